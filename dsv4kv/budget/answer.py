@@ -86,7 +86,8 @@ class Answer:
     def log_lines(self) -> tuple[str, ...]:
         """What the engine prints when it starts; with a pipeline, with the stage before it."""
         scenario, lines = self.scenario, list[str]()
-        free = scenario.gpu.memory_bytes - scenario.settings.reserve
+        share = scenario.settings.memory_fraction
+        free = scenario.gpu.memory_bytes - int(scenario.settings.reserve / share)
         for stage, found in enumerate(self.stages):
             weights, fraction = scenario.weight_bytes[stage], scenario.settings.memory_fraction
             said = scenario.engine.starved(free, weights, fraction)
@@ -259,9 +260,12 @@ class Assumption:
 def assumptions(scenario: Scenario) -> list[Assumption]:
     """Default settings that were taken, with their reasons."""
     family = scenario.engine.name.partition(":")[0]
+    assumed = dict(scenario.settings.assumed)
+    if "reserve" in assumed:
+        assumed["reserve"] = scenario.kept(0, scenario.context_tokens)
     return [
         Assumption(name, flag_for(family, name.replace("_", "-")), value, _shown(name, value), why)
-        for name, (value, why) in scenario.settings.assumed.items()
+        for name, (value, why, _) in assumed.items()
     ]
 
 
@@ -325,6 +329,8 @@ def peak_lines(found: Answer) -> Iterator[Line]:
 
 
 def _reason(found: Answer, name: str) -> str:
+    if name == "reserve":
+        return found.scenario.kept(found.use.stage, found.context).reason
     assumed = found.scenario.settings.assumed.get(name)
     return assumed.reason if assumed else "as given"
 

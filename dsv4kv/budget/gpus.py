@@ -19,6 +19,7 @@ class Gpu:
     Attributes:
         marketed_gb: Memory on the datasheet, in GB.
         driver_mib: Memory as the driver reports it, in MiB.
+        cuda_mib: Memory as CUDA gives it to programs, in MiB, as logs of engines print it.
         arch: What its kernels are compiled for: ``sm_90``, ``gfx950``.
         bandwidth_gbps: Memory bandwidth on the datasheet, in 10^9 B/s.
         fp8_tflops: Dense FP8 rate of its tensor cores on the datasheet, in 10^12 FLOP/s.
@@ -31,6 +32,7 @@ class Gpu:
     source: str
     marketed_gb: int | None = None
     driver_mib: int | None = None
+    cuda_mib: int | None = None
     arch: str | None = None
     bandwidth_gbps: int | None = None
     fp8_tflops: int | None = None
@@ -39,23 +41,30 @@ class Gpu:
     clock: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
 
     @property
-    def memory_bytes(self) -> int:
-        """Bytes of memory: as given, as the driver reports, else the datasheet's decimal GB.
+    def driver_bytes(self) -> int:
+        """Bytes as given, as the driver reports, else the datasheet's decimal GB.
 
         Vendors write GB for either 10^9 or 2^30 bytes; where the driver's number is not known
         the smaller reading is taken.
         """
         if self.given_bytes is not None:
             return self.given_bytes
-        if self.driver_mib is not None:
-            return self.driver_mib * 2**20
+        if mib := self.driver_mib or self.cuda_mib:
+            return mib * 2**20
         return (self.marketed_gb or 0) * 10**9
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that programs get: of the driver's, a part is reserved for error correction."""
+        return self.driver_bytes if self.cuda_mib is None else self.cuda_mib * 2**20
 
     @property
     def memory_source(self) -> str:
         """How ``memory_bytes`` is known, in words."""
         if self.given_bytes is not None:
             return "as given"
+        if self.cuda_mib is not None:
+            return "as CUDA reports it"
         if self.driver_mib is not None:
             return "as the driver reports it"
         return f"the datasheet's {self.marketed_gb} GB read as 10^9 B"

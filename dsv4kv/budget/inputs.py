@@ -111,6 +111,9 @@ class Inputs:
     no options come from an engine's flags.
 
     Attributes:
+        checkpoint: Name of the checkpoint, which may say how its matrices are stored.
+        expert_parallel: A rank holds whole experts, where EP is not given: as many bytes.
+        graphs: Tokens of the largest CUDA graph that is counted before the cache is sized.
         step_tokens: Tokens of one step of one replica, in SGLang of all; so is the request limit.
         window_slots: In SGLang, a running request's slots out of the window are ``freed`` or
             ``kept``, or it has windows of its ``own`` (V4.1's encoder replay).
@@ -128,8 +131,10 @@ class Inputs:
     dp: Count = None
     pp: Count = None
     ep: Count = None
+    expert_parallel: On = None
     context: Count = None
     concurrency: Count = None
+    checkpoint: Text = None
     weights: Size = None
     weight_bytes_per_param: Ratio = None
     memory_fraction: Share = None
@@ -148,6 +153,7 @@ class Inputs:
     in_flight_tokens: Count = None
     request_limit: Count = None
     logits_limit: Size = None
+    graphs: Annotated[int | None, parse_count] = None
     window_ratio: Share = None
     window_slots: Annotated[str | None, _one_of("freed", "kept", "own")] = None
     attention_backend: Text = None

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from dsv4kv.budget.gpus import Gpu, load_gpu, plain_memory
 from dsv4kv.budget.inputs import DEFAULT_GPU, Inputs
+from dsv4kv.budget.quantised import experts_of_name, storage_of_name
 from dsv4kv.budget.weights import (
     WeightFacts,
     Weights,
@@ -86,11 +87,17 @@ def find_weights(inputs: Inputs, config: DSV4Config) -> Weights:
         raise ConfigError(
             "--weights and --weight-bytes-per-param both give the size of the weights: keep one."
         )
-    if _model_file(inputs.model) is None:
-        derived = _known_weights(config.name)
-    else:
-        facts = find_weight_facts(inputs.model, config)
-        derived = derive_weights(config, facts) if facts else None
+    own = _model_file(inputs.model)
+    try:
+        if own is None:
+            derived = _known_weights(config.name, inputs.checkpoint or "")
+        else:
+            facts = find_weight_facts(inputs.model, config)
+            derived = derive_weights(config, facts) if facts else None
+    except ConfigError:
+        if inputs.weights is None:
+            raise
+        derived = None if own else _known_weights(config.name, "")
     if inputs.weights is not None:
         if derived is None:
             return spread_weights(config, inputs.weights)
@@ -114,8 +121,11 @@ def find_weight_facts(model: str, config: DSV4Config) -> WeightFacts | None:
         return _known_facts(config.name)
     document = read_config(own)
     text = document | document.get("text_config", {})
+    if isinstance(text.get("quantization"), dict):  # MLX has its rules under this key
+        text["quantization_config"] = {"quant_method": "mlx"} | text["quantization"]
     if is_v41(text):
         text.setdefault("quantization_config", {"quant_method": "fp8", "expert_dtype": "fp4"})
+    text["source"] = f"{own.parent.name}/{own.name}"
     try:
         return WeightFacts.model_validate(text)
     except ValidationError:
@@ -131,6 +141,19 @@ def _known_facts(name: str) -> WeightFacts | None:
 
 
 @cache
-def _known_weights(name: str) -> Weights | None:
-    facts = _known_facts(name)
-    return None if facts is None else derive_weights(_known_model(name), facts)
+def _known_weights(name: str, checkpoint: str) -> Weights | None:
+    """A preset's weights, as the name of a checkpoint says that they are stored."""
+    facts, config = _known_facts(name), _known_model(name)
+    if facts is None or not checkpoint:
+        return None if facts is None else derive_weights(config, facts)
+    stored = storage_of_name(checkpoint) or facts.storage
+
+    def count(experts: int) -> int:
+        pruned = facts.model_copy(update={"n_routed_experts": experts})
+        return derive_weights(config, pruned).parameters or 0
+
+    left = experts_of_name(checkpoint, facts.n_routed_experts, count)
+    changes = {"n_routed_experts": left, "stored": stored}
+    if changes != {"n_routed_experts": facts.n_routed_experts, "stored": facts.storage}:
+        changes["source"] = f"the name {checkpoint[:100]}, {left} experts a layer"
+    return derive_weights(config, facts.model_copy(update=changes))

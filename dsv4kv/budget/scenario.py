@@ -129,22 +129,38 @@ class Scenario:
         deployment, given = self.deployment(stage, context_tokens), _given_in(self.inputs)
         return self.engine.overhead(deployment, self.settings.step_tokens, self.machine, given)
 
+    def kept(self, stage: int, context_tokens: int) -> Default:
+        """What a rank keeps for all but weights and cache, with what nine in ten are within.
+
+        As given (then without a spread), estimated, or a guess not below what is known.
+        """
+        assumed = self.settings.assumed.get("reserve")
+        if assumed is None:
+            return Default(self.settings.reserve, "as given")
+        deployment, given = self.deployment(stage, context_tokens), _given_in(self.inputs)
+        machine = replace(self.machine, dp=self.layout.dp)
+        tokens = self.settings.step_tokens
+        if found := self.engine.reserve(deployment, tokens, machine, given):
+            return found
+        known = sum(held.size_bytes for held in self.overhead(stage, context_tokens).reserve)
+        return assumed._replace(value=max(assumed.value, known))
+
     def reserve_bytes(self, stage: int, context_tokens: int) -> int:
-        """Bytes kept for all but weights and cache: as given, or a guess not below the known."""
-        reserve = self.settings.reserve
-        if "reserve" in self.settings.assumed:
-            known = self.overhead(stage, context_tokens).reserve
-            reserve = max(reserve, sum(held.size_bytes for held in known))
-        return reserve
+        """Bytes of ``kept``."""
+        return int(self.kept(stage, context_tokens).value)
 
     @cached_property
     def weight_bytes(self) -> tuple[int, ...]:
         """Weights on one rank of every stage."""
-        loading = self.engine.loading(self.gpu.arch)
-        return tuple(
-            self.weights.rank_bytes(self.layout, layers, self.drafts_of(stage), loading)
-            for stage, layers in enumerate(self.stages)
-        )
+        found = []
+        for stage, layers in enumerate(self.stages):
+            deployment = self.deployment(stage, self.context_tokens)
+            loading = self.engine.loading(deployment, self.settings.step_tokens)
+            if self.inputs.expert_parallel:
+                loading = replace(loading, expert_step=0)
+            drafts = self.drafts_of(stage)
+            found.append(self.weights.rank_bytes(self.layout, layers, drafts, loading))
+        return tuple(found)
 
     @cached_property
     def indexed_ratio(self) -> int | None:
@@ -177,7 +193,7 @@ def resolve(inputs: Inputs) -> list[Scenario]:
     weights = find_weights(inputs, config)
 
     def scenario(layout: Layout) -> Scenario:
-        tp, pp, memory = layout.tp, layout.pp, gpu.memory_bytes
+        tp, pp, memory = layout.tp, layout.pp, gpu.driver_bytes
         inside = layout.dp if inputs.dp_attention == "on" else 1
         machine = Machine(gpu.name, memory, tp, inside, pp, config.kind, gpu.arch)
         settings = _settle(inputs, engine, machine, layout.dp)

@@ -1,7 +1,7 @@
 """What the weights take on a GPU, derived from a model's config.json.
 
-Counted are the matrices: attention, compressors, indexer, experts, router, embedding and output
-head. Not counted: norms, scales of 128 x 128 blocks and hyper-connections, together below 0.1 %.
+Counted are the matrices: attention, compressors, indexer, experts, router, hyper-connections,
+embedding and output head. Norms and scales of blocks, together below 0.1 %, are not.
 An engine may load more than an even share of them: see ``Loading``.
 V4.1's engram tables are looked up row by row and lie in host memory by default (vLLM 0.33,
 ``EngramConfig.cpu_offload``): they are counted there, not on a GPU.
@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 from operator import add
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from dsv4kv.budget.layout import Layout
+from dsv4kv.budget.quantised import BF16, KINDS, Storage, read_storage
 from dsv4kv.engines.contract import EVENLY, Loading
 from dsv4kv.model.config import DSV4Config, Positive
 from dsv4kv.model.schedule import AttentionType, LayerSpec, build_schedule
@@ -47,23 +48,30 @@ class WeightFacts(BaseModel):
     dspark_n_routed_experts: Positive | None = None
     engram_num_embeddings: tuple[Positive, ...] = ()
     engram_head_dim: Positive | None = None
-    expert_dtype: Literal["fp4", "fp8", "bf16"] | None = None
+    engram_max_ngram_size: Positive | None = None
+    engram_n_heads: Positive | None = None
+    expert_dtype: str | None = None
     quantization_config: dict[str, Any] = {}
+    stored: Storage | None = None
     published_parameters: float | None = None
     source: str = "Hugging Face config.json"
 
     @property
-    def dense_dtype(self) -> str:
-        """Type of every matrix but experts, embedding and head."""
-        return "fp8" if self.quantization_config.get("quant_method") == "fp8" else "bf16"
+    def storage(self) -> Storage:
+        """Types of the matrices: as given, else as the file says; raises ``ConfigError``."""
+        if self.stored is not None:
+            return self.stored
+        return read_storage(self.quantization_config, self.expert_dtype, self.source)
+
+    def with_experts(self, kind: str) -> "WeightFacts":
+        """The same with routed experts of another type."""
+        changed = replace(self.storage, experts=KINDS[kind], drafts=KINDS[kind], assumed="")
+        return self.model_copy(update={"stored": changed})
 
     @property
-    def expert_kind(self) -> str:
-        """Type of the routed experts."""
-        if self.quantization_config.get("moe_quant_algo") == "NVFP4":
-            return "nvfp4"
-        kind: str | None = self.expert_dtype or self.quantization_config.get("expert_dtype")
-        return kind or self.dense_dtype
+    def engram_columns(self) -> int:
+        """Rows of the engram tables that a token looks up in each."""
+        return ((self.engram_max_ngram_size or 1) - 1) * (self.engram_n_heads or 0)
 
     @property
     def engram_bytes(self) -> int:
@@ -131,13 +139,6 @@ def _count_compressors(config: DSV4Config, facts: WeightFacts, spec: LayerSpec) 
     return indexer + 4 * config.hidden_size * (config.head_dim + config.index_dim)
 
 
-_EXPERT_BYTES = {
-    "fp4": Fraction(17, 32),  # MXFP4: 4 bits, one scale byte for 32
-    "nvfp4": Fraction(9, 16),  # 4 bits, one scale byte for 16
-    "fp8": Fraction(1),
-    "bf16": Fraction(2),
-}
-_BF16_BYTES = 2
 _NOTHING = Fraction(0)
 
 
@@ -147,16 +148,13 @@ class Part:
 
     Attributes:
         dense_bytes: All but the routed experts; the ranks of a replica share them.
-        copied_bytes: The share of ``dense_bytes`` that ``Loading.copies`` keeps on every rank.
-        loaded_bytes: The same as it is loaded: compressors and router in bf16, with
-            hyper-connections in fp32.
+        copied_bytes: The part of it that ``Loading.copies`` keeps on every rank.
         widened_bytes: What ``Loading.widens_output`` adds.
     """
 
     dense_bytes: Fraction = _NOTHING
     expert_bytes: Fraction = _NOTHING
     copied_bytes: Fraction = _NOTHING
-    loaded_bytes: Fraction = _NOTHING
     widened_bytes: Fraction = _NOTHING
 
     def scaled(self, factor: Fraction) -> "Part":
@@ -173,7 +171,11 @@ class Weights:
 
     Attributes:
         embedding: The embedding; the output head is as large.
+        first: What comes with the embedding: projections of engrams.
+        draft: One draft layer.
+        drafting: What draft layers have once, by how many there are.
         experts: Routed experts of a layer; None where they are not known to be whole.
+        expert_width: Channels of an expert that tensor parallelism splits.
         parameters: Without draft layers; None where not known.
         host_bytes: Tables in host memory, once for every node.
     """
@@ -185,32 +187,48 @@ class Weights:
     parameters: int | None
     source: str
     host_bytes: int = 0
+    first: Part = Part()
+    drafting: tuple[Part, ...] = ()
+    expert_width: int = 0
 
     @property
     def total_bytes(self) -> int:
         """Bytes of one copy, without draft layers."""
-        whole = sum(self.layers, self.embedding + self.embedding)
+        whole = sum(self.layers, self.embedding + self.embedding + self.first)
         return ceil(whole.dense_bytes + whole.expert_bytes)
+
+    def drafts(self, layers: int) -> Part:
+        """Draft layers, with what they share."""
+        drafting = self.drafting[min(layers, len(self.drafting)) - 1 :][:1] if layers else ()
+        return sum(drafting, self.draft.scaled(Fraction(layers)))
 
     def rank_bytes(
         self, layout: Layout, layers: range, draft_layers: int, loading: Loading = EVENLY
     ) -> int:
         """Bytes on one rank of the stage that holds ``layers`` (and the drafts, if the last)."""
         parts = [self.layers[index] for index in layers]
+        last = layers.stop == len(self.layers)
         if layers.start == 0:
-            parts.append(self.embedding)
-        if layers.stop == len(self.layers):
-            parts += [self.embedding, *[self.draft] * draft_layers]
+            parts += [self.embedding, self.first]
+        if last:
+            parts += [self.embedding, self.drafts(draft_layers)]
         whole = sum(parts, Part())
-        dense = (whole.dense_bytes + whole.widened_bytes * loading.widens_output) / layout.tp
-        if loading.copies:
-            dense += whole.loaded_bytes - whole.copied_bytes / layout.tp
-        if loading.draft_heads and draft_layers and layers.stop == len(self.layers):
-            dense += self.embedding.dense_bytes / layout.tp * (1 + Fraction(1, layout.dp))
+        copied = whole.copied_bytes * loading.copies
+        dense = whole.dense_bytes - copied + whole.widened_bytes * loading.widens_output
+        held = copied + dense / layout.tp + loading.held_bytes
+        if loading.draft_heads and draft_layers and last:
+            held += self.embedding.dense_bytes / layout.tp * (1 + Fraction(1, layout.dp))
         share = Fraction(1, layout.expert_ranks)  # whole experts by EP, slices of them by TP
         if self.experts is not None:  # where EP does not divide them some ranks hold one more
             share *= Fraction(ceil(self.experts / layout.ep), self.experts) * layout.ep
-        return ceil(dense + whole.expert_bytes * share)
+        slices = layout.expert_ranks // layout.ep
+        if slices > 1 and loading.expert_step and self.expert_width:
+            width = -(-self.expert_width // (slices * loading.expert_step)) * loading.expert_step
+            share *= Fraction(max(width * slices, self.expert_width), self.expert_width)
+        return ceil(held + whole.expert_bytes * share)
+
+
+_DSPARK_LAYERS, _DSPARK_SOURCES, _MARKOV_RANK = 3, 3, 256
 
 
 def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
@@ -221,22 +239,30 @@ def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
     parts = {spec: _weigh(config, facts, spec, count) for spec, count in counts.items()}
     draft = LayerSpec(len(schedule), schedule[0].attn, 0, len(schedule), is_draft=True)
     fewer = {"n_routed_experts": facts.dspark_n_routed_experts or facts.n_routed_experts}
-    drafted = count_layer(config, facts.model_copy(update=fewer), draft)
-    # a draft layer also mixes the embedding with the hidden state: two square matrices
-    mixing = 2 * config.hidden_size**2
-    embedding = facts.vocab_size * config.hidden_size
+    few = facts.model_copy(update=fewer)
+    hidden, dense = config.hidden_size, facts.storage.dense.each
+    # MTP mixes the embedding with the hidden state, DSpark the states of three layers, and it has
+    # two matrices of transitions; no rank has a part of them
+    mtp = 2 * hidden**2 * dense
+    dspark = _DSPARK_SOURCES * hidden**2 * dense + 2 * facts.vocab_size * _MARKOV_RANK * BF16.each
+    embedding = facts.vocab_size * hidden
+    columns, streams = facts.engram_columns * (facts.engram_head_dim or 0), (_STREAMS + 1) * hidden
     host = facts.engram_bytes
     tables = f"; {format_bytes(host)} of engram tables in host memory, on no GPU" if host else ""
     return Weights(
         layers=tuple(parts[spec] for spec in alike),
-        draft=_weigh(config, facts, draft, drafted, mixing),
-        embedding=Part(Fraction(embedding * _BF16_BYTES)),
+        draft=_weigh(config, few, draft, count_layer(config, few, draft)),
+        drafting=(Part(mtp, copied_bytes=mtp), Part(mtp, copied_bytes=mtp),
+                  Part(dspark, copied_bytes=dspark)),
+        embedding=Part(embedding * BF16.each),
+        first=Part(len(facts.engram_num_embeddings) * columns * streams * dense),
         experts=facts.n_routed_experts,
+        expert_width=facts.moe_intermediate_size,
         parameters=sum(sum(counts[spec]) for spec in alike) + 2 * embedding,
-        source=f"derived from {facts.source}: {facts.expert_kind} experts, "
-        f"{facts.dense_dtype} elsewhere, bf16 embedding and head{tables}",
+        source=f"derived from {facts.source}: {facts.storage.words}, bf16 embedding and head"
+        f"{tables}",
         host_bytes=host,
-    )
+    )  # fmt: skip
 
 
 def scale_weights(weights: Weights, total_bytes: int, source: str) -> Weights:
@@ -246,7 +272,9 @@ def scale_weights(weights: Weights, total_bytes: int, source: str) -> Weights:
         weights,
         layers=tuple(part.scaled(factor) for part in weights.layers),
         draft=weights.draft.scaled(factor),
+        drafting=tuple(part.scaled(factor) for part in weights.drafting),
         embedding=weights.embedding.scaled(factor),
+        first=weights.first.scaled(factor),
         source=source,
     )
 
@@ -263,29 +291,32 @@ _MIXES = 2 * (2 + _STREAMS) * _STREAMS  # of them, before attention and before t
 
 
 def _weigh(
-    config: DSV4Config,
-    facts: WeightFacts,
-    spec: LayerSpec,
-    count: tuple[int, int],
-    drafts: int = 0,
+    config: DSV4Config, facts: WeightFacts, spec: LayerSpec, count: tuple[int, int]
 ) -> Part:
-    """A layer's bytes; ``drafts`` are parameters of a draft layer alone.
+    """A layer's bytes; copied is what has no heads to split by.
 
-    Source: SGLang 0.5.15, ``models/deepseek_v4.py``, ``dsv4/{compressor,indexer}.py``.
+    Compressors, router and the indexer's weights are stored in bf16, hyper-connections in fp32.
+    Source: SGLang 0.5.15, ``models/deepseek_v4.py``, ``dsv4/{compressor,indexer}.py``; vLLM 0.33,
+    ``models/deepseek_v4{,1}/{attention,compressor}.py``.
     """
-    each, hidden, (dense, experts) = _EXPERT_BYTES[facts.dense_dtype], config.hidden_size, count
-    part = Part((dense + drafts) * each, experts * _EXPERT_BYTES[facts.expert_kind])
-    if config.kind != "v4":
-        return part
-    indexed = spec.attn is AttentionType.CSA
-    scores = config.index_heads * config.index_dim * facts.q_lora_rank if indexed else 0
-    stored = hidden * (facts.q_lora_rank + config.head_dim) + scores + drafts
+    storage, hidden, (dense, experts) = facts.storage, config.hidden_size, count
+    each = storage.dense.each
+    routed = experts * (storage.drafts if spec.is_draft else storage.experts).each
+    if config.kind == "flat":
+        return Part(dense * each, routed)
+    indexed = spec.attn is AttentionType.CSA and (spec.selects or config.kind == "v4")
+    scores = config.index_heads * config.index_dim * facts.q_lora_rank * indexed
     in_bf16 = _count_compressors(config, facts, spec) - scores + hidden * facts.n_routed_experts
-    mixing = _MIXES * _STREAMS * hidden  # in fp32, and not counted among the matrices
+    mixing = _MIXES * _STREAMS * hidden * 4  # in fp32, and not counted among the matrices
     output = config.num_heads * config.head_dim * (facts.o_lora_rank or hidden)
-    return replace(
-        part,
-        copied_bytes=(stored + in_bf16) * each,
-        loaded_bytes=stored * each + in_bf16 * _BF16_BYTES + mixing * 4,
-        widened_bytes=output * (_BF16_BYTES - each),
+    return Part(
+        (dense - in_bf16 - output) * each
+        + output * storage.output.each
+        + in_bf16 * BF16.each
+        + mixing,
+        routed,
+        (hidden * (facts.q_lora_rank + config.head_dim) + scores) * each
+        + in_bf16 * BF16.each
+        + mixing,
+        output * (BF16.each - storage.output.each),
     )

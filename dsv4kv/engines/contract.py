@@ -24,7 +24,11 @@ at their limit before the cache is sized, or in what the share leaves free."""
 
 @dataclass(frozen=True)
 class Machine:
-    """The GPUs of a deployment when its engine starts; ``dp`` counts replicas in one server."""
+    """The GPUs of a deployment when its engine starts; ``dp`` counts replicas in one server.
+
+    Attributes:
+        memory_bytes: As the driver reports it, by which engines choose their defaults.
+    """
 
     gpu: str
     memory_bytes: int
@@ -36,10 +40,11 @@ class Machine:
 
 
 class Default(NamedTuple):
-    """A default value and its reason."""
+    """A default value, its reason, and what nine in ten are within, where it is an estimate."""
 
     value: Any
     reason: str
+    spread: int = 0
 
 
 Given = Mapping[str, Any]
@@ -49,7 +54,7 @@ Defaults = dict[str, Default]
 
 SHARE, RESERVE = Fraction(9, 10), 4 * GIB
 """The toolkit's own usable share of a GPU, and its reserve for all but weights and cache."""
-UNMEASURED = Default(RESERVE, "activations, graphs, communication: this toolkit's guess")
+UNMEASURED = Default(RESERVE, "activations, graphs, communication: this toolkit's guess", 3 * GIB)
 
 
 class Held(NamedTuple):
@@ -176,14 +181,24 @@ class Loading:
             to the query's latent and KV head, compressors, indexer, router, hyper-connections.
         widens_output: The first of the output's two projections is unpacked to bf16.
         draft_heads: Drafts have an own embedding and head when the cache is sized.
+        expert_step: Slices of experts are padded to a multiple of so many channels.
+        held_bytes: Tables and buffers of every rank that are there before a step runs.
     """
 
     copies: bool = False
     widens_output: bool = False
     draft_heads: bool = False
+    expert_step: int = 0
+    held_bytes: int = 0
 
 
 EVENLY = Loading()
+
+
+def rope_bytes(deployment: Deployment) -> int:
+    """Angles of all positions in float32: one table for windows alone, one for the others."""
+    model = deployment.model
+    return 2 * model.max_context_tokens * model.rope_dim * 4
 
 
 class Engine:
@@ -262,7 +277,13 @@ class Engine:
         """Memory of a GPU that is neither weights nor cache, as far as it is known."""
         return UNKNOWN
 
-    def loading(self, arch: str | None) -> Loading:
+    def reserve(
+        self, deployment: Deployment, step_tokens: int, machine: Machine, given: Given
+    ) -> Default | None:
+        """Bytes that a rank keeps for all but weights, cache and logits; None where not fitted."""
+        return None
+
+    def loading(self, deployment: Deployment, step_tokens: int) -> Loading:
         """Weights that it loads on a GPU beyond an even share of them."""
         return EVENLY
 

@@ -76,6 +76,8 @@ _TABLE: tuple[_Rule, ...] = (
     ("vllm", "v4", lambda s: s.plain, Stored("bf16", "bf16", "fp8", _PLAIN)),
     ("vllm", "v4", lambda _: True, Stored(_ENTRY, _ENTRY, "fp8", "vLLM's for V4 on every GPU")),
     ("vllm", "v41", lambda s: s.arch is None, Stored(_HALF, _WHOLE, "fp8", _AS_SM100)),
+    ("vllm", "v41", lambda s: s.engine == "vllm:0.30",
+     Stored(_ENTRY, _ENTRY, "fp8", "V4's record, on every GPU up to 0.30")),
     ("vllm", "v41", lambda s: s.plain and s.dtype.startswith("fp8"),
      Stored("fp8", "fp8", "fp8", _PLAIN)),
     ("vllm", "v41", lambda s: s.plain, Stored("bf16", "bf16", "fp8", _PLAIN)),
@@ -144,6 +146,10 @@ _KEPT: dict[tuple[str, str], tuple[str, ...]] = {
 """Where an engine keeps a format; any other it keeps wherever it keeps the place."""
 
 
+_HALF_FILLED = ("vllm:0.22", "vllm:0.25", "vllm:0.26", "vllm:0.27", "vllm:0.28")
+"""Source: vLLM 0.23, ``DeepseekV4Indexer``; tokens in a log of 0.26."""
+
+
 def stored_formats(site: Site, asked: Mapping[Place, str | None]) -> dict[Place, tuple[str, str]]:
     """Name and reason of the format of every place; an empty reason where it was asked for.
 
@@ -163,7 +169,9 @@ def stored_formats(site: Site, asked: Mapping[Place, str | None]) -> dict[Place,
     chosen: dict[Place, tuple[str, str]] = {}
     for place in PLACES:
         name = asked.get(place)
-        if name is None:
+        if name == "mxfp4" and site.engine in _HALF_FILLED:
+            chosen[place] = ("fp8", "MXFP4 keys fill the first half of FP8's bytes up to 0.28")
+        elif name is None:
             chosen[place] = (getattr(found, place) or getattr(own, place), found.reason)
         else:
             _check(site, place, name)

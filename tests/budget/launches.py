@@ -62,7 +62,7 @@ LAUNCHES = (
 {PARSERS} --reasoning-parser deepseek_v4""",
         "b200",
         {"model": "v4-flash", "dp": "8", "memory-fraction": "0.85", "indexer-format": "mxfp4"},
-        ("--compilation-config",),
+        (),
     ),
     Published(
         "vllm#40778",
@@ -118,7 +118,7 @@ vllm/vllm-openai:deepseekv4-cu130 /models/DeepSeek-V4-Flash --trust-remote-code 
         "gb300",
         {"tp": "1", "pp": "1", "indexer-format": "mxfp4", "draft-layers": "1",
          "draft-tokens": "3"},
-        ("--max-cudagraph-capture-size",),
+        (),
     ),
     Published(
         "docs.vllm.ai: adaptive verification",
@@ -203,7 +203,7 @@ vllm serve deepseek-ai/DeepSeek-V4-Flash \\
     --enable-prefix-caching --max-cudagraph-capture-size 8 -tp 2 -pp 1""",
         "rtx-pro-6000",
         {"tp": "2", "pp": "1", "draft-layers": "1"},
-        ("--compilation-config", "--max-cudagraph-capture-size"),
+        (),
     ),
     Published(
         "a guide to V4 with SGLang",
@@ -352,7 +352,7 @@ docker run --gpus all -d --name spark --network host \\
   --compilation-config '{"cudagraph_mode":"PIECEWISE", "custom_ops":["all"]}'""",
         "h200",
         {"tp": "2", "context": "32768", "logits-limit": "256MiB"},
-        ("--compilation-config",),
+        (),
     ),
     Published(
         "vllm-project.github.io#196: JSON that is not quoted",
@@ -365,7 +365,7 @@ docker run --gpus all -d --name spark --network host \\
 """,
         "b300",
         {"dp": "8", "model": "v4-pro"},
-        ("--compilation-config",),
+        (),
     ),
     Published(
         "TensorRT-LLM: GVR V2",

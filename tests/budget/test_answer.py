@@ -61,7 +61,7 @@ def test_all_stages_take_what_the_smallest_holds_and_each_prints_its_line() -> N
     [
         (
             "sglang",
-            "Loaded weights leave no GPU memory .* Raise --mem-fraction-static above 2.895",
+            "Loaded weights leave no GPU memory .* Raise --mem-fraction-static above 2.9",
         ),
         ("vllm", "No available memory for the cache blocks. Try increasing `gpu_memory_utili"),
         ("dsv4kv", None),
@@ -84,12 +84,12 @@ def test_a_window_pool_that_binds_decides_how_many_requests_fit() -> None:
         answer(ask(engine="sglang:0.5.17", window_slots=how, **texts)) for how in ("kept", "freed")
     )
     newer = answer(ask(engine="sglang:0.5.19", **texts))
-    slots = 169_216 - 8_192  # less a chunk
-    assert kept.max_concurrency == slots // 4_608 == 34
-    assert freed.max_concurrency == newer.max_concurrency > 200
+    slots = 162_560 - 8_192  # less a chunk
+    assert kept.max_concurrency == slots // 4_608 == 33
+    assert freed.max_concurrency == newer.max_concurrency >= 200
     for found, here in ((kept, "0"), (freed, "1")):
         assert found.capacity
-        assert re.search(f"window slots 34 that keep .* here {here}", found.capacity.note)
+        assert re.search(f"window slots 33 that keep .* here {here}", found.capacity.note)
 
 
 @pytest.mark.parametrize(

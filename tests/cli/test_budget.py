@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 from dsv4kv.budget.gpus import gpu_names
 from dsv4kv.cli import app
+from dsv4kv.files import shipped
 from tests.cli.test_shell import imported_by
 from tests.model.test_huggingface import published
 
@@ -96,10 +98,18 @@ def test_an_answer_says_how_many_layers_keep_keys_where_the_model_has_an_index_c
 
 
 @pytest.mark.parametrize("model", ["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
-def test_a_published_config_gives_the_presets_answer(model: str) -> None:
+def test_a_published_config_gives_the_presets_answer(model: str, tmp_path: Path) -> None:
     """All of it but where it comes from; the file of V4.1 kept here names no engram tables."""
     question = ("--gpus", "8", "--context", "64K", "--model")
-    preset, file = document(*question, model), document(*question, str(published(model)))
+    path = published(model)
+    if model == "v4.1-flash":
+        whole = json.loads(path.read_text("utf-8"))
+        weights = shipped("configs") / "weights" / f"{model}.yaml"
+        kept = yaml.safe_load(weights.read_text("utf-8")).items()
+        whole["text_config"] |= {key: value for key, value in kept if key.startswith("engram")}
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(whole), "utf-8")
+    preset, file = document(*question, model), document(*question, str(path))
     for found in (preset, file):
         found["inputs"]["model"] = found["model"] = ""
         found["weights"] |= {"source": "", "host_bytes": 0}
@@ -179,7 +189,7 @@ COMMAND = (
 
 
 def test_a_launch_command_is_answered_with_what_each_flag_costs() -> None:
-    found = document("--gpu", "h200", "--command", COMMAND)
+    found = document("--gpu", "b200", "--command", COMMAND)
     words = {row["word"]: row for row in found["command"]["counted"]}
     assert words["--max-num-batched-tokens"]["takes_bytes_per_gpu"] > 0
     assert found["command"]["not_known_to_change_sizes"] == ["--trust-remote-code"]

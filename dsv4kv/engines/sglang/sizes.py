@@ -5,7 +5,7 @@ memory in addition.
 Source: SGLang 0.5.12 to 0.5.23 (``pool_configurator.py``, ``handle_gpu_memory_settings``,
 ``_handle_data_parallelism``, ``deepseek_v4_hook.py``, ``mqa_logits_utils.py``, ``environ.py``),
 and start-up logs of 0.5.15 and of the build of September 2026. The prefill graph of DeepSeek-V4 is
-off by default in all of them. Memory before weights: InferenceX#2128.
+off by default in all of them.
 """
 
 from collections.abc import Mapping
@@ -27,6 +27,7 @@ from dsv4kv.engines.contract import (
     Machine,
     Overhead,
     PoolCost,
+    rope_bytes,
 )
 from dsv4kv.engines.host import Sent, sent_of
 from dsv4kv.engines.names import chosen_rule
@@ -44,7 +45,7 @@ _LARGEST = (16_384, 512)
 _REQUESTS = 256
 _FEW = 32  # requests of a worker
 _RESERVED_TOKENS = 512  # of a running request on a decode side
-_BEFORE_WEIGHTS = 23 * GIB // 10
+_SLACK = 4 * GIB // 10  # code and slack of allocations: weights are a difference of free memory
 
 
 def _class_of(machine: Machine) -> tuple[int, int]:
@@ -54,6 +55,18 @@ def _class_of(machine: Machine) -> tuple[int, int]:
         if mib < below:
             return tokens, few if ranks < 4 else many
     return _LARGEST
+
+
+def _before_weights(machine: Machine) -> int:
+    """Bytes of a GPU that are not free before weights are loaded.
+
+    Logged: 1.6 GiB of H20, 1.9 of H200, 0.5 of 32 GB cards, 9.4 of MI300X, 11 of MI355X, 10.2 of
+    GB10, which shares its memory with the host.
+    """
+    arch = machine.arch or ""
+    if arch.startswith("gfx"):
+        return machine.memory_bytes * 44 // 1000
+    return 10 * GIB if arch == "sm_121" else 17 * GIB // 10
 
 
 def _kept_parts(build: Build, machine: Machine, given: Given) -> dict[str, float]:
@@ -260,8 +273,9 @@ class SglangEngine(Engine):
                 share, "SGLang's mem_fraction_static for this chunk and number of GPUs"
             ),
             "reserve": Default(
-                _BEFORE_WEIGHTS,
-                "taken before weights are loaded, as logged on H200: a guess elsewhere",
+                int(_before_weights(machine) * used),
+                "taken before weights are loaded, as logged on such GPUs",
+                3 * GIB,
             ),
             "step_tokens": Default(tokens, "SGLang's chunked_prefill_size for this memory"),
             "overlap": overlap,
@@ -289,15 +303,19 @@ class SglangEngine(Engine):
         unknown = ("what a step really uses of what is left free", "buffers of DeepEP")
         return Overhead((), tuple(headroom), unknown)
 
-    def loading(self, arch: str | None) -> Loading:
-        """Copies of what has no heads to split by; below SM100 one projection in bf16.
+    def loading(self, deployment: Deployment, step_tokens: int) -> Loading:
+        """Copies of what has no heads to split by; where DeepGEMM has none, one matrix in bf16.
 
-        Source: SGLang 0.5.15 to 0.5.23, ``models/deepseek_v4.py``, ``server_args.py``
+        Source: SGLang 0.5.15 to 0.5.23, ``models/deepseek_v4.py``, ``serving_hook.py``
         (``SGLANG_OPT_FP8_WO_A_GEMM``), ``scheduler.py`` (drafts are loaded before the cache is
         sized, ``init_lm_head`` comes after).
         """
-        before_blackwell = (arch or "").startswith(("sm_8", "sm_9"))
-        return Loading(True, before_blackwell, draft_heads=self.build.draft_heads)
+        model, arch = deployment.model, deployment.arch or "sm_100"
+        if model.kind == "flat":
+            return Loading(True, draft_heads=self.build.draft_heads)
+        widens = model.kind == "v41" or not arch.startswith(("sm_10", "gfx942"))
+        held = rope_bytes(deployment) + _SLACK
+        return Loading(True, widens, self.build.draft_heads, held_bytes=held)
 
     def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
         """Those left over go to the last stages (``get_pp_indices``)."""

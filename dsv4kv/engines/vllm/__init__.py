@@ -26,6 +26,8 @@ class Release:
         largest_tokens: ``max_num_batched_tokens`` on a GPU of 160 GiB or more.
         small_gb10: A DGX Spark counts as a small GPU, whatever its memory.
         overlap_stages: With pipeline stages, too, a step is scheduled while others run.
+        counts_graphs: An estimate of CUDA graphs is taken before the cache is sized.
+        bounds_scores: V4.1's indexer scores are bounded in the step that is profiled.
     """
 
     newest: str
@@ -41,28 +43,39 @@ class Release:
     largest_tokens: int = 8192
     small_gb10: bool = False
     overlap_stages: bool = False
+    counts_graphs: bool = False
+    bounds_scores: bool = False
 
 
 _V0_27 = Release("0.27", "0.27", packing="widest", weighted=False)
 _V0_28 = replace(
     _V0_27, newest="0.28", oldest="0.28", one_line=True, largest_tokens=16_384, overlap_stages=True
 )
+_V0_30 = replace(
+    _V0_28,
+    newest="0.30",
+    oldest="0.29",
+    grouping="patterns",
+    null_block=True,
+    seen_in_logs=True,
+    kinds=("v4", "v41", "flat"),
+    small_gb10=True,
+)
 RELEASES = (
-    Release("0.22", "0.20", packing="tuples", batches_counted=False, seen_in_logs=True),
-    Release("0.25", "0.23", batches_counted=False),
+    Release(
+        "0.22",
+        "0.20",
+        packing="tuples",
+        batches_counted=False,
+        seen_in_logs=True,
+        counts_graphs=True,
+    ),
+    Release("0.25", "0.23", batches_counted=False, counts_graphs=True),
     Release("0.26", "0.26", batches_counted=False, seen_in_logs=True),
     _V0_27,
     _V0_28,
-    replace(
-        _V0_28,
-        newest="0.33",
-        oldest="0.29",
-        grouping="patterns",
-        null_block=True,
-        seen_in_logs=True,
-        kinds=("v4", "v41", "flat"),
-        small_gb10=True,
-    ),
+    _V0_30,
+    replace(_V0_30, newest="0.33", oldest="0.31", bounds_scores=True),
 )
 
 _POLICY = Policy("hashed", finds_scheduled=True, writes_evicted=False)

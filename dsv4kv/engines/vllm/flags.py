@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 
 from dsv4kv.engines.flags import (
-    GRAPHS,
     HOST,
-    NOTHING,
     OWN_TIER,
     PART,
     SIMPLE,
@@ -23,6 +21,7 @@ from dsv4kv.engines.flags import (
     switch,
     switched,
 )
+from dsv4kv.errors import ConfigError
 
 
 def _attention(text: str) -> Texts:
@@ -87,13 +86,33 @@ def _retention(text: str) -> Texts:
     return {"retention": "dense"} if dense else counted("retention").of(text)
 
 
+_GRAPHS = "memory of CUDA graphs, as far as this version counts it before the cache"
+
+
+def _compilation(text: str) -> Texts:
+    try:
+        found = read_object(text)
+    except ConfigError:  # a level, or what a shell left of JSON without quotes
+        return {}
+    if str(found.get("cudagraph_mode", "")).upper() == "NONE":
+        return {"graphs": "0"}
+    sizes = found.get("cudagraph_capture_sizes")
+    listed = [each for each in sizes if isinstance(each, int)] if isinstance(sizes, list) else []
+    largest = found.get("max_cudagraph_capture_size") or max(listed, default=None)
+    return {"graphs": str(largest)} if isinstance(largest, int) and largest >= 0 else {}
+
+
 FLAGS = (
     flag("--model", "the model", as_is("model")),
     flag("--tensor-parallel-size -tp", "ranks of a replica", counted("tp")),
     flag("--pipeline-parallel-size -pp", "stages", counted("pp")),
     flag("VLLM_PP_LAYER_PARTITION", "layers of every stage", as_is("stage-layers")),
     flag("--data-parallel-size -dp", "replicas, each with its cache", counted("dp")),
-    switch("--enable-expert-parallel -ep", "nothing: all ranks share the experts anyway", NOTHING),
+    switch(
+        "--enable-expert-parallel -ep",
+        "whole experts on every rank, instead of slices that may be padded",
+        switched("expert-parallel", "on"),
+    ),
     flag("--max-model-len", "the longest request", counted("context")),
     flag("--max-num-seqs", "requests of a replica at once", counted("request-limit")),
     flag(
@@ -182,9 +201,14 @@ FLAGS = (
     flag("--hf-overrides", "may change the model itself"),
     flag("--performance-mode", "throughput doubles batched tokens and requests"),
     flag("--all2all-backend", "256 batched tokens with DeepEP's low latency; its buffers"),
-    flag("--compilation-config -cc", GRAPHS),
-    flag("--max-cudagraph-capture-size", GRAPHS),
-    switch("--enforce-eager", GRAPHS),
+    flag("--compilation-config -cc", _GRAPHS, Meaning(_compilation)),
+    flag("--max-cudagraph-capture-size", _GRAPHS, counted("graphs")),
+    switch("--enforce-eager", _GRAPHS, switched("graphs", "0")),
+    flag(
+        "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",
+        "no estimate of CUDA graphs with 0",
+        Meaning(lambda text: {"graphs": "0"} if text == "0" else {}),
+    ),
     switch("--enable-dbo", "half batches, each with buffers of its own"),
     flag("VLLM_USE_V2_MODEL_RUNNER", "steps in flight with pipeline stages"),
 )

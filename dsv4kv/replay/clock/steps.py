@@ -78,7 +78,7 @@ def find_weights(config: ReplayConfig, model: DSV4Config) -> tuple[WeightFacts, 
             "take v4-flash, v4-pro or v3.2, or the path of a whole config.json."
         )
     if config.cost.experts is not None:
-        facts = facts.model_copy(update={"expert_dtype": config.cost.experts})
+        facts = facts.with_experts(config.cost.experts)
     weights = derive_weights(model, facts)
     if config.cost.weight_bytes is not None:
         weights = scale_weights(weights, config.cost.weight_bytes, "as given")
@@ -108,7 +108,7 @@ def build_weights(
         active_parameters=dense + routed,
         source=weights.source,
         expert_parameters=routed,
-        expert_kind=facts.expert_kind,
+        expert_kind=facts.storage.experts.name,
     )
 
 

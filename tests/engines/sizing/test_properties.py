@@ -64,7 +64,7 @@ def test_costs_of_the_pools_add_up_to_the_blocks_of_a_request(
     [
         ("vllm", "vllm:0.33"),
         ("VLLM:v0.33.0", "vllm:0.33"),
-        ("vllm:0.30.1", "vllm:0.33"),
+        ("vllm:0.30.1", "vllm:0.30"),
         ("vllm:0.24", "vllm:0.25"),
         ("vllm:0.26.0", "vllm:0.26"),
         ("vllm:0.20.2", "vllm:0.22"),

@@ -58,7 +58,8 @@ _LONG_BYTES = 2**18  # rows of longer bodies are made in another thread
 _SMALL_BYTES = 2**16  # smaller bodies are read before the server is asked
 _CONNECT_S = 30.0
 _IDLE_S = 30.0  # of a connection without a whole head
-_GRACE_S = 0.05  # an idle connection is closed for others then
+_GRACE_S = 1.0  # an idle connection is closed for others then; less in a flood of such
+_LEAST_GRACE_S = 0.05
 _KEPT_S = 2.5  # the same for one that has sent a request before
 _STALL_S = 120.0  # for a client that neither sends its body nor reads its answer
 _FINISH_S = 2.5  # for running requests when the proxy ends, and again after they are cut
@@ -142,6 +143,7 @@ class _Open:
     Attributes:
         busy: With a request that is being answered.
         idle: The others, and since when they are.
+        grace_s: How long an idle one that has sent no request is kept while others wait.
         changed: Set when a connection became idle or was closed.
     """
 
@@ -149,6 +151,7 @@ class _Open:
         self.limit = limit
         self.busy = set[_Connection]()
         self.idle = dict[_Connection, float]()
+        self.grace_s = _GRACE_S
         self.changed = asyncio.Event()
 
     def make_room(self) -> float:
@@ -158,11 +161,12 @@ class _Open:
             Seconds until one may be closed; 0 if there is room.
         """
         if len(self.idle) + len(self.busy) < self.limit:
+            self.grace_s = min(_GRACE_S, 1.05 * self.grace_s)
             return 0.0
         self.changed.clear()
         now_s = monotonic()
         left_s = {
-            each: (_KEPT_S if each.has_asked else _GRACE_S) - (now_s - since_s)
+            each: (_KEPT_S if each.has_asked else self.grace_s) - (now_s - since_s)
             for each, since_s in self.idle.items()
         }
         first = min(left_s, key=lambda each: left_s[each], default=None)
@@ -171,6 +175,7 @@ class _Open:
         if left_s[first] <= 0:
             del self.idle[first]
             first.line.abort()
+            self.grace_s = max(_LEAST_GRACE_S, 0.8 * self.grace_s)
         return max(0.0, left_s[first])
 
 

@@ -105,17 +105,17 @@ def compare(
         return
     found = _judge(before, after, smallest, force=force, intended=bool(ab))
     verdict = found.conclude(fail_on_unclear=fail_on == "unclear")
+    page = view.comparison_page(found, verdict)
     if as_json:
         opt.print_json(view.to_document(found, verdict))
     elif as_markdown:
         say(view.to_markdown(found, verdict), end="")
     else:
-        page = view.comparison_page(found, verdict)
         words = [*(sides or []), *(["--baseline", baseline] if baseline else [])]
         again = ["", Command.of("dsv4kv", "compare", *words, "--verbose")]
         show(page.in_full() if verbose else [*page.answer, *([] if ab else again)])
     if html:
-        write_page(view.comparison_page(found, verdict, records=True), html)
+        write_page(page, html)
         say(f"page: {html}", err=True)
     if save_baseline:
         say(f"baseline: {save(after, save_baseline, out)}", err=True)

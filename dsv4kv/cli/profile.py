@@ -41,6 +41,7 @@ _CONFIG = (
     f"run: a YAML file, {listed(shipped_names('bench'))}."
 )
 _RANGE = "Range in a profile that is a step; * is a wildcard."
+_RULES = "Classes of more kernels in a profile: a file like configs/profile/*.yaml."
 _FULL = "Every kernel, its full name and how it was launched."
 
 
@@ -88,6 +89,7 @@ def profile(
         "Kernels that ncu profiles.", "REGEX", show_default="all", rare=True
     ),
     step: str = opt.option(_RANGE, "NAME", rare=True, default=_STEP),
+    rules: Path | None = opt.option(_RULES, "FILE", rare=True),
     memory: bool = opt.flag("--memory", "Also count memory around building the pools.", rare=True),
     print_command: bool = opt.flag(
         "--print-command", "Print the profiler's command line only.", rare=True
@@ -116,6 +118,7 @@ def profile(
     """
     from dsv4kv.profile.launch import PACKAGES, require_tool
     from dsv4kv.profile.read import load_profile, names_profile
+    from dsv4kv.profile.table import read_rules
     from dsv4kv.view.profile import diff_page, refuse_other_names
     from dsv4kv.view.render import show
 
@@ -125,7 +128,7 @@ def profile(
     chosen = [*tools.values(), from_ is not None, diff is not None]
     _refuse_idle(
         sum(chosen) > 1,
-        {"--step": step != _STEP}
+        {"--step": step != _STEP, "--rules": rules}
         if not any(chosen[-2:])
         else {
             "CONFIG": config,
@@ -138,14 +141,16 @@ def profile(
         },
     )
     refuse_other_names(timeline or [])
+    own = read_rules(rules) if rules else []
     if diff is not None:
-        before, after = (load_profile(path, step).table for path in diff)
+        before, after = (load_profile(path, step, own).table for path in diff)
         page = diff_page(before, after, (diff[0].name, diff[1].name))
         show(page.in_full() if verbose else page.answer)
         return
     argv = ["dsv4kv", *sys.argv[1:]]
     if from_ is not None:
-        _write(*_open(from_, step, argv, out, timeline or [], json_, verbose), json_, html)
+        source = load_profile(from_, step, own)
+        _write(*_open(source, from_, step, argv, out, timeline or [], json_, verbose), json_, html)
         return
     wanted: Tool | None = next((name for name, chosen in tools.items() if chosen), None)
     if wanted in PACKAGES and not (print_command or child):
@@ -174,12 +179,13 @@ def _refuse_idle(several: bool, given: dict[str, object]) -> None:
         )
     if names := [name for name, value in given.items() if value]:
         raise ConfigError(
-            f"{', '.join(names)}: of no use here. A profile is opened with --step; what is to be "
-            "run is given by CONFIG, --set, --steps, --kernel and --memory."
+            f"{', '.join(names)}: of no use here. A profile is opened with --step and --rules; what "
+            "is to be run is given by CONFIG, --set, --steps, --kernel and --memory."
         )
 
 
 def _open(
+    source: "Source",
     path: Path,
     step: str,
     argv: list[str],
@@ -189,10 +195,9 @@ def _open(
     verbose: bool,
 ) -> "tuple[RunRecord, Saved | None]":
     """Show a profile; a record of it is kept where a folder is named."""
-    from dsv4kv.profile.read import load_profile, record_of_profile
+    from dsv4kv.profile.read import record_of_profile
     from dsv4kv.runs.store import save_record
 
-    source = load_profile(path, step)
     _show(source, path, timelines, quiet=json_ == "-", verbose=verbose)
     if source.record:
         return source.record, None

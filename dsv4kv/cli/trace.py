@@ -413,7 +413,9 @@ def mrc(
     csv: Path | None = opt.option(
         "Write all rows as CSV.", "FILE", rare=True, callback=opt.to_file
     ),
-    chart: Path | None = opt.option("Draw the curves as SVG.", "FILE", callback=opt.to_file),
+    chart: Path | None = opt.option(
+        "Draw the curves: .svg or .html.", "FILE", callback=opt.to_chart
+    ),
 ) -> None:
     """Print the prefix hit rate of a trace by cache capacity, exactly, and why hits are lost.
 
@@ -428,7 +430,7 @@ def mrc(
     from dsv4kv.traces import read_batches
     from dsv4kv.traces.collect import load_paths
     from dsv4kv.view import trace as view
-    from dsv4kv.view.plots import to_svg_file
+    from dsv4kv.view.html import write_chart
     from dsv4kv.view.render import show
 
     drafts, config = _names(speculation), find_model(model)
@@ -479,14 +481,14 @@ def mrc(
     if not memory:
         with _watch("measuring", "steps") as watcher:
             answer = measure_trace(table, question, watcher.reach, jobs)
+    page = view.mrc_page(source, config.name, answer)
     if csv:
         write_named(csv, view.to_csv(answer), "--csv")
     if chart:
-        write_named(chart, to_svg_file(view.hits_chart(config.name, answer)), "--chart")
+        write_chart(chart, page.charts()[0], page)
     if as_json:
         print_document(view.to_json(source, config.name, answer))
     else:
-        page = view.mrc_page(source, config.name, answer)
         show(page.in_full() if verbose else page.answer)
 
 

@@ -16,7 +16,7 @@ from dsv4kv.profile.kineto import open_text, read_kineto
 from dsv4kv.profile.launch import export_nsys, find_profiler
 from dsv4kv.profile.ncu import read_ncu
 from dsv4kv.profile.nsys import read_nsys
-from dsv4kv.profile.table import build_table, shipped_rules
+from dsv4kv.profile.table import Rule, build_table, shipped_rules
 from dsv4kv.profile.trace import STEP, Trace
 from dsv4kv.runs.assemble import make_case
 from dsv4kv.runs.profile import KernelTable, Profile
@@ -122,8 +122,11 @@ class Source:
         return self.profile.table
 
 
-def load_profile(path: Path, step: str) -> Source:
-    """Read a profiler's file, or a record's first profile; raises ``ProfileError``."""
+def load_profile(path: Path, step: str, rules: Sequence[Rule] = ()) -> Source:
+    """Read a profiler's file by ``rules`` and the shipped ones, or a record's first profile.
+
+    Raises ``ProfileError``.
+    """
     if path.suffix != ".json" or not is_record(path):
         profile = Profile(
             why=f"read from {path.name}",
@@ -131,7 +134,7 @@ def load_profile(path: Path, step: str) -> Source:
             files=[str(path)],
             step_requests=[],
             useful_bytes={},
-            table=build_table(read_profile(path, step), shipped_rules()),
+            table=build_table(read_profile(path, step), [*rules, *shipped_rules()]),
         )
         return Source(profile, yardstick=None)
     record = load_record(path)
@@ -161,6 +164,7 @@ def record_of_profile(profile: Profile, path: Path, step: str, argv: Sequence[st
     moment = now.isoformat(timespec="seconds")
     with path.open("rb") as file:
         content_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    steps = [] if step == STEP else ["--step", step]
     case = make_case(
         config={"name": path.name},
         device="cuda" if profile.table.devices else "cpu",
@@ -173,7 +177,7 @@ def record_of_profile(profile: Profile, path: Path, step: str, argv: Sequence[st
         ended_utc=moment,
         status="complete",
         argv=list(argv),
-        reproduce=shlex.join(["dsv4kv", "profile", str(path), "--step", step]),
+        reproduce=shlex.join(["dsv4kv", "profile", str(path), *steps]),
         config_source=str(path),
         config_sha256=content_sha256,
         trace_source=None,

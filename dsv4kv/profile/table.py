@@ -7,11 +7,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from dsv4kv.errors import ConfigError
 from dsv4kv.files import shipped
 from dsv4kv.ops.spec import OPERATIONS
 from dsv4kv.profile.trace import INPUTS, KINDS, NONE, OP, RANGE, Column, Trace, Work, constant
@@ -99,19 +101,34 @@ class Rule:
     """Operation of the toolkit that they belong to; None for kernels of others."""
 
 
-@cache
-def shipped_rules() -> tuple[Rule, ...]:
-    """The rules of all engines, after the toolkit and its operations."""
-    folder = shipped("configs") / "profile"
-    paths = sorted(folder.glob("*.yaml"), key=lambda path: (path.stem != "dsv4kv", path.stem))
-    rules: list[Rule] = []
-    for document in (yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths):
+def read_rules(path: Path) -> list[Rule]:
+    """Read ``engine: NAME`` and ``rules: {CLASS: [PATTERN, …]}``; raises ``ConfigError``."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        rules = []
         for category, listed in document["rules"].items():
+            if category not in CATEGORIES:
+                raise ConfigError(f"{path}: no class {category!r}: use {', '.join(CATEGORIES)}.")
             operations = listed if isinstance(listed, dict) else dict.fromkeys(listed)
             rules += [
                 Rule(document["engine"], re.compile(pattern), category, operation)
                 for pattern, operation in operations.items()
             ]
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): name a file.") from None
+    except (yaml.YAMLError, UnicodeError, LookupError, AttributeError, TypeError, re.error):
+        raise ConfigError(
+            f"{path}: no rules: write 'engine: NAME' and 'rules: {{gather: [PATTERN]}}' in YAML."
+        ) from None
+    return rules
+
+
+@cache
+def shipped_rules() -> tuple[Rule, ...]:
+    """The rules of all engines, after the toolkit and its operations."""
+    folder = shipped("configs") / "profile"
+    paths = sorted(folder.glob("*.yaml"), key=lambda path: (path.stem != "dsv4kv", path.stem))
+    rules = [rule for path in paths for rule in read_rules(path)]
     own = [
         Rule("dsv4kv", re.compile(f"^{operation}$"), OTHER, operation)
         for operation in OPERATIONS

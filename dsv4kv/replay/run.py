@@ -115,7 +115,7 @@ def list_constants(replay: Replay) -> list[Constant]:
     rows: list[tuple[str, float, str, str]] = [("GPUs", cost.gpus, "", given)]
     if times is not None:
         rows.append(("client, HTTP, tokenizer", times.client_s * 1e3, "ms", times.source))
-        rows += [(*constant, "likewise") for constant in times.constants()]
+        rows += [(*constant, times.source) for constant in times.constants()]
     elif rates is not None:
         gbps = rates.bytes_per_s / cost.gpus / 1e9
         rows.append(("memory bandwidth of a GPU", gbps, "GB/s", rates.source))

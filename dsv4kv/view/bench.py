@@ -33,6 +33,7 @@ from dsv4kv.view.table import (
     Text,
     bar,
     mark,
+    more,
 )
 from dsv4kv.view.telemetry import (
     busy_cpus,
@@ -62,8 +63,8 @@ def bench_page(record: RunRecord) -> Page:
             for part in section.parts
         ]
         sections.append(replace(section, parts=parts))
-    sections.append(Section("Is it right", list(judge_run(record))))
-    sections.append(Section("How to repeat it", [facts.header(record)]))
+    sections.append(Section("Verification", list(judge_run(record))))
+    sections.append(Section("Run", [facts.header(record)]))
     return Page(name_run(record), list(_answer(record, groups)), sections)
 
 
@@ -73,7 +74,7 @@ def name_run(record: RunRecord) -> str:
     gpu, cpu = record.environment.gpu, record.environment.cpu
     on_gpu = any(case.device == "cuda" for case in record.cases)
     machine = gpu.name if gpu and on_gpu else cpu or "an unknown CPU"
-    layers = facts.layers_text(record.cases).removeprefix("of ")
+    layers = facts.layers_text(record.cases)
     what = f"KV cache of {models or 'no model'}"
     return f"{what}, {layers}, on {machine}" if layers else f"{what} on {machine}"
 
@@ -129,7 +130,7 @@ def _answer(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[Part]:
         for sentence in filter(None, sentences[:2]):
             yield Finding("warning", sentence) if busy else Text(sentence, "strong")
         yield from ("", _sweep_table(groups, MAX_ROWS + 4))
-        yield from _more(len(groups), MAX_ROWS + 4)
+        yield from more(len(groups), MAX_ROWS + 4)
         return
     (launches,) = groups
     case = launches[0]
@@ -146,18 +147,13 @@ def _answer(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[Part]:
         ]
         yield Finding("good" if checks else "note", ", ".join(words))
     if len(launches) > 1:
-        yield from ("", _launches_table(record, "Medians of launches", MAX_ROWS))
-        yield from _more(len(q.by_quantity(q.list_measured(record))), MAX_ROWS)
+        yield from ("", _launches_table(record, MAX_ROWS))
+        yield from more(len(q.by_quantity(q.list_measured(record))), MAX_ROWS)
     elif case.operations:
         yield from ("", operations_table(case, MAX_ROWS))
-        yield from _more(len(_timed(case)), MAX_ROWS)
+        yield from more(len(_timed(case)), MAX_ROWS)
     elif case.latencies:
         yield from ("", _latencies_table(case.latencies))
-
-
-def _more(count: int, shown: int) -> Iterator[Part]:
-    if count > shown:
-        yield Text(f"and {count - shown:,} more rows: --verbose", "dim")
 
 
 def _headline(launches: oc.Group, *, busy: bool) -> str:
@@ -326,7 +322,7 @@ def _latencies_table(latencies: Sequence[Latency]) -> Table:
     return Table("Latencies", columns, found, note=note)
 
 
-def _launches_table(record: RunRecord, title: str, most: int | None = None) -> Table:
+def _launches_table(record: RunRecord, most: int | None = None) -> Table:
     rows = []
     for name, found in list(q.by_quantity(q.list_measured(record)).items())[:most]:
         medians = [each.median_ns for each in found]
@@ -344,7 +340,7 @@ def _launches_table(record: RunRecord, title: str, most: int | None = None) -> T
         )
     columns = ["quantity", "layers", "median µs", "GB/s", "slowest / fastest", "launches"]
     note = "95 % interval over launches"
-    return Table(title, [*columns, "samples each"], rows, note=note, keys=2)
+    return Table("Medians of launches", [*columns, "samples each"], rows, note=note, keys=2)
 
 
 def _sweep_table(groups: Sequence[oc.Group], most: int | None = None) -> Table:
@@ -406,47 +402,33 @@ def step_table(cases: Sequence[Case]) -> Table | None:
     names = [name.replace("_", " ") for name in axes.values()]
     headers = ["work", "bytes a step", "% of bytes", "time a step", "% of time", "of time"]
     note = "all requests and layers held; useful bytes by the byte model"
-    return Table("Where a decode step goes", [*names, *headers], rows, note, keys=len(axes) + 1)
+    return Table("Decode step by kind of work", [*names, *headers], rows, note, keys=len(axes) + 1)
 
 
 def _sections(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[Section]:
     if len(groups) > 1:
-        yield Section(
-            "What the settings change",
-            [_sweep_table(groups), *oc.sweep_charts(groups)],
-            oc.unchanged_sentence(groups),
-        )
+        charts, same = list(oc.sweep_charts(groups)), oc.unchanged_sentence(groups)
+        yield Section("Sweep", [*charts, _sweep_table(groups)], same)
         if table := step_table([oc.middle_launch(group) for group in groups]):
-            yield Section("Where a decode step goes", [table])
+            yield Section("Decode step", [table])
         return
     if record.launches:
-        steps = [
-            oc.estimate_bar(f"launch {case.launch}", found, "ns")
-            for case in record.cases
-            if (found := oc.STEP.read(case))
-        ]
-        charts = [plots.bars("Median step of each launch", steps, unit="ns")] if steps else []
-        table = _launches_table(record, "Medians")
-        yield Section("How far launches differ", [table, *charts])
+        yield Section("Launches", [_launches_table(record)])
     for case in map(oc.middle_launch, groups):
-        timed = [latency for latency in case.latencies if latency.samples_ns]
         gpu = record.environment.gpu if case.device == "cuda" else None
-        if timed:
-            bars = [oc.estimate_bar(e.name, summarize(e.samples_ns).estimate, "ns") for e in timed]
-            chart = plots.bars("Median of each action", bars, unit="ns", dots=True)
-            yield Section("How long it took", [_latencies_table(timed), chart])
         if case.operations:
             yield Section(
-                "How fast bytes moved",
+                "Bandwidth",
                 [operations_table(case, gpu=gpu), *_rate_charts(case, gpu)],
                 "Useful bytes over time, with 95 % intervals.",
             )
             if step := step_table([case]):
-                yield Section("Where a decode step goes", [step])
+                yield Section("Decode step", [step])
+        if any(latency.samples_ns for latency in case.latencies):
+            yield Section("Latency", [_latencies_table(case.latencies)])
         if case.cache:
             totals = [facts.totals_facts(case.totals, case.cache)] if case.totals else []
-            parts = [facts.cache_facts(case.cache), *totals, *_pools(case)]
-            yield Section("Where the memory is", parts)
+            yield Section("Memory", [facts.cache_facts(case.cache), *totals, *_pools(case)])
         if case.memory and case.memory.at_ns:
             yield held_section(case.memory)
         yield from machine_section(case)

@@ -1,6 +1,7 @@
 """An answer of ``dsv4kv budget``: what fits, what to change, and how to start it; sweeps."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from dsv4kv.budget.advice import Option
@@ -13,7 +14,7 @@ from dsv4kv.engines.contract import Capacity
 from dsv4kv.engines.host import HostTier
 from dsv4kv.units import counted, format_bytes, format_count
 from dsv4kv.view.plots import MAX_LINES, Bar, Line, bars, lines
-from dsv4kv.view.quantity import size
+from dsv4kv.view.quantity import format_number, size
 from dsv4kv.view.table import (
     ABSENT,
     Chart,
@@ -28,6 +29,7 @@ from dsv4kv.view.table import (
     Section,
     Table,
     Text,
+    more,
 )
 
 if TYPE_CHECKING:
@@ -340,15 +342,13 @@ def sweep_page(rows: Sequence[Row]) -> Page:
     """The best and the worst, the table, and a sentence for every point without an answer."""
     problems = {row.problem: _point(row) for row in reversed(rows) if row.problem}
     warnings = [Finding("warning", f"{point}: {problem}") for problem, point in problems.items()]
-    first, (label, value_of) = rows[0], _choose_values(rows)
-    most, least = max(rows, key=value_of), min(rows, key=value_of)
-    figures = "; ".join(f"{_figure(value_of(row))} at {_point(row)}" for row in (most, least))
-    if value_of(most) == value_of(least):
-        figures = f"{_figure(value_of(most))} at every combination"
-    best = f"{label[0].upper()}{label[1:]}: {figures}."
-    title = f"{first.inputs.model}, {label} by {', '.join(first.point)}, {first.inputs.engine}"
-    answer: list[Part] = [Text(best, "strong"), *warnings]
-    answer += ["", _sweep_table(rows, _MAX_POINTS)]
+    first, label = rows[0], _choose_values(rows)[0]
+    who = [] if "model" in first.point else [str(first.inputs.model)]
+    who += [] if "gpu" in first.point else [first.inputs.gpu or "given memory"]
+    who += [] if "engine" in first.point else [f"sized as {first.inputs.engine}"]
+    title = f"{', '.join(who)}: {label} by {', '.join(first.point)}"
+    answer: list[Part] = [Text(_ratio_sentence(rows), "strong"), *warnings]
+    answer += ["", _sweep_table(rows, _MAX_POINTS), *more(len(rows), _MAX_POINTS, "point")]
     found = next((row.found for row in rows if row.found), None)
     given = dict.fromkeys(first.point, "")
     assumed = [*_assumed(found.scenario, given)] if found else []
@@ -373,6 +373,36 @@ def _choose_values(rows: Sequence[Row]) -> tuple[str, Callable[[Row], float]]:
     return "requests", lambda row: row.found.max_concurrency if row.found else 0
 
 
+def _ratio_sentence(rows: Sequence[Row]) -> str:
+    """``gpu b200 holds 1.33 × the requests of h200``: of the last axis without numbers, if any.
+
+    A ratio is the geometric mean over the points that differ in this axis alone.
+    """
+    label, value_of = _choose_values(rows)
+    names = [n for n in rows[0].point if not isinstance(_input(rows[0], n), int | float)]
+    axis = names[-1] if names else next(iter(rows[0].point))
+    values: dict[str, dict[tuple[str, ...], float]] = {}
+    for row in rows:
+        others = tuple(value for name, value in row.point.items() if name != axis)
+        values.setdefault(row.point[axis], {})[others] = value_of(row)
+    shared = set.intersection(*map(set, values.values()))
+    means = {
+        name: geometric_mean(points[each] for each in shared)
+        for name, points in values.items()
+        if shared and all(points[each] > 0 for each in shared)
+    }
+    if len(means) < 2:
+        return f"{label[0].upper()}{label[1:]}: {_figure(value_of(rows[0]))} at {_point(rows[0])}."
+    most, least = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
+    over = f", geometric mean over {counted(len(shared), 'point')}" if len(shared) > 1 else ""
+    times = format_number(means[most] / means[least])
+    return f"{label[0].upper()}{label[1:]}: {axis} {most} has {times} × {axis} {least}{over}."
+
+
+def _input(row: Row, name: str) -> Any:
+    return getattr(row.inputs, name.replace("-", "_"))
+
+
 def _figure(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.3g}"
 
@@ -385,19 +415,18 @@ def sweep_chart(rows: Sequence[Row]) -> Chart:
     """A line over the swept numbers, the context before others; a bar a point without any."""
     label, value_of = _choose_values(rows)
     title = f"{label[0].upper()}{label[1:]}"
-    inputs = {name: name.replace("-", "_") for name in rows[0].point}
-    numbers = [n for n, at in inputs.items() if isinstance(getattr(rows[0].inputs, at), int)]
+    numbers = [name for name in rows[0].point if isinstance(_input(rows[0], name), int)]
     across = min(numbers, key=lambda name: name != "context", default="")
     series: dict[str, dict[float, float]] = {}
     for row in rows if across else ():
         name = ", ".join(value for axis, value in row.point.items() if axis != across)
-        at = float(getattr(row.inputs, inputs[across]))
+        at = float(_input(row, across))
         series.setdefault(name, {})[at] = value_of(row)
     if not 0 < len(series) <= MAX_LINES:
         return bars(title, [Bar(_point(r), value_of(r), _figure(value_of(r))) for r in rows])
     drawn = [Line(name, sorted(ys), [ys[x] for x in sorted(ys)]) for name, ys in series.items()]
-    names = {float(getattr(row.inputs, inputs[across])): row.point[across] for row in rows}
-    return lines(title, drawn, x=across, x_names=names, form="points")
+    names = {float(_input(row, across)): row.point[across] for row in rows}
+    return lines(title, drawn, x=across, x_names=names, form="point")
 
 
 def _sweep_table(rows: Sequence[Row], limit: int | None = None) -> Table:
@@ -411,7 +440,7 @@ def _sweep_table(rows: Sequence[Row], limit: int | None = None) -> Table:
         ("weights per GPU", of(lambda a: format_bytes(a.use.weights))),
         ("free per GPU", of(lambda a: format_bytes(a.use.free))),
     ]
-    axes, more = list(rows[0].point), len(rows) - (limit or len(rows))
+    axes = list(rows[0].point)
     return Table(
         "Sweep",
         [
@@ -425,6 +454,5 @@ def _sweep_table(rows: Sequence[Row], limit: int | None = None) -> Table:
         ],
         rows[:limit],
         note="per request: without replication and padding; 1 GiB = 2^30 B",
-        caption=f"{more} more points: --verbose" if more > 0 else "",
         keys=len(axes),
     )

@@ -14,12 +14,22 @@ from dsv4kv.runs.replay import ReplayResult
 from dsv4kv.runs.statistics import summarize
 from dsv4kv.units import format_bytes
 from dsv4kv.view import plots
-from dsv4kv.view.bench import checked
+from dsv4kv.view.bench import checked, name_run
 from dsv4kv.view.facts import layers_text
 from dsv4kv.view.quantity import format_clocked, format_factor
 from dsv4kv.view.render import to_markdown as render_markdown
-from dsv4kv.view.runs import run_page
-from dsv4kv.view.table import Chart, Columns, Finding, Number, Page, Part, Section, Table, Text
+from dsv4kv.view.table import (
+    Chart,
+    Columns,
+    Finding,
+    Number,
+    Page,
+    Part,
+    Section,
+    Table,
+    Text,
+    more,
+)
 
 INTERVAL = f"{CONFIDENCE * 100:.0f} % interval"
 LEVELS: Final[dict[Verdict, Literal["good", "warning", "bad"]]] = {
@@ -32,8 +42,8 @@ _CHANGES = (Verdict.SLOWER, Verdict.FASTER)
 _MAX_LOSSES, _MAX_ROWS, _MAX_DRAWN = 20, 10, 100
 
 
-def comparison_page(comparison: Comparison, verdict: Verdict, *, records: bool = False) -> Page:
-    """The verdict, the rows that carry it, and all rows; with ``records`` one of each side."""
+def comparison_page(comparison: Comparison, verdict: Verdict) -> Page:
+    """The verdict, the rows that carry it, and all rows."""
     sides = (comparison.before, comparison.after)
     warnings = list(_list_warnings(comparison))
     answer: list[Part] = [Finding(LEVELS[verdict], conclude(comparison, verdict)), *warnings[:4]]
@@ -42,22 +52,18 @@ def comparison_page(comparison: Comparison, verdict: Verdict, *, records: bool =
     parts: list[Part] = [*map(_describe_side, sides)]
     if comparison.rows:
         answer += ["", _comparison_table(comparison, _MAX_ROWS)]
-        if (more := len(comparison.rows) - _MAX_ROWS) > 0:
-            answer.append(Text(f"and {more} more rows: --verbose", "dim"))
-        parts += [_comparison_table(comparison), Text(explain(comparison), "dim")]
-        parts.append(_chart(comparison))
+        answer += more(len(comparison.rows), _MAX_ROWS)
+        parts += [_comparison_table(comparison)] if len(comparison.rows) > _MAX_ROWS else []
+        parts.append(Text(explain(comparison), "dim"))
+        if any(row.judgement.interval for row in comparison.rows):
+            parts.append(_chart(comparison))
     reuse = _list_reuse(*sides)
     if reuse:
         answer += ["", _reuse_table(reuse[:_MAX_ROWS])]
         parts.append(_reuse_table(reuse))
-    sections = [Section("What changed", [*parts, *warnings])]
-    for side in sides if records else ():
-        page = run_page(side.records[0])
-        count = len(side.records)
-        first = [f"the first of {count} records, which are all compared"] if count > 1 else []
-        sections.append(Section(f"{side.name}: {page.title}", [*first, *page.answer]))
-        sections += [Section(s.heading, s.parts, s.note, level=3) for s in page.sections]
-    return Page(f"From {sides[0].name} to {sides[1].name}", answer, sections)
+    whats = dict.fromkeys(name_run(record) for side in sides for record in side.records)
+    title = f"{sides[1].name} against {sides[0].name}: {'; '.join(whats)}"
+    return Page(title, answer, [Section("Comparison", [*parts, *warnings])])
 
 
 def _describe_side(side: Side) -> str:
@@ -127,7 +133,7 @@ def _comparison_table(comparison: Comparison, most: int | None = None) -> Table:
     mean = comparison.overall
     table = _rows_table(comparison, _choose(comparison.rows, most))
     note = f"{comparison.after.name} against {comparison.before.name}"
-    table = replace(table, title="Comparison", note=note, footer=[mean] if mean else [])
+    table = replace(table, title="Comparison", footer=[mean] if mean else []).noted(note)
     return table.noted(_layers(comparison.before, comparison.after))
 
 
@@ -140,10 +146,13 @@ def _rows_table(comparison: Comparison, rows: Sequence[Row]) -> Table:
         ("verdict", lambda row: _verdict(_judgement_of(row))),
         ("before, µs", lambda row: _median(row, 0, virtual=comparison.virtual)),
         ("after, µs", lambda row: _median(row, 1, virtual=comparison.virtual)),
-        ("why", lambda row: Text(_judgement_of(row).reason, "dim")),
     ]
+    reasons = dict.fromkeys(row.judgement.reason for row in rows)
+    if len(reasons) > 1:
+        columns = [*columns, ("why", lambda row: Text(_judgement_of(row).reason, "dim"))]
+    note = "" if len(reasons) > 1 else "".join(reasons)
     swept = any(row.quantity.axis for row in rows)
-    return Table("", columns if swept else columns[1:], rows, keys=2 if swept else 1)
+    return Table("", columns if swept else columns[1:], rows, note, keys=2 if swept else 1)
 
 
 def _choose(rows: Sequence[Row], most: int | None) -> list[Row]:

@@ -116,7 +116,7 @@ def totals_facts(totals: Totals, cache: CacheSummary | None) -> Facts:
 
 
 def layers_text(cases: Iterable[Case]) -> str:
-    """``of 3 of 43 layers``: what is next to numbers of a part of a model; else empty."""
+    """``3 of 43 layers``, for numbers of a part of a model; else empty."""
     return _layers([case.cache for case in cases if case.cache])
 
 
@@ -125,7 +125,7 @@ def _layers(caches: Iterable[CacheSummary]) -> str:
     if all(count == whole for count, whole in held):
         return ""
     counts, wholes = ({each[n] for each in held} for n in (0, 1))
-    return f"of {_span(counts)} of {_span(wholes)} layers"
+    return f"{_span(counts)} of {_span(wholes)} layers"
 
 
 def tokens_per_second(totals: Totals) -> float | None:

@@ -7,6 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from dsv4kv import __version__
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import replacing, whole_text, write_named
 from dsv4kv.view.plots import file_name, to_png, to_svg, to_svg_file
@@ -25,6 +26,7 @@ def render_page(page: Page) -> str:
     numbers = count()  # ids in charts are unique on a page
     html = _template().render(
         page=page,
+        version=__version__,
         marks={level: sign for level, (sign, _) in MARKS.items()},
         svg=lambda chart: to_svg(chart, f"{next(numbers)}"),
     )

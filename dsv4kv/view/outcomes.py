@@ -96,7 +96,7 @@ PREPARE: Final = Outcome("Prepare, median", lambda case: _latency(case, "prepare
 TOKENS: Final = Outcome("Throughput", _throughput, "tokens/s", "Highest throughput")
 MEMORY: Final = Outcome("Memory allocated", partial(_exact, read=allocated_bytes), "B")
 OUTCOMES: Final = (
-    Outcome("Prompt tokens saved", partial(_exact, read=saved_percent), "%", "Most saved"),
+    Outcome("Hit rate", partial(_exact, read=saved_percent), "%", "Highest hit rate"),
     Outcome("TTFT, median", lambda case: _latency(case, "ttft"), "ns", "Lowest TTFT, median", -1),
     *(DECODE, STEP, GATHER, PREPARE, TOKENS, MEMORY),
 )
@@ -177,7 +177,7 @@ def unchanged_sentence(groups: Sequence[Group]) -> str:
 
 
 def sweep_charts(groups: Sequence[Group]) -> Iterator[Chart]:
-    """A chart of every outcome that the settings change, over the setting with most values."""
+    """A chart of each judged outcome that the settings change, over the largest axis."""
     cases = [group[0] for group in groups]
     axes = axis_names(cases)
     if not axes:
@@ -191,13 +191,14 @@ def sweep_charts(groups: Sequence[Group]) -> Iterator[Chart]:
         return is_ordered(path), len({str(case.axis.get(path)) for case in cases})
 
     across = max(reversed(list(axes)), key=rank)
-    for outcome in OUTCOMES:
+    for outcome in (each for each in OUTCOMES if each.best):
         found = [
             (case.axis, estimate)
             for case, group in zip(cases, groups, strict=True)
             if across in case.axis and (estimate := outcome.across(group)) is not None
         ]
-        if found and _differ([estimate for _, estimate in found]):
+        known = any(estimate.half_width is not None for _, estimate in found)
+        if known and _differ([estimate for _, estimate in found]):
             draw = _line_chart if is_ordered(across) else _bar_chart
             yield draw(outcome, found, axes, across)
 

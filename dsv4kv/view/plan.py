@@ -1,8 +1,7 @@
 """A plan: the deployment, predicted times, launch commands, the Pareto front, why not others."""
 
 import json
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dsv4kv.replay.plan.question import Question
@@ -16,7 +15,7 @@ from dsv4kv.view.table import Chart, Command, Finding, Number, Page, Part, Secti
 
 _ALL_AT_ONCE = 1e6
 """Requests a second that are no rate, but the lack of one."""
-_MAX_ROWS = 4
+_MAX_ROWS, _MAX_NAMES = 4, 6
 _BUSY = 0.9
 """Share of the time computing from which a deployment has no reserve."""
 
@@ -56,14 +55,15 @@ def plan_page(
         parts += [Text("the same as a replay:", "dim"), _replay(best, trace, settings)]
     chart = _chart(answer, question)
     front: list[Part] = [*([chart] if chart else []), _front_table(answer, question)]
-    named: dict[str, list[str]] = {}
-    for name, why in tally.reasons.items():
-        named.setdefault(why, []).append(name)
-    lost = [(why, Text(_together(each))) for why, each in named.items()]
     sections = [Section("Deployments", front)] if near else []
-    sections.append(Section("Why not", [Table("Why not", ["reason", "servers"], lost)]))
-    title = f"Plan for {trace or 'requests of one length'}: {_limits(question)}"
-    return Page(title, parts, sections)
+    sections.append(Section("Rejected", [_rejected_table(tally.reasons)]))
+    config = near.kind.server.config if near else None
+    words = [
+        *([f"{config.model.preset}, {config.server.engine}"] if config else []),
+        f"{trace or 'requests of one length'} on {' or '.join(gpus)}",
+        _limits(question),
+    ]
+    return Page(f"Plan: {', '.join(words)}", parts, sections)
 
 
 def _found(best: Trial, answer: Answer, question: Question) -> Iterator[Part]:
@@ -253,19 +253,18 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
     )
 
 
-def _together(kinds: Sequence[str]) -> str:
-    """``h200 TP4, TP8 args 2; b200 DP8 EP8``: by GPU, without routers and args where all are."""
-    ways: dict[str, list[str]] = {}
-    for kind in kinds:
-        server, *way = re.split(r" (?=behind |args )", kind, maxsplit=1)
-        ways.setdefault(server, []).append("".join(way))
-    most = max(map(len, ways.values()))
-    layouts: dict[str, list[str]] = {}
-    for server, each in ways.items():
-        gpu, _, layout = server.partition(" ")
-        some = len(each) < most or most == 1
-        layouts.setdefault(gpu, []).append(f"{layout} {', '.join(each) if some else ''}".strip())
-    return "; ".join(f"{gpu} {', '.join(each)}" for gpu, each in layouts.items())
+def _rejected_table(reasons: Mapping[str, str]) -> Table:
+    """Deployments by the reason against them; ``--json`` lists all of them."""
+    named: dict[str, list[str]] = {}
+    for name, why in reasons.items():
+        named.setdefault(why, []).append(name)
+
+    def some(names: Sequence[str]) -> str:
+        more = f", and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
+        return ", ".join(names[:_MAX_NAMES]) + more
+
+    rows = [(why, Number(f"{len(names):,}"), some(names)) for why, names in named.items()]
+    return Table("Rejected", ["reason", "count", "deployments"], rows)
 
 
 def dumps(answer: Answer, question: Question) -> str:

@@ -33,13 +33,14 @@ from dsv4kv.runs.statistics import divide, summarize
 from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view import plots
 from dsv4kv.view.bench import MAX_ROWS, bench_page, is_known, name_run
-from dsv4kv.view.facts import layers_text
+from dsv4kv.view.facts import header, layers_text
 from dsv4kv.view.outcomes import format_with_unit
 from dsv4kv.view.quantity import format_quantity, quantity, size, us
 from dsv4kv.view.table import (
     ABSENT,
     Chart,
     Columns,
+    Facts,
     Finding,
     Number,
     Page,
@@ -48,6 +49,8 @@ from dsv4kv.view.table import (
     Section,
     Table,
     Text,
+    bar,
+    more,
 )
 
 _MAX_AMPLIFICATION = 1.10
@@ -68,7 +71,7 @@ ON_CPU = {
 }
 _OF_THE_SPAN = ("span_ns", "busy_ns", "gap_ns")
 _CACHE_LIKE = re.compile(
-    r"cache|kv|gather|compress|swa|window|page|block_table|slot|indexer", re.I
+    r"cache|kv|mla|gather|compress|swa|window|page|block_table|slot|indexer|topk(?!gating)", re.I
 )
 
 
@@ -76,11 +79,16 @@ def record_page(record: RunRecord) -> Page:
     """A record of ``profile``: its profile, then everything else that was measured."""
     case = next(case for case in record.cases if case.profile and case.profile.table)
     assert case.profile
-    models = any(case.cache for case in record.cases)
-    name = name_run(record) if models else f"Profile of {case.config.get('name', 'a program')}"
+    assert case.profile.table
+    own = any(case.cache for case in record.cases)
+    name, table = f"Profile of {record.config_source}", case.profile.table
+    devices = "".join(f", {device}" for device in dict.fromkeys(table.devices))
+    title = f"{name_run(record)}, profiled" if own else f"{name}{devices}, {table.tool}"
     layers = layers_text(record.cases)
-    page = profile_page(case.profile, next(iter(yardsticks(case)), None), name, layers)
-    return Page(page.title, page.answer, [*page.sections, *bench_page(record).sections])
+    page = profile_page(case.profile, next(iter(yardsticks(case)), None), title, layers)
+    facts = {name: header(record).rows[name] for name in ("run", "repeat")}
+    sections = bench_page(record).sections if own else [Section("Run", [Facts(facts)])]
+    return Page(page.title, page.answer, [*page.sections, *sections])
 
 
 def profile_page(
@@ -88,7 +96,7 @@ def profile_page(
 ) -> Page:
     """A profile with a kernel table; rates are compared with the baseline's.
 
-    ``layers`` names the part of a model that was profiled: ``of 3 of 43 layers``.
+    ``layers`` names the part of a model that was profiled: ``3 of 43 layers``.
     """
     table = profile.table
     assert table is not None
@@ -100,8 +108,8 @@ def profile_page(
     if longer := [pair for pair in names if pair[0] != pair[1]]:
         kernels.append(Table("Names", ["kernel", "full name"], longer))
     sections = [
-        Section("Where the time went", list(_where(profile, table, layers))),
-        Section("Which kernels ran", kernels),
+        Section("Steps", list(_where(profile, table, layers))),
+        Section("Kernels", kernels),
     ]
     return Page(name, list(_answer(profile, table, yardstick, layers)), sections)
 
@@ -128,16 +136,15 @@ def _answer(
         known = f"{words}, known by {_engines(table)}"
         yield Text("; ".join(filter(None, (known, step, layers))) + ".", "strong")
     else:
-        sentence = "no rule knows any of the kernels, so what the KV cache costs is not known"
-        yield Finding("warning", f"{sentence}: rules are in configs/profile/, a pattern a line")
+        sentence = "no kernel is classified, so the cost of the KV cache is unknown"
+        yield Finding("warning", f"{sentence}: add patterns with --rules FILE")
     if doubt:
         yield Finding("warning", doubt)
     yield from _doubts(table)
     yield Text(_describe(profile, table), "dim")
     if table.kernels:
         yield from ("", _kernels_table(table, MAX_ROWS, yardstick).noted(layers))
-        if (more := len(table.kernels) - MAX_ROWS) > 0:
-            yield Text(f"and {more:,} more: --verbose", "dim")
+        yield from more(len(table.kernels), MAX_ROWS)
     if profile.memory:
         yield from ("", memory_table(profile.memory).noted(layers))
 
@@ -150,7 +157,9 @@ def _doubts(table: KernelTable) -> Iterator[Finding]:
     ]
     if unknown:
         shown = ", ".join(dict.fromkeys(unknown[:3])) + (", …" if len(unknown) > 3 else "")
-        yield Finding("warning", f"not classified, but named like cache kernels: {shown}")
+        advice = "; add patterns with --rules FILE" if _engines(table) else ""
+        sentence = f"not classified, but named like cache kernels: {shown}{advice}"
+        yield Finding("warning", sentence)
     audited = [row for row in table.operations if amplification(row) is not None]
     for row in filter(is_amplified, audited):
         yield Finding("bad", f"{row.name} moves {amplification(row):.2f} times what it must")
@@ -181,9 +190,6 @@ def _where(profile: Profile, table: KernelTable, layers: str) -> Iterator[Part]:
             )
     if table.kernels:
         yield _classes_table(table).noted(layers)
-    if found := _shares(table):
-        rows = [plots.Bar(name, share, f"{share:.1f} %") for name, share in found.items()]
-        yield plots.bars(f"What kernels do, % of the {_time_of(table)}", rows, unit="%")
 
 
 def _kernels_table(table: KernelTable, most: int | None, yardstick: Yardstick | None) -> Table:
@@ -191,13 +197,13 @@ def _kernels_table(table: KernelTable, most: int | None, yardstick: Yardstick | 
     total = sum(row.total_ns for row in table.kernels) or 1
     rows = list(zip(_titles(table.kernels), table.kernels, strict=True))[:most]
     columns: list[tuple[str, Read]] = [
-        ("kernel", lambda row: row[0]),
-        ("does", lambda row: row[1].category),
+        ("kernel", lambda row: _cut(row[0]) if most else row[0]),
+        ("class", lambda row: row[1].category),
         ("% of all", lambda row: Number(f"{row[1].total_ns / total * 100:.1f}")),
-        ("total µs", lambda row: us(row[1].total_ns)),
-        ("calls", lambda row: quantity(row[1].calls)),
         ("median µs", lambda row: us(row[1].median_ns)),
         *_rate_columns(yardstick, lambda row: row[1]),
+        ("calls", lambda row: quantity(row[1].calls)),
+        ("total µs", lambda row: us(row[1].total_ns)),
         ("p95 µs", lambda row: us(row[1].p95_ns)),
         ("min µs", lambda row: us(row[1].min_ns)),
         ("idle before µs", lambda row: us(row[1].gap_ns)),
@@ -211,7 +217,12 @@ def _kernels_table(table: KernelTable, most: int | None, yardstick: Yardstick | 
     ]
     ops = any(row.kind == "op" for row in table.kernels)
     note = "time that nothing inside accounts for" if ops else ""
-    return Table("Kernels", columns if most is None else columns[:8], rows, note=note)
+    return Table("Kernels", columns[:6] if most else columns, rows, note=note)
+
+
+def _cut(name: str) -> str:
+    """Both ends of a long name: kernels of one family differ in either."""
+    return name if len(name) <= 44 else f"{name[:21]}…{name[-22:]}"
 
 
 def _rate_columns(yardstick: Yardstick | None, row_of: Callable[[Any], Any]) -> list[Any]:
@@ -235,13 +246,14 @@ def _classes_table(table: KernelTable) -> Table:
         calls[row.category] += row.calls
     steps, whole = table.num_steps, spent.total() or 1
     columns: Columns = [
-        ("does", lambda name: name),
+        ("class", lambda name: name),
         ("% of all", lambda name: Number(f"{spent[name] / whole * 100:.1f}")),
+        ("of time", lambda name: bar(spent[name] / whole)),
         ("total µs", lambda name: us(spent[name])),
         ("µs a step", lambda name: us(spent[name] / steps if steps else None)),
         ("calls", lambda name: quantity(calls[name])),
     ]
-    return Table("What they do", columns, [name for name in CATEGORIES if calls[name]])
+    return Table("Kernel classes", columns, [name for name in CATEGORIES if calls[name]])
 
 
 def _operations_table(operations: Sequence[OperationRow], yardstick: Yardstick | None) -> Table:
@@ -252,7 +264,7 @@ def _operations_table(operations: Sequence[OperationRow], yardstick: Yardstick |
 
     columns: Columns = [
         ("operation", lambda row: row.name),
-        ("does", lambda row: row.category),
+        ("class", lambda row: row.category),
         ("calls", lambda row: quantity(row.calls)),
         ("total µs", lambda row: us(row.total_ns)),
         ("useful", lambda row: size(row.useful_bytes)),
@@ -323,10 +335,8 @@ def _steps_table(table: KernelTable, steps: StepTimes) -> Table:
         ("max µs", lambda row: us(max(getattr(steps, row[1])))),
         ("% of all", share),
     ]
-    note = f"{table.num_steps:,} of them{gpus}"
-    return Table(
-        "A step", columns, list((ON_CPU if _is_on_cpu(table) else ON_GPU).items()), note=note
-    )
+    rows = list((ON_CPU if _is_on_cpu(table) else ON_GPU).items())
+    return Table("Step", columns, rows, note=f"{counted(table.num_steps, 'step')}{gpus}")
 
 
 def memory_table(audit: MemoryAudit) -> Table:
@@ -448,8 +458,7 @@ def diff_page(before: KernelTable, after: KernelTable, sides: tuple[str, str]) -
         ratio = format_quantity(divide(last, first))
         answer.append(Text(f"A step: {times}, {ratio} times as long.", "strong"))
     answer += ["", _diff_table(changes[:MAX_ROWS], sides, per_step=per_step)]
-    if (more := len(changes) - MAX_ROWS) > 0:
-        answer.append(Text(f"and {more:,} more: --verbose", "dim"))
+    answer += more(len(changes), MAX_ROWS)
     note = "one profile each: what differs may differ between two runs of one, too"
     answer.append(Finding("note", note))
     whole = Section("All kernels", [_diff_table(changes, sides, per_step=per_step)])
@@ -467,7 +476,7 @@ def _diff_table(changes: Sequence[Change], sides: tuple[str, str], *, per_step: 
 
     columns: Columns = [
         ("kernel", lambda change: change.name),
-        ("does", lambda change: change.category),
+        ("class", lambda change: change.category),
         (f"A {unit}", lambda change: us(change.before_ns)),
         (f"B {unit}", lambda change: us(change.after_ns)),
         ("B − A", lambda change: Number(f"{change.difference_ns * 1e-3:+,.2f}")),

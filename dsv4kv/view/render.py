@@ -22,6 +22,7 @@ from dsv4kv.view.table import (
     Command,
     Facts,
     Finding,
+    Hint,
     Part,
     Table,
     Text,
@@ -94,6 +95,8 @@ def _draw(part: Part, width: int) -> "Iterator[RenderableType]":
             yield _hang(RichText(sign, STYLES[tone]), part.sentence, STYLES[tone], 1, gap=1)
         case Text():
             yield _sentence(part.value, STYLES[part.tone])
+        case Hint():
+            yield _sentence(part, "dim")
         case str():
             yield _sentence(part)
 

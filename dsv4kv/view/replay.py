@@ -1,6 +1,6 @@
 """A replay: hit rate, load and latency first, then memory, tiers and the model of a step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -27,7 +27,6 @@ from dsv4kv.view.table import (
     Command,
     Facts,
     Finding,
-    Number,
     Page,
     Part,
     Read,
@@ -35,6 +34,7 @@ from dsv4kv.view.table import (
     Table,
     Text,
     mark,
+    more,
 )
 
 MAX_LOSSES, MAX_CASES, MAX_FINDINGS, MAX_REPLICAS = 4, 12, 3, 6
@@ -70,18 +70,43 @@ BELOW = {
 }
 """Why tokens were not restored from a tier, and the remedy."""
 _TIGHT = 0.25  # from this share on, checkpoint evictions are worth a warning
+_IMBALANCED = 1.5  # from here on, a router is no balancer
 _DRAIN, _GROWTH = 1.1, 3.0
 
 
 def replay_page(record: RunRecord) -> Page:
     """Hit rate, load and latency of a replay, or the best of a sweep; then everything else."""
-    trace = record.trace_source or "a synthetic trace"
-    models = ", ".join(dict.fromkeys(case.cache.model for case in record.cases if case.cache))
-    title = f"Replay of {trace}, {models or 'no model'}"
+    title = _title(record)
     if len(record.cases) != 1:
         return Page(title, list(_sweep_answer(record)), list(_sweep_sections(record)))
     (case,) = record.cases
     return Page(title, list(_case_answer(record, case)), list(_case_sections(record, case)))
+
+
+def _title(record: RunRecord) -> str:
+    """``v4-flash on 8 × h200, sglang: replay of day.jsonl, ttft ≤ 2.00 s``."""
+
+    def all_of(names: Iterable[object]) -> str:
+        return ", ".join(dict.fromkeys(str(name) for name in names if name))
+
+    models = all_of(case.cache.model for case in record.cases if case.cache)
+    engines = all_of(setting(case, "server.engine") for case in record.cases)
+    slos = all_of(_slo(case.replay.fleet) for case in record.cases if case.replay)
+    trace = record.trace_source or "a synthetic trace"
+    words = [f"{models or 'no model'} on {all_of(map(_gpus, record.cases)) or 'no GPU'}", engines]
+    return ", ".join(filter(None, [*words, f"replay of {trace}", slos]))
+
+
+def _gpus(case: Case) -> str:
+    gpu = setting(case, "cost.gpu") or f"GPU of {setting(case, 'cost.bandwidth_gbps')} GB/s"
+    replicas = len(case.replay.fleet.replicas) if case.replay and case.replay.fleet else 0
+    gpus = f"{setting(case, 'cost.gpus')} × {gpu}"
+    return f"{counted(replicas, 'replica')} of {gpus}" if replicas else gpus
+
+
+def _slo(fleet: ReplayFleet | None) -> str:
+    limits = fleet.slo.items() if fleet and fleet.slo else ()
+    return " and ".join(f"{name} ≤ {format_duration(ns)}" for name, ns in limits)
 
 
 def _case_answer(record: RunRecord, case: Case) -> Iterator[Part]:
@@ -96,9 +121,7 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[Part]:
         if (time := _time(case, name, 50.0)) != ABSENT:
             sentence += f"; median {_TIMES[name]} {time} ms"
     yield Text(f"{sentence}.", "strong") if problems else Finding("good", f"{sentence}.")
-    gpu = setting(case, "cost.gpu") or f"GPU of {setting(case, 'cost.bandwidth_gbps')} GB/s"
-    gpus = f"{setting(case, 'cost.gpus')} × {gpu}"
-    on = _name_servers(result.fleet) if result.fleet else gpus
+    on = _name_servers(result.fleet) if result.fleet else _gpus(case)
     trace = record.trace_source or "a synthetic trace"
     yield (
         f"{totals.requests:,} requests of {trace}; {cache.model} on {on}, prefix rule "
@@ -116,6 +139,7 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[Part]:
     if result.fleet:
         factor = clock_factor(case, "queueing")
         yield from ("", _replicas_table(result.fleet, totals, factor, MAX_REPLICAS))
+        yield from more(len(result.fleet.replicas), MAX_REPLICAS, "replica")
     else:
         yield from ("", _reuse_table(reuse, MAX_LOSSES))
     yield from ("", _times_table(case.latencies))
@@ -139,31 +163,36 @@ def _case_sections(record: RunRecord, case: Case) -> Iterator[Section]:
         facts = fleet_facts(result.fleet, totals, clock_factor(case, "latency"))
         table = _replicas_table(result.fleet, totals, clock_factor(case, "queueing"))
         yield Section("Fleet", [facts, table])
-    own = "each replica's own past" if result.fleet else ""
-    yield Section("Prefix cache", [_reuse_table(result.reuse).noted(own)])
+    if result.fleet or len(result.reuse.lost_tokens) > MAX_LOSSES:
+        own = "each replica's own past" if result.fleet else ""
+        yield Section("Prefix cache", [_reuse_table(result.reuse).noted(own)])
     if result.tiers:
         below = _below_table(result.tiers, result.reuse.prompt_tokens)
         yield Section("Below the GPUs", [below, _tiers_table(result.tiers)])
     series = result.series
     seconds = [at / 1e9 for at in series.at_ns]
-    charts = []
+    charts: list[Part] = []
     for title, names in (
         ("Blocks", ("own_blocks", "shared_blocks", "cached_blocks")),
         ("Requests", ("running", "paused", "waiting")),
     ):
         drawn = [Line(name.split("_")[0], seconds, getattr(series, name)) for name in names]
-        if seconds:
+        if seconds and (not charts or any(len(set(line.ys)) > 1 for line in drawn)):
             chart = lines(f"{title} over time", drawn, x="virtual time, s", form="stack")
             charts.append(chart)
     yield Section("Memory", [_memory_table(result).noted(layers), *charts])
-    constants: Columns = [
-        ("constant", lambda each: each.name),
-        ("value", lambda each: Number(f"{each.value:,.6g} {each.unit}".strip())),
-        ("source", lambda each: each.source),
-    ]
-    clock = Table("Model of a step", constants, result.constants, note=_CLOCKS[result.clock])
-    yield Section("Steps", [_replay_facts(result, totals), clock])
+    yield Section("Scheduling", [_replay_facts(result, totals)])
+    yield Section("Model of a step", _constants(result), _CLOCKS[result.clock])
     yield Section("Run", [header(record), *cache])
+
+
+def _constants(result: ReplayResult) -> list[str]:
+    """Constants of the clock, a sentence for each source."""
+    rows: dict[str, list[str]] = {}
+    for each in result.constants:
+        value = f"{each.name} {each.value:,.6g} {each.unit}".strip()
+        rows.setdefault(each.source, []).append(value)
+    return [f"{'; '.join(values)} (source: {source})" for source, values in rows.items()]
 
 
 def _asked(totals: Totals) -> int:
@@ -308,18 +337,28 @@ def _time(case: Case, name: str, percentile: float) -> str:
 
 def _sweep_answer(record: RunRecord) -> Iterator[Part]:
     cases, shown = record.cases, _sweep_findings(record)
-    fair = [case for case in cases if not overload(case)]
+    fair = [case for case in cases if not overload(case) and not _imbalance(case)]
     yield from (Text(each, "strong") for each in best_sentences(group_launches(fair)))
     yield from shown[:MAX_FINDINGS]
     table = _sweep_table(cases, axis_names(cases)).noted(layers_text(cases))
-    more = len(table.rows) - MAX_CASES
-    caption = f"{more} more cases: --verbose" if more > 0 else ""
-    yield from ("", replace(table, rows=table.rows[:MAX_CASES], caption=caption))
+    yield from ("", replace(table, rows=table.rows[:MAX_CASES]))
+    yield from more(len(table.rows), MAX_CASES, "case")
+
+
+def _imbalance(case: Case) -> str:
+    """``the busiest of 4 replicas …`` where its work makes a hit rate no reason to choose it."""
+    fleet = case.replay.fleet if case.replay else None
+    if not fleet or (fleet.imbalance or 0) <= _IMBALANCED:
+        return ""
+    return f"the busiest of {len(fleet.replicas)} replicas works {fleet.imbalance:.2f} × the mean"
 
 
 def _sweep_findings(record: RunRecord) -> list[Finding]:
     found = [each for each in list_replay_findings(record) if each.level != "note"]
-    return [*compare_rules(record.cases), *found]
+    uneven = [
+        f"{axis_text(case)}: {_imbalance(case)}" for case in record.cases if _imbalance(case)
+    ]
+    return [*compare_rules(record.cases), *found, *(Finding("warning", each) for each in uneven)]
 
 
 def _sweep_sections(record: RunRecord) -> Iterator[Section]:
@@ -328,8 +367,10 @@ def _sweep_sections(record: RunRecord) -> Iterator[Section]:
     if not charts:  # the settings change nothing
         hits = [Bar(axis_text(case), saved_percent(case) or 0.0) for case in cases]
         charts = [bars("Hit rate", hits, unit="%")]
-    table = _sweep_table(cases, axis_names(cases))
-    yield Section("All cases", [*_sweep_findings(record), *charts, table])
+    parts: list[Part] = [*_sweep_findings(record), *charts]
+    if len(cases) > MAX_CASES:
+        parts.append(_sweep_table(cases, axis_names(cases)))
+    yield Section("All cases", parts)
     yield Section("Run", [header(record)])
 
 
@@ -353,7 +394,7 @@ def _sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> Table:
     ]
     if all(case.replay and case.replay.fleet for case in served):
         columns.append(("within SLO", kept_slo))
-        columns.append(("imbalance", lambda c: quantity(c.replay.fleet.imbalance)))
+        columns.append(("busiest / mean", lambda c: quantity(c.replay.fleet.imbalance)))
     if all(case.replay and case.replay.tiers for case in served):
         columns.append(("restored", lambda c: quantity(c.replay.tiers.restored_tokens)))
     columns += [
@@ -486,8 +527,7 @@ def fleet_facts(fleet: ReplayFleet, totals: Totals, factor: float | None = None)
     if totals.wall_ns:
         rate = format_clocked(fleet.good_requests / totals.wall_ns * 1e9, factor)
         rows["goodput"] = f"{rate} requests/s{error}"
-        if fleet.slo:
-            limits = " and ".join(f"{n} ≤ {format_duration(ns)}" for n, ns in fleet.slo.items())
+        if limits := _slo(fleet):
             part = f"{fleet.good_requests:,} of {asked:,} requests"
             part += f" ({share(fleet.good_requests, asked)})"
             rows["goodput"] += f"; {part} within {limits}"
@@ -541,16 +581,10 @@ def _replicas_table(
         columns.append(("settings", lambda r: r.settings))
     error = "" if factor is None else f", 90 % error {format_factor(factor)}"
     rows = fleet.replicas
-    if limit and len(rows) > limit:
+    if limit:
         rows = sorted(rows, key=lambda replica: -replica.busy_ns)[:limit]
-    hidden = len(fleet.replicas) - len(rows)
-    return Table(
-        "Replicas",
-        columns,
-        rows,
-        note=f"busy: share of the whole replay; mean queue wait{error}",
-        caption=f"and {hidden} less busy replicas" if hidden else "",
-    )
+    note = f"busiest first; mean queue wait{error}" if limit else f"mean queue wait{error}"
+    return Table("Replicas", columns, rows, note=note)
 
 
 def _computes(replica: FleetReplica) -> bool:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+from dsv4kv.units import counted
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -178,6 +180,16 @@ class Command(str):
         return cls(" ".join(map(_quoted, map(str, words))))
 
 
+class Hint(str):
+    """A line for terminals alone: a page has what it hints at."""
+
+
+def more(count: int, shown: int, what: str = "row") -> list[Hint]:
+    """``and 3 more rows: --verbose``; nothing if all are shown."""
+    rest = counted(count - shown, f"more {what}")
+    return [Hint(f"and {rest}: --verbose")] if count > shown else []
+
+
 def _quoted(word: str) -> str:
     if word.isprintable():
         return shlex.quote(word)
@@ -250,7 +262,7 @@ class Page:
     def in_full(self) -> Iterator[Part]:
         """The answer and all sections as parts, for a terminal."""
         yield from self.answer
-        for section in self.sections:
+        for section in filter(lambda each: each.parts, self.sections):
             yield from ("", Text(section.heading, "strong"))
             if section.note:
                 yield Text(section.note, "dim")

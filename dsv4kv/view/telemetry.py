@@ -178,7 +178,7 @@ def machine_section(case: Case) -> Iterator[Section]:
                 scaled = [None if value is None else value * factor for value in values]
                 line = plots.Line("", seconds, scaled)
                 parts.append(plots.lines(title, [line], x="seconds"))
-    yield Section("What the machine did", parts)
+    yield Section("Telemetry", parts)
 
 
 def pool_sizes(series: MemorySeries) -> dict[str, list[int]]:
@@ -223,4 +223,4 @@ def held_section(series: MemorySeries) -> Section:
         unit="B",
         form="stack",
     )
-    return Section("Memory in use over time", [table, chart])
+    return Section("Memory over time", [table, chart])

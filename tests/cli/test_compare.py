@@ -132,17 +132,14 @@ def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dsv4kv.view.html.to_svg", lambda *_: "")
 
 
-def test_a_page_shows_the_verdict_every_row_and_a_run_of_each_side(
-    before: str, slower: str
-) -> None:
+def test_a_page_shows_the_verdict_and_every_row(before: str, slower: str) -> None:
     result = run(before, slower, "--html", "pages/page.html")
     assert result.exit_code == 1
     assert "✗ SLOWER: " in result.stdout
     assert result.stderr == "page: pages/page.html\n"
     page = Path("pages/page.html").read_text()
-    for told in ("From before.json to slower.json", "SLOWER: ", "flush csa", "What changed"):
+    for told in ("slower.json against before.json: KV cache", "SLOWER: ", "flush csa"):
         assert told in page
-    assert re.findall(r"<h2[^>]*>(\w+)\.json: KV cache", page) == ["before", "slower"]
 
 
 # ---- unlike sides -------------------------------------------------------------------------------

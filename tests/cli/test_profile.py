@@ -394,7 +394,7 @@ def test_another_range_can_be_the_step() -> None:
             event["text"] = "execute_model"
     export.save(Path("server.sqlite"))
     step = ("--step", "execute_model", "--verbose")
-    assert "2 of them" in invoke("server.sqlite", *step).stdout
+    assert "Step  2 steps" in invoke("server.sqlite", *step).stdout
     others = text(invoke("server.sqlite", "--verbose").stdout)
     assert "the steps are 'execute_*'" in others
 

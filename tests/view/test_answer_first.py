@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir
 from pathlib import Path
 
@@ -13,7 +13,12 @@ from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
+from dsv4kv.runs.schema import RunRecord
+from dsv4kv.runs.store import dumps
+from tests.bench.compare.launched import make_launched_case, make_launched_record
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33
+from tests.profile.exports import Export
+from tests.runs.records import make_case, make_record
 
 CHAT = "replay builtin:chat --model v4-flash --memory 6GiB"
 VLLM_COMMAND = (
@@ -55,9 +60,18 @@ ANSWERS = {
     ),
     "mrc, host": "trace mrc builtin:chat --capacity 4K --host 8MB,1TB --strategy ends",
     "info": "trace info builtin:chat",
+    "bench": "report bench.json",
+    "bench, launches": "report before.json",
+    "profile": "profile --from server.sqlite",
+    "profile, nothing known": "profile --from foreign.sqlite",
+    "profile, rules": "profile --from foreign.sqlite --rules rules.yaml",
+    "profile, two": "profile --diff server.sqlite foreign.sqlite",
+    "compare": "compare before.json after.json",
+    "compare, one launch": "compare bench.json bench.json",
 }
 """Questions by what is special about them."""
 MAX_LINES = {100: 25, 80: 30}
+EIGHT = ["bench", "budget, vLLM", "replay", "profile", "compare", "plan", "mrc, rules", "explain"]
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +84,60 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     logs["refused"] = (*VLLM_0_33[:2], *REFUSAL)
     for name, lines in logs.items():
         (place / f"{name}.log").write_text("\n".join(lines), encoding="utf-8")
+    (place / "bench.json").write_text(dumps(make_record(make_case())))
+    many = [f"operation_{number}" for number in range(20)]
+    for seed, name in enumerate(("before", "after")):
+        changed = dict.fromkeys(many[::7], 1.3) if seed else {}
+        (place / f"{name}.json").write_text(dumps(make_many(many, changed, seed)))
+    make_server(SERVER).save(place / "server.sqlite")
+    make_server(FOREIGN).save(place / "foreign.sqlite")
+    (place / "rules.yaml").write_text("engine: mine\nrules: {gather: [^my_]}\n")
     with chdir(place):
         yield place
+
+
+SERVER = (
+    *("sm100_fp8_gemm_1d1d_impl", "sm100_fwd_sparse_mla_fp8_decode", "sparse_attn_fwd_kernel"),
+    *("_myfork_gather_and_dequant_paged_kv", "concat_and_cache_mla_kernel", "elementwise_kernel"),
+    *("_fused_kv_compress_norm_rope_insert_csa_kernel", "sm100_fp8_paged_mqa_logits", "relu"),
+    *("persistent_topk_kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "topkGatingSoftmax"),
+)
+FOREIGN = ("my_paged_gather", "my_gemm")
+
+
+def make_server(kernels: Sequence[str]) -> Export:
+    """Eight steps of a server, in which each kernel takes less than the one before it."""
+    export, at = Export(), 0
+    export.add("TARGET_INFO_GPU", id=0, name="NVIDIA B200", cuDevice=0)
+    for step in range(8):
+        export.range("execute_model", at, at + 1_000_000, domain=0)
+        at += 1_000
+        for number, name in enumerate(kernels):
+            correlation, taken = 100 * step + number, 60_000 // (number + 1)
+            export.call(correlation, at, at + 500)
+            export.kernel(name, correlation, at + 1_000, at + 1_000 + taken)
+            at += taken + 2_000
+        at = (step + 1) * 2_000_000
+    return export
+
+
+def make_many(names: Sequence[str], factors: Mapping[str, float], seed: int) -> RunRecord:
+    """Seven launches of many operations."""
+    cases = []
+    for launch in range(7):
+        case = make_launched_case(launch, {}, seed)
+        (first, *_) = case.operations
+        operations = [
+            first.model_copy(
+                update={
+                    "name": name,
+                    "samples_ns": [round(t * factors.get(name, 1)) for t in first.samples_ns],
+                }
+            )
+            for name in names
+        ]
+        cases.append(case.model_copy(update={"operations": operations}))
+    return make_launched_record(cases=cases)
 
 
 def printed(command: str, width: int = 100) -> str:
@@ -93,10 +159,18 @@ def test_an_answer_is_a_screen(name: str, snapshot: SnapshotAssertion) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("name", ["budget, vLLM", "explain", "replay", "plan", "mrc, rules"])
+@pytest.mark.parametrize("name", EIGHT)
+def test_an_answer_has_a_line_to_paste(name: str) -> None:
+    lines = printed(ANSWERS[name]).splitlines()
+    assert [each for each in lines if each.startswith(("dsv4kv ", "vllm ", "python "))]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", EIGHT)
 def test_verbose_adds_to_the_answer(name: str) -> None:
     answer, full = printed(ANSWERS[name]), printed(f"{ANSWERS[name]} --verbose")
-    assert full.startswith(answer.rpartition("record:")[0] or answer)
+    answer = answer.rpartition("record:")[0] or answer
+    assert full.startswith(answer.rpartition("\ndsv4kv")[0] or answer)
     assert len(full) > 1.5 * len(answer)
 
 

@@ -47,7 +47,7 @@ def test_a_record_without_samples_exports_nothing_and_does_not_fail() -> None:
 
 def test_markdown_has_a_row_per_quantity_with_launches_together() -> None:
     lines = to_markdown([make_launched_record(7)]).splitlines()
-    assert lines[0] == "**run-0** (configs/bench/default.yaml, 7 launches, of 6 of 43 layers)"
+    assert lines[0] == "**run-0** (configs/bench/default.yaml, 7 launches, 6 of 43 layers)"
     assert lines[2:4] == ["| quantity | launches | median, µs | GB/s |", "|---|---:|---:|---:|"]
     rows = [line.strip("| ").split(" | ") for line in lines[4:] if line]
     assert [(row[0], row[1]) for row in rows] == [

@@ -43,7 +43,7 @@ def test_a_step_on_several_gpus_is_one_step(tmp_path: Path) -> None:
     for step in range(2):
         export.kernel("flush", 100 + step, step * 100_000 + 40_000, 140_000, deviceId=1)
     text = words(profile_page(make_profile(from_nsys(tmp_path, export)), None).in_full())
-    assert "A step 2 of them on 2 GPUs" in text
+    assert "Step 2 steps on 2 GPUs" in text
     assert ", 2 × A GPU: " in text
     assert "% of copy" not in text
 
@@ -73,7 +73,7 @@ def test_the_headline_is_the_share_of_the_cache(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kernel", "sentence"),
     [
-        ("nvjet_gemm", "! no rule knows any of the kernels, so what the KV cache costs is not"),
+        ("nvjet_gemm", "! no kernel is classified, so the cost of the KV cache is unknown"),
         ("my_kv_cache_copy", "! not classified, but named like cache kernels: my_kv_cache_copy"),
         ("flash_fwd_splitkv_mla_kernel", "KV cache: 0.0 % of the time, attention 100.0 %, known"),
     ],
@@ -96,7 +96,7 @@ def test_kernels_beyond_the_first_are_counted_and_equal_names_numbered(tmp_path:
         name = export.string(f"void at::fill<{kind}>()")
         export.kernel("fill", 100, 70_000, 71_000, demangledName=name)
     page = profile_page(make_profile(from_nsys(tmp_path, export)), YARDSTICK)
-    assert "more: --verbose" in words(page.answer)
+    assert "more rows: --verbose" in words(page.answer)
     assert "another_7" not in words(page.answer)
     for text in ("another_7", "fill ·1", "fill ·2", "void dsv::flush<int>(int*)"):
         assert text in words(page.in_full())

@@ -192,7 +192,7 @@ def page_of(name: str) -> Page:
     if name in RECORDS:
         return runs_page(RECORDS[name])
     comparison = make_comparison(*COMPARISONS[name])
-    return comparison_page(comparison, Verdict.SLOWER, records=True)
+    return comparison_page(comparison, Verdict.SLOWER)
 
 
 @cache

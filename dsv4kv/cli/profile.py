@@ -179,8 +179,8 @@ def _refuse_idle(several: bool, given: dict[str, object]) -> None:
         )
     if names := [name for name, value in given.items() if value]:
         raise ConfigError(
-            f"{', '.join(names)}: of no use here. A profile is opened with --step and --rules; what "
-            "is to be run is given by CONFIG, --set, --steps, --kernel and --memory."
+            f"{', '.join(names)}: of no use here. A profile is opened with --step and --rules; "
+            "what is to be run is given by CONFIG, --set, --steps, --kernel and --memory."
         )
 
 

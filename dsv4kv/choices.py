@@ -108,7 +108,7 @@ TRACE_FILES = {
 """Formats that traces are written in as a whole."""
 
 BACKENDS = {
-    "reference": Choice("plain PyTorch, what others are compared with", "ops.reference"),
+    "reference": Choice("plain PyTorch, the reference", "ops.reference"),
     "cpu": Choice("the toolkit's own on the CPU", "ops.cpu"),
     "cuda": Choice("the toolkit's own kernels", "ops.cuda"),
 }

@@ -104,7 +104,7 @@ def find_name(given: str, names: Sequence[str], what: str, otherwise: str = "") 
 
     Args:
         given: As typed.
-        names: What there is.
+        names: Names that exist.
         what: Kind of thing, for the sentence: ``GPU``.
         otherwise: What else can be given, to end the sentence.
 

@@ -30,7 +30,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BufferedWriter]:
 
     It has no name before that where the system can do so (Linux, most file systems): a process
     that is killed leaves nothing. Elsewhere it is a neighbour of ``path``. A device or a pipe
-    stays what it is and is written to. ``mode``: permissions, from which the umask takes away.
+    stays and is written to. ``mode``: permissions, from which the umask takes away.
     """
     if _is_special(path):
         # a pipe that nobody reads is refused: opening it would wait for somebody

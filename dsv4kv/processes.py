@@ -163,7 +163,7 @@ def map_parallel(
 
     Args:
         work: Function that can be pickled.
-        items: What it is called with.
+        items: Arguments of its calls.
         jobs: Processes; None takes one for each CPU of the Ray cluster.
         ray: Address of a Ray cluster, whose workers need this version of the package and the
             files of this working folder; None for processes here.

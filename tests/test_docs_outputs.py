@@ -6,6 +6,7 @@
 import re
 import shlex
 from contextlib import chdir
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -134,6 +135,19 @@ def renewed(session: str) -> str:
         texts = [found[title(each)] for each in part.strip("\n").split("\n\n") if each]
         parts.append("\n\n".join(texts) + "\n" * bool(texts))
     return f"{command}\n{CUT.join(parts)}"
+
+
+def test_python_of_the_guides_imports_names_that_exist() -> None:
+    blocks = [
+        block
+        for page in sorted(DOCS.glob("*.md"))
+        for language, _, block in BLOCK.findall(page.read_text("utf-8"))
+        if language == "python"
+    ]
+    lines = re.findall(r"^from (dsv4kv\S*) import (.+)$", "\n".join(blocks), re.MULTILINE)
+    assert len(lines) > 5
+    for module, names in lines:
+        assert all(hasattr(import_module(module), name) for name in names.split(", "))
 
 
 if __name__ == "__main__":

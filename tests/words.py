@@ -16,7 +16,9 @@ PHRASES = re.compile(
     r"\b(?:left out|so many|those of|that of|of which|of whom|told|tells|in turns?|besides?"
     r"|what of|what becomes of|nobody|somebody|whoever|meanwhile|goes? on|gives? up"
     r"|put down|comes? of|by then|likewise|thereof"
-    r"|yardstick|keeps? (?:the )?books|a further token|as many as|likes of)\b",
+    r"|yardstick|keeps? (?:the )?books|a further token|as many as|likes of|at once|by whose"
+    r"|but for|to be had|all the same|hears?|what (?:it|they|there|that|this) (?:is|are|was|were)"
+    r"|what \w+ (?:is|are|was|were) (?:asked|called|like|made of|there))\b",
     re.IGNORECASE,
 )
 

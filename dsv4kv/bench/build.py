@@ -231,7 +231,7 @@ def why_gathered(layers: Sequence[LayerCache], foreign: Collection[str], *, on_g
     """Why decode steps cannot read in place, as a clause; empty where they can."""
     for operation in foreign:
         if operation.startswith("gather_"):
-            return f"{operation} of another backend is to be timed"
+            return f"--backend provides {operation}"
     selected: set[int] = set()
     for layer in layers:
         if layer.window is None:

@@ -181,7 +181,7 @@ def measure_operations(
 ) -> tuple[list[Operation], list[NotMeasured]]:
     """Time every operation of a decode step of ``requests`` requests, by layer type.
 
-    The most informative come first: what there is no time for is listed with the reason. The
+    The most informative come first: those without time left are listed with the reason. The
     requests are as long as the pools hold. Overwrites what the cache holds.
     """
     generator = torch.Generator().manual_seed(seed)

@@ -100,7 +100,7 @@ End = Literal["", "timeout", "interrupted"]
 
 @dataclass(frozen=True)
 class Task:
-    """What a fresh process is to run."""
+    """Arguments of a fresh process."""
 
     arguments: tuple[str, ...]  # those of ``dsv4kv bench``
     tree: Path = OWN_TREE
@@ -246,8 +246,8 @@ def run_launches(
 ) -> list[Outcome]:
     """Run tasks one after the other; a launch that goes wrong is an outcome like others.
 
-    Ctrl-C ends the row; what there is comes back. ``on_progress`` is called before each launch
-    with the outcomes so far. ``together``: 2 runs tasks two by two, their steps interleaved.
+    Ctrl-C ends the row and returns the launches so far. ``on_progress`` is called before each
+    launch with the outcomes so far. ``together``: 2 runs tasks in pairs of interleaved steps.
     Raises ``Dsv4kvError``.
     """
     outcomes: list[Outcome] = []

@@ -1,4 +1,4 @@
-"""Memory of the cache: an audit of its pools, and what is held while requests are served."""
+"""Memory of the cache: an audit of its pools, and blocks and slots in use during serving."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

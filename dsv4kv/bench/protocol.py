@@ -153,7 +153,7 @@ def _window_median(take: Take, window_ns: int, rules: Rules, clock_ns: Clock) ->
 
 
 _Batch = tuple[int, int, list[int]]
-"""Begin, end and samples of units that were handed over at once."""
+"""Begin, end and samples of units that were handed over together."""
 
 
 def _sample(
@@ -175,7 +175,7 @@ def _sample(
 
 
 def _batch(unit_ns: float, rules: Rules) -> int:
-    """Units to hand over at once."""
+    """Units to hand over together."""
     return max(1, min(_MOST_AT_ONCE, math.ceil(rules.batch_ns / max(1.0, unit_ns))))
 
 

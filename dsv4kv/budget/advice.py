@@ -33,7 +33,7 @@ class Option:
 
     Attributes:
         freed_bytes: Bytes it frees on the tightest GPU.
-        concurrency: Requests of the same context that fit with it, at once.
+        concurrency: Requests of the same context that fit with it concurrently.
         fits: Whether what was asked fits with it.
         scenario: The deployment with it.
     """

@@ -45,7 +45,7 @@ class Answer:
 
     Attributes:
         context: Tokens of a request: as asked, or the most that fit, or the model's limit.
-        concurrency: Requests at once: as asked, or the most that fit; 1 where none does.
+        concurrency: Concurrent requests: as given, or the most that fit; 1 where none does.
         max_context: Longest context of as many requests as asked (else of one), up to the model's.
         use: Memory of the tightest GPU.
         cached_bytes: One request's entries, keys and windows over all layers, without padding,
@@ -217,7 +217,7 @@ def _choose(inputs: Inputs) -> Scenario:
 
 
 def limit_sentence(scenario: Scenario) -> str:
-    """How many requests the engine runs at once, and by which of its flags."""
+    """How many requests the engine runs concurrently, and by which of its flags."""
     settings, engine = scenario.settings, scenario.engine.name
     flag = flag_for(engine.partition(":")[0], "request-limit")
     source = "is its own" if "request_limit" in settings.assumed else "is given"

@@ -118,26 +118,26 @@ def transient_bytes(scenario: Scenario, context_tokens: int) -> int:
 
 
 def fits(scenario: Scenario, context_tokens: int, concurrency: int) -> bool:
-    """Whether every rank holds its part, and the engine runs that many at once."""
+    """Whether every rank holds its part, and the engine runs that many concurrently."""
     return within_limit(scenario, concurrency) and (
         tightest_free_bytes(scenario, context_tokens, concurrency) >= 0
     )
 
 
 def within_limit(scenario: Scenario, concurrency: int) -> bool:
-    """Whether the engine runs that many requests at once, whatever memory there is."""
+    """Whether the engine runs that many requests concurrently, whatever memory there is."""
     limit = scenario.settings.request_limit
     return limit is None or ceil(concurrency / scenario.layout.dp) <= limit
 
 
 def max_concurrency(scenario: Scenario, context_tokens: int) -> int:
-    """Most requests of a context at once, over all replicas; 0 where not one fits."""
+    """Max concurrent requests of a context, over all replicas; 0 where not one fits."""
     replicas = scenario.layout.dp
     return replicas * _largest(lambda n: fits(scenario, context_tokens, n * replicas))
 
 
 def max_context(scenario: Scenario, concurrency: int) -> int:
-    """Longest context of the requests at once, at most the model's own; 0 where none fits."""
+    """Longest context of the concurrent requests, at most the model's own; 0 where none fits."""
     most = scenario.config.max_context_tokens
     return _largest(lambda tokens: fits(scenario, tokens, concurrency), most)
 
@@ -224,7 +224,7 @@ CURVE_TOKENS = (4096, 32_768, 131_072, 1_048_576)
 
 
 def curve(scenario: Scenario) -> list[tuple[int, int]]:
-    """Requests that fit at once, at some contexts up to the model's limit."""
+    """Concurrent requests that fit, at some contexts up to the model's limit."""
     limit = scenario.config.max_context_tokens
     contexts = sorted({min(tokens, limit) for tokens in CURVE_TOKENS})
     return [(tokens, max_concurrency(scenario, tokens)) for tokens in contexts]

@@ -66,7 +66,7 @@ def read_command(
 
     Of several commands ``which`` is its number from 1 or a part of it; ``model`` is what it
     serves, where its own name for the model does not say; ``options`` are the inputs that are
-    given besides, whose flags may have no value.
+    given separately, whose flags may have no value.
 
     Raises:
         ConfigError: No command, several without a choice, or a value that cannot be read.

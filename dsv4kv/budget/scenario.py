@@ -30,7 +30,7 @@ class Settings:
     Attributes:
         reserve: Bytes of the usable share kept for activations, graphs and communication.
         step_tokens: Tokens of one step of one replica.
-        request_limit: Requests that one replica runs at once; None for any number.
+        request_limit: Requests that one replica runs concurrently; None for any number.
         logits_limit: Bytes that the indexer's logits are cut to; None where they are not.
         frees_windows: Window slots out of the window are freed; None for no choice.
         replays_windows: Every request has windows of its own (SGLang's encoder replay).
@@ -77,7 +77,7 @@ class Scenario:
         return int(self.gpu.memory_bytes * share)
 
     def left_bytes(self, taken_bytes: int) -> int:
-        """Bytes of a GPU for its cache, where so many are taken."""
+        """Bytes of a GPU for its cache, after ``taken_bytes``."""
         left = self.budget_bytes - taken_bytes
         return int(left * self.settings.memory_fraction) if self.engine.shares_rest else left
 

@@ -31,7 +31,7 @@ _VERSION = re.compile(r"v?(\d+\.\d+(?:\.\d+)?)")
 _PINNED = re.compile(rf"\b({'|'.join(FAMILIES)})\s*==\s*(\d+\.\d+(?:\.\d+)?)")
 _UNIT = re.compile(r"(?m)^\[(?:Service|Container|program:.*)\]")
 _SETTINGS = {"--config", "--extra-engine-args", "--extra-llm-api-options"}
-"""Flags that name a file of more flags, which a script or a ConfigMap beside may hold."""
+"""Flags that name a file of more flags, which a script or a ConfigMap next to it may hold."""
 _ROLES = {"prefill", "decode", "aggregated", "agg"}
 _PROGRAM = re.compile(r"(?:.*/)?(?:python[\d.]*|(?:ba|z|da)?sh|sleep|tail|nginx|uv|ray|tini|env)")
 
@@ -101,7 +101,7 @@ class _Around:
 def find_launches(text: str, environment: Mapping[str, str] | None = None) -> Iterator[Launch]:
     """Yield every launch command of a text, which may be YAML; raises ``ConfigError``.
 
-    Variables that the text does not set are those of ``environment``.
+    Variables that the text does not set come from ``environment``.
     """
     outer, pinned = dict(environment or {}), _PINNED.search(text)
     documents = _as_yaml(text)
@@ -436,7 +436,7 @@ def _words(value: Any) -> list[str]:
 
 
 def _given(document: Any) -> list[tuple[str, str]]:
-    """The keys of a mapping as flags; what is off or nothing is left out."""
+    """The keys of a mapping as flags, without those that are off or empty."""
     return [
         (
             f"--{str(key).lstrip('-')}",

@@ -172,7 +172,7 @@ class _Conditions:
         return _all([self.guard, *(this for this, _ in self.branches)])
 
     def enter(self, words: list[str], end: str, variables: Mapping[str, str]) -> list[str]:
-        """The words of a statement without those of conditions."""
+        """The words of a statement, without its conditions."""
         while words and (words[0] in _BRANCHES or (self.testing and words[0] == "then")):
             self._branch(words[0])
             words = [] if words[0] == "case" else words[1:]

@@ -34,7 +34,7 @@ Policy = Literal["lru", "ref_zero"]
 class BlockEvent:
     """A change: ``acquired``, ``retained``, ``released``, ``registered``, ``evicted``, ``reset``.
 
-    ``ids`` int64 are the blocks, ``hashes`` what they were found by (registered, evicted).
+    ``ids`` int64 are the blocks, ``hashes`` their keys in the index (registered, evicted).
     """
 
     kind: str
@@ -62,7 +62,7 @@ class BlockPool:
         """Start with all blocks free, the lowest handed out first.
 
         ``unit`` is what messages call them; ``policy``: a registered block without holders is
-        cached (``lru``) or free at once (``ref_zero``).
+        cached (``lru``) or free immediately (``ref_zero``).
         """
         if num_blocks <= 0:
             raise ConfigError(f"a pool of {num_blocks} {unit} cannot be: give at least 1.")
@@ -418,7 +418,7 @@ class BlockPool:
             self._notify("evicted", ids, hashes)
 
     def _evict_ends(self, count: int, numbers: list[int], hashes: list[int]) -> None:
-        """Evict the end of the oldest row at once if it is one of a chain, else take it apart."""
+        """Evict the end of the oldest row if it is one of a chain, else take it apart."""
         stamp, row = self._queue.popleft()
         wanted = count - len(numbers)
         end = row[-wanted:]

@@ -288,7 +288,7 @@ def main() -> None:
 
 
 def end_as_by_ctrl_c() -> None:
-    """SIGTERM and SIGHUP are Ctrl-C from now on, but for those that are ignored (nohup)."""
+    """SIGTERM and SIGHUP are Ctrl-C from now on, unless they are ignored (nohup)."""
     for number in ENDINGS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)

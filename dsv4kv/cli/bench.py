@@ -67,8 +67,10 @@ def bench(
     axis: opt.Texts = opt.AXIS,
     resume: opt.Text = opt.RESUME,
     launches: int = opt.option(_LAUNCHES, "N", min=1, default=1),
-    listen: opt.Text = opt.option("transfer: be the prefill side, here.", "HOST:PORT", rare=True),
-    connect: opt.Text = opt.option("transfer: the prefill side is there.", "HOST:PORT", rare=True),
+    listen: opt.Text = opt.option(
+        "Run as the prefill side of bench transfer.", "HOST:PORT", rare=True
+    ),
+    connect: opt.Text = opt.option("Prefill side of bench transfer.", "HOST:PORT", rare=True),
     out: Path = opt.OUT,
     json_: opt.Text = opt.JSON,
     verbose: bool = opt.VERBOSE,

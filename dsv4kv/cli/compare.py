@@ -23,7 +23,7 @@ _AB_HELP = (
     "backend:NAME."
 )
 _TURNS = (
-    "What alternates. step: two processes at once, step by step, which a noisy machine hardly "
+    "What alternates. step: two concurrent processes, step by step, which a noisy machine hardly "
     "disturbs; needs the memory of two caches. launch: one process at a time."
 )
 _ORDER = (
@@ -73,7 +73,7 @@ def compare(
     """Compare two runs, revisions or backends: SAME, FASTER, SLOWER or UNCLEAR.
 
     A launch is the unit: each gives one median per quantity, and the verdict is made over them.
-    SLOWER as soon as one quantity is; UNCLEAR where the mean of all is, or something is missing.
+    SLOWER if any quantity is; UNCLEAR if the geometric mean is, or if data is missing.
     """
     from dsv4kv.bench.compare.floor import parse_floor
     from dsv4kv.bench.compare.side import check_name
@@ -131,7 +131,7 @@ def _judge(
 
     differences = list_differences(before, after)
     unlike = "\n".join(str(each) for each in differences if each.kind != "unknown")
-    end = f"{before.name} and {after.name} are not alike: --force compares them all the same."
+    end = f"{before.name} and {after.name} are not alike: --force compares them anyway."
     _refuse(unlike and not (force or intended), f"{unlike}\n{end}")
     smallest = find_floor(floor, (before, after))
     return judge(before, after, smallest, differences, intended=intended)

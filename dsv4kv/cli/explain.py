@@ -77,7 +77,7 @@ def explain(
 
 @dataclass(frozen=True)
 class _Answer:
-    """What there is to say of a file, or of two logs."""
+    """The answer for a file, or for two logs."""
 
     files: Sequence[str]
     kind: str
@@ -141,7 +141,7 @@ def _save_stdin(folder: Path) -> str:
 
 
 def _explain(kind: str, name: str, given: str, options: Mapping[str, str], step: str) -> _Answer:
-    """Sizes or times, and known faults; a file of which only faults are known says why."""
+    """Sizes or times, and known faults; the reason where only faults are known."""
     from dsv4kv.diagnose.faults.subject import read_subjects
     from dsv4kv.diagnose.faults.table import judge, load_faults
     from dsv4kv.view.lint import brief_findings

@@ -40,7 +40,7 @@ def inspect(
 ) -> None:
     """Find the entry format of dumped cache pages, and corrupt entries.
 
-    With two dumps: the first difference by position, and of what kind it is.
+    With two dumps: the first difference by position, and its kind.
     """
     from dsv4kv.diagnose.dumps.difference import Context, compare
     from dsv4kv.diagnose.dumps.difference import inspect as look

@@ -65,7 +65,7 @@ def plan(
 ) -> None:
     """Find the fewest GPUs, or the lowest cost, that meet an SLO on a trace.
 
-    GPU kinds, layouts, routers and replicas are searched; what bounds leave is replayed.
+    GPU kinds, layouts, routers and replicas are searched; candidates within bounds are replayed.
     """
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.fleet import ROUTERS

@@ -130,7 +130,7 @@ class Redrawn:
     """What is drawn anew in a terminal; elsewhere a line every ten seconds, and the last."""
 
     def __init__(self, console: Console, *, transient: bool = False) -> None:
-        """With ``transient`` nothing is left of it at the end, and no line comes at once."""
+        """With ``transient`` it is erased at the end, and no line is printed at the beginning."""
         self._console = console
         self._shown_s = monotonic() if transient else float("-inf")
         self._live = Live(console=console, auto_refresh=False, transient=transient)
@@ -144,7 +144,7 @@ class Redrawn:
         self._live.stop()
 
     def show(self, drawn: Callable[[], RenderableType], line: str, *, last: bool = False) -> None:
-        """Show what there is now: drawn, or as a line."""
+        """Show the present state: drawn, or as a line."""
         if self._console.is_terminal:
             self._live.update(drawn(), refresh=True)
         elif last or monotonic() - self._shown_s >= EVERY_S:

@@ -104,8 +104,8 @@ class Request:
         asked = read_points(find_points(self.resume, self.out)).asked
         if given := [*self.overrides, *filter(None, [self.config])]:
             raise ConfigError(
-                f"--resume {self.resume}: {given[0]} is not what it was asked: leave settings "
-                "out, or give all of them and every --axis."
+                f"--resume {self.resume}: {given[0]} differs from its settings: omit settings, "
+                "or give all of them and every --axis."
             )
         for text in [*asked.overrides, *asked.axes]:
             key, _, values = text.partition("=")

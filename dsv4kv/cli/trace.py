@@ -373,7 +373,7 @@ _MEMORY = (
     "its blocks, each with a 95 % interval. Only the curve: strategies, rules and policies need "
     "whole prompts."
 )
-_CHUNK = "Tokens of a prompt computed at once (max_num_batched_tokens)."
+_CHUNK = "Tokens of a prompt computed in one step (max_num_batched_tokens)."
 _GPU = "GPU for which vLLM sizes blocks of V4.1."
 _SNAP = "Also write checkpoints in a prompt's partial last block (never reused)."
 
@@ -419,7 +419,7 @@ def mrc(
 ) -> None:
     """Print the prefix hit rate of a trace by cache capacity, exactly, and why hits are lost.
 
-    A hit ends at the first block that is not cached. What is cached is useful only if window and
+    A hit ends at the first block that is not cached. Cached blocks are useful only if window and
     compressor state are there too: strategies say what is kept of them, rules what engines do.
     """
     from dsv4kv.budget.gpus import load_gpu

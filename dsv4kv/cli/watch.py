@@ -46,7 +46,7 @@ def watch(
 ) -> None:
     """Watch the cache of a server that is recorded: hits, churn, better settings.
 
-    What the server reports is kept apart from what is inferred. The last minutes are replayed with
+    Reported and inferred figures are separate. The last minutes are replayed with
     other settings, to say which would find more. In a pipe it prints a line every 10 seconds.
     """
     from dsv4kv.budget.launch import read_command

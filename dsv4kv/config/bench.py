@@ -139,7 +139,7 @@ class CacheSection(Section):
     num_blocks: Positive | None = None
     """Blocks per pool; null sizes the pool for every slot at full context."""
     num_slots: Positive | None = None
-    """Requests that can run at once; null takes ``workload.concurrency``."""
+    """Max concurrent requests; null takes ``workload.concurrency``."""
     state: StateFormat = "ring"
     """HCA compressor state: a ring of 128 rows, or the running softmax (85 times smaller)."""
     prepare: Annotated[str, OneOf(PREPARE)] = Field(
@@ -226,7 +226,7 @@ class WorkloadSection(RequestsSection):
     """The requests and how they are served."""
 
     concurrency: Positive = 8
-    """Requests in flight at once."""
+    """Requests in flight."""
     step_tokens: Positive = 2048
     """Token budget of a step: decode tokens first, then prompt chunks."""
     max_output_tokens: Positive | None = None

@@ -176,7 +176,7 @@ class TransferSection(Section):
         "blocks", description=f"How many bytes and pieces: {explained(TRANSFERS)}."
     )
     gbps: Speed = 50.0
-    """What one rank of a replica sends in a second, in 10^9 B; ranks send the same, at once."""
+    """Rate at which a rank of a replica sends, in 10^9 B/s; ranks send the same concurrently."""
     setup_ms: Milliseconds = 1.0
     """Time before a transfer begins, in ms."""
     descriptor_us: Annotated[float, Field(ge=0, le=10**6)] = 0.5

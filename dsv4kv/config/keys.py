@@ -118,7 +118,7 @@ def nearest_key(path: str, root: Root = BenchConfig) -> str | None:
 
 
 def unknown_key(path: str, root: Root = BenchConfig) -> str:
-    """The sentence about a key that does not exist: the nearest one, and what there is."""
+    """The sentence about a key that does not exist: the nearest one, and all keys."""
     section = path.rpartition(".")[0]
     while section and not (section in keys(root) and keys(root)[section].is_section):
         section = section.rpartition(".")[0]

@@ -43,7 +43,7 @@ CLOCKS = {
 """Where the times of steps come from."""
 
 WRITE_POLICIES = {
-    "write_through": Choice("at once"),
+    "write_through": Choice("immediately"),
     "write_through_selective": Choice("when used a second time"),
     "write_back": Choice("when the tier above gives it up"),
 }
@@ -139,7 +139,7 @@ class ArrivalSection(RequestsSection):
     """The requests and when they come."""
 
     arrivals: Literal["trace", "closed"] = "trace"
-    """When the trace says, or as many at once as concurrency allows, in its order."""
+    """At the trace's times, or in its order whenever concurrency allows."""
     speed: Speed = 1.0
     """Seconds of the trace that pass in one second of the replay."""
     concurrency: Positive = 64
@@ -156,7 +156,7 @@ class SchedulerSection(Section):
     step_tokens: Positive = 8192
     """Token budget of a step: decode tokens first, then prompt chunks."""
     max_requests: Positive = 256
-    """Requests that hold a slot at once, paused ones included."""
+    """Max requests that hold a slot, paused ones included."""
     paused_share: Share = 0.2
     """Part of the blocks that paused requests may keep; beyond it the youngest are
     preempted and recomputed. An engine's prefix.rule pauses no request: it preempts."""
@@ -313,7 +313,7 @@ class TiersSection(Section):
     prefetch_tokens: Positive = 256
     """Min tokens of a fetch."""
     prefetch_share: Share = 0.5
-    """Part of the first tier that may be on its way into it at once."""
+    """Part of the first tier that may be on its way into it."""
     prefetch_timeout_s: Seconds = 1.0
     """Longest wait for what is fetched, in s."""
     prefetch_timeout_per_1024_s: Seconds = 0.25

@@ -46,7 +46,7 @@ class PoolsSection(Section):
     layers: tuple[NonNegative, ...] = (1, 2, 3)
     """Layers of the model whose bytes are moved: one of each attention."""
     requests: Positive = 2
-    """Requests at once; as many again follow in their slots."""
+    """Concurrent requests; as many again follow in their slots."""
     prompt_tokens: Positive = 126
     """Tokens of a prompt."""
     decode_steps: Positive = 6
@@ -59,7 +59,7 @@ class SlotsSection(Section):
     """One contiguous row of KV for every request, found again by a tree of tokens."""
 
     slots: Positive = 10
-    """Rows; as many requests run at once."""
+    """Rows: concurrent requests."""
     cached_tokens: Positive = 20_000
     """Tokens whose place the tree remembers."""
 
@@ -76,10 +76,10 @@ class BlocksSection(Section):
     unified: bool = False
     """Paused requests keep their blocks in memory next to the device's, which then adds to it."""
     requests: Positive = 8
-    """Requests that run at once."""
+    """Concurrent requests."""
     policy: Literal["both", "lru", "ref_zero"] = "both"
     """A registered block without holders stays cached until its place is needed (lru) or is free
-    at once (ref_zero); both runs one after the other."""
+    immediately (ref_zero); both runs one after the other."""
     reset: Literal["none", "all", "prefix_cache", "counters", "both"] = "both"
     """A reset half-way, as a server's after an update of its settings, and what it preserves;
     ``all`` resets everything."""

@@ -34,7 +34,7 @@ class TiersConfig(Section):
     folder: str | None = None
     """Where ``file`` writes, removed at the end; null takes a folder of the user's cache."""
     threads: Positive = 8
-    """Files that are written and read at once."""
+    """Files that are written and read concurrently."""
     windows: str = Field(
         "ends",
         description="Where windows and states are kept: "

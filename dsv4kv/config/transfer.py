@@ -40,7 +40,7 @@ class TransferConfig(Section):
         "all", description=f"How bytes move: all that can be had, {explained(TRANSPORTS)}."
     )
     connections: Annotated[int, Field(gt=0, le=16)] = 1
-    """Sockets that families are read over at once."""
+    """Sockets that families are read over concurrently."""
     merge: bool = True
     """Neighbouring stretches are read as one."""
     model: str = "v4-flash"

@@ -7,7 +7,7 @@ from dsv4kv.core.served import Hit, Served
 from dsv4kv.errors import OutOfBlocks
 
 Evicted = Callable[[Sequence[int], Sequence[int]], None]
-"""Hears the numbers of pages that are evicted, rising, and of those whose windows are."""
+"""Called with the numbers of pages that are evicted, rising, and of those whose windows are."""
 
 
 class Cache:
@@ -24,9 +24,9 @@ class Cache:
         written: Windows and states that were copied to be kept, so far.
         dropped: Written ones that were evicted for others.
         orphaned: Written ones that were evicted with the block before them.
-        evicted: What prompts share and was evicted so far.
+        evicted: Shared blocks evicted so far.
         freed: Grows whenever blocks come free.
-        on_evicted: Hears what is evicted, before it is, where tiers may want it.
+        on_evicted: Called with blocks to be evicted, before it is, where tiers may want it.
     """
 
     reserves = False

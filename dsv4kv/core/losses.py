@@ -1,4 +1,4 @@
-"""What was found of prompts, and why the rest of what had been seen was not."""
+"""Prompt tokens that hit, and why other tokens seen before did not."""
 
 from collections.abc import Callable, Sequence
 

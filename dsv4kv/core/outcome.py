@@ -71,11 +71,11 @@ class Outcome:
         samples_ns: Times by name: ``queueing`` (until a slot), ``ttft`` (until the first token),
             ``tpot`` (mean time per output token), ``latency`` (until the last).
         series: What was held over time.
-        peak_blocks: Most blocks in use at once.
+        peak_blocks: Max blocks in use.
         peak_rounding_tokens: Tokens that the blocks of running requests had room for, beyond
             those they had, at that moment.
-        peak_requests: Most slots held at once.
-        peak_checkpoints: Most checkpoints kept at once.
+        peak_requests: Max slots in use.
+        peak_checkpoints: Max checkpoints kept.
     """
 
     def __init__(self, points: int, block_tokens: int, client_s: float = 0.0) -> None:

@@ -70,7 +70,7 @@ class BlockPaths:
     def stretches(self) -> list[list[int]]:
         """Columns of all pasts: request, owner, begin, end, blocks more recent than the first.
 
-        Stack distances of all blocks at once: Mattson's stack algorithm on stretches.
+        Stack distances of all blocks together: Mattson's stack algorithm on stretches.
         """
         request_of, owners, begins, ends, above = (list[int]() for _ in range(5))
         recency = _Recency(len(self.blocks))

@@ -201,7 +201,7 @@ class AgedLFU(LFU):
         run.stamp = (self.age + self.weigh(run), self.now)
 
     def weigh(self, run: Run) -> float:
-        """What all its uses are worth."""
+        """Worth of all its uses."""
         return run.uses
 
     def dropped(self, run: Run, count: int, key: object) -> None:
@@ -259,7 +259,7 @@ class SIEVE(Policy):
             self._behind.push(run, (run.moment, 0.0))
 
     def dropped(self, run: Run, count: int, key: object) -> None:
-        """Start over when the newest has gone: what comes next is not to go at once."""
+        """Start over when the newest has gone: what comes next must not be evicted immediately."""
         if run.parent is None and self.order.empty():
             self._start_over()
 

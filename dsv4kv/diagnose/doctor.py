@@ -1,4 +1,4 @@
-"""Check a machine: what is there, what it is for, and how to get what is missing."""
+"""Check a machine: parts found, their use, and how to get missing ones."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Engines that size caches: what they are asked, and what they answer in exact integers."""
+"""Engines that size caches: inputs and results, in exact integers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -157,7 +157,7 @@ class Capacity:
         unit_bytes: Bytes of one of them, over all layers.
         units_per_request: Of one request of ``max_context_tokens``, reserve included.
         printed_tokens: The number of tokens that the engine prints; None where it prints none.
-        concurrency: Requests of ``max_context_tokens`` that fit at once, as the engine counts.
+        concurrency: Concurrent requests of ``max_context_tokens`` that fit, as the engine counts.
         log_lines: The lines the engine logs, word for word, without prefixes.
         note: Which of several pools binds, in a sentence.
     """

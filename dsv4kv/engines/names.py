@@ -67,7 +67,7 @@ def engine_family(family: str) -> list[str]:
 IDEAL = Variant("whole blocks, least recently used, nothing else to keep")
 _rules = [row for family in FAMILIES.values() for row in family.rules.items()]
 RULES = {"ideal": IDEAL} | dict(sorted(_rules, key=lambda row: row[0] not in FAMILIES))
-"""By whose rule prompts are found, kept and evicted."""
+"""Prefix-cache behaviour."""
 
 HOST_TIERS = {
     name: Choice(explains)

@@ -107,7 +107,7 @@ NOWHERE, EVERYWHERE = Retention(), Retention(None)
 
 @dataclass(frozen=True)
 class Policy:
-    """How requests are admitted, and what a hit is.
+    """Admission of requests, and the definition of a hit.
 
     Attributes:
         index: ``hashed`` blocks of one pool, or a ``radix`` tree of pages.

@@ -1,1 +1,1 @@
-"""What the model is: its layers, entry formats, page layouts and the bytes that follow."""
+"""The model: its layers, entry formats, page layouts and the bytes that follow."""

@@ -1,4 +1,4 @@
-"""What the model is, as far as its cache needs it: sizes, formats, rotary frequencies."""
+"""The model as its cache needs it: sizes, formats, rotary frequencies."""
 
 import functools
 import math

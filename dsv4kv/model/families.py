@@ -1,4 +1,4 @@
-"""What a prefix is made of: objects of a few families, each with its own rule of what is needed.
+"""Objects of a prefix, in a few families: each has its own rule for the ones that a hit needs.
 
 The parts of a cache that a request must find to go on after ``n`` tokens (arXiv:2606.19348,
 3.5.2): compressed entries and indexer keys of every block, the window of sliding attention as it

@@ -1,6 +1,6 @@
 """A cache on paper: every layer's storage, who shares tables, and how many blocks and slots.
 
-The plan is what a cache is built from, so what it predicts is what must be allocated.
+A cache is built from its plan, so allocated bytes must equal predicted ones.
 """
 
 from collections import Counter

@@ -99,7 +99,7 @@ def _differences(scene: Scene, found: Call, expected: Call, before: Call) -> Ite
     for buffer, old in zip(found.guarded, before.guarded, strict=True):
         for row, where in ((0, "before"), (-1, "after")):
             if not torch.equal(buffer[row], old[row]):
-                yield f"it wrote memory {where} what it was given."
+                yield f"it wrote memory {where} its arguments."
     operation = OPERATIONS[scene.operation]
     for argument in operation.arguments:
         name = argument.name

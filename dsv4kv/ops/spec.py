@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Count = TypeVar("Count", int, "NDArray[np.int64]")
-"""A count, or many at once: one for each length or token."""
+"""A count, or an array of counts: one for each length or token."""
 
 _INDEX_BYTES, _TABLE_BYTES, _FLOAT_BYTES = 8, 4, 4
 
@@ -248,7 +248,7 @@ _INSERTING = {
     "single": Variant("a warp has one entry under way, on up to eight blocks a multiprocessor"),
 }
 _GATHERING = {
-    "ahead": Variant("a warp looks up all its entries at once, four of them under way"),
+    "ahead": Variant("a warp looks up all its entries together, four of them under way"),
     "stepwise": Variant("a warp looks up two entries at a time, both under way"),
 }
 
@@ -343,7 +343,7 @@ OPERATIONS: dict[str, Operation] = {
         ("out",),
         """Dequantise entries 0 … length − 1 of each request; M is at least the largest length. A
         request's rows after its length are zeros up to the largest one; rows after that are zeros
-        or what they were, so that a captured launch may have room for more.""",
+        or unchanged, so that a captured launch may have room for more.""",
         variants=_GATHERING,
     ),
     "gather_window": Operation(
@@ -377,7 +377,7 @@ OPERATIONS: dict[str, Operation] = {
         ("out",),
         """Score indexer keys in their pages: sum over the heads h of weights[h] ·
         max(0, queries[h] · key), in float32; queries are e4m3. Without ``blocks`` column j is key
-        j; −inf from a token's length up to the longest, after that −inf or what it was (DeepGEMM's
+        j; −inf from a token's length up to the longest, after that −inf or unchanged (DeepGEMM's
         ``fp8_paged_mqa_logits``, with clean_logits). With ``blocks``, as ``select_blocks`` gives
         them, only these are scored, each M / N keys: column c is key c mod (M / N) of block
         ``blocks[t, c // (M / N)]``; −inf where there is no such block or key (DeepGEMM's

@@ -1,7 +1,7 @@
 """Entries, useful bytes and floating-point operations of a step, by layer and operation.
 
 Counted from the layers' schemas alone: nothing is asked of the cache, and no torch is needed. The
-reads of a decode step are counted for many tokens at once: all of a step, or every length that a
+reads of a decode step are counted for many tokens together: all of a step, or every length that a
 request will have.
 """
 

@@ -164,7 +164,7 @@ class ChromeFile:
 
 
 def _decode_together(text: str) -> tuple[list[Event], int]:
-    """Decode all whole events at once; they and where the last ends, or none where one fails."""
+    """Decode all whole events together; they and where the last ends, or none where one fails."""
     ends = [found.end(1) for found in _WHOLE.finditer(text, max(0, len(text) - _TAIL))]
     if not ends:
         return [], 0

@@ -112,7 +112,7 @@ class Source:
 
     profile: Profile  # with its kernel table
     yardstick: Yardstick | None
-    """What its rates are compared with; None where nothing was measured."""
+    """Baseline of its rates; None where nothing was measured."""
     record: RunRecord | None = None  # that it was read from; None of a profiler's own file
 
     @property

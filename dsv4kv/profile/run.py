@@ -366,7 +366,7 @@ def run_profiled(
     keep: Callable[[Case], None],
     memory_bytes: int | None = None,
 ) -> None:
-    """Profile ``steps`` decode steps of as many requests as may run at once.
+    """Profile ``steps`` decode steps of the maximum number of concurrent requests.
 
     ``keep`` is given the case before the profiler stops, which may end this process: it has the
     bytes that operations had to move, and no kernel table yet.

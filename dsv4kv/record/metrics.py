@@ -176,7 +176,7 @@ class Metrics:
         self._settings: dict[str, str] = {}
 
     def run(self, stop: Stop) -> None:
-        """Sample at once, every few seconds and at the end."""
+        """Sample immediately, every few seconds and at the end."""
         self._sample()
         while not stop.wait(self._every_s):
             self._sample()

@@ -18,7 +18,7 @@ HTTP = ("http", "https")
 
 
 class Source(Protocol):
-    """Runs in a thread of its own and writes what it hears."""
+    """Runs in a thread of its own and writes what it receives."""
 
     def run(self, stop: Stop) -> None:
         """Listen until ``stop`` is set, or until there is nothing more; then write what is left.
@@ -76,7 +76,7 @@ def run(
 ) -> None:
     """Listen to all sources; sync every second, then ``tick``.
 
-    Ends when every source has, after ``limit_s``, or by Ctrl-C. What has come is written then.
+    Ends when every source has, after ``limit_s``, or by Ctrl-C. All received data is then written.
 
     Raises:
         Dsv4kvError: A source cannot listen, or the recording cannot be written.

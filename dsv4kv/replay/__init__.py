@@ -1,1 +1,1 @@
-"""Serving a trace in virtual time: what happens is exact, what it takes a clock says."""
+"""Serving a trace in virtual time: events are exact, their durations are a clock's."""

@@ -1,8 +1,8 @@
-"""A recorded server against a replay of what it was asked, and what makes them differ.
+"""A recorded server against a replay of its requests, and causes of the difference.
 
 Both are counted minute by minute: tokens found, blocks evicted, blocks in use, requests preempted.
 What explains the difference is replayed with one thing changed at a time, so that every cause has
-its tokens: exactly, or between two bounds. What is left is said to be unexplained.
+its tokens: exactly, or between two bounds. The rest is reported as unexplained.
 """
 
 from collections import Counter
@@ -71,7 +71,7 @@ class Cause:
     """What makes the server find more tokens than the replay, or fewer.
 
     Attributes:
-        name: What it is.
+        name: The cause.
         low: Tokens more than the replay that it explains at least; negative where they are fewer.
         high: At most; the same where it is known exactly.
         seen: Where that is known from.
@@ -139,7 +139,7 @@ def spans_of(recorded: Recorded) -> list[Span]:
 
 
 class Comparison:
-    """What a server was asked, replayed at its pace."""
+    """Requests of a server, replayed at its pace."""
 
     def __init__(
         self,

@@ -193,7 +193,7 @@ def _name_apart(requests: Sequence[Request], block_tokens: int) -> Iterator[Requ
 
 @dataclass(frozen=True)
 class Replay:
-    """A replay that is ready to run, and what it was made of.
+    """A replay that is ready to run, and its inputs.
 
     Attributes:
         parts: What it has in common with others.

@@ -73,7 +73,7 @@ def _named_gpu(cost: CostSection) -> Gpu | None:
 def describe_deployment(
     config: ReplayConfig, model: DSV4Config, schemas: Sequence[LayerCacheSchema]
 ) -> Deployment:
-    """What an engine is asked to size: its FP8 keys, where the configuration names none."""
+    """Formats that an engine sizes: its FP8 keys, where the configuration names none."""
     formats = config.model.formats
     return Deployment(
         model,
@@ -107,7 +107,7 @@ class MemoryPlan:
         num_blocks: Blocks of context.
         total_bytes: All memory; None where blocks are given instead.
         max_context_tokens: Longest request.
-        strategy: What is kept of windows and states.
+        strategy: Checkpoint policy of windows and states.
     """
 
     rule: Variant
@@ -281,6 +281,6 @@ def check_fit(cost: CostSection, memory: MemoryPlan, weights: WeightModel) -> No
         f"{format_bytes(-(-held // cost.gpus) - usable)} ({format_bytes(usable)} of its "
         f"{format_bytes(gpu.memory_bytes)} can be used: {float(SHARE):.0%} less "
         f"{format_bytes(RESERVE)}, as dsv4kv budget has it). {ceil(held / usable)} are the "
-        "fewest that do: give cost.gpus (--gpus), or less cache.memory_bytes. A bandwidth "
-        "(--bandwidth) in place of a GPU is not asked for its memory."
+        "minimum: give cost.gpus (--gpus), or less cache.memory_bytes. With --bandwidth instead "
+        "of --gpu, memory capacity is not checked."
     )

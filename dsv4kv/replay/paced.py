@@ -1,6 +1,6 @@
 """A replay at a server's own pace: requests begin, answer and end when they did there.
 
-No model of a step is needed, and none is used: what runs at once is what ran at once. A request
+No model of a step is needed, and none is used: requests overlap as they did there. A request
 begins when its prompt has room, and takes a block for what it generates at even distances between
 its first token and its last.
 """

@@ -45,7 +45,7 @@ class Pool:
     """The cache that a rule is given, and the trace.
 
     Attributes:
-        chunk_tokens: Tokens of a prompt computed at once.
+        chunk_tokens: Tokens of a prompt computed in one step.
         arch: What the GPU's kernels are compiled for, which decides V4.1's blocks in vLLM:
             ``sm_90``; None is a datacenter Blackwell.
         windows: Pages of SGLang's pool of windows; None for a tenth of the pages.
@@ -220,7 +220,7 @@ def open_radix(rule: Rule, pool: Pool, *, windows: bool) -> SglangCache:
 
 @dataclass(frozen=True)
 class Losses:
-    """Tokens that an unbounded cache without rules would have hit, by what they were lost to.
+    """Tokens that an unbounded cache without rules would have hit, by cause of their loss.
 
     Attributes:
         evicted_block: Their block had been evicted.

@@ -131,7 +131,7 @@ def list_constants(replay: Replay) -> list[Constant]:
     ]
     for tier in replay.tiers.tiers if replay.tiers else ():
         name, section, given = tier.name, tier.section, f"tiers.{tier.name}, as configured"
-        overlapping = f"{given}; of {section.parallel} at once"
+        overlapping = f"{given}; {section.parallel} overlap"
         rows.append((f"reading from {name}", section.read_gbps, "GB/s", given))
         rows.append((f"writing to {name}", section.write_gbps, "GB/s", given))
         rows.append((f"an operation of {name}", section.latency_us, "µs", overlapping))
@@ -246,7 +246,7 @@ def describe_tier(tier: Tier, tiers: Tiers) -> ReplayTier:
 
 OnProgress = Callable[[int, int], None]
 """Is called with how many requests are done, of how many, over all cases; with how many points
-where several are done at once."""
+where several are done concurrently."""
 
 
 Serve = Callable[[Point[ReplayConfig], Sequence[Request], Callable[[int], None]], Case]
@@ -310,13 +310,13 @@ class Server:
     def __init__(
         self, points: Sequence[Point[ReplayConfig]], serve: Serve, traces_sha256: Mapping[str, str]
     ) -> None:
-        """``traces_sha256``: what the traces were where it was asked, maybe elsewhere."""
+        """``traces_sha256``: its traces as they were given, maybe on another machine."""
         self._points, self._serve = points, serve
         self._traces_sha256 = dict(traces_sha256)  # of those that were not looked at yet
         self._known: tuple[Any, list[Request]] | None = None
 
     def __call__(self, number: int, on_progress: OnProgress = lambda done, total: None) -> Case:
-        """Replay a point; ``on_progress`` hears of all of them.
+        """Replay a point; ``on_progress`` is called with each of them.
 
         Raises:
             Dsv4kvError: The only point cannot be built or its trace cannot be read.

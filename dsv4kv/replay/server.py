@@ -29,7 +29,7 @@ def by_server(config: ReplayConfig) -> ReplayConfig:
     Raises:
         ConfigError: A command that cannot be read, another model or number of GPUs than the
             configuration's, or an engine without a rule.
-        DoesNotFit: The engine does not start with what it is given.
+        DoesNotFit: The engine does not start with these settings.
     """
     if not config.server.given:
         return config

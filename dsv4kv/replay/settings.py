@@ -143,7 +143,7 @@ def _blocks_by_metrics(server: Server) -> str | None:
 def open_pool(
     requests: Iterable[Request], known: Sequence[Known], given: Sequence[str]
 ) -> tuple[Pool, str]:
-    """The server's cache with what it was asked, and the rule by which it finds prompts.
+    """The server's cache with its requests, and its prefix rule.
 
     Args:
         requests: What was asked.

@@ -227,7 +227,7 @@ class Tiers:
         self._first.store(now_s, list(ask.own))
 
     def _settle(self, ask: Fetch | None, now_s: float) -> float:
-        """The moment at which what has come counts; what has not is given up."""
+        """The moment at which fetched objects count; others are dropped."""
         if ask is None:
             return now_s
         host, section = self._first, self._section

@@ -1,4 +1,4 @@
-"""Make cases and records: what every run says of itself, whoever measured or modelled it."""
+"""Make cases and records of measured and modelled runs."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ from dsv4kv.traces import resolve_trace, trace_sha256
 
 
 def make_case(*, error: str | None = None, interrupted: bool = False, **known: Any) -> Case:
-    """A case of which only what is given is known; failed if there is an error."""
+    """A case with the given values alone; failed if there is an error."""
     nothing: dict[str, Any] = {
         "axis": {},
         "status": "failed" if error else "incomplete" if interrupted else "complete",

@@ -27,7 +27,7 @@ Option = Annotated[str, StringConstraints(max_length=2**20)]
 
 
 class Asked(Part):
-    """What a sweep was asked; one that is resumed must agree."""
+    """Options of a sweep; a resumed one must agree."""
 
     run_id: RunId
     """Name of the run that gathers it."""
@@ -91,7 +91,7 @@ class Points:
 
     @property
     def resume(self) -> str:
-        """The command line that goes on with it."""
+        """The command line that resumes it."""
         folder = self.path.parent
         there = "" if folder == Path("results") else f" --out {shlex.quote(str(folder))}"
         return f"dsv4kv {self.asked.command} --resume {self.asked.run_id}{there}"
@@ -162,8 +162,8 @@ def open_points(
         there, now = getattr(found.asked, name), getattr(asked, name)
         if there != now:
             raise RecordError(
-                f"{path} is of {what} ({_shown(there)}, now {_shown(now)}): go on with what it "
-                "was begun with, or begin a new sweep."
+                f"{path} is of {what} ({_shown(there)}, now {_shown(now)}): continue with "
+                "that one, or begin a new sweep."
             )
     for number, case in found.cases.items():
         wanted = whole_json(list(points[number])) if number in range(len(points)) else None
@@ -220,7 +220,7 @@ class Sweep:
 
     @property
     def parallel(self) -> bool:
-        """Whether several are done at once."""
+        """Whether several are done concurrently."""
         return self.jobs != 1 or self.ray is not None
 
 
@@ -237,7 +237,7 @@ def run_points(
     """Do every point that is not finished yet; Ctrl-C ends with those that are, if any.
 
     Points are numbered from 0. ``on_progress`` is called with how many of how many are finished,
-    where several run at once.
+    where several run concurrently.
     """
     cases = dict(sweep.points.cases) if sweep.points else {}
     numbers = [number for number in range(count) if number not in cases]

@@ -31,7 +31,7 @@ class FleetReplica(Part):
     output_tokens: int
     """Tokens of answers that it gave; what a prefill replica samples after a prompt is none."""
     peak_requests: int
-    """Most requests that held a slot at once."""
+    """Max requests that held a slot."""
     busy_ns: int
     """Time in which it had steps to take."""
     queued_ns: int
@@ -111,7 +111,7 @@ class Constant(Part):
     """A number that the times depend on."""
 
     name: str
-    """What it is."""
+    """Its name."""
     value: float
     """How much."""
     unit: str
@@ -130,7 +130,7 @@ class ReplayPool(Part):
     unit_bytes: int
     """Bytes of one."""
     peak_units: int
-    """Most that were in use at once; of blocks, those that requests held."""
+    """Max in use; of blocks, those that requests held."""
 
 
 class Reuse(Part):
@@ -157,7 +157,7 @@ class Reuse(Part):
     saved_tokens: int
     """Tokens that were not computed."""
     lost_tokens: dict[str, int]
-    """Seen and computed all the same, by reason; ``in_flight`` where another request was just
+    """Seen and computed again, by reason; ``in_flight`` where another request was just
     computing them."""
     computed_tokens: int
     """Prompt tokens computed, also by requests that started again."""
@@ -353,7 +353,7 @@ class ReplayResult(Part):
     """From the first arrival to the last; null where requests follow answers, and in older
     records."""
     mean_decoding: float = 0.0
-    """Requests that decoded at once, on average while anybody ran."""
+    """Requests that decoded concurrently, on average while anybody ran."""
     pauses: int
     """How often a request was paused."""
     evictions: int

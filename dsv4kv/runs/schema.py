@@ -162,11 +162,11 @@ class Totals(Part):
     wall_ns: int
     """Time from first to last step, without checks."""
     peak_blocks: int
-    """Most blocks held at once, all tables together."""
+    """Max blocks allocated, all tables together."""
     peak_rounding_bytes: int
     """Bytes of held pages beyond the last valid entry, at the peak."""
     peak_requests: int
-    """Most requests in flight at once."""
+    """Max requests in flight."""
     blocks_left: int
     """Blocks still held at the end; anything but 0 is an error."""
 

@@ -199,7 +199,7 @@ class MemorySeries(Part):
     units: list[HeldUnits]
     """What was held."""
     pools: list[HeldPool]
-    """What that is in bytes; block tables, which are always whole, are not listed."""
+    """Its pools and bytes; block tables, which are always whole, are not listed."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

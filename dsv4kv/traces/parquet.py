@@ -1,6 +1,6 @@
 """Traces as Parquet files: a row for every request, read and written a row group at a time.
 
-| column | type | what it is |
+| column | type | meaning |
 |---|---|---|
 | arrival_s | double | seconds from the start of the trace |
 | input_tokens, output_tokens | int64 | lengths |

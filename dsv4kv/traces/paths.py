@@ -3,7 +3,7 @@
 An id stands for a block *and its history*, so the paths form a tree in which every id has one
 parent. Memory grows with the runs, however many blocks they stand for.
 
-Which blocks of every prompt were seen before, and how long ago: stack distances of all at once. A
+Which blocks of every prompt were seen before, and how long ago: stack distances of all together. A
 prompt's blocks are touched last to first, so a parent is always more recent than its children, an
 LRU cache evicts children before their parents, and hits end at the first miss by themselves. What
 one request touched together stays together in the order: a prompt meets its past as a few

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dsv4kv.traces.paths import Ints, join_runs
 
 NO_IDS = (
-    "no request has block ids: what its prompts share is not known. Take a trace with hash_ids, "
+    "no request has block ids: shared prefixes are unknown. Take a trace with hash_ids, "
     "or make one with: dsv4kv trace synth."
 )
 

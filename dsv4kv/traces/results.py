@@ -30,7 +30,7 @@ Run = dict[str, Any]
 _PER_SECOND = UNITS_PER_SECOND | {"sec": 1, "seconds": 1}
 _INFERENCEX_ROUNDS = 10
 _FULL = 0.75
-"""Requests in flight on average, of the most: more is a client that keeps so many in flight."""
+"""Requests in flight on average, of the most: more is a client that keeps their number."""
 
 
 class Timed(NamedTuple):
@@ -203,7 +203,7 @@ def _inferencex(row: Run) -> Run:
     }
     return _summed(count, 0, duration_s, lengths, times) | {
         "max_concurrency": int(row["conc"]),
-        "assumed": f"{_INFERENCEX_ROUNDS} requests for each at once, of the given lengths",
+        "assumed": f"{_INFERENCEX_ROUNDS} requests for each concurrent one, of the given lengths",
     }
 
 

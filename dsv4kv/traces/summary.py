@@ -1,4 +1,4 @@
-"""What a trace is like: how much it asks for, how much of it repeats, and whether ids agree.
+"""Summary of a trace: tokens, repeated blocks, and whether ids agree.
 
 Which block id follows which is known exactly, whatever the length, in the memory of a batch.
 

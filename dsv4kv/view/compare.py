@@ -119,7 +119,7 @@ def explain(comparison: Comparison) -> str:
 
 def _list_warnings(comparison: Comparison) -> Iterator[Finding]:
     if comparison.forced:
-        yield Finding("bad", "the sides are not alike and are compared all the same (--force):")
+        yield Finding("bad", "the sides are not alike and are compared anyway (--force):")
     for difference in comparison.differences:
         yield Finding("note", str(difference))
     sentences = [*comparison.losses, *comparison.missing]
@@ -305,7 +305,7 @@ def to_markdown(comparison: Comparison, verdict: Verdict) -> str:
     lines = [f"**dsv4kv {conclude(comparison, verdict)}**", ""]
     lines += [f"- {_describe_side(side)}" for side in sides]
     if comparison.forced:
-        lines.append("- **the sides are not alike and are compared all the same (`--force`)**")
+        lines.append("- **the sides are not alike and are compared anyway (`--force`)**")
     lines += [f"- {each}" for each in comparison.differences]
     lines += [f"- {sentence}" for sentence in (*comparison.losses, *comparison.missing)]
     changed = [row for row in comparison.rows if row.judgement.verdict in _CHANGES]

@@ -187,7 +187,7 @@ def judge_results(case: Case) -> Iterator[Finding]:
     elif case.status not in ("failed", "skipped"):
         yield Finding("note", "no output was compared with the reference")
     if case.gathers_because:
-        yield Finding("note", f"decode steps gather: {case.gathers_because}")
+        yield Finding("note", f"decode steps gather, not read in place: {case.gathers_because}")
 
 
 def _span(counts: Collection[int]) -> str:

@@ -34,7 +34,7 @@ def render_page(page: Page) -> str:
 
 
 def write_page(page: Page, target: Path) -> None:
-    """Write a page; what was there before is replaced."""
+    """Write a page; an old file is replaced."""
     with _refusing(target, "--html page.html"):
         target.parent.mkdir(parents=True, exist_ok=True)
         _replace(target, render_page(page).encode())

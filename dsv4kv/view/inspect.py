@@ -1,4 +1,4 @@
-"""What pages contain and what is wrong with them, the answer first."""
+"""Contents and faults of pages, the answer first."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ def report_inspection(found: Inspection) -> Iterator[Part]:
                 ("kind", lambda each: each.kind),
                 ("rows", lambda each: quantity(each.rows)),
                 ("first at", _place),
-                ("what it is", lambda each: _meaning(faults.MEANINGS, each)),
+                ("meaning", lambda each: _meaning(faults.MEANINGS, each)),
             ],
             found.faults,
             note="pages and entries from 0, as they are in the dump",
@@ -101,6 +101,6 @@ def report_comparison(found: Comparison) -> Iterator[Part]:
             ("rows", lambda each: quantity(each.rows)),
             ("first entry", lambda each: quantity(each.entry)),
             ("token", lambda each: quantity(each.position)),
-            ("what it is", lambda each: _meaning(difference.MEANINGS, each)),
+            ("meaning", lambda each: _meaning(difference.MEANINGS, each)),
         ]
         yield Table("Differences", columns, found.differences)

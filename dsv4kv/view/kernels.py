@@ -1,4 +1,4 @@
-"""What kernels were compiled to, as ``dsv4kv kernels`` shows it."""
+"""Compiled kernels, as ``dsv4kv kernels`` shows it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

@@ -28,7 +28,7 @@ def plan_page(
     trace: str | None,
     settings: Sequence[str] = (),
 ) -> Page:
-    """The deployment, what it is predicted to do and how to start it; then everything tried.
+    """The deployment, its predicted times and launch commands; then everything tried.
 
     ``gpus`` were searched; ``trace`` was named, with ``settings`` of its replays.
     """
@@ -178,9 +178,9 @@ def _seconds(value: float) -> str:
 
 
 def _rate(trial: Trial) -> str:
-    """``3.40 requests/s``; all at once is no rate."""
+    """``3.40 requests/s``; all together is no rate."""
     if trial.rate >= _ALL_AT_ONCE:
-        return "all requests at once"
+        return "all concurrent requests"
     return f"{format_number(trial.rate)} requests/s"
 
 

@@ -1,4 +1,4 @@
-"""Profiles: what share of the time is work on the KV cache, kernel by kernel, and what differs.
+"""Profiles: the KV cache's share of the time, kernel by kernel, and differences of two profiles.
 
 Rates are decimal: 1 GB/s is 10^9 B/s.
 """

@@ -209,7 +209,7 @@ def _draw_columns(columns: Sequence[_Column], width: int, body: int) -> RichTabl
 
 
 def to_markdown(table: Table) -> str:
-    """The table's rows; what is absent is empty."""
+    """The table's rows; an absent value is empty."""
 
     def text(cell: Cell) -> str:
         shown = "" if text_of(cell) == ABSENT else text_of(cell)

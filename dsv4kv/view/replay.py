@@ -251,7 +251,7 @@ def losses_table(
 
 
 def remedy_of(rule: str, reason: str) -> str:
-    """What saves tokens that were lost for a reason, in the words of the rule's engine."""
+    """Remedy for tokens lost for a reason, in the words of the rule's engine."""
     known = RULES[rule].remedies if rule in RULES else {}
     return known.get(reason, LOSSES[reason][1])
 

@@ -73,7 +73,7 @@ def text_of(cell: Cell) -> str:
 
 
 class Head(NamedTuple):
-    """Header of a column, with its unit, and what its cells are."""
+    """Header of a column, with its unit, and the kind of its cells."""
 
     header: str
     kind: Literal["name", "number", "prose"]
@@ -233,7 +233,7 @@ class Chart:
 
 
 Part = Table | Facts | Finding | Chart | Text | str
-"""What a view is made of; an empty string is a blank line."""
+"""A part of a view; an empty string is a blank line."""
 
 
 @dataclass(frozen=True)

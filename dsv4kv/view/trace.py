@@ -117,7 +117,7 @@ def to_csv(answer: Answer) -> str:
 
 
 def to_json(source: str, model: str, answer: Answer) -> str:
-    """The rows and what they are about as one JSON document."""
+    """The rows and their trace as one JSON document."""
     document = {
         "source": source,
         "model": model,

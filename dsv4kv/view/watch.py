@@ -49,7 +49,7 @@ def dashboard(glance: Glance, what_if: WhatIf | None) -> Iterator[Part]:
             ("blocks", lambda item: quantity(item[1])),
             ("share", lambda item: share(item[1], cached)),
         ]
-        note = "stored less evicted, since the recording began; what was cached before is missing"
+        note = "stored less evicted, since the recording began, without blocks cached before"
         groups = list(glance.groups.items())
         yield from ("", Table("Cached blocks (inferred)", columns, groups, note=note))
     if what_if is None:

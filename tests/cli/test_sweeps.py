@@ -114,7 +114,7 @@ def test_what_ctrl_c_interrupted_goes_on_from_its_name_alone(whole: list[Case]) 
 def test_a_sweep_goes_on_as_it_was_asked_or_not_at_all(whole: list[Case]) -> None:
     name = the_record().run_id
     other = invoke("replay", "--resume", name, "--memory", "1GiB")
-    assert (other.exit_code, "is not what it was asked" in other.stderr) == (2, True)
+    assert (other.exit_code, "differs from its settings" in other.stderr) == (2, True)
     other = run("--resume", name, "--set", "measure.seed=7")
     assert (other.exit_code, "other settings or axes" in other.stderr) == (7, True)
     assert run("--resume", name, "--jobs", "1").exit_code == 6

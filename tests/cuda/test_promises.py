@@ -20,8 +20,8 @@ BROKEN: list[tuple[str, dict[str, Any], str | None]] = [
     (COPY, {"local_bytes": 8}, "uses 8 B of local memory a thread (spilled registers or arrays"),
     (COPY, {"accesses": GOOD | {"LDL.64": 1}}, "uses 0 B of local memory a thread"),
     (COPY, {"accesses": {"LDG.32": 4, "STG.128": 1}}, "has no load of 128 bits, only 32."),
-    (COPY, {"accesses": GOOD | {"STG.32": 4}}, "stores 32 and 128 bits at once, not 128"),
-    (COPY, {"accesses": {"LDG.128": 1}}, "stores none bits at once, not 128 throughout."),
+    (COPY, {"accesses": GOOD | {"STG.32": 4}}, "has stores of 32 and 128 bits, not 128"),
+    (COPY, {"accesses": {"LDG.128": 1}}, "has stores of none bits, not 128 throughout."),
     (
         COPY,
         {"early": None},

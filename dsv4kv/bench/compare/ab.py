@@ -100,7 +100,7 @@ class Duel:
     order_seed: int  # of the order in which they run
     turns: Unit | None = None
     """What alternates. Steps: a launch of each side at the same time, which takes the memory of
-    two. Launches: one process at a time. None: steps, but for runs on a GPU."""
+    two. Launches: one process at a time. None: steps, except on a GPU."""
 
     @property
     def kind(self) -> str:
@@ -116,7 +116,7 @@ class Duel:
 
 @dataclass(frozen=True)
 class _Plan:
-    """One side: what to run, and what it was asked for."""
+    """One side: its program and its request."""
 
     task: Task
     loaded: LoadedConfig
@@ -159,7 +159,7 @@ def draw_order(launches: int, unit: Unit, seed: int) -> list[int]:
 
 
 def _choose_unit(plans: Sequence[_Plan]) -> Unit:
-    """Two caches at once fit into a host's memory; a GPU's is filled by one."""
+    """Two caches fit into a host's memory; a GPU's is filled by one."""
     if all(plan.loaded.config.device == "cpu" for plan in plans):
         return "step"
     return "step" if capture_environment()["versions"]["driver"] is None else "launch"

@@ -127,7 +127,7 @@ class Row:
     after: Launches
     judgement: Judgement
     factors: tuple[float | None, float | None] = (None, None)
-    """What times of a model are right within, before and after; None where they were measured, or
+    """Error factors of a model's times, before and after; None where times were measured, or
     nothing is known of their error."""
 
     @property
@@ -157,7 +157,7 @@ class Comparison:
 
     @property
     def forced(self) -> bool:
-        """Whether the sides differ where they must not, and are compared all the same."""
+        """Whether the sides differ where they must not, and are compared anyway."""
         return not self.intended and any(each.kind != "unknown" for each in self.differences)
 
     def conclude(self, *, fail_on_unclear: bool = False) -> Verdict:

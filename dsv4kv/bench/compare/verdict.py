@@ -3,7 +3,7 @@
 The ratio of two sides is Hodges and Lehmann's (Annals of Mathematical Statistics 34, 1963): the
 middle of the ratios of every launch of one side to every launch of the other. Its interval ends at
 the ratios that a rank test would just not reject: Mann-Whitney's of two sides, Wilcoxon's signed
-ranks of pairs, counted exactly. Ranks of few launches cannot be as rare as many verdicts at once
+ranks of pairs, counted exactly. Ranks of few launches cannot be as rare as many verdicts
 need: then the interval is all that was seen or Student's t, whichever is wider, and below
 ``fewest_launches`` there is none.
 """
@@ -170,7 +170,7 @@ def judge(
 
     SLOWER and FASTER need the whole interval of the ratio beyond the floor. SAME needs it within
     the floor, or around 1 and within three floors. The rest is UNCLEAR, and so is what a drift of
-    the machine would explain. Each of ``verdicts`` made at once gets its share of the 5 %
+    the machine would explain. Each of ``verdicts`` made together gets its share of the 5 %
     (Bonferroni).
     """
     tail = _TAIL / verdicts

@@ -310,7 +310,7 @@ def _check_append(part: CompressedCache, step: Step) -> None:
     """Raise ``ConfigError`` for more tokens of a request than the state holds until the flush."""
     if step.max_request_tokens > part.max_append_tokens:
         raise ConfigError(
-            f"{step.max_request_tokens} tokens of a request at once, and its compressor state "
+            f"{step.max_request_tokens} tokens of a request together, and its compressor state "
             f"takes {part.max_append_tokens}: raise draft_tokens, or use compress_chunk."
         )
 

@@ -181,7 +181,7 @@ class Verifier:
         return values
 
     def _check_entry(self, name: str, at: At, indexer: bool, entry: int, found: Tensor) -> None:
-        """An entry bf16[D] must be what was placed, or but for rounding what its tokens make."""
+        """An entry bf16[D] must be the placed one or, up to rounding, the one of its tokens."""
         form, compressor = at.layer.part(indexer).store.layout.format, self._made(at, indexer)
         placed = None
         if self.contexts is not None:

@@ -43,7 +43,7 @@ class Model:
     def compute(self, tokens: Tokens, before: Kv | None) -> Kv:
         """KV of tokens int32[T], uint64[T, words]; ``before`` is the KV of the last before them.
 
-        The first word is h' = a · h + t + 1 modulo 2^64, for all tokens at once.
+        The first word is h' = a · h + t + 1 modulo 2^64, for all tokens together.
         """
         count = len(tokens)
         powers = np.cumprod(np.full(count, _FACTOR, dtype=np.uint64))
@@ -188,7 +188,7 @@ class Outcome:
 def run_systems(
     config: SystemsConfig, on_system: Callable[[str, int, int], None]
 ) -> list[Outcome]:
-    """Run them; ``on_system`` hears which is next, after how many of all."""
+    """Run them; ``on_system`` is called with the next one, and how many of all are done."""
     torch.set_num_threads(1)
     model = Model(build_schedule(load_model(config.model)))
     outcomes: list[Outcome] = []

@@ -158,7 +158,7 @@ class Mover:
             self._stream.settle()
 
     def by_pages(self, way: Way, family: Family, rows: Ids, data: Objects) -> None:
-        """The same by a copy for every piece: what gathering is compared with."""
+        """The same by a copy for every piece: the baseline of gathering."""
         pools, pieces = self._pools[family.name], torch.from_numpy(data)
         with self._stream.turn():
             for layer, pool in enumerate(pools):

@@ -107,7 +107,7 @@ def digest(data: Bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a prefix is made of."""
+    """Objects of a prefix."""
 
     tokens: int  # of the prefix
     digests: dict[str, list[bytes]]

@@ -62,7 +62,7 @@ _MORE_TOKENS, _STEPS = 132, 1  # computed and decoded after a restore: every kin
 _STEP_TOKENS = 1024  # really computed at a time, where windows are computed again
 _SERIAL = 0
 OnStep = Callable[[str, int, int], None]
-"""Hears what is next, and after how many of all."""
+"""Called with the next one, and how many of all are done."""
 
 
 def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:

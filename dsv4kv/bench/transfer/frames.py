@@ -52,7 +52,7 @@ class Wire:
 
     @property
     def here(self) -> str:
-        """What this machine is called where the other side sees it."""
+        """Name of this machine as the other side sees it."""
         return str(self._socket.getsockname()[0])
 
     def trust(self, timeout_s: float) -> None:

@@ -57,7 +57,7 @@ def attach(name: str) -> Segment:
         segment = Segment(name)
     except (OSError, ValueError):
         raise StoreUnavailable(
-            "the sender's shared memory is not to be had here: it is of another machine, or "
+            "the sender's shared memory is not available here: it is on another machine, or "
             "another receiver has it; set transport=tcp."
         ) from None
     resource_tracker.unregister(segment._name, "shared_memory")  # type: ignore[attr-defined]

@@ -158,7 +158,7 @@ def serve(
     token: str,
     on_listening: Callable[[str, int], None],
 ) -> None:
-    """Serve until interrupted; ``on_listening`` hears where."""
+    """Serve until interrupted; ``on_listening`` is called with the address."""
     prefill = Prefill(config, address, token)
     try:
         with prefill.sender as sender:
@@ -217,7 +217,7 @@ class Side:
         self._executor, self._requests = drive.executor, Requests(manager, drive.executor)
 
     def prefill(self, serial: int | None, tokens: int, offer: Offer | None = None) -> int:
-        """Compute a prompt in a slot of its own; ``offer`` hears how far every layer is.
+        """Compute a prompt in a slot of its own; ``offer`` is called with each layer's progress.
 
         Without a serial nothing is computed: the request has blocks with arbitrary bytes.
         """

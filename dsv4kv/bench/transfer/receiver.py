@@ -147,7 +147,7 @@ def receive(
         ConfigError: The caches differ.
         CacheError: No slot or blocks are free here.
         StoreUnavailable: The sender is gone, too slow, or says what cannot be.
-        VerificationError: What has come is not what left.
+        VerificationError: Received bytes differ from sent bytes.
         In every case the slot and its blocks are given back.
     """
     manager, names = memory.manager, list(memory.families)
@@ -242,7 +242,7 @@ def plan_request(
 
 
 def timed(reader: Reader, read: Read) -> Moved:
-    """Read, and say what that was and how long it took."""
+    """Read, and return the read's counts and duration."""
     start = perf_counter_ns()
     reader.read(read.places, read.into)
     spent_ns = perf_counter_ns() - start

@@ -96,7 +96,7 @@ class Sender:
         on_ask: Callable[[dict[str, Any], Wire], dict[str, Any]] | None = None,
         on_gone: Callable[[Wire], None] = lambda _: None,
     ) -> None:
-        """Listen; ``on_ask`` answers what else receivers ask, ``on_gone`` hears who hung up.
+        """Listen; ``on_ask`` answers other messages, ``on_gone`` is called with lost peers.
 
         Raises ``ConfigError`` without a token where strangers can connect.
         """

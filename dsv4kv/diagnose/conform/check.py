@@ -32,7 +32,7 @@ class Driven:
     """A driver that answers.
 
     Attributes:
-        engine: Whose manager it drives.
+        engine: Engine of the manager.
         version: The engine's.
         traits: Which variants of the hit rules this version has.
     """

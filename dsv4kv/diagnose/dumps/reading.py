@@ -230,7 +230,7 @@ class _Bounded:
     def read(self, size: int = -1) -> bytes:
         found = self._file.read(_MOST_HEADER + 1 if size < 0 else min(size, _MOST_HEADER + 1))
         if len(found) > _MOST_HEADER:
-            raise ValueError(f"more than {_MOST_HEADER:,} B at once")
+            raise ValueError(f"more than {_MOST_HEADER:,} B in one read")
         return found
 
 
@@ -265,7 +265,7 @@ _HASHED_OR_HUGE = (
 class _Unpickler(pickle._Unpickler):
     """Plain values, containers, and ``_Named`` in place of all else.
 
-    Operations that hash what they are given, or that allocate by a number alone, are unknown.
+    Operations that hash their arguments, or that allocate by a number alone, are unknown.
     """
 
     dispatch = {  # noqa: RUF012

@@ -337,11 +337,11 @@ def facts_of(run: Mapping[str, Any], before: Sequence[Mapping[str, Any]] = ()) -
 
     * ``failed_requests``: that were sent and did not succeed;
     * ``random_tokens``: ``yes`` where prompts are random tokens;
-    * ``rounds``: requests for each that ran at once, where the rate is unlimited;
-    * ``at_once``: requests in flight, where the client keeps so many;
+    * ``rounds``: requests for each that ran concurrently, where the rate is unlimited;
+    * ``at_once``: requests in flight, where the client keeps their number;
     * ``ttft_ms`` and ``tpot_ms``: medians, else means;
     * ``prompt_tokens_per_s``: of one prompt, by the median TTFT;
-    * ``waiting_tokens_per_s``: of the prompts of all requests at once, by ``ttft_ms``;
+    * ``waiting_tokens_per_s``: of the prompts of all requests together, by ``ttft_ms``;
     * ``repeats``: ``yes`` where a run before it in the file sent the same prompts to the same
       server, and ``repeats_ttft``: this one's median TTFT as a share of that one's, where it has
       no lighter load, which makes the first token sooner by itself;
@@ -416,7 +416,7 @@ def _is_random(run: Mapping[str, Any]) -> bool:
 
 
 def _rounds(run: Mapping[str, Any]) -> float | None:
-    """None where requests come by a rate, or nothing says how many run at once."""
+    """None where requests come by a rate, or nothing says how many run concurrently."""
     if _number(run, "request_rate") is not None:
         return None
     most, completed = _number(run, "max_concurrency"), _number(run, "completed")
@@ -431,7 +431,7 @@ def _same_prompts(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _is_as_loaded(run: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether a run has as many requests a second and at once as another, or more."""
+    """Whether a run has the request rate and concurrency of another, or more."""
     most = [
         [_number(each, key) or math.inf for key in ("request_rate", "max_concurrency")]
         for each in (run, other)

@@ -53,7 +53,7 @@ class OpenAiServer:
 
     Attributes:
         model: The name that it is asked for.
-        spells: What prompts are made of: ``ids``, ``words`` or ``chat``.
+        spells: Elements of prompts: ``ids``, ``words`` or ``chat``.
         around: Tokens that it puts around every prompt: a first one, a chat's template.
         tokens: Tokens spent on finding that out.
     """
@@ -68,7 +68,7 @@ class OpenAiServer:
     ) -> None:
         """Connect, and find out which kind of prompt the server accepts.
 
-        ``most_s``: after so long every connection is cut.
+        ``most_s``: after this time every connection is cut.
 
         Raises:
             ConfigError: No address of a server, or a key that no header takes.

@@ -379,7 +379,7 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
     "draft layers": ("draft_layers", "draft_tokens"),
     "tokens of a block": ("block_tokens",),
     "window ratio": ("window_ratio",),
-    "requests at once": ("concurrency",),
+    "concurrent requests": ("concurrency",),
     "longest request": ("max_context_tokens",),
     "tokens in flight": ("in_flight_tokens", "overlap"),
     "prefixes kept": ("prefix_cache",),

@@ -274,7 +274,7 @@ class StartupLog:
     Attributes:
         readings: One for every size that was logged, the smallest first.
         arguments: Every value an argument was given, in order.
-        memory: GiB outside the cache by what they are: the most that any rank said, of free
+        memory: GiB outside the cache by use: the largest of all ranks, of free
             memory the least.
         given_file: The config.json of its model, as given.
     """

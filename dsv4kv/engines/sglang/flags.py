@@ -64,7 +64,7 @@ FLAGS = (
             switched("dp-attention", "on")),
     flag("--ep-size --expert-parallel-size --ep", "spreads the experts", counted("ep")),
     flag("--context-length", "the longest request", counted("context")),
-    flag("--max-running-requests", "requests at once, of all replicas: the pool of windows",
+    flag("--max-running-requests", "concurrent requests of all replicas: the pool of windows",
           counted("request-limit")),
     flag("--chunked-prefill-size", "tokens in flight; the share of a GPU, if not given",
           counted("step-tokens")),

@@ -98,7 +98,7 @@ def _kept_parts(build: Build, machine: Machine, given: Given) -> dict[str, float
 def _logits_limit(build: Build, machine: Machine, used: Fraction) -> Default:
     """V4.1 is scored by DeepGEMM from SM100 on, in torch below (``v41_indexer/scoring.py``)."""
     if not build.bounds_logits:
-        return Default(None, "none: this SGLang scores a chunk at once")
+        return Default(None, "none: this SGLang scores a chunk in one piece")
     arch = machine.arch or "sm_100"
     if machine.kind != "v41":
         left = int(machine.memory_bytes * max(0.0, 1.0 - float(used)))

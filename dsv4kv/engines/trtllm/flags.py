@@ -74,7 +74,7 @@ FLAGS: tuple[Flag, ...] = (
     switch("--enable_attention_dp", "every rank has requests and a cache of its own",
            switched("dp-attention", "all")),
     flag("--max_seq_len", "the longest request", counted("context")),
-    flag("--max_batch_size", "requests at once, with attention DP of every rank",
+    flag("--max_batch_size", "concurrent requests, with attention DP of every rank",
          counted("request-limit")),
     flag("--max_num_tokens", "tokens of a step", counted("step-tokens")),
     flag(

@@ -18,7 +18,7 @@ class Release:
         packing: What makes the bytes of a block.
         weighted: A request's need is weighted by each group's bytes, against the full group's,
             and window pages are padded to context pages; otherwise its blocks are counted.
-        batches_counted: Every batch that runs at once has its tokens in flight; before, one step's
+        batches_counted: Every concurrent batch has its tokens in flight; before, one step's
             are counted, with async scheduling too (logs of 0.23 to 0.26).
         one_line: Tokens and concurrency are logged in one line.
         null_block: The check at start keeps one block back.

@@ -114,7 +114,7 @@ FLAGS = (
         switched("expert-parallel", "on"),
     ),
     flag("--max-model-len", "the longest request", counted("context")),
-    flag("--max-num-seqs", "requests of a replica at once", counted("request-limit")),
+    flag("--max-num-seqs", "concurrent requests of a replica", counted("request-limit")),
     flag(
         "--max-num-batched-tokens",
         "the reserve in flight of every request, twice with async scheduling",

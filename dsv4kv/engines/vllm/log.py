@@ -323,7 +323,7 @@ def changes(deployment: Deployment) -> Iterator[tuple[str, Deployment]]:
     """Settings that alter the number."""
     context, flight = deployment.max_context_tokens, deployment.in_flight_tokens
     if flight > _SMALL_CHUNK:
-        what = f"{_SMALL_CHUNK:,} tokens in flight (max_num_batched_tokens × batches at once)"
+        what = f"{_SMALL_CHUNK:,} tokens in flight (max_num_batched_tokens × concurrent batches)"
         yield what, replace(deployment, in_flight_tokens=_SMALL_CHUNK)
     for other in (_SHORT_CONTEXT, deployment.model.max_context_tokens):
         if other != context:

@@ -1,9 +1,9 @@
 """vLLM's sizes by version: blocks, costs by pool, start-up lines, defaults, and workspaces.
 
-The number that vLLM prints is no capacity: it is what a pool of blocks holds of requests of
-``max_model_len``, each with its reserve for tokens in flight, times ``max_model_len``. A block
-costs the same whichever group it belongs to; what it is larger than its group's pages is shared
-among them.
+The number that vLLM prints is not a capacity: it is the requests of ``max_model_len``, each with
+its reserve for tokens in flight, that a pool of blocks holds, times ``max_model_len``. A block
+costs the same whichever group it belongs to; its excess over its group's pages is shared among
+them.
 Source: vLLM 0.20.2 to 0.33.0 (``gpu_worker.py``, ``kv_cache_utils.py``, ``kv_cache_planning.py``;
 ``EngineArgs.get_batch_defaults``, ``VllmConfig.max_concurrent_batches``, ``use_v2_model_runner``,
 ``config/cache.py``, ``envs.py``); a refusal of 0.22 (vllm#44376), logs of 0.26 and 0.33.

@@ -1,6 +1,6 @@
 """Launch plans on the GPU: compiled, loaded, packed, launched; all that touches the driver.
 
-``run`` does it all at once; a timed loop calls what ``prepare`` returns, which does nothing but
+``run`` does all of it; a timed loop calls the result of ``prepare``, which does nothing but
 launch. Whatever is captured in a CUDA graph must have run once before: loading allocates.
 ``compile_ahead`` saves first launches from compiling one after the other.
 """

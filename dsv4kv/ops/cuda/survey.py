@@ -118,7 +118,7 @@ def _broken_widths(where: str, promise: Promise, accesses: dict[str, int]) -> It
     if promise.loads and max(loads, default=0) < promise.loads:
         yield f"{where} has no load of {promise.loads} bits, only {_list_bits(loads)}."
     if promise.stores and min(stores, default=0) < promise.stores:
-        yield f"{where} stores {_list_bits(stores)} bits at once, not {promise.stores} throughout."
+        yield f"{where} has stores of {_list_bits(stores)} bits, not {promise.stores} throughout."
 
 
 def _widths(kind: str, accesses: dict[str, int]) -> list[int]:

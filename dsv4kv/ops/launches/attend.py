@@ -29,7 +29,7 @@ _MERGE = KernelModule("merge.cuh", ())
 
 @dataclass(frozen=True)
 class Shape:
-    """What a block takes at once, see ``attend.cuh``."""
+    """Heads and entries of a block, see ``attend.cuh``."""
 
     heads: int  # most heads, 16, 32 or 64
     tile: int  # entries

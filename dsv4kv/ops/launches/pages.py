@@ -1,6 +1,6 @@
 """Launch plans of pages: inserts, gathers and copies.
 
-One warp quantises or reads one entry, or several at once. Slots, lengths, tables and indices are
+One warp quantises or reads one entry, or several together. Slots, lengths, tables and indices are
 read on the device, so a captured launch follows them; the sizes of outputs and tables are fixed in
 the plan. Anything out of range is skipped, or gives zeros.
 """

@@ -100,8 +100,8 @@ def _plan_change(
 ) -> Launch:
     if len(slots) > MOST_REQUESTS:
         raise ConfigError(
-            f"{len(slots)} requests in a step: on the device at most {MOST_REQUESTS} are prepared "
-            "at once. Lower the batch, or prepare on the host."
+            f"{len(slots)} requests in a step: the device prepares at most "
+            f"{MOST_REQUESTS}. Lower the batch, or prepare on the host."
         )
     threads = max(_FEWEST_THREADS, 1 << (len(slots) - 1).bit_length())
     lanes, rows, width = table.cells.shape

@@ -91,7 +91,7 @@ class Coefficients(_Frozen):
     held_out: HeldOut
     """The error on held-out points."""
     source: str
-    """What they were fitted on."""
+    """Points that they were fitted on."""
     measured_on: MeasuredOn | None = None
     """The deployment that they were fitted on, if it was one."""
 

@@ -209,7 +209,7 @@ class Estimate:
 
     @property
     def determined(self) -> bool:
-        """Whether the data says what it is."""
+        """Whether the data determines it."""
         return self.error <= DETERMINED
 
 

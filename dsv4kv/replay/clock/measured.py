@@ -38,7 +38,7 @@ class Measured:
         name: File and line.
         requests: What was sent, in order; arrivals where they came by themselves.
         assumed: What the file does not say about them, in words; empty if it says all.
-        concurrency: Most at once; None where requests came by themselves.
+        concurrency: Max concurrency; None where requests came by themselves.
         duration_s: Of the whole run; None where it is not said.
         latencies: Measured times in seconds, as (name, percentile, seconds); percentile ``nan``
             is the mean.
@@ -194,7 +194,7 @@ def _number(given: Mapping[str, Any], *keys: str) -> float | None:
 
 
 def _concurrency(given: Mapping[str, Any]) -> int | None:
-    """Most requests at once; None where they come by a rate and nothing holds them back."""
+    """Most concurrent requests; None where they come by a rate and nothing holds them back."""
     most = _number(given, "max_concurrency")
     if most is not None:
         return int(most)

@@ -64,7 +64,7 @@ class Question:
         model: Whose cache it is.
         block_tokens: Tokens of a block; None takes the trace's own.
         capacities_tokens: Capacities in tokens; empty for ``points`` of them.
-        chunk_tokens: Tokens of a prompt computed at once, for rules that depend on it.
+        chunk_tokens: Tokens of a prompt computed in one step, for rules that depend on it.
         snap: Keep checkpoints out of partial last blocks.
         arch: GPU for which V4.1's blocks are sized; None takes it as a datacenter Blackwell.
         host_bytes: Host memory in addition to every capacity.
@@ -106,7 +106,7 @@ class Point:
     """One capacity.
 
     Attributes:
-        capacity_tokens: In tokens of context, as asked for; None for a cache without bound.
+        capacity_tokens: In tokens of context; None for unlimited memory.
         capacity_blocks: In whole blocks.
         capacity_bytes: In bytes of the model's compressed cache.
         rejected: Requests that are longer: they can never run, hit nothing and leave nothing.
@@ -163,7 +163,7 @@ def measure_trace(
     watch: Callable[[int, int], object] | None = None,
     jobs: int = 1,
 ) -> Answer:
-    """Answer a question about a trace; ``watch`` hears how many of how many steps are done.
+    """Answer a question about a trace; ``watch`` is called with steps done, and all steps.
 
     ``jobs``: processes for the rules, each with the trace in memory.
 

@@ -242,7 +242,7 @@ class Search:
             while high and kind.cost(high, asked) >= to_beat[0].cost:
                 high -= 1
         if low > high:
-            needed = f"{counted(low, name)} or more for the prompts, {reason}"
+            needed = f"prefill alone needs ≥ {counted(low, name)}, {reason}"
             self.tally.reasons.setdefault(kind.label, needed)
             return None
         units = high if to_beat else max(low, min(high, self.start.units.get(kind.servers, 1)))
@@ -251,7 +251,7 @@ class Search:
         soon = _SOON * units
         while not (trial := self._try(kind, units, speed)).meets:
             if units == high:
-                broken = f"a limit is broken by {counted(high, name)}, and more are {reason}"
+                broken = f"misses the SLO with {counted(high, name)}, and more are {reason}"
                 self.tally.reasons.setdefault(kind.label, broken)
                 return None
             low, units = units + 1, min(2 * units, high) if units < soon else high

@@ -190,7 +190,7 @@ class LateRequests:
 
 
 def _times_so_far(replica: Replica, served: Served, asked: Served) -> dict[str, float]:
-    """Times of a request; of one that has not ended, what they are at least."""
+    """Times of a request; of one that has not ended, lower bounds."""
     if served.finished_s is not None:
         return replica.replay.outcome.times(served, asked)
     first_s = replica.now_s if served.first_token_s is None else served.first_token_s

@@ -179,7 +179,7 @@ def tables() -> Iterator[str]:
     many, few = (f"{_error(trials):.1f}" for trials in (TRIALS, FAMILY_TRIALS))
     called = [f"called: {each} launches" for each in counts]
     yield f"Simulated, {TRIALS:,} comparisons for every figure and {FAMILY_TRIALS:,} where several"
-    yield f"verdicts are made at once: near 5 % a standard error is {many} points, and {few}."
+    yield f"verdicts are made together: near 5 % a standard error is {many} points, and {few}."
     yield ""
     yield "Of equals, per cent that are called a change, and per cent whose intervals all hold:"
     yield ""

@@ -42,7 +42,7 @@ WRONG = {
     ),
     "gather_all=returns_its_output": (CSA, "it left its output as it was: an operation writes "),
     "gather_all=changes_lengths": (CSA, "it changed its argument 'lengths'."),
-    "gather_all=writes_behind_its_output": (CSA, "it wrote memory after what it was given."),
+    "gather_all=writes_behind_its_output": (CSA, "it wrote memory after its arguments."),
     "gather_all=cleans_a_page": (CSA, "entry 32 (page 1, row 0) was written, and should not "),
     "gather_all=raises": (CSA, "it raised RuntimeError: invalid device function"),
     "gather_window=newest_first": (RING, "request 0, row 0, channel 0 is 0, and the reference "),

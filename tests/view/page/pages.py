@@ -1,13 +1,22 @@
 """Made-up runs of every kind that a page can show, and the pages of them, built once."""
 
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dsv4kv.bench.compare.comparison import Comparison, compare
 from dsv4kv.bench.compare.floor import Floor
 from dsv4kv.bench.compare.verdict import Verdict
+from dsv4kv.budget.sweep import parse_axis, run_sweep
 from dsv4kv.config.load import expand_axes, load_config
 from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.model.presets import load_model
+from dsv4kv.profile.read import load_profile, record_of_profile
+from dsv4kv.replay.mrc.curves import Question, measure_trace
+from dsv4kv.replay.plan import question as plans
+from dsv4kv.replay.plan.question import parse_slos, poisson
+from dsv4kv.replay.plan.search import Search, Tally, list_kinds, plan
 from dsv4kv.replay.run import Invocation, run_replay
 from dsv4kv.runs.profile import KernelRow, KernelTable, Profile
 from dsv4kv.runs.schema import Case, Launch, RunRecord
@@ -19,11 +28,16 @@ from dsv4kv.runs.telemetry import (
     MemorySeries,
     Telemetry,
 )
+from dsv4kv.traces.collect import load_paths
+from dsv4kv.view.budget import sweep_page
 from dsv4kv.view.compare import comparison_page
 from dsv4kv.view.html import render_page
-from dsv4kv.view.runs import runs_page
+from dsv4kv.view.plan import plan_page
+from dsv4kv.view.runs import run_page, runs_page
 from dsv4kv.view.table import Page
+from dsv4kv.view.trace import mrc_page
 from tests.bench.compare.launched import make_launched_record, make_side
+from tests.profile.exports import two_replays
 from tests.runs.records import (
     make_case,
     make_environment,
@@ -140,9 +154,10 @@ def make_memory() -> MemorySeries:
     )
 
 
-def make_replay_record(*axes: str) -> RunRecord:
+def make_replay_record(*axes: str, replicas: int = 0) -> RunRecord:
     """A replay of a few requests, or a sweep."""
     overrides = ["workload.trace=builtin:chat", "workload.limit=12"]
+    overrides += [f"fleet.replicas={replicas}"] if replicas else []
     loaded = load_config(None, overrides, ReplayConfig)
     points = expand_axes(loaded, overrides, axes)
     invocation = Invocation(["dsv4kv", "replay"], loaded, points, overrides, axes)
@@ -180,10 +195,53 @@ RECORDS: dict[str, list[RunRecord]] = {
     "hostile texts": [make_hostile_record()],
     "a replay": [make_replay_record()],
     "replays alike": [make_replay_record("cache.checkpoint_share=0.05,0.15")],
+    "a fleet": [make_replay_record("fleet.router=round_robin,cache_aware", replicas=3)],
     "choices": [make_replay_record("prefix.strategy=full,zero,ends+junctions")],
 }
+
+
+def make_server_profile() -> Page:
+    """A server's profile, read from an export of nsys."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "server.sqlite"
+        export = two_replays()
+        export.kernel("_fused_kv_compress_norm_rope_insert_hca_kernel", 100, 70_000, 90_000)
+        source = load_profile(export.save(path), "step")
+        return run_page(record_of_profile(source.profile, path, "step", ["dsv4kv"]))
+
+
+def make_budget() -> Page:
+    """A sweep of contexts and GPUs."""
+    axes = [parse_axis("context=4K,1M"), parse_axis("gpu=h200,b200")]
+    return sweep_page(run_sweep({"gpus": "8"}, axes))
+
+
+def make_curve() -> Page:
+    """Hit rates of a trace by capacity."""
+    model = load_model("v4-flash")
+    asked = Question(model=model, strategies=("zero", "ends"), rules=("vllm-v4:semantic",))
+    return mrc_page("builtin:chat", model.name, measure_trace(load_paths("builtin:chat"), asked))
+
+
+def make_plan() -> Page:
+    """A plan for a steady rate."""
+    slos = parse_slos(["ttft_p90=2s"])
+    requests = poisson(1000, 20, 1.0, 0, slos)
+    asked, tally = plans.Question(requests, slos, most_gpus=4), Tally()
+    settings = ["model.preset=v4-flash"]
+    kinds = list_kinds(asked, settings, "sglang", ["b200"], ["round_robin"], "v4-flash", tally)
+    answer = plan(Search(asked, kinds, requests, tally))
+    return plan_page(answer, asked, gpus=["b200"], trace="day.jsonl", settings=settings)
+
+
+OTHERS = {
+    "a server": make_server_profile,
+    "a budget": make_budget,
+    "a curve": make_curve,
+    "a plan": make_plan,
+}
 COMPARISONS = {"a comparison": ("main", "change"), "a comparison of long names": (LONG, LONG)}
-RUNS = [*RECORDS, *COMPARISONS]
+RUNS = [*RECORDS, *COMPARISONS, *OTHERS]
 
 
 @cache
@@ -191,6 +249,8 @@ def page_of(name: str) -> Page:
     """The page of one of ``RUNS``."""
     if name in RECORDS:
         return runs_page(RECORDS[name])
+    if name in OTHERS:
+        return OTHERS[name]()
     comparison = make_comparison(*COMPARISONS[name])
     return comparison_page(comparison, Verdict.SLOWER)
 

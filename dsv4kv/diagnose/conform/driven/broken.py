@@ -51,7 +51,7 @@ class Finder:
 
 
 def stand_in(*roots: str, real: Iterable[str] = ()) -> None:
-    """Let modules below ``roots`` be stand-ins, but for those at or below ``real``."""
+    """Let modules below ``roots`` be stand-ins, except those at or below ``real``."""
     sys.meta_path.insert(0, Finder(roots, real))
 
 

@@ -75,7 +75,7 @@ class Copies:
         return self._submit(job_id, src_spec, dst_spec, stores=False)
 
     def get_finished(self):
-        """What has ended since this was asked last."""
+        """Transfers that ended since the last call."""
         ended, self._ended = self._ended, []
         return [self._result(job_id=job, success=True) for job in ended]
 

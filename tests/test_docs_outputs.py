@@ -129,10 +129,14 @@ def renewed(session: str) -> str:
     def title(text: str) -> str:
         return text.split("\n", maxsplit=1)[0].split("  ", maxsplit=1)[0]
 
-    found = {title(each): each.strip("\n") for each in reversed(output.split("\n\n"))}
+    found = {}
+    for each in reversed(output.split("\n\n")):
+        whole = each.strip("\n")  # a section's heading may be above its first table
+        found |= {title(text): text for text in (whole.partition("\n")[2], whole)}
     parts = []
     for part in shown.split(CUT):
-        texts = [found[title(each)] for each in part.strip("\n").split("\n\n") if each]
+        blocks = [each for each in part.strip("\n").split("\n\n") if each]
+        texts = [found.get(title(each)) or output.split("\n\n")[0] for each in blocks]
         parts.append("\n\n".join(texts) + "\n" * bool(texts))
     return f"{command}\n{CUT.join(parts)}"
 

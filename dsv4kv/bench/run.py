@@ -333,7 +333,7 @@ def _serve(
 def _measure_device(
     setup: Setup, drive: Drive, device: CudaDevice, telemetry: Telemetry
 ) -> dict[str, Any]:
-    """Single operations, and what they are compared with; no request uses the cache by now."""
+    """Single operations and their baselines; no request uses the cache any more."""
     measure, requests = setup.config.measure, setup.config.workload.concurrency
     budget = Budget(measure.figures_seconds)
     timer = CallTimer(device, telemetry.windows, telemetry.was_throttled, budget)

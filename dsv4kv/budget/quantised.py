@@ -43,7 +43,7 @@ BF16, FP8 = KINDS["bf16"], KINDS["fp8"]
 
 @dataclass(frozen=True)
 class Storage:
-    """Types of routed experts, of those of draft layers, and of all other matrices.
+    """Types of routed experts, of draft layers' experts, and of all other matrices.
 
     Only DeepSeek's own files have the first of the output's projections in less than bf16.
     Embedding, head, compressors, router and the indexer's weights are in bf16 in all of them.
@@ -201,7 +201,7 @@ def _mlx(config: Config, name: str) -> Storage:
     )
 
     def mean(words: str, each_layer: int) -> Stored:
-        """Of modules of one size, so many in a layer, as far as they have rules of their own."""
+        """Mean of ``each_layer`` modules of one size, as far as they have rules of their own."""
         found = [stored(rule) for key, rule in own.items() if re.search(words, key)]
         rest = max(0, each_layer * layers - len(found)) or (not found)
         every = [*found, *[stored(config)] * rest]
@@ -262,8 +262,8 @@ def storage_of_name(name: str) -> Storage | None:
 def experts_of_name(name: str, experts: int, count: Callable[[int], int]) -> int:
     """Routed experts of a layer that a pruned checkpoint's name says, else all ``experts``.
 
-    ``count`` gives the parameters of a model with so many. Raises ``ConfigError`` for a name that
-    says that it is pruned, and not how far.
+    ``count`` gives the parameters of a model with that number. Raises ``ConfigError`` for a name
+    that says that it is pruned, and not how far.
     """
     text = name.lower()
     if kept := re.search(r"(?:^|[-_])k(\d{2,3})(?:[-_]|$)|(\d{2,3})(?:e|experts)(?:[-_]|$)", text):

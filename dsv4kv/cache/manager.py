@@ -40,7 +40,7 @@ class StateCachePool:
     """Window rings and compressor states of all layers of one type.
 
     A ring has a page for each slot. States are float32[layers, slots, …] of the layers that have
-    one, or None; in one tensor, so that a slot is reset in all layers at once.
+    one, or None; in one tensor, so that a slot is reset in all layers together.
     """
 
     def __init__(

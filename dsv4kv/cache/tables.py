@@ -122,7 +122,7 @@ def stage(numbers: Tensor, device: torch.device) -> Tensor:
     """Copy a host tensor to a device without waiting for it.
 
     A GPU copies from a pinned buffer that torch does not reuse before the copy is done, so
-    ``numbers`` may change at once.
+    ``numbers`` may change immediately.
     """
     if device.type == "cpu":
         return numbers.clone()

@@ -49,7 +49,7 @@ class ProfileCommand(Command):
     """Takes the path of a profiler after ``--nsys`` and ``--ncu``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take ``PATH`` of ``--nsys PATH`` or ``--nsys=PATH``, whose folder goes on PATH."""
+        """Take ``PATH`` of ``--nsys PATH`` or ``--nsys=PATH``, whose folder is put on PATH."""
         rest: list[str] = []
         for word in args:
             option, _, path = word.partition("=")

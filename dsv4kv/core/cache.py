@@ -75,7 +75,7 @@ class Cache:
 
     @abstractmethod
     def evict(self, blocks: int) -> None:
-        """Evict at least so many cached blocks, which are there."""
+        """Evict at least ``blocks`` cached blocks, which exist."""
 
     def lacks(self, request: int, end: int) -> int:
         """Blocks that a request lacks for tokens up to ``end``; frees those behind windows."""

@@ -70,7 +70,7 @@ def cut_groups(
     Args:
         tables: Tokens of a block, blocks needed, tokens seen, whether cached, a ring, a window.
         key_tokens: Tokens after a block that its key covers.
-        drops: Whether a hit gives up its last block.
+        drops: Whether a hit drops its last block.
     """
     groups = list[Group]()
     for size, needed, seen, cached, ring, window in tables:

@@ -181,7 +181,7 @@ class Loading:
             to the query's latent and KV head, compressors, indexer, router, hyper-connections.
         widens_output: The first of the output's two projections is unpacked to bf16.
         draft_heads: Drafts have an own embedding and head when the cache is sized.
-        expert_step: Slices of experts are padded to a multiple of so many channels.
+        expert_step: Slices of experts are padded to a multiple of this many channels.
         held_bytes: Tables and buffers of every rank that are there before a step runs.
     """
 

@@ -377,7 +377,7 @@ def _serve(name: str, variant: Variant, pool: Pool) -> Outcome:
 
 
 def open_tally(variant: Variant, pool: Pool) -> ReuseTally:
-    """Counts of hits, and of what an unbounded cache of single tokens would have hit besides."""
+    """Counts of hits, and of further hits of an unbounded cache of single tokens."""
     uncovered = variant.policy.uncovered(pool.model.window_tokens)
     return ReuseTally(list_runs, pool.block_tokens, draft_needs(variant, pool), uncovered)
 

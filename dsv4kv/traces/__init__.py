@@ -40,7 +40,7 @@ _TURNS = 1000
 def resolve_trace(source: str | Path) -> Path:
     """Return the file behind a path or ``builtin:NAME``; a folder of conversations is a trace.
 
-    Raises ``TraceError`` if there is no such file; the sentence lists what there is.
+    Raises ``TraceError`` if there is no such file; the sentence lists those that exist.
     """
     folder, path = shipped("configs") / "traces", Path(source)
     names = sorted(
@@ -124,7 +124,7 @@ def read_trace(
     They come in file order, or in order of arrival where the format is merged or sorted.
 
     Raises:
-        TraceError: There is no such file (at once), or a line is defective, or arrives before
+        TraceError: There is no such file (immediately), or a line is defective, or arrives before
             the one above it (when it is reached).
         ConfigError: There is no such format.
     """

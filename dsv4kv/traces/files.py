@@ -30,7 +30,7 @@ _PIECE_BYTES = 2**20  # of a document that is read in parts
 
 
 Watch = Callable[[int, int], object]
-"""Hears how many of how many have been done, of bytes or of anything else."""
+"""Called with how many are done of how many, of bytes or of anything else."""
 _WATCHED_LINES = 256  # between two words to who watches
 
 
@@ -58,7 +58,7 @@ class TraceLines:
     """
 
     def __init__(self, file: BufferedReader, watch: Watch | None = None) -> None:
-        """``watch`` hears how many of the file's bytes have been read, as they are on disk."""
+        """``watch`` is called with the bytes read of the file, as they are on disk."""
         compressed = file.peek(2)[:2] == _GZIP_MAGIC
         self._raw, self._size, self._watch = file, os.fstat(file.fileno()).st_size, watch
         self._file = gzip.GzipFile(fileobj=file) if compressed else file

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dsv4kv.budget.launch import FlagCost, Reading
 
 _MAX_OPTIONS, _MAX_FLAGS, _MAX_POINTS = 3, 6, 12
+_MAX_LINE = 300  # characters of a log's line, three rows
 _MAX_VALUE = 34  # letters: deepseek-ai/DeepSeek-V4.1-Flash and a little
 
 
@@ -78,6 +79,7 @@ def budget_page(
     sections = [Section("Sizes", [facts])] if command else []
     if len(useful) > len(shown):
         sections.append(Section("More options", [_options_table(useful, found)]))
+    sections.append(Section("Start-up lines", _cut_lines(found)))
     capacity, engine, units = found.capacity, scenario.engine, ""
     if capacity and not engine.own:
         units = (
@@ -155,7 +157,7 @@ def _engine_lines(found: Answer) -> Iterator[Part]:
     seen = "" if engine.seen_in_logs else " (derived from its source, not seen in a log)"
     if found.log_lines:
         yield Text(f"{engine.name} prints{seen}:", "dim")
-        yield from (f"  {line}" for line in found.log_lines)
+        yield from (f"  {_first_sentence(line)}" for line in found.log_lines)
     elif capacity:
         yield Text(f"{engine.name} prints no such line{seen}.", "dim")
     if pool := found.decode_pool_tokens:
@@ -168,6 +170,16 @@ def _engine_lines(found: Answer) -> Iterator[Part]:
     if capacity:
         yield from filter(None, [capacity.note])
         yield from _differences(found, capacity)
+
+
+def _cut_lines(found: Answer) -> list[str]:
+    return [line for line in found.log_lines if _first_sentence(line) != line]
+
+
+def _first_sentence(line: str) -> str:
+    """A line of a log; of a longer error its first sentence."""
+    sentence, _, rest = line.partition(". ")
+    return f"{sentence}. …" if rest and len(line) > _MAX_LINE else line
 
 
 def _differences(found: Answer, capacity: Capacity) -> Iterator[str]:

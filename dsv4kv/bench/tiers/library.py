@@ -65,7 +65,7 @@ class Library:
     """Prefixes of one cache in a store; one that cannot answer has none, and keeps none.
 
     ``damaged_objects`` counts those found with other bytes than were stored, ``failures`` calls
-    that the store could not answer, of which ``failure`` is the first one's sentence.
+    that the store could not answer, and ``failure`` is the first one's sentence.
     """
 
     def __init__(

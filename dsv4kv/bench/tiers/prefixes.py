@@ -54,7 +54,7 @@ def namespace_of(plan: CachePlan, revision: str) -> Namespace:
 
 
 class Prefix:
-    """A prompt as tiers know it; ``keys`` are those of its whole blocks."""
+    """A prompt as tiers know it; ``keys`` are its whole blocks' keys."""
 
     def __init__(self, namespace: Namespace, tokens: ArrayLike, block_tokens: int) -> None:
         """Hash a prompt's tokens, whole numbers of 32 bits."""

@@ -39,7 +39,7 @@ class Store(Protocol):
     def put(self, names: Sequence[str], data: Sequence[Bytes]) -> None:
         """Keep copies under names, in place of what was there; whole when this returns.
 
-        Raises ``StoreUnavailable``, of which ``StoreFull`` is one: those that were kept are whole.
+        Raises ``StoreUnavailable`` or its subclass ``StoreFull``: stored objects are whole.
         """
 
     def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:

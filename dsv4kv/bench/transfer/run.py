@@ -109,7 +109,7 @@ def run_transfer(
 ) -> Outcome:
     """Move a request from the prefill side at ``address`` by every transport.
 
-    ``on_run`` hears which is next, after how many of all. Raises ``ConfigError`` where caches
+    ``on_run`` is called with the next one and the number done. Raises ``ConfigError`` where caches
     differ or a token is missing, ``StoreUnavailable`` where the prefill side is not there.
     """
     names = list(TRANSPORTS) if config.transport == "all" else [config.transport]

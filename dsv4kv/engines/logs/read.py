@@ -448,7 +448,7 @@ _AS_LOGGED = {
 def with_options(log: StartupLog, given: Mapping[str, str], arch: str | None = None) -> StartupLog:
     """The log with options of ``budget``, which decide where the log is silent.
 
-    ``arch`` is that of the GPU which is given.
+    ``arch`` is the given GPU's.
 
     Raises:
         ConfigError: An option that the log contradicts, or that says nothing of a log.

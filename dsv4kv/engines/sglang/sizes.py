@@ -250,7 +250,7 @@ class SglangEngine(Engine):
     def decode_pool_tokens(self, deployment: Deployment, requests: int) -> int | None:
         """Full tokens of whole requests, each with its reserve, and of one prompt in transfer.
 
-        A prompt is taken in where it fits besides the reserves of all that run
+        A prompt is taken in where it fits next to the reserves of all that run
         (``disaggregation/decode.py``, ``num_reserved_decode_tokens``).
         """
         if deployment.role != "decode":

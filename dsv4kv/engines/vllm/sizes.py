@@ -388,7 +388,7 @@ KEPT = {
     "scores": 7.31,
     "older_scores": 31.4,
 }
-"""GiB of the terms of a start; fitted, with one GPU type after the other left out, by
+"""GiB of the terms of a start; fitted, with leave-one-GPU-type-out validation, by
 ``tests/budget/starts.py`` to 19 public logs of vLLM 0.20 to 0.31."""
 _SPREAD_GIB = 2.5
 

@@ -260,9 +260,10 @@ class Tiers:
         while reach < len(keys) and host.ready_s(keys[reach]) <= at_s:
             reach += 1
         best = self._last_end(keys, reach, lambda key: host.ready_s(key) <= at_s)
-        resumed, refused = max(hit.resumed, best * size), ""
-        if resumed > hit.resumed:
-            needed = self._needed(keys, first, best)
+        resumed, refused = hit.resumed, ""
+        # what the GPU has and does not resume at, nothing below it makes a hit of
+        if needed := self._needed(keys, first, best) if best * size > resumed else []:
+            resumed = best * size
             refused = self._refuses(hit.resumed, resumed, needed, at_s)
             if not refused:
                 self._use(needed)

@@ -52,26 +52,6 @@ def test_a_fleet_of_one_is_recorded_as_one_server_and_its_fleet(tiers: dict[str,
     assert samples == {each.name: sorted(each.samples_ns) for each in alone.latencies}
 
 
-def test_what_replicas_did_adds_up() -> None:
-    record = run(fleet__replicas=3, fleet__router="dynamo", tiers__host__capacity_bytes="100MiB")
-    (case,) = record.cases
-    found, fleet = result(case), result(case).fleet
-    assert case.totals is not None
-    assert fleet is not None
-    assert case.status == "complete"
-    replicas = fleet.replicas
-    assert sum(each.requests for each in replicas) == case.totals.requests == 48
-    assert sum(each.computed_tokens for each in replicas) == found.reuse.computed_tokens
-    assert sum(each.output_tokens for each in replicas) == case.totals.output_tokens
-    assert fleet.saved_tokens == found.reuse.saved_tokens <= fleet.ideal_saved_tokens
-    assert fleet.pooled_saved_tokens <= fleet.ideal_saved_tokens
-    assert [each.name for each in replicas] == ["replica 0", "replica 1", "replica 2"]
-    assert fleet.gpus == 24
-    assert fleet.imbalance is not None
-    assert fleet.imbalance >= 1
-    assert RunRecord.model_validate_json(record.model_dump_json()) == record
-
-
 @pytest.mark.parametrize(("limit_ms", "share"), [(1e-6, 0), (1e6, 48)])
 def test_requests_that_keep_the_slo_are_good(limit_ms: float, share: int) -> None:
     (case,) = run(fleet__replicas=2, fleet__slo__ttft_ms=limit_ms).cases
@@ -83,7 +63,9 @@ def test_requests_that_keep_the_slo_are_good(limit_ms: float, share: int) -> Non
 
 
 def test_a_split_fleet_is_recorded_with_what_it_sent() -> None:
-    (case,) = run(fleet__prefill__replicas=1, fleet__decode__replicas=2).cases
+    record = run(fleet__prefill__replicas=1, fleet__decode__replicas=2)
+    assert RunRecord.model_validate_json(record.model_dump_json()) == record
+    (case,) = record.cases
     fleet = result(case).fleet
     assert fleet is not None
     assert [each.role for each in fleet.replicas] == ["prefill", "decode", "decode"]
@@ -238,6 +220,7 @@ def test_whatever_is_mixed_adds_up(seed: int, kinds: list[str], router: str) -> 
     assert computed == found.reuse.computed_tokens
     assert computed - found.reuse.again_tokens + fleet.saved_tokens == fleet.prompt_tokens
     assert fleet.saved_tokens <= fleet.ideal_saved_tokens
+    assert fleet.pooled_saved_tokens <= fleet.ideal_saved_tokens
     assert fleet.repeated_bytes <= fleet.held_bytes
     assert fleet.gpus == sum(each.gpus for each in replicas)
     units = sum(pool.units or 0 for pool in found.pools if pool.name == "blocks")

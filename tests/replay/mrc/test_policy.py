@@ -8,7 +8,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.replay.mrc.strategies import apply_policy
 from dsv4kv.replay.rules import Outcome
 from dsv4kv.traces.paths import PathTable, find_reuse, number_prompts
-from tests.replay.texts import Text, conversation, needs_conversation, texts, to_table
+from tests.replay.texts import Text, texts, to_table
 
 
 def run(name: str, table: PathTable, grain: int, capacity: int) -> Outcome:
@@ -32,16 +32,3 @@ def test_a_cache_smaller_than_a_prompt_is_refused() -> None:
     table = to_table([tuple(range(9))])
     with pytest.raises(ConfigError, match="2 blocks is smaller than the longest prompt, 3 blocks"):
         run("lru", table, 4, 2)
-
-
-# block hits at 18,279 blocks of 512 tokens: leaves first, running requests pinned
-PUBLISHED = {"lru": 0.2789, "fifo": 0.2788, "lfu": 0.1949, "belady": 0.3664}
-
-
-@needs_conversation
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_the_conversation_trace_hits_as_published(name: str) -> None:
-    table = conversation()
-    outcome = run(name, table, 512, 18_279)
-    hits = -(-outcome.resumed_tokens // 512)
-    assert round(int(hits.sum()) / table.references, 4) == PUBLISHED[name]

@@ -16,7 +16,7 @@ from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.record.convert import Recorded
 from dsv4kv.record.server import Server
-from dsv4kv.replay.paced import Played, Span, play
+from dsv4kv.replay.paced import Paced, Played, Span
 from dsv4kv.replay.rules import Pool
 from dsv4kv.traces.paths import find_reuse
 
@@ -301,7 +301,7 @@ class Comparison:
         emptied: Sequence[float] = (),
     ) -> Played:
         once = self._rule.policy.finds_scheduled if at_once is None else at_once
-        return play(
+        return Paced(
             pool or self._pool,
             self._rule,
             self._spans,
@@ -309,7 +309,7 @@ class Comparison:
             emptied=emptied,
             looks=self._looks,
             advance=self._advance,
-        )
+        ).run()
 
     def _sized(self, tokens: int) -> Pool:
         return replace(self._pool, tokens=tokens)
@@ -370,22 +370,23 @@ class Comparison:
 
     def _in_all(self, minutes: Sequence[Minute], played: Played) -> Minute:
         """The sums, with what is outside the minutes; of blocks in use the most."""
-        used = [each.server.used for each in minutes if each.server.used is not None]
+        server = self._server
+
+        def most_used(sides: list[Side]) -> int | None:
+            return max((side.used for side in sides if side.used is not None), default=None)
+
         of_server = Side(
             self._answered,
-            sum(count for _, count in self._server.evicted or ()),
-            max(used, default=None),
-            sum(each.server.preempted or 0 for each in minutes),
+            None if server.evicted is None else sum(count for _, count in server.evicted),
+            most_used([each.server for each in minutes]),
+            None
+            if server.preempted is None
+            else sum(each.server.preempted or 0 for each in minutes),
         )
-        if self._server.evicted is None:
-            of_server = replace(of_server, evicted=None)
-        if self._server.preempted is None:
-            of_server = replace(of_server, preempted=None)
-        used = [each.replay.used for each in minutes if each.replay.used is not None]
         of_replay = Side(
             self._sum(played),
             sum(count for _, count in played.evicted),
-            max(used, default=None),
+            most_used([each.replay for each in minutes]),
             sum(each.replay.preempted or 0 for each in minutes),
         )
         return Minute(-1, len(self._spans), self._asked, of_server, of_replay)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dsv4kv.core.cache import EngineCache
 from dsv4kv.engines.rule import Variant
 from dsv4kv.replay.rules import Pool, open_cache
 
@@ -43,100 +42,95 @@ class Played:
     preempted: list[float] = field(default_factory=list)
 
 
-def play(
-    pool: Pool,
-    rule: Variant,
-    spans: Sequence[Span],
-    *,
-    at_once: bool,
-    emptied: Sequence[float] = (),
-    looks: Sequence[float] = (),
-    advance: Callable[[], object] = lambda: None,
-) -> Played:
-    """Serve a trace.
-
-    Args:
-        pool: The cache and the prompts.
-        rule: An engine's.
-        spans: Of every request.
-        at_once: Whether others find a prompt as soon as it begins, or when it is computed.
-        emptied: When the cache lost everything, and requests that ran with it.
-        looks: When to look at the blocks in use.
-        advance: Is called with every request that begins.
-    """
-    return _Paced(pool, rule, spans, at_once=at_once).run(emptied, looks, advance)
-
-
 _EMPTY, _LOOK, _BEGIN, _STORE, _GROW, _END = range(6)
 
 
-class _Paced:
-    def __init__(self, pool: Pool, rule: Variant, spans: Sequence[Span], *, at_once: bool) -> None:
-        self._pool, self._rule, self._spans, self._at_once = pool, rule, spans, at_once
-        self._cache: EngineCache = open_cache(rule, pool)
+class Paced:
+    """A trace on its way through an engine's cache."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        rule: Variant,
+        spans: Sequence[Span],
+        *,
+        at_once: bool,
+        emptied: Sequence[float] = (),
+        looks: Sequence[float] = (),
+        advance: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Enter what is to happen.
+
+        Args:
+            pool: The cache and the prompts.
+            rule: An engine's.
+            spans: Of every request.
+            at_once: Whether others find a prompt as soon as it begins, or when it is computed.
+            emptied: When the cache lost everything, and requests that ran with it.
+            looks: When to look at the blocks in use.
+            advance: Is called with every request that begins.
+        """
+        self._pool, self._rule, self._spans = pool, rule, spans
+        self._at_once, self._advance, self._size = at_once, advance, pool.block_tokens
         self._tokens = pool.table.input_tokens.tolist()
         self._outputs = pool.table.output_tokens.tolist()
         self._played = Played([0] * len(pool.table))
-        self._seen, self._now_s = 0, 0.0
-        self._running: dict[int, int] = {}  # blocks of what each has generated, oldest first
-        self._resumed: dict[int, int] = {}  # where prompts that are not computed yet go on
-        self._due: dict[int, int] = {}  # tokens at which each next needs or frees a block
-        self._waiting: deque[int] = deque()
         self._counted: set[int] = set()
         self._late: set[int] = set()  # of those that wait, which should have ended by now
+        self._agenda = [(at, -1, _EMPTY) for at in emptied]
+        self._agenda += [(at, len(spans), _LOOK) for at in looks]
+        self._agenda += [(span.begin_s, n, _BEGIN) for n, span in enumerate(spans)]
+        self._empty()
 
-    def run(
-        self, emptied: Sequence[float], looks: Sequence[float], advance: Callable[[], object]
-    ) -> Played:
+    def run(self) -> Played:
         """Do what comes next until nothing is left."""
-        agenda = [(at, -1, _EMPTY) for at in emptied]
-        agenda += [(at, len(self._spans), _LOOK) for at in looks]
-        agenda += [(span.begin_s, number, _BEGIN) for number, span in enumerate(self._spans)]
-        heapq.heapify(agenda)
-        while agenda:
-            at, number, what = heapq.heappop(agenda)
-            self._now_s = at
+        happens = {_BEGIN: self._come, _STORE: self._store, _GROW: self._grow, _END: self._end}
+        heapq.heapify(self._agenda)
+        while self._agenda:
+            self._now_s, number, what = heapq.heappop(self._agenda)
             if what == _EMPTY:
                 self._empty()
             elif what == _LOOK:
                 self._played.used.append(self._cache.private + self._cache.shared)
-            elif what == _BEGIN:
-                advance()
-                self._begin_or_wait(number)
-                self._plan(number, agenda)
-            elif what == _STORE:
-                self._store(number)
-            elif what == _GROW:
-                self._grow(number)
             else:
-                self._end(number)
-            self._note_evictions(at)
+                happens[what](number)
+            if evicted := self._cache.evicted - self._seen:
+                self._played.evicted.append((self._now_s, evicted))
+                self._seen += evicted
         return self._played
 
-    def _plan(self, number: int, agenda: list[tuple[float, int, int]]) -> None:
-        """Enter when a request gives its first token, takes further blocks, and ends."""
-        _, first_s, last_s = self._spans[number]
-        size, tokens = self._pool.block_tokens, self._tokens[number]
-        grown = -(-(tokens + max(0, self._outputs[number] - 1)) // size) - -(-tokens // size)
-        step_s = (last_s - first_s) / max(1, grown)
-        heapq.heappush(agenda, (first_s, number, _STORE))
-        for place in range(grown):
-            heapq.heappush(agenda, (first_s + (place + 0.5) * step_s, number, _GROW))
-        heapq.heappush(agenda, (last_s, number, _END))
+    def _empty(self) -> None:
+        self._cache, self._seen = open_cache(self._rule, self._pool), 0
+        self._running: dict[int, int] = {}  # blocks of what each has generated, oldest first
+        self._resumed: dict[int, int] = {}  # where prompts that are not computed yet go on
+        self._due: dict[int, int] = {}  # tokens at which each next needs or frees a block
+        self._waiting: deque[int] = deque()
 
-    def _begin_or_wait(self, number: int) -> None:
+    def _come(self, number: int) -> None:
+        """Enter when it gives its first token, takes further blocks and ends; it may begin."""
+        self._advance()
         if self._cache.refuses(self._tokens[number]):
             self._played.rejected += 1
         else:
             self._waiting.append(number)
             self._admit()
+        _, first_s, last_s = self._spans[number]
+        size, tokens = self._size, self._tokens[number]
+        grown = -(-(tokens + max(0, self._outputs[number] - 1)) // size) - -(-tokens // size)
+        step_s = (last_s - first_s) / max(1, grown)
+        heapq.heappush(self._agenda, (first_s, number, _STORE))
+        for place in range(grown):
+            heapq.heappush(self._agenda, (first_s + (place + 0.5) * step_s, number, _GROW))
+        heapq.heappush(self._agenda, (last_s, number, _END))
 
     def _admit(self) -> None:
         """Begin with those that wait, in their order, as long as there is room."""
-        cache, size, waiting = self._cache, self._pool.block_tokens, self._waiting
+        cache, waiting = self._cache, self._waiting
         while waiting:
             number, begun = waiting[0], self._resumed.items()
-            promised = sum(cache.admitted_blocks(self._tokens[n], at // size) for n, at in begun)
+            promised = sum(
+                cache.admitted_blocks(self._tokens[n], at // self._size) for n, at in begun
+            )
             if not cache.fits(number, self._tokens[number], promised, self._pool.chunk_tokens):
                 return
             self._begin(waiting.popleft())
@@ -150,12 +144,11 @@ class _Paced:
             self._played.hits[number] = begun
             self._counted.add(number)
         self._running[number], self._resumed[number] = 0, begun
-        if self._at_once:
+        late = number in self._late
+        if self._at_once or late:
             self._store(number)
-        if number in self._late:
-            self._store(number)
-            if number in self._running:
-                self._let_go(number)
+        if late and number in self._running:
+            self._let_go(number)
 
     def _store(self, number: int) -> None:
         """Compute a prompt to its end, chunk by chunk."""
@@ -176,10 +169,10 @@ class _Paced:
         """Take a block for what is generated; the youngest request gives way."""
         if number not in self._running:
             return
-        cache, blocks, size = self._cache, self._running[number], self._pool.block_tokens
+        cache, tokens = self._cache, self._tokens[number]
         if cache.reserves:  # its windows move on, too
-            end = (-(-self._tokens[number] // size) + blocks) * size
-            position = self._due.get(number, self._tokens[number])
+            end = (-(-tokens // self._size) + self._running[number]) * self._size
+            position = self._due.get(number, tokens)
             while position <= end:
                 while (due := cache.reserve(number, position)) < 0:
                     if self._preempt() == number:
@@ -213,17 +206,3 @@ class _Paced:
         self._resumed.pop(number, None)
         self._due.pop(number, None)
         self._cache.end(number, self._running.pop(number))
-
-    def _empty(self) -> None:
-        self._cache = open_cache(self._rule, self._pool)
-        self._seen = 0
-        self._running.clear()
-        self._resumed.clear()
-        self._due.clear()
-        self._waiting.clear()
-
-    def _note_evictions(self, at: float) -> None:
-        evicted = self._cache.evicted
-        if evicted > self._seen:
-            self._played.evicted.append((at, evicted - self._seen))
-            self._seen = evicted

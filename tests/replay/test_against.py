@@ -18,7 +18,7 @@ from dsv4kv.cli import app
 from dsv4kv.engines.names import find_rule
 from dsv4kv.model.presets import load_model
 from dsv4kv.record.folder import Record, Recording
-from dsv4kv.replay.paced import Span, play
+from dsv4kv.replay.paced import Paced, Span
 from dsv4kv.replay.rules import Pool
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
@@ -64,7 +64,7 @@ class Scene:
         pool = Pool(collect_paths(self.requests), blocks * 256, 256, MODEL, CHUNK)
         rule, at_once = find_rule(RULES[self.family]), self.family == "vllm"
         at_once = at_once if self.at_once is None else self.at_once
-        found = play(pool, rule, self.spans, at_once=at_once, emptied=self.restarts)
+        found = Paced(pool, rule, self.spans, at_once=at_once, emptied=self.restarts).run()
         assert not found.rejected
         return found.hits
 

@@ -6,7 +6,7 @@ import pytest
 
 from dsv4kv.engines.names import find_rule
 from dsv4kv.model.presets import load_model
-from dsv4kv.replay.paced import Span, play
+from dsv4kv.replay.paced import Paced, Span
 from dsv4kv.replay.rules import Pool
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
@@ -44,7 +44,9 @@ def test_whoever_fits_is_served_and_the_pool_is_never_too_full(rule: str, at_onc
         pool = Pool(collect_paths(requests), blocks * 256, 256, MODEL, 512)
         looks = [0.5 * step for step in range(200)]
         emptied = [20.25] if seed % 2 else []
-        found = play(pool, find_rule(rule), spans, at_once=at_once, emptied=emptied, looks=looks)
+        found = Paced(
+            pool, find_rule(rule), spans, at_once=at_once, emptied=emptied, looks=looks
+        ).run()
         assert len(found.used) == len(looks)
         assert all(0 <= used <= blocks for used in found.used)
         pairs = zip(found.hits, requests, strict=True)
@@ -60,4 +62,4 @@ def test_many_that_wait_beyond_their_time_end_one_after_the_other() -> None:
                 for n in range(3_000)]  # fmt: skip
     spans = [Span(0.0, 0.0, 1_000.0), *[Span(1.0, 1.0, 2.0)] * 2_999]
     pool = Pool(collect_paths(requests), 12 * 256, 256, MODEL, 2_560)
-    assert play(pool, find_rule("sglang"), spans, at_once=True).rejected == 0
+    assert Paced(pool, find_rule("sglang"), spans, at_once=True).run().rejected == 0

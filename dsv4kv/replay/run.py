@@ -3,10 +3,10 @@
 import gc
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from dsv4kv.config.load import Loaded, Point
 from dsv4kv.config.replay import ReplayConfig
@@ -19,6 +19,7 @@ from dsv4kv.replay.clock.steps import StepTimes
 from dsv4kv.replay.tier import Tier
 from dsv4kv.replay.tiers import Tiers
 from dsv4kv.runs.assemble import begin_record, end_record, make_case
+from dsv4kv.runs.part import Part
 from dsv4kv.runs.points import HERE, Sweep, run_points
 from dsv4kv.runs.replay import (
     Constant,
@@ -35,6 +36,7 @@ from dsv4kv.traces import resolve_trace, trace_sha256
 from dsv4kv.traces.request import Request
 
 _NS = 1e9
+PartT = TypeVar("PartT", bound=Part)
 
 
 def describe_replay(replay: Replay) -> ReplayResult:
@@ -96,7 +98,7 @@ def describe_replay(replay: Replay) -> ReplayResult:
             at_ns=[round(moment.time_s * _NS) for moment in moments],
             **{name: [getattr(moment, name) for moment in moments] for name in names},
         ),
-        tiers=_describe_tiers(replay.tiers) if replay.tiers else None,
+        tiers=describe_tiers([replay.tiers] if replay.tiers else []),
     )
 
 
@@ -204,18 +206,46 @@ def list_latencies(
     ]
 
 
-def _describe_tiers(tiers: Tiers) -> ReplayTiers:
-    objects = tiers.stored.objects
+def describe_tiers(found: Sequence[Tiers]) -> ReplayTiers | None:
+    """The tiers of servers; what several have in common counts once."""
+    if not found:
+        return None
+    named: dict[str, dict[int, ReplayTier]] = {}
+    for tiers in found:
+        for tier in tiers.tiers:
+            named.setdefault(tier.name, {})[id(tier)] = describe_tier(tier, tiers)
+    objects = found[0].stored.objects
+    whole = [add(list(alike.values())) for alike in named.values()]
     return ReplayTiers(
-        tiers=[describe_tier(tier, tiers) for tier in tiers.tiers],
-        object_tokens=tiers.object_tokens,
+        tiers=whole,
+        object_tokens=found[0].object_tokens,
         context_bytes=objects.context_bytes,
         tail_bytes=objects.tail_bytes,
-        asked_tokens=tiers.asked_tokens,
-        restored_tokens=tiers.restored_tokens,
-        restored_requests=tiers.restored_requests,
-        lost_tokens=dict(sum((tier.lost for tier in tiers.tiers), Counter[str]())),
+        asked_tokens=sum(each.asked_tokens for each in found),
+        restored_tokens=sum(each.restored_tokens for each in found),
+        restored_requests=sum(each.restored_requests for each in found),
+        lost_tokens=add_values("", [tier.lost_tokens for tier in whole]),
     )
+
+
+def add(parts: Sequence[PartT], same: Collection[str] = ()) -> PartT:
+    """The sum of all numbers, but of those that are the ``same`` for each, as words are."""
+    fields = type(parts[0]).model_fields
+    columns = {name: [getattr(part, name) for part in parts] for name in fields}
+    return type(parts[0])(**{n: add_values(n, values, same) for n, values in columns.items()})
+
+
+def add_values(name: str, values: Sequence[Any], same: Collection[str] = ()) -> Any:
+    """The sum of values or of dictionaries of them; the first of words and of the ``same``."""
+    first = values[0]
+    if name in same or first is None or isinstance(first, str):
+        return first
+    if isinstance(first, dict):
+        total = Counter[str]()
+        for each in values:
+            total.update(each)
+        return dict(sorted(total.items()))
+    return sum(values)
 
 
 def describe_tier(tier: Tier, tiers: Tiers) -> ReplayTier:

@@ -1,12 +1,10 @@
 """The record of a fleet: the case of a replay for all replicas together, and a row for each."""
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from statistics import mean
-from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,18 +19,18 @@ from dsv4kv.replay.fleet.outcome import (
 )
 from dsv4kv.replay.fleet.run import Fleet, Replica
 from dsv4kv.replay.run import (
+    add,
+    add_values,
     arrival_span_ns,
     describe_cache,
     describe_replay,
-    describe_tier,
+    describe_tiers,
     describe_totals,
     list_constants,
     list_latencies,
     replayed_case,
     serve_alone,
 )
-from dsv4kv.replay.tiers import Tiers
-from dsv4kv.runs.part import Part
 from dsv4kv.runs.replay import (
     Constant,
     FleetReplica,
@@ -40,14 +38,11 @@ from dsv4kv.runs.replay import (
     ReplayPool,
     ReplayResult,
     ReplaySeries,
-    ReplayTier,
-    ReplayTiers,
 )
 from dsv4kv.runs.schema import Case, Totals
 from dsv4kv.traces.request import Request
 
 _NS = 1e9
-PartT = TypeVar("PartT", bound=Part)
 
 
 def serve_point(
@@ -104,31 +99,12 @@ def describe_all(fleet: Fleet, fates: Fates) -> ReplayResult:
             "mean_decoding": mean(r.mean_decoding for r in found[-len(fleet.pools[-1]) :]),
             "pauses": sum(each.pauses for each in found),
             "evictions": sum(each.evictions for each in found),
-            "rejected": _add_values("", [each.rejected for each in found], ()),
+            "rejected": add_values("", [each.rejected for each in found]),
             "series": add_series([each.series for each in found], fleet.config.measure.points),
-            "tiers": _add_tiers([each.tiers for each in replays if each.tiers]),
+            "tiers": describe_tiers([each.tiers for each in replays if each.tiers]),
             "fleet": describe_fleet(fleet, fates),
         }
     )
-
-
-def add(parts: Sequence[PartT], same: Collection[str] = ()) -> PartT:
-    """The sum of all numbers, but of those that are the ``same`` for each, as words are."""
-    fields = type(parts[0]).model_fields
-    columns = {name: [getattr(part, name) for part in parts] for name in fields}
-    return type(parts[0])(**{n: _add_values(n, values, same) for n, values in columns.items()})
-
-
-def _add_values(name: str, values: Sequence[Any], same: Collection[str]) -> Any:
-    first = values[0]
-    if name in same or first is None or isinstance(first, str):
-        return first
-    if isinstance(first, dict):
-        total = Counter[str]()
-        for each in values:
-            total.update(each)
-        return dict(sorted(total.items()))
-    return sum(values)
 
 
 def add_pools(replicas: Sequence[Sequence[ReplayPool]]) -> list[ReplayPool]:
@@ -158,28 +134,6 @@ def _all_constants(replicas: Sequence[Replica]) -> Iterator[Constant]:
                 yield row.model_copy(update={"name": name})
             if first:
                 known.add(key)
-
-
-def _add_tiers(found: Sequence[Tiers]) -> ReplayTiers | None:
-    """What several replicas have in common counts once."""
-    if not found:
-        return None
-    named: dict[str, dict[int, ReplayTier]] = {}
-    for tiers in found:
-        for tier in tiers.tiers:
-            named.setdefault(tier.name, {})[id(tier)] = describe_tier(tier, tiers)
-    objects = found[0].stored.objects
-    whole = [add(list(tiers.values())) for tiers in named.values()]
-    return ReplayTiers(
-        tiers=whole,
-        object_tokens=found[0].object_tokens,
-        context_bytes=objects.context_bytes,
-        tail_bytes=objects.tail_bytes,
-        asked_tokens=sum(each.asked_tokens for each in found),
-        restored_tokens=sum(each.restored_tokens for each in found),
-        restored_requests=sum(each.restored_requests for each in found),
-        lost_tokens=_add_values("", [tier.lost_tokens for tier in whole], ()),
-    )
 
 
 def add_series(series: Sequence[ReplaySeries], points: int) -> ReplaySeries:

@@ -290,17 +290,3 @@ class Endpoint:
             assert self._scheduler is not None
             found = min(found, self._scheduler.prompts.look_up(served))
         return found * self._shared_tokens
-
-
-def look_at(
-    endpoints: list[Endpoint],
-    kinds: list[int],
-    asked: Asked,
-    alike: list[Served],
-    keys: list[list[int]],
-) -> list[View]:
-    """What is known of all when a request comes; ``alike`` and ``keys`` are by their kinds."""
-    views = []
-    for endpoint, kind in zip(endpoints, kinds, strict=True):
-        views.append(endpoint.look(asked, alike[kind], keys[kind]))
-    return views

@@ -1,6 +1,6 @@
 """From a configuration to a scheduler that is ready to run."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -191,46 +191,26 @@ def _name_apart(requests: Sequence[Request], block_tokens: int) -> Iterator[Requ
         first += count
 
 
-@dataclass(frozen=True)
 class Replay:
     """A replay that is ready to run, and its inputs.
 
     Attributes:
-        parts: What it has in common with others.
+        parts: What it has in common with others; ``config``, ``memory`` and ``times`` of it.
         requests: The trace.
-        scheduler: Runs it.
+        scheduler: Runs it; ``outcome`` and ``prompts`` are its.
         tiers: What is below the GPUs; None where nothing is.
     """
 
-    parts: Parts
-    requests: Sequence[Request]
-    scheduler: Scheduler
-    tiers: Tiers | None = None
-
-    @property
-    def config(self) -> ReplayConfig:
-        """What was asked for."""
-        return self.parts.config
-
-    @property
-    def memory(self) -> MemoryPlan:
-        """How the memory is divided."""
-        return self.parts.memory
-
-    @property
-    def times(self) -> StepTimes | None:
-        """How long steps take; None by source stated."""
-        return self.parts.times
-
-    @property
-    def outcome(self) -> Outcome:
-        """Collects what happens."""
-        return self.scheduler.outcome
-
-    @property
-    def prompts(self) -> Prompts:
-        """What was reused."""
-        return self.scheduler.prompts
+    def __init__(
+        self,
+        parts: Parts,
+        requests: Sequence[Request],
+        scheduler: Scheduler,
+        tiers: Tiers | None = None,
+    ) -> None:
+        self.parts, self.requests, self.scheduler, self.tiers = parts, requests, scheduler, tiers
+        self.config, self.memory, self.times = parts.config, parts.memory, parts.times
+        self.outcome, self.prompts = scheduler.outcome, scheduler.prompts
 
 
 def build_replay(
@@ -239,7 +219,7 @@ def build_replay(
     *,
     parts: Parts | None = None,
     source: Source | None = None,
-    cover: Callable[[Below | None], Below | None] = lambda below: below,
+    below: Below | None = None,
     shared: SharedTiers | None = None,
 ) -> Replay:
     """Build everything a replay needs.
@@ -249,7 +229,7 @@ def build_replay(
         requests: The trace.
         parts: What this replay has in common with others; found where it is not given.
         source: Where its requests come from, if not from the trace.
-        cover: Gives what is put in front of the tiers below its cache.
+        below: What is below its cache instead of tiers.
         shared: Tiers that it has in common with others.
 
     Raises:
@@ -269,7 +249,7 @@ def build_replay(
     if reuse:
         compute_s = partial(clock.prompt_s, chunk_tokens=step_tokens // ranks)
         tiers = build_tiers(config, memory, parts.shared_tokens, clock, compute_s, shared)
-    below = cover(tiers)
+    below = below or tiers
     prompts: Prompts
     if parts.engine:
         rule, pool, places = memory.rule, parts.engine, tiers.stored.places if tiers else None

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from statistics import mean
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from dsv4kv.config.load import Point
 from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.replay.build import Replay
 from dsv4kv.replay.fleet.outcome import (
     Fates,
     held_blocks,
@@ -83,7 +83,9 @@ def serve_point(
 def describe_all(fleet: Fleet, fates: Fates) -> ReplayResult:
     """All replicas as if they were one, and each."""
     replays = [replica.replay for replica in fleet.replicas]
-    found = [describe_replay(replace(each, tiers=None)) for each in replays]
+    found = [
+        describe_replay(Replay(each.parts, each.requests, each.scheduler)) for each in replays
+    ]
     computing = found[: len(fleet.pools[0])]
     first = found[0]
     return first.model_copy(

@@ -11,8 +11,7 @@ from typing import NamedTuple
 from dsv4kv.config.fleet import FleetSection
 from dsv4kv.config.load import change_config
 from dsv4kv.config.replay import ReplayConfig, TiersSection
-from dsv4kv.core.fleet import Asked, Endpoint, View, look_at
-from dsv4kv.core.prompts import Below
+from dsv4kv.core.fleet import Asked, Endpoint, View
 from dsv4kv.core.served import NEVER, Served
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import Parts, build_replay, find_parts
@@ -107,12 +106,13 @@ class Replica:
             self.received = Received(lambda: self.replay.scheduler.clock, parts.shared_tokens)
         delay_s, block_tokens = fleet.event_delay_ms / 1e3, parts.memory.block_tokens
         self.endpoint = Endpoint(looks, delay_s, parts.shared_tokens, block_tokens)
-
-        def cover(below: Below | None) -> Below | None:
-            return self.received or below
-
         self.replay = build_replay(
-            self.config, trace, parts=parts, source=self.endpoint, cover=cover, shared=shared
+            self.config,
+            trace,
+            parts=parts,
+            source=self.endpoint,
+            below=self.received,
+            shared=shared,
         )
         self.replay.scheduler.records = records
         self.endpoint.run_by(self.replay.scheduler, peeks=parts.engine is not None)
@@ -194,7 +194,8 @@ class Pool:
         if looks:
             by_prefix = "prefix" in looks
             keys = [each.keys if by_prefix else [] for each in alike]
-            views = look_at(self._endpoints, self._kinds, asked, alike, keys)
+            pairs = zip(self._endpoints, self._kinds, strict=True)
+            views = [each.look(asked, alike[kind], keys[kind]) for each, kind in pairs]
             if by_prefix and self._has_tiers:
                 until_s = asked.now_s - self._delay_s
                 for replica, kind, view in zip(self.replicas, self._kinds, views, strict=True):

@@ -16,7 +16,6 @@ class Cache:
     Attributes:
         reserves: Whether requests take the blocks of every step by ``lacks`` and ``reserve``;
             else a prompt has all of its blocks when it begins, and ``get_new_blocks`` gives more.
-        total: All blocks.
         per_shared: Blocks of what prompts share.
         uncached: Free blocks that hold nothing; they are allocated first.
         cached: Cached blocks that no request uses.
@@ -107,7 +106,6 @@ class EngineCache(Cache):
     be found again: the trace has no ids for them.
 
     Attributes:
-        block_tokens: Tokens of a block.
         chunk_tokens: Most tokens of a prompt in a step.
         replayed_tokens: Tokens at a hit's end that are computed again.
     """

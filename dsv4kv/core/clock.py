@@ -51,7 +51,6 @@ class Rates(NamedTuple):
     Attributes:
         bytes_per_s: Memory traffic.
         operations_per_s: Arithmetic.
-        overhead_s: Of every step.
         source: Where the bandwidth comes from, in words.
     """
 
@@ -143,7 +142,6 @@ class VirtualClock:
 
     Attributes:
         idle_s: Time in which there was no work.
-        steps: Steps.
     """
 
     def __init__(self, tables: Tables, rates: Rates | None, timer: Timer | None) -> None:

@@ -21,9 +21,6 @@ class Asked:
 
     Attributes:
         number: Place in the trace.
-        now_s: When it comes.
-        input_tokens: Tokens of its prompt.
-        session: The conversation that it belongs to.
         id_tokens: Tokens that an id stands for; 0 where there are none.
     """
 

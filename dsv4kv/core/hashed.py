@@ -91,10 +91,8 @@ class BlockTable:
     """Blocks of a group that a request holds.
 
     Attributes:
-        group: Which group.
         start: Tokens before them.
         ends: Tokens at which cached entries end.
-        entries: These entries.
         first: How many leading ones have been freed.
     """
 
@@ -112,7 +110,6 @@ class Held:
         path: Numbers of its whole blocks of context: equal numbers, equal history.
         followed: Numbers that also distinguish the tokens behind.
         position: Tokens that have blocks.
-        context: Its cached blocks of context.
         tables: Its blocks of every group.
         kept: Blocks of context behind which windows stay cached, rising.
         kept_drafts: The same in parts that have a draft's layer.

@@ -63,19 +63,13 @@ class Outcome:
 
     Attributes:
         rejected: Requests by why they were never served.
-        finished: Requests served to their end.
-        input_tokens: Of their prompts.
-        output_tokens: That they generated.
+        input_tokens: Of the prompts of finished requests.
         pauses: How often one was paused.
         evictions: How often one was preempted and recomputed.
         samples_ns: Times by name: ``queueing`` (until a slot), ``ttft`` (until the first token),
             ``tpot`` (mean time per output token), ``latency`` (until the last).
-        series: What was held over time.
-        peak_blocks: Max blocks in use.
         peak_rounding_tokens: Tokens that the blocks of running requests had room for, beyond
-            those they had, at that moment.
-        peak_requests: Max slots in use.
-        peak_checkpoints: Max checkpoints kept.
+            those they had, when most blocks were in use.
     """
 
     def __init__(self, points: int, block_tokens: int, client_s: float = 0.0) -> None:

@@ -23,11 +23,9 @@ class Run:
     Attributes:
         parent: The run before; None for the root and for what has been evicted.
         children: Runs after this one, by their first keys.
-        keys: Its keys.
         values: What is cached for them, where the tree holds values.
         rows: Rows that hold the chain up to here, newest first, where its owner keeps some.
         start: Keys before this run.
-        length: Keys in it.
         pins: Leases that hold the run or one below it.
         ticket: Number of its valid entry in its policy's order; 0 while it may not be evicted.
         stamp: Its place in its policy's order, the least first.

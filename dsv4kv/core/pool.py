@@ -16,7 +16,6 @@ class Entry:
 
     Attributes:
         key: Hash of the content.
-        blocks: Number of blocks.
         refs: Requests that use it.
         after: Blocks of the whole entry that follow these.
         whole: The entry that it is a piece of; None where it is none, or that entry itself.

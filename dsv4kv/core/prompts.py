@@ -63,8 +63,6 @@ class Prompts:
     """See the module.
 
     Attributes:
-        cache: The blocks.
-        tally: What was found, and why not more.
         below: Tiers below the GPU; None where there are none.
         journal: Is kept for routers; None where none asks.
         restored: How often a request resumed after a window and a state that were kept.

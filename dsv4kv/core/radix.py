@@ -75,7 +75,6 @@ class Running:
 
     Attributes:
         path: Numbers of its prompt's whole pages.
-        tokens: Tokens of its prompt.
         node: The last node that it needs.
         pages: Pages that it holds for itself, or with windows that it may still take.
         begin: First page of windows of the tree that it needs; splitting nodes does not move it.
@@ -91,11 +90,7 @@ class Running:
 
 
 class SglangCache(EngineCache):
-    """A tree of pages, and who runs in it; see the module.
-
-    Attributes:
-        root: The tree's root, of no pages.
-    """
+    """A tree of pages, and who runs in it; see the module."""
 
     def __init__(
         self,

@@ -23,13 +23,11 @@ class Limits:
     """What a scheduler keeps to.
 
     Attributes:
-        step_tokens: Token budget of a step.
         max_requests: Requests that hold a slot.
         block_tokens: Tokens of a block.
         ratio: Tokens of an entry: a block is needed for complete entries alone.
         paused_blocks: Blocks that paused requests may keep; None where blocks run out as in
             SGLang, which retracts requests.
-        max_context_tokens: Longest request.
         defer: Let a request wait while another computes its prefix.
         finds_scheduled: Whether a request finds what others compute in the very step that it is
             admitted to.
@@ -97,16 +95,12 @@ class Scheduler:
     """Serves all requests.
 
     Attributes:
-        clock: Virtual time.
         waiting: Requests without a slot, the next one first.
         decoding: Requests past their prompts, in the order in which these ended.
         prefilling: Requests with prompt tokens to compute, oldest first.
         loading: Requests that a tier brings something back for, in no order.
         paused: Requests that keep their blocks and do not run, oldest first.
         deferrals: Requests that ever waited for another one's prefix.
-        prompts: What is reused.
-        cache: The blocks.
-        outcome: Collects what happens.
         records: Whether ``outcome`` is kept.
         ended: Requests that ended or were rejected since this was last emptied; None where
             they are not asked for.

@@ -32,9 +32,6 @@ class Served:
     Attributes:
         number: Place in the trace.
         arrival_s: When it comes.
-        input_tokens: Its prompt.
-        output_tokens: What it generates.
-        find_keys: Finds ``keys``.
         ids: What the trace calls the blocks of its prompt; the last may be partial.
         id_tokens: Tokens that an id stands for.
         generated: Tokens generated so far, as of its last prompt end or pause.
@@ -56,7 +53,6 @@ class Served:
         ready_s: When all is there that a tier brings back for it.
         admitted_s: When it was first admitted.
         first_token_s: When its prompt ended.
-        finished_s: When it ended.
         ended_s: When it ended or was rejected.
         rank: Which of several replicas in lockstep serves it.
         place: How many had been admitted before it was, the last time.
@@ -66,7 +62,6 @@ class Served:
         verified: Steps in which it decoded since it began to.
         drafts: Whether these verify drafts.
         windows: Pages of windows that its decoded tokens hold, where they are counted.
-        pauses: How often it was paused.
         evictions: How often it was preempted and recomputed.
     """
 

@@ -40,11 +40,9 @@ class PrefixTree:
     begin before them: the block of the run above, or a copy of its first keys.
 
     Attributes:
-        root: The run of no keys.
         held: Values held now; keys, where there are no values.
         pinned: Values that leases hold; keys, where there are no values.
         cached: Keys held now.
-        runs: Runs in the tree.
     """
 
     def __init__(self, policy: Policy, block_keys: int = 0, *, chained: bool = True) -> None:

@@ -35,10 +35,7 @@ class Side:
     """What the server or the replay did in a minute, or in all; None where it is not known.
 
     Attributes:
-        hit_tokens: Prompt tokens found.
-        evicted: Cached blocks evicted.
         used: Most blocks that requests held when the server was looked at.
-        preempted: Requests preempted.
     """
 
     hit_tokens: int | None
@@ -55,8 +52,6 @@ class Minute:
         number: Which, from 0; -1 for all of them.
         requests: That arrived in it.
         prompt_tokens: Of those for which the server reported what it found.
-        server: What the server did.
-        replay: What the replay did.
     """
 
     number: int
@@ -71,7 +66,6 @@ class Cause:
     """What makes the server find more tokens than the replay, or fewer.
 
     Attributes:
-        name: The cause.
         low: Tokens more than the replay that it explains at least; negative where they are fewer.
         high: At most; the same where it is known exactly.
         seen: Where that is known from.
@@ -88,11 +82,8 @@ class Against:
     """The comparison.
 
     Attributes:
-        total: All of it.
-        minutes: Minute by minute.
         causes: What explains the difference, the surest first.
         unexplained: Tokens of the difference that no cause reaches.
-        cautions: What else to know.
     """
 
     total: Minute

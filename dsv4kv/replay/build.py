@@ -103,10 +103,8 @@ class Parts:
 
     Attributes:
         config: With what its server says.
-        memory: How the memory is divided.
         rates: How fast work is done, by source stated; None by another.
         times: How long steps take by another source; None by stated.
-        weights: What weights cost.
         shared_tokens: Tokens of the blocks that prompts share.
         engine: What an engine's cache is given; None for the toolkit's own, or without reuse.
         keys: The blocks of every prompt that can be shared.
@@ -196,7 +194,6 @@ class Replay:
 
     Attributes:
         parts: What it has in common with others; ``config``, ``memory`` and ``times`` of it.
-        requests: The trace.
         scheduler: Runs it; ``outcome`` and ``prompts`` are its.
         tiers: What is below the GPUs; None where nothing is.
     """

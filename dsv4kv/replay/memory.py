@@ -93,21 +93,15 @@ class MemoryPlan:
 
     Attributes:
         rule: By which prompts are found, ``drafts`` made of tokens.
-        model: The model.
         schemas: Storage of every layer.
         group: Decides how many blocks a length needs.
         block_tokens: Tokens of a block.
         block_bytes: Bytes of a block, with what is kept with it.
         beside_bytes: Window and state in them, which ``full`` keeps with every block.
-        slot_bytes: Window and state of a running request.
         checkpoint_bytes: Window and state of a prefix that ends at a whole block; by an engine's
             rule a page of its pool of windows.
-        num_slots: Requests that hold a slot.
         num_checkpoints: Checkpoints, or pages of windows; None without a limit.
-        num_blocks: Blocks of context.
         total_bytes: All memory; None where blocks are given instead.
-        max_context_tokens: Longest request.
-        strategy: Checkpoint policy of windows and states.
     """
 
     rule: Variant

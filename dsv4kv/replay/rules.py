@@ -253,19 +253,15 @@ class Outcome:
     """One way to reuse prefixes, on one trace, in a cache of one size.
 
     Attributes:
-        name: The rule or strategy.
         resumed_tokens: int64[requests]: tokens of every prompt that need not be computed.
-        input_tokens: Tokens of all prompts.
         losses: Where the rest of what an unbounded cache would have hit went.
         checkpoints: Checkpoints of window and state written; None where there are none to count.
         checkpoint_tokens: Window tokens written with them.
-        checkpoint_reads: Checkpoints read to resume.
         unreachable_checkpoints: Those written inside the partial last block of a prompt, which
             never comes again.
         found_tokens: Tokens found in the compressed cache, all requests together.
         found_blocks: Blocks found there; None where blocks are not the curve's.
         rejected: Requests that can never run in a cache of this size; they hit and leave nothing.
-        speculation: How drafts are made.
     """
 
     name: str

@@ -288,7 +288,6 @@ class Invocation:
     """How the replay was asked for.
 
     Attributes:
-        argv: The command line.
         loaded: The configuration file with overrides applied.
         points: Points of the sweep; one without axes.
         overrides: ``a.b=c`` options, in effect.

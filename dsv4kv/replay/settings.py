@@ -26,13 +26,7 @@ _COMMAND, _LOG = "the launch command", "the log of its start"
 
 
 class Known(NamedTuple):
-    """A setting of the replay.
-
-    Attributes:
-        key: Its dotted path.
-        value: As text.
-        source: Where it is known from.
-    """
+    """A setting of the replay."""
 
     key: str
     value: str

@@ -97,14 +97,8 @@ def layout_of(variant: Variant, deployment: Deployment) -> Layout:
     engine, model = find_engine(variant.engine), deployment.model
     if model.kind == "v41":
         stored = stored_formats(Site(engine.name, model, deployment.arch), {})
-        deployment = Deployment(
-            model,
-            choose_formats(model, *(name for name, _ in stored.values())),
-            max_context_tokens=deployment.max_context_tokens,
-            in_flight_tokens=deployment.in_flight_tokens,
-            block_tokens=deployment.block_tokens,
-            arch=deployment.arch,
-        )
+        formats = choose_formats(model, *(name for name, _ in stored.values()))
+        deployment = replace(deployment, formats=formats)
     return engine.rule(deployment, variant.flags).layout
 
 

@@ -20,7 +20,7 @@ from dsv4kv.record.logs import RequestLog
 from dsv4kv.record.server import read_server
 from dsv4kv.record.veil import Veil
 from dsv4kv.replay.against import spans_of
-from dsv4kv.replay.paced import play
+from dsv4kv.replay.paced import Paced
 from dsv4kv.replay.rules import Pool, run_rule
 from dsv4kv.traces.collect import collect_paths
 from tests.engines.oracles.published import RULES, SEEDS, Workload, read_published
@@ -98,7 +98,7 @@ def test_a_replay_at_the_servers_pace_evicts_as_many_blocks_as_were_announced(
         recorded, server = read_recording(folder), read_server(folder)
         tokens, chunk = workload.pages * workload.page, workload.chunk_tokens
         pool = Pool(collect_paths(recorded.requests), tokens, workload.page, MODEL, chunk)
-        played = play(pool, find_rule(rule), spans_of(recorded), at_once=True)
+        played = Paced(pool, find_rule(rule), spans_of(recorded), at_once=True).run()
         if played.rejected:  # a pool that barely holds one prompt with its windows
             continue
         compared += 1

@@ -35,7 +35,7 @@ def steps_of(workload: Workload) -> list[Step]:
     config = load_config(None, [f"{k}={v}" for k, v in settings.items()], ReplayConfig).config
     requests = [Request(0.0, n, out, tuple(pages), PAGE) for pages, n, out in workload.requests]
     watch = Watch()
-    scheduler = build_replay(config, requests, cover=lambda _: watch).scheduler
+    scheduler = build_replay(config, requests, below=watch).scheduler
     scheduler.ended, steps = list[Served](), list[Step]()
     while scheduler.turn():
         for served in (*scheduler.decoding, *scheduler.ended):
@@ -100,7 +100,7 @@ def test_workloads_share_prefixes_in_one_step_and_run_out_of_blocks(
         rule = find_rule(name)
         return replace(rule, policy=replace(rule.policy, finds_scheduled=False))
 
-    monkeypatch.setattr("dsv4kv.replay.build.find_rule", unseen)
+    monkeypatch.setattr("dsv4kv.replay.memory.find_rule", unseen)
     many = [each for each in WORKLOADS if each.blocks == AMPLE]
     assert sum(steps_of(each) != each.each_step for each in many) >= 5
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from dsv4kv.bench.systems.rows import SlotAllocator, SlotScheduler
-from dsv4kv.bench.systems.slot_system import KvRows
+from dsv4kv.bench.systems.slot_system import KvRows, SlotAllocator, SlotScheduler
 from dsv4kv.cache.batching import RoutingStore
 from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.cache.tables import BlockTable

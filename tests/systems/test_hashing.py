@@ -5,14 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.systems.hashing import HASHES, BlockHasher, Digests, resumable_blocks
+from dsv4kv.bench.systems.block_system import HASHES, digest, names_of, resumable_blocks
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 ALGORITHMS = pytest.mark.parametrize("algorithm", HASHES)
-
-
-def keys(digests: Digests) -> list[bytes]:
-    return [digests.data[at : at + 16] for at in range(0, len(digests.data), 16)]
 
 
 @ALGORITHMS
@@ -20,29 +16,27 @@ def keys(digests: Digests) -> list[bytes]:
 def test_a_changed_token_changes_the_keys_from_its_block_on(
     algorithm: str, tokens: list[int], at: int
 ) -> None:
-    hasher = BlockHasher(4, algorithm)
-    before = hasher.digest(np.array(tokens, dtype=np.int64))
+    before = digest(np.array(tokens, dtype=np.int64), 4, name=algorithm)
     changed = tokens.copy()
     if at < len(tokens):
         changed[at] ^= 1
-    after = hasher.digest(np.array(changed, dtype=np.int64))
+    after = digest(np.array(changed, dtype=np.int64), 4, name=algorithm)
     first = at // 4 if at < len(tokens) else len(before)
-    assert keys(before)[:first] == keys(after)[:first]
-    assert not set(keys(before)[first:]) & set(keys(after)[first:])
+    assert before[:first] == after[:first]
+    assert not set(before[first:]) & set(after[first:])
 
 
 @ALGORITHMS
 @given(tokens=TOKENS, at=st.integers(0, 9))
 def test_hashing_may_go_on_where_it_stopped(algorithm: str, tokens: list[int], at: int) -> None:
-    hasher, row = BlockHasher(4, algorithm), np.array(tokens, dtype=np.int64)
-    whole = hasher.digest(row)
-    parts = hasher.digest(row[4 * at :], hasher.digest(row[: 4 * at]))
-    assert parts.data == whole.data
+    row = np.array(tokens, dtype=np.int64)
+    begun = digest(row[: 4 * at], 4, name=algorithm)
+    assert digest(row[4 * at :], 4, begun, algorithm) == digest(row, 4, name=algorithm)
 
 
 def test_names_for_allocators_are_never_0_or_minus_1() -> None:
-    data = b"".join(value.to_bytes(8, "little", signed=True) * 2 for value in (0, -1, 7))
-    assert Digests(data).block_ids().tolist() == [2, 2, 7]
+    keys = [value.to_bytes(8, "little", signed=True) * 2 for value in (0, -1, 7)]
+    assert names_of(keys) == [2, 2, 7]
 
 
 @pytest.mark.parametrize("block_tokens", [1, 2, 16])

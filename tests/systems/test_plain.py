@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.systems.rows import PrefixCacheManager, SlotAllocator
+from dsv4kv.bench.systems.slot_system import PrefixCacheManager, SlotAllocator
 from dsv4kv.bench.systems.workload import _FACTOR
 from dsv4kv.cache.batching import RoutingStore
 from dsv4kv.cache.blocks import BlockPool

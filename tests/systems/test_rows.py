@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from dsv4kv.bench.systems.rows import (
+from dsv4kv.bench.systems.slot_system import (
     NOTHING,
     Found,
     PrefixCacheManager,
@@ -32,7 +32,7 @@ def test_the_capacity_is_never_exceeded_and_the_oldest_goes() -> None:
 
 def test_a_row_that_was_handed_out_again_is_not_copied() -> None:
     calls, slots = [], SlotAllocator(2)
-    rows = PrefixCacheManager(100, None, lambda *call: calls.append(call), slots.version)
+    rows = PrefixCacheManager(100, lambda *call: calls.append(call), slots.version)
     slot = slots.alloc()
     rows.insert_row(row(1, 2, 3), slot, slots.version(slot))
     slots.free(slot)
@@ -68,15 +68,15 @@ class Scene:
     def __init__(self, capacity: int = 10**6) -> None:
         self.slots = SlotAllocator(SLOTS)
         self.content: list[Text] = [()] * SLOTS
-        cache = PrefixCacheManager(capacity, None, self.copy, self.slots.version)
-        self.scheduler = SlotScheduler(self.slots, cache)
+        self.cache = PrefixCacheManager(capacity, self.copy, self.slots.version)
+        self.scheduler = SlotScheduler(self.slots, self.cache)
         self.recorded: list[tuple[int, int, Text]] = []
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         self.content[target] = self.content[source][:tokens] + self.content[target][tokens:]
 
     def find(self, text: Text) -> Found:
-        return self.scheduler.find(row(*text))
+        return self.cache.find(row(*text))
 
     def begin(self, text: Text, found: Found) -> Seat | None:
         """Seat a prompt and compute what is missing."""

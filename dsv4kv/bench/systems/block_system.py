@@ -1,13 +1,16 @@
 """Blocks: requests of a batch share prefixes, pause where memory is short, resume, start again."""
 
+import hashlib
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import get_args
 
 import numpy as np
+import xxhash
+from numpy.typing import NDArray
 
-from dsv4kv.bench.systems.hashing import HASHES, BlockHasher, Digests, resumable_blocks
 from dsv4kv.bench.systems.workload import (
     EXPERTS,
     KV_WORDS,
@@ -26,6 +29,49 @@ from dsv4kv.cache.blocks import NO_BLOCKS, NO_HASH, BlockEvent, Ids, Policy
 from dsv4kv.config.systems import SystemsConfig
 from dsv4kv.errors import ConfigError
 
+Keys = list[bytes]
+"""Of a prompt's full blocks, 16 bytes each."""
+
+LEAST_COMPUTED = 2
+"""Tokens of a prompt that are computed however much of it is cached: one that was computed alone
+would be taken for a decode step."""
+
+# xxh3 is fast and made for accidents: across a trust boundary take one of the others.
+HASHES: dict[str, Callable[[bytes], bytes]] = {
+    "xxh3": xxhash.xxh3_128_digest,
+    "blake2b": lambda data: hashlib.blake2b(data, digest_size=16).digest(),
+    "sha256": lambda data: hashlib.sha256(data).digest()[:16],
+}
+
+
+def digest(
+    tokens: NDArray[np.integer], block_tokens: int, before: Keys | None = None, name: str = "xxh3"
+) -> Keys:
+    """Keys of the full blocks of ``tokens``, each of all before it, too, after those of others.
+
+    Tokens are whole numbers 0..2^31−1; an incomplete last block has no key.
+    """
+    whole = np.ascontiguousarray(tokens[: len(tokens) // block_tokens * block_tokens], np.int32)
+    data, hash_, keys = whole.tobytes(), HASHES[name], list(before or ())
+    key = keys[-1] if keys else hash_(b"")
+    for at in range(0, len(data), 4 * block_tokens):
+        key = hash_(key + data[at : at + 4 * block_tokens])
+        keys.append(key)
+    return keys
+
+
+def names_of(keys: Keys) -> list[int]:
+    """The first 64 bits of every key as int64, never 0 or −1: names for allocators."""
+    ids = np.frombuffer(b"".join(keys), np.int64)[::2]
+    names: list[int] = np.where((ids == 0) | (ids == -1), 2, ids).tolist()
+    return names
+
+
+def resumable_blocks(matched: int, prompt_tokens: int, block_tokens: int) -> int:
+    """Max cached blocks a prompt may resume after, ``LEAST_COMPUTED`` tokens before its end."""
+    return max(0, min(matched, (prompt_tokens - LEAST_COMPUTED) // block_tokens))
+
+
 _COUNT = 64  # blocks of a timed call: 8,192 tokens at 128 a block
 
 
@@ -37,7 +83,7 @@ class Request:
     tokens: Tokens  # prompt and answer so far
     blocks: Ids = field(default_factory=NO_BLOCKS.copy)  # int64: its blocks in order
     written: int = 0  # tokens whose KV is in them
-    digests: Digests | None = None  # keys of the full blocks that have been registered
+    keys: Keys = field(default_factory=list)  # of the full blocks that have been registered
 
     @property
     def answer_left(self) -> int:
@@ -85,7 +131,6 @@ class Batch:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.finished: list[Request] = []
-        self._hasher = BlockHasher(size)
 
     def submit(self, turns: list[Turn]) -> None:
         """Queue turns."""
@@ -125,7 +170,7 @@ class Batch:
         self.counts[_EVENTS.get(event.kind, f"blocks {event.kind}")] += event.ids.size
 
     def _preempt(self, request: Request) -> None:
-        request.blocks, request.written, request.digests = NO_BLOCKS, 0, None
+        request.blocks, request.written, request.keys = NO_BLOCKS, 0, []
         self.waiting.appendleft(request)
 
     # ---- prompts --------------------------------------------------------------------------------
@@ -133,26 +178,26 @@ class Batch:
     def _admit(self) -> None:
         """Start what fits, in order; who needs what another one computes now waits a step."""
         computing, deferred = set[int](), list[Request]()
-        admitted = list[tuple[Request, Digests]]()
+        admitted = list[tuple[Request, Keys]]()
         while self.waiting and len(self.running) < self._section.requests:
             request = self.waiting.popleft()
-            digests = self._hasher.digest(request.tokens)
-            names = digests.block_ids().tolist()
+            keys = digest(request.tokens, self._size)
+            names = names_of(keys)
             matched = self.blocks.find_kv_blocks(names)
             if computing.intersection(names[len(matched) :]):
                 self.blocks.update_timestamps(matched)  # so that they are there next time
                 deferred.append(request)
             elif self._start(request, matched):
                 computing.update(names)
-                admitted.append((request, digests))
+                admitted.append((request, keys))
                 self.running.append(request)
             else:
                 self.waiting.appendleft(request)
                 break
         self.counts["requests deferred"] += len(deferred)
         self.waiting.extendleft(reversed(deferred))
-        for request, digests in admitted:
-            self._write(request, len(request.tokens), digests)
+        for request, keys in admitted:
+            self._write(request, len(request.tokens), keys)
 
     def _start(self, request: Request, matched: Ids) -> bool:
         tokens, size = len(request.tokens), self._size
@@ -166,7 +211,7 @@ class Batch:
         self.counts["prompt tokens reused"] += request.written
         return True
 
-    def _write(self, request: Request, end: int, digests: Digests) -> None:
+    def _write(self, request: Request, end: int, keys: Keys) -> None:
         start, size = request.written, self._size
         tokens, places = request.tokens[start:end], np.arange(start, end)
         kv = self._model.compute(tokens, self._last(request) if start else None)
@@ -174,13 +219,11 @@ class Batch:
         experts = self._model.route(tokens, kv)
         self.blocks.store_routing_per_block(request.blocks[start // size :], experts)
         request.written = end
-        self._register(request, digests, start // size)
+        self._register(request, keys, start // size)
 
-    def _register(self, request: Request, digests: Digests, first: int) -> None:
-        request.digests = digests
-        names = [NO_HASH, *digests.block_ids().tolist()]
-        blocks = request.blocks[first : len(digests)]
-        parents = names[first : len(digests)]
+    def _register(self, request: Request, keys: Keys, first: int) -> None:
+        request.keys, names = keys, [NO_HASH, *names_of(keys)]
+        blocks, parents = request.blocks[first : len(keys)], names[first : len(keys)]
         self.blocks.register_kv_block_hashes(blocks, names[first + 1 :], parents)
 
     def _last(self, request: Request) -> Kv:
@@ -209,10 +252,9 @@ class Batch:
             self.blocks.store_block_routing(int(blocks[number]), int(places[number]), experts)
             request.written += 1
             if request.written % self._size == 0:
-                known, size = request.digests, self._size
-                assert known is not None
-                digests = self._hasher.digest(request.tokens[len(known) * size :], known)
-                self._register(request, digests, len(known))
+                known, size = request.keys, self._size
+                keys = digest(request.tokens[len(known) * size :], size, known)
+                self._register(request, keys, len(known))
         for request in [request for request in ready if not request.answer_left]:
             self._finish(request)
 
@@ -281,8 +323,8 @@ def run_blocks(config: SystemsConfig, model: Model) -> Outcome:
         length, draw = config.calls.prompt_tokens, np.random.default_rng(config.seed)
         prompt = draw.integers(0, VOCABULARY, length).astype(np.int32)
         for name in HASHES:
-            digest = partial(BlockHasher(128, name).digest, prompt)
-            outcome.timed(f"hash {length:,} tokens, {name}", digest)
+            call = partial(digest, prompt, 128, name=name)
+            outcome.timed(f"hash {length:,} tokens, {name}", call)
     return outcome
 
 

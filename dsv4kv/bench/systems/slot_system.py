@@ -1,14 +1,20 @@
-"""Slots: a contiguous row of KV for every request, versions, and a radix tree of tokens."""
+"""Slots: a contiguous row of KV for every request, versions, and a radix tree of tokens.
+
+A slot's version grows whenever it is handed out, and only then: content recorded as (slot,
+version) is valid while the version is the same, even after the slot was freed. Given how to ask
+for versions, the cache finds only rows that still hold what they held.
+"""
 
 import gc
 import tracemalloc
 from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
-from dsv4kv.bench.systems.rows import Found, PrefixCacheManager, Seat, SlotAllocator, SlotScheduler
 from dsv4kv.bench.systems.workload import (
     KV_WORDS,
     VOCABULARY,
@@ -21,7 +27,197 @@ from dsv4kv.bench.systems.workload import (
     Unit,
 )
 from dsv4kv.config.systems import SystemsConfig
-from dsv4kv.core.tree import Lease
+from dsv4kv.core.policies import LRU
+from dsv4kv.core.tree import Lease, PrefixTree, path_to
+from dsv4kv.errors import ConfigError, NotOwner
+
+NO_SLOT = -1
+
+
+class SlotAllocator:
+    """Free slots as the bits of one whole number, the lowest taken first; and their versions."""
+
+    def __init__(self, max_slots: int) -> None:
+        """Start with all slots free, at version 0."""
+        if max_slots <= 0:
+            raise ConfigError(f"{max_slots} slots cannot be: give at least 1.")
+        self.max_slots = max_slots
+        self._free = (1 << max_slots) - 1
+        self._versions = [0] * max_slots
+
+    @property
+    def free_count(self) -> int:
+        """Free slots."""
+        return self._free.bit_count()
+
+    def alloc(self) -> int:
+        """Take the lowest free slot and bump its version; ``NO_SLOT`` if none is free."""
+        lowest = self._free & -self._free
+        if not lowest:
+            return NO_SLOT
+        self._free ^= lowest
+        slot = lowest.bit_length() - 1
+        self._versions[slot] += 1
+        return slot
+
+    def free(self, slot: int) -> None:
+        """Give a slot back; ``NotOwner`` if it is not held."""
+        if self.is_free(slot):
+            raise NotOwner(f"slot {slot}: it is free already. Nothing was changed.")
+        self._free |= 1 << slot
+
+    def occupy(self, slot: int) -> None:
+        """Take a free slot whose content stays valid; ``NotOwner`` if it is not free."""
+        if not self.is_free(slot):
+            raise NotOwner(f"slot {slot}: it is held already. Nothing was changed.")
+        self._free &= ~(1 << slot)
+
+    def is_free(self, slot: int) -> bool:
+        """Whether a slot is free; ``NotOwner`` beyond the slots."""
+        return bool(self._free >> self._known(slot) & 1)
+
+    def version(self, slot: int) -> int:
+        """How often a slot has been handed out; ``NotOwner`` beyond the slots."""
+        return self._versions[self._known(slot)]
+
+    def _known(self, slot: int) -> int:
+        if not 0 <= slot < self.max_slots:
+            raise NotOwner(f"slot {slot}: there are 0..{self.max_slots - 1}. Nothing was changed.")
+        return slot
+
+
+class Found(NamedTuple):
+    """A prefix and the row it is in."""
+
+    length: int  # tokens of it; 0 if nothing is cached
+    slot: int  # the row; −1 if nothing is
+    version: int  # the slot's version when its content was recorded
+
+
+NOTHING = Found(0, -1, -1)
+
+
+class PrefixCacheManager:
+    """Remembers which rows hold which tokens; it does not own rows."""
+
+    def __init__(
+        self,
+        max_capacity: int,
+        copy_kv: Callable[[int, int, int], None] | None = None,
+        version: Callable[[int], int] | None = None,
+    ) -> None:
+        """Start empty, for ``max_capacity`` tokens.
+
+        ``copy_kv``: is called as (from_slot, to_slot, tokens). ``version``: the version that a
+        slot has now, as ``SlotAllocator.version`` gives it; None: none is handed out again.
+        """
+        self.tree = PrefixTree(LRU(max_capacity), chained=False)
+        self.max_capacity = max_capacity
+        self._copy, self._version = copy_kv, version
+        self.release = self.tree.release
+
+    def pin(self, tokens: Sequence[int] | Tokens) -> Lease:
+        """Use the longest known prefix: it is kept until the lease is released."""
+        return self.tree.pin(np.asarray(tokens).tolist())
+
+    def insert_row(self, tokens: Tokens, slot: int, version: int) -> int:
+        """Remember that a slot of a version holds all ``tokens``; how many of them are known."""
+        lease = self.pin(tokens)
+        stored = self.extend_row(lease, tokens[lease.length :], slot, version)
+        self.release(lease)
+        return stored
+
+    def extend_row(self, lease: Lease, tokens: Tokens, slot: int, version: int) -> int:
+        """Remember it of the tokens that a lease holds and of ``tokens``, which follow them.
+
+        As many are stored as have room once all that may go has gone; how many are known now.
+        """
+        tree, keys = self.tree, tokens.tolist()
+        known = tree.match_length(keys, lease)
+        tree.extend(lease, keys[:known], [])
+        missing = len(keys) - known - (self.max_capacity - tree.cached)
+        if missing > 0:
+            evicted = min(missing, tree.evictable)
+            tree.evict(evicted)
+            keys = keys[: len(keys) - (missing - evicted)]
+        tree.extend(lease, keys[known:], [])
+        assert lease.run is not None
+        for run in path_to(lease.run):
+            others = [row for row in run.rows if row[0] != slot and self._is_valid(*row)]
+            run.rows = [(slot, version), *(others if self._version else ())]
+        return lease.length
+
+    def find(self, tokens: Tokens, copy_to: int | None = None) -> Found:
+        """Look up the longest prefix that a row still holds, and the row; counts as a use."""
+        lease = self.pin(tokens)
+        path = reversed(path_to(lease.run) if lease.run else [])
+        valid = (Found(run.end, *row) for run in path for row in run.rows if self._is_valid(*row))
+        found = next(valid, NOTHING)
+        if copy_to is not None and found.length:
+            assert self._copy is not None
+            self._copy(found.slot, copy_to, found.length)
+        self.release(lease)
+        return found
+
+    def copy_kv(self, tokens: Tokens, to_slot: int) -> Found:
+        """Copy the longest prefix that a row still holds into a slot; kept while it is copied."""
+        return self.find(tokens, to_slot)
+
+    def _is_valid(self, slot: int, version: int) -> bool:
+        return self._version is None or self._version(slot) == version
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A request's slot."""
+
+    slot: int
+    start: int  # tokens of the prompt that it holds already
+    copied: int  # tokens of them that were copied from another slot
+    lease: Lease  # keeps what the prefix cache knows of the prompt
+
+
+class SlotScheduler:
+    """Seats prompts in slots.
+
+    What was found when a request was queued may be gone when it starts.  Is the version still the
+    one that was found, a free slot that ends with the prefix is occupied as it is; else the prefix
+    is copied into another.  Has the version changed, the request starts at 0.
+    """
+
+    def __init__(self, slots: SlotAllocator, cache: PrefixCacheManager) -> None:
+        """Seat in ``slots``; ``cache`` must have been made with ``slots.version``."""
+        self._slots, self._cache = slots, cache
+        self._written = [0] * slots.max_slots  # tokens in each slot
+
+    def begin(self, tokens: Tokens, found: Found) -> Seat | None:
+        """Seat a prompt for which ``found`` was found; None if no slot is free."""
+        slots, length, slot, copied = self._slots, found.length, found.slot, 0
+        valid = length > 0 and slots.version(slot) == found.version
+        if valid and slots.is_free(slot) and self._written[slot] == length:
+            slots.occupy(slot)
+        else:
+            slot = slots.alloc()
+            if slot == NO_SLOT:
+                return None
+            if not valid:
+                length = 0
+            elif slot != found.slot:  # else it is in its place, under a new version
+                length = copied = self._cache.copy_kv(tokens[:length], slot).length
+        return Seat(slot, length, copied, self._cache.pin(tokens))
+
+    def record(self, seat: Seat, tokens: Tokens) -> None:
+        """The slot holds the KV of ``tokens`` now: others may begin with them."""
+        slot, lease = seat.slot, seat.lease
+        self._cache.extend_row(lease, tokens[lease.length :], slot, self._slots.version(slot))
+
+    def end(self, seat: Seat, tokens: Tokens) -> None:
+        """Leave a slot that holds the KV of ``tokens``; it stays until the slot is taken anew."""
+        self.record(seat, tokens)
+        self._cache.release(seat.lease)
+        self._written[seat.slot] = len(tokens)
+        self._slots.free(seat.slot)
+
 
 _SLOTS = 1024  # of the allocator that is timed
 
@@ -60,9 +256,7 @@ class SlotServer:
         section = config.slots
         self.rows = KvRows(section.slots, config.chat.longest_tokens)
         self.slots = SlotAllocator(section.slots)
-        self.cache = PrefixCacheManager(
-            section.cached_tokens, None, self.rows.copy, self.slots.version
-        )
+        self.cache = PrefixCacheManager(section.cached_tokens, self.rows.copy, self.slots.version)
         self.reuse, self.outcome = Counter[str](), Outcome("slots", config.calls)
         self._model, self._chat = model, Chat(config.chat, config.seed)
         self._scheduler = SlotScheduler(self.slots, self.cache)
@@ -83,7 +277,7 @@ class SlotServer:
 
     def _queue(self, turns: list[Turn]) -> None:
         for turn in turns:  # one token is computed in any case
-            self._waiting.append((turn, self._scheduler.find(turn.prompt[:-1])))
+            self._waiting.append((turn, self.cache.find(turn.prompt[:-1])))
 
     def _seat(self) -> None:
         while self._waiting:
@@ -170,7 +364,7 @@ def _time_tree(outcome: Outcome, prompts: list[Tokens]) -> None:
     outcome.timed("pin", lambda: leases.append(cache.pin(prompts[1])))
     pin = partial(cache.pin, prompts[2])
     outcome.timed("release", lambda: cache.release(leases.pop()), lambda: leases.append(pin()))
-    copies = PrefixCacheManager(10**9, None, KvRows(2, length).copy)
+    copies = PrefixCacheManager(10**9, KvRows(2, length).copy)
     copies.insert_row(prompts[0], 0, 1)
     outcome.timed(
         f"copy_kv, {length:,} tokens of {8 * KV_WORDS} B", partial(copies.copy_kv, prompts[0], 1)

@@ -12,7 +12,6 @@ from dsv4kv.bench.recorder import DeviceClock, Recorder
 from dsv4kv.bench.serve.executor import Gpu, StepExecutor
 from dsv4kv.bench.serve.graphs import DecodeGraphs, foresee_modules
 from dsv4kv.bench.serve.inputs import EntryChooser, InputBank, QueryBank
-from dsv4kv.bench.serve.loop import LoopSettings
 from dsv4kv.bench.serve.operations import Outputs, read_operations
 from dsv4kv.bench.serve.placing import PlacedContexts
 from dsv4kv.bench.serve.reuse import PrefixReuse
@@ -353,19 +352,3 @@ def _rope_bytes(plan: CachePlan) -> int:
         return 0
     rows = sum(plan.max_context_tokens // ratio for ratio in _ratios(plan))
     return 4 * plan.config.rope_dim * rows
-
-
-def loop_settings(config: BenchConfig) -> LoopSettings:
-    """What the serving loop needs of a configuration."""
-    workload, measure = config.workload, config.measure
-    return LoopSettings(
-        concurrency=workload.concurrency,
-        step_tokens=workload.step_tokens,
-        draft_tokens=workload.speculative.draft_tokens,
-        acceptance=workload.speculative.acceptance,
-        max_output_tokens=workload.max_output_tokens,
-        warmup_steps=measure.warmup_steps,
-        verify_every=measure.verify_every,
-        context=workload.context,
-        seed=measure.seed,
-    )

@@ -18,7 +18,6 @@ from dsv4kv.bench.build import (
     check_data_path,
     check_device_memory,
     check_memory,
-    loop_settings,
     plan_from,
 )
 from dsv4kv.bench.device import (
@@ -300,8 +299,8 @@ def make_loop(
     config = setup.config
     requests = open_requests(config.workload, config.measure.seed)
     reuse = build_reuse(config, setup.manager, setup.resolved.backend)
-    contents, settings = PromptContents() if reuse else None, loop_settings(config)
-    served = setup.manager, requests, settings, recorder, executor
+    contents = PromptContents() if reuse else None
+    served = setup.manager, requests, config, recorder, executor
     return ServingLoop(*served, reuse, contents, turns), reuse
 
 

@@ -20,7 +20,7 @@ from dsv4kv.bench.serve.inputs import PromptContents
 from dsv4kv.bench.serve.reuse import NEVER, PrefixReuse
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
-from dsv4kv.config.bench import PLACED_OUTPUT_TOKENS, WorkloadSection
+from dsv4kv.config.bench import PLACED_OUTPUT_TOKENS, BenchConfig, WorkloadSection
 from dsv4kv.errors import TraceError
 from dsv4kv.traces import ReadOptions, read_trace
 from dsv4kv.traces.request import Request
@@ -58,22 +58,6 @@ class PageRounding:
 Slots = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class LoopSettings:
-    """How requests are served."""
-
-    concurrency: int  # requests in flight at once
-    step_tokens: int  # token budget of a step; decode tokens come first, then prompt chunks
-    draft_tokens: int = 0  # tokens drafted per decode step
-    acceptance: float = 0.0  # probability that a draft is accepted if all before it were
-    max_output_tokens: int | None = None  # outputs are cut to this; None keeps them
-    warmup_steps: int = 0  # steps whose samples are not kept
-    verify_every: int = 0  # show every so many steps to the observer; 0 never
-    # prompts of so many tokens are placed when they are admitted; None serves prompts
-    context: int | None = None
-    seed: int = 0  # seed of the acceptance draws
-
-
 @dataclass
 class LoopTotals:
     """What went through the cache so far."""
@@ -101,14 +85,14 @@ class ServingLoop:
         self,
         manager: KVCacheManager,
         requests: Iterable[Request],
-        settings: LoopSettings,
+        config: BenchConfig,
         recorder: Recorder,
         executor: StepExecutor | None = None,
         reuse: PrefixReuse | None = None,
         contents: PromptContents | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """Prepare to serve requests in order.
+        """Prepare to serve requests in order, as a configuration says.
 
         ``executor`` moves the data; None runs the bookkeeping alone. ``reuse`` resumes prompts
         after what earlier ones have in common with them, which ``contents`` knows. With ``turns``
@@ -118,7 +102,8 @@ class ServingLoop:
         self._manager = manager
         self._waiting: Iterator[Request] = iter(requests)
         self._next: Request | None = next(self._waiting, None)
-        self._settings = settings
+        self._workload, self._measure = config.workload, config.measure
+        self._drafts = config.workload.speculative
         self._recorder = recorder
         self._executor = executor
         self._progress = 0  # tokens done since the last yield
@@ -126,7 +111,7 @@ class ServingLoop:
         self._contents = contents
         self._turns = turns
         self._rounding = PageRounding(manager)
-        self._random = np.random.default_rng(settings.seed)
+        self._random = np.random.default_rng(config.measure.seed)
         self._admitted = 0
         self._active: Slots = np.empty(0, dtype=np.int64)  # in order of admission
         slots = manager.plan.num_slots
@@ -181,7 +166,7 @@ class ServingLoop:
 
     def _step(self) -> tuple[Slots, Slots, int] | None:
         """A step: its slots, the tokens each keeps and how many decode; None after the last."""
-        self._recorder.enabled = self.totals.steps >= self._settings.warmup_steps
+        self._recorder.enabled = self.totals.steps >= self._measure.warmup_steps
         self._admit()
         if not self._active.size:
             self._recorder.keep_all(self._latencies, [])
@@ -205,11 +190,11 @@ class ServingLoop:
             self._keep("decode_step", start_ns)
         self._recorder.keep_all(self._latencies, [])
         self._latencies = []
-        self._progress += int(kept.sum()) * (self._settings.context or 1)
+        self._progress += int(kept.sum()) * (self._workload.context or 1)
         return slots, kept, decoding
 
     def _admit(self) -> None:
-        while self._next is not None and len(self._active) < self._settings.concurrency:
+        while self._next is not None and len(self._active) < self._workload.concurrency:
             request = self._next
             fed = request.input_tokens + self._fed_outputs(request)
             need = np.array([table.group.blocks_for(fed) for table in self._manager.tables])
@@ -224,7 +209,7 @@ class ServingLoop:
 
     def _fed_outputs(self, request: Request) -> int:
         """Output tokens that enter the cache: the last one is only returned."""
-        limit = self._settings.max_output_tokens or request.output_tokens
+        limit = self._workload.max_output_tokens or request.output_tokens
         return max(0, min(request.output_tokens, limit) - 1)
 
     def _start(self, request: Request, blocks: Slots) -> None:
@@ -235,7 +220,7 @@ class ServingLoop:
         self._generation[slot] = self._manager.generation(slot)
         self._serial[slot] = self._admitted
         resumed = self._begin_reuse(slot, request)
-        if self._settings.context:
+        if self._workload.context:
             resumed = request.input_tokens
             with self._recorder.excluded():
                 prepare_forward(self._manager, [slot], [0], [resumed])
@@ -268,7 +253,7 @@ class ServingLoop:
         """Slots of the step and the tokens each takes: first those that decode, then chunks."""
         prompt_left = self._prompt_left[self._active]
         decoding = self._active[prompt_left == 0]
-        window = 1 + self._settings.draft_tokens
+        window = 1 + self._drafts.draft_tokens
         take = np.minimum(self._output_left[decoding], window)
         waiting = self._active[prompt_left > 0]
         if not waiting.size:
@@ -276,7 +261,7 @@ class ServingLoop:
         left = np.minimum(
             self._prompt_left[waiting], self._stop[waiting] - self._position[waiting]
         )
-        budget = self._settings.step_tokens - int(take.sum())
+        budget = self._workload.step_tokens - int(take.sum())
         chunk = np.clip(budget - (np.cumsum(left) - left), 0, left)
         some = chunk > 0
         slots = np.concatenate([decoding, waiting[some]])
@@ -294,8 +279,8 @@ class ServingLoop:
         drafted = take[:decoding] - 1
         if not np.count_nonzero(drafted):
             return take
-        draws = self._random.random((decoding, self._settings.draft_tokens))
-        accepted = np.logical_and.accumulate(draws < self._settings.acceptance, axis=1).sum(axis=1)
+        draws = self._random.random((decoding, self._drafts.draft_tokens))
+        accepted = np.logical_and.accumulate(draws < self._drafts.acceptance, axis=1).sum(axis=1)
         kept = take.copy()
         kept[:decoding] = 1 + np.minimum(accepted, drafted)
         self.totals.drafted_tokens += int(drafted.sum())
@@ -310,7 +295,7 @@ class ServingLoop:
         kept: Slots,
         decoding: int,
     ) -> None:
-        every = self._settings.verify_every
+        every = self._measure.verify_every
         observed = every > 0 and self.totals.steps % every == 0
 
         def tokens(some: slice) -> StepTokens:

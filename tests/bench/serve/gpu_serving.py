@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dsv4kv.bench.build import Drive, build_drive, build_manager, loop_settings, plan_from
+from dsv4kv.bench.build import Drive, build_drive, build_manager, plan_from
 from dsv4kv.bench.recorder import Recorder
 from dsv4kv.bench.serve.loop import LoopTotals, ServingLoop
 from dsv4kv.cache.manager import KVCacheManager
@@ -28,7 +28,7 @@ class TwinBench:
 
     def serve(self, *lengths: tuple[int, int]) -> LoopTotals:
         """Serve requests of (input, output) tokens."""
-        requests, settled = make_requests(*lengths), loop_settings(self.config)
+        requests, settled = make_requests(*lengths), self.config
         executor = self.drive.executor
         return ServingLoop(self.manager, requests, settled, self.recorder, executor).run()
 

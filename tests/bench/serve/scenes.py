@@ -11,13 +11,14 @@ from unittest.mock import patch
 from hypothesis import strategies as st
 
 from dsv4kv.bench.recorder import Recorder
-from dsv4kv.bench.serve.loop import LoopSettings, LoopTotals, ServingLoop
+from dsv4kv.bench.serve.loop import LoopTotals, ServingLoop
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
+from dsv4kv.config.bench import BenchConfig
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import Sharing
-from tests.bench.serve.serving import make_requests
+from tests.bench.serve.serving import make_requests, serving
 
 LAYERS = (0, 2, 3, 4, 5)  # SWA, CSA, HCA, CSA, HCA of V4-Flash
 
@@ -27,7 +28,7 @@ class Scene:
     """Requests of (input, output) tokens, how they are served, and over which cache."""
 
     lengths: list[tuple[int, int]]
-    settings: LoopSettings
+    config: BenchConfig
     max_context_tokens: int = 512
     num_blocks: int | None = None
     sharing: Sharing = "model"
@@ -35,7 +36,7 @@ class Scene:
 
     def outputs(self, output_tokens: int) -> int:
         """Output tokens of a request once cut."""
-        limit = self.settings.max_output_tokens
+        limit = self.config.workload.max_output_tokens
         return output_tokens if limit is None else min(output_tokens, limit)
 
     def fed(self, length: tuple[int, int]) -> int:
@@ -60,7 +61,7 @@ class Scene:
     def pools(self) -> list[int]:
         """Blocks of every table."""
         full = (max(1, self._blocks(self.max_context_tokens, ratio)) for ratio in self._ratios())
-        return [self.num_blocks or blocks * self.settings.concurrency for blocks in full]
+        return [self.num_blocks or blocks * self.config.workload.concurrency for blocks in full]
 
     def _ratios(self) -> tuple[int, ...]:
         return (4,) if self.sharing == "model" else (4, 128)
@@ -75,7 +76,7 @@ def scenes(draw: st.DrawFn, max_draft_tokens: int = 3) -> Scene:
     """Scenes whose requests fit, wait, or are too large."""
     size = draw(st.integers(0, 8))
     length = st.tuples(st.integers(1, 400), st.integers(0, 30))
-    settings = LoopSettings(
+    config = serving(
         concurrency=draw(st.integers(1, 4)),
         step_tokens=draw(st.integers(8, 300)),
         draft_tokens=draw(st.integers(0, max_draft_tokens)),
@@ -85,7 +86,7 @@ def scenes(draw: st.DrawFn, max_draft_tokens: int = 3) -> Scene:
     )
     return Scene(
         lengths=draw(st.lists(length, min_size=size, max_size=size)),
-        settings=settings,
+        config=config,
         max_context_tokens=draw(st.integers(100, 500)),
         num_blocks=draw(st.none() | st.integers(1, 6)),
         sharing=draw(st.sampled_from(("model", "type", "layer"))),
@@ -134,16 +135,16 @@ def run(scene: Scene) -> Log:
         _model(),
         layers=LAYERS,
         max_context_tokens=scene.max_context_tokens,
-        num_slots=scene.settings.concurrency,
+        num_slots=scene.config.workload.concurrency,
         num_blocks=scene.num_blocks,
         block_tokens=scene.block_tokens,
         sharing=scene.sharing,
-        draft_tokens=scene.settings.draft_tokens,
+        draft_tokens=scene.config.workload.speculative.draft_tokens,
     )
     log = Log(KVCacheManager(plan, data=False))
     requests = make_requests(*scene.lengths)
     with _watched(log):
-        loop = ServingLoop(log.manager, requests, scene.settings, Recorder())
+        loop = ServingLoop(log.manager, requests, scene.config, Recorder())
         log.progress = list(loop.steps())
         log.totals = loop.totals
     return log

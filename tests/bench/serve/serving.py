@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from dsv4kv.bench.build import Drive, build_drive, loop_settings, plan_from
+from dsv4kv.bench.build import Drive, build_drive, plan_from
 from dsv4kv.bench.recorder import Recorder
 from dsv4kv.bench.serve.loop import LoopTotals, ServingLoop
 from dsv4kv.bench.serve.verifier import Verifier
@@ -43,6 +44,16 @@ def make_config(*settings: str) -> BenchConfig:
     return load_config("smoke", [*tiny, *settings]).config
 
 
+def serving(
+    concurrency: int, step_tokens: int, draft_tokens: int = 0, acceptance: float = 0.0, **more: Any
+) -> BenchConfig:
+    """How requests are served, with nothing checked or left out at the beginning."""
+    drafts = {"draft_tokens": draft_tokens, "acceptance": acceptance}
+    served = {"concurrency": concurrency, "step_tokens": step_tokens, "speculative": drafts}
+    measured = {"warmup_steps": 0, "verify_every": 0, "seed": more.pop("seed", 0)}
+    return BenchConfig.model_validate({"workload": served | more, "measure": measured})
+
+
 def make_requests(*lengths: tuple[int, int]) -> list[Request]:
     """Requests of (input, output) tokens."""
     return [Request(0.0, input_tokens, output_tokens) for input_tokens, output_tokens in lengths]
@@ -61,7 +72,7 @@ def serve(
     manager, recorder = KVCacheManager(plan_from(config)), Recorder()
     drive = drive_on_cpu(config, manager, recorder)
     verifier = drive.verifier
-    requests, settled = make_requests(*lengths), loop_settings(config)
+    requests, settled = make_requests(*lengths), config
     loop = ServingLoop(manager, requests, settled, recorder, drive.executor)
     for _ in loop.steps():
         if verifier.failures:

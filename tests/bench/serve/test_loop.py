@@ -1,7 +1,6 @@
 """The serving loop: what goes in comes out, whatever is served over whatever cache."""
 
 from collections import Counter, deque
-from dataclasses import replace
 from itertools import pairwise
 from typing import cast
 
@@ -12,11 +11,12 @@ from numpy.typing import NDArray
 
 from dsv4kv.bench.recorder import Recorder
 from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
-from dsv4kv.bench.serve.loop import LoopSettings, ServingLoop
+from dsv4kv.bench.serve.loop import ServingLoop
 from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import CacheError
 from tests.bench.serve.scenes import Scene, run, scenes
-from tests.bench.serve.serving import make_requests
+from tests.bench.serve.serving import make_requests, serving
 
 
 @given(scenes())
@@ -58,8 +58,11 @@ def test_a_step_takes_decode_tokens_and_prompt_up_to_its_budget(scene: Scene) ->
         decoders = [r for r, before in step.before.items() if before >= served[r][0]]
         decode = sum(step.take(request) for request in decoders)
         prompt = sum(step.take(request) for request in step.before) - decode
-        assert prompt <= max(0, scene.settings.step_tokens - decode)
-        assert all(1 <= step.take(r) <= 1 + scene.settings.draft_tokens for r in decoders)
+        assert prompt <= max(0, scene.config.workload.step_tokens - decode)
+        assert all(
+            1 <= step.take(r) <= 1 + scene.config.workload.speculative.draft_tokens
+            for r in decoders
+        )
 
 
 @given(scenes())
@@ -73,9 +76,9 @@ def test_drafts_are_what_decoding_took_beyond_one_and_kept_or_rolled_back(scene:
             assert step.kept[request] > before
     assert log.totals.drafted_tokens == drafted
     assert log.totals.rolled_back_tokens == rolled_back
-    if scene.settings.acceptance == 1:
+    if scene.config.workload.speculative.acceptance == 1:
         assert rolled_back == 0
-    if scene.settings.acceptance == 0:
+    if scene.config.workload.speculative.acceptance == 0:
         assert rolled_back == drafted
 
 
@@ -92,14 +95,14 @@ def simulate(scene: Scene) -> list[dict[int, int]]:
     done: Counter[int] = Counter()
     steps = []
     while waiting or running:
-        while waiting and len(running) < scene.settings.concurrency:
+        while waiting and len(running) < scene.config.workload.concurrency:
             together = [*running.values(), waiting[0][1]]
             needs = [sum(blocks) for blocks in zip(*map(scene.blocks, together), strict=True)]
             if any(need > pool for need, pool in zip(needs, scene.pools(), strict=True)):
                 break
             running.update([waiting.popleft()])
         take = {r: 1 for r, length in running.items() if done[r] >= length[0]}
-        budget = scene.settings.step_tokens - len(take)
+        budget = scene.config.workload.step_tokens - len(take)
         for request, (prompt, _) in running.items():
             if request not in take and budget > 0:
                 take[request] = min(prompt - done[request], budget)
@@ -110,7 +113,7 @@ def simulate(scene: Scene) -> list[dict[int, int]]:
     return steps
 
 
-PLAIN = LoopSettings(concurrency=2, step_tokens=100)
+PLAIN = serving(2, 100)
 
 
 def test_a_case_worked_out_by_hand() -> None:
@@ -164,7 +167,7 @@ class Collector:
 
 
 def make_loop(
-    collector: Collector, plan: LoopSettings, *lengths: tuple[int, int]
+    collector: Collector, plan: BenchConfig, *lengths: tuple[int, int]
 ) -> tuple[ServingLoop, Recorder, KVCacheManager]:
     log = run(Scene([], plan))
     recorder = Recorder()
@@ -175,7 +178,7 @@ def make_loop(
 
 def test_the_executor_gets_decoders_together_and_each_prompt_chunk_alone() -> None:
     collector = Collector()
-    loop, _, _ = make_loop(collector, replace(PLAIN, concurrency=3), (4, 3), (5, 3), (120, 1))
+    loop, _, _ = make_loop(collector, serving(3, 100), (4, 3), (5, 3), (120, 1))
     loop.run()
     told = [
         (kind, step.requests.tolist(), step.batch.num_tokens) for kind, step in collector.steps
@@ -192,7 +195,7 @@ def test_the_executor_gets_decoders_together_and_each_prompt_chunk_alone() -> No
 
 def test_a_step_knows_which_of_its_drafts_will_be_rejected() -> None:
     collector = Collector()
-    plan = replace(PLAIN, draft_tokens=2, acceptance=0.5)
+    plan = serving(2, 100, draft_tokens=2, acceptance=0.5)
     loop, _, _ = make_loop(collector, plan, (10, 40))
     loop.run()
     ends = [(int(step.kept[0]), int(step.batch.tokens_after[0])) for _, step in collector.steps]

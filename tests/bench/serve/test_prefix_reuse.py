@@ -13,7 +13,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.build import build_manager, build_reuse, loop_settings, plan_from
+from dsv4kv.bench.build import build_manager, build_reuse, plan_from
 from dsv4kv.bench.recorder import Recorder
 from dsv4kv.bench.serve.executor import StepTokens
 from dsv4kv.bench.serve.inputs import PromptContents
@@ -108,7 +108,7 @@ def serve(
     if observer is not None:
         drive.executor.observer = observer
     reuse = build_reuse(config, manager, load_backend("cpu"))
-    served = (manager, requests, loop_settings(config), recorder, drive.executor)
+    served = (manager, requests, config, recorder, drive.executor)
     loop = ServingLoop(*served, reuse, PromptContents())
     totals = loop.run()
     if reuse is not None:
@@ -173,7 +173,7 @@ def decide(requests: Sequence[Request], *options: str) -> tuple[LoopTotals, Pref
     manager = build_manager(config, plan_from(config), None)
     reuse = build_reuse(config, manager, load_backend("cpu"))
     assert reuse is not None
-    loop = ServingLoop(manager, requests, loop_settings(config), Recorder(), None, reuse)
+    loop = ServingLoop(manager, requests, config, Recorder(), None, reuse)
     return loop.run(), reuse
 
 
@@ -315,7 +315,7 @@ def test_references_equal_owners_at_every_step(case: tuple[list[Request], list[s
         refs = reuse._allocator.refs(everything).tolist()
         assert refs == [owners[block] for block in everything.tolist()]
 
-    loop = ServingLoop(manager, requests, loop_settings(config), Recorder(), None, reuse)
+    loop = ServingLoop(manager, requests, config, Recorder(), None, reuse)
     with patch.object(index, "insert", kept), patch.object(index, "evict", gone):
         for _ in loop.steps():
             check()

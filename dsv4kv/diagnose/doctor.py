@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 
 from dsv4kv.errors import ConfigError, CudaUnavailable, DeviceError
-from dsv4kv.runs.environment import capture_environment, package_version
+from dsv4kv.ops.foreign import version_of
+from dsv4kv.runs.environment import capture_environment
 from dsv4kv.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ def check_peers(*, has_gpu: bool) -> Iterator[Check]:
             found = "not installed"
             yield Check("peers", package, "missing", found, enables or _NOT_TIMED, advice)
         else:
-            version = package_version(package) or "installed, version unknown"
+            version = version_of(package) or "installed, version unknown"
             yield Check("peers", package, "good", version, enables or _NOT_TIMED)
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
-from pydantic_core import from_json
 
 from dsv4kv.errors import ProfileError
 from dsv4kv.files import explain, open_regular, whole_text
@@ -55,8 +54,6 @@ _CHUNK = 1 << 18
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _LONGEST = 1 << 24  # characters before the first event, or of one
 _BETWEEN = re.compile(r"[\s,]*")
-_WHOLE = re.compile(r'(\})\s*,\s*\{\s*"(?:ph|cat|name|pid|tid|ts)"')  # and the next one begins
-_TAIL = 1 << 16  # characters at the end of a chunk in which the last whole event is looked for
 _CLOSED = "\n  }"  # an event's end in torch's own layout, in which strings have no line ends
 _NO_JSON = re.compile(r"(:\s*)-?(?:inf|nan)\b(?=\s*[,}\]])")  # as C++ writes it
 _PACKED = 100  # characters of a byte at most: traces have about 20
@@ -115,12 +112,8 @@ class ChromeFile:
         )
 
     def _events(self, file: TextIO, text: str) -> Iterator[Event]:
-        decode, at, fresh = json.JSONDecoder(strict=False).raw_decode, 0, True
+        decode, at = json.JSONDecoder(strict=False).raw_decode, 0
         while True:
-            if fresh:
-                whole, at = _decode_together(text)
-                yield from whole
-                fresh = False
             between = _BETWEEN.match(text, at)
             assert between is not None  # it fits nothing, too
             at = between.end()
@@ -132,7 +125,7 @@ class ChromeFile:
             except json.JSONDecodeError:
                 end = _end_of_event(text, at)
                 if end < 0:
-                    text, fresh = self._more(file, text[at:]), True
+                    text, at = self._more(file, text[at:]), 0
                     continue
                 try:
                     event = json.loads(_NO_JSON.sub(r"\1NaN", text[at:end]), strict=False)
@@ -161,18 +154,6 @@ class ChromeFile:
                 f"{self.path} has an event that does not end: it is damaged or cut short."
             )
         return text + chunk
-
-
-def _decode_together(text: str) -> tuple[list[Event], int]:
-    """Decode all whole events together; they and where the last ends, or none where one fails."""
-    ends = [found.end(1) for found in _WHOLE.finditer(text, max(0, len(text) - _TAIL))]
-    if not ends:
-        return [], 0
-    try:
-        events = from_json("[" + text[: ends[-1]].lstrip(", \t\r\n") + "]")
-    except ValueError:
-        return [], 0
-    return [event for event in events if isinstance(event, dict)], ends[-1]
 
 
 def _end_of_event(text: str, at: int) -> int:

@@ -11,12 +11,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pynvml
 
+from dsv4kv.ops.foreign import version_of
 from dsv4kv.processes import run_bounded, usable_cores
 
 SPEED_VARIABLES = (
@@ -58,7 +58,7 @@ def capture_environment() -> dict[str, Any]:
         "memory_bytes": _known(lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         "load_1min": _known(lambda: os.getloadavg()[0]),
         "governor": (_known(_GOVERNOR.read_text) or "").strip() or None,
-        "versions": {name: package_version(name) for name in ("dsv4kv", "torch", "numpy")}
+        "versions": {name: version_of(name) for name in ("dsv4kv", "torch", "numpy")}
         | _driver_versions(),
         "variables": {k: os.environ[k] for k in SPEED_VARIABLES if k in os.environ},
         "git_sha": git_sha,
@@ -92,14 +92,6 @@ def memory_peak_bytes() -> int:
     """Most memory that this process has had resident."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def package_version(name: str) -> str | None:
-    """Version of an installed distribution, where there is one of that name."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _driver_versions() -> dict[str, str | None]:

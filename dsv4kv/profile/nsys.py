@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,6 @@ from dsv4kv.profile.trace import (
 )
 from dsv4kv.units import counted
 
-_MOST_VARIABLES = 500  # old SQLite takes 999 of them in a statement
 _LONGEST_TEXT = 1 << 24
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%'"
 _OPERATIONS = 64  # of SQLite for each byte of the file: whole exports take one or two
@@ -97,18 +97,11 @@ class Database:
         wanted = ", ".join(f'"{name}"' for name in columns)
         return list(self._connection.execute(f'SELECT {wanted} FROM "{table}"'))
 
-    def strings(self, ids: Iterable[int]) -> dict[int, str]:
-        """Texts of ``StringIds``; an id without one is skipped."""
-        if not {"id", "value"} <= self.columns_of("StringIds"):
-            return {}
-        found: dict[int, str] = {}
-        wanted = list(ids)
-        for first in range(0, len(wanted), _MOST_VARIABLES):
-            some = wanted[first : first + _MOST_VARIABLES]
-            marks = ", ".join("?" * len(some))
-            query = f"SELECT id, value FROM StringIds WHERE id IN ({marks})"
-            found.update(self._connection.execute(query, some))
-        return {number: text for number, text in found.items() if isinstance(text, str)}
+    @cached_property
+    def strings(self) -> dict[object, str]:
+        """Texts of ``StringIds`` by their ids."""
+        rows = self.rows("StringIds", ("id", "value"))
+        return {number: text for number, text in rows if isinstance(text, str)}
 
 
 @contextmanager
@@ -170,7 +163,7 @@ def read_ranges(database: Database, names: Names, step: str) -> Ranges:
 
 def number_texts(database: Database, ids: Column, names: Names, instead: str) -> Column:
     """Number the registered strings of a column of ids; ``instead``, with {} the id, of others."""
-    texts = database.strings(np.unique(ids).tolist())
+    texts = database.strings
     return _name_each(ids, names, lambda one: texts.get(one, instead.format(one)))
 
 

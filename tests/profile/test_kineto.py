@@ -13,22 +13,9 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import ProfileError
 from dsv4kv.profile.kineto import ChromeFile, read_kineto, self_times
-from dsv4kv.profile.trace import KINDS, NONE, LaunchShape, Trace
+from dsv4kv.profile.trace import NONE, LaunchShape
 from tests.examples import FULL
-from tests.profile.traces import cpu_events, event, gpu_events, save
-
-
-def told(trace: Trace) -> list[tuple[str, str, int, str | None]]:
-    work = trace.work
-    return [
-        (
-            KINDS[work.kind[i]],
-            trace.names[work.name[i]],
-            int(work.step[i]),
-            None if work.phase[i] == NONE else trace.names[work.phase[i]],
-        )
-        for i in range(len(work))
-    ]
+from tests.profile.traces import cpu_events, event, gpu_events, save, told
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])

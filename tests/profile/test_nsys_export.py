@@ -9,28 +9,15 @@ import pytest
 
 from dsv4kv.errors import ProfileError
 from dsv4kv.profile.nsys import open_database, read_nsys
-from dsv4kv.profile.trace import KINDS, NONE, LaunchShape, Trace
+from dsv4kv.profile.trace import NONE, LaunchShape, Trace
 from tests.profile.exports import GLOBAL_PID, MARK, PID, START_END, THREAD, Export, two_replays
+from tests.profile.traces import told
 
 SHAPE = LaunchShape(grid=(64, 2, 1), block=(256, 1, 1), registers=40, shared_bytes=1040)
 
 
 def read(export: Export, folder: Path, step: str = "step") -> Trace:
     return read_nsys(export.save(folder / "step.sqlite"), step)
-
-
-def told(trace: Trace) -> list[tuple[str, str, int, str | None]]:
-    """Kind, name, step and phase of every piece of work, in the order of its begin."""
-    work = trace.work
-    return [
-        (
-            KINDS[work.kind[i]],
-            trace.names[work.name[i]],
-            int(work.step[i]),
-            None if work.phase[i] == NONE else trace.names[work.phase[i]],
-        )
-        for i in np.argsort(work.start_ns)
-    ]
 
 
 def test_two_replays_are_two_steps_with_their_kernels_copies_and_fills(tmp_path: Path) -> None:

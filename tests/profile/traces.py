@@ -5,6 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from dsv4kv.profile.trace import KINDS, NONE, Trace
+
 Event = dict[str, Any]
 HEAD = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "A GPU"}], "host_name": "me"}
 
@@ -60,3 +64,17 @@ def save(
     data = text.encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
+
+
+def told(trace: Trace) -> list[tuple[str, str, int, str | None]]:
+    """Kind, name, step and phase of every piece of work, in the order of its begin."""
+    work, names = trace.work, trace.names
+    return [
+        (
+            KINDS[work.kind[i]],
+            names[work.name[i]],
+            int(work.step[i]),
+            None if work.phase[i] == NONE else names[work.phase[i]],
+        )
+        for i in np.argsort(work.start_ns, kind="stable")
+    ]

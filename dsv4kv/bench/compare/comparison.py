@@ -247,12 +247,8 @@ def _row(
 ) -> Row:
     sides = _launches(before), _launches(after)
     factors = [[e.measured.factor for e in side if e.measured.factor] for side in (before, after)]
-    if _is_virtual([*before, *after]):
-        judgement = judge_exact(_median(sides[0]), _median(sides[1]), floor)
-    elif pairs:
-        judgement = judge_pairs(list(pairs.values()), floor, verdicts)
-    else:
-        judgement = judge(*sides, floor, verdicts)
+    virtual = _is_virtual([*before, *after])
+    judgement = _judge(sides, list(pairs.values()), floor, verdicts, virtual=virtual)
     if reason := _other_work(before, after, floor):
         judgement = replace(judgement, verdict=Verdict.UNCLEAR, reason=reason)
     # the least sure of a side counts
@@ -260,14 +256,24 @@ def _row(
     return Row(quantity, *sides, judgement, least_sure)
 
 
+def _judge(
+    sides: tuple[Launches, Launches],
+    ratios: Sequence[float],
+    floor: float,
+    verdicts: int,
+    *,
+    virtual: bool,
+) -> Judgement:
+    if virtual:
+        before, after = (float(np.median(side.values)) for side in sides)
+        return judge_exact(before, after, floor)
+    return judge_pairs(ratios, floor, verdicts) if ratios else judge(*sides, floor, verdicts)
+
+
 def _launches(launched: Sequence[Launched]) -> Launches:
     return Launches(
         [each.measured.median_ns for each in launched], [each.began_s for each in launched]
     )
-
-
-def _median(launches: Launches) -> float:
-    return float(np.median(launches.values))
 
 
 def _is_virtual(launched: Sequence[Launched]) -> bool:
@@ -293,17 +299,18 @@ def _judge_all(
     verdicts: int,
 ) -> Judgement | None:
     """The verdict on the geometric mean of rows; None without a launch that has them all."""
+    ratios = list[float]()
     if any(pairs.values()):
         whole = set.intersection(*map(set, pairs.values()))  # pairs that lack no row
         logs = [[np.log(row[pair]) for row in pairs.values()] for pair in sorted(whole)]
         ratios = [float(np.exp(np.mean(each))) for each in logs]
-        return judge_pairs(ratios, floor, verdicts) if ratios else None
-    first, second = (_mean_of_rows(side, list(pairs)) for side in (before, after))
-    if not first.values or not second.values:
+        if not ratios:
+            return None
+    sides = _mean_of_rows(before, list(pairs)), _mean_of_rows(after, list(pairs))
+    if not ratios and not all(side.values for side in sides):
         return None
-    if all(_is_virtual(side[quantity]) for side in (before, after) for quantity in pairs):
-        return judge_exact(_median(first), _median(second), floor)
-    return judge(first, second, floor, verdicts)
+    virtual = all(_is_virtual(side[quantity]) for side in (before, after) for quantity in pairs)
+    return _judge(sides, ratios, floor, verdicts, virtual=virtual)
 
 
 def _mean_of_rows(

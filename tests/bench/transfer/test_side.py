@@ -144,17 +144,3 @@ def test_a_missing_draft_window_is_refused() -> None:
     lost = changed(manifest, "window", layers=[2])
     with pytest.raises(ConfigError, match=r"window: layers: \[2\] there and \[2, 43\] here"):
         receive(target.memory, lost, [MappedReader(source.memory.regions)])
-
-
-def test_virtual_page_numbers_are_found_by_decoding_on() -> None:
-    """Pages moved under their numbers (sglang#31471): the digests are of the wrong pages, too."""
-    source, target = side(), side()
-    source.prefill(1, 200)
-    slot = source.prefill(0, 200)
-    table = source.memory.manager.tables[0]
-    truth = table.blocks[0, slot].copy()
-    table.blocks[0, slot, :2] = truth[:2][::-1]  # what a virtual table would say
-    manifest = make_manifest(source.memory, slot, 200)
-    table.blocks[0, slot] = truth
-    received = receive(target.memory, manifest, [MappedReader(source.memory.regions)])
-    assert target.decode(received.slot, 0, 1) != source.decode(slot, 0, 1)

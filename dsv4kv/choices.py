@@ -54,10 +54,10 @@ STORES = {
         "this process's memory: memory:64GiB, or memory:pinned:64GiB for GPUs",
         "bench.tiers.store:open_memory",
     ),
-    "file": Choice("a folder: file:FOLDER", "bench.tiers.file_store:open_file"),
+    "file": Choice("a folder: file:FOLDER", "bench.tiers.file_store:FileStore"),
     "redis": Choice(
         "a Redis or Valkey server: redis:HOST:PORT, or redis:URL",
-        "bench.tiers.redis_store:open_redis",
+        "bench.tiers.redis_store:RedisStore",
     ),
 }
 """Where objects are kept beyond the GPU's memory, as ``tiers.store`` reads it."""

@@ -208,7 +208,9 @@ def _list_figures(
         by_type.setdefault(layer.schema.layer.attn.value, []).append(layer)
     for layer_type, same in by_type.items():
         for alike, operations in _alike(same, engine=engine):
-            stages = _stages(alike, requests, generator)
+            # all layers under a first table, then all under a second, as long as all have more
+            rounds = zip(*(draw_stages(each, requests, generator) for each in alike), strict=False)
+            stages = [stage for stages in rounds for stage in stages][:MOST_CALLS]
             for operation in operations:
                 yield Figure(operation, layer_type, stages, hot=False)
                 yield Figure(operation, layer_type, stages[:1], hot=True)
@@ -231,15 +233,6 @@ def _alike(
         ]
         if left:
             yield alike, left
-
-
-def _stages(
-    layers: Sequence[LayerCache], requests: int, generator: torch.Generator
-) -> list[Stage]:
-    """All layers under a first table, then all under a second, … until one has no more."""
-    drawn = [draw_stages(layer, requests, generator) for layer in layers]
-    rounds = zip(*drawn, strict=False)  # as long as every layer has one more
-    return [stage for stages in rounds for stage in stages][:MOST_CALLS]
 
 
 def _measure(

@@ -300,10 +300,12 @@ def read_nsys(path: Path, step: str = STEP) -> Trace:
         ranges = read_ranges(database, names, step)
         device, devices = read_devices(database, work, launch)
         launches = Launches(called, of_graph, call, replace(work, device=device))
+        facts = database.rows("META_DATA_EXPORT", ("name", "value"))
+        schema = next((value for name, value in facts if name == "EXPORT_SCHEMA_VERSION"), None)
         more = {
             "shapes": shapes,
             "devices": devices,
-            "version": _read_version(database),
+            "version": f"export schema {schema}" if schema else None,
             "warnings": [*_read_diagnostics(database), *_judge(work)],
             "notes": [f"omitted: {counted(left, 'piece')} of work without an end"] if left else [],
         }
@@ -343,9 +345,3 @@ def _judge(work: Work) -> list[str]:
     if not np.any(work.kind == KERNEL):
         return ["the file has no GPU kernels: was the profiler on while the steps ran?"]
     return []
-
-
-def _read_version(database: Database) -> str | None:
-    rows = database.rows("META_DATA_EXPORT", ("name", "value"))
-    found = [value for name, value in rows if name == "EXPORT_SCHEMA_VERSION"]
-    return f"export schema {found[0]}" if found else None

@@ -51,8 +51,9 @@ def list_launched(side: Side) -> dict[Quantity, list[Launched]]:
     for index, record in enumerate(side.records):
         for case in record.cases:
             if case.status == "complete":
-                began_s, process = _began_s(record, case.launch), (index, case.launch)
-                pair = _pair(record, case)
+                each = record.launches[case.launch] if record.launches else record
+                began_s = datetime.fromisoformat(each.started_utc).timestamp()
+                process, pair = (index, case.launch), _pair(record, case)
                 for measured in measured_in(case):
                     launched = Launched(measured, process, began_s, pair)
                     found.setdefault(measured.quantity, []).append(launched)
@@ -105,11 +106,6 @@ def _expand(path: Path) -> Sequence[Path]:
 def _pair(record: RunRecord, case: Case) -> str:
     alternated = case.totals is not None and case.totals.steps_in_turns > 0
     return record.launches[case.launch].pair if record.launches and alternated else ""
-
-
-def _began_s(record: RunRecord, launch: int) -> float:
-    text = record.launches[launch].started_utc if record.launches else record.started_utc
-    return datetime.fromisoformat(text).timestamp()
 
 
 FOLDER = "baselines"

@@ -26,11 +26,6 @@ _MOST_FACTS = 1 << 20
 _MOST_BYTES = 1 << 30  # of an object: what is larger is not read to be judged
 
 
-def open_file(place: str, namespace: Namespace) -> "FileStore":
-    """A store below that folder."""
-    return FileStore(Path(place), namespace)
-
-
 class FileStore:
     """Objects in files of one folder, which several processes may share.
 
@@ -41,13 +36,13 @@ class FileStore:
 
     cold = "posix_fadvise(DONTNEED)" if hasattr(os, "posix_fadvise") else ""
 
-    def __init__(self, root: Path, namespace: Namespace, *, threads: int = THREADS) -> None:
+    def __init__(self, root: str | Path, namespace: Namespace, *, threads: int = THREADS) -> None:
         """Open the namespace's folder below ``root``, or make it; ``threads`` move files.
 
         Raises:
             StoreUnavailable: It cannot be made or written, or is another namespace's.
         """
-        self.folder, self._seals = root / namespace.folder, Seals(namespace)
+        self.folder, self._seals = Path(root) / namespace.folder, Seals(namespace)
         self._lost: list[str] = []
         self._pool = ThreadPoolExecutor(threads, "file-store")
         with self._translated():

@@ -21,11 +21,6 @@ _OTHER_BYTES = 1 << 20  # of an answer beside the objects asked for
 _TIMEOUTS = 10  # in which an answer has come to its end
 
 
-def open_redis(place: str, namespace: Namespace) -> "RedisStore":
-    """A store in the server at ``[USER:PASSWORD@]HOST:PORT/DATABASE``, or of that URL."""
-    return RedisStore(place if "://" in place else f"redis://{place}", namespace)
-
-
 class RedisStore:
     """Objects in a server."""
 
@@ -33,7 +28,8 @@ class RedisStore:
         """Reach the server.
 
         Args:
-            url: ``redis://…``, ``rediss://…`` for TLS or ``unix://…``, as redis-py has them.
+            url: ``redis://…``, ``rediss://…`` for TLS or ``unix://…``, as redis-py has them;
+                or ``[USER:PASSWORD@]HOST:PORT/DATABASE``.
             namespace: Whose objects these are.
             timeout_s: How long the server may be silent; whole answers have ten times as long.
 
@@ -55,7 +51,7 @@ class RedisStore:
         self._seals, self._prefix = Seals(namespace), f"{namespace.digest}/"
         try:
             self._client: Any = redis.Redis.from_url(
-                url,
+                url if "://" in url else f"redis://{url}",
                 socket_timeout=timeout_s,
                 socket_connect_timeout=timeout_s,
                 retry=Retry(NoBackoff(), 0),

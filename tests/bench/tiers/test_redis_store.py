@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dsv4kv.bench.tiers.redis_store import RedisStore, open_redis
+from dsv4kv.bench.tiers.redis_store import RedisStore
 from dsv4kv.errors import ConfigError, StoreFull, StoreUnavailable
 from tests.bench.tiers.kinds import FLASH, NEEDS_REDIS, content, poisoned, redis_server
 
@@ -157,14 +157,14 @@ def test_an_answer_is_bounded_and_its_error_is_named(kind: str) -> None:
 
 def test_passwords_are_not_told() -> None:
     with pytest.raises(StoreUnavailable) as caught:
-        open_redis("somebody:secret@127.0.0.1:1/0", FLASH)
+        RedisStore("somebody:secret@127.0.0.1:1/0", FLASH)
     assert "127.0.0.1:1" in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
 def test_an_address_that_is_none_is_a_sentence() -> None:
     with pytest.raises(ConfigError, match="this is no server's address"):
-        open_redis("ftp://somewhere", FLASH)
+        RedisStore("ftp://somewhere", FLASH)
 
 
 def test_without_the_package_the_sentence_says_how_to_get_it(
@@ -172,4 +172,4 @@ def test_without_the_package_the_sentence_says_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(ConfigError, match=r"pip install 'dsv4kv\[redis\]'"):
-        open_redis("localhost:6379", FLASH)
+        RedisStore("localhost:6379", FLASH)

@@ -19,7 +19,7 @@ from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import DEFECT, INTERRUPTED, Dsv4kvError, RecordError
 from dsv4kv.files import temporary_folder
 from dsv4kv.processes import OWN_TREE, Child, python, with_package
-from dsv4kv.runs.assemble import begin_record
+from dsv4kv.runs.assemble import as_options, begin_record
 from dsv4kv.runs.schema import Launch, RunRecord
 from dsv4kv.runs.store import load_record
 
@@ -237,8 +237,7 @@ OnProgress = Callable[[Sequence[Outcome], Task], None]
 
 def bench_arguments(source: str, overrides: Sequence[str], axes: Sequence[str]) -> tuple[str, ...]:
     """Arguments of ``dsv4kv bench`` for a configuration."""
-    options = [("--set", each) for each in overrides] + [("--axis", each) for each in axes]
-    return (source, *(word for option in options for word in option))
+    return (source, *as_options(overrides, axes))
 
 
 def run_launches(

@@ -42,16 +42,16 @@ from dsv4kv.bench.telemetry import Table, Telemetry, Window
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.choices import PEERS
 from dsv4kv.config.bench import BenchConfig
-from dsv4kv.config.load import LoadedConfig, Point
+from dsv4kv.config.load import Point
 from dsv4kv.errors import CacheError, ConfigError, Dsv4kvError, PeerUnavailable, VerificationError
 from dsv4kv.model.plan import CachePlan, bytes_per_token
 from dsv4kv.ops.check import check_backend
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
 from dsv4kv.ops.spec import choose
-from dsv4kv.runs.assemble import begin_record, end_record, make_case
+from dsv4kv.runs.assemble import Invocation, begin_record, end_record, make_case
 from dsv4kv.runs.environment import memory_peak_bytes
 from dsv4kv.runs.part import Part
-from dsv4kv.runs.points import HERE, Sweep, run_points
+from dsv4kv.runs.points import run_points
 from dsv4kv.runs.schema import (
     NOTHING_CHECKED,
     CacheSummary,
@@ -395,18 +395,6 @@ def _samples(part: type[P], table: Table, began_ns: int) -> P | None:
     return part.model_validate({"at_ns": at_ns, **answers})
 
 
-@dataclass(frozen=True)
-class Invocation:
-    """How the run was asked for."""
-
-    argv: list[str]  # the command line
-    loaded: LoadedConfig  # the configuration file with overrides applied
-    cases: Sequence[Point[BenchConfig]]  # points of the sweep; one without axes
-    overrides: Sequence[str]  # ``a.b=c`` options, in effect
-    axes: Sequence[str]  # ``a.b=1,2`` options
-    sweep: Sweep = HERE  # keeps its points; they are timed, so one after the other
-
-
 class Watcher(Protocol):
     """Receives the progress of a run."""
 
@@ -420,9 +408,9 @@ class Watcher(Protocol):
         """More tokens are done."""
 
 
-def run_bench(invocation: Invocation, watcher: Watcher) -> RunRecord:
+def run_bench(invocation: Invocation[BenchConfig], watcher: Watcher) -> RunRecord:
     """Run every case; a case that fails does not end a sweep. Raises ``Dsv4kvError``."""
-    loaded, points, kept = invocation.loaded, invocation.cases, invocation.sweep.points
+    loaded, points, kept = invocation.loaded, invocation.points, invocation.sweep.points
     words = bench_arguments(loaded.source, invocation.overrides, invocation.axes)
     begun = begin_record(
         loaded,

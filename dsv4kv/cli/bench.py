@@ -125,9 +125,10 @@ def bench(
 
 
 def _run_once(request: Request, stderr: "Console") -> "tuple[RunRecord, Sweep]":
-    from dsv4kv.bench.run import Invocation, run_bench
+    from dsv4kv.bench.run import run_bench
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.load import expand_axes, load_config
+    from dsv4kv.runs.assemble import Invocation
     from dsv4kv.runs.points import Sweep
 
     loaded = load_config(request.config, request.overrides)

@@ -109,7 +109,8 @@ def replay(
     from dsv4kv.config.replay import ReplayConfig
     from dsv4kv.record.folder import is_recording
     from dsv4kv.replay.fleet.case import serve_point
-    from dsv4kv.replay.run import Invocation, run_replay
+    from dsv4kv.replay.run import run_replay
+    from dsv4kv.runs.assemble import Invocation
     from dsv4kv.runs.points import Sweep
     from dsv4kv.view.config import schema_table
     from dsv4kv.view.html import write_chart
@@ -144,13 +145,11 @@ def replay(
     kept = keep_points(request, loaded, points, traces, timed=False)
     parallel = None if ray and jobs == 1 else jobs
     sweep = Sweep(kept, parallel if len(points) > 1 else 1, ray)
-    invocation = Invocation(
-        ["dsv4kv", *sys.argv[1:]], loaded, points, request.overrides, request.axes, sweep,
-        serve_point,
-    )  # fmt: skip
+    argv = ["dsv4kv", *sys.argv[1:]]
+    invocation = Invocation(argv, loaded, points, request.overrides, request.axes, sweep)
     unit = "points" if sweep.parallel else "requests"
     with Watcher(open_console(stderr=True, quiet=silent), "replay", unit) as watcher:
-        record = run_replay(invocation, watcher.reach)
+        record = run_replay(invocation, watcher.reach, serve_point)
     keep_record(record, out, json_, silent=silent, verbose=verbose)
     close_sweep(sweep)
     if chart is not None:

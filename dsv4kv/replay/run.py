@@ -4,11 +4,10 @@ import gc
 import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from dsv4kv.config.load import Loaded, Point
+from dsv4kv.config.load import Point
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.linear import COUNTS
 from dsv4kv.engines.names import find_rule
@@ -18,9 +17,9 @@ from dsv4kv.replay.build import Replay, build_replay, forget_paths, read_request
 from dsv4kv.replay.clock.steps import StepTimes
 from dsv4kv.replay.tier import Tier
 from dsv4kv.replay.tiers import Tiers
-from dsv4kv.runs.assemble import begin_record, end_record, make_case
+from dsv4kv.runs.assemble import Invocation, as_options, begin_record, end_record, make_case
 from dsv4kv.runs.part import Part
-from dsv4kv.runs.points import HERE, Sweep, run_points
+from dsv4kv.runs.points import run_points
 from dsv4kv.runs.replay import (
     Constant,
     ReplayPool,
@@ -283,30 +282,12 @@ Serve = Callable[[Point[ReplayConfig], Sequence[Request], Callable[[int], None]]
 """Replays a point of the requests given, and says how many are done."""
 
 
-@dataclass(frozen=True)
-class Invocation:
-    """How the replay was asked for.
+def run_replay(
+    invocation: Invocation[ReplayConfig], on_progress: OnProgress, serve: Serve | None = None
+) -> RunRecord:
+    """Replay every case by ``serve``, else by one server.
 
-    Attributes:
-        loaded: The configuration file with overrides applied.
-        points: Points of the sweep; one without axes.
-        overrides: ``a.b=c`` options, in effect.
-        axes: ``a.b=1,2`` options.
-        sweep: How its points are done.
-        serve: Replays one of them; None by one server.
-    """
-
-    argv: list[str]
-    loaded: Loaded[ReplayConfig]
-    points: Sequence[Point[ReplayConfig]]
-    overrides: Sequence[str]
-    axes: Sequence[str]
-    sweep: Sweep = HERE
-    serve: Serve | None = None
-
-
-def run_replay(invocation: Invocation, on_progress: OnProgress) -> RunRecord:
-    """Replay every case; Ctrl-C ends the run, a case that fails does not end a sweep.
+    Ctrl-C ends the run, a case that fails does not end a sweep.
 
     Raises:
         Dsv4kvError: The only case cannot be built or its trace cannot be read.
@@ -320,11 +301,11 @@ def run_replay(invocation: Invocation, on_progress: OnProgress) -> RunRecord:
         sweep=sweep,
     )
     digests = sweep.points.asked.traces_sha256 if sweep.points else {}
-    serve = Server(points, invocation.serve or serve_alone, digests)
+    server = Server(points, serve or serve_alone, digests)
     cases = run_points(
         sweep,
         len(points),
-        serve if sweep.parallel else partial(serve, on_progress=on_progress),
+        server if sweep.parallel else partial(server, on_progress=on_progress),
         on_progress,
     )
     return end_record(begun, cases, len(points))
@@ -429,9 +410,7 @@ def replayed_case(point: Point[ReplayConfig], problem: str | None, **known: Any)
     return make_case(axis=point.axis, config=config, backend="replay", error=problem, **known)
 
 
-def _reproduce(invocation: Invocation) -> str:
+def _reproduce(invocation: Invocation[ReplayConfig]) -> str:
     trace = invocation.loaded.config.workload.trace
     words = ["dsv4kv", "replay", *([trace] if trace else []), "--config", invocation.loaded.source]
-    options = [("--set", each) for each in invocation.overrides]
-    options += [("--axis", each) for each in invocation.axes]
-    return shlex.join(words + [word for option in options for word in option])
+    return shlex.join(words + as_options(invocation.overrides, invocation.axes))

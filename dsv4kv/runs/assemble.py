@@ -1,15 +1,34 @@
 """Make cases and records of measured and modelled runs."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Generic
 
-from dsv4kv.config.load import Loaded
+from dsv4kv.config.load import ConfigT, Loaded, Point
 from dsv4kv.runs.environment import capture_environment
-from dsv4kv.runs.points import Sweep
+from dsv4kv.runs.points import HERE, Sweep
 from dsv4kv.runs.schema import NOTHING_CHECKED, Case, Environment, GpuFacts, RunRecord
 from dsv4kv.runs.store import new_run_id
 from dsv4kv.traces import resolve_trace, trace_sha256
+
+
+@dataclass(frozen=True)
+class Invocation(Generic[ConfigT]):
+    """How a run was asked for."""
+
+    argv: Sequence[str]  # the command line
+    loaded: Loaded[ConfigT]  # the configuration file with overrides applied
+    points: Sequence[Point[ConfigT]]  # of the sweep; one without axes
+    overrides: Sequence[str]  # ``a.b=c`` options, in effect
+    axes: Sequence[str]  # ``a.b=1,2`` options
+    sweep: Sweep = HERE  # how its points are done
+
+
+def as_options(overrides: Sequence[str], axes: Sequence[str]) -> list[str]:
+    """Words of a command line for settings and axes."""
+    options = [("--set", each) for each in overrides] + [("--axis", each) for each in axes]
+    return [word for option in options for word in option]
 
 
 def make_case(*, error: str | None = None, interrupted: bool = False, **known: Any) -> Case:

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.bench.protocol import measure_memcpy
-from dsv4kv.bench.run import Invocation, run_bench
+from dsv4kv.bench.run import run_bench
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import Point, expand_axes, load_config
 from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.runs.assemble import Invocation
 from dsv4kv.runs.schema import RunRecord
 from tests.bench.settings import BOOKS, TINY
 
@@ -34,7 +35,7 @@ class Watcher:
             raise KeyboardInterrupt
 
 
-def invoke(*axes: str, settings: tuple[str, ...] = (BOOKS,)) -> Invocation:
+def invoke(*axes: str, settings: tuple[str, ...] = (BOOKS,)) -> Invocation[BenchConfig]:
     given = {setting.partition("=")[0] for setting in (*settings, *axes)}
     overrides = [*(each for each in TINY if each.partition("=")[0] not in given), *settings]
     loaded = load_config("smoke", overrides)

@@ -16,7 +16,8 @@ from dsv4kv.replay.build import read_requests
 from dsv4kv.replay.fleet.case import add_series, serve_point
 from dsv4kv.replay.fleet.outcome import repeated_bytes, shared_bytes
 from dsv4kv.replay.fleet.run import list_pools
-from dsv4kv.replay.run import Invocation, run_replay
+from dsv4kv.replay.run import run_replay
+from dsv4kv.runs.assemble import Invocation
 from dsv4kv.runs.replay import ReplayResult, ReplaySeries
 from dsv4kv.runs.schema import Case, RunRecord
 from tests.replay.fleet.scenes import run_fleet
@@ -31,8 +32,8 @@ def run(axes: list[str] | None = None, **chosen: Any) -> RunRecord:
     overrides = [f"{name}={value}" for name, value in chosen_settings.items()]
     loaded = load_config(None, overrides, ReplayConfig)
     points = expand_axes(loaded, overrides, axes or [])
-    invocation = Invocation(["dsv4kv"], loaded, points, overrides, axes or [], serve=serve_point)
-    return run_replay(invocation, lambda done, total: None)
+    invocation = Invocation(["dsv4kv"], loaded, points, overrides, axes or [])
+    return run_replay(invocation, lambda done, total: None, serve_point)
 
 
 def result(case: Case) -> ReplayResult:

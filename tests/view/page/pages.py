@@ -17,7 +17,8 @@ from dsv4kv.replay.mrc.curves import Question, measure_trace
 from dsv4kv.replay.plan import question as plans
 from dsv4kv.replay.plan.question import parse_slos, poisson
 from dsv4kv.replay.plan.search import Search, Tally, list_kinds, plan
-from dsv4kv.replay.run import Invocation, run_replay
+from dsv4kv.replay.run import run_replay
+from dsv4kv.runs.assemble import Invocation
 from dsv4kv.runs.profile import KernelRow, KernelTable, Profile
 from dsv4kv.runs.schema import Case, Launch, RunRecord
 from dsv4kv.runs.telemetry import (

@@ -14,9 +14,10 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import DEFAULT_BUFFER_SIZE, BufferedReader, BufferedWriter, FileIO
+from gzip import GzipFile
+from io import DEFAULT_BUFFER_SIZE, BufferedReader, BufferedWriter, FileIO, RawIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from platformdirs import user_cache_path, user_data_path
@@ -174,6 +175,12 @@ def open_regular(
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
     return file
+
+
+def unpack(file: BufferedReader) -> BufferedReader:
+    """The file, or what it holds where it is gzip."""
+    packed = file.peek(2)[:2] == b"\x1f\x8b"
+    return BufferedReader(cast(RawIOBase, GzipFile(fileobj=file))) if packed else file
 
 
 def read_document(path: Path, most_bytes: int = DOCUMENT_BYTES) -> bytes:

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -155,18 +155,21 @@ def usable_cores() -> int:
 
 def map_parallel(
     work: Callable[[ItemT], ResultT],
-    items: Sequence[ItemT],
+    items: Iterable[ItemT],
     jobs: int | None,
     ray: str | None = None,
+    *,
+    in_order: bool = False,
 ) -> Generator[tuple[ItemT, ResultT]]:
     """Yield every item with its result as soon as that is there.
 
     Args:
         work: Function that can be pickled.
-        items: Arguments of its calls.
+        items: Arguments of its calls; twice as many as processes are taken ahead.
         jobs: Processes; None takes one for each CPU of the Ray cluster.
         ray: Address of a Ray cluster, whose workers need this version of the package and the
             files of this working folder; None for processes here.
+        in_order: Yield them in the order of the items.
 
     Raises:
         ConfigError: Ray is not installed, or there is no cluster there.
@@ -185,16 +188,19 @@ def map_parallel(
         backend, lost = _connect(ray)
         task = partial(_run_there, work, str(Path.cwd()), __version__)
         begin = {}
-    count = -1 if jobs is None else min(jobs, len(items))
+    count = -1 if jobs is None else jobs
+    if jobs is not None and isinstance(items, Sized):
+        count = min(jobs, len(items))
     try:
         with parallel_config(backend=backend, n_jobs=count, **begin):
-            parallel = Parallel(return_as="generator_unordered", batch_size=1, mmap_mode="c")
+            order = "generator" if in_order else "generator_unordered"
+            parallel = Parallel(return_as=order, batch_size=1, mmap_mode="c")
             yield from parallel(delayed(task)(item) for item in items)
     except lost as error:
         reason = str(error).strip().partition("\n")[0]
         raise Dsv4kvError(
             f"a process that worked on this was killed, as systems do where memory runs out "
-            f"({reason}): give fewer --jobs."
+            f"({reason}): give it fewer processes."
         ) from None
     finally:
         if ray is not None:

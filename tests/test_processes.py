@@ -113,7 +113,7 @@ def test_every_item_comes_with_its_result() -> None:
 
 
 def test_a_killed_worker_is_a_sentence() -> None:
-    with pytest.raises(Dsv4kvError, match=r"was killed.*: give fewer --jobs"):
+    with pytest.raises(Dsv4kvError, match=r"was killed.*: give it fewer processes"):
         list(map_parallel(halve, [-1, 2], 2))
 
 

@@ -3,7 +3,6 @@
 They are read event by event: as objects, a million events take gigabytes.
 """
 
-import gzip
 import io
 import json
 import os
@@ -19,7 +18,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.files import explain, open_regular, whole_text
+from dsv4kv.files import explain, open_regular, unpack, whole_text
 from dsv4kv.processes import without_collector
 from dsv4kv.profile.trace import (
     CORRELATION_BITS,
@@ -57,7 +56,6 @@ _BETWEEN = re.compile(r"[\s,]*")
 _CLOSED = "\n  }"  # an event's end in torch's own layout, in which strings have no line ends
 _NO_JSON = re.compile(r"(:\s*)-?(?:inf|nan)\b(?=\s*[,}\]])")  # as C++ writes it
 _PACKED = 100  # characters of a byte at most: traces have about 20
-_GZIP = b"\x1f\x8b"
 
 
 @contextmanager
@@ -69,11 +67,8 @@ def open_text(path: Path) -> Iterator[TextIO]:
         raise ProfileError(
             f"{path} cannot be read ({error.strerror}): name a Chrome trace, .json or .json.gz."
         ) from None
-    with file:
-        packed = file.peek(len(_GZIP)).startswith(_GZIP)
-        raw = io.BufferedReader(gzip.GzipFile(fileobj=file)) if packed else file
-        with io.TextIOWrapper(raw, encoding="utf-8-sig", errors="replace") as text:
-            yield text
+    with file, io.TextIOWrapper(unpack(file), encoding="utf-8-sig", errors="replace") as text:
+        yield text
 
 
 class ChromeFile:

@@ -12,13 +12,10 @@ import re
 import secrets
 from array import array
 from bisect import bisect
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, islice
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +23,7 @@ import numpy as np
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import read_document, whole_text
-from dsv4kv.processes import begin_worker
+from dsv4kv.processes import map_parallel
 from dsv4kv.record.datasets import (
     ASSISTANT,
     Dialogue,
@@ -43,7 +40,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _BATCH = 32  # records that a process is given at once
-_AHEAD = 2  # batches that wait for each
 _LEAST_SALT_BYTES, _MOST_SALT_BYTES = 16, 64  # the most that BLAKE2b takes
 
 
@@ -274,44 +270,27 @@ def tokenize(
 ) -> Iterator[Turns]:
     """Return the turns of every record, in order.
 
-    Raises:
-        ConfigError: The tokenizer or its template cannot be used.
-        TraceError: A process was killed.
+    Raises ``ConfigError`` if the tokenizer or its template cannot be used.
     """
     here = Conversations(job)  # errors show before processes are started
     if processes == 1:
         yield from map(here.turns, dialogues)
         return
     del here
-    rows, waiting = iter(dialogues), deque[Future[list[Turns]]]()
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (job, os.getpid()))
-    try:
-        while batch := list(islice(rows, _BATCH)):
-            if len(waiting) == _AHEAD * processes:
-                yield from waiting.popleft().result()
-            waiting.append(pool.submit(_work, batch))
-        while waiting:
-            yield from waiting.popleft().result()
-    except BrokenProcessPool:
-        raise TraceError(
-            "a process that tokenizes was killed; was there too little memory? Take fewer: "
-            "--processes 1."
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
+    rows = iter(dialogues)
+    batches = iter(lambda: list(islice(rows, _BATCH)), [])
+    for _, turns in map_parallel(partial(_work, job), batches, processes, in_order=True):
+        yield from turns
 
 
-_here: list[Conversations] = []
+_here: list[tuple[Job, Conversations]] = []
 """The conversations of a worker process."""
 
 
-def _begin(job: Job, parent: int) -> None:
-    begin_worker(parent)
-    _here.append(Conversations(job))
-
-
-def _work(dialogues: list[Dialogue | Refused]) -> list[Turns]:
-    return list(map(_here[0].turns, dialogues))
+def _work(job: Job, dialogues: list[Dialogue | Refused]) -> list[Turns]:
+    if not _here or _here[0][0] != job:
+        _here[:] = [(job, Conversations(job))]
+    return list(map(_here[0][1].turns, dialogues))
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,17 @@ from typing import Any, Self
 from pydantic_core import from_json
 
 from dsv4kv.errors import TraceError
-from dsv4kv.files import DOCUMENT_BYTES, Unparsable, explain, open_regular, parse_json, replacing
+from dsv4kv.files import (
+    DOCUMENT_BYTES,
+    Unparsable,
+    explain,
+    open_regular,
+    parse_json,
+    replacing,
+    unpack,
+)
 from dsv4kv.units import UNITS_PER_SECOND
 
-_GZIP_MAGIC = b"\x1f\x8b"
 # A request of 1M tokens listed token by token is below 10 MB; a "line" beyond this is no trace.
 # Nor is so much of nothing: blank lines one after the other count as one, each as 64 bytes or
 # more, for gzip packs a thousand of them into one byte.
@@ -59,9 +66,8 @@ class TraceLines:
 
     def __init__(self, file: BufferedReader, watch: Watch | None = None) -> None:
         """``watch`` is called with the bytes read of the file, as they are on disk."""
-        compressed = file.peek(2)[:2] == _GZIP_MAGIC
         self._raw, self._size, self._watch = file, os.fstat(file.fileno()).st_size, watch
-        self._file = gzip.GzipFile(fileobj=file) if compressed else file
+        self._file = unpack(file)
         self._ahead = ""  # a line that has been peeked at
         self._decoder = getincrementaldecoder("utf-8")()
         self.number = 0

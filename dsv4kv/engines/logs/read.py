@@ -4,7 +4,6 @@ Arguments are echoed in any of their spellings: ``key=value``, ``'key': value``,
 and ``--key=value``; dashes and underscores are the same.
 """
 
-import gzip
 import io
 import re
 import sys
@@ -17,10 +16,9 @@ from typing import cast
 
 from dsv4kv.engines.flags import scaled
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import DOCUMENT_BYTES, open_regular
+from dsv4kv.files import DOCUMENT_BYTES, open_regular, unpack
 from dsv4kv.model.presets import config_file, preset_names
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _LONGEST_LINE = 1 << 20  # an echoed configuration is long, but not that long
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
@@ -61,9 +59,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def _as_text(file: io.BufferedReader) -> io.TextIOWrapper:
-    unpacked = file
-    if file.peek(2)[:2] == _GZIP_MAGIC:
-        unpacked = io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=file)))
+    unpacked = unpack(file)
     encoding = "utf-16" if unpacked.peek(2)[:2] in _UTF16_MARKS else "utf-8-sig"
     return io.TextIOWrapper(unpacked, encoding, errors="replace", newline="")
 

@@ -73,6 +73,10 @@ def _runs(documents: Sequence[Run]) -> Iterator[Run]:
         if "benchmarks" in document:
             yield from map(_guidellm, document["benchmarks"])
         elif "tput_per_gpu" in row and "conc" in row:
+            if not {"isl", "osl"} <= row.keys():
+                raise Defect(
+                    "this row of InferenceX says no lengths of prompts and answers (isl, osl)"
+                )
             yield _inferencex(row)
         elif isinstance(document.get("request_latency"), dict):
             yield _summary(document)

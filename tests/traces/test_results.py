@@ -200,7 +200,7 @@ REFUSED = {
     "guidellm, no list": ({"benchmarks": 3}, "not as its tool writes it"),
     "InferenceX, no lengths": (
         {k: v for k, v in INFERENCEX.items() if k != "isl"},
-        "'isl' is missing",
+        "says no lengths of prompts",
     ),
 }
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from dsv4kv.budget.flags import GivenFlag, merge, read_flag
 from dsv4kv.budget.gpus import gpu_names, load_gpu
 from dsv4kv.budget.servers import find_launches
-from dsv4kv.diagnose.faults.table import plain, release
+from dsv4kv.diagnose.faults.table import load_faults, plain, release
 from dsv4kv.engines.flags import find_flag
 from dsv4kv.engines.logs.read import find_fields, find_version, preset_named, read_lines
 from dsv4kv.engines.names import FAMILIES, replayed_engines
@@ -37,7 +37,12 @@ _LOGGED = re.compile(
     r"(?m)^(?:\([\w ]+ pid=\d+\)\s|\[\d{4}-\d\d-\d\d |(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d "
     r"|\d{4}-\d\d-\d\d[ T]\d\d:\d\d)"
 )
-_RAISED = re.compile(r"(?m)^Traceback \(most recent call last\):|^\w+(?:Error|Exception)\b")
+_RAISED = re.compile(
+    r"Traceback \(most recent call last\):|assert self\."
+    r"|(?m:^[^#'\"\n]*\b\w+(?:Error|Exception)\b)"
+)
+_COLLECTED = re.compile(r"[\w.-]+ +\| |\S+Z (?:stdout|stderr) [FP] |\[rank\d+\]: ")
+"""What docker compose, Kubernetes and torchrun put before the lines of a server."""
 _OTHER_MODEL = re.compile(
     r"(?i)qwen|llama|mi[sx]tral|gemma|glm|kimi|gpt|phi-|minimax|ernie|hunyuan|granite|nemotron"
 )
@@ -125,7 +130,7 @@ def as_path(given: str) -> Path | None:
         raise ConfigError("nothing to look at: give a command, or a file.")
     path = Path(given) if len(given) < 1000 and "\n" not in given else None
     with suppress(OSError, ValueError):
-        if path is not None and path.is_file():
+        if path is not None and (text == "-" or path.is_file()):
             return path
     if " " not in text:
         raise ConfigError(f"{given[:200]}: there is no such file.")
@@ -137,7 +142,8 @@ def recognise(path: Path) -> tuple[Kind, str]:
     if _has_results(path):
         return "result", ""
     lines, left = [], _MOST_TEXT
-    for line in islice(read_lines(path), _MOST_LINES):
+    for collected in islice(read_lines(path), _MOST_LINES):
+        line = _COLLECTED.sub("", collected, 1) if _COLLECTED.match(collected) else collected
         lines.append(line)
         left -= len(line) + 1
         if left < 0:
@@ -262,13 +268,20 @@ def _usual(family: str, spelling: str) -> str:
 def _of_log(text: str, source: str, family: str) -> Subject:
     lines = text.splitlines()
     version = next(filter(None, map(find_version, lines)), None)
-    # the engine whose arguments it echoes, else whose name it has most often, else the given one
+    # the engine whose arguments it echoes, whose name it has most often, the given one, and the
+    # one of whose known faults it has a line
     engine = max(
         replayed_engines(),
         key=lambda name: (
             FAMILIES[name].log_mark in text,
             text.lower().count(name),
             name == family,
+            any(
+                each.line and re.search(each.line, text)
+                for fault in load_faults()
+                if fault.engine == name
+                for each in fault.when
+            ),
         ),
     )
     given = next(filter(None, map(_echoed, lines)), None)

@@ -328,6 +328,16 @@ done
          "vllm:0.27.1", ("vllm-custom-all-reduce",)),
     Case("sglang#25118", died("    assert self.store_dtype == torch.uint8", "AssertionError"),
          "sglang:0.5.23", ("sglang-store-dtype",)),
+    Case("vllm#50774, by docker compose", "vllm-1  | (APIServer pid=1) INFO 08-04 09:59:00 [a:1] "
+         "vLLM starts\nvllm-1  | (Worker pid=9) ERROR 08-04 10:00:00 [core.py:1] AssertionError: "
+         "swa_metadata missing tile_sched entry for compress_ratio=4\n",
+         "", ("vllm-flashmla-on-sm120",)),
+    Case("vllm#54233, by torchrun", "[rank0]: Traceback (most recent call last):\n[rank0]: "
+         "AssertionError: DeepseekV4 fp8_ds_mla layout only supports fp8 kv-cache, got bfloat16\n",
+         "", ("vllm-cache-dtype-not-fp8",)),
+    Case("sglang#24783, by Kubernetes", "2026-05-09T10:00:00.123Z stdout F     assert "
+         "self.store_dtype == torch.uint8\n2026-05-09T10:00:00.124Z stdout F AssertionError\n",
+         "", ("sglang-store-dtype", "sglang-v41-unknown"), possible=("sglang-v41-unknown",)),
     Case("sglang#33194", f"sglang serve --model-path {FLASH} --tp 8 --kv-cache-dtype bfloat16",
          "sglang:0.5.23", ("sglang-bf16-cache",)),
     Case("sglang#11242", died("Exception: sgl-kernel is installed with version 0.3.12, which is "

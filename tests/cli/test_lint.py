@@ -28,6 +28,21 @@ def test_a_known_fault_is_a_sentence_a_row_and_exit_code_1() -> None:
     assert "vllm-drafts-no-hits yes >=0.21,<0.23 0.23 github.com/vllm-project/vllm" in text
 
 
+@pytest.mark.parametrize("given", ["command", "log", "result"])
+def test_what_lint_printed_itself_is_recognised(given: str, tmp_path: Path) -> None:
+    texts = {
+        "command": FAULTY,
+        "log": "Traceback (most recent call last):\nValueError: No common block size for 16\n",
+        "result": json.dumps({"completed": 8, "duration": 9.0, "failed": 1}),
+    }
+    path, own = tmp_path / "given.txt", tmp_path / "lint.json"
+    path.write_text(texts[given])
+    own.write_text(run(path, "--json").stdout)
+    done = run(own)
+    assert done.exit_code == 2
+    assert "this is what lint --json printed, with " in " ".join(done.stderr.split())
+
+
 @pytest.mark.parametrize("flag", ["-sc", "--speculative_config"])
 def test_a_flag_is_known_by_all_of_its_spellings(flag: str) -> None:
     command = FAULTY.replace("--speculative-config", flag)

@@ -136,18 +136,23 @@ def _summary(document: Run) -> Run:
     load = document.get("input_config")
     return _summed(count, failed, duration_s, lengths, times) | {
         "max_concurrency": _find(load, "concurrency"),
-        "request_rate": _find(load, "request_rate"),
+        "request_rate": _find(load, "request_rate", "rate"),
     }
 
 
-def _find(value: Any, name: str) -> float | None:
-    """The first number of that name, at any depth: versions nest it differently."""
-    if not isinstance(value, dict | list):
-        return None
-    if isinstance(value, dict) and type(value.get(name)) in (int, float):
-        return float(value[name])
-    nested = value.values() if isinstance(value, dict) else value
-    return next((each for one in nested if (each := _find(one, name)) is not None), None)
+def _find(value: Any, *names: str) -> float | None:
+    """The first number of a name, at any depth but in a warm-up: versions nest it differently."""
+    if isinstance(value, dict):
+        if "warmup" in (value.get("name"), value.get("kind")):
+            return None
+        number = next(
+            (each for name in names if type(each := value.get(name)) in (int, float)), None
+        )
+        if number is not None:
+            return float(number)
+        value = list(value.values())
+    nested = value if isinstance(value, list) else []
+    return next((each for one in nested if (each := _find(one, *names)) is not None), None)
 
 
 # ---- guidellm and InferenceX --------------------------------------------------------------------

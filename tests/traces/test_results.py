@@ -74,6 +74,10 @@ def summary(**load: Any) -> Row:
 
 
 GENAI_PERF = summary(perf_analyzer={"stimulus": {"concurrency": 8}})
+PHASES = [
+    {"name": "warmup", "kind": "warmup", "type": "concurrency", "concurrency": 64},
+    {"name": "profiling", "kind": "profiling", "type": "concurrency", "concurrency": 8},
+]
 AIPERF_JSON = summary(loadgen={"concurrency": 8}) | {
     "benchmark_duration": {"unit": "sec", "avg": 20.0},
     "error_request_count": {"unit": "requests", "avg": 3.0},
@@ -122,6 +126,11 @@ RUNS: dict[str, tuple[Any, int, int | None, float, float, float]] = {
     "AIPerf with a warm-up": (WARM, 8, 2, 4.0, 200.0, 80.0),
     "genai-perf's summary": (GENAI_PERF, 40, 8, 20.0, 200.0, 20.0),
     "AIPerf's summary": (AIPERF_JSON, 40, 8, 20.0, 200.0, 20.0),
+    "AIPerf's summary, by phases": (summary(phases=PHASES), 40, 8, 20.0, 200.0, 20.0),
+    "AIPerf's summary, by a rate": (
+        summary(phases=[PHASES[0], {"name": "load", "type": "poisson", "rate": 2.0}]),
+        40, None, 20.0, 200.0, 20.0,
+    ),
     "guidellm 0.8": ({"benchmarks": [guidellm(FOUR)]}, 8, 4, 4.0, 200.0, 20.0),
     "guidellm 0.3": ({"benchmarks": [guidellm(FOUR, old=True)]}, 8, 4, 4.0, 200.0, 20.0),
     "guidellm, a sample": (

@@ -53,7 +53,7 @@ def test_every_topic_is_looked_at(tmp_path: Path) -> None:
         (None, "missing", "none yet", "dsv4kv doctor --calibrate"),
         ("{", "missing", "holds no noise_floor", ""),
         ({"noise_floor": 0.02, "machine": {"hostname_sha256": "f" * 64}}, "missing",
-         "that of another machine", ""),
+         "measured on another machine", ""),
         ({"noise_floor": 0.0234}, "good", "noise floor 2.34 %, 20", ""),
         ({"noise_floor": 0.66}, "note", "noise floor 66 %", "a floor this wide hides changes"),
     ],

@@ -30,7 +30,7 @@ Run = dict[str, Any]
 _PER_SECOND = UNITS_PER_SECOND | {"sec": 1, "seconds": 1}
 _INFERENCEX_ROUNDS = 10
 _FULL = 0.75
-"""Requests in flight on average, of the most: more is a client that keeps their number."""
+"""Mean requests in flight, as a share of the peak, from which on a client keeps a constant load."""
 
 
 class Timed(NamedTuple):

@@ -30,7 +30,7 @@ Run = dict[str, Any]
 _PER_SECOND = UNITS_PER_SECOND | {"sec": 1, "seconds": 1}
 _INFERENCEX_ROUNDS = 10
 _FULL = 0.75
-"""Mean requests in flight, as a share of the peak, from which on a client keeps a constant load."""
+"""Mean requests in flight, as a share of the peak: more means a client with a constant load."""
 
 
 class Timed(NamedTuple):

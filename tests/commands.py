@@ -22,6 +22,7 @@ COMMANDS: dict[str, list[list[str]]] = {
          "--set", "rounds=6", "--set", "decode_steps=2"],
         ["bench", "tiers", "--set", "lengths=[512]", "--set", "model.layers=[0,2]"],
     ],
+    "bench op": [["bench", "op", "gather_window", "--context", "1K", "--seconds", "1.5"]],
     "budget": [["budget"]],
     "compare": [["compare", "run.json", "run.json"]],
     "config schema": [["config", "schema"]],

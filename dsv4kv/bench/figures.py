@@ -117,12 +117,15 @@ def fill_state(state: Tensor, generator: torch.Generator) -> None:
 
 
 def _fill_pages(layer: LayerCache, store: PageStore, generator: torch.Generator) -> None:
-    device, dims = store.pages.device, store.layout.format.dims
-    values = torch.randn(_FILLED_AT_ONCE, dims, generator=generator).bfloat16().to(device)
-    for first in range(0, store.num_entries, _FILLED_AT_ONCE):
-        entries = torch.arange(first, min(first + _FILLED_AT_ONCE, store.num_entries))
-        part = {"values": values[: len(entries)], "entries": entries.to(device)}
-        layer.backend.entry_insert(store=store, **part)
+    device, layout = store.pages.device, store.layout
+    filled = min(-(-_FILLED_AT_ONCE // layout.entries), len(store.pages))
+    entries = torch.arange(filled * layout.entries)
+    values = torch.randn(len(entries), layout.format.dims, generator=generator).bfloat16()
+    part = {"values": values.to(device), "entries": entries.to(device)}
+    layer.backend.entry_insert(store=store, **part)
+    for first in range(filled, len(store.pages), filled):  # the same values again
+        rest = store.pages[first : first + filled]
+        rest.copy_(store.pages[: len(rest)])
 
 
 MOST_CALLS, FEWEST_CALLS = 64, 16
@@ -184,20 +187,31 @@ def measure_operations(
     The most informative come first: those without time left are listed with the reason. The
     requests are as long as the pools hold. Overwrites what the cache holds.
     """
+    found = measure_figures(executor, timer, list_figures(executor, requests, seed))
+    return (
+        [each for each in found if isinstance(each, Operation)],
+        [each for each in found if isinstance(each, NotMeasured)],
+    )
+
+
+def list_figures(executor: StepExecutor, requests: int, seed: int) -> list[Figure]:
+    """Fill the cache, and list every operation of a decode step, cold and hot."""
     generator = torch.Generator().manual_seed(seed)
     fill_layers(executor.layers, generator)
     engine = executor.in_place
-    figures = list(_list_figures(executor.layers, requests, generator, engine=engine))
+    return list(_list_figures(executor.layers, requests, generator, engine=engine))
+
+
+def measure_figures(
+    executor: StepExecutor, timer: CallTimer, figures: Sequence[Figure]
+) -> list[Operation | NotMeasured]:
+    """Time figures, the most informative first."""
     ranked = sorted(figures, key=lambda figure: figure.rank)
     measured = {
         id(figure): _measure(executor, timer, figure, len(figures) - n)
         for n, figure in enumerate(ranked)
     }
-    found = [measured[id(figure)] for figure in figures]
-    return (
-        [each for each in found if isinstance(each, Operation)],
-        [each for each in found if isinstance(each, NotMeasured)],
-    )
+    return [measured[id(figure)] for figure in figures]
 
 
 def _list_figures(

@@ -45,7 +45,7 @@ from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import Point
 from dsv4kv.errors import CacheError, ConfigError, Dsv4kvError, PeerUnavailable, VerificationError
 from dsv4kv.model.plan import CachePlan, bytes_per_token
-from dsv4kv.ops.check import check_backend
+from dsv4kv.ops.check import check_backend, foreign_scenes
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
 from dsv4kv.ops.spec import choose
 from dsv4kv.runs.assemble import Invocation, begin_record, end_record, make_case
@@ -174,6 +174,12 @@ class Setup:
     recorder: Recorder  # takes the samples
     drive: Drive | None  # none where no data is moved
 
+    def _foreign_cases(self) -> dict[str, int]:
+        if not self.resolved.foreign or self.config.workload.data != "real":
+            return {}
+        scenes = foreign_scenes(self.resolved, self.plan, self.config.measure.seed)
+        return dict(Counter(scene.operation for scene in scenes))
+
     def facts(self) -> dict[str, Any]:
         """What a record says of the configuration, the device and the operations."""
         resolved = self.resolved
@@ -182,6 +188,7 @@ class Setup:
             "device": "cuda" if self.device else "cpu",
             "backend": resolved.name,
             "foreign": list(resolved.foreign),
+            "foreign_cases": self._foreign_cases(),
             "variants": dict(resolved.variants),
             "backend_version": resolved.version,
         }

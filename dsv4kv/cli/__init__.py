@@ -35,6 +35,7 @@ _GROUPS = {
     },
     "Kernels": {
         "bench": "Serve a workload over a real cache; measure and verify every operation.",
+        "bench op": "Check one operation against the reference, then time it.",
         "compare": "Compare two runs, revisions or backends: SAME, FASTER, SLOWER or UNCLEAR.",
         "profile": "Profile decode steps, or open a profile of nsys, ncu or torch.profiler.",
         "kernels": "Compile every CUDA kernel: registers, spills, changes of machine code.",
@@ -58,7 +59,7 @@ _HIDDEN = {
 }
 COMMANDS = {name: text for rows in _GROUPS.values() for name, text in rows.items()} | _HIDDEN
 """Every command by name, of one word or two: the first paragraph of its help."""
-_MODULES = {"replay calibrate": "calibrate"}
+_MODULES = {"bench op": "op", "replay calibrate": "calibrate"}
 _ALIASES = {
     "calibrate": "replay calibrate",
     "report show": "report",

@@ -97,7 +97,7 @@ def replay(
     json_: opt.Text = opt.JSON,
     verbose: bool = opt.VERBOSE,
     quiet: bool = opt.QUIET,
-    schema: bool = opt.flag("--schema", "List all settings and exit."),
+    schema: bool = opt.flag("--schema", "List all settings and exit.", rare=True),
 ) -> None:
     """Replay a trace in virtual time: hit rate, lost hits by cause, latency.
 

@@ -109,7 +109,7 @@ def list_runs(
     folder: Path = _FOLDER,
     as_json: bool = opt.AS_JSON,
     limit: int = opt.option(
-        "Show the newest N; 0 shows all. JSON has all.", "N", min=0, default=100
+        "Show the newest N; 0 shows all. JSON has all.", "N", rare=True, min=0, default=100
     ),
 ) -> None:
     """List saved runs, oldest first, and unfinished sweeps."""

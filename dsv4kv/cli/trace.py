@@ -541,7 +541,7 @@ def synth(
     given: dict[str, Any],
     out: Path = opt.required(_LINES, "OUT"),
     shape: Literal["tree", "chat"] = opt.option(_SHAPE, default="tree"),
-    seed: int = opt.option("Seed: the same one, the same trace.", min=0, default=0),
+    seed: int = opt.option("Seed: the same one, the same trace.", rare=True, min=0, default=0),
     conversations: int | None = opt.option(
         "Conversations.", min=1, max=1_000_000, show_default="12", panel="Shape chat", rare=True
     ),

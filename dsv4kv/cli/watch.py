@@ -34,7 +34,7 @@ _COMMAND = "The server's launch command, or a file with it."
 def watch(
     recording: Path = opt.required(_FOLDER, "RECORDING"),
     minutes: float = opt.option("Minutes up to the last record.", min=0.1, default=10.0),
-    rule: opt.Text = opt.option(_RULE, show_default="from its metrics and command"),
+    rule: opt.Text = opt.option(_RULE, rare=True, show_default="from its metrics and command"),
     model: opt.Text = opt.option("A preset or a config.json.", "NAME|FILE", rare=True),
     command: opt.Text = opt.option(_COMMAND, "COMMAND|FILE"),
     set_: opt.Texts = opt.option(

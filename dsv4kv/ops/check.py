@@ -49,6 +49,13 @@ class Disagreement:
         return f"{self.operation} of {self.backend} on {self.subject}: {self.problem}"
 
 
+def foreign_scenes(resolved: ResolvedBackend, plan: CachePlan, seed: int = 0) -> list[Scene]:
+    """Calls of a cache that a backend's own operations answer."""
+    return [
+        each for each in scenes_of(plan, seed) if resolved.serves(each.operation, each.format_name)
+    ]
+
+
 def check_backend(
     resolved: ResolvedBackend, plan: CachePlan, device: torch.device, seed: int = 0
 ) -> list[Disagreement]:
@@ -57,9 +64,7 @@ def check_backend(
     Returns the first disagreement of each operation on each kind of pages of the plan. Raises
     ``PeerUnavailable`` where no operation takes pages of its formats.
     """
-    scenes = [
-        each for each in scenes_of(plan, seed) if resolved.serves(each.operation, each.format_name)
-    ]
+    scenes = foreign_scenes(resolved, plan, seed)
     if resolved.foreign and not scenes:
         layouts = [page for s in plan.schemas for page in (s.main, s.window, s.indexer) if page]
         held = dict.fromkeys(layout.format.name for layout in layouts)

@@ -225,6 +225,8 @@ class Case(Part):
     """Operations that ran: ``cpu``, ``cuda``, or where they come from."""
     foreign: list[str] = Field(default_factory=list)
     """Operations that are not the toolkit's own, checked against the reference before the run."""
+    foreign_cases: dict[str, int] = Field(default_factory=dict)
+    """Cases in which each of them equals the reference."""
     variants: dict[str, str] = Field(default_factory=dict)
     """How operations were done that can be done in several ways; see ``ops.variant``."""
     backend_version: str | None = None

@@ -146,6 +146,7 @@ def _answer(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[Part]:
             "no block leaked",
         ]
         yield Finding("good" if checks else "note", ", ".join(words))
+        yield from facts.foreign_findings(case)
     if len(launches) > 1:
         yield from ("", _launches_table(record, MAX_ROWS))
         yield from more(len(q.by_quantity(q.list_measured(record))), MAX_ROWS)
@@ -245,8 +246,8 @@ def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None =
             ("bytes till reused", lambda each: size(each.distinct_bytes)),
             ("FLOP/B", lambda each: quantity(_intensity(each))),
             ("GFLOP/s", lambda each: quantity(_flop_rate(each))),
-            ("bound by", lambda each: _roof(each, best, gpu)[0]),
-            ("% of the roof", lambda each: _roof(each, best, gpu)[1]),
+            ("bound by", lambda each: roof(each, best, gpu)[0]),
+            ("% of the roof", lambda each: roof(each, best, gpu)[1]),
         ]
     peaks = "; ".join(
         f"{each.name} {format_quantity(each.rate)} GB/s" for each in known[: 1 if most else None]
@@ -289,7 +290,8 @@ def _flop_rate(operation: Operation) -> float | None:
     return sum(operation.flops) / time_ns if operation.flops and time_ns else None
 
 
-def _roof(operation: Operation, copy: Estimate | None, gpu: GpuFacts | None) -> tuple[str, Number]:
+def roof(operation: Operation, copy: Estimate | None, gpu: GpuFacts | None) -> tuple[str, Number]:
+    """What bounds matrix products, and the share of that bound in percent."""
     intensity, rate = _intensity(operation), _flop_rate(operation)
     if intensity is None or rate is None or operation.temperature == "hot":
         return ABSENT, Number(ABSENT)

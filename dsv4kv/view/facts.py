@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from dsv4kv.runs.schema import CacheSummary, Case, RunRecord, Totals
-from dsv4kv.units import format_bytes, format_duration
+from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view.table import ABSENT, Command, Facts, Finding, Level
 
 _SHARING = {
@@ -174,6 +174,7 @@ def judge_results(case: Case) -> Iterator[Finding]:
         text = f"{allocated} allocated, {predicted} predicted: {', '.join(gaps)}"
         good = Finding("good", f"{allocated} allocated, as predicted to the byte")
         yield Finding("bad", text) if gaps else good
+    yield from foreign_findings(case)
     checked = case.verification
     if failures := checked.failures:
         count = f"{len(failures):,} of {checked.checks:,}"
@@ -188,6 +189,18 @@ def judge_results(case: Case) -> Iterator[Finding]:
         yield Finding("note", "no output was compared with the reference")
     if case.gathers_because:
         yield Finding("note", f"decode steps gather, not read in place: {case.gathers_because}")
+
+
+def foreign_findings(case: Case) -> Iterator[Finding]:
+    """A line for each operation of another backend, checked before the run."""
+    for name, count in case.foreign_cases.items():
+        yield cases_equal(name, case.backend, count)
+
+
+def cases_equal(operation: str, backend: str, count: int) -> Finding:
+    """How many cases of an operation equal the reference."""
+    cases = f"{counted(count, 'case')} equal{'s' if count == 1 else ''} the reference"
+    return Finding("good", f"{cases}: {operation} of {backend}")
 
 
 def _span(counts: Collection[int]) -> str:

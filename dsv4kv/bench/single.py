@@ -1,0 +1,244 @@
+"""One operation at a batch, a top k and a context: checked against the reference, then timed.
+
+On a GPU as in a whole run: many calls in a graph, each on other pages. On the CPU the calls run
+one after the other by the same rules, and its last-level cache stands for the L2.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, Self
+
+import torch
+
+from dsv4kv.bench.build import (
+    build_drive,
+    build_manager,
+    check_data_path,
+    check_device_memory,
+    check_memory,
+    plan_from,
+)
+from dsv4kv.bench.device import CallTimer, CudaDevice, find_device, measure_peaks
+from dsv4kv.bench.figures import list_figures, measure_figures
+from dsv4kv.bench.protocol import Budget, measure_memcpy
+from dsv4kv.bench.recorder import Recorder
+from dsv4kv.bench.run import describe_telemetry, gpu_uuid
+from dsv4kv.bench.serve.executor import StepExecutor
+from dsv4kv.bench.telemetry import Telemetry
+from dsv4kv.config.bench import BenchConfig
+from dsv4kv.config.load import load_config
+from dsv4kv.errors import ConfigError, VerificationError
+from dsv4kv.model.plan import CachePlan
+from dsv4kv.model.schedule import AttentionType
+from dsv4kv.ops.check import check_scene
+from dsv4kv.ops.registry import resolve_backend
+from dsv4kv.ops.scenes import scenes_of
+from dsv4kv.ops.spec import OPERATIONS, READS, choose
+from dsv4kv.runs.assemble import make_case
+from dsv4kv.runs.schema import Case, Memcpy, NotMeasured, Operation
+
+_SEEDS = 4
+"""Random draws of every scene that is checked."""
+_TURNS = 2
+"""How often two backends are timed alternately."""
+_TYPICAL_CACHE_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What an operation is timed at."""
+
+    batch: int  # requests
+    topk: int | None  # entries that a token selects; None is the model's
+    context: int  # tokens of every request
+
+    def settings(self) -> list[str]:
+        """As settings of a benchmark."""
+        return [f"workload.concurrency={self.batch}", f"cache.max_context_tokens={self.context}"]
+
+
+class OperationBench:
+    """Checks and times one operation of a backend, and our own one next to it."""
+
+    def __init__(self, name: str, settings: Sequence[str], seconds: float) -> None:
+        """``settings`` are a benchmark's; each row is measured for about ``seconds``."""
+        base = name.removeprefix("indexer_") if name not in OPERATIONS else name
+        if base not in OPERATIONS:
+            known = ", ".join(sorted(OPERATIONS))
+            raise ConfigError(f"there is no operation {name!r}: choose one of {known}.")
+        reads = "engine" if base in READS else "gather"
+        self._name, self._base, self._seconds = name, base, seconds
+        self._settings = ["workload.decode=eager", f"workload.step={reads}", *settings]
+        self._config = self._load(Shape(1, None, 1024), "model.layers=null")
+        every = plan_from(self._config)
+        types: dict[AttentionType, int] = {}
+        for schema in sorted(every.schemas, key=lambda each: not each.layer.selects):
+            types.setdefault(schema.layer.attn, schema.layer.layer_idx)
+        self._layers = sorted(types.values())
+        self.device = find_device(self._config.device)
+        own = "cuda" if self.device else "cpu"
+        variants = choose(
+            self._config.ops.variant.model_dump(),
+            self.device.architecture if self.device else None,
+        )
+        self.own = resolve_backend(own, own, variants)
+        self.resolved = resolve_backend(self._config.backend or own, own, variants)
+        if self.resolved.foreign and base not in self.resolved.foreign:
+            brought = ", ".join(self.resolved.foreign)
+            raise ConfigError(f"{self.resolved.name} has {brought}, and no {base}.")
+
+    def _load(self, shape: Shape, *more: str) -> BenchConfig:
+        return load_config("default", [*self._settings, *shape.settings(), *more]).config
+
+    def check(self) -> int:
+        """Cases that equal the reference; raises ``VerificationError`` for one that does not."""
+        config = self._load(Shape(1, None, 1024), f"model.layers={self._layers}")
+        check_data_path(plan := plan_from(config))
+        where = self.device.device if self.device else torch.device("cpu")
+        function, cases = getattr(self.resolved.backend, self._base), 0
+        for seed in range(config.measure.seed, config.measure.seed + _SEEDS):
+            for scene in scenes_of(plan, seed):
+                foreign = self.resolved.serves(scene.operation, scene.format_name)
+                if scene.operation != self._base or (self.resolved.foreign and not foreign):
+                    continue
+                cases += 1
+                if problem := check_scene(scene, function, where, seed):
+                    raise VerificationError(
+                        f"{self._base} of {self.resolved.name} on {scene.subject}: {problem}\n"
+                        "Nothing was timed."
+                    )
+        return cases
+
+    def time(self, shape: Shape, memory_bytes: int | None = None) -> list[Case]:
+        """The operation at a shape, of the backend and of our own where that is another."""
+        config = self._load(shape, f"model.layers={self._layers}")
+        layers = self._with_operation(config)
+        config = self._load(shape, f"model.layers={layers}")
+        plan = plan_from(config)
+        if shape.topk:
+            model = plan.config.model_copy(update={"index_topk": shape.topk})
+            plan = replace(plan, config=model)
+        if self.device:
+            check_device_memory(config, plan, self.device)
+        elif memory_bytes:
+            check_memory(config, plan, memory_bytes)
+        torch.set_num_threads(config.measure.threads)
+        executor = self._build(config, plan)
+        backends = list({each.name: each for each in (self.own, self.resolved)}.values())
+        timed: dict[str, list[Operation]] = {}
+        known: dict[str, Any] = {}
+        with Telemetry(gpu_uuid(self.device)) as telemetry:
+            size = config.measure.memcpy_bytes
+            device = self.device or host_device()
+            if self.device:
+                known["peaks"] = measure_peaks(device, size)
+            else:
+                known["memcpy"] = Memcpy(bytes=2 * size, samples_ns=measure_memcpy(size))
+            turns = _TURNS if len(backends) > 1 else 1
+            for backend in backends * turns:
+                mine = replace(
+                    executor,
+                    layers=[replace(e, backend=backend.backend) for e in executor.layers],
+                )
+                found: list[Operation | NotMeasured] = []
+                for figure in list_figures(mine, shape.batch, config.measure.seed):
+                    if figure.name == self._name and not figure.hot:
+                        budget = Budget(self._seconds / turns)
+                        timer = CallTimer(
+                            device, telemetry.windows, telemetry.was_throttled, budget
+                        )
+                        found += measure_figures(mine, timer, [figure])
+                timed[backend.name] = _pooled(timed.get(backend.name), found)
+        given = {"batch": shape.batch, "topk": plan.config.index_topk, "context": shape.context}
+        return [
+            make_case(
+                axis=given,
+                config=config.model_dump(mode="json"),
+                device="cuda" if self.device else "cpu",
+                backend=backend.name,
+                backend_version=backend.version,
+                foreign=list(backend.foreign),
+                operations=timed[backend.name],
+                telemetry=describe_telemetry(telemetry),
+                **known,
+            )
+            for backend in reversed(backends)
+        ]
+
+    def _build(self, config: BenchConfig, plan: CachePlan) -> StepExecutor:
+        manager = build_manager(config, plan, self.device)
+        parts = self.own.backend, self.device, self.own.variants
+        return build_drive(config, manager, Recorder(), *parts).executor
+
+    def _with_operation(self, config: BenchConfig) -> list[int]:
+        """Layers on which a decode step has the operation, one of a type."""
+        small = self._load(Shape(1, None, 1024), f"model.layers={self._layers}")
+        executor = self._build(small, plan_from(small))
+        figures = list_figures(executor, 1, 0)
+        names = {each.name for each in figures}
+        if self._name not in names:
+            raise ConfigError(
+                f"{self._name} is not an operation of a decode step of {config.model.preset}: "
+                f"choose one of {', '.join(sorted(names))}."
+            )
+        types = {each.layer_type for each in figures if each.name == self._name}
+        held = {each.schema.layer.attn.value: each.schema.layer for each in executor.layers}
+        return sorted(held[each].layer_idx for each in types)
+
+
+def _pooled(
+    before: Sequence[Operation] | None, found: Sequence[Operation | NotMeasured]
+) -> list[Operation]:
+    """What was measured, with the samples of the turn before."""
+    new = [each for each in found if isinstance(each, Operation)]
+    if before is None:
+        return new
+    names = ("samples_ns", "entries", "bytes", "flops")
+    pairs = zip(before, new, strict=True)
+    return [
+        each.model_copy(
+            update={name: [*getattr(old, name), *getattr(each, name)] for name in names}
+        )
+        for old, each in pairs
+    ]
+
+
+class _HostEvent:
+    """A moment of the host, whose work is done when it is recorded."""
+
+    def __init__(self) -> None:
+        self._at_ns = 0
+
+    def record(self) -> None:
+        self._at_ns = perf_counter_ns()
+
+    def synchronize(self) -> None:
+        """Nothing is left to do."""
+
+    def elapsed_time(self, end: Any) -> float:
+        return float(end._at_ns - self._at_ns) / 1e6
+
+
+@dataclass(frozen=True)
+class _HostGraph:
+    """Work that is replayed by doing it again."""
+
+    replay: Callable[[], None]
+
+    @classmethod
+    def capture(cls, run: Callable[[], None]) -> Self:
+        run()
+        return cls(run)
+
+
+def host_device() -> CudaDevice:
+    """The CPU as a device that calls are timed on."""
+    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    cache = max((_bytes(each.read_text()) for each in sizes), default=_TYPICAL_CACHE_BYTES)
+    return CudaDevice(torch.device("cpu"), "cpu", 0, cache, _HostEvent, lambda: _HostGraph.capture)
+
+
+def _bytes(text: str) -> int:
+    return int(text.strip().removesuffix("K")) << 10

@@ -1,0 +1,109 @@
+"""What ``dsv4kv bench op`` found: cases that are right, and a row per backend and shape."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dsv4kv.runs import quantities as q
+from dsv4kv.runs.schema import Case, GpuFacts, Operation
+from dsv4kv.runs.statistics import Estimate, divide, estimate_rate, summarize
+from dsv4kv.view.bench import checked, is_known, roof
+from dsv4kv.view.facts import cases_equal
+from dsv4kv.view.quantity import format_quantity, quantity
+from dsv4kv.view.table import Finding, Page, Part, Read, Table, Text
+from dsv4kv.view.telemetry import is_busy
+
+
+class _Row(NamedTuple):
+    case: Case
+    operation: Operation
+    ours: Operation | None  # our own operation at the same shape; None where this is it
+
+    @property
+    def time(self) -> Estimate:
+        return summarize(self.operation.samples_ns).estimate
+
+    @property
+    def rate(self) -> Estimate | None:
+        return estimate_rate(self.operation.bytes, self.operation.samples_ns)
+
+    @property
+    def speed(self) -> Estimate | None:
+        """How many times as fast as ours."""
+        ours = self.ours
+        return divide(summarize(ours.samples_ns).estimate, self.time) if ours else None
+
+    @property
+    def copy(self) -> Estimate | None:
+        known = q.yardsticks(self.case)
+        return known[0].rate if known else None
+
+    @property
+    def copy_share(self) -> Estimate | None:
+        return divide(self.rate, self.copy) if self.rate and self.copy else None
+
+
+def _rows(timed: Sequence[Sequence[Case]]) -> list[_Row]:
+    rows = []
+    for cases in timed:
+        own = cases[-1]
+        for case in cases:
+            rows += [
+                _Row(case, each, ours if case is not own else None)
+                for each, ours in zip(case.operations, own.operations, strict=True)
+            ]
+    return rows
+
+
+def op_page(
+    name: str,
+    backend: str,
+    cases: int,
+    timed: Sequence[Sequence[Case]],
+    gpu: GpuFacts | None = None,
+) -> Page:
+    """Cases in sight, then the sentence of one row, then all rows."""
+    rows = _rows(timed)
+    if not rows:
+        return Page(name, [Finding("warning", f"{name}: nothing was timed: raise --seconds.")])
+    busy = any(is_busy(each.case) for each in rows)
+    answer: list[Part] = [cases_equal(name, backend, cases)]
+    if busy:
+        answer.append(Finding("warning", "other processes were busy: times are marked !"))
+    compared = [each for each in rows if each.speed]
+    first = compared[0] if compared else rows[0]
+    if len(compared) == 1 and first.speed and is_known(first.speed) and not busy:
+        words = f"{format_quantity(first.speed)} times as fast as {timed[0][-1].backend}"
+        answer.append(Text(f"{name} of {backend} is {words}.", "strong"))
+    copy = q.yardsticks(first.case)[0]
+    columns: list[tuple[str, Read]] = [
+        ("backend", lambda row: row.case.backend),
+        ("layers", lambda row: row.operation.layer_type),
+        ("batch", lambda row: quantity(row.case.axis["batch"])),
+        ("top-k", lambda row: quantity(row.case.axis["topk"])),
+        ("context", lambda row: quantity(row.case.axis["context"])),
+        ("median µs", lambda row: checked(row.time, 1e-3, busy=busy)),
+        ("GB/s", lambda row: checked(row.rate, busy=busy)),
+        (f"% of {copy.name}", lambda row: checked(row.copy_share, 100, busy=busy)),
+    ]
+    if gpu and any(row.operation.flops for row in rows):
+        columns += [
+            ("bound by", lambda row: roof(row.operation, row.copy, gpu)[0]),
+            ("% of roof", lambda row: roof(row.operation, row.copy, gpu)[1]),
+        ]
+    if compared:
+        columns.append(("speedup", lambda row: checked(row.speed, busy=busy)))
+    else:
+        del columns[0]
+    note = f"{copy.name} {format_quantity(copy.rate)} GB/s"
+    return Page(name, [*answer, "", Table(name, columns, rows, note=note, keys=2)])
+
+
+def op_values(name: str, cases: int, timed: Sequence[Sequence[Case]]) -> dict[str, Any]:
+    """The same for programs, with every sample."""
+    rows = [
+        {"backend": row.case.backend, **row.case.axis, **row.operation.model_dump(mode="json")}
+        | {"copy_gbps": row.copy.value if row.copy else None}
+        | {"speedup": row.speed.value if row.speed else None}
+        for row in _rows(timed)
+    ]
+    return {"operation": name, "cases_equal": cases, "rows": rows}

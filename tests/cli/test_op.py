@@ -1,0 +1,90 @@
+"""``dsv4kv bench op``: one operation, checked and timed, of our own and of a user's backend."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dsv4kv.cli import app
+from dsv4kv.model.formats import entry_format
+from dsv4kv.ops.spec import gather_topk_bytes
+
+MINE = """
+from dsv4kv.ops import cpu
+
+def gather_topk(store, table, slots, indices, lengths, out):
+    cpu.gather_topk(store, table, slots, indices, lengths, out)
+"""
+WRONG = MINE + "    out[1, 0, 5] = 1.0\n"
+SMALL = ("--context", "1K", "--batch", "2", "--seconds", "1.5")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(MINE)
+    Path("wrong.py").write_text(WRONG)
+
+
+def run(*words: str) -> Result:
+    terminal = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    return CliRunner(env=terminal).invoke(app, ["bench", "op", *words])
+
+
+def document(*words: str) -> Any:
+    return json.loads(run(*words, "--json").stdout)
+
+
+def test_a_backend_is_checked_in_sight_and_timed_next_to_ours() -> None:
+    done = run("gather_topk", "--backend", "mine.py:gather_topk", *SMALL)
+    assert done.exit_code == 0, done.output
+    checked = r"✓ \d+ cases equal the reference: gather_topk of mine\.py:gather_topk\n"
+    assert re.match(checked, done.stdout)
+    row = re.compile(r"^(mine\.py:gather_topk|cpu) +csa +2 +512 +1,024", re.MULTILINE)
+    rows = row.findall(done.stdout)
+    assert rows == ["mine.py:gather_topk", "cpu"]
+    assert not list(Path("results").glob("*"))
+
+
+def test_a_wrong_backend_is_not_timed() -> None:
+    done = run("gather_topk", "--backend", "wrong.py:gather_topk", *SMALL)
+    assert done.exit_code == 6
+    assert done.stdout == ""
+    assert "request 1, row 0, channel 5 is 1, and the reference has" in done.stderr
+    assert "Nothing was timed." in done.stderr
+
+
+def test_every_shape_and_layer_type_is_a_row_with_its_bytes() -> None:
+    found = document("gather_topk", "--topk", "16,64", *SMALL)
+    assert [(each["topk"], each["layer_type"]) for each in found["rows"]] == [
+        (16, "csa"),
+        (64, "csa"),
+    ]
+    entry = entry_format("main", "fp8_ds_mla")
+    for row in found["rows"]:
+        asked = 2 * row["topk"]
+        assert set(row["bytes"]) == {gather_topk_bytes(entry, asked, asked)}
+        assert min(row["samples_ns"]) > 0
+    layers = {each["layer_type"] for each in document("attend", *SMALL)["rows"]}
+    assert layers == {"swa", "csa", "hca"}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["gather"], "there is no operation 'gather': choose one of attend, "),
+        (["page_copy"], "is not an operation of a decode step of v4-flash: choose one of "),
+        (["attend", "--backend", "mine.py:gather_topk"], "has gather_topk, and no attend."),
+        (["attend", "--batch", "0"], "--batch 0: give numbers above 0"),
+        (["attend", "--context", "many"], "'many' is not a count"),
+        (["attend", "--batch", "64", "--context", "1G"], "this run needs 1"),
+        (["attend", "--model", "v5"], "no model 'v5'"),
+    ],
+)
+def test_what_cannot_be_timed_is_refused_in_a_sentence(words: list[str], sentence: str) -> None:
+    done = run(*words)
+    assert done.exit_code == 2
+    assert sentence in done.stderr

@@ -29,6 +29,7 @@ _TURNS = (
 _ORDER = (
     "Seed of the order in which launches of A and B run; the record's reproduce command has it."
 )
+_ONLY = "Operations to compare; all: everything measured."
 _FAIL_ON = "unclear: end with 3 as soon as one row is UNCLEAR."
 _EXIT_CODES = {"SAME": 0, "FASTER": 0, "SLOWER": 1, "UNCLEAR": 3}
 _LAUNCHES = 7  # of each side
@@ -36,7 +37,7 @@ _LAUNCHES = 7  # of each side
 EPILOG = examples(
     "dsv4kv compare results/A.json results/B.json             two runs of bench --launches 7",
     "dsv4kv compare --ab main HEAD --config smoke             two revisions, steps interleaved",
-    "dsv4kv compare --ab backend:cpu backend:mine.py:gather   two backends",
+    "dsv4kv compare --ab backend:cpu backend:mine.py:gather_topk   two backends: gather_topk",
     "dsv4kv compare results/A.json results/B.json --html p.html   and a page to show",
     "dsv4kv compare results/A.json --save-baseline main       keep a run under a name",
     "dsv4kv compare results/B.json --baseline main            and compare with it",
@@ -61,6 +62,9 @@ def compare(
     order_seed: int | None = opt.option(_ORDER, rare=True, min=0, show_default="a new one", **_AB),
     baseline: opt.Text = opt.option("The side before: a saved baseline.", "NAME"),
     save_baseline: opt.Text = opt.option("Keep the side after as a baseline.", "NAME"),
+    only: opt.Text = opt.option(
+        _ONLY, "OP,…", show_default="all; of two backends what they bring"
+    ),
     floor: str = opt.option("Smallest change that counts.", "SHARE", rare=True, default="1%"),
     fail_on: str = opt.option(_FAIL_ON, "slower|unclear", rare=True, default="slower"),
     force: bool = opt.flag("--force", "Compare unlike machines or configurations.", rare=True),
@@ -103,7 +107,8 @@ def compare(
     if before is None:
         say(f"baseline: {save(after, str(save_baseline), out)}", err=True)
         return
-    found = _judge(before, after, smallest, force=force, intended=bool(ab))
+    names = only and tuple(each.strip() for each in only.split(",") if each.strip())
+    found = _judge(before, after, smallest, names, force=force, intended=bool(ab))
     verdict = found.conclude(fail_on_unclear=fail_on == "unclear")
     page = view.comparison_page(found, verdict)
     if as_json:
@@ -123,10 +128,16 @@ def compare(
 
 
 def _judge(
-    before: "Side", after: "Side", floor: float, *, force: bool, intended: bool
+    before: "Side",
+    after: "Side",
+    floor: float,
+    only: tuple[str, ...] | str | None,
+    *,
+    force: bool,
+    intended: bool,
 ) -> "Comparison":
+    from dsv4kv.bench.compare.comparison import brought_by, list_differences
     from dsv4kv.bench.compare.comparison import compare as judge
-    from dsv4kv.bench.compare.comparison import list_differences
     from dsv4kv.bench.compare.floor import find_floor
 
     differences = list_differences(before, after)
@@ -134,7 +145,8 @@ def _judge(
     end = f"{before.name} and {after.name} are not alike: --force compares them anyway."
     _refuse(unlike and not (force or intended), f"{unlike}\n{end}")
     smallest = find_floor(floor, (before, after))
-    return judge(before, after, smallest, differences, intended=intended)
+    names = () if only == ("all",) else only or brought_by(before, after)
+    return judge(before, after, smallest, differences, intended=intended, only=tuple(names))
 
 
 def _refuse(given: object, sentence: str) -> None:

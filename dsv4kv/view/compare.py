@@ -89,13 +89,15 @@ def conclude(comparison: Comparison, verdict: Verdict) -> str:
     mean = comparison.overall
     if mean is None:
         return f"{verdict}: nothing that both sides measured to its end can be compared"
-    change = f"{_change(mean)} ({_interval(mean)}) on geometric mean"
+    change = f"{_change(mean)} ({_interval(mean)})"
     layers = _layers(comparison.before, comparison.after)
     names = f"{comparison.after.name} against {comparison.before.name}"
     of_layers = f", {layers}" if layers else ""
     reason = f" ({mean.reason})" if mean.reason else ""
+    if len(comparison.rows) == 1:
+        return f"{verdict}: {comparison.rows[0].quantity} {change}{reason}{of_layers}, {names}"
     rows = f"of {len(comparison.rows)} rows {counts}"
-    return f"{verdict}: {change}{reason}{of_layers}, {names}; {rows}"
+    return f"{verdict}: {change} on geometric mean{reason}{of_layers}, {names}; {rows}"
 
 
 def explain(comparison: Comparison) -> str:
@@ -113,11 +115,15 @@ def explain(comparison: Comparison) -> str:
     excluded = f"; the mean is without {OTHER_WORK} ({others} rows)" if others else ""
     small = f"; below 0.5 % of the time, without a row: {', '.join(comparison.small)}"
     small = small if comparison.small else ""
-    verdicts = f"of the mean, and of all {len(comparison.rows)} rows together"
-    return f"{what}, {verdicts}; floor {comparison.floor}{excluded}{small}"
+    rows = len(comparison.rows)
+    together = f", of the mean, and of all {rows} rows together" if rows > 1 else ""
+    return f"{what}{together}; floor {comparison.floor}{excluded}{small}"
 
 
 def _list_warnings(comparison: Comparison) -> Iterator[Finding]:
+    if comparison.only:
+        names = ", ".join(comparison.only)
+        yield Finding("note", f"only {names} compared; everything else: --only all")
     if comparison.forced:
         yield Finding("bad", "the sides are not alike and are compared anyway (--force):")
     for difference in comparison.differences:
@@ -133,7 +139,8 @@ def _comparison_table(comparison: Comparison, most: int | None = None) -> Table:
     mean = comparison.overall
     table = _rows_table(comparison, _choose(comparison.rows, most))
     note = f"{comparison.after.name} against {comparison.before.name}"
-    table = replace(table, title="Comparison", footer=[mean] if mean else []).noted(note)
+    footer = [mean] if mean and len(comparison.rows) > 1 else []
+    table = replace(table, title="Comparison", footer=footer).noted(note)
     return table.noted(_layers(comparison.before, comparison.after))
 
 

@@ -175,7 +175,11 @@ def _parse(reference: str) -> tuple[str, str]:
 
 def _plan(duel: Duel, index: int, stack: ExitStack) -> _Plan:
     kind, value = duel.kind, _parse(duel.references[index])[1]
-    overrides = [*duel.overrides, *([f"backend={json.dumps(value)}"] if kind == "backend" else [])]
+    overrides = [*duel.overrides]
+    if kind == "backend":
+        overrides.append(f"backend={json.dumps(value)}")
+        if any("gather_" in reference.rpartition(":")[2] for reference in duel.references):
+            overrides.insert(0, "workload.step=gather")  # which both sides then do
     loaded = load_config(value if kind == "config" else duel.config, overrides)
     expand_axes(loaded, overrides, duel.axes)
     # both revisions run this text, not whatever each has under that name

@@ -17,6 +17,7 @@ from dsv4kv.bench.compare.verdict import (
     judge_exact,
     judge_pairs,
 )
+from dsv4kv.errors import ConfigError
 from dsv4kv.runs.quantities import Quantity, axis_text, ratio_of_calls
 from dsv4kv.runs.schema import RunRecord
 from dsv4kv.units import format_bytes
@@ -154,6 +155,7 @@ class Comparison:
     differences: tuple[Difference, ...]  # fields in which the sides differ
     intended: bool  # whether the sides were made to differ, as in A against B
     small: tuple[str, ...] = ()  # quantities of so little time that they are not judged
+    only: tuple[str, ...] = ()  # operations that are compared; empty for all that was measured
 
     @property
     def forced(self) -> bool:
@@ -184,16 +186,26 @@ def compare(
     differences: Sequence[Difference] = (),
     *,
     intended: bool = False,
+    only: Sequence[str] = (),
 ) -> Comparison:
-    """Judge every quantity that both sides have; ``differences`` are of ``list_differences``."""
-    first, second = list_launched(before), list_launched(after)
+    """Judge every quantity that both sides have; ``differences`` are of ``list_differences``.
+
+    ``only``: names of operations. Raises ``ConfigError`` where none of them is on both sides.
+    """
+    first, second = (_chosen(list_launched(side), only) for side in (before, after))
     both = [quantity for quantity in first if quantity in second]
     shared = [  # a clock that is too coarse gives 0, which has no ratio
         q for q in both if all(each.measured.median_ns > 0 for each in first[q] + second[q])
     ]
     small = _small(shared, first, second)
     shared = [q for q in shared if q not in small]
-    verdicts = 2 * len(shared)  # half of the error rate is the mean's
+    if only and not shared:
+        raise ConfigError(
+            f"--only {','.join(only)}: not measured on both sides. Operations that gather need "
+            "--set workload.step=gather; --only all compares whatever both sides have."
+        )
+    halves = 2 if len(shared) > 1 else 1  # half of the error rate is the mean's
+    verdicts = halves * len(shared)
     pairs = {q: pair_up(first[q], second[q]) for q in shared}
     rows = tuple(_row(q, first[q], second[q], pairs[q], floor.value, verdicts) for q in shared)
     alike = {row.quantity: pairs[row.quantity] for row in rows if not row.other_work}
@@ -202,7 +214,7 @@ def compare(
         after=after,
         floor=floor,
         rows=rows,
-        overall=_judge_all(first, second, alike, floor.value, 2),
+        overall=_judge_all(first, second, alike, floor.value, halves),
         in_turns=any(pairs.values()),
         virtual=bool(rows) and all(_is_virtual(first[q] + second[q]) for q in shared),
         missing=tuple(
@@ -218,7 +230,25 @@ def compare(
         differences=tuple(differences),
         intended=intended,
         small=tuple(map(str, small)),
+        only=tuple(only),
     )
+
+
+def brought_by(before: Side, after: Side) -> tuple[str, ...]:
+    """Operations that two backends bring; empty where the backends are the same."""
+    cases = [
+        [case for record in side.records for case in record.cases] for side in (before, after)
+    ]
+    if {case.backend for case in cases[0]} == {case.backend for case in cases[1]}:
+        return ()
+    return tuple(dict.fromkeys(name for side in cases for case in side for name in case.foreign))
+
+
+def _chosen(launched: dict[Quantity, list[Launched]], only: Sequence[str]) -> Any:
+    if not only:
+        return launched
+    names = {name for each in only for name in (each, f"indexer_{each}")}
+    return {quantity: each for quantity, each in launched.items() if quantity.name in names}
 
 
 def _small(

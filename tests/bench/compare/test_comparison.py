@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.bench.compare.comparison import Comparison, Difference, compare
+from dsv4kv.bench.compare.comparison import Comparison, Difference, brought_by, compare
 from dsv4kv.bench.compare.floor import Floor
 from dsv4kv.bench.compare.verdict import Verdict
+from dsv4kv.errors import ConfigError
 from dsv4kv.runs.schema import Case, Launch, RunRecord
 from dsv4kv.view.compare import explain
 from tests.bench.compare.launched import (
@@ -186,3 +187,24 @@ def test_a_comparison_is_forced_if_its_sides_were_not_meant_to_differ(
         make_launched_record(), make_launched_record(), differences=[difference], intended=intended
     )
     assert found.forced is forced
+
+
+def test_only_what_two_backends_bring_is_compared_with_one_verdict() -> None:
+    def run(seed: int, **changes: Any) -> RunRecord:
+        record = make_launched_record(seed=seed, factors={"flush": 1.0 + seed})
+        return record.model_copy(
+            update={"cases": [each.model_copy(update=changes) for each in record.cases]}
+        )
+
+    ours, theirs = run(1), run(2, backend="mine.py:gather_topk", foreign=["gather_topk"])
+    sides = make_side("A", ours), make_side("B", theirs)
+    assert brought_by(*sides) == ("gather_topk",)
+    assert brought_by(sides[0], sides[0]) == ()
+    found = compared(ours, theirs, only=brought_by(*sides))
+    assert verdicts(found) == {"gather_topk csa": SAME}
+    assert found.overall
+    assert found.overall == found.rows[0].judgement
+    assert found.conclude() is SAME
+    assert compared(ours, theirs).conclude() is SLOWER
+    with pytest.raises(ConfigError, match="--only attend: not measured on both sides"):
+        compared(ours, theirs, only=["attend"])

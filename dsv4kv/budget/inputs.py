@@ -194,7 +194,11 @@ def read_inputs(texts: Mapping[str, str]) -> Inputs:
     Raises:
         ConfigError: A value that is not of its kind; names the option.
     """
+    from dsv4kv.model.presets import preset_of  # pydantic, which no help needs
+
     values = {}
+    if (named := texts.get("model", "").strip()) != (preset := preset_of(named)):
+        texts = {"checkpoint": named} | dict(texts) | {"model": preset}
     for name, text in texts.items():
         try:
             values[name.replace("-", "_")] = READERS[name](text.strip())

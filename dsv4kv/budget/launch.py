@@ -15,11 +15,10 @@ from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.budget.scenario import fix_layout, resolve
 from dsv4kv.budget.servers import MODEL_FLAGS, Launch, find_launches
 from dsv4kv.engines.flags import Texts, find_flag
-from dsv4kv.engines.logs.read import preset_named
 from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import open_regular
-from dsv4kv.model.presets import config_file
+from dsv4kv.model.presets import config_file, preset_named
 
 _MOST_CHARACTERS = 2**18
 _UNSET = re.compile(r"\$\{?\w+|\$\(|\{\{?\s*\w+\s*\}?\}")

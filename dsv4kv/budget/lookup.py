@@ -25,7 +25,14 @@ from dsv4kv.errors import ConfigError, find_name
 from dsv4kv.files import shipped
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import EntryFormat
-from dsv4kv.model.presets import config_file, is_v41, load_model, preset_names, read_config
+from dsv4kv.model.presets import (
+    config_file,
+    is_v41,
+    load_model,
+    preset_names,
+    preset_of,
+    read_config,
+)
 from dsv4kv.model.schema import CacheFormats, choose_formats
 from dsv4kv.units import format_bytes
 
@@ -41,6 +48,7 @@ def kv_heads(config: DSV4Config) -> int:
 
 def find_model(name: str) -> DSV4Config:
     """A preset, the baseline, or a config.json; raises ``ConfigError`` with the nearest names."""
+    name = preset_of(name)
     if _model_file(name):
         return load_model(name)
     otherwise = ", or the path of a Hugging Face config.json"

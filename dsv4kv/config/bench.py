@@ -6,13 +6,14 @@ The descriptions of the fields are the documentation: ``dsv4kv config schema`` p
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from dsv4kv.choices import BACKENDS, PEERS, TRACE_FORMATS, Choice, explained, listed
 from dsv4kv.core.policies import POLICIES
 from dsv4kv.model.config import Precision
 from dsv4kv.model.formats import FORMATS
+from dsv4kv.model.presets import preset_of
 from dsv4kv.model.schema import Sharing, StateFormat
 from dsv4kv.ops.spec import VARIANTS, explain
 
@@ -92,7 +93,7 @@ class PipelineStage(Section):
 class ModelSection(Section):
     """The model whose cache is built."""
 
-    preset: str = "v4-flash"
+    preset: Annotated[str, AfterValidator(preset_of)] = "v4-flash"
     """A shipped preset (``v4-flash``, ``v4-pro``) or the path of a Hugging Face config.json."""
     layers: tuple[NonNegative, ...] | None = None
     """Layer indices to hold, or null for all: a few layers let a laptop move real bytes."""

@@ -40,6 +40,8 @@ _OPTIONAL = {
 }
 
 
+_CHECKPOINT = re.compile(r"(?:[\w.-]{1,99}/)?deepseek-?v[\w.-]{1,99}(?<!\.json)", re.IGNORECASE)
+
 # A key like these decides what a cache holds, unless it is read or known not to.
 _OF_A_CACHE = re.compile(
     r"_layer_ids?$|layer_types$|^compress|^index|^kv_|^candidate|sliding|window|head_dim$|cache"
@@ -195,12 +197,26 @@ def preset_names() -> list[str]:
     return shipped_names("models")
 
 
+def preset_named(text: str) -> str | None:
+    """The preset that a model's name or path means; None where it means none."""
+    name = re.sub(r"[^a-z0-9.]+", "-", text.lower())
+    found = (p for p in preset_names() if re.search(rf"(^|[-a-z]){re.escape(p)}(-|$)", name))
+    return next(found, None)
+
+
+def preset_of(name: str) -> str:
+    """The preset that a name as ``deepseek-ai/DeepSeek-V4-Pro`` means, else the name."""
+    is_checkpoint = _CHECKPOINT.fullmatch(name) and not config_file(name)
+    return (preset_named(name) or name) if is_checkpoint else name
+
+
 def load_model(name: str) -> DSV4Config:
-    """Load a shipped preset (``v4-flash``) or a Hugging Face config.json (by path, or folder).
+    """Load a preset (``v4-flash``, ``deepseek-ai/DeepSeek-V4-Flash``) or a config.json, by path.
 
     Raises:
         ConfigError: No such preset or file, or a file that does not describe such a model.
     """
+    name = preset_of(name)
     if name in preset_names():
         return _read_preset(name)
     path = config_file(name)

@@ -20,10 +20,11 @@ from dsv4kv.budget.gpus import gpu_names, load_gpu
 from dsv4kv.budget.servers import find_launches
 from dsv4kv.diagnose.faults.table import load_faults, plain, release
 from dsv4kv.engines.flags import find_flag
-from dsv4kv.engines.logs.read import find_fields, find_version, preset_named, read_lines
+from dsv4kv.engines.logs.read import find_fields, find_version, read_lines
 from dsv4kv.engines.names import FAMILIES, replayed_engines
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import open_regular
+from dsv4kv.model.presets import preset_named
 from dsv4kv.replay.clock.measured import read_runs
 from dsv4kv.traces.files import open_trace
 from dsv4kv.traces.results import RESULTS, documents_of

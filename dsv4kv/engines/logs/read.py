@@ -17,7 +17,7 @@ from typing import cast
 from dsv4kv.engines.flags import scaled
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import DOCUMENT_BYTES, open_regular, unpack
-from dsv4kv.model.presets import config_file, preset_names
+from dsv4kv.model.presets import config_file, preset_named, preset_names
 
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _LONGEST_LINE = 1 << 20  # an echoed configuration is long, but not that long
@@ -513,13 +513,6 @@ _OTHER_FAMILIES = re.compile(
 def v4_presets() -> list[str]:
     """Presets that the engines' V4 rules describe."""
     return [name for name in preset_names() if re.fullmatch(r"v4-\w+", name)]
-
-
-def preset_named(text: str) -> str | None:
-    """The preset that a model's name or path means; None where it means none."""
-    name = re.sub(r"[^a-z0-9.]+", "-", text.lower())
-    found = (p for p in preset_names() if re.search(rf"(^|[-a-z]){re.escape(p)}(-|$)", name))
-    return next(found, None)
 
 
 def named_model(log: StartupLog) -> str | None:

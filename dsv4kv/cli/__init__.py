@@ -181,8 +181,17 @@ class Command(_Plain, TyperCommand):
             self.epilog = f"{self.epilog or ''}\n\n{more}"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line; ``--help-all`` is the help with hidden options."""
+        """Parse the command line; ``--help-all`` is the help with hidden options.
+
+        ``--json`` prints one document; of commands that also write it, it is ``--json=-``.
+        """
         if "--help-all" not in args:
+            if any(each.name == "json_" and not each.is_flag for each in self.params):
+                pairs = zip(args, [*args[1:], "--"], strict=False)
+                args = [
+                    "--json=-" if word == "--json" and after[:1] == "-" != after else word
+                    for word, after in pairs
+                ]
             return super().parse_args(ctx, args)
         for param in self._hidden:
             param.hidden = False

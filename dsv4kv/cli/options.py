@@ -158,7 +158,7 @@ RESUME = option("Resume an interrupted sweep, by its name or file.", "RUN", rare
 OUT = option("Folder for the run record.", default=RESULTS, rare=True, callback=to_folder)
 HTML = option("Also write a page to show.", "PAGE.html", callback=to_page)
 AS_JSON = flag("--json", "Print one JSON document.")
-JSON = option("Also write it as JSON here; - prints it.", "FILE", "--json", callback=to_file)
+JSON = option("Print one JSON document; FILE: write it.", "[FILE]", "--json", callback=to_file)
 VERBOSE = flag("--verbose -v", "Print every table, not the answer only.")
 QUIET = flag("--quiet -q", "Print problems only.", rare=True)
 

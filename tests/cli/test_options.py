@@ -35,3 +35,13 @@ def test_help_all_shows_every_option_and_how_many_help_hides(name: str) -> None:
     assert (f"--help-all shows {len(hidden)} more options." in brief) == bool(hidden)
     for option in OPTIONS[name]:
         assert re.search(rf"(?m)^│ \*? *{option.opts[0]}\b", whole)
+
+
+@pytest.mark.parametrize("name", ["bench", "plan", "profile", "replay"])
+def test_json_prints_everywhere_and_takes_a_file_where_it_is_also_written(name: str) -> None:
+    def json_of(*words: str) -> object:
+        return leaves()[name].make_context(name, [*words]).params["json_"]
+
+    assert json_of("--json") == json_of("--json", "--verbose") == json_of("--json", "-") == "-"
+    assert json_of("--json", "run.json", "--verbose") == json_of("--json=run.json") == "run.json"
+    assert json_of() is None

@@ -309,10 +309,11 @@ def peak_lines(found: Answer) -> Iterator[Line]:
     yield Line("whole", "memory of the GPU", use.memory, scenario.gpu.memory_source)
     share = f"left free, {1 - float(scenario.settings.memory_fraction):.3g} of it"
     yield Line("taken", share, use.memory - use.budget, _reason(found, "memory_fraction"))
-    for held in overhead.headroom:
-        yield Line("part", *held)
-    if use.headroom:
-        yield Line("part", "indexer logits", use.headroom, _reason(found, "logits_limit"))
+    if not overfull(found):  # a part is never larger than its whole
+        for held in overhead.headroom:
+            yield Line("part", *held)
+        if use.headroom:
+            yield Line("part", "indexer logits", use.headroom, _reason(found, "logits_limit"))
     yield Line("taken", "weights", use.weights, scenario.weights.source)
     if "reserve" in scenario.settings.assumed:
         known = sum(held.size_bytes for held in overhead.reserve)
@@ -326,6 +327,13 @@ def peak_lines(found: Answer) -> Iterator[Line]:
     if use.transient:
         yield Line("taken", "indexer logits", use.transient, _reason(found, "logits_limit"))
     yield Line("left", "for KV" if left >= 0 else "missing for KV", left, "")
+
+
+def overfull(found: Answer) -> int:
+    """Bytes that the engine estimates for what its share leaves free, if that is less; else 0."""
+    use = found.use
+    wanted = sum(held.size_bytes for held in overhead_of(found).headroom) + use.headroom
+    return wanted if wanted > use.memory - use.budget else 0
 
 
 def _reason(found: Answer, name: str) -> str:

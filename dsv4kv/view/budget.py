@@ -5,7 +5,14 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from dsv4kv.budget.advice import Option
-from dsv4kv.budget.answer import Answer, assumptions, limit_sentence, overhead_of, peak_lines
+from dsv4kv.budget.answer import (
+    Answer,
+    assumptions,
+    limit_sentence,
+    overfull,
+    overhead_of,
+    peak_lines,
+)
 from dsv4kv.budget.fit import within_limit
 from dsv4kv.budget.lookup import kv_heads
 from dsv4kv.budget.scenario import Scenario
@@ -87,7 +94,7 @@ def budget_page(
             f"request counts as {float(capacity.units_per_request):,.0f}."
         )
     missing = f"Not counted: {', '.join(overhead_of(found).unknown)}."
-    memory: list[Part] = [_peak_table(found), missing, _pools_table(found)]
+    memory = [_peak_table(found), *_overfull(found), missing, _pools_table(found)]
     sections.append(Section("Memory", memory, units))
     if host:
         sections.append(Section("Host memory", list(_host_parts(host))))
@@ -154,6 +161,8 @@ def _copies_sentence(found: Answer, options: Sequence[Option]) -> str:
 
 def _engine_lines(found: Answer) -> Iterator[Part]:
     engine, capacity = found.scenario.engine, found.capacity
+    if ":" in (asked := found.scenario.inputs.engine) and asked != engine.name:
+        yield f"{asked} is answered by the rules of {engine.name}."
     seen = "" if engine.seen_in_logs else " (derived from its source, not seen in a log)"
     if found.log_lines:
         yield Text(f"{engine.name} prints{seen}:", "dim")
@@ -304,6 +313,17 @@ def view_command(reading: "Reading", costs: "Iterable[FlagCost]") -> list[Part]:
         listed = ", ".join(flag.spelling for flag in reading.unknown)
         parts.append(Text(f"not known to change sizes, so not counted: {listed}", "dim"))
     return parts
+
+
+def _overfull(found: Answer) -> Iterator[Part]:
+    if wanted := overfull(found):
+        use, engine = found.use, found.scenario.engine
+        yield Finding(
+            "warning",
+            f"{engine.family.title}'s own estimate of activations, graphs and buffers is "
+            f"{format_bytes(wanted)}, and {format_bytes(use.memory - use.budget)} are left free: "
+            "a step may run out of memory.",
+        )
 
 
 def _pools_table(found: Answer) -> Table:

@@ -297,7 +297,7 @@ class SglangEngine(Engine):
         self, deployment: Deployment, step_tokens: int, machine: Machine, given: Given
     ) -> Overhead:
         """What SGLang itself takes to be needed in what its share leaves of a GPU."""
-        parts = _kept_parts(self.build, machine, given)
+        parts = _kept_parts(self.build, machine, {**given, "step_tokens": step_tokens})
         source = "SGLang's own estimate, handle_gpu_memory_settings"
         headroom = [Held(what, int(mib * MIB), source) for what, mib in parts.items() if mib]
         unknown = ("what a step really uses of what is left free", "buffers of DeepEP")

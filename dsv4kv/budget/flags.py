@@ -4,10 +4,13 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from dsv4kv.engines.flags import (
+    BATCH,
     OWN_DRAFTS,
     OWN_TIER,
     SIMPLE,
+    SLOTTED,
     TOKENS,
+    UNIFIED,
     Flag,
     Texts,
     find_flag,
@@ -30,7 +33,7 @@ def take_flags(arguments: Iterable[str], ours: Container[str]) -> tuple[Pairs, l
         spelling, equals, value = argument.partition("=")
         found = (find_flag(family, spelling) for family in FAMILIES)
         flag = None if spelling in ours else next(filter(None, found), None)
-        if flag is None or not spelling.startswith("--"):
+        if flag is None or not spelling.startswith("-"):
             rest.append(argument)
             continue
         if not equals and not flag.switch:
@@ -99,6 +102,12 @@ def merge(family: str, given: Iterable[GivenFlag]) -> Texts:
 
 def _settle(texts: Texts) -> None:
     """Replace what is no input itself."""
+    unified, batch = texts.pop(UNIFIED, None), texts.pop(BATCH, None)
+    if total := texts.pop(SLOTTED, None):
+        slots = 1 if unified or "request-limit" not in texts else int(texts["request-limit"])
+        texts["context"] = str(max(1, int(total) // max(slots, 1)))
+    if batch:
+        texts["step-tokens"] = str(min(int(batch), int(texts.get("step-tokens", 512))))
     if own := texts.pop(OWN_DRAFTS, None):
         texts.setdefault("draft-tokens", own)
     simple, tier = texts.pop(SIMPLE, None), texts.pop(OWN_TIER, None)

@@ -15,7 +15,7 @@ from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.budget.scenario import fix_layout, resolve
 from dsv4kv.budget.servers import MODEL_FLAGS, Launch, find_launches
 from dsv4kv.engines.flags import Texts, find_flag
-from dsv4kv.engines.names import find_engine
+from dsv4kv.engines.names import FAMILIES, find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import open_regular
 from dsv4kv.model.presets import config_file, preset_named
@@ -165,7 +165,8 @@ def _interpret(launch: Launch, model: str | None = None, options: Container[str]
             "one GPU), or set the variable in the environment."
         )
     absent = {about for about, _ in unset}
-    texts = {name: "1" for name in _NEEDED[1:] if name not in absent} | merged
+    ranks = () if FAMILIES[launch.family].by_layers else _NEEDED[1:]
+    texts = {name: "1" for name in ranks if name not in absent} | merged
     if named:
         texts["model"] = named
     elif "model" in texts:

@@ -122,6 +122,7 @@ class Scenario:
             hisparse_ratio=inputs.hisparse_ratio if inputs.hisparse else 1,
             extra_slots=settings.extra_slots,
             stage=stage,
+            cache_dtype=inputs.cache_dtype,
         )
 
     def overhead(self, stage: int, context_tokens: int) -> Overhead:
@@ -189,7 +190,10 @@ def resolve(inputs: Inputs) -> list[Scenario]:
     """
     config, gpu, engine = find_model(inputs.model), find_gpu(inputs), find_engine(inputs.engine)
     _refuse(inputs, config, engine, gpu)
-    wish = LayoutWish(inputs.gpus, inputs.tp, inputs.dp, inputs.pp, inputs.ep)
+    wishes = [LayoutWish(inputs.gpus, inputs.tp, inputs.dp, inputs.pp, inputs.ep)]
+    if engine.family.by_layers and not (inputs.tp or inputs.pp):
+        counts = (inputs.gpus,) if inputs.gpus else (1, 2, 4, 8)
+        wishes = [LayoutWish(count, 1, inputs.dp or 1, count, inputs.ep) for count in counts]
     weights = find_weights(inputs, config)
 
     def scenario(layout: Layout) -> Scenario:
@@ -201,7 +205,11 @@ def resolve(inputs: Inputs) -> list[Scenario]:
         settings = replace(settings, assumed=settings.assumed | reasons)
         return Scenario(inputs, config, gpu, layout, weights, formats, engine, settings, machine)
 
-    return [scenario(layout) for layout in candidate_layouts(config, wish, MOST_GPUS)]
+    return [
+        scenario(layout)
+        for wish in wishes
+        for layout in candidate_layouts(config, wish, MOST_GPUS)
+    ]
 
 
 def _settle(inputs: Inputs, engine: Engine, machine: Machine, replicas: int) -> Settings:

@@ -18,7 +18,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.files import Unparsable, load_yaml
 
 _DEEPEST = 20
-MODEL_FLAGS = ("--model", "--model-path", "--model_path")
+MODEL_FLAGS = ("--model", "--model-path", "--model_path", "-m", "-hf")
 _NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 _RUNNERS = {"docker", "podman", "nerdctl"}
 _ALONE = {
@@ -246,6 +246,8 @@ def _make(
     family: str, arguments: list[str], around: _Around, version: str | None = None
 ) -> Launch:
     words, unread = _to_read(arguments)
+    forks = (name for name, row in FAMILIES.items() if set(row.marks) & set(words))
+    family = next(forks, family)
     pairs = list(_pairs(family, words))
     settings: list[tuple[str, str]] = []
     for spelling, value in pairs:

@@ -1,7 +1,7 @@
 """Engines that size caches: inputs and results, in exact integers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -122,6 +122,7 @@ class Deployment:
     hisparse_ratio: int = 1
     extra_slots: int = 0
     stage: int = 0
+    cache_dtype: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -318,6 +319,48 @@ class Engine:
     def sent(self, deployment: Deployment, tokens: int) -> "Sent | None":
         """Bytes of a prompt that a prefill rank sends to decode; None where not known."""
         return None
+
+
+class SlotEngine(Engine):
+    """An engine whose slots are allocated whole at start: requests take nothing more."""
+
+    unit = "slot"
+
+    def slot_parts(self, deployment: Deployment, tokens: int) -> dict[str, int]:
+        """Bytes of one slot of a context, by buffer."""
+        raise NotImplementedError
+
+    def note(self, deployment: Deployment) -> str:
+        """What the slots are, in a sentence."""
+        raise NotImplementedError
+
+    def slots(self, deployment: Deployment) -> int:
+        """Slots that are allocated."""
+        return deployment.concurrency or 1
+
+    def shared_bytes(self, deployment: Deployment) -> int:
+        """Bytes of all slots."""
+        parts = self.slot_parts(deployment, deployment.max_context_tokens)
+        return self.slots(deployment) * sum(parts.values())
+
+    def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
+        """Nothing: it has its slot."""
+        return 0
+
+    def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
+        """Slots that would fit."""
+        slot = sum(self.slot_parts(deployment, deployment.max_context_tokens).values())
+        units = max(0, available_bytes) // slot
+        return Capacity(
+            cache_bytes=units * slot,
+            units=units,
+            unit_bytes=Fraction(slot),
+            units_per_request=Fraction(1),
+            printed_tokens=None,
+            concurrency=Fraction(units),
+            log_lines=(),
+            note=self.note(replace(deployment, layers=None)),
+        )
 
 
 DRAFT = "draft"

@@ -341,6 +341,8 @@ class Family:
         host_tiers: What keeps prefixes in host memory, by name, in one line each.
         result_fields: Fields that only results of its own benchmark have.
         log_mark: What a log of its start has before the arguments.
+        by_layers: Several GPUs share its layers, not its heads.
+        marks: Flags that no other engine of its program has (a fork).
         block_tokens: Tokens of a block of V4, unless given.
         sends: How its newest version sends prompts from prefill to decode; empty if not known.
     """
@@ -358,6 +360,8 @@ class Family:
     sends: str = ""
     result_fields: tuple[str, ...] = ()
     log_mark: str = ""
+    by_layers: bool = False
+    marks: tuple[str, ...] = ()
     block_tokens: int = ENGINE_BLOCK_TOKENS
 
     @property
@@ -367,4 +371,4 @@ class Family:
 
     def load(self, module: str) -> Any:
         """Import a module of its folder."""
-        return import_module(f"dsv4kv.engines.{self.name}.{module}")
+        return import_module(f"dsv4kv.engines.{self.name.replace('.', '')}.{module}")

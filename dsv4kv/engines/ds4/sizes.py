@@ -1,0 +1,79 @@
+"""ds4's memory of DeepSeek-V4: one live session in float32, and sessions on disk.
+
+Source: antirez/ds4 8d57664 (``ds4.c``); its printed context buffers and ds4-bench's payloads.
+"""
+
+from dsv4kv.engines.contract import (
+    MIB,
+    Default,
+    Defaults,
+    Deployment,
+    Given,
+    Machine,
+    PoolCost,
+    SlotEngine,
+    layers_of,
+)
+from dsv4kv.engines.ds4 import FAMILY
+
+_ROW, _KEY = 2048, 512  # bytes of 512 and 128 float32 values
+_MOST_RING = 8192
+_STATES = {"csa": 81_920, "hca": 524_288}
+_HEAD = 517_516  # of a file: logits, tokens, sizes
+
+
+class Ds4Engine(SlotEngine):
+    """One version."""
+
+    family = FAMILY
+    name = "ds4"
+    seen_in_logs = True
+
+    def slot_parts(self, deployment: Deployment, tokens: int) -> dict[str, int]:
+        """Bytes of the live session, by buffer; states are not in the printed sum."""
+        csa, hca, layers = _counts(deployment)
+        chunk = min(deployment.in_flight_tokens, tokens)
+        window = min(deployment.model.window_tokens + chunk, tokens)
+        ring = min(-(-window // 256) * 256, _MOST_RING)
+        rows = tokens // 4 + 2
+        return {
+            "ring": layers * ring * _ROW,
+            "compressed": csa * rows * (_ROW + _KEY) + hca * (tokens // 128 + 2) * _ROW,
+            "scratch": 2 * rows * chunk * 4,
+            "states": csa * _STATES["csa"] + hca * _STATES["hca"],
+        }
+
+    def payload_bytes(self, deployment: Deployment, tokens: int) -> int:
+        """Bytes of a session's payload on disk (``kvcache_bytes`` of ds4-bench)."""
+        csa, hca, layers = _counts(deployment)
+        window = layers * min(tokens, deployment.model.window_tokens) * _ROW
+        entries = csa * (tokens // 4) * (_ROW + _KEY) + hca * (tokens // 128) * _ROW
+        states = csa * _STATES["csa"] + hca * _STATES["hca"]
+        return _HEAD + 4 * tokens + window + entries + states
+
+    def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
+        parts = self.slot_parts(deployment, deployment.max_context_tokens)
+        pools = {"ring": "window", "compressed": "main", "scratch": "tables", "states": "state"}
+        return tuple(PoolCost(pools[n], "all", 1, shared_bytes=size) for n, size in parts.items())
+
+    def note(self, deployment: Deployment) -> str:
+        context = deployment.max_context_tokens
+        parts = self.slot_parts(deployment, context)
+        printed = (sum(parts.values()) - parts["states"]) / MIB
+        disk = self.payload_bytes(deployment, context) / MIB
+        return (
+            f"One live session: context buffers {printed:,.2f} MiB, as it prints; "
+            f"{parts['states'] / MIB:,.2f} MiB of states are not in that. On disk such a session "
+            f"takes {disk:,.2f} MiB."
+        )
+
+    def defaults(self, machine: Machine, given: Given) -> Defaults:
+        return super().defaults(machine, given) | {
+            "step_tokens": Default(2048, "ds4's prefill chunk"),
+            "request_limit": Default(1, "ds4 has one live session"),
+        }
+
+
+def _counts(deployment: Deployment) -> tuple[int, int, int]:
+    kinds = [layer.kind for layer in layers_of(deployment, "ds4") if layer.held]
+    return kinds.count("csa"), kinds.count("hca"), len(kinds) - kinds.count("draft")

@@ -1,0 +1,19 @@
+"""KTransformers: its fork of SGLang, with experts on the CPU."""
+
+from dataclasses import replace
+
+from dsv4kv.engines.rule import Family
+from dsv4kv.engines.sglang import BUILDS
+from dsv4kv.engines.sglang import FAMILY as SGLANG
+
+BUILD = replace(BUILDS[0], newest="0.7", oldest="0.7", draft_reserve_mib=0)
+"""Its pools are those of SGLang 0.5.12: HCA states of every window page."""
+
+FAMILY = Family(
+    "ktransformers",
+    "KTransformers",
+    "sizes:KtEngine",
+    launch=replace(SGLANG.launch, words=(), images=("ktransformers",)),
+    has_flags=True,
+    marks=("--kt-weight-path", "--kt-method"),
+)

@@ -1,0 +1,100 @@
+"""llama.cpp's caches of DeepSeek-V4: whole slots, allocated at start.
+
+Every slot has rows of the window, of both compressed caches and of the indexer, in steps of 256
+cells, in the one type of ``--cache-type-k``, and float32 states. Without ``-np`` there are four
+slots, each of the whole context.
+Source: commit 0c1e57098 (``llama-kv-cache-dsv4.cpp``, ``llama-context.cpp``), run on a CPU.
+"""
+
+from fractions import Fraction
+
+from dsv4kv.engines.contract import (
+    MIB,
+    Default,
+    Defaults,
+    Deployment,
+    Given,
+    Machine,
+    PoolCost,
+    SlotEngine,
+    layers_of,
+)
+from dsv4kv.engines.llamacpp import FAMILY
+from dsv4kv.errors import ConfigError
+
+_CELLS = 256
+_ROW_BYTES = {  # of 512 values
+    **dict.fromkeys(("auto", "f16", "bf16", "bfloat16"), 1024),
+    "f32": 2048, "q8_0": 544, "q5_1": 384, "q5_0": 352, "q4_1": 320, "q4_0": 288, "iq4_nl": 288,
+}  # fmt: skip
+_CSA_STATE, _INDEXER_STATE, _HCA_STATE = 65_536, 16_384, 524_288  # kv and score in float32
+
+
+def pad(cells: int) -> int:
+    """Cells in whole steps."""
+    return -(-cells // _CELLS) * _CELLS
+
+
+class LlamaEngine(SlotEngine):
+    """One version."""
+
+    family = FAMILY
+    name = "llama.cpp"
+    seen_in_logs = True
+
+    def slot_parts(self, deployment: Deployment, tokens: int) -> dict[str, int]:
+        """Bytes of one slot of a context, by cache."""
+        row = _ROW_BYTES.get(deployment.cache_dtype)
+        if row is None:
+            raise ConfigError(
+                f"llama.cpp keeps V4's cache in {', '.join(_ROW_BYTES)}, not "
+                f"{deployment.cache_dtype!r}: choose one (--cache-type-k)."
+            )
+        kinds = [layer.kind for layer in layers_of(deployment, self.name) if layer.held]
+        csa, hca, drafts = (kinds.count(kind) for kind in ("csa", "hca", "draft"))
+        length, key = pad(tokens), row // 4
+        window = min(length, deployment.model.window_tokens + deployment.in_flight_tokens)
+        raw = length if deployment.frees_windows is False else pad(window)
+        states = 1 + (deployment.draft_tokens if drafts else 0)
+        compressed = pad(-(-length // 4))
+        return {
+            "raw": raw * row * (len(kinds) - drafts),
+            "CSA": compressed * row * csa,
+            "HCA": pad(-(-length // 128)) * row * hca,
+            "indexer": compressed * key * csa,
+            "states": states * ((_CSA_STATE + _INDEXER_STATE) * csa + _HCA_STATE * hca),
+            "MTP": 2 * raw * row * drafts,
+        }
+
+    def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
+        parts = self.slot_parts(deployment, deployment.max_context_tokens)
+        slots = self.slots(deployment)
+        names = (("raw", "window", "all"), ("CSA", "main", "csa"), ("HCA", "main", "hca"),
+                 ("indexer", "indexer", "csa"), ("states", "state", "all"),
+                 ("MTP", "window", "draft"))  # fmt: skip
+        return tuple(
+            PoolCost(pool, kind, 1, shared_bytes=slots * parts[name])
+            for name, pool, kind in names
+            if parts[name]
+        )
+
+    def note(self, deployment: Deployment) -> str:
+        parts = self.slot_parts(deployment, deployment.max_context_tokens)
+        slots, one = self.slots(deployment), sum(parts.values())
+        sizes = [f"{what} {slots * size / MIB:,.2f}" for what, size in parts.items() if size]
+        fewer = f" -np 1 takes {one / MIB:,.2f} MiB." if slots > 1 else ""
+        return (
+            f"{slots} slot{'s' * (slots != 1)} of {pad(deployment.max_context_tokens):,} tokens, "
+            f"allocated whole at start: {slots * one / MIB:,.2f} MiB ({', '.join(sizes)}).{fewer} "
+            "Its log has these sizes at -lv 4 alone. A prompt is found again at checkpoints only: "
+            "4 tokens before its end, a ubatch before that, and where messages start."
+        )
+
+    def defaults(self, machine: Machine, given: Given) -> Defaults:
+        return super().defaults(machine, given) | {
+            "memory_fraction": Default(Fraction(1), "llama.cpp takes what it needs"),
+            "step_tokens": Default(512, "llama.cpp's --ubatch-size"),
+            "request_limit": Default(
+                4, "llama-server's slots without -np, each of the whole context"
+            ),
+        }

@@ -1,0 +1,136 @@
+"""llama.cpp, ds4 and KTransformers to the byte: what their programs print, and recorded integers.
+
+Rows are buffers that llama.cpp 0c1e57098 printed for a random GGUF with all layers (CPU), ds4's
+published context buffers and payloads (issue 917, PR 124), KTransformers' published pools (1978).
+"""
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsv4kv.budget.answer import answer
+from dsv4kv.budget.inputs import read_inputs
+from dsv4kv.budget.launch import read_command
+from dsv4kv.engines.contract import MIB, Deployment
+from dsv4kv.engines.ds4.sizes import Ds4Engine
+from dsv4kv.engines.ktransformers.sizes import KtEngine
+from dsv4kv.engines.llamacpp.sizes import LlamaEngine, pad
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schema import choose_formats
+
+DATA = Path(__file__).resolve().parents[3].parent / "shared/data/starts/local_engines.jsonl"
+
+
+def deployed(model: str, context: int, **more: Any) -> Deployment:
+    config = load_model(model)
+    more = {"in_flight_tokens": 512} | more
+    return Deployment(config, choose_formats(config), max_context_tokens=context, **more)
+
+
+LLAMA = (
+    # flags, MiB of all slots
+    ("-c 32768 -np 1", 258.89),
+    ("-c 32768 -np 4", 405.56),
+    ("-c 32768", 1_035.56),
+    ("-c 32768 -np 1 -ctk q8_0 -ctv q8_0", 142.99),
+    ("-c 32768 -np 4 -ctk q8_0 -ctv q8_0", 237.28),
+    ("-c 1048576 -np 1", 6_923.89),
+    ("-c 1048576 -np 4", 7_055.56),
+    ("-c 1048576", 27_695.56),
+    ("-c 1048576 -np 4 -ctk q8_0 -ctv q8_0", 3_770.09),
+    ("-c 131072 -np 4 -kvu", 3_615.56),
+    ("-c 64000 -np 1 -b 4096 -ub 4096 -ctk bf16 -ctv bf16", 617.83),
+    ("-c 32768 -np 1 --swa-full", 258.89 - 32.25 + 1_376),
+)
+
+
+@pytest.mark.parametrize(("flags", "mib"), LLAMA)
+def test_slots_of_llama_cpp_are_what_it_prints(flags: str, mib: float) -> None:
+    texts = read_command(f"llama-server -m DeepSeek-V4-Flash-Q4.gguf {flags}").texts
+    found = answer(read_inputs({**texts, "gpu": "b300", "gpus": "1", "weights": "150GiB"}))
+    shared = sum(cost.shared_bytes for cost in found.costs)
+    assert shared / MIB == pytest.approx(mib, abs=0.006)
+    assert found.capacity
+    assert f"{shared / MIB:,.2f} MiB" in found.capacity.note
+    assert found.max_concurrency == (4 if "-np 1" not in flags else 1)
+
+
+@pytest.mark.parametrize(("flags", "mib"), [("-np 1", 371.34), ("-np 4", None)])
+def test_pro_and_two_gpus_hold_the_same_in_all(flags: str, mib: float | None) -> None:
+    texts = read_command(f"llama-server -m V4-Pro.gguf -c 32768 {flags}").texts
+    sizes = []
+    for gpus in ("1", "2"):
+        found = answer(
+            read_inputs({**texts, "gpu": "mi355x", "gpus": gpus, "weights": "100GiB"})
+        ).scenario
+        stages = range(found.layout.pp)
+        held = (found.engine.shared_bytes(found.deployment(s, 32768 // int(flags[-1])))
+                for s in stages)  # fmt: skip
+        sizes.append(sum(held))
+    assert sizes[0] == sizes[1]
+    if mib:
+        assert sizes[0] / MIB == pytest.approx(mib, abs=0.006)
+
+
+def test_recorded_integers_are_met() -> None:
+    if not DATA.is_file():
+        pytest.skip("the recorded integers are not here")
+    seen = set[str]()
+    for row in map(json.loads, DATA.read_text("utf-8").splitlines()):
+        name = row["engine"].split()[0]
+        seen.add(name)
+        if name == "llama.cpp":
+            opts = row["opts"]
+            slots = row["slots"]
+            context = row["ctx"] if row["unified"] else row["ctx"] // slots
+            one = deployed(row["model"], context, in_flight_tokens=opts.get("ub", 512),
+                           concurrency=slots, cache_dtype=row["type"])  # fmt: skip
+            assert LlamaEngine().shared_bytes(one) == row["bytes"]["total"], row
+            assert pad(context) == row["cells"]["n_ctx_seq"]
+        elif "disk_payload_tokens" in row:
+            tokens = row["disk_payload_tokens"]
+            payload = Ds4Engine().payload_bytes(deployed("v4-flash", 2**20), tokens)
+            assert payload == row["bytes"], row
+        elif "context_buffers" in row:
+            one = deployed("v4-flash", row["ctx"], in_flight_tokens=2048)
+            parts = Ds4Engine().slot_parts(one, row["ctx"])
+            assert sum(parts.values()) - parts["states"] == row["context_buffers"], row
+    assert {"llama.cpp", "ds4"} <= seen
+
+
+@pytest.mark.parametrize(("tokens", "size"), [(2_048, 52_184_460), (4_096, 80_373_132),
+                                              (32_768, 475_014_540)])  # fmt: skip
+def test_a_session_of_ds4_on_disk_has_its_published_size(tokens: int, size: int) -> None:
+    assert Ds4Engine().payload_bytes(deployed("v4-flash", 2**20), tokens) == size
+
+
+@pytest.mark.parametrize(("context", "mib"), [(32_768, 751.71), (100_000, 1_896.58),
+                                              (384_000, 6_732.77)])  # fmt: skip
+def test_context_buffers_of_ds4_are_what_it_prints(context: int, mib: float) -> None:
+    found = answer(read_inputs({"engine": "ds4", "gpu": "b300", "context": str(context),
+                                "gpus": "1", "weights": "100GiB"}))  # fmt: skip
+    assert found.capacity
+    assert f"context buffers {mib:,.2f} MiB" in found.capacity.note
+
+
+@pytest.mark.parametrize(
+    ("drafts", "ratio", "price"), [(0, 0.1, 15_955.85), (0, 0.4, 52_272.65), (1, 0.1, 25_491.85)]
+)
+def test_a_full_token_of_ktransformers_has_its_published_price(
+    drafts: int, ratio: float, price: float
+) -> None:
+    one = deployed("v4-flash", 32_768, draft_layers=drafts, window_ratio=ratio)
+    pools = KtEngine().pools(one)
+    assert pools.bytes_per_full_token / pools.inflation == pytest.approx(price, abs=0.006)
+
+
+def test_a_command_of_ktransformers_is_its_own() -> None:
+    text = (
+        "python -m sglang.launch_server --model /m/DeepSeek-V4-Flash --kt-method MXFP4 "
+        "--kt-weight-path /m --kt-num-gpu-experts 1 --tensor-parallel-size 1"
+    )
+    assert read_command(text).texts["engine"] == "ktransformers"
+    assert Fraction(KtEngine().capacity(deployed("v4-flash", 32768), 2**34).unit_bytes) > 15_955

@@ -200,7 +200,8 @@ def preset_names() -> list[str]:
 def preset_named(text: str) -> str | None:
     """The preset that a model's name or path means; None where it means none."""
     name = re.sub(r"[^a-z0-9.]+", "-", text.lower())
-    found = (p for p in preset_names() if re.search(rf"(^|[-a-z]){re.escape(p)}(-|$)", name))
+    ends = r"(-|\.[a-z]|$)"
+    found = (p for p in preset_names() if re.search(rf"(^|[-a-z]){re.escape(p)}{ends}", name))
     return next(found, None)
 
 

@@ -297,8 +297,9 @@ python -m sglang.launch_server     \\
   --chunked-prefill-size 2048 --max-running-requests 2 --trust-remote-code \\
   --cuda-graph-bs 1 2 4 --cuda-graph-max-bs 4 --disable-radix-cache""",
         "h100",
-        {"model": "v4-flash", "request-limit": "2", "prefix-cache": "off"},
-        ("--cuda-graph-max-bs",),
+        {"engine": "ktransformers", "model": "v4-flash", "request-limit": "2",
+         "prefix-cache": "off"},
+        ("--cuda-graph-max-bs", "--kt-num-gpu-experts"),
     ),
     Published(
         "sglang: DSpark with prefill and decode apart",

@@ -118,7 +118,8 @@ def _choose(launches: list[Launch], which: str | None) -> Launch:
     if not launches:
         raise ConfigError(
             "no launch command: looked for vllm serve, sglang serve, python -m "
-            "sglang.launch_server, trtllm-serve, an image of theirs, or a mapping of their flags."
+            "sglang.launch_server, trtllm-serve, dynamo's workers, llama-server, ds4-server, an "
+            "image of theirs, or a mapping of their flags."
         )
     listed = "; ".join(
         f"{number}: {launch.title} (line {launch.line})"

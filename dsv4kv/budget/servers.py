@@ -29,6 +29,7 @@ _ALONE = {
 """Options of ``docker run`` without a value."""
 _VERSION = re.compile(r"v?(\d+\.\d+(?:\.\d+)?)")
 _PINNED = re.compile(rf"\b({'|'.join(FAMILIES)})\s*==\s*(\d+\.\d+(?:\.\d+)?)")
+_NAMING = ("model_id", "model_source", "modelURL", "model_name", "hf_model_id")
 _UNIT = re.compile(r"(?m)^\[(?:Service|Container|program:.*)\]")
 _SETTINGS = {"--config", "--extra-engine-args", "--extra-llm-api-options"}
 """Flags that name a file of more flags, which a script or a ConfigMap next to it may hold."""
@@ -83,7 +84,10 @@ class _Around:
         said = [document.get(key) for key in ("type", "backend", "engine", "framework")]
         family = next(filter(None, map(_family_named, said)), self.family)
         model = document.get("model")
-        inner = [model.get(key) for key in ("name", "path")] if isinstance(model, dict) else []
+        inner = (
+            [model.get(key) for key in ("name", "path")] if isinstance(model, dict) else [model]
+        )
+        inner += [document.get(key) for key in _NAMING]
         names = [each for each in inner if isinstance(each, str)]
         inside = [document, document.get("resources"), document.get("nodeSelector")]
         keys = ("gpu_type", "nvidia.com/gpu.product")
@@ -147,14 +151,21 @@ def _in_script(text: str, variables: Mapping[str, str]) -> Iterator[Launch]:
     bare, files = take_documents(_as_shell(text))
     around = _Around(variables, files)
     found = list(_in_shell(bare, around)) or list(_in_shell(bare, around, decide=False))
-    for body in files.values():
-        if _as_yaml(body) is None:
+    for name, body in files.items():
+        if name and _as_yaml(body) is None:
             found += _in_shell(body, around)
     yield from found
 
 
 def _as_shell(text: str) -> str:
-    """A unit of systemd, Quadlet or supervisord as shell, lines kept; any other text as it is."""
+    """A unit of systemd, Quadlet or supervisord as shell, of Markdown the code; lines kept."""
+    text = re.sub(r"(?m)(?<=\s)[`^][^\S\n]*$\n", "\\\\\n", text)  # continued as on Windows
+    if len(re.findall(r"(?m)^\s*```", text)) > 1:
+        parts = re.split(r"(?m)^(\s*```.*)$", text)
+        prose = {n for n in range(len(parts)) if n % 4 != 2}  # text, fence, code, fence
+        text = "".join(
+            "\n" * part.count("\n") if n in prose else part for n, part in enumerate(parts)
+        )
     if not _UNIT.search(text):
         return text
     image = re.search(r"(?m)^Image=(\S+)", text)
@@ -350,14 +361,14 @@ def _in_yaml(document: Any, around: _Around, text: str, depth: int = 0) -> Itera
         for key, value in document.items():
             if key in ("environment", "env", "image"):
                 continue
-            name, family = str(key), _family_named(str(key).removesuffix("_config"))
+            name, family = str(key), _family_named(re.sub("_?[cC]onfig$", "", str(key)))
             own = document.get(f"{name}_environment")
             place = re.compile(rf"(?m)(?:^|[{{,-])\s*['\"]?{re.escape(name)}['\"]?\s*:")
             found = place.search(text, around.start)
             inner = replace(
                 around if not isinstance(own, dict) else _with(around, _texts(own)),
                 start=found.end() if found else around.start,
-                family=family if family and name.endswith("_config") else around.family,
+                family=family if family and family != name else around.family,
                 role=name if name in _ROLES else around.role,
             )
             yield from _in_yaml(value, inner, text, depth + 1)
@@ -382,7 +393,10 @@ def _in_mapping(document: Mapping[Any, Any], around: _Around) -> tuple[Launch | 
     role = find_flag(family, "--disaggregation-mode")
     if around.role in ("prefill", "decode") and role and role.means:
         given = [("--disaggregation-mode", around.role), *given]
-    launch = replace(_make(family, [], around), flags=tuple(given))
+    listed = [key for key in document if re.fullmatch(r"(?i)(extra|additional)_?args", str(key))]
+    more = [word for key in listed for word in _words(document[key])]
+    launch = _make(family, more, around)
+    launch = replace(launch, flags=(*given, *launch.flags))
     served = (value for name, value in given if name.replace("_", "-") == "--served-model-name")
     launch = replace(launch, names=(*served, *launch.names))
     return launch, f"{next(iter(document))}"
@@ -441,7 +455,7 @@ def _given(document: Any) -> list[tuple[str, str]]:
     """The keys of a mapping as flags, without those that are off or empty."""
     return [
         (
-            f"--{str(key).lstrip('-')}",
+            "--" + re.sub(r"(?<=[a-z])(?=[A-Z])", "-", str(key).lstrip("-")).lower(),
             "" if value is True else
             json.dumps(value) if isinstance(value, dict | list) else str(value),
         )

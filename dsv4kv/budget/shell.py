@@ -28,6 +28,7 @@ _KEYWORDS = {"exec", "sudo", "nohup", "time", "env", "do", "command", "$", "!", 
 _DECLARE = {"export", "declare", "local", "readonly", "typeset", "-a", "-x"}
 _HERE = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
 _INTO = re.compile(r"(?:>{1,2}\s*|\btee\s+(?:-a\s+)?)(['\"]?)([^\s'\";&|<>]+)\1")
+_SHELL = re.compile(r"\b(?:(?:ba|z|da)?sh|ssh|srun)\b")
 _COMPARED = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "gt", "ge", "lt", "le")}
 
 
@@ -264,14 +265,15 @@ def take_documents(text: str) -> tuple[str, dict[str, str]]:
     lines, found, absent, place = text.split("\n"), dict[str, str](), set[str](), 0
     while place < len(lines):
         here, into = _HERE.search(lines[place]), _INTO.search(lines[place])
+        runs = _SHELL.search(lines[place])
         place += 1
-        if here is None or into is None or here[2] in absent:
+        if here is None or (runs and not into) or here[2] in absent:
             continue
         ends = (n for n in range(place, len(lines)) if lines[n].strip() == here[2])
         if (end := next(ends, None)) is None:
             absent.add(here[2])
             continue
-        found[into[2]] = "\n".join(lines[place:end])
+        found[into[2] if into else ""] = "\n".join(lines[place:end])
         lines[place : end + 1] = [""] * (end + 1 - place)
         place = end
     return "\n".join(lines), found

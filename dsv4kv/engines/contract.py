@@ -322,9 +322,13 @@ class Engine:
 
 
 class SlotEngine(Engine):
-    """An engine whose slots are allocated whole at start: requests take nothing more."""
+    """An engine whose slots are allocated whole at start: requests take nothing more.
+
+    ``usual_step`` is the tokens of a step, unless given.
+    """
 
     unit = "slot"
+    usual_step: ClassVar[int] = 512
 
     def slot_parts(self, deployment: Deployment, tokens: int) -> dict[str, int]:
         """Bytes of one slot of a context, by buffer."""

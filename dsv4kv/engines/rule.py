@@ -343,6 +343,7 @@ class Family:
         log_mark: What a log of its start has before the arguments.
         by_layers: Several GPUs share its layers, not its heads.
         marks: Flags that no other engine of its program has (a fork).
+        base: The engine that it is a fork of.
         block_tokens: Tokens of a block of V4, unless given.
         sends: How its newest version sends prompts from prefill to decode; empty if not known.
     """
@@ -362,6 +363,7 @@ class Family:
     log_mark: str = ""
     by_layers: bool = False
     marks: tuple[str, ...] = ()
+    base: str = ""
     block_tokens: int = ENGINE_BLOCK_TOKENS
 
     @property

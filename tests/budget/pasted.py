@@ -288,4 +288,62 @@ backend:
         "vllm serve /model --served-model-name DeepSeek-V4-Pro v4 -tp 8",
         PRO_8,
     ),
+    # ---- other wrappings
+    Pasted(
+        "wrapping",
+        """# Serving it
+
+It's the model's README: don't read this as a script.
+
+```bash
+export TP=8
+vllm serve deepseek-ai/DeepSeek-V4-Pro --tensor-parallel-size $TP
+```
+
+That's all; it isn't more.
+""",
+        PRO_8,
+    ),
+    Pasted(
+        "wrapping",
+        "docker run --gpus all -p 8000:8000 `\n  vllm/vllm-openai:v0.30.0 `\n"
+        "  deepseek-ai/DeepSeek-V4-Pro `\n  --tensor-parallel-size 8\n",
+        PRO_8 | {"engine": "vllm:0.30.0"},
+    ),
+    Pasted(
+        "wrapping",
+        """servingEngineSpec:
+  modelSpec:
+    - name: dsv4
+      modelURL: deepseek-ai/DeepSeek-V4-Pro
+      vllmConfig: {tensorParallelSize: 8, maxModelLen: 131072, extraArgs: ["--max-num-seqs", "64"]}
+""",
+        PRO_8 | {"context": "131072", "request-limit": "64"},
+    ),
+    Pasted(
+        "wrapping",
+        """applications:
+  - args:
+      llm_configs:
+        - model_loading_config: {model_id: dsv4, model_source: deepseek-ai/DeepSeek-V4-Pro}
+          engine_kwargs: {tensor_parallel_size: 8, max_model_len: 131072, max_num_seqs: 32}
+""",
+        {"tp": "8", "context": "131072", "request-limit": "32"},
+        options={"model": "v4-pro"},
+    ),
+    Pasted(
+        "wrapping",
+        """python3 - <<'PY'
+print("it's a check")
+PY
+sglang serve --model-path deepseek-ai/DeepSeek-V4-Pro --tp 8
+""",
+        PRO_8 | {"engine": "sglang"},
+    ),
+    Pasted(
+        "wrapping",
+        "kubectl exec p -- sh -c 'llama-server -m /m/DeepSeek-V4-Flash-Q4.gguf -c 65536 -np 2'",
+        {"engine": "llama.cpp", "model": "v4-flash", "context": "32768", "request-limit": "2"},
+        options={"weights": "150GiB"},
+    ),
 )  # fmt: skip

@@ -58,7 +58,8 @@ def check(pasted: Pasted, text: str) -> None:
     assert texts.items() >= pasted.texts.items(), texts
     assert pasted.unread in " ".join(reading.unread)
     assert bool(pasted.unread) == bool(reading.unread)
-    assert answer(read_inputs({"gpu": "b200"} | texts)).scenario.layout.tp == int(texts["tp"])
+    found = answer(read_inputs({"gpu": "b200"} | texts))
+    assert found.scenario.layout.tp == int(texts.get("tp", "1"))
 
 
 @pytest.mark.parametrize("pasted", PASTED, ids=lambda each: f"{each.kind}: {each.text[:40]!r}")

@@ -206,7 +206,10 @@ def _of_commands(text: str, source: str) -> list[Subject]:
     if len(text) > _MOST_CHARACTERS:
         raise ConfigError(f"{source}: no launch command is longer than 256 KiB.")
     try:
-        launches = list(find_launches(text))
+        launches = [
+            replace(each, family=FAMILIES[each.family].base or each.family)
+            for each in find_launches(text)
+        ]
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
     known = replayed_engines()

@@ -28,6 +28,7 @@ class Ds4Engine(SlotEngine):
     family = FAMILY
     name = "ds4"
     seen_in_logs = True
+    usual_step = 2048
 
     def slot_parts(self, deployment: Deployment, tokens: int) -> dict[str, int]:
         """Bytes of the live session, by buffer; states are not in the printed sum."""
@@ -69,7 +70,7 @@ class Ds4Engine(SlotEngine):
 
     def defaults(self, machine: Machine, given: Given) -> Defaults:
         return super().defaults(machine, given) | {
-            "step_tokens": Default(2048, "ds4's prefill chunk"),
+            "step_tokens": Default(self.usual_step, "ds4's prefill chunk"),
             "request_limit": Default(1, "ds4 has one live session"),
         }
 

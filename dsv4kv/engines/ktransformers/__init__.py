@@ -15,5 +15,6 @@ FAMILY = Family(
     "sizes:KtEngine",
     launch=replace(SGLANG.launch, words=(), images=("ktransformers",)),
     has_flags=True,
+    base=SGLANG.name,
     marks=("--kt-weight-path", "--kt-method"),
 )

@@ -93,7 +93,7 @@ class LlamaEngine(SlotEngine):
     def defaults(self, machine: Machine, given: Given) -> Defaults:
         return super().defaults(machine, given) | {
             "memory_fraction": Default(Fraction(1), "llama.cpp takes what it needs"),
-            "step_tokens": Default(512, "llama.cpp's --ubatch-size"),
+            "step_tokens": Default(self.usual_step, "llama.cpp's --ubatch-size"),
             "request_limit": Default(
                 4, "llama-server's slots without -np, each of the whole context"
             ),

@@ -21,7 +21,16 @@ from dsv4kv.units import format_bytes
 
 How = Literal["read", "inferred", "assumed"]
 _CONTEXTS = (4096, 32_768, 131_072, 1_048_576)
-_SIZES = {"available_gib", "needed_gib", "bytes_per_full_token", "kv_gib", "free_gib", "quota_gib"}
+_SIZES = {
+    "buffers_mib",
+    "session_mib",
+    "available_gib",
+    "needed_gib",
+    "bytes_per_full_token",
+    "kv_gib",
+    "free_gib",
+    "quota_gib",
+}
 """Fields that say how many bytes the tokens take."""
 _ECHOED = {
     "tensor parallel": "tensor_parallel",
@@ -265,6 +274,8 @@ def _fits(found: Recovery, reading: Reading, cache_bytes: int) -> tuple[Fit, ...
     """Requests by their length, no more than the rank runs; of no known rules, as printed."""
     engine, deployment = found.engine, found.deployment
     longest, steady = deployment.max_context_tokens, 1 + deployment.draft_tokens
+    if engine.unit == "slot":
+        return (Fit(longest, found.units),)
     most, shared = reading.whole("running"), found.units if engine.unit != "block" else 0
     if not (found.exact or shared):
         printed = reading.number("concurrency")
@@ -283,6 +294,8 @@ def _fits(found: Recovery, reading: Reading, cache_bytes: int) -> tuple[Fit, ...
 def _changes(found: Recovery, log: StartupLog, reading: Reading) -> tuple[Change, ...]:
     """Every change with its gain, the one that alters the number most first; of a cap, none."""
     full = reading.whole("full_token") or 0
+    if found.engine.unit == "slot":
+        return ()
     if found.units < full:
         gain = full - found.units
         return (Change("without the cap of full tokens (--max-total-tokens)", full, gain),)

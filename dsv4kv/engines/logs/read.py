@@ -96,6 +96,16 @@ _PATTERNS = (
         r"#tokens: (?P<total>\d+)"
         rf"(?:, KV size: (?P<kv_gib>{_NUMBER}) GB)?"
     ),
+    # llama.cpp: initializing, n_slots = 4, n_ctx_slot = 32768, kv_unified = 'true'; at -lv 4 more
+    re.compile(r"n_slots = (?P<slots>\d+), n_ctx_slot = (?P<slot_context>\d+)"),
+    re.compile(r"\bn_ubatch\s*= (?P<ubatch>\d+)"),
+    re.compile(r"\bK \((?P<kv_type>\w+)\):.*\bV \(\w+\):"),
+    re.compile(rf"\b(?:KV|state) buffer size =\s*(?P<buffer_mib>{_NUMBER}) MiB"),
+    # ds4: context buffers 751.71 MiB (ctx=32768, backend=…, prefill_chunk=2048, …)
+    re.compile(
+        rf"context buffers (?P<session_mib>{_NUMBER}) MiB \(ctx=(?P<slot_context>\d+)"
+        r"(?:.*?prefill_chunk=(?P<ubatch>\d+))?"
+    ),
     # TensorRT-LLM: available KV cache memory when calculating max tokens: 57.14 GiB, fraction …
     re.compile(
         rf"(?i)available KV cache memory when calculating max tokens: (?P<free_gib>{_NUMBER}) GiB"
@@ -128,6 +138,7 @@ _VERSIONS = (
 _LIKELY = re.compile(  # most lines say nothing of the cache
     r"(?i)kv cache|concurrency for|gib kv|maximum model length|no available memory"
     r"|indexer cache|bytes_per_full_token|pp slice|pool sizes|max_total_num_tokens|device quota"
+    r"|n_slots =|n_ubatch|buffer size =|\bK \(|context buffers"
 )
 _LONGEST, _LARGEST = 40, 10**15  # characters of a field; what no server prints more of
 
@@ -200,12 +211,14 @@ _ARGUMENT = re.compile(
 _LIKELY_ARGUMENTS = (  # every name has one of these; most lines of a log have none
     "--", "model", "size", "max", "context", "fraction", "utilization", "dtype", "async", "fp4",
     "tokens_ratio", "method", "specul", "override", "serve ", "rchitecture", "disable", "encoder",
-    "PARTITION", "disagg", "enable_dp",
+    "PARTITION", "disagg", "enable_dp", ".gguf", "general.name",
 )  # fmt: skip
 _NAMED = (
     ("partition", re.compile(r"(?:VLLM|SGLANG)_PP_LAYER_PARTITION\W+(\d+(?:,\d+)+)")),
     ("architecture", re.compile(r"rchitectures?\W{1,4}(\w+For\w+)")),
     ("model", re.compile(r"\bvllm serve\s+(?!-)(\S+)")),
+    ("model", re.compile(r"([^\s'\"]+\.gguf)\b")),
+    ("model", re.compile(r"\bgeneral\.name\s+str\s*=\s*(\S.*)")),
     ("model", re.compile(r"\bmodel\s{2,}(\S+)\s*$")),  # of the banner
 )
 _NOTHING = {"none", "null", "-1"}
@@ -341,14 +354,17 @@ def parse_log(lines: Iterable[str], source: str) -> StartupLog:
         "vllm": _vllm_readings(said),
         "trtllm": _trtllm_readings(said),
         "sglang": _sglang_readings(said),
+        "llama.cpp": _slot_readings(said, "slots"),
+        "ds4": _slot_readings(said, "session_mib"),
     }
     family = next((name for name, readings in sizes.items() if readings), None)
     if family is None:
         raise ConfigError(
             f"{source}: no cache size in {count:,} lines: looked for vLLM's 'KV cache size: … "
             "tokens' with 'concurrency for … tokens per request', vLLM's refusal to start, "
-            "SGLang's 'bytes_per_full_token=…, full_token=…' or 'max_total_num_tokens=…', or "
-            "TensorRT-LLM's 'available KV cache memory'. Give the log of the engine's start."
+            "SGLang's 'bytes_per_full_token=…, full_token=…' or 'max_total_num_tokens=…', "
+            "TensorRT-LLM's 'available KV cache memory', llama.cpp's 'n_slots = …' or ds4's "
+            "'context buffers …'. Give the log of the engine's start."
         )
     readings = sorted(sizes[family], key=lambda each: each.printed_tokens or 0)
     return StartupLog(source, family, version, tuple(readings), arguments, memory)
@@ -359,6 +375,19 @@ def _trtllm_readings(said: Iterable[Reading]) -> list[Reading]:
     own = [each for each in said if {"free_gib", "quota_gib"} & set(each.fields)]
     fields = {name: text for each in own for name, text in each.fields.items()}
     return [replace(own[0], fields=fields)] if own else []
+
+
+def _slot_readings(said: Iterable[Reading], mark: str) -> list[Reading]:
+    """What a server of slots printed, its buffers added up."""
+    own = list(said)
+    fields = {name: text for each in own for name, text in each.fields.items() if text}
+    if mark not in fields:
+        return []
+    buffers = [size for each in own if (size := each.number("buffer_mib")) is not None]
+    fields["tokens"] = str(int(fields.get("slots", 1)) * int(fields["slot_context"]))
+    if buffers:
+        fields |= {"buffers_mib": str(sum(buffers)), "buffers": str(len(buffers))}
+    return [Reading("", fields)]
 
 
 def _sglang_readings(said: Iterable[Reading]) -> list[Reading]:

@@ -135,6 +135,29 @@ ROWS = (
                      "KV cache manager v2 device quota set to 42.0GiB"),
            says=("trtllm", "42.00 GiB: 0.7 of 60.00 GiB"), never=("vllm", "requests of")),
     Pasted("lines", ("nothing of a cache",), says=("no cache size in 1 lines",), code=2),
+    # ---- slots
+    Pasted("slots", (("llama_model_loader: loaded meta data with 60 key-value pairs from "
+                     "/m/DeepSeek-V4-Flash-Q4_K_M.gguf (version GGUF V3)"),
+                     ("srv load_model: initializing, n_slots = 4, n_ctx_slot = 1048576, "
+                     "kv_unified = 'true'")),
+           says=("4 requests of 1,048,576", "27,695.56 MiB", "-np 1 takes 6,923.89 MiB")),
+    Pasted("slots", ("llama_model_loader: - kv 2: general.name str = DeepSeek V4 Flash",
+                     "llama_context: n_ubatch = 4096",
+                     "llama_kv_cache: CUDA0 KV buffer size = 182.75 MiB",
+                     ("llama_kv_cache: size = 182.75 MiB (4352 cells, 43 layers, 1/1 seqs), "
+                     "K (bf16): 182.75 MiB, V (bf16): 0.00 MiB"),
+                     "llama_kv_cache: CUDA0 KV buffer size = 330.75 MiB",
+                     "llama_kv_cache: CUDA0 KV buffer size = 10.00 MiB",
+                     "llama_kv_cache: CUDA0 KV buffer size = 82.69 MiB",
+                     "CUDA0 DSV4 csa state buffer size = 1.31 MiB",
+                     "CUDA0 DSV4 hca state buffer size = 10.00 MiB",
+                     "CUDA0 DSV4 lid state buffer size = 0.33 MiB",
+                     "initializing, n_slots = 1, n_ctx_slot = 64000, kv_unified = 'false'"),
+           says=("617.83 MiB", "1 request of 64,000"), never=("No known",)),
+    Pasted("slots", ("ds4-server: loading /m/DeepSeek-V4-Flash-2bit.gguf",
+                     ("context buffers 6732.77 MiB (ctx=384000, backend=metal, "
+                     "prefill_chunk=2048, raw_kv_rows=2304, compressed_kv_rows=96002)")),
+           says=("ds4", "6,732.77 MiB", "1 request of 384,000"), never=("No known",)),
     # ---- refusals have blocks of their own
     Pasted("refusal", ("vLLM version 0.22.0 model='deepseek-ai/DeepSeek-V4-Flash'",
                        ("ValueError: To serve at least one request with the model's max seq len "

@@ -216,6 +216,7 @@ _LIKELY_ARGUMENTS = (  # every name has one of these; most lines of a log have n
 _NAMED = (
     ("partition", re.compile(r"(?:VLLM|SGLANG)_PP_LAYER_PARTITION\W+(\d+(?:,\d+)+)")),
     ("architecture", re.compile(r"rchitectures?\W{1,4}(\w+For\w+)")),
+    ("served", re.compile(r"served[-_]model[-_]name\W+([\w./-]+)")),
     ("model", re.compile(r"\bvllm serve\s+(?!-)(\S+)")),
     ("model", re.compile(r"([^\s'\"]+\.gguf)\b")),
     ("model", re.compile(r"\bgeneral\.name\s+str\s*=\s*(\S.*)")),
@@ -551,6 +552,8 @@ def named_model(log: StartupLog) -> str | None:
         ConfigError: A model with another cache.
     """
     reported = (log.text("model") or "").lower()
+    if preset_named(reported) is None:  # a path that a container mounts
+        reported = (log.text("served") or reported).lower()
     preset, made = preset_named(reported), log.text("architecture")
     if log.given_file:
         return log.given_file

@@ -92,6 +92,10 @@ ROWS = (
            ("No known engine version",), ("2,048 tokens in flight",)),
     Pasted("options", VLLM_0_26[4:], "", ("names no model", "--model"), code=2),
     Pasted("options", VLLM_0_33[2:], "", ("names no model",), code=2),
+    Pasted("options", ("served_model_name=['DeepSeek-V4-Pro']", *NAMELESS),
+           says=("No known", "for v4-pro")),
+    Pasted("options", ("--served-model-name DeepSeek-V4-Flash", *NAMELESS),
+           says=("7,236 blocks",)),
     # ---- pipelines
     Pasted("pipeline", tuple(pipeline(EVEN, (20, 14, 20, 20), (0, 1, 2, 3))),
            says=("Pipeline stage 1 binds",), never=("No known",)),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, is_dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from dsv4kv.budget.advice import Option, advise
 from dsv4kv.budget.fit import (
@@ -34,9 +34,6 @@ from dsv4kv.model.plan import bytes_per_request, bytes_per_token
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import CacheFormats, build_schema
 from dsv4kv.units import counted, format_bytes
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -276,6 +276,7 @@ def size(texts: dict[str, str], command: "tuple[Reading, dict[str, str]] | None"
 
 def _write_launch(found: "Answer", texts: dict[str, str], option: "Option | None") -> str:
     from dsv4kv.budget.launch_line import launch_line
+    from dsv4kv.engines.flags import find_flag
 
     line = ""
     if not found.scenario.engine.own:
@@ -285,7 +286,14 @@ def _write_launch(found: "Answer", texts: dict[str, str], option: "Option | None
     if line or option is None or not option.change.startswith("--"):
         return line
     changed = option.change.split()
-    words = [f"--{n} {shlex.quote(text)}" for n, text in texts.items() if f"--{n}" not in changed]
+    flags = (find_flag(found.scenario.engine.family.name, word) for word in changed)
+    means = {flag.means.input for flag in flags if flag and flag.means}
+    kept = {n: t for n, t in texts.items() if f"--{n}" not in changed and n not in means}
+    if any(
+        name.replace("-", "_") not in INPUTS for name in kept
+    ):  # an engine's flag alone says it
+        return ""
+    words = [f"--{name} {shlex.quote(text)}" for name, text in kept.items()]
     return " ".join(["dsv4kv budget", *words, option.change])
 
 

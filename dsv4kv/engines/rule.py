@@ -372,5 +372,6 @@ class Family:
         return any(rule.policy.prompts_alone for rule in self.rules.values())
 
     def load(self, module: str) -> Any:
-        """Import a module of its folder."""
-        return import_module(f"dsv4kv.engines.{self.name.replace('.', '')}.{module}")
+        """Import a module of its folder; a fork's logs are read as its base's."""
+        name = self.base if self.base and module == "log" else self.name
+        return import_module(f"dsv4kv.engines.{name.replace('.', '')}.{module}")

@@ -200,6 +200,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "method": ("method", "speculative_algorithm"),
     "draft_tokens": ("num_speculative_tokens", "speculative_num_draft_tokens"),
     "blocks": ("num_gpu_blocks_override",),
+    "experts": ("kt_weight_path", "kt_method"),
 }
 _MEANING = {name: key for key, names in _NAMES.items() for name in names}
 _KEY = "|".join(name.replace("_", "[-_]") for name in sorted(_MEANING, key=len, reverse=True))
@@ -211,7 +212,7 @@ _ARGUMENT = re.compile(
 _LIKELY_ARGUMENTS = (  # every name has one of these; most lines of a log have none
     "--", "model", "size", "max", "context", "fraction", "utilization", "dtype", "async", "fp4",
     "tokens_ratio", "method", "specul", "override", "serve ", "rchitecture", "disable", "encoder",
-    "PARTITION", "disagg", "enable_dp", ".gguf", "general.name",
+    "PARTITION", "kt_", "disagg", "enable_dp", ".gguf", "general.name",
 )  # fmt: skip
 _NAMED = (
     ("partition", re.compile(r"(?:VLLM|SGLANG)_PP_LAYER_PARTITION\W+(\d+(?:,\d+)+)")),
@@ -368,6 +369,8 @@ def parse_log(lines: Iterable[str], source: str) -> StartupLog:
             "'context buffers …'. Give the log of the engine's start."
         )
     readings = sorted(sizes[family], key=lambda each: each.printed_tokens or 0)
+    if family == "sglang" and "experts" in arguments:
+        family = "ktransformers"
     return StartupLog(source, family, version, tuple(readings), arguments, memory)
 
 

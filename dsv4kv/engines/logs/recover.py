@@ -90,7 +90,9 @@ def engines_of(log: StartupLog) -> tuple[list[Any], bool]:
             return [find_engine(f"{log.family}:{log.version}")], True
         except ConfigError:
             pass
-    return [find_engine(name) for name in reversed(engine_family(log.family))], False
+    return [
+        find_engine(name) for name in reversed(engine_family(log.family) or [log.family])
+    ], False
 
 
 def possible_deployments(log: StartupLog) -> Iterator[tuple[Deployment, int]]:

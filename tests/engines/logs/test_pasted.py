@@ -139,6 +139,14 @@ ROWS = (
                      "KV cache manager v2 device quota set to 42.0GiB"),
            says=("trtllm", "42.00 GiB: 0.7 of 60.00 GiB"), never=("vllm", "requests of")),
     Pasted("lines", ("nothing of a cache",), says=("no cache size in 1 lines",), code=2),
+    Pasted("lines", (("server_args=ServerArgs(model_path='/m/DeepSeek-V4-Flash', "
+                     "kt_method='MXFP4', context_length=32768)"),
+                     ("DSv4 memory calculation: bytes_per_full_token=15955.85, "
+                     "available_bytes=19.30 GB, full_token=1298688"),
+                     "DSv4 pool sizes: full=1298688, swa=129792",
+                     "DSv4 pool sizes: full=32768, swa=3072"),
+           says=("ktransformers printed 32,768 tokens", "would hold 1,298,688", "15,955.85 B"),
+           never=("No known", "sglang")),
     # ---- slots
     Pasted("slots", (("llama_model_loader: loaded meta data with 60 key-value pairs from "
                      "/m/DeepSeek-V4-Flash-Q4_K_M.gguf (version GGUF V3)"),

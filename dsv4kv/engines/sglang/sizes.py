@@ -298,9 +298,15 @@ class SglangEngine(Engine):
     ) -> Overhead:
         """What SGLang itself takes to be needed in what its share leaves of a GPU."""
         parts = _kept_parts(self.build, machine, {**given, "step_tokens": step_tokens})
+        if machine.dp > 1 and "activations of a chunk" in parts:  # a rank's share of the chunk
+            parts["activations of a chunk"] /= machine.dp
         source = "SGLang's own estimate, handle_gpu_memory_settings"
         headroom = [Held(what, int(mib * MIB), source) for what, mib in parts.items() if mib]
         unknown = ("what a step really uses of what is left free", "buffers of DeepEP")
+        whole, share = sum(held.size_bytes for held in headroom), given.get("memory_fraction")
+        if share and whole > (1 - share) * machine.memory_bytes:
+            more = f"{whole / GIB:.1f} GiB by SGLang's own estimate, more than is left free"
+            return Overhead((), (), (f"activations and graphs: {more}", *unknown))
         return Overhead((), tuple(headroom), unknown)
 
     def loading(self, deployment: Deployment, step_tokens: int) -> Loading:

@@ -111,6 +111,8 @@ class Inputs:
     no options come from an engine's flags.
 
     Attributes:
+        all_to_all: How tokens reach the experts of other ranks, which times depend on, no size;
+            likewise ``delay_prompts``: prompts wait until every rank has one.
         checkpoint: Name of the checkpoint, which may say how its matrices are stored.
         expert_parallel: A rank holds whole experts, where EP is not given: as many bytes.
         graphs: Tokens of the largest CUDA graph that is counted before the cache is sized.
@@ -158,6 +160,8 @@ class Inputs:
     window_slots: Annotated[str | None, _one_of("freed", "kept", "own")] = None
     attention_backend: Text = None
     cache_dtype: Annotated[str, _text] = "auto"
+    all_to_all: Text = None
+    delay_prompts: On = None
     role: Annotated[str | None, _one_of("prefill", "decode")] = None
     dcp: Annotated[int, _positive] = 1
     prefill_cp: Annotated[int, _positive] = 1

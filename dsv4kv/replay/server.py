@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from dsv4kv.budget.answer import capacity_of, host_of
 from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.budget.launch import read_command
+from dsv4kv.budget.quantised import KINDS, storage_of_name
 from dsv4kv.budget.scenario import Scenario, resolve
 from dsv4kv.config.bench import Section
 from dsv4kv.config.replay import ReplayConfig, ServerSection, TierSection
@@ -55,7 +56,15 @@ def by_server(config: ReplayConfig) -> ReplayConfig:
     if drafts and not speculative.draft_tokens:
         verified = scenario.engine.family.launch.counts_verified
         scheduler["speculative"] = _changed(speculative, draft_tokens=drafts - verified)
-    sizes = {name: getattr(layout, name) for name in _SIZES}
+    cost: dict[str, Any] = {name: getattr(layout, name) for name in _SIZES}
+    inputs = scenario.inputs
+    if inputs.all_to_all and not config.cost.changed("all_to_all"):
+        cost["all_to_all"] = inputs.all_to_all.startswith("deepep")
+    if inputs.delay_prompts and not config.scheduler.changed("delay_prompts"):
+        scheduler["delay_prompts"] = True
+    stored = storage_of_name(inputs.checkpoint or "")
+    if stored and stored.experts.name in KINDS and not config.cost.changed("experts"):
+        cost["experts"] = stored.experts.name
     rule = config.prefix.rule
     if rule == "ideal":
         kept = "freed" if settings.frees_windows else "kept"
@@ -65,7 +74,7 @@ def by_server(config: ReplayConfig) -> ReplayConfig:
     return _changed(
         config,
         server=_changed(config.server, engine=scenario.engine.name),
-        cost=_changed(config.cost, **sizes),
+        cost=_changed(config.cost, **cost),
         cache=_changed(config.cache, **cache),
         prefix=_changed(config.prefix, rule=rule),
         scheduler=_changed(config.scheduler, **scheduler),
@@ -117,7 +126,9 @@ def _texts(config: ReplayConfig) -> Texts:
             drafts + (family is not None and family.launch.counts_verified)
         )
         texts.setdefault("draft-layers", str(config.model.draft_layers or 1))
-    if config.cost.changed("experts", "weight_bytes"):
+    if config.cost.experts in ("fp4", "nvfp4", "fp8") and not config.cost.weight_bytes:
+        texts["checkpoint"] = f"{config.model.preset}-{config.cost.experts}"
+    elif config.cost.changed("experts", "weight_bytes"):
         texts["weights"] = str(find_weights(config, model)[1].total_bytes)
     if config.cache.max_context_tokens:
         texts["context"] = str(config.cache.max_context_tokens)

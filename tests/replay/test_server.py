@@ -68,6 +68,26 @@ def test_as_many_requests_run_as_sglangs_cookbook_shows(
     )
 
 
+@pytest.mark.parametrize(
+    ("flags", "settings"),
+    [
+        ("--moe-a2a-backend deepep", ["cost.all_to_all=true"]),
+        ("--moe-a2a-backend megamoe", []),
+        ("--enable-prefill-delayer", ["scheduler.delay_prompts=true"]),
+        ("--model-path sgl-project/DeepSeek-V4-Flash-FP8", ["cost.experts=fp8"]),
+        ("--model-path nvidia/DeepSeek-V4-Flash-NVFP4", ["cost.experts=nvfp4"]),
+    ],
+)
+def test_flags_that_times_depend_on_are_read(flags: str, settings: list[str]) -> None:
+    """A command alone is the same facts set by hand."""
+    layout = "--tp 8 --dp 8 --enable-dp-attention --ep-size 8 --max-running-requests 64"
+    given = [FLASH, "cost.gpu=h200", f"server.engine={OLD}"]
+    found = by_server(served_by(*given, f"server.command={layout} {flags}"))
+    by_hand = by_server(served_by(*given, f"server.command={layout}", *settings))
+    for name in ("cost", "scheduler", "cache"):
+        assert getattr(found, name) == getattr(by_hand, name)
+
+
 @pytest.mark.parametrize("flags", ["", DRAFTS, "--page-size 512"])
 @pytest.mark.parametrize("engine", [OLD, "sglang:0.5.23", "vllm:0.33"])
 def test_the_pools_are_those_that_budget_prints(engine: str, flags: str) -> None:

@@ -200,7 +200,11 @@ FLAGS = (
     switch("--enable-lora", WEIGHTS),
     flag("--hf-overrides", "may change the model itself"),
     flag("--performance-mode", "throughput doubles batched tokens and requests"),
-    flag("--all2all-backend", "256 batched tokens with DeepEP's low latency; its buffers"),
+    flag(
+        "--all2all-backend",
+        "256 batched tokens with DeepEP's low latency; its buffers; times of a replay",
+        named("all-to-all"),
+    ),
     flag("--compilation-config -cc", _GRAPHS, Meaning(_compilation)),
     flag("--max-cudagraph-capture-size", _GRAPHS, counted("graphs")),
     switch("--enforce-eager", _GRAPHS, switched("graphs", "0")),

@@ -92,6 +92,10 @@ class Point:
         words = [f"{flag} {value}" for flag, value in given.items() if value is not None]
         if row["dp"] > 1:
             words.append(f"--enable-dp-attention --ep-size {row['gpus']}")
+        if row["a2a"]:
+            words.append(f"--moe-a2a-backend {row['a2a']}")
+        if row["chunked_prefill"] == 65_536:
+            words.append("--enable-prefill-delayer")
         if drafts:
             words.append(f"{_DRAFTS} {drafts} --speculative-num-draft-tokens {drafts + 1}")
         return " ".join(words)
@@ -106,11 +110,9 @@ class Point:
             "server.command": self.flags,
             "workload.arrivals": "closed",
             "workload.concurrency": row["concurrency"],
-            "scheduler.delay_prompts": str(row["chunked_prefill"] == 65_536).lower(),
             "scheduler.speculative.acceptance": ACCEPTANCE[row["mtp"]],
             "cost.gpu": self.gpu,
             "cost.gpus": row["gpus"],
-            "cost.all_to_all": str(row["a2a"] == "deepep").lower(),
             "cost.experts": row["quant"],
         } | {name.replace("__", "."): value for name, value in settings.items()}
         texts = [f"{key}={value}" for key, value in chosen.items()]

@@ -50,16 +50,16 @@ def test_no_gpu_left_out_is_off_by_a_quarter(gpu: str) -> None:
     assert (medians[0 if FULL else 1 :] <= 0.25).all(), medians
 
 
-def test_the_interval_that_is_printed_covers_four_of_five_points_left_out() -> None:
+def test_the_interval_that_is_printed_covers_nine_of_ten_points_left_out() -> None:
     held_out = find_coefficients(load_gpu("h200"), "fp4").held_out
     within = np.log([held_out.ttft, held_out.tpot, held_out.throughput])
-    assert (np.mean(np.abs(left_out()) <= within, axis=0) >= 0.8).all()
+    assert (np.mean(np.abs(left_out()) <= within, axis=0) >= (0.9 if FULL else 0.85)).all()
 
 
 @pytest.mark.skipif(not FULL, reason="DSV4KV_FULL=1 fits on all points")
 def test_the_shipped_coefficients_are_those_that_the_fit_finds() -> None:
     values = fit.fit(fit.by_model, fit.GUESSES, counted())
-    held_out = fit.factors(left_out())
+    held_out = fit.factors(left_out(), len(fit.GUESSES))
     for gpu in fit.CONTEXTS:
         for kind, shipped in load_gpu(gpu).clock.items():
             found = fit.resolve(values, gpu, kind, held_out)

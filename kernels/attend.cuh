@@ -1,8 +1,8 @@
 // Attention of query tokens over the window and compressed entries, read in their pages: an entry is
 // key and value of every head.
 //
-// A block takes up to DSV_HEADS heads of a token, and its part of the token's tiles of DSV_TILE
-// entries: the window's, then the compressed ones. A tile's bytes arrive while the one before is
+// A block takes up to DSV_HEADS heads of a token at a time, and of the token's tiles of DSV_TILE
+// entries, the window's, then the compressed ones, those of its run (attention.cuh). A tile's bytes arrive while the one before is
 // worked on; it is decoded once, to bf16 in shared memory, for all heads. Products are the tensor
 // cores', with sums in float32; so is the softmax, in base 2. Where blocks share a token, merge.cuh's
 // kernel merges what they found.
@@ -36,6 +36,7 @@ struct Shared {
     float tops[kColumnWarps][kHeads];
     float rescale[kHeads];
     int there[2][kTile];  // physical entries of a tile and the next one
+    Kept kept;
 };
 static_assert(sizeof(Shared) <= DSV_SHARED_BYTES, "a launch gives it so much");
 
@@ -45,9 +46,9 @@ __device__ __forceinline__ int weight_place(int row, int chunk) {
 }
 
 // Starts copies of a token's heads; zeros for heads that fill up.
-__device__ __forceinline__ void copy_queries(const Queries& queries, int token, int first_head,
+__device__ __forceinline__ void copy_queries(int thread, const Queries& queries, int token, int first_head,
                                              Shared& shared) {
-    for (int i = threadIdx.x; i < kHeads * kDimChunks; i += kThreads) {
+    for (int i = thread; i < kHeads * kDimChunks; i += kThreads) {
         int row = i / kDimChunks, chunk = i % kDimChunks, head = first_head + row;
         bool there = head < queries.heads;
         i64 at = (i64)token * queries.heads + (there ? head : 0);
@@ -66,9 +67,9 @@ __device__ __forceinline__ void decode_row(const u8* staged, Store store) {
 }
 
 // Products of this warp's heads and entries, scaled, -infinity where there is no entry.
-__device__ __forceinline__ void multiply_keys(const Shared& shared, const int* there, float scale,
+__device__ __forceinline__ void multiply_keys(int thread, const Shared& shared, const int* there, float scale,
                                               float (*sums)[kOwnEntries][4]) {
-    int lane = lane_id(), warp = threadIdx.x / kWarpSize;
+    int lane = thread % kWarpSize, warp = thread / kWarpSize;
     int first_row = warp / kColumnWarps * kOwnHeads * 16;
     int first_entry = warp % kColumnWarps * kOwnEntries * 8;
 #pragma unroll
@@ -121,8 +122,8 @@ struct Softmax {
 };
 
 // Writes this warp's largest logarithms.
-__device__ __forceinline__ void share_tops(const float (*sums)[kOwnEntries][4], Shared& shared) {
-    int lane = lane_id(), warp = threadIdx.x / kWarpSize;
+__device__ __forceinline__ void share_tops(int thread, const float (*sums)[kOwnEntries][4], Shared& shared) {
+    int lane = thread % kWarpSize, warp = thread / kWarpSize;
 #pragma unroll
     for (int m = 0; m < kOwnHeads; ++m) {
 #pragma unroll
@@ -142,9 +143,9 @@ __device__ __forceinline__ void share_tops(const float (*sums)[kOwnEntries][4], 
 
 // Turns logarithms into weights, as bf16 for the tensor cores, and says by what to scale what has
 // been summed up so far.
-__device__ __forceinline__ void share_weights(const float (*sums)[kOwnEntries][4], Softmax& softmax,
+__device__ __forceinline__ void share_weights(int thread, const float (*sums)[kOwnEntries][4], Softmax& softmax,
                                               Shared& shared) {
-    int lane = lane_id(), warp = threadIdx.x / kWarpSize, column = warp % kColumnWarps;
+    int lane = thread % kWarpSize, warp = thread / kWarpSize, column = warp % kColumnWarps;
 #pragma unroll
     for (int m = 0; m < kOwnHeads; ++m) {
 #pragma unroll
@@ -172,8 +173,8 @@ __device__ __forceinline__ void share_weights(const float (*sums)[kOwnEntries][4
 // Sums of values of all heads and this warp's channels.
 using Sums = float[kHeadTiles][kOwnDims][4];
 
-__device__ __forceinline__ void add_values(const Shared& shared, Sums& sums) {
-    int lane = lane_id(), warp = threadIdx.x / kWarpSize, first_chunk = warp * kOwnDims;
+__device__ __forceinline__ void add_values(int thread, const Shared& shared, Sums& sums) {
+    int lane = thread % kWarpSize, warp = thread / kWarpSize, first_chunk = warp * kOwnDims;
 #pragma unroll
     for (int m = 0; m < kHeadTiles; ++m) {
 #pragma unroll
@@ -207,21 +208,22 @@ __device__ __forceinline__ void add_values(const Shared& shared, Sums& sums) {
     }
 }
 
-__device__ __forceinline__ void store_sums(const Queries& queries, const Outputs& outputs,
-                                           int token, int first_head, const Sums& sums,
+template <bool kAll>
+__device__ __forceinline__ void store_sums(int thread, const Queries& queries, const Outputs& outputs,
+                                           const Piece& piece, const Sums& sums,
                                            const Shared& shared) {
-    int lane = lane_id(), warp = threadIdx.x / kWarpSize;
+    int lane = thread % kWarpSize, warp = thread / kWarpSize;
 #pragma unroll
     for (int m = 0; m < kHeadTiles; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            int row = m * 16 + half * 8 + lane / 4, head = first_head + row;
-            if (head >= queries.heads) continue;
+            int row = m * 16 + half * 8 + lane / 4;
+            if (piece.group * kHeads + row >= queries.heads) continue;
             Result result = {shared.rescale[row], 0.0f};
 #pragma unroll
             for (int w = 0; w < kColumnWarps; ++w) result.sum += shared.tops[w][row];
-            HeadOut out = out_of(outputs, queries, token, head, result);
-            if (warp == 0 && lane % 4 == 0) out.store_result(result);
+            bool one = warp == 0 && lane % 4 == 0;
+            HeadOut<kAll> out(outputs, queries, piece, row, result, one);
 #pragma unroll
             for (int n = 0; n < kOwnDims; ++n) {
                 int channel = (warp * kOwnDims + n) * 8 + lane % 4 * 2;
@@ -232,8 +234,8 @@ __device__ __forceinline__ void store_sums(const Queries& queries, const Outputs
 }
 
 // Leaves each head's top and sums of weights where store_sums finds them.
-__device__ __forceinline__ void share_results(const Softmax& softmax, Shared& shared) {
-    int lane = lane_id(), warp = threadIdx.x / kWarpSize, column = warp % kColumnWarps;
+__device__ __forceinline__ void share_results(int thread, const Softmax& softmax, Shared& shared) {
+    int lane = thread % kWarpSize, warp = thread / kWarpSize, column = warp % kColumnWarps;
 #pragma unroll
     for (int m = 0; m < kOwnHeads; ++m) {
 #pragma unroll
@@ -248,41 +250,33 @@ __device__ __forceinline__ void share_results(const Softmax& softmax, Shared& sh
     }
 }
 
-// See contract.Backend.attend. Blocks: (tokens, groups of DSV_HEADS heads within each; blocks that
-// share a token).
-DSV_KERNEL void __launch_bounds__(kThreads, 1)
-    attend(const u8* ring, const i64* slots, const i64* seen, const u8* pages, const int* table,
-           const i64* lengths, const int* indices, const u8* values, const float* sinks, u8* out,
-           float* lse, float* scratch, Result* results, i64 num_rings, int size, int num_slots,
-           int width, int choices, i64 num_pages, int heads, u32 scale) {
-    begin_kernel();
-    Shared& shared = *(Shared*)dynamic_shared();
-    Window window = {ring, seen, num_rings, size};
-    Others others = {pages, table, lengths, indices, num_slots, width, choices, num_pages};
-    Queries queries = {values, sinks, heads, __uint_as_float(scale) * kLog2E};
-    int groups = (heads + kHeads - 1) / kHeads, warp = threadIdx.x / kWarpSize;
-    int token = blockIdx.x / groups, first_head = blockIdx.x % groups * kHeads;
-    i64 slot = slots[token];
-    Tiles tiles = tiles_of(window, others, slot, token);
-    int tile = int((i64)tiles.all * blockIdx.y / gridDim.y);
-    int last = int((i64)tiles.all * (blockIdx.y + 1) / gridDim.y);
+// Attends to a block's tiles of one token and group of heads.
+__device__ __forceinline__ void attend_piece(const u8* ring, const Window& window,
+                                             const Others& others, const Queries& queries,
+                                             const Outputs& outputs, Kept& kept,
+                                             Shared& shared) {
+    const Piece& piece = shared.kept.piece;
+    int thread = anew(threadIdx.x), lane = thread % kWarpSize, warp = thread / kWarpSize;
+    int last = piece.last, window_tiles = piece.tiles.window;
 
     // Lane l of a warp looks up its entry l of a tile: that is number l * kWarps + warp.
     auto find = [&](int number) {
-        int i = lane_id() * kWarps + warp;
+        int i = lane * kWarps + warp;
         if (number >= last || i >= kTile) return -1;
-        return number < tiles.window
-                   ? find_in_window(window, slot, token, number * kTile + i)
-                   : find_compressed(others, slot, token, (number - tiles.window) * kTile + i);
+        int first = number < window_tiles ? 0 : window_tiles, entry = (number - first) * kTile + i;
+        return number < window_tiles ? find_in_window(window, piece.slot, piece.token, entry)
+                                     : find_compressed(others, piece.slot, piece.token, entry);
     };
     auto start = [&](int number, int entry) {
 #pragma unroll 1
         for (int i = 0; i < kTile / kWarps && number < last; ++i) {
             int own = __shfl_sync(kFullWarp, entry, i), row = i * kWarps + warp;
-            if (lane_id() == 0) shared.there[number % 2][row] = own;
-            if (number < tiles.window) stage_row<window::Staged>(ring, own, shared.staged[row]);
+            if (lane == 0) shared.there[number % 2][row] = own;
+            if (number < window_tiles) stage_row<window::Staged>(ring, own, shared.staged[row]);
 #if DSV_COMPRESSED
-            if (number >= tiles.window) stage_row<compressed::Staged>(pages, own, shared.staged[row]);
+            if (number >= window_tiles) {
+                stage_row<compressed::Staged>(others.pages, own, shared.staged[row]);
+            }
 #endif
         }
         close_copies();
@@ -293,15 +287,15 @@ DSV_KERNEL void __launch_bounds__(kThreads, 1)
             auto store = [&](int chunk, uint4 values) {
                 shared.entries[row][place_of(row, chunk)] = values;
             };
-            if (number < tiles.window) decode_row<window::Staged>(shared.staged[row], store);
+            if (number < window_tiles) decode_row<window::Staged>(shared.staged[row], store);
 #if DSV_COMPRESSED
-            if (number >= tiles.window) decode_row<compressed::Staged>(shared.staged[row], store);
+            if (number >= window_tiles) decode_row<compressed::Staged>(shared.staged[row], store);
 #endif
         }
     };
 
-    copy_queries(queries, token, first_head, shared);
-    int entry = find(tile);
+    copy_queries(thread, queries, piece.token, piece.group * kHeads, shared);
+    int tile = piece.first, entry = find(tile);
     start(tile, entry);
     entry = find(tile + 1);
     Softmax softmax;
@@ -320,16 +314,45 @@ DSV_KERNEL void __launch_bounds__(kThreads, 1)
         start(tile + 1, entry);
         entry = find(tile + 2);
         float logarithms[kOwnHeads][kOwnEntries][4];
-        multiply_keys(shared, shared.there[tile % 2], queries.scale, logarithms);
-        share_tops(logarithms, shared);
+        multiply_keys(thread, shared, shared.there[tile % 2], queries.scale, logarithms);
+        share_tops(thread, logarithms, shared);
         __syncthreads();
-        share_weights(logarithms, softmax, shared);
+        share_weights(thread, logarithms, softmax, shared);
         __syncthreads();
-        add_values(shared, sums);
+        add_values(thread, shared, sums);
     }
-    wait_copies<0>();
     __syncthreads();
-    share_results(softmax, shared);
+    share_results(thread, softmax, shared);
+    kept = shared.kept;
     __syncthreads();
-    store_sums(queries, {out, lse, scratch, results}, token, first_head, sums, shared);
+    if (has_all(kept.piece)) {
+        store_sums<true>(thread, queries, outputs, kept.piece, sums, shared);
+    } else {
+        store_sums<false>(thread, queries, outputs, kept.piece, sums, shared);
+    }
+}
+
+// See contract.Backend.attend.
+DSV_KERNEL void __launch_bounds__(kThreads, 1)
+    attend(const u8* ring, const i64* slots, const i64* seen, const u8* pages, const int* table,
+           const i64* lengths, const int* indices, const u8* values, const float* sinks, u8* out,
+           float* lse, float* scratch, Result* results, Parts* parts, int tokens, i64 num_rings,
+           int size, int num_slots, int width, int choices, i64 num_pages, int heads, u32 scale) {
+    begin_kernel();
+    Shared& shared = *(Shared*)dynamic_shared();
+    Window window = {ring, seen, num_rings, size};
+    Others others = {pages, table, lengths, indices, num_slots, width, choices, num_pages};
+    Queries queries = {values, sinks, heads, __uint_as_float(scale) * kLog2E};
+    Outputs outputs = {out, lse, scratch, results, parts};
+    Kept kept = {run_of(window, others, slots, tokens, (heads + kHeads - 1) / kHeads), {}};
+#pragma unroll 1
+    while (kept.run.left > 0) {
+        kept.piece = next_piece(kept.run, window, others, slots);
+        if (threadIdx.x == 0) {
+            store_parts(outputs, kept);
+            shared.kept = kept;
+        }
+        __syncthreads();
+        attend_piece(ring, window, others, queries, outputs, kept, shared);
+    }
 }

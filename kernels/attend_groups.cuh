@@ -1,6 +1,7 @@
 // Attention as attend.cuh, by warps of two roles: four decode entries while eight multiply.
 //
-// A block takes 64 heads of a token, and its part of the token's tiles of 64 entries. Each decoding
+// A block takes 64 heads of a token at a time, and of the token's tiles of 64 entries those of its run
+// (attention.cuh); decoding warps are ahead of multiplying ones from one token to the next. Each decoding
 // warp has a stream of entries of its own, of which DSV_STAGES are on their way; it decodes them, to
 // bf16, to one of two tiles in shared memory. Two warpgroups multiply: each of them its half of a
 // tile's entries with all channels, then all entries with its half of the channels, both by wgmma from
@@ -31,6 +32,7 @@ struct Shared {
     u8 staged[kDecodingWarps][kStages][kStagedBytes];
     float tops[kGroups][kHeads];
     int there[2][kTile];  // physical entries of each tile
+    Kept kept, of_warps[kDecodingWarps];
 };
 static_assert(sizeof(Shared) <= DSV_SHARED_BYTES, "a launch gives it so much");
 
@@ -52,8 +54,8 @@ __device__ __forceinline__ void copy_queries(const Queries& queries, int token, 
 struct Source {
     const Window& window;
     const Others& others;
-    i64 slot;
-    int token, window_tiles, first, last;
+    const Piece& piece;
+    int window_tiles, first, last;
 };
 
 // An entry of a tile: which physical one, -1 for none, and where it is. A lane looks one up for all.
@@ -67,11 +69,11 @@ __device__ __forceinline__ Found find_entry(const Source& source, int tile, int 
 #if DSV_COMPRESSED
     if (tile >= source.window_tiles) {
         int number = (tile - source.window_tiles) * kTile + i;
-        int entry = find_compressed(source.others, source.slot, source.token, number);
+        int entry = find_compressed(source.others, source.piece.slot, source.piece.token, number);
         return {entry, compressed::Staged::place(source.others.pages, entry)};
     }
 #endif
-    int entry = find_in_window(window, source.slot, source.token, tile * kTile + i);
+    int entry = find_in_window(window, source.piece.slot, source.piece.token, tile * kTile + i);
     return {entry, window::Staged::place(window.pages, entry)};
 }
 __device__ __forceinline__ Found of_lane(const Found& found, int lane) {
@@ -119,7 +121,9 @@ __device__ __forceinline__ void decode_two(const Source& source, int row, int la
     }
 }
 
-__device__ __forceinline__ void decode_tiles(const Source& source, int warp, Shared& shared) {
+// count: tiles that this block has decoded before.
+__device__ __forceinline__ void decode_tiles(const Source& source, int count, int warp,
+                                             Shared& shared) {
     u8(*staged)[kStagedBytes] = shared.staged[warp];
     auto find = [&](int tile) {  // lane i looks up this warp's entry i
         return find_entry(source, tile, lane_id() % kOwnRows * kDecodingWarps + warp);
@@ -135,8 +139,8 @@ __device__ __forceinline__ void decode_tiles(const Source& source, int warp, Sha
     }
 #pragma unroll 1
     for (int tile = source.first; tile < source.last; ++tile) {
-        int half = (tile - source.first) & 1;
-        if (tile - source.first >= 2) sync_threads(kFree + half, kThreads);
+        int number = count + tile - source.first, half = number & 1;
+        if (number >= 2) sync_threads(kFree + half, kThreads);
         if (lane_id() < kOwnRows) shared.there[half][lane_id() * kDecodingWarps + warp] = own.entry;
 #pragma unroll 1
         for (int i = 0; i < kOwnRows; i += 2) {
@@ -259,8 +263,27 @@ __device__ __forceinline__ void add_values(const Shared& shared, int half, int g
     end_products();
 }
 
-__device__ __forceinline__ void store_sums(const Queries& queries, const Outputs& outputs, int token,
-                                           int first_head, int group, const Softmax& softmax,
+template <bool kAll>
+__device__ __forceinline__ void store_heads(const Queries& queries, const Outputs& outputs,
+                                            const Piece& piece, int group, const Softmax& softmax,
+                                            const Sums& sums, const Shared& shared) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        int row = head_row(h);
+        if (piece.group * kHeads + row >= queries.heads) continue;
+        Result result = {softmax.top[h], shared.tops[0][row] + shared.tops[1][row]};
+        bool one = group == 0 && lane_id() % 4 == 0;
+        HeadOut<kAll> out(outputs, queries, piece, row, result, one);
+#pragma unroll
+        for (int n = 0; n < kOwnDims; ++n) {
+            int channel = (group * kOwnDims + n) * 8 + lane_id() % 4 * 2;
+            out.store_pair(channel, sums[n][2 * h], sums[n][2 * h + 1]);
+        }
+    }
+}
+
+__device__ __forceinline__ void store_sums(const Queries& queries, const Outputs& outputs,
+                                           Kept& kept, int group, const Softmax& softmax,
                                            const Sums& sums, Shared& shared) {
     int lane = lane_id();
 #pragma unroll
@@ -270,68 +293,78 @@ __device__ __forceinline__ void store_sums(const Queries& queries, const Outputs
         sum += __shfl_xor_sync(kFullWarp, sum, 2);
         if (lane % 4 == 0) shared.tops[group][head_row(h)] = sum;
     }
+    kept = shared.kept;
     sync_threads(kTogether, kMultiplying);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        int row = head_row(h), head = first_head + row;
-        if (head >= queries.heads) continue;
-        Result result = {softmax.top[h], shared.tops[0][row] + shared.tops[1][row]};
-        HeadOut out = out_of(outputs, queries, token, head, result);
-        if (group == 0 && lane % 4 == 0) out.store_result(result);
-#pragma unroll
-        for (int n = 0; n < kOwnDims; ++n) {
-            int channel = (group * kOwnDims + n) * 8 + lane % 4 * 2;
-            out.store_pair(channel, sums[n][2 * h], sums[n][2 * h + 1]);
-        }
+    if (has_all(kept.piece)) {
+        store_heads<true>(queries, outputs, kept.piece, group, softmax, sums, shared);
+    } else {
+        store_heads<false>(queries, outputs, kept.piece, group, softmax, sums, shared);
     }
 }
 
-// See contract.Backend.attend. Blocks: (tokens, groups of 64 heads within each; blocks that share a
-// token).
+// See contract.Backend.attend.
 DSV_KERNEL void __launch_bounds__(kThreads, 1)
     attend(const u8* ring, const i64* slots, const i64* seen, const u8* pages, const int* table,
            const i64* lengths, const int* indices, const u8* values, const float* sinks, u8* out,
-           float* lse, float* scratch, Result* results, i64 num_rings, int size, int num_slots,
-           int width, int choices, i64 num_pages, int heads, u32 scale) {
+           float* lse, float* scratch, Result* results, Parts* parts, int tokens, i64 num_rings,
+           int size, int num_slots, int width, int choices, i64 num_pages, int heads, u32 scale) {
     begin_kernel();
     Shared& shared = *(Shared*)dynamic_shared();
     Window window = {ring, seen, num_rings, size};
     Others others = {pages, table, lengths, indices, num_slots, width, choices, num_pages};
     Queries queries = {values, sinks, heads, __uint_as_float(scale) * kLog2E};
-    int groups = (heads + kHeads - 1) / kHeads, group = threadIdx.x / kGroupThreads;
-    int token = blockIdx.x / groups, first_head = blockIdx.x % groups * kHeads;
-    i64 slot = slots[token];
-    Tiles tiles = tiles_of(window, others, slot, token);
-    int first = int((i64)tiles.all * blockIdx.y / gridDim.y);
-    int last = int((i64)tiles.all * (blockIdx.y + 1) / gridDim.y);
+    Outputs outputs = {out, lse, scratch, results, parts};
+    int group = threadIdx.x / kGroupThreads;
+    Run run = run_of(window, others, slots, tokens, (heads + kHeads - 1) / kHeads);
+    int count = 0, all = run.left;
     if (group == kGroups) {
         give_registers<kDecodingRegisters>();
-        Source source = {window, others, slot, token, tiles.window, first, last};
-        decode_tiles(source, threadIdx.x / kWarpSize % 4, shared);
+        int warp = threadIdx.x / kWarpSize % kDecodingWarps;
+        Kept& kept = shared.of_warps[warp];
+#pragma unroll 1
+        while (run.left > 0) {
+            Piece piece = next_piece(run, window, others, slots);
+            if (lane_id() == 0) kept = {run, piece};
+            __syncwarp();
+            Source source = {window, others, kept.piece, piece.tiles.window, piece.first, piece.last};
+            decode_tiles(source, count, warp, shared);
+            run = kept.run, count += kept.piece.last - kept.piece.first;
+            __syncwarp();
+        }
         return;
     }
     take_registers<kMultiplyingRegisters>();
-    copy_queries(queries, token, first_head, shared);
-    close_copies();
-    wait_copies<0>();
-    show_to_products();
-    sync_threads(kTogether, kMultiplying);
-    Softmax softmax = {{minus_infinity(), minus_infinity()}, {0.0f, 0.0f}};
-    Sums sums = {};
+    Kept kept = {run, {}};
 #pragma unroll 1
-    for (int tile = first; tile < last; ++tile) {
-        int half = (tile - first) & 1;
-        float rescale[2];
-        Logarithms logarithms = {};
-        sync_threads(kDecoded + half, kThreads);
-        multiply_keys(shared, half, group, logarithms);
-        share_tops(logarithms, queries.scale, half, group, shared);
-        sync_threads(kTogether, kMultiplying);
-        share_weights(logarithms, group, softmax, rescale, shared);
+    while (kept.run.left > 0) {
+        Piece& piece = kept.piece;
+        piece = next_piece(kept.run, window, others, slots);
+        if (threadIdx.x == 0) {
+            store_parts(outputs, kept);
+            shared.kept = kept;
+        }
+        copy_queries(queries, piece.token, piece.group * kHeads, shared);
+        close_copies();
+        wait_copies<0>();
         show_to_products();
         sync_threads(kTogether, kMultiplying);
-        add_values(shared, half, group, rescale, sums);
-        if (tile + 2 < last) arrive_threads(kFree + half, kThreads);
+        Softmax softmax = {{minus_infinity(), minus_infinity()}, {0.0f, 0.0f}};
+        Sums sums = {};
+#pragma unroll 1
+        for (int end = count + piece.last - piece.first; count < end; ++count) {
+            int half = count & 1;
+            float rescale[2];
+            Logarithms logarithms = {};
+            sync_threads(kDecoded + half, kThreads);
+            multiply_keys(shared, half, group, logarithms);
+            share_tops(logarithms, queries.scale, half, group, shared);
+            sync_threads(kTogether, kMultiplying);
+            share_weights(logarithms, group, softmax, rescale, shared);
+            show_to_products();
+            sync_threads(kTogether, kMultiplying);
+            add_values(shared, half, group, rescale, sums);
+            if (count + 2 < all) arrive_threads(kFree + half, kThreads);
+        }
+        store_sums(queries, outputs, kept, group, softmax, sums, shared);
     }
-    store_sums(queries, {out, lse, scratch, results}, token, first_head, group, softmax, sums, shared);
 }

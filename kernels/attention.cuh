@@ -63,7 +63,7 @@ struct Queries {
     float scale;  // of what 2 is raised to
 };
 
-// Tiles of a token: of the window, and all.
+// Tiles of a token: of the window, at least one, and all.
 struct Tiles {
     int window, all;
 };
@@ -81,7 +81,7 @@ __device__ __forceinline__ Tiles tiles_of(const Window& window, const Others& ot
     int rows = seen < 0 ? 0 : seen < window.size ? int(seen) : window.size;
     i64 length = length_of(others, slot, token);
     int count = DSV_CHOSEN ? (length ? others.choices : 0) : int(length);
-    int own = (rows + kTile - 1) / kTile;
+    int own = max(1, (rows + kTile - 1) / kTile);
     return {own, own + (count + kTile - 1) / kTile};
 }
 
@@ -106,40 +106,130 @@ __device__ __forceinline__ int find_compressed(const Others& others, i64 slot, i
 #endif
 }
 
-// Outputs, and where blocks that share a token leave what they found: sums float32[tokens, blocks,
-// heads, 512] and results [tokens, blocks, heads].
+// The tiles of all tokens make one list: a token's groups of heads one after another, of each its
+// tiles. Blocks take equal runs of it, so a block begins and ends anywhere within a token.
+struct Run {
+    int token, at, left;  // where it goes on: tile of the token's in the list, and tiles left
+    int length;           // of every block's run; the last ones are shorter, or have nothing
+    int part;             // where sums of a part of a token go
+    int groups;           // of heads
+};
+// What a block does of one token and group of heads: tiles first ... last - 1.
+struct Piece {
+    int token, group, first, last, part, slot;
+    Tiles tiles;
+};
+
+// In shared memory while tiles are worked on, for registers are few.
+struct Kept {
+    Run run;
+    Piece piece;
+};
+
+// This block's run; all lanes of a warp ask.
+__device__ __forceinline__ Run run_of(const Window& window, const Others& others, const i64* slots,
+                                      int tokens, int groups) {
+    auto count = [&](int token) {
+        return token < tokens ? groups * tiles_of(window, others, slots[token], token).all : 0;
+    };
+    int total = 0;
+#pragma unroll 2
+    for (int t = lane_id(); t < tokens; t += kWarpSize) total += count(t);
+    total = sum_lanes(total);
+    int length = (total + gridDim.x - 1) / gridDim.x;
+    int first = min(length * int(blockIdx.x), total), before = 0;
+    Run run = {0, 0, min(length, total - first), length, 2 * int(blockIdx.x), groups};
+#pragma unroll 1
+    for (int t = 0; run.left > 0; t += kWarpSize) {
+        int own = count(t + lane_id()), end = before + scan_lanes(own);
+        u32 later = __ballot_sync(kFullWarp, end > first);
+        if (later) {
+            int lane = __popc((later & -later) - 1);
+            run.token = t + lane, run.at = first - __shfl_sync(kFullWarp, end - own, lane);
+            break;
+        }
+        before = __shfl_sync(kFullWarp, end, kWarpSize - 1);
+    }
+    return run;
+}
+
+// A number as if it were another one for each piece: or all that is worked out of it would be kept in
+// registers from one to the next.
+__device__ __forceinline__ int anew(int number) {
+#if !defined(DSV_SHIM)
+    asm volatile("" : "+r"(number));
+#endif
+    return number;
+}
+
+__device__ __forceinline__ Piece next_piece(Run& run, const Window& window, Others others,
+                                            const i64* slots) {
+    others.choices = anew(others.choices);
+    i64 given = slots[run.token];
+    int slot = given == int(given) ? int(given) : -1;
+    Tiles tiles = tiles_of(window, others, slot, run.token);
+    int group = run.at / tiles.all, first = run.at - group * tiles.all;
+    int last = min(tiles.all, first + run.left);
+    Piece piece = {run.token, group, first, last, run.part, slot, tiles};
+    run.left -= last - first, run.at += last - first, run.part |= 1;
+    if (run.at == run.groups * tiles.all) ++run.token, run.at = 0;
+    return piece;
+}
+
+// Of a token and group of heads whose tiles several blocks have: where the first one's sums are, and
+// how many there are; the others' are those of the blocks that follow. None where one block has all.
+struct Parts {
+    int first, count;
+};
+
+// Outputs, and where blocks that have a part of a token leave what they found: two places for each
+// block, sums float32[2 * blocks, kHeads, 512] and results [2 * blocks, kHeads].
 struct Outputs {
     u8* out;     // bf16[tokens, heads, 512]
     float* lse;  // [tokens, heads]
     float* sums;
     Result* results;
+    Parts* parts;  // [tokens, groups]
 };
 
-// Where one head of a token is to be left, and by what its sums are multiplied.
-struct HeadOut {
-    const Outputs& outputs;
-    i64 at, part;
-    float share;
-    bool all;
+// By one thread of a block.
+__device__ __forceinline__ void store_parts(const Outputs& outputs, const Kept& kept) {
+    const Piece& piece = kept.piece;
+    if (piece.first) return;
+    int rest = piece.tiles.all - piece.last;
+    Parts parts = {piece.part, rest ? 1 + (rest + kept.run.length - 1) / kept.run.length : 0};
+    outputs.parts[(i64)piece.token * kept.run.groups + piece.group] = parts;
+}
 
-    // By one thread of those that have the head's sums: what else is said of it.
-    __device__ __forceinline__ void store_result(const Result& result) const {
-        if (all) outputs.lse[at] = lse_of(result);
-        if (!all) outputs.results[part] = result;
+__device__ __forceinline__ bool has_all(const Piece& piece) {
+    return piece.first == 0 && piece.last == piece.tiles.all;
+}
+
+// Where one head of a token is left: as output where a block has all of the token's tiles, or in part.
+template <bool kAll>
+struct HeadOut {
+    u8* to;
+    float share;  // by what sums are multiplied
+
+    // one: of those threads that have the head's sums the one that leaves what else is said of it.
+    __device__ __forceinline__ HeadOut(const Outputs& outputs, const Queries& queries,
+                                       const Piece& piece, int row, const Result& result, bool one) {
+        int head = piece.group * kHeads + row;
+        i64 at = kAll ? (i64)piece.token * queries.heads + head : (i64)piece.part * kHeads + row;
+        if constexpr (kAll) {
+            to = outputs.out + at * kDims * 2;
+            share = share_of(result, queries.sinks[head]);
+            if (one) outputs.lse[at] = lse_of(result);
+        } else {
+            to = (u8*)(outputs.sums + at * kDims);
+            if (one) outputs.results[at] = result;
+        }
     }
     __device__ __forceinline__ void store_pair(int channel, float first, float second) const {
-        if (all) {
-            u32 pair = pack_bf16(first * share, second * share);
-            dsv_write(outputs.out + (at * kDims + channel) * 2, pair);
+        if constexpr (kAll) {
+            dsv_write(to + channel * 2, pack_bf16(first * share, second * share));
         } else {
-            uint2 pair = make_uint2(__float_as_uint(first), __float_as_uint(second));
-            dsv_write(outputs.sums + part * kDims + channel, pair);
+            dsv_write(to + channel * 4, make_uint2(__float_as_uint(first), __float_as_uint(second)));
         }
     }
 };
-__device__ __forceinline__ HeadOut out_of(const Outputs& outputs, const Queries& queries, int token,
-                                          int head, const Result& result) {
-    i64 at = (i64)token * queries.heads + head;
-    i64 part = ((i64)token * gridDim.y + blockIdx.y) * queries.heads + head;
-    return {outputs, at, part, share_of(result, queries.sinks[head]), gridDim.y == 1};
-}

@@ -21,7 +21,7 @@ from dsv4kv.ops.launches.copies import (
     plan_read_peak,
     plan_write_peak,
 )
-from dsv4kv.ops.launches.launch import MOST_BLOCKS
+from dsv4kv.ops.launches.launch import most_blocks
 from dsv4kv.runs.schema import GpuFacts, Peak, PeakName
 
 
@@ -166,7 +166,7 @@ def measure_peaks(
     timer = timer or CallTimer(device)
     source = torch.empty(size_bytes, dtype=torch.uint8, device=device.device).random_(0, 256)
     target = torch.empty_like(source)
-    sums = torch.empty(MOST_BLOCKS * THREADS, dtype=torch.int32, device=device.device)
+    sums = torch.empty(most_blocks(source) * THREADS, dtype=torch.int32, device=device.device)
     calls: dict[PeakName, tuple[int, Callable[[], object]]] = {
         "copy": (2 * size_bytes, prepare(plan_copy_peak(source, target))),
         "torch_copy": (2 * size_bytes, lambda: target.copy_(source)),

@@ -23,7 +23,7 @@ _CHECK = (
     "Fail on register spills, on accesses narrower than promised and on any change against the "
     "baseline."
 )
-_ARCH = "Architecture, repeatable: sm_80, sm_90a, sm_100a, sm_120."
+_ARCH = "Architecture, repeatable: sm_80, sm_90a, sm_100a, sm_103a, sm_120."
 _WRITE = "Save the current machine code as baseline."
 _BASELINE = "The baseline's file."
 

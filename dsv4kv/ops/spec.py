@@ -234,7 +234,11 @@ def write_in_turn(
         flush(**states, store=part.store, entries=part.entries)
 
 
-_CLUSTERS = ("sm_90a", "sm_100a")  # with room for three blocks of 74 KiB a multiprocessor
+_CLUSTERS = (
+    "sm_90a",
+    "sm_100a",
+    "sm_103a",
+)  # with room for three blocks of 74 KiB a multiprocessor
 
 _POOLING = {
     "scratch": Variant("the loads of a batch of rows are under way together"),
@@ -428,7 +432,7 @@ READS = ("indexer_query", "index_scores", "select_blocks", "select_topk", "atten
 STEP_LAUNCH = "step_launch"
 """How a step's kernels follow one another: chosen like a variant."""
 
-_DEPENDENT = ("sm_90a", "sm_100a", "sm_103", "sm_110", "sm_120", "sm_121")
+_DEPENDENT = ("sm_90a", "sm_100a", "sm_103a", "sm_110", "sm_120", "sm_121")
 
 VARIANTS: dict[str, Mapping[str, Variant]] = {
     name: row.variants for name, row in OPERATIONS.items() if row.variants

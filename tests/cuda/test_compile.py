@@ -44,7 +44,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ((8, 9), "sm_89"),
         ((9, 0), "sm_90a"),
         ((10, 0), "sm_100a"),
-        ((10, 3), "sm_103"),
+        ((10, 3), "sm_103a"),
         ((12, 0), "sm_120"),
     ],
 )

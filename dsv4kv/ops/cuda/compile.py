@@ -44,7 +44,7 @@ _INSTALL = "pip install 'dsv4kv[cuda]'"
 
 def architecture_of(major: int, minor: int) -> str:
     """NVRTC's name of a compute capability; ``a`` unlocks what only that chip has."""
-    return f"sm_{major}{minor}{'a' if (major, minor) in {(9, 0), (10, 0)} else ''}"
+    return f"sm_{major}{minor}{'a' if (major, minor) in {(9, 0), (10, 0), (10, 3)} else ''}"
 
 
 def check_architecture(architecture: str) -> None:

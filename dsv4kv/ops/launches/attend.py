@@ -1,4 +1,4 @@
-"""Launch plans of attention: blocks that share a token's entries out, then what merges them.
+"""Launch plans of attention: blocks that share all tokens' entries out, then what merges them.
 
 Slots, lengths, tables and indices are read on the device, so a captured launch follows them; room
 for entries is fixed in the plan.
@@ -17,14 +17,16 @@ from dsv4kv.ops.launches.launch import (
     Launch,
     float_bits,
     format_macros,
-    multiprocessors,
     prefixed,
+    resident_blocks,
 )
 from dsv4kv.ops.storage import Entries, PageStore
 
 _DIMS = 512
 _HEAD_TILES = (16, 32, 64)
 _MERGE = KernelModule("merge.cuh", ())
+_MERGING_BLOCKS, _FEWEST_ROWS = 1024, 4  # of the grid that merges what is cut
+_KEPT_BYTES = 64  # of where a block goes on
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Shape:
     heads: int  # most heads, 16, 32 or 64
     tile: int  # entries
     warps: int  # that share them out
-    resident: int  # blocks that a multiprocessor holds
+    resident: int  # blocks that a multiprocessor holds, by their registers
     source: str = "attend.cuh"  # of its kernel
 
 
@@ -72,13 +74,13 @@ def plan_attend(
     *,
     variant: str = "warps",
     shape: Shape | None = None,
-    parts: int | None = None,
+    blocks: int | None = None,
 ) -> tuple[Launch, ...]:
     """``attend``; to be launched in this order. Entries have 512 channels.
 
     variant: ``ops.spec.OPERATIONS`` lists them.
-    shape, parts: of a block, and blocks that share a token's entries; None for ``shape_of`` and
-    ``parts_of``. Which they are changes outputs by no more than rounding.
+    shape, blocks: of a block, and how many share all tokens' tiles out; None for ``shape_of`` and
+    all that the GPU holds. Which they are changes outputs by no more than rounding.
     """
     heads, dims = queries.shape[1:]
     if dims != _DIMS:
@@ -89,22 +91,26 @@ def plan_attend(
     if not len(slots):
         return ()
     shape = shape or shape_of(queries, variant)
-    parts = parts_of(queries, window, entries, shape) if parts is None else parts
-    tile_heads = _tile_heads(heads, shape)
+    groups, most_tiles = -(-heads // shape.heads), _most_tiles(window, entries, shape)
+    tile_heads, pieces = _tile_heads(heads, shape), len(slots) * groups
     module = _module(ring, entries, shape, tile_heads)
-    sums, results = _scratch(queries, parts)
+    shared = dict(module.macros)["DSV_SHARED_BYTES"]
+    places = resident_blocks(queries, shared, shape.resident)
+    blocks = blocks or min(places, pieces * most_tiles)
+    sums, results, parts = _scratch(queries, 2 * blocks * tile_heads, pieces)
     arguments = (
         *(ring.pages, slots, tokens, *_others(entries)[0], queries, sinks, out, lse),
-        *(sums, results, len(ring.pages), window, *_others(entries)[1]),
+        *(sums, results, parts),
+        *(len(slots), len(ring.pages), window, *_others(entries)[1]),
         *(heads, float_bits(scale)),
     )
-    grid = len(slots) * -(-heads // tile_heads), parts
-    shared = dict(module.macros)["DSV_SHARED_BYTES"]
-    attend = Launch(module, "attend", grid, shape.warps * WARP, arguments, shared_bytes=shared)
-    if parts == 1:
+    threads = shape.warps * WARP
+    attend = Launch(module, "attend", (blocks, 1), threads, arguments, shared_bytes=shared)
+    if blocks == 1 or most_tiles == 1:  # no token is cut
         return (attend,)
-    merging = (sums, results, sinks, out, lse, parts, heads)
-    return attend, Launch(_MERGE, "merge_parts", (len(slots) * heads, 1), _DIMS // 4, merging)
+    rows = max(_FEWEST_ROWS, min(tile_heads, _MERGING_BLOCKS // pieces))
+    merging = (sums, results, parts, sinks, out, lse, heads, tile_heads)
+    return attend, Launch(_MERGE, "merge_parts", (pieces, rows), _DIMS // 4, merging)
 
 
 def _tile_heads(heads: int, shape: Shape) -> int:
@@ -113,12 +119,8 @@ def _tile_heads(heads: int, shape: Shape) -> int:
     return next(size for size in _HEAD_TILES if size >= least)
 
 
-def parts_of(queries: Tensor, window: int, entries: Entries | None, shape: Shape) -> int:
-    """Blocks that share a token's entries: all that run concurrently, each with ≥ 1 tile."""
-    groups = len(queries) * -(-queries.shape[1] // shape.heads)
-    tiles = -(-window // shape.tile) + -(-_most_entries(entries) // shape.tile)
-    places = shape.resident * multiprocessors(queries)
-    return max(1, min(places // max(groups, 1), tiles))
+def _most_tiles(window: int, entries: Entries | None, shape: Shape) -> int:
+    return -(-window // shape.tile) + -(-_most_entries(entries) // shape.tile)
 
 
 def _most_entries(entries: Entries | None) -> int:
@@ -154,6 +156,7 @@ def _warp_macros(shape: Shape, heads: int, staged: int) -> dict[str, int]:
     decoded = (heads + shape.tile) * _DIMS * 2 + heads * shape.tile * 2
     column_warps = shape.warps // (2 if heads == _HEAD_TILES[-1] else 1)
     shared = decoded + shape.tile * staged + (column_warps + 1) * heads * 4 + 2 * shape.tile * 4
+    shared += _KEPT_BYTES
     return {"DSV_WARPS": shape.warps, "DSV_SHARED_BYTES": shared}
 
 
@@ -161,6 +164,7 @@ def _group_macros(staged: int) -> dict[str, int]:
     """Queries, two tiles, weights; stored entries of each decoding warp: attend_groups.cuh."""
     heads, tile, decoding = GROUPS.heads, GROUPS.tile, GROUPS.warps - 8
     held = (heads + 2 * tile) * _DIMS * 2 + heads * tile * 2 + 2 * heads * 4 + 2 * tile * 4
+    held += (1 + decoding) * _KEPT_BYTES
     stages = next(n for n in (8, 4) if held + decoding * n * staged <= _MOST_SHARED)
     return {"DSV_STAGES": stages, "DSV_SHARED_BYTES": held + decoding * stages * staged}
 
@@ -175,10 +179,8 @@ def _others(entries: Entries | None) -> tuple[tuple[Tensor | int, ...], tuple[in
     return (pages, entries.table, entries.lengths, chosen), sizes
 
 
-def _scratch(queries: Tensor, parts: int) -> tuple[Tensor | int, Tensor | int]:
-    """Where blocks that share a token meet: sums of every head, then their top and weights."""
-    if parts == 1:
-        return 0, 0
-    tokens, heads, dims = queries.shape
-    found = torch.empty(tokens * parts * heads * (dims + 2), device=queries.device)
-    return found[: queries.numel() * parts], found[queries.numel() * parts :]
+def _scratch(queries: Tensor, places: int, pieces: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where blocks that share a token meet: sums, tops and weights, and which blocks those are."""
+    found = torch.empty(places * (_DIMS + 2) + 2 * pieces, device=queries.device)
+    sums, rest = found[: places * _DIMS], found[places * _DIMS :]
+    return sums, rest[: places * 2], rest[places * 2 :]

@@ -22,8 +22,8 @@ from dsv4kv.ops.launches.launch import Launch
 from dsv4kv.ops.spec import OPERATIONS, VARIANTS, portable
 from dsv4kv.ops.storage import Entries, PageStore, PartWrite
 
-ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120")
-"""A100; H100 and H200; B200; RTX 50."""
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120")
+"""A100; H100 and H200; B200; B300; RTX 50."""
 
 _MODELS = ("v4-flash", "v4-pro", "v4.1-flash", "v3.2")
 _OTHER_PAGES = {"v4.1-flash": ("fp4_interleaved", "fp8_group32_interleaved")}
@@ -116,7 +116,7 @@ def _all_examples() -> Iterator[Example]:
     flash = load_model("v4-flash")
     for layer in _distinct_layers(flash):
         if main := build_schema(flash, layer, block_tokens=_LARGE_BLOCK_TOKENS).main:
-            yield from _page_examples("entry_insert", main)
+            yield from _page_examples("entry_insert", main, every=False)
     yield from _other_examples(flash)
 
 
@@ -165,14 +165,16 @@ def _page_example(operation: str, layout: PageLayout, variant: str | None) -> Ex
     return Example(f"{subject}, {variant}" if variant else subject, launch)
 
 
-def _page_examples(insert: str, layout: PageLayout) -> Iterator[Example]:
-    """Inserts, reads and copies of pages."""
+def _page_examples(insert: str, layout: PageLayout, *, every: bool) -> Iterator[Example]:
+    """Inserts and reads of pages; ``every``: in all variants, and copies."""
     variants = list(VARIANTS.get(insert, {"": None}))
     # Of long entries both ways are one, which is called single.
-    for variant in reversed(variants) if insert == "entry_insert" else variants:
+    long = layout.format in FLAT_FORMATS.values()
+    for variant in variants if every else variants[long:][:1]:
         yield _page_example(insert, layout, variant)
     window = insert == "window_insert"
-    for variant in VARIANTS["gather_topk"]:  # those of the other gathers, too
+    gathers = list(VARIANTS["gather_topk"])  # and of the others
+    for variant in gathers if every else gathers[:1]:
         for gather in ("gather_window",) if window else ("gather_topk", "gather_all"):
             yield _page_example(gather, layout, variant)
         if not window:
@@ -180,20 +182,21 @@ def _page_examples(insert: str, layout: PageLayout) -> Iterator[Example]:
             entries = empty(torch.int32, _CHOICES)
             launch = pages.plan_gather_entries(empty_pages(layout), entries, out, variant=variant)
             yield Example(f"{_title(layout)}, {variant}", launch)
-    yield _page_example("page_copy", layout, None)
+    if every and not window:
+        yield _page_example("page_copy", layout, None)
 
 
 def _layer_examples(model: str, schema: LayerCacheSchema) -> Iterator[Example]:
     places = (("window", schema.window), ("entry", schema.main), ("indexer", schema.indexer))
     for place, layout in places:
         if layout:
-            yield from _page_examples(f"{place}_insert", layout)
+            yield from _page_examples(f"{place}_insert", layout, every=model == _ALL_FORMATS)
     if schema.main and schema.window and model in _OTHER_PAGES:
         main, window = _OTHER_PAGES[model]
         other = PageLayout(entry_format("main", main), schema.main.entries)
-        yield from _page_examples("entry_insert", other)
+        yield from _page_examples("entry_insert", other, every=False)
         other = PageLayout(entry_format("window", window), schema.window.entries)
-        yield from _page_examples("window_insert", other)
+        yield from _page_examples("window_insert", other, every=False)
 
 
 def _compressor(
@@ -333,7 +336,11 @@ def _selection_examples(config: DSV4Config, main: PageLayout) -> Iterator[Exampl
 
 
 _SHAPES = (
-    ("wide", attend.WIDE, ("sm_90a", "sm_100a")),  # with 227 KiB of shared memory a block
+    (
+        "wide",
+        attend.WIDE,
+        ("sm_90a", "sm_100a", "sm_103a"),
+    ),  # with 227 KiB of shared memory a block
     ("groups", attend.GROUPS, ("sm_90a",)),
     ("narrow", attend.NARROW, None),
 )
@@ -354,7 +361,7 @@ def _attend_examples(
     given = arguments("attend", sizes, ring=empty_pages(window), **other)
     title = f"{_title(schema.main or window)}, {seen}"
     for name, shape, architectures in _SHAPES if seen == "chosen" else _SHAPES[:2]:
-        reading, merging = attend.plan_attend(**given, shape=shape, parts=2)
+        reading, merging = attend.plan_attend(**given, shape=shape, blocks=2)
         yield Example(f"{title}, {name}", reading, architectures)
         yield Example("512 channels", merging)
 

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dsv4kv.ops.launches.launch import MOST_BLOCKS, KernelModule, Launch, blocks_for
+from dsv4kv.ops.launches.launch import KernelModule, Launch, blocks_for, most_blocks
 
 THREADS = 256
 CHUNK_BYTES = 16
@@ -49,7 +49,7 @@ def plan_nothing(place: Tensor) -> Launch:
 
 def _plan(kernel: str, tensors: tuple[Tensor, ...], in_flight: int) -> Launch:
     chunks = _chunks(tensors[0])
-    grid = blocks_for(chunks, THREADS * in_flight, MOST_BLOCKS), 1
+    grid = blocks_for(chunks, THREADS * in_flight, most_blocks(tensors[0])), 1
     return Launch(_PEAKS, kernel, grid, THREADS, (*tensors, chunks))
 
 
@@ -75,6 +75,6 @@ def plan_objects(
     layers, count = ids.shape
     chunks = piece_bytes // CHUNK_BYTES
     across = blocks_for(chunks, THREADS * _CHUNKS_EACH, _MOST_BLOCKS_OF_A_PIECE)
-    grid = across, blocks_for(layers * count, 1, MOST_BLOCKS)
+    grid = across, blocks_for(layers * count, 1, most_blocks(objects))
     sizes = (count, layers, piece_bytes, stride)
     return Launch(_OBJECTS, f"{way}_objects", grid, THREADS, (objects, table, ids, *sizes))

@@ -10,8 +10,9 @@ from torch import Tensor
 from dsv4kv.model.formats import PageLayout
 
 WARP = 32
-_MULTIPROCESSORS = 132  # of an H200
-MOST_BLOCKS = _MULTIPROCESSORS * 8  # eight a multiprocessor
+_MULTIPROCESSORS, _SHARED_BYTES = 132, 228 << 10  # of an H200, and of each of them
+_BLOCKS_EACH = 8  # of a grid that strides over its work
+_RESERVED_BYTES = 1 << 10  # of a block's shared memory
 MAX_ARGUMENTS = 32
 
 
@@ -53,6 +54,19 @@ def multiprocessors(tensor: Tensor) -> int:
     if not tensor.is_cuda:
         return _MULTIPROCESSORS
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count
+
+
+def most_blocks(tensor: Tensor) -> int:
+    """Of a grid whose blocks stride over their work, on the GPU that holds a tensor."""
+    return _BLOCKS_EACH * multiprocessors(tensor)
+
+
+def resident_blocks(tensor: Tensor, shared_bytes: int, most: int) -> int:
+    """Blocks that the GPU that holds a tensor runs at once, ``most`` by their registers each."""
+    held = _SHARED_BYTES
+    if tensor.is_cuda:
+        held = torch.cuda.get_device_properties(tensor.device).shared_memory_per_multiprocessor
+    return max(1, min(most, held // (shared_bytes + _RESERVED_BYTES))) * multiprocessors(tensor)
 
 
 def blocks_for(items: int, per_block: int, most: int) -> int:

@@ -10,12 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from dsv4kv.ops.launches.launch import (
-    MOST_BLOCKS,
     WARP,
     KernelModule,
     Launch,
     blocks_for,
     format_macros,
+    most_blocks,
     multiprocessors,
 )
 from dsv4kv.ops.spec import portable
@@ -63,7 +63,7 @@ def _insert(
     # Three chunks a lane of two entries are more than registers hold: V3.2's go one by one.
     resident = variant == "resident" and store.layout.format.dims <= _MOST_PAIRED_DIMS
     macros = format_macros(store.layout) | {"DSV_PAIRED": int(resident)}
-    most = RESIDENT_BLOCKS * multiprocessors(store.pages) if resident else MOST_BLOCKS
+    most = RESIDENT_BLOCKS * multiprocessors(store.pages) if resident else most_blocks(store.pages)
     grid = blocks_for(count, _THREADS // WARP, most), 1
     return Launch(KernelModule.of("insert.cuh", macros), kernel, grid, _THREADS, arguments)
 
@@ -72,7 +72,7 @@ def plan_indexer_insert(store: PageStore, keys: Tensor, entries: Tensor, hadamar
     if not hadamard:
         return plan_entry_insert(store, keys, entries)
     module = KernelModule.of("indexer.cuh", format_macros(store.layout))
-    grid = blocks_for(len(entries), _THREADS // WARP, MOST_BLOCKS), 1
+    grid = blocks_for(len(entries), _THREADS // WARP, most_blocks(store.pages)), 1
     arguments = (store.pages, keys, entries, len(entries), store.num_entries)
     return Launch(module, "indexer_insert", grid, _THREADS, arguments)
 
@@ -130,7 +130,8 @@ def _gather(
         "DSV_AHEAD": int(ahead),
         "DSV_UNROLL": unroll or UNROLL[variant] // (2 if long else 1),
     }
-    most = RESIDENT_BLOCKS * multiprocessors(store.pages) if ahead else MOST_BLOCKS * _ROUNDS
+    most = RESIDENT_BLOCKS * multiprocessors(store.pages)
+    most = most if ahead else most_blocks(store.pages) * _ROUNDS
     grid = blocks_for(out.numel() // dims, _THREADS // lanes, most), 1
     return Launch(KernelModule.of("gather.cuh", macros), kernel, grid, _THREADS, arguments)
 
@@ -138,6 +139,7 @@ def _gather(
 def plan_page_copy(store: PageStore, sources: Tensor, targets: Tensor) -> Launch:
     page_bytes = store.layout.page_bytes
     module = KernelModule.of("page_copy.cuh", {"DSV_PAGE_BYTES": page_bytes})
-    grid = blocks_for(len(sources) * page_bytes // _COPIED_BYTES, _THREADS, MOST_BLOCKS), 1
+    chunks = len(sources) * page_bytes // _COPIED_BYTES
+    grid = blocks_for(chunks, _THREADS, most_blocks(store.pages)), 1
     arguments = (store.pages, sources, targets, len(sources), len(store.pages))
     return Launch(module, "page_copy", grid, _THREADS, arguments)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.schema import TableGroup
-from dsv4kv.ops.launches.launch import MOST_BLOCKS, KernelModule, Launch, blocks_for
+from dsv4kv.ops.launches.launch import KernelModule, Launch, blocks_for, most_blocks
 
 NO_BLOCK = -1
 MOST_REQUESTS = 1024  # of one launch: a thread each, in one block
@@ -145,6 +145,6 @@ def plan_completed(
         "DSV_WIDTH": width,
     }
     module = KernelModule.of("completed.cuh", macros)
-    grid = blocks_for(len(slots), _THREADS, MOST_BLOCKS), lanes
+    grid = blocks_for(len(slots), _THREADS, most_blocks(slots)), lanes
     arguments = (cells, slots, positions, entries, len(slots), entries.shape[1])
     return Launch(module, "completed_entries", grid, _THREADS, arguments)

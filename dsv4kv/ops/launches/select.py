@@ -14,14 +14,14 @@ from torch import Tensor
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import FORMATS, EntryFormat, PageLayout
 from dsv4kv.ops.launches.launch import (
-    MOST_BLOCKS,
     WARP,
     KernelModule,
     Launch,
     blocks_for,
     float_bits,
     format_macros,
-    multiprocessors,
+    most_blocks,
+    resident_blocks,
 )
 from dsv4kv.ops.storage import PageStore
 
@@ -48,7 +48,7 @@ def plan_indexer_query(
     }
     sizes = (tokens * heads, heads, float_bits((heads * dims) ** -0.5))
     module, arguments = KernelModule.of("query.cuh", macros), (queries, weights, turns, out)
-    grid = blocks_for(tokens * heads, _THREADS // _LANES, MOST_BLOCKS), 1
+    grid = blocks_for(tokens * heads, _THREADS // _LANES, most_blocks(queries)), 1
     return Launch(module, "indexer_query", grid, _THREADS, (*arguments, out_weights, *sizes))
 
 
@@ -68,8 +68,7 @@ class _Block:
 
 _WARPS, _KEYS = 4, 32
 _BLOCK, _BLOCK_OF_BF16 = _Block(tokens=4, stages=3), _Block(tokens=2, stages=2)
-RESIDENT_BLOCKS = 2
-"""Blocks that a multiprocessor holds: what its shared memory and its registers allow."""
+_RESIDENT_BLOCKS = 2  # of a multiprocessor, by their registers
 
 
 def plan_index_scores(
@@ -98,7 +97,8 @@ def plan_index_scores(
         "DSV_SHARED_BYTES": shared,
     }
     candidates, count = (0, 0) if blocks is None else (blocks, blocks.shape[1])
-    module, grid = KernelModule.of("scores.cuh", macros), RESIDENT_BLOCKS * multiprocessors(out)
+    module = KernelModule.of("scores.cuh", macros)
+    grid = resident_blocks(out, shared, _RESIDENT_BLOCKS)
     tensors = (store.pages, table, slots, lengths, queries, weights, candidates, out)
     arguments = (*tensors, *out.shape, count, *table.shape, len(store.pages))
     return Launch(module, "index_scores", (grid, 1), _WARPS * WARP, arguments, shared_bytes=shared)

@@ -12,13 +12,13 @@ from torch import Tensor
 from dsv4kv.errors import ConfigError
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.launches.launch import (
-    MOST_BLOCKS,
     WARP,
     KernelModule,
     Launch,
     blocks_for,
     float_bits,
     format_macros,
+    most_blocks,
     prefixed,
 )
 from dsv4kv.ops.spec import portable
@@ -49,7 +49,7 @@ def plan_state_append(
 ) -> Launch:
     """``state_append``."""
     module = KernelModule.of("state.cuh", _state_macros(compressor, state))
-    grid = blocks_for(kv.numel() // _FLOATS_PER_THREAD, _THREADS, MOST_BLOCKS), 1
+    grid = blocks_for(kv.numel() // _FLOATS_PER_THREAD, _THREADS, most_blocks(kv)), 1
     arguments = (state, kv, score, compressor.ape, slots, positions, len(slots), len(state))
     return Launch(module, "state_append", grid, _THREADS, arguments)
 
@@ -140,7 +140,7 @@ def _keep(
     else:
         threads = state.shape[2] * compressor.channels // _FLOATS_PER_THREAD
     module = KernelModule.of("state.cuh", _state_macros(compressor, state))
-    grid = blocks_for(threads, _THREADS, MOST_BLOCKS), 1
+    grid = blocks_for(threads, _THREADS, most_blocks(kv)), 1
     arguments = (state, kv, score, compressor.ape, chunk, len(kv), len(state))
     return Launch(module, "state_keep", grid, _THREADS, arguments)
 

@@ -1,0 +1,109 @@
+"""Blocks of attention share the tiles of all tokens out evenly: counted by their own code."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schedule import build_schedule
+from dsv4kv.model.schema import build_schema
+from dsv4kv.ops.check import check_scene
+from dsv4kv.ops.launches.attend import GROUPS, NARROW, WIDE, Shape, plan_attend
+from dsv4kv.ops.launches.catalogue import empty, empty_pages
+from dsv4kv.ops.launches.launch import WARP, Launch
+from dsv4kv.ops.scenes import Scene
+from dsv4kv.ops.storage import Entries
+from tests.examples import FULL
+from tests.kernels.shim import twin
+from tests.ops.operations import CPU, SCENES, SEED
+
+SHARES = Path(__file__).with_name("shim") / "shares.cuh"
+PLACES, TILE, WINDOW, CHOICES, ENTRIES = 132, 64, 128, 1024, 8192
+LAYERS = {"csa": 2, "hca": 3}  # of V4-Pro
+
+
+def planned(kind: str) -> Launch:
+    """Attention of V4-Pro as its module is compiled."""
+    model = load_model("v4-pro")
+    schema = build_schema(model, build_schedule(model)[LAYERS[kind]], block_tokens=128)
+    assert schema.window
+    assert schema.main
+    chosen = empty(torch.int32, 1, CHOICES) if kind == "csa" else None
+    table, lengths = empty(torch.int32, 1, ENTRIES), empty(torch.int64, 1)
+    entries = Entries(empty_pages(schema.main), table, lengths, chosen)
+    numbers = empty(torch.int64, 1), empty(torch.int64, 1)
+    queries = empty(torch.bfloat16, 1, model.num_heads, 512)
+    asked = *numbers, WINDOW, entries, queries, empty(torch.float32, model.num_heads), 1.0
+    return plan_attend(empty_pages(schema.window), *asked, queries, queries)[0]
+
+
+def share(kind: str, slots: Tensor, seen: Tensor, lengths: Tensor, groups: int) -> list[int]:
+    """Tiles of each block, after every tile of every token was taken once and no other."""
+    tokens, most = len(slots), 2 + max(CHOICES, int(lengths.max())) // TILE + 1
+    taken = torch.zeros(tokens, groups, most, dtype=torch.int32)
+    of_block = torch.zeros(PLACES, dtype=torch.int32)
+    module = replace(planned(kind).module, source=str(SHARES))
+    width = int(lengths.max()) + 1 if kind == "hca" else ENTRIES
+    sizes = tokens, groups, most, WINDOW, width, CHOICES if kind == "csa" else 0
+    arguments = slots, seen, lengths, taken, of_block, *sizes
+    twin.run(Launch(module, "take_tiles", (PLACES, 1), WARP, arguments))
+    held = slots >= 0
+    own = -(-seen.clamp(max=WINDOW) // TILE)
+    others = -(-lengths // TILE) if kind == "hca" else (lengths > 0) * (CHOICES // TILE)
+    tiles = (own * held).clamp(min=1) + others * held
+    expected = torch.arange(most).expand(tokens, groups, most) < tiles[:, None, None]
+    assert torch.equal(taken, expected.int())
+    assert int(of_block.sum()) == groups * int(tiles.sum())
+    return of_block.tolist()
+
+
+def use(of_block: list[int]) -> tuple[float, float]:
+    """Share of the GPU that works until the last block ends, and the most with whole tiles."""
+    total, longest = sum(of_block), max(of_block)
+    return total / (PLACES * longest), total / (PLACES * -(-total // PLACES))
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_blocks_work_alike_for_every_batch(kind: str) -> None:
+    found = []
+    for batch in range(1, 257):
+        slots = torch.arange(batch)
+        seen, lengths = torch.full_like(slots, 8192), torch.full_like(slots, 2048)
+        tiles = share(kind, slots, seen, lengths, groups=2)
+        mine, best = use(tiles)
+        assert mine >= 0.95 * best, batch
+        assert mine >= 0.95 or sum(tiles) <= 19 * PLACES, batch  # so few that one more shows
+        found.append(mine)
+    assert sum(found[:128]) / 128 >= 0.93  # of blocks that have whole tokens 0.76
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_unequal_lengths_and_slots_of_no_token_are_shared_out_alike(kind: str) -> None:
+    random = torch.Generator().manual_seed(3)
+    for batch in (*range(1, 40), 64, 100, 256):
+        slots = torch.randperm(batch, generator=random)
+        slots[torch.rand(batch, generator=random) < 0.2] = -1
+        seen = torch.randint(0, 40_000, (batch,), generator=random)
+        mine, best = use(share(kind, slots, seen, seen // 4, groups=1 + batch % 2))
+        assert mine >= 0.95 * best
+
+
+ATTENDING = {name: scene for name, scene in SCENES.items() if scene.operation == "attend"}
+
+
+@pytest.mark.parametrize("shape", [WIDE, NARROW, GROUPS], ids=["wide", "narrow", "groups"])
+@pytest.mark.parametrize("name", ATTENDING if FULL else list(ATTENDING)[:3])
+def test_however_many_blocks_share_tokens_outputs_are_the_references(
+    name: str, shape: Shape
+) -> None:
+    def attend(blocks: int, **asked: object) -> None:
+        for launch in plan_attend(**asked, shape=shape, blocks=blocks):  # type: ignore[arg-type]
+            twin.run(launch, seed=777 + blocks)
+
+    scene: Scene = ATTENDING[name]
+    for blocks in (1, 2, 3, 5, 7, 40):
+        assert check_scene(scene, partial(attend, blocks), CPU, SEED) is None

@@ -124,9 +124,9 @@ def stage(numbers: Tensor, device: torch.device) -> Tensor:
     A GPU copies from a pinned buffer that torch does not reuse before the copy is done, so
     ``numbers`` may change immediately.
     """
-    if device.type == "cpu":
-        return numbers.clone()
-    return numbers.pin_memory().to(device, non_blocking=True)
+    if device.type == "cuda":
+        return numbers.pin_memory().to(device, non_blocking=True)
+    return numbers.to(device, copy=True)
 
 
 class DeviceTables:

@@ -169,7 +169,7 @@ def foresee_modules(
     taken = _any_inputs(inputs, queries, 1, dict.fromkeys(selecting_ratios(layers), topk))
     outputs = Outputs(device, plan.config.index_topk, plan.config.window_tokens)
     run, tables = Run(outputs, plan.schemas[0].block_tokens), manager.device_tables
-    with foresee() as modules:
+    with foresee() as launches:
         run_layers([(e, prefill_operations(e)) for e in layers], step, taken, run)
         decoding = [(e, all_decode_operations(e, engine=engine)) for e in layers]
         run_layers(decoding, step, taken, run)
@@ -185,7 +185,7 @@ def foresee_modules(
             for requests in (*(1 << i for i in range(most.bit_length())), most):  # of every graph
                 slots = torch.full((requests,), -1, device=device)
                 tables.prepare(slots, slots)
-    return list(modules)
+    return list(dict.fromkeys(launch.module for launch in launches))
 
 
 def cuda_capture() -> Capture:

@@ -220,16 +220,16 @@ class CudaDriver:
 
 
 _DEPENDENT = ContextVar("dependent", default=False)
-_FORESEEN: ContextVar[dict[KernelModule, None] | None] = ContextVar("foreseen", default=None)
+_FORESEEN: ContextVar[list[Launch] | None] = ContextVar("foreseen", default=None)
 
 
 @contextmanager
-def foresee() -> Iterator[dict[KernelModule, None]]:
-    """The modules of what ``run`` would launch inside: nothing is compiled or launched."""
-    modules: dict[KernelModule, None] = {}
-    before = _FORESEEN.set(modules)
+def foresee() -> Iterator[list[Launch]]:
+    """What would be launched inside: nothing is, and tensors may be without data."""
+    launches: list[Launch] = []
+    before = _FORESEEN.set(launches)
     try:
-        yield modules
+        yield launches
     finally:
         _FORESEEN.reset(before)
 
@@ -254,11 +254,7 @@ def run(launch: Launch) -> None:
         CudaUnavailable: No GPU, or a package is missing; says which.
         DeviceError: Arguments that the kernel cannot take, or the driver refuses.
     """
-    foreseen = _FORESEEN.get()
-    if foreseen is not None:
-        foreseen[launch.module] = None
-        return
-    _launcher().prepare(replace(launch, dependent=True) if _DEPENDENT.get() else launch)()
+    prepare(replace(launch, dependent=True) if _DEPENDENT.get() else launch)()
 
 
 def prepare(launch: Launch) -> Callable[[], None]:
@@ -266,6 +262,9 @@ def prepare(launch: Launch) -> Callable[[], None]:
 
     The launch's tensors are kept alive as long as the call is. Raises as ``run`` does.
     """
+    foreseen = _FORESEEN.get()
+    if foreseen is not None:
+        return functools.partial(foreseen.append, launch)
     return _launcher().prepare(launch)
 
 
@@ -274,7 +273,8 @@ def compile_ahead(modules: Iterable[KernelModule], device: torch.device) -> None
 
     ``foresee`` finds them. Raises as ``run`` does.
     """
-    _launcher().load(modules, device.index or 0)
+    if _FORESEEN.get() is None:
+        _launcher().load(modules, device.index or 0)
 
 
 class Launcher:

@@ -65,7 +65,7 @@ class Desk:
             "question": name,
             "words": question.words,
             "unit": question.unit,
-            "predicted": question.predicted.get(self.card()),
+            "predicted": question.on(self.card()),
             "wanted": str(bar) if bar else None,
             "measured": measured,
             "interval": interval,

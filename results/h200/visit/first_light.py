@@ -65,7 +65,7 @@ def modules_of_steps(place: Place) -> list[KernelModule]:
                 if how.runs_on(architecture):
                     way = {"variant": variant} if variant else {}
                     getattr(cuda, scene.operation)(**arguments, **way)
-    return list(found | scenes)
+    return list(found | dict.fromkeys(launch.module for launch in scenes))
 
 
 def _differing(out: Tensor, indices: Tensor) -> int:

@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from dsv4kv.bench.device import CudaDevice, describe_gpu, find_device
 from dsv4kv.runs.schema import GpuFacts
@@ -21,6 +24,16 @@ class Place:
     def size(self, full: int, small: int) -> int:
         """How much work there is."""
         return small if self.small else full
+
+
+def planned_place() -> Place:
+    """A place on no GPU, where works are planned and nothing is launched."""
+    device = CudaDevice(torch.device("meta"), "sm_90a", 0, 1, _none, _none)
+    return Place(device, TWIN, small=False)
+
+
+def _none() -> Any:
+    raise AssertionError("nothing is launched on no GPU")
 
 
 @contextmanager

@@ -36,9 +36,10 @@ class Step:
 CALLS: dict[str, tuple[Step, ...]] = {
     "first": (
         Step("facts", "machine, driver, packages, tools", 20, "machine", asked.FACTS),
-        Step("compile", "all kernels; one launch, one graph", 60, "first_light", asked.COMPILE),
-        Step("tests", "tests/cuda/test_gpu.py", 120, "tests:tests", asked.TESTS),
-        Step("speeds", "peaks, gathers, inserts, empty nodes", 110, "speeds", asked.SPEEDS),
+        Step("compile", "all kernels; one launch, one graph", 50, "first_light", asked.COMPILE),
+        Step("tests", "tests/cuda/test_gpu.py", 110, "tests:tests", asked.TESTS),
+        Step("speeds", "peaks, gathers, inserts, empty nodes", 90, "speeds:peaks", asked.SPEEDS),
+        Step("reads", "scores, choice and attention", 50, "speeds", asked.READS),
         Step("dram", "ncu: DRAM bytes of three kernels", 70, "dram", asked.DRAM),
         Step("bench_64", "bench gpu, 64 requests", 150, "bench:64", asked.BENCH_64),
     ),
@@ -47,15 +48,16 @@ CALLS: dict[str, tuple[Step, ...]] = {
         Step(
             "bench_tests",
             "tests/cuda/test_gpu_bench.py",
-            120,
+            110,
             "tests:bench_tests",
             asked.BENCH_TESTS,
         ),
-        Step("flushes", "flushes by blocks an entry", 50, "flushes", asked.FLUSHES),
-        Step("bench_1", "bench gpu, 1 request", 60, "bench:1", asked.BENCH_1),
-        Step("bench_8", "bench gpu, 8 requests", 60, "bench:8", asked.BENCH_8),
+        Step("long", "chunks, objects, 1M tokens", 50, "speeds", asked.LONG),
+        Step("flushes", "flushes by blocks an entry", 40, "speeds", asked.FLUSHES),
+        Step("bench_1", "bench gpu, 1 request", 55, "bench:1", asked.BENCH_1),
+        Step("bench_8", "bench gpu, 8 requests", 55, "bench:8", asked.BENCH_8),
         Step(
-            "device_tables", "bench gpu, kernels keep tables", 90, "bench:0", asked.DEVICE_TABLES
+            "device_tables", "bench gpu, kernels keep tables", 80, "bench:0", asked.DEVICE_TABLES
         ),
     ),
     "third": (

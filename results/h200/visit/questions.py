@@ -1,12 +1,24 @@
 """What a visit is to find out: each question with its prediction, made before, and its bar.
 
 Predictions are for an H200 (datasheet 4.8 TB/s, a copy at 87.5 % of it) and an H100 (3.35 TB/s, a
-copy at 90 %). What memory limits takes 1.4 times as long on an H100; launches take the same.
+copy at 90 %); of what kernels are timed on they are computed from the launches and bytes of it.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from dsv4kv.bench import predict
+from dsv4kv.bench.predict import Card, Planned
+from dsv4kv.config.load import load_config
+from dsv4kv.ops.launches.copies import Way
+from visit import workloads
+from visit.place import Place, planned_place
+from visit.workloads import Work
+
+MODULES, COMPILE_S, CORES = 248, 0.46, 16
+"""What the step ``compile`` builds, and NVRTC's time for one on a host like that."""
 
 H200, H100 = "H200", "H100"
 GPUS = (H200, H100)
@@ -44,20 +56,67 @@ class Question:
         words: The question.
         unit: Of prediction, bar and figure; empty for a count.
         why: Where the prediction comes from.
-        predicted: By GPU.
+        predicted: By card: computed of what is launched, or expected of a machine.
         bar: What is wanted; None where the figure only informs.
+        work: What is timed, made on a place; None where a step finds the figure otherwise.
     """
 
     name: str
     words: str
     unit: str
     why: str
-    predicted: Mapping[str, float]
+    predicted: Callable[[Card], float]
     bar: Bar | None = None
+    work: Callable[[Place], Work] | None = None
+
+    def on(self, gpu: str) -> float | None:
+        """The prediction for a card by its name; None for one of which nothing is known."""
+        return self.predicted(CARDS[gpu]) if gpu in CARDS else None
 
 
-def _on(h200: float, h100: float) -> dict[str, float]:
-    return {H200: h200, H100: h100}
+CARDS = {H200: predict.H200, H100: predict.H100}
+
+
+def _on(h200: float, h100: float) -> Callable[[Card], float]:
+    return lambda card: h200 if card.name == H200 else h100
+
+
+def figure(unit: str, ns: float, work: Work, card: Card) -> float:
+    """The time of a call in a question's unit; %: of the least that bytes and products allow."""
+    if unit == "µs":
+        return ns / 1e3
+    if unit == "ns":
+        return ns / work.entries
+    return 100 * card.roofline_ns(work.bytes, work.flops) / ns
+
+
+@functools.cache
+def _planned(make: Callable[[Place], Work]) -> Work:
+    """Work on no GPU, for what it would launch and move."""
+    return make(planned_place())
+
+
+def _timed(
+    name: str,
+    words: str,
+    make: Callable[[Place], Work],
+    *,
+    unit: str = "µs",
+    why: str = "",
+    bar: Bar | None = None,
+    share: Bar | None = None,
+) -> tuple[Question, ...]:
+    """The time of work; with a bar for it, also what share of the roofline that is."""
+
+    def predicted(unit: str) -> Callable[[Card], float]:
+        return lambda card: figure(unit, _planned(make).predicted_ns(card), _planned(make), card)
+
+    why = why or "by the model: bytes, products, whole tiles, loads that wait"
+    asked = [Question(name, words, unit, why, predicted(unit), bar, make)]
+    if share:
+        words = "What share of the roofline is that?"
+        asked += [Question(f"{name}_share", words, "%", "the same", predicted("%"), share, make)]
+    return tuple(asked)
 
 
 def _count(name: str, words: str, why: str, expected: int = 0) -> Question:
@@ -82,8 +141,8 @@ COMPILE = (
         "compile_all",
         "How long do all kernels of the visit's steps take to compile, on the host's cores?",
         "s",
-        "248 modules of 0.7 s of NVRTC on 16 cores",
-        _on(11, 11),
+        f"{MODULES} modules of {COMPILE_S} s of NVRTC on {CORES} cores",
+        _on(MODULES * COMPILE_S / CORES, MODULES * COMPILE_S / CORES),
         Bar("≤", 30),
     ),
     _count("not_kept", "How many of them does the cache not keep?", "each is written when built"),
@@ -95,6 +154,27 @@ TESTS = (
     _count("tests_failed", "How many tests of operations fail?", "all pass on the CPU twin"),
     _count("tests_passed", "How many of them pass?", "three for every scene of an operation", 100),
 )
+
+
+def _sizes(place: Place, requests: int, others: int) -> tuple[int, int]:
+    return place.size(requests, min(requests, 2)), place.size(others, 32)
+
+
+def _unrolled(unroll: int, place: Place) -> Work:
+    return workloads.gather(place, place.size(131_072, 64), unroll=unroll)
+
+
+def _chunk(kind: str, place: Place) -> Work:
+    return workloads.chunk(place, kind, place.size(8192, 256))
+
+
+def _flush(kind: str, split: int | None, place: Place) -> Work:
+    return workloads.flush(place, kind, place.size(8192, 256), split)
+
+
+def _objects(way: Way, place: Place) -> Work:
+    return workloads.objects(place, way, place.size(256, 4))
+
 
 SPEEDS = (
     Question(
@@ -120,90 +200,138 @@ SPEEDS = (
         "launch latency between dependent nodes",
         _on(0.8, 0.8),
     ),
-    Question(
+    *_timed(
         "gather_131072",
         "How long does one of 131,072 scattered entries take to gather?",
-        "ns",
-        "1,612 B at 90 % of the copy: 8 wide loads a lane are under way together; 64-byte atoms "
-        "and the ramp from index to page are left",
-        _on(0.428, 0.60),
-        Bar("≤", 0.417, (H200,)),
+        lambda place: workloads.gather(place, place.size(131_072, 64)),
+        unit="ns",
+        bar=Bar("≤", 0.417, (H200,)),
+        share=Bar("≥", 90),
     ),
-    Question(
-        "gather_131072_share",
-        "What share of the faster copy is that?",
-        "%",
-        "the same",
-        _on(90, 90),
-        Bar("≥", 90),
-    ),
-    Question(
+    *_timed(
         "gather_ordered",
         "And in order instead of scattered?",
-        "ns",
-        "an entry is 4.5 lines of 128 B, either way whole",
-        _on(0.42, 0.59),
+        lambda place: workloads.gather(place, place.size(131_072, 64), scattered=False),
+        unit="ns",
+        why="an entry is 4.5 lines of 128 B, either way whole",
     ),
-    Question(
-        "gather_u1",
-        "And with one entry in flight a warp?",
-        "ns",
-        "half the bytes in flight that two have",
-        _on(0.46, 0.64),
+    *(
+        question
+        for unroll in (1, 2, 4)
+        for question in _timed(
+            f"gather_u{unroll}",
+            f"And with {unroll} in flight a warp?",
+            functools.partial(_unrolled, unroll),
+            unit="ns",
+            why="even one is more than Little's law asks for",
+        )
     ),
-    Question(
-        "gather_u2",
-        "And with two?",
-        "ns",
-        "four wide loads a lane are five times what Little's law asks for",
-        _on(0.428, 0.60),
-    ),
-    Question(
-        "gather_u4",
-        "And with four?",
-        "ns",
-        "more in flight, fewer warps: 60 registers instead of 43",
-        _on(0.435, 0.61),
-    ),
-    Question(
+    *_timed(
         "gather_1m",
         "And of 1,048,576?",
-        "ns",
-        "94 % of the copy: start and end count less",
-        _on(0.41, 0.57),
-        Bar("≤", 0.417, (H200,)),
+        lambda place: workloads.gather(place, place.size(1 << 20, 96)),
+        unit="ns",
+        bar=Bar("≤", 0.417, (H200,)),
     ),
-    Question(
+    *_timed(
         "topk_64x1024",
         "How long does the top-k gather of 64 × 1,024 take?",
-        "µs",
-        "105.6 MB, and 3 µs from index to table to page",
-        _on(29.5, 40.5),
+        lambda place: workloads.topk(place, *_sizes(place, 64, 1024)),
+        share=Bar("≥", 85),
     ),
-    Question(
-        "topk_64x1024_share",
-        "What share of the faster copy is that?",
-        "%",
-        "the same",
-        _on(85, 87),
-        Bar("≥", 85),
+    *_timed(
+        "topk_8x1024",
+        "Of 8 × 1,024?",
+        lambda place: workloads.topk(place, *_sizes(place, 8, 1024)),
     ),
-    Question("topk_64x512", "Of 64 × 512?", "µs", "52.8 MB, the same ramp", _on(16, 21.5)),
-    Question("topk_8x1024", "Of 8 × 1,024?", "µs", "13.2 MB, mostly ramp", _on(6, 7.3)),
-    Question(
+    *_timed(
         "insert_131072",
         "How long does the insert of 131,072 scattered entries take?",
-        "µs",
-        "212 MB at 92 %: as many blocks as are resident, two entries of a warp under way",
-        _on(55, 77),
+        lambda place: workloads.insert(place, place.size(131_072, 64)),
+        share=Bar("≥", 90),
     ),
-    Question(
-        "insert_131072_share",
-        "What share of the faster copy is that?",
-        "%",
-        "the same; the variant single has 1.6 waves of blocks and about 80 %",
-        _on(92, 92),
-        Bar("≥", 90),
+)
+
+
+def _attention(place: Place, requests: int, chosen: int, **how: Any) -> Work:
+    sizes = _sizes(place, requests, chosen)
+    return workloads.attend(place, *sizes, place.size(128, 2), **how)
+
+
+_SCORES, _ATTEND = Bar("≥", 80), Bar("≥", 50)
+
+READS = (
+    *_timed(
+        "scores_64x32k",
+        "How long do the scores of 64 requests of 32K tokens take, FP8 keys of V4-Pro?",
+        lambda place: workloads.scores(place, *_sizes(place, 64, 8192)),
+        share=_SCORES,
+    ),
+    *_timed(
+        "scores_64x128k",
+        "And of 64 of 128K tokens?",
+        lambda place: workloads.scores(place, *_sizes(place, 64, 32_768)),
+        share=_SCORES,
+    ),
+    *_timed(
+        "select_64x32768",
+        "How long does the choice of the top k of 64 × 32,768 scores take?",
+        lambda place: workloads.select(place, *_sizes(place, 64, 32_768)),
+        bar=Bar("≤", 20, (H200,)),
+    ),
+    *_timed(
+        "attend_csa",
+        "How long does attention of V4-Pro to 64 × (128 + 1,024) entries take?",
+        lambda place: _attention(place, 64, 1024),
+        share=_ATTEND,
+    ),
+    *_timed(
+        "attend_csa_groups",
+        "And in the variant groups (wgmma)?",
+        lambda place: _attention(place, 64, 1024, variant="groups"),
+        share=_ATTEND,
+    ),
+    *_timed(
+        "attend_hca",
+        "And to 64 × (128 + 64) entries, all of an HCA layer?",
+        lambda place: _attention(place, 64, 64, every=True),
+        share=_ATTEND,
+    ),
+)
+
+LONG = (
+    *(
+        question
+        for kind in ("csa", "hca")
+        for question in _timed(
+            f"chunk_{kind}",
+            f"How long does a chunk of 8,192 tokens take to compress, {kind.upper()}?",
+            functools.partial(_chunk, kind),
+        )
+    ),
+    *(
+        question
+        for way in ("take", "put")
+        for question in _timed(
+            f"objects_{way}",
+            f"How long does it take to {way} 256 objects of a tier, pages of 61 layers?",
+            functools.partial(_objects, way),
+        )
+    ),
+    *_timed(
+        "scores_1m",
+        "How long do the scores of one request of 1M tokens take?",
+        lambda place: workloads.scores(place, *_sizes(place, 1, 262_144)),
+    ),
+    *_timed(
+        "select_1m",
+        "And the choice of its top k?",
+        lambda place: workloads.select(place, *_sizes(place, 1, 262_144)),
+    ),
+    *_timed(
+        "attend_hca_1m",
+        "And attention to its 8,192 HCA entries?",
+        lambda place: _attention(place, 1, 8192, every=True),
     ),
 )
 
@@ -221,17 +349,48 @@ DRAM = (
 )
 
 
-def _step(batch: int, why: str, predicted: Mapping[str, float]) -> tuple[Question, ...]:
+@functools.cache
+def planned_step(card: Card, *settings: str) -> list[Planned]:
+    """The step that ``bench gpu`` with settings captures, in the middle of its requests."""
+    config = load_config("gpu", settings).config
+    drawn = config.workload.synthetic
+    tokens = int(drawn.input.mean + drawn.output.mean / 2) + 1
+    return predict.plan_step(config, card, tokens)
+
+
+def _step_ms(*settings: str) -> Callable[[Card], float]:
+    return lambda card: sum(each.ns(card) for each in planned_step(card, *settings)) / 1e6
+
+
+_LAUNCH_MS = 0.045  # of Python
+
+
+def _eager_ms(*settings: str) -> Callable[[Card], float]:
+    return lambda card: (
+        _LAUNCH_MS * sum(len(each.launches) for each in planned_step(card, *settings))
+    )
+
+
+def _step_amplification(card: Card) -> float:
+    """Scales of an entry that is not in a window cost an atom of 64 B, not 8 B."""
+    step = planned_step(card)
+    window, batch = 128, 64
+    entries = sum(each.entries - batch * window for each in step if each.name == "attend")
+    return 1 + 56 * entries / sum(each.bytes for each in step)
+
+
+def _step(batch: int) -> tuple[Question, ...]:
     """What a bench of so many requests is asked."""
     of = f"V4-Pro, {batch} request{'s' if batch > 1 else ''} of 8,192 tokens"
+    setting = f"workload.concurrency={batch}"
     return (
         _count(f"wrong_{batch}", f"How many outputs of {of}, are wrong?", "as on the twin"),
         Question(
             f"graph_{batch}",
             f"How long is one decode step: {of}, a graph?",
             "ms",
-            why,
-            predicted,
+            "the sum of the launches of the step that is captured",
+            _step_ms(setting),
         ),
         Question(
             f"host_{batch}",
@@ -245,15 +404,13 @@ def _step(batch: int, why: str, predicted: Mapping[str, float]) -> tuple[Questio
             f"eager_{batch}",
             "How long is the host busy without a graph?",
             "ms",
-            "218 launches of about 45 µs of Python",
-            _on(10, 10),
+            "as many launches of about 45 µs of Python",
+            _eager_ms(setting),
         ),
     )
 
 
-BENCH_64 = _step(64, "5.54 GB at the copy, and 216 gaps of 0.4 µs", _on(1.4, 1.95))
-BENCH_1 = _step(1, "87 MB, but 216 kernels of the shortest duration", _on(0.55, 0.55))
-BENCH_8 = _step(8, "0.7 GB; most of the 216 kernels last what their start takes", _on(0.65, 0.7))
+BENCH_64, BENCH_1, BENCH_8 = map(_step, (64, 1, 8))
 
 SANITIZE = (
     _count("planted_write", "Does memcheck find a planted write outside?", "it must", 1),
@@ -274,44 +431,31 @@ DEVICE_TABLES = (
         "device_tables",
         "How long is a decode step of 64 requests whose block tables kernels keep?",
         "ms",
-        "two launches more in a graph of 216",
-        _on(1.4, 1.95),
+        "the sum of the launches of the step that is captured",
+        _step_ms("cache.prepare=device"),
     ),
 )
 
-FLUSHES = (
-    Question(
-        "flush_csa",
-        "How long does the CSA flush of 8,192 tokens take, cold, on random states?",
-        "µs",
-        "2,048 entries of 33 KiB at the copy, 16 loads under way together, and a ramp of 2 µs",
-        _on(18.5, 25),
-        Bar("≤", 20, (H200,)),
-    ),
-    Question(
-        "flush_hca",
-        "And the HCA flush?",
-        "µs",
-        "64 entries of 512 KiB on 512 blocks, loads eight by eight: four latencies in a row, and "
-        "a second kernel",
-        _on(12, 15.5),
-        Bar("≤", 10, (H200,)),
-    ),
-    *(
-        Question(
-            f"flush_{kind}_split_{split}",
-            f"And with {split} block{'s' if split > 1 else ''} an entry?",
-            "µs",
-            why,
-            _on(*predicted),
-        )
-        for kind, split, why, predicted in (
-            ("csa", 2, "more blocks than places anyway, and a second kernel", (21, 28)),
-            ("hca", 1, "64 blocks for 132 multiprocessors", (32, 35)),
-            ("hca", 2, "128 blocks", (18, 21)),
-            ("hca", 4, "256 blocks", (14, 18)),
-        )
-    ),
+_FLUSHED = "How long does the {} flush of 8,192 tokens take, cold, on random states?"
+
+FLUSHES = tuple(
+    question
+    for kind, split, bar in (
+        ("csa", None, Bar("≤", 20, (H200,))),
+        ("csa", 2, None),
+        ("hca", None, Bar("≤", 10, (H200,))),
+        ("hca", 1, None),
+        ("hca", 2, None),
+        ("hca", 4, None),
+    )
+    for question in _timed(
+        f"flush_{kind}" + (f"_split_{split}" if split else ""),
+        f"And with {split} block{'s' if split > 1 else ''} an entry?"
+        if split
+        else _FLUSHED.format(kind.upper()),
+        functools.partial(_flush, kind, split),
+        bar=bar,
+    )
 )
 
 VARIANTS = (
@@ -327,8 +471,8 @@ STEP_BYTES = (
         "amplification_step",
         "How many bytes does a whole decode step move in DRAM for one that it must?",
         "×",
-        "windows and states of neighbours are still in L2; scales cost an atom each",
-        _on(1.03, 1.03),
+        "windows are whole pages; scales of other entries cost an atom of 64 B each",
+        _step_amplification,
         Bar("≤", 1.10),
     ),
 )

@@ -22,7 +22,7 @@ def _answers(files: Iterable[Path]) -> Iterable[rows.Row]:
 
 
 def _line(question: Question, answers: dict[str, rows.Row]) -> str:
-    predicted = [_figure(question.predicted.get(gpu), question.unit) for gpu in (H200, H100)]
+    predicted = [_figure(question.on(gpu), question.unit) for gpu in (H200, H100)]
     wanted = str(question.bar) if question.bar else _NOTHING
     measured = _measured(question, answers.get(question.name))
     cells = [f"{question.words} (`{question.name}`)", question.why, *predicted, wanted, measured]

@@ -12,7 +12,7 @@ from visit.desk import Desk
 from visit.place import Place
 from visit.workloads import Work
 
-_MOST_NS = 4_000_000_000  # of each work: a visit has many
+_MOST_NS = 3_000_000_000  # of each work: a visit has many
 
 
 @dataclass(frozen=True)

@@ -9,22 +9,26 @@ import torch
 from torch import Tensor
 
 from dsv4kv.bench.figures import COLD_L2S
-from dsv4kv.model.formats import PageLayout, entry_format
+from dsv4kv.bench.predict import Card, predict_ns
+from dsv4kv.model.formats import EntryFormat, PageLayout, entry_format
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.ops import spec
 from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
 from dsv4kv.ops.cuda.launch import prepare
 from dsv4kv.ops.launches.attend import plan_attend
+from dsv4kv.ops.launches.copies import Way, plan_objects, pool_table
 from dsv4kv.ops.launches.launch import Launch
 from dsv4kv.ops.launches.pages import plan_entry_insert, plan_gather_entries, plan_gather_topk
+from dsv4kv.ops.launches.select import plan_index_scores, plan_select_topk
 from dsv4kv.ops.launches.state import plan_compress_chunk, plan_flush, split_of
 from dsv4kv.ops.storage import Entries, PageStore
 from visit.place import Place
 
-MAIN = entry_format("main", "fp8_ds_mla")
+MAIN, KEYS = entry_format("main", "fp8_ds_mla"), entry_format("indexer", "fp8")
 _PAGE_ENTRIES = 32
 _FILLED_AT_ONCE = 8192
+_ALIVE: list[list[Tensor]] = []
 _LAYERS = {"csa": 2, "hca": 3}  # of V4-Pro
 
 
@@ -36,11 +40,17 @@ class Work:
         calls: Launches of each call.
         entries: Of one call.
         bytes: Useful bytes of one call.
+        flops: Of its products.
     """
 
     calls: Sequence[tuple[Launch, ...]]
     entries: int
     bytes: int
+    flops: int = 0
+
+    def predicted_ns(self, card: Card) -> float:
+        """How long a call should take."""
+        return predict_ns(self.calls[0], self.bytes, self.flops, card)
 
 
 def gather(place: Place, count: int, *, scattered: bool = True, **how: Any) -> Work:
@@ -61,8 +71,7 @@ def topk(place: Place, requests: int, chosen: int, **how: Any) -> Work:
     width = held // _PAGE_ENTRIES
     store = _filled(place, calls * requests * held)
     tables = _order(place, len(store.pages)).int().view(calls, requests, width)
-    choices = torch.rand(calls * requests, held, generator=_generator()).argsort(1)[:, :chosen]
-    indices = choices.int().to(store.pages.device).view(calls, requests, chosen)
+    indices = _choices(place, calls, requests, held, chosen)
     slots = torch.arange(requests, device=indices.device)
     lengths = torch.full_like(slots, held)
     out = _output(place, calls, requests, chosen)
@@ -73,18 +82,22 @@ def topk(place: Place, requests: int, chosen: int, **how: Any) -> Work:
     return Work(plans, requests * chosen, moved)
 
 
-def attend(place: Place, requests: int, chosen: int, heads: int, **how: Any) -> Work:
-    """Attention of V4-Pro's heads to a window and chosen entries of requests of 8,192 tokens."""
-    model = load_model("v4-pro")
+def attend(
+    place: Place, requests: int, read: int, heads: int, *, every: bool = False, **how: Any
+) -> Work:
+    """Attention of V4-Pro's heads to a window and to so many of 2,048 entries, or to all."""
+    model, chosen = load_model("v4-pro"), read
     window, device = model.window_tokens, place.device.device
     read = requests * (window + chosen)
-    moved = MAIN.entry_bytes * read + 4 * requests * heads * MAIN.dims
-    calls, held = _calls(place, moved), place.size(2048, max(64, chosen))
+    moved = spec.attended_bytes(MAIN, read, requests * chosen)
+    moved += spec.attend_query_bytes(requests, heads, MAIN.dims)
+    calls = _calls(place, moved)
+    held = -(-chosen // _PAGE_ENTRIES) * _PAGE_ENTRIES
+    held = held if every else place.size(2048, max(64, chosen))
     store, rings = _filled(place, calls * requests * held), calls * requests
     ring = _filled(place, rings * window, window)
     tables = _order(place, len(store.pages)).int().view(calls, requests, held // _PAGE_ENTRIES)
-    choices = torch.rand(rings, held, generator=_generator()).argsort(1)[:, :chosen]
-    indices = choices.int().to(device).view(calls, requests, chosen)
+    indices = _choices(place, calls, requests, held, chosen)
     slots = torch.arange(requests, device=device)
     tokens, lengths = torch.full_like(slots, 4 * held), torch.full_like(slots, held)
     queries = _output(place, requests, heads).normal_()
@@ -93,10 +106,66 @@ def attend(place: Place, requests: int, chosen: int, heads: int, **how: Any) -> 
     plans = []
     for k in range(calls):
         own = PageStore(ring.layout, ring.pages[k * requests : (k + 1) * requests])
-        entries = Entries(store, tables[k], lengths, indices[k])
+        entries = Entries(store, tables[k], lengths, None if every else indices[k])
         asked = own, slots, tokens, window, entries, queries, sinks, MAIN.dims**-0.5
         plans.append(plan_attend(*asked, out[k], lse[k], **how))
-    return Work(plans, read, moved)
+    return Work(plans, read, moved, spec.attend_flops(read, heads, MAIN.dims))
+
+
+def scores(place: Place, requests: int, keys: int) -> Work:
+    """Scores of one query token of each request, against so many FP8 keys of its own."""
+    model, device = load_model("v4-pro"), place.device.device
+    heads, count, width = model.index_heads, requests * keys, -(-keys // _PAGE_ENTRIES)
+    moved = spec.index_scores_bytes(KEYS, count, requests * width, count, requests * heads)
+    calls = _calls(place, moved)
+    store = _filled(place, calls * requests * width * _PAGE_ENTRIES, entry=KEYS)
+    tables = _order(place, len(store.pages)).int().view(calls, requests, width)
+    slots = torch.arange(requests, device=device)
+    lengths = torch.full_like(slots, keys)
+    queries = torch.randn(requests, heads, KEYS.dims, device=device) * 8
+    codes = queries.to(torch.float8_e4m3fn).view(torch.uint8)
+    weights = torch.randn(requests, heads, device=device)
+    out = torch.empty(calls, requests, keys, device=device)
+    plans = [
+        (plan_index_scores(store, tables[k], slots, lengths, codes, weights, None, out[k]),)
+        for k in range(calls)
+    ]
+    return Work(plans, count, moved, spec.index_scores_flops(count, heads, KEYS.dims))
+
+
+def select(place: Place, requests: int, columns: int) -> Work:
+    """V4-Pro's top k of a row of scores of each request."""
+    chosen, device = min(columns, load_model("v4-pro").index_topk), place.device.device
+    moved = spec.select_topk_bytes(requests * columns, 0, requests * chosen)
+    calls, width = _calls(place, moved), -(-columns // _PAGE_ENTRIES)
+    rows = torch.randn(calls, requests, columns, device=device)
+    table = _order(place, requests * width).int().view(requests, width)
+    slots = torch.arange(requests, device=device)
+    lengths = torch.full_like(slots, columns)
+    out = torch.empty(2, requests, chosen, dtype=torch.int32, device=device)
+    asked = table, slots, _PAGE_ENTRIES, out[0], out[1]
+    plans = [plan_select_topk(rows[k], lengths, None, *asked) for k in range(calls)]
+    return Work(plans, requests * columns, moved)
+
+
+def objects(place: Place, way: Way, count: int) -> Work:
+    """Pages of all layers of V4-Pro that go to or come from a tier's objects."""
+    layers, device = place.size(61, 2), place.device.device
+    piece = PageLayout(MAIN, _PAGE_ENTRIES).page_bytes // 16 * 16
+    moved = 2 * layers * count * piece
+    calls = _calls(place, moved)
+    pool = torch.empty(calls * count, piece, dtype=torch.uint8, device=device)
+    pools = [pool.random_(0, 256) for _ in range(layers)]
+    table = torch.empty(2, layers, dtype=torch.int64, device=device)
+    if device.type != "meta":
+        table = pool_table(pools)
+    rows = torch.empty(count, layers * piece, dtype=torch.uint8, device=device).random_(0, 256)
+    ids = _order(place, calls * count).view(calls, 1, count).expand(-1, layers, -1).contiguous()
+    plans = [
+        (plan_objects(way, table, ids[k], rows, piece, layers * piece),) for k in range(calls)
+    ]
+    _ALIVE.append(pools)  # a table has their addresses alone
+    return Work(plans, layers * count, moved)
 
 
 def insert(place: Place, count: int, **how: Any) -> Work:
@@ -157,13 +226,22 @@ def _calls(place: Place, moved: int) -> int:
     return max(2, math.ceil(COLD_L2S * place.device.l2_bytes / moved))
 
 
-def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
+def _generator(place: Place) -> torch.Generator | None:
+    device = place.device.device
+    return None if device.type == "meta" else torch.Generator(device).manual_seed(0)
 
 
 def _order(place: Place, count: int, *, scattered: bool = True) -> Tensor:
-    numbers = torch.randperm(count, generator=_generator()) if scattered else torch.arange(count)
-    return numbers.to(place.device.device)
+    device = place.device.device
+    if scattered:
+        return torch.randperm(count, generator=_generator(place), device=device)
+    return torch.arange(count, device=device)
+
+
+def _choices(place: Place, calls: int, requests: int, held: int, chosen: int) -> Tensor:
+    device = place.device.device
+    chances = torch.rand(calls, requests, held, generator=_generator(place), device=device)
+    return chances.argsort(2)[:, :, :chosen].int().contiguous()
 
 
 def _output(place: Place, *shape: int) -> Tensor:
@@ -174,14 +252,20 @@ def _compressor(place: Place, kind: str, tokens: int) -> Compressor:
     model = load_model("v4-pro")
     layer = build_schedule(model)[_LAYERS[kind]]
     rope = make_rope(model, layer.ratio, max(tokens, 2 * layer.ratio), "float32")
-    return random_compressor(model, layer, _generator(), rope=rope).to(place.device.device)
+    drawn = torch.Generator().manual_seed(0)
+    return random_compressor(model, layer, drawn, rope=rope).to(place.device.device)
 
 
-def _filled(place: Place, entries: int, page_entries: int = _PAGE_ENTRIES) -> PageStore:
+def _filled(
+    place: Place, entries: int, page_entries: int = _PAGE_ENTRIES, entry: EntryFormat = MAIN
+) -> PageStore:
     """Pages of quantised normal data for so many entries."""
     pages, device = -(-entries // page_entries), place.device.device
-    store = PageStore.allocate(PageLayout(MAIN, page_entries), pages, device)
-    values = _output(place, min(_FILLED_AT_ONCE, store.num_entries)).normal_()
+    store = PageStore.allocate(PageLayout(entry, page_entries), pages, device)
+    if device.type == "meta":
+        return store
+    values = torch.randn(min(_FILLED_AT_ONCE, store.num_entries), entry.dims, device=device)
+    values = values.bfloat16()
     for first in range(0, store.num_entries, len(values)):
         rows = torch.arange(first, min(first + len(values), store.num_entries), device=device)
         prepare(plan_entry_insert(store, values[: len(rows)], rows))()

@@ -18,7 +18,7 @@ import torch
 from dsv4kv.bench.build import build_drive, build_manager, plan_from
 from dsv4kv.bench.device import CudaDevice
 from dsv4kv.bench.serve.graphs import Graph
-from dsv4kv.bench.serve.operations import decode_operations
+from dsv4kv.bench.serve.operations import decode_operations, name_of
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import CudaUnavailable
 from dsv4kv.measure.recorder import Event, Recorder
@@ -114,7 +114,7 @@ def _limits(launch: Launch) -> Limits:
 class Planned:
     """An operation of a step on one layer."""
 
-    name: str  # ``tables`` for what prepares the step
+    name: str  # as in a record; ``tables`` for what prepares the step
     layer_type: str
     launches: tuple[Launch, ...]
     entries: int = 0
@@ -174,7 +174,7 @@ def plan_step(config: BenchConfig, card: Card, tokens: int) -> list[Planned]:
         assert name == called
         counted = work.of(name, layer.schema, indexer=indexer)
         kind = layer.schema.layer.attn.value
-        planned.append(Planned(name, kind, tuple(found[start:end]), *counted))
+        planned.append(Planned(name_of(name, indexer), kind, tuple(found[start:end]), *counted))
     return planned
 
 

@@ -8,7 +8,7 @@ import typer
 
 from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
-from dsv4kv.errors import DeviceError
+from dsv4kv.errors import DeviceError, VerificationError
 from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
@@ -17,15 +17,22 @@ if TYPE_CHECKING:
 EPILOG = examples(
     "dsv4kv doctor                 look at this machine",
     "dsv4kv doctor --calibrate     measure its A/A noise floor, for dsv4kv compare",
+    "dsv4kv doctor --gpu           check and time the GPU: a minute",
 )
 _CALIBRATE = (
     "Also run equal launches, store their noise floor and the memory's peaks (minutes; keep the "
     "machine idle)."
 )
+_GPU = (
+    "Check every operation on the GPU instead, and time copies, gathers, reads and a step against "
+    "what this GPU should take (a minute; 4 GiB)."
+)
 
 
 def doctor(
-    calibrate: bool = opt.flag("--calibrate", _CALIBRATE), as_json: bool = opt.AS_JSON
+    calibrate: bool = opt.flag("--calibrate", _CALIBRATE),
+    gpu: bool = opt.flag("--gpu", _GPU),
+    as_json: bool = opt.AS_JSON,
 ) -> None:
     """Check this machine: what it has, what is missing and what that disables.
 
@@ -36,6 +43,9 @@ def doctor(
     from dsv4kv.view.doctor import report_checks
     from dsv4kv.view.render import show
 
+    if gpu:
+        _look_at_gpu(as_json=as_json)
+        return
     path = calibration_path()
     calibration = _calibrate(path, quiet=as_json) if calibrate else None
     checks = list(examine(path))
@@ -50,6 +60,20 @@ def doctor(
             show([_sum_up(calibration, path)])
     if broken:
         raise typer.Exit(DeviceError.exit_code)
+
+
+def _look_at_gpu(*, as_json: bool) -> None:
+    from dsv4kv.diagnose.gpu import examine_gpu
+    from dsv4kv.view.doctor import report_gpu
+    from dsv4kv.view.render import show
+
+    report = examine_gpu()
+    if as_json:
+        opt.print_json({"ok": not report.wrong, **asdict(report)})
+    else:
+        show(report_gpu(report))
+    if report.wrong:
+        raise typer.Exit(VerificationError.exit_code)
 
 
 def _calibrate(path: Path, *, quiet: bool) -> "Calibration":

@@ -3,9 +3,13 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from dsv4kv.diagnose.doctor import Check
-from dsv4kv.view.table import Columns, Finding, Level, Part, Table, Text, mark
+from dsv4kv.view.table import ABSENT, Columns, Finding, Level, Part, Table, Text, mark
+
+if TYPE_CHECKING:
+    from dsv4kv.diagnose.gpu import GpuReport
 
 _LEVELS: dict[str, Level] = {"good": "good", "note": "note", "missing": "missing", "broken": "bad"}
 _LONGEST_PATH = 36
@@ -33,6 +37,34 @@ def report_checks(checks: Sequence[Check]) -> Iterator[Part]:
             ("enables", lambda check: Text(check.enables, "dim")),
         ]
         yield Table(topic, columns, [check for check in checks if check.topic == topic], keys=2)
+
+
+def report_gpu(report: "GpuReport") -> Iterator[Part]:
+    """Whether the GPU is right, and how its times are to those that it should take."""
+    wrong, card = len(report.wrong), report.card
+    said = f"{wrong} of {report.checks} checks differ from the reference"
+    yield Finding("bad" if wrong else "good", f"{card.name} ({card.architecture}): {said}")
+    for sentence in report.wrong:
+        yield Finding("bad", sentence)
+    yield ""
+    columns: Columns = [
+        ("operation", lambda row: row.name),
+        ("predicted", lambda row: _time(row.predicted_us)),
+        ("measured", lambda row: _time(row.measured_us)),
+        ("of roofline", lambda row: _share(row.roofline_us, row.measured_us)),
+    ]
+    copied = f"{card.copy_gbps:,.0f} GB/s of a copy, {card.multiprocessors} multiprocessors"
+    yield Table(copied, columns, report.rows, keys=1)
+
+
+def _time(us: float | None) -> str:
+    return ABSENT if us is None else f"{us:,.1f} µs"
+
+
+def _share(least_us: float | None, measured_us: float | None) -> str:
+    if least_us is None or not measured_us:
+        return ABSENT
+    return f"{100 * least_us / measured_us:.0f} %"
 
 
 def _short(found: str) -> str:

@@ -10,6 +10,7 @@ import pytest
 from dsv4kv.bench.predict import H200
 from dsv4kv.config.load import load_config
 from tests.gpu_twin import twin_device, twin_gpu
+from tests.visit import kernels_page
 from visit import questions, report, rows
 from visit.desk import Desk
 from visit.first_light import modules_of_steps
@@ -46,6 +47,10 @@ def test_a_plan_tells_every_step_and_its_limit() -> None:
 
 def test_the_notes_hold_all_predictions_as_they_are() -> None:
     assert report.table([], list(QUESTIONS.values())) in NOTES.read_text()
+
+
+def test_the_page_of_kernels_holds_what_is_predicted() -> None:
+    assert kernels_page.table() in (NOTES.parents[2] / "docs" / "kernels.md").read_text()
 
 
 # ---- predictions --------------------------------------------------------------------------------

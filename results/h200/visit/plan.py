@@ -61,7 +61,8 @@ CALLS: dict[str, tuple[Step, ...]] = {
         ),
     ),
     "third": (
-        Step("variants", "old against new, in turns", 240, "variants", asked.VARIANTS),
+        Step("doctor", "dsv4kv doctor --gpu", 70, "doctor", asked.DOCTOR),
+        Step("variants", "old against new, in turns", 180, "variants", asked.VARIANTS),
         Step("step_bytes", "profile gpu --ncu of one step", 200, "step_bytes", asked.STEP_BYTES),
         Step("kernels", "kernels --check", 90, "machine_code", asked.KERNELS),
     ),

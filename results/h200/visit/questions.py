@@ -477,6 +477,8 @@ STEP_BYTES = (
     ),
 )
 
+DOCTOR = (_count("doctor_wrong", "What does doctor --gpu find wrong?", "nothing on the twin"),)
+
 KERNELS = (
     _count(
         "kernels_check",

@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.ops.cuda import launch as launching
-from dsv4kv.ops.cuda.launch import CudaDriver, Launcher, device_of, pack
+from dsv4kv.ops.cuda.launch import CudaDriver, Launcher, OneStream, device_of, pack
 from dsv4kv.ops.launches.launch import KernelModule, Launch
 from tests.cuda.drivers import FakeDriver, OtherGpuTensor, on_gpu
 
@@ -145,3 +146,14 @@ def test_without_cuda_bindings_the_package_to_install_is_named(
         "kernels need the package cuda-bindings, which is not installed: "
         "pip install 'dsv4kv[cuda]'."
     )
+
+
+def test_a_second_stream_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = (SimpleNamespace(cuda_stream=number) for number in (7, 7, 9))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: next(streams))
+    stream, gpu = OneStream(), torch.device("cuda", 0)
+    stream.check(torch.device("cpu"))
+    stream.check(gpu)
+    stream.check(gpu)
+    with pytest.raises(DeviceError, match="on stream 0x9, and earlier ones ran on 0x7"):
+        stream.check(gpu)

@@ -27,7 +27,7 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.step import Step
 from dsv4kv.cache.tables import DeviceTables
 from dsv4kv.errors import CacheError
-from dsv4kv.ops.cuda.launch import dependent_launches, foresee
+from dsv4kv.ops.cuda.launch import OneStream, dependent_launches, foresee
 from dsv4kv.ops.cuda.launch import run as launch
 from dsv4kv.ops.launches.launch import KernelModule
 from dsv4kv.ops.launches.prepare import MOST_REQUESTS, plan_completed
@@ -79,7 +79,7 @@ class DecodeGraphs:
         ``outputs`` grow. ``tokens_each``: of a request, one and drafts. ``dependent``: a kernel is
         set up while the one before it still runs. ``queries``: None where steps gather.
         """
-        self._tables, self._dependent = tables, dependent
+        self._tables, self._dependent, self._stream = tables, dependent, OneStream()
         self._outputs, self._longest_tokens = outputs, longest_tokens
         engine, tokens = queries is not None, most_requests * tokens_each
         self._work = [(e, decode_operations(e, fused=True, engine=engine)) for e in layers]
@@ -114,7 +114,8 @@ class DecodeGraphs:
             target[: len(source)].copy_(source)
 
     def replay(self, graph: DecodeGraph, step: Step) -> None:
-        """Run a step: its numbers in one transfer, then the graph."""
+        """Run a step: its numbers in one transfer, then the graph; always on one stream."""
+        self._stream.check(self._inputs.window.device)
         self._step.fill(step)
         graph.graph.replay()
 

@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,8 +118,9 @@ def profile(
     FlashMLA and TensorRT-LLM are known by what they do to the KV cache.
     """
     from dsv4kv.profile.launch import PACKAGES, require_tool
-    from dsv4kv.profile.read import load_profile, names_profile
+    from dsv4kv.profile.read import load_profile, names_profile, record_of_profile
     from dsv4kv.profile.table import read_rules
+    from dsv4kv.runs.store import save_record
     from dsv4kv.view.profile import diff_page, refuse_other_names
     from dsv4kv.view.render import show
 
@@ -147,10 +149,15 @@ def profile(
         page = diff_page(before, after, (diff[0].name, diff[1].name))
         show(page.in_full() if verbose else page.answer)
         return
-    argv = ["dsv4kv", *sys.argv[1:]]
+    argv, given = ["dsv4kv", *sys.argv[1:]], _Output(out, timeline or [], json_, html, verbose)
     if from_ is not None:
         source = load_profile(from_, step, own)
-        _write(*_open(source, from_, step, argv, out, timeline or [], json_, verbose), json_, html)
+        given.show(source, from_)
+        record, saved = source.record, None
+        if record is None:
+            record = record_of_profile(source.profile, from_, step, argv)
+            saved = save_record(record, out) if out else None
+        given.write(record, saved)
         return
     wanted: Tool | None = next((name for name, chosen in tools.items() if chosen), None)
     if wanted in PACKAGES and not (print_command or child):
@@ -169,7 +176,7 @@ def profile(
     elif print_command:
         _print_command(plan)
     else:
-        _write(*_run(plan, out, timeline or [], json_, memory, verbose), json_, html)
+        _run(plan, given, memory=memory)
 
 
 def _refuse_idle(several: bool, given: dict[str, object]) -> None:
@@ -184,27 +191,6 @@ def _refuse_idle(several: bool, given: dict[str, object]) -> None:
         )
 
 
-def _open(
-    source: "Source",
-    path: Path,
-    step: str,
-    argv: list[str],
-    out: Path | None,
-    timelines: list[Path],
-    json_: str | None,
-    verbose: bool,
-) -> "tuple[RunRecord, Saved | None]":
-    """Show a profile; a record of it is kept where a folder is named."""
-    from dsv4kv.profile.read import record_of_profile
-    from dsv4kv.runs.store import save_record
-
-    _show(source, path, timelines, quiet=json_ == "-", verbose=verbose)
-    if source.record:
-        return source.record, None
-    record = record_of_profile(source.profile, path, step, argv)
-    return record, save_record(record, out) if out else None
-
-
 def _print_command(plan: "Plan") -> None:
     from dsv4kv.profile.run import make_command
 
@@ -216,14 +202,7 @@ def _print_command(plan: "Plan") -> None:
         say(f"options omitted, which this {plan.tool} does not know: {dropped}", err=True)
 
 
-def _run(
-    plan: "Plan",
-    out: Path | None,
-    timelines: list[Path],
-    json_: str | None,
-    memory: bool,
-    verbose: bool,
-) -> "tuple[RunRecord, Saved]":
+def _run(plan: "Plan", given: "_Output", *, memory: bool) -> None:
     from dsv4kv.profile.launch import name_files
     from dsv4kv.profile.read import load_profile
     from dsv4kv.profile.run import run_profile
@@ -236,46 +215,56 @@ def _run(
         if plan.folder.is_dir():
             say(f"stopped. {name_files(plan.folder)}", err=True)
         raise
-    saved = save_record(record, out or opt.RESULTS)
+    saved = save_record(record, given.out or opt.RESULTS)
     source = load_profile(saved.path, _STEP)
     if source.table.timeline:
         for name in _TIMELINES:
             write_timeline(source.table.timeline, plan.folder / name)
-    _show(source, saved.path, timelines, quiet=json_ == "-", verbose=verbose)
-    if json_ != "-":
+    given.show(source, saved.path)
+    if not given.silent:
         say(f"files: {plan.folder}")
-    return record, saved
+    given.write(record, saved)
 
 
-def _write(
-    record: "RunRecord", saved: "Saved | None", json_: str | None, html: Path | None
-) -> None:
-    from dsv4kv.runs.store import dumps
-    from dsv4kv.view.html import write_page
-    from dsv4kv.view.runs import run_page
+@dataclass(frozen=True)
+class _Output:
+    """Where a profile is shown and written."""
 
-    if saved:
-        say_saved(saved, silent=json_ == "-")
-    if json_:
-        opt.write_json(dumps(record), json_)
-    if html:
-        write_page(run_page(record), html)
-        say(f"page: {html}", err=True)
+    out: Path | None  # folder of records
+    timelines: list[Path]
+    json: str | None
+    html: Path | None
+    verbose: bool
 
+    @property
+    def silent(self) -> bool:
+        return self.json == "-"
 
-def _show(
-    source: "Source", path: Path, timelines: list[Path], *, quiet: bool, verbose: bool
-) -> None:
-    from dsv4kv.view.facts import layers_text
-    from dsv4kv.view.profile import profile_page, write_timeline
-    from dsv4kv.view.render import show
-    from dsv4kv.view.table import Command as Paste
+    def show(self, source: "Source", path: Path) -> None:
+        from dsv4kv.view.facts import layers_text
+        from dsv4kv.view.profile import profile_page, write_timeline
+        from dsv4kv.view.render import show
+        from dsv4kv.view.table import Command as Paste
 
-    layers = layers_text(source.record.cases) if source.record else ""
-    page = profile_page(source.profile, source.yardstick, layers=layers)
-    again = Paste.of("dsv4kv", "profile", path, "--verbose")
-    show(page.in_full() if verbose else [*page.answer, "", again], open_console(quiet=quiet))
-    for target in timelines:
-        if source.table.timeline is None:
-            raise ConfigError(f"{path} has no timeline: ncu runs each kernel by itself.")
-        write_timeline(source.table.timeline, target)
+        layers = layers_text(source.record.cases) if source.record else ""
+        page = profile_page(source.profile, source.yardstick, layers=layers)
+        again = Paste.of("dsv4kv", "profile", path, "--verbose")
+        parts = page.in_full() if self.verbose else [*page.answer, "", again]
+        show(parts, open_console(quiet=self.silent))
+        for target in self.timelines:
+            if source.table.timeline is None:
+                raise ConfigError(f"{path} has no timeline: ncu runs each kernel by itself.")
+            write_timeline(source.table.timeline, target)
+
+    def write(self, record: "RunRecord", saved: "Saved | None") -> None:
+        from dsv4kv.runs.store import dumps
+        from dsv4kv.view.html import write_page
+        from dsv4kv.view.runs import run_page
+
+        if saved:
+            say_saved(saved, silent=self.silent)
+        if self.json:
+            opt.write_json(dumps(record), self.json)
+        if self.html:
+            write_page(run_page(record), self.html)
+            say(f"page: {self.html}", err=True)

@@ -129,7 +129,7 @@ def renewed(session: str) -> str:
     def title(text: str) -> str:
         return text.split("\n", maxsplit=1)[0].split("  ", maxsplit=1)[0]
 
-    found = {}
+    found: dict[str, str] = {}
     for each in reversed(output.split("\n\n")):
         whole = each.strip("\n")  # a section's heading may be above its first table
         found |= {title(text): text for text in (whole.partition("\n")[2], whole)}

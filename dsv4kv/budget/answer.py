@@ -99,6 +99,30 @@ class Answer:
         return _refused(self.capacity) or bool(self.host and self.host.refusal)
 
     @property
+    def spread_bytes(self) -> int:
+        """What nine in ten starts are within of the memory for KV; 0 where that is given."""
+        inputs = self.scenario.inputs
+        if inputs.kv_memory or inputs.kv_blocks:
+            return 0
+        return self.scenario.kept(self.use.stage, self.context).spread
+
+    @property
+    def tokens_between(self) -> tuple[int, int] | None:
+        """The printed tokens with as much less and more memory; None where there are none."""
+        capacity, spread = self.capacity, self.spread_bytes
+        if not spread or capacity is None or capacity.printed_tokens is None:
+            return None
+        scenario, stage = self.scenario, self.stages.index(capacity)
+        replica = -(-self.concurrency // scenario.layout.dp)
+        deployment = scenario.deployment(stage, self.context, replica)
+        memory = available_bytes(scenario, stage, self.context)
+        low, high = (
+            scenario.engine.capacity(deployment, max(0, memory + change)).printed_tokens or 0
+            for change in (-spread, spread)
+        )
+        return low, high
+
+    @property
     def max_tokens(self) -> int:
         """Tokens of context that fit altogether, in requests of the context."""
         return self.max_concurrency * self.context
@@ -370,6 +394,8 @@ def to_document(
         "engine": {
             "name": scenario.engine.name,
             "seen_in_logs": scenario.engine.seen_in_logs,
+            "kv_spread_bytes": found.spread_bytes,
+            "printed_tokens_between": found.tokens_between,
             "capacity": _plain(found.capacity),
             "log_lines": found.log_lines,
         },

@@ -27,7 +27,18 @@ _OURS = {
     "host_memory",
 }
 """Inputs that no launch command says."""
-_WRITTEN = {*_OURS, "model", "gpus", "tp", "dp", "pp", "ep", "draft_layers", "draft_tokens"}
+_WRITTEN = {
+    *_OURS,
+    "model",
+    "checkpoint",
+    "gpus",
+    "tp",
+    "dp",
+    "pp",
+    "ep",
+    "draft_layers",
+    "draft_tokens",
+}
 """Those, and what ``launch_command`` writes."""
 
 
@@ -68,7 +79,9 @@ def launch_line(scenario: Scenario, context_tokens: int, requests: int) -> str:
     try:
         given = list(_flags(family.name, family.launch, inputs))
         args = " ".join(word for word in given if word.startswith("-"))
-        line = launch_command(family.name, inputs.model, scenario.layout, drafts, args)
+        line = launch_command(
+            family.name, inputs.checkpoint or inputs.model, scenario.layout, drafts, args
+        )
         line = " ".join([*(word for word in given if not word.startswith("-")), line])
         read = read_command(line).texts
         texts = {name.replace("-", "_"): READERS[name](text) for name, text in read.items()}

@@ -98,7 +98,7 @@ def find_weights(inputs: Inputs, config: DSV4Config) -> Weights:
     own = _model_file(inputs.model)
     try:
         if own is None:
-            derived = _known_weights(config.name, inputs.checkpoint or "")
+            derived = _known_weights(config.name, inputs.checkpoint or inputs.model)
         else:
             facts = find_weight_facts(inputs.model, config)
             derived = derive_weights(config, facts) if facts else None

@@ -61,7 +61,7 @@ INPUTS = {
     "reserve": _gpu(
         "Kept on every GPU for activations, graphs and communication.",
         "SIZE",
-        "4GiB, for SGLang 2.3GiB",
+        "fitted to recorded starts, else 4GiB",
         rare=True,
     ),
     "weights": _gpu("Size of the checkpoint.", "SIZE", "derived", rare=True),
@@ -285,7 +285,9 @@ def _write_launch(found: "Answer", texts: dict[str, str], option: "Option | None
         line = launch_line(scenario, found.context, requests)
     if line or option is None or not option.change.startswith("--"):
         return line
-    changed = option.change.split()
+    changed = [*option.change.split(), "--checkpoint"]
+    if checkpoint := texts.get("checkpoint"):
+        texts = texts | {"model": checkpoint}
     flags = (find_flag(found.scenario.engine.family.name, word) for word in changed)
     means = {flag.means.input for flag in flags if flag and flag.means}
     kept = {n: t for n, t in texts.items() if f"--{n}" not in changed and n not in means}

@@ -176,6 +176,10 @@ def _engine_lines(found: Answer) -> Iterator[Part]:
             f"without retraction, one more prompt in transfer: --max-total-tokens {pool:,}, less "
             "the tokens of one answer."
         )
+    if spread := found.spread_bytes:
+        tokens = found.tokens_between
+        between = f": {tokens[0]:,} to {tokens[1]:,} tokens" if tokens else " of KV memory"
+        yield f"9 in 10 starts ± {format_bytes(spread)}{between}; give your log's --kv-memory."
     if capacity:
         yield from filter(None, [capacity.note])
         yield from _differences(found, capacity)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from dsv4kv.budget.answer import Answer, answer
-from dsv4kv.budget.inputs import read_inputs
+from dsv4kv.budget.inputs import Inputs, read_inputs
 from dsv4kv.budget.launch import read_command
+from dsv4kv.budget.lookup import find_model, find_weights
 from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import Dsv4kvError
 
@@ -170,7 +171,8 @@ def kept(start: Start) -> float:
     if said and abs(weights / said - 1) > 0.02:
         weights = said
     left = use.budget - use.transient
-    return left / GIB - weights - start.row["truth"]["kv_gib"] - terms(start).get("workspace", 0)
+    rest = left / GIB - weights - start.row["truth"]["kv_gib"]
+    return float(rest - terms(start).get("workspace", 0))
 
 
 def fit(chosen: Sequence[Start]) -> dict[str, float]:
@@ -194,6 +196,36 @@ def leave_out(chosen: Sequence[Start]) -> list[float]:
     return found
 
 
+CHECKPOINTS = {  # name in weights.jsonl: preset, name of the checkpoint, draft layers
+    "deepseek-ai/DeepSeek-V4-Flash (preview)": ("v4-flash", "", 1),
+    "deepseek-ai/DeepSeek-V4-Flash-0731": ("v4-flash", "", 3),
+    "deepseek-ai/DeepSeek-V4-Pro (preview)": ("v4-pro", "", 1),
+    "deepseek-ai/DeepSeek-V4.1-Flash": ("v4.1-flash", "", 3),
+    "nvidia/DeepSeek-V4-Flash-NVFP4": ("v4-flash", "nvidia/DeepSeek-V4-Flash-NVFP4", 1),
+    "nvidia/DeepSeek-V4-Pro-NVFP4": ("v4-pro", "nvidia/DeepSeek-V4-Pro-NVFP4", 1),
+    "canada-quant/DeepSeek-V4-Flash-W4A16-FP8-MTP": ("v4-flash", "DeepSeek-V4-W4A16-FP8-MTP", 1),
+    "community REAP 132 of 256": ("v4-flash", "DeepSeek-V4-Flash-REAP-K132", 0),
+}
+"""Checkpoints of a known format. Of the others the name says nothing, or, of Flash-180B, 160
+experts, which make 96.0 GiB: 100.4 are listed, and a start of it loaded 96.66."""
+
+
+def weight_errors() -> dict[str, float]:
+    """Derived size over listed size, less 1, of every checkpoint of a known format."""
+    path, found = DATA / "weights.jsonl", {}
+    for line in path.read_text("utf-8").splitlines() if path.exists() else []:
+        row = json.loads(line)
+        if row["name"] in CHECKPOINTS:
+            preset, name, drafts = CHECKPOINTS[row["name"]]
+            weights = find_weights(Inputs(preset, checkpoint=name or None), find_model(preset))
+            part = weights.drafts(drafts)
+            whole = weights.total_bytes + weights.host_bytes + part.dense_bytes + part.expert_bytes
+            # NVIDIA's 168 is in 10^9 B
+            size = 168e9 / GIB if row["gib"] == 168.0 else row["gib"]
+            found[row["name"]] = float(whole) / GIB / size - 1
+    return found
+
+
 def summary(logs: Sequence[float]) -> str:
     """Median, error of four in five and worst, in per cent."""
     off = np.abs(logs) * 100
@@ -210,15 +242,16 @@ def lines() -> Iterator[str]:
         yield "".join(cells)
     for engine in ("vllm", "sglang"):
         for fork in (False, True):
-            own = [s for s in starts() if s.row["engine"].startswith(engine) and s.fork == fork]
+            chosen = [s for s in starts() if s.row["engine"].startswith(engine) and s.fork == fork]
             for name in ("weights", "kv", "tokens"):
-                if found := errors(name, own):
+                if found := errors(name, chosen):
                     yield f"{engine}{' forks' * fork} {name}: {summary(found)}"
 
 
 def fit_lines() -> Iterator[str]:
     """Fitted terms, and every start with its GPU type left out."""
     chosen = fitted_starts()
+    yield from (f"{name}: {error:+.2%}" for name, error in weight_errors().items())
     yield ", ".join(f"{name} {value:.2f}" for name, value in fit(chosen).items())
     off = leave_out(chosen)
     for each, error in zip(chosen, off, strict=True):

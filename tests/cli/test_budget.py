@@ -189,7 +189,7 @@ COMMAND = (
 
 
 def test_a_launch_command_is_answered_with_what_each_flag_costs() -> None:
-    found = document("--gpu", "b200", "--command", COMMAND)
+    found = document("--gpu", "h200", "--command", COMMAND, exit_code=1)
     words = {row["word"]: row for row in found["command"]["counted"]}
     assert words["--max-num-batched-tokens"]["takes_bytes_per_gpu"] > 0
     assert found["command"]["not_known_to_change_sizes"] == ["--trust-remote-code"]

@@ -24,10 +24,15 @@ CASES = list(
 )
 
 
-def default_answer(engine: str, model: str, gpu: str, layout: tuple[int, int]) -> Answer:
-    """What ``budget`` answers where nothing but these is given."""
+def default_answer(
+    engine: str, model: str, gpu: str, layout: tuple[int, int], memory: int | None = None
+) -> Answer:
+    """What ``budget`` answers where nothing but these is given; ``memory`` is that for KV."""
     tp, dp = layout
-    return answer(ask(engine=ENGINES[engine], model=model, gpu=gpu, tp=str(tp), dp=str(dp)))
+    given = {} if memory is None else {"kv_memory": str(memory)}
+    return answer(
+        ask(engine=ENGINES[engine], model=model, gpu=gpu, tp=f"{tp}", dp=f"{dp}", **given)
+    )
 
 
 def recorded(engine: str, gpu: str, layout: tuple[int, int]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def recorded() -> Iterator[tuple[str, dict[str, Any]]]:
 def defaults(engine: str, gpu: str, layout: list[int], **given: Any) -> Defaults:
     known = load_gpu(gpu)
     tp, dp, pp = layout
-    machine = Machine(gpu, known.memory_bytes, tp, dp, pp)
+    machine = Machine(gpu, known.driver_bytes, tp, dp, pp)
     return find_engine(engine).defaults(machine, given)
 
 

@@ -17,11 +17,11 @@ import torch
 
 from dsv4kv.bench.build import build_drive, build_manager, plan_from
 from dsv4kv.bench.device import CudaDevice
+from dsv4kv.bench.recorder import Event, Recorder
 from dsv4kv.bench.serve.graphs import Graph
 from dsv4kv.bench.serve.operations import decode_operations, name_of
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import CudaUnavailable
-from dsv4kv.measure.recorder import Event, Recorder
 from dsv4kv.ops.cuda.launch import foresee
 from dsv4kv.ops.launches.launch import Launch
 from dsv4kv.ops.registry import resolve_backend

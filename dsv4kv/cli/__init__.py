@@ -186,7 +186,10 @@ class Command(_Plain, TyperCommand):
         ``--json`` prints one document; of commands that also write it, it is ``--json=-``.
         """
         if "--help-all" not in args:
-            if any(each.name == "json_" and not each.is_flag for each in self.params):
+            if any(
+                each.name == "json_" and not getattr(each, "is_flag", False)
+                for each in self.params
+            ):
                 pairs = zip(args, [*args[1:], "--"], strict=False)
                 args = [
                     "--json=-" if word == "--json" and after[:1] == "-" != after else word

@@ -8,9 +8,9 @@ import torch
 
 from dsv4kv.bench import predict
 from dsv4kv.bench.build import plan_from
-from dsv4kv.bench.case import run_case
 from dsv4kv.bench.device import CudaDevice, describe_gpu, find_device
 from dsv4kv.bench.predict import Card, Planned
+from dsv4kv.bench.run import run_case
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import CudaUnavailable

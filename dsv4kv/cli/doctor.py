@@ -30,7 +30,7 @@ _GPU = (
 
 
 def doctor(
-    calibrate: bool = opt.flag("--calibrate", _CALIBRATE),
+    calibrate: bool = opt.flag("--calibrate", _CALIBRATE, rare=True),
     gpu: bool = opt.flag("--gpu", _GPU),
     as_json: bool = opt.AS_JSON,
 ) -> None:

@@ -120,8 +120,11 @@ def _covering(name: str, family: str, version: str, known: list[str]) -> str:
         raise ConfigError(
             f"the rules of {name} are not known, only from {oldest} on: the nearest is {known[0]}."
         )
-    for key in known:
-        numbers = _numbers(key.partition(":")[2])
+    newest = {key: _numbers(key.partition(":")[2]) for key in known}
+    same = [key for key, numbers in newest.items() if wanted[: len(numbers)] == numbers]
+    if same:
+        return max(same, key=lambda key: len(newest[key]))
+    for key, numbers in newest.items():
         if wanted[: len(numbers)] <= numbers:
             return key
     raise ConfigError(f"the rules of {name} are not known: the nearest is {known[-1]}.")

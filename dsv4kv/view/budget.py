@@ -305,10 +305,10 @@ def view_command(reading: "Reading", costs: "Iterable[FlagCost]") -> list[Part]:
         ],
         known[:_MAX_FLAGS],
         note=f"{reading.launch.title}; against the command without the flag",
-        caption=f"without a cost of their own: {', '.join(others)}" if others else "",
+        caption=(free := f"flags without a memory cost: {', '.join(others)}" if others else ""),
         keys=2,
     )
-    parts: list[Part] = ["", table]
+    parts: list[Part] = ["", table] if known else [Text(free)] if free else []
     parts += [Finding("warning", f"not read: {words}") for words in reading.unread]
     for flag in reading.uncounted:
         value = f" {flag.value}" if flag.value else ""

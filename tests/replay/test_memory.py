@@ -181,9 +181,9 @@ WHOLE = {
 def test_the_fewest_gpus_named_fit_and_one_less_does_not() -> None:
     with pytest.raises(DoesNotFit, match="do not fit on 1 GPU of h200: every GPU lacks") as caught:
         build_replay(small_config(**WHOLE, cost__gpus=1), [request([1])])
-    fewest = int(re.findall(r"\. ([\d,]+) are the fewest", str(caught.value))[0])
+    fewest = int(re.findall(r"\. ([\d,]+) are the minimum", str(caught.value))[0])
     build_replay(small_config(**WHOLE, cost__gpus=fewest), [request([1])])
-    with pytest.raises(DoesNotFit, match=f"{fewest} are the fewest"):
+    with pytest.raises(DoesNotFit, match=f"{fewest} are the minimum"):
         build_replay(small_config(**WHOLE, cost__gpus=fewest - 1), [request([1])])
 
 

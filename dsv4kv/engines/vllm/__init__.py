@@ -72,6 +72,7 @@ RELEASES = (
     ),
     Release("0.25", "0.23", batches_counted=False, counts_graphs=True),
     Release("0.26", "0.26", batches_counted=False, seen_in_logs=True),
+    Release("0.26.1", "0.26.1", seen_in_logs=True),
     _V0_27,
     _V0_28,
     _V0_30,

@@ -50,7 +50,7 @@ class _Search:
         stages = self.log.whole("pipeline_parallel") or 1
         batches = [stages + 1, stages, 1]
         if not self.engine.release.batches_counted:
-            batches = [1, 2] if self.engine.release.newest == "0.26" else [1]
+            batches = [1]
         elif self.log.text("async"):
             batches = batches[:1] if self.log.is_on("async") else batches[1:]
         return [count * batched for count in dict.fromkeys(batches)]

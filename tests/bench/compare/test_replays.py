@@ -58,12 +58,12 @@ def test_times_of_a_clock_stand_beside_what_they_are_right_within() -> None:
     before, after = replay("a.json"), replay("b.json", "--gpu", "h100")
     told = run("compare", before, after, "--force", "--verbose").stdout
     row = next(line for line in told.splitlines() if line.startswith("tpot"))
-    assert row.count("÷1.3 … ×1.3") == 2
+    assert row.count("÷1.4 … ×1.4") == 2
     assert "changes by one clock are exact, whatever its error" in " ".join(told.split())
     document = json.loads(run("compare", before, after, "--force", "--json").stdout)
     within = {each["name"]: each["within"] for each in document["rows"]}
     assert within == {
-        "ttft": [1.8, 1.8],
-        "tpot": [1.3, 1.3],
-        "latency": [1.3, 1.3],
+        "ttft": [2.1, 2.1],
+        "tpot": [1.4, 1.4],
+        "latency": [1.4, 1.4],
     }

@@ -67,6 +67,7 @@ def test_costs_of_the_pools_add_up_to_the_blocks_of_a_request(
         ("vllm:0.30.1", "vllm:0.30"),
         ("vllm:0.24", "vllm:0.25"),
         ("vllm:0.26.0", "vllm:0.26"),
+        ("vllm:0.26.1rc1", "vllm:0.26.1"),
         ("vllm:0.20.2", "vllm:0.22"),
         ("sglang", "sglang:0.5.23"),
         ("sglang:0.5.15.post1", "sglang:0.5.17"),

@@ -132,7 +132,7 @@ def _covering(name: str, family: str, version: str, known: list[str]) -> str:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """The leading numbers of a version: ``0.5.15.post1`` is (0, 5, 15)."""
-    return tuple(int(part) for part in re.findall(r"\d+", version.partition("post")[0]))
+    return tuple(int(part[:9]) for part in re.findall(r"\d+", version.partition("post")[0]))
 
 
 def find_rule(name: str) -> Variant:

@@ -15,6 +15,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from dsv4kv.traces.files import (
+    MAX_TOKENS,
+    MOST_S,
     Defect,
     ReadOptions,
     TraceLines,
@@ -285,14 +287,30 @@ def _read_results(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
                 "the result has no requests one by one: dsv4kv calibrate reads it; a trace needs "
                 "every request (--output-details, --save-detailed, AIPerf's profile_export.jsonl)"
             )
-        starts = run.get("start_times") or [0.0] * len(inputs)
-        errors = run.get("errors") or [""] * len(inputs)
-        begin = min(starts)
-        rows = sorted(zip(starts, inputs, outputs, errors, strict=True))
-        for start, tokens_in, tokens_out, error in rows:
-            if not error and tokens_in > 0:
+        count = len(inputs) if isinstance(inputs, list) else 0
+        starts = _numbers(run, "start_times", count, MOST_S) or [0.0] * count
+        errors = run.get("errors") or [""] * count
+        if not isinstance(errors, list) or len(errors) != count:
+            raise Defect(f"errors are not those of {count} requests")
+        tokens = [_numbers(run, f"{of}_lens", count, MAX_TOKENS) for of in ("input", "output")]
+        begin, end = min(starts), max(starts)
+        for start, tokens_in, tokens_out, number in sorted(
+            zip(starts, *tokens, range(count), strict=True)
+        ):
+            if not errors[number] and tokens_in > 0:
                 yield Request(offset_s + start - begin, int(tokens_in), int(tokens_out))
-        offset_s += max(float(run.get("duration") or 0.0), rows[-1][0] - begin)
+        (duration,) = _numbers({"duration": [run.get("duration") or 0.0]}, "duration", 1, MOST_S)
+        offset_s += max(duration, end - begin)
+
+
+def _numbers(run: Run, name: str, count: int, most: int) -> list[float]:
+    """A column with a number up to ``most`` for each request; empty where there is none."""
+    column = run.get(name) or []
+    if not isinstance(column, list) or len(column) not in (0, count):
+        raise Defect(f"{name} is no list of {count} numbers")
+    if not all(type(each) in (int, float) and 0 <= each <= most for each in column):
+        raise Defect(f"{name} has what is no number from 0 to {most:,}")
+    return column
 
 
 def documents_of(lines: TraceLines) -> Iterator[Run]:

@@ -6,6 +6,7 @@ where no source is named.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +284,25 @@ def test_a_trace_of_turns_is_known_by_a_line_without_a_time(name: str, tmp_path:
     assert [(r.arrival_s, r.input_tokens) for r in read_trace(path)] == expected
     every = [turn("a", 512, [1], timestamp=0), turn("a", 1024, [1, 2], timestamp=9)]
     assert detect_format(write(tmp_path, every)) == "mooncake"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"input_lens": [64]},
+        {"input_lens": 64},
+        {"output_lens": [8, "8"]},
+        {"output_lens": [8, 2**40]},
+        {"start_times": [0.0, "1"]},
+        {"start_times": [0.0, math.inf]},
+        {"errors": 1},
+        {"errors": [""]},
+        {"duration": "9"},
+    ],
+)
+def test_a_column_that_is_none_is_a_sentence(tmp_path: Path, odd: dict[str, Any]) -> None:
+    whole = {"input_lens": [64, 64], "output_lens": [8, 8], "start_times": [0.0, 1.0]}
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps(whole | odd))
+    with pytest.raises(TraceError):
+        list(read_trace(path))

@@ -6,6 +6,7 @@ one after the other by the same rules, and its last-level cache stands for the L
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Self
@@ -29,10 +30,10 @@ from dsv4kv.bench.serve.executor import StepExecutor
 from dsv4kv.bench.telemetry import Telemetry
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import load_config
-from dsv4kv.errors import ConfigError, VerificationError
+from dsv4kv.errors import ConfigError, PeerUnavailable, VerificationError
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.model.schedule import AttentionType
-from dsv4kv.ops.check import check_scene
+from dsv4kv.ops.check import check_scenes, foreign_scenes
 from dsv4kv.ops.registry import resolve_backend
 from dsv4kv.ops.scenes import scenes_of
 from dsv4kv.ops.spec import OPERATIONS, READS, choose
@@ -93,22 +94,24 @@ class OperationBench:
         return load_config("default", [*self._settings, *shape.settings(), *more]).config
 
     def check(self) -> int:
-        """Cases that equal the reference; raises ``VerificationError`` for one that does not."""
+        """Cases that equal the reference.
+
+        Raises ``VerificationError`` for one that does not, ``PeerUnavailable`` if there is none.
+        """
         config = self._load(Shape(1, None, 1024), f"model.layers={self._layers}")
         check_data_path(plan := plan_from(config))
         where = self.device.device if self.device else torch.device("cpu")
-        function, cases = getattr(self.resolved.backend, self._base), 0
+        resolved, cases = self.resolved, 0
+        draw = partial(foreign_scenes, resolved) if resolved.foreign else scenes_of
         for seed in range(config.measure.seed, config.measure.seed + _SEEDS):
-            for scene in scenes_of(plan, seed):
-                foreign = self.resolved.serves(scene.operation, scene.format_name)
-                if scene.operation != self._base or (self.resolved.foreign and not foreign):
-                    continue
-                cases += 1
-                if problem := check_scene(scene, function, where, seed):
-                    raise VerificationError(
-                        f"{self._base} of {self.resolved.name} on {scene.subject}: {problem}\n"
-                        "Nothing was timed."
-                    )
+            scenes = [each for each in draw(plan, seed) if each.operation == self._base]
+            cases += len(scenes)
+            if wrong := check_scenes(resolved.name, resolved.backend, scenes, where, seed):
+                raise VerificationError(f"{wrong[0]}\nNothing was timed.")
+        if not cases:
+            raise PeerUnavailable(
+                f"{self._base} of {resolved.name} takes no pages of this cache: nothing checked."
+            )
         return cases
 
     def time(self, shape: Shape, memory_bytes: int | None = None) -> list[Case]:
@@ -191,7 +194,7 @@ class OperationBench:
 def _pooled(
     before: Sequence[Operation] | None, found: Sequence[Operation | NotMeasured]
 ) -> list[Operation]:
-    """What was measured, with the samples of the turn before."""
+    """Measured operations, with the samples of the turn before."""
     new = [each for each in found if isinstance(each, Operation)]
     if before is None:
         return new

@@ -15,7 +15,7 @@ from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import CudaUnavailable
 from dsv4kv.ops import cuda
-from dsv4kv.ops.check import check_scene
+from dsv4kv.ops.check import check_scenes
 from dsv4kv.ops.scenes import scenes_of
 from dsv4kv.runs.schema import Case
 
@@ -70,9 +70,8 @@ def examine_gpu(settings: Sequence[str] = _SETTINGS) -> GpuReport:
     configs = {name: _config([*settings, *own]) for name, own in STEPS.items()}
     scenes = scenes_of(plan_from(configs["engine"]), _SEED)
     wrong = [
-        f"{scene.operation} on {scene.subject}: {problem}"
-        for scene in scenes
-        if (problem := check_scene(scene, getattr(cuda, scene.operation), device.device, _SEED))
+        f"{each.operation} on {each.subject}: {each.problem}"
+        for each in check_scenes("cuda", cuda, scenes, device.device, _SEED)
     ]
     cases = {name: run_case({}, config, lambda _: None) for name, config in configs.items()}
     for name, case in cases.items():

@@ -6,7 +6,7 @@ summation and 16-bit factors can make of them.
 
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,12 +75,18 @@ def check_backend(
             f"backend {resolved.name} has nothing to do here: it brings "
             f"{', '.join(resolved.foreign)}, {takes}, and this cache holds {', '.join(held)}."
         )
-    found = []
-    for scene in scenes:
-        function = getattr(resolved.backend, scene.operation)
-        if problem := check_scene(scene, function, device, seed):
-            found.append(Disagreement(resolved.name, scene.operation, scene.subject, problem))
-    return found
+    return check_scenes(resolved.name, resolved.backend, scenes, device, seed)
+
+
+def check_scenes(
+    name: str, backend: object, scenes: Sequence[Scene], device: torch.device, seed: int
+) -> list[Disagreement]:
+    """What a backend's operations get wrong in scenes that were drawn with ``seed``."""
+    return [
+        Disagreement(name, scene.operation, scene.subject, problem)
+        for scene in scenes
+        if (problem := check_scene(scene, getattr(backend, scene.operation), device, seed))
+    ]
 
 
 def check_scene(

@@ -2,13 +2,16 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from dsv4kv.bench.single import OperationBench
 from dsv4kv.cli import app
+from dsv4kv.errors import PeerUnavailable
 from dsv4kv.model.formats import entry_format
 from dsv4kv.ops.spec import gather_topk_bytes
 
@@ -55,6 +58,13 @@ def test_a_wrong_backend_is_not_timed() -> None:
     assert done.stdout == ""
     assert "request 1, row 0, channel 5 is 1, and the reference has" in done.stderr
     assert "Nothing was timed." in done.stderr
+
+
+def test_a_backend_without_a_case_here_is_not_taken_for_right() -> None:
+    bench = OperationBench("gather_topk", ["backend=mine.py:gather_topk"], 1.0)
+    bench.resolved = replace(bench.resolved, formats=())
+    with pytest.raises(PeerUnavailable, match="takes no pages of this cache: nothing checked"):
+        bench.check()
 
 
 def test_every_shape_and_layer_type_is_a_row_with_its_bytes() -> None:

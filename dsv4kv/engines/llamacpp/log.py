@@ -1,5 +1,0 @@
-"""Start-up lines of llama.cpp."""
-
-from dsv4kv.engines.logs.slots import changes, meaning, nearest, recover, split
-
-__all__ = ["changes", "meaning", "nearest", "recover", "split"]

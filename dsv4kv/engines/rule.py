@@ -344,6 +344,7 @@ class Family:
         by_layers: Several GPUs share its layers, not its heads.
         marks: Flags that no other engine of its program has (a fork).
         base: The engine that it is a fork of.
+        logs: The module that reads logs of its start, where that is not its folder's ``log``.
         block_tokens: Tokens of a block of V4, unless given.
         sends: How its newest version sends prompts from prefill to decode; empty if not known.
     """
@@ -364,6 +365,7 @@ class Family:
     by_layers: bool = False
     marks: tuple[str, ...] = ()
     base: str = ""
+    logs: str = ""
     block_tokens: int = ENGINE_BLOCK_TOKENS
 
     @property
@@ -372,6 +374,7 @@ class Family:
         return any(rule.policy.prompts_alone for rule in self.rules.values())
 
     def load(self, module: str) -> Any:
-        """Import a module of its folder; a fork's logs are read as its base's."""
-        name = self.base if self.base and module == "log" else self.name
-        return import_module(f"dsv4kv.engines.{name.replace('.', '')}.{module}")
+        """Import a module of its folder, or what reads its logs."""
+        if module == "log" and self.logs:
+            return import_module(self.logs)
+        return import_module(f"dsv4kv.engines.{self.name.replace('.', '')}.{module}")

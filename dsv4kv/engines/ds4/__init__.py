@@ -9,4 +9,5 @@ FAMILY = Family(
     launch=Launch(words=(("ds4-server",), ("ds4",)), program="ds4-server", arguments="-m {model}"),
     has_flags=True,
     by_layers=True,
+    logs="dsv4kv.engines.logs.slots",
 )

@@ -16,5 +16,6 @@ FAMILY = Family(
     launch=replace(SGLANG.launch, words=(), images=("ktransformers",)),
     has_flags=True,
     base=SGLANG.name,
+    logs="dsv4kv.engines.sglang.log",
     marks=("--kt-weight-path", "--kt-method"),
 )

@@ -14,5 +14,6 @@ FAMILY = Family(
     ),
     has_flags=True,
     by_layers=True,
+    logs="dsv4kv.engines.logs.slots",
     log_mark="llama_context:",
 )

@@ -2,8 +2,9 @@
 
 A step is planned by the code that runs it, on tensors without data. The model: bytes at the rate
 of a copy, products at the rate of a kernel's instructions and in whole tiles, loads that wait for
-each other, the start of a kernel and the gap before it. Its rates are read from machine code for
-an H200 (results/h200/NOTES.md); others' follow from their multiprocessors, clocks and copies.
+each other, the start of a kernel and the gap before it. Its rates are fitted so that an H200's
+times come near those that results/h200/NOTES.md counts by hand, which nothing has measured;
+others' follow from their multiprocessors, clocks and copies.
 """
 
 from collections.abc import Callable, Sequence
@@ -127,7 +128,7 @@ class Planned:
 
 
 def plan_step(config: BenchConfig, card: Card, tokens: int) -> list[Planned]:
-    """The graph of a decode step of ``workload.concurrency`` requests of so many tokens.
+    """The graph of a decode step of ``workload.concurrency`` requests of ``tokens`` each.
 
     Every operation in order, as it would be captured on the card.
     """

@@ -291,10 +291,8 @@ def _write_launch(found: "Answer", texts: dict[str, str], option: "Option | None
     flags = (find_flag(found.scenario.engine.family.name, word) for word in changed)
     means = {flag.means.input for flag in flags if flag and flag.means}
     kept = {n: t for n, t in texts.items() if f"--{n}" not in changed and n not in means}
-    if any(
-        name.replace("-", "_") not in INPUTS for name in kept
-    ):  # an engine's flag alone says it
-        return ""
+    if any(name.replace("-", "_") not in INPUTS for name in kept):
+        return ""  # an engine's flag alone says it
     words = [f"--{name} {shlex.quote(text)}" for name, text in kept.items()]
     return " ".join(["dsv4kv budget", *words, option.change])
 

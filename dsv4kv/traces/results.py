@@ -10,6 +10,7 @@ and vllm 0.33). Others are written in their fields:
 * InferenceX's rows (``utils/process_result.py``), times in seconds, 10 prompts for each ``conc``.
 """
 
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
@@ -299,8 +300,7 @@ def _read_results(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
         ):
             if not errors[number] and tokens_in > 0:
                 yield Request(offset_s + start - begin, int(tokens_in), int(tokens_out))
-        (duration,) = _numbers({"duration": [run.get("duration") or 0.0]}, "duration", 1, MOST_S)
-        offset_s += max(duration, end - begin)
+        offset_s += max(_number(run.get("duration") or 0.0, "duration", MOST_S), end - begin)
 
 
 def _numbers(run: Run, name: str, count: int, most: int) -> list[float]:
@@ -308,9 +308,13 @@ def _numbers(run: Run, name: str, count: int, most: int) -> list[float]:
     column = run.get(name) or []
     if not isinstance(column, list) or len(column) not in (0, count):
         raise Defect(f"{name} is no list of {count} numbers")
-    if not all(type(each) in (int, float) and 0 <= each <= most for each in column):
-        raise Defect(f"{name} has what is no number from 0 to {most:,}")
-    return column
+    return [_number(each, name, most) for each in column]
+
+
+def _number(value: Any, name: str, most: int) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= most:
+        raise Defect(f"{name} has {reprlib.repr(value)}, expected a number from 0 to {most:,}")
+    return float(value)
 
 
 def documents_of(lines: TraceLines) -> Iterator[Run]:

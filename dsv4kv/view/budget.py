@@ -295,6 +295,7 @@ def view_command(reading: "Reading", costs: "Iterable[FlagCost]") -> list[Part]:
     known = [cost for cost in costs if cost.taken_bytes or cost.requests]
     costly = {cost.flag.spelling for cost in known}
     others = [flag.spelling for flag in reading.counted if flag.spelling not in costly]
+    free = f"flags without a memory cost: {', '.join(others)}" if others else ""
     table = Table(
         "Command",
         [
@@ -305,7 +306,7 @@ def view_command(reading: "Reading", costs: "Iterable[FlagCost]") -> list[Part]:
         ],
         known[:_MAX_FLAGS],
         note=f"{reading.launch.title}; against the command without the flag",
-        caption=(free := f"flags without a memory cost: {', '.join(others)}" if others else ""),
+        caption=free,
         keys=2,
     )
     parts: list[Part] = ["", table] if known else [Text(free)] if free else []

@@ -29,30 +29,19 @@ Option = Annotated[str, StringConstraints(max_length=2**20)]
 class Asked(Part):
     """Options of a sweep; a resumed one must agree."""
 
-    run_id: RunId
-    """Name of the run that gathers it."""
-    started_utc: Moment
-    """When it was begun, ISO 8601."""
-    command: Literal["replay", "bench"]
-    """What does its points."""
-    version: str
-    """Of dsv4kv, with the revision if it runs from a source tree."""
+    run_id: RunId = Field(description="Name of the run that gathers it.")
+    started_utc: Moment = Field(description="When it was begun, ISO 8601.")
+    command: Literal["replay", "bench"] = Field(description="What does its points.")
+    version: str = Field(description="Of dsv4kv, with the revision if it runs from a source tree.")
     machine: str | None
     """Digest of the host's name where points are timed; null where any machine gives the same."""
-    config_source: str
-    """Path or name of the configuration file."""
-    config_sha256: str
-    """Digest of its text, before overrides."""
-    overrides: list[Option] = Field(max_length=1_000)
-    """``a.b=c`` options in effect."""
-    axes: list[Option] = Field(max_length=1_000)
-    """``a.b=1,2`` options."""
-    traces_sha256: dict[str, str]
-    """Digest of every trace, by its name."""
-    points_sha256: str
-    """Digest of all points' whole configurations."""
-    count: int
-    """Points."""
+    config_source: str = Field(description="Path or name of the configuration file.")
+    config_sha256: str = Field(description="Digest of its text, before overrides.")
+    overrides: list[Option] = Field(max_length=1_000, description="``a.b=c`` options in effect.")
+    axes: list[Option] = Field(max_length=1_000, description="``a.b=1,2`` options.")
+    traces_sha256: dict[str, str] = Field(description="Digest of every trace, by its name.")
+    points_sha256: str = Field(description="Digest of all points' whole configurations.")
+    count: int = Field(description="Points.")
 
 
 class _Line(Part):

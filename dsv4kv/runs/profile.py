@@ -6,6 +6,8 @@ columns, lists of one length, since there may be many rows.
 
 from typing import Final, Literal, get_args
 
+from pydantic import Field
+
 from dsv4kv.runs.part import Part
 
 Category = Literal["insert", "gather", "compress", "indexer", "attention", "other"]
@@ -18,38 +20,26 @@ OTHER: Final[Category] = "other"
 class KernelRow(Part):
     """All calls of one kernel in the steps, or in the whole profile where there are no steps."""
 
-    name: str
-    """Full name."""
+    name: str = Field(description="Full name.")
     kind: Literal["kernel", "memcpy", "memset", "graph", "op", "range"]
     """``graph``: a graph traced as a whole; on a CPU ``op`` (of torch) and ``range`` (marked)."""
     category: Category
     """What it does to a KV cache, by the rules in ``configs/profile/``."""
-    engine: str | None
-    """Whose rule says so; null where none fits."""
-    operation: str | None
-    """Operation of the toolkit that it belongs to."""
+    engine: str | None = Field(description="Whose rule says so; null where none fits.")
+    operation: str | None = Field(description="Operation of the toolkit that it belongs to.")
     phase: str | None
     """Innermost marked range inside the step that launched most of its calls."""
-    calls: int
-    """How often it ran."""
+    calls: int = Field(description="How often it ran.")
     total_ns: int
     """All of its time; on a CPU the time that nothing inside it accounts for."""
-    median_ns: int
-    """Median of a call."""
-    p95_ns: int | None
-    """95th percentile; null below 200 calls."""
-    min_ns: int
-    """Shortest call."""
-    grid: list[int] | None
-    """Blocks (x, y, z) of its most frequent launch."""
-    block: list[int] | None
-    """Threads of a block (x, y, z)."""
-    registers: int | None
-    """Registers of a thread."""
-    shared_bytes: int | None
-    """Shared memory of a block, static and dynamic."""
-    shapes: int
-    """Launches that differ in any of these."""
+    median_ns: int = Field(description="Median of a call.")
+    p95_ns: int | None = Field(description="95th percentile; null below 200 calls.")
+    min_ns: int = Field(description="Shortest call.")
+    grid: list[int] | None = Field(description="Blocks (x, y, z) of its most frequent launch.")
+    block: list[int] | None = Field(description="Threads of a block (x, y, z).")
+    registers: int | None = Field(description="Registers of a thread.")
+    shared_bytes: int | None = Field(description="Shared memory of a block, static and dynamic.")
+    shapes: int = Field(description="Launches that differ in any of these.")
     node: int | None
     """Place of its first node in the order of the graph, from 1."""
     gap_ns: int | None
@@ -63,27 +53,19 @@ class KernelRow(Part):
 class OperationRow(Part):
     """An operation of the toolkit: all its kernels, or its marked range on a CPU."""
 
-    name: str
-    """Operation, as in ``dsv4kv.ops``; on a CPU with the layer type."""
-    category: Category
-    """What it does to a KV cache."""
-    calls: int
-    """How often it ran (its most frequent kernel did)."""
-    total_ns: int
-    """All of its time."""
-    useful_bytes: int | None
-    """Bytes it must move by the byte model."""
-    dram_bytes: int | None
-    """Bytes moved in DRAM, as ncu counted them."""
+    name: str = Field(description="Operation, as in ``dsv4kv.ops``; on a CPU with the layer type.")
+    category: Category = Field(description="What it does to a KV cache.")
+    calls: int = Field(description="How often it ran (its most frequent kernel did).")
+    total_ns: int = Field(description="All of its time.")
+    useful_bytes: int | None = Field(description="Bytes it must move by the byte model.")
+    dram_bytes: int | None = Field(description="Bytes moved in DRAM, as ncu counted them.")
 
 
 class StepTimes(Part):
     """One row for each step on each GPU, or for each step on a CPU."""
 
-    device: list[int]
-    """GPU; 0 on a CPU."""
-    host_ns: list[int]
-    """Host: begin to end of the marked range."""
+    device: list[int] = Field(description="GPU; 0 on a CPU.")
+    host_ns: list[int] = Field(description="Host: begin to end of the marked range.")
     span_ns: list[int]
     """GPU: first begin to last end of its work; on a CPU the host's time."""
     busy_ns: list[int]
@@ -94,31 +76,22 @@ class StepTimes(Part):
     """Host calls that launched the work; on a CPU time in operations outside torch."""
     inputs_ns: list[int]
     """CPU: time for synthetic inputs, which is in none of the others; 0 on a GPU."""
-    launches: list[int]
-    """How many such calls; on a CPU marked operations."""
-    pieces: list[int]
-    """Kernels, copies and fills; on a CPU torch operations."""
+    launches: list[int] = Field(description="How many such calls; on a CPU marked operations.")
+    pieces: list[int] = Field(description="Kernels, copies and fills; on a CPU torch operations.")
 
 
 class Timeline(Part):
     """The step of median length, piece by piece."""
 
-    names: list[str]
-    """Names of pieces."""
-    categories: list[Category]
-    """Their categories."""
+    names: list[str] = Field(description="Names of pieces.")
+    categories: list[Category] = Field(description="Their categories.")
     lanes: list[str]
     """Where pieces ran: ``host``, ``GPU 0 stream 7``, ``thread 0``."""
-    name: list[int]
-    """Of each piece: into ``names``."""
-    lane: list[int]
-    """Of each piece: into ``lanes``."""
-    start_ns: list[int]
-    """Of each piece: begin since the step's."""
-    duration_ns: list[int]
-    """Of each piece: how long it took."""
-    left_out: int
-    """Pieces beyond the first 20,000."""
+    name: list[int] = Field(description="Of each piece: into ``names``.")
+    lane: list[int] = Field(description="Of each piece: into ``lanes``.")
+    start_ns: list[int] = Field(description="Of each piece: begin since the step's.")
+    duration_ns: list[int] = Field(description="Of each piece: how long it took.")
+    left_out: int = Field(description="Pieces beyond the first 20,000.")
 
 
 class KernelTable(Part):
@@ -126,54 +99,41 @@ class KernelTable(Part):
 
     tool: Literal["nsys", "ncu", "kineto"]
     """Profiler that wrote it; ``kineto`` is torch.profiler."""
-    tool_version: str | None
-    """Version of the profiler or of its file format."""
-    devices: list[str]
-    """Names of the GPUs that worked."""
+    tool_version: str | None = Field(description="Version of the profiler or of its file format.")
+    devices: list[str] = Field(description="Names of the GPUs that worked.")
     kernels: list[KernelRow]
     """Kernels, copies and operations; the longest first."""
     operations: list[OperationRow]
     """Operations of the toolkit; empty in profiles of others."""
-    num_steps: int
-    """Steps; 0 where the profile has none."""
-    steps: StepTimes | None
-    """Their times; null without steps."""
+    num_steps: int = Field(description="Steps; 0 where the profile has none.")
+    steps: StepTimes | None = Field(description="Their times; null without steps.")
     timeline: Timeline | None
     """One step; null where the profiler keeps no clock."""
     outside_calls: int
     """Pieces of work outside every step; they are in none of the tables."""
-    outside_ns: int
-    """Their time."""
-    warnings: list[str]
-    """What spoils the numbers, worst first."""
-    notes: list[str]
-    """What else to know."""
+    outside_ns: int = Field(description="Their time.")
+    warnings: list[str] = Field(description="What spoils the numbers, worst first.")
+    notes: list[str] = Field(description="What else to know.")
 
 
 class MemoryMark(Part):
     """Memory at one moment; null where it cannot be known."""
 
-    moment: str
-    """``before`` and ``after`` the pools were built."""
+    moment: str = Field(description="``before`` and ``after`` the pools were built.")
     allocated_bytes: int | None
     """Held by tensors on the GPU, as torch counts them."""
-    reserved_bytes: int | None
-    """Held by torch's allocator on the GPU."""
+    reserved_bytes: int | None = Field(description="Held by torch's allocator on the GPU.")
     device_bytes: int | None
     """Used on the whole GPU, by every process, as NVML says."""
-    resident_bytes: int | None
-    """Resident memory of this process on the host."""
+    resident_bytes: int | None = Field(description="Resident memory of this process on the host.")
 
 
 class MemoryAudit(Part):
     """Memory of the pools: planned, allocated, and as others count it."""
 
-    planned_bytes: int
-    """What the plan says."""
-    pool_bytes: int
-    """Sizes of the tensors, added up."""
-    marks: list[MemoryMark]
-    """Around the building of the pools."""
+    planned_bytes: int = Field(description="What the plan says.")
+    pool_bytes: int = Field(description="Sizes of the tensors, added up.")
+    marks: list[MemoryMark] = Field(description="Around the building of the pools.")
     snapshot: str | None
     """File for pytorch.org/memory_viz; null without a GPU."""
 
@@ -181,17 +141,14 @@ class MemoryAudit(Part):
 class Profile(Part):
     """What was profiled, how, and what was found."""
 
-    why: str
-    """Which profiler, and why this one."""
+    why: str = Field(description="Which profiler, and why this one.")
     command: list[str]
     """Command line of the profiler; empty where it ran inside the process."""
-    files: list[str]
-    """What the profiler wrote."""
+    files: list[str] = Field(description="What the profiler wrote.")
     step_requests: list[int]
     """Requests of every profiled step; empty in profiles of others."""
     useful_bytes: dict[str, int]
     """Bytes that operations of all profiled steps must move, by the byte model."""
-    table: KernelTable | None
-    """What was found; null while it is not read yet."""
+    table: KernelTable | None = Field(description="What was found; null while it is not read yet.")
     memory: MemoryAudit | None = None
     """Memory around the building of the pools, if asked for."""

@@ -14,14 +14,11 @@ from dsv4kv.runs.part import Part
 class FleetReplica(Part):
     """One server."""
 
-    name: str
-    """What it does, and which it is."""
+    name: str = Field(description="What it does, and which it is.")
     role: Literal["both", "prefill", "decode"]
     """Whether it computes prompts, decodes, or both."""
-    gpus: int
-    """GPUs that it has."""
-    requests: int
-    """Requests that it was given."""
+    gpus: int = Field(description="GPUs that it has.")
+    requests: int = Field(description="Requests that it was given.")
     prompt_tokens: int
     """Tokens of their prompts; of a decode replica's, those that were sent to it."""
     saved_tokens: int
@@ -30,20 +27,15 @@ class FleetReplica(Part):
     """Prompt tokens that it computed, again after a preemption included."""
     output_tokens: int
     """Tokens of answers that it gave; what a prefill replica samples after a prompt is none."""
-    peak_requests: int
-    """Max requests that held a slot."""
-    busy_ns: int
-    """Time in which it had steps to take."""
-    queued_ns: int
-    """Time that its requests waited for a slot, together."""
-    held_bytes: int
-    """Blocks of prompts that it has cached at the end."""
+    peak_requests: int = Field(description="Max requests that held a slot.")
+    busy_ns: int = Field(description="Time in which it had steps to take.")
+    queued_ns: int = Field(description="Time that its requests waited for a slot, together.")
+    held_bytes: int = Field(description="Blocks of prompts that it has cached at the end.")
     settings: str = ""
     """In what it differs from the rest of the configuration; empty where in nothing."""
     sent_bytes: int = 0
     """Of prompts that it sent to decode replicas, by one rank; every rank sends as much."""
-    sending_ns: int = 0
-    """Time of sending."""
+    sending_ns: int = Field(0, description="Time of sending.")
     sending_waited_ns: int = 0
     """Time for which prompts waited for others to be sent, together."""
 
@@ -51,31 +43,23 @@ class FleetReplica(Part):
 class ReplayFleet(Part):
     """Several servers behind a router."""
 
-    router: str
-    """Who chose the replica that computed a prompt."""
+    router: str = Field(description="Who chose the replica that computed a prompt.")
     decode_router: str | None
     """Who chose the replica that decoded; null where the same one did."""
-    replicas: list[FleetReplica]
-    """Those that computed prompts first."""
-    prompt_tokens: int
-    """Tokens of all prompts that were served."""
-    saved_tokens: int
-    """Prompt tokens that a replica found cached."""
+    replicas: list[FleetReplica] = Field(description="Those that computed prompts first.")
+    prompt_tokens: int = Field(description="Tokens of all prompts that were served.")
+    saved_tokens: int = Field(description="Prompt tokens that a replica found cached.")
     pooled_saved_tokens: int
     """What one pool with the blocks of all replicas would save, evicting the least recently used,
     one request at a time."""
-    ideal_saved_tokens: int
-    """What one pool would save that forgets nothing."""
-    held_bytes: int
-    """Blocks of prompts cached at the end, each replica's."""
-    repeated_bytes: int
-    """Bytes that a replica before has as well."""
+    ideal_saved_tokens: int = Field(description="What one pool would save that forgets nothing.")
+    held_bytes: int = Field(description="Blocks of prompts cached at the end, each replica's.")
+    repeated_bytes: int = Field(description="Bytes that a replica before has as well.")
     slo: dict[str, float]
     """What a request had to keep to be good, in ns by the name of the time; empty without."""
     good_requests: int
     """Requests that kept it; all that were served where there was nothing to keep."""
-    good_output_tokens: int
-    """Tokens that those generated."""
+    good_output_tokens: int = Field(description="Tokens that those generated.")
     gpu_hour_price: float | None
     """Price of a GPU for an hour; null where none was given."""
 
@@ -110,52 +94,38 @@ class ReplayFleet(Part):
 class Constant(Part):
     """A number that the times depend on."""
 
-    name: str
-    """Its name."""
-    value: float
-    """How much."""
-    unit: str
-    """Of what."""
-    source: str
-    """Where it comes from."""
+    name: str = Field(description="Its name.")
+    value: float = Field(description="How much.")
+    unit: str = Field(description="Of what.")
+    source: str = Field(description="Where it comes from.")
 
 
 class ReplayPool(Part):
     """A part of the memory."""
 
-    name: str
-    """``slots``, ``checkpoints`` or ``blocks``."""
-    units: int | None
-    """How many there are; null without a limit."""
-    unit_bytes: int
-    """Bytes of one."""
-    peak_units: int
-    """Max in use; of blocks, those that requests held."""
+    name: str = Field(description="``slots``, ``checkpoints`` or ``blocks``.")
+    units: int | None = Field(description="How many there are; null without a limit.")
+    unit_bytes: int = Field(description="Bytes of one.")
+    peak_units: int = Field(description="Max in use; of blocks, those that requests held.")
 
 
 class Reuse(Part):
     """Prompts against what was cached; requests count once, however often they are recomputed."""
 
-    shared_tokens: int
-    """Tokens of the blocks that prompts share."""
+    shared_tokens: int = Field(description="Tokens of the blocks that prompts share.")
     rule: str = "ideal"
     """Prefix rule: how prompts were found, kept and evicted."""
     setting: str = ""
     """What a user of the engine writes to have the rule; empty where there is nothing to write."""
-    requests: int
-    """Requests admitted."""
+    requests: int = Field(description="Requests admitted.")
     resumed_requests: int
     """Requests that did not have to compute their whole prompt."""
-    prompt_blocks: int
-    """Whole shared blocks of their prompts."""
-    found_blocks: int
-    """Blocks among them that were cached."""
-    prompt_tokens: int
-    """Tokens of their prompts."""
+    prompt_blocks: int = Field(description="Whole shared blocks of their prompts.")
+    found_blocks: int = Field(description="Blocks among them that were cached.")
+    prompt_tokens: int = Field(description="Tokens of their prompts.")
     seen_tokens: int
     """Tokens that an earlier prompt had: what a cache that forgets nothing could save."""
-    saved_tokens: int
-    """Tokens that were not computed."""
+    saved_tokens: int = Field(description="Tokens that were not computed.")
     lost_tokens: dict[str, int]
     """Seen and computed again, by reason; ``in_flight`` where another request was just
     computing them."""
@@ -163,20 +133,14 @@ class Reuse(Part):
     """Prompt tokens computed, also by requests that started again."""
     again_tokens: int
     """Tokens that a request had computed before it was preempted."""
-    deferred_requests: int
-    """Requests that waited for another one's prefix."""
-    restored_checkpoints: int
-    """How often window and state were brought back."""
-    written_checkpoints: int
-    """Checkpoints written."""
-    evicted_checkpoints: int
-    """Checkpoints that made room for others."""
+    deferred_requests: int = Field(description="Requests that waited for another one's prefix.")
+    restored_checkpoints: int = Field(description="How often window and state were brought back.")
+    written_checkpoints: int = Field(description="Checkpoints written.")
+    evicted_checkpoints: int = Field(description="Checkpoints that made room for others.")
     orphaned_checkpoints: int
     """Checkpoints that went with the block before them."""
-    kept_bytes: int
-    """Windows and states written to be resumed from."""
-    evicted_blocks: int
-    """Cached blocks evicted, in shared blocks."""
+    kept_bytes: int = Field(description="Windows and states written to be resumed from.")
+    evicted_blocks: int = Field(description="Cached blocks evicted, in shared blocks.")
 
     @model_validator(mode="after")
     def _tokens_add_up(self) -> Self:
@@ -191,49 +155,35 @@ class Reuse(Part):
 class ReplayWork(Part):
     """What all steps did."""
 
-    steps: int
-    """Steps."""
-    weight_bytes: int
-    """Weights read."""
-    update_bytes: int
-    """Moved to bring tokens into the cache."""
+    steps: int = Field(description="Steps.")
+    weight_bytes: int = Field(description="Weights read.")
+    update_bytes: int = Field(description="Moved to bring tokens into the cache.")
     score_bytes: int = 0
     """Moved by decode steps to score keys; in older records, 0, this is in ``gather_bytes``."""
     select_bytes: int = 0
     """Moved by decode steps to choose among the scores; 0 in older records."""
     attend_bytes: int = 0
     """Moved by decode steps to attend; 0 in older records."""
-    gather_bytes: int
-    """Moved by prompt chunks to read the cache."""
-    copy_bytes: int
-    """Moved to keep windows and states and to bring them back."""
-    operations: int
-    """Multiplications and additions."""
+    gather_bytes: int = Field(description="Moved by prompt chunks to read the cache.")
+    copy_bytes: int = Field(description="Moved to keep windows and states and to bring them back.")
+    operations: int = Field(description="Multiplications and additions.")
     counts: dict[str, int] = Field(default_factory=dict)
     """What took time on the rank with the most to do, by name; empty in older records."""
-    idle_ns: int
-    """Time in which no request was served."""
+    idle_ns: int = Field(description="Time in which no request was served.")
 
 
 class ReplaySeries(Part):
     """What was held at moments of the replay."""
 
-    at_ns: list[int]
-    """When."""
-    own_blocks: list[int]
-    """Blocks that one request held for itself."""
-    shared_blocks: list[int]
-    """Cached blocks that requests were using."""
-    cached_blocks: list[int]
-    """Cached blocks that no request was using."""
-    checkpoints: list[int]
-    """Checkpoints kept."""
+    at_ns: list[int] = Field(description="When.")
+    own_blocks: list[int] = Field(description="Blocks that one request held for itself.")
+    shared_blocks: list[int] = Field(description="Cached blocks that requests were using.")
+    cached_blocks: list[int] = Field(description="Cached blocks that no request was using.")
+    checkpoints: list[int] = Field(description="Checkpoints kept.")
     running: list[int]
     """Requests that ran, or for which a tier brought something back."""
-    paused: list[int]
-    """Requests that held a slot and did not."""
-    waiting: list[int]
-    """Requests without a slot."""
+    paused: list[int] = Field(description="Requests that held a slot and did not.")
+    waiting: list[int] = Field(description="Requests without a slot.")
 
     @model_validator(mode="after")
     def _columns_agree(self) -> Self:
@@ -246,40 +196,26 @@ class ReplaySeries(Part):
 class ReplayTier(Part):
     """One level of memory below the GPUs."""
 
-    name: str
-    """``host``, ``disk`` or ``remote``."""
+    name: str = Field(description="``host``, ``disk`` or ``remote``.")
     capacity_bytes: int
     """Its memory: all of it, or what context has of it where tails have a pool of their own."""
     tail_capacity_bytes: int | None
     """What windows and states have of it; null where they share it with context."""
-    peak_bytes: int
-    """Most that it held."""
-    hit_tokens: int
-    """Tokens of prompts that it gave."""
-    read_bytes: int
-    """Read from it."""
-    written_bytes: int
-    """Written to it."""
+    peak_bytes: int = Field(description="Most that it held.")
+    hit_tokens: int = Field(description="Tokens of prompts that it gave.")
+    read_bytes: int = Field(description="Read from it.")
+    written_bytes: int = Field(description="Written to it.")
     useful_bytes: int
     """Entries and keys of the context in both, without padding, windows and states."""
-    reads: int
-    """Transfers out of it."""
-    writes: int
-    """Transfers into it."""
-    read_operations: int
-    """Objects in the former."""
-    write_operations: int
-    """Objects in the latter."""
-    read_ns: int
-    """Time of reading."""
-    write_ns: int
-    """Time of writing."""
-    read_waited_ns: int
-    """Time for which reads waited for others, together."""
-    write_waited_ns: int
-    """Time for which writes waited for others, together."""
-    evicted_objects: int
-    """Objects that made room for others."""
+    reads: int = Field(description="Transfers out of it.")
+    writes: int = Field(description="Transfers into it.")
+    read_operations: int = Field(description="Objects in the former.")
+    write_operations: int = Field(description="Objects in the latter.")
+    read_ns: int = Field(description="Time of reading.")
+    write_ns: int = Field(description="Time of writing.")
+    read_waited_ns: int = Field(description="Time for which reads waited for others, together.")
+    write_waited_ns: int = Field(description="Time for which writes waited for others, together.")
+    evicted_objects: int = Field(description="Objects that made room for others.")
     lost_tokens: dict[str, int] = Field(default_factory=dict)
     """Tokens of prompts that it could have given, by why it did not."""
 
@@ -293,20 +229,15 @@ class ReplayTier(Part):
 class ReplayTiers(Part):
     """What was kept below the GPUs, and how much came back."""
 
-    tiers: list[ReplayTier]
-    """The one next to the GPUs first."""
-    object_tokens: int
-    """Tokens of an object of context."""
-    context_bytes: int
-    """Bytes of one, as it is kept."""
+    tiers: list[ReplayTier] = Field(description="The one next to the GPUs first.")
+    object_tokens: int = Field(description="Tokens of an object of context.")
+    context_bytes: int = Field(description="Bytes of one, as it is kept.")
     tail_bytes: int
     """Bytes of the windows and states kept at a place; 0 where there are none of their own."""
     asked_tokens: int
     """Cached once, of prompts, and not on the GPU with what it takes to go on."""
-    restored_tokens: int
-    """Tokens that were brought back."""
-    restored_requests: int
-    """Requests that something was brought back for."""
+    restored_tokens: int = Field(description="Tokens that were brought back.")
+    restored_requests: int = Field(description="Requests that something was brought back for.")
     lost_tokens: dict[str, int]
     """Tokens that were not, by reason, of all tiers together."""
 
@@ -332,36 +263,27 @@ class ReplayResult(Part):
 
     clock: str = "stated"
     """The source of times: ``stated``, ``model``, ``table`` or ``aiconfigurator``."""
-    constants: list[Constant]
-    """Everything the times depend on."""
+    constants: list[Constant] = Field(description="Everything the times depend on.")
     extrapolated: list[str] = Field(default_factory=list)
     """What was timed outside of a table of steps, whose error is wider for it; empty in older
     records."""
     pools: list[ReplayPool]
     """How the memory is divided; of a fleet a pool for every size of its units."""
-    remainder_bytes: int
-    """Memory that was too little for one more block."""
-    padding_bytes: int
-    """Bytes of a block that never hold anything."""
+    remainder_bytes: int = Field(description="Memory that was too little for one more block.")
+    padding_bytes: int = Field(description="Bytes of a block that never hold anything.")
     rounding_bytes: int
     """Room in held blocks beyond the tokens there, when most blocks were held."""
-    reuse: Reuse
-    """Prompts against what was cached."""
-    work: ReplayWork
-    """What all steps did."""
+    reuse: Reuse = Field(description="Prompts against what was cached.")
+    work: ReplayWork = Field(description="What all steps did.")
     arrived_ns: int | None = None
     """From the first arrival to the last; null where requests follow answers, and in older
     records."""
     mean_decoding: float = 0.0
     """Requests that decoded concurrently, on average while anybody ran."""
-    pauses: int
-    """How often a request was paused."""
-    evictions: int
-    """How often a paused request was preempted and recomputed."""
-    rejected: dict[str, int]
-    """Requests that could never be served, by reason."""
-    series: ReplaySeries
-    """What was held over time."""
+    pauses: int = Field(description="How often a request was paused.")
+    evictions: int = Field(description="How often a paused request was preempted and recomputed.")
+    rejected: dict[str, int] = Field(description="Requests that could never be served, by reason.")
+    series: ReplaySeries = Field(description="What was held over time.")
     tiers: ReplayTiers | None = None
     """What was kept below the GPUs; null where nothing was."""
     fleet: ReplayFleet | None = None

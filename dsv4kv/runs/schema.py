@@ -26,10 +26,8 @@ class Operation(Part):
     """Operation, as in ``dsv4kv.ops``: ``gather_topk``, ``window_insert``, …"""
     layer_type: str
     """Attention type of the layers it ran on: ``swa``, ``csa`` or ``hca``."""
-    samples_ns: list[int]
-    """Duration of every timed call."""
-    entries: list[int]
-    """Entries (rows, tokens) each timed call worked on."""
+    samples_ns: list[int] = Field(description="Duration of every timed call.")
+    entries: list[int] = Field(description="Entries (rows, tokens) each timed call worked on.")
     bytes: list[int]
     """Useful bytes each timed call read and wrote, by the byte model."""
     flops: list[int] = Field(default_factory=list)
@@ -41,8 +39,7 @@ class Operation(Part):
     distinct_bytes: int | None = None
     """Useful bytes between two uses of the same page, state or output; null where that is not
     known."""
-    throttled: int = 0
-    """Samples dropped, as the GPU was throttled during them."""
+    throttled: int = Field(0, description="Samples dropped, as the GPU was throttled during them.")
     calls_per_step: int | None = None
     """Calls of it in one decode step, a layer each; null where steps were timed, not calls."""
 
@@ -60,12 +57,9 @@ class Operation(Part):
 class NotMeasured(Part):
     """An operation on one kind of layer that there is no figure of."""
 
-    name: str
-    """Operation, as in ``Operation``."""
-    layer_type: str
-    """Attention type of the layers."""
-    temperature: Temperature
-    """As it would have been timed."""
+    name: str = Field(description="Operation, as in ``Operation``.")
+    layer_type: str = Field(description="Attention type of the layers.")
+    temperature: Temperature = Field(description="As it would have been timed.")
     why: Literal["budget", "throttled"]
     """``budget``: ``measure.figures_seconds`` were over; ``throttled``: the GPU was, all the
     time."""
@@ -77,8 +71,7 @@ class Latency(Part):
     name: str
     """``prepare``, ``admit``, ``release``, ``step``, ``decode_step``; on a GPU ``decode_graph``
     and ``decode_eager`` with ``_host`` (until all is launched) or ``_device`` (on its clock)."""
-    samples_ns: list[int]
-    """Duration of every timed call."""
+    samples_ns: list[int] = Field(description="Duration of every timed call.")
     factor: float | None = None
     """Of a model's times: nine of ten held-out points lay between what it said divided by this
     and multiplied with it; null where they were measured, or nothing is known of the error."""
@@ -89,84 +82,57 @@ class Pool(Part):
 
     name: str
     """Name of the pool: ``main``, ``indexer``, ``window``, ``state``, ``tables``."""
-    layer_type: str
-    """Attention type of its layers, or ``all``."""
-    layers: int
-    """Number of layers that have one."""
-    units: int
-    """Blocks (or request slots) per layer."""
-    unit_bytes: int
-    """Bytes of one block's page (or one slot) in one layer."""
-    predicted_bytes: int
-    """What the plan said all layers together need."""
-    allocated_bytes: int
-    """What was allocated."""
+    layer_type: str = Field(description="Attention type of its layers, or ``all``.")
+    layers: int = Field(description="Number of layers that have one.")
+    units: int = Field(description="Blocks (or request slots) per layer.")
+    unit_bytes: int = Field(description="Bytes of one block's page (or one slot) in one layer.")
+    predicted_bytes: int = Field(description="What the plan said all layers together need.")
+    allocated_bytes: int = Field(description="What was allocated.")
 
 
 class CacheSummary(Part):
     """The cache that was built."""
 
-    model: str
-    """Model name."""
-    layers: dict[str, int]
-    """Number of layers held per attention type."""
-    total_layers: int
-    """Layers of the whole model, without drafts."""
-    block_tokens: int
-    """Tokens of context one block covers."""
-    sharing: Sharing
-    """``model``, ``type`` or ``layer``."""
+    model: str = Field(description="Model name.")
+    layers: dict[str, int] = Field(description="Number of layers held per attention type.")
+    total_layers: int = Field(description="Layers of the whole model, without drafts.")
+    block_tokens: int = Field(description="Tokens of context one block covers.")
+    sharing: Sharing = Field(description="``model``, ``type`` or ``layer``.")
     formats: dict[str, str]
     """Entry format per place: ``main``, ``window``, ``indexer``."""
-    state: str
-    """HCA state format."""
-    num_blocks: int
-    """Blocks of each pool."""
+    state: str = Field(description="HCA state format.")
+    num_blocks: int = Field(description="Blocks of each pool.")
     total_blocks: int
     """Blocks of all block tables together: what ``peak_blocks`` is a share of."""
-    num_slots: int
-    """Request slots."""
-    max_context_tokens: int
-    """Longest request, in tokens."""
+    num_slots: int = Field(description="Request slots.")
+    max_context_tokens: int = Field(description="Longest request, in tokens.")
     bytes_per_token: float
     """Marginal bytes of one token of context, all layers held."""
     bytes_per_request: int
     """Fixed bytes of one request slot, all layers held (window and state)."""
-    pools: list[Pool]
-    """Every pool; empty when the run moved no data."""
+    pools: list[Pool] = Field(description="Every pool; empty when the run moved no data.")
 
 
 class Totals(Part):
     """What went through the cache."""
 
-    requests: int
-    """Requests served to the end."""
-    rejected: int
-    """Requests longer than the cache can hold, not served."""
-    input_tokens: int
-    """Prompt tokens processed."""
-    output_tokens: int
-    """Tokens generated (accepted, with speculation)."""
-    drafted_tokens: int
-    """Draft tokens proposed."""
-    rolled_back_tokens: int
-    """Draft tokens rolled back."""
+    requests: int = Field(description="Requests served to the end.")
+    rejected: int = Field(description="Requests longer than the cache can hold, not served.")
+    input_tokens: int = Field(description="Prompt tokens processed.")
+    output_tokens: int = Field(description="Tokens generated (accepted, with speculation).")
+    drafted_tokens: int = Field(description="Draft tokens proposed.")
+    rolled_back_tokens: int = Field(description="Draft tokens rolled back.")
     resumed_tokens: int = 0
     """Prompt tokens that were not processed again, as an earlier prompt began with them."""
-    placed_tokens: int = 0
-    """Prompt tokens that were placed, not processed."""
-    steps: int
-    """Steps run."""
+    placed_tokens: int = Field(0, description="Prompt tokens that were placed, not processed.")
+    steps: int = Field(description="Steps run.")
     steps_in_turns: int = 0
     """Steps that were interleaved with another process, as ``compare --ab`` runs two."""
-    wall_ns: int
-    """Time from first to last step, without checks."""
-    peak_blocks: int
-    """Max blocks allocated, all tables together."""
+    wall_ns: int = Field(description="Time from first to last step, without checks.")
+    peak_blocks: int = Field(description="Max blocks allocated, all tables together.")
     peak_rounding_bytes: int
     """Bytes of held pages beyond the last valid entry, at the peak."""
-    peak_requests: int
-    """Max requests in flight."""
+    peak_requests: int = Field(description="Max requests in flight.")
     blocks_left: int
     """Blocks still held at the end; anything but 0 is an error."""
 
@@ -174,12 +140,9 @@ class Totals(Part):
 class Verification(Part):
     """Checks against the reference made during the run."""
 
-    checks: int
-    """Sampled outputs compared."""
-    by_operation: dict[str, int]
-    """Comparisons per operation."""
-    failures: list[str]
-    """A sentence for each output that differed."""
+    checks: int = Field(description="Sampled outputs compared.")
+    by_operation: dict[str, int] = Field(description="Comparisons per operation.")
+    failures: list[str] = Field(description="A sentence for each output that differed.")
 
 
 NOTHING_CHECKED = Verification(checks=0, by_operation={}, failures=[])
@@ -188,10 +151,8 @@ NOTHING_CHECKED = Verification(checks=0, by_operation={}, failures=[])
 class Memcpy(Part):
     """Bandwidth of a plain copy on this machine, in this run, on the same threads."""
 
-    bytes: int = Field(gt=0)
-    """Bytes read plus bytes written by one copy."""
-    samples_ns: list[int]
-    """Duration of every copy."""
+    bytes: int = Field(gt=0, description="Bytes read plus bytes written by one copy.")
+    samples_ns: list[int] = Field(description="Duration of every copy.")
 
 
 class Peak(Part):
@@ -199,12 +160,9 @@ class Peak(Part):
 
     name: PeakName
     """What was done: a copy reads and writes every byte, with our own accesses or with torch's."""
-    bytes: int = Field(gt=0)
-    """Bytes read plus bytes written by one call."""
-    samples_ns: list[int]
-    """Duration of every call."""
-    throttled: int = 0
-    """Samples dropped, as the GPU was throttled during them."""
+    bytes: int = Field(gt=0, description="Bytes read plus bytes written by one call.")
+    samples_ns: list[int] = Field(description="Duration of every call.")
+    throttled: int = Field(0, description="Samples dropped, as the GPU was throttled during them.")
 
 
 class Case(Part):
@@ -215,12 +173,9 @@ class Case(Part):
     status: Literal["complete", "incomplete", "failed", "skipped"]
     """``incomplete`` after Ctrl-C, ``failed`` with a sentence in ``error``, ``skipped`` with one
     where this machine lacks what it takes."""
-    error: str | None
-    """Why it failed or was skipped."""
-    config: dict[str, Any]
-    """The whole resolved configuration."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where the cache was."""
+    error: str | None = Field(description="Why it failed or was skipped.")
+    config: dict[str, Any] = Field(description="The whole resolved configuration.")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="Where the cache was.")
     backend: str
     """Operations that ran: ``cpu``, ``cuda``, or where they come from."""
     foreign: list[str] = Field(default_factory=list)
@@ -229,27 +184,22 @@ class Case(Part):
     """Cases in which each of them equals the reference."""
     variants: dict[str, str] = Field(default_factory=dict)
     """How operations were done that can be done in several ways; see ``ops.variant``."""
-    backend_version: str | None = None
-    """Version of the package they come from."""
+    backend_version: str | None = Field(None, description="Version of the package they come from.")
     cache: CacheSummary | None
     """The cache that was built; null if building failed."""
-    totals: Totals | None
-    """What went through it; null if it never ran."""
+    totals: Totals | None = Field(description="What went through it; null if it never ran.")
     operations: list[Operation]
     """One row per operation and layer type; empty when the run moved no data."""
-    latencies: list[Latency]
-    """Bookkeeping and steps."""
+    latencies: list[Latency] = Field(description="Bookkeeping and steps.")
     memcpy: Memcpy | None
     """The baseline of rates on the CPU; null elsewhere, and when the run moved no data."""
-    peaks: list[Peak] = Field(default_factory=list)
-    """The yardsticks on a GPU."""
+    peaks: list[Peak] = Field(default_factory=list, description="The yardsticks on a GPU.")
     empty_kernel_ns: list[int] | None = None
     """What a kernel that does nothing takes in a chain of them: no operation on a GPU takes less
     for each of its kernels; null where that was not timed."""
     not_measured: list[NotMeasured] = Field(default_factory=list)
     """Operations without a figure."""
-    verification: Verification
-    """Checks against the reference."""
+    verification: Verification = Field(description="Checks against the reference.")
     gathers_because: str | None = None
     """Why decode steps gather, as a clause, where it was not asked for; null elsewhere."""
     launch: int = 0
@@ -267,16 +217,11 @@ class Case(Part):
 class GpuFacts(Part):
     """The GPU that a run used."""
 
-    name: str
-    """As the driver names it."""
-    capability: str
-    """Compute capability: ``9.0``."""
-    multiprocessors: int
-    """Streaming multiprocessors."""
-    memory_bytes: int
-    """Memory."""
-    l2_bytes: int
-    """L2 cache."""
+    name: str = Field(description="As the driver names it.")
+    capability: str = Field(description="Compute capability: ``9.0``.")
+    multiprocessors: int = Field(description="Streaming multiprocessors.")
+    memory_bytes: int = Field(description="Memory.")
+    l2_bytes: int = Field(description="L2 cache.")
 
 
 class Environment(Part):
@@ -284,45 +229,31 @@ class Environment(Part):
 
     hostname_sha256: str
     """Digest of the host name: distinguishes machines without naming them."""
-    platform: str
-    """Operating system and kernel."""
-    python: str
-    """Python version."""
-    cpu: str | None
-    """CPU model."""
-    cpu_count: int | None
-    """CPUs this process may use."""
-    memory_bytes: int | None
-    """Physical memory."""
-    load_1min: float | None
-    """Load average when the run began."""
-    governor: str | None
-    """CPU frequency governor."""
+    platform: str = Field(description="Operating system and kernel.")
+    python: str = Field(description="Python version.")
+    cpu: str | None = Field(description="CPU model.")
+    cpu_count: int | None = Field(description="CPUs this process may use.")
+    memory_bytes: int | None = Field(description="Physical memory.")
+    load_1min: float | None = Field(description="Load average when the run began.")
+    governor: str | None = Field(description="CPU frequency governor.")
     versions: dict[str, str | None]
     """Versions of dsv4kv, torch, numpy, CUDA and driver; null where absent."""
     variables: dict[str, str]
     """Environment variables that change speed, by allow-list."""
-    git_sha: str | None
-    """Revision of the source tree, if run from one."""
-    git_dirty: bool | None
-    """Whether that tree had uncommitted changes."""
-    gpu: GpuFacts | None = None
-    """The GPU; null where none was used."""
+    git_sha: str | None = Field(description="Revision of the source tree, if run from one.")
+    git_dirty: bool | None = Field(description="Whether that tree had uncommitted changes.")
+    gpu: GpuFacts | None = Field(None, description="The GPU; null where none was used.")
 
 
 class Launch(Part):
     """One of several fresh processes that ran every case."""
 
-    launch: int
-    """Index, from 0."""
-    started_utc: Moment
-    """Start of the process, ISO 8601."""
-    ended_utc: Moment
-    """End of the process, ISO 8601."""
+    launch: int = Field(description="Index, from 0.")
+    started_utc: Moment = Field(description="Start of the process, ISO 8601.")
+    ended_utc: Moment = Field(description="End of the process, ISO 8601.")
     status: Literal["complete", "incomplete", "failed", "crashed", "timeout", "out_of_memory"]
     """``failed``: a case did, or it was refused; the last three ended without a record."""
-    error: str | None
-    """Why it is not complete."""
+    error: str | None = Field(description="Why it is not complete.")
     pair: str = ""
     """Name that it shares with the launch whose steps were interleaved with its own; empty
     alone."""
@@ -331,34 +262,22 @@ class Launch(Part):
 class RunRecord(Part):
     """A run of ``dsv4kv bench``."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
-    """Version of this schema."""
-    run_id: RunId
-    """Unique name: UTC time, config name, random suffix."""
-    started_utc: Moment
-    """Start, ISO 8601."""
-    ended_utc: Moment
-    """End, ISO 8601."""
+    schema_version: Literal[1] = Field(SCHEMA_VERSION, description="Version of this schema.")
+    run_id: RunId = Field(description="Unique name: UTC time, config name, random suffix.")
+    started_utc: Moment = Field(description="Start, ISO 8601.")
+    ended_utc: Moment = Field(description="End, ISO 8601.")
     status: Literal["complete", "incomplete", "failed"]
     """Worst status of the cases."""
-    argv: list[str]
-    """Command line as given."""
-    reproduce: str
-    """One command line that repeats the run."""
-    config_source: str
-    """Path or name of the configuration file."""
-    config_sha256: str
-    """Digest of the configuration text, before overrides."""
-    trace_source: str | None
-    """Path or name of the trace; null if synthetic."""
+    argv: list[str] = Field(description="Command line as given.")
+    reproduce: str = Field(description="One command line that repeats the run.")
+    config_source: str = Field(description="Path or name of the configuration file.")
+    config_sha256: str = Field(description="Digest of the configuration text, before overrides.")
+    trace_source: str | None = Field(description="Path or name of the trace; null if synthetic.")
     trace_sha256: str | None
     """Digest of the trace file's bytes; null if synthetic."""
-    seed: int
-    """Seed of the run."""
-    environment: Environment
-    """Machine and software."""
-    cases: list[Case]
-    """Measurements, one per configuration and launch."""
+    seed: int = Field(description="Seed of the run.")
+    environment: Environment = Field(description="Machine and software.")
+    cases: list[Case] = Field(description="Measurements, one per configuration and launch.")
     launches: list[Launch] = Field(default_factory=list)
     """The fresh processes of ``--launches``; empty where the run was one process."""
 

@@ -17,8 +17,7 @@ Numbers = list[float | None] | None
 class Samples(Part):
     """Polls of one kind."""
 
-    at_ns: list[int]
-    """When each was made."""
+    at_ns: list[int] = Field(description="When each was made.")
 
     @model_validator(mode="after")
     def _columns_agree(self) -> Self:
@@ -35,18 +34,13 @@ class Samples(Part):
 class GpuSamples(Samples):
     """The GPU's state, 25 times a second."""
 
-    sm_clock_mhz: Integers = None
-    """Clock of the multiprocessors."""
-    memory_clock_mhz: Integers = None
-    """Clock of the memory."""
+    sm_clock_mhz: Integers = Field(None, description="Clock of the multiprocessors.")
+    memory_clock_mhz: Integers = Field(None, description="Clock of the memory.")
     reasons: Integers = None
     """Why clocks are not higher: the bits of NVML's clock event reasons."""
-    power_mw: Integers = None
-    """Power at that instant."""
-    energy_mj: Integers = None
-    """Energy since the driver was loaded."""
-    temperature_c: Integers = None
-    """Temperature of the GPU."""
+    power_mw: Integers = Field(None, description="Power at that instant.")
+    energy_mj: Integers = Field(None, description="Energy since the driver was loaded.")
+    temperature_c: Integers = Field(None, description="Temperature of the GPU.")
     power_violation_ns: Integers = None
     """Time so far in which the power limit held clocks down."""
     thermal_violation_ns: Integers = None
@@ -60,18 +54,14 @@ class GpuSamples(Samples):
 class GpuChecks(Samples):
     """What is asked of the GPU five times a second."""
 
-    memory_used_bytes: Integers = None
-    """Memory in use, by everybody."""
+    memory_used_bytes: Integers = Field(None, description="Memory in use, by everybody.")
     pcie_generation: Integers = None
     """Generation of the PCIe link at that moment."""
-    pcie_width: Integers = None
-    """Lanes of the PCIe link."""
-    pcie_replays: Integers = None
-    """Packets sent again so far."""
+    pcie_width: Integers = Field(None, description="Lanes of the PCIe link.")
+    pcie_replays: Integers = Field(None, description="Packets sent again so far.")
     ecc_corrected: Integers = None
     """Memory errors corrected since the driver was loaded."""
-    ecc_uncorrected: Integers = None
-    """Memory errors that could not be."""
+    ecc_uncorrected: Integers = Field(None, description="Memory errors that could not be.")
     other_processes: Integers = None
     """Processes that compute on the GPU, other than this run."""
     dram_percent: Numbers = None
@@ -81,35 +71,25 @@ class GpuChecks(Samples):
 class GpuState(Part):
     """The GPU as NVML knows it."""
 
-    uuid: str
-    """Its UUID, as CUDA names it."""
-    name: str | None = None
-    """As the driver names it."""
-    power_limit_mw: int | None = None
-    """Power limit in force."""
+    uuid: str = Field(description="Its UUID, as CUDA names it.")
+    name: str | None = Field(None, description="As the driver names it.")
+    power_limit_mw: int | None = Field(None, description="Power limit in force.")
     most_sm_clock_mhz: int | None = None
     """Highest clock of the multiprocessors."""
-    most_memory_clock_mhz: int | None = None
-    """Highest clock of the memory."""
-    ecc: int | None = None
-    """1 with error correction."""
-    mig: int | None = None
-    """1 where it is split (MIG)."""
-    persistence: int | None = None
-    """1 where the driver stays loaded."""
+    most_memory_clock_mhz: int | None = Field(None, description="Highest clock of the memory.")
+    ecc: int | None = Field(None, description="1 with error correction.")
+    mig: int | None = Field(None, description="1 where it is split (MIG).")
+    persistence: int | None = Field(None, description="1 where the driver stays loaded.")
 
 
 class HostSamples(Samples):
     """The host's state, five times a second."""
 
-    load_1min: Numbers = None
-    """Load average."""
-    cpu_mhz: Integers = None
-    """Clock of the CPU that the run was on."""
+    load_1min: Numbers = Field(None, description="Load average.")
+    cpu_mhz: Integers = Field(None, description="Clock of the CPU that the run was on.")
     machine_busy_ns: Integers = None
     """Processor time that all processes have used since the machine started."""
-    own_cpu_ns: Integers = None
-    """Processor time that this run has used."""
+    own_cpu_ns: Integers = Field(None, description="Processor time that this run has used.")
 
 
 class MeasuredWindow(Part):
@@ -117,18 +97,14 @@ class MeasuredWindow(Part):
 
     name: str
     """An operation, a peak, or a part of the run: ``serve``, ``memcpy``."""
-    layer_type: str | None = None
-    """Of an operation."""
+    layer_type: str | None = Field(None, description="Of an operation.")
     temperature: Temperature | None = None
     """Of an operation that was timed both ways."""
-    started_ns: int
-    """Begin."""
-    ended_ns: int
-    """End."""
+    started_ns: int = Field(description="Begin.")
+    ended_ns: int = Field(description="End.")
     calls: int | None = None
     """Calls in one sample; null where the workload had it so."""
-    warmup_ns: int | None = None
-    """Warm-up before it began."""
+    warmup_ns: int | None = Field(None, description="Warm-up before it began.")
     converged: bool | None = None
     """Whether the median was known to 0.5 % when sampling ended; null where nothing waited
     for that."""
@@ -137,20 +113,13 @@ class MeasuredWindow(Part):
 class Telemetry(Part):
     """Polls of the machine during the measurement."""
 
-    interval_ns: int = Field(gt=0)
-    """Between two polls."""
-    windows: list[MeasuredWindow]
-    """What was measured when."""
-    gpu: GpuState | None = None
-    """The GPU; null without one that answers."""
-    gpu_samples: GpuSamples | None = None
-    """Its state."""
-    gpu_checks: GpuChecks | None = None
-    """Its state, what changes seldom."""
-    host_samples: HostSamples | None = None
-    """The host's state."""
-    memory_peak_bytes: int
-    """Most memory the process has had resident so far."""
+    interval_ns: int = Field(gt=0, description="Between two polls.")
+    windows: list[MeasuredWindow] = Field(description="What was measured when.")
+    gpu: GpuState | None = Field(None, description="The GPU; null without one that answers.")
+    gpu_samples: GpuSamples | None = Field(None, description="Its state.")
+    gpu_checks: GpuChecks | None = Field(None, description="Its state, what changes seldom.")
+    host_samples: HostSamples | None = Field(None, description="The host's state.")
+    memory_peak_bytes: int = Field(description="Most memory the process has had resident so far.")
     empty_graph_ns: list[int] | None = None
     """Durations of a graph without work between two events: the least that a replay takes."""
     absent: dict[str, str]
@@ -164,10 +133,8 @@ class HeldUnits(Part):
     """``blocks`` (``csa blocks``, … with several tables), ``slots``, and where prefixes are
     shared ``cached blocks``, blocks that the prefix index keeps, and
     ``checkpoints``."""
-    units: int
-    """How many there are; the others are free."""
-    held: list[int]
-    """How many were held."""
+    units: int = Field(description="How many there are; the others are free.")
+    held: list[int] = Field(description="How many were held.")
 
 
 class HeldPool(Part):
@@ -175,12 +142,9 @@ class HeldPool(Part):
 
     name: str
     """``main``, ``indexer``, ``window``, ``state`` or ``checkpoints``."""
-    layer_type: str
-    """Attention type of its layers, or ``all``."""
-    unit: str
-    """Name of the units it is counted in."""
-    unit_bytes: int
-    """Bytes of one unit, all its layers together."""
+    layer_type: str = Field(description="Attention type of its layers, or ``all``.")
+    unit: str = Field(description="Name of the units it is counted in.")
+    unit_bytes: int = Field(description="Bytes of one unit, all its layers together.")
 
 
 class MemorySeries(Part):
@@ -191,13 +155,11 @@ class MemorySeries(Part):
     held after any step is among the points.
     """
 
-    stride_steps: int
-    """Steps that a point stands for."""
+    stride_steps: int = Field(description="Steps that a point stands for.")
     at_ns: list[int]
     """When, from the first step on, without checks; the first is 0 unless a later step of its
     stretch was fuller."""
-    units: list[HeldUnits]
-    """What was held."""
+    units: list[HeldUnits] = Field(description="What was held.")
     pools: list[HeldPool]
     """Its pools and bytes; block tables, which are always whole, are not listed."""
 

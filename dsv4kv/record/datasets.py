@@ -99,10 +99,7 @@ class Dialogue:
 def read_dialogues(
     path: Path, options: DataOptions = DataOptions()
 ) -> Iterator[Dialogue | Refused]:
-    """Yield the records of a data set.
-
-    Raises ``TraceError`` with file and line if it cannot be read.
-    """
+    """Yield the records of a data set; raises ``TraceError``."""
     with open_trace(path, watch=options.watch) as lines:
         if not lines.peek():
             raise Defect("the file is empty")

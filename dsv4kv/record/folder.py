@@ -156,10 +156,7 @@ class Recording:
             raise _unwritable(folder, error) from None
 
     def write(self, stream: str, record: Record) -> None:
-        """Append a record, with the current time if it has none.
-
-        Raises ``TraceError`` if the disk is full, or gone.
-        """
+        """Append a record, with the current time if it has none; raises ``TraceError``."""
         try:
             self._streams[stream].write({"at": self._clock()} | record)
         except OSError as error:
@@ -210,10 +207,7 @@ def is_recording(folder: Path) -> bool:
 
 
 def read_stream(folder: Path, stream: str) -> Iterator[Record]:
-    """The records of a stream, in order, without a torn last line.
-
-    Raises ``TraceError`` if a file cannot be read, or a line in the middle is broken.
-    """
+    """The records of a stream, in order, without a torn last line; raises ``TraceError``."""
     files = segments(folder, stream)
     for path in files:
         try:

@@ -264,10 +264,7 @@ class RequestLog:
     def __init__(
         self, number: int, path: Path, recording: Recording, veil: Veil, *, follow: bool = True
     ) -> None:
-        """``follow``: wait for more until stopped.
-
-        Raises ``ConfigError`` if there is no such file or folder.
-        """
+        """``follow``: wait for more until stopped; raises ``ConfigError``."""
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise ConfigError(f"--requests {path}: this is no file: name a log or a folder.")
         if not path.exists():
@@ -281,10 +278,7 @@ class RequestLog:
         self._lines = self._rows = 0
 
     def run(self, stop: Stop) -> None:
-        """Read the log, then follow it.
-
-        Raises ``TraceError`` if no line of it was about a request.
-        """
+        """Read the log, then follow it; raises ``TraceError``."""
         try:
             self._read()
             while self._follow and not stop.wait(_POLL_S):

@@ -165,10 +165,7 @@ class Metrics:
     """Samples a page every few seconds."""
 
     def __init__(self, number: int, url: str, every_s: float, recording: Recording) -> None:
-        """``number``: of the page among those that are sampled.
-
-        Raises ``ConfigError`` if it is no address of a page.
-        """
+        """``number``: of the page among those that are sampled; raises ``ConfigError``."""
         shown = url.rpartition("@")[2]
         parse_url(url, HTTP, f"{shown!r} is no page of metrics: give http://HOST:PORT/metrics.")
         self._name, self._url, self._every_s = f"metrics:{number}", url, every_s

@@ -91,10 +91,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Read ``[HOST:]PORT=URL``; the default host is this machine only.
-
-    Raises ``ConfigError`` if it is no such text.
-    """
+    """Read ``[HOST:]PORT=URL``; the default host is this machine only; raises ``ConfigError``."""
     listen, _, upstream = text.partition("=")
     host, _, port = listen.rpartition(":")
     shown = f"{listen}={upstream.rpartition('@')[2]}"

@@ -28,10 +28,7 @@ class Source(Protocol):
 
 
 def parse_url(url: str, schemes: Collection[str], sentence: str) -> SplitResult:
-    """The parts of an address that has a host, of one of the schemes.
-
-    Raises ``ConfigError`` with the sentence if it is none.
-    """
+    """The parts of an address that has a host, of one of the schemes; raises ``ConfigError``."""
     try:
         url.encode()  # which fails at half characters, as the next does at long names
         parts = urlsplit(url)

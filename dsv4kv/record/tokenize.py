@@ -44,10 +44,7 @@ _LEAST_SALT_BYTES, _MOST_SALT_BYTES = 16, 64  # the most that BLAKE2b takes
 
 
 def read_salt(path: Path | None) -> bytes:
-    """A secret that is kept, or a new one.
-
-    Raises ``ConfigError`` if it cannot be read, or is so short that it could be guessed.
-    """
+    """A secret that is kept, or a new one; raises ``ConfigError``."""
     if path is None:
         return secrets.token_bytes(32)
     try:
@@ -89,10 +86,7 @@ class Conversations:
     """Makes turns of conversations."""
 
     def __init__(self, job: Job) -> None:
-        """Load the tokenizer and its template.
-
-        Raises ``ConfigError`` if one of them is missing or broken.
-        """
+        """Load the tokenizer and its template; raises ``ConfigError``."""
         folder = job.tokenizer if job.tokenizer.is_dir() else job.tokenizer.parent
         self._folder = folder
         self._tokens = Incremental(load_tokenizer(job.tokenizer))
@@ -268,10 +262,7 @@ def load_tokenizer(place: Path) -> "Tokenizer":
 def tokenize(
     dialogues: Iterable[Dialogue | Refused], job: Job, processes: int = 1
 ) -> Iterator[Turns]:
-    """Return the turns of every record, in order.
-
-    Raises ``ConfigError`` if the tokenizer or its template cannot be used.
-    """
+    """Return the turns of every record, in order; raises ``ConfigError``."""
     here = Conversations(job)  # errors show before processes are started
     if processes == 1:
         yield from map(here.turns, dialogues)

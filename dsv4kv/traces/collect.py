@@ -17,10 +17,7 @@ from dsv4kv.traces.summary import Histories
 
 
 def collect_paths(requests: Iterable[Request]) -> PathTable:
-    """Read all requests into arrays, in the memory of their runs of ids.
-
-    Raises ``TraceError`` if there are no requests, none has ids, or an id is beyond 64 bits.
-    """
+    """Read all requests into arrays, in the memory of their runs of ids; raises ``TraceError``."""
     batches = list(batches_of(requests))
     if not any(len(batch.request) for batch in batches):
         raise TraceError(NO_IDS)
@@ -65,10 +62,7 @@ def table_of(batch: Batch) -> PathTable:
 def load_paths(
     source: str | Path, trace_format: str = "auto", options: ReadOptions = DEFAULTS
 ) -> PathTable:
-    """Read a trace for analysis and make sure that it can be one.
-
-    Raises ``TraceError`` as reading does, and for ids that contradict each other.
-    """
+    """Read a trace for analysis and make sure that it can be one; raises ``TraceError``."""
     table = collect_paths(read_trace(source, trace_format, options))
     check_histories(table, lambda request: place_of(request, source, trace_format, options))
     return table

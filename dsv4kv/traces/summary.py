@@ -77,10 +77,7 @@ class Histories:
             self._spill()
 
     def check(self, name: Callable[[int], str]) -> int:
-        """Count the different ids; ``name`` says where a request is.
-
-        Raises ``TraceError`` if an id has two histories.
-        """
+        """Count the different ids; ``name`` says where a request is; raises ``TraceError``."""
         distinct, furthest = 0, np.zeros(0, RUN)
         for runs in self._ranges(self._sort()):
             distinct += int((runs["last"] - runs["start"] + 1).sum())

@@ -16,6 +16,7 @@ DeepSeek publishes with V3.2 and V4 instead of one (``encoding/encoding_dsv4.py`
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -32,7 +33,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import Unparsable, read_document, read_json
+from dsv4kv.files import read_document, read_json
 from dsv4kv.traces.files import (
     Defect,
     TraceLines,
@@ -216,20 +217,17 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 def load_template(folder: Path, given: str | None, options: Mapping[str, Any]) -> Render | None:
-    """The template of a tokenizer, or the one that was given; None where there is none.
+    """The template of a tokenizer's folder, or the one given; None without; ``ConfigError``.
 
-    Args:
-        folder: Of the tokenizer.
-        given: A file, of Jinja or, where it ends in ``.py``, of Python, which is run; or the name
-            of one of the tokenizer's templates.
-        options: Of the template, for all messages.
-
-    Raises:
-        ConfigError: It cannot be read, or is none.
+    ``given``: a file, of Jinja or, where it ends in ``.py``, of Python, which is run; or the name
+    of one of the tokenizer's templates. ``options`` are the template's, for all messages.
     """
     if given and given.endswith(".py"):
         return _encoder(Path(given), options)
-    config = _read_config(folder)
+    path = folder / _CONFIG
+    config = _read(path) if path.exists() else {}
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: it is no object, so no configuration of a tokenizer.")
     named = _named(folder, config)
     if given and Path(given).is_file():
         named = {"default": _read_text(Path(given))}
@@ -254,21 +252,11 @@ def find_encoders(folder: Path) -> list[Path]:
     return sorted(folder.glob("encoding/encoding*.py"))
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / _CONFIG
-    if not path.exists():
-        return {}
-    config = _read_json(path)
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path}: it is no object, so no configuration of a tokenizer.")
-    return config
-
-
 def _named(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """The tokenizer's templates by name; a file goes before what the configuration says."""
     for path in (folder / name for name in _FILES):
         if path.exists():
-            document = _read_json(path) if path.suffix == ".json" else _read_text(path)
+            document = _read(path) if path.suffix == ".json" else _read_text(path)
             found = document.get("chat_template") if isinstance(document, dict) else document
             more = (folder / "additional_chat_templates").glob("*.jinja")
             return {each.stem: _read_text(each) for each in more} | {"default": str(found)}
@@ -279,18 +267,15 @@ def _named(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _read_text(path: Path) -> str:
+    return str(_read(path, lambda path: read_document(path).decode()))
+
+
+def _read(path: Path, read: Callable[[Path], Any] = read_json) -> Any:
     try:
-        return read_document(path).decode()
+        return read(path)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
-        raise ConfigError(f"{path}: cannot be read ({why}).") from None
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return read_json(path)
-    except (OSError, Unparsable) as error:
         why = error.strerror if isinstance(error, OSError) else error
+        why = "it is no UTF-8" if isinstance(error, UnicodeError) else why
         raise ConfigError(f"{path}: cannot be read ({why}).") from None
 
 
@@ -331,10 +316,8 @@ def _jinja(named: Mapping[str, str], options: Mapping[str, Any]) -> Render:
             "documents": None,
             "add_generation_prompt": True,
         }
-        try:
+        with _refusing():
             return compiled[name].render(values)
-        except Exception as error:  # a template can fail in any way
-            raise _refusal(error) from None
 
     return render
 
@@ -343,8 +326,12 @@ def _refuse(message: str) -> None:
     raise TemplateError(message)
 
 
-def _refusal(error: Exception) -> Defect:
-    return Defect(f"the chat template refuses it ({type(error).__name__}: {error})")
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a template can fail in any way
+        raise Defect(f"the chat template refuses it ({type(error).__name__}: {error})") from None
 
 
 def _reasoned(message: Message) -> Message:
@@ -376,10 +363,8 @@ def _encoder(path: Path, options: Mapping[str, Any]) -> Render:
     def render(
         messages: Sequence[Message], tools: Sequence[Any] | None, own: Mapping[str, Any]
     ) -> str:
-        try:
+        with _refusing():
             return str(encode(_with_tools(messages, tools), **{**options, **own}))
-        except Exception as error:
-            raise _refusal(error) from None
 
     return render
 

@@ -6,7 +6,7 @@ recording is read line by line, each whole line once, so another process may be 
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -115,30 +115,31 @@ def read_server(folder: Path) -> Server:
     """Read a recording's server; raises ``TraceError`` if it cannot be read."""
     samples = [each for each in read_stream(folder, "metrics") if "values" in each]
     notes = list(read_stream(folder, "notes"))
-    events = list(_slim(read_stream(folder, "events")))
-    family = next((found for found in map(family_of, samples) if found), "")
+    heard = _Heard()
+    for record in read_stream(folder, "events"):
+        heard.take(record)
+    counted, restarts = _count_samples(samples)
     return Server(
-        family=family,
+        family=next((found for found in map(family_of, samples) if found), ""),
         settings={
             name: value
             for stream, records in (("notes", notes), ("metrics", samples))
             for record in records
             for name, value in settings_in(stream, record).items()
         },
-        restarts=_merge([*_restarts_announced(events), *_restarts_counted(samples)]),
+        restarts=_merge(heard.restarts + restarts),
         unrecorded=[(note["from_s"], note["at"]) for note in notes if note.get("what") == "gap"],
-        lost_messages=sum(
-            each["last"] - each["first"] + 1 for each in events if each.get("what") == "gap"
-        ),
-        evicted=[(each["ts"], each["removed"]) for each in events if each.get("removed")]
-        if events
-        else None,
-        used=[(each["at"], used) for each in samples if (used := used_share(each["values"]))
-              is not None],
+        lost_messages=heard.lost_messages,
+        evicted=heard.evicted if heard.sources else None,
+        used=[
+            (each["at"], used)
+            for each in samples
+            if (used := used_share(each["values"])) is not None
+        ],
         preempted=_preempted(samples),
-        counted=list(_counted(samples)),
-        replicas=_replicas(samples[-1:], events),
-    )  # fmt: skip
+        counted=counted,
+        replicas=max(len(_ranks(samples)), len(heard.sources), 1),
+    )
 
 
 def describe_breaks(server: Server) -> list[str]:
@@ -165,29 +166,56 @@ def used_share(values: Values) -> float | None:
     return None
 
 
-def _counted(samples: Iterable[Record]) -> Iterator[tuple[float, int, int]]:
-    counted: dict[str, Counted] = {}
-    for sample in samples:
-        of_page = counted.setdefault(sample["source"], Counted())
-        before = of_page.hits() or ("", 0, 0)
-        of_page.add(sample["values"])
-        _, found, asked = of_page.hits() or before
-        if asked > before[2]:
-            yield sample["at"], found - before[1], asked - before[2]
+@dataclass
+class _Heard:
+    """What a server's events say of it."""
 
+    restarts: list[Window] = field(default_factory=list)
+    evicted: list[tuple[float, int]] = field(default_factory=list)
+    lost_messages: int = 0
+    sources: dict[str, tuple[Held, float | None]] = field(default_factory=dict)  # and last time
+    _restarted: set[str] = field(default_factory=set)
 
-def _slim(records: Iterable[Record]) -> Iterator[Record]:
-    held: dict[str, Held] = {}
-    for record in records:
-        removed = held.setdefault(record["source"], Held()).take(record)
+    def take(self, record: Record) -> None:
+        """Read a record of events: a cache restarts where messages do, or where it is cleared."""
+        source, ts = record["source"], record.get("ts")
+        held, last_s = self.sources.setdefault(source, (Held(), None))
+        removed = held.take(record)
+        if record.get("what") == "gap":
+            self.lost_messages += record["last"] - record["first"] + 1
+        elif record.get("what") == "restart":
+            self._restarted.add(source)
+        if ts is None:
+            return
         cleared = any("cleared" in event for event in record.get("events", ()))
-        yield {
-            "source": record["source"],
-            "ts": record.get("ts"),
-            "what": record.get("what"),
-            "cleared": cleared,
-            "removed": removed,
-        } | {name: record[name] for name in ("first", "last") if name in record}
+        if last_s is not None and (cleared or source in self._restarted):
+            self.restarts.append((last_s, ts))
+        if removed:
+            self.evicted.append((ts, removed))
+        self._restarted.discard(source)
+        self.sources[source] = held, ts
+
+
+def _count_samples(
+    samples: Iterable[Record],
+) -> tuple[list[tuple[float, int, int]], list[Window]]:
+    """Growth of the counters, and restarts: a later process start, or counters that fell."""
+    grown, restarts = list[tuple[float, int, int]](), list[Window]()
+    pages: dict[str, tuple[Counted, Record]] = {}
+    for sample in samples:
+        page, last = pages.get(sample["source"], (Counted(), sample))
+        before, fell = page.hits() or ("", 0, 0), page.restarts
+        page.add(sample["values"])
+        pages[sample["source"]] = page, sample
+        _, found, asked = page.hits() or before
+        if asked > before[2]:
+            grown.append((sample["at"], found - before[1], asked - before[2]))
+        started = [one["values"].get(_STARTED) for one in (last, sample)]
+        if None not in started and started[0] != started[1]:
+            restarts.append((float(started[1]), float(started[1])))
+        elif page.restarts > fell:
+            restarts.append((last["at"], sample["at"]))
+    return grown, restarts
 
 
 def family_of(sample: Record) -> str:
@@ -208,44 +236,9 @@ def settings_in(stream: str, record: Record) -> dict[str, str]:
     return {}
 
 
-def _replicas(samples: Iterable[Record], events: Iterable[Record]) -> int:
-    """Number of ranks with a cache each, by labels of counters or by publishers."""
-    keys = [key for sample in samples for key in sample["values"]]
-    ranks = {rank for key in keys for rank in _RANK.findall(key)}
-    return max(1, len(ranks), len({event["source"] for event in events}))
-
-
-def _restarts_announced(events: Iterable[Record]) -> Iterator[Window]:
-    """By events: message numbers start again, or a non-empty cache is cleared."""
-    last: dict[str, float] = {}
-    restarted: set[str] = set()
-    for event in events:
-        source, ts = event["source"], event["ts"]
-        if event["what"] == "restart":
-            restarted.add(source)
-        if ts is None:
-            continue
-        if source in last and (event["cleared"] or source in restarted):
-            yield last[source], ts
-        restarted.discard(source)
-        last[source] = ts
-
-
-def _restarts_counted(samples: Iterable[Record]) -> Iterator[Window]:
-    """By metrics: a later process start, or counters that fell."""
-    by_source: dict[str, list[Record]] = {}
-    for sample in samples:
-        by_source.setdefault(sample["source"], []).append(sample)
-    for each in by_source.values():
-        for before, after in pairwise(each):
-            started = [one["values"].get(_STARTED) for one in (before, after)]
-            counted = Counted()
-            counted.add(before["values"])
-            counted.add(after["values"])
-            if None not in started and started[0] != started[1]:
-                yield float(started[1]), float(started[1])
-            elif counted.restarts:
-                yield before["at"], after["at"]
+def _ranks(samples: Sequence[Record]) -> set[str]:
+    """Ranks with a cache each, by labels of counters."""
+    return {rank for each in samples[-1:] for key in each["values"] for rank in _RANK.findall(key)}
 
 
 def _merge(windows: list[Window]) -> list[Window]:
@@ -259,19 +252,13 @@ def _merge(windows: list[Window]) -> list[Window]:
     return merged
 
 
-def _preempted(samples: list[Record]) -> list[tuple[float, int]] | None:
-    totals = [
-        (each["at"], total)
-        for each in samples
-        if (total := _sum(each["values"], _PREEMPTED)) is not None
+def _preempted(samples: Sequence[Record]) -> list[tuple[float, int]] | None:
+    totals = [(each["at"], _sum(each["values"], _PREEMPTED)) for each in samples]
+    known = [(at, int(total)) for at, total in totals if total is not None]
+    grown = [
+        (at, after - before * (after >= before)) for (_, before), (at, after) in pairwise(known)
     ]
-    if not totals:
-        return None
-    grown = (
-        (at, int(after - before if after >= before else after))
-        for (_, before), (at, after) in pairwise(totals)
-    )
-    return [(at, count) for at, count in grown if count]
+    return [each for each in grown if each[1]] if known else None
 
 
 def _base(key: str) -> str:

@@ -10,8 +10,6 @@ import json
 import os
 import re
 import secrets
-from array import array
-from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +30,7 @@ from dsv4kv.record.datasets import (
     find_encoders,
     load_template,
 )
-from dsv4kv.record.veil import GRAIN_TOKENS, ROOT, Veil, chained
+from dsv4kv.record.veil import GRAIN_TOKENS, Veil, chained
 from dsv4kv.traces.files import Defect
 from dsv4kv.traces.request import Request
 
@@ -60,12 +58,12 @@ def read_salt(path: Path | None) -> bytes:
 
 
 class Turn(NamedTuple):
-    """A prompt: time sent, if known, its tokens, its answer's tokens, ids of its blocks."""
+    """A prompt and what was answered."""
 
-    sent_s: float | None
+    sent_s: float | None  # None where it is not known
     input_tokens: int
     output_tokens: int | None
-    ids: tuple[int, ...]
+    ids: tuple[int, ...]  # of its blocks
 
 
 Turns = list[Turn] | Refused
@@ -92,7 +90,6 @@ class Conversations:
         self._tokens = Incremental(load_tokenizer(job.tokenizer))
         self._render = load_template(folder, job.template, job.options)
         self._veil, self._block_tokens = Veil(job.salt), job.block_tokens
-        self._ids: list[int] = []
 
     def turns(self, dialogue: Dialogue | Refused) -> Turns:
         """Return the requests of a record, or why there are none."""
@@ -110,7 +107,12 @@ class Conversations:
 
     def _chat(self, dialogue: Dialogue) -> Iterator[Turn]:
         if self._render is None:
-            raise self._no_template()
+            encoders = find_encoders(self._folder)
+            hint = f", such as {encoders[0]}, which is run" if encoders else ""
+            raise ConfigError(
+                f"{self._folder}: the tokenizer has no chat template: give one, --chat-template "
+                f"FILE{hint}."
+            )
         messages = dialogue.messages
         answers = [
             place
@@ -127,27 +129,15 @@ class Conversations:
             answer = _said(messages[place]) if place < len(messages) else None
             yield self._turn(dialogue.sent_s[place - 1], self._tokens.encode(text), answer)
 
-    def _turn(self, sent_s: float | None, tokens: "array[int]", answer: str | None) -> Turn:
-        """Make a turn; blocks shared with the prompt before keep their ids."""
+    def _turn(self, sent_s: float | None, tokens: list[int], answer: str | None) -> Turn:
         if not tokens:
             raise Defect("the prompt has no tokens")
-        size, full = self._block_tokens, len(tokens) // self._block_tokens
-        kept = self._ids[: self._tokens.kept // size]
-        fresh = self._veil.content(tokens[len(kept) * size :], size)
-        self._ids = [*kept, *chained(fresh, kept[-1] if kept else ROOT)]
-        rest = tokens[full * size :]
-        last = self._veil.content(rest, len(rest)) if rest else []
-        ids = (*self._ids, *chained(last, self._ids[-1] if self._ids else ROOT))
+        size = self._block_tokens
+        rest = tokens[len(tokens) // size * size :]
+        contents = self._veil.content(tokens, size)
+        contents += self._veil.content(rest, len(rest)) if rest else []
         output = None if answer is None else self._tokens.answer(answer)
-        return Turn(sent_s, len(tokens), output, ids)
-
-    def _no_template(self) -> ConfigError:
-        encoders = find_encoders(self._folder)
-        hint = f", such as {encoders[0]}, which is run" if encoders else ""
-        return ConfigError(
-            f"{self._folder}: the tokenizer has no chat template: give one, --chat-template "
-            f"FILE{hint}."
-        )
+        return Turn(sent_s, len(tokens), output, tuple(chained(contents)))
 
 
 def _said(message: Message) -> str:
@@ -162,9 +152,6 @@ class Incremental:
 
     Tokens added to the vocabulary split a text before anything else, so the parts between them can
     be tokenized separately.
-
-    Attributes:
-        kept: Leading tokens that the last two prompts share.
     """
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
@@ -181,14 +168,13 @@ class Incremental:
             if names:  # the longest match is taken
                 self._passes.append(re.compile(f"({'|'.join(map(re.escape, names))})"))
         self._known: dict[str, list[int]] = {}
-        self._text, self._tokens = "", array("q")
-        self.kept = 0
+        self._text, self._count = "", 0
 
-    def encode(self, text: str, *, special: bool = False) -> "array[int]":
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Tokens of a prompt; ``special``: add the special tokens, which are else in the text."""
-        text, before = whole_text(text), self._tokens
-        tokens = array("q", self._encode(text, special=True) if special else self._cut(text))
-        self._text, self._tokens, self.kept = text, tokens, _shared(before, tokens)
+        self._text = whole_text(text)
+        tokens = self._encode(self._text, special=True) if special else self._cut(self._text)
+        self._count = len(tokens)
         return tokens
 
     def answer(self, text: str) -> int:
@@ -196,7 +182,7 @@ class Incremental:
         text = whole_text(text)
         if len(self._parts(self._text)) < 2:
             return len(self._encode(text))
-        return max(0, len(self._cut(self._text + text)) - len(self._tokens))
+        return max(0, len(self._cut(self._text + text)) - self._count)
 
     def _cut(self, text: str) -> list[int]:
         known = {part: self._known.get(part) or self._encode(part) for part in self._parts(text)}
@@ -224,18 +210,8 @@ def _cut_before(pattern: re.Pattern[str], token: str, after: str) -> Iterator[tu
     yield from zip(rest[::2], rest[1::2], strict=True)
 
 
-def _shared(one: "array[int]", other: "array[int]") -> int:
-    most = min(len(one), len(other))
-    if one[:most] == other[:most]:
-        return most
-    return bisect(range(1, most + 1), 0, key=lambda length: one[:length] != other[:length])
-
-
 def load_tokenizer(place: Path) -> "Tokenizer":
-    """Load the tokenizer of a folder or file, without truncation and padding.
-
-    Raises ``ConfigError`` if there is none, or the package is missing.
-    """
+    """Load a tokenizer, without truncation and padding; raises ``ConfigError``."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it is given one text at a time
     try:
         from tokenizers import Tokenizer
@@ -317,16 +293,9 @@ def arrange(
 ) -> Iterator[Request]:
     """Return requests in order of arrival, from 0 s; memory is the conversations under way.
 
-    Args:
-        conversations: Turns of each, in order of the first.
-        arrivals: Arrivals where the data has no times.
-        counts: Is added to.
-        block_tokens: Tokens of an id.
-        output_tokens: Output of requests without a known answer.
-        skip: Skip refused records.
-
-    Raises:
-        TraceError: A record was refused, or conversations begin in another order.
+    ``arrivals`` are for data without times, ``output_tokens`` for requests without a known answer,
+    ``counts`` is added to; ``skip``: skip refused records, which else raise ``TraceError``, as
+    conversations in another order do.
     """
     begins, gaps = np.random.default_rng(arrivals.seed).spawn(2)
     waiting: list[tuple[float, int, Request]] = []
@@ -361,17 +330,13 @@ def arrange(
                 session=counts.conversations,
             )
             heapq.heappush(waiting, (at_s, next(places), request))
-            _count(counts, turn, request)
+            counts.requests += 1
+            counts.input_tokens += request.input_tokens
+            counts.output_tokens += request.output_tokens
+            counts.unanswered += turn.output_tokens is None
         counts.conversations += 1
     while waiting:
         yield heapq.heappop(waiting)[2]
-
-
-def _count(counts: Counts, turn: Turn, request: Request) -> None:
-    counts.requests += 1
-    counts.input_tokens += request.input_tokens
-    counts.output_tokens += request.output_tokens
-    counts.unanswered += turn.output_tokens is None
 
 
 def describe(counts: Counts, output_tokens: int) -> Iterator[str]:

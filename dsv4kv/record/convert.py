@@ -12,6 +12,7 @@ more blocks as another request, even where a prompt was computed in several step
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, overload
 
@@ -44,11 +45,6 @@ class Store:
     end: Block  # last block of the prompt
     grain_tokens: int  # what an id stands for
     output_tokens: int = 0  # of single blocks that were stored behind it later
-
-    @property
-    def tokens(self) -> int:
-        """Of the prompt's full blocks."""
-        return self.end.tokens
 
     @property
     def ids(self) -> list[int]:
@@ -99,13 +95,13 @@ class _Server:
         names, size, parent = event["stored"], int(event["size"]), event["parent"]
         # a block that was never announced has no known ids and no known predecessor
         before = None if parent is None else self.blocks.setdefault(parent, Block(None, (), 0))
-        already = _leading(names, self.cached) * size
+        already = len(list(takewhile(self.cached.__contains__, names))) * size
         blocks = _link(before, event)
         self.blocks |= zip(names, blocks, strict=True)
         self.cached.update(names)
         store = self.tips.pop(parent, None)
         if store in new:  # consecutive blocks of one step are one request's
-            store.cached_tokens += already if store.cached_tokens == store.tokens else 0
+            store.cached_tokens += already if store.cached_tokens == store.end.tokens else 0
             store.end = blocks[-1]
         elif store and len(names) == 1 and not already:
             store.output_tokens += size
@@ -138,15 +134,12 @@ def _is_chain(event: Record, server: _Server) -> bool:
     return int(event["size"]) == server.size
 
 
-def _leading(names: list[int], cached: set[int]) -> int:
-    return next((at for at, name in enumerate(names) if name not in cached), len(names))
-
-
 def _link(before: Block | None, event: Record) -> list[Block]:
     names, size = event["stored"], event["size"]
     contents = event.get("ids") or names
     each = len(contents) // len(names)
-    ids = list(chained(contents, _last_id(before, event["parent"])))
+    last = ROOT if before is None else before.ids[-1] if before.ids else event["parent"]
+    ids = list(chained(contents, last))
     tokens = before.tokens if before else 0
     blocks: list[Block] = []
     for number in range(len(names)):
@@ -154,13 +147,6 @@ def _link(before: Block | None, event: Record) -> list[Block]:
         before = Block(before, own, tokens + (number + 1) * size)
         blocks.append(before)
     return blocks
-
-
-def _last_id(block: Block | None, name: int) -> int:
-    """The id before a chain's next; an unknown block has its name as id."""
-    if block is None:
-        return ROOT
-    return block.ids[-1] if block.ids else name
 
 
 _MERGED = (
@@ -243,14 +229,20 @@ class Recorded:
 
 
 def read_recording(folder: Path) -> Recorded:
-    """Read the requests of a recording, of a proxy or a log, else rebuilt from events.
-
-    Raises ``TraceError`` if it cannot be read, or nothing was requested.
-    """
+    """Read the requests of a proxy or a log, else rebuilt from events; raises ``TraceError``."""
     rows, unsized = _complete(read_stream(folder, "requests"))
     stores_only = not rows
     if stores_only:
-        rows = [_row_of(store) for store in find_stores(read_stream(folder, "events"))]
+        rows = [
+            {
+                "arrival_s": store.at_s,
+                "input_tokens": store.end.tokens,
+                "output_tokens": store.output_tokens,
+                "ids": array("q", store.ids),
+                "grain": store.grain_tokens,
+            }
+            for store in find_stores(read_stream(folder, "events"))
+        ]
     if not rows and unsized:
         raise TraceError(
             f"{folder}: {counted(unsized, 'request')} recorded, and of none is the length known: "
@@ -269,10 +261,7 @@ def read_recording(folder: Path) -> Recorded:
 
 
 def collect_requests(records: Iterable[Record], source: str) -> Recorded | None:
-    """Some requests of a recording, by their records; None if there are none.
-
-    Raises ``TraceError`` if they have ids of several sizes.
-    """
+    """Some requests of a recording, by their records, if there are; raises ``TraceError``."""
     rows, unsized = _complete(records)
     if not rows:
         return None
@@ -401,16 +390,6 @@ def _ids_of(row: Record) -> Record:
     """A row's ids if they are made of tokens, the best there are."""
     known = "ids" in row and row.get("ids_of") != "text"
     return {name: row[name] for name in ("ids", "grain")} | {"ids_of": None} if known else {}
-
-
-def _row_of(store: Store) -> Record:
-    return {
-        "arrival_s": store.at_s,
-        "input_tokens": store.tokens,
-        "output_tokens": store.output_tokens,
-        "ids": array("q", store.ids),
-        "grain": store.grain_tokens,
-    }
 
 
 def _since(begun_s: float, at_s: float | None) -> float | None:

@@ -15,9 +15,12 @@ dropped. An early message waits while the missing ones are requested; after ``WA
 gap. Numbers that start again are a restarted publisher.
 """
 
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
+from importlib import import_module
 from pathlib import Path
 from threading import Event as Stop
 from time import monotonic
@@ -28,7 +31,7 @@ from dsv4kv.files import read_document
 from dsv4kv.record.folder import Record, Recording
 from dsv4kv.record.run import missing_package, parse_url
 from dsv4kv.record.veil import LEAST_TOKENS, Veil
-from dsv4kv.record.wire import Batch, Event, Removed, Stored, Unreadable, unpack
+from dsv4kv.record.wire import Batch, Cleared, Event, Removed, Stored, Unreadable, unpack
 
 WAIT_S = 2.0
 _WAITING = 256  # messages held while one is missing; then it is a gap, too
@@ -55,16 +58,11 @@ Ask = Callable[[int], Iterable[list[bytes]]]
 
 
 def parse(frames: list[bytes]) -> Message:
-    """Decode a message: topic, number, payload; a repeated one has an empty frame before.
-
-    Raises ``Unreadable`` if it has too few frames, no number or no batch.
-    """
-    if len(frames) < 2 or len(frames[-2]) != _NUMBER_BYTES:
+    """Decode topic, number, payload, after an empty frame if repeated; raises ``Unreadable``."""
+    number = int.from_bytes(frames[-2], "big") if len(frames) > 1 else 2**63
+    if number >= 2**63 or len(frames[-2]) != _NUMBER_BYTES:
         raise Unreadable("it has no number")
-    number, payload = int.from_bytes(frames[-2], "big"), frames[-1]
-    if number >= 2**63:
-        raise Unreadable("it has no number")
-    return Message(number, unpack(payload), payload)
+    return Message(number, unpack(frames[-1]), frames[-1])
 
 
 class Sequence:
@@ -181,30 +179,25 @@ _QUEUED = 64  # messages; behind them the publisher waits
 
 def veiled(event: Event, veil: Veil) -> Record:
     """The record of an event."""
-    if isinstance(event, Stored):
-        return _stored(event, veil)
+    if isinstance(event, Cleared):
+        return {"cleared": True}
+    names = [veil.name(one) for one in event.hashes]
+    medium = event.medium if event.medium in _MEDIA else "OTHER"
+    others = {"medium": medium, "group": event.group}
     if isinstance(event, Removed):
-        record: Record = {"removed": [veil.name(one) for one in event.hashes]}
-        return record | _given(medium=_medium(event), group=event.group)
-    return {"cleared": True}
-
-
-def _stored(event: Stored, veil: Veil) -> Record:
-    record: Record = {
-        "stored": [veil.name(one) for one in event.hashes],
-        "parent": None if event.parent is None else veil.name(event.parent),
-        "size": event.block_tokens,
-        "chain": event.is_chain,
-    }
-    if event.is_chain and event.block_tokens >= LEAST_TOKENS:
-        grain = veil.grain_of(event.block_tokens)
-        record |= {"grain": grain, "ids": list(_contents(event, grain, veil))}
-    session = None if event.session is None else veil.name(event.session)
-    return record | _given(medium=_medium(event), group=event.group, session=session)
-
-
-def _medium(event: Stored | Removed) -> str | None:
-    return event.medium if event.medium in _MEDIA else "OTHER"
+        record: Record = {"removed": names}
+    else:
+        record = {
+            "stored": names,
+            "parent": None if event.parent is None else veil.name(event.parent),
+            "size": event.block_tokens,
+            "chain": event.is_chain,
+        }
+        if event.is_chain and event.block_tokens >= LEAST_TOKENS:
+            grain = veil.grain_of(event.block_tokens)
+            record |= {"grain": grain, "ids": list(_contents(event, grain, veil))}
+        others["session"] = None if event.session is None else veil.name(event.session)
+    return record | {name: value for name, value in others.items() if value is not None}
 
 
 def _contents(event: Stored, grain: int, veil: Veil) -> Iterator[int]:
@@ -214,10 +207,6 @@ def _contents(event: Stored, grain: int, veil: Veil) -> Iterator[int]:
     size = event.block_tokens
     for number, extra in enumerate(event.extras):
         yield from veil.content(event.tokens[number * size : (number + 1) * size], grain, extra)
-
-
-def _given(**fields: Any) -> Record:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 class Publisher:
@@ -255,8 +244,6 @@ class Publisher:
             "events": [veiled(event, self._veil) for event in batch.events],
         }
         if self._verbatim:
-            from base64 import b64encode
-
             record["payload"] = b64encode(message.payload).decode()
         return record
 
@@ -278,7 +265,9 @@ class MessageFile:
         for frames in self._messages:
             if stop.is_set():
                 return
-            rank = _rank(frames)
+            rank = 0  # of an unreadable one, too
+            with suppress(Unreadable):
+                rank = parse(frames).batch.rank
             if rank not in ranks:
                 publisher = self._publisher.of_rank(rank)
                 ranks[rank] = publisher, Sequence(after=publisher.came)
@@ -286,14 +275,6 @@ class MessageFile:
             publisher.write(sequence.take(frames))
         for publisher, sequence in ranks.values():
             publisher.write(sequence.give_up(at_once=True))
-
-
-def _rank(frames: list[bytes]) -> int:
-    """The rank that sent a message; 0 for an unreadable one."""
-    try:
-        return parse(frames).batch.rank
-    except Unreadable:
-        return 0
 
 
 def _read_messages(path: Path) -> list[list[bytes]]:
@@ -369,10 +350,7 @@ class Socket:
 
 
 def ranks_of(url: str, ranks: int) -> list[str]:
-    """Addresses of a server's ranks; rank r publishes r ports above the first.
-
-    Raises ``ConfigError`` if it is no such address.
-    """
+    """Addresses of a server's ranks, a port above each other; raises ``ConfigError``."""
     sentence = (
         f"{url!r} is not the address of a publisher: give tcp://HOST:PORT, as the server's "
         "--kv-events-config has it (with its host in place of *)."
@@ -388,8 +366,6 @@ def ranks_of(url: str, ranks: int) -> list[str]:
 
 
 def _package(name: str) -> Any:
-    from importlib import import_module
-
     try:
         return import_module(name)
     except ImportError:

@@ -41,18 +41,14 @@ Record = dict[str, Any]
 
 
 class Stream:
-    """One of the streams, open at its end.
-
-    Attributes:
-        places: Position of each source of the stream, by its name.
-    """
+    """One of the streams, open at its end."""
 
     def __init__(self, folder: Path, name: str, rotate_bytes: int) -> None:
         """Cut a torn last line and continue after it."""
         self._folder, self._name, self._rotate_bytes = folder, name, rotate_bytes
         self._lock, self._dirty = Lock(), False
         files = segments(folder, name)
-        self.places: dict[str, Any] = {}
+        self.places: dict[str, Any] = {}  # position of each source, by its name
         self.last_s = 0.0
         if files:
             _cut_torn_line(files[-1])
@@ -118,11 +114,7 @@ class Stream:
 
 
 class Recording:
-    """A recording that is being written, by this process alone.
-
-    Attributes:
-        salt: The recording's secret, 32 bytes.
-    """
+    """A recording that is being written, by this process alone; ``salt``: its secret."""
 
     def __init__(
         self,
@@ -132,16 +124,17 @@ class Recording:
         hear: Callable[[str, Record], object] = lambda stream, record: None,
         about: Record | None = None,
     ) -> None:
-        """Begin or continue a recording.
+        """Begin or continue a recording; raises ``TraceError``.
 
         ``hear`` is called with every record; ``about`` is noted at its start.
-
-        Raises:
-            TraceError: The folder holds something else, is being written, or cannot be.
         """
         self._folder, self._clock, self._hear = folder, clock, hear
         try:
-            _check_own(folder)
+            if folder.is_dir() and any(folder.iterdir()) and not (folder / _SALT).exists():
+                raise TraceError(
+                    f"{folder} is a folder with other files: name a new one, or one that record "
+                    "made."
+                )
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with ExitStack() as opened:
                 opened.callback(os.close, _lock(folder))
@@ -253,13 +246,6 @@ def _cut_torn_line(path: Path) -> None:
         if keep < end:
             file.truncate(keep)
             os.fsync(file.fileno())
-
-
-def _check_own(folder: Path) -> None:
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / _SALT).exists():
-        raise TraceError(
-            f"{folder} is a folder with other files: name a new one, or one that record made."
-        )
 
 
 def _lock(folder: Path) -> int:

@@ -33,11 +33,7 @@ def ask(
     """The answer to a ``GET``, or to a ``POST`` of ``body``, over a connection of its own.
 
     Redirects are not followed. Every line of an answer with status 200 is given to ``take`` at
-    once, until that returns something true.
-
-    Raises:
-        TimeoutError: It was not there after ``limit_s``.
-        ConnectionError: There is no such server, or it speaks no HTTP, or it broke off.
+    once, until that returns something true. Raises ``TimeoutError``, ``ConnectionError``.
     """
 
     async def run() -> Answer:

@@ -72,14 +72,11 @@ def parse(text: str) -> tuple[Values, dict[str, str]]:
                 if key in _SETTINGS and _WORD.fullmatch(found)
             }
         else:
-            key = _key(name, labels)
+            known = sorted(key for key in _LABELS & labels.keys() if _WORD.fullmatch(labels[key]))
+            kept = ",".join(f"{key}={labels[key]}" for key in known)
+            key = f"{name}{{{kept}}}" if kept else name
             values[key] = values.get(key, 0.0) + value
     return values, settings
-
-
-def _is_read(name: str) -> bool:
-    kept = _KEPT.fullmatch(name) and not name.endswith(("_bucket", "_created"))
-    return bool(kept) or name.endswith("cache_config_info")
 
 
 def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
@@ -88,7 +85,9 @@ def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
     left = _PARSED_BYTES
     for line in text.splitlines():
         name = _NAME.match(line)
-        if not name or not _is_read(name[0]) or len(line) > min(left, _LINE_BYTES):
+        kept = name and _KEPT.fullmatch(name[0]) and not name[0].endswith(("_bucket", "_created"))
+        kept = kept or (name and name[0].endswith("cache_config_info"))
+        if not kept or len(line) > min(left, _LINE_BYTES):
             continue
         left -= len(line)
         try:
@@ -98,12 +97,6 @@ def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
             continue
         if isfinite(value):
             yield family.samples[0].name, family.samples[0].labels, value
-
-
-def _key(name: str, labels: Mapping[str, str]) -> str:
-    known = sorted(key for key in _LABELS & labels.keys() if _WORD.fullmatch(labels[key]))
-    kept = ",".join(f"{key}={labels[key]}" for key in known)
-    return f"{name}{{{kept}}}" if kept else name
 
 
 class Counted:

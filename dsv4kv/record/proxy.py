@@ -135,28 +135,17 @@ class _Exchange:
 
 
 class _Open:
-    """Connections of clients, at most ``limit`` of them.
-
-    Attributes:
-        busy: With a request that is being answered.
-        idle: The others, and since when they are.
-        grace_s: How long an idle one that has sent no request is kept while others wait.
-        changed: Set when a connection became idle or was closed.
-    """
+    """Connections of clients, at most ``limit`` of them."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.busy = set[_Connection]()
-        self.idle = dict[_Connection, float]()
-        self.grace_s = _GRACE_S
-        self.changed = asyncio.Event()
+        self.busy = set[_Connection]()  # with a request that is being answered
+        self.idle = dict[_Connection, float]()  # the others, and since when they are
+        self.grace_s = _GRACE_S  # how long one without a request is kept while others wait
+        self.changed = asyncio.Event()  # set when a connection became idle or was closed
 
     def make_room(self) -> float:
-        """Close an idle connection if no other can be accepted.
-
-        Returns:
-            Seconds until one may be closed; 0 if there is room.
-        """
+        """Close an idle connection where there is no room; seconds to wait for some, or 0."""
         if len(self.idle) + len(self.busy) < self.limit:
             self.grace_s = min(_GRACE_S, 1.05 * self.grace_s)
             return 0.0
@@ -242,18 +231,10 @@ class Proxy:
         proxies: int = 1,
         warn: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """Prepare to listen.
+        """Prepare to listen; raises ``ConfigError`` where too few files may be open.
 
-        Args:
-            number: Of the proxy among the ``proxies`` of the recording.
-            address: Where it listens, and the server.
-            recording: Where rows are written.
-            veil: Makes ids of prompts.
-            proxies: How many share the process's file descriptors.
-            warn: Is given a sentence once, when clients have to wait for a file descriptor.
-
-        Raises:
-            ConfigError: The process may open fewer than 128 files.
+        The ``number`` is of ``proxies``, which share the process's file descriptors; ``warn`` is
+        given a sentence once, when clients have to wait for one.
         """
         self._name, self._address = f"{PROXY}{number}", address
         self._recording, self._veil = recording, veil
@@ -339,7 +320,12 @@ class Proxy:
         loop = asyncio.get_running_loop()
         while True:
             while wait_s := opened.make_room():
-                self._warn_once()
+                warn, self._warn = self._warn, lambda _: None
+                limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+                warn(
+                    f"--proxy: {self._limit:,} connections are open, the maximum with {limit:,} "
+                    "file descriptors; further clients wait. Raise `ulimit -n`."
+                )
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
                         await opened.changed.wait()
@@ -348,14 +334,6 @@ class Proxy:
                 await loop.connect_accepted_socket(connect, line)
             except OSError:  # the client left, or other sources have taken the descriptors
                 await asyncio.sleep(_POLL_S)
-
-    def _warn_once(self) -> None:
-        warn, self._warn = self._warn, lambda _: None
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        warn(
-            f"--proxy: {self._limit:,} connections are open, the maximum with {limit:,} file "
-            "descriptors; further clients wait. Raise `ulimit -n`."
-        )
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         """Pass a request on and its answer back, and write its row."""

@@ -21,10 +21,7 @@ class Source(Protocol):
     """Runs in a thread of its own and writes what it receives."""
 
     def run(self, stop: Stop) -> None:
-        """Listen until ``stop`` is set, or until there is nothing more; then write what is left.
-
-        Raises ``Dsv4kvError`` if it cannot listen, or the recording cannot be written.
-        """
+        """Listen until ``stop`` is set or nothing more comes; raises ``Dsv4kvError``."""
 
 
 def parse_url(url: str, schemes: Collection[str], sentence: str) -> SplitResult:
@@ -71,12 +68,9 @@ def run(
     limit_s: float | None = None,
     tick: Callable[[], object] = lambda: None,
 ) -> None:
-    """Listen to all sources; sync every second, then ``tick``.
+    """Listen to all sources; sync every second, then ``tick``; raises ``Dsv4kvError``.
 
     Ends when every source has, after ``limit_s``, or by Ctrl-C. All received data is then written.
-
-    Raises:
-        Dsv4kvError: A source cannot listen, or the recording cannot be written.
     """
     stop, failures = Stop(), list[BaseException]()
     threads = [
@@ -90,7 +84,9 @@ def run(
             left_s = SYNC_S if end_s is None else min(SYNC_S, end_s - monotonic())
             if left_s <= 0:
                 break
-            _wait(threads, left_s)
+            wait_s = monotonic() + left_s
+            for thread in threads:
+                thread.join(max(0.0, wait_s - monotonic()))
             recording.sync()
             tick()
     finally:
@@ -100,12 +96,6 @@ def run(
         recording.sync()
         if failures:
             raise failures[0]
-
-
-def _wait(threads: Sequence[Thread], seconds: float) -> None:
-    end_s = monotonic() + seconds
-    for thread in threads:
-        thread.join(max(0.0, end_s - monotonic()))
 
 
 def _guarded(source: Source, stop: Stop, failures: list[BaseException]) -> None:

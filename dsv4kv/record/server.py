@@ -58,11 +58,11 @@ class Held:
     def take(self, record: Record) -> int:
         """Read a record of events; returns the blocks that were removed."""
         before = self.removed
-        if record.get("what") == "restart":
-            self._clear()
-        for event in record.get("events", ()):
+        restarted = record.get("what") == "restart"
+        for event in ({"cleared": restarted},) * restarted + tuple(record.get("events", ())):
             if "cleared" in event:
-                self._clear()
+                self.blocks.clear()
+                self._parts.clear()
             elif event.get("medium") in {None, "GPU"}:
                 self._count(event)
         return self.removed - before
@@ -78,19 +78,14 @@ class Held:
             self.stored += len(names)
             self.blocks[group] += len(names)
         else:
-            removed = [name for name in event["removed"] if not self._is_part(group, name)]
-            self.removed += len(removed)
-            self.blocks[group] -= min(len(removed), self.blocks[group])
-
-    def _is_part(self, group: int, name: int) -> bool:
-        left = self._parts.pop((group, name), 0)
-        if left > 1:
-            self._parts[group, name] = left - 1
-        return left > 0
-
-    def _clear(self) -> None:
-        self.blocks.clear()
-        self._parts.clear()
+            blocks = 0
+            for name in event["removed"]:
+                parts = self._parts.pop((group, name), 0)
+                if parts > 1:
+                    self._parts[group, name] = parts - 1
+                blocks += not parts
+            self.removed += blocks
+            self.blocks[group] -= min(blocks, self.blocks[group])
 
 
 @dataclass(frozen=True)
@@ -333,14 +328,22 @@ class Watched:
         self._now_s = max(self._now_s, record.get("at", 0.0))
         self._first_s = self._first_s or self._now_s
         if stream == "events":
-            self._events(record)
+            held = self._held.setdefault(record["source"], Held())
+            before = held.stored
+            removed = held.take(record)
+            self._moved.append((record["at"], held.stored - before, removed))
         elif stream == "metrics" and "values" in record:
             self._samples.append(record)
             self.family = self.family or family_of(record)
         elif stream == "requests":
             self._rows.append(record)
         self.settings |= settings_in(stream, record)
-        self._forget()
+        begin_s = self._now_s - self.window_s
+        for records in (self._rows, self._samples):
+            while records and records[0].get("at", 0.0) < begin_s:
+                records.popleft()
+        while self._moved and self._moved[0][0] < begin_s:
+            self._moved.popleft()
 
     @property
     def rows(self) -> list[Record]:
@@ -355,22 +358,27 @@ class Watched:
     def glance(self) -> Glance:
         """Sum up the last minutes."""
         values = self._samples[-1]["values"] if self._samples else {}
-        grown, hits = self._grown()
+        pages = count(self._samples).values()
+        grown: Values = {}
+        for key, value in (item for page in pages for item in page.grown.items()):
+            grown[key] = grown.get(key, 0.0) + value
         answered = [row for row in self._rows if "cached_tokens" in row and "input_tokens" in row]
         cached = sum(row["cached_tokens"] for row in answered)
         asked = sum(row["input_tokens"] for row in answered)
-        by = {"its counters": hits, "its answers": (cached, asked)}
-        groups = Counter[int]()
+        by = {"its counters": hits_of(pages), "its answers": (cached, asked)}
+        groups, by_device = Counter[int](), Counter[str]()
         for held in self._held.values():
             groups.update(held.blocks)
-        counted = [sum(each) for each in list(zip(*self._moved, strict=True))[1:]] or [0, 0]
-        stored, removed = counted if self._held else (None, None)
+        for row in answered:
+            by_device.update(row.get("cached_by", {}))
+        moved = [sum(each) for each in list(zip(*self._moved, strict=True))[1:]] or [0, 0]
+        stored, removed = moved if self._held else (None, None)
         preempted = _sum(grown, _PREEMPTED)
         return Glance(
             max(1.0, min(self.window_s, self._now_s - self._first_s)),
             max(0.0, self.clock() - self._now_s),
             {name: pair for name, pair in by.items() if pair[1]},
-            _by_source(grown) or _answered_by_source(answered),
+            _by_source(grown) or dict(by_device),
             count_requests(self._rows),
             stored,
             removed,
@@ -380,27 +388,6 @@ class Watched:
             _gauge(values, _WAITING),
             dict(sorted(groups.items())),
         )
-
-    def _events(self, record: Record) -> None:
-        held = self._held.setdefault(record["source"], Held())
-        before = held.stored
-        removed = held.take(record)
-        self._moved.append((record["at"], held.stored - before, removed))
-
-    def _grown(self) -> tuple[Values, tuple[int, int]]:
-        counted = count(self._samples)
-        grown = Counter[str]()
-        for each in counted.values():
-            grown.update(each.grown)
-        return dict(grown), hits_of(counted.values())
-
-    def _forget(self) -> None:
-        begin_s = self._now_s - self.window_s
-        for records in (self._rows, self._samples):
-            while records and records[0].get("at", 0.0) < begin_s:
-                records.popleft()
-        while self._moved and self._moved[0][0] < begin_s:
-            self._moved.popleft()
 
 
 def _by_source(grown: Values) -> dict[str, int]:
@@ -412,13 +399,6 @@ def _by_source(grown: Values) -> dict[str, int]:
             named, _, where = part.partition("=")
             if named == label:
                 found[where] += round(value)
-    return dict(found)
-
-
-def _answered_by_source(rows: Iterable[Record]) -> dict[str, int]:
-    found = Counter[str]()
-    for row in rows:
-        found.update(row.get("cached_by", {}))
     return dict(found)
 
 

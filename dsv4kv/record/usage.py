@@ -8,7 +8,7 @@ tokens of an id had in the first prompt of reported length.
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -130,17 +130,15 @@ def prompt_tokens(body: Mapping[str, Any]) -> list[int] | None:
 
 def prompt_text(body: Mapping[str, Any]) -> bytes:
     """The text of a prompt in a template's order: tools, instructions, messages."""
-    return "\n".join(_texts(body)).encode("utf-8", "replace")
-
-
-def _texts(body: Mapping[str, Any]) -> Iterator[str]:
+    texts = []
     for name in ("tools", "system", "instructions", "prompt", "text", "input", "messages"):
         value = body.get(name)
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, str):
-                yield each
+                texts.append(each)
             elif isinstance(each, dict):
-                yield json.dumps(each, ensure_ascii=False, sort_keys=True)
+                texts.append(json.dumps(each, ensure_ascii=False, sort_keys=True))
+    return "\n".join(texts).encode("utf-8", "replace")
 
 
 def text_block_bytes(text: bytes, tokens: int, grain: int) -> float | None:

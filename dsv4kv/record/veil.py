@@ -19,11 +19,7 @@ ROOT = 0
 
 
 class Veil:
-    """Makes the numbers of one recording.
-
-    Attributes:
-        grain: Tokens that an id of a prompt stands for.
-    """
+    """Makes the numbers of one recording; ``grain``: tokens that an id of a prompt stands for."""
 
     def __init__(self, salt: bytes, grain: int = GRAIN_TOKENS) -> None:
         self.grain = grain
@@ -37,12 +33,9 @@ class Veil:
         return _number(found.digest())
 
     def content(self, tokens: Sequence[int], grain: int, extra: object = None) -> list[int]:
-        """A number for every full ``grain`` of tokens, without what comes before.
+        """A number for every full ``grain`` of tokens, without what comes before; ``TypeError``.
 
         ``extra``: what else distinguishes blocks of equal tokens: an adapter, an image, a tenant.
-
-        Raises:
-            TypeError: They are no tokens.
         """
         start = self._tokens
         if extra is not None:

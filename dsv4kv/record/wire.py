@@ -110,16 +110,13 @@ def unpack(payload: bytes) -> Batch:
 
 def _events(values: Iterable[Any]) -> Iterator[Event]:
     for value in values:
-        kind, fields = _named(value)
+        if isinstance(value, dict):
+            kind, fields = value["type"], value
+        else:
+            kind, *rest = value
+            fields = dict(zip(_ORDER.get(kind, ()), rest, strict=False))
         if kind in _MADE:
             yield _MADE[kind](fields)
-
-
-def _named(value: Any) -> tuple[str, Mapping[str, Any]]:
-    if isinstance(value, dict):
-        return value["type"], value
-    kind, *rest = value
-    return kind, dict(zip(_ORDER.get(kind, ()), rest, strict=False))
 
 
 def _stored(fields: Mapping[str, Any]) -> Stored:
@@ -138,14 +135,13 @@ def _stored(fields: Mapping[str, Any]) -> Stored:
     )
 
 
-def _removed(fields: Mapping[str, Any]) -> Removed:
-    medium, group = fields.get("medium"), fields.get("group_idx")
-    return Removed(_hashes(fields["block_hashes"]), _text(medium), _optional(group))
-
-
 _MADE: dict[str, Callable[[Mapping[str, Any]], Event]] = {
     "BlockStored": _stored,
-    "BlockRemoved": _removed,
+    "BlockRemoved": lambda fields: Removed(
+        _hashes(fields["block_hashes"]),
+        _text(fields.get("medium")),
+        _optional(fields.get("group_idx")),
+    ),
     "AllBlocksCleared": lambda _: Cleared(),
 }
 

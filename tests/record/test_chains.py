@@ -36,7 +36,7 @@ def asked(name: str) -> list[dict[str, Any]]:
 
 
 def lengths(found: Iterable[Store]) -> list[tuple[int, int, int]]:
-    return [(store.tokens, store.cached_tokens, store.output_tokens) for store in found]
+    return [(store.end.tokens, store.cached_tokens, store.output_tokens) for store in found]
 
 
 BLOCK = {SAMPLES[0]: 256, SAMPLES[1]: 16, SAMPLES[2]: 256}
@@ -75,7 +75,7 @@ def test_a_prompt_shares_ids_with_another_as_far_as_it_shares_tokens(
     seen = set[int]()
     for store in found:
         ids = store.ids
-        assert len(ids) * store.grain_tokens == store.tokens
+        assert len(ids) * store.grain_tokens == store.end.tokens
         assert len(set(ids)) == len(ids)
         known = [one in seen for one in ids]
         # nothing of these samples was evicted and asked for again

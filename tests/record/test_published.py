@@ -162,7 +162,7 @@ def test_events_alone_tell_what_was_cached_of_prompts_that_are_computed_at_once(
         stores = find_stores(read_stream(folder, "events"))
         whole = [tokens // size * size for tokens in prompts]
         told = [pair for pair in zip(whole, workload.hits, strict=True) if pair[0] - pair[1]]
-        found = [(store.tokens, store.cached_tokens) for store in stores]
+        found = [(store.end.tokens, store.cached_tokens) for store in stores]
         skipped = leave_out(told, found)
         assert all(tokens - cached == size for tokens, cached in skipped)
 
@@ -174,7 +174,7 @@ def test_blocks_that_are_cached_in_part_are_no_prompts_of_their_own(
     for number, workload in enumerate(workloads("vllm", rule)):
         folder = record(tmp_path / str(number), "vllm", workload)
         stores = find_stores(read_stream(folder, "events"))
-        assert {store.tokens % workload.page for store in stores} == {0}
+        assert {store.end.tokens % workload.page for store in stores} == {0}
 
 
 @pytest.mark.parametrize(

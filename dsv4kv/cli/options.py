@@ -43,6 +43,11 @@ def required(text: str, metavar: str | None = None, **more: Any) -> Any:
     return typer.Argument(..., help=text, metavar=metavar, **more)
 
 
+def as_path(name: str | None) -> str | None:
+    """A file's name that is no option in the commands that are printed with it."""
+    return f"./{name}" if name and name.startswith("-") else name
+
+
 class Row(NamedTuple):
     """An option as a row of a command's table; ``default`` is shown, ``key`` is its setting."""
 

@@ -36,7 +36,7 @@ _PRICE = "USD per GPU-hour; minimises cost instead of the number of GPUs."
 
 
 def plan(
-    trace: opt.Text = opt.argument(_TRACE),
+    trace: opt.Text = opt.argument(_TRACE, callback=opt.as_path),
     slo: opt.Texts = opt.option("ttft_p99=2s, tpot_p50=50ms, latency_p90=30s.", "TIME_pN=LIMIT"),
     gpu: str = opt.option("GPU types to try.", "A,B,…", default="h200,b200"),
     router: str = opt.option("Routers to try.", "A,B,…", rare=True, default="round_robin,dynamo"),

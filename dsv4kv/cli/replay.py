@@ -76,7 +76,9 @@ _RAY = "Run the points of a sweep on a Ray cluster; auto finds one."
 @opt.takes(SHORTHANDS)
 def replay(
     given: dict[str, Any],
-    trace: opt.Text = opt.argument(_TRACE, show_default="the configuration's"),
+    trace: opt.Text = opt.argument(
+        _TRACE, show_default="the configuration's", callback=opt.as_path
+    ),
     config: opt.Text = opt.option(_CONFIG, "FILE", rare=True),
     against: bool = opt.flag("--against", _AGAINST, **_SERVER),
     command: opt.Text = opt.option(_COMMAND, "COMMAND|FILE", rare=True, **_SERVER),

@@ -199,6 +199,10 @@ def convert(
     from dsv4kv.traces.summary import check_histories_of
 
     _check_out(out, to)
+    if Path(source).is_dir() and Path(source).resolve() in out.resolve().parents:
+        raise TraceError(
+            f"{out} is inside {source}, whose files are the trace: name one outside of it."
+        )
     stop = None if limit is None else skip + limit
     if is_recording(Path(source)):
         recorded = read_recording(Path(source))

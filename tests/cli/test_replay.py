@@ -1,5 +1,6 @@
 """``dsv4kv replay``: what is printed, written and returned."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner, Result
 from dsv4kv.cli import app
 from dsv4kv.runs.replay import ReplayTiers
 from dsv4kv.runs.store import load_record
+from dsv4kv.traces import resolve_trace
 from tests.replay.scenes import SMALL
 
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
@@ -82,6 +84,13 @@ def test_the_record_is_saved_and_told_again() -> None:
     again = CliRunner(env=TERMINAL).invoke(app, ["report", str(path)])
     assert again.exit_code == 0
     assert "48 requests of builtin:chat" in again.stdout
+
+
+def test_a_trace_named_as_an_option_is_one_in_no_printed_command() -> None:
+    Path("--html=x").write_bytes(resolve_trace("builtin:chat").read_bytes())
+    said = invoke(*OPTIONS, "--json", "a.json", "--", "--html=x").stdout
+    commands = [load_record(Path("a.json")).reproduce, *re.findall("dsv4kv plan .*", said)]
+    assert [command.split()[2] for command in commands] == ["./--html=x"] * 2
 
 
 def test_two_records_compare() -> None:

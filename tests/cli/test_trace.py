@@ -107,6 +107,14 @@ def test_convert_leaves_nothing_behind_when_the_source_is_defective() -> None:
     assert os.listdir() == ["azure.csv"]  # noqa: PTH208
 
 
+def test_a_trace_is_not_written_into_the_folder_that_it_is_read_from() -> None:
+    run("synth", "own.jsonl", "--requests=2")
+    run("convert", "own.jsonl", "weka", "--to", "weka")
+    with pytest.raises(TraceError, match="inside weka, whose files are the trace"):
+        run("convert", "weka", "weka/more.json")
+    assert not Path("weka/more.json").exists()
+
+
 def test_synth_without_options_makes_the_default_synthetic_workload() -> None:
     assert run("synth", "made.jsonl").output == "made.jsonl: 64 requests written\n"
     assert list(read_trace("made.jsonl")) == list(synthesize(Synthetic(), 0))

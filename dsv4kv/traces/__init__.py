@@ -38,10 +38,7 @@ _TURNS = 1000
 
 
 def resolve_trace(source: str | Path) -> Path:
-    """Return the file behind a path or ``builtin:NAME``; a folder of conversations is a trace.
-
-    Raises ``TraceError`` if there is no such file; the sentence lists those that exist.
-    """
+    """The file behind a path or ``builtin:NAME``, or a folder of conversations; ``TraceError``."""
     folder, path = shipped("configs") / "traces", Path(source)
     names = sorted(
         f"{_BUILTIN}{file.name.removesuffix(_SUFFIX)}" for file in folder.glob(f"*{_SUFFIX}")
@@ -73,10 +70,7 @@ def resolve_trace(source: str | Path) -> Path:
 
 
 def trace_sha256(path: Path) -> str:
-    """Return the hexadecimal digest of the file's bytes, as they are on disk.
-
-    The digest of a folder covers its conversations' digests and names, in order of names.
-    """
+    """Digest of a file's bytes on disk, of a folder that of its conversations' and their names."""
     if path.is_dir():
         named = (f"{trace_sha256(file)}  {file.name}\n" for file in conversation_files(path))
         return hashlib.sha256("".join(named).encode()).hexdigest()
@@ -121,12 +115,9 @@ def read_trace(
 ) -> Iterator[Request]:
     """Return the requests of a trace file, folder or ``builtin:NAME``, one at a time.
 
-    They come in file order, or in order of arrival where the format is merged or sorted.
-
-    Raises:
-        TraceError: There is no such file (immediately), or a line is defective, or arrives before
-            the one above it (when it is reached).
-        ConfigError: There is no such format.
+    They come in file order, or in order of arrival where the format is merged or sorted. Raises
+    ``TraceError`` at once if there is no such file, for a defective line when it is reached, and
+    ``ConfigError`` for an unknown format.
     """
     return (request for _, request in read_placed_trace(source, trace_format, options))
 
@@ -187,13 +178,9 @@ def _read_lines(
 
 
 def is_stores_only(path: Path) -> bool:
-    """Whether a trace lists what a server stored instead of what was requested.
+    """Whether a trace lists what a server stored, not what was requested: it has no hit rate.
 
-    A prompt that is cached as a whole leaves nothing in a server's events, so such a trace has no
-    hit rate.
-
-    Raises:
-        TraceError: It cannot be read.
+    A prompt that is cached as a whole leaves nothing in a server's events.
     """
     if not path.is_file() or is_parquet(path):
         return False
@@ -206,10 +193,7 @@ def _is_marked(line: str) -> bool:
 
 
 def detect_format(path: Path) -> str:
-    """Return the name of the format that the file's first line shows; a folder is ``weka``.
-
-    Raises ``TraceError`` if the line fits none, or cannot be read.
-    """
+    """The format that a file's first line shows; a folder is ``weka``. Raises ``TraceError``."""
     if path.is_dir():
         return "weka"
     if is_parquet(path):

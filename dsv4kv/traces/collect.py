@@ -1,7 +1,6 @@
 """A trace as the flat arrays that its analysis works on, and what is wrong with its ids."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,25 +21,15 @@ def collect_paths(requests: Iterable[Request]) -> PathTable:
     if not any(len(batch.request) for batch in batches):
         raise TraceError(NO_IDS)
     before = np.cumsum([0, *(len(batch.arrival_s) for batch in batches)])
-    moved = [
-        replace(batch, request=first + batch.request)
-        for first, batch in zip(before, batches, strict=False)
-    ]
-
-    def column(name: str) -> Any:
-        return np.concatenate([getattr(batch, name) for batch in moved])
-
-    return table_of(
-        Batch(
-            column("arrival_s"),
-            column("input_tokens"),
-            column("output_tokens"),
-            max(batch.hash_block_tokens for batch in batches),
-            column("request"),
-            column("start"),
-            column("count"),
-        )
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(batch, name) for batch in batches])
+        for name in ("arrival_s", "input_tokens", "output_tokens", "start", "count")
+    }
+    columns["request"] = np.concatenate(
+        [first + batch.request for first, batch in zip(before, batches, strict=False)]
     )
+    size = max(batch.hash_block_tokens for batch in batches)
+    return table_of(Batch(**columns, hash_block_tokens=size))
 
 
 def table_of(batch: Batch) -> PathTable:
@@ -69,10 +58,7 @@ def load_paths(
 
 
 def check_histories(table: PathTable, name: Callable[[int], str]) -> None:
-    """Refuse ids that contradict each other; ``name`` says where a request is.
-
-    Raises ``TraceError`` if an id follows two different blocks.
-    """
+    """Raise ``TraceError`` where an id follows two blocks; ``name`` says where a request is."""
     request = np.repeat(np.arange(len(table)), np.diff(table.offsets))
     before = np.concatenate([[0], table.ends[:-1]])
     before[table.offsets[request] == np.arange(len(request))] = 0

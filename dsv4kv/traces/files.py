@@ -57,11 +57,7 @@ def backwards(place: str, arrival_s: float, before_s: float) -> TraceError:
 class TraceLines:
     """Iterator over the lines of a trace that are not blank, line ends kept.
 
-    Attributes:
-        number: The last line's number, from 1.
-
-    Raises:
-        Defect: Not UTF-8 text, damaged or truncated gzip, an absurdly long line.
+    Raises ``Defect`` for what is not UTF-8, damaged or truncated gzip, an absurdly long line.
     """
 
     def __init__(self, file: BufferedReader, watch: Watch | None = None) -> None:
@@ -70,7 +66,7 @@ class TraceLines:
         self._file = unpack(file)
         self._ahead = ""  # a line that has been peeked at
         self._decoder = getincrementaldecoder("utf-8")()
-        self.number = 0
+        self.number = 0  # of the last line, from 1
 
     def __iter__(self) -> Self:
         return self
@@ -335,22 +331,18 @@ class _Array:
         while True:
             try:
                 return _DECODER.raw_decode(self._text, self._place)
+            except json.JSONDecodeError as error:
+                near_end = error.pos > len(self._text) - _LONGEST_WORD
+                if (error.msg.startswith("Unterminated") or near_end) and self._grow():
+                    continue  # the element went on in text that had not been read
+                self._lines.number += self._text.count("\n", self._place, error.pos)
+                raise Defect(str(explain(error))) from None
             except (ValueError, RecursionError) as error:
-                if self._is_cut(error) and self._grow():
-                    continue
-                if isinstance(error, json.JSONDecodeError):
-                    self._lines.number += self._text.count("\n", self._place, error.pos)
                 raise Defect(str(explain(error))) from None
 
     def is_empty(self) -> bool:
         """Whether nothing is left."""
         return self._place == len(self._text)
-
-    def _is_cut(self, error: Exception) -> bool:
-        """Whether an element may go on in the text that has not been read."""
-        return isinstance(error, json.JSONDecodeError) and (
-            error.msg.startswith("Unterminated") or error.pos > len(self._text) - _LONGEST_WORD
-        )
 
     def _grow(self) -> bool:
         """Read on, and forget the lines before; whether there was more."""
@@ -378,13 +370,7 @@ def read_counted_ids(
     *,
     partial: bool = False,
 ) -> Sequence[int]:
-    """Return one id for every block; the last may be partial.
-
-    Unless ``partial`` that one may be missing.
-
-    Raises:
-        Defect: No list of whole numbers, or more or fewer ids than blocks.
-    """
+    """Return one id for every block; a partial last one may be missing unless ``partial``."""
     ids = checked_ids(read_numbers(record, name), name)
     blocks = -(-input_tokens // block_tokens)
     if len(ids) != blocks and (partial or len(ids) != input_tokens // block_tokens):
@@ -397,10 +383,7 @@ def read_counted_ids(
 
 @contextmanager
 def writing(path: Path) -> Iterator[BufferedWriter | gzip.GzipFile]:
-    """Open a file that appears when the block succeeds, compressed where its name says so.
-
-    Raises ``TraceError`` if it cannot be written.
-    """
+    """Open a file that appears when the block succeeds, gzip by its name; ``TraceError``."""
     if path.is_dir():
         raise TraceError(f"{path} is a folder: name the file to write.")
     try:

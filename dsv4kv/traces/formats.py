@@ -155,10 +155,7 @@ _START = Request(0.0, 0, 0, (), BLOCK_TOKENS)
 
 
 def _read_mooncake_delta(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
-    """Yield the turns with their whole prompts, in order of arrival; equal times in file order.
-
-    All lines are read before the first is yielded: a delay may put a turn after later lines.
-    """
+    """Yield turns with whole prompts, by arrival: a delay may put one after later lines."""
     sessions: dict[str, Request] = {}
     turns = []
     for record in json_records(lines):
@@ -192,10 +189,7 @@ def _extend(before: Request | None, record: dict[str, Any]) -> Request:
 
 
 def format_mooncake_delta(requests: Iterable[Request]) -> Iterator[str]:
-    """Lines of a trace whose sessions are found by what its prompts begin with.
-
-    Raises ``TraceError`` if a request has no ids, or ids of other blocks.
-    """
+    """Lines of a trace whose sessions are found by what prompts begin with; ``TraceError``."""
     sessions = Sessions()
     for number, request in enumerate(requests):
         session, before = sessions.place(request)
@@ -323,10 +317,7 @@ def _read_csv(
     per_second: float,
     failed: str = "",
 ) -> Iterator[Request]:
-    """Yield the requests; arrivals count from the first row.
-
-    ``columns`` are time, prompt and output; ``failed`` is what is wrong with a prompt of 0 tokens.
-    """
+    """``columns``: time, prompt, output; ``failed``: what is wrong with a prompt of 0 tokens."""
     lines.peek()
     header, first = parse_row(next(lines)), None
     if missing := [name for name in columns if name not in header]:

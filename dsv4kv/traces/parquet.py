@@ -61,11 +61,7 @@ def is_parquet(path: Path) -> bool:
 
 
 def read_rows(path: Path, options: ReadOptions) -> Iterator[tuple[str, Request]]:
-    """Yield the requests with their places, ``file:row``; rows count from 1.
-
-    Raises:
-        TraceError, ConfigError: As ``read_columns`` does.
-    """
+    """Yield the requests with their places, ``file:row``, from 1; raises as ``read_columns``."""
     number = 0
     for batch, sizes, group in _read_groups(path, options):
         edges = np.searchsorted(batch.request, np.arange(len(sizes) + 1)).tolist()
@@ -87,12 +83,7 @@ def read_rows(path: Path, options: ReadOptions) -> Iterator[tuple[str, Request]]
 
 
 def read_columns(path: Path, options: ReadOptions) -> Iterator[Batch]:
-    """Yield the requests as columns, in the memory of a row group.
-
-    Raises:
-        TraceError: It is no Parquet file, lacks columns, or a row is defective.
-        ConfigError: pyarrow is not installed.
-    """
+    """Yield the requests as columns, a row group's at a time; ``TraceError``, ``ConfigError``."""
     return (batch for batch, *_ in _read_groups(path, options))
 
 
@@ -161,10 +152,7 @@ def _find_columns(names: Sequence[str], options: ReadOptions, path: Path) -> lis
 
 
 def _check(group: Any, options: ReadOptions, path: Path, before: int) -> tuple[Batch, Ints]:
-    """The columns of rows, after ``before`` of the file, and tokens per id of each.
-
-    Raises ``TraceError`` if a row is defective.
-    """
+    """The columns of rows, after ``before`` of the file, and tokens per id; ``TraceError``."""
     rows, wanted, per_second = group.num_rows, options.fields, UNITS_PER_SECOND[options.time_unit]
     sizes = np.full(rows, options.id_tokens or 0)
     if wanted is _NATIVE and "hash_block_tokens" in group.schema.names:
@@ -234,13 +222,9 @@ def _numbers(column: Any, name: str, path: Path, kinds: str) -> NDArray[Any]:
 
 
 def write_parquet(requests: Iterable[Request], path: Path) -> int:
-    """Write the requests; return how many there were, in the memory of a row group.
+    """Write the requests, whole or not at all, in the memory of a row group; return their number.
 
-    The file appears under its name when it is complete.
-
-    Raises:
-        TraceError: It cannot be written, or there are no requests.
-        ConfigError: pyarrow is not installed.
+    Raises ``TraceError``, ``ConfigError``.
     """
     arrow, parquet = _import(path)
     if path.suffix == ".gz":

@@ -73,13 +73,7 @@ class PathTable:
 
 
 def join_runs(request: Ints, start: Ints, count: Ints) -> tuple[Ints, Ints, Ints]:
-    """Join runs of a request where one begins at the id that another ends before.
-
-    Args:
-        request: int64[runs]: whose they are, in order.
-        start: int64[runs]: first ids.
-        count: int64[runs]: lengths.
-    """
+    """Join runs of a request where one begins at the id that another ends before; int64[runs]."""
     follows = (request[1:] == request[:-1]) & (start[1:] == start[:-1] + count[:-1])
     first = np.flatnonzero(np.concatenate([[True], ~follows])[: len(start)])
     joined = np.add.reduceat(count, first) if len(first) else count
@@ -137,16 +131,10 @@ def number_prompts(
 def cut_paths(
     table: PathTable, block_tokens: int, *, whole_blocks: bool, key_tokens: int
 ) -> BlockPaths:
-    """The paths of a trace in blocks.
+    """The paths of a trace in blocks of a divisor of its tokens per id, or a multiple of them.
 
-    Args:
-        table: The trace.
-        block_tokens: Tokens of a block: a divisor of the trace's, or a multiple.
-        whole_blocks: Leave a prompt's partial last block out of the cache.
-        key_tokens: Tokens after a block that distinguish it, as ``BlockPaths`` says.
-
-    Raises:
-        ConfigError: A block size that does not fit the trace's; the sentence names both.
+    ``whole_blocks``: leave a prompt's partial last block out of the cache; ``key_tokens``: tokens
+    after a block that distinguish it, as ``BlockPaths`` says. Raises ``ConfigError``.
     """
     ids = table.block_tokens
     if block_tokens <= 0 or (ids % block_tokens and block_tokens % ids):

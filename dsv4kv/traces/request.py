@@ -44,9 +44,7 @@ class Request:
 class IdRuns(Sequence[int]):
     """Whole numbers in the memory of their runs of consecutive ones; equal to any equal sequence.
 
-    Attributes:
-        starts: int64[runs]: first number of every run.
-        counts: int64[runs]: numbers in it, at least 1.
+    ``starts``, int64[runs], are first numbers, ``counts`` how many there are, at least 1.
     """
 
     __slots__ = ("_known_ends", "counts", "starts")
@@ -208,7 +206,7 @@ class Sessions:
         """The session's number, in the order in which they begin, and its turn before this one."""
         ids = tuple(request.prefix_hashes)
         end = next((block for block in reversed(ids) if block in self._last), None)
-        if end is not None and _goes_on(self._last[end][1], request):
+        if end is not None and _extends(self._last[end][1], request):
             session, before = self._last.pop(end)
         else:
             session, before = self._count, None
@@ -224,11 +222,10 @@ def full_blocks(request: Request) -> int:
     return min(request.input_tokens // size, len(request.prefix_hashes)) if size else 0
 
 
-def _goes_on(before: Request, request: Request) -> bool:
+def _extends(before: Request, request: Request) -> bool:
     """Whether a prompt is longer than another, whose full blocks it begins with."""
-    if request.input_tokens <= before.input_tokens:
-        return False
-    count = full_blocks(before)
     prompts = (as_runs(each.prefix_hashes) for each in (before, request))
-    one, other = (prompt.first(min(count, len(prompt))).array() for prompt in prompts)
-    return np.array_equal(one, other)
+    one, other = (prompt.first(min(full_blocks(before), len(prompt))) for prompt in prompts)
+    return request.input_tokens > before.input_tokens and np.array_equal(
+        one.array(), other.array()
+    )

@@ -11,7 +11,8 @@ and vllm 0.33). Others are written in their fields:
 """
 
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -48,10 +49,7 @@ class Timed(NamedTuple):
 
 
 def as_runs(documents: Sequence[Run]) -> list[Run]:
-    """The runs that a file's documents are of; a document of another kind is its own run.
-
-    Raises ``Defect`` if it is a known file that says too little, or lacks fields.
-    """
+    """The runs that a file's documents are of; another kind's is its own; raises ``Defect``."""
     try:
         return list(_runs(documents))
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError, IndexError) as error:
@@ -63,7 +61,12 @@ def as_runs(documents: Sequence[Run]) -> list[Run]:
 
 def _runs(documents: Sequence[Run]) -> Iterator[Run]:
     if documents and all({"metadata", "metrics"} <= each.keys() for each in documents):
-        lines = [each for each in documents if not _is_warmup(each)]
+        phases = ("benchmark_phase", "credit_phase")
+        lines = [
+            each
+            for each in documents
+            if "warmup" not in [each["metadata"].get(phase) for phase in phases]
+        ]
         found = [row for row in map(read_aiperf, lines) if row]
         yield _of_requests(found, len(lines) - len(found))
         return
@@ -93,11 +96,6 @@ def _runs(documents: Sequence[Run]) -> Iterator[Run]:
 
 
 # ---- AIPerf and genai-perf ----------------------------------------------------------------------
-
-
-def _is_warmup(record: Run) -> bool:
-    when = record["metadata"]
-    return "warmup" in (when.get("benchmark_phase"), when.get("credit_phase"))
 
 
 def read_aiperf(record: Run) -> Timed | None:
@@ -252,7 +250,10 @@ def _of_requests(rows: Sequence[Timed], failed: int) -> Run:
         "total_input_tokens": sum(lengths[0]),
         "total_output_tokens": sum(lengths[1]),
     }
-    most, busy_s = _most_at_once(rows), sum(each.latency_s for each in rows)
+    ends = [(each.start_s + each.latency_s, -1) for each in rows]
+    changes = sorted(ends + [(each.start_s, 1) for each in rows])
+    most = max(accumulate(change for _, change in changes))
+    busy_s = sum(each.latency_s for each in rows)
     closed = busy_s >= _FULL * most * duration_s
     run |= {"max_concurrency": most} if closed else {"request_rate": len(rows) / duration_s}
     ttfts = [each.ttft_s for each in rows if each.ttft_s is not None]
@@ -264,15 +265,6 @@ def _of_requests(rows: Sequence[Timed], failed: int) -> Run:
         run |= {"itls": [[gap] if gap else [] for gap in gaps]}
         run |= {"median_tpot_ms": median(tpots) * 1e3}
     return run
-
-
-def _most_at_once(rows: Iterable[Timed]) -> int:
-    ends = [(row.start_s + row.latency_s, -1) for row in rows]
-    now = most = 0
-    for _, change in sorted(ends + [(row.start_s, 1) for row in rows]):
-        now += change
-        most = max(most, now)
-    return most
 
 
 # ---- as a trace ---------------------------------------------------------------------------------

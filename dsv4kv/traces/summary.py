@@ -40,14 +40,10 @@ _SAMPLE = 2**10  # rows of a sorted batch that are read together; the first of t
 
 
 class Histories:
-    """Checks and counts the ids of requests, added in order; a context, for its temporary file.
-
-    Attributes:
-        references: Ids of all requests together.
-    """
+    """Checks and counts the ids of requests, added in order; a context, for its temporary file."""
 
     def __init__(self, batch_runs: int = _BATCH_RUNS) -> None:
-        self.references = 0
+        self.references = 0  # ids of all requests together
         self._most = batch_runs
         self._parts, self._held = [np.zeros(0, RUN)], 0
         self._batches: list[_Sorted] = []
@@ -62,10 +58,7 @@ class Histories:
             self._file.close()
 
     def add(self, first: int, batch: Batch) -> None:
-        """Add the ids of some requests; ``first`` is the number of the first one.
-
-        Raises ``TraceError`` if the temporary folder is full.
-        """
+        """Add the ids of some requests, from number ``first`` on; raises ``TraceError``."""
         self.references += int(batch.count.sum())
         rows = np.empty(len(batch.start), RUN)
         rows["start"], rows["last"] = batch.start, batch.start + batch.count - 1
@@ -181,10 +174,7 @@ class _Sorted:
 def check_histories_of(
     requests: Iterable[Request], name: Callable[[int], str]
 ) -> Iterator[Request]:
-    """Pass requests on; where they end, refuse ids that contradict each other.
-
-    Raises ``TraceError`` if an id has two histories; ``name`` says where a request is.
-    """
+    """Pass requests on, then refuse an id with two histories, as ``Histories.check``."""
     left, count = iter(requests), 0
     with Histories() as histories:
         while rows := list(islice(left, BATCH_REQUESTS)):
@@ -211,7 +201,6 @@ class LengthSummary:
 
 
 def _summarize_lengths(times: Counter[int]) -> LengthSummary:
-    """Summarise at least one length, by how often each occurs."""
     lengths, counts = (np.array(column) for column in zip(*sorted(times.items()), strict=True))
     up_to = counts.cumsum()
     ranks = [-(-percent * int(up_to[-1]) // 100) for percent in (50, 90, 99)]
@@ -242,10 +231,7 @@ class TraceSummary:
 def summarize_batches(batches: Iterable[Batch], name: Callable[[int], str]) -> TraceSummary:
     """Summarise in one pass, in the memory of a batch and of the different lengths.
 
-    ``name`` says where a request is, by its number from 0.
-
-    Raises:
-        TraceError: There are no requests, or an id has two histories.
+    ``name`` says where a request is, by its number from 0. Raises ``TraceError``.
     """
     input_lengths, output_lengths = Counter[int](), Counter[int]()
     first_s, last_s = inf, -inf

@@ -51,13 +51,7 @@ def conversation_files(folder: Path) -> list[Path]:
 
 
 def read_weka_folder(folder: Path, options: ReadOptions) -> Iterator[Placed]:
-    """Yield the requests of all conversations in order of arrival.
-
-    All are held until then, their ids as runs.
-
-    Raises:
-        TraceError: A file that is no conversation, or two block sizes.
-    """
+    """Yield all conversations' requests in order of arrival; all are held; ``TraceError``."""
     placed: list[Placed] = []
     sizes: dict[int, Path] = {}
     files = conversation_files(folder)
@@ -169,13 +163,9 @@ def _fits(ids: IdRuns) -> bool:
 
 
 def write_weka(requests: Iterable[Request], folder: Path) -> int:
-    """Write all conversations; return how many requests there were.
+    """Write all conversations, held in memory; return how many requests; raises ``TraceError``.
 
-    They are held in memory. A block that is not full has no id in this format.
-
-    Raises:
-        TraceError: The folder is not empty or cannot be written, there are no requests, or one
-            has no ids or ids of another size.
+    A block that is not full has no id in this format.
     """
     sessions, written = Sessions(), list[tuple[int, Request, IdRuns]]()
     for number, request in enumerate(requests):

@@ -27,11 +27,7 @@ def write_trace(
     """Write the requests, compressed if ``path`` ends in ``.gz``; return how many there were.
 
     ``stores``: mark them as what a server stored. The file appears under its name when it is
-    complete, so a trace may be written over the file it is read from.
-
-    Raises:
-        TraceError: The file cannot be written, there are no requests, or the format (one of
-            ``TRACE_LINES``) cannot express one.
+    complete, so a trace may be written over the file it is read from. Raises ``TraceError``.
     """
     write_lines = choose(TRACE_LINES, trace_format, "a format that traces are written in").load()
     count = 0
@@ -49,13 +45,9 @@ RECORD = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i
 
 
 def write_oracle(requests: Iterable[Request], path: Path) -> int:
-    """Write all block references; return how many there were.
+    """Write all block references, held in memory; return how many; raises ``TraceError``.
 
-    They are held in memory, 24 bytes each. A file whose name ends in ``.gz`` is compressed.
-
-    Raises:
-        TraceError: The file cannot be written, there are no block ids, or times beyond 32 bits
-            of seconds.
+    A file whose name ends in ``.gz`` is compressed.
     """
     ids, counts, arrival_s = [np.zeros(0, np.int64)], array("q"), array("d")
     for request in requests:

@@ -166,3 +166,14 @@ def proxying(folder: Path, upstream: str) -> Iterator[tuple[str, list[Record]]]:
         finally:
             stop.set()
             thread.join()
+
+
+@asynccontextmanager
+async def proxied(folder: Path, upstream: str) -> AsyncIterator[tuple[str, list[Record]]]:
+    """``proxying`` for a block in which the server runs."""
+    manager = proxying(folder, upstream)
+    entered = await asyncio.to_thread(manager.__enter__)
+    try:
+        yield entered
+    finally:
+        await asyncio.to_thread(manager.__exit__, None, None, None)

@@ -176,12 +176,6 @@ def test_a_chain_whose_beginning_was_not_seen_is_known_as_such(tmp_path: Path) -
     assert set(found[2].ids).isdisjoint(found[0].ids)  # equal tokens behind other ones
 
 
-def test_chains_go_on_behind_a_gap(tmp_path: Path) -> None:
-    messages = [frames(0, CLEARED), frames(3, stored([2], 1, block(0), 16))]
-    found = find_stores(recorded(tmp_path / "recording", messages))
-    assert lengths(found) == [(16, 0, 0)]
-
-
 def test_blocks_of_single_tokens_are_chains_by_the_servers_names(tmp_path: Path) -> None:
     found = stores(
         tmp_path / "recording",

@@ -1,6 +1,5 @@
 """A recording survives whatever ends it."""
 
-import json
 import os
 import random
 import signal
@@ -177,10 +176,3 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path.write_text("{oh\n" + path.read_text())
     with pytest.raises(TraceError, match=r"events.000000.jsonl:1: this line is damaged"):
         numbers(folder)
-
-
-def test_lines_are_plain_json(tmp_path: Path) -> None:
-    with Recording(tmp_path / "recording", clock=lambda: 5.0) as recording:
-        recording.write("metrics", {"values": {"a": 1.5}})
-    (path,) = segments(tmp_path / "recording", "metrics")
-    assert json.loads(path.read_text()) == {"at": 5.0, "values": {"a": 1.5}}

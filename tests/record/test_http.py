@@ -2,19 +2,19 @@
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from dsv4kv.record import proxy as proxies
-from dsv4kv.record.folder import Record, Recording, read_stream
-from dsv4kv.record.proxy import Proxy, parse_address
+from dsv4kv.record.folder import Record, read_stream
 from dsv4kv.record.usage import Ends, prompt_text, text_ids
 from dsv4kv.record.veil import Veil
+from tests.record.serving import proxied
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Ask = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[bytes]]
@@ -28,11 +28,10 @@ class Through:
         got: What the client got.
         connections: How many the server had.
         rows: What was recorded.
-        port: Of the proxy.
     """
 
     def __init__(self, folder: Path, answer: Answer, ask: Ask) -> None:
-        self.connections, self.port = 0, 0
+        self.connections = 0
         self._answer, self._ask, self._folder = answer, ask, folder / "recording"
         self.got = asyncio.run(self._run())
         self.rows: list[Record] = list(read_stream(self._folder, "requests"))
@@ -48,22 +47,13 @@ class Through:
 
     async def _run(self) -> bytes:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        address = parse_address(f"0=http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        with Recording(self._folder) as recording:
-            stop, proxy = threading.Event(), Proxy(0, address, recording, Veil(b"x" * 32))
-            thread = threading.Thread(target=proxy.run, args=(stop,))
-            thread.start()
-            while not proxy.port:
-                await asyncio.sleep(0.005)
-            self.port = proxy.port
-            reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        upstream = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server, proxied(self._folder, upstream) as (url, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
             try:
                 return await asyncio.wait_for(self._ask(reader, writer), 30)
             finally:
                 writer.close()
-                stop.set()
-                await asyncio.to_thread(thread.join)
-                server.close()
 
 
 def answering(*answers: bytes) -> Answer:

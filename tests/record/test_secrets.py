@@ -20,7 +20,7 @@ from dsv4kv.record.logs import RequestLog
 from dsv4kv.record.metrics import Metrics
 from dsv4kv.record.veil import Veil
 from tests.record.frames import frames, stored
-from tests.record.serving import proxying, serving
+from tests.record.serving import proxied, serving
 from tests.record.test_logs import LINES
 from tests.record.test_metrics import serving as serving_metrics
 
@@ -157,12 +157,10 @@ def test_of_a_proxy(tmp_path: Path) -> None:
 
     async def test() -> None:
         async with serving() as (_, direct):
-            manager = proxying(tmp_path / "recording", direct)
-            url, rows = await asyncio.to_thread(manager.__enter__)
-            await ask(url)
-            while len(rows) < 8:
-                await asyncio.sleep(0.01)
-            await asyncio.to_thread(manager.__exit__, None, None, None)
+            async with proxied(tmp_path / "recording", direct) as (url, rows):
+                await ask(url)
+                while len(rows) < 8:
+                    await asyncio.sleep(0.01)
 
     asyncio.run(test())
     rows = list(read_stream(tmp_path / "recording", "requests"))

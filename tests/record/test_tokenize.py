@@ -148,19 +148,6 @@ def test_a_request_has_the_tokens_of_its_rendered_prompt_and_of_its_answer(
     )
 
 
-def test_turns_of_a_conversation_begin_with_all_full_blocks_of_the_one_before(
-    tmp_path: Path, model: Path
-) -> None:
-    made = make(write(tmp_path / "data", [as_openai(turns) for turns in talks(9)]), model)
-    last: dict[int | None, Request] = {}
-    for request in made:
-        before = last.setdefault(request.session, request)
-        assert request.prefix_hashes[: len(full(before))] == full(before)
-        last[request.session] = request
-    assert len(last) == 9
-    assert any(len(request.prefix_hashes) > 5 for request in made)
-
-
 def test_a_data_set_is_the_same_in_every_shape(tmp_path: Path, model: Path) -> None:
     rows = [as_openai(turns) for turns in talks(6)]
     lines = make(write(tmp_path / "lines", rows), model)
@@ -237,13 +224,6 @@ def test_a_text_that_goes_on_has_the_tokens_of_the_whole(
         answer = data.draw(texts)
         incremental.answer(answer)
         before = text + answer
-
-
-def test_a_token_that_is_looked_for_later_is_not_found_inside_of_another() -> None:
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(*_merges(), unk_token="?"))
-    for text, normalized in (("<a>", True), ("b<a", False)):
-        made.add_tokens([tokenizers.AddedToken(text, normalized=normalized)])
-    assert Incremental(made).encode("ab ab<a>") == made.encode("ab ab<a>").ids
 
 
 def _merges() -> tuple[dict[str, int], list[tuple[str, str]]]:

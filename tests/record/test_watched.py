@@ -18,7 +18,7 @@ from dsv4kv.view.render import show
 from dsv4kv.view.watch import dashboard, watch_line
 from tests.record.frames import frames, recorded, stored
 from tests.record.frames import removed as removed_blocks
-from tests.record.serving import proxying, serving
+from tests.record.serving import proxied, serving
 from tests.replay.test_against import BEGUN_S, BLOCKS, CHUNK, Scene, record
 
 STEP = f"scheduler.step_tokens={CHUNK}"
@@ -185,7 +185,7 @@ def test_a_server_is_watched_through_its_proxy(tmp_path: Path) -> None:
 
     async def test() -> None:
         async with serving() as (_, direct):
-            with proxying(tmp_path / "server", direct) as (url, _):
+            async with proxied(tmp_path / "server", direct) as (url, _):
                 await asyncio.wait_for(ask(url), 60)
 
     asyncio.run(test())

@@ -119,12 +119,6 @@ def test_a_trace_is_refused_where_an_id_has_two_parents(
     assert len({before[-1:] for before in histories_of}) == 2
 
 
-def test_a_summary_refuses_ids_with_two_histories() -> None:
-    trace = [Request(0.0, 3, 0, (1, 2, 3), 1), Request(0.0, 3, 0, (1, 9, 3), 1)]
-    with pytest.raises(TraceError, match="request 1: block id 3 has another history than at"):
-        summarize(trace)
-
-
 def test_memory_does_not_grow_with_the_trace(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(histories_module, "_SAMPLE", 16)  # small beside a batch, as it is
     lengths, floats = np.ones(1000, np.int64), np.zeros(1000)

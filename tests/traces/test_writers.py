@@ -89,30 +89,6 @@ def test_weka_conversations_read_back_but_for_blocks_that_are_not_full(
     assert in_order(found) == in_order(expected)
 
 
-def test_a_turn_of_a_session_tells_what_is_new(tmp_path: Path) -> None:
-    trace = [
-        Request(0.0, 700, 5, (1, 2), 512),
-        Request(0.5, 600, 6, (7, 8), 512),
-        Request(2.0, 1500, 7, (1, 3, 4), 512),
-    ]
-    path = tmp_path / "trace.jsonl"
-    write_trace(trace, path, "mooncake-delta")
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [
-        {
-            "timestamp": t,
-            "input_length": new,
-            "output_length": out,
-            "hash_ids": ids,
-            "session_id": s,
-        }
-        for t, new, out, ids, s in [
-            (0, 700, 5, [1, 2], 0),
-            (500, 600, 6, [7, 8], 1),
-            (2000, 800, 7, [3, 4], 0),
-        ]
-    ]
-
-
 def test_a_weka_folder_has_a_file_for_every_session(tmp_path: Path) -> None:
     trace = [
         Request(0.0, 9, 5, (1, 2, 9), 4),

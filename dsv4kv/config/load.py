@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial, reduce
@@ -122,8 +122,7 @@ def load_config(
             f"{path}:{line}: byte 0x{content[error.start]:02x} is not UTF-8: "
             "a configuration is a YAML text file."
         ) from None
-    settings = _gather(partial(_parse_override, root, "--set"), overrides)
-    config = _Document(text, str(path), root).resolve(settings)
+    config = _Document(text, str(path), root).resolve(_overrides(root, "--set", overrides))
     return Loaded(config, source, text, hashlib.sha256(content).hexdigest())
 
 
@@ -139,9 +138,9 @@ def expand_axes(
             value twice, too many points, or values that do not validate: all of them, a line each.
     """
     root = type(loaded.config)
-    settings = _gather(partial(_parse_override, root, "--set"), overrides)
+    settings = _overrides(root, "--set", overrides)
     check_points([sum(text.count(",") + 1 for text in axes)])  # before they are parsed
-    swept = _gather(partial(_parse_axis, root), axes)
+    swept = _gather(partial(_parse, root, "--axis"), axes)
     given = {setting.path: setting.option for setting in settings}
     for path, option in ((axis[0].path, axis[0].option) for axis in swept):
         if path in given:
@@ -170,8 +169,7 @@ def change_config(config: ConfigT, settings: Sequence[str], place: str) -> Confi
     """The configuration with ``KEY=VALUE`` settings changed; ``place`` begins error messages."""
     document = _Document("{}", place, type(config))
     document.values = config.model_dump()
-    parse = partial(_parse_override, type(config), place)
-    changed: ConfigT = document.resolve(_gather(parse, settings))
+    changed: ConfigT = document.resolve(_overrides(type(config), place, settings))
     return changed
 
 
@@ -191,20 +189,21 @@ def _gather(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
 # ---- options
 
 
-def _parse_override(root: Root, place: str, text: str) -> _Setting:
-    option = f"{place} {text}"
-    path, value = _split(option, text, root)
-    return _Setting(path, _parse_yaml(value, lambda line: option)[0], option)
-
-
-def _parse_axis(root: Root, text: str) -> list[_Setting]:
-    option = f"--axis {text}"
-    path, values = _split(option, text, root)
-    if values.endswith(","):
-        raise ConfigError(f"{option}: a value is missing after the last comma.")
+def _parse(root: Root, option: str, text: str) -> list[_Setting]:
+    """The setting that ``KEY=VALUE`` means; of an axis, one for every value."""
+    place = f"{option} {text}"
+    path, value = _split(place, text, root)
+    if option != "--axis":
+        return [_Setting(path, _parse_yaml(value, lambda line: place)[0], place)]
+    if value.endswith(","):
+        raise ConfigError(f"{place}: a value is missing after the last comma.")
     # the items of a YAML flow list: commas inside [0, 2] or "a, b" do not split
-    items, _ = _parse_yaml(f"[{values}]", lambda line: option)
-    return [_Setting(path, item, option) for item in items]
+    items, _ = _parse_yaml(f"[{value}]", lambda line: place)
+    return [_Setting(path, item, place) for item in items]
+
+
+def _overrides(root: Root, option: str, texts: Iterable[str]) -> list[_Setting]:
+    return [setting for (setting,) in _gather(partial(_parse, root, option), texts)]
 
 
 def _split(option: str, text: str, root: Root) -> tuple[tuple[str, ...], str]:
@@ -315,13 +314,14 @@ class _Document:
 
     def __init__(self, text: str, source: str, root: Root) -> None:
         self.source, self.root = source, root
-        self.values, self.node = _parse_yaml(text, lambda line: f"{source}:{line}")
+        self.values, node = _parse_yaml(text, lambda line: f"{source}:{line}")
         if not isinstance(self.values, dict):
             kind = {type(None): "empty", list: "a list"}.get(type(self.values), "a single value")
             wanted = ", ".join(keys_of("", root))
             raise ConfigError(
                 f"{source}:1: the file is {kind}: a configuration is a mapping of {wanted}."
             )
+        self.lines = {(): node.start_mark.line + 1, **dict(_lines(node))} if node else {}
 
     def resolve(self, settings: Sequence[_Setting]) -> Any:
         """Lay the file over the defaults and the settings over both, and validate the whole.
@@ -361,30 +361,27 @@ class _Document:
         for setting in reversed(settings):
             if any(key[: len(setting.path)] == setting.path for key in concerned):
                 return 0, f"{setting.option}: {sentence}"
-        given = [key for key in concerned if len(self._marks(key)) == len(key) + 1]
+        given = [key for key in concerned if key in self.lines]
         return self._at(given[0] if given else location, sentence)
 
     def _at(self, location: Location, sentence: str) -> tuple[int, str]:
         """The line of a value, or of the nearest part above it, and the sentence after it."""
-        line = self._marks(location)[-1].line + 1
+        while location not in self.lines:
+            location = location[:-1]
+        line = self.lines[location]
         return line, f"{self.source}:{line}: {sentence}"
 
-    def _marks(self, location: Location) -> list[yaml.Mark]:
-        """Marks from the top towards a location, as far as the file goes."""
-        node: Any = self.node
-        marks = [node.start_mark]
-        for part in location:
-            if isinstance(node, yaml.MappingNode):
-                found = [(key, value) for key, value in node.value if key.value == part]
-            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
-                found = [(item, item) for item in node.value[part : part + 1]]
-            else:
-                found = []
-            if not found:
-                break
-            key, node = found[-1]
-            marks.append(key.start_mark)
-        return marks
+
+def _lines(node: yaml.Node, location: Location = ()) -> Iterator[tuple[Location, int]]:
+    """Every value's place in a document, and its line; of a key that is given twice, the last."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield (*location, key.value), key.start_mark.line + 1
+            yield from _lines(value, (*location, key.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield (*location, index), item.start_mark.line + 1
+            yield from _lines(item, (*location, index))
 
 
 def _merge(defaults: Any, given: Any) -> Any:

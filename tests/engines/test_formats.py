@@ -19,58 +19,32 @@ def names(engine: str, model: str, arch: str | None, **where: object) -> tuple[s
 
 
 @pytest.mark.parametrize(
-    ("engine", "model", "arch", "where", "expected"),
-    [
+    ("engine", "model", "arch", "where", "expected"), [
         (VLLM, "v4-pro", "sm_90", {}, ("fp8_ds_mla", "fp8_ds_mla", "fp8")),
         (VLLM, "v4-pro", "sm_100", {}, ("fp8_ds_mla", "fp8_ds_mla", "fp8_ue8m0x4")),
         (VLLM, "v4-pro", "sm_120", {}, ("fp8_ds_mla", "fp8_ds_mla", "fp8")),
-        (
-            VLLM,
-            "v4-pro",
-            "sm_100",
-            {"backend": "FLASHINFER_MLA_SPARSE_DSV4"},
-            ("bf16", "bf16", "fp8_ue8m0x4"),
-        ),
-        (
-            VLLM,
-            "v4-pro",
-            "sm_100",
-            {"backend": "FLASHINFER_MLA_SPARSE_DSV4", "dtype": "fp8"},
-            ("fp8", "fp8", "fp8_ue8m0x4"),
-        ),
+        (VLLM, "v4-pro", "sm_100", {"backend": "FLASHINFER_MLA_SPARSE_DSV4"},
+         ("bf16", "bf16", "fp8_ue8m0x4")),
+        (VLLM, "v4-pro", "sm_100", {"backend": "FLASHINFER_MLA_SPARSE_DSV4", "dtype": "fp8"},
+         ("fp8", "fp8", "fp8_ue8m0x4")),
         ("vllm:0.26", "v4-pro", "sm_100", {}, ("fp8_ds_mla", "fp8_ds_mla", "fp8")),
-        (
-            VLLM,
-            "v4.1-flash",
-            "sm_100",
-            {"dtype": "fp8_ds_mla"},
-            ("fp8_group32_interleaved", "fp8_group32_interleaved", "fp8_ue8m0x4"),
-        ),
-        (
-            SGLANG,
-            "v4.1-flash",
-            "sm_100",
-            {"tp": 4, "split": True},
-            ("fp4", "fp8_group32", "mxfp4"),
-        ),
+        (VLLM, "v4.1-flash", "sm_100", {"dtype": "fp8_ds_mla"},
+         ("fp8_group32_interleaved", "fp8_group32_interleaved", "fp8_ue8m0x4")),
+        (SGLANG, "v4.1-flash", "sm_100", {"tp": 4, "split": True},
+         ("fp4", "fp8_group32", "mxfp4")),
         (SGLANG, "v4.1-flash", "gfx950", {}, ("fp8_ds_mla", "fp8_ds_mla", "mxfp4")),
         (VLLM, "v3.2", "sm_90", {}, ("bf16", "fp8_ds_mla", "fp8")),
         (VLLM, "v3.2", "sm_90", {"dtype": "fp8"}, ("fp8_ds_mla", "fp8_ds_mla", "fp8")),
-        (
-            VLLM,
-            "v3.2",
-            "sm_100",
-            {"dtype": "nvfp4_ds_mla"},
-            ("nvfp4", "fp8_ds_mla", "fp8_ue8m0x4"),
-        ),
+        (VLLM, "v3.2", "sm_100", {"dtype": "nvfp4_ds_mla"},
+         ("nvfp4", "fp8_ds_mla", "fp8_ue8m0x4")),
         (SGLANG, "v3.2", "sm_90", {}, ("bf16", "fp8_ds_mla", "fp8")),
         (SGLANG, "v3.2", "sm_100", {}, ("fp8", "fp8_ds_mla", "fp8")),
         ("dsv4kv", "v4.1-flash", "sm_90", {}, ("fp4", "fp8_group32", "mxfp4")),
         (VLLM, "v4.1-flash", None, {}, ("fp4_interleaved", "fp8_group32_interleaved", "fp8")),
         (VLLM, "v4-flash", None, {}, ("fp8_ds_mla", "fp8_ds_mla", "fp8")),
         ("trtllm", "v4-flash", "sm_90", {}, ("fp8_ds_mla", "fp8_ds_mla", "mxfp4")),
-    ],
-)
+    ]
+)  # fmt: skip
 def test_formats_follow_engine_gpu_backend_and_layout(
     engine: str, model: str, arch: str | None, where: dict[str, object], expected: tuple[str, ...]
 ) -> None:
@@ -78,27 +52,16 @@ def test_formats_follow_engine_gpu_backend_and_layout(
 
 
 @pytest.mark.parametrize(
-    ("engine", "arch", "place", "name", "sentence"),
-    [
-        (
-            VLLM,
-            "sm_90",
-            "indexer",
-            "mxfp4",
-            "only on sm_100, sm_103, gfx950, and this GPU is sm_90",
-        ),
+    ("engine", "arch", "place", "name", "sentence"), [
+        (VLLM, "sm_90", "indexer", "mxfp4",
+         "only on sm_100, sm_103, gfx950, and this GPU is sm_90"),
         (VLLM, "sm_120", "indexer", "mxfp4", "this GPU is sm_120"),
         (VLLM, "sm_90", "main", "fp4_interleaved", "this GPU is sm_90"),
         (VLLM, "sm_100", "main", "fp4", "keeps fp4 on no GPU"),
-        (
-            SGLANG,
-            "sm_90",
-            "window",
-            "fp8_group32",
-            "sm_100, sm_103, gfx950, and this GPU is sm_90",
-        ),
-    ],
-)
+        (SGLANG, "sm_90", "window", "fp8_group32",
+         "sm_100, sm_103, gfx950, and this GPU is sm_90"),
+    ]
+)  # fmt: skip
 def test_a_format_that_the_engine_does_not_keep_there_is_a_sentence(
     engine: str, arch: str, place: Place, name: str, sentence: str
 ) -> None:
@@ -107,22 +70,15 @@ def test_a_format_that_the_engine_does_not_keep_there_is_a_sentence(
 
 
 @pytest.mark.parametrize(
-    ("engine", "model", "arch", "where", "dtype", "kept"),
-    [
+    ("engine", "model", "arch", "where", "dtype", "kept"), [
         (VLLM, "v4-pro", "sm_90", {}, "bfloat16", "auto, fp8, fp8_e4m3, fp8_ds_mla"),
         (VLLM, "v4.1-flash", "sm_90", {}, "nvfp4_ds_mla", "auto, fp8, fp8_ds_mla"),
-        (
-            VLLM,
-            "v4-pro",
-            "sm_100",
-            {"backend": "FLASHINFER_MLA_SPARSE_DSV4"},
-            "fp8_ds_mla",
-            "auto, bfloat16, fp8, fp8_e4m3",
-        ),
+        (VLLM, "v4-pro", "sm_100", {"backend": "FLASHINFER_MLA_SPARSE_DSV4"}, "fp8_ds_mla",
+         "auto, bfloat16, fp8, fp8_e4m3"),
         (VLLM, "v3.2", "sm_90", {}, "nvfp4_ds_mla", "auto, bfloat16, fp8, fp8_e4m3, fp8_ds_mla"),
         (SGLANG, "v4-flash", None, {}, "bfloat16", "on such a GPU in auto, fp8_e4m3"),
-    ],
-)
+    ]
+)  # fmt: skip
 def test_a_cache_dtype_that_the_engine_does_not_keep_there_is_a_sentence(
     engine: str, model: str, arch: str | None, where: dict[str, str], dtype: str, kept: str
 ) -> None:

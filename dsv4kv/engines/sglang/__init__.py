@@ -86,35 +86,17 @@ _V0_5_22 = Build(
     kinds=("v4", "v41", "flat"),
 )
 BUILDS = (
-    replace(
-        _V0_5_14,
-        newest="0.5.12",
-        oldest="0.5.12",
-        stage_layers=False,
-        draft_reserve_mib=4096,
-        seen_in_logs=True,
-    ),
+    replace(_V0_5_14, newest="0.5.12", oldest="0.5.12", stage_layers=False, draft_reserve_mib=4096,
+            seen_in_logs=True),
     _V0_5_14,
     Build("0.5.17", "0.5.15", frees_windows=False, seen_in_logs=True),
     Build("0.5.19", "0.5.18"),
-    Build(
-        "0.5.20",
-        "0.5.20",
-        fields=("c128_state_fixed", *_RINGS),
-        flags=("unified", "unified_fp8"),
-        checks_windows=True,
-        seen_in_logs=True,
-    ),
+    Build("0.5.20", "0.5.20", fields=("c128_state_fixed", *_RINGS),
+          flags=("unified", "unified_fp8"), checks_windows=True, seen_in_logs=True),
     _V0_5_22,
-    replace(
-        _V0_5_22,
-        newest="0.5.23",
-        oldest="0.5.23",
-        v41_pages=True,
-        leaves_window=True,
-        half_scores=True,
-    ),
-)
+    replace(_V0_5_22, newest="0.5.23", oldest="0.5.23", v41_pages=True, leaves_window=True,
+            half_scores=True),
+)  # fmt: skip
 
 _POLICY = Policy("radix", prompts_alone=True, host_by_ratio=True)
 _MORE_PAGES = {

@@ -62,14 +62,8 @@ _V0_30 = replace(
     small_gb10=True,
 )
 RELEASES = (
-    Release(
-        "0.22",
-        "0.20",
-        packing="tuples",
-        batches_counted=False,
-        seen_in_logs=True,
-        counts_graphs=True,
-    ),
+    Release("0.22", "0.20", packing="tuples", batches_counted=False, seen_in_logs=True,
+            counts_graphs=True),
     Release("0.25", "0.23", batches_counted=False, counts_graphs=True),
     Release("0.26", "0.26", batches_counted=False, seen_in_logs=True),
     Release("0.26.1", "0.26.1", seen_in_logs=True),
@@ -77,7 +71,7 @@ RELEASES = (
     _V0_28,
     _V0_30,
     replace(_V0_30, newest="0.33", oldest="0.31", bounds_scores=True),
-)
+)  # fmt: skip
 
 _POLICY = Policy("hashed", finds_scheduled=True, writes_evicted=False)
 _MORE_BLOCKS = {

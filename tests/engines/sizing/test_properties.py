@@ -150,18 +150,15 @@ def test_windows_and_states_are_whole_blocks_that_grow_with_the_drafts() -> None
 
 
 @pytest.mark.parametrize(
-    ("deployment", "sentence"),
-    [
+    ("deployment", "sentence"), [
         (deploy("v4.1-flash"), "which v4.1-flash is not"),
         (deploy(block_tokens=512), "takes 128 or 256"),
         (deploy(state_bytes=2), "in float32"),
         (deploy(indexer="bf16"), "fp8 or mxfp4"),
-        (
-            replace(deploy(), formats=choose_formats(deploy().model, "bf16", "fp8")),
-            "in one format, not fp8 and bf16",
-        ),
-    ],
-)
+        (replace(deploy(), formats=choose_formats(deploy().model, "bf16", "fp8")),
+         "in one format, not fp8 and bf16"),
+    ]
+)  # fmt: skip
 def test_what_trtllm_does_not_serve_is_told_in_a_sentence(
     deployment: Deployment, sentence: str
 ) -> None:

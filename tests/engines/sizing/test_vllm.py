@@ -85,29 +85,14 @@ def test_the_reserve_in_flight_has_its_published_blocks(flight: int, expected: i
 
 
 @pytest.mark.parametrize(
-    ("version", "ratios", "deployment", "expected"),
-    [
-        (
-            "0.26",
-            (128, 128, 128, 4, 4, 0, 128, 4, 128, 4),
-            deploy(
-                context=131_072,
-                flight=1,
-                main="bf16",
-                indexer="mxfp4",
-                block_tokens=512,
-                layers=(2,),
-            ),
-            (135_168, 1_786, 5_775_360),
-        ),
-        (
-            "0.25",
-            (0, 0, 128, 0, 4, 4, 0, 4),
-            deploy(context=912_128, flight=8192, layers=(0, 1, 2, 3)),
-            (76_608, 201_552, 36_536_832),
-        ),
-    ],
-)
+    ("version", "ratios", "deployment", "expected"), [
+        ("0.26", (128, 128, 128, 4, 4, 0, 128, 4, 128, 4),
+         deploy(context=131_072, flight=1, main="bf16", indexer="mxfp4", block_tokens=512,
+                layers=(2,)), (135_168, 1_786, 5_775_360)),
+        ("0.25", (0, 0, 128, 0, 4, 4, 0, 4),
+         deploy(context=912_128, flight=8192, layers=(0, 1, 2, 3)), (76_608, 201_552, 36_536_832)),
+    ]
+)  # fmt: skip
 def test_a_stage_without_layers_of_a_group_weighs_it_as_the_whole_model_does(
     version: str, ratios: tuple[int, ...], deployment: Deployment, expected: tuple[int, ...]
 ) -> None:
@@ -135,28 +120,23 @@ def formatted(model: str, main: str = "fp8_ds_mla", window: str = "fp8_ds_mla") 
 
 
 @pytest.mark.parametrize(
-    ("deployment", "sentence"),
-    [
+    ("deployment", "sentence"), [
         (replace(deploy(), model=variant((0, 2, 1))), "which variant is not"),
         (formatted("v4.1-flash", "fp4", "fp8_group32"), "not in fp4 with windows in fp8_group32"),
         (replace(formatted("v4.1-flash"), block_tokens=96), "a multiple of 64 for V4.1"),
         (replace(formatted("v3.2"), block_tokens=96), "a multiple of 64 for V3.2"),
-        (
-            replace(formatted("v4.1-flash"), layers=tuple(range(10, 20))),
-            "layer 10 reads the KV of layer 8, .* begin at layer 2, 8, 14, 20",
-        ),
+        (replace(formatted("v4.1-flash"), layers=tuple(range(10, 20))),
+         "layer 10 reads the KV of layer 8, .* begin at layer 2, 8, 14, 20"),
         (deploy(state_bytes=2), "choose the state fp32"),
         (deploy(online_state=True), "choose the state fp32"),
         (deploy(indexer="bf16"), "in fp8 or mxfp4, not bf16"),
         (deploy(block_tokens=100), "a multiple of 128"),
         (deploy(block_tokens=0), "a multiple of 128"),
         (replace(deploy(), model=variant((0, 0))), "at least one CSA or HCA layer"),
-        (
-            replace(deploy(), formats=choose_formats(deploy().model, "bf16", "fp8_ds_mla")),
-            "in one format, not fp8_ds_mla and bf16",
-        ),
-    ],
-)
+        (replace(deploy(), formats=choose_formats(deploy().model, "bf16", "fp8_ds_mla")),
+         "in one format, not fp8_ds_mla and bf16"),
+    ]
+)  # fmt: skip
 def test_what_vllm_does_not_serve_is_told_in_a_sentence(
     deployment: Deployment, sentence: str
 ) -> None:

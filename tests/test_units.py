@@ -7,13 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.units import (
-    format_bytes,
-    format_count,
-    format_duration,
-    parse_bytes,
-    parse_count,
-)
+from dsv4kv.units import format_bytes, format_count, format_duration, parse_bytes, parse_count
 
 BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

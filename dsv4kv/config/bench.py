@@ -17,10 +17,7 @@ from dsv4kv.model.presets import preset_of
 from dsv4kv.model.schema import Sharing, StateFormat
 from dsv4kv.ops.spec import VARIANTS, explain
 
-INDEXES = {
-    "radix": Choice("to 128 tokens"),
-    "block_hash": Choice("in whole blocks"),
-}
+INDEXES = {"radix": Choice("to 128 tokens"), "block_hash": Choice("in whole blocks")}
 """How prefixes are found."""
 
 PREPARE = {"host": Choice("which copies them"), "device": Choice("by kernels")}

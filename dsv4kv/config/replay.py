@@ -35,8 +35,7 @@ CLOCKS = {
     ),
     "table": Choice("steps that were measured", "replay.clock.sources:by_table"),
     "aiconfigurator": Choice(
-        "aiconfigurator-core's, if it is installed",
-        "replay.clock.sources:by_aiconfigurator",
+        "aiconfigurator-core's, if it is installed", "replay.clock.sources:by_aiconfigurator"
     ),
     "stated": Choice("overhead + bytes / bandwidth + arithmetic / rate, as given"),
 }

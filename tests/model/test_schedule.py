@@ -1,36 +1,15 @@
 """Which layers there are, what they run, and who holds them (patterns: arXiv:2606.19348)."""
 
-from collections import Counter
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import AttentionType, LayerSpec, build_schedule
+from dsv4kv.model.schedule import AttentionType, build_schedule
 
 MODELS = st.sampled_from(["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
-SWA, CSA, HCA, DSA = AttentionType
-
-
-def kinds(specs: tuple[LayerSpec, ...]) -> dict[AttentionType, int]:
-    return Counter(spec.attn for spec in specs)
-
-
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        ("v4-flash", {SWA: 2, CSA: 21, HCA: 20}),
-        ("v4-pro", {CSA: 30, HCA: 31}),
-        ("v4.1-flash", {SWA: 2, CSA: 38}),
-        ("v3.2", {DSA: 61}),
-    ],
-)
-def test_a_model_has_its_published_layers_of_each_type(
-    model: str, expected: dict[AttentionType, int]
-) -> None:
-    assert kinds(build_schedule(load_model(model))) == expected
+SWA = AttentionType.SWA
 
 
 @pytest.mark.parametrize(("model", "hashed"), [("v4-flash", 3), ("v4-pro", 3), ("v3.2", 0)])

@@ -18,54 +18,6 @@ def explained(lines: list[str] | tuple[str, ...]) -> Explanation:
     return explain_startup(parsed(lines))[0]
 
 
-def test_a_request_is_split_into_context_reserve_and_steady_blocks() -> None:
-    told = explained(VLLM_0_26)
-    split = told.split
-    assert (split.context, split.counted) == (912_128 // 256, 6_537)
-    assert split.context + split.fixed + split.in_flight == split.counted
-    assert split.held == 912_128 // 256 + 30  # a token and a draft in flight
-    assert told.printed_tokens == told.shown_tokens == 1_009_661
-
-
-def test_what_really_fits_holds_more_than_is_printed() -> None:
-    fits = {fit.context_tokens: fit for fit in explained(VLLM_0_26).fits}
-    assert list(fits) == [4096, 32_768, 131_072, 912_128]
-    assert fits[912_128].requests == 2  # printed as 1.11
-    assert fits[4096].requests == 7_235 // (16 + 30)
-    assert fits[4096].tokens == 4096 * fits[4096].requests
-
-
-def test_changes_are_told_with_their_gain_the_largest_first() -> None:
-    changes = explained(VLLM_0_26).changes
-    gains = [abs(change.gain_tokens) for change in changes]
-    assert gains == sorted(gains, reverse=True)
-    told = {change.what.split(" (")[0]: change for change in changes}
-    assert told["2,048 tokens in flight"].gain_tokens > 0
-    (replicas,) = (
-        each for what, each in told.items() if what.startswith("--data-parallel-size 2")
-    )
-    assert replicas.printed_tokens == 2 * 1_009_661
-    assert told["the rules of vllm:0.33"].printed_tokens == 989_798
-    assert told["1 GiB more memory"].gain_tokens > 0
-    assert all(change.printed_tokens - change.gain_tokens == 1_009_661 for change in changes)
-
-
-def test_a_refusal_says_what_was_needed_and_what_would_fit() -> None:
-    told = explained([*REFUSAL, "vLLM API server version 0.22.0"])
-    assert told.printed_tokens is None
-    assert told.shown_tokens < 30_000
-    assert told.meaning[0].startswith("The start was refused: one request of 30,000 tokens")
-    assert any(fit.requests > 0 for fit in told.fits)
-
-
-def test_numbers_of_no_known_rules_are_explained_by_the_nearest_with_a_warning() -> None:
-    told = explained([line.replace("1,009,661", "1,009,000") for line in VLLM_0_26])
-    assert not told.exact
-    assert told.candidates == ()
-    assert told.meaning[0].startswith("No known engine version reproduces this log")
-    assert told.printed_tokens == 1_009_000
-
-
 def test_numbers_of_no_known_rules_without_a_model_are_not_explained() -> None:
     """They may be of any model."""
     strange = [line.replace("1.11x", "7.11x") for line in VLLM_0_26[3:]]

@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.engines.logs.read import (
-    find_arguments,
-    parse_log,
-    read_lines,
-    read_log,
-)
+from dsv4kv.engines.logs.read import find_arguments, parse_log, read_lines, read_log
 from dsv4kv.errors import ConfigError
 from tests.engines.logs.startup import (
     REFUSAL,

@@ -38,14 +38,6 @@ def told(name: str, deployment: Deployment, memory: int) -> list[str]:
     return [echoed, *find_engine(name).capacity(deployment, memory).log_lines]
 
 
-def test_the_log_of_0_26_gives_its_blocks_and_tokens_in_flight() -> None:
-    (found,) = recovered(VLLM_0_26)
-    assert found.engine.name == "vllm:0.26"
-    assert (found.units, found.deployment.in_flight_tokens) == (7_236, 8_192)
-    assert found.flight_range == (8_190, 8_193)
-    assert found.exact
-
-
 def test_the_log_of_0_33_gives_its_blocks_and_two_batches_in_flight() -> None:
     found = recovered(VLLM_0_33)[0]
     assert (found.units, found.deployment.in_flight_tokens) == (13_270, 2 * 8_448)

@@ -4,16 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
+from dsv4kv.engines.host import HostTier, HostWish, Offloaded, Sent
 from dsv4kv.engines.rule import EVERYWHERE, Family, Group, Layout, Policy, Rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.schedule import AttentionType, build_schedule
+from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import CacheFormats
-
-if TYPE_CHECKING:
-    from dsv4kv.engines.host import HostTier, HostWish, Offloaded, Sent
 
 MIB, GIB = 2**20, 2**30
 
@@ -297,9 +295,7 @@ class Engine:
         """The line it prints when weights leave nothing for a cache; empty where not known."""
         return ""
 
-    def host_tier(
-        self, deployment: Deployment, capacity: Capacity, wish: "HostWish"
-    ) -> "HostTier":
+    def host_tier(self, deployment: Deployment, capacity: Capacity, wish: HostWish) -> HostTier:
         """Its pools in host memory."""
         if not self.family.host_tiers:
             raise ConfigError(f"--host-tier {wish.tier}: {self.name} has none.")
@@ -308,15 +304,15 @@ class Engine:
 
     def objects(
         self, deployment: Deployment, retention: int | None, chunk_tokens: int | None
-    ) -> "Offloaded":
+    ) -> Offloaded:
         """Objects of a prompt in a lower tier; in chunks of LMCache where their size is given."""
         if not self.family.host_tiers:
             raise ConfigError(f"what {self.name} keeps beyond the GPU is not known.")
-        host = self.family.load("host")
-        kept: Offloaded = host.find_objects(self, deployment, retention, chunk_tokens)
+        find = self.family.load("host").find_objects
+        kept: Offloaded = find(self, deployment, retention, chunk_tokens)
         return kept
 
-    def sent(self, deployment: Deployment, tokens: int) -> "Sent | None":
+    def sent(self, deployment: Deployment, tokens: int) -> Sent | None:
         """Bytes of a prompt that a prefill rank sends to decode; None where not known."""
         return None
 
@@ -411,16 +407,10 @@ def layers_of(
             f"with its own cache){others if len(kinds) > 1 else ''}, which {model.name} is not: "
             "choose such a model, or the engine dsv4kv."
         )
-    wanted, schedule = deployment.layers, build_schedule(model)
-    if wanted is not None:
-        wanted = tuple(spec.layer_idx for spec in build_schedule(model, layers=set(wanted)))
-    own = []
-    for spec in schedule:
-        attention, held = (
-            AttentionType(spec.attn).value,
-            wanted is None or spec.layer_idx in wanted,
-        )
-        rest = (spec.ratio, spec.kv_owner, spec.selects)
-        own.append(Layer(spec.layer_idx, attention, held, *rest))
+    held = {spec.layer_idx for spec in build_schedule(model, layers=deployment.layers)}
+    own = [
+        Layer(s.layer_idx, s.attn.value, s.layer_idx in held, s.ratio, s.kv_owner, s.selects)
+        for s in build_schedule(model)
+    ]
     drafts = range(model.num_layers, model.num_layers + deployment.draft_layers)
     return (*own, *(Layer(index, DRAFT, held=True) for index in drafts))

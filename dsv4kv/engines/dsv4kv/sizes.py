@@ -5,7 +5,7 @@ N requests is N times the cost of one, and nothing is reserved for tokens in fli
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 
@@ -42,14 +42,11 @@ class OwnEngine(Engine):
     def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
         # neither context nor load decides what a layer stores: searches ask for thousands of both
         key = replace(deployment, max_context_tokens=1, concurrency=None)
-        held = _lay_out(self.sharing, key)
+        groups, slot_bytes = _lay_out(self.sharing, key)
         width = deployment.max_context_tokens
-        row = sum(group.lanes * group.blocks_for(width) for group in held.groups)
-        blocks = sum(
-            max(1, group.blocks_for(tokens)) * block_bytes
-            for group, block_bytes in zip(held.groups, held.block_bytes, strict=True)
-        )
-        return blocks + held.slot_bytes + row * TABLE_ENTRY_BYTES
+        row = sum(group.lanes * group.blocks_for(width) for group, _ in groups)
+        blocks = sum(max(1, group.blocks_for(tokens)) * size for group, size in groups)
+        return blocks + slot_bytes + row * TABLE_ENTRY_BYTES
 
     def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
         one = self.plan(deployment, 1)
@@ -72,10 +69,8 @@ class OwnEngine(Engine):
     def plan(self, deployment: Deployment, requests: int) -> CachePlan:
         """The cache for some requests of full context, as ``bench`` would build it."""
         drafts, model = deployment.draft_layers, deployment.model
-        ratio = (
-            1 if model.architecture == "flat" else 0
-        )  # of drafts, whatever the model's file says
-        ratios = model.compress_ratios[: model.num_layers] + (ratio,) * drafts
+        of_drafts = int(model.architecture == "flat")  # whatever the model's file says
+        ratios = model.compress_ratios[: model.num_layers] + (of_drafts,) * drafts
         model = model.model_copy(update={"compress_ratios": ratios})
         layers = deployment.layers
         if layers is not None:
@@ -99,26 +94,13 @@ class OwnEngine(Engine):
         )
 
 
-@dataclass(frozen=True)
-class _Layers:
-    """What is the same for every context: bytes of a block by table group, bytes of a slot."""
-
-    groups: tuple[TableGroup, ...]
-    block_bytes: tuple[int, ...]
-    slot_bytes: int
-
-
 @lru_cache(maxsize=64)
-def _lay_out(sharing: Sharing, deployment: Deployment) -> _Layers:
+def _lay_out(sharing: Sharing, deployment: Deployment) -> tuple[list[tuple[TableGroup, int]], int]:
+    """Table groups, each with the bytes of a block, and the bytes of a slot."""
     plan = OwnEngine(sharing).plan(deployment, 1)
-    return _Layers(
-        plan.groups,
-        tuple(
-            sum(s.block_bytes for s in plan.schemas if s.layer.layer_idx in group.layers)
-            for group in plan.groups
-        ),
-        sum(schema.slot_bytes for schema in plan.schemas),
-    )
+    of_layer = {schema.layer.layer_idx: schema.block_bytes for schema in plan.schemas}
+    groups = [(group, sum(map(of_layer.__getitem__, group.layers))) for group in plan.groups]
+    return groups, sum(schema.slot_bytes for schema in plan.schemas)
 
 
 def _costs_of(kind: str, schemas: Sequence[LayerCacheSchema]) -> list[PoolCost]:

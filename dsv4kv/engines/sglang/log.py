@@ -75,10 +75,8 @@ def _deployments(log: StartupLog, reading: Reading, base: Deployment) -> Iterato
     replicas = 1 if (log.text("dp_attention") or "").lower() == "false" else replicas
     requests = reading.whole("running") or (max(1, limit // replicas) if limit else None)
     ratios = [asked] if asked else [None, *(_ratios(reading) or [0.1])]
-    role, states = (
-        log.text("role"),
-        {"fp32": (4,), "bf16": (2,)}.get(log.text("state") or "", (4, 2)),
-    )
+    role = log.text("role")
+    states = {"fp32": (4,), "bf16": (2,)}.get(log.text("state") or "", (4, 2))
     stage, first, end = (reading.whole(name) for name in ("stage", "first", "end"))
     overlaps = stage is None and not log.is_on("overlap_off")
     for state, ratio in product(states, ratios):

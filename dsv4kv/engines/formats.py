@@ -8,8 +8,9 @@ Source: vLLM 0.33.0 (``models/deepseek_v41/nvidia/model.py`` and ``attention.py`
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from dsv4kv.engines.names import ENGINES
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import Place
@@ -31,6 +32,16 @@ class Site:
     split: bool = False
     backend: str | None = None
     dtype: str = "auto"
+
+    @property
+    def family(self) -> str:
+        """The engine without its version."""
+        return self.engine.partition(":")[0]
+
+    @property
+    def version(self) -> Any:
+        """The engine's row of its version; None where it has no versions."""
+        return ENGINES[self.engine].version
 
     @property
     def sm100(self) -> bool:
@@ -76,7 +87,7 @@ _TABLE: tuple[_Rule, ...] = (
     ("vllm", "v4", lambda s: s.plain, Stored("bf16", "bf16", "fp8", _PLAIN)),
     ("vllm", "v4", lambda _: True, Stored(_ENTRY, _ENTRY, "fp8", "vLLM's for V4 on every GPU")),
     ("vllm", "v41", lambda s: s.arch is None, Stored(_HALF, _WHOLE, "fp8", _AS_SM100)),
-    ("vllm", "v41", lambda s: s.engine == "vllm:0.30",
+    ("vllm", "v41", lambda s: not s.version.sm100_formats,
      Stored(_ENTRY, _ENTRY, "fp8", "V4's record, on every GPU up to 0.30")),
     ("vllm", "v41", lambda s: s.plain and s.dtype.startswith("fp8"),
      Stored("fp8", "fp8", "fp8", _PLAIN)),
@@ -97,7 +108,7 @@ _TABLE: tuple[_Rule, ...] = (
     ("sglang", "v4", lambda _: True,
      Stored(_ENTRY, _ENTRY, "fp8", "SGLang's SGLANG_DSV4_KV_LAYOUT=v4, on every GPU")),
     ("sglang", "v41", lambda s: s.arch is None, Stored("fp4", "fp8_group32", "mxfp4", _AS_SM100)),
-    ("sglang", "v41", lambda s: s.engine == "sglang:0.5.22",
+    ("sglang", "v41", lambda s: not s.version.v41_pages,
      Stored(_ENTRY, _ENTRY, "mxfp4", "V4's record: SGLANG_DSV4_KV_LAYOUT=v4 up to 0.5.22")),
     ("sglang", "v41", lambda s: s.sglang_mega,
      Stored("fp4", "fp8_group32", "mxfp4", "flashmla_mega: SM100, attention not tensor parallel")),
@@ -127,27 +138,17 @@ _DTYPES: tuple[tuple[str, tuple[str, ...], Callable[[Site], bool], tuple[str, ..
 (``_resolve_dsv4_kv_cache_dtype`` of either model), SGLang 0.5.23 (``overrides.py``)."""
 
 _SM100 = ("sm_100", "sm_103")
-_KEPT: dict[tuple[str, str], tuple[str, ...]] = {
-    ("vllm:0.33", "mxfp4"): (*_SM100, "gfx950"),
-    ("vllm:0.33", "fp8_ue8m0x4"): _SM100,
-    ("vllm:0.33", _WHOLE): _SM100,
-    ("vllm:0.33", _HALF): _SM100,
-    ("vllm:0.33", "fp8_group32"): (),
-    ("vllm:0.33", "fp4"): (),
-    ("sglang:0.5.22", "mxfp4"): (*_SM100, "sm_120", "sm_121", "gfx950"),
-    ("sglang:0.5.22", "fp8_ue8m0x4"): (),
-    ("sglang:0.5.23", "mxfp4"): (*_SM100, "sm_120", "sm_121", "gfx950"),
-    ("sglang:0.5.23", "fp8_ue8m0x4"): (),
-    ("sglang:0.5.23", _WHOLE): _SM100,
-    ("sglang:0.5.23", _HALF): _SM100,
-    ("sglang:0.5.23", "fp8_group32"): (*_SM100, "gfx950"),
-    ("sglang:0.5.23", "fp4"): (*_SM100, "gfx950"),
-}
-"""Where an engine keeps a format; any other it keeps wherever it keeps the place."""
-
-
-_HALF_FILLED = ("vllm:0.22", "vllm:0.25", "vllm:0.26", "vllm:0.27", "vllm:0.28")
-"""Source: vLLM 0.23, ``DeepseekV4Indexer``; tokens in a log of 0.26."""
+_KEPT: tuple[tuple[str, Callable[[Any], bool], dict[str, tuple[str, ...]]], ...] = (
+    ("vllm", lambda v: bool(v.sm100_formats),
+     {"mxfp4": (*_SM100, "gfx950"), "fp8_group32": (), "fp4": ()}
+     | dict.fromkeys(("fp8_ue8m0x4", _WHOLE, _HALF), _SM100)),
+    ("sglang", lambda v: "v41" in v.kinds,
+     {"mxfp4": (*_SM100, "sm_120", "sm_121", "gfx950"), "fp8_ue8m0x4": ()}),
+    ("sglang", lambda v: bool(v.v41_pages),
+     dict.fromkeys((_WHOLE, _HALF), _SM100)
+     | dict.fromkeys(("fp8_group32", "fp4"), (*_SM100, "gfx950"))),
+)  # fmt: skip
+"""Where versions of an engine keep a format; any other they keep wherever they keep the place."""
 
 
 def stored_formats(site: Site, asked: Mapping[Place, str | None]) -> dict[Place, tuple[str, str]]:
@@ -156,20 +157,20 @@ def stored_formats(site: Site, asked: Mapping[Place, str | None]) -> dict[Place,
     Raises:
         ConfigError: A format or dtype that the engine does not keep on such a GPU.
     """
-    family, own, kind = site.engine.partition(":")[0], site.model.formats, site.model.kind
-    _check_dtype(site, family)
+    family, own, kind = site.family, site.model.formats, site.model.kind
+    _check_dtype(site)
     rows = (
         stored
         for engine, of, applies, stored in _TABLE
         if (engine, of) == (family, kind) and applies(site)
     )
     found = next(rows, Stored("", "", "", "the model's own"))
-    if site.engine == "vllm:0.33" and site.sm100:
+    if family == "vllm" and site.version.sm100_formats and site.sm100:
         found = found._replace(indexer="fp8_ue8m0x4")
     chosen: dict[Place, tuple[str, str]] = {}
     for place in PLACES:
         name = asked.get(place)
-        if name == "mxfp4" and site.engine in _HALF_FILLED:
+        if name == "mxfp4" and family == "vllm" and site.version.half_keys:
             chosen[place] = ("fp8", "MXFP4 keys fill the first half of FP8's bytes up to 0.28")
         elif name is None:
             chosen[place] = (getattr(found, place) or getattr(own, place), found.reason)
@@ -179,10 +180,10 @@ def stored_formats(site: Site, asked: Mapping[Place, str | None]) -> dict[Place,
     return chosen
 
 
-def _check_dtype(site: Site, family: str) -> None:
+def _check_dtype(site: Site) -> None:
     there = replace(site, dtype="auto")
     for engine, kinds, applies, dtypes in _DTYPES:
-        if engine == family and site.model.kind in kinds and applies(there):
+        if engine == site.family and site.model.kind in kinds and applies(there):
             if site.dtype in ("auto", *dtypes):
                 return
             backend = f" and {site.backend}" if site.backend else ""
@@ -194,8 +195,10 @@ def _check_dtype(site: Site, family: str) -> None:
 
 
 def _check(site: Site, place: Place, name: str) -> None:
-    where = _KEPT.get((site.engine, name))
-    forced = site.engine.startswith("sglang") and site.model.kind == "v41" and place == "indexer"
+    found = (rows.get(name) for family, of, rows in _KEPT
+             if family == site.family and of(site.version))  # fmt: skip
+    where = next((each for each in found if each is not None), None)
+    forced = site.family == "sglang" and site.model.kind == "v41" and place == "indexer"
     if where is None or site.arch is None or site.arch in where or forced:
         return
     on = f"only on {', '.join(where)}, and this GPU is {site.arch}" if where else "on no GPU"

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from dsv4kv.engines.contract import Capacity, Deployment
 from dsv4kv.engines.host import HostPool, HostTier, HostWish, Offloaded, objects_of
+from dsv4kv.engines.sglang import BUILDS
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import PageLayout
 
 if TYPE_CHECKING:
     from dsv4kv.engines.sglang.sizes import SglangEngine
 
-_SINCE = "sglang:0.5.23"
+_SINCE = f"sglang:{BUILDS[-1].newest}"
 _PAGE = 256
 _KEPT_FREE = 10 * 2**30  # HICACHE_HOST_MEMORY_RESERVE_BYTES
 _STAGED_PAGES = 64  # _WRITE_BACK_STAGING_PAGE_CHUNK

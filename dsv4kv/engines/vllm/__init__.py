@@ -28,6 +28,7 @@ class Release:
         overlap_stages: With pipeline stages, too, a step is scheduled while others run.
         counts_graphs: An estimate of CUDA graphs is taken before the cache is sized.
         bounds_scores: V4.1's indexer scores are bounded in the step that is profiled.
+        sm100_formats: On SM100 V4.1 has records of its own, and a key's scale is there four times.
     """
 
     newest: str
@@ -45,6 +46,12 @@ class Release:
     overlap_stages: bool = False
     counts_graphs: bool = False
     bounds_scores: bool = False
+    sm100_formats: bool = False
+
+    @property
+    def half_keys(self) -> bool:
+        """Whether MXFP4 keys fill the first half of FP8's bytes (0.23's ``DeepseekV4Indexer``)."""
+        return self.grouping == "tuples"
 
 
 _V0_27 = Release("0.27", "0.27", packing="widest", weighted=False)
@@ -70,7 +77,7 @@ RELEASES = (
     _V0_27,
     _V0_28,
     _V0_30,
-    replace(_V0_30, newest="0.33", oldest="0.31", bounds_scores=True),
+    replace(_V0_30, newest="0.33", oldest="0.31", bounds_scores=True, sm100_formats=True),
 )  # fmt: skip
 
 _POLICY = Policy("hashed", finds_scheduled=True, writes_evicted=False)

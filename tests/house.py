@@ -5,25 +5,31 @@ that two revisions can be held next to each other.
 """
 
 import ast
+import json
 import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import median
 
 PACKAGE = "dsv4kv"
 SHORT_LINES = 60
-STEP = "ServingLoop._step"
-"""The function that is one step of the serving loop."""
+STEP = ["bench", "smoke", "--set", "measure.verify_every=0"], ["ServingLoop._step"]
+"""A command, and the function in it that is one step of the serving loop."""
+REPLAY = ["replay", "builtin:chat", "--set", "workload.limit=1", "--rule"]
+SERVED = ["build_replay", "Scheduler.turn"]
+"""Functions of a command that serve its request."""
+RULES = "ideal", "vllm-v4:semantic", "sglang-v4:tail"
 
-# Prints the files and rooms of the last decode step of a small bench, in the order of their calls.
+# Prints the files of every call of some functions of a command, in the order of their calls.
 TRACED = f"""
-import sys
+import json, sys
 from pathlib import Path
 import {PACKAGE}
+out, words, names = json.loads(sys.argv[1])
 root = str(Path({PACKAGE}.__file__).parent) + "/"
 steps, inside = [], False
 def watch(frame, event, argument):
@@ -31,22 +37,21 @@ def watch(frame, event, argument):
     code = frame.f_code
     if not code.co_filename.startswith(root) or event not in ("call", "return"):
         return
-    if code.co_qualname == "{STEP}":
+    if code.co_qualname in names:
         inside = event == "call"
         if inside:
             steps.append([])
     elif inside:
         steps[-1].append(code.co_filename.removeprefix(root))
 from {PACKAGE}.cli import main
-sys.argv = ["{PACKAGE}", "bench", "smoke", "--quiet", "--out", sys.argv[1],
-            "--set", "measure.verify_every=0"]
+sys.argv = ["{PACKAGE}", *words, "--quiet", "--out", out]
 sys.setprofile(watch)
 try:
     main()
 except SystemExit:
     pass
 sys.setprofile(None)
-print("STEP", *[step for step in steps if len(step) > 100][-1])
+print("STEPS", json.dumps(steps))
 """
 
 
@@ -125,20 +130,28 @@ def count_lonely(modules: list[Module]) -> tuple[int, int, int]:
     return len(short), len(lonely), sum(module.lines for module in lonely)
 
 
-def trace_step(folder: Path) -> list[str]:
-    """Files of the package that a decode step calls into and comes back from, in order."""
+def trace_calls(folder: Path, words: list[str], names: list[str]) -> list[list[str]]:
+    """Files that every call of ``names`` calls into and comes back from, in order."""
+    asked = json.dumps([str(folder / "build/house"), words, names])
     done = subprocess.run(
-        [sys.executable, "-c", TRACED, str(folder / "build/house")],
+        [sys.executable, "-c", TRACED, asked],
         cwd=folder,
-        env={"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        env={"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+        | {"DSV4KV_CORE": "python"},
         capture_output=True,
         text=True,
         check=False,
     )
-    told = [line for line in done.stdout.splitlines() if line.startswith("STEP ")]
-    if not told:
-        raise SystemExit(f"The bench that is looked at did not run:\n{done.stderr}")
-    return told[-1].split()[1:]
+    printed = [line for line in done.stdout.splitlines() if line.startswith("STEPS ")]
+    if not printed:
+        raise SystemExit(f"The {words[0]} that is looked at did not run:\n{done.stderr}")
+    steps: list[list[str]] = json.loads(printed[-1].removeprefix("STEPS "))
+    return steps
+
+
+def count_changes(step: list[str]) -> int:
+    """How often a call or a return goes to another room."""
+    return sum(a.split("/")[0] != b.split("/")[0] for a, b in pairwise(step))
 
 
 def list_measures(folder: Path) -> list[tuple[str, str]]:
@@ -147,8 +160,11 @@ def list_measures(folder: Path) -> list[tuple[str, str]]:
     lengths = sorted(lines for module in modules for lines in module.functions)
     ninetieth = lengths[len(lengths) * 9 // 10]
     short, lonely, lonely_lines = count_lonely(modules)
-    step = trace_step(folder)
-    rooms = [path.split("/")[0] for path in step]
+    step = [step for step in trace_calls(folder, *STEP) if len(step) > 100][-1]
+    rooms = {path.split("/")[0] for path in step}
+    replays = [
+        [*chain.from_iterable(trace_calls(folder, [*REPLAY, rule], SERVED))] for rule in RULES
+    ]
     tables = {m.room for m in modules if m.constructs("Table", "new_table", "add_column")}
     names = [module.name.rpartition(".")[2] for module in modules]
     repeated = {name for name in names if names.count(name) > 1 and name != "__init__"}
@@ -160,8 +176,12 @@ def list_measures(folder: Path) -> list[tuple[str, str]]:
         ("of them with one importer, in their folder", f"{lonely:,} with {lonely_lines:,} lines"),
         ("lines of a function: median; 90 % up to", f"{median(lengths):.0f}; {ninetieth}"),
         ("a decode step: files", f"{len(set(step)):,}"),
-        ("a decode step: rooms", f"{len(set(rooms)):,}"),
-        ("a decode step: changes of room", f"{sum(a != b for a, b in pairwise(rooms)):,}"),
+        ("a decode step: rooms", f"{len(rooms):,}"),
+        ("a decode step: changes of room", f"{count_changes(step):,}"),
+        (
+            f"a request through replay, set-up included: changes of room by {', '.join(RULES)}",
+            ", ".join(map(str, map(count_changes, replays))),
+        ),
         ("rooms in which tables are made", f"{len(tables)}: {', '.join(sorted(tables))}"),
         ("lines of cli", f"{command_lines:,}"),
         ("file names that repeat", f"{len(repeated):,}"),

@@ -86,7 +86,7 @@ class DSV4Config(_Frozen):
         """Draft (MTP) layers after the model's own."""
         return len(self.compress_ratios) - self.num_layers
 
-    @property
+    @functools.cached_property
     def kind(self) -> Literal["v4", "v41", "flat"]:
         """Generation by its cache: V4.1 compresses by 1 and 2, V3.2 (flat) not at all."""
         if self.architecture == "flat":

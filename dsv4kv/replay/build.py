@@ -18,7 +18,7 @@ from dsv4kv.core.scheduler import Drafts, Limits, Scheduler
 from dsv4kv.core.tree import PrefixTree
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.processes import without_collector
-from dsv4kv.replay.clock.sources import find_layout, open_times
+from dsv4kv.replay.clock.sources import open_times
 from dsv4kv.replay.clock.steps import StepTimes, WeightModel, build_weights
 from dsv4kv.replay.costs import fill_tables, find_rates
 from dsv4kv.replay.memory import MemoryPlan, arch_of, check_fit, plan_memory
@@ -239,7 +239,7 @@ def build_replay(
     config, memory = parts.config, parts.memory
     check_fit(config.cost, memory, parts.weights)
     clock = VirtualClock(parts.tables, parts.rates, parts.times.timer if parts.times else None)
-    ranks = find_layout(config.cost, memory.model).dp if parts.times else 1
+    ranks = parts.times.layout.dp if parts.times else 1
     step_tokens = config.scheduler.step_tokens
     tiers = None
     reuse = any(request.hash_block_tokens for request in requests)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dsv4kv.budget.gpus import Gpu, gpu_names, load_gpu
+from dsv4kv.budget.gpus import Gpu, load_gpu
 from dsv4kv.budget.layout import Layout, LayoutWish, candidate_layouts
 from dsv4kv.config.replay import CLOCKS, CostSection, ReplayConfig
-from dsv4kv.errors import ConfigError, find_name
+from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.replay.clock.coefficients import MeasuredOn, find_calibration, find_coefficients
@@ -134,8 +134,7 @@ def find_gpu(cost: CostSection) -> Gpu:
             "no memory bandwidth is given: name a GPU (cost.gpu), a bandwidth "
             "(cost.bandwidth_gbps) or a run that measured one (cost.peaks)."
         )
-    otherwise = ", or its bandwidth as cost.bandwidth_gbps"
-    return load_gpu(find_name(cost.gpu, gpu_names(), "GPU", otherwise))
+    return load_gpu(cost.gpu)
 
 
 def find_layout(cost: CostSection, model: DSV4Config) -> Layout:

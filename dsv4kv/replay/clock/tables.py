@@ -146,7 +146,7 @@ class TableTimes:
     def __init__(
         self, deployment: Deployment, table: StepTable, factors: Factors, source: str
     ) -> None:
-        self._made, self._factors = deployment, factors
+        self._made, self._factors, self.layout = deployment, factors, deployment.layout
         known, decoding = factors.held_out, ("requests of a rank", "tokens of context")
         prompts = "prompt tokens of a rank", "tokens before a chunk"
         self._decode = _Grid(table.batch_per_rank, table.decode_ms, decoding, known.tpot)

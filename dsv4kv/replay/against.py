@@ -5,12 +5,13 @@ What explains the difference is replayed with one thing changed at a time, so th
 its tokens: exactly, or between two bounds. The rest is reported as unexplained.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import ConfigError, TraceError
@@ -18,7 +19,7 @@ from dsv4kv.record.convert import Recorded
 from dsv4kv.record.server import Server
 from dsv4kv.replay.paced import Paced, Played, Span
 from dsv4kv.replay.rules import Pool
-from dsv4kv.traces.paths import find_reuse
+from dsv4kv.traces.paths import Ints, find_reuse
 
 MINUTE_S = 60.0
 _POOLS, _BETWEEN = (3 / 4, 1 / 2, 1 / 4), 1 / 8
@@ -28,6 +29,10 @@ MOST_PLAYS = 11
 _BETTER = 0.8  # a smaller pool is named if it leaves less than this of the difference
 _NOTABLE = 0.01  # of all prompt tokens
 _ORDER = 0.9  # a pool so much smaller bounds what another order of eviction may lose
+
+
+Rows = Sequence[tuple[float, int]]
+"""When, and how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,65 +327,37 @@ class Comparison:
         difference = self._answered - self._sum(played)
         low, high = sum(each.low for each in causes), sum(each.high for each in causes)
         rest = min(0, difference - low) if difference < low else max(0, difference - high)
-        minutes = list(self._minutes(played))
-        return Against(
-            self._in_all(minutes, played), minutes, causes, rest, list(self._cautions(played))
-        )
+        starts = np.array([span.begin_s for span in self._spans])
+        places = (starts // MINUTE_S).astype(np.int64)
+        tokens = self._pool.table.input_tokens * self._reported
+        requests, asked = np.bincount(places), np.bincount(places, tokens)
+        sides = [_by_minute(rows, len(requests)) for rows in self._rows(played, starts)]
+        minutes = [
+            Minute(number, int(requests[number]), int(asked[number]), *each)
+            for number, each in enumerate(zip(*(each for each, _ in sides), strict=True))
+        ]
+        total = Minute(-1, len(starts), self._asked, *(whole for _, whole in sides))
+        return Against(total, minutes, causes, rest, list(self._cautions(played)))
 
-    def _minutes(self, played: Played) -> Iterator[Minute]:
-        server, since = self._server, self._since
-        arrivals = np.array([span.begin_s for span in self._spans])
-        places = (arrivals // MINUTE_S).astype(np.int64)
-        known, tokens = self._reported, self._pool.table.input_tokens
-        share = self._pool.blocks
-        if self._by_request:
-            found = _in_minutes(zip(arrivals[known], self._found[known].tolist(), strict=True))
-        else:
-            found = _in_minutes((since(at), count) for at, count, _ in server.counted)
-        evicted = _in_minutes((since(at), count) for at, count in server.evicted or ())
-        used = _most((since(at), round(used * share)) for at, used in server.used)
-        preempted = _in_minutes((since(at), count) for at, count in server.preempted or ())
-        hits = _in_minutes(
-            zip(arrivals[known], np.array(played.hits)[known].tolist(), strict=True)
-        )
-        evicted_here = _in_minutes(played.evicted)
-        used_here = _most(zip(self._looks, played.used, strict=False))
-        preempted_here = _in_minutes((at, 1) for at in played.preempted)
-        requests, asked = np.bincount(places), np.bincount(places, tokens * known)
-        for number in range(len(requests)):
-            of_server = Side(
-                found[number],
-                None if server.evicted is None else evicted[number],
-                used.get(number),
-                None if server.preempted is None else preempted[number],
-            )
-            of_replay = Side(
-                hits[number], evicted_here[number], used_here.get(number), preempted_here[number]
-            )
-            yield Minute(number, int(requests[number]), int(asked[number]), of_server, of_replay)
+    def _rows(self, played: Played, starts: NDArray[np.float64]) -> list[Sequence[Rows | None]]:
+        """What the server and the replay counted, by the fields of ``Side``."""
+        server, since, known = self._server, self._since, self._reported
 
-    def _in_all(self, minutes: Sequence[Minute], played: Played) -> Minute:
-        """The sums, with what is outside the minutes; of blocks in use the most."""
-        server = self._server
+        def of_requests(tokens: Ints) -> Rows:
+            return list(zip(starts[known].tolist(), tokens[known].tolist(), strict=True))
 
-        def most_used(sides: list[Side]) -> int | None:
-            return max((side.used for side in sides if side.used is not None), default=None)
+        def of_server(rows: Sequence[tuple[float, int]] | None) -> Rows | None:
+            return None if rows is None else [(since(at), count) for at, count in rows]
 
-        of_server = Side(
-            self._answered,
-            None if server.evicted is None else sum(count for _, count in server.evicted),
-            most_used([each.server for each in minutes]),
-            None
-            if server.preempted is None
-            else sum(each.server.preempted or 0 for each in minutes),
-        )
-        of_replay = Side(
-            self._sum(played),
-            sum(count for _, count in played.evicted),
-            most_used([each.replay for each in minutes]),
-            sum(each.replay.preempted or 0 for each in minutes),
-        )
-        return Minute(-1, len(self._spans), self._asked, of_server, of_replay)
+        found = [(since(at), count) for at, count, _ in server.counted]
+        used = [(since(at), round(share * self._pool.blocks)) for at, share in server.used]
+        theirs = of_server(server.evicted), used, of_server(server.preempted)
+        looks = list(zip(self._looks, played.used, strict=False))
+        ours = played.evicted, looks, [(at, 1) for at in played.preempted]
+        return [
+            (of_requests(self._found) if self._by_request else found, *theirs),
+            (of_requests(np.array(played.hits)), *ours),
+        ]
 
     def _cautions(self, played: Played) -> Iterator[str]:
         if played.rejected:
@@ -412,19 +389,29 @@ class Comparison:
             )
 
 
-def _in_minutes(rows: Iterable[tuple[float, int]]) -> Counter[int]:
-    found = Counter[int]()
-    for at, count in rows:
-        found[int(at // MINUTE_S)] += count
-    return found
+def _by_minute(columns: Sequence[Rows | None], count: int) -> tuple[list[Side], Side]:
+    """Every minute, and all of them: hits and evictions outside the minutes, too."""
+    grouped: list[defaultdict[int, list[int]] | None] = []
+    for rows in columns:
+        minutes = defaultdict[int, list[int]](list)
+        for at, number in rows or ():
+            minutes[int(at // MINUTE_S)].append(number)
+        grouped.append(None if rows is None else minutes)
+    hits, evicted, used, preempted = (
+        [None if each is None else each[minute] for minute in range(count)] for each in grouped
+    )
+    sides = [
+        Side(_sum(hits[n]), _sum(evicted[n]), max(used[n] or [], default=None), _sum(preempted[n]))
+        for n in range(count)
+    ]
+    found, gone = (None if r is None else sum(n for _, n in r) for r in columns[:2])
+    most = max((side.used for side in sides if side.used is not None), default=None)
+    stopped = None if columns[3] is None else sum(side.preempted or 0 for side in sides)
+    return sides, Side(found, gone, most, stopped)
 
 
-def _most(rows: Iterable[tuple[float, int]]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for at, count in rows:
-        minute = int(at // MINUTE_S)
-        found[minute] = max(found.get(minute, 0), count)
-    return found
+def _sum(numbers: Sequence[int] | None) -> int | None:
+    return None if numbers is None else sum(numbers)
 
 
 def _clock(at_s: float) -> str:

@@ -29,7 +29,7 @@ def tail_of(block: int) -> Hashable:
 
 
 class Channel:
-    """One direction of a tier.
+    """One direction of a tier, or what a replica sends prompts over.
 
     Attributes:
         moved_bytes: Through it so far.
@@ -40,9 +40,12 @@ class Channel:
         free_s: When the last one ends.
     """
 
-    def __init__(self, gbps: float, tier: TierSection) -> None:
-        self._bytes_per_s = gbps * 1e9
-        self._latency_s, self._parallel = tier.latency_us / 1e6, tier.parallel
+    def __init__(
+        self, gbps: float, latency_us: float, parallel: int = 1, setup_ms: float = 0.0
+    ) -> None:
+        """``setup_ms`` are of every transfer."""
+        self._bytes_per_s, self._setup_s = gbps * 1e9, setup_ms / 1e3
+        self._latency_s, self._parallel = latency_us / 1e6, parallel
         self.moved_bytes = self.operations = self.transfers = 0
         self.busy_s = self.waited_s = self.free_s = 0.0
 
@@ -61,7 +64,8 @@ class Channel:
         return self.free_s
 
     def _duration_s(self, operations: int, size_bytes: int) -> float:
-        return ceil(operations / self._parallel) * self._latency_s + size_bytes / self._bytes_per_s
+        took_s = self._setup_s + ceil(operations / self._parallel) * self._latency_s
+        return took_s + size_bytes / self._bytes_per_s
 
 
 class _Room:
@@ -100,8 +104,10 @@ class Tier:
 
     def __init__(self, name: str, section: TierSection, sizes: Sizes, stored: Stored) -> None:
         self.name, self.section, self.sizes = name, section, sizes
-        self.read = Channel(section.read_gbps, section)
-        self.write = Channel(section.write_gbps, section)
+        each = section.latency_us, section.parallel
+        self.read, self.write = (
+            Channel(gbps, *each) for gbps in (section.read_gbps, section.write_gbps)
+        )
         self.evicted = self.hit_tokens = self.moved_blocks = self.peak_bytes = 0
         self.lost = Counter[str]()
         self._objects = objects = stored.objects

@@ -12,6 +12,7 @@ from dsv4kv.engines.host import Sent
 from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.memory import MemoryPlan, describe_deployment
+from dsv4kv.replay.tier import Channel
 
 SentOf = Callable[[int, int], Sent]
 """What is sent, by tokens of the prompt and tokens that the other side has."""
@@ -57,33 +58,21 @@ def _send_blocks(memory: MemoryPlan, tokens: int, found_tokens: int) -> Sent:
     return Sent(size, (blocks + 1) * len(memory.schemas))
 
 
-class Link:
+class Link(Channel):
     """What a replica sends prompts over: setup + pieces · each + bytes / rate, one at a time.
 
-    Attributes:
-        moved_bytes: Sent so far by one rank; all ranks send the same.
-        busy_s: Time of these.
-        waited_s: Time in which they waited for others.
+    One rank's bytes count; all ranks send the same.
     """
 
     def __init__(self, section: TransferSection, sent: SentOf) -> None:
         """``sent`` as ``find_sent`` gives it."""
-        self._sent, self._bytes_per_s = sent, section.gbps * 1e9
-        self._setup_s, self._piece_s = section.setup_ms / 1e3, section.descriptor_us / 1e6
-        self.moved_bytes = 0
-        self.busy_s = self.waited_s = self._free_s = 0.0
+        super().__init__(section.gbps, section.descriptor_us, setup_ms=section.setup_ms)
+        self._sent = sent
 
     def send(self, now_s: float, tokens: int, found_tokens: int) -> float:
         """Send a prompt without what the other side has of it; returns when it is there."""
         sent = self._sent(tokens, found_tokens)
-        took_s = self._setup_s + sent.descriptors * self._piece_s
-        took_s += sent.bytes / self._bytes_per_s
-        begin_s = max(now_s, self._free_s)
-        self.waited_s += begin_s - now_s
-        self.busy_s += took_s
-        self.moved_bytes += sent.bytes
-        self._free_s = begin_s + took_s
-        return self._free_s
+        return self.move(now_s, sent.descriptors, sent.bytes)
 
 
 class Received:

@@ -5,14 +5,10 @@ import py_compile
 import shutil
 import subprocess
 import sys
-import sysconfig
-import tempfile
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-
-import hatch_build
 
 ROOT = Path(__file__).resolve().parents[2]
 ASK = "from dsv4kv.core import COMPILED; print(COMPILED)"
@@ -51,24 +47,6 @@ def test_another_source_than_was_compiled_runs_interpreted_whatever_its_date(
         file.write("# changed\n")
     os.utime(sources[0], (0, 0))
     assert asked(core).stdout == "False\n"
-
-
-def test_libraries_are_found_in_a_folder_of_any_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def compiles(command: list[str], cwd: Path, **_: object) -> None:
-        for folder in (".", "build/lib"):
-            library = cwd / folder / f"dsv4kv/core/pool{suffix}"
-            library.parent.mkdir(parents=True, exist_ok=True)
-            library.touch()
-
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    temporary = tmp_path / "build"
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    monkeypatch.setattr(subprocess, "run", compiles)
-    found = hatch_build.compile_core(tmp_path / "target")
-    assert found == [Path(f"dsv4kv/core/pool{suffix}")]
 
 
 def test_no_class_of_the_core_is_an_abc() -> None:

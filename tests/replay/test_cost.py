@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from dsv4kv.config.replay import CostSection
 from dsv4kv.core.clock import Rates, VirtualClock, Work
-from dsv4kv.core.scheduler import Drafts
 from dsv4kv.core.served import Served
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
@@ -78,12 +77,6 @@ def test_the_shares_of_a_step_by_key_format(model: str, keys: str, tokens: int) 
             assert 100 * part / moved == pytest.approx(share, abs=1)
 
 
-def test_the_share_of_accepted_drafts_is_the_one_asked_for() -> None:
-    drafts = Drafts(1, 0.7, seed=0)
-    kept = [drafts.kept(served(0, verified=step)) for step in range(16_384)]
-    assert sum(kept) / len(kept) - 1 == pytest.approx(0.7, abs=0.02)
-
-
 # ---- rates --------------------------------------------------------------------------------------
 
 
@@ -103,7 +96,7 @@ def test_a_run_record_gives_the_copy_it_measured(tmp_path: object) -> None:
     [
         (CostSection(gpu=None), "name a GPU"),
         (CostSection(bandwidth_gbps=1, peaks="x.json"), "keep one"),
-        (CostSection(gpu="h20o"), "did you mean h20 or h200.*cost.bandwidth_gbps"),
+        (CostSection(gpu="h20o"), "did you mean h20 or h200"),
     ],
 )
 def test_a_bandwidth_that_cannot_be_had_is_a_sentence(section: CostSection, sentence: str) -> None:

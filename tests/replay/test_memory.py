@@ -39,23 +39,26 @@ def test_pro_in_100_gib_divides_into_slots_checkpoints_and_blocks() -> None:
     assert used + memory.remainder_bytes == 100 * GIB
 
 
-@given(st.integers(2**28, 2**34), st.floats(0, 0.9), st.sampled_from(["zero", "ends", "full"]))
+ENGINES = [name for name, rule in RULES.items() if rule.engine and "v4" in rule.kinds]
+WAYS = [("prefix__strategy", "zero"), ("prefix__strategy", "ends"), ("prefix__strategy", "full")]
+WAYS += [("prefix__rule", rule) for rule in ENGINES]
+
+
+@settings(deadline=None)
+@given(st.integers(2**28, 2**34), st.floats(0, 0.9), st.sampled_from(WAYS))
 def test_the_parts_and_the_remainder_are_the_whole(
-    memory_bytes: int, share: float, strategy: str
+    memory_bytes: int, share: float, way: tuple[str, str]
 ) -> None:
+    chosen = dict([way, ("cache__checkpoint_share", share)])
     memory = plan_memory(
-        small_config(
-            cache__num_blocks=None,
-            cache__memory_bytes=memory_bytes,
-            cache__checkpoint_share=share,
-            prefix__strategy=strategy,
-        )
+        small_config(cache__num_blocks=None, cache__memory_bytes=memory_bytes, **chosen)
     )
+    kept = (memory.num_checkpoints or 0) * memory.checkpoint_bytes
     parts = memory.num_slots * memory.slot_bytes + memory.num_blocks * memory.block_bytes
-    parts += (memory.num_checkpoints or 0) * memory.checkpoint_bytes
-    assert parts + memory.remainder_bytes == memory_bytes
-    assert 0 <= memory.remainder_bytes < memory.block_bytes
-    assert bool(memory.num_checkpoints) <= (strategy == "ends")
+    assert parts + kept + memory.remainder_bytes == memory_bytes
+    page = memory.checkpoint_bytes if way[1] in ENGINES else 0
+    assert 0 <= memory.remainder_bytes < memory.block_bytes + page
+    assert bool(memory.num_checkpoints) <= (way[1] not in ("zero", "full"))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +123,6 @@ def test_a_clock_that_runs_backwards_is_told_with_its_request() -> None:
     assert replay(requests, workload__arrivals="closed").outcome.finished == 3
 
 
-ENGINES = [name for name, rule in RULES.items() if rule.engine and "v4" in rule.kinds]
 FLASH = {"model__layers": None, "cache__num_blocks": None, "cache__memory_bytes": 40 * GIB}
 
 
@@ -131,18 +133,6 @@ def test_vllms_blocks_are_those_that_its_sizing_rule_counts() -> None:
     assert memory.block_bytes == engine.rule(deployment).layout.unit_bytes
     assert memory.num_blocks == engine.capacity(deployment, 40 * GIB).units
     assert (memory.slot_bytes, memory.num_checkpoints, memory.block_tokens) == (0, 0, 256)
-
-
-@settings(deadline=None)
-@given(st.integers(2**28, 2**34), st.sampled_from(ENGINES))
-def test_an_engines_parts_and_the_remainder_are_the_whole(memory_bytes: int, rule: str) -> None:
-    memory = plan_memory(
-        small_config(prefix__rule=rule, cache__num_blocks=None, cache__memory_bytes=memory_bytes)
-    )
-    windows = (memory.num_checkpoints or 0) * memory.checkpoint_bytes
-    parts = memory.num_slots * memory.slot_bytes + memory.num_blocks * memory.block_bytes
-    assert parts + windows + memory.remainder_bytes == memory_bytes
-    assert 0 <= memory.remainder_bytes < memory.block_bytes + memory.checkpoint_bytes
 
 
 @pytest.mark.parametrize(

@@ -49,15 +49,6 @@ def test_a_request_waits_while_another_computes_its_prefix() -> None:
     assert rushed.prompts.tally.in_flight_tokens == 16 * BLOCK
 
 
-def test_the_token_budget_cuts_prompts_and_serves_decoding_first() -> None:
-    requests = [request([1], output=50), request(range(10, 20), at=0.003)]
-    made = build_replay(small_config(), requests)
-    positions = []
-    while made.scheduler.turn():
-        positions += [each.position for each in made.scheduler.prefilling]
-    assert positions == [511, 1022]
-
-
 def test_the_youngest_is_paused_and_the_oldest_goes_on() -> None:
     requests = [request([i], output=600) for i in range(1, 5)]
     config = small_config(cache__num_blocks=10, prefix__reuse=False, scheduler__paused_share=1.0)
@@ -71,25 +62,6 @@ def test_the_youngest_is_paused_and_the_oldest_goes_on() -> None:
     assert made.outcome.finished == 4
 
 
-def test_slots_bound_the_requests_at_once() -> None:
-    requests = [request([i], output=30) for i in range(20)]
-    assert replay(requests, scheduler__max_requests=3).outcome.peak_requests == 3
-
-
-def test_closed_arrivals_keep_their_concurrency_whatever_the_clock_says() -> None:
-    requests = [request([i], at=1000.0 * i, output=30) for i in range(10)]
-    made = replay(requests, workload__arrivals="closed", workload__concurrency=4)
-    assert made.outcome.peak_requests == 4
-    assert made.scheduler.clock.idle_s == 0
-
-
-def test_speed_divides_the_times_between_arrivals() -> None:
-    requests = [request([i], at=100.0 * i, output=2) for i in range(4)]
-    slow, fast = (replay(requests, workload__speed=speed) for speed in (1, 10))
-    assert slow.scheduler.clock.now_s == pytest.approx(300, abs=1)
-    assert fast.scheduler.clock.now_s == pytest.approx(30, abs=1)
-
-
 def test_a_request_longer_than_everything_is_refused_with_the_reason() -> None:
     long = request(range(100), output=1)
     made = replay([long, request([5])], cache__num_blocks=20)
@@ -97,23 +69,3 @@ def test_a_request_longer_than_everything_is_refused_with_the_reason() -> None:
     made = replay([long, request([5])], cache__max_context_tokens=4096)
     assert dict(made.outcome.rejected) == {"longer than the longest context": 1}
     assert made.outcome.finished == 1
-
-
-def test_rejected_drafts_are_rolled_back_and_counted() -> None:
-    made = replay(
-        [request([1], output=200)],
-        scheduler__speculative__draft_tokens=3,
-        scheduler__speculative__acceptance=0.5,
-    )
-    scheduler = made.scheduler
-    kept = scheduler.drafted - scheduler.rolled_back
-    assert kept + scheduler.clock.steps - 1 == 199
-    assert 0 < scheduler.rolled_back < scheduler.drafted
-
-
-def test_checkpoints_cost_the_bytes_they_move() -> None:
-    requests = [request(SYSTEM, at=0, output=1), request([*SYSTEM, 5], at=100, output=1)]
-    made = replay(requests, prefix__strategy="ends")
-    size = made.memory.checkpoint_bytes
-    assert made.scheduler.prompts.kept_bytes == 2 * size
-    assert made.scheduler.clock.done.copy_bytes == 2 * 3 * size  # two written, one restored

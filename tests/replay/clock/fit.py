@@ -1,17 +1,13 @@
 """Fits the coefficients in ``configs/gpus`` and the factors of the step tables: ``python -m
-tests.replay.clock.fit`` prints both with their errors, ``--write`` stores them.
+tests.replay.clock.fit`` prints both with their errors.
 
 What is fitted is shared: Hopper and Blackwell differ by matrix rates, machines with Grace CPUs by
 one factor and by their clients. What the points cannot tell apart is taken from the step tables:
 a draft pass, the context of a decoded token, the prefix of a prompt's.
 """
 
-import json
-import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeVar
 from unittest.mock import patch
 
@@ -234,58 +230,23 @@ def describe(logs: Floats, counted: Sequence[Each]) -> str:
     return "\n".join(lines)
 
 
-def block(coefficients: Coefficients, kind: str) -> str:
-    """One entry of ``clock`` in a GPU's file."""
-    rows = [f"  {kind}:"]
-    for name, value in coefficients:
-        if isinstance(value, float):
-            rows.append(f"    {name}: {float(f'{value:.3g}'):g}")
-    error = ", ".join(f"{name}: {value:g}" for name, value in coefficients.held_out)
-    return "\n".join([*rows, f"    held_out: {{{error}}}", f"    source: {coefficients.source}"])
-
-
-def write(values: Values, held_out: HeldOut) -> None:
-    """Store the coefficients of every GPU."""
-    for gpu in CONTEXTS:
-        kinds = ("fp4", "fp8") if gpu.startswith("h") else ("fp4",)
-        blocks = [block(resolve(values, gpu, kind, held_out), kind) for kind in kinds]
-        path = Path(__file__).parents[3] / "configs" / "gpus" / f"{gpu}.yaml"
-        head = re.sub(r"clock:\n.*", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-        path.write_text(head + "\n".join(["clock:", *blocks, ""]), encoding="utf-8")
-
-
-def write_table(values: Values, held_out: HeldOut) -> None:
-    """Store the factors of the shipped tables."""
-    path = Path(__file__).parents[3] / "configs" / "steps" / "sglang-0.5.14.json"
-    rounded = {name: float(f"{value:.3g}") for name, value in values.items()}
-    line = json.dumps(rounded | {"held_out": held_out.model_dump()})
-    text = path.read_text(encoding="utf-8")
-    path.write_text(re.sub(r'"factors": .*', f'"factors": {line},', text), encoding="utf-8")
-
-
 def _report(
     predict: Predict[Each], guesses: dict[str, tuple[float, float]], counted: Sequence[Each]
-) -> tuple[Values, HeldOut]:
+) -> None:
     """Fit, leave every GPU out, and print."""
     logs = leave_out(predict, guesses, counted)
     values = fit(predict, guesses, counted)
     for each, log in zip(counted, logs, strict=True):
         print(f"{each.point.name:42}", *(f"{ratio:6.2f}" for ratio in np.exp(log)))
     print(describe(logs, counted))
-    within = factors(logs, len(guesses))
-    print({name: float(f"{value:.3g}") for name, value in values.items()}, within)
-    return values, within
+    rounded = {name: float(f"{value:.3g}") for name, value in values.items()}
+    print(rounded, factors(logs, len(guesses)))
 
 
 def main() -> None:
     """Both sources."""
-    stores = "--write" in sys.argv
-    model = _report(by_model, GUESSES, count_model())
-    if stores:
-        write(*model)
-    table = _report(by_table, TABLE_GUESSES, count_table())
-    if stores:
-        write_table(*table)
+    _report(by_model, GUESSES, count_model())
+    _report(by_table, TABLE_GUESSES, count_table())
 
 
 if __name__ == "__main__":

@@ -62,24 +62,6 @@ def test_a_replay_with_a_tier_saves_what_the_curve_finds_at_its_size(blocks: int
     assert behind.token_hits > behind.gpu_hits > 0
 
 
-def test_host_memory_behind_is_the_curve_further_right() -> None:
-    table = collect_paths(parting(80))
-    sizes = tuple(bytes_of(blocks) for blocks in (8, 30, 60))
-    question = Question(
-        MODEL, capacities_tokens=(16 * BLOCK,), strategies=("ends",), host_bytes=sizes
-    )
-    found = measure_trace(table, question).behind
-    alone = measure_trace(
-        table, replace(question, host_bytes=(), capacities_tokens=(16 * BLOCK, 30 * BLOCK))
-    )
-    gpu, larger = alone.points[:2]
-    assert [each.token_hits for each in found[:2]] == [gpu.token_hits, larger.token_hits]
-    assert [each.gpu_hits for each in found] == [gpu.token_hits] * 3
-    hits = [[o.hit_tokens for o in each.strategies] for each in (found[1], larger)]
-    assert hits[0] == hits[1]
-    assert found[2].token_hits >= found[1].token_hits
-
-
 def test_host_memory_is_behind_a_capacity_that_is_named() -> None:
     with pytest.raises(ConfigError, match="say how large that is, --capacity"):
         measure_trace(collect_paths(parting(3)), Question(MODEL, host_bytes=(10**12,)))

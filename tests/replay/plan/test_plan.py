@@ -179,29 +179,6 @@ def test_every_deployment_considered_is_ruled_out_or_simulated() -> None:
     assert tally.considered == 2 * sum(8 // each.gpus for each in layouts_of(MODEL))
 
 
-def test_of_two_that_cost_as_much_the_one_that_is_not_near_is_the_answer() -> None:
-    """Of one TP2 and one DP2 EP2 the second is faster here, and the first is tried first."""
-    asked = question(1, "ttft_p90=20s")
-    kinds = [k for k in kinds_of(asked, gpus=["b200"]) if k.gpus == 2]
-    times = {
-        kind.servers: simulate(asked, asked.requests, kind, 1, 20.0).values_s["ttft_p90"]
-        for kind in kinds
-    }
-    fast, slow = sorted(times, key=lambda servers: times[servers])
-    kinds.sort(key=lambda kind: kind.servers != slow)
-    factor = kinds[0].server.times.held_out.ttft
-    limit = Slo("ttft", 90, max(times[slow], times[fast] * factor) + 1e-6)
-    assert times[slow] * factor > limit.limit_s
-    asked = replace(asked, slos=(limit,), speed=20.0, most_gpus=2)
-    answer = plan(open_search(asked, kinds))
-    assert answer.best is not None
-    assert answer.best.kind.servers == fast
-    assert not answer.best.near(asked.slos)
-    assert answer.second is not None
-    assert answer.second.kind.servers == slow
-    assert answer.safer is None
-
-
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_safer_answer_is_what_a_search_with_its_limits_finds(seed: int) -> None:
     asked = question(seed, "ttft_p90=3s", speed=2.0)

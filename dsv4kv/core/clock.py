@@ -35,13 +35,11 @@ class Work(NamedTuple):
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes that the cache moves."""
         reads = self.score_bytes + self.select_bytes + self.attend_bytes + self.gather_bytes
         return self.update_bytes + reads + self.copy_bytes
 
     @property
     def moved_bytes(self) -> int:
-        """All bytes."""
         return self.weight_bytes + self.cache_bytes
 
 
@@ -60,7 +58,6 @@ class Rates(NamedTuple):
     source: str
 
     def duration_s(self, work: Work) -> float:
-        """Duration of work."""
         return (
             work.steps * self.overhead_s
             + work.moved_bytes / self.bytes_per_s
@@ -158,12 +155,10 @@ class VirtualClock:
 
     @property
     def now_s(self) -> float:
-        """Seconds since the start."""
         return self.idle_s + self._busy_s
 
     @property
     def counts(self) -> Counts:
-        """What took time so far, by ``COUNTS``."""
         return tuple(self._counts)
 
     @property

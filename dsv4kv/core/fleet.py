@@ -98,7 +98,6 @@ class InUse:
         self._users: dict[int, int] = {}
 
     def tokens_with(self, asked: Asked) -> int:
-        """Tokens in use when a request is added."""
         return self.tokens + asked.input_tokens - self._shared(asked)
 
     def add(self, asked: Asked) -> None:
@@ -192,7 +191,6 @@ class Endpoint:
         return self._feed[0].arrival_s if self._feed else NEVER
 
     def take(self, now_s: float, in_flight: int) -> Served | None:
-        """The next request if it has come."""
         return self._feed.popleft() if self._feed and self._feed[0].arrival_s <= now_s else None
 
     # ---- its turns ------------------------------------------------------------------------------
@@ -225,7 +223,6 @@ class Endpoint:
         return scheduler.clock.now_s
 
     def advance(self, until_s: float) -> None:
-        """Take all turns that begin before ``until_s``."""
         assert self._scheduler is not None
         clock = self._scheduler.clock
         while clock.now_s < until_s and self.turn(until_s) < until_s:

@@ -236,7 +236,6 @@ class HashedCache(BlockPool):
         return resumed, found, max(resumed, marked)
 
     def _has_windows(self, path: list[int], followed: list[int], end: int) -> bool:
-        """Whether all groups have what a hit of ``end`` blocks needs."""
         cached = self.entries
         for part in self._parts:
             numbers = followed if part.followed else path
@@ -282,7 +281,6 @@ class HashedCache(BlockPool):
         return sum([group.needed for group in self.groups if not group.cached])
 
     def _idle_hit(self, request: int, resumed: int) -> int:
-        """Cached blocks of a hit that no request uses."""
         if not resumed:
             return 0
         path, followed = self._read_paths(request)
@@ -478,7 +476,6 @@ class HashedCache(BlockPool):
         return blocks
 
     def _slide(self, held: Held, position: int) -> None:
-        """Free blocks behind the windows of the token at ``position``."""
         for table in held.tables:
             group = table.group
             upto = (position - group.seen) // group.block_tokens * group.block_tokens
@@ -558,7 +555,6 @@ class HashedCache(BlockPool):
         return False
 
     def _held_between(self, begin: int, end: int) -> int:
-        """Blocks that a prompt holds while it is computed from ``begin`` to ``end``."""
         blocks = -(-end // self.block_tokens)
         for group in self.groups:
             size = group.block_tokens
@@ -567,7 +563,6 @@ class HashedCache(BlockPool):
 
 
 def _idle_blocks(entry: Entry) -> int:
-    """Blocks of an entry that no request uses."""
     if not entry.pieces:
         return 0 if entry.refs else entry.blocks
     return sum([piece.blocks for piece in entry.pieces if not piece.refs])

@@ -75,7 +75,6 @@ class LinearTimes:
         return counts
 
     def seconds(self, counts: Counts) -> float:
-        """Time of what was counted."""
         total = 0.0
         for count, rate in zip(counts, self.rates):  # noqa: B905 (as many; strict is slow here)
             total += count * rate

@@ -121,7 +121,6 @@ class ReuseTally:
 
 
 def _list_runs(ids: Sequence[int]) -> tuple[list[int], list[int]]:
-    """First id and length of every run of ids that count up."""
     starts, counts, following = list[int](), list[int](), -1
     for number in ids:
         if counts and number == following:

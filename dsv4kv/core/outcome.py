@@ -26,13 +26,11 @@ class Series:
     """Keeps moments at least ``_gap_s`` apart; the gap doubles when there are too many."""
 
     def __init__(self, points: int) -> None:
-        """``points`` is the most that are kept."""
         self.moments: list[Moment] = []
         self._points = points
         self._gap_s = self._next_s = 0.0
 
     def add(self, scheduler: "Scheduler", now_s: float) -> None:
-        """Look at the scheduler, unless it was looked at just before."""
         if now_s < self._next_s:
             return
         cache, paused = scheduler.cache, len(scheduler.paused)
@@ -92,7 +90,6 @@ class Outcome:
         return self._decoded_s / self._busy_s if self._busy_s else 0.0
 
     def finish(self, served: Served) -> None:
-        """Take the times of a request."""
         self.finished += 1
         self.input_tokens += served.input_tokens
         self.output_tokens += served.output_tokens

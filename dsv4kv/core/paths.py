@@ -154,7 +154,6 @@ class NumberedPaths:
     """
 
     def __init__(self, paths: BlockPaths) -> None:
-        """Number the blocks of paths that have not met anything yet."""
         self.count = 0
         self._owner: list[int] = []
         self._shared: list[int] = []  # blocks at the beginning of the owner's path
@@ -175,7 +174,6 @@ class NumberedPaths:
         return len(self._blocks)
 
     def __getitem__(self, request: int) -> list[int]:
-        """The numbers of a request's blocks."""
         if request >= len(self._blocks):
             raise IndexError(request)
         return self._find(request)

@@ -49,7 +49,6 @@ class Run:
 
     @property
     def end(self) -> int:
-        """Keys of a chain up to the end of this run."""
         return self.start + self.length
 
 
@@ -65,7 +64,6 @@ class Order:
         self._limit = 64
 
     def push(self, run: Run, stamp: tuple[float, float]) -> None:
-        """Enter a run, or move it."""
         if len(self._heap) >= self._limit:
             self._heap = [entry for entry in self._heap if entry[2].ticket == entry[1]]
             heapify(self._heap)
@@ -81,14 +79,12 @@ class Order:
         return heap[0][2]
 
     def pop(self) -> Run:
-        """Take the run of least stamp out."""
         run = self.first()
         heappop(self._heap)
         run.ticket = 0
         return run
 
     def empty(self) -> bool:
-        """Whether no run is offered."""
         heap = self._heap
         while heap and heap[0][2].ticket != heap[0][1]:
             heappop(heap)
@@ -110,7 +106,6 @@ class Policy:
     blockwise = False
 
     def __init__(self, capacity: int) -> None:
-        """``capacity`` of the cache in keys."""
         self.size = capacity
         self.now = 0
         self.order = Order()
@@ -199,7 +194,6 @@ class AgedLFU(LFU):
         run.stamp = (self.age + self.weigh(run), self.now)
 
     def weigh(self, run: Run) -> float:
-        """Worth of all its uses."""
         return run.uses
 
     def dropped(self, run: Run, count: int, key: object) -> None:
@@ -277,11 +271,9 @@ class Ghosts:
         self.size = 0
 
     def has(self, key: object) -> bool:
-        """Whether a piece that began with the key is remembered."""
         return key in self._sizes
 
     def add(self, key: object, size: int) -> None:
-        """Remember a piece as the newest."""
         self.take(key)
         self._sizes[key] = size
         self.size += size
@@ -447,7 +439,6 @@ class Belady(Policy):
     """
 
     def __init__(self, schedule: Schedule) -> None:
-        """``schedule`` is the chained keys of every request, in order."""
         super().__init__(0)
         self._keys = schedule
         self._uses: list[list[int]] = []  # when each of their keys is used next

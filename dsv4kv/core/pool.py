@@ -60,7 +60,6 @@ class BlockPool(EngineCache):
         self._front.behind, self._back.before = self._back, self._front
 
     def evict(self, blocks: int) -> None:
-        """Evict from the front of the free queue."""
         self.cached -= blocks
         self.evicted += blocks
         self.uncached += blocks

@@ -89,7 +89,6 @@ class Pauses(Preemption):
         return sum([each.blocks - each.committed * per_shared for each in staying])
 
     def _start_again(self) -> None:
-        """Take everything from the youngest; it waits at the place of its age."""
         served = self._paused.pop()
         self._scheduler.start_again(served)
         insert_by_age(self._scheduler.waiting, served)
@@ -210,7 +209,6 @@ class LastAdmitted(Preemption):
         return True
 
     def _preempt(self) -> Served:
-        """Preempt the last admitted; it waits in front of the others."""
         scheduler = self._scheduler
         running = [*scheduler.decoding, *scheduler.prefilling]
         last = max(running, key=lambda served: served.place)

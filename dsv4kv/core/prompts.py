@@ -55,7 +55,6 @@ class Journal:
             self._announced[served.number] = blocks
 
     def end(self, number: int) -> None:
-        """A request has ended."""
         self._announced.pop(number, None)
 
 
@@ -196,7 +195,6 @@ class EnginePrompts(Prompts):
         served.blocks = served.committed = served.found = 0
 
     def _cached(self, served: Served, before: int) -> None:
-        """Blocks are cached: remember it, and let tiers have them."""
         count = served.committed
         self.tally.store(served, count)
         tails = self._places(served, before, count) if self._places is not None else ()
@@ -280,7 +278,6 @@ class IdealCache(Cache):
         return count
 
     def use(self, key: int) -> None:
-        """Make a checkpoint the newest."""
         self._kept.move_to_end(key)
 
     def write(self, key: int) -> bool:

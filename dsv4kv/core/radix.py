@@ -602,7 +602,6 @@ class SglangWindowCache(SglangCache):
         return upper
 
     def _dec_swa_lock_ref(self, node: TreeNode, begin: int) -> None:
-        """Release the windows of a node and of those above from page ``begin`` on."""
         while node.parent is not None:
             node.swa_lock_ref -= 1
             if not node.swa_lock_ref and node.window >= 0 and node.behind is None:
@@ -679,7 +678,6 @@ class SglangWindowCache(SglangCache):
 
 
 def _above(node: TreeNode) -> TreeNode:
-    """The node above one that is not the root."""
     parent = node.parent
     assert parent is not None
     return parent

@@ -159,7 +159,6 @@ class Scheduler:
         return min([self._arrivals.next_s, *(served.ready_s for served in self.loading)])
 
     def run(self) -> None:
-        """Serve every request to its end."""
         while self.turn():
             pass
 
@@ -388,7 +387,6 @@ class Scheduler:
         return {served: needed for served in due if (needed := self.lacks(served))}
 
     def start_decoding(self, served: Served) -> None:
-        """Let a request decode from now on."""
         served.left = served.output_tokens - served.generated
         served.begun, served.verified = served.position, 0
         served.drafts = self._drafts.window > 1
@@ -396,7 +394,6 @@ class Scheduler:
         self.decoding.append(served)
 
     def stop_decoding(self, served: Served) -> None:
-        """Take a request out of those that decode; it keeps its blocks."""
         self.decoding.remove(served)
         self._left(served)
 
@@ -406,7 +403,6 @@ class Scheduler:
         self.clock.leave(served)
 
     def stop(self, served: Served) -> None:
-        """Preempt a request that runs."""
         if served in self.prefilling:
             self.prefilling.remove(served)
         else:

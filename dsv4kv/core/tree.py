@@ -60,7 +60,6 @@ class PrefixTree:
 
     @property
     def evictable(self) -> int:
-        """Values that may be evicted."""
         return self.held - self.pinned
 
     @property
@@ -195,7 +194,6 @@ class PrefixTree:
         return run, run.length
 
     def _alike(self, run: Run, keys: list[int], begin: int, end: int) -> bool:
-        """Whether a whole run equals keys ``begin`` to ``end``."""
         if self._chained:
             return keys[end - 1] == run.keys[run.length - 1]
         return keys[begin:end] == run.keys[: run.length]
@@ -316,7 +314,6 @@ class PrefixTree:
     # ---- the policy -----------------------------------------------------------------------------
 
     def _use(self, run: Run) -> list[Run]:
-        """One more request uses a chain; returns the chain's runs."""
         self._policy.serve(self._requests)
         self._requests += 1
         path = path_to(run)
@@ -325,7 +322,6 @@ class PrefixTree:
         return path
 
     def _hold(self, path: list[Run]) -> None:
-        """Keep runs from being evicted."""
         for run in path:
             if not run.pins:
                 self.pinned += self.count(run)

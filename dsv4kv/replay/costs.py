@@ -57,7 +57,6 @@ class StepTables:
     def __init__(
         self, config: DSV4Config, schemas: Sequence[LayerCacheSchema], longest_tokens: int
     ) -> None:
-        """Fill the tables up to ``longest_tokens``."""
         self._sums: dict[int, Ints] = {}
         lengths = np.arange(longest_tokens + 1, dtype=np.int64)
         self.updates, self.shared, self.operations, self.visible, self._grown = np.zeros(

@@ -151,7 +151,6 @@ class Paced:
             self._let_go(number)
 
     def _store(self, number: int) -> None:
-        """Compute a prompt to its end, chunk by chunk."""
         begun = self._resumed.pop(number, None)
         if begun is None:
             return
@@ -186,7 +185,6 @@ class Paced:
         self._running[number] += 1
 
     def _preempt(self) -> int:
-        """Let the youngest request wait in front of the others."""
         youngest = next(reversed(self._running))
         self._let_go(youngest)
         self._waiting.appendleft(youngest)

@@ -83,7 +83,6 @@ def by_server(config: ReplayConfig) -> ReplayConfig:
 
 
 def _host(asked: TierSection, scenario: Scenario) -> TierSection:
-    """Host memory of the command, in blocks for one of the GPU's, unless a tier is given."""
     inputs = scenario.inputs
     if asked.exists or inputs.host_tier is None:
         return asked
@@ -155,7 +154,6 @@ def _read(config: ReplayConfig, command: str, family: Family | None) -> Texts:
 
 
 def _pools(scenario: Scenario) -> tuple[int, int | None]:
-    """Blocks, and pages of windows in a pool of their own, of the smallest pipeline stage."""
     context, engine, found = scenario.context_tokens, scenario.engine, []
     for stage in range(scenario.layout.pp):
         capacity = capacity_of(scenario, stage, context, 1)

@@ -90,7 +90,6 @@ def settings_of(
 
 
 def _first(*known: tuple[str | None, str]) -> tuple[str, str]:
-    """The first value that is there, and its source."""
     return next(((value, source) for value, source in known if value), ("", ""))
 
 

@@ -376,7 +376,6 @@ class Tiers:
     # ---- helpers --------------------------------------------------------------------------------
 
     def _keys(self, served: Served, blocks: int) -> list[int]:
-        """Keys of the whole objects of context among a prompt's leading blocks."""
         return served.keys[self._blocks - 1 : blocks : self._blocks]
 
     def _last_end(self, keys: Sequence[int], reach: int, there: Callable[[Hashable], bool]) -> int:

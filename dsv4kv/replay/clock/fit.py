@@ -60,7 +60,6 @@ class Spent:
 
 
 def _waiting_s(run: Measured, times: ModelTimes) -> float:
-    """Seconds of one unit of the last column."""
     return 1.0 if run.concurrency is None else times.client_s
 
 
@@ -128,7 +127,6 @@ class Scene:
 
 
 def _moments_of(served: Served) -> tuple[float, float, float, int]:
-    """When a request came, had its first token and ended, and its tokens."""
     if served.finished_s is None or served.first_token_s is None:
         raise ConfigError(
             f"a request of {served.input_tokens:,} and {served.output_tokens:,} tokens cannot be "

@@ -204,7 +204,6 @@ def _concurrency(given: Mapping[str, Any]) -> int | None:
 
 
 def _kept(given: Mapping[str, Any]) -> list[int]:
-    """Places of the requests that succeeded, where the file has every request."""
     inputs = given.get("input_lens")
     if not isinstance(inputs, list):
         return []
@@ -236,7 +235,6 @@ def _requests(
 def _lengths(
     name: str, given: Mapping[str, Any], kept: Sequence[int]
 ) -> tuple[list[int], list[int], str]:
-    """Tokens in and out of every request, and what is assumed about them."""
     if kept and given.get("output_lens"):
         pairs = [(given["input_lens"][each], given["output_lens"][each]) for each in kept]
         return [max(1, int(i)) for i, _ in pairs], [int(o) for _, o in pairs], ""

@@ -388,7 +388,6 @@ class Fleet:
         yield self._done
 
     def _turn(self, until_s: float) -> None:
-        """The next replica of those in order takes a turn."""
         _, _, stage, place = heappop(self._busy)
         endpoint = self.pools[stage][place].endpoint
         again_s = endpoint.turn(min(until_s, self._next_turn_s()))
@@ -412,7 +411,6 @@ class Fleet:
                 heappush(self._busy, (when_s, entry, stage, place))
 
     def _receive(self, now_s: float, number: int, stage: int) -> None:
-        """A request comes to a pool."""
         request = self.requests[number]
         asked = Asked(
             number,
@@ -444,7 +442,6 @@ class Fleet:
         self._collect(stage, place)
 
     def _collect(self, stage: int, place: int) -> None:
-        """Take the requests that have ended on a replica."""
         replica = self.pools[stage][place]
         if not replica.endpoint.ended:
             return
@@ -463,7 +460,6 @@ class Fleet:
             self._follow(served.number, replica.now_s + client_s, answered=True)
 
     def _follow(self, number: int, now_s: float, *, answered: bool) -> None:
-        """What comes after a request, or its answer."""
         if not self._next:
             return
         for after, gap_s in self._next.pop((number, answered), ()):

@@ -65,7 +65,6 @@ class Link(Channel):
     """
 
     def __init__(self, section: TransferSection, sent: SentOf) -> None:
-        """``sent`` as ``find_sent`` gives it."""
         super().__init__(section.gbps, section.descriptor_us, setup_ms=section.setup_ms)
         self._sent = sent
 

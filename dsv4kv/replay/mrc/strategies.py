@@ -211,7 +211,6 @@ def _follow_marks(
 
 
 def _between(marks: list[int], begin: int, stop: int) -> list[int]:
-    """Rising marks above ``begin`` and up to ``stop``."""
     return marks[bisect_right(marks, begin) : bisect_right(marks, stop)]
 
 

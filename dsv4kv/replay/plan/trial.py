@@ -159,7 +159,6 @@ class LateRequests:
     """Counts requests that break limits while a fleet serves them."""
 
     def __init__(self, slos: Sequence[Slo], count: int) -> None:
-        """Of ``count`` requests in all."""
         self._slos = slos
         self._allowed = [(1 - slo.percent / 100) * (count - 1) + 1 for slo in slos]
         self._late = [0] * len(slos)  # of requests that have ended

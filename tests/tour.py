@@ -44,7 +44,6 @@ EXITS = {
     r"lint ": {0, 1},
     # another machine, and a secret that both have; a library for GPUs
     r"bench transfer --(listen|connect)": {2},
-    r"bench transfer --set transport=(nixl|mooncake)": {0, 5},
     # dumps, a server, an engine and its results that are not there
     r"inspect [^-]": {4},
     r"probe [^-]": {5},

@@ -14,8 +14,6 @@ from dsv4kv.model.schema import StateFormat
 TRANSPORTS = {
     "shm": Choice("shared memory, on one machine"),
     "tcp": Choice("a socket, on one machine or between two"),
-    "nixl": Choice("NIXL, where it is installed on both sides"),
-    "mooncake": Choice("Mooncake's transfer engine, where it is installed on both sides"),
 }
 """How ``bench transfer`` gets bytes from a prefill cache to a decode cache."""
 

@@ -50,7 +50,7 @@ def answer(run: "Run") -> str:
         f"{format_bytes(total.bytes)}, {format_duration(max(pieces_ns, 0))} for "
         f"{counted(total.descriptors, 'descriptor')}."
     )
-    merged, single = run.rates["all"], run.rates["unmerged"]
+    merged, single = run.gbps, run.unmerged_gbps
     if not (merged and single):
         return words
     gain = divide(merged, single)
@@ -68,8 +68,8 @@ def families_table(run: "Run") -> Table:
         return percent(moved.useful_bytes / moved.bytes if moved.bytes else None)
 
     def share(row: "tuple[str, Moved]") -> Number:
-        rate = run.rates[row[0]]
-        return percent(divide(rate, run.limit) if rate and run.limit else None)
+        rate, limit = row[1].gbps, run.limit
+        return percent(divide(rate, limit) if rate and limit else None)
 
     return Table(
         f"{run.transport}: a request's cache, read by the decode side",
@@ -79,10 +79,13 @@ def families_table(run: "Run") -> Table:
             ("useful %", useful),
             ("pieces", lambda row: quantity(row[1].pieces)),
             ("merged", lambda row: quantity(row[1].descriptors)),
-            ("GB/s", lambda row: quantity(run.rates[row[0]])),
-            (f"% of {'socket' if run.raw else 'memcpy'}", share),
+            ("GB/s", lambda row: quantity(row[1].gbps)),
+            (f"% of {'socket' if run.socket_gbps else 'memcpy'}", share),
         ],
-        [*((name, moved) for name, moved in run.moved.items() if moved.bytes), ("all", run.total)],
+        [
+            *((name, moved) for name, moved in run.families.items() if moved.bytes),
+            ("all", run.total),
+        ],
         note="pieces: pages of every layer; merged: descriptors once neighbours are one",
     )
 

@@ -50,11 +50,6 @@ class Wire:
         else:
             self.peer = "the other process"
 
-    @property
-    def here(self) -> str:
-        """Name of this machine as the other side sees it."""
-        return str(self._socket.getsockname()[0])
-
     def trust(self, timeout_s: float) -> None:
         """The other end has greeted: it may send long frames, and take ``timeout_s`` for one."""
         self.timeout_s, self.limit_bytes = timeout_s, LIMIT_BYTES
@@ -190,12 +185,17 @@ def greet(wire: Wire, token: str) -> None:
     _check(wire, answer, _proof(token, "sender", nonce))
 
 
-def admit(wire: Wire, token: str) -> None:
-    """The sender's half of ``greet``: nothing else is said before."""
+def admit(wire: Wire, token: str, on_proved: Callable[[], None] = lambda: None) -> None:
+    """The sender's half of ``greet``: nothing else is said before.
+
+    ``on_proved`` is called before the receiver learns that it may ask; it raises to refuse it.
+    """
     nonce = secrets.token_hex(16)
     answer = wire.ask({"challenge": nonce})
     _check(wire, answer, _proof(token, "receiver", nonce))
-    wire.send_message({"answer": _proof(token, "sender", _text(answer, "challenge"))})
+    theirs = _text(answer, "challenge")
+    on_proved()
+    wire.send_message({"answer": _proof(token, "sender", theirs)})
 
 
 def check_token(host: str, token: str) -> None:

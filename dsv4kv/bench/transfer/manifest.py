@@ -1,8 +1,9 @@
 """The memory of a cache as another process reads it, and what a sender says of a request there."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
+from itertools import pairwise
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
 from dsv4kv.bench.tiers.objects import CacheBytes
@@ -33,6 +35,10 @@ _SHARED = Path("/dev/shm")  # where Linux has it; macOS limits it elsewhere
 _DIGEST_BYTES = 16
 
 
+class NotHere(StoreUnavailable):
+    """Shared memory that one of the sides does not have."""
+
+
 class Segment(SharedMemory):
     """Shared memory that pools live in: it stays mapped as long as its process lives."""
 
@@ -51,20 +57,7 @@ class Segment(SharedMemory):
             self.unlink()
 
 
-def attach(name: str) -> Segment:
-    """Map a sender's segment; raises ``StoreUnavailable`` where there is none of that name."""
-    try:
-        segment = Segment(name)
-    except (OSError, ValueError):
-        raise StoreUnavailable(
-            "the sender's shared memory is not available here: it is on another machine, or "
-            "another receiver has it; set transport=tcp."
-        ) from None
-    resource_tracker.unregister(segment._name, "shared_memory")  # type: ignore[attr-defined]
-    return segment
-
-
-class Memory:
+class Memory(CacheBytes):
     """The memory of a cache, as it is read and written by another process.
 
     ``regions`` are the layers' pools as bytes, a family's one after another from the region in
@@ -79,13 +72,11 @@ class Memory:
         """
         if manager.device.type != "cpu":
             raise ConfigError(f"a cache on {manager.device}: transfers read the host's memory.")
-        self.manager = manager
-        self._bytes = found = CacheBytes(manager)
-        self.families: Mapping[str, Family] = found.families
-        self.geometries = {name: geometry_of(each) for name, each in found.families.items()}
+        super().__init__(manager)
+        self.geometries = {name: geometry_of(each) for name, each in self.families.items()}
         self.regions: list[memoryview] = []
         self.numbers: dict[str, int] = {}
-        for name, pools in found.pools.items():
+        for name, pools in self.pools.items():
             self.numbers[name] = len(self.regions)
             self.regions += [pool.numpy().reshape(-1).data for pool in pools]
         self.segment = segment
@@ -94,10 +85,6 @@ class Memory:
             views = (segment.bytes, *self.regions)
             base, *addresses = (np.frombuffer(each, np.uint8).ctypes.data for each in views)
             self.offsets = [address - base for address in addresses]
-
-    def ids(self, family: Family, slot: int, tokens: int) -> Ids:
-        """Pages of a request that hold ``tokens`` tokens: int64[layers, n]; slots of the rest."""
-        return self._bytes.units(family, slot, tokens)
 
     def rows(self, family: Family, tokens: int, prefix: int = 0) -> range:
         """Rows that a request needs of a family; see ``rows_needed``."""
@@ -141,6 +128,72 @@ def share(manager: KVCacheManager) -> Segment:
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGN) * _ALIGN
+
+
+Places = NDArray[np.int64]
+"""int64[n, 3]: region, first byte, bytes."""
+
+
+def parse_places(payload: bytes) -> Places:
+    """Places of a frame; raises ``StoreUnavailable`` for what are none."""
+    if len(payload) % 24:
+        raise StoreUnavailable(f"a read of {len(payload):,} B is no list of places.")
+    return np.frombuffer(payload, dtype="<i8").reshape(-1, 3)
+
+
+def stretches_of(regions: Sequence[memoryview], places: Places) -> Iterator[memoryview]:
+    """Views of places; raises ``StoreUnavailable`` for those that are in no region."""
+    if not len(places):
+        return iter(())
+    number, start, length = places.T
+    known = (number >= 0) & (number < len(regions))
+    sizes = np.array([*map(len, regions), 0], dtype=np.int64)
+    limit = sizes[np.where(known, number, -1)]
+    good = known & (start >= 0) & (length >= 0) & (length <= limit) & (start <= limit - length)
+    if not good.all():
+        bad = places[int(np.argmin(good))].tolist()
+        raise StoreUnavailable(f"there are no {bad[2]:,} B at {bad[1]:,} of region {bad[0]:,}.")
+    return (regions[i][a : a + n] for i, a, n in places.tolist())
+
+
+class MappedReader:
+    """Reads memory that is mapped here: a shared segment, or another cache of this process."""
+
+    def __init__(self, regions: Sequence[memoryview]) -> None:
+        """Read these."""
+        self._regions = regions
+
+    def read(self, places: Places, into: Sequence[memoryview]) -> None:
+        for source, target in zip(stretches_of(self._regions, places), into, strict=True):
+            target[:] = source
+
+
+def mapped(segment: memoryview, offsets: Sequence[int]) -> MappedReader:
+    """A reader of regions of a shared segment, each up to the next one.
+
+    Raises ``StoreUnavailable`` where the segment is shorter.
+    """
+    ends = sorted({*offsets, len(segment)})
+    if ends[-1] > len(segment):
+        raise StoreUnavailable(
+            f"the sender has a region at {ends[-1]:,} of a segment of {len(segment):,} B: its "
+            "manifest is wrong."
+        )
+    following = dict(pairwise(ends))
+    return MappedReader([segment[start : following.get(start, start)] for start in offsets])
+
+
+def attach(manifest: "Manifest") -> MappedReader:
+    """Map a sender's segment; raises ``NotHere`` where it has none, or not on this machine."""
+    try:
+        segment = Segment(manifest.segment)
+    except (OSError, ValueError):
+        raise NotHere(
+            "the sender's shared memory is not available here: it is on another machine, or "
+            "another receiver has it; set transport=tcp."
+        ) from None
+    resource_tracker.unregister(segment._name, "shared_memory")  # type: ignore[attr-defined]
+    return mapped(segment.bytes, manifest.regions)
 
 
 _ROWS = Field(max_length=2**22)
@@ -198,7 +251,7 @@ def make_manifest(
     families = {}
     for name, family in memory.families.items():
         rows = memory.rows(family, tokens, prefix)
-        ids, geometry = memory.ids(family, slot, tokens), memory.geometries[name]
+        ids, geometry = memory.units(family, slot, tokens), memory.geometries[name]
         alike = bool((ids == ids[:1]).all())
         families[name] = FamilyRows(
             format=family.layout.format.name if family.layout else "float32",

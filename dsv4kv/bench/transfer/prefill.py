@@ -18,7 +18,6 @@ from dsv4kv.bench.serve.operations import Reads
 from dsv4kv.bench.transfer.frames import Wire
 from dsv4kv.bench.transfer.manifest import Memory, make_manifest, share
 from dsv4kv.bench.transfer.sender import Offer, Sender
-from dsv4kv.bench.transfer.transports import LIBRARIES, Library
 from dsv4kv.cache.layers import LayerCache
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.config.bench import BenchConfig
@@ -56,67 +55,55 @@ def cache_of(config: TransferConfig, section: SideSection, requests: int) -> Ben
     )
 
 
-class Prefill:
-    """A cache, and the ``sender`` that others read it through."""
+class Prefill(Sender):
+    """A cache that computes the prompts that receivers ask for."""
 
     def __init__(self, config: TransferConfig, address: tuple[str, int], token: str) -> None:
         """Build the cache and listen; raises ``ConfigError``, ``StoreFull``."""
-        self._config, self._lock = config, Lock()
+        self._config, self._cache_lock = config, Lock()
         shared = config.transport != "tcp"
         self._side = Side(cache_of(config, config.prefill, 2), shared=shared, crowded=True)
         self._side.draw()
         self._slots: dict[int, int] = {}
         self._owners: dict[int, Wire] = {}
-        self._registered: dict[tuple[str, str], Library] = {}
         try:
-            self.sender = Sender(
-                self._side.memory,
-                address,
-                token=token,
-                timeout_s=config.timeout_s,
-                on_ask=self._answer,
-                on_gone=self._gone,
-            )
+            super().__init__(self._side.memory, address, token=token, timeout_s=config.timeout_s)
         except BaseException:
             self.forget()
             raise
 
-    def _answer(self, message: dict[str, Any], wire: Wire) -> dict[str, Any]:
+    def answer(self, message: dict[str, Any], wire: Wire) -> dict[str, Any]:
         match message:
             case {"op": "compute"}:
                 return {"request": self._compute(0, self._config.tokens, wire)}
             case {"op": "hold"}:
                 return {"request": self._compute(None, self._config.timed_tokens, wire)}
-            case {"op": "meet", "by": str(library)} if library in LIBRARIES:
-                with self._lock:
-                    key = library, wire.here
-                    if key not in self._registered:
-                        made = LIBRARIES[library](self._side.memory, wire.here)
-                        self._registered[key] = made
-                    return self._registered[key].describe()
             case {"op": "mapped"}:
                 self.forget()
                 return {}
             case {"op": "decode", "request": int(request)}:
                 steps = self._config.decode_steps
-                with self._lock:
+                with self._cache_lock:
                     return {"digest": self._side.decode(self._slot(request), 0, steps)}
             case {"op": "release", "request": int(request)}:
-                with self._lock:
+                with self._cache_lock:
                     self._slot(request)
                     del self._owners[request]
                     self._release_unowned(request)
                 return {}
-        raise StoreUnavailable(f"{str(message['op'])[:40]!r} is not asked here.")
+        return super().answer(message, wire)
 
     def forget(self) -> None:
         """The shared memory needs its name no more."""
         if self._side.memory.segment:
             self._side.memory.segment.forget()
 
-    def _gone(self, wire: Wire) -> None:
-        """The receiver that asked for a request has hung up."""
-        with self._lock:
+    def close(self) -> None:
+        super().close()
+        self.forget()
+
+    def gone(self, wire: Wire) -> None:
+        with self._cache_lock:
             for request in [each for each, owner in self._owners.items() if owner is wire]:
                 del self._owners[request]
                 self._release_unowned(request)
@@ -127,14 +114,14 @@ class Prefill:
             self._side.release(self._slots.pop(request))
 
     def _compute(self, serial: int | None, tokens: int, wire: Wire) -> int:
-        with self._lock:
+        with self._cache_lock:
             if self._slots:
                 raise CacheError("a prompt is there already: release it first.")
-            offer, request = self.sender.offer()
+            offer, request = self.offer()
             self._slots[request], self._owners[request] = -1, wire
 
         def run() -> None:
-            with self._lock:
+            with self._cache_lock:
                 try:
                     self._slots[request] = self._side.prefill(serial, tokens, offer)
                     self._release_unowned(request)
@@ -159,13 +146,9 @@ def serve(
     on_listening: Callable[[str, int], None],
 ) -> None:
     """Serve until interrupted; ``on_listening`` is called with the address."""
-    prefill = Prefill(config, address, token)
-    try:
-        with prefill.sender as sender:
-            on_listening(*sender.address)
-            sender.wait()
-    finally:
-        prefill.forget()
+    with Prefill(config, address, token) as prefill:
+        on_listening(*prefill.address)
+        prefill.wait()
 
 
 @dataclass
@@ -233,7 +216,7 @@ class Side:
                 continue
             step = self._requests.step(slot, serial, end)
             if offer is not None:
-                offer.begin(make_manifest(self.memory, slot, end, prefix=start, complete=False))
+                offer.show(make_manifest(self.memory, slot, end, prefix=start, complete=False))
             for layer in self._executor.layers:
                 replace(self._executor, layers=[layer]).prefill(step)
                 if offer is not None:
@@ -241,7 +224,7 @@ class Side:
         if other is not None:
             self.release(other)
         if offer is not None:
-            offer.finish(make_manifest(self.memory, slot, tokens))
+            offer.show(make_manifest(self.memory, slot, tokens))
         return slot
 
     def draw(self) -> None:
@@ -265,7 +248,7 @@ class Side:
         found = blake2b(digest_size=16)
         for family in memory.families.values():
             rows = memory.rows(family, tokens)
-            ids = memory.ids(family, slot, tokens)
+            ids = memory.units(family, slot, tokens)
             found.update("".join(memory.digests(family, ids, rows, tokens + 1)).encode())
         return found.hexdigest()
 

@@ -4,29 +4,43 @@ import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
-from typing import Any, Self
+from typing import Protocol, Self
 
 import numpy as np
 
 from dsv4kv.bench.tiers.rows import Descriptors, coalesce, describe
-from dsv4kv.bench.transfer.frames import MESSAGE, Wire, check_token, greet
+from dsv4kv.bench.transfer.frames import MESSAGE, READ, Wire, check_token, greet
 from dsv4kv.bench.transfer.manifest import (
     Manifest,
+    MappedReader,
     Memory,
+    Places,
     check_manifest,
     make_manifest,
     read_manifest,
 )
-from dsv4kv.bench.transfer.transports import MappedReader, Places, Reader, WireReader
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import StoreUnavailable, VerificationError
 from dsv4kv.model.families import Kept
+from dsv4kv.runs.statistics import Estimate
+
+_MOST_PLACES = 2**17  # of one frame: 3 MiB
+
+
+class Reader(Protocol):
+    """Reads a sender's memory."""
+
+    def read(self, places: Places, into: Sequence[memoryview]) -> None:
+        """Copy stretches of its memory into views of the same lengths, in order.
+
+        Raises ``StoreUnavailable`` for places that it does not have, or where it is gone.
+        """
 
 
 class Peer:
-    """A sender, over one connection: ``reader`` reads its memory over it."""
+    """A sender, over one connection, which also reads its memory."""
 
     def __init__(
         self, address: tuple[str, int], *, token: str = "", timeout_s: float = 30.0
@@ -43,7 +57,7 @@ class Peer:
                 f"no sender at {address[0]}:{address[1]}: {error.strerror or error}."
             ) from None
         self.wire = Wire(connection)
-        self.reader, self.ask = WireReader(self.wire), self.wire.ask
+        self.ask = self.wire.ask
         try:
             greet(self.wire, token)
         except BaseException:
@@ -59,16 +73,12 @@ class Peer:
             self.wire.send_message({"op": "bye"})
         self.wire.close()
 
-    def manifest(self, request: int) -> Manifest:
-        """A request, as soon as it is computed."""
-        return self._manifest({"op": "manifest", "request": request})
+    def manifest(self, request: int, prefix: int | None = None) -> Manifest:
+        """A request as soon as it is computed, or the pages of its chunk after ``prefix`` tokens.
 
-    def chunk(self, request: int, prefix: int) -> Manifest:
-        """The pages of the chunk after ``prefix`` tokens; at last the request, complete."""
-        return self._manifest({"op": "chunk", "request": request, "prefix": prefix})
-
-    def _manifest(self, message: dict[str, Any]) -> Manifest:
-        self.wire.send_message(message)
+        After the last chunk it is the whole request, complete.
+        """
+        self.wire.send_message({"op": "manifest", "request": request, "prefix": prefix})
         payload = self.wire.receive(MESSAGE)
         if payload.startswith(b'{"error"'):
             self.wire.check(payload)
@@ -78,26 +88,32 @@ class Peer:
         """Wait until a layer has the rows of ``tokens`` tokens."""
         self.wire.ask({"op": "wait", "request": request, "layer": layer, "tokens": tokens})
 
+    def read(self, places: Places, into: Sequence[memoryview]) -> None:
+        for first in range(0, len(places), _MOST_PLACES):
+            part = slice(first, first + _MOST_PLACES)
+            self.wire.send(READ, [memoryview(places[part].astype("<i8").tobytes())])
+            self.wire.receive_into(into[part])
+
     def read_raw(self, into: memoryview) -> None:
         """As many bytes as fit, of nothing: what the connection gives at best."""
         self.wire.send_message({"op": "raw", "bytes": len(into)})
         self.wire.receive_into([into])
 
 
-@dataclass
+@dataclass(frozen=True)
 class Moved:
-    """What was read of one family."""
+    """What was read of one family, and how fast in the rounds that were timed."""
 
     pieces: int = 0  # descriptors before neighbours were merged
     descriptors: int = 0
     bytes: int = 0
     useful_bytes: int = 0  # of rows alone, without padding
     read_ns: int = 0
+    gbps: Estimate | None = None
 
-    def add(self, other: "Moved") -> None:
-        """Sum up."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
+    def __add__(self, other: "Moved") -> "Moved":
+        counts = ("pieces", "descriptors", "bytes", "useful_bytes", "read_ns")
+        return Moved(*(getattr(self, name) + getattr(other, name) for name in counts))
 
 
 @dataclass
@@ -112,16 +128,11 @@ class Received:
 
 @dataclass(frozen=True)
 class Read:
-    """What is read of one family: descriptors of every layer, as places there and views here.
-
-    ``pieces`` is how many they were before neighbours were merged, ``useful_bytes`` counts rows
-    without padding.
-    """
+    """Descriptors of every layer of a family, as places there and views here."""
 
     places: Places
     into: list[memoryview]
-    pieces: int
-    useful_bytes: int
+    moved: Moved  # once it is read
 
 
 @contextmanager
@@ -181,9 +192,9 @@ def receive_layers(
 
         def read(name: str, manifest: Manifest, layers: Sequence[int] | None = None) -> None:
             plan = plan_request(memory, manifest, received, name, merge=merge, layers=layers)
-            received.moved[name].add(timed(reader, plan))
+            received.moved[name] += timed(reader, plan)
 
-        while not (manifest := peer.chunk(request, received.tokens)).complete:
+        while not (manifest := peer.manifest(request, received.tokens)).complete:
             goes_on = manifest.tokens > received.tokens
             _check_order(manifest, received.tokens, goes_on=goes_on)
             check_manifest(manifest, memory)
@@ -223,7 +234,7 @@ def plan_request(
 ) -> Read:
     """Which bytes of a family there go where here; ``layers`` by their place, None for all."""
     family, offered, ours = memory.families[name], manifest.families[name], memory.geometries[name]
-    ids, rows = memory.ids(family, received.slot, manifest.tokens), offered.rows()
+    ids, rows = memory.units(family, received.slot, manifest.tokens), offered.rows()
     blocks, first, pieces = offered.blocks(), memory.numbers[name], 0
     places, into = list[Places](), list[memoryview]()
     found: Descriptors | None = None
@@ -237,17 +248,16 @@ def plan_request(
         pool = memory.regions[first + i]
         starts, ends = found.target.tolist(), (found.target + found.lengths).tolist()
         into += [pool[start:end] for start, end in zip(starts, ends, strict=True)]
-    useful = len(rows) * sum(offered.geometry.row_bytes) * len(places)
-    return Read(np.concatenate(places), into, pieces, useful)
+    merged = np.concatenate(places)
+    size, useful = int(merged[:, 2].sum()), len(rows) * sum(offered.geometry.row_bytes)
+    return Read(merged, into, Moved(pieces, len(merged), size, useful * len(places)))
 
 
 def timed(reader: Reader, read: Read) -> Moved:
     """Read, and return the read's counts and duration."""
     start = perf_counter_ns()
     reader.read(read.places, read.into)
-    spent_ns = perf_counter_ns() - start
-    size = int(read.places[:, 2].sum())
-    return Moved(read.pieces, len(read.places), size, read.useful_bytes, spent_ns)
+    return replace(read.moved, read_ns=perf_counter_ns() - start)
 
 
 def verify(memory: Memory, manifest: Manifest, received: Received) -> None:
@@ -258,7 +268,7 @@ def verify(memory: Memory, manifest: Manifest, received: Received) -> None:
     wrong = []
     for name, family in memory.families.items():
         offered = manifest.families[name]
-        ids = memory.ids(family, received.slot, manifest.tokens)
+        ids = memory.units(family, received.slot, manifest.tokens)
         found = memory.digests(family, ids, offered.rows(), offered.geometry.rows)
         unlike = sum(a != b for a, b in zip(found, offered.digests, strict=False))
         unlike += abs(len(found) - len(offered.digests))

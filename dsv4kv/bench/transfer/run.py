@@ -5,9 +5,8 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from math import ceil
 from select import select
 from signal import SIGTERM
 from subprocess import TimeoutExpired
@@ -19,12 +18,13 @@ import numpy as np
 from dsv4kv import __version__
 from dsv4kv.bench.build import plan_from
 from dsv4kv.bench.transfer.frames import is_loopback
-from dsv4kv.bench.transfer.manifest import Manifest, Memory, attach
+from dsv4kv.bench.transfer.manifest import Manifest, MappedReader, Memory, NotHere, attach
 from dsv4kv.bench.transfer.prefill import Side, cache_of
 from dsv4kv.bench.transfer.receiver import (
     Moved,
     Peer,
     Read,
+    Reader,
     Received,
     fan_out,
     plan_request,
@@ -32,7 +32,6 @@ from dsv4kv.bench.transfer.receiver import (
     receive_layers,
     timed,
 )
-from dsv4kv.bench.transfer.transports import LIBRARIES, NotHere, Reader, mapped
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.transfer import TRANSPORTS, TransferConfig
 from dsv4kv.engines.contract import Deployment
@@ -62,14 +61,14 @@ class Costs:
 
 @dataclass(frozen=True)
 class Run:
-    """One transport."""
+    """One transport; GB/s are medians of all rounds."""
 
-    transport: str  # its name
-    moved: Mapping[str, Moved]  # what was read of every family, in all rounds' first
-    rates: Mapping[str, Estimate | None]
-    """GB/s of every family, of all (``all``), and of all unmerged (``unmerged``)."""
-    memcpy: Estimate | None  # GB/s of one copy of as many bytes
-    raw: Estimate | None  # GB/s of as many bytes over a bare socket; None where there is none
+    transport: str
+    families: Mapping[str, Moved]  # what was read of every family
+    gbps: Estimate | None  # of all families
+    unmerged_gbps: Estimate | None  # of all families, a descriptor for every page
+    memcpy_gbps: Estimate | None  # of one copy of as many bytes
+    socket_gbps: Estimate | None  # of as many bytes over a bare socket; None where there is none
     costs: Costs  # of a read
     at_end_ns: int  # from asking for a prompt until it has come, read after its end
     by_layer_ns: int  # the same, read layer by layer while it is computed
@@ -80,15 +79,12 @@ class Run:
     @property
     def total(self) -> Moved:
         """Of all families."""
-        total = Moved()
-        for each in self.moved.values():
-            total.add(each)
-        return total
+        return replace(sum(self.families.values(), Moved()), gbps=self.gbps)
 
     @property
     def limit(self) -> Estimate | None:
         """What the bytes could be moved at: a bare socket's rate, or a copy's."""
-        return self.raw or self.memcpy
+        return self.socket_gbps or self.memcpy_gbps
 
 
 @dataclass(frozen=True)
@@ -120,51 +116,35 @@ def run_transfer(
     side, runs = Side(cache_of(config, config.decode, 1)), list[Run]()
     for name in names:
         on_run(name, len(runs), len(names))
-        with Decode(config, side, address, token, name) as decode:
-            try:
-                runs.append(decode.run())
-            except NotHere as error:
-                if config.transport != "all":
-                    raise
-                skipped.append(f"{name}: {error}")
+        try:
+            with ExitStack() as stack:
+                peers = [
+                    stack.enter_context(Peer(address, token=token, timeout_s=config.timeout_s))
+                    for _ in range(1 + (config.connections if name == "tcp" else 1))
+                ]
+                runs.append(Decode(config, side, name, peers).run())
+        except NotHere as error:
+            if config.transport != "all":
+                raise
+            skipped.append(f"{name}: {error}")
     return Outcome(runs, engines_beside(config), skipped)
 
 
 class Decode:
-    """A decode side that reads by one transport."""
+    """A decode side that reads by one transport: the first peer asks, the others read."""
 
     def __init__(
-        self,
-        config: TransferConfig,
-        side: Side,
-        address: tuple[str, int],
-        token: str,
-        transport: str,
+        self, config: TransferConfig, side: Side, transport: str, peers: Sequence[Peer]
     ) -> None:
-        """Connect; raises as ``Peer``."""
         self._config, self._side, self._transport = config, side, transport
-        count = config.connections if transport == "tcp" else 1
-        self._mapped: Reader | None = None
-        with ExitStack() as stack:
-            self._peer, *self._peers = (
-                stack.enter_context(Peer(address, token=token, timeout_s=config.timeout_s))
-                for _ in range(1 + count)
-            )
-            self._stack = stack.pop_all()
-
-    def __enter__(self) -> "Decode":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+        self._peer, *self._peers = peers
+        self._mapped: MappedReader | None = None
 
     def run(self) -> Run:
         """Move a prompt at its end and one layer by layer; then time reads of a long request."""
         peer, memory, config = self._peer, self._side.memory, self._config
         plan = plan_from(cache_of(config, config.decode, 1))
         ranks = [Memory(KVCacheManager(plan)) for _ in range(config.ranks - 1)]
-        if self._transport in LIBRARIES:
-            LIBRARIES[self._transport].load()  # before anything is computed for it
 
         def at_end(request: int) -> Received:
             manifest = peer.manifest(request)
@@ -173,7 +153,7 @@ class Decode:
             return received
 
         def by_layer(request: int) -> Received:
-            reader = self._readers(None)[0]
+            reader = self._mapped or self._peers[0]
             return receive_layers(memory, peer, request, reader, merge=config.merge)
 
         at_end_ns, failures = self._move("at its end", at_end)
@@ -182,12 +162,13 @@ class Decode:
         manifest = peer.manifest(request)
         readers = self._readers(manifest)
         received = receive(memory, manifest, readers, merge=config.merge)
-        timings = self._measure(manifest, received, readers[0])
+        rates, costs = self._measure(manifest, received, readers[0])
         self._leave(request, received)
         return Run(
             self._transport,
-            received.moved,
-            *timings,
+            {n: replace(moved, gbps=rates[n]) for n, moved in received.moved.items()},
+            *(rates["all"], rates["unmerged"], rates["memcpy"], rates.get("socket")),
+            costs,
             at_end_ns,
             by_layer_ns,
             copies=len(ranks),
@@ -218,73 +199,47 @@ class Decode:
         self._peer.ask({"op": "release", "request": request})
         self._side.release(received.slot)
 
-    def _readers(self, manifest: Manifest | None) -> Sequence[Reader]:
+    def _readers(self, manifest: Manifest) -> Sequence[Reader]:
         """Of the sender's memory: sockets, or its segment, which the first request names."""
         if self._transport == "tcp":
-            return [peer.reader for peer in self._peers]
-        if self._mapped is None and self._transport in LIBRARIES:
-            try:
-                met = self._peer.ask({"op": "meet", "by": self._transport})
-            except StoreUnavailable as error:
-                raise NotHere(str(error)) from None
-            os.environ["MC_TRANSFER_TIMEOUT"] = str(ceil(self._config.timeout_s))
-            library = LIBRARIES[self._transport](self._side.memory, self._peer.wire.here)
-            library.connect(met, self._config.timeout_s)
-            self._mapped = library
+            return self._peers
         if self._mapped is None:
-            assert manifest is not None
-            try:
-                segment = attach(manifest.segment)
-            except StoreUnavailable as error:
-                raise NotHere(str(error)) from None
+            self._mapped = attach(manifest)
             self._peer.ask({"op": "mapped"})
-            self._mapped = mapped(segment.bytes, manifest.regions)
         return [self._mapped]
 
     def _measure(
         self, manifest: Manifest, received: Received, reader: Reader
-    ) -> tuple[dict[str, Estimate | None], Estimate | None, Estimate | None, Costs]:
-        """Read everything again and again, each time next to a copy and a bare socket."""
+    ) -> tuple[dict[str, Estimate | None], Costs]:
+        """Read everything again and again, each time next to a copy and a bare socket.
+
+        Rates by family, of ``all``, and of all ``unmerged``; of ``memcpy`` and ``socket``.
+        """
         memory, merge = self._side.memory, self._config.merge
-        reads = {
-            name: plan_request(memory, manifest, received, name, merge=merge)
-            for name in memory.families
-        }
-        single = [
-            plan_request(memory, manifest, received, name, merge=False) for name in memory.families
-        ]
-        pages = max(single, key=lambda read: int(read.places[:, 2].sum()))
-        size = sum(int(read.places[:, 2].sum()) for read in reads.values())
+        reads, single = (
+            {n: plan_request(memory, manifest, received, n, merge=m) for n in memory.families}
+            for m in (merge, False)
+        )
+        pages = max(single.values(), key=lambda read: read.moved.bytes)
+        sizes = {name: read.moved.bytes for name, read in reads.items()}
+        size = sum(sizes.values())
         left, right = np.ones(size, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
-        spent: dict[str, list[int]] = {
-            name: [] for name in (*reads, "all", "unmerged", "memcpy", "raw")
-        }
-        fitted: list[tuple[float, float, float]] = []
-        for number in range(self._config.rounds + 1):
-            if number == 1:  # the first warms up
-                spent = {name: [] for name in spent}
-                fitted = []
-            for name, read in reads.items():
-                spent[name].append(timed(reader, read).read_ns)
-            spent["all"].append(sum(spent[name][-1] for name in reads))
-            spent["unmerged"].append(sum(timed(reader, read).read_ns for read in single))
-            spent["memcpy"].append(_timed(lambda: np.copyto(right, left)))
+        rounds, fitted = list[dict[str, int]](), list[tuple[float, float, float]]()
+        for _ in range(self._config.rounds + 1):
+            spent = {name: timed(reader, read).read_ns for name, read in reads.items()}
+            spent["all"] = sum(spent.values())
+            spent["unmerged"] = sum(timed(reader, read).read_ns for read in single.values())
+            spent["memcpy"] = _timed(lambda: np.copyto(right, left))
             if self._transport == "tcp":
-                raw = partial(self._peers[0].read_raw, right.data)
-                spent["raw"].append(_timed(raw))
+                spent["socket"] = _timed(partial(self._peers[0].read_raw, right.data))
+            rounds.append(spent)
             fitted.append(_fit(reader, pages))
-        sizes = {name: int(read.places[:, 2].sum()) for name, read in reads.items()}
-        rates = {
-            name: _rate(sizes.get(name, size), times) if times else None
-            for name, times in spent.items()
-        }
-        costs = Costs(*(summarize(values).estimate for values in zip(*fitted, strict=True)))
-        return rates, rates.pop("memcpy"), rates.pop("raw"), costs
-
-
-def _rate(size: int, times_ns: Sequence[int]) -> Estimate:
-    """GB/s by the median: other processes of the machine make some rounds long."""
-    return divide(Estimate(size, 0.0), summarize(times_ns).estimate)
+        rates: dict[str, Estimate | None] = {}
+        for name in rounds[0]:  # by the median: other processes make some rounds long
+            times = summarize([spent[name] for spent in rounds[1:]])  # the first warms up
+            rates[name] = divide(Estimate(sizes.get(name, size), 0.0), times.estimate)
+        costs = (summarize(values).estimate for values in zip(*fitted[1:], strict=True))
+        return rates, Costs(*costs)
 
 
 def _timed(call: Callable[[], object]) -> int:
@@ -390,34 +345,12 @@ def dumps(config: TransferConfig, outcome: Outcome) -> str:
     document = {
         "dsv4kv": __version__,
         "config": config.model_dump(mode="json"),
-        "runs": [_run(run) for run in outcome.runs],
+        "runs": [asdict(run, dict_factory=_without_arms) for run in outcome.runs],
         "engines": {name: sent and asdict(sent) for name, sent in outcome.engines.items()},
         "skipped": outcome.skipped,
     }
     return json.dumps(document, indent=2)
 
 
-def _run(run: Run) -> dict[str, Any]:
-    return {
-        "transport": run.transport,
-        "families": {
-            name: asdict(moved) | {"gbps": _estimate(run.rates[name])}
-            for name, moved in run.moved.items()
-        },
-        "gbps": _estimate(run.rates["all"]),
-        "unmerged_gbps": _estimate(run.rates["unmerged"]),
-        "memcpy_gbps": _estimate(run.memcpy),
-        "socket_gbps": _estimate(run.raw),
-        "costs": {name: _estimate(value) for name, value in vars(run.costs).items()},
-        "at_end_ns": run.at_end_ns,
-        "by_layer_ns": run.by_layer_ns,
-        "copies": run.copies,
-        "pages": run.pages,
-        "failures": run.failures,
-    }
-
-
-def _estimate(estimate: Estimate | None) -> dict[str, float | None] | None:
-    if estimate is None:
-        return None
-    return {"value": estimate.value, "half_width": estimate.half_width}
+def _without_arms(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in pairs if name != "arms"}

@@ -5,11 +5,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Self
 
 from dsv4kv.bench.transfer.frames import DATA, MESSAGE, READ, Wire, admit, check_token
-from dsv4kv.bench.transfer.manifest import Manifest, Memory
-from dsv4kv.bench.transfer.transports import parse_places, stretches_of
+from dsv4kv.bench.transfer.manifest import Manifest, Memory, parse_places, stretches_of
 from dsv4kv.errors import ConfigError, Dsv4kvError, StoreUnavailable
 
 _MOST_CONNECTIONS = 32  # of receivers that have greeted
@@ -19,57 +19,44 @@ _MOST_RAW_BYTES = 2**30
 
 
 class Offer:
-    """A request that is being computed: how far every layer is, and in the end its manifest."""
+    """A request that is being computed: how far every layer is, its chunks, and in the end it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._tokens: dict[int, int] = {}
-        self._chunks: dict[int, Manifest] = {}
-        self._manifest: Manifest | None = None
+        self._tokens: dict[int, int] = {}  # by layer
+        self._manifests: dict[int | None, Manifest] = {}  # by prefix; at None the whole
         self._failure = ""
 
-    def begin(self, chunk: Manifest) -> None:
-        """A chunk of the prompt, after its ``prefix``, is being computed in these pages."""
-        self._chunks[chunk.prefix] = chunk
-        self._notify()
+    def show(self, manifest: Manifest) -> None:
+        """A chunk of the prompt is being computed in these pages; or all of it is there."""
+        with self._changed:
+            self._manifests[None if manifest.complete else manifest.prefix] = manifest
+            self._changed.notify_all()
 
     def reach(self, layer: int, tokens: int) -> None:
         """A layer has the rows of ``tokens`` tokens."""
-        self._tokens[layer] = tokens
-        self._notify()
-
-    def finish(self, manifest: Manifest) -> None:
-        """All rows are there."""
-        self._manifest = manifest
-        self._notify()
+        with self._changed:
+            self._tokens[layer] = tokens
+            self._changed.notify_all()
 
     def fail(self, reason: str) -> None:
         """It will not be computed."""
-        self._failure = reason
-        self._notify()
+        with self._changed:
+            self._failure = reason
+            self._changed.notify_all()
 
     def wait_for(self, layer: int, tokens: int, timeout_s: float) -> None:
         """Wait until a layer has the rows of ``tokens`` tokens."""
         self._wait(lambda: self._tokens.get(layer, -1) >= tokens, timeout_s)
 
-    def chunk(self, prefix: int, timeout_s: float) -> Manifest:
-        """Wait for the chunk after ``prefix`` tokens; the whole, at last, after all chunks."""
-        self._wait(lambda: prefix in self._chunks, timeout_s)
-        return self._chunks.get(prefix) or self.manifest(timeout_s)
-
-    def manifest(self, timeout_s: float) -> Manifest:
-        """Wait for the end."""
-        self._wait(lambda: False, timeout_s)
-        assert self._manifest is not None
-        return self._manifest
-
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+    def manifest(self, prefix: int | None, timeout_s: float) -> Manifest:
+        """Wait for the chunk after ``prefix`` tokens, or the whole, which follows all chunks."""
+        self._wait(lambda: prefix in self._manifests, timeout_s)
+        return self._manifests.get(prefix) or self._manifests[None]
 
     def _wait(self, ready: Callable[[], bool], timeout_s: float) -> None:
         def over() -> bool:
-            return bool(self._failure) or self._manifest is not None or ready()
+            return bool(self._failure) or None in self._manifests or ready()
 
         with self._changed:
             if not self._changed.wait_for(over, timeout_s):
@@ -93,13 +80,8 @@ class Sender:
         *,
         token: str = "",
         timeout_s: float = 30.0,
-        on_ask: Callable[[dict[str, Any], Wire], dict[str, Any]] | None = None,
-        on_gone: Callable[[Wire], None] = lambda _: None,
     ) -> None:
-        """Listen; ``on_ask`` answers other messages, ``on_gone`` is called with lost peers.
-
-        Raises ``ConfigError`` without a token where strangers can connect.
-        """
+        """Listen; raises ``ConfigError`` without a token where strangers can connect."""
         check_token(address[0], token)
         self._memory, self._token, self._timeout_s = memory, token, timeout_s
         self._offers: list[Offer] = []
@@ -108,7 +90,6 @@ class Sender:
         self._lock = threading.Lock()  # of both
         self.problems: deque[str] = deque(maxlen=_MOST_PROBLEMS)
         self._raw = b""
-        self._on_ask, self._on_gone = on_ask or refuse, on_gone
         try:
             self._socket = socket.create_server(address)
         except OSError as error:
@@ -163,12 +144,7 @@ class Sender:
 
     def _serve(self, wire: Wire) -> None:
         try:
-            admit(wire, self._token)
-            with self._lock:
-                if len(self._wires) == _MOST_CONNECTIONS:
-                    raise StoreUnavailable(f"{_MOST_CONNECTIONS} receivers are connected.")
-                if self._strangers.pop(wire, wire) is None:  # else it was hung up on
-                    self._wires.add(wire)
+            admit(wire, self._token, partial(self._seat, wire))
             wire.trust(self._timeout_s)
             while self._answer(wire):
                 pass
@@ -181,7 +157,15 @@ class Sender:
                 self._wires.discard(wire)
                 self._strangers.pop(wire, None)
             wire.close()
-            self._on_gone(wire)
+            self.gone(wire)
+
+    def _seat(self, wire: Wire) -> None:
+        """A receiver has its place before it hears that it is one."""
+        with self._lock:
+            if len(self._wires) == _MOST_CONNECTIONS:
+                raise StoreUnavailable(f"{_MOST_CONNECTIONS} receivers are connected.")
+            if self._strangers.pop(wire, wire) is None:  # else it was hung up on
+                self._wires.add(wire)
 
     def _answer(self, wire: Wire) -> bool:
         """Answer one frame; False when the receiver says goodbye."""
@@ -193,10 +177,9 @@ class Sender:
         match message := wire.parse(payload):
             case {"op": "bye"}:
                 return False
-            case {"op": "manifest", "request": int(request)}:
-                _tell(wire, self._offer(request).manifest(self._timeout_s))
-            case {"op": "chunk", "request": int(request), "prefix": int(prefix)}:
-                _tell(wire, self._offer(request).chunk(prefix, self._timeout_s))
+            case {"op": "manifest", "request": int(request), "prefix": int() | None as prefix}:
+                manifest = self._offer(request).manifest(prefix, self._timeout_s)
+                wire.send(MESSAGE, [memoryview(manifest.model_dump_json().encode())])
             case {"op": "wait", "request": int(request), "layer": int(layer), "tokens": int(n)}:
                 self._offer(request).wait_for(layer, n, self._timeout_s)
                 wire.send_message({})
@@ -205,7 +188,7 @@ class Sender:
                     self._raw = b"\1" * size
                 wire.send(DATA, [memoryview(self._raw)[:size]])
             case {"op": str()}:
-                wire.send_message(self._on_ask(message, wire))
+                wire.send_message(self.answer(message, wire))
             case _:
                 raise StoreUnavailable("a message that is none of a receiver's.")
         return True
@@ -215,11 +198,9 @@ class Sender:
             raise StoreUnavailable(f"there is no request {request}.")
         return self._offers[request]
 
+    def answer(self, message: dict[str, Any], wire: Wire) -> dict[str, Any]:
+        """Answer a question that is not about an offer; raises ``StoreUnavailable``."""
+        raise StoreUnavailable(f"{str(message['op'])[:40]!r} is not asked here.")
 
-def _tell(wire: Wire, manifest: Manifest) -> None:
-    wire.send(MESSAGE, [memoryview(manifest.model_dump_json().encode())])
-
-
-def refuse(message: dict[str, Any], wire: Wire) -> dict[str, Any]:
-    """Refuse every question that is not about an offer."""
-    raise StoreUnavailable(f"{str(message['op'])[:40]!r} is not asked here.")
+    def gone(self, wire: Wire) -> None:
+        """Forget a receiver that has hung up."""

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic, sleep
 from types import SimpleNamespace
@@ -17,16 +16,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import dsv4kv.bench.transfer.prefill as sides
-from dsv4kv.bench.transfer.manifest import Manifest, Memory, make_manifest
+from dsv4kv.bench.transfer.manifest import Manifest, MappedReader, Memory, make_manifest
 from dsv4kv.bench.transfer.prefill import Prefill, Side, cache_of
 from dsv4kv.bench.transfer.receiver import Peer, receive_layers
 from dsv4kv.bench.transfer.run import LISTENING, TOKEN, Outcome, parse_address, run_transfer
-from dsv4kv.bench.transfer.transports import MappedReader
 from dsv4kv.cli import app
 from dsv4kv.config.load import load_config
 from dsv4kv.config.transfer import TransferConfig
 from dsv4kv.errors import ConfigError, StoreUnavailable
-from tests.bench.transfer.test_libraries import NEEDS_MOONCAKE
 
 SMALL = ["layers=[0,2,3]", "tokens=259", "timed_tokens=1024", "chunk_tokens=256", "rounds=6"]
 SMALL += ["decode_steps=2", "timeout_s=20"]
@@ -47,13 +44,13 @@ def transfer(*arguments: str, columns: int = 80) -> Result:
 def prefill(request: pytest.FixtureRequest) -> Iterator[Prefill]:
     asked = config("transport=tcp", *getattr(request, "param", ()))
     made = Prefill(asked, ("127.0.0.1", 0), "")
-    with made.sender:
+    with made:
         yield made
 
 
 def moved(prefill: Prefill, *overrides: str) -> Outcome:
     asked = config("transport=tcp", *overrides)
-    return run_transfer(asked, prefill.sender.address, "", lambda *_: None)
+    return run_transfer(asked, prefill.address, "", lambda *_: None)
 
 
 @pytest.mark.parametrize(
@@ -66,42 +63,23 @@ def test_a_prompt_is_moved_at_its_end_and_layer_by_layer_and_decoded_on(prefill:
     (run,) = moved(prefill, *asked).runs
     assert run.failures == []
     assert run.copies == 1
-    assert set(run.moved) == {
+    assert set(run.families) == {
         *("csa", "csa_indexer", "hca", "window", "csa_state", "csa_indexer_state", "hca_state")
     }
-    assert run.moved["csa"].useful_bytes == 1024 // 4 * 584
-    assert run.moved["hca_state"].bytes == 0  # no group is open after 1,024 tokens
-    assert all(each.descriptors <= each.pieces for each in run.moved.values())
-    assert run.total.bytes == sum(each.bytes for each in run.moved.values())
+    assert run.families["csa"].useful_bytes == 1024 // 4 * 584
+    assert run.families["hca_state"].bytes == 0  # no group is open after 1,024 tokens
+    assert all(each.descriptors <= each.pieces for each in run.families.values())
+    assert run.total.bytes == sum(each.bytes for each in run.families.values())
     assert prefill._slots == {}
 
 
-NEEDS_NIXL = pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")
-
-
-@pytest.mark.parametrize(
-    "library",
-    [pytest.param("nixl", marks=NEEDS_NIXL), pytest.param("mooncake", marks=NEEDS_MOONCAKE)],
-)
-def test_a_library_moves_what_a_socket_moves(library: str, prefill: Prefill) -> None:
-    asked = config(f"transport={library}")
-    (run,) = run_transfer(asked, prefill.sender.address, "", lambda *_: None).runs
-    assert run.failures == []
-    assert run.total.bytes == moved(prefill).runs[0].total.bytes
-
-
-def test_a_transport_that_is_not_here_is_left_out_or_refused(
-    prefill: Prefill, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The prefill side has no shared memory here, and there are no libraries: sockets are left."""
-    for module in ("nixl._api", "mooncake.engine"):
-        monkeypatch.setitem(sys.modules, module, None)
-    everything = run_transfer(config(), prefill.sender.address, "", lambda *_: None)
+def test_a_transport_that_is_not_here_is_left_out_or_refused(prefill: Prefill) -> None:
+    """The prefill side has no shared memory here: sockets are left."""
+    everything = run_transfer(config(), prefill.address, "", lambda *_: None)
     assert [run.transport for run in everything.runs] == ["tcp"]
-    assert [skipped.split(":")[0] for skipped in everything.skipped] == ["shm", "nixl", "mooncake"]
-    for name, told in {"nixl": "--no-deps nixl", "mooncake": "engine-non-cuda"}.items():
-        with pytest.raises(StoreUnavailable, match=told):
-            run_transfer(config(f"transport={name}"), prefill.sender.address, "", lambda *_: None)
+    assert [skipped.split(":")[0] for skipped in everything.skipped] == ["shm"]
+    with pytest.raises(StoreUnavailable, match="set transport=tcp"):
+        run_transfer(config("transport=shm"), prefill.address, "", lambda *_: None)
 
 
 @pytest.mark.parametrize("prefill", [("prefill.formats.main=bf16",)], indirect=True)
@@ -127,7 +105,7 @@ def test_pages_that_have_moved_under_their_numbers_fail_the_run(
             row[:] = truth
 
     monkeypatch.setattr(sides, "make_manifest", virtual)
-    host, port = prefill.sender.address
+    host, port = prefill.address
     sets = "--set", "transport=tcp", "--set", "tokens=300"
     result = transfer("--connect", f"{host}:{port}", *sets)
     assert result.exit_code == 6
@@ -138,7 +116,7 @@ def test_pages_that_have_moved_under_their_numbers_fail_the_run(
 def test_layers_come_while_later_ones_are_computed(prefill: Prefill) -> None:
     """A layer is read as soon as the sender has it, in every chunk, and no sooner."""
     events: list[tuple[str, int, int]] = []
-    peer = Peer(prefill.sender.address)
+    peer = Peer(prefill.address)
     wait = peer.wait
 
     def heard(request: int, layer: int, tokens: int) -> None:
@@ -149,7 +127,7 @@ def test_layers_come_while_later_ones_are_computed(prefill: Prefill) -> None:
     side = Side(cache_of(config(), config().decode, 1))
     with peer:
         request = peer.ask({"op": "compute"})["request"]
-        received = receive_layers(side.memory, peer, request, peer.reader)
+        received = receive_layers(side.memory, peer, request, peer)
     assert received.tokens == 259
     expected = [(layer, tokens) for tokens in (256, 259) for layer in (0, 2, 3)]
     assert [event[1:] for event in events] == expected
@@ -160,7 +138,7 @@ def test_a_decode_side_that_goes_away_leaves_its_request_to_nobody(
     prefill: Prefill, waits: bool
 ) -> None:
     """While the prompt is computed, or after: its blocks are free for whoever comes next."""
-    with Peer(prefill.sender.address) as peer:
+    with Peer(prefill.address) as peer:
         request = peer.ask({"op": "compute"})["request"]
         if waits:
             peer.manifest(request)
@@ -175,7 +153,7 @@ def test_a_decode_side_that_goes_away_leaves_its_request_to_nobody(
 def chunks(*manifests: Manifest) -> Any:
     """A sender that says these, one after the other."""
     left = iter(manifests)
-    return SimpleNamespace(chunk=lambda *_: next(left), wait=lambda *_: None)
+    return SimpleNamespace(manifest=lambda *_: next(left), wait=lambda *_: None)
 
 
 def test_chunks_that_do_not_follow_on_each_other_are_refused(prefill: Prefill) -> None:
@@ -206,9 +184,9 @@ def test_what_is_not_asked_here_is_refused(prefill: Prefill) -> None:
         {"op": "manifest", "request": -1},
         {"op": "chunk", "request": 0, "prefix": 0},
     ):
-        with Peer(prefill.sender.address) as peer, pytest.raises(StoreUnavailable, match="says"):
+        with Peer(prefill.address) as peer, pytest.raises(StoreUnavailable, match="says"):
             peer.ask(message)
-    with Peer(prefill.sender.address) as peer:
+    with Peer(prefill.address) as peer:
         peer.ask({"op": "compute"})
         with pytest.raises(StoreUnavailable, match="release it first"):
             peer.ask({"op": "compute"})
@@ -283,7 +261,7 @@ def test_a_prefill_side_that_is_killed_leaves_the_decode_side_whole(
             peer.wait(request, 3, 256)
             threading.Timer(0.1, other.send_signal, [signal.SIGKILL]).start()
             with pytest.raises(StoreUnavailable, match=r"hung up|broke"):
-                receive_layers(side.memory, peer, request, peer.reader)
+                receive_layers(side.memory, peer, request, peer)
     finally:
         other.kill()
         other.communicate()

@@ -14,10 +14,17 @@ import pytest
 from dsv4kv.bench.transfer import frames
 from dsv4kv.bench.transfer import sender as sender_module
 from dsv4kv.bench.transfer.frames import DATA, Wire, admit, check_token
-from dsv4kv.bench.transfer.manifest import Manifest, Memory, make_manifest, read_manifest
+from dsv4kv.bench.transfer.manifest import (
+    Manifest,
+    MappedReader,
+    Memory,
+    make_manifest,
+    mapped,
+    parse_places,
+    read_manifest,
+)
 from dsv4kv.bench.transfer.receiver import Peer, receive
 from dsv4kv.bench.transfer.sender import Sender
-from dsv4kv.bench.transfer.transports import MappedReader, mapped, parse_places
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.errors import ConfigError, OutOfBlocks, StoreUnavailable
 from tests.bench.transfer.test_rows import cache, rows_of, running
@@ -45,7 +52,7 @@ def peer(sender: Sender, token: str = TOKEN) -> Peer:
 
 
 def offered(sender: Sender) -> Manifest:
-    sender.offer()[0].finish(make_manifest(Memory(SOURCE), SLOT, 300))
+    sender.offer()[0].show(make_manifest(Memory(SOURCE), SLOT, 300))
     with peer(sender) as other:
         return other.manifest(0)
 
@@ -54,7 +61,7 @@ def offered(sender: Sender) -> Manifest:
 def test_a_request_comes_over_tcp_as_it_is(sender: Sender, connections: int) -> None:
     target, manifest = cache(block_tokens=128), offered(sender)
     peers = [peer(sender) for _ in range(connections)]
-    received = receive(Memory(target), manifest, [each.reader for each in peers])
+    received = receive(Memory(target), manifest, peers)
     for each in peers:
         each.wire.close()
     assert rows_of(target, received.slot, 300) == rows_of(SOURCE, SLOT, 300)
@@ -184,7 +191,7 @@ def test_nothing_is_read_but_the_caches_pools(
 ) -> None:
     into = [memoryview(bytearray(1))]
     with peer(sender) as other, pytest.raises(StoreUnavailable):
-        other.reader.read(np.array(places), into)
+        other.read(np.array(places), into)
     assert sentence in waited(sender)[0]
     with pytest.raises(StoreUnavailable, match=sentence):
         MappedReader(Memory(SOURCE).regions).read(np.array(places), into)
@@ -210,7 +217,7 @@ def test_a_sender_that_dies_in_the_middle_leaves_nothing_behind() -> None:
         Peer(address, timeout_s=30.0) as other,
         pytest.raises(StoreUnavailable, match=r"in the middle|broke"),
     ):
-        receive(Memory(target), manifest, [other.reader])
+        receive(Memory(target), manifest, [other])
     assert (target.num_free_slots, target.num_held_blocks) == (3, 0)
 
 
@@ -225,7 +232,7 @@ def test_a_sender_that_stops_in_the_middle_does_not_hang_the_receiver() -> None:
 
     with Listening(stops) as address, Peer(address, timeout_s=1.0) as other:
         with pytest.raises(StoreUnavailable, match="in time"):
-            receive(Memory(target), manifest, [other.reader])
+            receive(Memory(target), manifest, [other])
         assert not over.is_set()
         over.set()
     assert (target.num_free_slots, target.num_held_blocks) == (3, 0)

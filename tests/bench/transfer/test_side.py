@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.bench.transfer.manifest import Manifest, make_manifest
+from dsv4kv.bench.transfer.manifest import Manifest, MappedReader, make_manifest
 from dsv4kv.bench.transfer.prefill import Side
 from dsv4kv.bench.transfer.receiver import receive
-from dsv4kv.bench.transfer.transports import MappedReader
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError, VerificationError
 

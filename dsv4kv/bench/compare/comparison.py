@@ -194,11 +194,11 @@ def compare(
     """
     first, second = (_chosen(list_launched(side), only) for side in (before, after))
     both = [quantity for quantity in first if quantity in second]
-    shared = [  # a clock that is too coarse gives 0, which has no ratio
+    timed = [  # a clock that is too coarse gives 0, which has no ratio
         q for q in both if all(each.measured.median_ns > 0 for each in first[q] + second[q])
     ]
-    small = _small(shared, first, second)
-    shared = [q for q in shared if q not in small]
+    small = _small(timed, first, second)
+    shared = [q for q in timed if q not in small]
     if only and not shared:
         raise ConfigError(
             f"--only {','.join(only)}: not measured on both sides. Operations that gather need "
@@ -225,7 +225,7 @@ def compare(
         ),
         losses=(
             *(loss for side in (before, after) for loss in list_losses(side)),
-            *(f"{q} is too short for this clock: 0 ns" for q in both if q not in shared),
+            *(f"{q} is too short for this clock: 0 ns" for q in both if q not in timed),
         ),
         differences=tuple(differences),
         intended=intended,

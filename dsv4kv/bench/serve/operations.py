@@ -4,22 +4,23 @@ A layer's operations are listed once; a step runs them in order, each called by 
 tensors of the layer, the step, the step's inputs and the outputs.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dsv4kv.bench.serve.inputs import StepInputs
+from dsv4kv.bench.serve.inputs import CompressorInputs, StepInputs
 from dsv4kv.cache.layers import CompressedCache, LayerCache
 from dsv4kv.cache.step import Step
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.schedule import AttentionType, chooses_candidates
-from dsv4kv.ops.spec import READS
+from dsv4kv.ops.spec import OPERATIONS, READS
 from dsv4kv.ops.storage import Entries, PartWrite
 
 LayerOperation = tuple[str, bool]
@@ -205,105 +206,185 @@ def arguments(
 ) -> Tensors | None:
     """The arguments of one operation on one layer; None where it has nothing to do."""
     operation, indexer = each
-    if reads is not None and operation in READS:
-        return _read_arguments(layer, operation, step, inputs, reads)
-    if operation.startswith("gather_"):
-        return _gather_arguments(layer, each, step, inputs, run)
-    window = {"ring": layer.window, "values": inputs.window, **_tokens(step)}
-    if operation == "window_insert":
-        return window
-    if operation == "step_write":
-        parts = [_part_write(layer, part, step, inputs) for part in layer.pooled_parts]
-        return {**window, "parts": tuple(parts)}
-    pooled = indexer in layer.pooled_parts
-    return (_pool_arguments if pooled else _insert_arguments)(layer, each, step, inputs)
-
-
-def _part(layer: LayerCache, indexer: bool) -> CompressedCache:
-    part = layer.indexer if indexer else layer.main
-    assert part is not None
-    return part
-
-
-def _tokens(step: Step) -> Tensors:
-    return {"slots": step.token_slots, "positions": step.positions}
-
-
-def _pool_arguments(
-    layer: LayerCache, each: LayerOperation, step: Step, inputs: StepInputs
-) -> Tensors | None:
-    """Tokens that go into a compressor state, and entries that come out."""
-    operation, indexer = each
-    part, group = _part(layer, indexer), layer.group
-    assert part.compressor is not None
-    assert group is not None
-    pooling, done = {"compressor": part.compressor, "state": part.state}, step.completed[group]
-    if operation == "flush":
-        return {**pooling, "store": part.store, **done._asdict()} if len(done.entries) else None
-    rows = inputs.compressors[part.compressor.channels]
-    given = {**pooling, "kv": rows.kv, "score": rows.score}
-    if operation == "state_append":
-        _check_append(part, step)
-        return {**given, **_tokens(step)}
-    if step.num_requests != 1:
+    at = _Place(layer, layer.indexer if indexer else layer.main, step, inputs, run, reads)
+    if operation in ("state_append", "step_write"):
+        for part in layer.pooled_parts if operation == "step_write" else (indexer,):
+            _check_append(layer.part(part), step)
+    elif operation == "compress_chunk" and step.num_requests != 1:
         raise ConfigError(f"a chunk belongs to one request, not to {step.num_requests}.")
-    slot, start = step.first_token
-    return {**given, "slot": slot, "start": start, "store": part.store, "entries": done.entries}
-
-
-def _insert_arguments(
-    layer: LayerCache, each: LayerOperation, step: Step, inputs: StepInputs
-) -> Tensors:
-    """Entries of one value each: as they are given, or normalised and rotated on the way."""
-    operation, indexer = each
-    part = _part(layer, indexer)
-    assert layer.group is not None
-    dims = part.store.layout.format.dims
-    values = inputs.window if dims == inputs.window.shape[1] else inputs.projected[dims]
-    entries = {"store": part.store, "entries": step.entries[layer.group]}
-    if operation == "norm_rope_insert":
-        given = {"compressor": part.compressor, "positions": step.positions}
-        return {**entries, **given, "values": values}
-    if operation == "indexer_insert":
-        return {**entries, "keys": values, "hadamard": layer.hadamard}
-    return {**entries, "values": values}
-
-
-def _gather_arguments(
-    layer: LayerCache, each: LayerOperation, step: Step, inputs: StepInputs, run: Run
-) -> Tensors | None:
-    (operation, indexer), requests = each, step.num_requests
-    if operation == "gather_window":
-        shape = requests, run.outputs.window_tokens, layer.model.head_dim
-        lengths = {"slots": step.request_slots, "tokens": step.tokens_after}
-        return {"ring": layer.window, **lengths, "out": run.outputs.take("window", *shape)}
-    part = _part(layer, indexer)
-    dims = part.store.layout.format.dims
-    given = {
-        "store": part.store,
-        "table": layer.blocks,
-        "slots": step.request_slots,
-        "lengths": step.lengths[part.ratio],
-    }
-    if operation == "gather_topk":
-        out = run.outputs.take("chosen", requests, run.outputs.index_topk, dims)
-        return {**given, "indices": inputs.topk[part.ratio], "out": out}
-    most = run.longest_tokens // part.ratio
-    if not most:
+    if operation in _NOTHING and _NOTHING[operation](at):
         return None
-    name = "indexer" if indexer else "all"
-    return {**given, "out": run.outputs.take(name, requests, most, dims)}
+    return {name: give(at) for name, give in _giving(operation)}
 
 
-def _part_write(layer: LayerCache, indexer: bool, step: Step, inputs: StepInputs) -> PartWrite:
-    part = _part(layer, indexer)
-    assert part.compressor is not None
-    assert part.state is not None
-    assert layer.group is not None
-    _check_append(part, step)
-    rows = inputs.compressors[part.compressor.channels]
-    taken = part.compressor, part.state, rows.kv, rows.score
-    return PartWrite(*taken, part.store, step.entries[layer.group])
+@cache
+def _giving(operation: str) -> "list[tuple[str, Callable[[_Place], Any]]]":
+    """What gives each argument of an operation, as its row lists them."""
+    given = _USUAL | _OWN.get(operation, {})
+    return [(name, given[name]) for name in OPERATIONS[operation].names]
+
+
+class _Place(NamedTuple):
+    """Where an operation is called, and what it may ask for there."""
+
+    layer: LayerCache
+    part: Any  # the compressed KV that it works on; None without
+    step: Step
+    inputs: Any  # ``StepInputs``, whose queries are there for operations that ask for them
+    run: Run
+    reads: Any  # ``Reads``, likewise
+
+    @property
+    def done(self) -> Any:
+        """Groups that the step completes."""
+        return self.step.completed[self.group]
+
+    @property
+    def group(self) -> Any:
+        return self.layer.group
+
+    @property
+    def ratio(self) -> int:
+        return self.layer.schema.layer.ratio
+
+    @property
+    def longest(self) -> int:
+        """Most entries of a request."""
+        return self.run.longest_tokens // self.ratio
+
+    @property
+    def rows(self) -> CompressorInputs:
+        found: CompressorInputs = self.inputs.compressors[self.part.compressor.channels]
+        return found
+
+    def values(self) -> Tensor:
+        """Values of entries, as wide as these."""
+        dims, window = self.part.store.layout.format.dims, self.inputs.window
+        found: Tensor = window if dims == window.shape[1] else self.inputs.projected[dims]
+        return found
+
+    def gathered(self, name: str, rows: int) -> Tensor:
+        """Room for so many entries of each request."""
+        shape = self.step.num_requests, rows, self.part.store.layout.format.dims
+        return self.run.outputs.take(name, *shape)
+
+    def window(self) -> Tensor:
+        shape = self.run.outputs.window_tokens, self.layer.model.head_dim
+        return self.run.outputs.take("window", self.step.num_requests, *shape)
+
+    def writes(self, indexer: bool) -> PartWrite:
+        """A part of a step's write."""
+        at = self._replace(part=self.layer.part(indexer))
+        given = at.part.compressor, at.part.state, at.rows.kv, at.rows.score
+        return PartWrite(*given, at.part.store, at.step.entries[at.group])
+
+    def entries(self) -> Entries | None:
+        """What attention reads of compressed KV."""
+        if self.part is None:
+            return None
+        assert self.layer.blocks is not None
+        every = self.layer.schema.layer.attn is AttentionType.HCA
+        chosen = None if every else self.reads.chosen
+        return Entries(self.part.store, self.layer.blocks, self.step.seen[self.ratio], chosen)
+
+
+_Given = dict[str, Callable[[_Place], Any]]
+
+_USUAL: _Given = {
+    "ring": lambda at: at.layer.window,
+    "store": lambda at: at.part.store,
+    "table": lambda at: at.layer.blocks,
+    "compressor": lambda at: at.part.compressor,
+    "state": lambda at: at.part.state,
+    "values": lambda at: at.values(),
+    "keys": lambda at: at.values(),
+    "kv": lambda at: at.rows.kv,
+    "score": lambda at: at.rows.score,
+    "hadamard": lambda at: at.layer.hadamard,
+    "slots": lambda at: at.step.token_slots,
+    "positions": lambda at: at.step.positions,
+    "lengths": lambda at: at.step.seen[at.ratio],
+    "entries": lambda at: at.step.entries[at.group],
+    "scores": lambda at: at.reads.scores,
+    "blocks": lambda at: at.reads.blocks if at.layer.is_narrow else None,
+    "window": lambda at: at.layer.model.window_tokens,
+    "scale": lambda at: at.layer.model.head_dim**-0.5,
+    "page_entries": lambda at: at.part.store.layout.entries,
+    "block_entries": lambda at: at.layer.model.candidates.block_entries,  # type: ignore[union-attr]
+    "sinks": lambda at: at.inputs.queries.sinks,
+    "turns": lambda at: at.inputs.queries.turns[at.ratio],
+}
+"""What an argument of this name is, unless the operation has its own."""
+
+_NOTHING: _Given = {
+    "flush": lambda at: not len(at.done.entries),
+    "gather_all": lambda at: not at.longest,
+    # no key yet to choose from
+    **dict.fromkeys(READS[:-1], lambda at: not at.reads.scores.shape[1]),
+}
+"""Whether an operation has nothing to do."""
+
+_GATHERING: _Given = {
+    "slots": lambda at: at.step.request_slots,
+    "lengths": lambda at: at.step.lengths[at.part.ratio],
+}
+_OWN: Mapping[str, _Given] = {
+    "window_insert": {"values": lambda at: at.inputs.window},
+    "step_write": {
+        "values": lambda at: at.inputs.window,
+        "parts": lambda at: tuple(map(at.writes, at.layer.pooled_parts)),
+    },
+    "flush": {
+        "slots": lambda at: at.done.slots,
+        "positions": lambda at: at.done.positions,
+        "entries": lambda at: at.done.entries,
+    },
+    "compress_chunk": {
+        "slot": lambda at: at.step.first_token[0],
+        "start": lambda at: at.step.first_token[1],
+        "entries": lambda at: at.done.entries,
+    },
+    "gather_topk": {
+        **_GATHERING,
+        "indices": lambda at: at.inputs.topk[at.part.ratio],
+        "out": lambda at: at.gathered("chosen", at.run.outputs.index_topk),
+    },
+    "gather_all": {
+        **_GATHERING,
+        "out": lambda at: at.gathered(
+            "all" if at.part is at.layer.main else "indexer", at.longest
+        ),
+    },
+    "gather_window": {
+        **_GATHERING,
+        "tokens": lambda at: at.step.tokens_after,
+        "out": lambda at: at.window(),
+    },
+    "indexer_query": {
+        "queries": lambda at: at.inputs.queries.indexer,
+        "weights": lambda at: at.inputs.queries.weights,
+        "out": lambda at: at.reads.codes,
+        "out_weights": lambda at: at.reads.weights,
+    },
+    "index_scores": {
+        "store": lambda at: at.layer.part(True).store,
+        "queries": lambda at: at.reads.codes,
+        "weights": lambda at: at.reads.weights,
+        "out": lambda at: at.reads.scores,
+    },
+    "select_blocks": {"out": lambda at: at.reads.blocks},
+    "select_topk": {
+        "out": lambda at: at.reads.chosen,
+        "entries": lambda at: at.reads.entries,
+    },
+    "attend": {
+        "tokens": lambda at: at.step.seen[1],
+        "entries": lambda at: at.entries(),
+        "queries": lambda at: at.inputs.queries.attention,
+        "out": lambda at: at.reads.attended,
+        "lse": lambda at: at.reads.lse,
+    },
+}
 
 
 def _check_append(part: CompressedCache, step: Step) -> None:
@@ -313,50 +394,3 @@ def _check_append(part: CompressedCache, step: Step) -> None:
             f"{step.max_request_tokens} tokens of a request together, and its compressor state "
             f"takes {part.max_append_tokens}: raise draft_tokens, or use compress_chunk."
         )
-
-
-def _read_arguments(
-    layer: LayerCache, operation: str, step: Step, inputs: StepInputs, reads: Reads
-) -> Tensors | None:
-    """A read in place; None where there is no key yet to choose from."""
-    asked, spec, main = inputs.queries, layer.schema.layer, layer.main
-    assert asked is not None
-    if operation == "attend":
-        entries = None
-        if main is not None:
-            assert layer.blocks is not None
-            chosen = None if spec.attn is AttentionType.HCA else reads.chosen
-            entries = Entries(main.store, layer.blocks, step.seen[main.ratio], chosen)
-        return {
-            "ring": layer.window,
-            "slots": step.token_slots,
-            "tokens": step.seen[1],
-            "window": layer.model.window_tokens,
-            "entries": entries,
-            "queries": asked.attention,
-            "sinks": asked.sinks,
-            "scale": layer.model.head_dim**-0.5,
-            "out": reads.attended,
-            "lse": reads.lse,
-        }
-    if not reads.scores.shape[1]:
-        return None
-    if operation == "indexer_query":
-        given = {"queries": asked.indexer, "weights": asked.weights}
-        turns = {"turns": asked.turns[spec.ratio], "hadamard": layer.hadamard}
-        return {**given, **turns, "out": reads.codes, "out_weights": reads.weights}
-    seen = {"lengths": step.seen[spec.ratio]}
-    if operation == "select_blocks":
-        assert layer.model.candidates is not None
-        size = layer.model.candidates.block_entries
-        return {"scores": reads.scores, **seen, "block_entries": size, "out": reads.blocks}
-    pages: Tensors = {"table": layer.blocks, "slots": step.token_slots, **seen}
-    pages["blocks"] = reads.blocks if layer.is_narrow else None
-    if operation == "index_scores":
-        assert layer.indexer is not None
-        queries = {"queries": reads.codes, "weights": reads.weights, "out": reads.scores}
-        return {"store": layer.indexer.store, **pages, **queries}
-    assert main is not None
-    size = main.store.layout.entries
-    into = {"page_entries": size, "out": reads.chosen, "entries": reads.entries}
-    return {"scores": reads.scores, **pages, **into}

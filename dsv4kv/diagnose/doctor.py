@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
@@ -68,8 +69,6 @@ def examine(calibration: Path) -> Iterator[Check]:
             yield Check("timers", "GPU events", "missing", line, "every time that is reported")
 
 
-# ---- the machine --------------------------------------------------------------------------------
-
 _WIDE = 0.05  # compare is to find changes of a few per cent
 _NEEDED_BYTES = 1 << 30  # torch, two buffers of 256 MiB for memcpy, and the default cache
 _LEAST_DISK_BYTES = 100 << 20
@@ -83,32 +82,29 @@ def check_machine(environment: dict[str, Any], results: Path = Path("results")) 
     found = f"{environment['cpu'] or 'model unknown'}, {count or '?'} to use"
     yield Check(machine, "CPU", "good", found, "the CPU backend")
 
-    status: Status = "good"
-    enables, advice, found = "timings without interference", None, "not available"
-    if load is not None:
-        found = f"{load:.1f}"
-    if load is not None and count is not None and load > _QUIET_LOAD * count:
-        advice = "other processes run: stop them, or measure later; more launches help a little."
-    status = "note" if load is None or advice else "good"
-    yield Check(machine, "load", status, found, enables, advice)
+    busy = load is not None and count is not None and load > _QUIET_LOAD * count
+    found = "not available" if load is None else f"{load:.1f}"
+    advice = "other processes run: stop them, or measure later; more launches help a little."
+    status: Status = "note" if load is None or busy else "good"
+    enables = "timings without interference"
+    yield Check(machine, "load", status, found, enables, advice if busy else None)
 
     governor = environment["governor"]
-    enables, advice = "a CPU clock that does not fall between steps", None
-    if governor and governor not in _FAST_GOVERNORS:
-        advice = "sudo cpupower frequency-set --governor performance"
     status = "good" if governor in _FAST_GOVERNORS else "note"
+    slow = governor and status == "note"
+    advice = "sudo cpupower frequency-set --governor performance"
     found = governor or "not available (as in most virtual machines)"
-    yield Check(machine, "governor", status, found, enables, advice)
+    enables = "a CPU clock that does not fall between steps"
+    yield Check(machine, "governor", status, found, enables, advice if slow else None)
 
-    total, available, advice = environment["memory_bytes"], _available_bytes(), None
-    sizes = ((total, "in all"), (available, "available"))
+    available = _available_bytes()
+    sizes = ((environment["memory_bytes"], "in all"), (available, "available"))
     found = ", ".join(f"{format_bytes(size)} {word}" for size, word in sizes if size is not None)
-    status = "good" if found else "note"
-    if available is not None and available < _NEEDED_BYTES:
-        status = "broken"
-        advice = f"the default needs about {format_bytes(_NEEDED_BYTES)}: end other programs."
-    found = found or "not available"
-    yield Check(machine, "memory", status, found, "caches with real data", advice)
+    short = available is not None and available < _NEEDED_BYTES
+    status = "broken" if short else "good" if found else "note"
+    advice = f"the default needs about {format_bytes(_NEEDED_BYTES)}: end other programs."
+    found, enables = found or "not available", "caches with real data"
+    yield Check(machine, "memory", status, found, enables, advice if short else None)
 
     spare = Path(tempfile.gettempdir())
     advice = f"name another with --out; until then records go to {spare}."
@@ -121,10 +117,9 @@ def check_machine(environment: dict[str, Any], results: Path = Path("results")) 
 
 
 def _available_bytes() -> int | None:
-    try:
+    with suppress(OSError, RuntimeError, ValueError):  # a container without /proc/meminfo
         return int(psutil.virtual_memory().available)
-    except (OSError, RuntimeError, ValueError):  # a container without /proc/meminfo
-        return None
+    return None
 
 
 def check_folder(topic: str, name: str, folder: Path, enables: str, advice: str) -> Check:
@@ -168,17 +163,15 @@ def _check_calibration(path: Path, hostname_sha256: str) -> Check:
     )
 
 
-# ---- packages -----------------------------------------------------------------------------------
-
 _NEEDED = {"torch": "everything that moves bytes", "numpy": "bookkeeping and statistics"}
 _DISASSEMBLERS = ("cuobjdump", "nvdisasm")
+_NOT_TIMED = "nothing to time: it has neither gather nor insert of its own"
 _PEERS = {
     "vllm": "bench --backend vllm",
     "sglang": "bench --backend sglang",
-    "flash_mla": None,
+    "flash_mla": _NOT_TIMED,
     "flag_gems": "bench --backend flaggems",
 }
-_NOT_TIMED = "nothing to time: it has neither gather nor insert of its own"
 
 
 def check_software() -> Iterator[Check]:
@@ -196,13 +189,9 @@ def check_software() -> Iterator[Check]:
             found = f"cannot be imported ({type(error).__name__}: {error})"
             yield Check("software", name, "broken", found, enables, advice)
     enables = "replays, plans and hit rates by an engine's rule"
-    core_advice: str | None = None
-    if not COMPILED:
-        core_advice = (
-            "2 to 3 times as fast compiled: install a wheel, or run `make core` in a checkout."
-        )
-    found = "compiled" if COMPILED else "interpreted"
-    yield Check("software", "core", "good", found, enables, core_advice)
+    advice = "2 to 3 times as fast compiled: install a wheel, or run `make core` in a checkout."
+    found, said = ("compiled", None) if COMPILED else ("interpreted", advice)
+    yield Check("software", "core", "good", found, enables, said)
     if not has_torch:
         return  # nothing is known of kernels without it
     from dsv4kv.ops.cuda import compile as compiling
@@ -230,15 +219,13 @@ def check_peers(*, has_gpu: bool) -> Iterator[Check]:
     """Check for other projects' packages, without importing them; they need a GPU."""
     for package, enables in _PEERS.items():
         if find_spec(package) is None:
-            advice = f"to compare with it: pip install {package}" if has_gpu and enables else None
-            found = "not installed"
-            yield Check("peers", package, "missing", found, enables or _NOT_TIMED, advice)
+            timed = has_gpu and enables != _NOT_TIMED
+            advice = f"to compare with it: pip install {package}" if timed else None
+            yield Check("peers", package, "missing", "not installed", enables, advice)
         else:
             version = version_of(package) or "installed, version unknown"
-            yield Check("peers", package, "good", version, enables or _NOT_TIMED)
+            yield Check("peers", package, "good", version, enables)
 
-
-# ---- the GPU ------------------------------------------------------------------------------------
 
 _DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
 _OWN_STATUS = Path("/proc/self/status")  # capabilities, which psutil does not have
@@ -271,9 +258,8 @@ def check_profilers(*, has_gpu: bool) -> Iterator[Check]:
     for name, (enables, title) in _PROFILERS.items():
         path = find_profiler(name)
         if path is None:
-            advice = f"install {title}; without it: profile --torch"
-            lacking = Check("profilers", name, "missing", "not installed", enables, advice)
-            yield lacking if has_gpu else replace(lacking, advice=None)
+            advice = f"install {title}; without it: profile --torch" if has_gpu else None
+            yield Check("profilers", name, "missing", "not installed", enables, advice)
         else:
             version = version_of(path) or "version unknown"
             yield Check("profilers", name, "good", f"{version}, {path}", enables)
@@ -294,9 +280,8 @@ def _check_torch(driver: str | None, cuda: str | None) -> Check:
         capability = f"{facts.name}, capability {facts.major}.{facts.minor}"
         found = f"{capability}, {format_bytes(facts.total_memory)}, torch for CUDA {built}"
         if 10 * facts.major + facts.minor < OLDEST:
-            advice = (
-                f"kernels need capability {OLDEST // 10}.{OLDEST % 10}: run with --device cpu."
-            )
+            least = f"{OLDEST // 10}.{OLDEST % 10}"
+            advice = f"kernels need capability {least}: run with --device cpu."
             return replace(lacking, status="broken", found=found, advice=advice)
         return replace(lacking, status="good", found=found)
     if driver is None:
@@ -312,32 +297,29 @@ def _check_torch(driver: str | None, cuda: str | None) -> Check:
 
 def _check_counters() -> Check:
     """Whether this user may read performance counters, by what the driver was loaded with."""
-    name, enables = "counters", "profile --ncu"
+    check = Check("GPU", "counters", "good", "for everybody", "profile --ncu")
     for_admins = _search(r"RmProfilingAdminOnly:\s*(\d)", _DRIVER_PARAMETERS)
     if for_admins is None:
         found = "the driver does not report who may read them"
-        return Check("GPU", name, "note", found, enables)
+        return replace(check, status="note", found=found)
     if for_admins == "0":
-        return Check("GPU", name, "good", "for everybody", enables)
+        return check
     capabilities = int(_search(r"CapEff:\s*([0-9a-f]+)", _OWN_STATUS) or "0", 16)
     if any(capabilities >> bit & 1 for bit in _MAY_PROFILE):
-        return Check("GPU", name, "good", "for administrators, and this is one", enables)
+        return replace(check, found="for administrators, and this is one")
     advice = (
         "load the driver with NVreg_RestrictProfilingToAdminUsers=0 (see NVIDIA's page "
         "ERR_NVGPUCTRPERM), or give the process CAP_SYS_ADMIN"
     )
-    return Check("GPU", name, "missing", "for administrators only", enables, advice)
+    return replace(check, status="missing", found="for administrators only", advice=advice)
 
 
 def _search(pattern: str, file: Path) -> str | None:
-    try:
+    with suppress(OSError):
         found = re.search(pattern, file.read_text())
-    except OSError:
-        return None
-    return found and found[1]
+        return found and found[1]
+    return None
 
-
-# ---- clocks -------------------------------------------------------------------------------------
 
 _SPAN_S = 0.2
 _HOST_WITHIN = 0.002  # time servers slew a wall clock by 0.05 % at most; the rest is scheduling
@@ -378,10 +360,10 @@ def _compare(
 ) -> Check:
     apart = abs(elapsed_ns / other_ns - 1) if other_ns else 1.0
     times = f"{format_duration(elapsed_ns)} against {format_duration(other_ns)} of {other}"
-    found, enables = f"{times}: {apart * 100:.3f} % apart", "every time that is reported"
-    if apart <= within:
-        return Check("timers", name, "good", found, enables)
-    return Check("timers", name, "note", found, enables, advice)
+    found, good = f"{times}: {apart * 100:.3f} % apart", apart <= within
+    good_or_note: Status = "good" if good else "note"
+    enables = "every time that is reported"
+    return Check("timers", name, good_or_note, found, enables, None if good else advice)
 
 
 def check_device_clock(

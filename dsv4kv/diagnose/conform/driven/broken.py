@@ -2,8 +2,7 @@
 
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from importlib.machinery import ModuleSpec
 from importlib.metadata import distributions
 from importlib.util import find_spec
@@ -35,10 +34,8 @@ class Finder:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """A stand-in's spec, or None to let others find the module."""
-        below = [f"{name}.".startswith(f"{root}.") for root in self._roots]
-        real = [f"{name}.".startswith(f"{each}.") for each in self._real]
-        above = [each.startswith(f"{name}.") for each in self._real]
-        if not any(below) or any(real) or any(above):
+        real = (f"{name}.".startswith(f"{x}.") or x.startswith(f"{name}.") for x in self._real)
+        if any(real) or not any(f"{name}.".startswith(f"{root}.") for root in self._roots):
             return None
         return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
 
@@ -91,7 +88,7 @@ def run(
     NOTED.clear()
     found: dict[str, int] = {}
     done = 0
-    with suppress(Broken), called(engine):
+    try:
         session = open_session()
         for operation in operations:
             done += 1
@@ -99,7 +96,47 @@ def run(
             found = dict.fromkeys(NOTED, done) | found
         if not NOTED:
             session.end()
+    except Broken:
+        pass
+    except Exception as error:  # what an engine raises is a broken invariant, too
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{frame.filename.rpartition(f'/{engine}/')[2]}, line {frame.lineno}"
+        said = f": {error}" if str(error) else f" at {frame.line!r}"
+        note("calls", f"{engine} raised {type(error).__name__}{said} ({place})")
     return {kind: (says, found.get(kind, done)) for kind, says in NOTED.items()}, done
+
+
+class Operated:
+    """An empty cache of an engine, which has ``_do_NAME`` of every operation.
+
+    ``apply`` operations one after the other, ``end`` after the last. ``_count`` looks at the pools
+    after each; ``_host`` is the memory behind them, if any.
+    """
+
+    _host: Any = None
+
+    def apply(self, operation: Sequence[Any]) -> None:
+        """Do one and look at the pools."""
+        name, *rest = operation
+        getattr(self, f"_do_{name}")(*rest)
+        self._count()
+
+    def _count(self) -> None:
+        raise NotImplementedError
+
+    def _do_land(self, number: int) -> None:
+        """A copy between the GPU and host memory ends."""
+        self._host.copies.land(number)
+
+    def _do_serve(self, number: int, pages: list[int], tokens: int, expected: int) -> None:
+        """One request alone, from admission to end, compared with its expected hit."""
+        hit = self._serve(number, pages, tokens)
+        if hit != expected:
+            what = f"a prompt of {tokens} tokens hits {hit} of them"
+            note("hits", f"{what}, where the rule says {expected}")
+
+    def _serve(self, number: int, pages: list[int], tokens: int) -> int:
+        raise NotImplementedError
 
 
 def find_package(engine: str, folder: str | Path | None) -> Path:
@@ -114,30 +151,13 @@ def find_package(engine: str, folder: str | Path | None) -> Path:
 
 def find_version(engine: str, folder: str | Path | None) -> str:
     """The engine's version, of the package's own metadata."""
-    found = (
-        distributions(name=engine, path=[str(folder)]) if folder else distributions(name=engine)
-    )
-    return next((each.version for each in found), "unknown")
+    where: dict[str, Any] = {"path": [str(folder)]} if folder else {}
+    return next((each.version for each in distributions(name=engine, **where)), "unknown")
 
 
 def add_absent(*names: str) -> None:
     """Put stand-ins in place of packages that are not installed."""
     stand_in(*(name for name in names if find_spec(name) is None))
-
-
-@contextmanager
-def called(engine: str) -> Iterator[None]:
-    """What an engine raises is a broken invariant, too."""
-    try:
-        yield
-    except Broken:
-        raise
-    except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{frame.filename.rpartition(f'/{engine}/')[2]}, line {frame.lineno}"
-        said = f": {error}" if str(error) else f" at {frame.line!r}"
-        note("calls", f"{engine} raised {type(error).__name__}{said} ({place})")
-        raise Broken from error
 
 
 def check_free(held: Sequence[int], free: Sequence[int], counted: int) -> None:

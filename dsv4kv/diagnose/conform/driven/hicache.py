@@ -21,27 +21,16 @@ from types import SimpleNamespace
 
 from .broken import Broken, check_free, check_left, note
 
+_REAL = (
+    "deepseek_v4_compress_state deepseek_v4_memory_pool device_pool_info hicache_key_scheme "
+    "host_memory hybrid_cache.host_pool_config hybrid_cache.hybrid_cache_controller "
+    "hybrid_cache.hybrid_pool_assembler index_key_cache l2_transfer memory_pool memory_pool_host "
+    "pool_host"
+)
 HICACHE = [
     "sglang.kernels.ops.attention.dsv4.kv_layout",
     "sglang.srt.managers.cache_controller",
-    *(
-        f"sglang.srt.mem_cache.{name}"
-        for name in (
-            "deepseek_v4_compress_state",
-            "deepseek_v4_memory_pool",
-            "device_pool_info",
-            "hicache_key_scheme",
-            "host_memory",
-            "hybrid_cache.host_pool_config",
-            "hybrid_cache.hybrid_cache_controller",
-            "hybrid_cache.hybrid_pool_assembler",
-            "index_key_cache",
-            "l2_transfer",
-            "memory_pool",
-            "memory_pool_host",
-            "pool_host",
-        )
-    ),
+    *(f"sglang.srt.mem_cache.{name}" for name in _REAL.split()),
 ]
 SLOTS = 256  # of a page
 REQUESTS = 16
@@ -329,12 +318,10 @@ class HostMemory:
             if each.indices_from_pool == names.SWA
         }
         group = cache.host_pool_group
+        family = {True: "windows", False: "context"}
         pools = {
-            id(entry.host_pool): (
-                entry.name.value,
-                "windows" if entry.name in windows else "context",
-            )
-            for entry in group.entries
+            id(each.host_pool): (each.name.value, family[each.name in windows])
+            for each in group.entries
         }
         self.copies = self._controller.l2_transfer_engine = HostCopies(content, pools)
         self._allocated = [

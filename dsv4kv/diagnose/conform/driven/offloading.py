@@ -83,9 +83,20 @@ class Copies:
         """Asked for by the engine: these end now."""
         for job in sorted(job_ids):
             if job in self.under_way:
-                self.land(job)
+                self._land(job)
 
-    def land(self, job):
+    def land(self, number):
+        """One of the copies under way ends, if there are any."""
+        jobs = sorted(self.under_way)
+        if jobs:
+            self._land(jobs[number % len(jobs)])
+
+    def land_all(self):
+        """All do, the last first."""
+        while self.under_way:
+            self._land(max(self.under_way))
+
+    def _land(self, job):
         """A copy ends; its source must be unchanged."""
         stores, copies = self.under_way.pop(job)
         source, target = self._sides(stores)
@@ -112,13 +123,13 @@ class Copies:
             for kind, under_way in self.under_way.values()
             for begin, end, _ in under_way
         }
-        copies = []
-        wanted = self.wanted.pop(job, {})
+        copies, wanted = [], self.wanted.pop(job, {})
         for begin, end in pairs:
             if end in busy:
                 note("reads", f"{self._name(not stores, end)} has another copy under way")
             held = source.get(begin)
-            self._check(self._name(stores, begin), held, wanted.get(end))
+            if end in wanted:
+                self._check(self._name(stores, begin), held, wanted[end])
             target.pop(end, None)
             copies.append((begin, end, held))
         self.under_way[job] = stores, copies
@@ -134,8 +145,6 @@ class Copies:
     @staticmethod
     def _check(name, held, wanted):
         """What is copied are whole entries of the group, the place and the tokens it is for."""
-        if wanted is None:
-            return
         group, place, end, token_name, grain = wanted
         if not held or held[:2] != (group, place) or held[3] < end:
             what = "nothing of them"
@@ -189,17 +198,6 @@ class Host:
         )
         worker.clear_connector_metadata()
         return report
-
-    def land(self, number):
-        """One of the copies under way ends, if there are any."""
-        jobs = sorted(self.copies.under_way)
-        if jobs:
-            self.copies.land(jobs[number % len(jobs)])
-
-    def land_all(self):
-        """All do, the last first."""
-        while self.copies.under_way:
-            self.copies.land(max(self.copies.under_way))
 
     def _expect(self, meta):
         """What the copies that a step asks for must find."""

@@ -17,38 +17,27 @@ import inspect
 import sys
 from array import array
 from collections import deque
+from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Optional
 from unittest.mock import MagicMock
 
-from .broken import Broken, bare_package, check_free, find_package, note, stand_in
+from .broken import Broken, Operated, bare_package, check_free, find_package, note, stand_in
 from .hicache import HICACHE, HostMemory, attach, load_hicache, open_pool, prepare
 
 NAME = "sglang"
 MEMORY = "sglang.srt.mem_cache"
 PAGE, WINDOW = 256, 128
 HOSTED = "sglang/srt/mem_cache/draft_kv_budget.py"  # not before 0.5.23
+_REAL = (
+    "allocator.base allocator.paged allocator.swa base_prefix_cache base_swa_memory_pool "
+    "cache_init_params common evict_policy events hicache_storage radix_cache unified_cache "
+    "unified_radix_cache utils"
+)
 REAL = [
     "sglang.srt.environ",
     "sglang.srt.model_executor.encoder_swa_replay",
-    *(
-        f"{MEMORY}.{name}"
-        for name in (
-            "allocator.base",
-            "allocator.paged",
-            "allocator.swa",
-            "base_prefix_cache",
-            "base_swa_memory_pool",
-            "cache_init_params",
-            "common",
-            "evict_policy",
-            "events",
-            "hicache_storage",
-            "radix_cache",
-            "unified_cache",
-            "unified_radix_cache",
-            "utils",
-        )
-    ),
+    *(f"{MEMORY}.{name}" for name in _REAL.split()),
 ]
 
 
@@ -81,19 +70,10 @@ def load(folder=None, *more):
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
     from sglang.srt.model_executor import encoder_swa_replay
 
-    held = _class_of(
-        folder / "sglang/srt/managers/schedule_batch.py",
-        "ReqKvInfo",
-        {
-            "dataclasses": dataclasses,
-            "ComponentType": ComponentType,
-            "ceil_align": _ceil_align,
-            "_is_hip": False,
-            "Optional": __import__("typing").Optional,
-            "torch": torch,
-            "RetractionBackup": object,
-        },
-    )
+    names = {"dataclasses": dataclasses, "ComponentType": ComponentType, "torch": torch}
+    names |= {"ceil_align": _ceil_align, "_is_hip": False, "RetractionBackup": object}
+    names["Optional"] = Optional
+    held = _class_of(folder / "sglang/srt/managers/schedule_batch.py", "ReqKvInfo", names)
     torch.set_num_threads(1)
     hicache = load_hicache() if hosted else None
     return SimpleNamespace(**locals())
@@ -128,9 +108,7 @@ def _fill_in():
         setattr(utils, name, lambda: False)
         setattr(common, name, lambda: False)
     utils.get_bool_env_var = lambda *_: False
-    invariants.expect = lambda *_, **__: None
-    invariants.Invariant = lambda *_, **__: None
-    invariants.IsTrue = lambda *_: None
+    invariants.expect = invariants.Invariant = invariants.IsTrue = lambda *_, **__: None
     invariants.Bucket = MagicMock()
     ranks.rank_consensus = as_it_is
     platforms.current_platform.get_paged_allocator_cls = lambda: None
@@ -142,18 +120,9 @@ def _fill_in():
 
 def _no_session(*_, **__):
     """No request belongs to a session."""
-
-    def no(*_, **__):
-        return False
-
-    return SimpleNamespace(
-        slots={},
-        try_match_prefix=lambda _: None,
-        try_cache_finished_req=no,
-        will_lend_record=no,
-        try_checkpoint=no,
-        any_holding_kv=no,
-    )
+    none = ("try_cache_finished_req", "will_lend_record", "try_checkpoint", "any_holding_kv")
+    no = dict.fromkeys(none, lambda *_, **__: False)
+    return SimpleNamespace(slots={}, try_match_prefix=lambda _: None, **no)
 
 
 def _class_of(path, name, names):
@@ -307,8 +276,8 @@ def _chain(tokens):
     return made[1:]
 
 
-class Session:
-    """An empty cache; ``apply`` operations one after the other, ``end`` after the last."""
+class Session(Operated):
+    """An empty cache."""
 
     def __init__(self, engine, settings):
         self._engine, self._chunk_pages = engine, settings["chunk_tokens"] // PAGE
@@ -326,16 +295,9 @@ class Session:
         self._free_rows = list(range(settings["running"]))
         self._waiting, self._running, self._chunked = deque(), [], None
         self._full, self._windows = {}, {}  # what is in which page
-        self._host = None
         if "host_ratio" in settings:
             content = {"context": self._full, "windows": self._windows}
             self._host = HostMemory(engine.hicache, self._cache, content)
-
-    def apply(self, operation):
-        """Do one and look at the pools."""
-        name, *rest = operation
-        getattr(self, f"_do_{name}")(*rest)
-        self._count_pages()
 
     def end(self):
         """Let everything come to its end; then nothing is locked, and all can be evicted."""
@@ -348,7 +310,7 @@ class Session:
             if not patience:
                 note("ends", "requests do not end in 3,000 steps")
                 raise Broken
-        self._count_pages()
+        self._count()
         if self._host:
             self._host.settle()
         self._cache.sanity_check()
@@ -368,24 +330,17 @@ class Session:
         )
         self._cache.evict(params)
 
-    # operations
-
     def _do_admit(self, number, pages, tokens, output):
         self._waiting.append(Running(self._engine, number, _spell(pages, tokens), output))
 
     def _do_step(self, accepted=0):
         """A chunk of a prompt where there is one, else one token of all that decode."""
-        self._begin_step()
-        self._prefill() or self._decode()
-        self._end_step()
+        with self._step():
+            self._prefill() or self._decode()
 
     def _do_finish(self, accepted=0):
-        self._begin_step()
-        self._decode()
-        self._end_step()
-
-    def _do_land(self, number):
-        self._host.copies.land(number)
+        with self._step():
+            self._decode()
 
     def _do_abort(self, number):
         for request in [*self._waiting, *self._running, self._chunked]:
@@ -411,8 +366,8 @@ class Session:
         for request in [*self._running]:
             self._retract(request)
 
-    def _do_serve(self, number, pages, tokens, expected):
-        """One prompt alone, with a checkpoint after every chunk and one at the end."""
+    def _serve(self, number, pages, tokens):
+        """With a checkpoint after every chunk and one at the end."""
         request = Running(self._engine, number, _spell(pages, tokens), 1)
         if self._host:
             self._host.settle()
@@ -420,23 +375,18 @@ class Session:
         self._begin(request)
         hit = request.prefix_len
         while request.extend_end < tokens:
-            self._begin_step()
-            self._extend(request)
-            self._engine.common.checkpoint_kv_cache(request, self._cache)
-            self._end_step()
+            with self._step():
+                self._extend(request)
+                self._engine.common.checkpoint_kv_cache(request, self._cache)
         request.done = True
         self._release(request, checkpoint=True)
-        if hit != expected:
-            what = f"a prompt of {tokens} tokens hits {hit} of them"
-            note("hits", f"{what}, where the rule says {expected}")
+        return hit
 
-    # steps
-
-    def _begin_step(self):
+    @contextmanager
+    def _step(self):
         if self._host:
             self._host.begin_step()
-
-    def _end_step(self):
+        yield
         if self._host:
             self._cache.flush_pending_backups()
 
@@ -549,8 +499,6 @@ class Session:
             request.kv.req_pool_idx = None
             self._free_rows.append(row)
 
-    # what is where
-
     def _pages(self, request, first, last):
         """Pages of context of a request, and the pages of windows that they are mapped to."""
         slots = self._rows[request.kv.req_pool_idx, first * PAGE : last * PAGE : PAGE]
@@ -583,7 +531,7 @@ class Session:
                 continue
             note("reads", f"request {request.rid} resumes at token {position}, and {what}")
 
-    def _count_pages(self):
+    def _count(self):
         """Every page of both pools is free, held by the tree, or held by one request."""
         pages, windows = self._settings["pages"], self._settings["window_pages"]
         kept = self._cache.all_values_flatten()[::PAGE]

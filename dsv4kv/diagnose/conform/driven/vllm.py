@@ -14,7 +14,7 @@ from collections import deque
 from functools import cache
 from types import SimpleNamespace
 
-from .broken import Broken, add_absent, check_free, find_package, note
+from .broken import Broken, Operated, add_absent, check_free, find_package, note
 from .offloading import CHUNK_BYTES, Host, configure, load_offloading
 
 NAME = "vllm"
@@ -144,12 +144,7 @@ def open_scheduler(engine, settings):
         aux_output_config=SimpleNamespace(enabled=False),
         speculative_config=drafts,
         use_v2_model_runner=True,
-        is_mm_encoder_only=False,
         kv_transfer_config=host,
-        ec_transfer_config=None,
-        kv_events_config=None,
-        lora_config=None,
-        diffusion_config=None,
     )  # fmt: skip
     size = blocks * CHUNK_BYTES  # of the one allocation: what a chunk of host memory has
     kv = engine.specs.KVCacheConfig(
@@ -185,8 +180,8 @@ def _agree(held, chain):
     return held[2] is chain or (last and held[2][last - 1 : last] == chain[last - 1 : last] != [])
 
 
-class Session:
-    """An empty scheduler; ``apply`` operations one after the other, ``end`` after the last."""
+class Session(Operated):
+    """An empty scheduler."""
 
     def __init__(self, engine, settings):
         self._engine, self._settings = engine, settings
@@ -202,27 +197,16 @@ class Session:
         self._flying = deque()
         self._chains, self._pages, self._seen, self._hits = {}, {}, {}, {}
         self._content = {}
-        self._host = None
         if settings.get("host_chunks"):
+            chain = self._chains.__getitem__
             self._host = Host(
-                engine.offloading,
-                self._scheduler,
-                self._content,
-                self._spans,
-                GRAIN,
-                self._chains.__getitem__,
+                engine.offloading, self._scheduler, self._content, self._spans, GRAIN, chain
             )
-
-    def apply(self, operation):
-        """Do one and look at the pool."""
-        name, *rest = operation
-        getattr(self, f"_do_{name}")(*rest)
-        self._count_blocks()
 
     def end(self):
         """Let everything come to its end: then all blocks are free."""
         self._run_out()
-        self._count_blocks()
+        self._count()
         if self._host:
             self._host.check_end()
         free, total = self._pool.get_num_free_blocks(), self._settings["blocks"]
@@ -235,7 +219,7 @@ class Session:
         idle, known, requests = 0, None, self._scheduler.requests
         while requests or (self._host and self._scheduler.has_requests()):
             if self._host:
-                self._host.land_all()
+                self._host.copies.land_all()
             self._advance(0)
             now = len(requests), sum(each.num_tokens for each in requests.values())
             idle, known = (0 if now != known else idle + 1), now
@@ -245,8 +229,6 @@ class Session:
                 raise Broken
         while self._flying:
             self._update(0)
-
-    # operations
 
     def _do_admit(self, number, pages, tokens, output):
         spelled = [page * PAGE + i for page in pages for i in range(PAGE)][:tokens]
@@ -261,9 +243,6 @@ class Session:
         )
         self._chains[str(number)] = self._chain_of(spelled)
         self._scheduler.add_request(request)
-
-    def _do_step(self, accepted=0):
-        self._advance(accepted)
 
     def _do_finish(self, accepted=0):
         if self._flying:
@@ -286,29 +265,17 @@ class Session:
         if not (self._host and (self._scheduler.kv_holding_waiting or any(ended))):
             self._scheduler.reset_prefix_cache(reset_running_requests=True)
 
-    def _do_land(self, number):
-        """A copy between the GPU and host memory ends."""
-        self._host.land(number)
-
     def _do_empty(self):
         """Both prefix caches, as a change of weights does."""
         self._scheduler.reset_prefix_cache(reset_connector=True)
 
-    def _do_serve(self, number, pages, tokens, expected):
-        """One request alone, from admission to end, compared with its expected hit.
-
-        With host memory the GPU's prefix cache is emptied first.
-        """
+    def _serve(self, number, pages, tokens):
+        """With host memory the GPU's prefix cache is emptied first."""
         if self._host:
             self._scheduler.reset_prefix_cache()
         self._do_admit(number, pages, tokens, 1)
         self._run_out()
-        hit = self._hits[str(number)]
-        if hit != expected:
-            what = f"a prompt of {tokens} tokens hits {hit} of them"
-            note("hits", f"{what}, where the rule says {expected}")
-
-    # a step
+        return self._hits[str(number)]
 
     def _advance(self, accepted):
         """Schedule a step, and update the oldest that there is no room for."""
@@ -336,6 +303,8 @@ class Session:
         self._flying.append((output, samples, report))
         if depth == 1:
             self._update(accepted)
+
+    _do_step = _advance
 
     def _unsure(self, rid, preemptions):
         """Drafts in flight: if all are rejected, the next step starts that many tokens earlier."""
@@ -378,8 +347,6 @@ class Session:
             alive = [rid for rid in sampled if rid in self._scheduler.requests]
             made = self._engine.DraftTokenIds(alive, [[7] * number for _ in alive])
             self._scheduler.update_draft_token_ids(made)
-
-    # what is where
 
     def _chain_of(self, tokens):
         """A name of every four tokens that covers all before them, too."""
@@ -431,9 +398,8 @@ class Session:
             for place in range(first, -(-min(position, known) // span)):
                 end = min((place + 1) * span, position, known)
                 block = table[place] if place < len(table) else None
-                held = (
-                    None if block is None or block.is_null else self._content.get(block.block_id)
-                )
+                there = block is not None and not block.is_null
+                held = self._content.get(block.block_id) if there else None
                 if not held or held[:2] != (group, place) or held[3] < end:
                     what = "has nothing of"
                 elif end >= GRAIN and held[2][end // GRAIN - 1] != chain[end // GRAIN - 1]:
@@ -453,7 +419,7 @@ class Session:
                     into = f"tokens {begin} to {end} into block {block.block_id}"
                     note("reads", f"request {rid} computes {into}, which is still being copied")
 
-    def _count_blocks(self):
+    def _count(self):
         """Every block is free, or held as often as it says, by requests of one group."""
         counts = self._held()
         for block, count in zip(self._pool.blocks, counts):

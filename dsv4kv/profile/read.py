@@ -5,6 +5,7 @@ import hashlib
 import shlex
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +28,7 @@ from dsv4kv.runs.store import load_record, new_run_id
 _RECORD = '"schema_version"'
 _OF_TRACES = ('"traceEvents"', '"schemaVersion"', '"ph"', _RECORD)
 _HEAD_CHARACTERS = 200
+_HEAD_BYTES = 1 << 16
 _EXPORT_TIMEOUT_S = 600.0
 _SQLITE = b"SQLite format 3\0"
 _DATABASES = (".sqlite", ".sqlite3", ".db")
@@ -45,12 +47,12 @@ def read_profile(path: Path, step: str = STEP) -> Trace:
         return _read_report(path, step)
     if name.endswith(".ncu-rep"):
         return read_ncu(path)
-    begin, unpacked = _first_bytes(path, packed=False), _first_bytes(path, packed=True)
-    if unpacked == _SQLITE:
+    begin, unpacked = _head(path)
+    if unpacked.startswith(_SQLITE):
         raise ProfileError(f"{path} is a packed database: unpack it first, with gunzip.")
-    if begin == _SQLITE or name.endswith(_DATABASES):
+    if begin.startswith(_SQLITE) or name.endswith(_DATABASES):
         return read_nsys(path, step)
-    if name.endswith(_TRACES) or (unpacked or begin).lstrip()[:1] in (b"{", b"["):
+    if name.endswith(_TRACES) or _is_json(unpacked or begin):
         return read_kineto(path, step)
     raise ProfileError(
         f"{path} is no profile that can be read: .nsys-rep, .sqlite, .ncu-rep are, and .json or "
@@ -68,21 +70,25 @@ def is_profile(path: Path) -> bool:
     """Whether a file is a profiler's or a run record, by its content; reports by their names."""
     if path.name.lower().endswith((*_REPORTS, ".ncu-rep")):
         return True
-    begin, unpacked = (_first_bytes(path, packed=p, count=1 << 16) for p in (False, True))
-    text = (unpacked or begin).decode("utf-8", "replace")
-    is_json = text.lstrip()[:1] in ("{", "[")
-    return _SQLITE in (begin[:16], unpacked[:16]) or (
-        is_json and any(key in text for key in _OF_TRACES)
-    )
+    begin, unpacked = _head(path)
+    if begin.startswith(_SQLITE) or unpacked.startswith(_SQLITE):
+        return True
+    text = unpacked or begin
+    return _is_json(text) and any(key.encode() in text for key in _OF_TRACES)
 
 
-def _first_bytes(path: Path, *, packed: bool, count: int = len(_SQLITE)) -> bytes:
-    """How a file begins; empty where it cannot be read so."""
-    try:
-        with open_regular(path) as file, gzip.GzipFile(fileobj=file) as unpacked:
-            return (unpacked if packed else file).read(count)
-    except (OSError, EOFError, zlib.error):
-        return b""
+def _head(path: Path) -> tuple[bytes, bytes]:
+    """How a file begins, as it is and unpacked; empty where it cannot be read so."""
+    begin = unpacked = b""
+    with suppress(OSError, EOFError, zlib.error), open_regular(path) as file:
+        begin = file.read(_HEAD_BYTES)
+        file.seek(0)
+        unpacked = gzip.GzipFile(fileobj=file).read(_HEAD_BYTES)
+    return begin, unpacked
+
+
+def _is_json(text: bytes) -> bool:
+    return text.lstrip()[:1] in (b"{", b"[")
 
 
 def _read_report(path: Path, step: str) -> Trace:

@@ -21,7 +21,7 @@ from dsv4kv.bench.device import describe_gpu, find_device, measure_peaks
 from dsv4kv.bench.memory import audit_memory
 from dsv4kv.bench.protocol import measure_memcpy
 from dsv4kv.bench.recorder import Recorder
-from dsv4kv.bench.run import Setup, describe_cache, make_loop, set_up
+from dsv4kv.bench.run import describe_cache, make_loop, set_up
 from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
 from dsv4kv.bench.serve.operations import name_of
 from dsv4kv.config.bench import BenchConfig
@@ -95,9 +95,7 @@ def name_folder(loaded: LoadedConfig, out: Path) -> Path:
 
 def make_command(plan: Plan, *, here: bool = True) -> Command:
     """The profiler's command line; ``ProfileError`` where it is not installed ``here``."""
-    program = python("-m", "dsv4kv", "profile", plan.loaded.source)
-    program += [word for each in plan.overrides for word in ("--set", each)]
-    program += ["--steps", str(plan.num_steps), "--child", str(plan.folder / RUN)]
+    program = python("-m", *_words(plan), "--child", str(plan.folder / RUN))
     output = plan.folder / OUTPUT
     if plan.tool == "torch":
         raise ConfigError(
@@ -111,9 +109,13 @@ def make_command(plan: Plan, *, here: bool = True) -> Command:
 
 def reproduce(plan: Plan) -> str:
     """The command line that profiles so again."""
-    words = ["dsv4kv", "profile", plan.loaded.source, f"--{plan.tool}"]
+    return shlex.join(_words(plan, f"--{plan.tool}"))
+
+
+def _words(plan: Plan, *more: str) -> list[str]:
+    words = ["dsv4kv", "profile", plan.loaded.source, *more]
     words += [word for each in plan.overrides for word in ("--set", each)]
-    return shlex.join([*words, "--steps", str(plan.num_steps)])
+    return [*words, "--steps", str(plan.num_steps)]
 
 
 class Attached(Protocol):
@@ -227,13 +229,24 @@ def run_profile(plan: Plan, *, memory: bool) -> RunRecord:
     command = Command([], []) if plan.tool == "torch" else make_command(plan)
     plan.folder.mkdir(parents=True, exist_ok=True)
     audit = audit_memory(plan.loaded.config, plan.folder) if memory else None
-    record, profiled = _run_kineto(plan) if plan.tool == "torch" else _run_tool(plan, command)
+    if plan.tool == "torch":
+        kineto, kept = Kineto(), list[RunRecord]()
+        _run_in_process(plan, kineto, kept.append)
+        trace = plan.folder / _KINETO_TRACE
+        kineto.save(trace)
+        record, profiled = kept[0], Profiled(trace, [trace], [])
+        torch = record.environment.versions.get("torch")  # whose profiler comes with it
+        version = f"torch {torch}" if torch else None
+    else:
+        report = (plan.folder / OUTPUT).with_suffix(f".{plan.tool}-rep")
+        profiled = run_profiler(command, report, plan.timeout_s)
+        if not (record_file := plan.folder / RUN).is_file():
+            left = name_files(plan.folder)
+            raise ProfileError(f"the profiled program ended before it wrote its record. {left}")
+        record, version = load_record(record_file), version_of(command.words[0])
     (case,) = record.cases
     assert case.profile is not None
     table = build_table(read_profile(profiled.file), shipped_rules(), case.profile.useful_bytes)
-    torch = record.environment.versions.get("torch")  # whose profiler comes with it
-    own = f"torch {torch}" if torch else None
-    version = version_of(command.words[0]) if command.words else own
     more = {"notes": [*profiled.notes, *table.notes], "tool_version": version}
     profile = case.profile.model_copy(
         update={
@@ -248,26 +261,6 @@ def run_profile(plan: Plan, *, memory: bool) -> RunRecord:
     return record.model_copy(
         update={"cases": [done], "argv": list(plan.argv), "reproduce": reproduce(plan)}
     )
-
-
-def _run_kineto(plan: Plan) -> tuple[RunRecord, Profiled]:
-    kineto, kept = Kineto(), list[RunRecord]()
-    _run_in_process(plan, kineto, kept.append)
-    path = plan.folder / _KINETO_TRACE
-    kineto.save(path)
-    return kept[0], Profiled(path, [path], [])
-
-
-def _run_tool(plan: Plan, command: Command) -> tuple[RunRecord, Profiled]:
-    record_file = plan.folder / RUN
-    suffix = ".nsys-rep" if plan.tool == "nsys" else ".ncu-rep"
-    report = (plan.folder / OUTPUT).with_suffix(suffix)
-    profiled = run_profiler(command, report, plan.timeout_s)
-    if not record_file.is_file():
-        raise ProfileError(
-            f"the profiled program ended before it wrote its record. {name_files(plan.folder)}"
-        )
-    return load_record(record_file), profiled
 
 
 def _run_in_process(plan: Plan, profiler: Attached, keep: Callable[[RunRecord], None]) -> None:
@@ -291,9 +284,9 @@ class Enough(Exception):
     """All steps that were to be profiled are done."""
 
 
-@dataclass
-class Watch:
-    """Decides when the profiler looks, and keeps what it looked at."""
+@dataclass(kw_only=True)
+class ProfiledExecutor(StepExecutor):
+    """An executor whose decode steps a profiler looks at, as soon as it is time."""
 
     profiler: Attached  # looks
     steps: int  # decode steps to look at
@@ -302,50 +295,37 @@ class Watch:
     step_requests: list[int] = field(default_factory=list)  # requests of every step looked at
     useful_bytes: Counter[str] = field(default_factory=Counter)
     """Bytes that operations had to move, by name."""
-    active: bool = False  # whether a step is being looked at
     started: bool = False  # whether the profiler is on
+    _active: bool = False
     _full: int = 0
 
-    def mark(self, name: str) -> AbstractContextManager[object]:
-        """A range inside a profiled step; nothing elsewhere."""
-        return self.profiler.mark(name) if self.active else nullcontext()
+    def __post_init__(self) -> None:
+        self.mark = lambda name: self.profiler.mark(name) if self._active else nullcontext()
 
-    @contextmanager
-    def look_at(self, step: StepTokens) -> Iterator[None]:
-        """Profile a decode step, if it is time; ends the loop after the last."""
+    def decode(self, step: StepTokens) -> None:
+        """Look at a step if it is time, and count the bytes that it must move.
+
+        Raises ``Enough`` after the last.
+        """
         requests = step.batch.num_requests
         self._full += requests == self.requests
         if self._full <= self.warmup:
-            yield
-            return
-        if not self.started:
+            super().decode(step)
+        elif not self.started:
             self.started = True
             self.profiler.start()
-            yield  # not looked at: a profiler takes its time to begin
-            return
-        self.active = True
-        try:
-            with self.profiler.mark(STEP):
-                yield
-        finally:
-            self.active = False
-        self.step_requests.append(requests)
-        if len(self.step_requests) == self.steps:
-            raise Enough
-
-
-@dataclass(kw_only=True)
-class ProfiledExecutor(StepExecutor):
-    """An executor whose decode steps are looked at."""
-
-    watch: Watch  # looks
-
-    def decode(self, step: StepTokens) -> None:
-        """Look at a step if it is time, and count the bytes that it must move."""
-        with self.watch.look_at(step):
-            super().decode(step)
-            if self.watch.active:
-                self._count_bytes(step)
+            super().decode(step)  # not looked at: a profiler takes its time to begin
+        else:
+            self._active = True
+            try:
+                with self.profiler.mark(STEP):
+                    super().decode(step)
+                    self._count_bytes(step)
+            finally:
+                self._active = False
+            self.step_requests.append(requests)
+            if len(self.step_requests) == self.steps:
+                raise Enough
 
     def _count_bytes(self, step: StepTokens) -> None:
         # on a GPU the kernels on indexer keys and on compressed KV have one name
@@ -354,9 +334,8 @@ class ProfiledExecutor(StepExecutor):
             for operation, indexer in self.step_operations(layer):
                 entries, moved, _ = work.of(operation, layer.schema, indexer=indexer)
                 named = f"{name_of(operation, indexer)} {layer.schema.layer.attn}"
-                self.watch.useful_bytes[operation if on_gpu else named] += (
-                    moved if entries or on_gpu else 0
-                )
+                moved = moved if entries or on_gpu else 0
+                self.useful_bytes[operation if on_gpu else named] += moved
 
 
 def run_profiled(
@@ -385,8 +364,26 @@ def run_profiled(
         peaks = measure_peaks(setup.device, size)
     else:
         memcpy = Memcpy(bytes=2 * size, samples_ns=measure_memcpy(size))
-    watch = Watch(profiler, steps, config.workload.concurrency, config.measure.warmup_steps)
-    _serve(setup, setup.drive.executor, watch)
+    recorder, executor = Recorder(), setup.drive.executor
+    kept = {each.name: getattr(executor, each.name) for each in fields(executor) if each.init}
+    profiled = ProfiledExecutor(
+        **kept | {"recorder": recorder},
+        profiler=profiler,
+        steps=steps,
+        requests=config.workload.concurrency,
+        warmup=config.measure.warmup_steps,
+    )
+    loop, _ = make_loop(setup, recorder, profiled)
+    with suppress(Enough):
+        loop.run()
+    if not profiled.step_requests:
+        if profiled.started:
+            profiler.stop()
+        raise ConfigError(
+            f"the workload has no more than {profiled.warmup} decode steps of {profiled.requests} "
+            "requests, so no steady one to profile: lower workload.concurrency or "
+            "measure.warmup_steps, or take a longer workload."
+        )
     case = make_case(
         cache=describe_cache(config, setup.plan, setup.manager),
         memcpy=memcpy,
@@ -395,28 +392,11 @@ def run_profiled(
             why="",
             command=[],
             files=[],
-            step_requests=watch.step_requests,
-            useful_bytes=dict(watch.useful_bytes),
+            step_requests=profiled.step_requests,
+            useful_bytes=dict(profiled.useful_bytes),
             table=None,
         ),
         **setup.facts(),
     )
     keep(case)
     profiler.stop()
-
-
-def _serve(setup: Setup, executor: StepExecutor, watch: Watch) -> None:
-    recorder = Recorder()
-    kept = {each.name: getattr(executor, each.name) for each in fields(executor) if each.init}
-    profiled = ProfiledExecutor(**kept | {"recorder": recorder, "mark": watch.mark}, watch=watch)
-    loop, _ = make_loop(setup, recorder, profiled)
-    with suppress(Enough):
-        loop.run()
-    if not watch.step_requests:
-        if watch.started:
-            watch.profiler.stop()
-        raise ConfigError(
-            f"the workload has no more than {watch.warmup} decode steps of {watch.requests} "
-            "requests, so no steady one to profile: lower workload.concurrency or "
-            "measure.warmup_steps, or take a longer workload."
-        )

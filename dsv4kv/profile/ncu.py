@@ -22,12 +22,12 @@ from dsv4kv.profile.trace import (
     Trace,
     constant,
     make_work,
+    triple,
 )
 
 _HEAD = '"ID",'
 _TIMEOUT_S = 120.0
 _NAME = "Kernel Name"
-_SHAPES = {"launch__grid_dim": "Grid Size", "launch__block_dim": "Block Size"}
 
 Metrics = dict[str, tuple[float | str, str]]
 """Values of a kernel that were collected, and their units."""
@@ -37,6 +37,7 @@ _DRAM = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 _REGISTERS = "launch__registers_per_thread"
 _GRID = tuple(f"launch__grid_dim_{axis}" for axis in "xyz")
 _BLOCK = tuple(f"launch__block_dim_{axis}" for axis in "xyz")
+_SHAPES = {_GRID: "Grid Size", _BLOCK: "Block Size"}
 _SHARED = ("launch__shared_mem_per_block_static", "launch__shared_mem_per_block_dynamic")
 _DEVICE = "device__attribute_display_name"
 _WANTED = (_DURATION, *_DRAM, _REGISTERS, *_GRID, *_BLOCK, *_SHARED, _DEVICE)
@@ -139,10 +140,8 @@ def _metrics_in(row: dict[str, str], units: dict[str, str]) -> Metrics:
     }
     for metric, column in _SHAPES.items():
         sizes = (row.get(column) or "").strip("()").split(",")  # (64, 2, 1)
-        if len(sizes) == len("xyz"):
-            found |= {
-                f"{metric}_{axis}": (size, "") for axis, size in zip("xyz", sizes, strict=True)
-            }
+        if len(sizes) == len(metric):
+            found |= {axis: (size, "") for axis, size in zip(metric, sizes, strict=True)}
     return found
 
 
@@ -154,14 +153,9 @@ def _numbers(metrics: Metrics, shapes: dict[LaunchShape, int]) -> tuple[int, int
             number = float(value) * _UNITS.get(unit.partition("/")[0], 1.0)  # of a block, a thread
             if abs(number) < _MOST:
                 found[name] = round(number)
-
-    def triple(names: tuple[str, ...]) -> tuple[int, int, int] | None:
-        return (found[names[0]], found[names[1]], found[names[2]]) if has(names) else None
-
-    def has(names: tuple[str, ...]) -> bool:
-        return set(names) <= set(found)
-
+    x, y, z, *block = (found.get(name) for name in (*_GRID, *_BLOCK))
     shared = sum(found.get(name, 0) for name in _SHARED) or None
-    shape = LaunchShape(triple(_GRID), triple(_BLOCK), found.get(_REGISTERS), shared)
-    moved = sum(found[name] for name in _DRAM) if has(_DRAM) else NONE
+    shape = LaunchShape(triple(x, y, z), triple(*block), found.get(_REGISTERS), shared)
+    read, written = (found.get(name) for name in _DRAM)
+    moved = NONE if read is None or written is None else read + written
     return found.get(_DURATION, NONE), moved, shapes.setdefault(shape, len(shapes))

@@ -39,6 +39,7 @@ from dsv4kv.profile.trace import (
     make_work,
     number_rows,
     trace_launches,
+    triple,
 )
 from dsv4kv.units import counted
 
@@ -247,15 +248,11 @@ def _name_each(values: Column, names: Names, title: Callable[[int], str]) -> Col
 def _shape(sizes: Sequence[int]) -> LaunchShape:
     known = [size for size in sizes[7:] if size != NONE]
     return LaunchShape(
-        grid=_triple(*sizes[:3]),
-        block=_triple(*sizes[3:6]),
+        grid=triple(*sizes[:3]),
+        block=triple(*sizes[3:6]),
         registers=None if sizes[6] == NONE else sizes[6],
         shared_bytes=sum(known) if known else None,
     )
-
-
-def _triple(x: int, y: int, z: int) -> tuple[int, int, int] | None:
-    return None if NONE in (x, y, z) else (x, y, z)
 
 
 _CUDA_BITS = 32

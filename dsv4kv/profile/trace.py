@@ -42,6 +42,12 @@ class LaunchShape:
     shared_bytes: int | None  # shared memory of a block, static and dynamic
 
 
+def triple(*sizes: int | None) -> tuple[int, int, int] | None:
+    """Three sizes; None where one is missing."""
+    x, y, z = (NONE if size is None else size for size in sizes)
+    return None if NONE in (x, y, z) else (x, y, z)
+
+
 @dataclass(frozen=True)
 class Work:
     """Columns of equal length, one row for each piece of work."""

@@ -1,7 +1,6 @@
 """Reports of ncu, through a made-up ``ncu_report`` package with the functions of the real one."""
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,53 +13,26 @@ from dsv4kv.profile.trace import NONE, LaunchShape
 Metrics = dict[str, tuple[float | str, str]]
 
 
-@dataclass
-class Metric:
-    value: float | str
-    units: str
-
-    def as_double(self) -> float:
-        return float(self.value)
-
-    def as_string(self) -> str:
-        return str(self.value)
-
-    def unit(self) -> str:
-        return self.units
+Action = tuple[str, Metrics]
 
 
-@dataclass
-class Action:
-    title: str
-    metrics: Metrics
+def context(ranges: list[list[Action]]) -> SimpleNamespace:
+    """What ``load_report`` returns."""
 
-    def name(self) -> str:
-        return self.title
+    def metric(value: float | str, unit: str) -> SimpleNamespace:
+        told = {"as_double": lambda: float(value), "as_string": lambda: str(value)}
+        return SimpleNamespace(**told, unit=lambda: unit)
 
-    def metric_by_name(self, name: str) -> Metric | None:
-        return Metric(*self.metrics[name]) if name in self.metrics else None
+    def action(title: str, metrics: Metrics) -> SimpleNamespace:
+        found = {name: metric(*each) for name, each in metrics.items()}
+        return SimpleNamespace(name=lambda: title, metric_by_name=found.get)
 
+    def part(actions: list[Action]) -> SimpleNamespace:
+        return SimpleNamespace(
+            num_actions=lambda: len(actions), action_by_idx=lambda i: action(*actions[i])
+        )
 
-@dataclass
-class Range:
-    actions: list[Action]
-
-    def num_actions(self) -> int:
-        return len(self.actions)
-
-    def action_by_idx(self, i: int) -> Action:
-        return self.actions[i]
-
-
-@dataclass
-class Context:
-    ranges: list[Range]
-
-    def num_ranges(self) -> int:
-        return len(self.ranges)
-
-    def range_by_idx(self, i: int) -> Range:
-        return self.ranges[i]
+    return SimpleNamespace(num_ranges=lambda: len(ranges), range_by_idx=lambda i: part(ranges[i]))
 
 
 def sizes(name: str, x: float, y: float, z: float) -> Metrics:
@@ -68,7 +40,7 @@ def sizes(name: str, x: float, y: float, z: float) -> Metrics:
 
 
 def gather(time: float = 2_000.0, unit: str = "ns") -> Action:
-    return Action(
+    return (
         "gather_topk",
         {
             "gpu__time_duration.sum": (time, unit),
@@ -84,19 +56,19 @@ def gather(time: float = 2_000.0, unit: str = "ns") -> Action:
 
 
 @pytest.fixture
-def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Range]:
+def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[Action]]:
     """Ranges that the package will find in any file."""
-    ranges: list[Range] = []
-    package = SimpleNamespace(load_report=lambda _path: Context(ranges))
+    ranges: list[list[Action]] = []
+    package = SimpleNamespace(load_report=lambda _path: context(ranges))
     monkeypatch.setitem(sys.modules, "ncu_report", package)
     (tmp_path / "step.ncu-rep").touch()
     monkeypatch.chdir(tmp_path)
     return ranges
 
 
-def test_kernels_have_time_bytes_and_shape(report: list[Range]) -> None:
-    report.append(Range([gather(), Action("flush", {})]))
-    report.append(Range([gather(3.5, "us")]))
+def test_kernels_have_time_bytes_and_shape(report: list[list[Action]]) -> None:
+    report.append([gather(), ("flush", {})])
+    report.append([gather(3.5, "us")])
     trace = read_ncu(Path("step.ncu-rep"))
     assert [trace.names[i] for i in trace.work.name] == ["gather_topk", "flush", "gather_topk"]
     assert trace.work.self_ns.tolist() == [2_000, 0, 3_500]
@@ -108,34 +80,32 @@ def test_kernels_have_time_bytes_and_shape(report: list[Range]) -> None:
     assert warning.startswith("1 of 3 kernels have no gpu__time_duration.sum and count as 0")
 
 
-def test_a_report_without_kernels_says_so(report: list[Range]) -> None:
+def test_a_report_without_kernels_says_so(report: list[list[Action]]) -> None:
     (warning,) = read_ncu(Path("step.ncu-rep")).warnings
     assert warning.startswith("the report has no kernels")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e300, "soon"])
 def test_metrics_that_are_no_numbers_count_as_not_collected(
-    value: float | str, report: list[Range]
+    value: float | str, report: list[list[Action]]
 ) -> None:
-    plain = gather().metrics
-    report += [Range([Action("odd", plain | {name: (value, "ns")})]) for name in plain]
+    _, plain = gather()
+    report += [[("odd", plain | {name: (value, "ns")})] for name in plain]
     trace = read_ncu(Path("step.ncu-rep"))
     assert trace.work.self_ns.tolist() == [0] + [2_000] * (len(plain) - 1)
     assert trace.work.bytes.tolist()[:3] == [1_500, NONE, NONE]
 
 
 def test_what_the_package_cannot_read_is_told_with_its_words(
-    report: list[Range], monkeypatch: pytest.MonkeyPatch
+    report: list[list[Action]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_path: str) -> Context:
+    def fail(_path: str) -> None:
         raise RuntimeError("not a report")
 
     monkeypatch.setitem(sys.modules, "ncu_report", SimpleNamespace(load_report=fail))
     with pytest.raises(ProfileError, match=r"report of ncu \(not a report\)"):
         read_ncu(Path("step.ncu-rep"))
 
-
-# ---- without the package ------------------------------------------------------------------------
 
 TABLE = """\
 ==PROF== Connected to process 7
@@ -164,9 +134,9 @@ def make_ncu(folder: Path, monkeypatch: pytest.MonkeyPatch, told: str) -> Path:
 
 
 def test_without_the_package_ncu_itself_tells_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: list[Range]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: list[list[Action]]
 ) -> None:
-    report.append(Range([gather(), Action("flush", {})]))
+    report.append([gather(), ("flush", {})])
     expected = read_ncu(tmp_path / "step.ncu-rep")
     columns, units, values = (
         ",".join(f'"{x}"' for x in row) for row in zip(*COLUMNS, strict=True)
@@ -199,7 +169,7 @@ def test_a_table_without_rows_or_with_endless_cells_is_refused(
 
 
 def test_without_either_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: list[Range]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: list[list[Action]]
 ) -> None:
     monkeypatch.setitem(sys.modules, "ncu_report", None)
     monkeypatch.setenv("PATH", "")

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from dsv4kv.budget.flags import GivenFlag, merge, read_flag
 from dsv4kv.budget.gpus import gpu_names, load_gpu
@@ -144,9 +144,9 @@ def recognise(path: Path) -> tuple[Kind, str]:
         return "result", ""
     lines, left = [], _MOST_TEXT
     for collected in islice(read_lines(path), _MOST_LINES):
-        line = _COLLECTED.sub("", collected, 1) if _COLLECTED.match(collected) else collected
-        lines.append(line)
-        left -= len(line) + 1
+        found = _COLLECTED.match(collected)
+        lines.append(collected[found.end() :] if found else collected)
+        left -= len(lines[-1]) + 1
         if left < 0:
             break
     text = "\n".join(lines)
@@ -161,11 +161,16 @@ def recognise(path: Path) -> tuple[Kind, str]:
 
 def _of_file(path: Path, family: str) -> list[Subject]:
     kind, text = recognise(path)
-    if kind == "result":
-        return _of_results(list(read_runs(path)))
     if kind == "log":
         return [_of_log(text, path.name, family)]
-    return _of_commands(text, path.name)
+    if kind == "command":
+        return _of_commands(text, path.name)
+    runs = list(read_runs(path))
+    documents = [run for _, run in runs]
+    return [
+        Subject(name, "result", "bench", fields=facts_of(run, documents[:number]))
+        for number, (name, run) in enumerate(runs)
+    ]
 
 
 def _has_results(path: Path) -> bool:
@@ -191,41 +196,23 @@ def _has_results(path: Path) -> bool:
     return bool(RESULTS.marks & first.keys())
 
 
-def _of_results(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Subject]:
-    documents = [run for _, run in runs]
-    return [
-        Subject(name, "result", "bench", fields=facts_of(run, documents[:number]))
-        for number, (name, run) in enumerate(runs)
-    ]
-
-
-# ---- commands -----------------------------------------------------------------------------------
-
-
 def _of_commands(text: str, source: str) -> list[Subject]:
     if len(text) > _MOST_CHARACTERS:
         raise ConfigError(f"{source}: no launch command is longer than 256 KiB.")
     try:
-        launches = [
-            replace(each, family=FAMILIES[each.family].base or each.family)
-            for each in find_launches(text)
-        ]
+        launches = find_launches(text)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
-    known = replayed_engines()
     found = []
-    for launch in (each for each in launches if each.family in known):
-        flags = {_usual(launch.family, name): value for name, value in launch.flags}
-        title = launch.title if launch.line == 1 else f"{launch.title} (line {launch.line})"
-        pairs = [*launch.variables.items(), *launch.flags]
-        inputs = _inputs(launch.family, pairs)
-        version, variables = _tagged(launch.version), dict(launch.variables)
-        found.append(
-            Subject(
-                title, "command", launch.family, version, flags, variables, inputs, text=text,
-                model=_model(flags),
-            )
-        )  # fmt: skip
+    for launch in launches:
+        family = FAMILIES[launch.family].base or launch.family
+        if family in replayed_engines():
+            flags = {_usual(family, name): value for name, value in launch.flags}
+            title = launch.title if launch.line == 1 else f"{launch.title} (line {launch.line})"
+            inputs = _inputs(family, [*launch.variables.items(), *launch.flags])
+            version, variables = _tagged(launch.version), dict(launch.variables)
+            known = (family, version, flags, variables, inputs)
+            found.append(Subject(title, "command", *known, text=text, model=_model(flags)))
     return found
 
 
@@ -264,9 +251,6 @@ def _usual(family: str, spelling: str) -> str:
     """A flag as its engine usually spells it: ``-sc`` is ``--speculative-config``."""
     flag = find_flag(family, spelling)
     return flag.name if flag else plain(spelling)
-
-
-# ---- logs ---------------------------------------------------------------------------------------
 
 
 def _of_log(text: str, source: str, family: str) -> Subject:
@@ -378,30 +362,16 @@ def _derived(
     yield "failed_requests", str(_failed(run))
     if _is_random(run):
         yield "random_tokens", "yes"
-    if (rounds := _rounds(run)) is not None:
-        yield "rounds", f"{rounds:g}"
-    yield from _speeds(run)
-    same = next((each for each in reversed(before) if _same_prompts(each, run)), None)
-    if same is not None:
-        yield "repeats", "yes"
-        ttft, earlier = (_number(each, "median_ttft_ms") for each in (run, same))
-        if ttft and earlier and _is_as_loaded(run, same):
-            yield "repeats_ttft", f"{ttft / earlier:g}"
-    outputs = run.get("output_lens")
-    if isinstance(outputs, list) and set(map(type, outputs)) == {int} and max(outputs) > 1:
-        yield "full_outputs", f"{outputs.count(max(outputs)) / len(outputs):g}"
-
-
-def _speeds(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    at_once, completed = _number(run, "max_concurrency"), _number(run, "completed")
+    completed, at_once = _number(run, "completed"), _number(run, "max_concurrency")
     prompts = _number(run, "total_input_tokens", "total_input")
     mean = prompts / completed if prompts and completed else None
     ttft, tpot = (
         _number(run, *(f"{each}_{name}_ms" for each in ("median", "p50", "mean")))
         for name in ("ttft", "tpot")
     )
-    median_ttft = _number(run, "median_ttft_ms")
+    median_ttft, paced = _number(run, "median_ttft_ms"), _number(run, "request_rate")
     found = {
+        "rounds": completed / at_once if completed and at_once and not paced else None,
         "at_once": at_once,
         "ttft_ms": ttft,
         "tpot_ms": tpot,
@@ -409,15 +379,29 @@ def _speeds(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "waiting_tokens_per_s": at_once * mean / ttft * 1e3 if at_once and mean and ttft else None,
     }
     yield from ((name, f"{value:g}") for name, value in found.items() if value)
+    same = next((each for each in reversed(before) if _same_prompts(each, run)), None)
+    if same is not None:
+        yield "repeats", "yes"
+        earlier = _number(same, "median_ttft_ms")
+        loads = [
+            [_number(each, key) or math.inf for key in ("request_rate", "max_concurrency")]
+            for each in (run, same)
+        ]
+        as_loaded = all(mine >= theirs for mine, theirs in zip(*loads, strict=True))
+        if median_ttft and earlier and as_loaded:
+            yield "repeats_ttft", f"{median_ttft / earlier:g}"
+    outputs = run.get("output_lens")
+    if _are_whole(outputs) and max(outputs) > 1:
+        yield "full_outputs", f"{outputs.count(max(outputs)) / len(outputs):g}"
 
 
 def _failed(run: Mapping[str, Any]) -> int:
     """By the count of those, by what was asked and completed, or by errors."""
-    counted = _number(run, "failed")
+    counted = _number(run, "failed") or 0
     asked, completed = _number(run, "num_prompts"), _number(run, "completed") or 0.0
     errors = run.get("errors")
     by_error = sum(map(bool, errors)) if isinstance(errors, list) else 0
-    return int(max(counted or 0, (asked or completed) - completed, by_error))
+    return int(max(counted, (asked or completed) - completed, by_error))
 
 
 def _is_random(run: Mapping[str, Any]) -> bool:
@@ -427,17 +411,13 @@ def _is_random(run: Mapping[str, Any]) -> bool:
     if run.get("random_input_len") is not None and not run.get("sharegpt_output_len"):
         return True
     inputs = run.get("input_lens")  # vLLM names no dataset, and no text is as long as another
-    if not isinstance(inputs, list) or set(map(type, inputs)) != {int} or len(inputs) < 2:
+    if not _are_whole(inputs) or len(inputs) < 2:
         return False
     return bool(max(inputs) - min(inputs) <= _EVEN * max(inputs))
 
 
-def _rounds(run: Mapping[str, Any]) -> float | None:
-    """None where requests come by a rate, or nothing says how many run concurrently."""
-    if _number(run, "request_rate") is not None:
-        return None
-    most, completed = _number(run, "max_concurrency"), _number(run, "completed")
-    return completed / most if most and completed else None
+def _are_whole(numbers: Any) -> TypeGuard[list[int]]:
+    return isinstance(numbers, list) and set(map(type, numbers)) == {int}
 
 
 def _same_prompts(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -447,19 +427,7 @@ def _same_prompts(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return bool(same) and all(same) and _is_random(one) and _is_random(other)
 
 
-def _is_as_loaded(run: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether a run has the request rate and concurrency of another, or more."""
-    most = [
-        [_number(each, key) or math.inf for key in ("request_rate", "max_concurrency")]
-        for each in (run, other)
-    ]
-    return all(mine >= theirs for mine, theirs in zip(*most, strict=True))
-
-
 def _number(run: Mapping[str, Any], *keys: str) -> float | None:
     """The first that is a finite number above 0."""
-    for key in keys:
-        value = run.get(key)
-        if isinstance(value, int | float) and 0 < value < 2**62:
-            return float(value)
-    return None
+    found = (run.get(key) for key in keys)
+    return next((float(x) for x in found if isinstance(x, int | float) and 0 < x < 2**62), None)

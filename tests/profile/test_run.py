@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -24,86 +25,60 @@ OPERATIONS = {
 
 
 class Listener:
-    """A profiler that notes what it is told."""
+    """A profiler that notes what it is told, with the decode steps that were done until then."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.told: list[tuple[str, int]] = []
         self.open: list[str] = []
         self.nests: set[tuple[str, ...]] = set()
+        self.done: list[int] = []  # requests of every decode step
 
     def start(self) -> None:
-        self.told.append("start")
+        self.told.append(("start", len(self.done)))
 
     def stop(self) -> None:
-        self.told.append("stop")
+        self.told.append(("stop", len(self.done)))
 
     @contextmanager
     def mark(self, name: str) -> Iterator[None]:
         if name == "step":
-            self.told.append("step")
+            self.told.append(("step", len(self.done)))
         self.open.append(name)
         self.nests.add(tuple(self.open))
         yield
         self.open.pop()
 
 
-ENGINE = "workload.step=engine"
+def run(*settings: str) -> tuple[Listener, Any, Any]:
+    """Profile three steps: what the profiler was told, the case and its profile."""
+    listener, kept, decode = Listener(), list[Case](), StepExecutor.decode
 
-
-def run(*settings: str, steps: int = 3) -> tuple[Listener, Case]:
-    listener, kept = Listener(), list[Case]()
+    def counted(executor: StepExecutor, step: StepTokens) -> None:
+        decode(executor, step)
+        listener.done.append(step.batch.num_requests)
 
     def keep(case: Case) -> None:
-        listener.told.append("keep")
+        listener.told.append(("keep", len(listener.done)))
         kept.append(case)
 
-    gathers = [] if ENGINE in settings else ["workload.step=gather"]
-    run_profiled(tiny_config(*settings, *gathers), listener, steps, keep)
-    return listener, kept[0]
-
-
-def profile_of(case: Case) -> Any:
-    assert case.profile is not None
-    return case.profile
+    with patch.object(StepExecutor, "decode", counted):
+        run_profiled(tiny_config(*settings, "workload.step=gather"), listener, 3, keep)
+    return listener, kept[0], kept[0].profile
 
 
 def test_the_profiler_looks_from_before_the_first_step_until_the_case_is_kept() -> None:
-    listener, case = run()
-    assert listener.told == ["start", "step", "step", "step", "keep", "stop"]
+    """It begins behind the warm-up, and the step in which it begins is not looked at."""
+    listener, case, _ = run()
+    words, at = zip(*listener.told, strict=True)
+    assert words == ("start", "step", "step", "step", "keep", "stop")
+    assert at[1] == at[0] + 1
+    assert listener.done[: at[0]].count(2) == 1  # measure.warmup_steps
     assert (case.status, case.device) == ("complete", "cpu")
     assert case.memcpy is not None
 
 
-def test_the_step_in_which_a_profiler_begins_is_not_looked_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    done: list[int] = []
-    decode = StepExecutor.decode
-
-    def counted(executor: StepExecutor, step: StepTokens) -> None:
-        decode(executor, step)
-        done.append(step.batch.num_requests)
-
-    class Counter(Listener):
-        def start(self) -> None:
-            self.at_start = len(done)
-
-        @contextmanager
-        def mark(self, name: str) -> Iterator[None]:
-            if name == "step" and "step" not in self.told:
-                self.at_first_step = len(done)
-            with super().mark(name):
-                yield
-
-    monkeypatch.setattr(StepExecutor, "decode", counted)
-    counter = Counter()
-    run_profiled(tiny_config(), counter, 3, lambda _case: None)
-    assert counter.at_first_step == counter.at_start + 1
-    assert done[: counter.at_start].count(2) == 1  # measure.warmup_steps
-
-
 def test_every_operation_of_a_cpu_is_marked_inside_its_step() -> None:
-    listener, _ = run()
+    listener, *_ = run()
     inside = {nest[-1] for nest in listener.nests if nest[:2] == ("step", "launch")}
     assert inside - {"launch", "inputs"} == OPERATIONS
     assert listener.open == []
@@ -111,8 +86,7 @@ def test_every_operation_of_a_cpu_is_marked_inside_its_step() -> None:
 
 def test_bytes_are_those_of_the_steps_by_the_byte_model() -> None:
     """A window of 128 tokens and two requests: known without asking the toolkit."""
-    _, case = run("workload.synthetic.input.low=150", "workload.synthetic.input.high=150")
-    profile = profile_of(case)
+    *_, profile = run("workload.synthetic.input.low=150", "workload.synthetic.input.high=150")
     assert set(profile.useful_bytes) == OPERATIONS
     requests = sum(profile.step_requests)
     assert profile.useful_bytes["gather_window swa"] == requests * (8 + 128 * (584 + 1024))
@@ -134,7 +108,7 @@ def test_what_has_no_steady_step_is_refused(setting: str, sentence: str) -> None
 
 def test_a_gpu_replays_graphs_in_marked_phases() -> None:
     with twin_gpu() as gpu:
-        listener, case = run("device=cuda", "cache.num_blocks=40")
+        listener, case, _ = run("device=cuda", "cache.num_blocks=40")
     assert gpu.replays > 0
     assert case.device == "cuda"
     assert ("step", "inputs") in listener.nests
@@ -145,15 +119,15 @@ def test_a_gpu_replays_graphs_in_marked_phases() -> None:
 def test_bytes_of_a_gpu_are_by_kernel() -> None:
     layers = "model.layers=[0,2,3]"
     with twin_gpu():
-        _, on_gpu = run(
+        *_, on_gpu = run(
             "device=cuda", "cache.num_blocks=40", layers, "ops.variant.step_write=separate"
         )
-    _, on_cpu = run(layers)
+    *_, on_cpu = run(layers)
     summed: dict[str, int] = {}
-    for name, size in profile_of(on_cpu).useful_bytes.items():
+    for name, size in on_cpu.useful_bytes.items():
         kernel = name.split()[0].removeprefix("indexer_")
         summed[kernel] = summed.get(kernel, 0) + size
-    assert profile_of(on_gpu).useful_bytes == summed
+    assert on_gpu.useful_bytes == summed
 
 
 def test_memory_of_the_pools_is_what_the_plan_says(tmp_path: Path) -> None:

@@ -8,16 +8,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.profile.nsys import read_nsys
 from dsv4kv.profile.table import build_table, shipped_rules
-from dsv4kv.profile.trace import (
-    KERNEL,
-    NONE,
-    Column,
-    LaunchShape,
-    Trace,
-    Work,
-    constant,
-    make_work,
-)
+from dsv4kv.profile.trace import KERNEL, NONE, Column, Trace, constant, make_work
 from dsv4kv.runs.profile import KernelRow, KernelTable
 from dsv4kv.view.profile import title_of
 from tests.profile.exports import Export, two_replays
@@ -28,20 +19,16 @@ Piece = tuple[int, int, int, int]
 """Step, device, begin and end."""
 
 
-def trace_of(*pieces: Piece, has_clock: bool = True) -> Trace:
-    """Kernels of one name."""
-    table = np.array(pieces, dtype=np.int64).reshape(-1, 4)
-    step, device, start, end = (np.ascontiguousarray(column) for column in table.T)
-    rows = len(table)
-    kind = constant(rows, KERNEL)
-    work = make_work(constant(rows, 0), kind, start, end, device=device, step=step)
-    steps = max([int(step.max(initial=NONE)) + 1, 0])
-    spans: Column = np.tile(np.array([[0, 5]], dtype=np.int64), (steps, 1))
-    return Trace("nsys", ["flush"], work, [], spans, has_clock=has_clock)
-
-
-def table_of(*pieces: Piece, has_clock: bool = True) -> KernelTable:
-    return build_table(trace_of(*pieces, has_clock=has_clock), shipped_rules())
+def table_of(*pieces: Piece, tool: str = "nsys", sizes: list[int] | None = None) -> KernelTable:
+    """Of kernels of one name, with ``sizes`` as ncu counts them."""
+    step, device, start, end = np.array(pieces, dtype=np.int64).reshape(-1, 4).T
+    name, kind, known = constant(len(step), 0), constant(len(step), KERNEL), {}
+    if sizes:
+        known = {"bytes": np.array(sizes)}
+    work = make_work(name, kind, start, end, device=device, step=step, **known)
+    spans: Column = np.tile(np.array([[0, 5]]), (int(step.max(initial=NONE)) + 1, 1))
+    trace = Trace(tool, ["flush"], work, [], spans, has_clock=tool != "ncu")
+    return build_table(trace, shipped_rules(), {"flush": 1_000})
 
 
 def row(table: KernelTable, part: str) -> KernelRow:
@@ -120,7 +107,7 @@ def test_without_steps_all_work_is_told(tmp_path: Path) -> None:
 
 
 def test_a_profile_without_a_clock_has_no_steps_gaps_and_timeline() -> None:
-    table = table_of((0, 0, 0, 10), (0, 0, 30, 40), has_clock=False)
+    table = table_of((0, 0, 0, 10), (0, 0, 30, 40), tool="ncu")
     assert (table.steps, table.timeline) == (None, None)
     assert row(table, "flush").gap_ns is None
 
@@ -195,11 +182,8 @@ def test_a_gpu_profile_of_torch_gives_the_same_table_as_one_of_nsys(tmp_path: Pa
 
 
 def test_counted_bytes_of_ncu_stand_beside_useful_ones() -> None:
-    trace = trace_of((NONE, 0, 0, 10), (NONE, 0, 10, 30), has_clock=False)
-    work = Work(**{**vars(trace.work), "bytes": np.array([600, 500])})
-    shapes = [LaunchShape(None, None, None, None)]
-    ncu = Trace("ncu", ["flush"], work, shapes, trace.steps_ns, trace.calls, has_clock=False)
-    (flush,) = build_table(ncu, shipped_rules(), {"flush": 1_000}).operations
+    table = table_of((NONE, 0, 0, 10), (NONE, 0, 10, 30), tool="ncu", sizes=[600, 500])
+    (flush,) = table.operations
     assert (flush.dram_bytes, flush.useful_bytes) == (1_100, 1_000)
 
 

@@ -23,17 +23,10 @@ def timeline(tmp_path: Path) -> Timeline:
     return found
 
 
-def pieces(timeline: Timeline) -> list[tuple[str, str, int, int]]:
-    return [
-        (timeline.names[name], timeline.lanes[lane], start, duration)
-        for name, lane, start, duration in zip(
-            timeline.name, timeline.lane, timeline.start_ns, timeline.duration_ns, strict=True
-        )
-    ]
-
-
 def test_a_step_has_its_work_and_its_launches_from_its_first_moment(timeline: Timeline) -> None:
-    assert pieces(timeline) == [
+    names = [timeline.names[number] for number in timeline.name]
+    lanes = [timeline.lanes[number] for number in timeline.lane]
+    assert [*zip(names, lanes, timeline.start_ns, timeline.duration_ns, strict=True)] == [
         ("memcpy host to device", "GPU 0 stream 7", 19_500, 1_000),
         ("memset", "GPU 0 stream 7", 21_500, 1_000),
         ("void dsv::window_insert<int>(int*)", "GPU 0 stream 7", 28_500, 10_000),
@@ -66,8 +59,7 @@ def test_the_chrome_trace_is_one_that_perfetto_and_chrome_load(timeline: Timelin
     complete = [one for one in events if one["ph"] == "X"]
     assert len(complete) == 7
     for one in complete:
-        assert isinstance(one["name"], str)
-        assert isinstance(one["pid"], int)
+        assert (type(one["name"]), type(one["pid"])) == (str, int)
         assert one["tid"] in threads
         assert one["ts"] >= 0
         assert one["dur"] > 0

@@ -1,7 +1,8 @@
 // Read entries out of pages and decode them to bf16.
 //
 // Compile-time: the format, see format.cuh; DSV_UNROLL, entries a warp has in flight; DSV_AHEAD 1
-// where a warp looks up the places of all its entries at once, up to 32, a lane each.
+// where a warp looks up the places of all its entries at once, up to 32, a lane each; DSV_RING 1
+// where pages are rings.
 //
 // A warp takes an entry (two of them where 16 lanes hold one), and DSV_UNROLL such steps at once:
 // first all indices, then all bytes, then the stores, so that the latencies overlap. Whatever is
@@ -134,6 +135,7 @@ __device__ __forceinline__ Place look_up(const Table& table, const Wanted& wante
     return place_in(block, wanted.index % DSV_ENTRIES, table.num_pages);
 }
 
+#if !DSV_RING
 // Chosen entries: out bf16[requests, choices, DSV_DIMS]. slots, lengths: int64[requests];
 // indices: int32[requests, choices], logical.
 DSV_KERNEL void __launch_bounds__(256, 4)
@@ -190,7 +192,7 @@ DSV_KERNEL void __launch_bounds__(256, 4)
     };
     gather(pages, out, count, read, find);
 }
-
+#else
 // The last min(tokens, window) rows of each ring, oldest first, zeros after: out bf16[requests,
 // window, DSV_DIMS]. A ring is one page, row = position mod DSV_ENTRIES. slots, tokens:
 // int64[requests], tokens of each request so far.
@@ -210,3 +212,4 @@ DSV_KERNEL void __launch_bounds__(256, 4)
     };
     gather(pages, out, u32(requests) * window, read, find);
 }
+#endif  // DSV_RING

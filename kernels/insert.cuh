@@ -72,7 +72,7 @@ __device__ __forceinline__ void insert(u8* pages, const u8* values, i64 count, F
     }
 }
 
-#ifndef DSV_PART
+#if !defined(DSV_PART) && !DSV_RING
 // values: bf16[count, DSV_DIMS]; entries: int64[count], physical, distinct. An entry outside
 // 0..num_entries-1 is skipped.
 DSV_KERNEL void __launch_bounds__(256, 4)
@@ -83,7 +83,7 @@ DSV_KERNEL void __launch_bounds__(256, 4)
         return entry < num_entries ? entry : -1;
     });
 }
-#endif  // DSV_PART
+#endif
 
 // A ring is one page of DSV_ENTRIES rows, and row position mod DSV_ENTRIES takes the token. Here
 // the entry that token i goes to, negative for none: slots, positions: int64[count]; a slot outside
@@ -104,7 +104,7 @@ __device__ __forceinline__ i64 window_entry(i64 i, const i64* slots, const i64* 
     return replaced ? -1 : slot * DSV_ENTRIES + position % DSV_ENTRIES;
 }
 
-#ifndef DSV_PART
+#if !defined(DSV_PART) && DSV_RING
 DSV_KERNEL void __launch_bounds__(256, 4)
     window_insert(u8* pages, const u8* values, const i64* slots, const i64* positions, int count,
                   i64 num_slots) {
@@ -113,4 +113,4 @@ DSV_KERNEL void __launch_bounds__(256, 4)
         return window_entry(i, slots, positions, count, num_slots);
     });
 }
-#endif  // DSV_PART
+#endif

@@ -164,7 +164,6 @@ def _check_calibration(path: Path, hostname_sha256: str) -> Check:
 
 
 _NEEDED = {"torch": "everything that moves bytes", "numpy": "bookkeeping and statistics"}
-_DISASSEMBLERS = ("cuobjdump", "nvdisasm")
 _NOT_TIMED = "nothing to time: it has neither gather nor insert of its own"
 _PEERS = {
     "vllm": "bench --backend vllm",
@@ -207,12 +206,12 @@ def check_software() -> Iterator[Check]:
     folder, enables = compiling.cache_folder(), "kernels that are compiled once"
     yield check_folder("software", "kernel cache", folder, enables, advice)
     enables = "dsv4kv kernels: what kernels compile to"
-    for tool in _DISASSEMBLERS:
-        try:
-            yield Check("software", tool, "good", str(inspection.find_tool(tool)), enables)
-        except (CudaUnavailable, ImportError):
-            advice = f"pip install nvidia-cuda-{tool}"
-            yield Check("software", tool, "missing", "not installed", enables, advice)
+    try:
+        place = str(inspection.find_disassembler())
+        yield Check("software", "nvdisasm", "good", place, enables)
+    except (CudaUnavailable, ImportError):
+        advice = "pip install nvidia-cuda-nvdisasm"
+        yield Check("software", "nvdisasm", "missing", "not installed", enables, advice)
 
 
 def check_peers(*, has_gpu: bool) -> Iterator[Check]:

@@ -1,8 +1,10 @@
 """What machine code is said to do is what it does."""
 
 import importlib.util
+import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,8 @@ import pytest
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.files import shipped
 from dsv4kv.ops.cuda import compile as compiling
-from dsv4kv.ops.cuda import inspection
 from dsv4kv.ops.cuda.compile import compile_module
-from dsv4kv.ops.cuda.inspection import KernelReport, find_tool, inspect_cubins
+from dsv4kv.ops.cuda.inspection import KernelReport, find_disassembler, inspect_cubins
 from dsv4kv.ops.launches.launch import KernelModule
 from tests.cuda.toolchain import PAGE_COPY, needs_tools
 
@@ -132,13 +133,21 @@ def test_shared_memory_parameters_and_registers_are_told(samples: dict[str, Kern
 
 @needs_tools
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a", "sm_120"])
-def test_instructions_are_those_that_the_disassembler_shows_of_the_whole_file(
-    architecture: str, tmp_path: Path
-) -> None:
+def test_a_cubin_is_read_as_cuobjdump_reads_it(architecture: str, tmp_path: Path) -> None:
+    tool = find_disassembler().with_name("cuobjdump")
+    if not tool.is_file():
+        pytest.skip("nvidia-cuda-cuobjdump is not installed")
     cubin = compile_module(PAGE_COPY, architecture)
     ((report,),) = inspect_cubins(architecture, [cubin])
     (tmp_path / "cubin").write_bytes(cubin)
-    shown = inspection._run("cuobjdump", "-sass", str(tmp_path / "cubin"))
+    shown = subprocess.run(
+        [tool, "-sass", "-res-usage", str(tmp_path / "cubin")],
+        env=os.environ | {"PATH": f"{tool.parent}:{os.environ['PATH']}"},
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    usage = f"REG:{report.registers} STACK:0 SHARED:{report.shared_bytes} LOCAL:0"
+    assert usage in shown
+    assert report.local_bytes == 0
     instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?) ?;", shown, re.MULTILINE)
     assert report.instructions == sum(text != "NOP" for text in instructions)
     for kind in ("LDG", "STG"):
@@ -146,17 +155,16 @@ def test_instructions_are_those_that_the_disassembler_shows_of_the_whole_file(
         assert sum(n for name, n in report.accesses.items() if name.startswith(kind)) == expected
 
 
-@pytest.mark.parametrize("tool", ["cuobjdump", "nvdisasm"])
-def test_a_missing_tool_is_named_with_its_package(
-    tool: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_missing_disassembler_is_named_with_its_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CudaUnavailable) as refusal:
-        find_tool(tool)
+        find_disassembler()
     assert str(refusal.value) == (
-        f"{tool} is not here: pip install 'dsv4kv[cuda]', which brings nvidia-cuda-{tool} "
-        "(or put a CUDA toolkit's bin folder on PATH)."
+        "nvdisasm is not here: pip install 'dsv4kv[cuda]', which brings nvidia-cuda-nvdisasm (or "
+        "put a CUDA toolkit's bin folder on PATH)."
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from dsv4kv.errors import CudaUnavailable
 from dsv4kv.ops.cuda.compile import nvrtc_version
-from dsv4kv.ops.cuda.inspection import find_tool
+from dsv4kv.ops.cuda.inspection import find_disassembler
 from dsv4kv.ops.launches.launch import KernelModule
 
 PAGE_COPY = KernelModule("page_copy.cuh", (("DSV_PAGE_BYTES", 1152),))
@@ -26,7 +26,7 @@ def _has_nvrtc() -> bool:
 
 def _has_tools() -> bool:
     try:
-        return all(find_tool(name) for name in ("cuobjdump", "nvdisasm"))
+        return bool(find_disassembler())
     except CudaUnavailable:
         return False
 
@@ -36,9 +36,9 @@ needs_nvrtc = pytest.mark.skipif(
     not _has_nvrtc(), reason="cuda-bindings or nvidia-cuda-nvrtc is not installed"
 )
 needs_disassembler = pytest.mark.skipif(
-    not _has_tools(), reason="nvidia-cuda-cuobjdump or -nvdisasm is not installed"
+    not _has_tools(), reason="nvidia-cuda-nvdisasm is not installed"
 )
 needs_tools = pytest.mark.skipif(
     not (_has_nvrtc() and _has_tools()),
-    reason="cuda-bindings, nvidia-cuda-nvrtc, -cuobjdump or -nvdisasm is not installed",
+    reason="cuda-bindings, nvidia-cuda-nvrtc or -nvdisasm is not installed",
 )

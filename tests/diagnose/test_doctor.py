@@ -131,7 +131,7 @@ def test_packages_and_tools_are_told_with_what_to_install(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DSV4KV_CACHE_DIR", str(tmp_path / "file"))
     monkeypatch.setattr("dsv4kv.ops.cuda.compile.nvrtc_version", absent)
-    monkeypatch.setattr("dsv4kv.ops.cuda.inspection.find_tool", absent)
+    monkeypatch.setattr("dsv4kv.ops.cuda.inspection.find_disassembler", absent)
     checks = by_name(doctor.check_software())
     assert checks["kernel cache"].status == "missing"
     assert (checks["NVRTC"].found, checks["NVRTC"].status) == ("it is not here.", "missing")

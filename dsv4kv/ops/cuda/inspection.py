@@ -1,8 +1,7 @@
 """What a kernel became: registers, local and shared memory, how it loads and stores.
 
-Read from the machine code with NVIDIA's ``cuobjdump`` and ``nvdisasm``, which need no GPU. The
-disassembler takes half a second to start, so the kernels of one architecture go through it in
-one piece.
+Read from cubins, and their machine code with NVIDIA's ``nvdisasm``, which needs no GPU. It takes
+half a second to start, so the kernels of one architecture go through it in one piece.
 """
 
 import importlib.util
@@ -11,7 +10,7 @@ import re
 import struct
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,28 +20,41 @@ from dsv4kv.processes import find_program, run_bounded
 
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _NO_CONTENT = 8  # SHT_NOBITS
+_SYMBOL_BYTES = 24
+
+# Kinds of what .nv.info says, and how those look that have content of a size that they say.
+_REGISTERS, _FRAME, _PARAMETER, _SIZED = 0x2F, 0x11, 0x17, 4
 
 
 def sections(elf: bytes) -> dict[str, bytes]:
-    """Content of every section of a 64-bit little-endian ELF file, by name."""
+    """Content of every section of a 64-bit little-endian ELF file, by name; zeros where none is."""
     (table,) = struct.unpack_from("<Q", elf, 0x28)
     size, count, names_at = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [_SECTION.unpack_from(elf, table + i * size) for i in range(count)]
-    names = _content(elf, headers[names_at])
-    return {
-        names[header[0] : names.index(b"\0", header[0])].decode(): _content(elf, header)
-        for header in headers
-    }
+    contents = [
+        bytes(size) if kind == _NO_CONTENT else elf[at : at + size]
+        for _, kind, _, _, at, size, *_ in headers
+    ]
+    names = [_text_at(contents[names_at], header[0]) for header in headers]
+    return dict(zip(names, contents, strict=True))
 
 
-def _content(elf: bytes, header: tuple[int, ...]) -> bytes:
-    kind, offset, size = header[1], header[4], header[5]
-    return b"" if kind == _NO_CONTENT else elf[offset : offset + size]
+def _text_at(texts: bytes, start: int) -> str:
+    return texts[start : texts.index(b"\0", start)].decode()
+
+
+def _facts(section: bytes) -> Iterator[tuple[int, bytes]]:
+    """What the compiler says in a section ``.nv.info``: kinds and contents."""
+    at = 0
+    while at < len(section):
+        form, kind, size = struct.unpack_from("<BBH", section, at)
+        size = size if form == _SIZED else 0
+        yield kind, section[at + 4 : at + 4 + size]
+        at += 4 + size
 
 
 _INSTRUCTION_BYTES = 16
 _CODE = ".text."
-_USAGE = re.compile(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _INSTRUCTION = re.compile(
     r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*) *([^;]*)", re.MULTILINE
 )
@@ -53,7 +65,6 @@ _WIDE_BITS = 64  # values: a table's cells and int32 indices are narrower
 _WAIT = "ACQBULK"  # griddepcontrol.wait
 _PRODUCT = re.compile(r"[A-Z]+MMA\.[0-9]+")  # of matrices
 _JUMP = re.compile(r"BRA|BRX|JMP|JMX|CALL|EXIT|RET")
-_PARAMETER = re.compile(r"Ordinal : (0x\w+)\s+Offset\s+: 0x\w+\s+Size\s+: (0x\w+)")
 
 
 @dataclass(frozen=True)
@@ -65,7 +76,7 @@ class KernelReport:
     # stack frame and local memory of a thread: spilled registers, arrays that did not fit into
     # registers
     local_bytes: int
-    shared_bytes: int  # static shared memory of a block, what the system reserves included
+    shared_bytes: int  # static shared memory of a block
     instructions: int  # without padding
     parameter_bytes: tuple[int, ...]  # size of each parameter
     # instructions by kind and bits of one thread's access, such as ``LDG.128``
@@ -90,71 +101,62 @@ def inspect_cubins(architecture: str, cubins: Sequence[bytes]) -> list[list[Kern
         CudaUnavailable: A tool is missing; says which and how to install it.
         DeviceError: A tool refuses a cubin.
     """
-    codes = [
-        {
-            name.removeprefix(_CODE): content
-            for name, content in sections(cubin).items()
-            if name.startswith(_CODE)
-        }
-        for cubin in cubins
-    ]
-    flat = [content for code in codes for content in code.values()]
-    instructions = iter(_disassemble(architecture, flat))
-    with temporary_folder("dsv4kv-cubin-") as folder:
-        path = folder / "cubin"
-        reports = []
-        for cubin, code in zip(cubins, codes, strict=True):
-            path.write_bytes(cubin)
-            reports.append(_report(path, {name: next(instructions) for name in code}))
-    return reports
+    found = [sections(cubin) for cubin in cubins]
+    codes = [content for each in found for name, content in each.items() if name.startswith(_CODE)]
+    instructions = iter(_disassemble(architecture, codes))
+    return [list(_reports(each, instructions)) for each in found]
 
 
-def find_tool(name: str) -> Path:
-    """``cuobjdump`` or ``nvdisasm``: from NVIDIA's wheels, else from PATH."""
+def find_disassembler() -> Path:
+    """``nvdisasm``: from NVIDIA's wheel, else from PATH; raises ``CudaUnavailable``."""
     spec = importlib.util.find_spec("nvidia")
     for place in (spec.submodule_search_locations or ()) if spec else ():
-        for found in sorted(Path(place).glob(f"*/bin/{name}"), reverse=True):
+        for found in sorted(Path(place).glob("*/bin/nvdisasm"), reverse=True):
             return found
-    if on_path := find_program(name):
+    if on_path := find_program("nvdisasm"):
         return Path(on_path)
     raise CudaUnavailable(
-        f"{name} is not here: pip install 'dsv4kv[cuda]', which brings nvidia-cuda-{name} (or put "
-        "a CUDA toolkit's bin folder on PATH)."
+        "nvdisasm is not here: pip install 'dsv4kv[cuda]', which brings nvidia-cuda-nvdisasm (or "
+        "put a CUDA toolkit's bin folder on PATH)."
     )
 
 
-def check_tools() -> None:
-    """Raise ``CudaUnavailable`` where something is missing that inspecting takes; says what."""
-    for name in ("cuobjdump", "nvdisasm"):
-        find_tool(name)
-
-
-def _report(path: Path, code: dict[str, list[Instruction]]) -> list[KernelReport]:
-    text = _run("cuobjdump", "-res-usage", "-elf", str(path))
-    reports = []
-    for name, *numbers in sorted(_USAGE.findall(text)):
-        registers, stack, shared, local = map(int, numbers)
-        mnemonics = [mnemonic for mnemonic, _ in code[name]]
+def _reports(
+    found: dict[str, bytes], instructions: Iterator[list[Instruction]]
+) -> Iterator[KernelReport]:
+    """Of each kernel of a cubin, whose instructions come in the order of its sections."""
+    symbols, texts = found[".symtab"], found[".strtab"]
+    usage: dict[tuple[str, int], int] = {}
+    for kind, content in _facts(found[".nv.info"]):
+        if kind in (_REGISTERS, _FRAME):
+            symbol, number = struct.unpack("<II", content)
+            (name_at,) = struct.unpack_from("<I", symbols, symbol * _SYMBOL_BYTES)
+            usage[_text_at(texts, name_at), kind] = number
+    for name in [each.removeprefix(_CODE) for each in found if each.startswith(_CODE)]:
+        code = next(instructions)
+        mnemonics = [mnemonic for mnemonic, _ in code]
         accesses = Counter(filter(None, map(_access, mnemonics)))
         products = Counter(match[0] for match in map(_PRODUCT.match, mnemonics) if match)
         early = None
         if _WAIT in mnemonics:
             before = mnemonics[: mnemonics.index(_WAIT)]
             early = sum(_access(each) is not None or bool(_JUMP.match(each)) for each in before)
-        report = KernelReport(
+        facts = _facts(found[f".nv.info.{name}"])
+        parameters = sorted(
+            struct.unpack("<4xHHI", content) for kind, content in facts if kind == _PARAMETER
+        )
+        yield KernelReport(
             kernel=name,
-            registers=registers,
-            local_bytes=stack + local,
-            shared_bytes=shared,
+            registers=usage[name, _REGISTERS],
+            local_bytes=usage[name, _FRAME],
+            shared_bytes=len(found.get(f".nv.shared.{name}", b"")),
             instructions=len(mnemonics),
-            parameter_bytes=_parameter_bytes(text, name),
+            parameter_bytes=tuple(packed >> 18 for _, _, packed in parameters),
             accesses=dict(sorted(accesses.items())),
-            under_way=_loads_under_way(code[name]),
+            under_way=_loads_under_way(code),
             early=early,
             products=dict(sorted(products.items())),
         )
-        reports.append(report)
-    return reports
 
 
 def _disassemble(architecture: str, codes: Sequence[bytes]) -> list[list[Instruction]]:
@@ -162,7 +164,16 @@ def _disassemble(architecture: str, codes: Sequence[bytes]) -> list[list[Instruc
     with temporary_folder("dsv4kv-code-") as folder:
         (folder / "code").write_bytes(b"".join(codes))
         binary = architecture.replace("sm_", "SM")
-        text = _run("nvdisasm", "--binary", binary, str(folder / "code"))
+        command = [str(find_disassembler()), "--binary", binary, str(folder / "code")]
+        try:
+            code, text = run_bounded(
+                command, dict(os.environ), 600.0, stderr=subprocess.STDOUT, most_bytes=2**30
+            )
+        except subprocess.TimeoutExpired:
+            code, text = -1, "it printed without end"
+    if code:
+        words = text.strip()[-500:]
+        raise DeviceError(f"nvdisasm failed ({words}): install one as new as NVRTC.")
     found = _INSTRUCTION.findall(text)
     pieces, start = [], 0
     for code in codes:
@@ -201,29 +212,3 @@ def _loads_under_way(code: Sequence[Instruction]) -> int:
             most = max(most, issued)
             awaited.update(range(named[0], named[0] + int(bits) // 32))
     return most
-
-
-def _parameter_bytes(elf_text: str, kernel: str) -> tuple[int, ...]:
-    section = re.search(rf"^\.nv\.info\.{kernel}$(.*?)(?=^\.(?!nv\.info\.{kernel}))", elf_text,
-                        re.MULTILINE | re.DOTALL)  # fmt: skip
-    found = _PARAMETER.findall(section[1]) if section else []
-    return tuple(size for _, size in sorted((int(i, 16), int(n, 16)) for i, n in found))
-
-
-def _run(tool: str, *arguments: str) -> str:
-    program = find_tool(tool)
-    folder = f"{find_tool('nvdisasm').parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    try:
-        code, printed = run_bounded(
-            [str(program), *arguments],
-            {**os.environ, "PATH": folder},
-            600.0,
-            stderr=subprocess.STDOUT,
-            most_bytes=2**30,
-        )
-    except subprocess.TimeoutExpired:
-        code, printed = -1, "it printed without end"
-    if code:
-        words = printed.strip()[-500:]
-        raise DeviceError(f"{tool} failed ({words}): install one as new as NVRTC.")
-    return printed

@@ -16,7 +16,7 @@ from typing import Any
 from dsv4kv.errors import RecordError
 from dsv4kv.files import read_json, replacing, shipped
 from dsv4kv.ops.cuda.compile import check_architecture, load_cubins
-from dsv4kv.ops.cuda.inspection import KernelReport, check_tools, inspect_cubins
+from dsv4kv.ops.cuda.inspection import KernelReport, find_disassembler, inspect_cubins
 from dsv4kv.ops.launches.catalogue import PROMISES, Example, Promise
 from dsv4kv.ops.launches.launch import KernelModule
 
@@ -47,14 +47,14 @@ def survey(
 ) -> list[Finding]:
     """Compile and inspect each example for the architectures that it supports, in order.
 
-    Looks for its tools first, as compiling takes longest; ``on_done`` is called with each
+    Looks for the disassembler first, as compiling takes longest; ``on_done`` is called with each
     architecture that is finished.
 
     Raises:
         CudaUnavailable: A package or tool is missing; says which.
         DeviceError: An architecture that cannot be, or a kernel that does not compile.
     """
-    check_tools()
+    find_disassembler()
     for architecture in architectures:
         check_architecture(architecture)
 

@@ -62,7 +62,8 @@ def _insert(
 ) -> Launch:
     # Three chunks a lane of two entries are more than registers hold: V3.2's go one by one.
     resident = variant == "resident" and store.layout.format.dims <= _MOST_PAIRED_DIMS
-    macros = format_macros(store.layout) | {"DSV_PAIRED": int(resident)}
+    ring = int(kernel == "window_insert")
+    macros = format_macros(store.layout) | {"DSV_PAIRED": int(resident), "DSV_RING": ring}
     most = RESIDENT_BLOCKS * multiprocessors(store.pages) if resident else most_blocks(store.pages)
     grid = blocks_for(count, _THREADS // WARP, most), 1
     return Launch(KernelModule.of("insert.cuh", macros), kernel, grid, _THREADS, arguments)
@@ -128,6 +129,7 @@ def _gather(
     ahead, long = variant == "ahead", dims > 2 * WARP * _CHANNELS_PER_LANE
     macros = format_macros(store.layout) | {
         "DSV_AHEAD": int(ahead),
+        "DSV_RING": int(kernel == "gather_window"),
         "DSV_UNROLL": unroll or UNROLL[variant] // (2 if long else 1),
     }
     most = RESIDENT_BLOCKS * multiprocessors(store.pages)

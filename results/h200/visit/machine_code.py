@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from dsv4kv.errors import CudaUnavailable
-from dsv4kv.ops.cuda.inspection import check_tools
+from dsv4kv.ops.cuda.inspection import find_disassembler
 from visit.desk import Desk, NoTool
 
 _PROBLEM = re.compile(r"^problem: ", re.MULTILINE)
@@ -14,7 +14,7 @@ _PROBLEM = re.compile(r"^problem: ", re.MULTILINE)
 def run(desk: Desk) -> None:
     """Answer the question of ``questions.KERNELS``."""
     try:
-        check_tools()
+        find_disassembler()
     except CudaUnavailable as error:
         raise NoTool(error) from None
     command = [sys.executable, "-m", "dsv4kv", "kernels", "--check", "--arch", "sm_90a"]

@@ -20,7 +20,7 @@ from dsv4kv.files import shipped_names
 from dsv4kv.view.console import open_console, say
 
 EPILOG = examples(
-    "dsv4kv replay builtin:chat --memory 100GiB                what is reused",
+    "dsv4kv replay builtin:chat --memory 40GiB                 what is reused",
     "dsv4kv replay builtin:chat --axis prefix.policy=lru,arc   two policies",
     "dsv4kv replay builtin:chat --rule vllm-v4:semantic        by vLLM's rule",
     "dsv4kv replay builtin:chat --set fleet.replicas=4         servers behind a router",
@@ -31,7 +31,7 @@ EPILOG = examples(
 _step = partial(opt.Row, panel="Model of a step")
 SHORTHANDS = {
     "model": opt.Row("A preset or a config.json.", "NAME|FILE", key="model.preset"),
-    "memory": opt.Row("Memory of the cache: 100GiB.", "BYTES", key="cache.memory_bytes"),
+    "memory": opt.Row("Memory of the cache: 40GiB.", "BYTES", key="cache.memory_bytes"),
     "policy": opt.Row(
         f"What is evicted first: {listed(POLICIES)}.", key="prefix.policy", rare=True
     ),

@@ -59,7 +59,7 @@ PREFETCH_POLICIES = {
 class PoolSection(Section):
     """Memory of the cache, of all GPUs together."""
 
-    memory_bytes: Positive | None = 100 * 2**30
+    memory_bytes: Positive | None = 80 * 2**30
     """Slots, checkpoints and blocks together, in bytes; null where num_blocks is given."""
     num_blocks: Positive | None = None
     """Blocks of context, instead of memory_bytes: slots and checkpoints then come on top."""
@@ -182,7 +182,7 @@ class CostSection(Section):
     )
     gpu: str | None = "h200"
     """A GPU of the catalogue; null where bandwidth_gbps is given."""
-    gpus: Annotated[int, Field(gt=0, le=65_536)] = 8
+    gpus: Annotated[int, Field(gt=0, le=65_536)] = 2
     """GPUs that bear a step together."""
     tp: Positive | None = None
     """Ranks that share one request's work, and each hold its whole KV; null takes all GPUs of a
@@ -339,7 +339,7 @@ class ReplayConfig(Section):
 
     name: str = "replay"
     """Name of the run; part of the record's file name."""
-    model: ModelSection = ModelSection(preset="v4-pro")
+    model: ModelSection = ModelSection()
     """The model whose cache is replayed."""
     cache: PoolSection = PoolSection()
     """Memory of the cache, of all GPUs together."""

@@ -57,6 +57,8 @@ FEW_BLOCKS = {
     "sglang-v41": (330, 1400), "sglang-v41:encoder": (330, 1400),
 }  # fmt: skip
 """By rule: blocks for ``GENERATING`` and for ``DENSE_AGENTS`` that make it evict and preempt."""
+DEPLOYMENT = ("model.preset=v4-pro", "cost.gpus=8", "cache.memory_bytes=100GiB")
+"""Of every case that names no other."""
 V41 = ("model.preset=v4.1-flash",)
 TIGHT = ("cache.memory_bytes=12GiB", "scheduler.max_requests=64")
 DRAFTS = ("scheduler.speculative.draft_tokens=2", "scheduler.speculative.acceptance=0.7")
@@ -117,7 +119,7 @@ def cases() -> Iterator[tuple[str, Settings]]:
 
 def measure(settings: Settings) -> dict[str, Any]:
     """What a replay does; raises ``Dsv4kvError`` as it does."""
-    config = load_config(None, list(settings), ReplayConfig).config
+    config = load_config(None, [*DEPLOYMENT, *settings], ReplayConfig).config
     resumed: dict[int, int] = {}
     came: list[Served] = []
 

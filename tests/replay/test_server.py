@@ -17,13 +17,13 @@ from dsv4kv.replay.server import by_server
 from dsv4kv.traces.request import Request
 
 OLD = "sglang:0.5.15"
-FLASH = "model.preset=v4-flash"
+FLASH, PRO = "model.preset=v4-flash", "model.preset=v4-pro"
 DRAFTS = "--speculative-algorithm EAGLE --speculative-num-steps 1 --speculative-num-draft-tokens 2"
 
 
 def served_by(*settings: str, gpus: int = 8) -> ReplayConfig:
     """A configuration of a server."""
-    return load_config("default", [f"cost.gpus={gpus}", *settings], ReplayConfig).config
+    return load_config("default", [PRO, f"cost.gpus={gpus}", *settings], ReplayConfig).config
 
 
 def random_lengths(count: int) -> list[Request]:

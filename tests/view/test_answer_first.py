@@ -20,7 +20,7 @@ from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33
 from tests.profile.exports import Export
 from tests.runs.records import make_case, make_record
 
-CHAT = "replay builtin:chat --model v4-flash --memory 6GiB"
+CHAT = "replay builtin:chat --gpus 8 --memory 6GiB"
 VLLM_COMMAND = (
     "vllm serve deepseek-ai/DeepSeek-V4-Pro --tensor-parallel-size 8 --max-model-len 128K "
     "--max-num-batched-tokens 16384 --kv-offloading-size 100 --trust-remote-code"

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 from dsv4kv.cli import app
 from dsv4kv.runs.store import load_record
 
-SMALL = ("replay", "builtin:chat", "--quiet", "--model", "v4-flash", "--memory", "8GiB")
+SMALL = ("replay", "builtin:chat", "--quiet", "--gpus", "8", "--memory", "8GiB")
 
 
 def run(*arguments: str) -> Result:

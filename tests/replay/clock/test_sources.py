@@ -17,7 +17,7 @@ from dsv4kv.traces.request import Request
 from tests.replay.clock.test_steps import COEFFICIENTS
 from tests.replay.scenes import request, small_config
 
-MODEL = {"cost__source": "model"}
+MODEL = {"cost__source": "model", "cost__gpus": 8}
 
 
 def small_model(**settings: Any) -> ReplayConfig:

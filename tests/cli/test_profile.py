@@ -21,7 +21,7 @@ from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.store import load_record
 from tests.bench.settings import TINY
 from tests.profile.exports import two_replays
-from tests.profile.test_ncu_report_file import Action, Context, Range
+from tests.profile.test_ncu_report_file import context
 from tests.profile.tools import Tool, install
 from tests.profile.traces import gpu_events, save
 
@@ -63,7 +63,7 @@ def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
         "dram__bytes_read.sum": (4_000.0, "byte"),
         "dram__bytes_write.sum": (1_000.0, "byte"),
     }
-    found = Context([Range([Action("gather_window", metrics)])])
+    found = context([[("gather_window", metrics)]])
     monkeypatch.setitem(sys.modules, "ncu_report", SimpleNamespace(load_report=lambda _: found))
     return tool
 

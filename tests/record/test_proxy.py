@@ -57,9 +57,12 @@ class Scene:
 @asynccontextmanager
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     folder = tmp_path / "recording"
-    async with serving() as (server, direct), proxied(folder, direct) as (url, rows):
-        async with ClientSession() as client:
-            yield Scene(folder, server, direct, url, rows, client)
+    async with (
+        serving() as (server, direct),
+        proxied(folder, direct) as (url, rows),
+        ClientSession() as client,
+    ):
+        yield Scene(folder, server, direct, url, rows, client)
 
 
 def in_scene(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:

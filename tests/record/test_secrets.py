@@ -156,11 +156,11 @@ def test_of_a_proxy(tmp_path: Path) -> None:
                         assert mode == "leave"
 
     async def test() -> None:
-        async with serving() as (_, direct):
-            async with proxied(tmp_path / "recording", direct) as (url, rows):
-                await ask(url)
-                while len(rows) < 8:
-                    await asyncio.sleep(0.01)
+        recording = tmp_path / "recording"
+        async with serving() as (_, direct), proxied(recording, direct) as (url, rows):
+            await ask(url)
+            while len(rows) < 8:
+                await asyncio.sleep(0.01)
 
     asyncio.run(test())
     rows = list(read_stream(tmp_path / "recording", "requests"))

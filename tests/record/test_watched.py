@@ -184,9 +184,8 @@ def test_a_server_is_watched_through_its_proxy(tmp_path: Path) -> None:
                     await answer.read()
 
     async def test() -> None:
-        async with serving() as (_, direct):
-            async with proxied(tmp_path / "server", direct) as (url, _):
-                await asyncio.wait_for(ask(url), 60)
+        async with serving() as (_, direct), proxied(tmp_path / "server", direct) as (url, _):
+            await asyncio.wait_for(ask(url), 60)
 
     asyncio.run(test())
     glance = watched(tmp_path / "server").glance()

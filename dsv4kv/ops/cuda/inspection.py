@@ -27,7 +27,7 @@ _REGISTERS, _FRAME, _PARAMETER, _SIZED = 0x2F, 0x11, 0x17, 4
 
 
 def sections(elf: bytes) -> dict[str, bytes]:
-    """Content of every section of a 64-bit little-endian ELF file, by name; zeros where none is."""
+    """Content of every section of a 64-bit little-endian ELF file by name, zeros where none."""
     (table,) = struct.unpack_from("<Q", elf, 0x28)
     size, count, names_at = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [_SECTION.unpack_from(elf, table + i * size) for i in range(count)]
@@ -175,9 +175,10 @@ def _disassemble(architecture: str, codes: Sequence[bytes]) -> list[list[Instruc
         words = text.strip()[-500:]
         raise DeviceError(f"nvdisasm failed ({words}): install one as new as NVRTC.")
     found = _INSTRUCTION.findall(text)
-    pieces, start = [], 0
-    for code in codes:
-        end = start + len(code) // _INSTRUCTION_BYTES
+    pieces: list[list[Instruction]] = []
+    start = 0
+    for content in codes:
+        end = start + len(content) // _INSTRUCTION_BYTES
         pieces.append([each for each in found[start:end] if each[0] != "NOP"])
         start = end
     if start != len(found):

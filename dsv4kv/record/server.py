@@ -191,9 +191,7 @@ class _Heard:
         self.sources[source] = held, ts
 
 
-def _count_samples(
-    samples: Iterable[Record],
-) -> tuple[list[tuple[float, int, int]], list[Window]]:
+def _count_samples(samples: Iterable[Record]) -> tuple[list[tuple[float, int, int]], list[Window]]:
     """Growth of the counters, and restarts: a later process start, or counters that fell."""
     grown, restarts = list[tuple[float, int, int]](), list[Window]()
     pages: dict[str, tuple[Counted, Record]] = {}

@@ -14,14 +14,7 @@ from pathlib import Path
 from dsv4kv.choices import TRACE_FORMATS, listed
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import shipped
-from dsv4kv.traces.files import (
-    DEFAULTS,
-    Defect,
-    ReadOptions,
-    backwards,
-    open_trace,
-    parse_object,
-)
+from dsv4kv.traces.files import DEFAULTS, Defect, ReadOptions, backwards, open_trace, parse_object
 from dsv4kv.traces.formats import INPUT_NAMES, TraceFormat, parse_row
 from dsv4kv.traces.parquet import is_parquet, read_columns, read_rows
 from dsv4kv.traces.request import Batch, Request, batches_of

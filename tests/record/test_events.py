@@ -134,10 +134,7 @@ def test_a_server_that_is_restarted_is_heard_again(tmp_path: Path) -> None:
 
 
 def test_without_a_replay_socket_what_was_lost_is_a_gap(tmp_path: Path) -> None:
-    with (
-        publishing() as server,
-        listening(tmp_path / "recording", server, replay=False) as heard,
-    ):
+    with publishing() as server, listening(tmp_path / "recording", server, replay=False) as heard:
         for number in range(3):
             server.send(frames(number, CLEARED), lose=number == 1)
         wait_until(lambda: numbers(heard) == [0])
@@ -178,9 +175,7 @@ def test_a_block_and_its_removal_have_one_number(tmp_path: Path) -> None:
     assert kept["stored"] == gone["removed"]
 
 
-def test_of_blocks_so_small_that_counting_would_tell_no_content_is_written(
-    tmp_path: Path,
-) -> None:
+def test_of_blocks_so_small_that_counting_would_tell_no_content_is_written(tmp_path: Path) -> None:
     (record,) = recorded(tmp_path / "recording", [frames(0, stored([1, 2], None, [5, 6], 1))])
     assert "ids" not in record["events"][0]
 

@@ -138,10 +138,7 @@ async def test_paths_methods_headers_and_bodies_are_passed_on_as_they_are(here: 
     assert head.count(b"Set-Cookie: ") == 2
     assert f"X-Path: {path}".encode() in head
     passed = dict(here.server.headers)
-    assert [value for name, value in here.server.headers if name.lower() == b"x-a"] == [
-        b"1",
-        b"2",
-    ]
+    assert [value for name, value in here.server.headers if name.lower() == b"x-a"] == [b"1", b"2"]
     assert passed[b"X-Odd"] == "é".encode()
     assert b"X-Hop" not in passed
     assert b"User-Agent" not in passed

@@ -25,12 +25,7 @@ from dsv4kv.runs.store import (
     remove,
     save_record,
 )
-from tests.runs.records import (
-    make_case,
-    make_environment,
-    make_record,
-    make_sweep_cases,
-)
+from tests.runs.records import make_case, make_environment, make_record, make_sweep_cases
 
 
 @pytest.fixture

@@ -13,12 +13,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.config.bench import Lengths, Synthetic
 from dsv4kv.traces import resolve_trace, write_trace
-from dsv4kv.traces.synth import (
-    CONVERSATIONS,
-    SEED,
-    chat_trace,
-    synthesize,
-)
+from dsv4kv.traces.synth import CONVERSATIONS, SEED, chat_trace, synthesize
 
 SMALL = st.builds(
     Synthetic,

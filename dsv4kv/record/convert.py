@@ -255,9 +255,7 @@ def read_recording(folder: Path) -> Recorded:
         )
     counters = count(read_stream(folder, "metrics")).values()
     hits = [hits for counted in counters if (hits := counted.hits())]
-    return _put_together(
-        rows, str(folder), stores_only=stores_only, counters=hits, unsized=unsized
-    )
+    return _put_together(rows, str(folder), hits, unsized, stores_only=stores_only)
 
 
 def collect_requests(records: Iterable[Record], source: str) -> Recorded | None:
@@ -265,16 +263,16 @@ def collect_requests(records: Iterable[Record], source: str) -> Recorded | None:
     rows, unsized = _complete(records)
     if not rows:
         return None
-    return _put_together(rows, source, stores_only=False, counters=[], unsized=unsized)
+    return _put_together(rows, source, [], unsized)
 
 
 def _put_together(
     rows: list[Record],
     source: str,
-    *,
-    stores_only: bool,
     counters: list[tuple[str, int, int]],
     unsized: int,
+    *,
+    stores_only: bool = False,
 ) -> Recorded:
     rows.sort(key=lambda row: row["arrival_s"])
     sizes = {row["grain"] for row in rows if row.get("ids")}
@@ -285,13 +283,17 @@ def _put_together(
         )
     own_blocks = sum(_name_blocks(rows, size) for size in sizes)
     begun_s = rows[0]["arrival_s"]
+    first_s, last_s = (
+        [None if (at := row.get(name)) is None else at - begun_s for row in rows]
+        for name in ("first_s", "last_s")
+    )
     return Recorded(
         Rows(rows),
         stores_only,
         [row.get("cached_tokens") for row in rows],
         begun_s,
-        [_since(begun_s, row.get("first_s")) for row in rows],
-        [_since(begun_s, row.get("last_s")) for row in rows],
+        first_s,
+        last_s,
         [row.get("ids_of") or "tokens" for row in rows],
         own_blocks,
         counters,
@@ -312,32 +314,30 @@ def describe(recorded: Recorded) -> list[str]:
         f"({found / asked:.2%}), from the first sample to the last"
         for engine, found, asked in recorded.counters
     ]
-    by_text = recorded.ids_of.count("text")
-    prompts, blocks = counted(by_text, "prompt"), counted(recorded.own_blocks, "block")
-    text = [f"ids of {prompts} are of text: what they share is estimated"]
-    own = [f"{blocks} of prompts known by length only are taken to share nothing"]
-    return [
-        _describe_requests(recorded),
-        *(text if by_text else []),
-        *(own if recorded.own_blocks else []),
-        *missing,
-        *counters,
-    ]
-
-
-def _describe_requests(recorded: Recorded) -> str:
     known = [
         (request.input_tokens, cached)
         for request, cached in zip(recorded.requests, recorded.cached_tokens, strict=True)
         if cached is not None
     ]
-    if not known:
-        return "the server did not say how many tokens were cached"
-    asked, cached = (sum(column) for column in zip(*known, strict=True))
-    return (
-        f"by the server {cached:,} of {asked:,} prompt tokens were cached ({cached / asked:.2%}), "
-        f"of {len(known):,} of {counted(len(recorded.requests), 'request')}"
-    )
+    asked, cached = (sum(column) for column in zip(*known, strict=True)) if known else (0, 0)
+    said = "the server did not say how many tokens were cached"
+    if known:
+        said = (
+            f"by the server {cached:,} of {asked:,} prompt tokens were cached "
+            f"({cached / asked:.2%}), of {len(known):,} of "
+            f"{counted(len(recorded.requests), 'request')}"
+        )
+    by_text = recorded.ids_of.count("text")
+    prompts, blocks = counted(by_text, "prompt"), counted(recorded.own_blocks, "block")
+    text = [f"ids of {prompts} are of text: what they share is estimated"]
+    own = [f"{blocks} of prompts known by length only are taken to share nothing"]
+    return [
+        said,
+        *(text if by_text else []),
+        *(own if recorded.own_blocks else []),
+        *missing,
+        *counters,
+    ]
 
 
 def _complete(records: Iterable[Record]) -> tuple[list[Record], int]:
@@ -392,18 +392,11 @@ def _ids_of(row: Record) -> Record:
     return {name: row[name] for name in ("ids", "grain")} | {"ids_of": None} if known else {}
 
 
-def _since(begun_s: float, at_s: float | None) -> float | None:
-    return None if at_s is None else at_s - begun_s
-
-
 def in_blocks(requests: Iterable[Request], size: int) -> Iterator[Request]:
-    """The same requests with ids of ``size`` tokens, as formats of one size want them.
+    """The same requests with ids of ``size`` tokens, a multiple of theirs; raises ``TraceError``.
 
     An id stands for everything before it, so of those in a block the last is kept. The rest of a
     prompt has the id of nothing else: whether it recurs is not known.
-
-    Raises:
-        TraceError: ``size`` is no multiple of what an id stands for.
     """
     for number, request in enumerate(requests):
         if not request.hash_block_tokens:

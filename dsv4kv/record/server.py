@@ -455,10 +455,14 @@ class Live:
         before_s, before = self._lately
         self._lately = now_s, self.requests
         rate = (self.requests - before) / max(now_s - before_s, 1e-9)
+        hits, asked = hits_of(self._counted.values())
+        if not asked:  # no counters are sampled: by the usage of each request
+            hits, asked = self.cached_tokens, self.input_tokens
+        rate_of_hits = f"{hits / asked:.1%}" if asked else "not known"
         parts = [
             f"{now_s - self._begun_s:,.0f} s",
             f"{counted(self.requests, 'request')} ({rate:,.1f}/s)",
-            f"hit rate by the server {self._hit_rate()}",
+            f"hit rate by the server {rate_of_hits}",
             f"{counted(self.batches, 'message')} of events",
             f"{self.gaps:,} missing",
             counted(self.samples, "sample"),
@@ -468,10 +472,3 @@ class Live:
         if self.without_usage:
             parts.insert(2, f"{self.without_usage:,} without usage")
         return ", ".join(parts)
-
-    def _hit_rate(self) -> str:
-        """By its counters where they are sampled, else by the usage of each request."""
-        hits, asked = hits_of(self._counted.values())
-        if not asked:
-            hits, asked = self.cached_tokens, self.input_tokens
-        return f"{hits / asked:.1%}" if asked else "not known"

@@ -3,7 +3,9 @@
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, Field
+
+from dsv4kv.config.bench import Section
 
 
 def _check_moment(text: str) -> str:
@@ -25,10 +27,4 @@ Temperature = Literal["cold", "hot", "L2-resident"]
 class Part(BaseModel):
     """A part of the record: frozen, documented by its attribute docstrings."""
 
-    model_config = ConfigDict(
-        allow_inf_nan=False,
-        defer_build=True,
-        extra="forbid",
-        frozen=True,
-        use_attribute_docstrings=True,
-    )
+    model_config = Section.model_config

@@ -148,11 +148,12 @@ def open_points(
         raise RecordError(f"{path} cannot be written ({error.strerror}).") from None
     found = read_points(path)
     for name, what in _AGREE.items():
-        there, now = getattr(found.asked, name), getattr(asked, name)
+        there, now = (json.dumps(getattr(each, name)) for each in (found.asked, asked))
         if there != now:
+            shown = (one if len(one) < 80 else f"{one[:12]}…" for one in (there, now))
             raise RecordError(
-                f"{path} is of {what} ({_shown(there)}, now {_shown(now)}): continue with "
-                "that one, or begin a new sweep."
+                f"{path} is of {what} ({', now '.join(shown)}): continue with that one, or "
+                "begin a new sweep."
             )
     for number, case in found.cases.items():
         wanted = whole_json(list(points[number])) if number in range(len(points)) else None
@@ -162,11 +163,6 @@ def open_points(
                 "and the point is done again, or begin a new sweep."
             )
     return found
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) < 80 else f"{text[:12]}…"
 
 
 def list_unfinished(out: Path) -> list[Points]:
@@ -180,23 +176,15 @@ def list_unfinished(out: Path) -> list[Points]:
 
 def as_entry(points: Points) -> Entry:
     """An unfinished sweep as an entry of its folder."""
-    facts, asked = points.path.stat(), points.asked
-    return Entry(
-        file=points.path.name,
-        size_bytes=facts.st_size,
-        modified_ns=facts.st_mtime_ns,
-        summary=Summary(
-            run_id=asked.run_id,
-            started_utc=asked.started_utc,
-            status=UNFINISHED,
-            config=asked.config_source,
-            backends=[],
-            cases=len(points.cases),
-            launches=1,
-            git_sha=None,
-        ),
-        problem=None,
+    asked = points.asked
+    summary = Summary(
+        run_id=asked.run_id,
+        started_utc=asked.started_utc,
+        status=UNFINISHED,
+        config=asked.config_source,
+        cases=len(points.cases),
     )
+    return Entry.of(points.path, summary)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from dsv4kv.errors import ConfigError, RecordError
 from dsv4kv.files import read_document, replacing, whole_json
@@ -163,10 +163,10 @@ class Summary(Part):
     started_utc: Moment
     status: str
     config: str
-    backends: list[str]
+    backends: list[str] = Field(default_factory=list)
     cases: int
-    launches: int
-    git_sha: str | None
+    launches: int = 1
+    git_sha: str | None = None
 
 
 class Entry(Part):
@@ -177,6 +177,18 @@ class Entry(Part):
     modified_ns: int
     summary: Summary | None
     problem: str | None
+
+    @classmethod
+    def of(cls, path: Path, summary: Summary | None, problem: str | None = None) -> Self:
+        """The entry of a file; raises ``OSError``."""
+        facts = path.stat()
+        return cls(
+            file=path.name,
+            size_bytes=facts.st_size,
+            modified_ns=facts.st_mtime_ns,
+            summary=summary,
+            problem=problem,
+        )
 
 
 def list_entries(folder: Path) -> list[Entry]:
@@ -192,8 +204,7 @@ def list_entries(folder: Path) -> list[Entry]:
         if file.suffix != ".json" or file.name.startswith("."):
             continue
         with suppress(OSError):  # a link in a circle, or removed since
-            facts = file.stat()
-            if not stat.S_ISREG(facts.st_mode):
+            if not stat.S_ISREG(file.stat().st_mode):
                 continue
             summary, problem = None, None
             try:
@@ -202,15 +213,7 @@ def list_entries(folder: Path) -> list[Entry]:
                 problem = str(error)
             except (AttributeError, KeyError, TypeError, ValueError):
                 problem = _no_record(str(file))
-            found.append(
-                Entry(
-                    file=file.name,
-                    size_bytes=facts.st_size,
-                    modified_ns=facts.st_mtime_ns,
-                    summary=summary,
-                    problem=problem,
-                )
-            )
+            found.append(Entry.of(file, summary, problem))
     return found
 
 

@@ -23,8 +23,7 @@ class KernelRow(Part):
     name: str = Field(description="Full name.")
     kind: Literal["kernel", "memcpy", "memset", "graph", "op", "range"]
     """``graph``: a graph traced as a whole; on a CPU ``op`` (of torch) and ``range`` (marked)."""
-    category: Category
-    """What it does to a KV cache, by the rules in ``configs/profile/``."""
+    category: Category = Field(description="What it does to a KV cache, by ``configs/profile/``.")
     engine: str | None = Field(description="Whose rule says so; null where none fits.")
     operation: str | None = Field(description="Operation of the toolkit that it belongs to.")
     phase: str | None
@@ -40,14 +39,11 @@ class KernelRow(Part):
     registers: int | None = Field(description="Registers of a thread.")
     shared_bytes: int | None = Field(description="Shared memory of a block, static and dynamic.")
     shapes: int = Field(description="Launches that differ in any of these.")
-    node: int | None
-    """Place of its first node in the order of the graph, from 1."""
-    gap_ns: int | None
-    """Median of the idle time before it on its GPU, within a step."""
+    node: int | None = Field(description="Place of its first node in the graph, from 1.")
+    gap_ns: int | None = Field(description="Median idle time before it, within a step.")
     useful_bytes: int | None
     """Bytes it must move by the byte model, all calls; where it is an operation on its own."""
-    counted_bytes: int | None
-    """Bytes the profiler counted: of a copy, or in DRAM (ncu)."""
+    counted_bytes: int | None = Field(description="Counted bytes: of a copy, or in DRAM (ncu).")
 
 
 class OperationRow(Part):
@@ -66,12 +62,10 @@ class StepTimes(Part):
 
     device: list[int] = Field(description="GPU; 0 on a CPU.")
     host_ns: list[int] = Field(description="Host: begin to end of the marked range.")
-    span_ns: list[int]
-    """GPU: first begin to last end of its work; on a CPU the host's time."""
+    span_ns: list[int] = Field(description="GPU: first begin to last end; CPU: the host's.")
     busy_ns: list[int]
     """GPU: time with at least one piece of work; on a CPU time in torch operations."""
-    gap_ns: list[int]
-    """GPU: span less busy; on a CPU time outside any operation."""
+    gap_ns: list[int] = Field(description="GPU: span less busy; CPU: outside operations.")
     launch_ns: list[int]
     """Host calls that launched the work; on a CPU time in operations outside torch."""
     inputs_ns: list[int]
@@ -85,8 +79,7 @@ class Timeline(Part):
 
     names: list[str] = Field(description="Names of pieces.")
     categories: list[Category] = Field(description="Their categories.")
-    lanes: list[str]
-    """Where pieces ran: ``host``, ``GPU 0 stream 7``, ``thread 0``."""
+    lanes: list[str] = Field(description="Where they ran: ``host``, ``GPU 0 stream 7``, ….")
     name: list[int] = Field(description="Of each piece: into ``names``.")
     lane: list[int] = Field(description="Of each piece: into ``lanes``.")
     start_ns: list[int] = Field(description="Of each piece: begin since the step's.")
@@ -101,16 +94,13 @@ class KernelTable(Part):
     """Profiler that wrote it; ``kineto`` is torch.profiler."""
     tool_version: str | None = Field(description="Version of the profiler or of its file format.")
     devices: list[str] = Field(description="Names of the GPUs that worked.")
-    kernels: list[KernelRow]
-    """Kernels, copies and operations; the longest first."""
+    kernels: list[KernelRow] = Field(description="Kernels, copies, operations; longest first.")
     operations: list[OperationRow]
-    """Operations of the toolkit; empty in profiles of others."""
+    """The toolkit's; empty in profiles of others."""
     num_steps: int = Field(description="Steps; 0 where the profile has none.")
     steps: StepTimes | None = Field(description="Their times; null without steps.")
-    timeline: Timeline | None
-    """One step; null where the profiler keeps no clock."""
-    outside_calls: int
-    """Pieces of work outside every step; they are in none of the tables."""
+    timeline: Timeline | None = Field(description="One step; null without a clock.")
+    outside_calls: int = Field(description="Pieces outside all steps, in none of the tables.")
     outside_ns: int = Field(description="Their time.")
     warnings: list[str] = Field(description="What spoils the numbers, worst first.")
     notes: list[str] = Field(description="What else to know.")
@@ -120,11 +110,9 @@ class MemoryMark(Part):
     """Memory at one moment; null where it cannot be known."""
 
     moment: str = Field(description="``before`` and ``after`` the pools were built.")
-    allocated_bytes: int | None
-    """Held by tensors on the GPU, as torch counts them."""
+    allocated_bytes: int | None = Field(description="Of tensors on the GPU, as torch counts.")
     reserved_bytes: int | None = Field(description="Held by torch's allocator on the GPU.")
-    device_bytes: int | None
-    """Used on the whole GPU, by every process, as NVML says."""
+    device_bytes: int | None = Field(description="Of all processes on the GPU, as NVML says.")
     resident_bytes: int | None = Field(description="Resident memory of this process on the host.")
 
 
@@ -134,19 +122,17 @@ class MemoryAudit(Part):
     planned_bytes: int = Field(description="What the plan says.")
     pool_bytes: int = Field(description="Sizes of the tensors, added up.")
     marks: list[MemoryMark] = Field(description="Around the building of the pools.")
-    snapshot: str | None
-    """File for pytorch.org/memory_viz; null without a GPU."""
+    snapshot: str | None = Field(description="For pytorch.org/memory_viz; null without a GPU.")
 
 
 class Profile(Part):
     """What was profiled, how, and what was found."""
 
     why: str = Field(description="Which profiler, and why this one.")
-    command: list[str]
-    """Command line of the profiler; empty where it ran inside the process."""
+    command: list[str] = Field(description="The profiler's; empty inside the process.")
     files: list[str] = Field(description="What the profiler wrote.")
     step_requests: list[int]
-    """Requests of every profiled step; empty in profiles of others."""
+    """Of every profiled step; empty for others' profiles."""
     useful_bytes: dict[str, int]
     """Bytes that operations of all profiled steps must move, by the byte model."""
     table: KernelTable | None = Field(description="What was found; null while it is not read yet.")

@@ -19,12 +19,10 @@ class FleetReplica(Part):
     """Whether it computes prompts, decodes, or both."""
     gpus: int = Field(description="GPUs that it has.")
     requests: int = Field(description="Requests that it was given.")
-    prompt_tokens: int
-    """Tokens of their prompts; of a decode replica's, those that were sent to it."""
+    prompt_tokens: int = Field(description="Of their prompts; of a decode replica, what was sent.")
     saved_tokens: int
     """Prompt tokens that it found cached; 0 for a decode replica, which computes none."""
-    computed_tokens: int
-    """Prompt tokens that it computed, again after a preemption included."""
+    computed_tokens: int = Field(description="Computed prompt tokens, repeats included.")
     output_tokens: int
     """Tokens of answers that it gave; what a prefill replica samples after a prompt is none."""
     peak_requests: int = Field(description="Max requests that held a slot.")
@@ -36,8 +34,7 @@ class FleetReplica(Part):
     sent_bytes: int = 0
     """Of prompts that it sent to decode replicas, by one rank; every rank sends as much."""
     sending_ns: int = Field(0, description="Time of sending.")
-    sending_waited_ns: int = 0
-    """Time for which prompts waited for others to be sent, together."""
+    sending_waited_ns: int = Field(0, description="Time that prompts waited for others' sending.")
 
 
 class ReplayFleet(Part):
@@ -60,8 +57,7 @@ class ReplayFleet(Part):
     good_requests: int
     """Requests that kept it; all that were served where there was nothing to keep."""
     good_output_tokens: int = Field(description="Tokens that those generated.")
-    gpu_hour_price: float | None
-    """Price of a GPU for an hour; null where none was given."""
+    gpu_hour_price: float | None = Field(description="Of a GPU; null where none was given.")
 
     @property
     def gpus(self) -> int:
@@ -113,13 +109,11 @@ class Reuse(Part):
     """Prompts against what was cached; requests count once, however often they are recomputed."""
 
     shared_tokens: int = Field(description="Tokens of the blocks that prompts share.")
-    rule: str = "ideal"
-    """Prefix rule: how prompts were found, kept and evicted."""
+    rule: str = Field("ideal", description="How prompts were found, kept and evicted.")
     setting: str = ""
     """What a user of the engine writes to have the rule; empty where there is nothing to write."""
     requests: int = Field(description="Requests admitted.")
-    resumed_requests: int
-    """Requests that did not have to compute their whole prompt."""
+    resumed_requests: int = Field(description="Requests that found some of their prompt.")
     prompt_blocks: int = Field(description="Whole shared blocks of their prompts.")
     found_blocks: int = Field(description="Blocks among them that were cached.")
     prompt_tokens: int = Field(description="Tokens of their prompts.")
@@ -129,16 +123,13 @@ class Reuse(Part):
     lost_tokens: dict[str, int]
     """Seen and computed again, by reason; ``in_flight`` where another request was just
     computing them."""
-    computed_tokens: int
-    """Prompt tokens computed, also by requests that started again."""
-    again_tokens: int
-    """Tokens that a request had computed before it was preempted."""
+    computed_tokens: int = Field(description="Prompt tokens computed, repeats included.")
+    again_tokens: int = Field(description="Tokens computed twice, by a preemption.")
     deferred_requests: int = Field(description="Requests that waited for another one's prefix.")
     restored_checkpoints: int = Field(description="How often window and state were brought back.")
     written_checkpoints: int = Field(description="Checkpoints written.")
     evicted_checkpoints: int = Field(description="Checkpoints that made room for others.")
-    orphaned_checkpoints: int
-    """Checkpoints that went with the block before them."""
+    orphaned_checkpoints: int = Field(description="Checkpoints that went with their block.")
     kept_bytes: int = Field(description="Windows and states written to be resumed from.")
     evicted_blocks: int = Field(description="Cached blocks evicted, in shared blocks.")
 
@@ -162,8 +153,7 @@ class ReplayWork(Part):
     """Moved by decode steps to score keys; in older records, 0, this is in ``gather_bytes``."""
     select_bytes: int = 0
     """Moved by decode steps to choose among the scores; 0 in older records."""
-    attend_bytes: int = 0
-    """Moved by decode steps to attend; 0 in older records."""
+    attend_bytes: int = Field(0, description="By decode steps to attend; 0 in older records.")
     gather_bytes: int = Field(description="Moved by prompt chunks to read the cache.")
     copy_bytes: int = Field(description="Moved to keep windows and states and to bring them back.")
     operations: int = Field(description="Multiplications and additions.")
@@ -180,8 +170,7 @@ class ReplaySeries(Part):
     shared_blocks: list[int] = Field(description="Cached blocks that requests were using.")
     cached_blocks: list[int] = Field(description="Cached blocks that no request was using.")
     checkpoints: list[int] = Field(description="Checkpoints kept.")
-    running: list[int]
-    """Requests that ran, or for which a tier brought something back."""
+    running: list[int] = Field(description="Requests that ran, or that a tier restored for.")
     paused: list[int] = Field(description="Requests that held a slot and did not.")
     waiting: list[int] = Field(description="Requests without a slot.")
 
@@ -239,7 +228,7 @@ class ReplayTiers(Part):
     restored_tokens: int = Field(description="Tokens that were brought back.")
     restored_requests: int = Field(description="Requests that something was brought back for.")
     lost_tokens: dict[str, int]
-    """Tokens that were not, by reason, of all tiers together."""
+    """Tokens that were not, of all tiers, by reason."""
 
     @model_validator(mode="after")
     def _tokens_add_up(self) -> Self:

@@ -22,14 +22,13 @@ PeakName = Literal["copy", "torch_copy", "read", "write"]
 class Operation(Part):
     """All calls of one operation on one kind of layer."""
 
-    name: str
-    """Operation, as in ``dsv4kv.ops``: ``gather_topk``, ``window_insert``, …"""
+    name: str = Field(description="Operation, as in ``dsv4kv.ops``: ``gather_topk``, …")
     layer_type: str
-    """Attention type of the layers it ran on: ``swa``, ``csa`` or ``hca``."""
+    """Attention type of its layers: ``swa``, ``csa`` or ``hca``."""
     samples_ns: list[int] = Field(description="Duration of every timed call.")
     entries: list[int] = Field(description="Entries (rows, tokens) each timed call worked on.")
     bytes: list[int]
-    """Useful bytes each timed call read and wrote, by the byte model."""
+    """Useful bytes read and written by each, by the byte model."""
     flops: list[int] = Field(default_factory=list)
     """Floating-point operations of each timed call's matrix products; empty without any."""
     temperature: Temperature | None = None
@@ -80,8 +79,7 @@ class Latency(Part):
 class Pool(Part):
     """One pool of the cache: planned and real size."""
 
-    name: str
-    """Name of the pool: ``main``, ``indexer``, ``window``, ``state``, ``tables``."""
+    name: str = Field(description="``main``, ``indexer``, ``window``, ``state`` or ``tables``.")
     layer_type: str = Field(description="Attention type of its layers, or ``all``.")
     layers: int = Field(description="Number of layers that have one.")
     units: int = Field(description="Blocks (or request slots) per layer.")
@@ -98,18 +96,14 @@ class CacheSummary(Part):
     total_layers: int = Field(description="Layers of the whole model, without drafts.")
     block_tokens: int = Field(description="Tokens of context one block covers.")
     sharing: Sharing = Field(description="``model``, ``type`` or ``layer``.")
-    formats: dict[str, str]
-    """Entry format per place: ``main``, ``window``, ``indexer``."""
+    formats: dict[str, str] = Field(description="Formats of ``main``, ``window``, ``indexer``.")
     state: str = Field(description="HCA state format.")
     num_blocks: int = Field(description="Blocks of each pool.")
-    total_blocks: int
-    """Blocks of all block tables together: what ``peak_blocks`` is a share of."""
+    total_blocks: int = Field(description="Blocks of all tables, which ``peak_blocks`` counts.")
     num_slots: int = Field(description="Request slots.")
     max_context_tokens: int = Field(description="Longest request, in tokens.")
-    bytes_per_token: float
-    """Marginal bytes of one token of context, all layers held."""
-    bytes_per_request: int
-    """Fixed bytes of one request slot, all layers held (window and state)."""
+    bytes_per_token: float = Field(description="Bytes of one more token, all layers held.")
+    bytes_per_request: int = Field(description="Window and state of a slot, all layers held.")
     pools: list[Pool] = Field(description="Every pool; empty when the run moved no data.")
 
 
@@ -130,11 +124,9 @@ class Totals(Part):
     """Steps that were interleaved with another process, as ``compare --ab`` runs two."""
     wall_ns: int = Field(description="Time from first to last step, without checks.")
     peak_blocks: int = Field(description="Max blocks allocated, all tables together.")
-    peak_rounding_bytes: int
-    """Bytes of held pages beyond the last valid entry, at the peak."""
+    peak_rounding_bytes: int = Field(description="Held bytes beyond valid entries, at the peak.")
     peak_requests: int = Field(description="Max requests in flight.")
-    blocks_left: int
-    """Blocks still held at the end; anything but 0 is an error."""
+    blocks_left: int = Field(description="Blocks held at the end; all but 0 is an error.")
 
 
 class Verification(Part):
@@ -168,16 +160,14 @@ class Peak(Part):
 class Case(Part):
     """One configuration's measurements; a sweep has several."""
 
-    axis: dict[str, Any]
-    """Values of the swept settings, empty without a sweep."""
+    axis: dict[str, Any] = Field(description="Values of swept settings, empty without a sweep.")
     status: Literal["complete", "incomplete", "failed", "skipped"]
     """``incomplete`` after Ctrl-C, ``failed`` with a sentence in ``error``, ``skipped`` with one
     where this machine lacks what it takes."""
     error: str | None = Field(description="Why it failed or was skipped.")
     config: dict[str, Any] = Field(description="The whole resolved configuration.")
     device: Literal["cpu", "cuda"] = Field("cpu", description="Where the cache was.")
-    backend: str
-    """Operations that ran: ``cpu``, ``cuda``, or where they come from."""
+    backend: str = Field(description="``cpu``, ``cuda``, or where operations come from.")
     foreign: list[str] = Field(default_factory=list)
     """Operations that are not the toolkit's own, checked against the reference before the run."""
     foreign_cases: dict[str, int] = Field(default_factory=dict)
@@ -185,8 +175,7 @@ class Case(Part):
     variants: dict[str, str] = Field(default_factory=dict)
     """How operations were done that can be done in several ways; see ``ops.variant``."""
     backend_version: str | None = Field(None, description="Version of the package they come from.")
-    cache: CacheSummary | None
-    """The cache that was built; null if building failed."""
+    cache: CacheSummary | None = Field(description="The cache; null if building failed.")
     totals: Totals | None = Field(description="What went through it; null if it never ran.")
     operations: list[Operation]
     """One row per operation and layer type; empty when the run moved no data."""
@@ -202,8 +191,7 @@ class Case(Part):
     verification: Verification = Field(description="Checks against the reference.")
     gathers_because: str | None = None
     """Why decode steps gather, as a clause, where it was not asked for; null elsewhere."""
-    launch: int = 0
-    """Index of the fresh process that measured it, as in ``launches``."""
+    launch: int = Field(0, description="Which of ``launches`` measured it.")
     telemetry: Telemetry | None = None
     """Telemetry of the machine during the run; null where that was not polled."""
     memory: MemorySeries | None = None
@@ -227,8 +215,7 @@ class GpuFacts(Part):
 class Environment(Part):
     """Machine and software; absent facts are null."""
 
-    hostname_sha256: str
-    """Digest of the host name: distinguishes machines without naming them."""
+    hostname_sha256: str = Field(description="Digest of its name: tells machines apart, unnamed.")
     platform: str = Field(description="Operating system and kernel.")
     python: str = Field(description="Python version.")
     cpu: str | None = Field(description="CPU model.")
@@ -238,8 +225,7 @@ class Environment(Part):
     governor: str | None = Field(description="CPU frequency governor.")
     versions: dict[str, str | None]
     """Versions of dsv4kv, torch, numpy, CUDA and driver; null where absent."""
-    variables: dict[str, str]
-    """Environment variables that change speed, by allow-list."""
+    variables: dict[str, str] = Field(description="Variables that change speed, by allow-list.")
     git_sha: str | None = Field(description="Revision of the source tree, if run from one.")
     git_dirty: bool | None = Field(description="Whether that tree had uncommitted changes.")
     gpu: GpuFacts | None = Field(None, description="The GPU; null where none was used.")
@@ -273,8 +259,7 @@ class RunRecord(Part):
     config_source: str = Field(description="Path or name of the configuration file.")
     config_sha256: str = Field(description="Digest of the configuration text, before overrides.")
     trace_source: str | None = Field(description="Path or name of the trace; null if synthetic.")
-    trace_sha256: str | None
-    """Digest of the trace file's bytes; null if synthetic."""
+    trace_sha256: str | None = Field(description="Digest of the trace's bytes; null if synthetic.")
     seed: int = Field(description="Seed of the run.")
     environment: Environment = Field(description="Machine and software.")
     cases: list[Case] = Field(description="Measurements, one per configuration and launch.")

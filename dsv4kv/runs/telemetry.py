@@ -42,11 +42,9 @@ class GpuSamples(Samples):
     energy_mj: Integers = Field(None, description="Energy since the driver was loaded.")
     temperature_c: Integers = Field(None, description="Temperature of the GPU.")
     power_violation_ns: Integers = None
-    """Time so far in which the power limit held clocks down."""
-    thermal_violation_ns: Integers = None
-    """Time so far in which the temperature did."""
-    board_violation_ns: Integers = None
-    """Time so far in which the board's limit did."""
+    """Time so far that power held clocks down."""
+    thermal_violation_ns: Integers = Field(None, description="Time so far that heat did.")
+    board_violation_ns: Integers = Field(None, description="Time so far that the board's did.")
     reliability_violation_ns: Integers = None
     """Time so far in which the reliability of the voltage did."""
 
@@ -55,15 +53,12 @@ class GpuChecks(Samples):
     """What is asked of the GPU five times a second."""
 
     memory_used_bytes: Integers = Field(None, description="Memory in use, by everybody.")
-    pcie_generation: Integers = None
-    """Generation of the PCIe link at that moment."""
+    pcie_generation: Integers = Field(None, description="Generation of the PCIe link.")
     pcie_width: Integers = Field(None, description="Lanes of the PCIe link.")
     pcie_replays: Integers = Field(None, description="Packets sent again so far.")
-    ecc_corrected: Integers = None
-    """Memory errors corrected since the driver was loaded."""
+    ecc_corrected: Integers = Field(None, description="Memory errors corrected so far.")
     ecc_uncorrected: Integers = Field(None, description="Memory errors that could not be.")
-    other_processes: Integers = None
-    """Processes that compute on the GPU, other than this run."""
+    other_processes: Integers = Field(None, description="Other processes that compute on it.")
     dram_percent: Numbers = None
     """DRAM bandwidth in use since the poll before, of the full rate, by the GPU's counters."""
 
@@ -74,8 +69,7 @@ class GpuState(Part):
     uuid: str = Field(description="Its UUID, as CUDA names it.")
     name: str | None = Field(None, description="As the driver names it.")
     power_limit_mw: int | None = Field(None, description="Power limit in force.")
-    most_sm_clock_mhz: int | None = None
-    """Highest clock of the multiprocessors."""
+    most_sm_clock_mhz: int | None = Field(None, description="Max clock of the multiprocessors.")
     most_memory_clock_mhz: int | None = Field(None, description="Highest clock of the memory.")
     ecc: int | None = Field(None, description="1 with error correction.")
     mig: int | None = Field(None, description="1 where it is split (MIG).")
@@ -95,15 +89,12 @@ class HostSamples(Samples):
 class MeasuredWindow(Part):
     """When something was measured, and how."""
 
-    name: str
-    """An operation, a peak, or a part of the run: ``serve``, ``memcpy``."""
+    name: str = Field(description="An operation, a peak, or ``serve``, ``memcpy``, ….")
     layer_type: str | None = Field(None, description="Of an operation.")
-    temperature: Temperature | None = None
-    """Of an operation that was timed both ways."""
+    temperature: Temperature | None = Field(None, description="Of an operation timed both ways.")
     started_ns: int = Field(description="Begin.")
     ended_ns: int = Field(description="End.")
-    calls: int | None = None
-    """Calls in one sample; null where the workload had it so."""
+    calls: int | None = Field(None, description="Calls of a sample; null as the workload had it.")
     warmup_ns: int | None = Field(None, description="Warm-up before it began.")
     converged: bool | None = None
     """Whether the median was known to 0.5 % when sampling ended; null where nothing waited
@@ -122,8 +113,7 @@ class Telemetry(Part):
     memory_peak_bytes: int = Field(description="Most memory the process has had resident so far.")
     empty_graph_ns: list[int] | None = None
     """Durations of a graph without work between two events: the least that a replay takes."""
-    absent: dict[str, str]
-    """What could not be read, or not every time, and why."""
+    absent: dict[str, str] = Field(description="What could not be read every time, and why.")
 
 
 class HeldUnits(Part):
@@ -140,8 +130,7 @@ class HeldUnits(Part):
 class HeldPool(Part):
     """A pool of the cache, filled as far as its units are held."""
 
-    name: str
-    """``main``, ``indexer``, ``window``, ``state`` or ``checkpoints``."""
+    name: str = Field(description="``main``, ``indexer``, ``window``, ``state``, ``checkpoints``.")
     layer_type: str = Field(description="Attention type of its layers, or ``all``.")
     unit: str = Field(description="Name of the units it is counted in.")
     unit_bytes: int = Field(description="Bytes of one unit, all its layers together.")

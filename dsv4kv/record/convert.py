@@ -281,7 +281,12 @@ def _put_together(
             f"{source}: ids of {' and '.join(map(str, sorted(sizes)))} tokens: a trace has one "
             "size; record servers of different block sizes separately."
         )
-    own_blocks = sum(_name_blocks(rows, size) for size in sizes)
+    begin = end = _OWN_IDS
+    for row in rows if sizes else ():  # prompts without ids get unshared ones
+        if not row.get("ids"):
+            (size,) = sizes
+            begin, end = end, end + row["input_tokens"] // size
+            row |= {"ids": range(begin, end), "grain": size, "ids_of": "length"}
     begun_s = rows[0]["arrival_s"]
     first_s, last_s = (
         [None if (at := row.get(name)) is None else at - begun_s for row in rows]
@@ -295,7 +300,7 @@ def _put_together(
         first_s,
         last_s,
         [row.get("ids_of") or "tokens" for row in rows],
-        own_blocks,
+        end - _OWN_IDS,
         counters,
         unsized,
     )
@@ -374,16 +379,6 @@ def _together(row: Record, other: Record) -> Record:
 
 def _is_known(row: Record) -> bool:
     return bool(row.get("input_tokens")) and "arrival_s" in row
-
-
-def _name_blocks(rows: Iterable[Record], size: int) -> int:
-    """Give prompts without ids unshared ones; returns their blocks."""
-    begin = end = _OWN_IDS
-    for row in rows:
-        if not row.get("ids"):
-            begin, end = end, end + row["input_tokens"] // size
-            row |= {"ids": range(begin, end), "grain": size, "ids_of": "length"}
-    return end - _OWN_IDS
 
 
 def _ids_of(row: Record) -> Record:

@@ -36,7 +36,6 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.files import read_document, read_json
 from dsv4kv.traces.files import (
     Defect,
-    TraceLines,
     Watch,
     is_array,
     json_array,
@@ -104,7 +103,13 @@ def read_dialogues(
     with open_trace(path, watch=options.watch) as lines:
         if not lines.peek():
             raise Defect("the file is empty")
-        for row in _rows(lines, text=options.text):
+        first = lines.peek().lstrip()
+        rows: Iterator[str | dict[str, Any]] = iter(lines)
+        if options.text or not first.startswith(("{", "[")):
+            rows = ({_PROMPTS[0]: line.rstrip("\r\n")} for line in lines)
+        elif is_array(first):
+            rows = json_array(lines)
+        for row in rows:
             place = f"{path}:{lines.number}"
             try:
                 record = parse_object(row) if isinstance(row, str) else row
@@ -113,14 +118,6 @@ def read_dialogues(
                 if not options.skip:
                     raise
                 yield Refused(place, str(defect))
-
-
-def _rows(lines: TraceLines, *, text: bool) -> Iterator[str | dict[str, Any]]:
-    """Objects, lines that should be one, or prompts."""
-    first = lines.peek()
-    if text or not first.lstrip().startswith(("{", "[")):
-        return ({_PROMPTS[0]: line.rstrip("\r\n")} for line in lines)
-    return json_array(lines) if is_array(first) else lines
 
 
 def _dialogue(place: str, record: dict[str, Any], options: DataOptions) -> Dialogue:

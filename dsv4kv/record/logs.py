@@ -63,12 +63,13 @@ def _sglang(line: str, veil: Veil) -> Record:
     record = _object(line)
     asked = record["obj"]
     row = {"id": veil.name(_text(record["rid"]))} | _session(asked.get("session_id"), veil)
+    at_s = datetime.fromisoformat(record["timestamp"]).timestamp()  # in this machine's time zone
     if record["event"] == "request.received":
-        return row | {"arrival_s": _clock(record["timestamp"])} | _prompt(asked, veil)
+        return row | {"arrival_s": at_s} | _prompt(asked, veil)
     if record["event"] != "request.finished":
         raise _Other
     info = record["out"]["meta_info"]
-    return row | _finished_at(info, _clock(record["timestamp"])) | _prompt(asked, veil)
+    return row | _finished_at(info, at_s) | _prompt(asked, veil)
 
 
 def _sglang_metrics(line: str, veil: Veil) -> Record:
@@ -222,13 +223,8 @@ def _session(name: Any, veil: Veil) -> Record:
     return {} if name is None else {"session": veil.name(_text(name))}
 
 
-def _clock(text: str) -> float:
-    """Seconds since 1970 of a time in this machine's time zone."""
-    return datetime.fromisoformat(text).timestamp()
-
-
 def _month_clock(text: str) -> float:
-    """The same without a year: the last such day."""
+    """Seconds since 1970 of a local time without a year: the last such day."""
     now = datetime.now(UTC).astimezone()
     found = datetime.strptime(f"{now.year}-{text}", "%Y-%m-%d %H:%M:%S").astimezone()
     return (found if found <= now else found.replace(year=now.year - 1)).timestamp()

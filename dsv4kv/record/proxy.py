@@ -397,7 +397,12 @@ class Proxy:
                     part = await exchange.request.content.readany()
                 if not part:
                     return
-                self._keep(exchange, part)
+                length = len(exchange.body) + len(part)
+                if length > _KEPT_BODY_BYTES or self._kept_bytes + len(part) > _KEPT_BYTES:
+                    self._let_go(exchange)
+                if exchange.is_kept:
+                    self._kept_bytes += len(part)
+                    exchange.body += part
                 yield part
         except TimeoutError:
             exchange.fault = _Fault("a body that does not come", 408)
@@ -406,14 +411,6 @@ class Proxy:
         if exchange.answer:
             exchange.answer.close()
         raise exchange.fault
-
-    def _keep(self, exchange: _Exchange, part: bytes) -> None:
-        length = len(exchange.body) + len(part)
-        if length > _KEPT_BODY_BYTES or self._kept_bytes + len(part) > _KEPT_BYTES:
-            self._let_go(exchange)
-        if exchange.is_kept:
-            self._kept_bytes += len(part)
-            exchange.body += part
 
     async def _answer(self, exchange: _Exchange, answer: ClientResponse) -> web.StreamResponse:
         """Pass the answer on as it comes."""

@@ -96,14 +96,12 @@ class Conversations:
         if isinstance(dialogue, Refused):
             return dialogue
         try:
-            return list(self._prompt(dialogue) if not dialogue.messages else self._chat(dialogue))
+            if dialogue.messages:
+                return list(self._chat(dialogue))
+            tokens = self._tokens.encode(dialogue.prompt, special=True)
+            return [self._turn(dialogue.sent_s[0], tokens, dialogue.answer)]
         except Defect as defect:
             return Refused(dialogue.place, str(defect))
-
-    def _prompt(self, dialogue: Dialogue) -> Iterator[Turn]:
-        yield self._turn(
-            dialogue.sent_s[0], self._tokens.encode(dialogue.prompt, special=True), dialogue.answer
-        )
 
     def _chat(self, dialogue: Dialogue) -> Iterator[Turn]:
         if self._render is None:

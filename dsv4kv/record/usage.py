@@ -64,7 +64,12 @@ class Ends:
     def row(self, veil: Veil) -> Record:
         """Id and token counts that the answer has."""
         found = _ID.search(self._head)
-        row: Record = {"id": veil.name(_plain(found[1]))} if found else {}
+        row: Record = {}
+        if found:
+            name = found[1].decode("utf-8", "replace")
+            with suppress(ValueError):
+                name = str(from_json(b'"' + found[1] + b'"'))
+            row["id"] = veil.name(name)
         for match in reversed(list(_USAGE.finditer(self._tail))[-_TRIES:]):
             try:
                 text = self._tail[match.end() :].decode("utf-8", "replace")
@@ -73,13 +78,6 @@ class Ends:
             except (ValueError, RecursionError):
                 continue
         return row
-
-
-def _plain(text: bytes) -> str:
-    try:
-        return str(from_json(b'"' + text + b'"'))
-    except ValueError:
-        return text.decode("utf-8", "replace")
 
 
 def _counts(usage: Mapping[str, Any]) -> Record:

@@ -408,7 +408,6 @@ OUTPUT_NAMES = (
 
 
 def _read_sharegpt(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
-    """Yield the requests; the first of the known names in a record is taken."""
     for record in json_records(lines):
         yield Request(
             arrival_s=read_time(record, "arrival_s", "seconds") if "arrival_s" in record else 0.0,

@@ -97,11 +97,9 @@ def _read_placed(lines: TraceLines, number: int, start_s: float) -> list[Placed]
 
 
 class _Blocks(NamedTuple):
-    """Tokens of a block, what is added to its ids, and the number of the conversation."""
-
-    size: int
-    offset: int
-    session: int
+    size: int  # tokens of a block
+    offset: int  # what is added to its ids
+    session: int  # number of the conversation
 
 
 def _read_level(

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from dsv4kv.record.convert import Store, find_stores
+from dsv4kv.record.folder import Record
 from tests.record.frames import (
     CLEARED,
     PUBLISHED,
@@ -112,53 +113,43 @@ def block(number: int, size: int = 16) -> list[int]:
     return list(range(number * size, number * size + size))
 
 
-def test_single_blocks_behind_a_request_are_what_it_generated(tmp_path: Path) -> None:
-    found = stores(
-        tmp_path / "recording",
-        [
-            frames(0, stored([1, 2], None, block(0, 32), 16)),
-            frames(1, stored([3], 2, block(2), 16)),
-            frames(2, stored([4], 3, block(3), 16)),
-            frames(3, stored([5], 2, block(4), 16)),  # another prompt that parts from it
-        ],
-    )
-    assert lengths(found) == [(32, 0, 32), (48, 32, 0)]
+def on(medium: str) -> Record:
+    return stored([1], None, block(0), 16, medium=medium)
 
 
-def test_stretches_of_one_step_that_follow_each_other_are_one_request(tmp_path: Path) -> None:
-    events = stored([1, 2], None, block(0, 32), 16), stored([3], 2, block(2), 16)
-    assert lengths(stores(tmp_path / "recording", [frames(0, *events)])) == [(48, 0, 0)]
+BOTH = stored([1, 2], None, block(0, 32), 16, group_idx=0)
+WINDOW = stored([2], 1, block(1), 16, group_idx=1, kv_cache_spec_sliding_window=128)
+# events of every message; prompt, cached and generated tokens of every request
+CHAINS: dict[str, tuple[list[list[Record]], list[tuple[int, int, int]]]] = {
+    "single blocks behind a request are generated, others part from it": (
+        [[stored([1, 2], None, block(0, 32), 16)], [stored([3], 2, block(2), 16)],
+         [stored([4], 3, block(3), 16)], [stored([5], 2, block(4), 16)]],
+        [(32, 0, 32), (48, 32, 0)],
+    ),
+    "stretches of one step that follow each other are one request": (
+        [[stored([1, 2], None, block(0, 32), 16), stored([3], 2, block(2), 16)]], [(48, 0, 0)],
+    ),
+    "evicted blocks are not cached, those that other groups lost are": (
+        [[BOTH, WINDOW], [removed(2, group_idx=1)], [BOTH], [removed(2, group_idx=0)], [BOTH],
+         [CLEARED], [BOTH]],
+        [(32, 0, 0), (32, 32, 0), (32, 16, 0), (32, 0, 0)],
+    ),
+    "what is stored elsewhere is not cached on the GPU": (
+        [[on("CPU")], [on("GPU")], [removed(1, medium="CPU")], [on("GPU")]],
+        [(16, 0, 0), (16, 16, 0)],
+    ),
+    "blocks of single tokens are chains by the server's names": (
+        [[stored([1, 2, 3], None, [5, 6, 7], 1)], [stored([4, 5], 2, [8, 9], 1)]],
+        [(3, 0, 0), (4, 2, 0)],
+    ),
+}  # fmt: skip
 
 
-def test_what_was_evicted_is_not_cached_and_what_other_groups_lost_is(tmp_path: Path) -> None:
-    both = stored([1, 2], None, block(0, 32), 16, group_idx=0)
-    window = stored([2], 1, block(1), 16, group_idx=1, kv_cache_spec_sliding_window=128)
-    found = stores(
-        tmp_path / "recording",
-        [
-            frames(0, both, window),
-            frames(1, removed(2, group_idx=1)),
-            frames(2, both),
-            frames(3, removed(2, group_idx=0)),
-            frames(4, both),
-            frames(5, CLEARED),
-            frames(6, both),
-        ],
-    )
-    assert lengths(found) == [(32, 0, 0), (32, 32, 0), (32, 16, 0), (32, 0, 0)]
-
-
-def test_what_is_stored_elsewhere_is_not_cached_on_the_gpu(tmp_path: Path) -> None:
-    found = stores(
-        tmp_path / "recording",
-        [
-            frames(0, stored([1], None, block(0), 16, medium="CPU")),
-            frames(1, stored([1], None, block(0), 16, medium="GPU")),
-            frames(2, removed(1, medium="CPU")),
-            frames(3, stored([1], None, block(0), 16, medium="GPU")),
-        ],
-    )
-    assert lengths(found) == [(16, 0, 0), (16, 16, 0)]
+@pytest.mark.parametrize("name", CHAINS)
+def test_events_are_the_requests_that_they_began(name: str, tmp_path: Path) -> None:
+    messages, expected = CHAINS[name]
+    sent = [frames(number, *events) for number, events in enumerate(messages)]
+    assert lengths(stores(tmp_path / "recording", sent)) == expected
 
 
 def test_a_chain_whose_beginning_was_not_seen_is_known_as_such(tmp_path: Path) -> None:
@@ -174,18 +165,6 @@ def test_a_chain_whose_beginning_was_not_seen_is_known_as_such(tmp_path: Path) -
     )
     assert found[1].ids[:2] == found[0].ids
     assert set(found[2].ids).isdisjoint(found[0].ids)  # equal tokens behind other ones
-
-
-def test_blocks_of_single_tokens_are_chains_by_the_servers_names(tmp_path: Path) -> None:
-    found = stores(
-        tmp_path / "recording",
-        [
-            frames(0, stored([1, 2, 3], None, [5, 6, 7], 1)),
-            frames(1, stored([4, 5], 2, [8, 9], 1)),
-        ],
-    )
-    assert lengths(found) == [(3, 0, 0), (4, 2, 0)]
-    assert found[1].ids[:2] == found[0].ids[:2]
 
 
 def test_two_servers_with_equal_names_are_kept_apart() -> None:

@@ -215,7 +215,7 @@ class GpuFacts(Part):
 class Environment(Part):
     """Machine and software; absent facts are null."""
 
-    hostname_sha256: str = Field(description="Digest of its name: tells machines apart, unnamed.")
+    hostname_sha256: str = Field(description="Digest of its name, to distinguish machines.")
     platform: str = Field(description="Operating system and kernel.")
     python: str = Field(description="Python version.")
     cpu: str | None = Field(description="CPU model.")

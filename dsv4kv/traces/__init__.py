@@ -63,7 +63,7 @@ def resolve_trace(source: str | Path) -> Path:
 
 
 def trace_sha256(path: Path) -> str:
-    """Digest of a file's bytes on disk, of a folder that of its conversations' and their names."""
+    """Digest of a file's bytes; a folder's is of its conversations' digests and their names."""
     if path.is_dir():
         named = (f"{trace_sha256(file)}  {file.name}\n" for file in conversation_files(path))
         return hashlib.sha256("".join(named).encode()).hexdigest()
@@ -109,8 +109,8 @@ def read_trace(
     """Return the requests of a trace file, folder or ``builtin:NAME``, one at a time.
 
     They come in file order, or in order of arrival where the format is merged or sorted. Raises
-    ``TraceError`` at once if there is no such file, for a defective line when it is reached, and
-    ``ConfigError`` for an unknown format.
+    ``ConfigError`` for an unknown format and ``TraceError``: immediately if there is no such file,
+    for a defective line when it is reached.
     """
     return (request for _, request in read_placed_trace(source, trace_format, options))
 

@@ -140,18 +140,8 @@ class PageLayout:
         return self.scale_start + entry * self.scale_stride
 
 
-_BF16_KV = EntryFormat("bf16", "bf16", 512)
-_FP8_KV = EntryFormat("fp8", "e4m3", 512)
-_FP8_DS_MLA = EntryFormat(
-    "fp8_ds_mla",
-    "e4m3",
-    448,
-    tail_dims=64,
-    group=64,
-    scale="ue8m0",
-    scale_padding=1,
-    page_align=576,
-)
+_FP8_DS_MLA = EntryFormat("fp8_ds_mla", "e4m3", 448, tail_dims=64, group=64, scale="ue8m0",
+                          scale_padding=1, page_align=576)  # fmt: skip
 # DeepSeek-V4.1: all 512 channels in 8 bits, one power-of-two scale per 32, or in 4 bits, one e4m3
 # scale per 16. SGLang 0.5.23 stores both block-split (kernels/ops/attention/dsv4/kv_layout.py).
 _FP8_GROUP32 = EntryFormat("fp8_group32", "e4m3", 512, group=32, scale="ue8m0", page_align=512)
@@ -164,29 +154,21 @@ def _interleaved(entry: EntryFormat) -> EntryFormat:
     return replace(entry, name=name, scales_at="row_end", page_align=page_align)
 
 
+def _named(*entries: EntryFormat) -> dict[str, EntryFormat]:
+    return {entry.name: entry for entry in entries}
+
+
+_PLAIN = (_FP8_DS_MLA, EntryFormat("bf16", "bf16", 512), EntryFormat("fp8", "e4m3", 512))
+# interleaved: vLLM 0.33.0 (deepseek_v41/common/ops/cache_utils.py); SGLang 0.5.23 as V41_NEW
+_IN_4, _IN_8 = (_FP4, _interleaved(_FP4)), (_FP8_GROUP32, _interleaved(_FP8_GROUP32))
 FORMATS: dict[Place, dict[str, EntryFormat]] = {
-    "main": {
-        "fp8_ds_mla": _FP8_DS_MLA,
-        "bf16": _BF16_KV,
-        "fp8": _FP8_KV,
-        "fp4": _FP4,
-        # vLLM 0.33.0 (deepseek_v41/common/ops/cache_utils.py); SGLang 0.5.23 as V41_NEW.
-        "fp4_interleaved": _interleaved(_FP4),
-        "fp8_group32": _FP8_GROUP32,
-        "fp8_group32_interleaved": _interleaved(_FP8_GROUP32),
-    },
-    "window": {
-        "fp8_ds_mla": _FP8_DS_MLA,
-        "bf16": _BF16_KV,
-        "fp8": _FP8_KV,
-        "fp8_group32": _FP8_GROUP32,
-        "fp8_group32_interleaved": _interleaved(_FP8_GROUP32),
-    },
-    "indexer": {
-        "mxfp4": EntryFormat("mxfp4", "e2m1", 128, group=32, scale="ue8m0"),
-        "fp8": EntryFormat("fp8", "e4m3", 128, group=128, scale="fp32"),
-        "bf16": EntryFormat("bf16", "bf16", 128),
-    },
+    "main": _named(*_PLAIN, *_IN_4, *_IN_8),
+    "window": _named(*_PLAIN, *_IN_8),
+    "indexer": _named(
+        EntryFormat("mxfp4", "e2m1", 128, group=32, scale="ue8m0"),
+        EntryFormat("fp8", "e4m3", 128, group=128, scale="fp32"),
+        EntryFormat("bf16", "bf16", 128),
+    ),
 }
 """What operations read and write."""
 
@@ -195,50 +177,32 @@ FORMATS: dict[Place, dict[str, EntryFormat]] = {
 _NVFP4 = EntryFormat("nvfp4", "e2m1", 448, tail_dims=64, group=16, scale="e4m3", scale_padding=4)
 
 SIZED_FORMATS: dict[Place, dict[str, EntryFormat]] = {
-    "main": {"nvfp4": _NVFP4},
-    "window": {"nvfp4": _NVFP4},
-    "indexer": {
-        # vLLM 0.33.0 on SM100 (utils/deep_gemm.py, mqa_logits_use_mx_scales): the one power of
-        # two as four equal bytes.
-        "fp8_ue8m0x4": EntryFormat("fp8_ue8m0x4", "e4m3", 128, group=128, scale="ue8m0x4")
-    },
+    "main": _named(_NVFP4),
+    "window": _named(_NVFP4),
+    # vLLM 0.33.0 on SM100 (utils/deep_gemm.py, mqa_logits_use_mx_scales): the one power of two as
+    # four equal bytes.
+    "indexer": _named(EntryFormat("fp8_ue8m0x4", "e4m3", 128, group=128, scale="ue8m0x4")),
 }
 """What engines store next to that, and no operation here reads or writes: ``budget`` sizes it."""
 
-FLAT_FORMATS: dict[str, EntryFormat] = {
+FLAT_FORMATS = _named(
     # DeepSeek-V3.2 (vLLM's fp8_ds_mla for it): 512 e4m3, four fp32 scales, 64 bf16, in one row.
     # The scales are no powers of two (vLLM's concat_and_cache_ds_mla, SGLang 0.5.23's
     # dsa_quant_k_cache.py).
-    "fp8_ds_mla": EntryFormat(
-        "fp8_ds_mla",
-        "e4m3",
-        512,
-        tail_dims=64,
-        group=128,
-        scale="amax_fp32",
-        scales_at="after_values",
-    ),
-    "bf16": EntryFormat("bf16", "bf16", 576),
+    EntryFormat("fp8_ds_mla", "e4m3", 512, tail_dims=64, group=128, scale="amax_fp32",
+                scales_at="after_values"),
+    EntryFormat("bf16", "bf16", 576),
     # SGLang 0.5.23 for its backend trtllm (kv_cache_configurator.py): no scales.
-    "fp8": EntryFormat("fp8", "e4m3", 576),
-}
+    EntryFormat("fp8", "e4m3", 576),
+)  # fmt: skip
 """What operations read and write of DeepSeek-V3.2."""
 
-SIZED_FLAT_FORMATS: dict[str, EntryFormat] = {
+SIZED_FLAT_FORMATS = _named(
     # vLLM 0.33.0's nvfp4_ds_mla for it (flashmla_sparse.py): 512 e2m1, 64 e4m3 without scale, 32
     # e4m3 scales in the order that FlashMLA's threads read them.
-    "nvfp4": EntryFormat(
-        "nvfp4",
-        "e2m1",
-        512,
-        tail_dims=64,
-        group=16,
-        scale="e4m3",
-        scales_at="row_end",
-        tail="e4m3",
-        scale_columns=4,
-    )
-}
+    EntryFormat("nvfp4", "e2m1", 512, tail_dims=64, group=16, scale="e4m3", scales_at="row_end",
+                tail="e4m3", scale_columns=4)
+)  # fmt: skip
 
 
 MOVED_FORMATS = (

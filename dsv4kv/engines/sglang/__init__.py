@@ -7,7 +7,7 @@ last window of a hit again (``encoder_swa_replay.py``); then the other one chang
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from dsv4kv.engines.rule import (
     EVERYWHERE,
@@ -116,57 +116,50 @@ _FREES = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS"
 _V4 = replace(_ONE_POOL, kinds=("v4", "v41"), default_for=("v4",), groups=True)
 _V41 = replace(_V4, kinds=("v41",), default_for=("v41",), drafts=("none", "dspark"))
 _TAIL = Retention(junctions=True, chunks=True)
+
+
+def _rule(
+    of: Variant, explains: str, setting: str, *, remedies: dict[str, str], **facts: Any
+) -> Variant:
+    remedies = _MORE_PAGES | remedies
+    return replace(of, explains=explains, setting=setting, remedies=remedies, **facts)
+
+
 RULES = {
     "sglang": _ONE_POOL,
-    "sglang-v4:dense": replace(
-        _V4,
-        explains="windows of whole prompts, in a pool a tenth as large",
-        setting=f"{_FREES}=0",
-        flags={"window_slots": "kept"},
-        retention=EVERYWHERE,
-        remedies=_MORE_PAGES
-        | {
+    "sglang-v4:dense": _rule(
+        _V4, "windows of whole prompts, in a pool a tenth as large", f"{_FREES}=0",
+        flags={"window_slots": "kept"}, retention=EVERYWHERE,
+        remedies={
             "evicted_block": f"only the windows of the last pages (sglang-v4:tail); {_MORE}",
-            "evicted_checkpoint": _MORE,
-            "no_checkpoint": _MORE,
+            "evicted_checkpoint": _MORE, "no_checkpoint": _MORE,
         },
     ),
-    "sglang-v4:tail": replace(
-        _V4,
-        explains="… only at ends of chunks and where prompts part (SGLang's default)",
-        setting=f"{_FREES}=1",
-        flags={"window_slots": "freed"},
-        retention=_TAIL,
-        remedies=_MORE_PAGES
-        | {
+    "sglang-v4:tail": _rule(
+        _V4, "… only at ends of chunks and where prompts part (SGLang's default)", f"{_FREES}=1",
+        flags={"window_slots": "freed"}, retention=_TAIL,
+        remedies={
             "evicted_checkpoint": _MORE,
             "no_checkpoint": f"windows of whole prompts (sglang-v4:dense) with {_MORE}",
         },
     ),
-    "sglang-v41": replace(
-        _V41,
-        explains="V4.1: … and a prompt's last 128 tokens are never found (SGLang's default)",
-        setting="--enable-decoder-swa-bounded-replay",
-        retention=_TAIL,
-        policy=replace(_POLICY, leaves_window=True),
-        remedies=_MORE_PAGES
-        | {
+    "sglang-v41": _rule(
+        _V41, "V4.1: … and a prompt's last 128 tokens are never found (SGLang's default)",
+        "--enable-decoder-swa-bounded-replay",
+        retention=_TAIL, policy=replace(_POLICY, leaves_window=True),
+        remedies={
             "evicted_checkpoint": _MORE,
             "last_token": "--no-enable-decoder-swa-bounded-replay (sglang-v4:tail)",
             "no_checkpoint": "--enable-encoder-swa-bounded-replay (sglang-v41:encoder)",
         },
     ),
-    "sglang-v41:encoder": replace(
-        _V41,
-        explains="… with windows that are never kept: 128 tokens of a hit are computed again",
-        setting="--enable-encoder-swa-bounded-replay",
-        flags={"window_slots": "own"},
-        groups=False,
-        policy=replace(_POLICY, replays=True),
-        remedies=_MORE_PAGES
-        | {"replay": "windows that are kept (sglang-v41); longer shared prefixes"},
+    "sglang-v41:encoder": _rule(
+        _V41, "… with windows that are never kept: 128 tokens of a hit are computed again",
+        "--enable-encoder-swa-bounded-replay",
+        flags={"window_slots": "own"}, groups=False, policy=replace(_POLICY, replays=True),
+        remedies={"replay": "windows that are kept (sglang-v41); longer shared prefixes"},
     ),
-}
+}  # fmt: skip
 
 _LIMITS = (  # of 0.5.23: arg_groups/deepseek_v4_hook.py, arg_groups/hisparse_hook.py
     Limit("dcp", KINDS),

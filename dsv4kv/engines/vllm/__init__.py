@@ -96,40 +96,31 @@ _ONE_GROUP = Variant(
     remedies=_MORE_BLOCKS,
 )
 _V4 = replace(_ONE_GROUP, kinds=("v4",), default_for=("v4",), groups=True)
+
+
+def _every(interval: int | None, explains: str, retention: Retention, **remedies: str) -> Variant:
+    """A rule by its retention interval."""
+    setting = f"prefix_cache_retention_interval={interval}"
+    own = replace(_V4, explains=explains, setting=setting, flags={"retention": interval})
+    return replace(own, retention=retention, remedies=_MORE_BLOCKS | remedies)
+
+
 RULES = {
     "vllm": _ONE_GROUP,
-    "vllm-v4:dense": replace(
-        _V4,
-        explains="windows and states cached at every block",
-        setting="prefix_cache_retention_interval=None",
-        flags={"retention": None},
-        retention=EVERYWHERE,
-        remedies=_MORE_BLOCKS | {"evicted_block": _SPARSE, "evicted_checkpoint": _SPARSE},
+    "vllm-v4:dense": _every(
+        None, "windows and states cached at every block", EVERYWHERE,
+        evicted_block=_SPARSE, evicted_checkpoint=_SPARSE,
     ),
-    "vllm-v4:4096": replace(
-        _V4,
-        explains="… at every 4,096 tokens, ends and junctions",
-        setting="prefix_cache_retention_interval=4096",
-        flags={"retention": 4096},
-        retention=Retention(4096, ends=True, junctions=True),
-        remedies=_MORE_BLOCKS
-        | {
-            "evicted_block": _FEWER,
-            "evicted_checkpoint": _FEWER,
-            "no_checkpoint": "a shorter --prefix-cache-retention-interval, where memory is left",
-        },
+    "vllm-v4:4096": _every(
+        4096, "… at every 4,096 tokens, ends and junctions",
+        Retention(4096, ends=True, junctions=True),
+        evicted_block=_FEWER, evicted_checkpoint=_FEWER,
+        no_checkpoint="a shorter --prefix-cache-retention-interval, where memory is left",
     ),
-    "vllm-v4:semantic": replace(
-        _V4,
-        explains="… only at ends of prompts and junctions",
-        setting="prefix_cache_retention_interval=0",
-        flags={"retention": 0},
-        retention=Retention(ends=True, junctions=True),
-        remedies=_MORE_BLOCKS
-        | {
-            "evicted_checkpoint": "more memory: --gpu-memory-utilization",
-            "no_checkpoint": "--prefix-cache-retention-interval 4096 (vllm-v4:4096)",
-        },
+    "vllm-v4:semantic": _every(
+        0, "… only at ends of prompts and junctions", Retention(ends=True, junctions=True),
+        evicted_checkpoint="more memory: --gpu-memory-utilization",
+        no_checkpoint="--prefix-cache-retention-interval 4096 (vllm-v4:4096)",
     ),
     "vllm-v41": replace(
         _V4,
@@ -145,7 +136,7 @@ RULES = {
         remedies=_MORE_BLOCKS
         | {"replay": "--no-swa-bounded-replay keeps windows instead; longer shared prefixes"},
     ),
-}
+}  # fmt: skip
 
 _HYBRID = (
     "DCP with hybrid KV cache layouts only supports full-attention, Mamba, and replicated draft "

@@ -124,11 +124,6 @@ PEERS = {
 """Packages whose operations take the place of ours."""
 
 
-def families(registry: Iterable[str]) -> list[str]:
-    """The names without versions: ``vllm`` for ``vllm:0.33``."""
-    return list(dict.fromkeys(name.partition(":")[0] for name in registry))
-
-
 def listed(names: Iterable[str]) -> str:
     """The names with commas between."""
     return ", ".join(names)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from dsv4kv.budget.inputs import READERS, SIZED_STATES
-from dsv4kv.choices import explained, families, listed
+from dsv4kv.choices import explained, listed
 from dsv4kv.cli import Command, examples
 from dsv4kv.cli import options as opt
-from dsv4kv.engines.names import ENGINES, HOST_TIERS
+from dsv4kv.engines.names import FAMILIES, HOST_TIERS
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.files import shipped_names, write_named
 from dsv4kv.model.formats import known_formats
@@ -34,7 +34,7 @@ _MODELS = (
     f"{listed(shipped_names('models'))}, gqa8 (a baseline with 8 KV heads), or a Hugging Face "
     "config.json."
 )
-_ENGINES = f"Whose rules size the cache: {listed(families(ENGINES))}, or a version: vllm:0.33."
+_ENGINES = f"Whose rules size the cache: {listed(FAMILIES)}, or a version: vllm:0.33."
 _COMMAND = (
     "A launch command of vLLM, SGLang or TensorRT-LLM, or a file with one (script, YAML, "
     "compose): what its flags cost. Other options come on top."

@@ -7,7 +7,7 @@ of blocks, and so does every HCA layer, so one table can serve a whole model. Th
 exist to be compared.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm, prod
@@ -113,18 +113,6 @@ class LayerCacheSchema:
     def entries_after(self, tokens: int) -> int:
         """Complete entries of a request that has ``tokens`` tokens."""
         return tokens // self.layer.ratio if self.main else 0
-
-
-def layer_kinds(schemas: Iterable[LayerCacheSchema]) -> list[tuple[LayerCacheSchema, int]]:
-    """Layers that are stored alike: one of each kind, and how many there are."""
-    kinds: dict[object, list[LayerCacheSchema]] = {}
-    for schema in schemas:
-        layer, shapes = schema.layer, (schema.state_shape, schema.indexer_state_shape)
-        storage = schema.block_tokens, schema.main, schema.indexer, schema.window, shapes
-        owns = layer.kv_owner == layer.layer_idx
-        key = layer.attn, layer.ratio, layer.is_draft, layer.selects, owns, storage
-        kinds.setdefault(key, []).append(schema)
-    return [(alike[0], len(alike)) for alike in kinds.values()]
 
 
 def build_schema(

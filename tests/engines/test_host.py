@@ -45,8 +45,6 @@ HICACHE_PAGES = {
     "deepseek_v4_c4_indexer_state": (344_064, 491_520),
 }
 
-WINDOWED = ("swa", "deepseek_v4_c4_state", "deepseek_v4_c4_indexer_state")
-
 
 @pytest.mark.parametrize("name", MODELS)
 def test_hicache_has_these_pools_and_none_of_hca_states(name: str) -> None:

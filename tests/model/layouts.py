@@ -14,9 +14,12 @@ def schemas_of(
     *,
     window: str | None = None,
     layers: Collection[int] | None = None,
+    block_tokens: int = 128,
 ) -> list[LayerCacheSchema]:
-    """Schemas of a preset with 128-token blocks; None takes the model's own formats."""
+    """Schemas of a preset; None takes the model's own formats."""
     config = load_model(model)
     formats = choose_formats(config, main, window, indexer)
     schedule = build_schedule(config, layers=layers)
-    return [build_schema(config, spec, formats=formats) for spec in schedule]
+    return [
+        build_schema(config, spec, formats=formats, block_tokens=block_tokens) for spec in schedule
+    ]

@@ -1,10 +1,10 @@
-"""A model description that contradicts itself is refused; presets are what they claim."""
+"""Models by name, with their published dimensions; one that contradicts itself is refused."""
 
 import pytest
 from pydantic import ValidationError
 
 from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.presets import load_model, preset_names
+from dsv4kv.model.presets import load_model, preset_names, preset_of
 
 FLASH = load_model("v4-flash")
 
@@ -43,3 +43,22 @@ def test_an_owner_without_compressed_kv_is_refused(owner: int) -> None:
 def test_a_size_of_zero_is_refused(field: str) -> None:
     with pytest.raises(ValidationError, match=field):
         changed(**{field: 0})
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("deepseek-ai/DeepSeek-V4-Pro", "v4-pro"),
+        ("deepseek-v4-flash", "v4-flash"),
+        ("RedHatAI/DeepSeek-V4-Flash-NVFP4", "v4-flash"),
+        ("deepseek-ai/DeepSeek-V3.2-Exp", "v3.2"),
+        ("v4-pro", "v4-pro"),
+        ("deepseek-ai/DeepSeek-V5", "deepseek-ai/DeepSeek-V5"),
+        ("a/b/deepseek-v4-pro", "a/b/deepseek-v4-pro"),
+        ("deepseek-v4-pro.json", "deepseek-v4-pro.json"),
+        ("v4-prou", "v4-prou"),
+        ("", ""),
+    ],
+)
+def test_a_checkpoint_is_known_by_its_name(name: str, preset: str) -> None:
+    assert preset_of(name) == preset

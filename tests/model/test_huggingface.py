@@ -246,12 +246,11 @@ def test_a_value_of_the_wrong_type_is_a_sentence_with_the_file(
     assert "\n" not in str(refusal.value)
 
 
-V32 = {"model_type": "deepseek_v32", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 REFUSED: dict[str, object] = {
     "neither compress_ratios nor layer_types with": document(compress_ratios=None),
     "layer_types has linear_attention without a rate": transformers_dialect([0, 4], 2)
     | {"layer_types": ["sliding_attention", "linear_attention"]},
-    "kv_lora_rank or qk_rope_head_dim is missing": document(**V32 | {"kv_lora_rank": None}),
+    "kv_lora_rank or qk_rope_head_dim is missing": document(**FLAT | {"kv_lora_rank": None}),
     **{
         f"{key} is missing": document(**{key: None})
         for key in ("num_hidden_layers", "hidden_size", "num_attention_heads", "index_topk")

@@ -4,20 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import build_schedule
-from dsv4kv.model.schema import LayerCacheSchema, Sharing, TableGroup, build_schema, table_groups
+from dsv4kv.model.schema import Sharing, TableGroup, table_groups
+from tests.model.layouts import schemas_of
 
 TOKENS = st.integers(0, 2_000_000)
 SHARINGS: list[Sharing] = ["model", "type", "layer"]
 MODELS = ["v4-flash", "v4-pro", "v4.1-flash", "v3.2"]
-
-
-def schemas_of(model: str, block_tokens: int = 128) -> list[LayerCacheSchema]:
-    config = load_model(model)
-    return [
-        build_schema(config, spec, block_tokens=block_tokens) for spec in build_schedule(config)
-    ]
 
 
 def groups_of(model: str, sharing: Sharing) -> dict[str, TableGroup]:
@@ -37,7 +29,9 @@ def test_csa_and_hca_layers_need_the_known_numbers_of_128_token_blocks(tokens: i
 def test_a_table_holds_the_blocks_of_its_neediest_layer(
     tokens: int, model: str, sharing: Sharing, k: int
 ) -> None:
-    schemas = {schema.layer.layer_idx: schema for schema in schemas_of(model, 128 * k)}
+    schemas = {
+        schema.layer.layer_idx: schema for schema in schemas_of(model, block_tokens=128 * k)
+    }
     for group in table_groups(list(schemas.values()), sharing):
         needs = {
             -(-schemas[layer].entries_after(tokens) // schemas[layer].entries_per_block)
@@ -62,6 +56,4 @@ def test_sharing_by_layer_is_a_lane_for_each_layer() -> None:
 
 @pytest.mark.parametrize("sharing", SHARINGS)
 def test_layers_without_compressed_kv_need_no_table(sharing: Sharing) -> None:
-    config = load_model("v4-flash")
-    schemas = [build_schema(config, spec) for spec in build_schedule(config, layers=[0, 1])]
-    assert table_groups(schemas, sharing) == ()
+    assert table_groups(schemas_of("v4-flash", layers=[0, 1]), sharing) == ()

@@ -14,7 +14,7 @@ from dsv4kv.budget.answer import Answer, answer
 from dsv4kv.budget.fit import available_bytes
 from dsv4kv.engines.formats import Site, stored_formats
 from tests.budget.questions import ask
-from tests.engines.oracles.planned import ENGINES, answered
+from tests.engines.oracles.planned import ENGINES, about, answered
 
 FILE = Path(__file__).parent / "planned.jsonl"
 RECORDED = Path(__file__).parent / "recorded.jsonl"
@@ -57,14 +57,7 @@ def setting_of(engine: str, model: str, gpu: str, layout: tuple[int, int]) -> di
     site = Site(ENGINES[engine], config, arch, layout[0])
     names = [name for name, _ in stored_formats(site, {}).values()]
     low = config.kind == "v41"
-    both = {
-        "model": model,
-        "arch": arch,
-        "names": names,
-        "kind": config.kind,
-        "ratios": list(config.compress_ratios),
-        "owners": list(config.kv_owners or ()),
-        "layers": config.num_layers,
+    both = about(model, arch, names) | {
         "drafts": 0,
         "draft_tokens": 0,
         "context": config.max_context_tokens,

@@ -79,6 +79,20 @@ def model_of(name: str) -> DSV4Config:
     return load_model(name)
 
 
+def about(name: str, arch: str | None, names: list[str]) -> dict[str, Any]:
+    """What every program reads of a model and its formats."""
+    model = model_of(name)
+    return {
+        "model": name,
+        "arch": arch,
+        "names": names,
+        "kind": model.kind,
+        "ratios": list(model.compress_ratios),
+        "owners": list(model.kv_owners or ()),
+        "layers": model.num_layers,
+    }
+
+
 def draw_settings(engine: str) -> list[dict[str, Any]]:
     """All settings, without answers."""
     drawn = {
@@ -108,14 +122,7 @@ def _draw_vllm(draw: random.Random) -> dict[str, Any]:
     smallest = 64 if model.kind == "v41" and arch == "sm_90" else _BLOCKS[model.kind][0]
     drafts = draw.choice([0, 0, 1, 3])
     context = draw.choice([4096, 33_792, 131_072, 912_128, 2**20])
-    return {
-        "model": name,
-        "arch": arch,
-        "names": [given for given, _ in found.values()],
-        "kind": model.kind,
-        "ratios": list(model.compress_ratios),
-        "owners": list(model.kv_owners or ()),
-        "layers": model.num_layers,
+    return about(name, arch, [given for given, _ in found.values()]) | {
         "selecting": list(range(model.num_layers)),
         "capability": int(arch.removeprefix("sm_")),
         "dtype": dtype,
@@ -152,14 +159,7 @@ def _draw_sglang(draw: random.Random) -> dict[str, Any]:
     context = draw.choice([131_072, model.max_context_tokens])
     state, memory = draw.choice(["fp32", "fp32", "bf16"]), int(draw.uniform(2, 120) * GIB)
     encoder = model.kind == "v41" and requests is not None and draw.random() < 0.4
-    return {
-        "model": name,
-        "arch": arch,
-        "names": [given for given, _ in found.values()],
-        "kind": model.kind,
-        "ratios": list(model.compress_ratios),
-        "owners": list(model.kv_owners or ()),
-        "layers": layers,
+    return about(name, arch, [given for given, _ in found.values()]) | {
         "held": held,
         "mega": mega,
         "requests": requests,

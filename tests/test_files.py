@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from dsv4kv.config.experiments import TiersConfig
 from dsv4kv.config.load import load_config
-from dsv4kv.config.tiers import TiersConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import (
     Unparsable,

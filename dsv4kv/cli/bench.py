@@ -175,8 +175,8 @@ def _serve(listen: str, overrides: Sequence[str]) -> None:
     """Be the prefill side of ``bench transfer``."""
     from dsv4kv.bench.transfer import run as transfer
     from dsv4kv.bench.transfer.prefill import serve
+    from dsv4kv.config.experiments import TransferConfig
     from dsv4kv.config.load import load_config
-    from dsv4kv.config.transfer import TransferConfig
 
     def ready(host: str, port: int) -> None:
         say(f"{transfer.LISTENING}{host}:{port} (Ctrl-C ends it)")
@@ -191,7 +191,7 @@ def _own(
     """The configuration of a benchmark with settings of its own, and what runs a point of it."""
     if name == "systems":
         from dsv4kv.bench.systems import workload as systems
-        from dsv4kv.config.systems import SystemsConfig
+        from dsv4kv.config.experiments import SystemsConfig
         from dsv4kv.view.systems import report_systems
 
         def run_systems(point: "Point[SystemsConfig]") -> Ran:
@@ -204,7 +204,7 @@ def _own(
         return SystemsConfig, run_systems
     if name == "tiers":
         from dsv4kv.bench.tiers import run as tiers
-        from dsv4kv.config.tiers import TiersConfig
+        from dsv4kv.config.experiments import TiersConfig
         from dsv4kv.view.tiers import report_tiers
 
         def run_tiers(point: "Point[TiersConfig]") -> Ran:
@@ -214,7 +214,7 @@ def _own(
 
         return TiersConfig, run_tiers
     from dsv4kv.bench.transfer import run as transfer
-    from dsv4kv.config.transfer import TransferConfig
+    from dsv4kv.config.experiments import TransferConfig
     from dsv4kv.view.transfer import report_transfer
 
     def run_transfer(point: "Point[TransferConfig]") -> Ran:

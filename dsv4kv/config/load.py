@@ -19,11 +19,9 @@ from pydantic_core import ErrorDetails
 from dsv4kv import files
 from dsv4kv.choices import BACKENDS, PEERS, listed
 from dsv4kv.config.bench import BenchConfig, Section
+from dsv4kv.config.experiments import SystemsConfig, TiersConfig, TransferConfig
 from dsv4kv.config.keys import Key, Root, keys, keys_of, unknown_key
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.config.systems import SystemsConfig
-from dsv4kv.config.tiers import TiersConfig
-from dsv4kv.config.transfer import TransferConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.units import check_points, parse_bytes, parse_count
 

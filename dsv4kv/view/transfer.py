@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dsv4kv.config.transfer import TransferConfig
+from dsv4kv.config.experiments import TransferConfig
 from dsv4kv.runs.statistics import Estimate, divide
 from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view.quantity import format_number, percent, quantity, size, us

@@ -15,8 +15,8 @@ from dsv4kv.bench.tiers.run import run_tiers
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.cache.step import Step
 from dsv4kv.config.bench import BenchConfig
+from dsv4kv.config.experiments import TiersConfig
 from dsv4kv.config.load import load_config
-from dsv4kv.config.tiers import TiersConfig
 from dsv4kv.ops.registry import load_backend
 from tests.bench.serve.gpu_serving import TwinBench, cache_bytes
 from tests.bench.serve.serving import make_config

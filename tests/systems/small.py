@@ -3,7 +3,7 @@
 from typing import Any
 
 from dsv4kv.bench.systems.workload import Model
-from dsv4kv.config.systems import SystemsConfig
+from dsv4kv.config.experiments import SystemsConfig
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
 

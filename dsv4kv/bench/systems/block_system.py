@@ -26,7 +26,7 @@ from dsv4kv.bench.systems.workload import (
 )
 from dsv4kv.cache.batching import KVBlockAllocator
 from dsv4kv.cache.blocks import NO_BLOCKS, NO_HASH, BlockEvent, Ids, Policy
-from dsv4kv.config.systems import SystemsConfig
+from dsv4kv.config.experiments import SystemsConfig
 from dsv4kv.errors import ConfigError
 
 Keys = list[bytes]

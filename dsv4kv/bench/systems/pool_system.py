@@ -10,7 +10,7 @@ from dsv4kv.bench.systems.workload import Model, Outcome
 from dsv4kv.cache.blocks import BlockPool, Ids
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.config.bench import BenchConfig
-from dsv4kv.config.systems import SystemsConfig
+from dsv4kv.config.experiments import SystemsConfig
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model

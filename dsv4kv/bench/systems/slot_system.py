@@ -26,7 +26,7 @@ from dsv4kv.bench.systems.workload import (
     Turn,
     Unit,
 )
-from dsv4kv.config.systems import SystemsConfig
+from dsv4kv.config.experiments import SystemsConfig
 from dsv4kv.core.policies import LRU
 from dsv4kv.core.tree import Lease, PrefixTree, path_to
 from dsv4kv.errors import ConfigError, NotOwner

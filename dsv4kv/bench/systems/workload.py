@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from dsv4kv import __version__
-from dsv4kv.config.systems import SYSTEMS, CallsSection, ChatSection, SystemsConfig
+from dsv4kv.config.experiments import SYSTEMS, CallsSection, ChatSection, SystemsConfig
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import LayerSpec, build_schedule
 from dsv4kv.runs.statistics import Estimate, summarize

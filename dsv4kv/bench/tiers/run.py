@@ -43,8 +43,8 @@ from dsv4kv.bench.tiers.prefixes import Windows, digest, namespace_of, parse_win
 from dsv4kv.bench.tiers.store import MemoryStore, Store, open_store
 from dsv4kv.budget.lookup import find_weight_facts
 from dsv4kv.config.bench import BenchConfig, CacheSection, MeasureSection, WorkloadSection
+from dsv4kv.config.experiments import TiersConfig
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.config.tiers import TiersConfig
 from dsv4kv.core.clock import VirtualClock
 from dsv4kv.errors import ConfigError, StoreUnavailable
 from dsv4kv.files import temporary_folder, user_cache

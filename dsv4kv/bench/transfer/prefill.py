@@ -21,7 +21,7 @@ from dsv4kv.bench.transfer.sender import Offer, Sender
 from dsv4kv.cache.layers import LayerCache
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.config.bench import BenchConfig
-from dsv4kv.config.transfer import SideSection, TransferConfig
+from dsv4kv.config.experiments import SideSection, TransferConfig
 from dsv4kv.errors import CacheError, Dsv4kvError, StoreUnavailable
 from dsv4kv.ops.registry import load_backend
 

@@ -33,7 +33,7 @@ from dsv4kv.bench.transfer.receiver import (
     timed,
 )
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.config.transfer import TRANSPORTS, TransferConfig
+from dsv4kv.config.experiments import TRANSPORTS, TransferConfig
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.host import Sent
 from dsv4kv.engines.names import ENGINES, TRANSFERS, find_engine

@@ -21,8 +21,8 @@ from dsv4kv.bench.transfer.prefill import Prefill, Side, cache_of
 from dsv4kv.bench.transfer.receiver import Peer, receive_layers
 from dsv4kv.bench.transfer.run import LISTENING, TOKEN, Outcome, parse_address, run_transfer
 from dsv4kv.cli import app
+from dsv4kv.config.experiments import TransferConfig
 from dsv4kv.config.load import load_config
-from dsv4kv.config.transfer import TransferConfig
 from dsv4kv.errors import ConfigError, StoreUnavailable
 
 SMALL = ["layers=[0,2,3]", "tokens=259", "timed_tokens=1024", "chunk_tokens=256", "rounds=6"]

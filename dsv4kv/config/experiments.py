@@ -1,0 +1,250 @@
+"""What ``dsv4kv bench systems``, ``bench tiers`` and ``bench transfer`` run.
+
+The descriptions of the fields are the documentation.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_serializer, model_validator
+
+from dsv4kv.choices import STORES, TIER_WINDOWS, Choice, explained
+from dsv4kv.config.bench import (
+    Formats,
+    ModelSection,
+    NonNegative,
+    OneOf,
+    Positive,
+    Seconds,
+    SecondsAboveZero,
+    Section,
+)
+from dsv4kv.config.replay import CostSection
+from dsv4kv.files import mask_secrets
+from dsv4kv.model.schema import StateFormat
+
+SYSTEMS = {
+    "pools": Choice("pools of blocks for every layer", "bench.systems.pool_system:run_pools"),
+    "slots": Choice("a row of KV for every request", "bench.systems.slot_system:run_slots"),
+    "blocks": Choice("blocks with several holders", "bench.systems.block_system:run_blocks"),
+}
+"""Ways to keep a cache that ``bench systems`` runs side by side."""
+
+
+class ChatSection(Section):
+    """The conversations that slots and blocks serve; a user's turns follow on each other."""
+
+    users: Positive = 16
+    """Conversations."""
+    begin: Positive = 6
+    """Users that ask at the start; one more joins with every answer."""
+    turns: Positive = 3
+    """Questions of each user."""
+    system_tokens: Positive = 200
+    """Tokens that all conversations begin with."""
+    question_tokens: Positive = 60
+    """Longest question, in tokens."""
+    answer_tokens: Positive = 90
+    """Longest answer, in tokens."""
+
+    @property
+    def longest_tokens(self) -> int:
+        """Tokens of the longest conversation at its end."""
+        return self.system_tokens + self.turns * (self.question_tokens + self.answer_tokens)
+
+
+class PoolsSection(Section):
+    """Pools of blocks for every layer, a stack of free ones, and slots for window and state."""
+
+    layers: tuple[NonNegative, ...] = (1, 2, 3)
+    """Layers of the model whose bytes are moved: one of each attention."""
+    requests: Positive = 2
+    """Concurrent requests; as many again follow in their slots."""
+    prompt_tokens: Positive = 126
+    """Tokens of a prompt."""
+    decode_steps: Positive = 6
+    """Decode steps of each request."""
+    draft_tokens: NonNegative = 2
+    """Drafted tokens of a decode step; seven in ten are rejected and rolled back."""
+
+
+class SlotsSection(Section):
+    """One contiguous row of KV for every request, found again by a tree of tokens."""
+
+    slots: Positive = 10
+    """Rows: concurrent requests."""
+    cached_tokens: Positive = 20_000
+    """Tokens whose place the tree remembers."""
+
+
+class BlocksSection(Section):
+    """Blocks with several holders, for a batch whose requests pause when memory is short."""
+
+    block_tokens: Positive = 16
+    """Tokens of a block."""
+    rank_blocks: Annotated[tuple[Positive, ...], Field(min_length=1)] = (112, 96)
+    """Blocks that each rank of a pipeline has memory for; the smallest is the limit of all."""
+    paused_blocks: NonNegative = 16
+    """Blocks that paused requests may keep together; beyond it the newest are evicted."""
+    unified: bool = False
+    """Paused requests keep their blocks in memory next to the device's, which then adds to it."""
+    requests: Positive = 8
+    """Concurrent requests."""
+    policy: Literal["both", "lru", "ref_zero"] = "both"
+    """A registered block without holders stays cached until its place is needed (lru) or is free
+    immediately (ref_zero); both runs one after the other."""
+    reset: Literal["none", "all", "prefix_cache", "counters", "both"] = "both"
+    """A reset half-way, as a server's after an update of its settings, and what it preserves;
+    ``all`` resets everything."""
+
+
+class CallsSection(Section):
+    """How single calls are timed, next to the plain re-statement."""
+
+    seconds: Seconds = 0.25
+    """Time for each row; their calls are interleaved. 0 times nothing."""
+    rounds: Annotated[int, Field(ge=6)] = 200
+    """Most calls of each."""
+    model: str = "v4-pro"
+    """Model whose bookkeeping is timed, all of its layers."""
+    batches: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1, 32, 256)
+    """Requests of the steps that are prepared."""
+    cached_blocks: Positive = 65_536
+    """Blocks that are cached when one is evicted."""
+    prompt_tokens: Positive = 32_768
+    """Tokens of the prompts that are inserted and found."""
+
+
+class SystemsConfig(Section):
+    """Three systems, what they serve, and how their calls are timed."""
+
+    name: str = "systems"
+    """Name of the run."""
+    run: Annotated[str, OneOf(SYSTEMS, "all")] = Field(
+        "all", description=f"Systems to run: all, {explained(SYSTEMS)}."
+    )
+    model: str = "v4-flash"
+    """Model whose layers are cached: a shipped preset or a Hugging Face config.json."""
+    seed: NonNegative = 0
+    """Seed of all data."""
+    chat: ChatSection = ChatSection()
+    """The conversations that slots and blocks serve."""
+    pools: PoolsSection = PoolsSection()
+    """The first system."""
+    slots: SlotsSection = SlotsSection()
+    """The second."""
+    blocks: BlocksSection = BlocksSection()
+    """The third."""
+    calls: CallsSection = CallsSection()
+    """How single calls are timed."""
+
+
+class TiersConfig(Section):
+    """Prefixes, the stores they go to, and what is compared with them."""
+
+    name: str = "tiers"
+    """Name of the run."""
+    model: ModelSection = ModelSection()
+    """The model whose cache is stored; fewer layers take less memory and time."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the cache is; ``auto`` takes a GPU where there is one."""
+    block_tokens: Annotated[int, Field(gt=0, multiple_of=128)] = 256
+    """Tokens of a block, and of a page in a store; engines take 256."""
+    lengths: Annotated[tuple[Positive, ...], Field(min_length=1)] = (2048, 8192, 32768)
+    """Prefixes, in tokens. The cache holds two of the longest, the stores one."""
+    stores: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        ("memory", "file"),
+        description="Where they go: memory and file, which take a place of their own, or a place, "
+        f"as redis:HOST: {explained(STORES)}.",
+    )
+    folder: str | None = None
+    """Where ``file`` writes, removed at the end; null takes a folder of the user's cache."""
+    threads: Positive = 8
+    """Files that are written and read concurrently."""
+    windows: str = Field(
+        "ends",
+        description="Where windows and states are kept: "
+        f"{explained(TIER_WINDOWS)}. Prefixes are stored at their ends, so it must keep the end "
+        "of every length.",
+    )
+    rounds: Annotated[int, Field(ge=6)] = 7
+    """Times that every prefix is stored, looked up and restored; fewer than 6 have no interval."""
+    cost: CostSection = CostSection(gpus=1)
+    """The GPUs on which computing a prompt again is modelled, as ``dsv4kv replay`` does."""
+    prefill_tokens: Positive = 8192
+    """Tokens of a step in which prompts are computed there."""
+    seed: NonNegative = 0
+    """Seed of all data."""
+
+    @field_serializer("stores", when_used="json")
+    def _without_secrets(self, stores: tuple[str, ...]) -> list[str]:
+        return [mask_secrets(place) for place in stores]
+
+    @model_validator(mode="after")
+    def _one_of_a_kind(self) -> Self:
+        kinds = [place.partition(":")[0] for place in self.stores]
+        if len(set(kinds)) < len(kinds):
+            raise ValueError(
+                f"stores ({', '.join(kinds)}) names a kind twice, and tables would not show "
+                "which is which: run them one after the other"
+            )
+        return self
+
+
+TRANSPORTS = {
+    "shm": Choice("shared memory, on one machine"),
+    "tcp": Choice("a socket, on one machine or between two"),
+}
+"""How ``bench transfer`` gets bytes from a prefill cache to a decode cache."""
+
+
+class SideSection(Section):
+    """One of the two caches."""
+
+    block_tokens: Annotated[int, Field(gt=0, multiple_of=128)] = 256
+    """Tokens of a block; the two caches may differ."""
+    draft_tokens: NonNegative = 0
+    """Drafts that may be rolled back: rings have as many rows more, and may differ, too."""
+    formats: Formats = Formats()
+    """Entry formats; caches that differ are refused."""
+
+
+class TransferConfig(Section):
+    """Two caches, a request that moves from one to the other, and how that is timed."""
+
+    name: str = "transfer"
+    """Name of the run."""
+    transport: Annotated[str, OneOf(TRANSPORTS, "all")] = Field(
+        "all", description=f"How bytes move: all that can be had, {explained(TRANSPORTS)}."
+    )
+    connections: Annotated[int, Field(gt=0, le=16)] = 1
+    """Sockets that families are read over concurrently."""
+    merge: bool = True
+    """Neighbouring stretches are read as one."""
+    model: str = "v4-flash"
+    """Model whose layers are cached: a shipped preset or a Hugging Face config.json."""
+    layers: tuple[NonNegative, ...] | None = (0, 1, 2, 3, 4, 5)
+    """Layers that both caches hold; null for all."""
+    draft_layers: bool = False
+    """Also hold the draft (MTP) layers, whose windows must not be lost."""
+    state: StateFormat = "ring"
+    """HCA compressor state: a ring of 128 rows, or the running softmax."""
+    tokens: Positive = 4099
+    """Tokens of the prompt that is computed, moved and decoded on."""
+    timed_tokens: Positive = 65_536
+    """Tokens of the request whose reads are timed: its pages hold what is drawn, not computed."""
+    chunk_tokens: Positive = 2048
+    """Tokens of a prompt chunk; chunks of two prompts alternate, so blocks come in such runs."""
+    prefill: SideSection = SideSection()
+    """The cache that computes the prompt."""
+    decode: SideSection = SideSection()
+    """The cache that decodes it."""
+    ranks: Positive = 1
+    """Ranks of the decode side: all hold the same bytes, and one of them reads them."""
+    decode_steps: Positive = 4
+    """Steps that both go on for; everything they read is compared."""
+    rounds: Annotated[int, Field(ge=6)] = 15
+    """How often the request is read to be timed."""
+    timeout_s: SecondsAboveZero = 60.0
+    """Longest time without an answer, in seconds."""
+    seed: NonNegative = 0
+    """Seed of all data."""

@@ -33,9 +33,9 @@ CLOCKS = {
         "few coefficients of the GPU, fitted on public points or calibrated",
         "replay.clock.sources:by_model",
     ),
-    "table": Choice("steps that were measured", "replay.clock.sources:by_table"),
+    "table": Choice("steps that were measured", "replay.clock.tables:open_table"),
     "aiconfigurator": Choice(
-        "aiconfigurator-core's, if it is installed", "replay.clock.sources:by_aiconfigurator"
+        "aiconfigurator-core's, if it is installed", "replay.clock.sources:open_engine"
     ),
     "stated": Choice("overhead + bytes / bandwidth + arithmetic / rate, as given"),
 }

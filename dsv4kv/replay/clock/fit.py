@@ -26,7 +26,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import Parts, build_replay, find_parts
 from dsv4kv.replay.clock.coefficients import Coefficients, HeldOut, MeasuredOn
 from dsv4kv.replay.clock.measured import Floats, Measured
-from dsv4kv.replay.clock.sources import find_gpu, name_deployment
+from dsv4kv.replay.clock.sources import find_gpu
 from dsv4kv.replay.clock.steps import ModelTimes
 
 
@@ -91,8 +91,10 @@ class Scene:
     @property
     def measured_on(self) -> MeasuredOn:
         """The deployment, as a calibration names it."""
-        model = self.parts.memory.model
-        return name_deployment(find_gpu(self.config.cost), model, self.times.layout)
+        model, layout = self.parts.memory.model, self.times.layout
+        return MeasuredOn(
+            gpu=find_gpu(self.config.cost).name, model=model.name, layout=layout.label
+        )
 
     def count(self, times: ModelTimes) -> Spent:
         """Replay the run by some coefficients, and count."""

@@ -6,7 +6,6 @@ are looked up there.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from dsv4kv.budget.gpus import Gpu, load_gpu
@@ -17,13 +16,7 @@ from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.replay.clock.coefficients import MeasuredOn, find_calibration, find_coefficients
 from dsv4kv.replay.clock.steps import Deployment, ModelTimes, StepTimes, WeightModel
-from dsv4kv.replay.clock.tables import (
-    StepTable,
-    TableTimes,
-    open_own,
-    open_shipped,
-    shipped_factors,
-)
+from dsv4kv.replay.clock.tables import StepTable, TableTimes, shipped_factors
 
 _MODELS = {"v4-flash": "DeepSeek-V4-Flash", "v4-pro": "DeepSeek-V4-Pro"}
 _SYSTEMS = {
@@ -56,7 +49,9 @@ def read_table(engine: Any, draft_tokens: int) -> StepTable:
     )
 
 
-def open_engine(deployment: Deployment, model: str, gpu: str) -> TableTimes:
+def open_engine(
+    deployment: Deployment, model: str, gpu: str, _: CostSection | None = None
+) -> TableTimes:
     """Times of a deployment by aiconfigurator-core.
 
     Raises:
@@ -123,7 +118,7 @@ def open_times(
         all_to_all=cost.all_to_all,
         bytes_per_s=gpu.bandwidth_gbps * 1e9,
     )
-    times: StepTimes = CLOCKS[cost.clock].load()(deployment, model, gpu, cost)
+    times: StepTimes = CLOCKS[cost.clock].load()(deployment, model.name, gpu.name, cost)
     return times
 
 
@@ -143,28 +138,9 @@ def find_layout(cost: CostSection, model: DSV4Config) -> Layout:
     return candidate_layouts(model, wish, cost.gpus)[0]
 
 
-def name_deployment(gpu: Gpu, model: DSV4Config, layout: Layout) -> MeasuredOn:
-    """A deployment as a calibration names it."""
-    return MeasuredOn(gpu=gpu.name, model=model.name, layout=layout.label)
-
-
-def by_model(deployment: Deployment, model: DSV4Config, gpu: Gpu, cost: CostSection) -> ModelTimes:
+def by_model(deployment: Deployment, model: str, gpu: str, cost: CostSection) -> ModelTimes:
     """By coefficients: calibrated, or the GPU's."""
     if cost.calibration is not None:
-        here = name_deployment(gpu, model, deployment.layout)
+        here = MeasuredOn(gpu=gpu, model=model, layout=deployment.layout.label)
         return ModelTimes(deployment, find_calibration(cost.calibration).used_on(here))
-    return ModelTimes(deployment, find_coefficients(gpu, deployment.weights.expert_kind))
-
-
-def by_table(deployment: Deployment, model: DSV4Config, gpu: Gpu, cost: CostSection) -> TableTimes:
-    """By steps that were measured: the user's, or shipped ones."""
-    if cost.table is not None:
-        return open_own(deployment, Path(cost.table))
-    return open_shipped(deployment, model.name, gpu.name)
-
-
-def by_aiconfigurator(
-    deployment: Deployment, model: DSV4Config, gpu: Gpu, _: CostSection
-) -> TableTimes:
-    """By aiconfigurator-core; raises ``ConfigError`` where it is not installed."""
-    return open_engine(deployment, model.name, gpu.name)
+    return ModelTimes(deployment, find_coefficients(load_gpu(gpu), deployment.weights.expert_kind))

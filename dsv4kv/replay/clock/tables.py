@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dsv4kv.choices import listed
+from dsv4kv.config.replay import CostSection
 from dsv4kv.core.linear import NOTHING, Counts
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import read_json, shipped
@@ -270,6 +271,13 @@ def _reason(error: Exception) -> str:
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
     return f"{place}: {first['msg']}" if place else first["msg"]
+
+
+def open_table(deployment: Deployment, model: str, gpu: str, cost: CostSection) -> TableTimes:
+    """The user's table, or a shipped one; raises ``ConfigError``."""
+    if cost.table is not None:
+        return open_own(deployment, Path(cost.table))
+    return open_shipped(deployment, model, gpu)
 
 
 def open_own(deployment: Deployment, path: Path) -> TableTimes:

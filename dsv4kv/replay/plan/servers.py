@@ -15,7 +15,6 @@ from dsv4kv.engines.names import FAMILIES, family_of, replayed_engines
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.presets import load_model
 from dsv4kv.replay.build import Parts, find_parts
-from dsv4kv.replay.clock.sources import find_layout
 from dsv4kv.replay.clock.steps import StepTimes, decode_s, prompt_s
 from dsv4kv.replay.memory import check_fit
 from dsv4kv.replay.plan.question import Question
@@ -104,8 +103,8 @@ def open_server(
         raise ConfigError("plan needs a clock with an error: cost.source model or table.")
     longest = max(question.requests, key=lambda each: each.total_tokens)
     parts = find_parts(config, [longest])
-    started = find_layout(parts.config.cost, parts.memory.model)
-    if started != layout:
+    assert parts.times is not None
+    if (started := parts.times.layout) != layout:
         raise ConfigError(
             f"--args {args!r} makes {layout.label} {started.label}: layouts are searched; leave "
             "their flags out."

@@ -92,9 +92,11 @@ class Order:
 
 
 class Policy:
-    """Base of all: one order of offered runs, oldest first.
+    """Base of all: offered runs in order, the oldest of the first queue first.
 
     Attributes:
+        orders: The offered runs of each queue.
+        sizes: Keys of each queue, where the policy counts them.
         remembers: Whether it knows evicted keys again; ``admit``, ``missed`` and ``dropped``
             then give the identity of a key together with its history.
         blockwise: Whether it judges every key as if it were a run of its own, so that nothing
@@ -108,7 +110,8 @@ class Policy:
     def __init__(self, capacity: int) -> None:
         self.size = capacity
         self.now = 0
-        self.order = Order()
+        self.orders = [Order(), Order()]
+        self.sizes = [0, 0]
 
     def serve(self, request: int) -> None:
         """Everything up to the next ``serve`` is done for this request."""
@@ -129,11 +132,11 @@ class Policy:
 
     def offer(self, run: Run) -> None:
         """The run may be evicted from now on."""
-        self.order.push(run, (run.moment, 0.0))
+        self.orders[run.queue].push(run, (run.moment, 0.0))
 
     def choose(self) -> Run:
         """The offered run that loses keys first; ``LookupError`` if there is none."""
-        return self.order.first()
+        return self.orders[0].first()
 
     def limit(self, run: Run) -> int:
         """How many keys of the chosen run may go before it must be chosen again."""
@@ -175,7 +178,7 @@ class LFU(Policy):
         run.stamp = (run.uses, self.now)
 
     def offer(self, run: Run) -> None:
-        self.order.push(run, run.stamp)
+        self.orders[0].push(run, run.stamp)
 
 
 class AgedLFU(LFU):
@@ -224,7 +227,6 @@ class SIEVE(Policy):
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self._behind = Order()
         self._hand = 0
 
     def admit(self, run: Run, key: object) -> None:
@@ -234,29 +236,29 @@ class SIEVE(Policy):
         run.uses = 1
 
     def offer(self, run: Run) -> None:
-        order = self.order if run.moment >= self._hand else self._behind
-        order.push(run, (run.moment, 0.0))
+        self.orders[run.moment < self._hand].push(run, (run.moment, 0.0))
 
     def choose(self) -> Run:
         """Move the hand to the first run that was not used."""
         while True:
-            if self.order.empty():
+            if self.orders[0].empty():
                 self._start_over()
-            run = self.order.first()
+            run = self.orders[0].first()
             self._hand = run.moment
             if not run.uses:
                 return run
-            self.order.pop()
+            self.orders[0].pop()
             run.uses = 0
-            self._behind.push(run, (run.moment, 0.0))
+            self.orders[1].push(run, (run.moment, 0.0))
 
     def dropped(self, run: Run, count: int, key: object) -> None:
         """Start over when the newest has gone: what comes next must not be evicted immediately."""
-        if run.parent is None and self.order.empty():
+        if run.parent is None and self.orders[0].empty():
             self._start_over()
 
     def _start_over(self) -> None:
-        self.order, self._behind, self._hand = self._behind, self.order, 0
+        self.orders.reverse()
+        self._hand = 0
 
 
 class Ghosts:
@@ -267,27 +269,27 @@ class Ghosts:
     """
 
     def __init__(self) -> None:
-        self._sizes: OrderedDict[object, int] = OrderedDict()
+        self.sizes: OrderedDict[object, int] = OrderedDict()
         self.size = 0
 
     def has(self, key: object) -> bool:
-        return key in self._sizes
+        return key in self.sizes
 
     def add(self, key: object, size: int) -> None:
         self.take(key)
-        self._sizes[key] = size
+        self.sizes[key] = size
         self.size += size
 
     def take(self, key: object) -> int:
         """Forget a piece and return its size; 0 if it is not known."""
-        size = self._sizes.pop(key, 0)
+        size = self.sizes.pop(key, 0)
         self.size -= size
         return size
 
     def shrink(self, size: int) -> None:
         """Forget the oldest pieces until at most ``size`` keys are left."""
         while self.size > max(size, 0):
-            self.size -= self._sizes.popitem(last=False)[1]
+            self.size -= self.sizes.popitem(last=False)[1]
 
 
 _SMALL, _MAIN = 0, 1
@@ -313,29 +315,24 @@ class S3FIFO(Policy):
         self._small_capacity = int(capacity * _SMALL_SHARE)
         self._main_capacity = capacity - self._small_capacity
         self._was_full = False
-        self._orders = (Order(), Order())
-        self._sizes = [0, 0]
         self._ghosts = Ghosts()
 
     def admit(self, run: Run, key: object) -> None:
-        fits = self._was_full or self._sizes[_SMALL] + run.length <= self._small_capacity
+        fits = self._was_full or self.sizes[_SMALL] + run.length <= self._small_capacity
         run.queue = _MAIN if self._ghosts.take(key) or not fits else _SMALL
         self.now += 1  # runs that moved to make room for it came before it
         run.moment, run.uses = self.now, 0
-        self._sizes[run.queue] += run.length
+        self.sizes[run.queue] += run.length
 
     def touch(self, run: Run) -> None:
         run.uses = min(run.uses + 1, _MOST_USES)
 
-    def offer(self, run: Run) -> None:
-        self._orders[run.queue].push(run, (run.moment, 0.0))
-
     def choose(self) -> Run:
         """From the main queue while it is too large, else from the small one."""
-        small, main = self._orders
+        small, main = self.orders
         self._was_full = True
         while True:
-            over = self._sizes[_MAIN] > self._main_capacity
+            over = self.sizes[_MAIN] > self._main_capacity
             if (over and not main.empty()) or small.empty():
                 run = main.first()
                 if not run.uses:
@@ -348,14 +345,14 @@ class S3FIFO(Policy):
                 small.pop()
                 run.uses = 0
                 run.queue = _MAIN
-                self._sizes[_SMALL] -= run.length
-                self._sizes[_MAIN] += run.length
+                self.sizes[_SMALL] -= run.length
+                self.sizes[_MAIN] += run.length
             self.now += 1
             run.moment = self.now
             self.offer(run)
 
     def dropped(self, run: Run, count: int, key: object) -> None:
-        self._sizes[run.queue] -= count
+        self.sizes[run.queue] -= count
         if run.queue == _SMALL:
             self._ghosts.add(key, count)
             self._ghosts.shrink(self._main_capacity)
@@ -377,8 +374,6 @@ class ARC(Policy):
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
         self.target = 0.0
-        self._orders = (Order(), Order())
-        self._sizes = [0, 0]
         self._ghosts = (Ghosts(), Ghosts())
         self._wanted: object = None
 
@@ -395,32 +390,29 @@ class ARC(Policy):
         known = self._ghosts[_ONCE].take(key) + self._ghosts[_OFTEN].take(key)
         run.queue = _OFTEN if known else _ONCE
         run.moment = self.now
-        self._sizes[run.queue] += run.length
+        self.sizes[run.queue] += run.length
 
     def touch(self, run: Run) -> None:
-        self._sizes[run.queue] -= run.length
+        self.sizes[run.queue] -= run.length
         run.queue = _OFTEN
-        self._sizes[_OFTEN] += run.length
+        self.sizes[_OFTEN] += run.length
         run.moment = self.now
-
-    def offer(self, run: Run) -> None:
-        self._orders[run.queue].push(run, (run.moment, 0.0))
 
     def choose(self) -> Run:
         """From the side that is above its target, as far as it may go."""
-        once, often = self._orders
-        size = self._sizes[_ONCE]
+        once, often = self.orders
+        size = self.sizes[_ONCE]
         returns = size == self.target and self._ghosts[_OFTEN].has(self._wanted)
         if not once.empty() and (size > self.target or (returns and size) or often.empty()):
             return once.first()
         return often.first()
 
     def dropped(self, run: Run, count: int, key: object) -> None:
-        self._sizes[run.queue] -= count
+        self.sizes[run.queue] -= count
         self._ghosts[run.queue].add(key, count)
         once, often = self._ghosts
-        once.shrink(self.size - self._sizes[_ONCE])
-        often.shrink(2 * self.size - sum(self._sizes) - once.size)
+        once.shrink(self.size - self.sizes[_ONCE])
+        often.shrink(2 * self.size - sum(self.sizes) - once.size)
 
 
 class Schedule(Protocol):
@@ -458,7 +450,7 @@ class Belady(Policy):
 
     def offer(self, run: Run) -> None:
         needed = self._needed.get(run.keys[run.length - 1], NEVER)
-        self.order.push(run, (-float(needed), 0.0))
+        self.orders[0].push(run, (-float(needed), 0.0))
 
     def limit(self, run: Run) -> int:
         """Blocks at its end that are next needed when the last one is."""

@@ -395,9 +395,6 @@ class Scheduler:
 
     def stop_decoding(self, served: Served) -> None:
         self.decoding.remove(served)
-        self._left(served)
-
-    def _left(self, served: Served) -> None:
         served.generated = served.output_tokens - served.left
         served.reached = max(served.reached, served.position)
         self.clock.leave(served)

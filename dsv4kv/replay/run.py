@@ -292,12 +292,15 @@ def run_replay(
     Raises:
         Dsv4kvError: The only case cannot be built or its trace cannot be read.
     """
-    points, sweep = invocation.points, invocation.sweep
+    points, sweep, loaded = invocation.points, invocation.sweep, invocation.loaded
+    trace = loaded.config.workload.trace
+    words = ["dsv4kv", "replay", *([trace] if trace else []), "--config", loaded.source]
+    words += as_options(invocation.overrides, invocation.axes)
     begun = begin_record(
-        invocation.loaded,
-        invocation.loaded.config.workload.trace,
+        loaded,
+        trace,
         argv=invocation.argv,
-        reproduce=_reproduce(invocation),
+        reproduce=shlex.join(words),
         sweep=sweep,
     )
     digests = sweep.points.asked.traces_sha256 if sweep.points else {}
@@ -408,9 +411,3 @@ def replayed_case(point: Point[ReplayConfig], problem: str | None, **known: Any)
     """Make the case of a point; see ``make_case``."""
     config = point.config.model_dump(mode="json")
     return make_case(axis=point.axis, config=config, backend="replay", error=problem, **known)
-
-
-def _reproduce(invocation: Invocation[ReplayConfig]) -> str:
-    trace = invocation.loaded.config.workload.trace
-    words = ["dsv4kv", "replay", *([trace] if trace else []), "--config", invocation.loaded.source]
-    return shlex.join(words + as_options(invocation.overrides, invocation.axes))

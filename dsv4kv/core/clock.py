@@ -44,18 +44,12 @@ class Work(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Rates of all GPUs together: nothing overlaps, and every GPU bears an equal share.
+    """Rates of all GPUs together: nothing overlaps, and every GPU bears an equal share."""
 
-    Attributes:
-        bytes_per_s: Memory traffic.
-        operations_per_s: Arithmetic.
-        source: Where the bandwidth comes from, in words.
-    """
-
-    bytes_per_s: float
-    operations_per_s: float
+    bytes_per_s: float  # memory traffic
+    operations_per_s: float  # arithmetic
     overhead_s: float
-    source: str
+    source: str  # where the bandwidth comes from, in words
 
     def duration_s(self, work: Work) -> float:
         return (
@@ -105,24 +99,16 @@ class Timer(Protocol):
 
 
 class Tables(NamedTuple):
-    """What steps move and compute, by tokens of a request.
+    """What steps move and compute, by tokens of a request."""
 
-    Attributes:
-        sums: int64[n, 6]: of decoding every token up to there: updates, reads to score, select and
-            attend, operations, keys that a step reads once for all its tokens.
-        shared: int64[n]: these keys of one step.
-        visible: int64[n]: bytes that a prompt chunk reads that ends there.
-        grown: int64[n]: bytes that prompt chunks write up to there.
-        kept: int64[m]: bytes for the last tokens of a chunk, by its length.
-        weight_bytes: Weights that a step reads, by its tokens.
-    """
-
+    # int64[n, 6]: of decoding every token up to there: updates, reads to score, select and attend,
+    # operations, keys that a step reads once for all its tokens
     sums: Ints
-    shared: Ints
-    visible: Ints
-    grown: Ints
-    kept: Ints
-    weight_bytes: Callable[[int], int]
+    shared: Ints  # int64[n]: these keys of one step
+    visible: Ints  # int64[n]: bytes that a prompt chunk reads that ends there
+    grown: Ints  # int64[n]: bytes that prompt chunks write up to there
+    kept: Ints  # int64[m]: bytes for the last tokens of a chunk, by its length
+    weight_bytes: Callable[[int], int]  # weights that a step reads, by its tokens
 
     def chunk_bytes(self, before: int, after: int) -> int:
         """Bytes that a prompt chunk writes, and reads to write them."""

@@ -49,31 +49,18 @@ class Asked:
 
 @dataclass
 class View:
-    """What a router knows of a replica when a request comes.
+    """What a router knows of a replica when a request comes."""
 
-    Attributes:
-        requests: Requests that it was sent and that have not ended.
-        prefill_tokens: Prompt tokens to compute of requests that it was sent.
-        decode_blocks: Blocks in use by requests that it was sent, and by this one.
-        device_tokens: Leading prompt tokens that are known to be cached on the GPUs.
-        host_tokens: Tokens behind these in host memory.
-        disk_tokens: Tokens behind these on a disk of the replica.
-        shared_tokens: Tokens behind ``device_tokens`` in a tier that all replicas share.
-        waiting: Of its requests, without a slot, as last reported.
-        running: Of its requests, with a slot, as last reported.
-        usage: Share of its blocks in use, as last reported.
-    """
-
-    requests: int = 0
-    prefill_tokens: int = 0
-    decode_blocks: int = 0
-    device_tokens: int = 0
-    host_tokens: int = 0
-    disk_tokens: int = 0
-    shared_tokens: int = 0
-    waiting: int = 0
-    running: int = 0
-    usage: float = 0.0
+    requests: int = 0  # requests that it was sent and that have not ended
+    prefill_tokens: int = 0  # prompt tokens to compute of requests that it was sent
+    decode_blocks: int = 0  # blocks in use by requests that it was sent, and by this one
+    device_tokens: int = 0  # leading prompt tokens that are known to be cached on the GPUs
+    host_tokens: int = 0  # tokens behind these in host memory
+    disk_tokens: int = 0  # tokens behind these on a disk of the replica
+    shared_tokens: int = 0  # tokens behind ``device_tokens`` in a tier that all replicas share
+    waiting: int = 0  # of its requests, without a slot, as last reported
+    running: int = 0  # of its requests, with a slot, as last reported
+    usage: float = 0.0  # share of its blocks in use, as last reported
 
 
 def count_leading(blocks: Sequence[int], known: Container[int]) -> int:

@@ -20,32 +20,22 @@ from dsv4kv.core.served import NEVER, Served, insert_by_age
 
 @dataclass(frozen=True)
 class Limits:
-    """What a scheduler keeps to.
-
-    Attributes:
-        max_requests: Requests that hold a slot.
-        block_tokens: Tokens of a block.
-        ratio: Tokens of an entry: a block is needed for complete entries alone.
-        paused_blocks: Blocks that paused requests may keep; None where blocks run out as in
-            SGLang, which retracts requests.
-        defer: Let a request wait while another computes its prefix.
-        finds_scheduled: Whether a request finds what others compute in the very step that it is
-            admitted to.
-        ranks: Replicas that step together, each with requests and prompt chunks of its own.
-        alone: Whether steps with prompt chunks leave out what decodes there.
-        delay: Whether prompts wait for one on every rank, ``LONGEST_DELAY`` steps at most.
-    """
+    """What a scheduler keeps to."""
 
     step_tokens: int
-    max_requests: int
-    block_tokens: int
-    ratio: int
+    max_requests: int  # requests that hold a slot
+    block_tokens: int  # tokens of a block
+    ratio: int  # tokens of an entry: a block is needed for complete entries alone
+    # blocks that paused requests may keep; None where blocks run out as in SGLang, which retracts
+    # requests
     paused_blocks: int | None
     max_context_tokens: int
-    defer: bool
+    defer: bool  # let a request wait while another computes its prefix
+    # whether a request finds what others compute in the very step that it is admitted to
     finds_scheduled: bool
-    ranks: int = 1
-    alone: bool = False
+    ranks: int = 1  # replicas that step together, each with requests and prompt chunks of its own
+    alone: bool = False  # whether steps with prompt chunks leave out what decodes there
+    # whether prompts wait for one on every rank, ``LONGEST_DELAY`` steps at most
     delay: bool = False
 
     @property

@@ -10,17 +10,11 @@ NEVER = float("inf")
 
 
 class Hit(NamedTuple):
-    """What a request found, in blocks of context.
+    """What a request found, in blocks of context."""
 
-    Attributes:
-        resumed: Where it resumes.
-        found: What is cached of its context alone.
-        marked: The last of these whose window and state were ever cached.
-    """
-
-    resumed: int
-    found: int
-    marked: int
+    resumed: int  # where it resumes
+    found: int  # what is cached of its context alone
+    marked: int  # the last of these whose window and state were ever cached
 
 
 _NO_MARKS: list[int] = []

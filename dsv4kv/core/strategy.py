@@ -28,23 +28,16 @@ def kept_places(prompt_tokens: int, period_tokens: int, end: tuple[int, int] | N
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way to keep windows and states.
+    """One way to keep windows and states."""
 
-    Attributes:
-        name: As users write it.
-        kind: ``full`` keeps every window entry; ``periodic`` a checkpoint at every multiple of
-            ``period_tokens``; ``zero`` none; ``ends`` one at the end of every prompt;
-            ``ends+junctions`` also one where an earlier prompt ran out of checkpoints.
-        window_tokens: Window tokens of a checkpoint.
-        period_tokens: For ``periodic``.
-        replay_tokens: For ``zero``: tokens before the end of a hit that are computed again.
-    """
-
-    name: str
+    name: str  # as users write it
+    # ``full`` keeps every window entry; ``periodic`` a checkpoint at every multiple of
+    # ``period_tokens``; ``zero`` none; ``ends`` one at the end of every prompt; ``ends+junctions``
+    # also one where an earlier prompt ran out of checkpoints
     kind: str
-    window_tokens: int = 128
-    period_tokens: int = 0
-    replay_tokens: int = 0
+    window_tokens: int = 128  # window tokens of a checkpoint
+    period_tokens: int = 0  # for ``periodic``
+    replay_tokens: int = 0  # for ``zero``: tokens before the end of a hit that are computed again
 
     @property
     def keeps_marks(self) -> bool:

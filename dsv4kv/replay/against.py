@@ -37,64 +37,44 @@ Rows = Sequence[tuple[float, int]]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What the server or the replay did in a minute, or in all; None where it is not known.
-
-    Attributes:
-        used: Most blocks that requests held when the server was looked at.
-    """
+    """What the server or the replay did in a minute, or in all; None where it is not known."""
 
     hit_tokens: int | None
     evicted: int | None
-    used: int | None
+    used: int | None  # most blocks that requests held when the server was looked at
     preempted: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """A minute, counted from the first arrival.
+    """A minute, counted from the first arrival."""
 
-    Attributes:
-        number: Which, from 0; -1 for all of them.
-        requests: That arrived in it.
-        prompt_tokens: Of those for which the server reported what it found.
-    """
-
-    number: int
-    requests: int
-    prompt_tokens: int
+    number: int  # which, from 0; -1 for all of them
+    requests: int  # that arrived in it
+    prompt_tokens: int  # of those for which the server reported what it found
     server: Side
     replay: Side
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What makes the server find more tokens than the replay, or fewer.
-
-    Attributes:
-        low: Tokens more than the replay that it explains at least; negative where they are fewer.
-        high: At most; the same where it is known exactly.
-        seen: Where that is known from.
-    """
+    """What makes the server find more tokens than the replay, or fewer."""
 
     name: str
+    # tokens more than the replay that it explains at least; negative where they are fewer
     low: int
-    high: int
-    seen: str
+    high: int  # at most; the same where it is known exactly
+    seen: str  # where that is known from
 
 
 @dataclass(frozen=True)
 class Against:
-    """The comparison.
-
-    Attributes:
-        causes: What explains the difference, the surest first.
-        unexplained: Tokens of the difference that no cause reaches.
-    """
+    """The comparison."""
 
     total: Minute
     minutes: list[Minute]
-    causes: list[Cause]
-    unexplained: int
+    causes: list[Cause]  # what explains the difference, the surest first
+    unexplained: int  # tokens of the difference that no cause reaches
     cautions: list[str]
 
     @property

@@ -99,27 +99,18 @@ def read_requests(config: ReplayConfig) -> list[Request]:
 
 @dataclass(frozen=True)
 class Parts:
-    """What all replays of a configuration and a trace have in common; nothing of it changes.
+    """What all replays of a configuration and a trace have in common; nothing of it changes."""
 
-    Attributes:
-        config: With what its server says.
-        rates: How fast work is done, by source stated; None by another.
-        times: How long steps take by another source; None by stated.
-        shared_tokens: Tokens of the blocks that prompts share.
-        engine: What an engine's cache is given; None for the toolkit's own, or without reuse.
-        keys: The blocks of every prompt that can be shared.
-        longest_tokens: How long a request gets.
-    """
-
-    config: ReplayConfig
+    config: ReplayConfig  # with what its server says
     memory: MemoryPlan
-    rates: Rates | None
-    times: StepTimes | None
+    rates: Rates | None  # how fast work is done, by source stated; None by another
+    times: StepTimes | None  # how long steps take by another source; None by stated
     weights: WeightModel
-    shared_tokens: int
+    shared_tokens: int  # tokens of the blocks that prompts share
+    # what an engine's cache is given; None for the toolkit's own, or without reuse
     engine: Pool | None
-    keys: KeysOf
-    longest_tokens: int
+    keys: KeysOf  # the blocks of every prompt that can be shared
+    longest_tokens: int  # how long a request gets
 
     @cached_property
     def tables(self) -> Tables:

@@ -89,35 +89,24 @@ def describe_deployment(
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Sizes and numbers of everything that is held.
+    """Sizes and numbers of everything that is held."""
 
-    Attributes:
-        rule: By which prompts are found, ``drafts`` made of tokens.
-        schemas: Storage of every layer.
-        group: Decides how many blocks a length needs.
-        block_tokens: Tokens of a block.
-        block_bytes: Bytes of a block, with what is kept with it.
-        beside_bytes: Window and state in them, which ``full`` keeps with every block.
-        checkpoint_bytes: Window and state of a prefix that ends at a whole block; by an engine's
-            rule a page of its pool of windows.
-        num_checkpoints: Checkpoints, or pages of windows; None without a limit.
-        total_bytes: All memory; None where blocks are given instead.
-    """
-
-    rule: Variant
+    rule: Variant  # by which prompts are found, ``drafts`` made of tokens
     drafts: Speculation
     model: DSV4Config
-    schemas: tuple[LayerCacheSchema, ...]
-    group: TableGroup
-    block_tokens: int
-    block_bytes: int
-    beside_bytes: int
+    schemas: tuple[LayerCacheSchema, ...]  # storage of every layer
+    group: TableGroup  # decides how many blocks a length needs
+    block_tokens: int  # tokens of a block
+    block_bytes: int  # bytes of a block, with what is kept with it
+    beside_bytes: int  # window and state in them, which ``full`` keeps with every block
     slot_bytes: int
+    # window and state of a prefix that ends at a whole block; by an engine's rule a page of its
+    # pool of windows
     checkpoint_bytes: int
     num_slots: int
-    num_checkpoints: int | None
+    num_checkpoints: int | None  # checkpoints, or pages of windows; None without a limit
     num_blocks: int
-    total_bytes: int | None
+    total_bytes: int | None  # all memory; None where blocks are given instead
     max_context_tokens: int
     strategy: Strategy
 

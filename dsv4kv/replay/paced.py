@@ -25,21 +25,14 @@ class Span(NamedTuple):
 
 @dataclass
 class Played:
-    """What came of it.
+    """What came of it."""
 
-    Attributes:
-        hits: Prompt tokens that every request need not compute.
-        rejected: Requests that can never run.
-        evicted: When, how many blocks.
-        used: Blocks that requests held at every moment that was asked for.
-        preempted: When a request was.
-    """
-
-    hits: list[int]
-    rejected: int = 0
-    evicted: list[tuple[float, int]] = field(default_factory=list)
+    hits: list[int]  # prompt tokens that every request need not compute
+    rejected: int = 0  # requests that can never run
+    evicted: list[tuple[float, int]] = field(default_factory=list)  # when, how many blocks
+    # blocks that requests held at every moment that was asked for
     used: list[int] = field(default_factory=list)
-    preempted: list[float] = field(default_factory=list)
+    preempted: list[float] = field(default_factory=list)  # when a request was
 
 
 _EMPTY, _LOOK, _BEGIN, _STORE, _GROW, _END = range(6)

@@ -42,31 +42,24 @@ WINDOW_RATIO = 10
 
 @dataclass(frozen=True)
 class Pool:
-    """The cache that a rule is given, and the trace.
-
-    Attributes:
-        chunk_tokens: Tokens of a prompt computed in one step.
-        arch: What the GPU's kernels are compiled for, which decides V4.1's blocks in vLLM:
-            ``sm_90``; None is a datacenter Blackwell.
-        windows: Pages of SGLang's pool of windows; None for a tenth of the pages.
-        holds_chunks: A running request holds all windows of its prompt's last chunk (SGLang).
-        tokens_per_step: Tokens of a request in a decode step, on average.
-        numbered: The prompts as numbers of blocks; None where they are not known yet.
-        step_tokens: Most tokens of a request in a decode step.
-    """
+    """The cache that a rule is given, and the trace."""
 
     table: PathTable
     tokens: int
     block_tokens: int
     model: DSV4Config
-    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS  # tokens of a prompt computed in one step
     speculation: Speculation = SPECULATIONS["none"]
+    # what the GPU's kernels are compiled for, which decides V4.1's blocks in vLLM: ``sm_90``; None
+    # is a datacenter Blackwell
     arch: str | None = None
-    windows: int | None = None
+    windows: int | None = None  # pages of SGLang's pool of windows; None for a tenth of the pages
+    # a running request holds all windows of its prompt's last chunk (SGLang)
     holds_chunks: bool = False
-    tokens_per_step: float = 1.0
+    tokens_per_step: float = 1.0  # tokens of a request in a decode step, on average
+    # the prompts as numbers of blocks; None where they are not known yet
     numbered: NumberedPaths | None = None
-    step_tokens: int = 1
+    step_tokens: int = 1  # most tokens of a request in a decode step
 
     @property
     def blocks(self) -> int:
@@ -214,27 +207,17 @@ def open_radix(rule: Rule, pool: Pool, *, windows: bool) -> SglangCache:
 
 @dataclass(frozen=True)
 class Losses:
-    """Tokens that an unbounded cache without rules would have hit, by cause of their loss.
+    """Tokens that an unbounded cache without rules would have hit, by cause of their loss."""
 
-    Attributes:
-        evicted_block: Their block had been evicted.
-        evicted_checkpoint: Their block was there; a checkpoint of window and state was too, once.
-        no_checkpoint: Their block was there, and no checkpoint that far was ever written.
-        draft: What a draft's layer needs after them is not what the cache has.
-        alignment: They are no whole block, page or period of the rule.
-        last_token: A hit must leave the last token of a prompt to be computed.
-        replay: Computed again to have the window.
-        collision_guard: Their hash was found with other tokens behind it.
-    """
-
-    evicted_block: int = 0
+    evicted_block: int = 0  # their block had been evicted
+    # their block was there; a checkpoint of window and state was too, once
     evicted_checkpoint: int = 0
-    no_checkpoint: int = 0
-    draft: int = 0
-    alignment: int = 0
-    last_token: int = 0
-    replay: int = 0
-    collision_guard: int = 0
+    no_checkpoint: int = 0  # their block was there, and no checkpoint that far was ever written
+    draft: int = 0  # what a draft's layer needs after them is not what the cache has
+    alignment: int = 0  # they are no whole block, page or period of the rule
+    last_token: int = 0  # a hit must leave the last token of a prompt to be computed
+    replay: int = 0  # computed again to have the window
+    collision_guard: int = 0  # their hash was found with other tokens behind it
 
     @property
     def total(self) -> int:
@@ -244,30 +227,21 @@ class Losses:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One way to reuse prefixes, on one trace, in a cache of one size.
-
-    Attributes:
-        resumed_tokens: int64[requests]: tokens of every prompt that need not be computed.
-        losses: Where the rest of what an unbounded cache would have hit went.
-        checkpoints: Checkpoints of window and state written; None where there are none to count.
-        checkpoint_tokens: Window tokens written with them.
-        unreachable_checkpoints: Those written inside the partial last block of a prompt, which
-            never comes again.
-        found_tokens: Tokens found in the compressed cache, all requests together.
-        found_blocks: Blocks found there; None where blocks are not the curve's.
-        rejected: Requests that can never run in a cache of this size; they hit and leave nothing.
-    """
+    """One way to reuse prefixes, on one trace, in a cache of one size."""
 
     name: str
-    resumed_tokens: Ints
+    resumed_tokens: Ints  # int64[requests]: tokens of every prompt that need not be computed
     input_tokens: int
-    losses: Losses
-    found_tokens: int
+    losses: Losses  # where the rest of what an unbounded cache would have hit went
+    found_tokens: int  # tokens found in the compressed cache, all requests together
+    # checkpoints of window and state written; None where there are none to count
     checkpoints: int | None = None
-    checkpoint_tokens: int = 0
+    checkpoint_tokens: int = 0  # window tokens written with them
     checkpoint_reads: int = 0
+    # those written inside the partial last block of a prompt, which never comes again
     unreachable_checkpoints: int = 0
-    found_blocks: int | None = None
+    found_blocks: int | None = None  # blocks found there; None where blocks are not the curve's
+    # requests that can never run in a cache of this size; they hit and leave nothing
     rejected: int = 0
     speculation: str = "none"
 

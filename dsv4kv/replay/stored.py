@@ -21,19 +21,12 @@ from dsv4kv.units import format_bytes
 
 @dataclass(frozen=True)
 class Stored:
-    """What tiers keep.
+    """What tiers keep."""
 
-    Attributes:
-        objects: Of a block of context, and of a place to resume at.
-        useful_bytes: Of a token: entries and keys, without padding.
-        kept: Where an engine leaves tails; the toolkit's own cache says so itself.
-        block_tokens: Tokens of its blocks.
-    """
-
-    objects: Offloaded
-    useful_bytes: Fraction
-    kept: Retention
-    block_tokens: int
+    objects: Offloaded  # of a block of context, and of a place to resume at
+    useful_bytes: Fraction  # of a token: entries and keys, without padding
+    kept: Retention  # where an engine leaves tails; the toolkit's own cache says so itself
+    block_tokens: int  # tokens of its blocks
 
     def places(self, served: Served, before: int, after: int) -> list[int]:
         """Blocks behind which an engine leaves tails, of a prompt computed between two blocks.

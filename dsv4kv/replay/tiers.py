@@ -22,35 +22,23 @@ from dsv4kv.replay.tier import NEVER, Tier, tail_of
 
 @dataclass
 class Fetch:
-    """What a waiting request has asked for from below the first tier.
+    """What a waiting request has asked for from below the first tier."""
 
-    Attributes:
-        since_s: When.
-        own: What is on its way for it, with the tier that it comes from and when it is there.
-        awaited: Of others, what is on its way already.
-        tokens: That it would save to compute.
-        refused: Why nothing was fetched although there was something; empty where it was.
-    """
-
-    since_s: float
+    since_s: float  # when
+    # what is on its way for it, with the tier that it comes from and when it is there
     own: dict[Hashable, tuple[Tier, float]] = field(default_factory=dict)
-    awaited: list[Hashable] = field(default_factory=list)
-    tokens: int = 0
-    refused: str = ""
+    awaited: list[Hashable] = field(default_factory=list)  # of others, what is on its way already
+    tokens: int = 0  # that it would save to compute
+    refused: str = ""  # why nothing was fetched although there was something; empty where it was
 
 
 @dataclass(frozen=True)
 class SharedTiers:
-    """Tiers that several servers have in common, filled by the first that is built.
+    """Tiers that several servers have in common, filled by the first that is built."""
 
-    Attributes:
-        names: Which of ``host``, ``disk`` and ``remote``.
-        tiers: They, by name.
-        parents: The block before every block that any server offered.
-    """
-
-    names: Collection[str]
-    tiers: dict[str, Tier] = field(default_factory=dict)
+    names: Collection[str]  # which of ``host``, ``disk`` and ``remote``
+    tiers: dict[str, Tier] = field(default_factory=dict)  # they, by name
+    # the block before every block that any server offered
     parents: dict[int, int | None] = field(default_factory=dict)
 
     def find(self, name: str, make: Callable[[], Tier]) -> Tier:

@@ -20,36 +20,23 @@ from dsv4kv.replay.settings import open_pool, settings_of
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to set the server.
+    """One way to set the server."""
 
-    Attributes:
-        name: What is written to have it.
-        hit_tokens: Prompt tokens found with it.
-    """
-
-    name: str
-    hit_tokens: int
+    name: str  # what is written to have it
+    hit_tokens: int  # prompt tokens found with it
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What settings find of the same requests.
+    """What settings find of the same requests."""
 
-    Attributes:
-        rule: The present one.
-        prompt_tokens: Of all requests.
-        present: What it finds.
-        losses: What it loses, of what was seen in these minutes.
-        others: Other settings, the best first.
-        problem: Why nothing could be replayed; empty if it could.
-    """
-
-    rule: str = ""
-    prompt_tokens: int = 0
-    present: Setting = Setting("", 0)
+    rule: str = ""  # the present one
+    prompt_tokens: int = 0  # of all requests
+    present: Setting = Setting("", 0)  # what it finds
+    # what it loses, of what was seen in these minutes
     losses: Losses = field(default_factory=Losses)
-    others: tuple[Setting, ...] = ()
-    problem: str = ""
+    others: tuple[Setting, ...] = ()  # other settings, the best first
+    problem: str = ""  # why nothing could be replayed; empty if it could
 
     @property
     def better(self) -> Setting | None:

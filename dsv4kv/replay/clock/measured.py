@@ -32,26 +32,17 @@ _STATISTICS |= {"mean": math.nan}
 
 @dataclass(frozen=True)
 class Measured:
-    """One run of a benchmark.
+    """One run of a benchmark."""
 
-    Attributes:
-        name: File and line.
-        requests: What was sent, in order; arrivals where they came by themselves.
-        assumed: What the file does not say about them, in words; empty if it says all.
-        concurrency: Max concurrency; None where requests came by themselves.
-        duration_s: Of the whole run; None where it is not said.
-        latencies: Measured times in seconds, as (name, percentile, seconds); percentile ``nan``
-            is the mean.
-        accepted: Tokens that a decode step yields for a request; None where it is not said.
-    """
-
-    name: str
+    name: str  # file and line
     engine: str
-    requests: Sequence[Request]
-    assumed: str
-    concurrency: int | None
-    duration_s: float | None
+    requests: Sequence[Request]  # what was sent, in order; arrivals where they came by themselves
+    assumed: str  # what the file does not say about them, in words; empty if it says all
+    concurrency: int | None  # max concurrency; None where requests came by themselves
+    duration_s: float | None  # of the whole run; None where it is not said
+    # measured times in seconds, as (name, percentile, seconds); percentile ``nan`` is the mean
     latencies: Sequence[tuple[str, float, float]]
+    # tokens that a decode step yields for a request; None where it is not said
     accepted: float | None
 
 

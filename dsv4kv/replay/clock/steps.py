@@ -27,29 +27,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WeightModel:
-    """Weights of the layers held and of the output head.
+    """Weights of the layers held and of the output head."""
 
-    Attributes:
-        dense_bytes: Read by every step.
-        expert_bytes: Routed experts, all together.
-        held_bytes: All that is in memory: with the embedding, which no step reads as a whole.
-        experts: Routed experts of a layer.
-        experts_per_token: Routed experts of a layer that a token passes.
-        active_parameters: Parameters a token is multiplied with, without the embedding.
-        source: How they are known, in words.
-        expert_parameters: Active parameters of routed experts.
-        expert_kind: Type of the routed experts: ``fp4``, ``nvfp4``, ``fp8`` or ``bf16``.
-    """
-
-    dense_bytes: int
-    expert_bytes: int
-    held_bytes: int
-    experts: int
-    experts_per_token: int
-    active_parameters: int
-    source: str
-    expert_parameters: int = 0
-    expert_kind: str = "fp4"
+    dense_bytes: int  # read by every step
+    expert_bytes: int  # routed experts, all together
+    held_bytes: int  # all that is in memory: with the embedding, which no step reads as a whole
+    experts: int  # routed experts of a layer
+    experts_per_token: int  # routed experts of a layer that a token passes
+    active_parameters: int  # parameters a token is multiplied with, without the embedding
+    source: str  # how they are known, in words
+    expert_parameters: int = 0  # active parameters of routed experts
+    expert_kind: str = "fp4"  # type of the routed experts: ``fp4``, ``nvfp4``, ``fp8`` or ``bf16``
 
     @property
     def left_alone(self) -> float:
@@ -141,25 +129,15 @@ def prompt_s(times: StepTimes, tokens: int, prefix: int = 0, ranks: int = 1) -> 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A model on GPUs.
+    """A model on GPUs."""
 
-    Attributes:
-        layers: Layers of it.
-        state_bytes: Of a token's hidden state, in bf16.
-        weights: What they cost.
-        layout: How it is spread.
-        draft_passes: Passes of the draft layer in each step.
-        all_to_all: Whether tokens go to the experts' ranks and back through DeepEP.
-        bytes_per_s: Memory bandwidth of one GPU on the datasheet.
-    """
-
-    layers: int
-    state_bytes: int
-    weights: WeightModel
-    layout: Layout
-    draft_passes: int
-    all_to_all: bool
-    bytes_per_s: float
+    layers: int  # layers of it
+    state_bytes: int  # of a token's hidden state, in bf16
+    weights: WeightModel  # what they cost
+    layout: Layout  # how it is spread
+    draft_passes: int  # passes of the draft layer in each step
+    all_to_all: bool  # whether tokens go to the experts' ranks and back through DeepEP
+    bytes_per_s: float  # memory bandwidth of one GPU on the datasheet
 
     def rows_per_rank(self, rows: int) -> int:
         """Requests on the fullest rank, where stages of a pipeline work on parts of a batch."""

@@ -82,18 +82,13 @@ _NS = 1e9
 
 @dataclass(frozen=True)
 class Fates:
-    """What requests waited for, in the order in which they ended.
+    """What requests waited for, in the order in which they ended."""
 
-    Attributes:
-        numbers: Requests that were served to their end.
-        samples_ns: Times by name, as ``replay.outcome`` has them; a split fleet's first token is
-            the decode replica's.
-        times: The same by request, in s by name.
-    """
-
-    numbers: list[int]
+    numbers: list[int]  # requests that were served to their end
+    # times by name, as ``replay.outcome`` has them; a split fleet's first token is the decode
+    # replica's
     samples_ns: dict[str, list[int]]
-    times: dict[int, dict[str, float]]
+    times: dict[int, dict[str, float]]  # the same by request, in s by name
 
     @classmethod
     def of(cls, fleet: Fleet) -> Self:

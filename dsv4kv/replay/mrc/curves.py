@@ -58,30 +58,22 @@ def pick_capacities(reuse: Reuse, points: int) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class Question:
-    """What is measured on a trace: capacities, and names of what is compared at each.
+    """What is measured on a trace: capacities, and names of what is compared at each."""
 
-    Attributes:
-        model: Whose cache it is.
-        block_tokens: Tokens of a block; None takes the trace's own.
-        capacities_tokens: Capacities in tokens; empty for ``points`` of them.
-        chunk_tokens: Tokens of a prompt computed in one step, for rules that depend on it.
-        snap: Keep checkpoints out of partial last blocks.
-        arch: GPU for which V4.1's blocks are sized; None takes it as a datacenter Blackwell.
-        host_bytes: Host memory in addition to every capacity.
-    """
-
-    model: DSV4Config
-    block_tokens: int | None = None
-    capacities_tokens: tuple[int, ...] = ()
+    model: DSV4Config  # whose cache it is
+    block_tokens: int | None = None  # tokens of a block; None takes the trace's own
+    capacities_tokens: tuple[int, ...] = ()  # capacities in tokens; empty for ``points`` of them
     points: int = 9
     strategies: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
     speculations: tuple[str, ...] = ("none",)
     policies: tuple[str, ...] = ()
+    # tokens of a prompt computed in one step, for rules that depend on it
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
-    snap: bool = True
+    snap: bool = True  # keep checkpoints out of partial last blocks
+    # GPU for which V4.1's blocks are sized; None takes it as a datacenter Blackwell
     arch: str | None = None
-    host_bytes: tuple[int, ...] = ()
+    host_bytes: tuple[int, ...] = ()  # host memory in addition to every capacity
 
 
 @dataclass(frozen=True)
@@ -103,58 +95,38 @@ class Behind:
 
 @dataclass(frozen=True)
 class Point:
-    """One capacity.
+    """One capacity."""
 
-    Attributes:
-        capacity_tokens: In tokens of context; None for unlimited memory.
-        capacity_blocks: In whole blocks.
-        capacity_bytes: In bytes of the model's compressed cache.
-        rejected: Requests that are longer: they can never run, hit nothing and leave nothing.
-        block_hits: Share of block references found.
-        token_hits: Share of prompt tokens found.
-        block_error: Half of the 95 % interval of ``block_hits``; 0 where they are exact.
-        token_error: The same of ``token_hits``.
-    """
-
-    capacity_tokens: int | None
-    capacity_blocks: int | None
-    capacity_bytes: int | None
-    rejected: int
-    block_hits: float
-    token_hits: float
+    capacity_tokens: int | None  # in tokens of context; None for unlimited memory
+    capacity_blocks: int | None  # in whole blocks
+    capacity_bytes: int | None  # in bytes of the model's compressed cache
+    rejected: int  # requests that are longer: they can never run, hit nothing and leave nothing
+    block_hits: float  # share of block references found
+    token_hits: float  # share of prompt tokens found
     strategies: tuple[Outcome, ...]
     rules: tuple[Outcome, ...]
     policies: tuple[Outcome, ...] = ()
-    block_error: float = 0.0
-    token_error: float = 0.0
+    block_error: float = 0.0  # half of the 95 % interval of ``block_hits``; 0 where they are exact
+    token_error: float = 0.0  # the same of ``token_hits``
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The measurements of a trace.
-
-    Attributes:
-        references: Blocks of all prompts.
-        trace_block_tokens: Tokens of an id of the trace.
-        points: By capacity, the unbounded cache last.
-        enough_tokens: The capacity that reaches 90 % of all hits.
-        arch: GPU for which V4.1's blocks are sized; None where none was named.
-        kept_share: Of all blocks, those that the curve was measured on; 1 where it is exact.
-        kept_references: References to them.
-    """
+    """The measurements of a trace."""
 
     requests: int
     input_tokens: int
-    references: int
+    references: int  # blocks of all prompts
     block_tokens: int
-    trace_block_tokens: int
+    trace_block_tokens: int  # tokens of an id of the trace
     costs: PrefixCosts
-    points: tuple[Point, ...]
-    enough_tokens: int | None
-    arch: str | None = None
+    points: tuple[Point, ...]  # by capacity, the unbounded cache last
+    enough_tokens: int | None  # the capacity that reaches 90 % of all hits
+    arch: str | None = None  # GPU for which V4.1's blocks are sized; None where none was named
     behind: tuple[Behind, ...] = ()
+    # of all blocks, those that the curve was measured on; 1 where it is exact
     kept_share: float = 1.0
-    kept_references: int = 0
+    kept_references: int = 0  # references to them
 
 
 def measure_trace(

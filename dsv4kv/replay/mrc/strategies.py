@@ -61,19 +61,12 @@ def parse_strategy(text: str, *, window_tokens: int, layers: int) -> Strategy:
 
 @dataclass(frozen=True)
 class PrefixCosts:
-    """Bytes of one model's prefixes, without page padding.
+    """Bytes of one model's prefixes, without page padding."""
 
-    Attributes:
-        token_bytes: Compressed entries and indexer keys of one token of context.
-        window_token_bytes: Window entries of one token, all layers together.
-        state_bytes: Compressor states at the end of a block, where HCA layers have none.
-        window_tokens: Tokens of a window; 0 without windows.
-    """
-
-    token_bytes: Fraction
-    window_token_bytes: int
-    state_bytes: int
-    window_tokens: int
+    token_bytes: Fraction  # compressed entries and indexer keys of one token of context
+    window_token_bytes: int  # window entries of one token, all layers together
+    state_bytes: int  # compressor states at the end of a block, where HCA layers have none
+    window_tokens: int  # tokens of a window; 0 without windows
     layers: int
 
     @property

@@ -35,18 +35,12 @@ RUN_BYTES = 512
 
 @dataclass(frozen=True)
 class Kept:
-    """Blocks of some requests.
+    """Blocks of some requests."""
 
-    Attributes:
-        request: int64[runs]: whose the run is, from 0 without gaps, rising.
-        start: int64[runs]: its first number.
-        count: int64[runs]: its length.
-        lack: int64[requests]: tokens that the request's last block is short of, where it is kept.
-    """
-
-    request: Ints
-    start: Ints
-    count: Ints
+    request: Ints  # int64[runs]: whose the run is, from 0 without gaps, rising
+    start: Ints  # int64[runs]: its first number
+    count: Ints  # int64[runs]: its length
+    # int64[requests]: tokens that the request's last block is short of, where it is kept
     lack: Ints
 
     @classmethod

@@ -124,24 +124,17 @@ def check_settings(settings: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Question:
-    """Which deployment keeps limits of latency on a trace.
+    """Which deployment keeps limits of latency on a trace."""
 
-    Attributes:
-        requests: The whole trace.
-        slos: The limits.
-        speed: Seconds of the trace in one second.
-        prices: Price of an hour of a GPU, by its kind; empty where GPUs are counted.
-        most_gpus: GPUs that a deployment may have.
-        exactly: Whether it has all of them: the highest rate is asked for, not the least cost.
-        asked: The limits that were given, where ``slos`` are tighter ones.
-    """
-
-    requests: Sequence[Request]
-    slos: tuple[Slo, ...]
-    speed: float = 1.0
+    requests: Sequence[Request]  # the whole trace
+    slos: tuple[Slo, ...]  # the limits
+    speed: float = 1.0  # seconds of the trace in one second
+    # price of an hour of a GPU, by its kind; empty where GPUs are counted
     prices: Mapping[str, float] | None = None
-    most_gpus: int = MOST_GPUS
+    most_gpus: int = MOST_GPUS  # GPUs that a deployment may have
+    # whether it has all of them: the highest rate is asked for, not the least cost
     exactly: bool = False
+    # the limits that were given, where ``slos`` are tighter ones
     asked: tuple[Slo, ...] | None = None
 
     def __post_init__(self) -> None:

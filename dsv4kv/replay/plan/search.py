@@ -61,23 +61,18 @@ class Tally:
 
 @dataclass(frozen=True)
 class Answer:
-    """The best deployment, the best of other servers, and the simulations of both windows.
-
-    Attributes:
-        safer: The cheapest that keeps limits by more than the clock's error; None where there is
-            none, or the best does.
-        nearest: Where there is no best, the deployment that came nearest to the limits.
-        window: Requests of the window, or of the trace if it is no longer.
-    """
+    """The best deployment, the best of other servers, and the simulations of both windows."""
 
     best: Trial | None
     second: Trial | None
+    # the cheapest that keeps limits by more than the clock's error; None where there is none, or
+    # the best does
     safer: Trial | None
-    nearest: Trial | None
+    nearest: Trial | None  # where there is no best, the deployment that came nearest to the limits
     trials: list[Trial]
     confirmed: list[Trial]
     tally: Tally
-    window: int
+    window: int  # requests of the window, or of the trace if it is no longer
 
 
 def list_kinds(

@@ -123,14 +123,10 @@ class Bounds:
     The times of ``clock.steps`` grow with everything in a step, and by less the fuller it is. So
     no prompt is faster than alone with the best cache there can be, no token than alone after the
     shortest prompt, and no work is done for less than in a full step.
-
-    Attributes:
-        server: The server.
-        question: Limits and requests.
     """
 
-    server: Server
-    question: Question
+    server: Server  # the server
+    question: Question  # limits and requests
 
     @property
     def _step_tokens(self) -> int:

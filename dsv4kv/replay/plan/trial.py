@@ -97,34 +97,23 @@ class Kind:
 
 @dataclass(frozen=True)
 class Trial:
-    """A simulated deployment.
-
-    Attributes:
-        units: Number of replicas, or of units of prefill and decode replicas.
-        speed: Trace seconds per second.
-        cost: GPUs, or money in an hour.
-        values_s: The percentile that each limit is about, in s by label; empty where the
-            simulation ended early.
-        rate: Requests that arrive, per s.
-        good: Share of requests that keep every limit.
-        came: Requests that arrived before it ended.
-        hit_share: Share of prompt tokens that hit the prefix cache.
-        busy_share: Share of the time in which replicas compute, of the busiest role.
-    """
+    """A simulated deployment."""
 
     kind: Kind
-    units: int
-    speed: float
-    cost: float
+    units: int  # number of replicas, or of units of prefill and decode replicas
+    speed: float  # trace seconds per second
+    cost: float  # GPUs, or money in an hour
+    # the percentile that each limit is about, in s by label; empty where the simulation ended
+    # early
     values_s: dict[str, float]
-    rate: float
-    good: float
+    rate: float  # requests that arrive, per s
+    good: float  # share of requests that keep every limit
     meets: bool
     requests: int
-    came: int
+    came: int  # requests that arrived before it ended
     served: int
-    hit_share: float = 0.0
-    busy_share: float = 0.0
+    hit_share: float = 0.0  # share of prompt tokens that hit the prefix cache
+    busy_share: float = 0.0  # share of the time in which replicas compute, of the busiest role
     tpot_p99_s: float = 0.0
 
     @property

@@ -116,8 +116,7 @@ class Tables(NamedTuple):
         return int(self.grown.item(after) - self.grown.item(before) + kept)
 
 
-Span = tuple[int, int]
-"""Tokens of a request before and after a part of its prompt is computed."""
+Span = tuple[int, int]  # tokens of a request before and after a part of its prompt is computed
 
 
 class VirtualClock:

@@ -15,8 +15,7 @@ from dsv4kv.core.pool import BlockPool, Entry
 from dsv4kv.core.served import Hit, Served
 from dsv4kv.core.strategy import kept_places
 
-UNBOUNDED_TOKENS = 1 << 40
-"""Tokens of the one block of a ring: more than a request has."""
+UNBOUNDED_TOKENS = 1 << 40  # tokens of the one block of a ring: more than a request has
 
 
 class Part:

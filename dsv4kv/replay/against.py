@@ -24,15 +24,13 @@ from dsv4kv.traces.paths import Ints, find_reuse
 MINUTE_S = 60.0
 _POOLS, _BETWEEN = (3 / 4, 1 / 2, 1 / 4), 1 / 8
 """Parts of the pool that may fit better what the server did, then those next to the best."""
-MOST_PLAYS = 11
-"""How often requests are replayed at most."""
+MOST_PLAYS = 11  # how often requests are replayed at most
 _BETTER = 0.8  # a smaller pool is named if it leaves less than this of the difference
 _NOTABLE = 0.01  # of all prompt tokens
 _ORDER = 0.9  # a pool so much smaller bounds what another order of eviction may lose
 
 
-Rows = Sequence[tuple[float, int]]
-"""When, and how many."""
+Rows = Sequence[tuple[float, int]]  # when, and how many
 
 
 @dataclass(frozen=True, slots=True)

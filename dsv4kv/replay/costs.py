@@ -31,13 +31,11 @@ from dsv4kv.runs.store import load_record
 Ints = NDArray[np.int64]
 
 
-READS = ("scores", "top-k", "attention")
-"""Kinds of reads of a decode step, as in ``record.step``."""
+READS = ("scores", "top-k", "attention")  # kinds of reads of a decode step, as in ``record.step``
 _KINDS = {name: kind for kind in READS for name in KINDS[kind]}
 _WORKED_OUT = 2
 """Tables that are remembered: of a trace, and of the stretch of it that is looked at first."""
-_PER_WEIGHT = 2
-"""A multiplication and an addition."""
+_PER_WEIGHT = 2  # a multiplication and an addition
 
 
 class StepTables:

@@ -9,8 +9,7 @@ from dsv4kv.core.served import Served
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.traces.request import IdRuns, Request, signed
 
-KeysOf = Callable[[Served], list[int]]
-"""The whole shared blocks of a request."""
+KeysOf = Callable[[Served], list[int]]  # the whole shared blocks of a request
 
 
 def shared_tokens(trace_block_tokens: int, cache_block_tokens: int) -> int:

@@ -34,10 +34,8 @@ from dsv4kv.model.schema import choose_formats
 from dsv4kv.traces.paths import Ints, PathTable, find_reuse, number_prompts
 from dsv4kv.traces.request import IdRuns, list_runs
 
-DEFAULT_CHUNK_TOKENS = 8192
-"""vLLM's ``max_num_batched_tokens`` on large GPUs."""
-WINDOW_RATIO = 10
-"""SGLang's ``swa_full_tokens_ratio`` is 0.1."""
+DEFAULT_CHUNK_TOKENS = 8192  # vLLM's ``max_num_batched_tokens`` on large GPUs
+WINDOW_RATIO = 10  # SGLang's ``swa_full_tokens_ratio`` is 0.1
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,9 @@ class HeldOut(_Frozen):
     Nine of ten lay between a time divided by its factor and multiplied with it.
     """
 
-    ttft: _Factor
-    """Factor of times to the first token, and of waiting."""
-    tpot: _Factor
-    """Factor of times per output token, and of steps."""
-    throughput: _Factor
-    """Factor of tokens a second, and of whole requests."""
+    ttft: _Factor  # factor of times to the first token, and of waiting
+    tpot: _Factor  # factor of times per output token, and of steps
+    throughput: _Factor  # factor of tokens a second, and of whole requests
 
     def widened(self, factor: float) -> "HeldOut":
         """The same where less is known."""
@@ -49,12 +46,9 @@ class HeldOut(_Frozen):
 class MeasuredOn(_Frozen):
     """The deployment that coefficients were calibrated on."""
 
-    gpu: str
-    """Of the catalogue."""
-    model: str
-    """That was served."""
-    layout: str
-    """How it was spread over the GPUs."""
+    gpu: str  # of the catalogue
+    model: str  # that was served
+    layout: str  # how it was spread over the GPUs
 
     def differences(self, other: "MeasuredOn") -> list[str]:
         """What differs of another one, in words."""
@@ -67,10 +61,8 @@ class Coefficients(_Frozen):
 
     decode_layer_us: _Time
     """Of every layer of a decode pass, whatever the batch: launches, norms, exchange, in µs."""
-    draft_us: _Time
-    """Of every pass of the draft layer, in µs."""
-    bandwidth_share: _Rate
-    """Part of the datasheet's bandwidth at which weights are read."""
+    draft_us: _Time  # of every pass of the draft layer, in µs
+    bandwidth_share: _Rate  # part of the datasheet's bandwidth at which weights are read
     context_ns: _Time
     """Of 1,000 tokens of context that a decoded token sees, on a rank with all heads, in ns."""
     split_context_ns: _Time
@@ -82,18 +74,13 @@ class Coefficients(_Frozen):
     no parallelism divides, norms, hyper-connections, indexer, reductions."""
     all_to_all_ns: _Time
     """Of every token of a prompt and layer, where experts are reached through DeepEP, in ns."""
-    tflops: _Rate
-    """What matrices get out of one GPU, in 10^12 operations a second."""
-    prefix_ns: _Time
-    """Of 1,000 tokens before its chunk that a prompt token sees, in ns."""
+    tflops: _Rate  # what matrices get out of one GPU, in 10^12 operations a second
+    prefix_ns: _Time  # of 1,000 tokens before its chunk that a prompt token sees, in ns
     client_ms: _Time
     """From sending a request to its being scheduled, and back: client, HTTP, tokenizer, in ms."""
-    held_out: HeldOut
-    """The error on held-out points."""
-    source: str
-    """Points that they were fitted on."""
-    measured_on: MeasuredOn | None = None
-    """The deployment that they were fitted on, if it was one."""
+    held_out: HeldOut  # the error on held-out points
+    source: str  # points that they were fitted on
+    measured_on: MeasuredOn | None = None  # the deployment that they were fitted on, if it was one
 
     def used_on(self, other: MeasuredOn) -> "Coefficients":
         """The same for a deployment, which may be another one: then with more error."""

@@ -22,8 +22,7 @@ from dsv4kv.traces.results import as_runs
 
 Floats = NDArray[np.float64]
 
-SHARES = (10, 25, 50, 75, 90)
-"""Percentiles that are compared where every request is known."""
+SHARES = (10, 25, 50, 75, 90)  # percentiles that are compared where every request is known
 
 _STATISTICS = {"median": 50.0, "p50": 50.0, "p25": 25.0, "p75": 75.0, "p90": 90.0, "p95": 95.0}
 _STATISTICS |= {"mean": math.nan}
@@ -131,8 +130,7 @@ _BY_REQUEST = ("input_lens", "output_lens", "ttfts", "itls", "errors", "start_ti
 _COUNTS = ("completed", "max_concurrency", "random_input_len", "random_output_len")
 _NEEDED = ("completed", "duration")
 _LONGEST_S = 1e8  # of a run: three years
-MOST_REQUESTS = 1_000_000
-"""Requests of a run that is read: all are replayed again and again."""
+MOST_REQUESTS = 1_000_000  # requests of a run that is read: all are replayed again and again
 
 
 def _check(name: str, given: Mapping[str, Any]) -> None:

@@ -30,16 +30,13 @@ class StepTable(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    batch_per_rank: tuple[Node, ...]
-    """Requests that decode on a rank."""
+    batch_per_rank: tuple[Node, ...]  # requests that decode on a rank
     decode_ms: dict[Node, tuple[Time, ...]]
     """Time of a step by the context of each, and by ``batch_per_rank``."""
-    prefill_tokens: tuple[Node, ...]
-    """Prompt tokens of a rank."""
+    prefill_tokens: tuple[Node, ...]  # prompt tokens of a rank
     prefill_ms_by_prefix: dict[Node, tuple[Time, ...]]
     """Time of a chunk by the tokens before it, and by ``prefill_tokens``."""
-    draft_tokens: int = 0
-    """Drafts of a step, whose passes are in its time."""
+    draft_tokens: int = 0  # drafts of a step, whose passes are in its time
 
     @model_validator(mode="after")
     def _is_a_grid(self) -> Self:
@@ -128,14 +125,11 @@ class Factors(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    decode: Time = 1.0
-    """Time of a decode step, as a multiple of the table's."""
-    prompt: Time = 1.0
-    """Time of a prompt chunk, as a multiple."""
+    decode: Time = 1.0  # time of a decode step, as a multiple of the table's
+    prompt: Time = 1.0  # time of a prompt chunk, as a multiple
     client_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """From sending a request to its being scheduled, and back, in ms."""
-    held_out: HeldOut
-    """The error on held-out points."""
+    held_out: HeldOut  # the error on held-out points
 
 
 class TableTimes:

@@ -26,8 +26,7 @@ from dsv4kv.traces.paths import Ints, PathTable, Reuse, find_reuse, join_runs
 from dsv4kv.traces.request import NO_IDS, Batch
 
 _SPLITS = 3
-PARTS = 2**_SPLITS
-"""Parts of what is kept, whose spread gives its error."""
+PARTS = 2**_SPLITS  # parts of what is kept, whose spread gives its error
 _STUDENT_T = 2.365  # 97.5 %, PARTS - 1 degrees of freedom
 RUN_BYTES = 512
 """Memory that a kept run of ids takes, with what is found out about it: measured, rounded up."""

@@ -16,8 +16,7 @@ from dsv4kv.traces.paths import find_reuse
 from dsv4kv.traces.request import Request
 
 _SLO = re.compile(r"(ttft|tpot|latency)_p(\d{1,2}(?:\.\d{1,3})?)=(\d+(?:\.\d+)?)(ms|s)")
-MOST_GPUS = 256
-"""Default of the most GPUs that a deployment may have."""
+MOST_GPUS = 256  # default of the most GPUs that a deployment may have
 STATIC_REQUESTS, STATIC_S = 600, 40.0
 """Minimum of a static question: requests, six of them beyond p99, and seconds in which they
 arrive, longer than an answer takes, so that a growing queue shows."""

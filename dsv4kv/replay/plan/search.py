@@ -26,18 +26,14 @@ from dsv4kv.units import counted
 
 _GARBAGE = 1_500_000
 """Objects after which simulations are searched for cycles; the collector is off while planning."""
-WINDOW = 400
-"""Requests of the window that deployments are screened on."""
+WINDOW = 400  # requests of the window that deployments are screened on
 _BURST = 10.0
 """A trace that spans less than this part of the longest limit of waiting has no sustained rate."""
-_FEWER = 4
-"""How many times fewer units than the window needed are tried first on the whole trace."""
-_SOON = 4
-"""Units are doubled up to this many times the first number, then the maximum is tried."""
+_FEWER = 4  # how many times fewer units than the window needed are tried first on the whole trace
+_SOON = 4  # units are doubled up to this many times the first number, then the maximum is tried
 _NEARER, _NEAR = 1.03, 1.1
 """Precision of the highest rate, on a window and on a long trace: the clock's error is larger."""
-_MIN_SPEED = 1e-3
-"""The lowest rate that is tried: a trace takes a thousand times as long."""
+_MIN_SPEED = 1e-3  # the lowest rate that is tried: a trace takes a thousand times as long
 _FASTER, _LITTLE_FASTER = 2.0, 1.25
 """Steps of the rate until a limit breaks, and where a window gave the first rate."""
 

@@ -19,8 +19,7 @@ from dsv4kv.replay.clock.steps import StepTimes, decode_s, prompt_s
 from dsv4kv.replay.memory import check_fit
 from dsv4kv.replay.plan.question import Question
 
-SIZES = (1, 2, 4, 8)
-"""GPUs of a replica: up to one machine."""
+SIZES = (1, 2, 4, 8)  # GPUs of a replica: up to one machine
 
 
 def layouts_of(preset: str) -> list[Layout]:

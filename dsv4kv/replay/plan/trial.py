@@ -20,8 +20,7 @@ from dsv4kv.replay.plan.question import Question, Slo
 from dsv4kv.replay.plan.servers import Bounds, Server
 from dsv4kv.traces.request import Request
 
-_CHECKS = 100
-"""How often a simulation checks whether its limits are lost."""
+_CHECKS = 100  # how often a simulation checks whether its limits are lost
 
 
 class Split(NamedTuple):

@@ -129,11 +129,6 @@ class Endpoint:
     """Where a router sends requests to; feeds a scheduler and watches it.
 
     It is the ``Source`` of the scheduler.
-
-    Attributes:
-        served: Requests that it was sent, in their order.
-        ended: Requests that ended or were rejected since this was last emptied.
-        journal: What is stored and evicted; None where the router does not look.
     """
 
     def __init__(
@@ -143,8 +138,10 @@ class Endpoint:
 
         A block that prompts share has ``shared_tokens``, a block of memory ``block_tokens``.
         """
-        self.served: list[Served] = []
+        self.served: list[Served] = []  # requests that it was sent, in their order
+        # requests that ended or were rejected since this was last emptied
         self.ended: list[Served] = []
+        # what is stored and evicted; None where the router does not look
         self.journal: Journal | None = None
         self._prefix, self._blocks = "prefix" in looks, "blocks" in looks
         self._load = "load" in looks

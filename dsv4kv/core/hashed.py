@@ -9,6 +9,7 @@ Source: vLLM 0.33, ``single_type_kv_cache_manager.py``, ``kv_cache_coordinator.p
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import lcm
 
 from dsv4kv.core.pool import BlockPool, Entry
@@ -18,39 +19,26 @@ from dsv4kv.core.strategy import kept_places
 UNBOUNDED_TOKENS = 1 << 40  # tokens of the one block of a ring: more than a request has
 
 
+@dataclass(eq=False)
 class Part:
-    """Blocks of a group in a row that are cached, found and evicted together.
+    """Blocks of a group in a row that are cached, found and evicted together."""
 
-    Attributes:
-        blocks: How many.
-        end_tokens: End of the last one, from the end of a block of context.
-        followed: Whether its key covers the tokens behind the block of context, too.
-        drafts: Whether a draft's layer may be among them.
-        row: First key of its content.
-    """
-
-    def __init__(self, blocks: int, end_tokens: int, followed: bool, drafts: bool) -> None:
-        self.blocks, self.end_tokens = blocks, end_tokens
-        self.followed, self.drafts = followed, drafts
-        self.row = 0
+    blocks: int  # how many
+    end_tokens: int  # end of the last one, from the end of a block of context
+    followed: bool  # whether its key covers the tokens behind the block of context, too
+    drafts: bool  # whether a draft's layer may be among them
+    row: int = 0  # first key of its content
 
 
+@dataclass(eq=False)
 class Group:
-    """A table of window or state blocks.
+    """A table of window or state blocks."""
 
-    Attributes:
-        block_tokens: Tokens of a block.
-        needed: Blocks in a row that a hit needs at its end.
-        seen: Tokens before the next one that it sees; blocks before them are freed.
-        cached: Whether hits find them; else a request that hits computes the needed ones again.
-        parts: Parts that are cached, in order.
-    """
-
-    def __init__(
-        self, block_tokens: int, needed: int, seen: int, cached: bool, parts: list[Part]
-    ) -> None:
-        self.block_tokens, self.needed, self.seen = block_tokens, needed, seen
-        self.cached, self.parts = cached, parts
+    block_tokens: int  # tokens of a block
+    needed: int  # blocks in a row that a hit needs at its end
+    seen: int  # tokens before the next one that it sees; blocks before them are freed
+    cached: bool  # whether hits find them; else a request that hits computes the needed ones again
+    parts: list[Part]  # parts that are cached, in order
 
     def start(self, position: int) -> int:
         """Tokens before the blocks that are held at ``position``."""
@@ -131,11 +119,7 @@ class Held:
 
 
 class HashedCache(BlockPool):
-    """A block pool with vLLM's groups; see the module.
-
-    Attributes:
-        groups: Windows and states.
-    """
+    """A block pool with vLLM's groups; see the module."""
 
     reserves = True
 
@@ -170,7 +154,7 @@ class HashedCache(BlockPool):
             step_tokens: Tokens of a decode step, drafts included.
         """
         super().__init__(blocks, block_tokens, chunk_tokens)
-        self.groups = groups
+        self.groups = groups  # windows and states
         self.replayed_tokens = replayed_tokens
         self._path_of, self._numbers = path_of, numbers
         self._retention, self._drops, self._step = retention, drops, step_tokens

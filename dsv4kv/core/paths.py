@@ -9,12 +9,7 @@ from bisect import bisect_right
 
 
 class BlockPaths:
-    """Paths of a trace, cut into blocks of one size.
-
-    Attributes:
-        blocks: Blocks of every path.
-        tokens: Tokens of every path; its last block may be partial.
-    """
+    """Paths of a trace, cut into blocks of one size."""
 
     def __init__(
         self,
@@ -41,9 +36,10 @@ class BlockPaths:
         self._starts, self._ends, self._offsets = runs
         self._lengths, self._id, self._block = lengths, id_tokens, block_tokens
         self._key, self._per_id = key_tokens, max(1, id_tokens // block_tokens)
-        self.tokens = lengths
+        self.tokens = lengths  # tokens of every path; its last block may be partial
         if whole_blocks:
             self.tokens = [max(0, n - key_tokens) // block_tokens * block_tokens for n in lengths]
+        # blocks of every path
         self.blocks = [-(-tokens // block_tokens) for tokens in self.tokens]
         self._owners: dict[int, int] = {}  # by the first block of every stretch
 
@@ -148,13 +144,10 @@ class NumberedPaths:
 
     A path is the beginning of an earlier one and numbers of its own, so memory does not grow
     with its length.
-
-    Attributes:
-        count: How many different numbers there are.
     """
 
     def __init__(self, paths: BlockPaths) -> None:
-        self.count = 0
+        self.count = 0  # how many different numbers there are
         self._owner: list[int] = []
         self._shared: list[int] = []  # blocks at the beginning of the owner's path
         self._first: list[int] = []  # number of the first block after these

@@ -92,26 +92,20 @@ class Order:
 
 
 class Policy:
-    """Base of all: offered runs in order, the oldest of the first queue first.
+    """Base of all: offered runs in order, the oldest of the first queue first."""
 
-    Attributes:
-        orders: The offered runs of each queue.
-        sizes: Keys of each queue, where the policy counts them.
-        remembers: Whether it knows evicted keys again; ``admit``, ``missed`` and ``dropped``
-            then give the identity of a key together with its history.
-        blockwise: Whether it judges every key as if it were a run of its own, so that nothing
-            depends on how many calls store or evict what one could.
-        now: Grows with every request and every insertion.
-    """
-
+    # whether it knows evicted keys again; ``admit``, ``missed`` and ``dropped`` then give the
+    # identity of a key together with its history
     remembers = False
+    # whether it judges every key as if it were a run of its own, so that nothing depends on how
+    # many calls store or evict what one could
     blockwise = False
 
     def __init__(self, capacity: int) -> None:
         self.size = capacity
-        self.now = 0
-        self.orders = [Order(), Order()]
-        self.sizes = [0, 0]
+        self.now = 0  # grows with every request and every insertion
+        self.orders = [Order(), Order()]  # the offered runs of each queue
+        self.sizes = [0, 0]  # keys of each queue, where the policy counts them
 
     def serve(self, request: int) -> None:
         """Everything up to the next ``serve`` is done for this request."""

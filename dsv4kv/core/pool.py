@@ -13,15 +13,6 @@ class Entry:
 
     An entry whose blocks are freed at different times is split into pieces: the entry itself
     holds the last ones, ``pieces`` lists it and the others, last blocks first.
-
-    Attributes:
-        key: Hash of the content.
-        refs: Requests that use it.
-        after: Blocks of the whole entry that follow these.
-        whole: The entry that it is a piece of; None where it is none, or that entry itself.
-        pieces: All pieces; empty where it has not been split.
-        copy: The next younger entry of the same key.
-        found: Whether it is in ``BlockPool.entries`` or a ``copy`` of one that is.
     """
 
     __slots__ = (
@@ -29,14 +20,15 @@ class Entry:
     )  # fmt: skip
 
     def __init__(self, key: int, blocks: int) -> None:
-        self.key = key
+        self.key = key  # hash of the content
         self.blocks = blocks
-        self.refs = 1
-        self.after = 0
+        self.refs = 1  # requests that use it
+        self.after = 0  # blocks of the whole entry that follow these
+        # the entry that it is a piece of; None where it is none, or that entry itself
         self.whole: Entry | None = None
-        self.pieces = _NO_PIECES
-        self.copy: Entry | None = None
-        self.found = True
+        self.pieces = _NO_PIECES  # all pieces; empty where it has not been split
+        self.copy: Entry | None = None  # the next younger entry of the same key
+        self.found = True  # whether it is in ``BlockPool.entries`` or a ``copy`` of one that is
         self.before: Entry | None = None  # in the free queue
         self.behind: Entry | None = None
 
@@ -45,17 +37,12 @@ _NO_PIECES: list[Entry] = []
 
 
 class BlockPool(EngineCache):
-    """Blocks of one size, evicted in the order in which they were freed.
-
-    Attributes:
-        entries: The oldest entry of every key.
-        changes: Number of times that ``entries`` changed.
-    """
+    """Blocks of one size, evicted in the order in which they were freed."""
 
     def __init__(self, blocks: int, block_tokens: int = 1, chunk_tokens: int = 1) -> None:
         super().__init__(blocks, block_tokens, chunk_tokens)
-        self.changes = 0
-        self.entries: dict[int, Entry] = {}
+        self.changes = 0  # number of times that ``entries`` changed
+        self.entries: dict[int, Entry] = {}  # the oldest entry of every key
         self._front, self._back = Entry(-1, 0), Entry(-1, 0)
         self._front.behind, self._back.before = self._back, self._front
 

@@ -14,14 +14,11 @@ if TYPE_CHECKING:
 
 
 class Preemption:
-    """Makes room for the next step.
-
-    Attributes:
-        preempted: Whether the last ``settle`` preempted a request by an engine's rule, which then
-            admits none in that step.
-    """
+    """Makes room for the next step."""
 
     def __init__(self, scheduler: "Scheduler") -> None:
+        # whether the last ``settle`` preempted a request by an engine's rule, which then admits
+        # none in that step
         self.preempted = False
         self._scheduler = scheduler
 

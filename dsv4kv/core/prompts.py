@@ -212,9 +212,6 @@ class IdealCache(Cache):
 
     Shared blocks are one or more blocks each: the grid on which prompts can be compared at all.
     Nothing can resume behind a checkpoint whose block is gone: it goes, too.
-
-    Attributes:
-        tree: Shared blocks that are cached; None where nothing is reused.
     """
 
     def __init__(
@@ -222,7 +219,7 @@ class IdealCache(Cache):
     ) -> None:
         """``checkpoints``: their number at most; None is without limit."""
         super().__init__(total, per_shared)
-        self.tree = tree
+        self.tree = tree  # shared blocks that are cached; None where nothing is reused
         self._batch = max(1, total // per_shared // _BATCHES)
         self._capacity = checkpoints
         self._kept: OrderedDict[int, None] = OrderedDict()  # keys of blocks before checkpoints

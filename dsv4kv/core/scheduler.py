@@ -63,15 +63,11 @@ _STRIDE = 7919  # a prime: requests begin at different places of the draws
 
 
 class Drafts:
-    """Kept tokens of every verification step of every request.
-
-    Attributes:
-        window: Tokens of a step: one and its drafts.
-    """
+    """Kept tokens of every verification step of every request."""
 
     def __init__(self, draft_tokens: int, acceptance: float, seed: int) -> None:
         """A draft is accepted with probability ``acceptance`` if all before it were."""
-        self.window = 1 + draft_tokens
+        self.window = 1 + draft_tokens  # tokens of a step: one and its drafts
         draws = np.random.default_rng(seed).random((_DRAWS, draft_tokens))
         accepted = np.logical_and.accumulate(draws < acceptance, axis=1).sum(axis=1)
         self._kept: list[int] = (1 + accepted).tolist()

@@ -180,25 +180,22 @@ def _name_apart(requests: Sequence[Request], block_tokens: int) -> Iterator[Requ
         first += count
 
 
+@dataclass
 class Replay:
-    """A replay that is ready to run, and its inputs.
+    """A replay that is ready to run, and its inputs."""
 
-    Attributes:
-        parts: What it has in common with others; ``config``, ``memory`` and ``times`` of it.
-        scheduler: Runs it; ``outcome`` and ``prompts`` are its.
-        tiers: What is below the GPUs; None where nothing is.
-    """
+    parts: Parts  # what it has in common with others
+    requests: Sequence[Request]
+    scheduler: Scheduler  # runs it
+    tiers: Tiers | None = None  # what is below the GPUs; None where nothing is
 
-    def __init__(
-        self,
-        parts: Parts,
-        requests: Sequence[Request],
-        scheduler: Scheduler,
-        tiers: Tiers | None = None,
-    ) -> None:
-        self.parts, self.requests, self.scheduler, self.tiers = parts, requests, scheduler, tiers
-        self.config, self.memory, self.times = parts.config, parts.memory, parts.times
-        self.outcome, self.prompts = scheduler.outcome, scheduler.prompts
+    def __post_init__(self) -> None:
+        self.config, self.memory, self.times = (
+            self.parts.config,
+            self.parts.memory,
+            self.parts.times,
+        )
+        self.outcome, self.prompts = self.scheduler.outcome, self.scheduler.prompts
 
 
 def build_replay(

@@ -108,16 +108,12 @@ def _hash(text: str) -> int:
 
 
 class Router:
-    """Chooses the replica of a request, which ``sent`` reports back; this one round robin.
+    """Chooses the replica of a request, which ``sent`` reports back; this one round robin."""
 
-    Attributes:
-        looks: What it has to know: ``requests``; ``prefix``, what is cached of a prompt;
-            ``blocks``, those in use; ``load``, queues and usage. Where empty it gets no views.
-        by_session: Whether it needs the session of a request.
-    """
-
+    # what it has to know: ``requests``; ``prefix``, what is cached of a prompt; ``blocks``, those
+    # in use; ``load``, queues and usage. Where empty it gets no views
     looks: frozenset[str] = frozenset()
-    by_session = False
+    by_session = False  # whether it needs the session of a request
 
     def __init__(self, name: str, section: FleetSection, replicas: int, draw: Random) -> None:
         self.name, self.section, self.replicas, self.draw = name, section, replicas, draw

@@ -79,15 +79,13 @@ class Received:
 
     A request that begins has its prompt sent, without the blocks that are cached here. Its last
     token is computed again, as vLLM does, and gives the first token of the answer.
-
-    Attributes:
-        senders: Links that requests on their way will be sent over, by their numbers.
     """
 
     fetches = False
 
     def __init__(self, clock: Callable[[], VirtualClock], block_tokens: int) -> None:
         """``clock`` is the decode replica's; ``block_tokens`` are the tokens of a shared block."""
+        # links that requests on their way will be sent over, by their numbers
         self.senders: dict[int, Link] = {}
         self._clock, self._tokens = clock, block_tokens
 

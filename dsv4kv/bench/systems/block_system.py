@@ -318,8 +318,7 @@ def run_blocks(config: SystemsConfig, model: Model) -> Outcome:
         for quantity, unit in _COUNTED.items():
             outcome.counted(f"{policy}: {quantity}", unit, batch.counts[quantity])
     if config.calls.seconds:
-        _time_blocks(outcome, config.calls.cached_blocks)
-        _time_routing(outcome, len(model.layers))
+        _time_blocks(outcome, config.calls.cached_blocks, len(model.layers))
         length, draw = config.calls.prompt_tokens, np.random.default_rng(config.seed)
         prompt = draw.integers(0, VOCABULARY, length).astype(np.int32)
         for name in HASHES:
@@ -328,16 +327,20 @@ def run_blocks(config: SystemsConfig, model: Model) -> Outcome:
     return outcome
 
 
-def _time_blocks(outcome: Outcome, num_cached: int) -> None:
-    blocks = KVBlockAllocator(4096 + 1, _COUNT, (128, 1, TOP_K))
+def _chain(blocks: KVBlockAllocator, count: int, first: int) -> Ids:
+    """New blocks, registered as a chain with hashes from ``first`` on."""
+    ids, hashes = blocks.allocate_memory_blocks(count), range(first, first + count)
+    assert ids is not None
+    blocks.register_kv_block_hashes(ids, hashes, [NO_HASH, *hashes[:-1]])
+    return ids
+
+
+def _time_blocks(outcome: Outcome, num_cached: int, num_layers: int) -> None:
+    blocks = KVBlockAllocator(4096 + 1, _COUNT, (128, num_layers, TOP_K))
     numbers, held = iter(range(1, 2**62, _COUNT)), list[Ids]()
 
     def register() -> None:
-        ids, first = blocks.allocate_memory_blocks(_COUNT), next(numbers)
-        assert ids is not None
-        hashes = list(range(first, first + _COUNT))
-        blocks.register_kv_block_hashes(ids, hashes, [0, *hashes[:-1]])
-        held.append(ids)
+        held.append(_chain(blocks, _COUNT, next(numbers)))
 
     def cache() -> None:
         while held:
@@ -352,8 +355,7 @@ def _time_blocks(outcome: Outcome, num_cached: int) -> None:
     register()
     chain, last = held[-1], next(numbers) - _COUNT
     cache()
-    find = partial(blocks.find_kv_blocks, range(last, last + _COUNT))
-    outcome.timed(f"find {_COUNT}", find)
+    outcome.timed(f"find {_COUNT}", partial(blocks.find_kv_blocks, range(last, last + _COUNT)))
 
     def retain() -> None:
         blocks.retain_memory_blocks(chain)
@@ -361,19 +363,11 @@ def _time_blocks(outcome: Outcome, num_cached: int) -> None:
 
     outcome.timed(f"retain {_COUNT} cached", retain, cache)
     large = KVBlockAllocator(num_cached + 1, 0, (128, 1, TOP_K))
-    many = large.allocate_memory_blocks(num_cached)
-    assert many is not None
-    large.register_kv_block_hashes(many, range(1, num_cached + 1), range(num_cached))
-    large.release_memory_blocks(many)
+    large.release_memory_blocks(_chain(large, num_cached, 1))
     outcome.timed(f"evict 1 of {num_cached:,}", partial(large.evict_lru_blocks, 1))
-
-
-def _time_routing(outcome: Outcome, num_layers: int) -> None:
-    blocks = KVBlockAllocator(8 + 1, 0, (128, num_layers, TOP_K))
-    ids = blocks.allocate_memory_blocks(8)
-    assert ids is not None
-    flat = np.random.default_rng(0).integers(0, EXPERTS, (1024, num_layers, TOP_K))
-    store = partial(blocks.store_routing_per_block, ids, flat.astype(np.int16))
+    flat = np.random.default_rng(0).integers(0, EXPERTS, (1024, num_layers, TOP_K), np.int16)
+    ids = _chain(blocks, 8, next(numbers))
+    store = partial(blocks.store_routing_per_block, ids, flat)
     outcome.timed("store routing, 1,024 tokens", store)
     reconstruct = partial(blocks.reconstruct_routing_from_blocks, ids, 1024)
     outcome.timed("reconstruct routing, 1,024 tokens", reconstruct)

@@ -1,6 +1,6 @@
 """Pools: every layer has its own pages and table; this is ``dsv4kv bench`` on the CPU."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -77,6 +77,7 @@ def run_pools(config: SystemsConfig, _: Model) -> Outcome:
 
 
 def _time_calls(outcome: Outcome, model: DSV4Config, batches: Sequence[int]) -> None:
+    """Calls of the block pool, and of managers without data over all layers of a model."""
     pool = BlockPool(2**16)
     ids = pool.acquire(_COUNT)
     # The blocks last returned are handed out first: the ids stay the same.
@@ -86,7 +87,10 @@ def _time_calls(outcome: Outcome, model: DSV4Config, batches: Sequence[int]) -> 
     outcome.timed(f"release {_COUNT} of 65,536", release, acquire)
     layers = sum(spec.owns_kv for spec in build_schedule(model))
     for batch in batches:
-        manager, prepare = _bookkeeping(model, batch)
+        plan = plan_cache(model, max_context_tokens=_CONTEXT, num_slots=batch)
+        manager = KVCacheManager(plan, data=False)
+        slots = np.array([manager.admit_request() for _ in range(batch)])
+        prepare = partial(prepare_forward, manager, slots)
         after = np.random.default_rng(0).integers(_PROMPT, _PROMPT + 1024, batch)
         before = after - 1
         prepare(np.zeros_like(before), after)
@@ -105,21 +109,7 @@ def _time_calls(outcome: Outcome, model: DSV4Config, batches: Sequence[int]) -> 
     outcome.timed(f"roll back {batch} prompts of {_PROMPT:,}", back, start)
     tables = sum(table.blocks.nbytes for table in manager.tables)
     outcome.counted(f"block tables of {batch} requests", "B", tables)
-    _time_requests(outcome, _bookkeeping(model, 8)[0], layers)
-
-
-def _bookkeeping(
-    model: DSV4Config, batch: int
-) -> tuple[KVCacheManager, Callable[[Ids, Ids], None]]:
-    """The manager without data with ``batch`` requests, and what prepares a step of all."""
-    plan = plan_cache(model, max_context_tokens=_CONTEXT, num_slots=batch)
-    manager = KVCacheManager(plan, data=False)
-    slots = np.array([manager.admit_request() for _ in range(batch)])
-    return manager, partial(prepare_forward, manager, slots)
-
-
-def _time_requests(outcome: Outcome, manager: KVCacheManager, layers: int) -> None:
-    one, taken = np.array([0]), list[Ids]()
+    taken = list[Ids]()
 
     def leave() -> None:
         if not manager.num_free_slots:
@@ -128,7 +118,7 @@ def _time_requests(outcome: Outcome, manager: KVCacheManager, layers: int) -> No
     def enter() -> None:
         if manager.num_free_slots:
             manager.admit_request()
-        prepare_forward(manager, one, manager.tokens[one], np.array([_PROMPT]))
+        prepare_forward(manager, [0], manager.tokens[:1], [_PROMPT])
 
     def give_back() -> None:
         while taken:

@@ -148,7 +148,10 @@ class PrefixCacheManager:
         return lease.length
 
     def find(self, tokens: Tokens, copy_to: int | None = None) -> Found:
-        """Look up the longest prefix that a row still holds, and the row; counts as a use."""
+        """Look up the longest prefix that a row still holds, and the row; counts as a use.
+
+        ``copy_to``: a slot into which it is copied.
+        """
         lease = self.pin(tokens)
         path = reversed(path_to(lease.run) if lease.run else [])
         valid = (Found(run.end, *row) for run in path for row in run.rows if self._is_valid(*row))
@@ -159,9 +162,7 @@ class PrefixCacheManager:
         self.release(lease)
         return found
 
-    def copy_kv(self, tokens: Tokens, to_slot: int) -> Found:
-        """Copy the longest prefix that a row still holds into a slot; kept while it is copied."""
-        return self.find(tokens, to_slot)
+    copy_kv = find
 
     def _is_valid(self, slot: int, version: int) -> bool:
         return self._version is None or self._version(slot) == version
@@ -327,12 +328,11 @@ def run_slots(config: SystemsConfig, model: Model) -> Outcome:
     if config.calls.seconds:
         random, length = np.random.default_rng(config.seed), config.calls.prompt_tokens
         prompts = [random.integers(0, VOCABULARY, length).astype(np.int32) for _ in range(4)]
-        _time_slots(outcome)
-        _time_tree(outcome, prompts)
+        _time_calls(outcome, prompts)
     return outcome
 
 
-def _time_slots(outcome: Outcome) -> None:
+def _time_calls(outcome: Outcome, prompts: list[Tokens]) -> None:
     slots = SlotAllocator(_SLOTS)
     for _ in range(_SLOTS // 2):
         slots.alloc()
@@ -349,12 +349,15 @@ def _time_slots(outcome: Outcome) -> None:
     outcome.timed("free", partial(slots.free, 100), occupy)
     outcome.timed("occupy", partial(slots.occupy, 100), free)
 
-
-def _time_tree(outcome: Outcome, prompts: list[Tokens]) -> None:
     length, new, leases = len(prompts[0]), prompts[0].copy(), list[Lease]()
-    cache = PrefixCacheManager(10**9)
+    gc.collect()
+    tracemalloc.start()
+    cache = PrefixCacheManager(10**9, KvRows(2, length).copy)
+    size = -tracemalloc.get_traced_memory()[0]
     for slot, prompt in enumerate(prompts):
-        cache.insert_row(prompt, slot, 1)
+        cache.insert_row(prompt, slot % 2, 1)
+    size += tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
 
     def renew() -> None:
         new[0] += 1  # all of a prompt that begins differently is new
@@ -364,16 +367,6 @@ def _time_tree(outcome: Outcome, prompts: list[Tokens]) -> None:
     outcome.timed("pin", lambda: leases.append(cache.pin(prompts[1])))
     pin = partial(cache.pin, prompts[2])
     outcome.timed("release", lambda: cache.release(leases.pop()), lambda: leases.append(pin()))
-    copies = PrefixCacheManager(10**9, KvRows(2, length).copy)
-    copies.insert_row(prompts[0], 0, 1)
-    outcome.timed(
-        f"copy_kv, {length:,} tokens of {8 * KV_WORDS} B", partial(copies.copy_kv, prompts[0], 1)
-    )
-    gc.collect()
-    tracemalloc.start()
-    held = PrefixCacheManager(10**9)
-    for slot, prompt in enumerate(prompts):
-        held.insert_row(prompt, slot, 1)
-    size = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
+    name = f"copy_kv, {length:,} tokens of {8 * KV_WORDS} B"
+    outcome.timed(name, partial(cache.copy_kv, prompts[0], 1))
     outcome.counted("memory of a cached token", "B", size / (length * len(prompts)))

@@ -54,7 +54,7 @@ STORES = {
         "this process's memory: memory:64GiB, or memory:pinned:64GiB for GPUs",
         "bench.tiers.store:open_memory",
     ),
-    "file": Choice("a folder: file:FOLDER", "bench.tiers.file_store:FileStore"),
+    "file": Choice("a folder: file:FOLDER", "bench.tiers.store:FileStore"),
     "redis": Choice(
         "a Redis or Valkey server: redis:HOST:PORT, or redis:URL",
         "bench.tiers.redis_store:RedisStore",

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.bench.compare.floor import calibration_path
+from dsv4kv.bench.calibrate import calibration_path
 from dsv4kv.files import user_cache
 
 

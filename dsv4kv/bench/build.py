@@ -11,9 +11,8 @@ from dsv4kv.bench.device import CudaDevice
 from dsv4kv.bench.recorder import DeviceClock, Recorder
 from dsv4kv.bench.serve.executor import Gpu, StepExecutor
 from dsv4kv.bench.serve.graphs import DecodeGraphs, foresee_modules
-from dsv4kv.bench.serve.inputs import EntryChooser, InputBank, QueryBank
+from dsv4kv.bench.serve.inputs import EntryChooser, InputBank, PlacedContexts, QueryBank
 from dsv4kv.bench.serve.operations import Outputs, read_operations
-from dsv4kv.bench.serve.placing import PlacedContexts
 from dsv4kv.bench.serve.reuse import PrefixReuse
 from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.cache.checkpoints import CheckpointPool

@@ -79,7 +79,7 @@ def compare(
     A launch is the unit: each gives one median per quantity, and the verdict is made over them.
     SLOWER if any quantity is; UNCLEAR if the geometric mean is, or if data is missing.
     """
-    from dsv4kv.bench.compare.floor import parse_floor
+    from dsv4kv.bench.calibrate import parse_floor
     from dsv4kv.bench.compare.side import check_name
     from dsv4kv.bench.compare.side import save_baseline as save
     from dsv4kv.view import compare as view
@@ -136,9 +136,9 @@ def _judge(
     force: bool,
     intended: bool,
 ) -> "Comparison":
+    from dsv4kv.bench.calibrate import find_floor
     from dsv4kv.bench.compare.comparison import brought_by, list_differences
     from dsv4kv.bench.compare.comparison import compare as judge
-    from dsv4kv.bench.compare.floor import find_floor
 
     differences = list_differences(before, after)
     unlike = "\n".join(str(each) for each in differences if each.kind != "unknown")

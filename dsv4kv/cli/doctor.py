@@ -38,7 +38,7 @@ def doctor(
 
     Fails if the default bench could not run.
     """
-    from dsv4kv.bench.compare.floor import calibration_path
+    from dsv4kv.bench.calibrate import calibration_path
     from dsv4kv.diagnose.doctor import examine
     from dsv4kv.view.doctor import report_checks
     from dsv4kv.view.render import show

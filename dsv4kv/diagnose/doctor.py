@@ -137,7 +137,7 @@ def check_folder(topic: str, name: str, folder: Path, enables: str, advice: str)
 
 
 def _check_calibration(path: Path, hostname_sha256: str) -> Check:
-    from dsv4kv.bench.compare.floor import read_noise_floors
+    from dsv4kv.bench.calibrate import read_noise_floors
 
     advice = "dsv4kv doctor --calibrate, while nothing else runs (minutes)"
     lacking = Check(

@@ -12,13 +12,14 @@ import pytest
 from dsv4kv.bench.calibrate import (
     LAUNCHES,
     calibrate,
+    calibration_path,
     calibration_tasks,
     noise_floor,
     noise_floor_in_turns,
+    read_noise_floors,
     run_calibration,
     save_calibration,
 )
-from dsv4kv.bench.compare.floor import calibration_path, read_noise_floors
 from dsv4kv.bench.compare.verdict import compare_pairs, compare_sides
 from dsv4kv.bench.launches import Outcome, Task
 from dsv4kv.errors import Dsv4kvError

@@ -9,7 +9,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
-from dsv4kv.bench.compare.floor import read_noise_floors
+from dsv4kv.bench.calibrate import read_noise_floors
 from dsv4kv.bench.launches import Outcome, Task
 from dsv4kv.cli import app
 from dsv4kv.diagnose.doctor import Check

@@ -17,10 +17,12 @@ from dsv4kv.bench.serve.graphs import DecodeGraphs
 from dsv4kv.bench.serve.inputs import (
     EntryChooser,
     InputBank,
+    PlacedContexts,
     PromptContents,
     Queries,
     QueryBank,
     StepInputs,
+    first_written,
 )
 from dsv4kv.bench.serve.operations import (
     LayerOperation,
@@ -37,7 +39,6 @@ from dsv4kv.bench.serve.operations import (
     run_layers,
     selecting_ratios,
 )
-from dsv4kv.bench.serve.placing import PlacedContexts, first_written
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.layers import LayerCache
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward

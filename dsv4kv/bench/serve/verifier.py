@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dsv4kv.bench.serve.executor import StepTokens
-from dsv4kv.bench.serve.inputs import InputBank, Queries
+from dsv4kv.bench.serve.inputs import InputBank, PlacedContexts, Queries
 from dsv4kv.bench.serve.operations import Reads
-from dsv4kv.bench.serve.placing import PlacedContexts
 from dsv4kv.cache.layers import Compressors, LayerCache
 from dsv4kv.model.formats import EntryFormat
 from dsv4kv.model.schedule import AttentionType

@@ -27,7 +27,6 @@ from dsv4kv.bench.build import check_data_path, plan_from
 from dsv4kv.bench.recorder import DeviceClock
 from dsv4kv.bench.run import set_up
 from dsv4kv.bench.serve.executor import Requests
-from dsv4kv.bench.tiers.file_store import FileStore
 from dsv4kv.bench.tiers.library import Library, Restored
 from dsv4kv.bench.tiers.objects import CacheBytes, Mover, differences
 from dsv4kv.bench.tiers.outcome import (
@@ -40,7 +39,7 @@ from dsv4kv.bench.tiers.outcome import (
     Way,
 )
 from dsv4kv.bench.tiers.prefixes import Windows, digest, namespace_of, parse_windows
-from dsv4kv.bench.tiers.store import MemoryStore, Store, open_store
+from dsv4kv.bench.tiers.store import FileStore, MemoryStore, Store, open_store
 from dsv4kv.budget.lookup import find_weight_facts
 from dsv4kv.config.bench import BenchConfig, CacheSection, MeasureSection, WorkloadSection
 from dsv4kv.config.experiments import TiersConfig

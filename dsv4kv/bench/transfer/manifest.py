@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from dsv4kv.bench.tiers.objects import CacheBytes
-from dsv4kv.bench.tiers.rows import (
+from dsv4kv.bench.tiers.objects import (
+    CacheBytes,
     Geometry,
     NonNegative,
     Sealed,

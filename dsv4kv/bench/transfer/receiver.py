@@ -10,7 +10,7 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from dsv4kv.bench.tiers.rows import Descriptors, coalesce, describe
+from dsv4kv.bench.tiers.objects import Descriptors, coalesce, describe
 from dsv4kv.bench.transfer.frames import MESSAGE, READ, Wire, check_token, greet
 from dsv4kv.bench.transfer.manifest import (
     Manifest,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.bench.compare.floor import calibration_path, find_floor, parse_floor, read_noise_floors
+from dsv4kv.bench.calibrate import calibration_path, find_floor, parse_floor, read_noise_floors
 from dsv4kv.bench.compare.side import Side
 from dsv4kv.errors import ConfigError
 from dsv4kv.runs.environment import capture_environment

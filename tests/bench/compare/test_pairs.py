@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
+from dsv4kv.bench.calibrate import Floor
 from dsv4kv.bench.compare.comparison import Comparison, compare
-from dsv4kv.bench.compare.floor import Floor
 from dsv4kv.bench.compare.verdict import Verdict
 from dsv4kv.runs.schema import Case, RunRecord
 from dsv4kv.view.compare import explain

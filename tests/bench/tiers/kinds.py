@@ -14,9 +14,8 @@ from shutil import which
 import numpy as np
 import pytest
 
-from dsv4kv.bench.tiers.file_store import FileStore
 from dsv4kv.bench.tiers.redis_store import RedisStore
-from dsv4kv.bench.tiers.store import Bytes, Namespace, Store, open_store
+from dsv4kv.bench.tiers.store import Bytes, FileStore, Namespace, Store, open_store
 from dsv4kv.choices import STORES
 from dsv4kv.files import temporary_folder
 from dsv4kv.processes import Child

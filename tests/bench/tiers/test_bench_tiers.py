@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 from typer.testing import CliRunner, Result
 
-from dsv4kv.bench.serve import placing
+from dsv4kv.bench.serve import inputs
 from dsv4kv.bench.tiers import run as bench_tiers
 from dsv4kv.bench.tiers.objects import CacheBytes, Mover, Objects
 from dsv4kv.bench.tiers.outcome import FamilyRow, PrefixRow, TiersOutcome, Way
@@ -28,7 +28,7 @@ TINY = ("--set", "model.layers=[0,2,3]")
 
 @pytest.fixture(autouse=True)
 def few_data() -> Iterator[None]:
-    with patch.object(placing, "_DISTINCT_ENTRIES", 512):
+    with patch.object(inputs, "_DISTINCT_ENTRIES", 512):
         yield
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.bench.tiers.file_store import FileStore
-from dsv4kv.bench.tiers.store import Bytes
+from dsv4kv.bench.tiers.store import Bytes, FileStore
 from dsv4kv.errors import StoreFull, StoreUnavailable
 from tests.bench.tiers.kinds import FLASH, content, poisoned
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.tiers.rows import coalesce, describe, geometry_of, rows_needed
+from dsv4kv.bench.tiers.objects import coalesce, describe, geometry_of, rows_needed
 from dsv4kv.bench.transfer.manifest import Manifest, MappedReader, Memory, make_manifest
 from dsv4kv.bench.transfer.receiver import fan_out, receive
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.cache.blocks import BlockEvent, BlockPool
 from dsv4kv.errors import CacheError, ConfigError, NotOwner, OutOfBlocks
-from tests.cache.blocks import cached, chain, ids, state
+from tests.cache.blocks import chain, ids, state
 
 
 def refuses(
@@ -78,29 +78,6 @@ def test_a_message_names_the_unit_and_the_first_ids() -> None:
         pool.release(np.arange(12))
     with pytest.raises(ConfigError, match="give at least 1"):
         BlockPool(0)
-
-
-def test_holders_are_counted_for_each_time_a_block_is_named() -> None:
-    pool = BlockPool(4)
-    (block,) = pool.acquire(1)
-    pool.retain(ids(block, block))
-    assert pool.refs(ids(block)).tolist() == [3]
-    assert (pool.release(ids(block, block)), pool.num_freed(ids(block))) == (0, 1)
-    refuses(pool, lambda: pool.release(ids(block, block)), "fewer holders")
-    assert (pool.release(ids(block)), pool.num_unused) == (1, 4)
-    refuses(pool, lambda: pool.retain(ids(block)), "held or cached")
-
-
-def test_a_matched_block_is_not_evicted_by_its_own_request() -> None:
-    pool = BlockPool(4)
-    found = cached(pool, 10, 11)
-    before = state(pool)
-    assert pool.allocate(3, found) is None
-    assert state(pool) == before
-    own = pool.allocate(2, found)
-    assert own is not None
-    assert not set(own.tolist()) & set(found.tolist())
-    assert pool.refs(found).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(

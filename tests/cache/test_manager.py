@@ -5,14 +5,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
-import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.tables import NO_BLOCK
-from dsv4kv.errors import CacheError, ContextOverflow, NotOwner, OutOfBlocks, OutOfSlots
+from dsv4kv.errors import CacheError, ContextOverflow, NotOwner, OutOfSlots
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import Sharing, StateFormat
@@ -39,18 +38,6 @@ def refuses(
 
 
 # ---- preparing a step ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("sharing", ["type", "layer"])
-@pytest.mark.parametrize("exhausted", [0, 1])
-def test_one_exhausted_pool_leaves_all_pools_as_they_were(
-    sharing: Sharing, exhausted: int
-) -> None:
-    manager = bookkeeping(sharing=sharing, num_blocks=8)
-    slots = admit(manager, 2)
-    for _ in range(7):
-        manager.allocate_block(exhausted)
-    refuses(manager, OutOfBlocks, "than the 1 free of 8", slots, [0, 0], [256, 128])
 
 
 @BY_SHARING
@@ -87,15 +74,6 @@ def test_lists_of_different_lengths_are_refused(
     refuses(manager, CacheError, "must be three lists of one length", slots, before, after)
 
 
-@pytest.mark.parametrize("slot", [1, 2, 3, -1, -3, -4, -6, 10**6])
-def test_a_slot_in_which_no_request_runs_is_refused(slot: int) -> None:
-    manager = bookkeeping()
-    first, second, third = admit(manager, 3)
-    manager.release_request(second, manager.generation(second))
-    manager.release_request(third, manager.generation(third))
-    refuses(manager, NotOwner, "not all are held", [first, slot], [0, 0], [128, 128])
-
-
 @pytest.mark.parametrize(("before", "after"), [(0, -1), (-1, 5), (-(2**62), -1)])
 def test_negative_tokens_are_refused(before: int, after: int) -> None:
     manager = bookkeeping()
@@ -121,25 +99,6 @@ def test_no_step_touches_a_tensor() -> None:
         manager.release_request(slots[0], manager.generation(slots[0]))
     with pytest.raises(AssertionError, match="was called"), NoTorch():
         torch.zeros(1).item()
-
-
-def test_a_block_that_another_request_holds_too_does_not_become_free() -> None:
-    """One goes back by a shared block while the other needs one: refused, and nothing is lost."""
-    manager = bookkeeping(sharing="model", num_blocks=3)
-    (table,), (first, second, third) = manager.tables, admit(manager, 3)
-    prepare_forward(manager, [first], [0], [256])
-    shared = table.blocks[0, first, :2].astype(np.int64)
-    table.allocator.retain(shared)
-    table.adopt(second, shared)
-    manager.tokens[second] = 256
-    prepare_forward(manager, [third], [0], [128])
-    before = table.blocks.tolist(), table.held.tolist(), manager.tokens.tolist()
-    with pytest.raises(OutOfBlocks, match=r"Nothing was changed\."):
-        prepare_forward(manager, [second, third], [256, 128], [100, 256])
-    assert (table.blocks.tolist(), table.held.tolist(), manager.tokens.tolist()) == before
-    assert table.allocator.refs(shared).tolist() == [2, 2]
-    prepare_forward(manager, [second, first, third], [256, 256, 128], [0, 128, 256])
-    assert table.held.tolist() == [1, 0, 2]
 
 
 # ---- slots, blocks and memory -------------------------------------------------------------------

@@ -207,9 +207,8 @@ def arguments(
     """The arguments of one operation on one layer; None where it has nothing to do."""
     operation, indexer = each
     at = _Place(layer, layer.indexer if indexer else layer.main, step, inputs, run, reads)
-    if operation in ("state_append", "step_write"):
-        for part in layer.pooled_parts if operation == "step_write" else (indexer,):
-            _check_append(layer.part(part), step)
+    if operation == "state_append":
+        _check_append(at.part, step)
     elif operation == "compress_chunk" and step.num_requests != 1:
         raise ConfigError(f"a chunk belongs to one request, not to {step.num_requests}.")
     if operation in _NOTHING and _NOTHING[operation](at):
@@ -274,7 +273,8 @@ class _Place(NamedTuple):
 
     def writes(self, indexer: bool) -> PartWrite:
         """A part of a step's write."""
-        at = self._replace(part=self.layer.part(indexer))
+        at = self._replace(part=self.layer.indexer if indexer else self.layer.main)
+        _check_append(at.part, self.step)
         given = at.part.compressor, at.part.state, at.rows.kv, at.rows.score
         return PartWrite(*given, at.part.store, at.step.entries[at.group])
 
@@ -367,7 +367,7 @@ _OWN: Mapping[str, _Given] = {
         "out_weights": lambda at: at.reads.weights,
     },
     "index_scores": {
-        "store": lambda at: at.layer.part(True).store,
+        "store": lambda at: at.layer.indexer.store,  # type: ignore[union-attr]
         "queries": lambda at: at.reads.codes,
         "weights": lambda at: at.reads.weights,
         "out": lambda at: at.reads.scores,

@@ -13,8 +13,7 @@ from unittest.mock import patch
 import torch
 
 from dsv4kv.bench.device import CudaDevice
-from dsv4kv.bench.protocol import ReplayTimer, Rules
-from dsv4kv.bench.recorder import Event
+from dsv4kv.bench.protocol import Event, ReplayTimer, Rules
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.ops.launches.launch import KernelModule, Launch
 from tests.examples import FULL

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from dsv4kv.bench.device import CudaDevice
-from dsv4kv.bench.recorder import DeviceClock, Recorder
-from dsv4kv.bench.serve.executor import Gpu, StepExecutor
+from dsv4kv.bench.protocol import DeviceClock
+from dsv4kv.bench.serve.executor import Gpu, Recorder, StepExecutor
 from dsv4kv.bench.serve.graphs import DecodeGraphs, foresee_modules
 from dsv4kv.bench.serve.inputs import EntryChooser, InputBank, PlacedContexts, QueryBank
 from dsv4kv.bench.serve.operations import Outputs, read_operations

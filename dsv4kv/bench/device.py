@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from dsv4kv.bench.protocol import Budget, ReplayTimer, Throttled, Timing
-from dsv4kv.bench.recorder import Event
+from dsv4kv.bench.protocol import Budget, Event, ReplayTimer, Throttled, Timing
 from dsv4kv.bench.serve.graphs import Capture, Graph, cuda_capture
 from dsv4kv.bench.telemetry import Window
 from dsv4kv.errors import CudaUnavailable

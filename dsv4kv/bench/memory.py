@@ -11,7 +11,7 @@ import torch
 
 from dsv4kv.bench.build import build_manager, check_device_memory, plan_from
 from dsv4kv.bench.device import find_device
-from dsv4kv.bench.recorder import Recorder
+from dsv4kv.bench.serve.executor import Recorder
 from dsv4kv.bench.serve.reuse import PrefixReuse
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig

@@ -18,7 +18,8 @@ import torch
 
 from dsv4kv.bench.build import build_drive, build_manager, plan_from
 from dsv4kv.bench.device import CudaDevice
-from dsv4kv.bench.recorder import Event, Recorder
+from dsv4kv.bench.protocol import Event
+from dsv4kv.bench.serve.executor import Recorder
 from dsv4kv.bench.serve.graphs import Graph
 from dsv4kv.bench.serve.operations import decode_operations, name_of
 from dsv4kv.config.bench import BenchConfig

@@ -32,8 +32,7 @@ from dsv4kv.bench.figures import measure_operations
 from dsv4kv.bench.launches import Turns, bench_arguments, one_cpu
 from dsv4kv.bench.memory import MemoryWatch
 from dsv4kv.bench.protocol import Budget, measure_memcpy
-from dsv4kv.bench.recorder import Recorder
-from dsv4kv.bench.serve.executor import StepExecutor
+from dsv4kv.bench.serve.executor import Recorder, StepExecutor
 from dsv4kv.bench.serve.inputs import PromptContents
 from dsv4kv.bench.serve.loop import ServingLoop, count_tokens, open_requests
 from dsv4kv.bench.serve.reuse import PrefixReuse

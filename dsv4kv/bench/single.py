@@ -24,9 +24,8 @@ from dsv4kv.bench.build import (
 from dsv4kv.bench.device import CallTimer, CudaDevice, find_device, measure_peaks
 from dsv4kv.bench.figures import list_figures, measure_figures
 from dsv4kv.bench.protocol import Budget, measure_memcpy
-from dsv4kv.bench.recorder import Recorder
 from dsv4kv.bench.run import describe_telemetry, gpu_uuid
-from dsv4kv.bench.serve.executor import StepExecutor
+from dsv4kv.bench.serve.executor import Recorder, StepExecutor
 from dsv4kv.bench.telemetry import Telemetry
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import load_config

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench import recorder as module
 from dsv4kv.bench.protocol import (
     RULES,
     Budget,
@@ -24,7 +23,8 @@ from dsv4kv.bench.protocol import (
     rounds_for,
     time_calls,
 )
-from dsv4kv.bench.recorder import Recorder
+from dsv4kv.bench.serve import executor as module
+from dsv4kv.bench.serve.executor import Recorder
 
 S, MS = 1_000_000_000, 1_000_000
 Speed = Callable[[float], float]

@@ -10,8 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from dsv4kv.bench.device import EMPTY_GRAPH, EMPTY_KERNEL, CallTimer
-from dsv4kv.bench.protocol import MOST_ROUNDS, ReplayTimer, Rules
-from dsv4kv.bench.recorder import Event
+from dsv4kv.bench.protocol import MOST_ROUNDS, Event, ReplayTimer, Rules
 from dsv4kv.bench.telemetry import Window
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.ops.launches.launch import Launch

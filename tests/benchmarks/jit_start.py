@@ -8,7 +8,7 @@ import time
 from unittest.mock import patch
 
 from dsv4kv.bench import build
-from dsv4kv.bench.recorder import Recorder
+from dsv4kv.bench.serve.executor import Recorder
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import load_config
 from dsv4kv.ops.cuda.compile import load_cubins

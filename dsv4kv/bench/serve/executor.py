@@ -1,7 +1,11 @@
-"""Runs a step's operations on real bytes, layer by layer, as a decoder would."""
+"""Runs a step's operations on real bytes, layer by layer, as a decoder would, and takes samples.
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+Sampling is cheap to call; nothing is aggregated.
+"""
+
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -12,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsv4kv.bench.recorder import DeviceClock, Recorder
+from dsv4kv.bench.protocol import DeviceClock
 from dsv4kv.bench.serve.graphs import DecodeGraphs
 from dsv4kv.bench.serve.inputs import (
     EntryChooser,
@@ -46,6 +50,70 @@ from dsv4kv.cache.step import Step
 from dsv4kv.cache.tables import DeviceTables, stage
 from dsv4kv.ops.cuda.launch import dependent_launches
 from dsv4kv.ops.work import CountedLayers, StepWork
+
+_samples = partial(array, "q")
+
+
+@dataclass
+class OperationSamples:
+    """Samples of one operation on one kind of layer, one element per timed call."""
+
+    ns: "array[int]" = field(default_factory=_samples)
+    entries: "array[int]" = field(default_factory=_samples)
+    bytes: "array[int]" = field(default_factory=_samples)
+    flops: "array[int]" = field(default_factory=_samples)
+
+
+Latency = tuple[str, int]
+"""Name and nanoseconds."""
+
+Timed = tuple[str, str, int, int, int, int]
+"""Operation, layer type, nanoseconds, entries, useful bytes, floating-point operations."""
+
+
+class Recorder:
+    """Durations by name, and operations by (name, layer type).
+
+    While ``enabled`` is false (warm-up) actions run and nothing is kept. Time spent on inputs and
+    checks is added to ``excluded_ns``, and is not part of what surrounds it.
+    """
+
+    def __init__(self) -> None:
+        self.enabled = True
+        self.excluded_ns = 0
+        self.latencies: dict[str, array[int]] = defaultdict(_samples)
+        self.operations: dict[tuple[str, str], OperationSamples] = defaultdict(OperationSamples)
+
+    def now_ns(self) -> int:
+        """A clock that stands still while time is excluded."""
+        return perf_counter_ns() - self.excluded_ns
+
+    def keep(self, name: str, start_ns: int) -> None:
+        """Keep the time since ``start_ns`` (of ``now_ns``) as a latency."""
+        self.keep_all([(name, self.now_ns() - start_ns)], [])
+
+    def keep_all(self, latencies: Iterable[Latency], operations: Iterable[Timed]) -> None:
+        """Keep what a step took; an operation without entries is no sample."""
+        if not self.enabled:
+            return
+        for name, ns in latencies:
+            self.latencies[name].append(ns)
+        for name, layer_type, ns, entries, moved_bytes, flops in operations:
+            if entries:
+                samples = self.operations[name, layer_type]
+                samples.ns.append(ns)
+                samples.entries.append(entries)
+                samples.flops.append(flops)
+                samples.bytes.append(moved_bytes)
+
+    @contextmanager
+    def excluded(self) -> Iterator[None]:
+        """Stop the clock of everything that surrounds this."""
+        start_ns = perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.excluded_ns += perf_counter_ns() - start_ns
 
 
 @dataclass(frozen=True)

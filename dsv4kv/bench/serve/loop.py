@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.bench.launches import Turns
-from dsv4kv.bench.recorder import Latency, Recorder
-from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
+from dsv4kv.bench.serve.executor import Latency, Recorder, StepExecutor, StepTokens
 from dsv4kv.bench.serve.inputs import PromptContents
 from dsv4kv.bench.serve.reuse import NEVER, PrefixReuse
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from dsv4kv.bench.build import build_drive, build_manager, check_data_path, plan_from
-from dsv4kv.bench.recorder import Recorder
-from dsv4kv.bench.serve.executor import Requests, StepTokens
+from dsv4kv.bench.serve.executor import Recorder, Requests, StepTokens
 from dsv4kv.bench.serve.inputs import EntryChooser, Queries
 from dsv4kv.bench.serve.operations import Reads
 from dsv4kv.bench.transfer.frames import Wire

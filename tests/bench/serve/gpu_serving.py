@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from dsv4kv.bench.build import Drive, build_drive, build_manager, plan_from
-from dsv4kv.bench.recorder import Recorder
+from dsv4kv.bench.serve.executor import Recorder
 from dsv4kv.bench.serve.loop import LoopTotals, ServingLoop
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig

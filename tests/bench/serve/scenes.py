@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from hypothesis import strategies as st
 
-from dsv4kv.bench.recorder import Recorder
+from dsv4kv.bench.serve.executor import Recorder
 from dsv4kv.bench.serve.loop import LoopTotals, ServingLoop
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.config.bench import BenchConfig

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsv4kv.bench.build import Drive, build_drive, plan_from
-from dsv4kv.bench.recorder import Recorder
+from dsv4kv.bench.serve.executor import Recorder
 from dsv4kv.bench.serve.loop import LoopTotals, ServingLoop
 from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.cache.manager import KVCacheManager

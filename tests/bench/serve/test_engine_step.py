@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dsv4kv.bench.build import build_drive, plan_from, why_gathered
-from dsv4kv.bench.recorder import Recorder
+from dsv4kv.bench.serve.executor import Recorder
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.schedule import AttentionType

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv4kv.bench import recorder
 from dsv4kv.bench.build import plan_from
-from dsv4kv.bench.recorder import Recorder
 from dsv4kv.bench.serve import executor, loop, operations
-from dsv4kv.bench.serve.executor import StepTokens
+from dsv4kv.bench.serve.executor import Recorder, StepTokens
 from dsv4kv.bench.serve.inputs import EntryChooser
 from dsv4kv.bench.serve.operations import Outputs
 from dsv4kv.bench.serve.verifier import Verifier
@@ -136,7 +134,7 @@ def test_inputs_choices_and_checks_are_not_timed(monkeypatch: pytest.MonkeyPatch
     Of operations that an operation consists of, none takes time of its own.
     """
     now, inside = [0], [False]
-    for module in (recorder, executor, operations, loop):
+    for module in (executor, operations, loop):
         monkeypatch.setattr(module, "perf_counter_ns", lambda: now[0])
 
     def take(target: Any, name: str, duration: int) -> None:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from numpy.typing import NDArray
 
-from dsv4kv.bench.recorder import Recorder
-from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
+from dsv4kv.bench.serve.executor import Recorder, StepExecutor, StepTokens
 from dsv4kv.bench.serve.loop import ServingLoop
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig

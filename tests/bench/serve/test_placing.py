@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from dsv4kv.bench.build import check_contexts, check_memory, plan_from
-from dsv4kv.bench.recorder import Recorder
-from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
+from dsv4kv.bench.serve.executor import Recorder, StepExecutor, StepTokens
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
 from dsv4kv.errors import ConfigError

@@ -14,8 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dsv4kv.bench.build import build_manager, build_reuse, plan_from
-from dsv4kv.bench.recorder import Recorder
-from dsv4kv.bench.serve.executor import StepTokens
+from dsv4kv.bench.serve.executor import Recorder, StepTokens
 from dsv4kv.bench.serve.inputs import PromptContents
 from dsv4kv.bench.serve.loop import LoopTotals, ServingLoop
 from dsv4kv.bench.serve.reuse import PrefixReuse, prompt_keys

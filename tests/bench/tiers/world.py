@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.bench.build import plan_from
-from dsv4kv.bench.recorder import Recorder
-from dsv4kv.bench.serve.executor import Requests
+from dsv4kv.bench.serve.executor import Recorder, Requests
 from dsv4kv.bench.tiers.library import Library, Restored
 from dsv4kv.bench.tiers.objects import CacheBytes, Mover, differences
 from dsv4kv.bench.tiers.prefixes import Windows, parse_windows

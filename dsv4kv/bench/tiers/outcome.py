@@ -23,20 +23,26 @@ class Way:
 
 
 @dataclass(frozen=True)
-class FamilyRow:
-    """A family of the longest prefix in one store."""
+class Objects:
+    """Objects of a family."""
 
-    store: str  # its name
     family: str  # its name
-    objects: int  # of this prefix
+    objects: int  # of this prefix, or moved at once
     object_bytes: int  # of each
-    store_way: Way  # from the cache's pools into the store
-    restore_way: Way  # back into them, every object compared with its digest
 
     @property
     def bytes(self) -> int:
         """Of all objects."""
         return self.objects * self.object_bytes
+
+
+@dataclass(frozen=True)
+class FamilyRow(Objects):
+    """A family of the longest prefix in one store."""
+
+    store: str  # its name
+    store_way: Way  # from the cache's pools into the store
+    restore_way: Way  # back into them, every object compared with its digest
 
     def rate(self, way: Way) -> Estimate:
         """Bytes per nanosecond: GB/s."""
@@ -53,19 +59,11 @@ class Direction:
 
 
 @dataclass(frozen=True)
-class CopyRow:
+class CopyRow(Objects):
     """A family between a GPU and the host's pinned memory."""
 
-    family: str  # its name
-    objects: int  # moved at once
-    object_bytes: int  # of each
     there: Direction  # to the host
     back: Direction  # from it
-
-    @property
-    def bytes(self) -> int:
-        """Of all objects."""
-        return self.objects * self.object_bytes
 
 
 @dataclass(frozen=True)

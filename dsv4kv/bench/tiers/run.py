@@ -10,12 +10,12 @@ import shutil
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import cycle, islice, zip_longest
 from pathlib import Path
 from secrets import token_hex
-from threading import Event, Thread, local
+from threading import Event, local
 from time import perf_counter_ns
 from typing import Literal
 
@@ -24,7 +24,7 @@ import torch
 
 from dsv4kv import __version__
 from dsv4kv.bench.build import check_data_path, plan_from
-from dsv4kv.bench.recorder import DeviceClock
+from dsv4kv.bench.protocol import DeviceClock
 from dsv4kv.bench.run import set_up
 from dsv4kv.bench.serve.executor import Requests
 from dsv4kv.bench.tiers.library import Library, Restored
@@ -105,31 +105,29 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
     return outcome
 
 
+@dataclass
 class _Run:
     """One run: a cache with three slots.
 
     One stays, one comes back, and one is where the windows were kept, unless that is the end.
     """
 
-    def __init__(
-        self,
-        config: TiersConfig,
-        cache: CacheBytes,
-        requests: Requests,
-        windows: Windows,
-        outcome: TiersOutcome,
-    ) -> None:
-        self.config, self.cache, self.requests = config, cache, requests
-        self.windows, self.outcome = windows, outcome
-        self._prefill_ns = _prefill_model(config, cache.manager.plan)
+    config: TiersConfig
+    cache: CacheBytes
+    requests: Requests
+    windows: Windows
+    outcome: TiersOutcome
+
+    def __post_init__(self) -> None:
+        self._families = list(self.cache.families.values())
+        self._prefill_ns = _prefill_model(self.config, self.cache.manager.plan)
 
     def open(self, place: str, folder: Path) -> Store:
         namespace = namespace_of(self.cache.manager.plan, _REVISION)
         if place == "memory":
             longest = max(self.config.lengths)
-            return MemoryStore(
-                4 * sum(f.objects(longest) * f.object_bytes for f in self._families())
-            )
+            sizes = (each.objects(longest) * each.object_bytes for each in self._families)
+            return MemoryStore(4 * sum(sizes))
         if place == "file":
             return FileStore(folder, namespace, threads=self.config.threads)
         return open_store(place, namespace)
@@ -149,7 +147,7 @@ class _Run:
         self._compute(back, tokens)
         slots = stored[-1], back
         if tokens == max(self.config.lengths):
-            for family in self._families():
+            for family in self._families:
                 if family.objects(tokens):
                     row = self._measure_family(name, store, family, slots, tokens)
                     self.outcome.families.append(row)
@@ -181,13 +179,12 @@ class _Run:
             rounds.append(np.diff(moments).tolist())
             _check_restored(name, library, tokens, found)
             library.clear()
-        useful = sum(f.useful_bytes(tokens) for f in self._families() if f.kept is Kept.PAGES)
+        useful = sum(f.useful_bytes(tokens) for f in self._families if f.kept is Kept.PAGES)
         stored_ns, looked_up, restored = (_estimate(list(e)) for e in zip(*rounds, strict=True))
-        again, computed = (self._prefill_ns(n, tokens) for n in (found.tokens, 0))
+        times = stored_ns, looked_up, restored
+        modelled = (self._prefill_ns(n, tokens) for n in (found.tokens, 0))
         counts = tokens, len(prefix.keys), useful, found.read_bytes, found.tokens
-        times = stored_ns, looked_up, restored, again, computed
-        row = PrefixRow(name, *counts, *times)
-        self.outcome.prefixes.append(row)
+        self.outcome.prefixes.append(PrefixRow(name, *counts, *times, *modelled))
         return back, found
 
     def _verify(self, name: str, stayed: int, back: int, tokens: int) -> None:
@@ -217,16 +214,17 @@ class _Run:
             limit = time_copies(count, size)
         with closing(limit) if limit else nullcontext():
             for _ in range(self.config.rounds):
-                start_ns = perf_counter_ns()
+                moments = [perf_counter_ns()]
                 self.cache.take(family, here, data)
                 store.put(names, whole)
-                written_ns = perf_counter_ns() - start_ns
+                moments.append(perf_counter_ns())
                 digests = [digest(each) for each in whole]
-                start_ns = perf_counter_ns()
+                moments.append(perf_counter_ns())
                 found = store.get(names, whole)
                 right = [digest(each) for each in whole] == digests
                 self.cache.put(family, there, data)
-                ours.append((written_ns, perf_counter_ns() - start_ns))
+                moments.append(perf_counter_ns())
+                ours.append((moments[1] - moments[0], moments[3] - moments[2]))
                 limits += islice(limit or (), 1)
                 self.outcome.checks += count
                 if not (found.all() and right):
@@ -237,10 +235,7 @@ class _Run:
             Way(_estimate(list(taken)), _estimate(list(least)) if least else None)
             for taken, least in zip_longest(zip(*ours, strict=True), zip(*limits, strict=True))
         ]
-        return FamilyRow(name, family.name, count, size, *ways)
-
-    def _families(self) -> list[Family]:
-        return list(self.cache.families.values())
+        return FamilyRow(family.name, count, size, name, *ways)
 
 
 def _prefill_model(config: TiersConfig, plan: CachePlan) -> Callable[[int, int], float | None]:
@@ -382,8 +377,7 @@ def time_copies(count: int, size: int) -> Generator[tuple[int, int], None, None]
         start_ns = perf_counter_ns()
         for number in range(count):
             target[place, number] = source[place, number]
-        taken_ns = perf_counter_ns() - start_ns
-        yield taken_ns, taken_ns
+        yield (perf_counter_ns() - start_ns,) * 2
 
 
 def time_disk(
@@ -444,15 +438,16 @@ def measure_copies(
     return CopyRow(family.name, count, family.object_bytes, there, back)
 
 
+def _timed(call: Callable[[], object]) -> int:
+    start_ns = perf_counter_ns()
+    call()
+    return perf_counter_ns() - start_ns
+
+
 def _in_turns(calls: Sequence[Callable[[], None]], rounds: int) -> list[Estimate]:
     """Nanoseconds of each, which take turns in every round; the first round warms up."""
-    samples: list[list[int]] = [[] for _ in calls]
-    for _ in range(rounds):
-        for call, taken in zip(calls, samples, strict=True):
-            start_ns = perf_counter_ns()
-            call()
-            taken.append(perf_counter_ns() - start_ns)
-    return [summarize(taken[1:]).estimate for taken in samples]
+    taken = [[_timed(call) for call in calls] for _ in range(rounds)]
+    return [_estimate(list(each)) for each in zip(*taken, strict=True)]
 
 
 def measure_overlap(
@@ -467,35 +462,25 @@ def measure_overlap(
     count = min(family.objects(tokens), max(1, _MOST_BYTES // family.object_bytes))
     units = cache.units(family, slot, tokens)[:, :count]
     move = partial(mover.take, family, units, cache.new_objects(family, count))
+    stop = Event()
 
     def decode() -> Estimate:
         requests.decode(slot, 0, _WARM_STEPS + _STEPS)
         return summarize(clock.read_ns()[_SPAN][-_STEPS:]).estimate
 
+    def move_again_and_again() -> Iterator[int]:
+        yield _timed(move)
+        while not stop.is_set():
+            yield _timed(move)
+
     alone = decode()
     (moved_alone,) = _in_turns([move], _STEPS // 2)
-    with _again_and_again(move) as taken:
-        during = decode()
-    moved_during = summarize(taken).estimate
+    with ThreadPoolExecutor(1) as pool:
+        moving = pool.submit(lambda: list(move_again_and_again()))
+        try:
+            during = decode()
+        finally:
+            stop.set()
+    moved_during = summarize(moving.result()).estimate
     size = count * family.object_bytes
     return Overlap(tokens, family.name, size, alone, during, moved_alone, moved_during)
-
-
-@contextmanager
-def _again_and_again(call: Callable[[], None]) -> Iterator[list[int]]:
-    """Call by a thread of its own until the block ends; yields the nanoseconds of each call."""
-    taken, stop = list[int](), Event()
-
-    def run() -> None:
-        while not (stop.is_set() and taken):
-            start_ns = perf_counter_ns()
-            call()
-            taken.append(perf_counter_ns() - start_ns)
-
-    thread = Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield taken
-    finally:
-        stop.set()
-        thread.join()

@@ -235,7 +235,7 @@ def made_up(computed_ns: float | None) -> TiersOutcome:
         outcome.prefixes.append(row)
     for family, taken, limit in (("csa", 8e7, 7.2e7), ("window", 2e7, 4e6)):
         way = Way(estimate(taken), estimate(limit))
-        outcome.families.append(FamilyRow("file", family, 256, 786_240, way, way))
+        outcome.families.append(FamilyRow(family, 256, 786_240, "file", way, way))
     return outcome
 
 
@@ -251,5 +251,5 @@ def test_the_answer_says_whether_it_is_worth_it_what_costs_most_and_what_limits(
     assert "is not known for this model" in made_up(None).answers()[0]
     elsewhere = made_up(5e7)
     way = Way(estimate(8e7))
-    elsewhere.families = [FamilyRow("file", "csa", 256, 786_240, way, way)]
+    elsewhere.families = [FamilyRow("csa", 256, 786_240, "file", way, way)]
     assert elsewhere.answers()[0].endswith("from 2,048 tokens. csa takes 100% of the time.")

@@ -9,7 +9,7 @@ import torch
 
 from dsv4kv.bench.protocol import Budget, Event, ReplayTimer, Throttled, Timing
 from dsv4kv.bench.serve.graphs import Capture, Graph, cuda_capture
-from dsv4kv.bench.telemetry import Window
+from dsv4kv.bench.telemetry import EMPTY_GRAPH, Window
 from dsv4kv.errors import CudaUnavailable
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import prepare
@@ -80,7 +80,7 @@ def _make_event() -> Event:
     return event
 
 
-EMPTY_GRAPH, EMPTY_KERNEL = "empty graph", "empty kernel"
+EMPTY_KERNEL = "empty kernel"
 
 _CHAIN = 64  # empty kernels, one after the other
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
@@ -21,7 +21,6 @@ from dsv4kv.bench.build import (
     plan_from,
 )
 from dsv4kv.bench.device import (
-    EMPTY_GRAPH,
     CallTimer,
     CudaDevice,
     describe_gpu,
@@ -37,7 +36,7 @@ from dsv4kv.bench.serve.inputs import PromptContents
 from dsv4kv.bench.serve.loop import ServingLoop, count_tokens, open_requests
 from dsv4kv.bench.serve.reuse import PrefixReuse
 from dsv4kv.bench.serve.verifier import Verifier
-from dsv4kv.bench.telemetry import Table, Telemetry, Window
+from dsv4kv.bench.telemetry import Telemetry
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.choices import PEERS
 from dsv4kv.config.bench import BenchConfig
@@ -48,8 +47,6 @@ from dsv4kv.ops.check import check_backend, foreign_scenes
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
 from dsv4kv.ops.spec import choose
 from dsv4kv.runs.assemble import Invocation, begin_record, end_record, make_case
-from dsv4kv.runs.environment import memory_peak_bytes
-from dsv4kv.runs.part import Part
 from dsv4kv.runs.points import run_points
 from dsv4kv.runs.schema import (
     NOTHING_CHECKED,
@@ -63,15 +60,7 @@ from dsv4kv.runs.schema import (
     Totals,
     Verification,
 )
-from dsv4kv.runs.telemetry import (
-    GpuChecks,
-    GpuSamples,
-    GpuState,
-    HostSamples,
-    MeasuredWindow,
-    MemorySeries,
-)
-from dsv4kv.runs.telemetry import Telemetry as TelemetryRecord
+from dsv4kv.runs.telemetry import MemorySeries
 
 
 def describe_cache(config: BenchConfig, plan: CachePlan, manager: KVCacheManager) -> CacheSummary:
@@ -245,7 +234,7 @@ def run_case(
         )
         if verifier
         else NOTHING_CHECKED,
-        telemetry=describe_telemetry(telemetry),
+        telemetry=telemetry.describe(),
         memory=memory,
         gathers_because=setup.drive.gathers_because if setup.drive else None,
         **setup.facts(),
@@ -353,52 +342,12 @@ def _measure_device(
     }
 
 
-P = TypeVar("P", bound=Part)
-
-
 def gpu_uuid(device: CudaDevice | None) -> str | None:
     """The UUID of the GPU that a run uses; None on the CPU."""
     if device is None or device.device.type != "cuda":
         return None
     facts: Any = torch.cuda.get_device_properties(device.device)
     return str(facts.uuid)
-
-
-def describe_telemetry(telemetry: Telemetry) -> TelemetryRecord:
-    """Everything that was polled, and when what was measured."""
-    readings, began_ns = telemetry.readings, telemetry.started_ns
-    empty = (each.timing for each in telemetry.windows if each.name == EMPTY_GRAPH)
-    return TelemetryRecord(
-        interval_ns=telemetry.interval_ns,
-        windows=[_describe_window(window, began_ns) for window in telemetry.windows],
-        gpu=GpuState.model_validate(readings.facts) if readings.facts else None,
-        gpu_samples=_samples(GpuSamples, readings.often, began_ns),
-        gpu_checks=_samples(GpuChecks, readings.seldom, began_ns),
-        host_samples=_samples(HostSamples, readings.host, began_ns),
-        memory_peak_bytes=memory_peak_bytes(),
-        empty_graph_ns=next((timing.samples_ns for timing in empty if timing), None),
-        absent=dict(sorted(readings.absent.items())),
-    )
-
-
-def _describe_window(window: Window, began_ns: int) -> MeasuredWindow:
-    facts = {name: getattr(window, name) for name in ("name", "layer_type", "temperature")}
-    facts |= {name: getattr(window, name) - began_ns for name in ("started_ns", "ended_ns")}
-    if window.timing:
-        facts |= {n: getattr(window.timing, n) for n in ("calls", "warmup_ns", "converged")}
-    return MeasuredWindow.model_validate(facts)
-
-
-def _samples(part: type[P], table: Table, began_ns: int) -> P | None:
-    if not table.at_ns:
-        return None
-    answers = {
-        name: column
-        for name, column in table.columns.items()
-        if any(element is not None for element in column)
-    }
-    at_ns = [at - began_ns for at in table.at_ns]
-    return part.model_validate({"at_ns": at_ns, **answers})
 
 
 class Watcher(Protocol):

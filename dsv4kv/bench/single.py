@@ -24,7 +24,7 @@ from dsv4kv.bench.build import (
 from dsv4kv.bench.device import CallTimer, CudaDevice, find_device, measure_peaks
 from dsv4kv.bench.figures import list_figures, measure_figures
 from dsv4kv.bench.protocol import Budget, measure_memcpy
-from dsv4kv.bench.run import describe_telemetry, gpu_uuid
+from dsv4kv.bench.run import gpu_uuid
 from dsv4kv.bench.serve.executor import Recorder, StepExecutor
 from dsv4kv.bench.telemetry import Telemetry
 from dsv4kv.config.bench import BenchConfig
@@ -163,7 +163,7 @@ class OperationBench:
                 backend_version=backend.version,
                 foreign=list(backend.foreign),
                 operations=timed[backend.name],
-                telemetry=describe_telemetry(telemetry),
+                telemetry=telemetry.describe(),
                 **known,
             )
             for backend in reversed(backends)

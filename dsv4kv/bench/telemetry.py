@@ -13,10 +13,22 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns, sleep
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeVar
 
 from dsv4kv.bench.protocol import Timing
 from dsv4kv.processes import python, with_package
+from dsv4kv.runs.environment import memory_peak_bytes
+from dsv4kv.runs.part import Part
+from dsv4kv.runs.telemetry import (
+    GpuChecks,
+    GpuSamples,
+    GpuState,
+    HostSamples,
+    MeasuredWindow,
+)
+from dsv4kv.runs.telemetry import Telemetry as TelemetryRecord
+
+EMPTY_GRAPH = "empty graph"  # a window whose samples are what a replay costs by itself
 
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 """NVML's clock event reasons that make a sample worthless: hardware slowdown, thermal slowdown by
@@ -29,21 +41,8 @@ _PATIENCE_S = 5.0  # for the first poll and the last: a driver that hangs is not
 _LOOK_S = 0.005
 
 
-@dataclass
-class Table:
-    """Polls of one kind."""
-
-    at_ns: list[int] = field(default_factory=list)  # when each was, of ``perf_counter_ns``
-    columns: dict[str, list[Any]] = field(default_factory=dict)
-    """Answers by name, one for each poll; None where there was none."""
-
-    def add(self, at_ns: int, answers: dict[str, Any]) -> None:
-        """Add one poll."""
-        for name in answers:
-            self.columns.setdefault(name, [None] * len(self.at_ns))
-        self.at_ns.append(at_ns)
-        for name, column in self.columns.items():
-            column.append(answers.get(name))
+Polls = list[dict[str, Any]]
+"""Answers of each poll by name, and ``at``, when it was made: of ``perf_counter_ns``."""
 
 
 @dataclass
@@ -52,9 +51,9 @@ class Readings:
 
     facts: dict[str, Any] = field(default_factory=dict)
     """What does not change of the GPU; empty without one."""
-    often: Table = field(default_factory=Table)  # its state at every poll
-    seldom: Table = field(default_factory=Table)  # its state at every fifth
-    host: Table = field(default_factory=Table)  # the host's
+    often: Polls = field(default_factory=list)  # its state at every poll
+    seldom: Polls = field(default_factory=list)  # its state at every fifth
+    host: Polls = field(default_factory=list)  # the host's
     absent: dict[str, str] = field(default_factory=dict)
     """What could not be read, or not every time, and why."""
 
@@ -68,12 +67,10 @@ def parse_lines(lines: Iterable[bytes]) -> Readings:
         except ValueError:
             continue
         kind = answers.pop("kind")
-        if kind == "facts":
-            found.facts = answers
-        elif kind == "absent":
-            found.absent |= answers
+        if kind in ("facts", "absent"):
+            getattr(found, kind).update(answers)
         else:
-            getattr(found, kind).add(answers.pop("at"), answers)
+            getattr(found, kind).append(answers)
     return found
 
 
@@ -147,10 +144,26 @@ class Telemetry:
     def was_throttled(self, started_ns: int, ended_ns: int) -> bool:
         """Whether a poll so far in a span, or the last before it, found the GPU throttled."""
         often = self._polled().often
-        reasons = often.columns.get("reasons", [])
-        first = max(0, bisect_right(often.at_ns, started_ns) - 1)
-        last = bisect_right(often.at_ns, ended_ns)
-        return any((each or 0) & THROTTLED for each in reasons[first:last])
+        at_ns = [poll["at"] for poll in often]
+        first = max(0, bisect_right(at_ns, started_ns) - 1)
+        last = bisect_right(at_ns, ended_ns)
+        return any((poll.get("reasons") or 0) & THROTTLED for poll in often[first:last])
+
+    def describe(self) -> TelemetryRecord:
+        """Everything that was polled, and when what was measured, as a record has it."""
+        readings, began_ns = self.readings, self.started_ns
+        empty = (each.timing for each in self.windows if each.name == EMPTY_GRAPH)
+        return TelemetryRecord(
+            interval_ns=self.interval_ns,
+            windows=[_describe_window(window, began_ns) for window in self.windows],
+            gpu=GpuState.model_validate(readings.facts) if readings.facts else None,
+            gpu_samples=_samples(GpuSamples, readings.often, began_ns),
+            gpu_checks=_samples(GpuChecks, readings.seldom, began_ns),
+            host_samples=_samples(HostSamples, readings.host, began_ns),
+            memory_peak_bytes=memory_peak_bytes(),
+            empty_graph_ns=next((timing.samples_ns for timing in empty if timing), None),
+            absent=dict(sorted(readings.absent.items())),
+        )
 
     def _polled(self) -> Readings:
         if self._lines is None or self._lines.closed:
@@ -166,3 +179,23 @@ class Telemetry:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _describe_window(window: Window, began_ns: int) -> MeasuredWindow:
+    facts = {name: getattr(window, name) for name in ("name", "layer_type", "temperature")}
+    facts |= {name: getattr(window, name) - began_ns for name in ("started_ns", "ended_ns")}
+    if window.timing:
+        facts |= {n: getattr(window.timing, n) for n in ("calls", "warmup_ns", "converged")}
+    return MeasuredWindow.model_validate(facts)
+
+
+P = TypeVar("P", bound=Part)
+
+
+def _samples(part: type[P], polls: Polls, began_ns: int) -> P | None:
+    if not polls:
+        return None
+    answered = {name for poll in polls for name, answer in poll.items() if answer is not None}
+    columns = {name: [poll.get(name) for poll in polls] for name in answered - {"at"}}
+    at_ns = [poll["at"] - began_ns for poll in polls]
+    return part.model_validate({"at_ns": at_ns, **columns})

@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import pytest
 
-from dsv4kv.bench.device import EMPTY_GRAPH, EMPTY_KERNEL, CallTimer
+from dsv4kv.bench.device import EMPTY_KERNEL, CallTimer
 from dsv4kv.bench.protocol import MOST_ROUNDS, Event, ReplayTimer, Rules
-from dsv4kv.bench.telemetry import Window
+from dsv4kv.bench.telemetry import EMPTY_GRAPH, Window
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.ops.launches.launch import Launch
 from tests.gpu_twin import FEW_REPLAYS, SAMPLES, TwinGpu, twin_device

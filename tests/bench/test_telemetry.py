@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from dsv4kv.bench import telemetry as module
-from dsv4kv.bench.device import EMPTY_GRAPH, EMPTY_KERNEL
+from dsv4kv.bench.device import EMPTY_KERNEL
 from dsv4kv.bench.run import run_case
-from dsv4kv.bench.telemetry import Table, Telemetry, parse_lines
+from dsv4kv.bench.telemetry import EMPTY_GRAPH, Telemetry, parse_lines
 from dsv4kv.runs.schema import Case
 from dsv4kv.runs.telemetry import Telemetry as TelemetryRecord
 from tests.bench.fake_nvml import UUID
@@ -123,11 +123,12 @@ def test_a_gpu_is_polled_while_the_run_goes_on(library: Any) -> None:
         wait_for_polls(telemetry, 4)
     readings = telemetry.readings
     assert readings.facts["uuid"] == UUID
-    assert set(readings.often.columns["sm_clock_mhz"]) == {1_980}
-    assert len(readings.often.at_ns) >= 4
-    assert readings.often.at_ns == sorted(readings.often.at_ns)
-    assert telemetry.started_ns < readings.often.at_ns[0]
-    assert readings.host.columns["load_1min"]
+    assert {poll["sm_clock_mhz"] for poll in readings.often} == {1_980}
+    at_ns = [poll["at"] for poll in readings.often]
+    assert len(at_ns) >= 4
+    assert at_ns == sorted(at_ns)
+    assert telemetry.started_ns < at_ns[0]
+    assert "load_1min" in readings.host[0]
     assert readings.absent["power_mw"] == "Not Supported"
 
 
@@ -149,7 +150,9 @@ def test_a_throttled_gpu_is_seen_while_the_run_goes_on(
 
 def test_a_poll_is_of_the_window_that_it_falls_into_or_precedes() -> None:
     telemetry = Telemetry()
-    telemetry.readings.often = Table([10, 20, 30, 40], {"reasons": [0, 0x8, None, 0]})
+    telemetry.readings.often = [
+        {"at": at, "reasons": bits} for at, bits in [(10, 0), (20, 0x8), (30, None), (40, 0)]
+    ]
     found = {span: telemetry.was_throttled(*span) for span in [(5, 15), (12, 22), (25, 29)]}
     assert found == {(5, 15): False, (12, 22): True, (25, 29): True}
     assert not telemetry.was_throttled(31, 45)
@@ -160,7 +163,7 @@ def test_a_library_that_takes_its_process_along_leaves_what_was_told(library: An
     library("if asked == 7: os._exit(139)")
     with Telemetry(UUID, INTERVAL_NS) as telemetry:
         wait_for_polls(telemetry, 99)
-    assert len(telemetry.readings.often.at_ns) == 3
+    assert len(telemetry.readings.often) == 3
     assert telemetry.readings.absent["telemetry"] == "polling ended before the run did"
 
 
@@ -171,7 +174,7 @@ def test_a_library_that_hangs_is_not_waited_for(
     library("if asked == 5: time.sleep(600)")
     with Telemetry(UUID, INTERVAL_NS) as telemetry:
         wait_for_polls(telemetry, 2)
-    assert len(telemetry.readings.often.at_ns) == 2
+    assert len(telemetry.readings.often) == 2
     assert telemetry._process is not None
     assert telemetry._process.returncode is not None
 
@@ -179,7 +182,7 @@ def test_a_library_that_hangs_is_not_waited_for(
 def test_without_a_driver_the_host_is_polled_and_the_reason_said() -> None:
     with Telemetry(UUID, INTERVAL_NS) as telemetry:
         pass
-    assert telemetry.readings.host.at_ns
+    assert telemetry.readings.host
     assert telemetry.readings.absent["gpu"].startswith("NVML")
 
 
@@ -219,4 +222,4 @@ def lines(*documents: dict[str, object]) -> list[bytes]:
 
 def test_a_line_that_was_cut_off_is_left_out() -> None:
     whole = lines({"kind": "host", "at": 2, "load_1min": 0.5})
-    assert parse_lines([*whole, b'{"kind": "host", "at"']).host.at_ns == [2]
+    assert parse_lines([*whole, b'{"kind": "host", "at"']).host == [{"at": 2, "load_1min": 0.5}]

@@ -132,10 +132,6 @@ class Batch:
         self.running: list[Request] = []
         self.finished: list[Request] = []
 
-    def submit(self, turns: list[Turn]) -> None:
-        """Queue turns."""
-        self.waiting.extend(Request(turn, turn.prompt) for turn in turns)
-
     def step(self) -> None:
         """One step; ``finished`` has what ended in it."""
         self.finished.clear()
@@ -283,15 +279,18 @@ class Batch:
         self.running.remove(request)
         self.finished.append(request)
 
+    def _submit(self, turns: list[Turn]) -> None:
+        self.waiting.extend(Request(turn, turn.prompt) for turn in turns)
+
     def serve(self, config: SystemsConfig) -> None:
         """Answer all questions; half-way there is a reset, if any is asked for."""
         chat, reset, answered = Chat(config.chat, config.seed), config.blocks.reset, 0
         half = config.chat.users * config.chat.turns // 2
-        self.submit(chat.first())
+        self._submit(chat.first())
         while self.waiting or self.running or len(self.blocks.paused):
             self.step()
             for request in self.finished:
-                self.submit(chat.after(request.turn, request.tokens))
+                self._submit(chat.after(request.turn, request.tokens))
             before, answered = answered, answered + len(self.finished)
             if reset != "none" and before < half <= answered:
                 self.reset(

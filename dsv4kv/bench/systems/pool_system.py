@@ -24,28 +24,22 @@ def bench_config(config: SystemsConfig) -> BenchConfig:
     """The cache and its workload as ``dsv4kv bench`` would be asked for them."""
     section = config.pools
     prompts = {"kind": "uniform", "low": section.prompt_tokens}
+    synthetic = {
+        "requests": 2 * section.requests,  # each slot has a second owner
+        "input": prompts | {"high": section.prompt_tokens + section.requests},
+        "output": {"kind": "fixed", "mean": section.decode_steps + 1},
+    }
+    drafts = {"draft_tokens": section.draft_tokens, "acceptance": 0.3}
+    served = {"trace": None, "concurrency": section.requests, "step": "gather"}
+    measured = {"verify_every": 1, "warmup_steps": 0, "memcpy_bytes": 2**20}
+    context = 2 * section.prompt_tokens + 1024
     return BenchConfig.model_validate(
         {
             "device": "cpu",
             "model": {"preset": config.model, "layers": section.layers},
-            "cache": {"sharing": "layer", "max_context_tokens": 2 * section.prompt_tokens + 1024},
-            "workload": {
-                "trace": None,
-                "synthetic": {
-                    "requests": 2 * section.requests,  # each slot has a second owner
-                    "input": prompts | {"high": section.prompt_tokens + section.requests},
-                    "output": {"kind": "fixed", "mean": section.decode_steps + 1},
-                },
-                "concurrency": section.requests,
-                "step": "gather",
-                "speculative": {"draft_tokens": section.draft_tokens, "acceptance": 0.3},
-            },
-            "measure": {
-                "seed": config.seed,
-                "verify_every": 1,
-                "warmup_steps": 0,
-                "memcpy_bytes": 2**20,
-            },
+            "cache": {"sharing": "layer", "max_context_tokens": context},
+            "workload": {**served, "synthetic": synthetic, "speculative": drafts},
+            "measure": {"seed": config.seed, **measured},
         }
     )
 

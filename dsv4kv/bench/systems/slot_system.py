@@ -29,7 +29,7 @@ from dsv4kv.bench.systems.workload import (
 from dsv4kv.config.experiments import SystemsConfig
 from dsv4kv.core.policies import LRU
 from dsv4kv.core.tree import Lease, PrefixTree, path_to
-from dsv4kv.errors import ConfigError, NotOwner
+from dsv4kv.errors import NotOwner
 
 NO_SLOT = -1
 
@@ -39,8 +39,6 @@ class SlotAllocator:
 
     def __init__(self, max_slots: int) -> None:
         """Start with all slots free, at version 0."""
-        if max_slots <= 0:
-            raise ConfigError(f"{max_slots} slots cannot be: give at least 1.")
         self.max_slots = max_slots
         self._free = (1 << max_slots) - 1
         self._versions = [0] * max_slots
@@ -52,25 +50,23 @@ class SlotAllocator:
 
     def alloc(self) -> int:
         """Take the lowest free slot and bump its version; ``NO_SLOT`` if none is free."""
-        lowest = self._free & -self._free
-        if not lowest:
-            return NO_SLOT
-        self._free ^= lowest
-        slot = lowest.bit_length() - 1
-        self._versions[slot] += 1
+        slot = (self._free & -self._free).bit_length() - 1
+        if slot != NO_SLOT:
+            self._free ^= 1 << slot
+            self._versions[slot] += 1
         return slot
 
     def free(self, slot: int) -> None:
         """Give a slot back; ``NotOwner`` if it is not held."""
         if self.is_free(slot):
             raise NotOwner(f"slot {slot}: it is free already. Nothing was changed.")
-        self._free |= 1 << slot
+        self._free ^= 1 << slot
 
     def occupy(self, slot: int) -> None:
         """Take a free slot whose content stays valid; ``NotOwner`` if it is not free."""
         if not self.is_free(slot):
             raise NotOwner(f"slot {slot}: it is held already. Nothing was changed.")
-        self._free &= ~(1 << slot)
+        self._free ^= 1 << slot
 
     def is_free(self, slot: int) -> bool:
         """Whether a slot is free; ``NotOwner`` beyond the slots."""
@@ -112,8 +108,7 @@ class PrefixCacheManager:
         slot has now, as ``SlotAllocator.version`` gives it; None: none is handed out again.
         """
         self.tree = PrefixTree(LRU(max_capacity), chained=False)
-        self.max_capacity = max_capacity
-        self._copy, self._version = copy_kv, version
+        self._capacity, self._copy, self._version = max_capacity, copy_kv, version
         self.release = self.tree.release
 
     def pin(self, tokens: Sequence[int] | Tokens) -> Lease:
@@ -135,7 +130,7 @@ class PrefixCacheManager:
         tree, keys = self.tree, tokens.tolist()
         known = tree.match_length(keys, lease)
         tree.extend(lease, keys[:known], [])
-        missing = len(keys) - known - (self.max_capacity - tree.cached)
+        missing = len(keys) - known - (self._capacity - tree.cached)
         if missing > 0:
             evicted = min(missing, tree.evictable)
             tree.evict(evicted)
@@ -243,13 +238,6 @@ class KvRows:
         self.kv[target, :tokens] = self.kv[source, :tokens]
 
 
-@dataclass
-class _Running:
-    turn: Turn
-    seat: Seat
-    tokens: Tokens
-
-
 class SlotServer:
     """Serves conversations over rows, a decode step of all that are seated at a time."""
 
@@ -262,15 +250,17 @@ class SlotServer:
         self._model, self._chat = model, Chat(config.chat, config.seed)
         self._scheduler = SlotScheduler(self.slots, self.cache)
         self._waiting: deque[tuple[Turn, Found]] = deque()
-        self._running: list[_Running] = []
+        self._running: list[tuple[Turn, Seat]] = []
+        self._tokens: dict[int, Tokens] = {}  # prompt and answer so far, by slot
 
     def serve(self) -> None:
         """Answer all questions."""
         self._queue(self._chat.first())
         while self._waiting or self._running:
-            self._seat()
-            for running in list(self._running):
-                self._decode(running)
+            while self._waiting and self._seat(*self._waiting[0]):
+                self._waiting.popleft()
+            for turn, seat in list(self._running):
+                self._decode(turn, seat)
         pinned = self.cache.tree.pinned
         held = self.slots.max_slots - self.slots.free_count
         sentence = f"{pinned} tokens are still pinned and {held} slots taken at the end."
@@ -280,40 +270,36 @@ class SlotServer:
         for turn in turns:  # one token is computed in any case
             self._waiting.append((turn, self.cache.find(turn.prompt[:-1])))
 
-    def _seat(self) -> None:
-        while self._waiting:
-            turn, found = self._waiting[0]
-            seat = self._scheduler.begin(turn.prompt, found)
-            if seat is None:
-                return
-            self._waiting.popleft()
-            self.reuse["prompt tokens"] += len(turn.prompt)
-            self.reuse["of them reused"] += seat.start
-            self.reuse["of those copied from another slot"] += seat.copied
-            self.reuse["requests in a slot as it was"] += seat.start > 0 and not seat.copied
-            self.reuse["requests whose slot had changed"] += found.length > 0 and not seat.start
-            running = _Running(turn, seat, turn.prompt)
-            self._compute(running, seat.start)
-            self._scheduler.record(seat, turn.prompt)
-            self._running.append(running)
+    def _seat(self, turn: Turn, found: Found) -> bool:
+        seat = self._scheduler.begin(turn.prompt, found)
+        if seat is None:
+            return False
+        self.reuse["prompt tokens"] += len(turn.prompt)
+        self.reuse["of them reused"] += seat.start
+        self.reuse["of those copied from another slot"] += seat.copied
+        self.reuse["requests in a slot as it was"] += seat.start > 0 and not seat.copied
+        self.reuse["requests whose slot had changed"] += found.length > 0 and not seat.start
+        self._compute(seat.slot, turn.prompt, seat.start)
+        self._scheduler.record(seat, turn.prompt)
+        self._running.append((turn, seat))
+        return True
 
-    def _compute(self, running: _Running, start: int) -> None:
-        row: Kv = self.rows.kv[running.seat.slot]
+    def _compute(self, slot: int, tokens: Tokens, start: int) -> None:
+        row: Kv = self.rows.kv[slot]
         before = row[start - 1] if start else None
-        computed = self._model.compute(running.tokens[start:], before)
-        row[start : len(running.tokens)] = computed
+        row[start : len(tokens)] = self._model.compute(tokens[start:], before)
+        self._tokens[slot] = tokens
 
-    def _decode(self, running: _Running) -> None:
-        tokens, turn, slot = running.tokens, running.turn, running.seat.slot
+    def _decode(self, turn: Turn, seat: Seat) -> None:
+        slot, tokens = seat.slot, self._tokens[seat.slot]
+        found: Kv = self.rows.kv[slot, : len(tokens)]
         if len(tokens) < len(turn.prompt) + turn.answer_tokens:
-            last: Kv = self.rows.kv[slot, len(tokens) - 1]
-            running.tokens = np.concatenate([tokens, self._model.next_token(last)])
-            self._compute(running, len(tokens))
+            answered = np.concatenate([tokens, self._model.next_token(found[-1])])
+            self._compute(slot, answered, len(tokens))
             return
-        found, where = self.rows.kv[slot, : len(tokens)], f" in slot {slot}"
-        self.outcome.check_answer(self._model, turn, tokens, found, where)
-        self._scheduler.end(running.seat, tokens)
-        self._running.remove(running)
+        self.outcome.check_answer(self._model, turn, tokens, found, f" in slot {slot}")
+        self._scheduler.end(seat, tokens)
+        self._running.remove((turn, seat))
         self._queue(self._chat.after(turn, tokens))
 
 

@@ -69,7 +69,7 @@ class Model:
         return chosen
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Turn:
     """The ``number``-th question of a user; ``prompt`` int32 is all that was said, and it."""
 

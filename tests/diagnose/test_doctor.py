@@ -126,6 +126,9 @@ def test_packages_and_tools_are_told_with_what_to_install(
     def absent(*_: object) -> Any:
         raise CudaUnavailable("it is not here.")
 
+    def fail(_: str) -> None:
+        raise OSError("libtorch_cpu.so: cannot open shared object file")
+
     checks = by_name(doctor.check_software())
     assert (checks["torch"].status, checks["torch"].found) == ("good", torch.__version__)
     (tmp_path / "file").write_text("")
@@ -137,12 +140,6 @@ def test_packages_and_tools_are_told_with_what_to_install(
     assert (checks["NVRTC"].found, checks["NVRTC"].status) == ("it is not here.", "missing")
     assert checks["NVRTC"].advice == "pip install 'dsv4kv[cuda]'"
     assert checks["nvdisasm"].advice == "pip install nvidia-cuda-nvdisasm"
-
-
-def test_a_package_that_cannot_be_imported_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> None:
-        raise OSError("libtorch_cpu.so: cannot open shared object file")
-
     monkeypatch.setattr(doctor, "import_module", fail)
     check = by_name(doctor.check_software())["torch"]
     assert check.status == "broken"
@@ -239,23 +236,6 @@ def test_a_gpus_clock_is_checked_and_one_in_trouble_ends_nothing(
     assert (found.status, found.found) == expected
 
 
-class Clocks:
-    """Time passes in a sleep and by 30 ns with every look; the wall's clock may run otherwise."""
-
-    def __init__(self, wall_rate: float, step_ns: int) -> None:
-        self.now_ns, self.wall_rate, self.step_ns = 5 * S, wall_rate, step_ns
-
-    def look(self) -> int:
-        self.now_ns += 30
-        return self.now_ns // self.step_ns * self.step_ns
-
-    def wall(self) -> int:
-        return round(self.now_ns * self.wall_rate)
-
-    def sleep(self, seconds: float) -> None:
-        self.now_ns += round(seconds * S)
-
-
 @pytest.mark.parametrize(
     ("rate", "step_ns", "clock", "resolution"),
     [
@@ -270,21 +250,27 @@ class Clocks:
 def test_the_hosts_clock_is_held_against_the_walls(
     rate: float, step_ns: int, clock: str, resolution: str
 ) -> None:
-    clocks = Clocks(rate, step_ns)
-    checks = by_name(doctor.check_host_clocks(clocks.look, clocks.wall, clocks.sleep))
+    """Time passes in a sleep and by 30 ns with every look; the wall's clock may run otherwise."""
+    now = [5 * S]
+
+    def look() -> int:
+        now[0] += 30
+        return now[0] // step_ns * step_ns
+
+    def sleep(seconds: float) -> None:
+        now[0] += round(seconds * S)
+
+    checks = by_name(doctor.check_host_clocks(look, lambda: round(now[0] * rate), sleep))
     assert checks["perf_counter"].status == clock
     assert bool(checks["perf_counter"].advice) == (clock == "note")
     assert checks["resolution"].status == resolution
 
 
-@pytest.mark.parametrize(("host_ns", "status"), [(100_900_000, "good"), (102_000_000, "note")])
-def test_a_gpus_events_are_held_against_the_host(host_ns: int, status: str) -> None:
-    assert doctor.compare_device_clock(100_000_000, host_ns).status == status
-
-
-def test_both_time_the_same_copies() -> None:
+def test_a_gpus_events_are_held_against_the_host_over_the_same_copies() -> None:
     """Events of the twin are a microsecond apart, so is a reading of this clock."""
     looks = iter(range(0, 10**9, 1_000))
     check = doctor.check_device_clock(twin_device(TwinGpu()), 64, lambda: next(looks))
     assert check.status == "good"
     assert check.found.startswith("1.00 µs against 1.00 µs of perf_counter")
+    for host_ns, status in ((100_900_000, "good"), (102_000_000, "note")):
+        assert doctor.compare_device_clock(100_000_000, host_ns).status == status

@@ -1,6 +1,7 @@
 """Two dumps of one content: the first difference, and its kind."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,44 +45,31 @@ def test_rows_that_only_one_dump_has_are_counted() -> None:
     assert compare(longer) == Comparison(COUNT, COUNT, [], alone=(0, 64))
 
 
-def step(found: Bytes) -> None:
-    found[1, 5 * ROW + 3] ^= 1
+STRANGE = written(MAIN, 64, latents(64, 512, seed=77))[0]
+ROWS, SCALE = slice(5 * ROW, 6 * ROW), slice(SCALES + 40, SCALES + 48)
+PLANTED: dict[str, list[tuple[int | slice, Any]]] = {
+    "one step": [(5 * ROW + 3, SOUND[1, 5 * ROW + 3] ^ 1)],
+    "scale": [(SCALES + 43, SOUND[1, SCALES + 43] + 1)],
+    "rope": [(slice(5 * ROW + 448, 6 * ROW), SOUND[0, 448:ROW])],  # which no turn makes
+    "missing": [(ROWS, 0), (SCALE, 0)],
+    "other content": [(ROWS, STRANGE[:ROW])],
+    "elsewhere": [
+        (ROWS, SOUND[2, 9 * ROW : 10 * ROW]), (SCALE, SOUND[2, SCALES + 72 : SCALES + 80])
+    ],
+}  # fmt: skip
 
 
-def scale(found: Bytes) -> None:
-    found[1, SCALES + 5 * 8 + 3] += 1
+def planted(kind: str) -> Bytes:
+    """In row 69, the sixth of the second page."""
+    found = SOUND.copy()
+    for place, content in PLANTED[kind]:
+        found[1, place] = content
+    return found
 
 
-def rope(found: Bytes) -> None:
-    found[1, 5 * ROW + 448 : 6 * ROW] = found[0, 448:ROW]  # of other content, which no turn makes
-
-
-def missing(found: Bytes) -> None:
-    found[1, 5 * ROW : 6 * ROW] = 0
-    found[1, SCALES + 40 : SCALES + 48] = 0
-
-
-def other_content(found: Bytes) -> None:
-    strange = written(MAIN, 64, latents(64, 512, seed=77))
-    found[1, 5 * ROW : 6 * ROW] = strange[0, :ROW]
-
-
-def elsewhere(found: Bytes) -> None:
-    found[1, 5 * ROW : 6 * ROW] = found[2, 9 * ROW : 10 * ROW]
-    found[1, SCALES + 40 : SCALES + 48] = found[2, SCALES + 72 : SCALES + 80]
-
-
-@pytest.mark.parametrize(
-    ("plant", "kind"),
-    [(step, "one step"), (scale, "scale"), (rope, "rope"), (missing, "missing"),
-     (other_content, "other content"), (elsewhere, "elsewhere")],
-    ids=lambda each: getattr(each, "__name__", each),
-)  # fmt: skip
-def test_a_planted_difference_is_named_and_placed(plant: object, kind: str) -> None:
-    other = SOUND.copy()
-    assert callable(plant)
-    plant(other)
-    found = compare(other)
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_planted_difference_is_named_and_placed(kind: str) -> None:
+    found = compare(planted(kind))
     (difference,) = found.differences
     assert (found.rows, found.equal) == (COUNT, COUNT - 1)
     assert (difference.kind, difference.entry, difference.position) == (kind, 69, 276)
@@ -101,8 +89,7 @@ def test_a_turn_of_rope_is_told_in_tokens() -> None:
 
 
 def test_the_first_kind_comes_first() -> None:
-    other = SOUND.copy()
-    scale(other)
+    other = planted("scale")
     other[0, 3 * ROW + 9] ^= 1
     kinds = [(each.kind, each.entry) for each in compare(other).differences]
     assert kinds == [("one step", 3), ("scale", 69)]

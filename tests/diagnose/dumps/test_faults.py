@@ -1,7 +1,7 @@
 """Planted faults of pages are found, named and placed."""
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,74 +42,39 @@ def test_sound_pages_have_no_faults_by_position_either() -> None:
     assert faults(pages(), asked=request(entries=ENTRIES * COUNT)) == []
 
 
-def plant_nan(found: Bytes) -> None:
-    found[3, 5 * ROW + 7] = 0x7F
-
-
-def plant_scale(found: Bytes) -> None:
-    found[3, SCALES + 5 * 8 + 2] = 0xFF
-
-
-def plant_other_scale(found: Bytes) -> None:
-    """Another row's: values are four times as large then."""
-    found[3, SCALES + 5 * 8] += 2
-    codes = found[3, 5 * ROW : 5 * ROW + 64]
-    sizes = codes & 0x7F
-    codes[:] = np.where(sizes > 16, codes - 16, codes & 0x80)
-
-
-def plant_rope(found: Bytes) -> None:
-    found[3, 5 * ROW + 449] = 0x7E
-
-
-def plant_repeated_row(found: Bytes) -> None:
-    found[3, 5 * ROW : 6 * ROW] = found[1, 2 * ROW : 3 * ROW]
-    found[3, SCALES + 40 : SCALES + 48] = found[1, SCALES + 16 : SCALES + 24]
-
-
-def plant_repeated_page(found: Bytes) -> None:
-    found[3] = found[1]
-
-
-def plant_zero_row(found: Bytes) -> None:
-    found[3, 5 * ROW : 6 * ROW] = 0
-    found[3, SCALES + 40 : SCALES + 48] = 0
-
-
-def plant_shift(found: Bytes) -> None:
-    found[3] = np.roll(found[3], 8)
-
-
-def plant_other_page(found: Bytes) -> None:
-    found[3] = np.random.default_rng(0).integers(0, 256, len(found[3]))
-
-
-def plant_arrangement(found: Bytes) -> None:
-    """Rows with their scales after each of them, in a page of split ones."""
-    inline = replace(MAIN, scales_at="row_end", page_align=1)
-    rows = written(inline, ENTRIES, latents(ENTRIES, MAIN.dims, seed=9))
-    found[3, : rows.shape[1]] = rows[0]
-
-
-PLANTED: dict[str, tuple[Callable[[Bytes], None], int | None]] = {
-    "nan": (plant_nan, 5),
-    "odd scale": (plant_scale, 5),
-    "scale of other values": (plant_other_scale, 5),
-    "odd rope": (plant_rope, 5),
-    "repeated row": (plant_repeated_row, 5),
-    "repeated page": (plant_repeated_page, 0),
-    "zero row": (plant_zero_row, 5),
-    "shifted page": (plant_shift, None),
-    "other bytes": (plant_other_page, None),
-    "other arrangement": (plant_arrangement, None),
-}
+SOUND = pages()
+ROWS, SCALE = slice(5 * ROW, 6 * ROW), slice(SCALES + 40, SCALES + 48)
+FIRST = slice(5 * ROW, 5 * ROW + 64)
+CODES = SOUND[3, FIRST]
+SMALLER = np.where(CODES & 0x7F > 16, CODES - 16, CODES & 0x80)  # of a scale four times as large
+INLINE = written(
+    replace(MAIN, scales_at="row_end", page_align=1), ENTRIES, latents(ENTRIES, MAIN.dims, seed=9)
+)[0]
+Edit = tuple[int | slice, Any]
+PLANTED: dict[str, tuple[int | None, list[Edit]]] = {
+    "nan": (5, [(5 * ROW + 7, 0x7F)]),
+    "odd scale": (5, [(SCALES + 42, 0xFF)]),
+    "scale of other values": (5, [(SCALES + 40, SOUND[3, SCALES + 40] + 2), (FIRST, SMALLER)]),
+    "odd rope": (5, [(5 * ROW + 449, 0x7E)]),
+    "repeated row": (
+        5, [(ROWS, SOUND[1, 2 * ROW : 3 * ROW]), (SCALE, SOUND[1, SCALES + 16 : SCALES + 24])]
+    ),
+    "repeated page": (0, [(slice(None), SOUND[1])]),
+    "zero row": (5, [(ROWS, 0), (SCALE, 0)]),
+    "shifted page": (None, [(slice(None), np.roll(SOUND[3], 8))]),
+    "other bytes": (
+        None, [(slice(None), np.random.default_rng(0).integers(0, 256, len(SOUND[3])))]
+    ),
+    "other arrangement": (None, [(slice(len(INLINE)), INLINE)]),
+}  # fmt: skip
+"""By kind: the row that it is in, and what is written into the fourth page."""
 
 
 @pytest.mark.parametrize("kind", PLANTED)
 def test_a_planted_fault_is_named_and_placed(kind: str) -> None:
-    found = pages()
-    plant, entry = PLANTED[kind]
-    plant(found)
+    found, (entry, edits) = SOUND.copy(), PLANTED[kind]
+    for place, content in edits:
+        found[3, place] = content
     (fault,) = faults(found)
     assert (fault.kind, fault.rows, fault.page, fault.entry) == (kind, 1, 3, entry)
     if kind == "shifted page":
@@ -134,12 +99,8 @@ def test_a_row_of_another_position_is_told_by_its_phase() -> None:
     found[6, 9 * ROW : 10 * ROW] = strange[3, 5 * ROW : 6 * ROW]
     found[6, SCALES + 72 : SCALES + 80] = strange[3, SCALES + 40 : SCALES + 48]
     (fault,) = faults(found, asked=request())
-    assert (fault.kind, fault.rows, fault.page, fault.entry) == (
-        "phase of another position",
-        2,
-        3,
-        5,
-    )
+    placed = ("phase of another position", 2, 3, 5)
+    assert (fault.kind, fault.rows, fault.page, fault.entry) == placed
     assert fault.position == (3 * ENTRIES + 5) * 4
 
 

@@ -57,12 +57,7 @@ def serving(
             )
             heard.append((self.path, body, self.headers.get("authorization")))
             if first and len(heard) <= first[0]:
-                self.send_response(first[1])
-                for name, value in first[2].items():
-                    self.send_header(name, value)
-                self.send_header("content-length", str(len(said)))
-                self.end_headers()
-                self.wfile.write(said)
+                self._say(first[1], said, first[2])
                 return
             prompt: Any = body.get("prompt", body.get("messages"))
             spelled = "ids" if isinstance(prompt, list) else "words"
@@ -95,11 +90,13 @@ def serving(
             lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
             self._say(200, lines + "data: [DONE]\n\n")
 
-        def _say(self, status: int, text: str) -> None:
+        def _say(self, status: int, said: str | bytes, headers: Any = ()) -> None:
+            text = said.encode() if isinstance(said, str) else said
             self.send_response(status)
-            self.send_header("content-length", str(len(text)))
+            for name, value in {**dict(headers), "content-length": str(len(text))}.items():
+                self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(text.encode())
+            self.wfile.write(text)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
         thread = threading.Thread(target=listening.serve_forever, args=(0.01,))
@@ -155,20 +152,23 @@ def test_the_command_finds_the_rule_and_writes_no_key(
     assert "hits grow by 128 tokens" in page.read_text("utf-8")
 
 
-def test_a_server_that_dies_ends_with_a_sentence_and_what_was_learned() -> None:
-    with serving(fake(dies_at=80)) as (url, _):
-        ended = CliRunner().invoke(app, ["probe", url, "--seed", "1"])
-    assert ended.exit_code == 5
-    assert "hits grow by 128 tokens" in ended.stdout
-    assert "the server stopped answering: 127.0.0.1" in ended.stdout
-    assert "undecidable" in ended.stdout
-
-
-def test_a_fault_ends_with_1() -> None:
-    with serving(fake(finds=False)) as (url, _):
-        ended = CliRunner().invoke(app, ["probe", url, "--seed", "1"])
-    assert ended.exit_code == 1
-    assert "0 % of a prompt hits" in ended.stdout
+@pytest.mark.parametrize(
+    ("about", "code", "sentences"),
+    [
+        ({"dies_at": 80}, 5, ("hits grow by 128 tokens", "undecidable",
+                              "the server stopped answering: 127.0.0.1")),
+        ({"finds": False}, 1, ("0 % of a prompt hits",)),
+        (None, 5, ("error: 127.0.0.1:1 does not answer",)),
+    ],
+)  # fmt: skip
+def test_a_fault_or_a_server_that_dies_has_its_exit_code(
+    about: dict[str, Any] | None, code: int, sentences: tuple[str, ...]
+) -> None:
+    with serving(fake(**(about or {}))) as (url, _):
+        asked = url if about else "127.0.0.1:1"
+        ended = CliRunner().invoke(app, ["probe", asked, "--seed", "1"])
+    assert ended.exit_code == code
+    assert all(sentence in ended.output for sentence in sentences)
 
 
 @pytest.mark.parametrize("url", ["ftp://host", "http://", "http://user:secret@host", "http://h:x"])
@@ -176,12 +176,6 @@ def test_no_address_of_a_server_is_refused_without_its_secrets(url: str) -> None
     with pytest.raises(ConfigError, match="no address of a server") as refused:
         OpenAiServer(url)
     assert "secret" not in str(refused.value)
-
-
-def test_nobody_there_is_a_sentence() -> None:
-    ended = CliRunner().invoke(app, ["probe", "127.0.0.1:1"])
-    assert ended.exit_code == 5
-    assert "error: 127.0.0.1:1 does not answer" in ended.stderr
 
 
 def test_a_busy_server_is_asked_again_when_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,32 +191,29 @@ def test_a_busy_server_is_asked_again_when_it_wants(monkeypatch: pytest.MonkeyPa
     assert answer.took_s < 1
 
 
-def test_a_server_that_stays_busy_does_not_outlast_the_budget() -> None:
-    begun_s = time.monotonic()
-    with serving(fake(), first=(9, 503, {"retry-after": "600"})) as (url, heard):
-        ended = CliRunner().invoke(app, ["probe", url, "--budget", "50s"])
-    assert ended.exit_code == 5
-    assert "busy (503), for longer than was left" in ended.stderr
-    assert len(heard) == 1
-    assert time.monotonic() - begun_s < 45
-
-
-def test_a_server_that_sends_on_is_a_sentence_and_gets_no_key_elsewhere(
+@pytest.mark.parametrize(
+    ("first", "code", "sentence", "asked"),
+    [
+        ((9, 503, {"retry-after": "600"}), 5, "busy (503), for longer than was left", 1),
+        ((9, 308, {"location": "https://elsewhere/v1"}), 2,
+         "(308) to https://elsewhere/v1: give that one", 1),
+        ((9, 500, {}), 5, "busy", 1),
+    ],
+)  # fmt: skip
+def test_a_server_that_does_not_answer_is_a_sentence(
+    first: tuple[int, int, dict[str, str]], code: int, sentence: str, asked: int,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
+    """One that is busy does not outlast the budget; no key goes elsewhere, no command is shown."""
     monkeypatch.setenv(KEYS[0], KEY)
-    with serving(fake(), first=(9, 308, {"location": "https://elsewhere/v1"})) as (url, heard):
-        ended = CliRunner().invoke(app, ["probe", url])
-    assert ended.exit_code == 2
-    assert "(308) to https://elsewhere/v1: give that one" in ended.stderr
-    assert len(heard) == 1
-
-
-def test_what_a_server_says_gives_no_command_to_the_terminal() -> None:
-    with serving(fake(), first=(9, 500, {})) as (url, _):
-        ended = CliRunner().invoke(app, ["probe", url])
-    assert "busy" in ended.stderr
+    begun_s = time.monotonic()
+    with serving(fake(), first=first) as (url, heard):
+        ended = CliRunner().invoke(app, ["probe", url, "--budget", "50s"])
+    assert ended.exit_code == code
+    assert sentence in ended.stderr
     assert "\x1b" not in ended.output
+    assert len(heard) == asked
+    assert time.monotonic() - begun_s < 45
 
 
 @pytest.mark.parametrize(
@@ -251,22 +242,20 @@ def test_a_key_that_a_server_repeats_is_not_shown(
     assert "written" not in shown
 
 
-@pytest.mark.parametrize("key", ["sk-secret\r\nX: y", "sk-\u2028secret"])
-def test_a_key_that_no_header_takes_is_not_shown(
+@pytest.mark.parametrize("key", ["sk-secret\r\nX: y", "sk-\u2028secret", f"{KEY}\r\n"])
+def test_a_key_that_no_header_takes_is_not_shown_and_a_last_newline_is_no_part_of_it(
     key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KEYS[0], key)
+    if KEY in key:
+        with serving(fake()) as (url, heard):
+            OpenAiServer(url)
+        assert {key for _, _, key in heard} == {f"Bearer {KEY}"}
+        return
     ended = CliRunner().invoke(app, ["probe", "127.0.0.1:1", "--model", "m"])
     assert ended.exit_code == 2
     assert f"{KEYS[0]} holds characters" in ended.stderr
     assert "secret" not in ended.output
-
-
-def test_a_keys_last_newline_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(KEYS[0], f"{KEY}\r\n")
-    with serving(fake()) as (url, heard):
-        OpenAiServer(url)
-    assert {key for _, _, key in heard} == {f"Bearer {KEY}"}
 
 
 @contextmanager
@@ -324,8 +313,16 @@ def test_answers_in_another_shape_have_no_log_probabilities() -> None:
 
 def test_ctrl_c_prints_what_was_learned() -> None:
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit it
+    server = fake()
+    cache = server.cache
+
+    def serve(prompt: Any) -> int:
+        time.sleep(0.01)
+        return cache(prompt)
+
+    server.cache = serve
     try:
-        with serving(slow(0.01)) as (url, heard):
+        with serving(server) as (url, heard):
             command = [sys.executable, "-m", "dsv4kv", "probe", url, "--seed", "1"]
             with subprocess.Popen(command, stdout=-1, stderr=-1, encoding="utf-8") as running:
                 while len(heard) < 80 and running.poll() is None:
@@ -338,19 +335,6 @@ def test_ctrl_c_prints_what_was_learned() -> None:
     assert "hits grow by 128 tokens" in stdout
     assert "undecidable: interrupted" in stdout
     assert "Traceback" not in stderr
-
-
-def slow(seconds: float) -> FakeServer:
-    """A server that takes so long for every prompt."""
-    made = fake()
-    cache = made.cache
-
-    def serve(prompt: Any) -> int:
-        time.sleep(seconds)
-        return cache(prompt)
-
-    made.cache = serve
-    return made
 
 
 def test_a_page_of_metrics_that_does_not_answer_is_said_to() -> None:

@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import replace
-from itertools import takewhile
+from itertools import cycle, takewhile
 from typing import Any
 
 import pytest
@@ -19,13 +19,8 @@ ANSWERS = [question for planned in PLANNED.values() for question in planned.answ
 NEXT = {"none": 0, "dspark": 0, "mtp": 1}
 
 
-def probe(server: Any, most_tokens: int = 10**8, most_s: float = 1e9) -> Examination:
-    return examine(asking(server, Ledger(most_tokens, most_s), 7), Known())
-
-
-def asking(server: Any, ledger: Ledger, seed: int) -> Questioner:
-    """A fake is asked as a server is."""
-    return Questioner(server, ledger, seed)
+def probe(server: Any, ledger: Ledger | None = None, wait_s: float = 0.0) -> Examination:
+    return examine(Questioner(server, ledger or Ledger(10**8, 1e9), 7), Known(wait_s=wait_s))
 
 
 def values(found: Examination) -> dict[str, Conclusion]:
@@ -130,18 +125,17 @@ def test_what_was_learned_of_a_server_that_dies_is_kept(dies_at: int) -> None:
 
 @pytest.mark.parametrize("most_tokens", [1_000, 50_000, 400_000, 600_000])
 def test_a_budget_of_tokens_is_never_exceeded_and_says_what_it_left_open(most_tokens: int) -> None:
-    asked = asking(server(), Ledger(most_tokens, 1e9), 1)
-    found = examine(asked, Known())
-    assert asked.ledger.tokens <= most_tokens
+    ledger = Ledger(most_tokens, 1e9)
+    found = probe(server(), ledger)
+    assert ledger.tokens <= most_tokens
     said = f"the budget of {most_tokens:,} tokens"
     assert any(said in each.answer for each in found.conclusions)
 
 
 def test_a_wait_is_asked_for_and_a_budget_of_time_is_never_exceeded() -> None:
-    found = examine(asking(server(), Ledger(10**8, 1e9), 1), Known(wait_s=60.0))
-    assert values(found)["waiting"].level == "good"
+    assert values(probe(server(), wait_s=60.0))["waiting"].level == "good"
     fake = server()
-    examine(asking(fake, Ledger(10**8, 5.0), 1), Known(wait_s=60.0))
+    probe(fake, Ledger(10**8, 5.0), wait_s=60.0)
     assert fake.clock_s <= 5.0
 
 
@@ -151,22 +145,15 @@ def test_every_question_is_answered_once_whatever_happens() -> None:
         assert sorted(each.question for each in probe(fake).conclusions) == sorted(asked)
 
 
-class Replicas:
-    """Caches behind one address, taken by turns or by chance."""
-
-    def __init__(self, *, by_chance: bool) -> None:
-        self._caches = [open_cache(Setting("vllm", 300)) for _ in range(2)]
-        self._draw, self._turns, self._by_chance = random.Random(1), 0, by_chance
-
-    def __call__(self, prompt: Prompt) -> int:
-        self._turns += 1
-        turn = self._draw.randrange(2) if self._by_chance else self._turns
-        return self._caches[turn % 2](prompt)
-
-
 @pytest.mark.parametrize("by_chance", [False, True])
 def test_replicas_behind_one_address_are_not_taken_for_a_cache(by_chance: bool) -> None:
-    found = probe(FakeServer(Replicas(by_chance=by_chance)))
+    caches, draw = [open_cache(Setting("vllm", 300)) for _ in range(2)], random.Random(1)
+    turns = cycle((1, 0))
+
+    def serve(prompt: Prompt) -> int:
+        return caches[draw.randrange(2) if by_chance else next(turns)](prompt)
+
+    found = probe(FakeServer(serve))
     assert {each.level for each in found.conclusions} == {"undecided"}
     assert "replicas behind one address" in values(found)["step"].answer
 
@@ -180,7 +167,7 @@ def test_of_a_cache_that_loses_at_random_no_size_is_told(share: float) -> None:
 
 def test_prompts_that_were_asked_before_with_the_same_seed_are_noticed() -> None:
     fake = server(Setting("vllm", 3000))
-    first, again = probe(fake, 500_000), probe(fake, 500_000)
+    first, again = (probe(fake, Ledger(500_000, 1e9)) for _ in range(2))
     assert values(first)["branches"].level == "good"
     assert {each.level for each in again.conclusions} == {"undecided"}
     assert "the same --seed was asked before" in values(again)["hits"].answer
@@ -242,10 +229,10 @@ def test_a_server_of_short_prompts_is_asked_short_ones() -> None:
 def test_hits_that_do_not_grow_end_the_search() -> None:
     """OpenAI-like servers may count blocks, or no more than so many tokens."""
     cache = open_cache(Setting("vllm", 300))
-    asked = asking(FakeServer(lambda prompt: min(cache(prompt), 256)), Ledger(10**8, 1e9), 7)
-    told = {each.question: each for each in examine(asked, Known()).conclusions}
+    ledger = Ledger(10**8, 1e9)
+    told = values(probe(FakeServer(lambda prompt: min(cache(prompt), 256)), ledger))
     assert told["step"].level == told["capacity"].level == "undecided"
-    assert asked.ledger.tokens < 600_000
+    assert ledger.tokens < 600_000
 
 
 def test_a_tier_that_stores_what_is_asked_for_again_is_no_fault() -> None:
@@ -298,7 +285,7 @@ def test_the_servers_own_count_of_tokens_is_what_the_budget_is_about() -> None:
 
     fake.ask = count  # type: ignore[method-assign, assignment]
     ledger = Ledger(30_000, 1e9)
-    examine(asking(fake, ledger, 7), Known())
+    probe(fake, ledger)
     assert counted <= ledger.tokens <= 30_000
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
@@ -261,40 +262,26 @@ class Finding:
 
 def judge(subjects: Sequence["Subject"], faults: Sequence[Fault], today: date) -> list[Finding]:
     """What is found of all subjects, what is sure first."""
-    found = [each for subject in subjects for each in _judge_one(subject, faults, today)]
-    return sorted(found, key=lambda each: not each.is_sure)
-
-
-def _judge_one(subject: "Subject", faults: Sequence[Fault], today: date) -> Iterator[Finding]:
-    for fault in faults:
-        if fault.engine != subject.engine:
+    found = []
+    for subject, fault in product(subjects, faults):
+        if fault.engine != subject.engine or (covered := fault.covers(subject.version)) is False:
             continue
-        covered = fault.covers(subject.version)
         held = [condition.holds(subject) for condition in fault.when]
-        if covered is False or False in held:
-            continue
-        pairs = zip(held, fault.when, strict=True)
-        unknown = [each for truth, each in pairs if truth is None]
-        if all(map(_is_likely, unknown)):
-            yield Finding(fault, subject, tuple(_doubts(fault, covered, unknown, today)))
+        unknown = [each for truth, each in zip(held, fault.when, strict=True) if truth is None]
+        if False not in held and all(map(_is_likely, unknown)):
+            doubts = {
+                f"the version is not known: {fault.engine} {fault.versions} has it": covered
+                is None,
+                "the model is not known": any(each.model for each in unknown),
+                "a log does not show the environment": any(each.variable for each in unknown),
+                "the GPU is not known: add --gpu": any(each.gpu for each in unknown),
+                f"{fault.thread} was last checked in {fault.seen:%Y-%m}": today > fault.until,
+            }
+            found.append(Finding(fault, subject, tuple(text for text, so in doubts.items() if so)))
+    return sorted(found, key=lambda each: not each.is_sure)
 
 
 def _is_likely(unknown: Condition) -> bool:
     """Whether a fault is shown although this is unknown: most set no variable, all have a GPU."""
     unset = unknown.variable is not None and unknown.given is False
     return unset or unknown.model is not None or unknown.gpu is not None
-
-
-def _doubts(
-    fault: Fault, covered: Truth, unknown: Sequence[Condition], today: date
-) -> Iterator[str]:
-    if covered is None:
-        yield f"the version is not known: {fault.engine} {fault.versions} has it"
-    if any(each.model for each in unknown):
-        yield "the model is not known"
-    if any(each.variable for each in unknown):
-        yield "a log does not show the environment"
-    if any(each.gpu for each in unknown):
-        yield "the GPU is not known: add --gpu"
-    if today > fault.until:
-        yield f"{fault.thread} was last checked in {fault.seen:%Y-%m}"

@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult
 
@@ -105,7 +104,7 @@ class OpenAiServer:
         ends_s = min(self.now_s() + limit_s, self._ends_s)
         left_s = ends_s - self.now_s()
         late = Spent(f"no answer within the {left_s:,.0f} s that were left")
-        for patience_s in chain(_PATIENCE_S, repeat(None)):
+        for patience_s in (*_PATIENCE_S, None):
             begun_s = self.now_s()
             heard = _Heard(begun_s, self.now_s)
             try:
@@ -300,8 +299,8 @@ def _address(url: str) -> SplitResult:
 
 def _key() -> str:
     """The key that the environment has, if any."""
-    name = next((name for name in KEYS if os.environ.get(name, "").strip()), KEYS[0])
-    key = os.environ.get(name, "").strip()
+    keys = {name: os.environ.get(name, "").strip() for name in KEYS}
+    name, key = next((each for each in keys.items() if each[1]), (KEYS[0], ""))
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(f"{name} holds characters that no header takes: set another.")
     return key

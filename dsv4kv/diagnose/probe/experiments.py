@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import gcd
 from statistics import median
+from typing import NamedTuple
 
 from dsv4kv.diagnose.probe.questioner import (
     Answer,
@@ -113,26 +114,19 @@ def again(q: Questioner, known: Known) -> Iterator[Conclusion]:
     else:
         known.why = "nothing hits"
         most = f"{warm.prompt_tokens:,} tokens{': the server drafts' if q.drafts else ''}"
-        yield Conclusion(
-            "hits",
-            f"0 % of a prompt hits that is sent again, up to {most}",
-            0,
-            "bad",
+        advice = (
             "leave --no-enable-prefix-caching and --disable-radix-cache out; with speculative "
-            "decoding try without it, or a vLLM that has #44082",
+            "decoding try without it, or a vLLM that has #44082"
         )
+        said = f"0 % of a prompt hits that is sent again, up to {most}"
+        yield Conclusion("hits", said, 0, "bad", advice)
 
 
 def _overcounted(answer: Answer) -> Conclusion:
     cached, tokens = answer.cached_tokens, answer.prompt_tokens
-    return Conclusion(
-        "hits",
-        f"of a prompt of {tokens:,} tokens the server reports {cached:,} as cached: more than "
-        "there are",
-        cached,
-        "bad",
-        "its cached_tokens are wrong, and so are hit rates and bills that are made of them",
-    )
+    reports = f"of a prompt of {tokens:,} tokens the server reports {cached:,} as cached"
+    advice = "its cached_tokens are wrong, and so are hit rates and bills that are made of them"
+    return Conclusion("hits", f"{reports}: more than there are", cached, "bad", advice)
 
 
 def _first_hit(q: Questioner, sizes: tuple[int, ...]) -> tuple[Answer, Answer]:
@@ -182,10 +176,8 @@ def _by_time(
     cold, warm = ([pair[side].ttft_s for pair in pairs] for side in (0, 1))
     ratio = median(warm) / max(median(cold), 1e-9)
     if ratio < _FASTER and max(warm) < min(cold):
-        said = (
-            f"the first token of a prompt that is sent again comes after {ratio:.0%} of the time"
-        )
-        yield Conclusion("hits", f"{said}; {known.why}", "by time", "good")
+        said = "the first token of a prompt that is sent again comes after"
+        yield Conclusion("hits", f"{said} {ratio:.0%} of the time; {known.why}", "by time", "good")
     else:
         yield undecided("hits", f"{known.why}; times to the first token do not differ enough")
 
@@ -227,16 +219,14 @@ def steps(q: Questioner, known: Known) -> Iterator[Conclusion]:
         return
     yield _smallest(smallest)
     yield Conclusion("step", f"hits grow by {step:,} tokens", step)
+    said, advice = f"every hit loses {lost:,} tokens, {lost // step} of its blocks", ""
     if not lost:
-        yield Conclusion("drafts", "a hit loses nothing but a prompt's last token", 0, "good")
-    elif lost % step == 0:
-        said = f"every hit loses {lost:,} tokens, {lost // step} of its blocks"
-        yield Conclusion(
-            "drafts", said, lost, advice="MTP with a KV connector costs a block a hit in vLLM"
-        )
-    else:
+        said = "a hit loses nothing but a prompt's last token"
+    elif lost % step:
         said = f"a hit leaves {counted(lost, 'token')} more than a prompt's last, for drafts"
-        yield Conclusion("drafts", said, lost)
+    else:
+        advice = "MTP with a KV connector costs a block a hit in vLLM"
+    yield Conclusion("drafts", said, lost, "note" if lost else "good", advice)
 
 
 def _smallest(tokens: int) -> Conclusion:
@@ -267,10 +257,12 @@ def edges(q: Questioner, known: Known) -> Iterator[Conclusion]:
     else:
         tokens = "the token that follows it is" if behind == 1 else f"{behind} that follow it are"
         said = f"a block is found only where {tokens} the same"
-        yield Conclusion("next token", said, behind, advice=_LOOK_AHEAD)
+        advice = "MTP's drafts ask for it; DSpark's, or none, would not"
+        yield Conclusion("next token", said, behind, advice=advice)
 
 
-_LOOK_AHEAD = "MTP's drafts ask for it; DSpark's, or none, would not"
+_RETAIN = "vLLM: --prefix-cache-retention-interval 4096; SGLang: keep windows dense"
+_NTH = {2: "second", 3: "third", 4: "fourth"}
 
 
 def branches(q: Questioner, known: Known) -> Iterator[Conclusion]:
@@ -284,44 +276,37 @@ def branches(q: Questioner, known: Known) -> Iterator[Conclusion]:
             hits[common], parted = q.hit(start + q.draw(rest, 1)), start
     if not hits:
         yield undecided("branches", "the server takes no prompts that are long enough")
-        return
-    found = max(hits.values())
-    if not found:
+    elif not any(hits.values()):
         times = [q.hit(parted + q.draw(rest, ending)) for ending in (2, 3)]
         when = next((n for n, tokens in enumerate(times, start=3) if tokens), None)
-        if when is None:
-            said = "a prompt that parts in the middle of another never hits"
-            yield Conclusion("branches", said, "never", advice=_RETAIN)
-            return
-        said = f"a prompt that parts in the middle of others hits from the {_NTH[when]} on"
-        yield Conclusion("branches", said, 0, advice=_RETAIN)
-        return
+        said = "a prompt that parts in the middle of another never hits"
+        if when is not None:
+            said = f"a prompt that parts in the middle of others hits from the {_NTH[when]} on"
+        yield Conclusion("branches", said, 0 if when else "never", advice=_RETAIN)
+    else:
+        yield _inside(hits, known)
+
+
+def _inside(hits: Mapping[int, int], known: Known) -> Conclusion:
+    """What prompts hit of common tokens, where some do."""
+    step = known.step
     ends = (known.lost, known.lost + 1)
     if all(
-        any(hit == max(0, n - lost) // known.step * known.step for lost in ends)
-        for n, hit in hits.items()
+        any(hit == max(0, n - lost) // step * step for lost in ends) for n, hit in hits.items()
     ):
-        said = f"a prompt that parts anywhere hits: windows are kept every {known.step:,} tokens"
-        yield Conclusion("branches", said, known.step, "good")
-        return
-    if len(kept := {hit for hit in hits.values() if hit}) == 1:
-        said = f"inside a prompt hits end at {found:,} tokens, and nowhere else that was tried"
-        yield Conclusion("branches", said, kept.pop(), advice=_RETAIN)
-        return
+        said = f"a prompt that parts anywhere hits: windows are kept every {step:,} tokens"
+        return Conclusion("branches", said, step, "good")
+    kept = {hit for hit in hits.values() if hit}
+    if len(kept) == 1:
+        said = f"inside a prompt hits end at {max(kept):,} tokens, and nowhere else that was tried"
+        return Conclusion("branches", said, max(kept), advice=_RETAIN)
     for lost in (0, known.lost):
-        interval = gcd(*(hit + lost for hit in hits.values() if hit))
+        interval = gcd(*(hit + lost for hit in kept))
         if all(hit == max(0, n // interval * interval - lost) for n, hit in hits.items()):
             said = f"inside a prompt hits end at multiples of {interval:,} tokens"
-            yield Conclusion("branches", said, interval)
-            return
+            return Conclusion("branches", said, interval)
     found_of = ", ".join(f"{hit:,} of {n:,}" for n, hit in hits.items())
-    yield undecided("branches", f"hits of common tokens follow no interval: {found_of}")
-
-
-_RETAIN = "vLLM: --prefix-cache-retention-interval 4096; SGLang: keep windows dense"
-
-
-_NTH = {2: "second", 3: "third", 4: "fourth"}
+    return undecided("branches", f"hits of common tokens follow no interval: {found_of}")
 
 
 def growing(q: Questioner, known: Known) -> Iterator[Conclusion]:
@@ -370,13 +355,9 @@ def equality(q: Questioner, known: Known) -> Iterator[Conclusion]:
         rounding = "no more than rounding makes of other shapes"
         yield Conclusion("equality", f"answers from the cache are {said}: {rounding}", "close")
     else:
-        yield Conclusion(
-            "equality",
-            f"answers from the cache are WRONG: {said}",
-            "differs",
-            "bad",
-            "a stale window or state at a hit's end: serve without prefix caching until fixed",
-        )
+        advice = "a stale window or state at a hit's end: serve without prefix caching until fixed"
+        wrong = f"answers from the cache are WRONG: {said}"
+        yield Conclusion("equality", wrong, "differs", "bad", advice)
 
 
 def _cold(q: Questioner, known: Known, prompt: Prompt, number: int) -> Answer | None:
@@ -462,12 +443,12 @@ class _Trials:
 def capacity(q: Questioner, known: Known) -> Iterator[Conclusion]:
     """How many tokens of others come in between until a prompt no longer hits whole."""
     trials = _Trials(q, known, known.whole(known.smallest - 1 + known.lost + 3 * known.step))
-    stored, why = _moved(q, _STORES), ""
+    before, why = _moved(q, _STORES), ""
     try:
         known.why = trials.search()
         if known.why:
             return
-        if _moved(q, _STORES) > stored and not _loaded(q):
+        if _moved(q, _STORES) > before and not _loaded(q):
             trials.lost(trials.high or 0, sent=3)  # some tiers store what is asked for again
     except (Spent, Refused) as end:
         why = f"; {end}"
@@ -486,7 +467,7 @@ def capacity(q: Questioner, known: Known) -> Iterator[Conclusion]:
         error = (trials.high - trials.low) * known.step
         said = f"{held:,} tokens (+ {error:,}) are held before a prompt is lost{why}"
         yield Conclusion("capacity", said, held)
-    yield from _tiers(q, stored, (trials.near, trials.far), is_lost=trials.high is not None)
+    yield _tier(q, trials, is_stored=_moved(q, _STORES) > before)
 
 
 def _moved(q: Questioner, words: tuple[str, ...]) -> float:
@@ -498,28 +479,22 @@ def _loaded(q: Questioner) -> float:
     return q.restored or _moved(q, _LOADS)
 
 
-def _tiers(
-    q: Questioner, stored: float, times: tuple[list[float], list[float]], *, is_lost: bool
-) -> Iterator[Conclusion]:
+def _tier(q: Questioner, trials: _Trials, *, is_stored: bool) -> Conclusion:
     """Whether anything comes back from beyond the GPU's memory."""
-    near, far = times
+    near, far, is_lost = trials.near, trials.far, trials.high is not None
     if loaded := _loaded(q):
-        yield Conclusion("tier", f"a tier is read back: the server counts {loaded:,.0f}", "read")
-    elif _moved(q, _STORES) > stored and is_lost:
-        yield Conclusion(
-            "tier",
-            "a tier stores and is never read: prompts are lost while its store counters grow",
-            "never read",
-            "bad",
-            "look at the tier's lookups: keys, its window groups, the policy that prefetches",
-        )
-    elif near and far and min(far) > _SLOWER * max(near):
-        said = f"hits after others' tokens come {median(far) / median(near):.1f} times later"
-        yield Conclusion("tier", f"a slower tier is read back: {said}", "read")
-    elif is_lost:
-        yield Conclusion("tier", "no tier brings back what the GPU has lost", "none")
-    else:
-        yield undecided("tier", "nothing was lost that a tier could bring back")
+        said = f"a tier is read back: the server counts {loaded:,.0f}"
+        return Conclusion("tier", said, "read")
+    if is_stored and is_lost:
+        said = "a tier stores and is never read: prompts are lost while its store counters grow"
+        advice = "look at the tier's lookups: keys, its window groups, the policy that prefetches"
+        return Conclusion("tier", said, "never read", "bad", advice)
+    if near and far and min(far) > _SLOWER * max(near):
+        later = f"hits after others' tokens come {median(far) / median(near):.1f} times later"
+        return Conclusion("tier", f"a slower tier is read back: {later}", "read")
+    if is_lost:
+        return Conclusion("tier", "no tier brings back what the GPU has lost", "none")
+    return undecided("tier", "nothing was lost that a tier could bring back")
 
 
 def waiting(q: Questioner, known: Known) -> Iterator[Conclusion]:
@@ -542,8 +517,7 @@ def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
     return high
 
 
-@dataclass(frozen=True)
-class Planned:
+class Planned(NamedTuple):
     """An experiment, its questions, and the most tokens it sends (0 for the capacity)."""
 
     run: Experiment
@@ -589,10 +563,9 @@ def examine(
     for name, planned in PLANNED.items():
         if name == "waiting" and not known.wait_s:
             continue
-        if not (interrupted or died or known.why):
-            report(name)
         q.experiment, why = name, interrupted or died or known.why
         if not why:
+            report(name)
             try:
                 conclusions.extend(planned.run(q, known))
             except (Unreachable, ConfigError) as error:

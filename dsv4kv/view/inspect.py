@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from dsv4kv.diagnose.dumps import difference, faults
-from dsv4kv.diagnose.dumps.difference import Comparison, Inspection
+from dsv4kv.diagnose.dumps import faults
+from dsv4kv.diagnose.dumps.faults import Comparison, Inspection
 from dsv4kv.diagnose.dumps.records import SURE
 from dsv4kv.units import counted
 from dsv4kv.view.quantity import quantity
@@ -23,7 +23,7 @@ def report_inspection(found: Inspection) -> Iterator[Part]:
                 ("kind", lambda each: each.kind),
                 ("rows", lambda each: quantity(each.rows)),
                 ("first at", _place),
-                ("meaning", lambda each: _meaning(faults.MEANINGS, each)),
+                ("meaning", lambda each: _meaning(faults.FAULTS, each)),
             ],
             found.faults,
             note="pages and entries from 0, as they are in the dump",
@@ -76,7 +76,7 @@ def _place(fault: faults.Fault) -> str:
     return place + (f", token {fault.position:,}" if fault.position is not None else "")
 
 
-def _meaning(meanings: dict[str, str], each: faults.Fault | difference.Difference) -> str:
+def _meaning(meanings: dict[str, str], each: faults.Fault | faults.Difference) -> str:
     return meanings[each.kind] + (f" ({each.detail})" if each.detail else "")
 
 
@@ -101,6 +101,6 @@ def report_comparison(found: Comparison) -> Iterator[Part]:
             ("rows", lambda each: quantity(each.rows)),
             ("first entry", lambda each: quantity(each.entry)),
             ("token", lambda each: quantity(each.position)),
-            ("meaning", lambda each: _meaning(difference.MEANINGS, each)),
+            ("meaning", lambda each: _meaning(faults.DIFFERENCES, each)),
         ]
         yield Table("Differences", columns, found.differences)

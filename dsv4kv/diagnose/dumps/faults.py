@@ -1,23 +1,34 @@
-"""What is wrong with pages of a known record: which rows, and how it shows."""
+"""What is wrong with pages of a known record, and where two dumps of one content part."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.diagnose.dumps.reading import Bytes
+from dsv4kv.diagnose.dumps.reading import Bytes, Dump, read_dump, read_table
 from dsv4kv.diagnose.dumps.records import (
     SURE,
+    Candidate,
     Mask,
+    Parsed,
     Record,
+    candidates,
+    code_sizes,
     fitting,
     have_nan,
+    known_records,
     odd_peaks,
     odd_scales,
     odd_tails,
+    other_arrangement,
     parse,
+    recognise,
+    unmarked,
 )
+from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config, inverse_frequencies
+from dsv4kv.model.formats import EntryFormat
 
 Pairs = NDArray[np.complex128]
 
@@ -35,14 +46,6 @@ _FAST = 0.02
 
 _FAR = 8  # standard deviations
 _AT_ONCE = 2**13
-
-
-@dataclass(frozen=True)
-class Turn:
-    """How far one row is from another."""
-
-    tokens: int  # positions, negative for an earlier one
-    share: float  # of the difference that it explains, 1 for all
 
 
 def pairs_of(tail: Bytes) -> Pairs:
@@ -64,20 +67,20 @@ def explains(first: Pairs, second: Pairs, speeds: NDArray[np.float64], tokens: i
     return float(turned / max(np.abs(product).sum(), 1e-30))
 
 
-def shift_between(first: Pairs, second: Pairs, speeds: NDArray[np.float64]) -> Turn | None:
-    """The shift that makes one row's pairs [pairs] the other's; None where no shift does."""
+def shift_between(first: Pairs, second: Pairs, speeds: NDArray[np.float64]) -> int | None:
+    """Tokens that turn one row's pairs [pairs] into the other's; None where no shift does."""
     product = np.conj(first) * second
     weight = float(np.abs(product).sum())
     if not weight:
         return None
-    best, turns = Turn(0, 0.0), np.exp(-1j * np.arange(_AT_ONCE)[:, None] * speeds)
+    best, share, turns = 0, 0.0, np.exp(-1j * np.arange(_AT_ONCE)[:, None] * speeds)
     for start in range(-FARTHEST, FARTHEST, _AT_ONCE):
         found = (turns @ (product * np.exp(-1j * start * speeds))).real / weight
         place = int(found.argmax())
-        if found[place] > best.share:
-            best = Turn(start + place, float(found[place]))
+        if found[place] > share:
+            best, share = start + place, float(found[place])
     same_size = float(np.abs(np.abs(first) - np.abs(second)).sum() / np.abs(first).sum()) < 0.05
-    return best if best.share >= SAME and same_size else None
+    return best if share >= SAME and same_size else None
 
 
 def odd_phases(
@@ -100,7 +103,7 @@ def odd_phases(
     return np.asarray(along < max(usual / 2, usual - _FAR * spread))
 
 
-MEANINGS = {
+FAULTS = {
     "nan": "values that are not a number",
     "odd scale": "a scale or its padding that no writer gives",
     "scale of other values": "a group whose largest code its scale does not explain",
@@ -124,7 +127,7 @@ _SHOWN_SHIFTS = 64  # bytes by which a page may be shifted, to either side
 class Fault:
     """One kind of fault."""
 
-    kind: str  # a key of ``MEANINGS``
+    kind: str  # a key of ``FAULTS``
     rows: int  # how many rows, or pages, have it
     page: int  # the first: which page of the dump,
     entry: int | None = None  # which row of it; None for all
@@ -174,8 +177,7 @@ def _odd_pages(
     """Pages that as a whole hold something else: by kind, each with a detail."""
     layout, kinds = record.layout, dict[str, list[tuple[int, str]]]()
     entry = layout.format
-    moved = replace(entry, scales_at="page_end" if entry.inline_scales else "row_end")
-    other = replace(layout, format=moved)
+    other = replace(layout, format=other_arrangement(entry))
     for page in dict.fromkeys(order.tolist()):
         one = pages[page : page + 1]
         if not one.any() or _share(record, one) >= SURE:
@@ -224,7 +226,6 @@ def _odd_rows(
     first = np.arange(len(live)) % layout.entries == 0
     nan, scales = have_nan(entry, parsed) & live, odd_scales(entry, parsed) & live
     copies = np.repeat(_copies(chosen) & by_page.any(axis=1), layout.entries)
-    rows = np.concatenate([parsed.codes, parsed.scales, parsed.tail], axis=1)
     # a later row of the page, or of the request, is written
     after = np.asarray(np.cumsum(by_page[:, ::-1], axis=1)[:, ::-1] > 0).reshape(-1)
     if request:
@@ -235,7 +236,7 @@ def _odd_rows(
         "scale of other values": odd_peaks(entry, parsed) & live & ~nan & ~scales,
         "odd rope": odd_tails(entry, parsed) & live & ~nan,
         "repeated page": copies & first,
-        "repeated row": _copies(rows) & live & ~copies,
+        "repeated row": _copies(parsed.whole) & live & ~copies,
         "zero row": ~live & after,
     }
     if request and request.entries is not None and live.any():
@@ -261,3 +262,226 @@ def _copies(rows: Bytes) -> Mask:
         found[i] = key in seen
         seen.add(key)
     return found
+
+
+DIFFERENCES = {
+    "one step": "values a quantisation step apart: rounding",
+    "scale": "the scale of a group, its values alike",
+    "rope": "RoPE channels alone",
+    "position": "RoPE turned as at another position, all else equal",
+    "missing": "a row of zeros",
+    "elsewhere": "a row that the other dump has at another position",
+    "other content": "a row of other content",
+}
+"""Every kind of difference, the harmless one first."""
+
+MOST_STEPS = 2
+"""Numbers of bf16 that rounding may set apart."""
+
+_TURNS_LOOKED_FOR = 4
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One kind of difference."""
+
+    kind: str  # a key of ``DIFFERENCES``
+    rows: int  # how many rows differ so
+    entry: int  # the first: logical entry of the request,
+    position: int  # and its position in tokens
+    detail: str = ""  # what more is known of the first
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two dumps share."""
+
+    rows: int  # logical rows that both have
+    equal: int  # bit for bit
+    differences: list[Difference]  # by kind, in the order of the first row
+    alone: tuple[int, int] = (0, 0)
+    """Rows that the first and the second hold behind the last of the other."""
+
+
+def _find_turn(
+    one: Bytes, other: Bytes, speeds: NDArray[np.float64], known: list[int | None]
+) -> int | None:
+    """Tokens by which a row's tail uint8[bytes] is turned in the other dump; None where unknown.
+
+    Most often one turn has all of them: ``known`` are those searched for, which takes a second.
+    """
+    first, second = (pairs_of(each[None])[0] for each in (one, other))
+    for tokens in known:
+        if tokens is not None and explains(first, second, speeds, tokens) >= SAME:
+            return tokens
+    if len(known) == _TURNS_LOOKED_FOR:
+        return None
+    known.append(shift_between(first, second, speeds))
+    return known[-1]
+
+
+def _names(entry: EntryFormat, one: Parsed, other: Parsed, count: int) -> list[str]:
+    """What sets each row apart, as if it did."""
+    codes = (one.codes[:count] == other.codes[:count]).all(axis=1)
+    scales = (one.scales[:count] == other.scales[:count]).all(axis=1)
+    tails = (one.tail[:count] == other.tail[:count]).all(axis=1)
+    near = _near(entry, one.codes[:count], other.codes[:count])
+    missing = ~other.live[:count] | ~one.live[:count]
+    conditions = [missing, codes & scales & ~tails, codes & ~scales, near & scales]
+    said = ["missing", "rope", "scale", "one step"]
+    return [str(kind) for kind in np.select(conditions, said, "other content")]
+
+
+def _near(entry: EntryFormat, one: Bytes, other: Bytes) -> Mask:
+    """Rows whose codes are a step apart at most."""
+    if entry.value == "bf16":
+        a, b = (np.ascontiguousarray(x).view(np.int16).astype(np.int32) for x in (one, other))
+        apart = np.abs(_ordered(a) - _ordered(b))
+        return np.asarray((apart <= MOST_STEPS).all(axis=1))
+    first, second = (_values(entry, each) for each in (one, other))
+    return np.asarray((np.abs(first - second) <= 1).all(axis=1))
+
+
+def _values(entry: EntryFormat, codes: Bytes) -> NDArray[np.int32]:
+    """Codes as numbers in their order: int32[n, value dims]."""
+    sizes, signs = code_sizes(entry, codes).astype(np.int32), codes >> 7
+    if entry.value != "e4m3":
+        signs = np.stack([codes >> 3 & 1, codes >> 7], axis=-1).reshape(len(codes), -1)
+    return np.where(signs > 0, -sizes, sizes)
+
+
+def _ordered(words: NDArray[np.int32]) -> NDArray[np.int32]:
+    size = words & 0x7FFF
+    return np.where(words < 0, -size, size)
+
+
+@dataclass(frozen=True)
+class Context:
+    """The request that the pages belong to."""
+
+    model: DSV4Config  # whose RoPE it is
+    ratio: int | None = None  # tokens of an entry, 0 for a window; None where it is not known
+    first: int = 0  # entry of the first row
+    held: int | None = None  # entries that it should have; None where nobody said
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """One dump."""
+
+    dump: Dump  # its bytes
+    record: Record | None  # what it holds; None where that is not recognised
+    tried: list[Candidate]  # candidates, the best first
+    unmarked: list[str]  # rows without a mark that it may be
+    pages: Bytes  # uint8[N, page bytes]; all bytes as one page where the record is not known
+    table: NDArray[np.int64]  # pages in the order that they are looked at
+    faults: list[Fault]  # of the record's rows
+
+
+def inspect(
+    path: Path,
+    context: Context,
+    *,
+    tensor: str | None = None,
+    format_name: str | None = None,
+    entries: int | None = None,
+    table_file: Path | None = None,
+) -> Inspection:
+    """Read a dump, recognise its record, and find its faults.
+
+    Args:
+        path: The dump.
+        context: Of its request.
+        tensor: Which one of a file.
+        format_name: The record's; None to find out.
+        entries: Of a page; None to find out.
+        table_file: The request's pages in logical order.
+
+    Raises:
+        TraceError: A file that cannot be read.
+        ConfigError: A format that no pages of this size have.
+    """
+    dump = read_dump(path, tensor)
+    tried = candidates(dump, entries, format_name)
+    names = sorted({name for name, *_ in known_records()})
+    if format_name and format_name not in names:
+        raise ConfigError(
+            f"--format {format_name}: there is no such record: give {', '.join(names)}."
+        )
+    if format_name and not tried:
+        raise ConfigError(
+            f"--format {format_name}: {dump.title} is {len(dump.data):,} B, which are no whole "
+            "pages of it: say --entries, or leave --format out."
+        )
+    best = tried[0] if format_name else recognise(tried)
+    if best is None:
+        pages = dump.data[None]
+        return Inspection(dump, None, tried, unmarked(dump), pages, np.zeros(0, np.int64), [])
+    record = best.record
+    pages = dump.data.reshape(-1, record.layout.page_bytes)
+    table, request = np.arange(len(pages)), None
+    if table_file:
+        table = read_table(table_file, len(pages))
+    if table_file or context.ratio is not None:
+        ratio = context.ratio or 0
+        request = Request(table, ratio, context.first, context.model, context.held)
+    rows = len(table) * record.layout.entries
+    if context.held is not None and request is None:
+        raise ConfigError("--held counts a request's entries: give --ratio, or its --table.")
+    if context.held is not None and context.held > rows:
+        raise ConfigError(
+            f"--held {context.held:,}: these pages have {rows:,} rows: others of the request are "
+            "missing."
+        )
+    return Inspection(dump, record, tried, [], pages, table, find_faults(record, pages, request))
+
+
+def compare(one: Inspection, other: Inspection, context: Context) -> Comparison:
+    """Two dumps by logical position.
+
+    Raises ``ConfigError`` if one is not recognised, or they hold different records.
+    """
+    records = []
+    for each in (one, other):
+        if each.record is None:
+            raise ConfigError(
+                f"{each.dump.title} is not recognised: name its record with --format."
+            )
+        records.append(each.record)
+    kinds = [(record.name, record.layout.format.entry_bytes) for record in records]
+    if kinds[0] != kinds[1]:
+        raise ConfigError(
+            f"{one.dump.title} holds {kinds[0][0]} and {other.dump.title} {kinds[1][0]}: rows of "
+            "two formats are not compared byte by byte."
+        )
+    entry, ratio, first = records[0].layout.format, context.ratio or 0, context.first
+    left, right = (
+        parse(record.layout, each.pages[each.table])
+        for record, each in zip(records, (one, other), strict=True)
+    )
+    count = min(len(left.live), len(right.live))
+    one_by_one, others = left.whole[:count], right.whole[:count]
+    alike = (one_by_one == others).all(axis=1)
+    used = left.live[:count] | right.live[:count]
+    names = _names(entry, left, right, count)
+    known = {row.tobytes(): i for i, row in enumerate(one_by_one) if left.live[i]}
+    hits: dict[str, list[tuple[int, str]]] = {}
+    turns, speeds = list[int | None](), frequencies(context.model, ratio)
+    for i in np.flatnonzero(~alike & used).tolist():
+        kind, detail = names[i], ""
+        if kind == "rope":
+            turn = _find_turn(left.tail[i], right.tail[i], speeds, turns)
+            if turn is not None:
+                kind, detail = "position", f"{turn:+,} tokens"
+        elif kind == "other content":
+            place = known.get(others[i].tobytes())
+            if place is not None:
+                kind, detail = "elsewhere", f"it is entry {first + place:,} of the first"
+        hits.setdefault(kind, []).append((first + i, detail))
+    differences = [
+        Difference(kind, len(found), found[0][0], found[0][0] * max(ratio, 1), found[0][1])
+        for kind, found in hits.items()
+    ]
+    order = sorted(differences, key=lambda each: each.entry)
+    alone = int(left.live[count:].sum()), int(right.live[count:].sum())
+    return Comparison(int(used.sum()), int((alike & used).sum()), order, alone)

@@ -69,6 +69,11 @@ class Parsed:
     tail: Bytes  # uint8[n, tail bytes]
     live: Mask  # rows that are not all zero, bool[n]
 
+    @property
+    def whole(self) -> Bytes:
+        """All of every row."""
+        return np.concatenate([self.codes, self.scales, self.tail], axis=1)
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -93,8 +98,6 @@ def parse(layout: PageLayout, pages: Bytes) -> Parsed:
     live = np.asarray(data.any(axis=1) | scales.any(axis=1))
     return Parsed(data[:, : entry.value_bytes], scales, tail, live)
 
-
-# ---- What a row must be ----------------------------------------------------------------------
 
 _E4M3_NAN = 0x7F
 _LEAST_PEAK = {"ue8m0": 0x76, "ue8m0x4": 0x76, "fp32": 0x76, "amax_fp32": 0x7E}
@@ -127,19 +130,15 @@ def have_nan(entry: EntryFormat, parsed: Parsed) -> Mask:
     found = np.zeros(len(parsed.codes), bool)
     if entry.value == "e4m3":
         found |= ((parsed.codes & 0x7F) == _E4M3_NAN).any(axis=1)
-    elif entry.value == "bf16":
-        found |= _bf16_nan(parsed.codes)
-    if entry.tail_dims and entry.tail == "bf16":
-        found |= _bf16_nan(parsed.tail)
-    return found
+    words = _words(entry, parsed)
+    return np.asarray(found | ((words & 0x7F80) == 0x7F80).any(axis=1))
 
 
-def _bf16_nan(row_bytes: Bytes) -> Mask:
-    words = _words(row_bytes)
-    return np.asarray(((words & 0x7F80) == 0x7F80).any(axis=1))
-
-
-def _words(row_bytes: Bytes) -> NDArray[np.uint16]:
+def _words(entry: EntryFormat, parsed: Parsed) -> NDArray[np.uint16]:
+    """Channels of bf16, if a row has any: uint16[n, channels]."""
+    row_bytes = parsed.codes if entry.value == "bf16" else parsed.tail
+    if entry.value != "bf16" and not (entry.tail_dims and entry.tail == "bf16"):
+        row_bytes = row_bytes[:, :0]
     return np.ascontiguousarray(row_bytes).view(np.uint16)
 
 
@@ -190,13 +189,7 @@ def odd_peaks(entry: EntryFormat, parsed: Parsed) -> Mask:
 
 def odd_tails(entry: EntryFormat, parsed: Parsed) -> Mask:
     """Rows with bf16 channels of no everyday size: bool[n]."""
-    if entry.value == "bf16":
-        words = _words(parsed.codes)
-    elif entry.tail_dims and entry.tail == "bf16":
-        words = _words(parsed.tail)
-    else:
-        return np.zeros(len(parsed.codes), bool)
-    low, high = _BF16_EXPONENTS
+    words, (low, high) = _words(entry, parsed), _BF16_EXPONENTS
     exponents = words >> 7 & 0xFF
     odd = ((exponents < low) | (exponents > high)) & (words & 0x7FFF != 0)
     return np.asarray(odd.any(axis=1))
@@ -206,9 +199,6 @@ def fitting(entry: EntryFormat, parsed: Parsed) -> Mask:
     """Rows in which nothing speaks against a format: bool[n]."""
     against = have_nan(entry, parsed) | odd_scales(entry, parsed)
     return np.asarray(~(against | odd_peaks(entry, parsed) | odd_tails(entry, parsed)))
-
-
-# ---- Which record it is ----------------------------------------------------------------------
 
 
 @cache
@@ -232,7 +222,7 @@ def known_records() -> tuple[tuple[str, str, EntryFormat, bool], ...]:
         (name, of, other, False)
         for name, of, entry, _ in rows
         if entry.scale != "none"
-        if _shape(other := _otherwise(entry)) not in usual
+        if _shape(other := replace(other_arrangement(entry), page_align=1)) not in usual
     ]
     return tuple(rows)
 
@@ -242,9 +232,9 @@ def _shape(entry: EntryFormat) -> EntryFormat:
     return replace(entry, name="", page_align=1)
 
 
-def _otherwise(entry: EntryFormat) -> EntryFormat:
-    """The same record in the arrangement that engines do not use for it."""
-    return replace(entry, scales_at="page_end" if entry.inline_scales else "row_end", page_align=1)
+def other_arrangement(entry: EntryFormat) -> EntryFormat:
+    """The same record with its scales behind all rows instead of in them, or so."""
+    return replace(entry, scales_at="page_end" if entry.inline_scales else "row_end")
 
 
 def candidates(dump: Dump, entries: int | None = None, name: str | None = None) -> list[Candidate]:

@@ -160,7 +160,7 @@ def _end_of_event(text: str, at: int) -> int:
 _LIMIT = 1 << 63
 
 
-class Columns:
+class Numbers:
     """Rows of integers, kept as columns; what is no such number is ``NONE``."""
 
     def __init__(self, width: int) -> None:
@@ -207,8 +207,8 @@ class Events:
 
     def __init__(self) -> None:
         self.names = Names()  # of kernels, operations and ranges
-        self.gpu, self.calls = Columns(_GPU_COLUMNS), Columns(_CALL_COLUMNS)
-        self.host = Columns(_HOST_COLUMNS)
+        self.gpu, self.calls = Numbers(_GPU_COLUMNS), Numbers(_CALL_COLUMNS)
+        self.host = Numbers(_HOST_COLUMNS)
         self.shapes: dict[LaunchShape, int] = {}
         self.timeless = 0  # events left out, as they do not say when or how long
         self._numbers: dict[tuple[object, ...], int] = {}
@@ -310,17 +310,15 @@ def _triple(sizes: Any) -> tuple[int, int, int] | None:
 def self_times(thread: Column, start_ns: Column, end_ns: Column) -> Column:
     """Durations less the operations directly inside, on the same thread."""
     left = (end_ns - start_ns).tolist()
-    starts, ends, threads = start_ns.tolist(), end_ns.tolist(), thread.tolist()
-    open_rows: list[int] = []
-    for row in np.lexsort((-end_ns, start_ns, thread)).tolist():
-        while open_rows and (
-            threads[open_rows[-1]] != threads[row] or ends[open_rows[-1]] <= starts[row]
-        ):
-            open_rows.pop()
-        if open_rows:
-            outer = open_rows[-1]
-            left[outer] -= min(ends[row], ends[outer]) - starts[row]
-        open_rows.append(row)
+    outer: list[tuple[int, int, int]] = []  # open rows, with thread and end
+    order = np.lexsort((-end_ns, start_ns, thread))
+    columns = (order, thread[order], start_ns[order], end_ns[order])
+    for row, on, start, end in zip(*(column.tolist() for column in columns), strict=True):
+        while outer and (outer[-1][1] != on or outer[-1][2] <= start):
+            outer.pop()
+        if outer:
+            left[outer[-1][0]] -= min(end, outer[-1][2]) - start
+        outer.append((row, on, end))
     return np.array(left, dtype=np.int64)
 
 

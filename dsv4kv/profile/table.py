@@ -4,6 +4,7 @@ What a kernel does to a KV cache is said by rules in ``configs/profile/``.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -244,9 +245,6 @@ def _equal(rows: Column, keys: Column) -> Iterator[Column]:
     yield from np.split(rows[order], changed) if len(order) else ()
 
 
-# ---- kernels and operations
-
-
 def _row(trace: Trace, rows: Column, gaps: Column, nodes: Column, classes: _Classes) -> KernelRow:
     work = trace.work
     name, kind = int(work.name[rows[0]]), int(work.kind[rows[0]])
@@ -286,10 +284,9 @@ def _most_frequent(numbers: Column) -> int:
 
 def _place(nodes: Column, mine: Column) -> int | None:
     """Place of the first of a kernel's nodes in its graph."""
-    mine = mine[mine > 0]
-    if not len(mine):
+    if not np.any(mine > 0):
         return None
-    first = int(mine.min())  # ids grow in the order of capture, the graph's in the upper half
+    first = int(mine[mine > 0].min())  # ids grow in the order of capture, upper half the graph's
     before, up_to = np.searchsorted(nodes, (first >> 32 << 32, first)).tolist()
     return 1 + int(up_to) - int(before)
 
@@ -310,6 +307,7 @@ def _operations(
     rows = []
     for name, parts in found.items():
         sizes = [part.counted_bytes for part in parts if part.counted_bytes is not None]
+        known = trace.tool == "ncu" and len(sizes) == len(parts)
         rows.append(
             OperationRow(
                 name=name,
@@ -317,9 +315,7 @@ def _operations(
                 calls=max(part.calls for part in parts),
                 total_ns=whole.get(name, sum(part.total_ns for part in parts)),
                 useful_bytes=useful.get(name),
-                dram_bytes=sum(sizes)
-                if trace.tool == "ncu" and len(sizes) == len(parts)
-                else None,
+                dram_bytes=sum(sizes) if known else None,
             )
         )
     return sorted(rows, key=lambda row: -row.total_ns)
@@ -329,17 +325,11 @@ def _with_bytes(
     kernels: Sequence[KernelRow], operations: Sequence[OperationRow]
 ) -> list[KernelRow]:
     """Give kernels that are an operation on their own its bytes."""
-    alone = [row.operation for row in kernels if row.operation and row.kind == "kernel"]
-    known = {row.name: row.useful_bytes for row in operations if alone.count(row.name) == 1}
-    return [
-        row.model_copy(update={"useful_bytes": known[row.operation]})
-        if row.operation in known
-        else row
-        for row in kernels
-    ]
-
-
-# ---- steps
+    alone = Counter(row.operation for row in kernels if row.kind == "kernel")
+    known: dict[str | None, int | None] = {
+        row.name: row.useful_bytes for row in operations if alone[row.name] == 1
+    }
+    return [row.model_copy(update={"useful_bytes": known.get(row.operation)}) for row in kernels]
 
 
 def _time_steps(trace: Trace, gaps: Column) -> StepTimes | None:
@@ -429,16 +419,13 @@ def _pick_step(trace: Trace, classes: _Classes) -> Timeline | None:
 
 def _median_step(trace: Trace) -> int:
     """The step whose work takes a median time from begin to end; ``NONE`` without steps."""
-    work, steps = trace.work, len(trace.steps_ns)
-    rows = np.flatnonzero(work.step >= 0)
-    if not len(rows):
-        return NONE
-    begin, end = np.full(steps, np.iinfo(np.int64).max), np.zeros(steps, dtype=np.int64)
-    np.minimum.at(begin, work.step[rows], work.start_ns[rows])
-    np.maximum.at(end, work.step[rows], work.end_ns[rows])
-    there = np.unique(work.step[rows])
-    order = there[np.argsort((end - begin)[there], kind="stable")]
-    return int(order[len(order) // 2])
+    work = trace.work.where(trace.work.step >= 0)
+    steps, at = np.unique(work.step, return_inverse=True)
+    begin, end = np.full(len(steps), np.iinfo(np.int64).max), constant(len(steps), 0)
+    np.minimum.at(begin, at, work.start_ns)
+    np.maximum.at(end, at, work.end_ns)
+    order = steps[np.argsort(end - begin, kind="stable")]
+    return int(order[len(order) // 2]) if len(order) else NONE
 
 
 def _by_numbers(lane: str) -> list[int | str]:

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,9 +48,21 @@ def triple(*sizes: int | None) -> tuple[int, int, int] | None:
     return None if NONE in (x, y, z) else (x, y, z)
 
 
+class Columns:
+    """Columns of equal length."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
+
+    def where(self, chosen: NDArray[np.bool_]) -> Self:
+        """Some of the rows."""
+        names = [one.name for one in fields(self)]  # type: ignore[arg-type]
+        return type(self)(**{name: getattr(self, name)[chosen] for name in names})
+
+
 @dataclass(frozen=True)
-class Work:
-    """Columns of equal length, one row for each piece of work."""
+class Work(Columns):
+    """One row for each piece of work."""
 
     name: Column  # into ``Trace.names``
     kind: Column  # into ``KINDS``
@@ -64,13 +76,6 @@ class Work:
     step: Column  # into the steps of the trace, or ``NONE``
     phase: Column  # into ``Trace.names``: the innermost range inside the step, or ``NONE``
     bytes: Column  # bytes moved, as counted by the profiler, or ``NONE``
-
-    def __len__(self) -> int:
-        return len(self.name)
-
-    def where(self, chosen: NDArray[np.bool_]) -> "Work":
-        """Some of the rows."""
-        return Work(**{one.name: getattr(self, one.name)[chosen] for one in fields(self)})
 
 
 def make_work(
@@ -180,21 +185,13 @@ _ENDS, _BEGINS = 0, 1
 
 
 @dataclass(frozen=True)
-class Ranges:
-    """Columns of marked ranges."""
+class Ranges(Columns):
+    """Marked ranges."""
 
     thread: Column  # which thread they were marked on, and above ``THREAD_BITS`` of which process
     start_ns: Column
     end_ns: Column  # end; ``NONE`` where it was never closed
     name: Column  # numbers of their names
-
-    def __len__(self) -> int:
-        return len(self.name)
-
-    def where(self, chosen: NDArray[np.bool_]) -> "Ranges":
-        """Some of the rows."""
-        columns = (self.thread, self.start_ns, self.end_ns, self.name)
-        return Ranges(*(column[chosen] for column in columns))
 
     @property
     def closed_ns(self) -> Column:
@@ -220,8 +217,6 @@ def enclosing(
         number of the innermost range that is no step; ``NONE`` each where there is none.
     """
     step, phase = constant(len(thread), NONE), constant(len(thread), NONE)
-    if not len(ranges):
-        return step, phase
     steps_before = np.cumsum(is_step) - 1
     for one in np.unique(ranges.thread):
         here, mine = np.flatnonzero(thread == one), np.flatnonzero(ranges.thread == one)
@@ -415,12 +410,12 @@ def _lie_in(
 def _outermost(ranges: Ranges, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Whether a chosen range is in no other chosen one of its thread."""
     kept = np.zeros(len(ranges), dtype=np.bool_)
-    rows, closed = np.flatnonzero(chosen), ranges.closed_ns
+    rows, begin, closed = np.flatnonzero(chosen), ranges.start_ns, ranges.closed_ns
     until: dict[int, int] = {}
-    for row in rows[np.lexsort((-closed[rows], ranges.start_ns[rows]))].tolist():
+    for row in rows[np.lexsort((-closed[rows], begin[rows]))].tolist():
         thread = int(ranges.thread[row])
-        if ranges.start_ns[row] >= until.get(thread, int(ranges.start_ns[row])):
-            kept[row], until[thread] = True, int(closed[row])
+        if begin[row] >= until.get(thread, begin[row]):
+            kept[row], until[thread] = True, closed[row]
     return kept
 
 
@@ -428,6 +423,7 @@ def _repeating(launches: Launches) -> tuple[list[Column], str]:
     """The calls of every step, and what a step is; no step where nothing repeats."""
     made, work = launches.made, launches.work
     process = launches.called.thread[made] >> THREAD_BITS
+    each_graph = "every launch of a graph is one"
     first = constant(len(launches.called), NONE)  # name of the first work that a call launched
     known = np.flatnonzero(launches.call != NONE)
     latest_first = known[np.argsort(-work.start_ns[known], kind="stable")]
@@ -435,16 +431,14 @@ def _repeating(launches: Launches) -> tuple[list[Column], str]:
     cuts: list[Column] = []
     only_graphs = bool(len(made)) and bool(np.all(launches.of_graph[made]))
     if only_graphs and len(np.unique(first[made])) == 1:
-        return list(made[:, None]), "every launch of a graph is one"
+        return list(made[:, None]), each_graph
     for one in np.unique(process):
         mine = made[process == one]
         mine = mine[np.argsort(launches.called.start_ns[mine], kind="stable")]
         cuts += _between_pauses(launches.called.start_ns[mine], first[mine], mine)
     if cuts:
         return cuts, "a step is what the host launches between long pauses"
-    if only_graphs:
-        return list(made[:, None]), "every launch of a graph is one"
-    return [], NO_STEPS
+    return (list(made[:, None]), each_graph) if only_graphs else ([], NO_STEPS)
 
 
 def _between_pauses(begin_ns: Column, first: Column, rows: Column) -> list[Column]:
@@ -467,5 +461,4 @@ def _are_alike(parts: Sequence[Column]) -> bool:
     """Whether most begin with the same work; two have to be the same in all."""
     if len(parts) == 2:
         return np.array_equal(parts[0], parts[1])
-    ((_, most),) = Counter(int(part[0]) for part in parts).most_common(1)
-    return most >= _ALIKE * len(parts)
+    return max(Counter(int(part[0]) for part in parts).values()) >= _ALIKE * len(parts)

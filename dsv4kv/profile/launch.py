@@ -153,14 +153,12 @@ def version_of(tool: str) -> str | None:
 
 def nsys_profile(nsys: str, output: Path, program: Sequence[str]) -> Command:
     """``nsys profile`` of a program, into ``output`` with ``.nsys-rep`` after."""
-    kept, dropped = _known(_NSYS_PROFILE, [nsys, "profile", "--help"])
-    return Command([nsys, "profile", *kept, f"--output={output}", *program], dropped)
+    return _command([nsys, "profile"], _NSYS_PROFILE, [f"--output={output}", *program])
 
 
 def nsys_export(nsys: str, report: Path, database: Path) -> Command:
     """``nsys export`` of a report."""
-    kept, dropped = _known(_NSYS_EXPORT, [nsys, "export", "--help"])
-    return Command([nsys, "export", *kept, f"--output={database}", str(report)], dropped)
+    return _command([nsys, "export"], _NSYS_EXPORT, [f"--output={database}", str(report)])
 
 
 def ncu_profile(
@@ -171,19 +169,18 @@ def ncu_profile(
     ``kernels`` is a regular expression of names. Without a domain of their own (the ``nvtx``
     package is missing) steps are found by name alone.
     """
-    kept, dropped = _known(_NCU, [ncu, "--help"])
     steps = f"{DOMAIN}@{STEP}/" if own_domain else f"{STEP}/"
     chosen = [f"--kernel-name=regex:{kernels}"] if kernels else []
-    metrics = f"--metrics={','.join(NCU_METRICS)}"
-    options = ["--nvtx", f"--nvtx-include={steps}", *kept, *chosen, metrics]
-    return Command([ncu, *options, f"--export={output}", *program], dropped)
+    more = ["--nvtx", f"--nvtx-include={steps}", *chosen, f"--metrics={','.join(NCU_METRICS)}"]
+    return _command([ncu], _NCU, [*more, f"--export={output}", *program])
 
 
-def _known(options: Sequence[str], ask_help: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Options that the help lists, and the others; all are known where there is no help."""
-    listed = set(re.findall(r"--[a-z][a-z-]*", ask(ask_help)))
+def _command(tool: list[str], options: Sequence[str], rest: Sequence[str]) -> Command:
+    """With the options that the tool's help lists; all are known where there is no help."""
+    listed = set(re.findall(r"--[a-z][a-z-]*", ask([*tool, "--help"])))
     known = [one for one in options if not listed or one.partition("=")[0] in listed]
-    return known, [one for one in options if one not in known]
+    dropped = [one for one in options if one not in known]
+    return Command([*tool, *known, *rest], dropped)
 
 
 @dataclass(frozen=True)

@@ -175,16 +175,9 @@ _SHAPE = (
     *("registersPerThread", "staticSharedMemory", "dynamicSharedMemory"),
 )
 _TITLES = ("demangledName", "shortName", "mangledName")
-_COPIES = {
-    1: "host to device",
-    2: "device to host",
-    8: "device to device",
-    9: "host to host",
-    10: "peer to peer",
-    11: "host to device, unified memory",
-    12: "device to host, unified memory",
-    13: "device to device, unified memory",
-}
+_WAYS = ("host to device", "device to host", "device to device")
+_COPIES = dict(zip((1, 2, 8, 9, 10), (*_WAYS, "host to host", "peer to peer"), strict=True))
+_COPIES |= {11 + number: f"{way}, unified memory" for number, way in enumerate(_WAYS)}
 _PID_BIT, _PID_MASK = 24, (1 << 24) - 1
 CORRELATION_MASK = (1 << CORRELATION_BITS) - 1
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from dsv4kv import __version__
 from dsv4kv.errors import ProfileError
@@ -152,11 +153,9 @@ def load_profile(path: Path, step: str, rules: Sequence[Rule] = ()) -> Source:
 
 def is_record(path: Path) -> bool:
     """Whether a JSON file is a run record."""
-    with open_text(path) as file:
-        try:
-            return _RECORD in file.read(_HEAD_CHARACTERS)
-        except (OSError, EOFError, zlib.error):  # damaged: its reader says how
-            return False
+    with open_text(path) as file, suppress(OSError, EOFError, zlib.error):
+        return _RECORD in file.read(_HEAD_CHARACTERS)
+    return False  # damaged: its reader says how
 
 
 ELSEWHERE = "not in the profile"
@@ -177,6 +176,13 @@ def record_of_profile(profile: Profile, path: Path, step: str, argv: Sequence[st
         backend=ELSEWHERE,
         profile=profile,
     )
+    nowhere: dict[str, Any] = dict.fromkeys(Environment.model_fields) | {
+        "hostname_sha256": "",
+        "platform": ELSEWHERE,
+        "python": ELSEWHERE,
+        "versions": {"dsv4kv": __version__},
+        "variables": {},
+    }
     return RunRecord(
         run_id=new_run_id(f"profile-{path.name}", now),
         started_utc=moment,
@@ -189,19 +195,6 @@ def record_of_profile(profile: Profile, path: Path, step: str, argv: Sequence[st
         trace_source=None,
         trace_sha256=None,
         seed=0,
-        environment=Environment(
-            hostname_sha256="",
-            platform=ELSEWHERE,
-            python=ELSEWHERE,
-            cpu=None,
-            cpu_count=None,
-            memory_bytes=None,
-            load_1min=None,
-            governor=None,
-            versions={"dsv4kv": __version__},
-            variables={},
-            git_sha=None,
-            git_dirty=None,
-        ),
+        environment=Environment(**nowhere),
         cases=[case],
     )

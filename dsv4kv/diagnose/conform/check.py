@@ -82,11 +82,9 @@ def drive(engine: str, python: str | None = None, package: Path | None = None) -
         )
     questions, given = os.pipe()
     answered, answers = os.pipe()
-    start = _START.format(folder=str(FOLDER))
-    where = str(package.resolve()) if package else ""
-    ask = os.fdopen(given, "w")
+    start, where = _START.format(folder=str(FOLDER)), str(package.resolve()) if package else ""
+    ask, command = os.fdopen(given, "w"), [program, "-c", start, engine, where, str(questions)]
     with os.fdopen(answered) as hear:
-        command = [program, "-c", start, engine, where, str(questions)]
         child = Child(command, stdout=answers, pass_fds=(questions,))
         os.close(questions)
         os.close(answers)
@@ -211,7 +209,6 @@ def _shortest(manager: Driven, first: Failure) -> Failure:
 
 
 _PARTS = {"vllm": ("broken", "offloading", "vllm"), "sglang": ("broken", "hicache", "sglang")}
-_DRIVEN = Path(__file__).parent / "driven"
 _RELATIVE = re.compile(r"^from \.\w+ import .*\n", re.MULTILINE)
 _HEADER = re.compile(r"\A(# .*\n)*")
 
@@ -236,7 +233,7 @@ def test_{kind}():
 
 def test_file(engine: str, version: str, failure: Failure) -> str:
     """The text of the file: stand-ins, the driver and the sequence."""
-    parts = [(_DRIVEN / f"{name}.py").read_text("utf-8") for name in _PARTS[engine]]
+    parts = [(FOLDER / "driven" / f"{name}.py").read_text("utf-8") for name in _PARTS[engine]]
     code = "\n\n".join(_RELATIVE.sub("", _HEADER.sub("", part)) for part in parts)
     sequence = failure.sequence
     test = _TEST.format(

@@ -156,23 +156,18 @@ def draw_vllm(draw: random.Random, traits: Traits, host: bool = False) -> Sequen
         "draft_tokens": draw.choice([1, 3]),
     }
     if host:
-        settings |= _draw_host(draw, served=served)
+        settings |= {
+            "host_chunks": _ROOMY if served else draw.choice([20, 60, 200, 1000, _ROOMY]),
+            "host_policy": draw.choice(["lru", "arc"]),
+            "host_threshold": 0 if served else draw.choice([0, 0, 2]),
+            "host_prompts_only": draw.random() < 0.5,
+            "host_sync_bytes": draw.choice([0, 0, 1 << 20, 1 << 40]),
+        }
     if host and served:
         # Where prompts part, and of a draft's last window, host memory keeps less than our rules.
         settings |= {"rule": _RETENTION[None], "retention": None}
         settings["speculation"] = draw.choice(["none", "mtp+connector"])
     return _operate(draw, settings, longest, served=served)
-
-
-def _draw_host(draw: random.Random, *, served: bool) -> dict[str, Any]:
-    """Chunks of host memory, and how they are used."""
-    return {
-        "host_chunks": _ROOMY if served else draw.choice([20, 60, 200, 1000, _ROOMY]),
-        "host_policy": draw.choice(["lru", "arc"]),
-        "host_threshold": 0 if served else draw.choice([0, 0, 2]),
-        "host_prompts_only": draw.random() < 0.5,
-        "host_sync_bytes": draw.choice([0, 0, 1 << 20, 1 << 40]),
-    }
 
 
 def draw_sglang(draw: random.Random, traits: Traits, host: bool = False) -> Sequence:
@@ -234,11 +229,8 @@ def _operate(
 
 def expect(sequence: Sequence) -> Sequence:
     """The same with what the rule says of every prompt that is served alone."""
-    prompts: list[Prompt] = [
-        (operation[3], operation[2])
-        for operation in sequence.operations
-        if operation[0] == "serve"
-    ]
+    served = [operation for operation in sequence.operations if operation[0] == "serve"]
+    prompts: list[Prompt] = [(tokens, pages) for _, _, pages, tokens, _ in served]
     if not prompts:
         return sequence
     asked, settings = enumerate(prompts), sequence.settings

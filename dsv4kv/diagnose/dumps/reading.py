@@ -24,6 +24,8 @@ from dsv4kv.errors import TraceError
 from dsv4kv.files import open_regular, parse_json
 
 Bytes = NDArray[np.uint8]
+Tensor = tuple[Bytes, tuple[int, ...]]
+"""Its bytes and its sizes."""
 
 MOST_BYTES = 2**36
 """The largest tensor that is looked at: it is mapped, and read page by page."""
@@ -78,6 +80,7 @@ def read_dump(path: Path, tensor: str | None = None) -> Dump:
         raise TraceError(f"{path}: {error.strerror or error}.") from error
     if not size:
         raise TraceError(f"{path} is empty: there is no page in it.")
+    found: dict[str, Tensor]
     if head.startswith(_NPY):
         values, shape = _read_npy(path, size)
         found = {"": (values.view(np.uint8), _as_bytes(shape, values.itemsize))}
@@ -93,20 +96,16 @@ def read_dump(path: Path, tensor: str | None = None) -> Dump:
     else:
         _check_size(path, (size,), 1, size)
         found = {"": (np.memmap(path, np.uint8, "r"), (size,))}
-    name = _choose(path, list(found), tensor)
-    data, shape = found[name]
-    return Dump(path, name, data, shape)
-
-
-def _choose(path: Path, names: list[str], asked: str | None) -> str:
+    names = list(found)
     listed = _quote(", ".join(names[:20]) or "none")
-    if asked is not None and asked not in names:
-        raise TraceError(f"{path} has no tensor {_quote(asked)!r}: it has {listed}.")
+    if tensor is not None and tensor not in found:
+        raise TraceError(f"{path} has no tensor {_quote(tensor)!r}: it has {listed}.")
     if not names:
         raise TraceError(f"{path} holds no tensor, or only deeper than a dict or list of them.")
-    if asked is None and len(names) != 1:
+    if tensor is None and len(names) != 1:
         raise TraceError(f"{path} has {len(names)} tensors: name one with --tensor: {listed}.")
-    return asked if asked is not None else names[0]
+    name = names[0] if tensor is None else tensor
+    return Dump(path, name, *found[name])
 
 
 def _quote(said: object) -> str:
@@ -152,9 +151,7 @@ def _as_bytes(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return (*shape[:-1], shape[-1] * itemsize) if shape else (itemsize,)
 
 
-def _read_safetensors(
-    path: Path, size: int
-) -> Iterator[tuple[str, tuple[Bytes, tuple[int, ...]]]]:
+def _read_safetensors(path: Path, size: int) -> Iterator[tuple[str, Tensor]]:
     """Every tensor, by the format's own header: 8 bytes of length, JSON, data."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -191,7 +188,7 @@ def _whole_numbers(given: Any, most: int) -> tuple[int, ...]:
     return tuple(given)
 
 
-def _read_torch(path: Path) -> Iterator[tuple[str, tuple[Bytes, tuple[int, ...]]]]:
+def _read_torch(path: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a ``torch.save`` file: one, or a dict or list of them; mapped, not loaded."""
     try:
         with path.open("rb", 0) as raw, zipfile.ZipFile(_Bounded(raw)) as archive:
@@ -297,14 +294,16 @@ def _tensors(saved: Any) -> Iterator[tuple[str, _Named]]:
 
 def _map_tensor(
     path: Path, name: str, tensor: _Named, records: Mapping[str, zipfile.ZipInfo]
-) -> tuple[Bytes, tuple[int, ...]]:
+) -> Tensor:
     """A tensor's bytes, where the file holds them."""
+
+    def refusal(kind: str) -> TraceError:
+        what = f"{path}: tensor {name!r} is no array of numbers on a CPU ({kind})"
+        return TraceError(f"{what}: save .cpu().contiguous() of it.")
+
     kind = tensor.name.rpartition("_rebuild_")[2]
     if kind not in ("tensor", "tensor_v2", "tensor_v3"):
-        raise TraceError(
-            f"{path}: tensor {name!r} is no array of numbers on a CPU ({_quote(kind)}): save "
-            ".cpu().contiguous() of it."
-        )
+        raise refusal(_quote(kind))
     storage, offset, shape, strides = tensor.arguments[:4]
     _, typed, key, _, _ = storage.arguments
     dtype = tensor.arguments[6].name if kind == "tensor_v3" else typed.name
@@ -313,10 +312,7 @@ def _map_tensor(
     if not all(isinstance(each, int) and 0 <= each <= MOST_BYTES for each in numbers):
         raise ValueError(f"tensor {name!r} of sizes that are none")
     if not 0 < len(shape) == len(strides) <= _MOST_DIMS:
-        raise TraceError(
-            f"{path}: tensor {name!r} is no array of numbers on a CPU ({len(shape)} dimensions): "
-            "save .cpu().contiguous() of it."
-        )
+        raise refusal(f"{len(shape)} dimensions")
     size = path.stat().st_size
     if not 0 < math.prod(shape) * itemsize <= size:
         raise TraceError(

@@ -42,8 +42,7 @@ class Answer:
     cached_tokens: int | None  # of these, found in its cache; None where it does not report that
     ttft_s: float  # until the first token came
     words: tuple[str, ...] = ()  # the tokens of its answer
-    likely: tuple[Mapping[str, float], ...] = ()
-    """For every one of them, the log-probabilities of the likeliest, in nats."""
+    likely: tuple[Mapping[str, float], ...] = ()  # log-probabilities of the likeliest, in nats
     cached_by: Mapping[str, int] = field(default_factory=dict)
     """The same by tier, where it reports that."""
     took_s: float = 0.0  # from when it was asked, and not too busy to answer, to the end

@@ -20,7 +20,7 @@ import torch
 from dsv4kv.bench.device import describe_gpu, find_device, measure_peaks
 from dsv4kv.bench.memory import audit_memory
 from dsv4kv.bench.protocol import measure_memcpy
-from dsv4kv.bench.run import Setup, describe_cache, make_loop, set_up
+from dsv4kv.bench.run import describe_cache, make_loop, set_up
 from dsv4kv.bench.serve.executor import Recorder, StepExecutor, StepTokens
 from dsv4kv.bench.serve.operations import name_of
 from dsv4kv.config.bench import BenchConfig

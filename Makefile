@@ -119,14 +119,14 @@ site: $(VENV)/installed
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[docs]'
 	rm -rf build/gallery && mkdir -p build/gallery
 	cd build/gallery && export PATH="$(abspath $(BIN)):$$PATH" && \
-	  dsv4kv bench smoke --quiet --json bench.json && dsv4kv report bench.json --html bench.html && \
-	  dsv4kv bench smoke --quiet --data none --axis cache.block_tokens=128,256 \
-	    --axis workload.concurrency=2,8 --json sweep.json && \
+	  dsv4kv bench smoke --json > bench.json && dsv4kv report bench.json --html bench.html && \
+	  dsv4kv bench smoke --data none --axis cache.block_tokens=128,256 \
+	    --axis workload.concurrency=2,8 --json > sweep.json && \
 	  dsv4kv report sweep.json --html sweep.html && \
-	  dsv4kv replay builtin:chat --quiet --json replay.json && \
+	  dsv4kv replay builtin:chat --json > replay.json && \
 	  dsv4kv report replay.json --html replay.html && \
-	  dsv4kv bench smoke --quiet --launches 7 --json before.json && \
-	  dsv4kv bench smoke --quiet --launches 7 --json after.json && \
+	  dsv4kv bench smoke --launches 7 --json > before.json && \
+	  dsv4kv bench smoke --launches 7 --json > after.json && \
 	  { dsv4kv compare before.json after.json --html compare.html > /dev/null || true; }
 	cp build/gallery/*.html docs/gallery/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

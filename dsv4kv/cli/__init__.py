@@ -53,13 +53,20 @@ _GROUPS = {
     },
 }
 _HIDDEN = {
+    "bench systems": "Run three designs of the cache on the same data; compare every output and "
+    "time calls.",
+    "bench tiers": "Store prefixes in host memory and on disk, restore them, and check every bit.",
+    "bench transfer": "Move a cache from a prefill to a decode process, check every bit, and time "
+    "reads.",
     "replay calibrate": "Fit the step times of replay to measured runs of your own server.",
     "report list": "List saved runs, oldest first, and unfinished sweeps.",
     "report prune": "Delete the saved runs that match every option given.",
 }
 COMMANDS = {name: text for rows in _GROUPS.values() for name, text in rows.items()} | _HIDDEN
 """Every command by name, of one word or two: the first paragraph of its help."""
-_MODULES = {"bench op": "op", "replay calibrate": "calibrate"}
+_MODULES = {"bench op": "op", "replay calibrate": "calibrate"} | dict.fromkeys(
+    ("bench systems", "bench tiers", "bench transfer"), "scenarios"
+)
 _ALIASES = {
     "calibrate": "replay calibrate",
     "report show": "report",
@@ -69,6 +76,8 @@ _ALIASES = {
     "results show": "report",
 }
 """Spellings of before."""
+_OLD_OPTIONS = {"doctor --gpu": "--check-gpu", "probe --model": "--served-model-name"}
+"""Names of before of a command's options, which mean something else in other commands."""
 
 ENDINGS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -185,6 +194,10 @@ class Command(_Plain, TyperCommand):
 
         ``--json`` prints one document; of commands that also write it, it is ``--json=-``.
         """
+        for number, word in enumerate(args):
+            name, sign, value = word.partition("=")
+            name = _OLD_OPTIONS.get(f"{self.name} {name}", name)
+            args[number] = f"{name}{sign}{value}"
         if "--help-all" not in args:
             if any(
                 each.name == "json_" and not getattr(each, "is_flag", False)

@@ -30,10 +30,7 @@ _gpu = partial(opt.Row, panel="GPUs and layout")
 _cache = partial(opt.Row, panel="Cache", rare=True)
 _host = partial(opt.Row, panel="Host memory", rare=True)
 _OUTPUT: dict[str, Any] = {"panel": "Output"}
-_MODELS = (
-    f"{listed(shipped_names('models'))}, gqa8 (a baseline with 8 KV heads), or a Hugging Face "
-    "config.json."
-)
+_MODELS = f"gqa8 (a baseline with 8 KV heads), {opt.MODELS}"
 _ENGINES = f"Whose rules size the cache: {listed(FAMILIES)}, or a version: vllm:0.33."
 _COMMAND = (
     "A launch command of vLLM, SGLang or TensorRT-LLM, or a file with one (script, YAML, "

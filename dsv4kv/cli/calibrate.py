@@ -20,9 +20,9 @@ _RESULTS = (
     "wrote, several concurrencies if you can, one for 1."
 )
 SHORTHANDS = {
-    "model": opt.Row("A preset or a config.json.", "NAME|FILE", key="model.preset"),
-    "gpu": opt.Row("GPU type.", key="cost.gpu"),
-    "gpus": opt.Row("Number of GPUs.", kind=int, key="cost.gpus"),
+    "model": opt.Row(opt.MODELS, "NAME|FILE", "v4-flash", key="model.preset"),
+    "gpu": opt.Row(opt.GPU, "NAME", "h200", key="cost.gpu"),
+    "gpus": opt.Row("Number of GPUs.", "N", "2", kind=int, key="cost.gpus"),
 }
 """Options that stand for settings."""
 
@@ -31,7 +31,7 @@ SHORTHANDS = {
 def calibrate(
     given: dict[str, Any],
     results: list[Path] = opt.required(_RESULTS),
-    set_: opt.Texts = opt.SET,
+    set_: opt.Texts = opt.SET_RARE,
     config: opt.Text = opt.option("Replay config with these settings.", "FILE", rare=True),
     name: opt.Text = opt.option("Store the calibration: as a name, or a .yaml.", "NAME|FILE"),
     json_: opt.Text = opt.JSON,

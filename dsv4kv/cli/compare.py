@@ -49,9 +49,7 @@ def compare(
     sides: opt.Texts = opt.argument(_SIDES, "[BEFORE] AFTER"),
     ab: tuple[str, str] | None = opt.option(_AB_HELP, "A B"),
     config: opt.Text = opt.option("What both run.", show_default="default", **_AB),
-    set_: opt.Texts = opt.option(
-        "Change a setting of both.", "KEY=VALUE", "--set", rare=True, **_AB
-    ),
+    set_: opt.Texts = opt.SET_RARE,
     axis: opt.Texts = opt.option("Sweep a setting of both.", "KEY=A,B,…", rare=True, **_AB),
     launches: int | None = opt.option(
         "Fresh processes of each side.", min=1, show_default="7", **_AB

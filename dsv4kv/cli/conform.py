@@ -25,7 +25,7 @@ def conform(
     engine: Literal["vllm", "sglang"] = opt.required("Engine."),
     python: opt.Text = opt.option("Python of the engine's environment.", show_default="this one"),
     package: Path | None = opt.option(_PACKAGE, rare=True),
-    host: bool = opt.flag("--host", "With offloading to host memory."),
+    host: bool = opt.flag("--host", "With offloading to host memory.", rare=True),
     operations: int = opt.option("Number of operations.", min=1, rare=True, default=20_000),
     seed: int = opt.option("Seed of the operations.", rare=True, default=0),
     pytest: Path | None = opt.option(_PYTEST),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EPILOG = examples(
     "dsv4kv doctor                 look at this machine",
     "dsv4kv doctor --calibrate     measure its A/A noise floor, for dsv4kv compare",
-    "dsv4kv doctor --gpu           check and time the GPU: a minute",
+    "dsv4kv doctor --check-gpu     check and time the GPU: a minute",
 )
 _CALIBRATE = (
     "Also run equal launches, store their noise floor and the memory's peaks (minutes; keep the "
@@ -31,7 +31,7 @@ _GPU = (
 
 def doctor(
     calibrate: bool = opt.flag("--calibrate", _CALIBRATE, rare=True),
-    gpu: bool = opt.flag("--gpu", _GPU),
+    gpu: bool = opt.flag("--check-gpu", _GPU),
     as_json: bool = opt.AS_JSON,
 ) -> None:
     """Check this machine: what it has, what is missing and what that disables.

@@ -36,8 +36,10 @@ _GIVEN = (
 
 def explain(
     given: list[str] = opt.required(f"A {_GIVEN}", "FILE…"),
-    model: opt.Text = opt.option("Model, where the file does not name it.", "NAME|FILE"),
-    gpu: opt.Text = opt.option("GPU type of a launch command.", "NAME", show_default="h200"),
+    model: opt.Text = opt.option(
+        opt.MODELS, "NAME|FILE", show_default="the file's, else v4-flash"
+    ),
+    gpu: opt.Text = opt.option(opt.GPU, "NAME", show_default="h200"),
     engine: opt.Text = opt.option("Engine and version.", "NAME:VERSION", rare=True),
     step: str = opt.option(
         "Range of a profile that is a step.", "NAME", rare=True, default="step"

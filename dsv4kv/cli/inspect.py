@@ -35,7 +35,7 @@ def inspect(
     ratio: int | None = opt.option(_RATIO, min=0, max=1 << 20),
     first: int = opt.option("Entry of the first row.", rare=True, min=0, max=1 << 40, default=0),
     held: int | None = opt.option("Expected entries.", rare=True, min=1),
-    model: str = opt.option("Model (for RoPE).", "NAME|FILE", rare=True, default="v4-flash"),
+    model: str = opt.option(opt.MODELS, "NAME|FILE", rare=True, default="v4-flash"),
     as_json: bool = opt.AS_JSON,
 ) -> None:
     """Find the entry format of dumped cache pages, and corrupt entries.

@@ -26,7 +26,7 @@ _ENGINE = "Engine and version: vllm:0.33."
 def lint(
     given: str = opt.required(_GIVEN, "COMMAND|LOG|RESULT"),
     engine: opt.Text = opt.option(_ENGINE, "NAME:VERSION", show_default="of the image or log"),
-    gpu: opt.Text = opt.option("GPU type.", rare=True, show_default="of the log"),
+    gpu: opt.Text = opt.option(opt.GPU, "NAME", rare=True, show_default="of the log"),
     as_json: bool = opt.AS_JSON,
 ) -> None:
     """Find known faults of engines in commands and logs, and benchmark pitfalls.

@@ -27,10 +27,10 @@ def op(
     ),
     context: str = opt.option("Tokens of every request.", "TOKENS,…", default="8K"),
     backend: opt.Text = opt.option(_BACKEND, "NAME|FILE:FUNCTION", show_default="our own"),
-    model: str = opt.option("Model.", "NAME|FILE", rare=True, default="v4-flash"),
+    model: str = opt.option(opt.MODELS, "NAME|FILE", rare=True, default="v4-flash"),
     device: opt.Text = opt.option("auto, cpu or cuda.", rare=True),
     seconds: float = opt.option("Time per row.", rare=True, min=1.5, max=600, default=5.0),
-    set_: opt.Texts = opt.option("Change a setting of bench.", "KEY=VALUE", "--set", rare=True),
+    set_: opt.Texts = opt.SET_RARE,
     as_json: bool = opt.AS_JSON,
 ) -> None:
     """Check one operation against the reference, then time it.

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import typer
 
+from dsv4kv.choices import listed
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import check_file, check_folder, refused_by, write_named
+from dsv4kv.files import check_file, check_folder, refused_by, shipped_names, write_named
 from dsv4kv.view.console import print_document
 
 OUTPUTS = "dsv4kv.outputs"
@@ -157,13 +158,17 @@ def _is_same(one: Path, other: Path) -> bool:
 Text = str | None
 Texts = list[str] | None
 RESULTS = Path("results")
+MODELS = f"{listed(shipped_names('models'))}, or a Hugging Face config.json."
+GPU = "GPU type: h200, b200, mi300x, …; budget --help lists all."
 SET = option("Change a setting; repeatable.", "KEY=VALUE", "--set")
+SET_RARE = option("Change a setting; repeatable.", "KEY=VALUE", "--set", rare=True)
 AXIS = option("Sweep a setting; repeatable.", "KEY=A,B,…", "--axis")
 RESUME = option("Resume an interrupted sweep, by its name or file.", "RUN", rare=True)
 OUT = option("Folder for the run record.", default=RESULTS, rare=True, callback=to_folder)
 HTML = option("Also write a page to show.", "PAGE.html", callback=to_page)
 AS_JSON = flag("--json", "Print one JSON document.")
-JSON = option("Print one JSON document; FILE: write it.", "[FILE]", "--json", callback=to_file)
+JSON = option("Print one JSON document.", "", "--json", callback=to_file)
+"""As ``AS_JSON``; also takes a file to write, beside the tables."""
 VERBOSE = flag("--verbose -v", "Print every table, not the answer only.")
 QUIET = flag("--quiet -q", "Print problems only.", rare=True)
 

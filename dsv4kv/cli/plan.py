@@ -38,7 +38,9 @@ _PRICE = "USD per GPU-hour; minimises cost instead of the number of GPUs."
 def plan(
     trace: opt.Text = opt.argument(_TRACE, callback=opt.as_path),
     slo: opt.Texts = opt.option("ttft_p99=2s, tpot_p50=50ms, latency_p90=30s.", "TIME_pN=LIMIT"),
-    gpu: str = opt.option("GPU types to try.", "A,B,…", default="h200,b200"),
+    gpu: str = opt.option(
+        "GPU types to try; budget --help lists all.", "A,B,…", default="h200,b200"
+    ),
     router: str = opt.option("Routers to try.", "A,B,…", rare=True, default="round_robin,dynamo"),
     split: str = opt.option(_SPLIT, "A,B,…", rare=True, default="none,1:1,1:2,2:1"),
     args: opt.Texts = opt.option(_ARGS, "FLAGS", rare=True),
@@ -51,7 +53,7 @@ def plan(
         "Replay the trace faster by this factor.", rare=True, min=1e-3, max=1e6, default=1.0
     ),
     engine: str = opt.option("sglang or vllm, or a version of theirs.", default="sglang"),
-    model: str = opt.option("A preset or a config.json.", "NAME|FILE", default="v4-flash"),
+    model: str = opt.option(opt.MODELS, "NAME|FILE", default="v4-flash"),
     isl: int | None = opt.option("Tokens of every prompt.", min=1),
     osl: int | None = opt.option("Tokens of every answer.", min=1),
     rate: float | None = opt.option("Requests a second (Poisson).", min=1e-3, max=1e3),

@@ -30,7 +30,9 @@ _RESET = "Flush the server's cache first (affects other users)."
 
 def probe(
     url: str = opt.required(_URL, "URL"),
-    model: opt.Text = opt.option("Model to use.", "NAME", show_default="the first it serves"),
+    model: opt.Text = opt.option(
+        "Its name of the model.", "NAME", "--served-model-name", show_default="the first it serves"
+    ),
     metrics: opt.Text = opt.option("Its metrics page, for hits and tiers.", "URL"),
     budget: str = opt.option("Max time: 90s, 5m, 1h.", "TIME", default="5m"),
     tokens: str = opt.option(

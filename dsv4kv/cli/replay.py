@@ -30,7 +30,7 @@ EPILOG = examples(
 
 _step = partial(opt.Row, panel="Model of a step")
 SHORTHANDS = {
-    "model": opt.Row("A preset or a config.json.", "NAME|FILE", key="model.preset"),
+    "model": opt.Row(opt.MODELS, "NAME|FILE", "v4-flash", key="model.preset"),
     "memory": opt.Row("Memory of the cache: 40GiB.", "BYTES", key="cache.memory_bytes"),
     "policy": opt.Row(
         f"What is evicted first: {listed(POLICIES)}.", key="prefix.policy", rare=True
@@ -41,8 +41,8 @@ SHORTHANDS = {
         key="prefix.strategy",
         rare=True,
     ),
-    "gpu": _step("A GPU of the catalogue, for its times.", key="cost.gpu"),
-    "gpus": _step("GPUs that share the work of a step.", kind=int, key="cost.gpus"),
+    "gpu": _step(opt.GPU, "NAME", "h200", key="cost.gpu"),
+    "gpus": _step("Number of GPUs.", "N", "2", kind=int, key="cost.gpus"),
     "bandwidth": _step(
         "Memory bandwidth of one GPU instead.",
         "GB/s",

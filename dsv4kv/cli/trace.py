@@ -22,7 +22,6 @@ from dsv4kv.files import (
     check_file,
     check_folder,
     parse_json,
-    shipped_names,
     write_named,
 )
 from dsv4kv.units import UNITS_PER_SECOND, parse_bytes, parse_count
@@ -296,13 +295,13 @@ def tokenize(
     text: bool = opt.flag("--text", _TEXT, rare=True),
     skip: bool = opt.flag("--skip-defects", _DEFECTS, rare=True),
     output_tokens: int = opt.option(_UNANSWERED, min=0, rare=True, default=0),
-    rate: float = opt.option(_RATE, default=1.0),
+    rate: float = opt.option(_RATE, rare=True, default=1.0),
     gap: float = opt.option(_GAP, rare=True, default=20.0),
     time_field: opt.Text = opt.option(_FIELD, "NAME", rare=True),
     time_unit: UnitName = opt.option(_UNIT, "UNIT", rare=True, default="s"),
     seed: int = opt.option("Seed of the times.", min=0, rare=True, default=0),
     block_tokens: int = opt.option("Tokens per id.", min=1, rare=True, default=64),
-    salt: Path | None = opt.option(_SALT, "FILE", show_default="random"),
+    salt: Path | None = opt.option(_SALT, "FILE", rare=True, show_default="random"),
     to: WrittenName = TO,
     processes: int | None = opt.option("Processes.", rare=True, **_PROCESSES),
 ) -> None:
@@ -355,7 +354,6 @@ def _object(text: str, name: str) -> dict[str, Any]:
 
 # ---- mrc
 
-_MODEL = f"{listed(shipped_names('models'))}, or a Hugging Face config.json."
 _BLOCK = "Tokens of a block."
 _CAPACITY = (
     "Capacities of the cache, in tokens of context (9358848, 16M) or bytes of compressed cache "
@@ -378,7 +376,6 @@ _MEMORY = (
     "whole prompts."
 )
 _CHUNK = "Tokens of a prompt computed in one step (max_num_batched_tokens)."
-_GPU = "GPU for which vLLM sizes blocks of V4.1."
 _SNAP = "Also write checkpoints in a prompt's partial last block (never reused)."
 
 
@@ -392,7 +389,7 @@ _SNAP = "Also write checkpoints in a prompt's partial last block (never reused).
 def mrc(
     given: dict[str, Any],
     source: str = opt.required(f"With block ids: {_SOURCE}", "SOURCE"),
-    model: str = opt.option(_MODEL, "NAME|FILE", default="v4-flash"),
+    model: str = opt.option(opt.MODELS, "NAME|FILE", default="v4-flash"),
     block_tokens: opt.Text = opt.option(
         _BLOCK, "TOKENS", rare=True, show_default="the trace's; for rules 256"
     ),
@@ -407,7 +404,7 @@ def mrc(
         "Processes for the rules.", "N", "--jobs", "-j", min=1, rare=True, default=1
     ),
     chunk_tokens: str = opt.option(_CHUNK, "TOKENS", rare=True, default="8192"),
-    gpu: opt.Text = opt.option(_GPU, "NAME", rare=True, show_default="b200"),
+    gpu: str = opt.option(opt.GPU, "NAME", rare=True, default="h200"),
     no_snap: bool = opt.flag("--no-snap", _SNAP, rare=True),
     trace_format: FormatName = opt.option(
         "Format of SOURCE.", None, "--format", rare=True, default="auto"
@@ -460,7 +457,7 @@ def mrc(
         policies=_names(policy),
         chunk_tokens=parse_count(chunk_tokens),
         snap=not no_snap,
-        arch=load_gpu(gpu).arch if gpu else None,
+        arch=load_gpu(gpu).arch,
         host_bytes=tuple(sorted(parse_bytes(one) for one in _names(host))),
     )
     with _watched_reading(f"reading {source}") as watch:
@@ -510,7 +507,9 @@ _tree = partial(opt.Row, metavar="N", kind=int, panel="Shape tree")
 _MOST = 2**31 - 1
 TREE = {
     "requests": _tree("Requests.", default="64", bounds=(1, 10_000_000)),
-    "input_mean": _tree("Mean prompt (log-normal), in tokens.", default="1024", bounds=(1, _MOST)),
+    "input_mean": _tree(
+        "Mean prompt (log-normal), in tokens.", default="1024", bounds=(1, _MOST), rare=True
+    ),
     "input_max": _tree("Max prompt, in tokens.", default="131072", bounds=(1, _MOST), rare=True),
     "output_mean": _tree(
         "Mean output (log-normal), in tokens.", default="128", bounds=(1, 131_072), rare=True

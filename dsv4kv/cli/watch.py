@@ -33,13 +33,13 @@ _COMMAND = "The server's launch command, or a file with it."
 
 def watch(
     recording: Path = opt.required(_FOLDER, "RECORDING"),
-    minutes: float = opt.option("Minutes up to the last record.", min=0.1, default=10.0),
-    rule: opt.Text = opt.option(_RULE, rare=True, show_default="from its metrics and command"),
-    model: opt.Text = opt.option("A preset or a config.json.", "NAME|FILE", rare=True),
-    command: opt.Text = opt.option(_COMMAND, "COMMAND|FILE"),
-    set_: opt.Texts = opt.option(
-        "Change a setting of the replays; repeatable.", "KEY=VALUE", "--set", rare=True
+    minutes: float = opt.option(
+        "Minutes up to the last record.", min=0.1, rare=True, default=10.0
     ),
+    rule: opt.Text = opt.option(_RULE, rare=True, show_default="from its metrics and command"),
+    model: opt.Text = opt.option(opt.MODELS, "NAME|FILE", rare=True),
+    command: opt.Text = opt.option(_COMMAND, "COMMAND|FILE"),
+    set_: opt.Texts = opt.SET_RARE,
     limit_s: float | None = opt.option(
         "How long.", None, "--seconds", rare=True, min=0.0, show_default="until Ctrl-C"
     ),

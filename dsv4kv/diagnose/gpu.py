@@ -66,7 +66,7 @@ def examine_gpu(settings: Sequence[str] = _SETTINGS) -> GpuReport:
     """Check and time the GPU; raises ``CudaUnavailable`` where there is none."""
     device, facts = find_device("cuda"), describe_gpu("cuda")
     if device is None:
-        raise CudaUnavailable("doctor --gpu looks at a GPU, and device cuda is none here.")
+        raise CudaUnavailable("doctor --check-gpu looks at a GPU, and device cuda is none here.")
     configs = {name: _config([*settings, *own]) for name, own in STEPS.items()}
     scenes = scenes_of(plan_from(configs["engine"]), _SEED)
     wrong = [

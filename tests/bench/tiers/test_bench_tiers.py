@@ -201,7 +201,6 @@ def test_a_store_that_loses_objects_or_fails_fails_the_run_with_its_cause(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--launches", "2"], "--launches means nothing to bench tiers"),
         (
             ["--set", "windows=zero"],
             "of 256 nothing would be restored. Take ends, or lengths from",

@@ -202,7 +202,6 @@ def test_what_is_not_asked_here_is_refused(prefill: Prefill) -> None:
         (("--axis", "merge=true,true"), "comes twice"),
         (("--connect", "10.1.2.3:7100"), "DSV4KV_TRANSFER_TOKEN"),
         (("--connect", "127.0.0.1:99999"), "write HOST:PORT"),
-        (("--trace", "builtin:chat"), "--trace means nothing to bench transfer"),
         (("--set", "tokens=0"), "tokens"),
         (("--set", "transport=pigeon"), "transport"),
     ],

@@ -1,0 +1,175 @@
+"""``dsv4kv bench systems``, ``tiers`` and ``transfer``: own settings, no record."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dsv4kv.cli import COMMANDS, examples, group
+from dsv4kv.cli import options as opt
+from dsv4kv.errors import ConfigError, VerificationError
+from dsv4kv.view.console import open_console, say
+
+if TYPE_CHECKING:
+    from dsv4kv.config.load import Point
+    from dsv4kv.view.table import Part
+
+_Ran = tuple[Iterable["Part"], str, Sequence[str]]  # for people, as JSON, and what is wrong
+_SEED = opt.option("Seed of the data.", rare=True)
+_AXIS = opt.option("Sweep a setting; repeatable.", "KEY=A,B,…", "--axis", rare=True)
+_JSON = opt.option("Print one JSON document.", "", "--json", callback=opt.to_file, rare=True)
+_SYSTEMS = examples("dsv4kv bench systems --set run=blocks   one of the three")
+_TIERS = examples("dsv4kv bench tiers --axis threads=1,4,16   one after the other")
+_TRANSFER = examples(
+    "dsv4kv bench transfer                             two processes on this machine",
+    "dsv4kv bench transfer --listen 0.0.0.0:7100       the prefill side",
+    "dsv4kv bench transfer --connect 10.0.0.1:7100     the decode side",
+)
+
+app = group(COMMANDS["bench systems"], "dsv4kv bench systems")
+
+
+@app.command("bench systems", epilog=_SYSTEMS)
+def systems(
+    set_: opt.Texts = opt.SET,
+    axis: opt.Texts = _AXIS,
+    seed: int | None = _SEED,
+    json_: opt.Text = _JSON,
+    quiet: bool = opt.QUIET,
+) -> None:
+    """Run three designs of the cache on the same data; compare every output and time calls."""
+    from dsv4kv.bench.systems.workload import dumps, run_systems
+    from dsv4kv.config.experiments import SystemsConfig
+    from dsv4kv.view.systems import report_systems
+
+    silent = quiet or json_ == "-"
+
+    def run(point: "Point[SystemsConfig]") -> _Ran:
+        with _watching("systems", silent=silent) as on_system:
+            outcomes = run_systems(point.config, on_system)
+        wrong = [failure for outcome in outcomes for failure in outcome.failures]
+        return report_systems(outcomes), dumps(point.config, outcomes), wrong
+
+    sets = [*(set_ or []), *opt.as_settings({"seed": "seed"}, {"seed": seed})]
+    _run_points(SystemsConfig, sets, axis or [], run, json_, silent=silent)
+
+
+@app.command("bench tiers", epilog=_TIERS)
+def tiers(
+    set_: opt.Texts = opt.SET,
+    axis: opt.Texts = _AXIS,
+    device: opt.Text = opt.option("auto, cpu or cuda.", rare=True),
+    seed: int | None = _SEED,
+    json_: opt.Text = _JSON,
+    quiet: bool = opt.QUIET,
+) -> None:
+    """Store prefixes in host memory and on disk, restore them, and check every bit."""
+    from dsv4kv.bench.tiers.run import dumps, run_tiers
+    from dsv4kv.config.experiments import TiersConfig
+    from dsv4kv.view.tiers import report_tiers
+
+    silent = quiet or json_ == "-"
+
+    def run(point: "Point[TiersConfig]") -> _Ran:
+        with _watching("prefixes", silent=silent) as on_step:
+            outcome = run_tiers(point.config, on_step)
+        return report_tiers(outcome), dumps(point.config, outcome), outcome.failures
+
+    keys = {"seed": "seed", "device": "device"}
+    sets = [*(set_ or []), *opt.as_settings(keys, {"seed": seed, "device": device})]
+    _run_points(TiersConfig, sets, axis or [], run, json_, silent=silent)
+
+
+@app.command("bench transfer", epilog=_TRANSFER)
+def transfer(
+    set_: opt.Texts = opt.SET,
+    axis: opt.Texts = _AXIS,
+    seed: int | None = _SEED,
+    listen: opt.Text = opt.option("Run as the prefill side.", "HOST:PORT"),
+    connect: opt.Text = opt.option("The prefill side, on another machine.", "HOST:PORT"),
+    json_: opt.Text = _JSON,
+    quiet: bool = opt.QUIET,
+) -> None:
+    """Move a cache from a prefill to a decode process, check every bit, and time reads."""
+    from dsv4kv.bench.transfer import run as moving
+    from dsv4kv.bench.transfer.prefill import serve
+    from dsv4kv.config.experiments import TransferConfig
+    from dsv4kv.config.load import load_config
+    from dsv4kv.view.transfer import report_transfer
+
+    silent, token = quiet or json_ == "-", os.environ.get(moving.TOKEN, "")
+    if listen and connect:
+        raise ConfigError("--listen and --connect: one machine listens, the other connects.")
+    if axis and (listen or connect):
+        raise ConfigError("--axis sweeps runs on this machine: leave out --listen and --connect.")
+    sets = [*(set_ or []), *opt.as_settings({"seed": "seed"}, {"seed": seed})]
+    if listen:
+
+        def ready(host: str, port: int) -> None:
+            say(f"{moving.LISTENING}{host}:{port} (Ctrl-C ends it)")
+
+        config = load_config(None, sets, TransferConfig).config
+        serve(config, moving.parse_address(listen), token, ready)
+        return
+
+    def run(point: "Point[TransferConfig]") -> _Ran:
+        with ExitStack() as stack:
+            on_run = stack.enter_context(_watching("transports", silent=silent))
+            if connect:
+                there = moving.parse_address(connect), token
+            else:
+                swept = [f"{key}={json.dumps(value)}" for key, value in point.axis.items()]
+                words = [word for each in (*sets, *swept) for word in ("--set", each)]
+                there = stack.enter_context(moving.prefill_process(words))
+            outcome = moving.run_transfer(point.config, *there, on_run)
+        wrong = [failure for run in outcome.runs for failure in run.failures]
+        report = report_transfer(point.config, outcome)
+        return report, moving.dumps(point.config, outcome), wrong
+
+    _run_points(TransferConfig, sets, axis or [], run, json_, silent=silent)
+
+
+@contextmanager
+def _watching(what: str, *, silent: bool) -> Iterator[Callable[[str, int, int], None]]:
+    from dsv4kv.cli.progress import Watcher
+
+    with Watcher(open_console(stderr=True, quiet=silent), "bench", what) as watcher:
+
+        def on_step(name: str, done: int, total: int) -> None:
+            watcher.name(f"bench {name}")
+            watcher.reach(done, total)
+
+        yield on_step
+
+
+def _run_points(
+    root: type[Any],
+    overrides: Sequence[str],
+    axes: Sequence[str],
+    run: Callable[[Any], _Ran],
+    json_: str | None,
+    *,
+    silent: bool,
+) -> None:
+    """Run every point, print each report when it is there, and write the documents.
+
+    With axes the JSON is a list of documents, each with its values in ``axis``.
+    """
+    from dsv4kv.config.load import expand_axes, load_config
+    from dsv4kv.view.render import show
+    from dsv4kv.view.table import Text
+
+    documents, wrong = list[str](), list[str]()
+    for point in expand_axes(load_config(None, overrides, root), overrides, axes):
+        report, document, failures = run(point)
+        at = ", ".join(f"{key}={value}" for key, value in point.axis.items())
+        if not silent:
+            show([Text(at, "strong"), "", *report, ""] if at else report)
+        with_axis = json.dumps({"axis": point.axis, **json.loads(document)})
+        documents.append(with_axis if at else document)
+        wrong += [f"{at}: {each}" if at else each for each in failures]
+    if json_:
+        opt.write_json(f"[{', '.join(documents)}]" if axes else documents[0], json_)
+    if wrong:
+        raise VerificationError("\n".join(wrong))

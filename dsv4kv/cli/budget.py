@@ -169,6 +169,7 @@ def budget(
         elif which is not None:
             raise ConfigError("--which chooses a command of a file: add --command FILE.")
         texts |= _read_flags(texts, arguments.meta.get(_FLAGS, []))
+        texts |= _with_dp_attention(texts)
         found = _sweep(texts, axis, csv, chart) if axis else size(texts, reading)
     if json_:
         opt.print_json(found.document())
@@ -236,6 +237,15 @@ def _read_flags(texts: Mapping[str, str], flags: Sequence[tuple[str, str]]) -> d
         spelling = next(each.spelling for each in read if twice[0] in each.texts)
         raise ConfigError(f"--{twice[0]} and {spelling} say the same: keep one.")
     return found
+
+
+def _with_dp_attention(texts: Mapping[str, str]) -> dict[str, str]:
+    """Ranks of a replica, where ``--tp 8 --dp 8`` of 8 GPUs has SGLang's meaning."""
+    sglang = texts.get("engine", "").partition(":")[0].lower() == "sglang"
+    tp, dp, gpus = (texts.get(name, "") for name in ("tp", "dp", "gpus"))
+    if not (sglang and tp == gpus and tp.isdecimal() and dp.isdecimal() and int(dp) > 1):
+        return {}
+    return {"tp": str(int(tp) // int(dp))} if int(tp) % int(dp) == 0 else {}
 
 
 def size(texts: dict[str, str], command: "tuple[Reading, dict[str, str]] | None") -> Found:

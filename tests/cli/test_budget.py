@@ -124,6 +124,11 @@ def test_the_baseline_takes_its_stated_bytes() -> None:
     assert found["request"]["token_bytes"] == 8 * 128 * 2 * 2 * 61 == 249_856
 
 
+def test_tp_and_dp_of_sglang_share_the_gpus_as_in_its_launch_command() -> None:
+    found = document("--engine", "sglang", "--gpus", "8", "--tp", "8", "--dp", "4")
+    assert found["layout"]["label"] == "TP2 DP4 EP8"
+
+
 def test_json_holds_the_whole_answer_with_units_in_its_names() -> None:
     found = document("--gpus", "8", "--tp", "2", "--pp", "2", "--context", "32K")
     memory = found["gpu_memory"]

@@ -10,7 +10,6 @@ from dsv4kv.engines.flags import (
     SIMPLE,
     SLOTTED,
     TOKENS,
-    UNIFIED,
     Flag,
     Texts,
     find_flag,
@@ -102,7 +101,7 @@ def merge(family: str, given: Iterable[GivenFlag]) -> Texts:
 
 def _settle(texts: Texts) -> None:
     """Replace what is no input itself."""
-    unified, batch = texts.pop(UNIFIED, None), texts.pop(BATCH, None)
+    unified, batch = texts.get("unified-slots"), texts.pop(BATCH, None)
     if total := texts.pop(SLOTTED, None):
         slots = 1 if unified or "request-limit" not in texts else int(texts["request-limit"])
         texts["context"] = str(max(1, int(total) // max(slots, 1)))

@@ -170,6 +170,7 @@ class Inputs:
     hisparse_ratio: Annotated[int, _positive] = 2
     unified_memory: On = None
     unified_kv: On = None
+    unified_slots: On = None
     extra_slots: Annotated[int | None, parse_count] = None
     prefix_cache: Annotated[str, _one_of("on", "off")] = "on"
     host_tier: Annotated[str | None, _one_of(*HOST_TIERS)] = None

@@ -123,6 +123,7 @@ class Scenario:
             extra_slots=settings.extra_slots,
             stage=stage,
             cache_dtype=inputs.cache_dtype,
+            unified_slots=bool(inputs.unified_slots) or "request_limit" in settings.assumed,
         )
 
     def overhead(self, stage: int, context_tokens: int) -> Overhead:

@@ -127,9 +127,10 @@ class EngineCache(Cache):
         """Where the chunks of a prompt end that begins to be computed there."""
         return [*range(begin + self.chunk_tokens, tokens, self.chunk_tokens), tokens]
 
-    def computed_from(self, resumed: int) -> int:
-        """Tokens of a prompt that a hit of ``resumed`` blocks saves."""
-        return max(0, resumed * self.block_tokens - self.replayed_tokens)
+    def computed_from(self, hit: Hit) -> int:
+        """Tokens of a prompt that a hit saves."""
+        again = self.replayed_tokens + hit.short_tokens
+        return max(0, hit.resumed * self.block_tokens - again)
 
     @abstractmethod
     def find(self, request: int, tokens: int) -> Hit:
@@ -179,7 +180,7 @@ class EngineCache(Cache):
         if self.refuses_alone(request, tokens):
             return None
         hit = self.begin(request, tokens)
-        for end in self.chunk_ends(self.computed_from(hit.resumed), tokens):
+        for end in self.chunk_ends(self.computed_from(hit), tokens):
             self.compute(request, end)
         self.end(request)
         return hit

@@ -136,6 +136,7 @@ class HashedCache(BlockPool):
         drops: bool = False,
         replayed_tokens: int = 0,
         step_tokens: int = 1,
+        hit_blocks: int = 1,
     ) -> None:
         """An empty cache.
 
@@ -152,12 +153,14 @@ class HashedCache(BlockPool):
             replayed_tokens: Tokens at a hit's end that are computed again; a hit that is not
                 longer is none.
             step_tokens: Tokens of a decode step, drafts included.
+            hit_blocks: Blocks that a hit is a multiple of, where there are no groups.
         """
         super().__init__(blocks, block_tokens, chunk_tokens)
         self.groups = groups  # windows and states
         self.replayed_tokens = replayed_tokens
         self._path_of, self._numbers = path_of, numbers
         self._retention, self._drops, self._step = retention, drops, step_tokens
+        self._hit_blocks = hit_blocks
         self._parts = [part for group in groups for part in group.parts]
         for row, part in enumerate(self._parts, start=1):
             part.row = row * (numbers + 1)
@@ -208,6 +211,7 @@ class HashedCache(BlockPool):
                 found = max(0, found - 1)
             longer = self.replayed_tokens // self.block_tokens
             resumed = found if found > longer or not self.replayed_tokens else 0
+            resumed -= resumed % self._hit_blocks
             return resumed, found, resumed
         resumed = found
         while resumed > 0 and not self._has_windows(path, followed, resumed):
@@ -529,9 +533,9 @@ class HashedCache(BlockPool):
         return self._most[tokens - 1 - periods * self._period] + grown + self._rings
 
     def refuses_alone(self, request: int, tokens: int) -> bool:
-        resumed = self.find(request, tokens).resumed
-        before = resumed * self.block_tokens
-        for end in self.chunk_ends(self.computed_from(resumed), tokens):
+        hit = self.find(request, tokens)
+        before = hit.resumed * self.block_tokens
+        for end in self.chunk_ends(self.computed_from(hit), tokens):
             if self._held_between(before, end) > self.total:
                 return True
             before = end

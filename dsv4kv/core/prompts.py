@@ -171,7 +171,7 @@ class EnginePrompts(Prompts):
         if hit.resumed > own.resumed:
             self._back[served.number] = own.resumed, hit.resumed
             cache.load(served.number, own.resumed, hit.resumed)
-        served.position = cache.computed_from(hit.resumed)
+        served.position = cache.computed_from(hit)
         served.blocks = self._blocks(served.prompt_tokens)
         if served.admitted_s is None:
             self.tally.count(served, hit)

@@ -15,6 +15,7 @@ class Hit(NamedTuple):
     resumed: int  # where it resumes
     found: int  # what is cached of its context alone
     marked: int  # the last of these whose window and state were ever cached
+    short_tokens: int = 0  # tokens before ``resumed`` at which it does
 
 
 _NO_MARKS: list[int] = []

@@ -95,6 +95,7 @@ class Deployment:
         replays_windows: SGLang's encoder replay: every request of V4.1 has windows of its own.
         bounded_replay: V4.1 recomputes windows behind a hit (vLLM), or runs late layers on a
             prompt's last window alone (SGLang); None is the version's own.
+        unified_slots: llama.cpp's slots have the whole context each, and one window of drafts.
         hisparse_ratio: Compressed entries of CSA layers for one on the GPU (SGLang's HiSparse).
     """
 
@@ -121,6 +122,7 @@ class Deployment:
     extra_slots: int = 0
     stage: int = 0
     cache_dtype: str = "auto"
+    unified_slots: bool = False
 
 
 @dataclass(frozen=True)
@@ -330,6 +332,12 @@ class SlotEngine(Engine):
         """Bytes of one slot of a context, by buffer."""
         raise NotImplementedError
 
+    host_bytes: ClassVar[int]
+
+    def saved_bytes(self, deployment: Deployment, tokens: int) -> int:
+        """Bytes of a prompt that has lost its slot, of which ``host_bytes`` keep some."""
+        raise NotImplementedError
+
     def note(self, deployment: Deployment) -> str:
         """What the slots are, in a sentence."""
         raise NotImplementedError
@@ -346,6 +354,11 @@ class SlotEngine(Engine):
     def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
         """Nothing: it has its slot."""
         return 0
+
+    def blocks(self, deployment: Deployment, units: int) -> tuple[int, int | None]:
+        """Blocks of all slots that are allocated, of which no more would be used."""
+        blocks = -(-deployment.max_context_tokens // self.block_tokens)
+        return min(units, self.slots(deployment)) * blocks, None
 
     def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
         """Slots that would fit."""

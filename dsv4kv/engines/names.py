@@ -95,8 +95,9 @@ def sends_of(engine: str) -> str:
 
 
 def replayed_engines() -> list[str]:
-    """Engines with rules of their own."""
-    return [name for name, family in FAMILIES.items() if family.rules]
+    """Engines with pools of blocks and rules of their own."""
+    rules = ((name, family.rules.get(name)) for name, family in FAMILIES.items())
+    return [name for name, rule in rules if rule and rule.policy.index != "slots"]
 
 
 def find_engine(name: str) -> "Engine":

@@ -110,7 +110,7 @@ class Policy:
     """Admission of requests, and the definition of a hit.
 
     Attributes:
-        index: ``hashed`` blocks of one pool, or a ``radix`` tree of pages.
+        index: ``hashed`` blocks of one pool, a ``radix`` tree of pages, or ``slots`` of requests.
         finds_scheduled: A block is found once it is scheduled, by requests of the same step too
             (vLLM, in ``allocate_slots``).
         prompts_alone: Prompts are computed in steps of their own, and requests retracted when
@@ -119,10 +119,12 @@ class Policy:
         leaves_window: No hit covers a prompt's last window; else not its last token.
         drops: A hit drops its last block, for a draft model to compute.
         writes_evicted: The GPU's evicted blocks can be written to host memory (``write_back``).
+        hit_blocks: Blocks that a hit is a multiple of (groups of several sizes of blocks).
+        slots: Slots of a server, and whether they have checkpoints (llama.cpp's four, ds4's one).
         host_by_ratio: Host memory is sized by a ratio of the GPU's pools alone.
     """
 
-    index: Literal["hashed", "radix"] = "radix"
+    index: Literal["hashed", "radix", "slots"] = "radix"
     finds_scheduled: bool = False
     prompts_alone: bool = False
     replays: bool = False
@@ -130,6 +132,9 @@ class Policy:
     drops: bool = False
     writes_evicted: bool = True
     host_by_ratio: bool = False
+    hit_blocks: int = 1
+    slots: int = 0
+    checkpoints: bool = False
 
     def uncovered(self, window_tokens: int) -> int:
         """Tokens at a prompt's end that no hit covers."""

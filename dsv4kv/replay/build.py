@@ -167,6 +167,7 @@ def _find_pool(
         tokens_per_step=1 + sum(accepted),
         numbered=number_prompts(table, size, drafts.key_tokens),
         step_tokens=1 + speculative.draft_tokens,
+        slots=config.scheduler.max_requests if config.scheduler.changed("max_requests") else 0,
     )
 
 

@@ -131,8 +131,8 @@ class Paced:
                 return
 
     def _begin(self, number: int) -> None:
-        resumed = self._cache.begin(number, self._tokens[number]).resumed
-        begun = self._cache.computed_from(resumed)
+        hit = self._cache.begin(number, self._tokens[number])
+        begun = self._cache.computed_from(hit)
         if number not in self._counted:
             self._played.hits[number] = begun
             self._counted.add(number)

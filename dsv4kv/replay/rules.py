@@ -5,6 +5,7 @@ caches are driven by a scheduler.
 """
 
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from dsv4kv.core.losses import ReuseTally
 from dsv4kv.core.paths import NumberedPaths
 from dsv4kv.core.radix import SglangCache, SglangWindowCache
 from dsv4kv.core.served import Served
-from dsv4kv.engines.contract import Deployment
+from dsv4kv.core.slots import SlotCache
+from dsv4kv.engines.contract import Deployment, SlotEngine
 from dsv4kv.engines.formats import Site, stored_formats
 from dsv4kv.engines.names import RULES, find_engine, find_rule
 from dsv4kv.engines.rule import (
@@ -35,6 +37,7 @@ from dsv4kv.traces.paths import Ints, PathTable, find_reuse, number_prompts
 from dsv4kv.traces.request import IdRuns, list_runs
 
 DEFAULT_CHUNK_TOKENS = 8192  # vLLM's ``max_num_batched_tokens`` on large GPUs
+UBATCH = 512  # llama-server's tokens of a step, unless given
 WINDOW_RATIO = 10  # SGLang's ``swa_full_tokens_ratio`` is 0.1
 
 
@@ -58,6 +61,7 @@ class Pool:
     # the prompts as numbers of blocks; None where they are not known yet
     numbered: NumberedPaths | None = None
     step_tokens: int = 1  # most tokens of a request in a decode step
+    slots: int = 0  # of llama.cpp's requests, which are not unified; 0 where they are not given
 
     @property
     def blocks(self) -> int:
@@ -116,6 +120,8 @@ def rule_of(variant: Variant, pool: Pool) -> Rule:
 def open_cache(variant: Variant, pool: Pool) -> EngineCache:
     """An empty cache of a variant; ``ConfigError`` for blocks without room for its windows."""
     rule = rule_of(variant, pool)
+    if variant.policy.index == "slots":
+        return open_slots(variant, pool)
     if variant.policy.index == "hashed":
         return open_hashed(rule, pool)
     return open_radix(rule, pool, windows=variant.groups)
@@ -148,6 +154,7 @@ def open_hashed(rule: Rule, pool: Pool) -> HashedCache:
         drops=drafts.drops,
         replayed_tokens=rule.replayed_tokens,
         step_tokens=pool.step_tokens,
+        hit_blocks=rule.policy.hit_blocks,
     )
 
 
@@ -165,6 +172,26 @@ def cut_groups(rule: Rule, pool: Pool) -> list[hashed.Group]:
             f"window and the block after it are {longest}. vLLM takes {ENGINE_BLOCK_TOKENS}."
         )
     return groups
+
+
+def open_slots(variant: Variant, pool: Pool) -> SlotCache:
+    """Empty slots of a variant: its own number, unified, with ``UBATCH``, unless given."""
+    engine, model, size = find_engine(variant.engine), pool.model, pool.block_tokens
+    assert isinstance(engine, SlotEngine)
+    policy = variant.policy
+    ubatch = pool.chunk_tokens if pool.slots else min(pool.chunk_tokens, UBATCH)
+    deployment = Deployment(model, choose_formats(model), model.max_context_tokens, ubatch)
+    return SlotCache(
+        pool.blocks,
+        size,
+        pool.slots or policy.slots,
+        (pool.numbered or number_prompts(pool.table, size)).path,
+        ubatch=ubatch,
+        unified=not pool.slots,
+        checkpoints=policy.checkpoints,
+        saved_bytes=partial(engine.saved_bytes, deployment),
+        host_bytes=engine.host_bytes,
+    )
 
 
 def open_radix(rule: Rule, pool: Pool, *, windows: bool) -> SglangCache:
@@ -329,7 +356,7 @@ def _serve(name: str, variant: Variant, pool: Pool) -> Outcome:
             request, 0.0, tokens[request], 1, lambda one: numbered.path(one.number), ids,
             table.block_tokens,
         )  # fmt: skip
-        resumed[request] = served.position = cache.computed_from(hit.resumed)
+        resumed[request] = served.position = cache.computed_from(hit)
         tally.count(served, hit)
         tally.store(served, len(served.keys))
     losses = Losses(**tally.lost)

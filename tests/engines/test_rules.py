@@ -169,7 +169,7 @@ def test_sglang_covers_no_last_window_of_v41_or_computes_that_of_a_hit_again(
     assert lost.items() <= asdict(outcome.losses).items()
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", RULES.keys() - {"ds4", "vllm-ascend"})  # which do not hit so soon
 def test_prompts_of_which_only_the_length_is_known_share_nothing(name: str) -> None:
     known = tuple(range(3))
     table = collect_paths(
@@ -271,3 +271,13 @@ AT_ONCE = [("sglang-v4:tail", 9_358_848)]  # others: `make traces`
 def test_v4s_groups_hit_what_the_engines_managers_hit(name: str, tokens: int) -> None:
     share, error = PUBLISHED_V4[name, tokens]
     assert serve(name, tokens, 256).hit_share == pytest.approx(share, abs=error)
+
+
+@pytest.mark.parametrize(("block", "shared", "hit"), [(512, 16_384, 0), (512, 16_385, 16_384),
+                                                      (512, 32_700, 16_384), (128, 4_096, 0),
+                                                      (128, 9_000, 8_192)])  # fmt: skip
+def test_hits_on_ascend_are_multiples_of_32_blocks(block: int, shared: int, hit: int) -> None:
+    """``vllm-ascend`` 182b75e: the lcm of its groups; issues 10710 and 14479."""
+    prompt = Request(0.0, shared, 1, tuple(range(-(-shared // block))), block)
+    outcome = run_rule("vllm-ascend", Pool(collect_paths([prompt] * 2), 200_000, block, MODEL))
+    assert outcome.resumed_tokens.tolist() == [0, hit]

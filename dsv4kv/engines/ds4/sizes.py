@@ -44,7 +44,9 @@ class Ds4Engine(SlotEngine):
             "states": csa * _STATES["csa"] + hca * _STATES["hca"],
         }
 
-    def payload_bytes(self, deployment: Deployment, tokens: int) -> int:
+    host_bytes = 0  # without --kv-disk-dir
+
+    def saved_bytes(self, deployment: Deployment, tokens: int) -> int:
         """Bytes of a session's payload on disk (``kvcache_bytes`` of ds4-bench)."""
         csa, hca, layers = _counts(deployment)
         window = layers * min(tokens, deployment.model.window_tokens) * _ROW
@@ -61,7 +63,7 @@ class Ds4Engine(SlotEngine):
         context = deployment.max_context_tokens
         parts = self.slot_parts(deployment, context)
         printed = (sum(parts.values()) - parts["states"]) / MIB
-        disk = self.payload_bytes(deployment, context) / MIB
+        disk = self.saved_bytes(deployment, context) / MIB
         return (
             f"One live session: context buffers {printed:,.2f} MiB, as it prints; "
             f"{parts['states'] / MIB:,.2f} MiB of states are not in that. On disk such a session "

@@ -9,6 +9,7 @@ Source: commit 0c1e57098 (``llama-kv-cache-dsv4.cpp``, ``llama-context.cpp``), r
 from fractions import Fraction
 
 from dsv4kv.engines.contract import (
+    GIB,
     MIB,
     Default,
     Defaults,
@@ -58,13 +59,33 @@ class LlamaEngine(SlotEngine):
         states = 1 + (deployment.draft_tokens if drafts else 0)
         compressed = pad(-(-length // 4))
         return {
-            "raw": raw * row * (len(kinds) - drafts),
+            "raw": raw * row * len(kinds),  # of a draft layer in the same file, too
             "CSA": compressed * row * csa,
             "HCA": pad(-(-length // 128)) * row * hca,
             "indexer": compressed * key * csa,
             "states": states * ((_CSA_STATE + _INDEXER_STATE) * csa + _HCA_STATE * hca),
-            "MTP": 2 * raw * row * drafts,
+            "MTP": self._draft_window(deployment, length) * drafts,
         }
+
+    host_bytes = 8 * GIB  # --cache-ram
+
+    def saved_bytes(self, deployment: Deployment, tokens: int) -> int:
+        """Bytes of a prompt in host memory; of none, a checkpoint's: last windows and states."""
+        parts = self.slot_parts(deployment, tokens)
+        kinds = [layer.kind for layer in layers_of(deployment, self.name) if layer.held]
+        row = _ROW_BYTES[deployment.cache_dtype]
+        entries = (tokens // 4) * kinds.count("csa") * (row + row // 4)
+        entries += (tokens // 128) * kinds.count("hca") * row
+        window = deployment.model.window_tokens * len(kinds) * row
+        return window + parts["states"] + entries + 12 * tokens
+
+    def _draft_window(self, deployment: Deployment, length: int) -> int:
+        """A slot's share of a draft layer's window: keys and values, always in f16."""
+        slots, window = self.slots(deployment), deployment.model.window_tokens
+        shared = slots if deployment.unified_slots else 1
+        window = shared * window + deployment.in_flight_tokens
+        cells = length if deployment.frees_windows is False else pad(min(length, window))
+        return 2 * cells * _ROW_BYTES["f16"] // shared
 
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         parts = self.slot_parts(deployment, deployment.max_context_tokens)

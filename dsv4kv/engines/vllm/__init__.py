@@ -107,6 +107,17 @@ def _every(interval: int | None, explains: str, retention: Retention, **remedies
 
 RULES = {
     "vllm": _ONE_GROUP,
+    "vllm-ascend": replace(
+        _ONE_GROUP,
+        explains="on Ascend: hits of 32 blocks, 16,384 tokens for --block-size 128",
+        kinds=("v4",),
+        default_for=(),
+        drafts=("none",),
+        policy=replace(_POLICY, hit_blocks=32),
+        block_tokens=512,
+        remedies=_MORE_BLOCKS
+        | {"no_checkpoint": "--block-size 32 (cache.block_tokens=128) hits at 4,096 tokens"},
+    ),
     "vllm-v4:dense": _every(
         None, "windows and states cached at every block", EVERYWHERE,
         evicted_block=_SPARSE, evicted_checkpoint=_SPARSE,

@@ -92,7 +92,7 @@ def test_recorded_integers_are_met() -> None:
             assert pad(context) == row["cells"]["n_ctx_seq"]
         elif "disk_payload_tokens" in row:
             tokens = row["disk_payload_tokens"]
-            payload = Ds4Engine().payload_bytes(deployed("v4-flash", 2**20), tokens)
+            payload = Ds4Engine().saved_bytes(deployed("v4-flash", 2**20), tokens)
             assert payload == row["bytes"], row
         elif "context_buffers" in row:
             one = deployed("v4-flash", row["ctx"], in_flight_tokens=2048)
@@ -104,7 +104,7 @@ def test_recorded_integers_are_met() -> None:
 @pytest.mark.parametrize(("tokens", "size"), [(2_048, 52_184_460), (4_096, 80_373_132),
                                               (32_768, 475_014_540)])  # fmt: skip
 def test_a_session_of_ds4_on_disk_has_its_published_size(tokens: int, size: int) -> None:
-    assert Ds4Engine().payload_bytes(deployed("v4-flash", 2**20), tokens) == size
+    assert Ds4Engine().saved_bytes(deployed("v4-flash", 2**20), tokens) == size
 
 
 @pytest.mark.parametrize(("context", "mib"), [(32_768, 751.71), (100_000, 1_896.58),

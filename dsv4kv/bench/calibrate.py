@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dsv4kv.bench.compare.side import Side, took_turns
-from dsv4kv.bench.compare.verdict import Logs, compare_pairs, compare_sides
+from dsv4kv.bench.compare.verdict import Floor, Logs, compare_pairs, compare_sides
 from dsv4kv.bench.launches import OnProgress, Outcome, Task, bench_arguments, run_launches
 from dsv4kv.bench.protocol import time_memcpy
 from dsv4kv.errors import ConfigError, Dsv4kvError
@@ -176,17 +176,6 @@ def _often_measured(records: Sequence[RunRecord]) -> dict[Quantity, list[Measure
         if len(launches) == len(records)
         and min(len(each.samples_ns) for each in launches) >= _FEWEST_SAMPLES
     }
-
-
-@dataclass(frozen=True)
-class Floor:
-    """A relative change, and where it comes from."""
-
-    value: float
-    source: str
-
-    def __str__(self) -> str:
-        return f"{self.value * 100:.3g} % ({self.source})"
 
 
 @dataclass(frozen=True)

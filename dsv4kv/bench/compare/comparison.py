@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dsv4kv.bench.calibrate import Floor
 from dsv4kv.bench.compare.side import Launched, Side, list_launched, list_losses
 from dsv4kv.bench.compare.verdict import (
+    Floor,
     Judgement,
     Launches,
     Verdict,

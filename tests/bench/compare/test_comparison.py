@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.bench.calibrate import Floor
 from dsv4kv.bench.compare.comparison import Comparison, Difference, brought_by, compare
-from dsv4kv.bench.compare.verdict import Verdict
+from dsv4kv.bench.compare.verdict import Floor, Verdict
 from dsv4kv.errors import ConfigError
 from dsv4kv.runs.schema import Case, Launch, RunRecord
 from dsv4kv.view.compare import explain

@@ -4,9 +4,8 @@ from random import Random
 
 import pytest
 
-from dsv4kv.bench.calibrate import Floor
 from dsv4kv.bench.compare.comparison import Comparison, compare
-from dsv4kv.bench.compare.verdict import Verdict
+from dsv4kv.bench.compare.verdict import Floor, Verdict
 from dsv4kv.runs.schema import Case, RunRecord
 from dsv4kv.view.compare import explain
 from tests.bench.compare.launched import make_launched_case, make_launches, make_side

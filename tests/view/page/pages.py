@@ -5,9 +5,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dsv4kv.bench.calibrate import Floor
 from dsv4kv.bench.compare.comparison import Comparison, compare
-from dsv4kv.bench.compare.verdict import Verdict
+from dsv4kv.bench.compare.verdict import Floor, Verdict
 from dsv4kv.budget.sweep import parse_axis, run_sweep
 from dsv4kv.config.load import expand_axes, load_config
 from dsv4kv.config.replay import ReplayConfig

@@ -20,10 +20,8 @@ from dsv4kv.record.metrics import Counted, Values, count, hits_of
 from dsv4kv.record.run import count_requests, is_exchange
 from dsv4kv.units import counted
 
-_USED = {
-    "vllm": ("vllm:kv_cache_usage_perc",),
-    "sglang": ("sglang:full_token_usage", "sglang:token_usage"),
-}
+_FAMILIES = ("vllm", "sglang")
+_USED = ("vllm:kv_cache_usage_perc", "sglang:full_token_usage", "sglang:token_usage")
 """Share of the pool that requests use, 0 to 1; the first that is there counts."""
 _SIZES = {"sglang:max_total_num_tokens": "num_tokens", "sglang:page_size": "page_size"}
 """Gauges that are settings."""
@@ -154,11 +152,8 @@ def describe_breaks(server: Server) -> list[str]:
 
 def used_share(values: Values) -> float | None:
     """Share of the pool in use, 0 to 1; the maximum over ranks."""
-    for names in _USED.values():
-        for name in names:
-            if found := [value for key, value in values.items() if _base(key) == name]:
-                return max(found)
-    return None
+    named = ([value for key, value in values.items() if _base(key) == name] for name in _USED)
+    return next((max(found) for found in named if found), None)
 
 
 @dataclass
@@ -214,7 +209,7 @@ def _count_samples(samples: Iterable[Record]) -> tuple[list[tuple[float, int, in
 def family_of(sample: Record) -> str:
     """The engine whose counters a sample has, or an empty text."""
     names = {key.partition(":")[0] for key in sample["values"]}
-    return next((family for family in _USED if family in names), "")
+    return next((family for family in _FAMILIES if family in names), "")
 
 
 def settings_in(stream: str, record: Record) -> dict[str, str]:
@@ -393,10 +388,9 @@ def _by_source(grown: Values) -> dict[str, int]:
     for key, value in grown.items():
         name, _, labels = key.partition("{")
         label = _BY_SOURCE.get(name.removesuffix("_total"))
-        for part in labels.rstrip("}").split(",") if label else ():
-            named, _, where = part.partition("=")
-            if named == label:
-                found[where] += round(value)
+        known = dict(part.split("=", 1) for part in labels.rstrip("}").split(",") if part)
+        if label in known:
+            found[known[label]] += round(value)
     return dict(found)
 
 

@@ -271,13 +271,13 @@ class Arrivals:
 class Counts:
     """Counts of a data set."""
 
+    first: Refused | None = None  # skipped record
+    refused: int = 0  # skipped records
+    unanswered: int = 0  # requests without a known answer
     conversations: int = 0
     requests: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
-    unanswered: int = 0  # requests without a known answer
-    refused: int = 0  # skipped records
-    first: Refused | None = None  # the first of them
 
 
 def arrange(

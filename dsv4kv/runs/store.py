@@ -182,13 +182,8 @@ class Entry(Part):
     def of(cls, path: Path, summary: Summary | None, problem: str | None = None) -> Self:
         """The entry of a file; raises ``OSError``."""
         facts = path.stat()
-        return cls(
-            file=path.name,
-            size_bytes=facts.st_size,
-            modified_ns=facts.st_mtime_ns,
-            summary=summary,
-            problem=problem,
-        )
+        known = {"size_bytes": facts.st_size, "modified_ns": facts.st_mtime_ns}
+        return cls(file=path.name, summary=summary, problem=problem, **known)
 
 
 def list_entries(folder: Path) -> list[Entry]:

@@ -73,7 +73,7 @@ TRACE_FORMATS = {
     "burstgpt": Choice("BurstGPT's CSV, only lengths", "traces.formats:BURSTGPT"),
     "sharegpt": Choice("lengths of ShareGPT samples", "traces.formats:SHAREGPT"),
     "timed": Choice("JSON lines whose names are given", "traces.formats:TIMED"),
-    "parquet": Choice("a row for every request", "traces.parquet:PARQUET"),
+    "parquet": Choice("a row for every request", "traces.formats:PARQUET"),
     "dsv4kv": Choice("the toolkit's own", "traces.formats:NATIVE"),
     "results": Choice("requests of a benchmark's result file", "traces.results:RESULTS"),
 }

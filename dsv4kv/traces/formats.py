@@ -429,3 +429,14 @@ def _read_length(record: dict[str, Any], names: Sequence[str], low: int) -> int:
 SHAREGPT = TraceFormat(
     _read_sharegpt, frozenset(INPUT_NAMES), '{"prompt_len": tokens, "output_len": tokens}'
 )
+
+
+def _refuse_lines(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
+    raise Defect("this is no Parquet file: it does not begin with PAR1")
+
+
+PARQUET = TraceFormat(
+    _refuse_lines,
+    frozenset(),
+    "a Parquet file with columns arrival_s, input_tokens, output_tokens, or as --fields names",
+)

@@ -29,14 +29,11 @@ from dsv4kv.traces.files import (
     MAX_TOKENS,
     MOST_S,
     ODD_ID,
-    Defect,
     ReadOptions,
     TimedFields,
-    TraceLines,
     backwards,
     writing,
 )
-from dsv4kv.traces.formats import TraceFormat
 from dsv4kv.traces.paths import Ints, join_runs
 from dsv4kv.traces.request import Batch, IdRuns, Request, as_runs
 from dsv4kv.units import UNITS_PER_SECOND
@@ -260,14 +257,3 @@ def _import(path: Path) -> tuple[Any, Any]:
             "'dsv4kv[parquet]'."
         ) from None
     return pyarrow, parquet
-
-
-def _refuse_lines(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
-    raise Defect(f"this is no Parquet file: it does not begin with {MAGIC.decode()}")
-
-
-PARQUET = TraceFormat(
-    _refuse_lines,
-    frozenset(),
-    "a Parquet file with columns arrival_s, input_tokens, output_tokens, or as --fields names",
-)

@@ -298,17 +298,16 @@ class RequestLog:
                 place = self._recording.place("requests", source)
                 self._open[path] = _Growing(path, place)
                 self._rows += place is not None  # rows of it were written before
-            if path in self._open:
-                self._take(source, self._open[path])
-
-    def _take(self, source: str, file: "_Growing") -> None:
-        for line in file.lines(last=not self._follow):
-            row = read_line(line.decode("utf-8", "replace"), self._veil)
-            self._lines += 1
-            if row is not None:
-                self._rows += 1
-                place = {"source": source, "place": file.place}
-                self._recording.write("requests", row | place)
+            if path not in self._open:
+                continue
+            file = self._open[path]
+            for line in file.lines(last=not self._follow):
+                row = read_line(line.decode("utf-8", "replace"), self._veil)
+                self._lines += 1
+                if row is not None:
+                    self._rows += 1
+                    place = {"source": source, "place": file.place}
+                    self._recording.write("requests", row | place)
 
 
 class _Growing:
@@ -327,7 +326,12 @@ class _Growing:
     def lines(self, *, last: bool) -> Iterator[bytes]:
         """New whole lines; with ``last`` also an unfinished one."""
         yield from self._whole(last=last)
-        if self._is_replaced():
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return
+        emptied = self._path.suffix != ".gz" and found.st_size < self._at
+        if found.st_ino != self._inode or emptied:
             yield from self._whole(last=True)
             self.close()
             self._begin()
@@ -355,11 +359,3 @@ class _Growing:
                 return
             self._at += len(line)
             yield line
-
-    def _is_replaced(self) -> bool:
-        try:
-            found = self._path.stat()
-        except FileNotFoundError:
-            return False
-        emptied = self._path.suffix != ".gz" and found.st_size < self._at
-        return found.st_ino != self._inode or emptied

@@ -112,6 +112,10 @@ def read_server(folder: Path) -> Server:
     for record in read_stream(folder, "events"):
         heard.take(record)
     counted, restarts = _count_samples(samples)
+    # ranks with a cache each, by labels of counters
+    ranks = {
+        rank for each in samples[-1:] for key in each["values"] for rank in _RANK.findall(key)
+    }
     return Server(
         family=next((found for found in map(family_of, samples) if found), ""),
         settings={
@@ -131,7 +135,7 @@ def read_server(folder: Path) -> Server:
         ],
         preempted=_preempted(samples),
         counted=counted,
-        replicas=max(len(_ranks(samples)), len(heard.sources), 1),
+        replicas=max(len(ranks), len(heard.sources), 1),
     )
 
 
@@ -222,11 +226,6 @@ def settings_in(stream: str, record: Record) -> dict[str, str]:
             _SIZES[_base(key)]: f"{value:.0f}" for key, value in values if _base(key) in _SIZES
         }
     return {}
-
-
-def _ranks(samples: Sequence[Record]) -> set[str]:
-    """Ranks with a cache each, by labels of counters."""
-    return {rank for each in samples[-1:] for key in each["values"] for rank in _RANK.findall(key)}
 
 
 def _merge(windows: list[Window]) -> list[Window]:

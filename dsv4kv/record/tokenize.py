@@ -25,7 +25,6 @@ from dsv4kv.processes import map_parallel
 from dsv4kv.record.datasets import (
     ASSISTANT,
     Dialogue,
-    Message,
     Refused,
     find_encoders,
     load_template,
@@ -124,7 +123,15 @@ class Conversations:
             raise Defect("all messages are the assistant's: there is no prompt")
         for place in answers:
             text = self._render(messages[:place], dialogue.tools, dialogue.options)
-            answer = _said(messages[place]) if place < len(messages) else None
+            answer = None
+            if place < len(messages):  # a model's output, tool calls as JSON
+                said, calls = messages[place], messages[place].get("tool_calls")
+                parts = (
+                    said.get("reasoning_content"),
+                    said.get("content"),
+                    calls and json.dumps(calls),
+                )
+                answer = "".join(part for part in parts if isinstance(part, str))
             yield self._turn(dialogue.sent_s[place - 1], self._tokens.encode(text), answer)
 
     def _turn(self, sent_s: float | None, tokens: list[int], answer: str | None) -> Turn:
@@ -136,13 +143,6 @@ class Conversations:
         contents += self._veil.content(rest, len(rest)) if rest else []
         output = None if answer is None else self._tokens.answer(answer)
         return Turn(sent_s, len(tokens), output, tuple(chained(contents)))
-
-
-def _said(message: Message) -> str:
-    """A model's output; tool calls as JSON."""
-    calls = message.get("tool_calls")
-    parts = [message.get("reasoning_content"), message.get("content"), calls and json.dumps(calls)]
-    return "".join(part for part in parts if isinstance(part, str))
 
 
 class Incremental:

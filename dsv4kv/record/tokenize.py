@@ -29,7 +29,7 @@ from dsv4kv.record.datasets import (
     find_encoders,
     load_template,
 )
-from dsv4kv.record.veil import GRAIN_TOKENS, Veil, chained
+from dsv4kv.record.veil import GRAIN_TOKENS, ROOT, Veil, chained
 from dsv4kv.traces.files import Defect
 from dsv4kv.traces.request import Request
 
@@ -89,6 +89,7 @@ class Conversations:
         self._tokens = Incremental(load_tokenizer(job.tokenizer))
         self._render = load_template(folder, job.template, job.options)
         self._veil, self._block_tokens = Veil(job.salt), job.block_tokens
+        self._last: tuple[list[int], tuple[int, ...]] = [], ()  # prompt and its ids
 
     def turns(self, dialogue: Dialogue | Refused) -> Turns:
         """Return the requests of a record, or why there are none."""
@@ -137,12 +138,16 @@ class Conversations:
     def _turn(self, sent_s: float | None, tokens: list[int], answer: str | None) -> Turn:
         if not tokens:
             raise Defect("the prompt has no tokens")
-        size = self._block_tokens
+        size, (before, ids) = self._block_tokens, self._last
+        full = len(before) // size * size
+        kept = ids[: full // size] if tokens[:full] == before[:full] else ()  # the usual turn
         rest = tokens[len(tokens) // size * size :]
-        contents = self._veil.content(tokens, size)
+        contents = self._veil.content(tokens[len(kept) * size :], size)
         contents += self._veil.content(rest, len(rest)) if rest else []
+        ids = (*kept, *chained(contents, kept[-1] if kept else ROOT))
+        self._last = tokens, ids
         output = None if answer is None else self._tokens.answer(answer)
-        return Turn(sent_s, len(tokens), output, tuple(chained(contents)))
+        return Turn(sent_s, len(tokens), output, ids)
 
 
 class Incremental:

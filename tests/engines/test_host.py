@@ -5,24 +5,17 @@ from functools import partial
 
 import pytest
 
-from dsv4kv.engines.contract import Capacity, Deployment
+from dsv4kv.engines.contract import Capacity
 from dsv4kv.engines.host import HostTier, HostWish, Sent
 from dsv4kv.engines.names import find_engine
 from dsv4kv.engines.vllm.host import offloaded_groups, stored_chunks
 from dsv4kv.engines.vllm.sizes import VllmEngine
-from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import choose_formats
+from tests.engines.sizing.deployments import deploy
 
 MODELS = ("v4-flash", "v4-pro")
 CSA, HCA, LAYERS = {"v4-flash": 21, "v4-pro": 30}, {"v4-flash": 20, "v4-pro": 31}, (43, 61)
 LENGTHS = (8192, 131_072, 1_048_576)
 PROMPTS = (2_048, 8_192, 131_072, 1_048_576)
-
-
-def deployment(name: str) -> Deployment:
-    model = load_model(name)
-    formats = choose_formats(model, indexer="fp8")
-    return Deployment(model, formats, model.max_context_tokens, in_flight_tokens=8192)
 
 
 def vllm() -> VllmEngine:
@@ -50,7 +43,7 @@ HICACHE_PAGES = {
 def test_hicache_has_these_pools_and_none_of_hca_states(name: str) -> None:
     wish = HostWish("hicache", ratio=Fraction(2))
     full = capacity(1_000 * 256)
-    tier: HostTier = find_engine("sglang:0.5.23").host_tier(deployment(name), full, wish)
+    tier: HostTier = find_engine("sglang:0.5.23").host_tier(deploy(name), full, wish)
     pages = {pool: sizes[MODELS.index(name)] for pool, sizes in HICACHE_PAGES.items()}
     assert {pool.name: pool.page_bytes for pool in tier.pools} == pages
     assert {pool.pages for pool in tier.pools} == {2_000, 200}
@@ -70,13 +63,13 @@ CHUNKS = {
 def test_a_prompt_leaves_so_many_chunks_in_vllms_host_memory(
     name: str, retention: int | None
 ) -> None:
-    groups = offloaded_groups(vllm(), deployment(name), retention)
+    groups = offloaded_groups(vllm(), deploy(name), retention)
     found = [sum(stored_chunks(group, 256, n, retention) for group in groups) for n in PROMPTS]
     assert tuple(found) == CHUNKS[retention]
 
 
 def sent(engine: str, model: str, tokens: int) -> Sent:
-    found = find_engine(engine).sent(deployment(model), tokens)
+    found = find_engine(engine).sent(deploy(model), tokens)
     assert found is not None
     return found
 

@@ -1,6 +1,5 @@
 """What a prefix must have cached to be a hit, and how long a hit can be."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,10 +15,8 @@ V41 = {"model": "v4.1-flash", "indexer": "mxfp4"}
 
 
 def rule_of(engine: str, asked: dict[str, Any]) -> Rule:
-    """``asked``: changes of the usual deployment, by ``deploy`` or afterwards."""
-    later = {k: asked[k] for k in ("bounded_replay", "replays_windows") if k in asked}
-    first = {k: value for k, value in asked.items() if k not in later}
-    return find_engine(engine).rule(replace(deploy(**first), **later))
+    """``asked``: changes of the usual deployment."""
+    return find_engine(engine).rule(deploy(**asked))
 
 
 STATES = (Need("csa state", 1, 4, 7, 2), Need("hca state", 1, 8, 127, 16))

@@ -1,7 +1,5 @@
 """From a log's numbers back to what they came from."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -184,5 +182,4 @@ def test_a_models_name_is_told_from_its_path(model: str, expected: str | None) -
 
 
 def printed(found: Recovery) -> int | None:
-    deployment = replace(found.deployment)
-    return found.engine.capacity(deployment, found.available_bytes).printed_tokens
+    return found.engine.capacity(found.deployment, found.available_bytes).printed_tokens

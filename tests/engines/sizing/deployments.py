@@ -1,6 +1,7 @@
 """Deployments for tests."""
 
 from functools import cache
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -13,37 +14,17 @@ MILLION = 2**20
 GIB = 2**30
 
 
+_NAMES = {"context": "max_context_tokens", "flight": "in_flight_tokens", "drafts": "draft_layers"}
+
+
 def deploy(
-    model: str = "v4-flash",
-    context: int = MILLION,
-    flight: int = 8192,
-    drafts: int = 0,
-    indexer: str = "fp8",
-    main: str = "fp8_ds_mla",
-    concurrency: int | None = None,
-    state_bytes: int = 4,
-    window_ratio: float | None = None,
-    block_tokens: int | None = None,
-    draft_tokens: int = 0,
-    layers: tuple[int, ...] | None = None,
-    online_state: bool = False,
+    model: str = "v4-flash", *, main: str = "fp8_ds_mla", indexer: str = "fp8", **changes: Any
 ) -> Deployment:
     """A deployment that differs from the usual one where it is told to."""
     config = preset(model)
-    return Deployment(
-        model=config,
-        formats=choose_formats(config, main, main, indexer),
-        max_context_tokens=context,
-        in_flight_tokens=flight,
-        draft_layers=drafts,
-        concurrency=concurrency,
-        state_bytes=state_bytes,
-        window_ratio=window_ratio,
-        block_tokens=block_tokens,
-        draft_tokens=draft_tokens,
-        layers=layers,
-        online_state=online_state,
-    )
+    usual = {"max_context_tokens": MILLION, "in_flight_tokens": 8192}
+    fields = usual | {_NAMES.get(name, name): value for name, value in changes.items()}
+    return Deployment(config, choose_formats(config, main, main, indexer), **fields)
 
 
 @cache

@@ -62,6 +62,14 @@ def test_nothing_outside_the_engines_asks_which_engine_it_has() -> None:
     assert found == []
 
 
+def test_a_version_is_named_in_the_rows_of_its_engine_alone() -> None:
+    """Else a row added for a newer one would be treated as an older."""
+    for path in sorted((PACKAGE / "engines").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if path.name != "__init__.py" and isinstance(node, ast.Constant):
+                assert node.value not in ENGINES or ":" not in node.value, path
+
+
 FOLDER = {
     "__init__.py": """
 from dataclasses import dataclass

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 from dsv4kv.engines.contract import Capacity, Deployment
 from dsv4kv.engines.host import HostPool, HostTier, HostWish, Offloaded, objects_of
 from dsv4kv.engines.rule import Group, Retention
+from dsv4kv.engines.vllm import RELEASES
 from dsv4kv.engines.vllm.layout import LayerGroup
 from dsv4kv.errors import ConfigError
 
 if TYPE_CHECKING:
     from dsv4kv.engines.vllm.sizes import VllmEngine
 
-SINCE = "vllm:0.33"
+_SINCE = f"vllm:{RELEASES[-1].newest}"
 LMCACHE_TOKENS = 256
 _ALIGN = 4096  # SharedOffloadRegion.BLOCK_SIZE_ALIGNMENT, AddressManager.ALIGN_BYTES
 _SIMPLE_BYTES = 8 * 2**30  # DEFAULT_CPU_CAPACITY_BYTES
@@ -149,7 +150,7 @@ def find_objects(
 def _check_version(engine: "VllmEngine") -> None:
     if not engine.release.null_block:
         raise ConfigError(
-            f"host memory is sized as {SINCE} sizes it, not {engine.name}: ask for it."
+            f"host memory is sized as {_SINCE} sizes it, not {engine.name}: ask for it."
         )
 
 

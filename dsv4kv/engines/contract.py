@@ -10,7 +10,7 @@ from dsv4kv.engines.host import HostTier, HostWish, Offloaded, Sent
 from dsv4kv.engines.rule import EVERYWHERE, Family, Group, Layout, Policy, Rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.schedule import build_schedule
+from dsv4kv.model.schedule import AttentionType, LayerSpec, build_schedule
 from dsv4kv.model.schema import CacheFormats
 
 MIB, GIB = 2**20, 2**30
@@ -376,39 +376,14 @@ class SlotEngine(Engine):
         )
 
 
-DRAFT = "draft"
 V4_ONLY = ("v4",)
 _RATIOS = {"v4": {0, 4, 128}, "v41": {0, 1, 2}, "flat": {1}}
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer of the model.
-
-    Attributes:
-        kind: ``swa``, ``csa``, ``hca``, ``dsa`` or ``draft``.
-        ratio: Tokens per compressed entry; 0 without compressed KV.
-        owner: Layer whose compressed KV it reads.
-        selects: Its indexer selects the top k.
-    """
-
-    index: int
-    kind: str
-    held: bool
-    ratio: int = 0
-    owner: int = -1
-    selects: bool = True
-
-    @property
-    def owns(self) -> bool:
-        """Whether it stores compressed KV of its own."""
-        return self.ratio > 0 and self.owner == self.index
 
 
 @lru_cache(maxsize=256)
 def layers_of(
     deployment: Deployment, engine: str, kinds: tuple[str, ...] = V4_ONLY
-) -> tuple[Layer, ...]:
+) -> tuple[LayerSpec, ...]:
     """Every layer of the model and the drafts of this rank; ``ConfigError`` for other models."""
     model, kind = deployment.model, deployment.model.kind
     unlike = set(model.compress_ratios) - _RATIOS[kind]
@@ -420,10 +395,15 @@ def layers_of(
             f"with its own cache){others if len(kinds) > 1 else ''}, which {model.name} is not: "
             "choose such a model, or the engine dsv4kv."
         )
-    held = {spec.layer_idx for spec in build_schedule(model, layers=deployment.layers)}
-    own = [
-        Layer(s.layer_idx, s.attn.value, s.layer_idx in held, s.ratio, s.kv_owner, s.selects)
-        for s in build_schedule(model)
-    ]
     drafts = range(model.num_layers, model.num_layers + deployment.draft_layers)
-    return (*own, *(Layer(index, DRAFT, held=True) for index in drafts))
+    swa = AttentionType.SWA
+    return (*build_schedule(model), *(LayerSpec(n, swa, 0, n, is_draft=True) for n in drafts))
+
+
+def held_layers(
+    deployment: Deployment, engine: str, kinds: tuple[str, ...] = V4_ONLY
+) -> tuple[LayerSpec, ...]:
+    """Those of this rank, its drafts last; raises as ``layers_of``."""
+    every = layers_of(deployment, engine, kinds)
+    held = {spec.layer_idx for spec in build_schedule(deployment.model, layers=deployment.layers)}
+    return tuple(layer for layer in every if layer.is_draft or layer.layer_idx in held)

@@ -23,6 +23,7 @@ class AttentionType(StrEnum):
 
 
 HCA_RATIO = 128
+DRAFT = "draft"
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class LayerSpec:
     routes_by_id: bool = False
     # whether its indexer selects the top k; else it takes what a layer before selected
     selects: bool = True
+
+    @property
+    def kind(self) -> str:
+        """Its attention's name, or ``draft``."""
+        return DRAFT if self.is_draft else self.attn.value
 
     @cached_property
     def is_latent(self) -> bool:

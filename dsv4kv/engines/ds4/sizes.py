@@ -12,7 +12,7 @@ from dsv4kv.engines.contract import (
     Machine,
     PoolCost,
     SlotEngine,
-    layers_of,
+    held_layers,
 )
 from dsv4kv.engines.ds4 import FAMILY
 
@@ -78,5 +78,5 @@ class Ds4Engine(SlotEngine):
 
 
 def _counts(deployment: Deployment) -> tuple[int, int, int]:
-    kinds = [layer.kind for layer in layers_of(deployment, "ds4") if layer.held]
+    kinds = [layer.kind for layer in held_layers(deployment, "ds4")]
     return kinds.count("csa"), kinds.count("hca"), len(kinds) - kinds.count("draft")

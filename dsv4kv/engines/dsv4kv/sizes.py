@@ -9,7 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 
-from dsv4kv.engines.contract import DRAFT, Capacity, Deployment, Engine, PoolCost
+from dsv4kv.engines.contract import Capacity, Deployment, Engine, PoolCost
 from dsv4kv.engines.dsv4kv import FAMILY
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import PageLayout
@@ -31,8 +31,7 @@ class OwnEngine(Engine):
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         one, kinds = self.plan(deployment, 1), dict[str, list[LayerCacheSchema]]()
         for schema in one.schemas:
-            kind = DRAFT if schema.layer.is_draft else schema.layer.attn.value
-            kinds.setdefault(kind, []).append(schema)
+            kinds.setdefault(schema.layer.kind, []).append(schema)
         costs = [cost for kind, schemas in kinds.items() for cost in _costs_of(kind, schemas)]
         tables = sum(pool.total_bytes for pool in one.pools if pool.name == "tables")
         if tables:

@@ -18,7 +18,7 @@ from dsv4kv.engines.contract import (
     Machine,
     PoolCost,
     SlotEngine,
-    layers_of,
+    held_layers,
 )
 from dsv4kv.engines.llamacpp import FAMILY
 from dsv4kv.errors import ConfigError
@@ -51,7 +51,7 @@ class LlamaEngine(SlotEngine):
                 f"llama.cpp keeps V4's cache in {', '.join(_ROW_BYTES)}, not "
                 f"{deployment.cache_dtype!r}: choose one (--cache-type-k)."
             )
-        kinds = [layer.kind for layer in layers_of(deployment, self.name) if layer.held]
+        kinds = [layer.kind for layer in held_layers(deployment, self.name)]
         csa, hca, drafts = (kinds.count(kind) for kind in ("csa", "hca", "draft"))
         length, key = pad(tokens), row // 4
         window = min(length, deployment.model.window_tokens + deployment.in_flight_tokens)

@@ -9,7 +9,7 @@ Source: SGLang 0.5.12 to 0.5.23, ``pool_configurator.py``. Floats are used where
 from collections.abc import Iterator
 from functools import lru_cache
 
-from dsv4kv.engines.contract import DRAFT, Deployment, layers_of
+from dsv4kv.engines.contract import Deployment, held_layers
 from dsv4kv.engines.rule import Group, Layout, Piece
 from dsv4kv.engines.sglang import Build
 from dsv4kv.errors import ConfigError
@@ -55,11 +55,11 @@ class Pools:
             raise ConfigError(
                 f"SGLang keeps V3.2's indexer keys in fp8, not {formats.indexer.name}: choose it."
             )
-        layers = layers_of(deployment, f"sglang:{build.newest}", build.kinds)
-        own = [layer for layer in layers if layer.held and (flat or layer.kind != DRAFT)]
+        layers = held_layers(deployment, f"sglang:{build.newest}", build.kinds)
+        own = [layer for layer in layers if flat or not layer.is_draft]
         kinds, sources = [layer.kind for layer in own], model.kv_owners or ()
         self.build, self.deployment = build, deployment
-        self.low = tuple(sorted(layer.ratio for layer in own if layer.index in sources))
+        self.low = tuple(sorted(layer.ratio for layer in own if layer.layer_idx in sources))
         if sources and not self.low:
             raise ConfigError(
                 f"stage {deployment.stage} holds no layer of {model.name} that stores compressed "
@@ -99,7 +99,7 @@ class Pools:
             hca = self.hca_ring / model.window_tokens * self.hca_row_bytes * self.hca
         csa = self.csa_ring / span * state * self.csa
         self.window_bytes_per_token = self.window_entry_bytes * self.windows + csa + hca
-        self.keyed = sum(layer.selects or layer.kind == DRAFT for layer in own) if flat else 0
+        self.keyed = sum(layer.selects for layer in own) if flat else 0
         share = 0.0 if self.request_windows else self.window_ratio
         price = share * self.window_bytes_per_token + self._context_bytes_per_token()
         self.bytes_per_full_token = price * self.inflation

@@ -7,9 +7,10 @@ these rules could be compared with.
 from collections import Counter
 from fractions import Fraction
 
-from dsv4kv.engines.contract import DRAFT, Capacity, Deployment, Engine, Layer, PoolCost, layers_of
+from dsv4kv.engines.contract import Capacity, Deployment, Engine, PoolCost, held_layers
 from dsv4kv.engines.trtllm import FAMILY
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.schedule import DRAFT, LayerSpec
 
 _BLOCK_TOKENS = (128, 256)
 _MAIN = ("bf16", "fp8", "fp8_ds_mla")
@@ -75,7 +76,7 @@ class TrtllmEngine(Engine):
         )
 
 
-def _held(deployment: Deployment) -> list[Layer]:
+def _held(deployment: Deployment) -> tuple[LayerSpec, ...]:
     formats, state = deployment.formats, deployment.state_bytes
     if formats.main.name not in _MAIN or formats.window != formats.main:
         raise ConfigError(
@@ -87,7 +88,7 @@ def _held(deployment: Deployment) -> list[Layer]:
     if state != _STATE_BYTES or deployment.online_state:
         raise ConfigError("TensorRT-LLM keeps the compressor state in float32: choose fp32.")
     _block_tokens(deployment)
-    return [layer for layer in layers_of(deployment, "trtllm") if layer.held]
+    return held_layers(deployment, "trtllm")
 
 
 def _block_tokens(deployment: Deployment) -> int:

@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import lcm
 
-from dsv4kv.engines.contract import DRAFT, Deployment, Layer, layers_of
+from dsv4kv.engines.contract import Deployment, held_layers, layers_of
 from dsv4kv.engines.vllm import Grouping, Packing, Release
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.schedule import LayerSpec
 
 _STATE_BYTES = 4  # vLLM asserts float32
 _PACKED_ALIGN, _PLAIN_ALIGN = 576, 512  # fp8_ds_mla pages; V4.1's records and plain rows
@@ -39,7 +40,7 @@ class Page:
     """One layer's part of a block: bytes with padding, and bytes of entries."""
 
     pool: str
-    layer: Layer
+    layer: LayerSpec
     page_bytes: int
     used_bytes: int
 
@@ -98,7 +99,7 @@ class LayerGroup:
         return -(-live // self.block_tokens) + 1
 
 
-def build_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[LayerGroup]:
+def build_buckets(deployment: Deployment, layers: Sequence[LayerSpec]) -> list[LayerGroup]:
     """The full-context bucket first, then windows and states, where there are any.
 
     Raises:
@@ -108,23 +109,23 @@ def build_buckets(deployment: Deployment, layers: Sequence[Layer]) -> list[Layer
     block = deployment.block_tokens
     if block is None:
         block = _v41_block(deployment) if kind == "v41" else {"v4": 256, "flat": 64}[kind]
-    _check(deployment, kind, layers, block)
+    _check(deployment, kind, block)
     flat = kind == "flat"
     align = _PACKED_ALIGN if formats.window.name == "fp8_ds_mla" else _PLAIN_ALIGN
     align = 1 if flat else align
 
-    def page(pool: str, layer: Layer, used_bytes: int) -> Page:
+    def page(pool: str, layer: LayerSpec, used_bytes: int) -> Page:
         return Page(pool, layer, -(-used_bytes // align) * align, used_bytes)
 
-    def context(layer: Layer) -> tuple[Page, ...]:
+    def context(layer: LayerSpec) -> tuple[Page, ...]:
         entries = block // max(layer.ratio, 1)
         main = page("main", layer, entries * formats.main.entry_bytes)
-        keyed = layer.selects or layer.kind == DRAFT if flat else layer.kind != "hca"
+        keyed = layer.selects if flat else layer.kind != "hca"
         if not keyed:
             return (main,)
         return main, page("indexer", layer, entries * formats.indexer.entry_bytes)
 
-    owners = [layer for layer in layers if flat or layer.owns]
+    owners = [layer for layer in layers if flat or layer.owns_kv]
     if not owners:
         raise ConfigError("vLLM's V4 rules need at least one CSA or HCA layer.")
     full = LayerGroup(tuple(map(context, owners)), block)
@@ -162,7 +163,7 @@ def _v41_block(deployment: Deployment) -> int:
     return 64 if hopper else 128
 
 
-def _check(deployment: Deployment, kind: str, layers: Sequence[Layer], block: int) -> None:
+def _check(deployment: Deployment, kind: str, block: int) -> None:
     formats = deployment.formats
     main, window = formats.main.name, formats.window.name
     if kind == "v4" and formats.main != formats.window:
@@ -189,13 +190,15 @@ def _check(deployment: Deployment, kind: str, layers: Sequence[Layer], block: in
     }[kind]
     if block <= 0 or block % smallest:
         raise ConfigError(f"block_tokens is {block}: vLLM needs a multiple of {smallest}{of}.")
-    held = {layer.index for layer in layers if layer.held}
+
+
+def _check_owners(deployment: Deployment, layers: Sequence[LayerSpec], held: set[int]) -> None:
     for layer in layers:
-        if layer.held and layer.ratio and layer.owner not in held:
+        if layer.layer_idx in held and layer.ratio and layer.kv_owner not in held:
             raise ConfigError(
-                f"layer {layer.index} reads the KV of layer {layer.owner}, which is in another "
-                "pipeline stage: vLLM does not serve that; choose stages that begin at layer "
-                f"{', '.join(str(owner) for owner in deployment.model.kv_owners or ())}."
+                f"layer {layer.layer_idx} reads the KV of layer {layer.kv_owner}, which is in "
+                "another pipeline stage: vLLM does not serve that; choose stages that begin at "
+                f"layer {', '.join(str(owner) for owner in deployment.model.kv_owners or ())}."
             )
 
 
@@ -331,12 +334,13 @@ class BlockLayout:
 @lru_cache(maxsize=256)
 def lay_out(release: Release, deployment: Deployment) -> BlockLayout:
     """Groups and bytes of a block; raises ``ConfigError`` for what vLLM does not serve."""
-    layers = layers_of(deployment, f"vllm:{release.newest}", release.kinds)
-    groups = split_buckets(
-        build_buckets(deployment, layers), release.grouping, pad=release.weighted
-    )
+    served = deployment, f"vllm:{release.newest}", release.kinds
+    layers, of_rank = layers_of(*served), {layer.layer_idx for layer in held_layers(*served)}
+    buckets = build_buckets(deployment, layers)
+    _check_owners(deployment, layers, of_rank)
+    groups = split_buckets(buckets, release.grouping, pad=release.weighted)
     held = [
-        replace(group, rows=tuple(row for row in group.rows if row[0].layer.held))
+        replace(group, rows=tuple(row for row in group.rows if row[0].layer.layer_idx in of_rank))
         for group in groups
     ]
     unit = block_bytes(held, release.packing, groups[0])

@@ -17,7 +17,6 @@ from fractions import Fraction
 from math import log2, prod
 
 from dsv4kv.engines.contract import (
-    DRAFT,
     EVENLY,
     GIB,
     MIB,
@@ -95,7 +94,7 @@ def _window_costs(
         fixed.update(_share(unit_bytes * least, group))
         flight.update(_share(unit_bytes * more, group))
         for kind, pages in _by_kind(group.pages).items():
-            layers.setdefault(kind, set()).update(page.layer.index for page in pages)
+            layers.setdefault(kind, set()).update(page.layer.layer_idx for page in pages)
     return [
         PoolCost(*kind, len(layers.get(kind, ())), fixed_bytes=size, in_flight_bytes=flight[kind])
         for kind, size in fixed.items()
@@ -121,7 +120,7 @@ def _by_kind(pages: Sequence[Page]) -> dict[_Kind, list[Page]]:
     kinds: dict[_Kind, list[Page]] = {}
     for page in pages:
         kind = page.layer.kind
-        layer_type = kind if page.pool != "window" or kind == DRAFT else "all"
+        layer_type = kind if page.pool != "window" or page.layer.is_draft else "all"
         kinds.setdefault((page.pool, layer_type), []).append(page)
     return kinds
 

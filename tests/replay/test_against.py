@@ -32,25 +32,16 @@ CHUNK = 512
 
 @dataclass(frozen=True)
 class Scene:
-    """A server, and what is different about it.
+    """A server, and what is different about it."""
 
-    Attributes:
-        family: Whose.
-        blocks: Of its cache; others are told.
-        restarts: When its cache began anew.
-        unheard: Numbers of requests that it served and nobody recorded.
-        tells: Whether it tells with every answer what it found.
-        at_once: Whether prompts are found while they are computed; None as its engine does.
-        requests: What it was asked.
-    """
-
-    family: str = "vllm"
-    blocks: int = 0
-    restarts: tuple[float, ...] = ()
-    unheard: frozenset[int] = frozenset()
-    tells: bool = True
+    family: str = "vllm"  # whose
+    blocks: int = 0  # of its cache; others are told
+    restarts: tuple[float, ...] = ()  # when its cache began anew
+    unheard: frozenset[int] = frozenset()  # numbers of requests that it served and nobody recorded
+    tells: bool = True  # whether it tells with every answer what it found
+    # whether prompts are found while they are computed; None as its engine does
     at_once: bool | None = None
-    requests: list[Request] = field(default_factory=lambda: conversations(3))
+    requests: list[Request] = field(default_factory=lambda: conversations(3))  # what it was asked
 
     @property
     def spans(self) -> list[Span]:

@@ -160,8 +160,7 @@ def leave_out(
     return found
 
 
-_LITTLE = 1e-6
-"""Next to nothing: steps end one after the other even where they do not count."""
+_LITTLE = 1e-6  # next to nothing: steps end one after the other even where they do not count
 TABLE_GUESSES = {"decode": (1.07, 0.3), "prompt": (1.35, 0.5), "client_ms": (120.0, 0.5)}
 
 

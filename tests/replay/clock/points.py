@@ -40,13 +40,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Point:
-    """One published run.
+    """One published run."""
 
-    Attributes:
-        row: As it was published.
-    """
-
-    row: dict[str, Any]
+    row: dict[str, Any]  # as it was published
 
     @property
     def name(self) -> str:
@@ -130,19 +126,13 @@ def points() -> list[Point]:
 
 @dataclass(frozen=True)
 class Spent:
-    """What took time, without a client.
+    """What took time, without a client."""
 
-    Attributes:
-        steps: float64[steps, COUNTS]: what each takes, ``prompt_layers`` those of its chunks.
-        moments: int64[requests, 3]: steps taken when a request came, had its first token, ended.
-        further: float64[requests]: tokens after the first.
-        tokens: In and out.
-    """
-
-    steps: Floats
+    steps: Floats  # float64[steps, COUNTS]: what each takes, ``prompt_layers`` those of its chunks
+    # int64[requests, 3]: steps taken when a request came, had its first token, ended
     moments: NDArray[np.int64]
-    further: Floats
-    tokens: int
+    further: Floats  # float64[requests]: tokens after the first
+    tokens: int  # in and out
 
     def seconds(self, rates: Floats) -> tuple[Floats, Floats, float]:
         """Times to the first token and of a further one, and of the whole run.

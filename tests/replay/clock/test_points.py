@@ -21,8 +21,7 @@ pytestmark = pytest.mark.skipif(not points(), reason=ABSENT)
 BARS = {"TTFT": 30, "TPOT": 15, "throughput": 15}
 
 
-DEAR = 1024
-"""Points of so many requests at once take most of the time: they are for ``make full``."""
+DEAR = 1024  # points of so many requests at once take most of the time: they are for ``make full``
 
 
 @cache

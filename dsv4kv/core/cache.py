@@ -11,30 +11,24 @@ Evicted = Callable[[Sequence[int], Sequence[int]], None]
 
 
 class Cache:
-    """Blocks of one pool: free, held by one request, shared by several, cached.
+    """Blocks of one pool: free, held by one request, shared by several, cached."""
 
-    Attributes:
-        reserves: Whether requests take the blocks of every step by ``lacks`` and ``reserve``;
-            else a prompt has all of its blocks when it begins, and ``get_new_blocks`` gives more.
-        per_shared: Blocks of what prompts share.
-        uncached: Free blocks that hold nothing; they are allocated first.
-        cached: Cached blocks that no request uses.
-        shared: Cached blocks that requests use.
-        written: Windows and states that were copied to be kept, so far.
-        dropped: Written ones that were evicted for others.
-        orphaned: Written ones that were evicted with the block before them.
-        evicted: Shared blocks evicted so far.
-        freed: Grows whenever blocks come free.
-        on_evicted: Called with blocks to be evicted, before it is, where tiers may want it.
-    """
-
+    # whether requests take the blocks of every step by ``lacks`` and ``reserve``; else a prompt
+    # has all of its blocks when it begins, and ``get_new_blocks`` gives more
     reserves = False
 
     def __init__(self, total: int, per_shared: int = 1) -> None:
-        self.total = self.uncached = total
-        self.per_shared = per_shared
-        self.cached = self.shared = 0
-        self.written = self.dropped = self.orphaned = self.evicted = self.freed = 0
+        self.uncached = total  # free blocks that hold nothing; they are allocated first
+        self.total = total
+        self.per_shared = per_shared  # blocks of what prompts share
+        self.cached = 0  # cached blocks that no request uses
+        self.shared = 0  # cached blocks that requests use
+        self.written = 0  # windows and states that were copied to be kept, so far
+        self.dropped = 0  # written ones that were evicted for others
+        self.orphaned = 0  # written ones that were evicted with the block before them
+        self.evicted = 0  # shared blocks evicted so far
+        self.freed = 0  # grows whenever blocks come free
+        # called with blocks to be evicted, before it is, where tiers may want it
         self.on_evicted: Evicted | None = None
 
     @property
@@ -104,16 +98,13 @@ class EngineCache(Cache):
 
     Requests are known by their places in the trace.  Blocks of decoded tokens cannot
     be found again: the trace has no ids for them.
-
-    Attributes:
-        chunk_tokens: Most tokens of a prompt in a step.
-        replayed_tokens: Tokens at a hit's end that are computed again.
     """
 
     def __init__(self, total: int, block_tokens: int, chunk_tokens: int) -> None:
         super().__init__(total)
-        self.block_tokens, self.chunk_tokens = block_tokens, chunk_tokens
-        self.replayed_tokens = 0
+        self.chunk_tokens = chunk_tokens  # most tokens of a prompt in a step
+        self.block_tokens = block_tokens
+        self.replayed_tokens = 0  # tokens at a hit's end that are computed again
 
     @abstractmethod
     def refuses_alone(self, request: int, tokens: int) -> bool:

@@ -120,15 +120,12 @@ Span = tuple[int, int]  # tokens of a request before and after a part of its pro
 
 
 class VirtualClock:
-    """Virtual time and the work done so far; time only ever goes forward.
-
-    Attributes:
-        idle_s: Time in which there was no work.
-    """
+    """Virtual time and the work done so far; time only ever goes forward."""
 
     def __init__(self, tables: Tables, rates: Rates | None, timer: Timer | None) -> None:
         """``tables`` reach as far as the longest request; times are by rates or by a timer."""
-        self.idle_s = self._busy_s = 0.0
+        self.idle_s = 0.0  # time in which there was no work
+        self._busy_s = 0.0
         self.steps = 0
         self._tables, self._rates, self._timer = tables, rates, timer
         self._sums = tables.sums

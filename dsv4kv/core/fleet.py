@@ -17,12 +17,7 @@ from dsv4kv.core.served import NEVER, Served
 
 
 class Asked:
-    """A request, as a router sees it.
-
-    Attributes:
-        number: Place in the trace.
-        id_tokens: Tokens that an id stands for; 0 where there are none.
-    """
+    """A request, as a router sees it."""
 
     def __init__(
         self,
@@ -33,8 +28,10 @@ class Asked:
         ids: Sequence[int] = (),
         id_tokens: int = 0,
     ) -> None:
-        self.number, self.now_s, self.input_tokens = number, now_s, input_tokens
-        self.session, self.id_tokens = session, id_tokens
+        self.number = number  # place in the trace
+        self.now_s, self.input_tokens = now_s, input_tokens
+        self.id_tokens = id_tokens  # tokens that an id stands for; 0 where there are none
+        self.session = session
         self._ids = ids
         self._blocks: list[int] | None = None
 

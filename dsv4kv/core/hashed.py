@@ -75,46 +75,32 @@ def cut_groups(
 
 
 class BlockTable:
-    """Blocks of a group that a request holds.
-
-    Attributes:
-        start: Tokens before them.
-        ends: Tokens at which cached entries end.
-        first: How many leading ones have been freed.
-    """
+    """Blocks of a group that a request holds."""
 
     def __init__(self, group: Group, start: int) -> None:
-        self.group, self.start = group, start
-        self.ends: list[int] = []
+        self.start = start  # tokens before them
+        self.group = group
+        self.ends: list[int] = []  # tokens at which cached entries end
         self.entries: list[Entry] = []
-        self.first = 0
+        self.first = 0  # how many leading ones have been freed
 
 
 class Held:
-    """Blocks of a running request.
-
-    Attributes:
-        path: Numbers of its whole blocks of context: equal numbers, equal history.
-        followed: Numbers that also distinguish the tokens behind.
-        position: Tokens that have blocks.
-        tables: Its blocks of every group.
-        kept: Blocks of context behind which windows stay cached, rising.
-        kept_drafts: The same in parts that have a draft's layer.
-        prompt: Tokens of its prompt with blocks.
-        loaded: Tokens before those that a tier brings back.
-        steady: Whether it decodes and holds no cached windows: then what a step needs and frees
-            follows from its position, and ``BlockTable.start`` from ``slid``.
-        slid: Position of its last step.
-    """
+    """Blocks of a running request."""
 
     def __init__(self, path: list[int], followed: list[int], position: int) -> None:
-        self.path, self.followed, self.position = path, followed, position
+        self.path = path  # numbers of its whole blocks of context: equal numbers, equal history
+        self.followed = followed  # numbers that also distinguish the tokens behind
+        self.position = position  # tokens that have blocks
         self.context: list[Entry] = []
-        self.tables: list[BlockTable] = []
-        self.kept: list[int] = []
-        self.kept_drafts: list[int] = []
-        self.prompt = position
-        self.loaded = self.slid = 0
+        self.tables: list[BlockTable] = []  # its blocks of every group
+        self.kept: list[int] = []  # blocks of context behind which windows stay cached, rising
+        self.kept_drafts: list[int] = []  # the same in parts that have a draft's layer
+        self.prompt = position  # tokens of its prompt with blocks
+        self.loaded = 0  # tokens before those that a tier brings back
+        self.slid = 0  # position of its last step
+        # whether it decodes and holds no cached windows: then what a step needs and frees follows
+        # from its position, and ``BlockTable.start`` from ``slid``
         self.steady = False
 
 

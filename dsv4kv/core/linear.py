@@ -20,12 +20,7 @@ NOTHING: Counts = (0,) * len(COUNTS)
 
 
 class LinearTimes:
-    """Seconds of a step: whole numbers of everything in ``COUNTS`` times their rates.
-
-    Attributes:
-        rates: Seconds of one of each.
-        copy_bytes_per_s: Copies from one place of the GPUs' memory to another.
-    """
+    """Seconds of a step: whole numbers of everything in ``COUNTS`` times their rates."""
 
     def __init__(
         self,
@@ -43,7 +38,9 @@ class LinearTimes:
 
         ``weight_bytes`` takes the tokens of all ranks, ``mflop`` these and the fullest rank's.
         """
-        self.rates, self.copy_bytes_per_s = rates, copy_bytes_per_s
+        self.rates = rates  # seconds of one of each
+        # copies from one place of the GPUs' memory to another
+        self.copy_bytes_per_s = copy_bytes_per_s
         self._layers, self._draft_passes, self._groups = layers, draft_passes, groups
         self._state_bytes, self._sent = layers * state_bytes, layers * sends
         self._weight_bytes, self._mflop = weight_bytes, mflop

@@ -45,14 +45,6 @@ class ReuseTally:
     """Counts over first admissions; a recomputed request is not counted twice.
 
     Counters without a line here are explained in ``runs.replay.Reuse``.
-
-    Attributes:
-        shared_tokens: Tokens of a shared block.
-        draft_needs: Tokens after a hit that must be known for drafts, and tokens it drops.
-        uncovered_tokens: Tokens at a prompt's end that no hit covers.
-        found_requests: Requests that resumed somewhere.
-        in_flight_tokens: Lost because another request was just computing them.
-        lost: Tokens lost for other reasons, by the names of ``Losses``.
     """
 
     def __init__(
@@ -63,11 +55,16 @@ class ReuseTally:
         uncovered_tokens: int = 1,
     ) -> None:
         """``runs_of``: first id and length of every run of ids that are no plain list."""
-        self.shared_tokens, self.uncovered_tokens = shared_tokens, uncovered_tokens
+        self.shared_tokens = shared_tokens  # tokens of a shared block
+        self.uncovered_tokens = uncovered_tokens  # tokens at a prompt's end that no hit covers
+        # tokens after a hit that must be known for drafts, and tokens it drops
         self.draft_needs = draft_needs
         self.requests = self.prompt_tokens = self.prompt_blocks = 0
-        self.found_blocks = self.found_requests = 0
-        self.seen_tokens = self.saved_tokens = self.in_flight_tokens = 0
+        self.found_requests = 0  # requests that resumed somewhere
+        self.found_blocks = 0
+        self.in_flight_tokens = 0  # lost because another request was just computing them
+        self.seen_tokens = self.saved_tokens = 0
+        # tokens lost for other reasons, by the names of ``Losses``
         self.lost = dict.fromkeys(REASONS, 0)
         self._runs_of, self._seen = runs_of, SeenIds()
         self._pending: set[int] = set()  # seen, and not stored yet

@@ -18,21 +18,7 @@ _serial = count(1)
 
 
 class Run:
-    """Keys of one tree edge that were cached together and have been used together ever since.
-
-    Attributes:
-        parent: The run before; None for the root and for what has been evicted.
-        children: Runs after this one, by their first keys.
-        values: What is cached for them, where the tree holds values.
-        rows: Rows that hold the chain up to here, newest first, where its owner keeps some.
-        start: Keys before this run.
-        pins: Leases that hold the run or one below it.
-        ticket: Number of its valid entry in its policy's order; 0 while it may not be evicted.
-        stamp: Its place in its policy's order, the least first.
-        moment: When it was stored or last used, as its policy counts time.
-        uses: How often it was used, as its policy counts.
-        queue: Which queue of its policy it is in.
-    """
+    """Keys of one tree edge that were cached together and have been used together ever since."""
 
     __slots__ = (
         "children", "keys", "length", "moment", "parent", "pins", "queue", "rows", "stamp",
@@ -40,11 +26,20 @@ class Run:
     )  # fmt: skip
 
     def __init__(self, parent: "Run | None", keys: list[int], start: int, length: int) -> None:
-        self.parent, self.keys, self.start, self.length = parent, keys, start, length
-        self.children: dict[int, Run] = {}
-        self.values: list[int] = []
+        self.parent = parent  # the run before; None for the root and for what has been evicted
+        self.start = start  # keys before this run
+        self.keys, self.length = keys, length
+        self.children: dict[int, Run] = {}  # runs after this one, by their first keys
+        self.values: list[int] = []  # what is cached for them, where the tree holds values
+        # rows that hold the chain up to here, newest first, where its owner keeps some
         self.rows: list[tuple[int, int]] = []
-        self.pins = self.ticket = self.moment = self.uses = self.queue = 0
+        self.pins = 0  # leases that hold the run or one below it
+        # number of its valid entry in its policy's order; 0 while it may not be evicted
+        self.ticket = 0
+        self.moment = 0  # when it was stored or last used, as its policy counts time
+        self.uses = 0  # how often it was used, as its policy counts
+        self.queue = 0  # which queue of its policy it is in
+        # its place in its policy's order, the least first
         self.stamp: tuple[float, float] = (0.0, 0.0)
 
     @property

@@ -59,21 +59,16 @@ class Journal:
 
 
 class Prompts:
-    """See the module.
-
-    Attributes:
-        below: Tiers below the GPU; None where there are none.
-        journal: Is kept for routers; None where none asks.
-        restored: How often a request resumed after a window and a state that were kept.
-        kept_bytes: Windows and states written so far.
-    """
+    """See the module."""
 
     def __init__(self, cache: Cache, tally: ReuseTally, below: Below | None) -> None:
-        self.cache, self.tally, self.below = cache, tally, below
-        self.journal: Journal | None = None
+        self.below = below  # tiers below the GPU; None where there are none
+        self.cache, self.tally = cache, tally
+        self.journal: Journal | None = None  # is kept for routers; None where none asks
         if below is not None:
             cache.on_evicted = self.forget
-        self.restored = self.kept_bytes = 0
+        self.restored = 0  # how often a request resumed after a window and a state that were kept
+        self.kept_bytes = 0  # windows and states written so far
         self._tokens = tally.shared_tokens
 
     def keep_journal(self) -> Journal:

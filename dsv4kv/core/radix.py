@@ -322,12 +322,7 @@ class SglangCache(EngineCache):
 
 
 class SglangWindowCache(SglangCache):
-    """``SglangCache`` with a pool of windows.
-
-    Attributes:
-        free_windows: Window pages that hold nothing.
-        stored_windows: Window pages of all nodes.
-    """
+    """``SglangCache`` with a pool of windows."""
 
     def __init__(
         self,
@@ -367,8 +362,9 @@ class SglangWindowCache(SglangCache):
             uncovered_tokens=uncovered_tokens,
             chunk_tokens=chunk_tokens,
         )
-        self.total_windows = self.free_windows = window_pages
-        self.stored_windows = 0
+        self.free_windows = window_pages  # window pages that hold nothing
+        self.total_windows = window_pages
+        self.stored_windows = 0  # window pages of all nodes
         self._window, self._dense = window_tokens, dense
         self._holds_chunks = dense and holds_chunks
         self._lag = max(window_tokens, page_tokens) + int(_EVICTION_STEPS / 2 * tokens_per_step)

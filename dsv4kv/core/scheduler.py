@@ -78,25 +78,7 @@ class Drafts:
 
 
 class Scheduler:
-    """Serves all requests.
-
-    Attributes:
-        waiting: Requests without a slot, the next one first.
-        decoding: Requests past their prompts, in the order in which these ended.
-        prefilling: Requests with prompt tokens to compute, oldest first.
-        loading: Requests that a tier brings something back for, in no order.
-        paused: Requests that keep their blocks and do not run, oldest first.
-        deferrals: Requests that ever waited for another one's prefix.
-        records: Whether ``outcome`` is kept.
-        ended: Requests that ended or were rejected since this was last emptied; None where
-            they are not asked for.
-        block_tokens: Tokens of a block.
-        computed_tokens: Prompt tokens computed, those computed again included.
-        again_tokens: Computed tokens that a preempted request had computed before.
-        quiet_s: A time before which nothing but decode steps can end; 0 where it is not known.
-        drafted: Draft tokens proposed so far.
-        rolled_back: Draft tokens rejected so far.
-    """
+    """Serves all requests."""
 
     def __init__(
         self,
@@ -108,16 +90,26 @@ class Scheduler:
         outcome: Outcome,
     ) -> None:
         self.clock, self.prompts, self.cache, self.outcome = clock, prompts, prompts.cache, outcome
+        # requests without a slot, the next one first
         self.waiting: deque[Served] = deque()  # thousands may wait
+        # requests past their prompts, in the order in which these ended
         self.decoding: list[Served] = []
-        self.prefilling: list[Served] = []
+        self.prefilling: list[Served] = []  # requests with prompt tokens to compute, oldest first
+        # requests that a tier brings something back for, in no order
         self.loading: list[Served] = []
+        # requests that keep their blocks and do not run, oldest first
         self.paused: list[Served] = []
-        self.deferrals = 0
+        self.deferrals = 0  # requests that ever waited for another one's prefix
+        # requests that ended or were rejected since this was last emptied; None where they are not
+        # asked for
         self.ended: list[Served] | None = None
-        self.records = True
-        self.block_tokens = limits.block_tokens
-        self.computed_tokens = self.again_tokens = self.drafted = self.rolled_back = 0
+        self.records = True  # whether ``outcome`` is kept
+        self.block_tokens = limits.block_tokens  # tokens of a block
+        self.computed_tokens = 0  # prompt tokens computed, those computed again included
+        self.again_tokens = 0  # computed tokens that a preempted request had computed before
+        self.drafted = 0  # draft tokens proposed so far
+        self.rolled_back = 0  # draft tokens rejected so far
+        # a time before which nothing but decode steps can end; 0 where it is not known
         self.quiet_s = 0.0
         self._arrivals, self._limits, self._drafts = arrivals, limits, drafts
         self._finds_scheduled = limits.finds_scheduled

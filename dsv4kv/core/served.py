@@ -22,43 +22,7 @@ _NO_MARKS: list[int] = []
 
 
 class Served:
-    """One request; lengths in tokens.
-
-    Attributes:
-        number: Place in the trace.
-        arrival_s: When it comes.
-        ids: What the trace calls the blocks of its prompt; the last may be partial.
-        id_tokens: Tokens that an id stands for.
-        generated: Tokens generated so far, as of its last prompt end or pause.
-        position: Tokens in the cache, as of its last chunk.
-        prompt_tokens: Tokens to compute before it decodes: its prompt, and after an eviction
-            what it had generated.
-        blocks: Blocks it holds, shared ones included.
-        lease: What it holds of the prefix tree.
-        found: Shared blocks that were cached when it was admitted.
-        committed: Shared blocks of it that the index holds.
-        saved: Tokens of its prompt that it did not have to compute when it was first admitted.
-        stored: Shared blocks of it that are known to have been cached once.
-        marks: Shared blocks after which it will leave a checkpoint, the next one last.
-        blocked_by: The request that computes what it needs next.
-        deferred: Whether it ever had to wait for another one's prefix.
-        reached: Most tokens it ever had in the cache.
-        offered: Objects of it that were offered to the tiers below the GPU.
-        sent_tokens: Tokens of its prompt that another server has computed and sends.
-        ready_s: When all is there that a tier brings back for it.
-        admitted_s: When it was first admitted.
-        first_token_s: When its prompt ended.
-        ended_s: When it ended or was rejected.
-        rank: Which of several replicas in lockstep serves it.
-        place: How many had been admitted before it was, the last time.
-        left: Tokens still to be decoded, while it decodes.
-        begun: Tokens with which it began to decode.
-        due: Tokens at which its next step needs or frees something, while it decodes.
-        verified: Steps in which it decoded since it began to.
-        drafts: Whether these verify drafts.
-        windows: Pages of windows that its decoded tokens hold, where they are counted.
-        evictions: How often it was preempted and recomputed.
-    """
+    """One request; lengths in tokens."""
 
     __slots__ = (
         "_keys", "admitted_s", "arrival_s", "begun", "blocked_by", "blocks", "committed",
@@ -79,26 +43,47 @@ class Served:
         ids: Sequence[int],
         id_tokens: int,
     ) -> None:
-        self.number = number
-        self.arrival_s = arrival_s
-        self.input_tokens = self.prompt_tokens = input_tokens
+        self.number = number  # place in the trace
+        self.arrival_s = arrival_s  # when it comes
+        # tokens to compute before it decodes: its prompt, and after an eviction what it had
+        # generated
+        self.prompt_tokens = input_tokens
+        self.input_tokens = input_tokens
         self.output_tokens = output_tokens
         self.find_keys = find_keys
-        self.ids = ids
-        self.id_tokens = id_tokens
-        self.generated = self.position = self.blocks = self.found = self.committed = 0
-        self.saved = self.stored = self.reached = self.offered = self.sent_tokens = 0
-        self.lease: Lease | None = None
+        self.ids = ids  # what the trace calls the blocks of its prompt; the last may be partial
+        self.id_tokens = id_tokens  # tokens that an id stands for
+        self.generated = 0  # tokens generated so far, as of its last prompt end or pause
+        self.position = 0  # tokens in the cache, as of its last chunk
+        self.blocks = 0  # blocks it holds, shared ones included
+        self.found = 0  # shared blocks that were cached when it was admitted
+        self.committed = 0  # shared blocks of it that the index holds
+        # tokens of its prompt that it did not have to compute when it was first admitted
+        self.saved = 0
+        self.stored = 0  # shared blocks of it that are known to have been cached once
+        self.reached = 0  # most tokens it ever had in the cache
+        self.offered = 0  # objects of it that were offered to the tiers below the GPU
+        self.sent_tokens = 0  # tokens of its prompt that another server has computed and sends
+        self.lease: Lease | None = None  # what it holds of the prefix tree
+        # shared blocks after which it will leave a checkpoint, the next one last
         self.marks = _NO_MARKS
-        self.blocked_by: Served | None = None
-        self.deferred = False
-        self.ready_s = self.ended_s = 0.0
-        self.admitted_s: float | None = None
-        self.first_token_s: float | None = None
+        self.blocked_by: Served | None = None  # the request that computes what it needs next
+        self.deferred = False  # whether it ever had to wait for another one's prefix
+        self.ready_s = 0.0  # when all is there that a tier brings back for it
+        self.ended_s = 0.0  # when it ended or was rejected
+        self.admitted_s: float | None = None  # when it was first admitted
+        self.first_token_s: float | None = None  # when its prompt ended
         self.finished_s: float | None = None
-        self.rank = self.place = self.pauses = self.evictions = 0
-        self.left = self.begun = self.due = self.verified = self.windows = 0
-        self.drafts = False
+        self.rank = 0  # which of several replicas in lockstep serves it
+        self.place = 0  # how many had been admitted before it was, the last time
+        self.evictions = 0  # how often it was preempted and recomputed
+        self.pauses = 0
+        self.left = 0  # tokens still to be decoded, while it decodes
+        self.begun = 0  # tokens with which it began to decode
+        self.due = 0  # tokens at which its next step needs or frees something, while it decodes
+        self.verified = 0  # steps in which it decoded since it began to
+        self.windows = 0  # pages of windows that its decoded tokens hold, where they are counted
+        self.drafts = False  # whether these verify drafts
         self._keys: list[int] | None = None
 
     @property

@@ -16,20 +16,14 @@ from dsv4kv.errors import ConfigError, NotOwner, OutOfBlocks
 
 
 class Lease:
-    """A match that stays cached until it is released.
-
-    Attributes:
-        length: Keys held; grows as the lease is extended.
-        values: What the tree held for the prefix when it was pinned.
-        request: Number of the ``pin`` it came from, from 0.
-        run: The deepest run it holds; None once it is released.
-        moment: When it was extended last, as its policy counts time.
-    """
+    """A match that stays cached until it is released."""
 
     def __init__(self, length: int, values: list[int], request: int, run: Run) -> None:
-        self.length, self.values, self.request = length, values, request
-        self.run: Run | None = run
-        self.moment = 0
+        self.length = length  # keys held; grows as the lease is extended
+        self.values = values  # what the tree held for the prefix when it was pinned
+        self.request = request  # number of the ``pin`` it came from, from 0
+        self.run: Run | None = run  # the deepest run it holds; None once it is released
+        self.moment = 0  # when it was extended last, as its policy counts time
 
 
 class PrefixTree:
@@ -38,11 +32,6 @@ class PrefixTree:
     Every value is a block of ``block_keys`` keys; the last value of a prefix may be a block that
     more keys would fill.  Where chains part inside a block, the runs after it hold blocks that
     begin before them: the block of the run above, or a copy of its first keys.
-
-    Attributes:
-        held: Values held now; keys, where there are no values.
-        pinned: Values that leases hold; keys, where there are no values.
-        cached: Keys held now.
     """
 
     def __init__(self, policy: Policy, block_keys: int = 0, *, chained: bool = True) -> None:
@@ -54,7 +43,10 @@ class PrefixTree:
             chained: Whether a key stands for its history, too.
         """
         self.root = Run(None, [], 0, 0)
-        self.held = self.pinned = self.cached = self.runs = 0
+        self.held = 0  # values held now; keys, where there are no values
+        self.pinned = 0  # values that leases hold; keys, where there are no values
+        self.cached = 0  # keys held now
+        self.runs = 0
         self._policy, self._size, self._chained = policy, block_keys, chained
         self._requests = 0
 

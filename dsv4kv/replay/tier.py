@@ -29,16 +29,7 @@ def tail_of(block: int) -> Hashable:
 
 
 class Channel:
-    """One direction of a tier, or what a replica sends prompts over.
-
-    Attributes:
-        moved_bytes: Through it so far.
-        operations: That moved them.
-        transfers: In which they were.
-        busy_s: Time of these.
-        waited_s: Time in which they waited for others.
-        free_s: When the last one ends.
-    """
+    """One direction of a tier, or what a replica sends prompts over."""
 
     def __init__(
         self, gbps: float, latency_us: float, parallel: int = 1, setup_ms: float = 0.0
@@ -46,8 +37,12 @@ class Channel:
         """``setup_ms`` are of every transfer."""
         self._bytes_per_s, self._setup_s = gbps * 1e9, setup_ms / 1e3
         self._latency_s, self._parallel = latency_us / 1e6, parallel
-        self.moved_bytes = self.operations = self.transfers = 0
-        self.busy_s = self.waited_s = self.free_s = 0.0
+        self.moved_bytes = 0  # through it so far
+        self.operations = 0  # that moved them
+        self.transfers = 0  # in which they were
+        self.busy_s = 0.0  # time of these
+        self.waited_s = 0.0  # time in which they waited for others
+        self.free_s = 0.0  # when the last one ends
 
     def end_s(self, now_s: float, operations: int, size_bytes: int) -> float:
         """When a transfer that is asked for now would end."""

@@ -51,16 +51,7 @@ class SharedTiers:
 
 
 class Tiers:
-    """All tiers, the one next to the GPUs first; see ``Below``.
-
-    Attributes:
-        tiers: They.
-        stored: What they keep.
-        asked_tokens: Of requests when they were first admitted: cached once, and not resumable on
-            the GPU.
-        restored_tokens: Tokens of them that were restored. The others are lost at a tier.
-        restored_requests: Requests that something was brought back for.
-    """
+    """All tiers, the one next to the GPUs first; see ``Below``."""
 
     def __init__(
         self,
@@ -83,8 +74,13 @@ class Tiers:
             compute_s: Says how long computing a prompt from one token to another takes.
             parents: The block before every block that was offered.
         """
-        self.tiers, self.stored = tiers, stored
-        self.asked_tokens = self.restored_tokens = self.restored_requests = 0
+        self.tiers = tiers
+        self.stored = stored  # what they keep
+        # of requests when they were first admitted: cached once, and not resumable on the GPU
+        self.asked_tokens = 0
+        # tokens of them that were restored. The others are lost at a tier
+        self.restored_tokens = 0
+        self.restored_requests = 0  # requests that something was brought back for
         self._section, self._tokens, self._clock = section, block_tokens, clock
         self._compute_s, self._blocks = compute_s, stored.objects.blocks
         self._offers: Counter[Hashable] = Counter()

@@ -73,16 +73,7 @@ def _change(config: ReplayConfig, settings: Sequence[str], name: str) -> ReplayC
 
 
 class Replica:
-    """One server: a replay that a router feeds.
-
-    Attributes:
-        name: Its group and number.
-        settings: What differs from the rest of the configuration, as a line of text.
-        parts: What it has in common with replicas that are set alike.
-        endpoint: Where it is sent requests.
-        link: What it sends prompts over.
-        received: Prompts that are sent to it, where it only decodes.
-    """
+    """One server: a replay that a router feeds."""
 
     def __init__(
         self,
@@ -98,13 +89,17 @@ class Replica:
         records: bool,
     ) -> None:
         """``looks`` is what the router wants to know; ``records`` whether outcomes are kept."""
-        self.name, self.settings = f"{group.name} {number}", shlex.join(group.settings)
-        self.config, self.parts, fleet = group.config, parts, group.config.fleet
-        self.link = Link(fleet.transfer, sent)
-        self.received: Received | None = None
+        self.name = f"{group.name} {number}"  # its group and number
+        # what differs from the rest of the configuration, as a line of text
+        self.settings = shlex.join(group.settings)
+        self.parts = parts  # what it has in common with replicas that are set alike
+        self.config, fleet = group.config, group.config.fleet
+        self.link = Link(fleet.transfer, sent)  # what it sends prompts over
+        self.received: Received | None = None  # prompts that are sent to it, where it only decodes
         if decodes:
             self.received = Received(lambda: self.replay.scheduler.clock, parts.shared_tokens)
         delay_s, block_tokens = fleet.event_delay_ms / 1e3, parts.memory.block_tokens
+        # where it is sent requests
         self.endpoint = Endpoint(looks, delay_s, parts.shared_tokens, block_tokens)
         self.replay = build_replay(
             self.config,
@@ -283,14 +278,6 @@ class Fleet:
     A replica takes its turns when a router looks at it or sends it a request. Replicas that others
     depend on take theirs in the order of time: all where they share a tier or where requests wait
     for answers, those that compute prompts for others, and those that wait for such a prompt.
-
-    Attributes:
-        config: The configuration.
-        requests: All requests.
-        pools: Replicas by pool, prefill first.
-        prompts: Requests by number, where their prompts are computed.
-        answers: Requests by number, where they decode.
-        ended: Whether every request was served or rejected.
     """
 
     def __init__(
@@ -305,8 +292,11 @@ class Fleet:
 
         ``records`` is whether replicas keep what the record of a run has.
         """
-        self.config, self.requests, self.ended = config, requests, False
-        self.prompts, self.answers = dict[int, Served](), dict[int, Served]()
+        self.config = config  # the configuration
+        self.requests = requests  # all requests
+        self.ended = False  # whether every request was served or rejected
+        self.prompts = dict[int, Served]()  # requests by number, where their prompts are computed
+        self.answers = dict[int, Served]()  # requests by number, where they decode
         self._find, self._records = find, records
         fleet = config.fleet
         check_sessions(requests, fleet)
@@ -316,7 +306,7 @@ class Fleet:
             self._open(groups, name, decodes=stage > 0)
             for stage, (groups, name) in enumerate(list_pools(config))
         ]
-        self.pools = [pool.replicas for pool in self._pools]
+        self.pools = [pool.replicas for pool in self._pools]  # replicas by pool, prefill first
         _check_shared(self.pools[0], fleet.shared_tiers)
         self._in_order = fleet.sessions == "think" or bool(fleet.shared_tiers)
         self._sessions = [0] * len(requests)

@@ -137,17 +137,6 @@ def test_an_insert_that_does_nothing_is_found(
 # ---- cases that go wrong ------------------------------------------------------------------------
 
 
-def test_an_output_that_differs_fails_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "window_insert", lambda **_: None)
-    case = run(tiny_config("model.layers=[0]"))
-    count = len(case.verification.failures)
-    assert count > 0
-    assert (case.status, case.error) == (
-        "failed",
-        f"{count} sampled outputs differ from the reference.",
-    )
-
-
 def test_memory_other_than_predicted_fails_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
     right = PagedKVPool.__init__
 

@@ -15,13 +15,12 @@ from tests.bench.settings import BOOKS, TINY
 
 
 class Watcher:
-    """Keeps what it is told, and interrupts a case if asked to."""
+    """Keeps what it is told."""
 
-    def __init__(self, interrupted: int | None = None) -> None:
+    def __init__(self) -> None:
         self.total_tokens = 0
         self.cases: list[Point[BenchConfig]] = []
         self.tokens = 0
-        self._interrupted = interrupted
 
     def start(self, total_tokens: int) -> None:
         self.total_tokens = total_tokens
@@ -31,8 +30,6 @@ class Watcher:
 
     def advance(self, tokens: int) -> None:
         self.tokens += tokens
-        if len(self.cases) - 1 == self._interrupted:
-            raise KeyboardInterrupt
 
 
 def invoke(*axes: str, settings: tuple[str, ...] = (BOOKS,)) -> Invocation[BenchConfig]:
@@ -62,17 +59,6 @@ def test_a_record_tells_what_ran_and_from_what() -> None:
     assert record.started_utc <= record.ended_utc
     assert "-smoke-" in record.run_id
     assert record.environment.versions["torch"]
-
-
-def test_a_sweep_runs_every_case_in_order() -> None:
-    record = run(SHARING)
-    assert [case.axis for case in record.cases] == [
-        {"cache.sharing": sharing} for sharing in ("model", "type", "layer")
-    ]
-    assert [case.config["cache"]["sharing"] for case in record.cases] == ["model", "type", "layer"]
-    assert {case.totals.input_tokens for case in record.cases if case.totals} == {
-        record.cases[0].totals.input_tokens if record.cases[0].totals else None
-    }
 
 
 # ---- cases that go wrong ------------------------------------------------------------------------
@@ -114,14 +100,6 @@ def test_a_defective_trace_is_refused_before_anything_runs(tmp_path: Path) -> No
     with pytest.raises(TraceError, match=r"trace\.jsonl:2: "):
         run_bench(invocation, watcher)
     assert watcher.cases == []
-
-
-def test_ctrl_c_ends_a_sweep_with_the_cases_so_far() -> None:
-    watcher = Watcher(interrupted=1)
-    record = run_bench(invoke(SHARING), watcher)
-    assert record.status == "incomplete"
-    assert [case.status for case in record.cases] == ["complete", "incomplete"]
-    assert record.cases[1].totals
 
 
 def test_ctrl_c_while_a_later_case_is_built_keeps_the_cases_before(

@@ -54,27 +54,6 @@ def test_a_quantity_of_next_to_no_time_has_no_row_until_it_takes_some() -> None:
     assert grown.conclude() is SLOWER
 
 
-def test_runs_of_equals_are_the_same_row_by_row() -> None:
-    found = compared(make_launched_record(seed=1), make_launched_record(seed=2))
-    assert set(verdicts(found)) == {"gather_topk csa", "flush csa", "window_insert csa", "step"}
-    assert set(verdicts(found).values()) == {SAME}
-    assert found.overall
-    assert found.overall.verdict is SAME
-    assert found.conclude() is SAME
-
-
-def test_one_slow_operation_makes_the_whole_slower() -> None:
-    slow = make_launched_record(seed=2, factors={"flush": 1.1})
-    found = compared(make_launched_record(seed=1), slow)
-    assert verdicts(found) == {
-        "gather_topk csa": SAME,
-        "flush csa": SLOWER,
-        "window_insert csa": SAME,
-        "step": SAME,
-    }
-    assert found.conclude() is SLOWER
-
-
 def test_the_geometric_mean_is_that_of_the_rows() -> None:
     factors = dict.fromkeys(("gather_topk", "flush", "window_insert", "step"), 1.25)
     before = make_launched_record(seed=1)
@@ -82,19 +61,6 @@ def test_the_geometric_mean_is_that_of_the_rows() -> None:
     assert found.overall
     assert found.overall.ratio == pytest.approx(1.25, rel=0.002)
     assert found.overall.verdict is SLOWER
-
-
-def test_unclear_rows_count_only_if_asked() -> None:
-    noisy = [
-        make_launched_case(launch, {"flush": factor}, 2)
-        for launch, factor in enumerate((0.9, 1.1, 1.0, 0.92, 1.08, 0.95, 1.05))
-    ]
-    found = compared(make_launched_record(seed=1), make_launched_record(cases=noisy))
-    assert verdicts(found)["flush csa"] is UNCLEAR
-    assert found.overall
-    assert found.overall.verdict is SAME
-    assert found.conclude() is SAME
-    assert found.conclude(fail_on_unclear=True) is UNCLEAR
 
 
 def test_an_operation_that_moves_other_bytes_a_call_is_not_judged() -> None:

@@ -35,13 +35,6 @@ def test_nothing_beside_a_comma_is_refused_and_not_taken_for_this_folder(
 SIDE = make_side("run.json", make_launched_record(seed=1))
 
 
-def test_a_baseline_is_the_record_that_was_saved(tmp_path: Path) -> None:
-    path = save_baseline(SIDE, "main", tmp_path)
-    assert path == tmp_path / "baselines" / "main.json"
-    assert load_baseline("main", tmp_path).records == SIDE.records
-    assert load_baseline("main", tmp_path).name == "main"
-
-
 def test_a_missing_baseline_is_refused_with_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has none: save one with"):
         load_baseline("main", tmp_path)

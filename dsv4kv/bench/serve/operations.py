@@ -263,7 +263,7 @@ class _Place(NamedTuple):
         return found
 
     def gathered(self, name: str, rows: int) -> Tensor:
-        """Room for so many entries of each request."""
+        """Room for ``rows`` entries of each request."""
         shape = self.step.num_requests, rows, self.part.store.layout.format.dims
         return self.run.outputs.take(name, *shape)
 

@@ -256,7 +256,7 @@ class Library:
             self.store.delete(names)
 
     def _store_pages(self, prefix: Prefix, slot: int, part: range) -> None:
-        """Store the blocks of which an object is not in the store, or is another process's."""
+        """Store blocks with an object that the store lacks, or that another process stored."""
         end = part.stop * self.block_tokens
         names = [prefix.names(family, end)[part.start :] for family in self._pages]
         there = [

@@ -20,13 +20,7 @@ from dsv4kv.bench.build import (
     check_memory,
     plan_from,
 )
-from dsv4kv.bench.device import (
-    CallTimer,
-    CudaDevice,
-    describe_gpu,
-    find_device,
-    measure_peaks,
-)
+from dsv4kv.bench.device import CallTimer, CudaDevice, describe_gpu, find_device, measure_peaks
 from dsv4kv.bench.figures import measure_operations
 from dsv4kv.bench.launches import Turns, bench_arguments, one_cpu
 from dsv4kv.bench.memory import MemoryWatch

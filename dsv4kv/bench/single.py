@@ -141,8 +141,7 @@ class OperationBench:
             turns = _TURNS if len(backends) > 1 else 1
             for backend in backends * turns:
                 mine = replace(
-                    executor,
-                    layers=[replace(e, backend=backend.backend) for e in executor.layers],
+                    executor, layers=[replace(e, backend=backend.backend) for e in executor.layers]
                 )
                 found: list[Operation | NotMeasured] = []
                 for figure in list_figures(mine, shape.batch, config.measure.seed):

@@ -19,13 +19,7 @@ from dsv4kv.bench.protocol import Timing
 from dsv4kv.processes import python, with_package
 from dsv4kv.runs.environment import memory_peak_bytes
 from dsv4kv.runs.part import Part
-from dsv4kv.runs.telemetry import (
-    GpuChecks,
-    GpuSamples,
-    GpuState,
-    HostSamples,
-    MeasuredWindow,
-)
+from dsv4kv.runs.telemetry import GpuChecks, GpuSamples, GpuState, HostSamples, MeasuredWindow
 from dsv4kv.runs.telemetry import Telemetry as TelemetryRecord
 
 EMPTY_GRAPH = "empty graph"  # a window whose samples are what a replay costs by itself

@@ -69,10 +69,7 @@ def test_operations_are_timed_cold_and_hot_by_layer_type(case: Case) -> None:
             ("model.preset=v4.1-flash", "model.layers=[2, 3, 20]"),
             {"step_write", "norm_rope_insert", "indexer_norm_rope_insert"},
         ),
-        (
-            ("model.preset=v3.2", "model.layers=[0]"),
-            {"entry_insert", "indexer_insert"},
-        ),
+        (("model.preset=v3.2", "model.layers=[0]"), {"entry_insert", "indexer_insert"}),
     ],
     ids=["v4.1-flash", "v3.2"],
 )

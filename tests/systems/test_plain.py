@@ -12,11 +12,7 @@ from dsv4kv.bench.systems.workload import _FACTOR
 from dsv4kv.cache.batching import RoutingStore
 from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.errors import NotOwner
-from tests.systems.plain import (
-    PlainRadix,
-    PlainRouting,
-    PlainSlots,
-)
+from tests.systems.plain import PlainRadix, PlainRouting, PlainSlots
 from tests.systems.small import MODEL
 
 SEEDS = pytest.mark.parametrize("seed", range(20))

@@ -373,10 +373,7 @@ _OWN: Mapping[str, _Given] = {
         "out": lambda at: at.reads.scores,
     },
     "select_blocks": {"out": lambda at: at.reads.blocks},
-    "select_topk": {
-        "out": lambda at: at.reads.chosen,
-        "entries": lambda at: at.reads.entries,
-    },
+    "select_topk": {"out": lambda at: at.reads.chosen, "entries": lambda at: at.reads.entries},
     "attend": {
         "tokens": lambda at: at.step.seen[1],
         "entries": lambda at: at.entries(),

@@ -62,8 +62,4 @@ def test_times_of_a_clock_stand_beside_what_they_are_right_within() -> None:
     assert "changes by one clock are exact, whatever its error" in " ".join(told.split())
     document = json.loads(run("compare", before, after, "--force", "--json").stdout)
     within = {each["name"]: each["within"] for each in document["rows"]}
-    assert within == {
-        "ttft": [2.1, 2.1],
-        "tpot": [1.4, 1.4],
-        "latency": [1.4, 1.4],
-    }
+    assert within == {"ttft": [2.1, 2.1], "tpot": [1.4, 1.4], "latency": [1.4, 1.4]}

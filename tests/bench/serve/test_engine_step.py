@@ -100,10 +100,7 @@ WRONG: dict[str, tuple[Break, list[tuple[int, int]], str]] = {
 
 @pytest.mark.parametrize(("harm", "lengths", "found"), WRONG.values(), ids=WRONG)
 def test_anything_wrong_is_found(
-    harm: Break,
-    lengths: list[tuple[int, int]],
-    found: str,
-    monkeypatch: pytest.MonkeyPatch,
+    harm: Break, lengths: list[tuple[int, int]], found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meddle = harm(monkeypatch)
     served = serve(lengths, ENGINE, "workload.concurrency=2", meddle=meddle)
@@ -162,11 +159,7 @@ def test_a_slice_without_the_layer_that_selects_gathers_or_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("foreign", "why"),
-    [
-        (["gather_topk"], "--backend provides gather_topk"),
-        (["window_insert"], None),
-        ([], None),
-    ],
+    [(["gather_topk"], "--backend provides gather_topk"), (["window_insert"], None), ([], None)],
 )
 def test_a_gather_from_elsewhere_is_timed_in_steps_that_gather(
     foreign: list[str], why: str | None

@@ -6,7 +6,6 @@ import pytest
 
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.ops import codec
-from dsv4kv.ops import cpu as compression
 from tests.bench.serve.defects import (
     Break,
     flip_page_byte,
@@ -19,8 +18,6 @@ from tests.bench.serve.defects import (
     neighbour_state,
     once_per_position,
     plain_mean,
-    replace_op,
-    shift_positions,
     skip_call,
     swap_blocks,
     swapped_halves,
@@ -29,6 +26,8 @@ from tests.bench.serve.defects import (
     wrong_state_ring,
     zero_pages,
 )
+from tests.bench.serve.defects import replace_op as op
+from tests.bench.serve.defects import shift_positions as shift
 from tests.bench.serve.serving import serve
 
 PRO = ("model.preset=v4-pro", "model.layers=[0, 2]")
@@ -90,149 +89,91 @@ PAIR = [(200, 30), (9, 60)]
 RECYCLED = [(200, 2), (200, 2), (200, 30), (9, 60)]  # the last two in used blocks
 ALONE = "workload.concurrency=1"
 
-WRONG: dict[str, tuple[Break, list[tuple[int, int]], tuple[str, ...], str]] = {
-    # name: (how the cache is broken, requests, settings, what the failure must tell)
-    "a byte of a CSA value": (flip_page_byte(2, "main", 100), SHORT, (), "compressed KV"),
-    "a byte of a CSA scale": (flip_page_byte(2, "main", 32 * 576), SHORT, (), "compressed KV"),
-    "a byte of a CSA rope channel": (flip_page_byte(2, "main", 575), SHORT, (), "compressed KV"),
-    "a byte of an HCA value": (flip_page_byte(3, "main", 9), [(130, 20)], (), "compressed KV"),
-    "a byte of an indexer key": (flip_page_byte(2, "indexer", 5), SHORT, (), "indexer keys"),
-    "a byte of a key's scale": (flip_page_byte(2, "indexer", 64 * 32), SHORT, (), "indexer keys"),
-    "a byte of a SWA window": (flip_window_byte(AttentionType.SWA), NEW, (ALONE,), "window"),
-    "a byte of a CSA window": (flip_window_byte(AttentionType.CSA), NEW, (ALONE,), "window"),
-    "a byte of an HCA window": (flip_window_byte(AttentionType.HCA), NEW, (ALONE,), "window"),
-    "lost CSA pages": (zero_pages("main", 2), SHORT, (), "compressed KV"),
-    "lost indexer pages": (zero_pages("indexer", 2), SHORT, (), "indexer keys"),
-    "blocks of a request swapped": (swap_blocks((0, 0), (0, 1), 6), LONG, (ALONE,), ANY_ENTRY),
-    "blocks of two requests swapped": (swap_blocks((0, 1), (0, 0), 6), PAIR, (), ANY_ENTRY),
-    "the first flush skipped": (replace_op("flush", skip_call(0)), SHORT, (), "compressed KV"),
-    "the first key flush skipped": (replace_op("flush", skip_call(1)), SHORT, (), "indexer keys"),
-    "a chunk skipped": (replace_op("compress_chunk", skip_call(3)), LONG, (), ANY_ENTRY),
-    "a window insert skipped": (replace_op("window_insert", skip_call(4)), NEW, (), "window"),
-    "slots not reset": (forget_reset, TWICE, (ALONE,), ANY_ENTRY),
-    "slots not reset, online": (forget_reset, TWICE, (ALONE, *ONLINE), ANY_ENTRY),
-    "window ring too small": (replace_op("window_insert", wrong_ring), [(100, 60)], (), "window"),
-    "window a token behind": (
-        replace_op("gather_window", shift_positions(2, -1)),
-        LONG,
-        (),
-        "window",
+Case = tuple[Break, list[tuple[int, int]], str, tuple[str, ...]]
+
+
+def case(harm: Break, lengths: list[tuple[int, int]], reported: str, *settings: str) -> Case:
+    """How a cache is broken, what it serves, and what the failure must tell."""
+    return harm, lengths, reported, settings
+
+
+FLOAT64 = "cache.rope=float64"  # a table has no rows for tokens
+WRONG = {
+    "a byte of a CSA value": case(flip_page_byte(2, "main", 100), SHORT, "compressed KV"),
+    "a byte of a CSA scale": case(flip_page_byte(2, "main", 32 * 576), SHORT, "compressed KV"),
+    "a byte of a CSA rope channel": case(flip_page_byte(2, "main", 575), SHORT, "compressed KV"),
+    "a byte of an HCA value": case(flip_page_byte(3, "main", 9), [(130, 20)], "compressed KV"),
+    "a byte of an indexer key": case(flip_page_byte(2, "indexer", 5), SHORT, "indexer keys"),
+    "a byte of a key's scale": case(flip_page_byte(2, "indexer", 64 * 32), SHORT, "indexer keys"),
+    "a byte of a SWA window": case(flip_window_byte(AttentionType.SWA), NEW, "window", ALONE),
+    "a byte of a CSA window": case(flip_window_byte(AttentionType.CSA), NEW, "window", ALONE),
+    "a byte of an HCA window": case(flip_window_byte(AttentionType.HCA), NEW, "window", ALONE),
+    "lost CSA pages": case(zero_pages("main", 2), SHORT, "compressed KV"),
+    "lost indexer pages": case(zero_pages("indexer", 2), SHORT, "indexer keys"),
+    "blocks of a request swapped": case(swap_blocks((0, 0), (0, 1), 6), LONG, ANY_ENTRY, ALONE),
+    "blocks of two requests swapped": case(swap_blocks((0, 1), (0, 0), 6), PAIR, ANY_ENTRY),
+    "the first flush skipped": case(op("flush", skip_call(0)), SHORT, "compressed KV"),
+    "the first key flush skipped": case(op("flush", skip_call(1)), SHORT, "indexer keys"),
+    "a chunk skipped": case(op("compress_chunk", skip_call(3)), LONG, ANY_ENTRY),
+    "a window insert skipped": case(op("window_insert", skip_call(4)), NEW, "window"),
+    "slots not reset": case(forget_reset, TWICE, ANY_ENTRY, ALONE),
+    "slots not reset, online": case(forget_reset, TWICE, ANY_ENTRY, ALONE, *ONLINE),
+    "window ring too small": case(op("window_insert", wrong_ring), [(100, 60)], "window"),
+    "window a token behind": case(op("gather_window", shift(2, -1)), LONG, "window"),
+    "window a token ahead": case(op("gather_window", shift(2, 1)), LONG, "window"),
+    "window of the second request": case(
+        op("gather_window", lose_all_but_the_first), PAIR, "window"
     ),
-    "window a token ahead": (
-        replace_op("gather_window", shift_positions(2, 1)),
-        LONG,
-        (),
-        "window",
+    "entries of the second request": case(
+        op("gather_topk", lose_all_but_the_first), PAIR, "compressed KV"
     ),
-    "window of the second request": (
-        replace_op("gather_window", lose_all_but_the_first),
-        PAIR,
-        (),
-        "window",
+    "state ring too small": case(op("state_append", wrong_state_ring), SHORT, ANY_ENTRY),
+    "state of another slot": case(op("state_append", neighbour_state), PAIR, ANY_ENTRY),
+    "states not carried between chunks": case(op("compress_chunk", losing_chunk), LONG, ANY_ENTRY),
+    "online sums begun late": case(
+        op("state_append", shift(5, 1)), [(120, 30)], "compressed KV", "model.layers=[3]", *ONLINE
     ),
-    "entries of the second request": (
-        replace_op("gather_topk", lose_all_but_the_first),
-        PAIR,
-        (),
-        "compressed KV",
+    "lengths too short": case(lengths_off_by(-1), SHORT, ANY_ENTRY),
+    "lengths too long": case(lengths_off_by(1), RECYCLED, "not asked for"),
+    "rope a group late": case(op("_write", shift(2, 4)), SHORT, ANY_ENTRY),
+    "rope a token late": case(op("_write", shift(2, 1)), SHORT, ANY_ENTRY, FLOAT64),
+    "rope at the group's last token": case(
+        op("_write", shift(2, 127)), [(130, 20)], "compressed KV", FLOAT64
     ),
-    "state ring too small": (replace_op("state_append", wrong_state_ring), SHORT, (), ANY_ENTRY),
-    "state of another slot": (replace_op("state_append", neighbour_state), PAIR, (), ANY_ENTRY),
-    "states not carried between chunks": (
-        replace_op("compress_chunk", losing_chunk),
-        LONG,
-        (),
-        ANY_ENTRY,
-    ),
-    "online sums begun late": (
-        replace_op("state_append", shift_positions(5, 1)),
-        [(120, 30)],
-        ("model.layers=[3]", *ONLINE),
-        "compressed KV",
-    ),
-    "lengths too short": (lengths_off_by(-1), SHORT, (), ANY_ENTRY),
-    "lengths too long": (lengths_off_by(1), RECYCLED, (), "not asked for"),
-    "rope a group late": (
-        replace_op("_write", shift_positions(2, 4), compression),
+    "rope late in bf16": case(
+        op("_write", shift(2, 4)),
         SHORT,
-        (),
         ANY_ENTRY,
+        "model.formats.main=bf16",
+        "model.formats.indexer=bf16",
     ),
-    "rope a token late": (
-        replace_op("_write", shift_positions(2, 1), compression),
-        SHORT,
-        ("cache.rope=float64",),  # a table has no rows for tokens
-        ANY_ENTRY,
+    "rope late in fp4": case(
+        op("_write", shift(2, 4)), SHORT, ANY_ENTRY, "model.formats.main=fp4"
     ),
-    "rope at the group's last token": (
-        replace_op("_write", shift_positions(2, 127), compression),
-        [(130, 20)],
-        ("cache.rope=float64",),
-        "compressed KV",
+    "halves of the overlap swapped": case(op("_halves", swapped_halves), SHORT, ANY_ENTRY),
+    "scores without position bias": case(op("state_append", unbiased_state), SHORT, ANY_ENTRY),
+    "a mean instead of a softmax": case(op("_pool", plain_mean), SHORT, ANY_ENTRY),
+    "keys not rotated": case(
+        op("hadamard", lambda _right, keys: keys, codec), SHORT, "indexer keys"
     ),
-    "rope late in bf16": (
-        replace_op("_write", shift_positions(2, 4), compression),
-        SHORT,
-        ("model.formats.main=bf16", "model.formats.indexer=bf16"),
-        ANY_ENTRY,
+    "entries of rejected drafts kept": case(
+        op("flush", once_per_position(3)), [(6, 60)], ANY_ENTRY, ALONE, *DRAFTS
     ),
-    "rope late in fp4": (
-        replace_op("_write", shift_positions(2, 4), compression),
-        SHORT,
-        ("model.formats.main=fp4",),
-        ANY_ENTRY,
+    "states of rejected drafts kept": case(
+        op("state_append", once_per_position(5)), [(6, 60)], ANY_ENTRY, ALONE, *DRAFTS
     ),
-    "halves of the overlap swapped": (
-        replace_op("_halves", swapped_halves, compression),
-        SHORT,
-        (),
-        ANY_ENTRY,
-    ),
-    "scores without position bias": (
-        replace_op("state_append", unbiased_state),
-        SHORT,
-        (),
-        ANY_ENTRY,
-    ),
-    "a mean instead of a softmax": (
-        replace_op("_pool", plain_mean, compression),
-        SHORT,
-        (),
-        ANY_ENTRY,
-    ),
-    "keys not rotated": (
-        replace_op("hadamard", lambda _right, keys: keys, codec),
-        SHORT,
-        (),
-        "indexer keys",
-    ),
-    "entries of rejected drafts kept": (
-        replace_op("flush", once_per_position(3)),
-        [(6, 60)],
-        (ALONE, *DRAFTS),
-        ANY_ENTRY,
-    ),
-    "states of rejected drafts kept": (
-        replace_op("state_append", once_per_position(5)),
-        [(6, 60)],
-        (ALONE, *DRAFTS),
-        ANY_ENTRY,
-    ),
-    "windows of rejected drafts kept": (
-        replace_op("window_insert", once_per_position(3)),
-        [(6, 60)],
-        (ALONE, *DRAFTS),
-        "window",
+    "windows of rejected drafts kept": case(
+        op("window_insert", once_per_position(3)), [(6, 60)], "window", ALONE, *DRAFTS
     ),
 }
 
 
-@pytest.mark.parametrize(("harm", "lengths", "settings", "reported"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("harm", "lengths", "reported", "settings"), WRONG.values(), ids=WRONG)
 def test_a_wrong_cache_is_found_out(
     harm: Break,
     lengths: list[tuple[int, int]],
-    settings: tuple[str, ...],
     reported: str,
+    settings: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     meddle = harm(monkeypatch)
@@ -242,7 +183,7 @@ def test_a_wrong_cache_is_found_out(
 
 def test_a_failure_names_operation_entry_request_and_layer() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        replace_op("flush", skip_call(0))(patch)
+        op("flush", skip_call(0))(patch)
         failures = serve(SHORT, ALONE, "model.layers=[0, 2]").verifier.failures
     assert failures == [
         "compressed KV: entry 0 of request 0 in layer 2 (csa) differs from the reference."
@@ -251,6 +192,6 @@ def test_a_failure_names_operation_entry_request_and_layer() -> None:
 
 def test_unasked_rows_must_be_zero() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        replace_op("gather_window", leave_a_row_over)(patch)
+        op("gather_window", leave_a_row_over)(patch)
         failures = serve([(20, 3)], "model.layers=[0]").verifier.failures
     assert "gather_window" in failures[0]

@@ -42,7 +42,7 @@ def inspect(
 
     With two dumps: the first difference by position, and its kind.
     """
-    from dsv4kv.diagnose.dumps.faults import Context, compare
+    from dsv4kv.diagnose.dumps.faults import Request, compare
     from dsv4kv.diagnose.dumps.faults import inspect as look
     from dsv4kv.model.presets import load_model
     from dsv4kv.view.console import open_console
@@ -51,7 +51,7 @@ def inspect(
 
     if table2 and not dump2:
         raise ConfigError("--table2 is of a second dump: name that, too, or give --table.")
-    context = Context(load_model(model), ratio, first, held)
+    context = Request(load_model(model), ratio, first, held)
     asked: dict[str, Any] = {"tensor": tensor, "format_name": format_}
     comparison = None
     with open_console(stderr=True).status("reading pages"):

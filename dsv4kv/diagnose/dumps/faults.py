@@ -55,11 +55,6 @@ def pairs_of(tail: Bytes) -> Pairs:
     return values[:, 0::2] + 1j * values[:, 1::2]
 
 
-def frequencies(config: DSV4Config, ratio: int) -> NDArray[np.float64]:
-    """Radians per position of each pair."""
-    return np.array(inverse_frequencies(config, ratio, "float64"))
-
-
 def explains(first: Pairs, second: Pairs, speeds: NDArray[np.float64], tokens: int) -> float:
     """Share of the difference of two rows' pairs [pairs] that a turn by ``tokens`` explains."""
     product = np.conj(first) * second
@@ -137,21 +132,27 @@ class Fault:
 
 @dataclass(frozen=True)
 class Request:
-    """Whose pages they are."""
+    """The request that the pages belong to."""
 
-    table: NDArray[np.int64]  # pages in logical order
-    ratio: int  # tokens of an entry; 0 for a window of single tokens
-    first: int  # entry that the first row is
     model: DSV4Config  # whose RoPE it is
-    entries: int | None = None  # that there should be; None where nobody said
+    ratio: int | None = None  # tokens of an entry, 0 for a window; None where it is not known
+    first: int = 0  # entry of the first row
+    held: int | None = None  # entries that it should have; None where nobody said
+
+    @property
+    def speeds(self) -> NDArray[np.float64]:
+        """Radians per position of each pair."""
+        return np.array(inverse_frequencies(self.model, self.ratio or 0, "float64"))
 
 
-def find_faults(record: Record, pages: Bytes, request: Request | None = None) -> list[Fault]:
+def find_faults(
+    record: Record, pages: Bytes, order: NDArray[np.int64], request: Request | None = None
+) -> list[Fault]:
     """Every kind of fault of pages uint8[N, page bytes], the first of each named.
 
-    With ``request`` rows are judged in its order, by position; else as they are stored.
+    ``order``: pages that are looked at; with ``request`` they are its own, and rows are judged by
+    position.
     """
-    order = request.table if request else np.arange(len(pages))
     kinds = _odd_pages(record, pages, order)
     found = [Fault(kind, len(hits), hits[0][0], detail=hits[0][1]) for kind, hits in kinds.items()]
     kept = ~np.isin(order, [page for hits in kinds.values() for page, _ in hits])
@@ -160,7 +161,7 @@ def find_faults(record: Record, pages: Bytes, request: Request | None = None) ->
     entries, chosen, positions = record.layout.entries, pages[order[kept]], None
     if request:
         numbers = np.arange(len(order) * entries) + request.first
-        whole = (numbers * max(request.ratio, 1)).reshape(len(order), -1)
+        whole = (numbers * max(request.ratio or 0, 1)).reshape(len(order), -1)
         positions = whole[kept].reshape(-1)
     for kind, mask in _odd_rows(record, chosen, request, positions).items():
         if mask.any():
@@ -239,15 +240,14 @@ def _odd_rows(
         "repeated row": _copies(parsed.whole) & live & ~copies,
         "zero row": ~live & after,
     }
-    if request and request.entries is not None and live.any():
-        masks["zero tail"] = ~live & ~after & (np.arange(len(live)) < request.entries)
+    if request and request.held is not None and live.any():
+        masks["zero tail"] = ~live & ~after & (np.arange(len(live)) < request.held)
     if layout.padding_bytes and not entry.inline_scales:
         padded = chosen[:, layout.page_bytes - layout.padding_bytes :].any(axis=1)
         masks["page padding"] = np.repeat(padded, layout.entries) & first
     good = np.flatnonzero(live & ~nan)
     if request and positions is not None and entry.tail_dims and len(good) >= 8:
-        speeds = frequencies(request.model, request.ratio)
-        odd = odd_phases(pairs_of(parsed.tail[good]), positions[good], speeds)
+        odd = odd_phases(pairs_of(parsed.tail[good]), positions[good], request.speeds)
         if odd is not None:
             masks["phase of another position"] = np.isin(np.arange(len(live)), good[odd])
     return masks
@@ -356,16 +356,6 @@ def _ordered(words: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 @dataclass(frozen=True)
-class Context:
-    """The request that the pages belong to."""
-
-    model: DSV4Config  # whose RoPE it is
-    ratio: int | None = None  # tokens of an entry, 0 for a window; None where it is not known
-    first: int = 0  # entry of the first row
-    held: int | None = None  # entries that it should have; None where nobody said
-
-
-@dataclass(frozen=True)
 class Inspection:
     """One dump."""
 
@@ -380,7 +370,7 @@ class Inspection:
 
 def inspect(
     path: Path,
-    context: Context,
+    request: Request,
     *,
     tensor: str | None = None,
     format_name: str | None = None,
@@ -391,7 +381,7 @@ def inspect(
 
     Args:
         path: The dump.
-        context: Of its request.
+        request: Whose pages they are, as far as it is known.
         tensor: Which one of a file.
         format_name: The record's; None to find out.
         entries: Of a page; None to find out.
@@ -419,24 +409,21 @@ def inspect(
         return Inspection(dump, None, tried, unmarked(dump), pages, np.zeros(0, np.int64), [])
     record = best.record
     pages = dump.data.reshape(-1, record.layout.page_bytes)
-    table, request = np.arange(len(pages)), None
-    if table_file:
-        table = read_table(table_file, len(pages))
-    if table_file or context.ratio is not None:
-        ratio = context.ratio or 0
-        request = Request(table, ratio, context.first, context.model, context.held)
+    table = read_table(table_file, len(pages)) if table_file else np.arange(len(pages))
+    known = request if table_file or request.ratio is not None else None
     rows = len(table) * record.layout.entries
-    if context.held is not None and request is None:
+    if request.held is not None and known is None:
         raise ConfigError("--held counts a request's entries: give --ratio, or its --table.")
-    if context.held is not None and context.held > rows:
+    if request.held is not None and request.held > rows:
         raise ConfigError(
-            f"--held {context.held:,}: these pages have {rows:,} rows: others of the request are "
+            f"--held {request.held:,}: these pages have {rows:,} rows: others of the request are "
             "missing."
         )
-    return Inspection(dump, record, tried, [], pages, table, find_faults(record, pages, request))
+    found = find_faults(record, pages, table, known)
+    return Inspection(dump, record, tried, [], pages, table, found)
 
 
-def compare(one: Inspection, other: Inspection, context: Context) -> Comparison:
+def compare(one: Inspection, other: Inspection, request: Request) -> Comparison:
     """Two dumps by logical position.
 
     Raises ``ConfigError`` if one is not recognised, or they hold different records.
@@ -454,7 +441,7 @@ def compare(one: Inspection, other: Inspection, context: Context) -> Comparison:
             f"{one.dump.title} holds {kinds[0][0]} and {other.dump.title} {kinds[1][0]}: rows of "
             "two formats are not compared byte by byte."
         )
-    entry, ratio, first = records[0].layout.format, context.ratio or 0, context.first
+    entry, ratio, first = records[0].layout.format, request.ratio or 0, request.first
     left, right = (
         parse(record.layout, each.pages[each.table])
         for record, each in zip(records, (one, other), strict=True)
@@ -466,7 +453,7 @@ def compare(one: Inspection, other: Inspection, context: Context) -> Comparison:
     names = _names(entry, left, right, count)
     known = {row.tobytes(): i for i, row in enumerate(one_by_one) if left.live[i]}
     hits: dict[str, list[tuple[int, str]]] = {}
-    turns, speeds = list[int | None](), frequencies(context.model, ratio)
+    turns, speeds = list[int | None](), request.speeds
     for i in np.flatnonzero(~alike & used).tolist():
         kind, detail = names[i], ""
         if kind == "rope":

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dsv4kv.diagnose.dumps import faults
-from dsv4kv.diagnose.dumps.faults import Comparison, Context, Inspection
+from dsv4kv.diagnose.dumps.faults import Comparison, Inspection, Request
 from dsv4kv.diagnose.dumps.reading import Bytes, Dump
 from dsv4kv.model.config import inverse_frequencies
 from dsv4kv.model.formats import FORMATS
@@ -30,7 +30,7 @@ def compare(other: Bytes, table: list[int] | None = None, page_entries: int = 64
             (other, page_entries, np.array(table or range(len(other)))),
         )
     )
-    return faults.compare(one, second, Context(FLASH, 4))
+    return faults.compare(one, second, Request(FLASH, 4))
 
 
 def test_pages_of_other_ids_and_sizes_are_equal_by_position() -> None:

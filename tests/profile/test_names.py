@@ -1,12 +1,16 @@
 """Kernel names and what they say of a kernel."""
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from dsv4kv.bench.serve.operations import LayerOperation
 from dsv4kv.ops.launches.catalogue import catalogue
 from dsv4kv.profile.table import find_rule, shipped_rules, shorten
-from tests.profile.engine_kernels import ENGINES, OTHERS
 
+KERNELS = yaml.safe_load(Path(__file__).with_name("engine_kernels.yaml").read_text("utf-8"))
+ENGINES: dict[str, dict[str, list[str]]] = KERNELS["engines"]
 SHORT = {
     "gather_topk": "gather_topk",
     "gather_topk csa": "gather_topk csa",
@@ -70,7 +74,7 @@ def test_kernels_of_todays_engines_are_known_by_what_they_do(engine: str) -> Non
             assert (rule.engine, rule.category) == (engine, category), name
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", KERNELS["others"])
 def test_kernels_that_are_no_work_on_a_cache_are_known_by_no_rule(name: str) -> None:
     assert find_rule(name, shipped_rules()) is None
 

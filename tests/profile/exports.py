@@ -114,10 +114,7 @@ class Export:
 
 
 def _write(
-    database: sqlite3.Connection,
-    table: str,
-    columns: Sequence[str],
-    rows: Iterable[Row],
+    database: sqlite3.Connection, table: str, columns: Sequence[str], rows: Iterable[Row]
 ) -> None:
     names = ", ".join(f'"{name}"' for name in columns)
     database.execute(f'CREATE TABLE "{table}" ({names})')

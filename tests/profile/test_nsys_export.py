@@ -69,9 +69,7 @@ def test_which_ranges_are_the_steps(
     assert np.count_nonzero(trace.work.step == NONE) == len(ranges) - steps
 
 
-def test_the_only_step_lasts_to_the_profiles_end_if_the_capture_cut_it_off(
-    tmp_path: Path,
-) -> None:
+def test_the_only_step_lasts_to_the_profiles_end_if_the_capture_cut_it_off(tmp_path: Path) -> None:
     export = Export()
     export.range("step", 0, None)
     export.call(1, 10, 20)

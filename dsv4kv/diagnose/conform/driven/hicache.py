@@ -52,22 +52,10 @@ class Event:
 
     def synchronize(self):
         if self._copy is not None:
-            self._copy.end()
+            self._copy.end(self._copy)
 
     def wait(self, stream=None):
         """Computing and copies follow one another here."""
-
-
-class Copy:
-    """Pages that one submission copies: pool, family, chunk, page and content of each."""
-
-    def __init__(self, copies, moves, *, stores):
-        self.moves, self.stores, self._copies = moves, stores, copies
-        self.moved = self.ended = False
-        self.steps = 0  # that began since its pages came
-
-    def end(self):
-        self._copies.end(self)
 
 
 class HostCopies:
@@ -99,13 +87,13 @@ class HostCopies:
         """The first store or load under way ends, if there are any."""
         waiting = [copies for copies in self.under_way.values() if copies]
         if waiting:
-            waiting[number % len(waiting)][0].end()
+            self.end(waiting[number % len(waiting)][0])
 
     def land_all(self):
         """All do, the loads first."""
         for copies in (self.under_way[False], self.under_way[True]):
             if copies:
-                copies[-1].end()
+                self.end(copies[-1])
 
     def end(self, copy):
         """A copy ends, and those before it on its stream."""
@@ -124,7 +112,7 @@ class HostCopies:
         for copy in [*self.under_way[False]]:
             copy.steps += copy.moved
             if copy.steps > 1:
-                copy.end()
+                self.end(copy)
 
     def forget(self):
         """Drop all contents and all copies under way."""
@@ -133,7 +121,11 @@ class HostCopies:
         self._host.clear()
 
     def _submit(self, transfers, layers=(), on_layer_done=None, *, stores):
-        copy = Copy(self, [*self._moves(transfers, stores)], stores=stores)
+        # pool, family, chunk, page and content of each; and steps that began since they came
+        copy = SimpleNamespace(
+            moves=[*self._moves(transfers, stores)], stores=stores, moved=False, ended=False,
+            steps=0, end=self.end,
+        )  # fmt: skip
         self._check_families(copy)
         for name, family, chunk, page, held in copy.moves:
             if not isinstance(held, int):

@@ -195,7 +195,7 @@ class Session(Operated):
         ]
         self._hasher = open_hasher(engine, self._scheduler)
         self._flying = deque()
-        self._chains, self._pages, self._seen, self._hits = {}, {}, {}, {}
+        self._chains, self._seen, self._hits = {}, {}, {}
         self._content = {}
         if settings.get("host_chunks"):
             chain = self._chains.__getitem__
@@ -241,7 +241,8 @@ class Session(Operated):
             block_hasher=self._hasher,
             **_fitting(engine.Request, eos_token_id=None),
         )
-        self._chains[str(number)] = self._chain_of(spelled)
+        chain = self._chains[str(number)] = []
+        self._extend(chain, spelled)
         self._scheduler.add_request(request)
 
     def _do_finish(self, accepted=0):
@@ -348,27 +349,12 @@ class Session(Operated):
             made = self._engine.DraftTokenIds(alive, [[7] * number for _ in alive])
             self._scheduler.update_draft_token_ids(made)
 
-    def _chain_of(self, tokens):
-        """A name of every four tokens that covers all before them, too."""
-        chain, before = [], 0
-        for start in range(0, len(tokens) - PAGE + 1, PAGE):
-            key = before, tokens[start]
-            if key not in self._pages:
-                self._pages[key] = self._link(before, tokens[start : start + PAGE])
-            chain += self._pages[key]
-            before = chain[-1]
-        return chain + self._link(before, tokens[len(chain) * GRAIN :])
-
     @staticmethod
-    def _link(before, tokens):
-        made = []
-        for start in range(0, len(tokens) - GRAIN + 1, GRAIN):
-            before = hash((before, *tokens[start : start + GRAIN]))
-            made.append(before)
-        return made
-
-    def _extend(self, chain, tokens):
-        chain += self._link(chain[-1] if chain else 0, tokens[len(chain) * GRAIN :])
+    def _extend(chain, tokens):
+        """Name every four tokens, of which a name covers all before them, too."""
+        for start in range(len(chain) * GRAIN, len(tokens) - GRAIN + 1, GRAIN):
+            before = chain[-1] if chain else 0
+            chain.append(hash((before, *tokens[start : start + GRAIN])))
 
     def _write(self, rid, begin, end):
         """A step computes entries of these positions into blocks of every group."""

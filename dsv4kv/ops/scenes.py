@@ -61,10 +61,14 @@ def moved(argument: Any, device: torch.device) -> Any:
 
 
 class Maker:
-    """Makes the arguments of a call; equal seeds make equal ones, whatever the device."""
+    """Makes the arguments of a call; equal seeds make equal ones, whatever the device.
+
+    On ``meta`` pages, values and outputs have no content, numbers of slots and entries have.
+    """
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self.device = device
+        self.place = device if device.type == "meta" else torch.device("cpu")  # where it is made
         self.random = torch.Generator().manual_seed(seed)
         self.guarded: list[Tensor] = []
 
@@ -82,11 +86,15 @@ class Maker:
 
     def values(self, entry: EntryFormat, count: int) -> Tensor:
         """bf16[count, D] of sizes that differ from group to group, on the CPU."""
+        if self.device.type == "meta":
+            return torch.empty(count, entry.dims, dtype=torch.bfloat16, device=self.device)
         powers = self.whole(-6, 6, count, entry.dims // 16).repeat_interleave(16, dim=1)
         return (self.normal(count, entry.dims) * 2.0**powers).bfloat16()
 
     def guard(self, content: Tensor) -> Tensor:
         """The content on the device, with a guard row before and after it."""
+        if self.device.type == "meta":
+            return content.to(self.device)
         size = content[0].nbytes
         rows = torch.full((len(content) + 2, size), _GUARD, dtype=torch.uint8)
         rows[1:-1] = content.contiguous().view(torch.uint8).view(len(content), size)
@@ -95,9 +103,9 @@ class Maker:
 
     def store(self, layout: PageLayout, pages: int, *, filled: bool) -> PageStore:
         """Pages of random entries, or of bytes that are none."""
-        store = PageStore.allocate(layout, pages, torch.device("cpu"))
+        store = PageStore.allocate(layout, pages, self.place)
         store.pages.fill_(_GUARD)
-        if filled:
+        if filled and self.device.type != "meta":
             count = store.num_entries
             cpu.entry_insert(store, self.values(layout.format, count), torch.arange(count))
         return PageStore(layout, self.guard(store.pages))
@@ -105,7 +113,7 @@ class Maker:
     def output(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         """An unwritten output: NaN, or an integer that is no result."""
         nothing = torch.nan if dtype.is_floating_point else _GUARD
-        return self.guard(torch.full(shape, nothing, dtype=dtype))
+        return self.guard(torch.full(shape, nothing, dtype=dtype, device=self.place))
 
     def state(self, shape: tuple[int, ...]) -> Tensor:
         """States of four requests in the middle of a group."""

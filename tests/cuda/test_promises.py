@@ -14,7 +14,7 @@ CHOICES = {"select_topk", "merge_topk", "select_blocks", "merge_blocks"}
 
 
 COPY, SCORES = "page_copy fp8 × 32", "index_scores fp8 × 32, 64 heads"
-POOL = "flush csa-4 ring, fp8_ds_mla × 32, scratch"
+POOL = "flush main states of csa layers, V4, scratch"
 BROKEN: list[tuple[str, dict[str, Any], str | None]] = [
     (COPY, {}, None),
     (COPY, {"local_bytes": 8}, "uses 8 B of local memory a thread (spilled registers or arrays"),

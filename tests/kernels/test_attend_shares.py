@@ -13,10 +13,9 @@ from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import build_schema
 from dsv4kv.ops.check import check_scene
 from dsv4kv.ops.launches.attend import GROUPS, NARROW, WIDE, Shape, plan_attend
-from dsv4kv.ops.launches.catalogue import empty, empty_pages
 from dsv4kv.ops.launches.launch import WARP, Launch
 from dsv4kv.ops.scenes import Scene
-from dsv4kv.ops.storage import Entries
+from dsv4kv.ops.storage import Entries, PageStore
 from tests.examples import FULL
 from tests.kernels.shim import twin
 from tests.ops.operations import CPU, SCENES, SEED
@@ -28,17 +27,16 @@ LAYERS = {"csa": 2, "hca": 3}  # of V4-Pro
 
 def planned(kind: str) -> Launch:
     """Attention of V4-Pro as its module is compiled."""
-    model = load_model("v4-pro")
+    model, meta = load_model("v4-pro"), torch.device("meta")
     schema = build_schema(model, build_schedule(model)[LAYERS[kind]], block_tokens=128)
     assert schema.window
     assert schema.main
-    chosen = empty(torch.int32, 1, CHOICES) if kind == "csa" else None
-    table, lengths = empty(torch.int32, 1, ENTRIES), empty(torch.int64, 1)
-    entries = Entries(empty_pages(schema.main), table, lengths, chosen)
-    numbers = empty(torch.int64, 1), empty(torch.int64, 1)
-    queries = empty(torch.bfloat16, 1, model.num_heads, 512)
-    asked = *numbers, WINDOW, entries, queries, empty(torch.float32, model.num_heads), 1.0
-    return plan_attend(empty_pages(schema.window), *asked, queries, queries)[0]
+    chosen = torch.empty(1, CHOICES, device=meta) if kind == "csa" else None
+    table, number = torch.empty(1, ENTRIES, device=meta), torch.empty(1, device=meta)
+    entries = Entries(PageStore.allocate(schema.main, 2, meta), table, number, chosen)
+    queries = torch.empty(1, model.num_heads, 512, device=meta)
+    asked = number, number, WINDOW, entries, queries, queries[0, :, 0], 1.0
+    return plan_attend(PageStore.allocate(schema.window, 2, meta), *asked, queries, queries)[0]
 
 
 def share(kind: str, slots: Tensor, seen: Tensor, lengths: Tensor, groups: int) -> list[int]:

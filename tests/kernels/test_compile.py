@@ -90,7 +90,7 @@ def test_loads_that_the_compiler_places_itself_are_not_under_way_together(
     serial = [
         finding.report.under_way
         for finding in findings
-        if finding.name == "flush csa-4 ring, fp8_ds_mla × 32, serial"
+        if finding.name == "flush main states of csa layers, V4, serial"
         and finding.architecture in SERVING
     ]
     assert serial
@@ -113,7 +113,7 @@ def test_grids_of_blocks_that_stay_are_what_132_multiprocessors_hold(
     staying = [
         finding
         for finding in findings
-        if fnmatchcase(finding.name, "*_insert *, resident") and finding.architecture in SERVING
+        if fnmatchcase(finding.name, "*_insert *, V4*resident") and finding.architecture in SERVING
     ]
     assert {finding.kernel for finding in staying} == {"entry_insert", "window_insert"}
     for finding in staying:

@@ -27,7 +27,7 @@ _REGISTERS, _FRAME, _PARAMETER, _SIZED = 0x2F, 0x11, 0x17, 4
 
 
 def sections(elf: bytes) -> dict[str, bytes]:
-    """Content of every section of a 64-bit little-endian ELF file by name, zeros where none."""
+    """Every section of a 64-bit little-endian ELF file by name; zeros for one without content."""
     (table,) = struct.unpack_from("<Q", elf, 0x28)
     size, count, names_at = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [_SECTION.unpack_from(elf, table + i * size) for i in range(count)]
@@ -166,12 +166,12 @@ def _disassemble(architecture: str, codes: Sequence[bytes]) -> list[list[Instruc
         binary = architecture.replace("sm_", "SM")
         command = [str(find_disassembler()), "--binary", binary, str(folder / "code")]
         try:
-            code, text = run_bounded(
+            status, text = run_bounded(
                 command, dict(os.environ), 600.0, stderr=subprocess.STDOUT, most_bytes=2**30
             )
         except subprocess.TimeoutExpired:
-            code, text = -1, "it printed without end"
-    if code:
+            status, text = -1, "it printed without end"
+    if status:
         words = text.strip()[-500:]
         raise DeviceError(f"nvdisasm failed ({words}): install one as new as NVRTC.")
     found = _INSTRUCTION.findall(text)

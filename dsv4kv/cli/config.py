@@ -47,9 +47,5 @@ def schema(as_json: bool = opt.flag("--json", "Print the JSON schema.")) -> None
     """Explain every key: type, what is allowed, default, meaning."""
     from dsv4kv.config.bench import BenchConfig
     from dsv4kv.view.config import schema_table
-    from dsv4kv.view.render import show
 
-    if as_json:
-        opt.print_json(BenchConfig.model_json_schema())
-    else:
-        show([schema_table()])
+    opt.tell([schema_table()], BenchConfig.model_json_schema(), as_json=as_json)

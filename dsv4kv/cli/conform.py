@@ -36,7 +36,6 @@ def conform(
     from dsv4kv.diagnose.conform.check import conform as check
     from dsv4kv.diagnose.conform.check import drive, test_file
     from dsv4kv.view.conform import report_conformity
-    from dsv4kv.view.render import show
 
     stderr = open_console(stderr=True, quiet=as_json)
     with (
@@ -51,20 +50,16 @@ def conform(
             host=host,
         )
     failures = list(verdict.failures.values())
-    if as_json:
-        opt.print_json(
-            {
-                "ok": not failures,
-                "engine": engine,
-                "version": manager.version,
-                "operations": verdict.operations,
-                "sequences": verdict.sequences,
-                "broken": dict(verdict.broken),
-                "failures": [asdict(failure) for failure in failures],
-            }
-        )
-    else:
-        show(report_conformity(engine, manager.version, verdict))
+    document = {
+        "ok": not failures,
+        "engine": engine,
+        "version": manager.version,
+        "operations": verdict.operations,
+        "sequences": verdict.sequences,
+        "broken": dict(verdict.broken),
+        "failures": [asdict(failure) for failure in failures],
+    }
+    opt.tell(report_conformity(engine, manager.version, verdict), document, as_json=as_json)
     repeating = [each for each in failures if each.repeats]
     if pytest and repeating:
         shortest = min(repeating, key=lambda each: len(each.sequence.operations))

@@ -41,7 +41,6 @@ def doctor(
     from dsv4kv.bench.calibrate import calibration_path
     from dsv4kv.diagnose.doctor import examine
     from dsv4kv.view.doctor import report_checks
-    from dsv4kv.view.render import show
 
     if gpu:
         _look_at_gpu(as_json=as_json)
@@ -50,14 +49,11 @@ def doctor(
     calibration = _calibrate(path, quiet=as_json) if calibrate else None
     checks = list(examine(path))
     broken = any(check.status == "broken" for check in checks)
-    if as_json:
-        rows = [asdict(check) for check in checks]
-        found = asdict(calibration) if calibration else None
-        opt.print_json({"ok": not broken, "checks": rows, "calibration": found})
-    else:
-        show(report_checks(checks))
-        if calibration is not None:
-            show([_sum_up(calibration, path)])
+    rows = [asdict(check) for check in checks]
+    found = asdict(calibration) if calibration else None
+    document = {"ok": not broken, "checks": rows, "calibration": found}
+    summary = [_sum_up(calibration, path)] if calibration else []
+    opt.tell([*report_checks(checks), *summary], document, as_json=as_json)
     if broken:
         raise typer.Exit(DeviceError.exit_code)
 
@@ -65,13 +61,9 @@ def doctor(
 def _look_at_gpu(*, as_json: bool) -> None:
     from dsv4kv.diagnose.gpu import examine_gpu
     from dsv4kv.view.doctor import report_gpu
-    from dsv4kv.view.render import show
 
     report = examine_gpu()
-    if as_json:
-        opt.print_json({"ok": not report.wrong, **asdict(report)})
-    else:
-        show(report_gpu(report))
+    opt.tell(report_gpu(report), {"ok": not report.wrong, **asdict(report)}, as_json=as_json)
     if report.wrong:
         raise typer.Exit(VerificationError.exit_code)
 

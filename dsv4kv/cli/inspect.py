@@ -47,7 +47,6 @@ def inspect(
     from dsv4kv.model.presets import load_model
     from dsv4kv.view.console import open_console
     from dsv4kv.view.inspect import report_comparison, report_inspection
-    from dsv4kv.view.render import show
 
     if table2 and not dump2:
         raise ConfigError("--table2 is of a second dump: name that, too, or give --table.")
@@ -59,14 +58,13 @@ def inspect(
         if dump2 is not None:
             found.append(look(dump2, context, **asked, table_file=table2))
             comparison = compare(found[0], found[1], context)
-    if as_json:
-        dumps = [_to_values(each) for each in found]
-        opt.print_json({"dumps": dumps, "comparison": comparison and asdict(comparison)})
-    else:
-        for each in found:
-            show(report_inspection(each))
-        if comparison:
-            show(report_comparison(comparison))
+    document = {
+        "dumps": [_to_values(each) for each in found],
+        "comparison": comparison and asdict(comparison),
+    }
+    parts = [part for each in found for part in report_inspection(each)]
+    parts += report_comparison(comparison) if comparison else []
+    opt.tell(parts, document, as_json=as_json)
     unknown = any(each.record is None for each in found)
     kinds = {each.kind for each in comparison.differences} if comparison else set()
     if unknown or kinds - {"one step"} or any(each.faults for each in found):

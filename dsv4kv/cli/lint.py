@@ -38,18 +38,15 @@ def lint(
     from dsv4kv.diagnose.faults.subject import read_subjects
     from dsv4kv.diagnose.faults.table import judge, load_faults
     from dsv4kv.view.lint import report_findings
-    from dsv4kv.view.render import show
 
     subjects, faults = read_subjects(given, engine, gpu), load_faults()
     found = judge(subjects, faults, date.today())
-    if as_json:
-        looked_at = [
-            {"title": each.title, "engine": each.engine, "version": each.version}
-            for each in subjects
-        ]
-        findings = [each.as_values() for each in found]
-        opt.print_json({"looked_at": looked_at, "known_faults": len(faults), "findings": findings})
-    else:
-        show(report_findings(subjects, found, len(faults)))
+    names = ("title", "engine", "version")
+    document = {
+        "looked_at": [{name: getattr(each, name) for name in names} for each in subjects],
+        "known_faults": len(faults),
+        "findings": [each.as_values() for each in found],
+    }
+    opt.tell(report_findings(subjects, found, len(faults)), document, as_json=as_json)
     if any(each.is_sure for each in found):
         raise typer.Exit(FOUND)

@@ -42,7 +42,6 @@ def op(
     from dsv4kv.bench.single import OperationBench, Shape
     from dsv4kv.runs.environment import capture_environment
     from dsv4kv.view.op import op_page, op_values
-    from dsv4kv.view.render import show
 
     keys = {"backend": "backend", "device": "device", "model": "model.preset"}
     given = {"backend": backend, "device": device, "model": model}
@@ -54,11 +53,8 @@ def op(
             status.update(f"{name}: {requests} requests of {tokens:,} tokens")
             shape = Shape(requests, chosen or None, tokens)
             timed.append(bench.time(shape, capture_environment()["memory_bytes"]))
-    if as_json:
-        opt.print_json(op_values(name, cases, timed))
-    else:
-        gpu = describe_gpu(device or "auto")
-        show(op_page(name, bench.resolved.name, cases, timed, gpu).answer)
+    page = op_page(name, bench.resolved.name, cases, timed, describe_gpu(device or "auto"))
+    opt.tell(page.answer, op_values(name, cases, timed), as_json=as_json)
 
 
 def _counts(option: str, text: str | None) -> list[int]:

@@ -4,11 +4,11 @@ A file or folder that cannot be written, or that the command reads, is refused b
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -16,6 +16,9 @@ from dsv4kv.choices import listed
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import check_file, check_folder, refused_by, shipped_names, write_named
 from dsv4kv.view.console import print_document
+
+if TYPE_CHECKING:
+    from dsv4kv.view.table import Part
 
 OUTPUTS = "dsv4kv.outputs"
 """In the context of a command line: options and the files that they name to be written."""
@@ -111,10 +114,9 @@ def to_chart(context: typer.Context, param: typer.CallbackParam, value: Any) -> 
 def to_page(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
     """Refuse a file that cannot be written with its folder, which may have to be made."""
     if value is not None:
-        path = Path(value)
-        context.meta.setdefault(OUTPUTS, []).append((param, path))
-        with refused_by(param.opts[0], path, "name another place"):
-            (check_folder if not path.parent.exists() else check_file)(path)
+        context.meta.setdefault(OUTPUTS, []).append((param, value))
+        with refused_by(param.opts[0], value, "name another place"):
+            (check_file if value.parent.exists() else check_folder)(value)
     return value
 
 
@@ -184,6 +186,16 @@ def as_settings(keys: Mapping[str, str | Row], given: Mapping[str, Any]) -> list
 def print_json(document: Any) -> None:
     """Print values for programs."""
     print_document(json.dumps(document, ensure_ascii=False, indent=2))
+
+
+def tell(parts: "Iterable[Part]", document: Any, *, as_json: bool) -> None:
+    """Print an answer for people, or its document for programs."""
+    from dsv4kv.view.render import show
+
+    if as_json:
+        print_json(document)
+    else:
+        show(parts)
 
 
 def write_json(text: str, target: str) -> None:

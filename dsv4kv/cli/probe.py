@@ -57,7 +57,6 @@ def probe(
     from dsv4kv.diagnose.probe.questioner import Ledger, Questioner
     from dsv4kv.view.html import write_page
     from dsv4kv.view.probe import probe_page
-    from dsv4kv.view.render import show
 
     ledger = Ledger(parse_count(tokens), parse_seconds(budget))
     if ledger.most_tokens < 3 * SHORT_TOKENS or ledger.most_s < 1:
@@ -82,19 +81,15 @@ def probe(
     questioner = Questioner(server, ledger, randbits(64) if seed is None else seed, begun_s)
     found = examine(questioner, known, lambda name: say(f"… {name}", err=True))
     page = probe_page(found, ledger)
-    if as_json:
-        opt.print_json(
-            {
-                "model": server.model,
-                "died": found.died,
-                "interrupted": found.interrupted,
-                "conclusions": [asdict(each) for each in found.conclusions],
-                "spent": {"prompts": ledger.prompts, "tokens": ledger.tokens},
-                "observed": [asdict(each) for each in questioner.observed],
-            }
-        )
-    else:
-        show(page.in_full())
+    document = {
+        "model": server.model,
+        "died": found.died,
+        "interrupted": found.interrupted,
+        "conclusions": [asdict(each) for each in found.conclusions],
+        "spent": {"prompts": ledger.prompts, "tokens": ledger.tokens},
+        "observed": [asdict(each) for each in questioner.observed],
+    }
+    opt.tell(page.in_full(), document, as_json=as_json)
     if html:
         write_page(page, html)
         say(f"page: {html}", err=True)

@@ -137,7 +137,6 @@ def info(
     from dsv4kv.record.server import describe_breaks, read_server
     from dsv4kv.traces.collect import place_of
     from dsv4kv.traces.request import batches_of
-    from dsv4kv.view.render import show
     from dsv4kv.view.trace import describe_trace
 
     about: dict[str, Any] = {"source": source}
@@ -159,12 +158,10 @@ def info(
             summary = traces.summarize_batches(
                 batches, lambda number: place_of(number, path, name, options)
             )
-    if as_json:
-        about |= asdict(summary)
-        about |= {"stores_only": True} if stores else {"hit_share": summary.hit_share}
-        opt.print_json(about)
-    else:
-        show([f"{source} ({name})", *describe_trace(summary, stores=stores), *breaks])
+    about |= asdict(summary)
+    about |= {"stores_only": True} if stores else {"hit_share": summary.hit_share}
+    parts = [f"{source} ({name})", *describe_trace(summary, stores=stores), *breaks]
+    opt.tell(parts, about, as_json=as_json)
 
 
 @app.command(

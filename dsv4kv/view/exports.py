@@ -168,19 +168,9 @@ class Records:
         return self._frame(_memory_rows)
 
     @cached_property
-    def telemetry(self) -> "DataFrame":
-        """A row per poll; ``table`` is ``gpu_samples``, ``gpu_checks`` or ``host_samples``."""
-        return self._frame(_telemetry_rows)
-
-    @cached_property
     def replays(self) -> "DataFrame":
         """A row per point of a sweep of replays: ``saved_percent``, ``reuse.lost_tokens.…``."""
         return self._frame(_replay_rows)
-
-    @cached_property
-    def kernels(self) -> "DataFrame":
-        """Which kernels took the time of what was profiled: a row per kernel."""
-        return self._frame(_kernel_rows)
 
     def _frame(self, rows: Callable[[RunRecord, Case], Iterable[Row]]) -> "DataFrame":
         from pandas import DataFrame
@@ -240,18 +230,9 @@ def _memory_rows(record: RunRecord, case: Case) -> Iterator[Row]:
         yield from _moments(record, case, case.replay.series.model_dump())
 
 
-def _telemetry_rows(record: RunRecord, case: Case) -> Iterator[Row]:
-    for table in ("gpu_samples", "gpu_checks", "host_samples"):
-        if samples := getattr(case.telemetry, table, None):
-            columns = {name: column for name, column in samples.model_dump().items() if column}
-            yield from _moments(record, case, columns, table=table)
-
-
-def _moments(
-    record: RunRecord, case: Case, columns: Mapping[str, list[Any]], **names: str
-) -> Iterator[Row]:
+def _moments(record: RunRecord, case: Case, columns: Mapping[str, list[Any]]) -> Iterator[Row]:
     for values in zip(*columns.values(), strict=True):
-        yield {**_of_case(record, case), **names, **dict(zip(columns, values, strict=True))}
+        yield {**_of_case(record, case), **dict(zip(columns, values, strict=True))}
 
 
 def _replay_rows(record: RunRecord, case: Case) -> Iterator[Row]:

@@ -228,8 +228,7 @@ def _sections(model: str, answer: Answer) -> Iterator[Section]:
         yield Section("Host memory", [_host_table(answer)])
     for name in dict.fromkeys(o.name for point in answer.points for o in point.rules):
         if RULES[name].hopper_block_tokens:
-            on = answer.arch or "sm_100, as --gpu is not given"
-            sized = f"{name}: blocks as {RULES[name].engine} has them on {on}"
+            sized = f"{name}: blocks as {RULES[name].engine} has them on {answer.arch or 'sm_100'}"
             yield Section("Blocks", [sized])
 
 

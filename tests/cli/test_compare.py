@@ -64,12 +64,6 @@ def text(output: str) -> str:
     return "\n".join(line.rstrip() for line in output.splitlines())
 
 
-def test_equals_are_the_same(before: str, same: str, snapshot: SnapshotAssertion) -> None:
-    result = run(before, same)
-    assert result.exit_code == 0
-    assert text(result.stdout) == snapshot
-
-
 def test_a_slow_operation_ends_with_1(
     before: str, slower: str, snapshot: SnapshotAssertion
 ) -> None:

@@ -73,12 +73,6 @@ def test_a_failure_that_does_not_repeat_is_told_and_no_test_is_written(
     assert not case.exists()
 
 
-def test_an_engine_that_is_absent_ends_with_8() -> None:
-    result = CliRunner().invoke(app, ["conform", "vllm", "--python", "/nowhere"])
-    assert result.exit_code == 8
-    assert "there is no Python at /nowhere" in result.output
-
-
 ENGINE = """#!{python}
 import json
 traits = {{"lookahead": True, "retention": True}}

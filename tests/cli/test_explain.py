@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.cells import cell_len
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
@@ -89,23 +88,10 @@ def test_faults_are_those_of_lint() -> None:
     assert document("two")["faults"]
 
 
-def test_every_command_of_a_script_is_sized() -> None:
-    sizes = document("two")["answers"]
-    assert [each["engine"]["name"] for each in sizes] == ["vllm:0.33", "sglang:0.5.23"]
-
-
 def test_standard_input_is_a_file_like_any_other() -> None:
     given, named = run("-", input=TEXTS["sglang"]).stdout, run("sglang").stdout
     assert given.splitlines()[0] == named.splitlines()[0].replace("sglang: ", "-: ", 1)
     assert "dsv4kv lint" not in given
-
-
-@pytest.mark.parametrize("given", ["new", "sglang", "refused", SERVE, "export", "result"])
-def test_an_answer_is_a_screen(given: str) -> None:
-    lines = run(given).stdout.splitlines()
-    assert len(lines) <= 25
-    ends = ("dsv4kv ", "vllm ", "python ")
-    assert not [each for each in lines if cell_len(each) > 100 and not each.startswith(ends)]
 
 
 def test_it_ends_with_1_where_something_does_not_fit_or_is_faulty() -> None:

@@ -280,13 +280,6 @@ def test_ncu_counts_bytes_beside_those_that_must_be_moved(ncu: Tool) -> None:
     assert the_table().tool_version == "2025.3.1.0"
 
 
-@pytest.mark.parametrize("tool", ["nsys", "ncu"])
-def test_a_command_is_printed_for_another_machine(tool: str) -> None:
-    words = shlex.split(profile(f"--{tool}", "--print-command").stdout)
-    assert words[0] == tool
-    assert "--child" in words
-
-
 @pytest.mark.parametrize("sign", [" ", "="])
 def test_the_path_of_a_profiler_is_taken(
     sign: str, nsys: Tool, monkeypatch: pytest.MonkeyPatch
@@ -378,13 +371,6 @@ def test_halves_of_characters_in_names_are_shown_and_kept_as_question_marks() ->
     assert "flush?" in invoke("server.json", "--out", "results").stdout
     (kept,) = Path("results").iterdir()
     assert "flush?" in invoke(str(kept)).stdout
-
-
-def test_a_record_alone_is_printed_for_programs() -> None:
-    two_replays().save(Path("server.sqlite"))
-    document = json.loads(invoke("server.sqlite", "--json", "-").stdout)
-    assert document["cases"][0]["profile"]["table"]["tool"] == "nsys"
-    assert document["environment"]["cpu"] is None
 
 
 def test_another_range_can_be_the_step() -> None:

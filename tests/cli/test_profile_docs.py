@@ -21,7 +21,7 @@ __all__ = ["in_empty_folder", "ncu", "nsys"]
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "profiling.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 LINES = [line for kind, block in BLOCKS if not kind for line in block.splitlines()]
-COMMANDS = [line.partition("#")[0].strip() for line in LINES]
+COMMANDS = [re.split(r"[#>]", line)[0].strip() for line in LINES]
 TINY_OPTIONS = [word for setting in TINY for word in ("--set", setting)]
 CONFIGURATION = """\
 name: mine

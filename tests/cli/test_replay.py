@@ -77,27 +77,11 @@ def test_tiers_that_do_not_add_up_are_no_record(changed: dict[str, Any], sentenc
         ReplayTiers.model_validate(found.tiers.model_dump() | changed)
 
 
-def test_the_record_is_saved_and_told_again() -> None:
-    last = small().stdout.splitlines()[-1]
-    path = Path(last.removeprefix("record: "))
-    assert load_record(path).cases[0].replay
-    again = CliRunner(env=TERMINAL).invoke(app, ["report", str(path)])
-    assert again.exit_code == 0
-    assert "48 requests of builtin:chat" in again.stdout
-
-
 def test_a_trace_named_as_an_option_is_one_in_no_printed_command() -> None:
     Path("--html=x").write_bytes(resolve_trace("builtin:chat").read_bytes())
     said = invoke(*OPTIONS, "--json", "a.json", "--", "--html=x").stdout
     commands = [load_record(Path("a.json")).reproduce, *re.findall("dsv4kv plan .*", said)]
     assert [command.split()[2] for command in commands] == ["./--html=x"] * 2
-
-
-def test_two_records_compare() -> None:
-    small("--json", "a.json")
-    small("--json", "b.json")
-    result = CliRunner(env=TERMINAL).invoke(app, ["compare", "a.json", "b.json"])
-    assert "ttft" in result.stdout.lower()
 
 
 @pytest.mark.parametrize("name", ["held.svg", "held.html"])

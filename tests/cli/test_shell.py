@@ -38,11 +38,6 @@ def test_no_brackets_of_an_options_help_are_taken_for_markup() -> None:
         assert {span.style for span in Text.from_markup(text).spans} <= styles, text
 
 
-def test_the_module_runs_the_same_program() -> None:
-    done = run_python("-m", "dsv4kv", "--version")
-    assert (done.stdout, done.returncode) == (f"dsv4kv {__version__}\n", 0)
-
-
 def fail_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ``dsv4kv config show`` end in an error, and ``main`` run it."""
 

@@ -100,7 +100,8 @@ def test_what_needs_torch_says_so_in_a_sentence(
     line: str, printed: dict[str, tuple[int, str]]
 ) -> None:
     code, text = printed[line]
-    wanted = f"error: `dsv4kv {line.split(maxsplit=1)[0]}` needs torch, which cannot be imported"
+    name = line if line in COMMANDS else line.split(maxsplit=1)[0]
+    wanted = f"error: `dsv4kv {name}` needs torch, which cannot be imported"
     assert (code, text.startswith(f"{wanted} (OSError: {BROKEN}): pip install")) == (8, True), text
 
 

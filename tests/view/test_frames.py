@@ -11,7 +11,6 @@ from dsv4kv.runs.schema import Case
 from dsv4kv.runs.store import save_record
 from dsv4kv.view.exports import Records
 from tests.runs.records import make_case, make_failed_case, make_record
-from tests.runs.telemetries import make_telemetry
 
 pandas = pytest.importorskip("pandas")
 FIRST = ["run_id", "config", "status", "device", "backend"]
@@ -84,12 +83,3 @@ def test_a_case_is_a_row_whether_it_ran_or_not() -> None:
     assert case.cache
     assert frame["totals.steps"][0] == case.totals.steps
     assert frame["cache.formats.main"][0] == case.cache.formats["main"]
-
-
-def test_telemetry_has_a_row_for_every_poll_of_every_table() -> None:
-    telemetry = make_telemetry()
-    frame = records(make_case(telemetry=telemetry)).telemetry
-    assert telemetry.gpu_samples
-    polls = frame[frame.table == "gpu_samples"]
-    assert list(polls.at_ns) == telemetry.gpu_samples.at_ns
-    assert list(polls.power_mw) == telemetry.gpu_samples.power_mw

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,29 +71,29 @@ def read_command(
     Raises:
         ConfigError: No command, several without a choice, or a value that cannot be read.
     """
-    source, text = _text_of(given)
-    try:
-        launches = list(find_launches(text, os.environ))
+    with _launches(given) as launches:
         return _interpret(_choose(launches, which), model, options)
-    except ConfigError as error:
-        if str(error).startswith("--which"):  # is about the option, not about the text
-            raise
-        raise ConfigError(f"{source}: {error}") from None
 
 
 def read_commands(
     given: str, model: str | None = None, options: Container[str] = ()
 ) -> list[Reading]:
     """Read every different launch command of a text or a file; raises ``ConfigError``."""
+    with _launches(given) as launches:
+        _choose(launches, "1")  # refuses none
+        different = {each.started: each for each in launches}
+        return [_interpret(each, model, options) for each in different.values()]
+
+
+@contextmanager
+def _launches(given: str) -> Iterator[list[Launch]]:
+    """The commands of a text or a file, which is named where they are refused."""
     source, text = _text_of(given)
     try:
-        launches = list(find_launches(text, os.environ))
-        _choose(launches, "1")  # refuses none
-        different = {
-            (each.family, each.flags, tuple(each.variables.items())): each for each in launches
-        }
-        return [_interpret(each, model, options) for each in different.values()]
+        yield list(find_launches(text, os.environ))
     except ConfigError as error:
+        if str(error).startswith("--which"):  # is about the option, not about the text
+            raise
         raise ConfigError(f"{source}: {error}") from None
 
 
@@ -126,17 +127,12 @@ def _choose(launches: list[Launch], which: str | None) -> Launch:
         for number, launch in enumerate(launches, 1)
     )
     if which is None:
-        first = launches[0]
-        if any(
-            (each.family, each.flags, each.variables)
-            != (first.family, first.flags, first.variables)
-            for each in launches
-        ):
+        if len({each.started for each in launches}) > 1:
             raise ConfigError(
                 f"{len(launches)} commands: choose with --which, a number or a part of it: "
                 f"{listed}."
             )
-        return first
+        return launches[0]
     if which.isdecimal() and 1 <= int(which) <= len(launches):
         return launches[int(which) - 1]
     found = [each for each in launches if which in f"{each.title} {each.names} {each.flags}"]

@@ -28,17 +28,8 @@ _OURS = {
 }
 """Inputs that no launch command says."""
 _WRITTEN = {
-    *_OURS,
-    "model",
-    "checkpoint",
-    "gpus",
-    "tp",
-    "dp",
-    "pp",
-    "ep",
-    "draft_layers",
-    "draft_tokens",
-}
+    *_OURS, "model", "checkpoint", "gpus", "tp", "dp", "pp", "ep", "draft_layers", "draft_tokens",
+}  # fmt: skip
 """Those, and what ``launch_command`` writes."""
 
 

@@ -60,6 +60,11 @@ class Launch:
     unread: tuple[str, ...] = ()
 
     @property
+    def started(self) -> tuple[Any, ...]:
+        """What it starts: equal for equal servers."""
+        return self.family, self.flags, tuple(self.variables.items())
+
+    @property
     def title(self) -> str:
         """The command in short: ``vllm serve deepseek-ai/DeepSeek-V4-Pro``."""
         named = [value for name, value in self.flags if name in MODEL_FLAGS]

@@ -1,7 +1,7 @@
 """Sweeps: one answer for every combination of the values of some inputs."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,23 +11,24 @@ from dsv4kv.budget.lookup import find_formats, find_model
 from dsv4kv.errors import ConfigError, DoesNotFit, find_name
 from dsv4kv.units import check_points
 
-COLUMNS = (
-    "gpus",
-    "layout",
-    "fits",
-    "context_tokens",
-    "concurrency",
-    "max_concurrency",
-    "max_context_tokens",
-    "max_tokens",
-    "cached_bytes_per_request",
-    "bytes_per_token",
-    "fixed_bytes_per_request",
-    "weight_bytes_per_gpu",
-    "transient_bytes_per_gpu",
-    "cache_bytes_per_gpu",
-    "free_bytes_per_gpu",
-)
+COLUMNS: dict[str, Callable[[Answer], Any]] = {
+    "gpus": lambda found: found.scenario.layout.gpus,
+    "layout": lambda found: found.scenario.layout.label,
+    "fits": lambda found: found.fits,
+    "context_tokens": lambda found: found.context,
+    "concurrency": lambda found: found.concurrency,
+    "max_concurrency": lambda found: found.max_concurrency,
+    "max_context_tokens": lambda found: found.max_context,
+    "max_tokens": lambda found: found.max_tokens,
+    "cached_bytes_per_request": lambda found: found.cached_bytes,
+    "bytes_per_token": lambda found: float(found.token_bytes),
+    "fixed_bytes_per_request": lambda found: sum(cost.fixed_bytes for cost in found.costs),
+    "weight_bytes_per_gpu": lambda found: found.use.weights,
+    "transient_bytes_per_gpu": lambda found: found.use.transient,
+    "cache_bytes_per_gpu": lambda found: found.use.cache,
+    "free_bytes_per_gpu": lambda found: found.use.free,
+}
+"""What a row says of its answer."""
 
 
 class Axis(NamedTuple):
@@ -110,24 +111,7 @@ def _run(texts: Mapping[str, str], point: dict[str, str]) -> Row:
 
 def to_values(row: Row) -> dict[str, Any]:
     """One row as plain values: its axes, the columns, and the problem if there is one."""
-    values: dict[str, Any] = dict(row.point) | dict.fromkeys(COLUMNS)
-    values |= {"cached_bytes_per_request": row.cached_bytes, "bytes_per_token": row.token_bytes}
-    if (found := row.found) is None:
-        return values | {"problem": row.problem}
-    use, layout = found.use, found.scenario.layout
-    return values | {
-        "gpus": layout.gpus,
-        "layout": layout.label,
-        "fits": found.fits,
-        "context_tokens": found.context,
-        "concurrency": found.concurrency,
-        "max_concurrency": found.max_concurrency,
-        "max_context_tokens": found.max_context,
-        "max_tokens": found.max_tokens,
-        "fixed_bytes_per_request": sum(cost.fixed_bytes for cost in found.costs),
-        "weight_bytes_per_gpu": use.weights,
-        "transient_bytes_per_gpu": use.transient,
-        "cache_bytes_per_gpu": use.cache,
-        "free_bytes_per_gpu": use.free,
-        "problem": None,
-    }
+    found = row.found
+    answers = {name: read(found) if found else None for name, read in COLUMNS.items()}
+    answers |= {"cached_bytes_per_request": row.cached_bytes, "bytes_per_token": row.token_bytes}
+    return {**row.point, **answers, "problem": row.problem}

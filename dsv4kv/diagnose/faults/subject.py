@@ -200,7 +200,7 @@ def _of_commands(text: str, source: str) -> list[Subject]:
     if len(text) > _MOST_CHARACTERS:
         raise ConfigError(f"{source}: no launch command is longer than 256 KiB.")
     try:
-        launches = find_launches(text)
+        launches = list(find_launches(text))
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
     found = []

@@ -36,16 +36,17 @@ def _few(text: str) -> int:
     return count
 
 
-def _positive(text: str) -> int:
-    if (count := parse_count(text)) < 1:
-        raise ConfigError(f"{text} is too few: give at least 1.")
-    return count
+def _at_least_one(parse: Callable[[str], int], refused: str) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if (found := parse(text)) < 1:
+            raise ConfigError(f"{text} is too {refused}.")
+        return found
+
+    return read
 
 
-def _size(text: str) -> int:
-    if (size := parse_bytes(text)) < 1:
-        raise ConfigError(f"{text} is too little: give at least 1 B.")
-    return size
+_positive = _at_least_one(parse_count, "few: give at least 1")
+_size = _at_least_one(parse_bytes, "little: give at least 1 B")
 
 
 def _fraction(text: str) -> Fraction:

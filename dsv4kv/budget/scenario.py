@@ -258,20 +258,24 @@ def _settle(inputs: Inputs, engine: Engine, machine: Machine, replicas: int) -> 
 
 
 def _refuse(inputs: Inputs, config: DSV4Config, engine: Engine, gpu: Gpu) -> None:
-    asked = {
-        "dcp": inputs.dcp > 1,
-        "prefill_cp": inputs.prefill_cp > 1,
-        "hisparse": inputs.hisparse,
-        "hisparse_radix": inputs.hisparse
-        and inputs.prefix_cache == "on"
-        and inputs.role != "decode",
-        "unified_memory": inputs.unified_memory,
-        "unified_kv": inputs.unified_kv and (gpu.arch or "").startswith("gfx"),
-    }
+    amd, keeps = (gpu.arch or "").startswith("gfx"), inputs.prefix_cache == "on"
+    asked = {  # by the name of a limit: whether it is asked for, and what it is
+        "dcp": (inputs.dcp > 1, "decode context parallelism"),
+        "prefill_cp": (inputs.prefill_cp > 1, "prefill context parallelism"),
+        "hisparse": (inputs.hisparse, "HiSparse"),
+        "hisparse_radix": (inputs.hisparse and keeps and inputs.role != "decode", "HiSparse"),
+        "unified_memory": (
+            inputs.unified_memory, "unified memory (pools that borrow from each other)"
+        ),
+        "unified_kv": (
+            inputs.unified_kv and amd,
+            "unified KV (a ring of windows for every request, on AMD's GPUs)",
+        ),
+    }  # fmt: skip
     for limit in engine.family.limits:
-        if not asked.get(limit.asked) or config.kind not in limit.kinds:
+        given, name = asked.get(limit.asked, (False, ""))
+        if not given or config.kind not in limit.kinds:
             continue
-        name = _NAMED[limit.asked]
         if limit.said and engine.name == engine_family(engine.family.name)[-1]:
             raise ConfigError(
                 f'{name}: {engine.name} refuses it for {config.name}: "{limit.said}".'
@@ -279,16 +283,6 @@ def _refuse(inputs: Inputs, config: DSV4Config, engine: Engine, gpu: Gpu) -> Non
         raise ConfigError(
             f"{name}: what {engine.name} keeps of {config.name} with it is not sized."
         )
-
-
-_NAMED = {
-    "dcp": "decode context parallelism",
-    "prefill_cp": "prefill context parallelism",
-    "hisparse": "HiSparse",
-    "hisparse_radix": "HiSparse",
-    "unified_memory": "unified memory (pools that borrow from each other)",
-    "unified_kv": "unified KV (a ring of windows for every request, on AMD's GPUs)",
-}
 
 
 def _formats(

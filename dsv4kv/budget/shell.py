@@ -140,7 +140,7 @@ def read_script(
     known, conditions = dict(variables), _Conditions(decide)
     for line, words, end in split_statements(text):
         rest = conditions.enter(words, end, known)
-        if not rest or conditions.runs is False:
+        if not rest or conditions.runs == _NO:
             conditions.leave(end)
             continue
         own = dict(known)
@@ -148,7 +148,7 @@ def read_script(
         if rest:
             filled = [part for word in rest for part in expand(word, own)]
             yield Statement(line, filled, own, tuple(conditions.unset))
-        elif conditions.runs:
+        elif conditions.runs == _YES:
             known = own
         else:
             known = {name: value for name, value in known.items() if own.get(name) == value}
@@ -156,21 +156,23 @@ def read_script(
 
 
 class _Conditions:
-    """Whether a statement runs: True, False, or None where that cannot be decided."""
+    """Whether a statement runs: 1, 0, or a half where that cannot be decided.
+
+    So "and" is the least of several, "or" the greatest, and "not" the difference to 1.
+    """
 
     def __init__(self, decide: bool) -> None:
         self.decide = decide
-        self.branches: list[tuple[bool | None, bool | None]] = []  # this one; an earlier one
-        self.guard: bool | None = True  # of ``test && statement``
-        self.tested: bool | None = None
+        self.branches: list[tuple[float, float]] = []  # this one; an earlier one
+        self.guard = self.tested = _YES  # of ``test && statement``; of ``if test``
         self.testing = False
         self.joined = ""
         self.unset: dict[str, None] = {}
 
     @property
-    def runs(self) -> bool | None:
+    def runs(self) -> float:
         """Whether the statement runs."""
-        return _all([self.guard, *(this for this, _ in self.branches)])
+        return min([self.guard, *(this for this, _ in self.branches)])
 
     def enter(self, words: list[str], end: str, variables: Mapping[str, str]) -> list[str]:
         """The words of a statement, without its conditions."""
@@ -182,45 +184,45 @@ class _Conditions:
         if self.testing:
             found = self._test(words, variables) if words else self.tested
             if self.joined in ("&&", "||"):
-                found = (_all if self.joined == "&&" else _any)([self.tested, found])
+                found = (min if self.joined == "&&" else max)(self.tested, found)
             self.tested, self.joined = found, end
             return []
         if words and words[0] in _TESTS and end in ("&&", "||"):
             found = self._test(words, variables)
-            self.guard = _all([self.guard, found if end == "&&" else _not(found)])
+            self.guard = min(self.guard, found if end == "&&" else 1 - found)
             return []
         return words
 
     def _branch(self, word: str) -> None:
-        this, earlier = self.branches[-1] if self.branches else (True, False)
+        this, earlier = self.branches[-1] if self.branches else (_YES, _NO)
         if word == "then":
-            self.branches[-1] = _all([_not(earlier), self.tested]), earlier
+            self.branches[-1] = min(1 - earlier, self.tested), earlier
             self.testing = False
         elif word in ("if", "case"):
-            self.branches.append((True, False) if word == "if" else _UNDECIDED)
+            self.branches.append((_YES, _NO) if word == "if" else _UNDECIDED)
         elif self.branches and word in ("elif", "else"):
-            before = _any([this, earlier])
-            self.branches[-1] = _not(before), before
+            before = max(this, earlier)
+            self.branches[-1] = 1 - before, before
         elif self.branches:
             self.branches.pop()
         if word in ("if", "elif"):
-            self.testing, self.tested, self.joined = True, None, ""
+            self.testing, self.tested, self.joined = True, _UNKNOWN, ""
 
     def leave(self, end: str) -> None:
         """After a statement; a list that ends ends its guard."""
         if self.testing:
             return
         if end == "||":
-            self.guard = _not(self.guard)
+            self.guard = 1 - self.guard
         elif end != "&&":
-            self.guard = True
+            self.guard = _YES
 
-    def _test(self, words: list[str], variables: Mapping[str, str]) -> bool | None:
+    def _test(self, words: list[str], variables: Mapping[str, str]) -> float:
         inside = [word for word in words if word not in _TESTS]
         if not self.decide or words[0] not in _TESTS:
-            return None
+            return _UNKNOWN
         if inside[:1] == ["!"]:
-            return _not(self._test(["[", *inside[1:]], variables))
+            return 1 - self._test(["[", *inside[1:]], variables)
         read = []
         for word in inside:
             text = fill_in(word, variables)
@@ -231,10 +233,11 @@ class _Conditions:
 
 
 _TESTS = {"[", "[[", "]", "]]", "test"}
-_UNDECIDED = (None, None)
+_NO, _UNKNOWN, _YES = 0.0, 0.5, 1.0
+_UNDECIDED = (_UNKNOWN, _UNKNOWN)
 
 
-def _compare(words: list[str]) -> bool | None:
+def _compare(words: list[str]) -> float:
     match words:
         case ["-n" | "-z" as how, text]:
             return bool(text) == (how == "-n")
@@ -242,22 +245,10 @@ def _compare(words: list[str]) -> bool | None:
             return fnmatchcase(left, right) == (how != "!=")
         case [left, how, right] if how in _COMPARED and left.isdecimal() and right.isdecimal():
             return bool(_COMPARED[how](int(left), int(right)))
-    return None
+    return _UNKNOWN
 
 
 _BRANCHES = {"if", "elif", "else", "fi", "case", "esac"}
-
-
-def _not(value: bool | None) -> bool | None:
-    return None if value is None else not value
-
-
-def _all(values: "list[bool | None]") -> bool | None:
-    return False if False in values else None if None in values else True
-
-
-def _any(values: "list[bool | None] | tuple[bool | None, ...]") -> bool | None:
-    return True if True in values else None if None in values else False
 
 
 def take_documents(text: str) -> tuple[str, dict[str, str]]:

@@ -72,7 +72,7 @@ class LlamaEngine(SlotEngine):
     def saved_bytes(self, deployment: Deployment, tokens: int) -> int:
         """Bytes of a prompt in host memory; of none, a checkpoint's: last windows and states."""
         parts = self.slot_parts(deployment, tokens)
-        kinds = [layer.kind for layer in layers_of(deployment, self.name) if layer.held]
+        kinds = [layer.kind for layer in held_layers(deployment, self.name)]
         row = _ROW_BYTES[deployment.cache_dtype]
         entries = (tokens // 4) * kinds.count("csa") * (row + row // 4)
         entries += (tokens // 128) * kinds.count("hca") * row

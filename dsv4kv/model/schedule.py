@@ -1,7 +1,7 @@
 """The layer schedule: which attention each layer runs and whose KV it reads."""
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
@@ -39,11 +39,14 @@ class LayerSpec:
     routes_by_id: bool = False
     # whether its indexer selects the top k; else it takes what a layer before selected
     selects: bool = True
+    kind: str = field(init=False, repr=False, compare=False)  # its attention's, or ``draft``
+    # whether it stores compressed KV of its own
+    owns_kv: bool = field(init=False, repr=False, compare=False)
 
-    @property
-    def kind(self) -> str:
-        """Its attention's name, or ``draft``."""
-        return DRAFT if self.is_draft else self.attn.value
+    def __post_init__(self) -> None:
+        """Say once what every layout asks."""
+        object.__setattr__(self, "kind", DRAFT if self.is_draft else self.attn.value)
+        object.__setattr__(self, "owns_kv", self.ratio > 0 and self.kv_owner == self.layer_idx)
 
     @cached_property
     def is_latent(self) -> bool:
@@ -58,11 +61,6 @@ class LayerSpec:
     def overlaps(self) -> bool:
         """Whether an entry also pools the group before its own (CSA of DeepSeek-V4)."""
         return self.attn is AttentionType.CSA and not self.is_latent
-
-    @cached_property
-    def owns_kv(self) -> bool:
-        """Whether the layer stores compressed KV of its own."""
-        return self.ratio > 0 and self.kv_owner == self.layer_idx
 
 
 def chooses_candidates(config: DSV4Config, spec: LayerSpec) -> bool:

@@ -129,35 +129,33 @@ def lengths_off_by(by: int) -> Break:
     return install
 
 
-def wrong_ring(
-    right: Callable[..., None], ring: PageStore, values: Tensor, slots: Tensor, positions: Tensor
-) -> None:
-    right(ring, values, slots, positions % (ring.layout.entries - 1))
+def change(operation: str, argument: str, how: Callable[..., Any]) -> Break:
+    """Hand an operation another argument: ``how`` makes it of all of them, by name."""
+
+    def wrong(right: Callable[..., None], *arguments: Any) -> None:
+        given = dict(zip(OPERATIONS[operation].names, arguments, strict=True))
+        right(*(given | {argument: how(**given)}).values())
+
+    return replace_op(operation, wrong)
 
 
-def wrong_state_ring(
-    right: Callable[..., None],
-    compressor: Compressor,
-    state: Tensor,
-    kv: Tensor,
-    score: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-) -> None:
-    """Too small by one group: the previous group is overwritten."""
-    right(compressor, state, kv, score, slots, positions % compressor.ratio)
-
-
-def neighbour_state(
-    right: Callable[..., None],
-    compressor: Compressor,
-    state: Tensor,
-    kv: Tensor,
-    score: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-) -> None:
-    right(compressor, state, kv, score, slots.roll(1), positions)
+wrong_ring = change(
+    "window_insert",
+    "positions",
+    lambda ring, positions, **_: positions % (ring.layout.entries - 1),
+)
+# too small by one group: the previous group is overwritten
+wrong_state_ring = change(
+    "state_append", "positions", lambda compressor, positions, **_: positions % compressor.ratio
+)
+neighbour_state = change("state_append", "slots", lambda slots, **_: slots.roll(1))
+# the rows that a chunk leaves in the state are lost
+losing_chunk = change("compress_chunk", "state", lambda state, **_: state.clone())
+unbiased_state = change(
+    "state_append",
+    "compressor",
+    lambda compressor, **_: replace(compressor, ape=torch.zeros_like(compressor.ape)),
+)
 
 
 def once_per_position(argument: int) -> Callable[..., None]:
@@ -175,21 +173,10 @@ def once_per_position(argument: int) -> Callable[..., None]:
     return wrong
 
 
-def losing_chunk(
-    right: Callable[..., None], compressor: Compressor, state: Tensor, *rest: Any
-) -> None:
-    """The rows that a chunk leaves in the state are lost."""
-    right(compressor, state.clone(), *rest)
-
-
 def swapped_halves(
     right: Callable[..., tuple[Tensor, Tensor]], compressor: Compressor, kv: Tensor, score: Tensor
 ) -> tuple[Tensor, Tensor]:
     return right(compressor, kv.roll(compressor.dim, -1), score.roll(compressor.dim, -1))
-
-
-def unbiased_state(right: Callable[..., None], compressor: Compressor, *rest: Any) -> None:
-    right(replace(compressor, ape=torch.zeros_like(compressor.ape)), *rest)
 
 
 def plain_mean(_right: Callable[..., Tensor], kv: Tensor, _score: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ WRONG = {
     "a window insert skipped": case(op("window_insert", skip_call(4)), NEW, "window"),
     "slots not reset": case(forget_reset, TWICE, ANY_ENTRY, ALONE),
     "slots not reset, online": case(forget_reset, TWICE, ANY_ENTRY, ALONE, *ONLINE),
-    "window ring too small": case(op("window_insert", wrong_ring), [(100, 60)], "window"),
+    "window ring too small": case(wrong_ring, [(100, 60)], "window"),
     "window a token behind": case(op("gather_window", shift(2, -1)), LONG, "window"),
     "window a token ahead": case(op("gather_window", shift(2, 1)), LONG, "window"),
     "window of the second request": case(
@@ -127,9 +127,9 @@ WRONG = {
     "entries of the second request": case(
         op("gather_topk", lose_all_but_the_first), PAIR, "compressed KV"
     ),
-    "state ring too small": case(op("state_append", wrong_state_ring), SHORT, ANY_ENTRY),
-    "state of another slot": case(op("state_append", neighbour_state), PAIR, ANY_ENTRY),
-    "states not carried between chunks": case(op("compress_chunk", losing_chunk), LONG, ANY_ENTRY),
+    "state ring too small": case(wrong_state_ring, SHORT, ANY_ENTRY),
+    "state of another slot": case(neighbour_state, PAIR, ANY_ENTRY),
+    "states not carried between chunks": case(losing_chunk, LONG, ANY_ENTRY),
     "online sums begun late": case(
         op("state_append", shift(5, 1)), [(120, 30)], "compressed KV", "model.layers=[3]", *ONLINE
     ),
@@ -151,7 +151,7 @@ WRONG = {
         op("_write", shift(2, 4)), SHORT, ANY_ENTRY, "model.formats.main=fp4"
     ),
     "halves of the overlap swapped": case(op("_halves", swapped_halves), SHORT, ANY_ENTRY),
-    "scores without position bias": case(op("state_append", unbiased_state), SHORT, ANY_ENTRY),
+    "scores without position bias": case(unbiased_state, SHORT, ANY_ENTRY),
     "a mean instead of a softmax": case(op("_pool", plain_mean), SHORT, ANY_ENTRY),
     "keys not rotated": case(
         op("hadamard", lambda _right, keys: keys, codec), SHORT, "indexer keys"

@@ -97,9 +97,13 @@ _PATTERNS = (
         rf"(?:, KV size: (?P<kv_gib>{_NUMBER}) GB)?"
     ),
     # llama.cpp: initializing, n_slots = 4, n_ctx_slot = 32768, kv_unified = 'true'; at -lv 4 more
-    re.compile(r"n_slots = (?P<slots>\d+), n_ctx_slot = (?P<slot_context>\d+)"),
+    re.compile(
+        r"n_slots = (?P<slots>\d+), n_ctx_slot = (?P<slot_context>\d+)"
+        r"(?:, kv_unified = '(?P<unified>\w+)')?"
+    ),
     re.compile(r"\bn_ubatch\s*= (?P<ubatch>\d+)"),
-    re.compile(r"\bK \((?P<kv_type>\w+)\):.*\bV \(\w+\):"),
+    re.compile(r", +[1-9]\d* layers, .*\bK \((?P<kv_type>\w+)\):.*\bV \(\w+\): +0\.00"),
+    re.compile(r"\brs_seq = (?P<taken_back>\d+)"),
     re.compile(rf"\b(?:KV|state) buffer size =\s*(?P<buffer_mib>{_NUMBER}) MiB"),
     # ds4: context buffers 751.71 MiB (ctx=32768, backend=…, prefill_chunk=2048, …)
     re.compile(
@@ -138,7 +142,7 @@ _VERSIONS = (
 _LIKELY = re.compile(  # most lines say nothing of the cache
     r"(?i)kv cache|concurrency for|gib kv|maximum model length|no available memory"
     r"|indexer cache|bytes_per_full_token|pp slice|pool sizes|max_total_num_tokens|device quota"
-    r"|n_slots =|n_ubatch|buffer size =|\bK \(|context buffers"
+    r"|n_slots =|n_ubatch|rs_seq =|buffer size =|\bK \(|context buffers"
 )
 _LONGEST, _LARGEST = 40, 10**15  # characters of a field; what no server prints more of
 

@@ -29,6 +29,8 @@ def nearest(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
             concurrency=reading.whole("slots") or 1,
             in_flight_tokens=given.get("step_tokens") or engine.usual_step,
             cache_dtype=reading.fields.get("kv_type", "auto"),
+            unified_slots=reading.fields.get("unified") == "true",
+            draft_tokens=reading.whole("taken_back") or 0,
         )
         try:
             memory, slots = engine.shared_bytes(one), engine.slots(one)

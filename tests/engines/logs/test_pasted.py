@@ -166,6 +166,25 @@ ROWS = (
                      "CUDA0 DSV4 lid state buffer size = 0.33 MiB",
                      "initializing, n_slots = 1, n_ctx_slot = 64000, kv_unified = 'false'"),
            says=("617.83 MiB", "1 request of 64,000"), never=("No known",)),
+    Pasted("slots", ("llama_model_loader: - kv 2: general.name str = DeepSeek V4 Flash",
+                     "llama_context: n_ubatch = 512",
+                     "CPU KV buffer size = 52.59 MiB",
+                     ("llama_kv_cache: size = 52.59 MiB ( 768 cells, 44 layers, 3/3 seqs), K "
+                     "(q8_0): 52.59 MiB, V (q8_0): 0.00 MiB"),
+                     "CPU KV buffer size = 58.57 MiB",
+                     "CPU KV buffer size = 7.97 MiB",
+                     "CPU KV buffer size = 14.64 MiB",
+                     "CPU DSV4 csa state buffer size = 11.81 MiB",
+                     "CPU DSV4 hca state buffer size = 90.00 MiB",
+                     ("llama_dsv4_comp_state: hca ratio = 128, state = 128 x 512, streams = 3, "
+                     "rs_seq = 2, layers = 20, size = 90.00 MiB"),
+                     "CPU DSV4 lid state buffer size = 2.95 MiB",
+                     "CPU KV buffer size = 4.50 MiB",
+                     ("llama_kv_cache: size = 4.50 MiB ( 768 cells, 1 layers, 3/3 seqs), K "
+                     "(f16): 2.25 MiB, V (f16): 2.25 MiB"),
+                     ("srv load_model: initializing, n_slots = 3, n_ctx_slot = 6912, kv_unified "
+                     "= 'false'")),
+           says=("1 draft layer", "3 requests of 6,912", "243.03 MiB"), never=("No known",)),
     Pasted("slots", ("ds4-server: loading /m/DeepSeek-V4-Flash-2bit.gguf",
                      ("context buffers 6732.77 MiB (ctx=384000, backend=metal, "
                      "prefill_chunk=2048, raw_kv_rows=2304, compressed_kv_rows=96002)")),

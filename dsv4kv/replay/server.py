@@ -62,7 +62,7 @@ def by_server(config: ReplayConfig) -> ReplayConfig:
         cost["all_to_all"] = inputs.all_to_all.startswith("deepep")
     if inputs.delay_prompts and not config.scheduler.changed("delay_prompts"):
         scheduler["delay_prompts"] = True
-    stored = storage_of_name(inputs.checkpoint or "")
+    stored = storage_of_name(inputs.checkpoint or "") if inputs.weights is None else None
     if stored and stored.experts.name in KINDS and not config.cost.changed("experts"):
         cost["experts"] = stored.experts.name
     rule = config.prefix.rule

@@ -48,7 +48,9 @@ EXITS = {
     r"inspect [^-]": {4},
     r"probe [^-]": {5},
     r"conform [^-]": {8},
-    r"calibrate (runs|c1)": {7},
+    r"replay calibrate (runs|c1)": {7},
+    # the record of a run that README shows
+    r"report results/2026": {7},
     r"watch server": {0, 2},
     r"replay server --against": {4},
     r"replay --resume RUN": {7},
@@ -241,7 +243,10 @@ def faults(command: str, place: Place, code: int, printed: bytes) -> Iterator[st
         yield "colours, and NO_COLOR is set"
     if place.terminal and not is_document:
         lines = (_ESCAPE.sub("", line) for line in re.split(r"[\r\n]+", text))
-        widest = max(lines, key=cell_len)
+        kept = ("dsv4kv ", "vllm ", "python ", "$ ")  # whole, so that they can be pasted
+        widest = max(
+            (line for line in lines if not line.startswith(kept)), key=cell_len, default=""
+        )
         if cell_len(widest) > COLUMNS:
             yield f"{cell_len(widest)} columns: {widest[:60]}…"
 

@@ -4,7 +4,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ from dsv4kv.cli import COMMANDS, examples
 from dsv4kv.cli import options as opt
 from dsv4kv.cli.runs import Request, close_sweep, end_run, keep_points, keep_record
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import shipped_names
 from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
@@ -67,7 +65,11 @@ def bench(
     Without arguments this replays a short chat trace over three layers of DeepSeek-V4-Flash.
     """
     if list_:
-        _list_scenarios()
+        from dsv4kv.view.config import scenarios_table
+        from dsv4kv.view.render import show
+
+        own = {n.removeprefix("bench "): t for n, t in COMMANDS.items() if n[:6] == "bench "}
+        show([scenarios_table(own), "", "dsv4kv bench tiers --help"])
         return
     silent = quiet or json_ == "-"
     overrides, axes = [*(set_ or []), *opt.as_settings(SHORTHANDS, given)], axis or []
@@ -85,25 +87,6 @@ def bench(
         record = _run_launches(request, launches, stderr)
         keep_record(record, out, json_, silent=silent, verbose=verbose)
     end_run(record)
-
-
-def _list_scenarios() -> None:
-    from dsv4kv.config.bench import BenchConfig
-    from dsv4kv.config.load import find_config
-    from dsv4kv.view.render import show
-    from dsv4kv.view.table import Table
-
-    rows = []
-    for name in shipped_names("bench"):
-        text = find_config(name, BenchConfig).read_text("utf-8")
-        lines = takewhile(lambda line: line.startswith("# "), text.splitlines())
-        rows.append((name, " ".join(line[2:] for line in lines).partition(". ")[0].rstrip(".")))
-    rows += [
-        (name.removeprefix("bench "), text.rstrip("."))
-        for name, text in COMMANDS.items()
-        if name.startswith("bench ")
-    ]
-    show([Table("", ["dsv4kv bench", "runs"], rows), "", "dsv4kv bench tiers --help"])
 
 
 def _run_once(request: Request, stderr: "Console") -> "tuple[RunRecord, Sweep]":

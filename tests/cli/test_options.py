@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
+from dsv4kv.files import shipped_names
 from tests.commands import leaves
 
 MOST = 130
@@ -45,3 +46,9 @@ def test_json_prints_everywhere_and_takes_a_file_where_it_is_also_written(name: 
     assert json_of("--json") == json_of("--json", "--verbose") == json_of("--json", "-") == "-"
     assert json_of("--json", "run.json", "--verbose") == json_of("--json=run.json") == "run.json"
     assert json_of() is None
+
+
+def test_bench_lists_every_scenario() -> None:
+    told = CliRunner().invoke(app, ["bench", "--list"]).stdout
+    names = [line.split()[0] for line in told.splitlines()[2:-2] if line[:1].isalpha()]
+    assert {*shipped_names("bench"), "op", "systems", "tiers", "transfer"} == {*names}

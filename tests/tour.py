@@ -73,7 +73,7 @@ EXITS = {
     r"bench gpu": {6, 8},
     r"profile gpu": {0, 8, 9},
     r"bench --(backend vllm|axis ops.variant)": {0, 6, 8},
-    r"profile (smoke --ncu|--from server.(nsys|ncu)-rep)": {9},
+    r"profile (smoke --ncu|(--from )?server.(nsys|ncu)-rep)": {9},
     r"profile server.sqlite --step": {0, 9},
 }
 """Exit codes other than 0, by command."""

@@ -333,18 +333,10 @@ __device__ __forceinline__ void attend_piece(const u8* ring, const Window& windo
 }
 
 // See contract.Backend.attend.
-DSV_KERNEL void __launch_bounds__(kThreads, 1)
-    attend(const u8* ring, const i64* slots, const i64* seen, const u8* pages, const int* table,
-           const i64* lengths, const int* indices, const u8* values, const float* sinks, u8* out,
-           float* lse, float* scratch, Result* results, Parts* parts, int tokens, i64 num_rings,
-           int size, int num_slots, int width, int choices, i64 num_pages, int heads, u32 scale) {
-    begin_kernel();
-    Shared& shared = *(Shared*)dynamic_shared();
-    Window window = {ring, seen, num_rings, size};
-    Others others = {pages, table, lengths, indices, num_slots, width, choices, num_pages};
-    Queries queries = {values, sinks, heads, __uint_as_float(scale) * kLog2E};
-    Outputs outputs = {out, lse, scratch, results, parts};
-    Kept kept = {run_of(window, others, slots, tokens, (heads + kHeads - 1) / kHeads), {}};
+__device__ __forceinline__ void attend_run(Run run, const i64* slots, const Window& window,
+                                           const Others& others, const Queries& queries,
+                                           const Outputs& outputs, Shared& shared) {
+    Kept kept = {run, {}};
 #pragma unroll 1
     while (kept.run.left > 0) {
         kept.piece = next_piece(kept.run, window, others, slots);
@@ -353,6 +345,8 @@ DSV_KERNEL void __launch_bounds__(kThreads, 1)
             shared.kept = kept;
         }
         __syncthreads();
-        attend_piece(ring, window, others, queries, outputs, kept, shared);
+        attend_piece(window.pages, window, others, queries, outputs, kept, shared);
     }
 }
+
+#include "attend_kernel.cuh"

@@ -205,7 +205,7 @@ SPEEDS = (
         "How long does one of 131,072 scattered entries take to gather?",
         lambda place: workloads.gather(place, place.size(131_072, 64)),
         unit="ns",
-        bar=Bar("≤", 0.417, (H200,)),
+        bar=Bar("≤", 0.427, (H200,)),
         share=Bar("≥", 90),
     ),
     *_timed(
@@ -443,7 +443,7 @@ FLUSHES = tuple(
     for kind, split, bar in (
         ("csa", None, Bar("≤", 20, (H200,))),
         ("csa", 2, None),
-        ("hca", None, Bar("≤", 10, (H200,))),
+        ("hca", None, Bar("≤", 12, (H200,))),
         ("hca", 1, None),
         ("hca", 2, None),
         ("hca", 4, None),

@@ -13,7 +13,7 @@ from dsv4kv.budget.inputs import READERS, SIZED_STATES
 from dsv4kv.choices import explained, listed
 from dsv4kv.cli import Command, examples
 from dsv4kv.cli import options as opt
-from dsv4kv.engines.names import FAMILIES, HOST_TIERS
+from dsv4kv.engines.names import FAMILIES, HOST_TIERS, family_of
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.files import shipped_names, write_named
 from dsv4kv.model.formats import known_formats
@@ -241,9 +241,10 @@ def _read_flags(texts: Mapping[str, str], flags: Sequence[tuple[str, str]]) -> d
 
 def _with_dp_attention(texts: Mapping[str, str]) -> dict[str, str]:
     """Ranks of a replica, where ``--tp 8 --dp 8`` of 8 GPUs has SGLang's meaning."""
-    sglang = texts.get("engine", "").partition(":")[0].lower() == "sglang"
+    family = family_of(texts.get("engine", ""))
+    spans = family is not None and family.launch.tp_spans_replicas
     tp, dp, gpus = (texts.get(name, "") for name in ("tp", "dp", "gpus"))
-    if not (sglang and tp == gpus and tp.isdecimal() and dp.isdecimal() and int(dp) > 1):
+    if not (spans and tp == gpus and tp.isdecimal() and dp.isdecimal() and int(dp) > 1):
         return {}
     return {"tp": str(int(tp) // int(dp))} if int(tp) % int(dp) == 0 else {}
 

@@ -1,4 +1,4 @@
-"""The engines' rules equal their block-by-block restatement."""
+"""The engines' rules on prompts whose hits are known, and on the conversation trace."""
 
 import os
 from dataclasses import asdict, astuple
@@ -6,23 +6,17 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from dsv4kv.core.cache import EngineCache
 from dsv4kv.engines.names import RULES
-from dsv4kv.engines.rule import Group, Layout, Policy, Retention, Rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
-from dsv4kv.replay.rules import Outcome, Pool, open_cache, open_hashed, rule_of, run_rule
+from dsv4kv.replay.rules import Outcome, Pool, rule_of, run_rule
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.paths import PathTable, find_reuse
 from dsv4kv.traces.request import Request
-from tests.engines.plain import PlainSglang, PlainVllm, PlainVllmGroups
-from tests.replay.texts import Text, conversation, needs_conversation, texts, to_table
+from tests.replay.texts import conversation, needs_conversation, to_table
 
-GRAINS = st.sampled_from([1, 2, 4, 8])
 MODEL = load_model("v4-flash")
 
 
@@ -31,76 +25,6 @@ def to_requests_of(lengths: list[int]) -> PathTable:
     return collect_paths(
         [Request(float(n), t, 1, tuple(range(-(-t // 256))), 256) for n, t in enumerate(lengths)]
     )
-
-
-def needed_blocks(prompts: list[Text], grain: int) -> int:
-    return max(-(-len(prompt) // grain) for prompt in prompts)
-
-
-def vllm_hits(
-    prompts: list[Text],
-    grain: int,
-    blocks: int,
-    groups: tuple[Group, ...] = (),
-    retention: int | None = None,
-    chunk: int = 2**20,
-) -> list[int]:
-    """Blocks that each prompt hits, served one after the other."""
-    pool = Pool(to_table(prompts), blocks * grain, grain, MODEL, chunk)
-    context = Group("context", grain)
-    rule = Rule(Layout((context, *groups)), Retention(retention), Policy("hashed"))
-    return resumed(open_hashed(rule, pool), prompts)
-
-
-def resumed(cache: EngineCache, prompts: list[Text]) -> list[int]:
-    """Blocks that each prompt hits, served one after the other; none is rejected."""
-    hits = [cache.serve(number, len(prompt)) for number, prompt in enumerate(prompts)]
-    return [hit.resumed if hit else -1 for hit in hits]
-
-
-@given(texts(), GRAINS, st.integers(0, 30))
-def test_vllms_hits_are_those_of_a_queue_of_single_blocks(
-    prompts: list[Text], grain: int, spare: int
-) -> None:
-    blocks = needed_blocks(prompts, grain) + spare
-    plain = PlainVllm(blocks, grain)
-    expected = [plain.serve(prompt) for prompt in prompts]
-    assert vllm_hits(prompts, grain, blocks) == expected
-
-
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=20), st.integers(0, 12))
-def test_blocks_that_vllm_keeps_twice_are_kept_twice(lengths: list[int], spare: int) -> None:
-    prompts = [tuple(range(4 * length)) for length in lengths]  # whole blocks of one text
-    blocks = 4 + spare
-    plain = PlainVllm(blocks, 4)
-    expected = [plain.serve(prompt) for prompt in prompts]
-    assert vllm_hits(prompts, 4, blocks) == expected
-
-
-@given(texts(), GRAINS, st.integers(0, 30))
-def test_sglangs_hits_are_those_of_a_tree_searched_for_its_oldest_leaf(
-    prompts: list[Text], grain: int, spare: int
-) -> None:
-    pages = needed_blocks(prompts, grain) + spare
-    plain = PlainSglang(pages, grain)
-    expected = [plain.serve(prompt) for prompt in prompts]
-    pool = Pool(to_table(prompts), pages * grain, grain, MODEL)
-    assert resumed(open_cache(RULES["sglang"], pool), prompts) == expected
-
-
-# one block each: of several, an engine may find some in an older copy and some in a newer
-GROUPS = (Group("window", 2, 2), Group("window", 1, 1))
-
-
-@given(texts(), st.sampled_from([None, 0, 8, 16]), st.sampled_from([4, 8, 64]), st.integers(0, 80))
-def test_vllms_groups_hit_what_single_blocks_of_all_groups_hit(
-    prompts: list[Text], retention: int | None, chunk: int, spare: int
-) -> None:
-    longest = max(map(len, prompts))
-    blocks = sum(-(-longest // size) for size in (4, 2, 1)) + spare
-    plain = PlainVllmGroups(blocks, 4, GROUPS, retention, chunk)
-    expected = [plain.serve(prompt) for prompt in prompts]
-    assert vllm_hits(prompts, 4, blocks, GROUPS, retention, chunk) == expected
 
 
 def model_of(rule: str) -> DSV4Config:

@@ -1,11 +1,77 @@
-"""Slots, prefixes and experts by block restated in the plainest way: the oracle of answers."""
+"""The three systems restated in the plainest way: the oracle of their answers, and a baseline.
+
+Python loops over layers, requests and tokens, tensors read one scalar at a time, nothing checked:
+what engines start out with.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
+
+class PlainAllocator:
+    """A stack of free ids in a tensor; nothing is checked but the number that is free."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.free = torch.arange(num_blocks - 1, -1, -1)
+        self.num_free = num_blocks
+
+    def acquire(self, count: int) -> Tensor:
+        if count > self.num_free:
+            raise RuntimeError("out of blocks")
+        self.num_free -= count
+        return self.free[self.num_free : self.num_free + count].clone()
+
+    def release(self, ids: Tensor) -> None:
+        self.free[self.num_free : self.num_free + len(ids)] = ids
+        self.num_free += len(ids)
+
+
+class PlainRefCounts:
+    """Reference counts, hashes and times of use in tensors; a free list next to them."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.stack = PlainAllocator(num_blocks)
+        self.refs = torch.zeros(num_blocks, dtype=torch.int32)
+        self.hashes = torch.full((num_blocks,), -1)
+        self.used = torch.zeros(num_blocks, dtype=torch.int64)
+        self.blocks: dict[int, int] = {}
+        self.now = 0
+
+    def allocate(self, count: int) -> Tensor:
+        if count > self.stack.num_free:
+            self.evict(count - self.stack.num_free)
+        ids = self.stack.acquire(count)
+        self.refs[ids] = 1
+        self.now += 1
+        self.used[ids] = self.now
+        return ids
+
+    def register(self, ids: Tensor, hashes: Sequence[int]) -> None:
+        self.hashes[ids] = torch.tensor(hashes)
+        for block, hash_ in zip(ids.tolist(), hashes, strict=True):
+            self.blocks.setdefault(hash_, block)
+
+    def release(self, ids: Tensor) -> None:
+        self.refs.index_add_(0, ids, torch.full((len(ids),), -1, dtype=torch.int32))
+        self.now += 1
+        self.used[ids] = self.now
+        done = ids[(self.refs[ids] == 0) & (self.hashes[ids] == -1)]
+        if len(done):
+            self.stack.release(done)
+
+    def evict(self, count: int) -> None:
+        candidates = torch.nonzero((self.refs == 0) & (self.hashes != -1)).flatten()
+        oldest = candidates[torch.argsort(self.used[candidates])[:count]]
+        for hash_ in self.hashes[oldest].tolist():
+            self.blocks.pop(hash_, None)
+        self.hashes[oldest] = -1
+        self.stack.release(oldest)
 
 
 class PlainRouting:

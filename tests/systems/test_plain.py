@@ -1,9 +1,10 @@
-"""Slots, prefixes and routing give what their plain re-statements give; so does the model."""
+"""Pools, slots, hashes and routing give what their plain re-statements give; so does the model."""
 
 from random import Random
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,10 +13,52 @@ from dsv4kv.bench.systems.workload import _FACTOR
 from dsv4kv.cache.batching import RoutingStore
 from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.errors import NotOwner
-from tests.systems.plain import PlainRadix, PlainRouting, PlainSlots
+from tests.systems.plain import (
+    PlainAllocator,
+    PlainRadix,
+    PlainRefCounts,
+    PlainRouting,
+    PlainSlots,
+)
 from tests.systems.small import MODEL
 
 SEEDS = pytest.mark.parametrize("seed", range(20))
+
+
+@SEEDS
+def test_a_stack_hands_out_the_same_blocks(seed: int) -> None:
+    draw, pool, plain = Random(seed), BlockPool(40), PlainAllocator(40)
+    held = list[int]()
+    for _ in range(200):
+        if draw.random() < 0.5 and (count := draw.randint(0, min(5, pool.num_free))):
+            ids = pool.acquire(count)
+            assert ids.tolist() == plain.acquire(count).tolist()
+            held += ids.tolist()
+        elif held:
+            back = np.array(draw.sample(held, draw.randint(1, min(5, len(held)))))
+            pool.release(back)
+            plain.release(torch.from_numpy(back))
+            held = [block for block in held if block not in back]
+
+
+@SEEDS
+def test_blocks_without_followers_are_cached_found_and_evicted_alike(seed: int) -> None:
+    """The plain one knows no chains: each block is one of its own."""
+    draw, pool, plain = Random(seed), BlockPool(16), PlainRefCounts(16)
+    held = list[tuple[int, int]]()  # ours and theirs, of one hash
+    for hash_ in range(1, 200):
+        if draw.random() < 0.5 and pool.num_free:
+            ours, theirs = pool.acquire(1), plain.allocate(1)
+            pool.register(ours, [hash_], [0])
+            plain.register(theirs, [hash_])
+            held.append((int(ours[0]), int(theirs[0])))
+        elif held:
+            mine, other = held.pop(draw.randrange(len(held)))
+            pool.release(np.array([mine]))
+            plain.release(torch.tensor([other]))
+        known = [h for h in range(1, 200) if pool.find([h]).size]
+        assert known == sorted(plain.blocks)
+        assert pool.num_unused == plain.stack.num_free
 
 
 @SEEDS

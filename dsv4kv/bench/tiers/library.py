@@ -23,7 +23,7 @@ from dsv4kv.bench.tiers.prefixes import (
     namespace_of,
     resume_points,
 )
-from dsv4kv.bench.tiers.store import Bytes, Found, Store
+from dsv4kv.bench.tiers.store import Bytes, Found, Store, cut
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.errors import CacheError, StoreUnavailable
 from dsv4kv.model.families import Family, Kept
@@ -102,23 +102,25 @@ class Library:
         Inside a block these are the places where a prompt of this library ended or this one does.
         """
         size, inside = self.block_tokens, self._places_inside(prefix)
-        blocks = len(prefix.keys)
-        marks = [self._exists(prefix.block_names("manifest", blocks))]  # of those with windows
-        replays = self.windows.replay_tokens > 0  # and of those that compute theirs again
-        marks.append(self._exists(prefix.block_names("pages", blocks)) & replays)
-        ends = np.flatnonzero(marks[0] | marks[1]) + 1
+        with_tail = self._exists(prefix.block_names("manifest", len(prefix.keys)))
+        bare = np.zeros_like(with_tail)  # these count where windows are computed again
+        if self.windows.replay_tokens:
+            bare = self._exists(prefix.block_names("pages", len(prefix.keys)))
+        ends = np.flatnonzero(with_tail | bare) + 1
         last = max([*ends[-1:].tolist(), *(n // size for n in inside)], default=0)
         pages = [self._exists(prefix.names(family, last * size)) for family in self._pages]
         reach = len(resume_points(pages, [], last))
-        tails = [self._tails_at(prefix, family, marks[0][:reach]) for family in self._tails]
-        found = list[tuple[int, ...]]()
-        for whole, needed in ((True, [marks[0][:reach], *tails]), (False, [marks[1][:reach]])):
-            points = (resume_points([], needed, reach) * size).tolist()
-            points += [
-                n for n in inside if n // size <= reach and self._is_there(prefix, n, whole=whole)
-            ]
-            found.append(tuple(sorted(points)))
-        return Points(*found)
+        pages = [found[:reach] for found in pages]
+        tails = [self._tails_at(prefix, family, with_tail[:reach]) for family in self._tails]
+        points, replays = (
+            (resume_points(pages, marks, reach) * size).tolist()
+            for marks in ([with_tail[:reach], *tails], [bare[:reach]])
+        )
+        for n in inside:
+            if n // size <= reach:
+                points += [n] if self._is_there(prefix, n, whole=True) else []
+                replays += [n] if self._is_there(prefix, n, whole=False) else []
+        return Points(tuple(sorted(points)), tuple(sorted(replays)))
 
     def store_prefix(self, prefix: Prefix, slot: int) -> int:
         """Store what a request holds now: whole pages, and a resume point if one is due here.
@@ -256,13 +258,10 @@ class Library:
             self.store.delete(names)
 
     def _store_pages(self, prefix: Prefix, slot: int, part: range) -> None:
-        """Store blocks with an object that the store lacks, or that another process stored."""
+        """Store the blocks that lack an object in the store."""
         end = part.stop * self.block_tokens
         names = [prefix.names(family, end)[part.start :] for family in self._pages]
-        there = [
-            self._exists(each) & np.array([name in self._digests for name in each])
-            for each in names
-        ]
+        there = [self._exists(each) for each in names]
         some = np.flatnonzero(~np.logical_and.reduce(there)).tolist() if there else []
         if not some:
             return
@@ -283,16 +282,28 @@ class Library:
             self.cache.take(family, self.cache.units(family, slot, tokens)[:, [number]], data)
             own[name] = data.reshape(-1)
         self._digests |= {name: digest(data) for name, data in own.items()}
-        digests = {
-            family.name: [self._digests[name] for name in prefix.names(family, tokens)]
-            for family in self._families(whole=whole)
-        }
+        digests = dict[str, list[bytes]]()
+        for family in self._families(whole=whole):
+            known = self._learn(prefix.names(family, tokens), family.object_bytes)
+            if known is None:
+                return
+            digests[family.name] = known
         if tokens % self.block_tokens:
             before = prefix.key(tokens // self.block_tokens * self.block_tokens)
             self._inside.setdefault(before, set()).add(tokens % self.block_tokens)
         if self._write(list(own), list(own.values())):
             manifest = Manifest(tokens, digests).dump()
             self._write([prefix.manifest_name(tokens, whole=whole)], [manifest])
+
+    def _learn(self, names: Sequence[str], size: int) -> list[bytes] | None:
+        """Digests of objects as they are kept, read if another process stored them; or None."""
+        strange = [name for name in names if name not in self._digests]
+        for part in cut([size] * len(strange), _CHUNK_BYTES):
+            some, room = strange[part.start : part.stop], np.empty((len(part), size), np.uint8)
+            if not self._get(some, list(room)).all():
+                return None
+            self._digests |= {name: digest(each) for name, each in zip(some, room, strict=True)}
+        return [self._digests[name] for name in names]
 
     # Restoring
 

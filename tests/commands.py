@@ -10,19 +10,20 @@ from dsv4kv import cli
 from dsv4kv.runs.store import dumps
 from tests.bench.settings import TINY
 from tests.runs.records import make_case, make_record
+from tests.systems.small import SETTINGS as SMALL_SYSTEMS
 from tests.traces.test_formats import SAMPLES
 
 TINY_WORDS = [word for setting in TINY for word in ("--set", setting)]
 RECORD = ["record", "recording", "--requests", "requests.log", "--once", "--quiet"]
+SYSTEMS_WORDS = [word for setting in SMALL_SYSTEMS for word in ("--set", setting)]
 
 COMMANDS: dict[str, list[list[str]]] = {
-    "bench": [
-        ["bench", "smoke", *TINY_WORDS, "--set", "workload.data=none", "--launches", "2"],
-        ["bench", "transfer", "--set", "layers=[0,2]", "--set", "timed_tokens=1024",
-         "--set", "rounds=6", "--set", "decode_steps=2"],
-        ["bench", "tiers", "--set", "lengths=[512]", "--set", "model.layers=[0,2]"],
-    ],
+    "bench": [["bench", "smoke", *TINY_WORDS, "--set", "workload.data=none", "--launches", "2"]],
     "bench op": [["bench", "op", "gather_window", "--context", "1K", "--seconds", "1.5"]],
+    "bench systems": [["bench", "systems", *SYSTEMS_WORDS]],
+    "bench tiers": [["bench", "tiers", "--set", "lengths=[512]", "--set", "model.layers=[0,2]"]],
+    "bench transfer": [["bench", "transfer", "--set", "layers=[0,2]", "--set", "timed_tokens=1024",
+                        "--set", "rounds=6", "--set", "decode_steps=2"]],
     "budget": [["budget"]],
     "compare": [["compare", "run.json", "run.json"]],
     "config schema": [["config", "schema"]],

@@ -17,9 +17,13 @@ from tests.examples import examples
 from tests.replay.scenes import LONG, random_requests, replay, small_config
 from tests.replay.test_machine import ReplayMachine
 
-ENGINES = [name for name, rule in RULES.items() if rule.engine and "v4" in rule.kinds]
 # the longest request has 14 blocks; beside it go windows and states of a chunk of 128 tokens
 SMALLEST = {"vllm": 15, "sglang": 15, "vllm-v4": 140, "sglang-v4": 150}
+ENGINES = [
+    name
+    for name, rule in RULES.items()
+    if "v4" in rule.kinds and name.partition(":")[0] in SMALLEST
+]
 
 
 def nodes_of(cache: SglangCache) -> Iterator[TreeNode]:

@@ -1,9 +1,9 @@
-"""llama-server's slots: a prompt goes on where a slot ends, or at a checkpoint of it.
+"""llama-server's slots: a prompt continues at the end of a slot, or at a checkpoint of it.
 
 Windows and states of V4 cannot be cut back, so a slot resumes at its very end or at the last
 checkpoint within what a prompt has in common with it. A prompt takes the idle slot with which it
 has most in common, else the least recently used; prompts that lose their slot go to host memory.
-What a trace says of prompts is whole blocks: a slot of which all have come again is gone on with.
+Traces give whole blocks of a prompt: a slot continues if all its blocks come again.
 Source: llama.cpp 0c1e57098, ``tools/server/server-context.cpp``, ``server-task.cpp``.
 """
 
@@ -58,7 +58,7 @@ class SlotCache(EngineCache):
         saved_bytes: Callable[[int], int],
         host_bytes: int,
     ) -> None:
-        """``saved_bytes``: of so many tokens in host memory; a checkpoint is one of no token.
+        """``saved_bytes``: of a number of tokens in host memory; a checkpoint is one of 0 tokens.
 
         Of ``unified`` slots those that are idle are emptied when a prompt begins.
         """
@@ -140,7 +140,7 @@ class SlotCache(EngineCache):
         return chosen
 
     def _save(self, prompt: Prompt) -> None:
-        """Put a prompt into host memory; those that it goes on from go, then the oldest."""
+        """Put a prompt into host memory; prefixes of it are dropped, then the oldest."""
         size = self.block_tokens
         for each in self._host:
             if each.tokens >= prompt.tokens and each.common(prompt.path, size) >= _whole(
@@ -163,7 +163,7 @@ class SlotCache(EngineCache):
         return self._saved_bytes(prompt.tokens) + len(prompt.checkpoints) * self._saved_bytes(0)
 
     def _load(self, slot: Slot, path: list[int], tokens: int) -> None:
-        """Bring back a prompt of which more is kept and more is alike."""
+        """Bring back the prompt with a larger share kept and more in common, if there is one."""
         best, own = None, slot.prompt
         alike = own.common(path, self.block_tokens)
         kept = alike / own.tokens if own.tokens else -1.0

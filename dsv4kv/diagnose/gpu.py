@@ -39,7 +39,7 @@ STEPS = {
     "engine": ("workload.step=engine", "measure.figures_seconds=25"),
     "gather": ("workload.step=gather", "measure.figures_seconds=10"),
 }
-"""What is run, with what it is given of the minute."""
+"""The configurations that are run, with their settings and shares of the minute."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _list_rows(
 
 
 def _of_operation(planned: Planned, case: Case, card: Card) -> Row:
-    """An operation that was timed cold; what is listed is told even if it was not."""
+    """An operation that was timed cold; a listed one has a row even if it was not."""
     found = next(
         (
             each.samples_ns

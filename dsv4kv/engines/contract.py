@@ -403,7 +403,7 @@ def layers_of(
 def held_layers(
     deployment: Deployment, engine: str, kinds: tuple[str, ...] = V4_ONLY
 ) -> tuple[LayerSpec, ...]:
-    """Those of this rank, its drafts last; raises as ``layers_of``."""
+    """Layers of this rank, its drafts last; raises as ``layers_of``."""
     every = layers_of(deployment, engine, kinds)
     held = {spec.layer_idx for spec in build_schedule(deployment.model, layers=deployment.layers)}
     return tuple(layer for layer in every if layer.is_draft or layer.layer_idx in held)

@@ -90,11 +90,11 @@ def test_loads_that_the_compiler_places_itself_are_not_under_way_together(
     serial = [
         finding.report.under_way
         for finding in findings
-        if finding.name == "flush main states of csa layers, V4, serial"
+        if fnmatchcase(finding.name, "flush main states of *, V4, serial")
         and finding.architecture in SERVING
     ]
     assert serial
-    assert max(serial) < 16
+    assert max(serial) < 16, serial
 
 
 def test_plans_pass_the_arguments_that_kernels_take(findings: list[Finding]) -> None:

@@ -20,7 +20,7 @@ from dsv4kv.budget.gpus import gpu_names, load_gpu
 from dsv4kv.budget.servers import find_launches
 from dsv4kv.diagnose.faults.table import load_faults, plain, release
 from dsv4kv.engines.flags import find_flag
-from dsv4kv.engines.logs.read import find_fields, find_version, read_lines
+from dsv4kv.engines.logs.read import find_fields, find_version, parse_log, read_lines
 from dsv4kv.engines.names import FAMILIES, replayed_engines
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import open_regular
@@ -256,9 +256,12 @@ def _usual(family: str, spelling: str) -> str:
 def _of_log(text: str, source: str, family: str) -> Subject:
     lines = text.splitlines()
     version = next(filter(None, map(find_version, lines)), None)
-    # the engine whose arguments it echoes, whose name it has most often, the given one, and the
-    # one of whose known faults it has a line
-    engine = max(
+    # the engine whose sizes or arguments it prints, whose name it has most often, the given one,
+    # and the one with a known fault that has a line in it
+    sized = ""
+    with suppress(ConfigError):
+        sized = parse_log(lines, source).family
+    engine = sized or max(
         replayed_engines(),
         key=lambda name: (
             FAMILIES[name].log_mark in text,
@@ -285,7 +288,9 @@ def _of_log(text: str, source: str, family: str) -> Subject:
         None,
         _inputs(engine, flags.items()) if flags else {},
         text=text,
-        model=_model(flags or {}) or _model({"--model": name[0] if name else ""}),
+        model=_model(flags or {})
+        or _model({"--model": name[0] if name else ""})
+        or ("v4" if "DeepseekV4ForCausalLM" in text else None),
         arch=load_gpu(device).arch if device in gpu_names() else None,
     )
 

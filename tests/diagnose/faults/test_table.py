@@ -165,6 +165,22 @@ def test_a_result_longer_than_any_line_of_a_log_is_one_of_a_benchmark(tmp_path: 
     assert (found.kind, found.fields["failed_requests"]) == ("result", "0")
 
 
+@pytest.mark.parametrize(
+    ("line", "engine", "model"),
+    [
+        ("DeepseekV4ForCausalLM bytes_per_full_token=7705.45, full_token=852992", "sglang", "v4"),
+        ("initializing, n_slots = 4, n_ctx_slot = 8192, kv_unified = 'false'", "llama.cpp", None),
+    ],
+)
+def test_a_log_is_of_the_engine_whose_sizes_it_prints(
+    line: str, engine: str, model: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "start.log"
+    path.write_text(f"[2026-08-10 09:47:28 DP0 TP0 EP0] {line}\n", encoding="utf-8")
+    (found,) = read_subjects(str(path))
+    assert (found.kind, found.engine, found.model) == ("log", engine, model)
+
+
 def test_of_a_log_its_beginning_is_looked_at(tmp_path: Path) -> None:
     path = tmp_path / "vllm.log"
     path.write_text(LOGGED + f"{'INFO 05-04 17:53:08 x' * 45_000}\n" * 30, encoding="utf-8")

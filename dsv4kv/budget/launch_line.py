@@ -69,11 +69,12 @@ def launch_line(scenario: Scenario, context_tokens: int, requests: int) -> str:
     drafts = inputs.draft_tokens - (family.launch.counts_verified and inputs.draft_tokens > 0)
     try:
         given = list(_flags(family.name, family.launch, inputs))
-        args = " ".join(word for word in given if word.startswith("-"))
         line = launch_command(
-            family.name, inputs.checkpoint or inputs.model, scenario.layout, drafts, args
+            family.name, inputs.checkpoint or inputs.model, scenario.layout, drafts
         )
-        line = " ".join([*(word for word in given if not word.startswith("-")), line])
+        flags = [word for word in given if word.startswith("-") and word not in line.split()]
+        variables = [word for word in given if not word.startswith("-")]
+        line = " ".join([*variables, line, *flags])
         read = read_command(line).texts
         texts = {name.replace("-", "_"): READERS[name](text) for name, text in read.items()}
         ours = {name: getattr(inputs, name) for name in _OURS}

@@ -37,6 +37,8 @@ def explanation_page(log: "Explanation") -> Page:
         ("tokens", lambda fit: quantity(fit.tokens)),
     ]
     note = "as far as memory goes" if log.exact else "as the log counts"
+    if limits := [fit.requests for fit in log.fits if fit.held > fit.requests]:
+        note = f"no more than {max(limits):,} run"
     answer: list[Part] = [
         _head(log),
         *(
@@ -98,11 +100,14 @@ def _head(log: "Explanation") -> Finding:
     if log.fits:
         most = log.fits[-1]
         held = counted(most.requests, "request")
-        fits = (
-            f"; {'memory' if log.exact else 'it'} holds {held} of {most.context_tokens:,} tokens"
-        )
+        limited = most.held > most.requests
+        fits = f"{held} of {most.context_tokens:,} tokens{' run' * limited}"
         if ranks > 1:
             fits += f" on each of {ranks} ranks, {most.requests * ranks:,} in total"
+        if limited:
+            fits = f"; {fits}: memory would hold {most.held:,}"
+        else:
+            fits = f"; {'memory' if log.exact else 'it'} holds {fits}"
     by = log.engine if log.exact else log.engine.partition(":")[0]
     if log.refused:
         return Finding("bad", f"{log.source}: {by} refused to start{fits}.")

@@ -8,6 +8,7 @@ from dsv4kv.budget.advice import Option, advise, spread_layers
 from dsv4kv.budget.answer import answer
 from dsv4kv.budget.fit import fits, max_concurrency, tightest_free_bytes
 from dsv4kv.budget.inputs import READERS
+from dsv4kv.budget.launch_line import launch_line
 from dsv4kv.budget.scenario import Scenario, fix_layout, resolve
 from dsv4kv.engines.flags import find_flag
 from dsv4kv.errors import ConfigError
@@ -99,6 +100,14 @@ def test_everything_that_could_be_smaller_is_offered() -> None:
 def test_an_engine_is_advised_in_its_own_flags() -> None:
     told = changes(advise(scenario(gpus="8", engine="vllm:0.33"), 2**20, 26))
     assert {"--max-num-batched-tokens 2048", "--gpu-memory-utilization 0.95"} < set(told)
+
+
+def test_a_line_to_paste_has_every_flag_once() -> None:
+    found = scenario(gpus="8", tp="2", dp="4", expert_parallel="on", engine="vllm:0.33")
+    line = launch_line(found, 2**17, max_concurrency(found, 2**17))
+    flags = [word for word in line.split() if word.startswith("--")]
+    assert "--enable-expert-parallel" in flags
+    assert len(set(flags)) == len(flags)
 
 
 def test_a_limit_of_requests_that_binds_is_advised_to_be_raised() -> None:

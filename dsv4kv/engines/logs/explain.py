@@ -78,10 +78,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Fit:
-    """Requests of one length that memory holds in steady decode."""
+    """Requests of one length in steady decode."""
 
     context_tokens: int
-    requests: int
+    requests: int  # that run
+    held: int  # that memory holds
 
     @property
     def tokens(self) -> int:
@@ -275,11 +276,11 @@ def _fits(found: Recovery, reading: Reading, cache_bytes: int) -> tuple[Fit, ...
     engine, deployment = found.engine, found.deployment
     longest, steady = deployment.max_context_tokens, 1 + deployment.draft_tokens
     if engine.unit == "slot":
-        return (Fit(longest, found.units),)
+        return (Fit(longest, found.units, found.units),)
     most, shared = reading.whole("running"), found.units if engine.unit != "block" else 0
     if not (found.exact or shared):
         printed = reading.number("concurrency")
-        return (Fit(longest, int(printed)),) if printed else ()
+        return (Fit(longest, int(printed), int(printed)),) if printed else ()
     free = max(0, cache_bytes - engine.shared_bytes(deployment))
     fits = []
     for length in [*(length for length in _CONTEXTS if length < longest), longest]:
@@ -287,7 +288,7 @@ def _fits(found: Recovery, reading: Reading, cache_bytes: int) -> tuple[Fit, ...
         count = free // size if found.exact else shared // length
         if not count and shared >= length:  # its windows are kept by other rules
             count = shared // length
-        fits.append(Fit(length, min(count, most or count)))
+        fits.append(Fit(length, min(count, most or count), count))
     return tuple(fits)
 
 

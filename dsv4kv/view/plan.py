@@ -234,7 +234,7 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
     if question.exactly:
         costs = [("requests/s", lambda trial: Number(format_number(trial.rate)))]
     return Table(
-        f"Pareto front of {_against(question)[0]} and {first.label}",
+        f"Named above, then the Pareto front of {_against(question)[0]} and {first.label}",
         [
             (
                 "deployment",

@@ -249,6 +249,7 @@ class Proxy:
         self._failure: TraceError | None = None
         self._session: ClientSession | None = None
         self._writer = ThreadPoolExecutor(1)
+        self._hurries = False  # the recording ends: prompts that still wait are not looked into
         self._kept_bytes = 0
         self.port = 0
 
@@ -302,6 +303,7 @@ class Proxy:
             self.port = server.sockets[0].getsockname()[1]
             while not stop.is_set() and self._failure is None:
                 await asyncio.sleep(_POLL_S)
+            self._hurries = True
             for task in accepting:
                 task.cancel()
             await asyncio.gather(*accepting, return_exceptions=True)
@@ -479,7 +481,7 @@ class Proxy:
         with suppress(Exception):  # the row is written in any case
             row |= exchange.ends.row(self._veil)
         with suppress(Exception):
-            body = parse_body(bytes(exchange.body))
+            body = {} if self._hurries else parse_body(bytes(exchange.body))
             row |= session_of(exchange.request.headers, body, self._veil)
             row |= self._ids(body, row.get("input_tokens", 0))
         try:

@@ -1,8 +1,8 @@
 """Sources of a recording: each runs until it is stopped, all side by side."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from threading import Event, Thread
 from threading import Event as Stop
-from threading import Thread
 from time import monotonic
 from typing import Protocol
 from urllib.parse import SplitResult, urlsplit
@@ -73,33 +73,39 @@ def run(
     Ends when every source has, after ``limit_s``, or by Ctrl-C. All received data is then written.
     """
     stop, failures = Stop(), list[BaseException]()
+    # Python 3.11 takes a thread for ended once Ctrl-C has interrupted its join
+    ended = [Event() for _ in sources]
     threads = [
-        Thread(target=_guarded, args=(each, stop, failures), daemon=True) for each in sources
+        Thread(target=_guarded, args=(source, stop, failures, end), daemon=True)
+        for source, end in zip(sources, ended, strict=True)
     ]
     end_s = None if limit_s is None else monotonic() + limit_s
     try:
         for thread in threads:
             thread.start()
-        while any(thread.is_alive() for thread in threads) and not failures:
+        while not all(end.is_set() for end in ended) and not failures:
             left_s = SYNC_S if end_s is None else min(SYNC_S, end_s - monotonic())
             if left_s <= 0:
                 break
             wait_s = monotonic() + left_s
-            for thread in threads:
-                thread.join(max(0.0, wait_s - monotonic()))
+            for end in ended:
+                end.wait(max(0.0, wait_s - monotonic()))
             recording.sync()
             tick()
     finally:
         stop.set()
-        for thread in threads:
-            thread.join(_JOIN_S)
+        for thread, end in zip(threads, ended, strict=True):
+            if thread.ident is not None:  # it was started
+                end.wait(_JOIN_S)
         recording.sync()
         if failures:
             raise failures[0]
 
 
-def _guarded(source: Source, stop: Stop, failures: list[BaseException]) -> None:
+def _guarded(source: Source, stop: Stop, failures: list[BaseException], ended: Event) -> None:
     try:
         source.run(stop)
     except BaseException as error:  # raised again where the others are ended
         failures.append(error)
+    finally:
+        ended.set()

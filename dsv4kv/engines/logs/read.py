@@ -72,12 +72,14 @@ _PATTERNS = (
     re.compile(rf"(?i)kv cache size\W+(?P<tokens>{_NUMBER}) tokens"),
     # Maximum concurrency for 33,792 tokens per request: 1.89x
     re.compile(
-        rf"(?i)concurrency for (?P<context>{_NUMBER}) tokens[^:]*:\s*(?P<concurrency>{_NUMBER})x"
+        rf"(?i)concurrency for (?P<context>{_NUMBER}) tokens[^:]{{0,80}}:"
+        rf"\s*(?P<concurrency>{_NUMBER})x"
     ),
     # To serve at least one request with the model's max seq len (30000), (6.66 GiB …
     re.compile(
         rf"(?i)max(?:imum)? (?:seq|model)\w* len\w*\W+(?P<refused_context>{_NUMBER})\W+"
-        rf"(?P<needed_gib>{_NUMBER}) GiB.*?needed.*?\((?P<checked_gib>{_NUMBER}) GiB\)"
+        rf"(?P<needed_gib>{_NUMBER}) GiB"
+        rf".{{0,200}}?needed.{{0,200}}?\((?P<checked_gib>{_NUMBER}) GiB\)"
     ),
     re.compile(rf"(?i)estimated maximum model length is (?P<fitting>{_NUMBER})"),
     re.compile(r"(?i)(?P<no_memory>no available memory for the cache blocks)"),
@@ -92,7 +94,7 @@ _PATTERNS = (
     ),
     # KV Cache is allocated. dtype: torch.bfloat16, #tokens: 1048576, KV size: 45.67 GB
     re.compile(
-        r"KV Cache is allocated\b.*?(?:dtype: torch\.(?P<kv_dtype>\w+?)(?:fn)?, )?"
+        r"KV Cache is allocated\b.{0,200}?(?:dtype: torch\.(?P<kv_dtype>\w+?)(?:fn)?, )?"
         r"#tokens: (?P<total>\d+)"
         rf"(?:, KV size: (?P<kv_gib>{_NUMBER}) GB)?"
     ),
@@ -102,7 +104,9 @@ _PATTERNS = (
         r"(?:, kv_unified = '(?P<unified>\w+)')?"
     ),
     re.compile(r"\bn_ubatch\s*= (?P<ubatch>\d+)"),
-    re.compile(r", +[1-9]\d* layers, .*\bK \((?P<kv_type>\w+)\):.*\bV \(\w+\): +0\.00"),
+    re.compile(
+        r", +[1-9]\d* layers, .{0,80}?\bK \((?P<kv_type>\w+)\):.{0,80}?\bV \(\w+\): +0\.00"
+    ),
     re.compile(r"\brs_seq = (?P<taken_back>\d+)"),
     re.compile(rf"\b(?:KV|state) buffer size =\s*(?P<buffer_mib>{_NUMBER}) MiB"),
     # ds4: context buffers 751.71 MiB (ctx=32768, backend=…, prefill_chunk=2048, …)
@@ -122,14 +126,23 @@ _PATTERNS = (
 )
 _MEMORY = (  # what it says of memory outside the cache, by what that is; SGLang's GB are GiB
     ("weights", re.compile(rf"Model loading took (?P<gib>{_NUMBER}) GiB")),
-    ("weights", re.compile(rf"Load weight end\b.*?\bmem usage=(?P<gib>{_NUMBER}) GB")),
-    ("CUDA graphs", re.compile(rf"Graph capturing finished in .*? took (?P<gib>{_NUMBER}) GiB")),
-    ("CUDA graphs", re.compile(rf"Capture .*? end\b.*?\bmem usage=(?P<gib>{_NUMBER}) GB")),
+    ("weights", re.compile(rf"Load weight end\b.{{0,300}}?\bmem usage=(?P<gib>{_NUMBER}) GB")),
+    (
+        "CUDA graphs",
+        re.compile(rf"Graph capturing finished in .{{0,80}}? took (?P<gib>{_NUMBER}) GiB"),
+    ),
+    (
+        "CUDA graphs",
+        re.compile(rf"Capture .{{0,80}}? end\b.{{0,300}}?\bmem usage=(?P<gib>{_NUMBER}) GB"),
+    ),
     (
         "free before the weights",
-        re.compile(rf"Load weight begin\b.*?avail mem=(?P<gib>{_NUMBER}) GB"),
+        re.compile(rf"Load weight begin\b.{{0,300}}?avail mem=(?P<gib>{_NUMBER}) GB"),
     ),
-    ("free beside the cache", re.compile(rf"Memory pool end\b.*?avail mem=(?P<gib>{_NUMBER}) GB")),
+    (
+        "free beside the cache",
+        re.compile(rf"Memory pool end\b.{{0,300}}?avail mem=(?P<gib>{_NUMBER}) GB"),
+    ),
 )
 _SGLANG = re.compile(r"\bbytes_per_full_token=")
 _PAIR = re.compile(rf"\b(\w+_fixed|full_token|available_bytes|bytes_per_full_token)=({_NUMBER})")
@@ -144,6 +157,7 @@ _LIKELY = re.compile(  # most lines say nothing of the cache
     r"|indexer cache|bytes_per_full_token|pp slice|pool sizes|max_total_num_tokens|device quota"
     r"|n_slots =|n_ubatch|rs_seq =|buffer size =|\bK \(|context buffers"
 )
+_MOST_READINGS = 4096  # lines that say sizes: a start of hundreds of ranks prints fewer
 _LONGEST, _LARGEST = 40, 10**15  # characters of a field; what no server prints more of
 
 
@@ -157,7 +171,8 @@ def find_fields(line: str) -> dict[str, str]:
     if _SGLANG.search(line):
         return {name: text for name, text in _PAIR.findall(line) if _is_likely(text)}
     found = (match.groupdict() for pattern in _PATTERNS if (match := pattern.search(line)))
-    return {k: v for each in found if all(map(_is_likely, each.values())) for k, v in each.items()}
+    said = ({k: v for k, v in each.items() if v is not None} for each in found)
+    return {k: v for each in said if all(map(_is_likely, each.values())) for k, v in each.items()}
 
 
 def _is_likely(text: str) -> bool:
@@ -348,7 +363,7 @@ def parse_log(lines: Iterable[str], source: str) -> StartupLog:
             what, gib = found
             tightest = min if what.startswith("free") else max
             memory[what] = tightest(gib, memory.get(what, gib))
-        if fields := find_fields(line):
+        if len(said) < _MOST_READINGS and (fields := find_fields(line)):
             prefix = _RANK.search(line[:200])  # Worker_TP3, DP0 TP1, or nothing
             rank = (prefix["process"] or prefix["ranks"]).strip() if prefix else ""
             said.append(Reading(rank, fields, "concurrency" in fields))

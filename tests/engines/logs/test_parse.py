@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.engines.logs.read import find_arguments, parse_log, read_lines, read_log
+from dsv4kv.engines.logs.read import find_arguments, find_fields, parse_log, read_lines, read_log
 from dsv4kv.errors import ConfigError
 from tests.engines.logs.startup import (
     REFUSAL,
@@ -161,6 +161,23 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 def plain_text(line: str) -> str:
     """Without colours, as ``read_lines`` gives it."""
     return re.sub(r"\x1b\[[\d;]*m", "", line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "n_slots = 4, n_ctx_slot = 32768",
+        "DSV4 pool sizes: full=32768",
+        "max_total_num_tokens=32768, chunked_prefill_size=8192, context_len=32768",
+        "available KV cache memory when calculating max tokens: 57.14 GiB",
+        "context buffers 751.71 MiB (ctx=32768, backend=x)",
+        "KV Cache is allocated. #tokens: 1048576",
+    ],
+)
+def test_a_line_without_its_optional_fields_gives_the_others(line: str) -> None:
+    found = find_fields(line)
+    assert found
+    assert None not in found.values()
 
 
 def test_memory_beside_the_cache_is_read_as_both_engines_print_it() -> None:

@@ -272,9 +272,14 @@ _SECRET = re.compile(
 )
 
 
+_GIVEN = re.compile(
+    r"((?:--api-key(?:=|[\"',\s]+)|\b[A-Z_]*(?:TOKEN|API_KEY|PASSWORD|SECRET)=)'?)[^\s\"'\\]+"
+)
+
+
 def mask_secrets(text: str) -> str:
-    """A text without the users and passwords of its URLs."""
-    return _SECRET.sub("***", text)
+    """A text without the users and passwords of its URLs, and without keys of a command."""
+    return _GIVEN.sub(r"\1***", _SECRET.sub("***", text))
 
 
 def whole_json(document: Any) -> Any:

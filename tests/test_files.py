@@ -194,6 +194,8 @@ def test_files_inside_an_installed_package_come_first(
          "redis:redis://host/0?username=u&password=***&x=1"),
         ("X=rediss://:hunter2@h vllm serve m", "X=rediss://***@h vllm serve m"),
         ("http://host/a@b redis:host:6379 a@b", "http://host/a@b redis:host:6379 a@b"),
+        ("HF_TOKEN=hunter2 vllm serve m --api-key hunter3 --api-key=h4 --max-tokens=5",
+         "HF_TOKEN=*** vllm serve m --api-key *** --api-key=*** --max-tokens=5"),
     ],
 )  # fmt: skip
 def test_users_and_passwords_of_urls_are_masked_in_every_document(text: str, kept: str) -> None:

@@ -102,7 +102,7 @@ def merge(family: str, given: Iterable[GivenFlag]) -> Texts:
 def _settle(texts: Texts) -> None:
     """Replace what is no input itself."""
     unified, batch = texts.get("unified-slots"), texts.pop(BATCH, None)
-    if total := texts.pop(SLOTTED, None):
+    if (total := texts.pop(SLOTTED, None)) and int(total):  # 0 is the model's own
         slots = 1 if unified or "request-limit" not in texts else int(texts["request-limit"])
         texts["context"] = str(max(1, int(total) // max(slots, 1)))
     if batch:

@@ -78,10 +78,10 @@ def launch_line(scenario: Scenario, context_tokens: int, requests: int) -> str:
         read = read_command(line).texts
         texts = {name.replace("-", "_"): READERS[name](text) for name, text in read.items()}
         ours = {name: getattr(inputs, name) for name in _OURS}
-        (again,) = resolve(replace(Inputs(**texts), **ours))
+        again, *others = resolve(replace(Inputs(**texts), **ours))
     except (ConfigError, KeyError):
         return ""
-    same = again.layout.gpus == scenario.layout.gpus
+    same = not others and again.layout.gpus == scenario.layout.gpus
     return line if same and max_concurrency(again, context_tokens) == requests else ""
 
 

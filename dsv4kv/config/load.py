@@ -449,7 +449,9 @@ def _explain(error: ErrorDetails, root: Root) -> str:
         return f"{path}: a dot makes no section in YAML: write {name} indented below {section}."
     index = "".join(f"[{part}]" for part in error["loc"] if isinstance(part, int))
     given = f"{path}{index} is {_shown(error['input'])}"
-    key = keys(root)[path]
+    key = keys(root).get(path)
+    if key is None:
+        return f"{_shown(error['input'])} is no key: {error['msg']}."
     if key.is_section:
         names = ", ".join(keys_of(path, root))
         return f"{given}, but it is a section: indent its keys below it ({names})."

@@ -115,6 +115,11 @@ def test_any_bytes_load_or_are_refused(load: Load, content: bytes) -> None:
     assert told(load, content)
 
 
+def test_a_key_that_is_no_text_is_refused(load: Load) -> None:
+    with pytest.raises(ConfigError, match="is no key: "):
+        load(b'"a\\ud800": 1')
+
+
 @FILES
 @given(st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=4))
 def test_any_yaml_values_load_or_are_refused(load: Load, pairs: list[tuple[str, str]]) -> None:

@@ -14,6 +14,8 @@ import pytest
 from dsv4kv.budget.answer import answer
 from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.budget.launch import read_command
+from dsv4kv.budget.launch_line import launch_line
+from dsv4kv.budget.scenario import resolve
 from dsv4kv.engines.contract import MIB, Deployment
 from dsv4kv.engines.ds4.sizes import Ds4Engine
 from dsv4kv.engines.ktransformers.sizes import KtEngine
@@ -131,3 +133,11 @@ def test_a_command_of_ktransformers_is_its_own() -> None:
     )
     assert read_command(text).texts["engine"] == "ktransformers"
     assert Fraction(KtEngine().capacity(deployed("v4-flash", 32768), 2**34).unit_bytes) > 15_955
+
+
+@pytest.mark.parametrize("flags", ["", "-c 0", "-np 2"])
+def test_without_a_context_llama_cpp_takes_the_models_own(flags: str) -> None:
+    texts = read_command(f"llama-server -m DeepSeek-V4-Flash-Q4.gguf {flags}").texts
+    inputs = read_inputs(texts | {"gpu": "h200", "weights": "80GiB"})
+    assert "context" not in texts
+    assert [launch_line(each, 2**20, 4) for each in resolve(inputs)]

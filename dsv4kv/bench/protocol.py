@@ -196,6 +196,11 @@ def time_calls(
     return measure(lambda n: take(n, rounds), rounds, rules, clock_ns=clock_ns)
 
 
+def timed_ns(call: Callable[[], object]) -> int:
+    """Nanoseconds of one call."""
+    return _repeat(call, 1, perf_counter_ns)
+
+
 def _repeat(call: Callable[[], object], rounds: int, clock_ns: Clock) -> int:
     started_ns = clock_ns()
     for _ in range(rounds):

@@ -24,7 +24,7 @@ import torch
 
 from dsv4kv import __version__
 from dsv4kv.bench.build import check_data_path, plan_from
-from dsv4kv.bench.protocol import DeviceClock
+from dsv4kv.bench.protocol import DeviceClock, timed_ns
 from dsv4kv.bench.run import set_up
 from dsv4kv.bench.serve.executor import Requests
 from dsv4kv.bench.tiers.library import Library, Restored
@@ -438,15 +438,9 @@ def measure_copies(
     return CopyRow(family.name, count, family.object_bytes, there, back)
 
 
-def _timed(call: Callable[[], object]) -> int:
-    start_ns = perf_counter_ns()
-    call()
-    return perf_counter_ns() - start_ns
-
-
 def _in_turns(calls: Sequence[Callable[[], None]], rounds: int) -> list[Estimate]:
     """Nanoseconds of each, which take turns in every round; the first round warms up."""
-    taken = [[_timed(call) for call in calls] for _ in range(rounds)]
+    taken = [[timed_ns(call) for call in calls] for _ in range(rounds)]
     return [_estimate(list(each)) for each in zip(*taken, strict=True)]
 
 
@@ -469,9 +463,9 @@ def measure_overlap(
         return summarize(clock.read_ns()[_SPAN][-_STEPS:]).estimate
 
     def move_again_and_again() -> Iterator[int]:
-        yield _timed(move)
+        yield timed_ns(move)
         while not stop.is_set():
-            yield _timed(move)
+            yield timed_ns(move)
 
     alone = decode()
     (moved_alone,) = _in_turns([move], _STEPS // 2)

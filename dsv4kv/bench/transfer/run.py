@@ -17,6 +17,7 @@ import numpy as np
 
 from dsv4kv import __version__
 from dsv4kv.bench.build import plan_from
+from dsv4kv.bench.protocol import timed_ns
 from dsv4kv.bench.transfer.frames import is_loopback
 from dsv4kv.bench.transfer.manifest import Manifest, MappedReader, Memory, NotHere, attach
 from dsv4kv.bench.transfer.prefill import Side, cache_of
@@ -229,9 +230,9 @@ class Decode:
             spent = {name: timed(reader, read).read_ns for name, read in reads.items()}
             spent["all"] = sum(spent.values())
             spent["unmerged"] = sum(timed(reader, read).read_ns for read in single.values())
-            spent["memcpy"] = _timed(lambda: np.copyto(right, left))
+            spent["memcpy"] = timed_ns(lambda: np.copyto(right, left))
             if self._transport == "tcp":
-                spent["socket"] = _timed(partial(self._peers[0].read_raw, right.data))
+                spent["socket"] = timed_ns(partial(self._peers[0].read_raw, right.data))
             rounds.append(spent)
             fitted.append(_fit(reader, pages))
         rates: dict[str, Estimate | None] = {}
@@ -240,12 +241,6 @@ class Decode:
             rates[name] = divide(Estimate(sizes.get(name, size), 0.0), times.estimate)
         costs = (summarize(values).estimate for values in zip(*fitted[1:], strict=True))
         return rates, Costs(*costs)
-
-
-def _timed(call: Callable[[], object]) -> int:
-    start = perf_counter_ns()
-    call()
-    return perf_counter_ns() - start
 
 
 def _fit(reader: Reader, read: Read) -> tuple[float, float, float]:
@@ -261,7 +256,7 @@ def _fit(reader: Reader, read: Read) -> tuple[float, float, float]:
     def time_ns(count: int, size: int) -> int:
         columns = places[:count, 0], places[:count, 1], np.full(count, size)
         views = [view[:size] for view in into[:count]]
-        return _timed(partial(reader.read, np.stack(columns, axis=1), views))
+        return timed_ns(partial(reader.read, np.stack(columns, axis=1), views))
 
     one, many, larger = time_ns(1, small), time_ns(count, small), time_ns(count, large)
     byte_ns = (larger - many) / (count * (large - small))

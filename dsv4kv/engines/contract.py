@@ -400,6 +400,7 @@ def layers_of(
     return (*build_schedule(model), *(LayerSpec(n, swa, 0, n, is_draft=True) for n in drafts))
 
 
+@lru_cache(maxsize=256)
 def held_layers(
     deployment: Deployment, engine: str, kinds: tuple[str, ...] = V4_ONLY
 ) -> tuple[LayerSpec, ...]:

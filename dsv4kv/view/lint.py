@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from dsv4kv.diagnose.faults.subject import Subject
 from dsv4kv.diagnose.faults.table import Finding as Found
-from dsv4kv.engines.names import replayed_engines
+from dsv4kv.diagnose.faults.table import known_engines
 from dsv4kv.units import counted
 from dsv4kv.view.table import ABSENT, Columns, Finding, Part, Table
 
@@ -50,7 +50,7 @@ def _sum_up(subjects: Sequence[Subject], found: Sequence[Found], known: int) -> 
         missing = " (no arguments in it: give the command, too)" if each.flags is None else ""
         looked_at.append(each.title + (missing if each.kind == "log" else version))
     of, sure = ", ".join(looked_at), sum(each.is_sure for each in found)
-    unknown = {each.engine for each in subjects} - {*replayed_engines(), "bench", ""}
+    unknown = {each.engine for each in subjects} - {*known_engines(), ""}
     if not found and unknown:
         return Finding("warning", f"no faults of {' and '.join(sorted(unknown))} are known: {of}")
     if not found:

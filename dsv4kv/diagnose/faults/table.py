@@ -129,6 +129,11 @@ _THINGS = (*_VALUED, "line", "model", "gpu", "any", "none")
 _PREDICATES = ("is_", "has", "above", "below", "given")
 
 
+def known_engines() -> tuple[str, ...]:
+    """What faults may be of: engines, and ``bench`` for results of a benchmark."""
+    return (*replayed_engines(), "bench")
+
+
 class Fault(_Row):
     """One known fault."""
 
@@ -150,7 +155,7 @@ class Fault(_Row):
     @field_validator("engine")
     @classmethod
     def _is_known(cls, text: str) -> str:
-        if text not in (known := (*replayed_engines(), "bench")):
+        if text not in (known := known_engines()):
             raise ValueError(f"engine: {text} is none of {', '.join(known)}")
         return text
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dsv4kv.view.table import Part
 
 _Ran = tuple[Iterable["Part"], str, Sequence[str]]  # for people, as JSON, and what is wrong
+_OnStep = Callable[[str, int, int], None]
 _SEED = opt.option("Seed of the data.", rare=True)
 _AXIS = opt.option("Sweep a setting; repeatable.", "KEY=A,B,…", "--axis", rare=True)
 _JSON = opt.option("Print one JSON document.", "", "--json", callback=opt.to_file, rare=True)
@@ -43,16 +44,13 @@ def systems(
     from dsv4kv.config.experiments import SystemsConfig
     from dsv4kv.view.systems import report_systems
 
-    silent = quiet or json_ == "-"
-
-    def run(point: "Point[SystemsConfig]") -> _Ran:
-        with _watching("systems", silent=silent) as on_system:
-            outcomes = run_systems(point.config, on_system)
+    def run(point: "Point[SystemsConfig]", on_system: _OnStep) -> _Ran:
+        outcomes = run_systems(point.config, on_system)
         wrong = [failure for outcome in outcomes for failure in outcome.failures]
         return report_systems(outcomes), dumps(point.config, outcomes), wrong
 
     sets = [*(set_ or []), *opt.as_settings({"seed": "seed"}, {"seed": seed})]
-    _run_points(SystemsConfig, sets, axis or [], run, json_, silent=silent)
+    _run_points("systems", SystemsConfig, sets, axis or [], run, json_, quiet=quiet)
 
 
 @app.command("bench tiers", epilog=_TIERS)
@@ -69,16 +67,13 @@ def tiers(
     from dsv4kv.config.experiments import TiersConfig
     from dsv4kv.view.tiers import report_tiers
 
-    silent = quiet or json_ == "-"
-
-    def run(point: "Point[TiersConfig]") -> _Ran:
-        with _watching("prefixes", silent=silent) as on_step:
-            outcome = run_tiers(point.config, on_step)
+    def run(point: "Point[TiersConfig]", on_step: _OnStep) -> _Ran:
+        outcome = run_tiers(point.config, on_step)
         return report_tiers(outcome), dumps(point.config, outcome), outcome.failures
 
     keys = {"seed": "seed", "device": "device"}
     sets = [*(set_ or []), *opt.as_settings(keys, {"seed": seed, "device": device})]
-    _run_points(TiersConfig, sets, axis or [], run, json_, silent=silent)
+    _run_points("prefixes", TiersConfig, sets, axis or [], run, json_, quiet=quiet)
 
 
 @app.command("bench transfer", epilog=_TRANSFER)
@@ -98,7 +93,7 @@ def transfer(
     from dsv4kv.config.load import load_config
     from dsv4kv.view.transfer import report_transfer
 
-    silent, token = quiet or json_ == "-", os.environ.get(moving.TOKEN, "")
+    token = os.environ.get(moving.TOKEN, "")
     if listen and connect:
         raise ConfigError("--listen and --connect: one machine listens, the other connects.")
     if axis and (listen or connect):
@@ -113,9 +108,8 @@ def transfer(
         serve(config, moving.parse_address(listen), token, ready)
         return
 
-    def run(point: "Point[TransferConfig]") -> _Ran:
+    def run(point: "Point[TransferConfig]", on_run: _OnStep) -> _Ran:
         with ExitStack() as stack:
-            on_run = stack.enter_context(_watching("transports", silent=silent))
             if connect:
                 there = moving.parse_address(connect), token
             else:
@@ -127,11 +121,11 @@ def transfer(
         report = report_transfer(point.config, outcome)
         return report, moving.dumps(point.config, outcome), wrong
 
-    _run_points(TransferConfig, sets, axis or [], run, json_, silent=silent)
+    _run_points("transports", TransferConfig, sets, axis or [], run, json_, quiet=quiet)
 
 
 @contextmanager
-def _watching(what: str, *, silent: bool) -> Iterator[Callable[[str, int, int], None]]:
+def _watching(what: str, *, silent: bool) -> Iterator[_OnStep]:
     from dsv4kv.cli.progress import Watcher
 
     with Watcher(open_console(stderr=True, quiet=silent), "bench", what) as watcher:
@@ -144,15 +138,16 @@ def _watching(what: str, *, silent: bool) -> Iterator[Callable[[str, int, int], 
 
 
 def _run_points(
+    what: str,
     root: type[Any],
     overrides: Sequence[str],
     axes: Sequence[str],
-    run: Callable[[Any], _Ran],
+    run: Callable[[Any, _OnStep], _Ran],
     json_: str | None,
     *,
-    silent: bool,
+    quiet: bool,
 ) -> None:
-    """Run every point, print each report when it is there, and write the documents.
+    """Run every point, counting ``what``, print each report, and write the documents.
 
     With axes the JSON is a list of documents, each with its values in ``axis``.
     """
@@ -160,9 +155,10 @@ def _run_points(
     from dsv4kv.view.render import show
     from dsv4kv.view.table import Text
 
-    documents, wrong = list[str](), list[str]()
+    silent, documents, wrong = quiet or json_ == "-", list[str](), list[str]()
     for point in expand_axes(load_config(None, overrides, root), overrides, axes):
-        report, document, failures = run(point)
+        with _watching(what, silent=silent) as on_step:
+            report, document, failures = run(point, on_step)
         at = ", ".join(f"{key}={value}" for key, value in point.axis.items())
         if not silent:
             show([Text(at, "strong"), "", *report, ""] if at else report)

@@ -245,7 +245,7 @@ class Proxy:
             user = f"{unquote(url.username)}:{unquote(url.password or '')}"
             self._credentials = f"Basic {b64encode(user.encode()).decode()}"
         self._limit = max(4, min(_MOST_DESCRIPTORS, _descriptors() // proxies) // 2)
-        self._warn = warn
+        self._warn, self._warned = warn, False
         self._failure: TraceError | None = None
         self._session: ClientSession | None = None
         self._writer = ThreadPoolExecutor(1)
@@ -322,12 +322,13 @@ class Proxy:
         loop = asyncio.get_running_loop()
         while True:
             while wait_s := opened.make_room():
-                warn, self._warn = self._warn, lambda _: None
-                limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-                warn(
-                    f"--proxy: {self._limit:,} connections are open, the maximum with {limit:,} "
-                    "file descriptors; further clients wait. Raise `ulimit -n`."
-                )
+                if not self._warned:
+                    self._warned = True
+                    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+                    self._warn(
+                        f"--proxy: {self._limit:,} connections are open, the maximum with "
+                        f"{limit:,} file descriptors; further clients wait. Raise `ulimit -n`."
+                    )
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
                         await opened.changed.wait()

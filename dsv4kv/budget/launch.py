@@ -14,14 +14,13 @@ from dsv4kv.budget.flags import GivenFlag, merge, read_flag
 from dsv4kv.budget.gpus import gpu_names
 from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.budget.scenario import fix_layout, resolve
-from dsv4kv.budget.servers import MODEL_FLAGS, Launch, find_launches
+from dsv4kv.budget.servers import MODEL_FLAGS, MOST_CHARACTERS, Launch, find_launches
 from dsv4kv.engines.flags import Texts, find_flag
 from dsv4kv.engines.names import FAMILIES, find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import open_regular
 from dsv4kv.model.presets import config_file, preset_named
 
-_MOST_CHARACTERS = 2**18
 _UNSET = re.compile(r"\$\{?\w+|\$\(|\{\{?\s*\w+\s*\}?\}")
 _LAYOUT = {"model", "tp", "dp", "pp", "ep", "dp-attention", "context"}
 _NEEDED = ("model", "tp", "dp", "pp")
@@ -102,17 +101,14 @@ def _text_of(given: str) -> tuple[str, str]:
     try:
         if path is not None and path.is_file():
             with open_regular(path) as file:
-                text = file.read(_MOST_CHARACTERS + 1).decode("utf-8", "replace")
-            if len(text) > _MOST_CHARACTERS:
-                raise ConfigError(f"{given}: no launch command is longer than 256 KiB.")
-            return given, text
+                return given, file.read(4 * MOST_CHARACTERS + 1).decode("utf-8", "replace")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{given[:60]!r} cannot be read: {error}.") from None
     if not given.strip():
         raise ConfigError("--command: it is empty: give a launch command, or a file with one.")
     if " " not in given.strip() and re.search(r"\.(sh|ya?ml|json|txt|service)$|/", given):
         raise ConfigError(f"--command {given[:200]}: there is no such file.")
-    return "--command", given[:_MOST_CHARACTERS]
+    return "--command", given
 
 
 def _choose(launches: list[Launch], which: str | None) -> Launch:

@@ -18,6 +18,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.files import Unparsable, load_yaml
 
 _DEEPEST = 20
+MOST_CHARACTERS = 2**18  # of a text with launch commands
 MODEL_FLAGS = ("--model", "--model-path", "--model_path", "-m", "-hf")
 _NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 _RUNNERS = {"docker", "podman", "nerdctl"}
@@ -112,6 +113,8 @@ def find_launches(text: str, environment: Mapping[str, str] | None = None) -> It
 
     Variables that the text does not set come from ``environment``.
     """
+    if len(text) > MOST_CHARACTERS:
+        raise ConfigError("no launch command is longer than 256 KiB.")
     outer, pinned = dict(environment or {}), _PINNED.search(text)
     documents = _as_yaml(text)
     if documents is None:

@@ -56,7 +56,7 @@ def split_statements(text: str) -> Iterator[tuple[int, list[str], str]]:
         elif kind not in ("join", "comment"):
             first = first if words or parts else line
             parts.append(_unquoted(kind, token))
-            if kind == "plain" and (depth or _ARRAY.match("".join(parts))):
+            if kind == "plain" and (depth or _ARRAY.match(parts[0])):
                 depth = max(0, depth + token.count("(") - token.count(")"))
     words += ["".join(parts)] if parts else []
     if words:

@@ -131,8 +131,13 @@ def recognise(given: str) -> str:
     if path is not None and is_profile(path):
         return "profile"
     kind, text = recognise_text(path) if path else ("command", given)
-    if kind == "command" and not list(find_launches(text)):
-        raise ConfigError(f"{given[:200]} is not recognised: give a {_GIVEN}")
+    if kind == "command":
+        try:
+            found, why = list(find_launches(text)), ""
+        except ConfigError as error:
+            found, why = [], f" ({str(error).rstrip('.')})"
+        if not found:
+            raise ConfigError(f"{given[:200]} is not recognised{why}: give a {_GIVEN}")
     return kind
 
 

@@ -55,6 +55,7 @@ _LONGEST = 1 << 24  # characters before the first event, or of one
 _BETWEEN = re.compile(r"[\s,]*")
 _CLOSED = "\n  }"  # an event's end in torch's own layout, in which strings have no line ends
 _NO_JSON = re.compile(r"(:\s*)-?(?:inf|nan)\b(?=\s*[,}\]])")  # as C++ writes it
+_MOST_BROKEN = 10_000  # events
 _PACKED = 100  # characters of a byte at most: traces have about 20
 
 
@@ -126,12 +127,17 @@ class ChromeFile:
                     event = json.loads(_NO_JSON.sub(r"\1NaN", text[at:end]), strict=False)
                 except json.JSONDecodeError:
                     self.broken, event = self.broken + 1, None
+                    if self.broken > _MOST_BROKEN:
+                        raise ProfileError(
+                            f"{self.path} has over {_MOST_BROKEN:,} events that are no JSON: it "
+                            "is damaged, or no Chrome trace."
+                        ) from None
                 at = end
             if isinstance(event, dict):
                 yield event
 
-    def _read(self, file: TextIO) -> str:
-        chunk = file.read(_CHUNK)
+    def _read(self, file: TextIO, characters: int = _CHUNK) -> str:
+        chunk = file.read(characters)
         self._left -= len(chunk)
         if self._left < 0:
             raise ProfileError(
@@ -143,7 +149,8 @@ class ChromeFile:
         mended = _NO_JSON.sub(r"\1NaN", text)
         if mended != text:
             return mended
-        chunk = self._read(file)
+        # an event is decoded anew with what follows: as much as there is, so that it is rarely
+        chunk = self._read(file, max(_CHUNK, len(text)))
         if not chunk or len(text) > _LONGEST:
             raise ProfileError(
                 f"{self.path} has an event that does not end: it is damaged or cut short."

@@ -104,3 +104,12 @@ def test_what_only_lint_understands_says_why_it_has_no_size() -> None:
     found = document(f"vllm serve a-model -tp 8 {SERVE[40:]}")
     assert found["faults"]
     assert "which model" in found["answers"][0]["error"]
+
+
+def test_what_is_too_long_for_a_command_is_not_recognised() -> None:
+    Path("nested").write_text('{"a":' * 100_000)
+    result = run("nested")
+    assert result.exit_code == 2
+    assert "nested is not recognised (no launch command is longer than 256 KiB): give a" in (
+        " ".join(result.stderr.split())
+    )

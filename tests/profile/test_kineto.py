@@ -191,6 +191,30 @@ def test_a_packed_trace_that_is_cut_short_is_refused(tmp_path: Path) -> None:
         read_kineto(path)
 
 
+def test_an_event_that_does_not_end_is_decoded_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded, decode = [0], json.JSONDecoder.raw_decode
+
+    def count(decoder: json.JSONDecoder, text: str, at: int = 0) -> Any:
+        decoded[0] += len(text) - at
+        return decode(decoder, text, at)
+
+    monkeypatch.setattr(json.JSONDecoder, "raw_decode", count)
+    path = tmp_path / "t.json"
+    path.write_text('{"traceEvents": [{"name": ["' + "a" * 2**23)
+    with pytest.raises(ProfileError, match="does not end"):
+        read_kineto(path)
+    assert decoded[0] < 3 * 2**23
+
+
+def test_a_file_of_events_that_are_no_json_is_read_in_part(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text('{"traceEvents": [' + '{\n"ph"\n  },' * 10_001 + "]}")
+    with pytest.raises(ProfileError, match="over 10,000 events that are no JSON"):
+        read_kineto(path)
+
+
 @pytest.mark.parametrize("indent", [0, 3])
 def test_events_are_found_wherever_a_chunk_ends(
     indent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -31,7 +31,6 @@ from dsv4kv.traces.results import RESULTS, documents_of
 from dsv4kv.units import counted
 
 Kind = Literal["command", "log", "result"]
-_MOST_CHARACTERS = 2**18
 _MOST_LINES, _MOST_TEXT = 20_000, 2**24  # of a log; a start has said everything by then
 _FIRST_BYTES = 4096
 _LOGGED = re.compile(
@@ -197,8 +196,6 @@ def _has_results(path: Path) -> bool:
 
 
 def _of_commands(text: str, source: str) -> list[Subject]:
-    if len(text) > _MOST_CHARACTERS:
-        raise ConfigError(f"{source}: no launch command is longer than 256 KiB.")
     try:
         launches = list(find_launches(text))
     except ConfigError as error:

@@ -1,0 +1,33 @@
+"""Shell scripts are read in time that grows with their length."""
+
+import re
+
+import pytest
+
+from dsv4kv.budget import shell
+from dsv4kv.budget.servers import find_launches
+from dsv4kv.errors import ConfigError
+
+
+class Counting:
+    """A pattern that counts the characters that it is given."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self.pattern, self.characters = pattern, 0
+
+    def match(self, text: str) -> re.Match[str] | None:
+        self.characters += len(text)
+        return self.pattern.match(text)
+
+
+def test_the_parts_of_a_word_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = Counting(shell._ARRAY)
+    monkeypatch.setattr(shell, "_ARRAY", counting)
+    text = '{"a":' * 10_000
+    assert len(list(shell.split_statements(text))) == 1
+    assert counting.characters <= 2 * len(text)
+
+
+def test_a_text_that_is_longer_than_any_command_is_not_read() -> None:
+    with pytest.raises(ConfigError, match="no launch command is longer than 256 KiB"):
+        list(find_launches("vllm serve a\n" * 2**15))

@@ -18,6 +18,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.files import Unparsable, load_yaml
 
 _DEEPEST = 20
+_MOST_LAUNCHES = 256  # each of which is judged by the whole text
 MOST_CHARACTERS = 2**18  # of a text with launch commands
 MODEL_FLAGS = ("--model", "--model-path", "--model_path", "-m", "-hf")
 _NEGATIVE = re.compile(r"-\d+(\.\d+)?")
@@ -122,6 +123,11 @@ def find_launches(text: str, environment: Mapping[str, str] | None = None) -> It
     else:
         files = dict(_config_maps(documents))
         found = list(_in_yaml(documents, _Around(outer, files), text))
+    if len(found) > _MOST_LAUNCHES:
+        raise ConfigError(
+            f"it has {len(found):,} launch commands: give those that you mean, at most "
+            f"{_MOST_LAUNCHES}."
+        )
     for launch in found:
         version = pinned[2] if pinned and pinned[1] == launch.family else None
         own = {name: v for name, v in launch.variables.items() if outer.get(name) != v}

@@ -31,3 +31,5 @@ def test_the_parts_of_a_word_are_looked_at_once(monkeypatch: pytest.MonkeyPatch)
 def test_a_text_that_is_longer_than_any_command_is_not_read() -> None:
     with pytest.raises(ConfigError, match="no launch command is longer than 256 KiB"):
         list(find_launches("vllm serve a\n" * 2**15))
+    with pytest.raises(ConfigError, match="it has 257 launch commands: give those that you mean"):
+        list(find_launches("vllm serve a\n" * 257))

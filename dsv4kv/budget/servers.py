@@ -203,8 +203,8 @@ def _in_shell(
 def _launch(words: list[str], around: _Around, depth: int = 0) -> Launch | None:
     """The server that the words start, wherever in them; None where there is none."""
     image, inside, own = _container(words)
-    if image:
-        return _in_container(inside, image, _with(around, own), depth)
+    if image and depth < _DEEPEST:
+        return _in_container(inside, image, _with(around, own), depth + 1)
     names = [Path(word).name for word in words]
     for family, row in FAMILIES.items():
         for start in row.launch.words:

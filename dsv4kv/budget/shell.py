@@ -22,7 +22,7 @@ _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(
     r"(?P<mark>[$\1])(?:(?P<plain>\w+)|\((?P<pod>\w+)\)"
-    r"|\{(?P<name>\w+)(?P<all>\[[@*]\])?(?:(?P<how>:?[-=+?])(?P<other>[^}]*))?\})"
+    r"|\{(?P<name>\w+)(?P<all>\[[@*]\])?(?:(?P<how>:?[-=+?])(?P<other>[^}]{0,999}))?\})"
 )
 _KEYWORDS = {"exec", "sudo", "nohup", "time", "env", "do", "command", "$", "!", "{", "(", "eval"}
 _DECLARE = {"export", "declare", "local", "readonly", "typeset", "-a", "-x"}

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from dsv4kv.budget import shell
+from dsv4kv.budget import servers, shell
 from dsv4kv.budget.servers import find_launches
 from dsv4kv.errors import ConfigError
 
@@ -26,6 +26,25 @@ def test_the_parts_of_a_word_are_looked_at_once(monkeypatch: pytest.MonkeyPatch)
     text = '{"a":' * 10_000
     assert len(list(shell.split_statements(text))) == 1
     assert counting.characters <= 2 * len(text)
+
+
+def test_containers_are_opened_to_a_bounded_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    filled = list[str]()
+
+    def fill_in(word: str, _: object) -> str:
+        filled.append(word)
+        return word
+
+    monkeypatch.setattr(servers, "fill_in", fill_in)
+    text = "docker run " * 1_000
+    assert list(find_launches(text)) == []
+    assert len(filled) <= 100 * 1_000
+
+
+def test_a_default_of_a_variable_is_sought_nearby() -> None:
+    assert shell.fill_in("${a:-" + "b" * 999 + "}", {}) == "b" * 999
+    longer = "${a:-" + "b" * 1_000 + "}"
+    assert shell.fill_in(longer, {}) == longer
 
 
 def test_a_text_that_is_longer_than_any_command_is_not_read() -> None:

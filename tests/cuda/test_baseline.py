@@ -1,11 +1,18 @@
 """The committed machine code: what changed is told, number by number."""
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from dsv4kv.errors import RecordError
+from dsv4kv.ops.cuda import compile as compiling
+from dsv4kv.ops.cuda import survey
 from dsv4kv.ops.cuda.survey import drift, load_baseline, make_baseline, save_baseline
+from dsv4kv.ops.launches.catalogue import catalogue
+from dsv4kv.ops.launches.launch import KernelModule
 from tests.cuda.findings import finding
 
 
@@ -56,3 +63,31 @@ def test_a_baseline_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None
     assert str(refusal.value) == (
         f"{path} cannot be written (File exists): name another file with --baseline."
     )
+
+
+def test_ctrl_c_ends_a_survey_before_it_has_compiled_everything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled = []
+
+    def compile_module(module: KernelModule, architecture: str) -> bytes:
+        time.sleep(0.01)
+        compiled.append(architecture)
+        if len(compiled) == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+        return b""
+
+    monkeypatch.setattr(survey, "find_disassembler", lambda: None)
+    monkeypatch.setattr(survey, "check_architecture", lambda _: None)
+    monkeypatch.setattr(survey, "inspect_cubins", lambda _, cubins: [[] for _ in cubins])
+    monkeypatch.setattr(compiling, "compile_module", compile_module)
+    monkeypatch.setattr(compiling, "cache_name", lambda module, sm: f"{hash(module)}-{sm}")
+    monkeypatch.setattr(compiling, "_find", lambda _: None)
+    monkeypatch.setattr(compiling, "_keep", lambda *_: None)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            survey.survey(catalogue(), ["sm_80", "sm_90a", "sm_100a", "sm_120"])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "sm_120" not in compiled

@@ -18,7 +18,6 @@ from dsv4kv.files import read_json, replacing, shipped
 from dsv4kv.ops.cuda.compile import check_architecture, load_cubins
 from dsv4kv.ops.cuda.inspection import KernelReport, find_disassembler, inspect_cubins
 from dsv4kv.ops.launches.catalogue import PROMISES, Example, Promise
-from dsv4kv.ops.launches.launch import KernelModule
 
 
 @dataclass(frozen=True)
@@ -58,16 +57,35 @@ def survey(
     for architecture in architectures:
         check_architecture(architecture)
 
-    def report(architecture: str) -> dict[tuple[KernelModule, str], KernelReport]:
-        wanted = (each.launch.module for each in examples if each.runs_on(architecture))
-        modules = list(dict.fromkeys(wanted))
-        inspected = inspect_cubins(architecture, load_cubins(modules, architecture))
-        on_done(architecture)
-        pairs = zip(modules, inspected, strict=True)
-        return {(module, each.kernel): each for module, found in pairs for each in found}
+    wanted = {
+        architecture: list(
+            dict.fromkeys(each.launch.module for each in examples if each.runs_on(architecture))
+        )
+        for architecture in architectures
+    }
 
-    with ThreadPoolExecutor() as pool:  # one disassembles while another compiles
-        reports = dict(zip(architectures, pool.map(report, architectures), strict=True))
+    def inspect(architecture: str, cubins: Sequence[bytes]) -> list[list[KernelReport]]:
+        inspected = inspect_cubins(architecture, cubins)
+        on_done(architecture)
+        return inspected
+
+    with ThreadPoolExecutor() as pool:  # one is disassembled while the next compiles
+        try:
+            inspected = [
+                pool.submit(inspect, each, load_cubins(modules, each))
+                for each, modules in wanted.items()
+            ]
+            reports = {
+                architecture: {
+                    (module, each.kernel): each
+                    for module, found in zip(modules, future.result(), strict=True)
+                    for each in found
+                }
+                for (architecture, modules), future in zip(wanted.items(), inspected, strict=True)
+            }
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # Ctrl-C waits for what is under way alone
+            raise
     findings = []
     for example in examples:
         kernel = example.launch.module, example.launch.kernel

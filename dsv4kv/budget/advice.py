@@ -1,10 +1,10 @@
 """What to change: every option with its gain, the cheapest that makes a deployment fit first."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsv4kv.budget.fit import (
     fewest_gpus,
@@ -32,6 +32,7 @@ class Option:
     """One change of the deployment: the options to give (``--in-flight-tokens 2048``), and why.
 
     Attributes:
+        inputs: What it replaces of ``Inputs``.
         freed_bytes: Bytes it frees on the tightest GPU.
         concurrency: Requests of the same context that fit with it concurrently.
         fits: Whether what was asked fits with it.
@@ -44,43 +45,98 @@ class Option:
     concurrency: int
     fits: bool
     scenario: Scenario
+    inputs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def advise(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Option]:
     """Changes that gain something, those with which most requests fit first.
 
-    Where it does not fit, those that make it fit come first, the cheapest leading: settings,
-    formats, less headroom, more GPUs, then serving less.
+    Where it does not fit, those that make it fit come first: settings, then more GPUs, then
+    serving less. Of settings the cheapest leads for a load that is given, else the largest gain.
     """
     asked = (context_tokens, concurrency)
     free, most = tightest_free_bytes(scenario, *asked), max_concurrency(scenario, context_tokens)
 
-    def option(other: Scenario, change: str, reason: str) -> Option:
+    def option(other: Scenario, taken: Sequence[_Change], reason: str) -> Option:
         freed = tightest_free_bytes(other, *asked) - free
-        held = max_concurrency(other, context_tokens)
-        return Option(change, reason, freed, held, fits(other, *asked), other)
+        held, words = max_concurrency(other, context_tokens), " ".join(one.words for one in taken)
+        return Option(words, reason, freed, held, fits(other, *asked), other, _inputs(taken))
 
-    options = []
-    for changes, change, reason in _changes(scenario, asked):
+    changes, options = list(_changes(scenario, asked)), list[Option]()
+    for each in changes:
         with suppress(ConfigError):
-            (other,) = resolve(replace(fix_layout(scenario), **changes))
-            found = option(other, change, reason)
+            found = option(_apply(scenario, [each]), [each], each.reason)
             options += [found] if found.freed_bytes > 0 or found.concurrency > most else []
+    if len(taken := _combine(scenario, changes, asked)) > 1:
+        found = option(_apply(scenario, taken), taken, "together")
+        best = max((each.concurrency for each in options), default=most)
+        options += [found] if found.concurrency > best else []
     by_gain = sorted(options, key=lambda each: (-each.concurrency, -each.freed_bytes))
     if fits(scenario, *asked):
         return by_gain
+    if scenario.inputs.concurrency is None:
+        options = list(by_gain)
     if more := _more_gpus(scenario, *asked):
         layout = more.layout
         change = f"--gpus {layout.gpus} --tp {layout.tp} --dp {layout.dp}"
-        options.append(option(more, change, f"more GPUs, as {layout.label}"))
+        inputs = {"gpus": layout.gpus, "tp": layout.tp, "dp": layout.dp, "ep": None}
+        options.append(option(more, [_Change(inputs, change, "")], "more GPUs"))
     if most:
         change, reason = f"--concurrency {most}", "fewer concurrent requests"
-        options.append(Option(change, reason, -free, most, True, scenario))
+        less = {"concurrency": most}
+        options.append(Option(change, reason, -free, most, True, scenario, less))
     if tokens := max_context(scenario, concurrency):
         change, reason = f"--context {tokens}", "shorter requests"
-        options.append(Option(change, reason, -free, concurrency, True, scenario))
+        less = {"context": tokens}
+        options.append(Option(change, reason, -free, concurrency, True, scenario, less))
     enough = [each for each in options if each.fits]
     return enough + [each for each in by_gain if not each.fits]
+
+
+def _combine(
+    scenario: Scenario, changes: Sequence["_Change"], asked: tuple[int, int]
+) -> list["_Change"]:
+    """The changes that hold most requests together, none of them idle.
+
+    In every layout changes that gain are taken one after the other, until none does. Two that
+    replace the same input are alternatives. Drafts are not given up for it.
+    """
+    known: dict[tuple[str, ...], tuple[int, int]] = {}
+
+    def value(taken: Sequence[_Change]) -> tuple[int, int]:
+        words = tuple(each.words for each in taken)
+        if words not in known:
+            known[words] = -1, 0
+            with suppress(ConfigError):
+                other = _apply(scenario, taken)
+                most = max_concurrency(other, asked[0])
+                known[words] = most, tightest_free_bytes(other, *asked)
+        return known[words]
+
+    layouts = [[each] for each in changes if "tp" in each.inputs]
+    settings = [one for one in changes if "tp" not in one.inputs and "without" not in one.words]
+    best: list[_Change] = []
+    for layout in ([], *layouts):
+        taken, reached = layout, (-1, 0)
+        while value(taken) > reached:
+            reached = value(taken)
+            for each in settings:
+                others = [one for one in taken if not one.inputs.keys() & each.inputs.keys()]
+                taken = max(taken, [*others, each], key=value)
+        for each in reversed(taken):
+            without = [one for one in taken if one is not each]
+            taken = without if value(without)[0] == reached[0] else taken
+        best = max(best, taken, key=lambda each: value(each)[0])
+    return best
+
+
+def _inputs(taken: Sequence["_Change"]) -> dict[str, Any]:
+    return {name: value for each in taken for name, value in each.inputs.items()}
+
+
+def _apply(scenario: Scenario, taken: Sequence["_Change"]) -> Scenario:
+    (other,) = resolve(replace(fix_layout(scenario), **_inputs(taken)))
+    return other
 
 
 def _more_gpus(scenario: Scenario, context_tokens: int, concurrency: int) -> Scenario | None:
@@ -116,54 +172,60 @@ def spread_layers(scenario: Scenario, context_tokens: int, concurrency: int) -> 
         best, scenario = tuple(sizes), other
 
 
-def _changes(
-    scenario: Scenario, asked: tuple[int, int]
-) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Settings that may help, the cheapest first: what to replace, how to say it, why."""
+class _Change(NamedTuple):
+    """What to replace, how to say it, and why."""
+
+    inputs: Mapping[str, Any]
+    words: str
+    reason: str
+
+
+def _changes(scenario: Scenario, asked: tuple[int, int]) -> Iterator[_Change]:
+    """Settings that may help, the cheapest first."""
     inputs, settings = scenario.inputs, scenario.settings
     family = scenario.engine.name.partition(":")[0]
     if settings.in_flight_tokens > _LESS_IN_FLIGHT:
         name = "in_flight_tokens" if inputs.in_flight_tokens else "step_tokens"
         change = f"{_word(family, name)} {_LESS_IN_FLIGHT}"
-        yield {name: _LESS_IN_FLIGHT}, change, "smaller chunks of prompts"
+        yield _Change({name: _LESS_IN_FLIGHT}, change, "smaller chunks of prompts")
     if settings.frees_windows is False:
         change = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS=1"
-        yield {"window_slots": "freed"}, change, "frees window slots out of the window"
+        yield _Change({"window_slots": "freed"}, change, "frees window slots out of the window")
     if settings.request_limit:  # as it is given: SGLang's is of all replicas
         limit = inputs.request_limit or settings.assumed["request_limit"].value
         flag = _word(family, "request_limit")
         twice = "twice as many concurrent requests"
-        yield {"request_limit": 2 * limit}, f"{flag} {2 * limit}", twice
+        yield _Change({"request_limit": 2 * limit}, f"{flag} {2 * limit}", twice)
         half = max(limit // 2, 1)  # half of one is that one, which gains nothing
         fewer = "half as many, less allocated at start-up"
-        yield {"request_limit": half}, f"{flag} {half}", fewer
+        yield _Change({"request_limit": half}, f"{flag} {half}", fewer)
     yield from _layout_changes(scenario, asked)
     if inputs.state == "fp32":
-        yield {"state": "online"}, "--state online", "HCA keeps a running softmax"
+        yield _Change({"state": "online"}, "--state online", "HCA keeps a running softmax")
     if inputs.block_tokens is not None:
-        yield {"block_tokens": None}, "without --block-tokens", "the engine's own block size"
+        yield _Change(
+            {"block_tokens": None}, "without --block-tokens", "the engine's own block size"
+        )
     if inputs.draft_layers or inputs.draft_tokens:
-        yield {"draft_layers": 0, "draft_tokens": 0}, "without drafts", "no speculation"
-    for field, name, reason in _FORMATS:
-        yield {field: name}, f"--{field.replace('_', '-')} {name}", reason
+        yield _Change({"draft_layers": 0, "draft_tokens": 0}, "without drafts", "no speculation")
+    for place, name, reason in _FORMATS:
+        yield _Change({place: name}, f"--{place.replace('_', '-')} {name}", reason)
     if settings.memory_fraction < _MORE_MEMORY:
         change = f"{_word(family, 'memory_fraction')} {float(_MORE_MEMORY):g}"
-        yield {"memory_fraction": _MORE_MEMORY}, change, "less headroom"
+        yield _Change({"memory_fraction": _MORE_MEMORY}, change, "less headroom")
 
 
-def _layout_changes(
-    scenario: Scenario, asked: tuple[int, int]
-) -> Iterator[tuple[dict[str, Any], str, str]]:
+def _layout_changes(scenario: Scenario, asked: tuple[int, int]) -> Iterator[_Change]:
     variable = _word(scenario.engine.family.name, "stage_layers")
     if scenario.layout.pp > 1 and not variable.startswith("-"):
         sizes = spread_layers(scenario, *asked)
         change = f"{variable}={','.join(map(str, sizes))}"
-        yield {"stage_layers": sizes}, change, "layers where memory is left"
+        yield _Change({"stage_layers": sizes}, change, "layers where memory is left")
     ranks = scenario.layout.tp * scenario.layout.dp
     for tp in (tp for tp in range(1, scenario.layout.tp) if ranks % tp == 0):
         copies = f"{'fewer' if tp > 1 else 'no'} copies of the KV cache"
         replicas = {"tp": tp, "dp": ranks // tp, "ep": None}
-        yield replicas, f"--tp {tp} --dp {ranks // tp}", copies
+        yield _Change(replicas, f"--tp {tp} --dp {ranks // tp}", copies)
 
 
 def _word(family: str, name: str) -> str:

@@ -443,7 +443,7 @@ def to_document(
             for each in layouts
         ],
         "options": [
-            {name: value for name, value in vars(option).items() if name != "scenario"}
+            {n: value for n, value in vars(option).items() if n not in ("scenario", "inputs")}
             for option in options
         ],
         "prefix": prefix,

@@ -284,7 +284,6 @@ def size(texts: dict[str, str], command: "tuple[Reading, dict[str, str]] | None"
 
 def _write_launch(found: "Answer", texts: dict[str, str], option: "Option | None") -> str:
     from dsv4kv.budget.launch_line import launch_line
-    from dsv4kv.engines.flags import find_flag
 
     line = ""
     if not found.scenario.engine.own:
@@ -293,12 +292,10 @@ def _write_launch(found: "Answer", texts: dict[str, str], option: "Option | None
         line = launch_line(scenario, found.context, requests)
     if line or option is None or not option.change.startswith("--"):
         return line
-    changed = [*option.change.split(), "--checkpoint"]
     if checkpoint := texts.get("checkpoint"):
         texts = texts | {"model": checkpoint}
-    flags = (find_flag(found.scenario.engine.family.name, word) for word in changed)
-    means = {flag.means.input for flag in flags if flag and flag.means}
-    kept = {n: t for n, t in texts.items() if f"--{n}" not in changed and n not in means}
+    changed = {*option.inputs, "checkpoint"}
+    kept = {name: text for name, text in texts.items() if name.replace("-", "_") not in changed}
     if any(name.replace("-", "_") not in INPUTS for name in kept):
         return ""  # an engine's flag alone says it
     words = [f"--{name} {shlex.quote(text)}" for name, text in kept.items()]

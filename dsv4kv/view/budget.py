@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from dsv4kv.budget.launch import FlagCost, Reading
 
 _MAX_OPTIONS, _MAX_FLAGS, _MAX_POINTS = 3, 6, 12
+_LONG_CHANGE = 45  # letters of an option: more make a narrow terminal's row three
 _MAX_LINE = 300  # characters of a log's line, three rows
 _MAX_VALUE = 34  # letters: deepseek-ai/DeepSeek-V4.1-Flash and a little
 
@@ -149,8 +150,7 @@ def _gpus(scenario: Scenario) -> str:
 def _copies_sentence(found: Answer, options: Sequence[Option]) -> str:
     layout = found.scenario.layout
     heads = "single KV head" if kv_heads(found.scenario.config) == 1 else "too few KV heads"
-    layouts = ((each, each.scenario.layout) for each in options)
-    others = [each for each, o in layouts if o.gpus == layout.gpus and o.tp != layout.tp]
+    others = [each for each in options if set(each.inputs) == {"tp", "dp", "ep"}]
     best = max(others, key=lambda option: option.concurrency, default=None)
     better = ""
     if best and best.concurrency > found.max_concurrency:
@@ -260,8 +260,12 @@ def _options_table(options: Sequence[Option], found: Answer) -> Table:
     """What to change, and what it gains; where nothing fits, the cheapest that makes it fit."""
 
     def change(option: Option) -> Text:  # engines disagree on --tp
-        is_layout = option.change.startswith("--tp ")
-        words = option.scenario.layout.label if is_layout else option.change
+        given, label = option.inputs, option.scenario.layout.label
+        layout = f"--tp {given.get('tp')} --dp {given.get('dp')}"
+        words = option.change.replace(layout, label)
+        if option is options[0] and len(words) > _LONG_CHANGE:
+            settings = counted(option.change.replace(layout, "").count("--"), "flag")
+            words = f"{label} and {settings} below" if "tp" in given else f"{settings} below"
         return Text(words, "strong" if found.fits else "good")
 
     columns: Columns = [

@@ -1,10 +1,13 @@
 """Every option gains what it says, and where nothing fits the cheapest that helps leads."""
 
+from contextlib import suppress
+from itertools import chain, combinations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.budget.advice import Option, advise, spread_layers
+from dsv4kv.budget.advice import Option, _apply, _changes, advise, spread_layers
 from dsv4kv.budget.answer import answer
 from dsv4kv.budget.fit import fits, max_concurrency, tightest_free_bytes
 from dsv4kv.budget.inputs import READERS
@@ -72,6 +75,22 @@ def test_what_fits_is_told_its_largest_gain_first() -> None:
     assert all(option.fits for option in options)
 
 
+@pytest.mark.parametrize("model", ["v4-flash", "v4-pro"])
+@pytest.mark.parametrize("engine", ["dsv4kv", "vllm:0.33", "sglang:0.5.23", "trtllm"])
+def test_the_first_option_is_the_best_of_all_combinations(engine: str, model: str) -> None:
+    found, tokens = scenario(gpu="b200", gpus="8", engine=engine, model=model), 2**17
+    each = list(_changes(found, (tokens, 1)))
+    most = 0
+    for taken in chain.from_iterable(combinations(each, n) for n in range(1, len(each) + 1)):
+        names = [name for one in taken for name in one.inputs]
+        if len(set(names)) == len(names):
+            with suppress(ConfigError):
+                most = max(most, max_concurrency(_apply(found, taken), tokens))
+    first = advise(found, tokens, 1)[0]
+    assert first.concurrency == most
+    assert engine in ("dsv4kv", "trtllm") or launch_line(first.scenario, tokens, most)
+
+
 def test_everything_that_could_be_smaller_is_offered() -> None:
     wasteful = scenario(
         hbm="200GiB",
@@ -84,6 +103,10 @@ def test_everything_that_could_be_smaller_is_offered() -> None:
         draft_tokens="2",
     )
     assert set(changes(advise(wasteful, 100_100, 80))) == {
+        (
+            "--tp 1 --dp 8 --step-tokens 2048 --indexer-format mxfp4 --main-format fp8_ds_mla "
+            "--window-format fp8_ds_mla --memory-fraction 0.95"
+        ),
         "--step-tokens 2048",
         "--tp 1 --dp 8",
         "--tp 2 --dp 4",

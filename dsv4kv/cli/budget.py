@@ -17,12 +17,15 @@ from dsv4kv.engines.names import FAMILIES, HOST_TIERS, family_of
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.files import shipped_names, write_named
 from dsv4kv.model.formats import known_formats
+from dsv4kv.units import format_bytes
 from dsv4kv.view.console import say
 
 if TYPE_CHECKING:
     from dsv4kv.budget.advice import Option
     from dsv4kv.budget.answer import Answer
+    from dsv4kv.budget.gpus import Gpu
     from dsv4kv.budget.launch import Reading
+    from dsv4kv.engines.logs.explain import Explanation
     from dsv4kv.view.table import Page
 
 _ask = partial(opt.Row, panel="Question")
@@ -207,17 +210,33 @@ def explain_logs(
     if len(logs) > 2:
         raise ConfigError(f"{len(logs)} logs: give one to explain, or two to compare.")
     given, explained = dict(given or {}), []
-    arch = load_gpu(given["gpu"]).arch if "gpu" in given else None
+    gpu = load_gpu(given["gpu"]) if "gpu" in given else None
     for name, path in logs:
         read = replace(read_log(path), source=name)
         own = {**given, **_read_flags({"engine": read.family}, flags)}
-        explained.append(explain_startup(with_options(read, own, arch)))
+        found, recovery = explain_startup(with_options(read, own, gpu.arch if gpu else None))
+        if gpu:
+            found = replace(found, meaning=(*found.meaning, _say_gpu(found, gpu)))
+        explained.append((found, recovery))
     started = not any(log.refused for log, _ in explained)
     if len(explained) == 1:
         log = explained[0][0]
         return Found(partial(asdict, log), partial(explanation_page, log), started)
     both = make_waterfall(*explained)
     return Found(partial(asdict, both), partial(waterfall_page, both), started)
+
+
+def _say_gpu(log: "Explanation", gpu: "Gpu") -> str:
+    """What ``--gpu`` decides of a log; ``ConfigError`` if the log's start does not fit on it."""
+    parts, cache = log.measured, log.cache_bytes / 2**30 if log.exact else 0.0
+    used = cache + parts.get("weights", 0.0) + parts.get("CUDA graphs", 0.0)
+    used = max(used, parts.get("free before the weights", 0.0))
+    if used * 2**30 > gpu.memory_bytes:
+        raise ConfigError(
+            f"--gpu {gpu.name}: {log.source} shows {used:,.1f} GiB on one GPU, and {gpu.name} has "
+            f"{format_bytes(gpu.memory_bytes)}: name the log's GPU, or leave --gpu out."
+        )
+    return f"--gpu {gpu.name}: sizes are the log's; formats it does not print are {gpu.arch}'s."
 
 
 def _read_flags(texts: Mapping[str, str], flags: Sequence[tuple[str, str]]) -> dict[str, str]:

@@ -113,3 +113,14 @@ def test_what_is_too_long_for_a_command_is_not_recognised() -> None:
     assert "nested is not recognised (no launch command is longer than 256 KiB): give a" in (
         " ".join(result.stderr.split())
     )
+
+
+def test_a_gpu_decides_formats_or_contradicts_the_log() -> None:
+    assert "--gpu b200: sizes are the log's" in " ".join(
+        run("new", "--gpu", "b200").output.split()
+    )
+    lines = (*VLLM_0_33, "Model loading took 75.5 GiB memory and 12.3 seconds")
+    Path("large").write_text("\n".join(lines), encoding="utf-8")
+    refused = run("large", "--gpu", "h100")
+    assert refused.exit_code == 2
+    assert "GiB on one GPU, and h100 has 79.2 GiB: name the log's GPU" in refused.output

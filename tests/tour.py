@@ -42,8 +42,6 @@ EXITS = {
     r"budget --explain startup.log": {0, 1},
     r"lint (serve.sh|.*log|runs)": {0, 1, 2},  # or files that are not there
     r"lint ": {0, 1},
-    # another machine, and a secret that both have; a library for GPUs
-    r"bench transfer --(listen|connect)": {2},
     # dumps, a server, an engine and its results that are not there
     r"inspect [^-]": {4},
     r"probe [^-]": {5},

@@ -1,15 +1,14 @@
 """``dsv4kv bench systems``, ``tiers`` and ``transfer``: own settings, no record."""
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dsv4kv.cli import COMMANDS, examples, group
 from dsv4kv.cli import options as opt
-from dsv4kv.errors import ConfigError, VerificationError
-from dsv4kv.view.console import open_console, say
+from dsv4kv.errors import VerificationError
+from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
     from dsv4kv.config.load import Point
@@ -23,9 +22,7 @@ _JSON = opt.option("Print one JSON document.", "", "--json", callback=opt.to_fil
 _SYSTEMS = examples("dsv4kv bench systems --set run=blocks   one of the three")
 _TIERS = examples("dsv4kv bench tiers --axis threads=1,4,16   one after the other")
 _TRANSFER = examples(
-    "dsv4kv bench transfer                             two processes on this machine",
-    "dsv4kv bench transfer --listen 0.0.0.0:7100       the prefill side",
-    "dsv4kv bench transfer --connect 10.0.0.1:7100     the decode side",
+    "dsv4kv bench transfer --axis decode.block_tokens=256,1024   one after the other"
 )
 
 app = group(COMMANDS["bench systems"], "dsv4kv bench systems")
@@ -81,47 +78,21 @@ def transfer(
     set_: opt.Texts = opt.SET,
     axis: opt.Texts = _AXIS,
     seed: int | None = _SEED,
-    listen: opt.Text = opt.option("Run as the prefill side.", "HOST:PORT"),
-    connect: opt.Text = opt.option("The prefill side, on another machine.", "HOST:PORT"),
     json_: opt.Text = _JSON,
     quiet: bool = opt.QUIET,
 ) -> None:
     """Move a cache from a prefill to a decode process, check every bit, and time reads."""
-    from dsv4kv.bench.transfer import run as moving
-    from dsv4kv.bench.transfer.prefill import serve
+    from dsv4kv.bench.transfer.run import dumps, run_transfer
     from dsv4kv.config.experiments import TransferConfig
-    from dsv4kv.config.load import load_config
     from dsv4kv.view.transfer import report_transfer
 
-    token = os.environ.get(moving.TOKEN, "")
-    if listen and connect:
-        raise ConfigError("--listen and --connect: one machine listens, the other connects.")
-    if axis and (listen or connect):
-        raise ConfigError("--axis sweeps runs on this machine: leave out --listen and --connect.")
-    sets = [*(set_ or []), *opt.as_settings({"seed": "seed"}, {"seed": seed})]
-    if listen:
-
-        def ready(host: str, port: int) -> None:
-            say(f"{moving.LISTENING}{host}:{port} (Ctrl-C ends it)")
-
-        config = load_config(None, sets, TransferConfig).config
-        serve(config, moving.parse_address(listen), token, ready)
-        return
-
-    def run(point: "Point[TransferConfig]", on_run: _OnStep) -> _Ran:
-        with ExitStack() as stack:
-            if connect:
-                there = moving.parse_address(connect), token
-            else:
-                swept = [f"{key}={json.dumps(value)}" for key, value in point.axis.items()]
-                words = [word for each in (*sets, *swept) for word in ("--set", each)]
-                there = stack.enter_context(moving.prefill_process(words))
-            outcome = moving.run_transfer(point.config, *there, on_run)
-        wrong = [failure for run in outcome.runs for failure in run.failures]
+    def run(point: "Point[TransferConfig]", on_step: _OnStep) -> _Ran:
+        outcome = run_transfer(point.config, on_step)
         report = report_transfer(point.config, outcome)
-        return report, moving.dumps(point.config, outcome), wrong
+        return report, dumps(point.config, outcome), outcome.failures
 
-    _run_points("transports", TransferConfig, sets, axis or [], run, json_, quiet=quiet)
+    sets = [*(set_ or []), *opt.as_settings({"seed": "seed"}, {"seed": seed})]
+    _run_points("steps", TransferConfig, sets, axis or [], run, json_, quiet=quiet)
 
 
 @contextmanager

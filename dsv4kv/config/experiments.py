@@ -190,13 +190,6 @@ class TiersConfig(Section):
         return self
 
 
-TRANSPORTS = {
-    "shm": Choice("shared memory, on one machine"),
-    "tcp": Choice("a socket, on one machine or between two"),
-}
-"""How ``bench transfer`` gets bytes from a prefill cache to a decode cache."""
-
-
 class SideSection(Section):
     """One of the two caches."""
 
@@ -213,11 +206,6 @@ class TransferConfig(Section):
 
     name: str = "transfer"
     """Name of the run."""
-    transport: Annotated[str, OneOf(TRANSPORTS, "all")] = Field(
-        "all", description=f"How bytes move: all that can be had, {explained(TRANSPORTS)}."
-    )
-    connections: Annotated[int, Field(gt=0, le=16)] = 1
-    """Sockets that families are read over concurrently."""
     merge: bool = True
     """Neighbouring stretches are read as one."""
     model: str = "v4-flash"

@@ -11,46 +11,42 @@ from dsv4kv.view.table import ABSENT, Columns, Finding, Number, Part, Table, Tex
 
 if TYPE_CHECKING:
     from dsv4kv.bench.transfer.receiver import Moved
-    from dsv4kv.bench.transfer.run import Outcome, Run
+    from dsv4kv.bench.transfer.run import Outcome
 
 
 def report_transfer(config: TransferConfig, outcome: "Outcome") -> Iterator[Part]:
     """The answer, whether all is right, and the tables."""
-    for run in outcome.runs:
-        yield Text(answer(run), "strong")
+    yield Text(answer(outcome), "strong")
     yield _verdict(config, outcome)
-    yield from (Finding("note", sentence) for sentence in outcome.skipped)
-    for run in outcome.runs:
-        yield from ("", families_table(run))
+    yield from ("", families_table(outcome))
     yield from ("", _costs_table(outcome))
     yield from ("", _engines_table(config, outcome))
 
 
 def _verdict(config: TransferConfig, outcome: "Outcome") -> Finding:
-    pages = sum(run.pages for run in outcome.runs)
-    wrong = sum(len(run.failures) for run in outcome.runs)
     steps = counted(config.decode_steps, "decode step")
-    if wrong:
-        return Finding("bad", f"{wrong} of {2 * len(outcome.runs)} transfers differ after {steps}")
+    if wrong := len(outcome.failures):
+        return Finding("bad", f"{wrong} of 2 transfers differ after {steps}")
     return Finding(
         "good",
-        f"all {counted(pages, 'page')} have the digests that they were sent with, and {steps} "
-        "after every transfer read, bit for bit, what a request reads that was never moved",
+        f"all {counted(outcome.pages, 'page')} have the digests that they were sent with, and "
+        f"{steps} after every transfer read, bit for bit, what a request reads that was never "
+        "moved",
     )
 
 
-def answer(run: "Run") -> str:
+def answer(outcome: "Outcome") -> str:
     """What limits, and what merging wins."""
-    total, costs = run.total, run.costs
+    total, costs = outcome.total, outcome.costs
     bytes_ns = total.bytes * costs.byte_ns.value
     pieces_ns = total.descriptors * costs.descriptor_ns.value
-    limit = "bytes" if bytes_ns >= pieces_ns else "descriptors"
+    limit = "Bytes" if bytes_ns >= pieces_ns else "Descriptors"
     words = (
-        f"{run.transport}: {limit} limit: {format_duration(max(bytes_ns, 0))} for "
+        f"{limit} limit: {format_duration(max(bytes_ns, 0))} for "
         f"{format_bytes(total.bytes)}, {format_duration(max(pieces_ns, 0))} for "
         f"{counted(total.descriptors, 'descriptor')}."
     )
-    merged, single = run.gbps, run.unmerged_gbps
+    merged, single = outcome.gbps, outcome.unmerged_gbps
     if not (merged and single):
         return words
     gain = divide(merged, single)
@@ -60,7 +56,7 @@ def answer(run: "Run") -> str:
     return f"{words} Merged, {total.pieces:,} pieces are {total.descriptors:,}: {times}."
 
 
-def families_table(run: "Run") -> Table:
+def families_table(outcome: "Outcome") -> Table:
     """One row per family, and all of them."""
 
     def useful(row: "tuple[str, Moved]") -> Number:
@@ -68,11 +64,11 @@ def families_table(run: "Run") -> Table:
         return percent(moved.useful_bytes / moved.bytes if moved.bytes else None)
 
     def share(row: "tuple[str, Moved]") -> Number:
-        rate, limit = row[1].gbps, run.limit
+        rate, limit = row[1].gbps, outcome.memcpy_gbps
         return percent(divide(rate, limit) if rate and limit else None)
 
     return Table(
-        f"{run.transport}: a request's cache, read by the decode side",
+        "A request's cache, read by the decode side",
         [
             ("family", lambda row: row[0]),
             ("bytes", lambda row: size(row[1].bytes)),
@@ -80,11 +76,11 @@ def families_table(run: "Run") -> Table:
             ("pieces", lambda row: quantity(row[1].pieces)),
             ("merged", lambda row: quantity(row[1].descriptors)),
             ("GB/s", lambda row: quantity(row[1].gbps)),
-            (f"% of {'socket' if run.socket_gbps else 'memcpy'}", share),
+            ("% of memcpy", share),
         ],
         [
-            *((name, moved) for name, moved in run.families.items() if moved.bytes),
-            ("all", run.total),
+            *((name, moved) for name, moved in outcome.families.items() if moved.bytes),
+            ("all", outcome.total),
         ],
         note="pieces: pages of every layer; merged: descriptors once neighbours are one",
     )
@@ -92,21 +88,20 @@ def families_table(run: "Run") -> Table:
 
 def _costs_table(outcome: "Outcome") -> Table:
     columns: Columns = [
-        ("transport", lambda run: run.transport),
-        ("setup µs", lambda run: us(run.costs.setup_ns)),
-        ("descriptor µs", lambda run: us(run.costs.descriptor_ns)),
-        ("GB/s", lambda run: quantity(_inverse(run.costs.byte_ns))),
-        ("at its end s", lambda run: quantity(run.at_end_ns / 1e9)),
-        ("by layer s", lambda run: quantity(run.by_layer_ns / 1e9)),
+        ("setup µs", lambda o: us(o.costs.setup_ns)),
+        ("descriptor µs", lambda o: us(o.costs.descriptor_ns)),
+        ("GB/s", lambda o: quantity(_inverse(o.costs.byte_ns))),
+        ("at its end s", lambda o: quantity(o.at_end_ns / 1e9)),
+        ("by layer s", lambda o: quantity(o.by_layer_ns / 1e9)),
     ]
     note = "fitted to pages of two sizes; the last two: prompt and transfer, one run each"
-    return Table("What a read costs", columns, outcome.runs, note=note)
+    return Table("What a read costs", columns, [outcome], note=note)
 
 
 def _engines_table(config: TransferConfig, outcome: "Outcome") -> Table:
+    t = outcome.total
     rows: list[tuple[str | Number, ...]] = [
         ("read here", size(t.bytes), quantity(t.pieces), quantity(t.descriptors))
-        for t in [run.total for run in outcome.runs[:1]]
     ]
     for name, sent in outcome.engines.items():
         cells = (size(sent.bytes), quantity(sent.descriptors)) if sent else (Number(ABSENT),) * 2

@@ -2,51 +2,43 @@
 
 import json
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from select import select
-from signal import SIGTERM
-from subprocess import TimeoutExpired
+from mmap import mmap
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from time import perf_counter_ns
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from dsv4kv import __version__
 from dsv4kv.bench.build import plan_from
 from dsv4kv.bench.protocol import timed_ns
-from dsv4kv.bench.transfer.frames import is_loopback
-from dsv4kv.bench.transfer.manifest import Manifest, MappedReader, Memory, NotHere, attach
+from dsv4kv.bench.transfer.memory import Manifest, Memory, shared_file
 from dsv4kv.bench.transfer.prefill import Side, cache_of
 from dsv4kv.bench.transfer.receiver import (
     Moved,
-    Peer,
     Read,
-    Reader,
     Received,
     fan_out,
-    plan_request,
+    plan_read,
+    read,
     receive,
     receive_layers,
-    timed,
 )
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.config.experiments import TRANSPORTS, TransferConfig
+from dsv4kv.config.experiments import TransferConfig
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.host import Sent
 from dsv4kv.engines.names import ENGINES, TRANSFERS, find_engine
-from dsv4kv.errors import ConfigError, StoreUnavailable, VerificationError
+from dsv4kv.errors import ConfigError, Dsv4kvError, StoreUnavailable, VerificationError
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.processes import Child, python, with_package
 from dsv4kv.runs.statistics import Estimate, divide, summarize
 
-TOKEN = "DSV4KV_TRANSFER_TOKEN"
-"""Environment variable with the secret that both sides know."""
-LISTENING = "listening at "
 _STARTED_S = 120.0
 _DESCRIPTORS, _SMALL, _LARGE = 512, 1_728, 37_440  # pages of HCA and CSA entries in engines
 
@@ -61,20 +53,20 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One transport; GB/s are medians of all rounds."""
+class Outcome:
+    """What moved, what it cost, and what is wrong; GB/s are medians of all rounds."""
 
-    transport: str
     families: Mapping[str, Moved]  # what was read of every family
     gbps: Estimate | None  # of all families
     unmerged_gbps: Estimate | None  # of all families, a descriptor for every page
     memcpy_gbps: Estimate | None  # of one copy of as many bytes
-    socket_gbps: Estimate | None  # of as many bytes over a bare socket; None where there is none
     costs: Costs  # of a read
     at_end_ns: int  # from asking for a prompt until it has come, read after its end
     by_layer_ns: int  # the same, read layer by layer while it is computed
     copies: int  # further ranks that copied it on this machine
     pages: int  # digests that were compared of the timed request
+    engines: Mapping[str, Sent | None]
+    """What an engine would send for this request; None where that is not known."""
     failures: list[str] = field(default_factory=list)  # what is wrong, in sentences
 
     @property
@@ -82,159 +74,183 @@ class Run:
         """Of all families."""
         return replace(sum(self.families.values(), Moved()), gbps=self.gbps)
 
-    @property
-    def limit(self) -> Estimate | None:
-        """What the bytes could be moved at: a bare socket's rate, or a copy's."""
-        return self.socket_gbps or self.memcpy_gbps
 
+class Prefill:
+    """The prefill process as this one has it: what it computes, and its pools, ``regions``."""
 
-@dataclass(frozen=True)
-class Outcome:
-    """All of it."""
+    def __init__(self, config: TransferConfig, pipe: Connection, file: IO[bytes]) -> None:
+        """Let it build its cache; raises what it raises, or ``StoreUnavailable``."""
+        self._pipe, self._timeout_s = pipe, config.timeout_s
+        self.send(config)
+        places = self.receive(max(_STARTED_S, config.timeout_s))
+        memory = memoryview(mmap(file.fileno(), 0))
+        self.regions = [memory[place] for place in places]
 
-    runs: list[Run]  # every transport's
-    engines: Mapping[str, Sent | None]
-    """What an engine would send for this request; None where that is not known."""
-    skipped: list[str]  # why a transport was left out, in sentences
-
-
-def run_transfer(
-    config: TransferConfig,
-    address: tuple[str, int],
-    token: str,
-    on_run: Callable[[str, int, int], None],
-) -> Outcome:
-    """Move a request from the prefill side at ``address`` by every transport.
-
-    ``on_run`` is called with the next one and the number done. Raises ``ConfigError`` where caches
-    differ or a token is missing, ``StoreUnavailable`` where the prefill side is not there.
-    """
-    names = list(TRANSPORTS) if config.transport == "all" else [config.transport]
-    skipped: list[str] = []
-    if config.transport == "all" and not is_loopback(address[0]):
-        names.remove("shm")
-        skipped.append("shm: the prefill side is on another machine.")
-    side, runs = Side(cache_of(config, config.decode, 1)), list[Run]()
-    for name in names:
-        on_run(name, len(runs), len(names))
+    def send(self, message: object) -> None:
+        """Ask for something."""
         try:
-            with ExitStack() as stack:
-                peers = [
-                    stack.enter_context(Peer(address, token=token, timeout_s=config.timeout_s))
-                    for _ in range(1 + (config.connections if name == "tcp" else 1))
-                ]
-                runs.append(Decode(config, side, name, peers).run())
-        except NotHere as error:
-            if config.transport != "all":
-                raise
-            skipped.append(f"{name}: {error}")
-    return Outcome(runs, engines_beside(config), skipped)
+            self._pipe.send(message)
+        except ConnectionError:
+            raise self._gone() from None
+
+    def receive(self, timeout_s: float | None = None) -> Any:
+        """What it sends next; raises its errors, and ``StoreUnavailable`` where it is gone."""
+        timeout_s = timeout_s or self._timeout_s
+        try:
+            if not self._pipe.poll(timeout_s):
+                raise StoreUnavailable(
+                    f"the prefill process did not answer within {timeout_s:g} s: raise timeout_s."
+                )
+            found = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            raise self._gone() from None
+        if isinstance(found, Dsv4kvError):
+            raise found
+        return found
+
+    def compute(self, what: str = "compute") -> Iterator[Manifest | int]:
+        """Let it ``compute`` a prompt, or ``hold`` one: manifests and layers, the whole last."""
+        self.send(what)
+        complete = False
+        while not complete:
+            event = self.receive()
+            complete = isinstance(event, Manifest) and event.complete
+            yield event
+
+    def whole(self, what: str = "compute") -> Manifest:
+        """The same, and the whole request alone."""
+        *_, manifest = self.compute(what)
+        assert isinstance(manifest, Manifest)
+        return manifest
+
+    def _gone(self) -> StoreUnavailable:
+        return StoreUnavailable("the prefill process ended in the middle.")
 
 
+@contextmanager
+def prefill_process(config: TransferConfig) -> Iterator[tuple[Prefill, Child]]:
+    """A prefill side in a process of its own, which ends after this."""
+    ours, theirs = Pipe()
+    with ours, shared_file() as file:
+        with theirs:
+            handed = theirs.fileno(), file.fileno()
+            module = "dsv4kv.bench.transfer.prefill"
+            child = Child(
+                python("-m", module, *map(str, handed)),
+                stderr=2,
+                env=with_package(os.environ),
+                pass_fds=handed,
+            )
+        try:
+            yield Prefill(config, ours, file), child
+        finally:
+            child.kill()
+
+
+def run_transfer(config: TransferConfig, on_step: Callable[[str, int, int], None]) -> Outcome:
+    """Move a request from a prefill process; ``on_step`` is called with the next step.
+
+    Raises ``ConfigError`` where caches differ, ``StoreFull``, and ``StoreUnavailable`` where the
+    process ends or is silent.
+    """
+    with prefill_process(config) as (prefill, _):
+        side = Side(cache_of(config, config.decode, 1))
+        return Decode(config, side, prefill).run(on_step)
+
+
+@dataclass
 class Decode:
-    """A decode side that reads by one transport: the first peer asks, the others read."""
+    """A decode side that reads what a prefill process computes."""
 
-    def __init__(
-        self, config: TransferConfig, side: Side, transport: str, peers: Sequence[Peer]
-    ) -> None:
-        self._config, self._side, self._transport = config, side, transport
-        self._peer, *self._peers = peers
-        self._mapped: MappedReader | None = None
+    config: TransferConfig
+    side: Side
+    prefill: Prefill
 
-    def run(self) -> Run:
+    def run(self, on_step: Callable[[str, int, int], None]) -> Outcome:
         """Move a prompt at its end and one layer by layer; then time reads of a long request."""
-        peer, memory, config = self._peer, self._side.memory, self._config
-        plan = plan_from(cache_of(config, config.decode, 1))
+        prefill, memory, config = self.prefill, self.side.memory, self.config
+        plan, merge = plan_from(cache_of(config, config.decode, 1)), config.merge
         ranks = [Memory(KVCacheManager(plan)) for _ in range(config.ranks - 1)]
 
-        def at_end(request: int) -> Received:
-            manifest = peer.manifest(request)
-            received = receive(memory, manifest, self._readers(manifest), merge=config.merge)
+        def at_end() -> Received:
+            received = receive(memory, prefill.whole(), prefill.regions, merge=merge)
             fan_out(memory, received, ranks)
             return received
 
-        def by_layer(request: int) -> Received:
-            reader = self._mapped or self._peers[0]
-            return receive_layers(memory, peer, request, reader, merge=config.merge)
+        def by_layer() -> Received:
+            return receive_layers(memory, prefill.compute(), prefill.regions, merge=merge)
 
+        on_step("at its end", 0, 3)
         at_end_ns, failures = self._move("at its end", at_end)
+        on_step("layer by layer", 1, 3)
         by_layer_ns, more = self._move("layer by layer", by_layer)
-        request = int(peer.ask({"op": "hold"})["request"])
-        manifest = peer.manifest(request)
-        readers = self._readers(manifest)
-        received = receive(memory, manifest, readers, merge=config.merge)
-        rates, costs = self._measure(manifest, received, readers[0])
-        self._leave(request, received)
-        return Run(
-            self._transport,
+        on_step("reads", 2, 3)
+        manifest = prefill.whole("hold")
+        received = receive(memory, manifest, prefill.regions, merge=merge)
+        rates, costs = self._measure(manifest, received)
+        self._leave(received)
+        return Outcome(
             {n: replace(moved, gbps=rates[n]) for n, moved in received.moved.items()},
-            *(rates["all"], rates["unmerged"], rates["memcpy"], rates.get("socket")),
+            *(rates["all"], rates["unmerged"], rates["memcpy"]),
             costs,
             at_end_ns,
             by_layer_ns,
             copies=len(ranks),
             pages=sum(len(each.digests) for each in manifest.families.values()),
+            engines=engines_beside(config),
             failures=failures + more,
         )
 
-    def _move(self, how: str, take: Callable[[int], Received]) -> tuple[int, list[str]]:
+    def _move(self, how: str, take: Callable[[], Received]) -> tuple[int, list[str]]:
         """Let a prompt be computed, take it in and go on: how long it took, and what is wrong.
 
         Both sides decode, and what they read must be equal. The request is forgotten by both.
         """
-        start, steps = perf_counter_ns(), self._config.decode_steps
-        request = int(self._peer.ask({"op": "compute"})["request"])
+        start, steps = perf_counter_ns(), self.config.decode_steps
         try:
-            received = take(request)
+            received = take()
         except VerificationError as error:
-            self._peer.ask({"op": "release", "request": request})
-            return perf_counter_ns() - start, [f"{self._transport}, {how}: {error}"]
+            self.prefill.send("release")
+            return perf_counter_ns() - start, [f"{how}: {error}"]
         taken_ns = perf_counter_ns() - start
-        stayed = self._peer.ask({"op": "decode", "request": request})["digest"]
-        came = self._side.decode(received.slot, 0, steps)
-        self._leave(request, received)
+        self.prefill.send("decode")
+        stayed = self.prefill.receive()
+        came = self.side.decode(received.slot, 0, steps)
+        self._leave(received)
         unlike = f"{steps} decode steps do not read what a request reads that never left."
-        return taken_ns, [f"{self._transport}, {how}: {unlike}"] * (came != stayed)
+        return taken_ns, [f"{how}: {unlike}"] * (came != stayed)
 
-    def _leave(self, request: int, received: Received) -> None:
-        self._peer.ask({"op": "release", "request": request})
-        self._side.release(received.slot)
-
-    def _readers(self, manifest: Manifest) -> Sequence[Reader]:
-        """Of the sender's memory: sockets, or its segment, which the first request names."""
-        if self._transport == "tcp":
-            return self._peers
-        if self._mapped is None:
-            self._mapped = attach(manifest)
-            self._peer.ask({"op": "mapped"})
-        return [self._mapped]
+    def _leave(self, received: Received) -> None:
+        self.prefill.send("release")
+        self.side.release(received.slot)
 
     def _measure(
-        self, manifest: Manifest, received: Received, reader: Reader
+        self, manifest: Manifest, received: Received
     ) -> tuple[dict[str, Estimate | None], Costs]:
-        """Read everything again and again, each time next to a copy and a bare socket.
+        """Read everything again and again, each time next to a copy of as many bytes.
 
-        Rates by family, of ``all``, and of all ``unmerged``; of ``memcpy`` and ``socket``.
+        Rates by family, of ``all``, and of all ``unmerged``; of ``memcpy``.
         """
-        memory, merge = self._side.memory, self._config.merge
-        reads, single = (
-            {n: plan_request(memory, manifest, received, n, merge=m) for n in memory.families}
-            for m in (merge, False)
+        memory, regions = self.side.memory, self.prefill.regions
+        plans, single = (
+            {
+                n: plan_read(memory, manifest, received.slot, n, merge=merge)
+                for n in memory.families
+            }
+            for merge in (self.config.merge, False)
         )
-        pages = max(single.values(), key=lambda read: read.moved.bytes)
-        sizes = {name: read.moved.bytes for name, read in reads.items()}
+        pages = max(single.values(), key=lambda plan: plan.moved.bytes)
+        sizes = {name: plan.moved.bytes for name, plan in plans.items()}
         size = sum(sizes.values())
         left, right = np.ones(size, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
         rounds, fitted = list[dict[str, int]](), list[tuple[float, float, float]]()
-        for _ in range(self._config.rounds + 1):
-            spent = {name: timed(reader, read).read_ns for name, read in reads.items()}
+        for _ in range(self.config.rounds + 1):
+            spent = {name: read(regions, plan.places, plan.into) for name, plan in plans.items()}
             spent["all"] = sum(spent.values())
-            spent["unmerged"] = sum(timed(reader, read).read_ns for read in single.values())
+            spent["unmerged"] = sum(read(regions, p.places, p.into) for p in single.values())
             spent["memcpy"] = timed_ns(lambda: np.copyto(right, left))
-            if self._transport == "tcp":
-                spent["socket"] = timed_ns(partial(self._peers[0].read_raw, right.data))
             rounds.append(spent)
-            fitted.append(_fit(reader, pages))
+            fitted.append(_fit(regions, pages))
         rates: dict[str, Estimate | None] = {}
         for name in rounds[0]:  # by the median: other processes make some rounds long
             times = summarize([spent[name] for spent in rounds[1:]])  # the first warms up
@@ -243,20 +259,20 @@ class Decode:
         return rates, Costs(*costs)
 
 
-def _fit(reader: Reader, read: Read) -> tuple[float, float, float]:
+def _fit(regions: Sequence[memoryview], plan: Read) -> tuple[float, float, float]:
     """Setup, ns of a descriptor and ns of a byte, from pages of two sizes.
 
     Of one small piece of a page, many small ones and as many large ones.
     """
-    order = np.argsort(-read.places[:, 2], kind="stable")[:_DESCRIPTORS]
-    places, into = read.places[order], [read.into[i] for i in order.tolist()]
+    order = np.argsort(-plan.places[:, 2], kind="stable")[:_DESCRIPTORS]
+    places, into = plan.places[order], [plan.into[i] for i in order.tolist()]
     large, count = min(_LARGE, int(places[:, 2].min())), len(places)
     small = min(_SMALL, large // 2)
 
     def time_ns(count: int, size: int) -> int:
         columns = places[:count, 0], places[:count, 1], np.full(count, size)
         views = [view[:size] for view in into[:count]]
-        return timed_ns(partial(reader.read, np.stack(columns, axis=1), views))
+        return read(regions, np.stack(columns, axis=1), views)
 
     one, many, larger = time_ns(1, small), time_ns(count, small), time_ns(count, large)
     byte_ns = (larger - many) / (count * (large - small))
@@ -286,63 +302,12 @@ def engines_beside(config: TransferConfig) -> dict[str, Sent | None]:
     return found
 
 
-@contextmanager
-def prefill_process(arguments: Sequence[str]) -> Iterator[tuple[tuple[str, int], str]]:
-    """A prefill side in a process of its own, on this machine: its address and token.
-
-    Raises ``StoreUnavailable`` where it does not start.
-    """
-    token = secrets.token_urlsafe(24)
-    reading, writing = os.pipe()
-    child = Child(
-        python("-m", "dsv4kv", "bench", "transfer", *arguments, "--listen", "127.0.0.1:0"),
-        stdout=writing,
-        stderr=writing,
-        env=with_package(os.environ) | {TOKEN: token},
-    )
-    os.close(writing)
-    try:
-        yield _listening(reading), token
-    finally:
-        os.close(reading)
-        child.signal(SIGTERM)  # SIGINT is ignored by what a shell began in the background
-        try:
-            child.wait(5)
-        except TimeoutExpired:
-            child.kill()
-
-
-def _listening(pipe: int) -> tuple[str, int]:
-    """The address that the other process prints when it listens."""
-    said = b""
-    while b"\n" not in said[said.find(LISTENING.encode()) :] or LISTENING.encode() not in said:
-        ready, _, _ = select([pipe], [], [], _STARTED_S)
-        part = os.read(pipe, 4096) if ready else b""
-        if not part:
-            raise StoreUnavailable(
-                f"the prefill side did not start: {said.decode(errors='replace').strip()}"
-            )
-        said += part
-    line = said.decode(errors="replace").split(LISTENING, 1)[1].split()[0]
-    return parse_address(line)
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """``HOST:PORT``; raises ``ConfigError``."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65_535:
-        raise ConfigError(f"{text!r} is no address: write HOST:PORT, such as 127.0.0.1:7100.")
-    return host.strip("[]"), int(port)
-
-
 def dumps(config: TransferConfig, outcome: Outcome) -> str:
     """All of it as JSON: nanoseconds, bytes and GB/s; intervals as half-widths."""
     document = {
         "dsv4kv": __version__,
         "config": config.model_dump(mode="json"),
-        "runs": [asdict(run, dict_factory=_without_arms) for run in outcome.runs],
-        "engines": {name: sent and asdict(sent) for name, sent in outcome.engines.items()},
-        "skipped": outcome.skipped,
+        **asdict(outcome, dict_factory=_without_arms),
     }
     return json.dumps(document, indent=2)
 

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.tiers.objects import coalesce, describe, geometry_of, rows_needed
-from dsv4kv.bench.transfer.manifest import Manifest, MappedReader, Memory, make_manifest
+from dsv4kv.bench.tiers.rows import coalesce, describe, geometry_of, rows_needed
+from dsv4kv.bench.transfer.memory import Memory, make_manifest
 from dsv4kv.bench.transfer.receiver import fan_out, receive
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
-from dsv4kv.errors import ConfigError
+from dsv4kv.errors import ConfigError, OutOfBlocks
 from dsv4kv.model.families import Family, Kept
 from dsv4kv.model.formats import FORMATS, PageLayout
 from dsv4kv.model.plan import plan_cache
@@ -59,8 +59,7 @@ def running(manager: KVCacheManager, tokens: int, *, seed: int = 0) -> int:
 def moved(source: KVCacheManager, slot: int, target: KVCacheManager, tokens: int) -> int:
     theirs = Memory(source)
     manifest = make_manifest(theirs, slot, tokens)
-    manifest = Manifest.model_validate_json(manifest.model_dump_json())
-    return receive(Memory(target), manifest, [MappedReader(theirs.regions)]).slot
+    return receive(Memory(target), manifest, theirs.regions).slot
 
 
 def rows_of(manager: KVCacheManager, slot: int, tokens: int) -> dict[str, list[bytes]]:
@@ -207,6 +206,14 @@ def test_caches_that_differ_are_refused_with_a_sentence(
     assert (target.num_free_slots, target.num_held_blocks) == (3, 0)
 
 
+def test_where_no_blocks_are_free_nothing_is_held() -> None:
+    source, target = cache(), cache(num_blocks=2)
+    prepare_forward(target, [target.admit_request()], [0], [256])
+    with pytest.raises(OutOfBlocks):
+        moved(source, running(source, 300), target, 300)
+    assert (target.num_free_slots, target.num_held_blocks) == (2, 1)
+
+
 def test_of_four_ranks_three_copy_what_one_has_received() -> None:
     """TP 1 → 4 → 1: every rank holds the same bytes, and the wire is crossed once."""
     source = cache()
@@ -217,7 +224,7 @@ def test_of_four_ranks_three_copy_what_one_has_received() -> None:
     slot = running(source, 300)
     theirs = Memory(source)
     manifest = make_manifest(theirs, slot, 300)
-    first = receive(Memory(ranks[0]), manifest, [MappedReader(theirs.regions)])
+    first = receive(Memory(ranks[0]), manifest, theirs.regions)
     others = fan_out(Memory(ranks[0]), first, [Memory(rank) for rank in ranks[1:]])
     expected = rows_of(source, slot, 300)
     for rank, received in zip(ranks, [first, *others], strict=True):

@@ -1,11 +1,12 @@
 """Decoding on after a transfer: bit for bit what a request reads that never left."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dsv4kv.bench.transfer.manifest import Manifest, MappedReader, make_manifest
+from dsv4kv.bench.transfer.memory import Manifest, make_manifest
 from dsv4kv.bench.transfer.prefill import Side
 from dsv4kv.bench.transfer.receiver import receive
 from dsv4kv.config.bench import BenchConfig
@@ -38,8 +39,7 @@ def side(model: dict[str, Any] = FLASH, *, drafts: int = 0, **cache: Any) -> Sid
 
 def move(source: Side, slot: int, target: Side, tokens: int) -> int:
     manifest = make_manifest(source.memory, slot, tokens)
-    reader = MappedReader(source.memory.regions)
-    return receive(target.memory, manifest, [reader]).slot
+    return receive(target.memory, manifest, source.memory.regions).slot
 
 
 @pytest.mark.parametrize(
@@ -76,19 +76,18 @@ def test_decode_steps_after_a_transfer_read_what_they_would_have_read(
 
 
 def changed(manifest: Manifest, name: str, **fields: Any) -> Manifest:
-    family = manifest.families[name].model_copy(update=fields)
-    return manifest.model_copy(update={"families": manifest.families | {name: family}})
+    family = replace(manifest.families[name], **fields)
+    return replace(manifest, families=manifest.families | {name: family})
 
 
 def other_pages(source: Side, manifest: Manifest) -> Manifest:
     """Legacy page numbers, of another table, applied to every buffer (tokenspeed#660)."""
-    ids = [[i + 1 for i in manifest.families["csa"].ids[0]]]
-    return changed(manifest, "csa_indexer", ids=ids)
+    return changed(manifest, "csa_indexer", ids=manifest.families["csa"].ids + 1)
 
 
 def coarse_states(source: Side, manifest: Manifest) -> Manifest:
     """States are numbered as pages are (tokenspeed#1048)."""
-    return changed(manifest, "hca_state", ids=[[manifest.families["hca_state"].ids[0][0] + 1]])
+    return changed(manifest, "hca_state", ids=manifest.families["hca_state"].ids + 1)
 
 
 def truncated_state(source: Side, manifest: Manifest) -> Manifest:
@@ -97,7 +96,7 @@ def truncated_state(source: Side, manifest: Manifest) -> Manifest:
     number = source.memory.numbers[name]
     region = bytearray(source.memory.regions[number])
     family = manifest.families[name]
-    page, slot = family.geometry.page_bytes, family.ids[0][0]
+    page, slot = family.geometry.page_bytes, int(family.ids[0, 0])
     cut = page * 19_008 // 32_768
     region[slot * page + cut : (slot + 1) * page] = bytes(page - cut)
     source.memory.regions[number] = memoryview(region)
@@ -109,7 +108,7 @@ def a_page_too_late(source: Side, manifest: Manifest) -> Manifest:
     number = source.memory.numbers["csa"]
     family = manifest.families["csa"]
     region, page = bytearray(source.memory.regions[number]), family.geometry.page_bytes
-    start = family.ids[0][-1] * page
+    start = int(family.ids[0, -1]) * page
     region[start + 576 : start + 1152] = bytes(576)
     source.memory.regions[number] = memoryview(region)
     return manifest
@@ -131,7 +130,7 @@ def test_bytes_of_others_are_found_by_their_digests(
     slot = source.prefill(0, 200)
     manifest = fault(source, make_manifest(source.memory, slot, 200))
     with pytest.raises(VerificationError, match=rf"digests: {where}: 1 of \d pages\.$|{where}: 2"):
-        receive(target.memory, manifest, [MappedReader(source.memory.regions)])
+        receive(target.memory, manifest, source.memory.regions)
     manager = target.memory.manager
     assert (manager.num_free_slots, manager.num_held_blocks) == (3, 0)
 
@@ -142,4 +141,4 @@ def test_a_missing_draft_window_is_refused() -> None:
     manifest = make_manifest(source.memory, source.prefill(0, 200), 200)
     lost = changed(manifest, "window", layers=[2])
     with pytest.raises(ConfigError, match=r"window: layers: \[2\] there and \[2, 43\] here"):
-        receive(target.memory, lost, [MappedReader(source.memory.regions)])
+        receive(target.memory, lost, source.memory.regions)

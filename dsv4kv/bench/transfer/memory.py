@@ -1,0 +1,179 @@
+"""The memory of a cache as another process reads it, and where a request is there."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from mmap import mmap
+from pathlib import Path
+from shutil import disk_usage
+from tempfile import TemporaryFile
+from typing import IO
+
+import numpy as np
+import torch
+
+from dsv4kv.bench.tiers.objects import CacheBytes
+from dsv4kv.bench.tiers.rows import Geometry, geometry_of, rows_needed, stretches
+from dsv4kv.cache.blocks import Ids
+from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.errors import ConfigError, StoreFull
+from dsv4kv.model.families import Family
+from dsv4kv.units import format_bytes
+
+_ALIGN = 4096
+_SHARED = Path("/dev/shm")  # where Linux has memory as files
+_DIGEST_BYTES = 16
+
+
+def shared_file() -> IO[bytes]:
+    """A file without a name, in memory where there is such a folder."""
+    return TemporaryFile(dir=_SHARED if _SHARED.exists() else None)
+
+
+def share(manager: KVCacheManager, file: int) -> memoryview:
+    """Move all pools into a file, and return its bytes.
+
+    Before the cache's layers are bound to operations. Raises ``StoreFull`` where there is too
+    little of it.
+    """
+    size = sum(_aligned(tensor.nbytes) for _, _, tensor in manager.tensors())
+    free = disk_usage(_SHARED).free if _SHARED.exists() else size
+    if size > free:
+        raise StoreFull(
+            f"the cache has {format_bytes(size)} and {_SHARED} {format_bytes(free)} free: "
+            "make it larger, or the cache smaller."
+        )
+    os.ftruncate(file, size)
+    memory, offset = memoryview(mmap(file, size)), 0
+    for _, _, tensor in manager.tensors():
+        data = torch.frombuffer(memory[offset : offset + tensor.nbytes], dtype=tensor.dtype)
+        tensor.set_(data.view(tensor.shape).copy_(tensor))  # type: ignore[call-overload]
+        offset += _aligned(tensor.nbytes)
+    return memory
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
+
+
+class Memory(CacheBytes):
+    """The memory of a cache.
+
+    ``regions`` are the layers' pools as bytes, a family's one after another from the region in
+    ``numbers`` on; ``geometries`` say where rows are in a layer.
+    """
+
+    def __init__(self, manager: KVCacheManager) -> None:
+        """Look at the pools of a cache; raises ``ConfigError`` for one that is on a GPU."""
+        if manager.device.type != "cpu":
+            raise ConfigError(f"a cache on {manager.device}: transfers read the host's memory.")
+        super().__init__(manager)
+        self.geometries = {name: geometry_of(each) for name, each in self.families.items()}
+        self.regions: list[memoryview] = []
+        self.numbers: dict[str, int] = {}
+        for name, pools in self.pools.items():
+            self.numbers[name] = len(self.regions)
+            self.regions += [pool.numpy().reshape(-1).data for pool in pools]
+
+    def places(self, memory: memoryview) -> list[slice]:
+        """Where regions are in memory that ``share`` has moved them to."""
+        views = (memory, *self.regions)
+        base, *starts = (np.frombuffer(each, np.uint8).ctypes.data for each in views)
+        sizes = map(len, self.regions)
+        return [slice(at - base, at - base + n) for at, n in zip(starts, sizes, strict=True)]
+
+    def rows(self, family: Family, tokens: int, prefix: int = 0) -> range:
+        """Rows that a request needs of a family; see ``rows_needed``."""
+        return rows_needed(family, tokens, self.manager.plan.config.window_tokens, prefix)
+
+    def digests(self, family: Family, ids: Ids, rows: range, page_rows: int) -> list[str]:
+        """A digest of every ``page_rows`` rows, of all layers: equal rows, equal digest."""
+        geometry, first = self.geometries[family.name], self.numbers[family.name]
+        pools, digests = self.regions[first : first + len(family.layers)], []
+        for start in range(rows.start // page_rows * page_rows, rows.stop, page_rows):
+            page = range(max(start, rows.start), min(start + page_rows, rows.stop))
+            found = blake2b(digest_size=_DIGEST_BYTES)
+            for pool, numbers in zip(pools, ids, strict=True):
+                for part in stretches(geometry, numbers, page):
+                    found.update(pool[part])
+            digests.append(found.hexdigest())
+        return digests
+
+
+@dataclass(frozen=True)
+class FamilyRows:
+    """A family of a request: ``rows`` of every layer."""
+
+    format: str  # of its entries; float32 for states
+    ratio: int  # tokens of an entry or a group
+    layers: Sequence[int]  # model indices
+    first_region: int  # number of the first layer's pool in the memory
+    geometry: Geometry
+    rows: range
+    ids: Ids  # int64[layers, n]: pages, or the slot
+    digests: list[str]  # of the rows of every page, in their order
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Where a request's rows are, and their digests."""
+
+    model: str
+    hadamard: bool  # whether indexer keys were rotated
+    tokens: int
+    prefix: int  # tokens whose pages are not in it
+    families: dict[str, FamilyRows]
+    complete: bool  # whether the prompt is computed: before, there are no digests
+
+
+def make_manifest(
+    memory: Memory, slot: int, tokens: int, *, prefix: int = 0, complete: bool = True
+) -> Manifest:
+    """Describe a request of ``tokens`` tokens in a slot, with digests of its rows.
+
+    prefix: tokens whose pages the other side already has; they are omitted.
+    complete: False while the prompt is being computed: pages without digests.
+    """
+    families = {}
+    for name, family in memory.families.items():
+        rows = memory.rows(family, tokens, prefix)
+        ids, geometry = memory.units(family, slot, tokens), memory.geometries[name]
+        digests = memory.digests(family, ids, rows, geometry.rows) if complete else []
+        kind, first = _format_of(family), memory.numbers[name]
+        families[name] = FamilyRows(
+            kind, family.ratio, family.layers, first, geometry, rows, ids, digests
+        )
+    plan = memory.manager.plan
+    return Manifest(plan.config.name, plan.hadamard, tokens, prefix, families, complete)
+
+
+def check_manifest(manifest: Manifest, memory: Memory) -> None:
+    """Raise ``ConfigError`` for a request that this cache cannot hold, bit for bit."""
+    plan = memory.manager.plan
+    facts: list[tuple[str, object, object]] = [
+        ("model", manifest.model, plan.config.name),
+        ("rotation of indexer keys", manifest.hadamard, plan.hadamard),
+        ("families", sorted(manifest.families), sorted(memory.families)),
+    ]
+    for name, family in memory.families.items():
+        if (offered := manifest.families.get(name)) is None:
+            break  # the families differ
+        geometry, held = offered.geometry, memory.geometries[name]
+        facts += [
+            (f"{name}: layers", list(offered.layers), list(family.layers)),
+            (f"{name}: format", offered.format, _format_of(family)),
+            (f"{name}: tokens of an entry", offered.ratio, family.ratio),
+            (f"{name}: bytes of a row", geometry.row_bytes, held.row_bytes),
+            (f"{name}: kind of pages (ring)", geometry.ring, held.ring),
+        ]
+    for what, theirs, ours in facts:
+        if theirs != ours:
+            raise ConfigError(
+                f"the two caches differ: {what}: {theirs} there and {ours} here. Rows are moved "
+                "bit for bit, so build both alike."
+            )
+
+
+def _format_of(family: Family) -> str:
+    return family.layout.format.name if family.layout else "float32"

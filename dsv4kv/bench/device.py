@@ -1,6 +1,5 @@
 """The GPU of a run, and equal calls timed on it: captured in a graph and replayed."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,7 @@ import torch
 
 from dsv4kv.bench.protocol import Budget, Event, ReplayTimer, Throttled, Timing
 from dsv4kv.bench.serve.graphs import Capture, Graph, cuda_capture
-from dsv4kv.bench.telemetry import EMPTY_GRAPH, Window
+from dsv4kv.bench.telemetry import Window
 from dsv4kv.errors import CudaUnavailable
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import prepare
@@ -131,14 +130,11 @@ class CallTimer:
             graph = self._capture([*calls] * rounds)
         timing = self._replays.time(graph.replay, rounds * max(1, len(calls)), most_ns)
         span = timing.started_ns, timing.ended_ns
-        self._windows.append(Window(name, layer_type, temperature, *span, timing))
+        self._windows.append(Window(name, layer_type, temperature, *span, timing.converged))
         return timing
 
-    def time_floors(self) -> list[int]:
-        """Time an empty graph, as a window alone, and an empty kernel: its nanoseconds."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that it is empty
-            self.measure([], EMPTY_GRAPH)
+    def time_floor(self) -> list[int]:
+        """Nanoseconds of an empty kernel."""
         nothing = plan_nothing(torch.empty(1, device=self.device.device))
         return self.time([prepare(nothing)] * _CHAIN, EMPTY_KERNEL)
 

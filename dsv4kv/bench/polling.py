@@ -5,10 +5,8 @@ does not answer is ``absent``, with the reason.
 """
 
 import json
-import os
 import select
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns
@@ -16,24 +14,13 @@ from typing import Any
 
 import psutil
 
-Reader = Callable[[Any, Any], int | float | str | None]
-"""Asks the library (as the module ``pynvml``) about a device; raises its ``NVMLError``."""
 
-_VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-
-
-def _field(nvml: Any, gpu: Any, number: int) -> int:
-    (answer,) = nvml.nvmlDeviceGetFieldValues(gpu, [number])
+def _power(nvml: Any, gpu: Any) -> int:
+    """Power at this instant; ``nvmlDeviceGetPowerUsage`` is a mean over a second."""
+    (answer,) = nvml.nvmlDeviceGetFieldValues(gpu, [nvml.NVML_FI_DEV_POWER_INSTANT])
     if answer.nvmlReturn != nvml.NVML_SUCCESS:
         raise nvml.NVMLError(answer.nvmlReturn)
-    return int(getattr(answer.value, _VALUE_TYPES[answer.valueType]))
-
-
-def _violation(policy: str) -> Reader:
-    """Nanoseconds so far in which a limit held clocks down, between two polls too."""
-    return lambda nvml, gpu: int(
-        nvml.nvmlDeviceGetViolationStatus(gpu, getattr(nvml, policy)).violationTime
-    )
+    return int(answer.value.uiVal)
 
 
 def _reasons(nvml: Any, gpu: Any) -> int:
@@ -44,78 +31,23 @@ def _reasons(nvml: Any, gpu: Any) -> int:
         return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
 
 
-def _ecc_errors(kind: str) -> Reader:
-    return lambda nvml, gpu: nvml.nvmlDeviceGetTotalEccErrors(
-        gpu, getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{kind}"), nvml.NVML_VOLATILE_ECC
-    )
-
-
-FACTS: dict[str, Reader] = {
-    "name": lambda nvml, gpu: nvml.nvmlDeviceGetName(gpu),
-    "power_limit_mw": lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu),
-    "most_sm_clock_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
-    "most_memory_clock_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(
-        gpu, nvml.NVML_CLOCK_MEM
-    ),
-    "ecc": lambda nvml, gpu: nvml.nvmlDeviceGetEccMode(gpu)[0],
-    "mig": lambda nvml, gpu: nvml.nvmlDeviceGetMigMode(gpu)[0],
-    "persistence": lambda nvml, gpu: nvml.nvmlDeviceGetPersistenceMode(gpu),
-}
-"""Asked once."""
+Reader = Callable[[Any, Any], int | None]
+"""Asks the library (as the module ``pynvml``) about a device."""
 
 OFTEN: dict[str, Reader] = {
     "sm_clock_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
     "memory_clock_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
     "reasons": _reasons,
-    "power_mw": lambda nvml, gpu: _field(nvml, gpu, nvml.NVML_FI_DEV_POWER_INSTANT),
-    "energy_mj": lambda nvml, gpu: _field(nvml, gpu, nvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION),
+    "power_mw": _power,
     "temperature_c": lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(
         gpu, nvml.NVML_TEMPERATURE_GPU
     ),
-    "power_violation_ns": _violation("NVML_PERF_POLICY_POWER"),
-    "thermal_violation_ns": _violation("NVML_PERF_POLICY_THERMAL"),
-    "board_violation_ns": _violation("NVML_PERF_POLICY_BOARD_LIMIT"),
-    "reliability_violation_ns": _violation("NVML_PERF_POLICY_RELIABILITY"),
 }
 """Asked at every poll."""
 
-SELDOM: dict[str, Reader] = {
-    "memory_used_bytes": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
-    "pcie_generation": lambda nvml, gpu: nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu),
-    "pcie_width": lambda nvml, gpu: nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu),
-    "pcie_replays": lambda nvml, gpu: nvml.nvmlDeviceGetPcieReplayCounter(gpu),
-    "ecc_corrected": _ecc_errors("CORRECTED"),
-    "ecc_uncorrected": _ecc_errors("UNCORRECTED"),
-}
-"""Asked at every fifth poll; so are other processes and DRAM utilisation, which take more."""
-
-
-def _dram_percent(nvml: Any, gpu: Any) -> Reader:
-    """Reads DRAM bandwidth utilisation since the last call; ``NVMLError`` without counters."""
-    if not nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
-        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
-    samples = [nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()]
-    nvml.nvmlGpmSampleGet(gpu, samples[1])
-
-    def read(nvml: Any, gpu: Any) -> float:
-        samples.reverse()
-        nvml.nvmlGpmSampleGet(gpu, samples[1])
-        question = nvml.c_nvmlGpmMetricsGet_t()
-        question.version, question.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 1
-        question.sample1, question.sample2 = samples
-        question.metrics[0].metricId = nvml.NVML_GPM_METRIC_DRAM_BW_UTIL
-        answer = nvml.nvmlGpmMetricsGet(question).metrics[0]
-        if answer.nvmlReturn != nvml.NVML_SUCCESS:
-            raise nvml.NVMLError(answer.nvmlReturn)
-        return float(answer.value)
-
-    return read
-
-
-Answers = dict[str, int | float | str | None]
+Answers = dict[str, int | None]
 
 _PREFIXES = ("GPU-", "MIG-")
-_FINAL = ("NOT_SUPPORTED", "NO_PERMISSION", "FUNCTION_NOT_FOUND", "INVALID_ARGUMENT")
 _GONE = (
     *("GPU_IS_LOST", "UNINITIALIZED", "DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND", "RESET_REQUIRED"),
     "LIB_RM_VERSION_MISMATCH",
@@ -133,39 +65,27 @@ class NvmlGpu:
         """Open the library (the module ``pynvml``); ``GpuGone`` without driver or such a GPU."""
         self.absent: dict[str, str] = {}  # what could not be read, and why
         self._nvml, self._own_pid = nvml, own_pid
-        others = {"other_processes": self._count_others}
-        self._readers = {"facts": {**FACTS}, "often": {**OFTEN}, "seldom": SELDOM | others}
-        self._failures: Counter[str] = Counter()
+        others: dict[str, Reader] = {"other_processes": self._count_others}
+        self._readers = {"often": OFTEN, "seldom": others}
         try:
             nvml.nvmlInit()
             self._gpu = self._find(uuid)
         except nvml.NVMLError as error:
             raise GpuGone(f"NVML: {error}") from None
-        try:
-            self._readers["seldom"]["dram_percent"] = _dram_percent(nvml, self._gpu)
-        except (AttributeError, nvml.NVMLError) as error:
-            self.absent["dram_percent"] = str(error)
 
     def ask(self, kind: str) -> Answers:
-        """Answers by name of ``facts``, ``often`` or ``seldom``; raises ``GpuGone``."""
+        """Answers by name, of ``often`` or ``seldom``; raises ``GpuGone``."""
         found: Answers = {}
-        readers = self._readers[kind]
-        for name, read in list(readers.items()):
+        for name, read in self._readers[kind].items():
             try:
                 found[name] = read(self._nvml, self._gpu)
             except (AttributeError, TypeError, ValueError, IndexError) as error:
                 # functions and their answers change from version to version of the package
                 self.absent[name] = f"this nvidia-ml-py answers otherwise ({error})"
-                del readers[name]
             except self._nvml.NVMLError as error:
-                if error.value in self._codes(_GONE):
+                if error.value in {getattr(self._nvml, f"NVML_ERROR_{each}") for each in _GONE}:
                     raise GpuGone(f"NVML: {error}") from None
                 self.absent[name] = str(error)
-                if error.value in self._codes(_FINAL):
-                    del readers[name]
-                else:
-                    self._failures[name] += 1
-                    self.absent[name] = f"{error}, {self._failures[name]} times"
         return found
 
     def _find(self, uuid: str) -> Any:
@@ -176,9 +96,6 @@ class NvmlGpu:
             except (self._nvml.NVMLError_NotFound, self._nvml.NVMLError_InvalidArgument):
                 continue
         raise GpuGone(f"NVML knows no GPU {uuid}")
-
-    def _codes(self, names: tuple[str, ...]) -> set[int]:
-        return {getattr(self._nvml, f"NVML_ERROR_{name}") for name in names}
 
     def _count_others(self, nvml: Any, gpu: Any) -> int | None:
         running = {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
@@ -200,15 +117,14 @@ class HostReader:
         self.absent: dict[str, str] = {}  # what could not be read, and why
         self._pid, self._cpus = pid, cpus
 
-    def read(self) -> dict[str, int | float]:
-        """Load average, clock of the CPU that the process is on, and processor times so far."""
-        readers: dict[str, Callable[[], int | float]] = {
-            "load_1min": lambda: os.getloadavg()[0],
+    def read(self) -> Answers:
+        """Clock of the CPU that the process is on, and processor times so far."""
+        readers: dict[str, Callable[[], int]] = {
             "cpu_mhz": self._clock_mhz,
             "machine_busy_ns": lambda: _busy_ns(psutil.cpu_times()),
             "own_cpu_ns": lambda: _busy_ns(psutil.Process(self._pid).cpu_times()),
         }
-        found: dict[str, int | float] = {}
+        found: Answers = {}
         for name, read in readers.items():
             try:
                 found[name] = read()
@@ -228,7 +144,7 @@ def _busy_ns(times: Any) -> int:
     return round(sum(float(getattr(times, kind, 0.0)) for kind in _BUSY) * 1e9)
 
 
-SELDOM_EVERY = 5  # polls
+SELDOM_EVERY = 5  # polls: the host, and what takes the driver longer
 
 Write = Callable[[dict[str, Any]], None]
 """Takes a line: ``{"kind": "often", "at": ns, ...}``; also ``seldom``, ``host`` and ``absent``."""
@@ -276,7 +192,6 @@ def main(pid: int, interval_ns: int, uuid: str | None = None) -> None:
             import pynvml
 
             gpu = NvmlGpu(pynvml, uuid, pid)
-            _write({"kind": "facts", "uuid": uuid, **gpu.ask("facts")})
         except (ImportError, GpuGone) as error:
             _write({"kind": "absent", "gpu": str(error)})
             gpu = None

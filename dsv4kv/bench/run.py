@@ -325,7 +325,7 @@ def _measure_device(
     measure, requests = setup.config.measure, setup.config.workload.concurrency
     budget = Budget(measure.figures_seconds)
     timer = CallTimer(device, telemetry.windows, telemetry.was_throttled, budget)
-    floor = timer.time_floors()
+    floor = timer.time_floor()
     peaks = measure_peaks(device, measure.memcpy_bytes, timer)
     operations, missing = measure_operations(drive.executor, timer, requests, measure.seed)
     return {

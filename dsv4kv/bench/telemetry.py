@@ -11,18 +11,14 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import perf_counter_ns, sleep
 from typing import IO, Any, Self, TypeVar
 
-from dsv4kv.bench.protocol import Timing
 from dsv4kv.processes import python, with_package
-from dsv4kv.runs.environment import memory_peak_bytes
 from dsv4kv.runs.part import Part
-from dsv4kv.runs.telemetry import GpuChecks, GpuSamples, GpuState, HostSamples, MeasuredWindow
+from dsv4kv.runs.telemetry import GpuChecks, GpuSamples, HostSamples, MeasuredWindow
 from dsv4kv.runs.telemetry import Telemetry as TelemetryRecord
-
-EMPTY_GRAPH = "empty graph"  # a window whose samples are what a replay costs by itself
 
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 """NVML's clock event reasons that make a sample worthless: hardware slowdown, thermal slowdown by
@@ -43,10 +39,8 @@ Polls = list[dict[str, Any]]
 class Readings:
     """Everything that was polled."""
 
-    facts: dict[str, Any] = field(default_factory=dict)
-    """What does not change of the GPU; empty without one."""
-    often: Polls = field(default_factory=list)  # its state at every poll
-    seldom: Polls = field(default_factory=list)  # its state at every fifth
+    often: Polls = field(default_factory=list)  # the GPU's state at every poll
+    seldom: Polls = field(default_factory=list)  # processes on it at every fifth
     host: Polls = field(default_factory=list)  # the host's
     absent: dict[str, str] = field(default_factory=dict)
     """What could not be read, or not every time, and why."""
@@ -61,8 +55,8 @@ def parse_lines(lines: Iterable[bytes]) -> Readings:
         except ValueError:
             continue
         kind = answers.pop("kind")
-        if kind in ("facts", "absent"):
-            getattr(found, kind).update(answers)
+        if kind == "absent":
+            found.absent.update(answers)
         else:
             getattr(found, kind).append(answers)
     return found
@@ -77,7 +71,7 @@ class Window:
     temperature: str | None  # ``cold`` or ``hot`` where an operation was timed both ways
     started_ns: int
     ended_ns: int
-    timing: Timing | None = None  # how it was timed, where by ``protocol``
+    converged: bool | None = None  # whether the median is well known, where that was waited for
 
 
 class Telemetry:
@@ -146,16 +140,12 @@ class Telemetry:
     def describe(self) -> TelemetryRecord:
         """Everything that was polled, and when what was measured, as a record has it."""
         readings, began_ns = self.readings, self.started_ns
-        empty = (each.timing for each in self.windows if each.name == EMPTY_GRAPH)
         return TelemetryRecord(
             interval_ns=self.interval_ns,
             windows=[_describe_window(window, began_ns) for window in self.windows],
-            gpu=GpuState.model_validate(readings.facts) if readings.facts else None,
             gpu_samples=_samples(GpuSamples, readings.often, began_ns),
             gpu_checks=_samples(GpuChecks, readings.seldom, began_ns),
             host_samples=_samples(HostSamples, readings.host, began_ns),
-            memory_peak_bytes=memory_peak_bytes(),
-            empty_graph_ns=next((timing.samples_ns for timing in empty if timing), None),
             absent=dict(sorted(readings.absent.items())),
         )
 
@@ -176,11 +166,9 @@ class Telemetry:
 
 
 def _describe_window(window: Window, began_ns: int) -> MeasuredWindow:
-    facts = {name: getattr(window, name) for name in ("name", "layer_type", "temperature")}
-    facts |= {name: getattr(window, name) - began_ns for name in ("started_ns", "ended_ns")}
-    if window.timing:
-        facts |= {n: getattr(window.timing, n) for n in ("calls", "warmup_ns", "converged")}
-    return MeasuredWindow.model_validate(facts)
+    facts = asdict(window)
+    facts |= {name: facts[name] - began_ns for name in ("started_ns", "ended_ns")}
+    return MeasuredWindow(**facts)
 
 
 P = TypeVar("P", bound=Part)

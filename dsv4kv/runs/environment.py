@@ -6,10 +6,8 @@ Every fact that cannot be had is None; nothing here fails, imports torch, or nam
 import hashlib
 import os
 import platform
-import resource
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -86,12 +84,6 @@ def _known(ask: Callable[[], T]) -> T | None:
         return ask()
     except (ValueError, OSError):
         return None
-
-
-def memory_peak_bytes() -> int:
-    """Most memory that this process has had resident."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _driver_versions() -> dict[str, str | None]:

@@ -6,15 +6,20 @@ null where there was no answer; a column that never had one is null, and ``absen
 
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from dsv4kv.runs.part import Part, Temperature
 
 Integers = list[int | None] | None
-Numbers = list[float | None] | None
 
 
-class Samples(Part):
+class _Polled(Part):
+    """A part that once had more fields: records of before load without them."""
+
+    model_config = Part.model_config | ConfigDict(extra="ignore")
+
+
+class Samples(_Polled):
     """Polls of one kind."""
 
     at_ns: list[int] = Field(description="When each was made.")
@@ -39,54 +44,25 @@ class GpuSamples(Samples):
     reasons: Integers = None
     """Why clocks are not higher: the bits of NVML's clock event reasons."""
     power_mw: Integers = Field(None, description="Power at that instant.")
-    energy_mj: Integers = Field(None, description="Energy since the driver was loaded.")
     temperature_c: Integers = Field(None, description="Temperature of the GPU.")
-    power_violation_ns: Integers = None
-    """Time so far that power held clocks down."""
-    thermal_violation_ns: Integers = Field(None, description="Time so far that heat did.")
-    board_violation_ns: Integers = Field(None, description="Time so far that the board's did.")
-    reliability_violation_ns: Integers = None
-    """Time so far in which the reliability of the voltage did."""
 
 
 class GpuChecks(Samples):
     """What is asked of the GPU five times a second."""
 
-    memory_used_bytes: Integers = Field(None, description="Memory in use, by everybody.")
-    pcie_generation: Integers = Field(None, description="Generation of the PCIe link.")
-    pcie_width: Integers = Field(None, description="Lanes of the PCIe link.")
-    pcie_replays: Integers = Field(None, description="Packets sent again so far.")
-    ecc_corrected: Integers = Field(None, description="Memory errors corrected so far.")
-    ecc_uncorrected: Integers = Field(None, description="Memory errors that could not be.")
     other_processes: Integers = Field(None, description="Other processes that compute on it.")
-    dram_percent: Numbers = None
-    """DRAM bandwidth in use since the poll before, of the full rate, by the GPU's counters."""
-
-
-class GpuState(Part):
-    """The GPU as NVML knows it."""
-
-    uuid: str = Field(description="Its UUID, as CUDA names it.")
-    name: str | None = Field(None, description="As the driver names it.")
-    power_limit_mw: int | None = Field(None, description="Power limit in force.")
-    most_sm_clock_mhz: int | None = Field(None, description="Max clock of the multiprocessors.")
-    most_memory_clock_mhz: int | None = Field(None, description="Highest clock of the memory.")
-    ecc: int | None = Field(None, description="1 with error correction.")
-    mig: int | None = Field(None, description="1 where it is split (MIG).")
-    persistence: int | None = Field(None, description="1 where the driver stays loaded.")
 
 
 class HostSamples(Samples):
     """The host's state, five times a second."""
 
-    load_1min: Numbers = Field(None, description="Load average.")
     cpu_mhz: Integers = Field(None, description="Clock of the CPU that the run was on.")
     machine_busy_ns: Integers = None
     """Processor time that all processes have used since the machine started."""
     own_cpu_ns: Integers = Field(None, description="Processor time that this run has used.")
 
 
-class MeasuredWindow(Part):
+class MeasuredWindow(_Polled):
     """When something was measured, and how."""
 
     name: str = Field(description="An operation, a peak, or ``serve``, ``memcpy``, ….")
@@ -94,25 +70,19 @@ class MeasuredWindow(Part):
     temperature: Temperature | None = Field(None, description="Of an operation timed both ways.")
     started_ns: int = Field(description="Begin.")
     ended_ns: int = Field(description="End.")
-    calls: int | None = Field(None, description="Calls of a sample; null as the workload had it.")
-    warmup_ns: int | None = Field(None, description="Warm-up before it began.")
     converged: bool | None = None
     """Whether the median was known to 0.5 % when sampling ended; null where nothing waited
     for that."""
 
 
-class Telemetry(Part):
+class Telemetry(_Polled):
     """Polls of the machine during the measurement."""
 
     interval_ns: int = Field(gt=0, description="Between two polls.")
     windows: list[MeasuredWindow] = Field(description="What was measured when.")
-    gpu: GpuState | None = Field(None, description="The GPU; null without one that answers.")
-    gpu_samples: GpuSamples | None = Field(None, description="Its state.")
-    gpu_checks: GpuChecks | None = Field(None, description="Its state, what changes seldom.")
+    gpu_samples: GpuSamples | None = Field(None, description="The GPU's state.")
+    gpu_checks: GpuChecks | None = Field(None, description="Who else uses the GPU.")
     host_samples: HostSamples | None = Field(None, description="The host's state.")
-    memory_peak_bytes: int = Field(description="Most memory the process has had resident so far.")
-    empty_graph_ns: list[int] | None = None
-    """Durations of a graph without work between two events: the least that a replay takes."""
     absent: dict[str, str] = Field(description="What could not be read every time, and why.")
 
 

@@ -18,17 +18,8 @@ REASONS = {
 }
 """NVML's clock event reasons that are limits; idle (0x1) and a user's clocks (0x2) are not."""
 
-VIOLATIONS = {
-    "power_violation_ns": "power cap",
-    "thermal_violation_ns": "thermal slowdown",
-    "board_violation_ns": "board limit",
-    "reliability_violation_ns": "voltage reliability",
-}
-"""Counters that grow while a limit holds: what happens between two polls is in them too."""
-
 _STEADY = 0.02  # a step of 15 MHz is 0.8 % of a clock: two are noise, more are a change
 _NEAR_NS = 400_000_000  # two of the seldom polls
-_ENERGY_FROM_NS = 2_000_000_000  # the counter is renewed about every 100 ms
 
 Value = int | float
 Column = Sequence[Value | None] | None
@@ -44,9 +35,7 @@ class WindowState:
     limits: dict[str, float] = field(default_factory=dict)
     """What held clocks down, and for which share of the time."""
     power_w: float | None = None  # mean power
-    energy_j: float | None = None  # energy, for windows of two seconds and more
     temperature_c: Value | None = None  # highest temperature
-    dram_percent: float | None = None  # mean utilisation of the GPU's memory by its own counters
     other_processes: Value | None = None  # most other processes that computed on the GPU at once
     cpu_mhz: tuple[Value, Value] | None = None
     """Lowest and highest clock of the CPU that the run was on."""
@@ -70,9 +59,6 @@ def window_state(telemetry: Telemetry, window: MeasuredWindow) -> WindowState:
     """Join what was polled to a window."""
     gpu, checks, host = telemetry.gpu_samples, telemetry.gpu_checks, telemetry.host_samples
     power_mw = _values(gpu, "power_mw", window)
-    energy_mj = _growth(gpu, "energy_mj", window)
-    is_long = window.ended_ns - window.started_ns >= _ENERGY_FROM_NS
-    dram_percent = _values(checks, "dram_percent", window, since_last=True)
     busy_ns = _growth(host, "machine_busy_ns", window)
     own_ns = _growth(host, "own_cpu_ns", window)
     return WindowState(
@@ -80,9 +66,7 @@ def window_state(telemetry: Telemetry, window: MeasuredWindow) -> WindowState:
         memory_clock_mhz=_range(_values(gpu, "memory_clock_mhz", window)),
         limits=_limits(gpu, window),
         power_w=sum(power_mw) / len(power_mw) / 1e3 if power_mw else None,
-        energy_j=energy_mj[0] / 1e3 if energy_mj and is_long else None,
         temperature_c=max(_values(gpu, "temperature_c", window), default=None),
-        dram_percent=sum(dram_percent) / len(dram_percent) if dram_percent else None,
         other_processes=max(_values(checks, "other_processes", window), default=None),
         cpu_mhz=_range(_values(host, "cpu_mhz", window)),
         other_cpus=max(0.0, (busy_ns[0] - own_ns[0]) / busy_ns[1]) if busy_ns and own_ns else None,
@@ -90,33 +74,20 @@ def window_state(telemetry: Telemetry, window: MeasuredWindow) -> WindowState:
 
 
 def _limits(gpu: GpuSamples | None, window: MeasuredWindow) -> dict[str, float]:
-    """Share of the time by name: of polls that reported it, or of a counter if that is more."""
-    found: dict[str, float] = {}
+    """Share of the window's polls by the name of the reason that they reported."""
     reasons = [int(bits) for bits in _values(gpu, "reasons", window)]
-    for bit, name in REASONS.items():
-        if count := sum(bool(bits & bit) for bits in reasons):
-            found[name] = count / len(reasons)
-    for column, name in VIOLATIONS.items():
-        growth = _growth(gpu, column, window)
-        if growth and growth[0] > 0:
-            share = min(1.0, growth[0] / growth[1])
-            found[name] = max(share, found.get(name, 0.0))
-    return found
+    counts = {name: sum(bool(bits & bit) for bits in reasons) for bit, name in REASONS.items()}
+    return {name: count / len(reasons) for name, count in counts.items() if count}
 
 
-def _values(
-    samples: Samples | None, column: str, window: MeasuredWindow, *, since_last: bool = False
-) -> list[Value]:
-    """Values of the polls inside a window; where there are none, of the polls around it.
-
-    With ``since_last`` a value is about the time since the poll before, and that must be inside.
-    """
+def _values(samples: Samples | None, column: str, window: MeasuredWindow) -> list[Value]:
+    """Values of the polls inside a window; where there are none, of the polls around it."""
     series: Column = getattr(samples, column, None)
     if samples is None or series is None:
         return []
-    first = bisect_left(samples.at_ns, window.started_ns) + since_last
+    first = bisect_left(samples.at_ns, window.started_ns)
     last = bisect_right(samples.at_ns, window.ended_ns)
-    if first < last or since_last:
+    if first < last:
         return [value for value in series[first:last] if value is not None]
     near = range(max(0, first - 1), min(last + 1, len(series)))
     earliest, latest = window.started_ns - _NEAR_NS, window.ended_ns + _NEAR_NS

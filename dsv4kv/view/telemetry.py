@@ -6,23 +6,17 @@ from functools import partial
 from typing import Final, Literal
 
 from dsv4kv.runs.schema import Case
-from dsv4kv.runs.telemetry import MeasuredWindow, MemorySeries, Telemetry
+from dsv4kv.runs.telemetry import MeasuredWindow, MemorySeries
 from dsv4kv.runs.windows import WindowState, window_state
 from dsv4kv.units import format_bytes
 from dsv4kv.view import plots
 from dsv4kv.view.quantity import format_number, quantity
-from dsv4kv.view.table import ABSENT, Facts, Finding, Number, Part, Read, Section, Table, Text
+from dsv4kv.view.table import ABSENT, Finding, Number, Read, Section, Table, Text
 
 BUSY_CPUS: Final = 0.5  # of other processes; one of our polls is a thousandth
 _EXPECTED = {"power cap"}  # at full load on parts that are rated by their power
 _MAX_NAMES = 4
 _NS = 1e-9
-_COUNTERS: Sequence[tuple[str, Literal["bad", "note"], str]] = (
-    ("ecc_uncorrected", "bad", "uncorrected memory errors of the GPU"),
-    ("ecc_corrected", "note", "corrected memory errors of the GPU"),
-    ("pcie_replays", "note", "packets that the PCIe link sent again"),
-)
-"""Counters that should not change."""
 
 
 def _span(ends: tuple[float, float]) -> str:
@@ -34,23 +28,10 @@ _COLUMNS: dict[str, tuple[str, Callable[..., str]]] = {
     "SM MHz": ("sm_clock_mhz", _span),
     "memory MHz": ("memory_clock_mhz", _span),
     "W": ("power_w", format_number),
-    "J": ("energy_j", format_number),
     "°C": ("temperature_c", "{:.0f}".format),
-    "DRAM %": ("dram_percent", format_number),
     "CPU MHz": ("cpu_mhz", _span),
     "CPUs used by other processes": ("other_cpus", format_number),
 }
-_TRACKS: Final = {
-    "sm_clock_mhz": ("SM clock, MHz", 1.0),
-    "memory_clock_mhz": ("memory clock, MHz", 1.0),
-    "power_mw": ("power, W", 1e-3),
-    "temperature_c": ("temperature, °C", 1.0),
-    "dram_percent": ("DRAM bandwidth, % of the full rate", 1.0),
-    "memory_used_bytes": ("memory in use, GiB", 2.0**-30),
-    "cpu_mhz": ("CPU clock, MHz", 1.0),
-    "load_1min": ("load, 1 min", 1.0),
-}
-
 
 Window = tuple[str, MeasuredWindow, WindowState]
 """Its name, ``gather_topk csa cold``; when it was; and what the machine did."""
@@ -137,21 +118,8 @@ def judge_telemetry(case: Case) -> Iterator[Finding]:
         yield Finding("note", f"other processes used CPUs during {_few(busy)}")
     if others := max((state.other_processes or 0 for _, _, state in windows), default=0):
         yield Finding("warning", f"{others} other processes computed on the GPU")
-    found = case.telemetry
-    if found:
-        yield from _judge_counters(found)
-
-
-def _judge_counters(telemetry: Telemetry) -> Iterator[Finding]:
-    for column, level, sentence in _COUNTERS:
-        reads = getattr(telemetry.gpu_checks, column, None) or []
-        counts = [count for count in reads if count is not None]
-        if counts and counts[-1] > counts[0]:
-            yield Finding(level, f"{sentence} during the run: {counts[-1] - counts[0]:,}")
-        elif counts and counts[0] and level == "bad":
-            yield Finding("warning", f"{sentence} before this run began: {counts[0]:,}")
     reasons: dict[str, list[str]] = defaultdict(list)
-    for name, reason in telemetry.absent.items():
+    for name, reason in (case.telemetry.absent if case.telemetry else {}).items():
         reasons[reason].append(name)
     if reasons:
         missing = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
@@ -164,21 +132,9 @@ def _few(names: Sequence[str]) -> str:
 
 
 def machine_section(case: Case) -> Iterator[Section]:
-    """What was polled: the table of windows, and a chart of each quantity."""
-    found, table = case.telemetry, telemetry_table(case)
-    if found is None or table is None:
-        return
-    memory = f"peak resident memory {format_bytes(found.memory_peak_bytes)}"
-    parts: list[Part] = [table, Facts({"process": memory})]
-    for samples in (found.gpu_samples, found.gpu_checks, found.host_samples):
-        for column, (title, factor) in _TRACKS.items():
-            values = getattr(samples, column, None) or []
-            if samples is not None and sum(value is not None for value in values) > 1:
-                seconds = [at * _NS for at in samples.at_ns]
-                scaled = [None if value is None else value * factor for value in values]
-                line = plots.Line("", seconds, scaled)
-                parts.append(plots.lines(title, [line], x="seconds"))
-    yield Section("Telemetry", parts)
+    """What was polled: the table of windows."""
+    if table := telemetry_table(case):
+        yield Section("Telemetry", [table])
 
 
 def pool_sizes(series: MemorySeries) -> dict[str, list[int]]:

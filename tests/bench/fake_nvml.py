@@ -15,10 +15,7 @@ OTHER_UUID = "GPU-99999999-2222-3333-4444-555555555555"
 OWN_PID = 4321
 
 CLOCKS = {pynvml.NVML_CLOCK_SM: 1_980, pynvml.NVML_CLOCK_MEM: 3_201}
-FIELDS = {
-    pynvml.NVML_FI_DEV_POWER_INSTANT: ("uiVal", 1, 512_000),
-    pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION: ("ullVal", 3, 7_000_000_000_000),
-}
+POWER = ("uiVal", 1, 512_000)
 
 
 @dataclass
@@ -32,9 +29,7 @@ class FakeNvml:
     calls: list[str] = field(default_factory=list)  # names of the functions called
     clocks: dict[int, int] = field(default_factory=lambda: dict(CLOCKS))
     reasons: int = 0
-    violation_ns: dict[int, int] = field(default_factory=dict)
     pids: list[int] = field(default_factory=lambda: [OWN_PID])
-    dram_percent: float = 87.5
     gone: bool = False
 
     def __getattr__(self, name: str) -> Any:
@@ -59,40 +54,14 @@ class FakeNvml:
         return {
             "nvmlInit": lambda: None,
             "nvmlDeviceGetHandleByUUID": _find,
-            "nvmlDeviceGetName": lambda _: "NVIDIA H200",
-            "nvmlDeviceGetEccMode": lambda _: [1, 1],
-            "nvmlDeviceGetEnforcedPowerLimit": lambda _: 700_000,
-            "nvmlDeviceGetMaxClockInfo": lambda _, kind: CLOCKS[kind],
             "nvmlDeviceGetClockInfo": lambda _, kind: self.clocks[kind],
             "nvmlDeviceGetCurrentClocksEventReasons": lambda _: self.reasons,
             "nvmlDeviceGetTemperature": lambda *_: 61,
-            "nvmlDeviceGetFieldValues": lambda _, ids: [field_value(*FIELDS[one]) for one in ids],
-            "nvmlDeviceGetViolationStatus": lambda _, policy: SimpleNamespace(
-                referenceTime=0, violationTime=self.violation_ns.get(policy, 0)
-            ),
-            "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=141 << 30, used=12 << 30),
-            "nvmlDeviceGetTotalEccErrors": lambda _, kind, _counter: (
-                3 if kind == pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED else 0
-            ),
-            "nvmlDeviceGetCurrPcieLinkGeneration": lambda _: 5,
-            "nvmlDeviceGetCurrPcieLinkWidth": lambda _: 16,
+            "nvmlDeviceGetFieldValues": lambda _, ids: [field_value(*POWER) for _each in ids],
             "nvmlDeviceGetComputeRunningProcesses": lambda _: [
                 SimpleNamespace(pid=pid) for pid in self.pids
             ],
-            "nvmlGpmQueryDeviceSupport": lambda _: SimpleNamespace(isSupportedDevice=1),
-            "nvmlGpmSampleAlloc": pynvml.c_nvmlGpmSample_t,
-            "nvmlGpmSampleGet": lambda _, sample: sample,
-            "nvmlGpmMetricsGet": self._measure_dram,
         }
-
-    def _measure_dram(self, question: Any) -> Any:
-        assert question.version == pynvml.NVML_GPM_METRICS_GET_VERSION
-        assert (question.numMetrics, question.metrics[0].metricId) == (
-            1,
-            pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
-        )
-        question.metrics[0].value = self.dram_percent
-        return question
 
 
 def _find(uuid: str) -> str:

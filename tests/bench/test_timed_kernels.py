@@ -77,7 +77,7 @@ def launched() -> dict[Named, Any]:
     with twin_gpu() as gpu:
         bench = build(gpu, "workload.decode=eager")
         timer = CountingTimer(gpu)
-        timer.time_floors()
+        timer.time_floor()
         measure_peaks(timer.device, 1 << 20, timer)
         measure_operations(bench.drive.executor, timer, requests=2, seed=0)
     return timer.launched

@@ -5,7 +5,6 @@ from typing import Any
 from dsv4kv.runs.telemetry import (
     GpuChecks,
     GpuSamples,
-    GpuState,
     HostSamples,
     MeasuredWindow,
     Telemetry,
@@ -26,8 +25,6 @@ def make_window(index: int, **changes: Any) -> MeasuredWindow:
         "temperature": "cold",
         "started_ns": started_ns,
         "ended_ns": started_ns + WINDOW_NS,
-        "calls": 64,
-        "warmup_ns": 200_000_000,
         "converged": True,
     }
     return MeasuredWindow(**facts | changes)
@@ -42,8 +39,6 @@ def make_gpu_samples(windows: int, **columns: Any) -> GpuSamples:
         "reasons": lambda _: 0,
         "power_mw": lambda _: 512_000,
         "temperature_c": lambda _: 61,
-        "power_violation_ns": lambda _: 0,
-        "thermal_violation_ns": lambda _: 7,
     }
     told = {
         name: [column(at) for at in at_ns] if callable(column) else column
@@ -58,23 +53,14 @@ def make_telemetry(count: int = 3, **changes: Any) -> Telemetry:
     facts: dict[str, Any] = {
         "interval_ns": INTERVAL_NS,
         "windows": [make_window(index) for index in range(count)],
-        "gpu": GpuState(uuid="GPU-1", name="NVIDIA H200", power_limit_mw=700_000),
         "gpu_samples": make_gpu_samples(count),
-        "gpu_checks": GpuChecks(
-            at_ns=at_ns,
-            other_processes=[0] * len(at_ns),
-            dram_percent=[80.0] * len(at_ns),
-            ecc_uncorrected=[0] * len(at_ns),
-        ),
+        "gpu_checks": GpuChecks(at_ns=at_ns, other_processes=[0] * len(at_ns)),
         "host_samples": HostSamples(
             at_ns=at_ns,
-            load_1min=[1.0] * len(at_ns),
             cpu_mhz=[3_700] * len(at_ns),
             machine_busy_ns=at_ns,
             own_cpu_ns=at_ns,
         ),
-        "memory_peak_bytes": 1 << 30,
-        "empty_graph_ns": [4_000] * 30,
         "absent": {},
     }
     return Telemetry(**facts | changes)

@@ -25,7 +25,9 @@ from dsv4kv.runs.store import (
     remove,
     save_record,
 )
+from dsv4kv.runs.telemetry import Telemetry
 from tests.runs.records import make_case, make_environment, make_record, make_sweep_cases
+from tests.runs.telemetries import make_telemetry
 
 
 @pytest.fixture
@@ -331,6 +333,16 @@ def test_the_first_records_load_with_what_they_did_not_know_at_its_default() -> 
     assert {case.launch for case in record.cases} == {0}
     samples_ns = record.cases[0].operations[0].samples_ns
     assert samples_ns == [417_000, 421_500, 419_250, 430_000, 418_100, 425_000]
+
+
+def test_what_telemetry_had_before_is_skipped() -> None:
+    telemetry = make_telemetry()
+    before = telemetry.model_dump() | {"memory_peak_bytes": 1, "gpu": {"uuid": "GPU-1"}}
+    before["windows"][0] |= {"calls": 64, "warmup_ns": 1}
+    before["gpu_samples"]["energy_mj"] = before["gpu_samples"]["power_mw"]
+    before["gpu_checks"] |= {"ecc_corrected": [0], "dram_percent": [1.5]}
+    before["host_samples"]["load_1min"] = [0.5]
+    assert Telemetry.model_validate(before, strict=True) == telemetry
 
 
 def test_the_first_records_can_be_saved_anew_with_a_digest() -> None:

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.runs.telemetry import GpuChecks, Telemetry
+from dsv4kv.runs.telemetry import Telemetry
 from dsv4kv.runs.windows import REASONS, WindowState, window_state
 from tests.runs.telemetries import (
     INTERVAL_NS,
-    PERIOD_NS,
     make_gpu_samples,
     make_telemetry,
     make_window,
@@ -39,7 +38,6 @@ def test_a_machine_that_does_nothing_else_limits_no_row() -> None:
         memory_clock_mhz=(3_201, 3_201),
         power_w=512.0,
         temperature_c=61,
-        dram_percent=80.0,
         other_processes=0,
         cpu_mhz=(3_700, 3_700),
         other_cpus=0.0,
@@ -71,31 +69,6 @@ def test_idle_and_clocks_set_by_a_user_are_no_limits(bit: int) -> None:
     assert not any(state.is_limited for state in states(with_gpu(reasons=lambda _: bit)))
 
 
-def test_what_happens_between_two_polls_is_told_by_its_counter() -> None:
-    moment = make_window(1).started_ns + 250_000_000
-    samples = make_gpu_samples(3, power_violation_ns=lambda at: 25_000_000 * (at >= moment))
-    found = states(make_telemetry(gpu_samples=samples))
-    assert [set(state.limits) for state in found] == [set(), {"power cap"}, set()]
-    assert found[1].limits["power cap"] == pytest.approx(0.05, abs=0.005)
-
-
-@pytest.mark.parametrize("from_start_ns", [1, 499_999_999])
-def test_a_counter_that_grows_at_the_edge_of_a_window_belongs_to_it(from_start_ns: int) -> None:
-    """Between the window's first or last poll and its edge, where no poll of its own sees it."""
-    moment = make_window(1).started_ns + from_start_ns
-    samples = make_gpu_samples(3, thermal_violation_ns=lambda at: 30_000_000 * (at >= moment))
-    found = states(make_telemetry(gpu_samples=samples))
-    assert [set(state.limits) for state in found] == [set(), {"thermal slowdown"}, set()]
-
-
-def test_of_a_reason_and_its_counter_the_larger_share_is_told() -> None:
-    samples = make_gpu_samples(
-        3, reasons=from_window(1, 0, 0x4), power_violation_ns=lambda at: at * 9 // 10
-    )
-    shares = [state.limits["power cap"] for state in states(make_telemetry(gpu_samples=samples))]
-    assert shares == pytest.approx([0.9, 0.9, 1.0])
-
-
 def test_a_window_shorter_than_a_poll_is_told_by_the_polls_around_it() -> None:
     for offset_ns in (1_000, 20_000_000, 39_000_000):
         start = 5 * INTERVAL_NS + offset_ns
@@ -106,27 +79,8 @@ def test_a_window_shorter_than_a_poll_is_told_by_the_polls_around_it() -> None:
         assert found.limits == {"thermal slowdown by hardware": 0.5}
 
 
-def test_energy_is_told_of_long_windows_only() -> None:
-    samples = make_gpu_samples(6, energy_mj=lambda at: 10**6 + at * 700 // 10**6)
-    short = make_window(1)
-    long = make_window(0, ended_ns=make_window(0).started_ns + 2_000_000_000)
-    telemetry = make_telemetry(6, gpu_samples=samples)
-    assert window_state(telemetry, short).energy_j is None
-    # from the last poll before to the first after, 700 W
-    assert window_state(telemetry, long).energy_j == pytest.approx(1_400, abs=2 * 28)
-
-
-def test_dram_utilisation_counts_where_all_of_its_time_lies_inside() -> None:
-    window = make_window(1)
-    at_ns = list(range(0, 3 * PERIOD_NS, 200_000_000))
-    inside = [at - 200_000_000 >= window.started_ns and at <= window.ended_ns for at in at_ns]
-    checks = GpuChecks(at_ns=at_ns, dram_percent=[90.0 if each else 1.0 for each in inside])
-    assert 0 < sum(inside) < 4
-    assert window_state(make_telemetry(gpu_checks=checks), window).dram_percent == 90.0
-
-
 def test_where_nothing_was_polled_nothing_is_told() -> None:
-    empty = make_telemetry(gpu=None, gpu_samples=None, gpu_checks=None, host_samples=None)
+    empty = make_telemetry(gpu_samples=None, gpu_checks=None, host_samples=None)
     assert states(empty) == [WindowState()] * 3
     assert states(with_gpu(sm_clock_mhz=None, reasons=None))[0].sm_clock_mhz is None
 

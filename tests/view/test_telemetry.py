@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from dsv4kv.runs.telemetry import GpuChecks, HostSamples, Telemetry
@@ -77,33 +76,3 @@ def test_company_on_the_gpu_and_the_cpus_is_told() -> None:
         ("note", f"other processes used CPUs during {rows}"),
         ("warning", "2 other processes computed on the GPU"),
     ]
-
-
-NOT_CORRECTED = "uncorrected memory errors of the GPU"
-
-
-@pytest.mark.parametrize(
-    ("counters", "told"),
-    [
-        ({"ecc_uncorrected": [0, None, 1]}, [("bad", f"{NOT_CORRECTED} during the run: 1")]),
-        ({"ecc_uncorrected": [3, 3, 5]}, [("bad", f"{NOT_CORRECTED} during the run: 2")]),
-        (
-            {"ecc_uncorrected": [3, 3, 3]},
-            [("warning", f"{NOT_CORRECTED} before this run began: 3")],
-        ),
-        (
-            {"ecc_corrected": [3, 3, 4], "pcie_replays": [0, 7, 1_007]},
-            [
-                ("note", "corrected memory errors of the GPU during the run: 1"),
-                ("note", "packets that the PCIe link sent again during the run: 1,007"),
-            ],
-        ),
-        ({"ecc_corrected": [9, 9, 9], "pcie_replays": [2, 2, None]}, []),
-    ],
-    ids=str,
-)
-def test_counters_are_told_by_what_they_grew_while_it_was_measured(
-    counters: dict[str, Any], told: list[tuple[str, str]]
-) -> None:
-    checks = GpuChecks(at_ns=[0, 1, 2], **counters)
-    assert findings(make_telemetry(gpu_checks=checks)) == told

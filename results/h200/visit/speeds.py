@@ -55,4 +55,4 @@ def _answer_peaks(place: Place, watch: Stopwatch) -> None:
             found,
             lambda ns, moved=moved: moved / ns / 1e3,  # type: ignore[misc]
         )
-    watch.answer("empty_node", Measured(watch.timer.time_floors(), 1, 0), lambda ns: ns / 1e3)
+    watch.answer("empty_node", Measured(watch.timer.time_floor(), 1, 0), lambda ns: ns / 1e3)

@@ -62,7 +62,6 @@ def make_telemetry(reasons: list[int | None]) -> Telemetry:
         interval_ns=POLL_NS,
         windows=[window],
         gpu_samples=samples,
-        memory_peak_bytes=1 << 30,
         absent={},
     )
 

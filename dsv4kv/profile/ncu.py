@@ -1,19 +1,14 @@
-"""Reads ``.ncu-rep`` files through NVIDIA's ``ncu-report`` package (extra ``profile``), or ncu.
+"""Reads ``.ncu-rep`` files through NVIDIA's ``ncu-report`` package (extra ``profile``)."""
 
-Where the package is missing, ncu itself gives a table in CSV: it begins after lines of ncu's own
-with the names of columns and their units, and has a row for each kernel.
-"""
-
-import csv
 import importlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.profile.launch import ask, find_profiler
 from dsv4kv.profile.trace import (
     KERNEL,
     NONE,
@@ -25,10 +20,6 @@ from dsv4kv.profile.trace import (
     triple,
 )
 
-_HEAD = '"ID",'
-_TIMEOUT_S = 120.0
-_NAME = "Kernel Name"
-
 Metrics = dict[str, tuple[float | str, str]]
 """Values of a kernel that were collected, and their units."""
 
@@ -37,7 +28,6 @@ _DRAM = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 _REGISTERS = "launch__registers_per_thread"
 _GRID = tuple(f"launch__grid_dim_{axis}" for axis in "xyz")
 _BLOCK = tuple(f"launch__block_dim_{axis}" for axis in "xyz")
-_SHAPES = {_GRID: "Grid Size", _BLOCK: "Block Size"}
 _SHARED = ("launch__shared_mem_per_block_static", "launch__shared_mem_per_block_dynamic")
 _DEVICE = "device__attribute_display_name"
 _WANTED = (_DURATION, *_DRAM, _REGISTERS, *_GRID, *_BLOCK, *_SHARED, _DEVICE)
@@ -88,12 +78,18 @@ def read_ncu(path: Path) -> Trace:
     )
 
 
-def _kernels(path: Path) -> Iterator[tuple[str, Metrics]]:
+def reader() -> Any:
+    """The package ``ncu_report``; raises ``ProfileError`` where it is not installed."""
     try:
-        package = importlib.import_module("ncu_report")
+        return importlib.import_module("ncu_report")
     except ImportError:
-        yield from _kernels_by_ncu(path)
-        return
+        raise ProfileError(
+            "reports of ncu are read by the ncu-report package: pip install 'dsv4kv[profile]'."
+        ) from None
+
+
+def _kernels(path: Path) -> Iterator[tuple[str, Metrics]]:
+    package = reader()
     try:
         context = package.load_report(str(path))
         for i in range(context.num_ranges()):
@@ -110,39 +106,6 @@ def _kernels(path: Path) -> Iterator[tuple[str, Metrics]]:
                 yield str(action.name()), found
     except Exception as error:  # the package raises whatever its C++ does
         raise ProfileError(f"{path} cannot be read as a report of ncu ({error}).") from None
-
-
-def _kernels_by_ncu(path: Path) -> Iterator[tuple[str, Metrics]]:
-    ncu = find_profiler("ncu")
-    if ncu is None:
-        raise ProfileError(
-            f"{path} needs the ncu-report package to be read (pip install 'dsv4kv[profile]'), or "
-            "ncu itself."
-        )
-    options = ["--csv", "--page", "raw", "--print-units", "base"]
-    lines = ask([ncu, "--import", str(path), *options], _TIMEOUT_S).splitlines()
-    first = next((i for i, line in enumerate(lines) if line.startswith(_HEAD)), None)
-    if first is None:
-        said = " | ".join(line.strip() for line in lines[-3:]) or "nothing"
-        raise ProfileError(f"{path} cannot be read by ncu, which says: {said}.")
-    try:
-        units, *rows = csv.DictReader(lines[first:])
-    except (ValueError, csv.Error) as error:
-        raise ProfileError(f"{path}: the table that ncu gives cannot be read ({error}).") from None
-    yield from ((row[_NAME], _metrics_in(row, units)) for row in rows if row.get(_NAME))
-
-
-def _metrics_in(row: dict[str, str], units: dict[str, str]) -> Metrics:
-    found: Metrics = {
-        name: (text.replace(",", "") if name != _DEVICE else text, units[name])
-        for name in _WANTED
-        if (text := row.get(name) or "") not in ("", "n/a")
-    }
-    for metric, column in _SHAPES.items():
-        sizes = (row.get(column) or "").strip("()").split(",")  # (64, 2, 1)
-        if len(sizes) == len(metric):
-            found |= {axis: (size, "") for axis, size in zip(metric, sizes, strict=True)}
-    return found
 
 
 def _numbers(metrics: Metrics, shapes: dict[LaunchShape, int]) -> tuple[int, int, int]:

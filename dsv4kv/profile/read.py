@@ -1,6 +1,5 @@
 """Profiles read from files; a profiler's own file becomes a record, which is all to keep of it."""
 
-import gzip
 import hashlib
 import shlex
 import zlib
@@ -13,7 +12,7 @@ from typing import Any
 
 from dsv4kv import __version__
 from dsv4kv.errors import ProfileError
-from dsv4kv.files import open_regular, temporary_folder
+from dsv4kv.files import open_regular, temporary_folder, unpack
 from dsv4kv.profile.kineto import open_text, read_kineto
 from dsv4kv.profile.launch import export_nsys, find_profiler
 from dsv4kv.profile.ncu import read_ncu
@@ -48,12 +47,12 @@ def read_profile(path: Path, step: str = STEP) -> Trace:
         return _read_report(path, step)
     if name.endswith(".ncu-rep"):
         return read_ncu(path)
-    begin, unpacked = _head(path)
-    if unpacked.startswith(_SQLITE):
+    packed, begin = _head(path)
+    if packed and begin.startswith(_SQLITE):
         raise ProfileError(f"{path} is a packed database: unpack it first, with gunzip.")
     if begin.startswith(_SQLITE) or name.endswith(_DATABASES):
         return read_nsys(path, step)
-    if name.endswith(_TRACES) or _is_json(unpacked or begin):
+    if name.endswith(_TRACES) or _is_json(begin):
         return read_kineto(path, step)
     raise ProfileError(
         f"{path} is no profile that can be read: .nsys-rep, .sqlite, .ncu-rep are, and .json or "
@@ -71,21 +70,17 @@ def is_profile(path: Path) -> bool:
     """Whether a file is a profiler's or a run record, by its content; reports by their names."""
     if path.name.lower().endswith((*_REPORTS, ".ncu-rep")):
         return True
-    begin, unpacked = _head(path)
-    if begin.startswith(_SQLITE) or unpacked.startswith(_SQLITE):
-        return True
-    text = unpacked or begin
-    return _is_json(text) and any(key.encode() in text for key in _OF_TRACES)
+    _, begin = _head(path)
+    of_trace = _is_json(begin) and any(key.encode() in begin for key in _OF_TRACES)
+    return of_trace or begin.startswith(_SQLITE)
 
 
-def _head(path: Path) -> tuple[bytes, bytes]:
-    """How a file begins, as it is and unpacked; empty where it cannot be read so."""
-    begin = unpacked = b""
+def _head(path: Path) -> tuple[bool, bytes]:
+    """Whether a file is packed, and how its content begins; nothing where it cannot be read."""
     with suppress(OSError, EOFError, zlib.error), open_regular(path) as file:
-        begin = file.read(_HEAD_BYTES)
-        file.seek(0)
-        unpacked = gzip.GzipFile(fileobj=file).read(_HEAD_BYTES)
-    return begin, unpacked
+        content = unpack(file)
+        return content is not file, content.read(_HEAD_BYTES)
+    return False, b""
 
 
 def _is_json(text: bytes) -> bool:

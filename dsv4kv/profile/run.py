@@ -39,6 +39,7 @@ from dsv4kv.profile.launch import (
     run_profiler,
     version_of,
 )
+from dsv4kv.profile.ncu import reader
 from dsv4kv.profile.read import read_profile
 from dsv4kv.profile.table import build_table, shipped_rules
 from dsv4kv.profile.trace import DOMAIN, STEP
@@ -103,6 +104,8 @@ def make_command(plan: Plan, *, here: bool = True) -> Command:
     path = require_tool(plan.tool) if here else find_profiler(plan.tool) or plan.tool
     if plan.tool == "nsys":
         return nsys_profile(path, output, program)
+    if here:
+        reader()  # or nobody could read the report
     return ncu_profile(path, output, program, plan.kernels, own_domain=has_nvtx())
 
 

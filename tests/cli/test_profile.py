@@ -280,6 +280,14 @@ def test_ncu_counts_bytes_beside_those_that_must_be_moved(ncu: Tool) -> None:
     assert the_table().tool_version == "2025.3.1.0"
 
 
+def test_a_report_that_could_not_be_read_is_not_made(
+    ncu: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ncu_report", None)
+    assert "pip install 'dsv4kv[profile]'" in refused(profile("--ncu"), 9)
+    assert not ncu.calls()
+
+
 @pytest.mark.parametrize("sign", [" ", "="])
 def test_the_path_of_a_profiler_is_taken(
     sign: str, nsys: Tool, monkeypatch: pytest.MonkeyPatch

@@ -29,17 +29,18 @@ from dsv4kv.bench.serve.inputs import (
     first_written,
 )
 from dsv4kv.bench.serve.operations import (
+    Call,
     LayerOperation,
     Outputs,
     Reads,
     Run,
-    Tensors,
     Work,
     chunk_writes,
     decode_operations,
-    name_of,
+    fill_calls,
     prefill_operations,
     read_operations,
+    run_calls,
     run_layers,
     selecting_ratios,
 )
@@ -221,15 +222,16 @@ class StepExecutor:
         if graphs is not None:
             self._replay(graphs, step, inputs, show)
             return
+        view, run = step.batch.to(self.device), self._run(step, show)
+        calls = fill_calls(self._decoding, view, inputs, run)
         with (
             self._range("launch"),
             self._span("decode_eager", step),
             dependent_launches(self.gpu.dependent),
         ):
-            view = step.batch.to(self.device)
             self.gpu.tables.publish()
             self.gpu.tables.prepare(view.request_slots, view.tokens_after)
-            run_layers(self._decoding, view, inputs, self._run(step, show))
+            run_calls(calls, run)
 
     def prefill(self, step: StepTokens) -> None:
         """One prompt chunk of one request: insert and compress, then read what is visible."""
@@ -278,11 +280,11 @@ class StepExecutor:
         after, positions = step.batch.tokens_after.numpy(), step.batch.positions.numpy()
         return StepWork(self.counted, after, positions)
 
-    def _run(self, step: StepTokens, show: Callable[..., None] | None) -> Run:
-        def look(*found: object) -> None:
+    def _run(self, step: StepTokens, show: Callable[[Call], None] | None) -> Run:
+        def look(call: Call) -> None:
             assert show is not None
             with self.recorder.excluded():
-                show(*found)
+                show(call)
 
         return Run(self.outputs, int(step.batch.tokens_after.max()), show=look if show else None)
 
@@ -291,7 +293,7 @@ class StepExecutor:
         work: Work,
         step: StepTokens,
         inputs: StepInputs,
-        show: Callable[..., None] | None,
+        show: Callable[[Call], None] | None,
         start_ns: int,
     ) -> None:
         """Time every operation; all else since ``start_ns`` is no part of the step."""
@@ -300,16 +302,15 @@ class StepExecutor:
         with self._range("launch"):
             run_layers(work, step.batch, inputs, run)
         if self.recorder.enabled or self.mark:
-            names = [(each[0], each[1], layer.schema) for each, layer, _, _ in run.spans]
-            counted = self.work_of(step).of_all(names)
+            counted = self.work_of(step).of_all(
+                [(*call.operation, call.layer.schema) for call, _, _ in run.spans]
+            )
             timed = [
-                (name_of(*each), layer.schema.layer.attn.value, end_ns - began_ns, *each_work)
-                for (each, layer, began_ns, end_ns), each_work in zip(
-                    run.spans, counted, strict=True
-                )
+                (call.name, call.layer.schema.layer.attn.value, end_ns - began_ns, *each_work)
+                for (call, began_ns, end_ns), each_work in zip(run.spans, counted, strict=True)
             ]
             self.recorder.keep_all([], timed)
-        busy_ns = sum(end_ns - began_ns for _, _, began_ns, end_ns in run.spans)
+        busy_ns = sum(end_ns - began_ns for _, began_ns, end_ns in run.spans)
         self.recorder.excluded_ns += perf_counter_ns() - start_ns - busy_ns
 
     def _range(self, name: str) -> AbstractContextManager[object]:
@@ -350,7 +351,7 @@ class StepExecutor:
         graphs: DecodeGraphs,
         step: StepTokens,
         inputs: StepInputs,
-        show: Callable[..., None] | None,
+        show: Callable[[Call], None] | None,
     ) -> None:
         assert self.gpu is not None
         graph = graphs.graph_for(step.batch.num_requests)
@@ -361,8 +362,8 @@ class StepExecutor:
             graphs.replay(graph, step.batch)
         if show is not None:
             with self.recorder.excluded():
-                for shown in graph.shown:
-                    show(*shown)
+                for call in graph.shown:
+                    show(call)
                 # The layers of a graph share outputs: read each again, to see what it wrote.
                 reads = [
                     (layer, read_operations(layer, engine=self.in_place)) for layer in self.layers
@@ -375,18 +376,15 @@ class StepExecutor:
         step: StepTokens,
         asked: Queries | None,
         chosen: Mapping[int, Tensor],
-        layer: LayerCache,
-        each: LayerOperation,
-        tensors: Tensors,
-        reads: Reads | None,
+        call: Call,
     ) -> None:
-        operation, indexer = each
+        layer, (operation, indexer) = call.layer, call.operation
         if operation == "attend":
             assert asked is not None
-            assert reads is not None
-            self.observer.layer_attended(layer, step, asked, reads)
+            assert call.reads is not None
+            self.observer.layer_attended(layer, step, asked, call.reads)
             return
-        out = tensors["out"][: step.batch.num_requests]
+        out = call.tensors["out"][: step.batch.num_requests]
         if operation == "gather_window":
             self.observer.window_gathered(layer, step, out)
         elif operation == "gather_topk":

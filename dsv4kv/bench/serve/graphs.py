@@ -10,14 +10,11 @@ from torch import Tensor
 
 from dsv4kv.bench.serve.inputs import InputBank, QueryBank, StepInputs
 from dsv4kv.bench.serve.operations import (
-    LayerOperation,
+    Call,
     Outputs,
-    Reads,
     Run,
-    Tensors,
     all_decode_operations,
     decode_operations,
-    name_of,
     prefill_operations,
     run_layers,
     selecting_ratios,
@@ -31,9 +28,6 @@ from dsv4kv.ops.cuda.launch import OneStream, dependent_launches, foresee
 from dsv4kv.ops.cuda.launch import run as launch
 from dsv4kv.ops.launches.launch import KernelModule
 from dsv4kv.ops.launches.prepare import MOST_REQUESTS, plan_completed
-
-Shown = tuple[LayerCache, LayerOperation, Tensors, Reads | None]
-"""A layer, an operation that read, its arguments, and where reads in place wrote."""
 
 
 class Graph(Protocol):
@@ -53,7 +47,7 @@ class DecodeGraph:
 
     requests: int  # batch size it was captured for
     graph: Graph  # the capture
-    shown: tuple[Shown, ...]  # the last read into each output
+    shown: tuple[Call, ...]  # the last read into each output
 
 
 class DecodeGraphs:
@@ -125,10 +119,10 @@ class DecodeGraphs:
         tokens = len(view.token_slots)
         topk = {ratio: chosen[:requests] for ratio, chosen in self._inputs.topk.items()}
         inputs = replace(self._inputs.of_tokens(lambda rows: rows[:tokens]), topk=topk)
-        last: dict[str, Shown] = {}
+        last: dict[str, Call] = {}
 
-        def show(*shown: Any) -> None:
-            last[name_of(*shown[1])] = shown
+        def show(call: Call) -> None:
+            last[call.name] = call
 
         def run() -> None:
             self._tables.prepare(view.request_slots, view.tokens_after)

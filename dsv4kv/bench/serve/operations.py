@@ -166,34 +166,62 @@ class Run:
 
     outputs: Outputs  # where reads write
     longest_tokens: int  # most tokens of a request, or room for them
-    # takes (name, layer, start, end in ns) of every operation; None where a device runs them later
-    spans: list[tuple[LayerOperation, LayerCache, int, int]] | None = None
-    # is given a layer, an operation that read, its arguments and where reads wrote
-    show: Callable[[LayerCache, LayerOperation, Tensors, Reads | None], None] | None = None
+    # takes (call, start, end in ns) of every operation; None where a device runs them later
+    spans: "list[tuple[Call, int, int]] | None" = None
+    # is given every call that read
+    show: "Callable[[Call], None] | None" = None
     # makes a range of a profiler around an operation
     mark: Callable[[str], AbstractContextManager[object]] | None = None
 
 
-def run_layers(work: Work, step: Step, inputs: StepInputs, run: Run) -> None:
-    """Run the operations of every layer, one after the other."""
-    unmarked = nullcontext()
+class Call(NamedTuple):
+    """An operation on one layer, ready to be called."""
+
+    layer: LayerCache
+    operation: LayerOperation
+    tensors: Tensors
+    reads: Reads | None  # where reads in place write
+
+    @property
+    def name(self) -> str:
+        """As in a record."""
+        return name_of(*self.operation)
+
+
+def fill_calls(work: Work, step: Step, inputs: StepInputs, run: Run) -> list[Call]:
+    """The calls of a step in order, their arguments filled: nothing is left to do between them."""
+    calls = []
     for layer, operations in work:
         reads = None
         if ("attend", False) in operations:
             reads = run.outputs.reads(layer, step.num_tokens, run.longest_tokens)
         for each in operations:
             tensors = arguments(layer, each, step, inputs, run, reads)
-            if tensors is None:
-                continue
-            function = getattr(layer.backend, each[0])
-            with run.mark(f"{name_of(*each)} {layer.schema.layer.attn}") if run.mark else unmarked:
-                start_ns = perf_counter_ns()
-                function(**tensors)
-                end_ns = perf_counter_ns()
-            if run.spans is not None:
-                run.spans.append((each, layer, start_ns, end_ns))
-            if run.show is not None and (each[0] == "attend" or each[0].startswith("gather_")):
-                run.show(layer, each, tensors, reads)
+            if tensors is not None:
+                calls.append(Call(layer, each, tensors, reads))
+    return calls
+
+
+def run_calls(calls: Iterable[Call], run: Run) -> None:
+    """Run the calls of a step, one after the other."""
+    unmarked = nullcontext()
+    for call in calls:
+        operation = call.operation[0]
+        function = getattr(call.layer.backend, operation)
+        marked = f"{call.name} {call.layer.schema.layer.attn}" if run.mark else ""
+        with run.mark(marked) if run.mark else unmarked:
+            start_ns = perf_counter_ns()
+            function(**call.tensors)
+            end_ns = perf_counter_ns()
+        if run.spans is not None:
+            run.spans.append((call, start_ns, end_ns))
+        if run.show is not None and (operation == "attend" or operation.startswith("gather_")):
+            run.show(call)
+
+
+def run_layers(work: Work, step: Step, inputs: StepInputs, run: Run) -> None:
+    """Run the operations of every layer."""
+    run_calls(fill_calls(work, step, inputs, run), run)
 
 
 def arguments(

@@ -25,24 +25,13 @@ from dsv4kv.engines.names import TRANSFERS
 
 ROUTERS = {
     "round_robin": Choice("one after the other", "replay.fleet.routers:Router"),
-    "random": Choice("any", "replay.fleet.routers:AtRandom"),
     "least_loaded": Choice("the fewest requests", "replay.fleet.routers:LeastLoaded"),
-    "power_of_two": Choice(
-        "the fewest requests of two at random", "replay.fleet.routers:PowerOfTwo"
-    ),
-    "prefix_hash": Choice(
-        "SGLang's gateway: by a prompt's first tokens, unless that one is overloaded",
-        "replay.fleet.routers:PrefixHash",
-    ),
     "consistent_hashing": Choice(
         "by session; also the production stack's session", "replay.fleet.routers:ConsistentHashing"
     ),
     "cache_aware": Choice(
         "SGLang's gateway: the longest prefix by its own past, unless out of balance",
         "replay.fleet.routers:CacheAware",
-    ),
-    "cache_aware:library": Choice(
-        "… with the library's defaults, not the command line's", "replay.fleet.routers:CacheAware"
     ),
     "dynamo": Choice(
         "dynamo's KV router: the least to compute and to decode", "replay.fleet.routers:Dynamo"
@@ -51,15 +40,11 @@ ROUTERS = {
     "dynamo-decode": Choice(
         "… for decode replicas: the least to decode", "replay.fleet.routers:DynamoDecode"
     ),
-    "llm-d": Choice(
-        "llm-d: prefix by its own past, unused blocks, short queue", "replay.fleet.routers:Llmd"
-    ),
-    "llm-d:precise": Choice("… prefix by events", "replay.fleet.routers:LlmdPrecise"),
-    "production-stack:qps": Choice(
-        "vLLM's: the fewest requests in the last minute", "replay.fleet.routers:LeastQps"
+    "llm-d:precise": Choice(
+        "llm-d: prefix by events, unused blocks, short queue", "replay.fleet.routers:Llmd"
     ),
     "production-stack:kvaware": Choice(
-        "… a replica with all of a prompt but 2,000 tokens, else by session",
+        "vLLM's: a replica with all of a prompt but 2,000 tokens, else by session",
         "replay.fleet.routers:KvAware",
     ),
     "production-stack:prefixaware": Choice(
@@ -106,30 +91,25 @@ class DynamoSection(Section):
 
 
 class GatewaySection(Section):
-    """SGLang's gateway (0.5.23); null takes what the router's name stands for."""
+    """SGLang's gateway (0.5.23); defaults of its command line."""
 
-    cache_threshold: Share | None = None
-    """Part of a prompt that must match: 0.3; library 0.5."""
-    balance_abs_threshold: NonNegative | None = None
-    """Requests that one replica must have more than another to be out of balance: 64; library
-    32."""
-    balance_rel_threshold: Weight | None = None
-    """And how many times as many: 1.5; library 1.1."""
-    max_tree_size: Positive | None = None
-    """Characters that its tree keeps of a replica, 4 for a token: 67,108,864; library 10,000."""
-    eviction_interval_secs: SecondsAboveZero | None = None
-    """Time between evictions from it: 120; library 30."""
-    prefix_token_count: Positive = 256
-    """Tokens that prefix_hash looks at."""
-    load_factor: Annotated[float, Field(gt=0, le=10**9)] = 1.25
-    """How many times the mean of requests a replica may have, by prefix_hash."""
+    cache_threshold: Share = 0.3
+    """Part of a prompt that must match."""
+    balance_abs_threshold: NonNegative = 64
+    """Requests that one replica must have more than another to be out of balance."""
+    balance_rel_threshold: Weight = 1.5
+    """And how many times as many."""
+    max_tree_size: Positive = 67_108_864
+    """Characters that its tree keeps of a replica, 4 for a token."""
+    eviction_interval_secs: SecondsAboveZero = 120.0
+    """Time between evictions from it."""
 
 
 class LlmdSection(Section):
-    """llm-d's endpoint picker: weights of its scorers, and its index of what it sent where."""
+    """llm-d's endpoint picker: weights of its scorers."""
 
     prefix_weight: Weight = 3.0
-    """Weight of the prefix, approximate or precise."""
+    """Weight of the prefix."""
     kv_utilization_weight: Weight = 2.0
     """Weight of unused blocks."""
     queue_weight: Weight = 2.0
@@ -138,18 +118,8 @@ class LlmdSection(Section):
     """Weight of the load-aware scorer."""
     queue_threshold: Positive = 128
     """Queue at which that one is 0."""
-    block_size_tokens: Positive = 16
-    """Tokens of a block of the approximate index."""
-    max_prefix_blocks_to_match: Positive = 256
-    """Leading blocks of a prompt that it knows."""
-    lru_capacity_per_server: Positive = 31250
-    """Blocks that it keeps of a replica."""
-    length_weight: Share = 0.0
-    """Part of the prefix score that is the square of the matched length."""
-    max_length_tokens: Positive = 131_072
-    """Matched length from which that is 1."""
     cpu_tier_weight: Share = 0.8
-    """What a block in host memory counts in the precise index; one on the GPUs counts 1."""
+    """What a block in host memory counts in the index; one on the GPUs counts 1."""
 
 
 class StackSection(Section):
@@ -234,7 +204,7 @@ class FleetSection(Section):
     dynamo: DynamoSection = DynamoSection()
     """dynamo's KV router (1.6.1); null takes what the router's name stands for."""
     gateway: GatewaySection = GatewaySection()
-    """SGLang's gateway (0.5.23); null takes what the router's name stands for."""
+    """SGLang's gateway (0.5.23)."""
     llmd: LlmdSection = LlmdSection()
     """llm-d's endpoint picker."""
     stack: StackSection = StackSection()

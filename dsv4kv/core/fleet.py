@@ -56,7 +56,6 @@ class View:
     disk_tokens: int = 0  # tokens behind these on a disk of the replica
     shared_tokens: int = 0  # tokens behind ``device_tokens`` in a tier that all replicas share
     waiting: int = 0  # of its requests, without a slot, as last reported
-    running: int = 0  # of its requests, with a slot, as last reported
     usage: float = 0.0  # share of its blocks in use, as last reported
 
 
@@ -112,7 +111,7 @@ class Report:
 
     def __init__(self, time_s: float, scheduler: Scheduler, journal: Journal | None) -> None:
         self.time_s = time_s
-        self.waiting, self.running = len(scheduler.waiting), scheduler.in_slots
+        self.waiting = len(scheduler.waiting)
         cache = scheduler.cache
         self.usage: float = (cache.total - cache.available) / cache.total
         self.stored: list[int] = []
@@ -256,7 +255,7 @@ class Endpoint:
             report = self._late.popleft()
             self._cached.difference_update(report.evicted)
             self._cached.update(report.stored)
-            view.waiting, view.running, view.usage = report.waiting, report.running, report.usage
+            view.waiting, view.usage = report.waiting, report.usage
 
     def _found(self, served: Served, keys: Sequence[int]) -> int:
         """Tokens that are known to be cached and, where evictions are not reported, still are."""

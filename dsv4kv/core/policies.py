@@ -170,42 +170,6 @@ class LFU(Policy):
         self.orders[0].push(run, run.stamp)
 
 
-class AgedLFU(LFU):
-    """LFU with dynamic ageing: a use counts from the score at which runs are going now.
-
-    So a run of former fame falls behind as the scores of the evicted rise.  Arlitt et al.,
-    "Evaluating content management techniques for Web proxy caches" (2000).
-    """
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
-        self.age = 0.0
-
-    def touch(self, run: Run) -> None:
-        run.uses += 1
-        run.stamp = (self.age + self.weigh(run), self.now)
-
-    def weigh(self, run: Run) -> float:
-        return run.uses
-
-    def dropped(self, run: Run, count: int, key: object) -> None:
-        """Age: what is used from now on scores above what has just gone."""
-        self.age = max(self.age, run.stamp[0])
-
-
-class GDSF(AgedLFU):
-    """Greedy dual, size, frequency: a use is worth the more, the shorter the run.
-
-    Many short prompts that share nothing are kept at the cost of one long one.  Cherkasova,
-    "Improving WWW proxies performance with greedy-dual-size-frequency caching policy" (1998).
-    """
-
-    blockwise = False
-
-    def weigh(self, run: Run) -> float:
-        return run.uses / run.length
-
-
 class SIEVE(Policy):
     """A hand moves from old to new and spares what was used since it last came by.
 
@@ -458,8 +422,6 @@ POLICIES = {
     "lru": Choice("the least recently used", "core.policies:LRU"),
     "fifo": Choice("the one stored first", "core.policies:FIFO"),
     "lfu": Choice("the one used least often", "core.policies:LFU"),
-    "lfu-aged": Choice("the one used least often, old uses fading", "core.policies:AgedLFU"),
-    "gdsf": Choice("the least uses for its size, aged by what was evicted", "core.policies:GDSF"),
     "sieve": Choice("the next one not used since a hand passed it", "core.policies:SIEVE"),
     "s3fifo": Choice(
         "what a small queue saw used less than twice, then the main queue's oldest",

@@ -96,22 +96,6 @@ def oldest(pieces: list[Piece]) -> Piece:
     return min(pieces, key=lambda piece: piece.stamp)
 
 
-class PlainGDSF(PlainRuns):
-    age = 0.0
-
-    def use(self, piece: Piece) -> None:
-        piece.uses += 1
-        piece.stamp = (self.age + piece.uses / len(piece.ids), self.clock)
-
-    store = use
-
-    def choose(self, leaves: list[Piece]) -> Piece:
-        return oldest(leaves)
-
-    def gone(self, piece: Piece, ids: list[int]) -> None:
-        self.age = max(self.age, piece.stamp[0])
-
-
 class PlainS3FIFO(PlainRuns):
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
@@ -210,19 +194,6 @@ class PlainLFU(PlainFIFO):
     store = use
 
 
-class PlainAgedLFU(PlainFIFO):
-    age = 0.0
-
-    def use(self, piece: Piece) -> None:
-        piece.uses += 1
-        piece.stamp = (self.age + piece.uses, self.clock)
-
-    store = use
-
-    def gone(self, piece: Piece, ids: list[int]) -> None:
-        self.age = max(self.age, piece.stamp[0])
-
-
 class PlainSIEVE(PlainFIFO):
     """The hand is the age of the piece it stands at; after the newest it starts over."""
 
@@ -242,13 +213,11 @@ class PlainSIEVE(PlainFIFO):
 
 
 PLAIN: dict[str, type[PlainRuns]] = {
-    "gdsf": PlainGDSF,
     "s3fifo": PlainS3FIFO,
     "arc": PlainARC,
     "lru": PlainLRU,
     "fifo": PlainFIFO,
     "lfu": PlainLFU,
-    "lfu-aged": PlainAgedLFU,
     "sieve": PlainSIEVE,
 }
 """By name in the registry."""

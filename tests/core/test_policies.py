@@ -33,7 +33,6 @@ class Block:
         self.stored = self.used = request
         self.order = order  # of a request's blocks the last comes first
         self.uses = 1
-        self.score = 0.0
         self.next_use = next_use
 
 
@@ -44,7 +43,7 @@ class PlainCache:
         """``rank``: the least goes first."""
         self.capacity, self.rank = capacity, rank
         self.blocks: dict[int, Block] = {}
-        self.age, self.hit = 0.0, 0
+        self.hit = 0
 
     def request(self, number: int, chain: Sequence[int], next_uses: Sequence[int]) -> None:
         cached = 0
@@ -55,21 +54,17 @@ class PlainCache:
             block = self.blocks[id_]
             block.used, block.next_use = number, next_use
             block.uses += 1
-            block.score = self.age + block.uses
         while len(self.blocks) + len(chain) - cached > self.capacity:
             self.drop(set(chain[:cached]))
         for at in range(cached, len(chain)):
             parent = chain[at - 1] if at else None
             if parent is not None:
                 self.blocks[parent].children += 1
-            block = Block(parent, number, number * 1000 - at, next_uses[at])
-            block.score = self.age + 1
-            self.blocks[chain[at]] = block
+            self.blocks[chain[at]] = Block(parent, number, number * 1000 - at, next_uses[at])
 
     def drop(self, kept: set[int]) -> None:
         leaves = [i for i, b in self.blocks.items() if not b.children and i not in kept]
         gone = self.blocks.pop(min(leaves, key=lambda id_: self.rank(self.blocks[id_])))
-        self.age = max(self.age, gone.score)
         if gone.parent is not None:
             self.blocks[gone.parent].children -= 1
 
@@ -93,7 +88,6 @@ RULES: dict[str, Callable[[Block], Any]] = {
     "lru": lambda block: block.used,
     "fifo": lambda block: block.order,
     "lfu": lambda block: (block.uses, block.used),
-    "lfu-aged": lambda block: (block.score, block.used),
     "belady": lambda block: -block.next_use,
 }
 
@@ -139,7 +133,6 @@ OTHERS = {
     "lfu": (0.0969, 0.1949, 0.3069),
     # Here SIEVE's hand never comes round: as with LFU the oldest prompt end never used again goes.
     "sieve": (0.0969, 0.1949, 0.3069),
-    "lfu-aged": (0.1444, 0.2879, 0.3396),
     "belady": (0.3516, 0.3664, 0.3664),
 }
 RATES = [("lru", *row) for row in LRU.items()]

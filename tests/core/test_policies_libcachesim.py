@@ -23,8 +23,6 @@ RULES = {
     "sieve": ("Sieve", 0),
     "s3fifo": ("S3FIFO", 0.001),
     "arc": ("ARC", 0.001),
-    "gdsf": ("GDSF", 0.001),
-    "lfu-aged": ("GDSF", 0.001),  # with blocks of one size its priority is uses + age, too
 }
 REQUESTS, IDS = 10_000, 4_000
 BLOCKS = None if os.environ.get("DSV4KV_WHOLE_TRACES") else 36_000  # of 288,500

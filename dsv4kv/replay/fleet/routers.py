@@ -1,13 +1,12 @@
 """Which replica a request goes to: the rules of public routers."""
 
 from bisect import bisect_left
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
 from math import exp, inf
 from random import Random
-from typing import Any
 
 from dsv4kv.config.fleet import ROUTERS, DynamoSection, FleetSection, LlmdSection
 from dsv4kv.core.fleet import Asked, View
@@ -15,20 +14,6 @@ from dsv4kv.core.fleet import Asked, View
 Views = Sequence[View]
 
 PRESETS: dict[str, dict[str, float]] = {
-    "cache_aware": {
-        "cache_threshold": 0.3,
-        "balance_abs_threshold": 64,
-        "balance_rel_threshold": 1.5,
-        "max_tree_size": 67_108_864,
-        "eviction_interval_secs": 120,
-    },
-    "cache_aware:library": {
-        "cache_threshold": 0.5,
-        "balance_abs_threshold": 32,
-        "balance_rel_threshold": 1.1,
-        "max_tree_size": 10_000,
-        "eviction_interval_secs": 30,
-    },
     "dynamo": {"overlap_score_credit": 1.0, "prefill_load_scale": 1.0},
     "dynamo-agentic": {
         "overlap_score_credit": 2.0,
@@ -37,7 +22,7 @@ PRESETS: dict[str, dict[str, float]] = {
     },
     "dynamo-decode": {},
 }
-"""Settings of a router's section that its name stands for; the others are 0."""
+"""Settings of dynamo's section that a router's name stands for; the others are 0."""
 
 
 class History:
@@ -66,12 +51,10 @@ class History:
         """When the last of ``tokens`` matched tokens was sent there."""
         return self._kept[replica][asked.blocks[tokens // asked.id_tokens - 1]] if tokens else -1.0
 
-    def add(self, asked: Asked, replica: int, most_tokens: int | None = None) -> None:
-        """A request is sent somewhere; at most ``most_tokens`` of its prompt count."""
-        kept, count = self._kept[replica], len(asked.blocks)
-        if most_tokens is not None:
-            count = min(count, most_tokens // max(1, asked.id_tokens))
-        for block in reversed(asked.blocks[:count]):
+    def add(self, asked: Asked, replica: int) -> None:
+        """A request is sent somewhere."""
+        kept = self._kept[replica]
+        for block in reversed(asked.blocks):
             kept[block] = asked.now_s
             kept.move_to_end(block)
 
@@ -124,24 +107,11 @@ class Router:
     def ring(self) -> Ring:
         return Ring(self.replicas)
 
-    def settings(self, given: Any) -> dict[str, Any]:
-        """A section, with the preset of the router's name where a value is null."""
-        preset = PRESETS[self.name]
-        values = given.model_dump()
-        return {n: preset.get(n, 0.0) if v is None else v for n, v in values.items()}
-
     def choose(self, asked: Asked, views: Views) -> int:
         self._next += 1
         return (self._next - 1) % self.replicas
 
     def sent(self, asked: Asked, replica: int) -> None: ...
-
-
-class AtRandom(Router):
-    """Any, all with the same chance."""
-
-    def choose(self, asked: Asked, views: Views) -> int:
-        return self.draw.randrange(self.replicas)
 
 
 class LeastLoaded(Router):
@@ -151,22 +121,6 @@ class LeastLoaded(Router):
 
     def choose(self, asked: Asked, views: Views) -> int:
         return min(range(len(views)), key=lambda place: views[place].requests)
-
-
-class PowerOfTwo(Router):
-    """Of two different ones at random the one with fewer requests; of equals the first drawn.
-
-    Source: ``sgl-model-gateway/src/policies/power_of_two.rs``, without loads in tokens.
-    """
-
-    looks = frozenset({"requests"})
-
-    def choose(self, asked: Asked, views: Views) -> int:
-        if len(views) == 1:
-            return 0
-        one = self.draw.randrange(len(views))
-        other = (one + 1 + self.draw.randrange(len(views) - 1)) % len(views)
-        return one if views[one].requests <= views[other].requests else other
 
 
 # ---- SGLang's gateway ---------------------------------------------------------------------------
@@ -180,22 +134,22 @@ class CacheAware(LeastLoaded):
     The fewest requests, too, where one replica has more than another by both thresholds. Where
     several replicas have the longest prefix, the one last sent it (the gateway takes any that its
     map names first). Source: ``sgl-model-gateway/src/policies/cache_aware.rs``; facts of SGLang
-    0.5.23. ``library`` has the defaults of the gateway as a library, not the command line's.
+    0.5.23.
     """
 
     def __init__(self, name: str, section: FleetSection, replicas: int, draw: Random) -> None:
         super().__init__(name, section, replicas, draw)
-        self._rule = self.settings(section.gateway)
-        self._evict_s = self._rule["eviction_interval_secs"]
+        self._rule = section.gateway
+        self._evict_s = self._rule.eviction_interval_secs
 
     def choose(self, asked: Asked, views: Views) -> int:
         rule, loads = self._rule, [view.requests for view in views]
         most, fewest = max(loads), min(loads)
-        is_far = most - fewest > rule["balance_abs_threshold"]
+        is_far = most - fewest > rule.balance_abs_threshold
         found = self.past.matched_tokens(asked)
         longest = max(found)
-        if (is_far and most > rule["balance_rel_threshold"] * fewest) or (
-            longest <= rule["cache_threshold"] * asked.input_tokens
+        if (is_far and most > rule.balance_rel_threshold * fewest) or (
+            longest <= rule.cache_threshold * asked.input_tokens
         ):
             return super().choose(asked, views)
         best = [place for place, tokens in enumerate(found) if tokens == longest]
@@ -204,31 +158,8 @@ class CacheAware(LeastLoaded):
     def sent(self, asked: Asked, replica: int) -> None:
         self.past.add(asked, replica)
         if asked.now_s >= self._evict_s and asked.id_tokens:
-            self.past.shrink(int(self._rule["max_tree_size"] // (_CHARACTERS * asked.id_tokens)))
-            self._evict_s = asked.now_s + self._rule["eviction_interval_secs"]
-
-
-class PrefixHash(Router):
-    """By a hash of the first tokens, unless that replica has far more requests than the mean.
-
-    Then the one with the fewest requests; a replica may have ``load_factor`` times the mean that
-    there is with this request. Source: ``sgl-model-gateway/src/policies/prefix_hash.rs``. Ids of a
-    trace that stand for more tokens are hashed as a whole.
-    """
-
-    looks = frozenset({"requests"})
-    by_session = True
-
-    def choose(self, asked: Asked, views: Views) -> int:
-        rule, blocks = self.section.gateway, asked.blocks
-        key: object = asked.session
-        if blocks:
-            key = blocks[min(len(blocks), -(-rule.prefix_token_count // asked.id_tokens)) - 1]
-        first = self.ring.find(key)
-        loads = [view.requests for view in views]
-        most = (sum(loads) + 1) / len(loads) * rule.load_factor if sum(loads) else inf
-        able = [place for place, load in enumerate(loads) if load <= most]
-        return first if first in able or not able else min(able, key=loads.__getitem__)
+            self.past.shrink(int(self._rule.max_tree_size // (_CHARACTERS * asked.id_tokens)))
+            self._evict_s = asked.now_s + self._rule.eviction_interval_secs
 
 
 class ConsistentHashing(Router):
@@ -300,7 +231,9 @@ class Dynamo(Router):
 
     def __init__(self, name: str, section: FleetSection, replicas: int, draw: Random) -> None:
         super().__init__(name, section, replicas, draw)
-        self.rule = DynamoSection(**self.settings(section.dynamo))
+        given, preset = section.dynamo.model_dump(), PRESETS[name]
+        values = {n: preset.get(n, 0.0) if v is None else v for n, v in given.items()}
+        self.rule = DynamoSection(**values)
         self.past = History(replicas, self.rule.router_ttl_secs)
 
     def choose(self, asked: Asked, views: Views) -> int:
@@ -325,20 +258,6 @@ class DynamoDecode(Dynamo):
 
 
 # ---- llm-d --------------------------------------------------------------------------------------
-
-
-def prefix_score(rule: LlmdSection, tokens: int, matched_tokens: int) -> float:
-    """``prefix-cache-scorer``: the part of a prompt's leading blocks that a replica was sent."""
-    size, most = rule.block_size_tokens, rule.max_prefix_blocks_to_match
-    total = min(tokens // size, most)
-    if not total:
-        return 0.0
-    matched = min(matched_tokens // size, total)
-    share, weight = rule.length_weight, matched / total
-    if not share:
-        return weight
-    length = min(1.0, matched * size / rule.max_length_tokens)
-    return share * length**2 + (1 - share) * weight
 
 
 def precise_scores(found: Sequence[float]) -> list[float]:
@@ -370,65 +289,21 @@ def llmd_scores(rule: LlmdSection, prefixes: Sequence[float], views: Views) -> l
 
 
 class Llmd(Router):
-    """llm-d's endpoint picker, with a prefix index of what it sent itself; among equals any."""
+    """llm-d's endpoint picker with an index by events; among equals any.
 
-    looks = frozenset({"load"})
-
-    def prefixes(self, asked: Asked, views: Views) -> list[float]:
-        matched = self.past.matched_tokens(asked)
-        return [prefix_score(self.section.llmd, asked.input_tokens, tokens) for tokens in matched]
-
-    def choose(self, asked: Asked, views: Views) -> int:
-        scores = llmd_scores(self.section.llmd, self.prefixes(asked, views), views)
-        return _least([-score for score in scores], self.draw)
-
-    def sent(self, asked: Asked, replica: int) -> None:
-        rule = self.section.llmd
-        if asked.id_tokens:
-            size = rule.block_size_tokens
-            self.past.add(asked, replica, size * rule.max_prefix_blocks_to_match)
-            self.past.shrink(rule.lru_capacity_per_server * size // asked.id_tokens)
-
-
-class LlmdPrecise(Llmd):
-    """With an index by events: tokens on the GPUs count 1, in host memory ``cpu_tier_weight``."""
+    Tokens on the GPUs count 1, those in host memory ``cpu_tier_weight``.
+    """
 
     looks = frozenset({"load", "prefix"})
 
-    def prefixes(self, asked: Asked, views: Views) -> list[float]:
-        host = self.section.llmd.cpu_tier_weight
-        return precise_scores([view.device_tokens + host * view.host_tokens for view in views])
-
-    def sent(self, asked: Asked, replica: int) -> None: ...
+    def choose(self, asked: Asked, views: Views) -> int:
+        rule = self.section.llmd
+        found = [view.device_tokens + rule.cpu_tier_weight * view.host_tokens for view in views]
+        scores = llmd_scores(rule, precise_scores(found), views)
+        return _least([-score for score in scores], self.draw)
 
 
 # ---- vLLM's production stack --------------------------------------------------------------------
-
-_QPS_WINDOW_S = 60.0
-
-
-class LeastQps(Router):
-    """The one with the fewest requests a second in the last minute; one that never had any first.
-
-    Source: ``src/vllm_router/routers/routing_logic.py``, ``_qps_routing``.
-    """
-
-    def __init__(self, name: str, section: FleetSection, replicas: int, draw: Random) -> None:
-        super().__init__(name, section, replicas, draw)
-        self._times: list[deque[float]] = [deque() for _ in range(replicas)]
-        self._known: set[int] = set()
-
-    def choose(self, asked: Asked, views: Views) -> int:
-        counts = []
-        for place, times in enumerate(self._times):
-            while times and times[0] < asked.now_s - _QPS_WINDOW_S:
-                times.popleft()
-            counts.append(len(times) if place in self._known else -1)
-        return counts.index(min(counts))
-
-    def sent(self, asked: Asked, replica: int) -> None:
-        self._times[replica].append(asked.now_s)
-        self._known.add(replica)
 
 
 class KvAware(Router):

@@ -52,8 +52,8 @@ def found(outcome: Fleet) -> Any:
 
 # a hit that the rule does not adopt is on the GPU, and no tier is asked for anything
 @example(
-    seed=2, router="random", rule="vllm-v41", gpu="b200", blocks=400, drafts=0, tiers=TIERS[1],
-    delay_ms=0,
+    seed=2, router="round_robin", rule="vllm-v41", gpu="b200", blocks=400, drafts=0,
+    tiers=TIERS[1], delay_ms=0,
 )  # fmt: skip
 @settings(max_examples=20)
 @given(
@@ -111,7 +111,7 @@ def saved_tokens(outcome: Fleet) -> int:
     return sum(r.replay.prompts.tally.saved_tokens for r in outcome.pools[0])
 
 
-@pytest.mark.parametrize("router", ["round_robin", "random", "dynamo", "llm-d"])
+@pytest.mark.parametrize("router", ["round_robin", "dynamo", "llm-d:precise"])
 def test_ample_memory_that_all_share_saves_what_one_ideal_pool_saves(router: str) -> None:
     requests = apart(CHAT)
     alone = run_fleet(small_config(fleet__replicas=1, **AMPLE), requests)

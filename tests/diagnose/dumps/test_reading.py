@@ -174,34 +174,50 @@ PICKLES = {
 }
 
 
-@pytest.mark.parametrize("name", [*PICKLES, "inflated", "length.npy", "shape.safetensors"])
-def test_a_small_file_costs_neither_memory_nor_time(name: str, tmp_path: Path) -> None:
-    path = tmp_path / (name if "." in name else f"{name}.pt")
-    if name in PICKLES:
-        path.write_bytes(saved(PICKLES[name]))
-    elif name == "inflated":
-        with (
-            zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
-            archive.open("a/data.pkl", "w") as pickled,
-        ):
-            pickled.write(b"].")
-            for _ in range(1_100):
-                pickled.write(bytes(1 << 20))
-        with zipfile.ZipFile(path, "a") as archive:
-            archive.writestr("a/version", "3\n")
-    elif name == "length.npy":
-        path.write_bytes(b"\x93NUMPY\x02\0\xff\xff\xff\x7f")
-        os.truncate(path, 2**31 + 100)
-    else:
-        header = {"a": {"dtype": "U8", "shape": [2**61] * 200_000, "data_offsets": [0, 9]}}
-        path.write_bytes(safetensors(header, b"123456789"))
+SMALL = [*(f"{name}.pt" for name in PICKLES), "inflated.pt", "length.npy", "shape.safetensors"]
+_INSPECT = """
+import json, sys
+from typer.testing import CliRunner
+from dsv4kv.cli import app
+done = [CliRunner().invoke(app, ["inspect", path]) for path in sys.argv[1:]]
+print(json.dumps([(each.exit_code, each.stderr) for each in done]))
+"""
+
+
+@pytest.fixture(scope="module")
+def inspected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """Exit code and error of every small file, in one process of 1 GiB and 60 s."""
+    folder = tmp_path_factory.mktemp("small")
+    for name, pickled in PICKLES.items():
+        (folder / f"{name}.pt").write_bytes(saved(pickled))
+    with (
+        zipfile.ZipFile(folder / "inflated.pt", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as zipped,
+        zipped.open("a/data.pkl", "w") as inflated,
+    ):
+        inflated.write(b"].")
+        for _ in range(1_100):
+            inflated.write(bytes(1 << 20))
+    with zipfile.ZipFile(folder / "inflated.pt", "a") as zipped:
+        zipped.writestr("a/version", "3\n")
+    (folder / "length.npy").write_bytes(b"\x93NUMPY\x02\0\xff\xff\xff\x7f")
+    os.truncate(folder / "length.npy", 2**31 + 100)
+    header = {"a": {"dtype": "U8", "shape": [2**61] * 200_000, "data_offsets": [0, 9]}}
+    (folder / "shape.safetensors").write_bytes(safetensors(header, b"123456789"))
     bounded = 'ulimit -d 1048576; ulimit -t 60; exec "$0" "$@"'  # KiB, seconds of the processor
-    command = [sys.executable, "-P", "-m", "dsv4kv", "inspect", str(path)]
+    command = [sys.executable, "-P", "-c", _INSPECT, *(str(folder / name) for name in SMALL)]
     done = subprocess.run(
-        ["sh", "-c", bounded, *command], capture_output=True, text=True, check=False
+        ["sh", "-c", bounded, *command], capture_output=True, text=True, check=True
     )
-    assert done.returncode == 4, done.stderr
-    assert path.name in done.stderr
+    return dict(zip(SMALL, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_file_costs_neither_memory_nor_time(
+    name: str, inspected: dict[str, tuple[int, str]]
+) -> None:
+    code, said = inspected[name]
+    assert code == 4, said
+    assert name in said
 
 
 def test_a_number_without_bound_is_no_size(tmp_path: Path) -> None:

@@ -157,6 +157,7 @@ THINNED = {
     "replay/mrc/test_thin.py::test_intervals_hold_the_exact_curve_of_the_conversation_trace": 1,
     "ops/peers/test_check.py::test_a_wrong_operation_is_named_with_what_is_wrong": 8,
     "ops/test_operations.py::test_the_cpu_backend_equals_the_reference": 110,
+    "ops/peers/test_check.py::test_every_operation_of_the_cpu_backend_passes": 4,
     "ops/test_codec.py::test_encoding_equals_the_reference": 7,
     "ops/test_one_code_apart.py::"
     "test_a_neighbouring_code_is_right_and_the_next_but_one_is_wrong": 3,

@@ -84,13 +84,9 @@ def norm_rope_insert(
 
 
 def state_append(
-    compressor: Compressor,
-    state: Tensor,
-    kv: Tensor,
-    score: Tensor,
-    slots: Tensor,
+    compressor: Compressor, state: Tensor, kv: Tensor, score: Tensor, slots: Tensor,
     positions: Tensor,
-) -> None:
+) -> None:  # fmt: skip
     for t, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
         if slot < 0:
             continue
@@ -103,13 +99,9 @@ def state_append(
 
 
 def flush(
-    compressor: Compressor,
-    state: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    store: PageStore,
+    compressor: Compressor, state: Tensor, slots: Tensor, positions: Tensor, store: PageStore,
     entries: Tensor,
-) -> None:
+) -> None:  # fmt: skip
     for slot, position, entry in zip(
         slots.tolist(), positions.tolist(), entries.tolist(), strict=True
     ):
@@ -131,15 +123,9 @@ def step_write(
 
 
 def compress_chunk(
-    compressor: Compressor,
-    state: Tensor,
-    kv: Tensor,
-    score: Tensor,
-    slot: int,
-    start: int,
-    store: PageStore,
-    entries: Tensor,
-) -> None:
+    compressor: Compressor, state: Tensor, kv: Tensor, score: Tensor, slot: int, start: int,
+    store: PageStore, entries: Tensor,
+) -> None:  # fmt: skip
     slots = torch.tensor([slot])
     for t in range(len(kv)):
         position = torch.tensor([start + t])
@@ -240,13 +226,9 @@ def _fold(state: Tensor, kv: Tensor, score: Tensor, *, fresh: bool) -> None:
 
 
 def indexer_query(
-    queries: Tensor,
-    weights: Tensor,
-    turns: Tensor,
-    hadamard: bool,
-    out: Tensor,
+    queries: Tensor, weights: Tensor, turns: Tensor, hadamard: bool, out: Tensor,
     out_weights: Tensor,
-) -> None:
+) -> None:  # fmt: skip
     tokens, heads, dims = queries.shape
     constant = torch.tensor((heads * dims) ** -0.5)
     for t in range(tokens):
@@ -275,15 +257,9 @@ def _turn(values: Tensor, turns: list[float]) -> Tensor:
 
 
 def index_scores(
-    store: PageStore,
-    table: Tensor,
-    slots: Tensor,
-    lengths: Tensor,
-    queries: Tensor,
-    weights: Tensor,
-    blocks: Tensor | None,
-    out: Tensor,
-) -> None:
+    store: PageStore, table: Tensor, slots: Tensor, lengths: Tensor, queries: Tensor,
+    weights: Tensor, blocks: Tensor | None, out: Tensor,
+) -> None:  # fmt: skip
     values = torch.tensor((*reference_codec.E4M3, math.nan), dtype=torch.float64)
     out.fill_(-math.inf)
     for t, slot in enumerate(slots.tolist()):
@@ -307,15 +283,9 @@ def select_blocks(scores: Tensor, lengths: Tensor, block_entries: int, out: Tens
 
 
 def select_topk(
-    scores: Tensor,
-    lengths: Tensor,
-    blocks: Tensor | None,
-    table: Tensor,
-    slots: Tensor,
-    page_entries: int,
-    out: Tensor,
-    entries: Tensor,
-) -> None:
+    scores: Tensor, lengths: Tensor, blocks: Tensor | None, table: Tensor, slots: Tensor,
+    page_entries: int, out: Tensor, entries: Tensor,
+) -> None:  # fmt: skip
     out.fill_(-1)
     entries.fill_(-1)
     for t, slot in enumerate(slots.tolist()):
@@ -328,17 +298,9 @@ def select_topk(
 
 
 def attend(
-    ring: PageStore,
-    slots: Tensor,
-    tokens: Tensor,
-    window: int,
-    entries: Entries | None,
-    queries: Tensor,
-    sinks: Tensor,
-    scale: float,
-    out: Tensor,
-    lse: Tensor,
-) -> None:
+    ring: PageStore, slots: Tensor, tokens: Tensor, window: int, entries: Entries | None,
+    queries: Tensor, sinks: Tensor, scale: float, out: Tensor, lse: Tensor,
+) -> None:  # fmt: skip
     out.zero_()
     lse.fill_(math.inf)
     for t, slot in enumerate(slots.tolist()):

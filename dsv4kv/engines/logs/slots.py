@@ -57,12 +57,9 @@ def split(found: Recovery) -> tuple[float, ...]:
 
 
 def meaning(
-    log: StartupLog,
-    reading: Reading,
-    found: Recovery,
-    capacity: Capacity,
-    parts: tuple[float, ...],
-) -> Iterator[str]:
+    log: StartupLog, reading: Reading, found: Recovery, capacity: Capacity, parts: tuple[float,
+    ...],
+) -> Iterator[str]:  # fmt: skip
     """What the slots are."""
     if buffers := reading.number("buffers_mib"):
         yield f"The printed buffers are {buffers:,.2f} MiB in all."

@@ -154,12 +154,9 @@ def split(found: Recovery) -> tuple[float, ...]:
 
 
 def meaning(
-    log: StartupLog,
-    reading: Reading,
-    found: Recovery,
-    capacity: Capacity,
-    parts: tuple[float, ...],
-) -> Iterator[str]:
+    log: StartupLog, reading: Reading, found: Recovery, capacity: Capacity, parts: tuple[float,
+    ...],
+) -> Iterator[str]:  # fmt: skip
     """What the number means, in sentences."""
     running, full = reading.printed_tokens or 0, reading.whole("full_token") or 0
     if running < full:

@@ -47,12 +47,9 @@ def split(found: Recovery) -> tuple[float, ...]:
 
 
 def meaning(
-    log: StartupLog,
-    reading: Reading,
-    found: Recovery,
-    capacity: Capacity,
-    parts: tuple[float, ...],
-) -> Iterator[str]:
+    log: StartupLog, reading: Reading, found: Recovery, capacity: Capacity, parts: tuple[float,
+    ...],
+) -> Iterator[str]:  # fmt: skip
     """The printed memory, in sentences."""
     quota, free, share = (reading.number(name) for name in ("quota_gib", "free_gib", "share"))
     if quota and free and share and abs(quota - free * share) <= 0.02:

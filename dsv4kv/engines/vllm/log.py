@@ -237,12 +237,9 @@ def split(found: Recovery) -> tuple[float, ...]:
 
 
 def meaning(
-    log: StartupLog,
-    reading: Reading,
-    found: Recovery,
-    capacity: Capacity,
-    parts: tuple[float, ...],
-) -> Iterator[str]:
+    log: StartupLog, reading: Reading, found: Recovery, capacity: Capacity, parts: tuple[float,
+    ...],
+) -> Iterator[str]:  # fmt: skip
     """What the number means, in sentences; only sums that give the printed numbers."""
     context, unit = found.deployment.max_context_tokens, float(capacity.unit_bytes)
     own, fixed, in_flight, counted, held = parts

@@ -37,13 +37,9 @@ _COPIED_BYTES = 16  # by a thread
 
 
 def plan_window_insert(
-    ring: PageStore,
-    values: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    *,
+    ring: PageStore, values: Tensor, slots: Tensor, positions: Tensor, *,
     variant: str = portable("window_insert"),
-) -> Launch:
+) -> Launch:  # fmt: skip
     # A slot's tokens are adjacent: the one that replaces another in its ring row is a fixed
     # distance further on, and no two warps write one row.
     arguments = (ring.pages, values, slots, positions, len(slots), len(ring.pages))
@@ -79,14 +75,9 @@ def plan_indexer_insert(store: PageStore, keys: Tensor, entries: Tensor, hadamar
 
 
 def plan_gather_topk(
-    store: PageStore,
-    table: Tensor,
-    slots: Tensor,
-    indices: Tensor,
-    lengths: Tensor,
-    out: Tensor,
-    **how: Any,
-) -> Launch:
+    store: PageStore, table: Tensor, slots: Tensor, indices: Tensor, lengths: Tensor,
+    out: Tensor, **how: Any,
+) -> Launch:  # fmt: skip
     sizes = (*indices.shape, *table.shape, len(store.pages))
     arguments = (store.pages, table, slots, indices, lengths, out, *sizes)
     return _gather("gather_topk", store, out, arguments, **how)
@@ -115,14 +106,9 @@ def plan_gather_entries(store: PageStore, entries: Tensor, out: Tensor, **how: A
 
 
 def _gather(
-    kernel: str,
-    store: PageStore,
-    out: Tensor,
-    arguments: tuple[Tensor | int, ...],
-    *,
-    variant: str = portable("gather_topk"),
-    unroll: int | None = None,
-) -> Launch:
+    kernel: str, store: PageStore, out: Tensor, arguments: tuple[Tensor | int, ...], *,
+    variant: str = portable("gather_topk"), unroll: int | None = None,
+) -> Launch:  # fmt: skip
     """``variant``: see ``ops.spec``, which has the same ones for all gathers."""
     dims = store.layout.format.dims
     lanes = min(WARP, dims // _CHANNELS_PER_LANE)

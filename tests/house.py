@@ -57,24 +57,19 @@ print("STEPS", json.dumps(steps))
 
 @dataclass(frozen=True)
 class Module:
-    """A module and its text."""
-
     name: str
     text: str
 
     @property
     def lines(self) -> int:
-        """Lines of its file."""
         return len(self.text.splitlines())
 
     @property
     def room(self) -> str:
-        """The part of the package that it belongs to."""
         return [*self.name.split("."), PACKAGE][1]
 
     @cached_property
     def tree(self) -> ast.Module:
-        """What it says."""
         return ast.parse(self.text)
 
     @property

@@ -44,13 +44,12 @@ def written_bytes(outcome: Outcome, answer: Answer) -> int:
     return window + (outcome.checkpoints or 0) * answer.costs.state_bytes
 
 
+_CAPACITIES = ("capacity_tokens", "capacity_blocks", "capacity_bytes")
+
+
 def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
     for point in answer.points:
-        at = {
-            "capacity_tokens": point.capacity_tokens,
-            "capacity_blocks": point.capacity_blocks,
-            "capacity_bytes": point.capacity_bytes,
-        }
+        at = {name: getattr(point, name) for name in _CAPACITIES}
         curve = at | {
             "kind": "curve",
             "name": "lru",

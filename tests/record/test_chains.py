@@ -10,18 +10,8 @@ import pytest
 
 from dsv4kv.record.convert import Store, find_stores
 from dsv4kv.record.folder import Record
-from tests.record.frames import (
-    CLEARED,
-    PUBLISHED,
-    SAMPLES,
-    Frames,
-    frames,
-    needs_samples,
-    recorded,
-    removed,
-    sample,
-    stored,
-)
+from tests.record import frames as made
+from tests.record.frames import Frames, frames, recorded, removed, stored
 
 
 def stores(folder: Path, messages: Iterable[Frames]) -> list[Store]:
@@ -30,7 +20,7 @@ def stores(folder: Path, messages: Iterable[Frames]) -> list[Store]:
 
 def asked(name: str) -> list[dict[str, Any]]:
     """What was asked of the engine's own cache, and what it answered."""
-    (path,) = PUBLISHED.glob(f"{name}.requests.json*")
+    (path,) = made.PUBLISHED.glob(f"{name}.requests.json*")
     text = path.read_text()
     rows = json.loads(text) if path.suffix == ".json" else map(json.loads, text.splitlines())
     return list(rows)
@@ -40,8 +30,8 @@ def lengths(found: Iterable[Store]) -> list[tuple[int, int, int]]:
     return [(store.end.tokens, store.cached_tokens, store.output_tokens) for store in found]
 
 
-BLOCK = {SAMPLES[0]: 256, SAMPLES[1]: 16, SAMPLES[2]: 256}
-UNSEEN = {SAMPLES[0]: {2}}  # cached as a whole: it leaves no event
+BLOCK = {made.SAMPLES[0]: 256, made.SAMPLES[1]: 16, made.SAMPLES[2]: 256}
+UNSEEN = {made.SAMPLES[0]: {2}}  # cached as a whole: it leaves no event
 
 
 def order(kind: str, messages: list[Frames]) -> list[Frames]:
@@ -55,24 +45,24 @@ def order(kind: str, messages: list[Frames]) -> list[Frames]:
     }[kind]
 
 
-@needs_samples
+@made.needs_samples
 @pytest.mark.parametrize("kind", ["as sent", "swapped", "twice", "all again"])
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("name", made.SAMPLES)
 def test_prompts_and_cached_tokens_are_those_that_the_engine_told(
     name: str, kind: str, tmp_path: Path
 ) -> None:
     size = BLOCK[name]
     seen = [row for n, row in enumerate(asked(name)) if n not in UNSEEN.get(name, ())]
     expected = [(row["prompt_tokens"] // size * size, row["cached_tokens"], 0) for row in seen]
-    assert lengths(stores(tmp_path / "recording", order(kind, sample(name)))) == expected
+    assert lengths(stores(tmp_path / "recording", order(kind, made.sample(name)))) == expected
 
 
-@needs_samples
-@pytest.mark.parametrize("name", SAMPLES)
+@made.needs_samples
+@pytest.mark.parametrize("name", made.SAMPLES)
 def test_a_prompt_shares_ids_with_another_as_far_as_it_shares_tokens(
     name: str, tmp_path: Path
 ) -> None:
-    found = stores(tmp_path / "recording", sample(name))
+    found = stores(tmp_path / "recording", made.sample(name))
     seen = set[int]()
     for store in found:
         ids = store.ids
@@ -86,12 +76,12 @@ def test_a_prompt_shares_ids_with_another_as_far_as_it_shares_tokens(
         seen.update(ids)
 
 
-@needs_samples
-@pytest.mark.parametrize("name", SAMPLES[:1])
+@made.needs_samples
+@pytest.mark.parametrize("name", made.SAMPLES[:1])
 def test_a_restarted_server_gives_the_same_chains_and_nothing_is_cached_any_more(
     name: str, tmp_path: Path
 ) -> None:
-    messages = [message for message in sample(name) if b"AllBlocksCleared" not in message[2]]
+    messages = [message for message in made.sample(name) if b"AllBlocksCleared" not in message[2]]
     later = [[topic, number, _later(payload)] for topic, number, payload in messages]
     found = stores(tmp_path / "recording", messages + later)
     before, after = found[: len(found) // 2], found[len(found) // 2 :]
@@ -131,7 +121,7 @@ CHAINS: dict[str, tuple[list[list[Record]], list[tuple[int, int, int]]]] = {
     ),
     "evicted blocks are not cached, those that other groups lost are": (
         [[BOTH, WINDOW], [removed(2, group_idx=1)], [BOTH], [removed(2, group_idx=0)], [BOTH],
-         [CLEARED], [BOTH]],
+         [made.CLEARED], [BOTH]],
         [(32, 0, 0), (32, 32, 0), (32, 16, 0), (32, 0, 0)],
     ),
     "what is stored elsewhere is not cached on the GPU": (

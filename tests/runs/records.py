@@ -10,6 +10,7 @@ from dsv4kv.runs.schema import (
     CacheSummary,
     Case,
     Environment,
+    GpuFacts,
     Latency,
     Memcpy,
     Operation,
@@ -18,6 +19,11 @@ from dsv4kv.runs.schema import (
     Totals,
     Verification,
 )
+
+H200 = GpuFacts(
+    name="NVIDIA H200", capability="9.0", multiprocessors=132, memory_bytes=143771 * 2**20,
+    l2_bytes=50 * 2**20,
+)  # fmt: skip
 
 
 def make_operation(
@@ -161,17 +167,10 @@ def make_case(**changes: Any) -> Case:
 
 def make_failed_case(error: str = "no block is free", **changes: Any) -> Case:
     """A case whose cache could not be built."""
-    facts: dict[str, Any] = {
-        "status": "failed",
-        "error": error,
-        "cache": None,
-        "totals": None,
-        "operations": [],
-        "latencies": [],
-        "memcpy": None,
-        "verification": Verification(checks=0, by_operation={}, failures=[]),
-    }
-    return make_case(**facts | changes)
+    facts = dict.fromkeys(("cache", "totals", "memcpy")) | {"operations": [], "latencies": []}
+    nothing = Verification(checks=0, by_operation={}, failures=[])
+    failed = {"status": "failed", "error": error, "verification": nothing}
+    return make_case(**failed | facts | changes)
 
 
 def make_sweep_cases() -> list[Case]:

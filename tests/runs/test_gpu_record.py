@@ -3,18 +3,11 @@
 from typing import Any
 
 from dsv4kv.runs.quantities import gather_rate, yardsticks
-from dsv4kv.runs.schema import Case, GpuFacts, Latency, NotMeasured, Operation, Peak
+from dsv4kv.runs.schema import Case, Latency, NotMeasured, Operation, Peak
 from dsv4kv.view.bench import operations_table
 from tests.runs.records import make_case
 
 GIB = 1 << 30
-H200 = GpuFacts(
-    name="NVIDIA H200",
-    capability="9.0",
-    multiprocessors=132,
-    memory_bytes=140 * GIB,
-    l2_bytes=50 << 20,
-)
 
 
 def make_gather(temperature: Any, microseconds: int) -> Operation:

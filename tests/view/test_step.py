@@ -6,15 +6,7 @@ from dsv4kv.runs.quantities import StepShare, step_shares
 from dsv4kv.runs.schema import Case, GpuFacts, Latency, Memcpy, Operation, Peak
 from dsv4kv.view.bench import operations_table, step_table
 from dsv4kv.view.table import text_of
-from tests.runs.records import make_record
-
-H200 = GpuFacts(
-    name="NVIDIA H200",
-    capability="9.0",
-    multiprocessors=132,
-    memory_bytes=143771 * 2**20,
-    l2_bytes=50 * 2**20,
-)
+from tests.runs.records import H200, make_record
 
 
 def operation(name: str, moved: int, time_ns: int, calls: int = 2, **more: Any) -> Operation:

@@ -5,17 +5,9 @@ from typing import Any
 import pytest
 
 from dsv4kv.bench.compare.comparison import list_differences
-from dsv4kv.runs.schema import GpuFacts, RunRecord
+from dsv4kv.runs.schema import RunRecord
 from tests.bench.compare.launched import make_launched_case, make_launched_record, make_side
-from tests.runs.records import make_environment
-
-GPU = GpuFacts(
-    name="NVIDIA H200",
-    capability="9.0",
-    multiprocessors=132,
-    memory_bytes=141 * 2**30,
-    l2_bytes=50 * 2**20,
-)
+from tests.runs.records import H200, make_environment
 
 
 def told(before: RunRecord, after: RunRecord) -> list[str]:
@@ -44,7 +36,7 @@ def test_a_run_is_like_another_of_the_same_machine_and_configuration() -> None:
         ({"governor": "powersave"}, "governor: unknown against powersave"),
         ({"hostname_sha256": "1" * 64}, f"hostname_sha256: {'0' * 64} against {'1' * 64}"),
         ({"variables": {}}, "variables.OMP_NUM_THREADS: 1 against not there"),
-        ({"gpu": GPU}, "gpu.name: none against NVIDIA H200"),
+        ({"gpu": H200}, "gpu.name: none against NVIDIA H200"),
         (
             {"versions": {"dsv4kv": "0.1.0", "torch": "2.14.0", "numpy": "2.4.6"}},
             "versions.torch: 2.13.0+cpu against 2.14.0",

@@ -8,7 +8,7 @@ a draft pass, the context of a decoded token, the prefix of a prompt's.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from unittest.mock import patch
 
 import numpy as np
@@ -164,8 +164,7 @@ _LITTLE = 1e-6  # next to nothing: steps end one after the other even where they
 TABLE_GUESSES = {"decode": (1.07, 0.3), "prompt": (1.35, 0.5), "client_ms": (120.0, 0.5)}
 
 
-@dataclass(frozen=True)
-class Looked:
+class Looked(NamedTuple):
     """A point by its step table: decoding and prompts apart, neither scaled."""
 
     decode: Counted

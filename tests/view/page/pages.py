@@ -39,6 +39,7 @@ from dsv4kv.view.trace import mrc_page
 from tests.bench.compare.launched import make_launched_record, make_side
 from tests.profile.exports import two_replays
 from tests.runs.records import (
+    H200,
     make_case,
     make_environment,
     make_failed_case,
@@ -46,7 +47,7 @@ from tests.runs.records import (
     make_record,
     make_sweep_cases,
 )
-from tests.runs.test_gpu_record import H200, make_gpu_case
+from tests.runs.test_gpu_record import make_gpu_case
 
 POLL_NS = 40_000_000
 ATTACK = '<script>alert("1")</script> & <img src=x onerror=alert(2)>'

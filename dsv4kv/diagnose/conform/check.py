@@ -142,13 +142,9 @@ class Verdict:
 
 
 def conform(
-    manager: Driven,
-    operations: int,
-    seed: int,
-    show: Callable[[Verdict], None] = lambda _: None,
-    *,
-    host: bool = False,
-) -> Verdict:
+    manager: Driven, operations: int, seed: int,
+    show: Callable[[Verdict], None] = lambda _: None, *, host: bool = False,
+) -> Verdict:  # fmt: skip
     """Run sequences for a number of operations; the first that break an invariant are shrunk.
 
     Shrinking ends when one sequence per invariant is ``SHORT``; some cannot get that short.
@@ -239,12 +235,9 @@ def test_file(engine: str, version: str, failure: Failure) -> str:
     test = _TEST.format(
         settings=repr(sequence.settings),
         operations="\n".join(f"    {operation!r}," for operation in sequence.operations),
-        kind=failure.kind,
-        invariant=INVARIANTS[failure.kind].capitalize(),
-        engine=engine,
-        version=version,
-        says=failure.says.replace("\\", "/"),
-    )
+        kind=failure.kind, invariant=INVARIANTS[failure.kind].capitalize(), engine=engine,
+        version=version, says=failure.says.replace("\\", "/"),
+    )  # fmt: skip
     about = (
         f'"""{engine}\'s own cache manager without tensors: pytest this file where {engine} is '
         "installed.\n\nWhere it is only unpacked, PACKAGE names the folder. Made by dsv4kv "

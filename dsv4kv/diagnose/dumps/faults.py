@@ -369,14 +369,9 @@ class Inspection:
 
 
 def inspect(
-    path: Path,
-    request: Request,
-    *,
-    tensor: str | None = None,
-    format_name: str | None = None,
-    entries: int | None = None,
-    table_file: Path | None = None,
-) -> Inspection:
+    path: Path, request: Request, *, tensor: str | None = None, format_name: str | None = None,
+    entries: int | None = None, table_file: Path | None = None,
+) -> Inspection:  # fmt: skip
     """Read a dump, recognise its record, and find its faults.
 
     Args:

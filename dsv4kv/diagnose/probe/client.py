@@ -58,13 +58,9 @@ class OpenAiServer:
     """
 
     def __init__(
-        self,
-        url: str,
-        model: str | None = None,
-        metrics: str | None = None,
-        *,
+        self, url: str, model: str | None = None, metrics: str | None = None, *,
         most_s: float = 300.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Connect, and find out which kind of prompt the server accepts.
 
         ``most_s``: after this time every connection is cut.
@@ -173,12 +169,9 @@ class OpenAiServer:
         time.sleep(seconds)
 
     def _asked(
-        self,
-        path: str,
-        body: str | None = None,
-        limit_s: float = _ASKED_S,
+        self, path: str, body: str | None = None, limit_s: float = _ASKED_S,
         take: Callable[[bytes], object] | None = None,
-    ) -> "Response":
+    ) -> "Response":  # fmt: skip
         """What the server answers; with a body, even an empty one, to a ``POST``."""
         from dsv4kv.record.http import ask
 
@@ -275,14 +268,9 @@ class _Heard:
         details = details if isinstance(details, dict) else {}
         cached = details.get("cached_tokens", self._usage.get("cached_tokens"))
         return Answer(
-            count,
-            cached if type(cached) is int else None,
-            self._first_s,
-            tuple(self._words),
-            tuple(self._likely),
-            cached_by(details or None) or {},
-            now_s - self._begun_s,
-        )
+            count, cached if type(cached) is int else None, self._first_s, tuple(self._words),
+            tuple(self._likely), cached_by(details or None) or {}, now_s - self._begun_s,
+        )  # fmt: skip
 
 
 def _address(url: str) -> SplitResult:

@@ -25,11 +25,9 @@ ASKED = Request(FLASH, 4)
 
 
 def faults(
-    found: Bytes,
-    entry: EntryFormat = MAIN,
-    asked: Request | None = None,
+    found: Bytes, entry: EntryFormat = MAIN, asked: Request | None = None,
     table: list[int] | None = None,
-) -> list[Fault]:
+) -> list[Fault]:  # fmt: skip
     order = np.array(table or range(COUNT))
     return find_faults(record_of(entry, ENTRIES), found, order, asked)
 

@@ -64,14 +64,9 @@ def open_cache(setting: Setting) -> Cache:
 
 def _pool(setting: Setting) -> Pool:
     return Pool(
-        to_table([(1,)]),
-        setting.pages * setting.page_tokens,
-        setting.page_tokens,
-        MODEL,
-        setting.chunk_tokens,
-        SPECULATIONS[setting.speculation],
-        windows=setting.window_pages,
-    )
+        to_table([(1,)]), setting.pages * setting.page_tokens, setting.page_tokens, MODEL,
+        setting.chunk_tokens, SPECULATIONS[setting.speculation], windows=setting.window_pages,
+    )  # fmt: skip
 
 
 def _open_vllm(setting: Setting) -> Cache:
@@ -84,15 +79,9 @@ def _open_vllm(setting: Setting) -> Cache:
     followed = Numbers(size, max(ends)) if ends else context
     ways: list[tuple[list[int], list[int]]] = []
     cache = HashedCache(
-        setting.pages,
-        size,
-        groups,
-        ways.__getitem__,
-        _NODES,
-        retention=setting.retention,
-        chunk_tokens=setting.chunk_tokens,
-        drops=drafts.drops,
-    )
+        setting.pages, size, groups, ways.__getitem__, _NODES, retention=setting.retention,
+        chunk_tokens=setting.chunk_tokens, drops=drafts.drops,
+    )  # fmt: skip
 
     def serve(prompt: Prompt) -> int:
         path = context.path(prompt)

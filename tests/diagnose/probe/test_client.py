@@ -29,13 +29,10 @@ KEY = "sk-not-to-be-written"
 
 @contextmanager
 def serving(
-    fake: FakeServer,
-    *,
-    takes: str = "ids",
-    first: tuple[int, int, dict[str, str]] | None = None,
-    model: str = "a-model",
+    fake: FakeServer, *, takes: str = "ids",
+    first: tuple[int, int, dict[str, str]] | None = None, model: str = "a-model",
     said: bytes = b"\x1b[31mbusy",
-) -> Iterator[tuple[str, list[Any]]]:
+) -> Iterator[tuple[str, list[Any]]]:  # fmt: skip
     """A fake server behind a socket: its address, and what was asked.
 
     ``first``: how many prompts it answers with a status and headers, and ``said``, instead.

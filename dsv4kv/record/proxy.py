@@ -32,7 +32,8 @@ from aiohttp import (
     TCPConnector,
     web,
 )
-from aiohttp.http import RawRequestMessage
+from aiohttp.connector import Connection
+from aiohttp.http import HttpVersion11, RawRequestMessage
 from yarl import URL
 
 from dsv4kv.errors import ConfigError, TraceError
@@ -67,6 +68,9 @@ _POLL_S = 0.05
 _MOST_DESCRIPTORS = 8_192
 _WAITING = 1_024
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # aiohttp sends none of these
+_ELSEWHERE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
+_MOST_PROMISES = 100  # 1xx before an answer
+_NOT_PLAIN = "a request that is not plain HTTP/1.1"
 _OWN_DESCRIPTORS = 64  # the recording's and the other sources'
 _LEAST_DESCRIPTORS = 128
 _OF_CONNECTIONS = {
@@ -115,6 +119,29 @@ class _Answer(web.StreamResponse):
 
     said: frozenset[str] = frozenset()
     _send_headers_immediately = False  # but together with the first part of the body
+
+    async def _prepare_headers(self) -> None:
+        await super()._prepare_headers()
+        for name in {"content-type", "date", "server"} - self.said:  # aiohttp adds them
+            self.headers.pop(name, None)
+
+
+class _FromServer(ClientResponse):
+    """The server's answer; aiohttp 3.14 waits for it through any number of promises (1xx)."""
+
+    async def start(self, connection: Connection) -> ClientResponse:
+        assert connection.protocol is not None
+        read, left = connection.protocol.read, _MOST_PROMISES
+
+        async def read_bounded() -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise ClientError("it promises, and does not answer")
+            return await read()
+
+        connection.protocol.read = read_bounded  # type: ignore[method-assign]
+        return await super().start(connection)
 
 
 @dataclass(slots=True)
@@ -205,6 +232,16 @@ class _Connection(web.RequestHandler):
             self._open.idle[self] = monotonic()
         self._open.changed.set()
 
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        own = f"dsv4kv record: {_NOT_PLAIN}.\n" if status == 400 else message
+        return super().handle_error(request, status, exc, own)
+
     def data_received(self, data: bytes) -> None:
         head = data.find(b"\r\n\r\n") + 4 if b"\r\n\r\n" in data else len(data)
         super().data_received(data[:head])
@@ -258,23 +295,20 @@ class Proxy:
         asyncio.run(self._listen(stop))
 
     async def _listen(self, stop: Stop) -> None:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._serve)
-        app.on_response_prepare.append(_take_added)
-        quiet: dict[str, Any] = {"access_log": None, "logger": Logger("proxy", CRITICAL + 1)}
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_FINISH_S, **quiet)
+        clients = web.Server(self._serve, handler_cancellation=True)
+        runner = web.ServerRunner(clients, shutdown_timeout=_FINISH_S)
         await runner.setup()
         opened = _Open(self._limit)
 
         def connect() -> _Connection:
-            assert runner.server is not None
             return _Connection(
-                runner.server,
+                clients,
                 opened,
+                access_log=None,
+                logger=Logger("proxy", CRITICAL + 1),
                 auto_decompress=False,
                 keepalive_timeout=_IDLE_S,
                 lingering_time=1.0,
-                **quiet,
             )
 
         loop, place = asyncio.get_running_loop(), (self._address.host, self._address.port)
@@ -293,6 +327,7 @@ class Proxy:
             cookie_jar=DummyCookieJar(),
             timeout=ClientTimeout(total=None, sock_connect=_CONNECT_S),
             auto_decompress=False,
+            response_class=_FromServer,
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
         )
         self._session._retry_connection = False  # else aiohttp 3.14 sends a GET twice
@@ -338,7 +373,7 @@ class Proxy:
             except OSError:  # the client left, or other sources have taken the descriptors
                 await asyncio.sleep(_POLL_S)
 
-    async def _serve(self, request: web.Request) -> web.StreamResponse:
+    async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         """Pass a request on and its answer back, and write its row."""
         exchange, connection = _Exchange(request), request.protocol
         assert isinstance(connection, _Connection)
@@ -358,12 +393,9 @@ class Proxy:
 
     async def _pass(self, exchange: _Exchange) -> web.StreamResponse:
         request = exchange.request
-        target = request.raw_path
-        if not target.startswith("/"):  # an absolute URL: the server is ours
-            target = "/" + target.partition("://")[2].partition("/")[2]
-        coding = ",".join(request.headers.getall("Transfer-Encoding", []))
-        if coding.strip().lower() not in {"", "chunked"} or not target.isascii():
-            raise _Fault("a request that is not plain HTTP/1.1")
+        target = _target(request)
+        if expected := request.headers.get("Expect", ""):
+            await _expect(request, expected)
         fields = _passed_on(request.raw_headers)
         if self._credentials and not any(name.lower() == "authorization" for name, _ in fields):
             fields.append(("Authorization", self._credentials))
@@ -520,6 +552,29 @@ def _descriptors() -> int:
     return limit - _OWN_DESCRIPTORS
 
 
+def _target(request: web.BaseRequest) -> str:
+    """The path to ask the server for, with its query; ``_Fault`` where there is none."""
+    if request.method == "CONNECT":
+        raise _Fault("CONNECT is for any server, and behind this proxy is one", 405)
+    target = request.raw_path
+    if elsewhere := _ELSEWHERE.match(target):  # an absolute URL: the server is ours
+        target = target[elsewhere.end() :]
+        target = target if target.startswith("/") else f"/{target}"
+    if not target.startswith("/"):
+        raise _Fault(f"{target[:80]!a} is no path of a server")
+    coding = ",".join(request.headers.getall("Transfer-Encoding", []))
+    if coding.strip().lower() not in {"", "chunked"} or not target.isascii():
+        raise _Fault(_NOT_PLAIN)
+    return target
+
+
+async def _expect(request: web.BaseRequest, expected: str) -> None:
+    if expected.lower() != "100-continue":
+        raise _Fault(f"nothing but 100-continue can be expected, not {expected[:80]!a}", 417)
+    if request.version >= HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
 def _passed_on(raw: tuple[tuple[bytes, bytes], ...]) -> list[tuple[str, str]]:
     """Fields other than the connection's, spelled as they were the first time."""
     fields = [[each.decode("utf-8", "surrogateescape") for each in one] for one in raw]
@@ -531,13 +586,6 @@ def _passed_on(raw: tuple[tuple[bytes, bytes], ...]) -> list[tuple[str, str]]:
         for name, value in fields
         if name.lower() not in own
     ]
-
-
-async def _take_added(_: web.Request, response: web.StreamResponse) -> None:
-    """Remove the fields that aiohttp adds to the server's."""
-    if isinstance(response, _Answer):
-        for name in {"content-type", "date", "server"} - response.said:
-            response.headers.pop(name, None)
 
 
 async def _say(exchange: _Exchange, text: str, status: int) -> web.StreamResponse:

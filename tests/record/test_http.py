@@ -272,12 +272,65 @@ def test_requests_that_could_be_taken_in_two_ways_are_refused(
     assert went.connections == 0
 
 
-@pytest.mark.parametrize("start", [b"CONNECT a:1", b"OPTIONS *", b"GET /\xff"])
-def test_what_is_no_path_of_the_server_does_not_reach_it(start: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("start", "status"),
+    [
+        (b"CONNECT a:1", 405),
+        (b"OPTIONS *", 400),
+        (b"GET /\xff", 400),
+        (b"GET ?a", 400),
+        (b"GET a", 400),
+        (b"POST v1/chat/completions", 400),
+    ],
+)
+def test_what_is_no_path_of_the_server_does_not_reach_it(
+    start: bytes, status: int, tmp_path: Path
+) -> None:
     raw = start + b" HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
     went = Through(tmp_path, answering(OK + b"no"), asking(raw))
-    assert went.got.splitlines()[0].split(b" ")[1] in {b"400", b"404"}
+    assert int(went.got.split(b" ")[1]) == status
+    assert b"\r\n\r\ndsv4kv record: " in went.got
     assert went.connections == 0
+
+
+def test_a_refused_request_for_tokens_is_recorded_as_the_clients(tmp_path: Path) -> None:
+    raw = POST + b"Expect: 200-ok\r\nContent-Length: 2\r\n\r\n{}"
+    went = Through(tmp_path, answering(OK + b"no"), asking(raw))
+    assert went.got.startswith(b"HTTP/1.1 417 ")
+    assert [(row["status"], row["end"]) for row in went.rows] == [(417, "client left")]
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        (b"/a%0Ab%2F..%00", b"/a%0Ab%2F..%00"),
+        (b"http://elsewhere", b"/"),
+        (b"http://elsewhere?a=/b", b"/?a=/b"),
+    ],
+)
+def test_any_path_is_passed_on(given: bytes, path: bytes, tmp_path: Path) -> None:
+    asked = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(OK + b"ok")
+
+    raw = LAST.replace(b"GET /", b"GET " + given)
+    assert Through(tmp_path, answer, asking(raw)).got.endswith(b"ok")
+    assert asked[0].startswith(b"GET " + path + b" HTTP/1.1\r\n")
+
+
+def test_a_server_that_promises_without_end_is_left(tmp_path: Path) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 10)
+            await writer.drain()
+            await asyncio.sleep(0.001)
+
+    raw = POST + b"Content-Length: 2\r\n\r\n{}"
+    went = Through(tmp_path, answer, asking(raw))
+    assert went.got.startswith(b"HTTP/1.1 502 ")
+    assert [row["end"] for row in went.rows] == ["server not reached"]
 
 
 def test_a_server_that_a_client_names_is_not_asked(tmp_path: Path) -> None:

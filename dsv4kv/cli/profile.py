@@ -125,7 +125,8 @@ def profile(
     from dsv4kv.view.render import show
 
     tools: dict[Tool, bool] = {"nsys": nsys, "ncu": ncu, "torch": torch}
-    if config is not None and from_ is None and names_profile(config):
+    is_shipped = config in shipped_names("bench")
+    if config is not None and from_ is None and not is_shipped and names_profile(config):
         from_, config = Path(config), None
     chosen = [*tools.values(), from_ is not None, diff is not None]
     _refuse_idle(

@@ -78,11 +78,10 @@ def shipped_names(root: Root = BenchConfig) -> list[str]:
 
 
 def find_config(source: str, root: Root = BenchConfig) -> Path:
-    """Path of a configuration: a file of this name, else the shipped one, else the name as is."""
-    path = Path(source)
-    if source in shipped_names(root) and not path.is_file():
+    """Path of a configuration: the shipped one of this name, else the name as is."""
+    if source in shipped_names(root):
         return files.shipped("configs") / _FOLDERS[root] / f"{source}.yaml"
-    return path
+    return Path(source)
 
 
 @overload

@@ -226,13 +226,13 @@ def load_template(folder: Path, given: str | None, options: Mapping[str, Any]) -
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: it is no object, so no configuration of a tokenizer.")
     named = _named(folder, config)
-    if given and Path(given).is_file():
+    if given and given in named:  # before a file that happens to be here
+        named = {"default": named[given]}
+    elif given and Path(given).is_file():
         named = {"default": _read_text(Path(given))}
     elif given:
-        if given not in named:
-            own = f"; the tokenizer has {', '.join(named)}" if named else ""
-            raise ConfigError(f"--chat-template {given}: there is no such file{own}.")
-        named = {"default": named[given]}
+        own = f"; the tokenizer has {', '.join(named)}" if named else ""
+        raise ConfigError(f"--chat-template {given}: there is no such file{own}.")
     if not named:
         return None
     own_tokens = {

@@ -351,7 +351,10 @@ def test_a_look_at_a_profile_leaves_no_file() -> None:
     assert invoke("server.sqlite").stdout == invoke("--from", "server.sqlite").stdout
     Path("anything").write_bytes(Path("server.sqlite").read_bytes())
     assert "gather_topk" in invoke("anything").stdout
-    assert sorted(path.name for path in Path().iterdir()) == ["anything", "server.sqlite"]
+    Path("anything").rename("smoke")
+    told = refused(invoke("smoke", "--set", "model.layers=none"), 2)
+    assert "--set model.layers=none" in told  # the shipped configuration's
+    assert sorted(path.name for path in Path().iterdir()) == ["server.sqlite", "smoke"]
 
 
 def test_a_profile_of_another_program_is_kept_as_a_record_where_a_folder_is_named() -> None:

@@ -20,15 +20,12 @@ from tests.examples import examples
 from .conftest import Load, Refuse, Write
 
 
-def test_a_file_comes_before_a_shipped_name(write: Write) -> None:
+def test_a_shipped_name_comes_before_what_the_folder_has(write: Write) -> None:
     Path(write("name: mine")).rename("smoke")
-    assert load_config("smoke").config.name == "mine"
-
-
-def test_a_folder_does_not_hide_a_shipped_name(write: Write) -> None:
-    write("")
-    Path("smoke").mkdir()
     assert load_config("smoke").config.name == "smoke"
+    assert load_config("./smoke").config.name == "mine"
+    Path("default").mkdir()
+    assert load_config(None).config.name == "default"
 
 
 def test_a_loaded_config_tells_text_and_source_as_given(write: Write) -> None:

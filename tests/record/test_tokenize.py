@@ -334,6 +334,19 @@ def test_templates_make_what_transformers_makes(tmp_path: Path) -> None:
     assert None in told
 
 
+def test_a_tokenizers_own_template_comes_before_a_file_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    listed = [{"name": "tools", "template": "own"}]
+    Path("tokenizer_config.json").write_text(json.dumps({"chat_template": listed}))
+    Path("tools").write_text("another")
+    for name, text in {"tools": "own", "./tools": "another"}.items():
+        render = load_template(tmp_path, name, {})
+        assert render
+        assert render([], None, {}) == text
+
+
 ENCODER = """
 def encode_messages(messages, thinking_mode, drop_thinking=True):
     said = "".join(f"[{m['role']}{'+' if m.get('tools') else ''}]{m['content']}" for m in messages)

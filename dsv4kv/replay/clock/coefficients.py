@@ -144,16 +144,15 @@ def find_calibration(name: str) -> Coefficients:
     Raises:
         ConfigError: There are none, or the file has no coefficients.
     """
-    path = Path(name)
-    if not path.suffix and not path.exists():
-        folder = user_calibrations()
-        known = sorted(each.stem for each in folder.glob("*.yaml")) if folder else []
-        if folder is None or name not in known:
-            raise ConfigError(
-                f"cost.calibration is {name!r}, which is no file and no stored calibration: "
-                f"{listed(known) if known else 'there is none yet'}; replay calibrate makes one."
-            )
+    path, folder = Path(name), user_calibrations()
+    known = sorted(each.stem for each in folder.glob("*.yaml")) if folder else []
+    if folder and name in known:  # before a file that happens to be here
         path = folder / f"{name}.yaml"
+    elif not path.suffix and not path.exists():
+        raise ConfigError(
+            f"cost.calibration is {name!r}, which is no file and no stored calibration: "
+            f"{listed(known) if known else 'there is none yet'}; replay calibrate makes one."
+        )
     try:
         (document,) = load_yaml(read_document(path, _MOST_BYTES).decode())
         return Coefficients(**document)

@@ -108,11 +108,11 @@ def cached_by(details: Any) -> dict[str, int] | None:
 
 _VLLM_TIME = r"(\d\d-\d\d \d\d:\d\d:\d\d)"
 _VLLM_ASKED = re.compile(
-    _VLLM_TIME + r" \[[^]]*\] (?:Received request|Request) (\S+?)(?: details)?: prompt: .*"
-    r", prompt_token_ids: \[([\d, ]*)\]"
+    _VLLM_TIME + r" \[[^]]{,200}\] (?:Received request|Request) (\S{,500}?)(?: details)?: prompt: "
 )
+_VLLM_IDS = ", prompt_token_ids: ["
 _VLLM_ANSWERED = re.compile(
-    _VLLM_TIME + r" \[[^]]*\] Generated response (\S+)(?: \(streaming complete\))? details: "
+    _VLLM_TIME + r" \[[^]]{,200}\] Generated response (\S+)(?: \(streaming complete\))? details: "
     r"output_token_ids: [\[(]([\d, ]*)[\])]\s*"
 )
 
@@ -120,8 +120,12 @@ _VLLM_ANSWERED = re.compile(
 def _vllm(line: str, veil: Veil) -> Record:
     """``--enable-log-requests`` with ``VLLM_LOGGING_LEVEL=DEBUG``: tokens asked, then answered."""
     if asked := _VLLM_ASKED.search(line):
+        _, named, after = line[asked.end() - 2 :].rpartition(_VLLM_IDS)  # the text is before it
+        ids, closed, _ = after.partition("]")
+        if not named or not closed:
+            raise _Other
         row = {"id": veil.name(asked[2]), "arrival_s": _month_clock(asked[1])}
-        return row | _prompt({"input_ids": _numbers(asked[3])}, veil)
+        return row | _prompt({"input_ids": _numbers(ids)}, veil)
     if answered := _VLLM_ANSWERED.search(line):
         row = {"id": veil.name(answered[2]), "last_s": _month_clock(answered[1])}
         return row | {"output_tokens": len(_numbers(answered[3]))}
@@ -251,7 +255,8 @@ def _text(value: Any) -> str:
 
 
 _POLL_S = 0.3
-_MOST_BYTES = 2**26  # of a line; a longer one is about no request
+_MOST_BYTES = 2**26  # of a line; a longer one is about no request, and left out
+_LONGEST_LINE = 2**30  # of what is a log at all
 
 
 class RequestLog:
@@ -302,6 +307,11 @@ class RequestLog:
                 continue
             file = self._open[path]
             for line in file.lines(last=not self._follow):
+                if file.skipped > _LONGEST_LINE:
+                    raise TraceError(
+                        f"--requests {path}: a line is longer than 1 GiB, so this is no log: name "
+                        "another."
+                    )
                 row = read_line(line.decode("utf-8", "replace"), self._veil)
                 self._lines += 1
                 if row is not None:
@@ -312,8 +322,8 @@ class RequestLog:
 
 class _Growing:
     def __init__(self, path: Path, place: Any = None) -> None:
-        """``place``: inode and bytes read before."""
-        self._path = path
+        """``place``: inode and bytes read before; ``skipped`` are of a line that is too long."""
+        self._path, self.skipped = path, 0
         self._begin()
         if place and place[0] == self._inode:
             self._at = place[1]
@@ -354,8 +364,11 @@ class _Growing:
                 line = self._file.readline(_MOST_BYTES)
             except (EOFError, zlib.error, gzip.BadGzipFile):  # its end has not been written yet
                 return
-            whole = line.endswith(b"\n") or len(line) == _MOST_BYTES
-            if not line or not (whole or last):
+            ended, is_part = line.endswith(b"\n"), len(line) == _MOST_BYTES
+            if not line or not (ended or is_part or last):
                 return
             self._at += len(line)
+            if self.skipped or (is_part and not ended):
+                self.skipped = 0 if ended else self.skipped + len(line)
+                line = b""
             yield line

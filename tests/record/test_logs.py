@@ -7,6 +7,8 @@ AIPerf follow their descriptions.
 """
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -154,3 +156,13 @@ def test_a_token_of_more_than_63_bits_loses_no_row() -> None:
     row = read_line(line.replace("[1, 2, 3,", f"[{2**63}, 2, 3,"), VEIL)
     assert row is not None
     assert (row["input_tokens"], len(row["ids"])) == (199, 3)
+
+
+@pytest.mark.parametrize("begin", ["01-01 00:00:00 [", "01-01 00:00:00 [] Request a: prompt: "])
+def test_a_prompt_that_quotes_a_log_again_and_again_is_read_in_no_time(begin: str) -> None:
+    program = (
+        "from dsv4kv.record.logs import read_line\n"
+        "from dsv4kv.record.veil import Veil\n"
+        f"assert read_line({begin!r} * 200_000 + 'prompt_token_ids: None', Veil(b's')) is None"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)  # else hours

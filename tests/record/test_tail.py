@@ -59,6 +59,22 @@ def test_a_log_is_read_on_where_it_was_left(tmp_path: Path) -> None:
     assert read(folder, log) == [1, 2, 3]
 
 
+def test_a_line_that_is_longer_than_any_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, most = tmp_path / "log", 1_000
+    monkeypatch.setattr("dsv4kv.record.logs._MOST_BYTES", most)
+    monkeypatch.setattr("dsv4kv.record.logs._LONGEST_LINE", 5 * most)
+    log.write_text(line(1) + "a" * most + line(2) + "b" * (most - 1) + "\n" + line(3))
+    assert read(tmp_path / "recording", log) == [1, 3]
+    for number, path in enumerate((log, tmp_path / "log.gz")):
+        opened = gzip.open if number else open
+        with opened(path, "wb") as file:
+            file.write(b"\0" * 7 * most)
+        with pytest.raises(TraceError, match="a line is longer than 1 GiB, so this is no log"):
+            read(tmp_path / f"recording-{number}", path)
+
+
 def test_what_comes_is_read_whole_lines_only(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(line(1))

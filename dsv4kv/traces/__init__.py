@@ -67,6 +67,9 @@ def trace_sha256(path: Path) -> str:
     if path.is_dir():
         named = (f"{trace_sha256(file)}  {file.name}\n" for file in conversation_files(path))
         return hashlib.sha256("".join(named).encode()).hexdigest()
+    if not is_parquet(path):
+        with open_trace(path) as lines:
+            lines.peek()  # what has no line is refused before all of it is read
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

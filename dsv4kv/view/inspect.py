@@ -9,6 +9,7 @@ from dsv4kv.units import counted
 from dsv4kv.view.quantity import quantity
 from dsv4kv.view.table import Columns, Finding, Number, Part, Table
 
+_BEGIN_BYTES = 2**26  # of a dump, which may be many times as large
 _CANDIDATES = 3
 
 
@@ -59,8 +60,10 @@ def _unknown(found: Inspection) -> str:
     if found.unmarked:
         fits = " or ".join(found.unmarked)
         return f"by size it may be {fits}, whose bytes carry no mark: name it with --format."
-    if not found.tried and not found.dump.data.any():
-        return "every byte is zero: nothing was written to these pages."
+    begin = found.dump.data[:_BEGIN_BYTES]
+    if not found.tried and not begin.any():
+        known = "every byte is" if len(begin) == len(found.dump.data) else "the first 64 MiB are"
+        return f"{known} zero: nothing was written to these pages."
     if not found.tried:
         return "the size is no whole number of pages of any V4, V4.1 or V3.2 record."
     best = found.tried[0]

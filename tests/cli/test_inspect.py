@@ -71,3 +71,10 @@ def test_a_terminal_is_told_that_pages_are_read(colour: dict[str, str], tmp_path
     done = CliRunner(env=colour).invoke(app, ["inspect", str(tmp_path / "pages.npy")])
     assert ("reading pages" in done.stderr) == bool(colour)
     assert "reading pages" not in done.stdout
+
+
+def test_of_many_zeros_the_first_are_looked_at(tmp_path: Path) -> None:
+    for size, told in ((2**20, "every byte is zero"), (2**34, "the first 64 MiB are zero")):
+        with (tmp_path / "pages.bin").open("wb") as file:
+            file.truncate(size)
+        assert told in inspect(tmp_path / "pages.bin").output

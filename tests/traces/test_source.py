@@ -35,3 +35,13 @@ def test_the_digest_of_a_folder_follows_its_names_and_its_bytes(tmp_path: Path) 
 def test_a_name_no_file_can_have_is_refused_as_a_sentence(name: str) -> None:
     with pytest.raises(TraceError):
         resolve_trace(name)
+
+
+def test_what_has_no_line_is_refused_before_its_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hashlib.file_digest", None)
+    with (tmp_path / "sparse.jsonl").open("wb") as file:
+        file.truncate(2**34)
+    with pytest.raises(TraceError, match="the line is longer than 64 MiB"):
+        trace_sha256(tmp_path / "sparse.jsonl")

@@ -324,8 +324,9 @@ def peak_lines(found: Answer) -> Iterator[Line]:
     scenario, use, overhead = found.scenario, found.use, overhead_of(found)
     inputs = scenario.inputs
     left = use.budget - use.weights - use.reserve - use.transient
+    what = "for KV" if left >= 0 else "missing for KV"
     if inputs.kv_memory or inputs.kv_blocks:
-        yield Line("left", "for KV", left, "as given")
+        yield Line("left", what, left, "as given")
         return
     yield Line("whole", "memory of the GPU", use.memory, scenario.gpu.memory_source)
     share = f"left free, {1 - float(scenario.settings.memory_fraction):.3g} of it"
@@ -347,7 +348,7 @@ def peak_lines(found: Answer) -> Iterator[Line]:
         yield Line("taken", "reserve", use.reserve, "as given")
     if use.transient:
         yield Line("taken", "indexer logits", use.transient, _reason(found, "logits_limit"))
-    yield Line("left", "for KV" if left >= 0 else "missing for KV", left, "")
+    yield Line("left", what, left, "")
 
 
 def overfull(found: Answer) -> int:

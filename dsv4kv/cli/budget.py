@@ -295,7 +295,7 @@ def size(texts: dict[str, str], command: "tuple[Reading, dict[str, str]] | None"
 
     def page() -> "Page":
         launch = partial(_write_launch, found, texts)
-        lines = view_command(command[0], costs) if command else ()
+        lines = view_command(command[0], costs, found.use.memory) if command else ()
         return budget_page(found, options, contexts, given=texts, launch=launch, command=lines)
 
     return Found(document, page, found.fits)

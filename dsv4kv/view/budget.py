@@ -77,10 +77,11 @@ def budget_page(
     if inputs.host_tier is None and (inputs.host_ratio or inputs.host_size):
         answer.append(Finding("warning", "--host-ratio and --host-size need a --host-tier"))
     answer += command
-    if shown := useful[: 1 if command else _MAX_OPTIONS]:
-        answer += ["", _options_table(shown, found)]
     best = useful[0] if useful else None
-    if line := launch(best) if best or found.fits else "":
+    line = launch(best) if best or found.fits else ""
+    if shown := useful[: 1 if command else _MAX_OPTIONS]:
+        answer += ["", _options_table(shown, found, below=bool(line))]
+    if line:
         started, requests = (best.scenario, best.concurrency) if best else (scenario, most)
         words = f"{counted(requests, 'request')}, {started.layout.label}:"
         answer += ["", Text(words, "dim"), Command(line)]
@@ -256,22 +257,22 @@ def _facts(found: Answer, curve: Sequence[tuple[int, int]]) -> Facts:
     return Facts(rows)
 
 
-def _options_table(options: Sequence[Option], found: Answer) -> Table:
-    """What to change, and what it gains; where nothing fits, the cheapest that makes it fit."""
+def _options_table(options: Sequence[Option], found: Answer, *, below: bool = False) -> Table:
+    """What to change, and what it gains; ``below`` it is a line with all flags of the first."""
 
     def change(option: Option) -> Text:  # engines disagree on --tp
         given, label = option.inputs, option.scenario.layout.label
         layout = f"--tp {given.get('tp')} --dp {given.get('dp')}"
         words = option.change.replace(layout, label)
-        if option is options[0] and len(words) > _LONG_CHANGE:
+        if below and option is options[0] and len(words) > _LONG_CHANGE:
             settings = counted(option.change.replace(layout, "").count("--"), "flag")
-            words = f"{label} and {settings} below" if "tp" in given else f"{settings} below"
+            words = f"{label} and {settings} below" if "tp" in given else f"the {settings} below"
         return Text(words, "strong" if found.fits else "good")
 
     columns: Columns = [
         ("option", change),
         ("requests", lambda o: Number(f"{found.max_concurrency:,} → {o.concurrency:,}")),
-        ("frees per GPU", lambda option: size(option.freed_bytes)),
+        ("frees per GPU", lambda option: size(max(0, option.freed_bytes) or None)),
         ("why", lambda option: option.reason),
     ]
     return Table("More requests" if found.fits else "To make it fit", columns, options)
@@ -294,18 +295,25 @@ def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[Text]:
     yield from (Text(f"{name}: {line}", "dim") for name, line in lines.items())
 
 
-def view_command(reading: "Reading", costs: "Iterable[FlagCost]") -> list[Part]:
+def view_command(reading: "Reading", costs: "Iterable[FlagCost]", memory_bytes: int) -> list[Part]:
     """What the flags and variables of a launch command do to sizes: those that cost."""
     known = [cost for cost in costs if cost.taken_bytes or cost.requests]
     costly = {cost.flag.spelling for cost in known}
     others = [flag.spelling for flag in reading.counted if flag.spelling not in costly]
     free = f"flags without a memory cost: {', '.join(others)}" if others else ""
+
+    def taken(cost: "FlagCost") -> Number:
+        if cost.taken_bytes >= 0:
+            return size(cost.taken_bytes)
+        fits = -cost.taken_bytes <= memory_bytes
+        return Number(f"frees {format_bytes(-cost.taken_bytes)}" if fits else "too much without")
+
     table = Table(
         "Command",
         [
             ("flag", lambda cost: cost.flag.spelling),
             ("value", lambda cost: " ".join((cost.flag.value or "on").split())[:_MAX_VALUE]),
-            ("takes per GPU", lambda cost: size(cost.taken_bytes)),
+            ("takes per GPU", taken),
             ("requests", lambda cost: Number(f"{cost.requests:+,}")),
         ],
         known[:_MAX_FLAGS],
@@ -355,7 +363,7 @@ def _peak_table(found: Answer) -> Table:
     signs = {"whole": "", "taken": "− ", "part": "    of it ", "left": "= "}
     columns: Columns = [
         ("one GPU", lambda line: f"{signs[line.kind]}{line.what}"),
-        ("size", lambda line: size(line.size_bytes)),
+        ("size", lambda line: size(abs(line.size_bytes))),
         ("source", lambda line: line.source.partition(";")[0]),
     ]
     note = "from its memory to what is left for KV"

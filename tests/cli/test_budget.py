@@ -1,6 +1,7 @@
 """``dsv4kv budget`` answers at once, in any direction, with units, and exits with its verdict."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.cli.test_shell import imported_by
 from tests.model.test_huggingface import published
 
 GIB = 2**30
+_MANY = "--max-running-requests 4096 --chunked-prefill-size 16384 --swa-full-tokens-ratio 0.1"
 TERMINAL = {"COLUMNS": "110", "NO_COLOR": "1", "TERM": "dumb"}
 
 
@@ -214,3 +216,15 @@ def test_an_answer_needs_neither_torch_nor_numpy() -> None:
     )
     told = imported_by(["budget", "--help"], *(["budget", *words] for words in asked))
     assert told == [[], *[["pydantic"]] * 3]
+
+
+@pytest.mark.parametrize(
+    "layout", ["--tp 8", "--tp 1 --dp 8", "--tp 4 --max-total-tokens 30118400"]
+)
+@pytest.mark.parametrize("flags", ["", "--mem-fraction-static 0.95", _MANY])
+def test_no_size_is_negative(layout: str, flags: str) -> None:
+    command = f"python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V4-Pro {layout}"
+    words = ["budget", "--gpu", "h200", "--command", f"{command} {flags}", "--verbose"]
+    printed = CliRunner(env=TERMINAL).invoke(app, words).output
+    assert "per GPU" in printed
+    assert not re.search(r"[-−]\d[\d.]* [KMGT]?i?B\b", printed)

@@ -221,6 +221,7 @@ class TraceSummary:
     distinct_blocks: int  # different prefix hashes
     # References a cache that forgets nothing would find; a request's hits end at its first miss
     hit_blocks: int
+    arrivals: int  # different arrival times
 
     @property
     def hit_share(self) -> float | None:
@@ -236,12 +237,14 @@ def summarize_batches(batches: Iterable[Batch], name: Callable[[int], str]) -> T
     input_lengths, output_lengths = Counter[int](), Counter[int]()
     first_s, last_s = inf, -inf
     count = hash_block_tokens = 0
+    arrivals = 0
     with Histories() as histories:
         for batch in batches:
             input_lengths.update(batch.input_tokens.tolist())
             output_lengths.update(batch.output_tokens.tolist())
-            first_s = min(first_s, float(batch.arrival_s.min()))
-            last_s = max(last_s, float(batch.arrival_s.max()))
+            times = np.unique(batch.arrival_s)
+            arrivals += len(times) - int(times[0] == last_s)
+            first_s, last_s = min(first_s, float(times[0])), max(last_s, float(times[-1]))
             hash_block_tokens = hash_block_tokens or batch.hash_block_tokens
             histories.add(count, batch)
             count += len(batch.arrival_s)
@@ -257,4 +260,5 @@ def summarize_batches(batches: Iterable[Batch], name: Callable[[int], str]) -> T
         block_references=histories.references,
         distinct_blocks=distinct,
         hit_blocks=histories.references - distinct,  # an id's history is its own: none is missed
+        arrivals=arrivals,
     )

@@ -12,6 +12,7 @@ from dsv4kv.units import counted, format_duration
 from dsv4kv.view.plots import Place, scatter
 from dsv4kv.view.quantity import format_clocked, format_factor, format_number
 from dsv4kv.view.table import Chart, Command, Finding, Number, Page, Part, Section, Table, Text
+from dsv4kv.view.trace import describe_bursts
 
 _ALL_AT_ONCE = 1e6
 """Requests a second that are no rate, but the lack of one."""
@@ -36,6 +37,8 @@ def plan_page(
     parts: list[Part] = [*(_found(best, answer, question) if best else _nothing(answer, question))]
     near = best or answer.nearest
     shown = near is not None and bool(near.values_s)
+    times = [each.arrival_s for each in question.requests]
+    parts += describe_bursts(len(times), len(set(times)), max(times) - min(times))
     parts += ["", _front_table(answer, question, _MAX_ROWS)] if shown else []
     pruned = ", ".join(f"{count:,} by {why}" for why, count in tally.pruned.items() if count)
     on = ""

@@ -382,6 +382,7 @@ def describe_trace(summary: TraceSummary, *, stores: bool = False) -> Iterator[P
         answer = f"{summary.hit_share:.2%} of block references hit with unlimited memory"
     yield Text(answer, "strong")
     yield f"{summary.requests:,} requests over {summary.duration_s:,.1f} s"
+    yield from describe_bursts(summary.requests, summary.arrivals, summary.duration_s)
     if summary.hit_share is not None:
         yield (
             f"{summary.block_references:,} block references (prefix hashes) to "
@@ -393,3 +394,14 @@ def describe_trace(summary: TraceSummary, *, stores: bool = False) -> Iterator[P
     rows |= {name: [getattr(each, name) for each in both] for name in ("p50", "p90", "p99", "max")}
     cells = [(name, *(f"{value:,.0f}" for value in values)) for name, values in rows.items()]
     yield from ("", Table("Lengths", ["tokens", "prompt", "output"], cells))
+
+
+def describe_bursts(requests: int, arrivals: int, duration_s: float) -> Iterator[Finding]:
+    """Warn of timestamps seconds apart that many requests share."""
+    apart_s = duration_s / max(arrivals - 1, 1)
+    if arrivals > 1 and apart_s >= 1 and requests >= 2 * arrivals:
+        sentence = (
+            f"{requests / arrivals:.1f} requests share a timestamp on average, {apart_s:.2g} s "
+            "apart: a replay queues these bursts, which the recorded server may not have seen"
+        )
+        yield Finding("warning", sentence)

@@ -171,3 +171,12 @@ def test_the_formats_offered_are_those_there_are() -> None:
     offered = get_args(FormatName)
     assert offered == ("auto", *FORMATS)
     assert offered == keys(BenchConfig)["workload.trace_format"].choices
+
+
+def test_timestamps_that_many_requests_share_are_a_warning(tmp_path: Path) -> None:
+    line = '{{"timestamp": {}, "input_length": 512, "output_length": 1, "hash_ids": [{}]}}\n'
+    times = [3000 * (number // 8) - number // 8 % 2 for number in range(80)]  # ± 1 ms, as recorded
+    path = tmp_path / "rounded.jsonl"
+    path.write_text("".join(line.format(ms, n) for n, ms in enumerate(times)))
+    result = CliRunner(env={"COLUMNS": "100"}).invoke(command.app, ["info", str(path)])
+    assert "! 8.0 requests share a timestamp on average, 3 s apart" in result.stdout

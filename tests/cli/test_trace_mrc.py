@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,11 @@ def test_host_memory_behind_the_gpu_is_a_row_with_what_it_wins() -> None:
     curve = {row["capacity_tokens"]: row for row in document["rows"] if row["kind"] == "curve"}
     assert rows[-1]["hit_tokens"] == curve[None]["hit_tokens"]
     assert rows[-1]["won_tokens"] == rows[-1]["hit_tokens"] - curve[4096]["hit_tokens"]
+
+
+@pytest.mark.parametrize("capacity", ["2K", "4K", "32K"])
+def test_no_rule_is_above_the_bound(capacity: str) -> None:
+    printed = run("builtin:chat", "--capacity", capacity, "--rule", "all").output
+    found = re.search(r"the best is .*: ([\d.]+)% of .*upper bound ([\d.]+)%", printed)
+    assert found
+    assert float(found[1]) <= float(found[2])

@@ -6,11 +6,12 @@ from dsv4kv.choices import BACKENDS, PEERS, listed
 from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError
-from dsv4kv.units import parse_count
+from dsv4kv.units import counted, parse_count
 from dsv4kv.view.console import open_console
 
 EPILOG = examples(
-    "dsv4kv bench op gather_topk --batch 64 --topk 1024 --context 128K",
+    "dsv4kv bench op gather_topk                       8 requests of 8K tokens: seconds on a CPU",
+    "dsv4kv bench op gather_topk --batch 64 --topk 1024 --context 128K    on a GPU",
     "dsv4kv bench op gather_topk --backend my_gather.py:gather_topk   and how much faster it is",
     "dsv4kv bench op attend --batch 1,8,64 --context 8K,128K          a table",
 )
@@ -47,10 +48,18 @@ def op(
     given = {"backend": backend, "device": device, "model": model}
     axes = [_counts("--batch", batch), _counts("--topk", topk), _counts("--context", context)]
     bench = OperationBench(name, [*opt.as_settings(keys, given), *(set_ or [])], seconds)
-    with open_console(stderr=True, quiet=as_json).status("checking") as status:
+    console = open_console(stderr=True, quiet=as_json)
+    with console.status("") as status:
+
+        def report(what: str) -> None:
+            status.update(f"{name}: {what}")
+            if not console.is_terminal:  # a log has no line that is drawn again
+                console.print(f"{name}: {what}", highlight=False, soft_wrap=True)
+
+        report("checking against the reference")
         cases, timed = bench.check(), []
         for requests, chosen, tokens in product(*axes):
-            status.update(f"{name}: {requests} requests of {tokens:,} tokens")
+            report(f"timing {counted(requests, 'request')} of {tokens:,} tokens, {seconds:g} s")
             shape = Shape(requests, chosen or None, tokens)
             timed.append(bench.time(shape, capture_environment()["memory_bytes"]))
     page = op_page(name, bench.resolved.name, cases, timed, describe_gpu(device or "auto"))

@@ -50,6 +50,7 @@ def test_a_backend_is_checked_in_sight_and_timed_next_to_ours() -> None:
     rows = row.findall(done.stdout)
     assert rows == ["mine.py:gather_topk", "cpu"]
     assert not list(Path("results").glob("*"))
+    assert "gather_topk: timing 2 requests of 1,024 tokens, 1.5 s\n" in done.stderr
 
 
 def test_a_wrong_backend_is_not_timed() -> None:

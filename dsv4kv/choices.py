@@ -49,19 +49,6 @@ TIER_WINDOWS = STRATEGIES | {
 }
 """Where they are kept beyond the GPU's memory, as ``tiers.windows`` reads it."""
 
-STORES = {
-    "memory": Choice(
-        "this process's memory: memory:64GiB, or memory:pinned:64GiB for GPUs",
-        "bench.tiers.store:open_memory",
-    ),
-    "file": Choice("a folder: file:FOLDER", "bench.tiers.store:FileStore"),
-    "redis": Choice(
-        "a Redis or Valkey server: redis:HOST:PORT, or redis:URL",
-        "bench.tiers.redis_store:RedisStore",
-    ),
-}
-"""Where objects are kept beyond the GPU's memory, as ``tiers.store`` reads it."""
-
 TRACE_FORMATS = {
     "bailian": Choice("Bailian's JSON lines, ids of 16 tokens", "traces.formats:BAILIAN"),
     "mooncake": Choice("Mooncake's JSON lines, ids of 512", "traces.formats:MOONCAKE"),

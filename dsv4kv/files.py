@@ -267,11 +267,7 @@ def whole_text(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-_SECRET = re.compile(
-    r"(?:(?<=://)|(?<=\bredis:)(?!redis|unix))[^/@\s\"\\]+(?=@)|(?<=\bpassword=)[^&\s\"\\]+"
-)
-
-
+_SECRET = re.compile(r"(?<=://)[^/@\s\"\\]+(?=@)")
 _GIVEN = re.compile(
     r"((?:--api-key(?:=|[\"',\s]+)|\b[A-Z_]*(?:TOKEN|API_KEY|PASSWORD|SECRET)=)'?)[^\s\"'\\]+"
 )

@@ -3,11 +3,11 @@
 The descriptions of the fields are the documentation.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, field_serializer, model_validator
+from pydantic import Field
 
-from dsv4kv.choices import STORES, TIER_WINDOWS, Choice, explained
+from dsv4kv.choices import TIER_WINDOWS, Choice, explained
 from dsv4kv.config.bench import (
     Formats,
     ModelSection,
@@ -19,7 +19,6 @@ from dsv4kv.config.bench import (
     Section,
 )
 from dsv4kv.config.replay import CostSection
-from dsv4kv.files import mask_secrets
 from dsv4kv.model.schema import StateFormat
 
 SYSTEMS = {
@@ -151,11 +150,11 @@ class TiersConfig(Section):
     """Tokens of a block, and of a page in a store; engines take 256."""
     lengths: Annotated[tuple[Positive, ...], Field(min_length=1)] = (2048, 8192, 32768)
     """Prefixes, in tokens. The cache holds two of the longest, the stores one."""
-    stores: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
-        ("memory", "file"),
-        description="Where they go: memory and file, which take a place of their own, or a place, "
-        f"as redis:HOST: {explained(STORES)}.",
+    stores: Annotated[tuple[Literal["memory", "file"], ...], Field(min_length=1)] = (
+        "memory",
+        "file",
     )
+    """Where they go: this process's memory, and files in ``folder``."""
     folder: str | None = None
     """Where ``file`` writes, removed at the end; null takes a folder of the user's cache."""
     threads: Positive = 8
@@ -174,20 +173,6 @@ class TiersConfig(Section):
     """Tokens of a step in which prompts are computed there."""
     seed: NonNegative = 0
     """Seed of all data."""
-
-    @field_serializer("stores", when_used="json")
-    def _without_secrets(self, stores: tuple[str, ...]) -> list[str]:
-        return [mask_secrets(place) for place in stores]
-
-    @model_validator(mode="after")
-    def _one_of_a_kind(self) -> Self:
-        kinds = [place.partition(":")[0] for place in self.stores]
-        if len(set(kinds)) < len(kinds):
-            raise ValueError(
-                f"stores ({', '.join(kinds)}) names a kind twice, and tables would not show "
-                "which is which: run them one after the other"
-            )
-        return self
 
 
 class SideSection(Section):

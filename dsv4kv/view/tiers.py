@@ -2,19 +2,17 @@
 
 from collections.abc import Iterator
 
-from dsv4kv.bench.tiers.outcome import CopyRow, TiersOutcome
+from dsv4kv.bench.tiers.outcome import CopyRow, Objects, TiersOutcome
 from dsv4kv.runs.statistics import Estimate, divide
 from dsv4kv.units import format_duration
 from dsv4kv.view.quantity import ms, quantity, size
-from dsv4kv.view.table import ABSENT, Columns, Finding, Number, Part, Table, Text
+from dsv4kv.view.table import Columns, Finding, Number, Part, Table, Text
 
 
 def report_tiers(outcome: TiersOutcome) -> Iterator[Part]:
     """The answer, whether all is right, and the tables."""
     for sentence in outcome.answers():
         yield Text(sentence, "strong")
-    if outcome.overlap:
-        yield Text(outcome.overlap.sentence, "strong")
     if outcome.failures:
         yield Finding("bad", f"{len(outcome.failures):,} of {outcome.checks:,} comparisons failed")
     elif outcome.exact:
@@ -36,7 +34,7 @@ def report_tiers(outcome: TiersOutcome) -> Iterator[Part]:
 
 def _prefixes_table(outcome: TiersOutcome) -> Table:
     """A row for every store and length."""
-    earlier = outcome.resumes_earlier
+    earlier = any(row.resumed_tokens < row.tokens for row in outcome.prefixes)
     again: Columns = [
         ("resumed at", lambda row: quantity(row.resumed_tokens)),
         ("again ms", lambda row: ms(row.again_ns)),
@@ -45,7 +43,10 @@ def _prefixes_table(outcome: TiersOutcome) -> Table:
         ("store", lambda row: row.store),
         ("tokens", lambda row: quantity(row.tokens)),
         ("read", lambda row: size(row.read_bytes)),
-        ("/useful", lambda row: quantity(row.amplification)),
+        (
+            "/useful",
+            lambda row: quantity(row.amplification),
+        ),
         ("restore ms", lambda row: ms(row.restored)),
         *(again if earlier else ()),
         ("compute ms", lambda row: ms(row.computed_ns)),
@@ -77,7 +78,7 @@ def _families_table(outcome: TiersOutcome) -> Table:
     def way(name: str, header: str) -> Columns:
         return [
             (header, lambda row: Number(format_duration(getattr(row, name).time.value))),
-            ("GB/s", lambda row: quantity(row.rate(getattr(row, name)))),
+            ("GB/s", lambda row: _rate(row, getattr(row, name).time)),
             ("% of limit", lambda row: _rounded(getattr(row, name).share)),
         ]
 
@@ -92,7 +93,7 @@ def _copies_table(outcome: TiersOutcome) -> Table:
 
     def way(name: str, header: str) -> Columns:
         def rate(row: CopyRow, how: str) -> Number:
-            return quantity(divide(Estimate(row.bytes, 0.0), getattr(getattr(row, name), how)))
+            return _rate(row, getattr(getattr(row, name), how))
 
         def share(row: CopyRow) -> Number:
             return _rounded(divide(getattr(row, name).whole, getattr(row, name).gathered))
@@ -109,5 +110,9 @@ def _copies_table(outcome: TiersOutcome) -> Table:
     return Table(title, columns, outcome.copies, note=note, keys=2)
 
 
-def _rounded(share: Estimate | None) -> Number:
-    return Number(f"{share.value * 100:.0f}" if share else ABSENT)
+def _rate(row: Objects, time_ns: Estimate) -> Number:
+    return quantity(divide(Estimate(row.bytes, 0.0), time_ns))
+
+
+def _rounded(share: Estimate) -> Number:
+    return Number(f"{share.value * 100:.0f}")

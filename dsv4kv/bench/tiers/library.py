@@ -23,7 +23,7 @@ from dsv4kv.bench.tiers.prefixes import (
     namespace_of,
     resume_points,
 )
-from dsv4kv.bench.tiers.store import Bytes, Found, Store, cut
+from dsv4kv.bench.tiers.store import Bytes, Found, Store
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.errors import CacheError, StoreUnavailable
 from dsv4kv.model.families import Family, Kept
@@ -298,8 +298,10 @@ class Library:
     def _learn(self, names: Sequence[str], size: int) -> list[bytes] | None:
         """Digests of objects as they are kept, read if another process stored them; or None."""
         strange = [name for name in names if name not in self._digests]
-        for part in cut([size] * len(strange), _CHUNK_BYTES):
-            some, room = strange[part.start : part.stop], np.empty((len(part), size), np.uint8)
+        most = max(1, _CHUNK_BYTES // size)
+        for first in range(0, len(strange), most):
+            some = strange[first : first + most]
+            room = np.empty((len(some), size), np.uint8)
             if not self._get(some, list(room)).all():
                 return None
             self._digests |= {name: digest(each) for name, each in zip(some, room, strict=True)}

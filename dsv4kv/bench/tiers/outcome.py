@@ -9,24 +9,23 @@ from dsv4kv.units import format_duration
 
 @dataclass(frozen=True)
 class Way:
-    """One direction: bytes and how long they take."""
+    """One direction, in nanoseconds."""
 
-    time: Estimate  # nanoseconds
-    limit: Estimate | None = None
-    """Nanoseconds that memory, or the disk, takes for objects as many and as large; None where
-    that was not measured."""
+    time: Estimate
+    limit: Estimate
+    """What memory, or the disk, takes for objects as many and as large."""
 
     @property
-    def share(self) -> Estimate | None:
+    def share(self) -> Estimate:
         """Of the limit's rate."""
-        return divide(self.limit, self.time) if self.limit else None
+        return divide(self.limit, self.time)
 
 
 @dataclass(frozen=True)
 class Objects:
     """Objects of a family."""
 
-    family: str  # its name
+    family: str
     objects: int  # of this prefix, or moved at once
     object_bytes: int  # of each
 
@@ -44,10 +43,6 @@ class FamilyRow(Objects):
     store_way: Way  # from the cache's pools into the store
     restore_way: Way  # back into them, every object compared with its digest
 
-    def rate(self, way: Way) -> Estimate:
-        """Bytes per nanosecond: GB/s."""
-        return divide(Estimate(self.bytes, 0.0), way.time)
-
 
 @dataclass(frozen=True)
 class Direction:
@@ -62,50 +57,25 @@ class Direction:
 class CopyRow(Objects):
     """A family between a GPU and the host's pinned memory."""
 
-    there: Direction  # to the host
-    back: Direction  # from it
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """Decode steps during copies to the host: nanoseconds."""
-
-    tokens: int  # of the request that decodes
-    family: str  # what is copied
-    bytes: int  # of a copy
-    step_alone: Estimate  # A decode step, on the GPU's clock
-    step_beside: Estimate  # one while copies go on
-    copy_alone: Estimate  # A copy
-    copy_beside: Estimate  # one while steps go on
-
-    @property
-    def sentence(self) -> str:
-        """What either costs the other."""
-        rates = [self.bytes / each.value for each in (self.copy_beside, self.copy_alone)]
-        steps = [format_duration(each.value) for each in (self.step_alone, self.step_beside)]
-        return (
-            f"A decode step at {self.tokens:,} tokens takes {steps[0]}, and {steps[1]} while "
-            f"{self.family} goes to the host at {rates[0]:.1f} GB/s ({rates[1]:.1f} alone)."
-        )
+    there: Direction
+    back: Direction
 
 
 @dataclass(frozen=True)
 class PrefixRow:
-    """A prefix in one store."""
+    """A prefix in one store; times in nanoseconds."""
 
     store: str  # its name
-    tokens: int  # of the prefix
+    tokens: int
     pages: int  # blocks that are looked up
     useful_bytes: int  # compressed entries and indexer keys of these tokens, without padding
     read_bytes: int  # read to restore it, the manifest left out
     resumed_tokens: int  # that were not computed again
-    stored: Estimate  # nanoseconds to store it
-    looked_up: Estimate  # nanoseconds to find out where it can be resumed
-    restored: Estimate  # nanoseconds to look it up, read, compare and put it into the cache
-    again_ns: float | None
-    """Nanoseconds to compute what is missing after that, as modelled; None where that is not
-    known."""
-    computed_ns: float | None  # nanoseconds to compute all of it, likewise
+    stored: Estimate
+    looked_up: Estimate  # to find out where it can be resumed
+    restored: Estimate  # to look it up, read, compare and put it into the cache
+    again_ns: float | None  # to compute what is missing after that, as modelled, where it is known
+    computed_ns: float | None  # to compute all of it, likewise
 
     @property
     def back_ns(self) -> float:
@@ -122,7 +92,7 @@ class PrefixRow:
 class TiersOutcome:
     """Everything that a run found."""
 
-    model: str  # whose cache
+    model: str
     gpu: str  # the GPUs of the model of computing, in words
     windows: str  # where windows are kept
     exact: bool = True  # whether that gives back the bits of a run that never left
@@ -132,20 +102,11 @@ class TiersOutcome:
     families: list[FamilyRow] = field(default_factory=list)  # of the longest prefix, by store
     copies: list[CopyRow] = field(default_factory=list)
     """Of the longest prefix, between GPU and host; nothing on a CPU."""
-    overlap: Overlap | None = None  # decode steps during copies; None on a CPU
     checks: int = 0  # comparisons made
     failures: list[str] = field(default_factory=list)  # A sentence for each that failed
 
-    @property
-    def resumes_earlier(self) -> bool:
-        """Whether some tokens of a prefix are computed again."""
-        return any(row.resumed_tokens < row.tokens for row in self.prefixes)
-
     def answers(self) -> list[str]:
-        """Is restoring worth it, which family costs most, what limits: a sentence for each store.
-
-        Nothing where no prefix was restored.
-        """
+        """Is restoring worth it, which family costs most, what limits: a sentence per store."""
         return [
             " ".join([_worth(rows), *_dearest(self.families, store)])
             for store in dict.fromkeys(row.store for row in self.prefixes)
@@ -177,8 +138,6 @@ def _dearest(families: Sequence[FamilyRow], store: str) -> list[str]:
     first = max(rows, key=lambda row: row.restore_way.time.value)
     sentence = f"{first.family} takes {first.restore_way.time.value / total:.0%} of the time"
     share = first.restore_way.share
-    if share is None:
-        return [f"{sentence}."]
     limit = "memory" if store == "memory" else "the disk"
     bound = f"{limit} limits" if share.value > 0.5 else f"not {limit}, but the work on them"
     return [f"{sentence}, at {share.value:.0%} of what {limit} gives such objects: {bound}."]

@@ -9,6 +9,7 @@ Next to the objects a resume point has a manifest, written last: what is not in 
 there does not count. It holds the digest of every object that the prefix needs.
 """
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ import numpy as np
 import xxhash
 from numpy.typing import ArrayLike, NDArray
 
-from dsv4kv.bench.tiers.store import Bytes, Namespace
+from dsv4kv.bench.tiers.store import Bytes
 from dsv4kv.choices import TIER_WINDOWS, unknown
 from dsv4kv.core.strategy import kept_places
 from dsv4kv.errors import ConfigError
@@ -42,24 +43,28 @@ def page_digests(tokens: ArrayLike, page_tokens: int) -> list[bytes]:
     return digests
 
 
-def namespace_of(plan: CachePlan, revision: str) -> Namespace:
-    """Of a cache of these layers, filled by weights of this revision."""
+def namespace_of(plan: CachePlan, revision: str) -> str:
+    """32 digits for caches whose bytes mean the same: objects of others may have equal sizes.
+
+    ``revision``: of the weights, which fill the same layout with other numbers.
+    """
     layout = {
         "config": plan.config.model_dump(mode="json"),
         "families": [asdict(family) for family in families_of(plan)],
         "hadamard": plan.hadamard,
         "rope": plan.rope,
     }
-    return Namespace(plan.config.name, revision, layout)
+    facts = {"model": plan.config.name, "revision": revision, "layout": layout}
+    return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 class Prefix:
     """A prompt as tiers know it; ``keys`` are its whole blocks' keys."""
 
-    def __init__(self, namespace: Namespace, tokens: ArrayLike, block_tokens: int) -> None:
+    def __init__(self, namespace: str, tokens: ArrayLike, block_tokens: int) -> None:
         """Hash a prompt's tokens, whole numbers of 32 bits."""
         self._tokens = np.ascontiguousarray(tokens, dtype="<u4")
-        self._namespace = namespace.digest
+        self._namespace = namespace
         self._block_tokens = block_tokens
         self._digests = [b"", *page_digests(self._tokens, block_tokens)]
         self.keys = [digest.hex() for digest in self._digests[1:]]

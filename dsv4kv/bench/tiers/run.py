@@ -9,13 +9,12 @@ import os
 import shutil
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import cycle, islice, zip_longest
+from itertools import cycle, product
 from pathlib import Path
-from secrets import token_hex
-from threading import Event, local
+from threading import local
 from time import perf_counter_ns
 from typing import Literal
 
@@ -24,7 +23,7 @@ import torch
 
 from dsv4kv import __version__
 from dsv4kv.bench.build import check_data_path, plan_from
-from dsv4kv.bench.protocol import DeviceClock, timed_ns
+from dsv4kv.bench.protocol import timed_ns
 from dsv4kv.bench.run import set_up
 from dsv4kv.bench.serve.executor import Requests
 from dsv4kv.bench.tiers.library import Library, Restored
@@ -33,13 +32,12 @@ from dsv4kv.bench.tiers.outcome import (
     CopyRow,
     Direction,
     FamilyRow,
-    Overlap,
     PrefixRow,
     TiersOutcome,
     Way,
 )
-from dsv4kv.bench.tiers.prefixes import Windows, digest, namespace_of, parse_windows
-from dsv4kv.bench.tiers.store import FileStore, MemoryStore, Store, open_store
+from dsv4kv.bench.tiers.prefixes import Windows, digest, parse_windows
+from dsv4kv.bench.tiers.store import FileStore, MemoryStore, Store
 from dsv4kv.budget.lookup import find_weight_facts
 from dsv4kv.config.bench import BenchConfig, CacheSection, MeasureSection, WorkloadSection
 from dsv4kv.config.experiments import TiersConfig
@@ -56,7 +54,6 @@ from dsv4kv.runs.environment import capture_environment
 from dsv4kv.runs.statistics import Estimate, summarize
 from dsv4kv.units import format_bytes
 
-_REVISION = f"none-{token_hex(4)}"  # of the weights: no other run finds what this one leaves
 _MORE_TOKENS, _STEPS = 132, 1  # computed and decoded after a restore: every kind of group ends
 _STEP_TOKENS = 1024  # really computed at a time, where windows are computed again
 _SERIAL = 0
@@ -75,7 +72,7 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
     bench, cost = _bench_config(config, plan.num_slots), config.cost
     gpu = f"{cost.gpus} × {cost.gpu}" if cost.gpu else f"{cost.gpus} GPU"
     outcome = TiersOutcome(plan.config.name, gpu, config.windows, exact=windows.exact)
-    steps = [(name, tokens) for name in config.stores for tokens in sorted(set(config.lengths))]
+    steps = list(product(dict.fromkeys(config.stores), sorted(set(config.lengths))))
     with _folder(config) as folder:
         _check_room(config, plan, folder)
         built = set_up(bench, None)
@@ -84,23 +81,20 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
         requests = Requests(built.manager, built.drive.executor)
         run = _Run(config, cache, requests, windows, outcome)
         for done, (name, tokens) in enumerate(steps):
-            label = name.partition(":")[0]
-            on_step(f"{label}, {tokens:,} tokens", done, len(steps))
+            on_step(f"{name}, {tokens:,} tokens", done, len(steps))
             store = run.open(name, folder)
             try:
-                run.measure(label, store, tokens)
+                run.measure(name, store, tokens)
                 if isinstance(store, FileStore):
-                    outcome.cold[label] = store.cold
+                    outcome.cold[name] = store.cold
             finally:
                 store.close()
         if cache.mover is not None:
-            slot, longest, on_gpu = requests.admit(), max(config.lengths), requests.executor.gpu
-            assert on_gpu is not None
+            slot, longest = requests.admit(), max(config.lengths)
             requests.place(slot, _SERIAL, longest)
             moved = cache, cache.mover, slot, longest, config.rounds
             families = [each for each in cache.families.values() if each.objects(longest)]
             outcome.copies = [measure_copies(family, *moved) for family in families]
-            outcome.overlap = measure_overlap(cache, cache.mover, requests, on_gpu.clock, slot)
             requests.release(slot)
     return outcome
 
@@ -122,20 +116,17 @@ class _Run:
         self._families = list(self.cache.families.values())
         self._prefill_ns = _prefill_model(self.config, self.cache.manager.plan)
 
-    def open(self, place: str, folder: Path) -> Store:
-        namespace = namespace_of(self.cache.manager.plan, _REVISION)
-        if place == "memory":
+    def open(self, name: str, folder: Path) -> MemoryStore | FileStore:
+        if name == "memory":
             longest = max(self.config.lengths)
             sizes = (each.objects(longest) * each.object_bytes for each in self._families)
             return MemoryStore(4 * sum(sizes))
-        if place == "file":
-            return FileStore(folder, namespace, threads=self.config.threads)
-        return open_store(place, namespace)
+        return FileStore(folder, threads=self.config.threads)
 
     def measure(self, name: str, store: Store, tokens: int) -> None:
         """One prefix in one store."""
         requests = self.requests
-        library = Library(self.cache, store, self.windows, revision=_REVISION)
+        library = Library(self.cache, store, self.windows, revision="drawn")
         ends = sorted({_kept_at(self.windows, tokens), tokens})
         stored = [requests.admit() for _ in ends]
         for slot, end in zip(stored, ends, strict=True):
@@ -207,12 +198,10 @@ class _Run:
         here, there = (self.cache.units(family, slot, tokens) for slot in slots)
         ours, limits = list[tuple[int, int]](), list[tuple[int, int]]()
         size = family.object_bytes
-        limit = None  # often not known
+        limit = time_copies(count, size)
         if isinstance(store, FileStore):
             limit = time_disk(store.folder, count, size, self.config.threads)
-        elif isinstance(store, MemoryStore):
-            limit = time_copies(count, size)
-        with closing(limit) if limit else nullcontext():
+        with closing(limit):
             for _ in range(self.config.rounds):
                 moments = [perf_counter_ns()]
                 self.cache.take(family, here, data)
@@ -225,15 +214,15 @@ class _Run:
                 self.cache.put(family, there, data)
                 moments.append(perf_counter_ns())
                 ours.append((moments[1] - moments[0], moments[3] - moments[2]))
-                limits += islice(limit or (), 1)
+                limits.append(next(limit))
                 self.outcome.checks += count
                 if not (found.all() and right):
                     failure = f"{name}: {family.name} came back with other bytes."
                     self.outcome.failures.append(failure)
                 store.delete(names)
+        columns = (zip(*each, strict=True) for each in (ours, limits))
         ways = [
-            Way(_estimate(list(taken)), _estimate(list(least)) if least else None)
-            for taken, least in zip_longest(zip(*ours, strict=True), zip(*limits, strict=True))
+            Way(*(_estimate(list(each)) for each in pair)) for pair in zip(*columns, strict=True)
         ]
         return FamilyRow(family.name, count, size, name, *ways)
 
@@ -417,8 +406,6 @@ def time_disk(
 
 
 _MOST_BYTES = 256 << 20  # of a family at a time
-_SPAN = "decode_graph_device"
-_WARM_STEPS, _STEPS = 4, 32
 
 
 def measure_copies(
@@ -429,52 +416,13 @@ def measure_copies(
     units = cache.units(family, slot, tokens)[:, :count]
     data, host = cache.new_objects(family, count), mover.room(count * family.object_bytes)
 
-    def direction(gathered: Callable[[], None], way: Literal["take", "put"]) -> Direction:
-        ways = gathered, partial(mover.by_pages, way, family, units, data)
-        return Direction(*_in_turns([*ways, partial(mover.whole, way, host)], rounds))
+    def direction(way: Literal["take", "put"]) -> Direction:
+        calls = (
+            partial(mover.take if way == "take" else mover.put, family, units, data),
+            partial(mover.by_pages, way, family, units, data),
+            partial(mover.whole, way, host),
+        )
+        taken = [[timed_ns(call) for call in calls] for _ in range(rounds)]
+        return Direction(*(_estimate(list(each)) for each in zip(*taken, strict=True)))
 
-    there = direction(partial(mover.take, family, units, data), "take")
-    back = direction(partial(mover.put, family, units, data), "put")
-    return CopyRow(family.name, count, family.object_bytes, there, back)
-
-
-def _in_turns(calls: Sequence[Callable[[], None]], rounds: int) -> list[Estimate]:
-    """Nanoseconds of each, which take turns in every round; the first round warms up."""
-    taken = [[timed_ns(call) for call in calls] for _ in range(rounds)]
-    return [_estimate(list(each)) for each in zip(*taken, strict=True)]
-
-
-def measure_overlap(
-    cache: CacheBytes, mover: Mover, requests: Requests, clock: DeviceClock, slot: int
-) -> Overlap:
-    """Decode steps of one request alone, and while its largest family goes to the host.
-
-    ``clock`` is the one that times its steps.
-    """
-    tokens = int(cache.manager.tokens[slot])
-    family = max(cache.families.values(), key=lambda f: f.objects(tokens) * f.object_bytes)
-    count = min(family.objects(tokens), max(1, _MOST_BYTES // family.object_bytes))
-    units = cache.units(family, slot, tokens)[:, :count]
-    move = partial(mover.take, family, units, cache.new_objects(family, count))
-    stop = Event()
-
-    def decode() -> Estimate:
-        requests.decode(slot, 0, _WARM_STEPS + _STEPS)
-        return summarize(clock.read_ns()[_SPAN][-_STEPS:]).estimate
-
-    def move_again_and_again() -> Iterator[int]:
-        yield timed_ns(move)
-        while not stop.is_set():
-            yield timed_ns(move)
-
-    alone = decode()
-    (moved_alone,) = _in_turns([move], _STEPS // 2)
-    with ThreadPoolExecutor(1) as pool:
-        moving = pool.submit(lambda: list(move_again_and_again()))
-        try:
-            during = decode()
-        finally:
-            stop.set()
-    moved_during = summarize(moving.result()).estimate
-    size = count * family.object_bytes
-    return Overlap(tokens, family.name, size, alone, during, moved_alone, moved_during)
+    return CopyRow(family.name, count, family.object_bytes, direction("take"), direction("put"))

@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dsv4kv.bench.serve import inputs
-from dsv4kv.bench.tiers import run as bench_tiers
 from dsv4kv.bench.tiers.objects import CacheBytes, Mover, Objects
 from dsv4kv.bench.tiers.outcome import FamilyRow, PrefixRow, TiersOutcome, Way
 from dsv4kv.bench.tiers.store import MemoryStore
@@ -130,12 +129,11 @@ def gpu() -> Iterator[TwinGpu]:
     with (
         twin_gpu() as made,
         patch.object(CacheBytes, "__init__", on_twin),
-        patch.multiple(bench_tiers, _STEPS=6, _WARM_STEPS=1),
     ):
         yield made
 
 
-def test_a_cache_on_a_gpu_is_moved_and_says_what_decode_steps_notice(
+def test_families_of_a_cache_on_a_gpu_are_timed_there_and_back(
     gpu: TwinGpu, tmp_path: Path
 ) -> None:
     file = tmp_path / "gpu.json"
@@ -155,9 +153,7 @@ def test_a_cache_on_a_gpu_is_moved_and_says_what_decode_steps_notice(
             assert all(row[way][name]["value"] > 0 for name in ("gathered", "by_pages", "whole"))
     launches = gpu.launched.count("take_objects"), gpu.launched.count("put_objects")
     assert min(launches) > 5 * 6
-    assert gpu.replays > 2 * 6  # decode steps
-    words = " ".join(done.stdout.split())
-    assert "A decode step at 256 tokens takes 1.00 µs, and 1.00 µs while window goes to" in words
+    assert "by pages" in done.stdout
 
 
 def test_bytes_that_come_back_wrong_fail_the_run(
@@ -207,9 +203,7 @@ def test_a_store_that_loses_objects_or_fails_fails_the_run_with_its_cause(
         ),
         (["--set", "windows=periodic:512"], "which keeps none in 256 tokens"),
         (["--set", "lengths=[1G]"], "shorten lengths, or hold fewer"),
-        (["--set", "stores=[tape]"], "'tape' is not a kind of store"),
-        (["--set", "stores=[memory,memory]"], "names a kind twice"),
-        (["--set", "stores=[redis]"], "'redis' does not say where"),
+        (["--set", "stores=[redis]"], "stores is ['redis']: give list of choices memory, file"),
     ],
 )
 def test_what_cannot_be_run_gets_a_sentence(
@@ -248,7 +242,3 @@ def test_the_answer_says_whether_it_is_worth_it_what_costs_most_and_what_limits(
     assert "worth it at every length" in made_up(5e8).answers()[0]
     assert "worth it at none of these lengths" in made_up(5e6).answers()[0]
     assert "is not known for this model" in made_up(None).answers()[0]
-    elsewhere = made_up(5e7)
-    way = Way(estimate(8e7))
-    elsewhere.families = [FamilyRow("csa", 256, 786_240, "file", way, way)]
-    assert elsewhere.answers()[0].endswith("from 2,048 tokens. csa takes 100% of the time.")

@@ -4,6 +4,8 @@ Each is a fault that an engine or a connector had; the names are those of the re
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,10 @@ import pytest
 
 from dsv4kv.bench.tiers.library import Library, Restored
 from dsv4kv.bench.tiers.objects import CacheBytes, Objects
-from dsv4kv.bench.tiers.store import Bytes, Found
+from dsv4kv.bench.tiers.store import Bytes, FileStore, Found, Store
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.model.families import Family, Kept
+from tests.bench.tiers.kinds import file_of
 from tests.bench.tiers.world import PlainStore, World, tokens_of
 
 TOKENS = 300
@@ -22,7 +25,7 @@ TOKENS = 300
 class Stored:
     """A prompt of 300 tokens in a store, its request gone, and a slot to restore it into."""
 
-    def __init__(self, *settings: str, store: PlainStore | None = None) -> None:
+    def __init__(self, *settings: str, store: Store | None = None) -> None:
         self.world = World(*settings)
         self.store = store or PlainStore()
         self.library = self.open()
@@ -41,8 +44,13 @@ class Stored:
         self.opened = self.world.library(self.store)
         return self.opened
 
+    @property
+    def objects(self) -> dict[str, Bytes]:
+        assert isinstance(self.store, PlainStore)
+        return self.store.objects
+
     def names(self, family: str) -> list[str]:
-        return [name for name in self.store.objects if name.endswith(f".{family}")]
+        return [name for name in self.objects if name.endswith(f".{family}")]
 
     def restore(self) -> Restored:
         return self.open().restore(self.prefix, self.slot)
@@ -58,32 +66,32 @@ class Stored:
 
 def swap(stored: Stored, name: str) -> Bytes:
     """Another page of the family (tokenspeed#660: page ids of one group applied to another's)."""
-    return stored.store.objects[stored.names(name.rpartition(".")[2])[1]]
+    return stored.objects[stored.names(name.rpartition(".")[2])[1]]
 
 
 def cut(stored: Stored, name: str) -> Bytes:
     """19,008 of 32,768 B (vllm#57661)."""
-    whole = stored.store.objects[name]
+    whole = stored.objects[name]
     return whole[: len(whole) * 19_008 // 32_768]
 
 
 def half_written(stored: Stored, name: str) -> Bytes:
     part = cut(stored, name)
-    return np.pad(part, (0, len(stored.store.objects[name]) - len(part)))
+    return np.pad(part, (0, len(stored.objects[name]) - len(part)))
 
 
 def without_drafts(stored: Stored, name: str) -> Bytes:
     """The windows of all layers but the last, the draft's (sglang#30461)."""
-    return stored.store.objects[name][: -stored.library.cache.families["window"].piece_bytes]
+    return stored.objects[name][: -stored.library.cache.families["window"].piece_bytes]
 
 
 def of_other_weights(stored: Stored, name: str) -> Bytes:
     """Of the same size, under the same name, and nobody said so."""
-    return Stored("measure.seed=5").store.objects[name]
+    return Stored("measure.seed=5").objects[name]
 
 
 def flipped(stored: Stored, name: str) -> Bytes:
-    data = stored.store.objects[name].copy()
+    data = stored.objects[name].copy()
     data[40] ^= 1
     return data
 
@@ -100,7 +108,7 @@ def flipped(stored: Stored, name: str) -> Bytes:
 def test_a_damaged_object_is_found(damage: Callable[[Stored, str], Bytes], family: str) -> None:
     stored = Stored()
     name = stored.names(family)[0]
-    stored.store.objects[name] = damage(stored, name)
+    stored.objects[name] = damage(stored, name)
     stored.is_refused()
     assert stored.opened.damaged_objects == 1
 
@@ -108,9 +116,35 @@ def test_a_damaged_object_is_found(damage: Callable[[Stored, str], Bytes], famil
 @pytest.mark.parametrize("family", ["csa", "window", "manifest"])
 def test_a_missing_object_is_no_resume_point(family: str) -> None:
     stored = Stored()
-    del stored.store.objects[stored.names(family)[0]]
+    del stored.objects[stored.names(family)[0]]
     assert stored.library.lookup(stored.prefix).points == ()
     stored.is_refused()
+
+
+IN_A_FILE: dict[str, Callable[[bytes, bytes], bytes]] = {
+    "half written": lambda mine, other: mine[: len(mine) // 2] + bytes(len(mine) // 2),
+    "truncated": lambda mine, other: mine[:4096],
+    "emptied": lambda mine, other: b"",
+    "flipped bit": lambda mine, other: bytes([mine[0] ^ 1]) + mine[1:],
+    "another object's bytes": lambda mine, other: other,
+    "longer": lambda mine, other: mine + other,
+}
+"""What becomes of an object's bytes in its file, by them and by another object's."""
+
+
+@pytest.mark.parametrize("fault", IN_A_FILE)
+def test_what_is_wrong_in_a_file_is_found_counted_and_removed(fault: str, tmp_path: Path) -> None:
+    """And only there: what is stored again is right."""
+    with closing(FileStore(tmp_path)) as store:
+        stored = Stored(store=store)
+        mine, other = stored.prefix.names(stored.library.cache.families["csa"], TOKENS)[:2]
+        place = file_of(store, mine)
+        place.write_bytes(IN_A_FILE[fault](place.read_bytes(), file_of(store, other).read_bytes()))
+        stored.is_refused()
+        assert stored.opened.damaged_objects == 1
+        assert store.exists([mine, other]).tolist() == [False, True]
+        assert stored.open().store_prefix(stored.prefix, stored.stayed) == TOKENS
+        assert stored.restore().tokens == TOKENS
 
 
 class Forgetful(PlainStore):

@@ -1,4 +1,4 @@
-"""Files hold objects whole or not at all, and what is wrong with one is found when it is read."""
+"""Files hold objects whole or not at all."""
 
 import errno
 import os
@@ -7,34 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.bench.tiers.store import Bytes, FileStore
+from dsv4kv.bench.tiers.store import FileStore
 from dsv4kv.errors import StoreFull, StoreUnavailable
-from tests.bench.tiers.kinds import FLASH, content, poisoned
+from tests.bench.tiers.kinds import content, file_of, poisoned
 
 MINE, OTHER = "aa/x.c4", "aa/y.c4"
 SIZE = 37_440
-
-
-def file_of(store: FileStore, name: str) -> Path:
-    return next(store.folder.glob(f"*/{name.replace('/', '~')}.kv"))
-
-
-def test_an_object_that_is_put_anew_while_the_old_one_is_read_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = FileStore(tmp_path, FLASH)
-    store.put([MINE], [content(1, SIZE)])
-    os.truncate(file_of(store, MINE), 4096)
-    seal = store._seals.seal
-
-    def put_anew(name: str, data: Bytes) -> bytes:
-        monkeypatch.undo()
-        store.put([MINE], [content(2, SIZE)])
-        return seal(name, data)
-
-    monkeypatch.setattr(store._seals, "seal", put_anew)
-    assert not store.get([MINE], [poisoned(SIZE)]).any()
-    assert (store.damaged, store.get([MINE], [poisoned(SIZE)]).tolist()) == (1, [True])
 
 
 @pytest.mark.parametrize(("code", "kind"), [
@@ -47,7 +25,7 @@ def test_a_disk_that_takes_no_more_is_a_sentence_and_leaves_what_was_there(
     def refuse(file: int) -> None:
         raise OSError(code, os.strerror(code))
 
-    store = FileStore(tmp_path, FLASH, threads=1)
+    store = FileStore(tmp_path, threads=1)
     store.put([MINE], [content(1, SIZE)])
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", refuse)
@@ -63,48 +41,35 @@ def test_a_disk_that_takes_no_more_is_a_sentence_and_leaves_what_was_there(
     assert store.exists([OTHER]).all()
 
 
-def test_a_disk_that_cannot_read_a_file_has_damaged_it(
+def test_what_a_disk_cannot_read_is_not_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreadable(*_: object) -> bool:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    store = FileStore(tmp_path, FLASH)
+    store = FileStore(tmp_path)
     store.put([MINE], [content(1, SIZE)])
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", unreadable)
         assert not store.get([MINE], [poisoned(SIZE)]).any()
-    assert (store.damaged, store.exists([MINE]).tolist()) == (1, [False])
 
 
 def test_a_file_of_any_size_costs_no_memory(tmp_path: Path) -> None:
-    store = FileStore(tmp_path, FLASH)
+    store = FileStore(tmp_path)
     store.put([MINE], [content(1, SIZE)])
     os.truncate(file_of(store, MINE), 1 << 40)
     assert not store.get([MINE], [poisoned(SIZE)]).any()
-    assert store.damaged == 1
 
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreUnavailable, match=r"cannot be used as a store .*: name a folder"):
-        FileStore(tmp_path / "file", FLASH)
-
-
-def test_the_folder_says_whose_objects_it_holds_and_is_refused_to_others(tmp_path: Path) -> None:
-    store = FileStore(tmp_path, FLASH)
-    assert store.folder.name.startswith("deepseek-ai_DeepSeek-V4-Flash_")
-    told = store.folder / "config.json"
-    assert '"revision": "0731"' in told.read_text()
-    FileStore(tmp_path, FLASH)
-    told.write_text(told.read_text().replace("0731", "0813"))
-    with pytest.raises(StoreUnavailable, match="not the objects of deepseek-ai/DeepSeek-V4-Flash"):
-        FileStore(tmp_path, FLASH)
+        FileStore(tmp_path / "file")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "link", "folder", "device"])
 def test_what_is_no_file_is_no_object_and_nobody_waits_for_it(kind: str, tmp_path: Path) -> None:
-    store = FileStore(tmp_path, FLASH)
+    store = FileStore(tmp_path)
     data = [content(1, SIZE), content(2, SIZE)]
     store.put([MINE, OTHER], data)
     path = file_of(store, MINE)
@@ -123,7 +88,6 @@ def test_what_is_no_file_is_no_object_and_nobody_waits_for_it(kind: str, tmp_pat
         path.symlink_to("/dev/zero")
     into = [poisoned(SIZE), poisoned(SIZE)]
     assert store.get([MINE, OTHER], into).tolist() == [False, True]
-    assert store.damaged == 0
     store.delete([MINE])
     if kind != "folder":
         store.put([MINE], data[:1])
@@ -134,10 +98,7 @@ def test_what_is_no_file_is_no_object_and_nobody_waits_for_it(kind: str, tmp_pat
 def test_cache_bytes_are_this_users_alone_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        FileStore(tmp_path / "root", FLASH).close()
-        (folder,) = (tmp_path / "root").iterdir()
-        folder.chmod(0o755)  # as older versions made it
-        store = FileStore(tmp_path / "root", FLASH)
+        store = FileStore(tmp_path / "root")
         store.put([MINE, OTHER], [content(1, SIZE), content(2, SIZE)])
         found = [store.folder, *store.folder.rglob("*")]
         store.close()
@@ -146,12 +107,3 @@ def test_cache_bytes_are_this_users_alone_whatever_the_umask(tmp_path: Path) -> 
     modes = {path.is_dir(): path.stat().st_mode & 0o777 for path in found if path.exists()}
     assert modes == {True: 0o700, False: 0o600}
     assert all(not path.stat().st_mode & 0o077 for path in found if path.exists())
-
-
-def test_a_pipe_in_the_folder_of_a_store_keeps_nobody_waiting(tmp_path: Path) -> None:
-    FileStore(tmp_path, FLASH).close()
-    (folder,) = tmp_path.iterdir()
-    (folder / "config.json").unlink()
-    os.mkfifo(folder / "config.json")
-    with pytest.raises(StoreUnavailable, match="it is a pipe or a device"):
-        FileStore(tmp_path, FLASH)

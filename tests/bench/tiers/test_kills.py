@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dsv4kv.bench.tiers.store import FileStore
-from tests.bench.tiers.kinds import FLASH, content, poisoned
+from tests.bench.tiers.kinds import content, poisoned
 
 KILLS = int(os.environ.get("DSV4KV_STORE_KILLS", "2"))
 OBJECTS, BATCH, SIZE = 1000, 10, 37_440
@@ -32,21 +32,20 @@ def test_a_kill_leaves_nothing_wrong_under_a_name_and_everything_acknowledged(
         acknowledged = sum(1 for _ in zip(range(after + 1), process.stdout, strict=False))
         process.kill()
         acknowledged += len(process.stdout.readlines())
-    store = FileStore(tmp_path, FLASH)
+    store = FileStore(tmp_path)
     names = [str(number) for number in range(OBJECTS)]
     there, room = store.exists(names), poisoned(SIZE)
     assert there[: acknowledged * BATCH].all()
     for number in np.flatnonzero(there).tolist():
         assert store.get([names[number]], [room]).all()
         assert (room == content(number, SIZE)).all()
-    assert store.damaged == 0
     left = [path for path in store.folder.rglob("*") if path.is_file()]
-    assert {path.suffix for path in left} <= {".kv", ".json"}
+    assert {path.suffix for path in left} <= {".kv"}
     store.close()
 
 
 def put(folder: Path) -> None:
-    store = FileStore(folder, FLASH, threads=4)
+    store = FileStore(folder, threads=4)
     for start in range(0, OBJECTS, BATCH):
         batch = range(start, start + BATCH)
         store.put([str(number) for number in batch], [content(number, SIZE) for number in batch])

@@ -1,29 +1,18 @@
 """Every store does what a plain dict of bytes would."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.tiers.store import MemoryStore, Namespace, Store, open_memory, open_store
-from dsv4kv.errors import ConfigError, StoreFull, StoreUnavailable
-from tests.bench.tiers.kinds import (
-    FLASH,
-    KINDS,
-    PRO,
-    SEALED,
-    SIZES,
-    content,
-    opened,
-    poisoned,
-    sealed,
-)
+from dsv4kv.bench.tiers.store import MemoryStore, Store
+from dsv4kv.errors import StoreFull
+from tests.bench.tiers.kinds import KINDS, SIZES, content, opened, poisoned
 from tests.examples import examples
 
 NAMES = ("a", "b", "a/b", "a.b", "..", "-", "3f/8808405eec6fbe30.c4-_", "n" * 200)
@@ -61,7 +50,6 @@ def test_a_store_holds_what_a_dict_would(kind: str, steps: list[Step]) -> None:
             else:
                 check_found(store, plain, [(name, len(plain.get(name, b""))) for name in names])
             assert store.exists(NAMES).tolist() == [name in plain for name in NAMES]
-        assert store.damaged == 0
 
 
 def check_found(store: Store, plain: dict[str, bytes], wanted: list[tuple[str, int]]) -> None:
@@ -108,64 +96,6 @@ def test_a_name_that_several_write_and_read_at_once_is_one_of_theirs_whole(
     with opened(kind, folder) as store, ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
         assert store.exists(names).all()
-        assert store.damaged == 0
-
-
-@KINDS
-@pytest.mark.parametrize("other", [
-    PRO,
-    Namespace("deepseek-ai/DeepSeek-V4-Flash", "0813", {"entries": "fp8_ds_mla"}),
-    Namespace("deepseek-ai/DeepSeek-V4-Flash", "0731", {"entries": "bf16"}),
-], ids=["model", "weights", "layout"])  # fmt: skip
-def test_objects_of_other_models_weights_and_layouts_are_never_found(
-    kind: str, other: Namespace, folder: Path
-) -> None:
-    with opened(kind, folder) as mine, opened(kind, folder, other) as theirs:
-        theirs.put(["x"], [content(1, 100)])
-        assert not mine.exists(["x"]).any()
-        assert not mine.get(["x"], [poisoned(100)]).any()
-
-
-FAULTS: dict[str, Callable[[bytes, bytes, bytes], bytes]] = {
-    "half written": lambda mine, other, theirs: mine[: len(mine) // 2] + bytes(len(mine) // 2),
-    "truncated": lambda mine, other, theirs: mine[:4096],
-    "emptied": lambda mine, other, theirs: b"",
-    "flipped bit": lambda mine, other, theirs: bytes([mine[0] ^ 1]) + mine[1:],
-    "another object's bytes": lambda mine, other, theirs: other,
-    "another model's": lambda mine, other, theirs: theirs,
-}
-"""What becomes of an object's sealed bytes, by them, another object's, and another model's."""
-
-
-@SEALED
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found_counted_and_removed(kind: str, fault: str, folder: Path) -> None:
-    """And only there: the other object is still found, and what is put again is right."""
-    mine, other, size = "aa/x.c4", "aa/y.c4", 37_440
-    with opened(kind, folder) as store, opened(kind, folder, PRO) as theirs:
-        store.put([mine, other], [content(1, size), content(2, size)])
-        theirs.put([mine], [content(3, size)])
-        places = [sealed(store, mine), sealed(store, other), sealed(theirs, mine)]
-        places[0].write(FAULTS[fault](*(place.read() for place in places)))
-        rooms = [poisoned(size), poisoned(size)]
-        assert store.get([mine, other], rooms).tolist() == [False, True]
-        assert store.damaged == 1
-        assert store.exists([mine, other]).tolist() == [False, True]
-        store.put([mine], [content(4, size)])
-        assert store.get([mine], rooms[:1]).all()
-        assert (rooms[0] == content(4, size)).all()
-        assert store.damaged == 1
-
-
-@pytest.mark.parametrize(
-    "place", ["", "tape:/dev/st0", "memory", "memory:", "memory:much", "file"]
-)
-def test_a_place_that_names_no_store_is_a_sentence(place: str) -> None:
-    with pytest.raises(ConfigError, match=r"\.$"):
-        open_store(place, FLASH)
-
-
-# ---- in memory ----------------------------------------------------------------------------------
 
 
 def test_memory_keeps_as_much_as_it_was_given_and_no_more() -> None:
@@ -180,18 +110,3 @@ def test_memory_keeps_as_much_as_it_was_given_and_no_more() -> None:
     store.put(["a"], [content(4, 60)])  # in place of what was there
     store.delete(["b", "nothing"])
     assert store.used_bytes == 60
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be pinned here")
-def test_memory_that_cannot_be_pinned_is_a_sentence() -> None:
-    store = open_memory("pinned:1MiB", FLASH)
-    with pytest.raises(StoreUnavailable, match=r"cannot be pinned here .*: leave it unpinned"):
-        store.put(["a"], [content(1, 10)])
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU to pin memory for")
-def test_pinned_memory_holds_what_it_was_given() -> None:
-    store, room = open_memory("pinned:1MiB", FLASH), poisoned(5000)
-    store.put(["a"], [content(1, 5000)])
-    assert store.get(["a"], [room]).all()
-    assert (room == content(1, 5000)).all()

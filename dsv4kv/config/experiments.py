@@ -103,10 +103,6 @@ class CallsSection(Section):
     """Time for each row; their calls are interleaved. 0 times nothing."""
     rounds: Annotated[int, Field(ge=6)] = 200
     """Most calls of each."""
-    model: str = "v4-pro"
-    """Model whose bookkeeping is timed, all of its layers."""
-    batches: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1, 32, 256)
-    """Requests of the steps that are prepared."""
     cached_blocks: Positive = 65_536
     """Blocks that are cached when one is evicted."""
     prompt_tokens: Positive = 32_768

@@ -17,9 +17,7 @@ SETTINGS = [
     "blocks.rank_blocks=[14, 11]",
     "blocks.paused_blocks=4",
     "calls.seconds=0.001",
-    "calls.batches=[1, 4]",
     "calls.rounds=6",
-    "calls.model=v4-flash",
     "calls.prompt_tokens=256",
     "calls.cached_blocks=128",
 ]

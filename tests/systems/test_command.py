@@ -38,7 +38,7 @@ def test_one_table_has_memory_latency_and_reuse_of_the_three(
 ) -> None:
     lines, _ = whole
     for system, quantity in (
-        ("pools", "release_request"),
+        ("pools", "release 64 of 65,536"),
         ("pools", "block tables"),
         ("slots", "of them reused"),
         ("slots", "memory of a cached token"),

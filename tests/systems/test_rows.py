@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from dsv4kv.bench.systems.slot_system import (
-    NOTHING,
     Found,
     PrefixCacheManager,
     Seat,
@@ -38,7 +37,7 @@ def test_a_row_that_was_handed_out_again_is_not_copied() -> None:
     slots.free(slot)
     assert rows.copy_kv(row(1, 2, 3), 1) == Found(3, slot, 1)
     assert slots.alloc() == slot
-    assert rows.copy_kv(row(1, 2, 3), 1) == NOTHING
+    assert rows.copy_kv(row(1, 2, 3), 1) == Found()
     assert calls == [(slot, 1, 3)]
 
 
@@ -125,7 +124,7 @@ def test_a_slot_that_changed_since_the_request_was_queued_makes_it_start_at_0() 
     scene.serve((1, 2, 3))
     found = scene.find((1, 2, 3))
     for number in range(SLOTS):
-        assert scene.begin((9, number), NOTHING) is not None
+        assert scene.begin((9, number), Found()) is not None
     scene.slots.free(0)
     late = scene.begin((1, 2, 3, 4), found)
     assert late is not None

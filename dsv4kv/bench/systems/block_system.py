@@ -1,8 +1,6 @@
 """Blocks: requests of a batch share prefixes, pause where memory is short, resume, start again."""
 
-import hashlib
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import get_args
@@ -29,38 +27,29 @@ from dsv4kv.cache.blocks import NO_BLOCKS, NO_HASH, BlockEvent, Ids, Policy
 from dsv4kv.config.experiments import SystemsConfig
 from dsv4kv.errors import ConfigError
 
-Keys = list[bytes]
-"""Of a prompt's full blocks, 16 bytes each."""
-
 LEAST_COMPUTED = 2
 """Tokens of a prompt that are computed however much of it is cached: one that was computed alone
 would be taken for a decode step."""
 
-# xxh3 is fast and made for accidents: across a trust boundary take one of the others.
-HASHES: dict[str, Callable[[bytes], bytes]] = {
-    "xxh3": xxhash.xxh3_128_digest,
-    "blake2b": lambda data: hashlib.blake2b(data, digest_size=16).digest(),
-    "sha256": lambda data: hashlib.sha256(data).digest()[:16],
-}
-
 
 def digest(
-    tokens: NDArray[np.integer], block_tokens: int, before: Keys | None = None, name: str = "xxh3"
-) -> Keys:
+    tokens: NDArray[np.integer], block_tokens: int, before: list[bytes] | None = None
+) -> list[bytes]:
     """Keys of the full blocks of ``tokens``, each of all before it, too, after those of others.
 
-    Tokens are whole numbers 0..2^31−1; an incomplete last block has no key.
+    Tokens are whole numbers 0..2^31−1; an incomplete last block has no key. XXH3 is made for
+    accidents: across a trust boundary take another hash.
     """
     whole = np.ascontiguousarray(tokens[: len(tokens) // block_tokens * block_tokens], np.int32)
-    data, hash_, keys = whole.tobytes(), HASHES[name], list(before or ())
-    key = keys[-1] if keys else hash_(b"")
+    data, keys = whole.tobytes(), list(before or ())
+    key = keys[-1] if keys else xxhash.xxh3_128_digest(b"")
     for at in range(0, len(data), 4 * block_tokens):
-        key = hash_(key + data[at : at + 4 * block_tokens])
+        key = xxhash.xxh3_128_digest(key + data[at : at + 4 * block_tokens])
         keys.append(key)
     return keys
 
 
-def names_of(keys: Keys) -> list[int]:
+def names_of(keys: list[bytes]) -> list[int]:
     """The first 64 bits of every key as int64, never 0 or −1: names for allocators."""
     ids = np.frombuffer(b"".join(keys), np.int64)[::2]
     names: list[int] = np.where((ids == 0) | (ids == -1), 2, ids).tolist()
@@ -72,23 +61,15 @@ def resumable_blocks(matched: int, prompt_tokens: int, block_tokens: int) -> int
     return max(0, min(matched, (prompt_tokens - LEAST_COMPUTED) // block_tokens))
 
 
-_COUNT = 64  # blocks of a timed call: 8,192 tokens at 128 a block
-
-
 @dataclass(eq=False)
 class Request:
     """A turn in the batch."""
 
-    turn: Turn  # what is asked
+    turn: Turn
     tokens: Tokens  # prompt and answer so far
-    blocks: Ids = field(default_factory=NO_BLOCKS.copy)  # int64: its blocks in order
+    blocks: Ids = field(default_factory=NO_BLOCKS.copy)  # in order
     written: int = 0  # tokens whose KV is in them
-    keys: Keys = field(default_factory=list)  # of the full blocks that have been registered
-
-    @property
-    def answer_left(self) -> int:
-        """Tokens still to be generated."""
-        return len(self.turn.prompt) + self.turn.answer_tokens - len(self.tokens)
+    keys: list[bytes] = field(default_factory=list)  # of the full blocks that are registered
 
 
 _COUNTED: dict[str, Unit] = {
@@ -102,7 +83,6 @@ _COUNTED: dict[str, Unit] = {
     "blocks evicted": "blocks",
     "blocks registered": "blocks",
 }
-_EVENTS = {"acquired": "blocks handed out"}
 
 
 class Batch:
@@ -130,20 +110,18 @@ class Batch:
         self.blocks.pool.observers.append(self._count)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.finished: list[Request] = []
 
-    def step(self) -> None:
-        """One step; ``finished`` has what ended in it."""
-        self.finished.clear()
+    def step(self) -> list[Request]:
+        """One step; returns what ended in it."""
         paused = self.blocks.paused
         for request, blocks in paused.resume():
             assert isinstance(request, Request)
             request.blocks = np.concatenate([request.blocks, blocks])
             self.running.append(request)
         self._admit()
-        self._decode()
+        finished = self._decode()
         evicted = paused.evict_over_budget()
-        if not self.running and not evicted and len(paused) and not self.finished:
+        if not self.running and not evicted and len(paused) and not finished:
             evicted = [paused.evict_newest()]  # nobody is left who could give blocks back
         for each in evicted:
             assert isinstance(each, Request)
@@ -151,6 +129,7 @@ class Batch:
         self.counts["requests restarted"] += len(evicted)
         kept = "most kept by paused requests"
         self.counts[kept] = max(self.counts[kept], self.blocks.get_paused_used())
+        return finished
 
     def reset(self, *, preserve_prefix_cache: bool, preserve_counters: bool) -> None:
         """Take all blocks from all requests, which are recomputed."""
@@ -163,7 +142,8 @@ class Batch:
             self.counts.clear()
 
     def _count(self, event: BlockEvent) -> None:
-        self.counts[_EVENTS.get(event.kind, f"blocks {event.kind}")] += event.ids.size
+        kind = "handed out" if event.kind == "acquired" else event.kind
+        self.counts[f"blocks {kind}"] += event.ids.size
 
     def _preempt(self, request: Request) -> None:
         request.blocks, request.written, request.keys = NO_BLOCKS, 0, []
@@ -174,7 +154,7 @@ class Batch:
     def _admit(self) -> None:
         """Start what fits, in order; who needs what another one computes now waits a step."""
         computing, deferred = set[int](), list[Request]()
-        admitted = list[tuple[Request, Keys]]()
+        admitted = list[tuple[Request, list[bytes]]]()
         while self.waiting and len(self.running) < self._section.requests:
             request = self.waiting.popleft()
             keys = digest(request.tokens, self._size)
@@ -193,7 +173,14 @@ class Batch:
         self.counts["requests deferred"] += len(deferred)
         self.waiting.extendleft(reversed(deferred))
         for request, keys in admitted:
-            self._write(request, len(request.tokens), keys)
+            start, size, end = request.written, self._size, len(request.tokens)
+            tokens, places = request.tokens[start:], np.arange(start, end)
+            kv = self._model.compute(tokens, self._last(request) if start else None)
+            self.kv[request.blocks[places // size], places % size] = kv
+            experts = self._model.route(tokens, kv)
+            self.blocks.store_routing_per_block(request.blocks[start // size :], experts)
+            request.written = end
+            self._register(request, keys, start // size)
 
     def _start(self, request: Request, matched: Ids) -> bool:
         tokens, size = len(request.tokens), self._size
@@ -207,17 +194,7 @@ class Batch:
         self.counts["prompt tokens reused"] += request.written
         return True
 
-    def _write(self, request: Request, end: int, keys: Keys) -> None:
-        start, size = request.written, self._size
-        tokens, places = request.tokens[start:end], np.arange(start, end)
-        kv = self._model.compute(tokens, self._last(request) if start else None)
-        self.kv[request.blocks[places // size], places % size] = kv
-        experts = self._model.route(tokens, kv)
-        self.blocks.store_routing_per_block(request.blocks[start // size :], experts)
-        request.written = end
-        self._register(request, keys, start // size)
-
-    def _register(self, request: Request, keys: Keys, first: int) -> None:
+    def _register(self, request: Request, keys: list[bytes], first: int) -> None:
         request.keys, names = keys, [NO_HASH, *names_of(keys)]
         blocks, parents = request.blocks[first : len(keys)], names[first : len(keys)]
         self.blocks.register_kv_block_hashes(blocks, names[first + 1 :], parents)
@@ -229,30 +206,33 @@ class Batch:
 
     # ---- answers --------------------------------------------------------------------------------
 
-    def _decode(self) -> None:
+    def _decode(self) -> list[Request]:
         """A token of every request; rows that pad the batch write into the dummy block."""
+        size, model = self._size, self._model
         self.running = ready = [request for request in self.running if self._has_room(request)]
         blocks = np.full(self._section.requests, self.blocks.dummy_block_idx)
         places = np.zeros(self._section.requests, dtype=np.int64)
         rows = np.zeros((self._section.requests, KV_WORDS), dtype=np.uint64)
         for number, request in enumerate(ready):
             last = self._last(request)
-            token = self._model.next_token(last)
+            token = model.next_token(last)
             request.tokens = np.concatenate([request.tokens, token])
-            column, places[number] = divmod(request.written, self._size)
+            column, places[number] = divmod(request.written, size)
             blocks[number] = request.blocks[column]
-            rows[number] = self._model.compute(token, last)[0]
+            rows[number] = model.compute(token, last)[0]
         self.kv[blocks, places] = rows
         for number, request in enumerate(ready):
-            experts = self._model.route(request.tokens[-1:], rows[number : number + 1])
+            experts = model.route(request.tokens[-1:], rows[number : number + 1])
             self.blocks.store_block_routing(int(blocks[number]), int(places[number]), experts)
             request.written += 1
-            if request.written % self._size == 0:
-                known, size = request.keys, self._size
+            if request.written % size == 0:
+                known = request.keys
                 keys = digest(request.tokens[len(known) * size :], size, known)
                 self._register(request, keys, len(known))
-        for request in [request for request in ready if not request.answer_left]:
+        ended = [r for r in ready if len(r.tokens) == len(r.turn.prompt) + r.turn.answer_tokens]
+        for request in ended:
             self._finish(request)
+        return ended
 
     def _has_room(self, request: Request) -> bool:
         if request.written < len(request.blocks) * self._size:
@@ -272,26 +252,20 @@ class Batch:
         experts = self.blocks.reconstruct_routing_from_blocks(request.blocks, end)
         right = self._model.route(tokens, self._model.compute(tokens, None))
         equal = experts is not None and np.array_equal(experts, right)
-        who = f"question {turn.number} of user {turn.user}"
-        sentence = f"the routing of {who} is not its tokens'."
+        sentence = f"question {turn.number} of user {turn.user} has other tokens' routing."
         self.outcome.check("routing", equal, sentence, end)
         self.blocks.release_memory_blocks(request.blocks)
         self.running.remove(request)
-        self.finished.append(request)
-
-    def _submit(self, turns: list[Turn]) -> None:
-        self.waiting.extend(Request(turn, turn.prompt) for turn in turns)
 
     def serve(self, config: SystemsConfig) -> None:
         """Answer all questions; half-way there is a reset, if any is asked for."""
         chat, reset, answered = Chat(config.chat, config.seed), config.blocks.reset, 0
-        half = config.chat.users * config.chat.turns // 2
-        self._submit(chat.first())
-        while self.waiting or self.running or len(self.blocks.paused):
-            self.step()
-            for request in self.finished:
-                self._submit(chat.after(request.turn, request.tokens))
-            before, answered = answered, answered + len(self.finished)
+        half, turns = config.chat.users * config.chat.turns // 2, chat.join(config.chat.begin)
+        while turns or self.waiting or self.running or len(self.blocks.paused):
+            self.waiting.extend(Request(turn, turn.prompt) for turn in turns)
+            ended = self.step()
+            turns = [turn for each in ended for turn in chat.after(each.turn, each.tokens)]
+            before, answered = answered, answered + len(ended)
             if reset != "none" and before < half <= answered:
                 self.reset(
                     preserve_prefix_cache=reset in ("prefix_cache", "both"),
@@ -302,8 +276,7 @@ class Batch:
         cached = pool.num_cached
         evictable = self.blocks.get_evictable_block_count() == cached
         gone = self.blocks.evict_lru_blocks(cached) and pool.num_unused == pool.num_blocks
-        sentence = f"not all {cached} cached ones can be evicted."
-        check("blocks", evictable and gone, sentence)
+        check("blocks", evictable and gone, f"not all {cached} cached ones can be evicted.")
 
 
 def run_blocks(config: SystemsConfig, model: Model) -> Outcome:
@@ -317,56 +290,44 @@ def run_blocks(config: SystemsConfig, model: Model) -> Outcome:
         for quantity, unit in _COUNTED.items():
             outcome.counted(f"{policy}: {quantity}", unit, batch.counts[quantity])
     if config.calls.seconds:
-        _time_blocks(outcome, config.calls.cached_blocks, len(model.layers))
-        length, draw = config.calls.prompt_tokens, np.random.default_rng(config.seed)
-        prompt = draw.integers(0, VOCABULARY, length).astype(np.int32)
-        for name in HASHES:
-            call = partial(digest, prompt, 128, name=name)
-            outcome.timed(f"hash {length:,} tokens, {name}", call)
+        _time_calls(outcome, config, len(model.layers))
     return outcome
 
 
-def _chain(blocks: KVBlockAllocator, count: int, first: int) -> Ids:
-    """New blocks, registered as a chain with hashes from ``first`` on."""
-    ids, hashes = blocks.allocate_memory_blocks(count), range(first, first + count)
-    assert ids is not None
-    blocks.register_kv_block_hashes(ids, hashes, [NO_HASH, *hashes[:-1]])
-    return ids
+def _time_calls(outcome: Outcome, config: SystemsConfig, num_layers: int) -> None:
+    count, cached, length = 64, config.calls.cached_blocks, config.calls.prompt_tokens
+    blocks, held = KVBlockAllocator(4096 + 1, count, (128, num_layers, TOP_K)), list[Ids]()
+    numbers, random = iter(range(1, 2**62, count)), np.random.default_rng(config.seed)
 
-
-def _time_blocks(outcome: Outcome, num_cached: int, num_layers: int) -> None:
-    blocks = KVBlockAllocator(4096 + 1, _COUNT, (128, num_layers, TOP_K))
-    numbers, held = iter(range(1, 2**62, _COUNT)), list[Ids]()
+    def chain(blocks: KVBlockAllocator, count: int, first: int) -> Ids:
+        """New blocks, registered as a chain with hashes from ``first`` on."""
+        ids, hashes = blocks.allocate_memory_blocks(count), range(first, first + count)
+        assert ids is not None
+        blocks.register_kv_block_hashes(ids, hashes, [NO_HASH, *hashes[:-1]])
+        return ids
 
     def register() -> None:
-        held.append(_chain(blocks, _COUNT, next(numbers)))
+        held.append(chain(blocks, count, next(numbers)))
 
     def cache() -> None:
         while held:
             blocks.release_memory_blocks(held.pop())
 
-    for _ in range(4096 // _COUNT):
+    for _ in range(4096 // count):
         register()
         cache()
-    outcome.timed(f"allocate {_COUNT}, evicting, and register", register, cache)
+    outcome.timed(f"allocate {count}, evicting, and register", register, cache)
     cache()
-    outcome.timed(f"release {_COUNT} into the cache", cache, register)
-    register()
-    chain, last = held[-1], next(numbers) - _COUNT
-    cache()
-    outcome.timed(f"find {_COUNT}", partial(blocks.find_kv_blocks, range(last, last + _COUNT)))
-
-    def retain() -> None:
-        blocks.retain_memory_blocks(chain)
-        held.append(chain)
-
-    outcome.timed(f"retain {_COUNT} cached", retain, cache)
-    large = KVBlockAllocator(num_cached + 1, 0, (128, 1, TOP_K))
-    large.release_memory_blocks(_chain(large, num_cached, 1))
-    outcome.timed(f"evict 1 of {num_cached:,}", partial(large.evict_lru_blocks, 1))
-    flat = np.random.default_rng(0).integers(0, EXPERTS, (1024, num_layers, TOP_K), np.int16)
-    ids = _chain(blocks, 8, next(numbers))
+    last = next(numbers) - count
+    outcome.timed(f"find {count}", partial(blocks.find_kv_blocks, range(last, last + count)))
+    large = KVBlockAllocator(cached + 1, 0, (128, 1, TOP_K))
+    large.release_memory_blocks(chain(large, cached, 1))
+    outcome.timed(f"evict 1 of {cached:,}", partial(large.evict_lru_blocks, 1))
+    flat = random.integers(0, EXPERTS, (1024, num_layers, TOP_K), np.int16)
+    ids = chain(blocks, 8, next(numbers))
     store = partial(blocks.store_routing_per_block, ids, flat)
     outcome.timed("store routing, 1,024 tokens", store)
     reconstruct = partial(blocks.reconstruct_routing_from_blocks, ids, 1024)
     outcome.timed("reconstruct routing, 1,024 tokens", reconstruct)
+    prompt = random.integers(0, VOCABULARY, length).astype(np.int32)
+    outcome.timed(f"hash {length:,} tokens", partial(digest, prompt, 128))

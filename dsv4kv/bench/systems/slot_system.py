@@ -40,8 +40,7 @@ class SlotAllocator:
     def __init__(self, max_slots: int) -> None:
         """Start with all slots free, at version 0."""
         self.max_slots = max_slots
-        self._free = (1 << max_slots) - 1
-        self._versions = [0] * max_slots
+        self._free, self._versions = (1 << max_slots) - 1, [0] * max_slots
 
     @property
     def free_count(self) -> int:
@@ -83,14 +82,11 @@ class SlotAllocator:
 
 
 class Found(NamedTuple):
-    """A prefix and the row it is in."""
+    """A prefix of ``length`` tokens, the row it is in, and the slot's version when recorded."""
 
-    length: int  # tokens of it; 0 if nothing is cached
-    slot: int  # the row; −1 if nothing is
-    version: int  # the slot's version when its content was recorded
-
-
-NOTHING = Found(0, -1, -1)
+    length: int = 0
+    slot: int = -1
+    version: int = -1
 
 
 class PrefixCacheManager:
@@ -150,7 +146,7 @@ class PrefixCacheManager:
         lease = self.pin(tokens)
         path = reversed(path_to(lease.run) if lease.run else [])
         valid = (Found(run.end, *row) for run in path for row in run.rows if self._is_valid(*row))
-        found = next(valid, NOTHING)
+        found = next(valid, Found())
         if copy_to is not None and found.length:
             assert self._copy is not None
             self._copy(found.slot, copy_to, found.length)
@@ -165,12 +161,12 @@ class PrefixCacheManager:
 
 @dataclass(frozen=True)
 class Seat:
-    """A request's slot."""
+    """A request's slot, and a lease on what the prefix cache knows of its prompt."""
 
     slot: int
     start: int  # tokens of the prompt that it holds already
     copied: int  # tokens of them that were copied from another slot
-    lease: Lease  # keeps what the prefix cache knows of the prompt
+    lease: Lease
 
 
 class SlotScheduler:
@@ -215,18 +211,6 @@ class SlotScheduler:
         self._slots.free(seat.slot)
 
 
-_SLOTS = 1024  # of the allocator that is timed
-
-
-_COUNTED: dict[str, Unit] = {
-    "prompt tokens": "tokens",
-    "of them reused": "tokens",
-    "of those copied from another slot": "tokens",
-    "requests in a slot as it was": "requests",
-    "requests whose slot had changed": "requests",  # between being queued and starting
-}
-
-
 class KvRows:
     """One row of KV for each slot."""
 
@@ -238,79 +222,60 @@ class KvRows:
         self.kv[target, :tokens] = self.kv[source, :tokens]
 
 
-class SlotServer:
-    """Serves conversations over rows, a decode step of all that are seated at a time."""
-
-    def __init__(self, config: SystemsConfig, model: Model) -> None:
-        section = config.slots
-        self.rows = KvRows(section.slots, config.chat.longest_tokens)
-        self.slots = SlotAllocator(section.slots)
-        self.cache = PrefixCacheManager(section.cached_tokens, self.rows.copy, self.slots.version)
-        self.reuse, self.outcome = Counter[str](), Outcome("slots", config.calls)
-        self._model, self._chat = model, Chat(config.chat, config.seed)
-        self._scheduler = SlotScheduler(self.slots, self.cache)
-        self._waiting: deque[tuple[Turn, Found]] = deque()
-        self._running: list[tuple[Turn, Seat]] = []
-        self._tokens: dict[int, Tokens] = {}  # prompt and answer so far, by slot
-
-    def serve(self) -> None:
-        """Answer all questions."""
-        self._queue(self._chat.first())
-        while self._waiting or self._running:
-            while self._waiting and self._seat(*self._waiting[0]):
-                self._waiting.popleft()
-            for turn, seat in list(self._running):
-                self._decode(turn, seat)
-        pinned = self.cache.tree.pinned
-        held = self.slots.max_slots - self.slots.free_count
-        sentence = f"{pinned} tokens are still pinned and {held} slots taken at the end."
-        self.outcome.check("end", not pinned and not held, sentence)
-
-    def _queue(self, turns: list[Turn]) -> None:
-        for turn in turns:  # one token is computed in any case
-            self._waiting.append((turn, self.cache.find(turn.prompt[:-1])))
-
-    def _seat(self, turn: Turn, found: Found) -> bool:
-        seat = self._scheduler.begin(turn.prompt, found)
-        if seat is None:
-            return False
-        self.reuse["prompt tokens"] += len(turn.prompt)
-        self.reuse["of them reused"] += seat.start
-        self.reuse["of those copied from another slot"] += seat.copied
-        self.reuse["requests in a slot as it was"] += seat.start > 0 and not seat.copied
-        self.reuse["requests whose slot had changed"] += found.length > 0 and not seat.start
-        self._compute(seat.slot, turn.prompt, seat.start)
-        self._scheduler.record(seat, turn.prompt)
-        self._running.append((turn, seat))
-        return True
-
-    def _compute(self, slot: int, tokens: Tokens, start: int) -> None:
-        row: Kv = self.rows.kv[slot]
-        before = row[start - 1] if start else None
-        row[start : len(tokens)] = self._model.compute(tokens[start:], before)
-        self._tokens[slot] = tokens
-
-    def _decode(self, turn: Turn, seat: Seat) -> None:
-        slot, tokens = seat.slot, self._tokens[seat.slot]
-        found: Kv = self.rows.kv[slot, : len(tokens)]
-        if len(tokens) < len(turn.prompt) + turn.answer_tokens:
-            answered = np.concatenate([tokens, self._model.next_token(found[-1])])
-            self._compute(slot, answered, len(tokens))
-            return
-        self.outcome.check_answer(self._model, turn, tokens, found, f" in slot {slot}")
-        self._scheduler.end(seat, tokens)
-        self._running.remove((turn, seat))
-        self._queue(self._chat.after(turn, tokens))
+_COUNTED: dict[str, Unit] = {
+    "prompt tokens": "tokens",
+    "of them reused": "tokens",
+    "of those copied from another slot": "tokens",
+    "requests in a slot as it was": "requests",
+    "requests whose slot had changed": "requests",  # between being queued and starting
+}
 
 
 def run_slots(config: SystemsConfig, model: Model) -> Outcome:
-    """Serve the conversations over rows, and time the calls."""
-    server = SlotServer(config, model)
-    outcome = server.outcome
-    server.serve()
-    outcome.counted("rows of KV", "B", server.rows.kv.nbytes)
+    """Serve the conversations over rows, a decode step of all that are seated at a time."""
+    outcome, counts = Outcome("slots", config.calls), Counter[str]()
+    rows = KvRows(config.slots.slots, config.chat.longest_tokens)
+    slots = SlotAllocator(config.slots.slots)
+    cache = PrefixCacheManager(config.slots.cached_tokens, rows.copy, slots.version)
+    scheduler, chat = SlotScheduler(slots, cache), Chat(config.chat, config.seed)
+    waiting, running = deque[tuple[Turn, Found]](), list[tuple[Turn, Seat]]()
+    texts = dict[int, Tokens]()  # prompt and answer so far, by slot
+
+    def queue(turns: list[Turn]) -> None:  # one token is computed in any case
+        waiting.extend((turn, cache.find(turn.prompt[:-1])) for turn in turns)
+
+    def compute(slot: int, tokens: Tokens, start: int) -> None:
+        row: Kv = rows.kv[slot]
+        row[start : len(tokens)] = model.compute(tokens[start:], row[start - 1] if start else None)
+        texts[slot] = tokens
+
+    queue(chat.join(config.chat.begin))
+    while waiting or running:
+        while waiting and (seat := scheduler.begin(waiting[0][0].prompt, waiting[0][1])):
+            turn, found = waiting.popleft()
+            changed, kept = found.length > 0 and not seat.start, seat.start > 0 and not seat.copied
+            row = (len(turn.prompt), seat.start, seat.copied, kept, changed)
+            counts.update(dict(zip(_COUNTED, map(int, row), strict=True)))
+            compute(seat.slot, turn.prompt, seat.start)
+            scheduler.record(seat, turn.prompt)
+            running.append((turn, seat))
+        for turn, seat in list(running):
+            tokens = texts[seat.slot]
+            kv: Kv = rows.kv[seat.slot, : len(tokens)]
+            if len(tokens) < len(turn.prompt) + turn.answer_tokens:
+                answered = np.concatenate([tokens, model.next_token(kv[-1])])
+                compute(seat.slot, answered, len(tokens))
+                continue
+            outcome.check_answer(model, turn, tokens, kv)
+            scheduler.end(seat, tokens)
+            running.remove((turn, seat))
+            queue(chat.after(turn, tokens))
+    pinned, held = cache.tree.pinned, slots.max_slots - slots.free_count
+    sentence = f"{pinned} tokens are still pinned and {held} slots taken at the end."
+    outcome.check("end", not pinned and not held, sentence)
+    outcome.counted("rows of KV", "B", rows.kv.nbytes)
     for quantity, unit in _COUNTED.items():
-        outcome.counted(quantity, unit, server.reuse[quantity])
+        outcome.counted(quantity, unit, counts[quantity])
     if config.calls.seconds:
         random, length = np.random.default_rng(config.seed), config.calls.prompt_tokens
         prompts = [random.integers(0, VOCABULARY, length).astype(np.int32) for _ in range(4)]
@@ -319,8 +284,8 @@ def run_slots(config: SystemsConfig, model: Model) -> Outcome:
 
 
 def _time_calls(outcome: Outcome, prompts: list[Tokens]) -> None:
-    slots = SlotAllocator(_SLOTS)
-    for _ in range(_SLOTS // 2):
+    slots, length, new = SlotAllocator(1024), len(prompts[0]), prompts[0].copy()
+    for _ in range(512):
         slots.alloc()
 
     def free() -> None:
@@ -333,9 +298,6 @@ def _time_calls(outcome: Outcome, prompts: list[Tokens]) -> None:
 
     outcome.timed("alloc", slots.alloc, free)
     outcome.timed("free", partial(slots.free, 100), occupy)
-    outcome.timed("occupy", partial(slots.occupy, 100), free)
-
-    length, new, leases = len(prompts[0]), prompts[0].copy(), list[Lease]()
     gc.collect()
     tracemalloc.start()
     cache = PrefixCacheManager(10**9, KvRows(2, length).copy)
@@ -350,9 +312,6 @@ def _time_calls(outcome: Outcome, prompts: list[Tokens]) -> None:
 
     outcome.timed(f"insert {length:,} tokens", lambda: cache.insert_row(new.copy(), 9, 1), renew)
     outcome.timed(f"find {length:,} tokens", partial(cache.find, prompts[1]))
-    outcome.timed("pin", lambda: leases.append(cache.pin(prompts[1])))
-    pin = partial(cache.pin, prompts[2])
-    outcome.timed("release", lambda: cache.release(leases.pop()), lambda: leases.append(pin()))
     name = f"copy_kv, {length:,} tokens of {8 * KV_WORDS} B"
     outcome.timed(name, partial(cache.copy_kv, prompts[0], 1))
     outcome.counted("memory of a cached token", "B", size / (length * len(prompts)))

@@ -83,24 +83,20 @@ class Chat:
     """Asks each user's next question when the one before is answered; then one more user joins."""
 
     def __init__(self, section: ChatSection, seed: int) -> None:
-        self._section = section
-        self._users = iter(range(section.users))
+        self._section, self._users = section, iter(range(section.users))
         draw = np.random.default_rng(seed)
         self._system = draw.integers(VOCABULARY, size=section.system_tokens).astype(np.int32)
 
-    def first(self) -> list[Turn]:
-        """The first questions of the users who are there at the start."""
-        return self._join(self._section.begin)
+    def join(self, count: int) -> list[Turn]:
+        """The first questions of users who join."""
+        return [self._ask(user, 0, self._system) for user in islice(self._users, count)]
 
     def after(self, turn: Turn, said: Tokens) -> list[Turn]:
         """What follows on a turn with which ``said`` has been said, prompt and answer."""
-        joined = self._join(1)
+        joined = self.join(1)
         if turn.number + 1 == self._section.turns:
             return joined
         return [self._ask(turn.user, turn.number + 1, said), *joined]
-
-    def _join(self, count: int) -> list[Turn]:
-        return [self._ask(user, 0, self._system) for user in islice(self._users, count)]
 
     def _ask(self, user: int, number: int, before: Tokens) -> Turn:
         # of each user's own: what is asked must not depend on the order of the answers
@@ -143,11 +139,9 @@ class Outcome:
         if not right:
             self.failures.append(f"{self.system}: {sentence}")
 
-    def check_answer(
-        self, model: Model, turn: Turn, tokens: Tokens, kv: Kv, where: str = ""
-    ) -> None:
+    def check_answer(self, model: Model, turn: Turn, tokens: Tokens, kv: Kv) -> None:
         """Compare a finished turn's KV uint64[T, words] and tokens int32[T]."""
-        who = f"question {turn.number} of user {turn.user}{where}"
+        who = f"question {turn.number} of user {turn.user}"
         right = np.array_equal(kv, model.compute(tokens, None))
         self.check("KV", right, f"the KV of {who} is another's.", len(tokens))
         said = turn.prompt
@@ -194,21 +188,19 @@ def run_systems(
 
 def dumps(config: SystemsConfig, outcomes: Sequence[Outcome]) -> str:
     """All of it as JSON: numbers in the unit of their row, intervals as half-widths."""
+
+    def row(each: Row) -> dict[str, object]:
+        value = {"value": each.value.value, "half_width": each.value.half_width}
+        return {"quantity": each.quantity, "unit": each.unit, "dsv4kv": value}
+
     systems = [
         {
             "name": outcome.system,
             "checks": outcome.passed,
             "failures": outcome.failures,
-            "rows": [
-                {"quantity": each.quantity, "unit": each.unit, "dsv4kv": _estimate(each.value)}
-                for each in outcome.rows
-            ],
+            "rows": [row(each) for each in outcome.rows],
         }
         for outcome in outcomes
     ]
     document = {"dsv4kv": __version__, "config": config.model_dump(mode="json")}
     return json.dumps(document | {"systems": systems}, indent=2)
-
-
-def _estimate(value: Estimate) -> dict[str, float | None]:
-    return {"value": value.value, "half_width": value.half_width}

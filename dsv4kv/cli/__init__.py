@@ -53,8 +53,7 @@ _GROUPS = {
     },
 }
 _HIDDEN = {
-    "bench systems": "Run three designs of the cache on the same data; compare every output and "
-    "time calls.",
+    "bench systems": "Run three designs of the cache on the same data, and compare every output",
     "bench tiers": "Store prefixes in host memory and on disk, restore them, and check every bit.",
     "bench transfer": "Move a cache from a prefill to a decode process, check every bit, and time "
     "reads.",

@@ -36,7 +36,7 @@ def systems(
     json_: opt.Text = _JSON,
     quiet: bool = opt.QUIET,
 ) -> None:
-    """Run three designs of the cache on the same data; compare every output and time calls."""
+    """Run three designs of the cache on the same data, and compare every output."""
     from dsv4kv.bench.systems.workload import dumps, run_systems
     from dsv4kv.config.experiments import SystemsConfig
     from dsv4kv.view.systems import report_systems

@@ -14,7 +14,6 @@ from dsv4kv.config.bench import (
     NonNegative,
     OneOf,
     Positive,
-    Seconds,
     SecondsAboveZero,
     Section,
 )
@@ -96,21 +95,8 @@ class BlocksSection(Section):
     ``all`` resets everything."""
 
 
-class CallsSection(Section):
-    """How single calls are timed, next to the plain re-statement."""
-
-    seconds: Seconds = 0.25
-    """Time for each row; their calls are interleaved. 0 times nothing."""
-    rounds: Annotated[int, Field(ge=6)] = 200
-    """Most calls of each."""
-    cached_blocks: Positive = 65_536
-    """Blocks that are cached when one is evicted."""
-    prompt_tokens: Positive = 32_768
-    """Tokens of the prompts that are inserted and found."""
-
-
 class SystemsConfig(Section):
-    """Three systems, what they serve, and how their calls are timed."""
+    """Three systems, and what they serve."""
 
     name: str = "systems"
     """Name of the run."""
@@ -129,8 +115,6 @@ class SystemsConfig(Section):
     """The second."""
     blocks: BlocksSection = BlocksSection()
     """The third."""
-    calls: CallsSection = CallsSection()
-    """How single calls are timed."""
 
 
 class TiersConfig(Section):

@@ -1,23 +1,19 @@
-"""``bench systems``: counts and call times of each system, and what was compared."""
+"""``bench systems``: counts of each system, and what was compared."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dsv4kv.runs.statistics import Estimate
 from dsv4kv.units import format_bytes
-from dsv4kv.view.quantity import quantity
+from dsv4kv.view.quantity import format_number
 from dsv4kv.view.table import Finding, Number, Part, Table
 
 if TYPE_CHECKING:
     from dsv4kv.bench.systems.workload import Outcome
 
-_TIMES = ((1.0, "ns"), (1e3, "µs"), (1e6, "ms"), (1e9, "s"))
-
 
 def report_systems(outcomes: "Sequence[Outcome]") -> Iterator[Part]:
     """Whether all outputs are right, and a row per quantity."""
-    compared = sum(sum(outcome.passed.values()) for outcome in outcomes)
+    compared = sum(sum(outcome.checks.values()) for outcome in outcomes)
     wrong = sum(len(outcome.failures) for outcome in outcomes)
     names = ", ".join(outcome.system for outcome in outcomes)
     if wrong:
@@ -34,19 +30,14 @@ def report_systems(outcomes: "Sequence[Outcome]") -> Iterator[Part]:
             ("dsv4kv", lambda row: _amount(row[1].value, row[1].unit)),
         ],
         [(outcome.system, row) for outcome in outcomes for row in outcome.rows],
-        note="calls: median and 95 % interval of this run",
         keys=2,
     )
 
 
-def _amount(estimate: Estimate, unit: str) -> Number:
-    value, scale = estimate.value, 1.0
+def _amount(value: float, unit: str) -> Number:
     if unit == "B" and value >= 1024:
         size, unit = format_bytes(value).split()
         return Number(size, unit)
-    if unit != "ns" and value.is_integer():
+    if value.is_integer():
         return Number(f"{value:,.0f}", unit.removesuffix("s") if value == 1 else unit)
-    if unit == "ns":
-        scale, unit = next(each for each in _TIMES if value < 1e3 * each[0])
-    cell = quantity(estimate, 1 / scale)
-    return replace(cell, spread=f"{cell.spread} {unit}".strip())
+    return Number(format_number(value), unit)

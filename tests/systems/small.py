@@ -16,10 +16,6 @@ SETTINGS = [
     "slots.slots=3",
     "blocks.rank_blocks=[14, 11]",
     "blocks.paused_blocks=4",
-    "calls.seconds=0.001",
-    "calls.rounds=6",
-    "calls.prompt_tokens=256",
-    "calls.cached_blocks=128",
 ]
 
 

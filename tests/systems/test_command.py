@@ -33,45 +33,36 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str
     return result.stdout.splitlines(), json.loads(file.read_text())
 
 
-def test_one_table_has_memory_latency_and_reuse_of_the_three(
+def test_one_table_has_memory_and_reuse_of_the_three(
     whole: tuple[list[str], dict[str, Any]],
 ) -> None:
     lines, _ = whole
     for system, quantity in (
-        ("pools", "release 64 of 65,536"),
         ("pools", "block tables"),
         ("slots", "of them reused"),
         ("slots", "memory of a cached token"),
-        ("slots", "copy_kv"),
         ("blocks", "lru: prompt tokens reused"),
-        ("blocks", "evict 1 of 128"),
-        ("blocks", "reconstruct routing"),
     ):
         assert any(line.startswith(system) and quantity in line for line in lines), quantity
     assert "comparisons with the reference are equal: pools, slots, blocks" in lines[0]
 
 
-def test_json_has_every_row_with_its_unit_and_interval(
-    whole: tuple[list[str], dict[str, Any]],
-) -> None:
+def test_json_has_every_row_with_its_unit(whole: tuple[list[str], dict[str, Any]]) -> None:
     _, document = whole
-    assert [system["name"] for system in document["systems"]] == ["pools", "slots", "blocks"]
+    assert [each["system"] for each in document["systems"]] == ["pools", "slots", "blocks"]
     for system in document["systems"]:
         assert system["failures"] == []
         assert sum(system["checks"].values()) > 10
         for row in system["rows"]:
-            assert row["dsv4kv"]["value"] >= 0
-            assert row["unit"] in ("ns", "B", "tokens", "blocks", "requests")
-            if row["unit"] == "ns":
-                assert row["dsv4kv"]["half_width"] is not None
-                assert row["dsv4kv"]["value"] > 0
+            assert row["value"] >= 0
+            assert row["unit"] in ("B", "tokens", "blocks", "requests")
 
 
 def test_systems_can_be_run_one_by_one() -> None:
-    result = systems("--set", "run=slots", "--set", "calls.seconds=0", "--json", "-")
+    result = systems("--set", "run=slots", "--json", "-")
     assert (result.exit_code, result.stderr) == (0, "")
     document = json.loads(result.stdout)
-    assert [system["name"] for system in document["systems"]] == ["slots"]
+    assert [system["system"] for system in document["systems"]] == ["slots"]
 
 
 # ---- planted defects ----------------------------------------------------------------------------
@@ -143,7 +134,7 @@ def test_a_planted_defect_is_found_and_fails_the_run(
 ) -> None:
     monkeypatch.setattr(owner, method, defect)
     users = ["--set", "chat.users=16", "--set", "chat.begin=6", "--set", "slots.slots=10"]
-    result = systems("--set", f"run={system}", "--set", "calls.seconds=0", *users)
+    result = systems("--set", f"run={system}", *users)
     assert result.exit_code in (5, 6), result.output
     assert "error: " in result.stderr
     if result.exit_code == 6:

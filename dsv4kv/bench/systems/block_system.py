@@ -2,18 +2,13 @@
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from functools import partial
 from typing import get_args
 
 import numpy as np
-import xxhash
-from numpy.typing import NDArray
 
 from dsv4kv.bench.systems.workload import (
-    EXPERTS,
     KV_WORDS,
     TOP_K,
-    VOCABULARY,
     Chat,
     Kv,
     Model,
@@ -22,6 +17,7 @@ from dsv4kv.bench.systems.workload import (
     Turn,
     Unit,
 )
+from dsv4kv.bench.tiers.prefixes import page_digests
 from dsv4kv.cache.batching import KVBlockAllocator
 from dsv4kv.cache.blocks import NO_BLOCKS, NO_HASH, BlockEvent, Ids, Policy
 from dsv4kv.config.experiments import SystemsConfig
@@ -32,26 +28,12 @@ LEAST_COMPUTED = 2
 would be taken for a decode step."""
 
 
-def digest(
-    tokens: NDArray[np.integer], block_tokens: int, before: list[bytes] | None = None
-) -> list[bytes]:
-    """Keys of the full blocks of ``tokens``, each of all before it, too, after those of others.
+def names_of(tokens: Tokens, block_tokens: int) -> list[int]:
+    """Names of the full blocks of ``tokens`` for allocators, each of all before it, too.
 
-    Tokens are whole numbers 0..2^31−1; an incomplete last block has no key. XXH3 is made for
-    accidents: across a trust boundary take another hash.
+    The first 64 bits of SGLang's page hash as int64, never 0 or −1.
     """
-    whole = np.ascontiguousarray(tokens[: len(tokens) // block_tokens * block_tokens], np.int32)
-    data, keys = whole.tobytes(), list(before or ())
-    key = keys[-1] if keys else xxhash.xxh3_128_digest(b"")
-    for at in range(0, len(data), 4 * block_tokens):
-        key = xxhash.xxh3_128_digest(key + data[at : at + 4 * block_tokens])
-        keys.append(key)
-    return keys
-
-
-def names_of(keys: list[bytes]) -> list[int]:
-    """The first 64 bits of every key as int64, never 0 or −1: names for allocators."""
-    ids = np.frombuffer(b"".join(keys), np.int64)[::2]
+    ids = np.frombuffer(b"".join(page_digests(tokens, block_tokens)), np.int64)[::4]
     names: list[int] = np.where((ids == 0) | (ids == -1), 2, ids).tolist()
     return names
 
@@ -69,7 +51,6 @@ class Request:
     tokens: Tokens  # prompt and answer so far
     blocks: Ids = field(default_factory=NO_BLOCKS.copy)  # in order
     written: int = 0  # tokens whose KV is in them
-    keys: list[bytes] = field(default_factory=list)  # of the full blocks that are registered
 
 
 _COUNTED: dict[str, Unit] = {
@@ -146,7 +127,7 @@ class Batch:
         self.counts[f"blocks {kind}"] += event.ids.size
 
     def _preempt(self, request: Request) -> None:
-        request.blocks, request.written, request.keys = NO_BLOCKS, 0, []
+        request.blocks, request.written = NO_BLOCKS, 0
         self.waiting.appendleft(request)
 
     # ---- prompts --------------------------------------------------------------------------------
@@ -154,25 +135,24 @@ class Batch:
     def _admit(self) -> None:
         """Start what fits, in order; who needs what another one computes now waits a step."""
         computing, deferred = set[int](), list[Request]()
-        admitted = list[tuple[Request, list[bytes]]]()
+        admitted = list[tuple[Request, list[int]]]()
         while self.waiting and len(self.running) < self._section.requests:
             request = self.waiting.popleft()
-            keys = digest(request.tokens, self._size)
-            names = names_of(keys)
+            names = names_of(request.tokens, self._size)
             matched = self.blocks.find_kv_blocks(names)
             if computing.intersection(names[len(matched) :]):
                 self.blocks.update_timestamps(matched)  # so that they are there next time
                 deferred.append(request)
             elif self._start(request, matched):
                 computing.update(names)
-                admitted.append((request, keys))
+                admitted.append((request, names))
                 self.running.append(request)
             else:
                 self.waiting.appendleft(request)
                 break
         self.counts["requests deferred"] += len(deferred)
         self.waiting.extendleft(reversed(deferred))
-        for request, keys in admitted:
+        for request, names in admitted:
             start, size, end = request.written, self._size, len(request.tokens)
             tokens, places = request.tokens[start:], np.arange(start, end)
             kv = self._model.compute(tokens, self._last(request) if start else None)
@@ -180,7 +160,7 @@ class Batch:
             experts = self._model.route(tokens, kv)
             self.blocks.store_routing_per_block(request.blocks[start // size :], experts)
             request.written = end
-            self._register(request, keys, start // size)
+            self._register(request, names, start // size)
 
     def _start(self, request: Request, matched: Ids) -> bool:
         tokens, size = len(request.tokens), self._size
@@ -194,10 +174,9 @@ class Batch:
         self.counts["prompt tokens reused"] += request.written
         return True
 
-    def _register(self, request: Request, keys: list[bytes], first: int) -> None:
-        request.keys, names = keys, [NO_HASH, *names_of(keys)]
-        blocks, parents = request.blocks[first : len(keys)], names[first : len(keys)]
-        self.blocks.register_kv_block_hashes(blocks, names[first + 1 :], parents)
+    def _register(self, request: Request, names: list[int], first: int) -> None:
+        blocks, parents = request.blocks[first : len(names)], [NO_HASH, *names][first:-1]
+        self.blocks.register_kv_block_hashes(blocks, names[first:], parents)
 
     def _last(self, request: Request) -> Kv:
         block, place = divmod(request.written - 1, self._size)
@@ -226,9 +205,8 @@ class Batch:
             self.blocks.store_block_routing(int(blocks[number]), int(places[number]), experts)
             request.written += 1
             if request.written % size == 0:
-                known = request.keys
-                keys = digest(request.tokens[len(known) * size :], size, known)
-                self._register(request, keys, len(known))
+                names = names_of(request.tokens[: request.written], size)
+                self._register(request, names, len(names) - 1)
         ended = [r for r in ready if len(r.tokens) == len(r.turn.prompt) + r.turn.answer_tokens]
         for request in ended:
             self._finish(request)
@@ -280,8 +258,8 @@ class Batch:
 
 
 def run_blocks(config: SystemsConfig, model: Model) -> Outcome:
-    """Serve the conversations by each policy, and time the calls."""
-    outcome, chosen = Outcome("blocks", config.calls), config.blocks.policy
+    """Serve the conversations by each policy."""
+    outcome, chosen = Outcome("blocks"), config.blocks.policy
     for policy in get_args(Policy) if chosen == "both" else (chosen,):
         batch = Batch(config, model, policy, outcome)
         batch.serve(config)
@@ -289,45 +267,4 @@ def run_blocks(config: SystemsConfig, model: Model) -> Outcome:
             outcome.counted("pool of KV", "B", batch.kv.nbytes)
         for quantity, unit in _COUNTED.items():
             outcome.counted(f"{policy}: {quantity}", unit, batch.counts[quantity])
-    if config.calls.seconds:
-        _time_calls(outcome, config, len(model.layers))
     return outcome
-
-
-def _time_calls(outcome: Outcome, config: SystemsConfig, num_layers: int) -> None:
-    count, cached, length = 64, config.calls.cached_blocks, config.calls.prompt_tokens
-    blocks, held = KVBlockAllocator(4096 + 1, count, (128, num_layers, TOP_K)), list[Ids]()
-    numbers, random = iter(range(1, 2**62, count)), np.random.default_rng(config.seed)
-
-    def chain(blocks: KVBlockAllocator, count: int, first: int) -> Ids:
-        """New blocks, registered as a chain with hashes from ``first`` on."""
-        ids, hashes = blocks.allocate_memory_blocks(count), range(first, first + count)
-        assert ids is not None
-        blocks.register_kv_block_hashes(ids, hashes, [NO_HASH, *hashes[:-1]])
-        return ids
-
-    def register() -> None:
-        held.append(chain(blocks, count, next(numbers)))
-
-    def cache() -> None:
-        while held:
-            blocks.release_memory_blocks(held.pop())
-
-    for _ in range(4096 // count):
-        register()
-        cache()
-    outcome.timed(f"allocate {count}, evicting, and register", register, cache)
-    cache()
-    last = next(numbers) - count
-    outcome.timed(f"find {count}", partial(blocks.find_kv_blocks, range(last, last + count)))
-    large = KVBlockAllocator(cached + 1, 0, (128, 1, TOP_K))
-    large.release_memory_blocks(chain(large, cached, 1))
-    outcome.timed(f"evict 1 of {cached:,}", partial(large.evict_lru_blocks, 1))
-    flat = random.integers(0, EXPERTS, (1024, num_layers, TOP_K), np.int16)
-    ids = chain(blocks, 8, next(numbers))
-    store = partial(blocks.store_routing_per_block, ids, flat)
-    outcome.timed("store routing, 1,024 tokens", store)
-    reconstruct = partial(blocks.reconstruct_routing_from_blocks, ids, 1024)
-    outcome.timed("reconstruct routing, 1,024 tokens", reconstruct)
-    prompt = random.integers(0, VOCABULARY, length).astype(np.int32)
-    outcome.timed(f"hash {length:,} tokens", partial(digest, prompt, 128))

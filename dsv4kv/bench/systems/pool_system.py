@@ -1,14 +1,9 @@
 """Pools: every layer has its own pages and table; this is ``dsv4kv bench`` on the CPU."""
 
-from functools import partial
-
 from dsv4kv.bench.run import run_case
 from dsv4kv.bench.systems.workload import Model, Outcome
-from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.experiments import SystemsConfig
-
-_COUNT = 64  # blocks of a timed call
 
 
 def bench_config(config: SystemsConfig) -> BenchConfig:
@@ -38,7 +33,7 @@ def bench_config(config: SystemsConfig) -> BenchConfig:
 def run_pools(config: SystemsConfig, _: Model) -> Outcome:
     """Move the layers' bytes, and time the manager's calls over a whole model."""
     case = run_case({}, bench_config(config), lambda _: None)
-    outcome = Outcome("pools", config.calls)
+    outcome = Outcome("pools")
     for name, count in case.verification.by_operation.items():
         outcome.check(name, True, "", count)
     problems = case.verification.failures or ([case.error] if case.error else [])
@@ -56,12 +51,4 @@ def run_pools(config: SystemsConfig, _: Model) -> Outcome:
     outcome.counted("requests served", "requests", case.totals.requests)
     outcome.counted("most blocks held", "blocks", case.totals.peak_blocks)
     outcome.counted("drafted tokens rolled back", "tokens", case.totals.rolled_back_tokens)
-    if config.calls.seconds:
-        pool = BlockPool(2**16)
-        ids = pool.acquire(_COUNT)
-        # The blocks last returned are handed out first: the ids stay the same.
-        acquire, release = partial(pool.acquire, _COUNT), partial(pool.release, ids)
-        outcome.timed(f"acquire {_COUNT} of 65,536", acquire, release)
-        release()
-        outcome.timed(f"release {_COUNT} of 65,536", release, acquire)
     return outcome

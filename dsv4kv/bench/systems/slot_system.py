@@ -10,7 +10,6 @@ import tracemalloc
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -233,7 +232,7 @@ _COUNTED: dict[str, Unit] = {
 
 def run_slots(config: SystemsConfig, model: Model) -> Outcome:
     """Serve the conversations over rows, a decode step of all that are seated at a time."""
-    outcome, counts = Outcome("slots", config.calls), Counter[str]()
+    outcome, counts = Outcome("slots"), Counter[str]()
     rows = KvRows(config.slots.slots, config.chat.longest_tokens)
     slots = SlotAllocator(config.slots.slots)
     cache = PrefixCacheManager(config.slots.cached_tokens, rows.copy, slots.version)
@@ -276,42 +275,20 @@ def run_slots(config: SystemsConfig, model: Model) -> Outcome:
     outcome.counted("rows of KV", "B", rows.kv.nbytes)
     for quantity, unit in _COUNTED.items():
         outcome.counted(quantity, unit, counts[quantity])
-    if config.calls.seconds:
-        random, length = np.random.default_rng(config.seed), config.calls.prompt_tokens
-        prompts = [random.integers(0, VOCABULARY, length).astype(np.int32) for _ in range(4)]
-        _time_calls(outcome, prompts)
+    size = _cached_token_bytes(np.random.default_rng(config.seed))
+    outcome.counted("memory of a cached token", "B", size)
     return outcome
 
 
-def _time_calls(outcome: Outcome, prompts: list[Tokens]) -> None:
-    slots, length, new = SlotAllocator(1024), len(prompts[0]), prompts[0].copy()
-    for _ in range(512):
-        slots.alloc()
-
-    def free() -> None:
-        if not slots.is_free(100):
-            slots.free(100)
-
-    def occupy() -> None:
-        if slots.is_free(100):
-            slots.occupy(100)
-
-    outcome.timed("alloc", slots.alloc, free)
-    outcome.timed("free", partial(slots.free, 100), occupy)
+def _cached_token_bytes(random: np.random.Generator) -> float:
+    """Bytes that the tree takes for each of many tokens."""
+    prompts = random.integers(0, VOCABULARY, (4, 32_768)).astype(np.int32)
     gc.collect()
     tracemalloc.start()
-    cache = PrefixCacheManager(10**9, KvRows(2, length).copy)
+    cache = PrefixCacheManager(10**9)
     size = -tracemalloc.get_traced_memory()[0]
     for slot, prompt in enumerate(prompts):
-        cache.insert_row(prompt, slot % 2, 1)
+        cache.insert_row(prompt, slot, 1)
     size += tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-
-    def renew() -> None:
-        new[0] += 1  # all of a prompt that begins differently is new
-
-    outcome.timed(f"insert {length:,} tokens", lambda: cache.insert_row(new.copy(), 9, 1), renew)
-    outcome.timed(f"find {length:,} tokens", partial(cache.find, prompts[1]))
-    name = f"copy_kv, {length:,} tokens of {8 * KV_WORDS} B"
-    outcome.timed(name, partial(cache.copy_kv, prompts[0], 1))
-    outcome.counted("memory of a cached token", "B", size / (length * len(prompts)))
+    return size / prompts.size

@@ -1,15 +1,13 @@
-"""Runs the systems: their conversations, a stand-in for the model, what is checked and timed.
+"""Runs the systems: their conversations, a stand-in for the model, and what is checked.
 
 A token's KV depends on all tokens before it, as a model's does, and the next token on that KV: a
 row that is stale, shifted or another request's shows in every token after it.
 """
 
-import gc
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
-from time import perf_counter_ns
 from typing import Literal
 
 import numpy as np
@@ -17,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from dsv4kv import __version__
-from dsv4kv.config.experiments import SYSTEMS, CallsSection, ChatSection, SystemsConfig
+from dsv4kv.config.experiments import SYSTEMS, ChatSection, SystemsConfig
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import LayerSpec, build_schedule
-from dsv4kv.runs.statistics import Estimate, summarize
 
 Tokens = NDArray[np.int32]
 Kv = NDArray[np.uint64]
@@ -107,20 +104,16 @@ class Chat:
         return Turn(user, number, prompt, int(draw.integers(1, section.answer_tokens + 1)))
 
 
-Unit = Literal["ns", "B", "tokens", "blocks", "requests"]
+Unit = Literal["B", "tokens", "blocks", "requests"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One quantity of one system: counted, or timed with a 95 % interval."""
+    """One quantity of one system."""
 
     quantity: str
     unit: Unit
-    value: Estimate
-
-
-Call = Callable[[], object]
-_FEWEST = 6  # samples: fewer have no interval
+    value: float
 
 
 @dataclass
@@ -128,14 +121,13 @@ class Outcome:
     """What running one system gives, and comparisons with what a run without a cache gives."""
 
     system: str
-    calls: CallsSection = field(default_factory=CallsSection)  # how calls are timed
     rows: list[Row] = field(default_factory=list)
-    passed: dict[str, int] = field(default_factory=dict)  # comparisons made, by what was compared
+    checks: dict[str, int] = field(default_factory=dict)  # comparisons made, by what was compared
     failures: list[str] = field(default_factory=list)  # a sentence for each that differed
 
     def check(self, what: str, right: bool, sentence: str, count: int = 1) -> None:
         """Count ``count`` comparisons; keep the sentence if they are not right."""
-        self.passed[what] = self.passed.get(what, 0) + count
+        self.checks[what] = self.checks.get(what, 0) + count
         if not right:
             self.failures.append(f"{self.system}: {sentence}")
 
@@ -152,24 +144,7 @@ class Outcome:
 
     def counted(self, quantity: str, unit: Unit, value: float) -> None:
         """Add what was counted."""
-        self.rows.append(Row(quantity, unit, Estimate(float(value), 0.0)))
-
-    def timed(self, quantity: str, call: Call, before: Call = lambda: None) -> None:
-        """Add the median of a call; ``before`` is done before each, and not timed."""
-        end_ns = perf_counter_ns() + int(self.calls.seconds * 1e9)
-        samples = list[int]()
-        gc.disable()
-        try:
-            for number in range(self.calls.rounds + 1):
-                if number > _FEWEST and perf_counter_ns() > end_ns:
-                    break
-                before()
-                start_ns = perf_counter_ns()
-                call()
-                samples.append(perf_counter_ns() - start_ns)
-        finally:
-            gc.enable()
-        self.rows.append(Row(quantity, "ns", summarize(samples[1:]).estimate))  # the first warms
+        self.rows.append(Row(quantity, unit, float(value)))
 
 
 def run_systems(
@@ -187,20 +162,6 @@ def run_systems(
 
 
 def dumps(config: SystemsConfig, outcomes: Sequence[Outcome]) -> str:
-    """All of it as JSON: numbers in the unit of their row, intervals as half-widths."""
-
-    def row(each: Row) -> dict[str, object]:
-        value = {"value": each.value.value, "half_width": each.value.half_width}
-        return {"quantity": each.quantity, "unit": each.unit, "dsv4kv": value}
-
-    systems = [
-        {
-            "name": outcome.system,
-            "checks": outcome.passed,
-            "failures": outcome.failures,
-            "rows": [row(each) for each in outcome.rows],
-        }
-        for outcome in outcomes
-    ]
+    """All of it as JSON: numbers in the unit of their row."""
     document = {"dsv4kv": __version__, "config": config.model_dump(mode="json")}
-    return json.dumps(document | {"systems": systems}, indent=2)
+    return json.dumps(document | {"systems": [asdict(each) for each in outcomes]}, indent=2)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dsv4kv.bench.protocol import Budget, Event, ReplayTimer, Throttled, Timing
+from dsv4kv.bench.protocol import Budget, Event, ReplayTimer, Throttled, Timing, measure_memcpy
 from dsv4kv.bench.serve.graphs import Capture, Graph, cuda_capture
 from dsv4kv.bench.telemetry import Window
 from dsv4kv.errors import CudaUnavailable
@@ -20,7 +20,7 @@ from dsv4kv.ops.launches.copies import (
     plan_write_peak,
 )
 from dsv4kv.ops.launches.launch import most_blocks
-from dsv4kv.runs.schema import GpuFacts, Peak, PeakName
+from dsv4kv.runs.schema import GpuFacts, Memcpy, Peak, PeakName
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,13 @@ class CallTimer:
                 call()
 
         return self.device.make_capture()(run)
+
+
+def measure_baseline(device: CudaDevice | None, size_bytes: int) -> dict[str, Any]:
+    """What a case's rates are compared with: ``peaks`` of a GPU, or ``memcpy`` of the host."""
+    if device is not None:
+        return {"peaks": measure_peaks(device, size_bytes)}
+    return {"memcpy": Memcpy(bytes=2 * size_bytes, samples_ns=measure_memcpy(size_bytes))}
 
 
 _CALLS = 4  # in one graph

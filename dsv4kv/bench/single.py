@@ -21,9 +21,9 @@ from dsv4kv.bench.build import (
     check_memory,
     plan_from,
 )
-from dsv4kv.bench.device import CallTimer, CudaDevice, find_device, measure_peaks
+from dsv4kv.bench.device import CallTimer, CudaDevice, find_device, measure_baseline
 from dsv4kv.bench.figures import list_figures, measure_figures
-from dsv4kv.bench.protocol import Budget, measure_memcpy
+from dsv4kv.bench.protocol import Budget
 from dsv4kv.bench.run import gpu_uuid
 from dsv4kv.bench.serve.executor import Recorder, StepExecutor
 from dsv4kv.bench.telemetry import Telemetry
@@ -37,7 +37,7 @@ from dsv4kv.ops.registry import resolve_backend
 from dsv4kv.ops.scenes import scenes_of
 from dsv4kv.ops.spec import OPERATIONS, READS, choose
 from dsv4kv.runs.assemble import make_case
-from dsv4kv.runs.schema import Case, Memcpy, NotMeasured, Operation
+from dsv4kv.runs.schema import Case, NotMeasured, Operation
 
 _SEEDS = 4
 """Random draws of every scene that is checked."""
@@ -130,14 +130,9 @@ class OperationBench:
         executor = self._build(config, plan)
         backends = list({each.name: each for each in (self.own, self.resolved)}.values())
         timed: dict[str, list[Operation]] = {}
-        known: dict[str, Any] = {}
         with Telemetry(gpu_uuid(self.device)) as telemetry:
-            size = config.measure.memcpy_bytes
             device = self.device or host_device()
-            if self.device:
-                known["peaks"] = measure_peaks(device, size)
-            else:
-                known["memcpy"] = Memcpy(bytes=2 * size, samples_ns=measure_memcpy(size))
+            known = measure_baseline(self.device, config.measure.memcpy_bytes)
             turns = _TURNS if len(backends) > 1 else 1
             for backend in backends * turns:
                 mine = replace(

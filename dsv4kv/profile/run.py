@@ -17,9 +17,8 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from dsv4kv.bench.device import describe_gpu, find_device, measure_peaks
+from dsv4kv.bench.device import describe_gpu, find_device, measure_baseline
 from dsv4kv.bench.memory import audit_memory
-from dsv4kv.bench.protocol import measure_memcpy
 from dsv4kv.bench.run import describe_cache, make_loop, set_up
 from dsv4kv.bench.serve.executor import Recorder, StepExecutor, StepTokens
 from dsv4kv.bench.serve.operations import name_of
@@ -45,7 +44,7 @@ from dsv4kv.profile.table import build_table, shipped_rules
 from dsv4kv.profile.trace import DOMAIN, STEP
 from dsv4kv.runs.assemble import begin_record, end_record, make_case
 from dsv4kv.runs.profile import Profile
-from dsv4kv.runs.schema import Case, Memcpy, Peak, RunRecord
+from dsv4kv.runs.schema import Case, RunRecord
 from dsv4kv.runs.store import dumps, load_record, new_run_id
 
 Tool = Literal["nsys", "ncu", "torch"]
@@ -361,11 +360,7 @@ def run_profiled(
     setup = set_up(adapted, memory_bytes)
     if setup.drive is None:
         raise ConfigError("workload.data is none, and so there is nothing to profile: set real.")
-    size, memcpy, peaks = config.measure.memcpy_bytes, None, list[Peak]()
-    if setup.device is not None:
-        peaks = measure_peaks(setup.device, size)
-    else:
-        memcpy = Memcpy(bytes=2 * size, samples_ns=measure_memcpy(size))
+    baseline = measure_baseline(setup.device, config.measure.memcpy_bytes)
     recorder, executor = Recorder(), setup.drive.executor
     kept = {each.name: getattr(executor, each.name) for each in fields(executor) if each.init}
     profiled = ProfiledExecutor(
@@ -388,8 +383,6 @@ def run_profiled(
         )
     case = make_case(
         cache=describe_cache(config, setup.plan, setup.manager),
-        memcpy=memcpy,
-        peaks=peaks,
         profile=Profile(
             why="",
             command=[],
@@ -398,6 +391,7 @@ def run_profiled(
             useful_bytes=dict(profiled.useful_bytes),
             table=None,
         ),
+        **baseline,
         **setup.facts(),
     )
     keep(case)

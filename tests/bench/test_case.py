@@ -39,17 +39,6 @@ def test_every_pool_is_allocated_as_predicted(served: Case) -> None:
         assert pool.predicted_bytes == pool.layers * pool.units * pool.unit_bytes > 0
 
 
-def test_the_cache_is_described(served: Case) -> None:
-    cache = served.cache
-    assert cache
-    assert cache.layers == {"swa": 1, "csa": 1, "hca": 1}
-    assert cache.formats == {"main": "fp8_ds_mla", "window": "fp8_ds_mla", "indexer": "mxfp4"}
-    assert (cache.num_blocks, cache.total_blocks, cache.num_slots) == (16, 16, 2)
-    # CSA: 584 B and a key of 68 B per 4 tokens; HCA: 584 B per 128 tokens
-    assert cache.bytes_per_token == (584 + 68) / 4 + 584 / 128
-    assert cache.bytes_per_request == 3 * 74_880 + 81_920 + 524_288
-
-
 def test_outputs_are_checked_and_equal(served: Case) -> None:
     verification = served.verification
     prompts, steps = {"compressed KV", "indexer keys"}, {"index_scores", "select_topk", "attend"}

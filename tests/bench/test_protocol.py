@@ -18,7 +18,6 @@ from dsv4kv.bench.protocol import (
     Rules,
     Throttled,
     Timing,
-    is_known,
     measure,
     rounds_for,
     time_calls,
@@ -93,12 +92,6 @@ def test_drift_is_not_taken_for_knowledge() -> None:
     assert not drifting.converged
 
 
-def test_a_clock_that_steps_down_is_not_taken_for_knowledge() -> None:
-    samples = [1_000_000] * 300 + [1_050_000] * 299
-    assert not is_known(samples, RULES)
-    assert is_known(samples[:300], RULES)
-
-
 @given(st.integers(1, 50_000_000))
 def test_work_is_repeated_until_it_lasts_a_millisecond(unit_ns: int) -> None:
     rounds = rounds_for(Machine(lambda _: unit_ns).take, RULES, 1 << 20)
@@ -167,14 +160,6 @@ class Clock:
         return self.now_ns
 
 
-def test_what_one_measurement_leaves_the_others_have() -> None:
-    clock = Clock()
-    budget = Budget(10, clock)
-    assert budget.share_ns(5, S) == 2 * S
-    clock.now_ns += S  # it needed half of that
-    assert budget.share_ns(4, S) == 9 * S // 4
-
-
 def test_where_not_all_can_have_the_least_the_first_have_it() -> None:
     clock = Clock()
     budget = Budget(2.5, clock)
@@ -201,15 +186,6 @@ def test_figures_of_a_gpu_end_with_their_budget(seconds: float) -> None:
         share_ns = budget.share_ns(left, LEAST_NS)
         clock.now_ns += 0 if share_ns is None else share_ns + batch_ns
     assert clock.now_ns <= seconds * S + batch_ns + LEAST_NS
-
-
-def test_importing_the_measure_modules_does_not_import_torch() -> None:
-    code = (
-        "import sys, dsv4kv.bench.protocol, dsv4kv.runs.statistics;"
-        "from dsv4kv.runs.environment import capture_environment;"
-        "capture_environment(); sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_polling_process_starts_with_little() -> None:

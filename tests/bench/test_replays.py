@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from dsv4kv.bench.device import EMPTY_KERNEL, CallTimer
-from dsv4kv.bench.protocol import MOST_ROUNDS, Event, ReplayTimer, Rules
+from dsv4kv.bench.protocol import Event, ReplayTimer, Rules
 from dsv4kv.bench.telemetry import Window
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.ops.launches.launch import Launch
@@ -78,11 +78,6 @@ class Moment:
         return (end.at_ns - self.at_ns) / 1e6
 
 
-def test_a_sample_is_one_call_of_a_replay() -> None:
-    device = Device(replay_ns=2 * MS)
-    assert set(device.timer().time(device.replay, 4).samples_ns) == {MS // 2}
-
-
 def test_every_replay_has_a_pair_of_events_behind_one_sleep_a_batch() -> None:
     device = Device()
     device.timer().time(device.replay, 1)
@@ -96,14 +91,6 @@ def test_the_device_is_warmed_up_fully_once_and_briefly_from_then_on() -> None:
     timer = device.timer()
     first, second = (timer.time(device.replay, 1) for _ in range(2))
     assert first.warmup_ns >= QUICK.warmup_ns > second.warmup_ns
-
-
-@pytest.mark.parametrize(
-    ("replay_ns", "rounds"), [(3_000, 334), (400_000, 3), (2 * MS, 1), (10, MOST_ROUNDS)]
-)
-def test_work_is_captured_as_often_as_makes_a_millisecond(replay_ns: int, rounds: int) -> None:
-    device = Device(replay_ns)
-    assert device.timer().rounds_for(device.replay) == rounds
 
 
 REPLAY_NS = 1_000  # of the twin's clock, whatever a graph holds

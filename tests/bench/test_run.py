@@ -49,18 +49,6 @@ MEMCPY = "dsv4kv.bench.run.measure_memcpy"
 LINE = '{"arrival_s": 0, "input_tokens": 5, "output_tokens": 2}\n'
 
 
-def test_a_record_tells_what_ran_and_from_what() -> None:
-    invocation = invoke(settings=(BOOKS, "measure.seed=7"))
-    record = run_bench(invocation, Watcher())
-    assert record.status == "complete"
-    assert record.argv == ["dsv4kv", "bench", "smoke"]
-    assert (record.config_source, record.config_sha256) == ("smoke", invocation.loaded.sha256)
-    assert (record.seed, record.trace_source, record.trace_sha256) == (7, None, None)
-    assert record.started_utc <= record.ended_utc
-    assert "-smoke-" in record.run_id
-    assert record.environment.versions["torch"]
-
-
 # ---- cases that go wrong ------------------------------------------------------------------------
 
 

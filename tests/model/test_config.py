@@ -39,12 +39,6 @@ def test_an_owner_without_compressed_kv_is_refused(owner: int) -> None:
         changed(kv_owners=(owner,))
 
 
-@pytest.mark.parametrize("field", ["num_layers", "head_dim", "window_tokens", "index_topk"])
-def test_a_size_of_zero_is_refused(field: str) -> None:
-    with pytest.raises(ValidationError, match=field):
-        changed(**{field: 0})
-
-
 @pytest.mark.parametrize(
     ("name", "preset"),
     [

@@ -59,13 +59,6 @@ def test_the_families_of_the_models_are_those_of_their_layers() -> None:
     assert set(by_name(plan("v3.2"))) == {"dsa", "dsa_indexer"}
 
 
-def test_windows_of_draft_layers_are_in_the_window_object() -> None:
-    with_drafts, without = plan(draft_layers=True), plan()
-    window, other = by_name(with_drafts)["window"], by_name(without)["window"]
-    assert window.layers == tuple(range(44))
-    assert window.object_bytes == other.object_bytes + other.piece_bytes
-
-
 @pytest.mark.parametrize("model", preset_names())
 @pytest.mark.parametrize("state", ["ring", "online"])
 def test_every_byte_of_a_block_and_of_a_slot_is_in_one_family(model: str, state: str) -> None:

@@ -77,12 +77,3 @@ def test_bookkeeping_alone_takes_the_bytes_planned_for_tables() -> None:
 def test_an_explicit_zero_is_refused_not_replaced(size: str, what: str, value: int) -> None:
     with pytest.raises(ConfigError, match=f"{what} is {value}: a cache needs at least 1"):
         plan(**{size: value})
-
-
-@given(st.integers(1, 2**20), st.integers(1, 8))
-def test_without_a_number_there_are_blocks_for_every_request(context: int, slots: int) -> None:
-    planned = plan(max_context_tokens=context, num_slots=slots, sharing="type").num_blocks
-    assert planned == {
-        "csa": slots * max(1, (context + 124) >> 7),
-        "hca": slots * max(1, context >> 7),
-    }

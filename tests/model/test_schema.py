@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType, LayerSpec
-from dsv4kv.model.schema import LayerCacheSchema, StateFormat, build_schema, choose_formats
+from dsv4kv.model.schema import LayerCacheSchema, StateFormat, build_schema
 
 FLASH = load_model("v4-flash")
 SWA = LayerSpec(0, AttentionType.SWA, 0, 0)
@@ -79,15 +79,3 @@ def test_a_v41_reader_of_another_layers_kv_stores_its_window_alone() -> None:
     layer = build_schema(load_model("v4.1-flash"), reader)
     assert (layer.main, layer.indexer, layer.state_bytes, layer.block_bytes) == (None, None, 0, 0)
     assert layer.window_bytes == 128 * 528
-
-
-def test_a_format_that_is_not_named_is_the_models_own() -> None:
-    formats = choose_formats(load_model("v4.1-flash"), indexer="bf16")
-    names = (formats.main.name, formats.window.name, formats.indexer.name)
-    assert names == ("fp4", "fp8_group32", "bf16")
-
-
-@pytest.mark.parametrize("place", ["main", "window", "indexer"])
-def test_an_unknown_format_of_any_place_is_refused(place: str) -> None:
-    with pytest.raises(ConfigError, match=f"'int3' is not a {place} format"):
-        choose_formats(FLASH, **{place: "int3"})

@@ -278,10 +278,6 @@ def own(*rows: Row) -> list[int]:
     return found
 
 
-def test_one_that_outlasts_its_outer_takes_only_what_they_share() -> None:
-    assert own((1, 0, 50), (1, 40, 80)) == [40, 40]
-
-
 @given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 5), st.integers(1, 40)), max_size=8))
 def test_own_times_of_nested_operations_add_up_to_the_outermost(
     drawn: list[tuple[int, int, int]],

@@ -118,13 +118,6 @@ def test_what_fails_is_told_with_the_last_words_and_the_files(
     assert f"Files left: {files}." in told
 
 
-def test_a_program_that_fails_fails_the_profile_with_its_words(nsys: Tool, folder: Path) -> None:
-    program = [sys.executable, "-c", "import sys; sys.exit('error: no such configuration')"]
-    command = nsys_profile(str(nsys.path), folder / "step", program)
-    with pytest.raises(ProfileError, match="error: no such configuration"):
-        run_profiler(command, folder / "step.nsys-rep", 60)
-
-
 @pytest.mark.parametrize("how", ["ears", "deaf"])
 def test_a_hang_is_ended_and_what_it_left_is_named(
     how: str, nsys: Tool, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -228,15 +221,6 @@ def test_options_that_the_installed_nsys_does_not_list_are_dropped_and_named(
     assert not set(command.dropped) & set(command.words)
     export = nsys_export(str(nsys.path), Path("a.nsys-rep"), Path("a.sqlite"))
     assert export.words[1:] == ["export", "--type=sqlite", "--output=a.sqlite", "a.nsys-rep"]
-
-
-def test_without_a_domain_of_its_own_ncu_finds_steps_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ncu = install("ncu", tmp_path, monkeypatch)
-    words = ncu_profile(str(ncu.path), Path("step"), PROGRAM, None, own_domain=False).words
-    assert "--nvtx-include=step/" in words
-    assert not any(word.startswith("--kernel-name") for word in words)
 
 
 def test_the_newest_of_an_image_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

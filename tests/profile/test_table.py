@@ -19,13 +19,11 @@ Piece = tuple[int, int, int, int]
 """Step, device, begin and end."""
 
 
-def table_of(*pieces: Piece, tool: str = "nsys", sizes: list[int] | None = None) -> KernelTable:
-    """Of kernels of one name, with ``sizes`` as ncu counts them."""
+def table_of(*pieces: Piece, tool: str = "nsys") -> KernelTable:
+    """Of kernels of one name."""
     step, device, start, end = np.array(pieces, dtype=np.int64).reshape(-1, 4).T
-    name, kind, known = constant(len(step), 0), constant(len(step), KERNEL), {}
-    if sizes:
-        known = {"bytes": np.array(sizes)}
-    work = make_work(name, kind, start, end, device=device, step=step, **known)
+    name, kind = constant(len(step), 0), constant(len(step), KERNEL)
+    work = make_work(name, kind, start, end, device=device, step=step)
     spans: Column = np.tile(np.array([[0, 5]]), (int(step.max(initial=NONE)) + 1, 1))
     trace = Trace(tool, ["flush"], work, [], spans, has_clock=tool != "ncu")
     return build_table(trace, shipped_rules(), {"flush": 1_000})
@@ -34,13 +32,6 @@ def table_of(*pieces: Piece, tool: str = "nsys", sizes: list[int] | None = None)
 def row(table: KernelTable, part: str) -> KernelRow:
     (found,) = [one for one in table.kernels if part in one.name]
     return found
-
-
-def test_kernels_are_added_up_over_steps_and_sorted_by_their_time(tmp_path: Path) -> None:
-    table = from_nsys(tmp_path)
-    found = [(one.kind, one.calls, one.total_ns) for one in table.kernels]
-    assert found == [("kernel", 2, 20_000)] * 3 + [("memcpy", 2, 2_000), ("memset", 2, 2_000)]
-    assert table.num_steps == 2
 
 
 def test_a_kernel_has_all_that_the_profile_says_of_it(tmp_path: Path) -> None:
@@ -73,22 +64,6 @@ def test_steps_that_launch_nothing_on_a_gpu_do_not_count(tmp_path: Path) -> None
     table = from_nsys(tmp_path, export)
     assert table.num_steps == 2
     assert table.notes == ["omitted: 2 steps without work"]
-
-
-def test_work_outside_steps_is_counted_and_left_out(tmp_path: Path) -> None:
-    export = two_replays()
-    export.kernel("lost", 78, 900_000, 900_123)
-    table = from_nsys(tmp_path, export)
-    assert (table.outside_calls, table.outside_ns) == (1, 123)
-    assert not any("lost" in one.name for one in table.kernels)
-
-
-def test_without_steps_all_work_is_told(tmp_path: Path) -> None:
-    export = two_replays(nodes=False)
-    del export.rows["NVTX_EVENTS"], export.rows["CUPTI_ACTIVITY_KIND_RUNTIME"]
-    table = from_nsys(tmp_path, export)
-    assert (table.num_steps, table.steps, table.outside_calls) == (0, None, 0)
-    assert len(table.kernels) == 5
 
 
 def test_a_profile_without_a_clock_has_no_steps_gaps_and_timeline() -> None:
@@ -164,12 +139,6 @@ def test_a_gpu_profile_of_torch_gives_the_same_table_as_one_of_nsys(tmp_path: Pa
     assert steps is not None
     assert (steps.span_ns, steps.busy_ns) == ([95_000] * 2, [93_500] * 2)
     assert table.outside_calls == 1
-
-
-def test_counted_bytes_of_ncu_stand_beside_useful_ones() -> None:
-    table = table_of((NONE, 0, 0, 10), (NONE, 0, 10, 30), tool="ncu", sizes=[600, 500])
-    (flush,) = table.operations
-    assert (flush.dram_bytes, flush.useful_bytes) == (1_100, 1_000)
 
 
 def test_places_are_counted_in_every_graph_anew(tmp_path: Path) -> None:

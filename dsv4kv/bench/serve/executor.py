@@ -210,40 +210,34 @@ class StepExecutor:
 
     def decode(self, step: StepTokens) -> None:
         """One token of every request, or one and its drafts: insert, flush, read."""
-        graphs, start_ns = self._take_graphs(step), perf_counter_ns()
-        step.batch.check_current()
-        with self._range("inputs"):
+        graphs = self._take_graphs(step)
+        with self._making_inputs(step):
             inputs, chosen = self._decode_inputs(step)
         show = partial(self._show, step, inputs.queries, chosen) if step.observed else None
         if self.gpu is None:
-            self._run_on_host(self._decoding, step, inputs, show, start_ns)
-            return
-        self.recorder.excluded_ns += perf_counter_ns() - start_ns
-        if graphs is not None:
+            self._run_on_host(self._decoding, step, inputs, show)
+        elif graphs is not None:
             self._replay(graphs, step, inputs, show)
-            return
-        view, run = step.batch.to(self.device), self._run(step, show)
-        calls = fill_calls(self._decoding, view, inputs, run)
-        with (
-            self._range("launch"),
-            self._span("decode_eager", step),
-            dependent_launches(self.gpu.dependent),
-        ):
-            self.gpu.tables.publish()
-            self.gpu.tables.prepare(view.request_slots, view.tokens_after)
-            run_calls(calls, run)
+        else:
+            view, run = step.batch.to(self.device), self._run(step, show)
+            calls = fill_calls(self._decoding, view, inputs, run)
+            with (
+                self._range("launch"),
+                self._span("decode_eager", step),
+                dependent_launches(self.gpu.dependent),
+            ):
+                self.gpu.tables.publish()
+                self.gpu.tables.prepare(view.request_slots, view.tokens_after)
+                run_calls(calls, run)
 
     def prefill(self, step: StepTokens) -> None:
         """One prompt chunk of one request: insert and compress, then read what is visible."""
-        start_ns = perf_counter_ns()
-        step.batch.check_current()
-        with self._range("inputs"):
+        with self._making_inputs(step):
             inputs = self.inputs.take(self._chunk_rows(step), {})
         show = partial(self._show, step, None, {}) if step.observed else None
         if self.gpu is None:
-            self._run_on_host(self._prefilling, step, inputs, show, start_ns)
+            self._run_on_host(self._prefilling, step, inputs, show)
             return
-        self.recorder.excluded_ns += perf_counter_ns() - start_ns
         with self._range("launch"):
             view = step.batch.to(self.device)
             self.gpu.tables.publish()
@@ -294,24 +288,29 @@ class StepExecutor:
         step: StepTokens,
         inputs: StepInputs,
         show: Callable[[Call], None] | None,
-        start_ns: int,
     ) -> None:
-        """Time every operation; all else since ``start_ns`` is no part of the step."""
-        run = Run(self.outputs, int(step.batch.tokens_after.max()), [], show, self.mark)
-        assert run.spans is not None
+        """Time every operation; all else is no part of the step."""
+        start_ns, spans = perf_counter_ns(), list[tuple[Call, int, int]]()
+        run = Run(self.outputs, int(step.batch.tokens_after.max()), spans, show, self.mark)
         with self._range("launch"):
             run_layers(work, step.batch, inputs, run)
         if self.recorder.enabled or self.mark:
             counted = self.work_of(step).of_all(
-                [(*call.operation, call.layer.schema) for call, _, _ in run.spans]
+                [(*call.operation, call.layer.schema) for call, _, _ in spans]
             )
             timed = [
                 (call.name, call.layer.schema.layer.attn.value, end_ns - began_ns, *each_work)
-                for (call, began_ns, end_ns), each_work in zip(run.spans, counted, strict=True)
+                for (call, began_ns, end_ns), each_work in zip(spans, counted, strict=True)
             ]
             self.recorder.keep_all([], timed)
-        busy_ns = sum(end_ns - began_ns for _, began_ns, end_ns in run.spans)
+        busy_ns = sum(end_ns - began_ns for _, began_ns, end_ns in spans)
         self.recorder.excluded_ns += perf_counter_ns() - start_ns - busy_ns
+
+    @contextmanager
+    def _making_inputs(self, step: StepTokens) -> Iterator[None]:
+        with self.recorder.excluded(), self._range("inputs"):
+            step.batch.check_current()
+            yield
 
     def _range(self, name: str) -> AbstractContextManager[object]:
         return nullcontext() if self.mark is None else self.mark(name)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.bench.compare.comparison import Comparison, Difference, brought_by, compare
+from dsv4kv.bench.compare.comparison import Comparison, brought_by, compare
 from dsv4kv.bench.compare.verdict import Floor, Verdict
 from dsv4kv.errors import ConfigError
 from dsv4kv.runs.schema import Case, Launch, RunRecord
@@ -137,21 +137,6 @@ def test_a_case_that_fails_on_both_sides_is_a_loss_and_one_that_both_skip_is_non
 
 
 # ---- unlike sides -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "intended", "forced"),
-    [("config", False, True), ("machine", False, True), ("config", True, False),
-     ("unknown", False, False)],
-)  # fmt: skip
-def test_a_comparison_is_forced_if_its_sides_were_not_meant_to_differ(
-    kind: Any, intended: bool, forced: bool
-) -> None:
-    difference = Difference(kind, "cpu", "one", "another")
-    found = compared(
-        make_launched_record(), make_launched_record(), differences=[difference], intended=intended
-    )
-    assert found.forced is forced
 
 
 def test_only_what_two_backends_bring_is_compared_with_one_verdict() -> None:

@@ -80,31 +80,6 @@ def test_a_launch_without_its_partner_is_left_out() -> None:
     assert found.rows[0].judgement.interval != whole.rows[0].judgement.interval
 
 
-def test_calls_of_other_number_are_compared_by_their_medians() -> None:
-    """Of a fast machine throughout: the medians of 51 and of 40 calls agree."""
-
-    def record(calls: int, factors: dict[str, float]) -> RunRecord:
-        columns = ("samples_ns", "entries", "bytes")
-        cases = [make_launched_case(launch, factors, 1) for launch in range(7)]
-        fewer = [
-            [
-                each.model_copy(update={name: getattr(each, name)[:calls] for name in columns})
-                for each in case.operations
-            ]
-            for case in cases
-        ]
-        cut = [
-            in_turns(case.model_copy(update={"operations": operations}))
-            for case, operations in zip(cases, fewer, strict=True)
-        ]
-        return make_record(*cut, launches=make_launches(7, in_turns=True))
-
-    found = compared(record(CALLS, {}), record(40, {"flush": 1.1}))
-    flush = next(row for row in found.rows if row.quantity.name == "flush")
-    assert flush.judgement.verdict is SLOWER
-    assert flush.judgement.ratio == pytest.approx(1.1, abs=0.01)
-
-
 def test_a_pair_of_which_one_knew_of_no_turns_is_no_pair() -> None:
     """As of a revision that is older than turns."""
     found = compared(moody_record(1), moody_record(2, took_turns=False))

@@ -45,12 +45,6 @@ def test_without_knowing_when_launches_ran_a_drift_in_a_row_is_taken_for_a_slowd
 # ---- launches in turns, step by step ------------------------------------------------------------
 
 
-def test_one_pair_is_unclear_whatever_it_shows() -> None:
-    found = judge_pairs([3.0])
-    assert (found.verdict, found.interval) == (UNCLEAR, None)
-    assert found.reason == "one pair of launches"
-
-
 # ---- the rule itself ----------------------------------------------------------------------------
 
 

@@ -104,6 +104,9 @@ class Held:
         self.steady = False
 
 
+_NOBODY = Held([], [], 0)
+
+
 class HashedCache(BlockPool):
     """A block pool with vLLM's groups; see the module."""
 
@@ -155,7 +158,7 @@ class HashedCache(BlockPool):
             if self._marking is None or part.end_tokens > self._marking.end_tokens:
                 self._marking = part
         self._marked: set[int] = set()
-        self._running: dict[int, Held] = {}
+        self._running: list[Held] = []  # by number; of the others ``_NOBODY``
         self._asked = (-1, 0, 0)
         self._found = Hit(0, 0, 0)
         self._read = -1
@@ -289,6 +292,7 @@ class HashedCache(BlockPool):
             held.tables.append(table)
         self.get_new_blocks(self._recomputed(resumed))
         self._plan_windows(held, tokens, resumed, hit.found)
+        self._running += [_NOBODY] * (request + 1 - len(self._running))
         self._running[request] = held
         return hit
 
@@ -356,39 +360,24 @@ class HashedCache(BlockPool):
                 _sort_from(table, before)
 
     def reserve(self, request: int, position: int) -> int:
-        held = self._running[request]
-        if held.steady:
-            place = position % self._period
-            if held.slid < position:
-                held.slid = position
-                self.uncached += self._frees[place]
-            needed = self._needs[place]
-        else:
-            self._slide(held, position)
+        held, place = self._running[request], position % self._period
+        if not held.steady:
+            passed = self._slide(held, position)
+            held.steady = passed and position > self._seen and self._step == 1
+            held.slid = position
+        elif held.slid < position:
+            held.slid = position
+            self.uncached += self._frees[place]
+        needed = self._needs[place]
+        if self._step > 1:
             needed = self._between(held.position, position + self._step)
         if needed > self.uncached + self.cached:
             return -1
         self.alloc(needed)
         held.position = position + self._step
-        if held.steady:
-            return position + 1 + self._waits[(position + 1) % self._period]
-        return self._next_event(held, position)
-
-    def _next_event(self, held: Held, position: int) -> int:
-        """Tokens at which a request next needs or frees a block, after a step at ``position``."""
         if self._step > 1:
-            return 0  # drafts: in every step
-        after, size = position + 1, self.block_tokens
-        due = -(-after // size) * size
-        steady = position > self._seen
-        for table in held.tables:
-            group = table.group
-            size = group.block_tokens
-            due = min(due, -(-after // size) * size, table.start + size + group.seen)
-            steady = steady and table.first == len(table.ends)
-        if steady:
-            held.steady, held.slid = True, position
-        return due
+            return 0  # drafts: it needs or frees something in every step
+        return position + 1 + self._waits[(position + 1) % self._period]
 
     def decoded(self, due: Sequence[Served]) -> None:
         """Requests took a step: free what it reserved for drafts that were rejected."""
@@ -425,7 +414,8 @@ class HashedCache(BlockPool):
 
     def end(self, request: int, decoded_blocks: int = 0, position: int = 0) -> int:
         """Free everything, context first, last blocks first; returns the blocks that it cached."""
-        held = self._running.pop(request)
+        held = self._running[request]
+        self._running[request] = _NOBODY
         if held.steady:
             for table in held.tables:
                 table.start = table.group.start(held.slid)
@@ -448,12 +438,16 @@ class HashedCache(BlockPool):
             blocks += -(-end // size) - -(-begin // size)
         return blocks
 
-    def _slide(self, held: Held, position: int) -> None:
+    def _slide(self, held: Held, position: int) -> bool:
+        """Free what is behind windows; returns whether no cached window is left."""
+        passed = True
         for table in held.tables:
             group = table.group
             upto = (position - group.seen) // group.block_tokens * group.block_tokens
             if upto > table.start:
                 self._release(table, upto)
+            passed = passed and table.first == len(table.ends)
+        return passed
 
     def _release(self, table: BlockTable, upto: int) -> None:
         """Free the blocks of a table up to there, the last first."""

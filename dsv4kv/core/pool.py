@@ -16,7 +16,8 @@ class Entry:
     """
 
     __slots__ = (
-        "after", "before", "behind", "blocks", "copy", "found", "key", "pieces", "refs", "whole",
+        "after", "before", "behind", "blocks", "copy", "first", "found", "key", "pieces", "refs",
+        "whole",
     )  # fmt: skip
 
     def __init__(self, key: int, blocks: int) -> None:
@@ -28,7 +29,8 @@ class Entry:
         self.whole: Entry | None = None
         self.pieces = _NO_PIECES  # all pieces; empty where it has not been split
         self.copy: Entry | None = None  # the next younger entry of the same key
-        self.found = True  # whether it is in ``BlockPool.entries`` or a ``copy`` of one that is
+        self.first = True  # whether it is in ``BlockPool.entries``
+        self.found = True  # whether it is there, or a ``copy`` of one that is
         self.before: Entry | None = None  # in the free queue
         self.behind: Entry | None = None
 
@@ -68,13 +70,12 @@ class BlockPool(EngineCache):
         entry = Entry(key, blocks)
         self.shared += blocks
         self.changes += 1
-        older = self.entries.get(key)
-        if older is None:
-            self.entries[key] = entry
-            return entry
-        while older.copy is not None:
-            older = older.copy
-        older.copy = entry
+        older = self.entries.setdefault(key, entry)
+        if older is not entry:
+            while older.copy is not None:
+                older = older.copy
+            older.copy = entry
+            entry.first = False
         return entry
 
     def touch(self, entry: Entry) -> None:
@@ -126,13 +127,14 @@ class BlockPool(EngineCache):
             return
         entry.found = False
         self.changes += 1
-        older = self.entries[entry.key]
-        if older is entry:
+        if entry.first:
             if entry.copy is None:
                 del self.entries[entry.key]
             else:
                 self.entries[entry.key] = entry.copy
+                entry.copy.first = True
             return
+        older = self.entries[entry.key]
         while older.copy is not entry:
             assert older.copy is not None
             older = older.copy

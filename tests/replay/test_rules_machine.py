@@ -64,7 +64,7 @@ def check_pool(cache: HashedCache) -> None:
     assert not any(entry.refs for entry in waiting)
     assert cache.cached == sum(entry.blocks for entry in waiting)
     held = Counter[Entry]()
-    for one in cache._running.values():
+    for one in cache._running:  # those that do not run hold nothing
         cached = list(held_by(one))
         held.update(cached)
         own += -(-one.position // cache.block_tokens)

@@ -4,6 +4,7 @@ Command modules import the rest of the toolkit inside their functions, so that t
 needs neither torch nor pydantic.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -296,6 +297,7 @@ for _name, _text in _HIDDEN.items():
 def main() -> None:
     """Run the program; ends the process with its exit code."""
     os.environ["PYTHONSAFEPATH"] = "1"  # no child imports from the current folder
+    gc.set_threshold(50_000)  # what start-up makes stays: it is not searched for cycles
     end_as_by_ctrl_c()
     lose_glyphs_not_answers()
     debug = _take("--debug", sys.argv)

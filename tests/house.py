@@ -22,7 +22,8 @@ STEP = ["bench", "smoke", "--set", "measure.verify_every=0"], ["ServingLoop._ste
 REPLAY = ["replay", "builtin:chat", "--set", "workload.limit=1", "--rule"]
 SERVED = ["build_replay", "Scheduler.turn"]
 """Functions of a command that serve its request."""
-RULES = "ideal", "vllm-v4:semantic", "sglang-v4:tail"
+RULES = "ideal", "vllm-v4:semantic", "sglang-v4:tail", "vllm-v41", "sglang-v41"
+V41 = ["--model", "v4.1-flash", "--gpus", "4"]
 
 # Prints the files of every call of some functions of a command, in the order of their calls.
 TRACED = f"""
@@ -158,7 +159,8 @@ def list_measures(folder: Path) -> list[tuple[str, str]]:
     step = [step for step in trace_calls(folder, *STEP) if len(step) > 100][-1]
     rooms = {path.split("/")[0] for path in step}
     replays = [
-        [*chain.from_iterable(trace_calls(folder, [*REPLAY, rule], SERVED))] for rule in RULES
+        [*chain.from_iterable(trace_calls(folder, [*REPLAY, rule, *V41 * ("41" in rule)], SERVED))]
+        for rule in RULES
     ]
     tables = {m.room for m in modules if m.constructs("Table", "new_table", "add_column")}
     names = [module.name.rpartition(".")[2] for module in modules]

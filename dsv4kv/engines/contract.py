@@ -406,5 +406,7 @@ def held_layers(
 ) -> tuple[LayerSpec, ...]:
     """Layers of this rank, its drafts last; raises as ``layers_of``."""
     every = layers_of(deployment, engine, kinds)
+    if deployment.layers is None:
+        return every
     held = {spec.layer_idx for spec in build_schedule(deployment.model, layers=deployment.layers)}
     return tuple(layer for layer in every if layer.is_draft or layer.layer_idx in held)

@@ -141,7 +141,7 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
     """
     model, rule = load_model(config.model.preset), find_rule(config.prefix.rule)
     try:
-        drafts = find_drafts(config.prefix.rule, config.prefix.speculation)
+        drafts = find_drafts(config.prefix.rule, rule, config.prefix.speculation)
     except ConfigError as error:
         raise ConfigError(f"prefix.speculation: {error}") from None
     check_model(config.prefix.rule, rule, model)

@@ -69,14 +69,14 @@ class Pool:
         return self.tokens // self.block_tokens
 
 
-def find_drafts(rule: str, speculation: str) -> Speculation:
-    """How a rule drafts, by names; raises ``ConfigError`` where its hits are not known."""
-    known = find_rule(rule).drafts
-    if speculation in known:
+def find_drafts(name: str, rule: Variant, speculation: str) -> Speculation:
+    """How a rule drafts; raises ``ConfigError`` where its hits are not known."""
+    if speculation in rule.drafts:
         return SPECULATIONS[speculation]
     choose(SPECULATIONS, speculation, "a speculation")
     raise ConfigError(
-        f"what {speculation} makes of hits is not known for the rule {rule}: take {listed(known)}."
+        f"what {speculation} makes of hits is not known for the rule {name}: "
+        f"take {listed(rule.drafts)}."
     )
 
 
@@ -127,6 +127,13 @@ def open_cache(variant: Variant, pool: Pool) -> EngineCache:
     return open_radix(rule, pool, windows=variant.groups)
 
 
+def numbered_of(pool: Pool) -> NumberedPaths:
+    """The prompts as numbers of blocks."""
+    if pool.numbered is not None:
+        return pool.numbered
+    return number_prompts(pool.table, pool.block_tokens, pool.speculation.key_tokens)
+
+
 def open_hashed(rule: Rule, pool: Pool) -> HashedCache:
     """An empty cache of hashed blocks in one pool."""
     size, drafts, period = pool.block_tokens, pool.speculation, rule.retention.period_tokens
@@ -134,8 +141,7 @@ def open_hashed(rule: Rule, pool: Pool) -> HashedCache:
         raise ConfigError(f"a retention of {period} tokens must be whole blocks of {size} tokens.")
     groups = cut_groups(rule, pool)
     parts = [part for group in groups for part in group.parts if part.followed]
-    context = pool.numbered or number_prompts(pool.table, size, drafts.key_tokens)
-    followed = context
+    context = followed = numbered_of(pool)
     if parts:
         ends = max(max(0, part.end_tokens) for part in parts)
         followed = number_prompts(pool.table, size, ends)
@@ -185,7 +191,7 @@ def open_slots(variant: Variant, pool: Pool) -> SlotCache:
         pool.blocks,
         size,
         pool.slots or policy.slots,
-        (pool.numbered or number_prompts(pool.table, size)).path,
+        numbered_of(pool).path,
         ubatch=ubatch,
         unified=not pool.slots,
         checkpoints=policy.checkpoints,
@@ -197,7 +203,7 @@ def open_slots(variant: Variant, pool: Pool) -> SlotCache:
 def open_radix(rule: Rule, pool: Pool, *, windows: bool) -> SglangCache:
     """An empty tree of pages, with a pool of windows or without."""
     size, keys, window = pool.block_tokens, pool.speculation.key_tokens, pool.model.window_tokens
-    numbered = pool.numbered or number_prompts(pool.table, size, keys)
+    numbered = numbered_of(pool)
     if not windows:
         return SglangCache(
             pool.blocks,
@@ -367,8 +373,8 @@ def _serve(name: str, variant: Variant, pool: Pool) -> Outcome:
 
 def open_tally(variant: Variant, pool: Pool) -> ReuseTally:
     """Counts of hits, and of further hits of an unbounded cache of single tokens."""
-    uncovered = variant.policy.uncovered(pool.model.window_tokens)
-    return ReuseTally(list_runs, pool.block_tokens, draft_needs(variant, pool), uncovered)
+    needs, uncovered = draft_needs(variant, pool), variant.policy.uncovered
+    return ReuseTally(list_runs, pool.block_tokens, needs, uncovered(pool.model.window_tokens))
 
 
 def draft_needs(variant: Variant, pool: Pool) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
 from dsv4kv.record.server import Server
 from dsv4kv.replay.memory import arch_of, plan_memory
-from dsv4kv.replay.rules import Pool, find_drafts
+from dsv4kv.replay.rules import Pool
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 
@@ -170,7 +170,7 @@ def open_pool(
         size,
         memory.model,
         config.scheduler.step_tokens,
-        find_drafts(config.prefix.rule, config.prefix.speculation),
+        memory.drafts,
         arch_of(config.cost),
     )
     return pool, config.prefix.rule

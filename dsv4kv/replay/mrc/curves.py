@@ -280,7 +280,8 @@ def _run_rule(table: PathTable, question: Question, point: tuple[int, str, str])
     """A rule at a capacity in tokens, with a way to draft."""
     tokens, name, drafts = point
     grain = question.block_tokens or default_block(name, table, question.arch)
-    how, chunk, arch = find_drafts(name, drafts), question.chunk_tokens, question.arch
+    how = find_drafts(name, find_rule(name), drafts)
+    chunk, arch = question.chunk_tokens, question.arch
     pool = Pool(table, tokens, grain, question.model, chunk, how, arch)
     return replace(run_rule(name, pool), speculation=drafts)
 

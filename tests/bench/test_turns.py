@@ -1,71 +1,82 @@
 """Turns: two processes alternate, meet, and are never held up by one that is gone."""
 
+import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from dsv4kv.bench.launches import VARIABLE, one_cpu, ring
+from dsv4kv.bench.launches import one_cpu
 from dsv4kv.processes import OWN_TREE
 
-# Writes its name at each of its turns; leaves, or dies, after so many.
+# Two processes for every line; each writes its name at each of its turns, in capitals where they
+# take turns, and leaves, or dies, after so many. Forked, they import once.
 PROGRAM = """
-import os, sys, time
-from dsv4kv.bench.launches import Turns
-name, count, start_s, end = sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5]
-time.sleep(start_s)
-turns = Turns.join() if end != "ignorant" else None
-if turns: turns.meet()
-with open(sys.argv[1], "a") as log:
+import json, os, sys, time
+from dsv4kv.bench.launches import VARIABLE, Turns, ring
+def play(log, name, count, start_s, end):
+    time.sleep(start_s)
+    turns = Turns.join() if end != "ignorant" else None
+    if turns: turns.meet()
     for _ in range(count):
         in_turn = turns.wait() if turns else False
-        log.write(name if in_turn else name.lower()); log.flush()
+        os.write(log, (name if in_turn else name.lower()).encode())
         if turns: turns.hand_on()
-if end == "killed": os.kill(os.getpid(), 9)
+    if end == "killed": os.kill(os.getpid(), 9)
+for processes in json.loads(sys.argv[1]):
+    read_end, log = os.pipe()
+    started = []
+    with ring() as places:
+        for process, place in zip(processes, places):
+            started.append(os.fork())
+            if not started[-1]:
+                for end in {*places[0], *places[1]} - {*place}: os.close(end)
+                os.environ[VARIABLE] = ",".join(map(str, place))
+                play(log, *process)
+                os._exit(0)
+    os.close(log)
+    for each in started: os.waitpid(each, 0)
+    print(os.read(read_end, 100).decode())
 """
 
 
-def run_two(log: Path, *processes: tuple[str, int, float, str]) -> str:
-    """What two processes wrote; capitals where they took turns."""
-    log.touch()
-    with ring() as places:
-        started = [
-            subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(log), *map(str, process)],
-                env=os.environ
-                | {"PYTHONPATH": str(OWN_TREE), VARIABLE: ",".join(map(str, place))},
-                pass_fds=place,
-            )
-            for process, place in zip(processes, places, strict=True)
-        ]
-    for each in started:
-        each.wait(300)
-    return log.read_text()
+def run_two(*lines: tuple[tuple[str, int, float, str], tuple[str, int, float, str]]) -> list[str]:
+    """What the two processes of every line wrote."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(lines)],
+        env=os.environ | {"PYTHONPATH": str(OWN_TREE)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    return done.stdout.split()
 
 
-def test_two_processes_take_turns_from_the_first_to_the_last(tmp_path: Path) -> None:
-    assert run_two(tmp_path / "log", ("A", 5, 0, ""), ("B", 5, 0, "")) == "ABABABABAB"
+def test_two_processes_take_turns_from_the_first_to_the_last() -> None:
+    assert run_two(
+        (("A", 5, 0, ""), ("B", 5, 0, "")),
+        (("A", 2, 0.5, ""), ("B", 2, 0, "")),  # one that is ready waits for the other
+        (("A", 2, 0, ""), ("B", 2, 0.5, "")),
+    ) == ["ABABABABAB", "ABAB", "ABAB"]
 
 
-def test_one_that_is_ready_waits_for_the_other(tmp_path: Path) -> None:
-    assert run_two(tmp_path / "log", ("A", 2, 0.5, ""), ("B", 2, 0, "")) == "ABAB"
-    assert run_two(tmp_path / "other", ("A", 2, 0, ""), ("B", 2, 0.5, "")) == "ABAB"
-
-
-@pytest.mark.parametrize("end", ["", "killed"])
-def test_one_that_has_ended_holds_nobody_up(tmp_path: Path, end: str) -> None:
+def test_one_that_has_ended_holds_nobody_up() -> None:
     """And what the other does from then on is told not to be in turns."""
-    assert run_two(tmp_path / "log", ("A", 2, 0, end), ("B", 5, 0, "")).upper() == "ABABBBB"
-    assert run_two(tmp_path / "other", ("A", 5, 0, ""), ("B", 2, 0, end))[-2:] == "aa"
+    written = run_two(
+        (("A", 2, 0, ""), ("B", 5, 0, "")),
+        (("A", 2, 0, "killed"), ("B", 5, 0, "")),
+        (("A", 5, 0, ""), ("B", 2, 0, "")),
+        (("A", 5, 0, ""), ("B", 2, 0, "killed")),
+    )
+    assert [each.upper() for each in written[:2]] == ["ABABBBB"] * 2
+    assert [each[-2:] for each in written[2:]] == ["aa"] * 2
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_one_that_knows_of_no_turns_runs_first_and_alone(tmp_path: Path, first: bool) -> None:
-    both = [("A", 3, 0.3, "ignorant"), ("B", 3, 0.0, "")]
-    written = run_two(tmp_path / "log", *(both if first else both[::-1]))
-    assert written == "aaabbb"
+def test_one_that_knows_of_no_turns_runs_first_and_alone() -> None:
+    ignorant, other = ("A", 3, 0.3, "ignorant"), ("B", 3, 0.0, "")
+    assert run_two((ignorant, other), (other, ignorant)) == ["aaabbb"] * 2
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads are not bound here")

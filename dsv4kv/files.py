@@ -110,6 +110,8 @@ def refused_by(
     try:
         yield
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            instead = "make room, or name a place on another disk"
         raise ConfigError(
             f"{option} {path}: cannot be written ({error.strerror or error}): {instead}."
         ) from None

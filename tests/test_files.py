@@ -80,6 +80,9 @@ def test_a_file_that_an_option_named_is_written_or_refused_with_the_option(tmp_p
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         write_named(target, "", "--csv")
     assert names(tmp_path) == ["a.csv"]
+    full = r"--csv /dev/full: cannot be written \(No space left on device\): make room, or name a"
+    with pytest.raises(ConfigError, match=full):
+        write_named(Path("/dev/full"), "a", "--csv")
 
 
 def test_a_process_that_is_killed_while_it_writes_leaves_nothing(tmp_path: Path) -> None:

@@ -88,10 +88,13 @@ def _same(experts: Stored, dense: Stored, assumed: str = "") -> Storage:
     return Storage(experts, dense, experts, assumed)
 
 
+_GIVE = (  # explain, budget and replay all come here
+    "give the checkpoint's size, to budget with --weights, to replay with --set cost.weight_bytes"
+)
+
+
 def _unknown(what: str) -> str:
-    return (
-        f"{what}: how large its weights are is not known: give --weights, the checkpoint's size."
-    )
+    return f"{what}: how large its weights are is not known: {_GIVE}."
 
 
 def _kind(kind: str, name: str) -> Stored:
@@ -275,6 +278,6 @@ def experts_of_name(name: str, experts: int, count: Callable[[int], int]) -> int
     if re.search(r"reap|prun", text):
         raise ConfigError(
             f"{name[:100]}: its name says that experts were pruned, and not how many are left: "
-            "give the path of its config.json as --model, or --weights."
+            f"{_GIVE}, or the path of its config.json as --model."
         )
     return experts

@@ -70,7 +70,9 @@ def test_bits_are_read_from_the_file(name: str) -> None:
 
 @pytest.mark.parametrize("method", ["exl3", "aqlm", "fp2"])
 def test_an_unknown_method_is_said_to_be_unknown(method: str) -> None:
-    with pytest.raises(ConfigError, match=rf"quant_method '{method}'.*not known: give --weights"):
+    with pytest.raises(
+        ConfigError, match=rf"quant_method '{method}'.*not known: give the .* to replay with"
+    ):
         read_storage({"quant_method": method}, None, "config.json")
 
 
@@ -111,7 +113,9 @@ def test_a_name_says_how_a_checkpoint_is_stored(name: str, experts: str, dense: 
 def test_names_of_unknown_bits_ask_for_the_size() -> None:
     assert storage_of_name("deepseek-ai/DeepSeek-V4-Flash-0731") is None
     for name in ("unsloth/DeepSeek-V4-Flash-GGUF", "mlx-community/DeepSeek-V4-Flash-2bit-DQ"):
-        with pytest.raises(ConfigError, match="give --weights"):
+        with pytest.raises(
+            ConfigError, match=r"to budget with --weights, to replay with --set cost\.weight_bytes"
+        ):
             storage_of_name(name)
 
 

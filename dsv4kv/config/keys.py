@@ -3,6 +3,8 @@
 There are several kinds of configuration; ``root`` is the class of the one that is meant.
 """
 
+import re
+import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -124,8 +126,9 @@ def unknown_key(path: str, root: Root = BenchConfig) -> str:
         section = section.rpartition(".")[0]
     nearest = nearest_key(path, root)
     guess = f" (did you mean {nearest}?)" if nearest else ""
+    shown = path if re.fullmatch(r"[\w.-]*[\w-]", path) else reprlib.repr(path)
     return (
-        f"unknown key {path}{guess}; {section or 'the top level'} has "
+        f"unknown key {shown}{guess}; {section or 'the top level'} has "
         f"{', '.join(keys_of(section, root))}."
     )
 

@@ -363,7 +363,12 @@ def parse_log(lines: Iterable[str], source: str) -> StartupLog:
             what, gib = found
             tightest = min if what.startswith("free") else max
             memory[what] = tightest(gib, memory.get(what, gib))
-        if len(said) < _MOST_READINGS and (fields := find_fields(line)):
+        if fields := find_fields(line):
+            if len(said) == _MOST_READINGS:
+                raise ConfigError(
+                    f"{source}: more than {_MOST_READINGS:,} lines say a cache's size: give the "
+                    "part of the log with one start."
+                )
             prefix = _RANK.search(line[:200])  # Worker_TP3, DP0 TP1, or nothing
             rank = (prefix["process"] or prefix["ranks"]).strip() if prefix else ""
             said.append(Reading(rank, fields, "concurrency" in fields))

@@ -139,6 +139,13 @@ def test_a_log_of_more_than_any_start_is_refused(tmp_path: Path, *, packed: bool
         read_log(path)
 
 
+def test_a_log_with_more_sizes_than_any_start_is_refused() -> None:
+    lines = ["GPU KV cache size: 1,000 tokens", "Maximum concurrency for 1,000 tokens: 1.00x"]
+    assert len(parse_log(lines * 2048, "log").readings) == 1
+    with pytest.raises(ConfigError, match="log: more than 4,096 lines say a cache's size: give"):
+        parse_log([*lines * 2048, "GPU KV cache size: 999 tokens"], "log")
+
+
 @pytest.mark.parametrize("content", [b"", b"INFO nothing to see\n" * 3, b"\x00" * 100])
 def test_a_log_of_something_else_is_told_what_was_looked_for(
     content: bytes, tmp_path: Path

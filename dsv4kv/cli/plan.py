@@ -36,6 +36,7 @@ _PRICE = "USD per GPU-hour; minimises cost instead of the number of GPUs."
 
 
 def plan(
+    context: typer.Context,
     trace: opt.Text = opt.argument(_TRACE, callback=opt.as_path),
     slo: opt.Texts = opt.option("ttft_p99=2s, tpot_p50=50ms, latency_p90=30s.", "TIME_pN=LIMIT"),
     gpu: str = opt.option(
@@ -105,7 +106,8 @@ def plan(
             question, found, window, tally, on_trial=lambda: watcher.reach(next(done), None)
         )
         answer = searching.plan(search)
-    page = plan_page(answer, question, gpus=kinds, trace=trace, settings=settings)
+    again = opt.words_of(context, "slo", "html", "json_", "verbose", "quiet")
+    page = plan_page(answer, question, gpus=kinds, trace=trace, settings=settings, again=again)
     if not silent:
         show(page.in_full() if verbose else page.answer)
     if json_:

@@ -10,13 +10,15 @@ from dsv4kv.replay.plan.servers import in_role
 from dsv4kv.replay.plan.trial import Trial
 from dsv4kv.units import counted, format_duration
 from dsv4kv.view.plots import Place, scatter
-from dsv4kv.view.quantity import format_clocked, format_factor, format_number
+from dsv4kv.view.quantity import format_clocked, format_factor, format_number, round_up
 from dsv4kv.view.table import Chart, Command, Finding, Number, Page, Part, Section, Table, Text
 from dsv4kv.view.trace import describe_bursts
 
 _ALL_AT_ONCE = 1e6
 """Requests a second that are no rate, but the lack of one."""
 _MAX_ROWS, _MAX_NAMES = 4, 6
+_MARGIN = 3.0
+"""Least times of a request to a limit that deployments keep, by more than the model's error."""
 _BUSY = 0.9
 """Share of the time computing from which a deployment has no reserve."""
 
@@ -28,10 +30,12 @@ def plan_page(
     gpus: Sequence[str],
     trace: str | None,
     settings: Sequence[str] = (),
+    again: Sequence[str] = (),
 ) -> Page:
     """The deployment, its predicted times and launch commands; then everything tried.
 
-    ``gpus`` were searched; ``trace`` was named, with ``settings`` of its replays.
+    ``gpus`` were searched; ``trace`` was named, with ``settings`` of its replays; ``again`` are
+    the words of the command line but for its limits.
     """
     best, tally = answer.best, answer.tally
     parts: list[Part] = [*(_found(best, answer, question) if best else _nothing(answer, question))]
@@ -54,6 +58,9 @@ def plan_page(
     parts += ["", Text(searched, "dim")]
     for whose, command in launches(best) if best else ():
         parts += [Text(f"{whose}:", "dim"), Command(command)]
+    if slos := list(_relax(answer, question)):
+        parts += [Text("limits that can be kept:", "dim")]
+        parts += [Command.of("dsv4kv", "plan", *again, *slos)]
     if best and trace and best.kind.split is None:
         parts += [Text("the same as a replay:", "dim"), _replay(best, trace, settings)]
     chart = _chart(answer, question)
@@ -121,6 +128,22 @@ def _nothing(answer: Answer, question: Question) -> Iterator[Part]:
         least_s, server = answer.tally.least_s.get(slo.label, (0.0, ""))
         if least_s > slo.limit_s:
             yield f"{slo.label} of a single request is at least {_seconds(least_s)} ({server})."
+
+
+def _relax(answer: Answer, question: Question) -> Iterator[str]:
+    """Limits that what was found keeps by the model's error; none if there is a safe deployment.
+
+    Where nothing was simulated, a multiple of the least times.
+    """
+    near = answer.best or answer.nearest
+    known = near.values_s if near else {}
+    if answer.safer or (known and near and not near.near(question.slos)):
+        return
+    for slo in question.slos:
+        least_s = _MARGIN * answer.tally.least_s.get(slo.label, (0.0, ""))[0]
+        kept_s = known[slo.label] * near.error(slo) if known and near else least_s
+        kept_s = max(slo.limit_s, round_up(kept_s))
+        yield from ("--slo", f"{slo.label}={kept_s:g}s")
 
 
 def _limits(question: Question) -> str:

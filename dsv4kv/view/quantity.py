@@ -106,3 +106,9 @@ def _round_up(spread: float, decimals: int) -> str:
 
 def _exponent(value: float) -> int:
     return math.floor(math.log10(abs(value))) if value else 0
+
+
+def round_up(value: float) -> float:
+    """The next value of two digits."""
+    digits = 1 - math.floor(math.log10(value)) if value > 0 else 0
+    return float(math.ceil(value * 10.0**digits) / 10.0**digits)

@@ -19,6 +19,7 @@ from dsv4kv.view.quantity import (
     format_number,
     format_setting,
     quantity,
+    round_up,
     share,
 )
 from dsv4kv.view.table import (
@@ -71,6 +72,8 @@ BELOW = {
 """Why tokens were not restored from a tier, and the remedy."""
 _TIGHT = 0.25  # from this share on, checkpoint evictions are worth a warning
 _IMBALANCED = 1.5  # from here on, a router is no balancer
+_LIMIT_S = 2.0
+"""Limit of TTFT to plan for."""
 _DRAIN, _GROWTH = 1.1, 3.0
 
 
@@ -147,10 +150,22 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[Part]:
         model, gpu = setting(case, "model.preset"), setting(case, "cost.gpu")
         most = max(reuse.lost_tokens, key=lambda reason: reuse.lost_tokens[reason], default="")
         kinds = ["--gpu", gpu] if gpu else []
-        after = ["plan", trace, "--model", model, *kinds, "--slo", "ttft_p99=2s"]
+        slo = f"ttft_p99={_LIMIT_S if late else _kept_s(case):g}s"
+        after = ["plan", trace, "--model", model, *kinds, "--slo", slo]
         if not late and most.startswith("evicted"):
             after = ["trace", "mrc", trace, "--model", model]
         yield from ("", Command.of("dsv4kv", *after))
+
+
+def _kept_s(case: Case) -> float:
+    """A limit of TTFT that this server keeps by the clock's error."""
+    known = [each for each in case.latencies if each.name == "ttft" and each.samples_ns]
+    worst = [
+        summarize(each.samples_ns).percentiles.get(99.0, max(each.samples_ns))
+        * (each.factor or 1.0)
+        for each in known
+    ]
+    return max([_LIMIT_S, *(round_up(ns / 1e9) for ns in worst)])
 
 
 def _case_sections(record: RunRecord, case: Case) -> Iterator[Section]:

@@ -207,3 +207,12 @@ def test_the_replay_of_a_plan_has_its_hit_rate() -> None:
     (replay,) = (line for line in lines if line.startswith("dsv4kv replay"))
     assert share is not None
     assert f"{share[1]} of prompt tokens hit" in printed(replay.removeprefix("dsv4kv "))
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("limit", ["100ms", "200ms"])
+def test_limits_that_a_plan_suggests_are_kept_by_a_safe_deployment(limit: str) -> None:
+    lines = printed(f"plan builtin:chat --gpu h200 --slo ttft_p99={limit}").splitlines()
+    suggested = lines[lines.index("limits that can be kept:") + 1]
+    again = printed(suggested.removeprefix("dsv4kv "))
+    assert again.startswith("✓") or "Safe: " in again

@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ from dsv4kv.view.table import (
     more,
 )
 
+_MAX_LINES, _MIN_KERNELS = 11, 3  # of classes and kernels in an answer
 _MAX_AMPLIFICATION = 1.10
 """Bytes moved over useful bytes that a gather or an insert may have."""
 ON_GPU = {
@@ -127,24 +128,23 @@ def _answer(
         if not is_known(time):
             step, doubt = "", f"{step}: {table.num_steps:,} steps, no interval"
     if found:
-        parts = ", ".join(f"{n} {found[n]:.1f} %" for n in CACHE_CATEGORIES if found.get(n))
         cache = sum(found.get(name, 0) for name in CACHE_CATEGORIES)
         words = f"Work on the KV cache: {cache:.1f} % of the {_time_of(table)}"
-        words += f" ({parts})" if parts else ""
         for name, word in (("attention", "attention"), (OTHER, "not classified")):
             words += f", {word} {found[name]:.1f} %" if found.get(name) else ""
-        known = f"{words}, known by {_engines(table)}"
-        yield Text("; ".join(filter(None, (known, step, layers))) + ".", "strong")
+        yield Text("; ".join(filter(None, (words, step, layers))) + ".", "strong")
     else:
         sentence = "no kernel is classified, so the cost of the KV cache is unknown"
         yield Finding("warning", f"{sentence}: add patterns with --rules FILE")
     if doubt:
         yield Finding("warning", doubt)
     yield from _doubts(table)
-    yield Text(_describe(profile, table), "dim")
     if table.kernels:
-        yield from ("", _kernels_table(table, MAX_ROWS, yardstick).noted(layers))
-        yield from more(len(table.kernels), MAX_ROWS)
+        classes = _classes_table(table)
+        most = max(_MIN_KERNELS, _MAX_LINES - len(classes.rows))
+        yield from ("", replace(classes, note=_describe(profile, table)))
+        yield from ("", _kernels_table(table, most, yardstick).noted(layers))
+        yield from more(len(table.kernels), most)
     if profile.memory:
         yield from ("", memory_table(profile.memory).noted(layers))
 
@@ -157,7 +157,7 @@ def _doubts(table: KernelTable) -> Iterator[Finding]:
     ]
     if unknown:
         shown = ", ".join(dict.fromkeys(unknown[:3])) + (", …" if len(unknown) > 3 else "")
-        advice = "; add patterns with --rules FILE" if _engines(table) else ""
+        advice = "; add patterns with --rules FILE" if _engines(table.kernels) else ""
         sentence = f"not classified, but named like cache kernels: {shown}{advice}"
         yield Finding("warning", sentence)
     audited = [row for row in table.operations if amplification(row) is not None]
@@ -188,8 +188,6 @@ def _where(profile: Profile, table: KernelTable, layers: str) -> Iterator[Part]:
                 f"operations add up to {_percent(whole - outside, whole)} of the steps, and "
                 f"{_percent(outside, whole)} is outside any of them",
             )
-    if table.kernels:
-        yield _classes_table(table).noted(layers)
 
 
 def _kernels_table(table: KernelTable, most: int | None, yardstick: Yardstick | None) -> Table:
@@ -245,15 +243,17 @@ def _classes_table(table: KernelTable) -> Table:
         spent[row.category] += row.total_ns
         calls[row.category] += row.calls
     steps, whole = table.num_steps, spent.total() or 1
+    engines = {name: _engines([r for r in table.kernels if r.category == name]) for name in spent}
     columns: Columns = [
         ("class", lambda name: name),
         ("% of all", lambda name: Number(f"{spent[name] / whole * 100:.1f}")),
         ("of time", lambda name: bar(spent[name] / whole)),
-        ("total µs", lambda name: us(spent[name])),
         ("µs a step", lambda name: us(spent[name] / steps if steps else None)),
         ("calls", lambda name: quantity(calls[name])),
+        ("known by", lambda name: engines[name]),
     ]
-    return Table("Kernel classes", columns, [name for name in CATEGORIES if calls[name]])
+    rows = sorted((name for name in CATEGORIES if calls[name]), key=lambda name: -spent[name])
+    return Table("Kernel classes", columns, rows)
 
 
 def _operations_table(operations: Sequence[OperationRow], yardstick: Yardstick | None) -> Table:
@@ -311,9 +311,9 @@ def title_of(row: KernelRow) -> str:
     return shorten(row.name) if row.kind == "kernel" else row.name
 
 
-def _engines(table: KernelTable) -> str:
+def _engines(rows: Sequence[KernelRow]) -> str:
     """Whose kernels were known; empty where none was."""
-    return ", ".join(dict.fromkeys(row.engine for row in table.kernels if row.engine))
+    return ", ".join(dict.fromkeys(row.engine for row in rows if row.engine))
 
 
 def _steps_table(table: KernelTable, steps: StepTimes) -> Table:
@@ -385,7 +385,7 @@ def _shares(table: KernelTable) -> dict[str, float]:
     spent = Counter[str]()
     for row in _own_rows(table):
         spent[row.category] += row.total_ns
-    total = spent.total() if _engines(table) else 0
+    total = spent.total() if _engines(table.kernels) else 0
     return {name: spent[name] / total * 100 for name in CATEGORIES if spent[name]} if total else {}
 
 

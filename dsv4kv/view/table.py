@@ -263,7 +263,10 @@ class Page:
         """The answer and all sections as parts, for a terminal."""
         yield from self.answer
         for section in filter(lambda each: each.parts, self.sections):
-            yield from ("", Text(section.heading, "strong"))
+            yield ""
+            first = section.parts[0]
+            if not isinstance(first, Table) or first.title != section.heading:
+                yield Text(section.heading, "strong")
             if section.note:
                 yield Text(section.note, "dim")
             for number, part in enumerate(section.parts):

@@ -53,7 +53,7 @@ from dsv4kv.view.table import (
     more,
 )
 
-_MAX_LINES, _MIN_KERNELS = 11, 3  # of classes and kernels in an answer
+_MAX_LINES, _MIN_KERNELS = 10, 3  # of classes and kernels in an answer
 _MAX_AMPLIFICATION = 1.10
 """Bytes moved over useful bytes that a gather or an insert may have."""
 ON_GPU = {

@@ -40,7 +40,7 @@ def test_a_replay_beside_itself_is_the_same_with_one_launch_a_side() -> None:
 
 def test_a_replay_that_reuses_less_is_slower_and_says_what_it_lost() -> None:
     before, after = replay("a.json"), replay("b.json", "--set", "prefix.reuse=false")
-    done = run("compare", before, after, "--force")
+    done = run("compare", before, after)
     assert done.exit_code == 1
     assert "config: prefix.reuse: True against False" in done.stdout
     assert "exact" in done.stdout
@@ -56,10 +56,10 @@ def test_a_replay_that_reuses_less_is_slower_and_says_what_it_lost() -> None:
 
 def test_times_of_a_clock_stand_beside_what_they_are_right_within() -> None:
     before, after = replay("a.json"), replay("b.json", "--gpu", "h100")
-    told = run("compare", before, after, "--force", "--verbose").stdout
+    told = run("compare", before, after, "--verbose").stdout
     row = next(line for line in told.splitlines() if line.startswith("tpot"))
     assert row.count("÷1.4 … ×1.4") == 2
     assert "changes by one clock are exact, whatever its error" in " ".join(told.split())
-    document = json.loads(run("compare", before, after, "--force", "--json").stdout)
+    document = json.loads(run("compare", before, after, "--json").stdout)
     within = {each["name"]: each["within"] for each in document["rows"]}
     assert within == {"ttft": [2.1, 2.1], "tpot": [1.4, 1.4], "latency": [1.4, 1.4]}

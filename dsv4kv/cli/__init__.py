@@ -98,12 +98,19 @@ _EPILOG = examples(
 )
 
 
+_METAVARS = {"str": "NAME", "Path": "FILE", "int": "N", "float": "N"}
+"""What a help calls values, by their type, where an option does not say."""
+
+
 class _Plain:
     """Help without the types of flags and arguments, and without importing pydantic for it."""
 
     def get_params(self, ctx: Any) -> Any:
         params = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
+            if param.metavar is None:
+                name = param.name.upper() if param.param_type_name == "argument" else None
+                param.metavar = name or _METAVARS.get(param.bare_type())
             if param.param_type_name == "argument":
                 if not param.type_descriptor.is_choice:
                     param.display_type_rich = _show_no_type
@@ -241,6 +248,8 @@ def group(text: str, example: str) -> typer.Typer:
 @cache
 def load_command(name: str) -> Any:
     """Import a command: ``app`` of its module, one of its commands, or the module's function."""
+    from dsv4kv.cli.options import complete_values
+
     module = import_module(f"{__name__}.{_MODULES.get(name, name.partition(' ')[0])}")
     own = getattr(module, "app", None)
     if own is None:
@@ -249,6 +258,7 @@ def load_command(name: str) -> Any:
         function = getattr(module, name.rpartition(" ")[2])
         own.command(name, cls=kind, epilog=module.EPILOG)(function)
     for each in own.registered_commands:
+        complete_values(each.callback)
         if each.cls is None or not issubclass(each.cls, Command):
             each.cls = Command
     found = get_command(own)

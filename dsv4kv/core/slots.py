@@ -23,8 +23,11 @@ TAIL, BATCH = 4, 2048
 class Prompt:
     """What a slot or host memory holds of one: whole blocks, tokens, checkpoints rising."""
 
-    def __init__(self, path: list[int], tokens: int, checkpoints: list[tuple[int, int]]) -> None:
+    def __init__(
+        self, path: list[int], tokens: int, checkpoints: list[tuple[int, int]], size: int = 0
+    ) -> None:
         self.path, self.tokens, self.checkpoints = path, tokens, checkpoints
+        self.saved_bytes = size  # in host memory
 
     def common(self, path: list[int], block_tokens: int) -> int:
         """Tokens of whole blocks that it has in common with another."""
@@ -147,7 +150,8 @@ class SlotCache(EngineCache):
                 prompt, size
             ):
                 return
-        needed = self._bytes(prompt)
+        marks = prompt.checkpoints[:]
+        needed = self._saved_bytes(prompt.tokens) + len(marks) * self._saved_bytes(0)
         if not prompt.tokens or needed > self._host_bytes:
             return
         self._host = [
@@ -155,12 +159,10 @@ class SlotCache(EngineCache):
             for each in self._host
             if each.tokens > prompt.tokens or each.common(prompt.path, size) < _whole(each, size)
         ]
-        while self._host and sum([self._bytes(e) for e in self._host]) + needed > self._host_bytes:
-            del self._host[0]
-        self._host.append(Prompt(prompt.path, prompt.tokens, prompt.checkpoints[:]))
-
-    def _bytes(self, prompt: Prompt) -> int:
-        return self._saved_bytes(prompt.tokens) + len(prompt.checkpoints) * self._saved_bytes(0)
+        kept = sum([each.saved_bytes for each in self._host])
+        while self._host and kept + needed > self._host_bytes:
+            kept -= self._host.pop(0).saved_bytes
+        self._host.append(Prompt(prompt.path, prompt.tokens, marks, needed))
 
     def _load(self, slot: Slot, path: list[int], tokens: int) -> None:
         """Bring back the prompt with a larger share kept and more in common, if there is one."""

@@ -14,7 +14,7 @@ import typer
 from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
 from dsv4kv.cli.budget import Found, explain_logs, size
-from dsv4kv.errors import ConfigError, Dsv4kvError
+from dsv4kv.errors import ConfigError, Dsv4kvError, TraceError
 from dsv4kv.files import temporary_folder
 
 if TYPE_CHECKING:
@@ -131,14 +131,33 @@ def recognise(given: str) -> str:
     if path is not None and is_profile(path):
         return "profile"
     kind, text = recognise_text(path) if path else ("command", given)
-    if kind == "command":
+    launches, why = kind != "command", ""
+    if not launches:
         try:
-            found, why = list(find_launches(text)), ""
+            launches = any(True for _ in find_launches(text))
         except ConfigError as error:
-            found, why = [], f" ({str(error).rstrip('.')})"
-        if not found:
-            raise ConfigError(f"{given[:200]} is not recognised{why}: give a {_GIVEN}")
+            why = f" ({str(error).rstrip('.')})"
+    if path is not None and (kind == "log" or not launches):
+        _refuse_trace(path)
+    if not launches:
+        raise ConfigError(f"{given[:200]} is not recognised{why}: give a {_GIVEN}")
     return kind
+
+
+def _refuse_trace(path: Path) -> None:
+    from dsv4kv.traces import FORMATS, detect_format
+
+    try:
+        name = detect_format(path)
+    except TraceError as error:
+        if "Mooncake's master" in str(error):
+            raise
+        return
+    if name in FORMATS:
+        raise ConfigError(
+            f"{path} is a trace ({name}): dsv4kv trace info prints what it asks for, replay "
+            f"what a server does with it. Give a {_GIVEN}"
+        )
 
 
 def _save_stdin(folder: Path) -> str:

@@ -18,7 +18,7 @@ from dsv4kv.traces.files import DEFAULTS, Defect, ReadOptions, backwards, open_t
 from dsv4kv.traces.formats import INPUT_NAMES, TraceFormat, parse_row
 from dsv4kv.traces.parquet import is_parquet, read_columns, read_rows
 from dsv4kv.traces.request import Batch, Request, batches_of
-from dsv4kv.traces.results import documents_of
+from dsv4kv.traces.results import documents_of, refuse_operations
 from dsv4kv.traces.summary import TraceSummary, summarize_batches
 from dsv4kv.traces.weka import conversation_files, read_weka_folder
 from dsv4kv.traces.writer import STORES_MARK, write_trace
@@ -208,10 +208,7 @@ def detect_format(path: Path) -> str:
                     islice(records, _TURNS) if name == "mooncake" and "session_id" in names else ()
                 )
                 return "mooncake-delta" if any("timestamp" not in each for each in later) else name
-        if isinstance(names, dict) and names.get("type") == "master_rpc_trace":
-            raise Defect(
-                "Mooncake's master wrote this: operations on a store's keys, without requests "
-                "and their lengths. Record a server that uses the store: dsv4kv record --help"
-            )
+        if isinstance(names, dict):
+            refuse_operations(names)
         shapes = "; ".join(f"{name}: {entry.shape}" for name, entry in FORMATS.items())
         raise Defect(f"the first line is of no known format. Known are {shapes}")

@@ -59,7 +59,19 @@ def as_runs(documents: Sequence[Run]) -> list[Run]:
         raise Defect(f"the benchmark's file is not as its tool writes it ({lacking})") from None
 
 
+def refuse_operations(document: Mapping[str, Any]) -> None:
+    """Raise ``Defect`` for the first line of what Mooncake's master traces."""
+    if document.get("type") == "master_rpc_trace":
+        raise Defect(
+            "Mooncake's master wrote this: operations on a store's keys, without prompts or their "
+            "lengths. Give a trace of requests, as dsv4kv record server writes of a server that "
+            "uses the store"
+        )
+
+
 def _runs(documents: Sequence[Run]) -> Iterator[Run]:
+    for document in documents[:1]:
+        refuse_operations(document)
     if documents and all({"metadata", "metrics"} <= each.keys() for each in documents):
         phases = ("benchmark_phase", "credit_phase")
         lines = [

@@ -228,8 +228,11 @@ def test_a_result_that_says_too_little_is_refused_in_a_sentence(name: str, tmp_p
 def test_operations_of_a_store_are_no_requests(tmp_path: Path) -> None:
     head = {"type": "master_rpc_trace", "version": 2, "time_unit": "us"}
     event = {"id": "read-1", "timestamp_us": 5000, "op": "BatchExistKey", "keys": ["a/page-0"]}
-    with pytest.raises(TraceError, match=r"result\.json:1: Mooncake's master wrote this"):
-        list(read_trace(write(tmp_path, [head, event])))
+    path, sentence = write(tmp_path, [head, event]), "Mooncake's master wrote this"
+    with pytest.raises(TraceError, match=rf"result\.json:1: {sentence}"):
+        list(read_trace(path))
+    with pytest.raises(RecordError, match=sentence):
+        read_results([path])
 
 
 CASES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "cases"

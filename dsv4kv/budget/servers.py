@@ -30,6 +30,10 @@ _ALONE = {
 }
 """Options of ``docker run`` without a value."""
 _VERSION = re.compile(r"v?(\d+\.\d+(?:\.\d+)?)")
+_ASCEND = re.compile(
+    r"(?i)vllm-ascend|\bASCEND_RT_|huawei\.com/Ascend|-backend[= ]ascend|--device[= ]npu|"
+    r"--quantization[= ]ascend"
+)
 _PINNED = re.compile(rf"\b({'|'.join(FAMILIES)})\s*==\s*(\d+\.\d+(?:\.\d+)?)")
 _NAMING = ("model_id", "model_source", "modelURL", "model_name", "hf_model_id")
 _UNIT = re.compile(r"(?m)^\[(?:Service|Container|program:.*)\]")
@@ -131,7 +135,8 @@ def find_launches(text: str, environment: Mapping[str, str] | None = None) -> It
     for launch in found:
         version = pinned[2] if pinned and pinned[1] == launch.family else None
         own = {name: v for name, v in launch.variables.items() if outer.get(name) != v}
-        yield replace(launch, variables=own, version=launch.version or version)
+        gpu = launch.gpu or ("ascend-910b" if _ASCEND.search(text) else "")
+        yield replace(launch, variables=own, version=launch.version or version, gpu=gpu)
 
 
 def _as_yaml(text: str) -> list[dict[Any, Any]] | None:

@@ -110,6 +110,11 @@ def find_engine(name: str) -> "Engine":
     known = engine_family(family)
     if known and version:
         return ENGINES[_covering(name, family, version.removeprefix("v"), known)].load()
+    if family in RULES and family not in FAMILIES:
+        raise ConfigError(
+            f"{family} is a rule of hits, for dsv4kv replay --rule {family}: how it sizes its "
+            "cache is not known."
+        )
     return ENGINES[known[-1] if known else find_name(name, list(ENGINES), "engine")].load()
 
 

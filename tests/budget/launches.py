@@ -445,6 +445,12 @@ sglang serve \\
         refused="no launch command: looked for vllm serve",
     ),
     Published(
+        "sglang#23598: Ascend",
+        "ASCEND_RT_VISIBLE_DEVICES=0,1,2,3 python -m sglang.launch_server --tp-size 4 "
+        "--model-path /weights/DeepSeek-V4-Flash-w8a8 --mem-fraction-static 0.8",
+        texts={"gpu": "ascend-910b", "tp": "4"},
+    ),
+    Published(
         "ROCm/vllm#895: Python",
         'llm = LLM(\n    model="/home/models/DeepSeek-V4-Flash",\n    tensor_parallel_size=4,\n)',
         refused="no launch command",

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv4kv.budget.answer import answer
 from dsv4kv.budget.lookup import GQA8
 from dsv4kv.errors import ConfigError
-from tests.budget.questions import GIB, scenario
+from tests.budget.questions import GIB, ask, scenario
 from tests.model.test_huggingface import document, published
 
 
@@ -32,12 +33,14 @@ from tests.model.test_huggingface import document, published
             "--weights and --weight-bytes-per-param both give the size",
         ),
         ({"model": GQA8}, "how large the weights of gqa8 are is not known"),
+        ({"engine": "vllm-ascend"}, "vllm-ascend is a rule of hits, for dsv4kv replay --rule"),
+        ({"engine": "vllm", "gpu": "ascend-910c"}, "vLLM on Ascend is vllm-ascend: no log shows"),
         ({"main_format": "fp7"}, "'fp7' is not a main format: choose fp8_ds_mla, bf16, fp8, fp4,"),
     ],
 )
 def test_what_cannot_be_looked_up_is_a_sentence(texts: dict[str, str], sentence: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        scenario(**texts)
+        answer(ask(**texts))
     assert str(refusal.value).startswith(sentence)
 
 
@@ -76,3 +79,10 @@ def test_tensor_parallelism_splits_the_heads_of_the_baseline_but_not_the_latent(
         baseline = scenario(model=GQA8, weights="1GiB", tp=str(tp), dp="1")
         assert baseline.formats.main.dims == dims
         assert scenario(tp=str(tp), dp="1").formats.main.dims == 512
+
+
+def test_sglang_on_ascend_keeps_what_two_logs_kept_without_a_fraction() -> None:
+    """GiB of weights and of what was left for the cache."""
+    use = answer(ask(engine="sglang:0.5.19", gpu="ascend-910c", gpus="4", dp="4")).use
+    for weights, cache in ((47.06, 6.16), (41.35, 11.89)):
+        assert (use.budget - use.reserve) / GIB == pytest.approx(weights + cache, abs=0.05)

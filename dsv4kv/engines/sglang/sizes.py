@@ -61,9 +61,11 @@ def _before_weights(machine: Machine) -> int:
     """Bytes of a GPU that are not free before weights are loaded.
 
     Logged: 1.6 GiB of H20, 1.9 of H200, 0.5 of 32 GB cards, 9.4 of MI300X, 11 of MI355X, 10.2 of
-    GB10, which shares its memory with the host.
+    GB10, which shares its memory with the host, 0.78 of Ascend.
     """
     arch = machine.arch or ""
+    if arch == "ascend":
+        return 78 * GIB // 100
     if arch.startswith("gfx"):
         return machine.memory_bytes * 44 // 1000
     return 10 * GIB if arch == "sm_121" else 17 * GIB // 10
@@ -264,18 +266,20 @@ class SglangEngine(Engine):
         tokens, _ = _class_of(machine)
         kept = sum(_kept_parts(build, machine, given).values())
         share = Fraction(str(round((mib - kept) / mib, 3)))
+        why, spread = "SGLang's mem_fraction_static for this chunk and number of GPUs", 3 * GIB
+        if machine.arch == "ascend" and "memory_fraction" not in given:
+            share, spread = Fraction("0.88"), 6 * GIB
+            why = "what two logs of Ascend without the flag took; the source would leave more"
         used = given.get("memory_fraction") or share
         overlap = Default(2, "SGLang schedules a step while one runs (overlap schedule)")
         if machine.pp > 1:  # overrides.py, _pipeline_parallel_overlap_disable
             overlap = Default(1, "SGLang's overlap schedule is off with pipeline stages")
         defaults = {
-            "memory_fraction": Default(
-                share, "SGLang's mem_fraction_static for this chunk and number of GPUs"
-            ),
+            "memory_fraction": Default(share, why),
             "reserve": Default(
                 int(_before_weights(machine) * used),
                 "taken before weights are loaded, as logged on such GPUs",
-                3 * GIB,
+                spread,
             ),
             "step_tokens": Default(tokens, "SGLang's chunked_prefill_size for this memory"),
             "overlap": overlap,

@@ -40,6 +40,7 @@ from dsv4kv.engines.names import chosen_rule
 from dsv4kv.engines.rule import Group, Layout, Piece, Rule
 from dsv4kv.engines.vllm import FAMILY, Release
 from dsv4kv.engines.vllm.layout import BlockLayout, LayerGroup, Page, block_bytes, lay_out
+from dsv4kv.errors import ConfigError
 
 _LARGE = 70 * GIB
 _LARGEST = 160 * GIB
@@ -145,6 +146,12 @@ class VllmEngine(Engine):
 
     def layout(self, deployment: Deployment) -> BlockLayout:
         """Groups and bytes of a block."""
+        if deployment.arch == "ascend":
+            raise ConfigError(
+                "vLLM on Ascend is vllm-ascend: no log shows how many bytes its blocks take and "
+                "which part of the memory it takes, so its sizes are not known. Give --engine "
+                "sglang, or its hits: dsv4kv replay --rule vllm-ascend."
+            )
         # neither context nor load decides the layout: searches ask for thousands of both
         key = replace(deployment, max_context_tokens=1, in_flight_tokens=1, concurrency=None)
         return lay_out(self.release, key)

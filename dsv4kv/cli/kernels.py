@@ -52,8 +52,10 @@ def kernels(
     before = _load(path, nvrtc) if check else None
     architectures = list(dict.fromkeys(arch or ARCHITECTURES))
     stderr = open_console(stderr=True)
-    with Watcher(stderr, "compiling", "architectures", len(architectures)) as watcher:
-        findings = survey.survey(catalogue(), architectures, lambda _: watcher.advance())
+    shown = catalogue()
+    total = sum(len(survey.modules_of(shown, each)) for each in architectures)
+    with Watcher(stderr, "compiling", "modules", total) as watcher:
+        findings = survey.survey(shown, architectures, watcher.advance)
     if as_json:
         opt.print_json({"nvrtc": nvrtc, "kernels": [_to_values(finding) for finding in findings]})
     elif not check:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import DeviceError
+from dsv4kv.files import shipped
 from dsv4kv.ops.cuda import compile as cubin_cache
 from dsv4kv.ops.cuda.compile import cache_folder, cache_name, load_cubins
 from dsv4kv.ops.launches.launch import KernelModule
@@ -93,22 +95,39 @@ def test_of_modules_the_one_that_does_not_compile_is_told(
     assert cache_name(PAGE_COPIES[0], SM) in [path.name for path in kept()]
 
 
-@pytest.mark.parametrize("change", ["macro", "architecture", "nvrtc", "source"])
+@pytest.mark.parametrize("change", ["macro", "architecture", "nvrtc"])
 def test_whatever_changes_machine_code_has_another_name(
-    change: str, compiler: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    change: str, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, module, architecture = cache_name(PAGE_COPY, SM), PAGE_COPY, SM
     if change == "macro":
         module = replace(PAGE_COPY, macros=(("DSV_PAGE_BYTES", 2304),))
     elif change == "architecture":
         architecture = "sm_80"
-    elif change == "nvrtc":
-        monkeypatch.setattr(cubin_cache, "nvrtc_version", lambda: "13.1")
     else:
-        (tmp_path / "common.cuh").write_text("// changed")
-        monkeypatch.setattr(cubin_cache, "shipped", lambda _: tmp_path)
-        cubin_cache._sources_digest.cache_clear()
+        monkeypatch.setattr(cubin_cache, "nvrtc_version", lambda: "13.1")
     assert cache_name(module, architecture).split("-")[2] != before.split("-")[2]
+
+
+@pytest.mark.parametrize(
+    ("changed", "compiled"), [("query", 1), ("hadamard", 1), ("common", 1), ("gather", 0)]
+)
+def test_a_change_of_a_source_compiles_what_includes_it(
+    changed: str,
+    compiled: int,
+    compiler: Compiler,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    kernels = shutil.copytree(shipped("kernels"), tmp_path / "kernels")
+    monkeypatch.setattr(cubin_cache, "shipped", lambda _: kernels)
+    query = KernelModule("query.cuh", ())
+    load_cubin(query, SM)
+    with (kernels / f"{changed}.cuh").open("a") as file:
+        file.write("// changed")
+    cubin_cache._sources_digest.cache_clear()
+    load_cubin(query, SM)
+    assert compiler.runs == 1 + compiled
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "emptied", "foreign"])

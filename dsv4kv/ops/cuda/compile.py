@@ -1,7 +1,7 @@
 """From a kernel module to machine code with NVRTC: no nvcc, no driver and no GPU needed.
 
 Compiled kernels on disk: compiled once a machine, read in milliseconds afterwards. A file's name
-holds a digest of everything that decides its content: all sources, the macros, the options, the
+holds a digest of everything that decides its content: its sources, the macros, the options, the
 architecture and NVRTC's version. So nothing is ever out of date, and processes that compile the
 same at the same time write the same. What is loaded runs: of a folder that others could have
 written nothing is taken.
@@ -17,7 +17,7 @@ import re
 import stat
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Any
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.files import replacing, shipped, user_cache
 from dsv4kv.ops.launches.launch import KernelModule
+from dsv4kv.processes import usable_cores
 
 OPTIONS = (
     "-std=c++17",
@@ -145,10 +146,17 @@ def _log(program: Any) -> str:
 
 
 _MAGIC = b"dsv4kv cubin 2 "
+_INCLUDE = re.compile(rb'^\s*#\s*include\s+"(.+?)"', re.MULTILINE)
 
 
-def load_cubins(modules: Sequence[KernelModule], architecture: str) -> list[bytes]:
+def load_cubins(
+    modules: Sequence[KernelModule],
+    architecture: str,
+    on_done: Callable[[int], None] = lambda _: None,
+) -> list[bytes]:
     """Machine code of modules for an architecture; those not in the cache compile side by side.
+
+    ``on_done`` is called with how many more are there.
 
     Raises:
         CudaUnavailable: A package is missing; says which.
@@ -163,9 +171,13 @@ def load_cubins(modules: Sequence[KernelModule], architecture: str) -> list[byte
         _keep(name, cubin)
         return cubin
 
-    with ThreadPoolExecutor() as pool:  # NVRTC lets go of the interpreter
+    on_done(len(modules) - len(absent))
+    # NVRTC lets go of the interpreter; more threads than cores take more time of each
+    with ThreadPoolExecutor(usable_cores()) as pool:
         try:
-            cubins |= zip(absent, pool.map(build, absent), strict=True)
+            for name, cubin in zip(absent, pool.map(build, absent), strict=True):
+                cubins[name] = cubin
+                on_done(1)
         except BaseException:
             pool.shutdown(cancel_futures=True)  # Ctrl-C waits for those under way alone
             raise
@@ -174,7 +186,8 @@ def load_cubins(modules: Sequence[KernelModule], architecture: str) -> list[byte
 
 def cache_name(module: KernelModule, architecture: str) -> str:
     """File name of a module's machine code: readable, then the digest of all that decides it."""
-    parts = (_sources_digest(), compile_options(module, architecture), nvrtc_version())
+    digest_of_sources = _sources_digest(source_path(module))
+    parts = (digest_of_sources, compile_options(module, architecture), nvrtc_version())
     digest = hashlib.sha256(repr((module.source, parts)).encode()).hexdigest()
     return f"{Path(module.source).stem}-{architecture}-{digest[:32]}.cubin"
 
@@ -230,12 +243,14 @@ def _head(name: str, cubin: bytes) -> bytes:
 
 
 @functools.cache
-def _sources_digest() -> str:
-    """Digest of every kernel source: they include each other."""
-    digest = hashlib.sha256()
-    for path in sorted(shipped("kernels").glob("*.cuh")):
+def _sources_digest(source: Path) -> str:
+    """Digest of a kernel's source and of all that it includes."""
+    digest, paths = hashlib.sha256(), [source]
+    for path in paths:  # which grows
         content = path.read_bytes()
         digest.update(f"{path.name} {len(content)} ".encode() + content)
+        included = (path.parent / name.decode() for name in _INCLUDE.findall(content))
+        paths += [each for each in dict.fromkeys(included) if each not in paths]
     return digest.hexdigest()
 
 

@@ -4,6 +4,7 @@ Read from cubins, and their machine code with NVIDIA's ``nvdisasm``, which needs
 half a second to start, so the kernels of one architecture go through it in one piece.
 """
 
+import functools
 import importlib.util
 import os
 import re
@@ -189,6 +190,7 @@ def _disassemble(architecture: str, codes: Sequence[bytes]) -> list[list[Instruc
     return pieces
 
 
+@functools.cache
 def _access(mnemonic: str) -> str | None:
     """``LDG.E.NA.128.CONSTANT`` is ``LDG.128``; None for what touches no memory."""
     kind, *modifiers = mnemonic.split(".")

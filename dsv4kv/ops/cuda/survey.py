@@ -18,6 +18,8 @@ from dsv4kv.files import read_json, replacing, shipped
 from dsv4kv.ops.cuda.compile import check_architecture, load_cubins
 from dsv4kv.ops.cuda.inspection import KernelReport, find_disassembler, inspect_cubins
 from dsv4kv.ops.launches.catalogue import PROMISES, Example, Promise
+from dsv4kv.ops.launches.launch import KernelModule
+from dsv4kv.processes import usable_cores
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,12 @@ class Finding:
 def survey(
     examples: Sequence[Example],
     architectures: Sequence[str],
-    on_done: Callable[[str], None] = lambda _: None,
+    on_done: Callable[[int], None] = lambda _: None,
 ) -> list[Finding]:
     """Compile and inspect each example for the architectures that it supports, in order.
 
-    Looks for the disassembler first, as compiling takes longest; ``on_done`` is called with each
-    architecture that is finished.
+    Looks for the disassembler first, as compiling takes longest; ``on_done`` is called with how
+    many more modules are compiled.
 
     Raises:
         CudaUnavailable: A package or tool is missing; says which.
@@ -56,42 +58,27 @@ def survey(
     find_disassembler()
     for architecture in architectures:
         check_architecture(architecture)
-
-    wanted = {
-        architecture: list(
-            dict.fromkeys(each.launch.module for each in examples if each.runs_on(architecture))
-        )
-        for architecture in architectures
+    modules = [modules_of(examples, each) for each in architectures]
+    cubins = [load_cubins(*each, on_done) for each in zip(modules, architectures, strict=True)]
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        inspected = list(pool.map(inspect_cubins, architectures, cubins))
+    reports = {
+        (architecture, module, report.kernel): report
+        for architecture, *of_modules in zip(architectures, modules, inspected, strict=True)
+        for module, found in zip(*of_modules, strict=True)
+        for report in found
     }
+    return [
+        Finding(each, architecture, reports[architecture, each.launch.module, each.launch.kernel])
+        for each in examples
+        for architecture in filter(each.runs_on, architectures)
+    ]
 
-    def inspect(architecture: str, cubins: Sequence[bytes]) -> list[list[KernelReport]]:
-        inspected = inspect_cubins(architecture, cubins)
-        on_done(architecture)
-        return inspected
 
-    with ThreadPoolExecutor() as pool:  # one is disassembled while the next compiles
-        try:
-            inspected = [
-                pool.submit(inspect, each, load_cubins(modules, each))
-                for each, modules in wanted.items()
-            ]
-            reports = {
-                architecture: {
-                    (module, each.kernel): each
-                    for module, found in zip(modules, future.result(), strict=True)
-                    for each in found
-                }
-                for (architecture, modules), future in zip(wanted.items(), inspected, strict=True)
-            }
-        except BaseException:
-            pool.shutdown(cancel_futures=True)  # Ctrl-C waits for what is under way alone
-            raise
-    findings = []
-    for example in examples:
-        kernel = example.launch.module, example.launch.kernel
-        supported = filter(example.runs_on, architectures)
-        findings += [Finding(example, each, reports[each][kernel]) for each in supported]
-    return findings
+def modules_of(examples: Iterable[Example], architecture: str) -> list[KernelModule]:
+    """What is compiled for an architecture."""
+    wanted = (each.launch.module for each in examples if each.runs_on(architecture))
+    return list(dict.fromkeys(wanted))
 
 
 _COPY = "UBLKCP."

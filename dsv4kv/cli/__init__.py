@@ -54,7 +54,7 @@ _GROUPS = {
     },
 }
 _HIDDEN = {
-    "bench systems": "Run three designs of the cache on the same data, and compare every output",
+    "bench systems": "Run three designs of the cache on the same data, and compare every output.",
     "bench tiers": "Store prefixes in host memory and on disk, restore them, and check every bit.",
     "bench transfer": "Move a cache from a prefill to a decode process, check every bit, and time "
     "reads.",

@@ -31,17 +31,6 @@ from dsv4kv.model.plan import CHECKPOINT_TOKENS
 
 _CHUNK_BYTES = 32 << 20  # moved at a time: enough for many threads of a store, little of memory
 _ATTEMPTS = 4  # resume points that are tried before a prompt is computed from its first token
-
-
-@dataclass(frozen=True)
-class Points:
-    """Where a request can resume."""
-
-    points: tuple[int, ...] = ()  # tokens after which everything is there, rising
-    bare: tuple[int, ...] = ()
-    """Tokens whose pages are there, to be resumed at by computing the window again, rising."""
-
-
 Placed = tuple[Family, int, Objects]
 """Objects of a family, and the number of the first in the prefix."""
 
@@ -54,7 +43,6 @@ class Restored:
     point: int = 0
     """Tokens that were found. Where that is more, the window is computed again up to here, and
     ``Library.complete`` called then."""
-    exact: bool = True  # whether the bits are those of a run that never left
     read_bytes: int = 0  # read for it
     failed: int = 0  # resume points that were tried before, and were not all there
     pages: Sequence[Placed] = field(default=(), repr=False)
@@ -79,7 +67,10 @@ class Library:
         self.failure = ""
         families = cache.families.values()
         self._pages = [family for family in families if family.kept is Kept.PAGES]
-        self._tails = [family for family in families if family.kept is not Kept.PAGES]
+        # where windows are computed again, a resume point is its pages alone
+        again = windows.replay_tokens > 0
+        self._tails = [f for f in families if f.kept is not Kept.PAGES and not again]
+        self._manifest = "pages" if again else "manifest"
         block_bytes = sum(family.object_bytes for family in self._pages)
         self._chunk = max(1, _CHUNK_BYTES // max(1, block_bytes))
         self._inside: dict[str, set[int]] = {}  # resume points inside a block, by the key before
@@ -96,31 +87,21 @@ class Library:
         self._delete(self._written)
         self._written = []
 
-    def lookup(self, prefix: Prefix) -> Points:
-        """After which of a prompt's tokens a request can resume.
+    def lookup(self, prefix: Prefix) -> list[int]:
+        """After which of a prompt's tokens a request can resume, rising.
 
         Inside a block these are the places where a prompt of this library ended or this one does.
         """
         size, inside = self.block_tokens, self._places_inside(prefix)
-        with_tail = self._exists(prefix.block_names("manifest", len(prefix.keys)))
-        bare = np.zeros_like(with_tail)  # these count where windows are computed again
-        if self.windows.replay_tokens:
-            bare = self._exists(prefix.block_names("pages", len(prefix.keys)))
-        ends = np.flatnonzero(with_tail | bare) + 1
+        marked = self._exists(prefix.block_names(self._manifest, len(prefix.keys)))
+        ends = np.flatnonzero(marked) + 1
         last = max([*ends[-1:].tolist(), *(n // size for n in inside)], default=0)
         pages = [self._exists(prefix.names(family, last * size)) for family in self._pages]
         reach = len(resume_points(pages, [], last))
-        pages = [found[:reach] for found in pages]
-        tails = [self._tails_at(prefix, family, with_tail[:reach]) for family in self._tails]
-        points, replays = (
-            (resume_points(pages, marks, reach) * size).tolist()
-            for marks in ([with_tail[:reach], *tails], [bare[:reach]])
-        )
-        for n in inside:
-            if n // size <= reach:
-                points += [n] if self._is_there(prefix, n, whole=True) else []
-                replays += [n] if self._is_there(prefix, n, whole=False) else []
-        return Points(tuple(sorted(points)), tuple(sorted(replays)))
+        tails = [self._tails_at(prefix, family, marked[:reach]) for family in self._tails]
+        points = (resume_points([], [marked[:reach], *tails], reach) * size).tolist()
+        points += [n for n in inside if n // size <= reach and self._is_there(prefix, n)]
+        return sorted(points)
 
     def store_prefix(self, prefix: Prefix, slot: int) -> int:
         """Store what a request holds now: whole pages, and a resume point if one is due here.
@@ -134,14 +115,14 @@ class Library:
                 f"slot {slot} has {tokens} tokens and the prefix {len(prefix)}: give the tokens "
                 "that the request has."
             )
-        whole = tokens in self.windows.places(len(prefix), tokens)
         for part in self._parts(tokens // self.block_tokens):
             self._store_pages(prefix, slot, part)
-        if not tokens or not (whole or self.windows.replay_tokens):
+        due = self.windows.replay_tokens or tokens in self.windows.places(len(prefix), tokens)
+        if not tokens or not due:
             return 0
-        if not self._is_there(prefix, tokens, whole=whole):
-            self._store_point(prefix, slot, tokens, whole=whole)
-        return tokens if self._is_there(prefix, tokens, whole=whole) else 0
+        if not self._is_there(prefix, tokens):
+            self._store_point(prefix, slot, tokens)
+        return tokens if self._is_there(prefix, tokens) else 0
 
     def restore(self, prefix: Prefix, slot: int) -> Restored:
         """Give a request that was just admitted as much of its prompt as can be.
@@ -151,18 +132,15 @@ class Library:
         """
         if self.cache.manager.tokens[slot]:
             raise CacheError(f"slot {slot} has tokens already: restore before its first step.")
-        found, failed = self.lookup(prefix), 0
-        ways = [(tokens, tokens, True) for tokens in found.points]
-        ways += [(self._replay_start(tokens), tokens, False) for tokens in found.bare]
-        best = sorted((way for way in ways if way[0]), reverse=True)[:_ATTEMPTS]
-        for start, tokens, whole in best:
-            manifest = self._open(prefix, tokens, whole=whole)
-            restored = manifest and self._load(prefix, manifest, slot, start, whole, failed)
-            if restored:
+        points = [point for point in self.lookup(prefix)[::-1] if self._start(point)]
+        for failed, point in enumerate(points[:_ATTEMPTS]):
+            if restored := self._load(prefix, slot, point, failed):
                 return restored
-            self._give_back(slot)
-            failed += 1
-        return Restored(failed=failed)
+            manager = self.cache.manager  # let the slot be as if it had just been admitted
+            prepare_forward(manager, [slot], [int(manager.tokens[slot])], [0])
+            for states in manager.states.values():
+                states.reset_slot(slot)
+        return Restored(failed=len(points[:_ATTEMPTS]))
 
     def complete(self, slot: int, restored: Restored) -> None:
         """Put pages in place whose tokens were computed again for their window alone.
@@ -198,9 +176,9 @@ class Library:
         self, prefix: Prefix, family: Family, marked: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
         """At which marked blocks a window or state is there, or not needed."""
-        found, numbers = marked.copy(), np.flatnonzero(marked).tolist()
-        needed = [n for n in numbers if family.objects((n + 1) * self.block_tokens)]
-        found[needed] = self._exists([prefix.name(prefix.keys[n], family.name) for n in needed])
+        found, size = marked.copy(), self.block_tokens
+        needed = [n for n in np.flatnonzero(marked).tolist() if family.objects((n + 1) * size)]
+        found[needed] = self._exists([prefix.name((n + 1) * size, family.name) for n in needed])
         return found
 
     def _places_inside(self, prefix: Prefix) -> list[int]:
@@ -211,33 +189,25 @@ class Library:
                 places |= {number * size + rest for rest in self._inside.get(key, ())}
         return sorted(n for n in places if n % size and n <= len(prefix))
 
-    def _is_there(self, prefix: Prefix, tokens: int, *, whole: bool) -> bool:
+    def _is_there(self, prefix: Prefix, tokens: int) -> bool:
         """Whether all is there that a resume point does not share with others."""
-        if not whole and not self.windows.replay_tokens:
-            return False
-        names = [name for _, _, name in self._own(prefix, tokens, whole=whole)]
-        names.append(prefix.manifest_name(tokens, whole=whole))
-        return bool(self._exists(names).all())
+        names = [name for _, _, name in self._own(prefix, tokens)]
+        return bool(self._exists([*names, prefix.name(tokens, self._manifest)]).all())
 
-    def _replay_start(self, tokens: int) -> int:
-        """Where computing begins so that it ends with a window: where a group of tokens does."""
+    def _start(self, tokens: int) -> int:
+        """Where computing begins so that a window ends there, where a group of tokens does."""
+        if not self.windows.replay_tokens:
+            return tokens
         grain = self.block_tokens if self.windows.exact else CHECKPOINT_TOKENS
         return max(0, (tokens - self.windows.replay_tokens) // grain * grain)
 
-    def _own(
-        self, prefix: Prefix, tokens: int, *, whole: bool
-    ) -> Iterator[tuple[Family, int, str]]:
+    def _own(self, prefix: Prefix, tokens: int) -> Iterator[tuple[Family, int, str]]:
         """Objects that a resume point shares with no other: family, number in it, name."""
-        key, blocks = prefix.key(tokens), tokens // self.block_tokens
-        for family in self._families(whole=whole):
-            if family.kept is Kept.PAGES:
-                if family.objects(tokens) > blocks:
-                    yield family, blocks, prefix.name(key, family.name)
-            elif family.objects(tokens):
-                yield family, 0, prefix.name(key, family.name)
-
-    def _families(self, *, whole: bool) -> list[Family]:
-        return [*self._pages, *(self._tails if whole else ())]
+        blocks = tokens // self.block_tokens
+        for family in (*self._pages, *self._tails):
+            number = blocks if family.kept is Kept.PAGES else 0
+            if family.objects(tokens) > number:
+                yield family, number, prefix.name(tokens, family.name)
 
     def _parts(self, blocks: int) -> list[range]:
         return [range(at, min(at + self._chunk, blocks)) for at in range(0, blocks, self._chunk)]
@@ -274,26 +244,25 @@ class Library:
         self._digests |= {name: digest(each) for name, each in zip(chosen, data, strict=True)}
         self._write(chosen, data)
 
-    def _store_point(self, prefix: Prefix, slot: int, tokens: int, *, whole: bool) -> None:
+    def _store_point(self, prefix: Prefix, slot: int, tokens: int) -> None:
         """Store what a resume point does not share with others, and last its manifest."""
         own = dict[str, Bytes]()
-        for family, number, name in self._own(prefix, tokens, whole=whole):
+        for family, number, name in self._own(prefix, tokens):
             data = self.cache.new_objects(family, 1)
             self.cache.take(family, self.cache.units(family, slot, tokens)[:, [number]], data)
             own[name] = data.reshape(-1)
         self._digests |= {name: digest(data) for name, data in own.items()}
         digests = dict[str, list[bytes]]()
-        for family in self._families(whole=whole):
+        for family in (*self._pages, *self._tails):
             known = self._learn(prefix.names(family, tokens), family.object_bytes)
             if known is None:
                 return
             digests[family.name] = known
-        if tokens % self.block_tokens:
-            before = prefix.key(tokens // self.block_tokens * self.block_tokens)
-            self._inside.setdefault(before, set()).add(tokens % self.block_tokens)
+        if rest := tokens % self.block_tokens:
+            self._inside.setdefault(prefix.key(tokens - rest), set()).add(rest)
         if self._write(list(own), list(own.values())):
             manifest = Manifest(tokens, digests).dump()
-            self._write([prefix.manifest_name(tokens, whole=whole)], [manifest])
+            self._write([prefix.name(tokens, self._manifest)], [manifest])
 
     def _learn(self, names: Sequence[str], size: int) -> list[bytes] | None:
         """Digests of objects as they are kept, read if another process stored them; or None."""
@@ -329,9 +298,9 @@ class Library:
             self._digests.pop(name, None)
         return not wrong
 
-    def _open(self, prefix: Prefix, tokens: int, *, whole: bool) -> Manifest | None:
+    def _open(self, prefix: Prefix, tokens: int) -> Manifest | None:
         """A resume point's manifest; None if it is gone or damaged."""
-        name, families = prefix.manifest_name(tokens, whole=whole), self._families(whole=whole)
+        name, families = prefix.name(tokens, self._manifest), [*self._pages, *self._tails]
         data = np.empty(Manifest.size(families, tokens), dtype=np.uint8)
         if not self._get([name], [data])[0]:
             return None
@@ -341,40 +310,34 @@ class Library:
             self._delete([name])
         return manifest
 
-    def _load(
-        self,
-        prefix: Prefix,
-        manifest: Manifest,
-        slot: int,
-        start: int,
-        has_window: bool,
-        failed: int,
-    ) -> Restored | None:
-        """Restore a request up to ``start``; None if something is not there."""
-        manager, size, tokens = self.cache.manager, self.block_tokens, manifest.tokens
-        named = list(self._own(prefix, tokens, whole=has_window))
+    def _load(self, prefix: Prefix, slot: int, tokens: int, failed: int) -> Restored | None:
+        """Restore a request from a resume point; None if something is not there."""
+        manifest = self._open(prefix, tokens)
+        if manifest is None:
+            return None
+        size, start = self.block_tokens, self._start(tokens)
+        named = list(self._own(prefix, tokens))
         own = [(family, n, self.cache.new_objects(family, 1)) for family, n, _ in named]
         digests = [manifest.digests[family.name][number] for family, number, _ in named]
         into = [data.reshape(-1) for _, _, data in own]
         if not self._read([name for _, _, name in named], digests, into):
             return None
-        later, whole = list[Placed](), start == tokens
-        if not whole:
+        now, later = own, list[Placed]()
+        if start < tokens:
             again = self._read_pages(prefix, manifest, range(start // size, tokens // size))
             if again is None:
                 return None
-            later = [(family, first, data.copy()) for family, first, data in again] + own
-        read_bytes = sum(data.nbytes for _, _, data in (own if whole else later))
-        prepare_forward(manager, [slot], [0], [start])
-        for part in self._parts(start // size if whole else -(-start // size)):
+            now, later = [], [(family, n, data.copy()) for family, n, data in again] + own
+        read_bytes = sum(data.nbytes for _, _, data in now + later)
+        prepare_forward(self.cache.manager, [slot], [0], [start])
+        for part in self._parts(-(-start // size) if start < tokens else start // size):
             pages = self._read_pages(prefix, manifest, part)
             if pages is None:
                 return None
             read_bytes += sum(data.nbytes for _, _, data in pages)
             self._put(slot, start, pages)
-        self._put(slot, start, own if whole else [])
-        exact = has_window or self.windows.exact
-        return Restored(start, tokens, exact, read_bytes, failed, later)
+        self._put(slot, start, now)
+        return Restored(start, tokens, read_bytes, failed, later)
 
     def _put(self, slot: int, tokens: int, placed: Sequence[Placed]) -> None:
         for family, first, data in placed:
@@ -391,13 +354,6 @@ class Library:
             digests += manifest.digests[family.name][part.start : part.stop]
             into += list(room.reshape(len(part), -1))
         return placed if self._read(names, digests, into) else None
-
-    def _give_back(self, slot: int) -> None:
-        """Let a slot be as if it had just been admitted."""
-        manager = self.cache.manager
-        prepare_forward(manager, [slot], [int(manager.tokens[slot])], [0])
-        for states in manager.states.values():
-            states.reset_slot(slot)
 
     def _room(self, family: Family, count: int) -> Objects:
         """Memory for objects, used again and again: new pages take longer than what is copied."""

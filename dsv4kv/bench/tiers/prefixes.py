@@ -82,9 +82,9 @@ class Prefix:
         last = self._tokens[blocks * self._block_tokens : tokens].tobytes()
         return sha256(self._digests[blocks] + last).hexdigest()
 
-    def name(self, key: str, family: str) -> str:
-        """The name of an object."""
-        return f"{self._namespace}/{key}.{family}"
+    def name(self, tokens: int, what: str) -> str:
+        """The name of what belongs to its first tokens: an object of a family, or a manifest."""
+        return f"{self._namespace}/{self.key(tokens)}.{what}"
 
     def block_names(self, what: str, blocks: int) -> list[str]:
         """Names of what belongs to the first blocks: objects of a family, or manifests."""
@@ -94,15 +94,11 @@ class Prefix:
         """Names of the objects of a family that its first ``tokens`` tokens need."""
         count = family.objects(tokens)
         if family.kept is not Kept.PAGES:
-            return [self.name(self.key(tokens), family.name)] * count
+            return [self.name(tokens, family.name)] * count
         names = self.block_names(family.name, min(count, tokens // self._block_tokens))
         if len(names) < count:
-            names.append(self.name(self.key(tokens), family.name))
+            names.append(self.name(tokens, family.name))
         return names
-
-    def manifest_name(self, tokens: int, *, whole: bool) -> str:
-        """The name of a manifest, with windows and states or of pages alone."""
-        return self.name(self.key(tokens), "manifest" if whole else "pages")
 
 
 def digest(data: Bytes) -> bytes:

@@ -2,12 +2,8 @@
 
 On a CPU the pools are read and written where they are, states looked at as bytes. On a GPU a
 ``Mover`` gathers all layers of a family by one launch into a buffer, which is copied as a whole to
-the host's pinned memory, on a stream of its own: decode steps are not held up.
+the host's pinned memory.
 """
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +32,7 @@ class CacheBytes:
         self.pools = {name: _pools(manager, each) for name, each in self.families.items()}
         self.mover: Mover | None = None
         if device.type != "cpu":
-            self.mover = Mover(device, SideStream(device), self.pools)
+            self.mover = Mover(device, self.pools)
 
     def new_objects(self, family: Family, count: int) -> Objects:
         """Room on the host for objects, pinned for a GPU."""
@@ -63,7 +59,7 @@ class CacheBytes:
         """
         rows = _by_layer(family, ids)
         if self.mover is not None:
-            self.mover.take(family, rows, into)
+            self.mover.gathered("take", family, rows, into)
             return
         for layer, pool in enumerate(self.pools[family.name]):
             into[:, layer] = pool.numpy()[rows[layer]]
@@ -72,7 +68,7 @@ class CacheBytes:
         """Put objects into the cache: the inverse of ``take``."""
         rows = _by_layer(family, ids)
         if self.mover is not None:
-            self.mover.put(family, rows, data)
+            self.mover.gathered("put", family, rows, data)
             return
         for layer, pool in enumerate(self.pools[family.name]):
             pool.numpy()[rows[layer]] = data[:, layer]
@@ -102,34 +98,12 @@ def _pools(manager: KVCacheManager, family: Family) -> list[Tensor]:
     return [by_layer[layer] for layer in family.layers]
 
 
-class SideStream:
-    """A stream other than the one that steps are launched on."""
-
-    def __init__(self, device: torch.device) -> None:
-        """On a GPU."""
-        make: Any = torch.cuda.Stream
-        self._device, self._stream = device, make(device)
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """What is launched inside begins after what was launched before, and delays nothing."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            yield
-
-    def settle(self) -> None:
-        """Wait until all of it is done."""
-        self._stream.synchronize()
-
-
 class Mover:
     """Moves objects of families through a buffer next to the cache. One thread at a time."""
 
-    def __init__(
-        self, device: torch.device, stream: SideStream, pools: dict[str, list[Tensor]]
-    ) -> None:
+    def __init__(self, device: torch.device, pools: dict[str, list[Tensor]]) -> None:
         """Move what is in ``pools``: uint8[blocks or slots, piece_bytes] of every layer."""
-        self._device, self._stream, self._pools = device, stream, pools
+        self._device, self._pools = device, pools
         self._tables = {name: pool_table(each) for name, each in pools.items()}
         self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
 
@@ -139,54 +113,49 @@ class Mover:
         room: Bytes = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).numpy()
         return room
 
-    def take(self, family: Family, rows: Ids, into: Objects) -> None:
-        """Gather objects, rows int64[layers, n], into the host's memory; they are there then."""
-        host, stride = _as_one(family, into)
-        if len(host):
-            with self._stream.turn():
-                buffer = self._move("take", family, rows, len(host), stride)
-                host.copy_(buffer, non_blocking=True)
-            self._stream.settle()
-
-    def put(self, family: Family, rows: Ids, data: Objects) -> None:
-        """The inverse of ``take``."""
-        host, stride = _as_one(family, data)
-        if len(host):
-            with self._stream.turn():
-                self._room(len(host)).copy_(host, non_blocking=True)
-                self._move("put", family, rows, len(host), stride)
-            self._stream.settle()
+    def gathered(self, way: Way, family: Family, rows: Ids, objects: Objects) -> None:
+        """Move objects, rows int64[layers, n], to the host's memory, or put them back."""
+        host, stride = _as_one(family, objects)
+        if not len(host):
+            return
+        numbers, buffer = torch.from_numpy(rows).to(self._device), self._room(len(host))
+        table = self._tables[family.name]
+        launch = plan_objects(way, table, numbers, buffer, family.piece_bytes, stride)
+        if way == "take":
+            run(launch)
+            host.copy_(buffer, non_blocking=True)
+        else:
+            buffer.copy_(host, non_blocking=True)
+            run(launch)
+        self._settle()
 
     def by_pages(self, way: Way, family: Family, rows: Ids, data: Objects) -> None:
         """The same by a copy for every piece: the baseline of gathering."""
         pools, pieces = self._pools[family.name], torch.from_numpy(data)
-        with self._stream.turn():
-            for layer, pool in enumerate(pools):
-                for number, row in enumerate(rows[layer].tolist()):
-                    ends = pieces[number, layer], pool[row]
-                    target, source = ends if way == "take" else ends[::-1]
-                    target.copy_(source, non_blocking=True)
-        self._stream.settle()
+        for layer, pool in enumerate(pools):
+            for number, row in enumerate(rows[layer].tolist()):
+                _copy(way, pieces[number, layer], pool[row])
+        self._settle()
 
     def whole(self, way: Way, host: Bytes) -> None:
         """Copy as many bytes between buffer and host, and nothing else: the limit of both."""
-        with self._stream.turn():
-            ends = torch.from_numpy(host), self._room(len(host))
-            target, source = ends if way == "take" else ends[::-1]
-            target.copy_(source, non_blocking=True)
-        self._stream.settle()
+        _copy(way, torch.from_numpy(host), self._room(len(host)))
+        self._settle()
 
-    def _move(self, way: Way, family: Family, rows: Ids, size: int, stride: int) -> Tensor:
-        numbers, buffer = torch.from_numpy(rows).to(self._device), self._room(size)
-        table = self._tables[family.name]
-        run(plan_objects(way, table, numbers, buffer, family.piece_bytes, stride))
-        return buffer
+    def _settle(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def _room(self, size: int) -> Tensor:
         """The buffer; one that is too small is replaced, when nothing uses it."""
         if len(self._buffer) < size:
             self._buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
         return self._buffer[:size]
+
+
+def _copy(way: Way, host: Tensor, device: Tensor) -> None:
+    target, source = (host, device) if way == "take" else (device, host)
+    target.copy_(source, non_blocking=True)
 
 
 def _as_one(family: Family, objects: Objects) -> tuple[Tensor, int]:

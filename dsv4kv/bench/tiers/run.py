@@ -418,7 +418,7 @@ def measure_copies(
 
     def direction(way: Literal["take", "put"]) -> Direction:
         calls = (
-            partial(mover.take if way == "take" else mover.put, family, units, data),
+            partial(mover.gathered, way, family, units, data),
             partial(mover.by_pages, way, family, units, data),
             partial(mover.whole, way, host),
         )

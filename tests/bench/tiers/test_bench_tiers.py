@@ -17,7 +17,6 @@ from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cli import app
 from dsv4kv.errors import StoreUnavailable
 from dsv4kv.runs.statistics import Estimate
-from tests.bench.tiers.world import Launches
 from tests.gpu_twin import TwinGpu, twin_gpu
 
 TERMINAL = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
@@ -119,12 +118,12 @@ def test_a_sweep_runs_every_point_and_says_which(tmp_path: Path) -> None:
 
 @pytest.fixture
 def gpu() -> Iterator[TwinGpu]:
-    """A GPU made of the kernels' twin, and a stream that does everything at once."""
+    """A GPU made of the kernels' twin."""
     look = CacheBytes.__init__
 
     def on_twin(cache: CacheBytes, manager: KVCacheManager) -> None:
         look(cache, manager)
-        cache.mover = Mover(manager.device, Launches(), cache.pools)  # type: ignore[arg-type]
+        cache.mover = Mover(manager.device, cache.pools)
 
     with (
         twin_gpu() as made,

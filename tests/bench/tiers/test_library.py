@@ -125,9 +125,8 @@ def test_larger_blocks_and_open_groups() -> None:
 @pytest.mark.parametrize("model", ["v4-flash", "v4.1-flash"])
 def test_a_cache_on_a_gpu_stores_and_restores_the_same(model: str) -> None:
     here = world(model)
-    with on_twin(here.cache) as stream:
+    with on_twin(here.cache):
         assert check_round_trip(here, "ends", 300, [], 431) == 300
-    assert stream.waited > 10
 
 
 def test_a_prefix_that_does_not_fit_is_refused_and_nothing_has_changed() -> None:

@@ -78,33 +78,13 @@ class World(Requests):
         return differences(self.cache, left, self.cache, right, tokens[0])
 
 
-class Launches:
-    """A stream on which everything is done at once."""
-
-    def __init__(self) -> None:
-        self.waited = 0
-        self._open = False
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        assert not self._open
-        self._open = True
-        yield
-        self._open = False
-
-    def settle(self) -> None:
-        assert not self._open
-        self.waited += 1
-
-
 @contextmanager
-def on_twin(cache: CacheBytes) -> Iterator[Launches]:
-    """Let a cache's objects move as they do on a GPU; yields the stream."""
-    stream = Launches()
+def on_twin(cache: CacheBytes) -> Iterator[None]:
+    """Let a cache's objects move as they do on a GPU."""
     with patch.object(launching, "_launcher", TwinGpu):
-        cache.mover = Mover(cache.manager.device, stream, cache.pools)  # type: ignore[arg-type]
+        cache.mover = Mover(cache.manager.device, cache.pools)
         try:
-            yield stream
+            yield
         finally:
             cache.mover = None
 

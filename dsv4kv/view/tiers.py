@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dsv4kv.bench.tiers.outcome import CopyRow, Objects, TiersOutcome
+from dsv4kv.bench.tiers.outcome import FamilyRow, TiersOutcome
 from dsv4kv.runs.statistics import Estimate, divide
 from dsv4kv.units import format_duration
 from dsv4kv.view.quantity import ms, quantity, size
@@ -92,25 +92,19 @@ def _copies_table(outcome: TiersOutcome) -> Table:
     """A row for every family between GPU and host."""
 
     def way(name: str, header: str) -> Columns:
-        def rate(row: CopyRow, how: str) -> Number:
-            return _rate(row, getattr(getattr(row, name), how))
-
-        def share(row: CopyRow) -> Number:
-            return _rounded(divide(getattr(row, name).whole, getattr(row, name).gathered))
-
         return [
-            (header, lambda row: rate(row, "gathered")),
-            ("by pages", lambda row: rate(row, "by_pages")),
-            ("% of copy", share),
+            (header, lambda row: _rate(row, getattr(row, name).time)),
+            ("by pages", lambda row: _rate(row, getattr(row, name).by_pages)),
+            ("% of copy", lambda row: _rounded(getattr(row, name).share)),
         ]
 
-    columns = [*_FAMILY[1:], *way("there", "to host GB/s"), *way("back", "back GB/s")]
+    columns = [*_FAMILY[1:], *way("store_way", "to host GB/s"), *way("restore_way", "back GB/s")]
     title = "Between the GPU and pinned memory of the host"
     note = "gathered by one launch; by pages: a copy for every piece; % of one copy as large"
     return Table(title, columns, outcome.copies, note=note, keys=2)
 
 
-def _rate(row: Objects, time_ns: Estimate) -> Number:
+def _rate(row: FamilyRow, time_ns: Estimate) -> Number:
     return quantity(divide(Estimate(row.bytes, 0.0), time_ns))
 
 

@@ -88,5 +88,6 @@ def test_prefixes_leave_the_gpu_and_come_back_right() -> None:
     assert outcome.failures == []
     assert outcome.checks > 20
     for row in outcome.copies:
-        for way in (row.there, row.back):
-            assert min(way.gathered.value, way.by_pages.value, way.whole.value) > 0
+        for way in (row.store_way, row.restore_way):
+            assert way.by_pages is not None
+            assert min(way.time.value, way.by_pages.value, way.limit.value) > 0

@@ -13,7 +13,8 @@ class Way:
 
     time: Estimate
     limit: Estimate
-    """What memory, or the disk, takes for objects as many and as large."""
+    """What memory, the disk, or one copy from or to a GPU takes for as many bytes."""
+    by_pages: Estimate | None = None  # on a GPU: by a copy for every layer's piece
 
     @property
     def share(self) -> Estimate:
@@ -22,43 +23,20 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Objects:
-    """Objects of a family."""
+class FamilyRow:
+    """Objects of a family, from the cache's pools into a store and back into them."""
 
+    store: str  # its name; ``gpu`` between a GPU and the host's pinned memory
     family: str
-    objects: int  # of this prefix, or moved at once
+    objects: int
     object_bytes: int  # of each
+    store_way: Way
+    restore_way: Way  # from a store with the comparison of every object's digest
 
     @property
     def bytes(self) -> int:
         """Of all objects."""
         return self.objects * self.object_bytes
-
-
-@dataclass(frozen=True)
-class FamilyRow(Objects):
-    """A family of the longest prefix in one store."""
-
-    store: str  # its name
-    store_way: Way  # from the cache's pools into the store
-    restore_way: Way  # back into them, every object compared with its digest
-
-
-@dataclass(frozen=True)
-class Direction:
-    """Objects of a family from a GPU to the host, or back: nanoseconds."""
-
-    gathered: Estimate  # by one launch and one copy
-    by_pages: Estimate  # by a copy for every layer's piece
-    whole: Estimate  # one copy of as many bytes: the limit
-
-
-@dataclass(frozen=True)
-class CopyRow(Objects):
-    """A family between a GPU and the host's pinned memory."""
-
-    there: Direction
-    back: Direction
 
 
 @dataclass(frozen=True)
@@ -100,7 +78,7 @@ class TiersOutcome:
     """How reads come from the disk, by store; nothing where there is none."""
     prefixes: list[PrefixRow] = field(default_factory=list)  # by store and length
     families: list[FamilyRow] = field(default_factory=list)  # of the longest prefix, by store
-    copies: list[CopyRow] = field(default_factory=list)
+    copies: list[FamilyRow] = field(default_factory=list)
     """Of the longest prefix, between GPU and host; nothing on a CPU."""
     checks: int = 0  # comparisons made
     failures: list[str] = field(default_factory=list)  # A sentence for each that failed

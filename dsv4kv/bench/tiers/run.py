@@ -29,8 +29,6 @@ from dsv4kv.bench.serve.executor import Requests
 from dsv4kv.bench.tiers.library import Library, Restored
 from dsv4kv.bench.tiers.objects import CacheBytes, Mover, differences
 from dsv4kv.bench.tiers.outcome import (
-    CopyRow,
-    Direction,
     FamilyRow,
     PrefixRow,
     TiersOutcome,
@@ -224,7 +222,7 @@ class _Run:
         ways = [
             Way(*(_estimate(list(each)) for each in pair)) for pair in zip(*columns, strict=True)
         ]
-        return FamilyRow(family.name, count, size, name, *ways)
+        return FamilyRow(name, family.name, count, size, *ways)
 
 
 def _prefill_model(config: TiersConfig, plan: CachePlan) -> Callable[[int, int], float | None]:
@@ -410,19 +408,20 @@ _MOST_BYTES = 256 << 20  # of a family at a time
 
 def measure_copies(
     family: Family, cache: CacheBytes, mover: Mover, slot: int, tokens: int, rounds: int
-) -> CopyRow:
-    """Move a family of a request there and back: gathered, page by page, and as one copy."""
+) -> FamilyRow:
+    """Move a family of a request there and back: gathered, as one copy, and page by page."""
     count = min(family.objects(tokens), max(1, _MOST_BYTES // family.object_bytes))
     units = cache.units(family, slot, tokens)[:, :count]
     data, host = cache.new_objects(family, count), mover.room(count * family.object_bytes)
 
-    def direction(way: Literal["take", "put"]) -> Direction:
+    def direction(way: Literal["take", "put"]) -> Way:
         calls = (
             partial(mover.gathered, way, family, units, data),
-            partial(mover.by_pages, way, family, units, data),
             partial(mover.whole, way, host),
+            partial(mover.by_pages, way, family, units, data),
         )
         taken = [[timed_ns(call) for call in calls] for _ in range(rounds)]
-        return Direction(*(_estimate(list(each)) for each in zip(*taken, strict=True)))
+        return Way(*(_estimate(list(each)) for each in zip(*taken, strict=True)))
 
-    return CopyRow(family.name, count, family.object_bytes, direction("take"), direction("put"))
+    ways = direction("take"), direction("put")
+    return FamilyRow("gpu", family.name, count, family.object_bytes, *ways)

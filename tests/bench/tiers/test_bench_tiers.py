@@ -148,8 +148,8 @@ def test_families_of_a_cache_on_a_gpu_are_timed_there_and_back(
         ("csa", "csa_indexer", "window", "csa_state", "csa_indexer_state"), 1
     )
     for row in document["copies"]:
-        for way in ("there", "back"):
-            assert all(row[way][name]["value"] > 0 for name in ("gathered", "by_pages", "whole"))
+        for way in ("store_way", "restore_way"):
+            assert all(row[way][name]["value"] > 0 for name in ("time", "by_pages", "limit"))
     launches = gpu.launched.count("take_objects"), gpu.launched.count("put_objects")
     assert min(launches) > 5 * 6
     assert "by pages" in done.stdout
@@ -227,7 +227,7 @@ def made_up(computed_ns: float | None) -> TiersOutcome:
         outcome.prefixes.append(row)
     for family, taken, limit in (("csa", 8e7, 7.2e7), ("window", 2e7, 4e6)):
         way = Way(estimate(taken), estimate(limit))
-        outcome.families.append(FamilyRow(family, 256, 786_240, "file", way, way))
+        outcome.families.append(FamilyRow("file", family, 256, 786_240, way, way))
     return outcome
 
 

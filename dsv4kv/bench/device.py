@@ -8,7 +8,6 @@ import torch
 
 from dsv4kv.bench.protocol import Budget, Event, ReplayTimer, Throttled, Timing, measure_memcpy
 from dsv4kv.bench.serve.graphs import Capture, Graph, cuda_capture
-from dsv4kv.bench.telemetry import Window
 from dsv4kv.errors import CudaUnavailable
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import prepare
@@ -20,7 +19,9 @@ from dsv4kv.ops.launches.copies import (
     plan_write_peak,
 )
 from dsv4kv.ops.launches.launch import most_blocks
+from dsv4kv.runs.part import Temperature
 from dsv4kv.runs.schema import GpuFacts, Memcpy, Peak, PeakName
+from dsv4kv.runs.telemetry import MeasuredWindow
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class CallTimer:
     def __init__(
         self,
         device: CudaDevice,
-        windows: list[Window] | None = None,
+        windows: list[MeasuredWindow] | None = None,
         throttled: Throttled | None = None,
         budget: Budget | None = None,
     ) -> None:
@@ -110,14 +111,14 @@ class CallTimer:
         calls: Sequence[Callable[[], object]],
         name: str,
         layer_type: str | None = None,
-        temperature: str | None = None,
+        temperature: Temperature | None = None,
     ) -> list[int]:
         """Nanoseconds of one of the calls, all of one kind, which run one after the other."""
         return self.measure(calls, name, layer_type, temperature).samples_ns
 
     def measure(
         self, calls: Sequence[Callable[[], object]], name: str, layer_type: str | None = None,
-        temperature: str | None = None, most_ns: int | None = None,
+        temperature: Temperature | None = None, most_ns: int | None = None,
     ) -> Timing:  # fmt: skip
         """``time``, and how it went; it ends after ``most_ns`` in any case."""
         graph = self._capture(calls)
@@ -125,8 +126,16 @@ class CallTimer:
         if rounds > 1:
             graph = self._capture([*calls] * rounds)
         timing = self._replays.time(graph.replay, rounds * max(1, len(calls)), most_ns)
-        span = timing.started_ns, timing.ended_ns
-        self._windows.append(Window(name, layer_type, temperature, *span, timing.converged))
+        self._windows.append(
+            MeasuredWindow(
+                name=name,
+                layer_type=layer_type,
+                temperature=temperature,
+                started_ns=timing.started_ns,
+                ended_ns=timing.ended_ns,
+                converged=timing.converged,
+            )
+        )
         return timing
 
     def time_floor(self) -> list[int]:

@@ -198,8 +198,21 @@ def list_figures(executor: StepExecutor, requests: int, seed: int) -> list[Figur
     """Fill the cache, and list every operation of a decode step, cold and hot."""
     generator = torch.Generator().manual_seed(seed)
     fill_layers(executor.layers, generator)
-    engine = executor.in_place
-    return list(_list_figures(executor.layers, requests, generator, engine=engine))
+    by_type: dict[str, list[LayerCache]] = {}
+    for layer in executor.layers:
+        by_type.setdefault(layer.schema.layer.attn.value, []).append(layer)
+    figures = []
+    for layer_type, same in by_type.items():
+        for alike, operations in _alike(same, engine=executor.in_place):
+            # all layers under a first table, then all under a second, as long as all have more
+            rounds = zip(*(draw_stages(each, requests, generator) for each in alike), strict=False)
+            stages = [stage for stages in rounds for stage in stages][:MOST_CALLS]
+            for operation in operations:
+                figures += [
+                    Figure(operation, layer_type, stages, hot=False),
+                    Figure(operation, layer_type, stages[:1], hot=True),
+                ]
+    return figures
 
 
 def measure_figures(
@@ -212,22 +225,6 @@ def measure_figures(
         for n, figure in enumerate(ranked)
     }
     return [measured[id(figure)] for figure in figures]
-
-
-def _list_figures(
-    layers: Sequence[LayerCache], requests: int, generator: torch.Generator, *, engine: bool
-) -> Iterator[Figure]:
-    by_type: dict[str, list[LayerCache]] = {}
-    for layer in layers:
-        by_type.setdefault(layer.schema.layer.attn.value, []).append(layer)
-    for layer_type, same in by_type.items():
-        for alike, operations in _alike(same, engine=engine):
-            # all layers under a first table, then all under a second, as long as all have more
-            rounds = zip(*(draw_stages(each, requests, generator) for each in alike), strict=False)
-            stages = [stage for stages in rounds for stage in stages][:MOST_CALLS]
-            for operation in operations:
-                yield Figure(operation, layer_type, stages, hot=False)
-                yield Figure(operation, layer_type, stages[:1], hot=True)
 
 
 def _alike(

@@ -29,10 +29,9 @@ VARIABLE = "DSV4KV_TURNS"  # the ends to read from and to write to
 class Turns:
     """One process's place in the ring."""
 
-    def __init__(self, read_end: int, write_end: int) -> None:
-        """Take over both file descriptors."""
-        self._ends = (read_end, write_end)
-        self._alone = False
+    def __init__(self, *ends: int) -> None:
+        """Take over the file descriptors to read from and to write to; without any it is alone."""
+        self._ends, self._alone = ends, not ends
 
     @classmethod
     def join(cls, environment: Mapping[str, str] = os.environ) -> Self | None:

@@ -118,18 +118,13 @@ def find_problem(cache: CacheSummary, totals: Totals, verifier: Verifier | None)
 
 def list_operations(recorder: Recorder) -> list[Operation]:
     """Operations that were timed one by one."""
-    # Ctrl-C may fall between the appends of a sample; bytes is the last.
-    return [
-        Operation(
-            name=name,
-            layer_type=layer_type,
-            samples_ns=samples.ns[: len(samples.bytes)].tolist(),
-            entries=samples.entries[: len(samples.bytes)].tolist(),
-            bytes=samples.bytes.tolist(),
-            flops=samples.flops[: len(samples.bytes)].tolist() if any(samples.flops) else [],
-        )
-        for (name, layer_type), samples in sorted(recorder.operations.items())
-    ]
+    found = []
+    for (name, layer_type), samples in sorted(recorder.operations.items()):
+        samples_ns, entries, moved, flops = (samples[i::4].tolist() for i in range(4))
+        known = {"samples_ns": samples_ns, "entries": entries, "bytes": moved}
+        flops = flops if any(flops) else []
+        found.append(Operation(name=name, layer_type=layer_type, flops=flops, **known))
+    return found
 
 
 def list_latencies(

@@ -11,7 +11,7 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from time import perf_counter_ns, sleep
 from typing import IO, Any, Self, TypeVar
 
@@ -62,18 +62,6 @@ def parse_lines(lines: Iterable[bytes]) -> Readings:
     return found
 
 
-@dataclass(frozen=True)
-class Window:
-    """A stretch of time in which one thing was measured; times of ``perf_counter_ns``."""
-
-    name: str  # an operation, a peak, or a part of the run: ``serve``, ``memcpy``
-    layer_type: str | None  # of an operation
-    temperature: str | None  # ``cold`` or ``hot`` where an operation was timed both ways
-    started_ns: int
-    ended_ns: int
-    converged: bool | None = None  # whether the median is well known, where that was waited for
-
-
 class Telemetry:
     """Polls from ``with`` to its end; never raises because something cannot be polled."""
 
@@ -81,7 +69,8 @@ class Telemetry:
         """Poll the host, and the GPU of that UUID."""
         self.started_ns = perf_counter_ns()  # when it began
         self.interval_ns = interval_ns  # between two polls
-        self.windows: list[Window] = []  # what was measured during the polls
+        # what was measured during the polls, at times of ``perf_counter_ns``
+        self.windows: list[MeasuredWindow] = []
         self.readings = Readings()  # what was polled, once it has ended
         self._uuid = gpu_uuid
         self._lines: IO[bytes] | None = None
@@ -127,7 +116,8 @@ class Telemetry:
         try:
             yield
         finally:
-            self.windows.append(Window(name, None, None, started_ns, perf_counter_ns()))
+            span = {"started_ns": started_ns, "ended_ns": perf_counter_ns()}
+            self.windows.append(MeasuredWindow(name=name, **span))
 
     def was_throttled(self, started_ns: int, ended_ns: int) -> bool:
         """Whether a poll so far in a span, or the last before it, found the GPU throttled."""
@@ -140,9 +130,13 @@ class Telemetry:
     def describe(self) -> TelemetryRecord:
         """Everything that was polled, and when what was measured, as a record has it."""
         readings, began_ns = self.readings, self.started_ns
+        moved = [
+            {name: getattr(each, name) - began_ns for name in ("started_ns", "ended_ns")}
+            for each in self.windows
+        ]
         return TelemetryRecord(
             interval_ns=self.interval_ns,
-            windows=[_describe_window(window, began_ns) for window in self.windows],
+            windows=[w.model_copy(update=u) for w, u in zip(self.windows, moved, strict=True)],
             gpu_samples=_samples(GpuSamples, readings.often, began_ns),
             gpu_checks=_samples(GpuChecks, readings.seldom, began_ns),
             host_samples=_samples(HostSamples, readings.host, began_ns),
@@ -163,12 +157,6 @@ class Telemetry:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _describe_window(window: Window, began_ns: int) -> MeasuredWindow:
-    facts = asdict(window)
-    facts |= {name: facts[name] - began_ns for name in ("started_ns", "ended_ns")}
-    return MeasuredWindow(**facts)
 
 
 P = TypeVar("P", bound=Part)

@@ -21,7 +21,6 @@ _KEPT_VARIABLES = (
     *("LANG", "LC_ALL", "LD_LIBRARY_PATH", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES"),
     *("PATH", "PYTHONPATH", "TMPDIR", "USER", "VIRTUAL_ENV", "XDG_CACHE_HOME"),
 )
-_PRINTED_BYTES = 2**28  # ncu prints a line for every kernel
 GRACE_S = 15.0
 """How long a child may take to end after each signal: nsys writes its report first."""
 
@@ -85,9 +84,8 @@ def run_child(command: Sequence[str], log: Path, timeout_s: float) -> int:
 
 def ask(command: Sequence[str], timeout_s: float = 60.0) -> str:
     """What a command prints, on both streams; empty where it cannot be run."""
-    limits = {"stderr": subprocess.STDOUT, "most_bytes": _PRINTED_BYTES}
     try:
-        return run_bounded(command, _environment(), timeout_s, **limits)[1]
+        return run_bounded(command, _environment(), timeout_s, stderr=subprocess.STDOUT)[1]
     except (OSError, subprocess.TimeoutExpired):
         return ""
 

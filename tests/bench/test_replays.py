@@ -10,9 +10,9 @@ import pytest
 
 from dsv4kv.bench.device import EMPTY_KERNEL, CallTimer
 from dsv4kv.bench.protocol import Event, ReplayTimer, Rules
-from dsv4kv.bench.telemetry import Window
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.runs.telemetry import MeasuredWindow
 from tests.gpu_twin import FEW_REPLAYS, SAMPLES, TwinGpu, twin_device
 
 MS = 1_000_000
@@ -129,7 +129,7 @@ def few_replays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_graph_is_captured_anew_where_a_replay_would_be_too_short() -> None:
     gpu = Gpu()
-    windows: list[Window] = []
+    windows: list[MeasuredWindow] = []
     samples = CallTimer(twin_device(gpu), windows).time([gpu.call] * 4, "gather", "csa", "cold")
     assert gpu.sizes == [4, 6 * 4]
     assert samples == [round(REPLAY_NS / 24)] * SAMPLES
@@ -140,7 +140,7 @@ def test_a_graph_is_captured_anew_where_a_replay_would_be_too_short() -> None:
 
 def test_the_floor_is_a_chain_of_empty_kernels() -> None:
     gpu = Gpu()
-    windows: list[Window] = []
+    windows: list[MeasuredWindow] = []
     with patch.object(launching, "_launcher", lambda: gpu):
         samples = CallTimer(twin_device(gpu), windows).time_floor()
     nodes = 6 * 64  # of a chain of 64, repeated until it takes as long as a replay must

@@ -55,16 +55,6 @@ from dsv4kv.ops.work import CountedLayers, StepWork
 _samples = partial(array, "q")
 
 
-@dataclass
-class OperationSamples:
-    """Samples of one operation on one kind of layer, one element per timed call."""
-
-    ns: "array[int]" = field(default_factory=_samples)
-    entries: "array[int]" = field(default_factory=_samples)
-    bytes: "array[int]" = field(default_factory=_samples)
-    flops: "array[int]" = field(default_factory=_samples)
-
-
 Latency = tuple[str, int]
 """Name and nanoseconds."""
 
@@ -73,7 +63,7 @@ Timed = tuple[str, str, int, int, int, int]
 
 
 class Recorder:
-    """Durations by name, and operations by (name, layer type).
+    """Durations by name; of operations (name, layer type) ns, entries, bytes, flops of each call.
 
     While ``enabled`` is false (warm-up) actions run and nothing is kept. Time spent on inputs and
     checks is added to ``excluded_ns``, and is not part of what surrounds it.
@@ -83,7 +73,7 @@ class Recorder:
         self.enabled = True
         self.excluded_ns = 0
         self.latencies: dict[str, array[int]] = defaultdict(_samples)
-        self.operations: dict[tuple[str, str], OperationSamples] = defaultdict(OperationSamples)
+        self.operations: dict[tuple[str, str], array[int]] = defaultdict(_samples)
 
     def now_ns(self) -> int:
         """A clock that stands still while time is excluded."""
@@ -91,21 +81,20 @@ class Recorder:
 
     def keep(self, name: str, start_ns: int) -> None:
         """Keep the time since ``start_ns`` (of ``now_ns``) as a latency."""
-        self.keep_all([(name, self.now_ns() - start_ns)], [])
+        self.keep_all([(name, self.now_ns() - start_ns)])
 
-    def keep_all(self, latencies: Iterable[Latency], operations: Iterable[Timed]) -> None:
-        """Keep what a step took; an operation without entries is no sample."""
-        if not self.enabled:
-            return
-        for name, ns in latencies:
-            self.latencies[name].append(ns)
-        for name, layer_type, ns, entries, moved_bytes, flops in operations:
-            if entries:
-                samples = self.operations[name, layer_type]
-                samples.ns.append(ns)
-                samples.entries.append(entries)
-                samples.flops.append(flops)
-                samples.bytes.append(moved_bytes)
+    def keep_all(self, latencies: Iterable[Latency]) -> None:
+        """Keep latencies of a step."""
+        if self.enabled:
+            for name, ns in latencies:
+                self.latencies[name].append(ns)
+
+    def keep_calls(self, calls: Iterable[Timed]) -> None:
+        """Keep what operations took; one without entries is no sample."""
+        if self.enabled:
+            for name, layer_type, *sample in calls:
+                if sample[1]:
+                    self.operations[name, layer_type].extend(sample)  # whole, though Ctrl-C comes
 
     @contextmanager
     def excluded(self) -> Iterator[None]:
@@ -219,8 +208,9 @@ class StepExecutor:
         elif graphs is not None:
             self._replay(graphs, step, inputs, show)
         else:
-            view, run = step.batch.to(self.device), self._run(step, show)
-            calls = fill_calls(self._decoding, view, inputs, run)
+            with self.recorder.excluded():
+                view, run = step.batch.to(self.device), self._run(step, show)
+                calls = fill_calls(self._decoding, view, inputs, run)
             with (
                 self._range("launch"),
                 self._span("decode_eager", step),
@@ -238,10 +228,12 @@ class StepExecutor:
         if self.gpu is None:
             self._run_on_host(self._prefilling, step, inputs, show)
             return
+        with self.recorder.excluded():
+            run = self._run(step, show)
+            calls = fill_calls(self._prefilling, step.batch.to(self.device), inputs, run)
         with self._range("launch"):
-            view = step.batch.to(self.device)
             self.gpu.tables.publish()
-            run_layers(self._prefilling, view, inputs, self._run(step, show))
+            run_calls(calls, run)
 
     def place(self, manager: KVCacheManager, slot: int, serial: int, tokens: int) -> None:
         """Place the entries of a prompt of ``tokens`` tokens; its end is written as served."""
@@ -302,7 +294,7 @@ class StepExecutor:
                 (call.name, call.layer.schema.layer.attn.value, end_ns - began_ns, *each_work)
                 for (call, began_ns, end_ns), each_work in zip(spans, counted, strict=True)
             ]
-            self.recorder.keep_all([], timed)
+            self.recorder.keep_calls(timed)
         busy_ns = sum(end_ns - began_ns for _, began_ns, end_ns in spans)
         self.recorder.excluded_ns += perf_counter_ns() - start_ns - busy_ns
 

@@ -71,6 +71,15 @@ class StepInputs:
     topk: Mapping[int, Tensor]
     queries: Queries | None = None  # what attention asks; None where entries are gathered
 
+    def entries(self, dims: int) -> Tensor | None:
+        """Values that become entries of ``dims`` channels, bf16[T, d]; None where none do."""
+        return self.window if dims == self.window.shape[1] else self.projected.get(dims)
+
+    def pooled(self, compressor: Compressor | None) -> dict[str, Tensor]:
+        """Kv and score for a compressor; empty where its entries are of one value."""
+        rows = self.compressors.get(compressor.channels) if compressor else None
+        return {"kv": rows.kv, "score": rows.score} if rows else {}
+
     def of_tokens(self, change: Callable[[Tensor], Tensor]) -> "StepInputs":
         """The same with everything changed that is by token."""
         compressors = {
@@ -143,13 +152,13 @@ class InputBank:
 
     @staticmethod
     def rows(
-        request: NDArray[np.int64] | int,
-        position: NDArray[np.int64],
+        request: Ids | int,
+        position: Ids,
         rejected: NDArray[np.bool_] | bool = False,
-    ) -> NDArray[np.int64]:
-        """Rows of tokens, by the running number of their request and their position."""
+    ) -> Ids:
+        """Ids of tokens, by the running number of their request and their position."""
         start = request * _STRIDE + position + _REJECTED_OFFSET * np.asarray(rejected)
-        rows: NDArray[np.int64] = start % _DISTINCT_TOKENS
+        rows: Ids = start % _DISTINCT_TOKENS
         return rows
 
 
@@ -175,7 +184,7 @@ class QueryBank:
         self._weights = draw(count, config.index_heads).to(device)
         self._sinks = draw(config.num_heads).to(device)
 
-    def take(self, rows: NDArray[np.int64], positions: Tensor) -> Queries:
+    def take(self, rows: Ids, positions: Tensor) -> Queries:
         """The queries of tokens by their input rows, int64[T], at positions int64[T]."""
         numbers = torch.from_numpy(rows % _DISTINCT_QUERIES).to(self._device)
         turns = {
@@ -186,9 +195,6 @@ class QueryBank:
         return Queries(*asked, turns, self._sinks)
 
 
-Rows = NDArray[np.int64]
-
-
 class PromptContents:
     """Input rows of the prompts in flight, by the running number of their request.
 
@@ -197,7 +203,7 @@ class PromptContents:
     """
 
     def __init__(self) -> None:
-        self._hashes: dict[int, tuple[Rows, int, int]] = {}
+        self._hashes: dict[int, tuple[Ids, int, int]] = {}
 
     def add(self, serial: int, request: Request) -> None:
         """A request begins."""
@@ -210,7 +216,7 @@ class PromptContents:
         """A request has ended."""
         self._hashes.pop(serial, None)
 
-    def rows(self, serials: Rows, positions: Rows, rejected: NDArray[np.bool_]) -> Rows:
+    def rows(self, serials: Ids, positions: Ids, rejected: NDArray[np.bool_]) -> Ids:
         """Input rows of tokens, int64[T], as ``InputBank.rows`` numbers them."""
         rows = InputBank.rows(serials, positions, rejected)
         for serial in np.unique(serials).tolist():

@@ -11,12 +11,12 @@ from itertools import islice
 from time import perf_counter_ns
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsv4kv.bench.launches import Turns
 from dsv4kv.bench.serve.executor import Latency, Recorder, StepExecutor, StepTokens
 from dsv4kv.bench.serve.inputs import PromptContents
 from dsv4kv.bench.serve.reuse import NEVER, PrefixReuse
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
 from dsv4kv.config.bench import PLACED_OUTPUT_TOKENS, BenchConfig, WorkloadSection
@@ -41,7 +41,7 @@ class PageRounding:
                 ratio = schema.layer.ratio
                 self._entry_bytes[ratio] += int(schema.bytes_per_token * ratio)
 
-    def unused_bytes(self, slots: NDArray[np.int64]) -> int:
+    def unused_bytes(self, slots: Ids) -> int:
         """Bytes of the held pages beyond the entries of the requests in ``slots``."""
         tokens = self._manager.tokens[slots]
         held = sum(
@@ -52,9 +52,6 @@ class PageRounding:
             int((tokens // ratio).sum()) * size for ratio, size in self._entry_bytes.items()
         )
         return held - used
-
-
-Slots = NDArray[np.int64]
 
 
 @dataclass
@@ -108,16 +105,16 @@ class ServingLoop:
         self._progress = 0  # tokens done since the last yield
         self._reuse = reuse
         self._contents = contents
-        self._turns = turns
+        self._turns = turns or Turns()
         self._rounding = PageRounding(manager)
         self._random = np.random.default_rng(config.measure.seed)
         self._admitted = 0
-        self._active: Slots = np.empty(0, dtype=np.int64)  # in order of admission
+        self._active: Ids = np.empty(0, dtype=np.int64)  # in order of admission
         slots = manager.plan.num_slots
         self._position, self._prompt_left, self._output_left, self._first_output, self._serial = (
             np.zeros(slots, dtype=np.int64) for _ in range(5)
         )
-        self._generation: Slots = np.zeros(slots, dtype=np.int64)
+        self._generation: Ids = np.zeros(slots, dtype=np.int64)
         tables = len(manager.tables)
         self._reserved = np.zeros((tables, slots), dtype=np.int64)  # blocks at full length
         self._stop = np.full(slots, NEVER)  # where the next prompt chunk ends at the latest
@@ -135,14 +132,11 @@ class ServingLoop:
         Yields the tokens done, as ``count_tokens`` counts them, while those that ended still hold
         their blocks. The time until the next one is asked for is no part of the run.
         """
-        if self._turns is not None:
-            self._turns.meet()
+        self._turns.meet()
         start_ns = self._recorder.now_ns()
         while True:
-            in_turn = False
-            if self._turns is not None:
-                with self._recorder.excluded():
-                    in_turn = self._turns.wait()
+            with self._recorder.excluded():
+                in_turn = self._turns.wait()
             try:
                 taken = self._step()
                 if taken is None:
@@ -155,20 +149,19 @@ class ServingLoop:
                 self.totals.steps += 1
                 self.totals.steps_in_turns += in_turn
             finally:
-                if self._turns is not None:
-                    with self._recorder.excluded():
-                        self._turns.hand_on()
+                with self._recorder.excluded():
+                    self._turns.hand_on()
             self.totals.wall_ns = self._recorder.now_ns() - start_ns
 
     def _keep(self, name: str, start_ns: int) -> None:
         self._latencies.append((name, self._recorder.now_ns() - start_ns))
 
-    def _step(self) -> tuple[Slots, Slots, int] | None:
+    def _step(self) -> tuple[Ids, Ids, int] | None:
         """A step: its slots, the tokens each keeps and how many decode; None after the last."""
         self._recorder.enabled = self.totals.steps >= self._measure.warmup_steps
         self._admit()
         if not self._active.size:
-            self._recorder.keep_all(self._latencies, [])
+            self._recorder.keep_all(self._latencies)
             return None
         start_ns = self._recorder.now_ns()
         slots, take, decoding = self._choose_tokens()
@@ -187,7 +180,7 @@ class ServingLoop:
         self._keep("step", start_ns)
         if decoding == len(slots):
             self._keep("decode_step", start_ns)
-        self._recorder.keep_all(self._latencies, [])
+        self._recorder.keep_all(self._latencies)
         self._latencies = []
         self._progress += int(kept.sum()) * (self._workload.context or 1)
         return slots, kept, decoding
@@ -211,7 +204,7 @@ class ServingLoop:
         limit = self._workload.max_output_tokens or request.output_tokens
         return max(0, min(request.output_tokens, limit) - 1)
 
-    def _start(self, request: Request, blocks: Slots) -> None:
+    def _start(self, request: Request, blocks: Ids) -> None:
         start_ns = self._recorder.now_ns()
         slot = self._manager.admit_request()
         self._keep("admit", start_ns)
@@ -248,8 +241,8 @@ class ServingLoop:
         self.totals.resumed_tokens += resumed
         return resumed
 
-    def _choose_tokens(self) -> tuple[Slots, Slots, int]:
-        """Slots of the step and the tokens each takes: first those that decode, then chunks."""
+    def _choose_tokens(self) -> tuple[Ids, Ids, int]:
+        """Ids of the step and the tokens each takes: first those that decode, then chunks."""
         prompt_left = self._prompt_left[self._active]
         decoding = self._active[prompt_left == 0]
         window = 1 + self._drafts.draft_tokens
@@ -266,14 +259,14 @@ class ServingLoop:
         slots = np.concatenate([decoding, waiting[some]])
         return slots, np.concatenate([take, chunk[some]]), len(decoding)
 
-    def _prepare(self, name: str, slots: Slots, before: Slots, after: Slots) -> None:
+    def _prepare(self, name: str, slots: Ids, before: Ids, after: Ids) -> None:
         start_ns = self._recorder.now_ns()
         if self._reuse is not None:
             self._reuse.make_room(slots, after)
         prepare_forward(self._manager, slots, before, after)
         self._keep(name, start_ns)
 
-    def _draw_kept(self, take: Slots, decoding: int) -> Slots:
+    def _draw_kept(self, take: Ids, decoding: int) -> Ids:
         """Tokens that will stay of those taken: the others are drafts to be rejected."""
         drafted = take[:decoding] - 1
         if not np.count_nonzero(drafted):
@@ -288,10 +281,10 @@ class ServingLoop:
     def _execute(
         self,
         executor: StepExecutor,
-        slots: Slots,
-        before: Slots,
-        after: Slots,
-        kept: Slots,
+        slots: Ids,
+        before: Ids,
+        after: Ids,
+        kept: Ids,
         decoding: int,
     ) -> None:
         every = self._measure.verify_every
@@ -309,7 +302,7 @@ class ServingLoop:
         for i in range(decoding, len(slots)):  # chunks differ in length: each is a call of its own
             executor.prefill(tokens(slice(i, i + 1)))
 
-    def _roll_back(self, slots: Slots, after: Slots, kept: Slots) -> None:
+    def _roll_back(self, slots: Ids, after: Ids, kept: Ids) -> None:
         rejected = kept < after
         if np.count_nonzero(rejected):
             self._prepare("rollback", slots[rejected], after[rejected], kept[rejected])
@@ -317,7 +310,7 @@ class ServingLoop:
                 self._executor.prepare(slots[rejected], kept[rejected])
             self.totals.rolled_back_tokens += int((after - kept).sum())
 
-    def _advance(self, slots: Slots, kept: Slots, decoding: int) -> None:
+    def _advance(self, slots: Ids, kept: Ids, decoding: int) -> None:
         decoders, chunks = slots[:decoding], slots[decoding:]
         self._position[slots] += kept
         self._output_left[decoders] -= kept[:decoding]

@@ -4,10 +4,9 @@ A layer's operations are listed once; a step runs them in order, each called by 
 tensors of the layer, the step, the step's inputs and the outputs.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dsv4kv.bench.serve.inputs import CompressorInputs, StepInputs
+from dsv4kv.bench.serve.inputs import StepInputs
 from dsv4kv.cache.layers import CompressedCache, LayerCache
 from dsv4kv.cache.step import Step
 from dsv4kv.errors import ConfigError
@@ -233,183 +232,115 @@ def arguments(
     reads: Reads | None,
 ) -> Tensors | None:
     """The arguments of one operation on one layer; None where it has nothing to do."""
-    operation, indexer = each
-    at = _Place(layer, layer.indexer if indexer else layer.main, step, inputs, run, reads)
-    if operation == "state_append":
-        _check_append(at.part, step)
-    elif operation == "compress_chunk" and step.num_requests != 1:
-        raise ConfigError(f"a chunk belongs to one request, not to {step.num_requests}.")
-    if operation in _NOTHING and _NOTHING[operation](at):
+    (operation, indexer), ratio = each, layer.schema.layer.ratio
+    part = layer.indexer if indexer else layer.main
+    given: Tensors = {
+        "ring": layer.window,
+        "table": layer.blocks,
+        "hadamard": layer.hadamard,
+        "values": inputs.window,
+        "slots": step.token_slots,
+        "positions": step.positions,
+        "lengths": step.seen.get(ratio),
+    }
+    if part is not None:
+        given |= {"store": part.store, "compressor": part.compressor, "state": part.state}
+        given["page_entries"] = part.store.layout.entries
+    own: Tensors | None = {}
+    if operation in READS:
+        assert reads is not None
+        own = _of_read(operation, layer, step, inputs, reads)
+    elif operation.startswith("gather_"):
+        own = _of_gather(each, layer, step, inputs, run)
+    elif operation == "step_write":
+        own = {"parts": tuple(_part_write(layer, i, step, inputs) for i in layer.pooled_parts)}
+    elif operation != "window_insert":
+        own = _of_write(each, layer, step, inputs)
+    if own is None:
         return None
-    return {name: give(at) for name, give in _giving(operation)}
+    given |= own
+    return {name: given[name] for name in OPERATIONS[operation].names}
 
 
-@cache
-def _giving(operation: str) -> "list[tuple[str, Callable[[_Place], Any]]]":
-    """What gives each argument of an operation, as its row lists them."""
-    given = _USUAL | _OWN.get(operation, {})
-    return [(name, given[name]) for name in OPERATIONS[operation].names]
+def _of_gather(
+    each: LayerOperation, layer: LayerCache, step: Step, inputs: StepInputs, run: Run
+) -> Tensors | None:
+    (operation, indexer), ratio = each, layer.schema.layer.ratio
+    rows, dims = run.outputs.window_tokens, layer.model.head_dim
+    if operation != "gather_window":
+        every = run.longest_tokens // ratio
+        rows = run.outputs.index_topk if operation == "gather_topk" else every
+        dims = layer.part(indexer).store.layout.format.dims
+    if not rows:
+        return None
+    asked = {"slots": step.request_slots, "lengths": step.lengths.get(ratio)}
+    asked |= {"tokens": step.tokens_after, "indices": inputs.topk.get(ratio)}
+    return asked | {"out": run.outputs.take(name_of(*each), step.num_requests, rows, dims)}
 
 
-class _Place(NamedTuple):
-    """Where an operation is called, and what it may ask for there."""
-
-    layer: LayerCache
-    part: Any  # the compressed KV that it works on; None without
-    step: Step
-    inputs: Any  # ``StepInputs``, whose queries are there for operations that ask for them
-    run: Run
-    reads: Any  # ``Reads``, likewise
-
-    @property
-    def done(self) -> Any:
-        """Groups that the step completes."""
-        return self.step.completed[self.group]
-
-    @property
-    def group(self) -> Any:
-        return self.layer.group
-
-    @property
-    def ratio(self) -> int:
-        return self.layer.schema.layer.ratio
-
-    @property
-    def longest(self) -> int:
-        """Most entries of a request."""
-        return self.run.longest_tokens // self.ratio
-
-    @property
-    def rows(self) -> CompressorInputs:
-        found: CompressorInputs = self.inputs.compressors[self.part.compressor.channels]
-        return found
-
-    def values(self) -> Tensor:
-        """Values of entries, as wide as these."""
-        dims, window = self.part.store.layout.format.dims, self.inputs.window
-        found: Tensor = window if dims == window.shape[1] else self.inputs.projected[dims]
-        return found
-
-    def gathered(self, name: str, rows: int) -> Tensor:
-        """Room for ``rows`` entries of each request."""
-        shape = self.step.num_requests, rows, self.part.store.layout.format.dims
-        return self.run.outputs.take(name, *shape)
-
-    def window(self) -> Tensor:
-        shape = self.run.outputs.window_tokens, self.layer.model.head_dim
-        return self.run.outputs.take("window", self.step.num_requests, *shape)
-
-    def writes(self, indexer: bool) -> PartWrite:
-        """A part of a step's write."""
-        at = self._replace(part=self.layer.indexer if indexer else self.layer.main)
-        _check_append(at.part, self.step)
-        given = at.part.compressor, at.part.state, at.rows.kv, at.rows.score
-        return PartWrite(*given, at.part.store, at.step.entries[at.group])
-
-    def entries(self) -> Entries | None:
-        """What attention reads of compressed KV."""
-        if self.part is None:
-            return None
-        assert self.layer.blocks is not None
-        every = self.layer.schema.layer.attn is AttentionType.HCA
-        chosen = None if every else self.reads.chosen
-        return Entries(self.part.store, self.layer.blocks, self.step.seen[self.ratio], chosen)
+def _of_write(
+    each: LayerOperation, layer: LayerCache, step: Step, inputs: StepInputs
+) -> Tensors | None:
+    operation, part = each[0], layer.part(each[1])
+    assert layer.group is not None
+    if operation == "flush":
+        done = step.completed[layer.group]
+        return done._asdict() if len(done.entries) else None
+    values = inputs.entries(part.store.layout.format.dims)
+    own: Tensors = {"entries": step.entries[layer.group], "values": values, "keys": values}
+    own |= inputs.pooled(part.compressor)
+    if operation == "state_append":
+        _check_append(part, step)
+    elif operation == "compress_chunk":
+        if step.num_requests != 1:
+            raise ConfigError(f"a chunk belongs to one request, not to {step.num_requests}.")
+        slot, start = step.first_token
+        done = step.completed[layer.group]
+        own |= {"slot": slot, "start": start, "entries": done.entries}
+    return own
 
 
-_Given = dict[str, Callable[[_Place], Any]]
+def _of_read(
+    operation: str, layer: LayerCache, step: Step, inputs: StepInputs, reads: Reads
+) -> Tensors | None:
+    """What a read of a decode step in place has of its own, by the names of its row."""
+    if operation != "attend" and not reads.scores.shape[1]:
+        return None  # no key yet to choose from
+    model, ratio, asked = layer.model, layer.schema.layer.ratio, inputs.queries
+    assert asked is not None
+    if operation == "indexer_query":
+        asks = {"queries": asked.indexer, "weights": asked.weights, "turns": asked.turns[ratio]}
+        return asks | {"out": reads.codes, "out_weights": reads.weights}
+    if operation == "select_blocks":
+        assert model.candidates is not None
+        entries = model.candidates.block_entries
+        return {"scores": reads.scores, "block_entries": entries, "out": reads.blocks}
+    if operation == "attend":
+        found = None
+        if layer.main is not None:
+            assert layer.blocks is not None
+            chosen = None if layer.schema.layer.attn is AttentionType.HCA else reads.chosen
+            found = Entries(layer.main.store, layer.blocks, step.seen[ratio], chosen)
+        asks = {"queries": asked.attention, "sinks": asked.sinks, "tokens": step.seen[1]}
+        sizes = {"window": model.window_tokens, "scale": model.head_dim**-0.5}
+        return asks | sizes | {"entries": found, "out": reads.attended, "lse": reads.lse}
+    blocks = {"blocks": reads.blocks if layer.is_narrow else None}
+    if operation == "select_topk":
+        return blocks | {"scores": reads.scores, "out": reads.chosen, "entries": reads.entries}
+    keys = {"store": layer.part(indexer=True).store, "out": reads.scores}
+    return blocks | keys | {"queries": reads.codes, "weights": reads.weights}
 
-_USUAL: _Given = {
-    "ring": lambda at: at.layer.window,
-    "store": lambda at: at.part.store,
-    "table": lambda at: at.layer.blocks,
-    "compressor": lambda at: at.part.compressor,
-    "state": lambda at: at.part.state,
-    "values": lambda at: at.values(),
-    "keys": lambda at: at.values(),
-    "kv": lambda at: at.rows.kv,
-    "score": lambda at: at.rows.score,
-    "hadamard": lambda at: at.layer.hadamard,
-    "slots": lambda at: at.step.token_slots,
-    "positions": lambda at: at.step.positions,
-    "lengths": lambda at: at.step.seen[at.ratio],
-    "entries": lambda at: at.step.entries[at.group],
-    "scores": lambda at: at.reads.scores,
-    "blocks": lambda at: at.reads.blocks if at.layer.is_narrow else None,
-    "window": lambda at: at.layer.model.window_tokens,
-    "scale": lambda at: at.layer.model.head_dim**-0.5,
-    "page_entries": lambda at: at.part.store.layout.entries,
-    "block_entries": lambda at: at.layer.model.candidates.block_entries,  # type: ignore[union-attr]
-    "sinks": lambda at: at.inputs.queries.sinks,
-    "turns": lambda at: at.inputs.queries.turns[at.ratio],
-}
-"""What an argument of this name is, unless the operation has its own."""
 
-_NOTHING: _Given = {
-    "flush": lambda at: not len(at.done.entries),
-    "gather_all": lambda at: not at.longest,
-    # no key yet to choose from
-    **dict.fromkeys(READS[:-1], lambda at: not at.reads.scores.shape[1]),
-}
-"""Whether an operation has nothing to do."""
-
-_GATHERING: _Given = {
-    "slots": lambda at: at.step.request_slots,
-    "lengths": lambda at: at.step.lengths[at.part.ratio],
-}
-_OWN: Mapping[str, _Given] = {
-    "window_insert": {"values": lambda at: at.inputs.window},
-    "step_write": {
-        "values": lambda at: at.inputs.window,
-        "parts": lambda at: tuple(map(at.writes, at.layer.pooled_parts)),
-    },
-    "flush": {
-        "slots": lambda at: at.done.slots,
-        "positions": lambda at: at.done.positions,
-        "entries": lambda at: at.done.entries,
-    },
-    "compress_chunk": {
-        "slot": lambda at: at.step.first_token[0],
-        "start": lambda at: at.step.first_token[1],
-        "entries": lambda at: at.done.entries,
-    },
-    "gather_topk": {
-        **_GATHERING,
-        "indices": lambda at: at.inputs.topk[at.part.ratio],
-        "out": lambda at: at.gathered("chosen", at.run.outputs.index_topk),
-    },
-    "gather_all": {
-        **_GATHERING,
-        "out": lambda at: at.gathered(
-            "all" if at.part is at.layer.main else "indexer", at.longest
-        ),
-    },
-    "gather_window": {
-        **_GATHERING,
-        "tokens": lambda at: at.step.tokens_after,
-        "out": lambda at: at.window(),
-    },
-    "indexer_query": {
-        "queries": lambda at: at.inputs.queries.indexer,
-        "weights": lambda at: at.inputs.queries.weights,
-        "out": lambda at: at.reads.codes,
-        "out_weights": lambda at: at.reads.weights,
-    },
-    "index_scores": {
-        "store": lambda at: at.layer.indexer.store,  # type: ignore[union-attr]
-        "queries": lambda at: at.reads.codes,
-        "weights": lambda at: at.reads.weights,
-        "out": lambda at: at.reads.scores,
-    },
-    "select_blocks": {"out": lambda at: at.reads.blocks},
-    "select_topk": {"out": lambda at: at.reads.chosen, "entries": lambda at: at.reads.entries},
-    "attend": {
-        "tokens": lambda at: at.step.seen[1],
-        "entries": lambda at: at.entries(),
-        "queries": lambda at: at.inputs.queries.attention,
-        "out": lambda at: at.reads.attended,
-        "lse": lambda at: at.reads.lse,
-    },
-}
+def _part_write(layer: LayerCache, indexer: bool, step: Step, inputs: StepInputs) -> PartWrite:
+    """A part of a step's write."""
+    part = layer.part(indexer)
+    _check_append(part, step)
+    assert part.compressor is not None
+    assert part.state is not None
+    assert layer.group is not None
+    rows = inputs.compressors[part.compressor.channels]
+    given = part.compressor, part.state, rows.kv, rows.score
+    return PartWrite(*given, part.store, step.entries[layer.group])
 
 
 def _check_append(part: CompressedCache, step: Step) -> None:

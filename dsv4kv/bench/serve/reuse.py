@@ -1,13 +1,13 @@
 """Prefix caching: prompts share cached blocks and resume from saved windows and states."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.checkpoints import CheckpointPool, resume_request, shared_table
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import Windows
@@ -17,8 +17,6 @@ from dsv4kv.model.plan import CHECKPOINT_TOKENS
 from dsv4kv.ops.spec import Backend
 from dsv4kv.traces.request import Request
 
-Ids = NDArray[np.int64]
-Result = TypeVar("Result")
 NEVER = np.iinfo(np.int64).max
 
 
@@ -136,12 +134,14 @@ class PrefixReuse:
     def _resume(self, slot: int, keys: list[int]) -> int:
         """Resume after the last of the cached keys that can be; returns how many that is."""
         count = self._deepest_checkpoint(keys)
-        if count % self._block_keys and not self._while_pinned(
-            keys[:count], lambda _: self._free(1)
-        ):
-            count = self._deepest_checkpoint(keys[: count // self._block_keys * self._block_keys])
-            while count % self._block_keys:
-                count = self._deepest_checkpoint(keys[: count - 1])
+        if count % self._block_keys:
+            with self._pinned(keys[:count]):
+                has_room = self._free(1)
+            if not has_room:
+                whole = keys[: count // self._block_keys * self._block_keys]
+                count = self._deepest_checkpoint(whole)
+                while count % self._block_keys:
+                    count = self._deepest_checkpoint(keys[: count - 1])
         if count:
             self._share(slot, keys[:count])
         return count
@@ -151,18 +151,16 @@ class PrefixReuse:
         tokens, key = len(keys) * self._key_tokens, keys[-1]
         saved = self.checkpoints, self.saved[key]
 
-        def resume(lease: Lease) -> None:
+        with self._pinned(keys) as lease:
             values = np.array(lease.values, np.int64)
             resume_request(self._manager, slot, tokens, values, *saved, self._backend)
-
-        self._while_pinned(keys, resume)
         self.saved.move_to_end(key)
 
-    def _while_pinned(self, keys: list[int], act: Callable[[Lease], Result]) -> Result:
-        """Do something while a chain is kept."""
+    @contextmanager
+    def _pinned(self, keys: list[int]) -> Iterator[Lease]:
         lease = self.index.pin(keys)
         try:
-            return act(lease)
+            yield lease
         finally:
             self.index.release(lease)
 

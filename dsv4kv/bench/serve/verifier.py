@@ -12,6 +12,7 @@ from torch import Tensor
 from dsv4kv.bench.serve.executor import StepTokens
 from dsv4kv.bench.serve.inputs import InputBank, PlacedContexts, Queries
 from dsv4kv.bench.serve.operations import Reads
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.layers import Compressors, LayerCache
 from dsv4kv.model.formats import EntryFormat
 from dsv4kv.model.schedule import AttentionType
@@ -20,8 +21,6 @@ from dsv4kv.ops.check import LSE_ERROR, OUTPUT_ERROR, SCORE_ERROR
 from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.tolerance import Rows, is_close
-
-Rows64 = NDArray[np.int64]
 
 _SCORES = 64  # of a token that are compared
 
@@ -169,7 +168,7 @@ class Verifier:
             self._fail("attend", at, f"position {first + k} of the window")
         return values
 
-    def _stored(self, at: At, indexer: bool, entries: Rows64, name: str) -> Tensor:
+    def _stored(self, at: At, indexer: bool, entries: Ids, name: str) -> Tensor:
         """Entries of a request as stored, float64[n, D]; one of them is compared."""
         store = at.layer.part(indexer).store
         each = store.layout.entries
@@ -247,7 +246,7 @@ def _encoded(entry: EntryFormat, values: Tensor) -> Rows:
     return reference_codec.encode(entry, values.float().tolist())
 
 
-def _decoded(store: PageStore, entries: Rows64) -> Tensor:
+def _decoded(store: PageStore, entries: Ids) -> Tensor:
     """Physical entries as float64[n, D], on the host."""
     rows = torch.from_numpy(entries).to(store.pages.device)
     shape = len(rows), store.layout.format.dims
@@ -256,7 +255,7 @@ def _decoded(store: PageStore, entries: Rows64) -> Tensor:
     return found.cpu().double()
 
 
-def _columns(blocks: Rows64, width: int, seen: int) -> tuple[Rows64, Rows64]:
+def _columns(blocks: Ids, width: int, seen: int) -> tuple[Ids, Ids]:
     size = width // len(blocks)
     keys = (blocks.astype(np.int64)[:, None] * size + np.arange(size)).ravel()
     columns = ((np.repeat(blocks, size) >= 0) & (keys < seen)).nonzero()[0]

@@ -141,7 +141,7 @@ def test_every_read_of_a_step_equals_the_literal_reference(
 def test_layers_that_share_a_selection_only_attend() -> None:
     operations = serve([(40, 3)], ENGINE, *V41).recorder.operations
     calls = {
-        name: len(samples.ns) for (name, attn), samples in operations.items() if attn == "csa"
+        name: len(samples) // 4 for (name, attn), samples in operations.items() if attn == "csa"
     }
     steps = calls["attend"] // 6
     assert calls["select_topk"] == calls["index_scores"] == 3 * steps  # layers 2, 20 and 24

@@ -117,9 +117,13 @@ class CallTimer:
         return self.measure(calls, name, layer_type, temperature).samples_ns
 
     def measure(
-        self, calls: Sequence[Callable[[], object]], name: str, layer_type: str | None = None,
-        temperature: Temperature | None = None, most_ns: int | None = None,
-    ) -> Timing:  # fmt: skip
+        self,
+        calls: Sequence[Callable[[], object]],
+        name: str,
+        layer_type: str | None = None,
+        temperature: Temperature | None = None,
+        most_ns: int | None = None,
+    ) -> Timing:
         """``time``, and how it went; it ends after ``most_ns`` in any case."""
         graph = self._capture(calls)
         rounds = self._replays.rounds_for(graph.replay) if calls else 1

@@ -73,9 +73,15 @@ class Timer(Protocol):
         """Time of what was counted."""
 
     def decode(
-        self, counts: Counts, rows: int, contexts: int, steps: int, copies_s: float,
-        idle_s: float, until_s: float,
-    ) -> tuple[int, Counts]:  # fmt: skip
+        self,
+        counts: Counts,
+        rows: int,
+        contexts: int,
+        steps: int,
+        copies_s: float,
+        idle_s: float,
+        until_s: float,
+    ) -> tuple[int, Counts]:
         """Take up to ``steps`` steps in which ``rows`` requests decode a token each.
 
         Args:

@@ -78,9 +78,15 @@ class LinearTimes:
         return total
 
     def decode(
-        self, counts: Counts, rows: int, contexts: int, steps: int, copies_s: float,
-        idle_s: float, until_s: float,
-    ) -> tuple[int, Counts]:  # fmt: skip
+        self,
+        counts: Counts,
+        rows: int,
+        contexts: int,
+        steps: int,
+        copies_s: float,
+        idle_s: float,
+        until_s: float,
+    ) -> tuple[int, Counts]:
         """Take up to ``steps`` decode steps of the same requests; see ``Timer``."""
         layers, drafts, weights, seen, prompts, mflop, states, sent, prefix, measured = counts
         first = self.step(rows, rows, contexts, 0, 0, 0)

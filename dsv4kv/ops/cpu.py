@@ -115,9 +115,13 @@ _Fold = tuple[Tensor, Tensor, Tensor]
 
 
 def state_append(
-    compressor: Compressor, state: Tensor, kv: Tensor, score: Tensor, slots: Tensor,
+    compressor: Compressor,
+    state: Tensor,
+    kv: Tensor,
+    score: Tensor,
+    slots: Tensor,
     positions: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     valid = slots >= 0
     if not bool(valid.all()):
         kv, score, slots, positions = kv[valid], score[valid], slots[valid], positions[valid]
@@ -135,9 +139,13 @@ def state_append(
 
 
 def flush(
-    compressor: Compressor, state: Tensor, slots: Tensor, positions: Tensor, store: PageStore,
+    compressor: Compressor,
+    state: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    store: PageStore,
     entries: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     if state.dim() == 3:
         _, denominator, weighted = state[slots].unbind(1)
         pooled = weighted / denominator
@@ -150,9 +158,15 @@ def flush(
 
 
 def compress_chunk(
-    compressor: Compressor, state: Tensor, kv: Tensor, score: Tensor, slot: int, start: int,
-    store: PageStore, entries: Tensor,
-) -> None:  # fmt: skip
+    compressor: Compressor,
+    state: Tensor,
+    kv: Tensor,
+    score: Tensor,
+    slot: int,
+    start: int,
+    store: PageStore,
+    entries: Tensor,
+) -> None:
     end, m = start + len(kv), compressor.ratio
     positions = torch.arange(start, end, device=kv.device)
     biased = score + compressor.ape[positions % m]

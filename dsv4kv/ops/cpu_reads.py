@@ -19,9 +19,13 @@ _QUERY = FORMATS["indexer"]["fp8"]
 
 
 def indexer_query(
-    queries: Tensor, weights: Tensor, turns: Tensor, hadamard: bool, out: Tensor,
+    queries: Tensor,
+    weights: Tensor,
+    turns: Tensor,
+    hadamard: bool,
+    out: Tensor,
     out_weights: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     tokens, heads, dims = queries.shape
     values = queries.float()
     cos, sin = turns[:, None].chunk(2, dim=-1)
@@ -38,9 +42,15 @@ def indexer_query(
 
 
 def index_scores(
-    store: PageStore, table: Tensor, slots: Tensor, lengths: Tensor, queries: Tensor,
-    weights: Tensor, blocks: Tensor | None, out: Tensor,
-) -> None:  # fmt: skip
+    store: PageStore,
+    table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    queries: Tensor,
+    weights: Tensor,
+    blocks: Tensor | None,
+    out: Tensor,
+) -> None:
     values = queries.view(torch.float8_e4m3fn).float()
     seen = lengths.where(slots >= 0, 0).tolist()
     out.fill_(-math.inf)
@@ -96,9 +106,15 @@ def select_blocks(scores: Tensor, lengths: Tensor, block_entries: int, out: Tens
 
 
 def select_topk(
-    scores: Tensor, lengths: Tensor, blocks: Tensor | None, table: Tensor, slots: Tensor,
-    page_entries: int, out: Tensor, entries: Tensor,
-) -> None:  # fmt: skip
+    scores: Tensor,
+    lengths: Tensor,
+    blocks: Tensor | None,
+    table: Tensor,
+    slots: Tensor,
+    page_entries: int,
+    out: Tensor,
+    entries: Tensor,
+) -> None:
     out.fill_(-1)
     entries.fill_(-1)
     for t, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
@@ -120,9 +136,17 @@ def _largest(scores: Tensor, count: int) -> Tensor:
 
 
 def attend(
-    ring: PageStore, slots: Tensor, tokens: Tensor, window: int, entries: Entries | None,
-    queries: Tensor, sinks: Tensor, scale: float, out: Tensor, lse: Tensor,
-) -> None:  # fmt: skip
+    ring: PageStore,
+    slots: Tensor,
+    tokens: Tensor,
+    window: int,
+    entries: Entries | None,
+    queries: Tensor,
+    sinks: Tensor,
+    scale: float,
+    out: Tensor,
+    lse: Tensor,
+) -> None:
     out.zero_()
     lse.fill_(math.inf)
     size = ring.layout.entries

@@ -114,9 +114,13 @@ def sglang() -> Foreign:
         out.masked_fill_(~valid[:, :, None], 0)
 
     def gather_topk(
-        store: PageStore, table: Tensor, slots: Tensor, indices: Tensor, lengths: Tensor,
+        store: PageStore,
+        table: Tensor,
+        slots: Tensor,
+        indices: Tensor,
+        lengths: Tensor,
         out: Tensor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         size = store.layout.entries
         valid = (indices >= 0) & (indices < lengths[:, None])
         logical = indices.where(valid, 0)
@@ -156,9 +160,15 @@ def deepgemm() -> Foreign:
     )
 
     def index_scores(
-        store: PageStore, table: Tensor, slots: Tensor, lengths: Tensor, queries: Tensor,
-        weights: Tensor, blocks: Tensor | None, out: Tensor,
-    ) -> None:  # fmt: skip
+        store: PageStore,
+        table: Tensor,
+        slots: Tensor,
+        lengths: Tensor,
+        queries: Tensor,
+        weights: Tensor,
+        blocks: Tensor | None,
+        out: Tensor,
+    ) -> None:
         size, entry_bytes = store.layout.entries, store.layout.format.entry_bytes
         seen = lengths.where(slots >= 0, 0).int()[:, None]
         some = seen.clamp(min=1)  # no row is empty; the one key is left out of the result
@@ -202,9 +212,17 @@ def flashmla() -> Foreign:
     )
 
     def attend(
-        ring: PageStore, slots: Tensor, tokens: Tensor, window: int, entries: Entries | None,
-        queries: Tensor, sinks: Tensor, scale: float, out: Tensor, lse: Tensor,
-    ) -> None:  # fmt: skip
+        ring: PageStore,
+        slots: Tensor,
+        tokens: Tensor,
+        window: int,
+        entries: Entries | None,
+        queries: Tensor,
+        sinks: Tensor,
+        scale: float,
+        out: Tensor,
+        lse: Tensor,
+    ) -> None:
         size = ring.layout.entries
         positions = tokens[:, None] - window + torch.arange(window, device=tokens.device)
         valid = (positions >= 0) & (slots[:, None] >= 0)

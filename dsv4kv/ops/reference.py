@@ -84,9 +84,13 @@ def norm_rope_insert(
 
 
 def state_append(
-    compressor: Compressor, state: Tensor, kv: Tensor, score: Tensor, slots: Tensor,
+    compressor: Compressor,
+    state: Tensor,
+    kv: Tensor,
+    score: Tensor,
+    slots: Tensor,
     positions: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     for t, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
         if slot < 0:
             continue
@@ -99,9 +103,13 @@ def state_append(
 
 
 def flush(
-    compressor: Compressor, state: Tensor, slots: Tensor, positions: Tensor, store: PageStore,
+    compressor: Compressor,
+    state: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    store: PageStore,
     entries: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     for slot, position, entry in zip(
         slots.tolist(), positions.tolist(), entries.tolist(), strict=True
     ):
@@ -123,9 +131,15 @@ def step_write(
 
 
 def compress_chunk(
-    compressor: Compressor, state: Tensor, kv: Tensor, score: Tensor, slot: int, start: int,
-    store: PageStore, entries: Tensor,
-) -> None:  # fmt: skip
+    compressor: Compressor,
+    state: Tensor,
+    kv: Tensor,
+    score: Tensor,
+    slot: int,
+    start: int,
+    store: PageStore,
+    entries: Tensor,
+) -> None:
     slots = torch.tensor([slot])
     for t in range(len(kv)):
         position = torch.tensor([start + t])
@@ -226,9 +240,13 @@ def _fold(state: Tensor, kv: Tensor, score: Tensor, *, fresh: bool) -> None:
 
 
 def indexer_query(
-    queries: Tensor, weights: Tensor, turns: Tensor, hadamard: bool, out: Tensor,
+    queries: Tensor,
+    weights: Tensor,
+    turns: Tensor,
+    hadamard: bool,
+    out: Tensor,
     out_weights: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     tokens, heads, dims = queries.shape
     constant = torch.tensor((heads * dims) ** -0.5)
     for t in range(tokens):
@@ -257,9 +275,15 @@ def _turn(values: Tensor, turns: list[float]) -> Tensor:
 
 
 def index_scores(
-    store: PageStore, table: Tensor, slots: Tensor, lengths: Tensor, queries: Tensor,
-    weights: Tensor, blocks: Tensor | None, out: Tensor,
-) -> None:  # fmt: skip
+    store: PageStore,
+    table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    queries: Tensor,
+    weights: Tensor,
+    blocks: Tensor | None,
+    out: Tensor,
+) -> None:
     values = torch.tensor((*reference_codec.E4M3, math.nan), dtype=torch.float64)
     out.fill_(-math.inf)
     for t, slot in enumerate(slots.tolist()):
@@ -283,9 +307,15 @@ def select_blocks(scores: Tensor, lengths: Tensor, block_entries: int, out: Tens
 
 
 def select_topk(
-    scores: Tensor, lengths: Tensor, blocks: Tensor | None, table: Tensor, slots: Tensor,
-    page_entries: int, out: Tensor, entries: Tensor,
-) -> None:  # fmt: skip
+    scores: Tensor,
+    lengths: Tensor,
+    blocks: Tensor | None,
+    table: Tensor,
+    slots: Tensor,
+    page_entries: int,
+    out: Tensor,
+    entries: Tensor,
+) -> None:
     out.fill_(-1)
     entries.fill_(-1)
     for t, slot in enumerate(slots.tolist()):
@@ -298,9 +328,17 @@ def select_topk(
 
 
 def attend(
-    ring: PageStore, slots: Tensor, tokens: Tensor, window: int, entries: Entries | None,
-    queries: Tensor, sinks: Tensor, scale: float, out: Tensor, lse: Tensor,
-) -> None:  # fmt: skip
+    ring: PageStore,
+    slots: Tensor,
+    tokens: Tensor,
+    window: int,
+    entries: Entries | None,
+    queries: Tensor,
+    sinks: Tensor,
+    scale: float,
+    out: Tensor,
+    lse: Tensor,
+) -> None:
     out.zero_()
     lse.fill_(math.inf)
     for t, slot in enumerate(slots.tolist()):

@@ -85,9 +85,13 @@ def test_a_calibration_is_told(
     ],
 )
 def test_the_host_is_judged(
-    changes: dict[str, Any], name: str, status: str, said: str, tmp_path: Path,
+    changes: dict[str, Any],
+    name: str,
+    status: str,
+    said: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     if "available" in changes:
 
         def look() -> SimpleNamespace:
@@ -178,9 +182,13 @@ def test_peers_and_profilers_are_advised_where_they_could_run(
     ],
 )
 def test_a_gpu_is_told_by_driver_and_torch(
-    versions: dict[str, Any], capability: tuple[int, int] | None, built: str | None, status: str,
-    said: str, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    versions: dict[str, Any],
+    capability: tuple[int, int] | None,
+    built: str | None,
+    status: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.version, "cuda", built)
     if capability:
         major, minor = capability

@@ -142,9 +142,13 @@ class Verdict:
 
 
 def conform(
-    manager: Driven, operations: int, seed: int,
-    show: Callable[[Verdict], None] = lambda _: None, *, host: bool = False,
-) -> Verdict:  # fmt: skip
+    manager: Driven,
+    operations: int,
+    seed: int,
+    show: Callable[[Verdict], None] = lambda _: None,
+    *,
+    host: bool = False,
+) -> Verdict:
     """Run sequences for a number of operations; the first that break an invariant are shrunk.
 
     Shrinking ends when one sequence per invariant is ``SHORT``; some cannot get that short.

@@ -369,9 +369,14 @@ class Inspection:
 
 
 def inspect(
-    path: Path, request: Request, *, tensor: str | None = None, format_name: str | None = None,
-    entries: int | None = None, table_file: Path | None = None,
-) -> Inspection:  # fmt: skip
+    path: Path,
+    request: Request,
+    *,
+    tensor: str | None = None,
+    format_name: str | None = None,
+    entries: int | None = None,
+    table_file: Path | None = None,
+) -> Inspection:
     """Read a dump, recognise its record, and find its faults.
 
     Args:

@@ -58,9 +58,13 @@ class OpenAiServer:
     """
 
     def __init__(
-        self, url: str, model: str | None = None, metrics: str | None = None, *,
+        self,
+        url: str,
+        model: str | None = None,
+        metrics: str | None = None,
+        *,
         most_s: float = 300.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Connect, and find out which kind of prompt the server accepts.
 
         ``most_s``: after this time every connection is cut.
@@ -169,9 +173,12 @@ class OpenAiServer:
         time.sleep(seconds)
 
     def _asked(
-        self, path: str, body: str | None = None, limit_s: float = _ASKED_S,
+        self,
+        path: str,
+        body: str | None = None,
+        limit_s: float = _ASKED_S,
         take: Callable[[bytes], object] | None = None,
-    ) -> "Response":  # fmt: skip
+    ) -> "Response":
         """What the server answers; with a body, even an empty one, to a ``POST``."""
         from dsv4kv.record.http import ask
 

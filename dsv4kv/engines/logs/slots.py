@@ -57,9 +57,12 @@ def split(found: Recovery) -> tuple[float, ...]:
 
 
 def meaning(
-    log: StartupLog, reading: Reading, found: Recovery, capacity: Capacity, parts: tuple[float,
-    ...],
-) -> Iterator[str]:  # fmt: skip
+    log: StartupLog,
+    reading: Reading,
+    found: Recovery,
+    capacity: Capacity,
+    parts: tuple[float, ...],
+) -> Iterator[str]:
     """What the slots are."""
     if buffers := reading.number("buffers_mib"):
         yield f"The printed buffers are {buffers:,.2f} MiB in all."

@@ -154,9 +154,12 @@ def split(found: Recovery) -> tuple[float, ...]:
 
 
 def meaning(
-    log: StartupLog, reading: Reading, found: Recovery, capacity: Capacity, parts: tuple[float,
-    ...],
-) -> Iterator[str]:  # fmt: skip
+    log: StartupLog,
+    reading: Reading,
+    found: Recovery,
+    capacity: Capacity,
+    parts: tuple[float, ...],
+) -> Iterator[str]:
     """What the number means, in sentences."""
     running, full = reading.printed_tokens or 0, reading.whole("full_token") or 0
     if running < full:

@@ -47,9 +47,12 @@ def split(found: Recovery) -> tuple[float, ...]:
 
 
 def meaning(
-    log: StartupLog, reading: Reading, found: Recovery, capacity: Capacity, parts: tuple[float,
-    ...],
-) -> Iterator[str]:  # fmt: skip
+    log: StartupLog,
+    reading: Reading,
+    found: Recovery,
+    capacity: Capacity,
+    parts: tuple[float, ...],
+) -> Iterator[str]:
     """The printed memory, in sentences."""
     quota, free, share = (reading.number(name) for name in ("quota_gib", "free_gib", "share"))
     if quota and free and share and abs(quota - free * share) <= 0.02:

@@ -237,9 +237,12 @@ def split(found: Recovery) -> tuple[float, ...]:
 
 
 def meaning(
-    log: StartupLog, reading: Reading, found: Recovery, capacity: Capacity, parts: tuple[float,
-    ...],
-) -> Iterator[str]:  # fmt: skip
+    log: StartupLog,
+    reading: Reading,
+    found: Recovery,
+    capacity: Capacity,
+    parts: tuple[float, ...],
+) -> Iterator[str]:
     """What the number means, in sentences; only sums that give the printed numbers."""
     context, unit = found.deployment.max_context_tokens, float(capacity.unit_bytes)
     own, fixed, in_flight, counted, held = parts

@@ -61,10 +61,21 @@ def shape_of(queries: Tensor, variant: str = "warps") -> Shape:
 
 
 def plan_attend(
-    ring: PageStore, slots: Tensor, tokens: Tensor, window: int, entries: Entries | None,
-    queries: Tensor, sinks: Tensor, scale: float, out: Tensor, lse: Tensor, *,
-    variant: str = "warps", shape: Shape | None = None, blocks: int | None = None,
-) -> tuple[Launch, ...]:  # fmt: skip
+    ring: PageStore,
+    slots: Tensor,
+    tokens: Tensor,
+    window: int,
+    entries: Entries | None,
+    queries: Tensor,
+    sinks: Tensor,
+    scale: float,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    variant: str = "warps",
+    shape: Shape | None = None,
+    blocks: int | None = None,
+) -> tuple[Launch, ...]:
     """``attend``; to be launched in this order. Entries have 512 channels.
 
     variant: ``ops.spec.OPERATIONS`` lists them.

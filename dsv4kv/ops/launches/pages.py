@@ -37,9 +37,13 @@ _COPIED_BYTES = 16  # by a thread
 
 
 def plan_window_insert(
-    ring: PageStore, values: Tensor, slots: Tensor, positions: Tensor, *,
+    ring: PageStore,
+    values: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    *,
     variant: str = portable("window_insert"),
-) -> Launch:  # fmt: skip
+) -> Launch:
     # A slot's tokens are adjacent: the one that replaces another in its ring row is a fixed
     # distance further on, and no two warps write one row.
     arguments = (ring.pages, values, slots, positions, len(slots), len(ring.pages))
@@ -75,9 +79,14 @@ def plan_indexer_insert(store: PageStore, keys: Tensor, entries: Tensor, hadamar
 
 
 def plan_gather_topk(
-    store: PageStore, table: Tensor, slots: Tensor, indices: Tensor, lengths: Tensor,
-    out: Tensor, **how: Any,
-) -> Launch:  # fmt: skip
+    store: PageStore,
+    table: Tensor,
+    slots: Tensor,
+    indices: Tensor,
+    lengths: Tensor,
+    out: Tensor,
+    **how: Any,
+) -> Launch:
     sizes = (*indices.shape, *table.shape, len(store.pages))
     arguments = (store.pages, table, slots, indices, lengths, out, *sizes)
     return _gather("gather_topk", store, out, arguments, **how)
@@ -106,9 +115,14 @@ def plan_gather_entries(store: PageStore, entries: Tensor, out: Tensor, **how: A
 
 
 def _gather(
-    kernel: str, store: PageStore, out: Tensor, arguments: tuple[Tensor | int, ...], *,
-    variant: str = portable("gather_topk"), unroll: int | None = None,
-) -> Launch:  # fmt: skip
+    kernel: str,
+    store: PageStore,
+    out: Tensor,
+    arguments: tuple[Tensor | int, ...],
+    *,
+    variant: str = portable("gather_topk"),
+    unroll: int | None = None,
+) -> Launch:
     """``variant``: see ``ops.spec``, which has the same ones for all gathers."""
     dims = store.layout.format.dims
     lanes = min(WARP, dims // _CHANNELS_PER_LANE)

@@ -43,9 +43,13 @@ class DeviceTable:
 
     @classmethod
     def allocate(
-        cls, group: TableGroup, num_blocks: int, num_slots: int, max_context_tokens: int,
+        cls,
+        group: TableGroup,
+        num_blocks: int,
+        num_slots: int,
+        max_context_tokens: int,
         device: torch.device,
-    ) -> "DeviceTable":  # fmt: skip
+    ) -> "DeviceTable":
         """An empty table; lower ids are taken first."""
         cells = (group.lanes, num_slots, group.blocks_for(max_context_tokens))
         descending = torch.arange(num_blocks - 1, -1, -1, dtype=torch.int32, device=device)
@@ -88,9 +92,12 @@ def plan_release(tables: Sequence[DeviceTable], slots: Tensor) -> tuple[Launch, 
 
 
 def _plan_change(
-    kernel: str, table: DeviceTable, verdict: Tensor | int, slots: Tensor,
+    kernel: str,
+    table: DeviceTable,
+    verdict: Tensor | int,
+    slots: Tensor,
     tokens_after: Tensor | int,
-) -> Launch:  # fmt: skip
+) -> Launch:
     if len(slots) > MOST_REQUESTS:
         raise ConfigError(
             f"{len(slots)} requests in a step: the device prepares at most "
@@ -117,9 +124,13 @@ _THREADS = 256
 
 
 def plan_completed(
-    cells: Tensor, ratio: int, entries_per_block: int, slots: Tensor, positions: Tensor,
+    cells: Tensor,
+    ratio: int,
+    entries_per_block: int,
+    slots: Tensor,
+    positions: Tensor,
     entries: Tensor,
-) -> Launch:  # fmt: skip
+) -> Launch:
     """Physical entries that tokens complete in layers of ``ratio``, −1 where none.
 
     cells: int32[lanes, rows, width], block tables; slots, positions: int64[T], of every token, a

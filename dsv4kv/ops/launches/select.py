@@ -32,9 +32,13 @@ _LANES = 16  # of a head
 
 
 def plan_indexer_query(
-    queries: Tensor, weights: Tensor, turns: Tensor, hadamard: bool, out: Tensor,
+    queries: Tensor,
+    weights: Tensor,
+    turns: Tensor,
+    hadamard: bool,
+    out: Tensor,
     out_weights: Tensor,
-) -> Launch:  # fmt: skip
+) -> Launch:
     """``indexer_query``; vectors have 128 channels."""
     tokens, heads, dims = queries.shape
     _refuse_other_dims(dims)
@@ -68,9 +72,15 @@ _RESIDENT_BLOCKS = 2  # of a multiprocessor, by their registers
 
 
 def plan_index_scores(
-    store: PageStore, table: Tensor, slots: Tensor, lengths: Tensor, queries: Tensor,
-    weights: Tensor, blocks: Tensor | None, out: Tensor,
-) -> Launch:  # fmt: skip
+    store: PageStore,
+    table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    queries: Tensor,
+    weights: Tensor,
+    blocks: Tensor | None,
+    out: Tensor,
+) -> Launch:
     """``index_scores``; keys have 128 channels.
 
     Tokens of a request share a read of its keys where their numbers are in one run of four (of
@@ -114,9 +124,15 @@ def runs_of(columns: int) -> int:
 
 
 def plan_select_topk(
-    scores: Tensor, lengths: Tensor, blocks: Tensor | None, table: Tensor, slots: Tensor,
-    page_entries: int, out: Tensor, entries: Tensor,
-) -> tuple[Launch, ...]:  # fmt: skip
+    scores: Tensor,
+    lengths: Tensor,
+    blocks: Tensor | None,
+    table: Tensor,
+    slots: Tensor,
+    page_entries: int,
+    out: Tensor,
+    entries: Tensor,
+) -> tuple[Launch, ...]:
     """``select_topk``; to be launched in this order."""
     columns, candidates = scores.shape[1], 0 if blocks is None else blocks
     block_entries = 0 if blocks is None else columns // max(blocks.shape[1], 1)

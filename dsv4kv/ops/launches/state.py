@@ -40,9 +40,13 @@ def split_of(compressor: Compressor) -> int:
 
 
 def plan_state_append(
-    compressor: Compressor, state: Tensor, kv: Tensor, score: Tensor, slots: Tensor,
+    compressor: Compressor,
+    state: Tensor,
+    kv: Tensor,
+    score: Tensor,
+    slots: Tensor,
     positions: Tensor,
-) -> Launch:  # fmt: skip
+) -> Launch:
     """``state_append``."""
     module = KernelModule.of("state.cuh", _state_macros(compressor, state))
     grid = blocks_for(kv.numel() // _FLOATS_PER_THREAD, _THREADS, most_blocks(kv)), 1
@@ -51,10 +55,17 @@ def plan_state_append(
 
 
 def plan_flush(
-    compressor: Compressor, state: Tensor, slots: Tensor, positions: Tensor, store: PageStore,
-    entries: Tensor, *, variant: str = portable("flush"), split: int | None = None,
+    compressor: Compressor,
+    state: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    store: PageStore,
+    entries: Tensor,
+    *,
+    variant: str = portable("flush"),
+    split: int | None = None,
     scratch: Tensor | None = None,
-) -> tuple[Launch, ...]:  # fmt: skip
+) -> tuple[Launch, ...]:
     """``flush``; to be launched in this order.
 
     An entry of −1 skips its row, so a graph can pass every token of a step.
@@ -81,10 +92,18 @@ def plan_flush(
 
 
 def plan_compress_chunk(
-    compressor: Compressor, state: Tensor, kv: Tensor, score: Tensor, chunk: Tensor,
-    store: PageStore, entries: Tensor, *, variant: str = portable("compress_chunk"),
-    split: int | None = None, scratch: Tensor | None = None,
-) -> tuple[Launch, ...]:  # fmt: skip
+    compressor: Compressor,
+    state: Tensor,
+    kv: Tensor,
+    score: Tensor,
+    chunk: Tensor,
+    store: PageStore,
+    entries: Tensor,
+    *,
+    variant: str = portable("compress_chunk"),
+    split: int | None = None,
+    scratch: Tensor | None = None,
+) -> tuple[Launch, ...]:
     """``compress_chunk``; to be launched in this order.
 
     The chunk's numbers are on the device, so that a graph can be replayed for another chunk.
@@ -127,9 +146,14 @@ def _keep(
 
 
 def _pool(
-    module: KernelModule, kernel: str, groups: int, compressor: Compressor, variant: str,
-    split: int, arguments: tuple[Tensor | int, ...],
-) -> Launch:  # fmt: skip
+    module: KernelModule,
+    kernel: str,
+    groups: int,
+    compressor: Compressor,
+    variant: str,
+    split: int,
+    arguments: tuple[Tensor | int, ...],
+) -> Launch:
     shared = cluster_bytes(compressor, variant)
     if not shared:
         return Launch(module, kernel, (groups, split), pool_threads(compressor, split), arguments)
@@ -138,9 +162,14 @@ def _pool(
 
 
 def _finish(
-    module: KernelModule, kernel: str, pooled: Tensor | int, groups: tuple[Tensor, ...],
-    compressor: Compressor, store: PageStore, limits: tuple[int, ...],
-) -> Launch:  # fmt: skip
+    module: KernelModule,
+    kernel: str,
+    pooled: Tensor | int,
+    groups: tuple[Tensor, ...],
+    compressor: Compressor,
+    store: PageStore,
+    limits: tuple[int, ...],
+) -> Launch:
     count = len(groups[-1])
     grid = -(-count * WARP // _FINISH_THREADS), 1
     arguments = (pooled, *groups, *finish_parameters(compressor), store.pages, count, *limits)
@@ -260,9 +289,15 @@ def split_of_write(part: PartWrite) -> int:
 
 
 def plan_step_write(
-    ring: PageStore, values: Tensor, slots: Tensor, positions: Tensor, parts: Parts, *,
-    scratch: Tensor | None = None, arrivals: Tensor | None = None,
-) -> Launch:  # fmt: skip
+    ring: PageStore,
+    values: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    parts: Parts,
+    *,
+    scratch: Tensor | None = None,
+    arrivals: Tensor | None = None,
+) -> Launch:
     """``step_write``.
 
     scratch: float32[at least T, d], needed where blocks share an entry (``split_of_write`` is more

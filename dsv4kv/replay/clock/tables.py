@@ -196,9 +196,15 @@ class TableTimes:
         return counts[-1] / _PS
 
     def decode(
-        self, counts: Counts, rows: int, contexts: int, steps: int, copies_s: float,
-        idle_s: float, until_s: float,
-    ) -> tuple[int, Counts]:  # fmt: skip
+        self,
+        counts: Counts,
+        rows: int,
+        contexts: int,
+        steps: int,
+        copies_s: float,
+        idle_s: float,
+        until_s: float,
+    ) -> tuple[int, Counts]:
         """See ``Timer``."""
         *others, measured = counts
         taken, now_s = 0, 0.0

@@ -25,9 +25,11 @@ ASKED = Request(FLASH, 4)
 
 
 def faults(
-    found: Bytes, entry: EntryFormat = MAIN, asked: Request | None = None,
+    found: Bytes,
+    entry: EntryFormat = MAIN,
+    asked: Request | None = None,
     table: list[int] | None = None,
-) -> list[Fault]:  # fmt: skip
+) -> list[Fault]:
     order = np.array(table or range(COUNT))
     return find_faults(record_of(entry, ENTRIES), found, order, asked)
 

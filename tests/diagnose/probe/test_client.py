@@ -29,10 +29,13 @@ KEY = "sk-not-to-be-written"
 
 @contextmanager
 def serving(
-    fake: FakeServer, *, takes: str = "ids",
-    first: tuple[int, int, dict[str, str]] | None = None, model: str = "a-model",
+    fake: FakeServer,
+    *,
+    takes: str = "ids",
+    first: tuple[int, int, dict[str, str]] | None = None,
+    model: str = "a-model",
     said: bytes = b"\x1b[31mbusy",
-) -> Iterator[tuple[str, list[Any]]]:  # fmt: skip
+) -> Iterator[tuple[str, list[Any]]]:
     """A fake server behind a socket: its address, and what was asked.
 
     ``first``: how many prompts it answers with a status and headers, and ``said``, instead.
@@ -198,9 +201,12 @@ def test_a_busy_server_is_asked_again_when_it_wants(monkeypatch: pytest.MonkeyPa
     ],
 )  # fmt: skip
 def test_a_server_that_does_not_answer_is_a_sentence(
-    first: tuple[int, int, dict[str, str]], code: int, sentence: str, asked: int,
+    first: tuple[int, int, dict[str, str]],
+    code: int,
+    sentence: str,
+    asked: int,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """One that is busy does not outlast the budget; no key goes elsewhere, no command is shown."""
     monkeypatch.setenv(KEYS[0], KEY)
     begun_s = time.monotonic()

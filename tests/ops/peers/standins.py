@@ -16,9 +16,15 @@ caches_seen: list[Tensor] = []
 
 
 def vllm_gather(
-    out: Tensor, k_cache: Tensor, seq_lens: Tensor, gather_lens: Tensor | None,
-    block_table: Tensor, block_size: int, offset: int, use_fnuz: bool = False,
-) -> None:  # fmt: skip
+    out: Tensor,
+    k_cache: Tensor,
+    seq_lens: Tensor,
+    gather_lens: Tensor | None,
+    block_table: Tensor,
+    block_size: int,
+    offset: int,
+    use_fnuz: bool = False,
+) -> None:
     """vLLM's ``dequantize_and_gather_k_cache``: pages as [blocks, entries, 584]."""
     assert k_cache.shape[1:] == (block_size, 584)
     assert not use_fnuz
@@ -26,10 +32,17 @@ def vllm_gather(
 
 
 def flaggems_gather(
-    out: Tensor, k_cache: Tensor, seq_lens: Tensor, gather_lens: Tensor | None,
-    block_table: Tensor, block_size: int, offset: int = 0, rope_dim: int = 64,
-    nope_dim: int | None = None, scale_slots: int | None = None,
-) -> None:  # fmt: skip
+    out: Tensor,
+    k_cache: Tensor,
+    seq_lens: Tensor,
+    gather_lens: Tensor | None,
+    block_table: Tensor,
+    block_size: int,
+    offset: int = 0,
+    rope_dim: int = 64,
+    nope_dim: int | None = None,
+    scale_slots: int | None = None,
+) -> None:
     """FlagGems' ``dequantize_and_gather_k_cache``: it would copy pages of three dimensions."""
     assert k_cache.ndim == 2
     assert (rope_dim, nope_dim, scale_slots) == (64, None, None)
@@ -37,9 +50,13 @@ def flaggems_gather(
 
 
 def vllm_insert(
-    k: Tensor, k_cache: Tensor, slot_mapping: Tensor, block_size: int = 64,
-    is_ue8m0: bool = True, use_fnuz: bool = False,
-) -> None:  # fmt: skip
+    k: Tensor,
+    k_cache: Tensor,
+    slot_mapping: Tensor,
+    block_size: int = 64,
+    is_ue8m0: bool = True,
+    use_fnuz: bool = False,
+) -> None:
     """vLLM's ``quantize_and_insert_k_cache``: −1 skips, every other slot is written."""
     assert k.shape == (len(slot_mapping), 512)
     assert slot_mapping.dtype == torch.int64
@@ -53,9 +70,11 @@ def vllm_insert(
 
 
 def sglang_gather(
-    quant_k_cache: Tensor, page_table_1_flattened: Tensor, page_size: int,
+    quant_k_cache: Tensor,
+    page_table_1_flattened: Tensor,
+    page_size: int,
     out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """SGLang's ``dequantize_k_cache_paged_dsv4``: it reads whatever it is told to."""
     assert quant_k_cache.is_contiguous()
     assert out is not None
@@ -69,9 +88,14 @@ def sglang_gather(
 
 
 def _gather(
-    out: Tensor, k_cache: Tensor, seq_lens: Tensor, gather_lens: Tensor | None,
-    block_table: Tensor, block_size: int, offset: int,
-) -> None:  # fmt: skip
+    out: Tensor,
+    k_cache: Tensor,
+    seq_lens: Tensor,
+    gather_lens: Tensor | None,
+    block_table: Tensor,
+    block_size: int,
+    offset: int,
+) -> None:
     assert out.dtype == torch.bfloat16
     assert seq_lens.dtype == block_table.dtype == torch.int32
     assert len(seq_lens) == len(block_table) == len(out)
@@ -97,12 +121,21 @@ def _store(cache: Tensor, block_size: int) -> PageStore:
 
 
 def flash_mla_with_kvcache(
-    q: Tensor, k_cache: Tensor, block_table: None, cache_seqlens: None, head_dim_v: int,
-    tile_scheduler_metadata: str, num_splits: None = None, softmax_scale: float | None = None,
-    causal: bool = False, is_fp8_kvcache: bool = False, indices: Tensor | None = None,
-    attn_sink: Tensor | None = None, extra_k_cache: Tensor | None = None,
+    q: Tensor,
+    k_cache: Tensor,
+    block_table: None,
+    cache_seqlens: None,
+    head_dim_v: int,
+    tile_scheduler_metadata: str,
+    num_splits: None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    is_fp8_kvcache: bool = False,
+    indices: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+    extra_k_cache: Tensor | None = None,
     extra_indices_in_kvcache: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """FlashMLA's sparse decoding, as its tests/ref.py defines it: only −1 is no index."""
     assert (block_table, cache_seqlens, num_splits, causal) == (None, None, None, False)
     assert (tile_scheduler_metadata, is_fp8_kvcache, head_dim_v) == ("a plan", True, 512)
@@ -152,9 +185,15 @@ def get_mla_metadata() -> tuple[str, None]:
 
 
 def fp8_fp4_paged_mqa_logits(
-    q: tuple[Tensor, None], kv_cache: Tensor, weights: Tensor, context_lens: Tensor,
-    block_table: Tensor, schedule_meta: str, max_context_len: int, indices: None = None,
-) -> Tensor:  # fmt: skip
+    q: tuple[Tensor, None],
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    schedule_meta: str,
+    max_context_len: int,
+    indices: None = None,
+) -> Tensor:
     """DeepGEMM's paged scores of FP8 keys on SM90: whatever is behind a row's keys stays."""
     (queries, scale), (pages, size, heads, key_bytes) = q, kv_cache.shape
     tokens, next_n, _, dims = queries.shape

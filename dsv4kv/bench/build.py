@@ -18,11 +18,11 @@ from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.cache.checkpoints import CheckpointPool
 from dsv4kv.cache.layers import Compressors, LayerCache, build_layers
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.choices import choose
+from dsv4kv.choices import PEERS, choose
 from dsv4kv.config.bench import INDEXES, BenchConfig
 from dsv4kv.core.policies import make_policy
 from dsv4kv.core.tree import PrefixTree
-from dsv4kv.errors import ConfigError
+from dsv4kv.errors import ConfigError, PeerUnavailable
 from dsv4kv.model.formats import MOVED_FORMATS
 from dsv4kv.model.plan import CHECKPOINT_TOKENS, CachePlan, checkpoint_bytes, plan_cache
 from dsv4kv.model.presets import load_model
@@ -31,7 +31,9 @@ from dsv4kv.model.schema import choose_formats
 from dsv4kv.ops import cpu_reads
 from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
 from dsv4kv.ops.cuda.launch import compile_ahead
+from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
 from dsv4kv.ops.spec import STEP_LAUNCH, Backend, Choice
+from dsv4kv.ops.spec import choose as choose_variants
 from dsv4kv.units import format_bytes
 
 _ADVICE = "lower cache.max_context_tokens, cache.num_blocks or workload.concurrency"
@@ -151,6 +153,16 @@ def _output_bytes(plan: CachePlan, requests: int) -> int:
     return 2 * requests * (sum(most.values()) + model.window_tokens * model.head_dim)
 
 
+def resolve(config: BenchConfig, device: CudaDevice | None) -> ResolvedBackend:
+    """The operations that a configuration names; raises ``ConfigError``, ``PeerUnavailable``."""
+    own = "cuda" if device else "cpu"
+    if device is None and config.backend in PEERS:
+        raise PeerUnavailable(f"{config.backend} runs on a GPU, and the cache is on the CPU.")
+    architecture = device.architecture if device else None  # several ways only on a GPU
+    variants = choose_variants(config.ops.variant.model_dump(), architecture)
+    return resolve_backend(config.backend or own, own, variants)
+
+
 @dataclass(frozen=True)
 class Drive:
     """What moves a cache's bytes, and checks them."""
@@ -176,16 +188,10 @@ def build_drive(
     config: BenchConfig,
     manager: KVCacheManager,
     recorder: Recorder,
-    backend: Backend,
+    resolved: ResolvedBackend,
     device: CudaDevice | None = None,
-    variants: Choice | None = None,
-    foreign: Collection[str] = (),
 ) -> Drive:
-    """Bind the cache to data, operations and the checks against the reference.
-
-    variants: what ``backend`` was made of, to compile it ahead.
-    foreign: operations of it that come from elsewhere, to be timed.
-    """
+    """Bind the cache to data, operations and the checks against the reference."""
     plan, seed = manager.plan, config.measure.seed
     compressors = _draw_compressors(plan, seed)
     every = [part for pair in compressors.values() for part in pair if part]
@@ -196,10 +202,10 @@ def build_drive(
     placed = 2 * window + plan.draft_tokens if config.workload.context else 0
     longest_chunk = min(max(config.workload.step_tokens, placed), plan.max_context_tokens)
     inputs = InputBank(plan.config, every, longest_chunk, seed, given)
-    bound = build_layers(manager, backend, _moved(compressors, manager.device))
+    bound = build_layers(manager, resolved.backend, _moved(compressors, manager.device))
     layers = list(bound.values())
     contexts = PlacedContexts(layers, seed) if config.workload.context else None
-    why = why_gathered(layers, foreign, on_gpu=device is not None)
+    why = why_gathered(layers, resolved.foreign, on_gpu=device is not None)
     queries, step = None, config.workload.step
     if step == "engine" and why:
         raise ConfigError(f"workload.step is engine, and {why}: set it to gather, or to null.")
@@ -221,7 +227,7 @@ def build_drive(
     if device is not None:
         modules = foresee_modules(layers, manager, executor.inputs, executor.queries)
         compile_ahead(modules, device.device)
-        executor.gpu = _build_gpu(config, manager, executor, device, variants or {})
+        executor.gpu = _build_gpu(config, manager, executor, device, resolved.variants)
     return Drive(executor, verifier, why if step is None and why else None)
 
 

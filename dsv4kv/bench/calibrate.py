@@ -7,17 +7,16 @@ each of seven pairs, either launch can be the one before. A change counts from w
 or from that floor on.
 """
 
-import json
 import math
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from dsv4kv.bench.compare.side import Side, took_turns
 from dsv4kv.bench.compare.verdict import Floor, Logs, compare_pairs, compare_sides
@@ -39,22 +38,30 @@ _DEALS = 500
 _FEWEST_SAMPLES = 30  # of a quantity in a launch; medians of fewer scatter by themselves
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """A machine's A/A noise floor, and the bandwidth of its memory."""
+Fraction = Annotated[float, Field(strict=True, ge=0, lt=1)]
 
-    noise_floor: float
+
+class Calibration(BaseModel):
+    """A machine's A/A noise floor, and the bandwidth of its memory; older ones have less."""
+
+    model_config = ConfigDict(frozen=True)
+
+    noise_floor: Fraction
     """97.5 % of same-against-same ratios are nearer to 1 than this, as a fraction."""
-    noise_floor_in_turns: float | None
+    noise_floor_in_turns: Fraction | None = None
     """The same for launches with interleaved steps; None without any, as on a GPU."""
-    calibrated_utc: str  # when, ISO 8601
-    launches: int  # fresh processes that were run
-    medians_ns: dict[str, list[float]]  # median of every quantity in every launch
-    pair_ratios: dict[str, list[float]]
+    calibrated_utc: str = ""  # when, ISO 8601
+    launches: int = 0  # fresh processes that were run
+    medians_ns: dict[str, list[float]] = {}  # median of every quantity in every launch
+    pair_ratios: dict[str, list[float]] = {}
     """Of every quantity, how many times as long the second launch of a pair took."""
-    peaks_gbps: dict[str, float]
+    peaks_gbps: dict[str, float] = {}
     """Rates of plain ``memcpy``, and on a GPU of ``copy``, ``read`` and ``write``."""
-    machine: dict[str, Any]  # what identifies this machine, as in a run record
+    machine: dict[str, Any] = {}  # what identifies this machine, as in a run record
+
+    def is_of(self, hostname_sha256: str) -> bool:
+        """Whether it may be that machine's: homes are often shared."""
+        return self.machine.get("hostname_sha256") in (None, hostname_sha256)
 
 
 def measure_memcpy_gbps() -> float:
@@ -123,7 +130,7 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
-            file.write(json.dumps(asdict(calibration), indent=1).encode() + b"\n")
+            file.write(calibration.model_dump_json(indent=1).encode() + b"\n")
     except OSError as error:
         raise Dsv4kvError(
             f"{path} cannot be written ({error.strerror}): name another cache with XDG_CACHE_HOME."
@@ -178,19 +185,6 @@ def _often_measured(records: Sequence[RunRecord]) -> dict[Quantity, list[Measure
     }
 
 
-@dataclass(frozen=True)
-class NoiseFloors:
-    """A machine's A/A noise floor: 97.5 % of ratios are nearer to 1, as a fraction."""
-
-    alone: float  # of launches one by one
-    in_turns: float | None  # of launches with interleaved steps; None where none were
-    hostname_sha256: str | None  # the machine's; None where it is not known
-
-    def is_of(self, hostname_sha256: str) -> bool:
-        """Whether they may be that machine's: homes are often shared."""
-        return self.hostname_sha256 in (None, hostname_sha256)
-
-
 def parse_floor(text: str) -> float:
     """``1%``, ``1 %`` or ``0.01``, as a fraction; ``ConfigError`` for others."""
     number = text.strip().removesuffix("%")
@@ -207,14 +201,14 @@ def find_floor(configured: float, sides: tuple[Side, Side]) -> Floor:
     """The larger of what is configured and what ``doctor --calibrate`` found on this machine."""
     here = capture_environment()["hostname_sha256"]
     machines = {r.environment.hostname_sha256 for side in sides for r in side.records}
-    floors = read_noise_floors(calibration_path())
+    found = read_calibration(calibration_path())
     not_calibrated = Floor(configured, "as configured; this machine is not calibrated")
-    if floors is None:
+    if found is None:
         return not_calibrated
-    measured = floors.in_turns if took_turns(*sides) else floors.alone
+    measured = found.noise_floor_in_turns if took_turns(*sides) else found.noise_floor
     if measured is None:
         return not_calibrated
-    if machines != {here} or not floors.is_of(here):
+    if machines != {here} or not found.is_of(here):
         return Floor(configured, "as configured; the calibration is of another machine")
     if measured > configured:
         return Floor(measured, "noise floor of this machine, calibrated")
@@ -228,28 +222,14 @@ def calibration_path() -> Path:
     ) / "calibration.json"
 
 
-def read_noise_floors(path: Path) -> NoiseFloors | None:
+def read_calibration(path: Path) -> Calibration | None:
     """What ``dsv4kv doctor --calibrate`` found; None without a file."""
     try:
-        stored = read_json(path)
-        machine = stored.get("machine")
-        in_turns = stored.get("noise_floor_in_turns")
-        return NoiseFloors(
-            alone=_fraction(stored["noise_floor"]),
-            in_turns=None if in_turns is None else _fraction(in_turns),
-            hostname_sha256=machine.get("hostname_sha256") if isinstance(machine, dict) else None,
-        )
+        return Calibration.model_validate(read_json(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError):
         raise ConfigError(
             f"{path} holds no noise_floor between 0 and 1: run `dsv4kv doctor --calibrate` again, "
             "or remove the file."
         ) from None
-
-
-def _fraction(value: object) -> float:
-    """A number from 0 to below 1; ``ValueError`` for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise ValueError
-    return float(value)

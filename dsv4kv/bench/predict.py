@@ -8,7 +8,7 @@ others' follow from their multiprocessors, clocks and copies.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -153,12 +153,12 @@ def plan_step(config: BenchConfig, card: Card, tokens: int) -> list[Planned]:
             return cast(Graph, None)
 
         names = {name: partial(note, name) for name in OPERATIONS}
-        backend = cast(Backend, SimpleNamespace(**names))
+        noting = replace(resolved, backend=cast(Backend, SimpleNamespace(**names)))
         device = CudaDevice(
             torch.device("meta"), card.architecture, 1 << 62, 1, _no_event, lambda: capture
         )
         manager = build_manager(config, plan_from(config), device)
-        drive = build_drive(config, manager, Recorder(), backend, device, variants)
+        drive = build_drive(config, manager, Recorder(), noting, device)
     executor = drive.executor
     if not captured:
         raise CudaUnavailable("workload.decode is eager: no step is captured, so none is planned.")

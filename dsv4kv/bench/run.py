@@ -19,6 +19,7 @@ from dsv4kv.bench.build import (
     check_device_memory,
     check_memory,
     plan_from,
+    resolve,
 )
 from dsv4kv.bench.device import CallTimer, CudaDevice, describe_gpu, find_device, measure_peaks
 from dsv4kv.bench.figures import measure_operations
@@ -32,14 +33,12 @@ from dsv4kv.bench.serve.reuse import PrefixReuse
 from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.bench.telemetry import Telemetry
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.choices import PEERS
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import Point
 from dsv4kv.errors import CacheError, ConfigError, Dsv4kvError, PeerUnavailable, VerificationError
 from dsv4kv.model.plan import CachePlan, bytes_per_token
 from dsv4kv.ops.check import check_backend, foreign_scenes
-from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
-from dsv4kv.ops.spec import choose
+from dsv4kv.ops.registry import ResolvedBackend
 from dsv4kv.runs.assemble import Invocation, begin_record, end_record, make_case
 from dsv4kv.runs.points import run_points
 from dsv4kv.runs.schema import (
@@ -249,31 +248,18 @@ def set_up(config: BenchConfig, memory_bytes: int | None) -> Setup:
         check_memory(config, plan, memory_bytes, on_host=device is None)
     if device is not None:
         check_device_memory(config, plan, device)
-    resolved = _resolve(config, plan, device)
+    resolved = resolve(config, device)
+    if resolved.foreign and real:
+        where = device.device if device else torch.device("cpu")
+        if wrong := check_backend(resolved, plan, where, config.measure.seed):
+            sentences = "\n".join(map(str, wrong))
+            raise VerificationError(f"{sentences}\nNothing was timed.")
     recorder = Recorder()
     manager = build_manager(config, plan, device)
     drive = None
     if real:
-        parts = resolved.backend, device, resolved.variants
-        drive = build_drive(config, manager, recorder, *parts, resolved.foreign)
+        drive = build_drive(config, manager, recorder, resolved, device)
     return Setup(config, plan, device, resolved, manager, recorder, drive)
-
-
-def _resolve(config: BenchConfig, plan: CachePlan, device: CudaDevice | None) -> ResolvedBackend:
-    """The operations that will run; those from elsewhere are checked before they are timed."""
-    own = "cuda" if device else "cpu"
-    if device is None and config.backend in PEERS:
-        raise PeerUnavailable(f"{config.backend} runs on a GPU, and the cache is on the CPU.")
-    architecture = device.architecture if device else None  # several ways only on a GPU
-    variants = choose(config.ops.variant.model_dump(), architecture)
-    resolved = resolve_backend(config.backend or own, own, variants)
-    if resolved.foreign and config.workload.data == "real":
-        where = device.device if device else torch.device("cpu")
-        wrong = check_backend(resolved, plan, where, config.measure.seed)
-        if wrong:
-            sentences = "\n".join(map(str, wrong))
-            raise VerificationError(f"{sentences}\nNothing was timed.")
-    return resolved
 
 
 def make_loop(

@@ -20,6 +20,7 @@ from dsv4kv.bench.build import (
     check_device_memory,
     check_memory,
     plan_from,
+    resolve,
 )
 from dsv4kv.bench.device import CallTimer, CudaDevice, find_device, measure_baseline
 from dsv4kv.bench.figures import list_figures, measure_figures
@@ -33,9 +34,8 @@ from dsv4kv.errors import ConfigError, PeerUnavailable, VerificationError
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.ops.check import check_scenes, foreign_scenes
-from dsv4kv.ops.registry import resolve_backend
 from dsv4kv.ops.scenes import scenes_of
-from dsv4kv.ops.spec import OPERATIONS, READS, choose
+from dsv4kv.ops.spec import OPERATIONS, READS
 from dsv4kv.runs.assemble import make_case
 from dsv4kv.runs.schema import Case, NotMeasured, Operation
 
@@ -78,13 +78,8 @@ class OperationBench:
             types.setdefault(schema.layer.attn, schema.layer.layer_idx)
         self._layers = sorted(types.values())
         self.device = find_device(self._config.device)
-        own = "cuda" if self.device else "cpu"
-        variants = choose(
-            self._config.ops.variant.model_dump(),
-            self.device.architecture if self.device else None,
-        )
-        self.own = resolve_backend(own, own, variants)
-        self.resolved = resolve_backend(self._config.backend or own, own, variants)
+        self.own = resolve(self._config.model_copy(update={"backend": None}), self.device)
+        self.resolved = resolve(self._config, self.device)
         if self.resolved.foreign and base not in self.resolved.foreign:
             brought = ", ".join(self.resolved.foreign)
             raise ConfigError(f"{self.resolved.name} has {brought}, and no {base}.")
@@ -165,8 +160,7 @@ class OperationBench:
 
     def _build(self, config: BenchConfig, plan: CachePlan) -> StepExecutor:
         manager = build_manager(config, plan, self.device)
-        parts = self.own.backend, self.device, self.own.variants
-        return build_drive(config, manager, Recorder(), *parts).executor
+        return build_drive(config, manager, Recorder(), self.own, self.device).executor
 
     def _with_operation(self, config: BenchConfig) -> list[int]:
         """Layers on which a decode step has the operation, one of a type."""

@@ -50,7 +50,7 @@ def doctor(
     checks = list(examine(path))
     broken = any(check.status == "broken" for check in checks)
     rows = [asdict(check) for check in checks]
-    found = asdict(calibration) if calibration else None
+    found = calibration.model_dump() if calibration else None
     document = {"ok": not broken, "checks": rows, "calibration": found}
     summary = [_sum_up(calibration, path)] if calibration else []
     opt.tell([*report_checks(checks), *summary], document, as_json=as_json)

@@ -137,7 +137,7 @@ def check_folder(topic: str, name: str, folder: Path, enables: str, advice: str)
 
 
 def _check_calibration(path: Path, hostname_sha256: str) -> Check:
-    from dsv4kv.bench.calibrate import read_noise_floors
+    from dsv4kv.bench.calibrate import read_calibration
 
     advice = "dsv4kv doctor --calibrate, while nothing else runs (minutes)"
     lacking = Check(
@@ -145,15 +145,15 @@ def _check_calibration(path: Path, hostname_sha256: str) -> Check:
         advice,
     )  # fmt: skip
     try:
-        floors = read_noise_floors(path)
+        floors = read_calibration(path)
     except ConfigError as error:
         return replace(lacking, found=str(error))
     if floors is None:
         return lacking
     if not floors.is_of(hostname_sha256):
         return replace(lacking, found="measured on another machine")
-    percent = floors.alone * 100
-    if floors.alone > _WIDE:
+    percent = floors.noise_floor * 100
+    if floors.noise_floor > _WIDE:
         advice = f"a floor this wide hides changes. Again: {advice}"
         found = f"noise floor {percent:.0f} %"
         return replace(lacking, status="note", found=found, advice=advice)

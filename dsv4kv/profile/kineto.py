@@ -10,7 +10,6 @@ import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -59,19 +58,6 @@ _MOST_BROKEN = 10_000  # events
 _PACKED = 100  # characters of a byte at most: traces have about 20
 
 
-@contextmanager
-def open_text(path: Path) -> Iterator[TextIO]:
-    """A text file, packed or not; ``ProfileError`` where it cannot be opened or is no file."""
-    try:
-        file = open_regular(path)
-    except OSError as error:
-        raise ProfileError(
-            f"{path} cannot be read ({error.strerror}): name a Chrome trace, .json or .json.gz."
-        ) from None
-    with file, io.TextIOWrapper(unpack(file), encoding="utf-8-sig", errors="replace") as text:
-        yield text
-
-
 class ChromeFile:
     """Iterates over a trace's events; ``around`` is the other text. Raises ``ProfileError``."""
 
@@ -82,8 +68,15 @@ class ChromeFile:
         self._left = 0
 
     def __iter__(self) -> Iterator[Event]:
-        with open_text(self.path) as file:
-            self._left = _PACKED * os.fstat(file.fileno()).st_size + _LONGEST
+        try:
+            raw = open_regular(self.path)
+        except OSError as error:
+            raise ProfileError(
+                f"{self.path} cannot be read ({error.strerror}): name a Chrome trace, .json or "
+                ".json.gz."
+            ) from None
+        with raw, io.TextIOWrapper(unpack(raw), encoding="utf-8-sig", errors="replace") as file:
+            self._left = _PACKED * os.fstat(raw.fileno()).st_size + _LONGEST
             try:
                 yield from self._events(file, self._skip_head(file))
             except (RecursionError, ValueError) as error:

@@ -13,7 +13,7 @@ from typing import Any
 from dsv4kv import __version__
 from dsv4kv.errors import ProfileError
 from dsv4kv.files import open_regular, temporary_folder, unpack
-from dsv4kv.profile.kineto import open_text, read_kineto
+from dsv4kv.profile.kineto import read_kineto
 from dsv4kv.profile.launch import export_nsys, find_profiler
 from dsv4kv.profile.ncu import read_ncu
 from dsv4kv.profile.nsys import read_nsys
@@ -148,9 +148,7 @@ def load_profile(path: Path, step: str, rules: Sequence[Rule] = ()) -> Source:
 
 def is_record(path: Path) -> bool:
     """Whether a JSON file is a run record."""
-    with open_text(path) as file, suppress(OSError, EOFError, zlib.error):
-        return _RECORD in file.read(_HEAD_CHARACTERS)
-    return False  # damaged: its reader says how
+    return _RECORD.encode() in _head(path)[1][:_HEAD_CHARACTERS]
 
 
 ELSEWHERE = "not in the profile"

@@ -16,7 +16,7 @@ from dsv4kv.bench.calibrate import (
     calibration_tasks,
     noise_floor,
     noise_floor_in_turns,
-    read_noise_floors,
+    read_calibration,
     run_calibration,
     save_calibration,
 )
@@ -123,11 +123,8 @@ def test_what_is_stored_is_what_compare_reads(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     calibration = calibrate(make_launches(0.02), make_launches(0.01), MEMCPY_GBPS)
     save_calibration(calibration, calibration_path())
-    floors = read_noise_floors(calibration_path())
-    assert floors is not None
-    assert floors.alone == calibration.noise_floor
-    assert floors.in_turns == calibration.noise_floor_in_turns != calibration.noise_floor
-    assert floors.is_of(calibration.machine["hostname_sha256"])
+    assert read_calibration(calibration_path()) == calibration
+    assert calibration.noise_floor_in_turns != calibration.noise_floor
     stored = json.loads((tmp_path / "cache" / "dsv4kv" / "calibration.json").read_text())
     assert stored["medians_ns"] == calibration.medians_ns
     assert stored["launches"] == 2 * LAUNCHES

@@ -13,7 +13,7 @@ from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import load_config
 from dsv4kv.ops.cuda.compile import load_cubins
 from dsv4kv.ops.launches.launch import KernelModule
-from dsv4kv.ops.registry import load_backend
+from dsv4kv.ops.registry import resolve_backend
 from tests.gpu_twin import TwinGpu, twin_device
 
 
@@ -36,7 +36,7 @@ def modules_of(config: BenchConfig) -> list[KernelModule]:
     with patch.object(build, "compile_ahead", keep):
         manager = build.build_manager(asked, build.plan_from(asked), device)
         try:
-            build.build_drive(asked, manager, Recorder(), load_backend("cuda"), device, {})
+            build.build_drive(asked, manager, Recorder(), resolve_backend("cuda", "cuda"), device)
         except _Found:
             return found
     raise AssertionError("nothing is compiled ahead")

@@ -9,7 +9,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
-from dsv4kv.bench.calibrate import read_noise_floors
+from dsv4kv.bench.calibrate import read_calibration
 from dsv4kv.bench.launches import Outcome, Task
 from dsv4kv.cli import app
 from dsv4kv.diagnose.doctor import Check
@@ -86,9 +86,9 @@ def test_a_calibration_is_stored_and_summed_up(tmp_path: Path) -> None:
     result = run("--calibrate")
     assert result.exit_code == 0
     path = tmp_path / "dsv4kv" / "calibration.json"
-    floors = read_noise_floors(path)
+    floors = read_calibration(path)
     assert floors is not None
-    floor, in_turns = floors.alone, floors.in_turns
+    floor, in_turns = floors.noise_floor, floors.noise_floor_in_turns
     assert 0.005 < floor < 0.05
     last = "".join(told(result).rpartition("calibrated: ")[2].split())  # however it is broken
     assert in_turns

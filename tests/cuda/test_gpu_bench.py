@@ -16,7 +16,7 @@ from dsv4kv.cache.step import Step
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.experiments import TiersConfig
 from dsv4kv.config.load import load_config
-from dsv4kv.ops.registry import load_backend
+from dsv4kv.ops.registry import resolve_backend
 from tests.bench.serve.gpu_serving import TwinBench, cache_bytes
 from tests.bench.serve.serving import make_config
 from tests.bench.settings import tiny_config
@@ -36,7 +36,7 @@ def build(config: BenchConfig) -> TwinBench:
     """A cache on the GPU with what drives it."""
     device, recorder = find_device("cuda"), Recorder()
     manager = build_manager(config, plan_from(config), device)
-    drive = build_drive(config, manager, recorder, load_backend("cuda"), device)
+    drive = build_drive(config, manager, recorder, resolve_backend("cuda", "cuda"), device)
     return TwinBench(TwinGpu(), config, manager, recorder, drive)
 
 

@@ -25,7 +25,7 @@ from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.experiments import SideSection, TransferConfig
 from dsv4kv.errors import Dsv4kvError
-from dsv4kv.ops.registry import load_backend
+from dsv4kv.ops.registry import resolve_backend
 
 OnEvent = Callable[[Manifest | int], object]
 
@@ -106,7 +106,7 @@ class Side:
         self.memory = Memory(manager)
         self.places = [] if shared is None else self.memory.places(shared)
         self._manager, self._crowded = manager, crowded
-        drive = build_drive(config, manager, Recorder(), load_backend("cpu"))
+        drive = build_drive(config, manager, Recorder(), resolve_backend("cpu", "cpu"))
         self._executor, self._requests = drive.executor, Requests(manager, drive.executor)
 
     def prefill(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.bench.calibrate import calibration_path, find_floor, parse_floor, read_noise_floors
+from dsv4kv.bench.calibrate import calibration_path, find_floor, parse_floor, read_calibration
 from dsv4kv.bench.compare.side import Side
 from dsv4kv.errors import ConfigError
 from dsv4kv.runs.environment import capture_environment
@@ -76,7 +76,7 @@ def test_a_damaged_calibration_is_refused_with_what_to_do(text: str) -> None:
     calibrate(0)
     calibration_path().write_text(text)
     with pytest.raises(ConfigError, match="or remove the file"):
-        read_noise_floors(calibration_path())
+        read_calibration(calibration_path())
 
 
 def test_a_calibration_of_another_machine_in_a_shared_home_does_not_count() -> None:

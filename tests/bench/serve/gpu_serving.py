@@ -43,8 +43,8 @@ def build_from(gpu: TwinGpu, config: BenchConfig) -> TwinBench:
     device, recorder = twin_device(gpu), Recorder()
     manager = build_manager(config, plan_from(config), device)
     variants = choose(config.ops.variant.model_dump(), device.architecture)
-    backend = resolve_backend("cuda", "cuda", variants).backend
-    drive = build_drive(config, manager, recorder, backend, device, variants)
+    resolved = resolve_backend("cuda", "cuda", variants)
+    drive = build_drive(config, manager, recorder, resolved, device)
     return TwinBench(gpu, config, manager, recorder, drive)
 
 

@@ -11,7 +11,7 @@ from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import load_config
-from dsv4kv.ops.registry import load_backend
+from dsv4kv.ops.registry import resolve_backend
 from dsv4kv.traces.request import Request
 
 Meddle = Callable[[KVCacheManager, int], None]
@@ -61,7 +61,7 @@ def make_requests(*lengths: tuple[int, int]) -> list[Request]:
 
 def drive_on_cpu(config: BenchConfig, manager: KVCacheManager, recorder: Recorder) -> Drive:
     """What moves the bytes of a cache on the CPU."""
-    return build_drive(config, manager, recorder, load_backend("cpu"))
+    return build_drive(config, manager, recorder, resolve_backend("cpu", "cpu"))
 
 
 def serve(

@@ -1,6 +1,7 @@
 """Decode steps that read as engines do: what is read and counted, and that checks see it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.ops import cpu, reference
 from dsv4kv.ops.check import OUTPUT_ERROR, SCORE_ERROR
-from dsv4kv.ops.registry import load_backend
+from dsv4kv.ops.registry import resolve_backend
 from dsv4kv.ops.spec import OPERATIONS, READS
 from tests.bench.serve.defects import (
     Break,
@@ -166,7 +167,9 @@ def test_a_gather_from_elsewhere_is_timed_in_steps_that_gather(
 ) -> None:
     config = make_config("workload.step=null")
     manager = KVCacheManager(plan_from(config))
-    drive = build_drive(config, manager, Recorder(), load_backend("cpu"), foreign=foreign)
+    drive = build_drive(
+        config, manager, Recorder(), replace(resolve_backend("cpu", "cpu"), foreign=tuple(foreign))
+    )
     assert drive.gathers_because == why
     assert drive.executor.in_place == (why is None)
 

@@ -106,16 +106,6 @@ class CallTimer:
         """Time for the first of the measurements to come; None where too little is left."""
         return self._budget.share_ns(measurements, self._replays.rules.least_total_ns)
 
-    def time(
-        self,
-        calls: Sequence[Callable[[], object]],
-        name: str,
-        layer_type: str | None = None,
-        temperature: Temperature | None = None,
-    ) -> list[int]:
-        """Nanoseconds of one of the calls, all of one kind, which run one after the other."""
-        return self.measure(calls, name, layer_type, temperature).samples_ns
-
     def measure(
         self,
         calls: Sequence[Callable[[], object]],
@@ -124,7 +114,7 @@ class CallTimer:
         temperature: Temperature | None = None,
         most_ns: int | None = None,
     ) -> Timing:
-        """``time``, and how it went; it ends after ``most_ns`` in any case."""
+        """Time one of the calls, all of one kind; it ends after ``most_ns`` in any case."""
         graph = self._capture(calls)
         rounds = self._replays.rounds_for(graph.replay) if calls else 1
         if rounds > 1:
@@ -145,7 +135,7 @@ class CallTimer:
     def time_floor(self) -> list[int]:
         """Nanoseconds of an empty kernel."""
         nothing = plan_nothing(torch.empty(1, device=self.device.device))
-        return self.time([prepare(nothing)] * _CHAIN, EMPTY_KERNEL)
+        return self.measure([prepare(nothing)] * _CHAIN, EMPTY_KERNEL).samples_ns
 
     def _capture(self, calls: Sequence[Callable[[], object]]) -> Graph:
         def run() -> None:

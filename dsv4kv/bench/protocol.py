@@ -74,10 +74,8 @@ class Timing:
 
     samples_ns: list[int]
     """Nanoseconds of one call, one element per unit of work; none where all were throttled."""
-    calls: int  # equal calls in a unit of work; every sample is the mean of so many
     started_ns: int  # when sampling began, of ``perf_counter_ns``
     ended_ns: int  # when it ended
-    warmup_ns: int  # how long was warmed up before
     converged: bool  # whether the median is as well known as the rules want it
     throttled: int = 0  # samples left out, as the device was throttled during them
 
@@ -93,7 +91,6 @@ def measure(
 ) -> Timing:
     """Warm up and sample units of ``calls`` calls each; throttled ones are dropped."""
     clock_ns = clock_ns or perf_counter_ns
-    warming_ns = clock_ns()
     unit_ns = _warm_up(take, rules, was_idle, clock_ns)
     started_ns = clock_ns()
     batches, converged = _sample(take, unit_ns, rules, clock_ns)
@@ -106,10 +103,8 @@ def measure(
     left_out = len(whole) - len(units_ns)
     return Timing(
         samples_ns=[round(unit / calls) for unit in units_ns],
-        calls=calls,
         started_ns=started_ns,
         ended_ns=ended_ns,
-        warmup_ns=started_ns - warming_ns,
         converged=converged if not left_out else bool(units_ns) and is_known(units_ns, rules),
         throttled=left_out,
     )

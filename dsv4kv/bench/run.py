@@ -66,11 +66,7 @@ def describe_cache(config: BenchConfig, plan: CachePlan, manager: KVCacheManager
     allocated = manager.memory_by_pool()
     pools = [
         Pool(
-            name=pool.name,
-            layer_type=pool.layer_type,
-            layers=pool.layers,
-            units=pool.units,
-            unit_bytes=pool.unit_bytes,
+            **asdict(pool),
             predicted_bytes=pool.total_bytes,
             allocated_bytes=allocated.get((pool.name, pool.layer_type, pool.unit_bytes), 0),
         )

@@ -145,21 +145,22 @@ def test_a_part_of_a_split_gpu_is_found_by_its_own_prefix() -> None:
     assert open_gpu(nvml, "11111111-2222").ask("often")["sm_clock_mhz"] == 1_980
 
 
-def test_a_gpu_that_nvml_does_not_know_is_gone() -> None:
-    with pytest.raises(GpuGone, match=f"^NVML knows no GPU {OTHER_UUID}$"):
-        open_gpu(FakeNvml(), OTHER_UUID)
-
-
 @pytest.mark.parametrize(
-    ("code", "reason"),
+    ("answers", "reason"),
     [
-        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "NVML: NVML Shared Library Not Found"),
-        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "NVML: Driver Not Loaded"),
+        ({}, f"NVML knows no GPU {OTHER_UUID}"),
+        (
+            {"nvmlInit": refuse(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)},
+            "NVML: NVML Shared Library Not Found",
+        ),
+        ({"nvmlInit": refuse(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)}, "NVML: Driver Not Loaded"),
     ],
 )
-def test_without_library_or_driver_the_gpu_is_gone_with_the_reason(code: int, reason: str) -> None:
+def test_without_library_driver_or_such_a_gpu_it_is_gone_with_the_reason(
+    answers: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(GpuGone, match=f"^{reason}$"):
-        open_gpu(FakeNvml(answers={"nvmlInit": refuse(code)}))
+        open_gpu(FakeNvml(answers=answers), OTHER_UUID)
 
 
 def test_a_gpu_that_falls_off_the_bus_is_gone() -> None:

@@ -183,18 +183,6 @@ def test_without_a_driver_the_host_is_polled_and_the_reason_said() -> None:
     assert telemetry.readings.absent["gpu"].startswith("NVML")
 
 
-def test_a_process_that_cannot_begin_is_said_and_nothing_else_happens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sys.executable", "/nonexistent/python")
-    with Telemetry() as telemetry, telemetry.window("serve"):
-        pass
-    assert telemetry.readings.absent == {
-        "telemetry": "could not begin (No such file or directory)"
-    }
-    assert len(telemetry.windows) == 1
-
-
 def test_an_error_of_the_run_goes_through_and_the_process_ends() -> None:
     telemetry = Telemetry()
     with pytest.raises(KeyboardInterrupt), telemetry, telemetry.window("serve"):

@@ -21,10 +21,8 @@ from dsv4kv.profile.launch import (
     ncu_profile,
     nsys_export,
     nsys_profile,
-    require_tool,
     run_child,
     run_profiler,
-    version_of,
 )
 from tests.profile.exports import two_replays
 from tests.profile.tools import NSYS_HELP, Tool, install
@@ -237,12 +235,3 @@ def test_the_newest_of_an_image_is_found(tmp_path: Path, monkeypatch: pytest.Mon
     on_path.touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_profiler("nsys") == str(on_path)
-
-
-def test_a_tool_that_is_not_there_is_named_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ProfileError, match="give --nsys PATH, install NVIDIA Nsight Systems"):
-        require_tool("nsys")
-    assert version_of("/nowhere/nsys") is None

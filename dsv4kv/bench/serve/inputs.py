@@ -33,14 +33,6 @@ _REJECTED_OFFSET = 2053  # offset of a rejected draft from the token that takes 
 
 
 @dataclass(frozen=True)
-class CompressorInputs:
-    """kv and score of tokens: float32[T, C] each."""
-
-    kv: Tensor
-    score: Tensor
-
-
-@dataclass(frozen=True)
 class Queries:
     """What the attention of a decode step asks, the same in all layers."""
 
@@ -63,7 +55,9 @@ class StepInputs:
     """What a model hands its cache in one step."""
 
     window: Tensor  # window values of the step's tokens, bf16[T, D]
-    compressors: Mapping[int, CompressorInputs]  # their kv and score, by number of channels
+    # their rows for compressors, float32[T, C] by number of channels
+    kv: Mapping[int, Tensor]
+    score: Mapping[int, Tensor]
     # values that become entries one by one, bf16[T, d] by d; of d = D it is the window's
     projected: Mapping[int, Tensor]
     # entries that layers read which select some, by ratio: int32[B, K], −1 for none; nothing in a
@@ -77,26 +71,25 @@ class StepInputs:
 
     def pooled(self, compressor: Compressor | None) -> dict[str, Tensor]:
         """Kv and score for a compressor; empty where its entries are of one value."""
-        rows = self.compressors.get(compressor.channels) if compressor else None
-        return {"kv": rows.kv, "score": rows.score} if rows else {}
+        channels = compressor.channels if compressor else 0
+        return (
+            {"kv": self.kv[channels], "score": self.score[channels]} if channels in self.kv else {}
+        )
 
     def of_tokens(self, change: Callable[[Tensor], Tensor]) -> "StepInputs":
         """The same with everything changed that is by token."""
-        compressors = {
-            channels: CompressorInputs(change(rows.kv), change(rows.score))
-            for channels, rows in self.compressors.items()
-        }
-        projected = {dims: change(values) for dims, values in self.projected.items()}
+        kv, score, projected = (
+            {size: change(rows) for size, rows in each.items()}
+            for each in (self.kv, self.score, self.projected)
+        )
         queries = self.queries.of_tokens(change) if self.queries else None
-        return StepInputs(change(self.window), compressors, projected, self.topk, queries)
+        return StepInputs(change(self.window), kv, score, projected, self.topk, queries)
 
     def tensors(self) -> Iterator[Tensor]:
         """What changes from step to step, in a fixed order."""
         yield self.window
-        yield from self.topk.values()
-        yield from self.projected.values()
-        for rows in self.compressors.values():
-            yield from (rows.kv, rows.score)
+        for each in (self.topk, self.projected, self.kv, self.score):
+            yield from each.values()
         if self.queries is not None:
             yield from (self.queries.attention, self.queries.indexer, self.queries.weights)
             yield from self.queries.turns.values()
@@ -120,15 +113,14 @@ class InputBank:
         generator = torch.Generator().manual_seed(seed)
         self._max_chunk = max_chunk
         window = self._draw(config.head_dim, generator).bfloat16()
-        rows = {
-            channels: CompressorInputs(*(self._draw(channels, generator) for _ in range(2)))
-            for channels in dict.fromkeys(compressor.channels for compressor in compressors)
-        }
+        kv, score = dict[int, Tensor](), dict[int, Tensor]()
+        for channels in dict.fromkeys(compressor.channels for compressor in compressors):
+            kv[channels], score[channels] = (self._draw(channels, generator) for _ in range(2))
         projected = {
             dims: self._draw(dims, generator).bfloat16()
             for dims in sorted(set(projected_dims) - {config.head_dim})
         }
-        self.every = StepInputs(window, rows, projected, {})
+        self.every = StepInputs(window, kv, score, projected, {})
 
     @property
     def window(self) -> Tensor:

@@ -338,8 +338,8 @@ def _part_write(layer: LayerCache, indexer: bool, step: Step, inputs: StepInputs
     assert part.compressor is not None
     assert part.state is not None
     assert layer.group is not None
-    rows = inputs.compressors[part.compressor.channels]
-    given = part.compressor, part.state, rows.kv, rows.score
+    rows = inputs.pooled(part.compressor)
+    given = part.compressor, part.state, rows["kv"], rows["score"]
     return PartWrite(*given, part.store, step.entries[layer.group])
 
 

@@ -212,7 +212,8 @@ class Verifier:
             return _encoded(form, self._pooled(compressor, at, entry))
         first, last = entry * part.ratio, (entry + 1) * part.ratio - 1
         every, dims = self.inputs.every, form.dims
-        values = every.window if dims == every.window.shape[1] else every.projected[dims]
+        values = every.entries(dims)
+        assert values is not None
         given = values[at.row(last)]
         if compressor is not None:
             return _encoded(form, reference.finish(compressor, given.double(), first))
@@ -223,9 +224,12 @@ class Verifier:
         first = entry * compressor.ratio
         positions = np.arange(first + compressor.ratio - compressor.rows, first + compressor.ratio)
         rows = torch.from_numpy(at.step.rows(at.b, np.maximum(positions, 0)))
-        inputs = self.inputs.every.compressors[compressor.channels]
-        kv = inputs.kv[rows]
-        score = inputs.score[rows] + compressor.ape[torch.from_numpy(positions % compressor.ratio)]
+        every, channels = self.inputs.every, compressor.channels
+        kv = every.kv[channels][rows]
+        score = (
+            every.score[channels][rows]
+            + compressor.ape[torch.from_numpy(positions % compressor.ratio)]
+        )
         score[torch.from_numpy(positions < 0)] = -torch.inf  # before the start
         kv, score = reference.group_of_tokens(compressor, kv, score)
         return reference.finish(compressor, reference.pool(kv, score), first)

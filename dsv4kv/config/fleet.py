@@ -68,8 +68,6 @@ class DynamoSection(Section):
 
     overlap_score_credit: Weight | None = None
     """What a cached prompt block takes from the cost: 1; agentic 2; decode 0."""
-    overlap_score_credit_decay: Weight | None = None
-    """How fast that fades for a replica with more prompt tokens to compute than others: 0."""
     prefill_load_scale: Weight | None = None
     """Cost of a prompt block to compute: 1; agentic 4; decode 0."""
     decode_active_request_weight: Weight | None = None
@@ -86,8 +84,6 @@ class DynamoSection(Section):
     """Whether replicas announce what they cache; else the router counts what it sent there."""
     router_ttl_secs: SecondsAboveZero = 120.0
     """How long that counts."""
-    clamp: bool = True
-    """Whether the prompt blocks to compute can be less than none."""
 
 
 class GatewaySection(Section):
@@ -114,10 +110,6 @@ class LlmdSection(Section):
     """Weight of unused blocks."""
     queue_weight: Weight = 2.0
     """Weight of a short queue."""
-    load_aware_weight: Weight = 0.0
-    """Weight of the load-aware scorer."""
-    queue_threshold: Positive = 128
-    """Queue at which that one is 0."""
     cpu_tier_weight: Share = 0.8
     """What a block in host memory counts in the index; one on the GPUs counts 1."""
 

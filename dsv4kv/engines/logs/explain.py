@@ -62,21 +62,6 @@ class RankSize:
 
 
 @dataclass(frozen=True)
-class Split:
-    """One request of full context, in the engine's units (blocks, full tokens).
-
-    ``counted``, which the engine divides by, is the sum of the first three; ``held`` is what the
-    request takes in steady decode.
-    """
-
-    context: float
-    fixed: float
-    in_flight: float
-    counted: float
-    held: float
-
-
-@dataclass(frozen=True)
 class Fit:
     """Requests of one length in steady decode."""
 
@@ -138,7 +123,6 @@ class Explanation:
     in_flight_bytes: int
     bytes_per_token: float
     padding_bytes_per_token: float
-    split: Split
     fits: tuple[Fit, ...]
     measured: dict[str, float]
     changes: tuple[Change, ...]
@@ -179,7 +163,6 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
     marginal = sum((cost.marginal_bytes for cost in costs), Fraction(0))
     padding = sum((cost.padding_bytes for cost in costs), Fraction(0))
     rules = engine.family.load("log")
-    parts = rules.split(best)
     doubt = getattr(rules, "DOUBT", "") or (
         "No known engine version reproduces this log (fork, limit or unmodelled feature?). "
         f"Closest are the rules of {engine.name} for {deployment.model.name}. What follows is "
@@ -215,13 +198,12 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
         in_flight_bytes=sum(cost.in_flight_bytes for cost in costs),
         bytes_per_token=float(marginal + padding),
         padding_bytes_per_token=float(padding),
-        split=Split(*parts),
         fits=_fits(best, reading, capacity.cache_bytes),
         measured=log.memory,
         changes=_changes(best, log, reading) if best.exact else (),
         meaning=(
             *([] if best.exact else [doubt]),
-            *rules.meaning(log, reading, best, capacity, parts),
+            *rules.meaning(log, reading, best, capacity),
         ),
     )
     return explanation, best
@@ -331,7 +313,8 @@ def _trials(found: Recovery) -> Iterator[tuple[str, Engine, Deployment, int]]:
         keys = entry_format("indexer", "mxfp4")
         formats = CacheFormats(deployment.formats.main, deployment.formats.window, keys)
         yield "indexer keys in mxfp4", engine, replace(deployment, formats=formats), memory
-    for what, changed in engine.family.load("log").changes(deployment):
+    rules = engine.family.load("log")
+    for what, changed in rules.changes(deployment) if hasattr(rules, "changes") else ():
         yield what, engine, changed, memory
     newest = find_engine(engine.family.name)
     if newest.name != engine.name:

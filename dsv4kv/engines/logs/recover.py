@@ -73,7 +73,8 @@ def recover(log: StartupLog, reading: Reading) -> list[Recovery]:
     """Configurations that print what the log says, the likeliest first; else the nearest."""
     rules = FAMILIES[log.family].load("log")
     first: dict[tuple[str, int], Recovery] = {}
-    for found in [*rules.recover(log, reading)] or rules.nearest(log, reading):
+    exact = [*rules.recover(log, reading)] if hasattr(rules, "recover") else []
+    for found in exact or rules.nearest(log, reading):
         first.setdefault((found.title, found.units), found)
     return sorted(first.values(), key=lambda recovery: recovery.score, reverse=True)
 

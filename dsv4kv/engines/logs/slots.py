@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsv4kv.engines.contract import MIB, Capacity, Deployment, SlotEngine
+from dsv4kv.engines.contract import MIB, Capacity, SlotEngine
 from dsv4kv.engines.logs.read import Reading, StartupLog
 from dsv4kv.engines.logs.recover import Recovery, possible_deployments
 from dsv4kv.engines.names import find_engine
@@ -51,17 +51,8 @@ def _agrees(reading: Reading, found: Recovery) -> bool:
     return buffers is None or abs(found.available_bytes / MIB - buffers) <= off
 
 
-def split(found: Recovery) -> tuple[float, ...]:
-    """A request has its slot."""
-    return (1.0, 0.0, 0.0, 1.0, 1.0)
-
-
 def meaning(
-    log: StartupLog,
-    reading: Reading,
-    found: Recovery,
-    capacity: Capacity,
-    parts: tuple[float, ...],
+    log: StartupLog, reading: Reading, found: Recovery, capacity: Capacity
 ) -> Iterator[str]:
     """What the slots are."""
     if buffers := reading.number("buffers_mib"):
@@ -70,8 +61,3 @@ def meaning(
         yield f"The printed context buffers are {session:,.2f} MiB."
     if found.exact:
         yield capacity.note
-
-
-def changes(deployment: Deployment) -> Iterator[tuple[str, Deployment]]:
-    """None: slots are given, not computed."""
-    yield from ()

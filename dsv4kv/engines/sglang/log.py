@@ -142,23 +142,8 @@ def _found(engine: SglangEngine, deployment: Deployment, reading: Reading) -> Re
 # ---- what it means ------------------------------------------------------------------------------
 
 
-def split(found: Recovery) -> tuple[float, ...]:
-    """Full tokens of a request: context, states, nothing in flight, their sum, as really held."""
-    engine, deployment = found.engine, found.deployment
-    capacity = engine.capacity(deployment, found.available_bytes)
-    unit, needed = float(capacity.unit_bytes), float(capacity.units_per_request)
-    steady = 1 + deployment.draft_tokens
-    held = engine.request_bytes(deployment, deployment.max_context_tokens, in_flight=steady)
-    fixed = sum(cost.fixed_bytes for cost in engine.costs(deployment)) / unit
-    return needed, fixed, 0.0, needed + fixed, held / unit
-
-
 def meaning(
-    log: StartupLog,
-    reading: Reading,
-    found: Recovery,
-    capacity: Capacity,
-    parts: tuple[float, ...],
+    log: StartupLog, reading: Reading, found: Recovery, capacity: Capacity
 ) -> Iterator[str]:
     """What the number means, in sentences."""
     running, full = reading.printed_tokens or 0, reading.whole("full_token") or 0
@@ -176,11 +161,13 @@ def meaning(
     )
     if most := reading.whole("running"):
         yield f"max_running_requests is {most:,} on a rank: no more run, whatever fits."
-    held = parts[-1]
+    engine, one = found.engine, found.deployment
+    steady = engine.request_bytes(one, one.max_context_tokens, in_flight=1 + one.draft_tokens)
+    held = steady / float(capacity.unit_bytes)
     if found.exact and held <= running:
-        shared = format_bytes(found.engine.shared_bytes(found.deployment))
+        shared = format_bytes(engine.shared_bytes(one))
         yield (
-            f"In steady decode a request of {found.deployment.max_context_tokens:,} tokens takes "
+            f"In steady decode a request of {one.max_context_tokens:,} tokens takes "
             f"{held:,.0f} full tokens; {shared} of states and windows are allocated at start-up."
         )
 

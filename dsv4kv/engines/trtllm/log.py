@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsv4kv.engines.contract import GIB, Capacity, Deployment
+from dsv4kv.engines.contract import GIB, Capacity
 from dsv4kv.engines.logs.read import Reading, StartupLog
 from dsv4kv.engines.logs.recover import Recovery, possible_deployments
 from dsv4kv.engines.names import find_engine
@@ -13,11 +13,6 @@ DOUBT = (
     "TensorRT-LLM's rules were never compared with a log, so its pools are not explained. What "
     "follows is what the log itself prints."
 )
-
-
-def recover(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
-    """Nothing: no number follows from rules that are known to be its own."""
-    yield from ()
 
 
 def nearest(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
@@ -41,17 +36,8 @@ def _quota(reading: Reading) -> float | None:
     return quota or (free * share if free and share else None)
 
 
-def split(found: Recovery) -> tuple[float, ...]:
-    """Nothing that a log could prove."""
-    return (0.0,) * 5
-
-
 def meaning(
-    log: StartupLog,
-    reading: Reading,
-    found: Recovery,
-    capacity: Capacity,
-    parts: tuple[float, ...],
+    log: StartupLog, reading: Reading, found: Recovery, capacity: Capacity
 ) -> Iterator[str]:
     """The printed memory, in sentences."""
     quota, free, share = (reading.number(name) for name in ("quota_gib", "free_gib", "share"))
@@ -63,8 +49,3 @@ def meaning(
         yield f"{free:.2f} GiB were free for the cache{of}."
     if quota:
         yield f"The cache takes {quota:.2f} GiB."
-
-
-def changes(deployment: Deployment) -> Iterator[tuple[str, Deployment]]:
-    """None that are known to alter a log's number."""
-    yield from ()

@@ -224,7 +224,7 @@ def _solve_refusal(search: _Search) -> Iterator[Recovery]:
 # ---- what it means ------------------------------------------------------------------------------
 
 
-def split(found: Recovery) -> tuple[float, ...]:
+def _split(found: Recovery) -> tuple[int, int, int, int, int]:
     """Blocks of a request: context, windows and states, reserve, as counted, as really held."""
     deployment, context = found.deployment, found.deployment.max_context_tokens
     engine, steady = found.engine, 1 + deployment.draft_tokens
@@ -237,15 +237,11 @@ def split(found: Recovery) -> tuple[float, ...]:
 
 
 def meaning(
-    log: StartupLog,
-    reading: Reading,
-    found: Recovery,
-    capacity: Capacity,
-    parts: tuple[float, ...],
+    log: StartupLog, reading: Reading, found: Recovery, capacity: Capacity
 ) -> Iterator[str]:
     """What the number means, in sentences; only sums that give the printed numbers."""
     context, unit = found.deployment.max_context_tokens, float(capacity.unit_bytes)
-    own, fixed, in_flight, counted, held = parts
+    own, fixed, in_flight, counted, held = _split(found)
     if found.deployment.layers:
         yield _stage_sentence(reading, found)
     if not found.exact:

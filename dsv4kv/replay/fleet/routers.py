@@ -190,25 +190,17 @@ def dynamo_costs(
 ) -> list[float]:
     """The cost of every replica, in blocks.
 
-    What is cached is taken from the prompt tokens to compute, and not below zero (``clamp``; the
-    documentation of 1.3 lets it be negative). A replica with more prompt tokens to compute than
-    the one with the fewest gets less for its prefix (``overlap_score_credit_decay``).
+    What is cached is taken from the prompt tokens to compute, and not below zero.
     Source: ai-dynamo 1.6.1, ``lib/kv-router/src/scheduling/selector/default.rs``.
     """
-    credit, decay = rule.overlap_score_credit or 0.0, rule.overlap_score_credit_decay or 0.0
-    request_blocks = max(1, -(-asked.input_tokens // block_tokens))
-    scale, request = rule.prefill_load_scale or 0.0, rule.decode_active_request_weight or 0.0
-    floor = 0.0 if rule.clamp else -inf
-    fewest = min([view.prefill_tokens for view in views])
-    costs = []
+    credit, scale = rule.overlap_score_credit or 0.0, rule.prefill_load_scale or 0.0
+    request, costs = rule.decode_active_request_weight or 0.0, []
     for view in views:
-        prefill_tokens = view.prefill_tokens
-        excess = (prefill_tokens - fewest) / block_tokens / request_blocks
-        overlap = credit / (1 + decay * excess) * view.device_tokens
-        overlap += rule.host_cache_hit_weight * view.host_tokens
+        overlap = credit * view.device_tokens + rule.host_cache_hit_weight * view.host_tokens
         overlap += rule.disk_cache_hit_weight * view.disk_tokens
         overlap += rule.shared_cache_multiplier * view.shared_tokens
-        prefill = max(floor, (prefill_tokens + asked.input_tokens - overlap) / block_tokens)
+        tokens = view.prefill_tokens + asked.input_tokens - overlap
+        prefill = max(0.0, tokens / block_tokens)
         costs.append(scale * prefill + view.decode_blocks + request * view.requests)
     return costs
 
@@ -275,15 +267,14 @@ def llmd_scores(rule: LlmdSection, prefixes: Sequence[float], views: Views) -> l
 
     Source: llm-d-inference-scheduler and gateway-api-inference-extension, ``scorer``: prefixes as
     given; ``kv-cache-utilization-scorer`` 1 − usage; ``queue-scorer`` from 1 for the shortest
-    queue to 0 for the longest; ``load-aware-scorer`` 0.5 without a queue, 0 from a threshold on.
+    queue to 0 for the longest.
     """
-    longest, most = max(view.waiting for view in views), rule.queue_threshold
+    longest = max(view.waiting for view in views)
     width = longest - min(view.waiting for view in views)
     return [
         rule.prefix_weight * prefix
         + rule.kv_utilization_weight * (1 - view.usage)
         + rule.queue_weight * ((longest - view.waiting) / width if width else 1.0)
-        + rule.load_aware_weight * (0.5 * (1 - min(view.waiting, most) / most))
         for prefix, view in zip(prefixes, views, strict=True)
     ]
 

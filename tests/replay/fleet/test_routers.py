@@ -50,10 +50,6 @@ def dynamo(name: str, **settings: object) -> DynamoSection:
         ("dynamo", {}, [24.0, 21.0]),
         # 4 · max(0, 160 − 2 · 96) / 16 + 20 + 64 · 2, and 4 · (240 − 2 · 32) / 16 + 8 + 64
         ("dynamo-agentic", {}, [148.0, 116.0]),
-        # 4 · −2 + 20 + 128
-        ("dynamo-agentic", {"clamp": False}, [140.0, 116.0]),
-        # 80 tokens beyond the other are half of the request: 2 / 3 of the credit
-        ("dynamo", {"overlap_score_credit_decay": 1.0}, [24.0, 8 + (240 - 32 / 1.5) / 16]),
         ("dynamo-decode", {}, [20.0, 8.0]),
         ("dynamo-decode", {"decode_active_request_weight": 2.0}, [24.0, 10.0]),
     ],
@@ -131,9 +127,6 @@ def test_consistent_hashing_keeps_sessions_and_moves_few_when_a_replica_joins() 
 
 def test_llm_ds_scores() -> None:
     rule = LlmdSection()
-    queues = [View(waiting=n) for n in (0, 64, 128, 300)]
-    alone = LlmdSection(load_aware_weight=1, queue_weight=0, kv_utilization_weight=0)
-    assert llmd_scores(alone, [0.0] * 4, queues) == [0.5, 0.25, 0.0, 0.0]
     views = [View(waiting=4, usage=0.75), View(waiting=0, usage=0.25), View(waiting=1, usage=0.5)]
     # 3 · prefix + 2 · (1 − usage) + 2 · (longest − queue) / (longest − shortest)
     assert llmd_scores(rule, [0.5, 0.0, 1.0], views) == [2.0, 3.5, 5.5]

@@ -9,39 +9,10 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from dsv4kv.core.prompts import Journal
 from dsv4kv.core.scheduler import Scheduler
 from dsv4kv.core.served import NEVER, Served
-
-
-class Asked:
-    """A request, as a router sees it."""
-
-    def __init__(
-        self,
-        number: int,
-        now_s: float,
-        input_tokens: int,
-        session: int = 0,
-        ids: Sequence[int] = (),
-        id_tokens: int = 0,
-    ) -> None:
-        self.number = number  # place in the trace
-        self.now_s, self.input_tokens = now_s, input_tokens
-        self.id_tokens = id_tokens  # tokens that an id stands for; 0 where there are none
-        self.session = session
-        self._ids = ids
-        self._blocks: list[int] | None = None
-
-    @property
-    def blocks(self) -> list[int]:
-        """Ids of the whole blocks of its prompt; equal ids mean equal history."""
-        if self._blocks is None:
-            whole = self.input_tokens // self.id_tokens if self.id_tokens else 0
-            self._blocks = list(islice(self._ids, whole))
-        return self._blocks
 
 
 @dataclass
@@ -80,30 +51,30 @@ class InUse:
         self.tokens = 0
         self._users: dict[int, int] = {}
 
-    def tokens_with(self, asked: Asked) -> int:
-        return self.tokens + asked.input_tokens - self._shared(asked)
+    def tokens_with(self, served: Served) -> int:
+        return self.tokens + served.input_tokens - self._shared(served)
 
-    def add(self, asked: Asked) -> None:
+    def add(self, served: Served) -> None:
         """A request that uses a block uses those before it: the blocks in use are a prefix."""
-        self.tokens = self.tokens_with(asked)
-        users, blocks = self._users, asked.blocks
+        self.tokens = self.tokens_with(served)
+        users, blocks = self._users, served.trace_blocks
         shared = count_leading(blocks, users)
         for place, block in enumerate(blocks):
             users[block] = users[block] + 1 if place < shared else 1
 
-    def remove(self, asked: Asked) -> None:
+    def remove(self, served: Served) -> None:
         """Of its blocks those that others use, too, are the first."""
-        users, blocks = self._users, asked.blocks
+        users, blocks = self._users, served.trace_blocks
         shared = bisect_left(blocks, True, key=lambda block: users[block] == 1)
         for place, block in enumerate(blocks):
             if place < shared:
                 users[block] -= 1
             else:
                 del users[block]
-        self.tokens -= asked.input_tokens - self._shared(asked)
+        self.tokens -= served.input_tokens - self._shared(served)
 
-    def _shared(self, asked: Asked) -> int:
-        return count_leading(asked.blocks, self._users) * asked.id_tokens
+    def _shared(self, served: Served) -> int:
+        return count_leading(served.trace_blocks, self._users) * served.id_tokens
 
 
 class Report:
@@ -147,7 +118,7 @@ class Endpoint:
         self._peeks = False
         self._feed: deque[Served] = deque()
         self._quiet_s = 0.0  # nothing to report happens before
-        self._sent: dict[int, tuple[Asked, int]] = {}  # not known to have ended; to compute
+        self._sent: dict[int, tuple[Served, int]] = {}  # not known to have ended; to compute
         self._unanswered: list[Served] = []
         self._ends: deque[tuple[float, int]] = deque()
         self._late: deque[Report] = deque()
@@ -210,9 +181,9 @@ class Endpoint:
 
     # ---- what a router knows --------------------------------------------------------------------
 
-    def look(self, asked: Asked, served: Served, keys: Sequence[int]) -> View:
-        """What is known when a request comes; ``served`` is it, and ``keys`` its shared blocks."""
-        now_s = asked.now_s
+    def look(self, served: Served, keys: Sequence[int]) -> View:
+        """What is known when a request comes; ``keys`` are its shared blocks."""
+        now_s = served.arrival_s
         if self._quiet_s < now_s:
             self.advance(now_s)
         self._hear(now_s)
@@ -221,17 +192,17 @@ class Endpoint:
         if self._prefix:
             view.device_tokens = self._found(served, keys)
         if self._blocks:
-            view.decode_blocks = -(-self._in_use.tokens_with(asked) // self._block_tokens)
+            view.decode_blocks = -(-self._in_use.tokens_with(served) // self._block_tokens)
         return view
 
-    def send(self, asked: Asked, served: Served, found_tokens: int) -> None:
+    def send(self, served: Served, found_tokens: int) -> None:
         """A request was sent here; ``found_tokens`` of it are known to be cached."""
-        rest = max(0, asked.input_tokens - found_tokens)
-        self._sent[asked.number] = (asked, rest)
+        rest = max(0, served.input_tokens - found_tokens)
+        self._sent[served.number] = (served, rest)
         self._unanswered.append(served)
         self._prefill_tokens += rest
         if self._blocks:
-            self._in_use.add(asked)
+            self._in_use.add(served)
 
     def _hear(self, now_s: float) -> None:
         """Count what was reported up to now, and what takes its time, up to some time ago."""
@@ -241,15 +212,14 @@ class Endpoint:
             if answered_s is None or answered_s > now_s:
                 waiting.append(served)
             elif served.number in self._sent:
-                asked, rest = self._sent[served.number]
-                self._prefill_tokens -= rest
-                self._sent[served.number] = (asked, 0)
+                self._prefill_tokens -= self._sent[served.number][1]
+                self._sent[served.number] = (served, 0)
         self._unanswered = waiting
         while self._ends and self._ends[0][0] <= now_s:
-            asked, rest = self._sent.pop(self._ends.popleft()[1])
+            served, rest = self._sent.pop(self._ends.popleft()[1])
             self._prefill_tokens -= rest
             if self._blocks:
-                self._in_use.remove(asked)
+                self._in_use.remove(served)
         view = self._last
         while self._late and self._late[0].time_s + self._delay_s <= now_s:
             report = self._late.popleft()

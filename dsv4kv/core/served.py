@@ -2,6 +2,7 @@
 
 from bisect import insort
 from collections.abc import Callable, MutableSequence, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from dsv4kv.core.tree import Lease
@@ -25,12 +26,13 @@ class Served:
     """One request; lengths in tokens."""
 
     __slots__ = (
-        "_keys", "admitted_s", "arrival_s", "begun", "blocked_by", "blocks", "committed",
+        "_keys", "_trace_blocks", "admitted_s", "arrival_s", "begun", "blocked_by", "blocks",
+        "committed",
         "deferred", "drafts", "due", "ended_s", "evictions", "find_keys", "finished_s",
         "first_token_s", "found", "generated", "id_tokens", "ids", "input_tokens",
         "lease", "left", "marks", "number", "offered", "output_tokens", "pauses", "place",
         "position", "prompt_tokens", "rank", "reached", "ready_s", "saved", "sent_tokens",
-        "stored", "verified", "windows",
+        "session", "stored", "verified", "windows",
     )  # fmt: skip
 
     def __init__(
@@ -84,7 +86,9 @@ class Served:
         self.verified = 0  # steps in which it decoded since it began to
         self.windows = 0  # pages of windows that its decoded tokens hold, where they are counted
         self.drafts = False  # whether these verify drafts
+        self.session = 0  # its conversation, where a router goes by it
         self._keys: list[int] | None = None
+        self._trace_blocks: list[int] | None = None
 
     @property
     def keys(self) -> list[int]:
@@ -93,9 +97,17 @@ class Served:
             self._keys = self.find_keys(self)
         return self._keys
 
+    @property
+    def trace_blocks(self) -> list[int]:
+        """Ids of the whole blocks of its prompt in the trace; equal ids mean equal history."""
+        if self._trace_blocks is None:
+            whole = self.input_tokens // self.id_tokens if self.id_tokens else 0
+            self._trace_blocks = list(islice(self.ids, whole))
+        return self._trace_blocks
+
     def forget_keys(self) -> None:
         """It has ended: find its keys again if they are asked for."""
-        self._keys = None
+        self._keys = self._trace_blocks = None
 
     @property
     def total_tokens(self) -> int:

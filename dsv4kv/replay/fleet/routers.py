@@ -9,7 +9,8 @@ from math import exp, inf
 from random import Random
 
 from dsv4kv.config.fleet import ROUTERS, DynamoSection, FleetSection, LlmdSection
-from dsv4kv.core.fleet import Asked, View
+from dsv4kv.core.fleet import View
+from dsv4kv.core.served import Served
 
 Views = Sequence[View]
 
@@ -37,25 +38,26 @@ class History:
         self._kept: list[OrderedDict[int, float]] = [OrderedDict() for _ in range(replicas)]
         self._ttl_s = ttl_s
 
-    def matched_tokens(self, asked: Asked) -> list[int]:
+    def matched_tokens(self, asked: Served) -> list[int]:
         """Leading tokens of a prompt that each replica was sent before."""
-        blocks = asked.blocks
-        oldest_s = -1.0 if self._ttl_s is None else asked.now_s - self._ttl_s
+        blocks = asked.trace_blocks
+        oldest_s = -1.0 if self._ttl_s is None else asked.arrival_s - self._ttl_s
         return [
             asked.id_tokens
             * bisect_left(blocks, True, key=lambda block: kept.get(block, -2.0) < oldest_s)
             for kept in self._kept
         ]
 
-    def last_used_s(self, asked: Asked, replica: int, tokens: int) -> float:
+    def last_used_s(self, asked: Served, replica: int, tokens: int) -> float:
         """When the last of ``tokens`` matched tokens was sent there."""
-        return self._kept[replica][asked.blocks[tokens // asked.id_tokens - 1]] if tokens else -1.0
+        last = tokens // asked.id_tokens - 1 if tokens else -1
+        return self._kept[replica][asked.trace_blocks[last]] if tokens else -1.0
 
-    def add(self, asked: Asked, replica: int) -> None:
+    def add(self, asked: Served, replica: int) -> None:
         """A request is sent somewhere."""
         kept = self._kept[replica]
-        for block in reversed(asked.blocks):
-            kept[block] = asked.now_s
+        for block in reversed(asked.trace_blocks):
+            kept[block] = asked.arrival_s
             kept.move_to_end(block)
 
     def shrink(self, most_blocks: int) -> None:
@@ -107,11 +109,11 @@ class Router:
     def ring(self) -> Ring:
         return Ring(self.replicas)
 
-    def choose(self, asked: Asked, views: Views) -> int:
+    def choose(self, asked: Served, views: Views) -> int:
         self._next += 1
         return (self._next - 1) % self.replicas
 
-    def sent(self, asked: Asked, replica: int) -> None: ...
+    def sent(self, asked: Served, replica: int) -> None: ...
 
 
 class LeastLoaded(Router):
@@ -119,7 +121,7 @@ class LeastLoaded(Router):
 
     looks = frozenset({"requests"})
 
-    def choose(self, asked: Asked, views: Views) -> int:
+    def choose(self, asked: Served, views: Views) -> int:
         return min(range(len(views)), key=lambda place: views[place].requests)
 
 
@@ -142,7 +144,7 @@ class CacheAware(LeastLoaded):
         self._rule = section.gateway
         self._evict_s = self._rule.eviction_interval_secs
 
-    def choose(self, asked: Asked, views: Views) -> int:
+    def choose(self, asked: Served, views: Views) -> int:
         rule, loads = self._rule, [view.requests for view in views]
         most, fewest = max(loads), min(loads)
         is_far = most - fewest > rule.balance_abs_threshold
@@ -155,11 +157,11 @@ class CacheAware(LeastLoaded):
         best = [place for place, tokens in enumerate(found) if tokens == longest]
         return max(best, key=lambda place: self.past.last_used_s(asked, place, longest))
 
-    def sent(self, asked: Asked, replica: int) -> None:
+    def sent(self, asked: Served, replica: int) -> None:
         self.past.add(asked, replica)
-        if asked.now_s >= self._evict_s and asked.id_tokens:
+        if asked.arrival_s >= self._evict_s and asked.id_tokens:
             self.past.shrink(int(self._rule.max_tree_size // (_CHARACTERS * asked.id_tokens)))
-            self._evict_s = asked.now_s + self._rule.eviction_interval_secs
+            self._evict_s = asked.arrival_s + self._rule.eviction_interval_secs
 
 
 class ConsistentHashing(Router):
@@ -171,7 +173,7 @@ class ConsistentHashing(Router):
 
     by_session = True
 
-    def choose(self, asked: Asked, views: Views) -> int:
+    def choose(self, asked: Served, views: Views) -> int:
         return self.ring.find(asked.session)
 
 
@@ -186,7 +188,7 @@ def _least(costs: Sequence[float], draw: Random) -> int:
 
 
 def dynamo_costs(
-    rule: DynamoSection, asked: Asked, views: Views, block_tokens: int
+    rule: DynamoSection, asked: Served, views: Views, block_tokens: int
 ) -> list[float]:
     """The cost of every replica, in blocks.
 
@@ -228,7 +230,7 @@ class Dynamo(Router):
         self.rule = DynamoSection(**values)
         self.past = History(replicas, self.rule.router_ttl_secs)
 
-    def choose(self, asked: Asked, views: Views) -> int:
+    def choose(self, asked: Served, views: Views) -> int:
         if not self.rule.use_kv_events:
             for view, tokens in zip(views, self.past.matched_tokens(asked), strict=True):
                 view.device_tokens = tokens
@@ -238,7 +240,7 @@ class Dynamo(Router):
         weights = softmin(costs, self.rule.router_temperature)
         return self.draw.choices(range(len(costs)), weights)[0]
 
-    def sent(self, asked: Asked, replica: int) -> None:
+    def sent(self, asked: Served, replica: int) -> None:
         if not self.rule.use_kv_events:
             self.past.add(asked, replica)
 
@@ -287,7 +289,7 @@ class Llmd(Router):
 
     looks = frozenset({"load", "prefix"})
 
-    def choose(self, asked: Asked, views: Views) -> int:
+    def choose(self, asked: Served, views: Views) -> int:
         rule = self.section.llmd
         found = [view.device_tokens + rule.cpu_tier_weight * view.host_tokens for view in views]
         scores = llmd_scores(rule, precise_scores(found), views)
@@ -307,7 +309,7 @@ class KvAware(Router):
     looks = frozenset({"prefix"})
     by_session = True
 
-    def choose(self, asked: Asked, views: Views) -> int:
+    def choose(self, asked: Served, views: Views) -> int:
         found = [view.device_tokens + view.host_tokens for view in views]
         longest = max(found)
         needed = max(0, asked.input_tokens - self.section.stack.kv_aware_threshold)
@@ -322,10 +324,10 @@ class PrefixAware(Router):
     Source: the same, ``PrefixAwareRouter``; its chunks are 128 characters, the trace's ids here.
     """
 
-    def choose(self, asked: Asked, views: Views) -> int:
+    def choose(self, asked: Served, views: Views) -> int:
         return _least([-tokens for tokens in self.past.matched_tokens(asked)], self.draw)
 
-    def sent(self, asked: Asked, replica: int) -> None:
+    def sent(self, asked: Served, replica: int) -> None:
         self.past.add(asked, replica)
 
 
@@ -338,14 +340,14 @@ class Affinity(Router):
         self.router, self.looks, self._ttl_s = router, router.looks, ttl_s
         self._last: dict[int, tuple[int, float]] = {}
 
-    def choose(self, asked: Asked, views: Views) -> int:
+    def choose(self, asked: Served, views: Views) -> int:
         replica, used_s = self._last.get(asked.session, (0, -inf))
-        if asked.now_s - used_s <= self._ttl_s:
+        if asked.arrival_s - used_s <= self._ttl_s:
             return replica
         return self.router.choose(asked, views)
 
-    def sent(self, asked: Asked, replica: int) -> None:
-        self._last[asked.session] = replica, asked.now_s
+    def sent(self, asked: Served, replica: int) -> None:
+        self._last[asked.session] = replica, asked.arrival_s
         self.router.sent(asked, replica)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from dsv4kv.config.fleet import FleetSection
 from dsv4kv.config.load import change_config
 from dsv4kv.config.replay import ReplayConfig, TiersSection
-from dsv4kv.core.fleet import Asked, Endpoint, View
+from dsv4kv.core.fleet import Endpoint, View
 from dsv4kv.core.served import NEVER, Served
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import Parts, build_replay, find_parts
@@ -179,28 +179,29 @@ class Pool:
         self._endpoints = [replica.endpoint for replica in replicas]
         self._has_tiers = any(replica.replay.tiers for replica in replicas)
 
-    def route(self, asked: Asked, make: Callable[[Parts], Served]) -> tuple[int, Served]:
+    def route(self, make: Callable[[Parts], Served]) -> tuple[int, Served]:
         """Choose a replica; ``make`` has the request as a replica would serve it.
 
         All replicas that the router looks at, and the one that is chosen, take their turns first.
         """
         alike = [make(parts) for parts in self._parts]
+        asked = alike[0]
         looks, views = self.router.looks, list[View]()
         if looks:
             by_prefix = "prefix" in looks
             keys = [each.keys if by_prefix else [] for each in alike]
             pairs = zip(self._endpoints, self._kinds, strict=True)
-            views = [each.look(asked, alike[kind], keys[kind]) for each, kind in pairs]
+            views = [each.look(alike[kind], keys[kind]) for each, kind in pairs]
             if by_prefix and self._has_tiers:
-                until_s = asked.now_s - self._delay_s
+                until_s = asked.arrival_s - self._delay_s
                 for replica, kind, view in zip(self.replicas, self._kinds, views, strict=True):
                     replica.look_below(view, keys[kind], until_s)
         place = self.router.choose(asked, views)
         self.router.sent(asked, place)
         endpoint, served = self._endpoints[place], alike[self._kinds[place]]
-        endpoint.advance(asked.now_s)
+        endpoint.advance(asked.arrival_s)
         if looks:
-            endpoint.send(asked, served, views[place].device_tokens)
+            endpoint.send(served, views[place].device_tokens)
         endpoint.give(served)
         return place, served
 
@@ -402,23 +403,17 @@ class Fleet:
 
     def _receive(self, now_s: float, number: int, stage: int) -> None:
         request = self.requests[number]
-        asked = Asked(
-            number,
-            now_s,
-            request.input_tokens,
-            self._sessions[number],
-            request.prefix_hashes,
-            request.hash_block_tokens,
-        )
         longest = self.config.workload.max_output_tokens
         if len(self._pools) > 1 and not stage:
             longest = 1 if longest is None else min(1, longest)
 
         def make(parts: Parts) -> Served:
-            return begin_serving(number, request, now_s, parts.keys, longest)
+            served = begin_serving(number, request, now_s, parts.keys, longest)
+            served.session = self._sessions[number]
+            return served
 
         pool = self._pools[stage]
-        place, served = pool.route(asked, make)
+        place, served = pool.route(make)
         replica = pool.replicas[place]
         if stage:
             assert replica.received

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dsv4kv.config.fleet import ROUTERS
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.core.fleet import Asked, InUse
+from dsv4kv.core.fleet import InUse
 from dsv4kv.core.served import Served
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import build_replay
@@ -256,14 +256,14 @@ def test_replicas_that_cannot_be_set_so_are_refused(chosen: Any, sentence: str) 
 
 
 def test_a_router_knows_which_blocks_are_in_use_as_their_users_come_and_go() -> None:
-    known, draw, given, size = InUse(), Random(0), dict[int, Asked](), 128
+    known, draw, given, size = InUse(), Random(0), dict[int, Served](), 128
     for number in range(200):
         if given and draw.random() < 0.5:
             known.remove(given.pop(draw.choice([*given])))
-        other = draw.choice([each.blocks for each in given.values()] or [[]])
+        other = draw.choice([each.trace_blocks for each in given.values()] or [[]])
         ids = (*other[: draw.randint(0, 6)], 10 * number, 10 * number + 1)
-        asked = Asked(number, 0.0, size * len(ids), ids=ids, id_tokens=size)
-        in_use = set(ids).union(*(each.blocks for each in given.values()))
+        asked = Served(number, 0.0, size * len(ids), 1, lambda _: [], ids, size)
+        in_use = set(ids).union(*(each.trace_blocks for each in given.values()))
         assert known.tokens_with(asked) == size * len(in_use)
         known.add(asked)
         given[number] = asked

@@ -9,7 +9,8 @@ from random import Random
 import pytest
 
 from dsv4kv.config.fleet import ROUTERS, DynamoSection, FleetSection, GatewaySection, LlmdSection
-from dsv4kv.core.fleet import Asked, View
+from dsv4kv.core.fleet import View
+from dsv4kv.core.served import Served
 from dsv4kv.replay.fleet.routers import (
     Affinity,
     History,
@@ -23,9 +24,14 @@ from dsv4kv.replay.fleet.routers import (
 )
 
 
-def asked(ids: Sequence[int] = (), *, at: float = 0.0, session: int = 0, tokens: int = 0) -> Asked:
+def asked(
+    ids: Sequence[int] = (), *, at: float = 0.0, session: int = 0, tokens: int = 0
+) -> Served:
     """A request whose ids stand for 100 tokens each."""
-    return Asked(0, at, tokens or 100 * len(ids), session, ids, 100 if ids else 0)
+    size = tokens or 100 * len(ids)
+    made = Served(0, at, size, 1, lambda _: [], ids, 100 if ids else 0)
+    made.session = session
+    return made
 
 
 def opened(name: str, replicas: int = 2, **settings: object) -> Router:
@@ -178,7 +184,7 @@ def test_a_session_stays_for_as_long_as_it_is_used() -> None:
 def test_every_router_chooses_a_replica_without_ids(name: str) -> None:
     router = opened(name, 3)
     for number in range(9):
-        request = Asked(number, float(number), 100)
+        request = asked(at=float(number), tokens=100)
         place = router.choose(request, [View() for _ in range(3)])
         assert 0 <= place < 3
         router.sent(request, place)

@@ -100,9 +100,14 @@ def check_scene(
     except Exception as error:
         first_line = str(error).partition("\n")[0] or "no message"
         return f"it raised {type(error).__name__}: {first_line}"
+    return next(_differences(scene, found, *expect(scene, seed)), None)
+
+
+def expect(scene: Scene, seed: int) -> tuple[Call, Call]:
+    """The call after the reference has answered it, and before."""
     expected, before = (make_call(scene.make, _CPU, seed) for _ in range(2))
     getattr(reference, scene.operation)(**expected.arguments)
-    return next(_differences(scene, found, expected, before), None)
+    return expected, before
 
 
 def _differences(scene: Scene, found: Call, expected: Call, before: Call) -> Iterator[str]:

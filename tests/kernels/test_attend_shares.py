@@ -103,5 +103,5 @@ def test_however_many_blocks_share_tokens_outputs_are_the_references(
             twin.run(launch, seed=777 + blocks)
 
     scene: Scene = ATTENDING[name]
-    for blocks in (1, 2, 3, 5, 7, 40):
+    for blocks in (1, 2, 3, 5, 7, 40) if FULL else (1, 3, 40):
         assert check_scene(scene, partial(attend, blocks), CPU, SEED) is None

@@ -14,7 +14,6 @@ from dsv4kv.bench.launches import Outcome, Task
 from dsv4kv.cli import app
 from dsv4kv.diagnose.doctor import Check
 from tests.bench.test_calibrate import make_launches
-from tests.cli.test_shell import run_python
 
 CHECKS = [
     Check("machine", "CPU", "good", "AMD EPYC 9554, 8 to use", "the CPU backend"),
@@ -107,9 +106,11 @@ def test_a_calibration_that_was_cut_off_stores_nothing(
     assert list(tmp_path.rglob("*.json")) == []
 
 
-def test_this_machine_itself_is_examined(tmp_path: Path) -> None:
-    done = run_python("-m", "dsv4kv", "doctor", "--json")
+def test_this_machine_itself_is_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    done = run("--json")
     document = json.loads(done.stdout)
     assert {check["name"] for check in document["checks"]} >= {"CPU", "torch", "GPU", "vllm"}
-    assert done.returncode == (0 if document["ok"] else 8)
+    assert done.exit_code == (0 if document["ok"] else 8)
     assert list(tmp_path.iterdir()) == []  # looking leaves nothing behind

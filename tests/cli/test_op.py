@@ -14,6 +14,7 @@ from dsv4kv.cli import app
 from dsv4kv.errors import PeerUnavailable
 from dsv4kv.model.formats import entry_format
 from dsv4kv.ops.spec import gather_topk_bytes
+from tests.gpu_twin import FEW_REPLAYS
 
 MINE = """
 from dsv4kv.ops import cpu
@@ -28,6 +29,7 @@ SMALL = ("--context", "1K", "--batch", "2", "--seconds", "1.5")
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dsv4kv.bench.protocol.RULES", FEW_REPLAYS)
     Path("mine.py").write_text(MINE)
     Path("wrong.py").write_text(WRONG)
 

@@ -317,15 +317,10 @@ class BenchConfig(Section):
         "``file.py:function``; null takes the device's own.",
     )
     ops: OpsSection = OpsSection()
-    """How the toolkit's own operations are done on a GPU."""
     model: ModelSection = ModelSection()
-    """The model whose cache is built."""
     cache: CacheSection = CacheSection()
-    """Geometry and strategies of the cache."""
     workload: WorkloadSection = WorkloadSection()
-    """The requests and how they are served."""
     measure: MeasureSection = MeasureSection()
-    """How the run is measured and checked."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -194,15 +194,11 @@ class FleetSection(Section):
     shared_tiers: tuple[Literal["host", "disk", "remote"], ...] = ()
     """Which of the tiers all replicas have in common."""
     dynamo: DynamoSection = DynamoSection()
-    """dynamo's KV router (1.6.1); null takes what the router's name stands for."""
     gateway: GatewaySection = GatewaySection()
-    """SGLang's gateway (0.5.23)."""
     llmd: LlmdSection = LlmdSection()
     """llm-d's endpoint picker."""
     stack: StackSection = StackSection()
-    """vLLM's production stack."""
     transfer: TransferSection = TransferSection()
-    """How prompts get from a prefill replica to a decode replica."""
     slo: SloSection = SloSection()
     """What a request must keep to count as good."""
     gpu_hour_price: Weight | None = None

@@ -342,23 +342,15 @@ class ReplayConfig(Section):
     model: ModelSection = ModelSection()
     """The model whose cache is replayed."""
     cache: PoolSection = PoolSection()
-    """Memory of the cache, of all GPUs together."""
     server: ServerSection = ServerSection()
     """The server that is replayed: its engine sizes the pools; without one, cache does."""
     prefix: PrefixSection = PrefixSection()
-    """What is reused of earlier prompts."""
     workload: ArrivalSection = ArrivalSection()
-    """The requests and when they come."""
     scheduler: SchedulerSection = SchedulerSection()
-    """How requests share the steps."""
     cost: CostSection = CostSection()
-    """How long a step takes, and on what."""
     tiers: TiersSection = TiersSection()
-    """Memory below the GPUs' in which prompts are kept; none by default."""
     fleet: FleetSection = FleetSection()
-    """Servers behind a router; with none there is one, alone."""
     measure: ReplayMeasure = ReplayMeasure()
-    """How the replay is reported."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

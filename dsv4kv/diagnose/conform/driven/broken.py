@@ -174,6 +174,18 @@ def check_free(held: Sequence[int], free: Sequence[int], counted: int) -> None:
         note("blocks", f"{lost} of {total} blocks are lost: neither free nor held")
 
 
+def check_pool(
+    name: str, size: int, held: Iterable[int], free: Iterable[int], counted: int, first: int = 1
+) -> None:
+    """Every part of a pool, of which the first has number ``first``, is held once or free."""
+    times = [0] * (1 + size)
+    for number in held:
+        times[number + 1 - first] += 1
+        if times[number + 1 - first] > 1:
+            note("blocks", f"{name.format(number)} is held twice")
+    check_free(times, [number + 1 - first for number in free], counted)
+
+
 def check_left(left: Mapping[str, Sized]) -> None:
     """Nothing is kept of any request when all have ended."""
     for what, each in left.items():

@@ -19,7 +19,7 @@ from collections import deque
 from contextlib import nullcontext
 from types import SimpleNamespace
 
-from .broken import Broken, check_free, check_left, note
+from .broken import Broken, check_left, check_pool, note
 
 _REAL = (
     "deepseek_v4_compress_state deepseek_v4_memory_pool device_pool_info hicache_key_scheme "
@@ -342,17 +342,13 @@ class HostMemory:
         for node in nodes:
             nodes.extend(node.children.values())
         for kind, pool in self._allocated:
-            held = [0] * (1 + pool.size // SLOTS)  # the first is nobody's, as on the GPU
-            for node in nodes[1:]:
-                value = node.component_data[kind].host_value
-                for page in _pages(value) if value is not None else ():
-                    held[1 + page] += 1
-                    if held[1 + page] > 1:
-                        what = f"page {page} of {kind.name} in host memory"
-                        note("blocks", f"{what} is held twice")
-            parts = (pool.free_slots, *pool.release_slots)
-            free = [1 + page for part in parts for page in _pages(part)]
-            check_free(held, free, pool.available_size() // SLOTS)
+            values = [node.component_data[kind].host_value for node in nodes[1:]]
+            held, free = (
+                [page for part in parts if part is not None for page in _pages(part)]
+                for parts in (values, (pool.free_slots, *pool.release_slots))
+            )
+            name, counted = f"page {{}} of {kind.name} in host memory", pool.available_size()
+            check_pool(name, pool.size // SLOTS, held, free, counted // SLOTS, first=0)
 
     def check_end(self):
         """Every store is readable or dropped, nothing is kept of any request, all can be freed."""

@@ -13,7 +13,7 @@ import importlib
 import logging
 from types import SimpleNamespace
 
-from .broken import check_free, check_left, note
+from .broken import check_left, check_pool, note
 
 CHUNK_BYTES = 4096
 
@@ -227,14 +227,10 @@ class Host:
             note("blocks", f"block {min(given)} is free, and a load writes it")
         chunks, manager = self._chunks(), self._manager
         made = manager._num_allocated_chunks
-        held = [0] * (1 + made)  # the first is nobody's, as among blocks
-        for chunk in chunks.values():
-            held[1 + chunk.chunk_id] += 1
-            if held[1 + chunk.chunk_id] > 1:
-                note("blocks", f"chunk {chunk.chunk_id} of host memory is held twice")
-        unmade = manager._num_chunks - made
-        given = [1 + number for number in manager._free_list]
-        check_free(held, given, manager._get_num_free_chunks() - unmade)
+        held = (chunk.chunk_id for chunk in chunks.values())
+        counted = manager._get_num_free_chunks() - (manager._num_chunks - made)
+        name = "chunk {} of host memory"
+        check_pool(name, made, held, manager._free_list, counted, first=0)
         self._check_uses(chunks)
 
     def _check_uses(self, chunks):

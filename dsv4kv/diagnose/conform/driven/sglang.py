@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Optional
 from unittest.mock import MagicMock
 
-from .broken import Broken, Operated, bare_package, check_free, find_package, note, stand_in
+from .broken import Broken, Operated, bare_package, check_pool, find_package, note, stand_in
 from .hicache import HICACHE, HostMemory, attach, load_hicache, open_pool, prepare
 
 NAME = "sglang"
@@ -538,22 +538,14 @@ class Session(Operated):
             for each in [*self._running, self._chunked]
             if each is not None
         ]
-        slots = self._engine.torch.cat([kept, *own])
-        held = [0] * (pages + 1)
-        for page in (slots // PAGE).tolist():
-            held[page] += 1
-            if held[page] > 1:
-                note("blocks", f"page {page} of context is held twice")
-        free = self._allocator.full_attn_allocator.get_all_free_pages().tolist()
-        check_free(held, free, self._allocator.full_available_size() // PAGE)
-        held = [0] * (windows + 1)
-        for page in (self._allocator.full_to_swa_index_mapping[slots] // PAGE).tolist():
-            held[page] += 1
-            if page and held[page] > 1:
-                note("blocks", f"page {page} of windows is held twice")
-        held[0] = 0
-        free = self._allocator.swa_attn_allocator.get_all_free_pages().tolist()
-        check_free(held, free, self._allocator.swa_available_size() // PAGE)
+        slots, allocator = self._engine.torch.cat([kept, *own]), self._allocator
+        free = allocator.full_attn_allocator.get_all_free_pages().tolist()
+        counted = allocator.full_available_size() // PAGE
+        check_pool("page {} of context", pages, (slots // PAGE).tolist(), free, counted)
+        mapped = (allocator.full_to_swa_index_mapping[slots] // PAGE).tolist()
+        free = allocator.swa_attn_allocator.get_all_free_pages().tolist()
+        counted = allocator.swa_available_size() // PAGE
+        check_pool("page {} of windows", windows, filter(None, mapped), free, counted)
         if self._host:
             self._host.check()
 

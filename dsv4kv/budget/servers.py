@@ -179,8 +179,8 @@ def _in_script(text: str, variables: Mapping[str, str]) -> Iterator[Launch]:
 def _as_shell(text: str) -> str:
     """A unit of systemd, Quadlet or supervisord as shell, of Markdown the code; lines kept."""
     text = re.sub(r"(?m)(?<=\s)[`^][^\S\n]*$\n", "\\\\\n", text)  # continued as on Windows
-    if len(re.findall(r"(?m)^\s*```", text)) > 1:
-        parts = re.split(r"(?m)^(\s*```.*)$", text)
+    if len(re.findall(r"(?m)^[^\S\n]*```", text)) > 1:
+        parts = re.split(r"(?m)^([^\S\n]*```.*)$", text)
         prose = {n for n in range(len(parts)) if n % 4 != 2}  # text, fence, code, fence
         text = "".join(
             "\n" * part.count("\n") if n in prose else part for n, part in enumerate(parts)
@@ -197,7 +197,9 @@ def _in_shell(
     text: str, around: _Around, *, decide: bool = True, depth: int = 0
 ) -> Iterator[Launch]:
     # without Markdown's fences and prompts, lines kept
-    bare = re.sub(r"^\s*(```.*|[$>%]\s+(?=\S))", "", text, flags=re.MULTILINE).replace("`", " ")
+    bare = re.sub(r"^[^\S\n]*(```.*|[$>%]\s+(?=\S))", "", text, flags=re.MULTILINE).replace(
+        "`", " "
+    )
     for each in read_script(bare, around.variables, decide=decide):
         words, own = each.words, replace(around, variables=each.variables)
         if launch := _launch(words, own, depth):
@@ -382,7 +384,7 @@ def _in_yaml(document: Any, around: _Around, text: str, depth: int = 0) -> Itera
                 continue
             name, family = str(key), _family_named(re.sub("_?[cC]onfig$", "", str(key)))
             own = document.get(f"{name}_environment")
-            place = re.compile(rf"(?m)(?:^|[{{,-])\s*['\"]?{re.escape(name)}['\"]?\s*:")
+            place = re.compile(rf"(?m)(?:^|[{{,-])[^\S\n]*['\"]?{re.escape(name)}['\"]?\s*:")
             found = place.search(text, around.start)
             inner = replace(
                 around if not isinstance(own, dict) else _with(around, _texts(own)),

@@ -1,6 +1,8 @@
 """Shell scripts are read in time that grows with their length."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -52,3 +54,10 @@ def test_a_text_that_is_longer_than_any_command_is_not_read() -> None:
         list(find_launches("vllm serve a\n" * 2**15))
     with pytest.raises(ConfigError, match="it has 257 launch commands: give those that you mean"):
         list(find_launches("vllm serve a\n" * 257))
+
+
+def test_blank_lines_are_passed_over_once() -> None:
+    program = (
+        "from dsv4kv.budget.servers import find_launches; list(find_launches('\\n' * 250_000))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
@@ -15,7 +16,7 @@ from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
 from dsv4kv.cli.budget import Found, explain_logs, size
 from dsv4kv.errors import ConfigError, Dsv4kvError, TraceError
-from dsv4kv.files import temporary_folder
+from dsv4kv.files import DOCUMENT_BYTES, temporary_folder
 
 if TYPE_CHECKING:
     from dsv4kv.diagnose.faults.table import Finding as Fault
@@ -57,8 +58,8 @@ def explain(
 
     texts = {"model": model, "gpu": gpu, "engine": engine}
     options = {name: text for name, text in texts.items() if text is not None}
-    with temporary_folder("dsv4kv-explain-") as folder:
-        places = [_save_stdin(folder) if each == "-" else each for each in given]
+    with temporary_folder("dsv4kv-explain-") as folder, _named_as_given(folder / "stdin"):
+        places = [_save_stdin(folder / "stdin") if each == "-" else each for each in given]
         kinds = [recognise(each) for each in places]
         if kinds == ["log", "log"]:
             logs = list(zip(given, map(Path, places), strict=True))
@@ -75,6 +76,14 @@ def explain(
             show(answer.parts(verbose=verbose))
     if not all(answer.is_good for answer in answers):
         raise typer.Exit(1)
+
+
+@contextmanager
+def _named_as_given(stdin: Path) -> Iterator[None]:
+    try:
+        yield
+    except Dsv4kvError as error:
+        raise type(error)(str(error).replace(str(stdin), "-")) from None
 
 
 @dataclass(frozen=True)
@@ -160,9 +169,8 @@ def _refuse_trace(path: Path) -> None:
         )
 
 
-def _save_stdin(folder: Path) -> str:
-    path = folder / "stdin"
-    path.write_bytes(sys.stdin.buffer.read())
+def _save_stdin(path: Path) -> str:
+    path.write_bytes(sys.stdin.buffer.read(DOCUMENT_BYTES + 1))  # which no reader takes
     return str(path)
 
 

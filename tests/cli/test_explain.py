@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +151,19 @@ def test_a_trace_is_said_to_be_one(name: str) -> None:
     found = run(name)
     assert found.exit_code == (4 if name == "master" else 2)
     assert sentence in " ".join(found.stderr.split())
+
+
+def test_standard_input_without_end_is_read_to_a_bound() -> None:
+    program = "from dsv4kv.cli import main; main()"
+    with Path("/dev/zero").open("rb") as endless:
+        done = subprocess.run(
+            [sys.executable, "-c", program, "explain", "-"],
+            stdin=endless, capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: -: is larger than 256 MiB")
+
+
+def test_what_is_no_file_is_said_to_be_none() -> None:
+    assert "there is no such file" in run("gone").stderr
+    assert "/dev/null: it is a folder, a pipe or a device" in run("/dev/null").stderr

@@ -132,6 +132,8 @@ def as_path(given: str) -> Path | None:
     with suppress(OSError, ValueError):
         if path is not None and (text == "-" or path.is_file()):
             return path
+        if path is not None and path.exists():
+            raise ConfigError(f"{given}: it is a folder, a pipe or a device: give a file.")
     if " " not in text:
         raise ConfigError(f"{given[:200]}: there is no such file.")
     return None

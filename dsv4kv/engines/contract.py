@@ -1,5 +1,6 @@
 """Engines that size caches: inputs and results, in exact integers."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -202,7 +203,7 @@ def rope_bytes(deployment: Deployment) -> int:
     return 2 * model.max_context_tokens * model.rope_dim * 4
 
 
-class Engine:
+class Engine(ABC):
     """One version of an engine: pure functions of a deployment, which raise ``ConfigError``.
 
     Attributes:
@@ -227,17 +228,17 @@ class Engine:
     shares_rest: ClassVar[bool] = False
     counts_batches: bool = True
 
+    @abstractmethod
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
         """Every pool's fixed, in-flight and marginal bytes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
         """Bytes of whole blocks that a request takes, with the reserve for tokens in flight."""
-        raise NotImplementedError
 
+    @abstractmethod
     def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
         """What fits into ``available_bytes`` of one rank."""
-        raise NotImplementedError
 
     def shared_bytes(self, deployment: Deployment) -> int:
         """Bytes held once, before any request."""
@@ -328,19 +329,19 @@ class SlotEngine(Engine):
     unit = "slot"
     usual_step: ClassVar[int] = 512
 
+    @abstractmethod
     def slot_parts(self, deployment: Deployment, tokens: int) -> dict[str, int]:
         """Bytes of one slot of a context, by buffer."""
-        raise NotImplementedError
 
     host_bytes: ClassVar[int]
 
+    @abstractmethod
     def saved_bytes(self, deployment: Deployment, tokens: int) -> int:
         """Bytes of a prompt that has lost its slot, of which ``host_bytes`` keep some."""
-        raise NotImplementedError
 
+    @abstractmethod
     def note(self, deployment: Deployment) -> str:
         """What the slots are, in a sentence."""
-        raise NotImplementedError
 
     def slots(self, deployment: Deployment) -> int:
         """Slots that are allocated."""

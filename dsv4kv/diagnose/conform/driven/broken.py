@@ -2,6 +2,7 @@
 
 import sys
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from importlib.machinery import ModuleSpec
 from importlib.metadata import distributions
@@ -106,7 +107,7 @@ def run(
     return {kind: (says, found.get(kind, done)) for kind, says in NOTED.items()}, done
 
 
-class Operated:
+class Operated(ABC):
     """An empty cache of an engine, which has ``_do_NAME`` of every operation.
 
     ``apply`` operations one after the other, ``end`` after the last. ``_count`` looks at the pools
@@ -121,8 +122,8 @@ class Operated:
         getattr(self, f"_do_{name}")(*rest)
         self._count()
 
-    def _count(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _count(self) -> None: ...
 
     def _do_land(self, number: int) -> None:
         """A copy between the GPU and host memory ends."""
@@ -135,8 +136,8 @@ class Operated:
             what = f"a prompt of {tokens} tokens hits {hit} of them"
             note("hits", f"{what}, where the rule says {expected}")
 
-    def _serve(self, number: int, pages: list[int], tokens: int) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def _serve(self, number: int, pages: list[int], tokens: int) -> int: ...
 
 
 def find_package(engine: str, folder: str | Path | None) -> Path:

@@ -185,9 +185,6 @@ def open_cache(engine, settings, **options):
             def translate_loc_from_full_to_swa(self, indices):
                 return self.full_to_swa_index_mapping[indices]
 
-            def get_state_buf_infos(self):
-                raise NotImplementedError
-
         Pool.__abstractmethods__ = frozenset()  # no tensors are asked for
         hosted = "host_ratio" in settings
         pool = open_pool(engine.hicache, size, window_pages * PAGE) if hosted else Pool()

@@ -21,6 +21,7 @@ from dsv4kv.view.console import open_console, say
 
 EPILOG = examples(
     "dsv4kv replay builtin:chat --memory 40GiB                 what is reused",
+    "dsv4kv replay builtin:chat --limit 20                     its first 20 requests",
     "dsv4kv replay builtin:chat --axis prefix.policy=lru,arc   two policies",
     "dsv4kv replay builtin:chat --rule vllm-v4:semantic        by vLLM's rule",
     "dsv4kv replay builtin:chat --set fleet.replicas=4         servers behind a router",
@@ -35,6 +36,7 @@ SHORTHANDS = {
     "policy": opt.Row(
         f"What is evicted first: {listed(POLICIES)}.", key="prefix.policy", rare=True
     ),
+    "limit": opt.Row("Only the first requests of the trace.", "N", kind=int, key="workload.limit"),
     "rule": opt.Row(f"Engine whose prefix cache to model: {listed(RULES)}.", key="prefix.rule"),
     "strategy": opt.Row(
         f"Where windows and states are kept: {listed(STRATEGIES)}.",

@@ -100,3 +100,10 @@ def test_options_are_settings() -> None:
     assert case.config["prefix"]["policy"] == "arc"
     assert (case.config["cost"]["gpus"], case.config["cost"]["tflops"]) == (2, 50)
     assert case.config["cost"]["bandwidth_gbps"] == 1000
+
+
+def test_limit_takes_the_first_requests() -> None:
+    done = CliRunner(env={"COLUMNS": "100"}).invoke(
+        app, ["replay", "builtin:chat", "--limit", "7"]
+    )
+    assert "7 requests of builtin:chat" in done.stdout

@@ -141,7 +141,12 @@ def _answer(found: Answer) -> Finding:
     elif inputs.concurrency:
         load, total = f"{requests} of up to {found.max_context:,} tokens", "longest that fit"
     verb = "fits" if found.concurrency == 1 else "fit"
-    return Finding("good", f"{load} {verb} on {on}: {of}; {total}.{fewest}")
+    between = found.tokens_between
+    if doubt := between is not None and between[0] < found.context:
+        fewest += " A start with less memory holds none."
+    return Finding(
+        "warning" if doubt else "good", f"{load} {verb} on {on}: {of}; {total}.{fewest}"
+    )
 
 
 def _gpus(scenario: Scenario) -> str:
@@ -180,7 +185,9 @@ def _engine_lines(found: Answer) -> Iterator[Part]:
     if spread := found.spread_bytes:
         tokens = found.tokens_between
         between = f": {tokens[0]:,} to {tokens[1]:,} tokens" if tokens else " of KV memory"
-        yield f"9 in 10 starts ± {format_bytes(spread)}{between}; give your log's --kv-memory."
+        printed = any("KV cache memory" in line for line in found.log_lines)
+        exact = "give your log's --kv-memory" if printed else "`dsv4kv explain` your log"
+        yield f"9 in 10 starts ± {format_bytes(spread)}{between}; {exact}."
     if capacity:
         yield from filter(None, [capacity.note])
         yield from _differences(found, capacity)

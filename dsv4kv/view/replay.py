@@ -137,7 +137,7 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[Part]:
     served = format_number(totals.requests / totals.wall_ns * 1e9) if totals.wall_ns else ABSENT
     yield (
         f"Load: {offered}{served} served; {result.mean_decoding:.1f} requests decode on average, "
-        f"{totals.peak_requests:,} slots at the peak."
+        f"{counted(totals.peak_requests, 'slot')} at the peak."
     )
     if result.fleet:
         factor = clock_factor(case, "queueing")

@@ -228,3 +228,11 @@ def test_no_size_is_negative(layout: str, flags: str) -> None:
     printed = CliRunner(env=TERMINAL).invoke(app, words).output
     assert "per GPU" in printed
     assert not re.search(r"[-−]\d[\d.]* [KMGT]?i?B\b", printed)
+
+
+def test_what_a_start_with_less_memory_does_not_hold_is_no_good_news() -> None:
+    words = ("--engine", "vllm:0.33", "--model", "v4-pro", "--gpus", "8")
+    assert run(*words).stdout.startswith("✓ 1 request ")
+    printed = run(*words, "--gpu-memory-utilization", "0.91").stdout
+    assert printed.startswith("! 1 request ")
+    assert "A start with less memory holds none." in " ".join(printed.split())

@@ -79,7 +79,7 @@ def budget_page(
     answer += command
     best = useful[0] if useful else None
     line = launch(best) if best or found.fits else ""
-    if shown := useful[: 1 if command else _MAX_OPTIONS]:
+    if shown := useful[:_MAX_OPTIONS]:
         answer += ["", _options_table(shown, found, below=bool(line))]
     if line:
         started, requests = (best.scenario, best.concurrency) if best else (scenario, most)

@@ -18,7 +18,8 @@ def quantity(value: "Estimate | float | None", scale: float = 1.0) -> Number:
 
     * an estimate: one or two digits of its 95 % interval, rounded
       up: ``12.41 ± 0.05``; ``12.41 -0.01/+0.05`` where one arm is over twice the other;
-      ``12.4 ± ?`` where it is unknown (below six samples); no interval where it is exact
+      ``12.4 ± ?`` where it is unknown (below six samples); ``<0.05`` where it reaches 0; no
+      interval where it is exact
     * an integer without a scale: all digits
     * another number: three significant digits, or all before the point
     """
@@ -28,6 +29,10 @@ def quantity(value: "Estimate | float | None", scale: float = 1.0) -> Number:
         return Number(f"{value:,}")
     if isinstance(value, int | float):
         return Number(format_number(value * scale))
+    return _estimate(value, scale)
+
+
+def _estimate(value: "Estimate", scale: float) -> Number:
     middle = value.value * scale
     if value.half_width is None:
         return Number(format_number(middle), "± ?")
@@ -37,8 +42,11 @@ def quantity(value: "Estimate | float | None", scale: float = 1.0) -> Number:
     digits = -_exponent(spread) + (spread < 2 * 10.0 ** _exponent(spread))
     decimals = max(0, min(digits, _MAX_DIGITS - 1 - _exponent(middle)))
     interval = f"± {_round_up(spread, decimals)}"
+    arms = value.arms if value.arms and value.is_lopsided else (value.half_width,) * 2
+    below, above = (_round_up(arm * scale, decimals) for arm in arms)
+    if 0 < float(f"{middle:.{decimals}f}") <= float(below.replace(",", "")):
+        return Number(f"<{_round_up(middle + arms[1] * scale, decimals)}")
     if value.arms and value.is_lopsided:
-        below, above = (_round_up(arm * scale, decimals) for arm in value.arms)
         interval = f"-{below}/+{above}"
     return Number(f"{middle:,.{decimals}f}", interval)
 

@@ -21,6 +21,7 @@ from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops import cpu
 from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor, rope_rows
+from dsv4kv.ops.spec import OPERATIONS
 from dsv4kv.ops.storage import Entries, PageStore, PartWrite
 from dsv4kv.ops.tolerance import Leeway
 
@@ -30,6 +31,7 @@ _MOST = 512  # entries of a large page that are read: the reference takes 0.3 ms
 _LARGEST_INDEX = 2**31 - 1
 _LONGEST_TOKENS = 2**20  # where angles are largest
 _TOKENS, _ROOM, _CHOSEN = 6, 2, 24  # of a read; columns after the longest request; of a top k
+_INDICES = 40  # of a request
 
 Arguments = dict[str, Any]
 
@@ -180,41 +182,42 @@ def window_insert(ring: PageLayout, maker: Maker) -> Arguments:
     return {"ring": store, "values": values, "slots": slots, "positions": positions}
 
 
-def entry_insert(layout: PageLayout, maker: Maker) -> Arguments:
-    """Entries anywhere, some of them nowhere."""
-    pages = -(-_SPARE // layout.entries) + 1
-    room = layout.entries * pages
+def on_pages(operation: str, layout: PageLayout, hadamard: bool, maker: Maker) -> Arguments:
+    """Each argument of the table by its name, one that no name tells by its type.
+
+    Entries are anywhere, some of them nowhere; indices some of them −1, some beyond the length and
+    some repeated; after the longest request are two rows that may be left as they are.
+    """
+    row, pages = OPERATIONS[operation], max(5, -(-_SPARE // layout.entries) + 1)
+    made = maker.requests(layout) if "table" in row.names else {}
+    lengths = made.get("lengths", torch.tensor([0]))
+    sizes = {"B": len(lengths), "K": _INDICES, "M": int(lengths.max()) + _ROOM, "E": _SPARE}
+    sizes["D"] = layout.format.dims
+
+    drawn: dict[str, Callable[..., Any]] = {
+        "entries": lambda _: _somewhere(maker, layout.entries * pages),
+        "indices": lambda *_: _chosen(maker, lengths, last=True),
+        "sources": lambda _: torch.tensor([4, 1]),
+        "targets": lambda _: torch.tensor([0, 3]),
+        "pages": lambda: maker.store(layout, pages, filled=True),
+        "bfloat16": lambda count, _: maker.values(layout.format, count),
+        "float32": maker.normal,
+        "float": lambda: 0.5,
+        "bool": lambda: hadamard,
+    }
+    for each in row.arguments:
+        shape = [sizes.get(size, 0) for size in each.shape]
+        if each.name in row.writes and each.dtype != "pages":
+            made[each.name] = maker.output(*shape, dtype=getattr(torch, each.dtype))
+        elif each.name not in made:
+            made[each.name] = (drawn.get(each.name) or drawn[each.dtype])(*shape)
+    return made
+
+
+def _somewhere(maker: Maker, room: int) -> Tensor:
     entries = maker.order(room)[:_SPARE]
     entries[[2, 5, 11]] = torch.tensor([-1, room, -1])
-    values = maker.values(layout.format, len(entries))
-    return {
-        "store": maker.store(layout, pages, filled=False),
-        "values": values,
-        "entries": entries,
-    }
-
-
-def indexer_insert(layout: PageLayout, hadamard: bool, maker: Maker) -> Arguments:
-    """The same for indexer keys."""
-    made = entry_insert(layout, maker)
-    return {"keys": made.pop("values"), "hadamard": hadamard, **made}
-
-
-def gather_topk(layout: PageLayout, maker: Maker) -> Arguments:
-    """Indices, some of them −1, some beyond the length and some repeated."""
-    made = maker.requests(layout)
-    indices = _chosen(maker, made["lengths"])
-    indices[:, 1] = made["lengths"] - 1
-    indices[1, 4] = _LARGEST_INDEX
-    out = maker.output(*indices.shape, layout.format.dims)
-    return {**made, "indices": indices, "out": out}
-
-
-def gather_all(layout: PageLayout, maker: Maker) -> Arguments:
-    """Requests of several lengths; two rows after the longest may be left as they are."""
-    made = maker.requests(layout)
-    longest = int(made["lengths"].max())
-    return {**made, "out": maker.output(3, longest + _ROOM, layout.format.dims)}
+    return entries
 
 
 def gather_window(ring: PageLayout, window: int, maker: Maker) -> Arguments:
@@ -225,12 +228,6 @@ def gather_window(ring: PageLayout, window: int, maker: Maker) -> Arguments:
         "tokens": torch.tensor([7, 1_048_575, 0, ring.entries]),
         "out": maker.output(4, window, ring.format.dims),
     }
-
-
-def page_copy(layout: PageLayout, maker: Maker) -> Arguments:
-    """Two pages onto two others."""
-    numbers = {"sources": torch.tensor([4, 1]), "targets": torch.tensor([0, 3])}
-    return {"store": maker.store(layout, 5, filled=True), **numbers}
 
 
 def _last_group(compressor: Compressor) -> int:
@@ -424,10 +421,12 @@ def attend(
     }
 
 
-def _chosen(maker: Maker, lengths: Tensor) -> Tensor:
+def _chosen(maker: Maker, lengths: Tensor, *, last: bool = False) -> Tensor:
     """Indices, some of them −1, some beyond a token's context and some repeated."""
-    indices = maker.whole(0, _LARGEST_INDEX, len(lengths), 40) % (lengths[:, None] + 3)
+    indices = maker.whole(0, _LARGEST_INDEX, len(lengths), _INDICES) % (lengths[:, None] + 3)
     indices[:, ::7], indices[:, 3] = -1, indices[:, 2]
+    if last:
+        indices[:, 1], indices[1, 4] = lengths - 1, _LARGEST_INDEX
     return indices.int()
 
 
@@ -460,17 +459,14 @@ def _page_scenes(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Scene]:
     if ring := schema.window:
         yield _on("window", ring, window_insert, ring)
         yield _on("window", ring, gather_window, ring, plan.config.window_tokens)
-    if main := schema.main:
-        yield _on("main", main, entry_insert, main)
-        if schema.layer.attn is AttentionType.CSA:
-            yield _on("main", main, gather_topk, main)
-    if keys := schema.indexer:
-        leeway = Leeway.SUM if plan.hadamard else Leeway.NONE  # a rotation is a sum
-        yield _on("indexer", keys, indexer_insert, keys, plan.hadamard, leeway=leeway)
-    for place, pages in (("main", schema.main), ("indexer", schema.indexer)):
-        if pages:
-            yield _on(place, pages, gather_all, pages)
-            yield _on(place, pages, page_copy, pages)
+    chooses = schema.layer.attn is AttentionType.CSA
+    for name, row in OPERATIONS.items():
+        for place in row.places:
+            pages = schema.main if place == "main" else schema.indexer
+            if pages and (chooses or "indices" not in row.names):
+                leeway = Leeway.SUM if "hadamard" in row.names and plan.hadamard else Leeway.NONE
+                make = functools.partial(on_pages, name, pages, plan.hadamard)
+                yield Scene(name, _subject(place, pages), pages.format.name, make, leeway)
 
 
 def _read_scenes(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Scene]:
@@ -494,12 +490,13 @@ def _read_scenes(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Scene]:
         yield _on(f"{seen} layers' window", ring, attend, config, ring, main, seen)
 
 
-def _on(
-    place: str, pages: PageLayout, make: Any, *given: Any, leeway: Leeway = Leeway.NONE
-) -> Scene:
-    subject = f"{place} pages of {pages.entries} {pages.format.name} entries"
+def _on(place: str, pages: PageLayout, make: Any, *given: Any) -> Scene:
     made = functools.partial(make, *given)
-    return Scene(make.__name__, subject, pages.format.name, made, leeway)
+    return Scene(make.__name__, _subject(place, pages), pages.format.name, made)
+
+
+def _subject(place: str, pages: PageLayout) -> str:
+    return f"{place} pages of {pages.entries} {pages.format.name} entries"
 
 
 @functools.lru_cache(maxsize=2)

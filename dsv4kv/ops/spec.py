@@ -186,6 +186,9 @@ class Operation:
     signature: str  # arguments in order: ``name:type[sizes]``
     writes: tuple[str, ...]  # arguments that are written
     text: str  # what it does
+    # whose pages ``store`` is, ``main`` or ``indexer``, in scenes that the arguments tell;
+    # none where ``scenes`` has a function for the operation
+    places: tuple[str, ...] = ()
     # it works on rings and states: other block tables give it no other bytes
     of_slots: bool = False
     # ways to do it on a GPU, the default first
@@ -269,6 +272,7 @@ OPERATIONS: dict[str, Operation] = {
         "store:pages values:bfloat16[E,D] entries:int64[E]",
         ("store",),
         "Quantise values into distinct physical entries.",
+        places=("main",),
         variants=_INSERTING,
     ),
     "indexer_insert": Operation(
@@ -277,6 +281,7 @@ OPERATIONS: dict[str, Operation] = {
         """As ``entry_insert``; with ``hadamard`` keys are first rotated in float32 by
         Hadamard(128) / sqrt(128) and rounded to bf16 (reference inference code, SGLang,
         TensorRT-LLM; vLLM does not rotate).""",
+        places=("indexer",),
     ),
     "norm_rope_insert": Operation(
         "compressor:compressor values:bfloat16[T,D] positions:int64[T] store:pages "
@@ -340,6 +345,7 @@ OPERATIONS: dict[str, Operation] = {
         ("out",),
         """Dequantise chosen logical entries, −1 or one beyond the length for none. ``table``:
         blocks of every slot; ``lengths``: valid entries of each request.""",
+        places=("main",),
         variants=_GATHERING,
     ),
     "gather_all": Operation(
@@ -348,6 +354,7 @@ OPERATIONS: dict[str, Operation] = {
         """Dequantise entries 0 … length − 1 of each request; M is at least the largest length. A
         request's rows after its length are zeros up to the largest one; rows after that are zeros
         or unchanged, so that a captured launch may have room for more.""",
+        places=("main", "indexer"),
         variants=_GATHERING,
     ),
     "gather_window": Operation(
@@ -362,6 +369,7 @@ OPERATIONS: dict[str, Operation] = {
         "store:pages sources:int64[N] targets:int64[N]",
         ("store",),
         "Copy whole pages to distinct pages; no page is both source and target.",
+        places=("main", "indexer"),
     ),
     "indexer_query": Operation(
         "queries:bfloat16[T,H,D] weights:float32[T,H] turns:float32[T,R] hadamard:bool "

@@ -13,7 +13,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import FORMATS, PageLayout
 from dsv4kv.ops import reference
 from dsv4kv.ops.registry import resolve_backend
-from dsv4kv.ops.scenes import gather_all, make_call
+from dsv4kv.ops.scenes import make_call, on_pages
 from dsv4kv.ops.spec import OPERATIONS
 
 Write = Callable[..., None]
@@ -67,7 +67,9 @@ def test_a_function_is_named_or_has_the_parameters_of_its_operation_or_is_told(
     write_module("mine", source)
     write_module("deep.er.mine", source)
     resolved = resolve_backend(name, "cpu")
-    call = make_call(partial(gather_all, PageLayout(FORMATS["main"]["bf16"], 2)), CPU, 0)
+    call = make_call(
+        partial(on_pages, "gather_all", PageLayout(FORMATS["main"]["bf16"], 2), False), CPU, 0
+    )
     resolved.backend.gather_all(**call.arguments)
     assert resolved.foreign == ("gather_all",)
     assert bool((call.arguments["out"] == 7).all())

@@ -20,7 +20,7 @@ import pytest
 
 from tests.examples import FULL
 from tests.visit.tools import make_tools
-from visit import carried, rows
+from visit import carried, dram, rows
 from visit.plan import CALLS
 from visit.simulation import TREE, Simulation
 
@@ -142,6 +142,16 @@ def test_without_ncu_its_questions_say_so_and_the_rehearsal_skips_them(
     told = answers(rows.read(tmp_path / "rows.jsonl"))
     whys = {row["detail"]["why"] for row in told.values()}
     assert whys == {"dram: skipped: ncu is not on PATH"}
+
+
+def test_ncu_reads_its_own_report_for_the_machine_lacks_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ncu = make_tools(tmp_path / "tools") / "ncu"
+    subprocess.run([ncu, f"--export={tmp_path / 'found'}", "true"], check=True)
+    monkeypatch.setenv("PATH", str(ncu.parent))
+    read_and_written = 123_456 + 0
+    assert dram.dram_bytes(tmp_path / "found.ncu-rep")["gather_entries"] == read_and_written
 
 
 # ---- killed -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Stand-ins for ncu and compute-sanitizer: they run the program, and report what a test wants."""
+"""Stand-ins for ncu, its package and compute-sanitizer: they run a program, report numbers."""
 
 import stat
 import sys
@@ -21,6 +21,21 @@ elif "--help" not in words and "--version" not in words:
     report = pathlib.Path(export).with_suffix(".ncu-rep")
     report.write_text("\\n".join([HEAD, UNITS, *map(ROW.format, kernels)]))
     sys.exit(code)
+"""
+
+_NCU_REPORT = """
+import csv
+from types import SimpleNamespace as Of
+
+def load_report(path):
+    units, *rows = csv.DictReader(open(path))
+    def action(row):
+        def metric(name):
+            text = row.get(name, "").replace(",", "")
+            return Of(unit=lambda: units[name], as_double=lambda: float(text)) if text else None
+        return Of(name=lambda: row["Kernel Name"], metric_by_name=metric)
+    part = Of(num_actions=lambda: len(rows), action_by_idx=lambda i: action(rows[i]))
+    return Of(num_ranges=lambda: 1, range_by_idx=lambda _: part)
 """
 
 _SANITIZER = """#!{python}
@@ -55,6 +70,9 @@ def make_tools(folder: Path, *, sees: str = "all", cut: str = "") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     metrics = '","'.join(_METRICS)
     _write(folder / "ncu", _NCU.format(python=sys.executable, metrics=metrics))
+    reader = folder / "extras" / "python" / "ncu_report.py"
+    reader.parent.mkdir(parents=True)
+    reader.write_text(_NCU_REPORT)
     whole = sees == "all" and not cut  # else what the program does is no matter
     sanitizer = _SANITIZER.format(python=sys.executable, sees=sees, cut=cut, whole=whole)
     _write(folder / "compute-sanitizer", sanitizer)

@@ -1,9 +1,10 @@
 """Step: how many bytes three kernels move in DRAM, counted by ncu, for one that they must."""
 
+import csv
 import subprocess
 import sys
+from pathlib import Path
 
-from dsv4kv.profile.ncu import read_ncu
 from visit.counted import WORKS
 from visit.desk import Desk, find_tool
 
@@ -23,12 +24,32 @@ def run(desk: Desk) -> None:
     command = [find_tool("ncu"), *_OPTIONS, f"--export={report.with_suffix('')}"]
     command += [sys.executable, "-m", "visit.counted"]
     subprocess.run([*command, *(["--twin"] if desk.small else [])], check=True)
-    trace = read_ncu(report)
-    moved = dict(zip((trace.names[i] for i in trace.work.name), trace.work.bytes, strict=True))
+    moved = dram_bytes(report)
     with desk.place() as place:
         for name, (kernel, make) in WORKS.items():
             useful = make(place).bytes
-            counted = int(moved[kernel])  # of its last call: those before left L2 as it finds it
+            counted = moved[kernel]
             desk.answer(
                 f"amplification_{name}", counted / useful, dram_bytes=counted, bytes=useful
             )
+
+
+def dram_bytes(report: Path) -> dict[str, int]:
+    """DRAM bytes of each kernel's last call: those before left L2 as it finds it.
+
+    ncu itself reads its report: the machine lacks the package ``ncu-report``.
+    """
+    shown = ("--page=raw", "--csv", "--print-units=base")
+    told = subprocess.run(
+        [find_tool("ncu"), "--import", str(report), *shown],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout
+    _, *kernels = csv.DictReader(line for line in told.splitlines() if line.startswith('"'))
+    return {
+        row["Kernel Name"].partition("(")[0]: sum(
+            int(float(row[f"dram__bytes_{way}.sum"].replace(",", ""))) for way in ("read", "write")
+        )
+        for row in kernels
+    }

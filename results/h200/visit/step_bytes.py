@@ -1,15 +1,17 @@
 """Step: DRAM bytes of a whole decode step, as ``dsv4kv profile --ncu`` counts them."""
 
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 from dsv4kv.cli import main
 from dsv4kv.runs.store import load_record
-from visit.desk import Desk, find_tool
+from visit.desk import Desk, NoTool, find_tool
 
 
 def run(desk: Desk) -> None:
     """Answer the question of ``questions.STEP_BYTES``, and note each operation."""
-    find_tool("ncu")
+    _find_reader(Path(find_tool("ncu")).resolve())
     folder = desk.folder / desk.step.name
     config = ["smoke", "--set", "device=cpu"] if desk.small else ["gpu"]
     sys.argv = ["dsv4kv", "profile", *config, "--ncu", "--out", str(folder)]
@@ -27,3 +29,13 @@ def run(desk: Desk) -> None:
     moved = sum(row.counted_bytes or 0 for row in profile.table.kernels)
     useful = sum(profile.useful_bytes.values())
     desk.answer("amplification_step", moved / useful, dram_bytes=moved, bytes=useful)
+
+
+def _find_reader(ncu: Path) -> None:
+    """Import ``ncu_report`` from where ncu brings it; raises ``NoTool``."""
+    own = "extras/python"
+    installed = Path("/opt/nvidia").glob(f"nsight-compute/*/{own}")
+    of_toolkit = Path("/usr/local").glob(f"cuda*/nsight-compute-*/{own}")
+    sys.path += map(str, (ncu.parent / own, *installed, *of_toolkit))
+    if find_spec("ncu_report") is None:
+        raise NoTool("ncu_report, which reads reports, is not where ncu is")

@@ -17,7 +17,7 @@ from dsv4kv.errors import RecordError
 from dsv4kv.files import read_json, replacing, shipped
 from dsv4kv.ops.cuda.compile import check_architecture, load_cubins
 from dsv4kv.ops.cuda.inspection import KernelReport, find_disassembler, inspect_cubins
-from dsv4kv.ops.launches.catalogue import PROMISES, Example, Promise
+from dsv4kv.ops.launches.catalogue import PROMISES, WIDE, Example, Promise
 from dsv4kv.ops.launches.launch import KernelModule
 from dsv4kv.processes import usable_cores
 
@@ -100,18 +100,18 @@ def broken_promises(findings: Iterable[Finding]) -> Iterator[str]:
         if _is_hopper_or_newer(finding.architecture) and report.early != 0:
             behaviour = "never waits" if report.early is None else "touches memory before it waits"
             yield f"{where} {behaviour} for the kernel in front of it: begin with begin_kernel()."
-        for pattern, promise in PROMISES.items():
-            if fnmatchcase(finding.name, pattern):
-                yield from _broken_widths(where, promise, report.accesses)
-                if report.under_way < promise.under_way:
-                    yield (
-                        f"{where} waits after {report.under_way} wide loads, not after "
-                        f"{promise.under_way}: the compiler moved the others after the wait."
-                    )
-                if promise.copies and not any(kind.startswith(_COPY) for kind in report.accesses):
-                    yield f"{where} has no bulk copy into shared memory."
-                if promise.products and not report.products:
-                    yield f"{where} has no instruction for the tensor cores."
+        promised = [each for name, each in PROMISES.items() if fnmatchcase(finding.name, name)]
+        for promise in promised or [WIDE]:
+            yield from _broken_widths(where, promise, report.accesses)
+            if report.under_way < promise.under_way:
+                yield (
+                    f"{where} waits after {report.under_way} wide loads, not after "
+                    f"{promise.under_way}: the compiler moved the others after the wait."
+                )
+            if promise.copies and not any(kind.startswith(_COPY) for kind in report.accesses):
+                yield f"{where} has no bulk copy into shared memory."
+            if promise.products and not report.products:
+                yield f"{where} has no instruction for the tensor cores."
 
 
 def _is_hopper_or_newer(architecture: str) -> bool:

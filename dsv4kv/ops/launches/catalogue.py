@@ -91,6 +91,8 @@ class Promise:
 
 
 PROMISES = {
+    # bookkeeping and choices: numbers
+    **dict.fromkeys(("*_blocks *", "[!g]*_topk *", "completed_*", "do_nothing *"), Promise()),
     "attend *": Promise(products=True),
     "merge_parts *": Promise(loads=128),
     "copy_peak *": Promise(loads=128, stores=128, under_way=8),
@@ -102,8 +104,6 @@ PROMISES = {
     "gather_window * fp8_*": Promise(loads=64),
     "*_insert *": Promise(loads=128),  # of norm_rope_insert's weights; its values take 64 bits
     "[ew]*_insert * fp8_ds_mla *, V4*": Promise(stores=64),  # the row of scales is 8 bytes
-    "page_copy *": Promise(loads=128, stores=128),
-    "*_objects *": Promise(loads=128, stores=128),
     "indexer_query *": Promise(loads=128, stores=32),
     "index_scores *": Promise(products=True),
     "state_*": Promise(loads=128, stores=128),
@@ -115,6 +115,9 @@ PROMISES = {
     "*flush * hca layers, V4[, ]*cluster": Promise(copies=True),
 }
 """By patterns of kernel and subject; all that fit hold. Local memory is promised by none."""
+
+WIDE = Promise(loads=128, stores=128)
+"""Of kernels that no pattern fits."""
 
 
 _PAGE_SIZE = re.compile(r"DSV_((MAIN|KEYS|WINDOW)_)?((PAGE_)?ENTRIES|PAGE_BYTES|SCALE_START)")

@@ -158,14 +158,10 @@ def resume_points(
     return np.flatnonzero(allowed) + 1
 
 
-BOUNDED = "zero:bounded"
-
-
 @dataclass(frozen=True)
 class Windows:
     """Places in a prompt after which requests can resume."""
 
-    name: str  # as users write it
     period_tokens: int = 0  # at every multiple of it; 0 nowhere
     end: tuple[int, int] | None = None
     """Where prompts end, floored to a multiple of the first number; the second number of tokens
@@ -196,17 +192,17 @@ def parse_windows(text: str, *, block_tokens: int, window_tokens: int, layers: i
     layers: of the model: an exact window takes a window of tokens for each.
     """
     if not window_tokens:
-        return Windows(text, period_tokens=block_tokens)
+        return Windows(period_tokens=block_tokens)
     name, _, number = text.partition(":")
     replay = -(-window_tokens * layers // block_tokens) * block_tokens
     plain = {
-        "full": Windows(text, period_tokens=block_tokens),
-        "zero": Windows(text, replay_tokens=replay),
-        BOUNDED: Windows(text, replay_tokens=window_tokens - 1, exact=False),
-        "ends": Windows(text, end=(1, 0)),
-        "ends+junctions": Windows(text, end=(1, 0), junctions=True),
-        "sglang": Windows(text, end=(block_tokens, 0)),
-        "vllm:dense": Windows(text, period_tokens=block_tokens),
+        "full": Windows(period_tokens=block_tokens),
+        "zero": Windows(replay_tokens=replay),
+        "zero:bounded": Windows(replay_tokens=window_tokens - 1, exact=False),
+        "ends": Windows(end=(1, 0)),
+        "ends+junctions": Windows(end=(1, 0), junctions=True),
+        "sglang": Windows(end=(block_tokens, 0)),
+        "vllm:dense": Windows(period_tokens=block_tokens),
     }
     if text in plain:
         return plain[text]
@@ -216,4 +212,4 @@ def parse_windows(text: str, *, block_tokens: int, window_tokens: int, layers: i
         raise unknown(TIER_WINDOWS, text, "a strategy for windows")
     if not int(number) and ends[name] is None:
         raise ConfigError(f"{text} has no period: write {name}:4096.")
-    return Windows(text, period_tokens=int(number), end=ends[name])
+    return Windows(period_tokens=int(number), end=ends[name])

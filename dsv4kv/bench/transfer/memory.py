@@ -17,7 +17,7 @@ from dsv4kv.bench.tiers.objects import CacheBytes
 from dsv4kv.bench.tiers.rows import Geometry, geometry_of, rows_needed, stretches
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.errors import ConfigError, StoreFull
+from dsv4kv.errors import ConfigError, StoreFull, StoreUnavailable
 from dsv4kv.model.families import Family
 from dsv4kv.units import format_bytes
 
@@ -28,7 +28,12 @@ _DIGEST_BYTES = 16
 
 def shared_file() -> IO[bytes]:
     """A file without a name, in memory where there is such a folder."""
-    return TemporaryFile(dir=_SHARED if _SHARED.exists() else None)
+    try:
+        return TemporaryFile(dir=_SHARED if _SHARED.exists() else None)
+    except OSError as error:
+        raise StoreUnavailable(
+            f"no shared memory can be had ({error}): let {_SHARED} be written."
+        ) from None
 
 
 def share(manager: KVCacheManager, file: int) -> memoryview:

@@ -47,9 +47,7 @@ def test_an_exact_window_is_computed_from_a_window_of_tokens_for_every_layer(
 
 
 def test_a_model_without_windows_can_resume_after_every_block() -> None:
-    assert parse_windows("ends", block_tokens=64, window_tokens=0, layers=61) == Windows(
-        "ends", 64
-    )
+    assert parse_windows("ends", block_tokens=64, window_tokens=0, layers=61) == Windows(64)
 
 
 @pytest.mark.parametrize(

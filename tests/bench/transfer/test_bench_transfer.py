@@ -1,6 +1,7 @@
 """``bench transfer``: a prompt moves between two caches, is verified, and timed."""
 
 import json
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -153,14 +154,23 @@ def test_what_cannot_be_asked_is_a_sentence(arguments: tuple[str, ...], sentence
 
 
 def test_two_processes_by_shared_memory() -> None:
-    """The whole command; nothing is left in shared memory."""
-    before = set(SHM.glob("*"))
     result = transfer("--json", "-")
     assert (result.exit_code, result.stderr) == (0, "")
     document = json.loads(result.stdout)
     assert document["failures"] == []
     assert document["pages"] > 0
-    assert {path.name for path in set(SHM.glob("*")) - before if "psm" in path.name} == set()
+
+
+def test_shared_memory_has_no_name_that_could_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    with shared_file() as file:
+        assert os.fstat(file.fileno()).st_nlink == 0
+
+    def refuse(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(sharing, "TemporaryFile", refuse)
+    with pytest.raises(StoreUnavailable, match=r"no shared memory can be had .*: let .* be wri"):
+        shared_file()
 
 
 def test_a_difference_ends_the_command_with_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,8 +98,6 @@ class BlocksSection(Section):
 class SystemsConfig(Section):
     """Three systems, and what they serve."""
 
-    name: str = "systems"
-    """Name of the run."""
     run: Annotated[str, OneOf(SYSTEMS, "all")] = Field(
         "all", description=f"Systems to run: all, {explained(SYSTEMS)}."
     )
@@ -120,8 +118,6 @@ class SystemsConfig(Section):
 class TiersConfig(Section):
     """Prefixes, the stores they go to, and what is compared with them."""
 
-    name: str = "tiers"
-    """Name of the run."""
     model: ModelSection = ModelSection()
     """The model whose cache is stored; fewer layers take less memory and time."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -169,8 +165,6 @@ class SideSection(Section):
 class TransferConfig(Section):
     """Two caches, a request that moves from one to the other, and how that is timed."""
 
-    name: str = "transfer"
-    """Name of the run."""
     merge: bool = True
     """Neighbouring stretches are read as one."""
     model: str = "v4-flash"

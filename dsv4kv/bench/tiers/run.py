@@ -28,12 +28,7 @@ from dsv4kv.bench.run import set_up
 from dsv4kv.bench.serve.executor import Requests
 from dsv4kv.bench.tiers.library import Library, Restored
 from dsv4kv.bench.tiers.objects import CacheBytes, Mover, differences
-from dsv4kv.bench.tiers.outcome import (
-    FamilyRow,
-    PrefixRow,
-    TiersOutcome,
-    Way,
-)
+from dsv4kv.bench.tiers.outcome import FamilyRow, PrefixRow, TiersOutcome, Way
 from dsv4kv.bench.tiers.prefixes import Windows, digest, parse_windows
 from dsv4kv.bench.tiers.store import FileStore, MemoryStore, Store
 from dsv4kv.budget.lookup import find_weight_facts
@@ -166,7 +161,13 @@ class _Run:
             found = library.restore(prefix, back)
             moments.append(perf_counter_ns())
             rounds.append(np.diff(moments).tolist())
-            _check_restored(name, library, tokens, found)
+            if not found.tokens or found.failed:
+                cause = f" (the first: {library.failure})" if library.failure else ""
+                raise StoreUnavailable(
+                    f"{name}: {tokens:,} tokens were stored and {found.tokens:,} came back; "
+                    f"{library.failures} calls failed{cause} and {library.damaged_objects} "
+                    "objects were damaged: give the store more room, or take another place."
+                )
             library.clear()
         useful = sum(f.useful_bytes(tokens) for f in self._families if f.kept is Kept.PAGES)
         stored_ns, looked_up, restored = (_estimate(list(e)) for e in zip(*rounds, strict=True))
@@ -218,10 +219,11 @@ class _Run:
                     failure = f"{name}: {family.name} came back with other bytes."
                     self.outcome.failures.append(failure)
                 store.delete(names)
-        columns = (zip(*each, strict=True) for each in (ours, limits))
-        ways = [
-            Way(*(_estimate(list(each)) for each in pair)) for pair in zip(*columns, strict=True)
-        ]
+        (stores, restores), (writes, reads) = (
+            [_estimate(list(each)) for each in zip(*rounds, strict=True)]
+            for rounds in (ours, limits)
+        )
+        ways = Way(stores, writes), Way(restores, reads)
         return FamilyRow(name, family.name, count, size, *ways)
 
 
@@ -242,17 +244,6 @@ def _prefill_model(config: TiersConfig, plan: CachePlan) -> Callable[[int, int],
         None if stated else open_times(replay, plan.config, plan.schemas, weights).timer,
     )
     return lambda first, tokens: clock.prompt_s(first, tokens, config.prefill_tokens) * 1e9
-
-
-def _check_restored(name: str, library: Library, tokens: int, found: Restored) -> None:
-    if not found.tokens or found.failed:
-        cause = f" (the first: {library.failure})" if library.failure else ""
-        raise StoreUnavailable(
-            f"{name}: {tokens:,} tokens were stored and {found.tokens:,} came back; "
-            f"{library.failures} calls failed{cause} and "
-            f"{library.damaged_objects} objects were damaged: "
-            "give the store more room, or take another place."
-        )
 
 
 def dumps(config: TiersConfig, outcome: TiersOutcome) -> str:

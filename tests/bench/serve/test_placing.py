@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from dsv4kv.bench.build import check_contexts, check_memory, plan_from
-from dsv4kv.bench.serve.executor import Recorder, StepExecutor, StepTokens
-from dsv4kv.cache.manager import KVCacheManager, prepare_forward
-from dsv4kv.cache.step import Step
+from dsv4kv.bench.serve.executor import Recorder, Requests
+from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError
 from tests.bench.serve.defects import Break, flip_page_byte, swap_blocks, zero_pages
 from tests.bench.serve.serving import drive_on_cpu, make_config, serve
@@ -74,37 +73,21 @@ def fill(tokens: int, *, place: bool) -> KVCacheManager:
     """A request of so many tokens, placed or served in chunks of 64."""
     config = make_config(f"workload.context={tokens}", "workload.concurrency=1")
     manager = KVCacheManager(plan_from(config))
-    executor = drive_on_cpu(config, manager, Recorder()).executor
-    slot = manager.admit_request()
+    requests = Requests(manager, drive_on_cpu(config, manager, Recorder()).executor)
+    slot = requests.admit()
     if place:
-        prepare_forward(manager, [slot], [0], [tokens])
-        executor.place(manager, slot, 0, tokens)
+        requests.place(slot, 0, tokens)
     else:
-        for first in range(0, tokens, 64):
-            serve_chunk(manager, executor, slot, first, min(first + 64, tokens))
+        requests.compute(slot, 0, *range(64, tokens, 64), tokens)
     return manager
-
-
-def serve_chunk(
-    manager: KVCacheManager, executor: StepExecutor, slot: int, first: int, end: int
-) -> None:
-    prepare_forward(manager, [slot], [first], [end])
-    executor.prefill(step_of(manager, slot, first, end))
-
-
-def step_of(manager: KVCacheManager, slot: int, before: int, after: int) -> StepTokens:
-    batch = Step.of(manager, [slot], [before], [after])
-    return StepTokens(batch, np.array([0]), np.array([after]))
 
 
 def test_entries_of_no_two_requests_or_layers_are_alike() -> None:
     config = make_config("workload.context=450", "model.layers=[2, 4]")
     manager = KVCacheManager(plan_from(config))
-    executor = drive_on_cpu(config, manager, Recorder()).executor
+    requests = Requests(manager, drive_on_cpu(config, manager, Recorder()).executor)
     for request in range(2):
-        slot = manager.admit_request()
-        prepare_forward(manager, [slot], [0], [450])
-        executor.place(manager, slot, request, 450)
+        requests.place(requests.admit(), request, 450)
     held = torch.from_numpy(manager.tables[0].blocks[0, :, :4].astype(np.int64)).flatten()
     first, second = (pool.main.pages[held] for pool in manager.pools.values())
     for pages in (first, second):

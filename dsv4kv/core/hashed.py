@@ -361,20 +361,17 @@ class HashedCache(BlockPool):
 
     def reserve(self, request: int, position: int) -> int:
         held, place = self._running[request], position % self._period
-        if not held.steady:
-            passed = self._slide(held, position)
-            held.steady = passed and position > self._seen and self._step == 1
-            held.slid = position
-        elif held.slid < position:
-            held.slid = position
-            self.uncached += self._frees[place]
-        needed = self._needs[place]
-        if self._step > 1:
+        steady, needed = held.steady, self._needs[place]
+        if not steady:
+            steady = self._slide(held, position) and position > self._seen and self._step == 1
             needed = self._between(held.position, position + self._step)
+        elif held.slid < position:
+            self.uncached += self._frees[place]
+        held.slid = position
         if needed > self.uncached + self.cached:
             return -1
         self.alloc(needed)
-        held.position = position + self._step
+        held.steady, held.position = steady, position + self._step
         if self._step > 1:
             return 0  # drafts: it needs or frees something in every step
         return position + 1 + self._waits[(position + 1) % self._period]

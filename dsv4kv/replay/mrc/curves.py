@@ -277,15 +277,10 @@ def _measure(
 
 
 def _run_rule(table: PathTable, question: Question, point: tuple[int, str, str]) -> Outcome:
-    """A rule at a capacity in tokens, with a way to draft."""
+    """A rule at a capacity in tokens, with a way to draft; in its own blocks, or the trace's."""
     tokens, name, drafts = point
-    grain = question.block_tokens or default_block(name, table, question.arch)
-    how = find_drafts(name, find_rule(name), drafts)
-    chunk, arch = question.chunk_tokens, question.arch
-    pool = Pool(table, tokens, grain, question.model, chunk, how, arch)
+    rule, arch = find_rule(name), question.arch
+    grain = question.block_tokens or rule.block_tokens_on(arch) or table.block_tokens
+    how = find_drafts(name, rule, drafts)
+    pool = Pool(table, tokens, grain, question.model, question.chunk_tokens, how, arch)
     return replace(run_rule(name, pool), speculation=drafts)
-
-
-def default_block(rule: str, table: PathTable, arch: str | None = None) -> int:
-    """Blocks an engine takes for DeepSeek-V4: 256 tokens; for the ideal rule the trace's own."""
-    return find_rule(rule).block_tokens_on(arch) or table.block_tokens

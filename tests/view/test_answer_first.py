@@ -1,5 +1,6 @@
 """Answers come first, fit on a screen, and end with a line that does what it promises."""
 
+import functools
 import json
 import re
 import shlex
@@ -140,6 +141,7 @@ def make_many(names: Sequence[str], factors: Mapping[str, float], seed: int) -> 
     return make_launched_record(cases=cases)
 
 
+@functools.cache  # one folder holds what all commands read
 def printed(command: str, width: int = 100) -> str:
     """What a command prints, without what differs from run to run."""
     terminal = {"COLUMNS": str(width), "NO_COLOR": "1", "TERM": "dumb"}

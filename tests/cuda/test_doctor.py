@@ -1,13 +1,17 @@
 """``doctor --gpu``: on the kernels' CPU twin, and its sentence where there is no GPU."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from dsv4kv.bench.figures import Figure
+from dsv4kv.bench.figures import _list_figures as list_figures
 from dsv4kv.cli import app
 from dsv4kv.diagnose import gpu as examined
 from dsv4kv.diagnose.gpu import STEPS, GpuReport, Row, examine_gpu
@@ -19,12 +23,19 @@ from visit.doctor import SMALL
 @pytest.fixture(scope="module")
 def report() -> GpuReport:
     patient = {name: (*own, "measure.figures_seconds=3000") for name, own in STEPS.items()}
+    short = ("workload.max_output_tokens=5", "measure.warmup_steps=1")
     with (
         twin_gpu() as twin,
         patch.object(examined, "find_device", lambda _: twin_device(twin)),
         patch.object(examined, "STEPS", patient),
+        patch("dsv4kv.bench.figures._list_figures", _cold),  # its rows are no others
+        patch("dsv4kv.bench.figures.MOST_CALLS", 1),
     ):
-        return examine_gpu(SMALL)
+        return examine_gpu((*SMALL, *short))
+
+
+def _cold(*given: Any, **options: Any) -> Iterator[Figure]:
+    return (figure for figure in list_figures(*given, **options) if not figure.hot)
 
 
 def test_every_operation_is_checked_and_right(report: GpuReport) -> None:

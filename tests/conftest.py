@@ -195,6 +195,7 @@ THINNED = {
     "budget/test_launch.py::test_an_odd_command_is_answered_or_a_sentence_in_bounded_time": 8,
     "systems/test_command.py::test_a_planted_defect_is_found_and_fails_the_run": 3,
     "test_docs_outputs.py::test_a_replay_of_the_pages_runs": 5,
+    "test_install.py::test_pip_resolves_what_the_readme_types_first": 0,  # uv does
     "test_endings.py::test_the_program_ends_as_by_ctrl_c": 1,
     "bench/tiers/test_library.py::"
     "test_a_prompt_that_comes_back_goes_on_as_if_it_had_never_left": 4,

@@ -10,8 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from dsv4kv.bench.figures import Figure
-from dsv4kv.bench.figures import _list_figures as list_figures
+from dsv4kv.bench.figures import Figure, list_figures
 from dsv4kv.cli import app
 from dsv4kv.diagnose import gpu as examined
 from dsv4kv.diagnose.gpu import STEPS, GpuReport, Row, examine_gpu
@@ -28,7 +27,7 @@ def report() -> GpuReport:
         twin_gpu() as twin,
         patch.object(examined, "find_device", lambda _: twin_device(twin)),
         patch.object(examined, "STEPS", patient),
-        patch("dsv4kv.bench.figures._list_figures", _cold),  # its rows are no others
+        patch("dsv4kv.bench.figures.list_figures", _cold),  # its rows are no others
         patch("dsv4kv.bench.figures.MOST_CALLS", 1),
     ):
         return examine_gpu((*SMALL, *short))

@@ -238,7 +238,7 @@ _NAMED = (
     ("architecture", re.compile(r"rchitectures?\W{1,4}(\w+For\w+)")),
     ("served", re.compile(r"served[-_]model[-_]name\W+([\w./-]+)")),
     ("model", re.compile(r"\bvllm serve\s+(?!-)(\S+)")),
-    ("model", re.compile(r"([^\s'\"]+\.gguf)\b")),
+    ("model", re.compile(r"(?<![^\s'\"])([^\s'\"]+\.gguf)\b")),
     ("model", re.compile(r"\bgeneral\.name\s+str\s*=\s*(\S.*)")),
     ("model", re.compile(r"\bmodel\s{2,}(\S+)\s*$")),  # of the banner
 )

@@ -3,6 +3,8 @@
 import gzip
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -137,6 +139,14 @@ def test_a_log_of_more_than_any_start_is_refused(tmp_path: Path, *, packed: bool
             file.write(bytes(1 << 20))
     with pytest.raises(ConfigError, match=r"a\.log: is larger than 256 MiB"):
         read_log(path)
+
+
+def test_a_long_line_without_a_blank_is_searched_once() -> None:
+    program = (
+        "from dsv4kv.engines.logs.read import find_arguments\n"
+        "assert len(list(find_arguments('tp_size=1,' * 50_000))) == 50_000"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)  # else hours
 
 
 def test_a_log_with_more_sizes_than_any_start_is_refused() -> None:

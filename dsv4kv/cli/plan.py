@@ -58,7 +58,7 @@ def plan(
     isl: int | None = opt.option("Tokens of every prompt.", min=1),
     osl: int | None = opt.option("Tokens of every answer.", min=1),
     rate: float | None = opt.option("Requests a second (Poisson).", min=1e-3, max=1e3),
-    set_: opt.Texts = opt.SET,
+    set_: opt.Texts = opt.SET_RARE,
     html: Path | None = opt.option(
         "Also write a page with the Pareto front.", "PAGE.html", callback=opt.to_file
     ),

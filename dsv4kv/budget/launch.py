@@ -89,7 +89,8 @@ def _launches(given: str) -> Iterator[list[Launch]]:
     """The commands of a text or a file, which is named where they are refused."""
     source, text = _text_of(given)
     try:
-        yield list(find_launches(text, os.environ))
+        folder = Path() if source == "--command" else Path(source).parent
+        yield list(find_launches(text, os.environ, folder))
     except ConfigError as error:
         if str(error).startswith("--which"):  # is about the option, not about the text
             raise

@@ -15,7 +15,7 @@ from dsv4kv.budget.shell import fill_in, read_script, split_statements, take_doc
 from dsv4kv.engines.flags import Flag, find_flag
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import Unparsable, load_yaml
+from dsv4kv.files import Unparsable, load_yaml, read_document
 
 _DEEPEST = 20
 _MOST_LAUNCHES = 256  # each of which is judged by the whole text
@@ -34,7 +34,7 @@ _ASCEND = re.compile(
     r"(?i)vllm-ascend|\bASCEND_RT_|huawei\.com/Ascend|-backend[= ]ascend|--device[= ]npu|"
     r"--quantization[= ]ascend"
 )
-_PINNED = re.compile(rf"\b({'|'.join(FAMILIES)})\s*==\s*(\d+\.\d+(?:\.\d+)?)")
+_PINNED = re.compile(rf"\b({'|'.join(FAMILIES)})(?:\s*==\s*|(?:-\w+)?:v?)(\d+\.\d+(?:\.\d+)?)")
 _NAMING = ("model_id", "model_source", "modelURL", "model_name", "hf_model_id")
 _UNIT = re.compile(r"(?m)^\[(?:Service|Container|program:.*)\]")
 _SETTINGS = {"--config", "--extra-engine-args", "--extra-llm-api-options"}
@@ -113,20 +113,23 @@ class _Around:
         )
 
 
-def find_launches(text: str, environment: Mapping[str, str] | None = None) -> Iterator[Launch]:
+def find_launches(
+    text: str, environment: Mapping[str, str] | None = None, folder: Path | None = None
+) -> Iterator[Launch]:
     """Yield every launch command of a text, which may be YAML; raises ``ConfigError``.
 
-    Variables that the text does not set come from ``environment``.
+    Variables that the text does not set come from ``environment``, files of settings that it does
+    not hold from its ``folder``.
     """
     if len(text) > MOST_CHARACTERS:
         raise ConfigError("no launch command is longer than 256 KiB.")
     outer, pinned = dict(environment or {}), _PINNED.search(text)
-    documents = _as_yaml(text)
+    documents, files = _as_yaml(text), dict(_settings_in(folder, text)) if folder else {}
     if documents is None:
-        found = list(_in_script(text, outer))
+        found = list(_in_script(text, _Around(outer, files)))
     else:
-        files = dict(_config_maps(documents))
-        found = list(_in_yaml(documents, _Around(outer, files), text))
+        around = _Around(outer, files | dict(_config_maps(documents)))
+        found = list(_in_yaml(documents, around, text))
     if len(found) > _MOST_LAUNCHES:
         raise ConfigError(
             f"it has {len(found):,} launch commands: give those that you mean, at most "
@@ -166,9 +169,19 @@ def _config_maps(documents: Iterable[Mapping[Any, Any]]) -> Iterator[tuple[str, 
 # ---- shell --------------------------------------------------------------------------------------
 
 
-def _in_script(text: str, variables: Mapping[str, str]) -> Iterator[Launch]:
+def _settings_in(folder: Path, text: str) -> Iterator[tuple[str, str]]:
+    for flag in _SETTINGS:
+        for value in re.findall(
+            rf"{flag.replace('-', '[-_]')}(?:=|\s+|\W{{3,9}})([\w./-]+)", text
+        ):
+            with suppress(OSError, ValueError):
+                name = Path(value).name
+                yield name, read_document(folder / name, 2**18).decode()
+
+
+def _in_script(text: str, around: _Around) -> Iterator[Launch]:
     bare, files = take_documents(_as_shell(text))
-    around = _Around(variables, files)
+    around = replace(around, files={**around.files, **files})
     found = list(_in_shell(bare, around)) or list(_in_shell(bare, around, decide=False))
     for name, body in files.items():
         if name and _as_yaml(body) is None:
@@ -436,6 +449,7 @@ def _in_container(words: list[str], image: str, around: _Around, depth: int = 0)
     launch = _launch(filled, around, depth)
     family = _family_of_image(image)
     bare = filled[:1] and not (_PROGRAM.fullmatch(filled[0]) or filled[0] in ("-m", "-c"))
+    bare = bare or any(word.endswith(".gguf") for word in filled)  # -m is llama.cpp's model
     if launch is None and bare and (filled[0].startswith("-") or "/" in filled[0]):
         given = [(word, "") for word in filled if word.startswith("--")]
         if family := family or _family_of_flags(given, around.family, 3):

@@ -171,3 +171,33 @@ def test_a_number_in_a_flags_json_makes_no_yaml_of_a_line() -> None:
     reading = read_command(f"""{SERVE} --speculative-config '{{"method": "mtp", "n": 1}}' -tp 4""")
     assert reading.texts["tp"] == "4"
     assert reading.texts["draft-layers"] == "1"
+
+
+OWN_MODEL = """\
+services:
+  llama:
+    image: ghcr.io/ggml-org/llama.cpp:server-cuda
+    command: -m /models/DeepSeek-V4-Flash.gguf -c 131072 -np 2
+"""
+
+
+def test_a_container_of_flags_alone_may_begin_with_its_model() -> None:
+    texts = read_command(OWN_MODEL).texts
+    assert (texts["engine"], texts["context"]) == ("llama.cpp", "65536")
+
+
+def test_an_image_that_is_named_elsewhere_says_the_version() -> None:
+    started = "python -m sglang.launch_server --model deepseek-ai/DeepSeek-V4-Pro"
+    text = f'srun --container-image=lmsysorg/sglang:v0.5.20-cu130 bash -c "{started}"'
+    assert read_command(text).texts["engine"] == "sglang:0.5.20"
+
+
+@pytest.mark.parametrize(
+    "started",
+    ["trtllm-serve m --extra_llm_api_options=conf/own.yaml", "vllm serve m --config own.yaml"],
+)
+def test_settings_of_a_file_next_to_the_command_count(tmp_path: Path, started: str) -> None:
+    (tmp_path / "own.yaml").write_text("tensor_parallel_size: 8\n", encoding="utf-8")
+    script = tmp_path / "serve.sh"
+    script.write_text(f"{started}\n", encoding="utf-8")
+    assert read_command(str(script), model="v4-flash").texts["tp"] == "8"

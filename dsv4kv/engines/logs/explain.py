@@ -12,7 +12,7 @@ from typing import Literal
 
 from dsv4kv.engines.contract import GIB, Deployment, Engine
 from dsv4kv.engines.logs.read import Reading, StartupLog, draft_method, named_model
-from dsv4kv.engines.logs.recover import Recovery, likeliest, recover
+from dsv4kv.engines.logs.recover import Recovery, likeliest, possible_deployments, recover
 from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import entry_format
@@ -143,6 +143,8 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
     reading = log.readings[0]
     found = recover(log, reading)
     if not found:
+        for deployment, _ in possible_deployments(log):
+            find_engine(log.family).costs(deployment)  # says what it does not serve
         raise ConfigError(
             f"{log.source}: a size, but not for how many tokens per request, or with settings "
             "that the rules do not serve: give the whole log of the start, with max_model_len."

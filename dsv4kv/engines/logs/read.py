@@ -231,12 +231,13 @@ _ARGUMENT = re.compile(
 _LIKELY_ARGUMENTS = (  # every name has one of these; most lines of a log have none
     "--", "model", "size", "max", "context", "fraction", "utilization", "dtype", "async", "fp4",
     "tokens_ratio", "method", "specul", "override", "serve ", "rchitecture", "disable", "encoder",
-    "PARTITION", "kt_", "disagg", "enable_dp", ".gguf", "general.name",
+    "PARTITION", "kt_", "disagg", "enable_dp", ".gguf", "general.name", "ascend",
 )  # fmt: skip
 _NAMED = (
     ("partition", re.compile(r"(?:VLLM|SGLANG)_PP_LAYER_PARTITION\W+(\d+(?:,\d+)+)")),
     ("architecture", re.compile(r"rchitectures?\W{1,4}(\w+For\w+)")),
     ("served", re.compile(r"served[-_]model[-_]name\W+([\w./-]+)")),
+    ("arch", re.compile(r"(?:vllm[_-]|plugin )(ascend)\b")),
     ("model", re.compile(r"\bvllm serve\s+(?!-)(\S+)")),
     ("model", re.compile(r"(?<![^\s'\"])([^\s'\"]+\.gguf)\b")),
     ("model", re.compile(r"\bgeneral\.name\s+str\s*=\s*(\S.*)")),

@@ -30,6 +30,12 @@ def test_a_size_without_its_length_cannot_be_explained() -> None:
         explained(["GPU KV cache size: 1,009,661 tokens"])
 
 
+def test_a_log_of_ascend_is_not_explained_by_the_rules_of_cuda() -> None:
+    lines = ["Platform plugin ascend is activated", *VLLM_0_26]
+    with pytest.raises(ConfigError, match="vLLM on Ascend is vllm-ascend"):
+        explained(lines)
+
+
 def test_replicas_that_a_server_has_are_not_advised_again() -> None:
     """SGLang counts tensor-parallel ranks over all replicas: --tp 8 --dp 8 is one rank each."""
     lines = [line.replace("(model_path", "(tp_size=8, dp_size=8, model_path") for line in SGLANG]

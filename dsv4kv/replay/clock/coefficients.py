@@ -76,6 +76,8 @@ class Coefficients(_Frozen):
     """Of every token of a prompt and layer, where experts are reached through DeepEP, in ns."""
     tflops: _Rate  # what matrices get out of one GPU, in 10^12 operations a second
     prefix_ns: _Time  # of 1,000 tokens before its chunk that a prompt token sees, in ns
+    host_gpus: Annotated[int, Field(ge=1)] = 8  # of one host
+    across_hosts: _Factor = 1.0  # factor of a layer where tensor parallelism leaves a host
     client_ms: _Time
     """From sending a request to its being scheduled, and back: client, HTTP, tokenizer, in ms."""
     held_out: HeldOut  # the error on held-out points

@@ -171,9 +171,9 @@ def _deployment(config: str | None, overrides: Sequence[str], run: Measured) -> 
     return made
 
 
-HELD = ("state_passes", "all_to_all_ns")
+HELD = ("state_passes", "all_to_all_ns", "across_hosts")
 """Coefficients of every prompt token, as ``tflops`` is: on one deployment they cannot be separated
-from it, so they stay what is known of the GPU."""
+from it, nor that of hosts from a layer, so they stay what is known of the GPU."""
 FITTED = tuple(
     name
     for name, field in Coefficients.model_fields.items()

@@ -170,15 +170,15 @@ class ModelTimes:
         self.source = coefficients.source
         self.client_s = coefficients.client_ms / 1e3
         self.extrapolated: list[str] = []  # coefficients have no nodes to be outside of
-        context_ns = coefficients.context_ns
-        if self.layout.tp > 1:
-            context_ns = coefficients.split_context_ns
+        split, leaves_host = self.layout.tp > 1, self.layout.tp > coefficients.host_gpus
+        context_ns = coefficients.split_context_ns if split else coefficients.context_ns
+        apart = coefficients.across_hosts if leaves_host else 1.0
         rates = (
-            coefficients.decode_layer_us / 1e6,
+            apart * coefficients.decode_layer_us / 1e6,
             coefficients.draft_us / 1e6,
             1 / (coefficients.bandwidth_share * deployment.bytes_per_s),
             context_ns / 1e12,
-            coefficients.prompt_layer_us / 1e6,
+            apart * coefficients.prompt_layer_us / 1e6,
             1e6 / (coefficients.tflops * 1e12),
             coefficients.state_passes / deployment.bytes_per_s,
             coefficients.all_to_all_ns / 1e9,

@@ -2,13 +2,17 @@
 tests.replay.clock.fit`` prints both with their errors.
 
 What is fitted is shared: Hopper and Blackwell differ by matrix rates, machines with Grace CPUs by
-one factor and by their clients. What the points cannot tell apart is taken from the step tables:
-a draft pass, the context of a decoded token, the prefix of a prompt's.
+one factor and by their clients. Fitted next, with Grace again: layers where tensor parallelism
+leaves a host. What the points cannot tell apart is taken from the step tables: a draft pass, the
+context of a decoded token, the prefix of a prompt's.
+
+Intervals are of points left out of every choice: whole GPUs, layouts and loads are, and the terms
+are chosen anew on what is left. A point whose lengths were chosen by its result counts in none.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
 import numpy as np
@@ -18,7 +22,7 @@ from dsv4kv.core.linear import COUNTS
 from dsv4kv.replay.clock.coefficients import Coefficients, HeldOut
 from dsv4kv.replay.clock.fit import _least_squares
 from dsv4kv.replay.clock.tables import Factors
-from tests.replay.clock.points import Floats, Point, Spent, count_point, points
+from tests.replay.clock.points import FIXED, Floats, Point, Spent, count_point, points
 
 GUESSES = {
     "decode_layer_us": (133.0, 0.5),
@@ -33,6 +37,11 @@ GUESSES = {
     "blackwell_tflops": (1400.0, 0.5),
 }
 """A guess and how far it may be off, as the spread of its logarithm."""
+HOST_GPUS = {"gb200": 4, "gb300": 4}
+Terms = dict[str, tuple[float, float]]
+TERMS: tuple[Terms, ...] = ({}, {"across_hosts": (1.2, 0.3), "grace": GUESSES["grace"]})
+"""Guesses of what is fitted next: one of these is chosen."""
+CHOSEN = TERMS[-1]
 
 BANDWIDTH_SHARE = 0.9
 CONTEXTS = {  # (all heads, split), ns: step tables, 4K to 128K at 64 requests, drafts included
@@ -68,6 +77,8 @@ def resolve(values: Values, gpu: str, experts: str, held_out: HeldOut) -> Coeffi
         all_to_all_ns=values["all_to_all_ns"],
         tflops=values[f"{rate if hopper else 'blackwell'}_tflops"],
         prefix_ns=90,
+        host_gpus=HOST_GPUS.get(gpu, 8),
+        across_hosts=values.get("across_hosts", 1.0) if gpu in HOST_GPUS else 1.0,
         client_ms=values["grace_client_ms" if grace else "client_ms"],
         held_out=held_out,
         source=SOURCE,
@@ -107,13 +118,15 @@ def by_coefficients(made: Coefficients, each: Counted) -> Floats:
     """A point by coefficients."""
     point = each.point
     bandwidth = (load_gpu(point.gpu).bandwidth_gbps or 0) * 1e9
-    context_ns = made.context_ns if point.row["dp"] > 1 else made.split_context_ns
+    split = point.row["dp"] == 1
+    context_ns = made.split_context_ns if split else made.context_ns
+    apart = made.across_hosts if split and point.row["gpus"] > made.host_gpus else 1.0
     rates = {
-        "decode_layers": made.decode_layer_us / 1e6,
+        "decode_layers": apart * made.decode_layer_us / 1e6,
         "draft_passes": made.draft_us / 1e6,
         "weight_bytes": 1 / (made.bandwidth_share * bandwidth),
         "context_tokens": context_ns / 1e12,
-        "prompt_layers": made.prompt_layer_us / 1e6,
+        "prompt_layers": apart * made.prompt_layer_us / 1e6,
         "mflop": 1e-6 / made.tflops,
         "state_bytes": made.state_passes / bandwidth,
         "sent_tokens": made.all_to_all_ns / 1e9,
@@ -128,15 +141,14 @@ def errors(predict: Predict[Each], values: Values, counted: Sequence[Each]) -> F
 
 
 def fit(
-    predict: Predict[Each], guesses: dict[str, tuple[float, float]], counted: Sequence[Each]
+    predict: Predict[Each], guesses: Terms, counted: Sequence[Each], known: Values | None = None
 ) -> Values:
     """Least squares on logarithms, large errors counting less, guesses held loosely."""
     names = list(guesses)
 
     def values_of(steps: Floats) -> Values:
-        return {
-            name: guesses[name][0] * float(np.exp(x)) for name, x in zip(names, steps, strict=True)
-        }
+        pairs = zip(names, steps, strict=True)
+        return (known or {}) | {name: guesses[name][0] * float(np.exp(x)) for name, x in pairs}
 
     def residuals(steps: Floats) -> Floats:
         found = (errors(predict, values_of(steps), counted) * WEIGHTS).ravel()
@@ -144,20 +156,53 @@ def fit(
         spreads = np.array([guesses[name][1] for name in names])
         return np.concatenate([soft, _PRIOR * steps / spreads])
 
-    return values_of(_least_squares(residuals, np.zeros(len(names))))
+    return values_of(_least_squares(residuals, np.zeros(len(names)))) if names else known or {}
+
+
+WAYS: dict[str, Callable[[Point], Any]] = {
+    "GPU": lambda point: point.gpu,
+    "layout": lambda point: (point.row["tp"], point.row["dp"], point.row["a2a"]),
+    "load": lambda point: point.row["concurrency"],
+}
+"""What points have in common that are left out together."""
 
 
 def leave_out(
-    predict: Predict[Each], guesses: dict[str, tuple[float, float]], counted: Sequence[Each]
+    predict: Predict[Each],
+    counted: Sequence[Each],
+    fit_to: Callable[[Sequence[Each]], Values],
+    way: str = "GPU",
 ) -> Floats:
-    """Errors of every point, fitted on those of other GPUs alone: float64[points, 3]."""
+    """Errors of every point, fitted on those unlike it alone: float64[points, 3]."""
     found = np.zeros((len(counted), 3))
-    for gpu in sorted({each.point.gpu for each in counted}):
-        others = [each for each in counted if each.point.gpu != gpu]
-        own = [place for place, each in enumerate(counted) if each.point.gpu == gpu]
-        values = fit(predict, guesses, others)
+    for own, others in _parted(counted, way):
+        values = fit_to([counted[place] for place in others])
         found[own] = errors(predict, values, [counted[place] for place in own])
     return found
+
+
+def _parted(counted: Sequence[Each], way: str) -> Iterator[tuple[list[int], list[int]]]:
+    kinds: list[Any] = [WAYS[way](each.point) for each in counted]
+    for kind in dict.fromkeys(kinds):
+        own = [place for place, each in enumerate(kinds) if each == kind]
+        yield own, [place for place, each in enumerate(kinds) if each != kind]
+
+
+def fit_chosen(counted: Sequence[Counted]) -> Values:
+    """By the terms with which loads that are left out are met best."""
+    missed = np.zeros(len(TERMS))
+    for own, others in _parted(counted, "load"):
+        seen, unseen = ([counted[place] for place in places] for places in (others, own))
+        shared = fit(by_model, GUESSES, seen)
+        for number, terms in enumerate(TERMS):
+            values = fit(by_model, terms, seen, shared)
+            missed[number] += np.square(errors(by_model, values, unseen) * WEIGHTS).sum()
+    return fit_model(counted, TERMS[int(missed.argmin())])
+
+
+def fit_model(counted: Sequence[Counted], terms: Terms = CHOSEN) -> Values:
+    """What is shared, then the terms."""
+    return fit(by_model, terms, counted, fit(by_model, GUESSES, counted))
 
 
 _LITTLE = 1e-6  # next to nothing: steps end one after the other even where they do not count
@@ -200,16 +245,11 @@ def count_table() -> list[Looked]:
     return found
 
 
-def factors(logs: Floats, parameters: int) -> HeldOut:
-    """What nine of ten errors are within, rounded up to a tenth.
-
-    Points are left out of the fit, but not of the choice of its terms: errors are taken to be
-    larger by as much as fitting so many parameters to all points makes errors smaller.
-    """
-    unseen = np.sqrt(len(logs) / (len(logs) - parameters))
-    within = np.exp(np.quantile(np.abs(logs), 0.9, axis=0) * unseen)
-    within = np.ceil(within * 10) / 10
-    return HeldOut(**dict(zip(("ttft", "tpot", "throughput"), within.tolist(), strict=True)))
+def factors(logs: Floats) -> HeldOut:
+    """What nine of ten errors are within, rounded up to a tenth; shipped is a tenth more."""
+    within = np.ceil(np.exp(np.quantile(np.abs(logs), 0.9, axis=0)) * 10) / 10 + 0.1
+    rounded = (round(each, 1) for each in within.tolist())
+    return HeldOut(**dict(zip(("ttft", "tpot", "throughput"), rounded, strict=True)))
 
 
 def count_model() -> list[Counted]:
@@ -217,34 +257,41 @@ def count_model() -> list[Counted]:
     return [Counted(point, count_point(point)) for point in points()]
 
 
-def describe(logs: Floats, counted: Sequence[Each]) -> str:
-    """Median errors by GPU, in percent."""
+def describe(logs: Floats, counted: Sequence[Each], way: str) -> str:
+    """Median errors by what was left out, in percent."""
     percent = np.abs(np.exp(logs) - 1) * 100
-    lines = ["| GPU left out | points | TTFT | TPOT | throughput |", "|---|---|---|---|---|"]
-    for gpu in [*sorted({each.point.gpu for each in counted}), "all"]:
-        own = [place for place, each in enumerate(counted) if gpu in ("all", each.point.gpu)]
+    kinds: list[Any] = [WAYS[way](each.point) for each in counted]
+    lines = [f"| {way} left out | points | TTFT | TPOT | throughput |", "|---|---|---|---|---|"]
+    for kind in [*dict.fromkeys(kinds), "all"]:
+        own = [place for place, each in enumerate(kinds) if kind in ("all", each)]
         medians = " | ".join(f"{median:.0f} %" for median in np.median(percent[own], axis=0))
-        lines.append(f"| {gpu} | {len(own)} | {medians} |")
+        lines.append(f"| {kind} | {len(own)} | {medians} |")
     return "\n".join(lines)
 
 
-def _report(
-    predict: Predict[Each], guesses: dict[str, tuple[float, float]], counted: Sequence[Each]
-) -> None:
-    """Fit, leave every GPU out, and print."""
-    logs = leave_out(predict, guesses, counted)
-    values = fit(predict, guesses, counted)
-    for each, log in zip(counted, logs, strict=True):
-        print(f"{each.point.name:42}", *(f"{ratio:6.2f}" for ratio in np.exp(log)))
-    print(describe(logs, counted))
-    rounded = {name: float(f"{value:.3g}") for name, value in values.items()}
-    print(rounded, factors(logs, len(guesses)))
+def report(
+    predict: Predict[Each], counted: Sequence[Each], fit_to: Callable[[Sequence[Each]], Values]
+) -> tuple[Values, HeldOut]:
+    """Fit, leave out in every way, and print; returns what is shipped."""
+    values = fit_to(counted)
+    logs = errors(predict, values, counted)
+    print(describe(logs, counted, "GPU").replace("left out", "fitted"))
+    every = []
+    for way in WAYS:
+        logs = leave_out(predict, counted, fit_to, way)
+        print(describe(logs, counted, way))
+        every += [
+            log for log, each in zip(logs, counted, strict=True) if each.point.name not in FIXED
+        ]
+    held_out = factors(np.array(every))
+    print({name: float(f"{value:.3g}") for name, value in values.items()}, held_out)
+    return values, held_out
 
 
 def main() -> None:
     """Both sources."""
-    _report(by_model, GUESSES, count_model())
-    _report(by_table, TABLE_GUESSES, count_table())
+    report(by_model, count_model(), fit_chosen)
+    report(by_table, count_table(), lambda counted: fit(by_table, TABLE_GUESSES, counted))
 
 
 if __name__ == "__main__":

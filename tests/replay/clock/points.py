@@ -190,7 +190,15 @@ def count_point(point: Point, **settings: Any) -> Spent:
     decodes, layers = steps[:, COUNTS.index("decode_layers")], steps.max(axis=0)[0]
     steps[:, COUNTS.index("prompt_layers")] = layers * (decodes == 0)
     further = np.array([row.output_tokens - 1 for row in rows], dtype=float)
+    steps, moments = _joined(steps, moments)
     return Spent(steps, moments, further, sum(r.total_tokens + 1 for r in made.requests))
+
+
+def _joined(steps: Floats, moments: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
+    """The same with decode steps summed up between moments: these take what is computed."""
+    prompts = np.flatnonzero(steps[:, COUNTS.index("prompt_layers")])
+    ends = np.unique(np.concatenate([[0, len(steps)], moments.ravel(), prompts, prompts + 1]))
+    return np.add.reduceat(steps, ends[:-1]), np.searchsorted(ends, moments)
 
 
 def _launched_at_once(gpu: Gpu, experts: str) -> Coefficients:

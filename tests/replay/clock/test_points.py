@@ -31,9 +31,9 @@ def counted() -> list[fit.Counted]:
 
 
 @cache
-def left_out() -> Floats:
+def left_out(way: str = "GPU") -> Floats:
     """Logarithms of predicted over measured, of each GPU by the points of all others."""
-    return fit.leave_out(fit.by_model, fit.GUESSES, counted())
+    return fit.leave_out(fit.by_model, counted(), fit.fit_model, way)
 
 
 def test_points_left_out_are_met_within_the_bars_at_the_median() -> None:
@@ -52,13 +52,14 @@ def test_no_gpu_left_out_is_off_by_a_quarter(gpu: str) -> None:
 def test_the_interval_that_is_printed_covers_nine_of_ten_points_left_out() -> None:
     held_out = find_coefficients(load_gpu("h200"), "fp4").held_out
     within = np.log([held_out.ttft, held_out.tpot, held_out.throughput])
-    assert (np.mean(np.abs(left_out()) <= within, axis=0) >= (0.9 if FULL else 0.85)).all()
+    for way in fit.WAYS:
+        assert (np.mean(np.abs(left_out(way)) <= within, axis=0) >= (0.9 if FULL else 0.85)).all()
 
 
 @pytest.mark.skipif(not FULL, reason="DSV4KV_FULL=1 fits on all points")
 def test_the_shipped_coefficients_are_those_that_the_fit_finds() -> None:
-    values = fit.fit(fit.by_model, fit.GUESSES, counted())
-    held_out = fit.factors(left_out(), len(fit.GUESSES))
+    values, held_out = fit.report(fit.by_model, counted(), fit.fit_chosen)
+    assert values == fit.fit_model(counted())
     for gpu in fit.CONTEXTS:
         for kind, shipped in load_gpu(gpu).clock.items():
             found = fit.resolve(values, gpu, kind, held_out)

@@ -183,7 +183,7 @@ def window_insert(ring: PageLayout, maker: Maker) -> Arguments:
 
 
 def on_pages(operation: str, layout: PageLayout, hadamard: bool, maker: Maker) -> Arguments:
-    """Each argument of the table by its name, one that no name tells by its type.
+    """Draw each argument of the table by its name, or by its type.
 
     Entries are anywhere, some of them nowhere; indices some of them −1, some beyond the length and
     some repeated; after the longest request are two rows that may be left as they are.

@@ -186,8 +186,8 @@ class Operation:
     signature: str  # arguments in order: ``name:type[sizes]``
     writes: tuple[str, ...]  # arguments that are written
     text: str  # what it does
-    # whose pages ``store`` is, ``main`` or ``indexer``, in scenes that the arguments tell;
-    # none where ``scenes`` has a function for the operation
+    # whose pages ``store`` is in drawn scenes, ``main`` or ``indexer``; none where ``scenes`` has
+    # a function for the operation
     places: tuple[str, ...] = ()
     # it works on rings and states: other block tables give it no other bytes
     of_slots: bool = False

@@ -1,7 +1,6 @@
 """``doctor --gpu``: on the kernels' CPU twin, and its sentence where there is no GPU."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 from unittest.mock import patch
@@ -33,8 +32,8 @@ def report() -> GpuReport:
         return examine_gpu((*SMALL, *short))
 
 
-def _cold(*given: Any, **options: Any) -> Iterator[Figure]:
-    return (figure for figure in list_figures(*given, **options) if not figure.hot)
+def _cold(*given: Any) -> list[Figure]:
+    return [figure for figure in list_figures(*given) if not figure.hot]
 
 
 def test_every_operation_is_checked_and_right(report: GpuReport) -> None:

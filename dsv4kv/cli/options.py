@@ -222,7 +222,7 @@ def as_settings(keys: Mapping[str, str | Row], given: Mapping[str, Any]) -> list
 
 
 def words_of(context: typer.Context, *without: str) -> list[str]:
-    """The words of a command line, but for some options and what is default."""
+    """The words of a command line, without some options and what is default."""
     words = list[str]()
     for param in context.command.params:
         value = context.params.get(str(param.name))

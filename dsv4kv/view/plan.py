@@ -35,7 +35,7 @@ def plan_page(
     """The deployment, its predicted times and launch commands; then everything tried.
 
     ``gpus`` were searched; ``trace`` was named, with ``settings`` of its replays; ``again`` are
-    the words of the command line but for its limits.
+    the words of the command line without its limits.
     """
     best, tally = answer.best, answer.tally
     parts: list[Part] = [*(_found(best, answer, question) if best else _nothing(answer, question))]

@@ -59,8 +59,7 @@ def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
             "rejected_requests": point.rejected,
         }
         if answer.kept_share < 1:
-            curve["hit_share_low"] = point.token_hits - point.token_error
-            curve["hit_share_high"] = point.token_hits + point.token_error
+            curve["hit_share_low"], curve["hit_share_high"] = point.interval
         yield curve
         kinds = ("strategy", point.strategies), ("rule", point.rules), ("policy", point.policies)
         for kind, outcomes in kinds:
@@ -175,7 +174,7 @@ def _sum_up(model: str, answer: Answer, point: Point) -> Iterator[Text]:
     where = where or "With unlimited memory,"
     engines = [outcome for outcome in point.rules if RULES[outcome.name].engine]
     outcomes = engines or [*point.strategies, *point.rules, *point.policies]
-    sentence = f"{where} {point.token_hits:.1%} of prompt tokens hit."
+    sentence = f"{where} {_hits(point, 1)} of prompt tokens hit."
     if outcomes:
         best = max(outcomes, key=lambda outcome: outcome.hit_share)
         # other blocks or evictions may hit more than the curve's in the same memory
@@ -239,9 +238,7 @@ def hits_chart(model: str, answer: Answer) -> Chart:
     xs = [(point.capacity_bytes or 0) / _GIB for point in points]
     sampled = answer.kept_share < 1
     hits = [point.token_hits for point in points]
-    low, high = (
-        [point.token_hits + sign * point.token_error for point in points] for sign in (-1, 1)
-    )
+    low, high = ([point.interval[side] for point in points] for side in (0, 1))
     series = [Line("all cached", xs, hits, low if sampled else None, high if sampled else None)]
     named: dict[str, list[tuple[float, float, float, float]]] = {}
     for x, point in zip(xs, points, strict=True):
@@ -256,6 +253,13 @@ def hits_chart(model: str, answer: Answer) -> Chart:
     return lines(title, series, x=f"compressed cache of {model}, GiB", form="points")
 
 
+def _hits(point: Point, digits: int) -> str:
+    """``12.3%``; ``12.3 ± 0.4 %`` where it is estimated."""
+    if not point.token_error:
+        return f"{point.token_hits:.{digits}%}"
+    return format_quantity(Estimate(point.token_hits, point.token_error), 100) + " %"
+
+
 def _curve_table(model: str, answer: Answer, limit: int | None = None) -> Table:
     """Hits at every capacity, or at ``limit`` of them, the largest included."""
     points, names = answer.points, answer.points[0].strategies
@@ -264,17 +268,12 @@ def _curve_table(model: str, answer: Answer, limit: int | None = None) -> Table:
         step = (len(points) - 1) / (limit - 1)
         points = tuple(points[round(number * step)] for number in range(limit))
 
-    def hit(point: Point) -> str:
-        if answer.kept_share == 1:
-            return f"{point.token_hits:.2%}"
-        return format_quantity(Estimate(point.token_hits, point.token_error))
-
     return Table(
         "Hit rate by capacity",
         [
             ("tokens", lambda p: f"{p.capacity_tokens:,}" if p.capacity_tokens else ABSENT),
             ("GiB", lambda p: f"{p.capacity_bytes / _GIB:,.2f}" if p.capacity_bytes else ABSENT),
-            ("all cached", hit),
+            ("all cached", lambda p: _hits(p, 2)),
             *_strategies(names),
             *([("rejected", lambda point: f"{point.rejected:,}")] if rejects else []),
         ],

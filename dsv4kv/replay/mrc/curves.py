@@ -109,6 +109,11 @@ class Point:
     block_error: float = 0.0  # half of the 95 % interval of ``block_hits``; 0 where they are exact
     token_error: float = 0.0  # the same of ``token_hits``
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of ``token_hits``, without shares that cannot be."""
+        return max(0.0, self.token_hits - self.token_error), self.token_hits + self.token_error
+
 
 @dataclass(frozen=True)
 class Answer:

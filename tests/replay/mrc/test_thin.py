@@ -1,7 +1,6 @@
 """What is kept of a trace is a trace, and its intervals hold what the whole tells."""
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -174,9 +173,7 @@ def test_the_command_tells_estimates_with_their_intervals(tmp_path: Path) -> Non
     code, told = answer(str(path), "--memory", "1MB")
     assert code == 0
     assert "estimated from 0.031 of all blocks" in told
-    first, error = re.findall(r"(\d\.\d+) ± (\d\.\d+)", told)[0]
-    assert len(first) == len(error)
-    assert len(error.removeprefix("0.").lstrip("0")) <= 2
+    assert "With unlimited memory, <8 % of prompt tokens hit." in told  # none does
     document = json.loads(answer(str(path), "--memory", "1MB", "--json")[1])
     assert document["kept_share"] < 1
     assert document["block_references"] == sum(len(each.prefix_hashes) for each in trace)

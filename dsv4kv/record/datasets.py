@@ -15,6 +15,7 @@ DeepSeek publishes with V3.2 and V4 instead of one (``encoding/encoding_dsv4.py`
 """
 
 import json
+import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -47,6 +48,8 @@ from dsv4kv.traces.files import (
 Message = dict[str, Any]
 
 ASSISTANT = "assistant"
+RENDER_BYTES = 1 << 30  # of memory that a chat template may take for one conversation
+_PAGES = Path("/proc/self/statm")
 _ROLES = ("system", "developer", "user", ASSISTANT, "tool", "function")
 _SPEAKERS = {
     **dict.fromkeys(("human", "user"), "user"),
@@ -325,10 +328,18 @@ def _refuse(message: str) -> None:
 
 @contextmanager
 def _refusing() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if _PAGES.exists():  # {{ "a" * 10**10 }}: a sandbox bounds no memory
+        held = int(_PAGES.read_text().split()[0]) * resource.getpagesize()
+        most = [held + RENDER_BYTES, *(each for each in (soft, hard) if each >= 0)]
+        resource.setrlimit(resource.RLIMIT_AS, (min(most), hard))
     try:
         yield
     except Exception as error:  # a template can fail in any way
-        raise Defect(f"the chat template refuses it ({type(error).__name__}: {error})") from None
+        text = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise Defect(f"the chat template refuses it ({text})") from None
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _reasoned(message: Message) -> Message:

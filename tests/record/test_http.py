@@ -451,7 +451,7 @@ def test_an_answer_of_beginnings_is_read_in_no_time(text: bytes) -> None:
     begun_s = time.process_time()
     for _ in range(5):
         assert set(ends.row(Veil(b"x"))) <= {"id"}
-    assert time.process_time() - begun_s < 0.3  # it took 2 s or 3
+    assert time.process_time() - begun_s < 1  # it took 2 s or 3
 
 
 def test_of_a_packed_answer_no_more_is_unpacked_than_an_answer_has() -> None:

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import resource
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -332,6 +333,25 @@ def test_templates_make_what_transformers_makes(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="the chat template refuses it"):
             render(case["messages"], case["tools"], {})
     assert None in told
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        '{{ "a" * 10**10 }}',
+        '{{ "a".center(10**10) }}',
+        '{{ "%9999999999d" % 1 }}',
+        "{{ [0] * 10**10 }}",
+    ],
+)
+def test_a_template_takes_no_more_than_a_bounded_memory(tmp_path: Path, template: str) -> None:
+    (tmp_path / "given.jinja").write_text(template)
+    render = load_template(tmp_path, str(tmp_path / "given.jinja"), {})
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    assert render
+    with pytest.raises(ValueError, match="the chat template refuses it"):
+        render([{"role": "user", "content": "?"}], None, {})
+    assert resource.getrlimit(resource.RLIMIT_AS) == limits
 
 
 def test_a_tokenizers_own_template_comes_before_a_file_of_its_name(

@@ -300,7 +300,8 @@ def _jinja(named: Mapping[str, str], options: Mapping[str, Any]) -> Render:
     compiled = {}
     for name, text in named.items():
         try:
-            compiled[name] = environment.from_string(text)
+            with _bounded_memory():
+                compiled[name] = environment.from_string(text)
         except (TemplateError, TypeError) as error:
             raise ConfigError(f"the chat template {name} is broken: {error}.") from None
 
@@ -327,19 +328,27 @@ def _refuse(message: str) -> None:
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def _bounded_memory() -> Iterator[None]:
+    """``{{ "a" * 10**10 }}``: Jinja's sandbox bounds no memory, and folds constants early."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if _PAGES.exists():  # {{ "a" * 10**10 }}: a sandbox bounds no memory
+    if _PAGES.exists():
         held = int(_PAGES.read_text().split()[0]) * resource.getpagesize()
         most = [held + RENDER_BYTES, *(each for each in (soft, hard) if each >= 0)]
         resource.setrlimit(resource.RLIMIT_AS, (min(most), hard))
     try:
         yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        with _bounded_memory():
+            yield
     except Exception as error:  # a template can fail in any way
         text = f"{type(error).__name__}: {error}".rstrip(": ")
         raise Defect(f"the chat template refuses it ({text})") from None
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _reasoned(message: Message) -> Message:

@@ -98,6 +98,7 @@ _EPILOG = examples(
 )
 
 
+_HELP = {"help_option_names": ["-h", "--help"]}
 _METAVARS = {"str": "NAME", "Path": "FILE", "int": "N", "float": "N"}
 """What a help calls values, by their type, where an option does not say."""
 
@@ -259,6 +260,7 @@ def load_command(name: str) -> Any:
         own.command(name, cls=kind, epilog=module.EPILOG)(function)
     for each in own.registered_commands:
         complete_values(each.callback)
+        each.context_settings = {**(each.context_settings or {}), **_HELP}
         if each.cls is None or not issubclass(each.cls, Command):
             each.cls = Command
     found = get_command(own)
@@ -276,7 +278,7 @@ app = typer.Typer(
     cls=Program,
     no_args_is_help=True,
     epilog=_EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"]},  # of every command below, too
+    context_settings=_HELP,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )

@@ -16,6 +16,7 @@ DeepSeek publishes with V3.2 and V4 instead of one (``encoding/encoding_dsv4.py`
 
 import json
 import resource
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +27,9 @@ from inspect import signature
 from itertools import repeat
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Any
+from threading import current_thread, main_thread
+from traceback import walk_tb
+from typing import Any, Never
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
@@ -49,6 +52,8 @@ Message = dict[str, Any]
 
 ASSISTANT = "assistant"
 RENDER_BYTES = 1 << 30  # of memory that a chat template may take for one conversation
+RENDER_S = 10.0  # of processor time
+_TOLD_CHARACTERS = 200  # of a template's own sentence
 _PAGES = Path("/proc/self/statm")
 _ROLES = ("system", "developer", "user", ASSISTANT, "tool", "function")
 _SPEAKERS = {
@@ -300,10 +305,12 @@ def _jinja(named: Mapping[str, str], options: Mapping[str, Any]) -> Render:
     compiled = {}
     for name, text in named.items():
         try:
-            with _bounded_memory():
+            with _bounded_time(), _bounded_memory():
                 compiled[name] = environment.from_string(text)
-        except (TemplateError, TypeError) as error:
-            raise ConfigError(f"the chat template {name} is broken: {error}.") from None
+        except Exception as error:  # of Jinja, and of Python that compiles what Jinja made
+            why = error if isinstance(error, Defect) else f"{type(error).__name__}: {error}"
+            told = _brief(str(why).rstrip(": "))
+            raise ConfigError(f"the chat template {name} is broken: {told}.") from None
 
     def render(
         messages: Sequence[Message], tools: Sequence[Any] | None, own: Mapping[str, Any]
@@ -317,10 +324,14 @@ def _jinja(named: Mapping[str, str], options: Mapping[str, Any]) -> Render:
             "documents": None,
             "add_generation_prompt": True,
         }
-        with _refusing():
+        with _refusing(named[name], "<template>"):
             return compiled[name].render(values)
 
     return render
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= _TOLD_CHARACTERS else f"{text[:_TOLD_CHARACTERS]}…"
 
 
 def _refuse(message: str) -> None:
@@ -341,14 +352,50 @@ def _bounded_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
+class _TooLong(BaseException):
+    """Templates and Jinja catch every ``Exception``."""
+
+
 @contextmanager
-def _refusing() -> Iterator[None]:
+def _bounded_time() -> Iterator[None]:
+    """Nested loops, ``9**9**9``: raises ``Defect``. Python handles signals in its main thread."""
+    if current_thread() is not main_thread():
+        yield
+        return
+
+    def end(*_: object) -> Never:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGPROF, end)
     try:
-        with _bounded_memory():
+        signal.setitimer(signal.ITIMER_PROF, RENDER_S, 1.0)  # again, where it is lost in a __del__
+        try:
             yield
-    except Exception as error:  # a template can fail in any way
-        text = f"{type(error).__name__}: {error}".rstrip(": ")
-        raise Defect(f"the chat template refuses it ({text})") from None
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+    except _TooLong:
+        raise Defect(
+            f"the chat template takes more than {RENDER_S:g} s for one conversation"
+        ) from None
+    finally:
+        signal.signal(signal.SIGPROF, before)
+
+
+@contextmanager
+def _refusing(source: str, file: str) -> Iterator[None]:
+    """A template can fail in any way, and say what is in the messages: tell only its own words."""
+    try:
+        with _bounded_time(), _bounded_memory():
+            yield
+    except Defect:
+        raise
+    except Exception as error:
+        said, frames = str(error), walk_tb(error.__traceback__)
+        lines = [line for frame, line in frames if frame.f_code.co_filename == file]
+        told = type(error).__name__ + (f" in line {lines[-1]}" if lines else "")
+        if said and said in source:
+            told += f": {_brief(said)}"
+        raise Defect(f"the chat template refuses it ({told})") from None
 
 
 def _reasoned(message: Message) -> Message:
@@ -362,7 +409,7 @@ def _encoder(path: Path, options: Mapping[str, Any]) -> Render:
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None  # it ends in .py
     assert spec.loader is not None
-    module = module_from_spec(spec)
+    module, source = module_from_spec(spec), _read_text(path)
     try:
         spec.loader.exec_module(module)
         encode = getattr(module, _ENCODER)
@@ -380,7 +427,7 @@ def _encoder(path: Path, options: Mapping[str, Any]) -> Render:
     def render(
         messages: Sequence[Message], tools: Sequence[Any] | None, own: Mapping[str, Any]
     ) -> str:
-        with _refusing():
+        with _refusing(source, str(path)):
             return str(encode(_with_tools(messages, tools), **{**options, **own}))
 
     return render

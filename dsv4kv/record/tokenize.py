@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _BATCH = 32  # records that a process is given at once
+MOST_CHARACTERS = 2**24  # of a text; 200 bytes each while it is tokenized, which cannot be refused
 _LEAST_SALT_BYTES, _MOST_SALT_BYTES = 16, 64  # the most that BLAKE2b takes
 
 
@@ -175,14 +176,14 @@ class Incremental:
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Tokens of a prompt; ``special``: add the special tokens, which are else in the text."""
-        self._text = whole_text(text)
+        self._text = _bounded(text)
         tokens = self._encode(self._text, special=True) if special else self._cut(self._text)
         self._count = len(tokens)
         return tokens
 
     def answer(self, text: str) -> int:
         """Number of tokens that a text adds to the last prompt."""
-        text = whole_text(text)
+        text = _bounded(text)
         if len(self._parts(self._text)) < 2:
             return len(self._encode(text))
         return max(0, len(self._cut(self._text + text)) - self._count)
@@ -204,6 +205,15 @@ class Incremental:
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
         ids: list[int] = encoding.ids
         return ids
+
+
+def _bounded(text: str) -> str:
+    if len(text) > MOST_CHARACTERS:
+        raise Defect(
+            f"a prompt or an answer has {len(text):,} characters, more than the "
+            f"{MOST_CHARACTERS:,} that are tokenized at once"
+        )
+    return whole_text(text)
 
 
 def _cut_before(pattern: re.Pattern[str], token: str, after: str) -> Iterator[tuple[str, str]]:

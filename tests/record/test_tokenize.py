@@ -4,6 +4,7 @@ import json
 import random
 import re
 import resource
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from dsv4kv.cli import app  # noqa: E402
 from dsv4kv.engines.names import RULES  # noqa: E402
 from dsv4kv.engines.rule import SPECULATIONS  # noqa: E402
 from dsv4kv.errors import ConfigError, TraceError  # noqa: E402
+from dsv4kv.record import datasets  # noqa: E402
 from dsv4kv.record.datasets import (  # noqa: E402
     DataOptions,
     load_template,
@@ -354,6 +356,93 @@ def test_a_template_takes_no_more_than_a_bounded_memory(tmp_path: Path, template
     assert resource.getrlimit(resource.RLIMIT_AS) == limits
 
 
+LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [LOOPS, "{{ [1, -9**9]|map('round', -10**9)|list }}"])
+@pytest.mark.parametrize("kind", ["jinja", "py"])
+def test_a_template_takes_no_more_than_a_bounded_time(
+    tmp_path: Path, template: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "RENDER_S", 0.2)
+    file = tmp_path / f"given.{kind}"
+    endless = "def encode_messages(messages):\n    while True: pass\n"
+    file.write_text(template if kind == "jinja" else endless)
+    render = load_template(tmp_path, str(file), {})
+    before = signal.getsignal(signal.SIGPROF)
+    assert render
+    with pytest.raises(ValueError, match=r"takes more than 0\.2 s for one conversation"):
+        render([{"role": "user", "content": "?"}], None, {})
+    assert signal.getsignal(signal.SIGPROF) == before
+    assert signal.getitimer(signal.ITIMER_PROF) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        f"{{{{ {'(' * 20_000}1{')' * 20_000} }}}}",
+        "{% for i in [1] %}" * 60 + "{% endfor %}" * 60,
+        f"{{{{ {'9' * 100_000} }}}}",
+        "{{ 9**(9**9) }}",
+        f"{{% {'x' * 100_000} %}}",
+    ],
+)
+def test_a_template_that_cannot_be_compiled_is_broken(
+    tmp_path: Path, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "RENDER_S", 0.2)
+    (tmp_path / "given.jinja").write_text(template)
+    with pytest.raises(ConfigError, match=r"^the chat template default is broken: .{9,300}$"):
+        load_template(tmp_path, str(tmp_path / "given.jinja"), {})
+
+
+def test_a_text_too_long_to_be_tokenized_is_refused(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsv4kv.record.tokenize.MOST_CHARACTERS", 100)
+    template, data = tmp_path / "long.jinja", tmp_path / "data"
+    template.write_text('{{ "%*d" % (200, 1) }}')
+    for text in (
+        GOOD,
+        json.dumps({"prompt": "a" * 200}),
+        json.dumps({"prompt": "a", "completion": "a" * 200}),
+    ):
+        data.write_text(text)
+        code, said = run(data, tmp_path / "out", "--tokenizer", model, "--chat-template", template)
+        assert code == TraceError.exit_code
+        assert "has 200 characters, more than the 100 that are tokenized at once" in said
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{{ raise_exception('no roles') }}", "TemplateError in line 1: no roles"),
+        ("\n{{ raise_exception(messages|string) }}", "TemplateError in line 2"),
+        ("{{ raise_exception('bad: ' ~ messages[0].content[1:9]) }}", "TemplateError in line 1"),
+        ("{{ messages[messages[0].content].x }}", "UndefinedError in line 1"),
+        ("{{ {}[messages[0].content] + 1 }}", "UndefinedError in line 1"),
+    ],
+)
+def test_an_error_of_a_template_tells_nothing_of_the_messages(
+    tmp_path: Path, template: str, told: str
+) -> None:
+    (tmp_path / "given.jinja").write_text(template)
+    render = load_template(tmp_path, str(tmp_path / "given.jinja"), {})
+    assert render
+    with pytest.raises(ValueError, match="the chat template refuses it") as raised:
+        render([{"role": "user", "content": "MY SECRET"}], None, {})
+    assert str(raised.value) == f"the chat template refuses it ({told})"
+
+
+def test_an_error_of_an_encoder_tells_nothing_of_the_messages(tmp_path: Path) -> None:
+    file = tmp_path / "encoding.py"
+    file.write_text("def encode_messages(messages):\n    raise ValueError(messages)\n")
+    render = load_template(tmp_path, str(file), {})
+    assert render
+    with pytest.raises(ValueError, match=r"refuses it \(ValueError in line 2\)$"):
+        render([{"role": "user", "content": "MY SECRET"}], None, {})
+
+
 def test_a_tokenizers_own_template_comes_before_a_file_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -509,7 +598,11 @@ def test_what_is_no_tokenizer_and_no_template_is_said(tmp_path: Path, model: Pat
             "chat template default is broken",
         ),
         (["--tokenizer", model, "--chat-template", "none"], 2, "the tokenizer has default"),
-        (["--tokenizer", model, "--chat-template", refusing], 4, "(TemplateError: not today)"),
+        (
+            ["--tokenizer", model, "--chat-template", refusing],
+            4,
+            "(TemplateError in line 1: not today)",
+        ),
         (["--tokenizer", model, "--salt", data / "x"], 2, "--salt"),
         (["--tokenizer", model, "--template-options", "[]"], 2, "give a JSON object"),
         (["--tokenizer", model, "--rate", "0"], 2, "give a number from 0.000001"),

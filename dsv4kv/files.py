@@ -280,6 +280,17 @@ def mask_secrets(text: str) -> str:
     return _GIVEN.sub(r"\1***", _SECRET.sub("***", text))
 
 
+def mask_url(url: str) -> str:
+    """What a user gave as an address, without user, password, query and fragment.
+
+    All before the last ``@`` may be a password: this is for what is wrong with it, too.
+    """
+    scheme, mark, rest = url.rpartition("://") if url.count("://") == 1 else ("", "", url)
+    _, at, place = rest.rpartition("@")
+    shown, *hidden = re.split("[?#;]", place, maxsplit=1)
+    return f"{scheme}{mark}{'***@' if at else ''}{shown}{'?***' if hidden else ''}"
+
+
 def whole_json(document: Any) -> Any:
     """A JSON document whose texts are whole, as ``whole_text`` makes them, without secrets."""
     text = json.dumps(document, ensure_ascii=False)

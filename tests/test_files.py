@@ -17,6 +17,7 @@ from dsv4kv.files import (
     Unparsable,
     load_yaml,
     mask_secrets,
+    mask_url,
     parse_json,
     read_document,
     read_json,
@@ -200,3 +201,17 @@ def test_files_inside_an_installed_package_come_first(
 def test_users_and_passwords_of_urls_are_masked_in_every_document(text: str, kept: str) -> None:
     assert mask_secrets(text) == kept
     assert whole_json({"a": [text]}) == {"a": [kept]}
+
+
+@pytest.mark.parametrize(
+    ("url", "kept"),
+    [
+        ("http://host:1/path", "http://host:1/path"),
+        ("http://user:hunt/er@2@host:1/path?key=hunter2#x", "http://***@host:1/path?***"),
+        ("8001=http://user:hunter2@host", "8001=http://***@host"),
+        ("user:hunter2@host", "***@host"),
+        ("http://host/?to=http://user:hunter2@host", "***@host"),
+    ],
+)
+def test_an_address_is_told_without_its_secrets(url: str, kept: str) -> None:
+    assert mask_url(url) == kept

@@ -27,7 +27,7 @@ from time import monotonic
 from typing import Any
 
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.files import read_document
+from dsv4kv.files import mask_url, read_document
 from dsv4kv.record.folder import Record, Recording
 from dsv4kv.record.run import missing_package, parse_url
 from dsv4kv.record.veil import LEAST_TOKENS, Veil
@@ -346,14 +346,15 @@ class Socket:
         try:
             socket.connect(url)
         except self._zmq.ZMQError as error:
-            raise ConfigError(f"{url}: cannot be listened to ({error}).") from None
+            why = self._zmq.strerror(error.errno)  # the error itself names the address
+            raise ConfigError(f"{mask_url(url)}: cannot be listened to ({why}).") from None
 
 
 def ranks_of(url: str, ranks: int) -> list[str]:
     """Addresses of a server's ranks, a port above each other; raises ``ConfigError``."""
     sentence = (
-        f"{url!r} is not the address of a publisher: give tcp://HOST:PORT, as the server's "
-        "--kv-events-config has it (with its host in place of *)."
+        f"{mask_url(url)!r} is not the address of a publisher: give tcp://HOST:PORT, as the "
+        "server's --kv-events-config has it (with its host in place of *)."
     )
     if url.startswith("ipc://") and ranks == 1:
         return [url]

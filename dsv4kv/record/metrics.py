@@ -10,6 +10,7 @@ from math import isfinite
 from threading import Event as Stop
 from typing import Any
 
+from dsv4kv.files import mask_url
 from dsv4kv.record.folder import Recording
 from dsv4kv.record.run import HTTP, parse_url
 
@@ -159,7 +160,7 @@ class Metrics:
 
     def __init__(self, number: int, url: str, every_s: float, recording: Recording) -> None:
         """``number``: of the page among those that are sampled; raises ``ConfigError``."""
-        shown = url.rpartition("@")[2]
+        shown = mask_url(url)
         parse_url(url, HTTP, f"{shown!r} is no page of metrics: give http://HOST:PORT/metrics.")
         self._name, self._url, self._every_s = f"metrics:{number}", url, every_s
         self._recording = recording

@@ -37,6 +37,7 @@ from aiohttp.http import HttpVersion11, RawRequestMessage
 from yarl import URL
 
 from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.files import mask_url
 from dsv4kv.record.folder import Record, Recording
 from dsv4kv.record.http import fail_with_connection
 from dsv4kv.record.run import HTTP, PROXY, parse_url
@@ -98,8 +99,7 @@ def parse_address(text: str) -> Address:
     """Read ``[HOST:]PORT=URL``; the default host is this machine only; raises ``ConfigError``."""
     listen, _, upstream = text.partition("=")
     host, _, port = listen.rpartition(":")
-    shown = f"{listen}={upstream.rpartition('@')[2]}"
-    sentence = f"--proxy {shown}: give PORT=URL, such as 8001=http://127.0.0.1:8000."
+    sentence = f"--proxy {mask_url(text)}: give PORT=URL, such as 8001=http://127.0.0.1:8000."
     own = parse_url(f"tcp://{host or _LOOPBACK}:{port}", ("tcp",), sentence)
     if own.hostname is None or own.port is None:
         raise ConfigError(sentence)

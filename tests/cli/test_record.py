@@ -92,6 +92,46 @@ def test_an_address_that_is_none_is_a_sentence(
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        "probe {url}",
+        "probe 127.0.0.1:9 --metrics {url}",
+        "record recording --seconds 0 --metrics {url}",
+        "record recording --seconds 0 --proxy {url}",
+        "record recording --seconds 0 --proxy 8001={url}",
+        "record recording --seconds 0 --events {url}",
+        "record recording --seconds 0 --events {url} --ranks 2",
+        "record recording --seconds 0 --events tcp://127.0.0.1:9 --replay {url}",
+    ],
+)
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:SECRET@host:99999",
+        "http://me:SE@SECRET=@host:99999/path",
+        "ftp://host/?key=SECRET",
+        "tcp://me:SECRET@127.0.0.1",
+        "ftp://host/#SECRET",
+    ],
+)
+def test_a_sentence_about_an_address_tells_no_secret(
+    words: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(*words.format(url=url).split())
+    assert done.exit_code == 2, done.output
+    assert "SECRET" not in done.output.replace("\n", "")
+    assert "host" in done.output or "127.0.0.1" in done.output
+
+
+def test_an_address_that_zmq_does_not_take_is_told_without_its_password(tmp_path: Path) -> None:
+    url = "tcp://me:SECRET@127.0.0.1:9"
+    done = run("record", tmp_path / "recording", "--events", url, "--seconds", "9")
+    assert done.exit_code == 2, done.output
+    assert "tcp://***@127.0.0.1:9: cannot be listened to" in done.output
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         ("--metrics http://127.0.0.1:1 --seconds 1 --every 1e308", "--every"),

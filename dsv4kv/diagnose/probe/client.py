@@ -17,6 +17,7 @@ from pydantic_core import from_json
 
 from dsv4kv.diagnose.probe.questioner import Answer, Prompt, Refused, Spent, Unreachable
 from dsv4kv.errors import ConfigError
+from dsv4kv.files import mask_url
 from dsv4kv.record.logs import cached_by
 from dsv4kv.record.metrics import MOST_BYTES, Values, parse
 from dsv4kv.record.run import HTTP, parse_url
@@ -282,7 +283,7 @@ class _Heard:
 
 def _address(url: str) -> SplitResult:
     sentence = (
-        f"{url.rpartition('@')[2]!r} is no address of a server: give http://HOST:PORT, and a key "
+        f"{mask_url(url)!r} is no address of a server: give http://HOST:PORT, and a key "
         f"in {KEYS[0]}."
     )
     parts = parse_url(url if "://" in url else f"http://{url}", HTTP, sentence)
@@ -309,7 +310,8 @@ def _refusal(response: "Response") -> Exception:
     if 300 <= response.status < 400:
         there = response.headers.get("location") or "an address it does not name"
         return ConfigError(
-            f"the server sends requests on ({response.status}) to {_plain(there)}: give that one."
+            f"the server sends requests on ({response.status}) to {mask_url(_plain(there))}: give "
+            "that one."
         )
     if 400 <= response.status < 500:
         return Refused(f"the server refused a prompt ({response.status}: {said})")

@@ -257,6 +257,9 @@ def _text(value: Any) -> str:
 _POLL_S = 0.3
 _MOST_BYTES = 2**26  # of a line; a longer one is about no request, and left out
 _LONGEST_LINE = 2**30  # of what is a log at all
+_PACKED = 100  # bytes of one on disk at most: logs have about 10
+_SPARED_BYTES = 2**24  # of which that is not asked
+_LINE_BYTES = 2**6  # that any line counts: a thousand empty ones take one byte
 
 
 class RequestLog:
@@ -307,6 +310,11 @@ class RequestLog:
                 continue
             file = self._open[path]
             for line in file.lines(last=not self._follow):
+                if file.is_packed_too_well():
+                    raise TraceError(
+                        f"--requests {path}: it unpacks to over {_PACKED} times its size, which "
+                        "no log does: name another."
+                    )
                 if file.skipped > _LONGEST_LINE:
                     raise TraceError(
                         f"--requests {path}: a line is longer than 1 GiB, so this is no log: name "
@@ -324,6 +332,7 @@ class _Growing:
     def __init__(self, path: Path, place: Any = None) -> None:
         """``place``: inode and bytes read before; ``skipped`` are of a line that is too long."""
         self._path, self.skipped = path, 0
+        self._unpacked = self._believed = 0  # bytes read, and how many a log of this size may have
         self._begin()
         if place and place[0] == self._inode:
             self._at = place[1]
@@ -332,6 +341,13 @@ class _Growing:
     def place(self) -> list[int]:
         """Inode, and bytes read."""
         return [self._inode, self._at]
+
+    def is_packed_too_well(self) -> bool:
+        """Whether more has been read than a log of this size can hold."""
+        if self._unpacked <= self._believed:
+            return False
+        self._believed = _PACKED * self._path.stat().st_size + _SPARED_BYTES
+        return self._unpacked > self._believed
 
     def lines(self, *, last: bool) -> Iterator[bytes]:
         """New whole lines; with ``last`` also an unfinished one."""
@@ -355,7 +371,7 @@ class _Growing:
         opened: Callable[[Path, str], Any] = gzip.open if self._path.suffix == ".gz" else open
         self._file: BufferedIOBase = opened(self._path, "rb")
         self._inode = self._path.stat().st_ino
-        self._at = 0
+        self._at = self._unpacked = 0
 
     def _whole(self, *, last: bool) -> Iterator[bytes]:
         while True:
@@ -368,6 +384,7 @@ class _Growing:
             if not line or not (ended or is_part or last):
                 return
             self._at += len(line)
+            self._unpacked += max(len(line), _LINE_BYTES)
             if self.skipped or (is_part and not ended):
                 self.skipped = 0 if ended else self.skipped + len(line)
                 line = b""

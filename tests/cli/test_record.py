@@ -1,6 +1,7 @@
 """``dsv4kv record`` and what becomes of a recording."""
 
 import asyncio
+import gzip
 import json
 import re
 import signal
@@ -8,6 +9,7 @@ import socket
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -129,6 +131,16 @@ def test_an_address_that_zmq_does_not_take_is_told_without_its_password(tmp_path
     done = run("record", tmp_path / "recording", "--events", url, "--seconds", "9")
     assert done.exit_code == 2, done.output
     assert "tcp://***@127.0.0.1:9: cannot be listened to" in done.output
+
+
+@pytest.mark.parametrize("line", ["{}\n", "\n"])
+def test_a_log_that_unpacks_to_what_none_holds_is_refused(line: str, tmp_path: Path) -> None:
+    log = tmp_path / "log.gz"
+    log.write_bytes(gzip.compress(line.encode() * 2**20))
+    with patch("dsv4kv.record.logs._SPARED_BYTES", 2**16):
+        done = run("record", tmp_path / "recording", "--requests", log, "--once")
+    assert done.exit_code == 4, done.output
+    assert "unpacks to over 100 times its size" in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize(

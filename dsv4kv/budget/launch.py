@@ -14,7 +14,8 @@ from dsv4kv.budget.flags import GivenFlag, merge, read_flag
 from dsv4kv.budget.gpus import gpu_names
 from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.budget.scenario import fix_layout, resolve
-from dsv4kv.budget.servers import MODEL_FLAGS, MOST_CHARACTERS, Launch, find_launches
+from dsv4kv.budget.servers import MODEL_FLAGS, Launch, find_launches
+from dsv4kv.budget.shell import MOST_CHARACTERS
 from dsv4kv.engines.flags import Texts, find_flag
 from dsv4kv.engines.names import FAMILIES, find_engine
 from dsv4kv.errors import ConfigError

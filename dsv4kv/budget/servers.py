@@ -11,7 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dsv4kv.budget.shell import fill_in, read_script, split_statements, take_documents
+from dsv4kv.budget.shell import (
+    MOST_CHARACTERS,
+    bounded,
+    fill_in,
+    read_script,
+    split_statements,
+    take_documents,
+)
 from dsv4kv.engines.flags import Flag, find_flag
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
@@ -19,7 +26,6 @@ from dsv4kv.files import Unparsable, load_yaml, read_document
 
 _DEEPEST = 20
 _MOST_LAUNCHES = 256  # each of which is judged by the whole text
-MOST_CHARACTERS = 2**18  # of a text with launch commands
 MODEL_FLAGS = ("--model", "--model-path", "--model_path", "-m", "-hf")
 _NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 _RUNNERS = {"docker", "podman", "nerdctl"}
@@ -438,14 +444,17 @@ def _in_mapping(document: Mapping[Any, Any], around: _Around) -> tuple[Launch | 
 
 def _in_container(words: list[str], image: str, around: _Around, depth: int = 0) -> Launch | None:
     """The server of a container's words, or of its image where these are flags alone."""
-    filled = [  # ${variable}, and {tensor_parallel} of a recipe
-        re.sub(
-            r"(?<!\$)\{(\w+)\}",
-            lambda m: around.variables.get(m[1], m[0]),
-            fill_in(word, around.variables),
+    filled = bounded(  # ${variable}, and {tensor_parallel} of a recipe
+        fill_in(
+            re.sub(
+                r"(?<!\$)\{(\w+)\}",
+                lambda m: "$" * (m[1] in around.variables) + m[0],
+                word,
+            ),
+            around.variables,
         )
         for word in words
-    ]
+    )
     launch = _launch(filled, around, depth)
     family = _family_of_image(image)
     bare = filled[:1] and not (_PROGRAM.fullmatch(filled[0]) or filled[0] in ("-m", "-c"))

@@ -2,12 +2,15 @@
 
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from dsv4kv.errors import ConfigError
 
+MOST_CHARACTERS = 2**18
+"""Of a text with launch commands, and of what the variables in a statement become."""
+_MOST_IN_ALL = 64 * MOST_CHARACTERS  # of all statements of a script
 _TOKEN = re.compile(
     r"""(?P<join>\\\r?\n) | (?P<escape>\\.?) | (?P<single>'[^']*')
     | (?P<double>"(?:\\.|[^"\\])*") | (?P<comment>(?<![^\s;&|])\#[^\n]*)
@@ -74,13 +77,39 @@ def _unquoted(kind: str, token: str) -> str:
     return token
 
 
+def bounded(texts: Iterable[str]) -> list[str]:
+    """The texts, made one by one; ``ConfigError`` where they become longer than any command."""
+    found, size = list[str](), 0
+    for text in texts:
+        found.append(text)
+        size += len(text)
+        _check_size(size, MOST_CHARACTERS)
+    return found
+
+
+def _check_size(size: int, most: int) -> None:
+    if size > most:
+        raise ConfigError(
+            f"its variables become more than {most // 1024:,} KiB of text: give the command "
+            "that they make, with its values."
+        )
+
+
 def fill_in(word: str, variables: Mapping[str, str], *, split: bool = False) -> str:
     """A word with its variables; those that nothing sets stay as they are written.
 
     With ``split``, blanks in values outside quotes become marks between words, as in a shell.
     """
+    size = 0
 
     def value(match: re.Match[str]) -> str:
+        nonlocal size
+        found = own_value(match)
+        size += len(found)
+        _check_size(size, MOST_CHARACTERS)
+        return found
+
+    def own_value(match: re.Match[str]) -> str:
         found, how = variables.get(match["plain"] or match["name"] or match["pod"]), match["how"]
         if how and "+" in how:
             found = match["other"] if found else ""
@@ -102,18 +131,22 @@ def expand(word: str, variables: Mapping[str, str]) -> list[str]:
 
 def take_assignments(words: list[str], variables: dict[str, str]) -> list[str]:
     """The words after ``NAME=value`` and ``export``; what they set goes to ``variables``."""
-    rest = list(words)
+    rest, size = list(words), 0
     while rest:
         if match := _ASSIGNMENT.fullmatch(rest[0]):
             name, more, text = match.groups()
             array = text.startswith("(") and text.endswith(")")
             if array:
                 elements = filter(None, text[1:-1].split(_NEXT))
-                text = _NEXT.join(part for each in elements for part in expand(each, variables))
+                text = _NEXT.join(
+                    bounded(part for each in elements for part in expand(each, variables))
+                )
             else:
                 text = fill_in(text, variables)
             before = variables.get(name, "") if more else ""
-            variables[name] = before + (_NEXT if array and before else "") + text
+            text = before + (_NEXT if array and before else "") + text
+            _check_size(size := size + len(text), MOST_CHARACTERS)
+            variables[name] = text
         elif rest[0] not in _DECLARE and rest[0] not in _KEYWORDS:
             break
         rest.pop(0)
@@ -137,7 +170,7 @@ def read_script(
 
     A variable that is set under a condition which cannot be decided has no value.
     """
-    known, conditions = dict(variables), _Conditions(decide)
+    known, conditions, size = dict(variables), _Conditions(decide), 0
     for line, words, end in split_statements(text):
         rest = conditions.enter(words, end, known)
         if not rest or conditions.runs == _NO:
@@ -145,8 +178,11 @@ def read_script(
             continue
         own = dict(known)
         rest = take_assignments(rest, own)
+        size += sum(len(text) for name, text in own.items() if known.get(name) is not text)
+        _check_size(size, _MOST_IN_ALL)
         if rest:
-            filled = [part for word in rest for part in expand(word, own)]
+            filled = bounded(part for word in rest for part in expand(word, own))
+            size += sum(map(len, filled))
             yield Statement(line, filled, own, tuple(conditions.unset))
         elif conditions.runs == _YES:
             known = own
@@ -224,8 +260,7 @@ class _Conditions:
         if inside[:1] == ["!"]:
             return 1 - self._test(["[", *inside[1:]], variables)
         read = []
-        for word in inside:
-            text = fill_in(word, variables)
+        for text in bounded(fill_in(word, variables) for word in inside):
             for match in _VARIABLE.finditer(text):
                 self.unset[match["plain"] or match["name"] or match["pod"]] = None
             read.append(_VARIABLE.sub("", text))

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 
@@ -54,6 +55,37 @@ def test_a_text_that_is_longer_than_any_command_is_not_read() -> None:
         list(find_launches("vllm serve a\n" * 2**15))
     with pytest.raises(ConfigError, match="it has 257 launch commands: give those that you mean"):
         list(find_launches("vllm serve a\n" * 257))
+
+
+DOUBLED = {
+    "each of the one before": "A0=xxxxxxxxxxxxxxxx\n"
+    + "".join(f"A{n}=$A{n - 1}$A{n - 1}\n" for n in range(1, 28))
+    + "vllm serve $A27\n",
+    "of itself": "M=xxxxxxxxxxxxxxxx\n" + 'M="$M $M"\n' * 28 + "vllm serve $M\n",
+    "added to itself": "M=xxxxxxxxxxxxxxxx\n" + "M+=$M\n" * 28 + "vllm serve $M\n",
+    "arrays": "M=(xxxxxxxxxxxxxxxx)\n" + "M+=(${M[@]} ${M[@]})\n" * 28 + "vllm serve ${M[@]}\n",
+    "words of a statement": f"M={'x' * 2**17}\nvllm serve {'$M ' * 2**12}\n",
+    "assignments of a statement": f"M={'x' * 2**17}\n{'N=$M ' * 2**12} vllm serve $N\n",
+    "a condition": f"M={'x' * 2**17}\nif [ {'$M ' * 2**12} ]; then vllm serve a; fi\n",
+    "many variables": f"M={'x' * 2**17}\n"
+    + "".join(f"N{n}=$M\n" for n in range(2**12))
+    + "vllm serve a\n",
+    "many commands": f"M={'x' * 2**17}\n" + "vllm serve $M\n" * 2**12,
+    "braces of a recipe": f"services:\n  a:\n"
+    f"    environment: {{M: {'x' * 2**16}}}\n"
+    f"    image: vllm/vllm-openai\n    command: [vllm, serve, '{'{M}' * 2**12}']\n",
+}
+
+
+@pytest.mark.parametrize("how", DOUBLED)
+def test_variables_grow_to_a_bound(how: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match=r"its variables become more than [0-9,]+ KiB"):
+            list(find_launches(DOUBLED[how]))
+        assert tracemalloc.get_traced_memory()[1] < 2**26
+    finally:
+        tracemalloc.stop()
 
 
 def test_blank_lines_are_passed_over_once() -> None:

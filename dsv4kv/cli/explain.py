@@ -94,6 +94,7 @@ class _Answer:
     kind: str
     found: Sequence[Found]  # of a script one for each command
     linted: "Sequence[Part]" = ()  # known faults, in brief
+    options: Sequence[str] = ()  # of lint, with which it finds the same
     faults: "Sequence[Fault]" = field(default_factory=list)
 
     @property
@@ -126,7 +127,7 @@ class _Answer:
         if self.linted:
             yield from ("", *self.linted)
         if self.faults and "-" not in self.files:
-            yield hint
+            yield Command.of("dsv4kv", "lint", *self.files, *self.options)
 
 
 def recognise(given: str) -> str:
@@ -184,22 +185,38 @@ def _explain(kind: str, name: str, given: str, options: Mapping[str, str], step:
     if kind == "profile":
         return _Answer([name], kind, [_profile(Path(given), step)])
     try:
-        subjects = read_subjects(given, options.get("engine"), options.get("gpu"))
+        found, failed = list(_sizes(kind, name, given, options)), None
+    except Dsv4kvError as error:
+        found, failed = [], error
+    known_by = _known_by(options, found[0] if kind == "log" and found else None)
+    try:
+        subjects = read_subjects(given, known_by.get("engine"), known_by.get("gpu"))
     except ConfigError:
         if kind != "command":
             raise
         subjects = []  # an engine of which no faults are known
     known = load_faults()
     faults = judge(subjects, known, date.today())
-    try:
-        found = list(_sizes(kind, name, given, options))
-    except Dsv4kvError as error:
+    if failed:
         if not faults:
-            raise
-        reason = Page("", [Finding("warning", str(error))])
-        found = [Found(partial(dict, error=str(error)), lambda: reason, fits=True)]
+            raise failed
+        reason = Page("", [Finding("warning", str(failed))])
+        found = [Found(partial(dict, error=str(failed)), lambda: reason, fits=True)]
     linted = list(brief_findings(subjects, faults, len(known))) if subjects else []
-    return _Answer([name], kind, found, linted, faults)
+    words = [word for each, text in known_by.items() for word in (f"--{each}", text)]
+    return _Answer([name], kind, found, linted, words, faults)
+
+
+def _known_by(options: Mapping[str, str], log: Found | None) -> dict[str, str]:
+    """Options of ``lint``: as given, else the version whose sizes a log has that names none."""
+    known_by = {name: options[name] for name in ("engine", "gpu") if name in options}
+    sizes: dict[str, Any] = log.document() if log else {"exact": False}
+    if sizes["exact"] and ":" not in known_by.get("engine", ""):
+        read = {each["what"] for each in sizes["statements"] if each["how"] == "read"}
+        others = {title.partition(",")[0] for title in sizes["candidates"]} - {sizes["engine"]}
+        if ":" in sizes["engine"] and "rules" not in read and not others:
+            known_by["engine"] = sizes["engine"]
+    return known_by
 
 
 def _sizes(kind: str, name: str, given: str, options: Mapping[str, str]) -> Iterator[Found]:

@@ -84,10 +84,27 @@ def test_sizes_are_those_of_budget() -> None:
 
 
 def test_faults_are_those_of_lint() -> None:
-    for name in ("two", "sglang", "result"):
-        linted = json.loads(CliRunner().invoke(app, ["lint", name, "--json"]).stdout)
+    told = ["--engine", "sglang:0.5.20"]  # what the sizes of this log tell
+    for name, words in (("two", []), ("sglang", told), ("result", [])):
+        linted = json.loads(CliRunner().invoke(app, ["lint", name, *words, "--json"]).stdout)
         assert document(name)["faults"] == linted["findings"]
     assert document("two")["faults"]
+
+
+def test_a_version_that_sizes_tell_or_that_is_given_is_the_one_of_the_faults() -> None:
+    for words, version in (((), "0.5.20"), (("--engine", "sglang:0.5.23"), "0.5.23")):
+        assert f"sglang: sglang {version}" in run("sglang", *words).stdout
+    linted = CliRunner().invoke(app, ["lint", "sglang", "--engine", "sglang:0.5.23"]).stdout
+    assert "sglang: sglang 0.5.23" in linted
+
+
+def test_the_line_for_lint_has_what_decided_the_faults() -> None:
+    tiered = "enable_hierarchical_cache=True, hicache_size=100, max_running"
+    Path("tiered").write_text(TEXTS["sglang"].replace("max_running", tiered), encoding="utf-8")
+    shown = run("tiered", "--gpu", "h200").stdout
+    assert "dsv4kv lint tiered --gpu h200 --engine sglang:0.5.20" in shown
+    shown = run("tiered", "--engine", "sglang:0.5.23").stdout
+    assert "dsv4kv lint tiered --engine sglang:0.5.23" in shown
 
 
 def test_standard_input_is_a_file_like_any_other() -> None:

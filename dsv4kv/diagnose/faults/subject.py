@@ -108,7 +108,7 @@ def read_subjects(given: str, engine: str | None = None, gpu: str | None = None)
         release(version)
     arch = load_gpu(gpu).arch if gpu else None
     path = as_path(given)
-    found = _of_file(path, family) if path else _of_commands(given, "the command")
+    found = _of_file(path, family, version) if path else _of_commands(given, "the command")
     if not found:
         raise ConfigError(
             f"{given[:200]}: nothing is known of it: give a launch command of vLLM or SGLang, a "
@@ -160,10 +160,10 @@ def recognise(path: Path) -> tuple[Kind, str]:
     return "log" if is_log else "command", text
 
 
-def _of_file(path: Path, family: str) -> list[Subject]:
+def _of_file(path: Path, family: str, stated: str) -> list[Subject]:
     kind, text = recognise(path)
     if kind == "log":
-        return [_of_log(text, path.name, family)]
+        return [_of_log(text, path.name, family, stated)]
     if kind == "command":
         return _of_commands(text, path.name)
     runs = list(read_runs(path))
@@ -252,7 +252,7 @@ def _usual(family: str, spelling: str) -> str:
     return flag.name if flag else plain(spelling)
 
 
-def _of_log(text: str, source: str, family: str) -> Subject:
+def _of_log(text: str, source: str, family: str, stated: str) -> Subject:
     lines = text.splitlines()
     version = next(filter(None, map(find_version, lines)), None)
     # the engine whose sizes or arguments it prints, whose name it has most often, the given one,
@@ -274,12 +274,13 @@ def _of_log(text: str, source: str, family: str) -> Subject:
             ),
         ),
     )
+    shown = (stated if family == engine else "") or version or "(version unknown)"
     given = next(filter(None, map(_echoed, lines)), None)
     flags = given and {_usual(engine, f"--{name}"): each for name, each in given.items()}
     gpu, name = _GPU_NAME.search(text), _MODEL_NAME.search(text)
     device = gpu[1].lower() if gpu else ""
     return Subject(
-        f"{source}: {engine} {version or '(version unknown)'}",
+        f"{source}: {engine} {shown}",
         "log",
         engine,
         _tagged(version),

@@ -71,7 +71,7 @@ def budget_page(
     if found.kv_copies > 1:
         answer.append(_copies_sentence(found, options))
     if "engine" in given:
-        answer += _engine_lines(found)
+        answer += _engine_lines(found, of_command=bool(command))
     facts = _facts(found, curve)
     answer += [] if command else ["", facts]
     if inputs.host_tier is None and (inputs.host_ratio or inputs.host_size):
@@ -165,7 +165,7 @@ def _copies_sentence(found: Answer, options: Sequence[Option]) -> str:
     return f"TP{layout.tp} replicates the KV cache on {found.kv_copies} GPUs ({heads}).{better}"
 
 
-def _engine_lines(found: Answer) -> Iterator[Part]:
+def _engine_lines(found: Answer, *, of_command: bool) -> Iterator[Part]:
     engine, capacity = found.scenario.engine, found.capacity
     if ":" in (asked := found.scenario.inputs.engine) and asked != engine.name:
         yield f"{asked} is answered by the rules of {engine.name}."
@@ -186,7 +186,8 @@ def _engine_lines(found: Answer) -> Iterator[Part]:
         tokens = found.tokens_between
         between = f": {tokens[0]:,} to {tokens[1]:,} tokens" if tokens else " of KV memory"
         printed = any("KV cache memory" in line for line in found.log_lines)
-        exact = "give your log's --kv-memory" if printed else "`dsv4kv explain` your log"
+        option = "with budget --command … --kv-memory" if of_command else "--kv-memory"
+        exact = f"give your log's {option}" if printed else "`dsv4kv explain` your log"
         yield f"9 in 10 starts ± {format_bytes(spread)}{between}; {exact}."
     if capacity:
         yield from filter(None, [capacity.note])

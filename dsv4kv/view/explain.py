@@ -1,6 +1,6 @@
 """A start-up log explained: what its number means, what fits, what changes it; or two logs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,8 +94,7 @@ def explanation_page(log: "Explanation") -> Page:
 
 
 def _head(log: "Explanation") -> Finding:
-    read = {each.what: each.value for each in log.statements}.get("data parallel", "1")
-    ranks = max(len(log.ranks), int(read) if read.isdigit() else 1)
+    ranks = log.replicas
     fits = ""
     if log.fits:
         most = log.fits[-1]
@@ -130,29 +129,63 @@ def waterfall_page(waterfall: "Waterfall") -> Page:
     """What is between the numbers of two logs, step by step."""
     before, after = waterfall.before, waterfall.after
     difference = waterfall.end_tokens - waterfall.start_tokens
-    biggest = max(waterfall.steps, key=lambda step: abs(step.gain_tokens), default=None)
-    cause = f"; most of it: {biggest.what} ({biggest.gain_tokens:+,})" if biggest else ""
+    start, end = waterfall.start_ranks, waterfall.end_ranks
+    counts: dict[str, Callable[[Step], Number]] = {
+        "bytes of a unit": lambda step: Number(f"{step.unit_bytes:,.2f}"),
+        "units": lambda step: Number(f"{step.units:,}"),
+        "units per request": lambda step: Number(f"{step.units_per_request:,.0f}"),
+    }
+    if max(start, end) > 1:
+        counts = {"all ranks": lambda step: Number(f"{step.tokens * step.ranks:,}"), **counts}
+    changing = {
+        name: read
+        for name, read in counts.items()
+        if name == "all ranks" or len(set(map(read, waterfall.steps))) > 1
+    }
 
-    def row(step: "Step") -> tuple[Text | Number, ...]:
-        counts = (step.tokens, step.units, step.units_per_request)
-        tokens, units, per_request = (Number(f"{count:,.0f}") for count in counts)
-        gain, unit = Number(f"{step.gain_tokens:+,}"), Number(f"{step.unit_bytes:,.2f}")
-        return Text(step.what), gain, tokens, unit, units, per_request
+    def ends(log: "Explanation", gain: str, tokens: int, ranks: int) -> tuple[str | Number, ...]:
+        totals = [
+            Number(f"{tokens * ranks:,}" if name == "all ranks" else "") for name in changing
+        ]
+        return log.source, Number(gain), Number(f"{tokens:,}"), *totals
 
-    blank = [Number("")] * 3
-    start, end = (Number(f"{n:,}") for n in (waterfall.start_tokens, waterfall.end_tokens))
     table = Table(
         "From one number to the other",
-        ["step", "gain", "tokens", "bytes of a unit", "units", "units per request"],
+        ["step", "gain", "tokens of a rank" if max(start, end) > 1 else "tokens", *changing],
         [
-            (before.source, Number(""), start, *blank),
-            *map(row, waterfall.steps),
-            (after.source, Number(f"{difference:+,}"), end, *blank),
+            ends(before, "", waterfall.start_tokens, start),
+            *(
+                (
+                    Text(step.what),
+                    Number(f"{step.gain_tokens:+,}"),
+                    Number(f"{step.tokens:,}"),
+                    *(read(step) for read in changing.values()),
+                )
+                for step in waterfall.steps
+            ),
+            ends(after, f"{difference:+,}", waterfall.end_tokens, end),
         ],
     )
-    sentence = f"{after.source} has {difference:+,} tokens against {before.source}{cause}."
+    sentence = _difference(waterfall)
     titles = [f"{log.source}: {log.title}" for log in (before, after)]
     return Page("Two start-up logs", [Text(sentence, "strong"), *titles, "", table])
+
+
+def _difference(both: "Waterfall") -> str:
+    """How many tokens more or fewer, of a rank and of all."""
+    gain, several = both.end_tokens - both.start_tokens, max(both.start_ranks, both.end_ranks) > 1
+    many = f"{abs(gain):,} {'fewer' if gain < 0 else 'more'} tokens" if gain else "as many tokens"
+    said = f"{both.after.source} has {many}{' on a rank' * several} "
+    said += f"{'than' if gain else 'as'} {both.before.source}"
+    if several:
+        start, end = both.start_tokens * both.start_ranks, both.end_tokens * both.end_ranks
+        times = f"{end / start:,.1f} times as many in total: " if start else "in total "
+        said += f", {times}{end:,} on {counted(both.end_ranks, 'rank')} against "
+        said += f"{start:,} on {counted(both.start_ranks, 'rank')}"
+    biggest = max(both.steps, key=lambda step: abs(step.gain_tokens), default=None)
+    if gain and biggest:
+        said += f"; most of it{' on a rank' * several}: {biggest.what} ({biggest.gain_tokens:+,})"
+    return f"{said}."
 
 
 def results_page(runs: "Sequence[Measured]", path: Path) -> Page:

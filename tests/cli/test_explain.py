@@ -107,6 +107,13 @@ def test_the_line_for_lint_has_what_decided_the_faults() -> None:
     assert "dsv4kv lint tiered --engine sglang:0.5.23" in shown
 
 
+def test_the_options_it_names_exist() -> None:
+    shown = " ".join(run("script").stdout.split())
+    assert "9 in 10 starts" in shown
+    assert "give your log's --kv-memory" not in shown
+    assert "budget --command … --kv-memory" in shown
+
+
 def test_standard_input_is_a_file_like_any_other() -> None:
     given, named = run("-", input=TEXTS["sglang"]).stdout, run("sglang").stdout
     assert given.splitlines()[0] == named.splitlines()[0].replace("sglang: ", "-: ", 1)

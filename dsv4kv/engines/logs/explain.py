@@ -5,6 +5,7 @@ which settings would change it most. Between two logs, settings are changed from
 second one at a time, in a fixed order; a step is what the printed number changes by.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -133,6 +134,20 @@ class Explanation:
         """The printed tokens; of a refused start, what would have been printed."""
         return self.shown_tokens if self.printed_tokens is None else self.printed_tokens
 
+    @property
+    def replicas(self) -> int:
+        """Data-parallel ranks, each with as many tokens; ranks of a replica hold the same."""
+        read = {each.what: each.value for each in self.statements}.get("data parallel", "1")
+        names = {_replica_of(each.rank, number) for number, each in enumerate(self.ranks)}
+        return max(len(names), int(read) if read.isdigit() else 1)
+
+
+def _replica_of(rank: str, number: int) -> str:
+    if named := re.search(r"DP\d+", rank):
+        return named[0]
+    within = re.match(r"(?:TP|PP|EP|ATTN_)", rank)
+    return "" if within else f"{number}"
+
 
 def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
     """Explain the smallest size of a log.
@@ -170,6 +185,7 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
         f"Closest are the rules of {engine.name} for {deployment.model.name}. What follows is "
         "what the log itself prints."
     )
+    fits = _fits(best, reading, capacity.cache_bytes)
     explanation = Explanation(
         source=log.source,
         engine=engine.name,
@@ -200,9 +216,9 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
         in_flight_bytes=sum(cost.in_flight_bytes for cost in costs),
         bytes_per_token=float(marginal + padding),
         padding_bytes_per_token=float(padding),
-        fits=_fits(best, reading, capacity.cache_bytes),
+        fits=fits,
         measured=log.memory,
-        changes=_changes(best, log, reading) if best.exact else (),
+        changes=_changes(best, log, reading, fits[-1]) if best.exact else (),
         meaning=(
             *([] if best.exact else [doubt]),
             *rules.meaning(log, reading, best, capacity),
@@ -276,8 +292,13 @@ def _fits(found: Recovery, reading: Reading, cache_bytes: int) -> tuple[Fit, ...
     return tuple(fits)
 
 
-def _changes(found: Recovery, log: StartupLog, reading: Reading) -> tuple[Change, ...]:
-    """Every change with its gain, the one that alters the number most first; of a cap, none."""
+def _changes(
+    found: Recovery, log: StartupLog, reading: Reading, longest: Fit
+) -> tuple[Change, ...]:
+    """Every change with its gain, the one that alters the number most first; of a cap, none.
+
+    Nothing limits requests to fewer than memory holds.
+    """
     full = reading.whole("full_token") or 0
     if found.engine.unit == "slot":
         return ()
@@ -286,7 +307,10 @@ def _changes(found: Recovery, log: StartupLog, reading: Reading) -> tuple[Change
         return (Change("without the cap of full tokens (--max-total-tokens)", full, gain),)
     now = _shown_tokens(found.engine, found.deployment, found.available_bytes)
     changes = []
-    for what, engine, deployment, memory in _trials(found):
+    for what, engine, deployment, memory in _trials(found, log):
+        limit = deployment.concurrency
+        if limit and limit != found.deployment.concurrency and limit < longest.held:
+            continue
         try:
             tokens = _shown_tokens(engine, deployment, memory)
         except ConfigError:  # the engine does not serve it
@@ -305,9 +329,10 @@ def _changes(found: Recovery, log: StartupLog, reading: Reading) -> tuple[Change
     return tuple(sorted(gaining, key=lambda change: -abs(change.gain_tokens)))
 
 
-def _trials(found: Recovery) -> Iterator[tuple[str, Engine, Deployment, int]]:
+def _trials(found: Recovery, log: StartupLog) -> Iterator[tuple[str, Engine, Deployment, int]]:
     engine, deployment, memory = found.engine, found.deployment, found.available_bytes
-    yield "1 GiB more memory", engine, deployment, memory + GIB
+    rules = engine.family.load("log")
+    yield getattr(rules, "MORE_MEMORY", "1 GiB more memory"), engine, deployment, memory + GIB
     if deployment.draft_layers:
         without = replace(deployment, draft_layers=0, draft_tokens=0)
         yield "no draft layers", engine, without, memory
@@ -315,8 +340,7 @@ def _trials(found: Recovery) -> Iterator[tuple[str, Engine, Deployment, int]]:
         keys = entry_format("indexer", "mxfp4")
         formats = CacheFormats(deployment.formats.main, deployment.formats.window, keys)
         yield "indexer keys in mxfp4", engine, replace(deployment, formats=formats), memory
-    rules = engine.family.load("log")
-    for what, changed in rules.changes(deployment) if hasattr(rules, "changes") else ():
+    for what, changed in rules.changes(deployment, log) if hasattr(rules, "changes") else ():
         yield what, engine, changed, memory
     newest = find_engine(engine.family.name)
     if newest.name != engine.name:
@@ -328,7 +352,10 @@ def _trials(found: Recovery) -> Iterator[tuple[str, Engine, Deployment, int]]:
 
 @dataclass(frozen=True)
 class Step:
-    """One difference (``rules vllm:0.26 → vllm:0.33``), and the number and units after it."""
+    """One difference (``rules vllm:0.26 → vllm:0.33``), and the number and units after it.
+
+    ``tokens`` are of a rank, of which there are ``ranks`` after it.
+    """
 
     what: str
     gain_tokens: int
@@ -336,6 +363,7 @@ class Step:
     unit_bytes: float
     units: int
     units_per_request: float
+    ranks: int
 
 
 @dataclass(frozen=True)
@@ -347,6 +375,8 @@ class Waterfall:
     steps: tuple[Step, ...]
     start_tokens: int
     end_tokens: int
+    start_ranks: int
+    end_ranks: int
 
 
 def make_waterfall(
@@ -361,15 +391,27 @@ def make_waterfall(
         for what, state in path
     ]
     reached.append((f"{unexplained} {second.engine}", path[-1][1], second.number))
+    changed = f"data-parallel ranks {first.replicas:,} → {second.replicas:,}"
+    if first.replicas != second.replicas:
+        reached.append((changed, path[-1][1], second.number))
     steps: list[Step] = []
-    tokens = first.number
+    tokens, ranks = first.number, first.replicas
     for what, state, now in reached:
         if now != tokens or not what.startswith(unexplained):
             capacity = state.engine.capacity(state.deployment, state.available_bytes)
             size, needed = float(capacity.unit_bytes), float(capacity.units_per_request)
-            steps.append(Step(what, now - tokens, now, size, capacity.units, needed))
+            ranks = second.replicas if what == changed else ranks
+            steps.append(Step(what, now - tokens, now, size, capacity.units, needed, ranks))
         tokens = now
-    return Waterfall(first, second, tuple(steps), first.number, second.number)
+    return Waterfall(
+        first,
+        second,
+        tuple(steps),
+        first.number,
+        second.number,
+        first.replicas,
+        second.replicas,
+    )
 
 
 _SETTINGS: dict[str, tuple[str, ...]] = {

@@ -20,6 +20,7 @@ _ROUND = (64, 32, 16, 8, 4, 2, 1)
 _DEFAULT_CHUNK = 8192
 _SMALL_RATIO = 0.05
 _PAGE = 256
+MORE_MEMORY = "1 GiB more memory (--mem-fraction-static)"
 
 
 def recover(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
@@ -71,9 +72,8 @@ def _configurations(log: StartupLog, reading: Reading) -> Iterator[tuple[Recover
 def _deployments(log: StartupLog, reading: Reading, base: Deployment) -> Iterator[Deployment]:
     """State formats and window ratios that are possible; what the log prints comes first."""
     asked = log.number("window_ratio")
-    limit, replicas = log.whole("requests"), log.whole("data_parallel") or 1
-    replicas = 1 if (log.text("dp_attention") or "").lower() == "false" else replicas
-    requests = reading.whole("running") or (max(1, limit // replicas) if limit else None)
+    limit = log.whole("requests")
+    requests = reading.whole("running") or (max(1, limit // _sharers(log)) if limit else None)
     ratios = [asked] if asked else [None, *(_ratios(reading) or [0.1])]
     role = log.text("role")
     states = {"fp32": (4,), "bf16": (2,)}.get(log.text("state") or "", (4, 2))
@@ -93,6 +93,12 @@ def _deployments(log: StartupLog, reading: Reading, base: Deployment) -> Iterato
             stage=stage or 0,
         )
         yield replace(deployment, concurrency=requests or _requests(reading, deployment))
+
+
+def _sharers(log: StartupLog) -> int:
+    """Ranks that share one server's limit of requests."""
+    apart = (log.text("dp_attention") or "").lower() == "false"
+    return 1 if apart else log.whole("data_parallel") or 1
 
 
 def _ratios(reading: Reading) -> list[float]:
@@ -172,15 +178,18 @@ def meaning(
         )
 
 
-def changes(deployment: Deployment) -> Iterator[tuple[str, Deployment]]:
+def changes(deployment: Deployment, log: StartupLog) -> Iterator[tuple[str, Deployment]]:
     """Settings that alter the number."""
     if deployment.window_ratio is None or deployment.window_ratio > _SMALL_RATIO:
-        what = f"swa_full_tokens_ratio {_SMALL_RATIO}"
+        what = f"--swa-full-tokens-ratio {_SMALL_RATIO}"
         yield what, replace(deployment, window_ratio=_SMALL_RATIO)
     if deployment.state_bytes != 2:
-        yield "compressor states in bf16", replace(deployment, state_bytes=2)
+        what = "compressor states in bf16 (SGLANG_DSV4_COMPRESS_STATE_DTYPE=bfloat16)"
+        yield what, replace(deployment, state_bytes=2)
     if not deployment.online_state and not deployment.draft_layers:
-        yield "HCA states online", replace(deployment, online_state=True)
+        what = "HCA states online (SGLANG_OPT_USE_ONLINE_COMPRESS=1)"
+        yield what, replace(deployment, online_state=True)
     if deployment.concurrency and deployment.concurrency > 1:
         half = deployment.concurrency // 2
-        yield f"max_running_requests {half:,}", replace(deployment, concurrency=half)
+        what = f"--max-running-requests {half * _sharers(log)}"
+        yield what, replace(deployment, concurrency=half)

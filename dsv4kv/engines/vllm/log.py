@@ -315,7 +315,7 @@ def _refusal(reading: Reading, found: Recovery) -> str:
     )
 
 
-def changes(deployment: Deployment) -> Iterator[tuple[str, Deployment]]:
+def changes(deployment: Deployment, _: StartupLog) -> Iterator[tuple[str, Deployment]]:
     """Settings that alter the number."""
     context, flight = deployment.max_context_tokens, deployment.in_flight_tokens
     if flight > _SMALL_CHUNK:

@@ -8,6 +8,7 @@ from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.logs.explain import Explanation, Waterfall, explain_startup, make_waterfall
 from dsv4kv.engines.names import engine_family, find_engine
 from dsv4kv.errors import ConfigError
+from dsv4kv.view.explain import waterfall_page
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33, parsed
 from tests.engines.logs.test_recovery import told
 from tests.engines.sizing.deployments import GIB, deployments
@@ -105,6 +106,47 @@ def test_gains_add_up_whatever_differs(
     assert (waterfall.start_tokens, waterfall.end_tokens) == printed
     assert adds_up(waterfall)
     assert not [step for step in waterfall.steps if "not explained" in step.what]
+
+
+def on_ranks(*names: str, arguments: str = "") -> list[str]:
+    given, printed = SGLANG
+    return [
+        given.replace("context_", f"tp_size=8, {arguments}context_"),
+        *(f"[2026-09-01 10:00:00 {name}] {printed}" for name in names),
+    ]
+
+
+def test_logs_are_compared_by_rank_and_in_total() -> None:
+    """Ranks of a replica hold the same tokens, replicas each their own."""
+    one = on_ranks(*(f"TP{rank}" for rank in range(8)))
+    attention = "dp_size=8, enable_dp_attention=True, "
+    each = on_ranks(*(f"DP{rank} TP{rank}" for rank in range(8)), arguments=attention)
+    waterfall = between(one, each)
+    assert (waterfall.start_ranks, waterfall.end_ranks) == (1, 8)
+    assert [step.ranks for step in waterfall.steps] == [1, 1, 1, 8]
+    assert waterfall.steps[-1].what == "data-parallel ranks 1 → 8"
+    assert adds_up(waterfall)
+    sentence, *_, table = waterfall_page(waterfall).answer
+    assert "8.0 times as many in total: 54,872,064 on 8 ranks" in str(sentence)
+    assert "all ranks" in str(table)
+    assert "units per request" not in str(table)
+
+
+def test_levers_of_sglang_can_be_typed() -> None:
+    changes = {change.what for change in explained(SGLANG).changes}
+    assert {
+        "--swa-full-tokens-ratio 0.05",
+        "--max-running-requests 32",
+        "1 GiB more memory (--mem-fraction-static)",
+        "HCA states online (SGLANG_OPT_USE_ONLINE_COMPRESS=1)",
+    } <= changes
+
+
+def test_no_lever_lets_fewer_requests_run_than_memory_holds() -> None:
+    short = [line.replace("=1048576", "=9472") for line in SGLANG]
+    found = explained(short)
+    assert found.fits[-1].held > 32
+    assert not [change for change in found.changes if "running-requests" in change.what]
 
 
 def test_a_log_does_not_differ_from_itself() -> None:

@@ -142,7 +142,7 @@ def _apply(scenario: Scenario, taken: Sequence["_Change"]) -> Scenario:
 def _more_gpus(scenario: Scenario, context_tokens: int, concurrency: int) -> Scenario | None:
     """The fewest GPUs that do, laid out as by default or as replicas of one GPU."""
     enough = []
-    for tp in (None, 1):
+    for tp in () if scenario.is_sized else (None, 1):
         candidates = resolve(replace(scenario.inputs, gpus=None, tp=tp, dp=None, ep=None))
         found = fewest_gpus(candidates, context_tokens, concurrency)
         if found and found.layout.gpus > scenario.layout.gpus:
@@ -216,6 +216,8 @@ def _changes(scenario: Scenario, asked: tuple[int, int]) -> Iterator[_Change]:
 
 
 def _layout_changes(scenario: Scenario, asked: tuple[int, int]) -> Iterator[_Change]:
+    if scenario.is_sized:  # which is this layout's
+        return
     variable = _word(scenario.engine.family.name, "stage_layers")
     if scenario.layout.pp > 1 and not variable.startswith("-"):
         sizes = spread_layers(scenario, *asked)

@@ -13,6 +13,7 @@ from dsv4kv.budget.fit import (
     count_copies,
     fewest_gpus,
     fits,
+    lacking_bytes,
     max_concurrency,
     max_context,
     tightest_free_bytes,
@@ -83,6 +84,8 @@ class Answer:
     def log_lines(self) -> tuple[str, ...]:
         """What the engine prints when it starts; with a pipeline, with the stage before it."""
         scenario, lines = self.scenario, list[str]()
+        if lacking_bytes(scenario, self.context):
+            return ()
         share = scenario.settings.memory_fraction
         free = scenario.gpu.memory_bytes - int(scenario.settings.reserve / share)
         for stage, found in enumerate(self.stages):
@@ -101,8 +104,7 @@ class Answer:
     @property
     def spread_bytes(self) -> int:
         """What nine in ten starts are within of the memory for KV; 0 where that is given."""
-        inputs = self.scenario.inputs
-        if inputs.kv_memory or inputs.kv_blocks:
+        if self.scenario.inputs.cache_given:
             return 0
         return self.scenario.kept(self.use.stage, self.context).spread
 
@@ -144,7 +146,10 @@ def answer(inputs: Inputs) -> Answer:
     concurrency = inputs.concurrency or max(most, 1)
     use = use_of(scenario, context, concurrency)
     stages = tuple(
-        capacity_of(scenario, stage, context, concurrency) for stage in range(scenario.layout.pp)
+        None
+        if lacking_bytes(scenario, context)
+        else capacity_of(scenario, stage, context, concurrency)
+        for stage in range(scenario.layout.pp)
     )
     replica = scenario.deployment(use.stage, context, -(-concurrency // scenario.layout.dp))
     host = host_of(scenario, replica, stages[use.stage])
@@ -227,6 +232,8 @@ def _choose(inputs: Inputs) -> Scenario:
     last, asked = scenarios[-1], counted(concurrency, "request")
     if not within_limit(last, concurrency):
         raise DoesNotFit(f"{asked} do not run concurrently: {limit_sentence(last)}.")
+    if lack := lack_sentence(last, context):
+        raise DoesNotFit(lack)
     missing = format_bytes(-tightest_free_bytes(last, context, concurrency))
     remedy = "ask for fewer or shorter requests, or lay it out with --dp or --pp"
     if helpful := [option for option in advise(last, context, concurrency) if option.fits]:
@@ -246,6 +253,20 @@ def limit_sentence(scenario: Scenario) -> str:
     return f"{engine} runs {settings.request_limit:,}{replica} ({flag} {source})"
 
 
+def lack_sentence(scenario: Scenario, context_tokens: int) -> str:
+    """Why a server does not start with the memory for KV that is given; empty if it does."""
+    if not (lacking := lacking_bytes(scenario, context_tokens)):
+        return ""
+    weights, gpu, layout = max(scenario.weight_bytes), scenario.gpu, scenario.layout
+    room = gpu.memory_bytes - weights
+    remedy = f"give less than {format_bytes(room)}" if room > 0 else "weights alone do not fit"
+    return (
+        f"{scenario.config.name} does not start on {layout.gpus:,} × {gpu.name} ({layout.label}): "
+        f"weights ({format_bytes(weights)}) and the KV memory given are {format_bytes(lacking)} "
+        f"more than a GPU has ({format_bytes(gpu.memory_bytes)}); {remedy}."
+    )
+
+
 def capacity_of(
     scenario: Scenario, stage: int, context_tokens: int, concurrency: int
 ) -> Capacity | None:
@@ -254,8 +275,7 @@ def capacity_of(
     Only an engine that profiles its logits sets them aside.
     """
     memory = available_bytes(scenario, stage, context_tokens)
-    inputs = scenario.inputs
-    if scenario.engine.logits_room != "profiled" and not (inputs.kv_memory or inputs.kv_blocks):
+    if scenario.engine.logits_room != "profiled" and not scenario.inputs.cache_given:
         memory += transient_bytes(scenario, context_tokens)
     if memory <= 0:
         return None
@@ -322,10 +342,9 @@ def peak_lines(found: Answer) -> Iterator[Line]:
     Every line has a source; nothing says the size of what is in ``overhead_of(found).unknown``.
     """
     scenario, use, overhead = found.scenario, found.use, overhead_of(found)
-    inputs = scenario.inputs
     left = use.budget - use.weights - use.reserve - use.transient
     what = "for KV" if left >= 0 else "missing for KV"
-    if inputs.kv_memory or inputs.kv_blocks:
+    if scenario.inputs.cache_given:
         yield Line("left", what, left, "as given")
         return
     yield Line("whole", "memory of the GPU", use.memory, scenario.gpu.memory_source)

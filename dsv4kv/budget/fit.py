@@ -119,9 +119,22 @@ def transient_bytes(scenario: Scenario, context_tokens: int) -> int:
 
 def fits(scenario: Scenario, context_tokens: int, concurrency: int) -> bool:
     """Whether every rank holds its part, and the engine runs that many concurrently."""
-    return within_limit(scenario, concurrency) and (
-        tightest_free_bytes(scenario, context_tokens, concurrency) >= 0
+    return (
+        within_limit(scenario, concurrency)
+        and tightest_free_bytes(scenario, context_tokens, concurrency) >= 0
+        and not lacking_bytes(scenario, context_tokens)
     )
+
+
+def lacking_bytes(scenario: Scenario, context_tokens: int) -> int:
+    """What a GPU lacks for its weights and the cache that is given, whatever requests it has."""
+    if not scenario.is_sized:
+        return 0
+    held = (
+        weights + available_bytes(scenario, stage, context_tokens)
+        for stage, weights in enumerate(scenario.weight_bytes)
+    )
+    return max(0, max(held) - scenario.gpu.memory_bytes)
 
 
 def within_limit(scenario: Scenario, concurrency: int) -> bool:
@@ -234,7 +247,7 @@ def compare_layouts(scenario: Scenario) -> list[Scenario]:
     """The scenario, and all GPUs of a stage as tensor and as data parallel ranks."""
     layout, fixed, found = scenario.layout, fix_layout(scenario), [scenario]
     ranks = layout.tp * layout.dp
-    for tp in (ranks, 1):
+    for tp in () if scenario.is_sized else (ranks, 1):
         with suppress(ConfigError):
             if tp != layout.tp:
                 found += resolve(replace(fixed, tp=tp, dp=ranks // tp, ep=None))

@@ -186,6 +186,11 @@ class Inputs:
     retention: Annotated[int | None, _retention] = 0
     engine: Annotated[str, _text] = "dsv4kv"
 
+    @property
+    def cache_given(self) -> bool:
+        """Whether the memory for KV is given."""
+        return bool(self.kv_memory or self.kv_blocks)
+
 
 READERS: dict[str, Callable[[str], Any]] = {
     name.replace("_", "-"): hint.__metadata__[0]

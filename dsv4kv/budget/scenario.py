@@ -71,6 +71,12 @@ class Scenario:
         return self.inputs.context or self.config.max_context_tokens
 
     @property
+    def is_sized(self) -> bool:
+        """Whether the memory for KV is given, as this layout's; SGLang's tokens are a cap."""
+        inputs, capped = self.inputs, self.engine.logits_room == "headroom"
+        return inputs.kv_memory is not None or (inputs.kv_blocks is not None and not capped)
+
+    @property
     def budget_bytes(self) -> int:
         """Bytes of one GPU that may be used."""
         share = 1 if self.engine.shares_rest else self.settings.memory_fraction
@@ -239,7 +245,7 @@ def _settle(inputs: Inputs, engine: Engine, machine: Machine, replicas: int) -> 
         assumed.pop("step_tokens", None)
         flight = inputs.in_flight_tokens
         step = -(-flight // overlap)
-    if inputs.kv_memory or inputs.kv_blocks:
+    if inputs.cache_given:
         assumed.pop("memory_fraction", None)
     limit, slots = known.get("request_limit"), known.get("window_slots")
     return Settings(

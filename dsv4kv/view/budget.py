@@ -8,12 +8,13 @@ from dsv4kv.budget.advice import Option
 from dsv4kv.budget.answer import (
     Answer,
     assumptions,
+    lack_sentence,
     limit_sentence,
     overfull,
     overhead_of,
     peak_lines,
 )
-from dsv4kv.budget.fit import within_limit
+from dsv4kv.budget.fit import lacking_bytes, within_limit
 from dsv4kv.budget.lookup import kv_heads
 from dsv4kv.budget.scenario import Scenario
 from dsv4kv.budget.sweep import Row
@@ -68,15 +69,16 @@ def budget_page(
     if host and host.refusal:
         useful = []
     answer: list[Part] = [_answer(found)]
-    if found.kv_copies > 1:
+    lacks = lacking_bytes(scenario, found.context)
+    if found.kv_copies > 1 and not lacks:
         answer.append(_copies_sentence(found, options))
     if "engine" in given:
         answer += _engine_lines(found, of_command=bool(command))
     facts = _facts(found, curve)
-    answer += [] if command else ["", facts]
+    answer += [] if command or lacks else ["", facts]
     if inputs.host_tier is None and (inputs.host_ratio or inputs.host_size):
         answer.append(Finding("warning", "--host-ratio and --host-size need a --host-tier"))
-    answer += command
+    answer += [] if lacks else command
     best = useful[0] if useful else None
     line = launch(best) if best or found.fits else ""
     if shown := useful[:_MAX_OPTIONS]:
@@ -121,8 +123,9 @@ def _answer(found: Answer) -> Finding:
     of = f"{scenario.config.name}, sized as {scenario.engine.name}"
     if not within_limit(scenario, found.concurrency):
         return Finding("bad", f"{load} do not run concurrently: {limit_sentence(scenario)}.")
-    if found.host and found.host.refusal:
-        return Finding("bad", found.host.refusal)
+    refusal = found.host.refusal if found.host else lack_sentence(scenario, found.context)
+    if refusal:
+        return Finding("bad", refusal)
     if found.refused and found.use.free >= 0:
         return Finding("bad", f"{scenario.engine.name} refuses to start, though {load} would fit.")
     if not found.fits:

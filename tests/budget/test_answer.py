@@ -5,8 +5,9 @@ import re
 import pytest
 
 from dsv4kv.budget.advice import advise
-from dsv4kv.budget.answer import answer, peak_lines
-from dsv4kv.errors import ConfigError
+from dsv4kv.budget.answer import answer, lack_sentence, peak_lines
+from dsv4kv.budget.fit import compare_layouts
+from dsv4kv.errors import ConfigError, DoesNotFit
 from tests.budget.questions import ask
 
 MILLION = 2**20
@@ -125,3 +126,29 @@ def test_a_part_of_the_memory_is_never_larger_than_its_whole(
             assert parts <= whole
             whole, parts = line.size_bytes, 0
     assert parts <= whole
+
+
+PRO = {"engine": "vllm:0.33", "model": "v4-pro", "gpus": "8"}
+
+
+@pytest.mark.parametrize("given", [{"kv_memory": "559GiB"}, {"kv_blocks": "1000000"}])
+def test_a_cache_that_a_gpu_has_no_memory_for_does_not_start(given: dict[str, str]) -> None:
+    found = answer(ask(**PRO, tp="8", **given))
+    assert not found.fits
+    assert (found.max_concurrency, found.log_lines) == (0, ())
+    told = lack_sentence(found.scenario, found.context)
+    assert told.startswith("v4-pro does not start on 8 × h200 (TP8): weights (102 GiB) and the KV")
+    assert not [option for option in advise(found.scenario, found.context, 1) if option.fits]
+    with pytest.raises(DoesNotFit, match="does not start on 1,024 × h200"):
+        answer(ask(kv_memory="559GiB"))
+
+
+def test_memory_for_kv_that_is_given_is_of_no_other_layout() -> None:
+    """13.38 GiB of TP2 DP4 EP8: replicas of one GPU have 15 GiB more weights each."""
+    found = answer(ask(**PRO, tp="2", context="1M", kv_memory="13.38GiB"))
+    options = advise(found.scenario, found.context, 1)
+    assert options[0].change == "--max-num-batched-tokens 2048"
+    assert not [option for option in options if "tp" in option.inputs]
+    assert compare_layouts(found.scenario) == [found.scenario]
+    without = answer(ask(**PRO, tp="8", context="1M"))
+    assert [each for each in advise(without.scenario, 2**20, 1) if "tp" in each.inputs]

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsv4kv.errors import PeerUnavailable
+from dsv4kv.errors import PeerUnavailable, VerificationError
 from dsv4kv.model.formats import EntryFormat
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.ops import reference, reference_codec
+from dsv4kv.ops.foreign import describe_raised
 from dsv4kv.ops.reference import QUERY
 from dsv4kv.ops.registry import ResolvedBackend
 from dsv4kv.ops.scenes import Arguments, Call, Scene, make_call, scenes_of
@@ -97,9 +98,10 @@ def check_scene(
     try:
         function(**found.arguments)
         found = found.to(_CPU)  # waits: what went wrong on a GPU shows here
+    except VerificationError as error:
+        return str(error)
     except Exception as error:
-        first_line = str(error).partition("\n")[0] or "no message"
-        return f"it raised {type(error).__name__}: {first_line}"
+        return "it raised " + describe_raised(error).partition("\n")[0]
     return next(_differences(scene, found, *expect(scene, seed)), None)
 
 
@@ -147,6 +149,13 @@ def _stored(scene: Scene, name: str, three: tuple[Any, Any, Any]) -> Iterator[st
             yield from _pages(one.store, other.store, was.store, leeway)
 
 
+def _reshaped(what: str, found: Tensor, expected: Tensor) -> Iterator[str]:
+    """A sentence if a tensor is no longer of the shape and type that it was passed with."""
+    now, was = (f"{list(t.shape)} of {str(t.dtype)[6:]}" for t in (found, expected))
+    if now != was:
+        yield f"it made {what} {now}, and {was} was passed: write into what is passed."
+
+
 def _elements(
     scene: Scene,
     argument: Argument,
@@ -155,6 +164,7 @@ def _elements(
     lengths: Tensor | None = None,
 ) -> Iterator[str]:
     """A sentence for each element of a tensor that is not close to the reference's."""
+    yield from _reshaped(repr(argument.name), found, expected)
     if found.is_floating_point() and found.numel() and bool(found.isnan().all()):
         yield "it left its output as it was: an operation writes into 'out' and returns nothing."
     if lengths is not None and scene.operation in ("gather_all", "index_scores"):
@@ -187,6 +197,8 @@ def _elements(
 
 def _queries(found: Arguments, expected: Arguments) -> Iterator[str]:
     """Codes and weights together, as a scale may be the next one."""
+    for name in ("out", "out_weights"):
+        yield from _reshaped(repr(name), found[name], expected[name])
     heads, dims = expected["out"].shape[1:]
     constant = expected["weights"].double() * (heads * dims) ** -0.5
     ratios, right = (each["out_weights"].double() / constant for each in (found, expected))
@@ -211,6 +223,7 @@ def _queries(found: Arguments, expected: Arguments) -> Iterator[str]:
 
 def _pages(found: PageStore, expected: PageStore, old: PageStore, leeway: Leeway) -> Iterator[str]:
     layout = found.layout
+    yield from _reshaped("pages", found.pages, expected.pages)
     wrong = found.pages != expected.pages
     for page in wrong.any(dim=1).nonzero().flatten().tolist():
         for row in range(layout.entries):

@@ -59,12 +59,12 @@ def find_function(
         module, _, function = place.partition(":")
         try:
             found = getattr(import_module(module), function, None)
-        except Exception as error:
+        except BaseException as error:
             if _is_missing(module, error):
                 continue
             raise PeerUnavailable(
                 f"backend {peer}: {package} {version_of(package) or 'as installed'} cannot be "
-                f"imported here ({type(error).__name__}: {error})."
+                f"imported here ({describe_raised(error)})."
             ) from error
         if callable(found):
             return found, distribution
@@ -80,6 +80,17 @@ def version_of(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def describe_raised(error: BaseException) -> str:
+    """Type and message of what foreign code raised, SystemExit too; Ctrl-C is raised again."""
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    try:
+        message = str(error)
+    except BaseException as second:
+        message = f"its message cannot be read: {type(second).__name__}"
+    return f"{type(error).__name__}: {message or 'no message'}"
 
 
 def load_foreign(name: str) -> Foreign | None:
@@ -105,9 +116,9 @@ def _load(name: str) -> Foreign | None:
     if isinstance(target, type):
         try:
             target = target()
-        except Exception as error:
+        except BaseException as error:
             raise ConfigError(
-                f"{target.__name__}() failed ({type(error).__name__}: {error}): a class is made "
+                f"{target.__name__}() failed ({describe_raised(error)}): a class is made "
                 "without arguments."
             ) from error
     operations = _operations(name, target, operation if equals else None)
@@ -155,7 +166,7 @@ def _import(module: str, attribute: str) -> Any:
         return _get(import_module(module), attribute)
     except ConfigError:
         raise
-    except Exception as error:
+    except BaseException as error:
         if not _is_missing(module, error):
             raise _failed(module, error) from error
         file = module.replace(".", "/") + ".py"
@@ -165,7 +176,7 @@ def _import(module: str, attribute: str) -> Any:
         ) from None
 
 
-def _is_missing(module: str, error: Exception) -> bool:
+def _is_missing(module: str, error: BaseException) -> bool:
     """Whether importing failed because there is no such module, and not inside of it."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return False
@@ -185,14 +196,14 @@ def _load_file(path: Path) -> Any:
     module = sys.modules[spec.name] = module_from_spec(spec)  # where dataclasses look for it
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except BaseException as error:
         del sys.modules[spec.name]
         raise _failed(path.name, error) from error
     return module
 
 
-def _failed(module: str, error: Exception) -> ConfigError:
-    return ConfigError(f"importing {module} failed ({type(error).__name__}: {error}).")
+def _failed(module: str, error: BaseException) -> ConfigError:
+    return ConfigError(f"importing {module} failed ({describe_raised(error)}).")
 
 
 def _get(target: Any, path: str) -> Any:

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from dsv4kv.choices import BACKENDS, PEERS, choose, listed
-from dsv4kv.errors import ConfigError
-from dsv4kv.ops.foreign import GROUP, Function, load_foreign
+from dsv4kv.errors import ConfigError, VerificationError
+from dsv4kv.ops.foreign import GROUP, Function, describe_raised, load_foreign
 from dsv4kv.ops.spec import OPERATIONS, Backend, Choice, write_in_turn
 from dsv4kv.ops.storage import Entries, PageStore
 
@@ -93,6 +93,11 @@ def _call(
     stores = (each.store if isinstance(each, Entries) else each for each in arguments.values())
     held = {each.layout.format.name for each in stores if isinstance(each, PageStore)}
     if formats is None or held <= set(formats):
-        function(*(arguments[each] for each in OPERATIONS[name].names))
+        try:
+            function(*(arguments[each] for each in OPERATIONS[name].names))
+        except Exception:
+            raise
+        except BaseException as error:  # SystemExit would end this program as if all was well
+            raise VerificationError(f"{name} raised {describe_raised(error)}") from error
     else:
         other(**arguments)

@@ -63,6 +63,15 @@ def test_a_wrong_backend_is_not_timed() -> None:
     assert "Nothing was timed." in done.stderr
 
 
+def test_a_backend_that_ends_the_program_is_a_failure_of_its_own() -> None:
+    Path("leaves.py").write_text(
+        MINE.replace("    cpu.gather", "    raise SystemExit(0)\n    cpu.gather")
+    )
+    done = run("gather_topk", "--backend", "leaves.py:gather_topk", *SMALL)
+    assert done.exit_code == 6
+    assert "gather_topk raised SystemExit: 0\n" in done.stderr
+
+
 def test_a_backend_without_a_case_here_is_not_taken_for_right() -> None:
     bench = OperationBench("gather_topk", ["backend=mine.py:gather_topk"], 1.0)
     bench.resolved = replace(bench.resolved, formats=())

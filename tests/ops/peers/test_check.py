@@ -45,6 +45,12 @@ WRONG = {
     "gather_all=writes_behind_its_output": (CSA, "it wrote memory after its arguments."),
     "gather_all=cleans_a_page": (CSA, "entry 32 (page 1, row 0) was written, and should not "),
     "gather_all=raises": (CSA, "it raised RuntimeError: invalid device function"),
+    "gather_all=ends_the_program": (CSA, "gather_all raised SystemExit: 0"),
+    "gather_all=raises_what_cannot_be_read": (
+        CSA,
+        "raised Unreadable: its message cannot be read",
+    ),
+    "gather_all=empties_its_output": (CSA, "it made 'out' [0] of bfloat16, and [3, "),
     "gather_window=newest_first": (RING, "request 0, row 0, channel 0 is 0, and the reference "),
     "entry_insert=writes_a_neighbour": (CSA, " was written, and should not be."),
     "entry_insert=writes_for_minus_one": (CSA, " was written, and should not be."),

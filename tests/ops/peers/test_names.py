@@ -122,6 +122,9 @@ REFUSALS = {
         "Needy() failed (TypeError: Needy.__init__() missing 1 required positional argument: "
         "'size'): a class is made without arguments."
     ),
+    "mine:Leaves": "Leaves() failed (SystemExit: 0): a class is made without arguments.",
+    "leaves:x": "importing leaves failed (SystemExit: 0).",
+    "leaves.py:x": "importing leaves.py failed (SystemExit: 0).",
     "mine:typo": (
         "its formats are ('fp8_ds_mlb',): a tuple of names out of bf16, fp4, fp4_interleaved, "
         "fp8, fp8_ds_mla, fp8_group32, fp8_group32_interleaved, mxfp4 is needed."
@@ -140,7 +143,12 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_what_cannot_be_loaded_is_refused_in_a_sentence(name: str, write_module: Write) -> None:
+def test_what_cannot_be_loaded_is_refused_in_a_sentence(
+    name: str, write_module: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("leaves.py").write_text("raise SystemExit(0)")
+    write_module("leaves", "raise SystemExit(0)")
     write_module("broken", "import absent_too")
     write_module("syntax", "def def")
     write_module(
@@ -150,6 +158,8 @@ def test_what_cannot_be_loaded_is_refused_in_a_sentence(name: str, write_module:
         "def page_copy(store): pass\n"
         "class Needy:\n"
         "    def __init__(self, size): pass\n"
+        "class Leaves:\n"
+        "    def __init__(self): raise SystemExit(0)\n"
         "def typo(store, table, slots, lengths, out): pass\n"
         "typo.formats = ('fp8_ds_mlb',)\n",
     )

@@ -192,6 +192,6 @@ class TransferConfig(Section):
     rounds: Annotated[int, Field(ge=6)] = 15
     """How often the request is read to be timed."""
     timeout_s: SecondsAboveZero = 60.0
-    """Longest time without an answer, in seconds."""
+    """Longest time without an answer, in seconds; the first may take 30 s more."""
     seed: NonNegative = 0
     """Seed of all data."""

@@ -39,7 +39,7 @@ from dsv4kv.model.schema import choose_formats
 from dsv4kv.processes import Child, python, with_package
 from dsv4kv.runs.statistics import Estimate, divide, summarize
 
-_STARTED_S = 120.0
+_START_S = 30.0  # to import torch and to fill the pools, whatever timeout_s is
 _DESCRIPTORS, _SMALL, _LARGE = 512, 1_728, 37_440  # pages of HCA and CSA entries in engines
 
 
@@ -82,7 +82,7 @@ class Prefill:
         """Let it build its cache; raises what it raises, or ``StoreUnavailable``."""
         self._pipe, self._timeout_s = pipe, config.timeout_s
         self.send(config)
-        places = self.receive(max(_STARTED_S, config.timeout_s))
+        places = self.receive(_START_S)
         memory = memoryview(mmap(file.fileno(), 0))
         self.regions = [memory[place] for place in places]
 
@@ -93,13 +93,17 @@ class Prefill:
         except ConnectionError:
             raise self._gone() from None
 
-    def receive(self, timeout_s: float | None = None) -> Any:
-        """What it sends next; raises its errors, and ``StoreUnavailable`` where it is gone."""
-        timeout_s = timeout_s or self._timeout_s
+    def receive(self, start_s: float = 0.0) -> Any:
+        """What it sends next; raises its errors, and ``StoreUnavailable`` where it is gone.
+
+        ``start_s``: seconds that it may take beyond timeout_s, as it starts.
+        """
         try:
-            if not self._pipe.poll(timeout_s):
+            if not self._pipe.poll(self._timeout_s + start_s):
+                limit = f"timeout_s, {self._timeout_s:g} s"
+                limit += f", and {start_s:g} s for its start" if start_s else ""
                 raise StoreUnavailable(
-                    f"the prefill process did not answer within {timeout_s:g} s: raise timeout_s."
+                    f"the prefill process did not answer within {limit}: raise timeout_s."
                 )
             found = self._pipe.recv()
         except (EOFError, ConnectionError):

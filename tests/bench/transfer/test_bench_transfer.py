@@ -197,7 +197,17 @@ def test_a_prefill_side_that_dies_or_stops_leaves_the_decode_side_whole(
                     child.signal(stop)
                 yield event
 
-        with pytest.raises(StoreUnavailable, match=r"ended in the middle|within 3 s"):
+        with pytest.raises(StoreUnavailable, match=r"ended in the middle|within timeout_s, 3 s: "):
             receive_layers(side.memory, events(), prefill.regions)
     manager = side.memory.manager
     assert (manager.num_free_slots, manager.num_held_blocks) == (1, 0)
+
+
+def test_a_prefill_side_that_stops_while_it_starts_is_waited_for_as_long_as_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dsv4kv.bench.transfer.run._START_S", 0.5)
+    ours, theirs = Pipe()
+    limit = r"within timeout_s, 0\.25 s, and 0\.5 s for its start: raise timeout_s"
+    with ours, theirs, shared_file() as file, pytest.raises(StoreUnavailable, match=limit):
+        Prefill(config("timeout_s=0.25"), ours, file)

@@ -8,7 +8,7 @@ from dsv4kv.runs.schema import Case, GpuFacts, Operation
 from dsv4kv.runs.statistics import Estimate, divide, estimate_rate, summarize
 from dsv4kv.view.bench import checked, is_known, roof
 from dsv4kv.view.facts import cases_equal
-from dsv4kv.view.quantity import format_quantity, quantity
+from dsv4kv.view.quantity import format_number, format_quantity, quantity
 from dsv4kv.view.table import Finding, Page, Part, Read, Table, Text
 from dsv4kv.view.telemetry import is_busy
 
@@ -66,15 +66,14 @@ def op_page(
     if not rows:
         return Page(name, [Finding("warning", f"{name}: nothing was timed: raise --seconds.")])
     busy = any(is_busy(each.case) for each in rows)
-    answer: list[Part] = [cases_equal(name, backend, cases)]
+    compared = sorted((row for row in rows if row.speed), key=_speed)
+    answer: list[Part] = (
+        [_verdict(name, backend, compared, timed[0][-1].backend, busy=busy)] if compared else []
+    )
+    answer.append(cases_equal(name, backend, cases))
     if busy:
         answer.append(Finding("warning", "other processes were busy: times are marked !"))
-    compared = [each for each in rows if each.speed]
-    first = compared[0] if compared else rows[0]
-    if len(compared) == 1 and first.speed and is_known(first.speed) and not busy:
-        words = f"{format_quantity(first.speed)} times as fast as {timed[0][-1].backend}"
-        answer.append(Text(f"{name} of {backend} is {words}.", "strong"))
-    copy = q.yardsticks(first.case)[0]
+    copy = q.yardsticks((compared or rows)[0].case)[0]
     columns: list[tuple[str, Read]] = [
         ("backend", lambda row: row.case.backend),
         ("layers", lambda row: row.operation.layer_type),
@@ -82,6 +81,7 @@ def op_page(
         ("top-k", lambda row: quantity(row.case.axis["topk"])),
         ("context", lambda row: quantity(row.case.axis["context"])),
         ("median µs", lambda row: checked(row.time, 1e-3, busy=busy)),
+        *([("speedup", lambda row: checked(row.speed, busy=busy))] if compared else []),
         ("GB/s", lambda row: checked(row.rate, busy=busy)),
         (f"% of {copy.name}", lambda row: checked(row.copy_share, 100, busy=busy)),
     ]
@@ -90,12 +90,40 @@ def op_page(
             ("bound by", lambda row: roof(row.operation, row.copy, gpu)[0]),
             ("% of roof", lambda row: roof(row.operation, row.copy, gpu)[1]),
         ]
-    if compared:
-        columns.append(("speedup", lambda row: checked(row.speed, busy=busy)))
-    else:
+    if not compared:
         del columns[0]
     note = f"{copy.name} {format_quantity(copy.rate)} GB/s"
     return Page(name, [*answer, "", Table(name, columns, rows, note=note, keys=2)])
+
+
+def _speed(row: _Row) -> float:
+    return row.speed.value if row.speed else 0.0
+
+
+def _verdict(name: str, backend: str, compared: Sequence[_Row], own: str, *, busy: bool) -> Part:
+    """How much faster or slower than our own, from the slowest row to the fastest."""
+    speeds = [speed for row in (compared[0], compared[-1]) if (speed := row.speed)]
+    ratios = [divide(Estimate(1.0, 0.0), each) if each.value < 1 else each for each in speeds]
+    known = [is_known(each) and _low(each) > 1 for each in ratios]
+    exact = len(compared) == 1 and all(known) and not busy
+    texts = [format_quantity(each) if exact else format_number(each.value) for each in ratios]
+    words = ["slower" if each.value < 1 else "faster" for each in speeds]
+    if texts[0] == texts[1] and words[0] == words[1]:
+        said = f"{texts[0]} times {words[0]}"
+    elif words[0] == words[1]:
+        low, high = sorted(zip((each.value for each in ratios), texts, strict=True))
+        said = f"{low[1]} to {high[1]} times {words[0]}"
+    else:
+        said = f"{texts[0]} times {words[0]} to {texts[1]} times {words[1]}"
+    sentence = f"{name} of {backend} is {said} than {own}"
+    if busy or not all(known):
+        return Finding("warning", sentence + ", its interval unknown" * (not all(known)))
+    return Text(f"{sentence}.", "strong")
+
+
+def _low(ratio: Estimate) -> float:
+    """The lower end of a known interval."""
+    return ratio.value - (ratio.arms[0] if ratio.arms else ratio.half_width or 0.0)
 
 
 def op_values(name: str, cases: int, timed: Sequence[Sequence[Case]]) -> dict[str, Any]:

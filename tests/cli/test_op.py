@@ -14,7 +14,12 @@ from dsv4kv.cli import app
 from dsv4kv.errors import PeerUnavailable
 from dsv4kv.model.formats import entry_format
 from dsv4kv.ops.spec import gather_topk_bytes
+from dsv4kv.runs.assemble import make_case
+from dsv4kv.runs.schema import Case, Memcpy
+from dsv4kv.view.op import op_page
 from tests.gpu_twin import FEW_REPLAYS
+from tests.runs.records import make_operation
+from tests.view.terminal import shown
 
 MINE = """
 from dsv4kv.ops import cpu
@@ -47,12 +52,64 @@ def test_a_backend_is_checked_in_sight_and_timed_next_to_ours() -> None:
     done = run("gather_topk", "--backend", "mine.py:gather_topk", *SMALL)
     assert done.exit_code == 0, done.output
     checked = r"✓ \d+ cases equal the reference: gather_topk of mine\.py:gather_topk\n"
-    assert re.match(checked, done.stdout)
+    answer, right = done.stdout.splitlines(keepends=True)[:2]
+    ratio = r"(! )?gather_topk of mine\.py:gather_topk is \d.* times (slow|fast)er than cpu"
+    assert re.match(ratio, answer)
+    assert re.match(checked, right)
     row = re.compile(r"^(mine\.py:gather_topk|cpu) +csa +2 +512 +1,024", re.MULTILINE)
     rows = row.findall(done.stdout)
     assert rows == ["mine.py:gather_topk", "cpu"]
     assert not list(Path("results").glob("*"))
     assert "gather_topk: timing 2 requests of 1,024 tokens, 1.5 s\n" in done.stderr
+
+
+def _timed(mine_ns: float, calls: int = 100) -> list[Case]:
+    """A backend's case and our own, which takes 10,000 ns a call."""
+    return [
+        make_case(
+            axis={"batch": 8, "topk": 512, "context": 8192},
+            config={},
+            backend=backend,
+            memcpy=Memcpy(bytes=2**20, samples_ns=[10**5] * 9),
+            operations=[
+                make_operation().model_copy(
+                    update={
+                        "samples_ns": [round(ns) + i % 3 for i in range(calls)],
+                        **{name: [9**5] * calls for name in ("entries", "bytes")},
+                    }
+                )
+            ],
+        )
+        for backend, ns in (("mine.py:gather_topk", mine_ns), ("cpu", 10_000.0))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("timed", "answer"),
+    [
+        ([_timed(170_000)], "gather_topk of mine is 17.0 times slower than cpu."),
+        ([_timed(8_000)], "gather_topk of mine is 1.25 times faster than cpu."),
+        (
+            [_timed(170_000, 3)],
+            "! gather_topk of mine is 17.0 times slower than cpu, its interval unknown",
+        ),
+        (
+            [_timed(8_000), _timed(20_000)],
+            "gather_topk of mine is 2.00 times slower to 1.25 times faster than cpu.",
+        ),
+        (
+            [_timed(20_000), _timed(40_000)],
+            "gather_topk of mine is 2.00 to 4.00 times slower than cpu.",
+        ),
+    ],
+)
+def test_the_first_line_says_how_much_faster_or_slower(
+    timed: list[list[Case]], answer: str
+) -> None:
+    lines = shown(*op_page("gather_topk", "mine", 4, timed).answer).splitlines()
+    assert lines[0] == answer
+    table = next(line for line in lines if "speedup" in line)
+    assert "context" in table
 
 
 def test_a_wrong_backend_is_not_timed() -> None:

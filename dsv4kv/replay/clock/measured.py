@@ -4,6 +4,7 @@ Files that lack some fields are read as far as possible. With ``--output-details
 ``--save-detailed`` (vLLM) they have every request.
 """
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,14 +51,16 @@ def read_results(paths: Sequence[Path]) -> list[Measured]:
     found = [run for path in paths for run in read_runs(path)]
     if not found:
         raise RecordError("no run of a benchmark is in these files: give results of one.")
-    for place, (name, document) in enumerate(found):
-        for earlier, other in found[:place]:
-            if document == other:
-                raise RecordError(
-                    f"{name} is the same run as {earlier}, and one that is there twice would "
-                    "vouch for itself: give every run once."
-                )
-    return [_read_run(*each) for each in found]
+    runs, seen = list[Measured](), dict[str, str]()
+    for name, document in found:
+        runs.append(_read_run(name, document))
+        if (text := json.dumps(document, sort_keys=True)) in seen:
+            raise RecordError(
+                f"{name} is the same run as {seen[text]}, and one that is there twice would "
+                "vouch for itself: give every run once."
+            )
+        seen[text] = name
+    return runs
 
 
 def read_runs(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -65,7 +68,7 @@ def read_runs(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         text = read_document(path).decode()
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", error)
+        why = getattr(error, "strerror", "it is not UTF-8 text: unpack it if it is compressed")
         raise RecordError(f"{path} cannot be read ({why}); {_WANTED}") from error
     try:
         documents = [parse_json(text)]

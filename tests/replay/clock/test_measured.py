@@ -1,5 +1,6 @@
 """Result files of the engines' benchmarks, whole and lacking fields."""
 
+import gzip
 import json
 import math
 from pathlib import Path
@@ -152,6 +153,21 @@ def test_the_longest_lengths_are_drawn(tmp_path: Path) -> None:
 def test_a_run_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"jsonl:3 is the same run as result\.jsonl:1"):
         read(tmp_path, SGLANG, VLLM, SGLANG)
+
+
+def test_a_trace_is_refused_by_its_first_line(tmp_path: Path) -> None:
+    """Before lines are compared with each other, here the second with the first."""
+    line = '{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}\n'
+    (tmp_path / "trace.jsonl").write_text(line * 2)
+    with pytest.raises(RecordError, match=r"jsonl:1 has no completed and no duration; give what"):
+        read_results([tmp_path / "trace.jsonl"])
+
+
+def test_a_compressed_result_is_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "result.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(SGLANG).encode()))
+    with pytest.raises(RecordError, match=r"not UTF-8 text: unpack it if it is compressed\)"):
+        read_results([path])
 
 
 def test_more_tokens_a_step_than_the_server_drafts_are_refused(tmp_path: Path) -> None:

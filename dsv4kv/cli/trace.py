@@ -151,13 +151,13 @@ def info(
         path = traces.resolve_trace(source)
         name = traces.detect_format(path) if trace_format == "auto" else trace_format
         stores = traces.is_stores_only(path)
-        about |= {"format": name, "sha256": traces.trace_sha256(path)}
         options = _read_options(given, stores=stores)
         with _watched_reading(f"reading {source}") as watch:
             batches = traces.read_batches(path, name, replace(options, watch=watch))
             summary = traces.summarize_batches(
                 batches, lambda number: place_of(number, path, name, options)
             )
+        about |= {"format": name, "sha256": traces.trace_sha256(path)}
     about |= asdict(summary)
     about |= {"stores_only": True} if stores else {"hit_share": summary.hit_share}
     parts = [f"{source} ({name})", *describe_trace(summary, stores=stores), *breaks]

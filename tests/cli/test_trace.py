@@ -55,6 +55,17 @@ def test_info_prints_a_name_with_brackets_as_it_is() -> None:
     assert run("info", "[red]a.csv").output.startswith("[red]a.csv (azure)\n")
 
 
+def test_info_refuses_a_second_line_without_end_before_the_digest_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hashlib.file_digest", None)
+    with Path("sparse.jsonl").open("w") as file:
+        file.write('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1]}\n')
+        file.truncate(2**34)
+    result = CliRunner().invoke(command.app, ["info", "sparse.jsonl"])
+    assert "sparse.jsonl:2: the line is longer than 64 MiB" in str(result.exception)
+
+
 def test_convert_takes_the_part_asked_for_and_keeps_its_times() -> None:
     run("convert", "azure.csv", "own.jsonl.gz", "--skip", "1", "--limit", "1")
     assert list(read_trace("own.jsonl.gz")) == list(read_trace("azure.csv"))[1:2]

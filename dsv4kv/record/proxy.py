@@ -33,7 +33,7 @@ from aiohttp import (
     web,
 )
 from aiohttp.connector import Connection
-from aiohttp.http import HttpVersion11, RawRequestMessage
+from aiohttp.http import HttpVersion10, HttpVersion11, RawRequestMessage
 from yarl import URL
 
 from dsv4kv.errors import ConfigError, TraceError
@@ -71,6 +71,7 @@ _WAITING = 1_024
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # aiohttp sends none of these
 _ELSEWHERE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 _MOST_PROMISES = 100  # 1xx before an answer
+_VERSIONS = (HttpVersion10, HttpVersion11)
 _NOT_PLAIN = "a request that is not plain HTTP/1.1"
 _OWN_DESCRIPTORS = 64  # the recording's and the other sources'
 _LEAST_DESCRIPTORS = 128
@@ -120,10 +121,20 @@ class _Answer(web.StreamResponse):
     said: frozenset[str] = frozenset()
     _send_headers_immediately = False  # but together with the first part of the body
 
-    async def _prepare_headers(self) -> None:
-        await super()._prepare_headers()
-        for name in {"content-type", "date", "server"} - self.said:  # aiohttp adds them
-            self.headers.pop(name, None)
+
+class _Request(web.BaseRequest):
+    """A client's request; ``spoken``: its version, where another cannot be answered in it."""
+
+    def __init__(self, message: RawRequestMessage, *rest: Any) -> None:
+        self.spoken = message.version
+        known = self.spoken if self.spoken in _VERSIONS else HttpVersion10
+        more: list[Any] = [*rest, asyncio.get_running_loop()]
+        super().__init__(message._replace(version=known), *more)
+
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        added = {"content-type", "date", "server"}  # by aiohttp
+        for name in added - response.said if isinstance(response, _Answer) else {"server"}:
+            response.headers.pop(name, None)
 
 
 class _FromServer(ClientResponse):
@@ -295,7 +306,7 @@ class Proxy:
         asyncio.run(self._listen(stop))
 
     async def _listen(self, stop: Stop) -> None:
-        clients = web.Server(self._serve, handler_cancellation=True)
+        clients = web.Server(self._serve, request_factory=_Request, handler_cancellation=True)
         runner = web.ServerRunner(clients, shutdown_timeout=_FINISH_S)
         await runner.setup()
         opened = _Open(self._limit)
@@ -393,6 +404,9 @@ class Proxy:
 
     async def _pass(self, exchange: _Exchange) -> web.StreamResponse:
         request = exchange.request
+        assert isinstance(request, _Request)
+        if request.spoken not in _VERSIONS:
+            raise _Fault(_NOT_PLAIN)
         target = _target(request)
         if expected := request.headers.get("Expect", ""):
             await _expect(request, expected)
@@ -413,7 +427,8 @@ class Proxy:
         )
         try:
             answer = exchange.answer = await asked
-            if answer.status == 101:
+            if answer.status == 101 or answer.version not in _VERSIONS:
+                answer.close()
                 raise ClientError("it was asked for no other protocol")
         except (ClientError, OSError):
             if exchange.fault:

@@ -112,6 +112,33 @@ def test_a_client_of_http_1_0_gets_content_without_chunks(tmp_path: Path) -> Non
     assert got == b"HTTP/1.0 200 OK\r\n\r\nabcde"
 
 
+@pytest.mark.parametrize("version", ["0.9", "2.0", ""])
+def test_a_request_of_another_version_is_refused(version: str, tmp_path: Path) -> None:
+    line = f"GET / HTTP/{version}" if version else "GET /"
+    through = Through(tmp_path, answering(OK), asking(line.encode() + b"\r\nHost: a\r\n\r\n"))
+    assert through.got.startswith(b"HTTP/1.0 400 Bad Request\r\n")
+    assert through.got.endswith(b"\r\n\r\ndsv4kv record: a request that is not plain HTTP/1.1.\n")
+    assert through.connections == 0
+
+
+@pytest.mark.parametrize("version", ["0.9", "2.0"])
+def test_an_answer_of_another_version_is_not_passed_on(version: str, tmp_path: Path) -> None:
+    answer = OK.replace(b"/1.1", f"/{version}".encode()) + b"ab"
+    got = Through(tmp_path, answering(answer), asking(LAST)).got
+    assert got.startswith(b"HTTP/1.1 502 Bad Gateway\r\n")
+    assert b"its answer is no HTTP" in got
+
+
+@pytest.mark.parametrize(
+    "raw", [GET.replace(b"GET", b"CONNECT"), b"GET / HTTP/1.1\r\n:a\r\n\r\n", LAST]
+)
+def test_the_proxys_own_answers_name_no_software(raw: bytes, tmp_path: Path) -> None:
+    got = Through(tmp_path, answering(b"no HTTP\r\n\r\n"), asking(raw)).got
+    assert b"dsv4kv record: " in got
+    assert b"aiohttp" not in got
+    assert b"\r\nServer:" not in got
+
+
 def test_answers_that_only_promise_are_left_out(tmp_path: Path) -> None:
     early = b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n"
     got = Through(tmp_path, answering(early + CHUNKS), asking(LAST)).got

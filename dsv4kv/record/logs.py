@@ -258,7 +258,7 @@ _POLL_S = 0.3
 _MOST_BYTES = 2**26  # of a line; a longer one is about no request, and left out
 _LONGEST_LINE = 2**30  # of what is a log at all
 _PACKED = 100  # bytes of one on disk at most: logs have about 10
-_SPARED_BYTES = 2**24  # of which that is not asked
+_SPARED_BYTES = 2**24  # that a small log may have in any case
 _LINE_BYTES = 2**6  # that any line counts: a thousand empty ones take one byte
 
 

@@ -211,7 +211,7 @@ def _bounded(text: str) -> str:
     if len(text) > MOST_CHARACTERS:
         raise Defect(
             f"a prompt or an answer has {len(text):,} characters, more than the "
-            f"{MOST_CHARACTERS:,} that are tokenized at once"
+            f"{MOST_CHARACTERS:,} that a text may have"
         )
     return whole_text(text)
 

@@ -5,7 +5,6 @@ They are read event by event: as objects, a million events take gigabytes.
 
 import io
 import json
-import os
 import re
 import zlib
 from array import array
@@ -65,7 +64,7 @@ class ChromeFile:
         self.path = path
         self.around = ""
         self.broken = 0
-        self._left = 0
+        self._characters = 0
 
     def __iter__(self) -> Iterator[Event]:
         try:
@@ -76,7 +75,7 @@ class ChromeFile:
                 ".json.gz."
             ) from None
         with raw, io.TextIOWrapper(unpack(raw), encoding="utf-8-sig", errors="replace") as file:
-            self._left = _PACKED * os.fstat(raw.fileno()).st_size + _LONGEST
+            self._raw, self._characters = raw, 0
             try:
                 yield from self._events(file, self._skip_head(file))
             except (RecursionError, ValueError) as error:
@@ -131,8 +130,8 @@ class ChromeFile:
 
     def _read(self, file: TextIO, characters: int = _CHUNK) -> str:
         chunk = file.read(characters)
-        self._left -= len(chunk)
-        if self._left < 0:
+        self._characters += len(chunk)
+        if self._characters > _PACKED * self._raw.tell() + _LONGEST:  # of what is read so far
             raise ProfileError(
                 f"{self.path} unpacks to over {_PACKED} times its size: no trace does."
             )

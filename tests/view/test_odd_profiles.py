@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dsv4kv.errors import ProfileError
+from dsv4kv.profile import kineto
 from dsv4kv.profile.read import load_profile
 from dsv4kv.view.profile import profile_page
 from tests.profile.exports import two_replays
@@ -122,6 +123,18 @@ def test_a_trace_that_unpacks_without_end_is_refused(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (1 << 26)))
     with pytest.raises(ProfileError, match="unpacks to over 100 times its size"):
         load_profile(path, "step")
+
+
+def test_a_trace_is_refused_before_most_of_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kineto, "_LONGEST", 1 << 20)
+    path, event = tmp_path / "t.json.gz", b'{"ph":"X","name":"k","cat":"kernel","ts":1,"dur":1},'
+    path.write_bytes(gzip.compress(b'{"traceEvents":[' + event * 400_000 + b"{}]}", 1))
+    taken: list[object] = []
+    with pytest.raises(ProfileError, match="unpacks to over 100 times its size"):
+        taken.extend(kineto.ChromeFile(path))
+    assert 0 < len(taken) < 100_000
 
 
 def test_what_is_not_odd_is_told(tmp_path: Path) -> None:

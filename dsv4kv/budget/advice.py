@@ -34,7 +34,7 @@ class Option:
     Attributes:
         inputs: What it replaces of ``Inputs``.
         freed_bytes: Bytes it frees on the tightest GPU.
-        concurrency: Requests of the same context that fit with it concurrently.
+        concurrency: Requests of the context that fit with it concurrently.
         fits: Whether what was asked fits with it.
         scenario: The deployment with it.
     """
@@ -88,7 +88,8 @@ def advise(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Op
     if tokens := max_context(scenario, concurrency):
         change, reason = f"--context {tokens}", "shorter requests"
         less = {"context": tokens}
-        options.append(Option(change, reason, -free, concurrency, True, scenario, less))
+        held = max_concurrency(scenario, tokens)
+        options.append(Option(change, reason, -free, held, True, scenario, less))
     enough = [each for each in options if each.fits]
     return enough + [each for each in by_gain if not each.fits]
 

@@ -117,11 +117,11 @@ def transient_bytes(scenario: Scenario, context_tokens: int) -> int:
     return logits
 
 
-def fits(scenario: Scenario, context_tokens: int, concurrency: int) -> bool:
-    """Whether every rank holds its part, and the engine runs that many concurrently."""
+def fits(scenario: Scenario, context_tokens: int, concurrency: int, less: int = 0) -> bool:
+    """Whether every rank holds its part in ``less`` memory, and the engine runs so many."""
     return (
         within_limit(scenario, concurrency)
-        and tightest_free_bytes(scenario, context_tokens, concurrency) >= 0
+        and tightest_free_bytes(scenario, context_tokens, concurrency) >= less
         and not lacking_bytes(scenario, context_tokens)
     )
 
@@ -143,16 +143,16 @@ def within_limit(scenario: Scenario, concurrency: int) -> bool:
     return limit is None or ceil(concurrency / scenario.layout.dp) <= limit
 
 
-def max_concurrency(scenario: Scenario, context_tokens: int) -> int:
+def max_concurrency(scenario: Scenario, context_tokens: int, less: int = 0) -> int:
     """Max concurrent requests of a context, over all replicas; 0 where not one fits."""
     replicas = scenario.layout.dp
-    return replicas * _largest(lambda n: fits(scenario, context_tokens, n * replicas))
+    return replicas * _largest(lambda n: fits(scenario, context_tokens, n * replicas, less))
 
 
-def max_context(scenario: Scenario, concurrency: int) -> int:
+def max_context(scenario: Scenario, concurrency: int, less: int = 0) -> int:
     """Longest context of the concurrent requests, at most the model's own; 0 where none fits."""
     most = scenario.config.max_context_tokens
-    return _largest(lambda tokens: fits(scenario, tokens, concurrency), most)
+    return _largest(lambda tokens: fits(scenario, tokens, concurrency, less), most)
 
 
 def fewest_gpus(

@@ -22,13 +22,13 @@ _NAMES = {
     "v4-pro": "deepseek-ai/DeepSeek-V4-Pro",
     "v4.1-flash": "deepseek-ai/DeepSeek-V4.1-Flash",
 }
-_OURS = {
+OURS = {
     *("engine", "gpu", "hbm", "weights", "weight_bytes_per_param", "reserve", "concurrency"),
     "host_memory",
 }
 """Inputs that no launch command says."""
 _WRITTEN = {
-    *_OURS, "model", "checkpoint", "gpus", "tp", "dp", "pp", "ep", "draft_layers", "draft_tokens",
+    *OURS, "model", "checkpoint", "gpus", "tp", "dp", "pp", "ep", "draft_layers", "draft_tokens",
 }  # fmt: skip
 """Those, and what ``launch_command`` writes."""
 
@@ -77,7 +77,7 @@ def launch_line(scenario: Scenario, context_tokens: int, requests: int) -> str:
         line = " ".join([*variables, line, *flags])
         read = read_command(line).texts
         texts = {name.replace("-", "_"): READERS[name](text) for name, text in read.items()}
-        ours = {name: getattr(inputs, name) for name in _OURS}
+        ours = {name: getattr(inputs, name) for name in OURS}
         again, *others = resolve(replace(Inputs(**texts), **ours))
     except (ConfigError, KeyError):
         return ""

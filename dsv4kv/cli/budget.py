@@ -294,17 +294,23 @@ def size(texts: dict[str, str], command: "tuple[Reading, dict[str, str]] | None"
         return values | ({"command": command_document(command[0], costs)} if command else {})
 
     def page() -> "Page":
-        launch = partial(_write_launch, found, texts)
+        launch = partial(_write_launch, found, texts, command[0].texts if command else {})
         lines = view_command(command[0], costs, found.use.memory) if command else ()
         return budget_page(found, options, contexts, given=texts, launch=launch, command=lines)
 
     return Found(document, page, found.fits)
 
 
-def _write_launch(found: "Answer", texts: dict[str, str], option: "Option | None") -> str:
-    from dsv4kv.budget.launch_line import launch_line
+def _write_launch(
+    found: "Answer", texts: dict[str, str], read: Mapping[str, str], option: "Option | None"
+) -> str:
+    """The command of an option; of none the answer's own, if it is another than was read."""
+    from dsv4kv.budget.launch_line import OURS, launch_line
 
+    changed = {name for name, text in texts.items() if read.get(name) != text}
     line = ""
+    if option is None and read and {name.replace("-", "_") for name in changed} <= OURS:
+        return line
     if not found.scenario.engine.own:
         scenario = option.scenario if option else found.scenario
         requests = option.concurrency if option else found.max_concurrency

@@ -14,7 +14,7 @@ from dsv4kv.budget.answer import (
     overhead_of,
     peak_lines,
 )
-from dsv4kv.budget.fit import lacking_bytes, within_limit
+from dsv4kv.budget.fit import lacking_bytes, max_concurrency, max_context, within_limit
 from dsv4kv.budget.lookup import kv_heads
 from dsv4kv.budget.scenario import Scenario
 from dsv4kv.budget.sweep import Row
@@ -137,19 +137,33 @@ def _answer(found: Answer) -> Finding:
         fewest = f" Min GPUs for {asked}: {layout.gpus:,}."
     if not within_limit(scenario, found.max_concurrency + 1):
         fewest += f" More never run concurrently: {limit_sentence(scenario)}."
-    total = f"{found.max_tokens:,} tokens of context in total"
+    verb = "fits" if found.concurrency == 1 else "fit"
+    clause, holds = _tight_start(found)
+    total = f"{found.max_tokens:,} tokens in total"
     if inputs.concurrency and (inputs.context or inputs.gpus is None):
-        room = format_bytes(found.use.free)
-        total = f"{room} per GPU free; at most {found.max_concurrency:,} fit"
+        room, most = format_bytes(found.use.free), found.max_concurrency
+        total, clause = f"{room} per GPU free; at most {most:,} fit{clause}", ""
     elif inputs.concurrency:
         load, total = f"{requests} of up to {found.max_context:,} tokens", "longest that fit"
-    verb = "fits" if found.concurrency == 1 else "fit"
-    between = found.tokens_between
-    if doubt := between is not None and between[0] < found.context:
-        fewest += " A start with less memory holds none."
     return Finding(
-        "warning" if doubt else "good", f"{load} {verb} on {on}: {of}; {total}.{fewest}"
+        "good" if holds else "warning", f"{load} {verb}{clause} on {on}: {of}; {total}.{fewest}"
     )
+
+
+def _tight_start(found: Answer) -> tuple[str, bool]:
+    """What fits in a start with less memory, if that is less, and whether what was asked does."""
+    scenario, inputs, less = found.scenario, found.scenario.inputs, found.spread_bytes
+    if inputs.concurrency and not inputs.context and inputs.gpus:
+        most, asked = found.max_context, 1
+        low = max_context(scenario, found.concurrency, less)
+    else:
+        most, asked = found.max_concurrency, inputs.concurrency or 1
+        low = max_concurrency(scenario, found.context, less)
+        between = found.tokens_between
+        low = 0 if between and between[0] < found.context else low
+    held = f"{low:,}" if low else "none"
+    clause = f" ({held} in a start with {format_bytes(less)} less)" if low < most else ""
+    return clause, low >= asked
 
 
 def _gpus(scenario: Scenario) -> str:
@@ -314,17 +328,18 @@ def view_command(reading: "Reading", costs: "Iterable[FlagCost]", memory_bytes: 
     free = f"flags without a memory cost: {', '.join(others)}" if others else ""
 
     def taken(cost: "FlagCost") -> Number:
-        if cost.taken_bytes >= 0:
-            return size(cost.taken_bytes)
-        fits = -cost.taken_bytes <= memory_bytes
-        return Number(f"frees {format_bytes(-cost.taken_bytes)}" if fits else "too much without")
+        if -cost.taken_bytes > memory_bytes:
+            return Number("too much without")
+        verb = "takes" if cost.taken_bytes > 0 else "frees"
+        held = format_bytes(abs(cost.taken_bytes))
+        return Number(f"{verb} {held}" if cost.taken_bytes else ABSENT)
 
     table = Table(
         "Command",
         [
             ("flag", lambda cost: cost.flag.spelling),
             ("value", lambda cost: " ".join((cost.flag.value or "on").split())[:_MAX_VALUE]),
-            ("takes per GPU", taken),
+            ("per GPU", taken),
             ("requests", lambda cost: Number(f"{cost.requests:+,}")),
         ],
         known[:_MAX_FLAGS],

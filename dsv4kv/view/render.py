@@ -97,6 +97,8 @@ def _draw(part: Part, width: int) -> "Iterator[RenderableType]":
             yield _sentence(part.value, STYLES[part.tone])
         case Hint():
             yield _sentence(part, "dim")
+        case str() if part.startswith("  ") and part.strip():
+            yield _hang(RichText(), part.lstrip(), "", len(part) - len(part.lstrip()), gap=0)
         case str():
             yield _sentence(part)
 

@@ -120,6 +120,13 @@ def test_everything_that_could_be_smaller_is_offered() -> None:
     }
 
 
+def test_a_shorter_context_is_advised_with_all_requests_that_fit() -> None:
+    found = scenario(gpus="8", tp="1", hbm="36GiB", engine="vllm:0.33")
+    shorter = next(each for each in advise(found, 2**20, 1) if each.change.startswith("--context"))
+    tokens = int(shorter.change.split()[1])
+    assert shorter.concurrency == max_concurrency(found, tokens) == 8
+
+
 def test_an_engine_is_advised_in_its_own_flags() -> None:
     told = changes(advise(scenario(gpus="8", engine="vllm:0.33"), 2**20, 26))
     assert {"--max-num-batched-tokens 2048", "--gpu-memory-utilization 0.95"} < set(told)

@@ -230,9 +230,47 @@ def test_no_size_is_negative(layout: str, flags: str) -> None:
     assert not re.search(r"[-−]\d[\d.]* [KMGT]?i?B\b", printed)
 
 
-def test_what_a_start_with_less_memory_does_not_hold_is_no_good_news() -> None:
-    words = ("--engine", "vllm:0.33", "--model", "v4-pro", "--gpus", "8")
-    assert run(*words).stdout.startswith("✓ 1 request ")
-    printed = run(*words, "--gpu-memory-utilization", "0.91").stdout
-    assert printed.startswith("! 1 request ")
-    assert "A start with less memory holds none." in " ".join(printed.split())
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("", "✓ 1 request of 1,048,576 tokens fits on"),
+        ("--gpu-memory-utilization 0.91", "! 1 request of 1,048,576 tokens fits (none in a start"),
+        (
+            "--context 66560",
+            "✓ 26 requests of 66,560 tokens fit (20 in a start with 2.50 GiB less)",
+        ),
+        ("--context 66560 --concurrency 20", "✓ 20 requests of 66,560 tokens fit on"),
+        ("--context 66560 --concurrency 21", "! 21 requests of 66,560 tokens fit on"),
+        ("--concurrency 20", "✓ 20 requests of up to 90,112 tokens fit (66,560 in a start with"),
+        ("--kv-memory 13.38GiB --context 66560", "✓ 11 requests of 66,560 tokens fit on"),
+    ],
+)
+def test_an_answer_says_what_a_start_with_less_memory_holds(more: str, told: str) -> None:
+    words = ("--engine", "vllm:0.33", "--model", "v4-pro", "--gpus", "8", *more.split())
+    printed = " ".join(run(*words).stdout.split())
+    assert printed.startswith(told)
+    at_most = "at most 26 fit (20 in a start with 2.50 GiB less)" in printed
+    assert at_most == ("66560 --concurrency" in more)
+
+
+SERVE = (
+    "vllm serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 1 --data-parallel-size 8 "
+    "--enable-expert-parallel --gpu-memory-utilization 0.95 --max-num-batched-tokens 2048"
+)
+
+
+def test_a_pasted_command_is_not_printed_again_and_what_its_flags_cost_has_one_form() -> None:
+    printed = run("--command", SERVE).stdout
+    assert "vllm serve" not in printed
+    assert "vllm serve" in run("--command", SERVE, "--context", "64K").stdout
+    costs = run("--command", COMMAND, exit_code=1).stdout
+    assert re.search(r"--max-num-batched-tokens +16384 +takes [\d.]+ GiB ", costs)
+    assert re.search(r"--max-num-batched-tokens +2048 +frees [\d.]+ GiB ", printed)
+
+
+def test_every_line_of_quoted_output_is_indented() -> None:
+    lines = run("--engine", "sglang:0.5.23", "--gpus", "8", "--tp", "8").stdout.splitlines()
+    first = next(n for n, line in enumerate(lines) if "DSV4 memory calculation" in line)
+    last = next(n for n, line in enumerate(lines) if "full_token=" in line and n > first)
+    assert last > first
+    assert all(line.startswith("  ") for line in lines[first : last + 1])

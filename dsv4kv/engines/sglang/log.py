@@ -166,7 +166,7 @@ def meaning(
         "together cannot be longer."
     )
     if most := reading.whole("running"):
-        yield f"max_running_requests is {most:,} on a rank: no more run, whatever fits."
+        yield f"max_running_requests is {most:,} a replica: no more run, whatever fits."
     engine, one = found.engine, found.deployment
     steady = engine.request_bytes(one, one.max_context_tokens, in_flight=1 + one.draft_tokens)
     held = steady / float(capacity.unit_bytes)

@@ -53,7 +53,9 @@ from dsv4kv.view.table import (
     more,
 )
 
-_MAX_LINES, _MIN_KERNELS = 10, 3  # of classes and kernels in an answer
+_MAX_LINES, _MIN_KERNELS = 9, 3  # of classes and kernels in an answer
+_IDLE = 0.05  # of a step: less is not worth a clause
+_PRODUCTS = re.compile(r"gemm|nvjet|cutlass|matmul|addmm|::(b?mm|linear)$", re.I)
 _MAX_AMPLIFICATION = 1.10
 """Bytes moved over useful bytes that a gather or an insert may have."""
 ON_GPU = {
@@ -119,26 +121,26 @@ def _answer(
     profile: Profile, table: KernelTable, yardstick: Yardstick | None, layers: str
 ) -> Iterator[Part]:
     yield from (Finding("warning", warning) for warning in table.warnings[:3])
-    found, step, doubt = _shares(table), "", ""
-    if table.steps:
-        times = table.steps.host_ns if _is_on_cpu(table) else table.steps.span_ns
-        place = "on the host" if _is_on_cpu(table) else "on the GPU"
-        time = summarize(times).estimate
-        step = f"a step takes {format_with_unit(time, 'ns')} {place}"
-        if not is_known(time):
-            step, doubt = "", f"{step}: {table.num_steps:,} steps, no interval"
+    rows = _own_rows(profile, table)
+    found, idle = _shares(rows), _idle_share(table)
+    step, doubt = _step_clause(table, idle)
     if found:
         cache = sum(found.get(name, 0) for name in CACHE_CATEGORIES)
-        words = f"Work on the KV cache: {cache:.1f} % of the {_time_of(table)}"
+        words = f"Work on the KV cache: {cache:.1f} % of busy time"
+        if len(rows) < len(table.kernels):
+            words += ", synthetic inputs left out"
         for name, word in (("attention", "attention"), (OTHER, "not classified")):
             words += f", {word} {found[name]:.1f} %" if found.get(name) else ""
         yield Text("; ".join(filter(None, (words, step, layers))) + ".", "strong")
     else:
         sentence = "no kernel is classified, so the cost of the KV cache is unknown"
         yield Finding("warning", f"{sentence}: add patterns with --rules FILE")
+        if step:
+            yield Text(f"{step[0].upper()}{step[1:]}.", "strong")
     if doubt:
         yield Finding("warning", doubt)
     yield from _doubts(table)
+    yield from _next(table, rows, idle)
     if table.kernels:
         classes = _classes_table(table)
         most = max(_MIN_KERNELS, _MAX_LINES - len(classes.rows))
@@ -147,6 +149,53 @@ def _answer(
         yield from more(len(table.kernels), most)
     if profile.memory:
         yield from ("", memory_table(profile.memory).noted(layers))
+
+
+def _step_clause(table: KernelTable, idle: float) -> tuple[str, str]:
+    """A step's time and idle share for the headline; the time as a doubt if it is not known."""
+    step, doubt = "", ""
+    if table.steps:
+        times = table.steps.host_ns if _is_on_cpu(table) else table.steps.span_ns
+        place = "on the host" if _is_on_cpu(table) else "on the GPU"
+        time = summarize(times).estimate
+        step = f"a step takes {format_with_unit(time, 'ns')} {place}"
+        if not is_known(time):
+            step, doubt = "", f"{step}: {table.num_steps:,} steps, no interval"
+    if idle >= _IDLE:
+        share = _percent(idle, 1)
+        step = f"{step}, {share} of it idle" if step else f"the GPU idles {share} of the step"
+    return step, doubt
+
+
+def _idle_share(table: KernelTable) -> float:
+    """Of the steps on the GPU, from first begin to last end; 0 where it is not known."""
+    if table.steps is None or _is_on_cpu(table) or not sum(table.steps.span_ns):
+        return 0.0
+    return sum(table.steps.gap_ns) / sum(table.steps.span_ns)
+
+
+def _next(table: KernelTable, own: Sequence[KernelRow], idle: float) -> Iterator[Finding]:
+    """Where to look next: at the largest class without attention and products, or at idle time."""
+    rows = [
+        row
+        for row in own
+        if row.category != "attention"
+        and not (row.category == OTHER and _PRODUCTS.search(title_of(row)))
+    ]
+    spent = Counter[str]()
+    for row in rows:
+        spent[row.category] += row.total_ns
+    name, time_ns = max(spent.items(), key=lambda pair: pair[1], default=("", 0))
+    if table.steps and idle >= _IDLE and sum(table.steps.gap_ns) > time_ns:
+        before = max(table.kernels, key=lambda row: (row.gap_ns or 0) * row.calls)
+        kernel = f", longest before {_cut(title_of(before))}" if before.gap_ns else ""
+        yield Finding("note", f"look next at idle time: {_percent(idle, 1)} of the step{kernel}")
+    elif time_ns:
+        longest = next(row for row in rows if row.category == name)  # rows are by time
+        share = _percent(time_ns, sum(row.total_ns for row in table.kernels))
+        kernel = f"{share} of busy, longest {_cut(title_of(longest))}"
+        less = ", GEMMs left out" if name == OTHER else ""
+        yield Finding("note", f"look next at {name}{less}: {kernel}")
 
 
 def _doubts(table: KernelTable) -> Iterator[Finding]:
@@ -197,7 +246,7 @@ def _kernels_table(table: KernelTable, most: int | None, yardstick: Yardstick | 
     columns: list[tuple[str, Read]] = [
         ("kernel", lambda row: _cut(row[0]) if most else row[0]),
         ("class", lambda row: row[1].category),
-        ("% of all", lambda row: Number(f"{row[1].total_ns / total * 100:.1f}")),
+        ("% of busy", lambda row: Number(f"{row[1].total_ns / total * 100:.1f}")),
         ("median µs", lambda row: us(row[1].median_ns)),
         *_rate_columns(yardstick, lambda row: row[1]),
         ("calls", lambda row: quantity(row[1].calls)),
@@ -246,8 +295,8 @@ def _classes_table(table: KernelTable) -> Table:
     engines = {name: _engines([r for r in table.kernels if r.category == name]) for name in spent}
     columns: Columns = [
         ("class", lambda name: name),
-        ("% of all", lambda name: Number(f"{spent[name] / whole * 100:.1f}")),
-        ("of time", lambda name: bar(spent[name] / whole)),
+        ("% of busy", lambda name: Number(f"{spent[name] / whole * 100:.1f}")),
+        ("of busy", lambda name: bar(spent[name] / whole)),
         ("µs a step", lambda name: us(spent[name] / steps if steps else None)),
         ("calls", lambda name: quantity(calls[name])),
         ("known by", lambda name: engines[name]),
@@ -333,10 +382,11 @@ def _steps_table(table: KernelTable, steps: StepTimes) -> Table:
         ("median µs", lambda row: us(summarize(getattr(steps, row[1])).estimate)),
         ("min µs", lambda row: us(min(getattr(steps, row[1])))),
         ("max µs", lambda row: us(max(getattr(steps, row[1])))),
-        ("% of all", share),
+        ("% of the step", share),
     ]
+    whole = "" if _is_on_cpu(table) else "; host's parts are of the step on the host"
     rows = list((ON_CPU if _is_on_cpu(table) else ON_GPU).items())
-    return Table("Step", columns, rows, note=f"{counted(table.num_steps, 'step')}{gpus}")
+    return Table("Step", columns, rows, note=f"{counted(table.num_steps, 'step')}{gpus}{whole}")
 
 
 def memory_table(audit: MemoryAudit) -> Table:
@@ -380,22 +430,19 @@ def _is_on_cpu(table: KernelTable) -> bool:
     return any(row.kind in ("op", "range") for row in table.kernels)
 
 
-def _shares(table: KernelTable) -> dict[str, float]:
-    """Per cent of the time, without synthetic inputs, by what kernels do; empty if unknown."""
+def _shares(rows: Sequence[KernelRow]) -> dict[str, float]:
+    """Per cent of their time by what kernels do; empty if unknown."""
     spent = Counter[str]()
-    for row in _own_rows(table):
+    for row in rows:
         spent[row.category] += row.total_ns
-    total = spent.total() if _engines(table.kernels) else 0
+    total = spent.total() if _engines(rows) else 0
     return {name: spent[name] / total * 100 for name in CATEGORIES if spent[name]} if total else {}
 
 
-def _time_of(table: KernelTable) -> str:
-    without = len(_own_rows(table)) < len(table.kernels)
-    return "time without synthetic inputs" if without else "time"
-
-
-def _own_rows(table: KernelTable) -> list[KernelRow]:
-    return [row for row in table.kernels if row.phase != INPUTS]
+def _own_rows(profile: Profile, table: KernelTable) -> list[KernelRow]:
+    """All but synthetic inputs, which are the toolkit's: a server's range may have that name."""
+    own = bool(profile.step_requests)
+    return [row for row in table.kernels if not (own and row.phase == INPUTS)]
 
 
 def _percent(part: float, total: float) -> str:

@@ -47,6 +47,7 @@ _NO_BREAK: Final = "\ue000"
 """A blank at which rich breaks no line."""
 _GAP: Final = 2  # blanks between columns
 _NARROWEST: Final = 24  # a narrower column of sentences is hard to read
+_SHORT_NAME = 32  # no column of names is cut below it
 # before a unit and within an interval no line is broken
 _WITHIN_QUANTITY: Final = re.compile(
     r"(?<=[±…→]) | (?=[±…→%]|-[\d.,]+/\+|(?:[KMGT]?i?B|GB/s|tokens/s|ns|µs|ms|s)\b)"
@@ -182,6 +183,11 @@ def _needed(columns: Sequence[_Column]) -> int:
 def _draw_columns(columns: Sequence[_Column], width: int, body: int) -> RichTable:
     widths = [column.least for column in columns]
     room = width - _needed(columns)
+    for n in sorted(range(len(columns)), key=lambda n: -widths[n]) if room < 0 else ():
+        if columns[n].kind != "number":  # a name may be cut into lines, a number may not
+            less = max(0, min(widths[n] - _SHORT_NAME, -room))
+            widths[n] -= less
+            room += less
     wanting = sorted(range(len(columns)), key=lambda n: columns[n].most - columns[n].least)
     for count, n in zip(range(len(columns), 0, -1), wanting, strict=True):
         more = max(0, min(columns[n].most - widths[n], room // count))

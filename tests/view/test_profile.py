@@ -64,8 +64,9 @@ def test_the_headline_is_the_share_of_the_cache(tmp_path: Path) -> None:
     export.kernel("nvjet_gemm", 100, 80_000, 108_000)
     # 60 of 100 µs: three kernels of 20, beside attention's 10, a product of 28 and a fill of 2
     assert said(make_profile(from_nsys(tmp_path, export))).startswith(
-        "Work on the KV cache: 60.0 % of the time without synthetic inputs, attention 10.0 %, not "
-        "classified 30.0 %. ! a step takes 65.0 ± ? µs on the GPU: 2 steps, no interval "
+        "Work on the KV cache: 60.0 % of busy time, synthetic inputs left out, attention 10.0 %, "
+        "not classified 30.0 %; the GPU idles 21.5 % of the step. ! a step takes 65.0 ± ? µs on "
+        "the GPU: 2 steps, no interval "
     )
 
 
@@ -74,7 +75,7 @@ def test_the_headline_is_the_share_of_the_cache(tmp_path: Path) -> None:
     [
         ("nvjet_gemm", "! no kernel is classified, so the cost of the KV cache is unknown"),
         ("my_kv_cache_copy", "! not classified, but named like cache kernels: my_kv_cache_copy"),
-        ("flash_fwd_splitkv_mla_kernel", "KV cache: 0.0 % of the time, attention 100.0 %"),
+        ("flash_fwd_splitkv_mla_kernel", "KV cache: 0.0 % of busy time, attention 100.0 %"),
     ],
 )
 def test_what_no_rule_knows_is_no_good_news(kernel: str, sentence: str, tmp_path: Path) -> None:
@@ -85,6 +86,38 @@ def test_what_no_rule_knows_is_no_good_news(kernel: str, sentence: str, tmp_path
     text = said(make_profile(from_nsys(tmp_path, export)))
     assert sentence in text
     assert "✓" not in text
+
+
+def test_a_servers_range_of_our_name_is_its_work_and_what_is_next_is_no_product(
+    tmp_path: Path,
+) -> None:
+    table = from_nsys(tmp_path, two_replays())
+    assert {row.phase for row in table.kernels} == {"replay", "inputs"}
+    theirs = make_profile(table).model_copy(update={"step_requests": []})
+    for profile in (make_profile(table), theirs):
+        found = said(profile)
+        assert ("synthetic inputs left out" in found) == (profile is not theirs)
+        assert "the GPU idles 25.6 % of the step. " in found
+        assert "· look next at idle time: 25.6 % of the step, longest before window_i" in found
+    assert table.steps
+    steps = table.steps.model_copy(update={"gap_ns": [0, 0]})
+    first, *others = table.kernels
+    longer = {"name": "nvjet_gemm", "category": "other", "total_ns": 9 * first.total_ns}
+    rows = [first.model_copy(update=longer), first, *others]
+    busy = table.model_copy(update={"steps": steps, "kernels": rows})
+    found = said(make_profile(busy))
+    assert "idle" not in found.partition("Kernel classes")[0]
+    assert "· look next at insert: " in found
+
+
+def test_full_names_are_cut_into_lines_that_fit(tmp_path: Path) -> None:
+    table = from_nsys(tmp_path, two_replays())
+    name = "void dsv::" + "many_words_" * 30 + "<int>(int*)"
+    rows = [row.model_copy(update={"name": f"{name}{n}"}) for n, row in enumerate(table.kernels)]
+    page = profile_page(make_profile(table.model_copy(update={"kernels": rows})), YARDSTICK)
+    lines = shown(*page.in_full(), width=80).partition("Names")[2].splitlines()
+    assert len(lines) > 5 * len(rows)
+    assert max(map(len, lines)) <= 80
 
 
 def test_kernels_beyond_the_first_are_counted_and_equal_names_numbered(tmp_path: Path) -> None:

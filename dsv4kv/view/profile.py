@@ -128,7 +128,7 @@ def _answer(
         cache = sum(found.get(name, 0) for name in CACHE_CATEGORIES)
         words = f"Work on the KV cache: {cache:.1f} % of busy time"
         if len(rows) < len(table.kernels):
-            words += ", synthetic inputs left out"
+            words += ", synthetic inputs excluded"
         for name, word in (("attention", "attention"), (OTHER, "not classified")):
             words += f", {word} {found[name]:.1f} %" if found.get(name) else ""
         yield Text("; ".join(filter(None, (words, step, layers))) + ".", "strong")
@@ -194,7 +194,7 @@ def _next(table: KernelTable, own: Sequence[KernelRow], idle: float) -> Iterator
         longest = next(row for row in rows if row.category == name)  # rows are by time
         share = _percent(time_ns, sum(row.total_ns for row in table.kernels))
         kernel = f"{share} of busy, longest {_cut(title_of(longest))}"
-        less = ", GEMMs left out" if name == OTHER else ""
+        less = ", GEMMs excluded" if name == OTHER else ""
         yield Finding("note", f"look next at {name}{less}: {kernel}")
 
 

@@ -64,7 +64,7 @@ def test_the_headline_is_the_share_of_the_cache(tmp_path: Path) -> None:
     export.kernel("nvjet_gemm", 100, 80_000, 108_000)
     # 60 of 100 µs: three kernels of 20, beside attention's 10, a product of 28 and a fill of 2
     assert said(make_profile(from_nsys(tmp_path, export))).startswith(
-        "Work on the KV cache: 60.0 % of busy time, synthetic inputs left out, attention 10.0 %, "
+        "Work on the KV cache: 60.0 % of busy time, synthetic inputs excluded, attention 10.0 %, "
         "not classified 30.0 %; the GPU idles 21.5 % of the step. ! a step takes 65.0 ± ? µs on "
         "the GPU: 2 steps, no interval "
     )
@@ -96,7 +96,7 @@ def test_a_servers_range_of_our_name_is_its_work_and_what_is_next_is_no_product(
     theirs = make_profile(table).model_copy(update={"step_requests": []})
     for profile in (make_profile(table), theirs):
         found = said(profile)
-        assert ("synthetic inputs left out" in found) == (profile is not theirs)
+        assert ("synthetic inputs excluded" in found) == (profile is not theirs)
         assert "the GPU idles 25.6 % of the step. " in found
         assert "· look next at idle time: 25.6 % of the step, longest before window_i" in found
     assert table.steps

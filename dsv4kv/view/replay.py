@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
-from dsv4kv.engines.names import RULES
+from dsv4kv.engines.names import FAMILIES, RULES, chosen_rule
+from dsv4kv.model.presets import load_model, preset_named
 from dsv4kv.runs.quantities import axis_names, axis_text, clock_factor, saved_percent
 from dsv4kv.runs.replay import FleetReplica, ReplayFleet, ReplayResult, ReplayTiers, Reuse
 from dsv4kv.runs.schema import Case, Latency, RunRecord, Totals
@@ -154,7 +155,16 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[Part]:
         after = ["plan", trace, "--model", model, *kinds, "--slo", slo]
         if not late and most.startswith("evicted"):
             after = ["trace", "mrc", trace, "--model", model]
-        yield from ("", Command.of("dsv4kv", *after))
+        ruled = f"ideal is no engine's rule; {_rule_of_plan(model)} is plan's:"
+        differs = after[0] == "plan" and reuse.rule == "ideal"
+        yield from (Text(ruled, "dim") if differs else "", Command.of("dsv4kv", *after))
+
+
+def _rule_of_plan(model: str) -> str:
+    """The option for the rule of SGLang, which ``plan`` goes by unless told; of a preset alone."""
+    if preset_named(model) is None:
+        return "--rule NAME"
+    return f"--rule {chosen_rule(FAMILIES['sglang'], load_model(model).kind, {})}"
 
 
 def _kept_s(case: Case) -> float:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dsv4kv.replay.plan.question import Question
+from dsv4kv.replay.plan.question import Question, Slo
 from dsv4kv.replay.plan.search import Answer, front
 from dsv4kv.replay.plan.servers import in_role
 from dsv4kv.replay.plan.trial import Trial
@@ -19,8 +19,6 @@ _ALL_AT_ONCE = 1e6
 _MAX_ROWS, _MAX_NAMES = 4, 6
 _MARGIN = 3.0
 """Least times of a request to a limit that deployments keep, by more than the model's error."""
-_BUSY = 0.9
-"""Share of the time computing from which a deployment has no reserve."""
 
 
 def plan_page(
@@ -51,9 +49,11 @@ def plan_page(
             f" on the busiest {answer.window:,} requests (cold cache), {len(answer.confirmed)} on "
             "the full trace"
         )
+    left = tally.considered - sum(tally.pruned.values())
+    rates = f" at {len(answer.trials):,} rates" if question.exactly and answer.trials else ""
     searched = (
         f"GPUs searched: {', '.join(gpus)}. {tally.considered:,} deployments considered; ruled "
-        f"out {pruned or 'none'}; {len(answer.trials):,} simulated{on}."
+        f"out {pruned or 'none'}; {left:,} simulated{rates}{on}."
     )
     parts += ["", Text(searched, "dim")]
     for whose, command in launches(best) if best else ():
@@ -77,16 +77,16 @@ def plan_page(
 
 
 def _found(best: Trial, answer: Answer, question: Question) -> Iterator[Part]:
-    near, tight = best.near(question.slos), best.busy_share >= _BUSY
+    near = best.near(question.slos)
     times = "; ".join(_predicted(best, question))
     yield Finding(
-        "warning" if near or tight else "good",
+        "warning" if near else "good",
         f"{_describe(best)} ({_cost(best, question)}) serves {_rate(best)}: {times}.",
     )
     yield (
-        f"Hit rate {best.hit_share:.1%} of prompt tokens; {best.busy_share:.0%} busy"
-        f"{' (no reserve for bursts)' * tight}; TPOT p99 {_seconds(best.tpot_p99_s)}; tightest "
-        f"limit {best.tightest(question.slos).label}."
+        f"Hit rate {best.hit_share:.1%} of prompt tokens; a step runs {best.busy_share:.0%} of "
+        f"the time; TPOT p99 {_seconds(best.tpot_p99_s)}; tightest limit "
+        f"{best.tightest(question.slos).label}."
     )
     for slo in question.slos:
         if best.requests * (1 - slo.percent / 100) < 1:
@@ -114,8 +114,9 @@ def _predicted(trial: Trial, question: Question) -> Iterator[str]:
 
 def _nothing(answer: Answer, question: Question) -> Iterator[Part]:
     within = f"{'' if question.exactly else 'up to '}{counted(question.most_gpus, 'GPU')}"
-    more = "another --gpus" if question.exactly else "more GPUs (--most-gpus)"
-    help_ = f"Allow {more}, other kinds (--gpu) or more time."
+    more = "another --gpus, " if question.exactly else "more GPUs (--most-gpus), "
+    alone = [slo for slo in question.slos if _least(answer, slo)[0] > slo.limit_s]
+    help_ = f"Allow {'' if alone else more}other kinds (--gpu) or more time."
     if answer.confirmed:
         help_ = (
             f"The full trace was tried with the best on its busiest {answer.window:,} requests."
@@ -123,11 +124,18 @@ def _nothing(answer: Answer, question: Question) -> Iterator[Part]:
     yield Finding("bad", f"No deployment of {within} keeps {_limits(question)}. {help_}")
     if near := answer.nearest:
         times = "; ".join(_predicted(near, question))
-        yield f"Nearest: {_describe(near)}, {_cost(near, question)}: {times}."
-    for slo in question.slos:
-        least_s, server = answer.tally.least_s.get(slo.label, (0.0, ""))
-        if least_s > slo.limit_s:
-            yield f"{slo.label} of a single request is at least {_seconds(least_s)} ({server})."
+        slow = ""
+        if question.exactly:
+            slow = f" at {_rate(near)} ({near.speed:.3g} × the trace's rate)"
+        yield f"Nearest: {_describe(near)}, {_cost(near, question)}{slow}: {times}."
+    for slo in alone:
+        least_s, server = _least(answer, slo)
+        yield f"{slo.label} of a single request is at least {_seconds(least_s)} ({server})."
+
+
+def _least(answer: Answer, slo: Slo) -> tuple[float, str]:
+    """Lower bound of the limited time, in s, and its server."""
+    return answer.tally.least_s.get(slo.label, (0.0, ""))
 
 
 def _relax(answer: Answer, question: Question) -> Iterator[str]:
@@ -140,7 +148,7 @@ def _relax(answer: Answer, question: Question) -> Iterator[str]:
     if answer.safer or (known and near and not near.near(question.slos)):
         return
     for slo in question.slos:
-        least_s = _MARGIN * answer.tally.least_s.get(slo.label, (0.0, ""))[0]
+        least_s = _MARGIN * _least(answer, slo)[0]
         kept_s = known[slo.label] * near.error(slo) if known and near else least_s
         kept_s = max(slo.limit_s, round_up(kept_s))
         yield from ("--slo", f"{slo.label}={kept_s:g}s")
@@ -173,7 +181,7 @@ def _replay(trial: Trial, trace: str, settings: Sequence[str]) -> Command:
         f"server.engine={server.config.server.engine}",
         f"server.command={server.command}",
         *(fleet if trial.units > 1 else []),
-        *([f"workload.speed={trial.speed:g}"] if trial.speed != 1 else []),
+        *([f"workload.speed={trial.speed!r}"] if trial.speed != 1 else []),
     ]
     gpus = ("--gpu", server.gpu, "--gpus", server.layout.gpus)
     given = (part for word in words for part in ("--set", word))

@@ -218,3 +218,44 @@ def test_limits_that_a_plan_suggests_are_kept_by_a_safe_deployment(limit: str) -
     suggested = lines[lines.index("limits that can be kept:") + 1]
     again = printed(suggested.removeprefix("dsv4kv "))
     assert again.startswith("✓") or "Safe: " in again
+
+
+@pytest.mark.usefixtures("folder")
+def test_limits_suggested_on_a_long_trace_are_kept_by_servers_that_are_not_the_cheapest() -> None:
+    """Two GPUs are enough for the suggested limit, but only four are safe."""
+    lines = (
+        f'{{"arrival_s": {20 * each}, "input_tokens": 24000, "output_tokens": 2}}\n'
+        for each in range(401)
+    )
+    Path("calm.jsonl").write_text("".join(lines))
+    asked = "plan calm.jsonl --gpu b200 --router round_robin --split none --slo ttft_p50=600ms"
+    lines_told = printed(asked).splitlines()
+    suggested = lines_told[lines_told.index("limits that can be kept:") + 1]
+    again = printed(suggested.removeprefix("dsv4kv "))
+    assert "(2 GPUs)" in again
+    assert "Safe: 1 × b200 TP4, 4 GPUs." in again
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_replay_of_a_plan_has_its_exact_speed() -> None:
+    (replay,) = re.findall(r"workload.speed=(\S+)", printed(ANSWERS["plan, rate"]))
+    best = json.loads(printed(f"{ANSWERS['plan, rate']} --json"))["best"]
+    assert float(replay) == best["speed"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_deployments_of_a_number_of_gpus_add_up_and_rates_are_counted_apart() -> None:
+    told = " ".join(printed(ANSWERS["plan, rate"]).split())
+    considered, ruled, tried, rates = re.search(  # type: ignore[union-attr]
+        r"(\d+) deployments considered; ruled out (.*?); (\d+) simulated at (\d+) rates", told
+    ).groups()
+    assert int(considered) == sum(map(int, re.findall(r"\d+", ruled))) + int(tried)
+    assert int(rates) > int(tried)
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_nearest_at_a_lower_rate_than_the_trace_says_so() -> None:
+    told = " ".join(
+        printed("plan builtin:chat --gpu b200 --gpus 2 --slo latency_p90=250ms").split()
+    )
+    assert "2 GPUs at 0.000161 requests/s (0.001 × the trace's rate): latency_p90" in told

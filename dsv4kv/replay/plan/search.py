@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from operator import attrgetter
+from operator import attrgetter, le
 from types import MappingProxyType
 
 from dsv4kv.config.replay import ReplayConfig
@@ -323,6 +323,22 @@ class Search:
             self.known.setdefault(safer.kind.key(safer.units, safer.speed), safer)
         return safer
 
+    def find_safer_on(self, whole: "Search", best: Trial) -> Trial | None:
+        """Return the safe deployment of the whole trace by the cheapest servers that are here.
+
+        ``whole`` has searched the servers of its answer, and found none that is safe. Others are
+        tried with the router and split of ``best``.
+        """
+        way = best.kind.router, best.kind.split
+        like = [each for each in self.kinds if (each.router, each.split) == way]
+        first = replace(self, kinds=like).find_safer(best)
+        if first is None:
+            return None
+        other = self.restart([first], whole.requests)
+        safer = other.find_safer(best)
+        whole.known |= other.known
+        return safer
+
     def list_nearest(self) -> list[Trial]:
         """Return the trials that came nearest to keeping the limits, of two kinds of server."""
         slos, found = self.question.slos, dict[str, Trial]()
@@ -357,16 +373,41 @@ def plan(search: Search) -> Answer:
             first = search.restart(found, search.requests).find_safer(best)
             last.start = replace(last.start, preferred={first.kind.label} if first else ())
         safer = last.find_safer(best) if best else None
+        if best and not safer and last is not search and not question.exactly:
+            safer = search.find_safer_on(last, best)
         if best and safer and not question.exactly and safer.cost <= best.cost:
             second = second if safer.kind.servers == best.kind.servers else best
             best, safer = safer, None
         nearest = None if best else last.find_nearest()
         confirmed = [] if last is search else last.trials
         trials, tally = search.trials, search.tally
-        simulated = sum(tally.pruned.values()) + len(trials)
-        tally.prune("work or cost", max(0, tally.considered - simulated))
+        simulated = len({each.kind.key(each.units, 0.0) for each in trials})  # at whatever speed
+        left = tally.considered - sum(tally.pruned.values()) - simulated
+        tally.prune("work or cost", max(0, left))
+        if best and second:
+            second = _undominated(
+                best, second, [*(confirmed or trials), *([safer] if safer else [])]
+            )
+            second = None if second is safer else second
         gc.freeze()  # nor is the rest worth a search: the program ends
         return Answer(best, second, safer, nearest, trials, confirmed, tally, len(search.requests))
+
+
+def _undominated(best: Trial, second: Trial, tried: Sequence[Trial]) -> Trial:
+    """Return the runner-up, or what is no slower, costs no more and is better in something."""
+
+    def figures(trial: Trial) -> tuple[float, ...]:
+        return trial.cost, -trial.rate, *trial.values_s.values()
+
+    better = [
+        each
+        for each in tried
+        if each.meets
+        and (each.kind.label, each.units) != (best.kind.label, best.units)
+        and all(map(le, figures(each), figures(second)))
+        and figures(each) != figures(second)
+    ]
+    return min(better, key=figures, default=second)
 
 
 def front(

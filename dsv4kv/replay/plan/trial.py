@@ -112,7 +112,7 @@ class Trial:
     came: int  # requests that arrived before it ended
     served: int
     hit_share: float = 0.0  # share of prompt tokens that hit the prefix cache
-    busy_share: float = 0.0  # share of the time in which replicas compute, of the busiest role
+    busy_share: float = 0.0  # share of the time in which a step runs, of the busiest role
     tpot_p99_s: float = 0.0
 
     @property

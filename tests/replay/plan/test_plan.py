@@ -192,6 +192,16 @@ def test_a_safer_answer_is_what_a_search_with_its_limits_finds(seed: int) -> Non
     assert (safer.kind.label, safer.units) == (alone.kind.label, alone.units)
 
 
+def test_a_runner_up_is_no_worse_than_another_deployment() -> None:
+    asked = replace(question(1, "ttft_p90=2s", speed=4.0), most_gpus=32)
+    answer = plan(open_search(asked, kinds_of(asked, gpus=["b200"])))
+    second = answer.second
+    assert second is not None
+    for each in (e for e in answer.trials if e.meets and e.kind.servers != second.kind.servers):
+        cheaper = each.cost <= second.cost and each is not answer.best
+        assert not cheaper or each.values_s["ttft_p90"] >= second.values_s["ttft_p90"]
+
+
 def test_the_whole_trace_says_how_many_are_enough_and_not_its_fullest_window() -> None:
     burst = small_trace(1, count=30, gap_s=0.001)
     calm = [replace(each, arrival_s=100.0 + 10 * n) for n, each in enumerate(small_trace(2, 90))]

@@ -186,7 +186,7 @@ def _next(table: KernelTable, own: Sequence[KernelRow], idle: float) -> Iterator
     for row in rows:
         spent[row.category] += row.total_ns
     name, time_ns = max(spent.items(), key=lambda pair: pair[1], default=("", 0))
-    if table.steps and idle >= _IDLE and sum(table.steps.gap_ns) > time_ns:
+    if table.kernels and table.steps and idle >= _IDLE and sum(table.steps.gap_ns) > time_ns:
         before = max(table.kernels, key=lambda row: (row.gap_ns or 0) * row.calls)
         kernel = f", longest before {_cut(title_of(before))}" if before.gap_ns else ""
         yield Finding("note", f"look next at idle time: {_percent(idle, 1)} of the step{kernel}")

@@ -22,9 +22,16 @@ from tests.kernels.shim import twin
 MICROSECOND_MS = 1e-3
 SAMPLES = 2  # of every timed operation: a host takes its time to play a GPU
 FEW_REPLAYS = Rules(
-    unit_ns=0, warmup_ns=0, window_ns=0, rewarm_window_ns=0, most_warmup_ns=0, batch_ns=0,
-    fewest_samples=SAMPLES, least_ns=0, half_width=math.inf,
-)  # fmt: skip
+    unit_ns=0,
+    warmup_ns=0,
+    window_ns=0,
+    rewarm_window_ns=0,
+    most_warmup_ns=0,
+    batch_ns=0,
+    fewest_samples=SAMPLES,
+    least_ns=0,
+    half_width=math.inf,
+)
 
 
 @dataclass

@@ -53,18 +53,27 @@ def describe_replay(replay: Replay) -> ReplayResult:
         ("blocks", memory.num_blocks, memory.block_bytes, outcome.peak_blocks),
     )
     reuse = Reuse(
-        rule=replay.config.prefix.rule, setting=find_rule(replay.config.prefix.rule).setting,
-        shared_tokens=tally.shared_tokens, requests=tally.requests,
-        resumed_requests=tally.found_requests, prompt_blocks=tally.prompt_blocks,
-        found_blocks=tally.found_blocks, prompt_tokens=tally.prompt_tokens,
-        seen_tokens=tally.seen_tokens, saved_tokens=tally.saved_tokens,
+        rule=replay.config.prefix.rule,
+        setting=find_rule(replay.config.prefix.rule).setting,
+        shared_tokens=tally.shared_tokens,
+        requests=tally.requests,
+        resumed_requests=tally.found_requests,
+        prompt_blocks=tally.prompt_blocks,
+        found_blocks=tally.found_blocks,
+        prompt_tokens=tally.prompt_tokens,
+        seen_tokens=tally.seen_tokens,
+        saved_tokens=tally.saved_tokens,
         lost_tokens={reason: tokens for reason, tokens in lost.items() if tokens},
-        computed_tokens=scheduler.computed_tokens, again_tokens=scheduler.again_tokens,
-        deferred_requests=scheduler.deferrals, restored_checkpoints=replay.prompts.restored,
-        written_checkpoints=cache.written, evicted_checkpoints=cache.dropped,
-        orphaned_checkpoints=cache.orphaned, kept_bytes=replay.prompts.kept_bytes,
+        computed_tokens=scheduler.computed_tokens,
+        again_tokens=scheduler.again_tokens,
+        deferred_requests=scheduler.deferrals,
+        restored_checkpoints=replay.prompts.restored,
+        written_checkpoints=cache.written,
+        evicted_checkpoints=cache.dropped,
+        orphaned_checkpoints=cache.orphaned,
+        kept_bytes=replay.prompts.kept_bytes,
         evicted_blocks=cache.evicted,
-    )  # fmt: skip
+    )
     return ReplayResult(
         constants=list_constants(replay),
         extrapolated=replay.times.extrapolated if replay.times else [],
@@ -147,27 +156,38 @@ def describe_cache(replay: Replay) -> CacheSummary:
     return CacheSummary(
         model=memory.model.name,
         layers=dict(Counter(schema.layer.attn.value for schema in memory.schemas)),
-        total_layers=memory.model.num_layers, block_tokens=memory.block_tokens, sharing="model",
+        total_layers=memory.model.num_layers,
+        block_tokens=memory.block_tokens,
+        sharing="model",
         formats={place: page.format.name for place, page in pages.items() if page},
-        state=config.cache.state, num_blocks=memory.num_blocks, total_blocks=memory.num_blocks,
-        num_slots=memory.num_slots, max_context_tokens=memory.max_context_tokens,
-        bytes_per_token=memory.token_bytes, bytes_per_request=memory.slot_bytes, pools=[],
-    )  # fmt: skip
+        state=config.cache.state,
+        num_blocks=memory.num_blocks,
+        total_blocks=memory.num_blocks,
+        num_slots=memory.num_slots,
+        max_context_tokens=memory.max_context_tokens,
+        bytes_per_token=memory.token_bytes,
+        bytes_per_request=memory.slot_bytes,
+        pools=[],
+    )
 
 
 def describe_totals(replay: Replay, *, ended: bool) -> Totals:
     """What went through; ``wall_ns`` is virtual."""
     outcome, scheduler = replay.outcome, replay.scheduler
     return Totals(
-        requests=outcome.finished, rejected=outcome.rejected.total(),
-        input_tokens=outcome.input_tokens, output_tokens=outcome.output_tokens,
-        drafted_tokens=scheduler.drafted, rolled_back_tokens=scheduler.rolled_back,
-        steps=scheduler.clock.steps, wall_ns=round(scheduler.clock.now_s * _NS),
+        requests=outcome.finished,
+        rejected=outcome.rejected.total(),
+        input_tokens=outcome.input_tokens,
+        output_tokens=outcome.output_tokens,
+        drafted_tokens=scheduler.drafted,
+        rolled_back_tokens=scheduler.rolled_back,
+        steps=scheduler.clock.steps,
+        wall_ns=round(scheduler.clock.now_s * _NS),
         peak_blocks=outcome.peak_blocks,
         peak_rounding_bytes=round(outcome.peak_rounding_tokens * replay.memory.token_bytes),
         peak_requests=outcome.peak_requests,
         blocks_left=scheduler.cache.private + scheduler.cache.shared if ended else 0,
-    )  # fmt: skip
+    )
 
 
 def list_latencies(

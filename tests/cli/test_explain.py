@@ -182,8 +182,12 @@ def test_standard_input_without_end_is_read_to_a_bound() -> None:
     with Path("/dev/zero").open("rb") as endless:
         done = subprocess.run(
             [sys.executable, "-c", program, "explain", "-"],
-            stdin=endless, capture_output=True, text=True, check=False, timeout=300,
-        )  # fmt: skip
+            stdin=endless,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
     assert done.returncode == 2
     assert done.stderr.startswith("error: -: is larger than 256 MiB")
 

@@ -36,12 +36,27 @@ def row(table: KernelTable, part: str) -> KernelRow:
 
 def test_a_kernel_has_all_that_the_profile_says_of_it(tmp_path: Path) -> None:
     assert row(from_nsys(tmp_path), "flush") == KernelRow(
-        name="void dsv::flush<int>(int*)", kind="kernel", category="compress", engine="dsv4kv",
-        operation="flush", phase="replay", calls=2, total_ns=20_000, median_ns=10_000,
-        p95_ns=None, min_ns=10_000, grid=[64, 2, 1], block=[256, 1, 1], registers=40,
-        shared_bytes=1040, shapes=1, node=2, gap_ns=2_000, useful_bytes=40_000,
+        name="void dsv::flush<int>(int*)",
+        kind="kernel",
+        category="compress",
+        engine="dsv4kv",
+        operation="flush",
+        phase="replay",
+        calls=2,
+        total_ns=20_000,
+        median_ns=10_000,
+        p95_ns=None,
+        min_ns=10_000,
+        grid=[64, 2, 1],
+        block=[256, 1, 1],
+        registers=40,
+        shared_bytes=1040,
+        shapes=1,
+        node=2,
+        gap_ns=2_000,
+        useful_bytes=40_000,
         counted_bytes=None,
-    )  # fmt: skip
+    )
 
 
 def test_a_step_is_busy_and_idle_for_its_whole_span(tmp_path: Path) -> None:

@@ -21,9 +21,12 @@ from dsv4kv.runs.schema import (
 )
 
 H200 = GpuFacts(
-    name="NVIDIA H200", capability="9.0", multiprocessors=132, memory_bytes=143771 * 2**20,
+    name="NVIDIA H200",
+    capability="9.0",
+    multiprocessors=132,
+    memory_bytes=143771 * 2**20,
     l2_bytes=50 * 2**20,
-)  # fmt: skip
+)
 
 
 def make_operation(

@@ -239,9 +239,12 @@ def test_file(engine: str, version: str, failure: Failure) -> str:
     test = _TEST.format(
         settings=repr(sequence.settings),
         operations="\n".join(f"    {operation!r}," for operation in sequence.operations),
-        kind=failure.kind, invariant=INVARIANTS[failure.kind].capitalize(), engine=engine,
-        version=version, says=failure.says.replace("\\", "/"),
-    )  # fmt: skip
+        kind=failure.kind,
+        invariant=INVARIANTS[failure.kind].capitalize(),
+        engine=engine,
+        version=version,
+        says=failure.says.replace("\\", "/"),
+    )
     about = (
         f'"""{engine}\'s own cache manager without tensors: pytest this file where {engine} is '
         "installed.\n\nWhere it is only unpacked, PACKAGE names the folder. Made by dsv4kv "

@@ -236,9 +236,13 @@ def expect(sequence: Sequence) -> Sequence:
     asked, settings = enumerate(prompts), sequence.settings
     pool = Pool(
         collect_paths(Request(float(n), t, 1, tuple(p), PAGE) for n, (t, p) in asked),
-        settings["blocks"] * PAGE, PAGE, load_model(_MODEL), settings["chunk_tokens"],
-        SPECULATIONS[settings["speculation"]], windows=settings.get("windows"),
-    )  # fmt: skip
+        settings["blocks"] * PAGE,
+        PAGE,
+        load_model(_MODEL),
+        settings["chunk_tokens"],
+        SPECULATIONS[settings["speculation"]],
+        windows=settings.get("windows"),
+    )
     hits = run_rule(settings["rule"], pool).resumed_tokens.tolist()
     return replace(sequence, operations=serve_prompts(prompts, hits))
 

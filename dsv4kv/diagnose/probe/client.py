@@ -276,9 +276,14 @@ class _Heard:
         details = details if isinstance(details, dict) else {}
         cached = details.get("cached_tokens", self._usage.get("cached_tokens"))
         return Answer(
-            count, cached if type(cached) is int else None, self._first_s, tuple(self._words),
-            tuple(self._likely), cached_by(details or None) or {}, now_s - self._begun_s,
-        )  # fmt: skip
+            count,
+            cached if type(cached) is int else None,
+            self._first_s,
+            tuple(self._words),
+            tuple(self._likely),
+            cached_by(details or None) or {},
+            now_s - self._begun_s,
+        )
 
 
 def _address(url: str) -> SplitResult:

@@ -64,9 +64,14 @@ def open_cache(setting: Setting) -> Cache:
 
 def _pool(setting: Setting) -> Pool:
     return Pool(
-        to_table([(1,)]), setting.pages * setting.page_tokens, setting.page_tokens, MODEL,
-        setting.chunk_tokens, SPECULATIONS[setting.speculation], windows=setting.window_pages,
-    )  # fmt: skip
+        to_table([(1,)]),
+        setting.pages * setting.page_tokens,
+        setting.page_tokens,
+        MODEL,
+        setting.chunk_tokens,
+        SPECULATIONS[setting.speculation],
+        windows=setting.window_pages,
+    )
 
 
 def _open_vllm(setting: Setting) -> Cache:
@@ -79,9 +84,15 @@ def _open_vllm(setting: Setting) -> Cache:
     followed = Numbers(size, max(ends)) if ends else context
     ways: list[tuple[list[int], list[int]]] = []
     cache = HashedCache(
-        setting.pages, size, groups, ways.__getitem__, _NODES, retention=setting.retention,
-        chunk_tokens=setting.chunk_tokens, drops=drafts.drops,
-    )  # fmt: skip
+        setting.pages,
+        size,
+        groups,
+        ways.__getitem__,
+        _NODES,
+        retention=setting.retention,
+        chunk_tokens=setting.chunk_tokens,
+        drops=drafts.drops,
+    )
 
     def serve(prompt: Prompt) -> int:
         path = context.path(prompt)

@@ -30,10 +30,20 @@ WEIGHTS = WeightModel(
     expert_parameters=6 * 10**9,
 )
 COEFFICIENTS = Coefficients(
-    decode_layer_us=150, draft_us=700, bandwidth_share=0.5, context_ns=300, split_context_ns=900,
-    prompt_layer_us=1000, state_passes=100, all_to_all_ns=1000, tflops=500, prefix_ns=90,
-    client_ms=150, held_out=HeldOut(ttft=2.0, tpot=1.5, throughput=1.4), source="made up",
-)  # fmt: skip
+    decode_layer_us=150,
+    draft_us=700,
+    bandwidth_share=0.5,
+    context_ns=300,
+    split_context_ns=900,
+    prompt_layer_us=1000,
+    state_passes=100,
+    all_to_all_ns=1000,
+    tflops=500,
+    prefix_ns=90,
+    client_ms=150,
+    held_out=HeldOut(ttft=2.0, tpot=1.5, throughput=1.4),
+    source="made up",
+)
 TP4, DP4 = Layout(tp=4), Layout(dp=4, ep=4)
 HELD_OUT = HeldOut(ttft=2, tpot=1.5, throughput=1.4)
 PLAIN = Factors(client_ms=100, held_out=HELD_OUT)

@@ -147,9 +147,12 @@ def test_every_request_is_served_once_and_in_order(
         kind = {"fleet__prefill__replicas": 2, "fleet__decode__replicas": 2}
     sessions = "think" if think else "trace"
     config = small_config(
-        prefix__rule=rule, cache__num_blocks=400, fleet__router=router, fleet__sessions=sessions,
+        prefix__rule=rule,
+        cache__num_blocks=400,
+        fleet__router=router,
+        fleet__sessions=sessions,
         **kind,
-    )  # fmt: skip
+    )
     outcome = run_fleet(config, requests)
     assert sorted(outcome.prompts) == sorted(outcome.answers) == list(range(len(requests)))
     for number, each in enumerate(requests):
@@ -167,9 +170,12 @@ def test_every_request_is_served_once_and_in_order(
 
 def test_a_decode_replica_waits_for_the_prompt_and_computes_its_last_token() -> None:
     config = small_config(
-        fleet__prefill__replicas=1, fleet__decode__replicas=1, fleet__transfer__gbps=0.1,
-        fleet__transfer__setup_ms=3.0, fleet__transfer__descriptor_us=100.0,
-    )  # fmt: skip
+        fleet__prefill__replicas=1,
+        fleet__decode__replicas=1,
+        fleet__transfer__gbps=0.1,
+        fleet__transfer__setup_ms=3.0,
+        fleet__transfer__descriptor_us=100.0,
+    )
     outcome = run_fleet(config, [request([1, 2], input_tokens=300)])
     (prefill,), (decode,) = outcome.pools
     memory = decode.parts.memory
@@ -234,9 +240,12 @@ def test_a_router_knows_what_is_cached_after_the_delay_of_events(
         Request(10.2, 640, 1, (1, 2, 3, 4, 5), 128, session=other),
     ]
     config = small_config(
-        fleet__replicas=2, fleet__router="production-stack:kvaware",
-        fleet__stack__kv_aware_threshold=200, fleet__event_delay_ms=delay_ms, **AMPLE,
-    )  # fmt: skip
+        fleet__replicas=2,
+        fleet__router="production-stack:kvaware",
+        fleet__stack__kv_aware_threshold=200,
+        fleet__event_delay_ms=delay_ms,
+        **AMPLE,
+    )
     outcome = run_fleet(config, requests)
     found = [[each.number for each in each.served] for each in outcome.replicas]
     assert found == ([[0, 1], []] if replica == 0 else [[0], [1]])

@@ -242,25 +242,46 @@ def load_hicache():
             shape, dtype=dtype, device="meta"
         )
     return SimpleNamespace(
-        pool=pools.DeepSeekV4TokenToKVPool, names=PoolName, memory=get_memory(),
-        params=InitLoadBackParams, torch=torch,
-    )  # fmt: skip
+        pool=pools.DeepSeekV4TokenToKVPool,
+        names=PoolName,
+        memory=get_memory(),
+        params=InitLoadBackParams,
+        torch=torch,
+    )
 
 
 def open_pool(hicache, slots, windows):
     """The engine's device pool: a layer of windows alone, one of CSA and one of HCA."""
     torch = hicache.torch
     pool = hicache.pool(
-        max_num_reqs=REQUESTS, num_req_slots=REQUESTS + 1, swa_size=windows, c4_size=slots // 4,
-        c128_size=-(-slots // 128), c4_state_pool_size=windows // SLOTS * 8,
-        c128_state_pool_size=(REQUESTS + 1) * 128, page_size=SLOTS, swa_page_size=SLOTS,
-        sliding_window=128, dtype=torch.float8_e4m3fn, c4_state_dtype=torch.float32,
-        c128_state_dtype=torch.float32, qk_nope_head_dim=448, qk_rope_head_dim=64,
-        indexer_head_dim=128, layer_num=3, device="meta", enable_memory_saver=False,
-        compression_ratios=[0, 4, 128], start_layer=0, end_layer=3,
-        online_mtp_max_draft_tokens=0, unified_fp8=False, kv_source_layers=[], full_size=slots,
+        max_num_reqs=REQUESTS,
+        num_req_slots=REQUESTS + 1,
+        swa_size=windows,
+        c4_size=slots // 4,
+        c128_size=-(-slots // 128),
+        c4_state_pool_size=windows // SLOTS * 8,
+        c128_state_pool_size=(REQUESTS + 1) * 128,
+        page_size=SLOTS,
+        swa_page_size=SLOTS,
+        sliding_window=128,
+        dtype=torch.float8_e4m3fn,
+        c4_state_dtype=torch.float32,
+        c128_state_dtype=torch.float32,
+        qk_nope_head_dim=448,
+        qk_rope_head_dim=64,
+        indexer_head_dim=128,
+        layer_num=3,
+        device="meta",
+        enable_memory_saver=False,
+        compression_ratios=[0, 4, 128],
+        start_layer=0,
+        end_layer=3,
+        online_mtp_max_draft_tokens=0,
+        unified_fp8=False,
+        kv_source_layers=[],
+        full_size=slots,
         kv_layout="v4",
-    )  # fmt: skip
+    )
     pool.device = "cpu"  # where indices are moved to
     return pool
 

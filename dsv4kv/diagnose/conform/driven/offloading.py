@@ -29,8 +29,9 @@ def load_offloading(connectors="vllm.distributed.kv_transfer.kv_connector"):
             factory=importlib.import_module(f"{connectors}.factory").KVConnectorFactory,
             roles=importlib.import_module(f"{connectors}.v1").KVConnectorRole,
             output=importlib.import_module("vllm.v1.outputs").KVConnectorOutput,
-            result=base.TransferResult, group_of=base.get_offload_group_idx,
-        )  # fmt: skip
+            result=base.TransferResult,
+            group_of=base.get_offload_group_idx,
+        )
     except (ImportError, AttributeError):
         return None
     logging.getLogger("vllm").setLevel(logging.ERROR)  # every connector warns of itself

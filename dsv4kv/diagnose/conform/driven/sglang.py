@@ -197,13 +197,17 @@ def open_cache(engine, settings, **options):
     rows.free = lambda _: None
     both = window_pages is not None
     params = engine.CacheInitParams(
-        disable=False, req_to_token_pool=rows, token_to_kv_pool_allocator=allocator,
-        page_size=PAGE, sliding_window_size=WINDOW if both else None,
+        disable=False,
+        req_to_token_pool=rows,
+        token_to_kv_pool_allocator=allocator,
+        page_size=PAGE,
+        sliding_window_size=WINDOW if both else None,
         tree_components=(types.FULL, types.SWA) if both else (types.FULL,),
-        tree_core_backend="python", is_eagle=settings["speculation"].startswith("mtp"),
+        tree_core_backend="python",
+        is_eagle=settings["speculation"].startswith("mtp"),
         **({"decoder_swa_bounded_replay": True} if settings["replay"] == "decoder" else {}),
         **options,
-    )  # fmt: skip
+    )
     cache = engine.UnifiedRadixCache(params)
     if "host_ratio" in settings:
         attach(engine.hicache, cache, params, settings)

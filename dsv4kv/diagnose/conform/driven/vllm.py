@@ -94,17 +94,23 @@ def open_scheduler(engine, settings):
     drafts = None
     if speculation != "none":
         drafts = _bare(
-            engine.SpeculativeConfig, method="dspark" if speculation == "dspark" else "mtp",
+            engine.SpeculativeConfig,
+            method="dspark" if speculation == "dspark" else "mtp",
             num_speculative_tokens=settings["draft_tokens"],
             disable_lookahead_block_hashes=speculation == "mtp+connector",
-            max_num_new_slots_for_drafting=0, use_multi_module_mtp=lambda _: False,
+            max_num_new_slots_for_drafting=0,
+            use_multi_module_mtp=lambda _: False,
             draft_model_config=SimpleNamespace(hf_config=SimpleNamespace(sample_from_anchor=True)),
-        )  # fmt: skip
+        )
     host = configure(engine.offloading, settings) if settings.get("host_chunks") else None
     model = _bare(
-        object, max_model_len=settings["context"], runner_type="generate",
-        dtype=engine.torch.bfloat16, model="deepseek-v4", use_mla=True,
-    )  # fmt: skip
+        object,
+        max_model_len=settings["context"],
+        runner_type="generate",
+        dtype=engine.torch.bfloat16,
+        model="deepseek-v4",
+        use_mla=True,
+    )
     config = _bare(
         engine.VllmConfig,
         scheduler_config=_bare(
@@ -228,9 +234,13 @@ class Session(Operated):
         spelled = [page * PAGE + i for page in pages for i in range(PAGE)][:tokens]
         engine = self._engine
         request = engine.Request(
-            str(number), spelled, engine.SamplingParams(max_tokens=output, ignore_eos=True),
-            None, block_hasher=self._hasher, **_fitting(engine.Request, eos_token_id=None),
-        )  # fmt: skip
+            str(number),
+            spelled,
+            engine.SamplingParams(max_tokens=output, ignore_eos=True),
+            None,
+            block_hasher=self._hasher,
+            **_fitting(engine.Request, eos_token_id=None),
+        )
         chain = self._chains[str(number)] = []
         self._extend(chain, spelled)
         self._scheduler.add_request(request)

@@ -269,15 +269,23 @@ def whole_text(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-_SECRET = re.compile(r"(?<=://)[^/@\s\"\\]+(?=@)")
 _GIVEN = re.compile(
     r"((?:--api-key(?:=|[\"',\s]+)|\b[A-Z_]*(?:TOKEN|API_KEY|PASSWORD|SECRET)=)'?)[^\s\"'\\]+"
 )
+# a word that holds "@", in text or in JSON, whose strings escape line ends
+_WITH_AT = re.compile(
+    r"(^|[\s\"]|\\[bfnrt])((?:[^\s\"\\@]|\\[^bfnrtu\"])++@(?:[^\s\"\\]|\\[^bfnrtu\"])*)"
+)
+_USER = re.compile(r"[^@]*?://(?:[^/]*|[^/:]*:.*)@|(?:[^/:@=]*=)?[^/:@]+:(?!//).+@")
 
 
 def mask_secrets(text: str) -> str:
-    """A text without the users and passwords of its URLs, and without keys of a command."""
-    return _GIVEN.sub(r"\1***", _SECRET.sub("***", text))
+    """A text or JSON without users and passwords of addresses, and without keys of a command."""
+    return _GIVEN.sub(r"\1***", _WITH_AT.sub(_mask_word, text))
+
+
+def _mask_word(found: re.Match[str]) -> str:
+    return found[1] + (mask_url(found[2]) if _USER.match(found[2]) else found[2])
 
 
 def mask_url(url: str) -> str:

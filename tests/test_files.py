@@ -194,6 +194,8 @@ def test_files_inside_an_installed_package_come_first(
         ("https://user:hunter2@host:1/0", "https://***@host:1/0"),
         ("X=https://:hunter2@h vllm serve m", "X=https://***@h vllm serve m"),
         ("http://host/a@b host:6379 a@b", "http://host/a@b host:6379 a@b"),
+        ("a\n--events user:hunter2@host:1: no", "a\n--events ***@host:1: no"),
+        ("http://user:hunt/er\\@2@host vllm/x:1@sha256:2", "http://***@host vllm/x:1@sha256:2"),
         ("HF_TOKEN=hunter2 vllm serve m --api-key hunter3 --api-key=h4 --max-tokens=5",
          "HF_TOKEN=*** vllm serve m --api-key *** --api-key=*** --max-tokens=5"),
     ],

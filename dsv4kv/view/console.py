@@ -38,8 +38,12 @@ def _printable(text: str) -> str:
 
 
 def say(text: str, *, err: bool = False, end: str = "\n") -> None:
-    """Print text on standard output, or sentences on standard error."""
+    """Print text on standard output, or sentences without secrets on standard error."""
     whole = _printable(text)
+    if err:
+        from dsv4kv.files import mask_secrets
+
+        whole = mask_secrets(whole)
     typer.echo((_wrap(whole) if err and sys.stderr.isatty() else whole) + end, err=err, nl=False)
 
 

@@ -126,6 +126,15 @@ def test_a_sentence_about_an_address_tells_no_secret(
     assert "host" in done.output or "127.0.0.1" in done.output
 
 
+@pytest.mark.parametrize("option", ["--events", "--requests"])
+def test_a_file_that_is_an_address_is_told_without_its_secrets(
+    option: str, tmp_path: Path
+) -> None:
+    done = run("record", tmp_path / "recording", option, "me:SEC/RET@host:1")
+    assert done.exit_code in {2, 4}, done.output
+    assert " ***@host:1: " in done.output
+
+
 def test_an_address_that_zmq_does_not_take_is_told_without_its_password(tmp_path: Path) -> None:
     url = "tcp://me:SECRET@127.0.0.1:9"
     done = run("record", tmp_path / "recording", "--events", url, "--seconds", "9")

@@ -118,7 +118,7 @@ class _Answer:
         for number, found in enumerate(self.found):
             page = found.page()
             parts = [part for part in page.answer if part != hint]
-            if parts[-1] == "":  # before the hint
+            if parts and parts[-1] == "":  # before the hint
                 parts.pop()
             yield from ([""] if number else [])
             yield from parts

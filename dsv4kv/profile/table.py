@@ -189,8 +189,7 @@ def build_table(
     work, gaps, classes = trace.work, _find_gaps(trace), _Classes(trace.names, rules)
     inside = work.step >= 0 if len(trace.steps_ns) else np.ones(len(work), dtype=np.bool_)
     chosen, outside = np.flatnonzero(inside), np.flatnonzero(~inside)
-    # a step on a GPU that launched nothing is none
-    steps = len(trace.steps_ns) if _on_cpu(work) else len(np.unique(work.step[work.step >= 0]))
+    steps = len(np.unique(work.step[work.step >= 0]))  # one that launched nothing is none
     idle = len(trace.steps_ns) - steps
     left_out = [f"omitted: {counted(idle, 'step')} without work"] if idle else []
     used = [] if _on_cpu(work) else np.unique(work.device).tolist()
@@ -377,7 +376,8 @@ def _cpu_steps(trace: Trace) -> list[tuple[int, ...]]:
     outside = host - torch_ns - around_ns - inputs_ns
     times = (constant(steps, 0), host, host, torch_ns, outside, around_ns, inputs_ns)
     columns = (*times, count(RANGE), count(OP))
-    return list(zip(*(column.tolist() for column in columns), strict=True))
+    some = np.unique(work.step[work.step >= 0])
+    return list(zip(*(column[some].tolist() for column in columns), strict=True))
 
 
 def _pick_step(trace: Trace, classes: _Classes) -> Timeline | None:

@@ -1,5 +1,6 @@
 """What every part of the run record has in common."""
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -28,3 +29,11 @@ class Part(BaseModel):
     """A part of the record: frozen, documented by its attribute docstrings."""
 
     model_config = Section.model_config
+
+
+def check_columns(part: Part, names: Iterable[str]) -> None:
+    """Raise ``ValueError`` unless the columns of a table, those that are there, are as long."""
+    found = {name: len(column) for name in names if (column := getattr(part, name)) is not None}
+    if len(set(found.values())) > 1:
+        lengths = ", ".join(f"{name} {length:,}" for name, length in found.items())
+        raise ValueError(f"columns differ in length: {lengths}")

@@ -4,11 +4,11 @@ Times are integer nanoseconds, sizes bytes. Tables of steps and of the timeline 
 columns, lists of one length, since there may be many rows.
 """
 
-from typing import Final, Literal, get_args
+from typing import Final, Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from dsv4kv.runs.part import Part
+from dsv4kv.runs.part import Part, check_columns
 
 Category = Literal["insert", "gather", "compress", "indexer", "attention", "other"]
 CATEGORIES: Final[tuple[Category, ...]] = get_args(Category)
@@ -73,6 +73,13 @@ class StepTimes(Part):
     launches: list[int] = Field(description="How many such calls; on a CPU marked operations.")
     pieces: list[int] = Field(description="Kernels, copies and fills; on a CPU torch operations.")
 
+    @model_validator(mode="after")
+    def _columns_agree(self) -> Self:
+        check_columns(self, type(self).model_fields)
+        if not self.device:
+            raise ValueError("there are no steps: null says so")
+        return self
+
 
 class Timeline(Part):
     """The step of median length, piece by piece."""
@@ -86,6 +93,15 @@ class Timeline(Part):
     start_ns: list[int] = Field(description="Of each piece: begin since the step's.")
     duration_ns: list[int] = Field(description="Of each piece: how long it took.")
     left_out: int = Field(description="Pieces beyond the first 20,000.")
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> Self:
+        check_columns(self, ("name", "lane", "start_ns", "duration_ns"))
+        check_columns(self, ("names", "categories"))
+        for numbers, names in ((self.name, self.names), (self.lane, self.lanes)):
+            if strangers := set(numbers) - set(range(len(names))):
+                raise ValueError(f"a piece has number {min(strangers)} of {len(names)} names")
+        return self
 
 
 class KernelTable(Part):

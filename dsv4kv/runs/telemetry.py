@@ -8,7 +8,7 @@ from typing import Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from dsv4kv.runs.part import Part, Temperature
+from dsv4kv.runs.part import Part, Temperature, check_columns
 
 Integers = list[int | None] | None
 
@@ -26,13 +26,7 @@ class Samples(_Polled):
 
     @model_validator(mode="after")
     def _columns_agree(self) -> Self:
-        for name in type(self).model_fields:
-            column = getattr(self, name)
-            if column is not None and len(column) != len(self.at_ns):
-                raise ValueError(
-                    f"{name} has {len(column)} values for {len(self.at_ns)} polls; they must be "
-                    "as many"
-                )
+        check_columns(self, type(self).model_fields)
         return self
 
 

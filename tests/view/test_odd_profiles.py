@@ -1,21 +1,32 @@
 """Profiles with odd values: each is told or refused with a sentence, and never a traceback."""
 
 import gzip
+import json
 import os
 import random
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache, reduce
+from operator import getitem
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
+from typer.testing import CliRunner
 
+from dsv4kv.cli import app
 from dsv4kv.errors import ProfileError
 from dsv4kv.profile import kineto
 from dsv4kv.profile.read import load_profile
-from dsv4kv.view.profile import profile_page
+from dsv4kv.runs.profile import KernelTable, Profile
+from dsv4kv.runs.store import dumps
+from dsv4kv.view.profile import diff_page, profile_page, record_page
 from tests.profile.exports import two_replays
+from tests.profile.kernel_profiles import from_kineto, from_nsys, make_profile
 from tests.profile.traces import cpu_events, event, gpu_events, save
+from tests.runs.records import make_case, make_record
 from tests.view.terminal import shown
 
 ODD: list[Any] = [None, -1, 0, 1.5, 2**40, "", "x"]
@@ -59,6 +70,53 @@ def test_a_trace_with_odd_values_is_told_or_refused(seed: int, tmp_path: Path) -
         spoil(one["args"], ODD_JSON, 0.1, chance)
         spoil(one, ODD_JSON, 0.005, chance)
     tell(save(tmp_path / "t.json", events), chance)
+
+
+def test_a_step_without_work_is_none(tmp_path: Path) -> None:
+    """A CPU was said to be a GPU that idles, by a step that it has not taken."""
+    step, *others = cpu_events()
+    path = save(tmp_path / "t.json", [step | {"ts": step["ts"] + 2_000}, *others])
+    said = tell(path, random.Random(0))
+    assert "omitted: 1 step without work" in said
+    assert "idle" not in said.partition("Steps")[0]
+
+
+def lists(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Places of all lists in a document."""
+    if isinstance(value, list):
+        yield place
+    for name, each in value.items() if isinstance(value, dict) else enumerate(value[:2]):
+        if isinstance(each, list | dict):
+            yield from lists(each, (*place, name))
+
+
+@pytest.mark.parametrize("read", [from_nsys, from_kineto])
+def test_a_table_that_lacks_rows_is_shown_or_refused(
+    read: Callable[[Path], KernelTable], tmp_path: Path
+) -> None:
+    whole = make_profile(read(tmp_path)).model_dump_json()
+    shown_ones = 0
+    for place in lists(json.loads(whole)):
+        for emptied in ([place], [place, ("table", "kernels")]):
+            document = json.loads(whole)
+            for *names, last in emptied:
+                with suppress(IndexError):
+                    reduce(getitem, names, document)[last] = []
+            try:
+                profile = Profile.model_validate_json(json.dumps(document))
+            except ValidationError:
+                continue
+            assert profile.table
+            shown(*record_page(make_record(make_case(profile=profile))).in_full())
+            shown(*diff_page(profile.table, profile.table, ("A", "B")).in_full())
+            shown_ones += 1
+    assert shown_ones > 10
+
+
+def test_a_record_without_cases_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "record.json").write_text(dumps(make_record().model_copy(update={"cases": []})))
+    done = CliRunner().invoke(app, ["explain", str(tmp_path / "record.json")])
+    assert (done.exit_code, done.exception) == (0, None)
 
 
 NUMBERS = ["1e400", "-1e400", "9" * 5_000, "1" + "0" * 300, "NaN", "1e300", '"1"', '"x"', "[1]"]

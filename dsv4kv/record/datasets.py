@@ -15,21 +15,24 @@ DeepSeek publishes with V3.2 and V4 instead of one (``encoding/encoding_dsv4.py`
 """
 
 import json
+import os
+import pickle
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import signature
-from itertools import repeat
+from itertools import count, repeat
 from pathlib import Path
 from reprlib import repr as shortened
-from threading import current_thread, main_thread
 from traceback import walk_tb
-from typing import Any, Never
+from typing import Any
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
@@ -38,6 +41,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import read_document, read_json
+from dsv4kv.processes import python, with_package
 from dsv4kv.traces.files import (
     Defect,
     Watch,
@@ -221,12 +225,126 @@ _MODE = "thinking_mode"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
-def load_template(folder: Path, given: str | None, options: Mapping[str, Any]) -> Render | None:
+_SERVE = f"from {__name__} import serve; serve()"
+
+
+class Template:
+    """A chat template, which is rendered by a child process.
+
+    Nothing else bounds the time of a loop in C, as comparing lists that hold each other has.
+    """
+
+    _child: subprocess.Popen[bytes] | None = None  # of all templates
+    _numbers = count()
+
+    def __init__(self, *given: Any) -> None:
+        """Load it, as ``load_template`` does; raises ``ConfigError``."""
+        self._given, self._number = given, next(self._numbers)
+        self._loaded_by: object = None
+        try:
+            self.exists = bool(self._load())
+        except Defect as defect:
+            raise ConfigError(f"the chat template is broken: {defect}.") from None
+
+    def __call__(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None,
+        own: Mapping[str, Any],
+        *,
+        first: bool = True,
+    ) -> str:
+        """The text of a prompt; ``first`` of its conversation, whose time begins."""
+        self._load()
+        return str(self._ask(self._number, "render", first, messages, tools, own))
+
+    def _load(self) -> Any:
+        if self._loaded_by is None or self._loaded_by is not self._child:
+            found = self._ask(self._number, "load", Path.cwd(), *self._given)
+            self._loaded_by = self._child
+            return found
+        return True
+
+    def _ask(self, *request: Any) -> Any:
+        if Template._child is None:
+            Template._child = subprocess.Popen(
+                python("-c", _SERVE),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=with_package(os.environ),
+                process_group=0,  # Ctrl-C is for us: it ends with its input
+            )
+        child = Template._child
+        assert child.stdin is not None
+        assert child.stdout is not None
+        found = None
+        try:
+            with suppress(BrokenPipeError, EOFError):
+                pickle.dump((RENDER_S, RENDER_BYTES, *request), child.stdin)
+                child.stdin.flush()
+                found = pickle.load(child.stdout)
+        finally:
+            if found is None:  # it has ended, or we were interrupted: an answer would come late
+                Template._child = None
+                child.kill()
+                child.communicate()
+        if found is None and child.returncode == -signal.SIGPROF:
+            raise Defect(f"the chat template takes more than {RENDER_S:g} s for one conversation")
+        if found is None:
+            raise Defect(f"the chat template ended its process (code {child.returncode})")
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def serve() -> None:
+    """Load and render templates, by requests on standard input, until that ends."""
+    global RENDER_S, RENDER_BYTES
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what an encoder prints
+    renders: dict[int, Render | None] = {}
+    with suppress(EOFError):
+        while True:
+            RENDER_S, RENDER_BYTES, number, *asked = pickle.load(sys.stdin.buffer)
+            try:
+                found = _answer(renders, number, *asked)
+            except Exception as error:
+                known = isinstance(error, ConfigError | Defect)
+                found = error if known else RuntimeError(f"{type(error).__name__}: {error}")
+            pickle.dump(found, answers)
+            answers.flush()
+
+
+def _answer(renders: dict[int, Render | None], number: int, what: str, *asked: Any) -> Any:
+    if what == "load":
+        folder, *given = asked
+        os.chdir(folder)
+        renders[number] = _load(*given)
+        return renders[number] is not None
+    first, *prompt = asked
+    render = renders[number]
+    assert render is not None
+    if first:
+        _bound_time()
+    return render(*prompt)
+
+
+def _bound_time() -> None:
+    """The system ends the process after ``RENDER_S`` s of the processor, in any loop."""
+    signal.setitimer(signal.ITIMER_PROF, RENDER_S)
+
+
+def load_template(folder: Path, given: str | None, options: Mapping[str, Any]) -> Template | None:
     """The template of a tokenizer's folder, or the one given; None without; ``ConfigError``.
 
     ``given``: a file, of Jinja or, where it ends in ``.py``, of Python, which is run; or the name
     of one of the tokenizer's templates. ``options`` are the template's, for all messages.
     """
+    template = Template(folder, given, dict(options))
+    return template if template.exists else None
+
+
+def _load(folder: Path, given: str | None, options: Mapping[str, Any]) -> Render | None:
     if given and given.endswith(".py"):
         return _encoder(Path(given), options)
     path = folder / _CONFIG
@@ -303,13 +421,13 @@ def _jinja(named: Mapping[str, str], options: Mapping[str, Any]) -> Render:
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     compiled = {}
+    _bound_time()
     for name, text in named.items():
         try:
-            with _bounded_time(), _bounded_memory():
+            with _bounded_memory():
                 compiled[name] = environment.from_string(text)
         except Exception as error:  # of Jinja, and of Python that compiles what Jinja made
-            why = error if isinstance(error, Defect) else f"{type(error).__name__}: {error}"
-            told = _brief(str(why).rstrip(": "))
+            told = _brief(f"{type(error).__name__}: {error}".rstrip(": "))
             raise ConfigError(f"the chat template {name} is broken: {told}.") from None
 
     def render(
@@ -352,43 +470,12 @@ def _bounded_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-class _TooLong(BaseException):
-    """Templates and Jinja catch every ``Exception``."""
-
-
-@contextmanager
-def _bounded_time() -> Iterator[None]:
-    """Nested loops, ``9**9**9``: raises ``Defect``. Python handles signals in its main thread."""
-    if current_thread() is not main_thread():
-        yield
-        return
-
-    def end(*_: object) -> Never:
-        raise _TooLong
-
-    before = signal.signal(signal.SIGPROF, end)
-    try:
-        signal.setitimer(signal.ITIMER_PROF, RENDER_S, 1.0)  # again, where it is lost in a __del__
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-    except _TooLong:
-        raise Defect(
-            f"the chat template takes more than {RENDER_S:g} s for one conversation"
-        ) from None
-    finally:
-        signal.signal(signal.SIGPROF, before)
-
-
 @contextmanager
 def _refusing(source: str, file: str) -> Iterator[None]:
     """A template can fail in any way, and say what is in the messages: tell only its own words."""
     try:
-        with _bounded_time(), _bounded_memory():
+        with _bounded_memory():
             yield
-    except Defect:
-        raise
     except Exception as error:
         said, frames = str(error), walk_tb(error.__traceback__)
         lines = [line for frame, line in frames if frame.f_code.co_filename == file]

@@ -124,7 +124,8 @@ class Conversations:
         if not answers:
             raise Defect("all messages are the assistant's: there is no prompt")
         for place in answers:
-            text = self._render(messages[:place], dialogue.tools, dialogue.options)
+            before = messages[:place], dialogue.tools, dialogue.options
+            text = self._render(*before, first=place == answers[0])
             answer = None
             if place < len(messages):  # a model's output, tool calls as JSON
                 said, calls = messages[place], messages[place].get("tool_calls")

@@ -3,8 +3,6 @@
 import json
 import random
 import re
-import resource
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -349,17 +347,19 @@ def test_templates_make_what_transformers_makes(tmp_path: Path) -> None:
 def test_a_template_takes_no_more_than_a_bounded_memory(tmp_path: Path, template: str) -> None:
     (tmp_path / "given.jinja").write_text(template)
     render = load_template(tmp_path, str(tmp_path / "given.jinja"), {})
-    limits = resource.getrlimit(resource.RLIMIT_AS)
     assert render
     with pytest.raises(ValueError, match="the chat template refuses it"):
         render([{"role": "user", "content": "?"}], None, {})
-    assert resource.getrlimit(resource.RLIMIT_AS) == limits
 
 
 LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+IN_C = (  # lists of lists are compared without looking at signals
+    "{% set n = namespace(a=[0], b=[0]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}"
+    "{% set n.b = [n.b, n.b] %}{% endfor %}{{ n.a == n.b }}"
+)
 
 
-@pytest.mark.parametrize("template", [LOOPS, "{{ [1, -9**9]|map('round', -10**9)|list }}"])
+@pytest.mark.parametrize("template", [LOOPS, IN_C, "{{ [1, -9**9]|map('round', -10**9)|list }}"])
 @pytest.mark.parametrize("kind", ["jinja", "py"])
 def test_a_template_takes_no_more_than_a_bounded_time(
     tmp_path: Path, template: str, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -369,12 +369,21 @@ def test_a_template_takes_no_more_than_a_bounded_time(
     endless = "def encode_messages(messages):\n    while True: pass\n"
     file.write_text(template if kind == "jinja" else endless)
     render = load_template(tmp_path, str(file), {})
-    before = signal.getsignal(signal.SIGPROF)
+    assert render
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"takes more than 0\.2 s for one conversation"):
+            render([{"role": "user", "content": "?"}], None, {})
+
+
+def test_the_prompts_of_a_conversation_share_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "RENDER_S", 0.2)
+    (tmp_path / "given.jinja").write_text("{% for i in range(99999) %}{% endfor %}")
+    render = load_template(tmp_path, str(tmp_path / "given.jinja"), {})
     assert render
     with pytest.raises(ValueError, match=r"takes more than 0\.2 s for one conversation"):
-        render([{"role": "user", "content": "?"}], None, {})
-    assert signal.getsignal(signal.SIGPROF) == before
-    assert signal.getitimer(signal.ITIMER_PROF) == (0, 0)
+        [render([], None, {}, first=not number) for number in range(3_000)]
 
 
 @pytest.mark.parametrize(
@@ -392,7 +401,7 @@ def test_a_template_that_cannot_be_compiled_is_broken(
 ) -> None:
     monkeypatch.setattr(datasets, "RENDER_S", 0.2)
     (tmp_path / "given.jinja").write_text(template)
-    with pytest.raises(ConfigError, match=r"^the chat template default is broken: .{9,300}$"):
+    with pytest.raises(ConfigError, match=r"^the chat template (default )?is broken: .{9,300}$"):
         load_template(tmp_path, str(tmp_path / "given.jinja"), {})
 
 

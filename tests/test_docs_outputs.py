@@ -6,6 +6,7 @@
 import re
 import shlex
 from contextlib import chdir
+from difflib import SequenceMatcher
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,7 +38,7 @@ NAMES = (
 PAGES = {name: (DOCS / f"{name}.md").read_text("utf-8") for name in NAMES}
 BLOCK = re.compile(r"^```(\S*) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
-CUT = "…\n"  # stands for what a page leaves out
+CUT = re.compile("^…\n", re.MULTILINE)  # stands for what a page omits
 
 
 def blocks() -> list[tuple[str, str, str]]:
@@ -77,10 +78,10 @@ def test_a_command_prints_what_the_page_shows(
     monkeypatch.chdir(tmp_path)
     command, shown = session.split("\n", 1)
     output = output_of(command)
-    if CUT not in shown:
+    if not CUT.search(shown):
         assert output == shown
     place = 0
-    for part in shown.split(CUT):
+    for part in CUT.split(shown):
         assert part.strip("\n") in output[place:]
         place = output.index(part.strip("\n"), place)
 
@@ -119,26 +120,47 @@ def test_the_pages_explain_every_rule_strategy_router_and_loss() -> None:
         assert parse_strategy(name, window_tokens=128, layers=43).name == name
 
 
-def renewed(session: str) -> str:
+def renewed(session: str, output: str = "") -> str:
     """A session with today's output; what is cut is cut again, at the same titles."""
     command, shown = session.split("\n", 1)
-    output = output_of(command)
-    if CUT not in shown:
+    output = output or output_of(command)
+    if not CUT.search(shown):
         return f"{command}\n{output}"
 
     def title(text: str) -> str:
         return text.split("\n", maxsplit=1)[0].split("  ", maxsplit=1)[0]
 
-    found: dict[str, str] = {}
-    for each in reversed(output.split("\n\n")):
-        whole = each.strip("\n")  # a section's heading may be above its first table
-        found |= {title(text): text for text in (whole.partition("\n")[2], whole)}
+    left = [each.strip("\n") for each in output.split("\n\n")]
+
+    def today(block: str) -> str:
+        """The next text of this title; of several the one that is most like the block."""
+        # a section's heading may be above its first table
+        texts = [
+            (number, text)
+            for number, whole in enumerate(left)
+            for text in (whole, whole.partition("\n")[2])
+        ]
+        headline = [(0, left[0])] if shown.startswith(block) else []
+        same = [each for each in texts if title(each[1]) == title(block)] or headline
+        number, text = max(same, key=lambda each: SequenceMatcher(None, block, each[1]).ratio())
+        del left[: number + 1]
+        return text
+
     parts = []
-    for part in shown.split(CUT):
+    for part in CUT.split(shown):
         blocks = [each for each in part.strip("\n").split("\n\n") if each]
-        texts = [found.get(title(each)) or output.split("\n\n")[0] for each in blocks]
-        parts.append("\n\n".join(texts) + "\n" * bool(texts))
-    return f"{command}\n{CUT.join(parts)}"
+        parts.append("\n\n".join(map(today, blocks)) + "\n" * bool(blocks))
+    return "\n".join([command, "…\n".join(parts)])
+
+
+def test_a_cut_page_is_renewed_in_order_where_titles_repeat() -> None:
+    output = "✓ 2 fit.\n\nOptions\na 3\n\nSizes\nb 4\n\nMore\nOptions\na 3\nc 5\nd 7\n"
+    page = "$ dsv4kv x\n✓ 1 fits.\n…\nOptions\na 2\nc 4\nd 6\n"
+    assert renewed(page, output) == "$ dsv4kv x\n✓ 2 fit.\n…\nOptions\na 3\nc 5\nd 7\n"
+    both = "$ dsv4kv x\n✓ 1 fits.\n\nOptions\na 2\n…\nOptions\na 2\nc 4\n"
+    assert renewed(both, output).splitlines()[3:] == [
+        *("Options", "a 3", "…", "Options", "a 3", "c 5", "d 7")
+    ]
 
 
 def test_python_of_the_guides_imports_names_that_exist() -> None:

@@ -25,6 +25,8 @@ _FORMATS = (
     ("main_format", "fp8_ds_mla", "FP8 entries"),
     ("window_format", "fp8_ds_mla", "FP8 window entries"),
 )
+_NUMERIC = {"state", *(name for name, _, _ in _FORMATS)}
+"""Inputs of ``_FORMATS``, and the compressor's state: their values change outputs."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,9 @@ def advise(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Op
     def option(other: Scenario, taken: Sequence[_Change], reason: str) -> Option:
         freed = tightest_free_bytes(other, *asked) - free
         held, words = max_concurrency(other, context_tokens), " ".join(one.words for one in taken)
-        return Option(words, reason, freed, held, fits(other, *asked), other, _inputs(taken))
+        inputs = _inputs(taken)
+        reason += "; changes numerics" * (not _NUMERIC.isdisjoint(inputs))
+        return Option(words, reason, freed, held, fits(other, *asked), other, inputs)
 
     changes, options = list(_changes(scenario, asked)), list[Option]()
     for each in changes:

@@ -125,6 +125,22 @@ class Answer:
         return low, high
 
     @property
+    def low_concurrency(self) -> int:
+        """Requests of the context that fit in a start with ``spread_bytes`` less."""
+        between = self.tokens_between
+        if between and between[0] < self.context:
+            return 0
+        return max_concurrency(self.scenario, self.context, self.spread_bytes)
+
+    @property
+    def low_context(self) -> int | None:
+        """The longest context in such a start; None unless it is asked for."""
+        inputs = self.scenario.inputs
+        if not inputs.concurrency or inputs.context or not inputs.gpus:
+            return None
+        return max_context(self.scenario, self.concurrency, self.spread_bytes)
+
+    @property
     def max_tokens(self) -> int:
         """Tokens of context that fit altogether, in requests of the context."""
         return self.max_concurrency * self.context
@@ -439,7 +455,9 @@ def to_document(
         "context_tokens": found.context,
         "concurrency": found.concurrency,
         "max_concurrency": found.max_concurrency,
+        "low_concurrency": found.low_concurrency,
         "max_context_tokens": found.max_context,
+        "low_context_tokens": found.low_context,
         "max_tokens": found.max_tokens,
         "request": _request(found),
         "gpu_memory": {

@@ -14,12 +14,15 @@ from dsv4kv.budget.answer import (
     overhead_of,
     peak_lines,
 )
-from dsv4kv.budget.fit import lacking_bytes, max_concurrency, max_context, within_limit
+from dsv4kv.budget.fit import lacking_bytes, within_limit
+from dsv4kv.budget.inputs import DEFAULT_GPU
+from dsv4kv.budget.launch_line import OURS
 from dsv4kv.budget.lookup import kv_heads
 from dsv4kv.budget.scenario import Scenario
 from dsv4kv.budget.sweep import Row
 from dsv4kv.engines.contract import Capacity
 from dsv4kv.engines.host import HostTier
+from dsv4kv.engines.names import find_engine
 from dsv4kv.units import counted, format_bytes, format_count
 from dsv4kv.view.plots import MAX_LINES, Bar, Line, bars, lines
 from dsv4kv.view.quantity import format_number, size
@@ -85,7 +88,8 @@ def budget_page(
         answer += ["", _options_table(shown, found, below=bool(line))]
     if line:
         started, requests = (best.scenario, best.concurrency) if best else (scenario, most)
-        words = f"{counted(requests, 'request')}, {started.layout.label}:"
+        unsaid = "" if line.startswith("dsv4kv") else _unsaid(scenario, given)
+        words = f"{counted(requests, 'request')}, {started.layout.label}{unsaid}:"
         answer += ["", Text(words, "dim"), Command(line)]
     sections = [Section("Sizes", [facts])] if command else []
     if len(useful) > len(shown):
@@ -112,6 +116,21 @@ def budget_page(
     sections.append(Section("Assumptions", [assumed, *_assumed(scenario, given)]))
     title = f"{scenario.config.name} on {_gpus(scenario)}, sized as {engine.name}"
     return Page(title, answer, sections)
+
+
+def _unsaid(scenario: Scenario, given: Mapping[str, str]) -> str:
+    """``; for budget --command add --gpu b200``: options that no launch command says."""
+    newest = find_engine(scenario.engine.family.name)
+    defaults = {"gpu": DEFAULT_GPU}
+    if scenario.engine.name == newest.name:
+        defaults["engine"] = given.get("engine", "")
+    words = [
+        word
+        for name, text in given.items()
+        if name.replace("-", "_") in OURS - {"concurrency"} and text != defaults.get(name)
+        for word in (f"--{name}", text)
+    ]
+    return f"; for budget --command add {Command.of(*words)}" if words else ""
 
 
 def _answer(found: Answer) -> Finding:
@@ -152,15 +171,10 @@ def _answer(found: Answer) -> Finding:
 
 def _tight_start(found: Answer) -> tuple[str, bool]:
     """What fits in a start with less memory, if that is less, and whether what was asked does."""
-    scenario, inputs, less = found.scenario, found.scenario.inputs, found.spread_bytes
-    if inputs.concurrency and not inputs.context and inputs.gpus:
-        most, asked = found.max_context, 1
-        low = max_context(scenario, found.concurrency, less)
-    else:
-        most, asked = found.max_concurrency, inputs.concurrency or 1
-        low = max_concurrency(scenario, found.context, less)
-        between = found.tokens_between
-        low = 0 if between and between[0] < found.context else low
+    most, asked, less = found.max_context, 1, found.spread_bytes
+    if (low := found.low_context) is None:
+        most, asked = found.max_concurrency, found.scenario.inputs.concurrency or 1
+        low = found.low_concurrency
     held = f"{low:,}" if low else "none"
     clause = f" ({held} in a start with {format_bytes(less)} less)" if low < most else ""
     return clause, low >= asked

@@ -185,19 +185,21 @@ def test_verbose_adds_to_the_answer(name: str) -> None:
         "--gpus 8 --gpu b200 --engine vllm --draft-layers 1 --draft-tokens 1 --context 64K",
         "--gpus 4 --gpu b200 --engine sglang --context 32K --max-running-requests 4096",
         "--gpus 8 --engine trtllm --context 128K --max_num_tokens 4096 --tp 8",
+        "--gpus 8 --engine vllm:0.26 --context 128K",
+        "--gpus 8 --engine sglang:0.5.19 --gpu gb200 --reserve 6GiB --context 1M",
+        "--model v4-pro --gpus 8 --engine vllm --context 1M",
     ],
 )
 def test_a_launch_line_holds_what_was_promised(asked: str) -> None:
-    *_, promise, line = printed(f"budget {asked}").splitlines()
-    words = asked.split()
-    given = f"--context {words[words.index('--context') + 1]}"
-    given += " --gpu b200" if "b200" in words else " --gpu h200"
-    engine = words[words.index("--engine") + 1]
-    again = f"budget --command {shlex.quote(line)} {given} --engine {engine}"
+    *promise, line = printed(f"budget {asked}").rpartition("\n\n")[2].splitlines()
+    requests, label, options = re.fullmatch(  # type: ignore[union-attr]
+        r"([\d,]+) requests?(?: \(.*\))?, ([^;]*)(?:; for .* add (.*))?:",
+        " ".join(promise),
+    ).groups("")
+    again = f"budget --command {shlex.quote(line)} {options}"
     if line.startswith("dsv4kv budget"):
         again = line.removeprefix("dsv4kv ")
     found = json.loads(printed(f"{again} --json"))
-    requests, label = re.fullmatch(r"([\d,]+) requests?, (.*):", promise).groups()  # type: ignore[union-attr]
     assert found["max_concurrency"] == int(requests.replace(",", ""))
     assert found["layout"]["label"] == label
 

@@ -1,5 +1,6 @@
 """``dsv4kv budget``: which contexts and loads fit on which GPUs, and what they cost."""
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -306,6 +307,8 @@ def _write_launch(
 ) -> str:
     """The command of an option; of none the answer's own, if it is another than was read."""
     from dsv4kv.budget.launch_line import OURS, launch_line
+    from dsv4kv.budget.quantised import storage_of_name
+    from dsv4kv.model.presets import preset_of
 
     changed = {name for name, text in texts.items() if read.get(name) != text}
     line = ""
@@ -317,8 +320,12 @@ def _write_launch(
         line = launch_line(scenario, found.context, requests)
     if line or option is None or not option.change.startswith("--"):
         return line
-    if checkpoint := texts.get("checkpoint"):
-        texts = texts | {"model": checkpoint}
+    if checkpoint := texts.get("checkpoint"):  # of a server's path the part that names the model
+        names = [checkpoint, *re.split("/|--", checkpoint)]
+        named = next((name for name in names if preset_of(name) == texts["model"]), None)
+        if named is None or storage_of_name(named) != storage_of_name(checkpoint):
+            return ""  # what else the path says would be lost
+        texts = texts | {"model": named}
     changed = {*option.inputs, "checkpoint"}
     kept = {name: text for name, text in texts.items() if name.replace("-", "_") not in changed}
     if any(name.replace("-", "_") not in INPUTS for name in kept):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +279,15 @@ def test_every_line_of_quoted_output_is_indented() -> None:
     last = next(n for n, line in enumerate(lines) if "full_token=" in line and n > first)
     assert last > first
     assert all(line.startswith("  ") for line in lines[first : last + 1])
+
+
+def test_a_line_to_paste_holds_the_requests_that_are_said() -> None:
+    """By the model that a server's own path names, which is no path here."""
+    path = "/hub/models--deepseek-ai--DeepSeek-V4-Flash/snapshots/6c858e71890b"
+    command = f"trtllm-serve {path} --tp_size 4 --max_batch_size 4 --max_seq_len 2048"
+    *_, said, line = run("--command", command, "--gpu", "b200").stdout.splitlines()
+    words = shlex.split(line)
+    assert words[:2] == ["dsv4kv", "budget"]
+    held = int(said.split()[0])
+    assert held > 4
+    assert run(*words[2:]).stdout.split()[1] == f"{held}"

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeGuard
 from dsv4kv.budget.flags import GivenFlag, merge, read_flag
 from dsv4kv.budget.gpus import gpu_names, load_gpu
 from dsv4kv.budget.servers import find_launches
+from dsv4kv.choices import listed
 from dsv4kv.diagnose.faults.table import load_faults, plain, release
 from dsv4kv.engines.flags import find_flag
 from dsv4kv.engines.logs.read import find_fields, find_version, parse_log, read_lines
@@ -212,6 +213,12 @@ def _of_commands(text: str, source: str) -> list[Subject]:
             version, variables = _tagged(launch.version), dict(launch.variables)
             known = (family, version, flags, variables, inputs)
             found.append(Subject(title, "command", *known, text=text, model=_model(flags)))
+    if launches and not found:
+        others = listed(dict.fromkeys(FAMILIES[each.family].title for each in launches))
+        raise ConfigError(
+            f"{source}: it starts {others}, of which no fault is known: lint knows those of "
+            f"{listed([FAMILIES[name].title for name in replayed_engines()])}."
+        )
     return found
 
 

@@ -14,7 +14,6 @@ from dsv4kv.view.console import open_console, say
 EPILOG = examples(
     "dsv4kv conform vllm                                  the vLLM of this environment",
     "dsv4kv conform sglang --python ~/sglang/bin/python   SGLang's, of another one",
-    "dsv4kv conform vllm --host                           with its offloading to host memory",
     "dsv4kv conform vllm --operations 200000 --pytest a.py   a failure to attach to an issue",
 )
 _PACKAGE = "Folder of the unpacked wheel, where the engine is not installed."
@@ -25,7 +24,6 @@ def conform(
     engine: Literal["vllm", "sglang"] = opt.required("Engine."),
     python: opt.Text = opt.option("Python of the engine's environment.", show_default="this one"),
     package: Path | None = opt.option(_PACKAGE, rare=True),
-    host: bool = opt.flag("--host", "With offloading to host memory.", rare=True),
     operations: int = opt.option("Number of operations.", min=1, rare=True, default=20_000),
     seed: int = opt.option("Seed of the operations.", rare=True, default=0),
     pytest: Path | None = opt.option(_PYTEST),
@@ -47,7 +45,6 @@ def conform(
             operations,
             seed,
             lambda so_far: watcher.reach(so_far.operations, operations),
-            host=host,
         )
     failures = list(verdict.failures.values())
     document = {

@@ -92,11 +92,3 @@ def test_an_engine_that_dies_under_the_check_is_a_sentence(tmp_path: Path) -> No
     result = CliRunner().invoke(app, ["conform", "vllm", "--python", engine_that_ends(tmp_path)])
     assert result.exit_code == 8
     assert "its Python has ended" in result.output
-
-
-def test_host_memory_that_is_not_driven_is_one_sentence(tmp_path: Path) -> None:
-    words = ["conform", "vllm", "--host", "--python", engine_that_ends(tmp_path)]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 8
-    assert "host memory of vllm 0.1 is not driven: leave out --host" in result.output
-    assert "Take the Python" not in result.output

@@ -104,7 +104,7 @@ def drive(engine: str, python: str | None = None, package: Path | None = None) -
 
 INVARIANTS = {
     "blocks": "no block is lost, or held by two that do not share it",
-    "reads": "what a step or a copy reads is there in every family, of the request's own tokens",
+    "reads": "what a step reads is there in every family, of the request's own tokens",
     "hits": "a prompt hits what the rule says",
     "ends": "every request ends, and then the pool is empty",
     "calls": "the engine raises nothing",
@@ -146,26 +146,15 @@ def conform(
     operations: int,
     seed: int,
     show: Callable[[Verdict], None] = lambda _: None,
-    *,
-    host: bool = False,
 ) -> Verdict:
     """Run sequences for a number of operations; the first that break an invariant are shrunk.
 
     Shrinking ends when one sequence per invariant is ``SHORT``; some cannot get that short.
-    ``host``: behind every cache there is host memory.
-
-    Raises:
-        PeerUnavailable: This engine's host memory is not driven.
     """
-    if host and not manager.traits.get("host"):
-        raise PeerUnavailable(
-            f"host memory of {manager.engine} {manager.version} is not driven: leave out --host, "
-            "or take vllm 0.33 or sglang 0.5.23."
-        )
     verdict = Verdict()
     while verdict.operations < operations:
         source = random.Random(f"{seed} {verdict.sequences}")
-        sequence = DRAWN[manager.engine](source, manager.traits, host)
+        sequence = DRAWN[manager.engine](source, manager.traits)
         answer = manager.ask(sequence)
         for kind, (says, after) in answer["broken"].items():
             first = Failure(kind, says, sequence, verdict.operations + after, repeats=False)
@@ -208,7 +197,6 @@ def _shortest(manager: Driven, first: Failure) -> Failure:
     return first
 
 
-_PARTS = {"vllm": ("broken", "offloading", "vllm"), "sglang": ("broken", "hicache", "sglang")}
 _RELATIVE = re.compile(r"^from \.\w+ import .*\n", re.MULTILINE)
 _HEADER = re.compile(r"\A(# .*\n)*")
 
@@ -233,7 +221,7 @@ def test_{kind}():
 
 def test_file(engine: str, version: str, failure: Failure) -> str:
     """The text of the file: stand-ins, the driver and the sequence."""
-    parts = [(FOLDER / "driven" / f"{name}.py").read_text("utf-8") for name in _PARTS[engine]]
+    parts = [(FOLDER / "driven" / f"{name}.py").read_text("utf-8") for name in ("broken", engine)]
     code = "\n\n".join(_RELATIVE.sub("", _HEADER.sub("", part)) for part in parts)
     sequence = failure.sequence
     test = _TEST.format(

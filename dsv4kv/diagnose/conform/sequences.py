@@ -7,7 +7,6 @@ An operation is its name and numbers, as a driver in ``dsv4kv/diagnose/conform/d
 * ``step``: schedule one step and take a result; the number of accepted drafts.
 * ``finish``: take the result of a step that is still under way.
 * ``abort``: a request. ``reset``: the prefix cache. ``preempt``: all that run.
-* ``land``: one of the copies to and from host memory ends. ``empty``: both prefix caches.
 * ``serve``: one request from admission to end, and the tokens it must hit.
 """
 
@@ -28,7 +27,6 @@ from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 
 PAGE = 256
-_LANDED = 0.4  # of 1: up to there an operation is that a copy ends, where there is host memory
 Prompt = tuple[int, list[int]]
 Operation = tuple[Any, ...]
 
@@ -61,13 +59,9 @@ def draw_prompts(
 
 
 def draw_operations(
-    draw: random.Random, prompts: list[Prompt], count: int, drafts: int, *, host: bool = False
+    draw: random.Random, prompts: list[Prompt], count: int, drafts: int
 ) -> Iterator[Operation]:
-    """As many operations; prompts are admitted in order, some of them again.
-
-    With ``host`` memory copies end, and in one sequence of eight it is emptied at any moment.
-    """
-    emptied = host and draw.random() < 1 / 8
+    """As many operations; prompts are admitted in order, some of them again."""
     admitted = 0
     for _ in range(count):
         kind = draw.random()
@@ -77,8 +71,6 @@ def draw_operations(
             tokens, pages = prompts[prompt % len(prompts)]
             yield "admit", admitted, pages, tokens, draw.choice([1, 2, 5, 20])
             admitted += 1
-        elif host and kind < _LANDED:
-            yield "land", draw.randrange(8)
         elif kind < 0.85:
             yield "step", draw.randint(0, drafts)
         elif kind < 0.92:
@@ -86,7 +78,7 @@ def draw_operations(
         elif kind < 0.98:
             yield "abort", draw.randrange(admitted)
         else:
-            yield (draw.choice(["reset", "preempt", *(["empty"] if emptied else [])]),)
+            yield (draw.choice(["reset", "preempt"]),)
 
 
 def serve_prompts(prompts: list[Prompt], hits: list[int]) -> tuple[Operation, ...]:
@@ -123,18 +115,13 @@ _MODEL = "v4-flash"
 _LENGTH, _PROMPTS = 200, 16
 _SERVED = 4  # of so many sequences one has the hits of prompts one after the other
 _ROOMY = 8000  # blocks in which nothing is evicted
-_HOSTED = 200  # pages of a sequence's prompts and more
 _RETENTION = {
     rule.flags["retention"]: name for name, rule in RULES.items() if "retention" in rule.flags
 }
 
 
-def draw_vllm(draw: random.Random, traits: Traits, host: bool = False) -> Sequence:
-    """A sequence for vLLM: a pool of at least what it demands at its start.
-
-    With ``host`` memory a prompt that is served alone finds the GPU's cache empty: all that it
-    hits is loaded, and it hits what it would hit of a GPU's cache in which nothing is evicted.
-    """
+def draw_vllm(draw: random.Random, traits: Traits) -> Sequence:
+    """A sequence for vLLM: a pool of at least what it demands at its start."""
     served, newest = draw.random() < 1 / _SERVED, traits["lookahead"]
     chunk, longest, ahead = draw.choice([256, 512, 1024]), draw.choice([3, 6]), draw.random() < 0.5
     context = longest * PAGE + 64
@@ -146,7 +133,7 @@ def draw_vllm(draw: random.Random, traits: Traits, host: bool = False) -> Sequen
     evicts = newest and not ahead and speculation == "none"
     settings = {
         "rule": _RETENTION[retention],
-        "blocks": _ROOMY if served and (host or not evicts) else room,
+        "blocks": _ROOMY if served and not evicts else room,
         "context": context,
         "chunk_tokens": chunk,
         "running": draw.choice([2, 4, 8]),
@@ -155,26 +142,11 @@ def draw_vllm(draw: random.Random, traits: Traits, host: bool = False) -> Sequen
         "speculation": speculation,
         "draft_tokens": draw.choice([1, 3]),
     }
-    if host:
-        settings |= {
-            "host_chunks": _ROOMY if served else draw.choice([20, 60, 200, 1000, _ROOMY]),
-            "host_policy": draw.choice(["lru", "arc"]),
-            "host_threshold": 0 if served else draw.choice([0, 0, 2]),
-            "host_prompts_only": draw.random() < 0.5,
-            "host_sync_bytes": draw.choice([0, 0, 1 << 20, 1 << 40]),
-        }
-    if host and served:
-        # Where prompts part, and of a draft's last window, host memory keeps less than our rules.
-        settings |= {"rule": _RETENTION[None], "retention": None}
-        settings["speculation"] = draw.choice(["none", "mtp+connector"])
     return _operate(draw, settings, longest, served=served)
 
 
-def draw_sglang(draw: random.Random, traits: Traits, host: bool = False) -> Sequence:
-    """A sequence for SGLang: pages of context, and of windows for all that run and a chunk.
-
-    With ``host`` memory a prompt that is served alone finds the GPU's cache empty.
-    """
+def draw_sglang(draw: random.Random, traits: Traits) -> Sequence:
+    """A sequence for SGLang: pages of context, and of windows for all that run and a chunk."""
     served, longest = draw.random() < 1 / _SERVED, draw.choice([3, 6])
     chunk, running = draw.choice([1, 2, 4]), draw.choice([2, 4, 8])
     pages = 2 * (longest + 2) + draw.choice([0, 3, 10, 40])
@@ -184,8 +156,6 @@ def draw_sglang(draw: random.Random, traits: Traits, host: bool = False) -> Sequ
         spare = draw.choice([0, 1, 3, 10]) if traits["newest"] else _ROOMY // 10
         windows, dense = longest + spare, dense or not traits["newest"]
         pages = 10 * windows  # the share that it has by default
-    if host and served:
-        pages, windows, dense = _HOSTED, _HOSTED, True
     settings: dict[str, Any] = {
         "rule": "sglang-v4:dense" if dense else "sglang-v4:tail",
         "blocks": pages,
@@ -195,19 +165,13 @@ def draw_sglang(draw: random.Random, traits: Traits, host: bool = False) -> Sequ
         "running": running,
         "speculation": draw.choice(["none", "mtp"]),
     }
-    if host:
-        policies = ["write_through", "write_back", "write_through_selective"]
-        settings |= {
-            "host_ratio": 1.0 if served else draw.choice([0.3, 1.0, 3.0]),
-            "host_policy": draw.choice(policies[:2] if served else policies),
-        }
     return _operate(draw, settings, longest, served=served)
 
 
-Draw = Callable[[random.Random, Traits, bool], Sequence]
-"""Draws a sequence for an engine of such traits, with host memory or without."""
-
-DRAWN: dict[str, Draw] = {"vllm": draw_vllm, "sglang": draw_sglang}
+DRAWN: dict[str, Callable[[random.Random, Traits], Sequence]] = {
+    "vllm": draw_vllm,
+    "sglang": draw_sglang,
+}
 """How sequences are drawn, by engine."""
 
 
@@ -216,14 +180,9 @@ def _operate(
 ) -> Sequence:
     drawn = draw_prompts(draw, count=_PROMPTS, longest=longest)
     prompts = [prompt for prompt in drawn if len(prompt[1]) <= longest]
-    host = any(name.startswith("host_") for name in settings)
     if served:
-        # Of a prompt of whole pages host memory has all but its last token, a GPU's cache a page
-        # less; our rules are the GPU's.
-        partial = "host_chunks" in settings
-        asked = [prompt for prompt in prompts if not partial or prompt[0] % PAGE]
-        return expect(Sequence(settings, serve_prompts(asked, [0] * len(asked))))
-    operations = draw_operations(draw, prompts, _LENGTH, drafts=3, host=host)
+        return expect(Sequence(settings, serve_prompts(prompts, [0] * len(prompts))))
+    operations = draw_operations(draw, prompts, _LENGTH, drafts=3)
     return Sequence(settings, tuple(operations))
 
 

@@ -80,40 +80,6 @@ def test_where_the_first_failure_stays_long_the_next_ones_are_shrunk_as_well() -
     assert failure.found_after == 50
 
 
-def test_a_chunk_of_host_memory_that_is_lost_is_found_and_shrunk() -> None:
-    """In the sequences that have host memory, and only there."""
-    assert not conform(Toy(), 4000, seed=0, host=True).failures
-    assert not conform(Toy("loses"), 4000, seed=0).failures
-    verdict = conform(Toy("loses"), 8000, seed=0, host=True)
-    assert [*verdict.failures] == ["blocks"]
-    assert len(verdict.failures["blocks"].sequence.operations) <= 6
-    manager = Toy()
-    manager.traits = {**TRAITS, "host": False}
-    with pytest.raises(PeerUnavailable, match=r"vllm 1\.0 is not driven: leave out --host"):
-        conform(manager, 10, seed=0, host=True)
-
-
-def test_with_host_memory_prompts_that_are_served_alone_are_stored_and_loaded() -> None:
-    """Of vLLM all but the last token of a prompt can be hit; of SGLang's pools all are held."""
-    traits = {"lookahead": True, "retention": True, "newest": True, "host": True}
-    for engine, draw in DRAWN.items():
-        drawn = [draw(random.Random(seed), traits, True) for seed in range(40)]
-        kinds = {operation[0] for sequence in drawn for operation in sequence.operations}
-        assert {"land", "serve"} <= kinds
-        for sequence in drawn:
-            settings = sequence.settings
-            served = [each for each in sequence.operations if each[0] == "serve"]
-            if engine == "vllm":
-                assert settings["host_chunks"] > 0
-                assert all(tokens % PAGE for _, _, _, tokens, _ in served)
-            elif served:
-                pages = {page for _, _, pages, _, _ in served for page in pages}
-                assert settings["blocks"] == settings["windows"] > len(pages)
-                assert settings["host_ratio"] >= 1
-                assert settings["rule"] == "sglang-v4:dense"
-                assert settings["host_policy"] != "write_through_selective"
-
-
 def test_a_shorter_sequence_is_held_against_what_the_rule_says_of_it() -> None:
     """Without the prompt that was hit, the next one hits less."""
     first, second = [1, 2, 3], [1, 2, 4]
@@ -137,8 +103,8 @@ def test_nothing_can_be_left_out_of_what_was_shrunk() -> None:
 
 @pytest.mark.parametrize("engine", DRAWN)
 def test_every_prompt_fits_the_context_and_the_pools_hold_it(engine: str) -> None:
-    known = {"lookahead": True, "retention": True, "newest": True, "host": True}
-    drawn = [DRAWN[engine](random.Random(seed), known, False) for seed in range(40)]
+    known = {"lookahead": True, "retention": True, "newest": True}
+    drawn = [DRAWN[engine](random.Random(seed), known) for seed in range(40)]
     for sequence in drawn:
         settings = sequence.settings
         longest = settings["context"]

@@ -3,7 +3,7 @@
 ``leak``: a request that is aborted after two preemptions loses a block. ``wears``: every 300th
 block that is freed is lost, whatever the sequence. ``misses``: nothing hits with drafts.
 ``false``: a prompt of more than a page hits all of it, whatever is cached. ``stuck``: the pool is
-not empty after a preemption. ``raises``: four pages are an error. ``loses``: a chunk is lost.
+not empty after a preemption. ``raises``: four pages are an error.
 
 Blocks of 64 tokens of one family; a prompt hits as vLLM's densest rule has it in a roomy pool: in
 pages of 256 tokens, never its last token, with drafts never its last block.
@@ -19,7 +19,7 @@ from dsv4kv.diagnose.conform.driven import broken, serve
 from dsv4kv.diagnose.conform.sequences import PAGE, Operation, Sequence
 
 BLOCK = 64
-TRAITS = {"lookahead": False, "retention": False, "host": True}
+TRAITS = {"lookahead": False, "retention": False}
 Key = tuple[int, ...]
 
 
@@ -44,8 +44,6 @@ class Session:
         self._requests: dict[int, list[int]] = {}
         self._preempted: dict[int, int] = {}
         self._cached: set[Key] = set()
-        self._stores: list[int] = []
-        self._chunks = deque(range(1, 50))
 
     def apply(self, operation: Operation) -> None:
         name, *rest = operation
@@ -54,10 +52,6 @@ class Session:
         for block in (block for blocks in self._requests.values() for block in blocks):
             held[block] += 1
         broken.check_free(held, list(self._free), len(self._free))
-        chunks = [0] * 50
-        for chunk in self._stores:
-            chunks[chunk] += 1
-        broken.check_free(chunks, list(self._chunks), len(self._chunks))
 
     def end(self) -> None:
         for number in [*self._requests]:
@@ -93,16 +87,6 @@ class Session:
             self._preempted[number] = self._preempted.get(number, 0) + 1
             self._let_go(number, keep=True)
 
-    def _do_land(self, number: int) -> None:
-        if self._stores:
-            self._chunks.append(self._stores.pop(number % len(self._stores)))
-
-    def _do_empty(self) -> None:
-        """Stores that are under way give back their chunks when they end, but one."""
-        self._cached.clear()
-        if "loses" in self._faults and len(self._stores) > 1:
-            del self._stores[0]
-
     def _do_reset(self) -> None:
         self._cached.clear()
 
@@ -125,8 +109,6 @@ class Session:
             self._toy.freed += 1
             if "wears" not in self._faults or self._toy.freed % 300:
                 self._free.append(block)
-        if self._settings.get("host_chunks") and self._chunks:
-            self._stores.append(self._chunks.popleft())
         if keep:
             self._requests = {number: [], **self._requests}
 

@@ -3,7 +3,7 @@
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import ModuleSpec
 from importlib.metadata import distributions
 from importlib.util import find_spec
@@ -111,10 +111,8 @@ class Operated(ABC):
     """An empty cache of an engine, which has ``_do_NAME`` of every operation.
 
     ``apply`` operations one after the other, ``end`` after the last. ``_count`` looks at the pools
-    after each; ``_host`` is the memory behind them, if any.
+    after each.
     """
-
-    _host: Any = None
 
     def apply(self, operation: Sequence[Any]) -> None:
         """Do one and look at the pools."""
@@ -124,10 +122,6 @@ class Operated(ABC):
 
     @abstractmethod
     def _count(self) -> None: ...
-
-    def _do_land(self, number: int) -> None:
-        """A copy between the GPU and host memory ends."""
-        self._host.copies.land(number)
 
     def _do_serve(self, number: int, pages: list[int], tokens: int, expected: int) -> None:
         """One request alone, from admission to end, compared with its expected hit."""
@@ -176,19 +170,12 @@ def check_free(held: Sequence[int], free: Sequence[int], counted: int) -> None:
 
 
 def check_pool(
-    name: str, size: int, held: Iterable[int], free: Iterable[int], counted: int, first: int = 1
+    name: str, size: int, held: Iterable[int], free: Sequence[int], counted: int
 ) -> None:
-    """Every part of a pool, of which the first has number ``first``, is held once or free."""
+    """Every part of a pool, of which the first has number 1, is held once or free."""
     times = [0] * (1 + size)
     for number in held:
-        times[number + 1 - first] += 1
-        if times[number + 1 - first] > 1:
+        times[number] += 1
+        if times[number] > 1:
             note("blocks", f"{name.format(number)} is held twice")
-    check_free(times, [number + 1 - first for number in free], counted)
-
-
-def check_left(left: Mapping[str, Sized]) -> None:
-    """Nothing is kept of any request when all have ended."""
-    for what, each in left.items():
-        if each:
-            note("ends", f"all requests have ended, and {len(each)} {what} are left")
+    check_free(times, free, counted)

@@ -3,8 +3,6 @@
 # It runs in the engine's environment, where nothing is typed.
 """SGLang's own unified radix tree and allocators with a window, driven by operations.
 
-Behind them, where a sequence says so, is its host memory (``hicache.py``).
-
 No tensors of a cache: writes are followed page by page instead. The calls and their order
 follow ``schedule_policy.py`` (match, lock), ``schedule_batch.py`` (pages, windows left behind,
 retraction) and ``batch_result_processor.py`` (checkpoint, release).
@@ -17,18 +15,15 @@ import inspect
 import sys
 from array import array
 from collections import deque
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Optional
 from unittest.mock import MagicMock
 
 from .broken import Broken, Operated, bare_package, check_pool, find_package, note, stand_in
-from .hicache import HICACHE, HostMemory, attach, load_hicache, open_pool, prepare
 
 NAME = "sglang"
 MEMORY = "sglang.srt.mem_cache"
 PAGE, WINDOW = 256, 128
-HOSTED = "sglang/srt/mem_cache/draft_kv_budget.py"  # not before 0.5.23
 _REAL = (
     "allocator.base allocator.paged allocator.swa base_prefix_cache base_swa_memory_pool "
     "cache_init_params common evict_policy events hicache_storage radix_cache unified_cache "
@@ -47,8 +42,6 @@ def load(folder=None, *more):
 
     folder = find_package(NAME, folder)
     zmq = () if more else ("zmq",)
-    hosted = (folder / HOSTED).exists()
-    more = [*more, *(HICACHE if hosted else ())]
     packages = ["sglang", "sglang.srt", MEMORY, f"{MEMORY}.allocator", "sglang.srt.model_executor"]
     for parts in (real.split(".") for real in more):
         packages += [".".join(parts[:count]) for count in range(1, len(parts))]
@@ -56,8 +49,6 @@ def load(folder=None, *more):
         bare_package(name, str(folder.joinpath(*name.split("."))))
     stand_in("sglang", "sgl_kernel", "triton", *zmq, "torch_npu", real=[*REAL, *more])
     _fill_in()
-    if hosted:
-        prepare()
     from sglang.srt.environ import envs
     from sglang.srt.mem_cache import base_prefix_cache, common
     from sglang.srt.mem_cache.common import match_kv_cache  # not before 0.5.22
@@ -75,7 +66,6 @@ def load(folder=None, *more):
     names["Optional"] = Optional
     held = _class_of(folder / "sglang/srt/managers/schedule_batch.py", "ReqKvInfo", names)
     torch.set_num_threads(1)
-    hicache = load_hicache() if hosted else None
     return SimpleNamespace(**locals())
 
 
@@ -186,10 +176,8 @@ def open_cache(engine, settings, **options):
                 return self.full_to_swa_index_mapping[indices]
 
         Pool.__abstractmethods__ = frozenset()  # no tensors are asked for
-        hosted = "host_ratio" in settings
-        pool = open_pool(engine.hicache, size, window_pages * PAGE) if hosted else Pool()
         allocator = engine.SWATokenToKVPoolAllocator(
-            size, window_pages * PAGE, PAGE, dtype, "cpu", pool, False
+            size, window_pages * PAGE, PAGE, dtype, "cpu", Pool(), False
         )
     shape = settings["running"], settings["longest"]
     rows = SimpleNamespace(req_to_token=torch.zeros(shape, dtype=torch.int64))
@@ -208,10 +196,7 @@ def open_cache(engine, settings, **options):
         **({"decoder_swa_bounded_replay": True} if settings["replay"] == "decoder" else {}),
         **options,
     )
-    cache = engine.UnifiedRadixCache(params)
-    if "host_ratio" in settings:
-        attach(engine.hicache, cache, params, settings)
-    return cache
+    return engine.UnifiedRadixCache(params)
 
 
 def take_pages(cache, row, begin, pages):
@@ -232,7 +217,7 @@ def take_pages(cache, row, begin, pages):
 def traits(engine):
     """Variants of the hit rules: up to 0.5.22 a chunk's end keeps a page less."""
     kept = inspect.getsource(engine.common.free_swa_out_of_window_slots)
-    return {"newest": "ceil_align(" in kept, "host": engine.hicache is not None}
+    return {"newest": "ceil_align(" in kept}
 
 
 class Running(Request):
@@ -292,28 +277,19 @@ class Session(Operated):
         self._free_rows = list(range(settings["running"]))
         self._waiting, self._running, self._chunked = deque(), [], None
         self._full, self._windows = {}, {}  # what is in which page
-        if "host_ratio" in settings:
-            content = {"context": self._full, "windows": self._windows}
-            self._host = HostMemory(engine.hicache, self._cache, content)
 
     def end(self):
         """Let everything come to its end; then nothing is locked, and all can be evicted."""
         patience = 3000
         while self._waiting or self._running or self._chunked:
             self._do_step()
-            if self._host:
-                self._host.copies.land_all()
             patience -= 1
             if not patience:
                 note("ends", "requests do not end in 3,000 steps")
                 raise Broken
         self._count()
-        if self._host:
-            self._host.settle()
         self._cache.sanity_check()
         self._evict_all()
-        if self._host:
-            self._host.check_end()
         for name, pool in (("context", "full"), ("windows", "swa")):
             free = getattr(self._allocator, f"{pool}_available_size")() // PAGE
             total = self._settings["pages" if pool == "full" else "window_pages"]
@@ -332,12 +308,10 @@ class Session(Operated):
 
     def _do_step(self, accepted=0):
         """A chunk of a prompt where there is one, else one token of all that decode."""
-        with self._step():
-            self._prefill() or self._decode()
+        self._prefill() or self._decode()
 
     def _do_finish(self, accepted=0):
-        with self._step():
-            self._decode()
+        self._decode()
 
     def _do_abort(self, number):
         for request in [*self._waiting, *self._running, self._chunked]:
@@ -354,10 +328,6 @@ class Session(Operated):
         if not (self._waiting or self._running or self._chunked):
             self._cache.reset()
             self._allocator.clear()
-            if self._host:
-                self._host.copies.forget()
-
-    _do_empty = _do_reset
 
     def _do_preempt(self):
         for request in [*self._running]:
@@ -366,26 +336,14 @@ class Session(Operated):
     def _serve(self, number, pages, tokens):
         """With a checkpoint after every chunk and one at the end."""
         request = Running(self._engine, number, _spell(pages, tokens), 1)
-        if self._host:
-            self._host.settle()
-            self._evict_all()
         self._begin(request)
         hit = request.prefix_len
         while request.extend_end < tokens:
-            with self._step():
-                self._extend(request)
-                self._engine.common.checkpoint_kv_cache(request, self._cache)
+            self._extend(request)
+            self._engine.common.checkpoint_kv_cache(request, self._cache)
         request.done = True
         self._release(request, checkpoint=True)
         return hit
-
-    @contextmanager
-    def _step(self):
-        if self._host:
-            self._host.begin_step()
-        yield
-        if self._host:
-            self._cache.flush_pending_backups()
 
     def _prefill(self):
         if self._chunked is None:
@@ -414,9 +372,7 @@ class Session(Operated):
         limit = len(tokens) - 1
         self._engine.common.match_kv_cache(request, cache, tokens, max_prefix_len=limit)
         pin = cache.lock(request.last_node)
-        begins = self._has_room_for(request) and (
-            not self._host or self._host.load_back(request) or self._has_room_for(request)
-        )
+        begins = self._has_room(self._pages_of(request))
         if begins:
             request.lock = cache.lock(request.last_node)
         cache.unlock(pin)
@@ -426,27 +382,18 @@ class Session(Operated):
         request.kv.req_pool_idx = row = self._free_rows.pop()
         request.kv.cache_protected_len, request.extend_end = hit, hit
         self._rows[row, :hit] = cache.prefix_device_indices(request)
-        if self._host:
-            self._host.compute()
         self._check_read(request, hit)
         return True
 
-    def _has_room_for(self, request):
-        """Pages of a request's first chunk, and those into which host memory is loaded."""
-        loads = request.host_hit_length // PAGE if self._host else 0
-        windows = request.swa_host_hit_length // PAGE if self._host else 0
-        chunk = self._pages_of(request, loads)
-        return self._has_room(chunk + loads, chunk + windows)
-
-    def _pages_of(self, request, loads=0):
-        left = request.tokens - request.prefix_len - loads * PAGE
+    def _pages_of(self, request):
+        left = request.tokens - request.prefix_len
         return -(-min(left, self._chunk_pages * PAGE) // PAGE)
 
-    def _has_room(self, pages, windows=None):
+    def _has_room(self, pages):
         allocator, cache = self._allocator, self._cache
         full = allocator.full_available_size() + cache.full_evictable_size()
         left = allocator.swa_available_size() + cache.swa_evictable_size()
-        return full >= pages * PAGE and left >= (windows or pages) * PAGE
+        return full >= pages * PAGE and left >= pages * PAGE
 
     def _extend(self, request):
         begin, pages = request.prefix_len, self._pages_of(request)
@@ -547,8 +494,6 @@ class Session(Operated):
         free = allocator.swa_attn_allocator.get_all_free_pages().tolist()
         counted = allocator.swa_available_size() // PAGE
         check_pool("page {} of windows", windows, filter(None, mapped), free, counted)
-        if self._host:
-            self._host.check()
 
 
 def _spell(pages, tokens):

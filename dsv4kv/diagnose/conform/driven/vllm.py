@@ -15,7 +15,6 @@ from functools import cache
 from types import SimpleNamespace
 
 from .broken import Broken, Operated, add_absent, check_free, find_package, note
-from .offloading import CHUNK_BYTES, Host, configure, load_offloading
 
 NAME = "vllm"
 PAGE, GRAIN = 256, 4
@@ -41,7 +40,6 @@ def load(folder=None):
 
     torch.set_num_threads(1)
     kv_cache_utils.init_none_hash(sha256)
-    offloading = load_offloading()
     return SimpleNamespace(**locals())
 
 
@@ -50,7 +48,6 @@ def traits(engine):
     return {
         "lookahead": "num_hash_lookahead_tokens" in _parameters(engine.KVCacheManager),
         "retention": "prefix_cache_retention_interval" in _parameters(engine.specs.KVCacheConfig),
-        "host": engine.offloading is not None,
     }
 
 
@@ -102,7 +99,6 @@ def open_scheduler(engine, settings):
             use_multi_module_mtp=lambda _: False,
             draft_model_config=SimpleNamespace(hf_config=SimpleNamespace(sample_from_anchor=True)),
         )
-    host = configure(engine.offloading, settings) if settings.get("host_chunks") else None
     model = _bare(
         object,
         max_model_len=settings["context"],
@@ -144,16 +140,10 @@ def open_scheduler(engine, settings):
         aux_output_config=SimpleNamespace(enabled=False),
         speculative_config=drafts,
         use_v2_model_runner=True,
-        kv_transfer_config=host,
     )  # fmt: skip
-    size = blocks * CHUNK_BYTES  # of the one allocation: what a chunk of host memory has
     kv = engine.specs.KVCacheConfig(
         num_blocks=blocks,
-        kv_cache_tensors=[
-            engine.specs.KVCacheTensor(size=size, layers=[], layer_stride=0, block_stride=0)
-        ]
-        if host
-        else [],
+        kv_cache_tensors=[],
         kv_cache_groups=groups_of(engine, speculation),
         **_fitting(
             engine.specs.KVCacheConfig, prefix_cache_retention_interval=settings["retention"]
@@ -197,18 +187,11 @@ class Session(Operated):
         self._flying = deque()
         self._chains, self._seen, self._hits = {}, {}, {}
         self._content = {}
-        if settings.get("host_chunks"):
-            chain = self._chains.__getitem__
-            self._host = Host(
-                engine.offloading, self._scheduler, self._content, self._spans, GRAIN, chain
-            )
 
     def end(self):
         """Let everything come to its end: then all blocks are free."""
         self._run_out()
         self._count()
-        if self._host:
-            self._host.check_end()
         free, total = self._pool.get_num_free_blocks(), self._settings["blocks"]
         if free != total:
             note("ends", f"all requests have ended, and {free} of {total} blocks are free")
@@ -217,14 +200,12 @@ class Session(Operated):
 
     def _run_out(self):
         idle, known, requests = 0, None, self._scheduler.requests
-        while requests or (self._host and self._scheduler.has_requests()):
-            if self._host:
-                self._host.copies.land_all()
+        while requests:
             self._advance(0)
             now = len(requests), sum(each.num_tokens for each in requests.values())
             idle, known = (0 if now != known else idle + 1), now
             if idle > PATIENCE:
-                left = ", ".join(requests) or "that have ended"
+                left = ", ".join(requests)
                 note("ends", f"requests {left} get no more tokens in {PATIENCE} steps")
                 raise Broken
         while self._flying:
@@ -258,22 +239,9 @@ class Session(Operated):
         self._scheduler.reset_prefix_cache()
 
     def _do_preempt(self):
-        """With host memory not under a step, nor where blocks wait for a load: vLLM refuses it."""
-        while self._host and self._flying:
-            self._update(0)
-        # blocks are held for a load, of a request that waits or was aborted since
-        ended = (each.is_finished() for each in self._scheduler.requests.values())
-        if not (self._host and (self._scheduler.kv_holding_waiting or any(ended))):
-            self._scheduler.reset_prefix_cache(reset_running_requests=True)
-
-    def _do_empty(self):
-        """Both prefix caches, as a change of weights does."""
-        self._scheduler.reset_prefix_cache(reset_connector=True)
+        self._scheduler.reset_prefix_cache(reset_running_requests=True)
 
     def _serve(self, number, pages, tokens):
-        """With host memory the GPU's prefix cache is emptied first."""
-        if self._host:
-            self._scheduler.reset_prefix_cache()
         self._do_admit(number, pages, tokens, 1)
         self._run_out()
         return self._hits[str(number)]
@@ -284,8 +252,6 @@ class Session(Operated):
         if len(self._flying) == depth:
             self._update(accepted)
         output = self._scheduler.schedule()
-        if self._host:
-            self._host.before(output)
         requests = {rid: self._scheduler.requests[rid] for rid in output.num_scheduled_tokens}
         samples = {}  # by request that samples a token: how often it was preempted before
         for rid, count in output.num_scheduled_tokens.items():
@@ -296,12 +262,10 @@ class Session(Operated):
                 self._hits.setdefault(rid, begin)
             earliest = begin - self._unsure(rid, request.num_preemptions)
             self._check_read(rid, earliest, request.num_tokens - 1)
-            self._check_copied(rid, earliest, request.num_computed_tokens)
             self._write(rid, begin, min(request.num_computed_tokens, request.num_tokens))
             if request.num_computed_tokens >= request.num_tokens:
                 samples[rid] = request.num_preemptions
-        report = self._host.after(output) if self._host else None
-        self._flying.append((output, samples, report))
+        self._flying.append((output, samples))
         if depth == 1:
             self._update(accepted)
 
@@ -311,12 +275,12 @@ class Session(Operated):
         """Drafts in flight: if all are rejected, the next step starts that many tokens earlier."""
         return sum(
             len(output.scheduled_spec_decode_tokens.get(rid, ()))
-            for output, samples, _ in self._flying
+            for output, samples in self._flying
             if samples.get(rid) == preemptions
         )
 
     def _update(self, accepted):
-        output, samples, copied = self._flying.popleft()
+        output, samples = self._flying.popleft()
         tokens, sampled = [], {}
         for place, rid in enumerate(output.num_scheduled_tokens):
             request = self._scheduler.requests.get(rid)
@@ -337,7 +301,7 @@ class Session(Operated):
             **_fitting(
                 self._engine.ModelRunnerOutput,
                 sampled_token_ids=tokens, logprobs=None, prompt_logprobs_dict={},
-                pooler_output=None, kv_connector_output=copied,
+                pooler_output=None,
             ),
         )  # fmt: skip
         self._scheduler.update_from_output(output, made)
@@ -396,15 +360,6 @@ class Session(Operated):
                 note("reads", f"{at}, and group {group} {what} tokens {place * span} to {end}")
                 return
 
-    def _check_copied(self, rid, begin, end):
-        """A step computes these positions; no copy of their blocks is under way."""
-        copied = self._host.copies.blocks() if self._host else set()
-        for group, span in enumerate(self._spans if copied else ()):
-            for block in self._groups[group].req_to_blocks[rid][begin // span : -(-end // span)]:
-                if block.block_id in copied:
-                    into = f"tokens {begin} to {end} into block {block.block_id}"
-                    note("reads", f"request {rid} computes {into}, which is still being copied")
-
     def _count(self):
         """Every block is free, or held as often as it says, by requests of one group."""
         counts = self._held()
@@ -416,8 +371,6 @@ class Session(Operated):
                 note("blocks", f"block {block.block_id} is held {count} times and is not cached")
         free = [block.block_id for block in self._pool.free_block_queue.get_all_free_blocks()]
         check_free(counts, free, self._pool.get_num_free_blocks())
-        if self._host:
-            self._host.check(free)
 
     def _held(self):
         """Of every block how many requests hold it."""

@@ -25,7 +25,6 @@ class Cache:
         self.shared = 0  # cached blocks that requests use
         self.written = 0  # windows and states that were copied to be kept, so far
         self.dropped = 0  # written ones that were evicted for others
-        self.orphaned = 0  # written ones that were evicted with the block before them
         self.evicted = 0  # shared blocks evicted so far
         self.freed = 0  # grows whenever blocks come free
         # called with blocks to be evicted, before it is, where tiers may want it

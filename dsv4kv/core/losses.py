@@ -60,7 +60,6 @@ class ReuseTally:
         # tokens after a hit that must be known for drafts, and tokens it drops
         self.draft_needs = draft_needs
         self.requests = self.prompt_tokens = self.prompt_blocks = 0
-        self.found_requests = 0  # requests that resumed somewhere
         self.found_blocks = 0
         self.in_flight_tokens = 0  # lost because another request was just computing them
         self.seen_tokens = self.saved_tokens = 0
@@ -112,7 +111,6 @@ class ReuseTally:
         self.prompt_tokens += served.input_tokens
         self.prompt_blocks += len(keys)
         self.found_blocks += hit.found
-        self.found_requests += saved > 0
         self.seen_tokens += seen_tokens
         self.saved_tokens += saved
 

@@ -251,7 +251,6 @@ class IdealCache(Cache):
             tails = [key for key in gone if key in self._kept]
             for key in tails:
                 del self._kept[key]
-            self.orphaned += len(tails)
             if self.on_evicted is not None:
                 self.on_evicted(gone, tails)
 

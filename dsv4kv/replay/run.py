@@ -57,7 +57,6 @@ def describe_replay(replay: Replay) -> ReplayResult:
         setting=find_rule(replay.config.prefix.rule).setting,
         shared_tokens=tally.shared_tokens,
         requests=tally.requests,
-        resumed_requests=tally.found_requests,
         prompt_blocks=tally.prompt_blocks,
         found_blocks=tally.found_blocks,
         prompt_tokens=tally.prompt_tokens,
@@ -70,7 +69,6 @@ def describe_replay(replay: Replay) -> ReplayResult:
         restored_checkpoints=replay.prompts.restored,
         written_checkpoints=cache.written,
         evicted_checkpoints=cache.dropped,
-        orphaned_checkpoints=cache.orphaned,
         kept_bytes=replay.prompts.kept_bytes,
         evicted_blocks=cache.evicted,
     )
@@ -223,7 +221,6 @@ def describe_tiers(found: Sequence[Tiers]) -> ReplayTiers | None:
         tail_bytes=objects.tail_bytes,
         asked_tokens=sum(each.asked_tokens for each in found),
         restored_tokens=sum(each.restored_tokens for each in found),
-        restored_requests=sum(each.restored_requests for each in found),
         lost_tokens=add_values("", [tier.lost_tokens for tier in whole]),
     )
 
@@ -263,13 +260,8 @@ def describe_tier(tier: Tier, tiers: Tiers) -> ReplayTier:
         useful_bytes=round(useful),
         reads=read.transfers,
         writes=write.transfers,
-        read_operations=read.operations,
-        write_operations=write.operations,
-        read_ns=round(read.busy_s * _NS),
-        write_ns=round(write.busy_s * _NS),
         read_waited_ns=round(read.waited_s * _NS),
         write_waited_ns=round(write.waited_s * _NS),
-        evicted_objects=tier.evicted,
         lost_tokens=dict(tier.lost),
     )
 

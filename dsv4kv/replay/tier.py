@@ -38,9 +38,7 @@ class Channel:
         self._bytes_per_s, self._setup_s = gbps * 1e9, setup_ms / 1e3
         self._latency_s, self._parallel = latency_us / 1e6, parallel
         self.moved_bytes = 0  # through it so far
-        self.operations = 0  # that moved them
         self.transfers = 0  # in which they were
-        self.busy_s = 0.0  # time of these
         self.waited_s = 0.0  # time in which they waited for others
         self.free_s = 0.0  # when the last one ends
 
@@ -52,9 +50,7 @@ class Channel:
         """Ask for a transfer; returns when it ends."""
         self.waited_s += max(0.0, self.free_s - now_s)
         self.free_s = self.end_s(now_s, operations, size_bytes)
-        self.busy_s += self._duration_s(operations, size_bytes)
         self.moved_bytes += size_bytes
-        self.operations += operations
         self.transfers += 1
         return self.free_s
 
@@ -90,7 +86,6 @@ class Tier:
         sizes: How its memory is divided.
         read: Transfers out of it.
         write: Transfers into it.
-        evicted: Objects that made room for others.
         hit_tokens: Tokens of prompts that it gave.
         lost: Tokens of prompts that it could have given, by why it did not.
         moved_blocks: Objects of context that it read or wrote.
@@ -103,7 +98,7 @@ class Tier:
         self.read, self.write = (
             Channel(gbps, *each) for gbps in (section.read_gbps, section.write_gbps)
         )
-        self.evicted = self.hit_tokens = self.moved_blocks = self.peak_bytes = 0
+        self.hit_tokens = self.moved_blocks = self.peak_bytes = 0
         self.lost = Counter[str]()
         self._objects = objects = stored.objects
         self._context_bytes, self._tail_bytes = objects.context_bytes, objects.tail_bytes
@@ -213,5 +208,4 @@ class Tier:
             gone.append(tail_of(key))
         for each in gone:
             self.drop(each)
-        self.evicted += len(gone)
         return gone

@@ -80,7 +80,6 @@ class Tiers:
         self.asked_tokens = 0
         # tokens of them that were restored. The others are lost at a tier
         self.restored_tokens = 0
-        self.restored_requests = 0  # requests that something was brought back for
         self._section, self._tokens, self._clock = section, block_tokens, clock
         self._compute_s, self._blocks = compute_s, stored.objects.blocks
         self._offers: Counter[Hashable] = Counter()
@@ -319,7 +318,6 @@ class Tiers:
             there = end
         self.asked_tokens += (there - begun) * self._tokens
         self.restored_tokens += (found - begun) * self._tokens
-        self.restored_requests += found > begun
         for (reason, tier), count in lost.items():
             if count:
                 tier.lost[reason] += count * self._tokens

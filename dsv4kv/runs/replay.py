@@ -33,7 +33,6 @@ class FleetReplica(Part):
     """In what it differs from the rest of the configuration; empty where in nothing."""
     sent_bytes: int = 0
     """Of prompts that it sent to decode replicas, by one rank; every rank sends as much."""
-    sending_ns: int = Field(0, description="Time of sending.")
     sending_waited_ns: int = Field(0, description="Time that prompts waited for others' sending.")
 
 
@@ -56,7 +55,6 @@ class ReplayFleet(Part):
     """What a request had to keep to be good, in ns by the name of the time; empty without."""
     good_requests: int
     """Requests that kept it; all that were served where there was nothing to keep."""
-    good_output_tokens: int = Field(description="Tokens that those generated.")
     gpu_hour_price: float | None = Field(description="Of a GPU; null where none was given.")
 
     @property
@@ -115,7 +113,6 @@ class Reuse(Part):
     setting: str = ""
     """What a user of the engine writes to have the rule; empty where there is nothing to write."""
     requests: int = Field(description="Requests admitted.")
-    resumed_requests: int = Field(description="Requests that found some of their prompt.")
     prompt_blocks: int
     """Whole shared blocks of their prompts."""
     found_blocks: int
@@ -134,7 +131,6 @@ class Reuse(Part):
     restored_checkpoints: int = Field(description="How often window and state were brought back.")
     written_checkpoints: int = Field(description="Checkpoints written.")
     evicted_checkpoints: int = Field(description="Checkpoints that made room for others.")
-    orphaned_checkpoints: int = Field(description="Checkpoints that went with their block.")
     kept_bytes: int = Field(description="Windows and states written to be resumed from.")
     evicted_blocks: int = Field(description="Cached blocks evicted, in shared blocks.")
 
@@ -206,13 +202,8 @@ class ReplayTier(Part):
     """Entries and keys of the context in both, without padding, windows and states."""
     reads: int = Field(description="Transfers out of it.")
     writes: int = Field(description="Transfers into it.")
-    read_operations: int = Field(description="Objects in the former.")
-    write_operations: int = Field(description="Objects in the latter.")
-    read_ns: int = Field(description="Time of reading.")
-    write_ns: int = Field(description="Time of writing.")
     read_waited_ns: int = Field(description="Time for which reads waited for others, together.")
     write_waited_ns: int = Field(description="Time for which writes waited for others, together.")
-    evicted_objects: int = Field(description="Objects that made room for others.")
     lost_tokens: dict[str, int] = Field(default_factory=dict)
     """Tokens of prompts that it could have given, by why it did not."""
 
@@ -234,7 +225,6 @@ class ReplayTiers(Part):
     asked_tokens: int
     """Cached once, of prompts, and not on the GPU with what it takes to go on."""
     restored_tokens: int = Field(description="Tokens that were brought back.")
-    restored_requests: int = Field(description="Requests that something was brought back for.")
     lost_tokens: dict[str, int]
     """Tokens that were not, of all tiers, by reason."""
 

@@ -14,7 +14,7 @@ from dsv4kv.runs.profile import Profile
 from dsv4kv.runs.replay import ReplayResult
 from dsv4kv.runs.telemetry import MemorySeries, Telemetry
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 PeakName = Literal["copy", "torch_copy", "read", "write"]
 
@@ -255,7 +255,7 @@ class Launch(Part):
 class RunRecord(Part):
     """A run of ``dsv4kv bench``."""
 
-    schema_version: Literal[1] = Field(SCHEMA_VERSION, description="Version of this schema.")
+    schema_version: Literal[2] = Field(SCHEMA_VERSION, description="Version of this schema.")
     run_id: RunId = Field(description="Unique name: UTC time, config name, random suffix.")
     started_utc: Moment = Field(description="Start, ISO 8601.")
     ended_utc: Moment = Field(description="End, ISO 8601.")

@@ -10,7 +10,7 @@ import re
 import secrets
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -27,6 +27,10 @@ from dsv4kv.runs.schema import SCHEMA_VERSION, RunRecord
 DIGEST = "content_sha256"
 POINTS = ".points.jsonl"
 """Ends the name of the file of finished points of an unfinished sweep, next to its record."""
+_DROPPED = {
+    "evicted_objects", "good_output_tokens", "orphaned_checkpoints", "read_ns", "read_operations",
+    "restored_requests", "resumed_requests", "sending_ns", "write_ns", "write_operations",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,8 @@ def loads(text: str, name: str) -> RunRecord:
             f"{name} was changed after it was written: its {DIGEST} does not match its values. "
             "Take the file as dsv4kv wrote it."
         )
+    if document["schema_version"] == 1:
+        document = _without(document, _DROPPED) | {"schema_version": SCHEMA_VERSION}
     try:
         return RunRecord.model_validate(document, strict=True)
     except ValidationError as error:
@@ -103,12 +109,22 @@ def _read_document(text: str, name: str) -> dict[str, Any]:
         raise RecordError(_no_record(name)) from None
     if not isinstance(document, dict) or "schema_version" not in document:
         raise RecordError(f"{name} is JSON but not a run record: it has no schema_version.")
-    if document["schema_version"] != SCHEMA_VERSION:
+    if document["schema_version"] not in (1, SCHEMA_VERSION):
         raise RecordError(
-            f"{name} has schema version {document['schema_version']!r}; this dsv4kv reads version "
-            f"{SCHEMA_VERSION}: show it with the dsv4kv that wrote it, or update dsv4kv."
+            f"{name} has schema version {document['schema_version']!r}; this dsv4kv reads "
+            f"versions 1 and {SCHEMA_VERSION}: show "
+            f"it with the dsv4kv that wrote it, or update dsv4kv."
         )
     return document
+
+
+def _without(value: Any, names: Collection[str]) -> Any:
+    """A document without the values of some names."""
+    if isinstance(value, dict):
+        return {key: _without(each, names) for key, each in value.items() if key not in names}
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return [_without(each, names) for each in value]
+    return value
 
 
 def dumps(record: RunRecord) -> str:

@@ -243,7 +243,6 @@ def test_a_prompt_leaves_vllms_chunks(rule: str, retention: int | None, tokens: 
     chunks = CHUNKS[every][PROMPTS.index(tokens)]
     assert host.written_bytes == host.peak_bytes == chunks * 1_003_520
     assert host.useful_bytes == tokens * 15_401 // 4
-    assert host.write_operations == chunks
 
 
 @pytest.mark.parametrize("chunk", [256, 1024])

@@ -167,8 +167,8 @@ CASE = json.loads(dumps(make_record()))["cases"][0]
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        *(({"schema_version": n}, f"schema version {n!r}; this dsv4kv reads version 1:")
-          for n in (0, 2, "1", None)),
+        *(({"schema_version": n}, f"schema version {n!r}; this dsv4kv reads versions 1 and 2:")
+          for n in (0, 3, "1", None)),
         ({"seed": "zero", "status": "fine", "extra": 1}, "run record: status: .*[(]2 more[)][.]$"),
         ({"started_utc": ""}, "started_utc: Value error, Invalid isoformat string"),
         ({"started_utc": "2026-11-21T04:19:03"}, "has no time zone"),

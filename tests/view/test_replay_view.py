@@ -122,7 +122,6 @@ def fleet(*replicas: FleetReplica, **chosen: Any) -> ReplayFleet:
         "repeated_bytes": GIB,
         "slo": {"ttft": 2e9, "tpot": 5e7},
         "good_requests": 36,
-        "good_output_tokens": 1000,
         "gpu_hour_price": 2.5,
     }
     return ReplayFleet(**values | chosen)

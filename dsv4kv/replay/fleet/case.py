@@ -177,7 +177,6 @@ def describe_fleet(fleet: Fleet, fates: Fates) -> ReplayFleet:
     pooled_tokens = sum(memory.num_blocks * memory.block_tokens for memory in memories)
     tokens = min(replica.parts.shared_tokens for replica in computing)
     ideal = partial(ideal_saved_tokens, fleet.requests, tokens)
-    good = fates.good(section.slo)
     return ReplayFleet(
         router=section.router,
         decode_router=section.decode_router if section.is_split else None,
@@ -189,8 +188,7 @@ def describe_fleet(fleet: Fleet, fates: Fates) -> ReplayFleet:
         held_bytes=sum(replica.held_bytes for replica in replicas),
         repeated_bytes=repeated_bytes(fleet),
         slo={name: limit_s * _NS for name, limit_s in section.slo.limits_s.items()},
-        good_requests=len(good),
-        good_output_tokens=sum(fleet.answers[number].output_tokens for number in good),
+        good_requests=len(fates.good(section.slo)),
         gpu_hour_price=section.gpu_hour_price,
     )
 
@@ -215,7 +213,6 @@ def _describe_replica(fleet: Fleet, replica: Replica, *, decodes: bool) -> Fleet
         queued_ns=sum(queued),
         held_bytes=len(held_blocks(replica)) * shared_bytes(replica),
         sent_bytes=link.moved_bytes,
-        sending_ns=round(link.busy_s * _NS),
         sending_waited_ns=round(link.waited_s * _NS),
         settings=replica.settings,
     )

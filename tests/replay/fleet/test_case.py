@@ -59,7 +59,6 @@ def test_requests_that_keep_the_slo_are_good(limit_ms: float, share: int) -> Non
     fleet = result(case).fleet
     assert fleet is not None
     assert fleet.good_requests == share
-    assert (fleet.good_output_tokens > 0) == (share > 0)
     assert fleet.slo == pytest.approx({"ttft": limit_ms * 1e6})
 
 

@@ -39,7 +39,8 @@ STRATEGIES = {
 }
 """Where window and compressor state are kept, as ``mrc.strategies`` reads it."""
 
-TIER_WINDOWS = STRATEGIES | {
+TIER_WINDOWS = {
+    **{name: each for name, each in STRATEGIES.items() if not name.startswith("zero")},
     "sglang": Choice("at the last whole page of prompts, as SGLang's HiCache"),
     "vllm:dense": Choice("with every block, as vLLM's offloading without retention"),
     "vllm:TOKENS": Choice(

@@ -15,17 +15,11 @@ def report_tiers(outcome: TiersOutcome) -> Iterator[Part]:
         yield Text(sentence, "strong")
     if outcome.failures:
         yield Finding("bad", f"{len(outcome.failures):,} of {outcome.checks:,} comparisons failed")
-    elif outcome.exact:
+    else:
         yield Finding(
             "good",
             f"all {outcome.checks:,} comparisons are equal: digests, and after further steps "
             "every bit of restored requests and of ones that were never moved",
-        )
-    else:
-        yield Finding(
-            "good",
-            f"all {outcome.checks:,} digests are equal; windows are approximate, and what is "
-            "recomputed has other bits than a request that was never moved",
         )
     yield from ("", _prefixes_table(outcome), "", _families_table(outcome))
     if outcome.copies:

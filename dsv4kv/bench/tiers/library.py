@@ -9,7 +9,7 @@ first token.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,9 +27,9 @@ from dsv4kv.bench.tiers.store import Bytes, Found, Store
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.errors import CacheError, StoreUnavailable
 from dsv4kv.model.families import Family, Kept
-from dsv4kv.model.plan import CHECKPOINT_TOKENS
 
 _CHUNK_BYTES = 32 << 20  # moved at a time: enough for many threads of a store, little of memory
+_MANIFEST = "manifest"
 _ATTEMPTS = 4  # resume points that are tried before a prompt is computed from its first token
 Placed = tuple[Family, int, Objects]
 """Objects of a family, and the number of the first in the prefix."""
@@ -40,13 +40,8 @@ class Restored:
     """What a request has got back."""
 
     tokens: int = 0  # that it holds: computing goes on here
-    point: int = 0
-    """Tokens that were found. Where that is more, the window is computed again up to here, and
-    ``Library.complete`` called then."""
     read_bytes: int = 0  # read for it
     failed: int = 0  # resume points that were tried before, and were not all there
-    pages: Sequence[Placed] = field(default=(), repr=False)
-    """Families of pages, their first block and bytes, that ``complete`` puts in place."""
 
 
 class Library:
@@ -67,10 +62,7 @@ class Library:
         self.failure = ""
         families = cache.families.values()
         self._pages = [family for family in families if family.kept is Kept.PAGES]
-        # where windows are computed again, a resume point is its pages alone
-        again = windows.replay_tokens > 0
-        self._tails = [f for f in families if f.kept is not Kept.PAGES and not again]
-        self._manifest = "pages" if again else "manifest"
+        self._tails = [family for family in families if family.kept is not Kept.PAGES]
         block_bytes = sum(family.object_bytes for family in self._pages)
         self._chunk = max(1, _CHUNK_BYTES // max(1, block_bytes))
         self._inside: dict[str, set[int]] = {}  # resume points inside a block, by the key before
@@ -93,7 +85,7 @@ class Library:
         Inside a block these are the places where a prompt of this library ended or this one does.
         """
         size, inside = self.block_tokens, self._places_inside(prefix)
-        marked = self._exists(prefix.block_names(self._manifest, len(prefix.keys)))
+        marked = self._exists(prefix.block_names(_MANIFEST, len(prefix.keys)))
         ends = np.flatnonzero(marked) + 1
         last = max([*ends[-1:].tolist(), *(n // size for n in inside)], default=0)
         pages = [self._exists(prefix.names(family, last * size)) for family in self._pages]
@@ -117,8 +109,7 @@ class Library:
             )
         for part in self._parts(tokens // self.block_tokens):
             self._store_pages(prefix, slot, part)
-        due = self.windows.replay_tokens or tokens in self.windows.places(len(prefix), tokens)
-        if not tokens or not due:
+        if tokens not in self.windows.places(len(prefix), tokens):
             return 0
         if not self._is_there(prefix, tokens):
             self._store_point(prefix, slot, tokens)
@@ -132,7 +123,7 @@ class Library:
         """
         if self.cache.manager.tokens[slot]:
             raise CacheError(f"slot {slot} has tokens already: restore before its first step.")
-        points = [point for point in self.lookup(prefix)[::-1] if self._start(point)]
+        points = self.lookup(prefix)[::-1]
         for failed, point in enumerate(points[:_ATTEMPTS]):
             if restored := self._load(prefix, slot, point, failed):
                 return restored
@@ -141,20 +132,6 @@ class Library:
             for states in manager.states.values():
                 states.reset_slot(slot)
         return Restored(failed=len(points[:_ATTEMPTS]))
-
-    def complete(self, slot: int, restored: Restored) -> None:
-        """Put pages in place whose tokens were computed again for their window alone.
-
-        What is computed from the middle of a prompt pools its first groups without the tokens
-        before, and a model's later layers see less than a whole window: so it must not stay.
-        Raises ``CacheError`` unless the request has been computed up to ``restored.point``.
-        """
-        tokens = int(self.cache.manager.tokens[slot])
-        if tokens != restored.point:
-            raise CacheError(
-                f"slot {slot} has {tokens} tokens: complete it when it has {restored.point}."
-            )
-        self._put(slot, tokens, restored.pages)
 
     # What is there
 
@@ -192,14 +169,7 @@ class Library:
     def _is_there(self, prefix: Prefix, tokens: int) -> bool:
         """Whether all is there that a resume point does not share with others."""
         names = [name for _, _, name in self._own(prefix, tokens)]
-        return bool(self._exists([*names, prefix.name(tokens, self._manifest)]).all())
-
-    def _start(self, tokens: int) -> int:
-        """Where computing begins so that a window ends there, where a group of tokens does."""
-        if not self.windows.replay_tokens:
-            return tokens
-        grain = self.block_tokens if self.windows.exact else CHECKPOINT_TOKENS
-        return max(0, (tokens - self.windows.replay_tokens) // grain * grain)
+        return bool(self._exists([*names, prefix.name(tokens, _MANIFEST)]).all())
 
     def _own(self, prefix: Prefix, tokens: int) -> Iterator[tuple[Family, int, str]]:
         """Objects that a resume point shares with no other: family, number in it, name."""
@@ -262,7 +232,7 @@ class Library:
             self._inside.setdefault(prefix.key(tokens - rest), set()).add(rest)
         if self._write(list(own), list(own.values())):
             manifest = Manifest(tokens, digests).dump()
-            self._write([prefix.name(tokens, self._manifest)], [manifest])
+            self._write([prefix.name(tokens, _MANIFEST)], [manifest])
 
     def _learn(self, names: Sequence[str], size: int) -> list[bytes] | None:
         """Digests of objects as they are kept, read if another process stored them; or None."""
@@ -300,7 +270,7 @@ class Library:
 
     def _open(self, prefix: Prefix, tokens: int) -> Manifest | None:
         """A resume point's manifest; None if it is gone or damaged."""
-        name, families = prefix.name(tokens, self._manifest), [*self._pages, *self._tails]
+        name, families = prefix.name(tokens, _MANIFEST), [*self._pages, *self._tails]
         data = np.empty(Manifest.size(families, tokens), dtype=np.uint8)
         if not self._get([name], [data])[0]:
             return None
@@ -315,29 +285,22 @@ class Library:
         manifest = self._open(prefix, tokens)
         if manifest is None:
             return None
-        size, start = self.block_tokens, self._start(tokens)
         named = list(self._own(prefix, tokens))
         own = [(family, n, self.cache.new_objects(family, 1)) for family, n, _ in named]
         digests = [manifest.digests[family.name][number] for family, number, _ in named]
         into = [data.reshape(-1) for _, _, data in own]
         if not self._read([name for _, _, name in named], digests, into):
             return None
-        now, later = own, list[Placed]()
-        if start < tokens:
-            again = self._read_pages(prefix, manifest, range(start // size, tokens // size))
-            if again is None:
-                return None
-            now, later = [], [(family, n, data.copy()) for family, n, data in again] + own
-        read_bytes = sum(data.nbytes for _, _, data in now + later)
-        prepare_forward(self.cache.manager, [slot], [0], [start])
-        for part in self._parts(-(-start // size) if start < tokens else start // size):
+        read_bytes = sum(data.nbytes for _, _, data in own)
+        prepare_forward(self.cache.manager, [slot], [0], [tokens])
+        for part in self._parts(tokens // self.block_tokens):
             pages = self._read_pages(prefix, manifest, part)
             if pages is None:
                 return None
             read_bytes += sum(data.nbytes for _, _, data in pages)
-            self._put(slot, start, pages)
-        self._put(slot, start, now)
-        return Restored(start, tokens, read_bytes, failed, later)
+            self._put(slot, tokens, pages)
+        self._put(slot, tokens, own)
+        return Restored(tokens, read_bytes, failed)
 
     def _put(self, slot: int, tokens: int, placed: Sequence[Placed]) -> None:
         for family, first, data in placed:

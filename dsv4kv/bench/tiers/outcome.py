@@ -73,7 +73,6 @@ class TiersOutcome:
     model: str
     gpu: str  # the GPUs of the model of computing, in words
     windows: str  # where windows are kept
-    exact: bool = True  # whether that gives back the bits of a run that never left
     cold: dict[str, str] = field(default_factory=dict)
     """How reads come from the disk, by store; nothing where there is none."""
     prefixes: list[PrefixRow] = field(default_factory=list)  # by store and length

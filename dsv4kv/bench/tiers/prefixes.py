@@ -167,10 +167,6 @@ class Windows:
     """Where prompts end, floored to a multiple of the first number; the second number of tokens
     is kept back before the end. None nowhere."""
     junctions: bool = False  # where what an earlier prompt left ends
-    replay_tokens: int = 0
-    """Tokens before the end of a hit that are computed again, for want of a window; 0 where
-    windows are kept."""
-    exact: bool = True  # whether that gives the bits of a run that never left
 
     def places(self, prompt_tokens: int, found_tokens: int = 0) -> list[int]:
         """Where a prompt leaves windows and states while it is computed, rising.
@@ -183,22 +179,17 @@ class Windows:
         return sorted(places - {0})
 
 
-def parse_windows(text: str, *, block_tokens: int, window_tokens: int, layers: int) -> Windows:
+def parse_windows(text: str, *, block_tokens: int, window_tokens: int) -> Windows:
     """Read what users write, one of ``choices.TIER_WINDOWS``; raises ``ConfigError``.
 
-    block_tokens: what is computed again begins where a block does.
     window_tokens: 0 where a model has no window (DeepSeek-V3.2): nothing but pages is needed to
     resume, wherever it is.
-    layers: of the model: an exact window takes a window of tokens for each.
     """
     if not window_tokens:
         return Windows(period_tokens=block_tokens)
     name, _, number = text.partition(":")
-    replay = -(-window_tokens * layers // block_tokens) * block_tokens
     plain = {
         "full": Windows(period_tokens=block_tokens),
-        "zero": Windows(replay_tokens=replay),
-        "zero:bounded": Windows(replay_tokens=window_tokens - 1, exact=False),
         "ends": Windows(end=(1, 0)),
         "ends+junctions": Windows(end=(1, 0), junctions=True),
         "sglang": Windows(end=(block_tokens, 0)),

@@ -26,7 +26,7 @@ from dsv4kv.bench.build import check_data_path, plan_from
 from dsv4kv.bench.protocol import timed_ns
 from dsv4kv.bench.run import set_up
 from dsv4kv.bench.serve.executor import Requests
-from dsv4kv.bench.tiers.library import Library, Restored
+from dsv4kv.bench.tiers.library import Library
 from dsv4kv.bench.tiers.objects import CacheBytes, Mover, differences
 from dsv4kv.bench.tiers.outcome import FamilyRow, PrefixRow, TiersOutcome, Way
 from dsv4kv.bench.tiers.prefixes import Windows, digest, parse_windows
@@ -64,7 +64,7 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
         plan = plan_from(_bench_config(config, 3))
     bench, cost = _bench_config(config, plan.num_slots), config.cost
     gpu = f"{cost.gpus} × {cost.gpu}" if cost.gpu else f"{cost.gpus} GPU"
-    outcome = TiersOutcome(plan.config.name, gpu, config.windows, exact=windows.exact)
+    outcome = TiersOutcome(plan.config.name, gpu, config.windows)
     steps = list(product(dict.fromkeys(config.stores), sorted(set(config.lengths))))
     with _folder(config) as folder:
         _check_room(config, plan, folder)
@@ -124,10 +124,7 @@ class _Run:
         stored = [requests.admit() for _ in ends]
         for slot, end in zip(stored, ends, strict=True):
             requests.place(slot, _SERIAL, end)
-        back, found = self._measure_prefix(name, library, stored, tokens)
-        if found.point > found.tokens:
-            self._compute(back, found.point)
-            library.complete(back, found)
+        back = self._measure_prefix(name, library, stored, tokens)
         self._compute(back, tokens)
         slots = stored[-1], back
         if tokens == max(self.config.lengths):
@@ -135,8 +132,7 @@ class _Run:
                 if family.objects(tokens):
                     row = self._measure_family(name, store, family, slots, tokens)
                     self.outcome.families.append(row)
-        if self.windows.exact:
-            self._verify(name, *slots, tokens)
+        self._verify(name, *slots, tokens)
         for slot in (*stored, back):
             requests.release(slot)
 
@@ -145,8 +141,8 @@ class _Run:
 
     def _measure_prefix(
         self, name: str, library: Library, stored: Sequence[int], tokens: int
-    ) -> tuple[int, Restored]:
-        """Time every round of a prefix; returns the last restored slot and its result."""
+    ) -> int:
+        """Time every round of a prefix; returns the last restored slot."""
         back, rounds = self.requests.admit(), list[list[int]]()
         for number in range(self.config.rounds):
             self.requests.release(back)
@@ -175,7 +171,7 @@ class _Run:
         modelled = (self._prefill_ns(n, tokens) for n in (found.tokens, 0))
         counts = tokens, len(prefix.keys), useful, found.read_bytes, found.tokens
         self.outcome.prefixes.append(PrefixRow(name, *counts, *times, *modelled))
-        return back, found
+        return back
 
     def _verify(self, name: str, stayed: int, back: int, tokens: int) -> None:
         """Both go on, and every bit of both is compared."""
@@ -285,7 +281,6 @@ def _windows(config: TiersConfig, plan: CachePlan) -> Windows:
         config.windows,
         block_tokens=config.block_tokens,
         window_tokens=plan.config.window_tokens if any(s.window for s in plan.schemas) else 0,
-        layers=plan.config.num_layers,
     )
     for tokens in config.lengths:
         if not _kept_at(windows, tokens):
@@ -293,19 +288,11 @@ def _windows(config: TiersConfig, plan: CachePlan) -> Windows:
                 f"windows is {config.windows}, which keeps none in {tokens:,} tokens: take ends, "
                 "or longer lengths."
             )
-        if windows.replay_tokens and tokens < windows.replay_tokens + config.block_tokens:
-            raise ConfigError(
-                f"windows is {config.windows}, which computes {windows.replay_tokens:,} tokens "
-                f"again: of {tokens:,} nothing would be restored. Take ends, or lengths from "
-                f"{windows.replay_tokens + config.block_tokens:,} tokens on."
-            )
     return windows
 
 
 def _kept_at(windows: Windows, tokens: int) -> int:
     """Where a prompt is resumed at: the last place of its windows, the end if none is kept."""
-    if windows.replay_tokens:
-        return tokens
     return max(windows.places(tokens), default=0)
 
 

@@ -6,7 +6,6 @@ Each is a fault that an engine or a connector had; the names are those of the re
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -212,33 +211,3 @@ def test_what_is_stored_wrong_is_found_by_going_on(
     monkeypatch.setattr(CacheBytes, "take", TAKE)
     assert restored.tokens == TOKENS
     assert bool(stored.world.differences(stored.stayed, stored.slot)) == (fault is not TAKE)
-
-
-def test_pages_computed_from_the_middle_of_a_prompt_are_found() -> None:
-    """Where a window is computed again, what else is written then must not stay."""
-    world = World()
-    library = world.library(PlainStore(), windows="zero")
-    prefix = library.prefix(tokens_of(1, 700))
-    stayed = world.admit()
-    world.compute(stayed, 1, 700)
-    library.store_prefix(prefix, stayed)
-    back = world.admit()
-    restored = library.restore(prefix, back)
-    assert (restored.tokens, restored.point) == (256, 700)
-    world.compute(back, 1, 700)
-    assert [each.partition(":")[0] for each in world.differences(stayed, back)] == [
-        "csa",
-        "csa_indexer",
-    ]
-    library.complete(back, restored)
-    assert world.differences(stayed, back) == []
-
-
-def test_bounded_replay_is_never_called_exact() -> None:
-    world = World()
-    library = world.library(PlainStore(), windows="zero:bounded")
-    prefix, slot = library.prefix(tokens_of(1, 700)), world.admit()
-    world.compute(slot, 1, 700)
-    library.store_prefix(prefix, slot)
-    restored: Any = library.restore(prefix, world.admit())
-    assert (restored.tokens, restored.point, library.windows.exact) == (512, 700, False)

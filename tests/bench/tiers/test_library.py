@@ -16,7 +16,7 @@ from tests.examples import examples
 LENGTHS = (1, 3, 4, 127, 128, 129, 255, 256, 257)
 """Of 0 tokens nothing is kept."""
 EXACT = ["ends", "ends+junctions", "full", "periodic:128", "sglang", "vllm:dense", "vllm:128",
-         "lmcache:128", "zero"]  # fmt: skip
+         "lmcache:128"]  # fmt: skip
 
 
 @cache
@@ -42,7 +42,7 @@ def check_round_trip(
     noise, back = here.admit(), here.admit()
     here.compute(noise, 2, 130)
     restored = library.restore(prefix, back)
-    here.go_on(library, back, 1, restored, end)
+    here.go_on(back, 1, end)
     here.compute(stayed, 1, end)
     here.decode(stayed, 1, 1)
     assert here.differences(stayed, back) == []
@@ -119,7 +119,6 @@ def test_larger_blocks_and_open_groups() -> None:
     here = world("v4-flash", "cache.block_tokens=256")
     for length in (100, 130, 259, 384):
         assert check_round_trip(here, "ends", length, [], length + 150) == length
-    assert check_round_trip(here, "zero", 700, [], 800) == 0  # 3 layers take 512, in whole blocks
 
 
 @pytest.mark.parametrize("model", ["v4-flash", "v4.1-flash"])

@@ -9,12 +9,7 @@ from dsv4kv.model.presets import load_model
 
 def windows(text: str, model: str = "v4-flash", block_tokens: int = 256) -> Windows:
     config = load_model(model)
-    return parse_windows(
-        text,
-        block_tokens=block_tokens,
-        window_tokens=config.window_tokens,
-        layers=config.num_layers,
-    )
+    return parse_windows(text, block_tokens=block_tokens, window_tokens=config.window_tokens)
 
 
 # Chunks that vLLM 0.33.0's reachable_block_mask keeps: one for every 256 tokens of the prompt, and
@@ -34,24 +29,12 @@ def test_as_many_chunks_are_kept_as_vllms_mask_keeps(tokens: int) -> None:
     assert len(windows("vllm:dense").places(tokens)) == tokens // 256
 
 
-@pytest.mark.parametrize(
-    ("model", "block_tokens", "tokens"),
-    [("v4-flash", 256, 5_632), ("v4-pro", 256, 7_936), ("v4-flash", 128, 5_504),
-     ("v4-pro", 128, 7_808)],
-)  # fmt: skip
-def test_an_exact_window_is_computed_from_a_window_of_tokens_for_every_layer(
-    model: str, block_tokens: int, tokens: int
-) -> None:
-    """SGLang 0.5.23 with pages of 256 tokens, and the report's 128 for every layer."""
-    assert windows("zero", model, block_tokens).replay_tokens == tokens
-
-
 def test_a_model_without_windows_can_resume_after_every_block() -> None:
-    assert parse_windows("ends", block_tokens=64, window_tokens=0, layers=61) == Windows(64)
+    assert parse_windows("ends", block_tokens=64, window_tokens=0) == Windows(64)
 
 
 @pytest.mark.parametrize(
-    "name", ["periodic", "periodic:0", "periodic:-1", "lmcache:0", "slru", ""]
+    "name", ["periodic", "periodic:0", "periodic:-1", "lmcache:0", "slru", "zero", ""]
 )
 def test_other_names_are_refused_with_those_there_are(name: str) -> None:
     with pytest.raises(ConfigError, match=r"period|choose one of full, periodic:TOKENS"):

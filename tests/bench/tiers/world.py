@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dsv4kv.bench.build import plan_from
 from dsv4kv.bench.serve.executor import Recorder, Requests
-from dsv4kv.bench.tiers.library import Library, Restored
+from dsv4kv.bench.tiers.library import Library
 from dsv4kv.bench.tiers.objects import CacheBytes, Mover, differences
 from dsv4kv.bench.tiers.prefixes import Windows, parse_windows
 from dsv4kv.bench.tiers.store import MemoryStore, Store
@@ -59,16 +59,10 @@ class World(Requests):
             text,
             block_tokens=plan.schemas[0].block_tokens,
             window_tokens=plan.config.window_tokens,
-            layers=len(plan.schemas),
         )
 
-    def go_on(
-        self, library: Library, slot: int, serial: int, restored: Restored, end: int
-    ) -> None:
+    def go_on(self, slot: int, serial: int, end: int) -> None:
         """What a server does with a restored request: compute the rest, then decode."""
-        if restored.point > restored.tokens:
-            self.compute(slot, serial, restored.point)
-            library.complete(slot, restored)
         self.compute(slot, serial, end)
         self.decode(slot, serial, 1)
 

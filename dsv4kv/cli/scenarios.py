@@ -11,88 +11,89 @@ from dsv4kv.errors import VerificationError
 from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
-    from dsv4kv.config.load import Point
     from dsv4kv.view.table import Part
 
 _Ran = tuple[Iterable["Part"], str, Sequence[str]]  # for people, as JSON, and what is wrong
 _OnStep = Callable[[str, int, int], None]
-_SEED = opt.option("Seed of the data.", rare=True)
-_AXIS = opt.option("Sweep a setting; repeatable.", "KEY=A,B,…", "--axis", rare=True)
-_JSON = opt.option("Print one JSON document.", "", "--json", callback=opt.to_file, rare=True)
-_SYSTEMS = examples("dsv4kv bench systems --set run=blocks   one of the three")
-_TIERS = examples("dsv4kv bench tiers --axis threads=1,4,16   one after the other")
-_TRANSFER = examples(
-    "dsv4kv bench transfer --axis decode.block_tokens=256,1024   one after the other"
-)
+_Loaded = tuple[str, type[Any], Callable[[Any, _OnStep], _Ran]]  # what is counted, settings, run
 
 app = group(COMMANDS["bench systems"], "dsv4kv bench systems")
 
 
-@app.command("bench systems", epilog=_SYSTEMS)
-def systems(
-    set_: opt.Texts = opt.SET,
-    axis: opt.Texts = _AXIS,
-    seed: int | None = _SEED,
-    json_: opt.Text = _JSON,
-    quiet: bool = opt.QUIET,
-) -> None:
-    """Run three designs of the cache on the same data, and compare every output."""
+def _scenario(name: str, text: str, example: str, load: Callable[[], _Loaded]) -> None:
+    """Add ``dsv4kv bench NAME``."""
+
+    @app.command(f"bench {name}", help=text, epilog=examples(f"dsv4kv bench {name} {example}"))
+    def command(
+        set_: opt.Texts = opt.SET,
+        axis: opt.Texts = opt.option(
+            "Sweep a setting; repeatable.", "KEY=A,B,…", "--axis", rare=True
+        ),
+        seed: int | None = opt.option("Seed of the data.", rare=True),
+        json_: opt.Text = opt.option(
+            "Print one JSON document.", "", "--json", callback=opt.to_file, rare=True
+        ),
+        quiet: bool = opt.QUIET,
+    ) -> None:
+        sets = [*(set_ or []), *opt.as_settings({"seed": "seed"}, {"seed": seed})]
+        _run_points(*load(), sets, axis or [], json_, quiet=quiet)
+
+
+def _systems() -> _Loaded:
     from dsv4kv.bench.systems.workload import dumps, run_systems
     from dsv4kv.config.experiments import SystemsConfig
     from dsv4kv.view.systems import report_systems
 
-    def run(point: "Point[SystemsConfig]", on_system: _OnStep) -> _Ran:
-        outcomes = run_systems(point.config, on_system)
+    def run(config: SystemsConfig, on_system: _OnStep) -> _Ran:
+        outcomes = run_systems(config, on_system)
         wrong = [failure for outcome in outcomes for failure in outcome.failures]
-        return report_systems(outcomes), dumps(point.config, outcomes), wrong
+        return report_systems(outcomes), dumps(config, outcomes), wrong
 
-    sets = [*(set_ or []), *opt.as_settings({"seed": "seed"}, {"seed": seed})]
-    _run_points("systems", SystemsConfig, sets, axis or [], run, json_, quiet=quiet)
+    return "systems", SystemsConfig, run
 
 
-@app.command("bench tiers", epilog=_TIERS)
-def tiers(
-    set_: opt.Texts = opt.SET,
-    axis: opt.Texts = _AXIS,
-    device: opt.Text = opt.option("auto, cpu or cuda.", rare=True),
-    seed: int | None = _SEED,
-    json_: opt.Text = _JSON,
-    quiet: bool = opt.QUIET,
-) -> None:
-    """Store prefixes in host memory and on disk, restore them, and check every bit."""
+def _tiers() -> _Loaded:
     from dsv4kv.bench.tiers.run import dumps, run_tiers
     from dsv4kv.config.experiments import TiersConfig
     from dsv4kv.view.tiers import report_tiers
 
-    def run(point: "Point[TiersConfig]", on_step: _OnStep) -> _Ran:
-        outcome = run_tiers(point.config, on_step)
-        return report_tiers(outcome), dumps(point.config, outcome), outcome.failures
+    def run(config: TiersConfig, on_step: _OnStep) -> _Ran:
+        outcome = run_tiers(config, on_step)
+        return report_tiers(outcome), dumps(config, outcome), outcome.failures
 
-    keys = {"seed": "seed", "device": "device"}
-    sets = [*(set_ or []), *opt.as_settings(keys, {"seed": seed, "device": device})]
-    _run_points("prefixes", TiersConfig, sets, axis or [], run, json_, quiet=quiet)
+    return "prefixes", TiersConfig, run
 
 
-@app.command("bench transfer", epilog=_TRANSFER)
-def transfer(
-    set_: opt.Texts = opt.SET,
-    axis: opt.Texts = _AXIS,
-    seed: int | None = _SEED,
-    json_: opt.Text = _JSON,
-    quiet: bool = opt.QUIET,
-) -> None:
-    """Move a cache from a prefill to a decode process, check every bit, and time reads."""
+def _transfer() -> _Loaded:
     from dsv4kv.bench.transfer.run import dumps, run_transfer
     from dsv4kv.config.experiments import TransferConfig
     from dsv4kv.view.transfer import report_transfer
 
-    def run(point: "Point[TransferConfig]", on_step: _OnStep) -> _Ran:
-        outcome = run_transfer(point.config, on_step)
-        report = report_transfer(point.config, outcome)
-        return report, dumps(point.config, outcome), outcome.failures
+    def run(config: TransferConfig, on_step: _OnStep) -> _Ran:
+        outcome = run_transfer(config, on_step)
+        return report_transfer(config, outcome), dumps(config, outcome), outcome.failures
 
-    sets = [*(set_ or []), *opt.as_settings({"seed": "seed"}, {"seed": seed})]
-    _run_points("steps", TransferConfig, sets, axis or [], run, json_, quiet=quiet)
+    return "steps", TransferConfig, run
+
+
+_scenario(
+    "systems",
+    "Run three designs of the cache on the same data, and compare every output.",
+    "--set run=blocks   one of the three",
+    _systems,
+)
+_scenario(
+    "tiers",
+    "Store prefixes in host memory and on disk, restore them, and check every bit.",
+    "--axis threads=1,4,16   one after the other",
+    _tiers,
+)
+_scenario(
+    "transfer",
+    "Move a cache from a prefill to a decode process, check every bit, and time reads.",
+    "--axis decode.block_tokens=256,1024   one after the other",
+    _transfer,
+)
 
 
 @contextmanager
@@ -111,9 +112,9 @@ def _watching(what: str, *, silent: bool) -> Iterator[_OnStep]:
 def _run_points(
     what: str,
     root: type[Any],
+    run: Callable[[Any, _OnStep], _Ran],
     overrides: Sequence[str],
     axes: Sequence[str],
-    run: Callable[[Any, _OnStep], _Ran],
     json_: str | None,
     *,
     quiet: bool,
@@ -129,7 +130,7 @@ def _run_points(
     silent, documents, wrong = quiet or json_ == "-", list[str](), list[str]()
     for point in expand_axes(load_config(None, overrides, root), overrides, axes):
         with _watching(what, silent=silent) as on_step:
-            report, document, failures = run(point, on_step)
+            report, document, failures = run(point.config, on_step)
         at = ", ".join(f"{key}={value}" for key, value in point.axis.items())
         if not silent:
             show([Text(at, "strong"), "", *report, ""] if at else report)

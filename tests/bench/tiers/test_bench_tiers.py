@@ -134,7 +134,7 @@ def test_families_of_a_cache_on_a_gpu_are_timed_there_and_back(
     file = tmp_path / "gpu.json"
     few = ("model.layers=[2]", "stores=[memory]", "lengths=[256]", "rounds=6")
     sets = [word for setting in (*few, f"folder={tmp_path}") for word in ("--set", setting)]
-    asked = ["bench", "tiers", "--device", "cuda", *sets, "--json", str(file)]
+    asked = ["bench", "tiers", "--set", "device=cuda", *sets, "--json", str(file)]
     done = CliRunner(env=TERMINAL).invoke(app, asked)
     assert done.exit_code == 0, done.output
     document: dict[str, Any] = json.loads(file.read_text())

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dsv4kv.budget.answer import Answer, answer, published_bytes
+from dsv4kv.budget.flags import read_flag
 from dsv4kv.budget.inputs import READERS, Inputs, read_inputs
 from dsv4kv.budget.lookup import find_formats, find_model
+from dsv4kv.engines.flags import find_flag
 from dsv4kv.errors import ConfigError, DoesNotFit, find_name
 from dsv4kv.units import check_points
 
@@ -62,16 +64,24 @@ class Row:
         return not self.too_much and (self.found is None or self.found.fits)
 
 
-def parse_axis(text: str) -> Axis:
-    """Parse ``context=4K,32K``; raises ``ConfigError`` for another input or no value."""
+def parse_axis(text: str, engine: str = "") -> Axis:
+    """Parse ``context=4K,32K``; a flag of ``engine`` is the input that it means.
+
+    Raises:
+        ConfigError: Another input, or a value that is missing, comes twice or cannot be read.
+    """
     name, equals, rest = text.partition("=")
     if not equals:
         raise ConfigError(f"--axis {text}: write NAME=A,B, for example context=32K,128K.")
-    found = find_name(name, sorted(READERS), "input to sweep")
-    values = tuple(value.strip() for value in rest.split(","))
+    name, values = name.replace("_", "-"), [value.strip() for value in rest.split(",")]
     if not all(values) or len(set(values)) < len(values):
         raise ConfigError(f"--axis {text}: a value is missing or comes twice.")
-    return Axis(found, values)
+    family, spelling = engine.partition(":")[0], f"--{name}"
+    flag = None if name in READERS else find_flag(family, spelling)
+    if flag and flag.means and flag.means.input in READERS:
+        name = flag.means.input
+        values = [read_flag(family, spelling, value).texts[name] for value in values]
+    return Axis(find_name(name, sorted(READERS), "input to sweep"), tuple(values))
 
 
 def run_sweep(texts: Mapping[str, str], axes: Sequence[Axis]) -> list[Row]:

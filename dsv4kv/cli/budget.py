@@ -343,7 +343,7 @@ def _sweep(
     from dsv4kv.view.render import to_csv
     from dsv4kv.view.table import tabulate
 
-    rows = run_sweep(texts, [parse_axis(text) for text in axes])
+    rows = run_sweep(texts, [parse_axis(text, texts.get("engine", "")) for text in axes])
     values, page = [to_values(row) for row in rows], partial(sweep_page, rows)
     if csv:
         write_named(csv, to_csv(tabulate(values)), "--csv")

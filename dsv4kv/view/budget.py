@@ -89,7 +89,10 @@ def budget_page(
     if line:
         started, requests = (best.scenario, best.concurrency) if best else (scenario, most)
         unsaid = "" if line.startswith("dsv4kv") else _unsaid(scenario, given)
-        words = f"{counted(requests, 'request')}, {started.layout.label}{unsaid}:"
+        low = max_concurrency(started, found.context, found.spread_bytes)
+        less = f" ({low:,} in a start with {format_bytes(found.spread_bytes)} less)"
+        words = f"{counted(requests, 'request')}{less if low < requests else ''}"
+        words += f", {started.layout.label}{unsaid}:"
         answer += ["", Text(words, "dim"), Command(line)]
     sections = [Section("Sizes", [facts])] if command else []
     if len(useful) > len(shown):
@@ -248,8 +251,8 @@ def _differences(found: Answer, capacity: Capacity) -> Iterator[str]:
     if found.use.in_flight and counted < found.max_concurrency:
         yield (
             f"Its count reserves {format_bytes(found.use.in_flight)} of prefill workspace per "
-            f"request ({counted:,.2f} on all replicas); only one prefill runs at a time, so "
-            f"{found.max_concurrency:,} fit."
+            f"request: it counts {counted:,.2f} requests on all replicas. Only one prefill runs "
+            f"at a time: {found.max_concurrency:,} fit."
         )
     profiled = found.scenario.engine.logits_room == "profiled"
     if not found.fits and counted >= found.concurrency and found.use.transient and not profiled:
@@ -308,13 +311,23 @@ def _options_table(options: Sequence[Option], found: Answer, *, below: bool = Fa
             words = f"{label} and {settings} below" if "tp" in given else f"the {settings} below"
         return Text(words, "strong" if found.fits else "good")
 
+    def low(option: Option) -> str:
+        least = max_concurrency(option.scenario, found.context, found.spread_bytes)
+        return f" ({least:,})" if least < option.concurrency else ""
+
     columns: Columns = [
         ("option", change),
-        ("requests", lambda o: Number(f"{found.max_concurrency:,} → {o.concurrency:,}")),
+        ("requests", lambda o: Number(f"{found.max_concurrency:,} → {o.concurrency:,}{low(o)}")),
         ("frees per GPU", lambda option: size(max(0, option.freed_bytes) or None)),
         ("why", lambda option: option.reason),
     ]
-    return Table("More requests" if found.fits else "To make it fit", columns, options)
+    note = (
+        f"(in a start with {format_bytes(found.spread_bytes)} less)"
+        if any(map(low, options))
+        else ""
+    )
+    title = "More requests" if found.fits else "To make it fit"
+    return Table(title, columns, options, note=note)
 
 
 def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[Text]:
@@ -463,58 +476,63 @@ def _choose_values(rows: Sequence[Row]) -> tuple[str, Callable[[Row], float]]:
 
 
 def _ratio_sentence(rows: Sequence[Row]) -> str:
-    """``gpu b200 holds 1.33 × the requests of h200``: of the last axis without numbers, if any.
+    """``Requests: 8 at tp 2, 4 at tp 8.``: the best and the worst of what can be chosen.
 
-    A ratio is the geometric mean over the points that differ in this axis alone.
+    Contexts and loads are no choice: over them the geometric means are compared.
     """
     label, value_of = _choose_values(rows)
-    names = [n for n in rows[0].point if not isinstance(_input(rows[0], n), int | float)]
-    axis = names[-1] if names else next(iter(rows[0].point))
-    values: dict[str, dict[tuple[str, ...], float]] = {}
+    choices = [name for name in rows[0].point if name not in ("context", "concurrency")]
+    found: dict[str, list[float]] = {}
     for row in rows:
-        others = tuple(value for name, value in row.point.items() if name != axis)
-        values.setdefault(row.point[axis], {})[others] = value_of(row)
-    shared = set.intersection(*map(set, values.values()))
+        found.setdefault(_point(row, choices), []).append(value_of(row))
+    count = len(next(iter(found.values())))
     means = {
-        name: geometric_mean(points[each] for each in shared)
-        for name, points in values.items()
-        if shared and all(points[each] > 0 for each in shared)
+        at: geometric_mean(each) if all(each) and count > 1 else min(each)
+        for at, each in found.items()
     }
-    if len(means) < 2:
-        return f"{label[0].upper()}{label[1:]}: {_figure(value_of(rows[0]))} at {_point(rows[0])}."
-    most, least = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
-    over = f", geometric mean over {counted(len(shared), 'point')}" if len(shared) > 1 else ""
-    times = format_number(means[most] / means[least])
-    return f"{label[0].upper()}{label[1:]}: {axis} {most} has {times} × {axis} {least}{over}."
-
-
-def _input(row: Row, name: str) -> Any:
-    return getattr(row.inputs, name.replace("-", "_"))
+    best, worst = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
+    if label == "GPUs needed":
+        best, worst = worst, best
+    label = f"{label[0].upper()}{label[1:]}"
+    if means[best] == means[worst]:
+        at = "every point" if count == 1 else _point(rows[0])
+        return f"{label}: {_figure(value_of(rows[0]))} at {at}."
+    if count == 1:
+        return f"{label}: {_figure(means[best])} at {best}; {_figure(means[worst])} at {worst}."
+    if not means[worst]:
+        return f"{label}: most at {best}, none somewhere at {worst}."
+    times = format_number(means[best] / means[worst])
+    return f"{label}: {best} has {times} × {worst}, geometric mean over {count} points."
 
 
 def _figure(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.3g}"
 
 
-def _point(row: Row) -> str:
-    return ", ".join(f"{name}={value}" for name, value in row.point.items())
+def _point(row: Row, names: Iterable[str] = ()) -> str:
+    return ", ".join(f"{name} {row.point[name]}" for name in names or row.point)
 
 
 def sweep_chart(rows: Sequence[Row]) -> Chart:
     """A line over the swept numbers, the context before others; a bar a point without any."""
     label, value_of = _choose_values(rows)
     title = f"{label[0].upper()}{label[1:]}"
-    numbers = [name for name in rows[0].point if isinstance(_input(rows[0], name), int)]
+    numbers = [
+        name
+        for name in rows[0].point
+        if isinstance(getattr(rows[0].inputs, name.replace("-", "_")), int)
+    ]
     across = min(numbers, key=lambda name: name != "context", default="")
     series: dict[str, dict[float, float]] = {}
+    names: dict[float, str] = {}
     for row in rows if across else ():
         name = ", ".join(value for axis, value in row.point.items() if axis != across)
-        at = float(_input(row, across))
+        at = float(getattr(row.inputs, across.replace("-", "_")))
         series.setdefault(name, {})[at] = value_of(row)
+        names[at] = row.point[across]
     if not 0 < len(series) <= MAX_LINES:
         return bars(title, [Bar(_point(r), value_of(r), _figure(value_of(r))) for r in rows])
     drawn = [Line(name, sorted(ys), [ys[x] for x in sorted(ys)]) for name, ys in series.items()]
-    names = {float(_input(row, across)): row.point[across] for row in rows}
     return lines(title, drawn, x=across, x_names=names, form="point")
 
 

@@ -162,6 +162,19 @@ def test_a_sweep_is_written_as_csv_svg_and_html(tmp_path: Path) -> None:
     assert [row["context"] for row in rows] == ["4K", "1M"]
 
 
+def test_a_flag_of_the_engine_is_an_axis() -> None:
+    asked = ["--gpus", "8", "--engine", "vllm", "--context", "1M", "--axis"]
+    of = {
+        name: json.loads(run(*asked, f"{name}=8k,2K", "--json").stdout)
+        for name in ("max-num-batched-tokens", "max_num_batched_tokens", "step-tokens")
+    }
+    assert of["max-num-batched-tokens"] == of["max_num_batched_tokens"]
+    assert [row["step-tokens"] for row in of["max-num-batched-tokens"]] == ["8000", "2048"]
+    most = json.loads(run(*asked[:-1], "--max-num-batched-tokens", "2K", "--json").stdout)
+    assert of["step-tokens"][1]["max_concurrency"] == most["max_concurrency"]
+    assert most["max_concurrency"] == of["max-num-batched-tokens"][1]["max_concurrency"]
+
+
 def test_every_gpu_of_the_catalogue_can_be_asked_for() -> None:
     rows = json.loads(run("--gpus", "64", "--tp", "8", "--axis", f"gpu={','.join(gpu_names())}",
                           "--context", "4K", "--json").stdout)  # fmt: skip

@@ -376,19 +376,13 @@ def _bound(pools: Pools, full: int) -> str:
     if pools.request_windows or not full:
         return ""
     tokens, chunk = pools.deployment.max_context_tokens, pools.chunk_tokens
-    kept, freed = (
-        (full - spare) // _full_tokens(build_pools(pools.build, other), tokens, 1)
-        for other, spare in (
-            (replace(pools.deployment, frees_windows=False), int(chunk / pools.window_ratio)),
-            (replace(pools.deployment, frees_windows=True), 0),
-        )
-    )
-    now = "1" if pools.frees_windows else "0"
+    spare = 0 if pools.frees_windows else int(chunk / pools.window_ratio)
+    held = (full - spare) // _full_tokens(pools, tokens, 1)
+    kept = "free what they leave" if pools.frees_windows else "keep those of their whole prompt"
     return (
         f"Its {full:,} full tokens hold {full // max(tokens, 1):,} requests of {tokens:,} tokens, "
-        f"its {pools.window_slots(full):,} window slots {kept:,} that keep the slots of their "
-        f"whole prompt and {freed:,} that free them "
-        f"(SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS, here {now}): the fewer bind."
+        f"its {pools.window_slots(full):,} window slots {held:,} that {kept} "
+        "(SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS): the fewer bind."
     )
 
 

@@ -7,6 +7,7 @@
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module, metadata
@@ -23,6 +24,7 @@ GROUP = "dsv4kv.backends"
 """Entry points of installed packages that are backends."""
 
 Function = Callable[..., None]
+_OWN = f"{Path(__file__).parents[1]}/"
 
 
 @dataclass(frozen=True)
@@ -83,14 +85,20 @@ def version_of(package: str) -> str | None:
 
 
 def describe_raised(error: BaseException) -> str:
-    """Type and message of what foreign code raised, SystemExit too; Ctrl-C is raised again."""
+    """Type, line and message of what foreign code raised, SystemExit too; Ctrl-C is passed on."""
     if isinstance(error, KeyboardInterrupt):
         raise error
     try:
         message = str(error)
     except BaseException as second:
         message = f"its message cannot be read: {type(second).__name__}"
-    return f"{type(error).__name__}: {message or 'no message'}"
+    theirs = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(("<", _OWN)) and "/torch/" not in frame.filename
+    ]
+    at = f" in {Path(theirs[-1].filename).name}:{theirs[-1].lineno}" if theirs else ""
+    return f"{type(error).__name__}{at}: {message or 'no message'}"
 
 
 def load_foreign(name: str) -> Foreign | None:

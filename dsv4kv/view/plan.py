@@ -59,7 +59,7 @@ def plan_page(
     for whose, command in launches(best) if best else ():
         parts += [Text(f"{whose}:", "dim"), Command(command)]
     if slos := list(_relax(answer, question)):
-        parts += [Text("limits that can be kept:", "dim")]
+        parts += [Text("limits that this keeps within the model's error:", "dim")]
         parts += [Command.of("dsv4kv", "plan", *again, *slos)]
     if best and trace and best.kind.split is None:
         parts += [Text("the same as a replay:", "dim"), _replay(best, trace, settings)]
@@ -256,7 +256,12 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
 
     def time(label: str) -> Callable[[Trial], Number]:
         slo = next(each for each in slos if each.label == label)
-        return lambda trial: Number(format_clocked(trial.values_s[label], trial.error(slo)))
+
+        def read(trial: Trial) -> Number:
+            missed = " ✗" if trial.values_s[label] > slo.limit_s else ""  # 2.0 of 2, rounded
+            return Number(format_clocked(trial.values_s[label], trial.error(slo)) + missed)
+
+        return read
 
     def limited(trial: Trial) -> str:
         tight = trial.tightest(slos)

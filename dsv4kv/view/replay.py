@@ -125,11 +125,11 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[Part]:
         if (time := _time(case, name, 50.0)) != ABSENT:
             sentence += f"; median {_TIMES[name]} {time} ms"
     yield Text(f"{sentence}.", "strong") if problems else Finding("good", f"{sentence}.")
-    on = _name_servers(result.fleet) if result.fleet else _gpus(case)
     trace = record.trace_source or "a synthetic trace"
+    behind = f" behind {result.fleet.router}" if result.fleet else ""
     yield (
-        f"{totals.requests:,} requests of {trace}; {cache.model} on {on}, prefix rule "
-        f"{reuse.rule}."
+        f"{totals.requests:,} requests of {trace}; {cache.model} on {_gpus(case)}{behind}, prefix "
+        f"rule {reuse.rule}."
     )
     offered = {None: "", 0: "all requests offered at the start, "}.get(result.arrived_ns)
     if result.arrived_ns:

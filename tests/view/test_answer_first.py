@@ -217,7 +217,7 @@ def test_the_replay_of_a_plan_has_its_hit_rate() -> None:
 @pytest.mark.parametrize("limit", ["100ms", "200ms"])
 def test_limits_that_a_plan_suggests_are_kept_by_a_safe_deployment(limit: str) -> None:
     lines = printed(f"plan builtin:chat --gpu h200 --slo ttft_p99={limit}").splitlines()
-    suggested = lines[lines.index("limits that can be kept:") + 1]
+    suggested = lines[lines.index("limits that this keeps within the model's error:") + 1]
     again = printed(suggested.removeprefix("dsv4kv "))
     assert again.startswith("✓") or "Safe: " in again
 
@@ -232,7 +232,9 @@ def test_limits_suggested_on_a_long_trace_are_kept_by_servers_that_are_not_the_c
     Path("calm.jsonl").write_text("".join(lines))
     asked = "plan calm.jsonl --gpu b200 --router round_robin --split none --slo ttft_p50=600ms"
     lines_told = printed(asked).splitlines()
-    suggested = lines_told[lines_told.index("limits that can be kept:") + 1]
+    suggested = lines_told[
+        lines_told.index("limits that this keeps within the model's error:") + 1
+    ]
     again = printed(suggested.removeprefix("dsv4kv "))
     assert "(2 GPUs)" in again
     assert "Safe: 1 × b200 TP4, 4 GPUs." in again

@@ -278,12 +278,15 @@ def _facts(found: Answer, curve: Sequence[tuple[int, int]]) -> Facts:
         for name in ("fixed", "marginal", "padding")
     )
     stage = f" (stage {use.stage})" if found.scenario.layout.pp > 1 else ""
+    costs = [
+        *([format_bytes(fixed)] if fixed else []),
+        *([f"{marginal:,.2f} B per token"] if marginal else []),
+        *([f"{padding:,.2f} B of padding"] if padding else []),
+    ]
+    workspace = f"; prefill workspace {format_bytes(use.in_flight)}" if use.in_flight else ""
     rows = {
         "one GPU": f"{format_bytes(use.memory)}: {parts}",
-        f"one request{stage}": (
-            f"{format_bytes(fixed)} + {marginal:,.2f} B per token + {padding:,.2f} B of padding"
-            + (f"; prefill workspace {format_bytes(use.in_flight)}" if use.in_flight else "")
-        ),
+        f"one request{stage}": (" + ".join(costs) or "allocated at start") + workspace,
         "requests": "; ".join(f"{format_count(n)}: {requests:,}" for n, requests in curve),
     }
     if found.sent_bytes:

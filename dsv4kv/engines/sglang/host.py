@@ -5,6 +5,7 @@ Source: SGLang 0.5.23, ``hybrid_pool_assembler.py``, ``memory_pool_host.py``,
 ``managers/hisparse_coordinator.py``.
 """
 
+import math
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -144,16 +145,19 @@ def _fitting_ratio(cell: int, full_tokens: int, page: int, wish: HostWish) -> Fr
 
 def _refusal(tier: HostTier, wish: HostWish) -> str:
     """Every pool must fit into a rank's share of what is free, 10 GiB kept."""
-    free = wish.memory_bytes
-    if free is None:
+    if wish.memory_bytes is None:
         return ""
+    free = wish.memory_bytes
     for pool in tier.pools:
         share = (free - _KEPT_FREE) // wish.ranks
         if pool.total_bytes > share:
+            room = (wish.memory_bytes - _KEPT_FREE) / (tier.node_bytes or 1)
+            ratio = max(math.floor(float(wish.ratio or _RATIO) * room * 10) / 10, 0)
+            change = "--hicache-size" if wish.size_bytes else f"--hicache-ratio to {ratio:g}"
             return (
                 f"SGLang refuses to start: its host pool {pool.name} takes "
-                f"{pool.total_bytes / 1e9:.2f} GB of every rank, and "
-                f"{max(share, 0) / 1e9:.2f} GB are left: lower --hicache-ratio."
+                f"{pool.total_bytes / 1e9:.2f} GB of every rank, and pools before it leave "
+                f"{max(share, 0) / 1e9:.2f} GB: lower {change}."
             )
         free -= pool.total_bytes * wish.ranks
     return ""

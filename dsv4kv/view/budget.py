@@ -14,7 +14,7 @@ from dsv4kv.budget.answer import (
     overhead_of,
     peak_lines,
 )
-from dsv4kv.budget.fit import lacking_bytes, within_limit
+from dsv4kv.budget.fit import lacking_bytes, max_concurrency, within_limit
 from dsv4kv.budget.inputs import DEFAULT_GPU
 from dsv4kv.budget.launch_line import OURS
 from dsv4kv.budget.lookup import kv_heads
@@ -324,13 +324,9 @@ def _options_table(options: Sequence[Option], found: Answer, *, below: bool = Fa
         ("frees per GPU", lambda option: size(max(0, option.freed_bytes) or None)),
         ("why", lambda option: option.reason),
     ]
-    note = (
-        f"(in a start with {format_bytes(found.spread_bytes)} less)"
-        if any(map(low, options))
-        else ""
-    )
+    less = f"(in a start with {format_bytes(found.spread_bytes)} less)"
     title = "More requests" if found.fits else "To make it fit"
-    return Table(title, columns, options, note=note)
+    return Table(title, columns, options, note=less if any(map(low, options)) else "")
 
 
 def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[Text]:

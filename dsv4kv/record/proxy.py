@@ -69,8 +69,10 @@ _POLL_S = 0.05
 _MOST_DESCRIPTORS = 8_192
 _WAITING = 1_024
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # aiohttp sends none of these
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # what a field's name is made of
 _ELSEWHERE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 _MOST_PROMISES = 100  # 1xx before an answer
+_FRAMING_BYTES = 2**18  # that come without any of the body: sizes of chunks, trailers
 _VERSIONS = (HttpVersion10, HttpVersion11)
 _NOT_PLAIN = "a request that is not plain HTTP/1.1"
 _OWN_DESCRIPTORS = 64  # the recording's and the other sources'
@@ -138,11 +140,22 @@ class _Request(web.BaseRequest):
 
 
 class _FromServer(ClientResponse):
-    """The server's answer; aiohttp 3.14 waits for it through any number of promises (1xx)."""
+    """The server's answer, where aiohttp 3.14 reads any number of promises (1xx) and of zeros."""
 
     async def start(self, connection: Connection) -> ClientResponse:
         assert connection.protocol is not None
         read, left = connection.protocol.read, _MOST_PROMISES
+        receive, framing, body = connection.protocol.data_received, 0, 0
+
+        def receive_bounded(data: bytes) -> None:
+            nonlocal framing, body
+            receive(data)
+            if self.content is not None:
+                framing = framing + len(data) if self.content.total_bytes == body else 0
+                body = self.content.total_bytes
+            if framing > _FRAMING_BYTES:
+                self.content.set_exception(ClientError("it sends chunks without content"))
+                self.close()
 
         async def read_bounded() -> Any:
             nonlocal left
@@ -152,6 +165,7 @@ class _FromServer(ClientResponse):
             return await read()
 
         connection.protocol.read = read_bounded  # type: ignore[method-assign]
+        connection.protocol.data_received = receive_bounded  # type: ignore[method-assign]
         return await super().start(connection)
 
 
@@ -599,7 +613,7 @@ def _passed_on(raw: tuple[tuple[bytes, bytes], ...]) -> list[tuple[str, str]]:
     return [
         (spelled.setdefault(name.lower(), name), value)
         for name, value in fields
-        if name.lower() not in own
+        if name.lower() not in own and _TOKEN.fullmatch(name)
     ]
 
 

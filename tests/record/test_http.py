@@ -360,6 +360,32 @@ def test_a_server_that_promises_without_end_is_left(tmp_path: Path) -> None:
     assert [row["end"] for row in went.rows] == ["server not reached"]
 
 
+@pytest.mark.parametrize("name", [b"Content-Length", b"Transfer-Encoding", b"X Y", b"X"])
+def test_a_field_whose_name_is_none_is_not_passed_on(name: bytes, tmp_path: Path) -> None:
+    answer = b"HTTP/1.1 200 OK\r\n" + name + b" : 5\r\nA: b\r\n\r\nhello"
+    got = Through(tmp_path, answering(answer), asking(LAST)).got
+    head, _, _ = got.partition(b"\r\n\r\n")
+    assert name + b" :" not in head
+    if b" 200 " in head:
+        assert b"\r\nA: b" in head
+        assert content(got) == b"hello"
+
+
+@pytest.mark.parametrize(("begun", "more"), [(b"", b"0"), (b"1\r\na\r\n0\r\n", b"X: a\r\n")])
+def test_a_server_that_frames_nothing_without_end_is_left(
+    begun: bytes, more: bytes, tmp_path: Path
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + begun)
+        while True:
+            writer.write(more * 10_000)
+            await writer.drain()
+
+    went = Through(tmp_path, answer, asking(POST + b"Content-Length: 2\r\n\r\n{}"))
+    assert not went.got.endswith(b"0\r\n\r\n")
+    assert went.rows[0]["end"] in {"server left", "server not reached"}
+
+
 def test_a_server_that_a_client_names_is_not_asked(tmp_path: Path) -> None:
     asked = []
 

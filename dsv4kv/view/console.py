@@ -33,6 +33,11 @@ def one_line(text: str) -> str:
     return text if text.isprintable() else text.translate(_SHOWN)
 
 
+def escaped(text: str) -> str:
+    r"""Lines for a page or a picture, with escapes for control characters but for their ends."""
+    return text.translate({code: _SHOWN[code] for code in _UNPRINTED if code in _SHOWN})
+
+
 def _printable(text: str) -> str:
     return text.translate(_UNPRINTED)
 

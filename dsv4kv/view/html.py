@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from dsv4kv import __version__
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import replacing, whole_text, write_named
+from dsv4kv.view.console import escaped
 from dsv4kv.view.plots import file_name, to_png, to_svg, to_svg_file
 from dsv4kv.view.table import MARKS, Chart, Page
 
@@ -30,7 +31,7 @@ def render_page(page: Page) -> str:
         marks={level: sign for level, (sign, _) in MARKS.items()},
         svg=lambda chart: to_svg(chart, f"{next(numbers)}"),
     )
-    return whole_text(html.lstrip())
+    return escaped(whole_text(html.lstrip()))
 
 
 def write_page(page: Page, target: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from dsv4kv.errors import ConfigError
 from dsv4kv.view.html import write_charts, write_page
 from dsv4kv.view.runs import runs_page
+from dsv4kv.view.table import Page
 from tests.runs.records import make_case, make_record
 from tests.view.page.pages import html_of, make_gpu_record, make_plain
 
@@ -73,3 +74,10 @@ def test_every_chart_is_a_file_of_both_kinds(tmp_path: Path) -> None:
     for path in written:
         head = path.read_bytes()[:5]
         assert head == (b"<?xml" if path.suffix == ".svg" else b"\x89PNG\r")
+
+
+def test_control_characters_of_a_record_are_shown_as_escapes(tmp_path: Path) -> None:
+    write_page(Page("a\x1b[31mb\u202ec\r", ["\x00"], []), tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_bytes().decode()
+    assert not {*"\x00\x1b\u202e\r"} & {*text}
+    assert r"a\x1b[31mb\u202ec\r" in text

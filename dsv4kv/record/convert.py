@@ -88,7 +88,7 @@ class _Server:
             elif "removed" in event and event.get("group") in self.group:
                 self.cached.difference_update(event["removed"])
             elif "stored" in event and _is_chain(event, self):
-                self._store(event, record["ts"], new)
+                self._store(event, record["ts" if "ts" in record else "at"], new)
         return new
 
     def _store(self, event: Record, at_s: float, new: list[Store]) -> None:
@@ -149,6 +149,7 @@ def _link(before: Block | None, event: Record) -> list[Block]:
     return blocks
 
 
+_MOST_OWN = 2**20  # blocks of a prompt without ids
 _MERGED = (
     *("arrival_s", "first_s", "last_s", "input_tokens", "output_tokens", "cached_tokens"),
     *("session", "ids", "grain", "ids_of"),
@@ -285,6 +286,11 @@ def _put_together(
     for row in rows if sizes else ():  # prompts without ids get unshared ones
         if not row.get("ids"):
             (size,) = sizes
+            if row["input_tokens"] // size > _MOST_OWN:
+                raise TraceError(
+                    f"{source}: a prompt of {row['input_tokens']:,} tokens has no ids, and those "
+                    f"of others are of {size}: record more than {size} tokens an id, --id-tokens."
+                )
             begin, end = end, end + row["input_tokens"] // size
             row |= {"ids": range(begin, end), "grain": size, "ids_of": "length"}
     begun_s = rows[0]["arrival_s"]
@@ -356,7 +362,9 @@ def _complete(records: Iterable[Record]) -> tuple[list[Record], int]:
         if "what" in record:
             continue
         row = {name: record[name] for name in _MERGED if record.get(name) is not None}
-        if "ids" in row:
+        if "grain" not in row:
+            row.pop("ids", None)
+        elif "ids" in row:
             row["ids"] = array("q", row["ids"])  # there are thousands, of many requests
         key = record.get("id", f"request {number}")
         if is_exchange(record):

@@ -28,7 +28,7 @@ from typing import Any
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import mask_url, read_document
-from dsv4kv.record.folder import Record, Recording
+from dsv4kv.record.folder import Record, Recording, check_row
 from dsv4kv.record.run import missing_package, parse_url
 from dsv4kv.record.veil import LEAST_TOKENS, Veil
 from dsv4kv.record.wire import Batch, Cleared, Event, Removed, Stored, Unreadable, unpack
@@ -233,6 +233,10 @@ class Publisher:
         """Write messages, gaps and restarts."""
         for item in items:
             record = self._batch(item) if isinstance(item, Message) else item
+            try:
+                check_row("events", record)
+            except ValueError:
+                record = {"what": "unreadable"}
             self._recording.write("events", {"source": self.name} | record)
 
     def _batch(self, message: Message) -> Record:

@@ -16,28 +16,115 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from io import BufferedWriter
 from pathlib import Path
 from threading import Lock
 from time import time
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
-from pydantic_core import from_json
+from pydantic_core import SchemaValidator, from_json
+from pydantic_core import core_schema as cs
 
 from dsv4kv.errors import TraceError
-from dsv4kv.files import replacing
+from dsv4kv.files import open_regular, read_document, replacing
+from dsv4kv.traces.files import MAX_TOKENS, MOST_S
 
 STREAMS = ("notes", "events", "requests", "metrics")
 ROTATE_BYTES = 2**28
 _SALT = "salt"
 _SALT_BYTES = 32
 WHERE = "where"
+_LINE_BYTES = 2**26  # of a row
 _CUT_BYTES = 2**20  # read at once while the end of the last whole line is looked for
 _ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 Record = dict[str, Any]
+
+MOST_TOKENS = 2**24
+"""Of a prompt or an answer; who counts more counts something else."""
+MOST_VALUE = 2.0**63
+"""Of a counter or a gauge."""
+
+_Schema: TypeAlias = cs.CoreSchema
+
+
+def _fields(required: Mapping[str, _Schema], **others: _Schema) -> _Schema:
+    fields = {name: cs.typed_dict_field(schema) for name, schema in required.items()}
+    fields |= {name: cs.typed_dict_field(each, required=False) for name, each in others.items()}
+    return cs.typed_dict_schema(fields, extra_behavior="allow")
+
+
+_TEXT, _TIME = cs.str_schema(), cs.float_schema(ge=-MOST_S, le=MOST_S)
+_COUNT, _SIZE = (cs.int_schema(ge=low, le=MAX_TOKENS) for low in (0, 1))
+_TOKENS = cs.int_schema(ge=0, le=MOST_TOKENS)
+_ID = cs.int_schema(ge=-(2**63), lt=2**63)
+_IDS, _MAYBE = cs.list_schema(_ID), cs.nullable_schema(_ID)
+_NUMBER = cs.float_schema(ge=-MOST_VALUE, le=MOST_VALUE)
+_STORED = {"stored": _IDS, "parent": _MAYBE, "size": _COUNT, "chain": cs.bool_schema()}
+_OF_ALL = {"medium": cs.nullable_schema(_TEXT), "group": cs.nullable_schema(_COUNT)}
+_EVENT = cs.union_schema(
+    [
+        _fields(_STORED, **_OF_ALL, grain=_SIZE, ids=_IDS, session=_MAYBE),
+        _fields({"removed": _IDS}, **_OF_ALL),
+        _fields({"cleared": cs.bool_schema()}),
+    ],
+    mode="left_to_right",
+)
+_AT = {"at": _TIME}
+_OF_SOURCE = _AT | {"source": _TEXT}
+_SCHEMAS = {
+    "notes": _fields(_AT, from_s=_TIME, settings=cs.dict_schema(_TEXT, _TEXT)),
+    "events": _fields(
+        _OF_SOURCE, ts=_TIME, first=_ID, last=_ID, events=cs.list_schema(_EVENT), rank=_ID
+    ),
+    "requests": _fields(
+        _AT,
+        source=_TEXT,
+        **dict.fromkeys(("arrival_s", "first_s", "last_s"), _TIME),
+        **dict.fromkeys(("input_tokens", "output_tokens", "cached_tokens"), _TOKENS),
+        cached_by=cs.dict_schema(_TEXT, _TOKENS),
+        status=_COUNT,
+        ids=_IDS,
+        grain=_SIZE,
+        ids_of=_TEXT,
+        session=_ID,
+        id=cs.union_schema([_ID, _TEXT]),
+        end=_TEXT,
+    ),
+    "metrics": _fields(_OF_SOURCE, values=cs.dict_schema(_TEXT, _NUMBER)),
+}
+_VALIDATORS = {name: SchemaValidator(schema) for name, schema in _SCHEMAS.items()}
+
+
+def check_row(stream: str, row: Record) -> Record:
+    """The row of a source, if the stream can have it; else raises ``ValueError``."""
+    _VALIDATORS[stream].validate_python({"at": 0.0, "source": ""} | row)
+    return without_odd_hits(row)
+
+
+def parse_record(stream: str, line: bytes) -> Record:
+    """The record of a line; raises ``ValueError``."""
+    record = from_json(line)
+    if isinstance(record, dict) and record.get("what") == WHERE:
+        return record
+    return without_odd_hits(_VALIDATORS[stream].validate_python(record))
+
+
+def without_odd_hits(row: Record) -> Record:
+    """The row, without its hits where they are more than the prompt."""
+    if row.get("cached_tokens", 0) <= row.get("input_tokens", MOST_TOKENS):
+        return row
+    return {name: row[name] for name in row if name not in ("cached_tokens", "cached_by")}
+
+
+def lines_of(path: Path, at: int = 0) -> Iterator[bytes]:
+    """Lines of a file from a place on; one that is longer than any row is cut."""
+    with open_regular(path) as file:
+        file.seek(at)
+        while line := file.readline(_LINE_BYTES):
+            yield line
 
 
 class Stream:
@@ -98,7 +185,8 @@ class Stream:
 
     def _open(self) -> BufferedWriter:
         path = self._folder / f"{self._name}.{self._number:06}.jsonl"
-        descriptor = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(path, flags, 0o600)  # a pipe that nobody reads is refused
         _sync_folder(self._folder)
         return os.fdopen(descriptor, "ab")
 
@@ -214,19 +302,19 @@ def read_stream(folder: Path, stream: str) -> Iterator[Record]:
 
 
 def _records(path: Path, *, last: bool) -> Iterator[Record]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                record = from_json(line)
-            except ValueError:
-                record = None
-            if isinstance(record, dict) and line.endswith(b"\n"):
-                yield record
-            elif not last or line.endswith(b"\n"):
-                raise TraceError(
-                    f"{path}:{number}: this line is damaged: take it out, and what it recorded "
-                    "is missing."
-                )
+    stream = path.name.partition(".")[0]
+    for number, line in enumerate(lines_of(path), 1):
+        try:
+            record = parse_record(stream, line)
+        except ValueError:
+            record = None
+        if record is not None and line.endswith(b"\n"):
+            yield record
+        elif not last or line.endswith(b"\n") or len(line) == _LINE_BYTES:
+            raise TraceError(
+                f"{path}:{number}: this line is damaged: take it out, and what it recorded is "
+                "missing."
+            )
 
 
 def _number(path: Path) -> int:
@@ -243,6 +331,8 @@ def _cut_torn_line(path: Path) -> None:
             keep = begin + found + 1
             if found >= 0:
                 break
+            if end - keep > _LINE_BYTES:
+                raise TraceError(f"{path}: its end is damaged: begin a new recording.")
         if keep < end:
             file.truncate(keep)
             os.fsync(file.fileno())
@@ -268,7 +358,7 @@ def _salt(folder: Path) -> bytes:
             file.flush()
             os.fsync(file.fileno())
         _sync_folder(folder)
-    salt = path.read_bytes()
+    salt = read_document(path)
     if len(salt) != _SALT_BYTES:
         raise TraceError(f"{path} is damaged: begin a new recording in another folder.")
     return salt

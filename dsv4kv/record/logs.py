@@ -16,10 +16,10 @@ import gzip
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import BufferedIOBase
-from math import isfinite
 from pathlib import Path
 from threading import Event as Stop
 from typing import Any
@@ -27,7 +27,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.record.folder import Record, Recording
+from dsv4kv.record.folder import Record, Recording, check_row
 from dsv4kv.record.veil import Veil
 from dsv4kv.traces.results import read_aiperf
 from dsv4kv.units import counted
@@ -49,12 +49,10 @@ def read_line(line: str, veil: Veil) -> Record | None:
     """The row of a line of any format; None if it has no request."""
     for log in LOGS.values():
         if log.mark in line:
-            try:
+            with suppress(ValueError, TypeError, KeyError, AttributeError, OverflowError):
                 row = log.read(line, veil)
-            except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-                continue
-            if all(isfinite(value) for value in row.values() if isinstance(value, float)):
-                return {name: value for name, value in row.items() if value is not None}
+                known = {name: value for name, value in row.items() if value is not None}
+                return check_row("requests", known)
     return None
 
 

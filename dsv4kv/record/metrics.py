@@ -6,12 +6,11 @@ labels that say where tokens were found and which rank counted; names of models 
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from math import isfinite
 from threading import Event as Stop
 from typing import Any
 
 from dsv4kv.files import mask_url
-from dsv4kv.record.folder import Recording
+from dsv4kv.record.folder import MOST_VALUE, Recording
 from dsv4kv.record.run import HTTP, parse_url
 
 Values = dict[str, float]
@@ -96,7 +95,7 @@ def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
             value = float(family.samples[0].value)
         except (ValueError, OverflowError):  # one line that is none leaves the others
             continue
-        if isfinite(value):
+        if abs(value) <= MOST_VALUE:
             yield family.samples[0].name, family.samples[0].labels, value
 
 

@@ -13,9 +13,15 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
-from pydantic_core import from_json
-
-from dsv4kv.record.folder import STREAMS, WHERE, Record, read_stream, segments
+from dsv4kv.record.folder import (
+    STREAMS,
+    WHERE,
+    Record,
+    lines_of,
+    parse_record,
+    read_stream,
+    segments,
+)
 from dsv4kv.record.metrics import Counted, Values, count, hits_of
 from dsv4kv.record.run import count_requests, is_exchange
 from dsv4kv.units import counted
@@ -219,7 +225,7 @@ def family_of(sample: Record) -> str:
 def settings_in(stream: str, record: Record) -> dict[str, str]:
     """The server's settings that a record has."""
     if stream == "notes" and record.get("what") == "server":
-        return dict(record["settings"])
+        return dict(record.get("settings", {}))
     if stream == "metrics":
         values = record.get("values", {}).items()
         return {
@@ -268,18 +274,16 @@ class Follower:
                         yield stream, record
 
     def _lines(self, path: Path) -> Iterator[Record]:
-        with path.open("rb") as file:
-            file.seek(self._at.get(path, 0))
-            for line in file:
-                if not line.endswith(b"\n"):  # its end has not been written yet
-                    return
-                self._at[path] = self._at.get(path, 0) + len(line)
-                try:
-                    record = from_json(line)
-                except ValueError:  # trace convert says which line is damaged
-                    continue
-                if isinstance(record, dict) and record.get("what") != WHERE:
-                    yield record
+        for line in lines_of(path, self._at.get(path, 0)):
+            if not line.endswith(b"\n"):  # its end has not been written yet
+                return
+            self._at[path] = self._at.get(path, 0) + len(line)
+            try:
+                record = parse_record(path.name.partition(".")[0], line)
+            except ValueError:  # trace convert says which line is damaged
+                continue
+            if record.get("what") != WHERE:
+                yield record
 
 
 @dataclass(frozen=True)

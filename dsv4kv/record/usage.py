@@ -14,14 +14,13 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from dsv4kv.record.folder import Record
+from dsv4kv.record.folder import MOST_TOKENS, Record, without_odd_hits
 from dsv4kv.record.logs import cached_by
 from dsv4kv.record.veil import Veil, chained
 
 KEPT_HEAD_BYTES = 4_096
 KEPT_TAIL_BYTES = 65_536
 _LEAST_TOKENS = 256  # of the first prompt: in a shorter one, what a template adds weighs more
-_MOST_TOKENS = 2**24  # of a prompt or an answer; who counts more counts something else
 _UNSEEN_TOKENS = 2**16  # of images and the like, whose text is shorter than its tokens
 _UNPACKED_BYTES = 2**24  # looked at of an answer
 _TRIES = 4  # to read what may be the usage
@@ -90,14 +89,14 @@ def _counts(usage: Mapping[str, Any]) -> Record:
         "cached_tokens": usage.get("cache_read_input_tokens", cached),
         "cached_by": cached_by(usage.get("cached_tokens_details") or details or None),
     }
-    return {name: value for name, value in counts.items() if _is_count(value)}
+    return without_odd_hits({name: n for name, n in counts.items() if _is_count(n)})
 
 
 def _is_count(value: Any) -> bool:
     """Whether these are plausible token counts."""
     if isinstance(value, dict):
         return bool(value) and all(map(_is_count, value.values()))
-    return type(value) is int and 0 <= value < _MOST_TOKENS
+    return type(value) is int and 0 <= value <= MOST_TOKENS
 
 
 def session_of(headers: Mapping[str, str], body: Mapping[str, Any], veil: Veil) -> Record:

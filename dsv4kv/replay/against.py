@@ -308,11 +308,19 @@ class Comparison:
         starts = np.array([span.begin_s for span in self._spans])
         places = (starts // MINUTE_S).astype(np.int64)
         tokens = self._pool.table.input_tokens * self._reported
-        requests, asked = np.bincount(places), np.bincount(places, tokens)
-        sides = [_by_minute(rows, len(requests)) for rows in self._rows(played, starts)]
+        rows = self._rows(played, starts)
+        last = int(places.max())
+        moments = {
+            int(at // MINUTE_S) for side in rows for column in side for at, _ in column or ()
+        }
+        # those in which something was: a clock that was set may leave decades between two
+        numbers = sorted({*places.tolist(), *(at for at in moments if 0 <= at <= last)})
+        at = np.searchsorted(numbers, places)
+        requests, asked = (np.bincount(at, each, len(numbers)) for each in (None, tokens))
+        sides = [_by_minute(each, numbers) for each in rows]
         minutes = [
-            Minute(number, int(requests[number]), int(asked[number]), *each)
-            for number, each in enumerate(zip(*(each for each, _ in sides), strict=True))
+            Minute(number, int(requests[n]), int(asked[n]), sides[0][0][n], sides[1][0][n])
+            for n, number in enumerate(numbers)
         ]
         total = Minute(-1, len(starts), self._asked, *(whole for _, whole in sides))
         return Against(total, minutes, causes, rest, list(self._cautions(played)))
@@ -367,7 +375,7 @@ class Comparison:
             )
 
 
-def _by_minute(columns: Sequence[Rows | None], count: int) -> tuple[list[Side], Side]:
+def _by_minute(columns: Sequence[Rows | None], numbers: Sequence[int]) -> tuple[list[Side], Side]:
     """Every minute, and all of them: hits and evictions outside the minutes, too."""
     grouped: list[defaultdict[int, list[int]] | None] = []
     for rows in columns:
@@ -376,11 +384,11 @@ def _by_minute(columns: Sequence[Rows | None], count: int) -> tuple[list[Side], 
             minutes[int(at // MINUTE_S)].append(number)
         grouped.append(None if rows is None else minutes)
     hits, evicted, used, preempted = (
-        [None if each is None else each[minute] for minute in range(count)] for each in grouped
+        [None if each is None else each[minute] for minute in numbers] for each in grouped
     )
     sides = [
         Side(_sum(hits[n]), _sum(evicted[n]), max(used[n] or [], default=None), _sum(preempted[n]))
-        for n in range(count)
+        for n in range(len(numbers))
     ]
     found, gone = (None if r is None else sum(n for _, n in r) for r in columns[:2])
     most = max((side.used for side in sides if side.used is not None), default=None)

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import torch
 import yaml
 
+from dsv4kv.record.folder import STREAMS, Recording
 from dsv4kv.runs.store import DIGEST, digest, dumps
 from tests.bench.compare.launched import make_launched_record
 from tests.budget.launches import LAUNCHES
@@ -127,6 +129,55 @@ def _make_chrome(folder: Path, random: Random) -> Path:
 
 def _make_export(folder: Path, random: Random) -> Path:
     return two_replays(nodes=random.random() < 0.5).save(folder / "good.sqlite")
+
+
+def _recorded(stream: str) -> Reader:
+    """A recording, of which one stream is odd."""
+
+    def make(folder: Path, random: Random) -> Path:
+        with Recording(folder / "recording", clock=lambda: 1e9) as recording:
+            for n in range(20):
+                row: dict[str, Any] = {
+                    "source": "proxy:0",
+                    "id": n,
+                    "status": 200,
+                    "end": "done",
+                    "grain": 64,
+                }
+                row |= {"arrival_s": 1e9 + n, "first_s": 1e9 + n + 0.1, "last_s": 1e9 + n + 0.5}
+                row |= {"input_tokens": 256, "output_tokens": 3, "cached_tokens": 64}
+                recording.write("requests", row | {"ids": [1, 2, n, n + 1]})
+                event: dict[str, Any] = {
+                    "stored": [n],
+                    "parent": n - 1 if n else None,
+                    "size": 64,
+                    "chain": True,
+                }
+                event |= {"grain": 64, "ids": [n], "medium": "GPU", "group": 0}
+                batch = {"source": "events:0", "place": [n, 1e9 + n], "ts": 1e9 + n, "rank": 0}
+                batch |= {"events": [event, {"removed": [n - 9]}, {"cleared": True}][: 1 + n % 3]}
+                recording.write("events", batch)
+                counted = {"vllm:prefix_cache_hits_total": 64 * n, "vllm:kv_cache_usage_perc": 0.1}
+                counted |= {"vllm:prefix_cache_queries_total": 256 * n}
+                recording.write("metrics", {"source": "metrics:0", "values": counted})
+            settings = {"block_size": "64", "num_gpu_blocks": "9999"}
+            note = {"what": "server", "source": "metrics:0", "settings": settings}
+            recording.write("notes", note)
+        return folder / "recording" / f"{stream}.000000.jsonl"
+
+    against = ("--against", "--rule", "vllm", "--memory", "10GiB")
+    return Reader(
+        (
+            ("trace", "convert", "recording", "out.jsonl"),
+            ("trace", "info", "recording"),
+            ("replay", "recording", *against),
+            ("watch", "recording", "--seconds", "0"),
+            ("record", "recording", "--requests", "record/record.json", "--once", "--quiet"),
+        ),
+        make,
+        (damage, odd_json, odd_json),
+        f"recording/{stream}.000000.jsonl",
+    )
 
 
 def _make_dump(folder: Path, random: Random) -> Path:
@@ -291,6 +342,7 @@ READERS = {
         (damage, odd_json, odd_json),
         "runs.jsonl",
     ),
+    **{f"recorded {stream}": _recorded(stream) for stream in STREAMS},
     "requests": Reader(
         (("record", "recording", "--requests", "FILE", "--once", "--quiet"),),
         _text(*(path.read_text() for path in (_HERE / "record" / "logs").iterdir())),

@@ -1,5 +1,6 @@
 """A recording survives whatever ends it."""
 
+import json
 import os
 import random
 import signal
@@ -7,12 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dsv4kv.errors import TraceError
 from dsv4kv.record import folder as under_test
-from dsv4kv.record.folder import Recording, is_recording, read_stream, segments
+from dsv4kv.record.convert import read_recording
+from dsv4kv.record.folder import STREAMS, Recording, is_recording, read_stream, segments
+from dsv4kv.record.server import Follower
 
 KILLS = int(os.environ.get("DSV4KV_KILLS", "3"))
 
@@ -176,3 +180,89 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path.write_text("{oh\n" + path.read_text())
     with pytest.raises(TraceError, match=r"events.000000.jsonl:1: this line is damaged"):
         numbers(folder)
+
+
+ODD_ROWS = {
+    "events": [
+        {"events": [{"stored": [1], "parent": None, "size": 64, "chain": True, "ids": [2**64]}]},
+        {"events": [{"stored": [1], "chain": True}]},
+        {"events": [{"removed": "x"}]},
+        {"events": [3]},
+        {"what": "gap", "first": "x", "last": 2},
+    ],
+    "requests": [
+        {"cached_tokens": 10**30},
+        {"arrival_s": 1e300},
+        {"arrival_s": []},
+        {"last_s": float("nan")},
+        {"input_tokens": 2**31 - 1},
+        {"ids": [2**64]},
+        {"ids": ["x"]},
+        {"ids": [1.5]},
+        {"grain": 0},
+        {"status": {}},
+        {"session": [1]},
+    ],
+    "metrics": [{"values": {"vllm:prompt_tokens": "x"}}, {"values": {"a": float("inf")}}],
+    "notes": [{"from_s": "x"}, {"what": "server", "settings": {"block_size": []}}],
+}
+
+
+@pytest.mark.parametrize(
+    ("stream", "odd"), [(stream, odd) for stream, rows in ODD_ROWS.items() for odd in rows]
+)
+def test_a_row_that_no_source_writes_is_damaged(
+    stream: str, odd: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "recording"
+    with Recording(folder):
+        pass
+    row = {"at": 1.0, "source": "one"} | odd
+    (path,) = segments(folder, stream)
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(TraceError, match=r"\.jsonl:1: this line is damaged"):
+        list(read_stream(folder, stream))
+    assert [each for name, each in Follower(folder).read() if name == stream] == []
+
+
+@pytest.mark.parametrize("name", ["salt", *(f"{stream}.000000.jsonl" for stream in STREAMS)])
+def test_a_pipe_in_a_recording_is_refused_without_waiting(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "recording"
+    with Recording(folder) as recording:
+        recording.write("requests", {"source": "proxy:0", "arrival_s": 1.0, "input_tokens": 9})
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(TraceError), Recording(folder):
+        pass
+    if name != "salt":
+        with pytest.raises(TraceError, match="it is a pipe or a device"):
+            list(read_stream(folder, name.partition(".")[0]))
+
+
+def test_a_prompt_without_ids_gets_no_more_of_them_than_fit(tmp_path: Path) -> None:
+    with Recording(tmp_path / "recording") as recording:
+        for row in ({"input_tokens": 2**24}, {"input_tokens": 1, "ids": [1], "grain": 1}):
+            recording.write("requests", {"arrival_s": 1.0} | row)
+    with pytest.raises(TraceError, match=r"16,777,216 tokens has no ids"):
+        read_recording(tmp_path / "recording")
+
+
+def test_a_tail_of_zeros_is_not_read_to_its_end(tmp_path: Path) -> None:
+    with Recording(tmp_path / "recording") as recording:
+        recording.write("requests", {"arrival_s": 1.0, "input_tokens": 9})
+    (path,) = segments(tmp_path / "recording", "requests")
+    os.truncate(path, 2**40)
+    assert [name for name, _ in Follower(tmp_path / "recording").read()].count("requests") == 1
+    with pytest.raises(TraceError, match=r"\.jsonl:2: this line is damaged"):
+        list(read_stream(tmp_path / "recording", "requests"))
+    with pytest.raises(TraceError, match="its end is damaged"):
+        Recording(tmp_path / "recording")
+
+
+def test_ids_of_no_size_and_hits_beyond_a_prompt_are_not_known(tmp_path: Path) -> None:
+    with Recording(tmp_path / "recording") as recording:
+        row = {"arrival_s": 1.0, "input_tokens": 9, "cached_tokens": 10, "ids": [1]}
+        recording.write("requests", row)
+    found = read_recording(tmp_path / "recording")
+    assert found.cached_tokens == [None]
+    assert found.requests[0].prefix_hashes == ()

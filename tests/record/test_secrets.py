@@ -171,5 +171,5 @@ def test_of_a_proxy(tmp_path: Path) -> None:
 
 def test_marks_are_found_where_they_are(tmp_path: Path) -> None:
     with Recording(tmp_path / "recording") as recording:
-        recording.write("requests", {"source": json.dumps(WORD), "ids": [[{"a": TOKENS[5]}]]})
+        recording.write("requests", {"source": json.dumps(WORD), "ids": [TOKENS[5]]})
     assert told(tmp_path / "recording") == [WORD, str(TOKENS[5])]

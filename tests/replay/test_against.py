@@ -160,6 +160,18 @@ def test_a_server_that_follows_the_rule_agrees_in_every_minute(
     assert rule["value"] == RULES[family]
 
 
+def test_a_clock_that_was_set_makes_no_minutes_in_which_nothing_was(tmp_path: Path) -> None:
+    """It took 6 GB for a request at 1970 among others of today."""
+    folder = record(tmp_path / "server", Scene("vllm"))
+    before = len(against(folder)["minutes"])
+    with Recording(folder, clock=lambda: BEGUN_S + 270.0) as recording:
+        row = {"source": "requests:1", "id": "x", "arrival_s": 0.0, "cached_tokens": 0}
+        recording.write("requests", row | {"input_tokens": 4_000})
+    minutes = against(folder)["minutes"]
+    assert len(minutes) <= before + 2
+    assert minutes[-1]["number"] == BEGUN_S // 60 + before - 1
+
+
 @pytest.mark.parametrize("family", RULES)
 def test_a_restart_is_named_and_explains_every_token(family: str, tmp_path: Path) -> None:
     scene = Scene(family, restarts=(100.2, 190.4))

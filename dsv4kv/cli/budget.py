@@ -179,7 +179,7 @@ def budget(
         opt.print_json(found.document())
     else:
         page = found.page()
-        show(page.in_full() if verbose else page.answer)
+        show(page.parts(verbose=verbose))
     for path in filter(None, (csv, chart)):
         say(f"written: {path}", err=json_)
     if not found.fits:

@@ -116,7 +116,7 @@ def compare(
     else:
         words = [*(sides or []), *(["--baseline", baseline] if baseline else [])]
         again = ["", Command.of("dsv4kv", "compare", *words, "--verbose")]
-        show(page.in_full() if verbose else [*page.answer, *([] if ab else again)])
+        show([*page.parts(verbose=verbose), *([] if ab or verbose else again)])
     if html:
         write_page(page, html)
         say(f"page: {html}", err=True)

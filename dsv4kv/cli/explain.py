@@ -121,9 +121,7 @@ class _Answer:
             if parts and parts[-1] == "":  # before the hint
                 parts.pop()
             yield from ([""] if number else [])
-            yield from parts
-            if verbose:
-                yield from Page("", [], page.sections).in_full()
+            yield from Page("", parts, page.sections).parts(verbose=verbose)
         if self.linted:
             yield from ("", *self.linted)
         if self.faults and "-" not in self.files:

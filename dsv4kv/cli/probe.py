@@ -89,7 +89,7 @@ def probe(
         "spent": {"prompts": ledger.prompts, "tokens": ledger.tokens},
         "observed": [asdict(each) for each in questioner.observed],
     }
-    opt.tell(page.in_full(), document, as_json=as_json)
+    opt.tell(page.parts(verbose=True), document, as_json=as_json)
     if html:
         write_page(page, html)
         say(f"page: {html}", err=True)

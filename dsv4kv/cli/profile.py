@@ -148,7 +148,7 @@ def profile(
     if diff is not None:
         before, after = (load_profile(path, step, own).table for path in diff)
         page = diff_page(before, after, (diff[0].name, diff[1].name))
-        show(page.in_full() if verbose else page.answer)
+        show(page.parts(verbose=verbose))
         return
     argv, given = ["dsv4kv", *sys.argv[1:]], _Output(out, timeline or [], json_, html, verbose)
     if from_ is not None:
@@ -250,7 +250,7 @@ class _Output:
         layers = layers_text(source.record.cases) if source.record else ""
         page = profile_page(source.profile, source.yardstick, layers=layers)
         again = Paste.of("dsv4kv", "profile", path, "--verbose")
-        parts = page.in_full() if self.verbose else [*page.answer, "", again]
+        parts = [*page.parts(verbose=self.verbose), *([] if self.verbose else ["", again])]
         show(parts, open_console(quiet=self.silent))
         for target in self.timelines:
             if source.table.timeline is None:

@@ -205,7 +205,7 @@ def _compare(
         found = Comparison(recorded, server, chosen, pool, watcher.advance).explain()
     page = against_page(source, found, known)
     if not silent:
-        show(page.in_full() if verbose else page.answer)
+        show(page.parts(verbose=verbose))
     if json_:
         opt.write_json(json.dumps(against_document(source, found, known), indent=2), json_)
     if chart is not None:

@@ -487,7 +487,7 @@ def mrc(
     if as_json:
         print_document(view.to_json(source, config.name, answer))
     else:
-        show(page.in_full() if verbose else page.answer)
+        show(page.parts(verbose=verbose))
 
 
 def _names(text: str | None) -> tuple[str, ...]:

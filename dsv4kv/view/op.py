@@ -74,12 +74,15 @@ def op_page(
     if busy:
         answer.append(Finding("warning", "other processes were busy: times are marked !"))
     copy = q.yardsticks((compared or rows)[0].case)[0]
+    axes = {"batch": "batch", "top-k": "topk", "context": "context"}
+    varied = [
+        head for head, axis in axes.items() if len({row.case.axis[axis] for row in rows}) > 1
+    ]
+    shape = rows[0].case.axis
     columns: list[tuple[str, Read]] = [
         ("backend", lambda row: row.case.backend),
         ("layers", lambda row: row.operation.layer_type),
-        ("batch", lambda row: quantity(row.case.axis["batch"])),
-        ("top-k", lambda row: quantity(row.case.axis["topk"])),
-        ("context", lambda row: quantity(row.case.axis["context"])),
+        *((head, lambda row, axis=axes[head]: quantity(row.case.axis[axis])) for head in varied),
         ("median µs", lambda row: checked(row.time, 1e-3, busy=busy)),
         *([("speedup", lambda row: checked(row.speed, busy=busy))] if compared else []),
         ("GB/s", lambda row: checked(row.rate, busy=busy)),
@@ -92,7 +95,10 @@ def op_page(
         ]
     if not compared:
         del columns[0]
-    note = f"{copy.name} {format_quantity(copy.rate)} GB/s"
+    same = [f"{head} {quantity(shape[axes[head]]).value}" for head in axes if head not in varied]
+    note = "; ".join(
+        [*([", ".join(same)] if same else []), f"{copy.name} {format_quantity(copy.rate)} GB/s"]
+    )
     return Page(name, [*answer, "", Table(name, columns, rows, note=note, keys=2)])
 
 

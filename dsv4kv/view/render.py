@@ -14,6 +14,7 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
+from dsv4kv.units import counted
 from dsv4kv.view.console import one_line, open_console
 from dsv4kv.view.table import (
     ABSENT,
@@ -125,7 +126,7 @@ def _hang(head: RichText, text: str, style: str, width: int, gap: int = _GAP) ->
 
 
 def _draw_table(table: Table, width: int) -> "Iterator[RenderableType]":
-    """The table; columns without room go to further tables below, next to the same keys."""
+    """The table; columns without room are dropped, or below it, next to the same keys."""
     title = RichText(_unbroken(table.title), "bold")
     if table.note:
         title.append(f"  {_unbroken(table.note)}", "dim not bold")
@@ -139,9 +140,11 @@ def _draw_table(table: Table, width: int) -> "Iterator[RenderableType]":
             count -= 1
         yield _draw_columns([*keys, *rest[:count]], width, len(table.rows))
         rest = rest[count:]
-        if not rest:
+        if not rest or table.rest:
             break
         yield ""
+    if rest:
+        yield _sentence(f"and {counted(len(rest), 'more column')}: {table.rest}", "dim")
     for line in table.caption.splitlines():
         yield _sentence(line, "dim")
 

@@ -25,7 +25,7 @@ def runs_table(entries: Sequence[Entry]) -> Table:
         ("size", lambda entry: size(entry.size_bytes)),
         ("git", known(lambda found: (found.git_sha or "")[:12], "")),
     ]
-    return Table("Runs", columns, entries)
+    return Table("Runs", columns, entries, rest="--json")
 
 
 def unfinished_table(sweeps: Sequence[Points]) -> Table:

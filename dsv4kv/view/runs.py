@@ -43,10 +43,7 @@ def report_record(
     if quiet:
         findings = list_replay_findings(record) if replayed else judge_run(record)
         return [found for found in findings if found.is_problem]
-    page = run_page(record)
-    if verbose:
-        return page.in_full()
-    if path is None or replayed:
-        return page.answer
-    again = Command.of("dsv4kv", "report", path, "--verbose")
-    return [*page.answer, "", again]
+    parts = list(run_page(record).parts(verbose=verbose))
+    if verbose or path is None or replayed:
+        return parts
+    return [*parts, "", Command.of("dsv4kv", "report", path, "--verbose")]

@@ -1,7 +1,7 @@
 """Tables, facts and findings as data, which a terminal, a page, Markdown and CSV render.
 
 A command's view is a ``Page``: its answer, a list of parts, and sections with the details.
-``dsv4kv.view.render.show`` prints ``page.answer``, or ``page.in_full()`` with ``--verbose``;
+``dsv4kv.view.render.show`` prints ``page.parts(verbose=…)``;
 ``dsv4kv.view.html.write_page`` writes all of it.
 """
 
@@ -93,8 +93,8 @@ class Table:
     """A table: a row for each item, and a column for each quantity.
 
     A column is its header, with the unit, and a function that reads its cell from a row. Where
-    rows are cells already, a column is the header alone. Columns without room on a narrow
-    terminal go to a second table below, next to the same keys.
+    rows are cells already, a column is the header alone. The last columns without room
+    on a narrow terminal are dropped if an option, ``rest``, shows them, else in a table below.
     """
 
     title: str
@@ -104,6 +104,7 @@ class Table:
     footer: Sequence[Any] = ()  # more rows, below a line
     caption: str = ""  # below the table
     keys: int = 1  # number of leading columns that name a row
+    rest: str = ""
 
     def __post_init__(self) -> None:
         odd = [len(row) for row in self.cells if len(row) != len(self.columns)]
@@ -259,10 +260,12 @@ class Page:
         parts = [*self.answer, *(part for section in self.sections for part in section.parts)]
         return [part for part in parts if isinstance(part, Chart)]
 
-    def in_full(self) -> Iterator[Part]:
-        """The answer and all sections as parts, for a terminal."""
-        yield from self.answer
-        for section in filter(lambda each: each.parts, self.sections):
+    def parts(self, *, verbose: bool) -> Iterator[Part]:
+        """The answer for a terminal, its tables whole; with ``verbose`` also all sections."""
+        rest = "" if verbose else "--verbose"
+        for part in self.answer:
+            yield replace(part, rest=rest) if isinstance(part, Table) else part
+        for section in filter(lambda each: verbose and each.parts, self.sections):
             yield ""
             first = section.parts[0]
             if not isinstance(first, Table) or first.title != section.heading:

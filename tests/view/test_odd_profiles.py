@@ -39,7 +39,7 @@ def tell(path: Path, chance: random.Random) -> str:
         profile = load_profile(path, chance.choice(["step", "*", "none"])).profile
     except ProfileError:
         return ""
-    return shown(*profile_page(profile, None).in_full())
+    return shown(*profile_page(profile, None).parts(verbose=True))
 
 
 def spoil(values: dict[str, Any], odd: list[Any], often: float, chance: random.Random) -> None:

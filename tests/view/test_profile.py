@@ -33,7 +33,7 @@ def test_a_profile(
     answer = shown(*page.answer)
     assert answer == snapshot
     assert len(answer.split("\n")) <= 23
-    assert shown(*page.in_full()) == snapshot
+    assert shown(*page.parts(verbose=True)) == snapshot
 
 
 def test_a_step_on_several_gpus_is_one_step(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_step_on_several_gpus_is_one_step(tmp_path: Path) -> None:
         export.add("TARGET_INFO_GPU", id=device, name="A GPU", cuDevice=device)
     for step in range(2):
         export.kernel("flush", 100 + step, step * 100_000 + 40_000, 140_000, deviceId=1)
-    text = words(profile_page(make_profile(from_nsys(tmp_path, export)), None).in_full())
+    text = words(profile_page(make_profile(from_nsys(tmp_path, export)), None).parts(verbose=True))
     assert "Step 2 steps on 2 GPUs" in text
     assert ", 2 × A GPU: " in text
     assert "% of copy" not in text
@@ -55,7 +55,9 @@ def test_warnings_come_first_and_what_is_outside_of_steps_is_a_share(tmp_path: P
     export.kernel("behind", 77, 502_000, 566_000)
     page = profile_page(make_profile(from_nsys(tmp_path, export)), YARDSTICK)
     assert shown(*page.answer).startswith("! nsys: buffers were lost\n")
-    assert "excluded: 1 piece of work outside every step, 64.0 µs, 50.0 %" in words(page.in_full())
+    assert "excluded: 1 piece of work outside every step, 64.0 µs, 50.0 %" in words(
+        page.parts(verbose=True)
+    )
 
 
 def test_the_headline_is_the_share_of_the_cache(tmp_path: Path) -> None:
@@ -115,7 +117,7 @@ def test_full_names_are_cut_into_lines_that_fit(tmp_path: Path) -> None:
     name = "void dsv::" + "many_words_" * 30 + "<int>(int*)"
     rows = [row.model_copy(update={"name": f"{name}{n}"}) for n, row in enumerate(table.kernels)]
     page = profile_page(make_profile(table.model_copy(update={"kernels": rows})), YARDSTICK)
-    lines = shown(*page.in_full(), width=80).partition("Names")[2].splitlines()
+    lines = shown(*page.parts(verbose=True), width=80).partition("Names")[2].splitlines()
     assert len(lines) > 5 * len(rows)
     assert max(map(len, lines)) <= 80
 
@@ -131,7 +133,7 @@ def test_kernels_beyond_the_first_are_counted_and_equal_names_numbered(tmp_path:
     assert "more rows: --verbose" in words(page.answer)
     assert "another_7" not in words(page.answer)
     for text in ("another_7", "fill ·1", "fill ·2", "void dsv::flush<int>(int*)"):
-        assert text in words(page.in_full())
+        assert text in words(page.parts(verbose=True))
 
 
 def audited(table: KernelTable, **dram_bytes: int) -> KernelTable:

@@ -154,11 +154,12 @@ def recognise(given: str) -> str:
 
 def _refuse_trace(path: Path) -> None:
     from dsv4kv.traces import FORMATS, detect_format
+    from dsv4kv.traces.results import NoRequests
 
     try:
         name = detect_format(path)
     except TraceError as error:
-        if "Mooncake's master" in str(error):
+        if isinstance(error.__cause__, NoRequests):
             raise
         return
     if name in FORMATS:

@@ -140,7 +140,7 @@ def _decode(content: bytes, decode: Callable[[bytes], str] = bytes.decode) -> st
 
 @contextmanager
 def open_trace(path: Path, watch: Watch | None = None) -> Iterator[TraceLines]:
-    """Open a trace; a ``Defect`` inside the block leaves it as a ``TraceError`` with its line."""
+    """Open a trace; a ``Defect`` inside the block causes a ``TraceError`` with its line."""
     try:
         file = open_regular(path)
     except OSError as error:
@@ -150,7 +150,7 @@ def open_trace(path: Path, watch: Watch | None = None) -> Iterator[TraceLines]:
         try:
             yield lines
         except Defect as defect:
-            raise TraceError(f"{path}:{lines.number}: {defect}.") from None
+            raise TraceError(f"{path}:{lines.number}: {defect}.") from defect
 
 
 @dataclass(frozen=True, slots=True)

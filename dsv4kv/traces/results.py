@@ -59,10 +59,14 @@ def as_runs(documents: Sequence[Run]) -> list[Run]:
         raise Defect(f"the benchmark's file is not as its tool writes it ({lacking})") from None
 
 
+class NoRequests(Defect):
+    """Operations of a store, which no reader of requests can use."""
+
+
 def refuse_operations(document: Mapping[str, Any]) -> None:
-    """Raise ``Defect`` for the first line of what Mooncake's master traces."""
+    """Raise ``NoRequests`` for the first line of what Mooncake's master traces."""
     if document.get("type") == "master_rpc_trace":
-        raise Defect(
+        raise NoRequests(
             "Mooncake's master wrote this: operations on a store's keys, without prompts or their "
             "lengths. Give a trace of requests, as dsv4kv record server writes of a server that "
             "uses the store"

@@ -81,7 +81,7 @@ def explanation_page(log: "Explanation") -> Page:
         sizes.append(Table("Memory measured by the engine", ["one GPU", "size"], rows, note=note))
     sections = [Section("Configuration", configuration), Section("Bytes", sizes)]
     if len(log.changes) > len(gains):
-        sections.append(Section("All changes", [_changes(log.changes)]))
+        sections.append(Section("All changes", [_changes(log.changes, "All changes")]))
     if len(log.ranks) > 1:
         ranks: Columns = [
             ("rank", lambda rank: rank.rank or ABSENT),
@@ -104,7 +104,7 @@ def _head(log: "Explanation") -> Finding:
         if ranks > 1:
             fits += f" on each of {ranks} ranks, {most.requests * ranks:,} in total"
         if limited:
-            fits = f"; {fits}: memory would hold {most.held:,}"
+            fits = f"; {fits}: memory would hold {most.held:,}{' on each' * (ranks > 1)}"
         else:
             fits = f"; {'memory' if log.exact else 'it'} holds {fits}"
     by = log.engine if log.exact else log.engine.partition(":")[0]
@@ -116,13 +116,13 @@ def _head(log: "Explanation") -> Finding:
     return Finding("good" if log.exact else "warning", f"{printed}{fits}.")
 
 
-def _changes(changes: "Sequence[Change]") -> Table:
+def _changes(changes: "Sequence[Change]", title: str = "Biggest levers") -> Table:
     columns: Columns = [
         ("change", lambda change: Text(change.what)),
         ("new value", lambda change: quantity(change.printed_tokens)),
         ("difference", lambda change: Number(f"{change.gain_tokens:+,}")),
     ]
-    return Table("Biggest levers", columns, changes)
+    return Table(title, columns, changes, note="each alone")
 
 
 def waterfall_page(waterfall: "Waterfall") -> Page:

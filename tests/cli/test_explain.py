@@ -195,3 +195,11 @@ def test_standard_input_without_end_is_read_to_a_bound() -> None:
 def test_what_is_no_file_is_said_to_be_none() -> None:
     assert "there is no such file" in run("gone").stderr
     assert "/dev/null: it is a folder, a pipe or a device" in run("/dev/null").stderr
+
+
+def test_operations_of_a_store_are_refused_as_what_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "master.jsonl"
+    path.write_text('{"type": "master_rpc_trace", "version": 2}\n{"op": "BatchExistKey"}\n')
+    done = run(str(path))
+    assert (done.exit_code, done.stdout) == (4, "")
+    assert done.stderr.startswith(f"error: {path}:1: Mooncake's master wrote this")

@@ -261,12 +261,13 @@ def _usual(family: str, spelling: str) -> str:
 
 def _of_log(text: str, source: str, family: str, stated: str) -> Subject:
     lines = text.splitlines()
-    version = next(filter(None, map(find_version, lines)), None)
     # the engine whose sizes or arguments it prints, whose name it has most often, the given one,
     # and the one with a known fault that has a line in it
-    sized = ""
-    with suppress(ConfigError):
-        sized = parse_log(lines, source).family
+    try:
+        log = parse_log(lines, source)
+        sized, version = log.family, log.version
+    except ConfigError:  # no sizes in it
+        sized, version = "", next(filter(None, map(find_version, lines)), None)
     engine = sized or max(
         replayed_engines(),
         key=lambda name: (

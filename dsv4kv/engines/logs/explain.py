@@ -331,15 +331,18 @@ def _changes(
 
 def _trials(found: Recovery, log: StartupLog) -> Iterator[tuple[str, Engine, Deployment, int]]:
     engine, deployment, memory = found.engine, found.deployment, found.available_bytes
+    launch = engine.family.launch
     rules = engine.family.load("log")
     yield getattr(rules, "MORE_MEMORY", "1 GiB more memory"), engine, deployment, memory + GIB
     if deployment.draft_layers:
         without = replace(deployment, draft_layers=0, draft_tokens=0)
-        yield "no draft layers", engine, without, memory
+        yield f"without {launch.drafts.partition(' ')[0]}", engine, without, memory
     if deployment.formats.indexer.name == "fp8" and deployment.arch != "sm_90":
         keys = entry_format("indexer", "mxfp4")
         formats = CacheFormats(deployment.formats.main, deployment.formats.window, keys)
-        yield "indexer keys in mxfp4", engine, replace(deployment, formats=formats), memory
+        flag = launch.written.get("indexer_format=mxfp4", "indexer keys in mxfp4")
+        what = f"{flag.format()} (changes numerics)"
+        yield what, engine, replace(deployment, formats=formats), memory
     for what, changed in rules.changes(deployment, log) if hasattr(rules, "changes") else ():
         yield what, engine, changed, memory
     newest = find_engine(engine.family.name)

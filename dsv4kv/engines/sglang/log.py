@@ -184,10 +184,10 @@ def changes(deployment: Deployment, log: StartupLog) -> Iterator[tuple[str, Depl
         what = f"--swa-full-tokens-ratio {_SMALL_RATIO}"
         yield what, replace(deployment, window_ratio=_SMALL_RATIO)
     if deployment.state_bytes != 2:
-        what = "compressor states in bf16 (SGLANG_DSV4_COMPRESS_STATE_DTYPE=bfloat16)"
+        what = "SGLANG_DSV4_COMPRESS_STATE_DTYPE=bfloat16 (changes numerics)"
         yield what, replace(deployment, state_bytes=2)
     if not deployment.online_state and not deployment.draft_layers:
-        what = "HCA states online (SGLANG_OPT_USE_ONLINE_COMPRESS=1)"
+        what = "SGLANG_OPT_USE_ONLINE_COMPRESS=1 (changes numerics)"
         yield what, replace(deployment, online_state=True)
     if deployment.concurrency and deployment.concurrency > 1:
         half = deployment.concurrency // 2

@@ -17,6 +17,7 @@ from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.units import format_bytes
 
+MORE_MEMORY = "1 GiB more memory (--gpu-memory-utilization)"
 V41_DTYPES = ("auto", "fp8", "fp8_ds_mla", "nvfp4_ds_mla")
 V41_SITES = (("sm_90", None), ("sm_100", None), ("sm_100", "FLASHMLA_SPARSE_DSV41"))
 """GPUs and backends whose formats of V4.1 differ."""
@@ -315,12 +316,14 @@ def _refusal(reading: Reading, found: Recovery) -> str:
     )
 
 
-def changes(deployment: Deployment, _: StartupLog) -> Iterator[tuple[str, Deployment]]:
+def changes(deployment: Deployment, log: StartupLog) -> Iterator[tuple[str, Deployment]]:
     """Settings that alter the number."""
     context, flight = deployment.max_context_tokens, deployment.in_flight_tokens
     if flight > _SMALL_CHUNK:
-        what = f"{_SMALL_CHUNK:,} tokens in flight (max_num_batched_tokens × concurrent batches)"
+        batches, rest = divmod(flight, log.whole("batched") or flight + 1)
+        tokens = f" {_SMALL_CHUNK // batches}" if batches and not rest else ""
+        what = f"--max-num-batched-tokens{tokens} ({_SMALL_CHUNK:,} tokens in flight)"
         yield what, replace(deployment, in_flight_tokens=_SMALL_CHUNK)
     for other in (_SHORT_CONTEXT, deployment.model.max_context_tokens):
         if other != context:
-            yield f"max_model_len {other:,}", replace(deployment, max_context_tokens=other)
+            yield f"--max-model-len {other}", replace(deployment, max_context_tokens=other)

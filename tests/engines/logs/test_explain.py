@@ -138,8 +138,17 @@ def test_levers_of_sglang_can_be_typed() -> None:
         "--swa-full-tokens-ratio 0.05",
         "--max-running-requests 32",
         "1 GiB more memory (--mem-fraction-static)",
-        "HCA states online (SGLANG_OPT_USE_ONLINE_COMPRESS=1)",
+        "SGLANG_OPT_USE_ONLINE_COMPRESS=1 (changes numerics)",
     } <= changes
+
+
+def test_levers_of_vllm_can_be_typed() -> None:
+    assert {
+        "--max-num-batched-tokens 1024 (2,048 tokens in flight)",
+        "--max-model-len 131072",
+        "1 GiB more memory (--gpu-memory-utilization)",
+        "--attention-config '{\"use_fp4_indexer_cache\": true}' (changes numerics)",
+    } <= {change.what for change in explained(VLLM_0_33).changes}
 
 
 def test_no_lever_lets_fewer_requests_run_than_memory_holds() -> None:

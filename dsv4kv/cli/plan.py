@@ -1,7 +1,6 @@
 """``dsv4kv plan``: the cheapest deployment that keeps latencies on a trace."""
 
 from collections.abc import Sequence
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,9 +74,9 @@ def plan(
     from dsv4kv.replay.plan import question as asking
     from dsv4kv.replay.plan import search as searching
     from dsv4kv.replay.plan.servers import name_args
-    from dsv4kv.replay.plan.trial import parse_splits
+    from dsv4kv.replay.plan.trial import Trial, parse_splits
     from dsv4kv.view.html import write_page
-    from dsv4kv.view.plan import dumps, plan_page
+    from dsv4kv.view.plan import Progress, dumps, plan_page
     from dsv4kv.view.render import show
 
     slos = asking.parse_slos(slo or [])
@@ -95,16 +94,20 @@ def plan(
     requests = _requests(trace, settings, isl, osl, rate, slos)
     most = gpus or most_gpus or asking.MOST_GPUS
     question = asking.Question(requests, slos, speed, prices, most, exactly=gpus is not None)
-    tally, silent, done = searching.Tally(), quiet or json_ == "-", count(1)
+    tally, silent = searching.Tally(), quiet or json_ == "-"
     console = open_console(stderr=True, quiet=silent)
     with Watcher(console, "plan", "simulations", total=None, after_s=_SHORT_S) as watcher:
         found = searching.list_kinds(
             question, settings, engine, kinds, routers, model, tally, splits, name_args(args or [])
         )
         window = asking.busiest(requests, searching.WINDOW) if trace else requests
-        search = searching.Search(
-            question, found, window, tally, on_trial=lambda: watcher.reach(next(done), None)
-        )
+        progress = Progress(question, len({each.label for each in found}))
+
+        def on_trial(trial: Trial) -> None:
+            watcher.name(progress.add(trial))
+            watcher.advance()
+
+        search = searching.Search(question, found, window, tally, on_trial=on_trial)
         answer = searching.plan(search)
     again = opt.words_of(context, "slo", "html", "json_", "verbose", "quiet")
     page = plan_page(answer, question, gpus=kinds, trace=trace, settings=settings, again=again)

@@ -99,7 +99,8 @@ class Watcher:
                 self._bar.start()
             self._bar.update(self._task, completed=done, total=total)
         else:
-            self._console.print(self._line(now - self._begun), highlight=False)
+            line = self._line(now - self._begun)
+            self._console.print(line, highlight=False, soft_wrap=True)
 
     def show_launches(self, outcomes: "Sequence[Outcome]", task: "Task") -> None:
         """Count launches that have ended and name what begins."""

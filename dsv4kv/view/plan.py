@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from dsv4kv.replay.plan.question import Question, Slo
@@ -19,6 +20,31 @@ _ALL_AT_ONCE = 1e6
 _MAX_ROWS, _MAX_NAMES = 4, 6
 _MARGIN = 3.0
 """Least times of a request to a limit that deployments keep, by more than the model's error."""
+
+
+def _by_cost(trial: Trial) -> tuple[float, ...]:
+    return trial.requests, -trial.cost
+
+
+class Progress:
+    """What a search has simulated so far, and the best of it: ``plan, 3 of at most 40 kinds``."""
+
+    def __init__(self, question: Question, kinds: int) -> None:
+        self._question, self._most = question, kinds
+        self._seen: set[str] = set()
+        self._best: Trial | None = None
+
+    def add(self, trial: Trial) -> str:
+        """Count a simulation; those of a longer trace come after all of its window."""
+        self._seen.add(trial.kind.label)
+        tried = [each for each in (self._best, trial) if each and each.meets]
+        order = attrgetter("requests", "rate") if self._question.exactly else _by_cost
+        self._best = max(tried, key=order, default=None)
+        kinds = f"plan, {len(self._seen):,} of at most {self._most:,} kinds"
+        if self._best is None:
+            return f"{kinds}, none keeps the limits so far"
+        rate = f", {_rate(self._best)}" if self._question.exactly else ""
+        return f"{kinds}, best {_describe(self._best)}, {_cost(self._best, self._question)}{rate}"
 
 
 def plan_page(

@@ -147,7 +147,7 @@ class Search:
     tally: Tally = field(default_factory=Tally)
     start: WarmStart = WarmStart()
     find_parts: FindParts = field(default_factory=remember_parts)
-    on_trial: Callable[[], None] = lambda: None
+    on_trial: Callable[[Trial], None] = lambda _: None
     looser: Mapping[tuple[object, ...], Trial] = field(default_factory=dict)
     known: dict[tuple[object, ...], Trial] = field(default_factory=dict, init=False)
 
@@ -174,7 +174,7 @@ class Search:
         if gc.get_freeze_count() and gc.get_count()[0] > _GARBAGE:
             gc.collect()
             gc.freeze()
-        self.on_trial()
+        self.on_trial(trial)
         return trial
 
     def _try(self, kind: Kind, units: int, speed: float) -> Trial:

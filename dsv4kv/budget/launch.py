@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.budget.scenario import fix_layout, resolve
 from dsv4kv.budget.servers import MODEL_FLAGS, Launch, find_launches
 from dsv4kv.budget.shell import MOST_CHARACTERS
-from dsv4kv.engines.flags import Texts, find_flag
+from dsv4kv.engines.flags import NOTHING, Texts, find_flag
 from dsv4kv.engines.names import FAMILIES, find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import open_regular
@@ -91,7 +91,10 @@ def _launches(given: str) -> Iterator[list[Launch]]:
     source, text = _text_of(given)
     try:
         folder = Path() if source == "--command" else Path(source).parent
-        yield list(find_launches(text, os.environ, folder))
+        named = re.split(r"[^a-z0-9]+", Path(source).name.lower())
+        gpu = next((word for word in named if word in gpu_names()), "")
+        found = find_launches(text, os.environ, folder)
+        yield [replace(each, gpu=each.gpu or gpu) for each in found]
     except ConfigError as error:
         if str(error).startswith("--which"):  # is about the option, not about the text
             raise
@@ -159,6 +162,10 @@ def _interpret(launch: Launch, model: str | None = None, options: Container[str]
             f"{', '.join(launch.unread)}: not read, and it may give the layout: add --tp (1 for "
             "one GPU), or set the variable in the environment."
         )
+    is_given = "context" in merged or "context" in options
+    if launch.role and launch.benched_tokens and not is_given:
+        merged["context"] = str(launch.benched_tokens)
+        unread.append(f"{launch.benched_tokens:,} tokens of its benchmark are the longest request")
     absent = {about for about, _ in unset}
     ranks = () if FAMILIES[launch.family].by_layers else _NEEDED[1:]
     texts = {name: "1" for name in ranks if name not in absent} | merged
@@ -187,7 +194,7 @@ def _read_flags(launch: Launch) -> tuple[list[GivenFlag], list[tuple[str, str]]]
         flag = find_flag(launch.family, name)
         if not name.startswith("-") and not (flag and flag.is_variable):
             continue
-        if flag and flag.means and not flag.switch and not value:
+        if flag and flag.means not in (None, NOTHING) and not flag.switch and not value:
             raise ConfigError(f"{name}: the value is missing.")
         if flag and flag.means and _UNSET.search(value):
             unset.append((flag.means.input, f"{name} {value}"))

@@ -35,12 +35,13 @@ _ALONE = {
     *("--no-healthcheck", "--oom-kill-disable", "--sig-proxy", "--tls", "--rmi"),
 }
 """Options of ``docker run`` without a value."""
-_VERSION = re.compile(r"v?(\d+\.\d+(?:\.\d+)?)")
+_VERSION = re.compile(r"(?<!cu)(?<![\d.])v?(\d+\.\d+(?:\.\d+)?)")  # CUDA's is another
 _ASCEND = re.compile(
     r"(?i)vllm-ascend|\bASCEND_RT_|huawei\.com/Ascend|-backend[= ]ascend|--device[= ]npu|"
     r"--quantization[= ]ascend"
 )
 _PINNED = re.compile(rf"\b({'|'.join(FAMILIES)})(?:\s*==\s*|(?:-\w+)?:v?)(\d+\.\d+(?:\.\d+)?)")
+_NIGHTLY = re.compile(rf"\b({'|'.join(FAMILIES)})(?:-\w+)?:nightly[\w.-]*?-(20\d{{6}})\b")
 _NAMING = ("model_id", "model_source", "modelURL", "model_name", "hf_model_id")
 _UNIT = re.compile(r"(?m)^\[(?:Service|Container|program:.*)\]")
 _SETTINGS = {"--config", "--extra-engine-args", "--extra-llm-api-options"}
@@ -58,6 +59,7 @@ class Launch:
         line: Where it begins, from 1.
         role: Its side, where it is one of prefill and decode.
         names: What else names its model, the likeliest first.
+        benched_tokens: The longest request of the benchmark that is next to it.
         unread: Words whose meaning nothing says, and variables that were read as unset.
     """
 
@@ -69,6 +71,7 @@ class Launch:
     role: str = ""
     gpu: str = ""
     names: tuple[str, ...] = ()
+    benched_tokens: int = 0
     unread: tuple[str, ...] = ()
 
     @property
@@ -94,6 +97,7 @@ class _Around:
     role: str = ""
     gpu: str = ""
     names: tuple[str, ...] = ()
+    benched_tokens: int = 0
     start: int = 0
 
     def within(self, document: Mapping[Any, Any]) -> "_Around":
@@ -110,12 +114,17 @@ class _Around:
         keys = ("gpu_type", "nvidia.com/gpu.product")
         gpus = [each.get(key) for each in inside if isinstance(each, dict) for key in keys]
         gpu = next((each for each in gpus if isinstance(each, str)), self.gpu)
+        benched = document.get("benchmark")
+        benched = benched if isinstance(benched, dict) else {}
+        given = [benched.get(key) for key in ("isl", "osl")]
+        lengths = [each for each in given if isinstance(each, int)]
         return replace(
             self,
             variables={**self.variables, **_environment(document)},
             family=family,
             gpu=gpu.lower().removeprefix("nvidia-"),
             names=(*names, *self.names),
+            benched_tokens=sum(lengths) if len(lengths) > 1 else self.benched_tokens,
         )
 
 
@@ -129,7 +138,8 @@ def find_launches(
     """
     if len(text) > MOST_CHARACTERS:
         raise ConfigError("no launch command is longer than 256 KiB.")
-    outer, pinned = dict(environment or {}), _PINNED.search(text)
+    outer = dict(environment or {})
+    pinned, nightly = _PINNED.search(text), _NIGHTLY.search(text)
     documents, files = _as_yaml(text), dict(_settings_in(folder, text)) if folder else {}
     if documents is None:
         found = list(_in_script(text, _Around(outer, files)))
@@ -145,7 +155,18 @@ def find_launches(
         version = pinned[2] if pinned and pinned[1] == launch.family else None
         own = {name: v for name, v in launch.variables.items() if outer.get(name) != v}
         gpu = launch.gpu or ("ascend-910b" if _ASCEND.search(text) else "")
-        yield replace(launch, variables=own, version=launch.version or version, gpu=gpu)
+        whole = replace(launch, variables=own, version=launch.version or version, gpu=gpu)
+        is_nightly = nightly and nightly[1] == whole.family and whole.version is None
+        yield _dated(whole, nightly[2]) if nightly and is_nightly else whole
+
+
+def _dated(launch: Launch, day: str) -> Launch:
+    """The same of a nightly build, with the version that was newest on its day."""
+    before = [name for since, name in FAMILIES[launch.family].days.items() if since <= day]
+    if not before:
+        return launch
+    said = f"version, which an image of {day} does not say: {before[-1]}, the newest then"
+    return replace(launch, version=before[-1], unread=(*launch.unread, said))
 
 
 def _as_yaml(text: str) -> list[dict[Any, Any]] | None:
@@ -317,6 +338,7 @@ def _make(
         role=around.role,
         gpu=around.gpu,
         names=(*served, *around.names),
+        benched_tokens=around.benched_tokens,
         unread=tuple(unread),
     )
 
@@ -365,7 +387,7 @@ def _to_read(arguments: list[str]) -> tuple[list[str], list[str]]:
         if word.startswith("$") and not before.startswith("-") and not path:
             unread.append(word)
         elif not re.match(r"\d?[<>]", word) and not re.fullmatch(r"\d?[<>]+", before):
-            own += [word] if word not in ("-", "--") else []
+            own += [word] if re.search(r"\w", word) else []
         before = word if "=" not in word else "="
     return own, unread
 
@@ -387,7 +409,7 @@ def _in_yaml(document: Any, around: _Around, text: str, depth: int = 0) -> Itera
         return
     if isinstance(document, str):
         with suppress(ConfigError):
-            for launch in _in_shell(document, around):
+            for launch in filter(lambda found: found.flags, _in_shell(document, around)):
                 yield _located(launch, document, around, text)
     elif isinstance(document, list):
         for each in document:
@@ -501,7 +523,7 @@ def _given(document: Any) -> list[tuple[str, str]]:
         (
             "--" + re.sub(r"(?<=[a-z])(?=[A-Z])", "-", str(key).lstrip("-")).lower(),
             "" if value is True else
-            json.dumps(value) if isinstance(value, dict | list) else str(value),
+            json.dumps(value, default=str) if isinstance(value, dict | list) else str(value),
         )
         for key, value in (document.items() if isinstance(document, dict) else ())
         if value is not False and value is not None

@@ -351,6 +351,7 @@ class Family:
         base: The engine that it is a fork of.
         logs: The module that reads logs of its start, where that is not its folder's ``log``.
         block_tokens: Tokens of a block of V4, unless given.
+        days: Versions with other sizes by the day of their wheels' files.
         sends: How its newest version sends prompts from prefill to decode; empty if not known.
     """
 
@@ -364,6 +365,7 @@ class Family:
     has_flags: bool = False
     limits: tuple[Limit, ...] = ()
     host_tiers: Mapping[str, str] = field(default_factory=dict)
+    days: Mapping[str, str] = field(default_factory=dict)
     sends: str = ""
     result_fields: tuple[str, ...] = ()
     log_mark: str = ""

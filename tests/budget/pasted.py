@@ -211,6 +211,7 @@ mpirun -n 1 trtllm-serve deepseek-ai/DeepSeek-V4-Pro --tp_size=$TP --ep_size=$TP
       moe_expert_parallel_size: 4
       max_batch_size: 16
       max_seq_len: 9472
+      enable_chunked_prefill: true
       print_iter_log: true
       kv_cache_config: {free_gpu_memory_fraction: 0.6, tokens_per_block: 256}
 model: {path: deepseek-v4-flash}
@@ -288,7 +289,35 @@ backend:
         "vllm serve /model --served-model-name DeepSeek-V4-Pro v4 -tp 8",
         PRO_8,
     ),
+    Pasted(
+        "roles",
+        """model: {container: "lmsysorg/sglang:nightly-dev-cu13-20260721-8905cbd4"}
+resources: {gpu_type: b300}
+backend:
+  sglang_config:
+    prefill: {served-model-name: deepseek-ai/DeepSeek-V4-Pro, tp-size: 4, dp-size: 4,
+      enable-dp-attention: true, chunked-prefill-size: 32768}
+benchmark: {type: sa-bench, isl: 8192, osl: 1024}
+""",
+        {"engine": "sglang:0.5.15", "dp": "4", "role": "prefill", "context": "9216"},
+        unread="an image of 20260721 does not say: 0.5.15, the newest then 9,216 tokens",
+    ),
     # ---- other wrappings
+    Pasted(
+        "wrapping",
+        """meta: {date_added: 2026-04-24, title: DeepSeek-V4-Flash}
+model: {model_id: deepseek-ai/DeepSeek-V4-Flash, base_args: [--tensor-parallel-size, "4"]}
+guide: |
+  Started before `vllm serve`.
+""",
+        {"engine": "vllm", "model": "v4-flash", "tp": "4"},
+    ),
+    Pasted(
+        "wrapping",
+        "docker run --gpus all vllm/vllm-openai:nightly-arm64-cu13.0.1-426e59f \\\n"
+        "  deepseek-ai/DeepSeek-V4-Pro -tp 8",
+        PRO_8 | {"engine": "vllm"},
+    ),
     Pasted(
         "wrapping",
         """# Serving it

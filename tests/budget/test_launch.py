@@ -201,3 +201,10 @@ def test_settings_of_a_file_next_to_the_command_count(tmp_path: Path, started: s
     script = tmp_path / "serve.sh"
     script.write_text(f"{started}\n", encoding="utf-8")
     assert read_command(str(script), model="v4-flash").texts["tp"] == "8"
+
+
+def test_a_script_is_sized_for_the_gpu_that_its_name_says(tmp_path: Path) -> None:
+    path = tmp_path / "dsv4_fp4_b300_vllm.sh"
+    path.write_text("vllm serve deepseek-ai/DeepSeek-V4-Pro -tp 8", "utf-8")
+    assert read_command(str(path)).texts["gpu"] == "b300"
+    assert "gpu" not in read_command(str(path), options={"gpu"}).texts

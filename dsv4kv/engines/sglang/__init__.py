@@ -203,4 +203,6 @@ FAMILY = Family(
     sends="as SGLang 0.5.23 sends them",
     result_fields=("random_range_ratio", "sharegpt_output_len"),
     log_mark="ServerArgs(",
-)
+    days={"20260516": "0.5.12", "20260611": "0.5.13", "20260710": "0.5.15", "20260821": "0.5.18",
+          "20260918": "0.5.20", "20261001": "0.5.21", "20261030": "0.5.23"},
+)  # fmt: skip

@@ -158,7 +158,7 @@ FLAGS = (
     flag("--engram-config", "V4.1's tables, in host memory by default"),
     flag("--decode-context-parallel-size -dcp", PART, counted("dcp")),
     flag("--prefill-context-parallel-size -pcp", PART, counted("prefill-cp")),
-    flag("--cpu-offload-gb", WEIGHTS),
+    flag("--cpu-offload-gb --offload-group-size --offload-num-in-group", WEIGHTS),
     flag("--quantization -q", WEIGHTS),
     flag("--num-redundant-experts", WEIGHTS),
     switch("--enable-eplb", WEIGHTS),

@@ -348,5 +348,5 @@ def _sweep(
     if csv:
         write_named(csv, to_csv(tabulate(values)), "--csv")
     if chart:
-        write_chart(chart, sweep_chart(rows), page())
+        write_chart(chart, sweep_chart(rows), page().made_now())
     return Found(lambda: values, page, all(row.fits for row in rows))

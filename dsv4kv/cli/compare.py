@@ -118,7 +118,7 @@ def compare(
         again = ["", Command.of("dsv4kv", "compare", *words, "--verbose")]
         show([*page.parts(verbose=verbose), *([] if ab or verbose else again)])
     if html:
-        write_page(page, html)
+        write_page(page.made_now(), html)
         say(f"page: {html}", err=True)
     if save_baseline:
         say(f"baseline: {save(after, save_baseline, out)}", err=True)

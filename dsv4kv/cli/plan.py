@@ -116,7 +116,7 @@ def plan(
     if json_:
         opt.write_json(dumps(answer, question), json_)
     if html:
-        write_page(page, html)
+        write_page(page.made_now(), html)
     if answer.best is None:
         raise typer.Exit(1)
 

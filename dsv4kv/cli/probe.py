@@ -91,7 +91,7 @@ def probe(
     }
     opt.tell(page.parts(verbose=True), document, as_json=as_json)
     if html:
-        write_page(page, html)
+        write_page(page.made_now(), html)
         say(f"page: {html}", err=True)
     if found.interrupted:
         say("interrupted: what was learned before is above.", err=True)

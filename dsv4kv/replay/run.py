@@ -126,7 +126,7 @@ def list_constants(replay: Replay) -> list[Constant]:
         ("weights read by every step", weights.dense_bytes / 1e9, "GB", weights.source),
         ("weights of all routed experts", weights.expert_bytes / 1e9, "GB", weights.source),
         ("experts a token passes", experts, f"of {weights.experts}", _CHOSEN),
-        ("active parameters", weights.active_parameters / 1e9, "10^9", _MATRICES),
+        ("active parameters", weights.active_parameters / 1e9, "billion", _MATRICES),
         ("cache entries of a token", token_bytes, "B", _SCHEMAS),
     ]
     for tier in replay.tiers.tiers if replay.tiers else ():

@@ -23,6 +23,12 @@ def axis_names(cases: Sequence[Case]) -> dict[str, str]:
     }
 
 
+def swept(cases: Sequence[Case]) -> str:
+    """`` by block tokens, concurrency``; empty where nothing is swept."""
+    names = ", ".join(axis_names(cases).values())
+    return f" by {names.replace('_', ' ')}" if names else ""
+
+
 def axis_text(case: Case) -> str:
     """The swept settings of a case: ``block_tokens=256, concurrency=8``."""
     names = axis_names([case])

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from dsv4kv.runs import quantities as q
-from dsv4kv.runs.schema import Case, GpuFacts, Latency, Operation, Pool, RunRecord
+from dsv4kv.runs.schema import Case, GpuFacts, Operation, Pool, RunRecord
 from dsv4kv.runs.statistics import Estimate, divide, estimate_rate, summarize
 from dsv4kv.units import format_bytes, format_count, format_duration
 from dsv4kv.view import facts, plots
@@ -65,7 +65,8 @@ def bench_page(record: RunRecord) -> Page:
         sections.append(replace(section, parts=parts))
     sections.append(Section("Verification", list(judge_run(record))))
     sections.append(Section("Run", [facts.header(record)]))
-    return Page(name_run(record), list(_answer(record, groups)), sections)
+    title = f"{name_run(record)}{q.swept(record.cases)}"
+    return Page(title, list(_answer(record, groups)), sections)
 
 
 def name_run(record: RunRecord) -> str:
@@ -154,7 +155,7 @@ def _answer(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[Part]:
         yield from ("", operations_table(case, MAX_ROWS))
         yield from more(len(_timed(case)), MAX_ROWS)
     elif case.latencies:
-        yield from ("", _latencies_table(case.latencies))
+        yield from ("", _latencies_table(case))
 
 
 def _headline(launches: oc.Group, *, busy: bool) -> str:
@@ -304,8 +305,8 @@ def roof(operation: Operation, copy: Estimate | None, gpu: GpuFacts | None) -> t
     return bound if len(allowed) > 1 else ABSENT, _percent(rate, allowed[bound])
 
 
-def _latencies_table(latencies: Sequence[Latency]) -> Table:
-    found = [(each, summarize(each.samples_ns)) for each in latencies if each.samples_ns]
+def _latencies_table(case: Case) -> Table:
+    found = [(each, summarize(each.samples_ns)) for each in case.latencies if each.samples_ns]
     steps = {each.name: summary.estimate for each, summary in found}
     graph, eager = steps.get("decode_graph_device"), steps.get("decode_eager_device")
     note = ""
@@ -314,7 +315,7 @@ def _latencies_table(latencies: Sequence[Latency]) -> Table:
         note = f"launched one by one, a step takes {ratio} times as long as a graph"
     columns: Columns = [
         ("action", lambda row: row[0].name),
-        ("median µs", lambda row: checked(row[1].estimate, 1e-3)),
+        ("median µs", lambda row: checked(row[1].estimate, 1e-3, busy=is_busy(case))),
         ("p90 µs", lambda row: us(row[1].percentiles.get(90.0))),
         ("p99 µs", lambda row: us(row[1].percentiles.get(99.0))),
         ("max µs", lambda row: us(row[1].maximum)),
@@ -353,10 +354,7 @@ def _sweep_table(groups: Sequence[oc.Group], most: int | None = None) -> Table:
         return _setting(path, group[0].axis[path]) if path in group[0].axis else ABSENT
 
     def number(group: oc.Group, outcome: oc.Outcome, scale: float) -> Number:
-        found = outcome.across(group)
-        if outcome is oc.TOKENS and found:
-            return Number(f"{found.value:,.0f}")
-        return checked(found, scale, busy=busy)
+        return checked(outcome.across(group), scale, busy=busy)
 
     def allocated(group: oc.Group) -> Number:
         found = oc.MEMORY.across(group)
@@ -427,7 +425,7 @@ def _sections(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[Section
             if step := step_table([case]):
                 yield Section("Decode step", [step])
         if any(latency.samples_ns for latency in case.latencies):
-            yield Section("Latency", [_latencies_table(case.latencies)])
+            yield Section("Latency", [_latencies_table(case)])
         if case.cache:
             totals = [facts.totals_facts(case.totals, case.cache)] if case.totals else []
             yield Section("Memory", [facts.cache_facts(case.cache), *totals, *_pools(case)])
@@ -473,5 +471,5 @@ def _rate_charts(case: Case, gpu: GpuFacts | None) -> Iterator[Chart]:
     limits = {each.name: rate.value for each in q.yardsticks(case) if (rate := each.rate)}
     promised = q.datasheet_gbps(gpu) if gpu else None
     limits |= {"datasheet": float(promised)} if promised else {}
-    rows = [oc.estimate_bar(name, rate, "GB/s") for name, rate in found]
-    yield plots.bars("Rate of each operation, GB/s", rows, unit="GB/s", dots=True, lines=limits)
+    rows = [oc.estimate_bar(name, rate, "") for name, rate in found]
+    yield plots.bars("Rate of each operation, GB/s", rows, dots=True, lines=limits)

@@ -1,6 +1,7 @@
 """An answer of ``dsv4kv budget``: what fits, what to change, and how to start it; sweeps."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
@@ -446,17 +447,21 @@ def sweep_page(rows: Sequence[Row]) -> Page:
     first, label = rows[0], _choose_values(rows)[0]
     who = [] if "model" in first.point else [str(first.inputs.model)]
     who += [] if "gpu" in first.point else [first.inputs.gpu or "given memory"]
+    who += (
+        [counted(first.inputs.gpus, "GPU")]
+        if first.inputs.gpus and "gpus" not in first.point
+        else []
+    )
     who += [] if "engine" in first.point else [f"sized as {first.inputs.engine}"]
     title = f"{', '.join(who)}: {label} by {', '.join(first.point)}"
     answer: list[Part] = [Text(_ratio_sentence(rows), "strong"), *warnings]
     answer += ["", _sweep_table(rows, _MAX_POINTS), *more(len(rows), _MAX_POINTS, "point")]
-    found = next((row.found for row in rows if row.found), None)
     given = dict.fromkeys(first.point, "")
-    assumed = [*_assumed(found.scenario, given)] if found else []
+    assumed = (_assumed(row.found.scenario, given) for row in rows if row.found)
     sections = [
         Section("Chart", [sweep_chart(rows)]),
         Section("All points", [_sweep_table(rows)]),
-        Section("Assumptions", assumed),
+        Section("Assumptions", list(dict.fromkeys(chain.from_iterable(assumed)))),
     ]
     return Page(title, answer, sections)
 
@@ -532,7 +537,7 @@ def sweep_chart(rows: Sequence[Row]) -> Chart:
     if not 0 < len(series) <= MAX_LINES:
         return bars(title, [Bar(_point(r), value_of(r), _figure(value_of(r))) for r in rows])
     drawn = [Line(name, sorted(ys), [ys[x] for x in sorted(ys)]) for name, ys in series.items()]
-    return lines(title, drawn, x=across, x_names=names, form="point")
+    return lines(title, drawn, x=across, x_names=names)
 
 
 def _sweep_table(rows: Sequence[Row], limit: int | None = None) -> Table:

@@ -26,7 +26,7 @@ def render_page(page: Page) -> str:
     """The page's HTML."""
     numbers = count()  # ids in charts are unique on a page
     html = _template().render(
-        page=page,
+        page=page.merged(),
         version=__version__,
         marks={level: sign for level, (sign, _) in MARKS.items()},
         svg=lambda chart: to_svg(chart, f"{next(numbers)}"),

@@ -57,7 +57,7 @@ def format_with_unit(estimate: Estimate, unit: str) -> str:
     if unit == "ns":
         unit, size = next((each for each in _UNITS if estimate.value >= each[1]), _UNITS[-1])
         return f"{format_quantity(estimate, 1 / size)} {unit}"
-    return f"{format_quantity(estimate)} {unit}"
+    return f"{format_quantity(estimate)} {unit}".rstrip()
 
 
 def estimate_bar(name: str, estimate: Estimate, unit: str) -> plots.Bar:
@@ -230,6 +230,4 @@ def _line_chart(outcome: Outcome, found: _Found, axes: dict[str, str], across: s
         xs, ys = [x for x, _ in points], [estimate.value for _, estimate in points]
         lines.append(plots.Line(name, xs, ys, lows, highs))
     names = {float(axis[across]): format_setting(across, axis[across]) for axis, _ in found}
-    return plots.lines(
-        outcome.title, lines, x=axes[across], unit=outcome.unit, x_names=names, form="points"
-    )
+    return plots.lines(outcome.title, lines, x=axes[across], unit=outcome.unit, x_names=names)

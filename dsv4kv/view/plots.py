@@ -1,4 +1,4 @@
-"""Plots by matplotlib: bars, dots with intervals, lines with bands, scatter and timeline.
+"""Plots by matplotlib: bars, dots with intervals, lines, stacks, scatter and timeline.
 
 Every function returns a ``Chart``, which is drawn when a page or a file is written. Values are in
 base units; ``unit`` formats them: ``ns`` as a duration, ``B`` as a binary size, anything else
@@ -184,7 +184,7 @@ def bars(
 
 
 class Line(NamedTuple):
-    """A series of ``lines``: values (None where there is none) over rising numbers, and a band."""
+    """A series of ``lines``: values (None where there is none) over rising numbers, and ends."""
 
     name: str
     xs: Sequence[float]
@@ -200,32 +200,34 @@ def lines(
     x: str,
     unit: str = "",
     x_names: Mapping[float, str] | None = None,
-    form: str = "line",
+    stacked: bool = False,
 ) -> Chart:
-    """Series over one axis of numbers, which are at most ``MAX_LINES``.
+    """Marks over one axis of numbers, joined by at most ``MAX_LINES``, or areas upon each other.
 
-    ``form`` is ``line``, ``points`` for a mark at each value, or ``stack`` for areas upon each
-    other; ``x_names`` are names of the values on the axis, such as ``128K``.
+    ``x_names`` are names of the values on the axis, such as ``128K``.
     """
     known = [y for line in series for y in line.ys if y is not None]
 
     def draw() -> "Figure":
-        figure, axes = _axes(230 + _legend(len(series) - 1 and len(series)))
-        if form == "stack":
+        named = stacked or len(series) > 1
+        figure, axes = _axes(230 + _legend(named * len(series)))
+        if stacked:
             held = [[float(y or 0) for y in line.ys] for line in series]
             axes.stackplot(series[0].xs, *held, labels=[line.name for line in series],
                            colors=COLOURS * len(series), step="post", linewidth=0)  # fmt: skip
-        for n, line in enumerate(series if form != "stack" else ()):
-            _draw_line(axes, line, form, COLOURS[n % len(COLOURS)], n)
-        _scale_values(axes, known, unit, may_be_log=form == "points" and unit != "%")
+        for n, line in enumerate(() if stacked else series):
+            _draw_line(axes, line, COLOURS[n % len(COLOURS)], n)
+        _scale_values(axes, known, unit, may_be_log=not stacked and unit != "%")
         xs = sorted({float(each) for line in series for each in line.xs})
         if x_names:
             _name_places(axes, xs, x_names)
-        elif len(xs) > 1 and form != "points":
+        elif len(xs) > 1 and stacked:
             axes.set_xlim(xs[0], xs[-1])
+        elif _are_far_apart(xs):
+            _scale_log(axes, "x", xs, "")
         axes.set_xlabel(x)
         axes.grid(axis="y")
-        if any(line.name for line in series) and len(series) > 1:
+        if named and any(line.name for line in series):
             figure.legend(loc="outside lower left", frameon=False, ncols=2, fontsize=_SMALL)
         return figure
 
@@ -234,15 +236,12 @@ def lines(
     return Chart(title, f"{names or title}{ends} over {x}.", draw)
 
 
-def _draw_line(axes: "Axes", line: Line, form: str, colour: str, n: int) -> None:
+def _draw_line(axes: "Axes", line: Line, colour: str, n: int) -> None:
     ys = [nan if y is None else float(y) for y in line.ys]
-    look: dict[str, Any] = {"color": colour, "linewidth": 1.5}
-    look["linestyle"] = "-" if n < len(COLOURS) else "--"
-    if form == "points":
-        look |= {"marker": "osD^vPX"[n % 7], "markersize": 4.5}
-    axes.plot(line.xs, ys, label=line.name, **look)
+    axes.plot(line.xs, ys, label=line.name, color=colour, linewidth=1.5, markersize=4.5,
+              linestyle="-" if n < len(COLOURS) else "--", marker="osD^vPX"[n % 7])  # fmt: skip
     if line.low is not None and line.high is not None:
-        axes.fill_between(line.xs, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
+        axes.vlines(line.xs, line.low, line.high, color=colour, linewidth=1.2)
 
 
 class Place(NamedTuple):
@@ -263,27 +262,32 @@ def scatter(
 
     def draw() -> "Figure":
         figure, axes = _axes(320)
-        for place in places:
+        for n, place in enumerate(sorted(places, key=lambda each: (not each.named, each.x))):
             if place.ends:
                 axes.vlines(place.x, *place.ends, color=COLOURS[0], linewidth=1.2)
             axes.plot(place.x, place.y, "o", color=COLOURS[0] if place.named else MUTED,
                       markersize=6 if place.named else 4.5, zorder=3,
                       markerfacecolor=None if place.filled else "white")  # fmt: skip
             if place.named:
-                axes.annotate(_fit(place.name, 30), (place.x, place.y), (6, -4), fontsize=_SMALL,
-                              textcoords="offset points", va="top")  # fmt: skip
+                foot = place.ends[0] if place.ends else place.y
+                axes.annotate(_fit(place.name, 30), (place.x, foot), (0, -3 - 12 * (n % 3)),
+                              fontsize=_SMALL, textcoords="offset points", va="top",
+                              ha="center")  # fmt: skip
         for name, value in limits.items():
             axes.axhline(value, color=TONES["bad"], linewidth=0.9)
             beside = axes.get_yaxis_transform()
             axes.text(1, value, name, transform=beside, ha="right", va="bottom", fontsize=_SMALL,
                       color=TONES["bad"])  # fmt: skip
         xs, ys = [each.x for each in places], [*(each.y for each in places), *limits.values()]
+        ys += [end for each in places for end in each.ends or ()]
         for which, values, room in (("x", xs, 1.3), ("y", ys, 1.1)):
             if _are_far_apart(values):
                 _scale_log(axes, which, values, "")
             else:
                 _format(axes.xaxis if which == "x" else axes.yaxis, "")
                 getattr(axes, f"set_{which}lim")(0, max(values) * room or 1)
+        if all(each.is_integer() for each in map(float, xs)):  # no half a GPU
+            axes.locator_params(axis="x", integer=True)
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         axes.grid(axis="both")
@@ -371,7 +375,8 @@ def _scale_log(axes: "Axes", which: str, values: Sequence[float], unit: str) -> 
     getattr(axes, f"set_{which}scale")("log")
     getattr(axes, f"set_{which}lim")(min(values) / 1.6, max(values) * 2.2)
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(2 if unit == "B" else 10, numticks=6))
+    many = 4 if which == "x" and unit else 6  # with units there is room for few
+    axis.set_major_locator(LogLocator(2 if unit == "B" else 10, numticks=many))
     axis.set_minor_formatter(NullFormatter())
     axis.set_major_formatter(lambda value, _: show(value, unit))
 

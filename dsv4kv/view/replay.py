@@ -6,13 +6,18 @@ from statistics import median
 
 from dsv4kv.engines.names import FAMILIES, RULES, chosen_rule
 from dsv4kv.model.presets import load_model, preset_named
-from dsv4kv.runs.quantities import axis_names, axis_text, clock_factor, saved_percent
+from dsv4kv.runs.quantities import axis_names, axis_text, clock_factor, saved_percent, swept
 from dsv4kv.runs.replay import FleetReplica, ReplayFleet, ReplayResult, ReplayTiers, Reuse
 from dsv4kv.runs.schema import Case, Latency, RunRecord, Totals
 from dsv4kv.runs.statistics import summarize
 from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view.facts import cache_facts, header, judge_status, layers_text, setting
-from dsv4kv.view.outcomes import best_sentences, group_launches, sweep_charts
+from dsv4kv.view.outcomes import (
+    best_sentences,
+    group_launches,
+    sweep_charts,
+    unchanged_sentence,
+)
 from dsv4kv.view.plots import Bar, Line, bars, lines
 from dsv4kv.view.quantity import (
     format_clocked,
@@ -98,7 +103,7 @@ def _title(record: RunRecord) -> str:
     slos = all_of(_slo(case.replay.fleet) for case in record.cases if case.replay)
     trace = record.trace_source or "a synthetic trace"
     words = [f"{models or 'no model'} on {all_of(map(_gpus, record.cases)) or 'no GPU'}", engines]
-    return ", ".join(filter(None, [*words, f"replay of {trace}", slos]))
+    return ", ".join(filter(None, [*words, f"replay of {trace}{swept(record.cases)}", slos]))
 
 
 def _gpus(case: Case) -> str:
@@ -202,8 +207,9 @@ def _case_sections(record: RunRecord, case: Case) -> Iterator[Section]:
         ("Requests", ("running", "paused", "waiting")),
     ):
         drawn = [Line(name.split("_")[0], seconds, getattr(series, name)) for name in names]
+        drawn = [line for line in drawn if any(line.ys)] or drawn
         if seconds and (not charts or any(len(set(line.ys)) > 1 for line in drawn)):
-            chart = lines(f"{title} over time", drawn, x="virtual time, s", form="stack")
+            chart = lines(f"{title} over time", drawn, x="virtual time, s", stacked=True)
             charts.append(chart)
     yield Section("Memory", [_memory_table(result).noted(layers), *charts])
     yield Section("Scheduling", [_replay_facts(result, totals)])
@@ -363,7 +369,9 @@ def _time(case: Case, name: str, percentile: float) -> str:
 def _sweep_answer(record: RunRecord) -> Iterator[Part]:
     cases, shown = record.cases, _sweep_findings(record)
     fair = [case for case in cases if not overload(case) and not _imbalance(case)]
-    yield from (Text(each, "strong") for each in best_sentences(group_launches(fair)))
+    groups = group_launches(fair)
+    sentences = list(best_sentences(groups)) or [unchanged_sentence(groups)]
+    yield from (Text(each, "strong") for each in filter(None, sentences))
     yield from shown[:MAX_FINDINGS]
     table = _sweep_table(cases, axis_names(cases)).noted(layers_text(cases))
     yield from ("", replace(table, rows=table.rows[:MAX_CASES]))

@@ -7,8 +7,10 @@ A command's view is a ``Page``: its answer, a list of parts, and sections with t
 
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -85,6 +87,7 @@ Columns = Sequence[tuple[str, Read]]
 """Header of every column, and how to read its cells."""
 
 _NUMERIC = re.compile(r"[-+−~<>≤≥×]?\d[\d,.]*(?:[KMGT]|%| [^×]*)?")
+_MAX_ROWS, _MAX_COLUMNS = 14, 10  # of a table of a page's answer
 _SENTENCE = 28  # letters: a longer text with blanks may be wrapped
 
 
@@ -132,6 +135,11 @@ class Table:
             )
             for n, column in enumerate(self.columns)
         ]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it can be part of a page's answer, neither long nor cut at a desk."""
+        return len(self.rows) <= _MAX_ROWS and len(self.informative().heads) <= _MAX_COLUMNS
 
     def noted(self, what: str) -> "Table":
         """The table with this in front of its note; itself if it is empty."""
@@ -259,6 +267,35 @@ class Page:
         """Every chart, in the order of the page."""
         parts = [*self.answer, *(part for section in self.sections for part in section.parts)]
         return [part for part in parts if isinstance(part, Chart)]
+
+    def merged(self) -> "Page":
+        """The page with short tables in full in the answer, and nothing of that in sections."""
+        titles = {part.title for part in self.answer if isinstance(part, Table)}
+        mixed = [  # a section of findings alone stays whole
+            section
+            for section in self.sections
+            if not all(isinstance(part, Finding) for part in section.parts)
+        ]
+        whole = {
+            part.title: part
+            for section in mixed
+            for part in section.parts
+            if isinstance(part, Table) and part.title in titles and part.is_short
+        }
+        once = [*whole.values(), *(part for part in self.answer if isinstance(part, Finding))]
+        sections = [
+            replace(
+                each, parts=[part for part in each.parts if each not in mixed or part not in once]
+            )
+            for each in self.sections
+        ]
+        answer = [whole.get(getattr(part, "title", ""), part) for part in self.answer]
+        return replace(self, answer=answer, sections=sections)
+
+    def made_now(self) -> "Page":
+        """The page of what no record keeps, with the day and the command line that writes it."""
+        facts = {"written": f"{date.today()}", "repeat": Command.of("dsv4kv", *sys.argv[1:])}
+        return replace(self, sections=[*self.sections, Section("Run", [Facts(facts)])])
 
     def parts(self, *, verbose: bool) -> Iterator[Part]:
         """The answer for a terminal, its tables whole; with ``verbose`` also all sections."""

@@ -177,6 +177,6 @@ def held_section(series: MemorySeries) -> Section:
         [plots.Line(name, seconds, counts) for name, counts in sizes.items()],
         x="seconds since the first step",
         unit="B",
-        form="stack",
+        stacked=True,
     )
     return Section("Memory over time", [table, chart])

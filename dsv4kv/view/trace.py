@@ -237,20 +237,19 @@ def hits_chart(model: str, answer: Answer) -> Chart:
     points = [point for point in answer.points if point.capacity_bytes]
     xs = [(point.capacity_bytes or 0) / _GIB for point in points]
     sampled = answer.kept_share < 1
-    hits = [point.token_hits for point in points]
-    low, high = ([point.interval[side] for point in points] for side in (0, 1))
+    hits = [point.token_hits * 100 for point in points]
+    low, high = ([point.interval[side] * 100 for point in points] for side in (0, 1))
     series = [Line("all cached", xs, hits, low if sampled else None, high if sampled else None)]
-    named: dict[str, list[tuple[float, float, float, float]]] = {}
+    named: dict[str, list[tuple[float, float]]] = {}
     for x, point in zip(xs, points, strict=True):
         for outcome in (*point.strategies, *point.rules, *point.policies):
-            hit = outcome.hit_share
-            named.setdefault(outcome.label, []).append((x, hit, hit, hit))
-    series += [Line(name, *zip(*rows, strict=True)) for name, rows in named.items()]
+            named.setdefault(outcome.label, []).append((x, outcome.hit_share * 100))
     if answer.behind:
-        behind = sorted((each.host_bytes / _GIB, each.token_hits) for each in answer.behind)
-        series.append(Line("host memory", [x for x, _ in behind], [y for _, y in behind]))
-    title = f"Share of prompt tokens that hit; {_certainty(answer)}"
-    return lines(title, series, x=f"compressed cache of {model}, GiB", form="points")
+        behind = sorted((each.host_bytes / _GIB, each.token_hits * 100) for each in answer.behind)
+        named["host memory"] = behind
+    series += [Line(name, *zip(*rows, strict=True)) for name, rows in named.items()]
+    title = f"Prompt tokens that hit, {_certainty(answer)}"
+    return lines(title, series, x=f"compressed cache of {model}, GiB", unit="%")
 
 
 def _hits(point: Point, digits: int) -> str:

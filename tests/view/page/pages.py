@@ -12,6 +12,7 @@ from dsv4kv.config.load import expand_axes, load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.model.presets import load_model
 from dsv4kv.profile.read import load_profile, record_of_profile
+from dsv4kv.replay.fleet.case import serve_point
 from dsv4kv.replay.mrc.curves import Question, measure_trace
 from dsv4kv.replay.plan import question as plans
 from dsv4kv.replay.plan.question import parse_slos, poisson
@@ -33,8 +34,9 @@ from dsv4kv.view.budget import sweep_page
 from dsv4kv.view.compare import comparison_page
 from dsv4kv.view.html import render_page
 from dsv4kv.view.plan import plan_page
+from dsv4kv.view.plots import Bar, Place, bars, scatter
 from dsv4kv.view.runs import run_page, runs_page
-from dsv4kv.view.table import Page
+from dsv4kv.view.table import Page, Section
 from dsv4kv.view.trace import mrc_page
 from tests.bench.compare.launched import make_launched_record, make_side
 from tests.profile.exports import two_replays
@@ -161,7 +163,7 @@ def make_replay_record(*axes: str, replicas: int = 0) -> RunRecord:
     loaded = load_config(None, overrides, ReplayConfig)
     points = expand_axes(loaded, overrides, axes)
     invocation = Invocation(["dsv4kv", "replay"], loaded, points, overrides, axes)
-    return run_replay(invocation, lambda done, total: None)
+    return run_replay(invocation, lambda done, total: None, serve_point)
 
 
 def make_plain() -> RunRecord:
@@ -234,7 +236,19 @@ def make_plan() -> Page:
     return plan_page(answer, asked, gpus=["b200"], trace="day.jsonl", settings=settings)
 
 
+def make_charts() -> Page:
+    """Charts whose names and ticks are close to each other."""
+    places = [Place(f"{n} × b200 TP4", 4 * n, 2 - n / 10, (1 - n / 20, 3)) for n in (3, 4, 5)]
+    rates = [Bar(f"operation {n}", 10.0**n / 1e9, "0.011 ± 0.010") for n in range(6, 12)]
+    charts = [
+        scatter("Deployments", places, x="GPUs", y="ttft_p99, s", limits={"ttft_p99": 2.0}),
+        bars("Rates", rates, unit="GB/s", dots=True, lines={"memcpy": 21.2, "datasheet": 40.0}),
+    ]
+    return Page("Charts", ["of close values"], [Section("Charts", charts)])
+
+
 OTHERS = {
+    "charts": make_charts,
     "a server": make_server_profile,
     "a budget": make_budget,
     "a curve": make_curve,

@@ -22,9 +22,27 @@ Math.min(...[...document.querySelectorAll('svg text')].map(
 """
 NARROW = """
 [...document.querySelectorAll('tbody th, tbody td')].filter(cell => {
-  const text = cell.textContent.trim();
-  return text.length > 6 && cell.getBoundingClientRect().width < 48;
+  const lines = [...cell.childNodes].map(node => node.textContent.trim().length);
+  return Math.max(...lines) > 6 && cell.getBoundingClientRect().width < 48;
 }).map(cell => cell.textContent)
+"""
+TEXT_ON_TEXT = """
+[...document.querySelectorAll('svg')].flatMap(svg => {
+  const texts = [...svg.querySelectorAll("text")]
+    .map(e => [e.textContent, e.getBoundingClientRect()]);
+  return texts.flatMap(([a, p], n) => texts.slice(n + 1).filter(([b, q]) =>
+    Math.min(p.right, q.right) - Math.max(p.left, q.left) > 1 &&
+    Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 4).map(([b]) => a + ' on ' + b));
+})
+"""
+EMPTY_OR_CUT = """
+(() => {
+  const room = document.querySelector('header').getBoundingClientRect();
+  const tables = [...document.querySelectorAll('header table')];
+  const right = Math.max(...tables.map(e => e.getBoundingClientRect().right));
+  return tables.filter(e => e.offsetWidth > e.parentNode.clientWidth + 1 || room.right - right > 2)
+    .map(e => e.parentNode.getAttribute('aria-label'));
+})()
 """
 BOTTOMS = """
 [...document.querySelectorAll('header > p')].map(e => e.getBoundingClientRect().bottom)
@@ -67,10 +85,19 @@ def test_a_page_opens_without_complaint_request_or_sideways_scrolling(
             assert tab.evaluate("document.documentElement.scrollWidth") <= width
             assert tab.evaluate(OUT_OF_VIEW) == 0
             assert tab.evaluate(NARROW) == []
+            assert tab.evaluate(TEXT_ON_TEXT) == []
     asked = [event["request"]["url"] for event in tab.told("Network.requestWillBeSent")]
     assert asked == [page.as_uri()]
     for complaint in ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown"):
         assert tab.told(complaint) == []
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if "long names" not in name])
+def test_tables_of_the_answer_are_whole_and_fill_the_width_of_a_desk(
+    tab: Tab, folder: Path, name: str
+) -> None:
+    tab.show(folder / f"{name}.html", *SIZES["desk"])
+    assert tab.evaluate(EMPTY_OR_CUT) == []
 
 
 def test_text_of_charts_is_large_enough_on_a_phone(tab: Tab, folder: Path) -> None:

@@ -3,8 +3,10 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from dsv4kv import __version__
 from dsv4kv.cli import COMMANDS, examples, group
 from dsv4kv.cli import options as opt
 from dsv4kv.errors import VerificationError
@@ -13,7 +15,8 @@ from dsv4kv.view.console import open_console
 if TYPE_CHECKING:
     from dsv4kv.view.table import Part
 
-_Ran = tuple[Iterable["Part"], str, Sequence[str]]  # for people, as JSON, and what is wrong
+_Ran = tuple[Iterable["Part"], dict[str, Any], Sequence[str]]
+"""For people, for JSON, and what is wrong."""
 _OnStep = Callable[[str, int, int], None]
 _Loaded = tuple[str, type[Any], Callable[[Any, _OnStep], _Ran]]  # what is counted, settings, run
 
@@ -40,38 +43,38 @@ def _scenario(name: str, text: str, example: str, load: Callable[[], _Loaded]) -
 
 
 def _systems() -> _Loaded:
-    from dsv4kv.bench.systems.workload import dumps, run_systems
+    from dsv4kv.bench.systems.workload import run_systems
     from dsv4kv.config.experiments import SystemsConfig
     from dsv4kv.view.systems import report_systems
 
     def run(config: SystemsConfig, on_system: _OnStep) -> _Ran:
         outcomes = run_systems(config, on_system)
         wrong = [failure for outcome in outcomes for failure in outcome.failures]
-        return report_systems(outcomes), dumps(config, outcomes), wrong
+        return report_systems(outcomes), {"systems": [*map(asdict, outcomes)]}, wrong
 
     return "systems", SystemsConfig, run
 
 
 def _tiers() -> _Loaded:
-    from dsv4kv.bench.tiers.run import dumps, run_tiers
+    from dsv4kv.bench.tiers.run import document_of, run_tiers
     from dsv4kv.config.experiments import TiersConfig
     from dsv4kv.view.tiers import report_tiers
 
     def run(config: TiersConfig, on_step: _OnStep) -> _Ran:
         outcome = run_tiers(config, on_step)
-        return report_tiers(outcome), dumps(config, outcome), outcome.failures
+        return report_tiers(outcome), document_of(outcome), outcome.failures
 
     return "prefixes", TiersConfig, run
 
 
 def _transfer() -> _Loaded:
-    from dsv4kv.bench.transfer.run import dumps, run_transfer
+    from dsv4kv.bench.transfer.run import document_of, run_transfer
     from dsv4kv.config.experiments import TransferConfig
     from dsv4kv.view.transfer import report_transfer
 
     def run(config: TransferConfig, on_step: _OnStep) -> _Ran:
         outcome = run_transfer(config, on_step)
-        return report_transfer(config, outcome), dumps(config, outcome), outcome.failures
+        return report_transfer(config, outcome), document_of(outcome), outcome.failures
 
     return "steps", TransferConfig, run
 
@@ -127,17 +130,18 @@ def _run_points(
     from dsv4kv.view.render import show
     from dsv4kv.view.table import Text
 
-    silent, documents, wrong = quiet or json_ == "-", list[str](), list[str]()
+    silent, documents, wrong = quiet or json_ == "-", list[dict[str, Any]](), list[str]()
     for point in expand_axes(load_config(None, overrides, root), overrides, axes):
         with _watching(what, silent=silent) as on_step:
-            report, document, failures = run(point.config, on_step)
+            report, found, failures = run(point.config, on_step)
         at = ", ".join(f"{key}={value}" for key, value in point.axis.items())
         if not silent:
             show([Text(at, "strong"), "", *report, ""] if at else report)
-        with_axis = json.dumps({"axis": point.axis, **json.loads(document)})
-        documents.append(with_axis if at else document)
+        config = point.config.model_dump(mode="json")
+        document = {"dsv4kv": __version__, "config": config, **found}
+        documents.append({"axis": point.axis, **document} if at else document)
         wrong += [f"{at}: {each}" if at else each for each in failures]
     if json_:
-        opt.write_json(f"[{', '.join(documents)}]" if axes else documents[0], json_)
+        opt.write_json(json.dumps(documents if axes else documents[0], indent=2), json_)
     if wrong:
         raise VerificationError("\n".join(wrong))

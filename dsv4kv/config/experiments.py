@@ -165,8 +165,6 @@ class SideSection(Section):
 class TransferConfig(Section):
     """Two caches, a request that moves from one to the other, and how that is timed."""
 
-    merge: bool = True
-    """Neighbouring stretches are read as one."""
     model: str = "v4-flash"
     """Model whose layers are cached: a shipped preset or a Hugging Face config.json."""
     layers: tuple[NonNegative, ...] | None = (0, 1, 2, 3, 4, 5)
@@ -185,8 +183,6 @@ class TransferConfig(Section):
     """The cache that computes the prompt."""
     decode: SideSection = SideSection()
     """The cache that decodes it."""
-    ranks: Positive = 1
-    """Ranks of the decode side: all hold the same bytes, and one of them reads them."""
     decode_steps: Positive = 4
     """Steps that both go on for; everything they read is compared."""
     rounds: Annotated[int, Field(ge=6)] = 15

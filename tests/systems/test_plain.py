@@ -20,7 +20,7 @@ from tests.systems.plain import (
     PlainRouting,
     PlainSlots,
 )
-from tests.systems.small import MODEL
+from tests.systems.small import MODEL, insert_row
 
 SEEDS = pytest.mark.parametrize("seed", range(20))
 
@@ -93,7 +93,7 @@ def test_a_tree_finds_prefixes_of_the_same_length(seed: int) -> None:
         tokens = draw.choices(range(3), k=draw.randint(1, 12))
         found = cache.find(np.array(tokens, np.int32))
         assert found.length == plain.find(tokens)[0]
-        cache.insert_row(np.array(tokens, np.int32), slot, 1)
+        insert_row(cache, np.array(tokens, np.int32), slot, 1)
         plain.insert(tokens, slot, 1)
 
 

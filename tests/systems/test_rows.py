@@ -12,6 +12,7 @@ from dsv4kv.bench.systems.slot_system import (
     SlotAllocator,
     SlotScheduler,
 )
+from tests.systems.small import insert_row
 
 
 def row(*tokens: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -20,10 +21,10 @@ def row(*tokens: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 def test_the_capacity_is_never_exceeded_and_the_oldest_goes() -> None:
     rows = PrefixCacheManager(10)
-    rows.insert_row(row(1, 1, 1, 1, 1), 0, 1)
-    rows.insert_row(row(2, 2, 2, 2, 2), 1, 1)
+    insert_row(rows, row(1, 1, 1, 1, 1), 0, 1)
+    insert_row(rows, row(2, 2, 2, 2, 2), 1, 1)
     rows.find(row(1))
-    rows.insert_row(row(3, 3, 3), 2, 1)
+    insert_row(rows, row(3, 3, 3), 2, 1)
     assert rows.tree.cached == 10
     # Of the first prompt only its first token was used, and of old chains the end goes first.
     assert [rows.tree.match_length([t] * 5) for t in (1, 2, 3)] == [2, 5, 3]
@@ -33,7 +34,7 @@ def test_a_row_that_was_handed_out_again_is_not_copied() -> None:
     calls, slots = [], SlotAllocator(2)
     rows = PrefixCacheManager(100, lambda *call: calls.append(call), slots.version)
     slot = slots.alloc()
-    rows.insert_row(row(1, 2, 3), slot, slots.version(slot))
+    insert_row(rows, row(1, 2, 3), slot, slots.version(slot))
     slots.free(slot)
     assert rows.copy_kv(row(1, 2, 3), 1) == Found(3, slot, 1)
     assert slots.alloc() == slot
@@ -45,13 +46,13 @@ def test_what_an_older_row_still_holds_is_found_when_the_newer_one_is_gone() -> 
     slots = SlotAllocator(3)
     rows = PrefixCacheManager(100, version=slots.version)
     older, newer = slots.alloc(), slots.alloc()
-    rows.insert_row(row(1, 2, 3), older, 1)
-    rows.insert_row(row(1, 2, 3, 4), newer, 1)
+    insert_row(rows, row(1, 2, 3), older, 1)
+    insert_row(rows, row(1, 2, 3, 4), newer, 1)
     assert rows.find(row(1, 2, 3, 4)) == Found(4, newer, 1)
     slots.free(newer)
     assert slots.alloc() == newer
     assert rows.find(row(1, 2, 3, 4)) == Found(3, older, 1)
-    rows.insert_row(row(1, 9), newer, 2)
+    insert_row(rows, row(1, 9), newer, 2)
     assert rows.find(row(1, 2)) == Found(2, older, 1)
 
 

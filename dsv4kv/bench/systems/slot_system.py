@@ -5,8 +5,6 @@ version) is valid while the version is the same, even after the slot was freed. 
 for versions, the cache finds only rows that still hold what they held.
 """
 
-import gc
-import tracemalloc
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,6 @@ import numpy as np
 
 from dsv4kv.bench.systems.workload import (
     KV_WORDS,
-    VOCABULARY,
     Chat,
     Kv,
     Model,
@@ -109,13 +106,6 @@ class PrefixCacheManager:
     def pin(self, tokens: Sequence[int] | Tokens) -> Lease:
         """Use the longest known prefix: it is kept until the lease is released."""
         return self.tree.pin(np.asarray(tokens).tolist())
-
-    def insert_row(self, tokens: Tokens, slot: int, version: int) -> int:
-        """Remember that a slot of a version holds all ``tokens``; how many of them are known."""
-        lease = self.pin(tokens)
-        stored = self.extend_row(lease, tokens[lease.length :], slot, version)
-        self.release(lease)
-        return stored
 
     def extend_row(self, lease: Lease, tokens: Tokens, slot: int, version: int) -> int:
         """Remember it of the tokens that a lease holds and of ``tokens``, which follow them.
@@ -275,20 +265,4 @@ def run_slots(config: SystemsConfig, model: Model) -> Outcome:
     outcome.counted("rows of KV", "B", rows.kv.nbytes)
     for quantity, unit in _COUNTED.items():
         outcome.counted(quantity, unit, counts[quantity])
-    size = _cached_token_bytes(np.random.default_rng(config.seed))
-    outcome.counted("memory of a cached token", "B", size)
     return outcome
-
-
-def _cached_token_bytes(random: np.random.Generator) -> float:
-    """Bytes that the tree takes for each of many tokens."""
-    prompts = random.integers(0, VOCABULARY, (4, 32_768)).astype(np.int32)
-    gc.collect()
-    tracemalloc.start()
-    cache = PrefixCacheManager(10**9)
-    size = -tracemalloc.get_traced_memory()[0]
-    for slot, prompt in enumerate(prompts):
-        cache.insert_row(prompt, slot, 1)
-    size += tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    return size / prompts.size

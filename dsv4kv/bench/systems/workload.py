@@ -4,9 +4,8 @@ A token's KV depends on all tokens before it, as a model's does, and the next to
 row that is stale, shifted or another request's shows in every token after it.
 """
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
 
@@ -14,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dsv4kv import __version__
 from dsv4kv.config.experiments import SYSTEMS, ChatSection, SystemsConfig
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import LayerSpec, build_schedule
@@ -159,9 +157,3 @@ def run_systems(
         on_system(name, len(outcomes), len(names))
         outcomes.append(SYSTEMS[name].load()(config, model))
     return outcomes
-
-
-def dumps(config: SystemsConfig, outcomes: Sequence[Outcome]) -> str:
-    """All of it as JSON: numbers in the unit of their row."""
-    document = {"dsv4kv": __version__, "config": config.model_dump(mode="json")}
-    return json.dumps(document | {"systems": [asdict(each) for each in outcomes]}, indent=2)

@@ -4,7 +4,6 @@ Every prefix is stored under new names in each round, so nothing is found that w
 A restored request and one that never left both go on, and every bit of the two is compared.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,12 +15,11 @@ from itertools import cycle, product
 from pathlib import Path
 from threading import local
 from time import perf_counter_ns
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from dsv4kv import __version__
 from dsv4kv.bench.build import check_data_path, plan_from
 from dsv4kv.bench.protocol import timed_ns
 from dsv4kv.bench.run import set_up
@@ -242,15 +240,9 @@ def _prefill_model(config: TiersConfig, plan: CachePlan) -> Callable[[int, int],
     return lambda first, tokens: clock.prompt_s(first, tokens, config.prefill_tokens) * 1e9
 
 
-def dumps(config: TiersConfig, outcome: TiersOutcome) -> str:
-    """All of it as JSON: times in ns, intervals as half-widths."""
-    document = {
-        "dsv4kv": __version__,
-        "config": config.model_dump(mode="json"),
-        **asdict(outcome),
-        "answers": outcome.answers(),
-    }
-    return json.dumps(document, indent=2)
+def document_of(outcome: TiersOutcome) -> dict[str, Any]:
+    """All of it for JSON: times in ns, intervals as half-widths."""
+    return asdict(outcome) | {"answers": outcome.answers()}
 
 
 def _estimate(samples_ns: list[int]) -> Estimate:

@@ -127,7 +127,6 @@ class Manifest:
     model: str
     hadamard: bool  # whether indexer keys were rotated
     tokens: int
-    prefix: int  # tokens whose pages are not in it
     families: dict[str, FamilyRows]
     complete: bool  # whether the prompt is computed: before, there are no digests
 
@@ -150,7 +149,7 @@ def make_manifest(
             kind, family.ratio, family.layers, first, geometry, rows, ids, digests
         )
     plan = memory.manager.plan
-    return Manifest(plan.config.name, plan.hadamard, tokens, prefix, families, complete)
+    return Manifest(plan.config.name, plan.hadamard, tokens, families, complete)
 
 
 def check_manifest(manifest: Manifest, memory: Memory) -> None:

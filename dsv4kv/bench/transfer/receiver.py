@@ -8,7 +8,7 @@ from time import perf_counter_ns
 import numpy as np
 
 from dsv4kv.bench.tiers.rows import Descriptors, coalesce, describe
-from dsv4kv.bench.transfer.memory import Manifest, Memory, check_manifest, make_manifest
+from dsv4kv.bench.transfer.memory import Manifest, Memory, check_manifest
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import VerificationError
@@ -62,12 +62,10 @@ def _arriving(manager: KVCacheManager, tokens: int) -> Iterator[Received]:
         raise
 
 
-def receive(
-    memory: Memory, manifest: Manifest, regions: Sequence[memoryview], *, merge: bool = True
-) -> Received:
+def receive(memory: Memory, manifest: Manifest, regions: Sequence[memoryview]) -> Received:
     """Take a request in, and compare every page with its digest.
 
-    ``regions`` are the other cache's; ``merge`` merges neighbouring descriptors.
+    ``regions`` are the other cache's.
 
     Raises:
         ConfigError: The caches differ.
@@ -79,7 +77,7 @@ def receive(
         check_manifest(manifest, memory)
         prepare_forward(memory.manager, [received.slot], [0], [manifest.tokens])
         for name in memory.families:
-            plan = plan_read(memory, manifest, received.slot, name, merge=merge)
+            plan = plan_read(memory, manifest, received.slot, name)
             read(regions, plan.places, plan.into)
             received.moved[name] = plan.moved
         verify(memory, manifest, received.slot)
@@ -87,11 +85,7 @@ def receive(
 
 
 def receive_layers(
-    memory: Memory,
-    events: Iterable[Manifest | int],
-    regions: Sequence[memoryview],
-    *,
-    merge: bool = True,
+    memory: Memory, events: Iterable[Manifest | int], regions: Sequence[memoryview]
 ) -> Received:
     """Take a request in while it is computed: pages of a layer as soon as it has them.
 
@@ -104,7 +98,7 @@ def receive_layers(
         received.moved = {name: Moved() for name in families}
 
         def fetch(name: str, manifest: Manifest, layers: Sequence[int] | None = None) -> None:
-            plan = plan_read(memory, manifest, received.slot, name, merge=merge, layers=layers)
+            plan = plan_read(memory, manifest, received.slot, name, layers=layers)
             read(regions, plan.places, plan.into)
             received.moved[name] += plan.moved
 
@@ -131,10 +125,13 @@ def plan_read(
     slot: int,
     name: str,
     *,
-    merge: bool,
+    merge: bool = True,
     layers: Sequence[int] | None = None,
 ) -> Read:
-    """Which bytes of a family there go where here; ``layers`` by their place, None for all."""
+    """Which bytes of a family there go where here; ``layers`` by their place, None for all.
+
+    ``merge``: neighbouring descriptors are one.
+    """
     family, offered, ours = memory.families[name], manifest.families[name], memory.geometries[name]
     ids, rows, theirs = memory.units(family, slot, manifest.tokens), offered.rows, offered.ids
     first, pieces = memory.numbers[name], 0
@@ -179,12 +176,3 @@ def verify(memory: Memory, manifest: Manifest, slot: int) -> None:
         raise VerificationError(
             "What has come is not what left, by its digests: " + "; ".join(wrong) + "."
         )
-
-
-def fan_out(source: Memory, received: Received, ranks: Sequence[Memory]) -> list[Received]:
-    """Copy a request to further ranks of its machine: all ranks hold the same bytes.
-
-    Raises as ``receive``.
-    """
-    manifest = make_manifest(source, received.slot, received.tokens)
-    return [receive(rank, manifest, source.regions) for rank in ranks]

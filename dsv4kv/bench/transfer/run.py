@@ -1,6 +1,5 @@
 """The decode side of ``bench transfer``: receives requests, times reads, and decodes on."""
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,22 +12,18 @@ from typing import IO, Any
 
 import numpy as np
 
-from dsv4kv import __version__
-from dsv4kv.bench.build import plan_from
 from dsv4kv.bench.protocol import timed_ns
-from dsv4kv.bench.transfer.memory import Manifest, Memory, shared_file
+from dsv4kv.bench.transfer.memory import Manifest, shared_file
 from dsv4kv.bench.transfer.prefill import Side, cache_of
 from dsv4kv.bench.transfer.receiver import (
     Moved,
     Read,
     Received,
-    fan_out,
     plan_read,
     read,
     receive,
     receive_layers,
 )
-from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.experiments import TransferConfig
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.host import Sent
@@ -63,7 +58,6 @@ class Outcome:
     costs: Costs  # of a read
     at_end_ns: int  # from asking for a prompt until it has come, read after its end
     by_layer_ns: int  # the same, read layer by layer while it is computed
-    copies: int  # further ranks that copied it on this machine
     pages: int  # digests that were compared of the timed request
     engines: Mapping[str, Sent | None]
     """What an engine would send for this request; None where that is not known."""
@@ -173,16 +167,12 @@ class Decode:
     def run(self, on_step: Callable[[str, int, int], None]) -> Outcome:
         """Move a prompt at its end and one layer by layer; then time reads of a long request."""
         prefill, memory, config = self.prefill, self.side.memory, self.config
-        plan, merge = plan_from(cache_of(config, config.decode, 1)), config.merge
-        ranks = [Memory(KVCacheManager(plan)) for _ in range(config.ranks - 1)]
 
         def at_end() -> Received:
-            received = receive(memory, prefill.whole(), prefill.regions, merge=merge)
-            fan_out(memory, received, ranks)
-            return received
+            return receive(memory, prefill.whole(), prefill.regions)
 
         def by_layer() -> Received:
-            return receive_layers(memory, prefill.compute(), prefill.regions, merge=merge)
+            return receive_layers(memory, prefill.compute(), prefill.regions)
 
         on_step("at its end", 0, 3)
         at_end_ns, failures = self._move("at its end", at_end)
@@ -190,7 +180,7 @@ class Decode:
         by_layer_ns, more = self._move("layer by layer", by_layer)
         on_step("reads", 2, 3)
         manifest = prefill.whole("hold")
-        received = receive(memory, manifest, prefill.regions, merge=merge)
+        received = receive(memory, manifest, prefill.regions)
         rates, costs = self._measure(manifest, received)
         self._leave(received)
         return Outcome(
@@ -199,7 +189,6 @@ class Decode:
             costs,
             at_end_ns,
             by_layer_ns,
-            copies=len(ranks),
             pages=sum(len(each.digests) for each in manifest.families.values()),
             engines=engines_beside(config),
             failures=failures + more,
@@ -241,7 +230,7 @@ class Decode:
                 n: plan_read(memory, manifest, received.slot, n, merge=merge)
                 for n in memory.families
             }
-            for merge in (self.config.merge, False)
+            for merge in (True, False)
         )
         pages = max(single.values(), key=lambda plan: plan.moved.bytes)
         sizes = {name: plan.moved.bytes for name, plan in plans.items()}
@@ -306,14 +295,9 @@ def engines_beside(config: TransferConfig) -> dict[str, Sent | None]:
     return found
 
 
-def dumps(config: TransferConfig, outcome: Outcome) -> str:
-    """All of it as JSON: nanoseconds, bytes and GB/s; intervals as half-widths."""
-    document = {
-        "dsv4kv": __version__,
-        "config": config.model_dump(mode="json"),
-        **asdict(outcome, dict_factory=_without_arms),
-    }
-    return json.dumps(document, indent=2)
+def document_of(outcome: Outcome) -> dict[str, Any]:
+    """All of it for JSON: nanoseconds, bytes and GB/s; intervals as half-widths."""
+    return asdict(outcome, dict_factory=_without_arms)
 
 
 def _without_arms(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

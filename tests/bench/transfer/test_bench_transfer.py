@@ -60,16 +60,13 @@ def moved(*overrides: str) -> Outcome:
         return Decode(asked, side, prefill).run(lambda *_: None)
 
 
-@pytest.mark.parametrize(
-    "drafts", [(), ("prefill.draft_tokens=3", "draft_layers=true", "merge=false")]
-)
+@pytest.mark.parametrize("drafts", [(), ("prefill.draft_tokens=3", "draft_layers=true")])
 def test_a_prompt_is_moved_at_its_end_and_layer_by_layer_and_decoded_on(
     drafts: tuple[str, ...],
 ) -> None:
-    """Into other pages and rings, and to a second rank."""
-    outcome = moved(*drafts, "decode.block_tokens=512", "ranks=2")
+    """Into other pages and rings."""
+    outcome = moved(*drafts, "decode.block_tokens=512")
     assert outcome.failures == []
-    assert outcome.copies == 1
     assert set(outcome.families) == {
         *("csa", "csa_indexer", "hca", "window", "csa_state", "csa_indexer_state", "hca_state")
     }
@@ -141,7 +138,7 @@ def test_layers_come_while_later_ones_are_computed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--axis", "merge=true,true"), "comes twice"),
+        (("--axis", "state=ring,ring"), "comes twice"),
         (("--set", "tokens=0"), "tokens"),
         (("--set", "transport=shm"), "transport"),
         (("--listen", "0.0.0.0:7100"), "--listen"),

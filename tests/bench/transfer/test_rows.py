@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.bench.tiers.rows import coalesce, describe, geometry_of, rows_needed
 from dsv4kv.bench.transfer.memory import Memory, make_manifest
-from dsv4kv.bench.transfer.receiver import fan_out, receive
+from dsv4kv.bench.transfer.receiver import receive
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import ConfigError, OutOfBlocks
 from dsv4kv.model.families import Family, Kept
@@ -212,20 +212,3 @@ def test_where_no_blocks_are_free_nothing_is_held() -> None:
     with pytest.raises(OutOfBlocks):
         moved(source, running(source, 300), target, 300)
     assert (target.num_free_slots, target.num_held_blocks) == (2, 1)
-
-
-def test_of_four_ranks_three_copy_what_one_has_received() -> None:
-    """TP 1 → 4 → 1: every rank holds the same bytes, and the wire is crossed once."""
-    source = cache()
-    ranks = [cache(num_slots=3 + i) for i in range(4)]
-    for i, rank in enumerate(ranks):
-        for _ in range(i % 3):
-            prepare_forward(rank, [rank.admit_request()], [0], [100])
-    slot = running(source, 300)
-    theirs = Memory(source)
-    manifest = make_manifest(theirs, slot, 300)
-    first = receive(Memory(ranks[0]), manifest, theirs.regions)
-    others = fan_out(Memory(ranks[0]), first, [Memory(rank) for rank in ranks[1:]])
-    expected = rows_of(source, slot, 300)
-    for rank, received in zip(ranks, [first, *others], strict=True):
-        assert rows_of(rank, received.slot, 300) == expected

@@ -32,7 +32,7 @@ _GROUPS = {
         "trace": "Summarize, convert, synthesize and tokenize traces; hit rate by cache size.",
         "replay": "Replay a trace in virtual time: hit rate, lost hits by cause, latency.",
         "record": "Record a running server's KV events, requests and metrics into a folder.",
-        "watch": "Watch the cache of a server that is recorded: hits, churn, better settings.",
+        "watch": "Watch the cache of a server that is recorded: hits, churn, cached blocks.",
     },
     "Kernels": {
         "bench": "Serve a workload over a real cache; measure and verify every operation.",

@@ -310,8 +310,6 @@ class Watched:
 
     window_s: float  # seconds to keep
     clock: Callable[[], float] = time  # returns the time in seconds since 1970
-    settings: dict[str, str] = field(default_factory=dict)  # the server's, from its metrics
-    family: str = ""  # the engine whose counters they are
     _first_s: float = 0.0
     _now_s: float = 0.0
     _rows: deque[Record] = field(default_factory=deque)
@@ -330,26 +328,14 @@ class Watched:
             self._moved.append((record["at"], held.stored - before, removed))
         elif stream == "metrics" and "values" in record:
             self._samples.append(record)
-            self.family = self.family or family_of(record)
         elif stream == "requests":
             self._rows.append(record)
-        self.settings |= settings_in(stream, record)
         begin_s = self._now_s - self.window_s
         for records in (self._rows, self._samples):
             while records and records[0].get("at", 0.0) < begin_s:
                 records.popleft()
         while self._moved and self._moved[0][0] < begin_s:
             self._moved.popleft()
-
-    @property
-    def rows(self) -> list[Record]:
-        """Records of requests."""
-        return list(self._rows)
-
-    @property
-    def server(self) -> Server:
-        """The server, by its settings only."""
-        return Server(self.family, dict(self.settings), [], [], 0, None, [], None, [])
 
     def glance(self) -> Glance:
         """Sum up the last minutes."""

@@ -1,22 +1,19 @@
 """A running server's cache at a glance: tables for a terminal, a line for a log."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 
 from dsv4kv.record.server import Glance
-from dsv4kv.replay.whatif import Setting, WhatIf
 from dsv4kv.units import counted
 from dsv4kv.view.quantity import quantity, share
-from dsv4kv.view.replay import LOSSES, losses_table, remedy_of
-from dsv4kv.view.table import ABSENT, Columns, Finding, Number, Part, Table, Text
+from dsv4kv.view.table import ABSENT, Columns, Number, Part, Table, Text
 
 _MINUTE_S = 60.0
 _SILENT_S = 60.0  # the slowest page of metrics is sampled more often
 
 
-def dashboard(glance: Glance, what_if: WhatIf | None) -> Iterator[Part]:
+def dashboard(glance: Glance) -> Iterator[Part]:
     """Everything, for a terminal."""
-    yield Text(watch_line(glance, what_if), "strong")
+    yield Text(watch_line(glance), "strong")
     asked, absent = next(iter(glance.found.values()), (0, 0))[1], Number(ABSENT)
     rows = [
         (f"by {name}", quantity(hit), quantity(of), share(hit, of))
@@ -52,24 +49,9 @@ def dashboard(glance: Glance, what_if: WhatIf | None) -> Iterator[Part]:
         note = "stored less evicted, since the recording began, without blocks cached before"
         groups = list(glance.groups.items())
         yield from ("", Table("Cached blocks (inferred)", columns, groups, note=note))
-    if what_if is None:
-        yield from ("", Finding("note", "the last minutes are being replayed"))
-    elif what_if.problem:
-        yield from ("", Finding("warning", f"no replay: {what_if.problem}"))
-    else:
-        lost = sorted(asdict(what_if.losses).items(), key=lambda item: -item[1])
-        losses = [
-            (LOSSES[reason][0], tokens, remedy_of(what_if.rule, reason))
-            for reason, tokens in lost
-            if tokens
-        ]
-        note = f"the last minutes replayed by {what_if.rule}, from an empty cache"
-        title = "Lost with the present setting"
-        yield from ("", losses_table(title, losses, what_if.prompt_tokens, note))
-        yield from ("", _settings_table(what_if))
 
 
-def watch_line(glance: Glance, what_if: WhatIf | None) -> str:
+def watch_line(glance: Glance) -> str:
     """The hit rate and what happened, in a line."""
     hit, asked = next(iter(glance.found.values()), (0, 0))
     parts = [
@@ -85,24 +67,4 @@ def watch_line(glance: Glance, what_if: WhatIf | None) -> str:
         parts.append(f"{glance.preempted:,} preempted")
     if glance.silent_s > _SILENT_S:
         parts.insert(0, f"nothing was recorded for {glance.silent_s:,.0f} s")
-    if what_if and (better := what_if.better):
-        gain = share(better.hit_tokens - what_if.present.hit_tokens, what_if.prompt_tokens)
-        parts.append(f"{better.name} would hit {gain} more")
     return ", ".join(parts)
-
-
-def _settings_table(what_if: WhatIf) -> Table:
-    """The same requests with other settings, the best first."""
-    whole, present = what_if.prompt_tokens, what_if.present
-
-    def difference(setting: Setting) -> Number:
-        apart = setting.hit_tokens - present.hit_tokens
-        return Number(f"{apart / whole:+.2%}" if whole else ABSENT)
-
-    columns: Columns = [
-        ("setting", lambda setting: setting.name),
-        ("hit tokens", lambda setting: quantity(setting.hit_tokens)),
-        ("hit rate", lambda setting: share(setting.hit_tokens, whole)),
-        ("against the present", difference),
-    ]
-    return Table("Other settings", columns, what_if.others, footer=[present])

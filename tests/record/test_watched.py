@@ -13,15 +13,12 @@ from typer.testing import CliRunner
 from dsv4kv.cli import app
 from dsv4kv.record.folder import Record, Recording, read_stream
 from dsv4kv.record.server import Follower, Glance, Watched
-from dsv4kv.replay.whatif import Asked, WhatIf, what_if
 from dsv4kv.view.render import show
 from dsv4kv.view.watch import dashboard, watch_line
 from tests.record.frames import frames, recorded, stored
 from tests.record.frames import removed as removed_blocks
 from tests.record.serving import proxied, serving
-from tests.replay.test_against import BEGUN_S, BLOCKS, CHUNK, Scene, record
-
-STEP = f"scheduler.step_tokens={CHUNK}"
+from tests.replay.test_against import BEGUN_S, BLOCKS, Scene, record
 
 
 def watched(folder: Path, window_s: float = 600.0, *, now_s: float = BEGUN_S) -> Watched:
@@ -116,62 +113,29 @@ def test_blocks_by_group_are_stored_less_evicted_and_said_to_be_inferred(tmp_pat
     glance = watched(tmp_path / "server").glance()
     assert glance.groups == {0: 2, 1: 2}
     assert (glance.stored, glance.removed) == (5, 1)
-    assert "Cached blocks (inferred)" in drawn(glance, None)
+    assert "Cached blocks (inferred)" in drawn(glance)
 
 
-def drawn(glance: Glance, found: WhatIf | None) -> str:
+def drawn(glance: Glance) -> str:
     console = Console(width=110, file=StringIO())
-    show(dashboard(glance, found), console)
+    show(dashboard(glance), console)
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 
 
-def replayed(folder: Path, *given: str) -> WhatIf:
-    seen = watched(folder)
-    return what_if(seen.rows, seen.server, Asked(given=(STEP, *given)), folder)
-
-
-def test_what_the_present_setting_loses_is_what_another_would_find(tmp_path: Path) -> None:
-    scene = Scene()
-    found = replayed(record(tmp_path / "server", scene))
-    assert found.rule == "vllm-v4:semantic"
-    assert found.present.name == "prefix_cache_retention_interval=0"
-    assert found.losses.evicted_block > 0
-    names = {each.name for each in found.others}
-    assert {"prefix_cache_retention_interval=4096", "2 times the blocks"} <= names
-    assert found.better is not None
-    assert found.better.name == "2 times the blocks"
-    gained = found.better.hit_tokens - found.present.hit_tokens
-    lost = found.losses.evicted_block + found.losses.evicted_checkpoint
-    assert 0 < gained <= lost
-    text = drawn(watched(tmp_path / "server").glance(), found)
-    for words in ("Lost with the present setting", "more memory", "Other settings"):
-        assert words in text
-
-
-def test_where_nothing_can_be_replayed_the_reason_is_shown(tmp_path: Path) -> None:
-    folder = record(tmp_path / "server", Scene())
-    for path in folder.glob("metrics.*"):
-        path.unlink()
-    found = replayed(folder)
-    assert "whose server it is is not known" in found.problem
-    assert "no replay:" in drawn(watched(folder).glance(), found)
-
-
 def test_a_pipe_gets_the_most_important_in_a_line(tmp_path: Path) -> None:
     folder = record(tmp_path / "server", Scene())
-    done = run("watch", folder, "--seconds", "0", "--set", STEP)
+    done = run("watch", folder, "--seconds", "0")
     assert done.exit_code == 0, done.output
     (line,) = done.output.splitlines()
     assert "hit rate 65" in line
-    assert "2 times the blocks would hit" in line
 
 
 def test_a_recording_that_nothing_is_added_to_is_said_to_be_silent(tmp_path: Path) -> None:
     folder = record(tmp_path / "server", Scene())
     end_s = watched(folder)._now_s
-    assert "nothing was" not in watch_line(watched(folder, now_s=end_s + 5.0).glance(), None)
-    line = watch_line(watched(folder, now_s=end_s + 300.0).glance(), None)
+    assert "nothing was" not in watch_line(watched(folder, now_s=end_s + 5.0).glance())
+    line = watch_line(watched(folder, now_s=end_s + 300.0).glance())
     assert line.startswith("nothing was recorded for 300 s")
 
 
@@ -203,7 +167,7 @@ def test_watching_changes_nothing(tmp_path: Path) -> None:
     folder = record(tmp_path / "server", Scene())
     before: list[Record] = list(read_stream(folder, "requests"))
     files = {path: path.read_bytes() for path in folder.iterdir()}
-    run("watch", folder, "--seconds", "0", "--set", STEP)
+    run("watch", folder, "--seconds", "0")
     assert {path: path.read_bytes() for path in folder.iterdir()} == files
     assert list(read_stream(folder, "requests")) == before
 

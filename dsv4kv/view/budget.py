@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from dsv4kv.budget.launch import FlagCost, Reading
 
 _MAX_OPTIONS, _MAX_FLAGS, _MAX_POINTS = 3, 6, 12
+_FEW = 0.75  # of the requests that an option promises: fewer in a start with less memory are said
 _LONG_CHANGE = 45  # letters of an option: more make a narrow terminal's row three
 _MAX_LINE = 300  # characters of a log's line, three rows
 _MAX_VALUE = 34  # letters: deepseek-ai/DeepSeek-V4.1-Flash and a little
@@ -90,9 +91,10 @@ def budget_page(
     if line:
         started, requests = (best.scenario, best.concurrency) if best else (scenario, most)
         unsaid = "" if line.startswith("dsv4kv") else _unsaid(scenario, given)
-        low = max_concurrency(started, found.context, found.spread_bytes)
-        less = f" ({low:,} in a start with {format_bytes(found.spread_bytes)} less)"
-        words = f"{counted(requests, 'request')}{less if low < requests else ''}"
+        low = _low(found, started, requests)
+        less = format_bytes(found.spread_bytes)
+        words = counted(requests, "request")
+        words += "" if low is None else f" ({low:,} in a start with {less} less)"
         words += f", {started.layout.label}{unsaid}:"
         answer += ["", Text(words, "dim"), Command(line)]
     sections = [Section("Sizes", [facts])] if command else []
@@ -251,9 +253,8 @@ def _differences(found: Answer, capacity: Capacity) -> Iterator[str]:
         return
     if found.use.in_flight and counted < found.max_concurrency:
         yield (
-            f"Its count reserves {format_bytes(found.use.in_flight)} of prefill workspace per "
-            f"request: it counts {counted:,.2f} requests on all replicas. Only one prefill runs "
-            f"at a time: {found.max_concurrency:,} fit."
+            f"It counts {counted:,.2f} requests, each with {format_bytes(found.use.in_flight)} of "
+            f"prefill workspace; only one prefill runs at a time: {found.max_concurrency:,} fit."
         )
     profiled = found.scenario.engine.logits_room == "profiled"
     if not found.fits and counted >= found.concurrency and found.use.transient and not profiled:
@@ -315,19 +316,25 @@ def _options_table(options: Sequence[Option], found: Answer, *, below: bool = Fa
             words = f"{label} and {settings} below" if "tp" in given else f"the {settings} below"
         return Text(words, "strong" if found.fits else "good")
 
-    def low(option: Option) -> str:
-        least = max_concurrency(option.scenario, found.context, found.spread_bytes)
-        return f" ({least:,})" if least < option.concurrency else ""
+    def held(option: Option) -> Number:
+        low = _low(found, option.scenario, option.concurrency)
+        least = "" if low is None else f"{low:,}–"
+        return Number(f"{found.max_concurrency:,} → {least}{option.concurrency:,}")
 
     columns: Columns = [
         ("option", change),
-        ("requests", lambda o: Number(f"{found.max_concurrency:,} → {o.concurrency:,}{low(o)}")),
+        ("requests", held),
         ("frees per GPU", lambda option: size(max(0, option.freed_bytes) or None)),
         ("why", lambda option: option.reason),
     ]
-    less = f"(in a start with {format_bytes(found.spread_bytes)} less)"
-    title = "More requests" if found.fits else "To make it fit"
-    return Table(title, columns, options, note=less if any(map(low, options)) else "")
+    return Table("More requests" if found.fits else "To make it fit", columns, options)
+
+
+def _low(found: Answer, scenario: Scenario, requests: int) -> int | None:
+    """Requests that fit in a start with less memory, where they are far fewer."""
+    context = scenario.inputs.context or found.context
+    low = max_concurrency(scenario, context, found.spread_bytes)
+    return low if low < _FEW * requests else None
 
 
 def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[Text]:

@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from dsv4kv import __version__
-from dsv4kv.errors import DEFECT, ConfigError, DeviceError, Dsv4kvError
+from dsv4kv.errors import DEFECT, INTERRUPTED, ConfigError, DeviceError, Dsv4kvError
 from dsv4kv.view.console import lose_glyphs_not_answers, say
 
 _GROUPS = {
@@ -148,6 +148,9 @@ class Program(Group):
             return super().invoke(ctx)
         except Dsv4kvError as error:
             sentences, code = str(error), error.exit_code
+        except KeyboardInterrupt:
+            say("interrupted before there was an answer.", err=True)
+            raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
             code = ConfigError.exit_code
             if _is_of_importing_torch(error):  # an OSError, where a library is missing

@@ -185,7 +185,8 @@ def test_ctrl_c_before_the_first_step_leaves_nothing(
 
     monkeypatch.setattr(place, interrupted)
     result = bench()
-    assert (result.exit_code, result.output) == (130, "")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == "interrupted before there was an answer.\n"
     assert files() == []
 
 

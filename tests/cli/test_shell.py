@@ -140,14 +140,15 @@ def test_json_is_utf_8_whatever_the_stream() -> None:
     json.loads(whole)
 
 
-def test_ctrl_c_ends_with_130_and_no_traceback(
+def test_ctrl_c_ends_with_130_and_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fail_with(KeyboardInterrupt(), monkeypatch)
     with pytest.raises(SystemExit) as end:
         main()
     told = capsys.readouterr()
-    assert (end.value.code, told.out, told.err) == (130, "", "")
+    assert (end.value.code, told.out) == (130, "")
+    assert told.err == "interrupted before there was an answer.\n"
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["config", "schema", "--json"]])

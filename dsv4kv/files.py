@@ -12,9 +12,10 @@ import secrets
 import shutil
 import stat
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from gzip import GzipFile
+from gzip import BadGzipFile, GzipFile
 from io import DEFAULT_BUFFER_SIZE, BufferedReader, BufferedWriter, FileIO, RawIOBase
 from pathlib import Path
 from typing import Any, cast
@@ -185,10 +186,16 @@ def unpack(file: BufferedReader) -> BufferedReader:
     return BufferedReader(cast(RawIOBase, GzipFile(fileobj=file))) if packed else file
 
 
-def read_document(path: Path, most_bytes: int = DOCUMENT_BYTES) -> bytes:
-    """Read a whole regular file; ``OSError`` where it is larger than ``most_bytes``, too."""
+def read_document(path: Path, most_bytes: int = DOCUMENT_BYTES, *, packed: bool = False) -> bytes:
+    """Read a whole regular file; ``OSError`` where it is larger than ``most_bytes``, too.
+
+    ``packed``: it may be gzip; then these bytes are what it holds.
+    """
     with open_regular(path) as file:
-        content = file.read(most_bytes + 1)
+        try:
+            content = (unpack(file) if packed else file).read(most_bytes + 1)
+        except (EOFError, BadGzipFile, zlib.error):
+            raise OSError(errno.EINVAL, "its gzip data is damaged", str(path)) from None
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {most_bytes / 2**20:g} MiB", str(path))
     return content

@@ -66,9 +66,9 @@ def read_results(paths: Sequence[Path]) -> list[Measured]:
 def read_runs(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every run of a file as it was written, named by file and line; raises ``RecordError``."""
     try:
-        text = read_document(path).decode()
+        text = read_document(path, packed=True).decode()
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", "it is not UTF-8 text: unpack it if it is compressed")
+        why = getattr(error, "strerror", "it is not UTF-8 text, neither plain nor gzip")
         raise RecordError(f"{path} cannot be read ({why}); {_WANTED}") from error
     try:
         documents = [parse_json(text)]

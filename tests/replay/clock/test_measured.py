@@ -163,11 +163,15 @@ def test_a_trace_is_refused_by_its_first_line(tmp_path: Path) -> None:
         read_results([tmp_path / "trace.jsonl"])
 
 
-def test_a_compressed_result_is_refused_in_words(tmp_path: Path) -> None:
-    path = tmp_path / "result.jsonl.gz"
-    path.write_bytes(gzip.compress(json.dumps(SGLANG).encode()))
-    with pytest.raises(RecordError, match=r"not UTF-8 text: unpack it if it is compressed\)"):
-        read_results([path])
+def test_a_compressed_result_is_read_and_a_damaged_one_refused(tmp_path: Path) -> None:
+    path = tmp_path / "result.jsonl"
+    content = gzip.compress(json.dumps(SGLANG).encode())
+    path.write_bytes(content)
+    assert read_results([path]) == read(tmp_path, SGLANG)
+    for damaged in (content[:-9], content[:40] + b"x" + content[41:], content[:2]):
+        path.write_bytes(damaged)
+        with pytest.raises(RecordError, match=r"its gzip data is damaged"):
+            read_results([path])
 
 
 def test_more_tokens_a_step_than_the_server_drafts_are_refused(tmp_path: Path) -> None:

@@ -114,7 +114,9 @@ def record(
             *_proxies_of(proxy or [], recording, veil),
         ]
         for number, log in enumerate(requests or []):
-            sources.append(RequestLog(number, Path(log), recording, veil, follow=not once))
+            path, warn = Path(log), partial(say, err=True)
+            source = RequestLog(number, path, recording, veil, follow=not once, warn=warn)
+            sources.append(source)
         for number, page in enumerate(metrics or []):
             sources.append(Metrics(number, page, every_s, recording))
         console = open_console(stderr=True, quiet=quiet)
@@ -139,7 +141,7 @@ def _events_of(
         return
     if "://" not in events:
         publisher = Publisher(0, recording, veil, verbatim=verbatim)
-        yield MessageFile(Path(events), publisher)
+        yield MessageFile(Path(events), publisher, partial(say, err=True))
         return
     replays = ranks_of(replay, ranks) if replay else [None] * ranks
     for rank, (url, again) in enumerate(zip(ranks_of(events, ranks), replays, strict=True)):

@@ -32,6 +32,7 @@ from dsv4kv.record.folder import Record, Recording, check_row
 from dsv4kv.record.run import missing_package, parse_url
 from dsv4kv.record.veil import LEAST_TOKENS, Veil
 from dsv4kv.record.wire import Batch, Cleared, Event, Removed, Stored, Unreadable, unpack
+from dsv4kv.units import counted
 
 WAIT_S = 2.0
 _WAITING = 256  # messages held while one is missing; then it is a gap, too
@@ -258,16 +259,23 @@ class MessageFile:
     Every rank of a server numbers its own.
     """
 
-    def __init__(self, path: Path, publisher: Publisher) -> None:
-        """Read the file; raises ``TraceError`` if it cannot be read, or is none."""
-        self._publisher = publisher
+    def __init__(
+        self, path: Path, publisher: Publisher, warn: Callable[[str], object] = lambda _: None
+    ) -> None:
+        """Read the file; raises ``TraceError`` if it cannot be read, or is none.
+
+        ``warn`` is given a sentence about what was not written.
+        """
+        self._publisher, self._path, self._warn = publisher, path, warn
         self._messages = _read_messages(path)
 
     def run(self, stop: Stop) -> None:
         """Write all of it."""
         ranks: dict[int, tuple[Publisher, Sequence]] = {}
-        for frames in self._messages:
+        for number, frames in enumerate(self._messages):
             if stop.is_set():
+                left = counted(len(self._messages) - number, "message")
+                self._warn(f"--events {self._path}: {left} not read; the same command reads on.")
                 return
             rank = 0  # of an unreadable one, too
             with suppress(Unreadable):

@@ -20,14 +20,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import BufferedIOBase
+from math import inf
 from pathlib import Path
 from threading import Event as Stop
+from time import monotonic
 from typing import Any
 
 from pydantic_core import from_json
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.record.folder import Record, Recording, check_row
+from dsv4kv.record.run import LAST_S
 from dsv4kv.record.veil import Veil
 from dsv4kv.traces.results import read_aiperf
 from dsv4kv.units import counted
@@ -264,9 +267,19 @@ class RequestLog:
     """A source of requests: a log or a folder of logs."""
 
     def __init__(
-        self, number: int, path: Path, recording: Recording, veil: Veil, *, follow: bool = True
+        self,
+        number: int,
+        path: Path,
+        recording: Recording,
+        veil: Veil,
+        *,
+        follow: bool = True,
+        warn: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """``follow``: wait for more until stopped; raises ``ConfigError``."""
+        """``follow``: wait for more until stopped; raises ``ConfigError``.
+
+        ``warn`` is given a sentence about what was not read.
+        """
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise ConfigError(f"--requests {path}: this is no file: name a log or a folder.")
         if not path.exists():
@@ -278,15 +291,18 @@ class RequestLog:
         self._recording, self._veil = recording, veil
         self._open: dict[Path, _Growing] = {}
         self._lines = self._rows = 0
+        self._warn, self._end_s = warn, inf
 
     def run(self, stop: Stop) -> None:
         """Read the log, then follow it; raises ``TraceError``."""
         try:
-            self._read()
+            self._read(stop)
             while self._follow and not stop.wait(_POLL_S):
-                self._read()
+                self._read(stop)
             if self._follow:
-                self._read()
+                self._read(stop)
+        except TimeoutError:
+            self._warn(f"--requests {self._path}: not read to its end; the same command reads on.")
         finally:
             for file in self._open.values():
                 file.close()
@@ -297,7 +313,8 @@ class RequestLog:
                 "another log, or turn on the server's."
             )
 
-    def _read(self) -> None:
+    def _read(self, stop: Stop) -> None:
+        """Read what is new; ``TimeoutError`` where that takes too long after a stop."""
         for path in sorted(self._path.iterdir()) if self._path.is_dir() else [self._path]:
             source = f"{self._name}:{self._veil.name(path.name)}"
             if path not in self._open and path.is_file():
@@ -308,6 +325,10 @@ class RequestLog:
                 continue
             file = self._open[path]
             for line in file.lines(last=not self._follow):
+                if stop.is_set():
+                    self._end_s = min(self._end_s, monotonic() + LAST_S)
+                    if monotonic() >= self._end_s:
+                        raise TimeoutError
                 if file.is_packed_too_well():
                     raise TraceError(
                         f"--requests {path}: it unpacks to over {_PACKED} times its size, which "

@@ -12,6 +12,8 @@ from dsv4kv.record.folder import Record, Recording
 
 SYNC_S = 1.0
 _JOIN_S = 10.0
+LAST_S = 5.0
+"""What a source that is behind may still read once it is stopped."""
 PROXY = "proxy:"
 """How the name of a proxy begins, as a source."""
 HTTP = ("http", "https")

@@ -192,6 +192,16 @@ def test_payloads_are_kept_only_where_that_was_asked(tmp_path: Path) -> None:
     assert "payload" not in recorded(tmp_path / "other", [message])[0]
 
 
+def test_messages_of_a_file_that_are_not_read_are_counted(tmp_path: Path) -> None:
+    path, stop, said = tmp_path / "messages", threading.Event(), list[str]()
+    path.write_bytes(msgspec.msgpack.encode([frames(0, stored([1], None, TOKENS, 256))]))
+    stop.set()
+    with Recording(tmp_path / "recording") as recording:
+        publisher = Publisher(0, recording, Veil(recording.salt), verbatim=False)
+        MessageFile(path, publisher, said.append).run(stop)
+    assert said == [f"--events {path}: 1 message not read; the same command reads on."]
+
+
 def test_ranks_in_one_file_count_apart(tmp_path: Path) -> None:
     path, size = tmp_path / "messages", 256
     first, second = (list(range(begin, begin + size)) for begin in (0, size))

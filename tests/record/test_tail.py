@@ -50,6 +50,26 @@ def following(folder: Path, log: Path) -> Iterator[list[int]]:
             thread.join()
 
 
+def test_what_is_not_read_when_a_recording_is_stopped_is_said_and_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsv4kv.record.logs.LAST_S", 0.0)
+    log, folder, stop = tmp_path / "log", tmp_path / "recording", threading.Event()
+    said = list[str]()
+    log.write_text("".join(map(line, range(1, 10))))
+
+    def hear(stream: str, record: Record) -> None:
+        if record.get("input_tokens") == 4:
+            stop.set()
+
+    for follow in (True, False):
+        with Recording(folder, hear=hear) as recording:
+            veil = Veil(recording.salt)
+            RequestLog(0, log, recording, veil, follow=follow, warn=said.append).run(stop)
+    assert said == [f"--requests {log}: not read to its end; the same command reads on."] * 2
+    assert read(folder, log) == [*range(1, 10)]
+
+
 def test_a_log_is_read_on_where_it_was_left(tmp_path: Path) -> None:
     log, folder = tmp_path / "log", tmp_path / "recording"
     log.write_text(line(1) + "of something else\n" + line(2))

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from dsv4kv.record import proxy as proxies
 from dsv4kv.record.folder import Record, read_stream
-from dsv4kv.record.usage import Ends, prompt_text, text_ids
+from dsv4kv.record.usage import KEPT_TAIL_BYTES, Ends, prompt_text, text_ids
 from dsv4kv.record.veil import Veil
 from tests.record.serving import proxied
 
@@ -477,9 +476,7 @@ def test_a_count_of_tokens_that_nobody_has_costs_nothing(tmp_path: Path) -> None
     body = json.dumps({"messages": [{"role": "user", "content": "a" * 900}]}).encode()
     raw = POST + b"Content-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(body), body)
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(said), said)
-    begun_s = time.process_time()
-    (row,) = Through(tmp_path, answering(answer), asking(raw)).rows
-    assert time.process_time() - begun_s < 10  # it took minutes, and gigabytes
+    (row,) = Through(tmp_path, answering(answer), asking(raw)).rows  # it took minutes
     assert (row["end"], row["output_tokens"], "input_tokens" in row) == ("done", 3, False)
     assert len(text_ids(b"a" * 640, 2**24, 64.0, Veil(b"x"))) == (640 + 2**16) // 64
 
@@ -498,13 +495,21 @@ def test_a_number_is_no_text_of_a_prompt(body: dict[str, Any], text: bytes) -> N
 
 
 @pytest.mark.parametrize("text", [b'{"usage":', b'"usage":{"b":[' + b"1," * 18 + b"1],"])
-def test_an_answer_of_beginnings_is_read_in_no_time(text: bytes) -> None:
+def test_of_an_answer_of_beginnings_few_are_read(
+    text: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = list[int]()
+
+    class Counting(json.JSONDecoder):
+        def raw_decode(self, s: str, idx: int = 0) -> tuple[Any, int]:
+            read.append(len(s))
+            return super().raw_decode(s, idx)
+
+    monkeypatch.setattr(json, "JSONDecoder", Counting)
     ends = Ends()
     ends.add(text * (2**17 // len(text)))
-    begun_s = time.process_time()
-    for _ in range(5):
-        assert set(ends.row(Veil(b"x"))) <= {"id"}
-    assert time.process_time() - begun_s < 1  # it took 2 s or 3
+    assert set(ends.row(Veil(b"x"))) <= {"id"}
+    assert 0 < sum(read) <= 4 * KEPT_TAIL_BYTES
 
 
 def test_of_a_packed_answer_no_more_is_unpacked_than_an_answer_has() -> None:
@@ -512,11 +517,9 @@ def test_of_a_packed_answer_no_more_is_unpacked_than_an_answer_has() -> None:
 
     bomb = zlib.compress(bytes(2**27))
     ends = Ends("deflate")
-    begun_s = time.process_time()
     for _ in range(20):
         ends.add(bomb)
-    assert ends._left <= 0
-    assert time.process_time() - begun_s < 5
+    assert -KEPT_TAIL_BYTES < ends._left <= 0
 
 
 def test_tokens_of_more_than_63_bits_lose_no_row(tmp_path: Path) -> None:

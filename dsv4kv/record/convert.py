@@ -19,7 +19,7 @@ from typing import Any, overload
 from dsv4kv.errors import TraceError
 from dsv4kv.record.folder import Record, read_stream
 from dsv4kv.record.metrics import count
-from dsv4kv.record.run import is_exchange
+from dsv4kv.record.run import is_exchange, says_hits
 from dsv4kv.record.veil import ROOT, chained
 from dsv4kv.traces.request import Request
 from dsv4kv.units import counted
@@ -227,6 +227,8 @@ class Recorded:
     # Engine, tokens found and tokens looked up, of every server sampled
     counters: list[tuple[str, int, int]]
     unsized: int  # answered requests without known lengths, which are not in ``requests``
+    # Requests of which the server reported more hits than tokens: in ``cached_tokens`` as unknown
+    overstated: int
 
 
 def read_recording(folder: Path) -> Recorded:
@@ -301,7 +303,7 @@ def _put_together(
     return Recorded(
         Rows(rows),
         stores_only,
-        [row.get("cached_tokens") for row in rows],
+        [row["cached_tokens"] if says_hits(row) else None for row in rows],
         begun_s,
         first_s,
         last_s,
@@ -309,6 +311,7 @@ def _put_together(
         end - _OWN_IDS,
         counters,
         unsized,
+        sum("cached_tokens" in row and not says_hits(row) for row in rows),
     )
 
 
@@ -317,7 +320,9 @@ def describe(recorded: Recorded) -> list[str]:
     skipped = (
         f"{counted(recorded.unsized, 'request')} skipped: their length is not known: {_NO_USAGE}"
     )
-    missing = [skipped] if recorded.unsized else []
+    prompts = counted(recorded.overstated, "prompt")
+    odd = f"the server reported more hits than tokens for {prompts}: their hits are not counted"
+    missing = [*([skipped] if recorded.unsized else []), *([odd] if recorded.overstated else [])]
     if recorded.stores_only:
         return [_STORES_ONLY, *missing]
     counters = [

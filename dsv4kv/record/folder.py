@@ -101,7 +101,7 @@ _VALIDATORS = {name: SchemaValidator(schema) for name, schema in _SCHEMAS.items(
 def check_row(stream: str, row: Record) -> Record:
     """The row of a source, if the stream can have it; else raises ``ValueError``."""
     _VALIDATORS[stream].validate_python({"at": 0.0, "source": ""} | row)
-    return without_odd_hits(row)
+    return row
 
 
 def parse_record(stream: str, line: bytes) -> Record:
@@ -109,14 +109,8 @@ def parse_record(stream: str, line: bytes) -> Record:
     record = from_json(line)
     if isinstance(record, dict) and record.get("what") == WHERE:
         return record
-    return without_odd_hits(_VALIDATORS[stream].validate_python(record))
-
-
-def without_odd_hits(row: Record) -> Record:
-    """The row, without its hits where they are more than the prompt."""
-    if row.get("cached_tokens", 0) <= row.get("input_tokens", MOST_TOKENS):
-        return row
-    return {name: row[name] for name in row if name not in ("cached_tokens", "cached_by")}
+    checked: Record = _VALIDATORS[stream].validate_python(record)
+    return checked
 
 
 def lines_of(path: Path, at: int = 0) -> Iterator[bytes]:

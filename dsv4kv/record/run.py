@@ -53,6 +53,11 @@ def is_exchange(row: Record) -> bool:
     return str(row.get("source", "")).startswith(PROXY)
 
 
+def says_hits(row: Record) -> bool:
+    """Whether a row of ``requests`` has its hits, no more of them than tokens of the prompt."""
+    return bool(0 <= row.get("cached_tokens", -1) <= row.get("input_tokens", -1))
+
+
 def count_requests(rows: Iterable[Record]) -> int:
     """How many requests there are: of those in a log, several rows have one id."""
     seen, logged, exchanges = set[object](), set[object](), 0

@@ -23,7 +23,7 @@ from dsv4kv.record.folder import (
     segments,
 )
 from dsv4kv.record.metrics import Counted, Values, count, hits_of
-from dsv4kv.record.run import count_requests, is_exchange
+from dsv4kv.record.run import count_requests, is_exchange, says_hits
 from dsv4kv.units import counted
 
 _FAMILIES = ("vllm", "sglang")
@@ -344,7 +344,7 @@ class Watched:
         grown: Values = {}
         for key, value in (item for page in pages for item in page.grown.items()):
             grown[key] = grown.get(key, 0.0) + value
-        answered = [row for row in self._rows if "cached_tokens" in row and "input_tokens" in row]
+        answered = list(filter(says_hits, self._rows))
         cached = sum(row["cached_tokens"] for row in answered)
         asked = sum(row["input_tokens"] for row in answered)
         by = {"its counters": hits_of(pages), "its answers": (cached, asked)}
@@ -428,7 +428,7 @@ class Live:
         self._known[name] = exchange or self._known.get(name, False)
         if len(self._known) > _KNOWN:
             del self._known[next(iter(self._known))]
-        if "cached_tokens" in record:
+        if says_hits(record):
             self.input_tokens += record["input_tokens"]
             self.cached_tokens += record["cached_tokens"]
 

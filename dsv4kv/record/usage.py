@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from dsv4kv.record.folder import MOST_TOKENS, Record, without_odd_hits
+from dsv4kv.record.folder import MOST_TOKENS, Record
 from dsv4kv.record.logs import cached_by
 from dsv4kv.record.veil import Veil, chained
 
@@ -89,7 +89,7 @@ def _counts(usage: Mapping[str, Any]) -> Record:
         "cached_tokens": usage.get("cache_read_input_tokens", cached),
         "cached_by": cached_by(usage.get("cached_tokens_details") or details or None),
     }
-    return without_odd_hits({name: n for name, n in counts.items() if _is_count(n)})
+    return {name: value for name, value in counts.items() if _is_count(value)}
 
 
 def _is_count(value: Any) -> bool:

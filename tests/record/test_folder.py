@@ -14,9 +14,9 @@ import pytest
 
 from dsv4kv.errors import TraceError
 from dsv4kv.record import folder as under_test
-from dsv4kv.record.convert import read_recording
+from dsv4kv.record.convert import describe, read_recording
 from dsv4kv.record.folder import STREAMS, Recording, is_recording, read_stream, segments
-from dsv4kv.record.server import Follower
+from dsv4kv.record.server import Follower, Live
 
 KILLS = int(os.environ.get("DSV4KV_KILLS", "3"))
 
@@ -265,4 +265,8 @@ def test_ids_of_no_size_and_hits_beyond_a_prompt_are_not_known(tmp_path: Path) -
         recording.write("requests", row)
     found = read_recording(tmp_path / "recording")
     assert found.cached_tokens == [None]
+    assert "more hits than tokens for 1 prompt" in describe(found)[1]
+    live = Live()
+    live.hear("requests", row)
+    assert "hit rate by the server not known" in live.line()
     assert found.requests[0].prefix_hashes == ()

@@ -256,6 +256,7 @@ class _Output:
             if source.table.timeline is None:
                 raise ConfigError(f"{path} has no timeline: ncu runs each kernel by itself.")
             write_timeline(source.table.timeline, target)
+            say(f"timeline: {target}", err=self.silent)
 
     def write(self, record: "RunRecord", saved: "Saved | None") -> None:
         from dsv4kv.runs.store import dumps

@@ -384,7 +384,8 @@ def _read_cpu(names: Names, host: list[Column], ranges: Ranges, step: str) -> Tr
         work=work,
         shapes=[],
         steps_ns=np.stack([ranges.start_ns, ranges.closed_ns], axis=1)[is_step],
-        notes=[_CPU, *notes],
+        warnings=[] if step == STEP else notes,
+        notes=[_CPU, *(notes if step == STEP else [])],
     )
 
 

@@ -165,7 +165,7 @@ def record_of_profile(profile: Profile, path: Path, step: str, argv: Sequence[st
     steps = [] if step == STEP else ["--step", step]
     case = make_case(
         config={"name": path.name},
-        device="cuda" if profile.table.devices else "cpu",
+        device="cpu" if any(r.kind in ("op", "range") for r in profile.table.kernels) else "cuda",
         backend=ELSEWHERE,
         profile=profile,
     )

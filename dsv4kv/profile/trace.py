@@ -25,6 +25,7 @@ KERNEL, MEMCPY, MEMSET, GRAPH, OP, RANGE = range(len(KINDS))
 NONE: Final = -1
 """Stands for an absent index, size or count in a column."""
 STEP: Final = "step"
+_NO_RANGE = "no range is named"
 """The range around a step, in ``DOMAIN``."""
 DOMAIN: Final = "dsv4kv"
 """NVTX domain of the toolkit's ranges."""
@@ -313,6 +314,9 @@ def trace_launches(
             in_step[rows] = number
         times = [(called.start_ns[rows].min(), called.closed_ns[rows].max()) for rows in cuts]
         times_ns = np.array(times, dtype=np.int64).reshape(-1, 2)
+    if step != STEP:  # a name that was given and is not found
+        warnings += [note for note in notes if note.startswith(_NO_RANGE)]
+        notes = [note for note in notes if note not in warnings]
     return Trace(
         tool=tool,
         names=names.listed(),
@@ -375,12 +379,12 @@ def note_instead(step: str, instead: str, ranges: Ranges, names: Sequence[str]) 
     often = [name for name, _ in spent.most_common() if name and calls[name] > 1]
     found = ", ".join(f"{name!r} ({calls[name]:,} times)" for name in often[:_SUGGESTED])
     more = f"; ranges that repeat, for --step: {found}" if found else ""
-    return f"no range is named {step!r}: {instead}{more}"
+    return f"{_NO_RANGE} {step!r}: {instead}{more}"
 
 
 def note_usual(step: str, fit: str) -> list[str]:
     """A note if the steps are other ranges than requested."""
-    return [] if fit == step else [f"no range is named {step!r}: the steps are {fit!r}"]
+    return [] if fit == step else [f"{_NO_RANGE} {step!r}: the steps are {fit!r}"]
 
 
 def _lie_in(

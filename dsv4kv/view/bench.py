@@ -13,7 +13,7 @@ from typing import Final
 from dsv4kv.runs import quantities as q
 from dsv4kv.runs.schema import Case, GpuFacts, Operation, Pool, RunRecord
 from dsv4kv.runs.statistics import Estimate, divide, estimate_rate, summarize
-from dsv4kv.units import format_bytes, format_count, format_duration
+from dsv4kv.units import counted, format_bytes, format_count, format_duration
 from dsv4kv.view import facts, plots
 from dsv4kv.view import outcomes as oc
 from dsv4kv.view.quantity import format_quantity, quantity, size, us
@@ -119,7 +119,8 @@ def _answer(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[Part]:
     problems = sorted((f for f in findings if f.is_problem), key=lambda f: f.level != "bad")
     yield from problems[:3]
     if len(problems) > 3:
-        yield Finding(problems[3].level, f"and {len(problems) - 3:,} more problems: --verbose")
+        rest = counted(len(problems) - 3, "more problem")
+        yield Finding(problems[3].level, f"and {rest}: --verbose")
     if not groups:
         return
     busy = any(is_busy(case) for case in record.cases)
@@ -259,9 +260,8 @@ def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None =
         empty = format_quantity(_median(case.empty_kernel_ns), 1e-3)
         missing.append(f"an empty kernel takes {empty} µs")
     note = "; ".join(filter(None, (peaks, _backend_note(case))))
-    return Table(
-        "Operations", columns, rows, note=note, caption="" if most else "\n".join(missing), keys=2
-    )
+    caption = "" if most else "\n".join(missing)
+    return Table("Operations", columns, rows, note, caption=caption, keys=2, least=[columns[4][0]])
 
 
 def _percent(part: float, whole: float) -> Number:
@@ -372,8 +372,10 @@ def _sweep_table(groups: Sequence[oc.Group], most: int | None = None) -> Table:
         ("prepare µs", partial(number, outcome=oc.PREPARE, scale=1e-3)),
         ("tokens/s", partial(number, outcome=oc.TOKENS, scale=1.0)),
         ("allocated", allocated),
-        ("state", lambda group: mark(_MARKS.get(group[0].status, "bad"))),
     ]
+    if any(case.status != "complete" for case in cases):
+        state = "state", lambda group: mark(_MARKS.get(group[0].status, "bad"))
+        columns = [*axes, state, *columns[len(axes) :]]
     note = "; ".join(dict.fromkeys(_backend_note(case) for case in cases if case.totals))
     return Table("Sweep", columns, groups[:most], note=note, keys=len(axes))
 

@@ -14,6 +14,10 @@ _CLIENT = ("client, HTTP and tokenizer", "ms")
 _QUANTITIES = {"ttft": "TTFT", "tpot": "TPOT", "throughput": "whole run"}
 
 
+def _named(estimate: Estimate) -> str:
+    return CONSTANTS.get(estimate.name, _CLIENT)[0]
+
+
 def report_fit(fit: Fit) -> Iterator[Part]:
     """How far predictions are off, then coefficients, then every measurement."""
 
@@ -36,7 +40,7 @@ def report_fit(fit: Fit) -> Iterator[Part]:
 
     yield from (Text(line, "strong") for line in _answers(fit))
     coefficients: Columns = [
-        ("of", lambda each: CONSTANTS.get(each.name, _CLIENT)[0]),
+        ("of", _named),
         ("fitted", fitted),
         ("unit", lambda each: CONSTANTS.get(each.name, _CLIENT)[1]),
         ("before", lambda each: Number(format_number(each.before))),
@@ -72,7 +76,7 @@ def _answers(fit: Fit) -> Iterator[str]:
             "clock keeps its previous error."
         )
     yield from fit.doubts
-    if unknown := [each.name for each in fit.estimates if not each.determined]:
+    if unknown := [_named(each) for each in fit.estimates if not each.determined]:
         yield (
             f"Not determined by these runs: {', '.join(unknown)}. Runs at concurrency 1, at a "
             "high concurrency, and with long prompts determine them."

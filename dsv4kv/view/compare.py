@@ -149,7 +149,11 @@ def _rows_table(comparison: Comparison, rows: Sequence[Row]) -> Table:
         ("at", lambda row: row.quantity.axis if isinstance(row, Row) else ""),
         ("quantity", lambda row: str(row.quantity) if isinstance(row, Row) else "geometric mean"),
         ("change", lambda row: _change(_judgement_of(row))),
-        (f"{INTERVAL}, %", lambda row: Number(_interval(_judgement_of(row)))),
+        *(
+            [(f"{INTERVAL}, %", lambda row: Number(_interval(_judgement_of(row))))]
+            if any(row.judgement.interval for row in rows)
+            else []
+        ),
         ("verdict", lambda row: _verdict(_judgement_of(row))),
         ("before, µs", lambda row: _median(row, 0, virtual=comparison.virtual)),
         ("after, µs", lambda row: _median(row, 1, virtual=comparison.virtual)),
@@ -159,7 +163,9 @@ def _rows_table(comparison: Comparison, rows: Sequence[Row]) -> Table:
         columns = [*columns, ("why", lambda row: Text(_judgement_of(row).reason, "dim"))]
     note = "" if len(reasons) > 1 else "".join(reasons)
     swept = any(row.quantity.axis for row in rows)
-    return Table("", columns if swept else columns[1:], rows, note, keys=2 if swept else 1)
+    least = ["before, µs", "after, µs"]
+    columns = columns if swept else columns[1:]
+    return Table("", columns, rows, note, keys=2 if swept else 1, least=least)
 
 
 def _choose(rows: Sequence[Row], most: int | None) -> list[Row]:

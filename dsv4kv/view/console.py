@@ -112,4 +112,6 @@ def lose_glyphs_not_answers() -> None:
 def _plain(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
     lost = error.object[error.start : error.end]
+    if not set(lost) - set("█▉▊▋▌▍▎▏"):  # a bar: the blocks of other heights are a line of times
+        return "#" * len(lost), error.end
     return "".join(_PLAIN.get(each, "?") for each in lost), error.end

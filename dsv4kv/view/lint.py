@@ -40,7 +40,8 @@ def report_findings(
             ("fixed in", lambda each: each.fault.fixed_in or ABSENT),
             ("thread", lambda each: each.fault.source.removeprefix("https://")),
         ]
-        yield Table("Known faults", columns, list(once.values()))
+        least = ["found", "fixed in"]
+        yield Table("Known faults", columns, list(once.values()), rest="--json", least=least)
 
 
 def _sum_up(subjects: Sequence[Subject], found: Sequence[Found], known: int) -> Finding:

@@ -169,7 +169,8 @@ def unchanged_sentence(groups: Sequence[Group]) -> str:
     same = []
     for outcome in OUTCOMES:
         found = [known for group in groups if (known := outcome.across(group)) is not None]
-        if len(found) > 1 and not _differ(found):
+        bounded = all((each.half_width or 0) < abs(each.value) for each in found)
+        if len(found) > 1 and bounded and not _differ(found):
             ends = (f(found, key=lambda each: each.value) for f in (min, max))
             texts = dict.fromkeys(map(outcome.text, ends))
             same.append(f"{outcome.title.partition(',')[0].lower()} ({' to '.join(texts)})")

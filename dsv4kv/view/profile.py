@@ -55,6 +55,8 @@ from dsv4kv.view.table import (
 
 _MAX_LINES, _MIN_KERNELS = 9, 3  # of classes and kernels in an answer
 _IDLE = 0.05  # of a step: less is not worth a clause
+_GEMMS = "GEMMs"
+_CLASSES = (*(name for name in CATEGORIES if name != OTHER), _GEMMS, OTHER)
 _PRODUCTS = re.compile(r"gemm|nvjet|cutlass|matmul|addmm|::(b?mm|linear)$", re.I)
 _MAX_AMPLIFICATION = 1.10
 """Bytes moved over useful bytes that a gather or an insert may have."""
@@ -129,7 +131,7 @@ def _answer(
         words = f"Work on the KV cache: {cache:.1f} % of busy time"
         if len(rows) < len(table.kernels):
             words += ", synthetic inputs excluded"
-        for name, word in (("attention", "attention"), (OTHER, "not classified")):
+        for name, word in (("attention",) * 2, (_GEMMS,) * 2, (OTHER, "not classified")):
             words += f", {word} {found[name]:.1f} %" if found.get(name) else ""
         yield Text("; ".join(filter(None, (words, step, layers))) + ".", "strong")
     else:
@@ -175,13 +177,9 @@ def _idle_share(table: KernelTable) -> float:
 
 
 def _next(table: KernelTable, own: Sequence[KernelRow], idle: float) -> Iterator[Finding]:
-    """Where to look next: at the largest class without attention and products, or at idle time."""
-    rows = [
-        row
-        for row in own
-        if row.category != "attention"
-        and not (row.category == OTHER and _PRODUCTS.search(title_of(row)))
-    ]
+    """Where to look next: the cache's largest class, else the largest but GEMMs, or idle time."""
+    rows = [row for row in own if row.category in CACHE_CATEGORIES]
+    rows = rows or [row for row in own if class_of(row) not in ("attention", _GEMMS)]
     spent = Counter[str]()
     for row in rows:
         spent[row.category] += row.total_ns
@@ -194,8 +192,7 @@ def _next(table: KernelTable, own: Sequence[KernelRow], idle: float) -> Iterator
         longest = next(row for row in rows if row.category == name)  # rows are by time
         share = _percent(time_ns, sum(row.total_ns for row in table.kernels))
         kernel = f"{share} of busy, longest {_cut(title_of(longest))}"
-        less = ", GEMMs excluded" if name == OTHER else ""
-        yield Finding("note", f"look next at {name}{less}: {kernel}")
+        yield Finding("note", f"look next at {name}: {kernel}")
 
 
 def _doubts(table: KernelTable) -> Iterator[Finding]:
@@ -245,7 +242,7 @@ def _kernels_table(table: KernelTable, most: int | None, yardstick: Yardstick | 
     rows = list(zip(_titles(table.kernels), table.kernels, strict=True))[:most]
     columns: list[tuple[str, Read]] = [
         ("kernel", lambda row: _cut(row[0]) if most else row[0]),
-        ("class", lambda row: row[1].category),
+        ("class", lambda row: class_of(row[1])),
         ("% of busy", lambda row: Number(f"{row[1].total_ns / total * 100:.1f}")),
         ("median µs", lambda row: us(row[1].median_ns)),
         *_rate_columns(yardstick, lambda row: row[1]),
@@ -289,10 +286,10 @@ def _rate_columns(yardstick: Yardstick | None, row_of: Callable[[Any], Any]) -> 
 def _classes_table(table: KernelTable) -> Table:
     spent, calls = Counter[str](), Counter[str]()
     for row in table.kernels:
-        spent[row.category] += row.total_ns
-        calls[row.category] += row.calls
+        spent[class_of(row)] += row.total_ns
+        calls[class_of(row)] += row.calls
     steps, whole = table.num_steps, spent.total() or 1
-    engines = {name: _engines([r for r in table.kernels if r.category == name]) for name in spent}
+    engines = {name: _engines([r for r in table.kernels if class_of(r) == name]) for name in spent}
     columns: Columns = [
         ("class", lambda name: name),
         ("% of busy", lambda name: Number(f"{spent[name] / whole * 100:.1f}")),
@@ -301,7 +298,7 @@ def _classes_table(table: KernelTable) -> Table:
         ("calls", lambda name: quantity(calls[name])),
         ("known by", lambda name: engines[name]),
     ]
-    rows = sorted((name for name in CATEGORIES if calls[name]), key=lambda name: -spent[name])
+    rows = sorted((name for name in _CLASSES if calls[name]), key=lambda name: -spent[name])
     return Table("Kernel classes", columns, rows)
 
 
@@ -353,6 +350,12 @@ def _titles(rows: Sequence[KernelRow]) -> list[str]:
         seen[name] += 1
         found.append(f"{name[0]} ·{seen[name]}" if count[name] > 1 else name[0])
     return found
+
+
+def class_of(row: KernelRow) -> str:
+    """What a kernel does; GEMMs, which no rule classifies, by their names."""
+    is_gemm = row.category == OTHER and _PRODUCTS.search(title_of(row))
+    return _GEMMS if is_gemm else row.category
 
 
 def title_of(row: KernelRow) -> str:
@@ -434,9 +437,9 @@ def _shares(rows: Sequence[KernelRow]) -> dict[str, float]:
     """Per cent of their time by what kernels do; empty if unknown."""
     spent = Counter[str]()
     for row in rows:
-        spent[row.category] += row.total_ns
+        spent[class_of(row)] += row.total_ns
     total = spent.total() if _engines(rows) else 0
-    return {name: spent[name] / total * 100 for name in CATEGORIES if spent[name]} if total else {}
+    return {name: spent[name] / total * 100 for name in _CLASSES if spent[name]} if total else {}
 
 
 def _own_rows(profile: Profile, table: KernelTable) -> list[KernelRow]:

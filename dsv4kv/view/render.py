@@ -134,17 +134,21 @@ def _draw_table(table: Table, width: int) -> "Iterator[RenderableType]":
         yield title
     columns = [_Column.of(table, number) for number in range(len(table.heads))]
     keys, rest = columns[: table.keys], columns[table.keys :]
+    dropped = 0
+    while table.rest and len(rest) > 1 and _needed([*keys, *rest]) > width:
+        rest.remove(next((each for each in rest if each.header in table.least), rest[-1]))
+        dropped += 1
     while True:
         count = len(rest)
         while count > 1 and _needed([*keys, *rest[:count]]) > width:
             count -= 1
         yield _draw_columns([*keys, *rest[:count]], width, len(table.rows))
         rest = rest[count:]
-        if not rest or table.rest:
+        if not rest:
             break
         yield ""
-    if rest:
-        yield _sentence(f"and {counted(len(rest), 'more column')}: {table.rest}", "dim")
+    if dropped:
+        yield _sentence(f"and {counted(dropped, 'more column')}: {table.rest}", "dim")
     for line in table.caption.splitlines():
         yield _sentence(line, "dim")
 

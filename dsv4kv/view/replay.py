@@ -44,6 +44,7 @@ from dsv4kv.view.table import (
     more,
 )
 
+_LONG_NS = 1e11  # latencies are in s if one is longer
 MAX_LOSSES, MAX_CASES, MAX_FINDINGS, MAX_REPLICAS = 4, 12, 3, 6
 """Rows of an answer; sections have all of them."""
 _TIMES = {"queueing": "queue wait", "ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
@@ -338,19 +339,25 @@ def _times_table(latencies: Sequence[Latency]) -> Table:
     known = [each for each in latencies if each.samples_ns]
     clocked = any(each.factor for each in known)
     rows = [(each, summarize(each.samples_ns)) for each in known]
+    unit, scale = "ms", 1e6
+    if any(row[1].maximum >= _LONG_NS for row in rows):
+        unit, scale = "s", 1e9
+
+    def time(nanoseconds: float | None, factor: float | None) -> str:
+        return ABSENT if nanoseconds is None else format_clocked(nanoseconds / scale, factor)
 
     def percentile(name: str) -> Read:
         at = float(name.removeprefix("p"))
-        return lambda row: _milliseconds(row[1].percentiles.get(at), row[0].factor)
+        return lambda row: time(row[1].percentiles.get(at), row[0].factor)
 
     columns: Columns = [
         ("time", lambda row: _TIMES.get(row[0].name, row[0].name)),
         ("requests", lambda row: f"{len(row[0].samples_ns):,}"),
         *((name, percentile(name)) for name in ("p50", "p90", "p99", "p99.9")),
-        ("max", lambda row: _milliseconds(row[1].maximum, row[0].factor)),
+        ("max", lambda row: time(row[1].maximum, row[0].factor)),
         *([("90 % error", lambda row: format_factor(row[0].factor))] if clocked else []),
     ]
-    note = "simulated, in ms; percentiles with < 10 samples above them are omitted"
+    note = f"simulated, in {unit}; percentiles with < 10 samples above them are omitted"
     return Table("Latency", columns, rows, note=note)
 
 

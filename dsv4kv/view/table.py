@@ -108,6 +108,7 @@ class Table:
     caption: str = ""  # below the table
     keys: int = 1  # number of leading columns that name a row
     rest: str = ""
+    least: Sequence[str] = ()  # headers of the columns that are dropped before the last
 
     def __post_init__(self) -> None:
         odd = [len(row) for row in self.cells if len(row) != len(self.columns)]

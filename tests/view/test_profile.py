@@ -67,8 +67,8 @@ def test_the_headline_is_the_share_of_the_cache(tmp_path: Path) -> None:
     # 60 of 100 µs: three kernels of 20, beside attention's 10, a product of 28 and a fill of 2
     assert said(make_profile(from_nsys(tmp_path, export))).startswith(
         "Work on the KV cache: 60.0 % of busy time, synthetic inputs excluded, attention 10.0 %, "
-        "not classified 30.0 %; the GPU idles 21.5 % of the step. ! a step takes 65.0 ± ? µs on "
-        "the GPU: 2 steps, no interval "
+        "GEMMs 28.0 %, not classified 2.0 %; the GPU idles 21.5 % of the step. ! a step takes "
+        "65.0 ± ? µs on the GPU: 2 steps, no interval "
     )
 
 
@@ -227,3 +227,10 @@ def test_what_makes_two_profiles_unlike_is_first(before: KernelTable, tmp_path: 
     whole = before.model_copy(update={"num_steps": 0, "steps": None})
     assert {change.difference_ns for change in compare_tables(before, whole)} == {0}
     assert "only one of them has steps" in diff(before, whole)
+
+
+def test_where_to_look_next_is_in_the_cache(tmp_path: Path) -> None:
+    export = two_replays()
+    export.kernel("ncclDevKernel_AllReduce_Sum_bf16", 100, 70_000, 170_000)
+    export.kernel("sm100_fp8_paged_mqa_logits", 100, 170_000, 250_000)
+    assert "look next at indexer: " in said(make_profile(from_nsys(tmp_path, export)))

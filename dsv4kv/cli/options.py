@@ -208,7 +208,7 @@ OUT = option("Folder for the run record.", default=RESULTS, rare=True, callback=
 HTML = option("Also write a page to show.", "PAGE.html", callback=to_page)
 AS_JSON = flag("--json", "Print one JSON document.")
 JSON = option("Print one JSON document.", "", "--json", callback=to_file)
-"""As ``AS_JSON``; also takes a file to write, beside the tables."""
+"""As ``AS_JSON``; also takes a file to write next to the tables."""
 VERBOSE = flag("--verbose -v", "Print every table, not the answer only.")
 QUIET = flag("--quiet -q", "Print problems only.", rare=True)
 

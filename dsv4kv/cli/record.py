@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 from dsv4kv import __version__
 from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
-from dsv4kv.errors import ConfigError
+from dsv4kv.errors import ConfigError, Dsv4kvError
 from dsv4kv.record.veil import GRAIN_TOKENS, LEAST_TOKENS
 from dsv4kv.view.console import open_console, say
 
@@ -107,18 +108,24 @@ def record(
         line = live.line()
         screen.show(lambda: Line(line, no_wrap=True, overflow="ellipsis"), line)
 
+    is_new = not out.exists()
     with Recording(out, hear=live.hear, about=about) as recording:
         veil = Veil(recording.salt, id_tokens)
-        sources: list[Source] = [
-            *_events_of(events, replay, ranks, recording, veil, verbatim=verbatim),
-            *_proxies_of(proxy or [], recording, veil),
-        ]
-        for number, log in enumerate(requests or []):
-            path, warn = Path(log), partial(say, err=True)
-            source = RequestLog(number, path, recording, veil, follow=not once, warn=warn)
-            sources.append(source)
-        for number, page in enumerate(metrics or []):
-            sources.append(Metrics(number, page, every_s, recording))
+        try:
+            sources: list[Source] = [
+                *_events_of(events, replay, ranks, recording, veil, verbatim=verbatim),
+                *_proxies_of(proxy or [], recording, veil),
+            ]
+            for number, log in enumerate(requests or []):
+                path, warn = Path(log), partial(say, err=True)
+                source = RequestLog(number, path, recording, veil, follow=not once, warn=warn)
+                sources.append(source)
+            for number, page in enumerate(metrics or []):
+                sources.append(Metrics(number, page, every_s, recording))
+        except Dsv4kvError:
+            if is_new:
+                rmtree(out)
+            raise
         console = open_console(stderr=True, quiet=quiet)
         # Ctrl-C is the way to end it
         with suppress(KeyboardInterrupt), Redrawn(console, transient=True) as screen:

@@ -357,7 +357,7 @@ class SlotEngine(Engine):
         return 0
 
     def blocks(self, deployment: Deployment, units: int) -> tuple[int, int | None]:
-        """Blocks of all slots that are allocated, of which no more would be used."""
+        """Blocks of all slots that are allocated, and the most that would be used."""
         blocks = -(-deployment.max_context_tokens // self.block_tokens)
         return min(units, self.slots(deployment)) * blocks, None
 

@@ -372,7 +372,7 @@ def view_command(reading: "Reading", costs: "Iterable[FlagCost]", memory_bytes: 
         "Command",
         [
             ("flag", lambda cost: cost.flag.spelling),
-            ("value", lambda cost: " ".join((cost.flag.value or "on").split())[:_MAX_VALUE]),
+            ("value", lambda cost: _cut_value(" ".join((cost.flag.value or "on").split()))),
             ("per GPU", taken),
             ("requests", lambda cost: Number(f"{cost.requests:+,}")),
         ],
@@ -390,6 +390,10 @@ def view_command(reading: "Reading", costs: "Iterable[FlagCost]", memory_bytes: 
         listed = ", ".join(flag.spelling for flag in reading.unknown)
         parts.append(Text(f"not known to change sizes, so not counted: {listed}", "dim"))
     return parts
+
+
+def _cut_value(text: str) -> str:
+    return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…"
 
 
 def _overfull(found: Answer) -> Iterator[Part]:

@@ -35,7 +35,7 @@ class Progress:
         self._best: Trial | None = None
 
     def add(self, trial: Trial) -> str:
-        """Count a simulation; those of a longer trace come after all of its window."""
+        """Count a simulation, and return the line; a longer trace comes after its window."""
         self._seen.add(trial.kind.label)
         tried = [each for each in (self._best, trial) if each and each.meets]
         order = attrgetter("requests", "rate") if self._question.exactly else _by_cost
@@ -132,10 +132,14 @@ def _found(best: Trial, answer: Answer, question: Question) -> Iterator[Part]:
 def _predicted(trial: Trial, question: Question) -> Iterator[str]:
     """``predicted ttft_p99 1.5 s of 2.00 s (90 % error ÷1.8 … ×1.8)``."""
     for slo in question.slos:
-        unit, scale = ("s", 1.0) if slo.limit_s >= 1 else ("ms", 1e3)
+        unit, scale = _unit(slo)
         value = format_clocked(trial.values_s[slo.label] * scale, trial.error(slo))
         limit = f"{slo.limit_s * scale:,.6g} {unit}"
         yield f"{slo.label} {value} of {limit} (90 % error {format_factor(trial.error(slo))})"
+
+
+def _unit(slo: Slo) -> tuple[str, float]:
+    return ("s", 1.0) if slo.limit_s >= 1 else ("ms", 1e3)
 
 
 def _nothing(answer: Answer, question: Question) -> Iterator[Part]:
@@ -285,7 +289,8 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
 
         def read(trial: Trial) -> Number:
             missed = " ✗" if trial.values_s[label] > slo.limit_s else ""  # 2.0 of 2, rounded
-            return Number(format_clocked(trial.values_s[label], trial.error(slo)) + missed)
+            value = trial.values_s[label] * _unit(slo)[1]
+            return Number(format_clocked(value, trial.error(slo)) + missed)
 
         return read
 
@@ -306,7 +311,7 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
                 lambda trial: Text(_describe(trial), "plain" if trial.meets else "dim"),
             ),
             *costs,
-            *((slo.label, time(slo.label)) for slo in slos),
+            *((f"{slo.label} {_unit(slo)[0]}", time(slo.label)) for slo in slos),
             ("within SLO", lambda trial: Number(f"{trial.good:.1%}")),
             ("hit rate", lambda trial: Number(f"{trial.hit_share:.1%}")),
             ("busy", lambda trial: Number(f"{trial.busy_share:.0%}")),
@@ -314,7 +319,7 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
             *([] if limit else [("tightest limit", limited)]),
         ],
         list(rows.values())[:limit],
-        note="simulated seconds",
+        note="simulated",
     )
 
 

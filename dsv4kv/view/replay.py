@@ -167,7 +167,7 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[Part]:
 
 
 def _rule_of_plan(model: str) -> str:
-    """The option for the rule of SGLang, which ``plan`` goes by unless told; of a preset alone."""
+    """The option for the rule of SGLang, ``plan``'s default; of a preset alone."""
     if preset_named(model) is None:
         return "--rule NAME"
     return f"--rule {chosen_rule(FAMILIES['sglang'], load_model(model).kind, {})}"

@@ -263,7 +263,8 @@ def test_an_answer_says_what_a_start_with_less_memory_holds(more: str, told: str
     words = ("--engine", "vllm:0.33", "--model", "v4-pro", "--gpus", "8", *more.split())
     printed = " ".join(run(*words).stdout.split())
     assert printed.startswith(told)
-    low = re.search(r"\(([\d,]+|none) in a start", printed)
+    answer = printed.partition("More requests")[0]
+    low = re.search(r"\(([\d,]+|none) in a start", answer)
     found = document(*words)
     most = found["low_context_tokens"] or found["low_concurrency"]
     assert not low or most == int(low[1].replace(",", "").replace("none", "0"))

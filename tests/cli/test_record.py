@@ -444,3 +444,12 @@ def test_without_the_extra_a_sentence_says_how_to_install_it(
     done = run("record", tmp_path / "recording", option, value)
     assert done.exit_code == 2
     assert "pip install 'dsv4kv[record]'" in done.output
+
+
+@pytest.mark.parametrize("source", [("--requests", "absent.log"), ("--events", "absent.bin")])
+def test_a_recording_that_is_refused_makes_no_folder(
+    source: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("record", "server", *source, "--once").exit_code != 0
+    assert not Path("server").exists()

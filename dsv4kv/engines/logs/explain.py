@@ -357,7 +357,7 @@ def _trials(found: Recovery, log: StartupLog) -> Iterator[tuple[str, Engine, Dep
 class Step:
     """One difference (``rules vllm:0.26 → vllm:0.33``), and the number and units after it.
 
-    ``tokens`` are of a rank, of which there are ``ranks`` after it.
+    ``tokens`` are of a rank; there are ``ranks`` of them after it.
     """
 
     what: str

@@ -384,10 +384,12 @@ def _to_read(arguments: list[str]) -> tuple[list[str], list[str]]:
     own, unread, before = list[str](), list[str](), ""
     for word in arguments:
         path = re.search("(?i)model|path|ckpt", word) and not own
-        if word.startswith("$") and not before.startswith("-") and not path:
+        if re.match(r"\d?[<>]", word) or re.fullmatch(r"\d?[<>]+", before):
+            pass
+        elif word.startswith("$") and not before.startswith("-") and not path:
             unread.append(word)
-        elif not re.match(r"\d?[<>]", word) and not re.fullmatch(r"\d?[<>]+", before):
-            own += [word] if re.search(r"\w", word) else []
+        elif re.search(r"\w", word):
+            own.append(word)
         before = word if "=" not in word else "="
     return own, unread
 

@@ -165,7 +165,7 @@ def _interpret(launch: Launch, model: str | None = None, options: Container[str]
     is_given = "context" in merged or "context" in options
     if launch.role and launch.benched_tokens and not is_given:
         merged["context"] = str(launch.benched_tokens)
-        unread.append(f"{launch.benched_tokens:,} tokens of its benchmark are the longest request")
+        unread.append(f"a longest request: its benchmark's {launch.benched_tokens:,} tokens")
     absent = {about for about, _ in unset}
     ranks = () if FAMILIES[launch.family].by_layers else _NEEDED[1:]
     texts = {name: "1" for name in ranks if name not in absent} | merged

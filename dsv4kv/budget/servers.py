@@ -165,7 +165,7 @@ def _dated(launch: Launch, day: str) -> Launch:
     before = [name for since, name in FAMILIES[launch.family].days.items() if since <= day]
     if not before:
         return launch
-    said = f"version, which an image of {day} does not say: {before[-1]}, the newest then"
+    said = f"a version of the image of {day}: {before[-1]}, the newest of that day, is taken"
     return replace(launch, version=before[-1], unread=(*launch.unread, said))
 
 
@@ -455,7 +455,8 @@ def _in_mapping(document: Mapping[Any, Any], around: _Around) -> tuple[Launch | 
     if not family:
         return None, ""
     role = find_flag(family, "--disaggregation-mode")
-    if around.role in ("prefill", "decode") and role and role.means:
+    is_said = any(find_flag(family, spelling) is role for spelling, _ in given)
+    if around.role in ("prefill", "decode") and role and role.means and not is_said:
         given = [("--disaggregation-mode", around.role), *given]
     listed = [key for key in document if re.fullmatch(r"(?i)(extra|additional)_?args", str(key))]
     more = [word for key in listed for word in _words(document[key])]

@@ -300,7 +300,8 @@ backend:
 benchmark: {type: sa-bench, isl: 8192, osl: 1024}
 """,
         {"engine": "sglang:0.5.15", "dp": "4", "role": "prefill", "context": "9216"},
-        unread="an image of 20260721 does not say: 0.5.15, the newest then 9,216 tokens",
+        unread="20260721: 0.5.15, the newest of that day, is taken a longest request: its "
+        "benchmark's 9,216 tokens",
     ),
     # ---- other wrappings
     Pasted(

@@ -76,8 +76,9 @@ class Launch:
 
     @property
     def started(self) -> tuple[Any, ...]:
-        """What it starts: equal for equal servers."""
-        return self.family, self.flags, tuple(self.variables.items())
+        """What it starts: equal for servers of equal sizes, as the nodes of one are."""
+        given = [*self.flags, *self.variables.items()]
+        return self.family, tuple(each for each in given if find_flag(self.family, each[0]))
 
     @property
     def title(self) -> str:

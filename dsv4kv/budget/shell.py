@@ -148,8 +148,8 @@ def _calculate(text: str, variables: Mapping[str, str]) -> int | None:
         match node:
             case ast.Constant(value=int(value)) if value < 10**15:
                 return value
-            case ast.Name(id=name):
-                return int(variables[name][:15])
+            case ast.Name(id=name) if len(variables[name]) < 16:
+                return int(variables[name])
             case ast.BinOp(left=left, op=how, right=right):
                 return _OPERATIONS[type(how)](solve(left), solve(right))
             case ast.Compare(left=left, ops=[how], comparators=[right]):

@@ -256,6 +256,16 @@ kv_cache_config: {max_tokens: 262144, free_gpu_memory_fraction: 0.7}
     # ---- roles and names
     Pasted(
         "roles",
+        """leaderTemplate: {spec: {containers: [{image: "lmsysorg/sglang:v0.5.20",
+  env: [{name: NODE, value: "0"}],
+  args: [--model-path, deepseek-ai/DeepSeek-V4-Pro, --tp, "16", --node-rank, "0"]}]}}
+workerTemplate: {spec: {containers: [{image: "lmsysorg/sglang:v0.5.20",
+  args: [--model-path, deepseek-ai/DeepSeek-V4-Pro, --tp, "16", --node-rank, "1"]}]}}
+""",
+        {"engine": "sglang:0.5.20", "model": "v4-pro", "tp": "16"},
+    ),
+    Pasted(
+        "roles",
         """backend:
   type: sglang
   sglang_config:

@@ -1,24 +1,21 @@
 """Pages: parts and charts in sections, in one HTML file without scripts or other files."""
 
 from collections.abc import Sequence
-from contextlib import contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dsv4kv import __version__
-from dsv4kv.errors import ConfigError
-from dsv4kv.files import replacing, whole_text, write_named
+from dsv4kv.files import refused_by, replacing, whole_text, write_named
 from dsv4kv.view.console import escaped
 from dsv4kv.view.plots import file_name, to_png, to_svg, to_svg_file
 from dsv4kv.view.table import MARKS, Chart, Page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from jinja2 import Template
 
+_ELSEWHERE: Final = "name another place"
 _CLASSES: Final = {"good": "good", "warning": "warning", "bad": "bad", "dim": "muted"}
 
 
@@ -36,9 +33,10 @@ def render_page(page: Page) -> str:
 
 def write_page(page: Page, target: Path) -> None:
     """Write a page; an old file is replaced."""
-    with _refusing(target, "--html page.html"):
+    with refused_by("--html", target, _ELSEWHERE):
         target.parent.mkdir(parents=True, exist_ok=True)
-        _replace(target, render_page(page).encode())
+        with replacing(target) as file:
+            file.write(render_page(page).encode())
 
 
 def write_chart(target: Path, chart: Chart, page: Page) -> None:
@@ -50,14 +48,15 @@ def write_chart(target: Path, chart: Chart, page: Page) -> None:
 def write_charts(charts: Sequence[Chart], folder: Path) -> list[Path]:
     """Write every chart as SVG and as PNG, and return their paths."""
     written = []
-    with _refusing(folder, "--charts FOLDER"):
+    with refused_by("--charts", folder, _ELSEWHERE):
         folder.mkdir(parents=True, exist_ok=True)
         for number, chart in enumerate(charts):
             again = sum(file_name(each) == file_name(chart) for each in charts[:number])
             name = f"{file_name(chart)}-{again + 1}" if again else file_name(chart)
             files = {".svg": to_svg_file(chart).encode(), ".png": to_png(chart)}
             for suffix, data in files.items():
-                _replace(folder / f"{name}{suffix}", data)
+                with replacing(folder / f"{name}{suffix}") as file:
+                    file.write(data)
                 written.append(folder / f"{name}{suffix}")
     return written
 
@@ -85,18 +84,3 @@ def _look(kind: str, tone: str = "") -> str:
     """Classes of a cell: ``n`` for numbers, ``p`` for sentences, and its tone."""
     kinds = {"number": "n", "prose": "p"}
     return " ".join(filter(None, (kinds.get(kind, ""), _CLASSES.get(tone, ""))))
-
-
-def _replace(path: Path, data: bytes) -> None:
-    with replacing(path) as file:
-        file.write(data)
-
-
-@contextmanager
-def _refusing(path: Path, option: str) -> "Iterator[None]":
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written ({error.strerror}): name another place with {option}."
-        ) from None

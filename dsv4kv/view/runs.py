@@ -24,12 +24,14 @@ def runs_page(records: Sequence[RunRecord]) -> Page:
     """Several records on one page, below each other."""
     if len(records) == 1:
         return run_page(records[0])
-    sections: list[Section] = []
-    for record in records:
-        page = run_page(record)
+    pages, sections = [run_page(record).merged() for record in records], list[Section]()
+    for record, page in zip(records, pages, strict=True):
         sections.append(Section(f"{record.run_id}: {page.title}", page.answer))
         sections += [replace(section, level=3) for section in page.sections]
-    return Page(f"{len(records)} runs", [Text(record.run_id) for record in records], sections)
+    whats = "; ".join(dict.fromkeys(page.title for page in pages))
+    return Page(
+        f"{len(records)} runs: {whats}", [Text(record.run_id) for record in records], sections
+    )
 
 
 def report_record(

@@ -47,12 +47,6 @@ EMPTY_OR_CUT = """
 BOTTOMS = """
 [...document.querySelectorAll('header > p')].map(e => e.getBoundingClientRect().bottom)
 """
-SELECTED = """
-(() => {
-  getSelection().selectAllChildren(document.querySelector('table'));
-  return getSelection().toString();
-})()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +97,6 @@ def test_tables_of_the_answer_are_whole_and_fill_the_width_of_a_desk(
 def test_text_of_charts_is_large_enough_on_a_phone(tab: Tab, folder: Path) -> None:
     tab.show(folder / "one case.html", *SIZES["phone"])
     assert tab.evaluate(SMALLEST_TEXT) >= 9
-
-
-def test_numbers_of_a_table_can_be_selected(tab: Tab, folder: Path) -> None:
-    tab.show(folder / "one case.html", *SIZES["desk"])
-    selected = tab.evaluate(SELECTED)
-    assert "gather_window" in selected
-    assert "9.4 ± 1.3" in selected
 
 
 def test_dark_is_dark_and_light_is_light(tab: Tab, folder: Path) -> None:

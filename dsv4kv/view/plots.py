@@ -35,7 +35,6 @@ _LONGEST = 28  # letters of a name
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # XML has no place for them
 _STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",  # text stays text: it can be selected, searched and read aloud
-    "svg.hashsalt": "dsv4kv",  # the same chart is the same bytes
     "font.family": "sans-serif",
     "font.sans-serif": "DejaVu Sans",  # comes with matplotlib: the same on every machine
     "font.size": 10.8,
@@ -51,6 +50,10 @@ _STYLE: Final[dict[Any, Any]] = {
     "ytick.color": MUTED,
     "figure.facecolor": "none",
     "axes.facecolor": "none",
+    "legend.frameon": False,
+    "legend.fontsize": _SMALL,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4.5,
 }
 
 
@@ -61,23 +64,20 @@ def file_name(chart: Chart) -> str:
 
 def to_svg(chart: Chart, salt: str = "") -> str:
     """An SVG element for a page; with another ``salt`` its ids are others."""
-    from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    target, figure = BytesIO(), chart.draw()
-    with _drawing(figure), rc_context({"svg.hashsalt": salt or "dsv4kv"}):
+    target = BytesIO()
+    with _drawn(chart, salt or "dsv4kv") as figure:
         FigureCanvasSVG(figure).print_svg(target)  # type: ignore[no-untyped-call]
-    text = _CONTROLS.sub("?", target.getvalue().decode())
+    text = _clean(target.getvalue())
     text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r' xmlns:xlink="[^"]*"', "", text).replace("xlink:href", "href")
     return re.sub(r' id="[a-zA-Z]+[._]?[0-9_.a-z]*_\d+"', "", text)  # once on a page each
 
 
 def to_svg_file(chart: Chart) -> str:
     """An SVG document, on white and with its title."""
-    text = _CONTROLS.sub("?", _save(chart, format="svg").decode())
-    return re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    return _clean(_save(chart, format="svg"))
 
 
 def to_png(chart: Chart) -> bytes:
@@ -85,39 +85,41 @@ def to_png(chart: Chart) -> bytes:
     return _save(chart, format="png", dpi=216)
 
 
+def _clean(svg: bytes) -> str:
+    text = _CONTROLS.sub("?", svg.decode())
+    return re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+
+
 def _save(chart: Chart, **how: Any) -> bytes:
-    target, figure = BytesIO(), chart.draw()
-    figure.axes[0].set_title(_fit(chart.title, 72), fontsize=11, fontweight="bold", loc="left")
-    figure.set_facecolor("white")
-    with _drawing(figure):
+    target = BytesIO()
+    with _drawn(chart) as figure:
+        figure.axes[0].set_title(_fit(chart.title, 72), fontsize=11, fontweight="bold", loc="left")
+        figure.set_facecolor("white")
         figure.savefig(target, **how)
     return target.getvalue()
 
 
 @contextmanager
-def _drawing(figure: "Figure") -> Iterator[None]:
-    """The style; names are shown as they are, in a browser's font if not in matplotlib's."""
+def _drawn(chart: Chart, salt: str = "dsv4kv") -> Iterator["Figure"]:
+    """The chart in its style; names in a browser's font where matplotlib's has no glyphs."""
     from matplotlib import rc_context
-    from matplotlib.text import Text
 
-    for text in figure.findobj(Text):
-        text.set_parse_math(False)
-    with rc_context(_STYLE), warnings.catch_warnings():
+    with rc_context({**_STYLE, "svg.hashsalt": salt}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
-        yield
+        yield chart.draw()
 
 
-def _axes(height: float, width: float = _WIDTH) -> tuple["Figure", "Axes"]:
-    from matplotlib import rc_context
+def _axes(height: float, names: int = 0, width: float = _WIDTH) -> tuple["Figure", "Axes"]:
+    """Axes of a height, and below them room for a legend of two columns."""
     from matplotlib.figure import Figure
 
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
-        return figure, figure.subplots()
+    size = width / 72, (height + 18 * -(-names // 2)) / 72
+    figure = Figure(figsize=size, dpi=72, layout="constrained")
+    return figure, figure.subplots()
 
 
-def _legend(names: int) -> int:
-    return 18 * -(-names // 2)
+def _name(figure: "Figure", columns: int = 2) -> None:
+    figure.legend(loc="outside lower left", ncols=columns)
 
 
 class Bar(NamedTuple):
@@ -146,7 +148,8 @@ def bars(
     compared = lines or {}
 
     def draw() -> "Figure":
-        figure, axes = _axes(46 + _ROW * len(rows) + _legend(len(compared)))
+        figure, axes = _axes(46 + _ROW * len(rows), len(compared))
+        beside = axes.get_yaxis_transform()
         for n, row in enumerate(rows):
             colour = TONES.get(row.tone, COLOURS[0])
             if dots:
@@ -155,15 +158,13 @@ def bars(
                 axes.barh(n, row.value, height=0.62, color=colour)
             if row.ends:
                 axes.hlines(n, *row.ends, color=colour if dots else INK, linewidth=1.4)
-            axes.text(1.01, n, row.text, transform=axes.get_yaxis_transform(), va="center",
-                      color=colour if row.tone else INK, fontsize=_SMALL)  # fmt: skip
-        for (name, value), dashes in zip(
-            compared.items(), ("-", "--", ":", "-.") * 9, strict=False
-        ):
-            label = f"{name} {show(value, unit)}"
+            look: dict[str, Any] = {"color": colour if row.tone else INK, "fontsize": _SMALL}
+            axes.text(1.01, n, row.text, transform=beside, va="center", **look)
+        for n, (name, value) in enumerate(compared.items()):
+            label, dashes = f"{name} {show(value, unit)}", ("-", "--", ":", "-.")[n % 4]
             axes.axvline(value, color=INK, linewidth=0.9, linestyle=dashes, label=label)
         if compared:
-            figure.legend(loc="outside lower left", frameon=False, ncols=2, fontsize=_SMALL)
+            _name(figure)
         if band:
             axes.axvspan(*band, color=RULE, lw=0, zorder=0)
         values = [row.value for row in rows] + list(compared.values())
@@ -210,11 +211,12 @@ def lines(
 
     def draw() -> "Figure":
         named = stacked or len(series) > 1
-        figure, axes = _axes(230 + _legend(named * len(series)))
+        figure, axes = _axes(230, named * len(series))
         if stacked:
             held = [[float(y or 0) for y in line.ys] for line in series]
-            axes.stackplot(series[0].xs, *held, labels=[line.name for line in series],
-                           colors=COLOURS * len(series), step="post", linewidth=0)  # fmt: skip
+            areas = axes.stackplot(series[0].xs, *held, colors=COLOURS, step="post", linewidth=0)
+            for area, line in zip(areas, series, strict=True):
+                area.set_label(line.name)
         for n, line in enumerate(() if stacked else series):
             _draw_line(axes, line, COLOURS[n % len(COLOURS)], n)
         _scale_values(axes, known, unit, may_be_log=not stacked and unit != "%")
@@ -228,7 +230,7 @@ def lines(
         axes.set_xlabel(x)
         axes.grid(axis="y")
         if named and any(line.name for line in series):
-            figure.legend(loc="outside lower left", frameon=False, ncols=2, fontsize=_SMALL)
+            _name(figure)
         return figure
 
     ends = f" between {show(min(known), unit)} and {show(max(known), unit)}" if known else ""
@@ -238,8 +240,8 @@ def lines(
 
 def _draw_line(axes: "Axes", line: Line, colour: str, n: int) -> None:
     ys = [nan if y is None else float(y) for y in line.ys]
-    axes.plot(line.xs, ys, label=line.name, color=colour, linewidth=1.5, markersize=4.5,
-              linestyle="-" if n < len(COLOURS) else "--", marker="osD^vPX"[n % 7])  # fmt: skip
+    form = "osD^vPX"[n % 7] + ("-" if n < len(COLOURS) else "--")
+    axes.plot(line.xs, ys, form, label=line.name, color=colour)
     if line.low is not None and line.high is not None:
         axes.vlines(line.xs, line.low, line.high, color=colour, linewidth=1.2)
 
@@ -265,19 +267,20 @@ def scatter(
         for n, place in enumerate(sorted(places, key=lambda each: (not each.named, each.x))):
             if place.ends:
                 axes.vlines(place.x, *place.ends, color=COLOURS[0], linewidth=1.2)
-            axes.plot(place.x, place.y, "o", color=COLOURS[0] if place.named else MUTED,
-                      markersize=6 if place.named else 4.5, zorder=3,
-                      markerfacecolor=None if place.filled else "white")  # fmt: skip
+            colour, size = (COLOURS[0], 6.0) if place.named else (MUTED, 4.5)
+            (drawn,) = axes.plot(place.x, place.y, "o", color=colour, markersize=size, zorder=3)
+            if not place.filled:
+                drawn.set_markerfacecolor("white")
             if place.named:
-                foot = place.ends[0] if place.ends else place.y
-                axes.annotate(_fit(place.name, 30), (place.x, foot), (0, -3 - 12 * (n % 3)),
-                              fontsize=_SMALL, textcoords="offset points", va="top",
-                              ha="center")  # fmt: skip
+                foot = place.x, place.ends[0] if place.ends else place.y
+                look: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": _SMALL}
+                look |= {"xytext": (0, -3 - 12 * (n % 3)), "textcoords": "offset points"}
+                axes.annotate(_fit(place.name, 30), foot, **look)
+        beside = axes.get_yaxis_transform()
         for name, value in limits.items():
-            axes.axhline(value, color=TONES["bad"], linewidth=0.9)
-            beside = axes.get_yaxis_transform()
-            axes.text(1, value, name, transform=beside, ha="right", va="bottom", fontsize=_SMALL,
-                      color=TONES["bad"])  # fmt: skip
+            line = axes.axhline(value, color=TONES["bad"], linewidth=0.9)
+            look = {"ha": "right", "va": "bottom", "fontsize": _SMALL, "color": line.get_color()}
+            axes.text(1, value, name, transform=beside, **look)
         xs, ys = [each.x for each in places], [*(each.y for each in places), *limits.values()]
         ys += [end for each in places for end in each.ends or ()]
         for which, values, room in (("x", xs, 1.3), ("y", ys, 1.1)):
@@ -286,8 +289,8 @@ def scatter(
             else:
                 _format(axes.xaxis if which == "x" else axes.yaxis, "")
                 getattr(axes, f"set_{which}lim")(0, max(values) * room or 1)
-        if all(each.is_integer() for each in map(float, xs)):  # no half a GPU
-            axes.locator_params(axis="x", integer=True)
+                whole = all(float(each).is_integer() for each in values)
+                axes.locator_params(which, integer=whole)  # type: ignore[arg-type]
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         axes.grid(axis="both")
@@ -316,20 +319,21 @@ def timeline(title: str, pieces: Sequence[Piece], rows: Mapping[str, float]) -> 
         whole = max((piece.start_ns + piece.duration_ns for piece in pieces), default=1)
         for kind, colour in zip(dict.fromkeys(p.kind for p in pieces), COLOURS * 9, strict=False):
             own = [piece for piece in pieces if piece.kind == kind]
-            axes.barh([p.row + 0.5 for p in own], [max(p.duration_ns, whole * 4e-4) for p in own],
-                      left=[p.start_ns for p in own], height=0.8, color=colour, label=kind,
-                      edgecolor="white", linewidth=0.3)  # fmt: skip
+            places, starts = [piece.row + 0.5 for piece in own], [piece.start_ns for piece in own]
+            spans = [max(piece.duration_ns, whole * 4e-4) for piece in own]
+            look: dict[str, Any] = {"color": colour, "edgecolor": "white", "linewidth": 0.3}
+            axes.barh(places, spans, left=starts, height=0.8, label=kind, **look)
         for piece in pieces:
             if len(piece.name) * 0.007 * whole < piece.duration_ns:
-                axes.text(piece.start_ns + whole * 0.003, piece.row + 0.5, piece.name, fontsize=8,
-                          color="white", va="center")  # fmt: skip
+                at = piece.start_ns + whole * 0.003, piece.row + 0.5
+                axes.text(*at, piece.name, fontsize=8, color="white", va="center")
         axes.set_xlim(0, whole)
         axes.set_ylim(count, 0)
         axes.set_yticks(list(rows.values()), list(rows))
         _format(axes.xaxis, "ns")
         axes.grid(axis="x")
         if pieces:
-            figure.legend(loc="outside lower left", frameon=False, ncols=6)
+            _name(figure, columns=6)
         return figure
 
     return Chart(title, f"{len(pieces):,} pieces of work on {', '.join(rows)}.", draw)

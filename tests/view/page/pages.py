@@ -242,6 +242,7 @@ def make_charts() -> Page:
     rates = [Bar(f"operation {n}", 10.0**n / 1e9, "0.011 ± 0.010") for n in range(6, 12)]
     charts = [
         scatter("Deployments", places, x="GPUs", y="ttft_p99, s", limits={"ttft_p99": 2.0}),
+        scatter("Log", [Place("a", 1, 1), Place("b", 64, 50)], x="GPUs", y="s", limits={}),
         bars("Rates", rates, unit="GB/s", dots=True, lines={"memcpy": 21.2, "datasheet": 40.0}),
     ]
     return Page("Charts", ["of close values"], [Section("Charts", charts)])

@@ -338,7 +338,7 @@ def _sweep(
     texts: Mapping[str, str], axes: Sequence[str], csv: Path | None, chart: Path | None
 ) -> Found:
     from dsv4kv.budget.sweep import parse_axis, run_sweep, to_values
-    from dsv4kv.view.budget import sweep_chart, sweep_page
+    from dsv4kv.view.budget import sweep_page
     from dsv4kv.view.html import write_chart
     from dsv4kv.view.render import to_csv
     from dsv4kv.view.table import tabulate
@@ -348,5 +348,5 @@ def _sweep(
     if csv:
         write_named(csv, to_csv(tabulate(values)), "--csv")
     if chart:
-        write_chart(chart, sweep_chart(rows), page().made_now())
+        write_chart(chart, page().made_now())
     return Found(lambda: values, page, all(row.fits for row in rows))

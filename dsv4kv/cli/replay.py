@@ -158,7 +158,7 @@ def replay(
     close_sweep(sweep)
     if chart is not None:
         page = replay_page(record)
-        write_chart(chart, page.charts()[0], page)
+        write_chart(chart, page)
         if not silent:
             say(f"chart: {chart}")
     end_run(record)

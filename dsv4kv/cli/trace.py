@@ -483,7 +483,7 @@ def mrc(
     if csv:
         write_named(csv, view.to_csv(answer), "--csv")
     if chart:
-        write_chart(chart, page.charts()[0], page.made_now())
+        write_chart(chart, page.made_now())
     if as_json:
         print_document(view.to_json(source, config.name, answer))
     else:

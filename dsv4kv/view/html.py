@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dsv4kv import __version__
+from dsv4kv.errors import ConfigError
 from dsv4kv.files import refused_by, replacing, whole_text, write_named
 from dsv4kv.view.console import escaped
 from dsv4kv.view.plots import file_name, to_png, to_svg, to_svg_file
@@ -39,10 +40,16 @@ def write_page(page: Page, target: Path) -> None:
             file.write(render_page(page).encode())
 
 
-def write_chart(target: Path, chart: Chart, page: Page) -> None:
-    """Write a chart as an SVG file, or where the file ends in .html its page."""
-    text = render_page(page) if target.suffix.lower() == ".html" else to_svg_file(chart)
-    write_named(target, text, "--chart")
+def write_chart(target: Path, page: Page) -> None:
+    """Write the page's first chart as an SVG file, or where the file ends in .html the page."""
+    if target.suffix.lower() == ".html":
+        write_named(target, render_page(page), "--chart")
+    elif charts := page.charts():
+        write_named(target, to_svg_file(charts[0]), "--chart")
+    else:
+        raise ConfigError(
+            f"--chart {target}: there is nothing to draw: name a file .html for the page."
+        )
 
 
 def write_charts(charts: Sequence[Chart], folder: Path) -> list[Path]:

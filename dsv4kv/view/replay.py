@@ -6,7 +6,7 @@ from statistics import median
 
 from dsv4kv.engines.names import FAMILIES, RULES, chosen_rule
 from dsv4kv.model.presets import load_model, preset_named
-from dsv4kv.runs.quantities import axis_names, axis_text, clock_factor, saved_percent, swept
+from dsv4kv.runs.quantities import axis_names, axis_text, clock_factor, swept
 from dsv4kv.runs.replay import FleetReplica, ReplayFleet, ReplayResult, ReplayTiers, Reuse
 from dsv4kv.runs.schema import Case, Latency, RunRecord, Totals
 from dsv4kv.runs.statistics import summarize
@@ -18,7 +18,7 @@ from dsv4kv.view.outcomes import (
     sweep_charts,
     unchanged_sentence,
 )
-from dsv4kv.view.plots import Bar, Line, bars, lines
+from dsv4kv.view.plots import Line, lines
 from dsv4kv.view.quantity import (
     format_clocked,
     format_factor,
@@ -403,11 +403,7 @@ def _sweep_findings(record: RunRecord) -> list[Finding]:
 
 def _sweep_sections(record: RunRecord) -> Iterator[Section]:
     cases = record.cases
-    charts = [*sweep_charts(group_launches(cases))]
-    if not charts:  # the settings change nothing
-        hits = [Bar(axis_text(case), saved_percent(case) or 0.0) for case in cases]
-        charts = [bars("Hit rate", hits, unit="%")]
-    parts: list[Part] = [*_sweep_findings(record), *charts]
+    parts: list[Part] = [*_sweep_findings(record), *sweep_charts(group_launches(cases))]
     if len(cases) > MAX_CASES:
         parts.append(_sweep_table(cases, axis_names(cases)))
     yield Section("All cases", parts)

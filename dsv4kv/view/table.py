@@ -137,11 +137,6 @@ class Table:
             for n, column in enumerate(self.columns)
         ]
 
-    @property
-    def is_short(self) -> bool:
-        """Whether it can be part of a page's answer, neither long nor cut at a desk."""
-        return len(self.rows) <= _MAX_ROWS and len(self.informative().heads) <= _MAX_COLUMNS
-
     def noted(self, what: str) -> "Table":
         """The table with this in front of its note; itself if it is empty."""
         return replace(self, note="; ".join(filter(None, (what, self.note)))) if what else self
@@ -271,26 +266,22 @@ class Page:
 
     def merged(self) -> "Page":
         """The page with short tables in full in the answer, and nothing of that in sections."""
-        titles = {part.title for part in self.answer if isinstance(part, Table)}
-        mixed = [  # a section of findings alone stays whole
-            section
-            for section in self.sections
-            if not all(isinstance(part, Finding) for part in section.parts)
-        ]
-        whole = {
+        short = {
             part.title: part
-            for section in mixed
+            for section in self.sections
             for part in section.parts
-            if isinstance(part, Table) and part.title in titles and part.is_short
+            if isinstance(part, Table) and len(part.rows) <= _MAX_ROWS
+            if len(part.informative().heads) <= _MAX_COLUMNS
         }
-        once = [*whole.values(), *(part for part in self.answer if isinstance(part, Finding))]
+        tables = {part.title: part for part in self.answer if isinstance(part, Table)} | short
+        answer = [tables[part.title] if isinstance(part, Table) else part for part in self.answer]
+        once = [part for part in answer if isinstance(part, Table | Finding)]
         sections = [
-            replace(
-                each, parts=[part for part in each.parts if each not in mixed or part not in once]
-            )
+            replace(each, parts=[part for part in each.parts if part not in once])
+            if any(not isinstance(part, Finding) for part in each.parts)  # else it stays whole
+            else each
             for each in self.sections
         ]
-        answer = [whole.get(getattr(part, "title", ""), part) for part in self.answer]
         return replace(self, answer=answer, sections=sections)
 
     def made_now(self) -> "Page":

@@ -76,10 +76,6 @@ class DynamoSection(Section):
     """What a block in host memory takes from the cost."""
     disk_cache_hit_weight: Weight = 0.25
     """What a block on a disk takes from it."""
-    shared_cache_multiplier: Weight = 0.0
-    """What a block in a tier that all share takes from it."""
-    router_temperature: Weight = 0.0
-    """0 takes the least cost; more leaves it to chance: P ∝ exp(-cost / (range · temperature))."""
     use_kv_events: bool = True
     """Whether replicas announce what they cache; else the router counts what it sent there."""
     router_ttl_secs: SecondsAboveZero = 120.0

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.core.linear import NOTHING, Counts
+from dsv4kv.core.linear import NOTHING, Counts, Stretch
 from dsv4kv.core.served import Served
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -72,30 +72,8 @@ class Timer(Protocol):
     def seconds(self, counts: Counts) -> float:
         """Time of what was counted."""
 
-    def decode(
-        self,
-        counts: Counts,
-        rows: int,
-        contexts: int,
-        steps: int,
-        copies_s: float,
-        idle_s: float,
-        until_s: float,
-    ) -> tuple[int, Counts]:
-        """Take up to ``steps`` steps in which ``rows`` requests decode a token each.
-
-        Args:
-            counts: What was counted before.
-            rows: Requests.
-            contexts: Tokens that they see in the first step, summed over them.
-            steps: Steps at most, and at least one.
-            copies_s: Time that is added to the time of ``counts``,
-            idle_s: and then this one.
-            until_s: No step begins then or later.
-
-        Returns:
-            How many were taken, and what was counted.
-        """
+    def decode(self, counts: Counts, stretch: Stretch) -> tuple[int, Counts]:
+        """Take steps; returns how many, and what was counted with what had been before."""
 
 
 class Tables(NamedTuple):
@@ -200,9 +178,8 @@ class VirtualClock:
         timer = self._timer
         assert timer is not None
         copies_s = self._copies / timer.copy_bytes_per_s
-        taken, counts = timer.decode(
-            self.counts, rows, contexts, steps, copies_s, self.idle_s, until_s
-        )
+        stretch = Stretch(rows, contexts, steps, copies_s, self.idle_s, until_s)
+        taken, counts = timer.decode(self.counts, stretch)
         self._counts = list(counts)
         self.steps += taken
         if rows not in self._weigh:

@@ -25,7 +25,6 @@ class View:
     device_tokens: int = 0  # leading prompt tokens that are known to be cached on the GPUs
     host_tokens: int = 0  # tokens behind these in host memory
     disk_tokens: int = 0  # tokens behind these on a disk of the replica
-    shared_tokens: int = 0  # tokens behind ``device_tokens`` in a tier that all replicas share
     waiting: int = 0  # of its requests, without a slot, as last reported
     usage: float = 0.0  # share of its blocks in use, as last reported
 

@@ -1,6 +1,7 @@
 """Times of steps that are linear in what a step has: layers, bytes, operations, tokens."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 Counts = tuple[int, ...]
 COUNTS = (
@@ -17,6 +18,17 @@ COUNTS = (
 )
 """What takes time; one rank is the one with the most to do, and all wait for it."""
 NOTHING: Counts = (0,) * len(COUNTS)
+
+
+class Stretch(NamedTuple):
+    """Steps in which the same requests decode a token each."""
+
+    rows: int  # requests
+    contexts: int  # tokens that they see in the first step, summed over them
+    steps: int  # steps at most, and at least one
+    copies_s: float  # time that is added to the time of what was counted,
+    idle_s: float  # and then this one
+    until_s: float  # no step begins then or later
 
 
 class LinearTimes:
@@ -77,17 +89,9 @@ class LinearTimes:
             total += count * rate
         return total
 
-    def decode(
-        self,
-        counts: Counts,
-        rows: int,
-        contexts: int,
-        steps: int,
-        copies_s: float,
-        idle_s: float,
-        until_s: float,
-    ) -> tuple[int, Counts]:
-        """Take up to ``steps`` decode steps of the same requests; see ``Timer``."""
+    def decode(self, counts: Counts, stretch: Stretch) -> tuple[int, Counts]:
+        """See ``Timer``."""
+        rows, contexts, steps, copies_s, idle_s, until_s = stretch
         layers, drafts, weights, seen, prompts, mflop, states, sent, prefix, measured = counts
         first = self.step(rows, rows, contexts, 0, 0, 0)
         step_layers, step_drafts, step_weights, step_mflop = first[0], first[1], first[2], first[5]

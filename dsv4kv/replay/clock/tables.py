@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from dsv4kv.choices import listed
 from dsv4kv.config.replay import CostSection
-from dsv4kv.core.linear import NOTHING, Counts
+from dsv4kv.core.linear import NOTHING, Counts, Stretch
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import read_json, shipped
 from dsv4kv.replay.clock.coefficients import HeldOut
@@ -195,17 +195,9 @@ class TableTimes:
         """See ``Timer``."""
         return counts[-1] / _PS
 
-    def decode(
-        self,
-        counts: Counts,
-        rows: int,
-        contexts: int,
-        steps: int,
-        copies_s: float,
-        idle_s: float,
-        until_s: float,
-    ) -> tuple[int, Counts]:
+    def decode(self, counts: Counts, stretch: Stretch) -> tuple[int, Counts]:
         """See ``Timer``."""
+        rows, contexts, steps, copies_s, idle_s, until_s = stretch
         *others, measured = counts
         taken, now_s = 0, 0.0
         while not taken or (taken < steps and now_s < until_s):

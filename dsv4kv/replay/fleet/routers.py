@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
-from math import exp, inf
+from math import inf
 from random import Random
 
 from dsv4kv.config.fleet import ROUTERS, DynamoSection, FleetSection, LlmdSection
@@ -200,25 +200,17 @@ def dynamo_costs(
     for view in views:
         overlap = credit * view.device_tokens + rule.host_cache_hit_weight * view.host_tokens
         overlap += rule.disk_cache_hit_weight * view.disk_tokens
-        overlap += rule.shared_cache_multiplier * view.shared_tokens
         tokens = view.prefill_tokens + asked.input_tokens - overlap
         prefill = max(0.0, tokens / block_tokens)
         costs.append(scale * prefill + view.decode_blocks + request * view.requests)
     return costs
 
 
-def softmin(costs: Sequence[float], temperature: float) -> list[float]:
-    """Probabilities of replicas by their costs, in units of the range of costs."""
-    low, width = min(costs), max(costs) - min(costs)
-    weights = [exp(-(cost - low) / (width * temperature)) if width else 1.0 for cost in costs]
-    return [weight / sum(weights) for weight in weights]
-
-
 class Dynamo(Router):
     """dynamo's KV router: prompt tokens to compute, blocks in use and requests, in blocks.
 
-    At ``router_temperature`` 0 the least cost, among equals any; above it P ∝ exp(−cost/range/T).
-    Without ``use_kv_events`` it knows what it sent where in the last ``router_ttl_secs``.
+    The least cost, among equals any, as at ``router_temperature`` 0. Without ``use_kv_events`` it
+    knows what it sent where in the last ``router_ttl_secs``.
     """
 
     looks = frozenset({"prefix", "blocks"})
@@ -235,10 +227,7 @@ class Dynamo(Router):
             for view, tokens in zip(views, self.past.matched_tokens(asked), strict=True):
                 view.device_tokens = tokens
         costs = dynamo_costs(self.rule, asked, views, self.section.block_tokens or 1)
-        if not self.rule.router_temperature:
-            return _least(costs, self.draw)
-        weights = softmin(costs, self.rule.router_temperature)
-        return self.draw.choices(range(len(costs)), weights)[0]
+        return _least(costs, self.draw)
 
     def sent(self, asked: Served, replica: int) -> None:
         if not self.rule.use_kv_events:

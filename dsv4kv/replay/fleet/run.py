@@ -129,7 +129,7 @@ class Replica:
     def look_below(self, view: View, keys: Sequence[int], until_s: float) -> None:
         """Add the tokens in tiers at ``until_s`` to a view, each tier behind the one before.
 
-        A tier that replicas share counts all behind the tokens on the GPUs.
+        No router's rule counts a tier that replicas share.
         """
         tiers = self.replay.tiers
         if tiers is None:
@@ -139,12 +139,12 @@ class Replica:
         ends = keys[size - 1 :: size]
         first = reach = view.device_tokens // each
         for tier in tiers.tiers:
-            name = "shared" if tier.name in self.config.fleet.shared_tiers else tier.name
-            begin = end = first if name == "shared" else reach
+            shared = tier.name in self.config.fleet.shared_tiers
+            begin = end = first if shared else reach
             while end < len(ends) and tier.ready_s(ends[end]) <= until_s:
                 end += 1
-            if name in ("host", "disk", "shared"):
-                setattr(view, f"{name}_tokens", (end - begin) * each)
+            if tier.name in ("host", "disk") and not shared:
+                setattr(view, f"{tier.name}_tokens", (end - begin) * each)
             reach = max(reach, end)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.budget.layout import Layout
-from dsv4kv.core.linear import NOTHING
+from dsv4kv.core.linear import NOTHING, Stretch
 from dsv4kv.replay.clock.coefficients import BORROWED, Coefficients, HeldOut
 from dsv4kv.replay.clock.steps import (
     Deployment,
@@ -149,4 +149,7 @@ def test_steps_together_are_those_one_by_one(
     while taken < steps and (not taken or 0.25 + timer.seconds(counts) < until_s):
         step = timer.step(rows, rows, contexts + taken * rows, 0, 0, 0)
         counts, taken = tuple(map(add, counts, step)), taken + 1
-    assert timer.decode(NOTHING, rows, contexts, steps, 0.0, 0.25, until_s) == (taken, counts)
+    assert timer.decode(NOTHING, Stretch(rows, contexts, steps, 0.0, 0.25, until_s)) == (
+        taken,
+        counts,
+    )

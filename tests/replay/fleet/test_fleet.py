@@ -119,7 +119,6 @@ def test_ample_memory_that_all_share_saves_what_one_ideal_pool_saves(router: str
         "tiers__remote__capacity_bytes": 1 << 40,
         "tiers__compare": False,
         "fleet__shared_tiers": ["remote"],
-        "fleet__dynamo__shared_cache_multiplier": 1.0,
     }
     fleet = {"fleet__replicas": 3, "fleet__router": router}
     assert saved_tokens(run_fleet(small_config(**fleet, **AMPLE), requests)) <= saved_tokens(alone)

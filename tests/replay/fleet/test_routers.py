@@ -20,7 +20,6 @@ from dsv4kv.replay.fleet.routers import (
     llmd_scores,
     open_router,
     precise_scores,
-    softmin,
 )
 
 
@@ -64,18 +63,6 @@ def test_dynamos_costs(name: str, settings: dict[str, object], costs: list[float
     found = dynamo_costs(dynamo(name, **settings), TEN_BLOCKS, [HOT, BUSY], 16)
     assert found == pytest.approx(costs, rel=1e-15)
     assert opened(name, dynamo=DynamoSection(**settings)).choose(TEN_BLOCKS, [HOT, BUSY]) == 1
-
-
-def test_dynamos_temperature_makes_costs_to_probabilities() -> None:
-    # exp(0), exp(−1/2), exp(−1) over their sum
-    assert softmin([1, 2, 3], 1.0) == pytest.approx([0.506480, 0.307196, 0.186324], abs=1e-6)
-    assert softmin([5, 5], 0.1) == [0.5, 0.5]
-    router = opened("dynamo", 3, dynamo=DynamoSection(router_temperature=1.0))
-    views = [View(decode_blocks=blocks) for blocks in (1, 2, 3)]
-    drawn = Counter(router.choose(TEN_BLOCKS, views) for _ in range(4000))
-    assert [drawn[place] / 4000 for place in range(3)] == pytest.approx(
-        [0.506, 0.307, 0.186], abs=0.03
-    )
 
 
 def test_dynamo_without_events_knows_what_it_sent_for_two_minutes() -> None:

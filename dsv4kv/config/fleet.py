@@ -72,14 +72,9 @@ class DynamoSection(Section):
     """Cost of a prompt block to compute: 1; agentic 4; decode 0."""
     decode_active_request_weight: Weight | None = None
     """Cost of a request, in blocks: 0; agentic 64."""
-    host_cache_hit_weight: Weight = 0.75
-    """What a block in host memory takes from the cost."""
-    disk_cache_hit_weight: Weight = 0.25
-    """What a block on a disk takes from it."""
     use_kv_events: bool = True
-    """Whether replicas announce what they cache; else the router counts what it sent there."""
-    router_ttl_secs: SecondsAboveZero = 120.0
-    """How long that counts."""
+    """Whether replicas announce what they cache; else the router counts what it sent there, for
+    two minutes."""
 
 
 class GatewaySection(Section):
@@ -95,19 +90,6 @@ class GatewaySection(Section):
     """Characters that its tree keeps of a replica, 4 for a token."""
     eviction_interval_secs: SecondsAboveZero = 120.0
     """Time between evictions from it."""
-
-
-class LlmdSection(Section):
-    """llm-d's endpoint picker: weights of its scorers."""
-
-    prefix_weight: Weight = 3.0
-    """Weight of the prefix."""
-    kv_utilization_weight: Weight = 2.0
-    """Weight of unused blocks."""
-    queue_weight: Weight = 2.0
-    """Weight of a short queue."""
-    cpu_tier_weight: Share = 0.8
-    """What a block in host memory counts in the index; one on the GPUs counts 1."""
 
 
 class StackSection(Section):
@@ -191,8 +173,6 @@ class FleetSection(Section):
     """Which of the tiers all replicas have in common."""
     dynamo: DynamoSection = DynamoSection()
     gateway: GatewaySection = GatewaySection()
-    llmd: LlmdSection = LlmdSection()
-    """llm-d's endpoint picker."""
     stack: StackSection = StackSection()
     transfer: TransferSection = TransferSection()
     slo: SloSection = SloSection()

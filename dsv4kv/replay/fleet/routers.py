@@ -8,7 +8,7 @@ from hashlib import blake2b
 from math import inf
 from random import Random
 
-from dsv4kv.config.fleet import ROUTERS, DynamoSection, FleetSection, LlmdSection
+from dsv4kv.config.fleet import ROUTERS, DynamoSection, FleetSection
 from dsv4kv.core.fleet import View
 from dsv4kv.core.served import Served
 
@@ -180,6 +180,11 @@ class ConsistentHashing(Router):
 # ---- dynamo -------------------------------------------------------------------------------------
 
 
+_HOST_WEIGHT, _DISK_WEIGHT, _TTL_S = 0.75, 0.25, 120.0
+"""Its defaults: what a block in host memory, or on a disk, takes from the cost, and
+``router_ttl_secs``."""
+
+
 def _least(costs: Sequence[float], draw: Random) -> int:
     """The place of the smallest; among equals any."""
     smallest = min(costs)
@@ -198,8 +203,8 @@ def dynamo_costs(
     credit, scale = rule.overlap_score_credit or 0.0, rule.prefill_load_scale or 0.0
     request, costs = rule.decode_active_request_weight or 0.0, []
     for view in views:
-        overlap = credit * view.device_tokens + rule.host_cache_hit_weight * view.host_tokens
-        overlap += rule.disk_cache_hit_weight * view.disk_tokens
+        overlap = credit * view.device_tokens + _HOST_WEIGHT * view.host_tokens
+        overlap += _DISK_WEIGHT * view.disk_tokens
         tokens = view.prefill_tokens + asked.input_tokens - overlap
         prefill = max(0.0, tokens / block_tokens)
         costs.append(scale * prefill + view.decode_blocks + request * view.requests)
@@ -210,7 +215,7 @@ class Dynamo(Router):
     """dynamo's KV router: prompt tokens to compute, blocks in use and requests, in blocks.
 
     The least cost, among equals any, as at ``router_temperature`` 0. Without ``use_kv_events`` it
-    knows what it sent where in the last ``router_ttl_secs``.
+    knows what it sent where in the last two minutes (its ``router_ttl_secs``).
     """
 
     looks = frozenset({"prefix", "blocks"})
@@ -220,7 +225,7 @@ class Dynamo(Router):
         given, preset = section.dynamo.model_dump(), PRESETS[name]
         values = {n: preset.get(n, 0.0) if v is None else v for n, v in given.items()}
         self.rule = DynamoSection(**values)
-        self.past = History(replicas, self.rule.router_ttl_secs)
+        self.past = History(replicas, _TTL_S)
 
     def choose(self, asked: Served, views: Views) -> int:
         if not self.rule.use_kv_events:
@@ -253,7 +258,11 @@ def precise_scores(found: Sequence[float]) -> list[float]:
     return [((t - low) / width if width else 1.0) if t else 0.0 for t in found]
 
 
-def llmd_scores(rule: LlmdSection, prefixes: Sequence[float], views: Views) -> list[float]:
+_PREFIX, _UTILIZATION, _QUEUE, _CPU_TIER = 3.0, 2.0, 2.0, 0.8
+"""Weights of its scorers, and what a block in host memory counts in the index."""
+
+
+def llmd_scores(prefixes: Sequence[float], views: Views) -> list[float]:
     """The weighted sum of all scorers, for every replica.
 
     Source: llm-d-inference-scheduler and gateway-api-inference-extension, ``scorer``: prefixes as
@@ -263,9 +272,9 @@ def llmd_scores(rule: LlmdSection, prefixes: Sequence[float], views: Views) -> l
     longest = max(view.waiting for view in views)
     width = longest - min(view.waiting for view in views)
     return [
-        rule.prefix_weight * prefix
-        + rule.kv_utilization_weight * (1 - view.usage)
-        + rule.queue_weight * ((longest - view.waiting) / width if width else 1.0)
+        _PREFIX * prefix
+        + _UTILIZATION * (1 - view.usage)
+        + _QUEUE * ((longest - view.waiting) / width if width else 1.0)
         for prefix, view in zip(prefixes, views, strict=True)
     ]
 
@@ -273,15 +282,14 @@ def llmd_scores(rule: LlmdSection, prefixes: Sequence[float], views: Views) -> l
 class Llmd(Router):
     """llm-d's endpoint picker with an index by events; among equals any.
 
-    Tokens on the GPUs count 1, those in host memory ``cpu_tier_weight``.
+    Tokens on the GPUs count 1, those in host memory ``_CPU_TIER``.
     """
 
     looks = frozenset({"load", "prefix"})
 
     def choose(self, asked: Served, views: Views) -> int:
-        rule = self.section.llmd
-        found = [view.device_tokens + rule.cpu_tier_weight * view.host_tokens for view in views]
-        scores = llmd_scores(rule, precise_scores(found), views)
+        found = [view.device_tokens + _CPU_TIER * view.host_tokens for view in views]
+        scores = llmd_scores(precise_scores(found), views)
         return _least([-score for score in scores], self.draw)
 
 

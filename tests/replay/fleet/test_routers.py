@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from dsv4kv.config.fleet import ROUTERS, DynamoSection, FleetSection, GatewaySection, LlmdSection
+from dsv4kv.config.fleet import ROUTERS, DynamoSection, FleetSection, GatewaySection
 from dsv4kv.core.fleet import View
 from dsv4kv.core.served import Served
 from dsv4kv.replay.fleet.routers import (
@@ -119,10 +119,9 @@ def test_consistent_hashing_keeps_sessions_and_moves_few_when_a_replica_joins() 
 
 
 def test_llm_ds_scores() -> None:
-    rule = LlmdSection()
     views = [View(waiting=4, usage=0.75), View(waiting=0, usage=0.25), View(waiting=1, usage=0.5)]
     # 3 · prefix + 2 · (1 − usage) + 2 · (longest − queue) / (longest − shortest)
-    assert llmd_scores(rule, [0.5, 0.0, 1.0], views) == [2.0, 3.5, 5.5]
+    assert llmd_scores([0.5, 0.0, 1.0], views) == [2.0, 3.5, 5.5]
 
 
 def test_llm_ds_precise_scores_go_from_the_least_to_the_most_of_those_that_have_any() -> None:

@@ -60,6 +60,19 @@ def test_a_saved_record_loads_equal(tmp_path: Path, cases: list[Any]) -> None:
     assert load_record(saved.path) == record
 
 
+def test_of_a_record_of_version_1_the_fields_that_were_dropped_are_passed_over(
+    tmp_path: Path,
+) -> None:
+    record = make_record()
+    document = json.loads(dumps(record)) | {"schema_version": 1}
+    document["cases"][0]["totals"] |= {"resumed_requests": 3, "read_ns": 7}
+    assert load_record(sealed(tmp_path / "1.json", document)) == record
+    document = json.loads(dumps(record))
+    document["cases"][0]["totals"] |= {"resumed_requests": 3}
+    with pytest.raises(RecordError, match="resumed_requests"):
+        load_record(sealed(tmp_path / "2.json", document))
+
+
 def test_a_folder_that_cannot_be_made_falls_back_to_the_temporary_folder(
     tmp_path: Path, fallback: Path
 ) -> None:

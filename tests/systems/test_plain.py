@@ -20,7 +20,7 @@ from tests.systems.plain import (
     PlainRouting,
     PlainSlots,
 )
-from tests.systems.small import MODEL, insert_row
+from tests.systems.small import MODEL, insert_row, no_copy
 
 SEEDS = pytest.mark.parametrize("seed", range(20))
 
@@ -88,7 +88,11 @@ def test_slots_and_versions_are_the_same(seed: int) -> None:
 
 @SEEDS
 def test_a_tree_finds_prefixes_of_the_same_length(seed: int) -> None:
-    draw, cache, plain = Random(seed), PrefixCacheManager(10**6), PlainRadix()
+    draw, cache, plain = (
+        Random(seed),
+        PrefixCacheManager(10**6, no_copy, lambda _: 1),
+        PlainRadix(),
+    )
     for slot in range(60):
         tokens = draw.choices(range(3), k=draw.randint(1, 12))
         found = cache.find(np.array(tokens, np.int32))

@@ -12,7 +12,7 @@ from dsv4kv.bench.systems.slot_system import (
     SlotAllocator,
     SlotScheduler,
 )
-from tests.systems.small import insert_row
+from tests.systems.small import insert_row, no_copy
 
 
 def row(*tokens: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -20,7 +20,7 @@ def row(*tokens: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 
 def test_the_capacity_is_never_exceeded_and_the_oldest_goes() -> None:
-    rows = PrefixCacheManager(10)
+    rows = PrefixCacheManager(10, no_copy, lambda _: 1)
     insert_row(rows, row(1, 1, 1, 1, 1), 0, 1)
     insert_row(rows, row(2, 2, 2, 2, 2), 1, 1)
     rows.find(row(1))
@@ -44,7 +44,7 @@ def test_a_row_that_was_handed_out_again_is_not_copied() -> None:
 
 def test_what_an_older_row_still_holds_is_found_when_the_newer_one_is_gone() -> None:
     slots = SlotAllocator(3)
-    rows = PrefixCacheManager(100, version=slots.version)
+    rows = PrefixCacheManager(100, no_copy, slots.version)
     older, newer = slots.alloc(), slots.alloc()
     insert_row(rows, row(1, 2, 3), older, 1)
     insert_row(rows, row(1, 2, 3, 4), newer, 1)

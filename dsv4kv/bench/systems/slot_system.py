@@ -91,13 +91,13 @@ class PrefixCacheManager:
     def __init__(
         self,
         max_capacity: int,
-        copy_kv: Callable[[int, int, int], None] | None = None,
-        version: Callable[[int], int] | None = None,
+        copy_kv: Callable[[int, int, int], None],
+        version: Callable[[int], int],
     ) -> None:
         """Start empty, for ``max_capacity`` tokens.
 
         ``copy_kv``: is called as (from_slot, to_slot, tokens). ``version``: the version that a
-        slot has now, as ``SlotAllocator.version`` gives it; None: none is handed out again.
+        slot has now, as ``SlotAllocator.version`` gives it.
         """
         self.tree = PrefixTree(LRU(max_capacity), chained=False)
         self._capacity, self._copy, self._version = max_capacity, copy_kv, version
@@ -124,7 +124,7 @@ class PrefixCacheManager:
         assert lease.run is not None
         for run in path_to(lease.run):
             others = [row for row in run.rows if row[0] != slot and self._is_valid(*row)]
-            run.rows = [(slot, version), *(others if self._version else ())]
+            run.rows = [(slot, version), *others]
         return lease.length
 
     def find(self, tokens: Tokens, copy_to: int | None = None) -> Found:
@@ -137,7 +137,6 @@ class PrefixCacheManager:
         valid = (Found(run.end, *row) for run in path for row in run.rows if self._is_valid(*row))
         found = next(valid, Found())
         if copy_to is not None and found.length:
-            assert self._copy is not None
             self._copy(found.slot, copy_to, found.length)
         self.release(lease)
         return found
@@ -145,7 +144,7 @@ class PrefixCacheManager:
     copy_kv = find
 
     def _is_valid(self, slot: int, version: int) -> bool:
-        return self._version is None or self._version(slot) == version
+        return self._version(slot) == version
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def budget_page(
     if line:
         started, requests = (best.scenario, best.concurrency) if best else (scenario, most)
         unsaid = "" if line.startswith("dsv4kv") else _unsaid(scenario, given)
-        low = _low(found, started, requests)
+        low = _low(found, best) if best else None
         less = format_bytes(found.spread_bytes)
         words = counted(requests, "request")
         words += "" if low is None else f" ({low:,} in a start with {less} less)"
@@ -317,7 +317,7 @@ def _options_table(options: Sequence[Option], found: Answer, *, below: bool = Fa
         return Text(words, "strong" if found.fits else "good")
 
     def held(option: Option) -> Number:
-        low = _low(found, option.scenario, option.concurrency)
+        low = _low(found, option)
         least = "" if low is None else f"{low:,}–"
         return Number(f"{found.max_concurrency:,} → {least}{option.concurrency:,}")
 
@@ -330,11 +330,11 @@ def _options_table(options: Sequence[Option], found: Answer, *, below: bool = Fa
     return Table("More requests" if found.fits else "To make it fit", columns, options)
 
 
-def _low(found: Answer, scenario: Scenario, requests: int) -> int | None:
-    """Requests that fit in a start with less memory, where they are far fewer."""
-    context = scenario.inputs.context or found.context
-    low = max_concurrency(scenario, context, found.spread_bytes)
-    return low if low < _FEW * requests else None
+def _low(found: Answer, option: Option) -> int | None:
+    """Requests that an option holds in a start with less memory, where they are far fewer."""
+    context = option.inputs.get("context", found.context)
+    low = max_concurrency(option.scenario, context, found.spread_bytes)
+    return low if low < _FEW * option.concurrency else None
 
 
 def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[Text]:

@@ -325,6 +325,9 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, OSError):  # a help on a full disk
+            say(f"error: {error.strerror}.", err=True)
+            sys.exit(2)
         say(f"error: {_describe_defect(error)}", err=True)
         sys.exit(DEFECT)
 

@@ -96,8 +96,8 @@ def open_console(
 
 _PLAIN = {"✓": "+", "✗": "x", "·": ".", "–": "-", "−": "-", "─": "-", "±": "+-", "×": "x"}
 _PLAIN |= {"µ": "u", "→": "->", "←": "<-", "…": "...", "≥": ">=", "≤": "<=", "÷": "/"}
-_PLAIN |= {bar: str(height) for height, bar in enumerate("▁▂▃▄▅▆▇█", 1)}
-_PLAIN |= dict.fromkeys("▉▊▋▌▍▎▏▓▒░▞▚╳", "#")
+_PLAIN |= {bar: str(height) for height, bar in enumerate("▁▂▃▄▅▆▇", 1)}
+_PLAIN |= dict.fromkeys("█▉▊▋▌▍▎▏▓▒░▞▚╳", "#")
 """Characters of tables, numbers and bars where a stream has none of them."""
 
 

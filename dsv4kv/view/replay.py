@@ -361,15 +361,11 @@ def _times_table(latencies: Sequence[Latency]) -> Table:
     return Table("Latency", columns, rows, note=note)
 
 
-def _milliseconds(nanoseconds: float | None, factor: float | None) -> str:
-    return ABSENT if nanoseconds is None else format_clocked(nanoseconds / 1e6, factor)
-
-
 def _time(case: Case, name: str, percentile: float) -> str:
     for latency in case.latencies:
         if latency.name == name and latency.samples_ns:
             found = summarize(latency.samples_ns).percentiles.get(percentile)
-            return _milliseconds(found, latency.factor)
+            return ABSENT if found is None else format_clocked(found / 1e6, latency.factor)
     return ABSENT
 
 

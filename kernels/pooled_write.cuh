@@ -39,13 +39,19 @@ __device__ __forceinline__ int arrived(const Write& write, i64 i) {
     return before + 1;
 }
 
+// The token that completes an entry is its last row.
 __device__ __forceinline__ Rows rows_with_arrived(const Write& write, i64 i, const Job& job,
                                                   const float* own) {
-    int count = arrived(write, i);
+    int count = arrived(write, i), older = kRows - count;
     i64 first = i - (count - 1);
-    Chunk chunk = {job.slot, write.positions[first], count};
-    return rows_in_chunk(own, job.first - kOverlapRows, chunk, write.kv + first * kChannels,
-                         write.score + first * kChannels, write.ape);
+    Rows rows = rows_in_ring(own, job.first - kOverlapRows);
+    rows.older = older < 0 ? 0 : older;
+    rows.kv = write.kv + first * kChannels;
+    rows.score = write.score + first * kChannels;
+    rows.ape = write.ape;
+    rows.chunk_row = -older;
+    rows.last = count - 1;
+    return rows;
 }
 
 // Whether this block is the last of an entry's; all of them ask, all threads of kPooling.

@@ -20,7 +20,7 @@ from dsv4kv.ops.cuda.launch import foresee
 from dsv4kv.ops.launches import attend, copies, pages, prepare, select
 from dsv4kv.ops.launches.launch import KernelModule, Launch
 from dsv4kv.ops.scenes import Arguments, Scene, make_call, scenes_of
-from dsv4kv.ops.spec import OPERATIONS, VARIANTS
+from dsv4kv.ops.spec import OPERATIONS, VARIANTS, Variant
 from dsv4kv.ops.storage import PageStore
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120")
@@ -156,14 +156,22 @@ def _ways(scene: Scene, cache: str) -> dict[str, tuple[str, ...] | None]:
     first = cache == "V4" and "indexer" not in scene.subject
     if scene.operation == "attend":
         shapes: dict[str, tuple[str, ...] | None]
-        shapes = {"wide": _WITH_227_KIB, "groups": ("sm_90a",), "narrow": None}
+        others = tuple(each for each in ARCHITECTURES if each not in _WITH_227_KIB)
+        # few heads take narrow blocks everywhere, but no model has so few
+        shapes = {"wide": _WITH_227_KIB, "groups": ("sm_90a",), "narrow": others}
         chosen = "csa" in scene.subject
         if not chosen:
             del shapes["narrow"]
         return shapes if chosen or first else {}
-    all_ways = VARIANTS.get(scene.operation, {})
-    ways = {name: how.architectures for name, how in all_ways.items()} or {"": None}
+    ways = _compared(scene.operation)
     return ways if first else dict(list(ways.items())[:1])
+
+
+def _compared(operation: str) -> dict[str, tuple[str, ...] | None]:
+    """The variant in use everywhere; others where they are compared with it, or alone run."""
+    ways = VARIANTS.get(operation, {"": Variant("")})
+    found = {name: how.architectures or ("sm_90a",) for name, how in ways.items()}
+    return {**found, next(iter(ways)): None}
 
 
 def _launches(operation: str, variant: str, arguments: Arguments) -> list[Launch]:
@@ -187,10 +195,10 @@ def _other_examples() -> Iterator[Example]:
     assert main
     store = PageStore.allocate(main, 2, _META)
     out = _empty(torch.bfloat16, 4, main.format.dims)
-    for variant in VARIANTS["gather_topk"]:
+    for variant, architectures in _compared("gather_topk").items():
         launch = pages.plan_gather_entries(store, int32(4), out, variant=variant)
         title = f"pages of {main.entries} {main.format.name} entries, V4, {variant}"
-        yield Example(title, launch)
+        yield Example(title, launch, architectures)
     scores, lengths, chosen = _empty(torch.float32, 4, 16 * select.RUN), int64(4), int32(4, 512)
     rows = int32(4, 8), int64(4), 64, chosen, chosen
     for blocks, size in ((None, ""), (int32(4, 2 * select.RUN), " of blocks of 8")):

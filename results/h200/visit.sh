@@ -15,6 +15,7 @@ tree=${here%/results/h200}
 PYTHON=${PYTHON:-$([ -x "$tree/.venv/bin/python" ] && echo "$tree/.venv/bin/python" || echo python3)}
 
 if [ "${1-}" = wheels ]; then  # for the machine's Python, not for this one
+  rm -f "$here"/.wheels/*.whl  # of two versions pip installs none
   exec "$PYTHON" -m pip download --quiet --no-deps --only-binary=:all: --dest "$here/.wheels" \
     --implementation cp --python-version 3.12 --platform manylinux_2_17_x86_64 \
     --platform manylinux2014_x86_64 --requirement "$here/visit/carried.txt"

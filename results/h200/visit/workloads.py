@@ -154,11 +154,10 @@ def objects(place: Place, way: Way, count: int) -> Work:
     piece = PageLayout(MAIN, _PAGE_ENTRIES).page_bytes // 16 * 16
     moved = 2 * layers * count * piece
     calls = _calls(place, moved)
-    pool = torch.empty(calls * count, piece, dtype=torch.uint8, device=device)
-    pools = [pool.random_(0, 256) for _ in range(layers)]
+    pools = list(torch.empty(layers, calls * count, piece, dtype=torch.uint8, device=device))
     table = torch.empty(2, layers, dtype=torch.int64, device=device)
     if device.type != "meta":
-        table = pool_table(pools)
+        table = pool_table([pool.random_(0, 256) for pool in pools])
     rows = torch.empty(count, layers * piece, dtype=torch.uint8, device=device).random_(0, 256)
     ids = _order(place, calls * count).view(calls, 1, count).expand(-1, layers, -1).contiguous()
     plans = [

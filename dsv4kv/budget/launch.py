@@ -176,6 +176,8 @@ def _interpret(launch: Launch, model: str | None = None, options: Container[str]
             f"--model {texts['model'][:100]}: which model that is is not clear: add --model "
             "v4-flash, another preset, or the path of its config.json."
         )
+    elif "model" not in options:
+        unread.append("a model: v4-flash is taken")
     if launch.gpu in gpu_names() and "gpu" not in options and "hbm" not in options:
         texts["gpu"] = launch.gpu
     name = f"{launch.family}:{launch.version}" if launch.version else launch.family

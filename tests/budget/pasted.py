@@ -313,6 +313,14 @@ benchmark: {type: sa-bench, isl: 8192, osl: 1024}
         unread="20260721: 0.5.15, the newest of that day, is taken a longest request: its "
         "benchmark's 9,216 tokens",
     ),
+    Pasted(
+        "roles",
+        """backend: {vllm_config: {decode: {tensor-parallel-size: 8, max-model-len: 9472,
+  max-num-seqs: 64}}}
+""",
+        {"engine": "vllm", "tp": "8"},
+        unread="a model: v4-flash is taken",
+    ),
     # ---- other wrappings
     Pasted(
         "wrapping",

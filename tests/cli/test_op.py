@@ -127,7 +127,7 @@ def test_a_backend_that_ends_the_program_is_a_failure_of_its_own() -> None:
     )
     done = run("gather_topk", "--backend", "leaves.py:gather_topk", *SMALL)
     assert done.exit_code == 6
-    assert "gather_topk raised SystemExit: 0\n" in done.stderr
+    assert "gather_topk raised SystemExit in leaves.py:5: 0\n" in done.stderr
 
 
 def test_a_backend_without_a_case_here_is_not_taken_for_right() -> None:

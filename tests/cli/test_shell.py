@@ -125,7 +125,7 @@ def test_a_stream_of_ascii_says_what_is_right_wrong_and_how_sure() -> None:
         text=True,
         check=True,
     )
-    assert done.stdout == "+ x . - 4.8 +- 0.4 us 3 x 2 148 ?\n"
+    assert done.stdout == "+ x . - 4.8 +- 0.4 us 3 x 2 14# ?\n"
 
 
 def test_json_is_utf_8_whatever_the_stream() -> None:

@@ -69,8 +69,14 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
+def behind_links(path: Path) -> Path:
+    """The file that an output's name leads to: a link stays, ``/dev/stdout`` of the system too."""
+    return Path(os.path.realpath(path)) if path.is_symlink() and not _is_special(path) else path
+
+
 def check_file(path: Path) -> None:
     """Raise the ``OSError`` that ``replacing`` would, as far as is known; writes nothing."""
+    path = behind_links(path)
     if _is_special(path):
         _check_access(path, os.W_OK)
     elif path.is_dir() or not path.name:
@@ -120,7 +126,7 @@ def refused_by(
 
 def write_named(path: Path, text: str, option: str) -> None:
     """Write a file that an option named; ``ConfigError`` where it cannot be written."""
-    with refused_by(option, path), replacing(path) as file:
+    with refused_by(option, path), replacing(behind_links(path)) as file:
         file.write(whole_text(text).encode())
 
 

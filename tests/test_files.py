@@ -81,6 +81,10 @@ def test_a_file_that_an_option_named_is_written_or_refused_with_the_option(tmp_p
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         write_named(target, "", "--csv")
     assert names(tmp_path) == ["a.csv"]
+    (tmp_path / "link").symlink_to("a.csv")
+    write_named(tmp_path / "link", "new\n", "--csv")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "a.csv").read_bytes() == b"new\n"
     full = r"--csv /dev/full: cannot be written \(No space left on device\): make room, or name a"
     with pytest.raises(ConfigError, match=full):
         write_named(Path("/dev/full"), "a", "--csv")

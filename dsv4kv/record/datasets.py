@@ -385,7 +385,13 @@ def _named(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
             return {each.stem: _read_text(each) for each in more} | {"default": str(found)}
     found = config.get("chat_template") or {}
     if isinstance(found, list):
-        return {str(each["name"]): str(each["template"]) for each in found}
+        try:
+            return {str(each["name"]): str(each["template"]) for each in found}
+        except (TypeError, KeyError):
+            raise ConfigError(
+                f"{folder / _CONFIG}: chat_template is {shortened(found)}, expected a text, or a "
+                "list of objects with name and template."
+            ) from None
     return {"default": str(found)} if found else {}
 
 

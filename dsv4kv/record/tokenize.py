@@ -202,8 +202,13 @@ class Incremental:
         return [token + after for token, after in parts if token or after]
 
     def _encode(self, text: str, *, special: bool = False) -> list[int]:
-        # the fast variant does not compute offsets
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        try:
+            # the fast variant does not compute offsets
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # a panic of its Rust is no Exception
+            raise Defect(f"the tokenizer failed ({str(error).splitlines()[0]})") from None
         ids: list[int] = encoding.ids
         return ids
 

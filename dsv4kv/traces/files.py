@@ -20,6 +20,7 @@ from dsv4kv.errors import TraceError
 from dsv4kv.files import (
     DOCUMENT_BYTES,
     Unparsable,
+    behind_links,
     explain,
     open_regular,
     parse_json,
@@ -387,7 +388,7 @@ def writing(path: Path) -> Iterator[BufferedWriter | gzip.GzipFile]:
     if path.is_dir():
         raise TraceError(f"{path} is a folder: name the file to write.")
     try:
-        with replacing(path) as raw:
+        with replacing(behind_links(path)) as raw:
             if path.suffix != ".gz":
                 yield raw
                 return

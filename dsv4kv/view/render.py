@@ -228,7 +228,8 @@ def to_markdown(table: Table) -> str:
 
     def text(cell: Cell) -> str:
         shown = "" if text_of(cell) == ABSENT else text_of(cell)
-        return " ".join(shown.replace("|", "\\|").split("\n"))
+        shown = shown.replace("<", "&lt;").replace("|", "\\|")
+        return " ".join(shown.split("\n"))
 
     table = table.informative()
     rules = ("---:" if head.kind == "number" else "---" for head in table.heads)

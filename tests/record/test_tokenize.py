@@ -598,6 +598,21 @@ def test_what_is_no_tokenizer_and_no_template_is_said(tmp_path: Path, model: Pat
     template.write_text("{% if %}")
     refusing = tmp_path / "refusing.jinja"
     refusing.write_text("{{ raise_exception('not today') }}")
+    plain = tmp_path / "plain.jinja"
+    plain.write_text("a{{ messages[0].content }}" + "a" * 40 + "!")
+    listed, fails, panics = (tmp_path / name for name in ("listed", "fails", "panics"))
+    made = json.loads((model / "tokenizer.json").read_text())
+    words = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "gone"}
+    backtracks = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated",
+                  "invert": False}  # fmt: skip
+    for folder, changed in (
+        (listed, made),
+        (fails, {**made, "model": words, "pre_tokenizer": None}),
+        (panics, {**made, "pre_tokenizer": backtracks}),
+    ):
+        folder.mkdir()
+        (folder / "tokenizer.json").write_text(json.dumps(changed))
+    (listed / "tokenizer_config.json").write_text('{"chat_template": [1]}')
     for arguments, code, sentence in (
         (["--tokenizer", empty], 2, "there is no tokenizer.json"),
         (["--tokenizer", broken], 2, "cannot be used"),
@@ -612,6 +627,13 @@ def test_what_is_no_tokenizer_and_no_template_is_said(tmp_path: Path, model: Pat
             4,
             "(TemplateError in line 1: not today)",
         ),
+        (["--tokenizer", listed], 2, "chat_template is [1], expected a text, or a list"),
+        (
+            ["--tokenizer", fails, "--chat-template", plain],
+            4,
+            "1: the tokenizer failed (WordLevel",
+        ),
+        (["--tokenizer", panics, "--chat-template", plain], 4, "1: the tokenizer failed (Onig: "),
         (["--tokenizer", model, "--salt", data / "x"], 2, "--salt"),
         (["--tokenizer", model, "--template-options", "[]"], 2, "give a JSON object"),
         (["--tokenizer", model, "--rate", "0"], 2, "give a number from 0.000001"),

@@ -6,6 +6,7 @@
 
 import inspect
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -95,7 +96,7 @@ def describe_raised(error: BaseException) -> str:
     theirs = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(("<", _OWN)) and "/torch/" not in frame.filename
+        if not re.search(rf"^<|^{re.escape(_OWN)}|/torch/|/importlib/", frame.filename)
     ]
     at = f" in {Path(theirs[-1].filename).name}:{theirs[-1].lineno}" if theirs else ""
     return f"{type(error).__name__}{at}: {message or 'no message'}"

@@ -123,7 +123,8 @@ def to_markdown(records: Sequence[RunRecord]) -> str:
             what = ": ".join(filter(None, (name.axis, str(name))))
             rows.append((what, quantity(len(group)), us(median), quantity(rate)))
         table = Table("", ["quantity", "launches", "median, µs", "GB/s"], rows)
-        lines += [f"**{record.run_id}** ({', '.join(facts)}{status})", ""]
+        named = f"**{record.run_id}** ({', '.join(facts)}{status})"
+        lines += [named.replace("<", "&lt;"), ""]
         lines += [render.to_markdown(table), ""]
     return "\n".join(lines) + "\n"
 

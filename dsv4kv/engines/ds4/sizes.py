@@ -26,7 +26,7 @@ class Ds4Engine(SlotEngine):
     """One version."""
 
     family = FAMILY
-    name = "ds4"
+    name = FAMILY.name
     seen_in_logs = True
     usual_step = 2048
 

@@ -40,7 +40,7 @@ class LlamaEngine(SlotEngine):
     """One version."""
 
     family = FAMILY
-    name = "llama.cpp"
+    name = FAMILY.name
     seen_in_logs = True
 
     def slot_parts(self, deployment: Deployment, tokens: int) -> dict[str, int]:

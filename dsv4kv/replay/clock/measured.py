@@ -132,6 +132,7 @@ def _read_run(name: str, given: Mapping[str, Any]) -> Measured:
 _BY_REQUEST = ("input_lens", "output_lens", "ttfts", "itls", "errors", "start_times")
 _COUNTS = ("completed", "max_concurrency", "random_input_len", "random_output_len")
 _NEEDED = ("completed", "duration")
+_LEAST_TPOT_S = 1e-4  # of no model yet, drafts included: what is replayed is bounded by it
 _LONGEST_S = 1e8  # of a run: three years
 MOST_REQUESTS = 1_000_000  # requests of a run that is read: all are replayed again and again
 
@@ -208,6 +209,11 @@ def _requests(
     name: str, given: Mapping[str, Any], kept: Sequence[int]
 ) -> tuple[list[Request], str]:
     inputs, outputs, assumed = _lengths(name, given, kept)
+    if max(outputs) * _LEAST_TPOT_S > given["duration"]:
+        raise RecordError(
+            f"{name}: a request of {max(outputs):,} output tokens does not end within the "
+            f"{given['duration']:g} s of the run; {_WANTED}"
+        )
     starts, rate = given.get("start_times"), _number(given, "request_rate")
     times = np.zeros(len(inputs))
     if _concurrency(given) is None and rate is not None:

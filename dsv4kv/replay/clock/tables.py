@@ -22,7 +22,7 @@ BEYOND = 1.5
 _PS = 1e12
 _MS = 1e-3
 Node = Annotated[int, Field(ge=0)]
-Time = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Time = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]  # ms: up to 11 days
 
 
 class StepTable(BaseModel):

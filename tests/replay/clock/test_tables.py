@@ -95,6 +95,7 @@ def test_a_deployment_without_a_table_is_told_which_there_are() -> None:
         ({"prefill_tokens": [256, 4096, 1024]}, "do not grow"),
         ({"decode_ms": {}}, "decode_ms"),
         ({"decode_ms": {1024: [5, 7, float("nan")]}}, r"decode_ms\.1024\.2: .* finite number"),
+        ({"decode_ms": {1024: [5, 7, 1e308]}}, r"decode_ms\.1024\.2: .* less than or equal to"),
         ({"prefill_ms_by_prefix": {0: [0, 30, 80]}}, r"by_prefix\.0\.0: .* greater than 0"),
         ({"factors": {"client_ms": 0}}, "held_out: Field required"),
         ({"factors": {"client_ms": -1, "held_out": HELD_OUT.model_dump()}}, "client_ms: .*"),

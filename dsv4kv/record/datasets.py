@@ -309,7 +309,7 @@ def serve() -> None:
             try:
                 found = _answer(renders, number, *asked)
             except Exception as error:
-                known = isinstance(error, ConfigError | Defect)
+                known = isinstance(error, ConfigError | Defect | OSError)
                 found = error if known else RuntimeError(f"{type(error).__name__}: {error}")
             pickle.dump(found, answers)
             answers.flush()

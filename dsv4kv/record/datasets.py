@@ -309,7 +309,7 @@ def serve() -> None:
             try:
                 found = _answer(renders, number, *asked)
             except Exception as error:
-                known = isinstance(error, ConfigError | Defect | OSError)
+                known = isinstance(error, ConfigError | Defect)
                 found = error if known else RuntimeError(f"{type(error).__name__}: {error}")
             pickle.dump(found, answers)
             answers.flush()
@@ -354,7 +354,7 @@ def _load(folder: Path, given: str | None, options: Mapping[str, Any]) -> Render
     named = _named(folder, config)
     if given and given in named:  # before a file that happens to be here
         named = {"default": named[given]}
-    elif given and Path(given).is_file():
+    elif given and os.path.isfile(given):  # noqa: PTH113 (False for a name too long, where Path raises)
         named = {"default": _read_text(Path(given))}
     elif given:
         own = f"; the tokenizer has {', '.join(named)}" if named else ""

@@ -164,9 +164,7 @@ class Program(Group):
             elif isinstance(error, MemoryError):
                 sentences = "there is not enough memory for this."
             elif isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-                # a name too long, a full disk: the user's to change, no defect
-                place = f"{error.filename}: " if error.filename else ""
-                sentences = f"{place}{error.strerror or error}."
+                sentences = _describe_refusal(error)
             else:
                 raise
         for sentence in sentences.splitlines():
@@ -325,9 +323,9 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
-        if isinstance(error, OSError):  # a help on a full disk
-            say(f"error: {error.strerror}.", err=True)
-            sys.exit(2)
+        if isinstance(error, OSError):  # of a help, which no command's ``invoke`` prints
+            say(f"error: {_describe_refusal(error)}", err=True)
+            sys.exit(ConfigError.exit_code)
         say(f"error: {_describe_defect(error)}", err=True)
         sys.exit(DEFECT)
 
@@ -345,6 +343,12 @@ def _take(option: str, words: list[str]) -> bool:
     wanted = option in words[:end]
     words[:end] = [word for word in words[:end] if word != option]
     return wanted
+
+
+def _describe_refusal(error: OSError) -> str:
+    """A name too long, a full disk: the user's to change, no defect."""
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{error.strerror or error}."
 
 
 def _describe_defect(error: Exception) -> str:

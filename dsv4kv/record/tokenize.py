@@ -208,7 +208,8 @@ class Incremental:
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # a panic of its Rust is no Exception
-            raise Defect(f"the tokenizer failed ({str(error).splitlines()[0]})") from None
+            why = str(error).partition("\n")[0] or type(error).__name__
+            raise Defect(f"the tokenizer failed ({why})") from None
         ids: list[int] = encoding.ids
         return ids
 

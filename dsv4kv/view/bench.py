@@ -16,25 +16,8 @@ from dsv4kv.runs.statistics import Estimate, divide, estimate_rate, summarize
 from dsv4kv.units import counted, format_bytes, format_count, format_duration
 from dsv4kv.view import facts, plots
 from dsv4kv.view import outcomes as oc
+from dsv4kv.view import table as tb
 from dsv4kv.view.quantity import format_quantity, quantity, size, us
-from dsv4kv.view.table import (
-    ABSENT,
-    Cell,
-    Chart,
-    Columns,
-    Finding,
-    Level,
-    Number,
-    Page,
-    Part,
-    Read,
-    Section,
-    Table,
-    Text,
-    bar,
-    mark,
-    more,
-)
 from dsv4kv.view.telemetry import (
     busy_cpus,
     held_section,
@@ -49,24 +32,26 @@ _NOTES = {
     "cpu": "reference CPU backend, not a performance claim",
     "cuda": "cold: each call on other memory, beyond L2; hot: the same call repeated",
 }
-_MARKS: dict[str, Level] = {"complete": "good", "incomplete": "warning", "skipped": "missing"}
+_MARKS: dict[str, tb.Level] = {"complete": "good", "incomplete": "warning", "skipped": "missing"}
 _SHORT_NS = 10_000  # below, launching the kernels is much of an operation's time
 
 
-def bench_page(record: RunRecord) -> Page:
+def bench_page(record: RunRecord) -> tb.Page:
     """Everything that a run has to show."""
     groups, layers = oc.group_launches(record.cases), facts.layers_text(record.cases)
     sections = []
     for section in _sections(record, groups):
         parts = [  # numbers of a part of a model say so
-            part.noted(layers) if isinstance(part, Table) and part.title != "Telemetry" else part
+            part.noted(layers)
+            if isinstance(part, tb.Table) and part.title != "Telemetry"
+            else part
             for part in section.parts
         ]
         sections.append(replace(section, parts=parts))
-    sections.append(Section("Verification", list(judge_run(record))))
-    sections.append(Section("Run", [facts.header(record)]))
+    sections.append(tb.Section("Verification", list(judge_run(record))))
+    sections.append(tb.Section("Run", [facts.header(record)]))
     title = f"{name_run(record)}{q.swept(record.cases)}"
-    return Page(title, list(_answer(record, groups)), sections)
+    return tb.Page(title, list(_answer(record, groups)), sections)
 
 
 def name_run(record: RunRecord) -> str:
@@ -80,7 +65,7 @@ def name_run(record: RunRecord) -> str:
     return f"{what}, {layers}, on {machine}" if layers else f"{what} on {machine}"
 
 
-def judge_run(record: RunRecord) -> Iterator[Finding]:
+def judge_run(record: RunRecord) -> Iterator[tb.Finding]:
     """Everything that a run found out about itself, each case's under its name."""
     several = len(record.cases) > 1
     if record.status != "complete" and (record.launches or len(record.cases) != 1):
@@ -90,13 +75,13 @@ def judge_run(record: RunRecord) -> Iterator[Finding]:
         kind = "launches" if record.launches else "cases"
         sentence = f"of {len(what)} {kind} {counts}" if what else "no case ran"
         failed = record.status == "failed" or count["failed"]
-        yield Finding("bad" if failed else "warning", f"{record.status}: {sentence}")
+        yield tb.Finding("bad" if failed else "warning", f"{record.status}: {sentence}")
     for launch in record.launches:
         if launch.status != "complete":
             why = "; ".join((launch.error or "stopped before the end").splitlines())
             state = launch.status.replace("_", " ")
-            level: Level = "warning" if launch.status == "incomplete" else "bad"
-            yield Finding(level, f"launch {launch.launch} {state}: {why}")
+            level: tb.Level = "warning" if launch.status == "incomplete" else "bad"
+            yield tb.Finding(level, f"launch {launch.launch} {state}: {why}")
     for case in record.cases:
         launched = f"launch {case.launch}" if record.launches else ""
         name = ", ".join(filter(None, (launched, q.axis_text(case)))) if several else ""
@@ -111,34 +96,34 @@ def judge_run(record: RunRecord) -> Iterator[Finding]:
                 )
     checks = sum(case.verification.checks for case in record.cases)
     if several and checks and not any(case.verification.failures for case in record.cases):
-        yield Finding("good", f"{checks:,} outputs equal the reference in all cases together")
+        yield tb.Finding("good", f"{checks:,} outputs equal the reference in all cases together")
 
 
-def _answer(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[Part]:
+def _answer(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[tb.Part]:
     findings = list(judge_run(record))
     problems = sorted((f for f in findings if f.is_problem), key=lambda f: f.level != "bad")
     yield from problems[:3]
     if len(problems) > 3:
         rest = counted(len(problems) - 3, "more problem")
-        yield Finding(problems[3].level, f"and {rest}: --verbose")
+        yield tb.Finding(problems[3].level, f"and {rest}: --verbose")
     if not groups:
         return
     busy = any(is_busy(case) for case in record.cases)
     if busy:
         cpus = max(busy_cpus(case) for case in record.cases)
-        yield Finding("warning", f"other processes used {cpus:.1f} CPUs: times are marked !")
+        yield tb.Finding("warning", f"other processes used {cpus:.1f} CPUs: times are marked !")
     if len(groups) > 1:
         sentences = list(oc.best_sentences(groups)) or [oc.unchanged_sentence(groups)]
         for sentence in filter(None, sentences[:2]):
-            yield Finding("warning", sentence) if busy else Text(sentence, "strong")
+            yield tb.Finding("warning", sentence) if busy else tb.Text(sentence, "strong")
         yield from ("", _sweep_table(groups, MAX_ROWS + 4))
-        yield from more(len(groups), MAX_ROWS + 4)
+        yield from tb.more(len(groups), MAX_ROWS + 4)
         return
     (launches,) = groups
     case = launches[0]
     good = not any(found.level == "bad" for found in findings)
     sentence = f"{name_run(record)}: {_headline(launches, busy=busy)}."
-    yield Text(sentence, "strong" if good else "plain")
+    yield tb.Text(sentence, "strong" if good else "plain")
     if good:
         checks = sum(case.verification.checks for case in record.cases)
         planned = any(case.cache and case.cache.pools for case in record.cases)
@@ -147,14 +132,14 @@ def _answer(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[Part]:
             *(["memory as predicted to the byte"] if planned else []),
             "no block leaked",
         ]
-        yield Finding("good" if checks else "note", ", ".join(words))
+        yield tb.Finding("good" if checks else "note", ", ".join(words))
         yield from facts.foreign_findings(case)
     if len(launches) > 1:
         yield from ("", _launches_table(record, MAX_ROWS))
-        yield from more(len(q.by_quantity(q.list_measured(record))), MAX_ROWS)
+        yield from tb.more(len(q.by_quantity(q.list_measured(record))), MAX_ROWS)
     elif case.operations:
         yield from ("", operations_table(case, MAX_ROWS))
-        yield from more(len(_timed(case)), MAX_ROWS)
+        yield from tb.more(len(_timed(case)), MAX_ROWS)
     elif case.latencies:
         yield from ("", _latencies_table(case))
 
@@ -178,7 +163,7 @@ def is_known(estimate: Estimate) -> bool:
     return estimate.half_width is not None and estimate.half_width < abs(estimate.value)
 
 
-def checked(estimate: Estimate | None, scale: float = 1.0, *, busy: bool = False) -> Number:
+def checked(estimate: Estimate | None, scale: float = 1.0, *, busy: bool = False) -> tb.Number:
     """A cell that is marked where the value is not known well."""
     cell = quantity(estimate, scale)
     if estimate is None or (is_known(estimate) and not busy):
@@ -207,7 +192,7 @@ def _time_of(case: Case, operation: Operation) -> float:
     return q.per_step(case, operation)[2] if known else sum(operation.samples_ns)
 
 
-def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None = None) -> Table:
+def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None = None) -> tb.Table:
     """Time, rate and share of each operation; with ``most`` only those that take most time.
 
     A rate is all useful bytes over all time, for operations and for plain copies. Operations
@@ -219,20 +204,20 @@ def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None =
     rows = _timed(case)[:most] if most else case.operations
     whole = sum(_time_of(case, each) for each in _timed(case)) or 1
 
-    def share_of_best(each: Operation) -> Number:
+    def share_of_best(each: Operation) -> tb.Number:
         rate = estimate_rate(each.bytes, each.samples_ns)
         share = divide(rate, best) if rate and best and best.value else None
         return checked(share, 100, busy=busy)
 
-    def share_of_time(each: Operation) -> Number:
+    def share_of_time(each: Operation) -> tb.Number:
         counts = each.temperature in (None, "cold")
         return _percent(_time_of(case, each) if counts else 0, whole)
 
-    def calls(each: Operation) -> Number:
+    def calls(each: Operation) -> tb.Number:
         kept, all_ = len(each.samples_ns), len(each.samples_ns) + each.throttled
-        return Number(f"{kept:,} of {all_:,}" if each.throttled else f"{kept:,}")
+        return tb.Number(f"{kept:,} of {all_:,}" if each.throttled else f"{kept:,}")
 
-    columns: list[tuple[str, Read]] = [
+    columns: list[tuple[str, tb.Read]] = [
         ("operation", _name),
         ("layers", _layers),
         ("median µs", lambda each: checked(_median(each.samples_ns), 1e-3, busy=busy)),
@@ -261,11 +246,13 @@ def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None =
         missing.append(f"an empty kernel takes {empty} µs")
     note = "; ".join(filter(None, (peaks, _backend_note(case))))
     caption = "" if most else "\n".join(missing)
-    return Table("Operations", columns, rows, note, caption=caption, keys=2, least=[columns[4][0]])
+    return tb.Table(
+        "Operations", columns, rows, note, caption=caption, keys=2, least=[columns[4][0]]
+    )
 
 
-def _percent(part: float, whole: float) -> Number:
-    return Number(f"{part / whole * 100:.1f}" if part else ABSENT)
+def _percent(part: float, whole: float) -> tb.Number:
+    return tb.Number(f"{part / whole * 100:.1f}" if part else tb.ABSENT)
 
 
 def _median(samples_ns: Sequence[int]) -> Estimate | None:
@@ -291,21 +278,23 @@ def _flop_rate(operation: Operation) -> float | None:
     return sum(operation.flops) / time_ns if operation.flops and time_ns else None
 
 
-def roof(operation: Operation, copy: Estimate | None, gpu: GpuFacts | None) -> tuple[str, Number]:
+def roof(
+    operation: Operation, copy: Estimate | None, gpu: GpuFacts | None
+) -> tuple[str, tb.Number]:
     """What bounds matrix products, and the share of that bound in percent."""
     intensity, rate = _intensity(operation), _flop_rate(operation)
     if intensity is None or rate is None or operation.temperature == "hot":
-        return ABSENT, Number(ABSENT)
+        return tb.ABSENT, tb.Number(tb.ABSENT)
     peak = q.datasheet_tflops(gpu, fp8=operation.name == "index_scores") if gpu else None
     allowed = {"memory": intensity * copy.value} if copy else {}
     allowed |= {"tensor cores": peak * 1e3} if peak else {}
     if not allowed:
-        return ABSENT, Number(ABSENT)
+        return tb.ABSENT, tb.Number(tb.ABSENT)
     bound = min(allowed, key=lambda name: allowed[name])
-    return bound if len(allowed) > 1 else ABSENT, _percent(rate, allowed[bound])
+    return bound if len(allowed) > 1 else tb.ABSENT, _percent(rate, allowed[bound])
 
 
-def _latencies_table(case: Case) -> Table:
+def _latencies_table(case: Case) -> tb.Table:
     found = [(each, summarize(each.samples_ns)) for each in case.latencies if each.samples_ns]
     steps = {each.name: summary.estimate for each, summary in found}
     graph, eager = steps.get("decode_graph_device"), steps.get("decode_eager_device")
@@ -313,7 +302,7 @@ def _latencies_table(case: Case) -> Table:
     if graph and eager:
         ratio = format_quantity(divide(eager, graph))
         note = f"launched one by one, a step takes {ratio} times as long as a graph"
-    columns: Columns = [
+    columns: tb.Columns = [
         ("action", lambda row: row[0].name),
         ("median µs", lambda row: checked(row[1].estimate, 1e-3, busy=is_busy(case))),
         ("p90 µs", lambda row: us(row[1].percentiles.get(90.0))),
@@ -322,10 +311,10 @@ def _latencies_table(case: Case) -> Table:
         ("samples", lambda row: quantity(row[1].n)),
         ("outliers", lambda row: quantity(row[1].outliers)),
     ]
-    return Table("Latencies", columns, found, note=note)
+    return tb.Table("Latencies", columns, found, note=note)
 
 
-def _launches_table(record: RunRecord, most: int | None = None) -> Table:
+def _launches_table(record: RunRecord, most: int | None = None) -> tb.Table:
     rows = []
     for name, found in list(q.by_quantity(q.list_measured(record)).items())[:most]:
         medians = [each.median_ns for each in found]
@@ -343,28 +332,28 @@ def _launches_table(record: RunRecord, most: int | None = None) -> Table:
         )
     columns = ["quantity", "layers", "median µs", "GB/s", "slowest / fastest", "launches"]
     note = "95 % interval over launches"
-    return Table("Medians of launches", [*columns, "samples each"], rows, note=note, keys=2)
+    return tb.Table("Medians of launches", [*columns, "samples each"], rows, note=note, keys=2)
 
 
-def _sweep_table(groups: Sequence[oc.Group], most: int | None = None) -> Table:
+def _sweep_table(groups: Sequence[oc.Group], most: int | None = None) -> tb.Table:
     cases = [case for group in groups for case in group]
     busy = any(is_busy(case) for case in cases)
 
     def setting(group: oc.Group, path: str) -> str:
-        return _setting(path, group[0].axis[path]) if path in group[0].axis else ABSENT
+        return _setting(path, group[0].axis[path]) if path in group[0].axis else tb.ABSENT
 
-    def number(group: oc.Group, outcome: oc.Outcome, scale: float) -> Number:
+    def number(group: oc.Group, outcome: oc.Outcome, scale: float) -> tb.Number:
         return checked(outcome.across(group), scale, busy=busy)
 
-    def allocated(group: oc.Group) -> Number:
+    def allocated(group: oc.Group) -> tb.Number:
         found = oc.MEMORY.across(group)
         return size(found.value if found else None)
 
-    axes: list[tuple[str, Read]] = [
+    axes: list[tuple[str, tb.Read]] = [
         (name.replace("_", " "), partial(setting, path=path))
         for path, name in q.axis_names(cases).items()
     ]
-    columns: Columns = [
+    columns: tb.Columns = [
         *axes,
         ("GPU decode µs", partial(number, outcome=oc.DECODE, scale=1e-3)),
         ("step µs", partial(number, outcome=oc.STEP, scale=1e-3)),
@@ -374,10 +363,10 @@ def _sweep_table(groups: Sequence[oc.Group], most: int | None = None) -> Table:
         ("allocated", allocated),
     ]
     if any(case.status != "complete" for case in cases):
-        state = "state", lambda group: mark(_MARKS.get(group[0].status, "bad"))
+        state = "state", lambda group: tb.mark(_MARKS.get(group[0].status, "bad"))
         columns = [*axes, state, *columns[len(axes) :]]
     note = "; ".join(dict.fromkeys(_backend_note(case) for case in cases if case.totals))
-    return Table("Sweep", columns, groups[:most], note=note, keys=len(axes))
+    return tb.Table("Sweep", columns, groups[:most], note=note, keys=len(axes))
 
 
 def _setting(path: str, value: object) -> str:
@@ -387,81 +376,86 @@ def _setting(path: str, value: object) -> str:
     return q.setting_text(value)
 
 
-def step_table(cases: Sequence[Case]) -> Table | None:
+def step_table(cases: Sequence[Case]) -> tb.Table | None:
     """Bytes and time of a decode step by kind of work; None where no case knows."""
     axes = q.axis_names(cases)
-    rows: list[list[Cell | str]] = []
+    rows: list[list[tb.Cell | str]] = []
     for case in cases:
         shares = q.step_shares(case)
         moved, spent = sum(s.bytes for s in shares) or 1, sum(s.ns for s in shares) or 1
         for each in shares:
-            rows.append([_setting(path, case.axis.get(path, ABSENT)) for path in axes])
-            rows[-1] += [each.kind, Number(format_bytes(each.bytes) if each.bytes else ABSENT)]
-            rows[-1] += [_percent(each.bytes, moved), Number(format_duration(each.ns))]
-            rows[-1] += [_percent(each.ns, spent), bar(each.ns / spent)]
+            rows.append([_setting(path, case.axis.get(path, tb.ABSENT)) for path in axes])
+            rows[-1] += [
+                each.kind,
+                tb.Number(format_bytes(each.bytes) if each.bytes else tb.ABSENT),
+            ]
+            rows[-1] += [_percent(each.bytes, moved), tb.Number(format_duration(each.ns))]
+            rows[-1] += [_percent(each.ns, spent), tb.bar(each.ns / spent)]
     if not rows:
         return None
     names = [name.replace("_", " ") for name in axes.values()]
     headers = ["work", "bytes a step", "% of bytes", "time a step", "% of time", "of time"]
     note = "all requests and layers held; useful bytes by the byte model"
-    return Table("Decode step by kind of work", [*names, *headers], rows, note, keys=len(axes) + 1)
+    return tb.Table(
+        "Decode step by kind of work", [*names, *headers], rows, note, keys=len(axes) + 1
+    )
 
 
-def _sections(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[Section]:
+def _sections(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[tb.Section]:
     if len(groups) > 1:
         charts, same = list(oc.sweep_charts(groups)), oc.unchanged_sentence(groups)
-        yield Section("Sweep", [*charts, _sweep_table(groups)], same)
+        yield tb.Section("Sweep", [*charts, _sweep_table(groups)], same)
         if table := step_table([oc.middle_launch(group) for group in groups]):
-            yield Section("Decode step", [table])
+            yield tb.Section("Decode step", [table])
         return
     if record.launches:
-        yield Section("Launches", [_launches_table(record)])
+        yield tb.Section("Launches", [_launches_table(record)])
     for case in map(oc.middle_launch, groups):
         gpu = record.environment.gpu if case.device == "cuda" else None
         if case.operations:
-            yield Section(
+            yield tb.Section(
                 "Bandwidth",
                 [operations_table(case, gpu=gpu), *_rate_charts(case, gpu)],
                 "Useful bytes over time, with 95 % intervals.",
             )
             if step := step_table([case]):
-                yield Section("Decode step", [step])
+                yield tb.Section("Decode step", [step])
         if any(latency.samples_ns for latency in case.latencies):
-            yield Section("Latency", [_latencies_table(case)])
+            yield tb.Section("Latency", [_latencies_table(case)])
         if case.cache:
             totals = [facts.totals_facts(case.totals, case.cache)] if case.totals else []
-            yield Section("Memory", [facts.cache_facts(case.cache), *totals, *_pools(case)])
+            yield tb.Section("Memory", [facts.cache_facts(case.cache), *totals, *_pools(case)])
         if case.memory and case.memory.at_ns:
             yield held_section(case.memory)
         yield from machine_section(case)
 
 
-def _pools(case: Case) -> Iterator[Part]:
+def _pools(case: Case) -> Iterator[tb.Part]:
     pools = case.cache.pools if case.cache else []
     whole = sum(pool.allocated_bytes for pool in pools) or 1
 
     def layers(pool: Pool) -> str:
         return "all" if pool.layer_type == "all" else f"{pool.layer_type} × {pool.layers}"
 
-    def as_predicted(pool: Pool) -> Text:
+    def as_predicted(pool: Pool) -> tb.Text:
         right = pool.predicted_bytes == pool.allocated_bytes
-        return mark("good") if right else mark("bad", "differs")
+        return tb.mark("good") if right else tb.mark("bad", "differs")
 
     if pools:
-        columns: Columns = [
+        columns: tb.Columns = [
             ("pool", lambda p: p.name),
             ("layers", layers),
             ("units", lambda p: quantity(p.units)),
             ("bytes/unit", lambda p: quantity(p.unit_bytes)),
             ("predicted", lambda p: size(p.predicted_bytes)),
             ("allocated", lambda p: size(p.allocated_bytes)),
-            ("of all", lambda p: bar(p.allocated_bytes / whole)),
+            ("of all", lambda p: tb.bar(p.allocated_bytes / whole)),
             ("as predicted", as_predicted),
         ]
-        yield Table("Cache", columns, pools, keys=2)
+        yield tb.Table("Cache", columns, pools, keys=2)
 
 
-def _rate_charts(case: Case, gpu: GpuFacts | None) -> Iterator[Chart]:
+def _rate_charts(case: Case, gpu: GpuFacts | None) -> Iterator[tb.Chart]:
     found = [
         (f"{_name(each)} {_layers(each)}", rate)
         for each in case.operations

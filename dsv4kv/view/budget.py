@@ -25,24 +25,9 @@ from dsv4kv.engines.contract import Capacity
 from dsv4kv.engines.host import HostTier
 from dsv4kv.engines.names import find_engine
 from dsv4kv.units import counted, format_bytes, format_count
+from dsv4kv.view import table as tb
 from dsv4kv.view.plots import MAX_LINES, Bar, Line, bars, lines
 from dsv4kv.view.quantity import format_number, size
-from dsv4kv.view.table import (
-    ABSENT,
-    Chart,
-    Columns,
-    Command,
-    Facts,
-    Finding,
-    Number,
-    Page,
-    Part,
-    Read,
-    Section,
-    Table,
-    Text,
-    more,
-)
 
 if TYPE_CHECKING:
     from dsv4kv.budget.launch import FlagCost, Reading
@@ -61,8 +46,8 @@ def budget_page(
     *,
     given: Mapping[str, str],
     launch: Callable[[Option | None], str],
-    command: Sequence[Part] = (),
-) -> Page:
+    command: Sequence[tb.Part] = (),
+) -> tb.Page:
     """What fits, what changes it and the command to start it.
 
     ``launch`` writes the command that starts an option, or the answer itself for None;
@@ -73,7 +58,7 @@ def budget_page(
     useful = [o for o in options if (o.concurrency > most if found.fits else o.fits)]
     if host and host.refusal:
         useful = []
-    answer: list[Part] = [_answer(found)]
+    answer: list[tb.Part] = [_answer(found)]
     lacks = lacking_bytes(scenario, found.context)
     if found.kv_copies > 1 and not lacks:
         answer.append(_copies_sentence(found, options))
@@ -82,7 +67,7 @@ def budget_page(
     facts = _facts(found, curve)
     answer += [] if command or lacks else ["", facts]
     if inputs.host_tier is None and (inputs.host_ratio or inputs.host_size):
-        answer.append(Finding("warning", "--host-ratio and --host-size need a --host-tier"))
+        answer.append(tb.Finding("warning", "--host-ratio and --host-size need a --host-tier"))
     answer += [] if lacks else command
     best = useful[0] if useful else None
     line = launch(best) if best or found.fits else ""
@@ -96,11 +81,11 @@ def budget_page(
         words = counted(requests, "request")
         words += "" if low is None else f" ({low:,} in a start with {less} less)"
         words += f", {started.layout.label}{unsaid}:"
-        answer += ["", Text(words, "dim"), Command(line)]
-    sections = [Section("Sizes", [facts])] if command else []
+        answer += ["", tb.Text(words, "dim"), tb.Command(line)]
+    sections = [tb.Section("Sizes", [facts])] if command else []
     if len(useful) > len(shown):
-        sections.append(Section("More options", [_options_table(useful, found)]))
-    sections.append(Section("Start-up lines", _cut_lines(found)))
+        sections.append(tb.Section("More options", [_options_table(useful, found)]))
+    sections.append(tb.Section("Start-up lines", _cut_lines(found)))
     capacity, engine, units = found.capacity, scenario.engine, ""
     if capacity and not engine.own:
         units = (
@@ -109,19 +94,19 @@ def budget_page(
         )
     missing = f"Not counted: {', '.join(overhead_of(found).unknown)}."
     memory = [_peak_table(found), *_overfull(found), missing, _pools_table(found)]
-    sections.append(Section("Memory", memory, units))
+    sections.append(tb.Section("Memory", memory, units))
     if host:
-        sections.append(Section("Host memory", list(_host_parts(host))))
-    defaults: Columns = [
+        sections.append(tb.Section("Host memory", list(_host_parts(host))))
+    defaults: tb.Columns = [
         ("option", lambda line: line.option),
-        ("value", lambda line: Number(line.shown)),
+        ("value", lambda line: tb.Number(line.shown)),
         ("reason", lambda line: line.reason),
     ]
     taken = [line for line in assumptions(scenario) if line.value is not None]
-    assumed = Table("Engine defaults", defaults, taken, note=engine.name)
-    sections.append(Section("Assumptions", [assumed, *_assumed(scenario, given)]))
+    assumed = tb.Table("Engine defaults", defaults, taken, note=engine.name)
+    sections.append(tb.Section("Assumptions", [assumed, *_assumed(scenario, given)]))
     title = f"{scenario.config.name} on {_gpus(scenario)}, sized as {engine.name}"
-    return Page(title, answer, sections)
+    return tb.Page(title, answer, sections)
 
 
 def _unsaid(scenario: Scenario, given: Mapping[str, str]) -> str:
@@ -136,10 +121,10 @@ def _unsaid(scenario: Scenario, given: Mapping[str, str]) -> str:
         if name.replace("-", "_") in OURS - {"concurrency"} and text != defaults.get(name)
         for word in (f"--{name}", text)
     ]
-    return f"; for budget --command add {Command.of(*words)}" if words else ""
+    return f"; for budget --command add {tb.Command.of(*words)}" if words else ""
 
 
-def _answer(found: Answer) -> Finding:
+def _answer(found: Answer) -> tb.Finding:
     scenario, inputs = found.scenario, found.scenario.inputs
     requests = counted(found.concurrency, "request")
     load = f"{requests} of {found.context:,} tokens"
@@ -147,15 +132,19 @@ def _answer(found: Answer) -> Finding:
     on = _gpus(scenario)
     of = f"{scenario.config.name}, sized as {scenario.engine.name}"
     if not within_limit(scenario, found.concurrency):
-        return Finding("bad", f"{load} do not run concurrently: {limit_sentence(scenario)}.")
+        return tb.Finding("bad", f"{load} do not run concurrently: {limit_sentence(scenario)}.")
     refusal = found.host.refusal if found.host else lack_sentence(scenario, found.context)
     if refusal:
-        return Finding("bad", refusal)
+        return tb.Finding("bad", refusal)
     if found.refused and found.use.free >= 0:
-        return Finding("bad", f"{scenario.engine.name} refuses to start, though {load} would fit.")
+        return tb.Finding(
+            "bad", f"{scenario.engine.name} refuses to start, though {load} would fit."
+        )
     if not found.fits:
         verb, missing = "does" if found.concurrency == 1 else "do", format_bytes(-found.use.free)
-        return Finding("bad", f"{load} {verb} not fit on {on}: {missing} too much per GPU; {of}.")
+        return tb.Finding(
+            "bad", f"{load} {verb} not fit on {on}: {missing} too much per GPU; {of}."
+        )
     fewest = ""
     if inputs.gpus is None and not (inputs.tp and inputs.dp):
         asked = f"{counted(inputs.concurrency or 1, 'request')} of {found.context:,} tokens"
@@ -170,7 +159,7 @@ def _answer(found: Answer) -> Finding:
         total, clause = f"{room} per GPU free; at most {most:,} fit{clause}", ""
     elif inputs.concurrency:
         load, total = f"{requests} of up to {found.max_context:,} tokens", "longest that fit"
-    return Finding(
+    return tb.Finding(
         "good" if holds else "warning", f"{load} {verb}{clause} on {on}: {of}; {total}.{fewest}"
     )
 
@@ -202,16 +191,16 @@ def _copies_sentence(found: Answer, options: Sequence[Option]) -> str:
     return f"TP{layout.tp} replicates the KV cache on {found.kv_copies} GPUs ({heads}).{better}"
 
 
-def _engine_lines(found: Answer, *, of_command: bool) -> Iterator[Part]:
+def _engine_lines(found: Answer, *, of_command: bool) -> Iterator[tb.Part]:
     engine, capacity = found.scenario.engine, found.capacity
     if ":" in (asked := found.scenario.inputs.engine) and asked != engine.name:
         yield f"{asked} is answered by the rules of {engine.name}."
     seen = "" if engine.seen_in_logs else " (derived from its source, not seen in a log)"
     if found.log_lines:
-        yield Text(f"{engine.name} prints{seen}:", "dim")
+        yield tb.Text(f"{engine.name} prints{seen}:", "dim")
         yield from (f"  {_first_sentence(line)}" for line in found.log_lines)
     elif capacity:
-        yield Text(f"{engine.name} prints no such line{seen}.", "dim")
+        yield tb.Text(f"{engine.name} prints no such line{seen}.", "dim")
     if pool := found.decode_pool_tokens:
         each = -(-found.concurrency // found.scenario.layout.dp)
         yield (
@@ -264,7 +253,7 @@ def _differences(found: Answer, capacity: Capacity) -> Iterator[str]:
         )
 
 
-def _facts(found: Answer, curve: Sequence[tuple[int, int]]) -> Facts:
+def _facts(found: Answer, curve: Sequence[tuple[int, int]]) -> tb.Facts:
     use = found.use
     sizes = {
         "weights": use.weights,
@@ -301,33 +290,33 @@ def _facts(found: Answer, curve: Sequence[tuple[int, int]]) -> Facts:
         rows["host memory"] = (
             f"{host.name}: {format_bytes(host.node_bytes)} per node; keeps {kept}"
         )
-    return Facts(rows)
+    return tb.Facts(rows)
 
 
-def _options_table(options: Sequence[Option], found: Answer, *, below: bool = False) -> Table:
+def _options_table(options: Sequence[Option], found: Answer, *, below: bool = False) -> tb.Table:
     """What to change, and what it gains; ``below`` it is a line with all flags of the first."""
 
-    def change(option: Option) -> Text:  # engines disagree on --tp
+    def change(option: Option) -> tb.Text:  # engines disagree on --tp
         given, label = option.inputs, option.scenario.layout.label
         layout = f"--tp {given.get('tp')} --dp {given.get('dp')}"
         words = option.change.replace(layout, label)
         if below and option is options[0] and len(words) > _LONG_CHANGE:
             settings = counted(option.change.replace(layout, "").count("--"), "flag")
             words = f"{label} and {settings} below" if "tp" in given else f"the {settings} below"
-        return Text(words, "strong" if found.fits else "good")
+        return tb.Text(words, "strong" if found.fits else "good")
 
-    def held(option: Option) -> Number:
+    def held(option: Option) -> tb.Number:
         low = _low(found, option)
         least = "" if low is None else f"{low:,}–"
-        return Number(f"{found.max_concurrency:,} → {least}{option.concurrency:,}")
+        return tb.Number(f"{found.max_concurrency:,} → {least}{option.concurrency:,}")
 
-    columns: Columns = [
+    columns: tb.Columns = [
         ("option", change),
         ("requests", held),
         ("frees per GPU", lambda option: size(max(0, option.freed_bytes) or None)),
         ("why", lambda option: option.reason),
     ]
-    return Table("More requests" if found.fits else "To make it fit", columns, options)
+    return tb.Table("More requests" if found.fits else "To make it fit", columns, options)
 
 
 def _low(found: Answer, option: Option) -> int | None:
@@ -337,7 +326,7 @@ def _low(found: Answer, option: Option) -> int | None:
     return low if low < _FEW * option.concurrency else None
 
 
-def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[Text]:
+def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[tb.Text]:
     inputs, config = scenario.inputs, scenario.config
     gpu = "" if inputs.hbm else scenario.gpu.name
     ours = {"model": inputs.model, "gpu": gpu, "state": inputs.state}
@@ -351,44 +340,46 @@ def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[Text]:
         f"{format_bytes(scenario.gpu.memory_bytes)} of {scenario.gpu.title}, "
         f"{scenario.gpu.memory_source}; binary, 1 GiB = 2^30 B, 1M = 1,048,576"
     )
-    yield from (Text(f"{name}: {line}", "dim") for name, line in lines.items())
+    yield from (tb.Text(f"{name}: {line}", "dim") for name, line in lines.items())
 
 
-def view_command(reading: "Reading", costs: "Iterable[FlagCost]", memory_bytes: int) -> list[Part]:
+def view_command(
+    reading: "Reading", costs: "Iterable[FlagCost]", memory_bytes: int
+) -> list[tb.Part]:
     """What the flags and variables of a launch command do to sizes: those that cost."""
     known = [cost for cost in costs if cost.taken_bytes or cost.requests]
     costly = {cost.flag.spelling for cost in known}
     others = [flag.spelling for flag in reading.counted if flag.spelling not in costly]
     free = f"flags without a memory cost: {', '.join(others)}" if others else ""
 
-    def taken(cost: "FlagCost") -> Number:
+    def taken(cost: "FlagCost") -> tb.Number:
         if -cost.taken_bytes > memory_bytes:
-            return Number("too much without")
+            return tb.Number("too much without")
         verb = "takes" if cost.taken_bytes > 0 else "frees"
         held = format_bytes(abs(cost.taken_bytes))
-        return Number(f"{verb} {held}" if cost.taken_bytes else ABSENT)
+        return tb.Number(f"{verb} {held}" if cost.taken_bytes else tb.ABSENT)
 
-    table = Table(
+    table = tb.Table(
         "Command",
         [
             ("flag", lambda cost: cost.flag.spelling),
             ("value", lambda cost: _cut_value(" ".join((cost.flag.value or "on").split()))),
             ("per GPU", taken),
-            ("requests", lambda cost: Number(f"{cost.requests:+,}")),
+            ("requests", lambda cost: tb.Number(f"{cost.requests:+,}")),
         ],
         known[:_MAX_FLAGS],
         note=f"{reading.launch.title}; against the command without the flag",
         caption=free,
         keys=2,
     )
-    parts: list[Part] = ["", table] if known else [Text(free)] if free else []
-    parts += [Finding("warning", f"not read: {words}") for words in reading.unread]
+    parts: list[tb.Part] = ["", table] if known else [tb.Text(free)] if free else []
+    parts += [tb.Finding("warning", f"not read: {words}") for words in reading.unread]
     for flag in reading.uncounted:
         value = f" {flag.value}" if flag.value else ""
-        parts.append(Finding("warning", f"not counted: {flag.spelling}{value}: {flag.effect}"))
+        parts.append(tb.Finding("warning", f"not counted: {flag.spelling}{value}: {flag.effect}"))
     if reading.unknown:
         listed = ", ".join(flag.spelling for flag in reading.unknown)
-        parts.append(Text(f"not known to change sizes, so not counted: {listed}", "dim"))
+        parts.append(tb.Text(f"not known to change sizes, so not counted: {listed}", "dim"))
     return parts
 
 
@@ -396,10 +387,10 @@ def _cut_value(text: str) -> str:
     return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…"
 
 
-def _overfull(found: Answer) -> Iterator[Part]:
+def _overfull(found: Answer) -> Iterator[tb.Part]:
     if wanted := overfull(found):
         use, engine = found.use, found.scenario.engine
-        yield Finding(
+        yield tb.Finding(
             "warning",
             f"{engine.family.title}'s own estimate of activations, graphs and buffers is "
             f"{format_bytes(wanted)}, and {format_bytes(use.memory - use.budget)} are left free: "
@@ -407,12 +398,12 @@ def _overfull(found: Answer) -> Iterator[Part]:
         )
 
 
-def _pools_table(found: Answer) -> Table:
+def _pools_table(found: Answer) -> tb.Table:
 
-    def per_token(bytes_: Any) -> Number:
-        return Number(f"{float(bytes_):,.2f}" if bytes_ else ABSENT)
+    def per_token(bytes_: Any) -> tb.Number:
+        return tb.Number(f"{float(bytes_):,.2f}" if bytes_ else tb.ABSENT)
 
-    columns: Columns = [
+    columns: tb.Columns = [
         ("pool", lambda cost: cost.pool),
         ("layers", lambda cost: f"{cost.layer_type} × {cost.layers}"),
         ("fixed", lambda cost: size(cost.fixed_bytes or None)),
@@ -420,22 +411,22 @@ def _pools_table(found: Answer) -> Table:
         ("B per token", lambda cost: per_token(cost.marginal_bytes)),
         ("B lost per token", lambda cost: per_token(cost.padding_bytes)),
     ]
-    return Table("Pools", columns, found.costs, note="one request on one GPU", keys=2)
+    return tb.Table("Pools", columns, found.costs, note="one request on one GPU", keys=2)
 
 
-def _peak_table(found: Answer) -> Table:
+def _peak_table(found: Answer) -> tb.Table:
     signs = {"whole": "", "taken": "− ", "part": "    of it ", "left": "= "}
-    columns: Columns = [
+    columns: tb.Columns = [
         ("one GPU", lambda line: f"{signs[line.kind]}{line.what}"),
         ("size", lambda line: size(abs(line.size_bytes))),
         ("source", lambda line: line.source.partition(";")[0]),
     ]
     note = "from its memory to what is left for KV"
-    return Table("Peak memory", columns, list(peak_lines(found)), note=note)
+    return tb.Table("Peak memory", columns, list(peak_lines(found)), note=note)
 
 
-def _host_parts(host: HostTier) -> Iterator[Part]:
-    yield Table(
+def _host_parts(host: HostTier) -> Iterator[tb.Part]:
+    yield tb.Table(
         f"Host memory: {host.name}",
         [
             ("pool", lambda pool: pool.name),
@@ -451,10 +442,12 @@ def _host_parts(host: HostTier) -> Iterator[Part]:
     yield from host.notes
 
 
-def sweep_page(rows: Sequence[Row]) -> Page:
+def sweep_page(rows: Sequence[Row]) -> tb.Page:
     """The best and the worst, the table, and a sentence for every point without an answer."""
     problems = {row.problem: _point(row) for row in reversed(rows) if row.problem}
-    warnings = [Finding("warning", f"{point}: {problem}") for problem, point in problems.items()]
+    warnings = [
+        tb.Finding("warning", f"{point}: {problem}") for problem, point in problems.items()
+    ]
     first, label = rows[0], _choose_values(rows)[0]
     who = [] if "model" in first.point else [str(first.inputs.model)]
     who += [] if "gpu" in first.point else [first.inputs.gpu or "given memory"]
@@ -465,16 +458,16 @@ def sweep_page(rows: Sequence[Row]) -> Page:
     )
     who += [] if "engine" in first.point else [f"sized as {first.inputs.engine}"]
     title = f"{', '.join(who)}: {label} by {', '.join(first.point)}"
-    answer: list[Part] = [Text(_ratio_sentence(rows), "strong"), *warnings]
-    answer += ["", _sweep_table(rows, _MAX_POINTS), *more(len(rows), _MAX_POINTS, "point")]
+    answer: list[tb.Part] = [tb.Text(_ratio_sentence(rows), "strong"), *warnings]
+    answer += ["", _sweep_table(rows, _MAX_POINTS), *tb.more(len(rows), _MAX_POINTS, "point")]
     given = dict.fromkeys(first.point, "")
     assumed = (_assumed(row.found.scenario, given) for row in rows if row.found)
     sections = [
-        Section("Chart", [sweep_chart(rows)]),
-        Section("All points", [_sweep_table(rows)]),
-        Section("Assumptions", list(dict.fromkeys(chain.from_iterable(assumed)))),
+        tb.Section("Chart", [sweep_chart(rows)]),
+        tb.Section("All points", [_sweep_table(rows)]),
+        tb.Section("Assumptions", list(dict.fromkeys(chain.from_iterable(assumed)))),
     ]
-    return Page(title, answer, sections)
+    return tb.Page(title, answer, sections)
 
 
 def _choose_values(rows: Sequence[Row]) -> tuple[str, Callable[[Row], float]]:
@@ -528,7 +521,7 @@ def _point(row: Row, names: Iterable[str] = ()) -> str:
     return ", ".join(f"{name} {row.point[name]}" for name in names or row.point)
 
 
-def sweep_chart(rows: Sequence[Row]) -> Chart:
+def sweep_chart(rows: Sequence[Row]) -> tb.Chart:
     """A line over the swept numbers, the context before others; a bar a point without any."""
     label, value_of = _choose_values(rows)
     title = f"{label[0].upper()}{label[1:]}"
@@ -551,19 +544,19 @@ def sweep_chart(rows: Sequence[Row]) -> Chart:
     return lines(title, drawn, x=across, x_names=names)
 
 
-def _sweep_table(rows: Sequence[Row], limit: int | None = None) -> Table:
+def _sweep_table(rows: Sequence[Row], limit: int | None = None) -> tb.Table:
     """A row for every combination; at most ``limit``, and then without sizes per GPU."""
 
     def of(read: Callable[[Answer], str]) -> Callable[[Row], str]:
-        return lambda row: read(row.found) if row.found else ABSENT
+        return lambda row: read(row.found) if row.found else tb.ABSENT
 
-    sizes: list[tuple[str, Read]] = [
+    sizes: list[tuple[str, tb.Read]] = [
         ("fixed per request", of(lambda a: format_bytes(sum(c.fixed_bytes for c in a.costs)))),
         ("weights per GPU", of(lambda a: format_bytes(a.use.weights))),
         ("free per GPU", of(lambda a: format_bytes(a.use.free))),
     ]
     axes = list(rows[0].point)
-    return Table(
+    return tb.Table(
         "Sweep",
         [
             *((name, lambda row, name=name: row.point[name]) for name in axes),

@@ -14,22 +14,11 @@ from dsv4kv.runs.replay import ReplayResult
 from dsv4kv.runs.statistics import summarize
 from dsv4kv.units import format_bytes
 from dsv4kv.view import plots
+from dsv4kv.view import table as tb
 from dsv4kv.view.bench import checked, name_run
 from dsv4kv.view.facts import layers_text
 from dsv4kv.view.quantity import format_clocked, format_factor
 from dsv4kv.view.render import to_markdown as render_markdown
-from dsv4kv.view.table import (
-    Chart,
-    Columns,
-    Finding,
-    Number,
-    Page,
-    Part,
-    Section,
-    Table,
-    Text,
-    more,
-)
 
 INTERVAL = f"{CONFIDENCE * 100:.0f} % interval"
 LEVELS: Final[dict[Verdict, Literal["good", "warning", "bad"]]] = {
@@ -42,19 +31,22 @@ _CHANGES = (Verdict.SLOWER, Verdict.FASTER)
 _MAX_LOSSES, _MAX_ROWS, _MAX_DRAWN = 20, 10, 100
 
 
-def comparison_page(comparison: Comparison, verdict: Verdict) -> Page:
+def comparison_page(comparison: Comparison, verdict: Verdict) -> tb.Page:
     """The verdict, the rows that carry it, and all rows."""
     sides = (comparison.before, comparison.after)
     warnings = list(_list_warnings(comparison))
-    answer: list[Part] = [Finding(LEVELS[verdict], conclude(comparison, verdict)), *warnings[:4]]
+    answer: list[tb.Part] = [
+        tb.Finding(LEVELS[verdict], conclude(comparison, verdict)),
+        *warnings[:4],
+    ]
     if len(warnings) > 4:
-        answer.append(Finding("warning", f"and {len(warnings) - 4} more: --verbose"))
-    parts: list[Part] = [*map(_describe_side, sides)]
+        answer.append(tb.Finding("warning", f"and {len(warnings) - 4} more: --verbose"))
+    parts: list[tb.Part] = [*map(_describe_side, sides)]
     if comparison.rows:
         answer += ["", _comparison_table(comparison, _MAX_ROWS)]
-        answer += more(len(comparison.rows), _MAX_ROWS)
+        answer += tb.more(len(comparison.rows), _MAX_ROWS)
         parts += [_comparison_table(comparison)] if len(comparison.rows) > _MAX_ROWS else []
-        parts.append(Text(explain(comparison), "dim"))
+        parts.append(tb.Text(explain(comparison), "dim"))
         if any(row.judgement.interval for row in comparison.rows):
             parts.append(_chart(comparison))
     reuse = _list_reuse(*sides)
@@ -63,7 +55,7 @@ def comparison_page(comparison: Comparison, verdict: Verdict) -> Page:
         parts.append(_reuse_table(reuse))
     whats = dict.fromkeys(name_run(record) for side in sides for record in side.records)
     title = f"{sides[1].name} against {sides[0].name}: {'; '.join(whats)}"
-    return Page(title, answer, [Section("Comparison", [*parts, *warnings])])
+    return tb.Page(title, answer, [tb.Section("Comparison", [*parts, *warnings])])
 
 
 def _describe_side(side: Side) -> str:
@@ -120,21 +112,21 @@ def explain(comparison: Comparison) -> str:
     return f"{what}{together}; floor {comparison.floor}{excluded}{small}"
 
 
-def _list_warnings(comparison: Comparison) -> Iterator[Finding]:
+def _list_warnings(comparison: Comparison) -> Iterator[tb.Finding]:
     if comparison.only:
         names = ", ".join(comparison.only)
-        yield Finding("note", f"only {names} compared; everything else: --only all")
+        yield tb.Finding("note", f"only {names} compared; everything else: --only all")
     if comparison.forced:
-        yield Finding("bad", "the sides are not alike and are compared anyway (--force):")
+        yield tb.Finding("bad", "the sides are not alike and are compared anyway (--force):")
     for difference in comparison.differences:
-        yield Finding("note", str(difference))
+        yield tb.Finding("note", str(difference))
     sentences = [*comparison.losses, *comparison.missing]
-    yield from (Finding("warning", sentence) for sentence in sentences[:_MAX_LOSSES])
+    yield from (tb.Finding("warning", sentence) for sentence in sentences[:_MAX_LOSSES])
     if len(sentences) > _MAX_LOSSES:
-        yield Finding("warning", f"and {len(sentences) - _MAX_LOSSES} more")
+        yield tb.Finding("warning", f"and {len(sentences) - _MAX_LOSSES} more")
 
 
-def _comparison_table(comparison: Comparison, most: int | None = None) -> Table:
+def _comparison_table(comparison: Comparison, most: int | None = None) -> tb.Table:
     """A row per quantity, and the geometric mean; with ``most`` those that changed most."""
     mean = comparison.overall
     table = _rows_table(comparison, _choose(comparison.rows, most))
@@ -144,13 +136,13 @@ def _comparison_table(comparison: Comparison, most: int | None = None) -> Table:
     return table.noted(_layers(comparison.before, comparison.after))
 
 
-def _rows_table(comparison: Comparison, rows: Sequence[Row]) -> Table:
-    columns: Columns = [
+def _rows_table(comparison: Comparison, rows: Sequence[Row]) -> tb.Table:
+    columns: tb.Columns = [
         ("at", lambda row: row.quantity.axis if isinstance(row, Row) else ""),
         ("quantity", lambda row: str(row.quantity) if isinstance(row, Row) else "geometric mean"),
         ("change", lambda row: _change(_judgement_of(row))),
         *(
-            [(f"{INTERVAL}, %", lambda row: Number(_interval(_judgement_of(row))))]
+            [(f"{INTERVAL}, %", lambda row: tb.Number(_interval(_judgement_of(row))))]
             if any(row.judgement.interval for row in rows)
             else []
         ),
@@ -160,12 +152,12 @@ def _rows_table(comparison: Comparison, rows: Sequence[Row]) -> Table:
     ]
     reasons = dict.fromkeys(row.judgement.reason for row in rows)
     if len(reasons) > 1:
-        columns = [*columns, ("why", lambda row: Text(_judgement_of(row).reason, "dim"))]
+        columns = [*columns, ("why", lambda row: tb.Text(_judgement_of(row).reason, "dim"))]
     note = "" if len(reasons) > 1 else "".join(reasons)
     swept = any(row.quantity.axis for row in rows)
     least = ["before, µs", "after, µs"]
     columns = columns if swept else columns[1:]
-    return Table("", columns, rows, note, keys=2 if swept else 1, least=least)
+    return tb.Table("", columns, rows, note, keys=2 if swept else 1, least=least)
 
 
 def _choose(rows: Sequence[Row], most: int | None) -> list[Row]:
@@ -199,22 +191,22 @@ def _percent(ratio: float) -> float:
     return round((ratio - 1) * 100, 1) + 0.0  # + 0.0: no -0.0
 
 
-def _verdict(judgement: Judgement) -> Text:
+def _verdict(judgement: Judgement) -> tb.Text:
     mark = "! " if judgement.verdict is Verdict.UNCLEAR else ""
-    return Text(f"{mark}{judgement.verdict}", LEVELS[judgement.verdict])
+    return tb.Text(f"{mark}{judgement.verdict}", LEVELS[judgement.verdict])
 
 
-def _median(row: Row | Judgement, side: int, *, virtual: bool) -> Number:
+def _median(row: Row | Judgement, side: int, *, virtual: bool) -> tb.Number:
     if not isinstance(row, Row):
-        return Number("")
+        return tb.Number("")
     found, factor = summarize((row.before, row.after)[side].values), row.factors[side]
     if not virtual:
         return checked(found.estimate, 1e-3)
     words = format_factor(factor) if factor else ""
-    return Number(format_clocked(found.median / 1e3, factor), words)
+    return tb.Number(format_clocked(found.median / 1e3, factor), words)
 
 
-def _chart(comparison: Comparison) -> Chart:
+def _chart(comparison: Comparison) -> tb.Chart:
     """Change of time in per cent with its interval; the band is what counts as no change."""
     tones = {Verdict.SAME: "dim", Verdict.FASTER: "good", Verdict.SLOWER: "bad"}
 
@@ -272,9 +264,9 @@ def _count(result: ReplayResult) -> Iterator[tuple[str, str]]:
             yield "busiest replica over the mean", f"{fleet.imbalance:.2f}"
 
 
-def _reuse_table(rows: Sequence[dict[str, str]]) -> Table:
-    cells = [(e["axis"], e["name"], Number(e["before"]), Number(e["after"])) for e in rows]
-    return Table("Reuse", ["at", "reuse", "before", "after"], cells, keys=2)
+def _reuse_table(rows: Sequence[dict[str, str]]) -> tb.Table:
+    cells = [(e["axis"], e["name"], tb.Number(e["before"]), tb.Number(e["after"])) for e in rows]
+    return tb.Table("Reuse", ["at", "reuse", "before", "after"], cells, keys=2)
 
 
 def to_document(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:

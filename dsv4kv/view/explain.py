@@ -6,20 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsv4kv.units import counted, format_bytes
+from dsv4kv.view import table as tb
 from dsv4kv.view.quantity import ms, quantity
-from dsv4kv.view.table import (
-    ABSENT,
-    Columns,
-    Command,
-    Finding,
-    Number,
-    Page,
-    Part,
-    Read,
-    Section,
-    Table,
-    Text,
-)
 
 if TYPE_CHECKING:
     from dsv4kv.engines.logs.explain import Change, Explanation, Step, Waterfall
@@ -29,9 +17,9 @@ _MAX_CHANGES = 4
 _MAX_CANDIDATES = 5
 
 
-def explanation_page(log: "Explanation") -> Page:
+def explanation_page(log: "Explanation") -> tb.Page:
     """What the printed number means, how many requests fit, and what would change it."""
-    fits: Columns = [
+    fits: tb.Columns = [
         ("context", lambda fit: quantity(fit.context_tokens)),
         ("requests", lambda fit: quantity(fit.requests)),
         ("tokens", lambda fit: quantity(fit.tokens)),
@@ -39,7 +27,7 @@ def explanation_page(log: "Explanation") -> Page:
     note = "as far as memory goes" if log.exact else "as the log counts"
     if limits := [fit.requests for fit in log.fits if fit.held > fit.requests]:
         note = f"no more than {max(limits):,} run"
-    answer: list[Part] = [
+    answer: list[tb.Part] = [
         _head(log),
         *(
             [f"{log.title}{'' if log.seen_in_logs else ' (rules derived from source)'}"]
@@ -48,17 +36,17 @@ def explanation_page(log: "Explanation") -> Page:
         *log.meaning,
     ]
     if log.fits:
-        answer += ["", Table("What fits in steady decode", fits, log.fits, note=note)]
+        answer += ["", tb.Table("What fits in steady decode", fits, log.fits, note=note)]
     gains = [change for change in log.changes if change.gain_tokens > 0][:_MAX_CHANGES]
     if gains:
         answer += ["", _changes(gains)]
-    answer += ["", Command.of("dsv4kv", "lint", log.source)]
-    statements: Columns = [
+    answer += ["", tb.Command.of("dsv4kv", "lint", log.source)]
+    statements: tb.Columns = [
         ("what", lambda each: each.what),
-        ("value", lambda each: Text(each.value)),
+        ("value", lambda each: tb.Text(each.value)),
         ("how it is known", lambda each: each.how),
     ]
-    configuration: list[Part] = [Table("Configuration", statements, log.statements)]
+    configuration: list[tb.Part] = [tb.Table("Configuration", statements, log.statements)]
     if log.candidates:
         configuration.append("The log would read the same with:")
         configuration += [f"  {title}" for title in log.candidates[:_MAX_CANDIDATES]]
@@ -73,27 +61,29 @@ def explanation_page(log: "Explanation") -> Page:
         (f"one {log.unit}", f"{log.unit_bytes:,.2f} B"),
         (f"all {log.units:,} {log.unit}s", format_bytes(log.cache_bytes)),
     ]
-    sizes = [Table("One request", ["cost", "bytes"], costs)] if log.exact else []
+    sizes = [tb.Table("One request", ["cost", "bytes"], costs)] if log.exact else []
     if log.measured:
         measured = log.measured | ({"KV cache": log.cache_bytes / 2**30} if log.exact else {})
         rows = [(what, format_bytes(int(gib * 2**30))) for what, gib in measured.items()]
         note = "instead of budget's assumptions: --reserve is what is neither weights nor KV"
-        sizes.append(Table("Memory measured by the engine", ["one GPU", "size"], rows, note=note))
-    sections = [Section("Configuration", configuration), Section("Bytes", sizes)]
+        sizes.append(
+            tb.Table("Memory measured by the engine", ["one GPU", "size"], rows, note=note)
+        )
+    sections = [tb.Section("Configuration", configuration), tb.Section("Bytes", sizes)]
     if len(log.changes) > len(gains):
-        sections.append(Section("All changes", [_changes(log.changes, "All changes")]))
+        sections.append(tb.Section("All changes", [_changes(log.changes, "All changes")]))
     if len(log.ranks) > 1:
-        ranks: Columns = [
-            ("rank", lambda rank: rank.rank or ABSENT),
-            ("tokens", lambda r: Number("refused" if r.tokens is None else f"{r.tokens:,}")),
+        ranks: tb.Columns = [
+            ("rank", lambda rank: rank.rank or tb.ABSENT),
+            ("tokens", lambda r: tb.Number("refused" if r.tokens is None else f"{r.tokens:,}")),
             ("memory", lambda r: f"{r.available_gib:.2f} GiB" if r.available_gib else ""),
         ]
         title = "Ranks, the smallest first: it is the one explained"
-        sections.append(Section("Ranks", [Table(title, ranks, log.ranks)]))
-    return Page(f"{log.source}: {log.title}", answer, sections)
+        sections.append(tb.Section("Ranks", [tb.Table(title, ranks, log.ranks)]))
+    return tb.Page(f"{log.source}: {log.title}", answer, sections)
 
 
-def _head(log: "Explanation") -> Finding:
+def _head(log: "Explanation") -> tb.Finding:
     ranks = log.replicas
     fits = ""
     if log.fits:
@@ -109,56 +99,58 @@ def _head(log: "Explanation") -> Finding:
             fits = f"; {'memory' if log.exact else 'it'} holds {fits}"
     by = log.engine if log.exact else log.engine.partition(":")[0]
     if log.refused:
-        return Finding("bad", f"{log.source}: {by} refused to start{fits}.")
+        return tb.Finding("bad", f"{log.source}: {by} refused to start{fits}.")
     printed = f"{log.source}: {by} printed {log.printed_tokens or 0:,} tokens"
     if log.printed_tokens is None:
         printed = f"{log.source}: {by} printed no number of tokens"
-    return Finding("good" if log.exact else "warning", f"{printed}{fits}.")
+    return tb.Finding("good" if log.exact else "warning", f"{printed}{fits}.")
 
 
-def _changes(changes: "Sequence[Change]", title: str = "Biggest levers") -> Table:
-    columns: Columns = [
-        ("change", lambda change: Text(change.what)),
+def _changes(changes: "Sequence[Change]", title: str = "Biggest levers") -> tb.Table:
+    columns: tb.Columns = [
+        ("change", lambda change: tb.Text(change.what)),
         ("new value", lambda change: quantity(change.printed_tokens)),
-        ("difference", lambda change: Number(f"{change.gain_tokens:+,}")),
+        ("difference", lambda change: tb.Number(f"{change.gain_tokens:+,}")),
     ]
-    return Table(title, columns, changes, note="each alone")
+    return tb.Table(title, columns, changes, note="each alone")
 
 
-def waterfall_page(waterfall: "Waterfall") -> Page:
+def waterfall_page(waterfall: "Waterfall") -> tb.Page:
     """What is between the numbers of two logs, step by step."""
     before, after = waterfall.before, waterfall.after
     difference = waterfall.end_tokens - waterfall.start_tokens
     start, end = waterfall.start_ranks, waterfall.end_ranks
-    counts: dict[str, Callable[[Step], Number]] = {
-        "bytes of a unit": lambda step: Number(f"{step.unit_bytes:,.2f}"),
-        "units": lambda step: Number(f"{step.units:,}"),
-        "units per request": lambda step: Number(f"{step.units_per_request:,.0f}"),
+    counts: dict[str, Callable[[Step], tb.Number]] = {
+        "bytes of a unit": lambda step: tb.Number(f"{step.unit_bytes:,.2f}"),
+        "units": lambda step: tb.Number(f"{step.units:,}"),
+        "units per request": lambda step: tb.Number(f"{step.units_per_request:,.0f}"),
     }
     if max(start, end) > 1:
-        counts = {"all ranks": lambda step: Number(f"{step.tokens * step.ranks:,}"), **counts}
+        counts = {"all ranks": lambda step: tb.Number(f"{step.tokens * step.ranks:,}"), **counts}
     changing = {
         name: read
         for name, read in counts.items()
         if name == "all ranks" or len(set(map(read, waterfall.steps))) > 1
     }
 
-    def ends(log: "Explanation", gain: str, tokens: int, ranks: int) -> tuple[str | Number, ...]:
+    def ends(
+        log: "Explanation", gain: str, tokens: int, ranks: int
+    ) -> tuple[str | tb.Number, ...]:
         totals = [
-            Number(f"{tokens * ranks:,}" if name == "all ranks" else "") for name in changing
+            tb.Number(f"{tokens * ranks:,}" if name == "all ranks" else "") for name in changing
         ]
-        return log.source, Number(gain), Number(f"{tokens:,}"), *totals
+        return log.source, tb.Number(gain), tb.Number(f"{tokens:,}"), *totals
 
-    table = Table(
+    table = tb.Table(
         "From one number to the other",
         ["step", "gain", "tokens of a rank" if max(start, end) > 1 else "tokens", *changing],
         [
             ends(before, "", waterfall.start_tokens, start),
             *(
                 (
-                    Text(step.what),
-                    Number(f"{step.gain_tokens:+,}"),
-                    Number(f"{step.tokens:,}"),
+                    tb.Text(step.what),
+                    tb.Number(f"{step.gain_tokens:+,}"),
+                    tb.Number(f"{step.tokens:,}"),
                     *(read(step) for read in changing.values()),
                 )
                 for step in waterfall.steps
@@ -168,7 +160,7 @@ def waterfall_page(waterfall: "Waterfall") -> Page:
     )
     sentence = _difference(waterfall)
     titles = [f"{log.source}: {log.title}" for log in (before, after)]
-    return Page("Two start-up logs", [Text(sentence, "strong"), *titles, "", table])
+    return tb.Page("Two start-up logs", [tb.Text(sentence, "strong"), *titles, "", table])
 
 
 def _difference(both: "Waterfall") -> str:
@@ -188,14 +180,14 @@ def _difference(both: "Waterfall") -> str:
     return f"{said}."
 
 
-def results_page(runs: "Sequence[Measured]", path: Path) -> Page:
+def results_page(runs: "Sequence[Measured]", path: Path) -> tb.Page:
     """Runs of a benchmark: their load, and the median of each time."""
 
-    def median(name: str) -> Read:
+    def median(name: str) -> tb.Read:
         return lambda run: ms(_median_ns(run, name))
 
-    columns: Columns = [
-        ("run", lambda run: Text(run.name)),
+    columns: tb.Columns = [
+        ("run", lambda run: tb.Text(run.name)),
         ("requests", lambda run: quantity(len(run.requests))),
         ("concurrency", lambda run: quantity(run.concurrency)),
         ("TTFT p50 ms", median("ttft")),
@@ -203,8 +195,8 @@ def results_page(runs: "Sequence[Measured]", path: Path) -> Page:
         ("duration s", lambda run: quantity(run.duration_s)),
     ]
     engines = ", ".join(dict.fromkeys(run.engine for run in runs))
-    again = Command.of("dsv4kv", "replay", "calibrate", path, "--gpu", "h200", "--name", "mine")
-    return Page("Benchmark", [Table(f"Benchmark of {engines}", columns, runs), "", again])
+    again = tb.Command.of("dsv4kv", "replay", "calibrate", path, "--gpu", "h200", "--name", "mine")
+    return tb.Page("Benchmark", [tb.Table(f"Benchmark of {engines}", columns, runs), "", again])
 
 
 def _median_ns(run: "Measured", name: str) -> float | None:

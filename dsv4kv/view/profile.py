@@ -32,26 +32,11 @@ from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.statistics import divide, summarize
 from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view import plots
+from dsv4kv.view import table as tb
 from dsv4kv.view.bench import MAX_ROWS, bench_page, is_known, name_run
 from dsv4kv.view.facts import header, layers_text
 from dsv4kv.view.outcomes import format_with_unit
 from dsv4kv.view.quantity import format_quantity, quantity, size, us
-from dsv4kv.view.table import (
-    ABSENT,
-    Chart,
-    Columns,
-    Facts,
-    Finding,
-    Number,
-    Page,
-    Part,
-    Read,
-    Section,
-    Table,
-    Text,
-    bar,
-    more,
-)
 
 _MAX_LINES, _MIN_KERNELS = 9, 3  # of classes and kernels in an answer
 _IDLE = 0.05  # of a step: less is not worth a clause
@@ -80,7 +65,7 @@ _CACHE_LIKE = re.compile(
 )
 
 
-def record_page(record: RunRecord) -> Page:
+def record_page(record: RunRecord) -> tb.Page:
     """A record of ``profile``: its profile, then everything else that was measured."""
     case = next(case for case in record.cases if case.profile and case.profile.table)
     assert case.profile
@@ -92,37 +77,37 @@ def record_page(record: RunRecord) -> Page:
     layers = layers_text(record.cases)
     page = profile_page(case.profile, next(iter(yardsticks(case)), None), title, layers)
     facts = {name: header(record).rows[name] for name in ("run", "repeat")}
-    sections = bench_page(record).sections if own else [Section("Run", [Facts(facts)])]
-    return Page(page.title, page.answer, [*page.sections, *sections])
+    sections = bench_page(record).sections if own else [tb.Section("Run", [tb.Facts(facts)])]
+    return tb.Page(page.title, page.answer, [*page.sections, *sections])
 
 
 def profile_page(
     profile: Profile, yardstick: Yardstick | None, name: str = "Profile", layers: str = ""
-) -> Page:
+) -> tb.Page:
     """A profile with a kernel table; rates are compared with the baseline's.
 
     ``layers`` names the part of a model that was profiled: ``3 of 43 layers``.
     """
     table = profile.table
     assert table is not None
-    kernels: list[Part] = []
+    kernels: list[tb.Part] = []
     if any((row.useful_bytes, row.dram_bytes) != (None, None) for row in table.operations):
         kernels.append(_operations_table(table.operations, yardstick).noted(layers))
     kernels.append(_kernels_table(table, None, yardstick).noted(layers))
     names = [(t, r.name) for t, r in zip(_titles(table.kernels), table.kernels, strict=True)]
     if longer := [pair for pair in names if pair[0] != pair[1]]:
-        kernels.append(Table("Names", ["kernel", "full name"], longer))
+        kernels.append(tb.Table("Names", ["kernel", "full name"], longer))
     sections = [
-        Section("Steps", list(_where(profile, table, layers))),
-        Section("Kernels", kernels),
+        tb.Section("Steps", list(_where(profile, table, layers))),
+        tb.Section("Kernels", kernels),
     ]
-    return Page(name, list(_answer(profile, table, yardstick, layers)), sections)
+    return tb.Page(name, list(_answer(profile, table, yardstick, layers)), sections)
 
 
 def _answer(
     profile: Profile, table: KernelTable, yardstick: Yardstick | None, layers: str
-) -> Iterator[Part]:
-    yield from (Finding("warning", warning) for warning in table.warnings[:3])
+) -> Iterator[tb.Part]:
+    yield from (tb.Finding("warning", warning) for warning in table.warnings[:3])
     rows = _own_rows(profile, table)
     found, idle = _shares(rows), _idle_share(table)
     step, doubt = _step_clause(table, idle)
@@ -133,14 +118,14 @@ def _answer(
             words += ", synthetic inputs excluded"
         for name, word in (("attention",) * 2, (_GEMMS,) * 2, (OTHER, "not classified")):
             words += f", {word} {found[name]:.1f} %" if found.get(name) else ""
-        yield Text("; ".join(filter(None, (words, step, layers))) + ".", "strong")
+        yield tb.Text("; ".join(filter(None, (words, step, layers))) + ".", "strong")
     else:
         sentence = "no kernel is classified, so the cost of the KV cache is unknown"
-        yield Finding("warning", f"{sentence}: add patterns with --rules FILE")
+        yield tb.Finding("warning", f"{sentence}: add patterns with --rules FILE")
         if step:
-            yield Text(f"{step[0].upper()}{step[1:]}.", "strong")
+            yield tb.Text(f"{step[0].upper()}{step[1:]}.", "strong")
     if doubt:
-        yield Finding("warning", doubt)
+        yield tb.Finding("warning", doubt)
     yield from _doubts(table)
     yield from _next(table, rows, idle)
     if table.kernels:
@@ -148,7 +133,7 @@ def _answer(
         most = max(_MIN_KERNELS, _MAX_LINES - len(classes.rows))
         yield from ("", replace(classes, note=_describe(profile, table)))
         yield from ("", _kernels_table(table, most, yardstick).noted(layers))
-        yield from more(len(table.kernels), most)
+        yield from tb.more(len(table.kernels), most)
     if profile.memory:
         yield from ("", memory_table(profile.memory).noted(layers))
 
@@ -176,7 +161,7 @@ def _idle_share(table: KernelTable) -> float:
     return sum(table.steps.gap_ns) / sum(table.steps.span_ns)
 
 
-def _next(table: KernelTable, own: Sequence[KernelRow], idle: float) -> Iterator[Finding]:
+def _next(table: KernelTable, own: Sequence[KernelRow], idle: float) -> Iterator[tb.Finding]:
     """Where to look next: the cache's largest class, else the largest but GEMMs, or idle time."""
     rows = [row for row in own if row.category in CACHE_CATEGORIES]
     rows = rows or [row for row in own if class_of(row) not in ("attention", _GEMMS)]
@@ -187,15 +172,17 @@ def _next(table: KernelTable, own: Sequence[KernelRow], idle: float) -> Iterator
     if table.kernels and table.steps and idle >= _IDLE and sum(table.steps.gap_ns) > time_ns:
         before = max(table.kernels, key=lambda row: (row.gap_ns or 0) * row.calls)
         kernel = f", longest before {_cut(title_of(before))}" if before.gap_ns else ""
-        yield Finding("note", f"look next at idle time: {_percent(idle, 1)} of the step{kernel}")
+        yield tb.Finding(
+            "note", f"look next at idle time: {_percent(idle, 1)} of the step{kernel}"
+        )
     elif time_ns:
         longest = next(row for row in rows if row.category == name)  # rows are by time
         share = _percent(time_ns, sum(row.total_ns for row in table.kernels))
         kernel = f"{share} of busy, longest {_cut(title_of(longest))}"
-        yield Finding("note", f"look next at {name}: {kernel}")
+        yield tb.Finding("note", f"look next at {name}: {kernel}")
 
 
-def _doubts(table: KernelTable) -> Iterator[Finding]:
+def _doubts(table: KernelTable) -> Iterator[tb.Finding]:
     unknown = [
         title_of(row)
         for row in table.kernels
@@ -205,45 +192,45 @@ def _doubts(table: KernelTable) -> Iterator[Finding]:
         shown = ", ".join(dict.fromkeys(unknown[:3])) + (", …" if len(unknown) > 3 else "")
         advice = "; add patterns with --rules FILE" if _engines(table.kernels) else ""
         sentence = f"not classified, but named like cache kernels: {shown}{advice}"
-        yield Finding("warning", sentence)
+        yield tb.Finding("warning", sentence)
     audited = [row for row in table.operations if amplification(row) is not None]
     for row in filter(is_amplified, audited):
-        yield Finding("bad", f"{row.name} moves {amplification(row):.2f} times what it must")
+        yield tb.Finding("bad", f"{row.name} moves {amplification(row):.2f} times what it must")
     if audited and not any(map(is_amplified, audited)):
-        yield Finding("good", "no gather and no insert moves over 1.10 times what it must")
+        yield tb.Finding("good", "no gather and no insert moves over 1.10 times what it must")
 
 
-def _where(profile: Profile, table: KernelTable, layers: str) -> Iterator[Part]:
-    yield from (Finding("warning", warning) for warning in table.warnings)
-    yield Finding("note", _describe(profile, table))
-    yield from (Finding("note", note) for note in table.notes)
+def _where(profile: Profile, table: KernelTable, layers: str) -> Iterator[tb.Part]:
+    yield from (tb.Finding("warning", warning) for warning in table.warnings)
+    yield tb.Finding("note", _describe(profile, table))
+    yield from (tb.Finding("note", note) for note in table.notes)
     if table.outside_calls:
         inside = sum(row.total_ns for row in table.kernels)
         share = _percent(table.outside_ns, inside + table.outside_ns or 1)
         pieces, time = counted(table.outside_calls, "piece"), format_duration(table.outside_ns)
         text = f"excluded: {pieces} of work outside every step, {time}, {share} of the capture's"
-        yield Finding("note", text)
+        yield tb.Finding("note", text)
     elif table.num_steps and not _is_on_cpu(table):
-        yield Finding("note", "all work of the capture is inside steps")
+        yield tb.Finding("note", "all work of the capture is inside steps")
     if table.steps:
         yield _steps_table(table, table.steps).noted(layers)
         if _is_on_cpu(table):
             outside, whole = sum(table.steps.gap_ns), sum(table.steps.host_ns) or 1
-            yield Finding(
+            yield tb.Finding(
                 "note",
                 f"operations add up to {_percent(whole - outside, whole)} of the steps, and "
                 f"{_percent(outside, whole)} is outside any of them",
             )
 
 
-def _kernels_table(table: KernelTable, most: int | None, yardstick: Yardstick | None) -> Table:
+def _kernels_table(table: KernelTable, most: int | None, yardstick: Yardstick | None) -> tb.Table:
     """Kernels by their time, the longest ``most`` of them, all for None."""
     total = sum(row.total_ns for row in table.kernels) or 1
     rows = list(zip(_titles(table.kernels), table.kernels, strict=True))[:most]
-    columns: list[tuple[str, Read]] = [
+    columns: list[tuple[str, tb.Read]] = [
         ("kernel", lambda row: _cut(row[0]) if most else row[0]),
         ("class", lambda row: class_of(row[1])),
-        ("% of busy", lambda row: Number(f"{row[1].total_ns / total * 100:.1f}")),
+        ("% of busy", lambda row: tb.Number(f"{row[1].total_ns / total * 100:.1f}")),
         ("median µs", lambda row: us(row[1].median_ns)),
         *_rate_columns(yardstick, lambda row: row[1]),
         ("calls", lambda row: quantity(row[1].calls)),
@@ -251,7 +238,7 @@ def _kernels_table(table: KernelTable, most: int | None, yardstick: Yardstick | 
         ("p95 µs", lambda row: us(row[1].p95_ns)),
         ("min µs", lambda row: us(row[1].min_ns)),
         ("idle before µs", lambda row: us(row[1].gap_ns)),
-        ("phase", lambda row: row[1].phase or ABSENT),
+        ("phase", lambda row: row[1].phase or tb.ABSENT),
         ("grid", lambda row: _product(row[1].grid)),
         ("block", lambda row: _product(row[1].block)),
         ("registers", lambda row: quantity(row[1].registers)),
@@ -261,7 +248,7 @@ def _kernels_table(table: KernelTable, most: int | None, yardstick: Yardstick | 
     ]
     ops = any(row.kind == "op" for row in table.kernels)
     note = "time that nothing inside accounts for" if ops else ""
-    return Table("Kernels", columns[:6] if most else columns, rows, note=note)
+    return tb.Table("Kernels", columns[:6] if most else columns, rows, note=note)
 
 
 def _cut(name: str) -> str:
@@ -276,39 +263,43 @@ def _rate_columns(yardstick: Yardstick | None, row_of: Callable[[Any], Any]) -> 
         moved, time_ns = row_of(row).useful_bytes, row_of(row).total_ns
         return moved / time_ns if moved and time_ns else None
 
-    def share(row: Any) -> Number:
+    def share(row: Any) -> tb.Number:
         found = rate(row)
-        return Number(f"{found / best.value * 100:.1f}" if found and best else ABSENT)
+        return tb.Number(f"{found / best.value * 100:.1f}" if found and best else tb.ABSENT)
 
     return [("GB/s", lambda row: quantity(rate(row))), (f"% of {name}", share)]
 
 
-def _classes_table(table: KernelTable) -> Table:
+def _classes_table(table: KernelTable) -> tb.Table:
     spent, calls = Counter[str](), Counter[str]()
     for row in table.kernels:
         spent[class_of(row)] += row.total_ns
         calls[class_of(row)] += row.calls
     steps, whole = table.num_steps, spent.total() or 1
     engines = {name: _engines([r for r in table.kernels if class_of(r) == name]) for name in spent}
-    columns: Columns = [
+    columns: tb.Columns = [
         ("class", lambda name: name),
-        ("% of busy", lambda name: Number(f"{spent[name] / whole * 100:.1f}")),
-        ("of busy", lambda name: bar(spent[name] / whole)),
+        ("% of busy", lambda name: tb.Number(f"{spent[name] / whole * 100:.1f}")),
+        ("of busy", lambda name: tb.bar(spent[name] / whole)),
         ("µs a step", lambda name: us(spent[name] / steps if steps else None)),
         ("calls", lambda name: quantity(calls[name])),
         ("known by", lambda name: engines[name]),
     ]
     rows = sorted((name for name in _CLASSES if calls[name]), key=lambda name: -spent[name])
-    return Table("Kernel classes", columns, rows)
+    return tb.Table("Kernel classes", columns, rows)
 
 
-def _operations_table(operations: Sequence[OperationRow], yardstick: Yardstick | None) -> Table:
+def _operations_table(operations: Sequence[OperationRow], yardstick: Yardstick | None) -> tb.Table:
 
-    def moved(row: OperationRow) -> Number:
+    def moved(row: OperationRow) -> tb.Number:
         ratio, bad = amplification(row), is_amplified(row)
-        return Number(f"{ratio:.2f}", tone="bad" if bad else "good") if ratio else Number(ABSENT)
+        return (
+            tb.Number(f"{ratio:.2f}", tone="bad" if bad else "good")
+            if ratio
+            else tb.Number(tb.ABSENT)
+        )
 
-    columns: Columns = [
+    columns: tb.Columns = [
         ("operation", lambda row: row.name),
         ("class", lambda row: row.category),
         ("calls", lambda row: quantity(row.calls)),
@@ -319,15 +310,15 @@ def _operations_table(operations: Sequence[OperationRow], yardstick: Yardstick |
         ("moved / useful", moved),
     ]
     note = "useful bytes by the byte model, all calls"
-    return Table("Operations", columns, operations, note=note)
+    return tb.Table("Operations", columns, operations, note=note)
 
 
-def _product(sizes: Sequence[int] | None) -> Number:
+def _product(sizes: Sequence[int] | None) -> tb.Number:
     """``128×4``, without trailing ones."""
     kept = list(sizes or [])
     while len(kept) > 1 and kept[-1] == 1:
         kept.pop()
-    return Number("×".join(f"{each:,}" for each in kept) or ABSENT)
+    return tb.Number("×".join(f"{each:,}" for each in kept) or tb.ABSENT)
 
 
 def amplification(row: OperationRow) -> float | None:
@@ -368,19 +359,19 @@ def _engines(rows: Sequence[KernelRow]) -> str:
     return ", ".join(dict.fromkeys(row.engine for row in rows if row.engine))
 
 
-def _steps_table(table: KernelTable, steps: StepTimes) -> Table:
+def _steps_table(table: KernelTable, steps: StepTimes) -> tb.Table:
     """Where the time of a step went: medians over steps, and over GPUs where there are more.
 
     Medians do not add up; shares do, which are of all steps together.
     """
     gpus = f" on {len(set(steps.device)):,} GPUs" if len(steps.host_ns) > table.num_steps else ""
 
-    def share(row: tuple[str, str]) -> Number:
+    def share(row: tuple[str, str]) -> tb.Number:
         times = getattr(steps, row[1])
         whole = sum(steps.span_ns if row[1] in _OF_THE_SPAN else steps.host_ns)
-        return Number(f"{sum(times) / whole * 100:.1f}" if whole else ABSENT)
+        return tb.Number(f"{sum(times) / whole * 100:.1f}" if whole else tb.ABSENT)
 
-    columns: Columns = [
+    columns: tb.Columns = [
         ("part", lambda row: row[0]),
         ("median µs", lambda row: us(summarize(getattr(steps, row[1])).estimate)),
         ("min µs", lambda row: us(min(getattr(steps, row[1])))),
@@ -389,10 +380,10 @@ def _steps_table(table: KernelTable, steps: StepTimes) -> Table:
     ]
     whole = "" if _is_on_cpu(table) else "; host's parts are of the step on the host"
     rows = list((ON_CPU if _is_on_cpu(table) else ON_GPU).items())
-    return Table("Step", columns, rows, note=f"{counted(table.num_steps, 'step')}{gpus}{whole}")
+    return tb.Table("Step", columns, rows, note=f"{counted(table.num_steps, 'step')}{gpus}{whole}")
 
 
-def memory_table(audit: MemoryAudit) -> Table:
+def memory_table(audit: MemoryAudit) -> tb.Table:
     """Memory around the building of the pools, as planned and as others count it."""
     before, after = audit.marks
     known = {
@@ -404,12 +395,12 @@ def memory_table(audit: MemoryAudit) -> Table:
     }
     rows = []
     for label, (first, last) in known.items():
-        sizes = [ABSENT] * 4
+        sizes = [tb.ABSENT] * 4
         if first is not None and last is not None:
             more = last - first
             sizes = [format_bytes(n) for n in (first, last, more, more - audit.planned_bytes)]
         rows.append((label, *sizes))
-    return Table(
+    return tb.Table(
         "Memory of the pools",
         ["counted by", "before", "after", "more", "more than planned"],
         rows,
@@ -488,9 +479,9 @@ def compare_tables(before: KernelTable, after: KernelTable) -> list[Change]:
     return sorted(changes, key=lambda change: -abs(change.difference_ns))
 
 
-def diff_page(before: KernelTable, after: KernelTable, sides: tuple[str, str]) -> Page:
+def diff_page(before: KernelTable, after: KernelTable, sides: tuple[str, str]) -> tb.Page:
     """What one profile spends that the other does not."""
-    changes, answer = compare_tables(before, after), list[Part]()
+    changes, answer = compare_tables(before, after), list[tb.Part]()
     per_step = bool(before.num_steps and after.num_steps)
     for what, old, new in (
         ("profilers", before.tool, after.tool),
@@ -498,42 +489,42 @@ def diff_page(before: KernelTable, after: KernelTable, sides: tuple[str, str]) -
     ):
         if old != new:
             both = f"{old or 'unknown'}, {new or 'unknown'}"
-            answer.append(Finding("warning", f"different {what}: {both}"))
+            answer.append(tb.Finding("warning", f"different {what}: {both}"))
     if bool(before.num_steps) != bool(after.num_steps):
         text = "only one of them has steps: whole profiles are compared"
-        answer.append(Finding("warning", text))
+        answer.append(tb.Finding("warning", text))
     if before.steps and after.steps:
         first, last = (summarize(steps.span_ns).estimate for steps in (before.steps, after.steps))
         times = " → ".join(f"{format_quantity(one, 1e-3)} µs" for one in (first, last))
         ratio = format_quantity(divide(last, first))
-        answer.append(Text(f"A step: {times}, {ratio} times as long.", "strong"))
+        answer.append(tb.Text(f"A step: {times}, {ratio} times as long.", "strong"))
     answer += ["", _diff_table(changes[:MAX_ROWS], sides, per_step=per_step)]
-    answer += more(len(changes), MAX_ROWS)
+    answer += tb.more(len(changes), MAX_ROWS)
     note = "one profile each: what differs may differ between two runs of one, too"
-    answer.append(Finding("note", note))
-    whole = Section("All kernels", [_diff_table(changes, sides, per_step=per_step)])
-    return Page(f"{sides[0]} and {sides[1]}", answer, [whole])
+    answer.append(tb.Finding("note", note))
+    whole = tb.Section("All kernels", [_diff_table(changes, sides, per_step=per_step)])
+    return tb.Page(f"{sides[0]} and {sides[1]}", answer, [whole])
 
 
-def _diff_table(changes: Sequence[Change], sides: tuple[str, str], *, per_step: bool) -> Table:
+def _diff_table(changes: Sequence[Change], sides: tuple[str, str], *, per_step: bool) -> tb.Table:
     unit = "µs a step" if per_step else "µs"
 
-    def relative(change: Change) -> Number:
+    def relative(change: Change) -> tb.Number:
         if change.before_ns is None or change.after_ns is None:
-            return Number("new" if change.before_ns is None else "gone")
+            return tb.Number("new" if change.before_ns is None else "gone")
         share = change.difference_ns / change.before_ns if change.before_ns else None
-        return Number(ABSENT if share is None else f"{share * 100:+.1f}")
+        return tb.Number(tb.ABSENT if share is None else f"{share * 100:+.1f}")
 
-    columns: Columns = [
+    columns: tb.Columns = [
         ("kernel", lambda change: change.name),
         ("class", lambda change: change.category),
         (f"A {unit}", lambda change: us(change.before_ns)),
         (f"B {unit}", lambda change: us(change.after_ns)),
-        ("B − A", lambda change: Number(f"{change.difference_ns * 1e-3:+,.2f}")),
+        ("B − A", lambda change: tb.Number(f"{change.difference_ns * 1e-3:+,.2f}")),
         ("%", relative),
-        ("calls A → B", lambda c: Number(f"{c.before_calls:,.4g} → {c.after_calls:,.4g}")),
+        ("calls A → B", lambda c: tb.Number(f"{c.before_calls:,.4g} → {c.after_calls:,.4g}")),
     ]
-    return Table("Kernels", columns, changes, note=f"A: {sides[0]}, B: {sides[1]}")
+    return tb.Table("Kernels", columns, changes, note=f"A: {sides[0]}, B: {sides[1]}")
 
 
 def write_timeline(timeline: Timeline, path: Path) -> None:
@@ -553,7 +544,7 @@ def refuse_other_names(paths: Iterable[Path]) -> None:
             raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}.")
 
 
-def timeline_chart(timeline: Timeline) -> Chart:
+def timeline_chart(timeline: Timeline) -> tb.Chart:
     """A step: a row for each lane, and more where pieces overlap."""
     free: list[list[int]] = [[] for _ in timeline.lanes]
     count = len(timeline.name)

@@ -15,26 +15,13 @@ from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
 from dsv4kv.units import counted
+from dsv4kv.view import table as tb
 from dsv4kv.view.console import one_line, open_console
-from dsv4kv.view.table import (
-    ABSENT,
-    MARKS,
-    Cell,
-    Command,
-    Facts,
-    Finding,
-    Hint,
-    Part,
-    Table,
-    Text,
-    Tone,
-    text_of,
-)
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-STYLES: Final[dict[Tone, str]] = {
+STYLES: Final[dict[tb.Tone, str]] = {
     "plain": "",
     "strong": "bold",
     "dim": "dim",
@@ -55,7 +42,7 @@ _WITHIN_QUANTITY: Final = re.compile(
 )
 
 
-def show(parts: Iterable[Part], console: "Console | None" = None) -> None:
+def show(parts: Iterable[tb.Part], console: "Console | None" = None) -> None:
     """Print parts below each other, on standard output unless another console is given."""
     console = console or open_console()
     for part in parts:
@@ -66,7 +53,7 @@ def show(parts: Iterable[Part], console: "Console | None" = None) -> None:
 class Drawing:
     """A part as rich draws it; where a console does not wrap, it is as wide as it needs to be."""
 
-    part: Part
+    part: tb.Part
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
         width = 10**4 if options.no_wrap else options.max_width
@@ -84,20 +71,20 @@ class Drawing:
                 yield Segment.line()
 
 
-def _draw(part: Part, width: int) -> "Iterator[RenderableType]":
+def _draw(part: tb.Part, width: int) -> "Iterator[RenderableType]":
     match part:
-        case Table():
+        case tb.Table():
             yield from _draw_table(part.informative(), width)
-        case Facts():
+        case tb.Facts():
             label = max(8, *map(cell_len, part.rows), 0)
             for name, fact in part.rows.items():
                 yield _hang(RichText(name, "dim"), fact, "", label)
-        case Finding():
-            sign, tone = MARKS[part.level]
+        case tb.Finding():
+            sign, tone = tb.MARKS[part.level]
             yield _hang(RichText(sign, STYLES[tone]), part.sentence, STYLES[tone], 1, gap=1)
-        case Text():
+        case tb.Text():
             yield _sentence(part.value, STYLES[part.tone])
-        case Hint():
+        case tb.Hint():
             yield _sentence(part, "dim")
         case str() if part.startswith("  ") and part.strip():
             yield _hang(RichText(), part.lstrip(), "", len(part) - len(part.lstrip()), gap=0)
@@ -106,7 +93,7 @@ def _draw(part: Part, width: int) -> "Iterator[RenderableType]":
 
 
 def _sentence(text: str, style: str = "") -> RichText:
-    if isinstance(text, Command):
+    if isinstance(text, tb.Command):
         return RichText(text, style, no_wrap=True, overflow="ignore")
     return RichText(_unbroken(text), style)
 
@@ -118,14 +105,14 @@ def _unbroken(text: str) -> str:
 def _hang(head: RichText, text: str, style: str, width: int, gap: int = _GAP) -> RichTable:
     grid = RichTable.grid(padding=(0, gap, 0, 0))
     grid.add_column(width=width)
-    grid.add_column(overflow="fold", no_wrap=isinstance(text, Command))
-    if isinstance(text, Command):  # whole, so that it can be pasted: a terminal wraps it
+    grid.add_column(overflow="fold", no_wrap=isinstance(text, tb.Command))
+    if isinstance(text, tb.Command):  # whole, so that it can be pasted: a terminal wraps it
         grid.width = width + gap + cell_len(text)
     grid.add_row(head, _sentence(text, style))
     return grid
 
 
-def _draw_table(table: Table, width: int) -> "Iterator[RenderableType]":
+def _draw_table(table: tb.Table, width: int) -> "Iterator[RenderableType]":
     """The table; columns without room are dropped, or below it, next to the same keys."""
     title = RichText(_unbroken(table.title), "bold")
     if table.note:
@@ -164,7 +151,7 @@ class _Column:
     most: int
 
     @classmethod
-    def of(cls, table: Table, number: int) -> "_Column":
+    def of(cls, table: tb.Table, number: int) -> "_Column":
         head, cells = table.heads[number], [row[number] for row in table.cells]
         spread = max((cell_len(cell.spread) for cell in cells), default=0)
         texts = [_text(cell, spread) for cell in cells]
@@ -177,7 +164,7 @@ class _Column:
                    max(whole, cell_len(head.header)))  # fmt: skip
 
 
-def _text(cell: Cell, spread: int) -> RichText:
+def _text(cell: tb.Cell, spread: int) -> RichText:
     """A cell's text; intervals are padded, so that values are one below the other."""
     text = f"{cell.value} {cell.spread:{spread}}" if spread else cell.value
     return RichText(_unbroken(text), STYLES[cell.tone])
@@ -223,11 +210,11 @@ def _draw_columns(columns: Sequence[_Column], width: int, body: int) -> RichTabl
     return drawn
 
 
-def to_markdown(table: Table) -> str:
+def to_markdown(table: tb.Table) -> str:
     """The table's rows; an absent value is empty."""
 
-    def text(cell: Cell) -> str:
-        shown = "" if text_of(cell) == ABSENT else text_of(cell)
+    def text(cell: tb.Cell) -> str:
+        shown = "" if tb.text_of(cell) == tb.ABSENT else tb.text_of(cell)
         shown = shown.replace("<", "&lt;").replace("|", "\\|")
         return " ".join(shown.split("\n"))
 
@@ -241,10 +228,10 @@ def to_markdown(table: Table) -> str:
     return "\n".join([first, f"|{'|'.join(rules)}|", *body])
 
 
-def to_csv(table: Table) -> str:
+def to_csv(table: tb.Table) -> str:
     """The table with a header line; an interval is in its cell."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([head.header for head in table.heads])
-    writer.writerows([text_of(cell) for cell in row] for row in table.cells)
+    writer.writerows([tb.text_of(cell) for cell in row] for row in table.cells)
     return file.getvalue()

@@ -11,6 +11,7 @@ from dsv4kv.runs.replay import FleetReplica, ReplayFleet, ReplayResult, ReplayTi
 from dsv4kv.runs.schema import Case, Latency, RunRecord, Totals
 from dsv4kv.runs.statistics import summarize
 from dsv4kv.units import counted, format_bytes, format_duration
+from dsv4kv.view import table as tb
 from dsv4kv.view.facts import cache_facts, header, judge_status, layers_text, setting
 from dsv4kv.view.outcomes import (
     best_sentences,
@@ -27,21 +28,6 @@ from dsv4kv.view.quantity import (
     quantity,
     round_up,
     share,
-)
-from dsv4kv.view.table import (
-    ABSENT,
-    Columns,
-    Command,
-    Facts,
-    Finding,
-    Page,
-    Part,
-    Read,
-    Section,
-    Table,
-    Text,
-    mark,
-    more,
 )
 
 _LONG_NS = 1e11  # latencies are in s if one is longer
@@ -84,13 +70,13 @@ _LIMIT_S = 2.0
 _DRAIN, _GROWTH = 1.1, 3.0
 
 
-def replay_page(record: RunRecord) -> Page:
+def replay_page(record: RunRecord) -> tb.Page:
     """Hit rate, load and latency of a replay, or the best of a sweep; then everything else."""
     title = _title(record)
     if len(record.cases) != 1:
-        return Page(title, list(_sweep_answer(record)), list(_sweep_sections(record)))
+        return tb.Page(title, list(_sweep_answer(record)), list(_sweep_sections(record)))
     (case,) = record.cases
-    return Page(title, list(_case_answer(record, case)), list(_case_sections(record, case)))
+    return tb.Page(title, list(_case_answer(record, case)), list(_case_sections(record, case)))
 
 
 def _title(record: RunRecord) -> str:
@@ -119,7 +105,7 @@ def _slo(fleet: ReplayFleet | None) -> str:
     return " and ".join(f"{name} ≤ {format_duration(ns)}" for name, ns in limits)
 
 
-def _case_answer(record: RunRecord, case: Case) -> Iterator[Part]:
+def _case_answer(record: RunRecord, case: Case) -> Iterator[tb.Part]:
     problems = [f for f in (*judge_status(case), *judge_replay(case)) if f.is_problem]
     yield from problems
     result, totals, cache = case.replay, case.totals, case.cache
@@ -128,9 +114,9 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[Part]:
     reuse, late = result.reuse, overload(case)
     sentence = f"{share(reuse.saved_tokens, reuse.prompt_tokens)} of prompt tokens hit the cache"
     for name in () if late else ("ttft", "tpot"):
-        if (time := _time(case, name, 50.0)) != ABSENT:
+        if (time := _time(case, name, 50.0)) != tb.ABSENT:
             sentence += f"; median {_TIMES[name]} {time} ms"
-    yield Text(f"{sentence}.", "strong") if problems else Finding("good", f"{sentence}.")
+    yield tb.Text(f"{sentence}.", "strong") if problems else tb.Finding("good", f"{sentence}.")
     trace = record.trace_source or "a synthetic trace"
     behind = f" behind {result.fleet.router}" if result.fleet else ""
     yield (
@@ -141,7 +127,7 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[Part]:
     if result.arrived_ns:
         rate = _asked(totals) / result.arrived_ns * 1e9
         offered = f"{format_number(rate)} requests/s offered, "
-    served = format_number(totals.requests / totals.wall_ns * 1e9) if totals.wall_ns else ABSENT
+    served = format_number(totals.requests / totals.wall_ns * 1e9) if totals.wall_ns else tb.ABSENT
     yield (
         f"Load: {offered}{served} served; {result.mean_decoding:.1f} requests decode on average, "
         f"{counted(totals.peak_requests, 'slot')} at the peak."
@@ -149,7 +135,7 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[Part]:
     if result.fleet:
         factor = clock_factor(case, "queueing")
         yield from ("", _replicas_table(result.fleet, totals, factor, MAX_REPLICAS))
-        yield from more(len(result.fleet.replicas), MAX_REPLICAS, "replica")
+        yield from tb.more(len(result.fleet.replicas), MAX_REPLICAS, "replica")
     else:
         yield from ("", _reuse_table(reuse, MAX_LOSSES))
     yield from ("", _times_table(case.latencies))
@@ -163,7 +149,7 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[Part]:
             after = ["trace", "mrc", trace, "--model", model]
         ruled = f"ideal is no engine's rule; {_rule_of_plan(model)} is plan's:"
         differs = after[0] == "plan" and reuse.rule == "ideal"
-        yield from (Text(ruled, "dim") if differs else "", Command.of("dsv4kv", *after))
+        yield from (tb.Text(ruled, "dim") if differs else "", tb.Command.of("dsv4kv", *after))
 
 
 def _rule_of_plan(model: str) -> str:
@@ -184,25 +170,25 @@ def _kept_s(case: Case) -> float:
     return max([_LIMIT_S, *(round_up(ns / 1e9) for ns in worst)])
 
 
-def _case_sections(record: RunRecord, case: Case) -> Iterator[Section]:
+def _case_sections(record: RunRecord, case: Case) -> Iterator[tb.Section]:
     result, totals, layers = case.replay, case.totals, layers_text([case])
     cache = [cache_facts(case.cache)] if case.cache else []
     if result is None or totals is None:
-        yield Section("Run", [header(record)])
+        yield tb.Section("Run", [header(record)])
         return
     if result.fleet:
         facts = fleet_facts(result.fleet, totals, clock_factor(case, "latency"))
         table = _replicas_table(result.fleet, totals, clock_factor(case, "queueing"))
-        yield Section("Fleet", [facts, table])
+        yield tb.Section("Fleet", [facts, table])
     if result.fleet or len(result.reuse.lost_tokens) > MAX_LOSSES:
         own = "each replica's own past" if result.fleet else ""
-        yield Section("Prefix cache", [_reuse_table(result.reuse).noted(own)])
+        yield tb.Section("Prefix cache", [_reuse_table(result.reuse).noted(own)])
     if result.tiers:
         below = _below_table(result.tiers, result.reuse.prompt_tokens)
-        yield Section("Below the GPUs", [below, _tiers_table(result.tiers)])
+        yield tb.Section("Below the GPUs", [below, _tiers_table(result.tiers)])
     series = result.series
     seconds = [at / 1e9 for at in series.at_ns]
-    charts: list[Part] = []
+    charts: list[tb.Part] = []
     for title, names in (
         ("Blocks", ("own_blocks", "shared_blocks", "cached_blocks")),
         ("Requests", ("running", "paused", "waiting")),
@@ -212,10 +198,10 @@ def _case_sections(record: RunRecord, case: Case) -> Iterator[Section]:
         if seconds and (not charts or any(len(set(line.ys)) > 1 for line in drawn)):
             chart = lines(f"{title} over time", drawn, x="virtual time, s", stacked=True)
             charts.append(chart)
-    yield Section("Memory", [_memory_table(result).noted(layers), *charts])
-    yield Section("Scheduling", [_replay_facts(result, totals)])
-    yield Section("Model of a step", _constants(result), _CLOCKS[result.clock])
-    yield Section("Run", [header(record), *cache])
+    yield tb.Section("Memory", [_memory_table(result).noted(layers), *charts])
+    yield tb.Section("Scheduling", [_replay_facts(result, totals)])
+    yield tb.Section("Model of a step", _constants(result), _CLOCKS[result.clock])
+    yield tb.Section("Run", [header(record), *cache])
 
 
 def _constants(result: ReplayResult) -> list[str]:
@@ -256,7 +242,7 @@ def overload(case: Case) -> str:
     )
 
 
-def _reuse_table(reuse: Reuse, limit: int | None = None) -> Table:
+def _reuse_table(reuse: Reuse, limit: int | None = None) -> tb.Table:
     """Every prompt token: new, hit, or lost and to what; at most ``limit`` losses."""
     lost = sorted(reuse.lost_tokens.items(), key=lambda item: -item[1])
     rows = [("new", reuse.prompt_tokens - reuse.seen_tokens, ""), ("hit", reuse.saved_tokens, "")]
@@ -272,9 +258,9 @@ def _reuse_table(reuse: Reuse, limit: int | None = None) -> Table:
 
 def losses_table(
     title: str, rows: Sequence[tuple[str, int, str]], prompt_tokens: int, note: str
-) -> Table:
+) -> tb.Table:
     """Outcomes of prompt tokens, how many there are, and what would change them."""
-    return Table(
+    return tb.Table(
         title,
         ["outcome", "tokens", "share", "remedy"],
         [(what, f"{n:,}", share(n, prompt_tokens, 2), remedy) for what, n, remedy in rows],
@@ -288,7 +274,7 @@ def remedy_of(rule: str, reason: str) -> str:
     return known.get(reason, LOSSES[reason][1])
 
 
-def _below_table(tiers: ReplayTiers, prompt_tokens: int) -> Table:
+def _below_table(tiers: ReplayTiers, prompt_tokens: int) -> tb.Table:
     each = {f"lost on {tier.name}": tier.lost_tokens for tier in tiers.tiers}
     lost = each if any(each.values()) else {"lost": tiers.lost_tokens}
     losses = [
@@ -301,40 +287,40 @@ def _below_table(tiers: ReplayTiers, prompt_tokens: int) -> Table:
     return losses_table("Below the GPUs", rows, prompt_tokens, note)
 
 
-def _tiers_table(tiers: ReplayTiers) -> Table:
+def _tiers_table(tiers: ReplayTiers) -> tb.Table:
     tail = f", {tiers.tail_bytes:,} B of windows and states" if tiers.tail_bytes else ""
 
     def mean(waited_ns: int, transfers: int) -> str:
-        return format_duration(waited_ns / transfers) if transfers else ABSENT
+        return format_duration(waited_ns / transfers) if transfers else tb.ABSENT
 
-    columns: Columns = [
+    columns: tb.Columns = [
         ("tier", lambda t: t.name),
         ("capacity", lambda t: format_bytes(t.capacity_bytes + (t.tail_capacity_bytes or 0))),
         ("peak", lambda t: format_bytes(t.peak_bytes)),
         ("hit tokens", lambda t: f"{t.hit_tokens:,}"),
         ("read", lambda t: format_bytes(t.read_bytes)),
         ("written", lambda t: format_bytes(t.written_bytes)),
-        ("moved/useful", lambda t: f"{t.amplification:.2f}" if t.amplification else ABSENT),
+        ("moved/useful", lambda t: f"{t.amplification:.2f}" if t.amplification else tb.ABSENT),
         ("mean read wait", lambda t: mean(t.read_waited_ns, t.reads)),
         ("mean write wait", lambda t: mean(t.write_waited_ns, t.writes)),
     ]
     note = f"{tiers.context_bytes:,} B for {tiers.object_tokens:,} tokens of context{tail}"
-    return Table("Tiers", columns, tiers.tiers, note=note)
+    return tb.Table("Tiers", columns, tiers.tiers, note=note)
 
 
-def _memory_table(result: ReplayResult) -> Table:
-    columns: Columns = [
+def _memory_table(result: ReplayResult) -> tb.Table:
+    columns: tb.Columns = [
         ("part", lambda pool: pool.name),
         ("units", lambda pool: "unlimited" if pool.units is None else f"{pool.units:,}"),
         ("bytes/unit", lambda pool: f"{pool.unit_bytes:,}"),
-        ("bytes", lambda p: format_bytes(p.units * p.unit_bytes) if p.units else ABSENT),
+        ("bytes", lambda p: format_bytes(p.units * p.unit_bytes) if p.units else tb.ABSENT),
         ("peak in use", lambda pool: f"{pool.peak_units:,}"),
     ]
     note = "blocks in use belong to running requests; the others are cached"
-    return Table("Memory", columns, result.pools, note=note)
+    return tb.Table("Memory", columns, result.pools, note=note)
 
 
-def _times_table(latencies: Sequence[Latency]) -> Table:
+def _times_table(latencies: Sequence[Latency]) -> tb.Table:
     """Percentiles of times; only those that enough requests carry."""
     known = [each for each in latencies if each.samples_ns]
     clocked = any(each.factor for each in known)
@@ -344,13 +330,13 @@ def _times_table(latencies: Sequence[Latency]) -> Table:
         unit, scale = "s", 1e9
 
     def time(nanoseconds: float | None, factor: float | None) -> str:
-        return ABSENT if nanoseconds is None else format_clocked(nanoseconds / scale, factor)
+        return tb.ABSENT if nanoseconds is None else format_clocked(nanoseconds / scale, factor)
 
-    def percentile(name: str) -> Read:
+    def percentile(name: str) -> tb.Read:
         at = float(name.removeprefix("p"))
         return lambda row: time(row[1].percentiles.get(at), row[0].factor)
 
-    columns: Columns = [
+    columns: tb.Columns = [
         ("time", lambda row: _TIMES.get(row[0].name, row[0].name)),
         ("requests", lambda row: f"{len(row[0].samples_ns):,}"),
         *((name, percentile(name)) for name in ("p50", "p90", "p99", "p99.9")),
@@ -358,27 +344,27 @@ def _times_table(latencies: Sequence[Latency]) -> Table:
         *([("90 % error", lambda row: format_factor(row[0].factor))] if clocked else []),
     ]
     note = f"simulated, in {unit}; percentiles with < 10 samples above them are omitted"
-    return Table("Latency", columns, rows, note=note)
+    return tb.Table("Latency", columns, rows, note=note)
 
 
 def _time(case: Case, name: str, percentile: float) -> str:
     for latency in case.latencies:
         if latency.name == name and latency.samples_ns:
             found = summarize(latency.samples_ns).percentiles.get(percentile)
-            return ABSENT if found is None else format_clocked(found / 1e6, latency.factor)
-    return ABSENT
+            return tb.ABSENT if found is None else format_clocked(found / 1e6, latency.factor)
+    return tb.ABSENT
 
 
-def _sweep_answer(record: RunRecord) -> Iterator[Part]:
+def _sweep_answer(record: RunRecord) -> Iterator[tb.Part]:
     cases, shown = record.cases, _sweep_findings(record)
     fair = [case for case in cases if not overload(case) and not _imbalance(case)]
     groups = group_launches(fair)
     sentences = list(best_sentences(groups)) or [unchanged_sentence(groups)]
-    yield from (Text(each, "strong") for each in filter(None, sentences))
+    yield from (tb.Text(each, "strong") for each in filter(None, sentences))
     yield from shown[:MAX_FINDINGS]
     table = _sweep_table(cases, axis_names(cases)).noted(layers_text(cases))
     yield from ("", replace(table, rows=table.rows[:MAX_CASES]))
-    yield from more(len(table.rows), MAX_CASES, "case")
+    yield from tb.more(len(table.rows), MAX_CASES, "case")
 
 
 def _imbalance(case: Case) -> str:
@@ -389,38 +375,42 @@ def _imbalance(case: Case) -> str:
     return f"the busiest of {len(fleet.replicas)} replicas works {fleet.imbalance:.2f} × the mean"
 
 
-def _sweep_findings(record: RunRecord) -> list[Finding]:
+def _sweep_findings(record: RunRecord) -> list[tb.Finding]:
     found = [each for each in list_replay_findings(record) if each.level != "note"]
     uneven = [
         f"{axis_text(case)}: {_imbalance(case)}" for case in record.cases if _imbalance(case)
     ]
-    return [*compare_rules(record.cases), *found, *(Finding("warning", each) for each in uneven)]
+    return [
+        *compare_rules(record.cases),
+        *found,
+        *(tb.Finding("warning", each) for each in uneven),
+    ]
 
 
-def _sweep_sections(record: RunRecord) -> Iterator[Section]:
+def _sweep_sections(record: RunRecord) -> Iterator[tb.Section]:
     cases = record.cases
-    parts: list[Part] = [*_sweep_findings(record), *sweep_charts(group_launches(cases))]
+    parts: list[tb.Part] = [*_sweep_findings(record), *sweep_charts(group_launches(cases))]
     if len(cases) > MAX_CASES:
         parts.append(_sweep_table(cases, axis_names(cases)))
-    yield Section("All cases", parts)
-    yield Section("Run", [header(record)])
+    yield tb.Section("All cases", parts)
+    yield tb.Section("Run", [header(record)])
 
 
-def _sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> Table:
+def _sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> tb.Table:
     """A row for every case that was served: hit rate, load and latency.
 
     ``axes`` are the swept settings by dotted path, as they are to be shown.
     """
     served = [case for case in cases if case.replay and case.totals]
 
-    def setting_of(path: str) -> Read:
-        return lambda c: format_setting(path, c.axis[path]) if path in c.axis else ABSENT
+    def setting_of(path: str) -> tb.Read:
+        return lambda c: format_setting(path, c.axis[path]) if path in c.axis else tb.ABSENT
 
     def kept_slo(case: Case) -> str:
         fleet, totals = case.replay and case.replay.fleet, case.totals
-        return share(fleet.good_requests, _asked(totals)) if fleet and totals else ABSENT
+        return share(fleet.good_requests, _asked(totals)) if fleet and totals else tb.ABSENT
 
-    columns: list[tuple[str, Read]] = [
+    columns: list[tuple[str, tb.Read]] = [
         *((name.replace("_", " "), setting_of(path)) for path, name in axes.items()),
         ("hit rate", lambda c: share(c.replay.reuse.saved_tokens, c.replay.reuse.prompt_tokens)),
     ]
@@ -435,13 +425,13 @@ def _sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> Table:
         ("TPOT p50", lambda case: _time(case, "tpot", 50.0)),
     ]
     if any(map(overload, cases)):
-        columns.append(("load", lambda c: mark("warning", "overloaded") if overload(c) else ""))
+        columns.append(("load", lambda c: tb.mark("warning", "overloaded") if overload(c) else ""))
     worst = max((clock_factor(case, "ttft") or 0 for case in cases), default=0)
     error = f"; 90 % error of TTFT {format_factor(worst)}" if worst else ""
-    return Table("Replays", columns, served, f"simulated times in ms{error}", keys=len(axes))
+    return tb.Table("Replays", columns, served, f"simulated times in ms{error}", keys=len(axes))
 
 
-def compare_rules(cases: Sequence[Case]) -> list[Finding]:
+def compare_rules(cases: Sequence[Case]) -> list[tb.Finding]:
     """Which setting of an engine saves most, where a sweep varied rules and nothing else."""
     saved: dict[str, list[tuple[float, str, str]]] = {}
     for case in cases:
@@ -451,14 +441,14 @@ def compare_rules(cases: Sequence[Case]) -> list[Finding]:
             saved.setdefault(family, []).append((hits, reuse.setting, reuse.rule))
     ends = [(min(settings), max(settings)) for settings in saved.values()]
     return [
-        Finding("note", f"{best[1]} ({best[2]}) saves {best[0] - worst[0]:.1%} of all prompt "
+        tb.Finding("note", f"{best[1]} ({best[2]}) saves {best[0] - worst[0]:.1%} of all prompt "
                 f"tokens more than {worst[1]}")
         for worst, best in ends
         if best > worst
     ]  # fmt: skip
 
 
-def list_replay_findings(record: RunRecord) -> Iterator[Finding]:
+def list_replay_findings(record: RunRecord) -> Iterator[tb.Finding]:
     """Every case's findings; in a sweep each begins with what distinguishes its case."""
     for case in record.cases:
         prefix = f"{axis_text(case)}: " if case.axis else ""
@@ -466,27 +456,27 @@ def list_replay_findings(record: RunRecord) -> Iterator[Finding]:
             yield replace(finding, sentence=prefix + finding.sentence)
 
 
-def judge_replay(case: Case) -> list[Finding]:
+def judge_replay(case: Case) -> list[tb.Finding]:
     """Warnings and errors of a replay: overload, rejected requests, leaks, lost checkpoints."""
     if case.replay is None or case.totals is None:
         return []
     late = overload(case)
-    found = [Finding("warning", late)] if late else []
+    found = [tb.Finding("warning", late)] if late else []
     found += [
-        Finding("warning", f"rejected requests: {rejected:,}, {reason}")
+        tb.Finding("warning", f"rejected requests: {rejected:,}, {reason}")
         for reason, rejected in case.replay.rejected.items()
     ]
     if outside := case.replay.extrapolated:
         beyond = "; ".join(outside)
-        found.append(Finding("warning", f"times are extrapolated from the table: {beyond}"))
+        found.append(tb.Finding("warning", f"times are extrapolated from the table: {beyond}"))
     if left := case.totals.blocks_left:
-        found.append(Finding("bad", f"blocks not freed: {left:,}; the cache leaks"))
+        found.append(tb.Finding("bad", f"blocks not freed: {left:,}; the cache leaks"))
     reuse = case.replay.reuse
     evicted = reuse.lost_tokens.get("evicted_checkpoint", 0)
     if reuse.seen_tokens and evicted > _TIGHT * reuse.seen_tokens:
         remedy = remedy_of(reuse.rule, "evicted_checkpoint")
         found.append(
-            Finding(
+            tb.Finding(
                 "warning",
                 f"{evicted / reuse.seen_tokens:.0%} of reusable tokens were lost because their "
                 f"checkpoints were evicted before their blocks; remedy: {remedy}",
@@ -495,7 +485,7 @@ def judge_replay(case: Case) -> list[Finding]:
     return found
 
 
-def _replay_facts(result: ReplayResult, totals: Totals) -> Facts:
+def _replay_facts(result: ReplayResult, totals: Totals) -> tb.Facts:
     reuse, work = result.reuse, result.work
     partial, padding, unused = (
         format_bytes(size)
@@ -529,10 +519,10 @@ def _replay_facts(result: ReplayResult, totals: Totals) -> Facts:
     if totals.drafted_tokens:
         kept = totals.drafted_tokens - totals.rolled_back_tokens
         rows["drafts"] = f"{totals.drafted_tokens:,} proposed, {kept:,} accepted"
-    return Facts(rows)
+    return tb.Facts(rows)
 
 
-def fleet_facts(fleet: ReplayFleet, totals: Totals, factor: float | None = None) -> Facts:
+def fleet_facts(fleet: ReplayFleet, totals: Totals, factor: float | None = None) -> tb.Facts:
     """Hit rate, balance, goodput and cost; ``factor`` is the error of the replay's time."""
     error = "" if factor is None else f" (90 % error {format_factor(factor)})"
     asked = totals.requests + totals.rejected
@@ -571,7 +561,7 @@ def fleet_facts(fleet: ReplayFleet, totals: Totals, factor: float | None = None)
             f"{format_bytes(sent)} from each prefill rank to decode replicas; prompts waited "
             f"{waited} in total"
         )
-    return Facts(rows)
+    return tb.Facts(rows)
 
 
 def _name_servers(fleet: ReplayFleet) -> str:
@@ -594,13 +584,16 @@ def hours_per_million(fleet: ReplayFleet, totals: Totals) -> float | None:
 
 def _replicas_table(
     fleet: ReplayFleet, totals: Totals, factor: float | None = None, limit: int | None = None
-) -> Table:
+) -> tb.Table:
     """What every replica did, at most ``limit``; ``factor`` is the error of queue waits."""
-    columns: list[tuple[str, Read]] = [
+    columns: list[tuple[str, tb.Read]] = [
         ("replica", lambda r: r.name),
         ("GPUs", lambda r: str(r.gpus)),
         ("requests", lambda r: f"{r.requests:,}"),
-        ("hit rate", lambda r: share(r.saved_tokens, r.prompt_tokens) if _computes(r) else ABSENT),
+        (
+            "hit rate",
+            lambda r: share(r.saved_tokens, r.prompt_tokens) if _computes(r) else tb.ABSENT,
+        ),
         ("computed tokens", lambda r: f"{r.computed_tokens:,}"),
         ("busy", lambda r: share(r.busy_ns, totals.wall_ns)),
         ("queue wait", lambda r: format_duration(r.queued_ns / max(r.requests, 1))),
@@ -608,7 +601,9 @@ def _replicas_table(
         ("cached", lambda r: format_bytes(r.held_bytes)),
     ]
     if fleet.decode_router is not None:
-        columns.append(("sent", lambda r: format_bytes(r.sent_bytes) if _computes(r) else ABSENT))
+        columns.append(
+            ("sent", lambda r: format_bytes(r.sent_bytes) if _computes(r) else tb.ABSENT)
+        )
     if any(replica.settings for replica in fleet.replicas):
         columns.append(("settings", lambda r: r.settings))
     error = "" if factor is None else f", 90 % error {format_factor(factor)}"
@@ -616,7 +611,7 @@ def _replicas_table(
     if limit:
         rows = sorted(rows, key=lambda replica: -replica.busy_ns)[:limit]
     note = f"busiest first; mean queue wait{error}" if limit else f"mean queue wait{error}"
-    return Table("Replicas", columns, rows, note=note)
+    return tb.Table("Replicas", columns, rows, note=note)
 
 
 def _computes(replica: FleetReplica) -> bool:

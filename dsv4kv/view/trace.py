@@ -15,23 +15,10 @@ from dsv4kv.replay.rules import Losses, Outcome
 from dsv4kv.runs.statistics import Estimate
 from dsv4kv.traces import TraceSummary
 from dsv4kv.units import format_bytes
+from dsv4kv.view import table as tb
 from dsv4kv.view.plots import Line, lines
 from dsv4kv.view.quantity import format_quantity, size
 from dsv4kv.view.render import to_csv as table_to_csv
-from dsv4kv.view.table import (
-    ABSENT,
-    Chart,
-    Columns,
-    Command,
-    Finding,
-    Page,
-    Part,
-    Read,
-    Section,
-    Table,
-    Text,
-    tabulate,
-)
 
 _GIB = 2**30
 _MAX_ROWS = 7
@@ -111,7 +98,7 @@ def _outcome_row(outcome: Outcome, answer: Answer) -> dict[str, Any]:
 
 def to_csv(answer: Answer) -> str:
     """The rows as CSV; what a row does not have is empty."""
-    return table_to_csv(tabulate([*_rows(answer), *_behind_rows(answer)]))
+    return table_to_csv(tb.tabulate([*_rows(answer), *_behind_rows(answer)]))
 
 
 def to_json(source: str, model: str, answer: Answer) -> str:
@@ -134,13 +121,13 @@ def to_json(source: str, model: str, answer: Answer) -> str:
     return json.dumps(document, indent=2)
 
 
-def mrc_page(source: str, model: str, answer: Answer) -> Page:
+def mrc_page(source: str, model: str, answer: Answer) -> tb.Page:
     """The best hit rate, the table that carries it, and what to ask next; then everything."""
     # the largest capacity by rules or policies, where there are any; else without bound
     asked = [point for point in answer.points if point.rules or point.policies]
     point = asked[-1] if asked else answer.points[-1]
     outcomes = [*point.rules, *point.policies]
-    parts: list[Part] = [*_sum_up(model, answer, point)]
+    parts: list[tb.Part] = [*_sum_up(model, answer, point)]
     parts.append(
         f"{answer.requests:,} requests of {source}, {answer.input_tokens:,} prompt tokens, "
         f"{answer.references:,} blocks of {answer.block_tokens:,} tokens; {_certainty(answer)}."
@@ -157,19 +144,19 @@ def mrc_page(source: str, model: str, answer: Answer) -> Page:
                 f"{each.name}: {unreachable:,} checkpoints are in the partial last block of a "
                 f"prompt ({answer.trace_block_tokens} tokens) and never reused: omit --no-snap."
             )
-            parts.append(Finding("warning", text))
+            parts.append(tb.Finding("warning", text))
     if point.rules:
         good = max(point.rules, key=lambda o: (bool(RULES[o.name].engine), o.hit_tokens))
         rule = ("--model", model, "--rule", good.name)
-        parts += ["", Command.of("dsv4kv", "replay", source, *rule)]
+        parts += ["", tb.Command.of("dsv4kv", "replay", source, *rule)]
     elif answer.kept_share == 1 and answer.enough_tokens:
         rest = ("--model", model, "--capacity", answer.enough_tokens, "--rule", "all")
-        parts += ["", Command.of("dsv4kv", "trace", "mrc", source, *rest)]
+        parts += ["", tb.Command.of("dsv4kv", "trace", "mrc", source, *rest)]
     title = f"Hit rate of {Path(source).name} by cache capacity, {model}"
-    return Page(title, parts, list(_sections(model, answer)))
+    return tb.Page(title, parts, list(_sections(model, answer)))
 
 
-def _sum_up(model: str, answer: Answer, point: Point) -> Iterator[Text]:
+def _sum_up(model: str, answer: Answer, point: Point) -> Iterator[tb.Text]:
     where = f"In a pool of {point.capacity_tokens:,} tokens," if point.capacity_tokens else ""
     where = where or "With unlimited memory,"
     engines = [outcome for outcome in point.rules if RULES[outcome.name].engine]
@@ -183,10 +170,10 @@ def _sum_up(model: str, answer: Answer, point: Point) -> Iterator[Text]:
             f"{where} {'the best is ' if outcomes[1:] else ''}{best.label}: {best.hit_share:.1%} "
             f"of prompt tokens hit (upper bound {most.token_hits:.1%})."
         )
-    yield Text(sentence, "strong")
+    yield tb.Text(sentence, "strong")
     if answer.enough_tokens is not None:
         held = format_bytes(int(answer.enough_tokens * answer.costs.token_bytes))
-        yield Text(
+        yield tb.Text(
             f"90 % of the hits of an unlimited cache need {answer.enough_tokens:,} tokens, {held} "
             f"of {model}'s compressed cache.",
             "strong",
@@ -194,7 +181,7 @@ def _sum_up(model: str, answer: Answer, point: Point) -> Iterator[Text]:
     if answer.behind:
         each = max(answer.behind, key=lambda found: (found.gpu_tokens, found.host_bytes))
         won = each.token_hits - each.gpu_hits
-        yield Text(
+        yield tb.Text(
             f"{format_bytes(each.host_bytes)} of host memory behind {each.gpu_tokens:,} tokens on "
             f"GPUs adds {won:.1%} of prompt tokens: {each.token_hits:.1%} hit instead of "
             f"{each.gpu_hits:.1%} (upper bound: write-through, no transfer time, no padding).",
@@ -208,31 +195,31 @@ def _certainty(answer: Answer) -> str:
     return "exact"
 
 
-def _sections(model: str, answer: Answer) -> Iterator[Section]:
-    curve: list[Part] = [hits_chart(model, answer), _curve_table(model, answer)]
+def _sections(model: str, answer: Answer) -> Iterator[tb.Section]:
+    curve: list[tb.Part] = [hits_chart(model, answer), _curve_table(model, answer)]
     if answer.kept_share < 1:
         curve.append(
             f"Estimated from one in {round(1 / answer.kept_share):,} blocks, "
             f"{answer.kept_references:,} references to them, in {PARTS} disjoint parts."
         )
-    yield Section("By capacity", curve)
+    yield tb.Section("By capacity", curve)
     last = answer.points[-1]
     for point in answer.points:
         if outcomes := [*point.rules, *point.policies]:
             table = _outcomes_table(answer, point, outcomes)
-            yield Section(f"Rules, {_capacity(point)}", [table, *_advice(point)])
+            yield tb.Section(f"Rules, {_capacity(point)}", [table, *_advice(point)])
     if last.strategies:
         table = _outcomes_table(answer, last, last.strategies)
-        yield Section("Windows and states", [table], f"checkpoints of {model}")
+        yield tb.Section("Windows and states", [table], f"checkpoints of {model}")
     if answer.behind:
-        yield Section("Host memory", [_host_table(answer)])
+        yield tb.Section("Host memory", [_host_table(answer)])
     for name in dict.fromkeys(o.name for point in answer.points for o in point.rules):
         if RULES[name].hopper_block_tokens:
             sized = f"{name}: blocks as {RULES[name].engine} has them on {answer.arch or 'sm_100'}"
-            yield Section("Blocks", [sized])
+            yield tb.Section("Blocks", [sized])
 
 
-def hits_chart(model: str, answer: Answer) -> Chart:
+def hits_chart(model: str, answer: Answer) -> tb.Chart:
     """Hits over capacity: the curve, every strategy, every rule, every policy."""
     points = [point for point in answer.points if point.capacity_bytes]
     xs = [(point.capacity_bytes or 0) / _GIB for point in points]
@@ -259,7 +246,7 @@ def _hits(point: Point, digits: int) -> str:
     return format_quantity(Estimate(point.token_hits, point.token_error), 100) + " %"
 
 
-def _curve_table(model: str, answer: Answer, limit: int | None = None) -> Table:
+def _curve_table(model: str, answer: Answer, limit: int | None = None) -> tb.Table:
     """Hits at every capacity, or at ``limit`` of them, the largest included."""
     points, names = answer.points, answer.points[0].strategies
     rejects = any(point.rejected for point in points)
@@ -267,11 +254,14 @@ def _curve_table(model: str, answer: Answer, limit: int | None = None) -> Table:
         step = (len(points) - 1) / (limit - 1)
         points = tuple(points[round(number * step)] for number in range(limit))
 
-    return Table(
+    return tb.Table(
         "Hit rate by capacity",
         [
-            ("tokens", lambda p: f"{p.capacity_tokens:,}" if p.capacity_tokens else ABSENT),
-            ("GiB", lambda p: f"{p.capacity_bytes / _GIB:,.2f}" if p.capacity_bytes else ABSENT),
+            ("tokens", lambda p: f"{p.capacity_tokens:,}" if p.capacity_tokens else tb.ABSENT),
+            (
+                "GiB",
+                lambda p: f"{p.capacity_bytes / _GIB:,.2f}" if p.capacity_bytes else tb.ABSENT,
+            ),
             ("all cached", lambda p: _hits(p, 2)),
             *_strategies(names),
             *([("rejected", lambda point: f"{point.rejected:,}")] if rejects else []),
@@ -284,7 +274,7 @@ def _curve_table(model: str, answer: Answer, limit: int | None = None) -> Table:
     )
 
 
-def _strategies(outcomes: Sequence[Outcome]) -> list[tuple[str, Read]]:
+def _strategies(outcomes: Sequence[Outcome]) -> list[tuple[str, tb.Read]]:
     """A column for each strategy, of rows that have outcomes of all of them."""
 
     def hit(row: Any, number: int) -> str:
@@ -293,8 +283,8 @@ def _strategies(outcomes: Sequence[Outcome]) -> list[tuple[str, Read]]:
     return [(each.name, partial(hit, number=n)) for n, each in enumerate(outcomes)]
 
 
-def _host_table(answer: Answer) -> Table:
-    columns: Columns = [
+def _host_table(answer: Answer) -> tb.Table:
+    columns: tb.Columns = [
         ("GPU tokens", lambda each: f"{each.gpu_tokens:,}"),
         ("host", lambda each: size(each.host_bytes)),
         ("host tokens", lambda each: f"{each.host_tokens:,}"),
@@ -303,14 +293,14 @@ def _host_table(answer: Answer) -> Table:
         *_strategies(answer.behind[0].strategies),
     ]
     note = "of prompt tokens; the host also stores what the GPUs have"
-    return Table("Host memory", columns, answer.behind, note=note, keys=2)
+    return tb.Table("Host memory", columns, answer.behind, note=note, keys=2)
 
 
 def _outcomes_table(
     answer: Answer, point: Point, outcomes: Sequence[Outcome], *, brief: bool = False
-) -> Table:
+) -> tb.Table:
     """What strategies, rules or policies hit and lose; ``brief``: the best first, less of each."""
-    columns: list[tuple[str, Read]] = [
+    columns: list[tuple[str, tb.Read]] = [
         ("rule", lambda outcome: outcome.label),
         ("hit", lambda outcome: f"{outcome.hit_share:.2%}"),
     ]
@@ -332,7 +322,7 @@ def _outcomes_table(
         ]
     else:
         columns.append(("setting", lambda o: RULES[o.name].setting if o.name in RULES else ""))
-    return Table("Rules", columns, outcomes, f"{_capacity(point)}; shares of all prompt tokens")
+    return tb.Table("Rules", columns, outcomes, f"{_capacity(point)}; shares of all prompt tokens")
 
 
 def _lost(outcome: Outcome, name: str) -> str:
@@ -370,7 +360,7 @@ def _capacity(point: Point) -> str:
     return f"{point.capacity_tokens:,} tokens"
 
 
-def describe_trace(summary: TraceSummary, *, stores: bool = False) -> Iterator[Part]:
+def describe_trace(summary: TraceSummary, *, stores: bool = False) -> Iterator[tb.Part]:
     """The prefix hit rate, then requests and lengths; of what a server stored no hit rate."""
     answer = "no prefix hashes: the hit rate is unknown"
     if stores:
@@ -380,7 +370,7 @@ def describe_trace(summary: TraceSummary, *, stores: bool = False) -> Iterator[P
         )
     elif summary.hit_share is not None:
         answer = f"{summary.hit_share:.2%} of block references hit with unlimited memory"
-    yield Text(answer, "strong")
+    yield tb.Text(answer, "strong")
     yield f"{summary.requests:,} requests over {summary.duration_s:,.1f} s"
     yield from describe_bursts(summary.requests, summary.arrivals, summary.duration_s)
     if summary.hit_share is not None:
@@ -393,10 +383,10 @@ def describe_trace(summary: TraceSummary, *, stores: bool = False) -> Iterator[P
     rows["mean"] = [each.total / summary.requests for each in both]
     rows |= {name: [getattr(each, name) for each in both] for name in ("p50", "p90", "p99", "max")}
     cells = [(name, *(f"{value:,.0f}" for value in values)) for name, values in rows.items()]
-    yield from ("", Table("Lengths", ["tokens", "prompt", "output"], cells))
+    yield from ("", tb.Table("Lengths", ["tokens", "prompt", "output"], cells))
 
 
-def describe_bursts(requests: int, arrivals: int, duration_s: float) -> Iterator[Finding]:
+def describe_bursts(requests: int, arrivals: int, duration_s: float) -> Iterator[tb.Finding]:
     """Warn of timestamps seconds apart that many requests share."""
     apart_s = duration_s / max(arrivals - 1, 1)
     if arrivals > 1 and apart_s >= 1 and requests >= 2 * arrivals:
@@ -404,4 +394,4 @@ def describe_bursts(requests: int, arrivals: int, duration_s: float) -> Iterator
             f"{requests / arrivals:.1f} requests share a timestamp on average, {apart_s:.2g} s "
             "apart: a replay queues these bursts, which the recorded server may not have seen"
         )
-        yield Finding("warning", sentence)
+        yield tb.Finding("warning", sentence)

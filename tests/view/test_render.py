@@ -12,23 +12,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from dsv4kv.view import table as tb
 from dsv4kv.view.render import show, to_csv, to_markdown
-from dsv4kv.view.table import (
-    Cell,
-    Command,
-    Facts,
-    Finding,
-    Number,
-    Page,
-    Part,
-    Section,
-    Table,
-    Text,
-    bar,
-    mark,
-    tabulate,
-    text_of,
-)
 from tests.examples import examples
 from tests.view.terminal import shown, words
 
@@ -37,32 +22,34 @@ SENTENCES = st.lists(WORDS, max_size=8).map(" ".join)
 DIGITS = st.integers(-(10**12), 10**12).map("{:,}".format)
 SPREADS = st.sampled_from(["", "± ?", "± 0.05", "± 12,345", "-0.03/+0.11"])
 CELLS = {
-    "name": st.one_of(WORDS, st.builds(mark, st.just("bad"), WORDS), st.floats(0, 1).map(bar)),
-    "number": st.one_of(DIGITS, st.builds(Number, DIGITS, SPREADS)),
-    "prose": SENTENCES.map(Text),
+    "name": st.one_of(
+        WORDS, st.builds(tb.mark, st.just("bad"), WORDS), st.floats(0, 1).map(tb.bar)
+    ),
+    "number": st.one_of(DIGITS, st.builds(tb.Number, DIGITS, SPREADS)),
+    "prose": SENTENCES.map(tb.Text),
 }
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> Table:
+def tables(draw: st.DrawFn) -> tb.Table:
     """Up to nine columns of anything."""
     kinds = draw(st.lists(st.sampled_from(sorted(CELLS)), min_size=1, max_size=9))
     row = st.tuples(*(CELLS[kind] for kind in kinds))
     rows, footer = draw(st.lists(row, max_size=3)), draw(st.lists(row, max_size=1))
     title, note, caption = draw(SENTENCES), draw(SENTENCES), draw(SENTENCES)
-    return Table(title, [draw(WORDS) for _ in kinds], rows, note, footer, caption)
+    return tb.Table(title, [draw(WORDS) for _ in kinds], rows, note, footer, caption)
 
 
-def told(cell: Cell, kind: str) -> list[str]:
+def told(cell: tb.Cell, kind: str) -> list[str]:
     """What must be on one line: a number with its interval, a name, a word of a sentence."""
-    return text_of(cell).split(" ") if kind == "prose" else [text_of(cell)]
+    return tb.text_of(cell).split(" ") if kind == "prose" else [tb.text_of(cell)]
 
 
 @examples(125)
 @given(tables(), st.sampled_from([80, 100, 140]))
-def test_every_cell_is_whole_and_in_its_terminal(table: Table, width: int) -> None:
+def test_every_cell_is_whole_and_in_its_terminal(table: tb.Table, width: int) -> None:
     lines = [re.sub(r" +", " ", line).strip() for line in shown(table, width=width).split("\n")]
-    keys = max((cell_len(text_of(row[0])) for row in table.cells), default=0)
+    keys = max((cell_len(tb.text_of(row[0])) for row in table.cells), default=0)
     if keys <= 30:
         assert max(map(cell_len, lines)) <= width
     text = "\n".join(lines)
@@ -74,14 +61,14 @@ def test_every_cell_is_whole_and_in_its_terminal(table: Table, width: int) -> No
 
 @examples(60)
 @given(tables(), st.integers(32, 200))
-def test_no_line_ends_within_an_interval_or_before_a_unit(table: Table, width: int) -> None:
-    sentence = "; ".join(f"{text_of(cell)}, 12 ms" for row in table.cells for cell in row)
-    for part in (Finding("note", sentence), sentence, Facts({"fact": sentence}), table):
+def test_no_line_ends_within_an_interval_or_before_a_unit(table: tb.Table, width: int) -> None:
+    sentence = "; ".join(f"{tb.text_of(cell)}, 12 ms" for row in table.cells for cell in row)
+    for part in (tb.Finding("note", sentence), sentence, tb.Facts({"fact": sentence}), table):
         lines = [line.strip() for line in shown(part, width=width).split("\n")]
         assert not [line for line in lines if line.endswith("±") or re.match(r"ms\b", line)]
 
 
-SPEEDS = Table(
+SPEEDS = tb.Table(
     "Speeds",
     [
         ("operation", lambda row: row[0]),
@@ -93,10 +80,17 @@ SPEEDS = Table(
         ("always empty", lambda row: ""),
     ],
     [
-        ("gather", "csa", Number("12.6", "± 1.6"), Number("3.013", "± 0.020"), "", "400"),
-        ("flush", "hca", Number("276", "± ?"), Number("–"), "no launch reached it in time", "4"),
+        ("gather", "csa", tb.Number("12.6", "± 1.6"), tb.Number("3.013", "± 0.020"), "", "400"),
+        (
+            "flush",
+            "hca",
+            tb.Number("276", "± ?"),
+            tb.Number("–"),
+            "no launch reached it in time",
+            "4",
+        ),
     ],
-    footer=[("memcpy", "", Number("53,005", "± 315"), Number("10.13", "± 0.04"), "", "10")],
+    footer=[("memcpy", "", tb.Number("53,005", "± 315"), tb.Number("10.13", "± 0.04"), "", "10")],
     note="cold calls",
     caption="1 GB/s = 10^9 B/s",
     keys=2,
@@ -116,7 +110,7 @@ def test_columns_without_room_go_to_a_second_table_with_the_same_names() -> None
 
 
 def test_the_table_of_an_answer_stays_whole_without_its_last_columns() -> None:
-    page = Page("title", [SPEEDS], [])
+    page = tb.Page("title", [SPEEDS], [])
     lines = shown(*page.parts(verbose=False), width=60).split("\n")
     (head,) = (line.split() for line in lines if "layers" in line)
     assert head[-1] == "GB/s"
@@ -125,8 +119,10 @@ def test_the_table_of_an_answer_stays_whole_without_its_last_columns() -> None:
 
 
 def test_a_command_is_one_line_however_long_and_a_page_adds_its_sections() -> None:
-    command = Command("vllm serve " + "--flag value " * 20 + "end")
-    page = Page("title", ["answer", command], [Section("Details", [SPEEDS], note="how to read")])
+    command = tb.Command("vllm serve " + "--flag value " * 20 + "end")
+    page = tb.Page(
+        "title", ["answer", command], [tb.Section("Details", [SPEEDS], note="how to read")]
+    )
     assert command in shown(*page.answer, width=40).split("\n")
     assert "Details how to read Speeds" in words(page.parts(verbose=True))
 
@@ -137,7 +133,7 @@ def test_a_pipe_gets_no_colours_and_whole_lines(
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setenv("NO_COLOR" if not colour else "FORCE_COLOR", "1")
-    show([Finding("bad", "x " * 40)])
+    show([tb.Finding("bad", "x " * 40)])
     out = capsys.readouterr().out
     assert ("\x1b" in out) == colour
 
@@ -150,7 +146,7 @@ def test_a_terminal_that_is_not_utf_8_gets_no_frames() -> None:
 
 
 def test_markdown_and_csv_hold_whatever_a_cell_holds() -> None:
-    table = Table("", ["name", "time, s"], [("a|b\nc", Number("1", "± 2")), ("d", "–")])
+    table = tb.Table("", ["name", "time, s"], [("a|b\nc", tb.Number("1", "± 2")), ("d", "–")])
     assert to_markdown(table).splitlines() == [
         "| name | time, s |",
         "|---|---:|",
@@ -158,7 +154,7 @@ def test_markdown_and_csv_hold_whatever_a_cell_holds() -> None:
         "| d |  |",
     ]
     rows: list[dict[str, object]] = [{"a": 'x,"y"\nz', "b": 0.1}, {"a": None, "c": True}]
-    assert list(csv.DictReader(io.StringIO(to_csv(tabulate(rows)), newline=""))) == [
+    assert list(csv.DictReader(io.StringIO(to_csv(tb.tabulate(rows)), newline=""))) == [
         {"a": 'x,"y"\nz', "b": "0.1", "c": ""},
         {"a": "", "b": "", "c": "True"},
     ]
@@ -166,7 +162,7 @@ def test_markdown_and_csv_hold_whatever_a_cell_holds() -> None:
 
 def test_a_row_of_too_few_cells_is_refused() -> None:
     with pytest.raises(ValueError, match="Times: 1 cells for 2 columns"):
-        Table("Times", ["a", "b"], [("x",)])
+        tb.Table("Times", ["a", "b"], [("x",)])
 
 
 NAME = "a\nwarning: b\t\x1b[2J\u202ec"
@@ -174,16 +170,17 @@ NAME = "a\nwarning: b\t\x1b[2J\u202ec"
 
 @pytest.mark.parametrize(
     "part",
-    [NAME, Text(NAME), Finding("bad", NAME), Facts({"file": NAME}), Table(NAME, ["a"], [["x"]]),
-     Table("", ["file"], [[NAME]]), Table("", ["a"], [["x"]], note=NAME)],
+    [NAME, tb.Text(NAME), tb.Finding("bad", NAME), tb.Facts({"file": NAME}),
+     tb.Table(NAME, ["a"], [["x"]]), tb.Table("", ["file"], [[NAME]]),
+     tb.Table("", ["a"], [["x"]], note=NAME)],
 )  # fmt: skip
-def test_a_name_with_control_characters_is_on_one_line_and_shows_them(part: Part) -> None:
+def test_a_name_with_control_characters_is_on_one_line_and_shows_them(part: tb.Part) -> None:
     assert r"a\nwarning: b\t\x1b[2J\u202ec" in shown(part)
 
 
 @pytest.mark.parametrize("name", ["plain.jsonl", "it's", NAME, "\\", "\udcff\\'\n", "é\r"])
 def test_a_shell_reads_a_command_as_its_words(name: str) -> None:
-    line = Command.of("printf", "%s", name)
+    line = tb.Command.of("printf", "%s", name)
     assert line.isprintable()
     done = subprocess.run(["bash", "-c", line], capture_output=True, check=True)
     assert done.stdout == os.fsencode(name)

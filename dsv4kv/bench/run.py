@@ -39,24 +39,15 @@ from dsv4kv.errors import CacheError, ConfigError, Dsv4kvError, PeerUnavailable,
 from dsv4kv.model.plan import CachePlan, bytes_per_token
 from dsv4kv.ops.check import check_backend, foreign_scenes
 from dsv4kv.ops.registry import ResolvedBackend
+from dsv4kv.runs import schema as sc
 from dsv4kv.runs.assemble import Invocation, begin_record, end_record, make_case
 from dsv4kv.runs.points import run_points
-from dsv4kv.runs.schema import (
-    NOTHING_CHECKED,
-    CacheSummary,
-    Case,
-    Latency,
-    Memcpy,
-    Operation,
-    Pool,
-    RunRecord,
-    Totals,
-    Verification,
-)
 from dsv4kv.runs.telemetry import MemorySeries
 
 
-def describe_cache(config: BenchConfig, plan: CachePlan, manager: KVCacheManager) -> CacheSummary:
+def describe_cache(
+    config: BenchConfig, plan: CachePlan, manager: KVCacheManager
+) -> sc.CacheSummary:
     """The cache that was built, planned and allocated."""
     pages = [
         (place, getattr(schema, place))
@@ -65,7 +56,7 @@ def describe_cache(config: BenchConfig, plan: CachePlan, manager: KVCacheManager
     ]
     allocated = manager.memory_by_pool()
     pools = [
-        Pool(
+        sc.Pool(
             **asdict(pool),
             predicted_bytes=pool.total_bytes,
             allocated_bytes=allocated.get((pool.name, pool.layer_type, pool.unit_bytes), 0),
@@ -73,7 +64,7 @@ def describe_cache(config: BenchConfig, plan: CachePlan, manager: KVCacheManager
         for pool in plan.pools
         if config.workload.data == "real" or pool.name == "tables"
     ]
-    return CacheSummary(
+    return sc.CacheSummary(
         model=plan.config.name,
         layers=dict(Counter(schema.layer.attn.value for schema in plan.schemas)),
         total_layers=plan.config.num_layers,
@@ -91,7 +82,9 @@ def describe_cache(config: BenchConfig, plan: CachePlan, manager: KVCacheManager
     )
 
 
-def find_problem(cache: CacheSummary, totals: Totals, verifier: Verifier | None) -> str | None:
+def find_problem(
+    cache: sc.CacheSummary, totals: sc.Totals, verifier: Verifier | None
+) -> str | None:
     """The first thing that must not happen and did."""
     for pool in cache.pools:
         if pool.predicted_bytes != pool.allocated_bytes:
@@ -111,24 +104,24 @@ def find_problem(cache: CacheSummary, totals: Totals, verifier: Verifier | None)
     return None
 
 
-def list_operations(recorder: Recorder) -> list[Operation]:
+def list_operations(recorder: Recorder) -> list[sc.Operation]:
     """Operations that were timed one by one."""
     found = []
     for (name, layer_type), samples in sorted(recorder.operations.items()):
         samples_ns, entries, moved, flops = (samples[i::4].tolist() for i in range(4))
         known = {"samples_ns": samples_ns, "entries": entries, "bytes": moved}
         flops = flops if any(flops) else []
-        found.append(Operation(name=name, layer_type=layer_type, flops=flops, **known))
+        found.append(sc.Operation(name=name, layer_type=layer_type, flops=flops, **known))
     return found
 
 
 def list_latencies(
     recorder: Recorder, device_ns: Mapping[str, Sequence[int]] | None = None
-) -> list[Latency]:
+) -> list[sc.Latency]:
     """Latencies on the host, and spans on the device's clock."""
     found = {name: samples.tolist() for name, samples in recorder.latencies.items()}
     found |= {name: list(samples) for name, samples in (device_ns or {}).items()}
-    return [Latency(name=name, samples_ns=found[name]) for name in sorted(found)]
+    return [sc.Latency(name=name, samples_ns=found[name]) for name in sorted(found)]
 
 
 Progress = Callable[[int], None]
@@ -172,7 +165,7 @@ def run_case(
     on_progress: Progress,
     memory_bytes: int | None = None,
     turns: Turns | None = None,
-) -> Case:
+) -> sc.Case:
     """Build the cache, serve the workload, check and record it.
 
     Ctrl-C ends the run early: what was measured so far comes back, marked incomplete.
@@ -185,7 +178,7 @@ def run_case(
         if setup.drive is not None and setup.device is None:
             size = config.measure.memcpy_bytes
             with telemetry.window("memcpy"):
-                memcpy = Memcpy(bytes=2 * size, samples_ns=measure_memcpy(size))
+                memcpy = sc.Memcpy(bytes=2 * size, samples_ns=measure_memcpy(size))
         with telemetry.window("serve"):
             totals, memory, interrupted, problem = _serve(setup, on_progress, turns)
         try:
@@ -211,13 +204,13 @@ def run_case(
         totals=totals,
         latencies=list_latencies(setup.recorder, gpu.clock.read_ns() if gpu else None),
         memcpy=memcpy,
-        verification=Verification(
+        verification=sc.Verification(
             checks=verifier.checks.total(),
             by_operation=dict(sorted(verifier.checks.items())),
             failures=verifier.failures,
         )
         if verifier
-        else NOTHING_CHECKED,
+        else sc.NOTHING_CHECKED,
         telemetry=telemetry.describe(),
         memory=memory,
         gathers_because=setup.drive.gathers_because if setup.drive else None,
@@ -272,7 +265,7 @@ def make_loop(
 
 def _serve(
     setup: Setup, on_progress: Progress, turns: Turns | None
-) -> tuple[Totals, MemorySeries, bool, str | None]:
+) -> tuple[sc.Totals, MemorySeries, bool, str | None]:
     """Run the loop: totals, memory over time, whether interrupted, and what went wrong."""
     manager, executor = setup.manager, setup.drive.executor if setup.drive else None
     loop, reuse = make_loop(setup, setup.recorder, executor, turns)
@@ -291,7 +284,7 @@ def _serve(
     ended = not interrupted and problem is None
     if ended and reuse is not None:
         reuse.forget()
-    totals = Totals(**asdict(loop.totals), blocks_left=manager.num_held_blocks if ended else 0)
+    totals = sc.Totals(**asdict(loop.totals), blocks_left=manager.num_held_blocks if ended else 0)
     return totals, memory.series(), interrupted, problem
 
 
@@ -334,7 +327,7 @@ class Watcher(Protocol):
         """More tokens are done."""
 
 
-def run_bench(invocation: Invocation[BenchConfig], watcher: Watcher) -> RunRecord:
+def run_bench(invocation: Invocation[BenchConfig], watcher: Watcher) -> sc.RunRecord:
     """Run every case; a case that fails does not end a sweep. Raises ``Dsv4kvError``."""
     loaded, points, kept = invocation.loaded, invocation.points, invocation.sweep.points
     words = bench_arguments(loaded.source, invocation.overrides, invocation.axes)
@@ -352,7 +345,7 @@ def run_bench(invocation: Invocation[BenchConfig], watcher: Watcher) -> RunRecor
     done = kept.cases if kept else {}
     watcher.start(_count_all([p for n, p in enumerate(points) if n not in done]))
 
-    def work(number: int) -> Case:
+    def work(number: int) -> sc.Case:
         watcher.case(points[number])
         alone = len(points) == 1
         return _run(points[number], watcher, memory_bytes, turns, alone=alone)
@@ -383,7 +376,7 @@ def _run(
     turns: Turns | None,
     *,
     alone: bool,
-) -> Case:
+) -> sc.Case:
     """Run one case; in a sweep, one that cannot begin leaves the others' results alone."""
     try:
         return run_case(point.axis, point.config, watcher.advance, memory_bytes, turns)

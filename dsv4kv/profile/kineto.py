@@ -18,32 +18,7 @@ import numpy as np
 from dsv4kv.errors import ProfileError
 from dsv4kv.files import explain, open_regular, unpack, whole_text
 from dsv4kv.processes import without_collector
-from dsv4kv.profile.trace import (
-    CORRELATION_BITS,
-    KERNEL,
-    MEMCPY,
-    MEMSET,
-    NO_STEPS,
-    NONE,
-    OP,
-    RANGE,
-    STEP,
-    THREAD_BITS,
-    Column,
-    Launches,
-    LaunchShape,
-    Names,
-    Ranges,
-    Trace,
-    choose_ranges,
-    constant,
-    enclosing,
-    find,
-    make_work,
-    note_instead,
-    note_usual,
-    trace_launches,
-)
+from dsv4kv.profile import trace as tr
 
 Event = dict[str, Any]
 
@@ -175,7 +150,7 @@ class Numbers:
         except (TypeError, OverflowError):
             self._flat.extend(map(whole_number, row))
 
-    def done(self) -> list[Column]:
+    def done(self) -> list[tr.Column]:
         """int64[rows] for each column."""
         rows = np.array(self._flat, dtype=np.int64).reshape(-1, self._width)
         return list(np.ascontiguousarray(rows.T))
@@ -184,15 +159,15 @@ class Numbers:
 def whole_number(value: object) -> int:
     """The value as an int64, ``NONE`` where it is none."""
     try:
-        number = int(value) if isinstance(value, int | float) else NONE
+        number = int(value) if isinstance(value, int | float) else tr.NONE
     except (ValueError, OverflowError):  # not a number, or infinite
-        return NONE
-    return number if -_LIMIT <= number < _LIMIT else NONE
+        return tr.NONE
+    return number if -_LIMIT <= number < _LIMIT else tr.NONE
 
 
-_ON_GPU = {"kernel": KERNEL, "gpu_memcpy": MEMCPY, "gpu_memset": MEMSET}
+_ON_GPU = {"kernel": tr.KERNEL, "gpu_memcpy": tr.MEMCPY, "gpu_memset": tr.MEMSET}
 _CALLS = ("cuda_runtime", "cuda_driver")
-_ON_CPU = {"cpu_op": OP, "user_annotation": RANGE}
+_ON_CPU = {"cpu_op": tr.OP, "user_annotation": tr.RANGE}
 _GRAPH_LAUNCH = "GraphLaunch"
 _NS = 1000  # a microsecond
 _LATEST = 2**61 / _NS  # in µs, so that differences fit an int64; today is 2^60.6
@@ -205,10 +180,10 @@ class Events:
     """Work of the GPU, calls of the host, and what the host did, in columns."""
 
     def __init__(self) -> None:
-        self.names = Names()  # of kernels, operations and ranges
+        self.names = tr.Names()  # of kernels, operations and ranges
         self.gpu, self.calls = Numbers(_GPU_COLUMNS), Numbers(_CALL_COLUMNS)
         self.host = Numbers(_HOST_COLUMNS)
-        self.shapes: dict[LaunchShape, int] = {}
+        self.shapes: dict[tr.LaunchShape, int] = {}
         self.timeless = 0  # events left out, as they do not say when or how long
         self._numbers: dict[tuple[object, ...], int] = {}
         self._threads: dict[tuple[object, object], int] = {}
@@ -243,9 +218,9 @@ class Events:
             *self._times(event),
             get("device", 0),
             get("stream", event.get("tid")),
-            self._key(event, get("correlation", NONE)),
-            get("bytes", NONE),  # kernels have none, and NONE is settled faster than None
-            self._shape(get) if kind == KERNEL else NONE,
+            self._key(event, get("correlation", tr.NONE)),
+            get("bytes", tr.NONE),  # kernels have none, and NONE is settled faster than None
+            self._shape(get) if kind == tr.KERNEL else tr.NONE,
             get("graph node id", 0),
         )
 
@@ -256,11 +231,11 @@ class Events:
             return self._numbers[(*grid, *block, *resources)]
         except (KeyError, TypeError):
             registers, shared = map(whole_number, resources)
-            shape = LaunchShape(
+            shape = tr.LaunchShape(
                 grid=_triple(grid),
                 block=_triple(block),
-                registers=None if registers == NONE else registers,
-                shared_bytes=None if shared == NONE else shared,
+                registers=None if registers == tr.NONE else registers,
+                shared_bytes=None if shared == tr.NONE else shared,
             )
             number = self.shapes.setdefault(shape, len(self.shapes))
         if shape.grid and shape.block:
@@ -275,7 +250,7 @@ class Events:
             return correlation
         number = whole_number(correlation)
         rank = self._ranks.setdefault(pid.rpartition(" ")[0], len(self._ranks))
-        return NONE if number == NONE else rank << CORRELATION_BITS | number
+        return tr.NONE if number == tr.NONE else rank << tr.CORRELATION_BITS | number
 
     def _times(self, event: Event) -> tuple[int, int]:
         start, length = float(event["ts"]), float(event["dur"])
@@ -290,7 +265,7 @@ class Events:
         pid, tid = event.get("pid"), event.get("tid")
         process = self._processes.setdefault(pid, len(self._processes))
         thread = self._threads.setdefault((pid, tid), len(self._threads))
-        return process << THREAD_BITS | thread
+        return process << tr.THREAD_BITS | thread
 
 
 def _arguments(event: Event) -> dict[str, Any]:
@@ -306,7 +281,7 @@ def _triple(sizes: Any) -> tuple[int, int, int] | None:
         return None
 
 
-def self_times(thread: Column, start_ns: Column, end_ns: Column) -> Column:
+def self_times(thread: tr.Column, start_ns: tr.Column, end_ns: tr.Column) -> tr.Column:
     """Durations less the operations directly inside, on the same thread."""
     left = (end_ns - start_ns).tolist()
     outer: list[tuple[int, int, int]] = []  # open rows, with thread and end
@@ -325,7 +300,7 @@ _DEVICES = re.compile(r'"deviceProperties"\s*:\s*\[')
 _CPU = "no GPU kernels: operations of the CPU, by the time they take themselves"
 
 
-def read_kineto(path: Path, step: str = STEP) -> Trace:
+def read_kineto(path: Path, step: str = tr.STEP) -> tr.Trace:
     """Read a Chrome trace; ranges (``record_function``) that fit ``step`` are the steps.
 
     A GPU's work is reported if there is any, by those steps or else by what repeats; otherwise the
@@ -341,8 +316,8 @@ def read_kineto(path: Path, step: str = STEP) -> Trace:
             "torch.profiler, or the profiler was off while the steps ran."
         )
     name, kind, start, end, thread = host = events.host.done()
-    marked = kind == RANGE
-    ranges = Ranges(thread[marked], start[marked], end[marked], name[marked])
+    marked = kind == tr.RANGE
+    ranges = tr.Ranges(thread[marked], start[marked], end[marked], name[marked])
     if len(events.gpu):
         trace = _read_gpu(events, ranges, step, _read_devices(file.around))
     else:
@@ -355,37 +330,37 @@ def read_kineto(path: Path, step: str = STEP) -> Trace:
     return replace(trace, warnings=[*trace.warnings, *dropped])
 
 
-def _read_gpu(events: Events, ranges: Ranges, step: str, devices: dict[int, str]) -> Trace:
+def _read_gpu(events: Events, ranges: tr.Ranges, step: str, devices: dict[int, str]) -> tr.Trace:
     thread, begin, finish, key, of_graph = events.calls.done()
     name, kind, start, end, device, stream, correlation, size, shape, node = events.gpu.done()
     place = {"device": np.maximum(device, 0), "stream": stream, "node": np.maximum(node, 0)}
-    work = make_work(name, kind, start, end, shape=shape, bytes=size, **place)
-    called = Ranges(thread, begin, finish, constant(len(thread), NONE))
-    launches = Launches(called, of_graph > 0, find(key, correlation), work)
+    work = tr.make_work(name, kind, start, end, shape=shape, bytes=size, **place)
+    called = tr.Ranges(thread, begin, finish, tr.constant(len(thread), tr.NONE))
+    launches = tr.Launches(called, of_graph > 0, tr.find(key, correlation), work)
     known = {"shapes": list(events.shapes), "devices": devices}
-    return trace_launches("kineto", step, ranges, events.names, launches, **known)
+    return tr.trace_launches("kineto", step, ranges, events.names, launches, **known)
 
 
-def _read_cpu(names: Names, host: list[Column], ranges: Ranges, step: str) -> Trace:
+def _read_cpu(names: tr.Names, host: list[tr.Column], ranges: tr.Ranges, step: str) -> tr.Trace:
     _, kind, start, end, thread = host
-    is_step, fit = choose_ranges(step, ranges, names.known, thread, start)
-    notes = note_usual(step, fit)
+    is_step, fit = tr.choose_ranges(step, ranges, names.known, thread, start)
+    notes = tr.note_usual(step, fit)
     if not np.any(is_step):
-        notes = [note_instead(step, NO_STEPS, ranges, names.listed())]
+        notes = [tr.note_instead(step, tr.NO_STEPS, ranges, names.listed())]
     self_ns = self_times(thread, start, end)
     kept = np.ones(len(self_ns), dtype=np.bool_)
-    kept[np.flatnonzero(kind == RANGE)[is_step]] = False  # steps themselves are no work
-    in_step, phase = enclosing(ranges, is_step, thread[kept], start[kept])
-    place = {"stream": thread[kept] & ((1 << THREAD_BITS) - 1), "step": in_step, "phase": phase}
-    work = make_work(*(column[kept] for column in host[:4]), self_ns=self_ns[kept], **place)
-    return Trace(
+    kept[np.flatnonzero(kind == tr.RANGE)[is_step]] = False  # steps themselves are no work
+    in_step, phase = tr.enclosing(ranges, is_step, thread[kept], start[kept])
+    place = {"stream": thread[kept] & ((1 << tr.THREAD_BITS) - 1), "step": in_step, "phase": phase}
+    work = tr.make_work(*(column[kept] for column in host[:4]), self_ns=self_ns[kept], **place)
+    return tr.Trace(
         tool="kineto",
         names=names.listed(),
         work=work,
         shapes=[],
         steps_ns=np.stack([ranges.start_ns, ranges.closed_ns], axis=1)[is_step],
-        warnings=[] if step == STEP else notes,
-        notes=[_CPU, *(notes if step == STEP else [])],
+        warnings=[] if step == tr.STEP else notes,
+        notes=[_CPU, *(notes if step == tr.STEP else [])],
     )
 
 

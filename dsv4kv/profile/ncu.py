@@ -9,16 +9,7 @@ from typing import Any
 import numpy as np
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.profile.trace import (
-    KERNEL,
-    NONE,
-    LaunchShape,
-    Names,
-    Trace,
-    constant,
-    make_work,
-    triple,
-)
+from dsv4kv.profile import trace as tr
 
 Metrics = dict[str, tuple[float | str, str]]
 """Values of a kernel that were collected, and their units."""
@@ -41,7 +32,7 @@ _UNITS = {
 _MOST = 2.0**53  # ns are 104 days; the sum of a thousand kernels' fits an int64
 
 
-def read_ncu(path: Path) -> Trace:
+def read_ncu(path: Path) -> tr.Trace:
     """Read a report: every kernel with its time, DRAM bytes and launch shape.
 
     ncu runs every kernel alone, some of them several times, so there are no steps and no gaps.
@@ -49,7 +40,7 @@ def read_ncu(path: Path) -> Trace:
     """
     if not path.is_file():
         raise ProfileError(f"{path} does not exist: name a report of ncu, .ncu-rep.")
-    names, shapes = Names(), dict[LaunchShape, int]()
+    names, shapes = tr.Names(), dict[tr.LaunchShape, int]()
     rows, devices = [], dict[str, None]()
     for title, metrics in _kernels(path):
         rows.append((names.number(title), *_numbers(metrics, shapes)))
@@ -58,17 +49,17 @@ def read_ncu(path: Path) -> Trace:
     name, timed, moved, shape = np.array(rows, dtype=np.int64).reshape(-1, 4).T
     duration = np.maximum(timed, 0)
     ends = np.cumsum(duration)
-    kind = constant(len(name), KERNEL)
-    warnings, untimed = [], int(np.count_nonzero(timed == NONE))
+    kind = tr.constant(len(name), tr.KERNEL)
+    warnings, untimed = [], int(np.count_nonzero(timed == tr.NONE))
     if not rows:
         warnings = ["the report has no kernels: ncu chose none, or it is no report."]
     elif untimed:
         share = f"{untimed:,} of {len(timed):,} kernels"
         warnings = [f"{share} have no {_DURATION} and count as 0: collect it"]
-    return Trace(
+    return tr.Trace(
         tool="ncu",
         names=names.listed(),
-        work=make_work(name, kind, ends - duration, ends, shape=shape, bytes=moved),
+        work=tr.make_work(name, kind, ends - duration, ends, shape=shape, bytes=moved),
         shapes=list(shapes),
         steps_ns=np.empty((0, 2), dtype=np.int64),
         devices=dict(enumerate(devices)),
@@ -108,7 +99,7 @@ def _kernels(path: Path) -> Iterator[tuple[str, Metrics]]:
         raise ProfileError(f"{path} cannot be read as a report of ncu ({error}).") from None
 
 
-def _numbers(metrics: Metrics, shapes: dict[LaunchShape, int]) -> tuple[int, int, int]:
+def _numbers(metrics: Metrics, shapes: dict[tr.LaunchShape, int]) -> tuple[int, int, int]:
     """Duration in ns, DRAM bytes and shape."""
     found: dict[str, int] = {}  # in ns or bytes; what is no number is left out
     for name, (value, unit) in metrics.items():
@@ -118,7 +109,7 @@ def _numbers(metrics: Metrics, shapes: dict[LaunchShape, int]) -> tuple[int, int
                 found[name] = round(number)
     x, y, z, *block = (found.get(name) for name in (*_GRID, *_BLOCK))
     shared = sum(found.get(name, 0) for name in _SHARED) or None
-    shape = LaunchShape(triple(x, y, z), triple(*block), found.get(_REGISTERS), shared)
+    shape = tr.LaunchShape(tr.triple(x, y, z), tr.triple(*block), found.get(_REGISTERS), shared)
     read, written = (found.get(name) for name in _DRAM)
-    moved = NONE if read is None or written is None else read + written
-    return found.get(_DURATION, NONE), moved, shapes.setdefault(shape, len(shapes))
+    moved = tr.NONE if read is None or written is None else read + written
+    return found.get(_DURATION, tr.NONE), moved, shapes.setdefault(shape, len(shapes))

@@ -16,31 +16,7 @@ from typing import Any
 import numpy as np
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.profile.trace import (
-    CORRELATION_BITS,
-    DOMAIN,
-    GRAPH,
-    KERNEL,
-    KINDS,
-    MEMCPY,
-    MEMSET,
-    NONE,
-    STEP,
-    Column,
-    Launches,
-    LaunchShape,
-    Names,
-    Ranges,
-    Trace,
-    Work,
-    constant,
-    find,
-    fitting,
-    make_work,
-    number_rows,
-    trace_launches,
-    triple,
-)
+from dsv4kv.profile import trace as tr
 from dsv4kv.units import counted
 
 _LONGEST_TEXT = 1 << 24
@@ -71,16 +47,16 @@ class Database:
         columns: Sequence[str],
         text: str | None = None,
         number: Callable[[object], int] | None = None,
-    ) -> list[Column]:
+    ) -> list[tr.Column]:
         """Columns int64[rows] in the order asked for; null and missing values are ``NONE``.
 
         With ``text`` the last column is the ``number`` of that column's value.
         """
         there, width = self.columns_of(table), len(columns) + bool(text)
         if not there:
-            return [constant(0, 0) for _ in range(width)]
+            return [tr.constant(0, 0) for _ in range(width)]
         known = {name: f'"{name}"' if name in there else "NULL" for name in (*columns, text or "")}
-        wanted = [f"IFNULL({known[name]}, {NONE})" for name in columns]
+        wanted = [f"IFNULL({known[name]}, {tr.NONE})" for name in columns]
         wanted += [known[text]] if text else []
         # one statement: each may go through the rows in its own order
         rows: Iterable[tuple[Any, ...]] = self._connection.execute(
@@ -143,26 +119,26 @@ def _connect(path: Path) -> sqlite3.Connection:
 _PUSH_POP, _START_END, _DOMAIN_MADE = 59, 60, 75
 
 
-def read_ranges(database: Database, names: Names, step: str) -> Ranges:
+def read_ranges(database: Database, names: tr.Names, step: str) -> tr.Ranges:
     """Ranges of all domains; where our own domain has steps, no other range is one."""
     start, end, kind, domain, thread, text_id, text = database.read(
         "NVTX_EVENTS",
         ("start", "end", "eventType", "domainId", "globalTid", "textId"),
         "text",
-        lambda text: names.number(text) if isinstance(text, str) else NONE,
+        lambda text: names.number(text) if isinstance(text, str) else tr.NONE,
     )
-    name = np.where(text == NONE, number_texts(database, text_id, names, ""), text)
-    typeless = (kind == NONE) & (end != NONE)  # an event that does not say what it is
+    name = np.where(text == tr.NONE, number_texts(database, text_id, names, ""), text)
+    typeless = (kind == tr.NONE) & (end != tr.NONE)  # an event that does not say what it is
     is_range = (kind == _PUSH_POP) | (kind == _START_END) | typeless
-    made = (kind == _DOMAIN_MADE) & (name == names.known.get(DOMAIN, NONE))
-    is_step = is_range & np.isin(name, fitting(names.known, step))
+    made = (kind == _DOMAIN_MADE) & (name == names.known.get(tr.DOMAIN, tr.NONE))
+    is_step = is_range & np.isin(name, tr.fitting(names.known, step))
     own = is_step & np.isin(domain, domain[made])
     if np.any(own):
         is_range &= own | ~is_step
-    return Ranges(thread[is_range], start[is_range], end[is_range], name[is_range])
+    return tr.Ranges(thread[is_range], start[is_range], end[is_range], name[is_range])
 
 
-def number_texts(database: Database, ids: Column, names: Names, instead: str) -> Column:
+def number_texts(database: Database, ids: tr.Column, names: tr.Names, instead: str) -> tr.Column:
     """Number the registered strings of a column of ids; ``instead``, with {} the id, of others."""
     texts = database.strings
     return _name_each(ids, names, lambda one: texts.get(one, instead.format(one)))
@@ -179,50 +155,52 @@ _WAYS = ("host to device", "device to host", "device to device")
 _COPIES = dict(zip((1, 2, 8, 9, 10), (*_WAYS, "host to host", "peer to peer"), strict=True))
 _COPIES |= {11 + number: f"{way}, unified memory" for number, way in enumerate(_WAYS)}
 _PID_BIT, _PID_MASK = 24, (1 << 24) - 1
-CORRELATION_MASK = (1 << CORRELATION_BITS) - 1
+CORRELATION_MASK = (1 << tr.CORRELATION_BITS) - 1
 
 
-def launch_key(pid: Column, correlation: Column) -> Column:
+def launch_key(pid: tr.Column, correlation: tr.Column) -> tr.Column:
     """One number for a process and its correlation id; global ids keep the pid from bit 24 on."""
-    process = np.where(pid == NONE, 0, (pid >> _PID_BIT) & _PID_MASK)
-    return (process << CORRELATION_BITS) | (correlation & CORRELATION_MASK)
+    process = np.where(pid == tr.NONE, 0, (pid >> _PID_BIT) & _PID_MASK)
+    return (process << tr.CORRELATION_BITS) | (correlation & CORRELATION_MASK)
 
 
-def read_work(database: Database, names: Names) -> tuple[Work, Column, list[LaunchShape]]:
+def read_work(
+    database: Database, names: tr.Names
+) -> tuple[tr.Work, tr.Column, list[tr.LaunchShape]]:
     """All work of all GPUs, the keys of the calls that launched it, and kernels' launch shapes."""
     known = database.columns_of(f"{_PREFIX}KERNEL")
     title = next((one for one in _TITLES if one in known), _TITLES[0])
-    kernels, (text, *sizes) = _read_table(database, KERNEL, title, *_SHAPE)
+    kernels, (text, *sizes) = _read_table(database, tr.KERNEL, title, *_SHAPE)
     kernels["name"] = number_texts(database, text, names, "kernel {}")
-    kernels["shape"], shapes = number_rows(sizes)
-    copies, (copies["bytes"], way) = _read_table(database, MEMCPY, "bytes", "copyKind")
+    kernels["shape"], shapes = tr.number_rows(sizes)
+    copies, (copies["bytes"], way) = _read_table(database, tr.MEMCPY, "bytes", "copyKind")
     copies["name"] = _name_each(
         way, names, lambda one: f"memcpy {_COPIES.get(one, f'of kind {one}')}"
     )
-    fills, (fills["bytes"],) = _read_table(database, MEMSET, "bytes")
+    fills, (fills["bytes"],) = _read_table(database, tr.MEMSET, "bytes")
     fills["name"] = _name_each(fills["kind"], names, lambda _: "memset")
-    graphs, (graph,) = _read_table(database, GRAPH, "graphId")
+    graphs, (graph,) = _read_table(database, tr.GRAPH, "graphId")
     graphs["name"] = _name_each(graph, names, lambda one: f"CUDA graph {one}")
     tables = (kernels, copies, fills, graphs)
     columns = {
         name: np.concatenate(
-            [table.get(name, constant(len(table["kind"]), NONE)) for table in tables]
+            [table.get(name, tr.constant(len(table["kind"]), tr.NONE)) for table in tables]
         )
         for name in (*kernels, "bytes")
     }
     launch = columns.pop("launch")
-    return make_work(**columns), launch, [_shape(sizes) for sizes in shapes]
+    return tr.make_work(**columns), launch, [_shape(sizes) for sizes in shapes]
 
 
 def _read_table(
     database: Database, kind: int, *more: str
-) -> tuple[dict[str, Column], list[Column]]:
-    table = _PREFIX + ("GRAPH_TRACE" if kind == GRAPH else KINDS[kind].upper())
+) -> tuple[dict[str, tr.Column], list[tr.Column]]:
+    table = _PREFIX + ("GRAPH_TRACE" if kind == tr.GRAPH else tr.KINDS[kind].upper())
     start, end, device, stream, pid, correlation, node, *others = database.read(
         table, (*_PLACE, *more)
     )
     return {
-        "kind": constant(len(start), kind),
+        "kind": tr.constant(len(start), kind),
         "start_ns": start,
         "end_ns": end,
         "device": np.maximum(device, 0),
@@ -232,18 +210,18 @@ def _read_table(
     }, others
 
 
-def _name_each(values: Column, names: Names, title: Callable[[int], str]) -> Column:
+def _name_each(values: tr.Column, names: tr.Names, title: Callable[[int], str]) -> tr.Column:
     distinct, inverse = np.unique(values, return_inverse=True)
     numbers = [names.number(title(one)) for one in distinct.tolist()]
     return np.array(numbers, dtype=np.int64)[inverse]
 
 
-def _shape(sizes: Sequence[int]) -> LaunchShape:
-    known = [size for size in sizes[7:] if size != NONE]
-    return LaunchShape(
-        grid=triple(*sizes[:3]),
-        block=triple(*sizes[3:6]),
-        registers=None if sizes[6] == NONE else sizes[6],
+def _shape(sizes: Sequence[int]) -> tr.LaunchShape:
+    known = [size for size in sizes[7:] if size != tr.NONE]
+    return tr.LaunchShape(
+        grid=tr.triple(*sizes[:3]),
+        block=tr.triple(*sizes[3:6]),
+        registers=None if sizes[6] == tr.NONE else sizes[6],
         shared_bytes=sum(known) if known else None,
     )
 
@@ -251,7 +229,9 @@ def _shape(sizes: Sequence[int]) -> LaunchShape:
 _CUDA_BITS = 32
 
 
-def read_devices(database: Database, work: Work, launch: Column) -> tuple[Column, dict[int, str]]:
+def read_devices(
+    database: Database, work: tr.Work, launch: tr.Column
+) -> tuple[tr.Column, dict[int, str]]:
     """Number of the GPU of every piece of work, and the names of GPUs by number.
 
     Where the export says which GPU a process calls by which CUDA number, the numbers are those
@@ -266,9 +246,9 @@ def read_devices(database: Database, work: Work, launch: Column) -> tuple[Column
         for column in ("id", "cuDevice")
     }
     process, cuda, gpu = database.read("TARGET_INFO_CUDA_DEVICE", ("pid", "cudaId", "gpuId"))
-    wanted = (launch >> CORRELATION_BITS) << _CUDA_BITS | work.device
-    found = find(process << _CUDA_BITS | cuda, wanted)
-    if len(found) and np.all(found != NONE) and np.all(gpu >= 0):
+    wanted = (launch >> tr.CORRELATION_BITS) << _CUDA_BITS | work.device
+    found = tr.find(process << _CUDA_BITS | cuda, wanted)
+    if len(found) and np.all(found != tr.NONE) and np.all(gpu >= 0):
         return gpu[found], names["id"]
     return work.device, names["cuDevice"] or names["id"]
 
@@ -277,19 +257,19 @@ _WORTH_TELLING = 2  # severity of a diagnostic: 1 is information
 _MOST_SHOWN = 8
 
 
-def read_nsys(path: Path, step: str = STEP) -> Trace:
+def read_nsys(path: Path, step: str = tr.STEP) -> tr.Trace:
     """Read an export; ranges named ``step`` are the steps. Raises ``ProfileError``."""
     with open_database(path) as database:
-        names = Names()
+        names = tr.Names()
         work, launch, shapes = read_work(database, names)
         ended = work.end_ns >= work.start_ns  # a capture may cut work off
         work, launch, left = work.where(ended), launch[ended], int(np.count_nonzero(~ended))
         called, keys = _read_calls(database, launch)
-        call, of_graph = find(keys, launch), np.zeros(len(called), dtype=np.bool_)
-        of_graph[call[(call != NONE) & ((work.node > 0) | (work.kind == GRAPH))]] = True
+        call, of_graph = tr.find(keys, launch), np.zeros(len(called), dtype=np.bool_)
+        of_graph[call[(call != tr.NONE) & ((work.node > 0) | (work.kind == tr.GRAPH))]] = True
         ranges = read_ranges(database, names, step)
         device, devices = read_devices(database, work, launch)
-        launches = Launches(called, of_graph, call, replace(work, device=device))
+        launches = tr.Launches(called, of_graph, call, replace(work, device=device))
         facts = database.rows("META_DATA_EXPORT", ("name", "value"))
         schema = next((value for name, value in facts if name == "EXPORT_SCHEMA_VERSION"), None)
         more = {
@@ -299,18 +279,20 @@ def read_nsys(path: Path, step: str = STEP) -> Trace:
             "warnings": [*_read_diagnostics(database), *_judge(work)],
             "notes": [f"omitted: {counted(left, 'piece')} of work without an end"] if left else [],
         }
-        return trace_launches("nsys", step, ranges, names, launches, **more)
+        return tr.trace_launches("nsys", step, ranges, names, launches, **more)
 
 
-def _read_calls(database: Database, launch: Column) -> tuple[Ranges, Column]:
+def _read_calls(database: Database, launch: tr.Column) -> tuple[tr.Ranges, tr.Column]:
     thread, start, end, correlation = database.read(
         f"{_PREFIX}RUNTIME", ("globalTid", "start", "end", "correlationId")
     )
     keys = launch_key(thread, correlation)
     if not np.any(launch > CORRELATION_MASK):
         keys &= CORRELATION_MASK  # an old export: work does not name its process
-    keys[correlation == NONE] = NONE  # or unified memory's copies, without one, would find it
-    return Ranges(thread, start, end, constant(len(thread), NONE)), keys
+    keys[correlation == tr.NONE] = (
+        tr.NONE
+    )  # or unified memory's copies, without one, would find it
+    return tr.Ranges(thread, start, end, tr.constant(len(thread), tr.NONE)), keys
 
 
 def _read_diagnostics(database: Database) -> list[str]:
@@ -327,11 +309,11 @@ def _read_diagnostics(database: Database) -> list[str]:
     return [*(f"nsys: {text}" for text in texts[:_MOST_SHOWN]), *more]
 
 
-def _judge(work: Work) -> list[str]:
-    graphs = np.count_nonzero(work.kind == GRAPH)
+def _judge(work: tr.Work) -> list[str]:
+    graphs = np.count_nonzero(work.kind == tr.GRAPH)
     if graphs:
         note = f"{graphs} launches of graphs were traced as a whole, their kernels are not in the"
         return [f"{note} file: profile with --cuda-graph-trace=node."]
-    if not np.any(work.kind == KERNEL):
+    if not np.any(work.kind == tr.KERNEL):
         return ["the file has no GPU kernels: was the profiler on while the steps ran?"]
     return []

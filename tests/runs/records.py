@@ -6,21 +6,9 @@ from random import Random
 from typing import Any
 
 from dsv4kv.config.bench import BenchConfig
-from dsv4kv.runs.schema import (
-    CacheSummary,
-    Case,
-    Environment,
-    GpuFacts,
-    Latency,
-    Memcpy,
-    Operation,
-    Pool,
-    RunRecord,
-    Totals,
-    Verification,
-)
+from dsv4kv.runs import schema as sc
 
-H200 = GpuFacts(
+H200 = sc.GpuFacts(
     name="NVIDIA H200",
     capability="9.0",
     multiprocessors=132,
@@ -31,10 +19,10 @@ H200 = GpuFacts(
 
 def make_operation(
     name: str = "gather_topk", layer_type: str = "csa", *, calls: int = 400, gbps: float = 3.0
-) -> Operation:
+) -> sc.Operation:
     """Calls of unequal size (1 to 64 entries of 584 B) at about one rate."""
     samples_ns, entries, sizes = map(list, _draw_calls(f"{name} {layer_type}", calls, gbps))
-    return Operation(
+    return sc.Operation(
         name=name, layer_type=layer_type, samples_ns=samples_ns, entries=entries, bytes=sizes
     )
 
@@ -48,9 +36,11 @@ def _draw_calls(seed: str, calls: int, gbps: float) -> tuple[Sequence[int], ...]
     return [round(size / gbps * random.uniform(0.9, 1.1)) for size in sizes], entries, sizes
 
 
-def make_latency(name: str = "step", *, samples: int = 400, median_ns: int = 2_000_000) -> Latency:
+def make_latency(
+    name: str = "step", *, samples: int = 400, median_ns: int = 2_000_000
+) -> sc.Latency:
     """Skewed latencies around a median."""
-    return Latency(name=name, samples_ns=list(_draw_latencies(name, samples, median_ns)))
+    return sc.Latency(name=name, samples_ns=list(_draw_latencies(name, samples, median_ns)))
 
 
 @cache
@@ -61,11 +51,11 @@ def _draw_latencies(seed: str, samples: int, median_ns: int) -> Sequence[int]:
 
 def make_pool(
     name: str, layer_type: str, layers: int, units: int, unit_bytes: int, **changes: Any
-) -> Pool:
+) -> sc.Pool:
     """A pool allocated as predicted."""
     size = layers * units * unit_bytes
     facts = {"predicted_bytes": size, "allocated_bytes": size} | changes
-    return Pool(
+    return sc.Pool(
         name=name,
         layer_type=layer_type,
         layers=layers,
@@ -75,7 +65,7 @@ def make_pool(
     )
 
 
-def make_pools() -> list[Pool]:
+def make_pools() -> list[sc.Pool]:
     """Six layers of v4-flash: 256 blocks of 128 tokens, 8 slots."""
     return [
         make_pool("main", "csa", 2, 256, 19_008),
@@ -90,7 +80,7 @@ def make_pools() -> list[Pool]:
     ]
 
 
-def make_cache(**changes: Any) -> CacheSummary:
+def make_cache(**changes: Any) -> sc.CacheSummary:
     """The cache of ``make_pools``."""
     facts: dict[str, Any] = {
         "model": "v4-flash",
@@ -108,10 +98,10 @@ def make_cache(**changes: Any) -> CacheSummary:
         "bytes_per_request": 1_661_696,
         "pools": make_pools(),
     }
-    return CacheSummary(**facts | changes)
+    return sc.CacheSummary(**facts | changes)
 
 
-def make_totals(**changes: Any) -> Totals:
+def make_totals(**changes: Any) -> sc.Totals:
     """A run of 400 steps without trouble."""
     facts = {
         "requests": 64,
@@ -127,10 +117,10 @@ def make_totals(**changes: Any) -> Totals:
         "peak_requests": 8,
         "blocks_left": 0,
     }
-    return Totals(**facts | changes)
+    return sc.Totals(**facts | changes)
 
 
-def make_operations(gbps: float = 3.0) -> list[Operation]:
+def make_operations(gbps: float = 3.0) -> list[sc.Operation]:
     """Every kind of operation, on the layer types it runs on."""
     return [
         make_operation("window_insert", "swa", gbps=gbps / 3),
@@ -143,7 +133,7 @@ def make_operations(gbps: float = 3.0) -> list[Operation]:
     ]
 
 
-def make_case(**changes: Any) -> Case:
+def make_case(**changes: Any) -> sc.Case:
     """A complete case with real data."""
     facts: dict[str, Any] = {
         "axis": {},
@@ -160,23 +150,23 @@ def make_case(**changes: Any) -> Case:
             make_latency("release", samples=5, median_ns=4_000),
             make_latency("step", median_ns=7_900_000),
         ],
-        "memcpy": Memcpy(bytes=2**29, samples_ns=[52_600_000 + 90_000 * i for i in range(10)]),
-        "verification": Verification(
+        "memcpy": sc.Memcpy(bytes=2**29, samples_ns=[52_600_000 + 90_000 * i for i in range(10)]),
+        "verification": sc.Verification(
             checks=120, by_operation={"gather_topk": 80, "window_insert": 40}, failures=[]
         ),
     }
-    return Case(**facts | changes)
+    return sc.Case(**facts | changes)
 
 
-def make_failed_case(error: str = "no block is free", **changes: Any) -> Case:
+def make_failed_case(error: str = "no block is free", **changes: Any) -> sc.Case:
     """A case whose cache could not be built."""
     facts = dict.fromkeys(("cache", "totals", "memcpy")) | {"operations": [], "latencies": []}
-    nothing = Verification(checks=0, by_operation={}, failures=[])
+    nothing = sc.Verification(checks=0, by_operation={}, failures=[])
     failed = {"status": "failed", "error": error, "verification": nothing}
     return make_case(**failed | facts | changes)
 
 
-def make_sweep_cases() -> list[Case]:
+def make_sweep_cases() -> list[sc.Case]:
     """Block size against concurrency; the last case failed."""
     cases = [
         make_case(
@@ -195,7 +185,7 @@ def make_sweep_cases() -> list[Case]:
     return [*cases, make_failed_case("64 requests need 512 blocks; 256 are free", axis=last)]
 
 
-def make_environment(**changes: Any) -> Environment:
+def make_environment(**changes: Any) -> sc.Environment:
     """A machine with everything known but a GPU."""
     facts: dict[str, Any] = {
         "hostname_sha256": "0" * 64,
@@ -217,10 +207,10 @@ def make_environment(**changes: Any) -> Environment:
         "git_sha": "0123456789abcdef0123456789abcdef01234567",
         "git_dirty": True,
     }
-    return Environment(**facts | changes)
+    return sc.Environment(**facts | changes)
 
 
-def make_record(*cases: Case, **changes: Any) -> RunRecord:
+def make_record(*cases: sc.Case, **changes: Any) -> sc.RunRecord:
     """A run of these cases, or of one good case; its status is the worst of theirs."""
     told = list(cases) or [make_case()]
     found = {case.status for case in told}
@@ -239,4 +229,4 @@ def make_record(*cases: Case, **changes: Any) -> RunRecord:
         "environment": make_environment(),
         "cases": told,
     }
-    return RunRecord(**facts | changes)
+    return sc.RunRecord(**facts | changes)

@@ -7,16 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dsv4kv.bench.compare import verdict as vd
 from dsv4kv.bench.compare.side import Launched, Side, list_launched, list_losses
-from dsv4kv.bench.compare.verdict import (
-    Floor,
-    Judgement,
-    Launches,
-    Verdict,
-    judge,
-    judge_exact,
-    judge_pairs,
-)
 from dsv4kv.errors import ConfigError
 from dsv4kv.runs.quantities import Quantity, axis_text, ratio_of_calls
 from dsv4kv.runs.schema import RunRecord
@@ -124,9 +116,9 @@ class Row:
     """One quantity on both sides."""
 
     quantity: Quantity
-    before: Launches  # median of every launch in ns
-    after: Launches
-    judgement: Judgement
+    before: vd.Launches  # median of every launch in ns
+    after: vd.Launches
+    judgement: vd.Judgement
     factors: tuple[float | None, float | None] = (None, None)
     """Error factors of a model's times, before and after; None where times were measured, or
     nothing is known of their error."""
@@ -143,9 +135,9 @@ class Comparison:
 
     before: Side  # the side that is compared with
     after: Side  # the side that is judged
-    floor: Floor  # the smallest change that counts
+    floor: vd.Floor  # the smallest change that counts
     rows: tuple[Row, ...]  # every quantity of both sides
-    overall: Judgement | None
+    overall: vd.Judgement | None
     """The verdict on the geometric mean of all rows with the same work; None if there is none."""
     in_turns: bool
     """Whether steps of both sides were interleaved; then launches are judged in pairs."""
@@ -162,27 +154,27 @@ class Comparison:
         """Whether the sides differ where they must not, and are compared anyway."""
         return not self.intended and any(each.kind != "unknown" for each in self.differences)
 
-    def conclude(self, *, fail_on_unclear: bool = False) -> Verdict:
+    def conclude(self, *, fail_on_unclear: bool = False) -> vd.Verdict:
         """One verdict: SLOWER as soon as a row is.
 
         UNCLEAR where the mean of all rows is, where something is missing or lost, or, with
         ``fail_on_unclear``, where any row is.
         """
         found = {row.judgement.verdict for row in self.rows}
-        mean = self.overall.verdict if self.overall else Verdict.UNCLEAR
-        if Verdict.SLOWER in (mean, *found):
-            return Verdict.SLOWER
-        if mean is Verdict.UNCLEAR or self.missing or _empty_case(self):
-            return Verdict.UNCLEAR
-        if fail_on_unclear and Verdict.UNCLEAR in found:
-            return Verdict.UNCLEAR
-        return Verdict.FASTER if Verdict.FASTER in (mean, *found) else Verdict.SAME
+        mean = self.overall.verdict if self.overall else vd.Verdict.UNCLEAR
+        if vd.Verdict.SLOWER in (mean, *found):
+            return vd.Verdict.SLOWER
+        if mean is vd.Verdict.UNCLEAR or self.missing or _empty_case(self):
+            return vd.Verdict.UNCLEAR
+        if fail_on_unclear and vd.Verdict.UNCLEAR in found:
+            return vd.Verdict.UNCLEAR
+        return vd.Verdict.FASTER if vd.Verdict.FASTER in (mean, *found) else vd.Verdict.SAME
 
 
 def compare(
     before: Side,
     after: Side,
-    floor: Floor,
+    floor: vd.Floor,
     differences: Sequence[Difference] = (),
     *,
     intended: bool = False,
@@ -280,28 +272,28 @@ def _row(
     virtual = _is_virtual([*before, *after])
     judgement = _judge(sides, list(pairs.values()), floor, verdicts, virtual=virtual)
     if reason := _other_work(before, after, floor):
-        judgement = replace(judgement, verdict=Verdict.UNCLEAR, reason=reason)
+        judgement = replace(judgement, verdict=vd.Verdict.UNCLEAR, reason=reason)
     # the least sure of a side counts
     least_sure = max(factors[0], default=None), max(factors[1], default=None)
     return Row(quantity, *sides, judgement, least_sure)
 
 
 def _judge(
-    sides: tuple[Launches, Launches],
+    sides: tuple[vd.Launches, vd.Launches],
     ratios: Sequence[float],
     floor: float,
     verdicts: int,
     *,
     virtual: bool,
-) -> Judgement:
+) -> vd.Judgement:
     if virtual:
         before, after = (float(np.median(side.values)) for side in sides)
-        return judge_exact(before, after, floor)
-    return judge_pairs(ratios, floor, verdicts) if ratios else judge(*sides, floor, verdicts)
+        return vd.judge_exact(before, after, floor)
+    return vd.judge_pairs(ratios, floor, verdicts) if ratios else vd.judge(*sides, floor, verdicts)
 
 
-def _launches(launched: Sequence[Launched]) -> Launches:
-    return Launches(
+def _launches(launched: Sequence[Launched]) -> vd.Launches:
+    return vd.Launches(
         [each.measured.median_ns for each in launched], [each.began_s for each in launched]
     )
 
@@ -327,7 +319,7 @@ def _judge_all(
     pairs: dict[Quantity, Ratios],
     floor: float,
     verdicts: int,
-) -> Judgement | None:
+) -> vd.Judgement | None:
     """The verdict on the geometric mean of rows; None without a launch that has them all."""
     ratios = list[float]()
     if any(pairs.values()):
@@ -345,7 +337,7 @@ def _judge_all(
 
 def _mean_of_rows(
     measured: dict[Quantity, list[Launched]], quantities: Sequence[Quantity]
-) -> Launches:
+) -> vd.Launches:
     """Geometric mean of the rows' medians, launch by launch; launches that lack a row are out."""
     # rows of one launch rise and fall together: the interval is over launches, as for any row
     logs: dict[tuple[int, int], list[float]] = {}
@@ -356,7 +348,7 @@ def _mean_of_rows(
             began_s[each.process] = each.began_s
     whole = {key: values for key, values in logs.items() if len(values) == len(quantities)}
     means = [math.exp(sum(values) / len(values)) for values in whole.values()]
-    return Launches(means, [began_s[key] for key in whole])
+    return vd.Launches(means, [began_s[key] for key in whole])
 
 
 def _empty_case(comparison: Comparison) -> bool:

@@ -6,17 +6,7 @@ from typing import get_args
 
 import numpy as np
 
-from dsv4kv.bench.systems.workload import (
-    KV_WORDS,
-    TOP_K,
-    Chat,
-    Kv,
-    Model,
-    Outcome,
-    Tokens,
-    Turn,
-    Unit,
-)
+from dsv4kv.bench.systems import workload as wl
 from dsv4kv.bench.tiers.prefixes import page_digests
 from dsv4kv.cache.batching import KVBlockAllocator
 from dsv4kv.cache.blocks import NO_BLOCKS, NO_HASH, BlockEvent, Ids, Policy
@@ -28,7 +18,7 @@ LEAST_COMPUTED = 2
 would be taken for a decode step."""
 
 
-def names_of(tokens: Tokens, block_tokens: int) -> list[int]:
+def names_of(tokens: wl.Tokens, block_tokens: int) -> list[int]:
     """Names of the full blocks of ``tokens`` for allocators, each of all before it, too.
 
     The first 64 bits of SGLang's page hash as int64, never 0 or −1.
@@ -47,13 +37,13 @@ def resumable_blocks(matched: int, prompt_tokens: int, block_tokens: int) -> int
 class Request:
     """A turn in the batch."""
 
-    turn: Turn
-    tokens: Tokens  # prompt and answer so far
+    turn: wl.Turn
+    tokens: wl.Tokens  # prompt and answer so far
     blocks: Ids = field(default_factory=NO_BLOCKS.copy)  # in order
     written: int = 0  # tokens whose KV is in them
 
 
-_COUNTED: dict[str, Unit] = {
+_COUNTED: dict[str, wl.Unit] = {
     "prompt tokens reused": "tokens",
     "prompt tokens": "tokens",  # with those computed again after a preemption
     "requests deferred": "requests",  # a step for a prefix that another one was computing
@@ -70,7 +60,7 @@ class Batch:
     """Serves conversations; a step admits what fits and decodes a token of every request."""
 
     def __init__(
-        self, config: SystemsConfig, model: Model, policy: Policy, outcome: Outcome
+        self, config: SystemsConfig, model: wl.Model, policy: Policy, outcome: wl.Outcome
     ) -> None:
         """Allocate the pool; ``ConfigError`` if the longest conversation does not fit into it."""
         section, size = config.blocks, config.blocks.block_tokens
@@ -84,9 +74,9 @@ class Batch:
                 f"and there are {total}: raise blocks.rank_blocks, or shorten chat."
             )
         self._section, self._size, self._model = section, size, model
-        shape = size, len(model.layers), TOP_K
+        shape = size, len(model.layers), wl.TOP_K
         self.blocks = KVBlockAllocator(total + 1, section.paused_blocks, shape, policy)
-        self.kv: Kv = np.zeros((total + 1, size, KV_WORDS), dtype=np.uint64)
+        self.kv: wl.Kv = np.zeros((total + 1, size, wl.KV_WORDS), dtype=np.uint64)
         self.counts, self.outcome = Counter[str](), outcome
         self.blocks.pool.observers.append(self._count)
         self.waiting: deque[Request] = deque()
@@ -178,9 +168,9 @@ class Batch:
         blocks, parents = request.blocks[first : len(names)], [NO_HASH, *names][first:-1]
         self.blocks.register_kv_block_hashes(blocks, names[first:], parents)
 
-    def _last(self, request: Request) -> Kv:
+    def _last(self, request: Request) -> wl.Kv:
         block, place = divmod(request.written - 1, self._size)
-        last: Kv = self.kv[request.blocks[block], place]
+        last: wl.Kv = self.kv[request.blocks[block], place]
         return last
 
     # ---- answers --------------------------------------------------------------------------------
@@ -191,7 +181,7 @@ class Batch:
         self.running = ready = [request for request in self.running if self._has_room(request)]
         blocks = np.full(self._section.requests, self.blocks.dummy_block_idx)
         places = np.zeros(self._section.requests, dtype=np.int64)
-        rows = np.zeros((self._section.requests, KV_WORDS), dtype=np.uint64)
+        rows = np.zeros((self._section.requests, wl.KV_WORDS), dtype=np.uint64)
         for number, request in enumerate(ready):
             last = self._last(request)
             token = model.next_token(last)
@@ -225,7 +215,7 @@ class Batch:
 
     def _finish(self, request: Request) -> None:
         turn, tokens, end = request.turn, request.tokens, request.written
-        found = self.kv[request.blocks].reshape(-1, KV_WORDS)[:end]
+        found = self.kv[request.blocks].reshape(-1, wl.KV_WORDS)[:end]
         self.outcome.check_answer(self._model, turn, tokens, found)
         experts = self.blocks.reconstruct_routing_from_blocks(request.blocks, end)
         right = self._model.route(tokens, self._model.compute(tokens, None))
@@ -237,7 +227,7 @@ class Batch:
 
     def serve(self, config: SystemsConfig) -> None:
         """Answer all questions; half-way there is a reset, if any is asked for."""
-        chat, reset, answered = Chat(config.chat, config.seed), config.blocks.reset, 0
+        chat, reset, answered = wl.Chat(config.chat, config.seed), config.blocks.reset, 0
         half, turns = config.chat.users * config.chat.turns // 2, chat.join(config.chat.begin)
         while turns or self.waiting or self.running or len(self.blocks.paused):
             self.waiting.extend(Request(turn, turn.prompt) for turn in turns)
@@ -257,9 +247,9 @@ class Batch:
         check("blocks", evictable and gone, f"not all {cached} cached ones can be evicted.")
 
 
-def run_blocks(config: SystemsConfig, model: Model) -> Outcome:
+def run_blocks(config: SystemsConfig, model: wl.Model) -> wl.Outcome:
     """Serve the conversations by each policy."""
-    outcome, chosen = Outcome("blocks"), config.blocks.policy
+    outcome, chosen = wl.Outcome("blocks"), config.blocks.policy
     for policy in get_args(Policy) if chosen == "both" else (chosen,):
         batch = Batch(config, model, policy, outcome)
         batch.serve(config)

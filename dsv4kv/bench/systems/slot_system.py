@@ -12,16 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsv4kv.bench.systems.workload import (
-    KV_WORDS,
-    Chat,
-    Kv,
-    Model,
-    Outcome,
-    Tokens,
-    Turn,
-    Unit,
-)
+from dsv4kv.bench.systems import workload as wl
 from dsv4kv.config.experiments import SystemsConfig
 from dsv4kv.core.policies import LRU
 from dsv4kv.core.tree import Lease, PrefixTree, path_to
@@ -103,11 +94,11 @@ class PrefixCacheManager:
         self._capacity, self._copy, self._version = max_capacity, copy_kv, version
         self.release = self.tree.release
 
-    def pin(self, tokens: Sequence[int] | Tokens) -> Lease:
+    def pin(self, tokens: Sequence[int] | wl.Tokens) -> Lease:
         """Use the longest known prefix: it is kept until the lease is released."""
         return self.tree.pin(np.asarray(tokens).tolist())
 
-    def extend_row(self, lease: Lease, tokens: Tokens, slot: int, version: int) -> int:
+    def extend_row(self, lease: Lease, tokens: wl.Tokens, slot: int, version: int) -> int:
         """Remember it of the tokens that a lease holds and of ``tokens``, which follow them.
 
         As many are stored as have room once all that may go has gone; how many are known now.
@@ -127,7 +118,7 @@ class PrefixCacheManager:
             run.rows = [(slot, version), *others]
         return lease.length
 
-    def find(self, tokens: Tokens, copy_to: int | None = None) -> Found:
+    def find(self, tokens: wl.Tokens, copy_to: int | None = None) -> Found:
         """Look up the longest prefix that a row still holds, and the row; counts as a use.
 
         ``copy_to``: a slot into which it is copied.
@@ -170,7 +161,7 @@ class SlotScheduler:
         self._slots, self._cache = slots, cache
         self._written = [0] * slots.max_slots  # tokens in each slot
 
-    def begin(self, tokens: Tokens, found: Found) -> Seat | None:
+    def begin(self, tokens: wl.Tokens, found: Found) -> Seat | None:
         """Seat a prompt for which ``found`` was found; None if no slot is free."""
         slots, length, slot, copied = self._slots, found.length, found.slot, 0
         valid = length > 0 and slots.version(slot) == found.version
@@ -186,12 +177,12 @@ class SlotScheduler:
                 length = copied = self._cache.copy_kv(tokens[:length], slot).length
         return Seat(slot, length, copied, self._cache.pin(tokens))
 
-    def record(self, seat: Seat, tokens: Tokens) -> None:
+    def record(self, seat: Seat, tokens: wl.Tokens) -> None:
         """The slot holds the KV of ``tokens`` now: others may begin with them."""
         slot, lease = seat.slot, seat.lease
         self._cache.extend_row(lease, tokens[lease.length :], slot, self._slots.version(slot))
 
-    def end(self, seat: Seat, tokens: Tokens) -> None:
+    def end(self, seat: Seat, tokens: wl.Tokens) -> None:
         """Leave a slot that holds the KV of ``tokens``; it stays until the slot is taken anew."""
         self.record(seat, tokens)
         self._cache.release(seat.lease)
@@ -203,14 +194,14 @@ class KvRows:
     """One row of KV for each slot."""
 
     def __init__(self, slots: int, tokens: int) -> None:
-        self.kv = np.zeros((slots, tokens, KV_WORDS), dtype=np.uint64)
+        self.kv = np.zeros((slots, tokens, wl.KV_WORDS), dtype=np.uint64)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy the first tokens of a row to another."""
         self.kv[target, :tokens] = self.kv[source, :tokens]
 
 
-_COUNTED: dict[str, Unit] = {
+_COUNTED: dict[str, wl.Unit] = {
     "prompt tokens": "tokens",
     "of them reused": "tokens",
     "of those copied from another slot": "tokens",
@@ -219,21 +210,21 @@ _COUNTED: dict[str, Unit] = {
 }
 
 
-def run_slots(config: SystemsConfig, model: Model) -> Outcome:
+def run_slots(config: SystemsConfig, model: wl.Model) -> wl.Outcome:
     """Serve the conversations over rows, a decode step of all that are seated at a time."""
-    outcome, counts = Outcome("slots"), Counter[str]()
+    outcome, counts = wl.Outcome("slots"), Counter[str]()
     rows = KvRows(config.slots.slots, config.chat.longest_tokens)
     slots = SlotAllocator(config.slots.slots)
     cache = PrefixCacheManager(config.slots.cached_tokens, rows.copy, slots.version)
-    scheduler, chat = SlotScheduler(slots, cache), Chat(config.chat, config.seed)
-    waiting, running = deque[tuple[Turn, Found]](), list[tuple[Turn, Seat]]()
-    texts = dict[int, Tokens]()  # prompt and answer so far, by slot
+    scheduler, chat = SlotScheduler(slots, cache), wl.Chat(config.chat, config.seed)
+    waiting, running = deque[tuple[wl.Turn, Found]](), list[tuple[wl.Turn, Seat]]()
+    texts = dict[int, wl.Tokens]()  # prompt and answer so far, by slot
 
-    def queue(turns: list[Turn]) -> None:  # one token is computed in any case
+    def queue(turns: list[wl.Turn]) -> None:  # one token is computed in any case
         waiting.extend((turn, cache.find(turn.prompt[:-1])) for turn in turns)
 
-    def compute(slot: int, tokens: Tokens, start: int) -> None:
-        row: Kv = rows.kv[slot]
+    def compute(slot: int, tokens: wl.Tokens, start: int) -> None:
+        row: wl.Kv = rows.kv[slot]
         row[start : len(tokens)] = model.compute(tokens[start:], row[start - 1] if start else None)
         texts[slot] = tokens
 
@@ -249,7 +240,7 @@ def run_slots(config: SystemsConfig, model: Model) -> Outcome:
             running.append((turn, seat))
         for turn, seat in list(running):
             tokens = texts[seat.slot]
-            kv: Kv = rows.kv[seat.slot, : len(tokens)]
+            kv: wl.Kv = rows.kv[seat.slot, : len(tokens)]
             if len(tokens) < len(turn.prompt) + turn.answer_tokens:
                 answered = np.concatenate([tokens, model.next_token(kv[-1])])
                 compute(seat.slot, answered, len(tokens))

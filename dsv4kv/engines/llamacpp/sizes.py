@@ -8,18 +8,7 @@ Source: commit 0c1e57098 (``llama-kv-cache-dsv4.cpp``, ``llama-context.cpp``), r
 
 from fractions import Fraction
 
-from dsv4kv.engines.contract import (
-    GIB,
-    MIB,
-    Default,
-    Defaults,
-    Deployment,
-    Given,
-    Machine,
-    PoolCost,
-    SlotEngine,
-    held_layers,
-)
+from dsv4kv.engines import contract as ct
 from dsv4kv.engines.llamacpp import FAMILY
 from dsv4kv.errors import ConfigError
 
@@ -36,14 +25,14 @@ def pad(cells: int) -> int:
     return -(-cells // _CELLS) * _CELLS
 
 
-class LlamaEngine(SlotEngine):
+class LlamaEngine(ct.SlotEngine):
     """One version."""
 
     family = FAMILY
     name = FAMILY.name
     seen_in_logs = True
 
-    def slot_parts(self, deployment: Deployment, tokens: int) -> dict[str, int]:
+    def slot_parts(self, deployment: ct.Deployment, tokens: int) -> dict[str, int]:
         """Bytes of one slot of a context, by cache."""
         row = _ROW_BYTES.get(deployment.cache_dtype)
         if row is None:
@@ -51,7 +40,7 @@ class LlamaEngine(SlotEngine):
                 f"llama.cpp keeps V4's cache in {', '.join(_ROW_BYTES)}, not "
                 f"{deployment.cache_dtype!r}: choose one (--cache-type-k)."
             )
-        kinds = [layer.kind for layer in held_layers(deployment, self.name)]
+        kinds = [layer.kind for layer in ct.held_layers(deployment, self.name)]
         csa, hca, drafts = (kinds.count(kind) for kind in ("csa", "hca", "draft"))
         length, key = pad(tokens), row // 4
         window = min(length, deployment.model.window_tokens + deployment.in_flight_tokens)
@@ -67,19 +56,19 @@ class LlamaEngine(SlotEngine):
             "MTP": self._draft_window(deployment, length) * drafts,
         }
 
-    host_bytes = 8 * GIB  # --cache-ram
+    host_bytes = 8 * ct.GIB  # --cache-ram
 
-    def saved_bytes(self, deployment: Deployment, tokens: int) -> int:
+    def saved_bytes(self, deployment: ct.Deployment, tokens: int) -> int:
         """Bytes of a prompt in host memory; of none, a checkpoint's: last windows and states."""
         parts = self.slot_parts(deployment, tokens)
-        kinds = [layer.kind for layer in held_layers(deployment, self.name)]
+        kinds = [layer.kind for layer in ct.held_layers(deployment, self.name)]
         row = _ROW_BYTES[deployment.cache_dtype]
         entries = (tokens // 4) * kinds.count("csa") * (row + row // 4)
         entries += (tokens // 128) * kinds.count("hca") * row
         window = deployment.model.window_tokens * len(kinds) * row
         return window + parts["states"] + entries + 12 * tokens
 
-    def _draft_window(self, deployment: Deployment, length: int) -> int:
+    def _draft_window(self, deployment: ct.Deployment, length: int) -> int:
         """A slot's share of a draft layer's window: keys and values, always in f16."""
         slots, window = self.slots(deployment), deployment.model.window_tokens
         shared = slots if deployment.unified_slots else 1
@@ -87,35 +76,36 @@ class LlamaEngine(SlotEngine):
         cells = length if deployment.frees_windows is False else pad(min(length, window))
         return 2 * cells * _ROW_BYTES["f16"] // shared
 
-    def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
+    def costs(self, deployment: ct.Deployment) -> tuple[ct.PoolCost, ...]:
         parts = self.slot_parts(deployment, deployment.max_context_tokens)
         slots = self.slots(deployment)
         names = (("raw", "window", "all"), ("CSA", "main", "csa"), ("HCA", "main", "hca"),
                  ("indexer", "indexer", "csa"), ("states", "state", "all"),
                  ("MTP", "window", "draft"))  # fmt: skip
         return tuple(
-            PoolCost(pool, kind, 1, shared_bytes=slots * parts[name])
+            ct.PoolCost(pool, kind, 1, shared_bytes=slots * parts[name])
             for name, pool, kind in names
             if parts[name]
         )
 
-    def note(self, deployment: Deployment) -> str:
+    def note(self, deployment: ct.Deployment) -> str:
         parts = self.slot_parts(deployment, deployment.max_context_tokens)
         slots, one = self.slots(deployment), sum(parts.values())
-        sizes = [f"{what} {slots * size / MIB:,.2f}" for what, size in parts.items() if size]
-        fewer = f" -np 1 takes {one / MIB:,.2f} MiB." if slots > 1 else ""
+        sizes = [f"{what} {slots * size / ct.MIB:,.2f}" for what, size in parts.items() if size]
+        fewer = f" -np 1 takes {one / ct.MIB:,.2f} MiB." if slots > 1 else ""
         return (
             f"{slots} slot{'s' * (slots != 1)} of {pad(deployment.max_context_tokens):,} tokens, "
-            f"allocated whole at start: {slots * one / MIB:,.2f} MiB ({', '.join(sizes)}).{fewer} "
-            "Its log has these sizes at -lv 4 alone. A prompt is found again at checkpoints only: "
-            "4 tokens before its end, a ubatch before that, and where messages start."
+            f"allocated whole at start: {slots * one / ct.MIB:,.2f} MiB ({', '.join(sizes)})."
+            f"{fewer} Its log has these sizes at -lv 4 alone. A prompt is found again at "
+            "checkpoints only: 4 tokens before its end, a ubatch before that, and "
+            "where messages start."
         )
 
-    def defaults(self, machine: Machine, given: Given) -> Defaults:
+    def defaults(self, machine: ct.Machine, given: ct.Given) -> ct.Defaults:
         return super().defaults(machine, given) | {
-            "memory_fraction": Default(Fraction(1), "llama.cpp takes what it needs"),
-            "step_tokens": Default(self.usual_step, "llama.cpp's --ubatch-size"),
-            "request_limit": Default(
+            "memory_fraction": ct.Default(Fraction(1), "llama.cpp takes what it needs"),
+            "step_tokens": ct.Default(self.usual_step, "llama.cpp's --ubatch-size"),
+            "request_limit": ct.Default(
                 4, "llama-server's slots without -np, each of the whole context"
             ),
         }

@@ -13,22 +13,7 @@ from dataclasses import replace
 from fractions import Fraction
 from math import ceil
 
-from dsv4kv.engines.contract import (
-    GIB,
-    MIB,
-    Capacity,
-    Default,
-    Defaults,
-    Deployment,
-    Engine,
-    Given,
-    Held,
-    Loading,
-    Machine,
-    Overhead,
-    PoolCost,
-    rope_bytes,
-)
+from dsv4kv.engines import contract as ct
 from dsv4kv.engines.host import Sent, sent_of
 from dsv4kv.engines.names import chosen_rule
 from dsv4kv.engines.rule import Rule
@@ -45,11 +30,11 @@ _LARGEST = (16_384, 512)
 _REQUESTS = 256
 _FEW = 32  # requests of a worker
 _RESERVED_TOKENS = 512  # of a running request on a decode side
-_SLACK = 4 * GIB // 10  # code and slack of allocations: weights are a difference of free memory
+_SLACK = 4 * ct.GIB // 10  # code and slack of allocations: weights are a difference of free memory
 
 
-def _class_of(machine: Machine) -> tuple[int, int]:
-    mib = machine.memory_bytes / MIB
+def _class_of(machine: ct.Machine) -> tuple[int, int]:
+    mib = machine.memory_bytes / ct.MIB
     ranks = machine.tp * machine.dp  # SGLang's tp_size, of attention in data parallel, too
     for below, tokens, few, many in _CLASSES:
         if mib < below:
@@ -57,7 +42,7 @@ def _class_of(machine: Machine) -> tuple[int, int]:
     return _LARGEST
 
 
-def _before_weights(machine: Machine) -> int:
+def _before_weights(machine: ct.Machine) -> int:
     """Bytes of a GPU that are not free before weights are loaded.
 
     Logged: 1.6 GiB of H20, 1.9 of H200, 0.5 of 32 GB cards, 9.4 of MI300X, 11 of MI355X, 10.2 of
@@ -65,13 +50,13 @@ def _before_weights(machine: Machine) -> int:
     """
     arch = machine.arch or ""
     if arch == "ascend":
-        return 78 * GIB // 100
+        return 78 * ct.GIB // 100
     if arch.startswith("gfx"):
         return machine.memory_bytes * 44 // 1000
-    return 10 * GIB if arch == "sm_121" else 17 * GIB // 10
+    return 10 * ct.GIB if arch == "sm_121" else 17 * ct.GIB // 10
 
 
-def _kept_parts(build: Build, machine: Machine, given: Given) -> dict[str, float]:
+def _kept_parts(build: Build, machine: ct.Machine, given: ct.Given) -> dict[str, float]:
     """What SGLang leaves free of a GPU for all but weights and cache: MiB, by purpose."""
     tokens, graph = _class_of(machine)
     if build.caps_graphs:
@@ -90,27 +75,29 @@ def _kept_parts(build: Build, machine: Machine, given: Given) -> dict[str, float
         parts["CUDA graphs"] += graph * machine.dp * (4.5 if graph > 300 else 3)
     if given.get("role") == "prefill":  # decode graphs are off
         parts["CUDA graphs"] = 0.0
-    if machine.memory_bytes > 60 * GIB:
+    if machine.memory_bytes > 60 * ct.GIB:
         parts["no less than 10 GiB"] = max(0.0, 10 * 1024 - sum(parts.values()))
     if given.get("draft_layers"):
         parts["drafts"] = float(build.draft_reserve_mib)
     return parts
 
 
-def _logits_limit(build: Build, machine: Machine, used: Fraction) -> Default:
+def _logits_limit(build: Build, machine: ct.Machine, used: Fraction) -> ct.Default:
     """V4.1 is scored by DeepGEMM from SM100 on, in torch below (``v41_indexer/scoring.py``)."""
     if not build.bounds_logits:
-        return Default(None, "none: this SGLang scores a chunk in one piece")
+        return ct.Default(None, "none: this SGLang scores a chunk in one piece")
     arch = machine.arch or "sm_100"
     if machine.kind != "v41":
         left = int(machine.memory_bytes * max(0.0, 1.0 - float(used)))
         bound = min(int(left * 0.2), int(machine.memory_bytes * 0.3))
-        return Default(bound, "SGLang's bound: a fifth of what mem_fraction_static leaves")
+        return ct.Default(bound, "SGLang's bound: a fifth of what mem_fraction_static leaves")
     if not arch.startswith(("sm_10", "sm_12")):
-        return Default(3 * GIB, "SGLang scores V4.1 in torch below SM100: 1 GiB, three times live")
+        return ct.Default(
+            3 * ct.GIB, "SGLang scores V4.1 in torch below SM100: 1 GiB, three times live"
+        )
     if build.half_scores and arch.startswith("sm_10"):
-        return Default(GIB, "SGLang's bound of V4.1's scores, 2 GiB, half filled in bf16")
-    return Default(2 * GIB, "SGLang's bound of V4.1's scores")
+        return ct.Default(ct.GIB, "SGLang's bound of V4.1's scores, 2 GiB, half filled in bf16")
+    return ct.Default(2 * ct.GIB, "SGLang's bound of V4.1's scores")
 
 
 def _calculation_line(
@@ -119,8 +106,8 @@ def _calculation_line(
     build = pools.build
     shown = [f"{flag}=False" for flag in build.flags]
     shown.append(f"bytes_per_full_token={pools.bytes_per_full_token:.2f}")
-    shown.append(f"available_bytes={available_bytes / GIB:.2f} GB")
-    shown += [f"{field}={fixed[field] / GIB:.2f} GB" for field in build.fields]
+    shown.append(f"available_bytes={available_bytes / ct.GIB:.2f} GB")
+    shown += [f"{field}={fixed[field] / ct.GIB:.2f} GB" for field in build.fields]
     shown.append(f"full_token={full}")
     return f"DSV4 memory calculation: {', '.join(shown)}"
 
@@ -131,9 +118,9 @@ def _refusal(pools: Pools, available_bytes: int, full: int) -> str:
         if full:
             return ""
         return (
-            f"The DSV4 SWA pool cap ({pools.fixed_window_tokens} tokens, {windows / GIB:.2f} GB) "
-            "leaves no room for the full KV pool within the available "
-            f"{available_bytes / GIB:.2f} GB. Reduce --max-running-requests, lower "
+            f"The DSV4 SWA pool cap ({pools.fixed_window_tokens} tokens, {windows / ct.GIB:.2f} "
+            "GB) leaves no room for the full KV pool within the available "
+            f"{available_bytes / ct.GIB:.2f} GB. Reduce --max-running-requests, lower "
             "--swa-prefix-tails or SGLANG_SWA_EVICTION_INTERVAL, or increase "
             "--mem-fraction-static."
         )
@@ -148,7 +135,7 @@ def _refusal(pools: Pools, available_bytes: int, full: int) -> str:
     return "" if full else "Not enough memory. Please try to increase --mem-fraction-static."
 
 
-class SglangEngine(Engine):
+class SglangEngine(ct.Engine):
     """A range of SGLang's versions."""
 
     family = FAMILY
@@ -162,11 +149,11 @@ class SglangEngine(Engine):
         # up to 0.5.17 a leaf of the tree is locked whole (SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT)
         self.holds_chunks = not build.frees_windows
 
-    def pools(self, deployment: Deployment) -> Pools:
+    def pools(self, deployment: ct.Deployment) -> Pools:
         """Prices of one rank."""
         return build_pools(self.build, deployment)
 
-    def rule(self, deployment: Deployment, flags: Given | None = None) -> Rule:
+    def rule(self, deployment: ct.Deployment, flags: ct.Given | None = None) -> Rule:
         """Pages of context and of windows; drafts are in the keys of pages."""
         kind, given = deployment.model.kind, dict(flags or {})
         if deployment.replays_windows:
@@ -179,7 +166,7 @@ class SglangEngine(Engine):
             policy = replace(policy, leaves_window=leaves)
         return Rule(lay_out(self.pools(deployment)), variant.retention, policy)
 
-    def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
+    def costs(self, deployment: ct.Deployment) -> tuple[ct.PoolCost, ...]:
         """Every pool's share of a full token, and of a request where the size is fixed."""
         pools = self.pools(deployment)
         if pools.flat:
@@ -188,16 +175,16 @@ class SglangEngine(Engine):
                 ("main", layers, deployment.formats.main.entry_bytes * layers),
                 ("indexer", keyed, CHARGED_INDEXER_BYTES * keyed),
             )
-            return tuple(PoolCost(n, "dsa", k, marginal_bytes=Fraction(b)) for n, k, b in rows)
+            return tuple(ct.PoolCost(n, "dsa", k, marginal_bytes=Fraction(b)) for n, k, b in rows)
         drafts = Fraction(pools.inflation) - 1
         costs = [*_context_costs(pools), *_window_costs(pools)]
         if drafts:
             growth = sum(cost.marginal_bytes + cost.padding_bytes for cost in costs) * drafts
             layers = deployment.draft_layers
-            costs.append(PoolCost("window", "draft", layers, marginal_bytes=growth))
+            costs.append(ct.PoolCost("window", "draft", layers, marginal_bytes=growth))
         return (*costs, *_state_costs(pools))
 
-    def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
+    def request_bytes(self, deployment: ct.Deployment, tokens: int, *, in_flight: int) -> int:
         """Full tokens in whole pages, and what is fixed for the request.
 
         Where windows are a share of the full tokens, a request takes as many full tokens as bring
@@ -209,18 +196,18 @@ class SglangEngine(Engine):
             cost.fixed_bytes for cost in self.costs(deployment)
         )
 
-    def shared_bytes(self, deployment: Deployment) -> int:
+    def shared_bytes(self, deployment: ct.Deployment) -> int:
         """States of all requests that may run and of a spare one, and windows of a fixed size."""
         pools = self.pools(deployment)
         windows = pools.fixed_bytes(0)["swa_fixed"]
         return int(windows) + sum(cost.shared_bytes for cost in _state_costs(pools))
 
-    def blocks(self, deployment: Deployment, units: int) -> tuple[int, int | None]:
+    def blocks(self, deployment: ct.Deployment, units: int) -> tuple[int, int | None]:
         pools = self.pools(deployment)
         page = pools.page_tokens
         return units // page, None if pools.flat else pools.window_slots(units) // page
 
-    def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
+    def capacity(self, deployment: ct.Deployment, available_bytes: int) -> ct.Capacity:
         pools = self.pools(deployment)
         full = pools.full_tokens(available_bytes)
         fixed = pools.fixed_bytes(pools.requests(available_bytes))
@@ -238,7 +225,7 @@ class SglangEngine(Engine):
         if pools.flat:
             lines = [f"max_total_num_tokens={full}"]
         taken = int(full * pools.bytes_per_full_token + sum(fixed.values()))
-        return Capacity(
+        return ct.Capacity(
             cache_bytes=min(available_bytes, taken),
             units=full,
             unit_bytes=Fraction(pools.bytes_per_full_token),
@@ -249,7 +236,7 @@ class SglangEngine(Engine):
             note=_bound(pools, full),
         )
 
-    def decode_pool_tokens(self, deployment: Deployment, requests: int) -> int | None:
+    def decode_pool_tokens(self, deployment: ct.Deployment, requests: int) -> int | None:
         """Full tokens of whole requests, each with its reserve, and of one prompt in transfer.
 
         A prompt is taken in where it fits next to the reserves of all that run
@@ -261,31 +248,33 @@ class SglangEngine(Engine):
         pages = -(-(requests * (context + _RESERVED_TOKENS) + context) // page)
         return pages * page
 
-    def defaults(self, machine: Machine, given: Given) -> Defaults:
-        build, mib = self.build, machine.memory_bytes / MIB
+    def defaults(self, machine: ct.Machine, given: ct.Given) -> ct.Defaults:
+        build, mib = self.build, machine.memory_bytes / ct.MIB
         tokens, _ = _class_of(machine)
         kept = sum(_kept_parts(build, machine, given).values())
         share = Fraction(str(round((mib - kept) / mib, 3)))
-        why, spread = "SGLang's mem_fraction_static for this chunk and number of GPUs", 3 * GIB
+        why, spread = "SGLang's mem_fraction_static for this chunk and number of GPUs", 3 * ct.GIB
         if machine.arch == "ascend" and "memory_fraction" not in given:
-            share, spread = Fraction("0.88"), 6 * GIB
+            share, spread = Fraction("0.88"), 6 * ct.GIB
             why = "what two logs of Ascend without the flag took; the source would leave more"
         used = given.get("memory_fraction") or share
-        overlap = Default(2, "SGLang schedules a step while one runs (overlap schedule)")
+        overlap = ct.Default(2, "SGLang schedules a step while one runs (overlap schedule)")
         if machine.pp > 1:  # overrides.py, _pipeline_parallel_overlap_disable
-            overlap = Default(1, "SGLang's overlap schedule is off with pipeline stages")
+            overlap = ct.Default(1, "SGLang's overlap schedule is off with pipeline stages")
         defaults = {
-            "memory_fraction": Default(share, why),
-            "reserve": Default(
+            "memory_fraction": ct.Default(share, why),
+            "reserve": ct.Default(
                 int(_before_weights(machine) * used),
                 "taken before weights are loaded, as logged on such GPUs",
                 spread,
             ),
-            "step_tokens": Default(tokens, "SGLang's chunked_prefill_size for this memory"),
+            "step_tokens": ct.Default(tokens, "SGLang's chunked_prefill_size for this memory"),
             "overlap": overlap,
-            "request_limit": Default(_REQUESTS, "SGLang's max_running_requests for DeepSeek-V4"),
+            "request_limit": ct.Default(
+                _REQUESTS, "SGLang's max_running_requests for DeepSeek-V4"
+            ),
             "logits_limit": _logits_limit(build, machine, used),
-            "window_slots": Default(
+            "window_slots": ct.Default(
                 "freed" if build.frees_windows else "kept",
                 "SGLang's SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS in this version",
             ),
@@ -295,25 +284,25 @@ class SglangEngine(Engine):
         limit = given.get("request_limit")
         each = max(1, limit // machine.dp) if limit else _FEW + 1
         reason = "SGLang's disaggregation_decode_extra_slots for this request limit"
-        return {"extra_slots": Default(2 * each if each <= _FEW else 0, reason)} | defaults
+        return {"extra_slots": ct.Default(2 * each if each <= _FEW else 0, reason)} | defaults
 
     def overhead(
-        self, deployment: Deployment, step_tokens: int, machine: Machine, given: Given
-    ) -> Overhead:
+        self, deployment: ct.Deployment, step_tokens: int, machine: ct.Machine, given: ct.Given
+    ) -> ct.Overhead:
         """What SGLang itself takes to be needed in what its share leaves of a GPU."""
         parts = _kept_parts(self.build, machine, {**given, "step_tokens": step_tokens})
         if machine.dp > 1 and "activations of a chunk" in parts:  # a rank's share of the chunk
             parts["activations of a chunk"] /= machine.dp
         source = "SGLang's own estimate, handle_gpu_memory_settings"
-        headroom = [Held(what, int(mib * MIB), source) for what, mib in parts.items() if mib]
+        headroom = [ct.Held(what, int(mib * ct.MIB), source) for what, mib in parts.items() if mib]
         unknown = ("what a step really uses of what is left free", "buffers of DeepEP")
         whole, share = sum(held.size_bytes for held in headroom), given.get("memory_fraction")
         if share and whole > (1 - share) * machine.memory_bytes:
-            more = f"{whole / GIB:.1f} GiB by SGLang's own estimate, more than is left free"
-            return Overhead((), (), (f"activations and graphs: {more}", *unknown))
-        return Overhead((), tuple(headroom), unknown)
+            more = f"{whole / ct.GIB:.1f} GiB by SGLang's own estimate, more than is left free"
+            return ct.Overhead((), (), (f"activations and graphs: {more}", *unknown))
+        return ct.Overhead((), tuple(headroom), unknown)
 
-    def loading(self, deployment: Deployment, step_tokens: int) -> Loading:
+    def loading(self, deployment: ct.Deployment, step_tokens: int) -> ct.Loading:
         """Copies of what has no heads to split by; where DeepGEMM has none, one matrix in bf16.
 
         Source: SGLang 0.5.15 to 0.5.23, ``models/deepseek_v4.py``, ``serving_hook.py``
@@ -322,10 +311,10 @@ class SglangEngine(Engine):
         """
         model, arch = deployment.model, deployment.arch or "sm_100"
         if model.kind == "flat":
-            return Loading(True, draft_heads=self.build.draft_heads)
+            return ct.Loading(True, draft_heads=self.build.draft_heads)
         widens = model.kind == "v41" or not arch.startswith(("sm_10", "gfx942"))
-        held = rope_bytes(deployment) + _SLACK
-        return Loading(True, widens, self.build.draft_heads, held_bytes=held)
+        held = ct.rope_bytes(deployment) + _SLACK
+        return ct.Loading(True, widens, self.build.draft_heads, held_bytes=held)
 
     def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
         """Those left over go to the last stages (``get_pp_indices``)."""
@@ -341,7 +330,7 @@ class SglangEngine(Engine):
             f"{ceil(least * 1000) / 1000:.3f} (minimum viable = 1 - available/pre = {least:.4f})."
         )
 
-    def sent(self, deployment: Deployment, tokens: int) -> Sent:
+    def sent(self, deployment: ct.Deployment, tokens: int) -> Sent:
         """Pages, windows, and rows of entries that a prompt's end has begun.
 
         Source: ``disaggregation/prefill.py``, ``get_contiguous_buf_infos`` and its like of
@@ -386,12 +375,12 @@ def _bound(pools: Pools, full: int) -> str:
     )
 
 
-def _state_costs(pools: Pools) -> list[PoolCost]:
+def _state_costs(pools: Pools) -> list[ct.PoolCost]:
     requests = pools.deployment.concurrency
     pairs = pools.low.count(2)
     rows = (("hca", pools.hca, pools.hca_state_bytes), ("csa", pairs, pools.pair_state_bytes))
     return [
-        PoolCost(
+        ct.PoolCost(
             "state",
             kind,
             layers,
@@ -403,7 +392,7 @@ def _state_costs(pools: Pools) -> list[PoolCost]:
     ]
 
 
-def _context_costs(pools: Pools) -> list[PoolCost]:
+def _context_costs(pools: Pools) -> list[ct.PoolCost]:
     """Entries and keys by ratio; what SGLang prices beyond their bytes is padding."""
     formats, low = pools.deployment.formats, sorted(set(pools.low))
     spread = 4 * pools.deployment.hisparse_ratio
@@ -419,7 +408,7 @@ def _context_costs(pools: Pools) -> list[PoolCost]:
         ("main", "hca", pools.hca, 128, main, pools.entry_bytes(128)),
     ]
     return [
-        PoolCost(
+        ct.PoolCost(
             pool,
             kind,
             layers,
@@ -431,15 +420,15 @@ def _context_costs(pools: Pools) -> list[PoolCost]:
     ]
 
 
-def _window_costs(pools: Pools) -> list[PoolCost]:
+def _window_costs(pools: Pools) -> list[ct.PoolCost]:
     if pools.request_windows:
         held = int(pools.fixed_bytes(0)["swa_fixed"])
-        return [PoolCost("window", "all", pools.windows, shared_bytes=held)]
+        return [ct.PoolCost("window", "all", pools.windows, shared_bytes=held)]
     entry, ratio = Fraction(pools.window_entry_bytes), Fraction(pools.window_ratio)
     used, layers = pools.deployment.formats.window.entry_bytes, pools.windows
     state = Fraction(pools.window_bytes_per_token) - entry * layers
     useful, padding = ratio * used * layers, ratio * (entry - used) * layers
-    costs = [PoolCost("window", "all", layers, marginal_bytes=useful, padding_bytes=padding)]
+    costs = [ct.PoolCost("window", "all", layers, marginal_bytes=useful, padding_bytes=padding)]
     if state:
-        costs.append(PoolCost("state", "csa", pools.csa, marginal_bytes=ratio * state))
+        costs.append(ct.PoolCost("state", "csa", pools.csa, marginal_bytes=ratio * state))
     return costs

@@ -16,25 +16,7 @@ from dataclasses import replace
 from fractions import Fraction
 from math import log2, prod
 
-from dsv4kv.engines.contract import (
-    EVENLY,
-    GIB,
-    MIB,
-    UNKNOWN,
-    UNMEASURED,
-    Capacity,
-    Default,
-    Defaults,
-    Deployment,
-    Engine,
-    Given,
-    Held,
-    Loading,
-    Machine,
-    Overhead,
-    PoolCost,
-    rope_bytes,
-)
+from dsv4kv.engines import contract as ct
 from dsv4kv.engines.host import Sent, sent_of
 from dsv4kv.engines.names import chosen_rule
 from dsv4kv.engines.rule import Group, Layout, Piece, Rule
@@ -42,11 +24,11 @@ from dsv4kv.engines.vllm import FAMILY, Release
 from dsv4kv.engines.vllm.layout import BlockLayout, LayerGroup, Page, block_bytes, lay_out
 from dsv4kv.errors import ConfigError
 
-_LARGE = 70 * GIB
-_LARGEST = 160 * GIB
+_LARGE = 70 * ct.GIB
+_LARGEST = 160 * ct.GIB
 
 
-def _size_batches(release: Release, machine: Machine) -> tuple[int, int, str]:
+def _size_batches(release: Release, machine: ct.Machine) -> tuple[int, int, str]:
     small = machine.gpu.startswith("a100") or (release.small_gb10 and machine.gpu == "gb10")
     if machine.memory_bytes >= _LARGEST and release.largest_tokens > 8192:
         return release.largest_tokens, 1024, "GPUs of 160 GiB or more"
@@ -55,36 +37,38 @@ def _size_batches(release: Release, machine: Machine) -> tuple[int, int, str]:
     return 2048, 256, f"{machine.gpu}" if small else "GPUs below 70 GiB"
 
 
-def _overlap(release: Release, machine: Machine) -> Default:
+def _overlap(release: Release, machine: ct.Machine) -> ct.Default:
     if not release.batches_counted:
-        return Default(1, "this vLLM counts the tokens of one step")
+        return ct.Default(1, "this vLLM counts the tokens of one step")
     if machine.pp == 1:
-        return Default(2, "vLLM schedules a step while one runs (async_scheduling)")
+        return ct.Default(2, "vLLM schedules a step while one runs (async_scheduling)")
     why = "a step in every stage of the pipeline"
     if release.overlap_stages:
-        return Default(machine.pp + 1, f"{why}, and one scheduled")
-    return Default(machine.pp, why)
+        return ct.Default(machine.pp + 1, f"{why}, and one scheduled")
+    return ct.Default(machine.pp, why)
 
 
 _Kind = tuple[str, str]  # pool and layer type
 
 
-def _context_costs(full: LayerGroup, unit_bytes: int) -> list[PoolCost]:
+def _context_costs(full: LayerGroup, unit_bytes: int) -> list[ct.PoolCost]:
     pages = _by_kind(full.pages)
     if not pages:  # a pipeline stage without compressed layers holds the blocks all the same
-        return [PoolCost("main", "all", 0, padding_bytes=Fraction(unit_bytes, full.block_tokens))]
+        return [
+            ct.PoolCost("main", "all", 0, padding_bytes=Fraction(unit_bytes, full.block_tokens))
+        ]
     costs = []
     for kind, held in pages.items():
         whole = Fraction(unit_bytes * sum(page.page_bytes for page in held), full.page_bytes)
         used = Fraction(sum(page.used_bytes for page in held), full.block_tokens)
         padding, count = whole / full.block_tokens - used, len({page.layer for page in held})
-        costs.append(PoolCost(*kind, count, marginal_bytes=used, padding_bytes=padding))
+        costs.append(ct.PoolCost(*kind, count, marginal_bytes=used, padding_bytes=padding))
     return costs
 
 
 def _window_costs(
-    groups: Sequence[LayerGroup], unit_bytes: int, deployment: Deployment
-) -> list[PoolCost]:
+    groups: Sequence[LayerGroup], unit_bytes: int, deployment: ct.Deployment
+) -> list[ct.PoolCost]:
     context, steady = deployment.max_context_tokens, 1 + deployment.draft_tokens
     fixed: Counter[_Kind] = Counter()
     flight: Counter[_Kind] = Counter()
@@ -97,7 +81,9 @@ def _window_costs(
         for kind, pages in _by_kind(group.pages).items():
             layers.setdefault(kind, set()).update(page.layer.layer_idx for page in pages)
     return [
-        PoolCost(*kind, len(layers.get(kind, ())), fixed_bytes=size, in_flight_bytes=flight[kind])
+        ct.PoolCost(
+            *kind, len(layers.get(kind, ())), fixed_bytes=size, in_flight_bytes=flight[kind]
+        )
         for kind, size in fixed.items()
     ]
 
@@ -130,10 +116,10 @@ _DOCS = "See https://docs.vllm.ai/en/latest/configuration/conserving_memory/ for
 
 
 def _gib(count: int) -> str:
-    return f"{round(count / GIB, 2)}"
+    return f"{round(count / ct.GIB, 2)}"
 
 
-class VllmEngine(Engine):
+class VllmEngine(ct.Engine):
     """A range of vLLM's versions."""
 
     family = FAMILY
@@ -144,7 +130,7 @@ class VllmEngine(Engine):
         self.name, self.seen_in_logs = f"vllm:{release.newest}", release.seen_in_logs
         self.counts_batches = release.batches_counted
 
-    def layout(self, deployment: Deployment) -> BlockLayout:
+    def layout(self, deployment: ct.Deployment) -> BlockLayout:
         """Groups and bytes of a block."""
         if deployment.arch == "ascend":
             raise ConfigError(
@@ -156,7 +142,7 @@ class VllmEngine(Engine):
         key = replace(deployment, max_context_tokens=1, in_flight_tokens=1, concurrency=None)
         return lay_out(self.release, key)
 
-    def rule(self, deployment: Deployment, flags: Given | None = None) -> Rule:
+    def rule(self, deployment: ct.Deployment, flags: ct.Given | None = None) -> Rule:
         """Groups of one kind are alike; a hit gives one block back for a draft to compute.
 
         V4.1's rings are never cached, its windows only with ``--no-swa-bounded-replay``.
@@ -175,21 +161,21 @@ class VllmEngine(Engine):
         window = model.window_tokens
         return Rule(Layout(groups, layout.unit_bytes, window), variant.retention, policy)
 
-    def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
+    def costs(self, deployment: ct.Deployment) -> tuple[ct.PoolCost, ...]:
         layout = self.layout(deployment)
         full, *others = layout.held
         unit = layout.unit_bytes
         return (*_context_costs(full, unit), *_window_costs(others, unit, deployment))
 
-    def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
+    def request_bytes(self, deployment: ct.Deployment, tokens: int, *, in_flight: int) -> int:
         """Bytes of all blocks of a request; it can be more than vLLM counts up to 0.26."""
         layout = self.layout(deployment)
         return layout.unit_bytes * layout.blocks(tokens, in_flight)
 
-    def shared_bytes(self, deployment: Deployment) -> int:
+    def shared_bytes(self, deployment: ct.Deployment) -> int:
         return self.layout(deployment).unit_bytes  # the null block
 
-    def blocks_counted(self, deployment: Deployment, tokens: int) -> int:
+    def blocks_counted(self, deployment: ct.Deployment, tokens: int) -> int:
         """Blocks that vLLM counts for one request, its tokens in flight included."""
         layout, flight = self.layout(deployment), deployment.in_flight_tokens
         if not self.release.weighted:
@@ -201,7 +187,7 @@ class VllmEngine(Engine):
         )
         return -(-need // weights[0])
 
-    def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
+    def capacity(self, deployment: ct.Deployment, available_bytes: int) -> ct.Capacity:
         layout, context = self.layout(deployment), deployment.max_context_tokens
         blocks = max(0, available_bytes) // layout.unit_bytes
         needed = self.blocks_counted(deployment, context)
@@ -214,7 +200,7 @@ class VllmEngine(Engine):
             size = f"GPU KV cache size: {printed:,} tokens"
             most = f"Maximum concurrency for {context:,} tokens per request: {concurrency:.2f}x"
             lines += [f"{size}, {most}"] if self.release.one_line else [size, most]
-        return Capacity(
+        return ct.Capacity(
             cache_bytes=blocks * layout.unit_bytes,
             units=blocks,
             unit_bytes=Fraction(layout.unit_bytes),
@@ -224,7 +210,7 @@ class VllmEngine(Engine):
             log_lines=tuple(lines),
         )
 
-    def _refusal(self, deployment: Deployment, available_bytes: int) -> str:
+    def _refusal(self, deployment: ct.Deployment, available_bytes: int) -> str:
         """The error that ends the start; empty where the longest request fits."""
         context, checked = deployment.max_context_tokens, available_bytes
         if self.release.null_block:
@@ -251,52 +237,52 @@ class VllmEngine(Engine):
             f"backend) or decreasing `max_model_len` when initializing the engine. {_DOCS}"
         )
 
-    def needed_bytes(self, deployment: Deployment, tokens: int) -> int:
+    def needed_bytes(self, deployment: ct.Deployment, tokens: int) -> int:
         """Bytes that the check at start asks for one request; the log counts differently."""
         blocks = self.layout(deployment).blocks(tokens, deployment.in_flight_tokens)
         return self.checked_block_bytes(deployment) * blocks
 
-    def checked_block_bytes(self, deployment: Deployment) -> int:
+    def checked_block_bytes(self, deployment: ct.Deployment) -> int:
         """Bytes of a block as the check at start counts them: not packed up to 0.28."""
         layout = self.layout(deployment)
         if self.release.grouping == "tuples":
             return block_bytes(layout.weighed, "tuples", layout.groups[0])
         return layout.unit_bytes
 
-    def defaults(self, machine: Machine, given: Given) -> Defaults:
+    def defaults(self, machine: ct.Machine, given: ct.Given) -> ct.Defaults:
         release = self.release
         tokens, requests, of = _size_batches(release, machine)
         limit = min(requests, given.get("step_tokens") or tokens)
         return {
-            "memory_fraction": Default(Fraction(92, 100), "vLLM's gpu_memory_utilization"),
-            "reserve": UNMEASURED,
-            "step_tokens": Default(tokens, f"vLLM's max_num_batched_tokens on {of}"),
+            "memory_fraction": ct.Default(Fraction(92, 100), "vLLM's gpu_memory_utilization"),
+            "reserve": ct.UNMEASURED,
+            "step_tokens": ct.Default(tokens, f"vLLM's max_num_batched_tokens on {of}"),
             "overlap": _overlap(release, machine),
-            "request_limit": Default(limit, f"vLLM's max_num_seqs on {of}, of every replica"),
-            "logits_limit": Default(512 * MIB, "vLLM's VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"),
+            "request_limit": ct.Default(limit, f"vLLM's max_num_seqs on {of}, of every replica"),
+            "logits_limit": ct.Default(512 * ct.MIB, "vLLM's VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"),
         }
 
     def overhead(
-        self, deployment: Deployment, step_tokens: int, machine: Machine, given: Given
-    ) -> Overhead:
+        self, deployment: ct.Deployment, step_tokens: int, machine: ct.Machine, given: ct.Given
+    ) -> ct.Overhead:
         """Workspace and buffers of the version that was read."""
         if not self.release.null_block:
-            return UNKNOWN
+            return ct.UNKNOWN
         backend = str(given.get("attention_backend") or "")
         return overhead_of(deployment, step_tokens, flashinfer="FLASHINFER" in backend.upper())
 
     def reserve(
-        self, deployment: Deployment, step_tokens: int, machine: Machine, given: Given
-    ) -> Default:
+        self, deployment: ct.Deployment, step_tokens: int, machine: ct.Machine, given: ct.Given
+    ) -> ct.Default:
         """By the terms of a start, each as large as ``KEPT`` says."""
         counted = self.kept_terms(deployment, step_tokens, machine, given)
         size = sum(KEPT[name] * count for name, count in counted.items())
         spread = max(_SPREAD_GIB, size / 5)
         reason = f"fitted to recorded starts: 9 in 10 are within ± {spread:.1f} GiB"
-        return Default(int(size * GIB), reason, int(spread * GIB))
+        return ct.Default(int(size * ct.GIB), reason, int(spread * ct.GIB))
 
     def kept_terms(
-        self, deployment: Deployment, step_tokens: int, machine: Machine, given: Given
+        self, deployment: ct.Deployment, step_tokens: int, machine: ct.Machine, given: ct.Given
     ) -> dict[str, float]:
         """How much there is of each term of ``KEPT``, and of the workspace that is computed.
 
@@ -312,7 +298,7 @@ class VllmEngine(Engine):
             "linked": float(arch == "sm_121" and ranks > 2),
         }
         if arch.startswith(("sm_9", "sm_10")):
-            counted["workspace"] = workspace_bytes(deployment, step_tokens) / GIB
+            counted["workspace"] = workspace_bytes(deployment, step_tokens) / ct.GIB
         else:
             counted["context"] = context
         graph = given.get("graphs")
@@ -326,7 +312,7 @@ class VllmEngine(Engine):
             counted[key] = step * context
         return counted
 
-    def loading(self, deployment: Deployment, step_tokens: int) -> Loading:
+    def loading(self, deployment: ct.Deployment, step_tokens: int) -> ct.Loading:
         """Copies of what has no heads to split by, angles, and buffers of a step's tokens.
 
         Source: vLLM 0.23 and 0.33, ``models/deepseek_v4{,1}/{attention,nvidia/model}.py``,
@@ -334,7 +320,7 @@ class VllmEngine(Engine):
         """
         model, arch = deployment.model, deployment.arch or ""
         if model.kind == "flat":
-            return EVENLY
+            return ct.EVENLY
         each = 4 * model.index_topk * (2 if deployment.draft_layers else 1)
         if deployment.draft_layers:
             each += 2 * _STREAMS * model.hidden_size  # the target's states, for drafts
@@ -343,9 +329,9 @@ class VllmEngine(Engine):
         step = 0  # of slices of FP4 experts in TensorRT-LLM's and AITER's kernels
         if model.kind == "v4" and arch.startswith(("sm_10", "gfx")):
             step = 128 if self.release.null_block and arch.startswith("sm") else 256
-        held = rope_bytes(deployment) + each * step_tokens
+        held = ct.rope_bytes(deployment) + each * step_tokens
         widens = model.kind == "v41"  # its scales are of 32 x 32, which no FP8 kernel takes there
-        return Loading(True, widens, expert_step=step, held_bytes=held)
+        return ct.Loading(True, widens, expert_step=step, held_bytes=held)
 
     def stage_layers(self, layers: int, stages: int) -> tuple[int, ...]:
         """Those left over go to the stages before the last (``get_pp_indices``)."""
@@ -357,7 +343,7 @@ class VllmEngine(Engine):
         remedy = "Try increasing `gpu_memory_utilization` when initializing the engine"
         return f"No available memory for the cache blocks. {remedy}"
 
-    def sent(self, deployment: Deployment, tokens: int) -> Sent | None:
+    def sent(self, deployment: ct.Deployment, tokens: int) -> Sent | None:
         """Sent by NIXL: of a window the blocks that it covers, and one more; whole pages.
 
         Source: ``kv_connector/v1/nixl/{base_scheduler,base_worker}.py``.
@@ -415,7 +401,9 @@ _FLASHINFER_BYTES = 128 * 1024 * 1024  # _FLASHINFER_DSV4_WORKSPACE_BUFFER_SIZE
 _TOPK_ALIGN = 128
 
 
-def overhead_of(deployment: Deployment, step_tokens: int, *, flashinfer: bool = False) -> Overhead:
+def overhead_of(
+    deployment: ct.Deployment, step_tokens: int, *, flashinfer: bool = False
+) -> ct.Overhead:
     """Workspace and buffers of one rank in a step, by backend."""
     rows = [("workspace of FlashInfer", _FLASHINFER_BYTES, "flashinfer_sparse.py")]
     if not flashinfer:
@@ -427,11 +415,11 @@ def overhead_of(deployment: Deployment, step_tokens: int, *, flashinfer: bool = 
         if 128 in deployment.model.compress_ratios:
             size, why = hca_index_bytes(deployment, step_tokens), "two c128a buffers, for prompts"
             rows.append(("indices of HCA entries", size, f"{why} and for decoding"))
-    held = (Held(what, size, f"vLLM 0.33.0: {source}") for what, size, source in rows)
-    return Overhead(tuple(held), (), UNKNOWN.unknown)
+    held = (ct.Held(what, size, f"vLLM 0.33.0: {source}") for what, size, source in rows)
+    return ct.Overhead(tuple(held), (), ct.UNKNOWN.unknown)
 
 
-def workspace_bytes(deployment: Deployment, step_tokens: int) -> int:
+def workspace_bytes(deployment: ct.Deployment, step_tokens: int) -> int:
     """Bytes of the one workspace."""
     model, context = deployment.model, deployment.max_context_tokens
     ratio = min(filter(None, model.compress_ratios))
@@ -446,7 +434,7 @@ def workspace_bytes(deployment: Deployment, step_tokens: int) -> int:
     return max(wanted)
 
 
-def hca_index_bytes(deployment: Deployment, step_tokens: int) -> int:
+def hca_index_bytes(deployment: ct.Deployment, step_tokens: int) -> int:
     """Bytes of two rows of indices and a length for every token of a step."""
     width = _align(-(-deployment.max_context_tokens // 128), _TOPK_ALIGN)
     return step_tokens * (2 * width + 1) * 4

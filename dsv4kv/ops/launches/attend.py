@@ -11,20 +11,12 @@ from torch import Tensor
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import PageLayout
-from dsv4kv.ops.launches.launch import (
-    WARP,
-    KernelModule,
-    Launch,
-    float_bits,
-    format_macros,
-    prefixed,
-    resident_blocks,
-)
+from dsv4kv.ops.launches import launch as la
 from dsv4kv.ops.storage import Entries, PageStore
 
 _DIMS = 512
 _HEAD_TILES = (16, 32, 64)
-_MERGE = KernelModule("merge.cuh", ())
+_MERGE = la.KernelModule("merge.cuh", ())
 _MERGING_BLOCKS, _FEWEST_ROWS = 1024, 4  # of the grid that merges what is cut
 _KEPT_BYTES = 64  # of where a block goes on
 
@@ -75,7 +67,7 @@ def plan_attend(
     variant: str = "warps",
     shape: Shape | None = None,
     blocks: int | None = None,
-) -> tuple[Launch, ...]:
+) -> tuple[la.Launch, ...]:
     """``attend``; to be launched in this order. Entries have 512 channels.
 
     variant: ``ops.spec.OPERATIONS`` lists them.
@@ -95,22 +87,22 @@ def plan_attend(
     tile_heads, pieces = _tile_heads(heads, shape), len(slots) * groups
     module = _module(ring, entries, shape, tile_heads)
     shared = dict(module.macros)["DSV_SHARED_BYTES"]
-    places = resident_blocks(queries, shared, shape.resident)
+    places = la.resident_blocks(queries, shared, shape.resident)
     blocks = blocks or min(places, pieces * most_tiles)
     sums, results, parts = _scratch(queries, 2 * blocks * tile_heads, pieces)
     arguments = (
         *(ring.pages, slots, tokens, *_others(entries)[0], queries, sinks, out, lse),
         *(sums, results, parts),
         *(len(slots), len(ring.pages), window, *_others(entries)[1]),
-        *(heads, float_bits(scale)),
+        *(heads, la.float_bits(scale)),
     )
-    threads = shape.warps * WARP
-    attend = Launch(module, "attend", (blocks, 1), threads, arguments, shared_bytes=shared)
+    threads = shape.warps * la.WARP
+    attend = la.Launch(module, "attend", (blocks, 1), threads, arguments, shared_bytes=shared)
     if blocks == 1 or most_tiles == 1:  # no token is cut
         return (attend,)
     rows = max(_FEWEST_ROWS, min(tile_heads, _MERGING_BLOCKS // pieces))
     merging = (sums, results, parts, sinks, out, lse, heads, tile_heads)
-    return attend, Launch(_MERGE, "merge_parts", (pieces, rows), _DIMS // 4, merging)
+    return attend, la.Launch(_MERGE, "merge_parts", (pieces, rows), _DIMS // 4, merging)
 
 
 def _tile_heads(heads: int, shape: Shape) -> int:
@@ -131,7 +123,7 @@ def _most_entries(entries: Entries | None) -> int:
     return entries.table.shape[1] * entries.store.layout.entries
 
 
-def _module(ring: PageStore, entries: Entries | None, shape: Shape, heads: int) -> KernelModule:
+def _module(ring: PageStore, entries: Entries | None, shape: Shape, heads: int) -> la.KernelModule:
     layouts = {"WINDOW": ring.layout} | ({"MAIN": entries.store.layout} if entries else {})
     staged = max(_staged_bytes(layout) for layout in layouts.values())
     macros = {
@@ -142,8 +134,8 @@ def _module(ring: PageStore, entries: Entries | None, shape: Shape, heads: int) 
     }
     macros |= _group_macros(staged) if shape is GROUPS else _warp_macros(shape, heads, staged)
     for part, layout in layouts.items():
-        macros |= prefixed(part, format_macros(layout))
-    return KernelModule.of(shape.source, macros)
+        macros |= la.prefixed(part, la.format_macros(layout))
+    return la.KernelModule.of(shape.source, macros)
 
 
 def _staged_bytes(layout: PageLayout) -> int:

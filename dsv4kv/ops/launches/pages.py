@@ -9,15 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dsv4kv.ops.launches.launch import (
-    WARP,
-    KernelModule,
-    Launch,
-    blocks_for,
-    format_macros,
-    most_blocks,
-    multiprocessors,
-)
+from dsv4kv.ops.launches import launch as la
 from dsv4kv.ops.spec import portable
 from dsv4kv.ops.storage import PageStore
 
@@ -43,7 +35,7 @@ def plan_window_insert(
     positions: Tensor,
     *,
     variant: str = portable("window_insert"),
-) -> Launch:
+) -> la.Launch:
     # A slot's tokens are adjacent: the one that replaces another in its ring row is a fixed
     # distance further on, and no two warps write one row.
     arguments = (ring.pages, values, slots, positions, len(slots), len(ring.pages))
@@ -52,30 +44,36 @@ def plan_window_insert(
 
 def plan_entry_insert(
     store: PageStore, values: Tensor, entries: Tensor, *, variant: str = portable("entry_insert")
-) -> Launch:
+) -> la.Launch:
     arguments = (store.pages, values, entries, len(entries), store.num_entries)
     return _insert("entry_insert", store, len(entries), arguments, variant)
 
 
 def _insert(
     kernel: str, store: PageStore, count: int, arguments: tuple[Tensor | int, ...], variant: str
-) -> Launch:
+) -> la.Launch:
     # Three chunks a lane of two entries are more than registers hold: V3.2's go one by one.
     resident = variant == "resident" and store.layout.format.dims <= _MOST_PAIRED_DIMS
     ring = int(kernel == "window_insert")
-    macros = format_macros(store.layout) | {"DSV_PAIRED": int(resident), "DSV_RING": ring}
-    most = RESIDENT_BLOCKS * multiprocessors(store.pages) if resident else most_blocks(store.pages)
-    grid = blocks_for(count, _THREADS // WARP, most), 1
-    return Launch(KernelModule.of("insert.cuh", macros), kernel, grid, _THREADS, arguments)
+    macros = la.format_macros(store.layout) | {"DSV_PAIRED": int(resident), "DSV_RING": ring}
+    most = (
+        RESIDENT_BLOCKS * la.multiprocessors(store.pages)
+        if resident
+        else la.most_blocks(store.pages)
+    )
+    grid = la.blocks_for(count, _THREADS // la.WARP, most), 1
+    return la.Launch(la.KernelModule.of("insert.cuh", macros), kernel, grid, _THREADS, arguments)
 
 
-def plan_indexer_insert(store: PageStore, keys: Tensor, entries: Tensor, hadamard: bool) -> Launch:
+def plan_indexer_insert(
+    store: PageStore, keys: Tensor, entries: Tensor, hadamard: bool
+) -> la.Launch:
     if not hadamard:
         return plan_entry_insert(store, keys, entries)
-    module = KernelModule.of("indexer.cuh", format_macros(store.layout))
-    grid = blocks_for(len(entries), _THREADS // WARP, most_blocks(store.pages)), 1
+    module = la.KernelModule.of("indexer.cuh", la.format_macros(store.layout))
+    grid = la.blocks_for(len(entries), _THREADS // la.WARP, la.most_blocks(store.pages)), 1
     arguments = (store.pages, keys, entries, len(entries), store.num_entries)
-    return Launch(module, "indexer_insert", grid, _THREADS, arguments)
+    return la.Launch(module, "indexer_insert", grid, _THREADS, arguments)
 
 
 def plan_gather_topk(
@@ -86,7 +84,7 @@ def plan_gather_topk(
     lengths: Tensor,
     out: Tensor,
     **how: Any,
-) -> Launch:
+) -> la.Launch:
     sizes = (*indices.shape, *table.shape, len(store.pages))
     arguments = (store.pages, table, slots, indices, lengths, out, *sizes)
     return _gather("gather_topk", store, out, arguments, **how)
@@ -94,7 +92,7 @@ def plan_gather_topk(
 
 def plan_gather_all(
     store: PageStore, table: Tensor, slots: Tensor, lengths: Tensor, out: Tensor, **how: Any
-) -> Launch:
+) -> la.Launch:
     """Entries from M on are skipped; rows after the largest length stay as they are."""
     sizes = (*out.shape[:2], *table.shape, len(store.pages))
     arguments = (store.pages, table, slots, lengths, out, *sizes)
@@ -103,12 +101,12 @@ def plan_gather_all(
 
 def plan_gather_window(
     ring: PageStore, slots: Tensor, tokens: Tensor, out: Tensor, **how: Any
-) -> Launch:
+) -> la.Launch:
     arguments = (ring.pages, slots, tokens, out, *out.shape[:2], len(ring.pages))
     return _gather("gather_window", ring, out, arguments, **how)
 
 
-def plan_gather_entries(store: PageStore, entries: Tensor, out: Tensor, **how: Any) -> Launch:
+def plan_gather_entries(store: PageStore, entries: Tensor, out: Tensor, **how: Any) -> la.Launch:
     """Dequantise physical entries int32[n] into out bf16[n, D]; −1 gives zeros."""
     arguments = (store.pages, entries, out, len(entries), len(store.pages))
     return _gather("gather_entries", store, out, arguments, **how)
@@ -122,26 +120,26 @@ def _gather(
     *,
     variant: str = portable("gather_topk"),
     unroll: int | None = None,
-) -> Launch:
+) -> la.Launch:
     """``variant``: see ``ops.spec``, which has the same ones for all gathers."""
     dims = store.layout.format.dims
-    lanes = min(WARP, dims // _CHANNELS_PER_LANE)
-    ahead, long = variant == "ahead", dims > 2 * WARP * _CHANNELS_PER_LANE
-    macros = format_macros(store.layout) | {
+    lanes = min(la.WARP, dims // _CHANNELS_PER_LANE)
+    ahead, long = variant == "ahead", dims > 2 * la.WARP * _CHANNELS_PER_LANE
+    macros = la.format_macros(store.layout) | {
         "DSV_AHEAD": int(ahead),
         "DSV_RING": int(kernel == "gather_window"),
         "DSV_UNROLL": unroll or UNROLL[variant] // (2 if long else 1),
     }
-    most = RESIDENT_BLOCKS * multiprocessors(store.pages)
-    most = most if ahead else most_blocks(store.pages) * _ROUNDS
-    grid = blocks_for(out.numel() // dims, _THREADS // lanes, most), 1
-    return Launch(KernelModule.of("gather.cuh", macros), kernel, grid, _THREADS, arguments)
+    most = RESIDENT_BLOCKS * la.multiprocessors(store.pages)
+    most = most if ahead else la.most_blocks(store.pages) * _ROUNDS
+    grid = la.blocks_for(out.numel() // dims, _THREADS // lanes, most), 1
+    return la.Launch(la.KernelModule.of("gather.cuh", macros), kernel, grid, _THREADS, arguments)
 
 
-def plan_page_copy(store: PageStore, sources: Tensor, targets: Tensor) -> Launch:
+def plan_page_copy(store: PageStore, sources: Tensor, targets: Tensor) -> la.Launch:
     page_bytes = store.layout.page_bytes
-    module = KernelModule.of("page_copy.cuh", {"DSV_PAGE_BYTES": page_bytes})
+    module = la.KernelModule.of("page_copy.cuh", {"DSV_PAGE_BYTES": page_bytes})
     chunks = len(sources) * page_bytes // _COPIED_BYTES
-    grid = blocks_for(chunks, _THREADS, most_blocks(store.pages)), 1
+    grid = la.blocks_for(chunks, _THREADS, la.most_blocks(store.pages)), 1
     arguments = (store.pages, sources, targets, len(sources), len(store.pages))
-    return Launch(module, "page_copy", grid, _THREADS, arguments)
+    return la.Launch(module, "page_copy", grid, _THREADS, arguments)

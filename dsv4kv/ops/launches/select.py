@@ -13,16 +13,7 @@ from torch import Tensor
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import FORMATS, EntryFormat, PageLayout
-from dsv4kv.ops.launches.launch import (
-    WARP,
-    KernelModule,
-    Launch,
-    blocks_for,
-    float_bits,
-    format_macros,
-    most_blocks,
-    resident_blocks,
-)
+from dsv4kv.ops.launches import launch as la
 from dsv4kv.ops.storage import PageStore
 
 _DIMS = 128
@@ -38,18 +29,18 @@ def plan_indexer_query(
     hadamard: bool,
     out: Tensor,
     out_weights: Tensor,
-) -> Launch:
+) -> la.Launch:
     """``indexer_query``; vectors have 128 channels."""
     tokens, heads, dims = queries.shape
     _refuse_other_dims(dims)
-    macros = format_macros(_QUERY) | {
+    macros = la.format_macros(_QUERY) | {
         "DSV_ROPE_PAIRS": turns.shape[1] // 2,
         "DSV_HADAMARD": int(hadamard),
     }
-    sizes = (tokens * heads, heads, float_bits((heads * dims) ** -0.5))
-    module, arguments = KernelModule.of("query.cuh", macros), (queries, weights, turns, out)
-    grid = blocks_for(tokens * heads, _THREADS // _LANES, most_blocks(queries)), 1
-    return Launch(module, "indexer_query", grid, _THREADS, (*arguments, out_weights, *sizes))
+    sizes = (tokens * heads, heads, la.float_bits((heads * dims) ** -0.5))
+    module, arguments = la.KernelModule.of("query.cuh", macros), (queries, weights, turns, out)
+    grid = la.blocks_for(tokens * heads, _THREADS // _LANES, la.most_blocks(queries)), 1
+    return la.Launch(module, "indexer_query", grid, _THREADS, (*arguments, out_weights, *sizes))
 
 
 @dataclass(frozen=True)
@@ -80,7 +71,7 @@ def plan_index_scores(
     weights: Tensor,
     blocks: Tensor | None,
     out: Tensor,
-) -> Launch:
+) -> la.Launch:
     """``index_scores``; keys have 128 channels.
 
     Tokens of a request share a read of its keys where their numbers are in one run of four (of
@@ -90,18 +81,20 @@ def plan_index_scores(
     _refuse_other_dims(entry.dims)
     block = _BLOCK_OF_BF16 if entry.value == "bf16" else _BLOCK
     shared = block.shared_bytes(entry, heads)
-    macros = format_macros(store.layout) | {
+    macros = la.format_macros(store.layout) | {
         "DSV_HEADS": heads,
         "DSV_TOKENS": block.tokens,
         "DSV_STAGES": block.stages,
         "DSV_SHARED_BYTES": shared,
     }
     candidates, count = (0, 0) if blocks is None else (blocks, blocks.shape[1])
-    module = KernelModule.of("scores.cuh", macros)
-    grid = resident_blocks(out, shared, _RESIDENT_BLOCKS)
+    module = la.KernelModule.of("scores.cuh", macros)
+    grid = la.resident_blocks(out, shared, _RESIDENT_BLOCKS)
     tensors = (store.pages, table, slots, lengths, queries, weights, candidates, out)
     arguments = (*tensors, *out.shape, count, *table.shape, len(store.pages))
-    return Launch(module, "index_scores", (grid, 1), _WARPS * WARP, arguments, shared_bytes=shared)
+    return la.Launch(
+        module, "index_scores", (grid, 1), _WARPS * la.WARP, arguments, shared_bytes=shared
+    )
 
 
 def _refuse_other_dims(dims: int) -> None:
@@ -132,7 +125,7 @@ def plan_select_topk(
     page_entries: int,
     out: Tensor,
     entries: Tensor,
-) -> tuple[Launch, ...]:
+) -> tuple[la.Launch, ...]:
     """``select_topk``; to be launched in this order."""
     columns, candidates = scores.shape[1], 0 if blocks is None else blocks
     block_entries = 0 if blocks is None else columns // max(blocks.shape[1], 1)
@@ -140,11 +133,11 @@ def plan_select_topk(
     found = _meeting(columns, out)
     places = (lengths, candidates, table, slots, out, entries, *found)
     sizes = (columns, out.shape[1], *table.shape)
-    module, runs = KernelModule("topk.cuh", macros), runs_of(columns)
-    select = Launch(
+    module, runs = la.KernelModule("topk.cuh", macros), runs_of(columns)
+    select = la.Launch(
         module, "select_topk", (len(out), runs), _SELECTING_THREADS, (scores, *places, *sizes)
     )
-    merge = Launch(
+    merge = la.Launch(
         module, "merge_topk", (len(out), 1), _SELECTING_THREADS, (*places, runs, *sizes)
     )
     return _in_order(out, select, merge)
@@ -152,15 +145,15 @@ def plan_select_topk(
 
 def plan_select_blocks(
     scores: Tensor, lengths: Tensor, block_entries: int, out: Tensor
-) -> tuple[Launch, ...]:
+) -> tuple[la.Launch, ...]:
     """``select_blocks``; to be launched in this order."""
-    module = KernelModule("candidates.cuh", (("DSV_BLOCK_ENTRIES", block_entries),))
+    module = la.KernelModule("candidates.cuh", (("DSV_BLOCK_ENTRIES", block_entries),))
     columns, most = scores.shape[1], out.shape[1]
     blocks = -(-columns // block_entries)
     runs, chosen = runs_of(blocks), _meeting(blocks, out)
     arguments = (scores, lengths, out, *chosen, columns, most)
-    select = Launch(module, "select_blocks", (len(out), runs), _SELECTING_THREADS, arguments)
-    merge = Launch(
+    select = la.Launch(module, "select_blocks", (len(out), runs), _SELECTING_THREADS, arguments)
+    merge = la.Launch(
         module, "merge_blocks", (len(out), 1), _SELECTING_THREADS, (out, *chosen, runs, most)
     )
     return _in_order(out, select, merge)
@@ -175,7 +168,7 @@ def _meeting(columns: int, out: Tensor) -> tuple[Tensor | int, Tensor | int]:
     return found[0], found[1]
 
 
-def _in_order(out: Tensor, select: Launch, merge: Launch) -> tuple[Launch, ...]:
+def _in_order(out: Tensor, select: la.Launch, merge: la.Launch) -> tuple[la.Launch, ...]:
     if not out.numel():
         return ()
     return (select, merge) if select.grid[1] > 1 else (select,)

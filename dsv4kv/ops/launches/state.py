@@ -11,16 +11,7 @@ from torch import Tensor
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.ops.compressor import Compressor
-from dsv4kv.ops.launches.launch import (
-    WARP,
-    KernelModule,
-    Launch,
-    blocks_for,
-    float_bits,
-    format_macros,
-    most_blocks,
-    prefixed,
-)
+from dsv4kv.ops.launches import launch as la
 from dsv4kv.ops.spec import portable
 from dsv4kv.ops.storage import PageStore, Parts, PartWrite
 
@@ -46,12 +37,12 @@ def plan_state_append(
     score: Tensor,
     slots: Tensor,
     positions: Tensor,
-) -> Launch:
+) -> la.Launch:
     """``state_append``."""
-    module = KernelModule.of("state.cuh", _state_macros(compressor, state))
-    grid = blocks_for(kv.numel() // _FLOATS_PER_THREAD, _THREADS, most_blocks(kv)), 1
+    module = la.KernelModule.of("state.cuh", _state_macros(compressor, state))
+    grid = la.blocks_for(kv.numel() // _FLOATS_PER_THREAD, _THREADS, la.most_blocks(kv)), 1
     arguments = (state, kv, score, compressor.ape, slots, positions, len(slots), len(state))
-    return Launch(module, "state_append", grid, _THREADS, arguments)
+    return la.Launch(module, "state_append", grid, _THREADS, arguments)
 
 
 def plan_flush(
@@ -65,7 +56,7 @@ def plan_flush(
     variant: str = portable("flush"),
     split: int | None = None,
     scratch: Tensor | None = None,
-) -> tuple[Launch, ...]:
+) -> tuple[la.Launch, ...]:
     """``flush``; to be launched in this order.
 
     An entry of −1 skips its row, so a graph can pass every token of a step.
@@ -103,7 +94,7 @@ def plan_compress_chunk(
     variant: str = portable("compress_chunk"),
     split: int | None = None,
     scratch: Tensor | None = None,
-) -> tuple[Launch, ...]:
+) -> tuple[la.Launch, ...]:
     """``compress_chunk``; to be launched in this order.
 
     The chunk's numbers are on the device, so that a graph can be replayed for another chunk.
@@ -133,52 +124,54 @@ def plan_compress_chunk(
 
 def _keep(
     compressor: Compressor, state: Tensor, kv: Tensor, score: Tensor, chunk: Tensor
-) -> Launch:
+) -> la.Launch:
     """What the chunk leaves in the state; last, for the entries need the state as it was."""
     if state.dim() == 3:
-        threads = WARP * compressor.dim // _warp_channels(compressor)
+        threads = la.WARP * compressor.dim // _warp_channels(compressor)
     else:
         threads = state.shape[2] * compressor.channels // _FLOATS_PER_THREAD
-    module = KernelModule.of("state.cuh", _state_macros(compressor, state))
-    grid = blocks_for(threads, _THREADS, most_blocks(kv)), 1
+    module = la.KernelModule.of("state.cuh", _state_macros(compressor, state))
+    grid = la.blocks_for(threads, _THREADS, la.most_blocks(kv)), 1
     arguments = (state, kv, score, compressor.ape, chunk, len(kv), len(state))
-    return Launch(module, "state_keep", grid, _THREADS, arguments)
+    return la.Launch(module, "state_keep", grid, _THREADS, arguments)
 
 
 def _pool(
-    module: KernelModule,
+    module: la.KernelModule,
     kernel: str,
     groups: int,
     compressor: Compressor,
     variant: str,
     split: int,
     arguments: tuple[Tensor | int, ...],
-) -> Launch:
+) -> la.Launch:
     shared = cluster_bytes(compressor, variant)
     if not shared:
-        return Launch(module, kernel, (groups, split), pool_threads(compressor, split), arguments)
+        return la.Launch(
+            module, kernel, (groups, split), pool_threads(compressor, split), arguments
+        )
     grid, threads = (groups, _RUNS), compressor.dim // _FLOATS_PER_THREAD
-    return Launch(module, kernel, grid, threads, arguments, cluster=_RUNS, shared_bytes=shared)
+    return la.Launch(module, kernel, grid, threads, arguments, cluster=_RUNS, shared_bytes=shared)
 
 
 def _finish(
-    module: KernelModule,
+    module: la.KernelModule,
     kernel: str,
     pooled: Tensor | int,
     groups: tuple[Tensor, ...],
     compressor: Compressor,
     store: PageStore,
     limits: tuple[int, ...],
-) -> Launch:
+) -> la.Launch:
     count = len(groups[-1])
-    grid = -(-count * WARP // _FINISH_THREADS), 1
+    grid = -(-count * la.WARP // _FINISH_THREADS), 1
     arguments = (pooled, *groups, *finish_parameters(compressor), store.pages, count, *limits)
-    return Launch(module, kernel, grid, _FINISH_THREADS, arguments)
+    return la.Launch(module, kernel, grid, _FINISH_THREADS, arguments)
 
 
 def finish_parameters(compressor: Compressor) -> tuple[Tensor | int, ...]:
     """What turns pooled channels into an entry, as kernels take it."""
-    return compressor.norm_weight, compressor.rope, float_bits(compressor.norm_eps)
+    return compressor.norm_weight, compressor.rope, la.float_bits(compressor.norm_eps)
 
 
 def cluster_bytes(compressor: Compressor, variant: str) -> int:
@@ -212,7 +205,7 @@ def _scratch(
 
 def _warp_channels(compressor: Compressor) -> int:
     runs = _RUNS if compressor.rows > _SHORT_ROWS else 1
-    return _FLOATS_PER_THREAD * WARP // runs
+    return _FLOATS_PER_THREAD * la.WARP // runs
 
 
 def pool_threads(compressor: Compressor, split: int) -> int:
@@ -223,7 +216,7 @@ def pool_threads(compressor: Compressor, split: int) -> int:
             f"{split} blocks cannot share {warps} warps' channels of an entry: "
             "split is 1, 2, 4 or 8 and divides them."
         )
-    return min(warps // split, _MOST_WARPS) * WARP
+    return min(warps // split, _MOST_WARPS) * la.WARP
 
 
 def _state_macros(compressor: Compressor, state: Tensor) -> dict[str, int]:
@@ -237,16 +230,16 @@ def _state_macros(compressor: Compressor, state: Tensor) -> dict[str, int]:
 
 def _flush_module(
     compressor: Compressor, state: Tensor, store: PageStore, variant: str, split: int
-) -> KernelModule:
+) -> la.KernelModule:
     macros = flush_macros(compressor, state, store, variant, split)
-    return KernelModule.of("flush.cuh", macros)
+    return la.KernelModule.of("flush.cuh", macros)
 
 
 def flush_macros(
     compressor: Compressor, state: Tensor, store: PageStore, variant: str, split: int
 ) -> dict[str, int]:
     """Everything ``flush.cuh`` needs to know, by name."""
-    macros = format_macros(store.layout) | _state_macros(compressor, state)
+    macros = la.format_macros(store.layout) | _state_macros(compressor, state)
     macros |= finish_macros(compressor) | {
         "DSV_AHEAD": int(variant != "serial"),
         "DSV_CLUSTER_BYTES": cluster_bytes(compressor, variant),
@@ -269,14 +262,14 @@ def finish_macros(compressor: Compressor) -> dict[str, int]:
 
 def plan_norm_rope_insert(
     compressor: Compressor, values: Tensor, positions: Tensor, store: PageStore, entries: Tensor
-) -> Launch:
+) -> la.Launch:
     """``norm_rope_insert``."""
-    macros = format_macros(store.layout) | finish_macros(compressor)
-    module, count = KernelModule.of("norm_rope.cuh", macros), len(entries)
-    grid = max(1, -(-count * WARP // _FINISH_THREADS)), 1
+    macros = la.format_macros(store.layout) | finish_macros(compressor)
+    module, count = la.KernelModule.of("norm_rope.cuh", macros), len(entries)
+    grid = max(1, -(-count * la.WARP // _FINISH_THREADS)), 1
     numbers = *finish_parameters(compressor), count, store.num_entries, compressor.groups
     arguments = (store.pages, values, positions, entries, *numbers)
-    return Launch(module, "norm_rope_insert", grid, _FINISH_THREADS, arguments)
+    return la.Launch(module, "norm_rope_insert", grid, _FINISH_THREADS, arguments)
 
 
 _PREFIXES = ("MAIN", "KEYS")
@@ -297,7 +290,7 @@ def plan_step_write(
     *,
     scratch: Tensor | None = None,
     arrivals: Tensor | None = None,
-) -> Launch:
+) -> la.Launch:
     """``step_write``.
 
     scratch: float32[at least T, d], needed where blocks share an entry (``split_of_write`` is more
@@ -309,22 +302,22 @@ def plan_step_write(
         raise ConfigError("a step is written to a ring and to states of as many slots.")
     if split > 1 and (scratch is None or arrivals is None):
         raise ConfigError(f"{split} blocks share an entry: give them scratch and arrivals.")
-    threads = WARP if main.state.dim() == 3 else pool_threads(main.compressor, split)
+    threads = la.WARP if main.state.dim() == 3 else pool_threads(main.compressor, split)
     helpers = _helpers(main, split)
     macros = {"DSV_HELPERS": helpers, "DSV_INDEXER": int(indexer)}
-    macros |= prefixed("WINDOW", format_macros(ring.layout) | {"DSV_PAIRED": 0})
+    macros |= la.prefixed("WINDOW", la.format_macros(ring.layout) | {"DSV_PAIRED": 0})
     for prefix, part in zip(_PREFIXES, parts, strict=False):
         own = flush_macros(
             part.compressor, part.state, part.store, portable("flush"), split_of_write(part)
         )
-        macros |= prefixed(prefix, own)
+        macros |= la.prefixed(prefix, own)
     meeting = (0, 0) if scratch is None or arrivals is None else (scratch, arrivals)
     arguments = [ring.pages, values, slots, positions, len(slots), len(ring.pages), *meeting]
     for part in parts:
         arguments += _arguments(part)
-    module, grid = KernelModule.of("step_write.cuh", macros), max(1, len(slots) * len(parts))
-    block = threads + helpers + WARP
-    return Launch(module, "step_write", (grid, split), block, tuple(arguments))
+    module, grid = la.KernelModule.of("step_write.cuh", macros), max(1, len(slots) * len(parts))
+    block = threads + helpers + la.WARP
+    return la.Launch(module, "step_write", (grid, split), block, tuple(arguments))
 
 
 def _helpers(part: PartWrite, split: int) -> int:
@@ -332,7 +325,7 @@ def _helpers(part: PartWrite, split: int) -> int:
     if part.state.dim() == 3:
         return 0
     fours = part.compressor.channels // split // _FLOATS_PER_THREAD
-    return min(_MOST_HELPERS, -(-fours // WARP) * WARP)
+    return min(_MOST_HELPERS, -(-fours // la.WARP) * la.WARP)
 
 
 def _arguments(part: PartWrite) -> Iterator[Tensor | int]:

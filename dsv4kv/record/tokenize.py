@@ -7,34 +7,25 @@ tokens are written.
 
 import heapq
 import json
-import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import read_document, whole_text
 from dsv4kv.processes import map_parallel
-from dsv4kv.record.datasets import (
-    ASSISTANT,
-    Dialogue,
-    Refused,
-    find_encoders,
-    load_template,
-)
+from dsv4kv.record.datasets import ASSISTANT, Dialogue, Refused
+from dsv4kv.record.templates import Confined, find_encoders, load_template, load_tokens
 from dsv4kv.record.veil import GRAIN_TOKENS, ROOT, Veil, chained
 from dsv4kv.traces.files import Defect
 from dsv4kv.traces.request import Request
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 _BATCH = 32  # records that a process is given at once
 MOST_CHARACTERS = 2**24  # of a text; 200 bytes each while it is tokenized, which cannot be refused
@@ -87,7 +78,8 @@ class Conversations:
         """Load the tokenizer and its template; raises ``ConfigError``."""
         folder = job.tokenizer if job.tokenizer.is_dir() else job.tokenizer.parent
         self._folder = folder
-        self._tokens = Incremental(load_tokenizer(job.tokenizer))
+        tokens = Confined("the tokenizer", load_tokens, job.tokenizer)
+        self._tokens = Incremental(partial(tokens.ask, "encode"), tokens.ask("splits"))
         self._render = load_template(folder, job.template, job.options)
         self._veil, self._block_tokens = Veil(job.salt), job.block_tokens
         self._last: tuple[list[int], tuple[int, ...]] = [], ()  # prompt and its ids
@@ -159,26 +151,16 @@ class Incremental:
     be tokenized separately.
     """
 
-    def __init__(self, tokenizer: "Tokenizer") -> None:
-        self._tokenizer = tokenizer
-        added = [token for token in tokenizer.get_added_tokens_decoder().values() if token.content]
-        as_written = str(tokenizer.normalizer) in {"None", "Sequence(normalizers=[])"}
-        # a tokenizer looks for added tokens that are not normalized first, then for the others
-        passes = [[token for token in added if token.normalized is late] for late in (False, True)]
-        self._passes = []
-        for tokens in passes if as_written else passes[:1]:
-            if any(token.lstrip or token.rstrip or token.single_word for token in tokens):
-                break
-            names = sorted((token.content for token in tokens), key=len, reverse=True)
-            if names:  # the longest match is taken
-                self._passes.append(re.compile(f"({'|'.join(map(re.escape, names))})"))
+    def __init__(self, encode: Callable[..., list[list[int]]], splits: Sequence[str]) -> None:
+        """``encode`` and ``splits``: as ``Tokens`` has them."""
+        self._encode, self._passes = encode, list(map(re.compile, splits))
         self._known: dict[str, list[int]] = {}
         self._text, self._count = "", 0
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Tokens of a prompt; ``special``: add the special tokens, which are else in the text."""
         self._text = _bounded(text)
-        tokens = self._encode(self._text, special=True) if special else self._cut(self._text)
+        tokens = self._encode([self._text], True)[0] if special else self._cut(self._text)
         self._count = len(tokens)
         return tokens
 
@@ -186,13 +168,15 @@ class Incremental:
         """Number of tokens that a text adds to the last prompt."""
         text = _bounded(text)
         if len(self._parts(self._text)) < 2:
-            return len(self._encode(text))
+            return len(self._encode([text])[0])
         return max(0, len(self._cut(self._text + text)) - self._count)
 
     def _cut(self, text: str) -> list[int]:
-        known = {part: self._known.get(part) or self._encode(part) for part in self._parts(text)}
-        self._known = known
-        return [token for part in self._parts(text) for token in known[part]]
+        parts = self._parts(text)
+        new = list(dict.fromkeys(part for part in parts if part not in self._known))
+        known = self._known | dict(zip(new, self._encode(new) if new else [], strict=True))
+        self._known = {part: known[part] for part in parts}
+        return [token for part in parts for token in known[part]]
 
     def _parts(self, text: str) -> list[str]:
         """A text, cut before every added token."""
@@ -200,18 +184,6 @@ class Incremental:
         for pattern in self._passes:
             parts = [each for token, after in parts for each in _cut_before(pattern, token, after)]
         return [token + after for token, after in parts if token or after]
-
-    def _encode(self, text: str, *, special: bool = False) -> list[int]:
-        try:
-            # the fast variant does not compute offsets
-            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
-        except (KeyboardInterrupt, SystemExit, GeneratorExit):
-            raise
-        except BaseException as error:  # a panic of its Rust is no Exception
-            why = str(error).partition("\n")[0] or type(error).__name__
-            raise Defect(f"the tokenizer failed ({why})") from None
-        ids: list[int] = encoding.ids
-        return ids
 
 
 def _bounded(text: str) -> str:
@@ -228,31 +200,6 @@ def _cut_before(pattern: re.Pattern[str], token: str, after: str) -> Iterator[tu
     begin, *rest = pattern.split(after)
     yield token, begin
     yield from zip(rest[::2], rest[1::2], strict=True)
-
-
-def load_tokenizer(place: Path) -> "Tokenizer":
-    """Load a tokenizer, without truncation and padding; raises ``ConfigError``."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it is given one text at a time
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise ConfigError(
-            "tokenizing needs the package tokenizers, which is not installed: "
-            "pip install 'dsv4kv[tokenize]'."
-        ) from None
-    path = place / "tokenizer.json" if place.is_dir() else place
-    if not path.is_file():
-        raise ConfigError(
-            f"--tokenizer {place}: there is no {path.name}: name the folder of a model that has "
-            "one, as Hugging Face's fast tokenizers do."
-        )
-    try:
-        tokenizer: Tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the package has no narrower one
-        raise ConfigError(f"--tokenizer {path}: cannot be used ({error}).") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def tokenize(

@@ -20,12 +20,9 @@ from dsv4kv.cli import app  # noqa: E402
 from dsv4kv.engines.names import RULES  # noqa: E402
 from dsv4kv.engines.rule import SPECULATIONS  # noqa: E402
 from dsv4kv.errors import ConfigError, TraceError  # noqa: E402
-from dsv4kv.record import datasets  # noqa: E402
-from dsv4kv.record.datasets import (  # noqa: E402
-    DataOptions,
-    load_template,
-    read_dialogues,
-)
+from dsv4kv.record import templates  # noqa: E402
+from dsv4kv.record.datasets import DataOptions, read_dialogues  # noqa: E402
+from dsv4kv.record.templates import Tokens, load_template  # noqa: E402
 from dsv4kv.record.tokenize import (  # noqa: E402
     Arrivals,
     Counts,
@@ -216,7 +213,8 @@ def test_a_text_that_goes_on_has_the_tokens_of_the_whole(
     made.add_tokens([tokenizers.AddedToken(text, normalized=n, rstrip=r) for text, n, r in added])
     pieces = st.sampled_from([*ADDED, "a", "b", "c", " ", "A", "<", ">", "ab ab"])
     texts = st.lists(pieces, max_size=8).map("".join)
-    incremental, before = Incremental(made), ""
+    tokens_of = Tokens(made)
+    incremental, before = Incremental(tokens_of.encode, tokens_of.splits()), ""
     for _ in range(3):
         kept = before if data.draw(st.booleans()) else before[: data.draw(st.integers(0, 20))]
         text = kept + data.draw(texts)
@@ -364,7 +362,7 @@ IN_C = (  # lists of lists are compared without looking at signals
 def test_a_template_takes_no_more_than_a_bounded_time(
     tmp_path: Path, template: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datasets, "RENDER_S", 0.2)
+    monkeypatch.setattr(templates, "RENDER_S", 0.2)
     file = tmp_path / f"given.{kind}"
     endless = "def encode_messages(messages):\n    while True: pass\n"
     file.write_text(template if kind == "jinja" else endless)
@@ -378,7 +376,7 @@ def test_a_template_takes_no_more_than_a_bounded_time(
 def test_the_prompts_of_a_conversation_share_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datasets, "RENDER_S", 0.2)
+    monkeypatch.setattr(templates, "RENDER_S", 0.2)
     (tmp_path / "given.jinja").write_text("{% for i in range(99999) %}{% endfor %}")
     render = load_template(tmp_path, str(tmp_path / "given.jinja"), {})
     assert render
@@ -399,10 +397,35 @@ def test_the_prompts_of_a_conversation_share_its_time(
 def test_a_template_that_cannot_be_compiled_is_broken(
     tmp_path: Path, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datasets, "RENDER_S", 0.2)
+    monkeypatch.setattr(templates, "RENDER_S", 0.2)
     (tmp_path / "given.jinja").write_text(template)
     with pytest.raises(ConfigError, match=r"^the chat template (default )?is broken: .{9,300}$"):
         load_template(tmp_path, str(tmp_path / "given.jinja"), {})
+
+
+GROWS = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+
+
+@pytest.mark.parametrize(
+    "grows",
+    [
+        {"type": "Sequence", "normalizers": [GROWS] * 34},
+        {**GROWS, "content": "a" * 2**20},
+    ],
+    ids=["again and again", "at once"],
+)
+def test_a_tokenizer_takes_no_more_than_a_bounded_memory(
+    tmp_path: Path, model: Path, grows: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templates, "RENDER_BYTES", 2**26)
+    made = json.loads((model / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**made, "normalizer": grows}))
+    rows = [{"prompt": "b c"}, {"prompt": "a" * 4096}, {"prompt": "b d"}]
+    data = write(tmp_path / "data", rows)
+    code, said = run(data, tmp_path / "out", "--tokenizer", tmp_path, "--skip-defects")
+    assert code == 0, said
+    assert "2: the tokenizer takes more memory than a text of this length may" in said
+    assert len(list(read_trace(tmp_path / "out"))) == 2
 
 
 def test_a_text_too_long_to_be_tokenized_is_refused(

@@ -1,0 +1,460 @@
+"""What a tokenizer's folder brings: its chat template and the tokenizer, run by a child process.
+
+A template is Jinja, rendered in a sandbox as Transformers 5.23 does
+(``utils/chat_template_utils.py``), or a Python file with the function ``encode_messages`` that
+DeepSeek publishes with V3.2 and V4 instead of one (``encoding/encoding_dsv4.py``).
+
+Nothing but the system bounds a loop in C, as comparing lists that hold each other has, or the
+memory of a normalizer that makes gigabytes of a text: Rust ends its process where it gets none.
+"""
+
+import json
+import os
+import pickle
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
+from inspect import signature
+from itertools import count
+from pathlib import Path
+from reprlib import repr as shortened
+from time import process_time
+from traceback import walk_tb
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from dsv4kv.errors import ConfigError
+from dsv4kv.files import read_document, read_json
+from dsv4kv.processes import python, with_package
+from dsv4kv.record.datasets import Message
+from dsv4kv.traces.files import Defect
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+RENDER_BYTES = 1 << 30  # of memory that a chat template may take for one conversation
+RENDER_S = 10.0  # of processor time
+_CHARACTER_BYTES = 256  # and for a character to tokenize, which takes 200
+_TOLD_CHARACTERS = 200  # of a template's own sentence
+_PAGES = Path("/proc/self/statm")
+_CONFIG = "tokenizer_config.json"
+_FILES = ("chat_template.jinja", "chat_template.json")
+_ENCODER = "encode_messages"
+_MODE = "thinking_mode"
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_SERVE = f"from {__name__} import serve; serve()"
+
+Render = Callable[[Sequence[Message], Sequence[Any] | None, Mapping[str, Any]], str]
+"""Makes the text of messages, of the tools they may call and of options of their own."""
+
+
+class Confined:
+    """An object of a child process, which all of them share: ``make(*given)`` there."""
+
+    _child: ClassVar[subprocess.Popen[bytes] | None] = None
+    _numbers = count()
+
+    def __init__(self, name: str, make: Callable[..., object], *given: Any) -> None:
+        self._name, self._made = name, (next(self._numbers), Path.cwd(), make, given)
+
+    def ask(self, method: str, *given: Any) -> Any:
+        """Call a method; raises what that does, and ``Defect`` where it ends the child."""
+        if Confined._child is None:
+            Confined._child = subprocess.Popen(
+                python("-c", _SERVE),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=with_package(os.environ),
+                process_group=0,  # Ctrl-C is for us: it ends with its input
+            )
+        child = Confined._child
+        assert child.stdin is not None
+        assert child.stdout is not None
+        answered = False
+        try:
+            with suppress(BrokenPipeError, EOFError):
+                pickle.dump((RENDER_S, RENDER_BYTES, self._made, method, given), child.stdin)
+                child.stdin.flush()
+                error, found = pickle.load(child.stdout)
+                answered = True
+        finally:
+            if not answered:  # it has ended, or we were interrupted: an answer would come late
+                Confined._child = None
+                child.kill()
+                child.communicate()
+        if not answered:
+            why = {
+                -signal.SIGPROF: f"takes more than {RENDER_S:g} s for one conversation",
+                -signal.SIGABRT: "takes more memory than a text of this length may",
+            }
+            ended = f"ended its process (code {child.returncode})"
+            raise Defect(f"{self._name} {why.get(child.returncode, ended)}")
+        if error:
+            raise error
+        return found
+
+
+def serve() -> None:
+    """Make objects and call them, by requests on standard input, until that ends."""
+    global RENDER_S, RENDER_BYTES
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what an encoder prints
+    known: dict[int, object] = {}
+    with suppress(EOFError):
+        while True:
+            request = pickle.load(sys.stdin.buffer)
+            RENDER_S, RENDER_BYTES, (number, folder, make, given), method, rest = request
+            error: Exception | None = None
+            found = None
+            try:
+                os.chdir(folder)
+                known[number] = known.get(number) or make(*given)
+                found = getattr(known[number], method)(*rest)
+            except (ConfigError, Defect) as refusal:
+                error = refusal
+            except Exception as other:
+                error = RuntimeError(f"{type(other).__name__}: {other}")
+            pickle.dump((error, found), answers)
+            answers.flush()
+
+
+@contextmanager
+def _bounded_memory(most: int) -> Iterator[None]:
+    """``{{ "a" * 10**10 }}``: Jinja's sandbox bounds no memory, and folds constants early."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if _PAGES.exists():
+        held = int(_PAGES.read_text().split()[0]) * resource.getpagesize()
+        limits = [held + most, *(each for each in (soft, hard) if each >= 0)]
+        resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@contextmanager
+def _bounded_time(most_s: float) -> Iterator[None]:
+    """The system ends the process after ``most_s`` of the processor, in any loop."""
+    signal.setitimer(signal.ITIMER_PROF, most_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+class Tokens:
+    """A tokenizer, in the child process."""
+
+    def __init__(self, tokenizer: "Tokenizer") -> None:
+        self._tokenizer = tokenizer
+
+    def splits(self) -> list[str]:
+        """Patterns of added tokens, which split a text before anything else, one by one."""
+        known = self._tokenizer.get_added_tokens_decoder().values()
+        added = [token for token in known if token.content]
+        as_written = str(self._tokenizer.normalizer) in {"None", "Sequence(normalizers=[])"}
+        # a tokenizer looks for added tokens that are not normalized first, then for the others
+        passes = [[token for token in added if token.normalized is late] for late in (False, True)]
+        patterns = []
+        for tokens in passes if as_written else passes[:1]:
+            if any(token.lstrip or token.rstrip or token.single_word for token in tokens):
+                break
+            names = sorted((token.content for token in tokens), key=len, reverse=True)
+            if names:  # the longest match is taken
+                patterns.append(f"({'|'.join(map(re.escape, names))})")
+        return patterns
+
+    def encode(self, texts: list[str], special: bool = False) -> list[list[int]]:
+        """Token ids of every text; ``special``: with the special tokens that are put around."""
+        most = RENDER_BYTES + _CHARACTER_BYTES * sum(map(len, texts))
+        try:
+            with _bounded_memory(most), _without_stderr():
+                # the fast variant does not compute offsets
+                found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)
+                return [encoding.ids for encoding in found]
+        except BaseException as error:  # a panic of its Rust is no Exception
+            why = str(error).partition("\n")[0] or type(error).__name__
+            raise Defect(f"the tokenizer failed ({why})") from None
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Where Rust says why it ends."""
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
+
+
+def load_tokens(place: Path) -> Tokens:
+    """Load a tokenizer, without truncation and padding; raises ``ConfigError``."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise ConfigError(
+            "tokenizing needs the package tokenizers, which is not installed: "
+            "pip install 'dsv4kv[tokenize]'."
+        ) from None
+    path = place / "tokenizer.json" if place.is_dir() else place
+    if not path.is_file():
+        raise ConfigError(
+            f"--tokenizer {place}: there is no {path.name}: name the folder of a model that has "
+            "one, as Hugging Face's fast tokenizers do."
+        )
+    try:
+        tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the package has no narrower one
+        raise ConfigError(f"--tokenizer {path}: cannot be used ({error}).") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return Tokens(tokenizer)
+
+
+class Template(Confined):
+    """A chat template."""
+
+    def __init__(self, folder: Path, given: str | None, options: Mapping[str, Any]) -> None:
+        """Load the template of a tokenizer's folder, or the one given; raises ``ConfigError``.
+
+        ``given``: a file, of Jinja or, where it ends in ``.py``, of Python, which is run; or the
+        name of one of the tokenizer's templates. ``options`` are the template's, for all messages.
+        """
+        super().__init__("the chat template", _Renderer, folder, given, dict(options))
+        try:
+            self.exists: bool = self.ask("exists")
+        except Defect as defect:
+            raise ConfigError(f"the chat template is broken: {defect}.") from None
+
+    def __call__(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None,
+        own: Mapping[str, Any],
+        *,
+        first: bool = True,
+    ) -> str:
+        """The text of a prompt; ``first`` of its conversation, whose time begins."""
+        return str(self.ask("render", first, messages, tools, own))
+
+
+def load_template(folder: Path, given: str | None, options: Mapping[str, Any]) -> Template | None:
+    """The template, or None where a tokenizer has none; raises as ``Template``."""
+    template = Template(folder, given, options)
+    return template if template.exists else None
+
+
+def find_encoders(folder: Path) -> list[Path]:
+    """Python files next to a tokenizer that may be used as a template."""
+    return sorted(folder.glob("encoding/encoding*.py"))
+
+
+class _Renderer:
+    """A chat template, in the child process."""
+
+    def __init__(self, *given: Any) -> None:
+        self._render, self._left_s = _load(*given), 0.0
+
+    def exists(self) -> bool:
+        return self._render is not None
+
+    def render(self, first: bool, *prompt: Any) -> str:
+        assert self._render is not None
+        self._left_s = RENDER_S if first else self._left_s
+        if self._left_s <= 0:
+            signal.raise_signal(signal.SIGPROF)
+        begun_s = process_time()
+        try:
+            with _bounded_time(self._left_s):
+                return self._render(*prompt)
+        finally:
+            self._left_s -= process_time() - begun_s
+
+
+def _load(folder: Path, given: str | None, options: Mapping[str, Any]) -> Render | None:
+    if given and given.endswith(".py"):
+        return _encoder(Path(given), options)
+    path = folder / _CONFIG
+    config = _read(path) if path.exists() else {}
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: it is no object, so no configuration of a tokenizer.")
+    named = _named(folder, config)
+    if given and given in named:  # before a file that happens to be here
+        named = {"default": named[given]}
+    elif given and os.path.isfile(given):  # noqa: PTH113 (False for a name too long, where Path raises)
+        named = {"default": _read_text(Path(given))}
+    elif given:
+        own = f"; the tokenizer has {', '.join(named)}" if named else ""
+        raise ConfigError(f"--chat-template {given}: there is no such file{own}.")
+    if not named:
+        return None
+    own_tokens = {
+        name: value.get("content") if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name.endswith("_token")
+    }
+    special = {name: value for name, value in own_tokens.items() if isinstance(value, str)}
+    return _jinja(named, {**special, **options})
+
+
+def _named(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The tokenizer's templates by name; a file goes before what the configuration says."""
+    for path in (folder / name for name in _FILES):
+        if path.exists():
+            document = _read(path) if path.suffix == ".json" else _read_text(path)
+            found = document.get("chat_template") if isinstance(document, dict) else document
+            more = (folder / "additional_chat_templates").glob("*.jinja")
+            return {each.stem: _read_text(each) for each in more} | {"default": str(found)}
+    found = config.get("chat_template") or {}
+    if isinstance(found, list):
+        try:
+            return {str(each["name"]): str(each["template"]) for each in found}
+        except (TypeError, KeyError):
+            raise ConfigError(
+                f"{folder / _CONFIG}: chat_template is {shortened(found)}, expected a text, or a "
+                "list of objects with name and template."
+            ) from None
+    return {"default": str(found)} if found else {}
+
+
+def _read_text(path: Path) -> str:
+    return str(_read(path, lambda path: read_document(path).decode()))
+
+
+def _read(path: Path, read: Callable[[Path], Any] = read_json) -> Any:
+    try:
+        return read(path)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        why = "it is no UTF-8" if isinstance(error, UnicodeError) else why
+        raise ConfigError(f"{path}: cannot be read ({why}).") from None
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks what the model wrote; it changes nothing of the text."""
+
+    tags = {"generation"}  # noqa: RUF012 (as its base declares it)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _jinja(named: Mapping[str, str], options: Mapping[str, Any]) -> Render:
+    """Render by the template called default; with tools by ``tool_use``, if there is one."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    compiled = {}
+    for name, text in named.items():
+        try:
+            with _bounded_time(RENDER_S), _bounded_memory(RENDER_BYTES):
+                compiled[name] = environment.from_string(text)
+        except Exception as error:  # of Jinja, and of Python that compiles what Jinja made
+            told = _brief(f"{type(error).__name__}: {error}".rstrip(": "))
+            raise ConfigError(f"the chat template {name} is broken: {told}.") from None
+
+    def render(
+        messages: Sequence[Message], tools: Sequence[Any] | None, own: Mapping[str, Any]
+    ) -> str:
+        name = "tool_use" if tools and "tool_use" in compiled else "default"
+        values = {
+            **options,
+            **own,
+            "messages": [_reasoned(message) for message in messages],
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
+        with _refusing(named[name], "<template>"):
+            return compiled[name].render(values)
+
+    return render
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= _TOLD_CHARACTERS else f"{text[:_TOLD_CHARACTERS]}…"
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+@contextmanager
+def _refusing(source: str, file: str) -> Iterator[None]:
+    """A template can fail in any way, and say what is in the messages: tell only its own words."""
+    try:
+        with _bounded_memory(RENDER_BYTES):
+            yield
+    except Exception as error:
+        said, frames = str(error), walk_tb(error.__traceback__)
+        lines = [line for frame, line in frames if frame.f_code.co_filename == file]
+        told = type(error).__name__ + (f" in line {lines[-1]}" if lines else "")
+        if said and said in source:
+            told += f": {_brief(said)}"
+        raise Defect(f"the chat template refuses it ({told})") from None
+
+
+def _reasoned(message: Message) -> Message:
+    """What a model thought goes by several names; templates look for the first two."""
+    thought = next((message[name] for name in _REASONING if name in message), None)
+    return message if thought is None else {"thinking": thought, **message, _REASONING[0]: thought}
+
+
+def _encoder(path: Path, options: Mapping[str, Any]) -> Render:
+    """DeepSeek's encoder; tools are of the first system message."""
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None  # it ends in .py
+    assert spec.loader is not None
+    module, source = module_from_spec(spec), _read_text(path)
+    try:
+        spec.loader.exec_module(module)
+        encode = getattr(module, _ENCODER)
+    except Exception as error:
+        raise ConfigError(
+            f"--chat-template {path}: cannot be used ({error}): it should define {_ENCODER}, as "
+            "DeepSeek's encoding/encoding_dsv4.py does."
+        ) from None
+    if _MODE in signature(encode).parameters and _MODE not in options:
+        raise ConfigError(
+            f"--chat-template {path}: servers differ in whether a model thinks by default: give "
+            f"--template-options with {_MODE}, thinking as vLLM or chat as SGLang."
+        )
+
+    def render(
+        messages: Sequence[Message], tools: Sequence[Any] | None, own: Mapping[str, Any]
+    ) -> str:
+        with _refusing(source, str(path)):
+            return str(encode(_with_tools(messages, tools), **{**options, **own}))
+
+    return render
+
+
+def _with_tools(messages: Sequence[Message], tools: Sequence[Any] | None) -> list[Message]:
+    found = [dict(message) for message in messages]
+    if not tools:
+        return found
+    system = next((each for each in found if each["role"] == "system"), None)
+    if system is None:
+        system = {"role": "system", "content": ""}
+        found.insert(0, system)
+    system["tools"] = tools
+    return found

@@ -31,6 +31,7 @@ R = TypeVar("R")
 Location = tuple[str | int, ...]
 """Names and list indices from the top of a configuration to a value."""
 
+_MOST_PROBLEMS = 20  # told of a configuration
 _MOST_BYTES = 1 << 20  # YAML is read slowly, and a configuration has two pages
 _FOLDERS: dict[Root, str] = {
     BenchConfig: "bench",
@@ -342,7 +343,17 @@ class _Document:
         try:
             config = self.root.model_validate(_with_units(values, keys(self.root)))
         except ValidationError as error:
-            problems += [self._locate(detail, settings) for detail in error.errors()]
+            details = sorted(
+                error.errors(include_url=False),
+                key=lambda each: (
+                    not any(each["loc"][: len(one.path)] == one.path for one in settings),
+                    self._line(each["loc"]),
+                ),
+            )
+            # a sentence searches all keys for the nearest
+            problems += [self._locate(each, settings) for each in details[:_MOST_PROBLEMS]]
+            if more := details[_MOST_PROBLEMS:]:
+                problems.append(self._at(more[0]["loc"], f"and {len(more):,} problems more."))
         if problems:
             raise ConfigError("\n".join(dict.fromkeys(text for _, text in sorted(problems))))
         return config
@@ -361,11 +372,14 @@ class _Document:
         given = [key for key in concerned if key in self.lines]
         return self._at(given[0] if given else location, sentence)
 
-    def _at(self, location: Location, sentence: str) -> tuple[int, str]:
-        """The line of a value, or of the nearest part above it, and the sentence after it."""
+    def _line(self, location: Location) -> int:
+        """The line of a value, or of the nearest part above it."""
         while location not in self.lines:
             location = location[:-1]
-        line = self.lines[location]
+        return self.lines[location]
+
+    def _at(self, location: Location, sentence: str) -> tuple[int, str]:
+        line = self._line(location)
         return line, f"{self.source}:{line}: {sentence}"
 
 

@@ -112,6 +112,16 @@ def test_any_bytes_load_or_are_refused(load: Load, content: bytes) -> None:
     assert told(load, content)
 
 
+def test_of_many_problems_the_first_are_told_and_only_they_are_searched(
+    refuse: Refuse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched = []
+    monkeypatch.setattr("dsv4kv.config.load.unknown_key", lambda path, _: searched.append(path))
+    lines = refuse("".join(f"k{number}: 1\n" for number in range(3_000)))
+    assert searched == [f"k{number}" for number in range(20)]
+    assert lines[-1] == "bench.yaml:21: and 2,980 problems more."
+
+
 def test_a_key_that_is_no_text_is_refused(load: Load) -> None:
     with pytest.raises(ConfigError, match="is no key: "):
         load(b'"a\\ud800": 1')

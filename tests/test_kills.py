@@ -30,7 +30,7 @@ COMMANDS = {
     "bench": ("bench", "smoke", *_SMALL),
     "launches": ("bench", "smoke", *_SMALL, "--data", "none", "--launches", "9"),
     "replay": ("replay", "builtin:chat"),
-    "sweep": ("replay", "builtin:chat", "--axis", "prefix.policy=lru,arc,lfu", "--jobs", "2"),
+    "sweep": ("replay", "builtin:chat", "--axis", "prefix.policy=lru,fifo,lfu", "--jobs", "2"),
     "report": ("report", "results/kept-0.json", "--html", "page.html"),
     "prune": ("results", "prune", "--keep", str(KEPT), "--yes"),
     "tiers": ("bench", "tiers", "--set", "lengths=[2048]"),

@@ -148,7 +148,7 @@ def prepare(folder: Path, run: "Runner") -> None:
         (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(content))
     for name in ("a", "b"):
         run.quietly(f"config show smoke > {name}.yaml")
-    for name in ("LRU", "ARC"):
+    for name in ("LRU", "LFU"):
         run.quietly(f"replay builtin:chat -q --policy {name.lower()} --json results/{name}.json")
 
 

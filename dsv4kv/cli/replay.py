@@ -22,7 +22,7 @@ from dsv4kv.view.console import open_console, say
 EPILOG = examples(
     "dsv4kv replay builtin:chat --memory 40GiB                 what is reused",
     "dsv4kv replay builtin:chat --limit 20                     its first 20 requests",
-    "dsv4kv replay builtin:chat --axis prefix.policy=lru,arc   two policies",
+    "dsv4kv replay builtin:chat --axis prefix.policy=lru,lfu   two policies",
     "dsv4kv replay builtin:chat --rule vllm-v4:semantic        by vLLM's rule",
     "dsv4kv replay builtin:chat --set fleet.replicas=4         servers behind a router",
     "dsv4kv replay builtin:chat --chart replay.svg             memory over time",

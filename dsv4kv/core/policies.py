@@ -89,9 +89,6 @@ class Order:
 class Policy:
     """Base of all: offered runs in order, the oldest of the first queue first."""
 
-    # whether it knows evicted keys again; ``admit``, ``missed`` and ``dropped`` then give the
-    # identity of a key together with its history
-    remembers = False
     # whether it judges every key as if it were a run of its own, so that nothing depends on how
     # many calls store or evict what one could
     blockwise = False
@@ -105,9 +102,6 @@ class Policy:
     def serve(self, request: int) -> None:
         """Everything up to the next ``serve`` is done for this request."""
         self.now += 1
-
-    def missed(self, key: object) -> None:
-        """The request needs a key that is not cached; called before room is made for it."""
 
     def admit(self, run: Run, key: object) -> None:
         """A run has been stored; ``key`` is its first."""
@@ -225,9 +219,6 @@ class Ghosts:
         self.sizes: OrderedDict[object, int] = OrderedDict()
         self.size = 0
 
-    def has(self, key: object) -> bool:
-        return key in self.sizes
-
     def add(self, key: object, size: int) -> None:
         self.take(key)
         self.sizes[key] = size
@@ -260,8 +251,6 @@ class S3FIFO(Policy):
     libCacheSim's S3FIFO.  Yang et al., "FIFO queues are all you need for cache eviction" (SOSP
     2023).
     """
-
-    remembers = True
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
@@ -309,63 +298,6 @@ class S3FIFO(Policy):
         if run.queue == _SMALL:
             self._ghosts.add(key, count)
             self._ghosts.shrink(self._main_capacity)
-
-
-_ONCE, _OFTEN = 0, 1
-
-
-class ARC(Policy):
-    """Recency and frequency share the cache, and the evicted show which of them needs more.
-
-    ``target`` is how many keys used once are to be kept; a miss on one that was evicted from
-    either side moves it.  The memory of both sides is as large as the cache.  Megiddo and Modha,
-    "ARC: a self-tuning, low overhead replacement cache" (FAST 2003).
-    """
-
-    remembers = True
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
-        self.target = 0.0
-        self._ghosts = (Ghosts(), Ghosts())
-        self._wanted: object = None
-
-    def missed(self, key: object) -> None:
-        """Give more room to the side that the key was evicted from."""
-        once, often = self._ghosts
-        self._wanted = key
-        if once.has(key):
-            self.target = min(self.target + max(1.0, often.size / once.size), float(self.size))
-        elif often.has(key):
-            self.target = max(self.target - max(1.0, once.size / often.size), 0.0)
-
-    def admit(self, run: Run, key: object) -> None:
-        known = self._ghosts[_ONCE].take(key) + self._ghosts[_OFTEN].take(key)
-        run.queue = _OFTEN if known else _ONCE
-        run.moment = self.now
-        self.sizes[run.queue] += run.length
-
-    def touch(self, run: Run) -> None:
-        self.sizes[run.queue] -= run.length
-        run.queue = _OFTEN
-        self.sizes[_OFTEN] += run.length
-        run.moment = self.now
-
-    def choose(self) -> Run:
-        """From the side that is above its target, as far as it may go."""
-        once, often = self.orders
-        size = self.sizes[_ONCE]
-        returns = size == self.target and self._ghosts[_OFTEN].has(self._wanted)
-        if not once.empty() and (size > self.target or (returns and size) or often.empty()):
-            return once.first()
-        return often.first()
-
-    def dropped(self, run: Run, count: int, key: object) -> None:
-        self.sizes[run.queue] -= count
-        self._ghosts[run.queue].add(key, count)
-        once, often = self._ghosts
-        once.shrink(self.size - self.sizes[_ONCE])
-        often.shrink(2 * self.size - sum(self.sizes) - once.size)
 
 
 class Schedule(Protocol):
@@ -427,7 +359,6 @@ POLICIES = {
         "what a small queue saw used less than twice, then the main queue's oldest",
         "core.policies:S3FIFO",
     ),
-    "arc": Choice("by recency or frequency, whichever lost less lately", "core.policies:ARC"),
 }
 """What is evicted first; children always before their parents."""
 
@@ -439,16 +370,7 @@ OFFLINE_POLICIES = {
 
 
 def make_policy(name: str, capacity: int = 1 << 62, schedule: Schedule | None = None) -> Policy:
-    """Make a policy by name.
-
-    Args:
-        name: One of ``POLICIES``, or ``OFFLINE``.
-        capacity: Of the cache, in keys.
-        schedule: Chained keys of every request to come; ``OFFLINE`` needs it.
-
-    Raises:
-        ConfigError: There is no such policy, or it lacks what it needs.
-    """
+    """A policy of ``POLICIES``, or ``OFFLINE`` with its ``schedule``; raises ``ConfigError``."""
     if name == OFFLINE and schedule is None:
         raise ConfigError("the policy belady needs to know the whole trace beforehand.")
     kind = choose(POLICIES | OFFLINE_POLICIES, name, "an eviction policy").load()

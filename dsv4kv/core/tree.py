@@ -72,9 +72,6 @@ class PrefixTree:
         length, request = run.end, self._requests
         path = self._use(run)
         self._hold(path)
-        if length < len(keys) and self._policy.remembers:
-            missing = keys[length] if self._chained else hash(tuple(keys[: length + 1]))
-            self._policy.missed(missing)
         return Lease(length, self._join(path, length), request, run)
 
     def insert(self, keys: list[int], values: list[int]) -> list[int]:
@@ -163,7 +160,7 @@ class PrefixTree:
         self.runs += 1
         self.cached += run.length
         self.held += self.count(run)
-        self._policy.admit(run, self._identity(run, 0))
+        self._policy.admit(run, keys[0])
         return run, self._owned(run, run.start)
 
     def count(self, run: Run) -> int:
@@ -248,8 +245,8 @@ class PrefixTree:
         else:
             at = (-(-run.end // size) - count) * size
         at = max(at, run.start, run.end - self._policy.limit(run))
-        dropped, key, inside = run.end - at, self._identity(run, at - run.start), at - run.start
-        gone = self._owned(run, at)
+        inside, dropped = at - run.start, run.end - at
+        key, gone = run.keys[inside], self._owned(run, at)
         if inside:
             run.length = inside
             del run.keys[inside:]
@@ -334,17 +331,6 @@ class PrefixTree:
         """Let a run be evicted, if no lease holds it and nothing follows it."""
         if not run.pins and not run.children and run.parent is not None:
             self._policy.offer(run)
-
-    def _identity(self, run: Run, at: int) -> object:
-        """What stands for key ``at`` of a run and its history, also after the run is gone."""
-        if not self._policy.remembers:
-            return None
-        if self._chained:
-            return run.keys[at]
-        before = list[int]()
-        for each in path_to(run):
-            before += each.keys
-        return hash(tuple(before[: run.start + at + 1]))
 
 
 def path_to(run: Run, above: Run | None = None) -> list[Run]:

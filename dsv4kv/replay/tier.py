@@ -143,7 +143,6 @@ class Tier:
         size_bytes, room = self._place(key)
         if size_bytes > room.capacity_bytes:
             return gone
-        room.policy.missed(key)
         while room.used_bytes + size_bytes > room.capacity_bytes:
             gone += self._evict(room)
         run = Run(None, [], 0, 1)

@@ -94,10 +94,10 @@ def test_a_chart_is_one_file(name: str) -> None:
 
 
 def test_options_are_settings() -> None:
-    small("--policy", "arc", "--gpus", "2", "--bandwidth", "1000", "--tflops", "50", "--quiet",
+    small("--policy", "lfu", "--gpus", "2", "--bandwidth", "1000", "--tflops", "50", "--quiet",
           "--json", "run.json")  # fmt: skip
     (case,) = load_record(Path("run.json")).cases
-    assert case.config["prefix"]["policy"] == "arc"
+    assert case.config["prefix"]["policy"] == "lfu"
     assert (case.config["cost"]["gpus"], case.config["cost"]["tflops"]) == (2, 50)
     assert case.config["cost"]["bandwidth_gbps"] == 1000
 

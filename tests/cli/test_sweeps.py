@@ -185,7 +185,7 @@ def test_a_sweep_of_another_number_of_points_is_refused() -> None:
     assert (result.exit_code, "another number of points" in result.stderr) == (7, True)
 
 
-@pytest.mark.parametrize("command", ["replay", "bench", "replay --axis prefix.policy=lru,arc"])
+@pytest.mark.parametrize("command", ["replay", "bench", "replay --axis prefix.policy=lru,lfu"])
 def test_a_run_without_a_name_is_not_resumed(command: str) -> None:
     result = invoke(*command.split(), "--resume", "")
     assert (result.exit_code, "there is no results/.points.jsonl" in result.stderr) == (7, True)
@@ -199,7 +199,7 @@ def test_a_name_that_is_no_utf_8_loses_nothing(
     trace = Path("caf\udce9.jsonl")
     trace.write_text('{"timestamp": 0, "input_length": 6, "output_length": 3, "hash_ids": [1]}\n')
     words = ["replay", str(trace), "-q", *target.split()]
-    words += ["prefix.policy=lru,arc"] if target == "--axis" else []
+    words += ["prefix.policy=lru,lfu"] if target == "--axis" else []
     monkeypatch.setattr(sys, "argv", ["dsv4kv", *words])
     assert invoke(*words).exit_code == 0
     (path,) = (path for path in Path().glob("*/*.json"))

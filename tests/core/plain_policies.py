@@ -20,7 +20,6 @@ class PlainRuns:
         self.capacity = capacity
         self.root = Piece([], None)
         self.clock = 0
-        self.wanted: int | None = None
 
     def pieces(self) -> list[Piece]:
         found, at = [self.root], 0
@@ -57,7 +56,6 @@ class PlainRuns:
             further.above = lower
         piece.ids, piece.below = piece.ids[:size], [lower]
 
-    def miss(self, id_: int) -> None: ...
     def use(self, piece: Piece) -> None: ...
     def again(self, piece: Piece) -> None: ...
     def store(self, piece: Piece) -> None: ...
@@ -135,42 +133,6 @@ class PlainS3FIFO(PlainRuns):
             self.memory.cut(self.capacity - self.small)
 
 
-class PlainARC(PlainRuns):
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
-        self.target = 0.0
-        self.memories = Memory(), Memory()
-
-    def miss(self, id_: int) -> None:
-        once, often = self.memories
-        if id_ in once:
-            self.target = min(self.capacity, self.target + max(1, often.size / once.size))
-        elif id_ in often:
-            self.target = max(0, self.target - max(1, once.size / often.size))
-
-    def use(self, piece: Piece) -> None:
-        piece.queue, piece.stamp = 1, self.clock
-
-    def store(self, piece: Piece) -> None:
-        piece.queue = int(any(piece.ids[0] in memory for memory in self.memories))
-        for memory in self.memories:
-            memory.forget(piece.ids[0])
-        piece.stamp = self.clock
-
-    def choose(self, leaves: list[Piece]) -> Piece:
-        once, often = ([p for p in leaves if p.queue == queue] for queue in (0, 1))
-        size = self.size(0)
-        exact = size == self.target and self.wanted in self.memories[1]
-        if once and (size > self.target or (exact and size > 0) or not often):
-            return oldest(once)
-        return oldest(often)
-
-    def gone(self, piece: Piece, ids: list[int]) -> None:
-        self.memories[piece.queue].remember(ids[0], len(ids))
-        self.memories[0].cut(self.capacity - self.size(0))
-        self.memories[1].cut(2 * self.capacity - self.size() - self.memories[0].size)
-
-
 class PlainFIFO(PlainRuns):
     def store(self, piece: Piece) -> None:
         piece.stamp = self.clock
@@ -214,7 +176,6 @@ class PlainSIEVE(PlainFIFO):
 
 PLAIN: dict[str, type[PlainRuns]] = {
     "s3fifo": PlainS3FIFO,
-    "arc": PlainARC,
     "lru": PlainLRU,
     "fifo": PlainFIFO,
     "lfu": PlainLFU,

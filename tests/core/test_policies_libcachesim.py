@@ -22,7 +22,6 @@ RULES = {
     "lfu": ("LFU", 0),
     "sieve": ("Sieve", 0),
     "s3fifo": ("S3FIFO", 0.001),
-    "arc": ("ARC", 0.001),
 }
 REQUESTS, IDS = 10_000, 4_000
 BLOCKS = None if os.environ.get("DSV4KV_WHOLE_TRACES") else 36_000  # of 288,500
@@ -44,7 +43,7 @@ def test_single_blocks_hit_as_in_libcachesim(name: str, capacity: int, ids: list
 
 
 @needs_conversation
-@pytest.mark.parametrize("name", ["lfu", "sieve", "s3fifo", "arc"])
+@pytest.mark.parametrize("name", ["lfu", "sieve", "s3fifo"])
 def test_blocks_of_the_conversation_trace_hit_as_in_libcachesim(name: str) -> None:
     with CONVERSATION.open() as file:
         ids = [id_ + 1 for line in file for id_ in json.loads(line)["hash_ids"]]

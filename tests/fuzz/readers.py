@@ -388,7 +388,7 @@ READERS = {
         _text(json.dumps({"run_id": "a", "started_utc": "2026-11-23T03:00:00+00:00",
                           "command": "replay", "version": "0.1.0", "machine": None,
                           "config_source": "default", "config_sha256": "c", "overrides": [],
-                          "axes": ["prefix.policy=lru,arc"], "traces_sha256": {},
+                          "axes": ["prefix.policy=lru,lfu"], "traces_sha256": {},
                           "points_sha256": "e", "count": 2}), "\n", '{"point": 0, "case": {}}\n'),
         (damage, odd_json),
         "a.points.jsonl",

@@ -77,7 +77,7 @@ def test_the_parts_and_the_remainder_are_the_whole(
         ({"prefix__strategy": "periodic:768"}, "never found again: take a multiple of 512"),
         ({"prefix__rule": "vllm-v41", "cost__gpu": "h200"}, "is not one of v4-flash: take ideal"),
         ({"prefix__rule": "vllm-v4:dens"}, r"prefix.rule is .* .did you mean vllm-v4:dense\?"),
-        ({"prefix__rule": "vllm", "prefix__policy": "arc"}, "prefix.policy says how the ideal"),
+        ({"prefix__rule": "vllm", "prefix__policy": "lfu"}, "prefix.policy says how the ideal"),
         ({"prefix__rule": "sglang", "prefix__strategy": "full"}, "prefix.strategy says how the"),
         ({"prefix__rule": "vllm-v4:dense", "cache__state": "online"}, "state fp32"),
         ({"prefix__rule": "vllm-v4:dense", "model__formats__indexer": "bf16"}, "fp8 or mxfp4"),

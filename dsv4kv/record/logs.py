@@ -240,7 +240,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _tokens(value: Any) -> int:
-    if type(value) not in {int, float} or value != int(value) or not 0 <= value < 2**31:
+    if type(value) not in {int, float} or not 0 <= value < 2**31 or value != int(value):
         raise _Other
     return int(value)
 

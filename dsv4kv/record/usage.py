@@ -73,13 +73,14 @@ class Ends:
             try:
                 text = self._tail[match.end() :].decode("utf-8", "replace")
                 usage, _ = json.JSONDecoder().raw_decode(text)
-                return row | _counts(usage)
+                return row | counts_of(usage)
             except (ValueError, RecursionError):
                 continue
         return row
 
 
-def _counts(usage: Mapping[str, Any]) -> Record:
+def counts_of(usage: Mapping[str, Any]) -> Record:
+    """The counts that a server reports, those that a request can have; raises ``ValueError``."""
     detailed = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     details = detailed if isinstance(detailed, dict) else {}
     cached = details.get("cached_tokens", usage.get("cached_tokens"))

@@ -20,6 +20,7 @@ from aiohttp import ClientError, ClientSession, TCPConnector
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.record.folder import Record, Recording, read_stream
 from dsv4kv.record.proxy import Proxy, parse_address
+from dsv4kv.record.usage import Ends
 from dsv4kv.record.veil import Veil
 from tests.ports import free_port
 from tests.record.serving import PIECES, Server, proxied, proxying, serving
@@ -117,6 +118,12 @@ async def test_usage_of_another_shape_is_written_as_far_as_it_is_known(here: Sce
     await here.ask(mode="odd")
     row = await here.row()
     assert (row["input_tokens"], row["cached_tokens"], row["end"]) == (300, 64, "done")
+
+
+def test_a_count_without_end_ends_nothing() -> None:
+    ends = Ends()
+    ends.add(b'{"usage": {"prompt_tokens": 5, "prompt_tokens_details": {"device": 1e999}}}')
+    assert ends.row(Veil(bytes(32))) == {}
 
 
 @in_scene

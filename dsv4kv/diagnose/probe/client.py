@@ -18,9 +18,9 @@ from pydantic_core import from_json
 from dsv4kv.diagnose.probe.questioner import Answer, Prompt, Refused, Spent, Unreachable
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import mask_url
-from dsv4kv.record.logs import cached_by
 from dsv4kv.record.metrics import MOST_BYTES, Values, parse
 from dsv4kv.record.run import HTTP, parse_url
+from dsv4kv.record.usage import counts_of
 
 if TYPE_CHECKING:
     from dsv4kv.record.http import Answer as Response
@@ -195,7 +195,7 @@ class OpenAiServer:
             response = self._asked("/v1/models")
             if response.status == 200:
                 name = str(from_json(response.content)["data"][0]["id"])
-                if _hide_key(name) == name:  # what is sent is shown, too
+                if _plain(name) == name:  # what is sent is shown, too
                     return name
         except OSError as error:
             raise Unreachable(_gone(self._at, error)) from None
@@ -229,7 +229,7 @@ class _Heard:
         self._begun_s, self._first_s, self._now_s = begun_s, 0.0, now_s
         self._words: list[str] = []
         self._likely: list[Mapping[str, float]] = []
-        self._usage: Mapping[str, Any] = {}
+        self._counts: Mapping[str, Any] = {}
         self._error = ", or reports no usage in streams"
 
     def take_line(self, line: bytes) -> bool:
@@ -244,13 +244,15 @@ class _Heard:
         if isinstance(event.get("error"), dict):
             self._error = f": {_plain(str(event['error'].get('message')))}"
         if isinstance(event.get("usage"), dict):
-            self._usage = event["usage"]
+            with suppress(ValueError):
+                self._counts = counts_of(event["usage"])
         choices = event.get("choices")
         for choice in choices if isinstance(choices, list) else []:
             self._first_s = self._first_s or now_s - self._begun_s
             logprobs = choice.get("logprobs") if isinstance(choice, dict) else None
             if isinstance(logprobs, dict):
-                with suppress(ValueError, LookupError, TypeError, AttributeError):  # not as agreed
+                # not as agreed
+                with suppress(ValueError, LookupError, TypeError, AttributeError, OverflowError):
                     self._take_likely(logprobs)
 
     def _take_likely(self, logprobs: Mapping[str, Any]) -> None:
@@ -269,19 +271,16 @@ class _Heard:
 
     def answer(self, at: SplitResult, now_s: float) -> Answer:
         """The whole answer; raises ``Unreachable`` for one without its count of tokens."""
-        count = self._usage.get("prompt_tokens")
-        if type(count) is not int or not self._first_s:
+        counts = self._counts
+        if "input_tokens" not in counts or not self._first_s:
             raise Unreachable(f"{at.netloc} broke off an answer{self._error}")
-        details = self._usage.get("prompt_tokens_details")
-        details = details if isinstance(details, dict) else {}
-        cached = details.get("cached_tokens", self._usage.get("cached_tokens"))
         return Answer(
-            count,
-            cached if type(cached) is int else None,
+            counts["input_tokens"],
+            counts.get("cached_tokens"),
             self._first_s,
             tuple(self._words),
             tuple(self._likely),
-            cached_by(details or None) or {},
+            counts.get("cached_by", {}),
             now_s - self._begun_s,
         )
 

@@ -314,6 +314,41 @@ def test_answers_in_another_shape_have_no_log_probabilities() -> None:
     assert heard.answer(urlsplit("http://host"), 2.0).likely == ()
 
 
+LONG = "9" * 4_000
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        f'{{"prompt_tokens": {LONG}}}',
+        '{"prompt_tokens": 5, "prompt_tokens_details": {"device": 1e999}}',
+        '{"prompt_tokens": 5, "prompt_tokens_details": {"device": -1}}',
+    ],
+)
+def test_counts_that_no_request_has_are_none(usage: str) -> None:
+    heard = _Heard(0.0)
+    likely = f'{{"content": [{{"token": "a", "logprob": {LONG}}}]}}'
+    heard.take_line(f'data: {{"choices": [{{"logprobs": {likely}}}], "usage": {usage}}}'.encode())
+    with pytest.raises(Unreachable, match="reports no usage"):
+        heard.answer(urlsplit("http://host"), 2.0)
+
+
+def test_of_cached_tokens_only_a_number_that_can_be_is_taken() -> None:
+    details = {"cached_tokens": int(LONG)}
+    heard = _Heard(0.0)
+    usage = {"prompt_tokens": 5, "prompt_tokens_details": details}
+    heard.take({"choices": [{}], "usage": usage}, 1.0)
+    assert heard.answer(urlsplit("http://host"), 2.0).cached_tokens is None
+
+
+@pytest.mark.parametrize("name", ["m" * 4_000, "a\u001b[31mb"])
+def test_a_model_of_an_unprintable_or_endless_name_is_none(name: str) -> None:
+    with serving(fake(), model=name) as (url, _):
+        ended = CliRunner().invoke(app, ["probe", url])
+    assert ended.exit_code == 2
+    assert "names no model at /v1/models" in ended.stderr
+
+
 def test_ctrl_c_prints_what_was_learned() -> None:
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit it
     server = fake()

@@ -51,7 +51,7 @@ def watch(
             for stream, record in follower.read():
                 watched.take(stream, record)
             left_s = 1.0 if limit_s is None else limit_s - (monotonic() - begun_s)
-            glance = watched.glance()
+            glance = watched.glance(follower.damaged)
             screen.show(partial(_draw, glance), watch_line(glance), last=left_s <= 0)
             if left_s <= 0:
                 return

@@ -264,6 +264,7 @@ class Follower:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._at: dict[Path, int] = {}  # bytes read of every file
+        self.damaged = 0  # lines that were skipped
 
     def read(self) -> Iterator[tuple[str, Record]]:
         """Yield the stream and record of every whole line since the last call."""
@@ -281,6 +282,7 @@ class Follower:
             try:
                 record = parse_record(path.name.partition(".")[0], line)
             except ValueError:  # trace convert says which line is damaged
+                self.damaged += 1
                 continue
             if record.get("what") != WHERE:
                 yield record
@@ -302,6 +304,7 @@ class Glance:
     running: int | None  # running requests
     waiting: int | None  # waiting requests
     groups: dict[int, int]  # cached blocks by cache group, inferred from events
+    damaged: int = 0  # rows of the recording that were skipped
 
 
 @dataclass
@@ -337,8 +340,8 @@ class Watched:
         while self._moved and self._moved[0][0] < begin_s:
             self._moved.popleft()
 
-    def glance(self) -> Glance:
-        """Sum up the last minutes."""
+    def glance(self, damaged: int = 0) -> Glance:
+        """Sum up the last minutes; ``damaged``: rows that were skipped."""
         values = self._samples[-1]["values"] if self._samples else {}
         pages = count(self._samples).values()
         grown: Values = {}
@@ -369,6 +372,7 @@ class Watched:
             _gauge(values, _RUNNING),
             _gauge(values, _WAITING),
             dict(sorted(groups.items())),
+            damaged,
         )
 
 

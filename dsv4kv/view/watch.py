@@ -65,6 +65,8 @@ def watch_line(glance: Glance) -> str:
         parts.append(f"{counted(glance.removed, 'block')} evicted")
     if glance.preempted:
         parts.append(f"{glance.preempted:,} preempted")
+    if glance.damaged:
+        parts.append(f"{counted(glance.damaged, 'damaged row')} skipped")
     if glance.silent_s > _SILENT_S:
         parts.insert(0, f"nothing was recorded for {glance.silent_s:,.0f} s")
     return ", ".join(parts)

@@ -50,6 +50,9 @@ def test_every_record_is_read_once_also_over_files_and_half_lines(tmp_path: Path
             whole.write('20,"at":1.0}\nno record\n')
         assert numbers(follower) == [20]
         assert numbers(follower) == []
+        assert follower.damaged == 1
+        done = CliRunner().invoke(app, ["watch", str(tmp_path / "server"), "--seconds", "0"])
+        assert "1 damaged row skipped" in done.stdout
 
 
 @pytest.mark.parametrize("family", BLOCKS)

@@ -1,5 +1,6 @@
 """``dsv4kv explain``: files are recognised by content, and answered as by their own commands."""
 
+import errno
 import json
 import shutil
 import subprocess
@@ -192,8 +193,17 @@ def test_standard_input_without_end_is_read_to_a_bound() -> None:
     assert done.stderr.startswith("error: -: is larger than 256 MiB")
 
 
-def test_what_is_no_file_is_said_to_be_none() -> None:
+def test_what_is_no_file_is_said_to_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "there is no such file" in run("gone").stderr
+    known = Path.stat
+
+    def stat(path: Path, *, follow_symlinks: bool = True) -> Any:
+        if path.name == "locked":  # below a folder that may not be searched
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return known(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert "locked: cannot be read (Permission denied)" in run("locked").stderr
     assert "/dev/null: it is a folder, a pipe or a device" in run("/dev/null").stderr
 
 

@@ -8,6 +8,7 @@ import ast
 import json
 import math
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -130,13 +131,18 @@ def as_path(given: str) -> Path | None:
     if not text:
         raise ConfigError("nothing to look at: give a command, or a file.")
     path = Path(given) if len(given) < 1000 and "\n" not in given else None
-    with suppress(OSError, ValueError):
-        if path is not None and (text == "-" or path.is_file()):
+    why = "there is no such file"
+    try:
+        if path is not None and (text == "-" or stat.S_ISREG(path.stat().st_mode)):
             return path
-        if path is not None and path.exists():
+        if path is not None:
             raise ConfigError(f"{given}: it is a folder, a pipe or a device: give a file.")
+    except PermissionError as error:
+        why = f"cannot be read ({error.strerror})"
+    except (OSError, ValueError):
+        pass
     if " " not in text:
-        raise ConfigError(f"{given[:200]}: there is no such file.")
+        raise ConfigError(f"{given[:200]}: {why}.")
     return None
 
 

@@ -27,13 +27,15 @@ from dsv4kv.errors import ConfigError
 
 
 @contextmanager
-def replacing(path: Path, mode: int = 0o666) -> Iterator[BufferedWriter]:
+def replacing(path: Path, mode: int = 0o666, *, follow: bool = False) -> Iterator[BufferedWriter]:
     """Open a file that takes the place of ``path`` if the block succeeds; raises ``OSError``.
 
     It has no name before that where the system can do so (Linux, most file systems): a process
     that is killed leaves nothing. Elsewhere it is a neighbour of ``path``. A device or a pipe
-    stays and is written to. ``mode``: permissions, from which the umask takes away.
+    stays and is written to. ``mode``: permissions, from which the umask takes away. ``follow``: a
+    link stays, too, and the file that it leads to is replaced.
     """
+    path = _behind_links(path) if follow else path
     if _is_special(path):
         # a pipe that nobody reads is refused: opening it would wait for somebody
         descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -69,14 +71,14 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def behind_links(path: Path) -> Path:
+def _behind_links(path: Path) -> Path:
     """The file that an output's name leads to: a link stays, ``/dev/stdout`` of the system too."""
     return Path(os.path.realpath(path)) if path.is_symlink() and not _is_special(path) else path
 
 
 def check_file(path: Path) -> None:
     """Raise the ``OSError`` that ``replacing`` would, as far as is known; writes nothing."""
-    path = behind_links(path)
+    path = _behind_links(path)
     if _is_special(path):
         _check_access(path, os.W_OK)
     elif path.is_dir() or not path.name:
@@ -126,7 +128,7 @@ def refused_by(
 
 def write_named(path: Path, text: str, option: str) -> None:
     """Write a file that an option named; ``ConfigError`` where it cannot be written."""
-    with refused_by(option, path), replacing(behind_links(path)) as file:
+    with refused_by(option, path), replacing(path, follow=True) as file:
         file.write(whole_text(text).encode())
 
 

@@ -20,7 +20,6 @@ from dsv4kv.errors import TraceError
 from dsv4kv.files import (
     DOCUMENT_BYTES,
     Unparsable,
-    behind_links,
     explain,
     open_regular,
     parse_json,
@@ -388,7 +387,7 @@ def writing(path: Path) -> Iterator[BufferedWriter | gzip.GzipFile]:
     if path.is_dir():
         raise TraceError(f"{path} is a folder: name the file to write.")
     try:
-        with replacing(behind_links(path)) as raw:
+        with replacing(path, follow=True) as raw:
             if path.suffix != ".gz":
                 yield raw
                 return

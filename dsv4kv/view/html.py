@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from dsv4kv import __version__
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import behind_links, refused_by, replacing, whole_text, write_named
+from dsv4kv.files import refused_by, replacing, whole_text, write_named
 from dsv4kv.view.console import escaped
 from dsv4kv.view.plots import file_name, to_png, to_svg, to_svg_file
 from dsv4kv.view.table import MARKS, Chart, Page
@@ -36,7 +36,7 @@ def write_page(page: Page, target: Path) -> None:
     """Write a page; an old file is replaced."""
     with refused_by("--html", target, _ELSEWHERE):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(behind_links(target)) as file:
+        with replacing(target, follow=True) as file:
             file.write(render_page(page).encode())
 
 

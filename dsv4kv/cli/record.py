@@ -129,7 +129,7 @@ def record(
         console = open_console(stderr=True, quiet=quiet)
         # Ctrl-C is the way to end it
         with suppress(KeyboardInterrupt), Redrawn(console, transient=True) as screen:
-            run(sources, recording, limit_s=limit_s, tick=draw)
+            run(sources, recording, limit_s=limit_s, tick=draw, warn=partial(say, err=True))
     show([f"{out}: {live.line()}"])
 
 

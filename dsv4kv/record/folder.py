@@ -12,12 +12,13 @@ by the next, whose first line has the position of every source, so that only the
 to continue.
 """
 
+import errno
 import fcntl
 import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedWriter
 from pathlib import Path
 from threading import Lock
@@ -149,8 +150,10 @@ class Stream:
                 self._rotate()
 
     def sync(self) -> None:
-        """Flush all lines to the disk."""
+        """Flush all lines to the disk; ``FileNotFoundError`` where the file was deleted."""
         with self._lock:
+            if not os.fstat(self._file.fileno()).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "its files were deleted")
             if not self._dirty:
                 return
             self._file.flush()
@@ -196,7 +199,12 @@ class Stream:
 
 
 class Recording:
-    """A recording that is being written, by this process alone; ``salt``: its secret."""
+    """A recording that is being written, by this process alone.
+
+    ``salt``: its secret. ``failure``: why nothing more is written, once it cannot be.
+    """
+
+    failure: TraceError | None = None
 
     def __init__(
         self,
@@ -232,10 +240,8 @@ class Recording:
 
     def write(self, stream: str, record: Record) -> None:
         """Append a record, with the current time if it has none; raises ``TraceError``."""
-        try:
+        with self._failing():
             self._streams[stream].write({"at": self._clock()} | record)
-        except OSError as error:
-            raise _unwritable(self._folder, error) from None
         self._hear(stream, record)
 
     def place(self, stream: str, source: str) -> Any:
@@ -243,12 +249,20 @@ class Recording:
         return self._streams[stream].places.get(source)
 
     def sync(self) -> None:
-        """Flush all streams to the disk."""
-        try:
+        """Flush all streams to the disk; raises ``TraceError``."""
+        with self._failing():
             for stream in self._streams.values():
                 stream.sync()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        if self.failure:
+            raise self.failure
+        try:
+            yield
         except OSError as error:
-            raise _unwritable(self._folder, error) from None
+            self.failure = _unwritable(self._folder, error)
+            raise self.failure from None
 
     def __enter__(self) -> Self:
         return self
@@ -367,7 +381,8 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _unwritable(folder: Path, error: OSError) -> TraceError:
+    kept = "" if error.errno == errno.ENOENT else " what was written before is kept;"
     return TraceError(
-        f"{folder}: cannot be recorded into ({error.strerror or error}): what was written before "
-        "is kept; name a folder with room."
+        f"{folder}: cannot be recorded into ({error.strerror or error}):{kept} name a folder with "
+        "room."
     )

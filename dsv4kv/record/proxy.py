@@ -283,6 +283,8 @@ class _Connection(web.RequestHandler):
 class Proxy:
     """Listens at an address until it is stopped; ``port``: where, 0 before."""
 
+    passes_on = True  # whether it writes or not
+
     def __init__(
         self,
         number: int,
@@ -308,7 +310,6 @@ class Proxy:
             self._credentials = f"Basic {b64encode(user.encode()).decode()}"
         self._limit = max(4, min(_MOST_DESCRIPTORS, _descriptors() // proxies) // 2)
         self._warn, self._warned = warn, False
-        self._failure: TraceError | None = None
         self._session: ClientSession | None = None
         self._writer = ThreadPoolExecutor(1)
         self._hurries = False  # the recording ends: prompts that still wait are not looked into
@@ -361,7 +362,7 @@ class Proxy:
                 loop.create_task(self._accept(each, opened, connect)) for each in listening
             ]
             self.port = server.sockets[0].getsockname()[1]
-            while not stop.is_set() and self._failure is None:
+            while not stop.is_set():
                 await asyncio.sleep(_POLL_S)
             self._hurries = True
             for task in accepting:
@@ -372,8 +373,6 @@ class Proxy:
             server.close()
             await runner.cleanup()
         self._writer.shutdown()
-        if self._failure is not None:
-            raise self._failure
 
     async def _accept(
         self, listening: socket.socket, opened: _Open, connect: Callable[[], _Connection]
@@ -531,6 +530,8 @@ class Proxy:
         exchange.is_kept, exchange.body = False, bytearray()
 
     def _write(self, exchange: _Exchange) -> None:
+        if self._recording.failure:
+            return
         row: Record = {
             "source": self._name,
             "arrival_s": exchange.arrival_s,
@@ -546,10 +547,8 @@ class Proxy:
             body = {} if self._hurries else parse_body(bytes(exchange.body))
             row |= session_of(exchange.request.headers, body, self._veil)
             row |= self._ids(body, row.get("input_tokens", 0))
-        try:
+        with suppress(TraceError):  # the recording knows
             self._recording.write("requests", row)
-        except TraceError as error:
-            self._failure = error
 
     def _ids(self, body: dict[str, Any], tokens: int) -> Record:
         """Ids of a prompt by its tokens or else its text, if its length is known."""

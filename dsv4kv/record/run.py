@@ -1,13 +1,15 @@
 """Sources of a recording: each runs until it is stopped, all side by side."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from math import inf
 from threading import Event, Thread
 from threading import Event as Stop
 from time import monotonic
 from typing import Protocol
 from urllib.parse import SplitResult, urlsplit
 
-from dsv4kv.errors import ConfigError
+from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.record.folder import Record, Recording
 
 SYNC_S = 1.0
@@ -74,10 +76,12 @@ def run(
     *,
     limit_s: float | None = None,
     tick: Callable[[], object] = lambda: None,
+    warn: Callable[[str], object] = lambda _: None,
 ) -> None:
     """Listen to all sources; sync every second, then ``tick``; raises ``Dsv4kvError``.
 
-    Ends when every source has, after ``limit_s``, or by Ctrl-C. All received data is then written.
+    Ends when every source has, after ``limit_s``, by Ctrl-C, or when one fails. All received data
+    is then written. Where the recording cannot be, proxies go on: ``warn`` is given a sentence.
     """
     stop, failures = Stop(), list[BaseException]()
     # Python 3.11 takes a thread for ended once Ctrl-C has interrupted its join
@@ -86,27 +90,41 @@ def run(
         Thread(target=_guarded, args=(source, stop, failures, end), daemon=True)
         for source, end in zip(sources, ended, strict=True)
     ]
+    proxies = [end for each, end in zip(sources, ended, strict=True) if hasattr(each, "passes_on")]
     end_s = None if limit_s is None else monotonic() + limit_s
+    begun, warned = list[Event](), False
+
+    def over() -> bool:
+        if end_s is not None and monotonic() >= end_s:
+            return True
+        if recording.failure:
+            return all(end.is_set() for end in proxies)
+        return bool(failures) or all(end.is_set() for end in ended)
+
     try:
-        for thread in threads:
+        for thread, end in zip(threads, ended, strict=True):
             thread.start()
-        while not all(end.is_set() for end in ended) and not failures:
-            left_s = SYNC_S if end_s is None else min(SYNC_S, end_s - monotonic())
-            if left_s <= 0:
-                break
-            wait_s = monotonic() + left_s
+            begun.append(end)
+        while not over():
+            if recording.failure and not warned:
+                warned = True
+                warn(f"{recording.failure} Requests are passed on until Ctrl-C.")
+            wait_s = min(monotonic() + SYNC_S, inf if end_s is None else end_s)
             for end in ended:
                 end.wait(max(0.0, wait_s - monotonic()))
-            recording.sync()
+            with suppress(TraceError):
+                recording.sync()
             tick()
     finally:
         stop.set()
-        for thread, end in zip(threads, ended, strict=True):
-            if thread.ident is not None:  # it was started
+        try:
+            for end in begun:
                 end.wait(_JOIN_S)
-        recording.sync()
-        if failures:
-            raise failures[0]
+            with suppress(TraceError):
+                recording.sync()
+        finally:
+            if failure := recording.failure or next(iter(failures), None):
+                raise failure
 
 
 def _guarded(source: Source, stop: Stop, failures: list[BaseException], ended: Event) -> None:

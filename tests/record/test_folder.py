@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -168,7 +169,17 @@ def test_a_full_disk_is_said_and_what_was_written_is_kept(
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(TraceError, match=r"No space left on device.*is kept"):
             recording.sync()
+        assert recording.failure
     assert numbers(folder)[:1] == [1]
+
+
+def test_a_recording_whose_files_are_deleted_is_none(tmp_path: Path) -> None:
+    folder = tmp_path / "recording"
+    with Recording(folder) as recording:
+        recording.sync()
+        rmtree(folder)
+        with pytest.raises(TraceError, match="were deleted"):
+            recording.sync()
 
 
 def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:

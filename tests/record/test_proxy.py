@@ -1,6 +1,7 @@
 """The proxy passes everything on as it is, and writes down when and how much."""
 
 import asyncio
+import os
 import signal
 import socket
 import sys
@@ -20,6 +21,7 @@ from aiohttp import ClientError, ClientSession, TCPConnector
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.record.folder import Record, Recording, read_stream
 from dsv4kv.record.proxy import Proxy, parse_address
+from dsv4kv.record.run import run
 from dsv4kv.record.usage import Ends
 from dsv4kv.record.veil import Veil
 from tests.ports import free_port
@@ -340,37 +342,52 @@ def test_credentials_of_the_servers_url_are_sent_unless_a_client_has_its_own(
     asyncio.run(test())
 
 
-def test_a_recording_that_cannot_be_written_ends_the_proxy_with_its_sentence(
-    tmp_path: Path,
+def test_a_recording_that_cannot_be_written_is_said_and_requests_are_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failures = list[BaseException]()
+    failures, said, over = list[BaseException](), list[str](), threading.Event()
 
-    def fail(stream: str, record: Record) -> None:
-        if stream == "requests":
-            raise TraceError("the disk is full")
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    def tick() -> None:
+        if over.is_set():
+            raise KeyboardInterrupt
 
     async def test() -> None:
         async with serving() as (_, direct), ClientSession() as client:
-            with Recording(tmp_path / "recording", hear=fail) as recording:
+            with Recording(tmp_path / "recording") as recording:
                 proxy = Proxy(0, parse_address(f"0={direct}"), recording, Veil(recording.salt))
 
-                def run() -> None:
+                def record() -> None:
                     try:
-                        proxy.run(threading.Event())
-                    except TraceError as error:
+                        run([proxy], recording, tick=tick, warn=said.append)
+                    except BaseException as error:
                         failures.append(error)
 
-                thread = threading.Thread(target=run)
+                thread = threading.Thread(target=record)
                 thread.start()
                 while not proxy.port:
                     await asyncio.sleep(0.01)
                 url = f"http://127.0.0.1:{proxy.port}{COMPLETIONS}"
-                async with client.post(url, json={"mode": "plain"}) as answer:
-                    assert answer.status == 200
+                body = {"mode": "much", "mib": 8}
+                answer = await client.post(url, json=body)
+                await answer.content.readexactly(2**20)
+                monkeypatch.setattr(os, "fsync", full)
+                recording.write("notes", {"what": "gap"})
+                while not said:
+                    await asyncio.sleep(0.01)
+                assert len(await answer.read()) == 7 * 2**20
+                async with client.post(url, json={"mode": "plain"}) as later:
+                    assert later.status == 200
+                over.set()
                 await asyncio.to_thread(thread.join)
 
     asyncio.run(test())
-    assert [str(failure) for failure in failures] == ["the disk is full"]
+    (failure,), (sentence,) = failures, said
+    assert isinstance(failure, TraceError)
+    assert sentence == f"{failure} Requests are passed on until Ctrl-C."
+    assert "No space left on device" in sentence
 
 
 def test_requests_that_run_at_the_end_finish_and_are_written(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def _scenario(name: str, text: str, example: str, load: Callable[[], _Loaded]) -
         quiet: bool = opt.QUIET,
     ) -> None:
         sets = [*(set_ or []), *opt.as_settings({"seed": "seed"}, {"seed": seed})]
-        _run_points(*load(), sets, axis or [], json_, quiet=quiet)
+        _run_points(name, *load(), sets, axis or [], json_, quiet=quiet)
 
 
 def _systems() -> _Loaded:
@@ -100,19 +100,20 @@ _scenario(
 
 
 @contextmanager
-def _watching(what: str, *, silent: bool) -> Iterator[_OnStep]:
+def _watching(scenario: str, what: str, *, silent: bool) -> Iterator[_OnStep]:
     from dsv4kv.cli.progress import Watcher
 
     with Watcher(open_console(stderr=True, quiet=silent), "bench", what) as watcher:
 
         def on_step(name: str, done: int, total: int) -> None:
-            watcher.name(f"bench {name}")
+            watcher.name(f"bench {scenario}, {name}")
             watcher.reach(done, total)
 
         yield on_step
 
 
 def _run_points(
+    scenario: str,
     what: str,
     root: type[Any],
     run: Callable[[Any, _OnStep], _Ran],
@@ -132,7 +133,7 @@ def _run_points(
 
     silent, documents, wrong = quiet or json_ == "-", list[dict[str, Any]](), list[str]()
     for point in expand_axes(load_config(None, overrides, root), overrides, axes):
-        with _watching(what, silent=silent) as on_step:
+        with _watching(scenario, what, silent=silent) as on_step:
             report, found, failures = run(point.config, on_step)
         at = ", ".join(f"{key}={value}" for key, value in point.axis.items())
         if not silent:

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from dsv4kv.bench.tiers.outcome import FamilyRow, TiersOutcome
 from dsv4kv.runs.statistics import Estimate, divide
-from dsv4kv.units import format_duration
-from dsv4kv.view.quantity import ms, quantity, size
+from dsv4kv.view.quantity import ms, percent, quantity, size
 from dsv4kv.view.table import Columns, Finding, Number, Part, Table, Text
 
 
@@ -37,18 +36,11 @@ def _prefixes_table(outcome: TiersOutcome) -> Table:
         ("store", lambda row: row.store),
         ("tokens", lambda row: quantity(row.tokens)),
         ("read", lambda row: size(row.read_bytes)),
-        (
-            "/useful",
-            lambda row: quantity(row.amplification),
-        ),
+        ("/useful", lambda row: quantity(row.amplification)),
         ("restore ms", lambda row: ms(row.restored)),
         *(again if earlier else ()),
         ("compute ms", lambda row: ms(row.computed_ns)),
         ("store ms", lambda row: ms(row.stored)),
-        (
-            "lookup pages/s",
-            lambda row: quantity(divide(Estimate(row.pages, 0.0), row.looked_up), 1e9),
-        ),
     ]
     what = "compute, again" if earlier else "compute"
     cold = [f"{store} is read cold, by {way}" for store, way in outcome.cold.items()]
@@ -59,7 +51,6 @@ def _prefixes_table(outcome: TiersOutcome) -> Table:
 
 
 _FAMILY: Columns = [
-    ("store", lambda row: row.store),
     ("family", lambda row: row.family),
     ("objects", lambda row: quantity(row.objects)),
     ("bytes", lambda row: size(row.bytes)),
@@ -68,16 +59,13 @@ _FAMILY: Columns = [
 
 def _families_table(outcome: TiersOutcome) -> Table:
     """A row for every family of the longest prefix."""
-
-    def way(name: str, header: str) -> Columns:
-        return [
-            (header, lambda row: Number(format_duration(getattr(row, name).time.value))),
-            ("GB/s", lambda row: _rate(row, getattr(row, name).time)),
-            ("% of limit", lambda row: _rounded(getattr(row, name).share)),
-        ]
-
     longest = max((row.tokens for row in outcome.prefixes), default=0)
-    columns = [*_FAMILY, *way("restore_way", "restore"), *way("store_way", "store")]
+    columns: Columns = [
+        ("store", lambda row: row.store),
+        *_FAMILY,
+        ("restore GB/s", lambda row: _rate(row, row.restore_way.time)),
+        ("% of limit", lambda row: percent(row.restore_way.share)),
+    ]
     note = "limit: as many copies in memory, or pieces of a new file by as many threads"
     return Table(f"Families of {longest:,} tokens", columns, outcome.families, note=note, keys=2)
 
@@ -89,10 +77,10 @@ def _copies_table(outcome: TiersOutcome) -> Table:
         return [
             (header, lambda row: _rate(row, getattr(row, name).time)),
             ("by pages", lambda row: _rate(row, getattr(row, name).by_pages)),
-            ("% of copy", lambda row: _rounded(getattr(row, name).share)),
+            ("% of copy", lambda row: percent(getattr(row, name).share)),
         ]
 
-    columns = [*_FAMILY[1:], *way("store_way", "to host GB/s"), *way("restore_way", "back GB/s")]
+    columns = [*_FAMILY, *way("store_way", "to host GB/s"), *way("restore_way", "back GB/s")]
     title = "Between the GPU and pinned memory of the host"
     note = "gathered by one launch; by pages: a copy for every piece; % of one copy as large"
     return Table(title, columns, outcome.copies, note=note, keys=2)
@@ -100,7 +88,3 @@ def _copies_table(outcome: TiersOutcome) -> Table:
 
 def _rate(row: FamilyRow, time_ns: Estimate) -> Number:
     return quantity(divide(Estimate(row.bytes, 0.0), time_ns))
-
-
-def _rounded(share: Estimate) -> Number:
-    return Number(f"{share.value * 100:.0f}")

@@ -1,5 +1,6 @@
 """``bench transfer``: what moved of every family, next to the limit and to what engines send."""
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from dsv4kv.view.table import ABSENT, Columns, Finding, Number, Part, Table, Tex
 if TYPE_CHECKING:
     from dsv4kv.bench.transfer.receiver import Moved
     from dsv4kv.bench.transfer.run import Outcome
+
+_KNOWN = 0.1  # an interval around 1 that is wider says nothing
 
 
 def report_transfer(config: TransferConfig, outcome: "Outcome") -> Iterator[Part]:
@@ -29,31 +32,42 @@ def _verdict(config: TransferConfig, outcome: "Outcome") -> Finding:
         return Finding("bad", f"{wrong} of 2 transfers differ after {steps}")
     return Finding(
         "good",
-        f"all {counted(outcome.pages, 'page')} have the digests that they were sent with, and "
-        f"{steps} after every transfer read, bit for bit, what a request reads that was never "
-        "moved",
+        f"all {counted(outcome.pages, 'page')} have the digests they were sent with; {steps} "
+        "after each transfer equal, bit for bit, those of a request that stayed",
     )
 
 
 def answer(outcome: "Outcome") -> str:
-    """What limits, and what merging wins."""
+    """What limits, and what merging wins, as far as the intervals know."""
     total, costs = outcome.total, outcome.costs
-    bytes_ns = total.bytes * costs.byte_ns.value
-    pieces_ns = total.descriptors * costs.descriptor_ns.value
-    limit = "Bytes" if bytes_ns >= pieces_ns else "Descriptors"
-    words = (
-        f"{limit} limit: {format_duration(max(bytes_ns, 0))} for "
-        f"{format_bytes(total.bytes)}, {format_duration(max(pieces_ns, 0))} for "
-        f"{counted(total.descriptors, 'descriptor')}."
+    moved, pieces = (
+        _times(costs.byte_ns, total.bytes),
+        _times(costs.descriptor_ns, total.descriptors),
+    )
+    more, less = (moved, pieces) if moved[1] >= pieces[1] else (pieces, moved)
+    limit = "Bytes" if more is moved else "Descriptors"
+    words = f"{limit} limit" if more[0] > less[2] else "What limits is not known"
+    words += (
+        f": {format_duration(max(moved[1], 0))} for {format_bytes(total.bytes)}, "
+        f"{format_duration(max(pieces[1], 0))} for {counted(total.descriptors, 'descriptor')}."
     )
     merged, single = outcome.gbps, outcome.unmerged_gbps
-    if not (merged and single):
+    if not (merged and single) or total.descriptors == total.pieces:
         return words
     gain = divide(merged, single)
-    times = f"{format_number(gain.value)} times as fast"
-    if gain.half_width is not None and abs(gain.value - 1) <= gain.half_width:
-        times = f"as fast as before, within {100 * gain.half_width:.0f} %"
+    times, reach = f"{format_number(gain.value)} times as fast", gain.half_width
+    if reach is None or abs(gain.value - 1) <= reach:
+        times = "whether that is faster is not known"
+        if reach is not None and reach <= _KNOWN:
+            times = f"as fast as before, within {100 * reach:.0f} %"
     return f"{words} Merged, {total.pieces:,} pieces are {total.descriptors:,}: {times}."
+
+
+def _times(cost: Estimate, count: int) -> tuple[float, float, float]:
+    """What ``count`` of something cost: lower end, value, upper end."""
+    reach = math.inf if cost.half_width is None else cost.half_width
+    below, above = cost.arms or (reach, reach)
+    return (cost.value - below) * count, cost.value * count, (cost.value + above) * count
 
 
 def families_table(outcome: "Outcome") -> Table:

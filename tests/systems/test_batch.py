@@ -46,7 +46,7 @@ def test_the_small_run_shares_defers_pauses_and_starts_again() -> None:
     counts = served(reset="none").counts
     happened = (
         *("prompt tokens reused", "requests deferred", "requests paused", "requests restarted"),
-        "most kept by paused requests",
+        "max blocks of paused requests",
     )
     assert all(counts[each] for each in happened), counts
 

@@ -12,6 +12,8 @@ ROWS = [
     Row("requests restarted", "requests", 1.0),
     Row("prompt tokens", "tokens", 14_312.0),
     Row("memory of a cached token", "B", 4.04),
+    Row("lru: blocks evicted", "blocks", 380.0),
+    Row("ref_zero: blocks evicted", "blocks", 457.0),
 ]
 
 

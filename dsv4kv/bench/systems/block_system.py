@@ -49,7 +49,7 @@ _COUNTED: dict[str, wl.Unit] = {
     "requests deferred": "requests",  # a step for a prefix that another one was computing
     "requests paused": "requests",  # times a request could not cross the end of its last block
     "requests restarted": "requests",  # paused, then preempted: they lost their blocks
-    "most kept by paused requests": "blocks",  # of theirs alone, between two steps
+    "max blocks of paused requests": "blocks",  # of theirs alone, between two steps
     "blocks handed out": "blocks",
     "blocks evicted": "blocks",
     "blocks registered": "blocks",
@@ -98,7 +98,7 @@ class Batch:
             assert isinstance(each, Request)
             self._preempt(each)
         self.counts["requests restarted"] += len(evicted)
-        kept = "most kept by paused requests"
+        kept = "max blocks of paused requests"
         self.counts[kept] = max(self.counts[kept], self.blocks.get_paused_used())
         return finished
 

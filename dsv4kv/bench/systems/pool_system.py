@@ -49,6 +49,6 @@ def run_pools(config: SystemsConfig, _: Model) -> Outcome:
         size = sum(pool.allocated_bytes for pool in case.cache.pools if pool.name in names)
         outcome.counted(quantity, "B", size)
     outcome.counted("requests served", "requests", case.totals.requests)
-    outcome.counted("most blocks held", "blocks", case.totals.peak_blocks)
+    outcome.counted("max blocks held", "blocks", case.totals.peak_blocks)
     outcome.counted("drafted tokens rolled back", "tokens", case.totals.rolled_back_tokens)
     return outcome

@@ -203,8 +203,8 @@ class KvRows:
 
 _COUNTED: dict[str, wl.Unit] = {
     "prompt tokens": "tokens",
-    "of them reused": "tokens",
-    "of those copied from another slot": "tokens",
+    "prompt tokens reused": "tokens",
+    "copied from another slot": "tokens",
     "requests in a slot as it was": "requests",
     "requests whose slot had changed": "requests",  # between being queued and starting
 }

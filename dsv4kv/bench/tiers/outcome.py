@@ -1,10 +1,13 @@
 """What ``bench tiers`` found: times of stores and restores, and the answer in sentences."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dsv4kv.runs.statistics import Estimate, divide
 from dsv4kv.units import format_duration
+
+_LIMITS = 0.5  # share of a limit's rate above which it limits
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,11 @@ class PrefixRow:
     computed_ns: float | None  # to compute all of it, likewise
 
     @property
-    def back_ns(self) -> float:
-        """Until the request is where it was: restored, and the rest computed."""
-        return self.restored.value + (self.again_ns or 0.0)
+    def back_ns(self) -> tuple[float, float]:
+        """Until the request is where it was, restored and the rest computed: least and most."""
+        below, above = _reach(self.restored)
+        done = self.restored.value + (self.again_ns or 0.0)
+        return done - below, done + above
 
     @property
     def amplification(self) -> float:
@@ -94,15 +99,18 @@ class TiersOutcome:
 def _worth(rows: Sequence[PrefixRow]) -> str:
     longest = max(rows, key=lambda row: row.tokens)
     taken = f"{longest.store}: {longest.tokens:,} tokens are back in "
-    taken += format_duration(longest.back_ns)
+    taken += _at_most(longest.restored, longest.again_ns or 0.0)
     if longest.resumed_tokens < longest.tokens:
         taken += f", {longest.tokens - longest.resumed_tokens:,} of them computed again (modelled)"
     if longest.computed_ns is None:
         return f"{taken}; how long computing them takes is not known for this model."
-    worth = [row.tokens for row in rows if row.back_ns < (row.computed_ns or 0)]
+    worth = [row.tokens for row in rows if row.back_ns[1] < (row.computed_ns or 0)]
+    unknown = len(worth) < sum(row.back_ns[0] < (row.computed_ns or 0) for row in rows)
     verdict = "at none of these lengths"
     if worth:
         verdict = "at every length" if len(worth) == len(rows) else f"from {min(worth):,} tokens"
+    if unknown:
+        verdict += ", as far as these times are known"
     computed = format_duration(longest.computed_ns)
     return f"{taken}, computing them takes {computed} (modelled): restoring is worth it {verdict}."
 
@@ -115,6 +123,23 @@ def _dearest(families: Sequence[FamilyRow], store: str) -> list[str]:
     first = max(rows, key=lambda row: row.restore_way.time.value)
     sentence = f"{first.family} takes {first.restore_way.time.value / total:.0%} of the time"
     share = first.restore_way.share
+    below, above = _reach(share)
     limit = "memory" if store == "memory" else "the disk"
-    bound = f"{limit} limits" if share.value > 0.5 else f"not {limit}, but the work on them"
+    if share.value - below <= _LIMITS < share.value + above:
+        return [f"{sentence}; whether {limit} limits is not known: its times differ too much."]
+    bound = f"{limit} limits" if share.value > _LIMITS else f"not {limit}, but the work on them"
     return [f"{sentence}, at {share.value:.0%} of what {limit} gives such objects: {bound}."]
+
+
+def _reach(estimate: Estimate) -> tuple[float, float]:
+    """How far its interval reaches below and above."""
+    reach = math.inf if estimate.half_width is None else estimate.half_width
+    return estimate.arms or (reach, reach)
+
+
+def _at_most(time_ns: Estimate, more_ns: float) -> str:
+    """A time, or its upper end where the interval reaches 0."""
+    below, above = _reach(time_ns)
+    known = math.isinf(above) or below < time_ns.value
+    at_most = "" if known else "less than "
+    return at_most + format_duration(time_ns.value + more_ns + (0.0 if known else above))

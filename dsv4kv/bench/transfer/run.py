@@ -174,11 +174,11 @@ class Decode:
         def by_layer() -> Received:
             return receive_layers(memory, prefill.compute(), prefill.regions)
 
-        on_step("at its end", 0, 3)
+        on_step("prompt read at its end", 0, 3)
         at_end_ns, failures = self._move("at its end", at_end)
-        on_step("layer by layer", 1, 3)
+        on_step("prompt read layer by layer", 1, 3)
         by_layer_ns, more = self._move("layer by layer", by_layer)
-        on_step("reads", 2, 3)
+        on_step("timed reads", 2, 3)
         manifest = prefill.whole("hold")
         received = receive(memory, manifest, prefill.regions)
         rates, costs = self._measure(manifest, received)

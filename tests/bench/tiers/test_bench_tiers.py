@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -233,3 +234,15 @@ def test_the_answer_says_whether_it_is_worth_it_what_costs_most_and_what_limits(
     assert "worth it at every length" in made_up(5e8).answers()[0]
     assert "worth it at none of these lengths" in made_up(5e6).answers()[0]
     assert "is not known for this model" in made_up(None).answers()[0]
+
+
+def test_the_answer_claims_no_more_than_its_intervals_know() -> None:
+    outcome = made_up(5e8)
+    wide = Estimate(1e8, 6e8, (1e8, 6e8))
+    outcome.prefixes[-1] = replace(outcome.prefixes[-1], restored=wide)
+    way = Way(wide, estimate(7.2e7))
+    outcome.families[0] = replace(outcome.families[0], restore_way=way)
+    (answer,) = outcome.answers()
+    assert "are back in less than 700 ms" in answer
+    assert "worth it from 2,048 tokens, as far as these times are known." in answer
+    assert "whether the disk limits is not known" in answer

@@ -23,6 +23,7 @@ from dsv4kv.files import open_regular
 from dsv4kv.model.presets import config_file, preset_named
 
 _UNSET = re.compile(r"\$\{?\w+|\$\(|\{\{?\s*\w+\s*\}?\}")
+_MODEL = re.compile(r"(?i)\b(?:deepseek|ds)[-_]?v\d[\w.-]{0,99}")
 _LAYOUT = {"model", "tp", "dp", "pp", "ep", "dp-attention", "context"}
 _NEEDED = ("model", "tp", "dp", "pp")
 """Inputs without which an answer would be another deployment's."""
@@ -93,8 +94,10 @@ def _launches(given: str) -> Iterator[list[Launch]]:
         folder = Path() if source == "--command" else Path(source).parent
         named = re.split(r"[^a-z0-9]+", Path(source).name.lower())
         gpu = next((word for word in named if word in gpu_names()), "")
+        models = {preset_named(each.rstrip(".-_")) for each in _MODEL.findall(text)} - {None}
+        model = next(iter(models)) if len(models) == 1 else None
         found = find_launches(text, os.environ, folder)
-        yield [replace(each, gpu=each.gpu or gpu) for each in found]
+        yield [replace(each, gpu=each.gpu or gpu, mentioned=model) for each in found]
     except ConfigError as error:
         if str(error).startswith("--which"):  # is about the option, not about the text
             raise
@@ -148,16 +151,16 @@ def _interpret(launch: Launch, model: str | None = None, options: Container[str]
     flags, unset = _read_flags(launch)
     named = _named([value for name, value in launch.flags if name in MODEL_FLAGS])
     named = named or _named(launch.names) or model
-    for about, words in unset:
-        if about in _NEEDED and about not in options and not (about == "model" and named):
-            raise ConfigError(
-                f"{words.replace(' ', ' is ', 1)}, which nothing here sets: add --{about}, or set "
-                "the variable in the environment."
-            )
-    unread = [*launch.unread, *(words for about, words in unset if about not in options)]
+    absent = {about for about, _ in unset}
+    unread = list(launch.unread)
+    if not named and launch.mentioned and not any("model" in each.texts for each in flags):
+        named = launch.mentioned
+        unread.append(f"a model: {named}, the only one that the text names, is taken")
+    unset = [(about, words) for about, words in unset if about not in options]
+    unread += _without_value(unset, flags, bool(named))
     merged, sizes = _merged(launch, flags), ("gpus", *_NEEDED[1:])
     spread = [word for word in launch.unread if "," not in word]
-    if spread and not any(name in merged or name in options for name in sizes):
+    if spread and not any(name in {*merged, *absent} or name in options for name in sizes):
         raise ConfigError(
             f"{', '.join(launch.unread)}: not read, and it may give the layout: add --tp (1 for "
             "one GPU), or set the variable in the environment."
@@ -166,7 +169,6 @@ def _interpret(launch: Launch, model: str | None = None, options: Container[str]
     if launch.role and launch.benched_tokens and not is_given:
         merged["context"] = str(launch.benched_tokens)
         unread.append(f"a longest request: its benchmark's {launch.benched_tokens:,} tokens")
-    absent = {about for about, _ in unset}
     ranks = () if FAMILIES[launch.family].by_layers else _NEEDED[1:]
     texts = {name: "1" for name in ranks if name not in absent} | merged
     if named:
@@ -187,6 +189,23 @@ def _interpret(launch: Launch, model: str | None = None, options: Container[str]
         unread.append(f"version {launch.version}, of no known rules: the newest are taken")
         name = launch.family
     return Reading(launch, tuple(flags), texts | {"engine": name}, tuple(unread))
+
+
+def _without_value(
+    unset: Iterable[tuple[str, str]], flags: Iterable[GivenFlag], is_named: bool
+) -> Iterator[str]:
+    """What to say of flags that nothing gives a value; of one replica the ranks may be open."""
+    given = {name: text for each in flags for name, text in each.texts.items()}
+    absent = {about for about, _ in unset}
+    is_one = "dp" not in absent and given.get("dp", "1") == "1" and "dp-attention" not in given
+    for about, words in unset:
+        if about in _NEEDED and not {"model": is_named, "tp": is_one}.get(about):
+            raise ConfigError(
+                f"{words.replace(' ', ' is ', 1)}, which nothing here sets: add --{about}, or set "
+                "the variable in the environment."
+            )
+        taken = ", which nothing here sets: by --gpus, else the fewest that are enough"
+        yield words + taken * (about == "tp")
 
 
 def _read_flags(launch: Launch) -> tuple[list[GivenFlag], list[tuple[str, str]]]:

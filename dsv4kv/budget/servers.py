@@ -61,6 +61,7 @@ class Launch:
         names: What else names its model, the likeliest first.
         benched_tokens: The longest request of the benchmark that is next to it.
         unread: Words whose meaning nothing says, and variables that were read as unset.
+        mentioned: The only model that the whole text names, comments included.
     """
 
     family: str
@@ -73,6 +74,7 @@ class Launch:
     names: tuple[str, ...] = ()
     benched_tokens: int = 0
     unread: tuple[str, ...] = ()
+    mentioned: str | None = None
 
     @property
     def started(self) -> tuple[Any, ...]:

@@ -127,8 +127,36 @@ vllm serve $MODEL --tensor-parallel-size=$TP --max-num-seqs $CONC > server.log 2
     Pasted(
         "script",
         "vllm serve $MODEL --tensor-parallel-size $TP",
+        {"engine": "vllm", "model": "v4-pro"},
         options={"model": "v4-pro"},
-        refused="--tensor-parallel-size is $TP, which nothing here sets: add --tp",
+        unread="--tensor-parallel-size $TP, which nothing here sets: by --gpus, else",
+    ),
+    Pasted(
+        "script",
+        "# DeepSeek-V4-Pro on one node; R1's flags stay\nvllm serve $MODEL -tp $TP -dp 1",
+        {"engine": "vllm", "model": "v4-pro", "dp": "1"},
+        unread="v4-pro, the only one that the text names, is taken --model $MODEL -tp $TP, which",
+    ),
+    Pasted(
+        "script",
+        "# deepseek-ai/DeepSeek-V4-Flash; DeepSeek-V4-Pro does not fit\nvllm serve $MODEL -tp 8",
+        refused="--model is $MODEL, which nothing here sets: add --model",
+    ),
+    Pasted(
+        "script",
+        "# as DeepSeek-V4-Flash\nvllm serve deepseek-ai/DeepSeek-R1 -tp 8",
+        refused="--model deepseek-ai/DeepSeek-R1: which model that is is not clear",
+    ),
+    Pasted(
+        "script",
+        "python -m sglang.launch_server --model-path DeepSeek-V4-Pro --tp $TP --dp $TP "
+        "--enable-dp-attention",
+        refused="--tp is $TP, which nothing here sets: add --tp",
+    ),
+    Pasted(
+        "script",
+        "vllm serve DeepSeek-V4-Pro -tp $TP -dp 4",
+        refused="-tp is $TP, which nothing here sets: add --tp",
     ),
     Pasted(
         "script",

@@ -31,7 +31,8 @@ SHARED = (
            options={"model": "v4-pro", "tp": "8"}, unread="--max-num-seqs $CONC"),
     Pasted("14_script_variables/bench.sh", "", {"tp": "8", "request-limit": "64"},
            environment={"MODEL": "deepseek-ai/DeepSeek-V4-Pro", "TP": "8", "CONC": "64"}),
-    Pasted("14_script_variables/array.sh", "", refused="--tp is $TP, which nothing here sets"),
+    Pasted("14_script_variables/array.sh", "", {"draft-layers": "1"},
+           unread="--tp $TP, which nothing here sets: by --gpus, else the fewest"),
     Pasted("14_script_variables/array.sh", "", {"draft-layers": "1", "tp": "8"},
            environment={"TP": "8"}, unread="$DP_ATTENTION, which is not set"),
     Pasted("15_dynamo_trtllm/agg.yaml", "",
@@ -59,7 +60,8 @@ def check(pasted: Pasted, text: str) -> None:
     assert pasted.unread in " ".join(reading.unread)
     assert bool(pasted.unread) == bool(reading.unread)
     found = answer(read_inputs({"gpu": "b200"} | texts))
-    assert found.scenario.layout.tp == int(texts.get("tp", "1"))
+    layout, is_open = found.scenario.layout, "else the fewest" in " ".join(reading.unread)
+    assert layout.tp == (layout.gpus if is_open else int(texts.get("tp", "1")))
 
 
 @pytest.mark.parametrize("pasted", PASTED, ids=lambda each: f"{each.kind}: {each.text[:40]!r}")

@@ -274,12 +274,14 @@ def lack_sentence(scenario: Scenario, context_tokens: int) -> str:
     if not (lacking := lacking_bytes(scenario, context_tokens)):
         return ""
     weights, gpu, layout = max(scenario.weight_bytes), scenario.gpu, scenario.layout
-    room = gpu.memory_bytes - weights
-    remedy = f"give less than {format_bytes(room)}" if room > 0 else "weights alone do not fit"
+    reserve = scenario.reserve_bytes(scenario.weight_bytes.index(weights), context_tokens)
+    room = gpu.memory_bytes - weights - reserve
+    remedy = f"give less than {format_bytes(room)}" if room > 0 else "they alone do not fit"
     return (
         f"{scenario.config.name} does not start on {layout.gpus:,} × {gpu.name} ({layout.label}): "
-        f"weights ({format_bytes(weights)}) and the KV memory given are {format_bytes(lacking)} "
-        f"more than a GPU has ({format_bytes(gpu.memory_bytes)}); {remedy}."
+        f"weights ({format_bytes(weights)}), reserve ({format_bytes(reserve)}) and the KV memory "
+        f"given are {format_bytes(lacking)} more than a GPU has "
+        f"({format_bytes(gpu.memory_bytes)}); {remedy}."
     )
 
 

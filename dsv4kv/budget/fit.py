@@ -127,11 +127,13 @@ def fits(scenario: Scenario, context_tokens: int, concurrency: int, less: int = 
 
 
 def lacking_bytes(scenario: Scenario, context_tokens: int) -> int:
-    """What a GPU lacks for its weights and the cache that is given, whatever requests it has."""
+    """What a GPU lacks for weights, reserve and the cache given, whatever requests it has."""
     if not scenario.is_sized:
         return 0
     held = (
-        weights + available_bytes(scenario, stage, context_tokens)
+        weights
+        + scenario.reserve_bytes(stage, context_tokens)
+        + available_bytes(scenario, stage, context_tokens)
         for stage, weights in enumerate(scenario.weight_bytes)
     )
     return max(0, max(held) - scenario.gpu.memory_bytes)

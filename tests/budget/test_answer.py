@@ -131,13 +131,15 @@ def test_a_part_of_the_memory_is_never_larger_than_its_whole(
 PRO = {"engine": "vllm:0.33", "model": "v4-pro", "gpus": "8"}
 
 
-@pytest.mark.parametrize("given", [{"kv_memory": "559GiB"}, {"kv_blocks": "1000000"}])
+@pytest.mark.parametrize(
+    "given", [{"kv_memory": "559GiB"}, {"kv_blocks": "1000000"}, {"kv_memory": "36GiB"}]
+)
 def test_a_cache_that_a_gpu_has_no_memory_for_does_not_start(given: dict[str, str]) -> None:
     found = answer(ask(**PRO, tp="8", **given))
     assert not found.fits
     assert (found.max_concurrency, found.log_lines) == (0, ())
     told = lack_sentence(found.scenario, found.context)
-    assert told.startswith("v4-pro does not start on 8 × h200 (TP8): weights (102 GiB) and the KV")
+    assert told.startswith("v4-pro does not start on 8 × h200 (TP8): weights (102 GiB), reserve (7")
     assert not [option for option in advise(found.scenario, found.context, 1) if option.fits]
     with pytest.raises(DoesNotFit, match="does not start on 1,024 × h200"):
         answer(ask(kv_memory="559GiB"))

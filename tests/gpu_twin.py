@@ -21,16 +21,9 @@ from tests.kernels.shim import twin
 
 MICROSECOND_MS = 1e-3
 SAMPLES = 2  # of every timed operation: a host takes its time to play a GPU
+_AT_ONCE = ("unit", "warmup", "window", "rewarm_window", "most_warmup", "batch", "least")
 FEW_REPLAYS = Rules(
-    unit_ns=0,
-    warmup_ns=0,
-    window_ns=0,
-    rewarm_window_ns=0,
-    most_warmup_ns=0,
-    batch_ns=0,
-    fewest_samples=SAMPLES,
-    least_ns=0,
-    half_width=math.inf,
+    **{f"{time}_ns": 0 for time in _AT_ONCE}, fewest_samples=SAMPLES, half_width=math.inf
 )
 
 

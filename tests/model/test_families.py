@@ -15,6 +15,7 @@ from dsv4kv.model.plan import CachePlan, bytes_per_token, plan_cache
 from dsv4kv.model.presets import load_model, preset_names
 from dsv4kv.model.schema import choose_formats
 from tests.bench.tiers.world import on_twin
+from tests.engines.test_host import HICACHE_PAGES, MODELS
 
 
 def plan(model: str = "v4-flash", **changes: Any) -> CachePlan:
@@ -26,24 +27,13 @@ def by_name(of: CachePlan) -> dict[str, Family]:
     return {family.name: family for family in families_of(of)}
 
 
-# SGLang 0.5.23's host pools (memory_pool_host.py): bytes of a page of 256 tokens, all layers, with
-# 8-bit indexer keys; states are its rings of 8 rows.
-POOLS = {
-    "csa": (786_240, 1_123_200),
-    "csa_indexer": (177_408, 253_440),
-    "hca": (34_560, 53_568),
-    "csa_state": (1_376_256, 1_966_080),
-    "csa_indexer_state": (344_064, 491_520),
-}
-
-
-@pytest.mark.parametrize("model", ["v4-flash", "v4-pro"])
+@pytest.mark.parametrize("model", MODELS)
 def test_objects_of_a_page_have_the_bytes_of_sglangs_host_pools(model: str) -> None:
-    fp8 = choose_formats(load_model(model), indexer="fp8")
-    found = by_name(plan(model, formats=fp8))
-    of_model = ["v4-flash", "v4-pro"].index(model)
-    for name, sizes in POOLS.items():
-        assert found[name].object_bytes == sizes[of_model], name
+    """With 8-bit indexer keys; states are rings of 8 rows."""
+    found = by_name(plan(model, formats=choose_formats(load_model(model), indexer="fp8")))
+    for name in ("csa", "csa_indexer", "hca", "csa_state", "csa_indexer_state"):
+        pool = "deepseek_v4_" + name.replace("csa", "c4").replace("hca", "c128")
+        assert found[name].object_bytes == HICACHE_PAGES[pool][MODELS.index(model)], name
 
 
 def test_the_families_of_the_models_are_those_of_their_layers() -> None:

@@ -10,23 +10,14 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from dsv4kv.errors import ConfigError
+from dsv4kv.model import schema as sc
 from dsv4kv.model.config import DSV4Config, Precision
 from dsv4kv.model.schedule import build_schedule
-from dsv4kv.model.schema import (
-    REPORT_BLOCK_TOKENS,
-    CacheFormats,
-    LayerCacheSchema,
-    Sharing,
-    StateFormat,
-    TableGroup,
-    build_schema,
-    table_groups,
-)
 
 TABLE_ENTRY_BYTES = 4
 
 
-def bytes_per_token(schemas: Sequence[LayerCacheSchema]) -> Fraction:
+def bytes_per_token(schemas: Sequence[sc.LayerCacheSchema]) -> Fraction:
     """Exact marginal bytes of one token of context over all layers, without page padding."""
     return sum((schema.bytes_per_token for schema in schemas), Fraction(0))
 
@@ -46,7 +37,7 @@ class RequestBytes:
         return self.compressed + self.indexer + self.window
 
 
-def bytes_per_request(schemas: Sequence[LayerCacheSchema], tokens: int) -> RequestBytes:
+def bytes_per_request(schemas: Sequence[sc.LayerCacheSchema], tokens: int) -> RequestBytes:
     """Bytes a request of ``tokens`` tokens holds over all layers."""
     compressed = indexer = window = 0
     for schema in schemas:
@@ -78,7 +69,7 @@ CHECKPOINT_TOKENS = 128
 """Groups of every compressor end at its multiples: a checkpoint is at one of them."""
 
 
-def at_whole_block(schema: LayerCacheSchema) -> LayerCacheSchema:
+def at_whole_block(schema: sc.LayerCacheSchema) -> sc.LayerCacheSchema:
     """A layer as a checkpoint holds it: its window, and the state that the next group pools.
 
     Only where groups overlap (CSA of V4) does the next one pool tokens before the block's end. Of
@@ -90,7 +81,7 @@ def at_whole_block(schema: LayerCacheSchema) -> LayerCacheSchema:
     return replace(schema, state_shape=(), indexer_state_shape=())
 
 
-def checkpoint_bytes(schema: LayerCacheSchema) -> int:
+def checkpoint_bytes(schema: sc.LayerCacheSchema) -> int:
     """Bytes of a layer in one checkpoint."""
     return at_whole_block(schema).slot_bytes
 
@@ -105,7 +96,7 @@ class HeldBytes(NamedTuple):
     window_entries: int  # of one token
 
 
-def held_bytes(schemas: Sequence[LayerCacheSchema]) -> HeldBytes:
+def held_bytes(schemas: Sequence[sc.LayerCacheSchema]) -> HeldBytes:
     """What layers hold of blocks, requests and checkpoints."""
     return HeldBytes(
         sum(schema.block_bytes for schema in schemas),
@@ -121,8 +112,8 @@ class CachePlan:
     """Geometry and sizes of a whole cache."""
 
     config: DSV4Config  # the model
-    schemas: tuple[LayerCacheSchema, ...]  # storage of every layer held, in model order
-    groups: tuple[TableGroup, ...]  # layers that share block tables
+    schemas: tuple[sc.LayerCacheSchema, ...]  # storage of every layer held, in model order
+    groups: tuple[sc.TableGroup, ...]  # layers that share block tables
     num_blocks: dict[str, int]  # blocks of every pool, by table group
     num_slots: int  # requests that can run at once
     max_context_tokens: int  # longest request, in tokens; drafts in flight included
@@ -158,7 +149,7 @@ class CachePlan:
         """Predicted bytes of the whole cache."""
         return sum(pool.total_bytes for pool in self.pools)
 
-    def group_of(self, layer_idx: int) -> TableGroup | None:
+    def group_of(self, layer_idx: int) -> sc.TableGroup | None:
         """The table group of a layer; None where it owns no compressed KV."""
         return next((group for group in self.groups if layer_idx in group.layers), None)
 
@@ -173,10 +164,10 @@ def plan_cache(
     stage: int = 0,
     stages: int = 1,
     draft_layers: bool = False,
-    formats: CacheFormats | None = None,
-    block_tokens: int = REPORT_BLOCK_TOKENS,
-    sharing: Sharing = "model",
-    state: StateFormat = "ring",
+    formats: sc.CacheFormats | None = None,
+    block_tokens: int = sc.REPORT_BLOCK_TOKENS,
+    sharing: sc.Sharing = "model",
+    state: sc.StateFormat = "ring",
     draft_tokens: int = 0,
     hadamard: bool = True,
     rope: Precision = "float32",
@@ -199,7 +190,7 @@ def plan_cache(
         config, layers=layers, stage=stage, stages=stages, draft_layers=draft_layers
     )
     schemas = tuple(
-        build_schema(
+        sc.build_schema(
             config,
             spec,
             formats=formats,
@@ -209,7 +200,7 @@ def plan_cache(
         )
         for spec in schedule
     )
-    groups = table_groups(schemas, sharing)
+    groups = sc.table_groups(schemas, sharing)
     blocks = {
         group.name: num_blocks or max(1, group.blocks_for(max_context_tokens)) * num_slots
         for group in groups

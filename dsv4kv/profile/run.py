@@ -27,17 +27,7 @@ from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import ConfigError, ProfileError
 from dsv4kv.files import replacing, temporary_folder
 from dsv4kv.processes import python
-from dsv4kv.profile.launch import (
-    Command,
-    Profiled,
-    find_profiler,
-    name_files,
-    ncu_profile,
-    nsys_profile,
-    require_tool,
-    run_profiler,
-    version_of,
-)
+from dsv4kv.profile import launch as la
 from dsv4kv.profile.ncu import reader
 from dsv4kv.profile.read import read_profile
 from dsv4kv.profile.table import build_table, shipped_rules
@@ -79,7 +69,7 @@ def choose_tool(wanted: Tool | None, device: str) -> tuple[Tool, str]:
     """The profiler to use, and why; ``device`` is ``auto``, ``cpu`` or ``cuda``."""
     if wanted is not None:
         return wanted, f"asked for with --{wanted}"
-    nsys = find_profiler("nsys")
+    nsys = la.find_profiler("nsys")
     if find_device(device) is None:
         return "torch", "torch.profiler, since there is no GPU"
     if nsys is None:
@@ -92,7 +82,7 @@ def name_folder(loaded: LoadedConfig, out: Path) -> Path:
     return out / new_run_id(f"profile-{loaded.config.name}", datetime.now(UTC))
 
 
-def make_command(plan: Plan, *, here: bool = True) -> Command:
+def make_command(plan: Plan, *, here: bool = True) -> la.Command:
     """The profiler's command line; ``ProfileError`` where it is not installed ``here``."""
     program = python("-m", *_words(plan), "--child", str(plan.folder / RUN))
     output = plan.folder / OUTPUT
@@ -100,12 +90,12 @@ def make_command(plan: Plan, *, here: bool = True) -> Command:
         raise ConfigError(
             "torch.profiler runs inside the process and has no command line: add --nsys or --ncu."
         )
-    path = require_tool(plan.tool) if here else find_profiler(plan.tool) or plan.tool
+    path = la.require_tool(plan.tool) if here else la.find_profiler(plan.tool) or plan.tool
     if plan.tool == "nsys":
-        return nsys_profile(path, output, program)
+        return la.nsys_profile(path, output, program)
     if here:
         reader()  # or nobody could read the report
-    return ncu_profile(path, output, program, plan.kernels, own_domain=has_nvtx())
+    return la.ncu_profile(path, output, program, plan.kernels, own_domain=has_nvtx())
 
 
 def reproduce(plan: Plan) -> str:
@@ -227,7 +217,7 @@ def run_profile(plan: Plan, *, memory: bool) -> RunRecord:
         ProfileError: The profiler is missing, fails, hangs, or its file cannot be read.
         Dsv4kvError: The workload cannot run.
     """
-    command = Command([], []) if plan.tool == "torch" else make_command(plan)
+    command = la.Command([], []) if plan.tool == "torch" else make_command(plan)
     plan.folder.mkdir(parents=True, exist_ok=True)
     audit = audit_memory(plan.loaded.config, plan.folder) if memory else None
     if plan.tool == "torch":
@@ -235,16 +225,16 @@ def run_profile(plan: Plan, *, memory: bool) -> RunRecord:
         _run_in_process(plan, kineto, kept.append)
         trace = plan.folder / _KINETO_TRACE
         kineto.save(trace)
-        record, profiled = kept[0], Profiled(trace, [trace], [])
+        record, profiled = kept[0], la.Profiled(trace, [trace], [])
         torch = record.environment.versions.get("torch")  # whose profiler comes with it
         version = f"torch {torch}" if torch else None
     else:
         report = (plan.folder / OUTPUT).with_suffix(f".{plan.tool}-rep")
-        profiled = run_profiler(command, report, plan.timeout_s)
+        profiled = la.run_profiler(command, report, plan.timeout_s)
         if not (record_file := plan.folder / RUN).is_file():
-            left = name_files(plan.folder)
+            left = la.name_files(plan.folder)
             raise ProfileError(f"the profiled program ended before it wrote its record. {left}")
-        record, version = load_record(record_file), version_of(command.words[0])
+        record, version = load_record(record_file), la.version_of(command.words[0])
     (case,) = record.cases
     assert case.profile is not None
     table = build_table(read_profile(profiled.file), shipped_rules(), case.profile.useful_bytes)

@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.formats import (
-    FORMATS,
-    PageLayout,
-    Place,
-    entry_format,
-    flat_entry_format,
-    known_formats,
-)
+from dsv4kv.model import formats as fm
 
 ENTRY_BYTES = {
     ("main", "fp8_ds_mla"): 584,
@@ -40,11 +33,11 @@ ENTRY_BYTES = {
     ("indexer", "fp8_ue8m0x4"): 132,
     ("indexer", "bf16"): 256,
 }
-FORMAT_IDS = [(place, name) for place in FORMATS for name in known_formats(place)]
-MOVED_IDS = [(place, name) for place, formats in FORMATS.items() for name in formats]
+FORMAT_IDS = [(place, name) for place in fm.FORMATS for name in fm.known_formats(place)]
+MOVED_IDS = [(place, name) for place, formats in fm.FORMATS.items() for name in formats]
 
 
-def pages_of(place: Place) -> st.SearchStrategy[int]:
+def pages_of(place: fm.Place) -> st.SearchStrategy[int]:
     """Entries of a page: of a block of 128·k tokens, or of a window ring with its drafts."""
     if place == "window":
         return st.integers(128, 128 + 64)
@@ -57,15 +50,15 @@ def test_every_format_is_listed_here() -> None:
 
 
 @pytest.mark.parametrize(("place", "name"), FORMAT_IDS)
-def test_an_entry_has_its_published_bytes(place: Place, name: str) -> None:
-    assert entry_format(place, name).entry_bytes == ENTRY_BYTES[place, name]
+def test_an_entry_has_its_published_bytes(place: fm.Place, name: str) -> None:
+    assert fm.entry_format(place, name).entry_bytes == ENTRY_BYTES[place, name]
 
 
 @pytest.mark.parametrize(
     ("name", "entry_bytes"), [("fp8_ds_mla", 656), ("bf16", 1152), ("fp8", 576), ("nvfp4", 352)]
 )
 def test_a_v32_entry_is_one_row_of_its_published_bytes(name: str, entry_bytes: int) -> None:
-    entry = flat_entry_format(name)
+    entry = fm.flat_entry_format(name)
     assert entry.entry_bytes == entry.data_row_bytes == entry_bytes
     assert (entry.scale_row_bytes, entry.dims) == (0, 576)
 
@@ -74,7 +67,7 @@ def test_a_v32_entry_is_one_row_of_its_published_bytes(name: str, entry_bytes: i
     ("entries", "page_bytes"), [(64, 37_440), (2, 1_728), (32, 19_008), (1, 1_152), (256, 149_760)]
 )
 def test_a_page_of_584_byte_entries_has_its_published_bytes(entries: int, page_bytes: int) -> None:
-    assert PageLayout(entry_format("main", "fp8_ds_mla"), entries).page_bytes == page_bytes
+    assert fm.PageLayout(fm.entry_format("main", "fp8_ds_mla"), entries).page_bytes == page_bytes
 
 
 @pytest.mark.parametrize(
@@ -87,25 +80,25 @@ def test_a_page_of_584_byte_entries_has_its_published_bytes(entries: int, page_b
     ],
 )
 def test_v41_pages_have_their_published_bytes(name: str, pages: tuple[int, ...]) -> None:
-    layouts = [PageLayout(entry_format("main", name), entries) for entries in (32, 64, 128)]
+    layouts = [fm.PageLayout(fm.entry_format("main", name), entries) for entries in (32, 64, 128)]
     assert tuple(layout.page_bytes for layout in layouts) == pages
 
 
 def test_v32_rows_keep_their_parts_in_the_order_of_flashmla() -> None:
-    fp8, nvfp4 = flat_entry_format("fp8_ds_mla"), flat_entry_format("nvfp4")
-    assert (PageLayout(fp8, 64).scale_offset(1), fp8.tail_start) == (656 + 512, 528)
-    assert (PageLayout(nvfp4, 64).scale_offset(1), nvfp4.tail_start) == (352 + 320, 256)
+    fp8, nvfp4 = fm.flat_entry_format("fp8_ds_mla"), fm.flat_entry_format("nvfp4")
+    assert (fm.PageLayout(fp8, 64).scale_offset(1), fp8.tail_start) == (656 + 512, 528)
+    assert (fm.PageLayout(nvfp4, 64).scale_offset(1), nvfp4.tail_start) == (352 + 320, 256)
     assert (nvfp4.tail_bytes, nvfp4.groups, nvfp4.scale_columns) == (64, 32, 4)
 
 
 @pytest.mark.parametrize(("place", "name"), MOVED_IDS)
 @given(data=st.data())
 def test_rows_of_a_page_are_rows_of_the_whole_store(
-    place: Place, name: str, data: st.DataObject
+    place: fm.Place, name: str, data: st.DataObject
 ) -> None:
     """Stores are viewed as rows: pages and scale starts must be whole numbers of them."""
-    entry = entry_format(place, name)
-    layout = PageLayout(entry, data.draw(pages_of(place)))
+    entry = fm.entry_format(place, name)
+    layout = fm.PageLayout(entry, data.draw(pages_of(place)))
     assert layout.page_bytes % entry.data_row_bytes == 0
     if entry.scale_row_bytes:
         assert layout.page_bytes % entry.scale_row_bytes == 0
@@ -115,18 +108,18 @@ def test_rows_of_a_page_are_rows_of_the_whole_store(
 @pytest.mark.parametrize(("place", "name"), FORMAT_IDS)
 @given(data=st.data())
 def test_a_page_holds_its_entries_and_less_than_one_alignment_of_padding(
-    place: Place, name: str, data: st.DataObject
+    place: fm.Place, name: str, data: st.DataObject
 ) -> None:
-    entry, entries = entry_format(place, name), data.draw(st.integers(1, 1000))
-    layout = PageLayout(entry, entries)
+    entry, entries = fm.entry_format(place, name), data.draw(st.integers(1, 1000))
+    layout = fm.PageLayout(entry, entries)
     assert layout.page_bytes % entry.page_align == 0
     assert 0 <= layout.padding_bytes < entry.page_align
     assert layout.scale_offset(entries - 1) + entry.scale_bytes <= layout.page_bytes
     assert layout.page_bytes == entries * entry.entry_bytes + layout.padding_bytes
 
 
-@pytest.mark.parametrize("place", list(FORMATS))
-def test_an_unknown_format_is_refused_with_the_choices(place: Place) -> None:
+@pytest.mark.parametrize("place", list(fm.FORMATS))
+def test_an_unknown_format_is_refused_with_the_choices(place: fm.Place) -> None:
     with pytest.raises(ConfigError, match="'int4' is not") as refusal:
-        entry_format(place, "int4")
-    assert all(name in str(refusal.value) for name in known_formats(place))
+        fm.entry_format(place, "int4")
+    assert all(name in str(refusal.value) for name in fm.known_formats(place))

@@ -13,17 +13,7 @@ import pytest
 from dsv4kv.errors import ProfileError
 from dsv4kv.processes import Child
 from dsv4kv.profile import launch
-from dsv4kv.profile.launch import (
-    _PLACES,
-    Profiled,
-    ask,
-    find_profiler,
-    ncu_profile,
-    nsys_export,
-    nsys_profile,
-    run_child,
-    run_profiler,
-)
+from dsv4kv.profile import launch as la
 from tests.profile.exports import two_replays
 from tests.profile.tools import NSYS_HELP, Tool, install
 
@@ -61,13 +51,13 @@ def _file(parent: Path, text: str) -> Path:
     return path
 
 
-def profile(tool: Tool, folder: Path, timeout_s: float = 60) -> Profiled:
+def profile(tool: Tool, folder: Path, timeout_s: float = 60) -> la.Profiled:
     output = folder / "step"
     if tool.name == "nsys":
-        command = nsys_profile(str(tool.path), output, PROGRAM)
-        return run_profiler(command, folder / "step.nsys-rep", timeout_s)
-    command = ncu_profile(str(tool.path), output, PROGRAM, None, own_domain=True)
-    return run_profiler(command, folder / "step.ncu-rep", timeout_s)
+        command = la.nsys_profile(str(tool.path), output, PROGRAM)
+        return la.run_profiler(command, folder / "step.nsys-rep", timeout_s)
+    command = la.ncu_profile(str(tool.path), output, PROGRAM, None, own_domain=True)
+    return la.run_profiler(command, folder / "step.ncu-rep", timeout_s)
 
 
 def refused(tool: Tool, folder: Path, timeout_s: float = 60) -> str:
@@ -205,8 +195,8 @@ def test_ncu_that_fails_is_told_with_what_helps(
 def test_a_tool_that_cannot_be_started_is_told(tmp_path: Path) -> None:
     (tmp_path / "nsys").write_text("no program")
     with pytest.raises(ProfileError, match="cannot be started"):
-        run_child([str(tmp_path / "nsys")], tmp_path / "log.txt", 5)
-    assert ask([str(tmp_path / "nsys")]) == ""
+        la.run_child([str(tmp_path / "nsys")], tmp_path / "log.txt", 5)
+    assert la.ask([str(tmp_path / "nsys")]) == ""
 
 
 def test_options_that_the_installed_nsys_does_not_list_are_dropped_and_named(
@@ -214,24 +204,24 @@ def test_options_that_the_installed_nsys_does_not_list_are_dropped_and_named(
 ) -> None:
     old = NSYS_HELP.replace("--discard-environment=", "").replace("--cpuctxsw=", "")
     nsys = install("nsys", tmp_path, monkeypatch, profile=old, export="--type= --output=")
-    command = nsys_profile(str(nsys.path), Path("out/step"), PROGRAM)
+    command = la.nsys_profile(str(nsys.path), Path("out/step"), PROGRAM)
     assert command.dropped == ["--cpuctxsw=none", "--discard-environment=true"]
     assert not set(command.dropped) & set(command.words)
-    export = nsys_export(str(nsys.path), Path("a.nsys-rep"), Path("a.sqlite"))
+    export = la.nsys_export(str(nsys.path), Path("a.nsys-rep"), Path("a.sqlite"))
     assert export.words[1:] == ["export", "--type=sqlite", "--output=a.sqlite", "a.nsys-rep"]
 
 
 def test_the_newest_of_an_image_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ("2025.9.1", "2025.10.1", "2026.1.1"):
         (tmp_path / version / "bin").mkdir(parents=True)
-    monkeypatch.setitem(_PLACES, "nsys", (f"{tmp_path}/*/bin",))
+    monkeypatch.setitem(la._PLACES, "nsys", (f"{tmp_path}/*/bin",))
     monkeypatch.setenv("PATH", "/nowhere")
-    assert find_profiler("nsys") is None
+    assert la.find_profiler("nsys") is None
     for version in ("2025.9.1", "2025.10.1"):
         program = tmp_path / version / "bin" / "nsys"
         program.touch(mode=0o755)
-    assert find_profiler("nsys") == str(program)
+    assert la.find_profiler("nsys") == str(program)
     on_path = tmp_path / "nsys"
     on_path.touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_profiler("nsys") == str(on_path)
+    assert la.find_profiler("nsys") == str(on_path)

@@ -9,22 +9,16 @@ from dsv4kv.profile.read import read_profile
 from dsv4kv.profile.table import build_table, shipped_rules
 from dsv4kv.profile.trace import USUAL
 from dsv4kv.runs.profile import KernelTable
-from tests.profile.captures import (
-    ATTENTION,
-    INSERT,
-    PRODUCT,
-    WRITERS,
-    Capture,
-    launch_step,
-    piecewise,
-)
+from tests.profile import captures
 
-EVERY_WRITER = pytest.mark.parametrize("writer", WRITERS)
+EVERY_WRITER = pytest.mark.parametrize("writer", captures.WRITERS)
 PAUSES = "no range is named 'step': a step is what the host launches between long pauses"
 
 
-def table_of(capture: Capture, writer: str, folder: Path, step: str = "step") -> KernelTable:
-    path = WRITERS[writer](capture, folder)
+def table_of(
+    capture: captures.Capture, writer: str, folder: Path, step: str = "step"
+) -> KernelTable:
+    path = captures.WRITERS[writer](capture, folder)
     return build_table(read_profile(path, step), shipped_rules())
 
 
@@ -38,23 +32,25 @@ def calls_of(table: KernelTable, kernel: str) -> int:
 
 @EVERY_WRITER
 def test_steps_of_piecewise_graphs_add_up_to_the_capture(writer: str, tmp_path: Path) -> None:
-    capture = piecewise()
+    capture = captures.piecewise()
     table = table_of(capture, writer, tmp_path)
     assert table.notes == [PAUSES]
     assert (table.num_steps, table.outside_calls) == (3, 0)
     assert inside_ns(table) == capture.total_ns
     assert table.steps is not None
     assert table.steps.pieces == [1 + 4 * 4 + 1 + 1] * 3
-    assert (calls_of(table, INSERT), calls_of(table, ATTENTION)) == (12, 12)
+    assert (calls_of(table, captures.INSERT), calls_of(table, captures.ATTENTION)) == (12, 12)
 
 
 @EVERY_WRITER
 @pytest.mark.parametrize("seed", range(6))
 def test_any_piecewise_capture_adds_up(writer: str, seed: int, tmp_path: Path) -> None:
-    chance, capture, at = random.Random(seed), Capture(), 100
+    chance, capture, at = random.Random(seed), captures.Capture(), 100
     steps, layers = chance.randint(2, 8), chance.randint(1, 30)
     for _ in range(steps):
-        at = launch_step(capture, at, layers, chance.randint(10, 20)) + chance.randint(300, 4_000)
+        at = captures.launch_step(capture, at, layers, chance.randint(10, 20)) + chance.randint(
+            300, 4_000
+        )
     table = table_of(capture, writer, tmp_path)
     assert table.num_steps == steps
     assert inside_ns(table) == capture.total_ns
@@ -74,22 +70,22 @@ def test_any_piecewise_capture_adds_up(writer: str, seed: int, tmp_path: Path) -
 def test_a_range_that_engines_call_a_step_is_one_though_it_comes_once(
     writer: str, name: str, tmp_path: Path
 ) -> None:
-    capture = Capture()
+    capture = captures.Capture()
     capture.launch(50, ("before", 40))
-    capture.mark(name, 90, launch_step(capture, 100, 4) + 10)
+    capture.mark(name, 90, captures.launch_step(capture, 100, 4) + 10)
     table = table_of(capture, writer, tmp_path)
     (fit,) = [usual for usual in USUAL if usual[:5] == name[:5]]
     assert table.notes == [f"no range is named 'step': the steps are {fit!r}"]
     assert (table.num_steps, table.outside_calls, table.outside_ns) == (1, 1, 40_000)
     assert inside_ns(table) + table.outside_ns == capture.total_ns
-    assert (calls_of(table, INSERT), calls_of(table, ATTENTION)) == (4, 4)
+    assert (calls_of(table, captures.INSERT), calls_of(table, captures.ATTENTION)) == (4, 4)
 
 
 @EVERY_WRITER
 def test_of_such_ranges_inside_each_other_the_outermost_are_the_steps(
     writer: str, tmp_path: Path
 ) -> None:
-    capture = piecewise(steps=2)
+    capture = captures.piecewise(steps=2)
     (begin, *_), (end, *_) = capture.calls[0], capture.calls[14]
     capture.mark("execute_model", begin - 20, end + 20)
     capture.mark("execute_context_0(0)_generation_8(8)", begin + 50, end)
@@ -100,7 +96,7 @@ def test_of_such_ranges_inside_each_other_the_outermost_are_the_steps(
 def test_such_ranges_in_which_nothing_is_launched_are_passed_over(
     writer: str, tmp_path: Path
 ) -> None:
-    capture = piecewise()
+    capture = captures.piecewise()
     capture.mark("execute_nothing", 0, 50)
     assert table_of(capture, writer, tmp_path).num_steps == 3
 
@@ -110,9 +106,9 @@ def test_where_only_one_graph_is_launched_every_launch_is_a_step(
     writer: str, tmp_path: Path
 ) -> None:
     """However long the pauses are."""
-    capture = Capture()
+    capture = captures.Capture()
     for at in (0, 10, 20, 900, 910, 920, 1_800, 1_810):
-        capture.launch(at, (PRODUCT, 4), (ATTENTION, 2), graph=True)
+        capture.launch(at, (captures.PRODUCT, 4), (captures.ATTENTION, 2), graph=True)
     table = table_of(capture, writer, tmp_path)
     assert table.notes == ["no range is named 'step': every launch of a graph is one"]
     assert (table.num_steps, inside_ns(table)) == (8, capture.total_ns)
@@ -124,7 +120,7 @@ def test_where_nothing_repeats_the_whole_capture_is_told(
     writer: str, pauses: list[int], tmp_path: Path
 ) -> None:
     """One pause tells no steps: what lies before and behind it is not alike."""
-    capture, at = Capture(), 0
+    capture, at = captures.Capture(), 0
     for number, pause in enumerate(pauses):
         capture.launch(at := at + pause, (f"kernel_{number}", 7), graph=number % 2 > 0)
     table = table_of(capture, writer, tmp_path)
@@ -138,7 +134,7 @@ def test_work_that_another_thread_launches_inside_a_step_is_the_steps(
     writer: str, tmp_path: Path
 ) -> None:
     """As torch's autograd does in training."""
-    capture = Capture()
+    capture = captures.Capture()
     for number in range(3):
         at = number * 1_000
         capture.mark("step", at, at + 900)
@@ -156,7 +152,7 @@ def test_work_that_another_thread_launches_inside_a_step_is_the_steps(
 def test_work_of_another_thread_is_nobodys_where_two_steps_are_open(
     writer: str, tmp_path: Path
 ) -> None:
-    capture = Capture()
+    capture = captures.Capture()
     for thread in (0, 1):
         capture.mark("step", thread * 50, 900 + thread * 50, thread)
         capture.launch(100 + thread, ("mine", 10), thread=thread)

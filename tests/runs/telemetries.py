@@ -2,13 +2,7 @@
 
 from typing import Any
 
-from dsv4kv.runs.telemetry import (
-    GpuChecks,
-    GpuSamples,
-    HostSamples,
-    MeasuredWindow,
-    Telemetry,
-)
+from dsv4kv.runs import telemetry as tm
 
 INTERVAL_NS = 40_000_000
 WINDOW_NS = 500_000_000
@@ -16,7 +10,7 @@ PERIOD_NS = 700_000_000
 """From the begin of a window to the begin of the next: warm-up lies between them."""
 
 
-def make_window(index: int, **changes: Any) -> MeasuredWindow:
+def make_window(index: int, **changes: Any) -> tm.MeasuredWindow:
     """The window of that number, cold and of an operation."""
     started_ns = PERIOD_NS * index + 150_000_000
     facts: dict[str, Any] = {
@@ -27,10 +21,10 @@ def make_window(index: int, **changes: Any) -> MeasuredWindow:
         "ended_ns": started_ns + WINDOW_NS,
         "converged": True,
     }
-    return MeasuredWindow(**facts | changes)
+    return tm.MeasuredWindow(**facts | changes)
 
 
-def make_gpu_samples(windows: int, **columns: Any) -> GpuSamples:
+def make_gpu_samples(windows: int, **columns: Any) -> tm.GpuSamples:
     """Polls through so many windows; columns are lists, or functions of the nanoseconds."""
     at_ns = list(range(0, PERIOD_NS * windows + 100_000_000, INTERVAL_NS))
     steady: dict[str, Any] = {
@@ -44,18 +38,18 @@ def make_gpu_samples(windows: int, **columns: Any) -> GpuSamples:
         name: [column(at) for at in at_ns] if callable(column) else column
         for name, column in (steady | columns).items()
     }
-    return GpuSamples(at_ns=at_ns, **told)
+    return tm.GpuSamples(at_ns=at_ns, **told)
 
 
-def make_telemetry(count: int = 3, **changes: Any) -> Telemetry:
+def make_telemetry(count: int = 3, **changes: Any) -> tm.Telemetry:
     """A GPU at one clock that nothing holds down."""
     at_ns = list(range(0, PERIOD_NS * count + 200_000_000, 5 * INTERVAL_NS))
     facts: dict[str, Any] = {
         "interval_ns": INTERVAL_NS,
         "windows": [make_window(index) for index in range(count)],
         "gpu_samples": make_gpu_samples(count),
-        "gpu_checks": GpuChecks(at_ns=at_ns, other_processes=[0] * len(at_ns)),
-        "host_samples": HostSamples(
+        "gpu_checks": tm.GpuChecks(at_ns=at_ns, other_processes=[0] * len(at_ns)),
+        "host_samples": tm.HostSamples(
             at_ns=at_ns,
             cpu_mhz=[3_700] * len(at_ns),
             machine_busy_ns=at_ns,
@@ -63,4 +57,4 @@ def make_telemetry(count: int = 3, **changes: Any) -> Telemetry:
         ),
         "absent": {},
     }
-    return Telemetry(**facts | changes)
+    return tm.Telemetry(**facts | changes)

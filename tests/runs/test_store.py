@@ -12,19 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import RecordError
-from dsv4kv.runs.store import (
-    DIGEST,
-    Entry,
-    choose,
-    digest,
-    dumps,
-    list_entries,
-    load_record,
-    loads,
-    new_run_id,
-    remove,
-    save_record,
-)
+from dsv4kv.runs import store
 from dsv4kv.runs.telemetry import Telemetry
 from tests.runs.records import make_case, make_environment, make_record, make_sweep_cases
 from tests.runs.telemetries import make_telemetry
@@ -41,45 +29,45 @@ def fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def edited(path: Path, **changes: Any) -> Path:
     """A saved record with some top-level values changed, and the digest that goes with them."""
-    return sealed(path, json.loads(dumps(make_record())) | changes)
+    return sealed(path, json.loads(store.dumps(make_record())) | changes)
 
 
 def sealed(path: Path, document: dict[str, Any]) -> Path:
     """A file of a document whose digest is right."""
-    del document[DIGEST]
-    path.write_text(json.dumps(document | {DIGEST: digest(document)}))
+    del document[store.DIGEST]
+    path.write_text(json.dumps(document | {store.DIGEST: store.digest(document)}))
     return path
 
 
 @pytest.mark.parametrize("cases", [[], make_sweep_cases()], ids=["one case", "sweep"])
 def test_a_saved_record_loads_equal(tmp_path: Path, cases: list[Any]) -> None:
     record = make_record(*cases)
-    saved = save_record(record, tmp_path / "new" / "folder")
+    saved = store.save_record(record, tmp_path / "new" / "folder")
     assert saved.problem is None
     assert saved.path == tmp_path / "new" / "folder" / f"{record.run_id}.json"
-    assert load_record(saved.path) == record
+    assert store.load_record(saved.path) == record
 
 
 def test_of_a_record_of_version_1_the_fields_that_were_dropped_are_passed_over(
     tmp_path: Path,
 ) -> None:
     record = make_record()
-    document = json.loads(dumps(record)) | {"schema_version": 1}
+    document = json.loads(store.dumps(record)) | {"schema_version": 1}
     document["cases"][0]["totals"] |= {"resumed_requests": 3, "read_ns": 7}
-    assert load_record(sealed(tmp_path / "1.json", document)) == record
-    document = json.loads(dumps(record))
+    assert store.load_record(sealed(tmp_path / "1.json", document)) == record
+    document = json.loads(store.dumps(record))
     document["cases"][0]["totals"] |= {"resumed_requests": 3}
     with pytest.raises(RecordError, match="resumed_requests"):
-        load_record(sealed(tmp_path / "2.json", document))
+        store.load_record(sealed(tmp_path / "2.json", document))
 
 
 def test_a_folder_that_cannot_be_made_falls_back_to_the_temporary_folder(
     tmp_path: Path, fallback: Path
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    saved = save_record(make_record(), tmp_path / "file" / "results")
+    saved = store.save_record(make_record(), tmp_path / "file" / "results")
     assert saved.path.parent == fallback
-    assert load_record(saved.path) == make_record()
+    assert store.load_record(saved.path) == make_record()
     assert saved.problem == (
         f"{tmp_path / 'file' / 'results'} cannot be written (Not a directory): "
         f"the record is saved in {fallback} instead."
@@ -91,7 +79,7 @@ def test_a_full_disk_falls_back_and_leaves_no_half_file(
 ) -> None:
     fill_disk(monkeypatch, except_for=fallback)
     folder = tmp_path / "results"
-    saved = save_record(make_record(), folder)
+    saved = store.save_record(make_record(), folder)
     assert saved.path.parent == fallback
     assert saved.problem is not None
     assert "No space left on device" in saved.problem
@@ -104,7 +92,7 @@ def test_with_no_folder_to_write_the_sentence_names_both_reasons(
     fill_disk(monkeypatch, except_for=tmp_path / "nowhere")
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RecordError, match=r"Not a directory.*nor.*No space left.*TMPDIR"):
-        save_record(make_record(), tmp_path / "file" / "results")
+        store.save_record(make_record(), tmp_path / "file" / "results")
     assert list(fallback.iterdir()) == []
 
 
@@ -134,7 +122,7 @@ values = st.recursive(
 @given(st.dictionaries(st.text(), values))
 def test_any_configuration_survives_the_text_form(config: dict[str, Any]) -> None:
     record = make_record(make_case(config=config, operations=[]))
-    assert loads(dumps(record), "text") == record
+    assert store.loads(store.dumps(record), "text") == record
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
@@ -145,7 +133,7 @@ def test_numbers_that_json_has_no_word_for_are_refused(number: float) -> None:
 
 def refusal(path: Path) -> str:
     with pytest.raises(RecordError) as caught:
-        load_record(path)
+        store.load_record(path)
     return str(caught.value)
 
 
@@ -156,8 +144,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_a_file_cut_short_is_refused_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    path.write_text(dumps(make_record())[:400])
-    line = dumps(make_record())[:400].count("\n") + 1
+    path.write_text(store.dumps(make_record())[:400])
+    line = store.dumps(make_record())[:400].count("\n") + 1
     assert refusal(path).startswith(f"{path}:{line}: not JSON")
 
 
@@ -174,7 +162,7 @@ LAUNCH = {
     "launch": 0, "started_utc": "2026-11-21T04:19:03Z", "ended_utc": "2026-11-21T04:19:09Z",
     "status": "complete", "error": None,
 }  # fmt: skip
-CASE = json.loads(dumps(make_record()))["cases"][0]
+CASE = json.loads(store.dumps(make_record()))["cases"][0]
 
 
 @pytest.mark.parametrize(
@@ -205,37 +193,37 @@ def test_values_that_make_no_record_are_refused_with_their_place(
 
 
 def test_a_sample_changed_by_hand_is_refused_with_the_reason(tmp_path: Path) -> None:
-    path = save_record(make_record(), tmp_path).path
+    path = store.save_record(make_record(), tmp_path).path
     sample = make_record().cases[0].operations[0].samples_ns[7]
     path.write_text(path.read_text().replace(f" {sample},", f" {sample // 2},", 1))
     assert refusal(path).startswith(
-        f"{path} was changed after it was written: its {DIGEST} does not match its values."
+        f"{path} was changed after it was written: its {store.DIGEST} does not match its values."
     )
 
 
 def test_a_record_without_its_digest_is_refused(tmp_path: Path) -> None:
-    path = save_record(make_record(), tmp_path).path
+    path = store.save_record(make_record(), tmp_path).path
     document = json.loads(path.read_text())
-    del document[DIGEST]
+    del document[store.DIGEST]
     path.write_text(json.dumps(document))
-    assert refusal(path).startswith(f"{path} has no {DIGEST}, which dsv4kv writes")
+    assert refusal(path).startswith(f"{path} has no {store.DIGEST}, which dsv4kv writes")
 
 
-@given(st.integers(min_value=0, max_value=len(dumps(make_record())) - 3))
+@given(st.integers(min_value=0, max_value=len(store.dumps(make_record())) - 3))
 def test_a_record_cut_anywhere_is_refused(length: int) -> None:
     with pytest.raises(RecordError, match=r"cut short|not a run record"):
-        loads(dumps(make_record())[:length], "run.json")
+        store.loads(store.dumps(make_record())[:length], "run.json")
 
 
 # ---- a folder of records ---
 
 
 def test_every_record_of_a_folder_is_listed_by_name(tmp_path: Path) -> None:
-    save_record(make_record(make_case(), run_id="2-second"), tmp_path)
-    save_record(make_record(make_case(status="incomplete"), run_id="1-first"), tmp_path)
+    store.save_record(make_record(make_case(), run_id="2-second"), tmp_path)
+    store.save_record(make_record(make_case(status="incomplete"), run_id="1-first"), tmp_path)
     (tmp_path / "3.json").symlink_to("3.json")
     (tmp_path / ".4.json.4711-abcd.tmp").write_text('{"schema_version": 1')
-    first, second = list_entries(tmp_path)
+    first, second = store.list_entries(tmp_path)
     assert (first.file, second.file) == ("1-first.json", "2-second.json")
     assert first.summary
     assert (first.summary.run_id, first.summary.status) == ("1-first", "incomplete")
@@ -245,7 +233,7 @@ def test_every_record_of_a_folder_is_listed_by_name(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="No such file"):
-        list_entries(tmp_path / "gone")
+        store.list_entries(tmp_path / "gone")
 
 
 @pytest.mark.parametrize(
@@ -261,7 +249,7 @@ def test_a_file_that_is_no_record_is_listed_with_the_reason(
     tmp_path: Path, text: str, reason: str
 ) -> None:
     (tmp_path / "notes.json").write_text(text)
-    (entry,) = list_entries(tmp_path)
+    (entry,) = store.list_entries(tmp_path)
     assert entry.summary is None
     assert reason in str(entry.problem)
 
@@ -279,14 +267,14 @@ def folder(tmp_path: Path) -> Path:
             run_id=f"run-{day:02}",
             started_utc=f"2026-11-{day:02}T12:00:00+00:00",
         )
-        save_record(record, tmp_path)
+        store.save_record(record, tmp_path)
     (tmp_path / "notes.json").write_text("[]")
     (tmp_path / "baselines").mkdir()
-    save_record(make_record(run_id="main"), tmp_path / "baselines")
+    store.save_record(make_record(run_id="main"), tmp_path / "baselines")
     return tmp_path
 
 
-def days(entries: list[Entry]) -> list[int]:
+def days(entries: list[store.Entry]) -> list[int]:
     return [int(entry.file[4:6]) for entry in entries]
 
 
@@ -309,12 +297,12 @@ def days(entries: list[Entry]) -> list[int]:
 def test_runs_go_that_fit_every_condition(
     folder: Path, options: dict[str, object], chosen: list[int]
 ) -> None:
-    assert days(choose(list_entries(folder), now=NOW, **options)) == chosen  # type: ignore[arg-type]
+    assert days(store.choose(store.list_entries(folder), now=NOW, **options)) == chosen  # type: ignore[arg-type]
 
 
 def test_removing_leaves_everything_else(folder: Path) -> None:
-    remove(folder, choose(list_entries(folder), keep=1, now=NOW))
-    assert [entry.file for entry in list_entries(folder)] == ["notes.json", "run-20.json"]
+    store.remove(folder, store.choose(store.list_entries(folder), keep=1, now=NOW))
+    assert [entry.file for entry in store.list_entries(folder)] == ["notes.json", "run-20.json"]
     assert (folder / "baselines" / "main.json").exists()
 
 
@@ -328,7 +316,7 @@ MOMENT = datetime(2026, 11, 21, 4, 19, 3, tzinfo=UTC)
 @example("default")
 def test_any_configuration_name_gives_a_safe_file_name(name: str) -> None:
     assert re.fullmatch(
-        r"20261121T041903Z-[A-Za-z0-9._-]{1,60}-[0-9a-f]{6}", new_run_id(name, MOMENT)
+        r"20261121T041903Z-[A-Za-z0-9._-]{1,60}-[0-9a-f]{6}", store.new_run_id(name, MOMENT)
     )
 
 
@@ -337,7 +325,7 @@ FIRST = DATA / "record-v1-first.json"  # before launches, telemetry and the dige
 
 
 def test_the_first_records_load_with_what_they_did_not_know_at_its_default() -> None:
-    record = load_record(FIRST)
+    record = store.load_record(FIRST)
     assert "launches" not in json.loads(FIRST.read_text())
     assert record.launches == []
     assert {case.launch for case in record.cases} == {0}
@@ -356,5 +344,5 @@ def test_what_telemetry_had_before_is_skipped() -> None:
 
 
 def test_the_first_records_can_be_saved_anew_with_a_digest() -> None:
-    record = load_record(FIRST)
-    assert loads(dumps(record), "anew") == record
+    record = store.load_record(FIRST)
+    assert store.loads(store.dumps(record), "anew") == record

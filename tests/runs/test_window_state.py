@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.runs.telemetry import Telemetry
 from dsv4kv.runs.windows import REASONS, WindowState, window_state
-from tests.runs.telemetries import (
-    INTERVAL_NS,
-    make_gpu_samples,
-    make_telemetry,
-    make_window,
-)
+from tests.runs import telemetries as tl
 
 
 def states(telemetry: Telemetry) -> list[WindowState]:
@@ -21,17 +16,17 @@ def states(telemetry: Telemetry) -> list[WindowState]:
 
 
 def with_gpu(**columns: Any) -> Telemetry:
-    return make_telemetry(gpu_samples=make_gpu_samples(3, **columns))
+    return tl.make_telemetry(gpu_samples=tl.make_gpu_samples(3, **columns))
 
 
 def from_window(index: int, before: Any, after: Any) -> Any:
     """A column that changes in the middle of a window."""
-    middle = make_window(index).started_ns + 250_000_000
+    middle = tl.make_window(index).started_ns + 250_000_000
     return lambda at: after if at >= middle else before
 
 
 def test_a_machine_that_does_nothing_else_limits_no_row() -> None:
-    (state, *others) = states(make_telemetry())
+    (state, *others) = states(tl.make_telemetry())
     assert not any(each.is_limited for each in [state, *others])
     assert state == WindowState(
         sm_clock_mhz=(1_980, 1_980),
@@ -71,16 +66,16 @@ def test_idle_and_clocks_set_by_a_user_are_no_limits(bit: int) -> None:
 
 def test_a_window_shorter_than_a_poll_is_told_by_the_polls_around_it() -> None:
     for offset_ns in (1_000, 20_000_000, 39_000_000):
-        start = 5 * INTERVAL_NS + offset_ns
-        window = make_window(0, started_ns=start, ended_ns=start + 500)
-        samples = make_gpu_samples(1, reasons=lambda at: 0x40 * (at == 6 * INTERVAL_NS))
-        found = window_state(make_telemetry(1, gpu_samples=samples), window)
+        start = 5 * tl.INTERVAL_NS + offset_ns
+        window = tl.make_window(0, started_ns=start, ended_ns=start + 500)
+        samples = tl.make_gpu_samples(1, reasons=lambda at: 0x40 * (at == 6 * tl.INTERVAL_NS))
+        found = window_state(tl.make_telemetry(1, gpu_samples=samples), window)
         assert found.sm_clock_mhz == (1_980, 1_980)
         assert found.limits == {"thermal slowdown by hardware": 0.5}
 
 
 def test_where_nothing_was_polled_nothing_is_told() -> None:
-    empty = make_telemetry(gpu_samples=None, gpu_checks=None, host_samples=None)
+    empty = tl.make_telemetry(gpu_samples=None, gpu_checks=None, host_samples=None)
     assert states(empty) == [WindowState()] * 3
     assert states(with_gpu(sm_clock_mhz=None, reasons=None))[0].sm_clock_mhz is None
 
@@ -90,7 +85,7 @@ def test_holes_in_a_column_do_no_harm(data: st.DataObject) -> None:
     def holes(column: list[Any]) -> list[Any]:
         return [value if data.draw(st.booleans()) else None for value in column]
 
-    whole = make_gpu_samples(1)
+    whole = tl.make_gpu_samples(1)
     samples = whole.model_copy(
         update={
             name: holes(column)
@@ -98,6 +93,6 @@ def test_holes_in_a_column_do_no_harm(data: st.DataObject) -> None:
             if column is not None
         }
     )
-    (state,) = states(make_telemetry(1, gpu_samples=samples))
+    (state,) = states(tl.make_telemetry(1, gpu_samples=samples))
     assert not state.is_limited
     assert state.sm_clock_mhz in (None, (1_980, 1_980))

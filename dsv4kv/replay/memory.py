@@ -12,17 +12,11 @@ from dsv4kv.engines.contract import RESERVE, SHARE, Deployment
 from dsv4kv.engines.names import find_rule
 from dsv4kv.engines.rule import Speculation, Variant
 from dsv4kv.errors import ConfigError, DoesNotFit
+from dsv4kv.model import schema as sc
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import HeldBytes, bytes_per_token, held_bytes
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
-from dsv4kv.model.schema import (
-    LayerCacheSchema,
-    TableGroup,
-    build_schema,
-    choose_formats,
-    table_groups,
-)
 from dsv4kv.replay.clock.steps import WeightModel
 from dsv4kv.replay.mrc.strategies import parse_strategy
 from dsv4kv.replay.rules import WINDOW_RATIO, check_model, find_drafts, layout_of
@@ -35,7 +29,7 @@ def _engine_bytes(
     config: ReplayConfig,
     rule: Variant,
     model: DSV4Config,
-    schemas: Sequence[LayerCacheSchema],
+    schemas: Sequence[sc.LayerCacheSchema],
     held: HeldBytes,
 ) -> tuple[int, int, int]:
     """Bytes of a running request in addition to blocks, of a block, and of a page of windows.
@@ -71,13 +65,13 @@ def _named_gpu(cost: CostSection) -> Gpu | None:
 
 
 def describe_deployment(
-    config: ReplayConfig, model: DSV4Config, schemas: Sequence[LayerCacheSchema]
+    config: ReplayConfig, model: DSV4Config, schemas: Sequence[sc.LayerCacheSchema]
 ) -> Deployment:
     """Formats that an engine sizes: its FP8 keys, where the configuration names none."""
     formats = config.model.formats
     return Deployment(
         model,
-        choose_formats(model, formats.main, formats.window, formats.indexer or "fp8"),
+        sc.choose_formats(model, formats.main, formats.window, formats.indexer or "fp8"),
         max_context_tokens=config.cache.max_context_tokens or model.max_context_tokens,
         in_flight_tokens=config.scheduler.step_tokens,
         layers=tuple(s.layer.layer_idx for s in schemas if not s.layer.is_draft),
@@ -94,8 +88,8 @@ class MemoryPlan:
     rule: Variant  # by which prompts are found, ``drafts`` made of tokens
     drafts: Speculation
     model: DSV4Config
-    schemas: tuple[LayerCacheSchema, ...]  # storage of every layer
-    group: TableGroup  # decides how many blocks a length needs
+    schemas: tuple[sc.LayerCacheSchema, ...]  # storage of every layer
+    group: sc.TableGroup  # decides how many blocks a length needs
     block_tokens: int  # tokens of a block
     block_bytes: int  # bytes of a block, with what is kept with it
     beside_bytes: int  # window and state in them, which ``full`` keeps with every block
@@ -148,7 +142,7 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
     own_tokens = rule.block_tokens_on(arch_of(config.cost)) or _BLOCK_TOKENS
     block_tokens = config.cache.block_tokens or own_tokens
     schemas = _schemas(config, model, block_tokens)
-    groups = table_groups(schemas, "model")
+    groups = sc.table_groups(schemas, "model")
     if not groups:
         raise ConfigError("none of the layers held has compressed KV: there is nothing to reuse.")
     window = model.window_tokens if any(schema.window for schema in schemas) else 0
@@ -193,7 +187,7 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
 
 def _schemas(
     config: ReplayConfig, model: DSV4Config, block_tokens: int
-) -> tuple[LayerCacheSchema, ...]:
+) -> tuple[sc.LayerCacheSchema, ...]:
     section = config.model
     formats = section.formats
     specs = build_schedule(
@@ -204,9 +198,9 @@ def _schemas(
         draft_layers=section.draft_layers,
     )
     build = partial(
-        build_schema,
+        sc.build_schema,
         model,
-        formats=choose_formats(model, formats.main, formats.window, formats.indexer),
+        formats=sc.choose_formats(model, formats.main, formats.window, formats.indexer),
         block_tokens=block_tokens,
         state=config.cache.state,
         draft_tokens=config.scheduler.speculative.draft_tokens,

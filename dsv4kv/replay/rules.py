@@ -18,18 +18,10 @@ from dsv4kv.core.paths import NumberedPaths
 from dsv4kv.core.radix import SglangCache, SglangWindowCache
 from dsv4kv.core.served import Served
 from dsv4kv.core.slots import SlotCache
+from dsv4kv.engines import rule as rl
 from dsv4kv.engines.contract import Deployment, SlotEngine
 from dsv4kv.engines.formats import Site, stored_formats
 from dsv4kv.engines.names import RULES, find_engine, find_rule
-from dsv4kv.engines.rule import (
-    ENGINE_BLOCK_TOKENS,
-    SPECULATIONS,
-    Group,
-    Layout,
-    Rule,
-    Speculation,
-    Variant,
-)
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import choose_formats
@@ -50,7 +42,7 @@ class Pool:
     block_tokens: int
     model: DSV4Config
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS  # tokens of a prompt computed in one step
-    speculation: Speculation = SPECULATIONS["none"]
+    speculation: rl.Speculation = rl.SPECULATIONS["none"]
     # what the GPU's kernels are compiled for, which decides V4.1's blocks in vLLM: ``sm_90``; None
     # is a datacenter Blackwell
     arch: str | None = None
@@ -69,25 +61,25 @@ class Pool:
         return self.tokens // self.block_tokens
 
 
-def find_drafts(name: str, rule: Variant, speculation: str) -> Speculation:
+def find_drafts(name: str, rule: rl.Variant, speculation: str) -> rl.Speculation:
     """How a rule drafts; raises ``ConfigError`` where its hits are not known."""
     if speculation in rule.drafts:
-        return SPECULATIONS[speculation]
-    choose(SPECULATIONS, speculation, "a speculation")
+        return rl.SPECULATIONS[speculation]
+    choose(rl.SPECULATIONS, speculation, "a speculation")
     raise ConfigError(
         f"what {speculation} makes of hits is not known for the rule {name}: "
         f"take {listed(rule.drafts)}."
     )
 
 
-def check_model(name: str, rule: Variant, model: DSV4Config) -> None:
+def check_model(name: str, rule: rl.Variant, model: DSV4Config) -> None:
     """Refuse a rule that is another generation's; raises ``ConfigError``."""
     if model.kind not in rule.kinds:
         fitting = listed(each for each, known in RULES.items() if model.kind in known.kinds)
         raise ConfigError(f"the rule {name} is not one of {model.name}: take {fitting}.")
 
 
-def layout_of(variant: Variant, deployment: Deployment) -> Layout:
+def layout_of(variant: rl.Variant, deployment: Deployment) -> rl.Layout:
     """Blocks of a variant; for V4.1 in the formats that its engine stores on the GPU."""
     engine, model = find_engine(variant.engine), deployment.model
     if model.kind == "v41":
@@ -97,10 +89,10 @@ def layout_of(variant: Variant, deployment: Deployment) -> Layout:
     return engine.rule(deployment, variant.flags).layout
 
 
-def rule_of(variant: Variant, pool: Pool) -> Rule:
+def rule_of(variant: rl.Variant, pool: Pool) -> rl.Rule:
     """The rule of a variant for a pool: context alone where it knows nothing of windows."""
     model, size = pool.model, pool.block_tokens
-    layout = Layout((Group("context", size),), 0, model.window_tokens)
+    layout = rl.Layout((rl.Group("context", size),), 0, model.window_tokens)
     if variant.groups:
         deployment = Deployment(
             model,
@@ -111,13 +103,13 @@ def rule_of(variant: Variant, pool: Pool) -> Rule:
             arch=pool.arch,
         )
         layout = layout_of(variant, deployment)
-    return Rule(layout, variant.retention, variant.policy)
+    return rl.Rule(layout, variant.retention, variant.policy)
 
 
 # ---- caches -------------------------------------------------------------------------------------
 
 
-def open_cache(variant: Variant, pool: Pool) -> EngineCache:
+def open_cache(variant: rl.Variant, pool: Pool) -> EngineCache:
     """An empty cache of a variant; ``ConfigError`` for blocks without room for its windows."""
     rule = rule_of(variant, pool)
     if variant.policy.index == "slots":
@@ -134,7 +126,7 @@ def numbered_of(pool: Pool) -> NumberedPaths:
     return number_prompts(pool.table, pool.block_tokens, pool.speculation.key_tokens)
 
 
-def open_hashed(rule: Rule, pool: Pool) -> HashedCache:
+def open_hashed(rule: rl.Rule, pool: Pool) -> HashedCache:
     """An empty cache of hashed blocks in one pool."""
     size, drafts, period = pool.block_tokens, pool.speculation, rule.retention.period_tokens
     if (period or 0) % size:
@@ -164,7 +156,7 @@ def open_hashed(rule: Rule, pool: Pool) -> HashedCache:
     )
 
 
-def cut_groups(rule: Rule, pool: Pool) -> list[hashed.Group]:
+def cut_groups(rule: rl.Rule, pool: Pool) -> list[hashed.Group]:
     """Windows and states as the cache takes them."""
     drafts = pool.speculation
     groups = hashed.cut_groups(rule.layout.tables, drafts.key_tokens, drafts.drops)
@@ -175,12 +167,12 @@ def cut_groups(rule: Rule, pool: Pool) -> list[hashed.Group]:
     if drafts.drops and longest > pool.block_tokens:
         raise ConfigError(
             f"what drafts make of hits is not known for blocks of {pool.block_tokens} tokens: a "
-            f"window and the block after it are {longest}. vLLM takes {ENGINE_BLOCK_TOKENS}."
+            f"window and the block after it are {longest}. vLLM takes {rl.ENGINE_BLOCK_TOKENS}."
         )
     return groups
 
 
-def open_slots(variant: Variant, pool: Pool) -> SlotCache:
+def open_slots(variant: rl.Variant, pool: Pool) -> SlotCache:
     """Empty slots of a variant: its own number, unified, with ``UBATCH``, unless given."""
     engine, model, size = find_engine(variant.engine), pool.model, pool.block_tokens
     assert isinstance(engine, SlotEngine)
@@ -200,7 +192,7 @@ def open_slots(variant: Variant, pool: Pool) -> SlotCache:
     )
 
 
-def open_radix(rule: Rule, pool: Pool, *, windows: bool) -> SglangCache:
+def open_radix(rule: rl.Rule, pool: Pool, *, windows: bool) -> SglangCache:
     """An empty tree of pages, with a pool of windows or without."""
     size, keys, window = pool.block_tokens, pool.speculation.key_tokens, pool.model.window_tokens
     numbered = numbered_of(pool)
@@ -216,7 +208,7 @@ def open_radix(rule: Rule, pool: Pool, *, windows: bool) -> SglangCache:
     if size < window:
         raise ConfigError(
             f"pages of {size} tokens do not hold a window of {window}: SGLang's are "
-            f"{ENGINE_BLOCK_TOKENS}."
+            f"{rl.ENGINE_BLOCK_TOKENS}."
         )
     return SglangWindowCache(
         pool.blocks,
@@ -334,7 +326,7 @@ def run_rule(name: str, pool: Pool) -> Outcome:
     return outcome if len(fitting) == len(tokens) else outcome.among(tokens, fitting)
 
 
-def _serve(name: str, variant: Variant, pool: Pool) -> Outcome:
+def _serve(name: str, variant: rl.Variant, pool: Pool) -> Outcome:
     if not variant.engine:
         reuse = find_reuse(pool.table, pool.block_tokens)
         found, once = reuse.found_tokens(pool.blocks), reuse.found_tokens(None)
@@ -371,13 +363,13 @@ def _serve(name: str, variant: Variant, pool: Pool) -> Outcome:
     return Outcome(name, resumed, table.total_input_tokens, losses, context, rejected=rejected)
 
 
-def open_tally(variant: Variant, pool: Pool) -> ReuseTally:
+def open_tally(variant: rl.Variant, pool: Pool) -> ReuseTally:
     """Counts of hits, and of further hits of an unbounded cache of single tokens."""
     needs, uncovered = draft_needs(variant, pool), variant.policy.uncovered
     return ReuseTally(list_runs, pool.block_tokens, needs, uncovered(pool.model.window_tokens))
 
 
-def draft_needs(variant: Variant, pool: Pool) -> tuple[int, int]:
+def draft_needs(variant: rl.Variant, pool: Pool) -> tuple[int, int]:
     """Tokens after a hit that must be known for drafts, and tokens that a hit drops."""
     drafts = pool.speculation
     if not drafts.drops:

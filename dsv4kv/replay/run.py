@@ -17,19 +17,10 @@ from dsv4kv.replay.build import Replay, build_replay, forget_paths, read_request
 from dsv4kv.replay.clock.steps import StepTimes
 from dsv4kv.replay.tier import Tier
 from dsv4kv.replay.tiers import Tiers
+from dsv4kv.runs import replay as rr
 from dsv4kv.runs.assemble import Invocation, as_options, begin_record, end_record, make_case
 from dsv4kv.runs.part import Part
 from dsv4kv.runs.points import run_points
-from dsv4kv.runs.replay import (
-    Constant,
-    ReplayPool,
-    ReplayResult,
-    ReplaySeries,
-    ReplayTier,
-    ReplayTiers,
-    ReplayWork,
-    Reuse,
-)
 from dsv4kv.runs.schema import CacheSummary, Case, Latency, RunRecord, Totals
 from dsv4kv.traces import resolve_trace, trace_sha256
 from dsv4kv.traces.request import Request
@@ -38,7 +29,7 @@ _NS = 1e9
 PartT = TypeVar("PartT", bound=Part)
 
 
-def describe_replay(replay: Replay) -> ReplayResult:
+def describe_replay(replay: Replay) -> rr.ReplayResult:
     """Everything that was found."""
     memory, outcome, scheduler = replay.memory, replay.outcome, replay.scheduler
     tally, cache, clock = replay.prompts.tally, scheduler.cache, scheduler.clock
@@ -46,13 +37,13 @@ def describe_replay(replay: Replay) -> ReplayResult:
     counts = dict(zip(COUNTS, done.pop("counts"), strict=True))
     lost = tally.lost | {"in_flight": tally.in_flight_tokens}
     moments = outcome.series.moments
-    names = [name for name in ReplaySeries.model_fields if name != "at_ns"]
+    names = [name for name in rr.ReplaySeries.model_fields if name != "at_ns"]
     pools = (
         ("slots", memory.num_slots, memory.slot_bytes, outcome.peak_requests),
         ("checkpoints", memory.num_checkpoints, memory.checkpoint_bytes, outcome.peak_checkpoints),
         ("blocks", memory.num_blocks, memory.block_bytes, outcome.peak_blocks),
     )
-    reuse = Reuse(
+    reuse = rr.Reuse(
         rule=replay.config.prefix.rule,
         setting=find_rule(replay.config.prefix.rule).setting,
         shared_tokens=tally.shared_tokens,
@@ -72,11 +63,11 @@ def describe_replay(replay: Replay) -> ReplayResult:
         kept_bytes=replay.prompts.kept_bytes,
         evicted_blocks=cache.evicted,
     )
-    return ReplayResult(
+    return rr.ReplayResult(
         constants=list_constants(replay),
         extrapolated=replay.times.extrapolated if replay.times else [],
         pools=[
-            ReplayPool(name=name, units=units, unit_bytes=size, peak_units=peak)
+            rr.ReplayPool(name=name, units=units, unit_bytes=size, peak_units=peak)
             for name, units, size, peak in pools
         ],
         remainder_bytes=memory.remainder_bytes,
@@ -86,13 +77,13 @@ def describe_replay(replay: Replay) -> ReplayResult:
         rounding_bytes=round(outcome.peak_rounding_tokens * memory.token_bytes),
         reuse=reuse,
         clock="stated" if replay.times is None else replay.config.cost.clock,
-        work=ReplayWork(**done, counts=counts, idle_ns=round(clock.idle_s * _NS)),
+        work=rr.ReplayWork(**done, counts=counts, idle_ns=round(clock.idle_s * _NS)),
         arrived_ns=arrival_span_ns(replay.config, replay.requests),
         mean_decoding=round(outcome.mean_decoding, 3),
         pauses=outcome.pauses,
         evictions=outcome.evictions,
         rejected=dict(sorted(outcome.rejected.items())),
-        series=ReplaySeries(
+        series=rr.ReplaySeries(
             at_ns=[round(moment.time_s * _NS) for moment in moments],
             **{name: [getattr(moment, name) for moment in moments] for name in names},
         ),
@@ -108,7 +99,7 @@ def arrival_span_ns(config: ReplayConfig, requests: Sequence[Request]) -> int | 
     return round(span_s / config.workload.speed * _NS)
 
 
-def list_constants(replay: Replay) -> list[Constant]:
+def list_constants(replay: Replay) -> list[rr.Constant]:
     """Every number that the times depend on, with its source."""
     cost, weights, given = replay.config.cost, replay.parts.weights, "as configured"
     times, rates = replay.times, replay.parts.rates
@@ -135,7 +126,7 @@ def list_constants(replay: Replay) -> list[Constant]:
         rows.append((f"reading from {name}", section.read_gbps, "GB/s", given))
         rows.append((f"writing to {name}", section.write_gbps, "GB/s", given))
         rows.append((f"an operation of {name}", section.latency_us, "µs", overlapping))
-    return [Constant(name=n, value=float(v), unit=u, source=s) for n, v, u, s in rows]
+    return [rr.Constant(name=n, value=float(v), unit=u, source=s) for n, v, u, s in rows]
 
 
 _CHOSEN = "num_experts_per_tok; chosen uniformly and independently"
@@ -204,17 +195,17 @@ def list_latencies(
     ]
 
 
-def describe_tiers(found: Sequence[Tiers]) -> ReplayTiers | None:
+def describe_tiers(found: Sequence[Tiers]) -> rr.ReplayTiers | None:
     """The tiers of servers; what several have in common counts once."""
     if not found:
         return None
-    named: dict[str, dict[int, ReplayTier]] = {}
+    named: dict[str, dict[int, rr.ReplayTier]] = {}
     for tiers in found:
         for tier in tiers.tiers:
             named.setdefault(tier.name, {})[id(tier)] = describe_tier(tier, tiers)
     objects = found[0].stored.objects
     whole = [add(list(alike.values())) for alike in named.values()]
-    return ReplayTiers(
+    return rr.ReplayTiers(
         tiers=whole,
         object_tokens=found[0].object_tokens,
         context_bytes=objects.context_bytes,
@@ -245,11 +236,11 @@ def add_values(name: str, values: Sequence[Any], same: Collection[str] = ()) -> 
     return sum(values)
 
 
-def describe_tier(tier: Tier, tiers: Tiers) -> ReplayTier:
+def describe_tier(tier: Tier, tiers: Tiers) -> rr.ReplayTier:
     """One of the tiers."""
     read, write = tier.read, tier.write
     useful = tier.moved_blocks * tiers.object_tokens * tiers.stored.useful_bytes
-    return ReplayTier(
+    return rr.ReplayTier(
         name=tier.name,
         capacity_bytes=tier.sizes.context_bytes,
         tail_capacity_bytes=tier.sizes.tail_bytes,

@@ -4,16 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
+from dsv4kv.budget import weights as wt
 from dsv4kv.budget.layout import Layout
 from dsv4kv.budget.lookup import find_weight_facts
-from dsv4kv.budget.weights import (
-    WeightFacts,
-    Weights,
-    count_layer,
-    derive_weights,
-    find_alike,
-    scale_weights,
-)
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.linear import LinearTimes
 from dsv4kv.errors import ConfigError
@@ -53,7 +46,7 @@ class WeightModel:
         return self.dense_bytes + round(self.expert_bytes * touched)
 
 
-def find_weights(config: ReplayConfig, model: DSV4Config) -> tuple[WeightFacts, Weights]:
+def find_weights(config: ReplayConfig, model: DSV4Config) -> tuple[wt.WeightFacts, wt.Weights]:
     """What the weights of a configuration are made of, and take.
 
     Raises:
@@ -67,9 +60,9 @@ def find_weights(config: ReplayConfig, model: DSV4Config) -> tuple[WeightFacts, 
         )
     if config.cost.experts is not None:
         facts = facts.with_experts(config.cost.experts)
-    weights = derive_weights(model, facts)
+    weights = wt.derive_weights(model, facts)
     if config.cost.weight_bytes is not None:
-        weights = scale_weights(weights, config.cost.weight_bytes, "as given")
+        weights = wt.scale_weights(weights, config.cost.weight_bytes, "as given")
     return facts, weights
 
 
@@ -79,8 +72,8 @@ def build_weights(
     """Work out the weights of a configuration; raises as ``find_weights`` does."""
     facts, weights = find_weights(config, model)
     per_token = min(config.cost.experts_per_token, facts.n_routed_experts)
-    alike = find_alike(facts, [schema.layer for schema in schemas])
-    known = {spec: count_layer(model, facts, spec) for spec in dict.fromkeys(alike)}
+    alike = wt.find_alike(facts, [schema.layer for schema in schemas])
+    known = {spec: wt.count_layer(model, facts, spec) for spec in dict.fromkeys(alike)}
     counts = [known[spec] for spec in alike]
     dense = sum(count for count, _ in counts) + facts.vocab_size * model.hidden_size
     routed = sum(count for _, count in counts) * per_token // facts.n_routed_experts
@@ -100,7 +93,7 @@ def build_weights(
     )
 
 
-def _part(weights: Weights, schema: LayerCacheSchema) -> tuple[float, float]:
+def _part(weights: wt.Weights, schema: LayerCacheSchema) -> tuple[float, float]:
     draft = schema.layer.is_draft
     part = weights.draft if draft else weights.layers[schema.layer.layer_idx]
     return float(part.dense_bytes), float(part.expert_bytes)

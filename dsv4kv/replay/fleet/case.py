@@ -9,36 +9,11 @@ import numpy as np
 
 from dsv4kv.config.load import Point
 from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.replay import run as rn
 from dsv4kv.replay.build import Replay
-from dsv4kv.replay.fleet.outcome import (
-    Fates,
-    held_blocks,
-    ideal_saved_tokens,
-    repeated_bytes,
-    shared_bytes,
-)
+from dsv4kv.replay.fleet import outcome as oc
 from dsv4kv.replay.fleet.run import Fleet, Replica
-from dsv4kv.replay.run import (
-    add,
-    add_values,
-    arrival_span_ns,
-    describe_cache,
-    describe_replay,
-    describe_tiers,
-    describe_totals,
-    list_constants,
-    list_latencies,
-    replayed_case,
-    serve_alone,
-)
-from dsv4kv.runs.replay import (
-    Constant,
-    FleetReplica,
-    ReplayFleet,
-    ReplayPool,
-    ReplayResult,
-    ReplaySeries,
-)
+from dsv4kv.runs import replay as rr
 from dsv4kv.runs.schema import Case, Totals
 from dsv4kv.traces.request import Request
 
@@ -50,12 +25,12 @@ def serve_point(
 ) -> Case:
     """Replay a point: by one server, or by a fleet where there is one; see ``Serve``."""
     if not point.config.fleet.exists:
-        return serve_alone(point, requests, on_progress)
+        return rn.serve_alone(point, requests, on_progress)
     fleet, problem = Fleet(point.config, requests), None
     with suppress(KeyboardInterrupt):
         for done in fleet.run():
             on_progress(done)
-    fates = Fates.of(fleet)
+    fates = oc.Fates.of(fleet)
     if fleet.ended and not fates.numbers:
         problem = (
             f"none of {len(fleet.requests):,} requests fits any replica: give more "
@@ -67,24 +42,24 @@ def serve_point(
             problem = (
                 f"{held} blocks of {replica.name} are still held although every request ended."
             )
-    return replayed_case(
+    return rn.replayed_case(
         point,
         problem,
         interrupted=not fleet.ended,
-        cache=describe_cache(fleet.replicas[0].replay),
+        cache=rn.describe_cache(fleet.replicas[0].replay),
         totals=_totals(fleet, fates),
-        latencies=list_latencies(
+        latencies=rn.list_latencies(
             fates.samples_ns, [replica.replay.times for replica in fleet.replicas]
         ),
         replay=describe_all(fleet, fates),
     )
 
 
-def describe_all(fleet: Fleet, fates: Fates) -> ReplayResult:
+def describe_all(fleet: Fleet, fates: oc.Fates) -> rr.ReplayResult:
     """All replicas as if they were one, and each."""
     replays = [replica.replay for replica in fleet.replicas]
     found = [
-        describe_replay(Replay(each.parts, each.requests, each.scheduler)) for each in replays
+        rn.describe_replay(Replay(each.parts, each.requests, each.scheduler)) for each in replays
     ]
     computing = found[: len(fleet.pools[0])]
     first = found[0]
@@ -95,23 +70,23 @@ def describe_all(fleet: Fleet, fates: Fates) -> ReplayResult:
             "extrapolated": list(dict.fromkeys(each for r in found for each in r.extrapolated)),
             "remainder_bytes": sum(each.remainder_bytes for each in found),
             "rounding_bytes": sum(each.rounding_bytes for each in found),
-            "reuse": add([r.reuse for r in computing], same=("shared_tokens",)),
-            "work": add([each.work for each in found]),
-            "arrived_ns": arrival_span_ns(fleet.config, fleet.requests),
+            "reuse": rn.add([r.reuse for r in computing], same=("shared_tokens",)),
+            "work": rn.add([each.work for each in found]),
+            "arrived_ns": rn.arrival_span_ns(fleet.config, fleet.requests),
             "mean_decoding": mean(r.mean_decoding for r in found[-len(fleet.pools[-1]) :]),
             "pauses": sum(each.pauses for each in found),
             "evictions": sum(each.evictions for each in found),
-            "rejected": add_values("", [each.rejected for each in found]),
+            "rejected": rn.add_values("", [each.rejected for each in found]),
             "series": add_series([each.series for each in found], fleet.config.measure.points),
-            "tiers": describe_tiers([each.tiers for each in replays if each.tiers]),
+            "tiers": rn.describe_tiers([each.tiers for each in replays if each.tiers]),
             "fleet": describe_fleet(fleet, fates),
         }
     )
 
 
-def add_pools(replicas: Sequence[Sequence[ReplayPool]]) -> list[ReplayPool]:
+def add_pools(replicas: Sequence[Sequence[rr.ReplayPool]]) -> list[rr.ReplayPool]:
     """The pools of all replicas by their names, a row for every size of a unit."""
-    alike: dict[str, dict[int, list[ReplayPool]]] = {}
+    alike: dict[str, dict[int, list[rr.ReplayPool]]] = {}
     for pool in (pool for pools in replicas for pool in pools):
         alike.setdefault(pool.name, {}).setdefault(pool.unit_bytes, []).append(pool)
     found = []
@@ -119,16 +94,16 @@ def add_pools(replicas: Sequence[Sequence[ReplayPool]]) -> list[ReplayPool]:
         counts = [pool.units for pool in pools if pool.units is not None]
         bare = [pool.model_copy(update={"units": None}) for pool in pools]
         units = sum(counts) if len(counts) == len(pools) else None
-        found.append(add(bare, same=("unit_bytes",)).model_copy(update={"units": units}))
+        found.append(rn.add(bare, same=("unit_bytes",)).model_copy(update={"units": units}))
     return found
 
 
-def _all_constants(replicas: Sequence[Replica]) -> Iterator[Constant]:
+def _all_constants(replicas: Sequence[Replica]) -> Iterator[rr.Constant]:
     """The first replica's constants, and others' that differ, named by the first of a kind."""
     known: set[tuple[str, float, str, str]] = set()
     kinds = {each.settings: each for each in reversed(replicas)}
     for replica in reversed(kinds.values()):
-        rows = list_constants(replica.replay)
+        rows = rn.list_constants(replica.replay)
         first = replica is replicas[0]
         for row in rows:
             if (key := (row.name, row.value, row.unit, row.source)) not in known:
@@ -138,24 +113,26 @@ def _all_constants(replicas: Sequence[Replica]) -> Iterator[Constant]:
                 known.add(key)
 
 
-def add_series(series: Sequence[ReplaySeries], points: int) -> ReplaySeries:
+def add_series(series: Sequence[rr.ReplaySeries], points: int) -> rr.ReplaySeries:
     """What all held, at no more moments than ``points``: of each what it had held last."""
     # int64 would end after 292 years, and within 104 days these are exact
     times = np.unique(np.concatenate([np.array(each.at_ns, np.float64) for each in series]))
     if len(times) > points:
         times = times[np.linspace(0, len(times) - 1, points).astype(int)]
-    names = ReplaySeries.model_fields.keys() - {"at_ns"}
+    names = rr.ReplaySeries.model_fields.keys() - {"at_ns"}
     sums = {name: np.zeros(len(times), np.int64) for name in names}
     for each in series:
         place = np.searchsorted(np.array(each.at_ns, np.float64), times, side="right")
         for name in names:
             sums[name] += np.array([0, *getattr(each, name)], np.int64)[place]
-    return ReplaySeries(at_ns=[int(t) for t in times], **{n: s.tolist() for n, s in sums.items()})
+    return rr.ReplaySeries(
+        at_ns=[int(t) for t in times], **{n: s.tolist() for n, s in sums.items()}
+    )
 
 
-def _totals(fleet: Fleet, fates: Fates) -> Totals:
-    found = [describe_totals(each.replay, ended=fleet.ended) for each in fleet.replicas]
-    total = add(found)
+def _totals(fleet: Fleet, fates: oc.Fates) -> Totals:
+    found = [rn.describe_totals(each.replay, ended=fleet.ended) for each in fleet.replicas]
+    total = rn.add(found)
     return total.model_copy(
         update={
             "requests": len(fates.numbers),
@@ -166,7 +143,7 @@ def _totals(fleet: Fleet, fates: Fates) -> Totals:
     )
 
 
-def describe_fleet(fleet: Fleet, fates: Fates) -> ReplayFleet:
+def describe_fleet(fleet: Fleet, fates: oc.Fates) -> rr.ReplayFleet:
     """Every replica, and what they would have been as one."""
     section, computing = fleet.config.fleet, fleet.pools[0]
     replicas = [
@@ -176,8 +153,8 @@ def describe_fleet(fleet: Fleet, fates: Fates) -> ReplayFleet:
     memories = [replica.replay.memory for replica in computing]
     pooled_tokens = sum(memory.num_blocks * memory.block_tokens for memory in memories)
     tokens = min(replica.parts.shared_tokens for replica in computing)
-    ideal = partial(ideal_saved_tokens, fleet.requests, tokens)
-    return ReplayFleet(
+    ideal = partial(oc.ideal_saved_tokens, fleet.requests, tokens)
+    return rr.ReplayFleet(
         router=section.router,
         decode_router=section.decode_router if section.is_split else None,
         replicas=replicas,
@@ -186,20 +163,20 @@ def describe_fleet(fleet: Fleet, fates: Fates) -> ReplayFleet:
         pooled_saved_tokens=ideal(pooled_tokens // tokens),
         ideal_saved_tokens=ideal(),
         held_bytes=sum(replica.held_bytes for replica in replicas),
-        repeated_bytes=repeated_bytes(fleet),
+        repeated_bytes=oc.repeated_bytes(fleet),
         slo={name: limit_s * _NS for name, limit_s in section.slo.limits_s.items()},
         good_requests=len(fates.good(section.slo)),
         gpu_hour_price=section.gpu_hour_price,
     )
 
 
-def _describe_replica(fleet: Fleet, replica: Replica, *, decodes: bool) -> FleetReplica:
+def _describe_replica(fleet: Fleet, replica: Replica, *, decodes: bool) -> rr.FleetReplica:
     scheduler, link = replica.replay.scheduler, replica.link
     answers = [each for each in replica.served if fleet.answers[each.number] is each]
     tally, clock = replica.replay.prompts.tally, scheduler.clock
     is_split = replica.config.fleet.is_split
     queued = replica.replay.outcome.samples_ns["queueing"]
-    return FleetReplica(
+    return rr.FleetReplica(
         name=replica.name,
         role="decode" if decodes else "prefill" if is_split else "both",
         gpus=replica.config.cost.gpus,
@@ -211,7 +188,7 @@ def _describe_replica(fleet: Fleet, replica: Replica, *, decodes: bool) -> Fleet
         peak_requests=replica.replay.outcome.peak_requests,
         busy_ns=round((clock.now_s - clock.idle_s) * _NS),
         queued_ns=sum(queued),
-        held_bytes=len(held_blocks(replica)) * shared_bytes(replica),
+        held_bytes=len(oc.held_blocks(replica)) * oc.shared_bytes(replica),
         sent_bytes=link.moved_bytes,
         sending_waited_ns=round(link.waited_s * _NS),
         settings=replica.settings,

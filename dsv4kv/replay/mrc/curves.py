@@ -13,13 +13,7 @@ from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.processes import map_parallel
-from dsv4kv.replay.mrc.strategies import (
-    PrefixCosts,
-    apply_policy,
-    apply_strategy,
-    parse_strategy,
-    prefix_costs,
-)
+from dsv4kv.replay.mrc import strategies as ss
 from dsv4kv.replay.rules import DEFAULT_CHUNK_TOKENS, Outcome, Pool, find_drafts, run_rule
 from dsv4kv.traces.paths import Ints, PathTable, Reuse, find_reuse, number_prompts
 
@@ -124,7 +118,7 @@ class Answer:
     references: int  # blocks of all prompts
     block_tokens: int
     trace_block_tokens: int  # tokens of an id of the trace
-    costs: PrefixCosts
+    costs: ss.PrefixCosts
     points: tuple[Point, ...]  # by capacity, the unbounded cache last
     enough_tokens: int | None  # the capacity that reaches 90 % of all hits
     arch: str | None = None  # GPU for which V4.1's blocks are sized; None where none was named
@@ -150,9 +144,9 @@ def measure_trace(
     """
     grain = question.block_tokens or table.block_tokens
     reuse = find_reuse(table, grain)
-    costs = prefix_costs(question.model)
+    costs = ss.prefix_costs(question.model)
     strategies = [
-        parse_strategy(name, window_tokens=costs.window_tokens, layers=costs.layers)
+        ss.parse_strategy(name, window_tokens=costs.window_tokens, layers=costs.layers)
         for name in question.strategies
     ]
     sizes: list[int | None] = [*question.capacities_tokens]
@@ -251,7 +245,7 @@ def _measure(
     tokens: int | None,
     question: Question,
     strategies: Sequence[Strategy],
-    costs: PrefixCosts,
+    costs: ss.PrefixCosts,
     rules: Sequence[Outcome],
 ) -> Point:
     """Hits as shares of all prompts; those that cannot run hit nothing."""
@@ -265,14 +259,14 @@ def _measure(
         block_hits=int(reuse.found_blocks(blocks).sum()) / part.references,
         token_hits=int(reuse.found_tokens(blocks).sum()) / part.whole.total_input_tokens,
         strategies=tuple(
-            apply_strategy(s, part.table, reuse, blocks, snap=question.snap).among(
+            ss.apply_strategy(s, part.table, reuse, blocks, snap=question.snap).among(
                 prompts, part.requests
             )
             for s in strategies
         ),
         rules=tuple(rules),
         policies=tuple(
-            apply_policy(name, part.table, reuse, part.numbered, blocks).among(
+            ss.apply_policy(name, part.table, reuse, part.numbered, blocks).among(
                 prompts, part.requests
             )
             for name in question.policies

@@ -8,18 +8,11 @@ from hypothesis import strategies as st
 
 from dsv4kv.budget.layout import Layout
 from dsv4kv.core.linear import NOTHING, Stretch
+from dsv4kv.replay.clock import steps as ste
 from dsv4kv.replay.clock.coefficients import BORROWED, Coefficients, HeldOut
-from dsv4kv.replay.clock.steps import (
-    Deployment,
-    ModelTimes,
-    StepTimes,
-    WeightModel,
-    decode_s,
-    prompt_s,
-)
 from dsv4kv.replay.clock.tables import Factors, StepTable, TableTimes
 
-WEIGHTS = WeightModel(
+WEIGHTS = ste.WeightModel(
     dense_bytes=10 * 10**9,
     expert_bytes=140 * 10**9,
     held_bytes=151 * 10**9,
@@ -55,12 +48,12 @@ TABLE = StepTable(
 )
 
 
-def deploy(layout: Layout = TP4, drafts: int = 0, *, all_to_all: bool = False) -> Deployment:
-    return Deployment(43, 8192, WEIGHTS, layout, drafts, all_to_all, bytes_per_s=4e12)
+def deploy(layout: Layout = TP4, drafts: int = 0, *, all_to_all: bool = False) -> ste.Deployment:
+    return ste.Deployment(43, 8192, WEIGHTS, layout, drafts, all_to_all, bytes_per_s=4e12)
 
 
-def model(layout: Layout = TP4, drafts: int = 0) -> StepTimes:
-    return ModelTimes(deploy(layout, drafts), COEFFICIENTS)
+def model(layout: Layout = TP4, drafts: int = 0) -> ste.StepTimes:
+    return ste.ModelTimes(deploy(layout, drafts), COEFFICIENTS)
 
 
 def test_a_decode_step_is_the_literal_sum_of_its_terms() -> None:
@@ -74,7 +67,9 @@ def test_a_decode_step_is_the_literal_sum_of_its_terms() -> None:
         + tokens * context / 1000 * 900e-9
         + 2 * tokens * (7e9 + 6e9) / 4 / 500e12
     )
-    assert decode_s(model(TP4, drafts), rows, context, drafts) == pytest.approx(expected_s, 1e-9)
+    assert ste.decode_s(model(TP4, drafts), rows, context, drafts) == pytest.approx(
+        expected_s, 1e-9
+    )
 
 
 def test_a_prompt_chunk_is_the_literal_sum_of_its_terms() -> None:
@@ -87,13 +82,13 @@ def test_a_prompt_chunk_is_the_literal_sum_of_its_terms() -> None:
         + tokens * prefix / 1000 * 90e-9
         + 100 * 43 * tokens * 8192 / 4e12
     )
-    assert prompt_s(model(), tokens, prefix) == pytest.approx(expected_s, 1e-6)
+    assert ste.prompt_s(model(), tokens, prefix) == pytest.approx(expected_s, 1e-6)
 
 
 def test_a_chunk_takes_no_less_than_its_launches() -> None:
     launches_s = 43 * 1000e-6
-    assert prompt_s(model(), 1) == prompt_s(model(), 100) == pytest.approx(launches_s)
-    assert prompt_s(model(), 4096) > launches_s
+    assert ste.prompt_s(model(), 1) == ste.prompt_s(model(), 100) == pytest.approx(launches_s)
+    assert ste.prompt_s(model(), 4096) > launches_s
 
 
 @pytest.mark.parametrize("layout", [TP4, DP4, Layout(tp=2, dp=2, ep=4), Layout(tp=2, pp=2)])
@@ -102,22 +97,22 @@ def test_a_decode_step_grows_with_requests_and_contexts(
     layout: Layout, rows: int, context: int, more: int
 ) -> None:
     times = model(layout)
-    one = decode_s(times, rows, context)
-    assert decode_s(times, rows + more, context) >= one
-    assert decode_s(times, rows, context + more) >= one
+    one = ste.decode_s(times, rows, context)
+    assert ste.decode_s(times, rows + more, context) >= one
+    assert ste.decode_s(times, rows, context + more) >= one
 
 
 @given(st.integers(1, 60_000), st.integers(0, 10**6), st.integers(0, 500))
 def test_a_prompt_chunk_grows_with_tokens_and_prefix(tokens: int, prefix: int, more: int) -> None:
-    one = prompt_s(model(), tokens, prefix)
-    assert prompt_s(model(), tokens + more, prefix) >= one
-    assert prompt_s(model(), tokens, prefix + more) >= one
+    one = ste.prompt_s(model(), tokens, prefix)
+    assert ste.prompt_s(model(), tokens + more, prefix) >= one
+    assert ste.prompt_s(model(), tokens, prefix + more) >= one
 
 
 def slope_s(layout: Layout) -> float:
     """Seconds that 124K more context add to a step of 64 requests."""
     times = model(layout)
-    return decode_s(times, 64, 131_072) - decode_s(times, 64, 4096)
+    return ste.decode_s(times, 64, 131_072) - ste.decode_s(times, 64, 4096)
 
 
 def test_tensor_parallelism_does_not_divide_the_reading_of_contexts_and_replicas_do() -> None:
@@ -126,9 +121,9 @@ def test_tensor_parallelism_does_not_divide_the_reading_of_contexts_and_replicas
 
 
 def test_a_pipeline_of_which_there_are_no_points_is_less_sure() -> None:
-    wide = ModelTimes(deploy(Layout(tp=2, pp=2)), COEFFICIENTS).held_out
+    wide = ste.ModelTimes(deploy(Layout(tp=2, pp=2)), COEFFICIENTS).held_out
     assert wide == COEFFICIENTS.held_out.widened(BORROWED)
-    assert ModelTimes(deploy(DP4), COEFFICIENTS).held_out == COEFFICIENTS.held_out
+    assert ste.ModelTimes(deploy(DP4), COEFFICIENTS).held_out == COEFFICIENTS.held_out
 
 
 @pytest.mark.parametrize("layout", [TP4, DP4, Layout(tp=2, pp=2)])

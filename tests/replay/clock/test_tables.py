@@ -9,20 +9,15 @@ from hypothesis import strategies as st
 
 from dsv4kv.budget.layout import Layout
 from dsv4kv.errors import ConfigError
+from dsv4kv.replay.clock import tables
 from dsv4kv.replay.clock.steps import decode_s, prompt_s
-from dsv4kv.replay.clock.tables import (
-    BEYOND,
-    Factors,
-    StepTable,
-    TableTimes,
-    open_own,
-    open_shipped,
-)
 from tests.replay.clock.test_steps import DP4, HELD_OUT, PLAIN, TABLE, deploy
 
 
-def times(factors: Factors = PLAIN, table: StepTable = TABLE, drafts: int = 0) -> TableTimes:
-    return TableTimes(deploy(DP4, drafts), table, factors, "made up")
+def times(
+    factors: tables.Factors = PLAIN, table: tables.StepTable = TABLE, drafts: int = 0
+) -> tables.TableTimes:
+    return tables.TableTimes(deploy(DP4, drafts), table, factors, "made up")
 
 
 @pytest.mark.parametrize("context", [1024, 4096, 65_536])
@@ -46,7 +41,7 @@ def test_beyond_its_nodes_a_table_goes_on_as_at_its_end_and_is_less_sure() -> No
     per_token_ms = (40 - 15) / (65_536 - 4096)
     expected_ms = 40 + per_token_ms * 65_536
     assert decode_s(known, 4 * 64, 131_072) * 1e3 == pytest.approx(expected_ms)
-    assert known.held_out == HELD_OUT.widened(BEYOND)
+    assert known.held_out == HELD_OUT.widened(tables.BEYOND)
     assert known.extrapolated == ["131,072 tokens of context (it has 1,024 to 65,536)"]
     decode_s(known, 4 * 200, 4096)
     prompt_s(known, 9000, 20_000)
@@ -68,7 +63,7 @@ def test_before_its_nodes_a_table_is_less_sure_where_its_first_stretch_goes_down
     prompt_s(known, 100)
     assert known.held_out == HELD_OUT
     decode_s(known, 4 * 2, 1024)
-    assert known.held_out == HELD_OUT.widened(BEYOND)
+    assert known.held_out == HELD_OUT.widened(tables.BEYOND)
     assert known.extrapolated == ["2 requests of a rank (it has 32 to 64)"]
 
 
@@ -77,7 +72,7 @@ def test_a_shipped_table_is_as_sure_as_stated_within_its_last_nodes(
     rows: int, context: int, tokens: int, prefix: int
 ) -> None:
     for gpu in ("b200", "b300"):
-        known = open_shipped(deploy(DP4), "v4-flash", gpu)
+        known = tables.open_shipped(deploy(DP4), "v4-flash", gpu)
         decode_s(known, rows, context)
         prompt_s(known, tokens, prefix)
         assert not known.extrapolated
@@ -85,7 +80,7 @@ def test_a_shipped_table_is_as_sure_as_stated_within_its_last_nodes(
 
 def test_a_deployment_without_a_table_is_told_which_there_are() -> None:
     with pytest.raises(ConfigError, match=r"none of v4-flash b300 tp2 dp1.*v4-pro b200 tp8 dp8"):
-        open_shipped(deploy(Layout(tp=2)), "v4-flash", "b300")
+        tables.open_shipped(deploy(Layout(tp=2)), "v4-flash", "b300")
 
 
 @pytest.mark.parametrize(
@@ -110,4 +105,4 @@ def test_a_table_that_is_no_grid_is_a_sentence(
     path = tmp_path / "steps.json"
     path.write_text(json.dumps(TABLE.model_dump() | change))
     with pytest.raises(ConfigError, match=f"(?s)cost.table: .*{sentence}"):
-        open_own(deploy(DP4), path)
+        tables.open_own(deploy(DP4), path)

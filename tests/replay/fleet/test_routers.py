@@ -11,16 +11,7 @@ import pytest
 from dsv4kv.config.fleet import ROUTERS, DynamoSection, FleetSection, GatewaySection
 from dsv4kv.core.fleet import View
 from dsv4kv.core.served import Served
-from dsv4kv.replay.fleet.routers import (
-    Affinity,
-    History,
-    Ring,
-    Router,
-    dynamo_costs,
-    llmd_scores,
-    open_router,
-    precise_scores,
-)
+from dsv4kv.replay.fleet import routers
 
 
 def asked(
@@ -33,8 +24,10 @@ def asked(
     return made
 
 
-def opened(name: str, replicas: int = 2, **settings: object) -> Router:
-    return open_router(name, FleetSection(block_tokens=16, **settings), replicas, Random(0))
+def opened(name: str, replicas: int = 2, **settings: object) -> routers.Router:
+    return routers.open_router(
+        name, FleetSection(block_tokens=16, **settings), replicas, Random(0)
+    )
 
 
 HOT = View(device_tokens=96, decode_blocks=20, requests=2)
@@ -60,7 +53,7 @@ def dynamo(name: str, **settings: object) -> DynamoSection:
     ],
 )
 def test_dynamos_costs(name: str, settings: dict[str, object], costs: list[float]) -> None:
-    found = dynamo_costs(dynamo(name, **settings), TEN_BLOCKS, [HOT, BUSY], 16)
+    found = routers.dynamo_costs(dynamo(name, **settings), TEN_BLOCKS, [HOT, BUSY], 16)
     assert found == pytest.approx(costs, rel=1e-15)
     assert opened(name, dynamo=DynamoSection(**settings)).choose(TEN_BLOCKS, [HOT, BUSY]) == 1
 
@@ -111,7 +104,7 @@ def test_the_gateways_tree_forgets_what_was_used_least_recently() -> None:
 
 def test_consistent_hashing_keeps_sessions_and_moves_few_when_a_replica_joins() -> None:
     keys = range(2000)
-    before, after = Ring(4), Ring(5)
+    before, after = routers.Ring(4), routers.Ring(5)
     moved = sum(before.find(key) != after.find(key) for key in keys)
     assert 0.12 < moved / len(keys) < 0.28  # a fifth
     shares = Counter(before.find(key) for key in keys)
@@ -121,14 +114,14 @@ def test_consistent_hashing_keeps_sessions_and_moves_few_when_a_replica_joins() 
 def test_llm_ds_scores() -> None:
     views = [View(waiting=4, usage=0.75), View(waiting=0, usage=0.25), View(waiting=1, usage=0.5)]
     # 3 · prefix + 2 · (1 − usage) + 2 · (longest − queue) / (longest − shortest)
-    assert llmd_scores([0.5, 0.0, 1.0], views) == [2.0, 3.5, 5.5]
+    assert routers.llmd_scores([0.5, 0.0, 1.0], views) == [2.0, 3.5, 5.5]
 
 
 def test_llm_ds_precise_scores_go_from_the_least_to_the_most_of_those_that_have_any() -> None:
-    assert precise_scores((100, 50, 0)) == [1.0, 0.0, 0.0]
-    assert precise_scores((100, 80, 60)) == [1.0, 0.5, 0.0]
-    assert precise_scores((0, 7, 0)) == [0.0, 1.0, 0.0]
-    assert precise_scores((0, 0, 0)) == [0.0, 0.0, 0.0]
+    assert routers.precise_scores((100, 50, 0)) == [1.0, 0.0, 0.0]
+    assert routers.precise_scores((100, 80, 60)) == [1.0, 0.5, 0.0]
+    assert routers.precise_scores((0, 7, 0)) == [0.0, 1.0, 0.0]
+    assert routers.precise_scores((0, 0, 0)) == [0.0, 0.0, 0.0]
 
 
 def test_the_production_stack_goes_by_session_where_more_than_2000_tokens_are_missing() -> None:
@@ -148,7 +141,7 @@ STACK = json.loads((Path(__file__).parent / "production_stack.json").read_text()
 
 
 def test_the_trie_finds_what_the_original_finds() -> None:
-    past = History(4)
+    past = routers.History(4)
     for ids, matched, replicas, chosen in STACK["trie"]:
         request = asked(ids)
         found = past.matched_tokens(request)
@@ -158,7 +151,7 @@ def test_the_trie_finds_what_the_original_finds() -> None:
 
 
 def test_a_session_stays_for_as_long_as_it_is_used() -> None:
-    router = Affinity(opened("round_robin", 3), 10.0)
+    router = routers.Affinity(opened("round_robin", 3), 10.0)
     views = [View()] * 3
     for at, session, place in ((0, 1, 0), (1, 2, 1), (9, 1, 0), (18, 1, 0), (29, 1, 2)):
         request = asked(at=float(at), session=session)

@@ -20,15 +20,7 @@ from dsv4kv.traces import read_trace, write_trace
 from dsv4kv.traces.collect import check_histories, collect_paths
 from dsv4kv.traces.request import Batch, Request
 from tests.examples import FULL
-from tests.replay.texts import (
-    BLOCK,
-    CONVERSATION,
-    Text,
-    needs_conversation,
-    texts,
-    to_requests,
-    to_table,
-)
+from tests.replay import texts as te
 
 MODEL = find_model("v4-flash")
 
@@ -74,25 +66,25 @@ def chosen(path: list[int], level: int, side: int) -> list[int]:
     ]
 
 
-@given(texts(), st.integers(0, 70), st.sampled_from([0, 1]), st.sampled_from([0, -5, 2**62]))
+@given(te.texts(), st.integers(0, 70), st.sampled_from([0, 1]), st.sampled_from([0, -5, 2**62]))
 def test_of_every_two_neighbours_one_is_kept(
-    prompts: list[Text], level: int, side: int, base: int
+    prompts: list[te.Text], level: int, side: int, base: int
 ) -> None:
-    all_of_it = Kept.all_of(Batch.of(to_requests(prompts)))
+    all_of_it = Kept.all_of(Batch.of(te.to_requests(prompts)))
     all_of_it = Kept(all_of_it.request, all_of_it.start + base, all_of_it.count, all_of_it.lack)
     wanted = [chosen(path, level, side) for path in paths_of(all_of_it)]
     halved = all_of_it.halved(level, side)
     assert paths_of(halved) == [path for path in wanted if path]
-    check_histories(halved.table(BLOCK), str)
+    check_histories(halved.table(te.BLOCK), str)
     other = all_of_it.halved(level, 1 - side)
     assert halved.count.sum() + other.count.sum() == all_of_it.count.sum()
     assert halved.lack.sum() + other.lack.sum() == all_of_it.lack.sum()
 
 
-@given(texts())
-def test_all_that_is_kept_is_the_trace(prompts: list[Text]) -> None:
-    kept = Kept.all_of(Batch.of(to_requests(prompts))).table(BLOCK)
-    table = to_table(prompts)
+@given(te.texts())
+def test_all_that_is_kept_is_the_trace(prompts: list[te.Text]) -> None:
+    kept = Kept.all_of(Batch.of(te.to_requests(prompts))).table(te.BLOCK)
+    table = te.to_table(prompts)
     some = table.select(np.flatnonzero(table.counts))
     for mine, theirs in ((kept.starts, some.starts), (kept.ends, some.ends)):
         assert mine.tolist() == theirs.tolist()
@@ -142,11 +134,11 @@ def test_nine_intervals_in_ten_hold_what_the_whole_trace_gives() -> None:
     assert np.mean(found) >= 0.9
 
 
-@needs_conversation
+@te.needs_conversation
 @pytest.mark.parametrize("runs", [20_000, 4_000])
 def test_intervals_hold_the_exact_curve_of_the_conversation_trace(runs: int) -> None:
     assert all(
-        covered(list(read_trace(CONVERSATION)), runs, (1_000, 3_656, 9_140, 18_279, 50_000))
+        covered(list(read_trace(te.CONVERSATION)), runs, (1_000, 3_656, 9_140, 18_279, 50_000))
     )
 
 

@@ -3,19 +3,7 @@
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
-from dsv4kv.engines.flags import (
-    BATCH,
-    OWN_DRAFTS,
-    OWN_TIER,
-    SIMPLE,
-    SLOTTED,
-    TOKENS,
-    Flag,
-    Texts,
-    find_flag,
-    flag_for,
-    flags_of,
-)
+from dsv4kv.engines import flags as fl
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
 
@@ -30,7 +18,7 @@ def take_flags(arguments: Iterable[str], ours: Container[str]) -> tuple[Pairs, l
     following = iter(arguments)
     for argument in following:
         spelling, equals, value = argument.partition("=")
-        found = (find_flag(family, spelling) for family in FAMILIES)
+        found = (fl.find_flag(family, spelling) for family in FAMILIES)
         flag = None if spelling in ours else next(filter(None, found), None)
         if flag is None or not spelling.startswith("-"):
             rest.append(argument)
@@ -49,8 +37,8 @@ class GivenFlag:
 
     spelling: str
     value: str
-    flag: Flag | None
-    texts: Texts
+    flag: fl.Flag | None
+    texts: fl.Texts
 
     @property
     def effect(self) -> str:
@@ -60,7 +48,7 @@ class GivenFlag:
 
 def read_flag(family: str, spelling: str, value: str) -> GivenFlag:
     """Read one flag; raises ``ConfigError`` for a value that is not of its kind."""
-    flag = find_flag(family, spelling)
+    flag = fl.find_flag(family, spelling)
     if flag is None or flag.means is None:
         return GivenFlag(spelling, value, flag, {})
     try:
@@ -69,16 +57,16 @@ def read_flag(family: str, spelling: str, value: str) -> GivenFlag:
         raise ConfigError(f"{spelling}: {error}") from None
 
 
-def merge(family: str, given: Iterable[GivenFlag]) -> Texts:
+def merge(family: str, given: Iterable[GivenFlag]) -> fl.Texts:
     """Inputs from flags; of equal flags the last counts.
 
     Tensor parallel ranks may include all replicas (SGLang's, with DP attention).
     """
-    texts: Texts = {}
+    texts: fl.Texts = {}
     for each in given:
         texts |= each.texts
     _settle(texts)
-    if tokens := texts.pop(TOKENS, None):
+    if tokens := texts.pop(fl.TOKENS, None):
         block = FAMILIES[family].block_tokens
         texts["kv-blocks"] = str(max(1, int(tokens) // int(texts.get("block-tokens", block))))
     inside = texts.pop("dp-attention", None)
@@ -99,17 +87,17 @@ def merge(family: str, given: Iterable[GivenFlag]) -> Texts:
     return texts
 
 
-def _settle(texts: Texts) -> None:
+def _settle(texts: fl.Texts) -> None:
     """Replace what is no input itself."""
-    unified, batch = texts.get("unified-slots"), texts.pop(BATCH, None)
-    if (total := texts.pop(SLOTTED, None)) and int(total):  # 0 is the model's own
+    unified, batch = texts.get("unified-slots"), texts.pop(fl.BATCH, None)
+    if (total := texts.pop(fl.SLOTTED, None)) and int(total):  # 0 is the model's own
         slots = 1 if unified or "request-limit" not in texts else int(texts["request-limit"])
         texts["context"] = str(max(1, int(total) // max(slots, 1)))
     if batch:
         texts["step-tokens"] = str(min(int(batch), int(texts.get("step-tokens", 512))))
-    if own := texts.pop(OWN_DRAFTS, None):
+    if own := texts.pop(fl.OWN_DRAFTS, None):
         texts.setdefault("draft-tokens", own)
-    simple, tier = texts.pop(SIMPLE, None), texts.pop(OWN_TIER, None)
+    simple, tier = texts.pop(fl.SIMPLE, None), texts.pop(fl.OWN_TIER, None)
     if tier and "host-size" in texts:
         texts.setdefault("host-tier", "simple" if simple and tier == "native" else tier)
         if tier == "lmcache":  # its server has a size of its own
@@ -118,11 +106,11 @@ def _settle(texts: Texts) -> None:
 
 def wrong_engine(family: str, spelling: str) -> ConfigError:
     """The sentence about a flag of another engine: whose it is, and what says the same."""
-    owner = next(name for name in FAMILIES if find_flag(name, spelling))
-    flag = find_flag(owner, spelling)
+    owner = next(name for name in FAMILIES if fl.find_flag(name, spelling))
+    flag = fl.find_flag(owner, spelling)
     name = flag.means.input if flag and flag.means else ""
-    if flags_of(family):
-        same = flag_for(family, name) if name else ""
+    if fl.flags_of(family):
+        same = fl.flag_for(family, name) if name else ""
         instead = f"{family} calls it {same}" if same else f"{family} has no such flag"
     else:
         instead = f"add --engine {owner}" + (f", or give --{name}" if name else "")

@@ -11,28 +11,15 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
+from dsv4kv.budget import weights as wt
 from dsv4kv.budget.gpus import Gpu, load_gpu, plain_memory
 from dsv4kv.budget.inputs import DEFAULT_GPU, Inputs
 from dsv4kv.budget.quantised import experts_of_name, storage_of_name
-from dsv4kv.budget.weights import (
-    WeightFacts,
-    Weights,
-    derive_weights,
-    scale_weights,
-    spread_weights,
-)
 from dsv4kv.errors import ConfigError, find_name
 from dsv4kv.files import shipped
+from dsv4kv.model import presets as ps
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import EntryFormat
-from dsv4kv.model.presets import (
-    config_file,
-    is_v41,
-    load_model,
-    preset_names,
-    preset_of,
-    read_config,
-)
 from dsv4kv.model.schema import CacheFormats, choose_formats
 from dsv4kv.units import format_bytes
 
@@ -48,25 +35,25 @@ def kv_heads(config: DSV4Config) -> int:
 
 def find_model(name: str) -> DSV4Config:
     """A preset, the baseline, or a config.json; raises ``ConfigError`` with the nearest names."""
-    name = preset_of(name)
+    name = ps.preset_of(name)
     if _model_file(name):
-        return load_model(name)
+        return ps.load_model(name)
     otherwise = ", or the path of a Hugging Face config.json"
-    return _known_model(find_name(name, [*preset_names(), GQA8], "model", otherwise))
+    return _known_model(find_name(name, [*ps.preset_names(), GQA8], "model", otherwise))
 
 
 @cache
 def _known_model(name: str) -> DSV4Config:
     if name != GQA8:
-        return load_model(name)
+        return ps.load_model(name)
     source = "GQA-8 baseline of arXiv:2606.19348"
     changed = {"name": GQA8, "max_context_tokens": 1_048_576, "source": source}
-    return load_model("v3.2").model_copy(update=changed)
+    return ps.load_model("v3.2").model_copy(update=changed)
 
 
 def _model_file(name: str) -> Path | None:
     """The config.json that a name is the path of; None for a known model or no file."""
-    return None if name in (*preset_names(), GQA8) else config_file(name)
+    return None if name in (*ps.preset_names(), GQA8) else ps.config_file(name)
 
 
 def find_gpu(inputs: Inputs) -> Gpu:
@@ -89,7 +76,7 @@ def find_formats(inputs: Inputs, config: DSV4Config, tp: int = 1) -> CacheFormat
     return choose_formats(config, inputs.main_format, inputs.window_format, inputs.indexer_format)
 
 
-def find_weights(inputs: Inputs, config: DSV4Config) -> Weights:
+def find_weights(inputs: Inputs, config: DSV4Config) -> wt.Weights:
     """The weights given, or derived from the model; ``ConfigError`` where neither is known."""
     if inputs.weights is not None and inputs.weight_bytes_per_param is not None:
         raise ConfigError(
@@ -101,15 +88,15 @@ def find_weights(inputs: Inputs, config: DSV4Config) -> Weights:
             derived = _known_weights(config.name, inputs.checkpoint or inputs.model)
         else:
             facts = find_weight_facts(inputs.model, config)
-            derived = derive_weights(config, facts) if facts else None
+            derived = wt.derive_weights(config, facts) if facts else None
     except ConfigError:
         if inputs.weights is None:
             raise
         derived = None if own else _known_weights(config.name, "")
     if inputs.weights is not None:
         if derived is None:
-            return spread_weights(config, inputs.weights)
-        return scale_weights(derived, inputs.weights, "as given, spread as derived")
+            return wt.spread_weights(config, inputs.weights)
+        return wt.scale_weights(derived, inputs.weights, "as given, spread as derived")
     if derived is None:
         raise ConfigError(
             f"how large the weights of {config.name} are is not known: give --weights 150GiB, the "
@@ -118,50 +105,50 @@ def find_weights(inputs: Inputs, config: DSV4Config) -> Weights:
     if inputs.weight_bytes_per_param is not None and derived.parameters is not None:
         each, count = inputs.weight_bytes_per_param, derived.parameters
         source = f"{count / 1e9:,.0f}B parameters, {float(each):g} B for each"
-        return scale_weights(derived, int(count * each), source)
+        return wt.scale_weights(derived, int(count * each), source)
     return derived
 
 
-def find_weight_facts(model: str, config: DSV4Config) -> WeightFacts | None:
+def find_weight_facts(model: str, config: DSV4Config) -> wt.WeightFacts | None:
     """The sizes behind the weights of a preset or a config.json; None where not known."""
     own = _model_file(model)
     if own is None:
         return _known_facts(config.name)
-    document = read_config(own)
+    document = ps.read_config(own)
     text = document | document.get("text_config", {})
     if isinstance(text.get("quantization"), dict):  # MLX has its rules under this key
         text["quantization_config"] = {"quant_method": "mlx"} | text["quantization"]
-    if is_v41(text):
+    if ps.is_v41(text):
         text.setdefault("quantization_config", {"quant_method": "fp8", "expert_dtype": "fp4"})
     text["source"] = f"{own.parent.name}/{own.name}"
     try:
-        return WeightFacts.model_validate(text)
+        return wt.WeightFacts.model_validate(text)
     except ValidationError:
         return None
 
 
 @cache
-def _known_facts(name: str) -> WeightFacts | None:
+def _known_facts(name: str) -> wt.WeightFacts | None:
     path = shipped("configs") / "weights" / f"{name}.yaml"
     if not path.is_file():
         return None
-    return WeightFacts(**yaml.safe_load(path.read_text(encoding="utf-8")))
+    return wt.WeightFacts(**yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 @cache
-def _known_weights(name: str, checkpoint: str) -> Weights | None:
+def _known_weights(name: str, checkpoint: str) -> wt.Weights | None:
     """A preset's weights, as the name of a checkpoint says that they are stored."""
     facts, config = _known_facts(name), _known_model(name)
     if facts is None or not checkpoint:
-        return None if facts is None else derive_weights(config, facts)
+        return None if facts is None else wt.derive_weights(config, facts)
     stored = storage_of_name(checkpoint) or facts.storage
 
     def count(experts: int) -> int:
         pruned = facts.model_copy(update={"n_routed_experts": experts})
-        return derive_weights(config, pruned).parameters or 0
+        return wt.derive_weights(config, pruned).parameters or 0
 
     left = experts_of_name(checkpoint, facts.n_routed_experts, count)
     changes = {"n_routed_experts": left, "stored": stored}
     if changes != {"n_routed_experts": facts.n_routed_experts, "stored": facts.storage}:
         changes["source"] = f"the name {checkpoint[:100]}, {left} experts a layer"
-    return derive_weights(config, facts.model_copy(update=changes))
+    return wt.derive_weights(config, facts.model_copy(update=changes))

@@ -11,14 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dsv4kv.budget.shell import (
-    MOST_CHARACTERS,
-    bounded,
-    fill_in,
-    read_script,
-    split_statements,
-    take_documents,
-)
+from dsv4kv.budget import shell as sh
 from dsv4kv.engines.flags import Flag, find_flag
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
@@ -139,7 +132,7 @@ def find_launches(
     Variables that the text does not set come from ``environment``, files of settings that it does
     not hold from its ``folder``.
     """
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > sh.MOST_CHARACTERS:
         raise ConfigError("no launch command is longer than 256 KiB.")
     outer = dict(environment or {})
     pinned, nightly = _PINNED.search(text), _NIGHTLY.search(text)
@@ -210,7 +203,7 @@ def _settings_in(folder: Path, text: str) -> Iterator[tuple[str, str]]:
 
 
 def _in_script(text: str, around: _Around) -> Iterator[Launch]:
-    bare, files = take_documents(_as_shell(text))
+    bare, files = sh.take_documents(_as_shell(text))
     around = replace(around, files={**around.files, **files})
     found = list(_in_shell(bare, around)) or list(_in_shell(bare, around, decide=False))
     for name, body in files.items():
@@ -243,7 +236,7 @@ def _in_shell(
     bare = re.sub(r"^[^\S\n]*(```.*|[$>%]\s+(?=\S))", "", text, flags=re.MULTILINE).replace(
         "`", " "
     )
-    for each in read_script(bare, around.variables, decide=decide):
+    for each in sh.read_script(bare, around.variables, decide=decide):
         words, own = each.words, replace(around, variables=each.variables)
         if launch := _launch(words, own, depth):
             unset = tuple(f"${name}, which is not set" for name in each.unset)
@@ -329,7 +322,7 @@ def _make(
         text = around.files.get(Path(value).name) or around.files.get(value)
         if spelling.replace("_", "-") in _SETTINGS and text is not None:
             with suppress(Unparsable):
-                documents = load_yaml(fill_in(text, around.variables))
+                documents = load_yaml(sh.fill_in(text, around.variables))
                 settings += _given(documents[0] if documents else {})
                 pairs = [pair for pair in pairs if pair != (spelling, value)]
     served = [value for name, value in pairs if name == "--served-model-name"]
@@ -472,8 +465,8 @@ def _in_mapping(document: Mapping[Any, Any], around: _Around) -> tuple[Launch | 
 
 def _in_container(words: list[str], image: str, around: _Around, depth: int = 0) -> Launch | None:
     """The server of a container's words, or of its image where these are flags alone."""
-    filled = bounded(  # ${variable}, and {tensor_parallel} of a recipe
-        fill_in(
+    filled = sh.bounded(  # ${variable}, and {tensor_parallel} of a recipe
+        sh.fill_in(
             re.sub(
                 r"(?<!\$)\{(\w+)\}",
                 lambda m: "$" * (m[1] in around.variables) + m[0],
@@ -518,7 +511,7 @@ def _environment(document: Mapping[Any, Any]) -> dict[str, str]:
 
 def _words(value: Any) -> list[str]:
     if isinstance(value, str):
-        statements = [words for _, words, _ in split_statements(value)]
+        statements = [words for _, words, _ in sh.split_statements(value)]
         return statements[0] if len(statements) == 1 else [value]
     return [str(each) for each in value] if isinstance(value, list) else []
 

@@ -4,19 +4,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from dsv4kv.budget import fit as ft
 from dsv4kv.budget.answer import answer, peak_lines
-from dsv4kv.budget.fit import (
-    available_bytes,
-    fits,
-    free_bytes,
-    indexer_logits_bytes,
-    logits_bytes,
-    max_concurrency,
-    max_context,
-    tightest_free_bytes,
-    transient_bytes,
-    use_of,
-)
 from dsv4kv.budget.scenario import Scenario
 from tests.budget.questions import ENGINES, ask, scenario, scenarios
 from tests.examples import examples
@@ -32,7 +21,7 @@ def test_a_longer_context_never_leaves_more(
     found: Scenario, one: int, other: int, load: int
 ) -> None:
     short, long = sorted((one, other))
-    left = [tightest_free_bytes(found, tokens, load) for tokens in (long, short)]
+    left = [ft.tightest_free_bytes(found, tokens, load) for tokens in (long, short)]
     assert left == sorted(left)
 
 
@@ -42,7 +31,7 @@ def test_more_requests_never_leave_more(
     found: Scenario, tokens: int, one: int, other: int
 ) -> None:
     few, many = sorted((one, other))
-    left = [tightest_free_bytes(found, tokens, load) for load in (many, few)]
+    left = [ft.tightest_free_bytes(found, tokens, load) for load in (many, few)]
     assert left == sorted(left)
 
 
@@ -53,7 +42,7 @@ def test_more_memory_never_holds_fewer_requests(
 ) -> None:
     """Of equal chunks: from 160 GiB on the engines take larger ones unasked, which cost more."""
     held = [
-        max_concurrency(
+        ft.max_concurrency(
             scenario(engine=engine, hbm=f"{size}GiB", gpus="8", step_tokens="8192"), tokens
         )
         for size in sorted((one, other))
@@ -66,28 +55,28 @@ def test_more_memory_never_holds_fewer_requests(
 def test_the_most_requests_fit_and_one_more_a_replica_does_not(
     found: Scenario, tokens: int
 ) -> None:
-    most, replicas = max_concurrency(found, tokens), found.layout.dp
+    most, replicas = ft.max_concurrency(found, tokens), found.layout.dp
     assert most % replicas == 0
-    assert most == 0 or fits(found, tokens, most)
-    assert not fits(found, tokens, most + 1)
+    assert most == 0 or ft.fits(found, tokens, most)
+    assert not ft.fits(found, tokens, most + 1)
 
 
 @FEW
 @given(scenarios(), LOADS)
 def test_the_longest_context_fits_and_one_token_more_does_not(found: Scenario, load: int) -> None:
-    longest, limit = max_context(found, load), found.config.max_context_tokens
+    longest, limit = ft.max_context(found, load), found.config.max_context_tokens
     assert 0 <= longest <= limit
-    assert longest == 0 or fits(found, longest, load)
-    assert longest == limit or not fits(found, longest + 1, load)
+    assert longest == 0 or ft.fits(found, longest, load)
+    assert longest == limit or not ft.fits(found, longest + 1, load)
 
 
 @FEW
 @given(scenarios(), CONTEXTS)
 def test_the_two_inverses_agree(found: Scenario, tokens: int) -> None:
-    most = max_concurrency(found, tokens)
+    most = ft.max_concurrency(found, tokens)
     assume(most)
-    assert max_context(found, most) >= tokens
-    assert max_context(found, most + 1) < tokens
+    assert ft.max_context(found, most) >= tokens
+    assert ft.max_context(found, most + 1) < tokens
 
 
 @FEW
@@ -95,13 +84,13 @@ def test_the_two_inverses_agree(found: Scenario, tokens: int) -> None:
 def test_the_parts_of_a_gpu_add_up_and_none_is_negative(
     found: Scenario, tokens: int, load: int
 ) -> None:
-    use = use_of(found, tokens, load)
+    use = ft.use_of(found, tokens, load)
     parts = (use.weights, use.reserve, use.transient, use.shared, use.fixed, use.in_flight)
     assert all(part >= 0 for part in (*parts, use.tokens, use.lost))
     assert sum(parts) + use.tokens + use.lost + use.free == use.budget
-    assert use.free == free_bytes(found, use.stage, tokens, load)
+    assert use.free == ft.free_bytes(found, use.stage, tokens, load)
     assert use.free == min(
-        free_bytes(found, stage, tokens, load) for stage in range(found.layout.pp)
+        ft.free_bytes(found, stage, tokens, load) for stage in range(found.layout.pp)
     )
 
 
@@ -121,8 +110,8 @@ def test_logits_of_a_chunk_at_a_million_tokens_are_as_large_as_the_engine_lets_t
 ) -> None:
     """vLLM: VLLM_SPARSE_INDEXER_MAX_LOGITS_MB; SGLang 0.5.21: mqa_logits_utils.py."""
     found = scenario(gpus="8", engine=engine)
-    assert logits_bytes(found, 2**20) == logits
-    assert transient_bytes(found, 2**20) == charged
+    assert ft.logits_bytes(found, 2**20) == logits
+    assert ft.transient_bytes(found, 2**20) == charged
 
 
 @pytest.mark.parametrize(
@@ -132,7 +121,7 @@ def test_logits_of_a_chunk_at_a_million_tokens_are_as_large_as_the_engine_lets_t
 def test_logits_of_a_chunk_have_their_published_size(
     rows: int, context: int, expected_gib: float
 ) -> None:
-    assert round(indexer_logits_bytes(rows, context) / 2**30, 2) == expected_gib
+    assert round(ft.indexer_logits_bytes(rows, context) / 2**30, 2) == expected_gib
 
 
 def sizes_of(**texts: str) -> dict[str, int]:
@@ -148,7 +137,7 @@ def test_what_is_taken_and_what_is_left_are_the_whole(engine: str, model: str) -
     sums = {kind: sum(line.size_bytes for line in lines if line.kind == kind)
             for kind in ("whole", "taken", "left")}  # fmt: skip
     assert sums["taken"] + sums["left"] == sums["whole"] == found.scenario.gpu.memory_bytes
-    assert sums["left"] == available_bytes(found.scenario, found.use.stage, found.context)
+    assert sums["left"] == ft.available_bytes(found.scenario, found.use.stage, found.context)
     assert all(line.source for line in lines if line.kind != "left")
 
 

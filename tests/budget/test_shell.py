@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from dsv4kv.budget import servers, shell
+from dsv4kv.budget import shell
 from dsv4kv.budget.servers import find_launches
 from dsv4kv.errors import ConfigError
 
@@ -34,11 +34,11 @@ def test_the_parts_of_a_word_are_looked_at_once(monkeypatch: pytest.MonkeyPatch)
 def test_containers_are_opened_to_a_bounded_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     filled = list[str]()
 
-    def fill_in(word: str, _: object) -> str:
+    def fill_in(word: str, *_: object, **__: object) -> str:
         filled.append(word)
         return word
 
-    monkeypatch.setattr(servers, "fill_in", fill_in)
+    monkeypatch.setattr(shell, "fill_in", fill_in)
     text = "docker run " * 1_000
     assert list(find_launches(text)) == []
     assert len(filled) <= 100 * 1_000

@@ -8,15 +8,7 @@ from typing import Any
 from dsv4kv.engines.contract import Deployment, Engine
 from dsv4kv.engines.flags import DRAFT_LAYERS
 from dsv4kv.engines.formats import Site, stored_formats
-from dsv4kv.engines.logs.read import (
-    V32,
-    V41,
-    Reading,
-    StartupLog,
-    draft_method,
-    named_model,
-    v4_presets,
-)
+from dsv4kv.engines.logs import read as rd
 from dsv4kv.engines.names import FAMILIES, engine_family, find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
@@ -69,7 +61,7 @@ class Recovery:
         return replace(self, deployment=replace(self.deployment, in_flight_tokens=tokens))
 
 
-def recover(log: StartupLog, reading: Reading) -> list[Recovery]:
+def recover(log: rd.StartupLog, reading: rd.Reading) -> list[Recovery]:
     """Configurations that print what the log says, the likeliest first; else the nearest."""
     rules = FAMILIES[log.family].load("log")
     first: dict[tuple[str, int], Recovery] = {}
@@ -84,7 +76,7 @@ def likeliest(recoveries: list[Recovery]) -> list[Recovery]:
     return [found for found in recoveries if found.score == recoveries[0].score]
 
 
-def engines_of(log: StartupLog) -> tuple[list[Any], bool]:
+def engines_of(log: rd.StartupLog) -> tuple[list[Any], bool]:
     """The version the log names, and that it does; else all versions, the newest first."""
     if log.version:
         try:
@@ -96,7 +88,7 @@ def engines_of(log: StartupLog) -> tuple[list[Any], bool]:
     ], False
 
 
-def possible_deployments(log: StartupLog) -> Iterator[tuple[Deployment, int]]:
+def possible_deployments(log: rd.StartupLog) -> Iterator[tuple[Deployment, int]]:
     """Every model, number of draft layers and format that the log does not rule out.
 
     With the number of the log's statements that agree: model name, drafts, indexer format. V4.1 is
@@ -106,18 +98,18 @@ def possible_deployments(log: StartupLog) -> Iterator[tuple[Deployment, int]]:
         ConfigError: The log names a model whose cache is not DeepSeek-V4's, or a cache dtype
             that no published log of it has had.
     """
-    named, rules = named_model(log), FAMILIES[log.family].load("log")
-    own = named if named in (V41, V32) else None  # stored by GPU and backend
+    named, rules = rd.named_model(log), FAMILIES[log.family].load("log")
+    own = named if named in (rd.V41, rd.V32) else None  # stored by GPU and backend
     block, smallest = log.whole("block"), 64 if own else 128
     block = block if block and block % smallest == 0 else None  # that of another table
-    dtype = _cache_dtype(log, rules.V41_DTYPES if named == V41 else _FORMAT)
+    dtype = _cache_dtype(log, rules.V41_DTYPES if named == rd.V41 else _FORMAT)
     ranks = (log.whole("tensor_parallel") or 1) // (log.whole("data_parallel") or 1)
     arch = log.text("arch")
-    sites = rules.V41_SITES if named == V41 else ((arch, None),)
+    sites = rules.V41_SITES if named == rd.V41 else ((arch, None),)
     sites = [site for site in sites if site[0] == arch] or sites
     seen = set()
     for name, (arch, backend), (drafts, agree), (keys, read) in product(
-        [named] if named else v4_presets(), sites, _drafts(log), _indexers(log)
+        [named] if named else rd.v4_presets(), sites, _drafts(log), _indexers(log)
     ):
         model, names = load_model(name), [_FORMAT.get(dtype, dtype)] * 2 + [keys]
         if own:
@@ -142,7 +134,7 @@ def possible_deployments(log: StartupLog) -> Iterator[tuple[Deployment, int]]:
             yield deployment, (named is not None) + agree + read
 
 
-def _cache_dtype(log: StartupLog, known: Iterable[str]) -> str:
+def _cache_dtype(log: rd.StartupLog, known: Iterable[str]) -> str:
     dtype = (log.text("cache_dtype") or "auto").lower().removeprefix("torch.")
     if dtype not in known:
         raise ConfigError(
@@ -153,15 +145,15 @@ def _cache_dtype(log: StartupLog, known: Iterable[str]) -> str:
     return dtype
 
 
-def _drafts(log: StartupLog) -> list[tuple[int, bool]]:
-    method = draft_method(log) or ""
+def _drafts(log: rd.StartupLog) -> list[tuple[int, bool]]:
+    method = rd.draft_method(log) or ""
     if method == "off":
         return [(0, True)]
     named = [(layers, True) for part, layers in DRAFT_LAYERS.items() if part in method]
     return named[:1] or [(0, False), (1, False), (3, False)]
 
 
-def _indexers(log: StartupLog) -> list[tuple[str, bool]]:
+def _indexers(log: rd.StartupLog) -> list[tuple[str, bool]]:
     fp4 = log.text("fp4_indexer")
     if fp4 is None:
         return [("fp8", False), ("mxfp4", False)]

@@ -9,16 +9,7 @@ last window of a hit again (``encoder_swa_replay.py``); then the other one chang
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from dsv4kv.engines.rule import (
-    EVERYWHERE,
-    KINDS,
-    Family,
-    Launch,
-    Limit,
-    Policy,
-    Retention,
-    Variant,
-)
+from dsv4kv.engines import rule as rl
 
 
 @dataclass(frozen=True)
@@ -98,13 +89,13 @@ BUILDS = (
             half_scores=True),
 )  # fmt: skip
 
-_POLICY = Policy("radix", prompts_alone=True, host_by_ratio=True)
+_POLICY = rl.Policy("radix", prompts_alone=True, host_by_ratio=True)
 _MORE_PAGES = {
     "evicted_block": "more memory: --mem-fraction-static",
     "alignment": "a smaller --page-size",
 }
 _MORE = "--swa-full-tokens-ratio above 0.1; more memory"
-_ONE_POOL = Variant(
+_ONE_POOL = rl.Variant(
     "radix tree of pages, one pool",
     "sglang:0.5.23",
     default_for=("flat",),
@@ -115,12 +106,12 @@ _ONE_POOL = Variant(
 _FREES = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS"
 _V4 = replace(_ONE_POOL, kinds=("v4", "v41"), default_for=("v4",), groups=True)
 _V41 = replace(_V4, kinds=("v41",), default_for=("v41",), drafts=("none", "dspark"))
-_TAIL = Retention(junctions=True, chunks=True)
+_TAIL = rl.Retention(junctions=True, chunks=True)
 
 
 def _rule(
-    of: Variant, explains: str, setting: str, *, remedies: dict[str, str], **facts: Any
-) -> Variant:
+    of: rl.Variant, explains: str, setting: str, *, remedies: dict[str, str], **facts: Any
+) -> rl.Variant:
     remedies = _MORE_PAGES | remedies
     return replace(of, explains=explains, setting=setting, remedies=remedies, **facts)
 
@@ -129,7 +120,7 @@ RULES = {
     "sglang": _ONE_POOL,
     "sglang-v4:dense": _rule(
         _V4, "windows of whole prompts, in a pool a tenth as large", f"{_FREES}=0",
-        flags={"window_slots": "kept"}, retention=EVERYWHERE,
+        flags={"window_slots": "kept"}, retention=rl.EVERYWHERE,
         remedies={
             "evicted_block": f"only the windows of the last pages (sglang-v4:tail); {_MORE}",
             "evicted_checkpoint": _MORE, "no_checkpoint": _MORE,
@@ -162,28 +153,28 @@ RULES = {
 }  # fmt: skip
 
 _LIMITS = (  # of 0.5.23: arg_groups/deepseek_v4_hook.py, arg_groups/hisparse_hook.py
-    Limit("dcp", KINDS),
-    Limit("prefill_cp", KINDS),
-    Limit("hisparse", ("v41",), "DeepSeek-V4.1 does not support HiSparse yet"),
-    Limit("hisparse", ("flat",)),
-    Limit(
+    rl.Limit("dcp", rl.KINDS),
+    rl.Limit("prefill_cp", rl.KINDS),
+    rl.Limit("hisparse", ("v41",), "DeepSeek-V4.1 does not support HiSparse yet"),
+    rl.Limit("hisparse", ("flat",)),
+    rl.Limit(
         "hisparse_radix",
         ("v4",),
         "Hierarchical sparse attention currently requires --disable-radix-cache.",
     ),
-    Limit("unified_memory", KINDS),
-    Limit("unified_kv", ("v41",), "DeepSeek-V4.1 does not support the unified KV layout yet"),
-    Limit("unified_kv", ("v4", "flat")),
+    rl.Limit("unified_memory", rl.KINDS),
+    rl.Limit("unified_kv", ("v41",), "DeepSeek-V4.1 does not support the unified KV layout yet"),
+    rl.Limit("unified_kv", ("v4", "flat")),
 )
 
-FAMILY = Family(
+FAMILY = rl.Family(
     "sglang",
     "SGLang",
     "sizes:SglangEngine",
     BUILDS,
     RULES,
     {"window_slots": "freed"},
-    Launch(
+    rl.Launch(
         words=(("sglang", "serve"), ("dynamo.sglang",), ("sglang.launch_server",)),
         images=("sglang",),
         program="python -m sglang.launch_server",

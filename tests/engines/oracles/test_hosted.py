@@ -9,13 +9,7 @@ import pytest
 from dsv4kv.engines.contract import Capacity
 from dsv4kv.engines.host import HostWish
 from dsv4kv.engines.names import FAMILIES, find_engine
-from dsv4kv.engines.vllm.host import (
-    chunk_bytes,
-    counted_tokens,
-    offloaded_groups,
-    shares_copy,
-    stored_chunks,
-)
+from dsv4kv.engines.vllm import host
 from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import PageLayout
@@ -108,16 +102,17 @@ def offloading_of(asked: dict[str, Any]) -> dict[str, Any]:
     )
     (chunk,) = engine.host_tier(deployment, capacity, wish).pools
     (block,) = engine.host_tier(deployment, capacity, replace(wish, tier="simple")).pools
-    groups = offloaded_groups(engine, deployment)
+    groups = host.offloaded_groups(engine, deployment)
     align = groups[0].block_tokens
     return {
         "chunk_bytes": chunk.page_bytes,
         "chunks": chunk.pages,
-        "tokens": counted_tokens(groups, chunk.pages, asked["context"]),
-        "shared": shares_copy(deployment, wish),
+        "tokens": host.counted_tokens(groups, chunk.pages, asked["context"]),
+        "shared": host.shares_copy(deployment, wish),
         "simple_blocks": block.pages,
         "stored": sorted(
-            stored_chunks(group, align, asked["prompt"], asked["retention"]) for group in groups
+            host.stored_chunks(group, align, asked["prompt"], asked["retention"])
+            for group in groups
         ),
     }
 
@@ -157,7 +152,7 @@ def lmcache_of(asked: dict[str, Any]) -> dict[str, Any]:
     assert isinstance(engine, VllmEngine)
     groups = [group for group in engine.layout(deployment_of(asked)).groups if not group.ring]
     try:
-        return {"chunk_bytes": chunk_bytes(groups, asked["chunk"])}
+        return {"chunk_bytes": host.chunk_bytes(groups, asked["chunk"])}
     except ConfigError as error:
         return {"refused": str(error)}
 

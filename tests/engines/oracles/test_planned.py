@@ -9,21 +9,14 @@ import pytest
 from dsv4kv.engines.names import find_engine
 from dsv4kv.engines.sglang.sizes import SglangEngine
 from dsv4kv.engines.vllm.sizes import VllmEngine
+from tests.engines.oracles import planned
 from tests.engines.oracles.asking import needs_engines
-from tests.engines.oracles.planned import (
-    ENGINES,
-    PLANNERS,
-    SETTINGS,
-    answered,
-    deployment_of,
-    read_settings,
-)
 
 
 def by_vllm(asked: dict[str, Any]) -> dict[str, Any]:
-    engine = find_engine(ENGINES["vllm"])
+    engine = find_engine(planned.ENGINES["vllm"])
     assert isinstance(engine, VllmEngine)
-    deployment = deployment_of(asked)
+    deployment = planned.deployment_of(asked)
     layout, context = engine.layout(deployment), asked["context"]
     capacity = engine.capacity(deployment, asked["memory"])
     return {
@@ -37,9 +30,9 @@ def by_vllm(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_sglang(asked: dict[str, Any]) -> dict[str, Any]:
-    engine = find_engine(ENGINES["sglang"])
+    engine = find_engine(planned.ENGINES["sglang"])
     assert isinstance(engine, SglangEngine)
-    deployment = deployment_of(asked)
+    deployment = planned.deployment_of(asked)
     capacity = engine.capacity(deployment, asked["memory"])
     found = {"token_bytes": float(capacity.unit_bytes), "full": capacity.units, "window": 0}
     if asked["kind"] != "flat":
@@ -55,8 +48,8 @@ def test_500_random_settings_are_sized_as_the_engines_planner_sizes_them(
     engine: str, size: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
     """To the byte. Where SGLang's start refuses there are no pools to compare."""
-    settings = read_settings(engine)
-    assert len(settings) == SETTINGS >= 500
+    settings = planned.read_settings(engine)
+    assert len(settings) == planned.SETTINGS >= 500
     assert Counter(asked["kind"] for asked in settings)["v41"] > 150
     unlike = []
     for asked in settings:
@@ -70,7 +63,7 @@ def test_v41_has_the_groups_that_vllm_prints() -> None:
     """vllm#56871: blocks of 64 tokens, seven groups of windows of 32, a ring of 8."""
     groups = {
         tuple(asked["answer"]["group_tokens"])
-        for asked in read_settings("vllm")
+        for asked in planned.read_settings("vllm")
         if (asked["model"], asked["arch"], asked["block"]) == ("v4.1-flash", "sm_90", 64)
         and not asked["drafts"]
     }
@@ -78,6 +71,6 @@ def test_v41_has_the_groups_that_vllm_prints() -> None:
 
 
 @needs_engines
-@pytest.mark.parametrize("engine", PLANNERS)
+@pytest.mark.parametrize("engine", planned.PLANNERS)
 def test_the_planner_answers_as_recorded(engine: str) -> None:
-    assert answered(engine) == list(read_settings(engine))
+    assert planned.answered(engine) == list(planned.read_settings(engine))

@@ -11,21 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from dsv4kv import files
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import (
-    Unparsable,
-    load_yaml,
-    mask_secrets,
-    mask_url,
-    parse_json,
-    read_document,
-    read_json,
-    replacing,
-    shipped,
-    whole_json,
-    write_named,
-)
 from tests.fuzz.mutate import BOMB, MERGES
 
 
@@ -34,7 +22,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_file_appears_with_all_its_content(tmp_path: Path) -> None:
-    with replacing(tmp_path / "run.json") as file:
+    with files.replacing(tmp_path / "run.json") as file:
         file.write(b"all of it")
     assert names(tmp_path) == ["run.json"]
     assert (tmp_path / "run.json").read_bytes() == b"all of it"
@@ -49,7 +37,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, error: type[BaseExcepti
         file.write(b"half")
         raise error
 
-    with pytest.raises(error), replacing(target) as file:
+    with pytest.raises(error), files.replacing(target) as file:
         fail(file)
     assert names(tmp_path) == ["run.json"]
     assert target.read_bytes() == b"old"
@@ -58,7 +46,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, error: type[BaseExcepti
 def test_a_link_is_replaced_and_its_target_left(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_bytes(b"other")
     (tmp_path / "run.json").symlink_to("other.json")
-    with replacing(tmp_path / "run.json") as file:
+    with files.replacing(tmp_path / "run.json") as file:
         file.write(b"new")
     assert (tmp_path / "other.json").read_bytes() == b"other"
     assert (tmp_path / "run.json").read_bytes() == b"new"
@@ -68,26 +56,26 @@ def test_a_link_is_replaced_and_its_target_left(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_an_os_error(tmp_path: Path, target: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
-    with pytest.raises(OSError, match="director"), replacing(tmp_path / target) as file:
+    with pytest.raises(OSError, match="director"), files.replacing(tmp_path / target) as file:
         file.write(b"x")
     assert names(tmp_path) == ["file", "folder"]
 
 
 def test_a_file_that_an_option_named_is_written_or_refused_with_the_option(tmp_path: Path) -> None:
-    write_named(tmp_path / "a.csv", "ä\n", "--csv")
+    files.write_named(tmp_path / "a.csv", "ä\n", "--csv")
     assert (tmp_path / "a.csv").read_bytes() == "ä\n".encode()
     target = tmp_path / "gone" / "a.csv"
     sentence = f"--csv {target}: cannot be written (No such file or directory): name a file in a "
     with pytest.raises(ConfigError, match=re.escape(sentence)):
-        write_named(target, "", "--csv")
+        files.write_named(target, "", "--csv")
     assert names(tmp_path) == ["a.csv"]
     (tmp_path / "link").symlink_to("a.csv")
-    write_named(tmp_path / "link", "new\n", "--csv")
+    files.write_named(tmp_path / "link", "new\n", "--csv")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "a.csv").read_bytes() == b"new\n"
     full = r"--csv /dev/full: cannot be written \(No space left on device\): make room, or name a"
     with pytest.raises(ConfigError, match=full):
-        write_named(Path("/dev/full"), "a", "--csv")
+        files.write_named(Path("/dev/full"), "a", "--csv")
 
 
 def test_a_process_that_is_killed_while_it_writes_leaves_nothing(tmp_path: Path) -> None:
@@ -107,7 +95,7 @@ def test_where_files_must_have_names_they_are_written_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr("os.O_TMPFILE", raising=False)
-    with replacing(tmp_path / "run.json") as file:
+    with files.replacing(tmp_path / "run.json") as file:
         file.write(b"all of it")
         assert len(names(tmp_path)) == 1
     assert names(tmp_path) == ["run.json"]
@@ -116,10 +104,10 @@ def test_where_files_must_have_names_they_are_written_all_the_same(
 
 def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="No such device"), replacing(tmp_path / "pipe"):
+    with pytest.raises(OSError, match="No such device"), files.replacing(tmp_path / "pipe"):
         pass
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    with replacing(tmp_path / "pipe") as file:
+    with files.replacing(tmp_path / "pipe") as file:
         file.write(b"x" * 10)
     assert os.read(reader, 99) == b"x" * 10
     os.close(reader)
@@ -128,10 +116,10 @@ def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_document_is_read_up_to_its_limit_and_refused_beyond(tmp_path: Path) -> None:
     path = tmp_path / "document"
     path.write_bytes(b"x" * 2**20)
-    assert len(read_document(path, 2**20)) == 2**20
+    assert len(files.read_document(path, 2**20)) == 2**20
     with path.open("ab") as file:
         file.write(b"x")
-    for read in (read_document, read_json):
+    for read in (files.read_document, files.read_json):
         with pytest.raises(OSError, match="it is larger than 1 MiB") as caught:
             read(path, 2**20)
         assert caught.value.errno == errno.EFBIG
@@ -147,21 +135,21 @@ def test_a_configuration_of_megabytes_is_a_sentence(tmp_path: Path) -> None:
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="it is a pipe or a device, not a file"):
-        read_document(tmp_path / "pipe")
+        files.read_document(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize("text", ["[" * 5_000, "9" * 5_000])
 def test_what_no_parser_reads_is_a_sentence(text: str) -> None:
-    with pytest.raises(Unparsable, match="nested too deeply, or a number of thousands"):
-        parse_json(text)
+    with pytest.raises(files.Unparsable, match="nested too deeply, or a number of thousands"):
+        files.parse_json(text)
 
 
 @pytest.mark.parametrize(
     "text", [BOMB, MERGES, b"a: &a\n  b: *a\n", b"[" * 5_000, b"!!python/x y"]
 )
 def test_yaml_that_holds_more_than_it_says_is_refused(text: bytes) -> None:
-    with pytest.raises(Unparsable, match="YAML"):
-        load_yaml(text.decode())
+    with pytest.raises(files.Unparsable, match="YAML"):
+        files.load_yaml(text.decode())
 
 
 @pytest.mark.parametrize(
@@ -169,8 +157,8 @@ def test_yaml_that_holds_more_than_it_says_is_refused(text: bytes) -> None:
 )
 def test_yaml_with_a_number_that_nothing_can_print_is_refused(number: str, tmp_path: Path) -> None:
     text = f"workload:\n  concurrency: {number}\n"
-    with pytest.raises(Unparsable, match="no YAML"):
-        load_yaml(text)
+    with pytest.raises(files.Unparsable, match="no YAML"):
+        files.load_yaml(text)
     (tmp_path / "x.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"x\.yaml:2: workload\.concurrency is "):
         load_config(str(tmp_path / "x.yaml"))
@@ -178,7 +166,7 @@ def test_yaml_with_a_number_that_nothing_can_print_is_refused(number: str, tmp_p
 
 def test_yaml_with_aliases_and_several_documents_is_read() -> None:
     text = "x: &x {a: 1}\ny: {<<: *x, b: 2}\n---\n[3]\n"
-    assert load_yaml(text) == [{"x": {"a": 1}, "y": {"a": 1, "b": 2}}, [3]]
+    assert files.load_yaml(text) == [{"x": {"a": 1}, "y": {"a": 1, "b": 2}}, [3]]
 
 
 def test_files_inside_an_installed_package_come_first(
@@ -188,8 +176,8 @@ def test_files_inside_an_installed_package_come_first(
     (package / "configs").mkdir(parents=True)
     (tmp_path / "kernels").mkdir()
     monkeypatch.setattr("dsv4kv.files._PACKAGE", package)
-    assert shipped("configs") == package / "configs"
-    assert shipped("kernels") == tmp_path / "kernels"
+    assert files.shipped("configs") == package / "configs"
+    assert files.shipped("kernels") == tmp_path / "kernels"
 
 
 @pytest.mark.parametrize(
@@ -205,8 +193,8 @@ def test_files_inside_an_installed_package_come_first(
     ],
 )  # fmt: skip
 def test_users_and_passwords_of_urls_are_masked_in_every_document(text: str, kept: str) -> None:
-    assert mask_secrets(text) == kept
-    assert whole_json({"a": [text]}) == {"a": [kept]}
+    assert files.mask_secrets(text) == kept
+    assert files.whole_json({"a": [text]}) == {"a": [kept]}
 
 
 @pytest.mark.parametrize(
@@ -220,4 +208,4 @@ def test_users_and_passwords_of_urls_are_masked_in_every_document(text: str, kep
     ],
 )
 def test_an_address_is_told_without_its_secrets(url: str, kept: str) -> None:
-    assert mask_url(url) == kept
+    assert files.mask_url(url) == kept

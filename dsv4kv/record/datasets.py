@@ -16,15 +16,7 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
 
-from dsv4kv.traces.files import (
-    Defect,
-    Watch,
-    is_array,
-    json_array,
-    open_trace,
-    parse_object,
-    read_time,
-)
+from dsv4kv.traces import files as tf
 
 Message = dict[str, Any]
 
@@ -53,7 +45,7 @@ class DataOptions:
     time_unit: str = "s"  # unit of numbers
     # Give records that cannot be read as ``Refused`` instead of ending with the first
     skip: bool = False
-    watch: Watch | None = None  # hears how many bytes of how many have been read
+    watch: tf.Watch | None = None  # hears how many bytes of how many have been read
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +74,21 @@ def read_dialogues(
     path: Path, options: DataOptions = DataOptions()
 ) -> Iterator[Dialogue | Refused]:
     """Yield the records of a data set; raises ``TraceError``."""
-    with open_trace(path, watch=options.watch) as lines:
+    with tf.open_trace(path, watch=options.watch) as lines:
         if not lines.peek():
-            raise Defect("the file is empty")
+            raise tf.Defect("the file is empty")
         first = lines.peek().lstrip()
         rows: Iterator[str | dict[str, Any]] = iter(lines)
         if options.text or not first.startswith(("{", "[")):
             rows = ({_PROMPTS[0]: line.rstrip("\r\n")} for line in lines)
-        elif is_array(first):
-            rows = json_array(lines)
+        elif tf.is_array(first):
+            rows = tf.json_array(lines)
         for row in rows:
             place = f"{path}:{lines.number}"
             try:
-                record = parse_object(row) if isinstance(row, str) else row
+                record = tf.parse_object(row) if isinstance(row, str) else row
                 yield _dialogue(place, record, options)
-            except Defect as defect:
+            except tf.Defect as defect:
                 if not options.skip:
                     raise
                 yield Refused(place, str(defect))
@@ -105,23 +97,23 @@ def read_dialogues(
 def _dialogue(place: str, record: dict[str, Any], options: DataOptions) -> Dialogue:
     body = record.get("body", record)  # of OpenAI's batches
     if not isinstance(body, dict):
-        raise Defect(f"body is a JSON {type(body).__name__}, expected an object")
+        raise tf.Defect(f"body is a JSON {type(body).__name__}, expected an object")
     name = next((name for name in (*_MESSAGES, *_PROMPTS) if name in body), None)
     if name is None:
-        raise Defect(f"none of {', '.join((*_MESSAGES, *_PROMPTS))} is in the record")
+        raise tf.Defect(f"none of {', '.join((*_MESSAGES, *_PROMPTS))} is in the record")
     sent_s = None if options.time is None else _time(record, options)
     if name in _PROMPTS:
         answer = next((record[name] for name in _ANSWERS if record.get(name)), None)
         given = {name: body[name]} | ({} if answer is None else {"answer": answer})
         if wrong := next((name for name, text in given.items() if type(text) is not str), None):
-            raise Defect(f"{wrong} is {shortened(given[wrong])}, expected a text")
+            raise tf.Defect(f"{wrong} is {shortened(given[wrong])}, expected a text")
         return Dialogue(place, (), (sent_s,), body[name], answer)
     turns = body[name]
     if not isinstance(turns, list) or not turns:
-        raise Defect(f"{name} is {shortened(turns)}, expected a list of messages, at least one")
+        raise tf.Defect(f"{name} is {shortened(turns)}, expected a list of messages, at least one")
     own = body.get("chat_template_kwargs") or {}
     if not isinstance(own, dict):
-        raise Defect(f"chat_template_kwargs is {shortened(own)}, expected an object")
+        raise tf.Defect(f"chat_template_kwargs is {shortened(own)}, expected an object")
     messages = [_message(number, turn) for number, turn in enumerate(turns, 1)]
     known = repeat(None) if options.time is None else (_time(turn, options) for turn in turns)
     times = list(zip(turns, known, strict=False))
@@ -136,20 +128,20 @@ def _dialogue(place: str, record: dict[str, Any], options: DataOptions) -> Dialo
 
 def _message(number: int, turn: Any) -> Message:
     if not isinstance(turn, dict):
-        raise Defect(f"message {number} is {shortened(turn)}, expected an object")
+        raise tf.Defect(f"message {number} is {shortened(turn)}, expected an object")
     if "from" in turn:
         speaker = turn["from"]
         known = _SPEAKERS.get(speaker, speaker) if isinstance(speaker, str) else speaker
         turn = {"role": known, "content": turn.get("value")}
     role = turn.get("role")
     if role not in _ROLES:
-        raise Defect(
+        raise tf.Defect(
             f"message {number} is by {shortened(role)}, expected one of {', '.join(_ROLES)} or, "
             f"as ShareGPT names them, {', '.join(_SPEAKERS)}"
         )
     content = _text(number, turn.get("content"))
     if content is None and not turn.get("tool_calls"):
-        raise Defect(f"message {number} has no content")
+        raise tf.Defect(f"message {number} has no content")
     # of what is null a template knows less than of what is not there
     return {
         name: value for name, value in (turn | {"content": content}).items() if value is not None
@@ -164,7 +156,7 @@ def _text(number: int, content: Any) -> str | None:
     for part in content if isinstance(content, list) else [content]:
         text = part.get("text") if isinstance(part, dict) else part
         if not isinstance(text, str):
-            raise Defect(f"message {number} has {shortened(part)}: only text can be tokenized")
+            raise tf.Defect(f"message {number} has {shortened(part)}: only text can be tokenized")
         texts.append(text)
     return "\n".join(texts)
 
@@ -175,11 +167,11 @@ def _time(record: Mapping[str, Any], options: DataOptions) -> float | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        return read_time(record, options.time, options.time_unit)
+        return tf.read_time(record, options.time, options.time_unit)
     try:
         when = datetime.fromisoformat(value)
     except ValueError:
-        raise Defect(
+        raise tf.Defect(
             f"{options.time} is {shortened(value)}, expected an ISO 8601 time or a number"
         ) from None
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()

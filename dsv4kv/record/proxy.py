@@ -38,18 +38,10 @@ from yarl import URL
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import mask_url
+from dsv4kv.record import usage as us
 from dsv4kv.record.folder import Record, Recording
 from dsv4kv.record.http import fail_with_connection
 from dsv4kv.record.run import HTTP, PROXY, parse_url
-from dsv4kv.record.usage import (
-    Ends,
-    parse_body,
-    prompt_text,
-    prompt_tokens,
-    session_of,
-    text_block_bytes,
-    text_ids,
-)
 from dsv4kv.record.veil import Veil
 
 _LOOPBACK = "127.0.0.1"
@@ -181,7 +173,7 @@ class _Exchange:
     end: str = "server not reached"
     body: bytearray = field(default_factory=bytearray)
     is_kept: bool = True
-    ends: Ends = field(default_factory=Ends)
+    ends: us.Ends = field(default_factory=us.Ends)
     fault: _Fault | None = None
     answer: ClientResponse | None = None
 
@@ -479,7 +471,7 @@ class Proxy:
         """Pass the answer on as it comes."""
         fail_with_connection(answer)
         exchange.status = answer.status
-        exchange.ends = Ends(answer.headers.get("Content-Encoding", ""))
+        exchange.ends = us.Ends(answer.headers.get("Content-Encoding", ""))
         reason = answer.reason or ""
         passed = _Answer(status=answer.status, reason=None if _CONTROL.search(reason) else reason)
         fields = _passed_on(answer.raw_headers)
@@ -544,8 +536,8 @@ class Proxy:
         with suppress(Exception):  # the row is written in any case
             row |= exchange.ends.row(self._veil)
         with suppress(Exception):
-            body = {} if self._hurries else parse_body(bytes(exchange.body))
-            row |= session_of(exchange.request.headers, body, self._veil)
+            body = {} if self._hurries else us.parse_body(bytes(exchange.body))
+            row |= us.session_of(exchange.request.headers, body, self._veil)
             row |= self._ids(body, row.get("input_tokens", 0))
         with suppress(TraceError):  # the recording knows
             self._recording.write("requests", row)
@@ -553,14 +545,14 @@ class Proxy:
     def _ids(self, body: dict[str, Any], tokens: int) -> Record:
         """Ids of a prompt by its tokens or else its text, if its length is known."""
         grain = self._veil.grain
-        if given := prompt_tokens(body):
+        if given := us.prompt_tokens(body):
             return {"ids": self._veil.prompt(given), "grain": grain} if tokens else {}
-        text = prompt_text(body)
+        text = us.prompt_text(body)
         block_bytes = self._recording.place("requests", self._name)
-        block_bytes = block_bytes or text_block_bytes(text, tokens, grain)
+        block_bytes = block_bytes or us.text_block_bytes(text, tokens, grain)
         if not block_bytes or not tokens or not text:
             return {}
-        ids = text_ids(text, tokens, block_bytes, self._veil)
+        ids = us.text_ids(text, tokens, block_bytes, self._veil)
         return {"ids": ids, "grain": grain, "ids_of": "text", "place": block_bytes}
 
 

@@ -13,15 +13,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
-from dsv4kv.record.folder import (
-    STREAMS,
-    WHERE,
-    Record,
-    lines_of,
-    parse_record,
-    read_stream,
-    segments,
-)
+from dsv4kv.record import folder as fd
 from dsv4kv.record.metrics import Counted, Values, count, hits_of
 from dsv4kv.record.run import count_requests, is_exchange, says_hits
 from dsv4kv.units import counted
@@ -59,7 +51,7 @@ class Held:
     _sizes: dict[int, int] = field(default_factory=dict)
     _parts: Counter[tuple[int, int]] = field(default_factory=Counter)  # of blocks, and no blocks
 
-    def take(self, record: Record) -> int:
+    def take(self, record: fd.Record) -> int:
         """Read a record of events; returns the blocks that were removed."""
         before = self.removed
         restarted = record.get("what") == "restart"
@@ -71,7 +63,7 @@ class Held:
                 self._count(event)
         return self.removed - before
 
-    def _count(self, event: Record) -> None:
+    def _count(self, event: fd.Record) -> None:
         group = event.get("group", 0)
         if "stored" in event:
             names, size = event["stored"], event["size"]
@@ -112,10 +104,10 @@ class Server:
 
 def read_server(folder: Path) -> Server:
     """Read a recording's server; raises ``TraceError`` if it cannot be read."""
-    samples = [each for each in read_stream(folder, "metrics") if "values" in each]
-    notes = list(read_stream(folder, "notes"))
+    samples = [each for each in fd.read_stream(folder, "metrics") if "values" in each]
+    notes = list(fd.read_stream(folder, "notes"))
     heard = _Heard()
-    for record in read_stream(folder, "events"):
+    for record in fd.read_stream(folder, "events"):
         heard.take(record)
     counted, restarts = _count_samples(samples)
     # ranks with a cache each, by labels of counters
@@ -176,7 +168,7 @@ class _Heard:
     sources: dict[str, tuple[Held, float | None]] = field(default_factory=dict)  # and last time
     _restarted: set[str] = field(default_factory=set)
 
-    def take(self, record: Record) -> None:
+    def take(self, record: fd.Record) -> None:
         """Read a record of events: a cache restarts where messages do, or where it is cleared."""
         source, ts = record["source"], record.get("ts")
         held, last_s = self.sources.setdefault(source, (Held(), None))
@@ -196,10 +188,12 @@ class _Heard:
         self.sources[source] = held, ts
 
 
-def _count_samples(samples: Iterable[Record]) -> tuple[list[tuple[float, int, int]], list[Window]]:
+def _count_samples(
+    samples: Iterable[fd.Record],
+) -> tuple[list[tuple[float, int, int]], list[Window]]:
     """Growth of the counters, and restarts: a later process start, or counters that fell."""
     grown, restarts = list[tuple[float, int, int]](), list[Window]()
-    pages: dict[str, tuple[Counted, Record]] = {}
+    pages: dict[str, tuple[Counted, fd.Record]] = {}
     for sample in samples:
         page, last = pages.get(sample["source"], (Counted(), sample))
         before, fell = page.hits() or ("", 0, 0), page.restarts
@@ -216,13 +210,13 @@ def _count_samples(samples: Iterable[Record]) -> tuple[list[tuple[float, int, in
     return grown, restarts
 
 
-def family_of(sample: Record) -> str:
+def family_of(sample: fd.Record) -> str:
     """The engine whose counters a sample has, or an empty text."""
     names = {key.partition(":")[0] for key in sample["values"]}
     return next((family for family in _FAMILIES if family in names), "")
 
 
-def settings_in(stream: str, record: Record) -> dict[str, str]:
+def settings_in(stream: str, record: fd.Record) -> dict[str, str]:
     """The server's settings that a record has."""
     if stream == "notes" and record.get("what") == "server":
         return dict(record.get("settings", {}))
@@ -245,7 +239,7 @@ def _merge(windows: list[Window]) -> list[Window]:
     return merged
 
 
-def _preempted(samples: Sequence[Record]) -> list[tuple[float, int]] | None:
+def _preempted(samples: Sequence[fd.Record]) -> list[tuple[float, int]] | None:
     totals = [(each["at"], _sum(each["values"], _PREEMPTED)) for each in samples]
     known = [(at, int(total)) for at, total in totals if total is not None]
     grown = [
@@ -266,25 +260,25 @@ class Follower:
         self._at: dict[Path, int] = {}  # bytes read of every file
         self.damaged = 0  # lines that were skipped
 
-    def read(self) -> Iterator[tuple[str, Record]]:
+    def read(self) -> Iterator[tuple[str, fd.Record]]:
         """Yield the stream and record of every whole line since the last call."""
-        for stream in STREAMS:
-            for path in segments(self._folder, stream):
+        for stream in fd.STREAMS:
+            for path in fd.segments(self._folder, stream):
                 if path.stat().st_size > self._at.get(path, 0):
                     for record in self._lines(path):
                         yield stream, record
 
-    def _lines(self, path: Path) -> Iterator[Record]:
-        for line in lines_of(path, self._at.get(path, 0)):
+    def _lines(self, path: Path) -> Iterator[fd.Record]:
+        for line in fd.lines_of(path, self._at.get(path, 0)):
             if not line.endswith(b"\n"):  # its end has not been written yet
                 return
             self._at[path] = self._at.get(path, 0) + len(line)
             try:
-                record = parse_record(path.name.partition(".")[0], line)
+                record = fd.parse_record(path.name.partition(".")[0], line)
             except ValueError:  # trace convert says which line is damaged
                 self.damaged += 1
                 continue
-            if record.get("what") != WHERE:
+            if record.get("what") != fd.WHERE:
                 yield record
 
 
@@ -315,12 +309,12 @@ class Watched:
     clock: Callable[[], float] = time  # returns the time in seconds since 1970
     _first_s: float = 0.0
     _now_s: float = 0.0
-    _rows: deque[Record] = field(default_factory=deque)
-    _samples: deque[Record] = field(default_factory=deque)
+    _rows: deque[fd.Record] = field(default_factory=deque)
+    _samples: deque[fd.Record] = field(default_factory=deque)
     _moved: deque[tuple[float, int, int]] = field(default_factory=deque)
     _held: dict[str, Held] = field(default_factory=dict)
 
-    def take(self, stream: str, record: Record) -> None:
+    def take(self, stream: str, record: fd.Record) -> None:
         """Read the next record."""
         self._now_s = max(self._now_s, record.get("at", 0.0))
         self._first_s = self._first_s or self._now_s
@@ -410,7 +404,7 @@ class Live:
         self.requests = self.without_usage = 0
         self.input_tokens = self.cached_tokens = 0
 
-    def hear(self, stream: str, record: Record) -> None:
+    def hear(self, stream: str, record: fd.Record) -> None:
         """Count a record."""
         if stream == "events":
             self.batches += "events" in record
@@ -425,7 +419,7 @@ class Live:
         elif stream == "requests":
             self.without_usage += record.get("end") == "done"
 
-    def _request(self, record: Record) -> None:
+    def _request(self, record: fd.Record) -> None:
         """Count a request once, though a log has several lines of it."""
         name, exchange = record.get("id", self.requests), is_exchange(record)
         self.requests += name not in self._known or (exchange and self._known[name])

@@ -38,28 +38,10 @@ from typing import Any
 import numpy as np
 
 from dsv4kv.errors import TraceError
-from dsv4kv.traces.files import (
-    DEFAULTS,
-    MAX_TOKENS,
-    MOST_S,
-    ODD_ID,
-    Defect,
-    ReadOptions,
-    TimedFields,
-    TraceLines,
-    checked_ids,
-    checked_tokens,
-    json_line,
-    json_records,
-    read_counted_ids,
-    read_numbers,
-    read_time,
-    read_tokens,
-    required,
-)
+from dsv4kv.traces import files as tf
 from dsv4kv.traces.request import IdRuns, Request, Sessions, full_blocks, signed
 
-Reader = Callable[[TraceLines, ReadOptions], Iterator[Request]]
+Reader = Callable[[tf.TraceLines, tf.ReadOptions], Iterator[Request]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,35 +59,35 @@ BLOCK_TOKENS = 512
 
 
 def _read_rows(
-    lines: TraceLines,
-    names: TimedFields,
+    lines: tf.TraceLines,
+    names: tf.TimedFields,
     block_tokens: int,
     unit: str = "seconds",
     *,
     partial: bool = False,
 ) -> Iterator[Request]:
     """Yield the requests of JSON lines; ids of ``block_tokens`` tokens, 0 where they have none."""
-    for record in json_records(lines):
-        tokens = read_tokens(record, names.input, low=1)
+    for record in tf.json_records(lines):
+        tokens = tf.read_tokens(record, names.input, low=1)
         ids: Sequence[int] = ()
         if block_tokens:
-            ids = read_counted_ids(record, names.ids, tokens, block_tokens, partial=partial)
+            ids = tf.read_counted_ids(record, names.ids, tokens, block_tokens, partial=partial)
         elif names.ids in record:
-            raise Defect(f"{names.ids} is given, but not the tokens per id (--id-tokens)")
-        arrival_s = read_time(record, names.time, unit)
-        output_tokens = read_tokens(record, names.output, low=0)
+            raise tf.Defect(f"{names.ids} is given, but not the tokens per id (--id-tokens)")
+        arrival_s = tf.read_time(record, names.time, unit)
+        output_tokens = tf.read_tokens(record, names.output, low=0)
         yield Request(arrival_s, tokens, output_tokens, ids, block_tokens)
 
 
 MOONCAKE = TraceFormat(
     lambda lines, _: _read_rows(
-        lines, DEFAULTS.fields, BLOCK_TOKENS, "milliseconds", partial=True
+        lines, tf.DEFAULTS.fields, BLOCK_TOKENS, "milliseconds", partial=True
     ),
     frozenset({"hash_ids"}),
     '{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}',
 )
 BAILIAN = TraceFormat(
-    lambda lines, _: _read_rows(lines, DEFAULTS.fields, 16),
+    lambda lines, _: _read_rows(lines, tf.DEFAULTS.fields, 16),
     frozenset({"parent_chat_id"}),
     '{"chat_id": …, "parent_chat_id": …, "timestamp": s, "input_length": tokens, '
     '"output_length": tokens, "hash_ids": [...]}',
@@ -148,18 +130,18 @@ def _format_line(number: int, request: Request, first: int, **others: Any) -> st
         "output_length": request.output_tokens,
         "hash_ids": list(request.prefix_hashes)[first:],
     }
-    return json_line(record | others)
+    return tf.json_line(record | others)
 
 
 _START = Request(0.0, 0, 0, (), BLOCK_TOKENS)
 
 
-def _read_mooncake_delta(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
+def _read_mooncake_delta(lines: tf.TraceLines, _: tf.ReadOptions) -> Iterator[Request]:
     """Yield turns with whole prompts, by arrival: a delay may put one after later lines."""
     sessions: dict[str, Request] = {}
     turns = []
-    for record in json_records(lines):
-        session = str(required(record, "session_id"))
+    for record in tf.json_records(lines):
+        session = str(tf.required(record, "session_id"))
         sessions[session] = turn = _extend(sessions.get(session), record)
         turns.append(turn)
     yield from sorted(turns, key=lambda turn: turn.arrival_s)
@@ -167,22 +149,22 @@ def _read_mooncake_delta(lines: TraceLines, _: ReadOptions) -> Iterator[Request]
 
 def _extend(before: Request | None, record: dict[str, Any]) -> Request:
     if before is not None and "timestamp" not in record:
-        arrival_s = before.arrival_s + read_time(record, "delay", "milliseconds")
+        arrival_s = before.arrival_s + tf.read_time(record, "delay", "milliseconds")
     else:
-        arrival_s = read_time(record, "timestamp", "milliseconds")
+        arrival_s = tf.read_time(record, "timestamp", "milliseconds")
     before = before or _START
-    input_tokens = before.input_tokens + read_tokens(record, "input_length", low=1)
-    if input_tokens > MAX_TOKENS:
-        raise Defect(f"the session's prompt has grown to {input_tokens:,} tokens")
-    output_tokens = read_tokens(record, "output_length", low=0)
-    new = checked_ids(read_numbers(record, "hash_ids"), "hash_ids")
+    input_tokens = before.input_tokens + tf.read_tokens(record, "input_length", low=1)
+    if input_tokens > tf.MAX_TOKENS:
+        raise tf.Defect(f"the session's prompt has grown to {input_tokens:,} tokens")
+    output_tokens = tf.read_tokens(record, "output_length", low=0)
+    new = tf.checked_ids(tf.read_numbers(record, "hash_ids"), "hash_ids")
     earlier, full = tuple(before.prefix_hashes), before.input_tokens // BLOCK_TOKENS
     blocks = -(-input_tokens // BLOCK_TOKENS)
     # a partial last block of the turn before has a new id, or keeps its own
     for kept in (earlier[:full], earlier):
         if len(kept) + len(new) == blocks:
             return Request(arrival_s, input_tokens, output_tokens, kept + new, BLOCK_TOKENS)
-    raise Defect(
+    raise tf.Defect(
         f"hash_ids has {len(new):,} ids, expected {blocks - full:,}: the turn makes the session's "
         f"prompt {blocks:,} blocks of {BLOCK_TOKENS} tokens, and it had {full:,} of them"
     )
@@ -208,7 +190,7 @@ MOONCAKE_DELTA = TraceFormat(
 
 def format_timed(requests: Iterable[Request]) -> Iterator[str]:
     """Lines of a trace: times in seconds, the names that are read if none are given."""
-    names = DEFAULTS.fields
+    names = tf.DEFAULTS.fields
     for request in requests:
         record: dict[str, Any] = {
             names.time: request.arrival_s,
@@ -217,7 +199,7 @@ def format_timed(requests: Iterable[Request]) -> Iterator[str]:
         }
         if request.hash_block_tokens:
             record[names.ids] = list(request.prefix_hashes)
-        yield json_line(record)
+        yield tf.json_line(record)
 
 
 def format_native(requests: Iterable[Request]) -> Iterator[str]:
@@ -237,34 +219,34 @@ def format_native(requests: Iterable[Request]) -> Iterator[str]:
             record["hash_block_tokens"] = request.hash_block_tokens
         turn = {"session": request.session, "answer_s": request.answer_s}
         record |= {name: value for name, value in turn.items() if value is not None}
-        yield json_line(record)
+        yield tf.json_line(record)
 
 
-def _read_native(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
+def _read_native(lines: tf.TraceLines, _: tf.ReadOptions) -> Iterator[Request]:
     earlier = 0
-    for record in json_records(lines):
-        input_tokens = read_tokens(record, "input_tokens", low=1)
+    for record in tf.json_records(lines):
+        input_tokens = tf.read_tokens(record, "input_tokens", low=1)
         listed = {"prefix_hashes", "prefix_runs", "hash_block_tokens"} & record.keys()
-        block_tokens = read_tokens(record, "hash_block_tokens", low=1) if listed else 0
+        block_tokens = tf.read_tokens(record, "hash_block_tokens", low=1) if listed else 0
         session = record.get("session")  # what others call so may be anything
         answer_s = record.get("answer_s")
         hashes: Sequence[int] = ()
         if "prefix_runs" in record:
             hashes = _read_runs(record, input_tokens, block_tokens)
         elif listed:
-            hashes = read_counted_ids(
+            hashes = tf.read_counted_ids(
                 {"prefix_hashes": []} | record, "prefix_hashes", input_tokens, block_tokens
             )
         earlier = earlier or block_tokens
         if block_tokens not in {0, earlier}:
-            raise Defect(
+            raise tf.Defect(
                 f"hash_block_tokens is {block_tokens}, earlier lines have "
                 f"{earlier}: a trace has one block size"
             )
         yield Request(
-            arrival_s=read_time(record, "arrival_s", "seconds"),
+            arrival_s=tf.read_time(record, "arrival_s", "seconds"),
             input_tokens=input_tokens,
-            output_tokens=read_tokens(record, "output_tokens", low=0),
+            output_tokens=tf.read_tokens(record, "output_tokens", low=0),
             prefix_hashes=hashes,
             hash_block_tokens=block_tokens,
             session=session if type(session) is int else None,
@@ -273,7 +255,7 @@ def _read_native(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
 
 
 def _read_runs(record: dict[str, Any], input_tokens: int, block_tokens: int) -> IdRuns:
-    numbers = read_numbers(record, "prefix_runs")
+    numbers = tf.read_numbers(record, "prefix_runs")
     full, partial = divmod(input_tokens, block_tokens)
     starts, counts = numbers[::2], numbers[1::2]
     if (
@@ -281,14 +263,14 @@ def _read_runs(record: dict[str, Any], input_tokens: int, block_tokens: int) -> 
         or min(counts, default=1) < 1
         or sum(counts) not in {full, full + bool(partial)}
     ):
-        raise Defect(
+        raise tf.Defect(
             "prefix_runs is no list of first id, count, first id, count, … of the "
             f"{full + bool(partial):,} blocks of {block_tokens} tokens"
         )
     runs = list(zip(starts, counts, strict=True))
     ends = (start + count - 1 for start, count in runs)
-    odd = (ODD_ID for start, count in runs if start <= ODD_ID < start + count)
-    checked_ids((*starts, *ends, *odd), "prefix_runs")  # then all ids between are ids
+    odd = (tf.ODD_ID for start, count in runs if start <= tf.ODD_ID < start + count)
+    tf.checked_ids((*starts, *ends, *odd), "prefix_runs")  # then all ids between are ids
     return IdRuns(np.array(signed(starts)), np.array(counts, np.int64))
 
 
@@ -307,11 +289,11 @@ def parse_row(line: str) -> list[str]:
     try:
         return [field.strip() for field in next(csv.reader([line], strict=True), [])]
     except csv.Error as error:
-        raise Defect(f"broken CSV ({error})") from None
+        raise tf.Defect(f"broken CSV ({error})") from None
 
 
 def _read_csv(
-    lines: TraceLines,
+    lines: tf.TraceLines,
     columns: tuple[str, str, str],
     parse_time: Callable[[str], float],
     per_second: float,
@@ -321,29 +303,29 @@ def _read_csv(
     lines.peek()
     header, first = parse_row(next(lines)), None
     if missing := [name for name in columns if name not in header]:
-        raise Defect(f"the header has no column {' or '.join(missing)}")
+        raise tf.Defect(f"the header has no column {' or '.join(missing)}")
     try:
         for fields in csv.reader(lines, strict=True):
             if len(fields) <= 1 and not "".join(fields).strip():
                 continue  # a blank line
             if len(fields) != len(header):
-                raise Defect(f"the row has {len(fields)} fields, the header {len(header)}")
+                raise tf.Defect(f"the row has {len(fields)} fields, the header {len(header)}")
             row = dict(zip(header, map(str.strip, fields), strict=True))
             moment = parse_time(row[columns[0]])
             first = moment if first is None else first
             if failed and row[columns[1]] == "0":
-                raise Defect(failed)
+                raise tf.Defect(failed)
             tokens_in = _row_tokens(row, columns[1], low=1)
             tokens_out = _row_tokens(row, columns[2], low=0)
             yield Request((moment - first) / per_second, tokens_in, tokens_out)
     except csv.Error as error:
-        raise Defect(f"broken CSV ({error})") from None
+        raise tf.Defect(f"broken CSV ({error})") from None
 
 
 def _row_tokens(row: dict[str, str], name: str, low: int) -> int:
     text = row[name]
     value = int(text) if _WHOLE_NUMBER.fullmatch(text) else text
-    return checked_tokens(value, name, low)
+    return tf.checked_tokens(value, name, low)
 
 
 _TIME = re.compile(
@@ -359,7 +341,7 @@ def _parse_time_ns(text: str) -> int:
             raise ValueError
         moment = datetime.fromisoformat(match[1] + (match[3] or ""))
     except ValueError:
-        raise Defect(
+        raise tf.Defect(
             f"TIMESTAMP is {text[:40]!r}, expected a time such as 2023-11-16 18:17:03.9799600"
         ) from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -371,8 +353,8 @@ def _parse_time_s(text: str) -> float:
         time_s = float(text)
     except ValueError:
         time_s = math.nan
-    if not abs(time_s) <= MOST_S:
-        raise Defect(f"Timestamp is {text[:40]!r}, expected a number of seconds")
+    if not abs(time_s) <= tf.MOST_S:
+        raise tf.Defect(f"Timestamp is {text[:40]!r}, expected a number of seconds")
     return time_s
 
 
@@ -407,10 +389,12 @@ OUTPUT_NAMES = (
 )
 
 
-def _read_sharegpt(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
-    for record in json_records(lines):
+def _read_sharegpt(lines: tf.TraceLines, _: tf.ReadOptions) -> Iterator[Request]:
+    for record in tf.json_records(lines):
         yield Request(
-            arrival_s=read_time(record, "arrival_s", "seconds") if "arrival_s" in record else 0.0,
+            arrival_s=tf.read_time(record, "arrival_s", "seconds")
+            if "arrival_s" in record
+            else 0.0,
             input_tokens=_read_length(record, INPUT_NAMES, low=1),
             output_tokens=_read_length(record, OUTPUT_NAMES, low=0),
         )
@@ -419,11 +403,11 @@ def _read_sharegpt(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
 def _read_length(record: dict[str, Any], names: Sequence[str], low: int) -> int:
     name = next((name for name in names if name in record), None)
     if name is None:
-        raise Defect(f"one of {', '.join(names)} is missing")
+        raise tf.Defect(f"one of {', '.join(names)} is missing")
     value = record[name]
     if type(value) is list and set(map(type, value)) <= {int}:
         value = len(value)
-    return checked_tokens(value, name, low)
+    return tf.checked_tokens(value, name, low)
 
 
 SHAREGPT = TraceFormat(
@@ -431,8 +415,8 @@ SHAREGPT = TraceFormat(
 )
 
 
-def _refuse_lines(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
-    raise Defect("this is no Parquet file: it does not begin with PAR1")
+def _refuse_lines(lines: tf.TraceLines, _: tf.ReadOptions) -> Iterator[Request]:
+    raise tf.Defect("this is no Parquet file: it does not begin with PAR1")
 
 
 PARQUET = TraceFormat(

@@ -25,15 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.traces.files import (
-    MAX_TOKENS,
-    MOST_S,
-    ODD_ID,
-    ReadOptions,
-    TimedFields,
-    backwards,
-    writing,
-)
+from dsv4kv.traces import files as tf
 from dsv4kv.traces.paths import Ints, join_runs
 from dsv4kv.traces.request import Batch, IdRuns, Request, as_runs
 from dsv4kv.units import UNITS_PER_SECOND
@@ -42,7 +34,7 @@ MAGIC = b"PAR1"
 _GROUP_ROWS = 2**13
 _END_BYTES = 8  # the footer's length, and the magic again
 _LONGEST_FOOTER = 2**26
-_NATIVE = TimedFields("arrival_s", "input_tokens", "output_tokens", "prefix_hashes")
+_NATIVE = tf.TimedFields("arrival_s", "input_tokens", "output_tokens", "prefix_hashes")
 _RUNS = ("run_starts", "run_counts")
 
 
@@ -57,7 +49,7 @@ def is_parquet(path: Path) -> bool:
         raise TraceError(f"{path}: cannot be opened ({error.strerror}).") from None
 
 
-def read_rows(path: Path, options: ReadOptions) -> Iterator[tuple[str, Request]]:
+def read_rows(path: Path, options: tf.ReadOptions) -> Iterator[tuple[str, Request]]:
     """Yield the requests with their places, ``file:row``, from 1; raises as ``read_columns``."""
     number = 0
     for batch, sizes, group in _read_groups(path, options):
@@ -79,12 +71,12 @@ def read_rows(path: Path, options: ReadOptions) -> Iterator[tuple[str, Request]]
             yield f"{path}:{number}", Request(arrival_s, tokens_in, tokens_out, ids, size, *turn)
 
 
-def read_columns(path: Path, options: ReadOptions) -> Iterator[Batch]:
+def read_columns(path: Path, options: tf.ReadOptions) -> Iterator[Batch]:
     """Yield the requests as columns, a row group's at a time; ``TraceError``, ``ConfigError``."""
     return (batch for batch, *_ in _read_groups(path, options))
 
 
-def _read_groups(path: Path, options: ReadOptions) -> Iterator[tuple[Batch, Ints, Any]]:
+def _read_groups(path: Path, options: tf.ReadOptions) -> Iterator[tuple[Batch, Ints, Any]]:
     """Some rows after the other, tokens per id of each, and what pyarrow read."""
     arrow, parquet = _import(path)
     size, block_tokens, done, before_s = path.stat().st_size, 0, 0, -inf
@@ -104,7 +96,7 @@ def _read_groups(path: Path, options: ReadOptions) -> Iterator[tuple[Batch, Ints
             if len(early) and not options.any_order:
                 at = int(early[0])
                 before_s = batch.arrival_s[at - 1] if at else before_s
-                raise backwards(f"{path}:{done + at + 1}", batch.arrival_s[at], before_s)
+                raise tf.backwards(f"{path}:{done + at + 1}", batch.arrival_s[at], before_s)
             before_s = float(batch.arrival_s[-1])
             block_tokens = block_tokens or batch.hash_block_tokens
             done += len(sizes)
@@ -130,7 +122,7 @@ def _check_footer(path: Path, size: int) -> None:
         )
 
 
-def _find_columns(names: Sequence[str], options: ReadOptions, path: Path) -> list[str]:
+def _find_columns(names: Sequence[str], options: tf.ReadOptions, path: Path) -> list[str]:
     """The columns to read, of those that there are; raises ``TraceError``."""
     wanted = options.fields
     needed = [wanted.time, wanted.input, wanted.output]
@@ -148,7 +140,7 @@ def _find_columns(names: Sequence[str], options: ReadOptions, path: Path) -> lis
     return needed + [wanted.ids] * (wanted.ids in names)
 
 
-def _check(group: Any, options: ReadOptions, path: Path, before: int) -> tuple[Batch, Ints]:
+def _check(group: Any, options: tf.ReadOptions, path: Path, before: int) -> tuple[Batch, Ints]:
     """The columns of rows, after ``before`` of the file, and tokens per id; ``TraceError``."""
     rows, wanted, per_second = group.num_rows, options.fields, UNITS_PER_SECOND[options.time_unit]
     sizes = np.full(rows, options.id_tokens or 0)
@@ -162,13 +154,13 @@ def _check(group: Any, options: ReadOptions, path: Path, before: int) -> tuple[B
     np.add.at(blocks, owner, count)
     full, part = np.divmod(tokens_in, np.maximum(sizes, 1))
     is_counted = np.where(sizes > 0, (blocks == full) | (blocks == full + (part > 0)), blocks == 0)
-    odd = (count < 1) | (count > MAX_TOKENS) | (start > ODD_ID - count.clip(1))
+    odd = (count < 1) | (count > tf.MAX_TOKENS) | (start > tf.ODD_ID - count.clip(1))
     good = {
-        f"{wanted.time} is not within {MOST_S:,} s of 0": np.abs(arrival) <= MOST_S,
-        f"{wanted.input} is not from 1 to {MAX_TOKENS:,}": (tokens_in >= 1)
-        & (tokens_in <= MAX_TOKENS),
-        f"{wanted.output} is not from 0 to {MAX_TOKENS:,}": (tokens_out >= 0)
-        & (tokens_out <= MAX_TOKENS),
+        f"{wanted.time} is not within {tf.MOST_S:,} s of 0": np.abs(arrival) <= tf.MOST_S,
+        f"{wanted.input} is not from 1 to {tf.MAX_TOKENS:,}": (tokens_in >= 1)
+        & (tokens_in <= tf.MAX_TOKENS),
+        f"{wanted.output} is not from 0 to {tf.MAX_TOKENS:,}": (tokens_out >= 0)
+        & (tokens_out <= tf.MAX_TOKENS),
         "hash_block_tokens is negative": sizes >= 0,
         "it has more or fewer ids than blocks": is_counted,
         "a run of ids has no length, or reaches 2^63 - 1": np.bincount(owner, odd, rows) == 0,
@@ -235,7 +227,7 @@ def write_parquet(requests: Iterable[Request], path: Path) -> int:
     if not rows:
         raise TraceError(f"{path}: not written, there are no requests.")
     options = {"compression": "zstd", "write_page_checksum": True}
-    with writing(path) as raw, parquet.ParquetWriter(raw, schema, **options) as file:
+    with tf.writing(path) as raw, parquet.ParquetWriter(raw, schema, **options) as file:
         while rows:
             runs = [as_runs(each.prefix_hashes) for each in rows]
             columns = {n: [getattr(row, n) for row in rows] for n in types.keys() - {*_RUNS}}

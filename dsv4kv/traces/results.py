@@ -16,16 +16,7 @@ from itertools import accumulate
 from statistics import median
 from typing import Any, NamedTuple
 
-from dsv4kv.traces.files import (
-    MAX_TOKENS,
-    MOST_S,
-    Defect,
-    ReadOptions,
-    TraceLines,
-    is_array,
-    json_array,
-    parse_object,
-)
+from dsv4kv.traces import files as tf
 from dsv4kv.traces.formats import TraceFormat
 from dsv4kv.traces.request import Request
 from dsv4kv.units import UNITS_PER_SECOND
@@ -53,13 +44,13 @@ def as_runs(documents: Sequence[Run]) -> list[Run]:
     try:
         return list(_runs(documents))
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError, IndexError) as error:
-        if isinstance(error, Defect):
+        if isinstance(error, tf.Defect):
             raise
         lacking = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise Defect(f"the benchmark's file is not as its tool writes it ({lacking})") from None
+        raise tf.Defect(f"the benchmark's file is not as its tool writes it ({lacking})") from None
 
 
-class NoRequests(Defect):
+class NoRequests(tf.Defect):
     """Operations of a store, which no reader of requests can use."""
 
 
@@ -96,14 +87,14 @@ def _runs(documents: Sequence[Run]) -> Iterator[Run]:
             yield from map(_guidellm, document["benchmarks"])
         elif "tput_per_gpu" in row and "conc" in row:
             if not {"isl", "osl"} <= row.keys():
-                raise Defect(
+                raise tf.Defect(
                     "this row of InferenceX says no lengths of prompts and answers (isl, osl)"
                 )
             yield _inferencex(row)
         elif isinstance(document.get("request_latency"), dict):
             yield _summary(document)
         elif "experiments" in document:
-            raise Defect(
+            raise tf.Defect(
                 "genai-perf's raw export has texts and no lengths in tokens: give the "
                 "profile_export_genai_perf.json that was written with it"
             )
@@ -251,7 +242,7 @@ def _summed(
 
 def _of_requests(rows: Sequence[Timed], failed: int) -> Run:
     if not rows:
-        raise Defect(f"none of its {failed:,} requests succeeded")
+        raise tf.Defect(f"none of its {failed:,} requests succeeded")
     rows = sorted(rows)
     begin = rows[0].start_s
     duration_s = max(each.start_s + each.latency_s for each in rows) - begin
@@ -286,54 +277,54 @@ def _of_requests(rows: Sequence[Timed], failed: int) -> Run:
 # ---- as a trace ---------------------------------------------------------------------------------
 
 
-def _read_results(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
+def _read_results(lines: tf.TraceLines, _: tf.ReadOptions) -> Iterator[Request]:
     """Yield the requests of all runs, one run after the other; all are held."""
     offset_s = 0.0
     for run in as_runs(list(documents_of(lines))):
         inputs, outputs = run.get("input_lens"), run.get("output_lens")
         if not inputs or not outputs:
-            raise Defect(
+            raise tf.Defect(
                 "the result has no requests one by one: dsv4kv calibrate reads it; a trace needs "
                 "every request (--output-details, --save-detailed, AIPerf's profile_export.jsonl)"
             )
         count = len(inputs) if isinstance(inputs, list) else 0
-        starts = _numbers(run, "start_times", count, MOST_S) or [0.0] * count
+        starts = _numbers(run, "start_times", count, tf.MOST_S) or [0.0] * count
         errors = run.get("errors") or [""] * count
         if not isinstance(errors, list) or len(errors) != count:
-            raise Defect(f"errors are not those of {count} requests")
-        tokens = [_numbers(run, f"{of}_lens", count, MAX_TOKENS) for of in ("input", "output")]
+            raise tf.Defect(f"errors are not those of {count} requests")
+        tokens = [_numbers(run, f"{of}_lens", count, tf.MAX_TOKENS) for of in ("input", "output")]
         begin, end = min(starts), max(starts)
         for start, tokens_in, tokens_out, number in sorted(
             zip(starts, *tokens, range(count), strict=True)
         ):
             if not errors[number] and tokens_in > 0:
                 yield Request(offset_s + start - begin, int(tokens_in), int(tokens_out))
-        offset_s += max(_number(run.get("duration") or 0.0, "duration", MOST_S), end - begin)
+        offset_s += max(_number(run.get("duration") or 0.0, "duration", tf.MOST_S), end - begin)
 
 
 def _numbers(run: Run, name: str, count: int, most: int) -> list[float]:
     """A column with a number up to ``most`` for each request; empty where there is none."""
     column = run.get(name) or []
     if not isinstance(column, list) or len(column) not in (0, count):
-        raise Defect(f"{name} is no list of {count} numbers")
+        raise tf.Defect(f"{name} is no list of {count} numbers")
     return [_number(each, name, most) for each in column]
 
 
 def _number(value: Any, name: str, most: int) -> float:
     if type(value) not in (int, float) or not 0 <= value <= most:
-        raise Defect(f"{name} has {reprlib.repr(value)}, expected a number from 0 to {most:,}")
+        raise tf.Defect(f"{name} has {reprlib.repr(value)}, expected a number from 0 to {most:,}")
     return float(value)
 
 
-def documents_of(lines: TraceLines) -> Iterator[Run]:
+def documents_of(lines: tf.TraceLines) -> Iterator[Run]:
     """The objects of a file: one on every line, all in one array, or one over many lines."""
     first = lines.peek()
-    if is_array(first):
-        yield from json_array(lines)
+    if tf.is_array(first):
+        yield from tf.json_array(lines)
     elif first.strip() == "{":
-        yield parse_object(lines.rest())
+        yield tf.parse_object(lines.rest())
     else:
-        yield from map(parse_object, lines)
+        yield from map(tf.parse_object, lines)
 
 
 RESULTS = TraceFormat(

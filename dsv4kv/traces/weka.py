@@ -21,17 +21,7 @@ import numpy as np
 
 from dsv4kv.errors import TraceError
 from dsv4kv.files import replacing_folder
-from dsv4kv.traces.files import (
-    Defect,
-    ReadOptions,
-    TraceLines,
-    json_line,
-    open_trace,
-    parse_object,
-    read_time,
-    read_tokens,
-    required,
-)
+from dsv4kv.traces import files as tf
 from dsv4kv.traces.formats import TraceFormat
 from dsv4kv.traces.request import IdRuns, Request, Sessions, as_runs, full_blocks
 
@@ -50,14 +40,14 @@ def conversation_files(folder: Path) -> list[Path]:
     return sorted(files, key=attrgetter("name"))  # paths take ten times as long to compare
 
 
-def read_weka_folder(folder: Path, options: ReadOptions) -> Iterator[Placed]:
+def read_weka_folder(folder: Path, options: tf.ReadOptions) -> Iterator[Placed]:
     """Yield all conversations' requests in order of arrival; all are held; ``TraceError``."""
     placed: list[Placed] = []
     sizes: dict[int, Path] = {}
     files = conversation_files(folder)
     read = [0, *accumulate(path.stat().st_size for path in files)]
     for number, path in enumerate(files):
-        with open_trace(path) as lines:
+        with tf.open_trace(path) as lines:
             found = _read_placed(lines, number, number * options.stagger_s)
         placed += [(f"{path}: {place}", request) for place, request in found]
         if found:
@@ -75,20 +65,20 @@ def read_weka_folder(folder: Path, options: ReadOptions) -> Iterator[Placed]:
     yield from placed
 
 
-def _read_weka(lines: TraceLines, _: ReadOptions) -> Iterator[Request]:
+def _read_weka(lines: tf.TraceLines, _: tf.ReadOptions) -> Iterator[Request]:
     placed = _read_placed(lines, 0, 0.0)
     yield from (request for _, request in sorted(placed, key=lambda item: item[1].arrival_s))
 
 
-def _read_placed(lines: TraceLines, number: int, start_s: float) -> list[Placed]:
+def _read_placed(lines: tf.TraceLines, number: int, start_s: float) -> list[Placed]:
     """Read a whole conversation, in file order; its local ids are made its own."""
     text = lines.rest()
     lines.number = 1  # one document: places inside it say more than its lines
-    conversation = parse_object(text)
-    size = read_tokens(conversation, "block_size", low=1)
-    scope = required(conversation, "hash_id_scope")
+    conversation = tf.parse_object(text)
+    size = tf.read_tokens(conversation, "block_size", low=1)
+    scope = tf.required(conversation, "hash_id_scope")
     if scope not in ("local", "global"):
-        raise Defect(f"hash_id_scope is {scope!r}, expected local or global")
+        raise tf.Defect(f"hash_id_scope is {scope!r}, expected local or global")
     # local ids are moved to where no other conversation has any
     offset = (number + 1) * ID_BOUND if scope == "local" else 0
     found: list[Placed] = []
@@ -105,35 +95,35 @@ class _Blocks(NamedTuple):
 def _read_level(
     level: dict[str, Any], place: str, start_s: float, blocks: _Blocks, found: list[Placed]
 ) -> None:
-    requests = required(level, "requests")
+    requests = tf.required(level, "requests")
     if not isinstance(requests, list) or place.count(".") > _MAX_NESTING:
-        raise Defect(f"{place}requests is no list, or nested more than {_MAX_NESTING} times")
+        raise tf.Defect(f"{place}requests is no list, or nested more than {_MAX_NESTING} times")
     for index, record in enumerate(requests):
         here = f"{place}requests[{index}]"
         try:
             if not isinstance(record, dict):
-                raise Defect("an object is expected")
-            time_s = start_s + read_time(record, "t", "seconds")
+                raise tf.Defect("an object is expected")
+            time_s = start_s + tf.read_time(record, "t", "seconds")
             if record.get("type") != "subagent":
                 found.append((here, _read_request(record, time_s, blocks)))
-        except Defect as defect:
-            raise Defect(f"{here}: {defect}") from None
+        except tf.Defect as defect:
+            raise tf.Defect(f"{here}: {defect}") from None
         if record.get("type") == "subagent":
             _read_level(record, f"{here}.", time_s, blocks, found)
 
 
 def _read_request(record: dict[str, Any], time_s: float, blocks: _Blocks) -> Request:
-    input_tokens, size = read_tokens(record, "in", low=1), blocks.size
-    ids, took_s = _read_ids(required(record, "hash_ids")), record.get("api_time", inf)
+    input_tokens, size = tf.read_tokens(record, "in", low=1), blocks.size
+    ids, took_s = _read_ids(tf.required(record, "hash_ids")), record.get("api_time", inf)
     if len(ids) != input_tokens // size:
-        raise Defect(
+        raise tf.Defect(
             f"hash_ids has {len(ids):,} ids, expected {input_tokens // size:,}: one per full "
             f"block of {size} of {input_tokens:,} tokens"
         )
     return Request(
         arrival_s=time_s,
         input_tokens=input_tokens,
-        output_tokens=read_tokens(record, "out", low=0),
+        output_tokens=tf.read_tokens(record, "out", low=0),
         prefix_hashes=ids.moved(blocks.offset),
         hash_block_tokens=size,
         session=blocks.session,
@@ -148,9 +138,9 @@ def _read_ids(value: Any) -> IdRuns:
     # IdRuns takes true and false for 1 and 0; types of all ids take as long as reading the rest
     is_plain = ids is not None and (not len(ids) or ids.starts.min() > 1)
     if not is_plain and not (is_list and set(map(type, value)) <= {int}):
-        raise Defect("hash_ids is no list of whole numbers")
+        raise tf.Defect("hash_ids is no list of whole numbers")
     if ids is None or not _fits(ids):
-        raise Defect(f"hash_ids go from {min(value)} to {max(value)}, expected 0 to 2^40")
+        raise tf.Defect(f"hash_ids go from {min(value)} to {max(value)}, expected 0 to 2^40")
     return ids
 
 
@@ -196,7 +186,7 @@ def write_weka(requests: Iterable[Request], folder: Path) -> int:
                     "system_tokens": 0,
                     "requests": [turn | {"hash_ids": list(turn["hash_ids"])} for turn in turns],
                 }
-                (unfinished / f"{name}.json").write_text(json_line(document)[:-1])
+                (unfinished / f"{name}.json").write_text(tf.json_line(document)[:-1])
     except OSError as error:
         raise TraceError(
             f"{folder}: cannot be written ({error.strerror or error}): name a new folder."

@@ -139,7 +139,7 @@ def test_a_cache_that_a_gpu_has_no_memory_for_does_not_start(given: dict[str, st
     assert not found.fits
     assert (found.max_concurrency, found.log_lines) == (0, ())
     told = lack_sentence(found.scenario, found.context)
-    assert told.startswith("v4-pro does not start on 8 × h200 (TP8): weights (102 GiB), reserve (7")
+    assert "not start on 8 × h200 (TP8): weights (102 GiB), reserve (7" in told
     assert not [option for option in advise(found.scenario, found.context, 1) if option.fits]
     with pytest.raises(DoesNotFit, match="does not start on 1,024 × h200"):
         answer(ask(kv_memory="559GiB"))

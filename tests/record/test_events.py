@@ -13,19 +13,8 @@ from dsv4kv.record import events
 from dsv4kv.record.events import MessageFile, Publisher, Socket, ranks_of
 from dsv4kv.record.folder import Record, Recording, read_stream
 from dsv4kv.record.veil import Veil
+from tests.record import frames as fr
 from tests.record import sockets
-from tests.record.frames import (
-    CLEARED,
-    PUBLISHED,
-    SAMPLES,
-    Frames,
-    frames,
-    needs_samples,
-    recorded,
-    removed,
-    sample,
-    stored,
-)
 from tests.record.sockets import PATIENCE_S, publishing, wait_until
 
 TOKENS = list(range(256))
@@ -78,13 +67,13 @@ def numbers(heard: list[Record]) -> list[object]:
     return [record.get("what") or record["place"][0] for record in heard]
 
 
-@needs_samples
-@pytest.mark.parametrize("name", SAMPLES)
+@fr.needs_samples
+@pytest.mark.parametrize("name", fr.SAMPLES)
 @pytest.mark.parametrize("lost", [(), (1, 2)])
 def test_a_socket_gives_what_the_file_gives_also_what_was_lost(
     name: str, lost: tuple[int, ...], tmp_path: Path
 ) -> None:
-    messages = sample(name)
+    messages = fr.sample(name)
     folder = with_salt(tmp_path / "live")
     with publishing() as server, listening(folder, server) as heard:
         for number, message in enumerate(messages):
@@ -92,7 +81,7 @@ def test_a_socket_gives_what_the_file_gives_also_what_was_lost(
         wait_until(lambda: len(heard) == len(messages))
     with Recording(with_salt(tmp_path / "filed")) as recording:
         publisher = Publisher(0, recording, Veil(recording.salt), verbatim=False)
-        MessageFile(PUBLISHED / f"{name}.frames.msgpack", publisher).run(threading.Event())
+        MessageFile(fr.PUBLISHED / f"{name}.frames.msgpack", publisher).run(threading.Event())
     filed = [plain(record) for record in read_stream(tmp_path / "filed", "events")]
     assert heard == filed
     assert [plain(record) for record in read_stream(folder, "events")] == filed
@@ -101,17 +90,17 @@ def test_a_socket_gives_what_the_file_gives_also_what_was_lost(
 def test_what_was_sent_before_anybody_listened_is_asked_for(tmp_path: Path) -> None:
     with publishing() as server:
         for number in range(3):
-            server.send(frames(number, CLEARED), lose=True)
+            server.send(fr.frames(number, fr.CLEARED), lose=True)
         with listening(tmp_path / "recording", server) as heard:
             wait_until(lambda: numbers(heard) == [0, 1, 2])
 
 
 def test_a_recording_goes_on_with_what_came_while_nobody_listened(tmp_path: Path) -> None:
     with publishing() as server:
-        server.send(frames(0, CLEARED), lose=True)
+        server.send(fr.frames(0, fr.CLEARED), lose=True)
         with listening(tmp_path / "recording", server) as heard:
             wait_until(lambda: numbers(heard) == [0])
-        server.send(frames(1, CLEARED), lose=True)
+        server.send(fr.frames(1, fr.CLEARED), lose=True)
         with listening(tmp_path / "recording", server) as heard:
             wait_until(lambda: numbers(heard) == [1])
     assert numbers(list(read_stream(tmp_path / "recording", "events"))) == [0, 1]
@@ -122,21 +111,21 @@ def test_a_server_that_is_restarted_is_heard_again(tmp_path: Path) -> None:
         ports = server.port, server.replay_port
         folder = tmp_path / "recording"
         with listening(folder, server) as heard:
-            server.send(frames(0, CLEARED, at_s=1.0))
-            server.send(frames(1, CLEARED, at_s=2.0))
+            server.send(fr.frames(0, fr.CLEARED, at_s=1.0))
+            server.send(fr.frames(1, fr.CLEARED, at_s=2.0))
             wait_until(lambda: numbers(heard) == [0, 1])
             server.close()
             with publishing(*ports) as again:
-                again.send(frames(0, CLEARED, at_s=50.0), lose=True)
+                again.send(fr.frames(0, fr.CLEARED, at_s=50.0), lose=True)
                 again.wait_for_a_listener()
-                again.send(frames(1, CLEARED, at_s=51.0))
+                again.send(fr.frames(1, fr.CLEARED, at_s=51.0))
                 wait_until(lambda: numbers(heard) == [0, 1, "restart", 0, 1])
 
 
 def test_without_a_replay_socket_what_was_lost_is_a_gap(tmp_path: Path) -> None:
     with publishing() as server, listening(tmp_path / "recording", server, replay=False) as heard:
         for number in range(3):
-            server.send(frames(number, CLEARED), lose=number == 1)
+            server.send(fr.frames(number, fr.CLEARED), lose=number == 1)
         wait_until(lambda: numbers(heard) == [0])
     assert heard[1:] == [
         {"what": "gap", "first": 1, "last": 1},
@@ -145,10 +134,10 @@ def test_without_a_replay_socket_what_was_lost_is_a_gap(tmp_path: Path) -> None:
 
 
 def test_equal_blocks_have_equal_numbers_in_one_recording_and_no_other(tmp_path: Path) -> None:
-    first = stored([1, 2], None, TOKENS, 128)
-    again = stored([8, 9], 7, [*TOKENS[128:], *TOKENS[:128]], 128)
-    messages = [frames(0, first), frames(1, again)]
-    one, other = (recorded(tmp_path / name, messages) for name in ("one", "other"))
+    first = fr.stored([1, 2], None, TOKENS, 128)
+    again = fr.stored([8, 9], 7, [*TOKENS[128:], *TOKENS[:128]], 128)
+    messages = [fr.frames(0, first), fr.frames(1, again)]
+    one, other = (fr.recorded(tmp_path / name, messages) for name in ("one", "other"))
     whole, swapped = (record["events"][0]["ids"] for record in one)
     assert len(set(whole)) == 4
     assert swapped == whole[2:] + whole[:2]
@@ -162,26 +151,28 @@ def test_equal_blocks_have_equal_numbers_in_one_recording_and_no_other(tmp_path:
 def test_what_tells_blocks_of_equal_tokens_apart_does_so_here(
     more: Record, tmp_path: Path
 ) -> None:
-    events = [stored([1, 2], None, TOKENS, 128, **fields) for fields in ({}, more)]
-    (record,) = recorded(tmp_path / "recording", [frames(0, *events)])
+    events = [fr.stored([1, 2], None, TOKENS, 128, **fields) for fields in ({}, more)]
+    (record,) = fr.recorded(tmp_path / "recording", [fr.frames(0, *events)])
     plain_ids, others = (event["ids"] for event in record["events"])
     assert plain_ids[:2] != others[:2]
 
 
 def test_a_block_and_its_removal_have_one_number(tmp_path: Path) -> None:
-    message = frames(0, stored([-1], None, TOKENS[:16], 16), removed(2**64 - 1))
-    (record,) = recorded(tmp_path / "recording", [message])
+    message = fr.frames(0, fr.stored([-1], None, TOKENS[:16], 16), fr.removed(2**64 - 1))
+    (record,) = fr.recorded(tmp_path / "recording", [message])
     kept, gone = record["events"]
     assert kept["stored"] == gone["removed"]
 
 
 def test_of_blocks_so_small_that_counting_would_tell_no_content_is_written(tmp_path: Path) -> None:
-    (record,) = recorded(tmp_path / "recording", [frames(0, stored([1, 2], None, [5, 6], 1))])
+    (record,) = fr.recorded(
+        tmp_path / "recording", [fr.frames(0, fr.stored([1, 2], None, [5, 6], 1))]
+    )
     assert "ids" not in record["events"][0]
 
 
 def test_payloads_are_kept_only_where_that_was_asked(tmp_path: Path) -> None:
-    message = frames(0, stored([1], None, TOKENS, 256))
+    message = fr.frames(0, fr.stored([1], None, TOKENS, 256))
     with Recording(tmp_path / "recording") as recording:
         path = tmp_path / "messages"
         path.write_bytes(msgspec.msgpack.encode([message]))
@@ -189,12 +180,12 @@ def test_payloads_are_kept_only_where_that_was_asked(tmp_path: Path) -> None:
         MessageFile(path, publisher).run(threading.Event())
     (record,) = read_stream(tmp_path / "recording", "events")
     assert msgspec.json.decode(f'"{record["payload"]}"', type=bytes) == message[2]
-    assert "payload" not in recorded(tmp_path / "other", [message])[0]
+    assert "payload" not in fr.recorded(tmp_path / "other", [message])[0]
 
 
 def test_messages_of_a_file_that_are_not_read_are_counted(tmp_path: Path) -> None:
     path, stop, said = tmp_path / "messages", threading.Event(), list[str]()
-    path.write_bytes(msgspec.msgpack.encode([frames(0, stored([1], None, TOKENS, 256))]))
+    path.write_bytes(msgspec.msgpack.encode([fr.frames(0, fr.stored([1], None, TOKENS, 256))]))
     stop.set()
     with Recording(tmp_path / "recording") as recording:
         publisher = Publisher(0, recording, Veil(recording.salt), verbatim=False)
@@ -206,7 +197,7 @@ def test_ranks_in_one_file_count_apart(tmp_path: Path) -> None:
     path, size = tmp_path / "messages", 256
     first, second = (list(range(begin, begin + size)) for begin in (0, size))
     sent = [
-        frames(number, stored([10 * rank + number], parent, tokens, size), rank=rank)
+        fr.frames(number, fr.stored([10 * rank + number], parent, tokens, size), rank=rank)
         for number, tokens in enumerate((first, second))
         for rank, parent in ((0, number - 1), (1, 10 + number - 1))
     ]
@@ -245,6 +236,6 @@ def test_what_is_no_address_of_a_publisher_is_refused(url: str) -> None:
 
 
 def test_what_cannot_be_read_is_a_record_that_says_so(tmp_path: Path) -> None:
-    odd: list[Frames] = [[], [b""], [b"", b"", b""], frames(0, CLEARED)]
-    heard: list[Record] = recorded(tmp_path / "recording", odd)
+    odd: list[fr.Frames] = [[], [b""], [b"", b"", b""], fr.frames(0, fr.CLEARED)]
+    heard: list[Record] = fr.recorded(tmp_path / "recording", odd)
     assert [record.get("what") for record in heard] == ["unreadable"] * 3 + [None]

@@ -616,7 +616,7 @@ def test_what_a_row_cannot_be_made_of_stops_no_answer(
     def fail(*_: Any) -> None:
         raise RecursionError
 
-    monkeypatch.setattr(proxies, "parse_body", fail)
+    monkeypatch.setattr("dsv4kv.record.usage.parse_body", fail)
     body = b"x" * 2**19  # long enough to be read beside the streams
     raw = POST + b"Content-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(body), body)
 

@@ -13,17 +13,9 @@ import pytest
 from hypothesis import given
 from typer.testing import CliRunner
 
+from dsv4kv import traces
 from dsv4kv.cli import app
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.traces import (
-    ReadOptions,
-    detect_format,
-    parquet,
-    read_batches,
-    read_trace,
-    summarize_batches,
-    write_trace,
-)
 from dsv4kv.traces.files import TimedFields
 from dsv4kv.traces.parquet import MAGIC, write_parquet
 from dsv4kv.traces.request import Batch, Request, batches_of, signed
@@ -64,12 +56,12 @@ def rows_of(batches: Iterable[Batch]) -> list[Row]:
 def test_a_trace_reads_back_as_requests_and_as_columns(arrow: Any, trace: list[Request]) -> None:
     path = Path(mkdtemp()) / "trace.parquet"
     assert write_parquet(trace, path) == len(trace)
-    assert list(read_trace(path)) == trace
+    assert list(traces.read_trace(path)) == trace
     expected = [
         (each.arrival_s, each.input_tokens, each.output_tokens, tuple(signed(each.prefix_hashes)))
         for each in trace
     ]
-    assert rows_of(read_batches(path)) == rows_of(batches_of(trace)) == expected
+    assert rows_of(traces.read_batches(path)) == rows_of(batches_of(trace)) == expected
 
 
 @pytest.mark.parametrize("name", ["turns.parquet", "turns.jsonl"])
@@ -79,20 +71,23 @@ def test_sessions_and_seconds_of_answers_are_kept_for_think_times(
     known = [(0, 1.5), (1, None), (0, 0.0), (None, 2.25)]
     trace = [Request(float(n), 600, 2, (n, n + 9), 512, *each) for n, each in enumerate(known)]
     path = tmp_path / name
-    write = write_parquet if name.endswith("parquet") else write_trace
+    write = write_parquet if name.endswith("parquet") else traces.write_trace
     assert write(trace, path) == len(trace)
-    assert [(each.session, each.answer_s) for each in read_trace(path)] == known
+    assert [(each.session, each.answer_s) for each in traces.read_trace(path)] == known
 
 
 def test_row_groups_end_where_memory_would(
     arrow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet, "_GROUP_ROWS", 20)
-    trace = list(read_trace("builtin:chat"))
+    monkeypatch.setattr(traces.parquet, "_GROUP_ROWS", 20)
+    trace = list(traces.read_trace("builtin:chat"))
     path, heard = tmp_path / "chat.parquet", list[tuple[int, int]]()
     write_parquet(iter(trace), path)
     assert arrow.parquet.ParquetFile(path).num_row_groups == 3
-    assert list(read_trace(path, options=ReadOptions(watch=lambda *n: heard.append(n)))) == trace
+    assert (
+        list(traces.read_trace(path, options=traces.ReadOptions(watch=lambda *n: heard.append(n))))
+        == trace
+    )
     assert heard[-1] == (path.stat().st_size, path.stat().st_size)
     assert len(heard) == 3
 
@@ -104,15 +99,16 @@ def test_it_is_a_trace_for_every_command(arrow: Any, tmp_path: Path) -> None:
         "48 requests"
         in run(app, ["trace", "convert", "builtin:chat", path, "--to", "parquet"]).output
     )
-    assert detect_format(Path(path)) == "parquet"
+    assert traces.detect_format(Path(path)) == "parquet"
     mine, theirs = (
-        summarize_batches(read_batches(source), str) for source in (path, "builtin:chat")
+        traces.summarize_batches(traces.read_batches(source), str)
+        for source in (path, "builtin:chat")
     )
     assert mine == theirs
     assert run(app, ["trace", "info", path]).exit_code == 0
     back = tmp_path / "back.jsonl"
     assert run(app, ["trace", "convert", path, str(back)]).exit_code == 0
-    assert list(read_trace(back)) == list(read_trace("builtin:chat"))
+    assert list(traces.read_trace(back)) == list(traces.read_trace("builtin:chat"))
     one, two = (run(app, ["trace", "mrc", s, "--json"]).output for s in (path, "builtin:chat"))
     assert one.replace(path, "builtin:chat") == two
 
@@ -126,15 +122,15 @@ def test_columns_of_others_are_named_by_options(arrow: Any, tmp_path: Path) -> N
         blocks=arrow.array([[0, 2**64 - 2], [0]], arrow.list_(arrow.uint64())),
     )
     names = TimedFields("ms", "prompt", "output", "blocks")
-    options = ReadOptions(names, "ms", 512)
-    assert list(read_trace(path, options=options)) == [
+    options = traces.ReadOptions(names, "ms", 512)
+    assert list(traces.read_trace(path, options=options)) == [
         Request(0.0, 513, 7, (0, -2), 512),
         Request(1.5, 512, 0, (0,), 512),
     ]
-    without = ReadOptions(TimedFields("ms", "prompt", "output"), "ms")
-    assert [r.prefix_hashes for r in read_trace(path, options=without)] == [(), ()]
+    without = traces.ReadOptions(TimedFields("ms", "prompt", "output"), "ms")
+    assert [r.prefix_hashes for r in traces.read_trace(path, options=without)] == [(), ()]
     with pytest.raises(TraceError, match="blocks is given, but not the tokens per id"):
-        next(read_trace(path, options=ReadOptions(names, "ms")))
+        next(traces.read_trace(path, options=traces.ReadOptions(names, "ms")))
 
 
 DEFECTS: dict[str, dict[str, Any]] = {
@@ -161,7 +157,7 @@ def test_a_defect_has_its_row_and_a_sentence(sentence: str, arrow: Any, tmp_path
         "prefix_hashes": [[1], [1]],
     }
     path = write_columns(tmp_path / "a.parquet", **columns | DEFECTS[sentence])
-    for read in (read_trace, read_batches):
+    for read in (traces.read_trace, traces.read_batches):
         with pytest.raises(TraceError, match=sentence):
             list(read(path))
 
@@ -169,12 +165,12 @@ def test_a_defect_has_its_row_and_a_sentence(sentence: str, arrow: Any, tmp_path
 def test_a_file_that_is_no_trace_is_refused(arrow: Any, tmp_path: Path) -> None:
     path = write_columns(tmp_path / "a", name=["x"])
     with pytest.raises(TraceError, match="no column timestamp, only name: name the columns"):
-        next(read_trace(path))
+        next(traces.read_trace(path))
     with pytest.raises(TraceError, match="no mooncake trace"):
-        read_trace(path, "mooncake")
+        traces.read_trace(path, "mooncake")
     path.write_bytes(path.read_bytes()[:30])
     with pytest.raises(TraceError, match="cannot be read as Parquet"):
-        next(read_trace(path))
+        next(traces.read_trace(path))
     with pytest.raises(TraceError, match="there are no requests"):
         write_parquet([], tmp_path / "b")
     with pytest.raises(TraceError, match="compressed already"):
@@ -190,11 +186,11 @@ def test_a_footer_as_long_as_memory_is_refused_unread(arrow: Any, tmp_path: Path
         file.seek(0, 2)
         file.write((2**31 - 1 - 8).to_bytes(4, "little") + MAGIC)
     with pytest.raises(TraceError, match=r"its footer is said to be 2,147,483,639 B; up to 64"):
-        next(iter(read_trace(path)))
+        next(iter(traces.read_trace(path)))
 
 
 def test_a_file_with_a_few_bytes_changed_is_refused_or_read(arrow: Any, tmp_path: Path) -> None:
-    path, trace = tmp_path / "a", list(read_trace("builtin:chat"))
+    path, trace = tmp_path / "a", list(traces.read_trace("builtin:chat"))
     write_parquet(trace, path)
     whole, random = path.read_bytes(), Random(1)
     for _ in range(60):
@@ -202,7 +198,7 @@ def test_a_file_with_a_few_bytes_changed_is_refused_or_read(arrow: Any, tmp_path
         damaged[random.randrange(len(MAGIC), len(whole))] ^= 1 << random.randrange(8)
         path.write_bytes(damaged)
         with suppress(TraceError):
-            assert list(read_trace(path)) == trace
+            assert list(traces.read_trace(path)) == trace
 
 
 def test_without_pyarrow_a_sentence_says_what_to_install(
@@ -211,7 +207,7 @@ def test_without_pyarrow_a_sentence_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "a").write_bytes(b"PAR1")
     for call in (
-        lambda: next(read_trace(tmp_path / "a")),
+        lambda: next(traces.read_trace(tmp_path / "a")),
         lambda: write_parquet([Request(0.0, 1, 1)], tmp_path / "b"),
     ):
         with pytest.raises(ConfigError, match=r"pip install 'dsv4kv\[parquet\]'"):
@@ -231,6 +227,6 @@ def test_what_was_read_of_a_file_is_not_held(arrow: Any, tmp_path: Path) -> None
         pq.write_table(table, path, row_group_size=5000)
         del table
         before = arrow.total_allocated_bytes()
-        held.append(max(arrow.total_allocated_bytes() - before for _ in read_batches(path)))
+        held.append(max(arrow.total_allocated_bytes() - before for _ in traces.read_batches(path)))
     assert held[1] < 1.2 * held[0]
     assert 4 * held[1] < path.stat().st_size

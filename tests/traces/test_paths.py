@@ -8,25 +8,17 @@ from hypothesis import strategies as st
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.mrc.curves import capacity_for, hit_curve
 from dsv4kv.traces.paths import find_reuse, number_prompts
-from tests.replay.texts import (
-    BLOCK,
-    Text,
-    conversation,
-    needs_conversation,
-    texts,
-    to_table,
-    visible_blocks,
-)
+from tests.replay import texts as te
 
 GRAINS = st.sampled_from([1, 2, 4, 8, 12])
 
 
-def found_by_lru(prompts: list[Text], grain: int, capacity: int, *, whole: bool) -> list[int]:
+def found_by_lru(prompts: list[te.Text], grain: int, capacity: int, *, whole: bool) -> list[int]:
     """Leading blocks that are among the ``capacity`` blocks used last; then all are used."""
-    order: list[Text] = []  # the most recent first
+    order: list[te.Text] = []  # the most recent first
     found = []
     for prompt in prompts:
-        path = visible_blocks(prompt, grain, BLOCK, whole=whole)
+        path = te.visible_blocks(prompt, grain, te.BLOCK, whole=whole)
         cached = set(order[:capacity])
         hits = next((i for i, block in enumerate(path) if block not in cached), len(path))
         found.append(hits)
@@ -34,29 +26,29 @@ def found_by_lru(prompts: list[Text], grain: int, capacity: int, *, whole: bool)
     return found
 
 
-@given(texts(), GRAINS, st.integers(0, 30), st.booleans())
+@given(te.texts(), GRAINS, st.integers(0, 30), st.booleans())
 def test_what_a_cache_finds_is_what_a_list_in_order_of_use_finds(
-    prompts: list[Text], grain: int, capacity: int, whole: bool
+    prompts: list[te.Text], grain: int, capacity: int, whole: bool
 ) -> None:
-    reuse = find_reuse(to_table(prompts), grain, whole_blocks=whole)
+    reuse = find_reuse(te.to_table(prompts), grain, whole_blocks=whole)
     expected = found_by_lru(prompts, grain, capacity, whole=whole)
     assert reuse.found_blocks(capacity).tolist() == expected
 
 
-@given(texts(), GRAINS, st.lists(st.integers(0, 60), min_size=1))
+@given(te.texts(), GRAINS, st.lists(st.integers(0, 60), min_size=1))
 def test_the_curve_is_exact_at_every_capacity(
-    prompts: list[Text], grain: int, capacities: list[int]
+    prompts: list[te.Text], grain: int, capacities: list[int]
 ) -> None:
-    reuse = find_reuse(to_table(prompts), grain)
+    reuse = find_reuse(te.to_table(prompts), grain)
     hits = np.interp(capacities, *hit_curve(reuse))
     assert hits.tolist() == [int(reuse.found_blocks(c).sum()) for c in capacities]
 
 
-@given(texts(), GRAINS, st.floats(0.01, 1))
+@given(te.texts(), GRAINS, st.floats(0.01, 1))
 def test_the_capacity_for_a_share_is_the_smallest(
-    prompts: list[Text], grain: int, share: float
+    prompts: list[te.Text], grain: int, share: float
 ) -> None:
-    reuse = find_reuse(to_table(prompts), grain)
+    reuse = find_reuse(te.to_table(prompts), grain)
     capacity = capacity_for(reuse, share)
     wanted = share * int(reuse.found_blocks(None).sum())
     if capacity is None:
@@ -66,12 +58,12 @@ def test_the_capacity_for_a_share_is_the_smallest(
     assert reuse.found_blocks(capacity - 1).sum() < wanted
 
 
-@given(texts(), GRAINS, st.booleans())
-def test_equal_blocks_have_equal_numbers(prompts: list[Text], grain: int, whole: bool) -> None:
-    numbered = number_prompts(to_table(prompts), grain, whole_blocks=whole)
-    known: dict[Text, int] = {}
+@given(te.texts(), GRAINS, st.booleans())
+def test_equal_blocks_have_equal_numbers(prompts: list[te.Text], grain: int, whole: bool) -> None:
+    numbered = number_prompts(te.to_table(prompts), grain, whole_blocks=whole)
+    known: dict[te.Text, int] = {}
     for request, prompt in enumerate(prompts):
-        path = visible_blocks(prompt, grain, BLOCK, whole=whole)
+        path = te.visible_blocks(prompt, grain, te.BLOCK, whole=whole)
         assert numbered.path(request) == [known.setdefault(block, len(known)) for block in path]
     assert numbered.count == len(known)
 
@@ -79,7 +71,7 @@ def test_equal_blocks_have_equal_numbers(prompts: list[Text], grain: int, whole:
 @pytest.mark.parametrize("grain", [0, -4, 3, 6, 10])
 def test_blocks_that_do_not_fit_the_ids_are_refused(grain: int) -> None:
     with pytest.raises(ConfigError, match=f"blocks of {grain} tokens do not fit ids .* 4 tokens"):
-        find_reuse(to_table([(1, 2, 3, 4, 5)]), grain)
+        find_reuse(te.to_table([(1, 2, 3, 4, 5)]), grain)
 
 
 # Mooncake's conversation trace, exact LRU over whole ids, counted independently
@@ -96,9 +88,9 @@ PUBLISHED = {
 }
 
 
-@needs_conversation
+@te.needs_conversation
 def test_the_conversation_trace_has_its_published_curve() -> None:
-    table = conversation()
+    table = te.conversation()
     reuse = find_reuse(table, 512)
     shares = {
         capacity: (

@@ -14,14 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.diagnose.dumps.reading import Bytes, Dump
-from dsv4kv.model.formats import (
-    FLAT_FORMATS,
-    SIZED_FLAT_FORMATS,
-    EntryFormat,
-    PageLayout,
-    Place,
-    known_formats,
-)
+from dsv4kv.model import formats as fm
 
 Mask = NDArray[np.bool_]
 
@@ -41,7 +34,7 @@ class Record:
 
     name: str  # of its format
     of: str  # whose it is
-    layout: PageLayout  # where everything is in a page
+    layout: fm.PageLayout  # where everything is in a page
     usual: bool = True  # engines arrange it so
 
     @property
@@ -84,7 +77,7 @@ class Candidate:
     rows: int  # how many do
 
 
-def parse(layout: PageLayout, pages: Bytes) -> Parsed:
+def parse(layout: fm.PageLayout, pages: Bytes) -> Parsed:
     """Cut pages uint8[N, page bytes] into their rows."""
     entry, count = layout.format, layout.entries
     data = pages[:, : count * entry.data_row_bytes].reshape(-1, entry.data_row_bytes)
@@ -106,7 +99,7 @@ _EXPONENTS = 80, 150  # of scales: 2^-47 … 2^23
 _BF16_EXPONENTS = 127 - 40, 127 + 14
 
 
-def code_sizes(entry: EntryFormat, codes: Bytes) -> Bytes:
+def code_sizes(entry: fm.EntryFormat, codes: Bytes) -> Bytes:
     """Codes without signs, one a channel: uint8[n, value dims]."""
     if entry.value == "e4m3":
         return np.asarray(codes & 0x7F, np.uint8)
@@ -114,7 +107,7 @@ def code_sizes(entry: EntryFormat, codes: Bytes) -> Bytes:
     return nibbles.reshape(len(codes), -1).astype(np.uint8)
 
 
-def peaks(entry: EntryFormat, codes: Bytes) -> Bytes:
+def peaks(entry: fm.EntryFormat, codes: Bytes) -> Bytes:
     """The largest code of each group without its sign: uint8[n, groups]."""
     sizes = code_sizes(entry, codes)
     largest: Bytes = sizes.reshape(len(codes), entry.groups, entry.group).max(axis=2)
@@ -125,7 +118,7 @@ def peaks(entry: EntryFormat, codes: Bytes) -> Bytes:
     return largest
 
 
-def have_nan(entry: EntryFormat, parsed: Parsed) -> Mask:
+def have_nan(entry: fm.EntryFormat, parsed: Parsed) -> Mask:
     """Rows with a value that is not a number."""
     found = np.zeros(len(parsed.codes), bool)
     if entry.value == "e4m3":
@@ -134,7 +127,7 @@ def have_nan(entry: EntryFormat, parsed: Parsed) -> Mask:
     return np.asarray(found | ((words & 0x7F80) == 0x7F80).any(axis=1))
 
 
-def _words(entry: EntryFormat, parsed: Parsed) -> NDArray[np.uint16]:
+def _words(entry: fm.EntryFormat, parsed: Parsed) -> NDArray[np.uint16]:
     """Channels of bf16, if a row has any: uint16[n, channels]."""
     row_bytes = parsed.codes if entry.value == "bf16" else parsed.tail
     if entry.value != "bf16" and not (entry.tail_dims and entry.tail == "bf16"):
@@ -142,7 +135,7 @@ def _words(entry: EntryFormat, parsed: Parsed) -> NDArray[np.uint16]:
     return np.ascontiguousarray(row_bytes).view(np.uint16)
 
 
-def _exponents(entry: EntryFormat, parsed: Parsed) -> tuple[NDArray[np.uint32], Mask]:
+def _exponents(entry: fm.EntryFormat, parsed: Parsed) -> tuple[NDArray[np.uint32], Mask]:
     """The exponent of every scale, and whether its other bits are wrong: [n, groups] each.
 
     Of an e4m3 scale the whole code stands for its exponent.
@@ -161,7 +154,7 @@ def _exponents(entry: EntryFormat, parsed: Parsed) -> tuple[NDArray[np.uint32], 
     return (bits >> 23).astype(np.uint32), wrong
 
 
-def odd_scales(entry: EntryFormat, parsed: Parsed) -> Mask:
+def odd_scales(entry: fm.EntryFormat, parsed: Parsed) -> Mask:
     """Rows with a scale that no writer gives: bool[n]."""
     if entry.scale == "none":
         return np.zeros(len(parsed.codes), bool)
@@ -174,7 +167,7 @@ def odd_scales(entry: EntryFormat, parsed: Parsed) -> Mask:
     return np.asarray((odd & ~zero).any(axis=1) | padding.any(axis=1))
 
 
-def odd_peaks(entry: EntryFormat, parsed: Parsed) -> Mask:
+def odd_peaks(entry: fm.EntryFormat, parsed: Parsed) -> Mask:
     """Rows with a group whose largest code is too small for its scale: bool[n].
 
     Where a scale is as small as its writer gives, values may be smaller.
@@ -187,7 +180,7 @@ def odd_peaks(entry: EntryFormat, parsed: Parsed) -> Mask:
     return np.asarray(((largest < least) & (largest > 0) & (exponents > floor)).any(axis=1))
 
 
-def odd_tails(entry: EntryFormat, parsed: Parsed) -> Mask:
+def odd_tails(entry: fm.EntryFormat, parsed: Parsed) -> Mask:
     """Rows with bf16 channels of no everyday size: bool[n]."""
     words, (low, high) = _words(entry, parsed), _BF16_EXPONENTS
     exponents = words >> 7 & 0xFF
@@ -195,21 +188,21 @@ def odd_tails(entry: EntryFormat, parsed: Parsed) -> Mask:
     return np.asarray(odd.any(axis=1))
 
 
-def fitting(entry: EntryFormat, parsed: Parsed) -> Mask:
+def fitting(entry: fm.EntryFormat, parsed: Parsed) -> Mask:
     """Rows in which nothing speaks against a format: bool[n]."""
     against = have_nan(entry, parsed) | odd_scales(entry, parsed)
     return np.asarray(~(against | odd_peaks(entry, parsed) | odd_tails(entry, parsed)))
 
 
 @cache
-def known_records() -> tuple[tuple[str, str, EntryFormat, bool], ...]:
+def known_records() -> tuple[tuple[str, str, fm.EntryFormat, bool], ...]:
     """Name, owner, format and whether engines write it so: every format in both arrangements."""
-    found: dict[EntryFormat, tuple[str, list[str]]] = {}
-    places: tuple[Place, ...] = ("main", "window", "indexer")
+    found: dict[fm.EntryFormat, tuple[str, list[str]]] = {}
+    places: tuple[fm.Place, ...] = ("main", "window", "indexer")
     for place in places:
-        for name, entry in known_formats(place).items():
+        for name, entry in fm.known_formats(place).items():
             found.setdefault(entry, (name, []))[1].append(place)
-    flat = FLAT_FORMATS | SIZED_FLAT_FORMATS
+    flat = fm.FLAT_FORMATS | fm.SIZED_FLAT_FORMATS
     rows = [(name, " and ".join(of), entry, True) for entry, (name, of) in found.items()]
     rows += [(name, "V3.2 main", entry, True) for name, entry in flat.items()]
     rows += [
@@ -227,19 +220,19 @@ def known_records() -> tuple[tuple[str, str, EntryFormat, bool], ...]:
     return tuple(rows)
 
 
-def _shape(entry: EntryFormat) -> EntryFormat:
+def _shape(entry: fm.EntryFormat) -> fm.EntryFormat:
     """A format without its name and padding."""
     return replace(entry, name="", page_align=1)
 
 
-def other_arrangement(entry: EntryFormat) -> EntryFormat:
+def other_arrangement(entry: fm.EntryFormat) -> fm.EntryFormat:
     """The same record with its scales behind all rows instead of in them, or so."""
     return replace(entry, scales_at="page_end" if entry.inline_scales else "row_end")
 
 
 def candidates(dump: Dump, entries: int | None = None, name: str | None = None) -> list[Candidate]:
     """Records that a dump may hold, the best first; those without a mark are not among them."""
-    found: dict[tuple[EntryFormat, int], Candidate] = {}
+    found: dict[tuple[fm.EntryFormat, int], Candidate] = {}
     for record, pages in _tried(dump, entries, name):
         entry = record.layout.format
         if entry.scale == "none" and name is None:
@@ -255,7 +248,7 @@ def candidates(dump: Dump, entries: int | None = None, name: str | None = None) 
     return sorted(found.values(), key=lambda each: (-each.fits, not each.record.usual))
 
 
-def _signs_are_mixed(entry: EntryFormat, parsed: Parsed) -> bool:
+def _signs_are_mixed(entry: fm.EntryFormat, parsed: Parsed) -> bool:
     """Whether many codes are negative and many positive, of even and odd channels; text is not."""
     codes = parsed.codes[parsed.live]
     if entry.value == "bf16":
@@ -274,7 +267,7 @@ def _tried(dump: Dump, entries: int | None, name: str | None) -> Iterator[tuple[
         if name is not None and name != format_name:
             continue
         for count in (entries,) if entries else _ENTRIES:
-            layout = PageLayout(entry, count)
+            layout = fm.PageLayout(entry, count)
             size = layout.page_bytes
             if size == entry.entry_bytes and not entry.inline_scales and entry.scale != "none":
                 continue  # a page of one row, which is an interleaved one

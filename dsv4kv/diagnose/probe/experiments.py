@@ -11,14 +11,7 @@ from math import gcd
 from statistics import median
 from typing import NamedTuple
 
-from dsv4kv.diagnose.probe.questioner import (
-    Answer,
-    Prompt,
-    Questioner,
-    Refused,
-    Spent,
-    Unreachable,
-)
+from dsv4kv.diagnose.probe import questioner as qn
 from dsv4kv.errors import ConfigError
 from dsv4kv.units import counted
 
@@ -76,7 +69,7 @@ class Known:
         return max(0, tokens - self.lost) // self.step * self.step
 
 
-Experiment = Callable[[Questioner, Known], Iterator[Conclusion]]
+Experiment = Callable[[qn.Questioner, Known], Iterator[Conclusion]]
 
 
 def undecided(question: str, why: str) -> Conclusion:
@@ -84,7 +77,7 @@ def undecided(question: str, why: str) -> Conclusion:
     return Conclusion(question, why, level="undecided")
 
 
-def again(q: Questioner, known: Known) -> Iterator[Conclusion]:
+def again(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     """The same prompt twice, and again: whether it hits, each time, and how that is known."""
     cold, warm = _first_hit(q, (FIRST_TOKENS, 16_384, LONGEST_TOKENS))
     if warm.cached_tokens is None:
@@ -122,21 +115,21 @@ def again(q: Questioner, known: Known) -> Iterator[Conclusion]:
         yield Conclusion("hits", said, 0, "bad", advice)
 
 
-def _overcounted(answer: Answer) -> Conclusion:
+def _overcounted(answer: qn.Answer) -> Conclusion:
     cached, tokens = answer.cached_tokens, answer.prompt_tokens
     reports = f"of a prompt of {tokens:,} tokens the server reports {cached:,} as cached"
     advice = "its cached_tokens are wrong, and so are hit rates and bills that are made of them"
     return Conclusion("hits", f"{reports}: more than there are", cached, "bad", advice)
 
 
-def _first_hit(q: Questioner, sizes: tuple[int, ...]) -> tuple[Answer, Answer]:
+def _first_hit(q: qn.Questioner, sizes: tuple[int, ...]) -> tuple[qn.Answer, qn.Answer]:
     """A prompt's answers, cold and sent again: of the first size that hits, or the last tried."""
     pair = None
     for tokens in sizes:
         prompt = q.draw(tokens)
         try:
             pair = q.ask(prompt), q.ask(prompt)
-        except Refused:
+        except qn.Refused:
             if pair:
                 break  # longer than the server takes
             if tokens == SHORT_TOKENS:
@@ -148,11 +141,11 @@ def _first_hit(q: Questioner, sizes: tuple[int, ...]) -> tuple[Answer, Answer]:
     return pair
 
 
-def _hits_again(q: Questioner, warm: Answer) -> list[int]:
+def _hits_again(q: qn.Questioner, warm: qn.Answer) -> list[int]:
     """What a prompt hits the first time that it is sent, and each time again."""
     prompt = q.draw(warm.prompt_tokens if warm.cached_tokens else SHORT_TOKENS)
     hits = [0]
-    with suppress(Spent):  # what is known already is worth saying
+    with suppress(qn.Spent):  # what is known already is worth saying
         hits = [q.hit(prompt)]
         for _ in range(_REPEATS):
             hits.append(q.hit(prompt))
@@ -160,7 +153,7 @@ def _hits_again(q: Questioner, warm: Answer) -> list[int]:
 
 
 def _by_time(
-    q: Questioner, known: Known, pairs: list[tuple[Answer, Answer]]
+    q: qn.Questioner, known: Known, pairs: list[tuple[qn.Answer, qn.Answer]]
 ) -> Iterator[Conclusion]:
     """Whether hits show in the time to the first token, where nothing reports them."""
     known.why = (
@@ -182,7 +175,7 @@ def _by_time(
         yield undecided("hits", f"{known.why}; times to the first token do not differ enough")
 
 
-def steps(q: Questioner, known: Known) -> Iterator[Conclusion]:
+def steps(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     """The shortest prompt that hits when it is sent again, and by how much hits grow."""
 
     def hit(tokens: int) -> int:
@@ -233,7 +226,7 @@ def _smallest(tokens: int) -> Conclusion:
     return Conclusion("smallest prefix", f"prompts of {tokens:,} tokens and more hit", tokens)
 
 
-def edges(q: Questioner, known: Known) -> Iterator[Conclusion]:
+def edges(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     """Prompts that part one token before, at and behind the end of a block."""
     if q.server.behind:
         yield undecided("next token", "a chat's template may end after a prompt's own tokens")
@@ -246,7 +239,7 @@ def edges(q: Questioner, known: Known) -> Iterator[Conclusion]:
     for edge in wholes or [known.smallest - 1 + known.step]:
         for offset, hits in found.items():
             common = q.draw(edge + offset)
-            with suppress(Refused):  # longer than the server takes: shorter ones decide, too
+            with suppress(qn.Refused):  # longer than the server takes: shorter ones decide, too
                 q.ask(common + q.draw(rest - offset, 0))
                 hits.append(q.hit(common + q.draw(rest - offset, 1)) >= edge - given_up)
     behind = next((n for n, hits in found.items() if n >= 0 and hits and all(hits)), None)
@@ -265,13 +258,13 @@ _RETAIN = "vLLM: --prefix-cache-retention-interval 4096; SGLang: keep windows de
 _NTH = {2: "second", 3: "third", 4: "fourth"}
 
 
-def branches(q: Questioner, known: Known) -> Iterator[Conclusion]:
+def branches(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     """Prompts that part in the middle of one that is cached."""
     rest = max(_FOREIGN_STEPS * known.step // 4, 600)
     hits: dict[int, int] = {}
     for common in INSIDE_TOKENS:
         start = q.draw(common)
-        with suppress(Refused):  # longer than the server takes
+        with suppress(qn.Refused):  # longer than the server takes
             q.ask(start + q.draw(rest, 0))
             hits[common], parted = q.hit(start + q.draw(rest, 1)), start
     if not hits:
@@ -309,7 +302,7 @@ def _inside(hits: Mapping[int, int], known: Known) -> Conclusion:
     return undecided("branches", f"hits of common tokens follow no interval: {found_of}")
 
 
-def growing(q: Questioner, known: Known) -> Iterator[Conclusion]:
+def growing(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     """A conversation: each prompt is the last one and more."""
     prompt, short = q.draw(2 * known.smallest + known.step // 2), []
     q.ask(prompt)
@@ -323,7 +316,7 @@ def growing(q: Questioner, known: Known) -> Iterator[Conclusion]:
         yield Conclusion("growing", said, max(short))
 
 
-def equality(q: Questioner, known: Known) -> Iterator[Conclusion]:
+def equality(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     """Whether an answer from the cache is a cold one, beyond what two cold ones differ by.
 
     Two cold answers to one prompt need a cache that does not know it: by a salt, or emptied; else
@@ -360,17 +353,17 @@ def equality(q: Questioner, known: Known) -> Iterator[Conclusion]:
         yield Conclusion("equality", wrong, "differs", "bad", advice)
 
 
-def _cold(q: Questioner, known: Known, prompt: Prompt, number: int) -> Answer | None:
+def _cold(q: qn.Questioner, known: Known, prompt: qn.Prompt, number: int) -> qn.Answer | None:
     """A second cold answer; None where there is no way to it."""
     salt = None if known.reset and q.server.reset() else f"probe {number} {prompt[:4]}"
     try:
         answer = q.ask(prompt, outputs=_OUTPUTS, salt=salt)
-    except Refused:
+    except qn.Refused:
         return None
     return None if answer.cached_tokens else answer
 
 
-def distance(one: Answer, other: Answer) -> float:
+def distance(one: qn.Answer, other: qn.Answer) -> float:
     """The most that log-probabilities of one's tokens differ, up to where the texts part; nats."""
     most = 0.0
     for word, mine, theirs in zip(one.words, one.likely, other.likely, strict=False):
@@ -385,7 +378,7 @@ def distance(one: Answer, other: Answer) -> float:
 class _Trials:
     """Send a prompt, other prompts, and the first again, to see whether it is lost."""
 
-    q: Questioner
+    q: qn.Questioner
     known: Known
     tokens: int  # what the prompt hits as long as it is whole
     near: list[float] = field(default_factory=list)
@@ -440,7 +433,7 @@ class _Trials:
         return not any(self.lost(now) for _ in range(_NEAR))
 
 
-def capacity(q: Questioner, known: Known) -> Iterator[Conclusion]:
+def capacity(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     """How many tokens of others come in between until a prompt no longer hits whole."""
     trials = _Trials(q, known, known.whole(known.smallest - 1 + known.lost + 3 * known.step))
     before, why = _moved(q, _STORES), ""
@@ -450,7 +443,7 @@ def capacity(q: Questioner, known: Known) -> Iterator[Conclusion]:
             return
         if _moved(q, _STORES) > before and not _loaded(q):
             trials.lost(trials.high or 0, sent=3)  # some tiers store what is asked for again
-    except (Spent, Refused) as end:
+    except (qn.Spent, qn.Refused) as end:
         why = f"; {end}"
     held, most = (
         trials.tokens + (known.lost // known.step + steps) * known.step
@@ -470,16 +463,16 @@ def capacity(q: Questioner, known: Known) -> Iterator[Conclusion]:
     yield _tier(q, trials, is_stored=_moved(q, _STORES) > before)
 
 
-def _moved(q: Questioner, words: tuple[str, ...]) -> float:
+def _moved(q: qn.Questioner, words: tuple[str, ...]) -> float:
     return sum(value for key, value in q.counted.grown.items() if any(w in key for w in words))
 
 
-def _loaded(q: Questioner) -> float:
+def _loaded(q: qn.Questioner) -> float:
     """What the server says came back from beyond the GPU; answers count tokens."""
     return q.restored or _moved(q, _LOADS)
 
 
-def _tier(q: Questioner, trials: _Trials, *, is_stored: bool) -> Conclusion:
+def _tier(q: qn.Questioner, trials: _Trials, *, is_stored: bool) -> Conclusion:
     """Whether anything comes back from beyond the GPU's memory."""
     near, far, is_lost = trials.near, trials.far, trials.high is not None
     if loaded := _loaded(q):
@@ -497,12 +490,12 @@ def _tier(q: Questioner, trials: _Trials, *, is_stored: bool) -> Conclusion:
     return undecided("tier", "nothing was lost that a tier could bring back")
 
 
-def waiting(q: Questioner, known: Known) -> Iterator[Conclusion]:
+def waiting(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     """Whether a prompt is still there after a wait."""
     prompt = q.draw(known.smallest + known.step)
     q.ask(prompt)
     if known.wait_s >= q.left_s:
-        raise Spent(f"the budget of {q.ledger.most_s:,.0f} s is used up")
+        raise qn.Spent(f"the budget of {q.ledger.most_s:,.0f} s is used up")
     q.server.wait(known.wait_s)
     hit, full = q.hit(prompt), known.whole(len(prompt) - 1)
     said = f"after {known.wait_s:g} s a prompt hits {hit:,} of {full:,} tokens"
@@ -555,7 +548,7 @@ def fixed_tokens() -> int:
 
 
 def examine(
-    q: Questioner, known: Known, report: Callable[[str], None] = lambda _: None
+    q: qn.Questioner, known: Known, report: Callable[[str], None] = lambda _: None
 ) -> Examination:
     """Run all experiments; whatever ends one, what was learned before is kept."""
     conclusions: list[Conclusion] = []
@@ -568,11 +561,11 @@ def examine(
             report(name)
             try:
                 conclusions.extend(planned.run(q, known))
-            except (Unreachable, ConfigError) as error:
+            except (qn.Unreachable, ConfigError) as error:
                 died = why = str(error)
             except KeyboardInterrupt:
                 interrupted = why = "interrupted"
-            except (Spent, Refused) as error:
+            except (qn.Spent, qn.Refused) as error:
                 why = str(error)
                 known.why = "" if known.step else why
         if q.overcounted and known.why != (fault := _overcounted(q.overcounted)).answer:

@@ -9,19 +9,10 @@ from typing import Any
 
 import pytest
 
+from dsv4kv.diagnose.conform import sequences as se
 from dsv4kv.diagnose.conform.check import conform, drive
 from dsv4kv.diagnose.conform.check import test_file as file_of
 from dsv4kv.diagnose.conform.driven import broken, serve
-from dsv4kv.diagnose.conform.sequences import (
-    DRAWN,
-    PAGE,
-    Operation,
-    Sequence,
-    draw_vllm,
-    expect,
-    least_blocks,
-    shrink,
-)
 from dsv4kv.errors import PeerUnavailable
 from tests.diagnose.conform.toy import TRAITS, Toy
 
@@ -66,7 +57,7 @@ class Stubborn(Toy):
         super().__init__()
         self.first: dict[str, object] = {}
 
-    def ask(self, sequence: Sequence) -> dict[str, Any]:
+    def ask(self, sequence: se.Sequence) -> dict[str, Any]:
         self.first = self.first or sequence.settings
         least = 50 if sequence.settings == self.first else 3
         broken = {"blocks": ("lost", least)} if len(sequence.operations) >= least else {}
@@ -83,33 +74,33 @@ def test_where_the_first_failure_stays_long_the_next_ones_are_shrunk_as_well() -
 def test_a_shorter_sequence_is_held_against_what_the_rule_says_of_it() -> None:
     """Without the prompt that was hit, the next one hits less."""
     first, second = [1, 2, 3], [1, 2, 4]
-    drawn = draw_vllm(random.Random(0), TRAITS)
+    drawn = se.draw_vllm(random.Random(0), TRAITS)
     settings = drawn.settings | {"blocks": 8000, "speculation": "none"}
-    both = Sequence(settings, (("serve", 0, first, 768, 0), ("serve", 1, second, 768, 0)))
-    alone = Sequence(settings, both.operations[1:])
-    assert [operation[4] for operation in expect(both).operations] == [0, 512]
-    assert [operation[4] for operation in expect(alone).operations] == [0]
+    both = se.Sequence(settings, (("serve", 0, first, 768, 0), ("serve", 1, second, 768, 0)))
+    alone = se.Sequence(settings, both.operations[1:])
+    assert [operation[4] for operation in se.expect(both).operations] == [0, 512]
+    assert [operation[4] for operation in se.expect(alone).operations] == [0]
 
 
 def test_nothing_can_be_left_out_of_what_was_shrunk() -> None:
-    def broken_by(sequence: Sequence) -> bool:
+    def broken_by(sequence: se.Sequence) -> bool:
         return {("step", 3), ("reset",)} <= {*sequence.operations}
 
-    noise: list[Operation] = [("step", n % 3) for n in range(100)]
+    noise: list[se.Operation] = [("step", n % 3) for n in range(100)]
     noise[17], noise[71] = ("step", 3), ("reset",)
-    found = shrink(Sequence({}, tuple(noise)), broken_by)
+    found = se.shrink(se.Sequence({}, tuple(noise)), broken_by)
     assert found.operations == (("step", 3), ("reset",))
 
 
-@pytest.mark.parametrize("engine", DRAWN)
+@pytest.mark.parametrize("engine", se.DRAWN)
 def test_every_prompt_fits_the_context_and_the_pools_hold_it(engine: str) -> None:
     known = {"lookahead": True, "retention": True, "newest": True}
-    drawn = [DRAWN[engine](random.Random(seed), known) for seed in range(40)]
+    drawn = [se.DRAWN[engine](random.Random(seed), known) for seed in range(40)]
     for sequence in drawn:
         settings = sequence.settings
         longest = settings["context"]
         ahead = (1 + settings.get("ahead", False)) * settings["chunk_tokens"]
-        least = least_blocks(longest, ahead) if engine == "vllm" else longest // PAGE
+        least = se.least_blocks(longest, ahead) if engine == "vllm" else longest // se.PAGE
         assert settings["blocks"] >= least
         admitted = [op for op in sequence.operations if op[0] == "admit"]
         assert all(tokens + output <= longest for *_, tokens, output in admitted)
@@ -120,7 +111,7 @@ def test_the_least_pool_is_what_vllm_asks_for() -> None:
     """``ceil(n/256) + 2(ceil(m/64)+1) + ceil(k/4)+1 + ceil(m/8)+1`` of a chunk of 512."""
     n, m, k = 1600, 127 + 512, 7 + 512
     tails = 2 * (-(-m // 64) + 1) + -(-k // 4) + 1 + -(-m // 8) + 1
-    assert least_blocks(n, 512) == -(-n // 256) + tails
+    assert se.least_blocks(n, 512) == -(-n // 256) + tails
 
 
 @pytest.mark.parametrize(
@@ -142,7 +133,7 @@ def test_a_block_is_free_or_held(
     assert says in broken.NOTED.get("blocks", "")
 
 
-@pytest.mark.parametrize("engine", DRAWN)
+@pytest.mark.parametrize("engine", se.DRAWN)
 def test_the_file_of_a_failure_is_python_without_dsv4kv(engine: str) -> None:
     failure = conform(Toy("leak"), 2000, seed=0).failures["blocks"]
     text = file_of(engine, "1.0", failure)
@@ -174,7 +165,7 @@ def test_questions_and_answers_are_lines(tmp_path: Path) -> None:
     driver = SimpleNamespace(
         NAME="toy", load=lambda _: "engine", traits=lambda _: {}, Session=lambda *_: session
     )
-    question = asdict(Sequence({}, (("step", 0),)))
+    question = asdict(se.Sequence({}, (("step", 0),)))
     with (tmp_path / "told").open("w+") as told:
         serve.serve(driver, None, [json.dumps(question)], told)
         told.seek(0)

@@ -16,17 +16,9 @@ import torch
 from torch import Tensor
 
 from dsv4kv.bench.device import CallTimer
+from dsv4kv.bench.serve import operations as op
 from dsv4kv.bench.serve.executor import StepExecutor
 from dsv4kv.bench.serve.inputs import InputBank, StepInputs
-from dsv4kv.bench.serve.operations import (
-    LayerOperation,
-    Outputs,
-    Reads,
-    Run,
-    all_decode_operations,
-    arguments,
-    name_of,
-)
 from dsv4kv.cache.layers import LayerCache
 from dsv4kv.cache.manager import EntryGroup
 from dsv4kv.cache.step import Completed, Step
@@ -162,7 +154,7 @@ _LESS_INFORMATIVE = (
 class Figure:
     """What is timed: an operation on the layers of one type, cold or hot."""
 
-    operation: LayerOperation
+    operation: op.LayerOperation
     layer_type: str  # attention type of the layers
     stages: Sequence[Stage]  # layers under tables
     hot: bool  # one call again and again
@@ -170,7 +162,7 @@ class Figure:
     @property
     def name(self) -> str:
         """As in a record."""
-        return name_of(*self.operation)
+        return op.name_of(*self.operation)
 
     @property
     def rank(self) -> tuple[bool, int]:
@@ -229,18 +221,18 @@ def measure_figures(
 
 def _alike(
     layers: Sequence[LayerCache], *, engine: bool
-) -> Iterator[tuple[list[LayerCache], list[LayerOperation]]]:
+) -> Iterator[tuple[list[LayerCache], list[op.LayerOperation]]]:
     """Operations, each once, and layers of one ratio on which they do the same."""
-    timed: set[LayerOperation] = set()
+    timed: set[op.LayerOperation] = set()
     for first in layers:
-        every = all_decode_operations(first, engine=engine)
+        every = op.all_decode_operations(first, engine=engine)
         left = [each for each in every if each not in timed]
         timed |= set(left)
         alike = [
             layer
             for layer in layers
             if layer.schema.layer.ratio == first.schema.layer.ratio
-            and set(left) <= set(all_decode_operations(layer, engine=engine))
+            and set(left) <= set(op.all_decode_operations(layer, engine=engine))
         ]
         if left:
             yield alike, left
@@ -297,20 +289,20 @@ def _make_calls(
     """The operation on every stage, each with its own inputs, and how many outputs take turns."""
     stages, operation = figure.stages, figure.operation
 
-    def make(number: int, run: Run) -> tuple[Callable[[], None], Tensor | None]:
+    def make(number: int, run: op.Run) -> tuple[Callable[[], None], Tensor | None]:
         layer, step, _ = stages[number]
         reads = None
         if operation[0] in READS:
             reads = run.outputs.reads(layer, step.num_tokens, run.longest_tokens)
             _fill_reads(executor, reads, stages[number])
         inputs = _draw_inputs(executor, stages[number], number)
-        tensors = arguments(layer, operation, step, inputs, run, reads)
+        tensors = op.arguments(layer, operation, step, inputs, run, reads)
         assert tensors is not None  # all requests have entries
         return partial(getattr(layer.backend, operation[0]), **tensors), tensors.get("out")
 
-    def make_run() -> Run:
+    def make_run() -> op.Run:
         sizes = executor.outputs.index_topk, executor.outputs.window_tokens
-        return Run(Outputs(executor.device, *sizes), stages[0][2])
+        return op.Run(op.Outputs(executor.device, *sizes), stages[0][2])
 
     _, out = make(0, make_run())
     turns = len(stages)
@@ -321,7 +313,7 @@ def _make_calls(
     return [make(number, runs[number % turns])[0] for number in range(len(stages))], turns
 
 
-def _fill_reads(executor: StepExecutor, reads: Reads, stage: Stage) -> None:
+def _fill_reads(executor: StepExecutor, reads: op.Reads, stage: Stage) -> None:
     """Fill what the operations before would have written: any scores, and entries all over."""
     layer, step, tokens = stage
     lengths = np.full(step.num_requests, tokens // max(1, layer.schema.layer.ratio))

@@ -9,18 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from dsv4kv.bench.build import (
-    Drive,
-    build_drive,
-    build_manager,
-    build_reuse,
-    check_contexts,
-    check_data_path,
-    check_device_memory,
-    check_memory,
-    plan_from,
-    resolve,
-)
+from dsv4kv.bench import build as bd
 from dsv4kv.bench.device import CallTimer, CudaDevice, describe_gpu, find_device, measure_peaks
 from dsv4kv.bench.figures import measure_operations
 from dsv4kv.bench.launches import Turns, bench_arguments, one_cpu
@@ -137,7 +126,7 @@ class Setup:
     resolved: ResolvedBackend  # the operations and where they come from
     manager: KVCacheManager  # the cache
     recorder: Recorder  # takes the samples
-    drive: Drive | None  # none where no data is moved
+    drive: bd.Drive | None  # none where no data is moved
 
     def _foreign_cases(self) -> dict[str, int]:
         if not self.resolved.foreign or self.config.workload.data != "real":
@@ -222,8 +211,8 @@ def run_case(
 def set_up(config: BenchConfig, memory_bytes: int | None) -> Setup:
     """Build everything that a case runs on; raises as ``run_case`` does."""
     torch.set_num_threads(config.measure.threads)
-    plan = plan_from(config)
-    check_contexts(config, plan)
+    plan = bd.plan_from(config)
+    bd.check_contexts(config, plan)
     real = config.workload.data == "real"
     device = find_device(config.device) if real else None
     if config.cache.prepare == "device" and device is None:
@@ -232,22 +221,22 @@ def set_up(config: BenchConfig, memory_bytes: int | None) -> Setup:
             "cuda."
         )
     if real:
-        check_data_path(plan)
+        bd.check_data_path(plan)
     if memory_bytes is not None:
-        check_memory(config, plan, memory_bytes, on_host=device is None)
+        bd.check_memory(config, plan, memory_bytes, on_host=device is None)
     if device is not None:
-        check_device_memory(config, plan, device)
-    resolved = resolve(config, device)
+        bd.check_device_memory(config, plan, device)
+    resolved = bd.resolve(config, device)
     if resolved.foreign and real:
         where = device.device if device else torch.device("cpu")
         if wrong := check_backend(resolved, plan, where, config.measure.seed):
             sentences = "\n".join(map(str, wrong))
             raise VerificationError(f"{sentences}\nNothing was timed.")
     recorder = Recorder()
-    manager = build_manager(config, plan, device)
+    manager = bd.build_manager(config, plan, device)
     drive = None
     if real:
-        drive = build_drive(config, manager, recorder, resolved, device)
+        drive = bd.build_drive(config, manager, recorder, resolved, device)
     return Setup(config, plan, device, resolved, manager, recorder, drive)
 
 
@@ -257,7 +246,7 @@ def make_loop(
     """The loop that serves a case's workload, and what shares prefixes in it."""
     config = setup.config
     requests = open_requests(config.workload, config.measure.seed)
-    reuse = build_reuse(config, setup.manager, setup.resolved.backend)
+    reuse = bd.build_reuse(config, setup.manager, setup.resolved.backend)
     contents = PromptContents() if reuse else None
     served = setup.manager, requests, config, recorder, executor
     return ServingLoop(*served, reuse, contents, turns), reuse
@@ -289,7 +278,7 @@ def _serve(
 
 
 def _measure_device(
-    setup: Setup, drive: Drive, device: CudaDevice, telemetry: Telemetry
+    setup: Setup, drive: bd.Drive, device: CudaDevice, telemetry: Telemetry
 ) -> dict[str, Any]:
     """Single operations and their baselines; no request uses the cache any more."""
     measure, requests = setup.config.measure, setup.config.workload.concurrency

@@ -13,15 +13,7 @@ from typing import Any, Self
 
 import torch
 
-from dsv4kv.bench.build import (
-    build_drive,
-    build_manager,
-    check_data_path,
-    check_device_memory,
-    check_memory,
-    plan_from,
-    resolve,
-)
+from dsv4kv.bench import build as bd
 from dsv4kv.bench.device import CallTimer, CudaDevice, find_device, measure_baseline
 from dsv4kv.bench.figures import list_figures, measure_figures
 from dsv4kv.bench.protocol import Budget
@@ -72,14 +64,14 @@ class OperationBench:
         self._name, self._base, self._seconds = name, base, seconds
         self._settings = ["workload.decode=eager", f"workload.step={reads}", *settings]
         self._config = self._load(Shape(1, None, 1024), "model.layers=null")
-        every = plan_from(self._config)
+        every = bd.plan_from(self._config)
         types: dict[AttentionType, int] = {}
         for schema in sorted(every.schemas, key=lambda each: not each.layer.selects):
             types.setdefault(schema.layer.attn, schema.layer.layer_idx)
         self._layers = sorted(types.values())
         self.device = find_device(self._config.device)
-        self.own = resolve(self._config.model_copy(update={"backend": None}), self.device)
-        self.resolved = resolve(self._config, self.device)
+        self.own = bd.resolve(self._config.model_copy(update={"backend": None}), self.device)
+        self.resolved = bd.resolve(self._config, self.device)
         if self.resolved.foreign and base not in self.resolved.foreign:
             brought = ", ".join(self.resolved.foreign)
             raise ConfigError(f"{self.resolved.name} has {brought}, and no {base}.")
@@ -93,7 +85,7 @@ class OperationBench:
         Raises ``VerificationError`` for one that does not, ``PeerUnavailable`` if there is none.
         """
         config = self._load(Shape(1, None, 1024), f"model.layers={self._layers}")
-        check_data_path(plan := plan_from(config))
+        bd.check_data_path(plan := bd.plan_from(config))
         where = self.device.device if self.device else torch.device("cpu")
         resolved, cases = self.resolved, 0
         draw = partial(foreign_scenes, resolved) if resolved.foreign else scenes_of
@@ -113,14 +105,14 @@ class OperationBench:
         config = self._load(shape, f"model.layers={self._layers}")
         layers = self._with_operation(config)
         config = self._load(shape, f"model.layers={layers}")
-        plan = plan_from(config)
+        plan = bd.plan_from(config)
         if shape.topk:
             model = plan.config.model_copy(update={"index_topk": shape.topk})
             plan = replace(plan, config=model)
         if self.device:
-            check_device_memory(config, plan, self.device)
+            bd.check_device_memory(config, plan, self.device)
         elif memory_bytes:
-            check_memory(config, plan, memory_bytes)
+            bd.check_memory(config, plan, memory_bytes)
         torch.set_num_threads(config.measure.threads)
         executor = self._build(config, plan)
         backends = list({each.name: each for each in (self.own, self.resolved)}.values())
@@ -159,13 +151,13 @@ class OperationBench:
         ]
 
     def _build(self, config: BenchConfig, plan: CachePlan) -> StepExecutor:
-        manager = build_manager(config, plan, self.device)
-        return build_drive(config, manager, Recorder(), self.own, self.device).executor
+        manager = bd.build_manager(config, plan, self.device)
+        return bd.build_drive(config, manager, Recorder(), self.own, self.device).executor
 
     def _with_operation(self, config: BenchConfig) -> list[int]:
         """Layers on which a decode step has the operation, one of a type."""
         small = self._load(Shape(1, None, 1024), f"model.layers={self._layers}")
-        executor = self._build(small, plan_from(small))
+        executor = self._build(small, bd.plan_from(small))
         figures = list_figures(executor, 1, 0)
         names = {each.name for each in figures}
         if self._name not in names:

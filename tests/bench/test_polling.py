@@ -9,14 +9,7 @@ import psutil
 import pynvml
 import pytest
 
-from dsv4kv.bench.polling import (
-    OFTEN,
-    SELDOM_EVERY,
-    GpuGone,
-    HostReader,
-    NvmlGpu,
-    poll,
-)
+from dsv4kv.bench import polling
 from dsv4kv.runs.telemetry import GpuSamples, HostSamples
 from tests.bench.fake_nvml import OTHER_UUID, OWN_PID, UUID, FakeNvml, refuse
 
@@ -43,8 +36,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def read(root: Path) -> HostReader:
-    return HostReader(PID, root / "sys/devices/system/cpu")
+def read(root: Path) -> polling.HostReader:
+    return polling.HostReader(PID, root / "sys/devices/system/cpu")
 
 
 def test_processor_times_and_the_clock_of_the_runs_cpu_are_told(root: Path) -> None:
@@ -70,8 +63,8 @@ def test_what_a_machine_does_not_tell_is_absent_with_the_reason(root: Path) -> N
     }
 
 
-def open_gpu(nvml: FakeNvml, uuid: str = UUID) -> NvmlGpu:
-    return NvmlGpu(nvml, uuid, OWN_PID)
+def open_gpu(nvml: FakeNvml, uuid: str = UUID) -> polling.NvmlGpu:
+    return polling.NvmlGpu(nvml, uuid, OWN_PID)
 
 
 def test_a_gpu_tells_its_state_and_who_else_uses_it() -> None:
@@ -85,7 +78,7 @@ def test_a_gpu_tells_its_state_and_who_else_uses_it() -> None:
     }
     assert gpu.ask("seldom") == {"other_processes": 2}
     assert gpu.absent == {}
-    assert set(OFTEN) == set(GpuSamples.model_fields) - {"at_ns"}
+    assert set(polling.OFTEN) == set(GpuSamples.model_fields) - {"at_ns"}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +107,7 @@ def test_what_is_refused_is_absent_with_the_reason_and_the_rest_goes_on(
     gpu = open_gpu(FakeNvml(**changes))
     for _ in range(3):
         answers = gpu.ask("often")
-        assert answers.keys() == OFTEN.keys() - absent.keys()
+        assert answers.keys() == polling.OFTEN.keys() - absent.keys()
     assert gpu.absent == absent
 
 
@@ -159,7 +152,7 @@ def test_a_part_of_a_split_gpu_is_found_by_its_own_prefix() -> None:
 def test_without_library_driver_or_such_a_gpu_it_is_gone_with_the_reason(
     answers: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(GpuGone, match=f"^{reason}$"):
+    with pytest.raises(polling.GpuGone, match=f"^{reason}$"):
         open_gpu(FakeNvml(answers=answers), OTHER_UUID)
 
 
@@ -168,9 +161,9 @@ def test_a_gpu_that_falls_off_the_bus_is_gone() -> None:
     gpu = open_gpu(nvml)
     gpu.ask("often")
     nvml.gone = True
-    with pytest.raises(GpuGone, match="GPU is lost"):
+    with pytest.raises(polling.GpuGone, match="GPU is lost"):
         gpu.ask("often")
-    with pytest.raises(GpuGone, match="GPU is lost"):
+    with pytest.raises(polling.GpuGone, match="GPU is lost"):
         gpu.ask("seldom")
 
 
@@ -200,10 +193,10 @@ class Run:
         self.lines.append(line)
         self.now_ns += self.delay_ns
 
-    def go(self, gpu: NvmlGpu | None = None) -> dict[str, list[dict[str, Any]]]:
-        found = gpu or NvmlGpu(self.nvml, UUID, OWN_PID)
-        host = HostReader(OWN_PID)
-        poll(found, host, self.write, self.stopped, INTERVAL_NS, lambda: self.now_ns)
+    def go(self, gpu: polling.NvmlGpu | None = None) -> dict[str, list[dict[str, Any]]]:
+        found = gpu or polling.NvmlGpu(self.nvml, UUID, OWN_PID)
+        host = polling.HostReader(OWN_PID)
+        polling.poll(found, host, self.write, self.stopped, INTERVAL_NS, lambda: self.now_ns)
         kinds = ("often", "seldom", "host", "absent")
         return {kind: [each for each in self.lines if each["kind"] == kind] for kind in kinds}
 
@@ -211,7 +204,7 @@ class Run:
 def test_what_changes_seldom_is_asked_at_every_fifth_poll_and_at_the_end() -> None:
     lines = Run(FakeNvml(), polls=12).go()
     at = [(line["at"] - 1_000) // INTERVAL_NS for line in lines["seldom"]]
-    assert at == [0, SELDOM_EVERY, 2 * SELDOM_EVERY, 12]
+    assert at == [0, polling.SELDOM_EVERY, 2 * polling.SELDOM_EVERY, 12]
     assert [(line["at"] - 1_000) // INTERVAL_NS for line in lines["host"]] == at
 
 
@@ -237,5 +230,5 @@ def test_a_gpu_that_disappears_leaves_what_it_told_and_the_reason() -> None:
 def test_without_a_gpu_the_host_is_polled_alone() -> None:
     lines: list[dict[str, Any]] = []
     stops = iter([False] * 6 + [True])
-    poll(None, HostReader(1), lines.append, lambda _: next(stops), INTERVAL_NS)
+    polling.poll(None, polling.HostReader(1), lines.append, lambda _: next(stops), INTERVAL_NS)
     assert {line["kind"] for line in lines} == {"host", "absent"}

@@ -12,16 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.protocol import (
-    RULES,
-    Budget,
-    Rules,
-    Throttled,
-    Timing,
-    measure,
-    rounds_for,
-    time_calls,
-)
+from dsv4kv.bench import protocol
 from dsv4kv.bench.serve import executor as module
 from dsv4kv.bench.serve.executor import Recorder
 
@@ -51,10 +42,10 @@ class Machine:
         calls: int = 1,
         *,
         was_idle: bool = True,
-        rules: Rules = RULES,
-        throttled: Throttled | None = None,
-    ) -> Timing:
-        return measure(
+        rules: protocol.Rules = protocol.RULES,
+        throttled: protocol.Throttled | None = None,
+    ) -> protocol.Timing:
+        return protocol.measure(
             self.take,
             calls,
             rules,
@@ -94,9 +85,9 @@ def test_drift_is_not_taken_for_knowledge() -> None:
 
 @given(st.integers(1, 50_000_000))
 def test_work_is_repeated_until_it_lasts_a_millisecond(unit_ns: int) -> None:
-    rounds = rounds_for(Machine(lambda _: unit_ns).take, RULES, 1 << 20)
-    assert rounds == 1 or (rounds - 1) * unit_ns < RULES.unit_ns
-    assert rounds * unit_ns >= RULES.unit_ns
+    rounds = protocol.rounds_for(Machine(lambda _: unit_ns).take, protocol.RULES, 1 << 20)
+    assert rounds == 1 or (rounds - 1) * unit_ns < protocol.RULES.unit_ns
+    assert rounds * unit_ns >= protocol.RULES.unit_ns
 
 
 # ---- a device that is throttled -----------------------------------------------------------------
@@ -123,7 +114,7 @@ def overlaps(first_ns: int, last_ns: int, started_ns: int, ended_ns: int) -> boo
 
 
 TICK_NS = 250  # a coarse clock
-QUICK = Rules(warmup_ns=3_000_000, window_ns=1_000_000, least_ns=1_000_000)
+QUICK = protocol.Rules(warmup_ns=3_000_000, window_ns=1_000_000, least_ns=1_000_000)
 
 
 @dataclass
@@ -143,13 +134,13 @@ class Host:
 def test_a_short_call_is_repeated_until_a_coarse_clock_resolves_it() -> None:
     host = Host(call_ns=37)
     quicker = replace(QUICK, fewest_samples=5)
-    timing = time_calls(host.call, quicker, host.clock_ns)
+    timing = protocol.time_calls(host.call, quicker, host.clock_ns)
     assert timing.converged
     assert set(timing.samples_ns) == {37}
     assert host.calls * 37 >= quicker.fewest_samples * QUICK.unit_ns
 
 
-LEAST_NS = RULES.least_total_ns
+LEAST_NS = protocol.RULES.least_total_ns
 
 
 @dataclass
@@ -162,7 +153,7 @@ class Clock:
 
 def test_where_not_all_can_have_the_least_the_first_have_it() -> None:
     clock = Clock()
-    budget = Budget(2.5, clock)
+    budget = protocol.Budget(2.5, clock)
     shares = []
     for left in (4, 3, 2, 1):
         shares.append(budget.share_ns(left, S))
@@ -172,7 +163,7 @@ def test_where_not_all_can_have_the_least_the_first_have_it() -> None:
 
 @given(total_ms=st.integers(1, 30_000))
 def test_rules_within_a_time_end_in_it(total_ms: int) -> None:
-    rules = RULES.within(total_ms * 1_000_000)
+    rules = protocol.RULES.within(total_ms * 1_000_000)
     assert rules.most_warmup_ns + rules.most_ns <= total_ms * 1_000_000
     assert rules.warmup_ns <= rules.most_warmup_ns
 
@@ -180,8 +171,8 @@ def test_rules_within_a_time_end_in_it(total_ms: int) -> None:
 @pytest.mark.parametrize("seconds", [0.7, 5, 60])
 def test_figures_of_a_gpu_end_with_their_budget(seconds: float) -> None:
     """Rows that never converge take all they may, and one batch each beyond it."""
-    clock, batch_ns = Clock(), RULES.batch_ns
-    budget = Budget(seconds, clock)
+    clock, batch_ns = Clock(), protocol.RULES.batch_ns
+    budget = protocol.Budget(seconds, clock)
     for left in range(30, 0, -1):
         share_ns = budget.share_ns(left, LEAST_NS)
         clock.now_ns += 0 if share_ns is None else share_ns + batch_ns

@@ -172,7 +172,7 @@ def test_ctrl_c_in_a_step_leaves_an_incomplete_record(monkeypatch: pytest.Monkey
         "dsv4kv.runs.assemble.capture_environment",
         "dsv4kv.bench.run.count_tokens",
         "dsv4kv.bench.build.KVCacheManager",
-        "dsv4kv.bench.run.build_drive",
+        "dsv4kv.bench.build.build_drive",
         "dsv4kv.bench.run.measure_memcpy",
         "dsv4kv.bench.run.open_requests",
     ],

@@ -13,13 +13,7 @@ from dsv4kv.bench.systems.workload import _FACTOR
 from dsv4kv.cache.batching import RoutingStore
 from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.errors import NotOwner
-from tests.systems.plain import (
-    PlainAllocator,
-    PlainRadix,
-    PlainRefCounts,
-    PlainRouting,
-    PlainSlots,
-)
+from tests.systems import plain as pl
 from tests.systems.small import MODEL, insert_row, no_copy
 
 SEEDS = pytest.mark.parametrize("seed", range(20))
@@ -27,7 +21,7 @@ SEEDS = pytest.mark.parametrize("seed", range(20))
 
 @SEEDS
 def test_a_stack_hands_out_the_same_blocks(seed: int) -> None:
-    draw, pool, plain = Random(seed), BlockPool(40), PlainAllocator(40)
+    draw, pool, plain = Random(seed), BlockPool(40), pl.PlainAllocator(40)
     held = list[int]()
     for _ in range(200):
         if draw.random() < 0.5 and (count := draw.randint(0, min(5, pool.num_free))):
@@ -44,7 +38,7 @@ def test_a_stack_hands_out_the_same_blocks(seed: int) -> None:
 @SEEDS
 def test_blocks_without_followers_are_cached_found_and_evicted_alike(seed: int) -> None:
     """The plain one knows no chains: each block is one of its own."""
-    draw, pool, plain = Random(seed), BlockPool(16), PlainRefCounts(16)
+    draw, pool, plain = Random(seed), BlockPool(16), pl.PlainRefCounts(16)
     held = list[tuple[int, int]]()  # ours and theirs, of one hash
     for hash_ in range(1, 200):
         if draw.random() < 0.5 and pool.num_free:
@@ -63,7 +57,7 @@ def test_blocks_without_followers_are_cached_found_and_evicted_alike(seed: int) 
 
 @SEEDS
 def test_slots_and_versions_are_the_same(seed: int) -> None:
-    draw, slots, plain = Random(seed), SlotAllocator(9), PlainSlots(9)
+    draw, slots, plain = Random(seed), SlotAllocator(9), pl.PlainSlots(9)
     for _ in range(300):
         slot = draw.randrange(9)
         if draw.random() < 0.4:
@@ -91,7 +85,7 @@ def test_a_tree_finds_prefixes_of_the_same_length(seed: int) -> None:
     draw, cache, plain = (
         Random(seed),
         PrefixCacheManager(10**6, no_copy, lambda _: 1),
-        PlainRadix(),
+        pl.PlainRadix(),
     )
     for slot in range(60):
         tokens = draw.choices(range(3), k=draw.randint(1, 12))
@@ -103,7 +97,7 @@ def test_a_tree_finds_prefixes_of_the_same_length(seed: int) -> None:
 
 @SEEDS
 def test_experts_of_blocks_are_the_same(seed: int) -> None:
-    draw, pool, plain = Random(seed), BlockPool(6), PlainRouting(4)
+    draw, pool, plain = Random(seed), BlockPool(6), pl.PlainRouting(4)
     store = RoutingStore(pool, 4, 2, 3)
     ids = pool.acquire(6)
     for _ in range(20):

@@ -5,13 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from dsv4kv.bench.systems.slot_system import (
-    Found,
-    PrefixCacheManager,
-    Seat,
-    SlotAllocator,
-    SlotScheduler,
-)
+from dsv4kv.bench.systems import slot_system as sl
 from tests.systems.small import insert_row, no_copy
 
 
@@ -20,7 +14,7 @@ def row(*tokens: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 
 def test_the_capacity_is_never_exceeded_and_the_oldest_goes() -> None:
-    rows = PrefixCacheManager(10, no_copy, lambda _: 1)
+    rows = sl.PrefixCacheManager(10, no_copy, lambda _: 1)
     insert_row(rows, row(1, 1, 1, 1, 1), 0, 1)
     insert_row(rows, row(2, 2, 2, 2, 2), 1, 1)
     rows.find(row(1))
@@ -31,29 +25,29 @@ def test_the_capacity_is_never_exceeded_and_the_oldest_goes() -> None:
 
 
 def test_a_row_that_was_handed_out_again_is_not_copied() -> None:
-    calls, slots = [], SlotAllocator(2)
-    rows = PrefixCacheManager(100, lambda *call: calls.append(call), slots.version)
+    calls, slots = [], sl.SlotAllocator(2)
+    rows = sl.PrefixCacheManager(100, lambda *call: calls.append(call), slots.version)
     slot = slots.alloc()
     insert_row(rows, row(1, 2, 3), slot, slots.version(slot))
     slots.free(slot)
-    assert rows.copy_kv(row(1, 2, 3), 1) == Found(3, slot, 1)
+    assert rows.copy_kv(row(1, 2, 3), 1) == sl.Found(3, slot, 1)
     assert slots.alloc() == slot
-    assert rows.copy_kv(row(1, 2, 3), 1) == Found()
+    assert rows.copy_kv(row(1, 2, 3), 1) == sl.Found()
     assert calls == [(slot, 1, 3)]
 
 
 def test_what_an_older_row_still_holds_is_found_when_the_newer_one_is_gone() -> None:
-    slots = SlotAllocator(3)
-    rows = PrefixCacheManager(100, no_copy, slots.version)
+    slots = sl.SlotAllocator(3)
+    rows = sl.PrefixCacheManager(100, no_copy, slots.version)
     older, newer = slots.alloc(), slots.alloc()
     insert_row(rows, row(1, 2, 3), older, 1)
     insert_row(rows, row(1, 2, 3, 4), newer, 1)
-    assert rows.find(row(1, 2, 3, 4)) == Found(4, newer, 1)
+    assert rows.find(row(1, 2, 3, 4)) == sl.Found(4, newer, 1)
     slots.free(newer)
     assert slots.alloc() == newer
-    assert rows.find(row(1, 2, 3, 4)) == Found(3, older, 1)
+    assert rows.find(row(1, 2, 3, 4)) == sl.Found(3, older, 1)
     insert_row(rows, row(1, 9), newer, 2)
-    assert rows.find(row(1, 2)) == Found(2, older, 1)
+    assert rows.find(row(1, 2)) == sl.Found(2, older, 1)
 
 
 # ---- seats -------------------------------------------------------------------------------------
@@ -66,19 +60,19 @@ class Scene:
     """Slots whose content is known, and a plain list of what was recorded of each version."""
 
     def __init__(self, capacity: int = 10**6) -> None:
-        self.slots = SlotAllocator(SLOTS)
+        self.slots = sl.SlotAllocator(SLOTS)
         self.content: list[Text] = [()] * SLOTS
-        self.cache = PrefixCacheManager(capacity, self.copy, self.slots.version)
-        self.scheduler = SlotScheduler(self.slots, self.cache)
+        self.cache = sl.PrefixCacheManager(capacity, self.copy, self.slots.version)
+        self.scheduler = sl.SlotScheduler(self.slots, self.cache)
         self.recorded: list[tuple[int, int, Text]] = []
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         self.content[target] = self.content[source][:tokens] + self.content[target][tokens:]
 
-    def find(self, text: Text) -> Found:
+    def find(self, text: Text) -> sl.Found:
         return self.cache.find(row(*text))
 
-    def begin(self, text: Text, found: Found) -> Seat | None:
+    def begin(self, text: Text, found: sl.Found) -> sl.Seat | None:
         """Seat a prompt and compute what is missing."""
         seat = self.scheduler.begin(row(*text), found)
         if seat is not None:
@@ -89,15 +83,15 @@ class Scene:
             self.note(seat, text)
         return seat
 
-    def end(self, seat: Seat, text: Text) -> None:
+    def end(self, seat: sl.Seat, text: Text) -> None:
         self.content[seat.slot] = text + self.content[seat.slot][len(text) :]
         self.scheduler.end(seat, row(*text))
         self.note(seat, text)
 
-    def note(self, seat: Seat, text: Text) -> None:
+    def note(self, seat: sl.Seat, text: Text) -> None:
         self.recorded.append((seat.slot, self.slots.version(seat.slot), text))
 
-    def serve(self, text: Text) -> Seat:
+    def serve(self, text: Text) -> sl.Seat:
         seat = self.begin(text, self.find(text[:-1]))
         assert seat is not None
         self.end(seat, text)
@@ -125,7 +119,7 @@ def test_a_slot_that_changed_since_the_request_was_queued_makes_it_start_at_0() 
     scene.serve((1, 2, 3))
     found = scene.find((1, 2, 3))
     for number in range(SLOTS):
-        assert scene.begin((9, number), Found()) is not None
+        assert scene.begin((9, number), sl.Found()) is not None
     scene.slots.free(0)
     late = scene.begin((1, 2, 3, 4), found)
     assert late is not None
@@ -136,8 +130,8 @@ def test_a_slot_that_changed_since_the_request_was_queued_makes_it_start_at_0() 
 @pytest.mark.parametrize("seed", range(40))
 def test_in_any_order_a_request_starts_where_a_plain_search_says(seed: int, capacity: int) -> None:
     draw, scene = Random(seed), Scene(capacity)
-    queued: list[tuple[Text, Found]] = []
-    running: list[tuple[Seat, Text]] = []
+    queued: list[tuple[Text, sl.Found]] = []
+    running: list[tuple[sl.Seat, Text]] = []
     for _ in range(60):
         match draw.randrange(3):
             case 0:

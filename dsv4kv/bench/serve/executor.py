@@ -17,33 +17,9 @@ import torch
 from torch import Tensor
 
 from dsv4kv.bench.protocol import DeviceClock
+from dsv4kv.bench.serve import inputs as inp
+from dsv4kv.bench.serve import operations as op
 from dsv4kv.bench.serve.graphs import DecodeGraphs
-from dsv4kv.bench.serve.inputs import (
-    EntryChooser,
-    InputBank,
-    PlacedContexts,
-    PromptContents,
-    Queries,
-    QueryBank,
-    StepInputs,
-    first_written,
-)
-from dsv4kv.bench.serve.operations import (
-    Call,
-    LayerOperation,
-    Outputs,
-    Reads,
-    Run,
-    Work,
-    chunk_writes,
-    decode_operations,
-    fill_calls,
-    prefill_operations,
-    read_operations,
-    run_calls,
-    run_layers,
-    selecting_ratios,
-)
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.layers import LayerCache
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
@@ -115,13 +91,13 @@ class StepTokens:
     kept: Ids  # tokens of every request once rejected drafts are rolled back, int64[B]
     observed: bool = False  # show what is read to the observer
     # what prompts have in common; None where every token is its request's own
-    contents: PromptContents | None = None
+    contents: inp.PromptContents | None = None
 
     def rows(self, members: Ids | int, positions: Ids) -> Ids:
         """Input rows of tokens, by request (0 … B − 1) and position, as this step sees them."""
         serials, rejected = self.requests[members], positions >= self.kept[members]
         if self.contents is None:
-            return InputBank.rows(serials, positions, rejected)
+            return inp.InputBank.rows(serials, positions, rejected)
         return self.contents.rows(np.broadcast_to(serials, positions.shape), positions, rejected)
 
 
@@ -137,7 +113,7 @@ class StepObserver(Protocol):
         """``out`` bf16[B, K, ·] holds the entries ``indices`` int[B, K]; −1 was not asked for."""
 
     def layer_attended(
-        self, layer: LayerCache, step: StepTokens, asked: Queries, found: Reads
+        self, layer: LayerCache, step: StepTokens, asked: inp.Queries, found: op.Reads
     ) -> None:
         """``found`` holds what a layer scored, selected and attended to."""
 
@@ -160,32 +136,32 @@ class StepExecutor:
     """Drives every layer's cache through a step; on the CPU every operation is timed."""
 
     layers: Sequence[LayerCache]  # the cache
-    inputs: InputBank  # data, on the device of the cache
+    inputs: inp.InputBank  # data, on the device of the cache
     recorder: Recorder  # takes the samples
     observer: StepObserver  # is shown the reads of observed steps
-    chooser: EntryChooser  # chooses what CSA layers gather
-    outputs: Outputs  # where reads write
+    chooser: inp.EntryChooser  # chooses what CSA layers gather
+    outputs: op.Outputs  # where reads write
     device: torch.device  # where the cache is
     gpu: Gpu | None = None  # none on the CPU
-    contexts: PlacedContexts | None = None  # places prompts; None where they are served
+    contexts: inp.PlacedContexts | None = None  # places prompts; None where they are served
     # what decode steps ask that read in place; None where they gather
-    queries: QueryBank | None = None
+    queries: inp.QueryBank | None = None
     # makes a range of a profiler; None where none looks
     mark: Callable[[str], AbstractContextManager[object]] | None = None
     _turns: Counter[bool] = field(default_factory=Counter, init=False)
 
     @cached_property
-    def _decoding(self) -> Work:
+    def _decoding(self) -> op.Work:
         fused, engine = self.gpu is not None, self.in_place  # each is timed by itself on the CPU
-        return [(e, decode_operations(e, fused=fused, engine=engine)) for e in self.layers]
+        return [(e, op.decode_operations(e, fused=fused, engine=engine)) for e in self.layers]
 
     @cached_property
-    def _prefilling(self) -> Work:
-        return [(layer, prefill_operations(layer)) for layer in self.layers]
+    def _prefilling(self) -> op.Work:
+        return [(layer, op.prefill_operations(layer)) for layer in self.layers]
 
     @cached_property
     def _ratios(self) -> list[int]:
-        return [] if self.in_place else selecting_ratios(self.layers)
+        return [] if self.in_place else op.selecting_ratios(self.layers)
 
     @cached_property
     def counted(self) -> CountedLayers:
@@ -210,7 +186,7 @@ class StepExecutor:
         else:
             with self.recorder.excluded():
                 view, run = step.batch.to(self.device), self._run(step, show)
-                calls = fill_calls(self._decoding, view, inputs, run)
+                calls = op.fill_calls(self._decoding, view, inputs, run)
             with (
                 self._range("launch"),
                 self._span("decode_eager", step),
@@ -218,7 +194,7 @@ class StepExecutor:
             ):
                 self.gpu.tables.publish()
                 self.gpu.tables.prepare(view.request_slots, view.tokens_after)
-                run_calls(calls, run)
+                op.run_calls(calls, run)
 
     def prefill(self, step: StepTokens) -> None:
         """One prompt chunk of one request: insert and compress, then read what is visible."""
@@ -230,24 +206,24 @@ class StepExecutor:
             return
         with self.recorder.excluded():
             run = self._run(step, show)
-            calls = fill_calls(self._prefilling, step.batch.to(self.device), inputs, run)
+            calls = op.fill_calls(self._prefilling, step.batch.to(self.device), inputs, run)
         with self._range("launch"):
             self.gpu.tables.publish()
-            run_calls(calls, run)
+            op.run_calls(calls, run)
 
     def place(self, manager: KVCacheManager, slot: int, serial: int, tokens: int) -> None:
         """Place the entries of a prompt of ``tokens`` tokens; its end is written as served."""
         assert self.contexts is not None
         after, plan = np.array([tokens]), manager.plan
-        written = first_written(tokens, plan.config.window_tokens + plan.draft_tokens)
+        written = inp.first_written(tokens, plan.config.window_tokens + plan.draft_tokens)
         batch = Step.of(manager, [slot], [written], after)
         step = StepTokens(batch, np.array([serial]), after)
         self.prepare(np.array([slot]), after)
         if self.gpu is not None:
             self.gpu.tables.publish()
         inputs = self.inputs.take(self._chunk_rows(step), {})
-        writes = [(layer, chunk_writes(layer)) for layer in self.layers]
-        run_layers(writes, step.batch.to(self.device), inputs, self._run(step, None))
+        writes = [(layer, op.chunk_writes(layer)) for layer in self.layers]
+        op.run_layers(writes, step.batch.to(self.device), inputs, self._run(step, None))
         self.contexts.place(slot, serial, tokens)
 
     def prepare(self, slots: Ids, tokens: Ids) -> None:
@@ -256,36 +232,38 @@ class StepExecutor:
             numbers = stage(torch.from_numpy(np.stack([slots, tokens])), self.device)
             self.gpu.tables.prepare(numbers[0], numbers[1])
 
-    def step_operations(self, layer: LayerCache) -> list[LayerOperation]:
+    def step_operations(self, layer: LayerCache) -> list[op.LayerOperation]:
         """Operations of a decode step on a layer."""
         fused = self.gpu is not None and self.gpu.fused
-        return decode_operations(layer, fused=fused, engine=self.in_place)
+        return op.decode_operations(layer, fused=fused, engine=self.in_place)
 
     def work_of(self, step: StepTokens) -> StepWork:
         """Counts entries and bytes of a step's operations."""
         after, positions = step.batch.tokens_after.numpy(), step.batch.positions.numpy()
         return StepWork(self.counted, after, positions)
 
-    def _run(self, step: StepTokens, show: Callable[[Call], None] | None) -> Run:
-        def look(call: Call) -> None:
+    def _run(self, step: StepTokens, show: Callable[[op.Call], None] | None) -> op.Run:
+        def look(call: op.Call) -> None:
             assert show is not None
             with self.recorder.excluded():
                 show(call)
 
-        return Run(self.outputs, int(step.batch.tokens_after.max()), show=look if show else None)
+        return op.Run(
+            self.outputs, int(step.batch.tokens_after.max()), show=look if show else None
+        )
 
     def _run_on_host(
         self,
-        work: Work,
+        work: op.Work,
         step: StepTokens,
-        inputs: StepInputs,
-        show: Callable[[Call], None] | None,
+        inputs: inp.StepInputs,
+        show: Callable[[op.Call], None] | None,
     ) -> None:
         """Time every operation; all else is no part of the step."""
-        start_ns, spans = perf_counter_ns(), list[tuple[Call, int, int]]()
-        run = Run(self.outputs, int(step.batch.tokens_after.max()), spans, show, self.mark)
+        start_ns, spans = perf_counter_ns(), list[tuple[op.Call, int, int]]()
+        run = op.Run(self.outputs, int(step.batch.tokens_after.max()), spans, show, self.mark)
         with self._range("launch"):
-            run_layers(work, step.batch, inputs, run)
+            op.run_layers(work, step.batch, inputs, run)
         if self.recorder.enabled or self.mark:
             counted = self.work_of(step).of_all(
                 [(*call.operation, call.layer.schema) for call, _, _ in spans]
@@ -307,7 +285,7 @@ class StepExecutor:
     def _range(self, name: str) -> AbstractContextManager[object]:
         return nullcontext() if self.mark is None else self.mark(name)
 
-    def _decode_inputs(self, step: StepTokens) -> tuple[StepInputs, Mapping[int, Tensor]]:
+    def _decode_inputs(self, step: StepTokens) -> tuple[inp.StepInputs, Mapping[int, Tensor]]:
         """Data of a decode step, and the entries that layers gather, int32[B, K] by ratio."""
         after = step.batch.tokens_after.numpy()
         rows = step.rows(step.batch.request_ids.numpy(), step.batch.positions.numpy())
@@ -341,8 +319,8 @@ class StepExecutor:
         self,
         graphs: DecodeGraphs,
         step: StepTokens,
-        inputs: StepInputs,
-        show: Callable[[Call], None] | None,
+        inputs: inp.StepInputs,
+        show: Callable[[op.Call], None] | None,
     ) -> None:
         assert self.gpu is not None
         graph = graphs.graph_for(step.batch.num_requests)
@@ -357,17 +335,18 @@ class StepExecutor:
                     show(call)
                 # The layers of a graph share outputs: read each again, to see what it wrote.
                 reads = [
-                    (layer, read_operations(layer, engine=self.in_place)) for layer in self.layers
+                    (layer, op.read_operations(layer, engine=self.in_place))
+                    for layer in self.layers
                 ]
                 view = step.batch.to(self.device)
-                run_layers(reads, view, inputs, self._run(step, show))
+                op.run_layers(reads, view, inputs, self._run(step, show))
 
     def _show(
         self,
         step: StepTokens,
-        asked: Queries | None,
+        asked: inp.Queries | None,
         chosen: Mapping[int, Tensor],
-        call: Call,
+        call: op.Call,
     ) -> None:
         layer, (operation, indexer) = call.layer, call.operation
         if operation == "attend":

@@ -8,17 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dsv4kv.bench.serve import operations as op
 from dsv4kv.bench.serve.inputs import InputBank, QueryBank, StepInputs
-from dsv4kv.bench.serve.operations import (
-    Call,
-    Outputs,
-    Run,
-    all_decode_operations,
-    decode_operations,
-    prefill_operations,
-    run_layers,
-    selecting_ratios,
-)
 from dsv4kv.cache.layers import LayerCache
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.step import Step
@@ -47,7 +38,7 @@ class DecodeGraph:
 
     requests: int  # batch size it was captured for
     graph: Graph  # the capture
-    shown: tuple[Call, ...]  # the last read into each output
+    shown: tuple[op.Call, ...]  # the last read into each output
 
 
 class DecodeGraphs:
@@ -59,7 +50,7 @@ class DecodeGraphs:
         tables: DeviceTables,
         inputs: InputBank,
         capture: Capture,
-        outputs: Outputs,
+        outputs: op.Outputs,
         *,
         most_requests: int,
         tokens_each: int,
@@ -76,14 +67,14 @@ class DecodeGraphs:
         self._tables, self._dependent, self._stream = tables, dependent, OneStream()
         self._outputs, self._longest_tokens = outputs, longest_tokens
         engine, tokens = queries is not None, most_requests * tokens_each
-        self._work = [(e, decode_operations(e, fused=True, engine=engine)) for e in layers]
+        self._work = [(e, op.decode_operations(e, fused=True, engine=engine)) for e in layers]
         device = inputs.window.device
         groups = [layer.group for layer in layers if layer.group is not None]
         self._step = Step.room(groups, most_requests, tokens_each, device)
         nothing = torch.full(
             (most_requests, outputs.index_topk), -1, dtype=torch.int32, device=device
         )
-        gathered = [] if engine else selecting_ratios(layers)
+        gathered = [] if engine else op.selecting_ratios(layers)
         topk = {ratio: nothing.clone() for ratio in gathered}
         # A copy, for those of a bank may be views of it.
         self._inputs = _any_inputs(inputs, queries, tokens, topk).of_tokens(Tensor.clone)
@@ -119,16 +110,16 @@ class DecodeGraphs:
         tokens = len(view.token_slots)
         topk = {ratio: chosen[:requests] for ratio, chosen in self._inputs.topk.items()}
         inputs = replace(self._inputs.of_tokens(lambda rows: rows[:tokens]), topk=topk)
-        last: dict[str, Call] = {}
+        last: dict[str, op.Call] = {}
 
-        def show(call: Call) -> None:
+        def show(call: op.Call) -> None:
             last[call.name] = call
 
         def run() -> None:
             self._tables.prepare(view.request_slots, view.tokens_after)
             _find_completed(self._tables, view)
-            settings = Run(self._outputs, self._longest_tokens, show=show)
-            run_layers(self._work, view, inputs, settings)
+            settings = op.Run(self._outputs, self._longest_tokens, show=show)
+            op.run_layers(self._work, view, inputs, settings)
 
         with dependent_launches(self._dependent):
             graph = capture(run)
@@ -161,13 +152,13 @@ def foresee_modules(
     device, plan, engine = manager.device, manager.plan, queries is not None
     step = Step.room(manager.entry_groups, 1, 1, device)
     topk = torch.full((1, plan.config.index_topk), -1, dtype=torch.int32, device=device)
-    taken = _any_inputs(inputs, queries, 1, dict.fromkeys(selecting_ratios(layers), topk))
-    outputs = Outputs(device, plan.config.index_topk, plan.config.window_tokens)
-    run, tables = Run(outputs, plan.schemas[0].block_tokens), manager.device_tables
+    taken = _any_inputs(inputs, queries, 1, dict.fromkeys(op.selecting_ratios(layers), topk))
+    outputs = op.Outputs(device, plan.config.index_topk, plan.config.window_tokens)
+    run, tables = op.Run(outputs, plan.schemas[0].block_tokens), manager.device_tables
     with foresee() as launches:
-        run_layers([(e, prefill_operations(e)) for e in layers], step, taken, run)
-        decoding = [(e, all_decode_operations(e, engine=engine)) for e in layers]
-        run_layers(decoding, step, taken, run)
+        op.run_layers([(e, op.prefill_operations(e)) for e in layers], step, taken, run)
+        decoding = [(e, op.all_decode_operations(e, engine=engine)) for e in layers]
+        op.run_layers(decoding, step, taken, run)
         for layer in layers:  # what fills a cache that is measured
             for part in map(layer.part, layer.parts):
                 values = torch.empty(1, part.store.layout.format.dims, dtype=torch.bfloat16)

@@ -13,17 +13,9 @@ from typing import IO, Any
 import numpy as np
 
 from dsv4kv.bench.protocol import timed_ns
+from dsv4kv.bench.transfer import receiver as rc
 from dsv4kv.bench.transfer.memory import Manifest, shared_file
 from dsv4kv.bench.transfer.prefill import Side, cache_of
-from dsv4kv.bench.transfer.receiver import (
-    Moved,
-    Read,
-    Received,
-    plan_read,
-    read,
-    receive,
-    receive_layers,
-)
 from dsv4kv.config.experiments import TransferConfig
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.host import Sent
@@ -51,7 +43,7 @@ class Costs:
 class Outcome:
     """What moved, what it cost, and what is wrong; GB/s are medians of all rounds."""
 
-    families: Mapping[str, Moved]  # what was read of every family
+    families: Mapping[str, rc.Moved]  # what was read of every family
     gbps: Estimate | None  # of all families
     unmerged_gbps: Estimate | None  # of all families, a descriptor for every page
     memcpy_gbps: Estimate | None  # of one copy of as many bytes
@@ -64,9 +56,9 @@ class Outcome:
     failures: list[str] = field(default_factory=list)  # what is wrong, in sentences
 
     @property
-    def total(self) -> Moved:
+    def total(self) -> rc.Moved:
         """Of all families."""
-        return replace(sum(self.families.values(), Moved()), gbps=self.gbps)
+        return replace(sum(self.families.values(), rc.Moved()), gbps=self.gbps)
 
 
 class Prefill:
@@ -168,11 +160,11 @@ class Decode:
         """Move a prompt at its end and one layer by layer; then time reads of a long request."""
         prefill, memory, config = self.prefill, self.side.memory, self.config
 
-        def at_end() -> Received:
-            return receive(memory, prefill.whole(), prefill.regions)
+        def at_end() -> rc.Received:
+            return rc.receive(memory, prefill.whole(), prefill.regions)
 
-        def by_layer() -> Received:
-            return receive_layers(memory, prefill.compute(), prefill.regions)
+        def by_layer() -> rc.Received:
+            return rc.receive_layers(memory, prefill.compute(), prefill.regions)
 
         on_step("prompt read at its end", 0, 3)
         at_end_ns, failures = self._move("at its end", at_end)
@@ -180,7 +172,7 @@ class Decode:
         by_layer_ns, more = self._move("layer by layer", by_layer)
         on_step("timed reads", 2, 3)
         manifest = prefill.whole("hold")
-        received = receive(memory, manifest, prefill.regions)
+        received = rc.receive(memory, manifest, prefill.regions)
         rates, costs = self._measure(manifest, received)
         self._leave(received)
         return Outcome(
@@ -194,7 +186,7 @@ class Decode:
             failures=failures + more,
         )
 
-    def _move(self, how: str, take: Callable[[], Received]) -> tuple[int, list[str]]:
+    def _move(self, how: str, take: Callable[[], rc.Received]) -> tuple[int, list[str]]:
         """Let a prompt be computed, take it in and go on: how long it took, and what is wrong.
 
         Both sides decode, and what they read must be equal. The request is forgotten by both.
@@ -213,12 +205,12 @@ class Decode:
         unlike = f"{steps} decode steps do not read what a request reads that never left."
         return taken_ns, [f"{how}: {unlike}"] * (came != stayed)
 
-    def _leave(self, received: Received) -> None:
+    def _leave(self, received: rc.Received) -> None:
         self.prefill.send("release")
         self.side.release(received.slot)
 
     def _measure(
-        self, manifest: Manifest, received: Received
+        self, manifest: Manifest, received: rc.Received
     ) -> tuple[dict[str, Estimate | None], Costs]:
         """Read everything again and again, each time next to a copy of as many bytes.
 
@@ -227,7 +219,7 @@ class Decode:
         memory, regions = self.side.memory, self.prefill.regions
         plans, single = (
             {
-                n: plan_read(memory, manifest, received.slot, n, merge=merge)
+                n: rc.plan_read(memory, manifest, received.slot, n, merge=merge)
                 for n in memory.families
             }
             for merge in (True, False)
@@ -238,9 +230,11 @@ class Decode:
         left, right = np.ones(size, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
         rounds, fitted = list[dict[str, int]](), list[tuple[float, float, float]]()
         for _ in range(self.config.rounds + 1):
-            spent = {name: read(regions, plan.places, plan.into) for name, plan in plans.items()}
+            spent = {
+                name: rc.read(regions, plan.places, plan.into) for name, plan in plans.items()
+            }
             spent["all"] = sum(spent.values())
-            spent["unmerged"] = sum(read(regions, p.places, p.into) for p in single.values())
+            spent["unmerged"] = sum(rc.read(regions, p.places, p.into) for p in single.values())
             spent["memcpy"] = timed_ns(lambda: np.copyto(right, left))
             rounds.append(spent)
             fitted.append(_fit(regions, pages))
@@ -252,7 +246,7 @@ class Decode:
         return rates, Costs(*costs)
 
 
-def _fit(regions: Sequence[memoryview], plan: Read) -> tuple[float, float, float]:
+def _fit(regions: Sequence[memoryview], plan: rc.Read) -> tuple[float, float, float]:
     """Setup, ns of a descriptor and ns of a byte, from pages of two sizes.
 
     Of one small piece of a page, many small ones and as many large ones.
@@ -265,7 +259,7 @@ def _fit(regions: Sequence[memoryview], plan: Read) -> tuple[float, float, float
     def time_ns(count: int, size: int) -> int:
         columns = places[:count, 0], places[:count, 1], np.full(count, size)
         views = [view[:size] for view in into[:count]]
-        return read(regions, np.stack(columns, axis=1), views)
+        return rc.read(regions, np.stack(columns, axis=1), views)
 
     one, many, larger = time_ns(1, small), time_ns(count, small), time_ns(count, large)
     byte_ns = (larger - many) / (count * (large - small))

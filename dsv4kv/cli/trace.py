@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import typer
 
+from dsv4kv import files
 from dsv4kv.choices import STRATEGIES, TRACE_FILES, TRACE_FORMATS, TRACE_LINES, explained, listed
 from dsv4kv.cli import examples, group
 from dsv4kv.cli import options as opt
@@ -17,13 +18,6 @@ from dsv4kv.core.policies import OFFLINE_POLICIES, POLICIES
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.files import (
-    Unparsable,
-    check_file,
-    check_folder,
-    parse_json,
-    write_named,
-)
 from dsv4kv.units import UNITS_PER_SECOND, parse_bytes, parse_count
 from dsv4kv.view.console import open_console, print_document, say
 
@@ -232,7 +226,7 @@ def _check_out(out: Path, to: str) -> None:
     if out.is_dir() and to != "weka":
         raise TraceError(f"{out} is a folder: name the file to write.")
     try:
-        (check_folder if to == "weka" else check_file)(out)
+        (files.check_folder if to == "weka" else files.check_file)(out)
     except OSError as error:
         raise TraceError(f"{out}: cannot be written ({error.strerror or error}).") from None
 
@@ -341,8 +335,8 @@ def tokenize(
 
 def _object(text: str, name: str) -> dict[str, Any]:
     try:
-        value = parse_json(text)
-    except Unparsable as error:
+        value = files.parse_json(text)
+    except files.Unparsable as error:
         raise typer.BadParameter(f"{name} {text}: {error}") from None
     if not isinstance(value, dict):
         raise typer.BadParameter(f"{name} {text}: give a JSON object")
@@ -481,7 +475,7 @@ def mrc(
             answer = measure_trace(table, question, watcher.reach, jobs)
     page = view.mrc_page(source, config.name, answer)
     if csv:
-        write_named(csv, view.to_csv(answer), "--csv")
+        files.write_named(csv, view.to_csv(answer), "--csv")
     if chart:
         write_chart(chart, page.made_now())
     if as_json:

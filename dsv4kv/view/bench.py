@@ -17,14 +17,8 @@ from dsv4kv.units import counted, format_bytes, format_count, format_duration
 from dsv4kv.view import facts, plots
 from dsv4kv.view import outcomes as oc
 from dsv4kv.view import table as tb
+from dsv4kv.view import telemetry as tm
 from dsv4kv.view.quantity import format_quantity, quantity, size, us
-from dsv4kv.view.telemetry import (
-    busy_cpus,
-    held_section,
-    is_busy,
-    judge_telemetry,
-    machine_section,
-)
 
 MAX_ROWS: Final = 8
 """Rows of a table, and problems, of an answer without ``--verbose``."""
@@ -88,7 +82,7 @@ def judge_run(record: RunRecord) -> Iterator[tb.Finding]:
         for found in (
             *facts.judge_status(case),
             *facts.judge_results(case),
-            *judge_telemetry(case),
+            *tm.judge_telemetry(case),
         ):
             if found.is_problem or not several:
                 yield replace(
@@ -108,9 +102,9 @@ def _answer(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[tb.Part]:
         yield tb.Finding(problems[3].level, f"and {rest}: --verbose")
     if not groups:
         return
-    busy = any(is_busy(case) for case in record.cases)
+    busy = any(tm.is_busy(case) for case in record.cases)
     if busy:
-        cpus = max(busy_cpus(case) for case in record.cases)
+        cpus = max(tm.busy_cpus(case) for case in record.cases)
         yield tb.Finding("warning", f"other processes used {cpus:.1f} CPUs: times are marked !")
     if len(groups) > 1:
         sentences = list(oc.best_sentences(groups)) or [oc.unchanged_sentence(groups)]
@@ -199,7 +193,7 @@ def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None =
     with matrix products have a roof: memory allows FLOP/B times the rate of copies, tensor cores
     the datasheet's dense rate of the ``gpu``.
     """
-    known, busy = q.yardsticks(case), is_busy(case)
+    known, busy = q.yardsticks(case), tm.is_busy(case)
     best = known[0].rate if known else None
     rows = _timed(case)[:most] if most else case.operations
     whole = sum(_time_of(case, each) for each in _timed(case)) or 1
@@ -304,7 +298,7 @@ def _latencies_table(case: Case) -> tb.Table:
         note = f"launched one by one, a step takes {ratio} times as long as a graph"
     columns: tb.Columns = [
         ("action", lambda row: row[0].name),
-        ("median µs", lambda row: checked(row[1].estimate, 1e-3, busy=is_busy(case))),
+        ("median µs", lambda row: checked(row[1].estimate, 1e-3, busy=tm.is_busy(case))),
         ("p90 µs", lambda row: us(row[1].percentiles.get(90.0))),
         ("p99 µs", lambda row: us(row[1].percentiles.get(99.0))),
         ("max µs", lambda row: us(row[1].maximum)),
@@ -337,7 +331,7 @@ def _launches_table(record: RunRecord, most: int | None = None) -> tb.Table:
 
 def _sweep_table(groups: Sequence[oc.Group], most: int | None = None) -> tb.Table:
     cases = [case for group in groups for case in group]
-    busy = any(is_busy(case) for case in cases)
+    busy = any(tm.is_busy(case) for case in cases)
 
     def setting(group: oc.Group, path: str) -> str:
         return _setting(path, group[0].axis[path]) if path in group[0].axis else tb.ABSENT
@@ -426,8 +420,8 @@ def _sections(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[tb.Sect
             totals = [facts.totals_facts(case.totals, case.cache)] if case.totals else []
             yield tb.Section("Memory", [facts.cache_facts(case.cache), *totals, *_pools(case)])
         if case.memory and case.memory.at_ns:
-            yield held_section(case.memory)
-        yield from machine_section(case)
+            yield tm.held_section(case.memory)
+        yield from tm.machine_section(case)
 
 
 def _pools(case: Case) -> Iterator[tb.Part]:

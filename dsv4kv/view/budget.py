@@ -5,16 +5,8 @@ from itertools import chain
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
+from dsv4kv.budget import answer as an
 from dsv4kv.budget.advice import Option
-from dsv4kv.budget.answer import (
-    Answer,
-    assumptions,
-    lack_sentence,
-    limit_sentence,
-    overfull,
-    overhead_of,
-    peak_lines,
-)
 from dsv4kv.budget.fit import lacking_bytes, max_concurrency, within_limit
 from dsv4kv.budget.inputs import DEFAULT_GPU
 from dsv4kv.budget.launch_line import OURS
@@ -40,7 +32,7 @@ _MAX_VALUE = 34  # letters: deepseek-ai/DeepSeek-V4.1-Flash and a little
 
 
 def budget_page(
-    found: Answer,
+    found: an.Answer,
     options: Sequence[Option],
     curve: Sequence[tuple[int, int]],
     *,
@@ -92,7 +84,7 @@ def budget_page(
             f"{capacity.units:,} {engine.unit}s of {float(capacity.unit_bytes):,.10g} B; one "
             f"request counts as {float(capacity.units_per_request):,.0f}."
         )
-    missing = f"Not counted: {', '.join(overhead_of(found).unknown)}."
+    missing = f"Not counted: {', '.join(an.overhead_of(found).unknown)}."
     memory = [_peak_table(found), *_overfull(found), missing, _pools_table(found)]
     sections.append(tb.Section("Memory", memory, units))
     if host:
@@ -102,7 +94,7 @@ def budget_page(
         ("value", lambda line: tb.Number(line.shown)),
         ("reason", lambda line: line.reason),
     ]
-    taken = [line for line in assumptions(scenario) if line.value is not None]
+    taken = [line for line in an.assumptions(scenario) if line.value is not None]
     assumed = tb.Table("Engine defaults", defaults, taken, note=engine.name)
     sections.append(tb.Section("Assumptions", [assumed, *_assumed(scenario, given)]))
     title = f"{scenario.config.name} on {_gpus(scenario)}, sized as {engine.name}"
@@ -124,7 +116,7 @@ def _unsaid(scenario: Scenario, given: Mapping[str, str]) -> str:
     return f"; for budget --command add {tb.Command.of(*words)}" if words else ""
 
 
-def _answer(found: Answer) -> tb.Finding:
+def _answer(found: an.Answer) -> tb.Finding:
     scenario, inputs = found.scenario, found.scenario.inputs
     requests = counted(found.concurrency, "request")
     load = f"{requests} of {found.context:,} tokens"
@@ -132,8 +124,8 @@ def _answer(found: Answer) -> tb.Finding:
     on = _gpus(scenario)
     of = f"{scenario.config.name}, sized as {scenario.engine.name}"
     if not within_limit(scenario, found.concurrency):
-        return tb.Finding("bad", f"{load} do not run concurrently: {limit_sentence(scenario)}.")
-    refusal = found.host.refusal if found.host else lack_sentence(scenario, found.context)
+        return tb.Finding("bad", f"{load} do not run concurrently: {an.limit_sentence(scenario)}.")
+    refusal = found.host.refusal if found.host else an.lack_sentence(scenario, found.context)
     if refusal:
         return tb.Finding("bad", refusal)
     if found.refused and found.use.free >= 0:
@@ -150,7 +142,7 @@ def _answer(found: Answer) -> tb.Finding:
         asked = f"{counted(inputs.concurrency or 1, 'request')} of {found.context:,} tokens"
         fewest = f" Min GPUs for {asked}: {layout.gpus:,}."
     if not within_limit(scenario, found.max_concurrency + 1):
-        fewest += f" More never run concurrently: {limit_sentence(scenario)}."
+        fewest += f" More never run concurrently: {an.limit_sentence(scenario)}."
     verb = "fits" if found.concurrency == 1 else "fit"
     clause, holds = _tight_start(found)
     total = f"{found.max_tokens:,} tokens in total"
@@ -164,7 +156,7 @@ def _answer(found: Answer) -> tb.Finding:
     )
 
 
-def _tight_start(found: Answer) -> tuple[str, bool]:
+def _tight_start(found: an.Answer) -> tuple[str, bool]:
     """What fits in a start with less memory, if that is less, and whether what was asked does."""
     most, asked, less = found.max_context, 1, found.spread_bytes
     if (low := found.low_context) is None:
@@ -179,7 +171,7 @@ def _gpus(scenario: Scenario) -> str:
     return f"{scenario.layout.gpus:,} × {scenario.gpu.name} ({scenario.layout.label})"
 
 
-def _copies_sentence(found: Answer, options: Sequence[Option]) -> str:
+def _copies_sentence(found: an.Answer, options: Sequence[Option]) -> str:
     layout = found.scenario.layout
     heads = "single KV head" if kv_heads(found.scenario.config) == 1 else "too few KV heads"
     others = [each for each in options if set(each.inputs) == {"tp", "dp", "ep"}]
@@ -191,7 +183,7 @@ def _copies_sentence(found: Answer, options: Sequence[Option]) -> str:
     return f"TP{layout.tp} replicates the KV cache on {found.kv_copies} GPUs ({heads}).{better}"
 
 
-def _engine_lines(found: Answer, *, of_command: bool) -> Iterator[tb.Part]:
+def _engine_lines(found: an.Answer, *, of_command: bool) -> Iterator[tb.Part]:
     engine, capacity = found.scenario.engine, found.capacity
     if ":" in (asked := found.scenario.inputs.engine) and asked != engine.name:
         yield f"{asked} is answered by the rules of {engine.name}."
@@ -220,7 +212,7 @@ def _engine_lines(found: Answer, *, of_command: bool) -> Iterator[tb.Part]:
         yield from _differences(found, capacity)
 
 
-def _cut_lines(found: Answer) -> list[str]:
+def _cut_lines(found: an.Answer) -> list[str]:
     return [line for line in found.log_lines if _first_sentence(line) != line]
 
 
@@ -230,7 +222,7 @@ def _first_sentence(line: str) -> str:
     return f"{sentence}. …" if rest and len(line) > _MAX_LINE else line
 
 
-def _differences(found: Answer, capacity: Capacity) -> Iterator[str]:
+def _differences(found: an.Answer, capacity: Capacity) -> Iterator[str]:
     name, counted = found.scenario.engine.name, float(capacity.concurrency)
     counted *= found.scenario.layout.dp
     if capacity.log_lines and capacity.printed_tokens is None:
@@ -253,7 +245,7 @@ def _differences(found: Answer, capacity: Capacity) -> Iterator[str]:
         )
 
 
-def _facts(found: Answer, curve: Sequence[tuple[int, int]]) -> tb.Facts:
+def _facts(found: an.Answer, curve: Sequence[tuple[int, int]]) -> tb.Facts:
     use = found.use
     sizes = {
         "weights": use.weights,
@@ -293,7 +285,9 @@ def _facts(found: Answer, curve: Sequence[tuple[int, int]]) -> tb.Facts:
     return tb.Facts(rows)
 
 
-def _options_table(options: Sequence[Option], found: Answer, *, below: bool = False) -> tb.Table:
+def _options_table(
+    options: Sequence[Option], found: an.Answer, *, below: bool = False
+) -> tb.Table:
     """What to change, and what it gains; ``below`` it is a line with all flags of the first."""
 
     def change(option: Option) -> tb.Text:  # engines disagree on --tp
@@ -319,7 +313,7 @@ def _options_table(options: Sequence[Option], found: Answer, *, below: bool = Fa
     return tb.Table("More requests" if found.fits else "To make it fit", columns, options)
 
 
-def _low(found: Answer, option: Option) -> int | None:
+def _low(found: an.Answer, option: Option) -> int | None:
     """Requests that an option holds in a start with less memory, where they are far fewer."""
     context = option.inputs.get("context", found.context)
     low = max_concurrency(option.scenario, context, found.spread_bytes)
@@ -387,8 +381,8 @@ def _cut_value(text: str) -> str:
     return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…"
 
 
-def _overfull(found: Answer) -> Iterator[tb.Part]:
-    if wanted := overfull(found):
+def _overfull(found: an.Answer) -> Iterator[tb.Part]:
+    if wanted := an.overfull(found):
         use, engine = found.use, found.scenario.engine
         yield tb.Finding(
             "warning",
@@ -398,7 +392,7 @@ def _overfull(found: Answer) -> Iterator[tb.Part]:
         )
 
 
-def _pools_table(found: Answer) -> tb.Table:
+def _pools_table(found: an.Answer) -> tb.Table:
 
     def per_token(bytes_: Any) -> tb.Number:
         return tb.Number(f"{float(bytes_):,.2f}" if bytes_ else tb.ABSENT)
@@ -414,7 +408,7 @@ def _pools_table(found: Answer) -> tb.Table:
     return tb.Table("Pools", columns, found.costs, note="one request on one GPU", keys=2)
 
 
-def _peak_table(found: Answer) -> tb.Table:
+def _peak_table(found: an.Answer) -> tb.Table:
     signs = {"whole": "", "taken": "− ", "part": "    of it ", "left": "= "}
     columns: tb.Columns = [
         ("one GPU", lambda line: f"{signs[line.kind]}{line.what}"),
@@ -422,7 +416,7 @@ def _peak_table(found: Answer) -> tb.Table:
         ("source", lambda line: line.source.partition(";")[0]),
     ]
     note = "from its memory to what is left for KV"
-    return tb.Table("Peak memory", columns, list(peak_lines(found)), note=note)
+    return tb.Table("Peak memory", columns, list(an.peak_lines(found)), note=note)
 
 
 def _host_parts(host: HostTier) -> Iterator[tb.Part]:
@@ -547,7 +541,7 @@ def sweep_chart(rows: Sequence[Row]) -> tb.Chart:
 def _sweep_table(rows: Sequence[Row], limit: int | None = None) -> tb.Table:
     """A row for every combination; at most ``limit``, and then without sizes per GPU."""
 
-    def of(read: Callable[[Answer], str]) -> Callable[[Row], str]:
+    def of(read: Callable[[an.Answer], str]) -> Callable[[Row], str]:
         return lambda row: read(row.found) if row.found else tb.ABSENT
 
     sizes: list[tuple[str, tb.Read]] = [

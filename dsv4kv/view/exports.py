@@ -15,14 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsv4kv.errors import RecordError
+from dsv4kv.runs import quantities as q
 from dsv4kv.runs.part import Part
-from dsv4kv.runs.quantities import (
-    by_quantity,
-    list_measured,
-    measured_in,
-    over_launches,
-    saved_percent,
-)
 from dsv4kv.runs.schema import Case, RunRecord
 from dsv4kv.runs.statistics import Estimate, summarize
 from dsv4kv.runs.store import load_record
@@ -48,7 +42,7 @@ def to_rows(record: RunRecord) -> list[Row]:
 
 
 def _operation_rows(record: RunRecord, case: Case) -> Iterator[Row]:
-    for each in measured_in(case):
+    for each in q.measured_in(case):
         summary, rate = summarize(each.samples_ns), each.rate_gbps
         yield _of_case(record, case) | {
             "name": each.quantity.name,
@@ -114,12 +108,12 @@ def to_markdown(records: Sequence[RunRecord]) -> str:
         status = "" if record.status == "complete" else f", **{record.status}**"
         facts = filter(None, (record.config_source, launched, layers_text(record.cases)))
         rows = []
-        for name, group in by_quantity(list_measured(record)).items():
+        for name, group in q.by_quantity(q.list_measured(record)).items():
             median: Estimate | None = summarize(group[0].samples_ns).estimate
             rate = group[0].rate_gbps
             if len(group) > 1:
-                median = over_launches([each.median_ns for each in group])
-                rate = over_launches([e.rate_gbps.value for e in group if e.rate_gbps])
+                median = q.over_launches([each.median_ns for each in group])
+                rate = q.over_launches([e.rate_gbps.value for e in group if e.rate_gbps])
             what = ": ".join(filter(None, (name.axis, str(name))))
             rows.append((what, quantity(len(group)), us(median), quantity(rate)))
         table = Table("", ["quantity", "launches", "median, µs", "GB/s"], rows)
@@ -214,7 +208,7 @@ def _files(source: str | Path) -> list[Path]:
 
 
 def _sample_rows(record: RunRecord, case: Case) -> Iterator[Row]:
-    for each in measured_in(case):
+    for each in q.measured_in(case):
         common = _of_case(record, case) | {
             name: getattr(each.quantity, name) for name in ("name", "layer_type", "temperature")
         }
@@ -238,7 +232,7 @@ def _moments(record: RunRecord, case: Case, columns: Mapping[str, list[Any]]) ->
 
 def _replay_rows(record: RunRecord, case: Case) -> Iterator[Row]:
     if case.replay:
-        found = {"saved_percent": saved_percent(case), **_flat("", case.replay)}
+        found = {"saved_percent": q.saved_percent(case), **_flat("", case.replay)}
         yield {**_of_case(record, case), **found, **_flat("totals", case.totals)}
 
 

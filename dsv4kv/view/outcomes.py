@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 
-from dsv4kv.runs.quantities import (
-    allocated_bytes,
-    axis_names,
-    gather_rate,
-    latency_median,
-    saved_percent,
-)
+from dsv4kv.runs import quantities as q
 from dsv4kv.runs.schema import Case
 from dsv4kv.runs.statistics import Estimate, divide, summarize
 from dsv4kv.units import counted, format_bytes
@@ -68,7 +62,7 @@ def estimate_bar(name: str, estimate: Estimate, unit: str) -> plots.Bar:
 
 
 def _latency(case: Case, *names: str) -> Estimate | None:
-    return next((found for name in names if (found := latency_median(case, name))), None)
+    return next((found for name in names if (found := q.latency_median(case, name))), None)
 
 
 def _exact(case: Case, read: Callable[[Case], float | None]) -> Estimate | None:
@@ -91,12 +85,12 @@ DECODE: Final = Outcome(
 STEP: Final = Outcome(
     "Step, median", lambda case: _latency(case, "step"), "ns", "Shortest step", -1
 )
-GATHER: Final = Outcome("Gather", gather_rate, "GB/s", "Fastest gather")
+GATHER: Final = Outcome("Gather", q.gather_rate, "GB/s", "Fastest gather")
 PREPARE: Final = Outcome("Prepare, median", lambda case: _latency(case, "prepare"), "ns")
 TOKENS: Final = Outcome("Throughput", _throughput, "tokens/s", "Highest throughput")
-MEMORY: Final = Outcome("Memory allocated", partial(_exact, read=allocated_bytes), "B")
+MEMORY: Final = Outcome("Memory allocated", partial(_exact, read=q.allocated_bytes), "B")
 OUTCOMES: Final = (
-    Outcome("Hit rate", partial(_exact, read=saved_percent), "%", "Highest hit rate"),
+    Outcome("Hit rate", partial(_exact, read=q.saved_percent), "%", "Highest hit rate"),
     Outcome("TTFT, median", lambda case: _latency(case, "ttft"), "ns", "Lowest TTFT, median", -1),
     *(DECODE, STEP, GATHER, PREPARE, TOKENS, MEMORY),
 )
@@ -113,7 +107,7 @@ def group_launches(cases: Sequence[Case]) -> list[list[Case]]:
 
 def middle_launch(launches: Group) -> Case:
     """The launch whose step has the middle median, the faster of two; else the first."""
-    steps = [latency_median(case, "step") for case in launches]
+    steps = [q.latency_median(case, "step") for case in launches]
     timed = sorted((step.value, n) for n, step in enumerate(steps) if step)
     return launches[timed[(len(timed) - 1) // 2][1]] if timed else launches[0]
 
@@ -134,7 +128,7 @@ def best_sentences(groups: Sequence[Group]) -> Iterator[str]:
 
     Only of outcomes that the settings change and whose interval is known.
     """
-    axes = axis_names([group[0] for group in groups if group])
+    axes = q.axis_names([group[0] for group in groups if group])
 
     def setting(case: Case) -> str:
         return ", ".join(f"{axes[p]}={format_setting(p, v)}" for p, v in case.axis.items())
@@ -180,7 +174,7 @@ def unchanged_sentence(groups: Sequence[Group]) -> str:
 def sweep_charts(groups: Sequence[Group]) -> Iterator[Chart]:
     """A chart of each judged outcome that the settings change, over the largest axis."""
     cases = [group[0] for group in groups]
-    axes = axis_names(cases)
+    axes = q.axis_names(cases)
     if not axes:
         return
 

@@ -15,18 +15,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.files import write_named
 from dsv4kv.profile.table import shorten
 from dsv4kv.profile.trace import INPUTS
-from dsv4kv.runs.profile import (
-    CACHE_CATEGORIES,
-    CATEGORIES,
-    OTHER,
-    KernelRow,
-    KernelTable,
-    MemoryAudit,
-    OperationRow,
-    Profile,
-    StepTimes,
-    Timeline,
-)
+from dsv4kv.runs import profile as rp
 from dsv4kv.runs.quantities import Yardstick, yardsticks
 from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.statistics import divide, summarize
@@ -41,7 +30,7 @@ from dsv4kv.view.quantity import format_quantity, quantity, size, us
 _MAX_LINES, _MIN_KERNELS = 9, 3  # of classes and kernels in an answer
 _IDLE = 0.05  # of a step: less is not worth a clause
 _GEMMS = "GEMMs"
-_CLASSES = (*(name for name in CATEGORIES if name != OTHER), _GEMMS, OTHER)
+_CLASSES = (*(name for name in rp.CATEGORIES if name != rp.OTHER), _GEMMS, rp.OTHER)
 _PRODUCTS = re.compile(r"gemm|nvjet|cutlass|matmul|addmm|::(b?mm|linear)$", re.I)
 _MAX_AMPLIFICATION = 1.10
 """Bytes moved over useful bytes that a gather or an insert may have."""
@@ -82,7 +71,7 @@ def record_page(record: RunRecord) -> tb.Page:
 
 
 def profile_page(
-    profile: Profile, yardstick: Yardstick | None, name: str = "Profile", layers: str = ""
+    profile: rp.Profile, yardstick: Yardstick | None, name: str = "Profile", layers: str = ""
 ) -> tb.Page:
     """A profile with a kernel table; rates are compared with the baseline's.
 
@@ -105,18 +94,18 @@ def profile_page(
 
 
 def _answer(
-    profile: Profile, table: KernelTable, yardstick: Yardstick | None, layers: str
+    profile: rp.Profile, table: rp.KernelTable, yardstick: Yardstick | None, layers: str
 ) -> Iterator[tb.Part]:
     yield from (tb.Finding("warning", warning) for warning in table.warnings[:3])
     rows = _own_rows(profile, table)
     found, idle = _shares(rows), _idle_share(table)
     step, doubt = _step_clause(table, idle)
     if found:
-        cache = sum(found.get(name, 0) for name in CACHE_CATEGORIES)
+        cache = sum(found.get(name, 0) for name in rp.CACHE_CATEGORIES)
         words = f"Work on the KV cache: {cache:.1f} % of busy time"
         if len(rows) < len(table.kernels):
             words += ", synthetic inputs excluded"
-        for name, word in (("attention",) * 2, (_GEMMS,) * 2, (OTHER, "not classified")):
+        for name, word in (("attention",) * 2, (_GEMMS,) * 2, (rp.OTHER, "not classified")):
             words += f", {word} {found[name]:.1f} %" if found.get(name) else ""
         yield tb.Text("; ".join(filter(None, (words, step, layers))) + ".", "strong")
     else:
@@ -138,7 +127,7 @@ def _answer(
         yield from ("", memory_table(profile.memory).noted(layers))
 
 
-def _step_clause(table: KernelTable, idle: float) -> tuple[str, str]:
+def _step_clause(table: rp.KernelTable, idle: float) -> tuple[str, str]:
     """A step's time and idle share for the headline; the time as a doubt if it is not known."""
     step, doubt = "", ""
     if table.steps:
@@ -154,16 +143,16 @@ def _step_clause(table: KernelTable, idle: float) -> tuple[str, str]:
     return step, doubt
 
 
-def _idle_share(table: KernelTable) -> float:
+def _idle_share(table: rp.KernelTable) -> float:
     """Of the steps on the GPU, from first begin to last end; 0 where it is not known."""
     if table.steps is None or _is_on_cpu(table) or not sum(table.steps.span_ns):
         return 0.0
     return sum(table.steps.gap_ns) / sum(table.steps.span_ns)
 
 
-def _next(table: KernelTable, own: Sequence[KernelRow], idle: float) -> Iterator[tb.Finding]:
+def _next(table: rp.KernelTable, own: Sequence[rp.KernelRow], idle: float) -> Iterator[tb.Finding]:
     """Where to look next: the cache's largest class, else the largest but GEMMs, or idle time."""
-    rows = [row for row in own if row.category in CACHE_CATEGORIES]
+    rows = [row for row in own if row.category in rp.CACHE_CATEGORIES]
     rows = rows or [row for row in own if class_of(row) not in ("attention", _GEMMS)]
     spent = Counter[str]()
     for row in rows:
@@ -182,11 +171,11 @@ def _next(table: KernelTable, own: Sequence[KernelRow], idle: float) -> Iterator
         yield tb.Finding("note", f"look next at {name}: {kernel}")
 
 
-def _doubts(table: KernelTable) -> Iterator[tb.Finding]:
+def _doubts(table: rp.KernelTable) -> Iterator[tb.Finding]:
     unknown = [
         title_of(row)
         for row in table.kernels
-        if row.kind == "kernel" and row.category == OTHER and _CACHE_LIKE.search(title_of(row))
+        if row.kind == "kernel" and row.category == rp.OTHER and _CACHE_LIKE.search(title_of(row))
     ]
     if unknown:
         shown = ", ".join(dict.fromkeys(unknown[:3])) + (", …" if len(unknown) > 3 else "")
@@ -200,7 +189,7 @@ def _doubts(table: KernelTable) -> Iterator[tb.Finding]:
         yield tb.Finding("good", "no gather and no insert moves over 1.10 times what it must")
 
 
-def _where(profile: Profile, table: KernelTable, layers: str) -> Iterator[tb.Part]:
+def _where(profile: rp.Profile, table: rp.KernelTable, layers: str) -> Iterator[tb.Part]:
     yield from (tb.Finding("warning", warning) for warning in table.warnings)
     yield tb.Finding("note", _describe(profile, table))
     yield from (tb.Finding("note", note) for note in table.notes)
@@ -223,7 +212,9 @@ def _where(profile: Profile, table: KernelTable, layers: str) -> Iterator[tb.Par
             )
 
 
-def _kernels_table(table: KernelTable, most: int | None, yardstick: Yardstick | None) -> tb.Table:
+def _kernels_table(
+    table: rp.KernelTable, most: int | None, yardstick: Yardstick | None
+) -> tb.Table:
     """Kernels by their time, the longest ``most`` of them, all for None."""
     total = sum(row.total_ns for row in table.kernels) or 1
     rows = list(zip(_titles(table.kernels), table.kernels, strict=True))[:most]
@@ -270,7 +261,7 @@ def _rate_columns(yardstick: Yardstick | None, row_of: Callable[[Any], Any]) -> 
     return [("GB/s", lambda row: quantity(rate(row))), (f"% of {name}", share)]
 
 
-def _classes_table(table: KernelTable) -> tb.Table:
+def _classes_table(table: rp.KernelTable) -> tb.Table:
     spent, calls = Counter[str](), Counter[str]()
     for row in table.kernels:
         spent[class_of(row)] += row.total_ns
@@ -289,9 +280,11 @@ def _classes_table(table: KernelTable) -> tb.Table:
     return tb.Table("Kernel classes", columns, rows)
 
 
-def _operations_table(operations: Sequence[OperationRow], yardstick: Yardstick | None) -> tb.Table:
+def _operations_table(
+    operations: Sequence[rp.OperationRow], yardstick: Yardstick | None
+) -> tb.Table:
 
-    def moved(row: OperationRow) -> tb.Number:
+    def moved(row: rp.OperationRow) -> tb.Number:
         ratio, bad = amplification(row), is_amplified(row)
         return (
             tb.Number(f"{ratio:.2f}", tone="bad" if bad else "good")
@@ -321,18 +314,18 @@ def _product(sizes: Sequence[int] | None) -> tb.Number:
     return tb.Number("×".join(f"{each:,}" for each in kept) or tb.ABSENT)
 
 
-def amplification(row: OperationRow) -> float | None:
+def amplification(row: rp.OperationRow) -> float | None:
     """Bytes in DRAM over useful bytes; None where one of them is not known."""
     return row.dram_bytes / row.useful_bytes if row.dram_bytes and row.useful_bytes else None
 
 
-def is_amplified(row: OperationRow) -> bool:
+def is_amplified(row: rp.OperationRow) -> bool:
     """Whether a gather or an insert moves clearly more than it must."""
     ratio = amplification(row)
     return row.category in ("gather", "insert") and (ratio or 0.0) > _MAX_AMPLIFICATION
 
 
-def _titles(rows: Sequence[KernelRow]) -> list[str]:
+def _titles(rows: Sequence[rp.KernelRow]) -> list[str]:
     """Short names; equal ones of one class are numbered."""
     short = [(title_of(row), row.category) for row in rows]
     count, seen = Counter(short), Counter[tuple[str, str]]()
@@ -343,23 +336,23 @@ def _titles(rows: Sequence[KernelRow]) -> list[str]:
     return found
 
 
-def class_of(row: KernelRow) -> str:
+def class_of(row: rp.KernelRow) -> str:
     """What a kernel does; GEMMs, which no rule classifies, by their names."""
-    is_gemm = row.category == OTHER and _PRODUCTS.search(title_of(row))
+    is_gemm = row.category == rp.OTHER and _PRODUCTS.search(title_of(row))
     return _GEMMS if is_gemm else row.category
 
 
-def title_of(row: KernelRow) -> str:
+def title_of(row: rp.KernelRow) -> str:
     """Short name of a kernel; operations and copies keep theirs."""
     return shorten(row.name) if row.kind == "kernel" else row.name
 
 
-def _engines(rows: Sequence[KernelRow]) -> str:
+def _engines(rows: Sequence[rp.KernelRow]) -> str:
     """Whose kernels were known; empty where none was."""
     return ", ".join(dict.fromkeys(row.engine for row in rows if row.engine))
 
 
-def _steps_table(table: KernelTable, steps: StepTimes) -> tb.Table:
+def _steps_table(table: rp.KernelTable, steps: rp.StepTimes) -> tb.Table:
     """Where the time of a step went: medians over steps, and over GPUs where there are more.
 
     Medians do not add up; shares do, which are of all steps together.
@@ -383,7 +376,7 @@ def _steps_table(table: KernelTable, steps: StepTimes) -> tb.Table:
     return tb.Table("Step", columns, rows, note=f"{counted(table.num_steps, 'step')}{gpus}{whole}")
 
 
-def memory_table(audit: MemoryAudit) -> tb.Table:
+def memory_table(audit: rp.MemoryAudit) -> tb.Table:
     """Memory around the building of the pools, as planned and as others count it."""
     before, after = audit.marks
     known = {
@@ -408,7 +401,7 @@ def memory_table(audit: MemoryAudit) -> tb.Table:
     )
 
 
-def _describe(profile: Profile, table: KernelTable) -> str:
+def _describe(profile: rp.Profile, table: rp.KernelTable) -> str:
     tool = f"{table.tool} ({table.tool_version})" if table.tool_version else table.tool
     devices = Counter(table.devices).items()
     gpus = "".join(f", {n} × {name}" if n > 1 else f", {name}" for name, n in devices)
@@ -420,11 +413,11 @@ def _describe(profile: Profile, table: KernelTable) -> str:
     return f"profiled with {tool}{gpus}: {profile.why}{steps}"
 
 
-def _is_on_cpu(table: KernelTable) -> bool:
+def _is_on_cpu(table: rp.KernelTable) -> bool:
     return any(row.kind in ("op", "range") for row in table.kernels)
 
 
-def _shares(rows: Sequence[KernelRow]) -> dict[str, float]:
+def _shares(rows: Sequence[rp.KernelRow]) -> dict[str, float]:
     """Per cent of their time by what kernels do; empty if unknown."""
     spent = Counter[str]()
     for row in rows:
@@ -433,7 +426,7 @@ def _shares(rows: Sequence[KernelRow]) -> dict[str, float]:
     return {name: spent[name] / total * 100 for name in _CLASSES if spent[name]} if total else {}
 
 
-def _own_rows(profile: Profile, table: KernelTable) -> list[KernelRow]:
+def _own_rows(profile: rp.Profile, table: rp.KernelTable) -> list[rp.KernelRow]:
     """All but synthetic inputs, which are the toolkit's: a server's range may have that name."""
     own = bool(profile.step_requests)
     return [row for row in table.kernels if not (own and row.phase == INPUTS)]
@@ -460,7 +453,7 @@ class Change:
         return (self.after_ns or 0.0) - (self.before_ns or 0.0)
 
 
-def compare_tables(before: KernelTable, after: KernelTable) -> list[Change]:
+def compare_tables(before: rp.KernelTable, after: rp.KernelTable) -> list[Change]:
     """Changes by kernel, the largest first; per step, or in all where a profile has no steps."""
     sides = []
     for table in (before, after):
@@ -479,7 +472,7 @@ def compare_tables(before: KernelTable, after: KernelTable) -> list[Change]:
     return sorted(changes, key=lambda change: -abs(change.difference_ns))
 
 
-def diff_page(before: KernelTable, after: KernelTable, sides: tuple[str, str]) -> tb.Page:
+def diff_page(before: rp.KernelTable, after: rp.KernelTable, sides: tuple[str, str]) -> tb.Page:
     """What one profile spends that the other does not."""
     changes, answer = compare_tables(before, after), list[tb.Part]()
     per_step = bool(before.num_steps and after.num_steps)
@@ -527,7 +520,7 @@ def _diff_table(changes: Sequence[Change], sides: tuple[str, str], *, per_step: 
     return tb.Table("Kernels", columns, changes, note=f"A: {sides[0]}, B: {sides[1]}")
 
 
-def write_timeline(timeline: Timeline, path: Path) -> None:
+def write_timeline(timeline: rp.Timeline, path: Path) -> None:
     """Write a picture (``.svg``) or a Chrome trace (``.json``)."""
     refuse_other_names([path])
     is_picture = path.suffix == ".svg"
@@ -544,7 +537,7 @@ def refuse_other_names(paths: Iterable[Path]) -> None:
             raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}.")
 
 
-def timeline_chart(timeline: Timeline) -> tb.Chart:
+def timeline_chart(timeline: rp.Timeline) -> tb.Chart:
     """A step: a row for each lane, and more where pieces overlap."""
     free: list[list[int]] = [[] for _ in timeline.lanes]
     count = len(timeline.name)
@@ -569,7 +562,7 @@ def timeline_chart(timeline: Timeline) -> tb.Chart:
     return plots.timeline("One step", pieces, places)
 
 
-def chrome_trace(timeline: Timeline) -> str:
+def chrome_trace(timeline: rp.Timeline) -> str:
     """The timeline as JSON of Chrome's trace events: times in µs, a thread for each lane."""
     lanes = [
         {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": lane}}

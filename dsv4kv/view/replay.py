@@ -11,14 +11,9 @@ from dsv4kv.runs.replay import FleetReplica, ReplayFleet, ReplayResult, ReplayTi
 from dsv4kv.runs.schema import Case, Latency, RunRecord, Totals
 from dsv4kv.runs.statistics import summarize
 from dsv4kv.units import counted, format_bytes, format_duration
+from dsv4kv.view import outcomes as oc
 from dsv4kv.view import table as tb
 from dsv4kv.view.facts import cache_facts, header, judge_status, layers_text, setting
-from dsv4kv.view.outcomes import (
-    best_sentences,
-    group_launches,
-    sweep_charts,
-    unchanged_sentence,
-)
 from dsv4kv.view.plots import Line, lines
 from dsv4kv.view.quantity import (
     format_clocked,
@@ -358,8 +353,8 @@ def _time(case: Case, name: str, percentile: float) -> str:
 def _sweep_answer(record: RunRecord) -> Iterator[tb.Part]:
     cases, shown = record.cases, _sweep_findings(record)
     fair = [case for case in cases if not overload(case) and not _imbalance(case)]
-    groups = group_launches(fair)
-    sentences = list(best_sentences(groups)) or [unchanged_sentence(groups)]
+    groups = oc.group_launches(fair)
+    sentences = list(oc.best_sentences(groups)) or [oc.unchanged_sentence(groups)]
     yield from (tb.Text(each, "strong") for each in filter(None, sentences))
     yield from shown[:MAX_FINDINGS]
     table = _sweep_table(cases, axis_names(cases)).noted(layers_text(cases))
@@ -389,7 +384,7 @@ def _sweep_findings(record: RunRecord) -> list[tb.Finding]:
 
 def _sweep_sections(record: RunRecord) -> Iterator[tb.Section]:
     cases = record.cases
-    parts: list[tb.Part] = [*_sweep_findings(record), *sweep_charts(group_launches(cases))]
+    parts: list[tb.Part] = [*_sweep_findings(record), *oc.sweep_charts(oc.group_launches(cases))]
     if len(cases) > MAX_CASES:
         parts.append(_sweep_table(cases, axis_names(cases)))
     yield tb.Section("All cases", parts)

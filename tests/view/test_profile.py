@@ -7,29 +7,21 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from dsv4kv.runs.profile import KernelTable, MemoryAudit, MemoryMark, OperationRow, Profile
-from dsv4kv.view.profile import (
-    Change,
-    amplification,
-    compare_tables,
-    diff_page,
-    is_amplified,
-    memory_table,
-    profile_page,
-)
+from dsv4kv.view import profile as pr
 from tests.profile.exports import Export, two_replays
 from tests.profile.kernel_profiles import YARDSTICK, from_kineto, from_nsys, make_profile
 from tests.view.terminal import shown, words
 
 
 def said(profile: Profile) -> str:
-    return words(profile_page(profile, YARDSTICK).answer)
+    return words(pr.profile_page(profile, YARDSTICK).answer)
 
 
 @pytest.mark.parametrize("read", [from_nsys, from_kineto])
 def test_a_profile(
     read: Callable[[Path], KernelTable], tmp_path: Path, snapshot: SnapshotAssertion
 ) -> None:
-    page = profile_page(make_profile(read(tmp_path)), YARDSTICK)
+    page = pr.profile_page(make_profile(read(tmp_path)), YARDSTICK)
     answer = shown(*page.answer)
     assert answer == snapshot
     assert len(answer.split("\n")) <= 23
@@ -42,7 +34,9 @@ def test_a_step_on_several_gpus_is_one_step(tmp_path: Path) -> None:
         export.add("TARGET_INFO_GPU", id=device, name="A GPU", cuDevice=device)
     for step in range(2):
         export.kernel("flush", 100 + step, step * 100_000 + 40_000, 140_000, deviceId=1)
-    text = words(profile_page(make_profile(from_nsys(tmp_path, export)), None).parts(verbose=True))
+    text = words(
+        pr.profile_page(make_profile(from_nsys(tmp_path, export)), None).parts(verbose=True)
+    )
     assert "Step 2 steps on 2 GPUs" in text
     assert ", 2 × A GPU: " in text
     assert "% of copy" not in text
@@ -53,7 +47,7 @@ def test_warnings_come_first_and_what_is_outside_of_steps_is_a_share(tmp_path: P
     export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=3, text="buffers were lost")
     export.call(77, 500_000, 501_000)
     export.kernel("behind", 77, 502_000, 566_000)
-    page = profile_page(make_profile(from_nsys(tmp_path, export)), YARDSTICK)
+    page = pr.profile_page(make_profile(from_nsys(tmp_path, export)), YARDSTICK)
     assert shown(*page.answer).startswith("! nsys: buffers were lost\n")
     assert "excluded: 1 piece of work outside every step, 64.0 µs, 50.0 %" in words(
         page.parts(verbose=True)
@@ -116,7 +110,7 @@ def test_full_names_are_cut_into_lines_that_fit(tmp_path: Path) -> None:
     table = from_nsys(tmp_path, two_replays())
     name = "void dsv::" + "many_words_" * 30 + "<int>(int*)"
     rows = [row.model_copy(update={"name": f"{name}{n}"}) for n, row in enumerate(table.kernels)]
-    page = profile_page(make_profile(table.model_copy(update={"kernels": rows})), YARDSTICK)
+    page = pr.profile_page(make_profile(table.model_copy(update={"kernels": rows})), YARDSTICK)
     lines = shown(*page.parts(verbose=True), width=80).partition("Names")[2].splitlines()
     assert len(lines) > 5 * len(rows)
     assert max(map(len, lines)) <= 80
@@ -129,7 +123,7 @@ def test_kernels_beyond_the_first_are_counted_and_equal_names_numbered(tmp_path:
     for kind in ("int", "float"):
         name = export.string(f"void at::fill<{kind}>()")
         export.kernel("fill", 100, 70_000, 71_000, demangledName=name)
-    page = profile_page(make_profile(from_nsys(tmp_path, export)), YARDSTICK)
+    page = pr.profile_page(make_profile(from_nsys(tmp_path, export)), YARDSTICK)
     assert "more rows: --verbose" in words(page.answer)
     assert "another_7" not in words(page.answer)
     for text in ("another_7", "fill ·1", "fill ·2", "void dsv::flush<int>(int*)"):
@@ -159,7 +153,7 @@ def test_bytes_beyond_what_must_be_moved_are_judged(tmp_path: Path) -> None:
             useful_bytes=useful,
             dram_bytes=moved,
         )
-        assert (amplification(row), is_amplified(row)) == (None, False)
+        assert (pr.amplification(row), pr.is_amplified(row)) == (None, False)
 
 
 def test_memory_against_the_plan(snapshot: SnapshotAssertion) -> None:
@@ -176,7 +170,7 @@ def test_memory_against_the_plan(snapshot: SnapshotAssertion) -> None:
     audit = MemoryAudit(
         planned_bytes=64 << 20, pool_bytes=64 << 20, marks=marks, snapshot="memory.pickle"
     )
-    assert shown(memory_table(audit)) == snapshot
+    assert shown(pr.memory_table(audit)) == snapshot
 
 
 # ---- two profiles -------------------------------------------------------------------------------
@@ -204,17 +198,17 @@ def after(tmp_path: Path) -> KernelTable:
 
 
 def diff(before: KernelTable, after: KernelTable) -> str:
-    return shown(*diff_page(before, after, ("a.json", "b.json")).answer)
+    return shown(*pr.diff_page(before, after, ("a.json", "b.json")).answer)
 
 
 def test_changes_are_per_step_the_largest_first(
     before: KernelTable, after: KernelTable, snapshot: SnapshotAssertion
 ) -> None:
-    changes = compare_tables(before, after)
+    changes = pr.compare_tables(before, after)
     assert changes[:3] == [
-        Change("window_insert", "insert", 10_000, None, 1, 0),
-        Change("gather_topk", "gather", 10_000, 5_000, 1, 1),
-        Change("brand_new", "other", None, 1_000, 0, 0.5),
+        pr.Change("window_insert", "insert", 10_000, None, 1, 0),
+        pr.Change("gather_topk", "gather", 10_000, 5_000, 1, 1),
+        pr.Change("brand_new", "other", None, 1_000, 0, 0.5),
     ]
     assert {change.difference_ns for change in changes[3:]} == {0}
     assert diff(before, after) == snapshot
@@ -225,7 +219,7 @@ def test_what_makes_two_profiles_unlike_is_first(before: KernelTable, tmp_path: 
     other = before.model_copy(update={"devices": ["NVIDIA H200"]})
     assert "! different GPUs: unknown, NVIDIA H200" in diff(before, other)
     whole = before.model_copy(update={"num_steps": 0, "steps": None})
-    assert {change.difference_ns for change in compare_tables(before, whole)} == {0}
+    assert {change.difference_ns for change in pr.compare_tables(before, whole)} == {0}
     assert "only one of them has steps" in diff(before, whole)
 
 

@@ -6,14 +6,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.runs.quantities import within
 from dsv4kv.runs.statistics import Estimate, summarize
-from dsv4kv.view.quantity import (
-    format_clocked,
-    format_factor,
-    format_number,
-    format_quantity,
-    percent,
-    size,
-)
+from dsv4kv.view import quantity as qt
 
 SIZES = st.floats(min_value=1e-6, max_value=1e9)
 
@@ -45,20 +38,20 @@ SIZES = st.floats(min_value=1e-6, max_value=1e9)
     ],
 )
 def test_digits_of_a_quantity(value: Estimate | float | None, text: str) -> None:
-    assert format_quantity(value) == text
+    assert qt.format_quantity(value) == text
 
 
 def test_scales_and_units() -> None:
-    assert format_quantity(Estimate(12_407.1, 53.1), 1e-3) == "12.41 ± 0.06"
-    assert (percent(0.1234).value, size(3 << 29).value) == ("12.3", "1.50 GiB")
-    assert format_clocked(3.1267, 1.4) == "3.1"
-    assert format_clocked(12_345.6, None) == format_number(12_345.6) == "12,346"
-    assert (format_factor(1.4), format_factor(None)) == ("÷1.4 … ×1.4", "–")
+    assert qt.format_quantity(Estimate(12_407.1, 53.1), 1e-3) == "12.41 ± 0.06"
+    assert (qt.percent(0.1234).value, qt.size(3 << 29).value) == ("12.3", "1.50 GiB")
+    assert qt.format_clocked(3.1267, 1.4) == "3.1"
+    assert qt.format_clocked(12_345.6, None) == qt.format_number(12_345.6) == "12,346"
+    assert (qt.format_factor(1.4), qt.format_factor(None)) == ("÷1.4 … ×1.4", "–")
 
 
 @given(SIZES, st.floats(min_value=1e-3, max_value=1e9))
 def test_the_printed_interval_contains_the_measured_one(value: float, half_width: float) -> None:
-    printed = format_quantity(Estimate(value, half_width))
+    printed = qt.format_quantity(Estimate(value, half_width))
     if printed.startswith("<"):  # it reaches 0
         assert float(printed[1:].replace(",", "")) >= (value + half_width) * (1 - 1e-9)
         assert half_width >= value * 0.5

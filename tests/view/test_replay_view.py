@@ -9,25 +9,16 @@ from dsv4kv.engines.names import RULES
 from dsv4kv.replay.rules import Losses
 from dsv4kv.runs.replay import FleetReplica, ReplayFleet, Reuse
 from dsv4kv.runs.schema import Case
-from dsv4kv.view.replay import (
-    LOSSES,
-    compare_rules,
-    fleet_facts,
-    hours_per_million,
-    judge_replay,
-    overload,
-    remedy_of,
-    replay_page,
-)
+from dsv4kv.view import replay
 from dsv4kv.view.table import Finding
 from tests.replay.test_run import run
 
 
 def test_every_reason_has_a_name_and_every_rule_a_remedy_for_it() -> None:
     reasons = [*(field.name for field in fields(Losses)), "in_flight"]
-    assert set(reasons) == set(LOSSES)
+    assert set(reasons) == set(replay.LOSSES)
     for name, rule in RULES.items():
-        assert all(remedy_of(name, reason) for reason in reasons)
+        assert all(replay.remedy_of(name, reason) for reason in reasons)
         lost = {"evicted_block"} if rule.engine else set()
         lost |= {"alignment"} if name.startswith(("vllm", "sglang")) else set()  # others: tokens
         lost |= {"evicted_checkpoint"} if rule.windows else set()
@@ -46,12 +37,12 @@ def swept(*rules: str, blocks: int = 3000) -> list[Case]:
 def test_a_sweep_over_rules_names_the_setting_that_hits_most() -> None:
     cases = swept("ideal", "vllm", "vllm-v4:dense", "vllm-v4:semantic")
     saved = {c.replay.reuse.rule: c.replay.reuse.saved_tokens for c in cases if c.replay}
-    (finding,) = compare_rules(cases)
+    (finding,) = replay.compare_rules(cases)
     best, worst = sorted(("vllm-v4:dense", "vllm-v4:semantic"), key=lambda name: -saved[name])
     assert finding.sentence.startswith(f"{RULES[best].setting} ({best}) saves ")
     assert finding.sentence.endswith(f" more than {RULES[worst].setting}")
     axes = ("prefix.rule=vllm-v4:dense,vllm-v4:semantic", "prefix.defer=true,false")
-    assert compare_rules(run("cache.num_blocks=3000", axes=axes).cases) == []
+    assert replay.compare_rules(run("cache.num_blocks=3000", axes=axes).cases) == []
 
 
 def test_a_record_from_before_there_were_rules_is_one_of_the_ideal_rule() -> None:
@@ -78,10 +69,10 @@ def test_an_overloaded_server_is_a_warning_and_its_ttft_no_headline(
 ) -> None:
     record = run("cache.num_blocks=3000", *settings)
     (case,) = record.cases
-    assert bool(overload(case)) == late
-    first = judge_replay(case)[:1]
+    assert bool(replay.overload(case)) == late
+    first = replay.judge_replay(case)[:1]
     assert [each.level for each in first if "overloaded" in each.sentence] == ["warning"] * late
-    answer = replay_page(record).answer
+    answer = replay.replay_page(record).answer
     good = [each for each in answer if isinstance(each, Finding) and each.level == "good"]
     assert bool(good) != late
     (headline,) = (str(part) for part in answer[:3] if "hit the cache" in str(part))
@@ -134,15 +125,15 @@ def test_a_fleet_is_costed_by_hours_and_judged_by_what_kept_the_slo() -> None:
         update={"requests": 100, "rejected": 20, "wall_ns": 3.6e12, "output_tokens": 2_000_000}
     )
     two = fleet(replica(0), replica(1, busy_ns=900_000_000_000, saved_tokens=100))
-    assert hours_per_million(two, totals) == 8.0  # 16 GPUs for an hour, 2 · 10^6 tokens
-    rows = fleet_facts(two, totals).rows
+    assert replay.hours_per_million(two, totals) == 8.0  # 16 GPUs for an hour, 2 · 10^6 tokens
+    rows = replay.fleet_facts(two, totals).rows
     assert rows["fleet"] == "2 replicas behind dynamo; 16 GPUs"
     assert rows["hit rate"] == "20.0%; one pool of all blocks 40.0%, unlimited pool 45.0%"
     assert rows["duplicates"].startswith("1.00 GiB of 6.00 GiB")
     assert "16.0 GPU-hours, 8.00 for 10^6 output tokens; 40.0 USD, 20.0" in rows["costs"]
     assert "36 of 120 requests (30.0%) within ttft ≤ 2.00 s and tpot ≤ 50.0 ms" in rows["goodput"]
     assert rows["imbalance"] == "the busiest replica works 1.33 × the mean"
-    assert fleet_facts(two, totals, 1.3).rows["costs"].endswith("(90 % error ÷1.3 … ×1.3)")
+    assert replay.fleet_facts(two, totals, 1.3).rows["costs"].endswith("(90 % error ÷1.3 … ×1.3)")
 
 
 @pytest.mark.parametrize("chosen", [{"saved_tokens": 1}, {"held_bytes": 1}])

@@ -18,17 +18,10 @@ from dsv4kv.replay.plan import question as plans
 from dsv4kv.replay.plan.question import parse_slos, poisson
 from dsv4kv.replay.plan.search import Search, Tally, list_kinds, plan
 from dsv4kv.replay.run import run_replay
+from dsv4kv.runs import telemetry as tm
 from dsv4kv.runs.assemble import Invocation
 from dsv4kv.runs.profile import KernelRow, KernelTable, Profile
 from dsv4kv.runs.schema import Case, Launch, RunRecord
-from dsv4kv.runs.telemetry import (
-    GpuSamples,
-    HeldPool,
-    HeldUnits,
-    MeasuredWindow,
-    MemorySeries,
-    Telemetry,
-)
 from dsv4kv.traces.collect import load_paths
 from dsv4kv.view.budget import sweep_page
 from dsv4kv.view.compare import comparison_page
@@ -40,28 +33,20 @@ from dsv4kv.view.table import Page, Section
 from dsv4kv.view.trace import mrc_page
 from tests.bench.compare.launched import make_launched_record, make_side
 from tests.profile.exports import two_replays
-from tests.runs.records import (
-    H200,
-    make_case,
-    make_environment,
-    make_failed_case,
-    make_latency,
-    make_record,
-    make_sweep_cases,
-)
+from tests.runs import records
 from tests.runs.test_gpu_record import make_gpu_case
 
 POLL_NS = 40_000_000
 ATTACK = '<script>alert("1")</script> & <img src=x onerror=alert(2)>'
 
 
-def make_telemetry(reasons: list[int | None]) -> Telemetry:
+def make_telemetry(reasons: list[int | None]) -> tm.Telemetry:
     """A GPU polled 25 times a second, whose clock falls wherever a reason is told."""
     at_ns = [POLL_NS * n for n in range(len(reasons))]
     clocks: list[int | None] = [1_410 if reason else 1_980 for reason in reasons]
-    samples = GpuSamples(at_ns=at_ns, sm_clock_mhz=clocks, reasons=reasons)
-    window = MeasuredWindow(name="serve", started_ns=0, ended_ns=at_ns[-1])
-    return Telemetry(
+    samples = tm.GpuSamples(at_ns=at_ns, sm_clock_mhz=clocks, reasons=reasons)
+    window = tm.MeasuredWindow(name="serve", started_ns=0, ended_ns=at_ns[-1])
+    return tm.Telemetry(
         interval_ns=POLL_NS,
         windows=[window],
         gpu_samples=samples,
@@ -103,14 +88,16 @@ def make_profile(kernels: int = 3) -> Profile:
 def make_launched(medians_ns: list[int]) -> RunRecord:
     """A launch of the default configuration for each median of a step."""
     cases = [
-        make_case(launch=n, operations=[], latencies=[make_latency("step", median_ns=median)])
+        records.make_case(
+            launch=n, operations=[], latencies=[records.make_latency("step", median_ns=median)]
+        )
         for n, median in enumerate(medians_ns)
     ]
     when = {"started_utc": "2026-11-21T04:19:03Z", "ended_utc": "2026-11-21T04:19:09Z"}
     launches = [
         Launch(launch=n, status="complete", error=None, **when) for n in range(len(medians_ns))
     ]
-    return make_record(*cases, launches=launches)
+    return records.make_record(*cases, launches=launches)
 
 
 def make_comparison(before: str = "main", after: str = "change") -> Comparison:
@@ -126,15 +113,15 @@ def make_gpu_record() -> RunRecord:
     """A GPU with telemetry, throttled in the middle, and a profile."""
     reasons: list[int | None] = [*[0] * 20, *[0x4] * 10, *[0] * 20]
     case = make_gpu_case(telemetry=make_telemetry(reasons), profile=make_profile())
-    return make_record(case, environment=make_environment(gpu=H200))
+    return records.make_record(case, environment=records.make_environment(gpu=records.H200))
 
 
 def make_hostile_record() -> RunRecord:
     """Texts that a browser must not take for markup, wherever a record has texts."""
-    failed: Case = make_failed_case(ATTACK, axis={"trace": ATTACK})
-    environment = make_environment(cpu=ATTACK, variables={"OMP": ATTACK})
-    return make_record(
-        make_case(axis={"trace": "a"}),
+    failed: Case = records.make_failed_case(ATTACK, axis={"trace": ATTACK})
+    environment = records.make_environment(cpu=ATTACK, variables={"OMP": ATTACK})
+    return records.make_record(
+        records.make_case(axis={"trace": "a"}),
         failed,
         environment=environment,
         reproduce=ATTACK,
@@ -142,17 +129,17 @@ def make_hostile_record() -> RunRecord:
     ).model_copy(update={"run_id": ATTACK})
 
 
-def make_memory() -> MemorySeries:
+def make_memory() -> tm.MemorySeries:
     """Blocks of two pools and slots of one that fill in a second, with a prefix cache."""
     held = {"blocks": [0, 60, 80], "slots": [1, 2, 1], "cached blocks": [0, 30, 70]}
     units = {"blocks": 100, "slots": 2, "cached blocks": 100}
     pools = [("main", "csa", "blocks", 1 << 20), ("main", "hca", "blocks", 1 << 20)]
     pools += [("state", "hca", "slots", 1 << 24)]
-    return MemorySeries(
+    return tm.MemorySeries(
         stride_steps=1,
         at_ns=[0, 500_000_000, 1_000_000_000],
-        units=[HeldUnits(name=name, units=units[name], held=held[name]) for name in held],
-        pools=[HeldPool(name=n, layer_type=t, unit=u, unit_bytes=b) for n, t, u, b in pools],
+        units=[tm.HeldUnits(name=name, units=units[name], held=held[name]) for name in held],
+        pools=[tm.HeldPool(name=n, layer_type=t, unit=u, unit_bytes=b) for n, t, u, b in pools],
     )
 
 
@@ -168,7 +155,7 @@ def make_replay_record(*axes: str, replicas: int = 0) -> RunRecord:
 
 def make_plain() -> RunRecord:
     """A run without operations and times: its page is drawn soon."""
-    return make_record(make_case(operations=[], memcpy=None, latencies=[]))
+    return records.make_record(records.make_case(operations=[], memcpy=None, latencies=[]))
 
 
 LONG = "/data/of/many/traces" * 12 + "/conversation.jsonl"
@@ -178,20 +165,20 @@ def make_long_names() -> RunRecord:
     """A sweep over lists and over paths that no line and no axis has room for."""
     settings = [([0, 2], LONG), ([0, 2, 3], LONG), ([0], "builtin:chat")]
     cases = [
-        make_case(axis={"model.layers": layers, "workload.trace": trace}, operations=[])
+        records.make_case(axis={"model.layers": layers, "workload.trace": trace}, operations=[])
         for layers, trace in settings
     ]
-    return make_record(*cases, config_source=LONG, trace_source=LONG)
+    return records.make_record(*cases, config_source=LONG, trace_source=LONG)
 
 
 RECORDS: dict[str, list[RunRecord]] = {
-    "one case": [make_record(make_case(memory=make_memory()))],
-    "bookkeeping": [make_record(make_case(operations=[], memcpy=None))],
-    "a sweep": [make_record(*make_sweep_cases())],
+    "one case": [records.make_record(records.make_case(memory=make_memory()))],
+    "bookkeeping": [records.make_record(records.make_case(operations=[], memcpy=None))],
+    "a sweep": [records.make_record(*records.make_sweep_cases())],
     "launches": [make_launched([1_000_000, 1_020_000, 1_010_000])],
     "a GPU": [make_gpu_record()],
-    "a failure": [make_record(make_failed_case())],
-    "no case": [make_record(status="incomplete").model_copy(update={"cases": []})],
+    "a failure": [records.make_record(records.make_failed_case())],
+    "no case": [records.make_record(status="incomplete").model_copy(update={"cases": []})],
     "two runs": [make_plain(), make_gpu_record()],
     "long names": [make_long_names()],
     "hostile texts": [make_hostile_record()],

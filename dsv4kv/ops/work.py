@@ -13,14 +13,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from dsv4kv.model import schedule as sd
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import EntryFormat, PageLayout
-from dsv4kv.model.schedule import (
-    AttentionType,
-    chooses_candidates,
-    keyed_layers,
-    scores_candidates,
-)
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops import spec
 
@@ -77,12 +72,12 @@ def group_readers(config: DSV4Config, schemas: Sequence[LayerCacheSchema]) -> Re
         layer, owner = schema.layer, held[schema.layer.kv_owner]
         kind = _Layer(
             ratio=layer.ratio,
-            every=layer.attn is AttentionType.HCA,
+            every=layer.attn is sd.AttentionType.HCA,
             window=schema.window,
             main=owner.main,
             keys=owner.indexer if layer.selects else None,
-            is_source=chooses_candidates(config, layer),
-            is_narrow=scores_candidates(config, layer),
+            is_source=sd.chooses_candidates(config, layer),
+            is_narrow=sd.scores_candidates(config, layer),
         )
         alike[kind].append(index)
     return {layer: tuple(indices) for layer, indices in alike.items()}
@@ -217,7 +212,7 @@ class CountedLayers:
     @classmethod
     def of(cls, config: DSV4Config, schemas: Sequence[LayerCacheSchema]) -> "CountedLayers":
         """Of these layers."""
-        keyed = keyed_layers(schema.layer for schema in schemas)
+        keyed = sd.keyed_layers(schema.layer for schema in schemas)
         pooled = {
             (schema.layer.layer_idx, indexer): pooling
             for schema in schemas

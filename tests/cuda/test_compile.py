@@ -8,13 +8,8 @@ import pytest
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.files import shipped
+from dsv4kv.ops.cuda import compile as cc
 from dsv4kv.ops.cuda import compile as compiling
-from dsv4kv.ops.cuda.compile import (
-    architecture_of,
-    check_architecture,
-    compile_module,
-    nvrtc_version,
-)
 from dsv4kv.ops.cuda.inspection import sections
 from dsv4kv.ops.launches.launch import KernelModule
 from tests.cuda.toolchain import PAGE_COPY, needs_nvrtc
@@ -51,12 +46,12 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_each_capability_has_its_architecture(
     capability: tuple[int, int], architecture: str
 ) -> None:
-    assert architecture_of(*capability) == architecture
+    assert cc.architecture_of(*capability) == architecture
 
 
 @needs_nvrtc
 def test_profilers_find_program_and_headers_by_their_paths() -> None:
-    lines = sections(compile_module(PAGE_COPY, "sm_90a"))[".debug_line"]
+    lines = sections(cc.compile_module(PAGE_COPY, "sm_90a"))[".debug_line"]
     assert str(shipped("kernels")).encode() in lines
     assert {b"page_copy.cuh" in lines, b"common.cuh" in lines} == {True}
 
@@ -72,16 +67,16 @@ def test_profilers_find_program_and_headers_by_their_paths() -> None:
 )
 def test_an_architecture_that_cannot_be_is_refused(architecture: str, said: str) -> None:
     with pytest.raises(DeviceError, match=said):
-        check_architecture(architecture)
+        cc.check_architecture(architecture)
 
 
 @needs_nvrtc
 def test_source_that_does_not_compile_is_told_with_file_line_and_log(sources: Path) -> None:
     (sources / "wrong.cuh").write_text('#include "common.cuh"\nDSV_KERNEL void k() {\n  x = 1;\n}')
     with pytest.raises(DeviceError) as refusal:
-        compile_module(KernelModule("wrong.cuh", ()), "sm_90a")
+        cc.compile_module(KernelModule("wrong.cuh", ()), "sm_90a")
     first, *log = str(refusal.value).splitlines()
-    version = nvrtc_version()
+    version = cc.nvrtc_version()
     assert first == f"wrong.cuh does not compile for sm_90a with NVRTC {version}:"
     assert log[0] == f'{sources}/wrong.cuh(3): error: identifier "x" is undefined'
 
@@ -96,7 +91,7 @@ def test_without_nvrtc_the_package_to_install_is_named(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(nvrtc, "nvrtcVersion", refuse)
     with pytest.raises(CudaUnavailable) as refusal:
-        compile_module(PAGE_COPY, "sm_90a")
+        cc.compile_module(PAGE_COPY, "sm_90a")
     assert str(refusal.value) == (
         "kernels need NVRTC (libnvrtc.so), which is in no place where cuda-bindings looks: "
         "pip install 'dsv4kv[cuda]', which brings nvidia-cuda-nvrtc."

@@ -16,15 +16,9 @@ from dsv4kv.ops.launches.state import plan_compress_chunk, plan_flush, split_of
 from tests.kernels.launches import dirty_scratch
 from tests.kernels.shim.apart import assert_each_fails
 from tests.kernels.shim.twin import run
-from tests.ops.samples import (
-    bf16_entry,
-    full_size_compressor,
-    generator,
-    poisoned_store,
-    random_tokens,
-)
+from tests.ops import samples
 
-HCA = full_size_compressor("hca")
+HCA = samples.full_size_compressor("hca")
 ORDERS: tuple[dict[str, Any], ...] = (
     {}, {"reverse": True}, {"seed": 11}, {"seed": 12}, {"seed": 13},
 )  # fmt: skip
@@ -32,7 +26,7 @@ Plan = Callable[[str, Any], tuple[Launch, ...]]
 
 
 def _ring(drafts: int = 0) -> Tensor:
-    state = torch.randn(3, 2, HCA.rows + drafts, HCA.dim, generator=generator(5))
+    state = torch.randn(3, 2, HCA.rows + drafts, HCA.dim, generator=samples.generator(5))
     state[:, 1] *= 3
     return state
 
@@ -49,7 +43,7 @@ def _flush(drafts: int = 0) -> Plan:
 
 
 def _chunk(state: Tensor, start: int, tokens: int) -> Plan:
-    kv, score = random_tokens(HCA, tokens, seed=6)
+    kv, score = samples.random_tokens(HCA, tokens, seed=6)
     chunk = torch.tensor([1, start, tokens])
     entries = torch.arange(-(-tokens // HCA.ratio))
     return lambda variant, store: plan_compress_chunk(
@@ -59,7 +53,7 @@ def _chunk(state: Tensor, start: int, tokens: int) -> Plan:
 
 
 def _online() -> Tensor:
-    state = torch.randn(3, 3, HCA.dim, generator=generator(5))
+    state = torch.randn(3, 3, HCA.dim, generator=samples.generator(5))
     state[:, 1] = 1 + 10 * state[:, 1].abs()  # the denominator
     return state
 
@@ -74,7 +68,7 @@ PLANS = {
 
 
 def _pages(plan: Plan, variant: str, **order: Any) -> Tensor:
-    store = poisoned_store(FORMATS["main"]["fp8_ds_mla"])
+    store = samples.poisoned_store(FORMATS["main"]["fp8_ds_mla"])
     for launch in plan(variant, store):
         run(launch, **order)
     return store.pages
@@ -146,11 +140,11 @@ def run_planted(right: str, wrong: str, folder: str) -> None:
     planted.write_text(
         source.replace('#include "pool_cluster.cuh"', pooling.replace(right, wrong))
     )
-    expected, plan = poisoned_store(bf16_entry(HCA)), _flush()
+    expected, plan = samples.poisoned_store(samples.bf16_entry(HCA)), _flush()
     for launch in plan("scratch", expected):
         run(launch)
     for order in ORDERS:
-        store = poisoned_store(bf16_entry(HCA))
+        store = samples.poisoned_store(samples.bf16_entry(HCA))
         (launch,) = plan("cluster", store)
         module = replace(launch.module, source=str(planted))
         run(replace(launch, module=module), flags=("-O0", "-w"), **order)

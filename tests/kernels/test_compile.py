@@ -16,14 +16,7 @@ from fnmatch import fnmatchcase
 import pytest
 import torch
 
-from dsv4kv.ops.cuda.survey import (
-    Finding,
-    broken_promises,
-    drift,
-    load_baseline,
-    shipped_baseline,
-    survey,
-)
+from dsv4kv.ops.cuda import survey as su
 from dsv4kv.ops.launches.catalogue import ARCHITECTURES, Example, catalogue
 from dsv4kv.ops.launches.pages import RESIDENT_BLOCKS
 from tests.cuda.nvrtc import VERSIONS, run_with
@@ -65,7 +58,7 @@ EXAMPLES = catalogue() if EVERY else list(of_every_kernel_and_variant())
 
 
 @pytest.fixture(scope="module")
-def findings(version: str) -> list[Finding]:
+def findings(version: str) -> list[su.Finding]:
     """Their kernels, compiled by one NVRTC in a process of its own."""
     reports = pickle.loads(run_with(version, "-m", __name__, version))
     asked = [
@@ -74,17 +67,17 @@ def findings(version: str) -> list[Finding]:
         for architecture in ARCHITECTURES_OF[version]
         if example.runs_on(architecture)
     ]
-    return [Finding(*each, report) for each, report in zip(asked, reports, strict=True)]
+    return [su.Finding(*each, report) for each, report in zip(asked, reports, strict=True)]
 
 
 def test_no_kernel_uses_local_memory_and_accesses_are_as_wide_as_promised(
-    findings: list[Finding],
+    findings: list[su.Finding],
 ) -> None:
-    assert list(broken_promises(findings)) == []
+    assert list(su.broken_promises(findings)) == []
 
 
 def test_loads_that_the_compiler_places_itself_are_not_under_way_together(
-    findings: list[Finding],
+    findings: list[su.Finding],
 ) -> None:
     """What the promise of the other variants is there for, on the machines it is about."""
     serial = [
@@ -97,7 +90,7 @@ def test_loads_that_the_compiler_places_itself_are_not_under_way_together(
     assert max(serial) < 16, serial
 
 
-def test_plans_pass_the_arguments_that_kernels_take(findings: list[Finding]) -> None:
+def test_plans_pass_the_arguments_that_kernels_take(findings: list[su.Finding]) -> None:
     for finding in findings:
         arguments = finding.example.launch.arguments
         sizes = finding.report.parameter_bytes
@@ -107,7 +100,7 @@ def test_plans_pass_the_arguments_that_kernels_take(findings: list[Finding]) -> 
 
 
 def test_grids_of_blocks_that_stay_are_what_132_multiprocessors_hold(
-    findings: list[Finding],
+    findings: list[su.Finding],
 ) -> None:
     """With the registers that a thread got: so all of an insert's blocks run from the start."""
     staying = [
@@ -121,7 +114,7 @@ def test_grids_of_blocks_that_stay_are_what_132_multiprocessors_hold(
 
 
 def test_every_block_of_a_gather_that_looks_ahead_runs_from_the_start(
-    findings: list[Finding],
+    findings: list[su.Finding],
 ) -> None:
     ahead = [finding for finding in findings if fnmatchcase(finding.name, "gather_*, ahead")]
     assert ahead
@@ -129,7 +122,7 @@ def test_every_block_of_a_gather_that_looks_ahead_runs_from_the_start(
         assert _resident_blocks(finding) >= RESIDENT_BLOCKS, finding.name
 
 
-def _resident_blocks(finding: Finding) -> int:
+def _resident_blocks(finding: su.Finding) -> int:
     """Blocks that the registers of a multiprocessor are enough for; a warp takes 256 at a time."""
     registers = -(-finding.report.registers // 8) * 8
     return _HOPPER_REGISTERS // (registers * finding.example.launch.block)
@@ -139,18 +132,20 @@ def name_of(example: Example) -> str:
     return f"{example.launch.kernel} {example.subject}"
 
 
-def test_machine_code_is_as_in_the_shipped_baseline(findings: list[Finding], version: str) -> None:
+def test_machine_code_is_as_in_the_shipped_baseline(
+    findings: list[su.Finding], version: str
+) -> None:
     """``python -m tests.cuda.nvrtc kernels --write-baseline`` takes what is meant as it is."""
-    baseline = load_baseline(shipped_baseline(version))
+    baseline = su.load_baseline(su.shipped_baseline(version))
     assert baseline is not None
     names = {name_of(example) for example in EXAMPLES}
     kernels = {name: found for name, found in baseline.kernels.items() if name in names}
-    assert list(drift(findings, replace(baseline, kernels=kernels))) == []
+    assert list(su.drift(findings, replace(baseline, kernels=kernels))) == []
 
 
 @pytest.mark.parametrize("version", ASKED, indirect=True)
 def test_the_shipped_baseline_has_the_kernels_of_the_catalogue(version: str) -> None:
-    baseline = load_baseline(shipped_baseline(version))
+    baseline = su.load_baseline(su.shipped_baseline(version))
     assert baseline is not None
     architectures = {*ARCHITECTURES_OF[version]}
     asked = {name for name, found in baseline.kernels.items() if architectures & found.keys()}
@@ -160,5 +155,5 @@ def test_the_shipped_baseline_has_the_kernels_of_the_catalogue(version: str) -> 
 
 
 if __name__ == "__main__":
-    found = survey(EXAMPLES, ARCHITECTURES_OF[sys.argv[1]])
+    found = su.survey(EXAMPLES, ARCHITECTURES_OF[sys.argv[1]])
     pickle.dump([finding.report for finding in found], sys.stdout.buffer)

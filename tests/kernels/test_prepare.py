@@ -14,14 +14,7 @@ from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
 from dsv4kv.errors import CacheError, ConfigError, ContextOverflow, NotOwner, OutOfBlocks
 from dsv4kv.model.schema import Sharing, TableGroup
-from dsv4kv.ops.launches.prepare import (
-    NO_BLOCK,
-    DeviceTable,
-    Refusal,
-    plan_completed,
-    plan_prepare,
-    plan_release,
-)
+from dsv4kv.ops.launches import prepare
 from tests.cache.caches import admit, bookkeeping
 from tests.examples import examples
 from tests.kernels.launches import each_order, run_all
@@ -29,10 +22,10 @@ from tests.kernels.launches import each_order, run_all
 SLOTS, CONTEXT = 6, 1000
 SHARINGS: list[Sharing] = ["model", "type", "layer"]
 each_sharing = pytest.mark.parametrize("sharing", SHARINGS)
-REFUSALS: dict[type[CacheError], Refusal] = {
-    OutOfBlocks: Refusal.OUT_OF_BLOCKS,
-    ContextOverflow: Refusal.CONTEXT_OVERFLOW,
-    NotOwner: Refusal.NOT_OWNER,
+REFUSALS: dict[type[CacheError], prepare.Refusal] = {
+    OutOfBlocks: prepare.Refusal.OUT_OF_BLOCKS,
+    ContextOverflow: prepare.Refusal.CONTEXT_OVERFLOW,
+    NotOwner: prepare.Refusal.NOT_OWNER,
 }
 FAR = 2**60
 
@@ -44,7 +37,7 @@ class Pair:
     """The same cache's tables on the host and on the device."""
 
     host: KVCacheManager
-    device: list[DeviceTable]
+    device: list[prepare.DeviceTable]
     reverse: bool = False
 
     @classmethod
@@ -53,14 +46,14 @@ class Pair:
         admit(host, SLOTS)
         limits = host.plan.num_slots, host.plan.max_context_tokens
         device = [
-            DeviceTable.allocate(
+            prepare.DeviceTable.allocate(
                 table.group, table.allocator.num_blocks, *limits, torch.device("cpu")
             )
             for table in host.tables
         ]
         return cls(host, device, reverse)
 
-    def prepare(self, step: dict[int, int]) -> Refusal:
+    def prepare(self, step: dict[int, int]) -> prepare.Refusal:
         """Prepare tokens by slot on both sides; what the host refused, the device's bits."""
         slots, after = list(step), list(step.values())
         self.prepare_device(slots, after)
@@ -68,14 +61,14 @@ class Pair:
             prepare_forward(self.host, slots, self.host.tokens[slots], after)
         except (OutOfBlocks, ContextOverflow, NotOwner) as error:
             return REFUSALS[type(error)]
-        return Refusal(0)
+        return prepare.Refusal(0)
 
     def prepare_device(self, slots: list[int], after: list[int]) -> None:
         numbers = torch.tensor(slots, dtype=torch.int64), torch.tensor(after, dtype=torch.int64)
-        run_all(plan_prepare(self.device, *numbers), reverse=self.reverse)
+        run_all(prepare.plan_prepare(self.device, *numbers), reverse=self.reverse)
 
     def release(self, slots: list[int]) -> None:
-        run_all(plan_release(self.device, torch.tensor(slots)), reverse=self.reverse)
+        run_all(prepare.plan_release(self.device, torch.tensor(slots)), reverse=self.reverse)
         for slot in slots:
             for table in self.host.tables:
                 table.clear(slot)
@@ -92,15 +85,15 @@ class Pair:
             check_blocks(device)
 
 
-def check_blocks(table: DeviceTable) -> None:
+def check_blocks(table: prepare.DeviceTable) -> None:
     """Every block of every lane is free or in one cell: none lost, none doubled."""
     count = int(table.num_free)
     for cells, free in zip(table.cells, table.free, strict=True):
-        ids = torch.cat([cells[cells != NO_BLOCK], free[:count]])
+        ids = torch.cat([cells[cells != prepare.NO_BLOCK], free[:count]])
         assert sorted(ids.tolist()) == list(range(table.free.shape[1]))
 
 
-def snapshot(tables: Sequence[DeviceTable]) -> list[list[Any]]:
+def snapshot(tables: Sequence[prepare.DeviceTable]) -> list[list[Any]]:
     """All that the tables know, but for the status."""
     return [
         [t.tolist() for t in (table.cells, table.held, table.free, table.num_free)]
@@ -136,12 +129,12 @@ def test_any_schedule_gives_the_tables_of_the_host(
 @each_sharing
 def test_shortage_in_one_table_changes_nothing_in_any(sharing: Sharing) -> None:
     pair = Pair.of(sharing)
-    assert pair.prepare({0: 900}) == Refusal(0)
+    assert pair.prepare({0: 900}) == prepare.Refusal(0)
     before = snapshot(pair.device)
-    assert pair.prepare({0: 901, 1: 700, 2: 300}) == Refusal.OUT_OF_BLOCKS
+    assert pair.prepare({0: 901, 1: 700, 2: 300}) == prepare.Refusal.OUT_OF_BLOCKS
     assert snapshot(pair.device) == before
     assert status(pair) == [[1, 1]] * len(pair.device)
-    assert pair.prepare({0: 40, 1: 40}) == Refusal(0)
+    assert pair.prepare({0: 40, 1: 40}) == prepare.Refusal(0)
     assert status(pair) == [[1, 0]] * len(pair.device)  # remembered until the host clears it
     pair.check()
 
@@ -149,19 +142,19 @@ def test_shortage_in_one_table_changes_nothing_in_any(sharing: Sharing) -> None:
 @pytest.mark.parametrize(
     ("slots", "after", "refusal"),
     [
-        ([0, 1, 0], [5, 5, 5], Refusal.NOT_OWNER),
-        ([0, SLOTS], [5, 5], Refusal.NOT_OWNER),
-        ([0, -2], [5, 5], Refusal.NOT_OWNER),
-        ([FAR, 1], [5, 5], Refusal.NOT_OWNER),
-        ([0, 1], [CONTEXT + 1, 5], Refusal.CONTEXT_OVERFLOW),
-        ([0, 1], [5, -1], Refusal.CONTEXT_OVERFLOW),
-        ([0, 1], [FAR, -FAR], Refusal.CONTEXT_OVERFLOW),
-        ([0, 0], [-1, 5], Refusal.NOT_OWNER | Refusal.CONTEXT_OVERFLOW),
+        ([0, 1, 0], [5, 5, 5], prepare.Refusal.NOT_OWNER),
+        ([0, SLOTS], [5, 5], prepare.Refusal.NOT_OWNER),
+        ([0, -2], [5, 5], prepare.Refusal.NOT_OWNER),
+        ([FAR, 1], [5, 5], prepare.Refusal.NOT_OWNER),
+        ([0, 1], [CONTEXT + 1, 5], prepare.Refusal.CONTEXT_OVERFLOW),
+        ([0, 1], [5, -1], prepare.Refusal.CONTEXT_OVERFLOW),
+        ([0, 1], [FAR, -FAR], prepare.Refusal.CONTEXT_OVERFLOW),
+        ([0, 0], [-1, 5], prepare.Refusal.NOT_OWNER | prepare.Refusal.CONTEXT_OVERFLOW),
     ],
 )
 @each_sharing
 def test_a_step_that_cannot_be_changes_nothing(
-    sharing: Sharing, slots: list[int], after: list[int], refusal: Refusal
+    sharing: Sharing, slots: list[int], after: list[int], refusal: prepare.Refusal
 ) -> None:
     pair = Pair.of(sharing)
     pair.prepare({0: 300, 1: 700})
@@ -191,7 +184,7 @@ def test_as_many_requests_as_a_launch_has_threads(requests: int) -> None:
 def test_more_requests_than_a_launch_has_threads_are_refused() -> None:
     pair = Pair.of("model")
     with pytest.raises(ConfigError, match="at most 1024"):
-        plan_prepare(pair.device, torch.zeros(1025).long(), torch.zeros(1025).long())
+        prepare.plan_prepare(pair.device, torch.zeros(1025).long(), torch.zeros(1025).long())
 
 
 def _ratios(sharing: Sharing, group: TableGroup) -> list[tuple[int, int]]:
@@ -212,7 +205,7 @@ def test_entries_of_a_step_are_those_of_the_host(sharing: Sharing, reverse: bool
             room = len(batch.positions) + 3  # as where a graph has room for more tokens
             entries = torch.full((device.group.lanes, room), 7)
             numbers = batch.token_slots, batch.positions
-            launch = plan_completed(device.cells, ratio, per_block, *numbers, entries)
+            launch = prepare.plan_completed(device.cells, ratio, per_block, *numbers, entries)
             run_all((launch,), reverse=reverse)
             assert bool((entries[:, len(batch.positions) :] == 7).all())
             done_here = (batch.positions + 1) % ratio == 0
@@ -233,5 +226,5 @@ def test_a_token_without_a_block_completes_nothing(slot: int, position: int) -> 
     pair.prepare({0: 20})
     entries = torch.tensor([[7]])
     numbers = torch.tensor([slot]), torch.tensor([position])
-    run_all((plan_completed(table.cells, 4, 32, *numbers, entries),))
+    run_all((prepare.plan_completed(table.cells, 4, 32, *numbers, entries),))
     assert entries.item() == -1

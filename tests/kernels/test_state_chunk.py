@@ -14,28 +14,17 @@ from dsv4kv.ops.reference import read_bytes
 from dsv4kv.ops.tolerance import is_close
 from tests.examples import examples
 from tests.kernels.launches import dirty_scratch, each_order, run_all
+from tests.ops import samples
 from tests.ops.operations import TWIN
-from tests.ops.samples import (
-    POISON,
-    bf16_entry,
-    fresh_online,
-    fresh_ring,
-    full_size_compressor,
-    poisoned_store,
-    random_tokens,
-    read_entries,
-    same_bits,
-    small_compressor,
-)
 from tests.ops.streams import Request, partitions
 
-HCA, CSA = full_size_compressor("hca"), full_size_compressor("csa")
+HCA, CSA = samples.full_size_compressor("hca"), samples.full_size_compressor("csa")
 COMPRESSORS = {
     "csa": CSA,
-    "indexer": full_size_compressor("indexer"),
+    "indexer": samples.full_size_compressor("indexer"),
     "hca": HCA,
-    "ratio 1": small_compressor(1, overlap=True, dim=128),  # DeepSeek-V4.1
-    "ratio 2": small_compressor(2, overlap=True, dim=128),
+    "ratio 1": samples.small_compressor(1, overlap=True, dim=128),  # DeepSeek-V4.1
+    "ratio 2": samples.small_compressor(2, overlap=True, dim=128),
 }
 RINGS = {
     "csa": ("csa", 0, 15),
@@ -53,21 +42,21 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def _request(compressor: Compressor, state: Tensor, count: int, seed: int) -> Request:
-    store = poisoned_store(bf16_entry(compressor), pages=PAGES)
-    tokens = random_tokens(compressor, count, seed)
+    store = samples.poisoned_store(samples.bf16_entry(compressor), pages=PAGES)
+    tokens = samples.random_tokens(compressor, count, seed)
     return Request(compressor, state, store, *tokens, backend=TWIN)
 
 
 def _same(a: Request, b: Request) -> bool:
-    return torch.equal(a.store.pages, b.store.pages) and same_bits(a.state, b.state)
+    return torch.equal(a.store.pages, b.store.pages) and samples.same_bits(a.state, b.state)
 
 
 def _agree(found: Request, expected: Request) -> bool:
     compressor, count = found.compressor, found.fed // found.compressor.ratio
-    entry, rotated = bf16_entry(compressor), compressor.hadamard
+    entry, rotated = samples.bf16_entry(compressor), compressor.hadamard
     return all(
         is_close(entry, values, read_bytes(expected.store, n), rotated=rotated)
-        for n, values in enumerate(read_entries(found.store, list(range(count))))
+        for n, values in enumerate(samples.read_entries(found.store, list(range(count))))
     )
 
 
@@ -90,7 +79,7 @@ def test_tokens_chunks_and_one_prompt_give_equal_pages_and_states(
         pieces = _pieces(data, compressor.ratio)
         count = sum(size for _, size in pieces)
         mixed, whole, backend = (
-            _request(compressor, fresh_ring(compressor, drafts=drafts), count, seed)
+            _request(compressor, samples.fresh_ring(compressor, drafts=drafts), count, seed)
             for _ in range(3)
         )
         backend.backend = cpu
@@ -98,7 +87,7 @@ def test_tokens_chunks_and_one_prompt_give_equal_pages_and_states(
         for request in (whole, backend):
             request.chunk(count)
         assert _same(mixed, whole)
-        assert same_bits(whole.state, backend.state)
+        assert samples.same_bits(whole.state, backend.state)
         if count >= compressor.ratio:
             assert _agree(whole, backend)
 
@@ -111,7 +100,7 @@ def test_online_chunks_are_the_backends_within_rounding(data: st.DataObject, see
     pieces = _pieces(data, HCA.ratio)
     pieces.append(("chunk", 1 if (sum(size for _, size in pieces) + 1) % 128 else 2))
     count = sum(size for _, size in pieces)
-    found, expected = (_request(HCA, fresh_online(HCA), count, seed) for _ in range(2))
+    found, expected = (_request(HCA, samples.fresh_online(HCA), count, seed) for _ in range(2))
     expected.backend = cpu
     for request in (found, expected):
         request.feed(pieces)
@@ -127,10 +116,10 @@ def _chunk(
     compressor: Compressor, state: Tensor, numbers: list[int], split: int, capacity: int
 ) -> tuple[tuple[Launch, ...], Tensor]:
     """A chunk in buffers of fixed size, NaN beyond its tokens: (launches, pages)."""
-    kv, score = (tokens[:capacity] for tokens in random_tokens(compressor, 400, seed=3))
+    kv, score = (tokens[:capacity] for tokens in samples.random_tokens(compressor, 400, seed=3))
     if 0 <= numbers[2] <= capacity:
         kv[numbers[2] :], score[numbers[2] :] = torch.nan, torch.nan
-    store = poisoned_store(bf16_entry(compressor), pages=1)
+    store = samples.poisoned_store(samples.bf16_entry(compressor), pages=1)
     entries = torch.arange(-(-capacity // compressor.ratio))
     launches = plan_compress_chunk(
         compressor,
@@ -150,7 +139,7 @@ def _chunk(
 @pytest.mark.parametrize("state", ["ring", "online"])
 def test_a_chunk_may_be_shorter_than_its_buffers(state: str, reverse: bool) -> None:
     """A captured graph has buffers for the longest chunk."""
-    fresh = fresh_online if state == "online" else fresh_ring
+    fresh = samples.fresh_online if state == "online" else samples.fresh_ring
     results = []
     for capacity in (200, 333):
         tensor = fresh(HCA, 3)
@@ -158,9 +147,9 @@ def test_a_chunk_may_be_shorter_than_its_buffers(state: str, reverse: bool) -> N
         run_all(launches, reverse=reverse)
         results.append((pages, tensor))
     assert torch.equal(results[0][0], results[1][0])
-    assert same_bits(results[0][1], results[1][1])
-    assert bool((results[0][0].view(32, -1)[2:] == POISON).all())
-    assert same_bits(results[0][1][[0, 2]], fresh(HCA, 2))
+    assert samples.same_bits(results[0][1], results[1][1])
+    assert bool((results[0][0].view(32, -1)[2:] == samples.POISON).all())
+    assert samples.same_bits(results[0][1][[0, 2]], fresh(HCA, 2))
 
 
 @pytest.mark.parametrize("state", ["ring", "online"])
@@ -180,19 +169,19 @@ def test_a_chunk_may_be_shorter_than_its_buffers(state: str, reverse: bool) -> N
     ids=str,
 )
 def test_a_chunk_that_cannot_be_touches_nothing(state: str, numbers: list[int]) -> None:
-    tensor = fresh_online(HCA, 3) if state == "online" else fresh_ring(HCA, 3)
+    tensor = samples.fresh_online(HCA, 3) if state == "online" else samples.fresh_ring(HCA, 3)
     before = tensor.clone()
     launches, pages = _chunk(HCA, tensor, numbers, 8, 200)
     run_all(launches)
-    assert bool((pages == POISON).all())
-    assert same_bits(tensor, before)
+    assert bool((pages == samples.POISON).all())
+    assert samples.same_bits(tensor, before)
 
 
 def test_entries_of_minus_one_and_beyond_the_store_are_skipped() -> None:
-    tensor, (kv, score) = fresh_ring(CSA), random_tokens(CSA, 16, seed=2)
-    store = poisoned_store(bf16_entry(CSA), pages=1)
+    tensor, (kv, score) = samples.fresh_ring(CSA), samples.random_tokens(CSA, 16, seed=2)
+    store = samples.poisoned_store(samples.bf16_entry(CSA), pages=1)
     entries = torch.tensor([2, -1, 32, 0])
     chunk = torch.tensor([0, 0, 16])
     run_all(plan_compress_chunk(CSA, tensor, kv, score, chunk, store, entries))
-    written = (store.pages.view(32, -1) != POISON).any(dim=1)
+    written = (store.pages.view(32, -1) != samples.POISON).any(dim=1)
     assert written.nonzero().flatten().tolist() == [0, 2]

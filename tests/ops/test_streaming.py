@@ -7,13 +7,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.ops import cpu
 from tests.examples import examples
-from tests.ops.samples import (
-    bf16_entry,
-    fresh_ring,
-    full_size_compressor,
-    poisoned_store,
-    random_tokens,
-)
+from tests.ops import samples
 from tests.ops.streams import Request, partitions
 
 # Ratio, longest piece and most pieces: pieces go well beyond a ring of 8 or 128 rows.
@@ -27,10 +21,10 @@ some = examples(60)
 
 
 def _request(kind: str, count: int, seed: int, drafts: int) -> Request:
-    compressor = full_size_compressor(kind)
-    store = poisoned_store(bf16_entry(compressor), entries=ENTRIES, pages=1)
-    state = fresh_ring(compressor, drafts=drafts)
-    return Request(compressor, state, store, *random_tokens(compressor, count, seed))
+    compressor = samples.full_size_compressor(kind)
+    store = samples.poisoned_store(samples.bf16_entry(compressor), entries=ENTRIES, pages=1)
+    state = samples.fresh_ring(compressor, drafts=drafts)
+    return Request(compressor, state, store, *samples.random_tokens(compressor, count, seed))
 
 
 def _equal(a: Request, b: Request) -> bool:
@@ -56,13 +50,13 @@ def test_chunks_and_tokens_in_turns_give_equal_pages_and_states(
 
 @each_kind
 def test_a_batch_of_requests_gives_the_pages_of_each_alone(kind: str) -> None:
-    compressor = full_size_compressor(kind)
+    compressor = samples.full_size_compressor(kind)
     m, requests, groups = compressor.ratio, 3, 2
     alone = [_request(kind, groups * m, seed, 0) for seed in range(requests)]
     for request in alone:
         request.append(groups * m)
-    state = fresh_ring(compressor, requests)
-    store = poisoned_store(bf16_entry(compressor), ENTRIES, requests)
+    state = samples.fresh_ring(compressor, requests)
+    store = samples.poisoned_store(samples.bf16_entry(compressor), ENTRIES, requests)
     slots = torch.arange(requests)
     for t in range(groups * m):
         kv = torch.stack([request.kv[t] for request in alone])
@@ -83,7 +77,7 @@ def test_rejected_drafts_leave_no_trace_in_the_entries(
     kind: str, accepted: list[int], seed: int
 ) -> None:
     """Each step appends 4 tokens, of which the last ones may be rejected and written anew."""
-    compressor = full_size_compressor(kind)
+    compressor = samples.full_size_compressor(kind)
     start, count = compressor.ratio - 2, sum(accepted)
     plain, drafting = (_request(kind, start + count + 4, seed, 3) for _ in range(2))
     plain.append(start + count)

@@ -75,8 +75,7 @@ class Formats(Section):
 class PipelineStage(Section):
     """One stage of a pipeline-parallel deployment: a contiguous share of the layers."""
 
-    stage: NonNegative = 0
-    """Index of the stage, from 0."""
+    stage: NonNegative = Field(0, description="Index of the stage, from 0.")
     stages: Positive = 1
     """Number of stages the layers are split over, as evenly as possible."""
 
@@ -96,10 +95,8 @@ class ModelSection(Section):
     """Layer indices to hold, or null for all: a few layers let a laptop move real bytes."""
     pipeline: PipelineStage = PipelineStage()
     """Hold only one pipeline stage's layers."""
-    draft_layers: bool = False
-    """Also hold the checkpoint's draft (MTP) layers."""
-    formats: Formats = Formats()
-    """Entry formats."""
+    draft_layers: bool = Field(False, description="Also hold the checkpoint's draft (MTP) layers.")
+    formats: Formats = Field(Formats(), description="Entry formats.")
 
 
 Policy = Annotated[str, OneOf(POLICIES)]
@@ -155,8 +152,7 @@ class Lengths(Section):
 
     kind: Literal["fixed", "uniform", "lognormal"] = "lognormal"
     """Shape of the distribution."""
-    mean: Positive = 1024
-    """Mean (the value itself if ``fixed``), in tokens."""
+    mean: Positive = Field(1024, description="Mean (the value itself if ``fixed``), in tokens.")
     sigma: Annotated[float, Field(ge=0, le=10)] = 0.8
     """Log-normal shape parameter (standard deviation of the logarithm)."""
     low: Positive = 1
@@ -176,10 +172,8 @@ class Synthetic(Section):
 
     requests: Annotated[int, Field(gt=0, le=10_000_000)] = 64
     """Number of requests."""
-    input: Lengths = Lengths()
-    """Prompt lengths."""
-    output: Lengths = Lengths(mean=128)
-    """Generated lengths."""
+    input: Lengths = Field(Lengths(), description="Prompt lengths.")
+    output: Lengths = Field(Lengths(mean=128), description="Generated lengths.")
     arrival_rate: Speed | None = None
     """Poisson arrivals per second; null makes all requests wait from the start (closed loop)."""
     prefix_branches: Annotated[int, Field(ge=0, le=1_000_000)] = 0
@@ -188,8 +182,7 @@ class Synthetic(Section):
     """Levels of the shared-prefix tree."""
     prefix_tokens: Positive = 512
     """Tokens that one level of the shared-prefix tree adds."""
-    hash_block_tokens: Positive = 512
-    """Tokens that one prefix hash covers."""
+    hash_block_tokens: Positive = Field(512, description="Tokens that one prefix hash covers.")
 
 
 class Speculative(Section):
@@ -208,12 +201,9 @@ class RequestsSection(Section):
     """A trace file, ``builtin:chat`` (shipped), or null for the synthetic workload."""
     trace_format: Annotated[str, OneOf(TRACE_FORMATS, "auto")] = "auto"
     """Format of the trace; ``auto`` looks at its first line."""
-    synthetic: Synthetic = Synthetic()
-    """Used when ``trace`` is null."""
-    skip: NonNegative = 0
-    """Requests to leave out at the start of the trace."""
-    limit: Positive | None = None
-    """Requests to replay; null replays all."""
+    synthetic: Synthetic = Field(Synthetic(), description="Used when ``trace`` is null.")
+    skip: NonNegative = Field(0, description="Requests to leave out at the start of the trace.")
+    limit: Positive | None = Field(None, description="Requests to replay; null replays all.")
 
 
 PLACED_OUTPUT_TOKENS = 33
@@ -223,8 +213,7 @@ PLACED_OUTPUT_TOKENS = 33
 class WorkloadSection(RequestsSection):
     """The requests and how they are served."""
 
-    concurrency: Positive = 8
-    """Requests in flight."""
+    concurrency: Positive = Field(8, description="Requests in flight.")
     step_tokens: Positive = 2048
     """Token budget of a step: decode tokens first, then prompt chunks."""
     max_output_tokens: Positive | None = None
@@ -234,8 +223,7 @@ class WorkloadSection(RequestsSection):
     trace or the synthetic workload: a step over 1M tokens begins in seconds. Entries are random,
     windows and states as served; each decodes 32 tokens, or ``max_output_tokens`` less the first.
     Table rows are at least as long. Null serves prompts."""
-    speculative: Speculative = Speculative()
-    """Speculative decoding."""
+    speculative: Speculative = Field(Speculative(), description="Speculative decoding.")
     step: Literal["engine", "gather"] | None = None
     """How decode steps read: ``engine`` scores keys, selects the top k and attends in the pages,
     as engines do; ``gather`` copies what attention reads, dequantised, as prompt chunks do. Null
@@ -288,10 +276,8 @@ class OpsSection(Section):
 class MeasureSection(Section):
     """How the run is measured and checked."""
 
-    seed: NonNegative = 0
-    """Seed of inputs, samples and the synthetic workload."""
-    warmup_steps: NonNegative = 5
-    """First steps, whose samples are discarded."""
+    seed: NonNegative = Field(0, description="Seed of inputs, samples and the synthetic workload.")
+    warmup_steps: NonNegative = Field(5, description="First steps, whose samples are discarded.")
     verify_every: NonNegative = 20
     """Steps between checks of sampled outputs against the reference; 0 never checks."""
     memcpy_bytes: Annotated[int, Field(ge=2**20)] = 2**28
@@ -299,15 +285,13 @@ class MeasureSection(Section):
     figures_seconds: SecondsAboveZero = 60.0
     """Most seconds for figures of single operations on a GPU; what they do not suffice for is
     reported as not measured."""
-    threads: Positive = 1
-    """Torch threads."""
+    threads: Positive = Field(1, description="Torch threads.")
 
 
 class BenchConfig(Section):
     """A cache, a workload, and how to measure it."""
 
-    name: str = "default"
-    """Name of the run; part of the record's file name."""
+    name: str = Field("default", description="Name of the run; part of the record's file name.")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the cache lives; ``auto`` takes a GPU where torch sees one, else the CPU."""
     backend: str | None = Field(

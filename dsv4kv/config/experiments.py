@@ -31,18 +31,13 @@ SYSTEMS = {
 class ChatSection(Section):
     """The conversations that slots and blocks serve; a user's turns follow on each other."""
 
-    users: Positive = 16
-    """Conversations."""
+    users: Positive = Field(16, description="Conversations.")
     begin: Positive = 6
     """Users that ask at the start; one more joins with every answer."""
-    turns: Positive = 3
-    """Questions of each user."""
-    system_tokens: Positive = 200
-    """Tokens that all conversations begin with."""
-    question_tokens: Positive = 60
-    """Longest question, in tokens."""
-    answer_tokens: Positive = 90
-    """Longest answer, in tokens."""
+    turns: Positive = Field(3, description="Questions of each user.")
+    system_tokens: Positive = Field(200, description="Tokens that all conversations begin with.")
+    question_tokens: Positive = Field(60, description="Longest question, in tokens.")
+    answer_tokens: Positive = Field(90, description="Longest answer, in tokens.")
 
     @property
     def longest_tokens(self) -> int:
@@ -57,10 +52,8 @@ class PoolsSection(Section):
     """Layers of the model whose bytes are moved: one of each attention."""
     requests: Positive = 2
     """Concurrent requests; as many again follow in their slots."""
-    prompt_tokens: Positive = 126
-    """Tokens of a prompt."""
-    decode_steps: Positive = 6
-    """Decode steps of each request."""
+    prompt_tokens: Positive = Field(126, description="Tokens of a prompt.")
+    decode_steps: Positive = Field(6, description="Decode steps of each request.")
     draft_tokens: NonNegative = 2
     """Drafted tokens of a decode step; seven in ten are rejected and rolled back."""
 
@@ -68,25 +61,21 @@ class PoolsSection(Section):
 class SlotsSection(Section):
     """One contiguous row of KV for every request, found again by a tree of tokens."""
 
-    slots: Positive = 10
-    """Rows: concurrent requests."""
-    cached_tokens: Positive = 20_000
-    """Tokens whose place the tree remembers."""
+    slots: Positive = Field(10, description="Rows: concurrent requests.")
+    cached_tokens: Positive = Field(20_000, description="Tokens whose place the tree remembers.")
 
 
 class BlocksSection(Section):
     """Blocks with several holders, for a batch whose requests pause when memory is short."""
 
-    block_tokens: Positive = 16
-    """Tokens of a block."""
+    block_tokens: Positive = Field(16, description="Tokens of a block.")
     rank_blocks: Annotated[tuple[Positive, ...], Field(min_length=1)] = (112, 96)
     """Blocks that each rank of a pipeline has memory for; the smallest is the limit of all."""
     paused_blocks: NonNegative = 16
     """Blocks that paused requests may keep together; beyond it the newest are evicted."""
     unified: bool = False
     """Paused requests keep their blocks in memory next to the device's, which then adds to it."""
-    requests: Positive = 8
-    """Concurrent requests."""
+    requests: Positive = Field(8, description="Concurrent requests.")
     policy: Literal["both", "lru", "ref_zero"] = "both"
     """A registered block without holders stays cached until its place is needed (lru) or is free
     immediately (ref_zero); both runs one after the other."""
@@ -103,16 +92,12 @@ class SystemsConfig(Section):
     )
     model: str = "v4-flash"
     """Model whose layers are cached: a shipped preset or a Hugging Face config.json."""
-    seed: NonNegative = 0
-    """Seed of all data."""
+    seed: NonNegative = Field(0, description="Seed of all data.")
     chat: ChatSection = ChatSection()
     """The conversations that slots and blocks serve."""
-    pools: PoolsSection = PoolsSection()
-    """The first system."""
-    slots: SlotsSection = SlotsSection()
-    """The second."""
-    blocks: BlocksSection = BlocksSection()
-    """The third."""
+    pools: PoolsSection = Field(PoolsSection(), description="The first system.")
+    slots: SlotsSection = Field(SlotsSection(), description="The second.")
+    blocks: BlocksSection = Field(BlocksSection(), description="The third.")
 
 
 class TiersConfig(Section):
@@ -133,8 +118,7 @@ class TiersConfig(Section):
     """Where they go: this process's memory, and files in ``folder``."""
     folder: str | None = None
     """Where ``file`` writes, removed at the end; null takes a folder of the user's cache."""
-    threads: Positive = 8
-    """Files that are written and read concurrently."""
+    threads: Positive = Field(8, description="Files that are written and read concurrently.")
     windows: str = Field(
         "ends",
         description="Where windows and states are kept: "
@@ -147,8 +131,7 @@ class TiersConfig(Section):
     """The GPUs on which computing a prompt again is modelled, as ``dsv4kv replay`` does."""
     prefill_tokens: Positive = 8192
     """Tokens of a step in which prompts are computed there."""
-    seed: NonNegative = 0
-    """Seed of all data."""
+    seed: NonNegative = Field(0, description="Seed of all data.")
 
 
 class SideSection(Section):
@@ -179,15 +162,12 @@ class TransferConfig(Section):
     """Tokens of the request whose reads are timed: its pages hold what is drawn, not computed."""
     chunk_tokens: Positive = 2048
     """Tokens of a prompt chunk; chunks of two prompts alternate, so blocks come in such runs."""
-    prefill: SideSection = SideSection()
-    """The cache that computes the prompt."""
-    decode: SideSection = SideSection()
-    """The cache that decodes it."""
+    prefill: SideSection = Field(SideSection(), description="The cache that computes the prompt.")
+    decode: SideSection = Field(SideSection(), description="The cache that decodes it.")
     decode_steps: Positive = 4
     """Steps that both go on for; everything they read is compared."""
     rounds: Annotated[int, Field(ge=6)] = 15
     """How often the request is read to be timed."""
     timeout_s: SecondsAboveZero = 60.0
     """Longest time without an answer, in seconds; the first may take 30 s more."""
-    seed: NonNegative = 0
-    """Seed of all data."""
+    seed: NonNegative = Field(0, description="Seed of all data.")

@@ -80,12 +80,10 @@ class DynamoSection(Section):
 class GatewaySection(Section):
     """SGLang's gateway (0.5.23); defaults of its command line."""
 
-    cache_threshold: Share = 0.3
-    """Part of a prompt that must match."""
+    cache_threshold: Share = Field(0.3, description="Part of a prompt that must match.")
     balance_abs_threshold: NonNegative = 64
     """Requests that one replica must have more than another to be out of balance."""
-    balance_rel_threshold: Weight = 1.5
-    """And how many times as many."""
+    balance_rel_threshold: Weight = Field(1.5, description="And how many times as many.")
     max_tree_size: Positive = 67_108_864
     """Characters that its tree keeps of a replica, 4 for a token."""
     eviction_interval_secs: SecondsAboveZero = 120.0
@@ -102,8 +100,7 @@ class StackSection(Section):
 class GroupSection(Section):
     """Replicas of a kind."""
 
-    replicas: NonNegative = 0
-    """How many."""
+    replicas: NonNegative = Field(0, description="How many.")
     settings: tuple[str, ...] = ()
     """In what they differ from the rest of the configuration, each KEY=VALUE as --set takes it:
     cost.gpus=4."""
@@ -117,8 +114,7 @@ class TransferSection(Section):
     )
     gbps: Speed = 50.0
     """Rate at which a rank of a replica sends, in 10^9 B/s; ranks send the same concurrently."""
-    setup_ms: Milliseconds = 1.0
-    """Time before a transfer begins, in ms."""
+    setup_ms: Milliseconds = Field(1.0, description="Time before a transfer begins, in ms.")
     descriptor_us: Annotated[float, Field(ge=0, le=10**6)] = 0.5
     """Time of each piece of memory that it names, in µs."""
 
@@ -126,12 +122,9 @@ class TransferSection(Section):
 class SloSection(Section):
     """What a request must keep to count as good; null does not matter."""
 
-    ttft_ms: LimitMs | None = None
-    """Time until its first token, in ms."""
-    tpot_ms: LimitMs | None = None
-    """Mean time per output token (TPOT), in ms."""
-    latency_ms: LimitMs | None = None
-    """Time until its last token, in ms."""
+    ttft_ms: LimitMs | None = Field(None, description="Time until its first token, in ms.")
+    tpot_ms: LimitMs | None = Field(None, description="Mean time per output token (TPOT), in ms.")
+    latency_ms: LimitMs | None = Field(None, description="Time until its last token, in ms.")
 
     @property
     def limits_s(self) -> dict[str, float]:
@@ -175,8 +168,7 @@ class FleetSection(Section):
     gateway: GatewaySection = GatewaySection()
     stack: StackSection = StackSection()
     transfer: TransferSection = TransferSection()
-    slo: SloSection = SloSection()
-    """What a request must keep to count as good."""
+    slo: SloSection = Field(SloSection(), description="What a request must keep to count as good.")
     gpu_hour_price: Weight | None = None
     """What a GPU costs in an hour, in any money."""
 

@@ -110,8 +110,7 @@ class ServerSection(Section):
 class PrefixSection(Section):
     """What is reused of earlier prompts."""
 
-    reuse: bool = True
-    """Whether prompts are cached at all."""
+    reuse: bool = Field(True, description="Whether prompts are cached at all.")
     rule: Annotated[str, OneOf(RULES)] = Field(
         "ideal",
         description="Prefix-cache behaviour, as in ``trace mrc --rule``: "
@@ -141,8 +140,7 @@ class ArrivalSection(RequestsSection):
     """At the trace's times, or in its order whenever concurrency allows."""
     speed: Speed = 1.0
     """Seconds of the trace that pass in one second of the replay."""
-    concurrency: Positive = 64
-    """Requests in flight with closed arrivals."""
+    concurrency: Positive = Field(64, description="Requests in flight with closed arrivals.")
     stagger_s: Seconds = 0.0
     """Seconds from the start of one conversation of a weka folder to the next."""
     max_output_tokens: Positive | None = None
@@ -165,8 +163,7 @@ class SchedulerSection(Section):
     delay_prompts: bool = False
     """With prompts alone and cost.dp: wait until every rank has a prompt, for 30 steps at most
     (SGLang's enable-prefill-delayer)."""
-    speculative: Speculative = Speculative()
-    """Speculative decoding."""
+    speculative: Speculative = Field(Speculative(), description="Speculative decoding.")
 
 
 _STATED = ("bandwidth_gbps", "peaks", "bandwidth_share", "tflops", "overhead_us")
@@ -189,8 +186,7 @@ class CostSection(Section):
     server that dp and pp leave."""
     dp: Positive | None = None
     """Replicas with requests of their own, which step together: a prompt on one stalls all."""
-    pp: Positive | None = None
-    """Stages of a pipeline."""
+    pp: Positive | None = Field(None, description="Stages of a pipeline.")
     ep: Positive | None = None
     """Ranks that routed experts are spread over; null takes one without dp, and all with it."""
     experts: Literal["fp4", "nvfp4", "fp8", "bf16"] | None = None
@@ -250,14 +246,11 @@ class TierSection(Section):
     ratio: Annotated[float, Field(gt=0, le=10**6)] | None = None
     """Blocks per GPU block, for context and for windows separately, as SGLang's hicache-ratio;
     instead of capacity_bytes."""
-    read_gbps: Speed = 50.0
-    """What is read from it in a second, in 10^9 B."""
-    write_gbps: Speed = 50.0
-    """What is written to it in a second, in 10^9 B."""
+    read_gbps: Speed = Field(50.0, description="What is read from it in a second, in 10^9 B.")
+    write_gbps: Speed = Field(50.0, description="What is written to it in a second, in 10^9 B.")
     latency_us: Annotated[float, Field(ge=0, le=YEAR_S * 10**6)] = 10.0
     """Time of one operation whatever its size, in µs: one moves an object of one family."""
-    parallel: Positive = 16
-    """Operations whose latencies overlap."""
+    parallel: Positive = Field(16, description="Operations whose latencies overlap.")
     write: Annotated[str, OneOf(WRITE_POLICIES)] = Field(
         "write_through",
         description=f"When something is written to it: {explained(WRITE_POLICIES)}.",
@@ -286,8 +279,7 @@ class TierSection(Section):
 class TiersSection(Section):
     """Memory below the GPUs' in which prompts are kept; none by default."""
 
-    host: TierSection = TierSection()
-    """Host memory, over PCIe 5."""
+    host: TierSection = Field(TierSection(), description="Host memory, over PCIe 5.")
     disk: TierSection = TierSection(read_gbps=12.0, write_gbps=6.0, latency_us=100.0)
     """A local disk, an NVMe drive."""
     remote: TierSection = TierSection(read_gbps=20.0, write_gbps=20.0, latency_us=50.0)
@@ -295,8 +287,7 @@ class TiersSection(Section):
     layout: Literal["engine", "lmcache"] = "engine"
     """How prompts are kept: as prefix.rule's engine lays them out, or by a vLLM rule in LMCache's
     chunks, each with the windows and states of its end."""
-    chunk_tokens: Positive = 256
-    """Tokens of LMCache's chunk."""
+    chunk_tokens: Positive = Field(256, description="Tokens of LMCache's chunk.")
     retention_tokens: NonNegative | None = None
     """By a rule of vLLM, tokens between the boundaries whose windows are kept in addition to the
     prompt's last; 0 keeps only the last, null those that the rule keeps on the GPU."""
@@ -309,12 +300,10 @@ class TiersSection(Section):
         description="What comes from below the first tier is fetched into it once a request "
         f"arrives: {explained(PREFETCH_POLICIES)}.",
     )
-    prefetch_tokens: Positive = 256
-    """Min tokens of a fetch."""
+    prefetch_tokens: Positive = Field(256, description="Min tokens of a fetch.")
     prefetch_share: Share = 0.5
     """Part of the first tier that may be on its way into it."""
-    prefetch_timeout_s: Seconds = 1.0
-    """Longest wait for what is fetched, in s."""
+    prefetch_timeout_s: Seconds = Field(1.0, description="Longest wait for what is fetched, in s.")
     prefetch_timeout_per_1024_s: Seconds = 0.25
     """And so much longer for 1,024 tokens of it, in s."""
 
@@ -337,10 +326,8 @@ class ReplayMeasure(Section):
 class ReplayConfig(Section):
     """A cache, a trace, a scheduler, and what a step costs."""
 
-    name: str = "replay"
-    """Name of the run; part of the record's file name."""
-    model: ModelSection = ModelSection()
-    """The model whose cache is replayed."""
+    name: str = Field("replay", description="Name of the run; part of the record's file name.")
+    model: ModelSection = Field(ModelSection(), description="The model whose cache is replayed.")
     cache: PoolSection = PoolSection()
     server: ServerSection = ServerSection()
     """The server that is replayed: its engine sizes the pools; without one, cache does."""

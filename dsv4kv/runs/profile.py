@@ -85,8 +85,7 @@ class Timeline(Part):
     """The step of median length, piece by piece."""
 
     names: list[str] = Field(description="Names of pieces.")
-    categories: list[Category]
-    """Their categories."""
+    categories: list[Category] = Field(description="Their categories.")
     lanes: list[str] = Field(description="Where they ran: ``host``, ``GPU 0 stream 7``, ….")
     name: list[int] = Field(description="Of each piece: into ``names``.")
     lane: list[int] = Field(description="Of each piece: into ``lanes``.")
@@ -116,8 +115,7 @@ class KernelTable(Part):
     """The toolkit's; empty in profiles of others."""
     num_steps: int = Field(description="Steps; 0 where the profile has none.")
     steps: StepTimes | None = Field(description="Their times; null without steps.")
-    timeline: Timeline | None
-    """One step; null without a clock."""
+    timeline: Timeline | None = Field(description="One step; null without a clock.")
     outside_calls: int = Field(description="Pieces outside all steps, in none of the tables.")
     outside_ns: int = Field(description="Their time.")
     warnings: list[str] = Field(description="What spoils the numbers, worst first.")

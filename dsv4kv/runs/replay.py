@@ -90,10 +90,8 @@ class Constant(Part):
 
     name: str = Field(description="Its name.")
     value: float = Field(description="How much.")
-    unit: str
-    """Of what."""
-    source: str
-    """Where it comes from."""
+    unit: str = Field(description="Of what.")
+    source: str = Field(description="Where it comes from.")
 
 
 class ReplayPool(Part):
@@ -113,12 +111,9 @@ class Reuse(Part):
     setting: str = ""
     """What a user of the engine writes to have the rule; empty where there is nothing to write."""
     requests: int = Field(description="Requests admitted.")
-    prompt_blocks: int
-    """Whole shared blocks of their prompts."""
-    found_blocks: int
-    """Blocks among them that were cached."""
-    prompt_tokens: int
-    """Tokens of their prompts."""
+    prompt_blocks: int = Field(description="Whole shared blocks of their prompts.")
+    found_blocks: int = Field(description="Blocks among them that were cached.")
+    prompt_tokens: int = Field(description="Tokens of their prompts.")
     seen_tokens: int
     """Tokens that an earlier prompt had: what a cache that forgets nothing could save."""
     saved_tokens: int = Field(description="Tokens that were not computed.")
@@ -147,8 +142,7 @@ class Reuse(Part):
 class ReplayWork(Part):
     """What all steps did."""
 
-    steps: int
-    """Steps."""
+    steps: int = Field(description="Steps.")
     weight_bytes: int = Field(description="Weights read.")
     update_bytes: int = Field(description="Moved to bring tokens into the cache.")
     score_bytes: int = 0
@@ -194,10 +188,8 @@ class ReplayTier(Part):
     """What windows and states have of it; null where they share it with context."""
     peak_bytes: int = Field(description="Most that it held.")
     hit_tokens: int = Field(description="Tokens of prompts that it gave.")
-    read_bytes: int
-    """Read from it."""
-    written_bytes: int
-    """Written to it."""
+    read_bytes: int = Field(description="Read from it.")
+    written_bytes: int = Field(description="Written to it.")
     useful_bytes: int
     """Entries and keys of the context in both, without padding, windows and states."""
     reads: int = Field(description="Transfers out of it.")

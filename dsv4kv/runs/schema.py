@@ -83,8 +83,7 @@ class Pool(Part):
     layer_type: str = Field(description="Attention type of its layers, or ``all``.")
     layers: int = Field(description="Number of layers that have one.")
     units: int = Field(description="Blocks (or request slots) per layer.")
-    unit_bytes: int
-    """Bytes of one block's page (or one slot) in one layer."""
+    unit_bytes: int = Field(description="Bytes of one block's page (or one slot) in one layer.")
     predicted_bytes: int = Field(description="What the plan said all layers together need.")
     allocated_bytes: int = Field(description="What was allocated.")
 
@@ -105,21 +104,16 @@ class CacheSummary(Part):
     max_context_tokens: int = Field(description="Longest request, in tokens.")
     bytes_per_token: float = Field(description="Bytes of one more token, all layers held.")
     bytes_per_request: int = Field(description="Window and state of a slot, all layers held.")
-    pools: list[Pool]
-    """Every pool; empty when the run moved no data."""
+    pools: list[Pool] = Field(description="Every pool; empty when the run moved no data.")
 
 
 class Totals(Part):
     """What went through the cache."""
 
-    requests: int
-    """Requests served to the end."""
-    rejected: int
-    """Requests longer than the cache can hold, not served."""
-    input_tokens: int
-    """Prompt tokens processed."""
-    output_tokens: int
-    """Tokens generated (accepted, with speculation)."""
+    requests: int = Field(description="Requests served to the end.")
+    rejected: int = Field(description="Requests longer than the cache can hold, not served.")
+    input_tokens: int = Field(description="Prompt tokens processed.")
+    output_tokens: int = Field(description="Tokens generated (accepted, with speculation).")
     drafted_tokens: int = Field(description="Draft tokens proposed.")
     rolled_back_tokens: int = Field(description="Draft tokens rolled back.")
     resumed_tokens: int = 0
@@ -132,8 +126,7 @@ class Totals(Part):
     peak_blocks: int = Field(description="Max blocks allocated, all tables together.")
     peak_rounding_bytes: int = Field(description="Held bytes beyond valid entries, at the peak.")
     peak_requests: int = Field(description="Max requests in flight.")
-    blocks_left: int
-    """Blocks held at the end; all but 0 is an error."""
+    blocks_left: int = Field(description="Blocks held at the end; all but 0 is an error.")
 
 
 class Verification(Part):

@@ -94,8 +94,7 @@ class HeldUnits(Part):
 class HeldPool(Part):
     """A pool of the cache, filled as far as its units are held."""
 
-    name: str
-    """``main``, ``indexer``, ``window``, ``state``, ``checkpoints``."""
+    name: str = Field(description="``main``, ``indexer``, ``window``, ``state``, ``checkpoints``.")
     layer_type: str = Field(description="Attention type of its layers, or ``all``.")
     unit: str = Field(description="Name of the units it is counted in.")
     unit_bytes: int = Field(description="Bytes of one unit, all its layers together.")

@@ -88,6 +88,8 @@ def _read_groups(path: Path, options: tf.ReadOptions) -> Iterator[tuple[Batch, I
         if _NATIVE.time in names:
             options = replace(options, fields=_NATIVE, time_unit="s", id_tokens=None)
         names = _find_columns(names, options, path)
+        if twice := [name for name in names if file.schema_arrow.names.count(name) > 1]:
+            raise TraceError(f"{path}: it has several columns {twice[0]}: keep one.")
         for group in file.iter_batches(_GROUP_ROWS, columns=names):
             batch, sizes = _check(group, options, path, done)
             if len({*sizes.tolist(), block_tokens} - {0}) > 1:

@@ -178,6 +178,19 @@ def test_a_file_that_is_no_trace_is_refused(arrow: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.parametrize("name", ["arrival_s", "input_tokens", "run_starts", "session"])
+def test_a_column_that_is_given_twice_is_refused(arrow: Any, tmp_path: Path, name: str) -> None:
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "a.parquet"
+    write_parquet([Request(0.0, 1, 1)], path)
+    table = pq.read_table(path)
+    pq.write_table(table.append_column(name, table.column(name)), path)
+    for read in (read_trace, read_batches):
+        with pytest.raises(TraceError, match=f"several columns {name}: keep one"):
+            list(read(path))
+
+
 def test_a_footer_as_long_as_memory_is_refused_unread(arrow: Any, tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     with path.open("wb") as file:

@@ -265,7 +265,6 @@ def check_profilers(*, has_gpu: bool) -> Iterator[Check]:
 
 
 def _check_torch(driver: str | None, cuda: str | None) -> Check:
-    """Whether torch sees a GPU, and if not, whose fault that is."""
     lacking = Check("GPU", "GPU", "missing", "none", "bench --device cuda")
     try:
         import torch
@@ -295,7 +294,6 @@ def _check_torch(driver: str | None, cuda: str | None) -> Check:
 
 
 def _check_counters() -> Check:
-    """Whether this user may read performance counters, by what the driver was loaded with."""
     check = Check("GPU", "counters", "good", "for everybody", "profile --ncu")
     for_admins = _search(r"RmProfilingAdminOnly:\s*(\d)", _DRIVER_PARAMETERS)
     if for_admins is None:
@@ -382,7 +380,6 @@ def check_device_clock(
 def _time(
     device: "CudaDevice", source: "Tensor", target: "Tensor", copies: int, clock_ns: Clock
 ) -> tuple[int, int]:
-    """Nanoseconds of ``copies`` copies, by the GPU's events and by the clock."""
     start, end = device.make_event(), device.make_event()
     started_ns = clock_ns()
     start.record()

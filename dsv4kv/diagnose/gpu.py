@@ -126,7 +126,6 @@ def _list_rows(
 
 
 def _of_operation(planned: Planned, case: Case, card: Card) -> Row:
-    """An operation that was timed cold; a listed one has a row even if it was not."""
     found = next(
         (
             each.samples_ns

@@ -123,7 +123,6 @@ def find_stores(records: Iterable[Record]) -> list[Store]:
 
 
 def _is_chain(event: Record, server: _Server) -> bool:
-    """Whether blocks were stored in the group that keeps everything."""
     if not event["chain"] or not event["stored"]:
         return False
     if not server.group:
@@ -395,7 +394,6 @@ def _is_known(row: Record) -> bool:
 
 
 def _ids_of(row: Record) -> Record:
-    """A row's ids if they are made of tokens, the best there are."""
     known = "ids" in row and row.get("ids_of") != "text"
     return {name: row[name] for name in ("ids", "grain")} | {"ids_of": None} if known else {}
 

@@ -122,7 +122,6 @@ class Sequence:
                 yield from self.give_up(at_once=True)
 
     def _is_known(self, message: Message) -> bool:
-        """Whether a message is a duplicate, not one of a restarted publisher."""
         if message.number in self._came:
             return self._came[message.number] == _digest(message)
         return message.batch.at_s <= self._last_s

@@ -274,7 +274,6 @@ class Recording:
             self._opened.close()
 
     def _note_start(self, about: Record) -> None:
-        """Note the start, and the gap since the last record."""
         notes = segments(self._folder, "notes")
         last = [record for record in _records(notes[-1], last=False) if "at" in record][-1:]
         seen_s = max(stream.last_s for stream in self._streams.values())

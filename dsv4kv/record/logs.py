@@ -195,7 +195,6 @@ LOGS = {
 
 
 def _object(line: str) -> dict[str, Any]:
-    """The JSON object of a line, after the logger's prefix."""
     record = from_json(line[line.index("{") :])
     if not isinstance(record, dict):
         raise _Other

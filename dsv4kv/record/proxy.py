@@ -369,7 +369,6 @@ class Proxy:
     async def _accept(
         self, listening: socket.socket, opened: _Open, connect: Callable[[], _Connection]
     ) -> None:
-        """Accept one connection after the other; clients wait where there is no room."""
         loop = asyncio.get_running_loop()
         while True:
             while wait_s := opened.make_room():
@@ -390,7 +389,6 @@ class Proxy:
                 await asyncio.sleep(_POLL_S)
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Pass a request on and its answer back, and write its row."""
         exchange, connection = _Exchange(request), request.protocol
         assert isinstance(connection, _Connection)
         connection.begin(request.content)
@@ -468,7 +466,6 @@ class Proxy:
         raise exchange.fault
 
     async def _answer(self, exchange: _Exchange, answer: ClientResponse) -> web.StreamResponse:
-        """Pass the answer on as it comes."""
         fail_with_connection(answer)
         exchange.status = answer.status
         exchange.ends = us.Ends(answer.headers.get("Content-Encoding", ""))
@@ -573,7 +570,6 @@ def _descriptors() -> int:
 
 
 def _target(request: web.BaseRequest) -> str:
-    """The path to ask the server for, with its query; ``_Fault`` where there is none."""
     if request.method == "CONNECT":
         raise _Fault("CONNECT is for any server, and behind this proxy is one", 405)
     target = request.raw_path
@@ -609,7 +605,6 @@ def _passed_on(raw: tuple[tuple[bytes, bytes], ...]) -> list[tuple[str, str]]:
 
 
 async def _say(exchange: _Exchange, text: str, status: int) -> web.StreamResponse:
-    """The proxy's own answer, the last on its connection."""
     exchange.status = status if status < 500 else 0
     own = web.Response(status=status, text=f"dsv4kv record: {text}.\n")
     own.force_close()

@@ -191,7 +191,6 @@ class _Heard:
 def _count_samples(
     samples: Iterable[fd.Record],
 ) -> tuple[list[tuple[float, int, int]], list[Window]]:
-    """Growth of the counters, and restarts: a later process start, or counters that fell."""
     grown, restarts = list[tuple[float, int, int]](), list[Window]()
     pages: dict[str, tuple[Counted, fd.Record]] = {}
     for sample in samples:

@@ -313,7 +313,6 @@ def _load(folder: Path, given: str | None, options: Mapping[str, Any]) -> Render
 
 
 def _named(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """The tokenizer's templates by name; a file goes before what the configuration says."""
     for path in (folder / name for name in _FILES):
         if path.exists():
             document = _read(path) if path.suffix == ".json" else _read_text(path)
@@ -356,7 +355,6 @@ class _Generation(Extension):
 
 
 def _jinja(named: Mapping[str, str], options: Mapping[str, Any]) -> Render:
-    """Render by the template called default; with tools by ``tool_use``, if there is one."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
@@ -420,7 +418,6 @@ def _reasoned(message: Message) -> Message:
 
 
 def _encoder(path: Path, options: Mapping[str, Any]) -> Render:
-    """DeepSeek's encoder; tools are of the first system message."""
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None  # it ends in .py
     assert spec.loader is not None

@@ -179,7 +179,6 @@ class Incremental:
         return [token for part in parts for token in known[part]]
 
     def _parts(self, text: str) -> list[str]:
-        """A text, cut before every added token."""
         parts = [("", text)]
         for pattern in self._passes:
             parts = [each for token, after in parts for each in _cut_before(pattern, token, after)]
@@ -196,7 +195,6 @@ def _bounded(text: str) -> str:
 
 
 def _cut_before(pattern: re.Pattern[str], token: str, after: str) -> Iterator[tuple[str, str]]:
-    """Cut the text after an added token before other added tokens."""
     begin, *rest = pattern.split(after)
     yield token, begin
     yield from zip(rest[::2], rest[1::2], strict=True)

@@ -94,7 +94,6 @@ def counts_of(usage: Mapping[str, Any]) -> Record:
 
 
 def _is_count(value: Any) -> bool:
-    """Whether these are plausible token counts."""
     if isinstance(value, dict):
         return bool(value) and all(map(_is_count, value.values()))
     return type(value) is int and 0 <= value <= MOST_TOKENS

@@ -147,7 +147,6 @@ _MADE: dict[str, Callable[[Mapping[str, Any]], Event]] = {
 
 
 def _hashes(values: Iterable[Any]) -> tuple[BlockHash, ...]:
-    """Numbers of 64 bits, signed or not, or digests: as they identify a block."""
     hashes = tuple(values)
     if not set(map(type, hashes)) <= {int, bytes}:
         raise TypeError("block hashes")
@@ -164,7 +163,6 @@ def _tokens(values: list[Any]) -> tuple[int, ...]:
 
 
 def _extras(fields: Mapping[str, Any]) -> tuple[object, ...]:
-    """One entry a block: adapter, tenant's salt, images."""
     blocks = len(fields["block_hashes"])
     of_all = tuple(fields.get(name) for name in ("lora_id", "lora_name", "cache_salt"))
     of_each = fields.get("extra_keys") or [None] * blocks

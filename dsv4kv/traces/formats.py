@@ -137,7 +137,6 @@ _START = Request(0.0, 0, 0, (), BLOCK_TOKENS)
 
 
 def _read_mooncake_delta(lines: tf.TraceLines, _: tf.ReadOptions) -> Iterator[Request]:
-    """Yield turns with whole prompts, by arrival: a delay may put one after later lines."""
     sessions: dict[str, Request] = {}
     turns = []
     for record in tf.json_records(lines):

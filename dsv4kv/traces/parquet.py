@@ -77,7 +77,6 @@ def read_columns(path: Path, options: tf.ReadOptions) -> Iterator[Batch]:
 
 
 def _read_groups(path: Path, options: tf.ReadOptions) -> Iterator[tuple[Batch, Ints, Any]]:
-    """Some rows after the other, tokens per id of each, and what pyarrow read."""
     arrow, parquet = _import(path)
     size, block_tokens, done, before_s = path.stat().st_size, 0, 0, -inf
     try:
@@ -125,7 +124,6 @@ def _check_footer(path: Path, size: int) -> None:
 
 
 def _find_columns(names: Sequence[str], options: tf.ReadOptions, path: Path) -> list[str]:
-    """The columns to read, of those that there are; raises ``TraceError``."""
     wanted = options.fields
     needed = [wanted.time, wanted.input, wanted.output]
     if missing := [name for name in needed if name not in names]:
@@ -143,7 +141,6 @@ def _find_columns(names: Sequence[str], options: tf.ReadOptions, path: Path) -> 
 
 
 def _check(group: Any, options: tf.ReadOptions, path: Path, before: int) -> tuple[Batch, Ints]:
-    """The columns of rows, after ``before`` of the file, and tokens per id; ``TraceError``."""
     rows, wanted, per_second = group.num_rows, options.fields, UNITS_PER_SECOND[options.time_unit]
     sizes = np.full(rows, options.id_tokens or 0)
     if wanted is _NATIVE and "hash_block_tokens" in group.schema.names:
@@ -175,7 +172,6 @@ def _check(group: Any, options: tf.ReadOptions, path: Path, before: int) -> tupl
 
 
 def _read_ids(group: Any, name: str, path: Path) -> tuple[Ints, Ints, Ints]:
-    """Row, first id and length of every run as the file has them."""
     if set(_RUNS) <= set(group.schema.names):
         (owner, start), (_, count) = (_lists(group.column(each), each, path) for each in _RUNS)
         if len(start) != len(count):
@@ -189,7 +185,6 @@ def _read_ids(group: Any, name: str, path: Path) -> tuple[Ints, Ints, Ints]:
 
 
 def _lists(column: Any, name: str, path: Path) -> tuple[Ints, Ints]:
-    """Row and value of everything in a column of lists."""
     if not hasattr(column, "flatten") or not hasattr(column.type, "value_type"):
         raise TraceError(f"{path}: column {name} is {column.type}, not a list.")
     lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)

@@ -223,7 +223,6 @@ def full_blocks(request: Request) -> int:
 
 
 def _extends(before: Request, request: Request) -> bool:
-    """Whether a prompt is longer than another, whose full blocks it begins with."""
     prompts = (as_runs(each.prefix_hashes) for each in (before, request))
     one, other = (prompt.first(min(full_blocks(before), len(prompt))) for prompt in prompts)
     return request.input_tokens > before.input_tokens and np.array_equal(

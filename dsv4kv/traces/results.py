@@ -278,7 +278,6 @@ def _of_requests(rows: Sequence[Timed], failed: int) -> Run:
 
 
 def _read_results(lines: tf.TraceLines, _: tf.ReadOptions) -> Iterator[Request]:
-    """Yield the requests of all runs, one run after the other; all are held."""
     offset_s = 0.0
     for run in as_runs(list(documents_of(lines))):
         inputs, outputs = run.get("input_lens"), run.get("output_lens")
@@ -303,7 +302,6 @@ def _read_results(lines: tf.TraceLines, _: tf.ReadOptions) -> Iterator[Request]:
 
 
 def _numbers(run: Run, name: str, count: int, most: int) -> list[float]:
-    """A column with a number up to ``most`` for each request; empty where there is none."""
     column = run.get(name) or []
     if not isinstance(column, list) or len(column) not in (0, count):
         raise tf.Defect(f"{name} is no list of {count} numbers")

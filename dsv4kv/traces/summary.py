@@ -103,7 +103,6 @@ class Histories:
             ) from None
 
     def _longest(self, rows: Runs) -> Runs:
-        """The longest run of every first id, sorted; remembers an id after two parents."""
         rows = rows[rows["start"].argsort(kind="stable")]
         begins = _changes(rows["start"])
         first, number = np.flatnonzero(begins), begins.cumsum() - 1
@@ -136,7 +135,6 @@ class Histories:
         self._conflicts.append((int(run["request"]), int(other["request"]), int(run["start"])))
 
     def _ranges(self, rest: Runs) -> Iterator[Runs]:
-        """All rows, by rising ranges of first ids; ``rest`` are those in memory."""
         samples = np.sort(
             np.concatenate([*(batch.samples for batch in self._batches), rest["start"][::_SAMPLE]])
         )
@@ -185,7 +183,6 @@ def check_histories_of(
 
 
 def _changes(values: Ints) -> NDArray[np.bool_]:
-    """Where a value is another than the one before it, or the first."""
     return np.append(True, values[1:] != values[:-1])[: len(values)]
 
 

@@ -71,7 +71,6 @@ def _read_weka(lines: tf.TraceLines, _: tf.ReadOptions) -> Iterator[Request]:
 
 
 def _read_placed(lines: tf.TraceLines, number: int, start_s: float) -> list[Placed]:
-    """Read a whole conversation, in file order; its local ids are made its own."""
     text = lines.rest()
     lines.number = 1  # one document: places inside it say more than its lines
     conversation = tf.parse_object(text)
@@ -145,7 +144,6 @@ def _read_ids(value: Any) -> IdRuns:
 
 
 def _fits(ids: IdRuns) -> bool:
-    """Whether the format can hold them."""
     starts, counts = ids.starts, ids.counts
     return bool(((starts >= 0) & (starts < ID_BOUND) & (counts <= ID_BOUND - starts)).all())
 
@@ -209,7 +207,6 @@ def _check(number: int, request: Request, first: Request) -> None:
 
 
 def _fit(ids: list[IdRuns]) -> list[IdRuns]:
-    """The ids; numbered anew from 0, without gaps, if the format cannot hold one of them."""
     if all(map(_fits, ids)):
         return ids
     starts = np.sort(np.concatenate([runs.starts for runs in ids]))

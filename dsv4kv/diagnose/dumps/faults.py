@@ -175,7 +175,6 @@ def find_faults(
 def _odd_pages(
     record: Record, pages: Bytes, order: NDArray[np.int64]
 ) -> dict[str, list[tuple[int, str]]]:
-    """Pages that as a whole hold something else: by kind, each with a detail."""
     layout, kinds = record.layout, dict[str, list[tuple[int, str]]]()
     entry = layout.format
     other = replace(layout, format=other_arrangement(entry))
@@ -203,7 +202,6 @@ def _odd_pages(
 
 
 def _shift(record: Record, page: Bytes) -> int | None:
-    """By how many bytes a page's content is shifted."""
     for size in range(1, _SHOWN_SHIFTS + 1):
         for shift in (size, -size):
             if _share(record, np.roll(page, -shift, axis=1)) >= SURE:
@@ -220,7 +218,6 @@ def _share(record: Record, pages: Bytes) -> float:
 def _odd_rows(
     record: Record, chosen: Bytes, request: Request | None, positions: NDArray[np.int64] | None
 ) -> dict[str, Mask]:
-    """Which rows of pages have each kind of fault: bool[rows]."""
     layout, entry = record.layout, record.layout.format
     parsed = parse(layout, chosen)
     live, by_page = parsed.live, parsed.live.reshape(len(chosen), -1)
@@ -254,7 +251,6 @@ def _odd_rows(
 
 
 def _copies(rows: Bytes) -> Mask:
-    """Rows that an earlier one equals."""
     seen: set[bytes] = set()
     found = np.zeros(len(rows), bool)
     for i, row in enumerate(rows):
@@ -333,7 +329,6 @@ def _names(entry: EntryFormat, one: Parsed, other: Parsed, count: int) -> list[s
 
 
 def _near(entry: EntryFormat, one: Bytes, other: Bytes) -> Mask:
-    """Rows whose codes are a step apart at most."""
     if entry.value == "bf16":
         a, b = (np.ascontiguousarray(x).view(np.int16).astype(np.int32) for x in (one, other))
         apart = np.abs(_ordered(a) - _ordered(b))

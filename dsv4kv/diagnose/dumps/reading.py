@@ -109,7 +109,6 @@ def read_dump(path: Path, tensor: str | None = None) -> Dump:
 
 
 def _quote(said: object) -> str:
-    """What a file says, or an error about it, as much as belongs in a sentence."""
     text = str(said)
     return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
 
@@ -152,7 +151,6 @@ def _as_bytes(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def _read_safetensors(path: Path, size: int) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor, by the format's own header: 8 bytes of length, JSON, data."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(_MOST_HEADER, size - 8):
@@ -281,7 +279,6 @@ class _Unpickler(pickle._Unpickler):
 
 
 def _tensors(saved: Any) -> Iterator[tuple[str, _Named]]:
-    """Tensors and parameters of what was saved, named."""
     items: Iterable[tuple[Any, Any]] = [("", saved)]
     if isinstance(saved, dict | list | tuple):
         items = saved.items() if isinstance(saved, dict) else enumerate(saved)
@@ -295,8 +292,6 @@ def _tensors(saved: Any) -> Iterator[tuple[str, _Named]]:
 def _map_tensor(
     path: Path, name: str, tensor: _Named, records: Mapping[str, zipfile.ZipInfo]
 ) -> Tensor:
-    """A tensor's bytes, where the file holds them."""
-
     def refusal(kind: str) -> TraceError:
         what = f"{path}: tensor {name!r} is no array of numbers on a CPU ({kind})"
         return TraceError(f"{what}: save .cpu().contiguous() of it.")

@@ -221,7 +221,6 @@ def known_records() -> tuple[tuple[str, str, fm.EntryFormat, bool], ...]:
 
 
 def _shape(entry: fm.EntryFormat) -> fm.EntryFormat:
-    """A format without its name and padding."""
     return replace(entry, name="", page_align=1)
 
 
@@ -261,7 +260,6 @@ def _signs_are_mixed(entry: fm.EntryFormat, parsed: Parsed) -> bool:
 
 
 def _tried(dump: Dump, entries: int | None, name: str | None) -> Iterator[tuple[Record, Bytes]]:
-    """Every record whose page size divides the dump."""
     sizes = {int(np.prod(dump.shape[k:])) for k in range(1, len(dump.shape))}
     for format_name, of, entry, usual in known_records():
         if name is not None and name != format_name:

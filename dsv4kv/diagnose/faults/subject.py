@@ -229,7 +229,6 @@ def _of_commands(text: str, source: str) -> list[Subject]:
 
 
 def _inputs(family: str, pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """What the flags mean; those that cannot be read mean nothing."""
     flags: list[GivenFlag] = []
     for name, value in pairs:
         with suppress(ConfigError):
@@ -240,7 +239,6 @@ def _inputs(family: str, pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def _model(flags: Mapping[str, str]) -> str | None:
-    """The preset that is served, or its family, by its name or by its parsers."""
     named = [flags.get(name, "") for name in ("--model", "--model-path", "--served-model-name")]
     preset = next((found for name in named if (found := preset_named(name))), None)
     if preset:
@@ -325,7 +323,6 @@ def _echoed(line: str) -> dict[str, str] | None:
 
 
 def _literal(text: str) -> Any:
-    """A value as Python prints it; of a call its keywords, of anything else its text."""
     with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
         tree = ast.parse(text.strip(), mode="eval").body
         if isinstance(tree, ast.Call):
@@ -339,7 +336,6 @@ def _literal(text: str) -> Any:
 
 
 def _written(value: Any) -> str:
-    """As on a command line; a switch has no value."""
     if isinstance(value, bool):
         return ""
     with suppress(TypeError, ValueError):
@@ -447,6 +443,5 @@ def _same_prompts(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _number(run: Mapping[str, Any], *keys: str) -> float | None:
-    """The first that is a finite number above 0."""
     found = (run.get(key) for key in keys)
     return next((float(x) for x in found if isinstance(x, int | float) and 0 < x < 2**62), None)

@@ -180,7 +180,6 @@ class OpenAiServer:
         limit_s: float = _ASKED_S,
         take: Callable[[bytes], object] | None = None,
     ) -> "Response":
-        """What the server answers; with a body, even an empty one, to a ``POST``."""
         from dsv4kv.record.http import ask
 
         headers = {"Content-Type": "application/json"}
@@ -256,7 +255,6 @@ class _Heard:
                     self._take_likely(logprobs)
 
     def _take_likely(self, logprobs: Mapping[str, Any]) -> None:
-        """Log-probabilities as completions or chats give them."""
         if isinstance(logprobs.get("content"), list):
             for each in logprobs["content"]:
                 self._words.append(str(each.get("token")))
@@ -298,7 +296,6 @@ def _address(url: str) -> SplitResult:
 
 
 def _key() -> str:
-    """The key that the environment has, if any."""
     keys = {name: os.environ.get(name, "").strip() for name in KEYS}
     name, key = next((each for each in keys.items() if each[1]), (KEYS[0], ""))
     if not (key.isascii() and key.isprintable()):
@@ -307,7 +304,6 @@ def _key() -> str:
 
 
 def _refusal(response: "Response") -> Exception:
-    """What a status other than 200 means: a prompt that is not taken, or a server in trouble."""
     said = _plain(response.content.decode("utf-8", "replace"))
     if response.status in {401, 403}:
         return ConfigError(f"the server wants another key: set {KEYS[0]} ({response.status}).")

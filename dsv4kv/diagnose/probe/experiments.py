@@ -123,7 +123,6 @@ def _overcounted(answer: qn.Answer) -> Conclusion:
 
 
 def _first_hit(q: qn.Questioner, sizes: tuple[int, ...]) -> tuple[qn.Answer, qn.Answer]:
-    """A prompt's answers, cold and sent again: of the first size that hits, or the last tried."""
     pair = None
     for tokens in sizes:
         prompt = q.draw(tokens)
@@ -142,7 +141,6 @@ def _first_hit(q: qn.Questioner, sizes: tuple[int, ...]) -> tuple[qn.Answer, qn.
 
 
 def _hits_again(q: qn.Questioner, warm: qn.Answer) -> list[int]:
-    """What a prompt hits the first time that it is sent, and each time again."""
     prompt = q.draw(warm.prompt_tokens if warm.cached_tokens else SHORT_TOKENS)
     hits = [0]
     with suppress(qn.Spent):  # what is known already is worth saying
@@ -281,7 +279,6 @@ def branches(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
 
 
 def _inside(hits: Mapping[int, int], known: Known) -> Conclusion:
-    """What prompts hit of common tokens, where some do."""
     step = known.step
     ends = (known.lost, known.lost + 1)
     if all(
@@ -354,7 +351,6 @@ def equality(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
 
 
 def _cold(q: qn.Questioner, known: Known, prompt: qn.Prompt, number: int) -> qn.Answer | None:
-    """A second cold answer; None where there is no way to it."""
     salt = None if known.reset and q.server.reset() else f"probe {number} {prompt[:4]}"
     try:
         answer = q.ask(prompt, outputs=_OUTPUTS, salt=salt)
@@ -473,7 +469,6 @@ def _loaded(q: qn.Questioner) -> float:
 
 
 def _tier(q: qn.Questioner, trials: _Trials, *, is_stored: bool) -> Conclusion:
-    """Whether anything comes back from beyond the GPU's memory."""
     near, far, is_lost = trials.near, trials.far, trials.high is not None
     if loaded := _loaded(q):
         said = f"a tier is read back: the server counts {loaded:,.0f}"

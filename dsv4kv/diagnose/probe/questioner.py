@@ -172,7 +172,6 @@ class Questioner:
         return None
 
     def _counters(self) -> tuple[int, int]:
-        """Tokens that counters say were found, and asked for."""
         hits = self.counted.hits()
         return hits[1:] if hits else (0, 0)
 

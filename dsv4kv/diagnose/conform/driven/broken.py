@@ -124,7 +124,6 @@ class Operated(ABC):
     def _count(self) -> None: ...
 
     def _do_serve(self, number: int, pages: list[int], tokens: int, expected: int) -> None:
-        """One request alone, from admission to end, compared with its expected hit."""
         hit = self._serve(number, pages, tokens)
         if hit != expected:
             what = f"a prompt of {tokens} tokens hits {hit} of them"

@@ -74,7 +74,6 @@ def _ceil_align(value, size):
 
 
 def _fill_in():
-    """Helpers of modules that are stand-ins."""
     import sglang.srt.utils as utils
     import sglang.srt.utils.common as common
     import sglang.srt.utils.invariants as invariants
@@ -109,14 +108,12 @@ def _fill_in():
 
 
 def _no_session(*_, **__):
-    """No request belongs to a session."""
     none = ("try_cache_finished_req", "will_lend_record", "try_checkpoint", "any_holding_kv")
     no = dict.fromkeys(none, lambda *_, **__: False)
     return SimpleNamespace(slots={}, try_match_prefix=lambda _: None, **no)
 
 
 def _class_of(path, name, names):
-    """One class of a module that cannot be imported."""
     tree = ast.parse(path.read_text())
     node = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
     future = ast.parse("from __future__ import annotations").body
@@ -307,7 +304,6 @@ class Session(Operated):
         self._waiting.append(Running(self._engine, number, _spell(pages, tokens), output))
 
     def _do_step(self, accepted=0):
-        """A chunk of a prompt where there is one, else one token of all that decode."""
         self._prefill() or self._decode()
 
     def _do_finish(self, accepted=0):
@@ -334,7 +330,6 @@ class Session(Operated):
             self._retract(request)
 
     def _serve(self, number, pages, tokens):
-        """With a checkpoint after every chunk and one at the end."""
         request = Running(self._engine, number, _spell(pages, tokens), 1)
         self._begin(request)
         hit = request.prefix_len
@@ -367,7 +362,6 @@ class Session(Operated):
         return True
 
     def _begin(self, request):
-        """Match, lock and take a row; whether there is room for the first chunk."""
         cache, tokens = self._cache, request.full_untruncated_fill_ids
         limit = len(tokens) - 1
         self._engine.common.match_kv_cache(request, cache, tokens, max_prefix_len=limit)
@@ -404,7 +398,6 @@ class Session(Operated):
         self._write(request, begin)
 
     def _decode(self):
-        """One token of every request that decodes; those without room are retracted."""
         while len(self._running) > 1 and not self._has_decode_room():
             self._retract(self._running[-1])
         if not self._has_decode_room():
@@ -444,7 +437,6 @@ class Session(Operated):
             self._free_rows.append(row)
 
     def _pages(self, request, first, last):
-        """Pages of context of a request, and the pages of windows that they are mapped to."""
         slots = self._rows[request.kv.req_pool_idx, first * PAGE : last * PAGE : PAGE]
         mapped = self._allocator.full_to_swa_index_mapping[slots]
         return zip((slots // PAGE).tolist(), (mapped // PAGE).tolist())
@@ -456,7 +448,6 @@ class Session(Operated):
 
     @staticmethod
     def _name(request, place):
-        """A whole page by its tokens and those before, an unfinished one by its request."""
         if (place + 1) * PAGE <= request.extend_end and place < len(request.chain):
             return request.chain[place]
         return request.rid, place
@@ -476,7 +467,6 @@ class Session(Operated):
             note("reads", f"request {request.rid} resumes at token {position}, and {what}")
 
     def _count(self):
-        """Every page of both pools is free, held by the tree, or held by one request."""
         pages, windows = self._settings["pages"], self._settings["window_pages"]
         kept = self._cache.all_values_flatten()[::PAGE]
         own = [

@@ -63,7 +63,6 @@ def _parameters(function):
 
 
 def _fitting(function, **given):
-    """Of the arguments those that this version takes."""
     known = _parameters(function)
     return {name: value for name, value in given.items() if name in known}
 
@@ -247,7 +246,6 @@ class Session(Operated):
         return self._hits[str(number)]
 
     def _advance(self, accepted):
-        """Schedule a step, and update the oldest that there is no room for."""
         depth = 2 if self._settings["ahead"] else 1
         if len(self._flying) == depth:
             self._update(accepted)
@@ -321,7 +319,6 @@ class Session(Operated):
             chain.append(hash((before, *tokens[start : start + GRAIN])))
 
     def _write(self, rid, begin, end):
-        """A step computes entries of these positions into blocks of every group."""
         chain = self._chains[rid]
         for group, span in enumerate(self._spans if end > begin else ()):
             table = self._groups[group].req_to_blocks[rid]
@@ -361,7 +358,6 @@ class Session(Operated):
                 return
 
     def _count(self):
-        """Every block is free, or held as often as it says, by requests of one group."""
         counts = self._held()
         for block, count in zip(self._pool.blocks, counts):
             if block.ref_cnt != count and not block.is_null:
@@ -373,7 +369,6 @@ class Session(Operated):
         check_free(counts, free, self._pool.get_num_free_blocks())
 
     def _held(self):
-        """Of every block how many requests hold it."""
         counts, owners = [0] * len(self._pool.blocks), {}
         for group, manager in enumerate(self._groups):
             for table in manager.req_to_blocks.values():

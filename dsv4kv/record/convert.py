@@ -255,32 +255,11 @@ def read_recording(folder: Path) -> Recorded:
             f"{folder}: no request was recorded: give record a source of requests (--proxy or "
             "--requests), or one of events (--events)."
         )
-    counters = count(read_stream(folder, "metrics")).values()
-    hits = [hits for counted in counters if (hits := counted.hits())]
-    return _put_together(rows, str(folder), hits, unsized, stores_only=stores_only)
-
-
-def collect_requests(records: Iterable[Record], source: str) -> Recorded | None:
-    """Some requests of a recording, by their records, if there are; raises ``TraceError``."""
-    rows, unsized = _complete(records)
-    if not rows:
-        return None
-    return _put_together(rows, source, [], unsized)
-
-
-def _put_together(
-    rows: list[Record],
-    source: str,
-    counters: list[tuple[str, int, int]],
-    unsized: int,
-    *,
-    stores_only: bool = False,
-) -> Recorded:
     rows.sort(key=lambda row: row["arrival_s"])
     sizes = {row["grain"] for row in rows if row.get("ids")}
     if len(sizes) > 1:
         raise TraceError(
-            f"{source}: ids of {' and '.join(map(str, sorted(sizes)))} tokens: a trace has one "
+            f"{folder}: ids of {' and '.join(map(str, sorted(sizes)))} tokens: a trace has one "
             "size; record servers of different block sizes separately."
         )
     begin = end = _OWN_IDS
@@ -289,7 +268,7 @@ def _put_together(
             (size,) = sizes
             if row["input_tokens"] // size > _MOST_OWN:
                 raise TraceError(
-                    f"{source}: a prompt of {row['input_tokens']:,} tokens has no ids, and those "
+                    f"{folder}: a prompt of {row['input_tokens']:,} tokens has no ids, and those "
                     f"of others are of {size}: record more than {size} tokens an id, --id-tokens."
                 )
             begin, end = end, end + row["input_tokens"] // size
@@ -299,6 +278,7 @@ def _put_together(
         [None if (at := row.get(name)) is None else at - begun_s for row in rows]
         for name in ("first_s", "last_s")
     )
+    counters = count(read_stream(folder, "metrics")).values()
     return Recorded(
         Rows(rows),
         stores_only,
@@ -308,7 +288,7 @@ def _put_together(
         last_s,
         [row.get("ids_of") or "tokens" for row in rows],
         end - _OWN_IDS,
-        counters,
+        [hits for counted in counters if (hits := counted.hits())],
         unsized,
         sum("cached_tokens" in row and not says_hits(row) for row in rows),
     )

@@ -37,7 +37,11 @@ SHORTHANDS = {
         f"What is evicted first: {listed(POLICIES)}.", key="prefix.policy", rare=True
     ),
     "limit": opt.Row("Only the first requests of the trace.", "N", kind=int, key="workload.limit"),
-    "rule": opt.Row(f"Engine whose prefix cache to model: {listed(RULES)}.", key="prefix.rule"),
+    "rule": opt.Row(
+        f"Engine whose prefix cache to model: {listed(RULES)}. Its version, with its pools: "
+        "--set server.engine=vllm:0.22.",
+        key="prefix.rule",
+    ),
     "strategy": opt.Row(
         f"Where windows and states are kept: {listed(STRATEGIES)}.",
         key="prefix.strategy",

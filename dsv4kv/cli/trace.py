@@ -367,7 +367,6 @@ _MEMORY = (
     "whole prompts."
 )
 _CHUNK = "Tokens of a prompt computed in one step (max_num_batched_tokens)."
-_SNAP = "Also write checkpoints in a prompt's partial last block (never reused)."
 
 
 @app.command(
@@ -396,7 +395,6 @@ def mrc(
     ),
     chunk_tokens: str = opt.option(_CHUNK, "TOKENS", rare=True, default="8192"),
     gpu: str = opt.option(opt.GPU, "NAME", rare=True, default="h200"),
-    no_snap: bool = opt.flag("--no-snap", _SNAP, rare=True),
     trace_format: FormatName = opt.option(
         "Format of SOURCE.", None, "--format", rare=True, default="auto"
     ),
@@ -447,7 +445,6 @@ def mrc(
         speculations=drafts,
         policies=_names(policy),
         chunk_tokens=parse_count(chunk_tokens),
-        snap=not no_snap,
         arch=load_gpu(gpu).arch,
         host_bytes=tuple(sorted(parse_bytes(one) for one in _names(host))),
     )

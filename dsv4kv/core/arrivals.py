@@ -29,10 +29,7 @@ class Arrivals:
         concurrency: int,
         client_s: float,
     ) -> None:
-        """``begin`` makes a request by its number and time; a ``concurrency`` of 0 is by times.
-
-        Else it comes ``client_s`` after the answer that it waited for.
-        """
+        """``concurrency`` 0: by times; else ``client_s`` after the answer that one waited for."""
         self._begin, self._count, self._times_s = begin, count, times_s
         self._concurrency, self._client_s = concurrency, client_s
         self._next = 0

@@ -132,10 +132,7 @@ class EngineCache(Cache):
 
     @abstractmethod
     def fits(self, request: int, tokens: int, promised: int, step_tokens: int) -> bool:
-        """Whether a prompt can begin where ``promised`` blocks are others'.
-
-        ``step_tokens``: of it that the next step can compute.
-        """
+        """Whether a prompt can begin: ``promised`` blocks are others', ``step_tokens`` next."""
 
     @abstractmethod
     def begin(self, request: int, tokens: int) -> Hit:
@@ -147,15 +144,9 @@ class EngineCache(Cache):
 
     @abstractmethod
     def end(self, request: int, decoded_blocks: int = 0, position: int = 0) -> int:
-        """Free everything, blocks that decoding took included.
+        """Free a request with ``position`` tokens, ``decoded_blocks`` of them behind its prompt's.
 
-        Args:
-            request: The request.
-            decoded_blocks: Blocks of context in addition to its prompt's.
-            position: Tokens that it has; of no matter where it does not decode.
-
-        Returns:
-            Blocks of its prompt that it cached: an engine may cache the last of them now.
+        Returns the blocks of its prompt that it cached: an engine may cache the last of them now.
         """
 
     def load(self, request: int, begin: int, end: int) -> None:

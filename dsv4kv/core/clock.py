@@ -146,14 +146,7 @@ class VirtualClock:
     def step(
         self, rows: int, tokens: int, contexts: int, chunks: Sequence[tuple[Served, Span]]
     ) -> None:
-        """Take a step.
-
-        Args:
-            rows: Requests that decode in it.
-            tokens: Tokens that they verify.
-            contexts: Tokens that these see, summed over them.
-            chunks: Prompt chunks in it.
-        """
+        """Take a step: ``rows`` requests decode ``tokens``, which see ``contexts`` together."""
         together, tables = tokens, self._tables
         for _, (before, after) in chunks:
             together += after - before
@@ -200,14 +193,12 @@ class VirtualClock:
             self._decoded[place] += count
 
     def leave(self, served: Served) -> None:
-        """A request stops decoding: count the work of the tokens that it took one by one."""
         if self._timer is not None and not served.drafts:
             difference = self._sums[served.position] - self._sums[served.begun]
             for place, count in enumerate(difference.tolist()):
                 self._decoded[place] += count
 
     def copy(self, moved_bytes: int) -> None:
-        """Copy windows and states to or from where they are kept, before the next step."""
         self._copies += moved_bytes
         self._busy_s = self._duration()
 

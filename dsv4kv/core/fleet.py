@@ -1,14 +1,14 @@
 """A replica behind a router: it takes its turns up to when it is asked, and what it has reported.
 
-What a replica does between two requests that it is given depends on no other, unless replicas
-share a tier, send prompts or requests wait for answers. So it is advanced when a router looks at
-it, or sends it a request.
+What it does in between depends on no other, unless replicas share a tier, send prompts or requests
+wait for answers. So it is advanced when a router looks at it, or sends it a request.
 """
 
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dsv4kv.core.prompts import Journal
 from dsv4kv.core.scheduler import Scheduler
@@ -76,34 +76,23 @@ class InUse:
         return count_leading(served.trace_blocks, self._users) * served.id_tokens
 
 
-class Report:
-    """What a replica announces after a turn: what it stored and evicted, and its load."""
+class Report(NamedTuple):
+    """What a replica announces after a turn: its load, and what it stored and evicted."""
 
-    def __init__(self, time_s: float, scheduler: Scheduler, journal: Journal | None) -> None:
-        self.time_s = time_s
-        self.waiting = len(scheduler.waiting)
-        cache = scheduler.cache
-        self.usage: float = (cache.total - cache.available) / cache.total
-        self.stored: list[int] = []
-        self.evicted: list[int] = []
-        if journal is not None:
-            self.stored, self.evicted = journal.stored, journal.evicted
-            journal.stored, journal.evicted = [], []
+    time_s: float
+    waiting: int
+    usage: float
+    stored: list[int]
+    evicted: list[int]
 
 
 class Endpoint:
-    """Where a router sends requests to; feeds a scheduler and watches it.
-
-    It is the ``Source`` of the scheduler.
-    """
+    """Where a router sends requests to: the ``Source`` of a scheduler, which it watches."""
 
     def __init__(
         self, looks: Container[str], delay_s: float, shared_tokens: int, block_tokens: int
     ) -> None:
-        """``looks`` as ``Router`` has it; the router knows of reports ``delay_s`` later.
-
-        A block that prompts share has ``shared_tokens``, a block of memory ``block_tokens``.
-        """
+        """``looks`` as in ``Router``; what is reported is known ``delay_s`` later."""
         self.served: list[Served] = []  # requests that it was sent, in their order
         # requests that ended or were rejected since this was last emptied
         self.ended: list[Served] = []
@@ -137,7 +126,6 @@ class Endpoint:
 
     @property
     def next_s(self) -> float:
-        """When the next request came; ``NEVER`` where none waits to be taken."""
         return self._feed[0].arrival_s if self._feed else NEVER
 
     def take(self, now_s: float, in_flight: int) -> Served | None:
@@ -168,7 +156,11 @@ class Endpoint:
             self._quiet_s = scheduler.next_s
             return self._quiet_s
         if self._load or (journal is not None and (journal.stored or journal.evicted)):
-            self._late.append(Report(scheduler.clock.now_s, scheduler, journal))
+            cache = scheduler.cache
+            usage = (cache.total - cache.available) / cache.total
+            stored, evicted = journal.take() if journal is not None else ([], [])
+            report = Report(scheduler.clock.now_s, len(scheduler.waiting), usage, stored, evicted)
+            self._late.append(report)
         self._quiet_s = scheduler.quiet_s
         return scheduler.clock.now_s
 

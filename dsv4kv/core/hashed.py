@@ -50,14 +50,10 @@ def cut_groups(
 ) -> list[Group]:
     """Groups with what is cached and found of them together.
 
+    ``tables``: tokens of a block, blocks needed, tokens seen, whether cached, a ring, a window.
     Where keys cover ``key_tokens`` after a block, prompts that diverge after a tail share all of
     its blocks but the last. Where a hit drops its last block for a draft's layer, windows need one
     block more, after the hit. Windows of draft layers are in the groups that are there.
-
-    Args:
-        tables: Tokens of a block, blocks needed, tokens seen, whether cached, a ring, a window.
-        key_tokens: Tokens after a block that its key covers.
-        drops: Whether a hit drops its last block.
     """
     groups = list[Group]()
     for size, needed, seen, cached, ring, window in tables:
@@ -114,36 +110,23 @@ class HashedCache(BlockPool):
 
     def __init__(
         self,
-        blocks: int,
-        block_tokens: int,
-        groups: list[Group],
+        blocks: int,  # blocks of its pool
+        block_tokens: int,  # tokens of a block of context
+        groups: list[Group],  # windows and states
+        # ``Held.path`` and ``Held.followed`` of a request
         path_of: Callable[[int], tuple[list[int], list[int]]],
-        numbers: int,
+        numbers: int,  # how many different numbers there are
         *,
+        # windows stay cached at every multiple of this many tokens, at the end of a prompt and
+        # where a hit ran out of them; 0: these two only; None: at every block
         retention: int | None,
-        chunk_tokens: int,
-        drops: bool = False,
+        chunk_tokens: int,  # max tokens of a prompt in a step
+        drops: bool = False,  # whether a hit drops its last block for a draft's layer
+        # tokens at a hit's end that are computed again; a hit that is not longer is none
         replayed_tokens: int = 0,
-        step_tokens: int = 1,
-        hit_blocks: int = 1,
+        step_tokens: int = 1,  # tokens of a decode step, drafts included
+        hit_blocks: int = 1,  # blocks that a hit is a multiple of, where there are no groups
     ) -> None:
-        """An empty cache.
-
-        Args:
-            blocks: Blocks of its pool.
-            block_tokens: Tokens of a block of context.
-            groups: Windows and states.
-            path_of: ``Held.path`` and ``Held.followed`` of a request.
-            numbers: How many different numbers there are.
-            retention: Windows stay cached at every multiple of this many tokens, at the end of a
-                prompt and where a hit ran out of them; 0: these two only; None: at every block.
-            chunk_tokens: Max tokens of a prompt in a step.
-            drops: Whether a hit drops its last block for a draft's layer.
-            replayed_tokens: Tokens at a hit's end that are computed again; a hit that is not
-                longer is none.
-            step_tokens: Tokens of a decode step, drafts included.
-            hit_blocks: Blocks that a hit is a multiple of, where there are no groups.
-        """
         super().__init__(blocks, block_tokens, chunk_tokens)
         self.groups = groups  # windows and states
         self.replayed_tokens = replayed_tokens
@@ -297,7 +280,6 @@ class HashedCache(BlockPool):
         return hit
 
     def _plan_windows(self, held: Held, tokens: int, resumed: int, found: int) -> None:
-        """Decide behind which blocks of a prompt windows and states stay cached."""
         size, most = self.block_tokens, max(len(held.path), len(held.followed))
         if self._retention is None or not self._parts:
             return
@@ -385,7 +367,6 @@ class HashedCache(BlockPool):
                 held.position = request.position
 
     def load(self, request: int, begin: int, end: int) -> None:
-        """Take blocks for what a tier brings back: context, and windows at ``end``."""
         held, size = self._running[request], self.block_tokens
         at, position = held.position, end * size
         held.loaded = at
@@ -472,7 +453,6 @@ class HashedCache(BlockPool):
         table.first = last
 
     def _fill_tables(self) -> None:
-        """What decode steps need and free, by tokens: windows repeat after a period."""
         groups = [group for group in self.groups if group.block_tokens < UNBOUNDED_TOKENS]
         self._rings = len(self.groups) - len(groups)
         period = lcm(self.block_tokens, *[group.block_tokens for group in groups])
@@ -502,7 +482,6 @@ class HashedCache(BlockPool):
             self._waits[place] = wait
 
     def _most_blocks(self, tokens: int) -> int:
-        """Blocks that must be there for a request to come to its end."""
         if not tokens:
             return 0
         periods = max(0, (tokens - 1) // self._period - 1)

@@ -46,10 +46,7 @@ class LinearTimes:
         weight_bytes: Callable[[int], int],
         mflop: Callable[[int, int], int],
     ) -> None:
-        """``groups`` share a batch; functions give one rank's weights and operations by tokens.
-
-        ``weight_bytes`` takes the tokens of all ranks, ``mflop`` these and the fullest rank's.
-        """
+        """Functions give weights and operations of a rank by tokens of all (and the fullest)."""
         self.rates = rates  # seconds of one of each
         # copies from one place of the GPUs' memory to another
         self.copy_bytes_per_s = copy_bytes_per_s
@@ -90,7 +87,6 @@ class LinearTimes:
         return total
 
     def decode(self, counts: Counts, stretch: Stretch) -> tuple[int, Counts]:
-        """See ``Timer``."""
         rows, contexts, steps, copies_s, idle_s, until_s = stretch
         layers, drafts, weights, seen, prompts, mflop, states, sent, prefix, measured = counts
         first = self.step(rows, rows, contexts, 0, 0, 0)

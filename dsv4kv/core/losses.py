@@ -5,15 +5,15 @@ from collections.abc import Callable, Sequence
 from dsv4kv.core.served import Hit, Served
 
 REASONS = (
-    "alignment",
-    "last_token",
-    "draft",
     "evicted_block",
-    "evicted_checkpoint",
-    "no_checkpoint",
-    "replay",
+    "evicted_checkpoint",  # the block was there; a checkpoint of window and state was too, once
+    "no_checkpoint",  # the block was there, and no checkpoint that far was ever written
+    "draft",  # what a draft's layer needs after them is not what the cache has
+    "alignment",  # they are no whole block, page or period of the rule
+    "last_token",  # a hit must leave the last token of a prompt to be computed
+    "replay",  # computed again to have the window
 )
-"""Why tokens are lost, as ``replay.rules.Losses`` explains them; those in flight apart."""
+"""Why tokens are lost that an unbounded cache without rules would have hit."""
 
 
 class SeenIds:
@@ -42,10 +42,7 @@ class SeenIds:
 
 
 class ReuseTally:
-    """Counts over first admissions; a recomputed request is not counted twice.
-
-    Counters without a line here are explained in ``runs.replay.Reuse``.
-    """
+    """Counts over first admissions, as ``runs.replay.Reuse`` explains them."""
 
     def __init__(
         self,
@@ -63,7 +60,6 @@ class ReuseTally:
         self.found_blocks = 0
         self.in_flight_tokens = 0  # lost because another request was just computing them
         self.seen_tokens = self.saved_tokens = 0
-        # tokens lost for other reasons, by the names of ``Losses``
         self.lost = dict.fromkeys(REASONS, 0)
         self._runs_of, self._seen = runs_of, SeenIds()
         self._pending: set[int] = set()  # seen, and not stored yet
@@ -75,11 +71,7 @@ class ReuseTally:
             served.stored = count
 
     def count(self, served: Served, hit: Hit) -> None:
-        """Count a first admission, in shared blocks.
-
-        ``served.position`` is its first computed token: less than what it resumes where a window
-        is computed again.
-        """
+        """Count a first admission; ``served.position`` is its first computed token."""
         size, keys = self.shared_tokens, served.keys
         ids = served.ids
         runs = _list_runs(ids) if isinstance(ids, (tuple, list)) else self._runs_of(ids)

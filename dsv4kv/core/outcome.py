@@ -1,7 +1,7 @@
 """What came of a replay: every request's times, and the most that was ever held."""
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dsv4kv.core.served import Served
 
@@ -9,17 +9,8 @@ if TYPE_CHECKING:
     from dsv4kv.core.scheduler import Scheduler
 
 
-class Moment(NamedTuple):
-    """The state after a turn, as records have it (``runs.replay.ReplaySeries``)."""
-
-    time_s: float
-    own_blocks: int
-    shared_blocks: int
-    cached_blocks: int
-    checkpoints: int
-    running: int
-    paused: int
-    waiting: int
+Moment = tuple[float, tuple[int, ...]]
+"""When, and what was held: as the other columns of ``runs.replay.ReplaySeries``."""
 
 
 class Series:
@@ -34,51 +25,34 @@ class Series:
         if now_s < self._next_s:
             return
         cache, paused = scheduler.cache, len(scheduler.paused)
-        self.moments.append(
-            Moment(
-                now_s,
-                cache.private,
-                cache.shared,
-                cache.cached,
-                cache.windows,
-                scheduler.in_slots - paused,
-                paused,
-                len(scheduler.waiting),
-            )
-        )
+        held = cache.private, cache.shared, cache.cached, cache.windows
+        runs = scheduler.in_slots - paused, paused, len(scheduler.waiting)
+        self.moments.append((now_s, held + runs))
         if len(self.moments) > self._points:
             self.moments = self.moments[::2]
-            span_s = self.moments[-1].time_s - self.moments[0].time_s
+            span_s = self.moments[-1][0] - self.moments[0][0]
             self._gap_s = max(2 * self._gap_s, span_s / self._points)
-        self._next_s = self.moments[-1].time_s + self._gap_s
+        self._next_s = self.moments[-1][0] + self._gap_s
 
 
 _NS = 1e9
 
 
 class Outcome:
-    """Collects what a scheduler reports.
-
-    Attributes:
-        rejected: Requests by why they were never served.
-        input_tokens: Of the prompts of finished requests.
-        pauses: How often one was paused.
-        evictions: How often one was preempted and recomputed.
-        samples_ns: Times by name: ``queueing`` (until a slot), ``ttft`` (until the first token),
-            ``tpot`` (mean time per output token), ``latency`` (until the last).
-        peak_rounding_tokens: Tokens that the blocks of running requests had room for, beyond
-            those they had, when most blocks were in use.
-    """
+    """Collects what a scheduler reports."""
 
     def __init__(self, points: int, block_tokens: int, client_s: float = 0.0) -> None:
         """Keep ``points`` moments of the series; ``client_s`` pass outside the server."""
-        self.rejected: Counter[str] = Counter()
+        self.rejected: Counter[str] = Counter()  # requests by why they were never served
         self.finished = self.input_tokens = self.output_tokens = 0
-        self.pauses = self.evictions = 0
+        self.pauses = self.evictions = 0  # how often one was paused, or preempted and recomputed
+        # until a slot, until the first token, mean time per output token, until the last token
         self.samples_ns: dict[str, list[int]] = {
             name: [] for name in ("queueing", "ttft", "tpot", "latency")
         }
         self.series = Series(points)
+        # ``peak_rounding_tokens`` had the blocks of running requests room for, beyond those they
+        # had, when most blocks were in use
         self.peak_blocks = self.peak_rounding_tokens = 0
         self.peak_requests = self.peak_checkpoints = 0
         self._decoded_s = self._busy_s = 0.0
@@ -99,10 +73,7 @@ class Outcome:
             self.samples_ns[name].append(round(span_s * _NS))
 
     def times(self, served: Served, asked: Served | None = None) -> dict[str, float]:
-        """What a request waited for, in s by name.
-
-        ``asked`` is the same request as it came to another server that computed its prompt.
-        """
+        """Waits in s by name; ``asked`` is the request as it came to the server of its prompt."""
         first, client_s = asked or served, self._client_s
         assert first.admitted_s is not None
         assert served.first_token_s is not None

@@ -13,26 +13,18 @@ class BlockPaths:
 
     def __init__(
         self,
+        # first ids of all runs of consecutive ids, blocks of a path up to a run's end, and where
+        # every path's runs begin
         runs: tuple[list[int], list[int], list[int]],
-        lengths: list[int],
-        id_tokens: int,
-        block_tokens: int,
+        lengths: list[int],  # tokens of every path
+        id_tokens: int,  # tokens of an id
+        block_tokens: int,  # tokens of a block: a divisor of these or a multiple
         *,
-        whole_blocks: bool,
+        whole_blocks: bool,  # leave a partial last block out
+        # tokens after a block that distinguish it, too; a whole block without them is dropped.
+        # Prompts part where their ids do
         key_tokens: int,
     ) -> None:
-        """Cut the paths.
-
-        Args:
-            runs: First ids of all runs of consecutive ids, blocks of a path up to a run's end,
-                and where every path's runs begin.
-            lengths: Tokens of every path.
-            id_tokens: Tokens of an id.
-            block_tokens: Tokens of a block: a divisor of these or a multiple.
-            whole_blocks: Leave a partial last block out.
-            key_tokens: Tokens after a block that distinguish it, too; a whole block without
-                them is dropped.  Prompts part where their ids do.
-        """
         self._starts, self._ends, self._offsets = runs
         self._lengths, self._id, self._block = lengths, id_tokens, block_tokens
         self._key, self._per_id = key_tokens, max(1, id_tokens // block_tokens)
@@ -44,10 +36,7 @@ class BlockPaths:
         self._owners: dict[int, int] = {}  # by the first block of every stretch
 
     def meet(self, request: int) -> list[tuple[int, int, int]]:
-        """The past of a request as (owner, begin, end), first block first; then it owns all of it.
-
-        Call it once for every request, in order.
-        """
+        """The past of a request as (owner, begin, end), its own from now on; in order, once."""
         owners, blocks, begin = self._owners, self.blocks[request], 0
         past = list[tuple[int, int, int]]()
         while begin < blocks:
@@ -64,10 +53,7 @@ class BlockPaths:
         return past
 
     def stretches(self) -> list[list[int]]:
-        """Columns of all pasts: request, owner, begin, end, blocks more recent than the first.
-
-        Stack distances of all blocks together: Mattson's stack algorithm on stretches.
-        """
+        """Columns request, owner, begin, end, blocks more recent: Mattson's stack distances."""
         request_of, owners, begins, ends, above = (list[int]() for _ in range(5))
         recency = _Recency(len(self.blocks))
         for request in range(len(self.blocks)):
@@ -84,7 +70,6 @@ class BlockPaths:
         return [request_of, owners, begins, ends, above]
 
     def _name(self, request: int, block: int) -> int:
-        """A number for a block and its history, whichever request it is seen in."""
         size, length, low = self._block, self._lengths[request], self._offsets[request]
         end, high, tokens = (block + 1) * size, self._offsets[request + 1], 0
         if end > length:  # partial: another block than the one it would fill
@@ -96,10 +81,7 @@ class BlockPaths:
         return (number * self._per_id + block % self._per_id) * size + tokens
 
     def _common(self, one: int, other: int) -> int:
-        """Leading blocks of two requests that hold the same tokens.
-
-        A partial block is shared by equal prompts alone.
-        """
+        """Leading blocks that two requests share; a partial one only where both are equal."""
         starts, ends = self._starts, self._ends
         first, second = self._offsets[one], self._offsets[other]
         low, high = 0, min(self._offsets[one + 1] - first, self._offsets[other + 1] - second)

@@ -50,8 +50,7 @@ class Run:
 class Order:
     """A heap of offered runs, least stamp first; O(log n) amortised.
 
-    A run's ``ticket`` names its one valid entry.  A use of the run sets the ticket to 0, and
-    the entry is dropped when it comes up, or when stale entries are the majority.
+    A use sets a run's ``ticket`` to 0; that entry is dropped when it comes up, or most are stale.
     """
 
     def __init__(self) -> None:
@@ -118,7 +117,6 @@ class Policy:
         self.orders[run.queue].push(run, (run.moment, 0.0))
 
     def choose(self) -> Run:
-        """The offered run that loses keys first; ``LookupError`` if there is none."""
         return self.orders[0].first()
 
     def limit(self, run: Run) -> int:
@@ -186,7 +184,6 @@ class SIEVE(Policy):
         self.orders[run.moment < self._hand].push(run, (run.moment, 0.0))
 
     def choose(self) -> Run:
-        """Move the hand to the first run that was not used."""
         while True:
             if self.orders[0].empty():
                 self._start_over()
@@ -231,7 +228,6 @@ class Ghosts:
         return size
 
     def shrink(self, size: int) -> None:
-        """Forget the oldest pieces until at most ``size`` keys are left."""
         while self.size > max(size, 0):
             self.size -= self.sizes.popitem(last=False)[1]
 
@@ -270,7 +266,6 @@ class S3FIFO(Policy):
         run.uses = min(run.uses + 1, _MOST_USES)
 
     def choose(self) -> Run:
-        """From the main queue while it is too large, else from the small one."""
         small, main = self.orders
         self._was_full = True
         while True:

@@ -37,10 +37,7 @@ Places = Callable[[Served, int, int], Sequence[int]]
 
 
 class Journal:
-    """What a cache stores and evicts, in shared blocks, for routers.
-
-    A cache by vLLM's rules does not report evictions.
-    """
+    """Shared blocks stored and evicted, for routers; vLLM's rules report no evictions."""
 
     def __init__(self) -> None:
         self._announced: dict[int, int] = {}  # blocks, by number of the request
@@ -48,7 +45,6 @@ class Journal:
         self.evicted: list[int] = []
 
     def store(self, served: Served, blocks: int) -> None:
-        """Leading blocks of a prompt are cached."""
         before = self._announced.get(served.number, 0)
         if blocks > before:
             self.stored.extend(served.keys[before:blocks])
@@ -56,6 +52,10 @@ class Journal:
 
     def end(self, number: int) -> None:
         self._announced.pop(number, None)
+
+    def take(self) -> tuple[list[int], list[int]]:
+        taken, self.stored, self.evicted = (self.stored, self.evicted), [], []
+        return taken
 
 
 class Prompts:
@@ -72,20 +72,17 @@ class Prompts:
         self._tokens = tally.shared_tokens
 
     def keep_journal(self) -> Journal:
-        """Write down from now on what is stored and evicted."""
         self.journal = journal = Journal()
         self.cache.on_evicted = self.forget
         return journal
 
     def forget(self, blocks: Sequence[int], tails: Sequence[int]) -> None:
-        """Shared blocks are evicted, and windows and states behind some."""
         if self.journal is not None:
             self.journal.evicted.extend(blocks)
         if self.below is not None:
             self.below.forget(blocks, tails)
 
     def _offer(self, served: Served, blocks: int, tails: Sequence[int]) -> None:
-        """Leading blocks of a prompt are cached, and windows and states behind some."""
         if self.journal is not None:
             self.journal.store(served, blocks)
         if self.below is not None:
@@ -101,7 +98,6 @@ class Prompts:
         return min(len(served.keys), covered // self._tokens)
 
     def arrive(self, served: Served) -> None:
-        """A request waits from now on."""
         if self.below is not None and self.below.fetches:
             self.below.fetch(served, self.look_up(served), self.usable(served))
 
@@ -109,15 +105,7 @@ class Prompts:
     def fits(
         self, served: Served, found: int, needed: int, promised: int, step_tokens: int
     ) -> bool:
-        """Whether a prompt can begin.
-
-        Args:
-            served: The request.
-            found: Shared blocks of it that are cached.
-            needed: Blocks of all of it.
-            promised: Blocks that are others'.
-            step_tokens: Of it that the next step can compute.
-        """
+        """Whether a prompt can begin, ``found`` of its ``needed`` blocks being cached."""
 
     @abstractmethod
     def begin(self, served: Served, needed: int) -> int:
@@ -381,7 +369,6 @@ class IdealPrompts(Prompts):
         served.marks = []
 
     def _plan_checkpoints(self, served: Served, hit: Hit, restored: bool) -> None:
-        """Where a request will leave checkpoints; also what a tier brings back is kept."""
         size, periodic = self._tokens, self._strategy.kind == "periodic"
         places = self._strategy.places_to_keep(
             hit.resumed * size,

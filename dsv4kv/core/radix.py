@@ -21,12 +21,12 @@ Source: SGLang 0.5.23, ``radix_cache.py``, ``unified_radix_cache.py`` (``checkpo
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from dsv4kv.core.cache import EngineCache
 from dsv4kv.core.served import Hit, Served
 
-_UNBOUNDED_TOKENS = 1 << 40
 _REFRESHED_PAGES = 2  # whose windows are refreshed together: the window and a page, in whole pages
 _EVICTION_STEPS = 128  # SGLANG_SWA_EVICTION_INTERVAL
 _SPARE_PAGES = 5
@@ -35,24 +35,7 @@ the chunk before, one that a chunk begins in."""
 
 
 class TreeNode:
-    """Pages ``begin`` to ``end`` of prompts that share them.
-
-    Attributes:
-        parent: The node above; None for the root, and for a node that was evicted.
-        key: Numbers of the pages.
-        last: The last of these.
-        children: Nodes below, by the numbers of their first pages.
-        lock_ref: Running requests that need it.
-        used: Clock of its last use. In a tree with windows those below may have been used since.
-        passed: Clock when a prompt last ended here, or at one below that is gone; -1 if none did.
-        ticket: Order in which leaves of the same age were used.
-        queued: Whether it is in the queue of leaves.
-        window: Clock of the last use of its windows; -1 where it has none.
-        swa_lock_ref: Running requests that need these.
-        marked: Whether it ever had any.
-        before: The node whose windows are the next older ones; None where it is not in that list.
-        behind: The next younger ones.
-    """
+    """Pages ``begin`` to ``end`` of prompts that share them."""
 
     __slots__ = (
         "before", "begin", "behind", "children", "end", "key", "last", "lock_ref", "marked",
@@ -60,65 +43,62 @@ class TreeNode:
     )  # fmt: skip
 
     def __init__(self, parent: "TreeNode | None", key: list[int], begin: int) -> None:
-        self.parent, self.key, self.last = parent, key, key[-1] if key else -1
+        self.parent = parent  # None for the root, and for a node that was evicted
+        self.key, self.last = key, key[-1] if key else -1  # numbers of the pages
         self.begin, self.end = begin, begin + len(key)
-        self.children: dict[int, TreeNode] = {}
-        self.lock_ref = self.swa_lock_ref = self.used = self.ticket = 0
-        self.passed = self.window = -1
-        self.queued = self.marked = False
-        self.before: TreeNode | None = None
-        self.behind: TreeNode | None = None
+        self.children: dict[int, TreeNode] = {}  # by the numbers of their first pages
+        self.lock_ref = self.swa_lock_ref = 0  # running requests that need it, and its windows
+        self.used = 0  # clock of its last use; with windows those below may have been used since
+        self.ticket = 0  # order in which leaves of the same age were used
+        self.passed = -1  # clock when a prompt last ended here, or at one below that is gone
+        self.window = -1  # clock of the last use of its windows; -1 where it has none
+        self.queued = self.marked = False  # in the queue of leaves; whether it ever had windows
+        self.before: TreeNode | None = None  # whose windows are the next older ones
+        self.behind: TreeNode | None = None  # the next younger ones; None outside that list
 
 
+@dataclass(eq=False)
 class Running:
-    """A request in the tree.
+    """A request in the tree."""
 
-    Attributes:
-        path: Numbers of its prompt's whole pages.
-        node: The last node that it needs.
-        pages: Pages that it holds for itself, or with windows that it may still take.
-        begin: First page of windows of the tree that it needs; splitting nodes does not move it.
-        position: Tokens that have pages.
-        freed: Pages whose windows it freed, from the start.
-        branch: Page where the context that it found ends, if beyond its hit and not inserted yet.
-        windows: Window pages that it may hold at most.
-    """
+    path: list[int]  # numbers of its prompt's whole pages
+    tokens: int
+    node: TreeNode  # the last that it needs
+    pages: int  # pages that it holds for itself, or with windows that it may still take
+    begin: int = 0  # first page of the tree's windows that it needs; splits do not move it
+    position: int = 0  # tokens that have pages
+    freed: int = 0  # pages whose windows it freed, from the start
+    branch: int = 0  # page where the context found ends, if beyond its hit and not inserted yet
+    windows: int = 0  # window pages that it may hold at most
 
-    def __init__(self, path: list[int], tokens: int, node: TreeNode, pages: int) -> None:
-        self.path, self.tokens, self.node, self.pages = path, tokens, node, pages
-        self.begin = self.position = self.freed = self.branch = self.windows = 0
+
+@dataclass(frozen=True)
+class Pages:
+    """Pages of a tree, and how prompts take and find them."""
+
+    pages: int
+    page_tokens: int  # tokens of a page
+    path_of: Callable[[int], list[int]]  # numbers of the whole pages of a request's prompt
+    key_tokens: int = 0  # tokens after a page that distinguish it, too
+    uncovered_tokens: int = 1  # tokens at a prompt's end that no hit covers
+    chunk_tokens: int = 1 << 40  # max tokens of a prompt in a step
+    replayed_tokens: int = 0  # tokens at a hit's end that are computed again
+    window_pages: int = 0  # pages of the pool of windows
+    window_tokens: int = 0
+    dense: bool = False  # whether a running request keeps the windows of its whole prompt
+    holds_chunks: bool = False  # whether, if dense, it locks its last chunk's windows, not its end
+    tokens_per_step: float = 1.0  # tokens of a request in a decode step, on average
 
 
 class SglangCache(EngineCache):
     """A tree of pages, and who runs in it; see the module."""
 
-    def __init__(
-        self,
-        pages: int,
-        page_tokens: int,
-        path_of: Callable[[int], list[int]],
-        *,
-        key_tokens: int = 0,
-        uncovered_tokens: int = 1,
-        chunk_tokens: int = _UNBOUNDED_TOKENS,
-        replayed_tokens: int = 0,
-    ) -> None:
-        """An empty cache.
-
-        Args:
-            pages: Its pages.
-            page_tokens: Tokens of a page.
-            path_of: Numbers of the whole pages of a request's prompt.
-            key_tokens: Tokens after a page that distinguish it, too.
-            uncovered_tokens: Tokens at a prompt's end that no hit covers.
-            chunk_tokens: Most tokens of a prompt in a step.
-            replayed_tokens: Tokens at a hit's end that are computed again.
-        """
-        super().__init__(pages, page_tokens, chunk_tokens)
-        self.replayed_tokens = replayed_tokens
+    def __init__(self, own: Pages) -> None:
+        super().__init__(own.pages, own.page_tokens, own.chunk_tokens)
+        self.replayed_tokens = own.replayed_tokens
         self.root = TreeNode(None, [], 0)
-        self._size, self._path_of = page_tokens, path_of
-        self._key, self._uncovered = key_tokens, uncovered_tokens
+        self._size, self._path_of = own.page_tokens, own.path_of
+        self._key, self._uncovered = own.key_tokens, own.uncovered_tokens
         self._running: dict[int, Running] = {}
         self._clock = self._tickets = 0
         # a node is in it once at most, by its age or an earlier one; a locked leaf that comes
@@ -288,7 +268,6 @@ class SglangCache(EngineCache):
                 self._evict(node)
 
     def _evict(self, node: TreeNode) -> None:
-        """Evict a leaf; its parent may be the next."""
         if self.on_evicted is not None:
             self.on_evicted(node.key, node.key if node.window >= 0 else [])
         pages, parent = node.end - node.begin, _above(node)
@@ -324,53 +303,18 @@ class SglangCache(EngineCache):
 class SglangWindowCache(SglangCache):
     """``SglangCache`` with a pool of windows."""
 
-    def __init__(
-        self,
-        pages: int,
-        window_pages: int,
-        page_tokens: int,
-        path_of: Callable[[int], list[int]],
-        *,
-        window_tokens: int,
-        chunk_tokens: int,
-        dense: bool,
-        holds_chunks: bool = False,
-        tokens_per_step: float = 1.0,
-        key_tokens: int = 0,
-        uncovered_tokens: int = 1,
-    ) -> None:
-        """An empty cache.
-
-        Args:
-            pages: Its pages of context.
-            window_pages: Its pages of windows.
-            page_tokens: Tokens of a page.
-            path_of: As ``SglangCache`` says.
-            window_tokens: Tokens of a window.
-            chunk_tokens: Most tokens of a prompt in a step.
-            dense: Whether a running request keeps the windows of its whole prompt.
-            holds_chunks: Whether, if dense, it locks its last chunk's windows, not its end's.
-            tokens_per_step: Tokens of a request that a decode step gives, on average.
-            key_tokens: As ``SglangCache`` says.
-            uncovered_tokens: As it says, too.
-        """
-        super().__init__(
-            pages,
-            page_tokens,
-            path_of,
-            key_tokens=key_tokens,
-            uncovered_tokens=uncovered_tokens,
-            chunk_tokens=chunk_tokens,
-        )
-        self.free_windows = window_pages  # window pages that hold nothing
-        self.total_windows = window_pages
+    def __init__(self, own: Pages) -> None:
+        super().__init__(own)
+        windows, size = own.window_pages, own.page_tokens
+        self.free_windows = windows  # window pages that hold nothing
+        self.total_windows = windows
         self.stored_windows = 0  # window pages of all nodes
-        self._window, self._dense = window_tokens, dense
-        self._holds_chunks = dense and holds_chunks
-        self._lag = max(window_tokens, page_tokens) + int(_EVICTION_STEPS / 2 * tokens_per_step)
-        self._chunk_pages = -(-chunk_tokens // page_tokens)
-        self._chunk_windows = self._chunk_pages + _SPARE_PAGES + key_tokens
-        self._promised, self._spare_windows = 0, window_pages  # not promised
+        self._window, self._dense = own.window_tokens, own.dense
+        self._holds_chunks = own.dense and own.holds_chunks
+        self._lag = max(self._window, size) + int(_EVICTION_STEPS / 2 * own.tokens_per_step)
+        self._chunk_pages = -(-self.chunk_tokens // size)
+        self._chunk_windows = self._chunk_pages + _SPARE_PAGES + self._key
+        self._promised, self._spare_windows = 0, windows  # not promised
         # nodes with windows are between these, by age; a locked one that comes first leaves the
         # list until it is unlocked
         self._oldest, self._newest = TreeNode(None, [], 0), TreeNode(None, [], 0)
@@ -378,10 +322,7 @@ class SglangWindowCache(SglangCache):
 
     @property
     def available(self) -> int:
-        """Pages that can be had: free, or to be evicted, less those promised.
-
-        A page of generated tokens has a page of windows, too.
-        """
+        """Pages free or to be evicted, less promised; a generated one takes a page of windows."""
         context = self.uncached + self.cached - self._promised
         return min(context, self._spare_windows)
 
@@ -450,7 +391,6 @@ class SglangWindowCache(SglangCache):
         self._grow(grown)
 
     def next_event(self, request: Served, due: int) -> int:
-        """When it needs a page, or frees one of windows."""
         size = self._size
         pages = max((request.position - self._lag) // size, request.begun // size) + 1
         return min(due, pages * size + self._lag - 1)
@@ -588,11 +528,8 @@ class SglangWindowCache(SglangCache):
         for half in (upper, node):
             self._clock += 1
             self._use(half)
-        upper.swa_lock_ref, upper.marked, upper.window = (
-            node.swa_lock_ref,
-            node.marked,
-            node.window,
-        )
+        upper.swa_lock_ref, upper.marked = node.swa_lock_ref, node.marked
+        upper.window = node.window
         if node.behind is not None:
             _link(upper, node)
         return upper
@@ -637,7 +574,6 @@ class SglangWindowCache(SglangCache):
             self._use(node)
 
     def _recover(self, node: TreeNode, window_from: int) -> None:
-        """Let a node without windows have the request's."""
         if node.begin < window_from:
             self._split(node, window_from)
         self._use_windows(node)

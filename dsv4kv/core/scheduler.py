@@ -22,31 +22,18 @@ from dsv4kv.core.served import NEVER, Served, insert_by_age
 class Limits:
     """What a scheduler keeps to."""
 
-    step_tokens: int
-    max_requests: int  # requests that hold a slot
+    chunk_tokens: int  # prompt tokens of a step on one rank
+    slots: int  # requests that one rank runs at most
     block_tokens: int  # tokens of a block
     ratio: int  # tokens of an entry: a block is needed for complete entries alone
-    # blocks that paused requests may keep; None where blocks run out as in SGLang, which retracts
-    # requests
+    # blocks that paused requests may keep; None where requests are retracted, as in SGLang
     paused_blocks: int | None
     max_context_tokens: int
     defer: bool  # let a request wait while another computes its prefix
-    # whether a request finds what others compute in the very step that it is admitted to
-    finds_scheduled: bool
-    ranks: int = 1  # replicas that step together, each with requests and prompt chunks of its own
-    alone: bool = False  # whether steps with prompt chunks leave out what decodes there
-    # whether prompts wait for one on every rank, ``LONGEST_DELAY`` steps at most
-    delay: bool = False
-
-    @property
-    def chunk_tokens(self) -> int:
-        """Prompt tokens of a step on one rank."""
-        return self.step_tokens // self.ranks
-
-    @property
-    def slots(self) -> int:
-        """Requests that one rank runs at most."""
-        return max(1, self.max_requests // self.ranks)
+    finds_scheduled: bool  # whether others find what is computed in the very step of admission
+    ranks: int  # replicas that step together, each with requests and prompt chunks of its own
+    alone: bool  # whether steps with prompt chunks leave out what decodes there
+    delay: bool  # whether prompts wait for one on every rank, ``LONGEST_DELAY`` steps at most
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold every complete entry of ``tokens``."""
@@ -73,7 +60,6 @@ class Drafts:
         self._kept: list[int] = (1 + accepted).tolist()
 
     def kept(self, served: Served) -> int:
-        """Tokens that stay of a request's next step."""
         return self._kept[(served.number * _STRIDE + served.verified) % _DRAWS]
 
 
@@ -128,7 +114,6 @@ class Scheduler:
 
     @property
     def in_slots(self) -> int:
-        """Requests that hold a slot."""
         return sum(self._held)
 
     @property
@@ -141,10 +126,7 @@ class Scheduler:
             pass
 
     def turn(self, until_s: float = NEVER) -> bool:
-        """Take the next step, or decode steps that are alike, or wait.
-
-        Returns False where nothing is left, or nothing comes until then.
-        """
+        """Take a step, or equal decode steps, or wait; False where nothing comes until then."""
         self.quiet_s = 0.0
         chunks = self._schedule()
         if chunks and not self._waits_for_ranks(chunks):
@@ -193,7 +175,6 @@ class Scheduler:
     # ---- who runs -------------------------------------------------------------------------------
 
     def _schedule(self) -> list[tuple[Served, Span]]:
-        """Find out who runs, and the prompt chunks of the next step."""
         self._receive()
         for served in [each for each in self.loading if each.ready_s <= self.clock.now_s]:
             self.loading.remove(served)
@@ -224,7 +205,6 @@ class Scheduler:
         return True
 
     def _budgets(self) -> list[int]:
-        """Prompt tokens of a step on every rank."""
         limits, decoded = self._limits, 0
         if not limits.alone:
             decoded = len(self.decoding)
@@ -246,7 +226,6 @@ class Scheduler:
                 in_flight += 1
 
     def _impossible(self, served: Served) -> str:
-        """Why a request can never be served; empty if it can."""
         if served.total_tokens > self._limits.max_context_tokens:
             return "longer than the longest context"
         if self._limits.blocks_for(served.total_tokens) > self.cache.total:
@@ -325,7 +304,6 @@ class Scheduler:
     def _add_chunk(
         self, served: Served, chunks: list[tuple[Served, Span]], budgets: list[int]
     ) -> None:
-        """Give a prompt what its rank has left of the step's tokens."""
         before = served.position
         take = min(budgets[served.rank], served.prompt_tokens - before)
         if take > 0 and self._preemption.goes_on(served, before + take):
@@ -355,7 +333,6 @@ class Scheduler:
     # ---- blocks of requests that decode ---------------------------------------------------------
 
     def lacks(self, served: Served) -> int:
-        """Blocks that a request needs before it can take a step."""
         end = min(served.position + self._drafts.window, served.total_tokens)
         return max(0, self._limits.blocks_for(end) - served.blocks)
 
@@ -387,7 +364,6 @@ class Scheduler:
     # ---- what they do ---------------------------------------------------------------------------
 
     def _prefill(self, chunks: list[tuple[Served, Span]]) -> None:
-        """A step of prompt chunks, and of what decodes next to them."""
         decoding = self._decoding_beside(chunks)
         if self._finds_scheduled:  # others find them before the step is over
             self._compute_all(chunks)
@@ -436,7 +412,6 @@ class Scheduler:
             self._finish(served)
 
     def _advance(self, decoding: list[Served]) -> tuple[int, int, int]:
-        """Let requests take a step; returns them, their tokens, and the tokens that these see."""
         due = list[Served]()
         if not self.cache.reserves:
             due = [served for served in decoding if served.position >= served.due]

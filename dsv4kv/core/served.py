@@ -116,5 +116,4 @@ class Served:
 
 
 def insert_by_age(queue: MutableSequence[Served], served: Served) -> None:
-    """Put a request in its place where the oldest is first."""
     insort(queue, served, key=lambda each: (each.arrival_s, each.number))

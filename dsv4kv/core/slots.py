@@ -36,6 +36,11 @@ class Prompt:
             same += 1
         return same * block_tokens
 
+    def holds(self, other: "Prompt", block_tokens: int) -> bool:
+        """Whether it begins with the whole blocks of another, and is no shorter."""
+        whole = other.tokens // block_tokens * block_tokens
+        return self.tokens >= other.tokens and self.common(other.path, block_tokens) >= whole
+
 
 class Slot:
     """One request's place: the prompt in it, since when it is idle, and who has it."""
@@ -135,7 +140,7 @@ class SlotCache(EngineCache):
             if slot.prompt.tokens and share > alike:
                 chosen, alike = slot, share
         if chosen is None:
-            chosen = min(idle, key=_used)
+            chosen = min(idle, key=lambda slot: slot.used)
         elif alike * tokens >= KEPT * chosen.prompt.tokens:
             return chosen
         self._save(chosen.prompt)
@@ -145,20 +150,13 @@ class SlotCache(EngineCache):
     def _save(self, prompt: Prompt) -> None:
         """Put a prompt into host memory; prefixes of it are dropped, then the oldest."""
         size = self.block_tokens
-        for each in self._host:
-            if each.tokens >= prompt.tokens and each.common(prompt.path, size) >= _whole(
-                prompt, size
-            ):
-                return
+        if any(each.holds(prompt, size) for each in self._host):
+            return
         marks = prompt.checkpoints[:]
         needed = self._saved_bytes(prompt.tokens) + len(marks) * self._saved_bytes(0)
         if not prompt.tokens or needed > self._host_bytes:
             return
-        self._host = [
-            each
-            for each in self._host
-            if each.tokens > prompt.tokens or each.common(prompt.path, size) < _whole(each, size)
-        ]
+        self._host = [each for each in self._host if not prompt.holds(each, size)]
         kept = sum([each.saved_bytes for each in self._host])
         while self._host and kept + needed > self._host_bytes:
             kept -= self._host.pop(0).saved_bytes
@@ -202,11 +200,3 @@ class SlotCache(EngineCache):
 
     def loaded(self, request: int, begin: int, end: int, position: int) -> None:
         """No tier is below slots."""
-
-
-def _used(slot: Slot) -> int:
-    return slot.used
-
-
-def _whole(prompt: Prompt, block_tokens: int) -> int:
-    return prompt.tokens // block_tokens * block_tokens

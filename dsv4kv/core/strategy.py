@@ -12,14 +12,11 @@ from dataclasses import dataclass
 def kept_places(prompt_tokens: int, period_tokens: int, end: tuple[int, int] | None) -> set[int]:
     """Tokens of a prompt behind which windows and states are kept, none of them 0.
 
-    Args:
-        prompt_tokens: Its length.
-        period_tokens: Tokens from one to the next; 0 for none.
-        end: ``(grain, before)``: ``before`` tokens before its end, floored to a multiple of
-            ``grain``; None for none.
+    ``end`` is ``(grain, before)``: one ``before`` tokens before its end, floored to ``grain``.
     """
-    period = period_tokens
-    places = set(range(period, prompt_tokens + 1, period)) if period else set[int]()
+    places = set[int]()
+    if period_tokens:
+        places.update(range(period_tokens, prompt_tokens + 1, period_tokens))
     if end is not None:
         grain, before = end
         places.add((prompt_tokens - before) // grain * grain)
@@ -47,13 +44,7 @@ class Strategy:
     def places_to_keep(
         self, resumed_tokens: int, found_tokens: int, prompt_tokens: int
     ) -> list[int]:
-        """Positions at which a prompt leaves checkpoints while it is computed, rising.
-
-        Args:
-            resumed_tokens: Where computing began.
-            found_tokens: Whole cached blocks that it found.
-            prompt_tokens: Its length, already cut to where a later prompt can part from it.
-        """
+        """Where a prompt leaves checkpoints, rising; it found ``found_tokens`` in whole blocks."""
         if self.kind == "periodic":
             places = kept_places(prompt_tokens, self.period_tokens, None)
             return sorted([place for place in places if place > found_tokens])

@@ -1,12 +1,9 @@
 """A prefix cache: chains of keys as a tree of runs, evicted children before parents.
 
-A request's life: ``pin`` the longest cached prefix of its keys, ``evict`` what is missing to
-compute the rest, ``extend`` the lease by keys and values once they are computed (chunk by chunk),
-``release``.  The tree never talks to an allocator: values it takes over and values it frees are
-returned, and its owner counts references.
-
-Whatever uses only a part of a run splits it first.  So all its blocks share one history, and a
-policy judges the run as it would judge each of its blocks.
+A request will ``pin`` the longest cached prefix of its keys, ``evict`` what is missing for the
+rest, ``extend`` the lease by keys and values once they are computed, ``release``. Values that the
+tree takes over or frees are returned, and its owner counts references. Whatever uses a part of a
+run splits it first: all its blocks share one history, and a policy judges them as one.
 """
 
 from collections.abc import Iterable
@@ -35,13 +32,7 @@ class PrefixTree:
     """
 
     def __init__(self, policy: Policy, block_keys: int = 0, *, chained: bool = True) -> None:
-        """An empty tree.
-
-        Args:
-            policy: What goes first; an object for this tree alone.
-            block_keys: Keys of a block; 0: keys have no values, and are given up themselves.
-            chained: Whether a key stands for its history, too.
-        """
+        """With ``block_keys`` 0 keys have no values. ``chained``: a key stands for its history."""
         self.root = Run(None, [], 0, 0)
         self.held = 0  # values held now; keys, where there are no values
         self.pinned = 0  # values that leases hold; keys, where there are no values
@@ -75,12 +66,7 @@ class PrefixTree:
         return Lease(length, self._join(path, length), request, run)
 
     def insert(self, keys: list[int], values: list[int]) -> list[int]:
-        """Store a chain, which counts as one more use of it; returns the values taken over.
-
-        Args:
-            keys: The chain from its first key on.
-            values: Of the whole chain, or of its last keys from a cached one on.
-        """
+        """Store a chain with its last values, one more use; returns the values taken over."""
         run, skip = self._enter(self.root, keys, values)
         self._use(run)
         run, taken = self.store(run, keys[skip:], values)
@@ -88,16 +74,10 @@ class PrefixTree:
         return taken
 
     def extend(self, lease: Lease, keys: list[int], values: list[int]) -> list[int]:
-        """Store what follows what a lease holds, and hold that, too; returns values taken over.
+        """Store the keys behind a lease's and hold them, too; returns values taken over.
 
-        Args:
-            lease: What the request holds: its first ``lease.length`` keys.
-            keys: Those that follow.
-            values: Of these keys, or of their last from a cached one on.
-
-        Raises:
-            ConfigError: The values begin after the cached prefix or are too many.
-            NotOwner: The lease has been released.
+        ``values`` are of these keys, or of their last from a cached one on. Raises
+        ``ConfigError`` where they are too few or too many, ``NotOwner`` after a release.
         """
         above = lease.run
         if above is None:
@@ -119,11 +99,7 @@ class PrefixTree:
         self._let_go(path_to(run), lease.moment)
 
     def evict(self, count: int) -> list[int]:
-        """Evict ``count`` values, children before parents, and return them.
-
-        Raises:
-            OutOfBlocks: Fewer may be evicted; nothing changes.
-        """
+        """Evict ``count`` values, children before parents, and return them."""
         if not 0 <= count <= self.evictable:
             raise OutOfBlocks(
                 f"{count} are to be evicted and {self.evictable} of {self.held} cached may be: "
@@ -164,7 +140,6 @@ class PrefixTree:
         return run, self._owned(run, run.start)
 
     def count(self, run: Run) -> int:
-        """What evicting a run frees: its blocks less one that a run above holds, too; or keys."""
         return len(run.values) - self._shares(run) if self._size else run.length
 
     # ---- runs -----------------------------------------------------------------------------------
@@ -236,7 +211,6 @@ class PrefixTree:
         return self._part(run, inside), present - above.end
 
     def _evict_from(self, run: Run, count: int) -> list[int]:
-        """Evict at most ``count`` values from the end of one run."""
         size, owned = self._size, self.count(run)
         if not size:
             at = run.end - count
@@ -268,7 +242,6 @@ class PrefixTree:
     # ---- blocks ---------------------------------------------------------------------------------
 
     def _blocks(self, begin: int, end: int) -> int:
-        """Blocks that hold keys from ``begin`` to ``end``, partial ones included."""
         return -(-end // self._size) - begin // self._size
 
     def _owned(self, run: Run, at: int) -> list[int]:

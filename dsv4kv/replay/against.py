@@ -1,14 +1,13 @@
 """A recorded server against a replay of its requests, and causes of the difference.
 
-Both are counted minute by minute: tokens found, blocks evicted, blocks in use, requests preempted.
-What explains the difference is replayed with one thing changed at a time, so that every cause has
-its tokens: exactly, or between two bounds. The rest is reported as unexplained.
+Both are counted by the minute. What explains the difference is replayed with one thing changed at
+a time, so every cause has its tokens: exactly, or between two bounds.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, starmap
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,11 +122,7 @@ class Comparison:
         pool: Pool,
         advance: Callable[[], object] = lambda: None,
     ) -> None:
-        """Compare what a server did by an engine's rule; ``pool`` is its cache and the requests.
-
-        ``advance`` is called with every request of every replay, ``MOST_PLAYS`` replays at most.
-        Raises ``ConfigError`` for the toolkit's own rule.
-        """
+        """``advance`` is called with every request of ``MOST_PLAYS`` replays at most."""
         if not find_rule(rule).engine:
             raise ConfigError(f"the rule {rule} is no server's: take an engine's, with --rule.")
         self._recorded, self._server, self._pool = recorded, server, pool
@@ -146,7 +141,6 @@ class Comparison:
         self._beyond = np.where(self._reported, np.maximum(self._found - seen, 0), 0)
 
     def explain(self) -> Against:
-        """Replay it, and with every cause, if there is anything to explain."""
         plain = self._play()
         causes = self._causes(plain) if self._apart(plain) else []
         return self._report(plain, [cause for cause in causes if cause.low or cause.high])
@@ -190,7 +184,6 @@ class Comparison:
         return Cause(name, int(fewer.sum()), int(more.sum()), seen)
 
     def _unrecorded(self, model: Played) -> Iterator[Cause]:
-        """Others may have been served in between: all that was cached before may be gone."""
         ends = [self._since(end) for _, end in self._server.unrecorded]
         inside = [end for end in ends if self._spans[0].begin_s < end < self._spans[-1].begin_s]
         if inside:
@@ -245,7 +238,6 @@ class Comparison:
         yield self._between(name, model, [other], "replayed both ways")
 
     def _order(self, model: Played) -> Iterator[Cause]:
-        """What is evicted first matters only where something is."""
         if not model.evicted:
             return
         size, blocks = self._pool.block_tokens, self._pool.blocks
@@ -262,7 +254,6 @@ class Comparison:
 
     @property
     def _answered(self) -> int:
-        """Tokens that the server found, by its answers or else by its counters."""
         if self._by_request:
             return int(self._found[self._reported].sum())
         return sum(found for _, found, _ in self._server.counted)
@@ -377,30 +368,23 @@ class Comparison:
 
 def _by_minute(columns: Sequence[Rows | None], numbers: Sequence[int]) -> tuple[list[Side], Side]:
     """Every minute, and all of them: hits and evictions outside the minutes, too."""
-    grouped: list[defaultdict[int, list[int]] | None] = []
-    for rows in columns:
+    folds: list[Callable[[Sequence[int]], int | None]] = [sum, sum, _most, sum]
+    table = list[list[int | None]]()
+    for rows, fold in zip(columns, folds, strict=True):
         minutes = defaultdict[int, list[int]](list)
         for at, number in rows or ():
             minutes[int(at // MINUTE_S)].append(number)
-        grouped.append(None if rows is None else minutes)
-    hits, evicted, used, preempted = (
-        [None if each is None else each[minute] for minute in numbers] for each in grouped
-    )
-    sides = [
-        Side(_sum(hits[n]), _sum(evicted[n]), max(used[n] or [], default=None), _sum(preempted[n]))
-        for n in range(len(numbers))
-    ]
-    found, gone = (None if r is None else sum(n for _, n in r) for r in columns[:2])
-    most = max((side.used for side in sides if side.used is not None), default=None)
-    stopped = None if columns[3] is None else sum(side.preempted or 0 for side in sides)
-    return sides, Side(found, gone, most, stopped)
+        table.append([None if rows is None else fold(minutes[minute]) for minute in numbers])
+    found, gone = (None if rows is None else sum(n for _, n in rows) for rows in columns[:2])
+    used = _most([each for each in table[2] if each is not None])
+    stopped = None if columns[3] is None else sum(each or 0 for each in table[3])
+    return list(starmap(Side, zip(*table, strict=True))), Side(found, gone, used, stopped)
 
 
-def _sum(numbers: Sequence[int] | None) -> int | None:
-    return None if numbers is None else sum(numbers)
+def _most(numbers: Sequence[int]) -> int | None:
+    return max(numbers, default=None)
 
 
 def _clock(at_s: float) -> str:
-    """Minutes and seconds since the first arrival."""
     minutes, seconds = divmod(max(0, round(at_s)), 60)
     return f"{minutes}:{seconds:02}"

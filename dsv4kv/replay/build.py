@@ -39,11 +39,7 @@ def read_options(workload: ArrivalSection) -> ReadOptions:
 
 
 def check_ids(requests: Sequence[Request], workload: ArrivalSection) -> None:
-    """Refuse block ids that contradict each other.
-
-    Raises:
-        TraceError: The sentence names both requests, by file and line where there is a file.
-    """
+    """Refuse block ids that contradict each other; raises ``TraceError``."""
     if not any(len(request.prefix_hashes) for request in requests):
         return
 
@@ -61,24 +57,17 @@ _LAST: list[tuple[Sequence[Request], PathTable]] = []
 
 
 def _collect(requests: Sequence[Request]) -> PathTable:
-    """The paths of a trace; the last trace's are remembered."""
     if not _LAST or _LAST[0][0] is not requests:
         _LAST[:] = [(requests, collect_paths(requests))]
     return _LAST[0][1]
 
 
 def forget_paths() -> None:
-    """Free what is remembered of the last trace."""
     _LAST.clear()
 
 
 def read_requests(config: ReplayConfig) -> list[Request]:
-    """The requests of a configuration, all of them.
-
-    Raises:
-        TraceError: The trace cannot be read, its block ids contradict each other, or nothing is
-            left of it.
-    """
+    """The requests of a configuration, all of them; raises ``TraceError``."""
     workload = config.workload
     if workload.trace is None:
         requests = synthesize(workload.synthetic, config.measure.seed)
@@ -121,7 +110,6 @@ class Parts:
 
 
 def find_parts(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
-    """Work out what does not change; raises as ``build_replay`` does."""
     config = by_server(config)
     memory = plan_memory(config)
     weights = build_weights(config, memory.model, memory.schemas)
@@ -142,11 +130,7 @@ def find_parts(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
 def _find_pool(
     config: ReplayConfig, memory: MemoryPlan, requests: Sequence[Request]
 ) -> Pool | None:
-    """The cache of ``prefix.rule`` and the prompts; None for the toolkit's own, or without reuse.
-
-    Raises:
-        ConfigError: Blocks that do not fit the trace's or the rule.
-    """
+    """The cache of ``prefix.rule``; None for the toolkit's own, or without reuse."""
     if not memory.rule.engine or not config.prefix.reuse:
         return None
     size, speculative = memory.block_tokens, config.scheduler.speculative
@@ -191,39 +175,22 @@ class Replay:
     tiers: Tiers | None = None  # what is below the GPUs; None where nothing is
 
     def __post_init__(self) -> None:
-        self.config, self.memory, self.times = (
-            self.parts.config,
-            self.parts.memory,
-            self.parts.times,
-        )
+        parts = self.parts
+        self.config, self.memory, self.times = parts.config, parts.memory, parts.times
         self.outcome, self.prompts = self.scheduler.outcome, self.scheduler.prompts
 
 
 def build_replay(
-    config: ReplayConfig,
-    requests: Sequence[Request],
+    config: ReplayConfig,  # what is asked for
+    requests: Sequence[Request],  # the trace
     *,
+    # what this replay has in common with others; found where it is not given
     parts: Parts | None = None,
-    source: Source | None = None,
-    below: Below | None = None,
-    shared: SharedTiers | None = None,
+    source: Source | None = None,  # where its requests come from, if not from the trace
+    below: Below | None = None,  # what is below its cache instead of tiers
+    shared: SharedTiers | None = None,  # tiers that it has in common with others
 ) -> Replay:
-    """Build everything a replay needs.
-
-    Args:
-        config: What is asked for.
-        requests: The trace.
-        parts: What this replay has in common with others; found where it is not given.
-        source: Where its requests come from, if not from the trace.
-        below: What is below its cache instead of tiers.
-        shared: Tiers that it has in common with others.
-
-    Raises:
-        DoesNotFit: Weights and cache are more than the GPUs hold.
-        ConfigError: The configuration cannot be built or does not fit the trace.
-        TraceError: The clock of the trace runs backwards.
-        RecordError: The record that the bandwidth is to be taken from cannot be read.
-    """
+    """Build everything a replay needs."""
     parts = parts or find_parts(config, requests)
     config, memory = parts.config, parts.memory
     check_fit(config.cost, memory, parts.weights)
@@ -257,13 +224,12 @@ def build_replay(
 
 
 def _find_limits(config: ReplayConfig, memory: MemoryPlan, ranks: int) -> Limits:
-    """What the scheduler keeps to, by the rule and by what is asked for."""
     scheduling, policy = config.scheduler, memory.rule.policy
     alone = policy.prompts_alone if scheduling.prompts is None else scheduling.prompts == "alone"
     paused = None if policy.prompts_alone else int(memory.num_blocks * scheduling.paused_share)
     return Limits(
-        step_tokens=scheduling.step_tokens,
-        max_requests=scheduling.max_requests,
+        chunk_tokens=scheduling.step_tokens // ranks,
+        slots=max(1, scheduling.max_requests // ranks),
         block_tokens=memory.block_tokens,
         ratio=memory.group.ratio,
         paused_blocks=paused,
@@ -279,7 +245,6 @@ def _find_limits(config: ReplayConfig, memory: MemoryPlan, ranks: int) -> Limits
 def _own_prompts(
     config: ReplayConfig, memory: MemoryPlan, tokens: int, below: Below | None, *, reuse: bool
 ) -> Prompts:
-    """The prefix tree, if there is anything to reuse, and the blocks of it."""
     if memory.strategy.period_tokens % tokens:
         raise ConfigError(
             f"prefix.strategy is {memory.strategy.name}: prompts share blocks of {tokens:,} "

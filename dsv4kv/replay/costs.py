@@ -1,8 +1,7 @@
 """What a step moves and computes, as tables over the length of a request, and stated rates.
 
-Terms as in ``dsv4kv.ops``, the same that ``dsv4kv bench`` counts: a decode step writes a layer
-with one operation, scores keys, selects and attends, all in place; a prompt chunk inserts,
-compresses and gathers what is visible. Sums over steps are differences of running sums.
+Terms are those of ``dsv4kv bench`` (``dsv4kv.ops``): a decode step writes, scores, selects and
+attends in place; a prompt chunk inserts, compresses and gathers what is visible.
 """
 
 from collections import Counter
@@ -39,17 +38,14 @@ _PER_WEIGHT = 2  # a multiplication and an addition
 
 
 class StepTables:
-    """Work of every operation of a model's layers.
+    """Work of every operation of a model's layers, by tokens of a request.
 
     Attributes:
-        updates: int64[n]: bytes that a decode token writes that makes a request ``n`` tokens long.
+        updates: int64[n]: bytes that the decode token writes that makes it ``n`` tokens long.
         reads: int64[n] by kind: bytes that it reads for itself, and writes on the way.
-        shared: int64[n]: bytes of the keys that a decode step reads once for all tokens of a
-            request, which then has ``n``.
-        operations: int64[n]: what it computes: every head attends to the window and to the entries
-            that its layer reads, an indexer scores keys. Softmax, norms and quantisation are left
-            out.
-        visible: int64[n]: bytes that a prompt chunk reads that ends at ``n`` tokens.
+        shared: int64[n]: bytes of the keys that a decode step reads once for all its tokens.
+        operations: int64[n]: of attention and scores, without softmax, norms, quantisation.
+        visible: int64[n]: bytes that a prompt chunk reads that ends there.
     """
 
     def __init__(
@@ -79,7 +75,6 @@ class StepTables:
             self.visible += layers * spec.gather_all_bytes(page.format, entries, blocks)
 
     def _add_writes(self, schemas: Sequence[LayerCacheSchema], lengths: Ints) -> None:
-        """Writes of tokens, decoded one by one or in a chunk that keeps its last rows."""
         poolings: Counter[Pooling] = Counter()
         windows: Counter[PageLayout] = Counter()
         plain: Counter[tuple[EntryFormat, int]] = Counter()  # of one value; tokens of each
@@ -114,10 +109,7 @@ class StepTables:
         )
 
     def sums(self, active_parameters: int) -> Ints:
-        """int64[n, 6]: what decoding every token of a request of ``n`` tokens costs, weights once.
-
-        Updates, kinds of reads, operations, shared.
-        """
+        """int64[n, 6]: updates, kinds of reads, operations, shared keys, summed over tokens."""
         if active_parameters not in self._sums:
             operations = self.operations + _PER_WEIGHT * active_parameters
             reads = (self.reads[kind] for kind in READS)
@@ -126,7 +118,6 @@ class StepTables:
         return self._sums[active_parameters]
 
     def weighed(self, weights: WeightModel) -> Tables:
-        """The same, with the arithmetic and the bytes of weights."""
         sums = self.sums(weights.active_parameters)
         return Tables(sums, self.shared, self.visible, self._grown, self._kept, weights.step_bytes)
 
@@ -140,23 +131,13 @@ def fill_tables(
 
 
 def find_rates(cost: CostSection) -> Rates:
-    """Work out the rates.
-
-    Raises:
-        ConfigError: Two bandwidths or none, an unknown GPU, a record without peaks.
-        RecordError: The record cannot be read.
-    """
+    """Work out the rates; raises ``ConfigError`` or ``RecordError``."""
     gbps, source = _bandwidth(cost)
-    return Rates(
-        bytes_per_s=gbps * 1e9 * cost.gpus,
-        operations_per_s=cost.tflops * 1e12 * cost.gpus,
-        overhead_s=cost.overhead_us / 1e6,
-        source=source,
-    )
+    moved, computed = gbps * 1e9 * cost.gpus, cost.tflops * 1e12 * cost.gpus
+    return Rates(moved, computed, cost.overhead_us / 1e6, source)
 
 
 def _bandwidth(cost: CostSection) -> tuple[float, str]:
-    """GB/s of one GPU, and how that is known."""
     if cost.bandwidth_gbps is not None and cost.peaks is not None:
         raise ConfigError("cost.bandwidth_gbps and cost.peaks both give a bandwidth: keep one.")
     if cost.bandwidth_gbps is not None:

@@ -36,10 +36,7 @@ def _engine_bytes(
 
     Groups share blocks of one size, which hold windows and states of running requests too (vLLM).
     Pools apart have pages of context, and pages of windows with CSA states (SGLang). A rule
-    without windows keeps running requests' windows in slots.
-
-    Raises:
-        ConfigError: A format or a state that the rule's engine does not have.
+    without windows keeps running requests' windows in slots. Raises ``ConfigError``.
     """
     if not rule.groups:
         return held.slot, held.block, 0
@@ -58,7 +55,6 @@ def arch_of(cost: CostSection) -> str | None:
 
 
 def _named_gpu(cost: CostSection) -> Gpu | None:
-    """The GPU whose datasheet gives the times: not one given, or measured, as a bandwidth."""
     if cost.gpu is None or cost.bandwidth_gbps is not None or cost.peaks is not None:
         return None
     return load_gpu(cost.gpu)
@@ -127,12 +123,7 @@ class MemoryPlan:
 
 
 def plan_memory(config: ReplayConfig) -> MemoryPlan:
-    """Divide the memory of a configuration.
-
-    Raises:
-        ConfigError: The model has no blocks, or the memory does not hold the slots and a block;
-            ``prefix.rule`` is of another generation of models.
-    """
+    """Divide the memory of a configuration; raises ``ConfigError``."""
     model, rule = load_model(config.model.preset), find_rule(config.prefix.rule)
     try:
         drafts = find_drafts(config.prefix.rule, rule, config.prefix.speculation)
@@ -238,13 +229,7 @@ def _divide(
 
 
 def check_fit(cost: CostSection, memory: MemoryPlan, weights: WeightModel) -> None:
-    """Refuse GPUs that cannot hold their equal shares of weights and cache.
-
-    Only a GPU whose datasheet gives the times has a known memory.
-
-    Raises:
-        DoesNotFit: With the fewest that would.
-    """
+    """Refuse GPUs that cannot hold their shares of weights and cache, where memory is known."""
     gpu = _named_gpu(cost)
     if gpu is None:
         return

@@ -1,8 +1,7 @@
 """A replay at a server's own pace: requests begin, answer and end when they did there.
 
-No model of a step is needed, and none is used: requests overlap as they did there. A request
-begins when its prompt has room, and takes a block for what it generates at even distances between
-its first token and its last.
+A request begins when its prompt has room, and takes a block for what it generates at even
+distances between its first token and its last.
 """
 
 import heapq
@@ -43,26 +42,16 @@ class Paced:
 
     def __init__(
         self,
-        pool: Pool,
-        rule: Variant,
-        spans: Sequence[Span],
+        pool: Pool,  # the cache and the prompts
+        rule: Variant,  # an engine's
+        spans: Sequence[Span],  # of every request
         *,
-        at_once: bool,
+        at_once: bool,  # whether others find a prompt as soon as it begins, or when it is computed
+        # when the cache lost everything, and requests that ran with it
         emptied: Sequence[float] = (),
-        looks: Sequence[float] = (),
-        advance: Callable[[], object] = lambda: None,
+        looks: Sequence[float] = (),  # when to look at the blocks in use
+        advance: Callable[[], object] = lambda: None,  # is called with every request that begins
     ) -> None:
-        """Enter what is to happen.
-
-        Args:
-            pool: The cache and the prompts.
-            rule: An engine's.
-            spans: Of every request.
-            at_once: Whether others find a prompt as soon as it begins, or when it is computed.
-            emptied: When the cache lost everything, and requests that ran with it.
-            looks: When to look at the blocks in use.
-            advance: Is called with every request that begins.
-        """
         self._pool, self._rule, self._spans = pool, rule, spans
         self._at_once, self._advance, self._size = at_once, advance, pool.block_tokens
         self._tokens = pool.table.input_tokens.tolist()
@@ -76,7 +65,6 @@ class Paced:
         self._empty()
 
     def run(self) -> Played:
-        """Do what comes next until nothing is left."""
         happens = {_BEGIN: self._come, _STORE: self._store, _GROW: self._grow, _END: self._end}
         heapq.heapify(self._agenda)
         while self._agenda:
@@ -100,7 +88,6 @@ class Paced:
         self._waiting: deque[int] = deque()
 
     def _come(self, number: int) -> None:
-        """Enter when it gives its first token, takes further blocks and ends; it may begin."""
         self._advance()
         if self._cache.refuses(self._tokens[number]):
             self._played.rejected += 1

@@ -13,11 +13,7 @@ KeysOf = Callable[[Served], list[int]]  # the whole shared blocks of a request
 
 
 def shared_tokens(trace_block_tokens: int, cache_block_tokens: int) -> int:
-    """Tokens of a shared block: the larger of a trace's block and a cache's.
-
-    Raises:
-        ConfigError: Neither divides the other.
-    """
+    """Tokens of a shared block: the larger of a trace's block and a cache's."""
     if not trace_block_tokens:
         return cache_block_tokens
     small, large = sorted((trace_block_tokens, cache_block_tokens))
@@ -49,26 +45,16 @@ def begin_serving(
     number: int, request: Request, arrival_s: float, keys: KeysOf, longest_output: int | None
 ) -> Served:
     """A request as it comes; outputs are cut to ``longest_output`` tokens."""
-    output = request.output_tokens
-    return Served(
-        number=number,
-        arrival_s=arrival_s,
-        input_tokens=request.input_tokens,
-        output_tokens=output if longest_output is None else min(output, longest_output),
-        find_keys=keys,
-        ids=request.prefix_hashes,
-        id_tokens=request.hash_block_tokens,
-    )
+    output, ids = request.output_tokens, request.prefix_hashes
+    output = output if longest_output is None else min(output, longest_output)
+    tokens, size = request.input_tokens, request.hash_block_tokens
+    return Served(number, arrival_s, tokens, output, keys, ids, size)
 
 
 def open_arrivals(
     requests: Sequence[Request], section: ArrivalSection, keys: KeysOf, client_s: float = 0.0
 ) -> Arrivals:
-    """Requests of a trace as they come; ``keys`` names the blocks of a prompt.
-
-    With closed arrivals a request comes ``client_s`` after the answer that it waited for. Raises
-    ``TraceError`` for a wrong order.
-    """
+    """Requests as they come; closed ones ``client_s`` after the answer that they waited for."""
     longest, closed = section.max_output_tokens, section.arrivals == "closed"
     times_s = list[float]()
     if not closed:

@@ -4,7 +4,8 @@ A trace is served request by request, each leaving only its prompt behind; side 
 caches are driven by a scheduler.
 """
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -15,7 +16,7 @@ from dsv4kv.core.cache import EngineCache
 from dsv4kv.core.hashed import HashedCache
 from dsv4kv.core.losses import ReuseTally
 from dsv4kv.core.paths import NumberedPaths
-from dsv4kv.core.radix import SglangCache, SglangWindowCache
+from dsv4kv.core.radix import Pages, SglangCache, SglangWindowCache
 from dsv4kv.core.served import Served
 from dsv4kv.core.slots import SlotCache
 from dsv4kv.engines import rule as rl
@@ -57,7 +58,6 @@ class Pool:
 
     @property
     def blocks(self) -> int:
-        """Whole blocks of the pool."""
         return self.tokens // self.block_tokens
 
 
@@ -110,7 +110,6 @@ def rule_of(variant: rl.Variant, pool: Pool) -> rl.Rule:
 
 
 def open_cache(variant: rl.Variant, pool: Pool) -> EngineCache:
-    """An empty cache of a variant; ``ConfigError`` for blocks without room for its windows."""
     rule = rule_of(variant, pool)
     if variant.policy.index == "slots":
         return open_slots(variant, pool)
@@ -120,14 +119,12 @@ def open_cache(variant: rl.Variant, pool: Pool) -> EngineCache:
 
 
 def numbered_of(pool: Pool) -> NumberedPaths:
-    """The prompts as numbers of blocks."""
     if pool.numbered is not None:
         return pool.numbered
     return number_prompts(pool.table, pool.block_tokens, pool.speculation.key_tokens)
 
 
 def open_hashed(rule: rl.Rule, pool: Pool) -> HashedCache:
-    """An empty cache of hashed blocks in one pool."""
     size, drafts, period = pool.block_tokens, pool.speculation, rule.retention.period_tokens
     if (period or 0) % size:
         raise ConfigError(f"a retention of {period} tokens must be whole blocks of {size} tokens.")
@@ -157,7 +154,6 @@ def open_hashed(rule: rl.Rule, pool: Pool) -> HashedCache:
 
 
 def cut_groups(rule: rl.Rule, pool: Pool) -> list[hashed.Group]:
-    """Windows and states as the cache takes them."""
     drafts = pool.speculation
     groups = hashed.cut_groups(rule.layout.tables, drafts.key_tokens, drafts.drops)
     longest = max(
@@ -173,7 +169,6 @@ def cut_groups(rule: rl.Rule, pool: Pool) -> list[hashed.Group]:
 
 
 def open_slots(variant: rl.Variant, pool: Pool) -> SlotCache:
-    """Empty slots of a variant: its own number, unified, with ``UBATCH``, unless given."""
     engine, model, size = find_engine(variant.engine), pool.model, pool.block_tokens
     assert isinstance(engine, SlotEngine)
     policy = variant.policy
@@ -193,59 +188,30 @@ def open_slots(variant: rl.Variant, pool: Pool) -> SlotCache:
 
 
 def open_radix(rule: rl.Rule, pool: Pool, *, windows: bool) -> SglangCache:
-    """An empty tree of pages, with a pool of windows or without."""
-    size, keys, window = pool.block_tokens, pool.speculation.key_tokens, pool.model.window_tokens
-    numbered = numbered_of(pool)
-    if not windows:
-        return SglangCache(
-            pool.blocks,
-            size,
-            numbered.path,
-            key_tokens=keys,
-            chunk_tokens=pool.chunk_tokens,
-            replayed_tokens=rule.replayed_tokens,
-        )
-    if size < window:
+    size, window = pool.block_tokens, pool.model.window_tokens
+    if windows and size < window:
         raise ConfigError(
             f"pages of {size} tokens do not hold a window of {window}: SGLang's are "
             f"{rl.ENGINE_BLOCK_TOKENS}."
         )
-    return SglangWindowCache(
+    pages = Pages(
         pool.blocks,
-        pool.blocks // WINDOW_RATIO if pool.windows is None else pool.windows,
         size,
-        numbered.path,
-        window_tokens=window,
+        numbered_of(pool).path,
+        key_tokens=pool.speculation.key_tokens,
+        uncovered_tokens=rule.uncovered_tokens,
         chunk_tokens=pool.chunk_tokens,
+        replayed_tokens=rule.replayed_tokens,
+        window_pages=pool.blocks // WINDOW_RATIO if pool.windows is None else pool.windows,
+        window_tokens=window,
         dense=rule.retention.period_tokens is None,
         holds_chunks=pool.holds_chunks,
         tokens_per_step=pool.tokens_per_step,
-        key_tokens=keys,
-        uncovered_tokens=rule.uncovered_tokens,
     )
+    return SglangWindowCache(pages) if windows else SglangCache(pages)
 
 
 # ---- a trace, request by request ----------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Losses:
-    """Tokens that an unbounded cache without rules would have hit, by cause of their loss."""
-
-    evicted_block: int = 0  # their block had been evicted
-    # their block was there; a checkpoint of window and state was too, once
-    evicted_checkpoint: int = 0
-    no_checkpoint: int = 0  # their block was there, and no checkpoint that far was ever written
-    draft: int = 0  # what a draft's layer needs after them is not what the cache has
-    alignment: int = 0  # they are no whole block, page or period of the rule
-    last_token: int = 0  # a hit must leave the last token of a prompt to be computed
-    replay: int = 0  # computed again to have the window
-    collision_guard: int = 0  # their hash was found with other tokens behind it
-
-    @property
-    def total(self) -> int:
-        """All tokens lost."""
-        return sum(getattr(self, reason.name) for reason in fields(self))
 
 
 @dataclass(frozen=True)
@@ -255,14 +221,12 @@ class Outcome:
     name: str
     resumed_tokens: Ints  # int64[requests]: tokens of every prompt that need not be computed
     input_tokens: int
-    losses: Losses  # where the rest of what an unbounded cache would have hit went
+    losses: Mapping[str, int]  # the rest of what an unbounded cache would have hit, by ``REASONS``
     found_tokens: int  # tokens found in the compressed cache, all requests together
     # checkpoints of window and state written; None where there are none to count
     checkpoints: int | None = None
     checkpoint_tokens: int = 0  # window tokens written with them
     checkpoint_reads: int = 0
-    # those written inside the partial last block of a prompt, which never comes again
-    unreachable_checkpoints: int = 0
     found_blocks: int | None = None  # blocks found there; None where blocks are not the curve's
     # requests that can never run in a cache of this size; they hit and leave nothing
     rejected: int = 0
@@ -286,12 +250,10 @@ class Outcome:
 
     @property
     def hit_tokens(self) -> int:
-        """Tokens that need not be computed, all requests together."""
         return int(self.resumed_tokens.sum())
 
     @property
     def hit_share(self) -> float:
-        """The same as a share of all prompt tokens."""
         return self.hit_tokens / self.input_tokens
 
     @property
@@ -306,12 +268,7 @@ class Outcome:
 
 
 def run_rule(name: str, pool: Pool) -> Outcome:
-    """Serve a trace by a rule; requests that can never run are rejected.
-
-    Raises:
-        ConfigError: No such rule, blocks that do not fit the trace's, or a pool in which no
-            request can run.
-    """
+    """Serve a trace by a rule; requests that can never run are rejected."""
     rule, tokens = find_rule(name), pool.table.input_tokens
     check_model(name, rule, pool.model)
     fitting = np.flatnonzero(-(-tokens // pool.block_tokens) <= pool.blocks)
@@ -330,7 +287,7 @@ def _serve(name: str, variant: rl.Variant, pool: Pool) -> Outcome:
     if not variant.engine:
         reuse = find_reuse(pool.table, pool.block_tokens)
         found, once = reuse.found_tokens(pool.blocks), reuse.found_tokens(None)
-        losses = Losses(evicted_block=int((once - found).sum()))
+        losses = {"evicted_block": int((once - found).sum())}
         return Outcome(name, found, pool.table.total_input_tokens, losses, int(found.sum()))
     if variant.policy.index == "hashed" and not variant.groups:
         pool = replace(pool, chunk_tokens=pool.block_tokens * pool.blocks)
@@ -357,10 +314,10 @@ def _serve(name: str, variant: rl.Variant, pool: Pool) -> Outcome:
         resumed[request] = served.position = cache.computed_from(hit)
         tally.count(served, hit)
         tally.store(served, len(served.keys))
-    losses = Losses(**tally.lost)
-    beside = losses.alignment + losses.last_token + losses.draft + losses.evicted_block
-    context = tally.seen_tokens - beside
-    return Outcome(name, resumed, table.total_input_tokens, losses, context, rejected=rejected)
+    beside = ("alignment", "last_token", "draft", "evicted_block")
+    context = tally.seen_tokens - sum(tally.lost[reason] for reason in beside)
+    total = table.total_input_tokens
+    return Outcome(name, resumed, total, tally.lost, context, rejected=rejected)
 
 
 def open_tally(variant: rl.Variant, pool: Pool) -> ReuseTally:

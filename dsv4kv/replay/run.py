@@ -30,7 +30,6 @@ PartT = TypeVar("PartT", bound=Part)
 
 
 def describe_replay(replay: Replay) -> rr.ReplayResult:
-    """Everything that was found."""
     memory, outcome, scheduler = replay.memory, replay.outcome, replay.scheduler
     tally, cache, clock = replay.prompts.tally, scheduler.cache, scheduler.clock
     done = clock.done._asdict()
@@ -38,6 +37,7 @@ def describe_replay(replay: Replay) -> rr.ReplayResult:
     lost = tally.lost | {"in_flight": tally.in_flight_tokens}
     moments = outcome.series.moments
     names = [name for name in rr.ReplaySeries.model_fields if name != "at_ns"]
+    counted = ("requests", "prompt_blocks", "found_blocks", "prompt_tokens", "seen_tokens")
     pools = (
         ("slots", memory.num_slots, memory.slot_bytes, outcome.peak_requests),
         ("checkpoints", memory.num_checkpoints, memory.checkpoint_bytes, outcome.peak_checkpoints),
@@ -47,12 +47,8 @@ def describe_replay(replay: Replay) -> rr.ReplayResult:
         rule=replay.config.prefix.rule,
         setting=find_rule(replay.config.prefix.rule).setting,
         shared_tokens=tally.shared_tokens,
-        requests=tally.requests,
-        prompt_blocks=tally.prompt_blocks,
-        found_blocks=tally.found_blocks,
-        prompt_tokens=tally.prompt_tokens,
-        seen_tokens=tally.seen_tokens,
         saved_tokens=tally.saved_tokens,
+        **{name: getattr(tally, name) for name in counted},
         lost_tokens={reason: tokens for reason, tokens in lost.items() if tokens},
         computed_tokens=scheduler.computed_tokens,
         again_tokens=scheduler.again_tokens,
@@ -84,8 +80,8 @@ def describe_replay(replay: Replay) -> rr.ReplayResult:
         evictions=outcome.evictions,
         rejected=dict(sorted(outcome.rejected.items())),
         series=rr.ReplaySeries(
-            at_ns=[round(moment.time_s * _NS) for moment in moments],
-            **{name: [getattr(moment, name) for moment in moments] for name in names},
+            at_ns=[round(time_s * _NS) for time_s, _ in moments],
+            **{name: [held[n] for _, held in moments] for n, name in enumerate(names)},
         ),
         tiers=describe_tiers([replay.tiers] if replay.tiers else []),
     )
@@ -135,7 +131,6 @@ _SCHEMAS = "layer schemas; operations move what dsv4kv.ops.spec counts"
 
 
 def describe_cache(replay: Replay) -> CacheSummary:
-    """The cache on paper."""
     memory, config = replay.memory, replay.config
     first = memory.schemas[-1]
     pages = {"main": first.main, "window": first.window, "indexer": first.indexer}
@@ -196,7 +191,6 @@ def list_latencies(
 
 
 def describe_tiers(found: Sequence[Tiers]) -> rr.ReplayTiers | None:
-    """The tiers of servers; what several have in common counts once."""
     if not found:
         return None
     named: dict[str, dict[int, rr.ReplayTier]] = {}
@@ -237,7 +231,6 @@ def add_values(name: str, values: Sequence[Any], same: Collection[str] = ()) -> 
 
 
 def describe_tier(tier: Tier, tiers: Tiers) -> rr.ReplayTier:
-    """One of the tiers."""
     read, write = tier.read, tier.write
     useful = tier.moved_blocks * tiers.object_tokens * tiers.stored.useful_bytes
     return rr.ReplayTier(
@@ -269,13 +262,7 @@ Serve = Callable[[Point[ReplayConfig], Sequence[Request], Callable[[int], None]]
 def run_replay(
     invocation: Invocation[ReplayConfig], on_progress: OnProgress, serve: Serve | None = None
 ) -> RunRecord:
-    """Replay every case by ``serve``, else by one server.
-
-    Ctrl-C ends the run, a case that fails does not end a sweep.
-
-    Raises:
-        Dsv4kvError: The only case cannot be built or its trace cannot be read.
-    """
+    """Replay every case by ``serve``; Ctrl-C ends the run, a failed case does not end a sweep."""
     points, sweep, loaded = invocation.points, invocation.sweep, invocation.loaded
     trace = loaded.config.workload.trace
     words = ["dsv4kv", "replay", *([trace] if trace else []), "--config", loaded.source]
@@ -299,10 +286,7 @@ def run_replay(
 
 
 class Server:
-    """Replays points by their numbers; a trace that one shares with the one before is read once.
-
-    It goes to worker processes, which know of nothing else.
-    """
+    """Replays points by number in worker processes; a trace of two in a row is read once."""
 
     def __init__(
         self, points: Sequence[Point[ReplayConfig]], serve: Serve, traces_sha256: Mapping[str, str]
@@ -313,12 +297,7 @@ class Server:
         self._known: tuple[Any, list[Request]] | None = None
 
     def __call__(self, number: int, on_progress: OnProgress = lambda done, total: None) -> Case:
-        """Replay a point; ``on_progress`` is called with each of them.
-
-        Raises:
-            Dsv4kvError: The only point cannot be built or its trace cannot be read.
-            TraceError: There is another trace here, which is no fault of the point.
-        """
+        """Replay a point; ``on_progress`` is called with each of them."""
         point, count = self._points[number], len(self._points)
         trace = point.config.workload.trace or ""
         digest = self._traces_sha256.get(trace)
@@ -350,11 +329,7 @@ class Server:
 def serve_alone(
     point: Point[ReplayConfig], requests: Sequence[Request], on_progress: Callable[[int], None]
 ) -> Case:
-    """Serve the trace by one server and describe what came of it; see ``Serve``.
-
-    Raises:
-        Dsv4kvError: The point cannot be built.
-    """
+    """Serve the trace by one server and describe what came of it; see ``Serve``."""
     replay = build_replay(point.config, requests)
     problem, ended = None, False
     done = 0
@@ -378,7 +353,6 @@ def serve_alone(
 
 
 def _find_problem(replay: Replay) -> str | None:
-    """What must not happen and did."""
     ledger, outcome = replay.scheduler.cache, replay.outcome
     if not outcome.finished:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in outcome.rejected.items())

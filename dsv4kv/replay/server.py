@@ -23,15 +23,7 @@ _SIZES = ("tp", "dp", "pp", "ep")
 
 
 def by_server(config: ReplayConfig) -> ReplayConfig:
-    """The configuration with what its server says; the same without a server.
-
-    Replicas of one server have their pools together, as one.
-
-    Raises:
-        ConfigError: A command that cannot be read, another model or number of GPUs than the
-            configuration's, or an engine without a rule.
-        DoesNotFit: The engine does not start with these settings.
-    """
+    """The configuration with what its server says; its replicas have their pools together."""
     if not config.server.given:
         return config
     scenario = resolve(read_inputs(_texts(config)))[0]

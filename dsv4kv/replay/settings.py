@@ -34,24 +34,13 @@ class Known(NamedTuple):
 
 
 def settings_of(
-    server: Server,
-    command: Reading | None,
-    log: StartupLog | None,
-    rule: str | None,
-    model: str | None,
+    server: Server,  # what was recorded of it
+    command: Reading | None,  # its launch command, if it is given
+    log: StartupLog | None,  # the log of its start, if it is given
+    rule: str | None,  # the rule, if it is given
+    model: str | None,  # the model, if it is given
 ) -> Iterator[Known]:
-    """What is known of a server: a rule and a model in any case, defaults where nothing is known.
-
-    Args:
-        server: What was recorded of it.
-        command: Its launch command, if it is given.
-        log: The log of its start, if it is given.
-        rule: The rule, if it is given.
-        model: The model, if it is given.
-
-    Raises:
-        ConfigError: The log is of a model with another cache.
-    """
+    """What is known of a server, with defaults of its rule and model."""
     texts = command.texts if command else {}
     preset, source = _first(
         (model, "as given"),
@@ -136,16 +125,7 @@ def _blocks_by_metrics(server: Server) -> str | None:
 def open_pool(
     requests: Iterable[Request], known: Sequence[Known], given: Sequence[str]
 ) -> tuple[Pool, str]:
-    """The server's cache with its requests, and its prefix rule.
-
-    Args:
-        requests: What was asked.
-        known: What is known of the server.
-        given: ``KEY=VALUE`` that were asked for; they go before what is known.
-
-    Raises:
-        ConfigError: The size of the cache is not known, or the settings fit no replay.
-    """
+    """The server's cache with its requests, and its rule; ``given`` goes before ``known``."""
     asked = {setting.partition("=")[0] for setting in given}
     if "cache.memory_bytes" in asked:
         known = [each for each in known if each.key != "cache.num_blocks"]

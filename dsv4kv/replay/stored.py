@@ -29,10 +29,7 @@ class Stored:
     block_tokens: int  # tokens of its blocks
 
     def places(self, served: Served, before: int, after: int) -> list[int]:
-        """Blocks behind which an engine leaves tails, of a prompt computed between two blocks.
-
-        SGLang's are at the end of every chunk, and where the context that was found ends.
-        """
+        """Blocks behind which tails stay; SGLang's are ends of chunks and of context found."""
         size, places = self.block_tokens, {served.found, after}
         if not self.kept.chunks:
             places = {place // size for place in self.kept.places(served.prompt_tokens, size)}
@@ -40,11 +37,7 @@ class Stored:
 
 
 def find_stored(config: ReplayConfig, memory: MemoryPlan, shared_tokens: int) -> Stored:
-    """What is kept by ``prefix.rule``, in shared blocks of ``shared_tokens``.
-
-    Raises:
-        ConfigError: A layout, formats or blocks that the rule's engine does not have.
-    """
+    """What is kept by ``prefix.rule``, in shared blocks of ``shared_tokens``."""
     name = config.prefix.rule
     rule = find_rule(name)
     if config.tiers.retention_tokens is not None and "retention" not in rule.flags:
@@ -72,7 +65,6 @@ def find_stored(config: ReplayConfig, memory: MemoryPlan, shared_tokens: int) ->
 
 
 def _deployment(config: ReplayConfig, memory: MemoryPlan, engine: str) -> Deployment:
-    """What a rank holds, in the formats that the engine keeps on such a GPU."""
     site = Site(engine, memory.model, arch_of(config.cost))
     formats = config.model.formats
     asked = {place: getattr(formats, place) for place in PLACES}
@@ -111,11 +103,7 @@ class Sizes(NamedTuple):
 
 
 def size_tier(name: str, config: ReplayConfig, memory: MemoryPlan, stored: Stored) -> Sizes:
-    """How a tier's memory is divided.
-
-    Raises:
-        ConfigError: A size that the rule's engine does not take, or too little for one block.
-    """
+    """How a tier's memory is divided; raises ``ConfigError``."""
     tier: TierSection = getattr(config.tiers, name)
     objects, policy = stored.objects, find_rule(config.prefix.rule).policy
     sizes = Sizes(tier.capacity_bytes or 0, None)

@@ -1,14 +1,9 @@
 """One tier: the objects that it holds, and the transfers into it and out of it.
 
 An object is a block of context, or a tail: the windows and states with which a request resumes
-behind a block. Blocks are evicted after those behind them; a tail goes with its block, and may go
-before it.
-
-A transfer takes
-
-    latency · ⌈operations / parallel⌉ + bytes / bandwidth
-
-and transfers of one direction wait for each other.
+behind a block. Blocks are evicted after those behind them; a tail goes with its block or before.
+A transfer takes latency · ⌈operations / parallel⌉ + bytes / bandwidth; those of one direction wait
+for each other.
 """
 
 from collections import Counter
@@ -44,7 +39,8 @@ class Channel:
 
     def end_s(self, now_s: float, operations: int, size_bytes: int) -> float:
         """When a transfer that is asked for now would end."""
-        return max(now_s, self.free_s) + self._duration_s(operations, size_bytes)
+        took_s = self._setup_s + ceil(operations / self._parallel) * self._latency_s
+        return max(now_s, self.free_s) + (took_s + size_bytes / self._bytes_per_s)
 
     def move(self, now_s: float, operations: int, size_bytes: int) -> float:
         """Ask for a transfer; returns when it ends."""
@@ -53,10 +49,6 @@ class Channel:
         self.moved_bytes += size_bytes
         self.transfers += 1
         return self.free_s
-
-    def _duration_s(self, operations: int, size_bytes: int) -> float:
-        took_s = self._setup_s + ceil(operations / self._parallel) * self._latency_s
-        return took_s + size_bytes / self._bytes_per_s
 
 
 class _Room:
@@ -78,19 +70,7 @@ class _Object:
 
 
 class Tier:
-    """One tier.
-
-    Attributes:
-        name: ``host``, ``disk`` or ``remote``.
-        section: How it is set.
-        sizes: How its memory is divided.
-        read: Transfers out of it.
-        write: Transfers into it.
-        hit_tokens: Tokens of prompts that it gave.
-        lost: Tokens of prompts that it could have given, by why it did not.
-        moved_blocks: Objects of context that it read or wrote.
-        peak_bytes: Most that it held.
-    """
+    """One tier."""
 
     def __init__(self, name: str, section: TierSection, sizes: Sizes, stored: Stored) -> None:
         self.name, self.section, self.sizes = name, section, sizes
@@ -98,8 +78,10 @@ class Tier:
         self.read, self.write = (
             Channel(gbps, *each) for gbps in (section.read_gbps, section.write_gbps)
         )
-        self.hit_tokens = self.moved_blocks = self.peak_bytes = 0
-        self.lost = Counter[str]()
+        self.hit_tokens = 0  # tokens of prompts that it gave
+        self.moved_blocks = 0  # objects of context that it read or wrote
+        self.peak_bytes = 0
+        self.lost = Counter[str]()  # tokens that it could have given, by why it did not
         self._objects = objects = stored.objects
         self._context_bytes, self._tail_bytes = objects.context_bytes, objects.tail_bytes
         self._items: dict[Hashable, _Object] = {}
@@ -124,7 +106,6 @@ class Tier:
             room.policy.serve(0)
 
     def use(self, key: Hashable) -> None:
-        """Use an object that is there."""
         item = self._items[key]
         item.room.policy.touch(item.run)
         self._offer(key)
@@ -135,10 +116,7 @@ class Tier:
         return size_bytes <= room.capacity_bytes
 
     def put(self, key: Hashable, parent: int | None, ready_s: float) -> list[Hashable]:
-        """Keep an object that is not there, and fits, from a moment on.
-
-        ``parent`` is the block before a block. Returns what was evicted for it.
-        """
+        """Keep an object behind ``parent`` from a moment on; returns what was evicted for it."""
         gone = list[Hashable]()
         size_bytes, room = self._place(key)
         if size_bytes > room.capacity_bytes:
@@ -159,7 +137,6 @@ class Tier:
         return gone
 
     def drop(self, key: Hashable) -> None:
-        """Forget an object that is there, and nothing else."""
         item = self._items.pop(key)
         item.room.used_bytes -= item.size_bytes
         del item.room.key_of[item.run]
@@ -178,12 +155,10 @@ class Tier:
         return self._objects.operations(contexts, tails), size_bytes
 
     def load(self, now_s: float, keys: Sequence[Hashable]) -> float:
-        """Read objects; returns when they are there."""
         self.moved_blocks += sum(isinstance(key, int) for key in keys)
         return self.read.move(now_s, *self.volume(keys))
 
     def store(self, now_s: float, keys: Sequence[Hashable]) -> float:
-        """Write objects; returns when they can be read."""
         self.moved_blocks += sum(isinstance(key, int) for key in keys)
         return self.write.move(now_s, *self.volume(keys))
 
@@ -193,7 +168,6 @@ class Tier:
         return self._tail_bytes, self._tails
 
     def _offer(self, key: Hashable) -> None:
-        """Let an object be evicted, unless a block is behind it."""
         item = self._items.get(key)
         if item and key not in self._children:
             item.room.policy.offer(item.run)

@@ -1,8 +1,7 @@
 """Tiers below the GPU, counted: what they hold, what they bring back and when, and why not more.
 
-The first tier is the one that a request is brought back from. What is only in those below it is
-fetched into the first while the request waits. Something can be read once it is written. (The
-rules: SGLang 0.5.23, ``hicache``; vLLM 0.33, ``v1/kv_offload``.)
+A request is brought back from the first; what is only below it is fetched into it while the
+request waits. (The rules: SGLang 0.5.23, ``hicache``; vLLM 0.33, ``v1/kv_offload``.)
 """
 
 from collections import Counter
@@ -55,25 +54,15 @@ class Tiers:
 
     def __init__(
         self,
-        tiers: Sequence[Tier],
-        section: TiersSection,
-        stored: Stored,
-        block_tokens: int,
-        clock: VirtualClock,
+        tiers: Sequence[Tier],  # they, the one next to the GPUs first
+        section: TiersSection,  # how things are fetched
+        stored: Stored,  # what they keep
+        block_tokens: int,  # tokens of a shared block
+        clock: VirtualClock,  # the server's
+        # says how long computing a prompt from one token to another takes
         compute_s: Callable[[int, int], float],
-        parents: dict[int, int | None],
+        parents: dict[int, int | None],  # the block before every block that was offered
     ) -> None:
-        """Tiers of one server.
-
-        Args:
-            tiers: They, the one next to the GPUs first.
-            section: How things are fetched.
-            stored: What they keep.
-            block_tokens: Tokens of a shared block.
-            clock: The server's.
-            compute_s: Says how long computing a prompt from one token to another takes.
-            parents: The block before every block that was offered.
-        """
         self.tiers = tiers
         self.stored = stored  # what they keep
         # of requests when they were first admitted: cached once, and not resumable on the GPU
@@ -91,12 +80,10 @@ class Tiers:
 
     @property
     def object_tokens(self) -> int:
-        """Tokens of an object of context."""
         return self._blocks * self._tokens
 
     @property
     def fetches(self) -> bool:
-        """Whether anything can be below the first tier."""
         return bool(self._lower)
 
     # ---- what is written ------------------------------------------------------------------------
@@ -119,13 +106,11 @@ class Tiers:
             when_s = self._write_through(tier, [*keys, *behind], when_s)
 
     def forget(self, blocks: Sequence[int], tails: Sequence[int]) -> None:
-        """The GPU evicted shared blocks, and tails behind some."""
         if self._first.section.write == "write_back":
             gone = [*(tail_of(block) for block in tails), *reversed(blocks)]
             self._write_back(0, gone, self._clock.now_s)
 
     def _write_through(self, tier: Tier, keys: Sequence[Hashable], now_s: float) -> float:
-        """Returns when they can be read."""
         new = []
         for key in keys:
             if key in tier:
@@ -152,7 +137,6 @@ class Tiers:
         return ready_s
 
     def _put(self, place: int, key: Hashable, ready_s: float) -> None:
-        """Keep an object; what it drives out may go one tier further."""
         parent = self._parents.get(key) if isinstance(key, int) else None
         gone = self.tiers[place].put(key, parent, ready_s)
         self._kept[key] = self.tiers[place]
@@ -195,7 +179,6 @@ class Tiers:
             self._begin_fetch(ask, missing, now_s)
 
     def _begin_fetch(self, ask: Fetch, missing: Sequence[Hashable], now_s: float) -> None:
-        """Every tier sends what it has, block after block."""
         for tier in self._lower:
             keys = [k for k in missing if k not in ask.own and tier.ready_s(k) <= now_s]
             if not keys:
@@ -273,24 +256,16 @@ class Tiers:
 
     def _explain(
         self,
-        keys: Sequence[int],
-        ask: Fetch | None,
-        at_s: float,
-        reach: int,
+        keys: Sequence[int],  # objects of context of a prompt
+        ask: Fetch | None,  # what was fetched for it
+        at_s: float,  # the moment that counts
+        reach: int,  # leading objects that are on the GPU or in the first tier then
+        # the GPU's hit; what was brought back, and could have been, reaches up to the other two.
+        # The rest is lost at the tier that could have given it
         blocks: tuple[int, int, int],
-        refused: str,
+        refused: str,  # why nothing was brought back; empty if it was
     ) -> None:
-        """Count what could have been brought back, and why the rest was not.
-
-        Args:
-            keys: Objects of context of a prompt.
-            ask: What was fetched for it.
-            at_s: The moment that counts.
-            reach: Leading objects that are on the GPU or in the first tier then.
-            blocks: The GPU's hit; what was brought back, and could have been, reaches up to the
-                other two. The rest is lost at the tier that could have given it.
-            refused: Why nothing was brought back; empty if it was.
-        """
+        """Count what could have been brought back, and why the rest was not."""
         (begun, found, could), size = blocks, self._blocks
         nowhere = ("no_window", self._first)
         lost = Counter[tuple[str, Tier]]()
@@ -401,13 +376,7 @@ def build_tiers(
     compute_s: Callable[[int, int], float],
     shared: SharedTiers | None = None,
 ) -> Tiers | None:
-    """The tiers of a configuration; None where there are none, or nothing is reused.
-
-    ``shared`` has those that other servers use, too.
-
-    Raises:
-        ConfigError: A size, a policy or a layout that they do not have.
-    """
+    """The tiers of a configuration, ``shared`` ones too; None where nothing is kept or reused."""
     levels = config.tiers.levels
     if not levels or not config.prefix.reuse:
         return None

@@ -42,7 +42,6 @@ LOSSES = {
     "alignment": ("partial block", "smaller blocks"),
     "last_token": ("last token of a prompt", "none: always computed"),
     "replay": ("window recomputed", "a prefix.strategy with checkpoints"),
-    "collision_guard": ("hash collision", "a stronger hash"),
     "in_flight": ("still being computed", "prefix.defer"),
     "draft": ("dropped for drafts", "prefix.speculation dspark or none"),
 }

@@ -2,16 +2,16 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dsv4kv.core.losses import REASONS
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.replay.mrc.curves import Answer, Point
 from dsv4kv.replay.mrc.thin import PARTS
-from dsv4kv.replay.rules import Losses, Outcome
+from dsv4kv.replay.rules import Outcome
 from dsv4kv.runs.statistics import Estimate
 from dsv4kv.traces import TraceSummary
 from dsv4kv.units import format_bytes
@@ -22,7 +22,6 @@ from dsv4kv.view.render import to_csv as table_to_csv
 
 _GIB = 2**30
 _MAX_ROWS = 7
-_LOSSES = {field.name: field.name.replace("_", " ") for field in fields(Losses)}
 
 
 def written_bytes(outcome: Outcome, answer: Answer) -> int:
@@ -74,7 +73,7 @@ def _behind_rows(answer: Answer) -> Iterator[dict[str, Any]]:
 
 
 def _outcome_row(outcome: Outcome, answer: Answer) -> dict[str, Any]:
-    lost = {f"lost_{name}_tokens": value for name, value in asdict(outcome.losses).items()}
+    lost = {f"lost_{name}_tokens": outcome.losses.get(name, 0) for name in REASONS}
     row: dict[str, Any] = {
         "name": outcome.name,
         "hit_share": outcome.hit_share,
@@ -91,7 +90,6 @@ def _outcome_row(outcome: Outcome, answer: Answer) -> dict[str, Any]:
             "written_per_new_token": outcome.written_per_new_token,
             "written_bytes": written_bytes(outcome, answer),
             "read_bytes": outcome.checkpoint_reads * answer.costs.checkpoint_bytes,
-            "unreachable_checkpoints": outcome.unreachable_checkpoints,
         }
     return row | lost
 
@@ -138,13 +136,6 @@ def mrc_page(source: str, model: str, answer: Answer) -> tb.Page:
         parts += ["", _host_table(answer)]
     else:
         parts += ["", _curve_table(model, answer, limit=_MAX_ROWS)]
-    for each in answer.points[-1].strategies:
-        if unreachable := each.unreachable_checkpoints:
-            text = (
-                f"{each.name}: {unreachable:,} checkpoints are in the partial last block of a "
-                f"prompt ({answer.trace_block_tokens} tokens) and never reused: omit --no-snap."
-            )
-            parts.append(tb.Finding("warning", text))
     if point.rules:
         good = max(point.rules, key=lambda o: (bool(RULES[o.name].engine), o.hit_tokens))
         rule = ("--model", model, "--rule", good.name)
@@ -307,9 +298,9 @@ def _outcomes_table(
     if any(outcome.rejected for outcome in outcomes):
         columns.append(("rejected", lambda outcome: f"{outcome.rejected:,}"))
     columns += [
-        (f"lost: {words}", partial(_lost, name=name))
-        for name, words in _LOSSES.items()
-        if any(getattr(outcome.losses, name) for outcome in outcomes)
+        (f"lost: {name.replace('_', ' ')}", partial(_lost, name=name))
+        for name in REASONS
+        if any(outcome.losses.get(name) for outcome in outcomes)
     ]
     if brief:
         outcomes = sorted(outcomes, key=lambda outcome: -outcome.hit_tokens)
@@ -326,7 +317,7 @@ def _outcomes_table(
 
 
 def _lost(outcome: Outcome, name: str) -> str:
-    return f"{getattr(outcome.losses, name) / outcome.input_tokens:.2%}"
+    return f"{outcome.losses.get(name, 0) / outcome.input_tokens:.2%}"
 
 
 def _advice(point: Point) -> Iterator[str]:
@@ -341,7 +332,7 @@ def _advice(point: Point) -> Iterator[str]:
         yield from _wins(alike, lambda o: RULES[o.name].setting)
     for name, alike in drafts.items():
         yield from _wins(alike, lambda o: SPECULATIONS[o.speculation].setting)
-        lost = alike[0].losses.draft / alike[0].input_tokens
+        lost = alike[0].losses.get("draft", 0) / alike[0].input_tokens
         if lost and len(alike) == 1:
             others = ",".join(RULES[name].drafts)
             yield f"{alike[0].label} loses {lost:.1%} to its drafts: try --speculation {others}."

@@ -91,14 +91,6 @@ def test_the_curve_is_that_of_the_trace() -> None:
     assert document["rows"][0]["hit_tokens"] == reuse.found_tokens(24 * 1024 // 64).sum()
 
 
-def test_checkpoints_that_can_never_be_found_are_told() -> None:
-    text = run("builtin:chat", "--block-tokens", "32", "--strategy", "ends", "--no-snap").output
-    warning = "checkpoints are in the partial last block of a prompt (64 tokens)"
-    assert warning in " ".join(text.split())
-    snapped = run("builtin:chat", "--block-tokens", "32", "--strategy", "ends").output
-    assert "partial last block" not in snapped
-
-
 def test_a_capacity_that_no_machine_has_is_as_good_as_none() -> None:
     assert "With unlimited memory" in run("builtin:chat", "--capacity", "9" * 30).output
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsv4kv.core.radix import SglangCache, SglangWindowCache
+from dsv4kv.core.radix import Pages, SglangCache, SglangWindowCache
 from dsv4kv.core.served import Hit, Served
 
 PAGE = 4
@@ -17,10 +17,9 @@ def text(*parts: tuple[int, int]) -> Prompt:
 def window_cache(
     prompts: list[Prompt], pages: int, windows: int, *, holds_chunks: bool = False
 ) -> SglangWindowCache:
-    return SglangWindowCache(
-        pages, windows, PAGE, prompts.__getitem__, window_tokens=PAGE, chunk_tokens=2 * PAGE,
-        dense=True, holds_chunks=holds_chunks,
-    )  # fmt: skip
+    own = Pages(pages, PAGE, prompts.__getitem__, window_pages=windows, window_tokens=PAGE,
+                chunk_tokens=2 * PAGE, dense=True, holds_chunks=holds_chunks)  # fmt: skip
+    return SglangWindowCache(own)
 
 
 def run(cache: SglangCache, request: int, tokens: int) -> Hit:

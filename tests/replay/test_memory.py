@@ -139,14 +139,11 @@ def test_vllms_blocks_are_those_that_its_sizing_rule_counts() -> None:
     ("rule", "blocks", "reason"),
     [
         ("vllm", 3, "longer than all blocks together"),
-        (
-            "vllm-v4:semantic",
-            60,
-            "longer than all blocks together, with windows and states of a chunk",
-        ),
+        ("vllm-v4:semantic", 60,
+         "longer than all blocks together, with windows and states of a chunk"),
         ("sglang-v4:dense", 30, "longer than all windows together"),
     ],
-)
+)  # fmt: skip
 def test_a_request_that_can_never_run_is_refused_and_counted(
     rule: str, blocks: int, reason: str
 ) -> None:

@@ -162,25 +162,16 @@ def test_host_memory_of_the_command_is_a_tier_of_the_engines_blocks() -> None:
     [
         (["server.command=--tp 8"], ConfigError, "server.engine does not say whose"),
         (["server.engine=sglang", "server.command=--tp 4"], ConfigError, "give --gpus 4"),
-        (
-            ["server.command=sglang serve --model-path deepseek-ai/DeepSeek-V4-Flash --tp 8"],
-            ConfigError,
-            "give --model v4-flash",
-        ),
+        (["server.command=sglang serve --model-path deepseek-ai/DeepSeek-V4-Flash --tp 8"],
+         ConfigError, "give --model v4-flash"),
         (["server.engine=trtllm"], ConfigError, "by vllm or sglang"),
-        (
-            [FLASH, "server.engine=sglang", "server.command=--tp 8 --enable-hicache"],
-            ConfigError,
-            "without --hicache-ratio",
-        ),
+        ([FLASH, "server.engine=sglang", "server.command=--tp 8 --enable-hicache"],
+         ConfigError, "without --hicache-ratio"),
         (["server.engine=sglang", "cost.gpu=l40s"], DoesNotFit, "does not start"),
-        (
-            ["server.engine=vllm", "server.command=-tp 8 --prefix-cache-retention-interval 512"],
-            ConfigError,
-            "server has retention 512",
-        ),
+        (["server.engine=vllm", "server.command=-tp 8 --prefix-cache-retention-interval 512"],
+         ConfigError, "server has retention 512"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_replayed_is_a_sentence(
     settings: list[str], kind: type[Exception], sentence: str
 ) -> None:

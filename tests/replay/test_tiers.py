@@ -90,6 +90,8 @@ RULES: tuple[dict[str, Any], ...] = (
     {"prefix__rule": "vllm-v4:semantic", "tiers__layout": "lmcache"},
     {"prefix__rule": "vllm-v4:dense", "tiers__layout": "lmcache", "tiers__chunk_tokens": 512},
 )
+DENSE, LMCACHE = {"prefix__rule": "vllm-v4:dense"}, {"tiers__layout": "lmcache"}
+TWICE, GB = {"tiers__host__ratio": 2}, {"tiers__host__capacity_bytes": 10**9}
 ENGINE_BLOCKS = {"vllm": 10, "sglang": 10, "vllm-v4": 200, "sglang-v4": 130}
 
 
@@ -115,18 +117,12 @@ def test_tiers_of_engines_hold_move_and_give_what_a_plain_list_does(
     requests = random_requests(seed, 60, 8, LONG if seed % 2 else SHORT, block=256)
     family = str(rule["prefix__rule"]).partition(":")[0]
     assume(write != "write_back" or family.startswith("sglang"))
-    chosen = rule | {
-        "cache__num_blocks": ENGINE_BLOCKS[family] + more,
-        "scheduler__step_tokens": 256,
-        "tiers__host__write": write,
-    }
+    chosen = rule | {"scheduler__step_tokens": 256, "tiers__host__write": write}
+    chosen["cache__num_blocks"] = ENGINE_BLOCKS[family] + more
     chosen |= {"tiers__host__read_gbps": 0.5} if slow else {}
-    if "tiers__layout" in rule:
-        chosen |= {"tiers__host__capacity_bytes": int(ratio * 100 * MIB)}
-    else:
-        chosen |= {"tiers__host__ratio": ratio}
-    if disk:
-        chosen |= {"tiers__disk__capacity_bytes": 200 * MIB}
+    by_bytes = {"tiers__host__capacity_bytes": int(ratio * 100 * MIB)}
+    chosen |= by_bytes if "tiers__layout" in rule else {"tiers__host__ratio": ratio}
+    chosen |= {"tiers__disk__capacity_bytes": 200 * MIB} if disk else {}
     served, plain = watch(requests, **chosen)
     assert served.outcome.finished + served.outcome.rejected.total() == len(requests)
     plain.check()
@@ -215,30 +211,20 @@ def describe(made: Replay) -> ReplayTiers:
 
 def engine_replay(rule: str, tokens: int, **chosen: Any) -> ReplayTiers:
     """One prompt of a whole model, and what it leaves in a tier."""
-    asked = {
-        "model__layers": None,
-        "cache__num_blocks": 20_000,
-        "scheduler__step_tokens": 8192,
-        "prefix__rule": rule,
-    }
+    asked = {"model__layers": None, "cache__num_blocks": 20_000, "prefix__rule": rule}
+    asked["scheduler__step_tokens"] = 8192
     return describe(replay([request(range(1, tokens // 256 + 1), block=256)], **asked | chosen))
 
 
 @pytest.mark.parametrize(
     ("rule", "retention"),
-    [
-        ("vllm-v4:dense", None),
-        ("vllm-v4:semantic", None),
-        ("vllm-v4:4096", None),
-        ("vllm-v4:semantic", 32_768),
-    ],
+    [("dense", None), ("semantic", None), ("4096", None), ("semantic", 32_768)],
 )
 @pytest.mark.parametrize("tokens", PROMPTS[:3])
 def test_a_prompt_leaves_vllms_chunks(rule: str, retention: int | None, tokens: int) -> None:
-    every = {"vllm-v4:dense": None, "vllm-v4:4096": 4096}.get(rule, retention or 0)
-    found = engine_replay(
-        rule, tokens, tiers__retention_tokens=retention, tiers__host__capacity_bytes=10**13
-    )
+    every = {"dense": None, "4096": 4096}.get(rule, retention or 0)
+    kept = {"tiers__retention_tokens": retention, "tiers__host__capacity_bytes": 10**13}
+    found = engine_replay(f"vllm-v4:{rule}", tokens, **kept)
     (host,) = found.tiers
     chunks = CHUNKS[every][PROMPTS.index(tokens)]
     assert host.written_bytes == host.peak_bytes == chunks * 1_003_520
@@ -247,13 +233,8 @@ def test_a_prompt_leaves_vllms_chunks(rule: str, retention: int | None, tokens: 
 
 @pytest.mark.parametrize("chunk", [256, 1024])
 def test_a_prompt_leaves_lmcaches_chunks(chunk: int) -> None:
-    found = engine_replay(
-        "vllm-v4:semantic",
-        8192,
-        tiers__layout="lmcache",
-        tiers__chunk_tokens=chunk,
-        tiers__host__capacity_bytes=10**13,
-    )
+    chosen = LMCACHE | {"tiers__chunk_tokens": chunk, "tiers__host__capacity_bytes": 10**13}
+    found = engine_replay("vllm-v4:semantic", 8192, **chosen)
     each = -(-(chunk * 15_401 // 4 + 15_420_416) // 4096) * 4096
     assert found.tiers[0].written_bytes == 8192 // chunk * each
     assert (found.object_tokens, found.context_bytes, found.tail_bytes) == (chunk, each, 0)
@@ -275,47 +256,13 @@ def test_a_prompt_leaves_pages_and_windows_in_sglangs_host_pools(rule: str, tail
     ("chosen", "sentence"),
     [
         ({"tiers__host__capacity_bytes": 1000}, "one object of context takes"),
-        (
-            {"tiers__host__capacity_bytes": 10**9, "tiers__host__ratio": 2},
-            "capacity_bytes and ratio both size the tier: give one",
-        ),
-        (
-            {"tiers__host__ratio": 2, "tiers__layout": "lmcache"},
-            "tiers.layout lmcache goes with rules of vLLM, not with ideal",
-        ),
-        (
-            {"tiers__host__ratio": 2, "tiers__retention_tokens": 0},
-            "goes with vllm-v4 rules, not with ideal",
-        ),
-        (
-            {"tiers__host__capacity_bytes": 10**9, "prefix__rule": "sglang-v4:tail"},
-            "only by --hicache-ratio",
-        ),
-        (
-            {
-                "tiers__host__ratio": 2,
-                "prefix__rule": "vllm-v4:dense",
-                "tiers__layout": "lmcache",
-                "tiers__chunk_tokens": 512,
-            },
-            "give tiers.host.capacity_bytes",
-        ),
-        (
-            {
-                "tiers__host__ratio": 2,
-                "prefix__rule": "vllm-v4:semantic",
-                "tiers__host__write": "write_back",
-            },
-            "vLLM offloads blocks when they are computed, not when they are evicted",
-        ),
-        (
-            {
-                "tiers__host__ratio": 2,
-                "prefix__rule": "vllm-v4:dense",
-                "tiers__retention_tokens": 100,
-            },
-            "a multiple of its block",
-        ),
+        (GB | TWICE, "capacity_bytes and ratio both size the tier: give one"),
+        (TWICE | LMCACHE, "tiers.layout lmcache goes with rules of vLLM, not with ideal"),
+        (TWICE | {"tiers__retention_tokens": 0}, "goes with vllm-v4 rules, not with ideal"),
+        (GB | {"prefix__rule": "sglang-v4:tail"}, "only by --hicache-ratio"),
+        (TWICE | DENSE | LMCACHE | {"tiers__chunk_tokens": 512}, "give tiers.host.capacity_bytes"),
+        (TWICE | DENSE | {"tiers__host__write": "write_back"}, "not when they are evicted"),
+        (TWICE | DENSE | {"tiers__retention_tokens": 100}, "a multiple of its block"),
     ],
 )
 def test_tiers_that_there_are_not_are_refused(chosen: dict[str, Any], sentence: str) -> None:

@@ -186,7 +186,7 @@ def test_a_column_that_is_given_twice_is_refused(arrow: Any, tmp_path: Path, nam
     write_parquet([Request(0.0, 1, 1)], path)
     table = pq.read_table(path)
     pq.write_table(table.append_column(name, table.column(name)), path)
-    for read in (read_trace, read_batches):
+    for read in (traces.read_trace, traces.read_batches):
         with pytest.raises(TraceError, match=f"several columns {name}: keep one"):
             list(read(path))
 

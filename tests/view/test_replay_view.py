@@ -1,12 +1,11 @@
 """Losses, remedies, overload, and the sums of a fleet."""
 
-from dataclasses import fields
 from typing import Any
 
 import pytest
 
+from dsv4kv.core.losses import REASONS
 from dsv4kv.engines.names import RULES
-from dsv4kv.replay.rules import Losses
 from dsv4kv.runs.replay import FleetReplica, ReplayFleet, Reuse
 from dsv4kv.runs.schema import Case
 from dsv4kv.view import replay
@@ -15,7 +14,7 @@ from tests.replay.test_run import run
 
 
 def test_every_reason_has_a_name_and_every_rule_a_remedy_for_it() -> None:
-    reasons = [*(field.name for field in fields(Losses)), "in_flight"]
+    reasons = [*REASONS, "in_flight"]
     assert set(reasons) == set(replay.LOSSES)
     for name, rule in RULES.items():
         assert all(replay.remedy_of(name, reason) for reason in reasons)

@@ -56,7 +56,6 @@ def serve_point(
 
 
 def describe_all(fleet: Fleet, fates: oc.Fates) -> rr.ReplayResult:
-    """All replicas as if they were one, and each."""
     replays = [replica.replay for replica in fleet.replicas]
     found = [
         rn.describe_replay(Replay(each.parts, each.requests, each.scheduler)) for each in replays
@@ -144,7 +143,6 @@ def _totals(fleet: Fleet, fates: oc.Fates) -> Totals:
 
 
 def describe_fleet(fleet: Fleet, fates: oc.Fates) -> rr.ReplayFleet:
-    """Every replica, and what they would have been as one."""
     section, computing = fleet.config.fleet, fleet.pools[0]
     replicas = [
         _describe_replica(fleet, replica, decodes=place >= len(computing))
@@ -165,7 +163,7 @@ def describe_fleet(fleet: Fleet, fates: oc.Fates) -> rr.ReplayFleet:
         held_bytes=sum(replica.held_bytes for replica in replicas),
         repeated_bytes=oc.repeated_bytes(fleet),
         slo={name: limit_s * _NS for name, limit_s in section.slo.limits_s.items()},
-        good_requests=len(fates.good(section.slo)),
+        good_requests=len(fates.good(section.slo.limits_s)),
         gpu_hour_price=section.gpu_hour_price,
     )
 

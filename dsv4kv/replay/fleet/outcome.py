@@ -1,6 +1,6 @@
 """What came of a fleet, in numbers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import lcm
@@ -8,7 +8,6 @@ from typing import Self
 
 import numpy as np
 
-from dsv4kv.config.fleet import SloSection
 from dsv4kv.replay.fleet.run import Fleet, Replica
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.paths import Ints, find_reuse, number_prompts
@@ -33,7 +32,6 @@ def ideal_saved_tokens(
 
 
 def shared_bytes(replica: Replica) -> int:
-    """Bytes of one of a replica's shared blocks."""
     return replica.replay.scheduler.cache.per_shared * replica.replay.memory.block_bytes
 
 
@@ -92,7 +90,6 @@ class Fates:
 
     @classmethod
     def of(cls, fleet: Fleet) -> Self:
-        """Measure the requests of a fleet."""
         ended = [
             (served.finished_s, served.number, replica.replay.outcome)
             for replica in fleet.replicas
@@ -109,11 +106,10 @@ class Fates:
                 samples[name].append(round(span_s * _NS))
         return cls(list(times), samples, times)
 
-    def good(self, slo: SloSection) -> list[int]:
+    def good(self, limits_s: Mapping[str, float]) -> list[int]:
         """Requests that kept every limit; a time that a request has not, it keeps."""
-        limits = slo.limits_s
         return [
             number
             for number, spans in self.times.items()
-            if all(spans.get(name, 0.0) <= limit_s for name, limit_s in limits.items())
+            if all(spans.get(name, 0.0) <= limit_s for name, limit_s in limits_s.items())
         ]

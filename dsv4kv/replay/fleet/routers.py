@@ -54,7 +54,6 @@ class History:
         return self._kept[replica][asked.trace_blocks[last]] if tokens else -1.0
 
     def add(self, asked: Served, replica: int) -> None:
-        """A request is sent somewhere."""
         kept = self._kept[replica]
         for block in reversed(asked.trace_blocks):
             kept[block] = asked.arrival_s
@@ -71,11 +70,7 @@ _POINTS = 160  # of a node: as ketama's
 
 
 class Ring:
-    """Consistent hashing: the replica whose point on a ring comes next after a key's.
-
-    A server's points depend on its address, so which replica a key gets here is arbitrary; that
-    equal keys go to one replica is not.
-    """
+    """Consistent hashing: the replica whose point on a ring is next; which one is arbitrary."""
 
     def __init__(self, replicas: int) -> None:
         points = [(_hash(f"{r}-{n}"), r) for r in range(replicas) for n in range(_POINTS)]
@@ -83,7 +78,6 @@ class Ring:
         self._places = [point for point, _ in self._points]
 
     def find(self, key: object) -> int:
-        """The replica of a key."""
         place = bisect_left(self._places, _hash(str(key)))
         return self._points[place % len(self._points)][1]
 
@@ -133,10 +127,8 @@ _CHARACTERS = 4  # of a token's text, about; the gateway's tree counts them
 class CacheAware(LeastLoaded):
     """The longest prefix in one tree of its own past; the fewest requests where that is short.
 
-    The fewest requests, too, where one replica has more than another by both thresholds. Where
-    several replicas have the longest prefix, the one last sent it (the gateway takes any that its
-    map names first). Source: ``sgl-model-gateway/src/policies/cache_aware.rs``; facts of SGLang
-    0.5.23.
+    Also these where one has more than another by both thresholds; of equal prefixes the one last
+    sent. Source: ``sgl-model-gateway/src/policies/cache_aware.rs``; facts of SGLang 0.5.23.
     """
 
     def __init__(self, name: str, section: FleetSection, replicas: int, draw: Random) -> None:
@@ -186,7 +178,6 @@ _HOST_WEIGHT, _DISK_WEIGHT, _TTL_S = 0.75, 0.25, 120.0
 
 
 def _least(costs: Sequence[float], draw: Random) -> int:
-    """The place of the smallest; among equals any."""
     smallest = min(costs)
     places = [place for place, cost in enumerate(costs) if cost == smallest]
     return places[0] if len(places) == 1 else draw.choice(places)
@@ -249,10 +240,7 @@ class DynamoDecode(Dynamo):
 
 
 def precise_scores(found: Sequence[float]) -> list[float]:
-    """``precise-prefix-cache-scorer``: from 0 for the least to 1 of those that have anything.
-
-    Source: ``precise_prefix_cache.go``, ``utils.go``.
-    """
+    """``precise-prefix-cache-scorer``: 0 to 1 of those with any (``precise_prefix_cache.go``)."""
     there = [tokens for tokens in found if tokens] or [0]
     low, width = min(there), max(there) - min(there)
     return [((t - low) / width if width else 1.0) if t else 0.0 for t in found]
@@ -280,10 +268,7 @@ def llmd_scores(prefixes: Sequence[float], views: Views) -> list[float]:
 
 
 class Llmd(Router):
-    """llm-d's endpoint picker with an index by events; among equals any.
-
-    Tokens on the GPUs count 1, those in host memory ``_CPU_TIER``.
-    """
+    """llm-d's endpoint picker with an index by events; host memory counts ``_CPU_TIER``."""
 
     looks = frozenset({"load", "prefix"})
 
@@ -349,6 +334,5 @@ class Affinity(Router):
 
 
 def open_router(name: str, section: FleetSection, replicas: int, draw: Random) -> Router:
-    """Open a router of ``ROUTERS`` with the section's settings."""
     router: Router = ROUTERS[name].load()(name, section, replicas, draw)
     return router

@@ -14,7 +14,7 @@ from dsv4kv.config.replay import ReplayConfig, TiersSection
 from dsv4kv.core.fleet import Endpoint, View
 from dsv4kv.core.served import NEVER, Served
 from dsv4kv.errors import ConfigError
-from dsv4kv.replay.build import Parts, build_replay, find_parts
+from dsv4kv.replay.build import Parts, Replay, build_replay, find_parts
 from dsv4kv.replay.fleet.routers import Affinity, Router, open_router
 from dsv4kv.replay.fleet.transfer import Link, Received, SentOf, find_sent
 from dsv4kv.replay.requests import begin_serving
@@ -77,60 +77,43 @@ class Replica:
 
     def __init__(
         self,
-        number: int,
+        name: str,
         group: Group,
-        parts: Parts,
-        trace: Sequence[Request],
-        shared: SharedTiers,
-        looks: frozenset[str],
+        parts: Parts,  # what it has in common with replicas that are set alike
         sent: SentOf,
+        looks: frozenset[str],  # what the router wants to know
+        build: Callable[..., Replay],
         *,
         decodes: bool,
-        records: bool,
+        records: bool,  # whether outcomes are kept
     ) -> None:
-        """``looks`` is what the router wants to know; ``records`` whether outcomes are kept."""
-        self.name = f"{group.name} {number}"  # its group and number
-        # what differs from the rest of the configuration, as a line of text
-        self.settings = shlex.join(group.settings)
-        self.parts = parts  # what it has in common with replicas that are set alike
-        self.config, fleet = group.config, group.config.fleet
-        self.link = Link(fleet.transfer, sent)  # what it sends prompts over
+        self.name, self.parts, self.config = name, parts, group.config
+        self.settings = shlex.join(group.settings)  # what differs from the configuration
+        fleet, memory = self.config.fleet, parts.memory
+        self.link = Link(fleet.transfer, sent)  # to send prompts over
         self.received: Received | None = None  # prompts that are sent to it, where it only decodes
         if decodes:
             self.received = Received(lambda: self.replay.scheduler.clock, parts.shared_tokens)
-        delay_s, block_tokens = fleet.event_delay_ms / 1e3, parts.memory.block_tokens
+        delay_s = fleet.event_delay_ms / 1e3
         # where it is sent requests
-        self.endpoint = Endpoint(looks, delay_s, parts.shared_tokens, block_tokens)
-        self.replay = build_replay(
-            self.config,
-            trace,
-            parts=parts,
-            source=self.endpoint,
-            below=self.received,
-            shared=shared,
-        )
+        self.endpoint = Endpoint(looks, delay_s, parts.shared_tokens, memory.block_tokens)
+        self.replay = build(self.config, parts=parts, source=self.endpoint, below=self.received)
         self.replay.scheduler.records = records
         self.endpoint.run_by(self.replay.scheduler, peeks=parts.engine is not None)
 
     @property
     def served(self) -> list[Served]:
-        """Requests that it was given, in their order."""
         return self.endpoint.served
 
     @property
     def now_s(self) -> float:
-        """Its time."""
         return self.replay.scheduler.clock.now_s
 
     def found_tokens(self, served: Served) -> int:
-        """Leading tokens of a prompt that are cached."""
         return self.replay.scheduler.prompts.look_up(served) * self.parts.shared_tokens
 
     def look_below(self, view: View, keys: Sequence[int], until_s: float) -> None:
-        """Add the tokens in tiers at ``until_s`` to a view, each tier behind the one before.
-
-        No router's rule counts a tier that replicas share.
-        """
+        """Add tokens in tiers at ``until_s``, one behind the other, but for shared tiers."""
         tiers = self.replay.tiers
         if tiers is None:
             return
@@ -180,10 +163,7 @@ class Pool:
         self._has_tiers = any(replica.replay.tiers for replica in replicas)
 
     def route(self, make: Callable[[Parts], Served]) -> tuple[int, Served]:
-        """Choose a replica; ``make`` has the request as a replica would serve it.
-
-        All replicas that the router looks at, and the one that is chosen, take their turns first.
-        """
+        """Choose a replica; those that the router looks at take their turns first."""
         alike = [make(parts) for parts in self._parts]
         asked = alike[0]
         looks, views = self.router.looks, list[View]()
@@ -220,20 +200,13 @@ def find_sessions(requests: Sequence[Request]) -> list[int]:
 
 
 def check_sessions(requests: Sequence[Request], fleet: FleetSection) -> None:
-    """Refuse settings that keep sessions, where nothing says which requests belong together.
-
-    Raises:
-        ConfigError: No request of the trace has a session or ids, and a setting needs them.
-    """
-    if any(each.session is not None or len(each.prefix_hashes) for each in requests):
-        return
-    asked = {
-        "router_session_affinity_ttl_secs": fleet.router_session_affinity_ttl_secs > 0,
-        "sessions think": fleet.sessions == "think",
-    }
-    for setting in (name for name, is_asked in asked.items() if is_asked):
+    """Refuse settings that keep sessions, where nothing says which requests belong together."""
+    keeps = fleet.router_session_affinity_ttl_secs > 0
+    asked = "router_session_affinity_ttl_secs" if keeps else "sessions think"
+    known = any(each.session is not None or len(each.prefix_hashes) for each in requests)
+    if not known and (keeps or fleet.sessions == "think"):
         raise ConfigError(
-            f"fleet.{setting}: the trace has neither sessions nor block ids, so every request is "
+            f"fleet.{asked}: the trace has neither sessions nor block ids, so every request is "
             "a session of its own and it would change nothing: leave it out, or take a trace "
             "with conversations."
         )
@@ -276,9 +249,8 @@ def find_turns(
 class Fleet:
     """All replicas in one virtual time.
 
-    A replica takes its turns when a router looks at it or sends it a request. Replicas that others
-    depend on take theirs in the order of time: all where they share a tier or where requests wait
-    for answers, those that compute prompts for others, and those that wait for such a prompt.
+    A replica takes its turns when a router looks at it or sends it a request; in the order of time
+    where others depend on it: by a shared tier, waits for answers, prompts that are sent.
     """
 
     def __init__(
@@ -289,10 +261,7 @@ class Fleet:
         *,
         records: bool = True,
     ) -> None:
-        """Build all replicas; raises ``Dsv4kvError`` as ``build_replay`` does.
-
-        ``records`` is whether replicas keep what the record of a run has.
-        """
+        """``records``: whether replicas keep what the record of a run has."""
         self.config = config  # the configuration
         self.requests = requests  # all requests
         self.ended = False  # whether every request was served or rejected
@@ -329,12 +298,10 @@ class Fleet:
 
     @property
     def replicas(self) -> list[Replica]:
-        """The replicas of all pools."""
         return [replica for pool in self.pools for replica in pool]
 
     @property
     def wall_s(self) -> float:
-        """When the last answer ended."""
         return max(replica.now_s for replica in self.replicas)
 
     def _open(self, groups: Sequence[Group], name: str, *, decodes: bool) -> Pool:
@@ -345,11 +312,14 @@ class Fleet:
         router = open_router(name, fleet, sum(group.replicas for group in groups), self._draw)
         if fleet.router_session_affinity_ttl_secs:
             router = Affinity(router, fleet.router_session_affinity_ttl_secs)
+        build = partial(build_replay, requests=self.requests, shared=self._shared)
+        make = partial(
+            Replica, looks=router.looks, build=build, decodes=decodes, records=self._records
+        )
         for group, its_parts in zip(groups, parts, strict=True):
             sent = find_sent(group.config, its_parts.memory)
-            build = partial(Replica, decodes=decodes, records=self._records)
-            own = its_parts, self.requests, self._shared, router.looks, sent
-            replicas += [build(len(replicas) + n, group, *own) for n in range(group.replicas)]
+            numbers = range(len(replicas), len(replicas) + group.replicas)
+            replicas += [make(f"{group.name} {n}", group, its_parts, sent) for n in numbers]
         return Pool(replicas, router, fleet.event_delay_ms / 1e3)
 
     def close(self) -> None:

@@ -59,10 +59,7 @@ def _send_blocks(memory: MemoryPlan, tokens: int, found_tokens: int) -> Sent:
 
 
 class Link(Channel):
-    """What a replica sends prompts over: setup + pieces · each + bytes / rate, one at a time.
-
-    One rank's bytes count; all ranks send the same.
-    """
+    """Sends prompts one at a time: setup + pieces · each + bytes / rate, of one rank."""
 
     def __init__(self, section: TransferSection, sent: SentOf) -> None:
         super().__init__(section.gbps, section.descriptor_us, setup_ms=section.setup_ms)

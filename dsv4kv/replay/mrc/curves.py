@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from operator import methodcaller
 
 import numpy as np
 
@@ -64,7 +65,6 @@ class Question:
     policies: tuple[str, ...] = ()
     # tokens of a prompt computed in one step, for rules that depend on it
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
-    snap: bool = True  # keep checkpoints out of partial last blocks
     # GPU for which V4.1's blocks are sized; None takes it as a datacenter Blackwell
     arch: str | None = None
     host_bytes: tuple[int, ...] = ()  # host memory in addition to every capacity
@@ -72,11 +72,9 @@ class Question:
 
 @dataclass(frozen=True)
 class Behind:
-    """Host memory behind a capacity of the GPUs.
+    """Host memory behind a capacity of the GPUs, which keeps what they keep, too.
 
-    It keeps what they keep, too, so what can be found is what the larger of both holds: a share
-    ``token_hits`` of the prompt tokens instead of ``gpu_hits``. ``host_tokens`` of context fit,
-    without windows and states.
+    So the larger of both is what can be found: ``token_hits`` of the prompts, not ``gpu_hits``.
     """
 
     gpu_tokens: int
@@ -134,14 +132,7 @@ def measure_trace(
     watch: Callable[[int, int], object] | None = None,
     jobs: int = 1,
 ) -> Answer:
-    """Answer a question about a trace; ``watch`` is called with steps done, and all steps.
-
-    ``jobs``: processes for the rules, each with the trace in memory.
-
-    Raises:
-        ConfigError: Names that there are not, blocks that do not fit, a capacity in which no
-            request can run.
-    """
+    """Answer a question; ``watch`` gets steps done and all, ``jobs`` are processes for rules."""
     grain = question.block_tokens or table.block_tokens
     reuse = find_reuse(table, grain)
     costs = ss.prefix_costs(question.model)
@@ -248,9 +239,9 @@ def _measure(
     costs: ss.PrefixCosts,
     rules: Sequence[Outcome],
 ) -> Point:
-    """Hits as shares of all prompts; those that cannot run hit nothing."""
     reuse, prompts = part.reuse, part.whole.input_tokens
     blocks = None if tokens is None else tokens // reuse.grain_tokens
+    among = methodcaller("among", prompts, part.requests)
     return Point(
         capacity_tokens=tokens,
         capacity_blocks=blocks,
@@ -259,16 +250,11 @@ def _measure(
         block_hits=int(reuse.found_blocks(blocks).sum()) / part.references,
         token_hits=int(reuse.found_tokens(blocks).sum()) / part.whole.total_input_tokens,
         strategies=tuple(
-            ss.apply_strategy(s, part.table, reuse, blocks, snap=question.snap).among(
-                prompts, part.requests
-            )
-            for s in strategies
+            among(ss.apply_strategy(s, part.table, reuse, blocks)) for s in strategies
         ),
         rules=tuple(rules),
         policies=tuple(
-            ss.apply_policy(name, part.table, reuse, part.numbered, blocks).among(
-                prompts, part.requests
-            )
+            among(ss.apply_policy(name, part.table, reuse, part.numbered, blocks))
             for name in question.policies
             if blocks is not None
         ),

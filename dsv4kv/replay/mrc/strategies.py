@@ -23,27 +23,19 @@ from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import at_whole_block, bytes_per_request, bytes_per_token
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import build_schema
-from dsv4kv.replay.rules import Losses, Outcome
+from dsv4kv.replay.rules import Outcome
 from dsv4kv.traces.paths import Ints, PathTable, Reuse
 
 _PLAIN = ("full", "ends", "ends+junctions")
 
 
 def parse_strategy(text: str, *, window_tokens: int, layers: int) -> Strategy:
-    """Read a strategy as users write it.
+    """Read a strategy as users write it; raises ``ConfigError``.
 
     ``zero`` computes the last ``window_tokens`` × ``layers`` tokens again, which is exact.
     ``zero:bounded`` computes one window that ends with the first new token, the earlier tokens'
-    own windows cut off.
-
-    Args:
-        text: The strategy.
-        window_tokens: Of a window; 0 where a model has none (DeepSeek-V3.2): then nothing but the
-            blocks is needed to go on, and every strategy is ``full``.
-        layers: Layers of the model.
-
-    Raises:
-        ConfigError: There is no such strategy.
+    own windows cut off. A model without windows (DeepSeek-V3.2) needs nothing but blocks to go on:
+    every strategy is ``full``.
     """
     replays = {"zero": window_tokens * layers, "zero:bounded": window_tokens - 1}
     if match := re.fullmatch(r"periodic:([0-9]{1,9})", text):
@@ -71,7 +63,6 @@ class PrefixCosts:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """One window and one set of states."""
         return self.window_tokens * self.window_token_bytes + self.state_bytes
 
 
@@ -92,26 +83,12 @@ _NOTHING: list[int] = []
 
 
 def apply_strategy(
-    strategy: Strategy,
-    table: PathTable,
-    reuse: Reuse,
-    capacity_blocks: int | None = None,
-    *,
-    snap: bool = True,
+    strategy: Strategy,  # what is kept
+    table: PathTable,  # the trace
+    reuse: Reuse,  # its reuse, partial blocks included
+    capacity_blocks: int | None = None,  # blocks of the cache; None never evicts
 ) -> Outcome:
-    """Replay a trace, one request after the other.
-
-    Args:
-        strategy: What is kept.
-        table: The trace.
-        reuse: Its reuse, partial blocks included.
-        capacity_blocks: Blocks of the cache; None never evicts.
-        snap: Move a prompt's last checkpoint out of its partial last block, which never comes
-            again. Without, such checkpoints are written, counted, and never found.
-
-    Raises:
-        ConfigError: A period that does not fit the blocks.
-    """
+    """Replay a trace, one request after the other; raises ``ConfigError``."""
     grain, period = reuse.grain_tokens, strategy.period_tokens
     if strategy.kind == "periodic" and period % grain and grain % period:
         raise ConfigError(
@@ -123,23 +100,20 @@ def apply_strategy(
     ends = reuse.tokens // lcm(grain, table.block_tokens) * lcm(grain, table.block_tokens)
     if strategy.keeps_marks:
         resumed, forgotten, kept = _follow_marks(strategy, reuse, whole, ends)
-        inside = int((reuse.tokens > ends).sum())
     else:
         resumed, forgotten = np.maximum(0, whole - strategy.replay_tokens), 0
-        kept = inside = 0  # inside the partial last blocks of prompts
+        kept = 0
         if period:
             resumed = whole // period * period
             kept = int((ends // period - whole // period).clip(0).sum())
-            inside = int((reuse.tokens // period - ends // period).sum())
-    kept += 0 if snap else inside
     short = int((whole - resumed).sum())
-    losses = Losses(
-        evicted_block=int((once - found).sum()),
-        alignment=int((found - whole).sum()),
-        evicted_checkpoint=forgotten,
-        replay=short if strategy.kind == "zero" else 0,
-        no_checkpoint=0 if strategy.kind == "zero" else short - forgotten,
-    )
+    losses = {
+        "evicted_block": int((once - found).sum()),
+        "alignment": int((found - whole).sum()),
+        "evicted_checkpoint": forgotten,
+        "replay": short if strategy.kind == "zero" else 0,
+        "no_checkpoint": 0 if strategy.kind == "zero" else short - forgotten,
+    }
     return Outcome(
         strategy.name,
         resumed,
@@ -153,21 +127,16 @@ def apply_strategy(
             else kept * strategy.window_tokens
         ),
         checkpoint_reads=0 if strategy.kind == "zero" else int((resumed > 0).sum()),
-        unreachable_checkpoints=0 if snap else inside,
     )
 
 
 def _follow_marks(
     strategy: Strategy, reuse: Reuse, whole: Ints, ends: Ints
 ) -> tuple[Ints, int, int]:
-    """Walk all requests with the checkpoints on their paths.
+    """Walk all requests with the checkpoints on their paths, which are cached, or once were.
 
-    Every request lists the checkpoints of its own path, in tokens and rising: what is cached, and
-    what once was. The owner of a stretch has touched it last, so its lists are up to date there.
-
-    Returns:
-        Tokens resumed, tokens short for want of a checkpoint that was there once, and checkpoints
-        written.
+    The owner of a stretch has touched it last, so its lists, in tokens and rising, are up to date.
+    Returns tokens resumed, tokens short of an evicted checkpoint, and checkpoints written.
     """
     grain = reuse.grain_tokens
     stretches = zip(
@@ -210,13 +179,7 @@ def _between(marks: list[int], begin: int, stop: int) -> list[int]:
 def apply_policy(
     name: str, table: PathTable, reuse: Reuse, numbered: NumberedPaths, capacity_blocks: int
 ) -> Outcome:
-    """Serve a trace, one request after the other, from a cache that a policy empties.
-
-    ``numbered`` are its prompts in blocks as ``reuse`` has them.
-
-    Raises:
-        ConfigError: There is no such policy, or the longest prompt does not fit the cache.
-    """
+    """Serve a trace from a cache that a policy empties; ``numbered`` are its prompts."""
     longest = int(reuse.blocks.max())
     if capacity_blocks < longest:
         raise ConfigError(
@@ -233,7 +196,7 @@ def apply_policy(
         name,
         tokens,
         table.total_input_tokens,
-        Losses(evicted_block=lost),
+        {"evicted_block": lost},
         found_tokens=int(tokens.sum()),
         found_blocks=int(found.sum()),
     )

@@ -1,14 +1,10 @@
 """The hit rate of a trace that does not fit into memory, from some of its blocks, with its error.
 
-After Waldspurger et al., "Efficient MRC construction with SHARDS" (FAST 2015): of all blocks those
-are kept whose ids a hash chooses, and a cache is made smaller by the same share. Two things are
-done otherwise. Of every two neighbouring ids exactly one is kept, time and again until the rest
-fits: long runs of ids stay runs, and are thinned without looking at their ids. And misses are what
-is estimated: blocks that all prompts begin with are many references, and found whether they are
-kept or not.
-
-Which ids are kept, and that there is one parent of each, does not depend on the order of the
-trace: what is kept is a trace itself, and its reuse is found as usual.
+After Waldspurger et al., "Efficient MRC construction with SHARDS" (FAST 2015): blocks are kept
+whose ids a hash chooses, and a cache is made smaller by the same share. Two things differ. Of two
+neighbouring ids one is kept, time and again until the rest fits: long runs stay runs. And misses
+are estimated: blocks that all prompts begin with are many references, and found in any case. What
+is kept does not depend on the order of the trace, and is a trace itself: its reuse is as usual.
 """
 
 from collections.abc import Iterable, Sequence
@@ -49,10 +45,7 @@ class Kept:
         return cls(batch.request, batch.start, batch.count, lack)._without_empty()
 
     def halved(self, level: int, side: int = 0) -> "Kept":
-        """One of every two neighbouring ids, numbered anew; the other with ``side`` 1.
-
-        ``level`` is another number for every halving.
-        """
+        """One of two neighbouring ids, numbered anew, or the other; ``level`` never twice."""
         last = self.start + self.count - 1
         low, high = self.start >> 1, last >> 1
         # a run's ends may be one half of a pair: its only one here
@@ -73,18 +66,12 @@ class Kept:
 
     @classmethod
     def together(cls, parts: Sequence["Kept"]) -> "Kept":
-        """The requests of all parts, one part after the other."""
         before = np.cumsum([0, *(len(part.lack) for part in parts)])
         request = [part.request + first for part, first in zip(parts, before, strict=False)]
-        return cls(
-            np.concatenate(request),
-            np.concatenate([part.start for part in parts]),
-            np.concatenate([part.count for part in parts]),
-            np.concatenate([part.lack for part in parts]),
-        )
+        rest = zip(*((part.start, part.count, part.lack) for part in parts), strict=True)
+        return cls(np.concatenate(request), *map(np.concatenate, rest))
 
     def table(self, block_tokens: int) -> PathTable:
-        """A trace of these blocks alone, without times."""
         nothing = np.zeros(len(self.lack), np.int64)
         ids = self.request, self.start, self.count
         batch = Batch(np.zeros(len(nothing)), nothing, nothing, block_tokens, *ids)
@@ -122,7 +109,6 @@ class Totals:
     block_tokens: int = 0
 
     def add(self, batch: Batch) -> None:
-        """Count some requests more."""
         counts = batch.ids_of_each()
         self.requests += len(counts)
         self.input_tokens += int(batch.input_tokens.sum())
@@ -134,14 +120,7 @@ class Totals:
 
 
 def thin(batches: Iterable[Batch], most_runs: int) -> tuple[Totals, Kept, int]:
-    """Keep blocks of a trace in as many runs as fit.
-
-    Returns:
-        Numbers of all of it, what is kept, and how often it was halved.
-
-    Raises:
-        TraceError: No request has ids.
-    """
+    """Keep blocks in as many runs as fit; returns all numbers, what is kept, and halvings."""
     parts, held, level, totals = list[Kept](), 0, 0, Totals()
     for batch in batches:
         totals.add(batch)
@@ -184,12 +163,7 @@ class _Part:
 
 
 def measure_stream(batches: Iterable[Batch], question: Question, memory_bytes: int) -> Answer:
-    """Hits by capacity of a trace that is read once; ``memory_bytes`` are for what is kept of it.
-
-    Raises:
-        TraceError: No request has ids.
-        ConfigError: A capacity below the longest prompt, or memory for nothing.
-    """
+    """Hits by capacity of a trace read once; ``memory_bytes`` are for what is kept of it."""
     if memory_bytes < PARTS * RUN_BYTES:
         raise ConfigError(f"--memory {memory_bytes:,} B holds nothing of a trace: give 64MiB.")
     totals, kept, level = thin(batches, memory_bytes // RUN_BYTES)

@@ -152,7 +152,6 @@ class Question:
 
     @cached_property
     def unseen(self) -> list[int]:
-        """See ``unseen_tokens``."""
         return unseen_tokens(self.requests)
 
     @cached_property
@@ -172,10 +171,7 @@ class Question:
 
 
 def poisson(isl: int, osl: int, rate: float, seed: int, slos: Sequence[Slo] = ()) -> list[Request]:
-    """Return equal requests that arrive at random, ``rate`` in a second, and share no prefix.
-
-    They arrive for long enough that a growing queue breaks limits of waiting.
-    """
+    """Equal requests at random, ``rate`` a second, for so long that a growing queue shows."""
     draw, now_s, made = Random(seed), 0.0, []
     longest_s = max((slo.limit_s for slo in slos if slo.name != "tpot"), default=0.0)
     for _ in range(max(STATIC_REQUESTS, round(rate * max(STATIC_S, _WAITS * longest_s)))):
@@ -185,10 +181,7 @@ def poisson(isl: int, osl: int, rate: float, seed: int, slos: Sequence[Slo] = ()
 
 
 def busiest(requests: Sequence[Request], count: int) -> list[Request]:
-    """Return the ``count`` requests in a row with the most prompt tokens a second, from time 0.
-
-    If there are no more than ``count``, it returns all, as they are.
-    """
+    """The ``count`` requests in a row with most prompt tokens a second, from 0; or all."""
     if len(requests) <= count:
         return list(requests)
     total, best, place = sum(r.input_tokens for r in requests[:count]), 0.0, 0
@@ -203,10 +196,7 @@ def busiest(requests: Sequence[Request], count: int) -> list[Request]:
 
 
 def unseen_tokens(requests: Sequence[Request], *, any_order: bool = False) -> list[int]:
-    """Return each request's prompt tokens that no cache can save: no earlier request had them.
-
-    With ``any_order``, no other request has them.
-    """
+    """Prompt tokens that no earlier request had (``any_order``: no other): always computed."""
     if not any(len(request.prefix_hashes) for request in requests):
         return [request.input_tokens for request in requests]
 

@@ -1,8 +1,7 @@
 """The search: kinds of deployment by their least cost, each with as few replicas as keep limits.
 
-Bounds give the fewest replicas that can do, and the best answer so far the most that are worth
-trying, so most kinds are ruled out by one simulation or none. More replicas are assumed to be no
-worse.
+Bounds give the fewest replicas, the best answer so far the most that are worth trying, so most
+kinds take one simulation or none. More replicas are assumed to be no worse.
 """
 
 import gc
@@ -51,7 +50,6 @@ class Tally:
     least_s: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     def prune(self, why: str, count: int) -> None:
-        """Count deployments that are ruled out."""
         self.pruned[why] = self.pruned.get(why, 0) + count
 
 
@@ -82,10 +80,7 @@ def list_kinds(
     splits: Sequence[Split | None] = (None,),
     args: Mapping[str, str] = MappingProxyType({"": ""}),
 ) -> list[Kind]:
-    """Return the kinds that bounds do not rule out; ``tally`` counts the others.
-
-    ``args`` are alternative flags of the launch command, by name. Raises ``ConfigError``.
-    """
+    """The kinds that bounds do not rule out, by alternative ``args``; ``tally`` has the others."""
     kinds = []
     for gpu in gpus:
         for layout, (variant, words) in product(layouts_of(preset), args.items()):
@@ -136,10 +131,7 @@ class WarmStart:
 
 @dataclass
 class Search:
-    """A search on one window of a trace; nothing is simulated twice.
-
-    ``looser`` are simulations with limits that allow more, ``known`` those so far.
-    """
+    """A search on one window; what is in ``known`` or ``looser`` is not simulated again."""
 
     question: Question
     kinds: Sequence[Kind]
@@ -153,7 +145,6 @@ class Search:
 
     @property
     def trials(self) -> list[Trial]:
-        """All simulations so far."""
         return list(self.known.values())
 
     def restart(self, found: Sequence[Trial], requests: Sequence[Request]) -> "Search":
@@ -186,10 +177,7 @@ class Search:
         return self.known[key]
 
     def find_best(self) -> list[Trial]:
-        """Return the best deployment, then the best of other servers, if any.
-
-        The best is the cheapest or, where the number of GPUs is given, has the highest rate.
-        """
+        """The best deployment (cheapest, or of highest rate), then the best of other servers."""
         if not self.question.exactly:
             return self.find_cheapest()
         best = self.find_fastest(self.kinds)
@@ -199,10 +187,7 @@ class Search:
         return [best, second] if second else [best]
 
     def find_cheapest(self, count: int = 2) -> list[Trial]:
-        """Return the cheapest deployments that keep every limit, of two kinds of server.
-
-        With a ``count`` of 1 there is no second.
-        """
+        """The cheapest that keep every limit, of two kinds of server unless ``count`` is 1."""
         asked, found = self.question, list[Trial]()
 
         def order(kind: Kind) -> tuple[bool, float]:
@@ -273,10 +258,8 @@ class Search:
         further = _LITTLE_FASTER if kind.servers in start.speeds else _FASTER
         speed = best.speed * nearer if best else begin
         found, high = None, math.inf
-        trace_s, count = (
-            self.requests[-1].arrival_s - self.requests[0].arrival_s,
-            len(self.requests),
-        )
+        trace_s = self.requests[-1].arrival_s - self.requests[0].arrival_s
+        count = len(self.requests)
         wait_s = max(slo.limit_s for slo in self.question.slos if slo.name != "tpot")
         while found is None or high > nearer * found.speed:
             if trace_s / speed < wait_s / _BURST:
@@ -385,9 +368,8 @@ def plan(search: Search) -> Answer:
         left = tally.considered - sum(tally.pruned.values()) - simulated
         tally.prune("work or cost", max(0, left))
         if best and second:
-            second = _undominated(
-                best, second, [*(confirmed or trials), *([safer] if safer else [])]
-            )
+            tried = [*(confirmed or trials), *([safer] if safer else [])]
+            second = _undominated(best, second, tried)
             second = None if second is safer else second
         gc.freeze()  # nor is the rest worth a search: the program ends
         return Answer(best, second, safer, nearest, trials, confirmed, tally, len(search.requests))

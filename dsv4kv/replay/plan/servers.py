@@ -44,20 +44,14 @@ def name_args(texts: Sequence[str]) -> dict[str, str]:
 
 def in_role(command: str, role: str) -> str:
     """Return the command of a replica with the role ``prefill`` or ``decode``."""
-    launch = next(
-        launch
-        for launch in (family.launch for family in FAMILIES.values())
-        if launch.arguments and command.startswith(launch.program)
-    )
+    launches = (family.launch for family in FAMILIES.values() if family.launch.arguments)
+    launch = next(each for each in launches if command.startswith(each.program))
     return f"{command} {launch.role.format(role=role)}"
 
 
 @dataclass(frozen=True)
 class Server:
-    """One replica that starts, and holds the longest request.
-
-    ``variant`` names its ``--args``, ``args 2``; ``parts`` are the replay's.
-    """
+    """One replica that starts and holds the longest request; ``variant`` names its ``--args``."""
 
     gpu: str
     layout: Layout
@@ -73,7 +67,6 @@ class Server:
 
     @property
     def times(self) -> StepTimes:
-        """Its clock."""
         assert self.parts.times is not None
         return self.parts.times
 
@@ -129,7 +122,6 @@ class Bounds:
 
     @property
     def _step_tokens(self) -> int:
-        """Tokens of a step on one rank."""
         return self.server.parts.config.scheduler.step_tokens // self.server.layout.dp
 
     @cached_property
@@ -163,7 +155,6 @@ class Bounds:
 
     @cached_property
     def least_s(self) -> dict[str, float]:
-        """Lower bound of every limited time, by label."""
         return {
             slo.label: self.tpot_s
             if slo.name == "tpot"
@@ -192,10 +183,7 @@ class Bounds:
         return sum(bound) * token_s
 
     def replicas(self, speed: float) -> int:
-        """Return the fewest replicas that can compute these prompts in time.
-
-        With think times a late answer makes later requests late, so one replica may do.
-        """
+        """The fewest that compute these prompts in time; 1 where late answers delay others."""
         if self.server.config.fleet.sessions == "think":
             return 1
         late_s = max(slo.limit_s for slo in self.question.slos if slo.name != "tpot")

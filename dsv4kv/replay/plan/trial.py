@@ -66,7 +66,6 @@ class Kind:
 
     @property
     def gpus(self) -> int:
-        """GPUs of a unit."""
         return self.server.layout.gpus * sum(self.split or (1,))
 
     def cost(self, units: int, question: Question) -> float:
@@ -74,7 +73,6 @@ class Kind:
         return units * self.gpus * question.price(self.server.gpu)
 
     def min_units(self, speed: float) -> int:
-        """Fewest units that can compute the prompts in time."""
         return -(-self.bounds.replicas(speed) // (self.split or (1,))[0])
 
     def key(self, units: int, speed: float) -> tuple[object, ...]:
@@ -83,7 +81,6 @@ class Kind:
         return self.servers, "" if alone else self.router, units, speed
 
     def fleet(self, units: int) -> dict[str, Any]:
-        """Settings of ``fleet`` for ``units``."""
         if self.split is None:
             return {"replicas": units, "router": self.router}
         prefill, decode = (GroupSection(replicas=units * each) for each in self.split)
@@ -117,15 +114,12 @@ class Trial:
 
     @property
     def gpus(self) -> int:
-        """GPUs of all replicas."""
         return self.units * self.kind.gpus
 
     def tightest(self, slos: Sequence[Slo]) -> Slo:
-        """Return the limit with the largest ratio of time to limit."""
         return max(slos, key=lambda slo: self.values_s.get(slo.label, 0.0) / slo.limit_s)
 
     def excess(self, slos: Sequence[Slo]) -> float:
-        """Return the largest ratio of time to limit."""
         slo = self.tightest(slos)
         return self.values_s.get(slo.label, 0.0) / slo.limit_s
 
@@ -220,11 +214,7 @@ def simulate(
 
     values_s = {slo.label: percentile_s(slo.name, slo.percent) for slo in slos}
     asked, served = question.asked or slos, len(fates.numbers)
-    limits = {slo.name: min(s.limit_s for s in asked if s.name == slo.name) for slo in asked}
-    good = sum(
-        all(spans.get(name, 0.0) <= limit for name, limit in limits.items())
-        for spans in fates.times.values()
-    )
+    limits_s = {slo.name: min(s.limit_s for s in asked if s.name == slo.name) for slo in asked}
     tallies = [replica.replay.prompts.tally for replica in made.pools[0]]
     tokens = sum(tally.prompt_tokens for tally in tallies)
     saved_tokens = sum(tally.saved_tokens for tally in tallies)
@@ -232,7 +222,7 @@ def simulate(
     made.close()
     return trial(
         values_s=values_s,
-        good=good / count,
+        good=len(fates.good(limits_s)) / count,
         meets=served == count and all(values_s[slo.label] <= slo.limit_s for slo in slos),
         came=count,
         served=served,

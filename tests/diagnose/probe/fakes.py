@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 from dsv4kv.core.hashed import HashedCache
-from dsv4kv.core.radix import SglangCache, SglangWindowCache
+from dsv4kv.core.radix import Pages, SglangCache, SglangWindowCache
 from dsv4kv.diagnose.probe.questioner import Answer, Prompt, Refused, Unreachable
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
@@ -105,15 +105,12 @@ def _open_vllm(setting: Setting) -> Cache:
 def _open_sglang(setting: Setting) -> Cache:
     size, key_tokens = setting.page_tokens, SPECULATIONS[setting.speculation].key_tokens
     numbers, paths = Numbers(size, key_tokens), list[list[int]]()
-    cache: SglangCache
-    if setting.engine == "sglang":
-        cache = SglangCache(setting.pages, size, paths.__getitem__, key_tokens=key_tokens)
-    else:
-        cache = SglangWindowCache(
-            setting.pages, setting.window_pages, size, paths.__getitem__,
-            window_tokens=MODEL.window_tokens, chunk_tokens=setting.chunk_tokens,
-            dense=setting.retention is None, key_tokens=key_tokens,
-        )  # fmt: skip
+    pages = Pages(
+        setting.pages, size, paths.__getitem__, key_tokens=key_tokens,
+        chunk_tokens=setting.chunk_tokens, window_pages=setting.window_pages,
+        window_tokens=MODEL.window_tokens, dense=setting.retention is None,
+    )  # fmt: skip
+    cache = SglangCache(pages) if setting.engine == "sglang" else SglangWindowCache(pages)
 
     def serve(prompt: Prompt) -> int:
         paths.append(numbers.path(prompt))

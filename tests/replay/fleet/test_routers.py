@@ -91,10 +91,8 @@ def test_the_gateway_goes_by_prefix_where_enough_matches(matched: int, place: in
 
 
 def test_the_gateways_tree_forgets_what_was_used_least_recently() -> None:
-    limits = GatewaySection(
-        max_tree_size=10_000, eviction_interval_secs=30
-    )  # 25 ids of 100 tokens
-    router = opened("cache_aware", gateway=limits)
+    limits = GatewaySection(max_tree_size=10_000, eviction_interval_secs=30)
+    router = opened("cache_aware", gateway=limits)  # 25 ids of 100 tokens
     router.sent(asked(range(10), at=1.0), 1)
     router.sent(asked(range(100, 125), at=31.0), 1)
     views = [View(), View(requests=1)]
@@ -111,17 +109,11 @@ def test_consistent_hashing_keeps_sessions_and_moves_few_when_a_replica_joins() 
     assert min(shares.values()) > 350
 
 
-def test_llm_ds_scores() -> None:
-    views = [View(waiting=4, usage=0.75), View(waiting=0, usage=0.25), View(waiting=1, usage=0.5)]
-    # 3 · prefix + 2 · (1 − usage) + 2 · (longest − queue) / (longest − shortest)
-    assert routers.llmd_scores([0.5, 0.0, 1.0], views) == [2.0, 3.5, 5.5]
-
-
-def test_llm_ds_precise_scores_go_from_the_least_to_the_most_of_those_that_have_any() -> None:
-    assert routers.precise_scores((100, 50, 0)) == [1.0, 0.0, 0.0]
+def test_llm_d_adds_a_prefix_from_the_least_to_the_most_a_free_cache_and_a_short_queue() -> None:
     assert routers.precise_scores((100, 80, 60)) == [1.0, 0.5, 0.0]
     assert routers.precise_scores((0, 7, 0)) == [0.0, 1.0, 0.0]
-    assert routers.precise_scores((0, 0, 0)) == [0.0, 0.0, 0.0]
+    views = [View(waiting=4, usage=0.75), View(waiting=0, usage=0.25), View(waiting=1, usage=0.5)]
+    assert routers.llmd_scores([0.5, 0.0, 1.0], views) == [2.0, 3.5, 5.5]
 
 
 def test_the_production_stack_goes_by_session_where_more_than_2000_tokens_are_missing() -> None:

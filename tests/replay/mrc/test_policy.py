@@ -25,7 +25,7 @@ def test_least_recently_used_simulated_is_what_the_distances_say(
     capacity = int(reuse.blocks.max()) + spare
     outcome = run("lru", table, grain, capacity)
     assert outcome.resumed_tokens.tolist() == reuse.found_tokens(capacity).tolist()
-    assert outcome.losses.evicted_block + outcome.hit_tokens == reuse.found_tokens(None).sum()
+    assert outcome.losses["evicted_block"] + outcome.hit_tokens == reuse.found_tokens(None).sum()
 
 
 def test_a_cache_smaller_than_a_prompt_is_refused() -> None:

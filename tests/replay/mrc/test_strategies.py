@@ -57,7 +57,7 @@ def test_marks_are_found_where_prompts_left_them_and_go_with_their_blocks(
         for prompt, blocks in zip(prompts, found, strict=True)
     ]
     assert outcome.resumed_tokens.tolist() == expected
-    assert (outcome.checkpoints, outcome.losses.evicted_checkpoint) == (
+    assert (outcome.checkpoints, outcome.losses["evicted_checkpoint"]) == (
         plain.written,
         plain.forgotten,
     )
@@ -70,7 +70,7 @@ def test_hits_and_losses_add_up_to_what_a_cache_without_bound_hits(
     table = to_table(prompts)
     reuse = find_reuse(table, BLOCK)
     outcome = apply_strategy(parse(name), table, reuse, capacity)
-    assert outcome.hit_tokens + outcome.losses.total == reuse.found_tokens(None).sum()
+    assert outcome.hit_tokens + sum(outcome.losses.values()) == reuse.found_tokens(None).sum()
     assert (outcome.resumed_tokens >= 0).all()
 
 
@@ -99,7 +99,7 @@ def test_where_a_model_has_no_windows_every_block_found_is_resumed(name: str) ->
     table = to_table([tuple(range(14)), tuple(range(14))])
     outcome = apply_strategy(parse(name, window=0), table, find_reuse(table, 4))
     assert outcome.resumed_tokens.tolist() == [0, 12]
-    assert outcome.losses.no_checkpoint == outcome.losses.replay == 0
+    assert outcome.losses["no_checkpoint"] == outcome.losses["replay"] == 0
 
 
 def test_a_checkpoint_inside_a_partial_last_block_is_never_found_so_it_is_moved_out() -> None:
@@ -108,10 +108,6 @@ def test_a_checkpoint_inside_a_partial_last_block_is_never_found_so_it_is_moved_
     reuse = find_reuse(table, 2)
     snapped = apply_strategy(parse("ends"), table, reuse)
     assert snapped.resumed_tokens.tolist() == [0, 4]
-    assert snapped.unreachable_checkpoints == 0
-    left = apply_strategy(parse("ends"), table, reuse, snap=False)
-    assert left.unreachable_checkpoints == 2
-    assert left.checkpoints == (snapped.checkpoints or 0) + 2
 
 
 @pytest.mark.parametrize("name", ["some", "periodic", "periodic:-1", "periodic:1K", "zero:"])

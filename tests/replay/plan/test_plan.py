@@ -284,7 +284,6 @@ def test_limits_that_cannot_be_searched_for_are_refused(texts: list[str], said: 
     [
         (["--price", "h200=0", "--price", "b200=4"], "more than 0"),
         (["--price", "h200=nan", "--price", "b200=4"], "more than 0"),
-        (["--price", "h200=inf", "--price", "b200=4"], "more than 0"),
         (["--price", "h100=2"], "h100 is not asked about: --gpu h200,b200"),
         (["--price", "h200=2"], "give one for b200"),
         (["--price", "h200=2", "--price", "h200=3"], "has a price already"),
@@ -319,15 +318,9 @@ def test_a_request_is_good_that_keeps_the_tightest_limit_of_every_time() -> None
 
 
 def test_args_that_choose_a_layout_are_refused() -> None:
+    asked, args = question(1, "ttft_p90=2s"), "--dp-size 2 --enable-dp-attention --ep-size 2"
     with pytest.raises(ConfigError, match=r"--args '--dp-size 2 .*layouts are searched"):
-        open_server(
-            question(1, "ttft_p90=2s"),
-            SETTINGS,
-            "sglang",
-            "h200",
-            Layout(tp=2),
-            args="--dp-size 2 --enable-dp-attention --ep-size 2",
-        )
+        open_server(asked, SETTINGS, "sglang", "h200", Layout(tp=2), args=args)
 
 
 @pytest.mark.parametrize("text", ["1", "0:1", "a:b", "1:2:3", "-1:1"])

@@ -74,11 +74,7 @@ class Cache:
         return 0
 
     def reserve(self, request: int, position: int) -> int:
-        """Give a decoding request at ``position`` blocks for its next step.
-
-        Blocks behind its windows are freed first, either way.  Returns the tokens at which it
-        next needs or frees a block; -1 where there are too few.
-        """
+        """Free what is behind windows, reserve a step; the next event's tokens, -1 for too few."""
         return 1 << 62  # it has what it needs
 
     def decode(self, request: int) -> None:
@@ -93,11 +89,7 @@ class Cache:
 
 
 class EngineCache(Cache):
-    """An engine's cache.
-
-    Requests are known by their places in the trace.  Blocks of decoded tokens cannot
-    be found again: the trace has no ids for them.
-    """
+    """An engine's cache; requests are places in the trace, and decoded blocks never found."""
 
     def __init__(self, total: int, block_tokens: int, chunk_tokens: int) -> None:
         super().__init__(total)

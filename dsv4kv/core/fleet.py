@@ -122,16 +122,12 @@ class Endpoint:
             self.journal = scheduler.prompts.keep_journal()
         scheduler.ended = list[Served]()
 
-    # ---- the scheduler's source -----------------------------------------------------------------
-
     @property
     def next_s(self) -> float:
         return self._feed[0].arrival_s if self._feed else NEVER
 
     def take(self, now_s: float, in_flight: int) -> Served | None:
         return self._feed.popleft() if self._feed and self._feed[0].arrival_s <= now_s else None
-
-    # ---- its turns ------------------------------------------------------------------------------
 
     def give(self, served: Served) -> None:
         """A request comes, and all turns that begin before it were taken."""
@@ -169,8 +165,6 @@ class Endpoint:
         clock = self._scheduler.clock
         while clock.now_s < until_s and self.turn(until_s) < until_s:
             pass
-
-    # ---- what a router knows --------------------------------------------------------------------
 
     def look(self, served: Served, keys: Sequence[int]) -> View:
         """What is known when a request comes; ``keys`` are its shared blocks."""

@@ -155,8 +155,6 @@ class HashedCache(BlockPool):
     def state(self) -> int:
         return self.changes * (self.total + 1) + self.available
 
-    # ---- hits -----------------------------------------------------------------------------------
-
     def find(self, request: int, tokens: int) -> Hit:
         """What a prompt would hit; looked up once for as long as nothing is cached or evicted."""
         asked = (request, tokens, self.changes)
@@ -201,8 +199,6 @@ class HashedCache(BlockPool):
             if end > len(numbers) or part.row + numbers[end - 1] not in cached:
                 return False
         return True
-
-    # ---- requests -------------------------------------------------------------------------------
 
     def refuses(self, tokens: int) -> str:
         if max(self.admitted_blocks(tokens, 0), self._most_blocks(tokens)) <= self.total:
@@ -404,8 +400,6 @@ class HashedCache(BlockPool):
             size = table.group.block_tokens
             self._release(table, -(-held.position // size) * size)
         return min(held.prompt // self.block_tokens, len(held.path))
-
-    # ---- blocks ---------------------------------------------------------------------------------
 
     def _between(self, begin: int, end: int) -> int:
         """Blocks of all groups that tokens ``begin`` to ``end`` need."""

@@ -58,11 +58,7 @@ class LinearTimes:
     def step(
         self, rows: int, tokens: int, contexts: int, prompt: int, fullest: int, prefix: int
     ) -> Counts:
-        """What takes time in one step; see ``Timer``.
-
-        A chunk takes decoding requests through its own pass. No graph holds a chunk's kernels: it
-        takes as long as they take to launch, or to run.
-        """
+        """What takes time in a step; a chunk's kernels take as long as to launch, or to run."""
         key = (tokens, prompt, fullest)
         if key not in self._weighed:
             own = fullest + -(-tokens // self._groups)

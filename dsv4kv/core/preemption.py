@@ -119,10 +119,7 @@ class Retraction(Preemption):
         self.ratio = FIRST_RATIO
 
     def settle(self) -> None:
-        """Retract until the others have their blocks; the engine keeps the last one.
-
-        Here a prompt that is computed in chunks may have its blocks; then that one goes, too.
-        """
+        """Retract until the others have blocks; all, where a prompt in chunks has theirs."""
         scheduler, self.preempted = self._scheduler, False
         lacking = scheduler.lacking()
         needed = sum(lacking.values())

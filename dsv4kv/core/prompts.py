@@ -191,11 +191,7 @@ _BATCHES = 1024
 
 
 class IdealCache(Cache):
-    """Shared blocks that a policy evicts, and checkpoints of windows and states behind some.
-
-    Shared blocks are one or more blocks each: the grid on which prompts can be compared at all.
-    Nothing can resume behind a checkpoint whose block is gone: it goes, too.
-    """
+    """Shared blocks that a policy evicts, and checkpoints behind some, which go with them."""
 
     def __init__(
         self, total: int, per_shared: int, tree: PrefixTree | None, checkpoints: int | None

@@ -240,11 +240,7 @@ class Scheduler:
         served.prompt_tokens = served.input_tokens + served.generated
 
     def _admit(self, chunks: list[tuple[Served, Span]], budgets: list[int]) -> None:
-        """Give slots to waiting requests, unless others need the blocks.
-
-        Every rank has slots and a step's tokens of its own: one that is full lets those that came
-        to it wait, whatever is free on others.
-        """
+        """Give a rank's slots and tokens to those that wait for it, unless others need blocks."""
         if self.paused or self._preemption.preempted:
             return
         while True:

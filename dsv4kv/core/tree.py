@@ -142,8 +142,6 @@ class PrefixTree:
     def count(self, run: Run) -> int:
         return len(run.values) - self._shares(run) if self._size else run.length
 
-    # ---- runs -----------------------------------------------------------------------------------
-
     def _walk(self, above: Run, keys: list[int]) -> tuple[Run, int]:
         """Follow a chain after a run: the last run that it enters, and keys shared there."""
         run, at, count = above, 0, len(keys)
@@ -239,8 +237,6 @@ class PrefixTree:
         self._policy.dropped(run, dropped, key)
         return gone
 
-    # ---- blocks ---------------------------------------------------------------------------------
-
     def _blocks(self, begin: int, end: int) -> int:
         return -(-end // self._size) - begin // self._size
 
@@ -272,8 +268,6 @@ class PrefixTree:
                 values += run.values
             del values[-(-length // self._size) :]
         return values
-
-    # ---- the policy -----------------------------------------------------------------------------
 
     def _use(self, run: Run) -> list[Run]:
         self._policy.serve(self._requests)

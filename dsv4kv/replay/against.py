@@ -165,8 +165,6 @@ class Comparison:
         causes += self._order(model)
         return causes
 
-    # ---- causes ---------------------------------------------------------------------------------
-
     def _cause(self, name: str, before: Played, after: Played, seen: str) -> Cause:
         grown = self._sum(after) - self._sum(before)
         return Cause(name, grown, grown, seen)
@@ -245,8 +243,6 @@ class Comparison:
         tight = self._play(pool=self._sized(size * int(_ORDER * blocks)), emptied=self._restarts)
         name, seen = "order of eviction", f"pools of {_ORDER:.0%} and of any size"
         yield self._between(name, model, [tight, roomy], seen)
-
-    # ---- counting -------------------------------------------------------------------------------
 
     @property
     def _asked(self) -> int:

@@ -213,11 +213,7 @@ class Tiers:
     # ---- what is brought back -------------------------------------------------------------------
 
     def restore(self, served: Served, hit: Hit, usable: int) -> Hit:
-        """A request begins: bring back what goes beyond its hit; says when it is there.
-
-        Of its prompt ``usable`` blocks may be found at all. Context in the first tier is found,
-        too, where there is nothing to go on behind it with.
-        """
+        """Bring back what goes beyond a hit, of ``usable`` blocks; the hit with it."""
         now_s, host = self._clock.now_s, self._first
         ask = self._fetches.pop(served.number, None)
         served.ready_s = at_s = self._settle(ask, now_s)
@@ -318,10 +314,7 @@ class Tiers:
     def _credit(
         self, keys: Sequence[int], ask: Fetch | None, begun: int, first: int, found: int
     ) -> None:
-        """Count blocks ``begun`` to ``found`` for the tiers that they came from.
-
-        Of context that the GPU has, ``first`` objects, only the tail came from a tier.
-        """
+        """Count blocks ``begun`` to ``found`` for tiers; of ``first`` objects only tails."""
         own = ask.own if ask else {}
         needed = self._needed(keys, first, found // self._blocks) if found > begun else []
         for block in range(begun, found):
@@ -329,8 +322,6 @@ class Tiers:
             key = keys[unit] if unit >= first else needed[-1]
             tier = own[key][0] if key in own else self._first
             tier.hit_tokens += self._tokens
-
-    # ---- helpers --------------------------------------------------------------------------------
 
     def _keys(self, served: Served, blocks: int) -> list[int]:
         return served.keys[self._blocks - 1 : blocks : self._blocks]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.config.replay import CostSection
-from dsv4kv.core.clock import Rates, VirtualClock, Work
+from dsv4kv.core.clock import Rates, VirtualClock
 from dsv4kv.core.served import Served
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
@@ -20,22 +20,7 @@ from tests.runs.records import make_record
 MADE = replay([request([1, 2, 3], output=900)])
 TABLES = StepTables(MADE.memory.model, MADE.memory.schemas, 1000)
 RATES = Rates(1e12, 1e15, 1e-3, "")
-
-
-def served(number: int = 0, begun: int = 0, verified: int = 0) -> Served:
-    made = Served(number, 0.0, 1, 1, lambda _: [], (), 0)
-    made.begun, made.verified = begun, verified
-    return made
-
-
-def decode(lengths: list[int], taken: int = 1, *, prompt: int = 0) -> Work:
-    """A step in which requests verify so many tokens each, beside a prompt's first ones."""
-    clock = VirtualClock(TABLES.weighed(MADE.parts.weights), RATES, None)
-    clock.verify(lengths, [taken] * len(lengths))
-    rows = len(lengths)
-    contexts = sum((length + taken) * taken for length in lengths)
-    clock.step(rows, rows * taken, contexts, [(served(), (0, prompt))] if prompt else ())
-    return clock.done
+ALONE = Served(0, 0.0, 1, 1, lambda _: [], (), 0)
 
 
 def test_steps_of_a_request_that_leaves_cost_what_they_do_one_by_one() -> None:
@@ -44,16 +29,6 @@ def test_steps_of_a_request_that_leaves_cost_what_they_do_one_by_one() -> None:
     assert table.times is not None
     one_by_one, at_once = MADE.scheduler.clock.done, table.scheduler.clock.done
     assert one_by_one == at_once._replace(counts=one_by_one.counts)
-
-
-def test_a_window_reads_the_cache_once_and_writes_every_token() -> None:
-    window = decode([100], 4)
-    each = [decode([100 + step]) for step in range(4)]
-    assert window.update_bytes == sum(step.update_bytes for step in each)
-    assert window.operations == sum(step.operations for step in each)
-    scores = sum(step.score_bytes for step in each)
-    assert window.score_bytes == scores - TABLES.shared[101:104].sum()  # 104 tokens' alone
-    assert window.attend_bytes == sum(step.attend_bytes for step in each)
 
 
 @pytest.mark.parametrize(("model", "active"), [("v4-flash", 13e9), ("v4-pro", 49e9)])
@@ -149,5 +124,5 @@ def test_asking_how_long_a_prompt_would_take_takes_no_time() -> None:
     took_s = made.prompt_s(100, 700, 256)
     assert (made.done, made.now_s) == before
     for span in ((100, 356), (356, 612), (612, 700)):
-        other.step(0, 0, 0, [(served(), span)])
+        other.step(0, 0, 0, [(ALONE, span)])
     assert took_s == pytest.approx(other._busy_s)

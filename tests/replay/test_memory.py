@@ -25,20 +25,6 @@ TINY: dict[str, Any] = {"cache__num_blocks": None, "cache__memory_bytes": 2**20}
 PRO = {"model__preset": "v4-pro", "model__layers": None, "cache__num_blocks": None}
 
 
-def test_pro_in_100_gib_divides_into_slots_checkpoints_and_blocks() -> None:
-    config = small_config(**PRO, cache__memory_bytes=100 * GIB, scheduler__max_requests=256,
-                          scheduler__step_tokens=8192)  # fmt: skip
-    memory = plan_memory(config)
-    assert memory.slot_bytes == 61 * 74_880 + 18_710_528
-    assert memory.checkpoint_bytes == 61 * 74_880 + 30 * 81_920
-    assert memory.block_bytes == 30 * (19_008 + 2_176) + 31 * 1_152
-    assert memory.token_bytes == pytest.approx(5_031.44, abs=0.01)
-    assert 0 <= memory.remainder_bytes < memory.block_bytes
-    used = 256 * memory.slot_bytes + memory.num_blocks * memory.block_bytes
-    used += (memory.num_checkpoints or 0) * memory.checkpoint_bytes
-    assert used + memory.remainder_bytes == 100 * GIB
-
-
 ENGINES = [name for name, rule in RULES.items() if rule.engine and "v4" in rule.kinds]
 WAYS = [("prefix__strategy", "zero"), ("prefix__strategy", "ends"), ("prefix__strategy", "full")]
 WAYS += [("prefix__rule", rule) for rule in ENGINES]
@@ -92,14 +78,6 @@ def test_a_memory_that_cannot_be_divided_is_a_sentence(
 
 def keys_of(made: Request, tokens: int) -> list[int]:
     return begin_serving(0, made, 0.0, keys_on(tokens), None).keys
-
-
-def test_keys_are_the_ids_behind_whole_shared_blocks() -> None:
-    ids = list(range(10, 20))
-    made = request(ids, input_tokens=9 * 64 + 5, block=64)
-    assert keys_of(made, 128) == [11, 13, 15, 17]
-    assert keys_of(made, 64) == ids[:9]
-    assert keys_of(request(input_tokens=500), 128) == []
 
 
 @given(st.lists(st.integers(0, 50), max_size=30), st.sampled_from([64, 128, 256]))

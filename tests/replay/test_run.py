@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
-from dsv4kv.config.load import expand_axes, load_config, shipped_names
+from dsv4kv.config.load import expand_axes, load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import TraceError
 from dsv4kv.replay.build import check_ids, read_requests
@@ -29,13 +29,6 @@ def run(*settings: str, axes: tuple[str, ...] = ()) -> RunRecord:
     record = run_replay(invocation, lambda done, total: told.append((done, total)))
     assert not told or told[-1][0] <= told[-1][1]
     return record
-
-
-def test_the_shipped_configurations_are_whole() -> None:
-    assert "default" in shipped_names(ReplayConfig)
-    for name in shipped_names(ReplayConfig):
-        cache = load_config(name, [], ReplayConfig).config.cache
-        assert cache.memory_bytes or cache.num_blocks
 
 
 def test_a_record_survives_being_saved(tmp_path: Path) -> None:

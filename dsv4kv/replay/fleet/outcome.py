@@ -17,11 +17,7 @@ from dsv4kv.traces.request import Request
 def ideal_saved_tokens(
     requests: Sequence[Request], block_tokens: int, blocks: int | None = None
 ) -> int:
-    """Prompt tokens that one pool would save, one request at a time; 0 without ids.
-
-    ``blocks`` of ``block_tokens`` are all it has, evicted least recently used first; None forgets
-    nothing. The last token of a prompt is always computed.
-    """
+    """Tokens that an LRU pool of ``blocks`` would save, a request at a time; 0 without ids."""
     if not any(len(request.prefix_hashes) for request in requests):
         return 0
     table = collect_paths(requests)
@@ -46,11 +42,7 @@ def _distinct(blocks: Iterable[list[int]]) -> Ints:
 
 
 def repeated_bytes(fleet: Fleet) -> int:
-    """What a replica has cached that one before it has, too.
-
-    Replicas whose blocks have other names, as by another rule or of another size, are compared
-    in whole blocks of the least common multiple.
-    """
+    """What replicas have that one before has; other sizes count in common multiples."""
     replicas = fleet.replicas
     names = {
         (each.config.prefix.rule, each.config.prefix.speculation, each.parts.shared_tokens)

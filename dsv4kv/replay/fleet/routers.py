@@ -27,11 +27,7 @@ PRESETS: dict[str, dict[str, float]] = {
 
 
 class History:
-    """Which blocks were sent where, and are assumed to be cached there: evictions are not known.
-
-    A prompt's blocks are touched last to first, so what was used least recently is never before
-    what is kept.
-    """
+    """Blocks by where they were sent; touched last to first, so that prefixes stay."""
 
     def __init__(self, replicas: int, ttl_s: float | None = None) -> None:
         """``ttl_s`` is how long a block counts; None for good."""

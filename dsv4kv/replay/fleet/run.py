@@ -38,16 +38,15 @@ def list_pools(config: ReplayConfig) -> list[tuple[list[Group], str]]:
     """The groups of every pool and its router, prefill first; raises ``ConfigError``."""
     fleet = config.fleet
     if fleet.is_split:
-        pools = []
-        for name, section, router in (
-            ("prefill", fleet.prefill, fleet.router),
-            ("decode", fleet.decode, fleet.decode_router),
-        ):
-            made = _change(config, section.settings, name)
-            if name == "decode":
-                made = made.model_copy(update={"tiers": TiersSection()})
-            pools.append(([Group(name, section.replicas, made, section.settings)], router))
-        return pools
+        prefill, decode = (
+            Group(
+                name, section.replicas, _change(config, section.settings, name), section.settings
+            )
+            for name, section in (("prefill", fleet.prefill), ("decode", fleet.decode))
+        )
+        bare = decode.config.model_copy(update={"tiers": TiersSection()})
+        decode = decode._replace(config=bare)
+        return [([prefill], fleet.router), ([decode], fleet.decode_router)]
     groups = [Group("replica", fleet.replicas, config)] if fleet.replicas else []
     for text in fleet.mixed:
         try:  # as a shell reads it, so that quotes keep a value with blanks together
@@ -187,10 +186,7 @@ class Pool:
 
 
 def find_sessions(requests: Sequence[Request]) -> list[int]:
-    """The conversation of every request: as the trace says, else by what prompts begin with.
-
-    A request without a session, in a trace that has some, or without ids is one of its own.
-    """
+    """The conversation of every request: the trace's, else by what prompts begin with."""
     named = [request.session for request in requests if request.session is not None]
     if named:
         others = count(max(named) + 1)

@@ -249,10 +249,7 @@ class Search:
         return best
 
     def _find_highest_rate(self, kind: Kind, units: int, best: Trial | None) -> Trial | None:
-        """Return a deployment at its highest rate, if that is higher than the best's.
-
-        Where the first rate breaks a limit, half of it is tried twice, then the lowest.
-        """
+        """A deployment at its highest rate, if above the best's; a first rate is halved twice."""
         start, nearer = self.start, self.start.nearer
         begin = start.speeds.get(kind.servers, self.question.speed)
         further = _LITTLE_FASTER if kind.servers in start.speeds else _FASTER
@@ -339,10 +336,7 @@ class Search:
 
 
 def plan(search: Search) -> Answer:
-    """Search the window, then search its two best servers again on the whole trace.
-
-    Where no deployment keeps the limits on the window, the two nearest are searched again.
-    """
+    """Search the window, then its two best (or nearest) servers on the whole trace."""
     gc.freeze()  # else requests are searched for cycles again and again, a fifth of the time
     with without_collector():
         question, last = search.question, search

@@ -171,10 +171,7 @@ class Bounds:
 
     @cached_property
     def work_s(self) -> float:
-        """Least seconds of one replica for the prompts that must be computed in time.
-
-        Requests beyond the percentile may wait for ever: here, those with the most work.
-        """
+        """Least seconds of a replica for prompts within the percentile, without the most work."""
         step_tokens, times = self._step_tokens, self.server.times
         dp = self.server.layout.dp
         token_s = prompt_s(times, step_tokens, ranks=dp) / (step_tokens * dp)

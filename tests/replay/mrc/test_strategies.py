@@ -88,12 +88,6 @@ def test_periodic_checkpoints_are_those_a_prompt_leaves_behind_what_it_found(
     assert apply_strategy(strategy, table, reuse, capacity).checkpoints == written
 
 
-def test_zero_computes_a_window_for_every_layer_again_and_bounded_one_in_all() -> None:
-    assert parse("zero", window=128, layers=43).replay_tokens == 128 * 43
-    # the replayed window ends with the first new token
-    assert parse("zero:bounded", window=128).replay_tokens == 127
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_where_a_model_has_no_windows_every_block_found_is_resumed(name: str) -> None:
     table = to_table([tuple(range(14)), tuple(range(14))])

@@ -95,11 +95,10 @@ class Point:
     rejected: int  # requests that are longer: they can never run, hit nothing and leave nothing
     block_hits: float  # share of block references found
     token_hits: float  # share of prompt tokens found
-    strategies: tuple[Outcome, ...]
-    rules: tuple[Outcome, ...]
+    strategies: tuple[Outcome, ...] = ()
+    rules: tuple[Outcome, ...] = ()
     policies: tuple[Outcome, ...] = ()
-    block_error: float = 0.0  # half of the 95 % interval of ``block_hits``; 0 where they are exact
-    token_error: float = 0.0  # the same of ``token_hits``
+    token_error: float = 0.0  # half of the 95 % interval of ``token_hits``; 0 where exact
 
     @property
     def interval(self) -> tuple[float, float]:

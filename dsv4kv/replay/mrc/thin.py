@@ -196,10 +196,7 @@ def measure_stream(batches: Iterable[Batch], question: Question, memory_bytes: i
                 rejected=0,
                 block_hits=float(hits[0]),
                 token_hits=float(hits[1]),
-                strategies=(),
-                rules=(),
-                block_error=float(error[0]),
-                token_error=float(error[1]),
+                token_error=error,
             )
         )
     enough = capacity_for(whole.reuse, 0.9)
@@ -219,8 +216,8 @@ def measure_stream(batches: Iterable[Batch], question: Question, memory_bytes: i
 
 def _estimate(
     whole: _Part, split: Sequence[_Part], totals: Totals, blocks: int | None
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Shares of blocks and of prompt tokens found, and half of the 95 % intervals.
+) -> tuple[NDArray[np.float64], float]:
+    """Shares of blocks and of prompt tokens found, and half of the latter's 95 % interval.
 
     The parts' spread shows how much chance there is; how far their mean is from the whole, what
     keeping fewer blocks does apart from chance. Less than one kept block cannot be resolved.
@@ -229,8 +226,9 @@ def _estimate(
     asked = np.array([totals.references, totals.input_tokens], np.float64)
     hits = (known - whole.misses(blocks)) / asked
     if not split:
-        return hits, np.zeros(2)
+        return hits, 0.0
     each = np.array([(known - part.misses(blocks)) / asked for part in split])
-    chance = _STUDENT_T * each.std(axis=0, ddof=1) / sqrt(len(split))
-    one_kept = whole.every * np.array([1, totals.block_tokens]) / asked
-    return hits.clip(0, 1), np.maximum(one_kept, chance + abs(hits - each.mean(axis=0)))
+    chance = _STUDENT_T * each.std(axis=0, ddof=1)[1] / sqrt(len(split))
+    one_kept = whole.every * totals.block_tokens / totals.input_tokens
+    error = max(one_kept, chance + abs(hits[1] - each.mean(axis=0)[1]))
+    return hits.clip(0, 1), float(error)

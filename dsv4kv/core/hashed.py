@@ -95,8 +95,7 @@ class Held:
         self.prompt = position  # tokens of its prompt with blocks
         self.loaded = 0  # tokens before those that a tier brings back
         self.slid = 0  # position of its last step
-        # whether it decodes and holds no cached windows: then what a step needs and frees follows
-        # from its position, and ``BlockTable.start`` from ``slid``
+        # it decodes and holds no cached windows: its position says what a step needs and frees
         self.steady = False
 
 

@@ -88,9 +88,7 @@ class Order:
 class Policy:
     """Base of all: offered runs in order, the oldest of the first queue first."""
 
-    # whether it judges every key as if it were a run of its own, so that nothing depends on how
-    # many calls store or evict what one could
-    blockwise = False
+    blockwise = False  # whether nothing depends on how many calls store or evict what one could
 
     def __init__(self, capacity: int) -> None:
         self.size = capacity

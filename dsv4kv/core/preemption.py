@@ -17,9 +17,7 @@ class Preemption:
     """Makes room for the next step."""
 
     def __init__(self, scheduler: "Scheduler") -> None:
-        # whether the last ``settle`` preempted a request by an engine's rule, which then admits
-        # none in that step
-        self.preempted = False
+        self.preempted = False  # by an engine's rule, which then admits none in that step
         self._scheduler = scheduler
 
     def settle(self) -> None:

@@ -86,8 +86,7 @@ class Scheduler:
         # requests that keep their blocks and do not run, oldest first
         self.paused: list[Served] = []
         self.deferrals = 0  # requests that ever waited for another one's prefix
-        # requests that ended or were rejected since this was last emptied; None where they are not
-        # asked for
+        # those ended or rejected since this was last emptied; None where nobody asks
         self.ended: list[Served] | None = None
         self.records = True  # whether ``outcome`` is kept
         self.block_tokens = limits.block_tokens  # tokens of a block
@@ -95,8 +94,7 @@ class Scheduler:
         self.again_tokens = 0  # computed tokens that a preempted request had computed before
         self.drafted = 0  # draft tokens proposed so far
         self.rolled_back = 0  # draft tokens rejected so far
-        # a time before which nothing but decode steps can end; 0 where it is not known
-        self.quiet_s = 0.0
+        self.quiet_s = 0.0  # nothing but decode steps can end before; 0 where it is not known
         self._arrivals, self._limits, self._drafts = arrivals, limits, drafts
         self._finds_scheduled = limits.finds_scheduled
         self._preemption: Preemption

@@ -47,9 +47,7 @@ class Served:
     ) -> None:
         self.number = number  # place in the trace
         self.arrival_s = arrival_s  # when it comes
-        # tokens to compute before it decodes: its prompt, and after an eviction what it had
-        # generated
-        self.prompt_tokens = input_tokens
+        self.prompt_tokens = input_tokens  # with what it had generated, after an eviction
         self.input_tokens = input_tokens
         self.output_tokens = output_tokens
         self.find_keys = find_keys

@@ -47,7 +47,6 @@ class PrefixTree:
 
     @property
     def blockwise(self) -> bool:
-        """Whether nothing depends on how many calls store or evict what one could."""
         return self._policy.blockwise
 
     def match_length(self, keys: list[int], after: Lease | None = None) -> int:

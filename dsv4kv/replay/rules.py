@@ -51,8 +51,7 @@ class Pool:
     # a running request holds all windows of its prompt's last chunk (SGLang)
     holds_chunks: bool = False
     tokens_per_step: float = 1.0  # tokens of a request in a decode step, on average
-    # the prompts as numbers of blocks; None where they are not known yet
-    numbered: NumberedPaths | None = None
+    numbered: NumberedPaths | None = None  # the prompts, where they are known as block numbers
     step_tokens: int = 1  # most tokens of a request in a decode step
     slots: int = 0  # of llama.cpp's requests, which are not unified; 0 where they are not given
 

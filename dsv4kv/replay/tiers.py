@@ -65,10 +65,8 @@ class Tiers:
     ) -> None:
         self.tiers = tiers
         self.stored = stored  # what they keep
-        # of requests when they were first admitted: cached once, and not resumable on the GPU
-        self.asked_tokens = 0
-        # tokens of them that were restored. The others are lost at a tier
-        self.restored_tokens = 0
+        self.asked_tokens = 0  # first admissions: cached once, and not resumable on the GPU
+        self.restored_tokens = 0  # of these; the others are lost at a tier
         self._section, self._tokens, self._clock = section, block_tokens, clock
         self._compute_s, self._blocks = compute_s, stored.objects.blocks
         self._offers: Counter[Hashable] = Counter()

@@ -128,13 +128,10 @@ class Question:
     requests: Sequence[Request]  # the whole trace
     slos: tuple[Slo, ...]  # the limits
     speed: float = 1.0  # seconds of the trace in one second
-    # price of an hour of a GPU, by its kind; empty where GPUs are counted
-    prices: Mapping[str, float] | None = None
+    prices: Mapping[str, float] | None = None  # of a GPU's hour; empty where GPUs are counted
     most_gpus: int = MOST_GPUS  # GPUs that a deployment may have
-    # whether it has all of them: the highest rate is asked for, not the least cost
-    exactly: bool = False
-    # the limits that were given, where ``slos`` are tighter ones
-    asked: tuple[Slo, ...] | None = None
+    exactly: bool = False  # it has all of them: the highest rate is asked for, not the least cost
+    asked: tuple[Slo, ...] | None = None  # the limits given, where ``slos`` are tighter
 
     def __post_init__(self) -> None:
         """Raises ``ConfigError`` for a limit of TPOT if every answer has one token."""

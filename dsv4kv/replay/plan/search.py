@@ -59,9 +59,7 @@ class Answer:
 
     best: Trial | None
     second: Trial | None
-    # the cheapest that keeps limits by more than the clock's error; None where there is none, or
-    # the best does
-    safer: Trial | None
+    safer: Trial | None  # the cheapest beyond the clock's error, unless the best is
     nearest: Trial | None  # where there is no best, the deployment that came nearest to the limits
     trials: list[Trial]
     confirmed: list[Trial]

@@ -99,9 +99,7 @@ class Trial:
     units: int  # number of replicas, or of units of prefill and decode replicas
     speed: float  # trace seconds per second
     cost: float  # GPUs, or money in an hour
-    # the percentile that each limit is about, in s by label; empty where the simulation ended
-    # early
-    values_s: dict[str, float]
+    values_s: dict[str, float]  # percentiles in s by label of limits; empty if it ended early
     rate: float  # requests that arrive, per s
     good: float  # share of requests that keep every limit
     meets: bool

@@ -22,7 +22,7 @@ from dsv4kv.budget.servers import find_launches
 from dsv4kv.choices import listed
 from dsv4kv.diagnose.faults.table import load_faults, plain, release
 from dsv4kv.engines.flags import find_flag
-from dsv4kv.engines.logs.read import find_fields, find_version, parse_log, read_lines
+from dsv4kv.engines.logs.read import find_fields, read_lines, scan_log
 from dsv4kv.engines.names import FAMILIES, replayed_engines
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import open_regular
@@ -267,12 +267,8 @@ def _of_log(text: str, source: str, family: str, stated: str) -> Subject:
     lines = text.splitlines()
     # the engine whose sizes or arguments it prints, whose name it has most often, the given one,
     # and the one with a known fault that has a line in it
-    try:
-        log = parse_log(lines, source)
-        sized, version = log.family, log.version
-    except ConfigError:  # no sizes in it
-        sized, version = "", next(filter(None, map(find_version, lines)), None)
-    engine = sized or max(
+    log, _ = scan_log(lines, source)
+    engine = log.family or max(
         replayed_engines(),
         key=lambda name: (
             FAMILIES[name].log_mark in text,
@@ -286,7 +282,7 @@ def _of_log(text: str, source: str, family: str, stated: str) -> Subject:
             ),
         ),
     )
-    shown = (stated if family == engine else "") or version or "(version unknown)"
+    shown = (stated if family == engine else "") or log.version or "(version unknown)"
     given = next(filter(None, map(_echoed, lines)), None)
     flags = given and {_usual(engine, f"--{name}"): each for name, each in given.items()}
     gpu, name = _GPU_NAME.search(text), _MODEL_NAME.search(text)
@@ -295,7 +291,7 @@ def _of_log(text: str, source: str, family: str, stated: str) -> Subject:
         f"{source}: {engine} {shown}",
         "log",
         engine,
-        _tagged(version),
+        _tagged(log.version),
         flags,
         None,
         _inputs(engine, flags.items()) if flags else {},

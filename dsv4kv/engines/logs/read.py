@@ -8,8 +8,9 @@ import io
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import cast
@@ -351,6 +352,14 @@ def read_log(path: Path) -> StartupLog:
 
 def parse_log(lines: Iterable[str], source: str) -> StartupLog:
     """Parse the lines of a log; raises ``ConfigError`` as ``read_log`` does."""
+    log, lacking = scan_log(lines, source)
+    if lacking:
+        raise ConfigError(f"{source}: {lacking}")
+    return log
+
+
+def scan_log(lines: Iterable[str], source: str) -> tuple[StartupLog, str]:
+    """A log, and why it has no sizes: then it is of no family, but may have a version."""
     arguments: dict[str, list[str]] = {}
     memory: dict[str, float] = {}
     said: list[Reading] = []
@@ -364,12 +373,7 @@ def parse_log(lines: Iterable[str], source: str) -> StartupLog:
             what, gib = found
             tightest = min if what.startswith("free") else max
             memory[what] = tightest(gib, memory.get(what, gib))
-        if fields := find_fields(line):
-            if len(said) == _MOST_READINGS:
-                raise ConfigError(
-                    f"{source}: more than {_MOST_READINGS:,} lines say a cache's size: give the "
-                    "part of the log with one start."
-                )
+        if len(said) <= _MOST_READINGS and (fields := find_fields(line)):
             prefix = _RANK.search(line[:200])  # Worker_TP3, DP0 TP1, or nothing
             rank = (prefix["process"] or prefix["ranks"]).strip() if prefix else ""
             said.append(Reading(rank, fields, "concurrency" in fields))
@@ -377,26 +381,28 @@ def parse_log(lines: Iterable[str], source: str) -> StartupLog:
                 arguments.setdefault("cache_dtype", [dtype])
             if "indexer" in fields:
                 arguments.setdefault("fp4_indexer", []).append(str("4" in fields["indexer"]))
-    sizes = {
-        "vllm": _vllm_readings(said),
-        "trtllm": _trtllm_readings(said),
-        "sglang": _sglang_readings(said),
-        "llama.cpp": _slot_readings(said, "slots"),
-        "ds4": _slot_readings(said, "session_mib"),
-    }
-    family = next((name for name, readings in sizes.items() if readings), None)
-    if family is None:
-        raise ConfigError(
-            f"{source}: no cache size in {count:,} lines: looked for vLLM's 'KV cache size: … "
-            "tokens' with 'concurrency for … tokens per request', vLLM's refusal to start, "
-            "SGLang's 'bytes_per_full_token=…, full_token=…' or 'max_total_num_tokens=…', "
-            "TensorRT-LLM's 'available KV cache memory', llama.cpp's 'n_slots = …' or ds4's "
-            "'context buffers …'. Give the log of the engine's start."
-        )
-    readings = sorted(sizes[family], key=lambda each: each.printed_tokens or 0)
+    family, readings, lacking = _sized(said, count)
     if family == "sglang" and "experts" in arguments:
         family = "ktransformers"
-    return StartupLog(source, family, version, tuple(readings), arguments, memory)
+    return StartupLog(source, family, version, readings, arguments, memory), lacking
+
+
+def _sized(said: list[Reading], lines: int) -> tuple[str, tuple[Reading, ...], str]:
+    """Whose sizes lines say, and the sizes, the smallest first; else why there are none."""
+    if len(said) > _MOST_READINGS:
+        lacking = f"more than {_MOST_READINGS:,} lines say a cache's size: give the part of the "
+        return "", (), lacking + "log with one start."
+    for family, readings_of in _READINGS.items():
+        if readings := readings_of(said):
+            return family, tuple(sorted(readings, key=lambda each: each.printed_tokens or 0)), ""
+    lacking = (
+        f"no cache size in {lines:,} lines: looked for vLLM's 'KV cache size: … "
+        "tokens' with 'concurrency for … tokens per request', vLLM's refusal to start, "
+        "SGLang's 'bytes_per_full_token=…, full_token=…' or 'max_total_num_tokens=…', "
+        "TensorRT-LLM's 'available KV cache memory', llama.cpp's 'n_slots = …' or ds4's "
+        "'context buffers …'. Give the log of the engine's start."
+    )
+    return "", (), lacking
 
 
 def _trtllm_readings(said: Iterable[Reading]) -> list[Reading]:
@@ -408,11 +414,10 @@ def _trtllm_readings(said: Iterable[Reading]) -> list[Reading]:
 
 def _slot_readings(said: Iterable[Reading], mark: str) -> list[Reading]:
     """What a server of slots printed, its buffers added up."""
-    own = list(said)
-    fields = {name: text for each in own for name, text in each.fields.items() if text}
+    fields = {name: text for each in said for name, text in each.fields.items() if text}
     if mark not in fields:
         return []
-    buffers = [size for each in own if (size := each.number("buffer_mib")) is not None]
+    buffers = [size for each in said if (size := each.number("buffer_mib")) is not None]
     fields["tokens"] = str(int(fields.get("slots", 1)) * int(fields["slot_context"]))
     if buffers:
         fields |= {"buffers_mib": str(sum(buffers)), "buffers": str(len(buffers))}
@@ -477,6 +482,15 @@ def _same_replica(one: str, other: str) -> bool:
     """Ranks of one data-parallel replica share its blocks; without a number all are one."""
     first, second = _REPLICA.search(one), _REPLICA.search(other)
     return first is None or second is None or first[1] == second[1]
+
+
+_READINGS: dict[str, Callable[[list[Reading]], list[Reading]]] = {
+    "vllm": _vllm_readings,
+    "trtllm": _trtllm_readings,
+    "sglang": _sglang_readings,
+    "llama.cpp": partial(_slot_readings, mark="slots"),
+    "ds4": partial(_slot_readings, mark="session_mib"),
+}
 
 
 # ---- options that are given with a log ----------------------------------------------------------

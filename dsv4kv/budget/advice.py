@@ -103,35 +103,32 @@ def _combine(
 ) -> list["_Change"]:
     """The changes that hold most requests together, none of them idle.
 
-    In every layout changes that gain are taken one after the other, until none does. Two that
-    replace the same input are alternatives. Drafts are not given up for it.
+    In every layout each setting that gains is taken, in place of one of the same input; drafts
+    are not given up for it.
     """
-    known: dict[tuple[str, ...], tuple[int, int]] = {}
 
     def value(taken: Sequence[_Change]) -> tuple[int, int]:
-        words = tuple(each.words for each in taken)
-        if words not in known:
-            known[words] = -1, 0
-            with suppress(ConfigError):
-                other = _apply(scenario, taken)
-                most = max_concurrency(other, asked[0])
-                known[words] = most, tightest_free_bytes(other, *asked)
-        return known[words]
+        with suppress(ConfigError):
+            other = _apply(scenario, taken)
+            return max_concurrency(other, asked[0]), tightest_free_bytes(other, *asked)
+        return -1, 0
 
     layouts = [[each] for each in changes if "tp" in each.inputs]
     settings = [one for one in changes if "tp" not in one.inputs and "without" not in one.words]
-    best: list[_Change] = []
+    limits = [one for one in settings if "request_limit" in one.inputs]
+    best, most = list[_Change](), -1
     for layout in ([], *layouts):
-        taken, reached = layout, (-1, 0)
-        while value(taken) > reached:
-            reached = value(taken)
-            for each in settings:
-                others = [one for one in taken if not one.inputs.keys() & each.inputs.keys()]
-                taken = max(taken, [*others, each], key=value)
-        for each in reversed(taken):
-            without = [one for one in taken if one is not each]
-            taken = without if value(without)[0] == reached[0] else taken
-        best = max(best, taken, key=lambda each: value(each)[0])
+        taken = layout
+        reached = value(taken)
+        for each in (*settings, *limits):  # a limit may bind once there is memory
+            other = [one for one in taken if not one.inputs.keys() & each.inputs.keys()]
+            if (found := value([*other, each])) > reached:
+                taken, reached = [*other, each], found
+        if reached[0] > most:
+            best, most = taken, reached[0]
+    for each in reversed(best):
+        without = [one for one in best if one is not each]
+        best = without if value(without)[0] == most else best
     return best
 
 

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,18 +62,20 @@ def read_command(
     which: str | None = None,
     model: str | None = None,
     options: Container[str] = (),
+    *,
+    whole: bool = False,
 ) -> Reading:
     """Read a launch command, or a file with one; the environment fills what it does not set.
 
     Of several commands ``which`` is its number from 1 or a part of it; ``model`` is what it
     serves, where its own name for the model does not say; ``options`` are the inputs that are
-    given separately, whose flags may have no value.
+    given separately, whose flags may have no value; a ``whole`` one has its ranks.
 
     Raises:
         ConfigError: No command, several without a choice, or a value that cannot be read.
     """
     with _launches(given) as launches:
-        return _interpret(_choose(launches, which), model, options)
+        return _interpret(_choose(launches, which), model, options, whole=whole)
 
 
 def read_commands(
@@ -147,7 +149,9 @@ def _choose(launches: list[Launch], which: str | None) -> Launch:
     return found[0]
 
 
-def _interpret(launch: Launch, model: str | None = None, options: Container[str] = ()) -> Reading:
+def _interpret(
+    launch: Launch, model: str | None, options: Container[str], *, whole: bool = False
+) -> Reading:
     flags, unset = _read_flags(launch)
     named = _named([value for name, value in launch.flags if name in MODEL_FLAGS])
     named = named or _named(launch.names) or model
@@ -157,7 +161,7 @@ def _interpret(launch: Launch, model: str | None = None, options: Container[str]
         named = launch.mentioned
         unread.append(f"a model: {named}, the only one that the text names, is taken")
     unset = [(about, words) for about, words in unset if about not in options]
-    unread += _without_value(unset, flags, bool(named))
+    unread += _without_value(unset, flags, {"model": bool(named), "tp": not whole})
     merged, sizes = _merged(launch, flags), ("gpus", *_NEEDED[1:])
     spread = [word for word in launch.unread if "," not in word]
     if spread and not any(name in {*merged, *absent} or name in options for name in sizes):
@@ -192,14 +196,14 @@ def _interpret(launch: Launch, model: str | None = None, options: Container[str]
 
 
 def _without_value(
-    unset: Iterable[tuple[str, str]], flags: Iterable[GivenFlag], is_named: bool
+    unset: Iterable[tuple[str, str]], flags: Iterable[GivenFlag], may: Mapping[str, bool]
 ) -> Iterator[str]:
-    """What to say of flags that nothing gives a value; of one replica the ranks may be open."""
+    """What to say of flags that nothing gives a value; the ranks ``may`` be open of a replica."""
     given = {name: text for each in flags for name, text in each.texts.items()}
     absent = {about for about, _ in unset}
-    is_one = "dp" not in absent and given.get("dp", "1") == "1" and "dp-attention" not in given
+    spread = "dp" in absent or given.get("dp", "1") != "1" or "dp-attention" in given
     for about, words in unset:
-        if about in _NEEDED and not {"model": is_named, "tp": is_one}.get(about):
+        if about in _NEEDED and (not may.get(about) or (about == "tp" and spread)):
             raise ConfigError(
                 f"{words.replace(' ', ' is ', 1)}, which nothing here sets: add --{about}, or set "
                 "the variable in the environment."

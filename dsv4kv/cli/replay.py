@@ -201,7 +201,8 @@ def _compare(
         raise ConfigError(f"--chart {chart}: with --against it is a page: name a file .html.")
     server, recorded = read_server(Path(source)), read_recording(Path(source))
     check_comparable(recorded, server)
-    reading, started = read_command(command) if command else None, read_log(log) if log else None
+    reading = read_command(command, whole=True) if command else None
+    started = read_log(log) if log else None
     known = list(settings_of(server, reading, started, rule, model))
     pool, chosen = open_pool(recorded.requests, known, given)
     console, most = open_console(stderr=True, quiet=silent), MOST_PLAYS * len(recorded.requests)

@@ -136,7 +136,7 @@ def _read(config: ReplayConfig, command: str, family: Family | None) -> Texts:
             )
         command = f"{family.launch.program} {command}"
     preset = config.model.preset
-    found = read_command(command, model=preset).texts
+    found = read_command(command, model=preset, whole=True).texts
     served = found.get("model", preset)
     if served != preset:
         raise ConfigError(

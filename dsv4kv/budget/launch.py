@@ -20,10 +20,10 @@ from dsv4kv.engines.flags import NOTHING, Texts, find_flag
 from dsv4kv.engines.names import FAMILIES, find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import open_regular
-from dsv4kv.model.presets import config_file, preset_named
+from dsv4kv.model.presets import config_file, preset_named, preset_names
 
 _UNSET = re.compile(r"\$\{?\w+|\$\(|\{\{?\s*\w+\s*\}?\}")
-_MODEL = re.compile(r"(?i)\b(?:deepseek|ds)[-_]?v\d[\w.-]{0,99}")
+_MODEL = r"\b(?:deepseek|ds)-?{}(?![a-z0-9])"
 _LAYOUT = {"model", "tp", "dp", "pp", "ep", "dp-attention", "context"}
 _NEEDED = ("model", "tp", "dp", "pp")
 """Inputs without which an answer would be another deployment's."""
@@ -96,8 +96,9 @@ def _launches(given: str) -> Iterator[list[Launch]]:
         folder = Path() if source == "--command" else Path(source).parent
         named = re.split(r"[^a-z0-9]+", Path(source).name.lower())
         gpu = next((word for word in named if word in gpu_names()), "")
-        models = {preset_named(each.rstrip(".-_")) for each in _MODEL.findall(text)} - {None}
-        model = next(iter(models)) if len(models) == 1 else None
+        plain = re.sub(r"[^a-z0-9.]+", "-", text.lower())
+        models = [each for each in preset_names() if re.search(_MODEL.format(each), plain)]
+        model = models[0] if len(models) == 1 else None
         found = find_launches(text, os.environ, folder)
         yield [replace(each, gpu=each.gpu or gpu, mentioned=model) for each in found]
     except ConfigError as error:

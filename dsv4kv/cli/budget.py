@@ -179,7 +179,7 @@ def budget(
         opt.print_json(found.document())
     else:
         page = found.page()
-        show(page.parts(verbose=verbose))
+        show(page.parts(verbose=verbose), cut=not verbose)
     for path in filter(None, (csv, chart)):
         say(f"written: {path}", err=json_)
     if not found.fits:

@@ -116,7 +116,8 @@ def compare(
     else:
         words = [*(sides or []), *(["--baseline", baseline] if baseline else [])]
         again = ["", Command.of("dsv4kv", "compare", *words, "--verbose")]
-        show([*page.parts(verbose=verbose), *([] if ab or verbose else again)])
+        parts = [*page.parts(verbose=verbose), *([] if ab or verbose else again)]
+        show(parts, cut=not verbose)
     if html:
         write_page(page.made_now(), html)
         say(f"page: {html}", err=True)

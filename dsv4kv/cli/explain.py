@@ -70,10 +70,12 @@ def explain(
         if as_json:
             documents = [each.document() for each in answers]
             opt.print_json(documents if len(documents) > 1 else documents[0])
-        for number, answer in enumerate([] if as_json else answers):
+        parts = list["Part"]()
+        for answer in answers:
             if len(answers) > 1:
-                show([*([""] if number else []), Text(", ".join(answer.files), "strong")])
-            show(answer.parts(verbose=verbose))
+                parts += [*([""] if parts else []), Text(", ".join(answer.files), "strong")]
+            parts += answer.parts(verbose=verbose)
+        show([] if as_json else parts, cut=not verbose)
     if not all(answer.is_good for answer in answers):
         raise typer.Exit(1)
 

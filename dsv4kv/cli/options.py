@@ -238,14 +238,14 @@ def print_json(document: Any) -> None:
     print_document(json.dumps(document, ensure_ascii=False, indent=2))
 
 
-def tell(parts: "Iterable[Part]", document: Any, *, as_json: bool) -> None:
+def tell(parts: "Iterable[Part]", document: Any, *, as_json: bool, cut: bool = False) -> None:
     """Print an answer for people, or its document for programs."""
     from dsv4kv.view.render import show
 
     if as_json:
         print_json(document)
     else:
-        show(parts)
+        show(parts, cut=cut)
 
 
 def write_json(text: str, target: str) -> None:

@@ -112,7 +112,7 @@ def plan(
     again = opt.words_of(context, "slo", "html", "json_", "verbose", "quiet")
     page = plan_page(answer, question, gpus=kinds, trace=trace, settings=settings, again=again)
     if not silent:
-        show(page.parts(verbose=verbose))
+        show(page.parts(verbose=verbose), cut=not verbose)
     if json_:
         opt.write_json(dumps(answer, question), json_)
     if html:

@@ -148,7 +148,7 @@ def profile(
     if diff is not None:
         before, after = (load_profile(path, step, own).table for path in diff)
         page = diff_page(before, after, (diff[0].name, diff[1].name))
-        show(page.parts(verbose=verbose))
+        show(page.parts(verbose=verbose), cut=not verbose)
         return
     argv, given = ["dsv4kv", *sys.argv[1:]], _Output(out, timeline or [], json_, html, verbose)
     if from_ is not None:
@@ -251,7 +251,7 @@ class _Output:
         page = profile_page(source.profile, source.yardstick, layers=layers)
         again = Paste.of("dsv4kv", "profile", path, "--verbose")
         parts = [*page.parts(verbose=self.verbose), *([] if self.verbose else ["", again])]
-        show(parts, open_console(quiet=self.silent))
+        show(parts, open_console(quiet=self.silent), cut=not self.verbose, below=2)
         for target in self.timelines:
             if source.table.timeline is None:
                 raise ConfigError(f"{path} has no timeline: ncu runs each kernel by itself.")

@@ -210,7 +210,7 @@ def _compare(
         found = Comparison(recorded, server, chosen, pool, watcher.advance).explain()
     page = against_page(source, found, known)
     if not silent:
-        show(page.parts(verbose=verbose))
+        show(page.parts(verbose=verbose), cut=not verbose)
     if json_:
         opt.write_json(json.dumps(against_document(source, found, known), indent=2), json_)
     if chart is not None:

@@ -72,7 +72,7 @@ def report(
             if as_json:
                 print_document(dumps(record))
             else:
-                show(report_record(record, path, verbose=verbose))
+                show(report_record(record, path, verbose=verbose), cut=not verbose)
 
 
 def _write(records: "list[RunRecord]", html: Path | None, charts: Path | None) -> None:

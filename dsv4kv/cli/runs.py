@@ -36,7 +36,8 @@ def keep_record(
     with endings_put_off():
         saved = save_record(record, folder)
     console = open_console(stderr=True, soft_wrap=True) if silent else open_console()
-    show(report_record(record, saved.path, quiet=silent, verbose=verbose), console)
+    parts = report_record(record, saved.path, quiet=silent, verbose=verbose)
+    show(parts, console, cut=not (silent or verbose), below=1)
     say_saved(saved, silent=silent)
     if json_:
         write_json(dumps(record), json_)

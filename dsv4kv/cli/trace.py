@@ -478,7 +478,7 @@ def mrc(
     if as_json:
         print_document(view.to_json(source, config.name, answer))
     else:
-        show(page.parts(verbose=verbose))
+        show(page.parts(verbose=verbose), cut=not verbose)
 
 
 def _names(text: str | None) -> tuple[str, ...]:

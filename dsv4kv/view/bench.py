@@ -110,8 +110,7 @@ def _answer(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[tb.Part]:
         sentences = list(oc.best_sentences(groups)) or [oc.unchanged_sentence(groups)]
         for sentence in filter(None, sentences[:2]):
             yield tb.Finding("warning", sentence) if busy else tb.Text(sentence, "strong")
-        yield from ("", _sweep_table(groups, MAX_ROWS + 4))
-        yield from tb.more(len(groups), MAX_ROWS + 4)
+        yield from ("", _sweep_table(groups).first(MAX_ROWS + 4))
         return
     (launches,) = groups
     case = launches[0]
@@ -129,11 +128,9 @@ def _answer(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[tb.Part]:
         yield tb.Finding("good" if checks else "note", ", ".join(words))
         yield from facts.foreign_findings(case)
     if len(launches) > 1:
-        yield from ("", _launches_table(record, MAX_ROWS))
-        yield from tb.more(len(q.by_quantity(q.list_measured(record))), MAX_ROWS)
+        yield from ("", _launches_table(record).first(MAX_ROWS))
     elif case.operations:
         yield from ("", operations_table(case, MAX_ROWS))
-        yield from tb.more(len(_timed(case)), MAX_ROWS)
     elif case.latencies:
         yield from ("", _latencies_table(case))
 
@@ -195,7 +192,7 @@ def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None =
     """
     known, busy = q.yardsticks(case), tm.is_busy(case)
     best = known[0].rate if known else None
-    rows = _timed(case)[:most] if most else case.operations
+    rows = _timed(case) if most else case.operations
     whole = sum(_time_of(case, each) for each in _timed(case)) or 1
 
     def share_of_best(each: Operation) -> tb.Number:
@@ -240,9 +237,10 @@ def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None =
         missing.append(f"an empty kernel takes {empty} µs")
     note = "; ".join(filter(None, (peaks, _backend_note(case))))
     caption = "" if most else "\n".join(missing)
-    return tb.Table(
+    table = tb.Table(
         "Operations", columns, rows, note, caption=caption, keys=2, least=[columns[4][0]]
     )
+    return table.first(most) if most else table
 
 
 def _percent(part: float, whole: float) -> tb.Number:
@@ -308,9 +306,9 @@ def _latencies_table(case: Case) -> tb.Table:
     return tb.Table("Latencies", columns, found, note=note)
 
 
-def _launches_table(record: RunRecord, most: int | None = None) -> tb.Table:
+def _launches_table(record: RunRecord) -> tb.Table:
     rows = []
-    for name, found in list(q.by_quantity(q.list_measured(record)).items())[:most]:
+    for name, found in q.by_quantity(q.list_measured(record)).items():
         medians = [each.median_ns for each in found]
         rates = [rate.value for each in found if (rate := each.rate_gbps)]
         rows.append(
@@ -329,7 +327,7 @@ def _launches_table(record: RunRecord, most: int | None = None) -> tb.Table:
     return tb.Table("Medians of launches", [*columns, "samples each"], rows, note=note, keys=2)
 
 
-def _sweep_table(groups: Sequence[oc.Group], most: int | None = None) -> tb.Table:
+def _sweep_table(groups: Sequence[oc.Group]) -> tb.Table:
     cases = [case for group in groups for case in group]
     busy = any(tm.is_busy(case) for case in cases)
 
@@ -360,7 +358,7 @@ def _sweep_table(groups: Sequence[oc.Group], most: int | None = None) -> tb.Tabl
         state = "state", lambda group: tb.mark(_MARKS.get(group[0].status, "bad"))
         columns = [*axes, state, *columns[len(axes) :]]
     note = "; ".join(dict.fromkeys(_backend_note(case) for case in cases if case.totals))
-    return tb.Table("Sweep", columns, groups[:most], note=note, keys=len(axes))
+    return tb.Table("Sweep", columns, groups, note=note, keys=len(axes))
 
 
 def _setting(path: str, value: object) -> str:

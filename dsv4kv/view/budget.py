@@ -63,8 +63,9 @@ def budget_page(
     answer += [] if lacks else command
     best = useful[0] if useful else None
     line = launch(best) if best or found.fits else ""
-    if shown := useful[:_MAX_OPTIONS]:
-        answer += ["", _options_table(shown, found, below=bool(line))]
+    if useful:
+        table = _options_table(useful, found, below=bool(line))
+        answer += ["", table.first(_MAX_OPTIONS)]
     if line:
         started, requests = (best.scenario, best.concurrency) if best else (scenario, most)
         unsaid = "" if line.startswith("dsv4kv") else _unsaid(scenario, given)
@@ -75,8 +76,8 @@ def budget_page(
         words += f", {started.layout.label}{unsaid}:"
         answer += ["", tb.Text(words, "dim"), tb.Command(line)]
     sections = [tb.Section("Sizes", [facts])] if command else []
-    if len(useful) > len(shown):
-        sections.append(tb.Section("More options", [_options_table(useful, found)]))
+    if len(useful) > _MAX_OPTIONS:
+        sections.append(tb.Section("More options", [_options_table(useful[_MAX_OPTIONS:], found)]))
     sections.append(tb.Section("Start-up lines", _cut_lines(found)))
     capacity, engine, units = found.capacity, scenario.engine, ""
     if capacity and not engine.own:
@@ -361,12 +362,12 @@ def view_command(
             ("per GPU", taken),
             ("requests", lambda cost: tb.Number(f"{cost.requests:+,}")),
         ],
-        known[:_MAX_FLAGS],
-        note=f"{reading.launch.title}; against the command without the flag",
+        known,
+        note=f"{reading.launch.title}; cost of each flag",
         caption=free,
         keys=2,
-    )
-    parts: list[tb.Part] = ["", table] if known else [tb.Text(free)] if free else []
+    ).first(_MAX_FLAGS)
+    parts: list[tb.Part] = ["", table] if known else [tb.Text(free, "dim")] if free else []
     parts += [tb.Finding("warning", f"not read: {words}") for words in reading.unread]
     for flag in reading.uncounted:
         value = f" {flag.value}" if flag.value else ""
@@ -453,7 +454,7 @@ def sweep_page(rows: Sequence[Row]) -> tb.Page:
     who += [] if "engine" in first.point else [f"sized as {first.inputs.engine}"]
     title = f"{', '.join(who)}: {label} by {', '.join(first.point)}"
     answer: list[tb.Part] = [tb.Text(_ratio_sentence(rows), "strong"), *warnings]
-    answer += ["", _sweep_table(rows, _MAX_POINTS), *tb.more(len(rows), _MAX_POINTS, "point")]
+    answer += ["", _sweep_table(rows, _MAX_POINTS)]
     given = dict.fromkeys(first.point, "")
     assumed = (_assumed(row.found.scenario, given) for row in rows if row.found)
     sections = [
@@ -550,7 +551,7 @@ def _sweep_table(rows: Sequence[Row], limit: int | None = None) -> tb.Table:
         ("free per GPU", of(lambda a: format_bytes(a.use.free))),
     ]
     axes = list(rows[0].point)
-    return tb.Table(
+    table = tb.Table(
         "Sweep",
         [
             *((name, lambda row, name=name: row.point[name]) for name in axes),
@@ -561,7 +562,8 @@ def _sweep_table(rows: Sequence[Row], limit: int | None = None) -> tb.Table:
             ("B per token", lambda row: f"{row.token_bytes:,.2f}"),
             *([] if limit else sizes),
         ],
-        rows[:limit],
+        rows,
         note="per request: without replication and padding; 1 GiB = 2^30 B",
         keys=len(axes),
     )
+    return table.first(limit) if limit else table

@@ -44,14 +44,13 @@ def comparison_page(comparison: Comparison, verdict: Verdict) -> tb.Page:
     parts: list[tb.Part] = [*map(_describe_side, sides)]
     if comparison.rows:
         answer += ["", _comparison_table(comparison, _MAX_ROWS)]
-        answer += tb.more(len(comparison.rows), _MAX_ROWS)
         parts += [_comparison_table(comparison)] if len(comparison.rows) > _MAX_ROWS else []
         parts.append(tb.Text(explain(comparison), "dim"))
         if any(row.judgement.interval for row in comparison.rows):
             parts.append(_chart(comparison))
     reuse = _list_reuse(*sides)
     if reuse:
-        answer += ["", _reuse_table(reuse[:_MAX_ROWS])]
+        answer += ["", _reuse_table(reuse).first(_MAX_ROWS)]
         parts.append(_reuse_table(reuse))
     whats = dict.fromkeys(name_run(record) for side in sides for record in side.records)
     title = f"{sides[1].name} against {sides[0].name}: {'; '.join(whats)}"
@@ -132,7 +131,8 @@ def _comparison_table(comparison: Comparison, most: int | None = None) -> tb.Tab
     table = _rows_table(comparison, _choose(comparison.rows, most))
     note = f"{comparison.after.name} against {comparison.before.name}"
     footer = [mean] if mean and len(comparison.rows) > 1 else []
-    table = replace(table, title="Comparison", footer=footer).noted(note)
+    hidden = len(comparison.rows) - len(table.rows)
+    table = replace(table, title="Comparison", footer=footer, hidden=hidden).noted(note)
     return table.noted(_layers(comparison.before, comparison.after))
 
 

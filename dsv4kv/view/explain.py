@@ -37,9 +37,9 @@ def explanation_page(log: "Explanation") -> tb.Page:
     ]
     if log.fits:
         answer += ["", tb.Table("What fits in steady decode", fits, log.fits, note=note)]
-    gains = [change for change in log.changes if change.gain_tokens > 0][:_MAX_CHANGES]
+    gains = [change for change in log.changes if change.gain_tokens > 0]
     if gains:
-        answer += ["", _changes(gains)]
+        answer += ["", _changes(gains).first(_MAX_CHANGES)]
     answer += ["", tb.Command.of("dsv4kv", "lint", log.source)]
     statements: tb.Columns = [
         ("what", lambda each: each.what),
@@ -70,7 +70,7 @@ def explanation_page(log: "Explanation") -> tb.Page:
             tb.Table("Memory measured by the engine", ["one GPU", "size"], rows, note=note)
         )
     sections = [tb.Section("Configuration", configuration), tb.Section("Bytes", sizes)]
-    if len(log.changes) > len(gains):
+    if len(log.changes) > min(len(gains), _MAX_CHANGES):
         sections.append(tb.Section("All changes", [_changes(log.changes, "All changes")]))
     if len(log.ranks) > 1:
         ranks: tb.Columns = [

@@ -99,7 +99,7 @@ def op_page(
     note = "; ".join(
         [*([", ".join(same)] if same else []), f"{copy.name} {format_quantity(copy.rate)} GB/s"]
     )
-    return Page(name, [*answer, "", Table(name, columns, rows, note=note, keys=2)])
+    return Page(name, [*answer, "", Table(name, columns, rows, note=note, keys=2, rest="--json")])
 
 
 def _speed(row: _Row) -> float:

@@ -303,7 +303,7 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
     costs = [("GPUs", lambda trial: Number(f"{trial.gpus}")), *prices]
     if question.exactly:
         costs = [("requests/s", lambda trial: Number(format_number(trial.rate)))]
-    return Table(
+    table = Table(
         f"Named above, then the Pareto front of {_against(question)[0]} and {first.label}",
         [
             (
@@ -318,9 +318,10 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
             *([] if limit else [("requests", lambda trial: Number(f"{trial.requests:,}"))]),
             *([] if limit else [("tightest limit", limited)]),
         ],
-        list(rows.values())[:limit],
+        list(rows.values()),
         note="simulated",
     )
+    return table.first(limit) if limit else table
 
 
 def _rejected_table(reasons: Mapping[str, str]) -> Table:

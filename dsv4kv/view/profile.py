@@ -122,7 +122,6 @@ def _answer(
         most = max(_MIN_KERNELS, _MAX_LINES - len(classes.rows))
         yield from ("", replace(classes, note=_describe(profile, table)))
         yield from ("", _kernels_table(table, most, yardstick).noted(layers))
-        yield from tb.more(len(table.kernels), most)
     if profile.memory:
         yield from ("", memory_table(profile.memory).noted(layers))
 
@@ -217,7 +216,7 @@ def _kernels_table(
 ) -> tb.Table:
     """Kernels by their time, the longest ``most`` of them, all for None."""
     total = sum(row.total_ns for row in table.kernels) or 1
-    rows = list(zip(_titles(table.kernels), table.kernels, strict=True))[:most]
+    rows = list(zip(_titles(table.kernels), table.kernels, strict=True))
     columns: list[tuple[str, tb.Read]] = [
         ("kernel", lambda row: _cut(row[0]) if most else row[0]),
         ("class", lambda row: class_of(row[1])),
@@ -239,7 +238,8 @@ def _kernels_table(
     ]
     ops = any(row.kind == "op" for row in table.kernels)
     note = "time that nothing inside accounts for" if ops else ""
-    return tb.Table("Kernels", columns[:6] if most else columns, rows, note=note)
+    found = tb.Table("Kernels", columns[:6] if most else columns, rows, note=note)
+    return found.first(most) if most else found
 
 
 def _cut(name: str) -> str:
@@ -491,8 +491,7 @@ def diff_page(before: rp.KernelTable, after: rp.KernelTable, sides: tuple[str, s
         times = " → ".join(f"{format_quantity(one, 1e-3)} µs" for one in (first, last))
         ratio = format_quantity(divide(last, first))
         answer.append(tb.Text(f"A step: {times}, {ratio} times as long.", "strong"))
-    answer += ["", _diff_table(changes[:MAX_ROWS], sides, per_step=per_step)]
-    answer += tb.more(len(changes), MAX_ROWS)
+    answer += ["", _diff_table(changes, sides, per_step=per_step).first(MAX_ROWS)]
     note = "one profile each: what differs may differ between two runs of one, too"
     answer.append(tb.Finding("note", note))
     whole = tb.Section("All kernels", [_diff_table(changes, sides, per_step=per_step)])

@@ -4,7 +4,8 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Final
 
 from rich import box
@@ -42,11 +43,100 @@ _WITHIN_QUANTITY: Final = re.compile(
 )
 
 
-def show(parts: Iterable[tb.Part], console: "Console | None" = None) -> None:
-    """Print parts below each other, on standard output unless another console is given."""
+def show(
+    parts: Iterable[tb.Part],
+    console: "Console | None" = None,
+    *,
+    cut: bool = False,
+    below: int = 0,
+) -> None:
+    """Print parts below each other, on standard output unless another console is given.
+
+    With ``cut`` what is no answer gives way until all and ``below`` lines more fill a screen.
+    """
     console = console or open_console()
-    for part in parts:
+    for part in _cut(list(parts), console, below) if cut else parts:
         console.print(Drawing(part), crop=False, end="")
+
+
+def _cut(parts: list[tb.Part], console: "Console", below: int) -> list[tb.Part]:
+    """The parts without what matters least, and how many lines of them are not shown."""
+    screen = 25 if console.width >= 100 else 30 * 80 // min(80, console.width)
+    heights, lost, place = [_height(part, console) for part in parts], 0, 0
+    for importance, n in product(range(_DETAIL, _ANSWER + 1), reversed(range(1, len(parts)))):
+        over, part = sum(heights) + (lost > 0) + below - screen, parts[n]
+        if over <= 0:
+            break
+        if isinstance(part, tb.Table) and importance in (_DETAIL, _ROWS):
+            parts[n] = part = replace(part, caption="")
+            if importance == _ROWS:
+                parts[n] = _fewer_rows(part, heights[n] - over, console)
+            heights[n] = _height(parts[n], console)
+        elif isinstance(part, tb.Facts) and importance == _FACTS and len(part.rows) > 1:
+            parts[n] = part = _fewer_facts(part, heights[n] - over - (lost == 0), console)
+            lost, place = lost + heights[n] - _height(part, console), n
+            heights[n] = _height(part, console)
+        elif heights[n] and _importance(parts, n) == importance:
+            for each in (n, *_goes_along(parts, n)):
+                lost, heights[each] = lost + heights[each] * (parts[each] != ""), 0
+            place = n
+    kept = [part for part, height in zip(parts, heights, strict=True) if height]
+    if lost:
+        at = sum(height > 0 for height in heights[:place])
+        kept.insert(at, tb.Text(f"and {counted(lost, 'more line')}: --verbose", "dim"))
+    return kept
+
+
+def _goes_along(parts: Sequence[tb.Part], n: int) -> Iterator[int]:
+    """The blank line above a part without neighbours, the title of the first quoted line."""
+    alone = parts[n - 1] == "" and (n + 1 == len(parts) or parts[n + 1] == "")
+    quoted = _importance(parts, n) == _QUOTES and _importance(parts, n - 1) == _HEADS
+    yield from [n - 1] * (alone or quoted)
+
+
+_DETAIL, _ROWS, _FACTS, _SENTENCES, _QUOTES, _HEADS, _TABLES, _GOOD, _ANSWER = range(9)
+"""What of an answer gives way first, when it is more than a screen."""
+_FEW_ROWS: Final = 3
+
+
+def _importance(parts: Sequence[tb.Part], n: int) -> int | None:
+    """None for what is never cut: a command, and what is promised of it."""
+    part, found = parts[n], _ANSWER
+    if part == "" or any(isinstance(each, tb.Command) for each in parts[n : n + 2]):
+        return None
+    match part:
+        case tb.Text(tone="dim"):
+            found = _HEADS if part.value.endswith(":") else _DETAIL
+        case str():
+            found = _QUOTES if part.startswith("  ") else _SENTENCES
+        case tb.Finding(level="good" | "note"):
+            found = _GOOD
+        case tb.Table():
+            found = _TABLES
+        case tb.Facts():
+            found = _TABLES
+    return found
+
+
+def _fewer_rows(table: tb.Table, height: int, console: "Console") -> tb.Table:
+    """The table with so many rows that it has no more than ``height`` lines, if it can."""
+    rows = len(table.rows)
+    while rows > _FEW_ROWS and _height(table.first(rows), console) > height:
+        rows -= 1
+    fewer = table.first(rows)
+    return fewer if _height(fewer, console) < _height(table, console) else table
+
+
+def _fewer_facts(facts: tb.Facts, height: int, console: "Console") -> tb.Facts:
+    """The last of the facts, at least one, in no more than ``height`` lines if they can."""
+    rows = list(facts.rows.items())
+    while len(rows) > 1 and _height(tb.Facts(dict(rows)), console) > height:
+        del rows[0]
+    return tb.Facts(dict(rows))
+
+
+def _height(part: tb.Part, console: "Console") -> int:
+    return len(console.render_lines(Drawing(part), pad=False))
 
 
 @dataclass(frozen=True)
@@ -84,8 +174,6 @@ def _draw(part: tb.Part, width: int) -> "Iterator[RenderableType]":
             yield _hang(RichText(sign, STYLES[tone]), part.sentence, STYLES[tone], 1, gap=1)
         case tb.Text():
             yield _sentence(part.value, STYLES[part.tone])
-        case tb.Hint():
-            yield _sentence(part, "dim")
         case str() if part.startswith("  ") and part.strip():
             yield _hang(RichText(), part.lstrip(), "", len(part) - len(part.lstrip()), gap=0)
         case str():
@@ -114,17 +202,23 @@ def _hang(head: RichText, text: str, style: str, width: int, gap: int = _GAP) ->
 
 def _draw_table(table: tb.Table, width: int) -> "Iterator[RenderableType]":
     """The table; columns without room are dropped, or below it, next to the same keys."""
-    title = RichText(_unbroken(table.title), "bold")
-    if table.note:
-        title.append(f"  {_unbroken(table.note)}", "dim not bold")
-    if title:
-        yield title
     columns = [_Column.of(table, number) for number in range(len(table.heads))]
     keys, rest = columns[: table.keys], columns[table.keys :]
     dropped = 0
     while table.rest and len(rest) > 1 and _needed([*keys, *rest]) > width:
         rest.remove(next((each for each in rest if each.header in table.least), rest[-1]))
         dropped += 1
+    counts = {"more row": table.hidden, "more column": dropped}
+    words = " and ".join(counted(count, what) for what, count in counts.items() if count)
+    hint = f"{words}: {table.rest}" if words and table.rest else ""
+    noted = replace(table, note="; ".join(filter(None, (table.note, hint))))
+    if cell_len(f"{noted.title}  {noted.note}") <= width and table.title:
+        table, hint = noted, ""
+    title = RichText(_unbroken(table.title), "bold")
+    if table.note:
+        title.append(f"  {_unbroken(table.note)}", "dim not bold")
+    if title:
+        yield title
     while True:
         count = len(rest)
         while count > 1 and _needed([*keys, *rest[:count]]) > width:
@@ -134,8 +228,8 @@ def _draw_table(table: tb.Table, width: int) -> "Iterator[RenderableType]":
         if not rest:
             break
         yield ""
-    if dropped:
-        yield _sentence(f"and {counted(dropped, 'more column')}: {table.rest}", "dim")
+    if hint:
+        yield _sentence(f"and {hint}", "dim")
     for line in table.caption.splitlines():
         yield _sentence(line, "dim")
 

@@ -129,7 +129,6 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[tb.Part]:
     if result.fleet:
         factor = clock_factor(case, "queueing")
         yield from ("", _replicas_table(result.fleet, totals, factor, MAX_REPLICAS))
-        yield from tb.more(len(result.fleet.replicas), MAX_REPLICAS, "replica")
     else:
         yield from ("", _reuse_table(reuse, MAX_LOSSES))
     yield from ("", _times_table(case.latencies))
@@ -357,8 +356,7 @@ def _sweep_answer(record: RunRecord) -> Iterator[tb.Part]:
     yield from (tb.Text(each, "strong") for each in filter(None, sentences))
     yield from shown[:MAX_FINDINGS]
     table = _sweep_table(cases, axis_names(cases)).noted(layers_text(cases))
-    yield from ("", replace(table, rows=table.rows[:MAX_CASES]))
-    yield from tb.more(len(table.rows), MAX_CASES, "case")
+    yield from ("", table.first(MAX_CASES))
 
 
 def _imbalance(case: Case) -> str:
@@ -603,9 +601,10 @@ def _replicas_table(
     error = "" if factor is None else f", 90 % error {format_factor(factor)}"
     rows = fleet.replicas
     if limit:
-        rows = sorted(rows, key=lambda replica: -replica.busy_ns)[:limit]
+        rows = sorted(rows, key=lambda replica: -replica.busy_ns)
     note = f"busiest first; mean queue wait{error}" if limit else f"mean queue wait{error}"
-    return tb.Table("Replicas", columns, rows, note=note)
+    table = tb.Table("Replicas", columns, rows, note=note)
+    return table.first(limit) if limit else table
 
 
 def _computes(replica: FleetReplica) -> bool:

@@ -14,8 +14,6 @@ from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from dsv4kv.units import counted
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -109,6 +107,7 @@ class Table:
     keys: int = 1  # number of leading columns that name a row
     rest: str = ""
     least: Sequence[str] = ()  # headers of the columns that are dropped before the last
+    hidden: int = 0  # rows that are not in it, which ``rest`` shows
 
     def __post_init__(self) -> None:
         odd = [len(row) for row in self.cells if len(row) != len(self.columns)]
@@ -136,6 +135,11 @@ class Table:
             )
             for n, column in enumerate(self.columns)
         ]
+
+    def first(self, rows: int) -> "Table":
+        """The table with no more than its first rows; the others are counted."""
+        less = max(0, len(self.rows) - rows)
+        return replace(self, rows=self.rows[:rows], hidden=self.hidden + less)
 
     def noted(self, what: str) -> "Table":
         """The table with this in front of its note; itself if it is empty."""
@@ -183,16 +187,6 @@ class Command(str):
     def of(cls, *words: object) -> "Command":
         """Make a command of words, each quoted as a shell needs it, on one line."""
         return cls(" ".join(map(_quoted, map(str, words))))
-
-
-class Hint(str):
-    """A line for terminals alone: a page has what it hints at."""
-
-
-def more(count: int, shown: int, what: str = "row") -> list[Hint]:
-    """``and 3 more rows: --verbose``; nothing if all are shown."""
-    rest = counted(count - shown, f"more {what}")
-    return [Hint(f"and {rest}: --verbose")] if count > shown else []
 
 
 def _quoted(word: str) -> str:

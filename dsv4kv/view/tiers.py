@@ -52,7 +52,6 @@ def _prefixes_table(outcome: TiersOutcome) -> Table:
 
 _FAMILY: Columns = [
     ("family", lambda row: row.family),
-    ("objects", lambda row: quantity(row.objects)),
     ("bytes", lambda row: size(row.bytes)),
 ]
 

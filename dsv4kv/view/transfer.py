@@ -33,7 +33,7 @@ def _verdict(config: TransferConfig, outcome: "Outcome") -> Finding:
     return Finding(
         "good",
         f"all {counted(outcome.pages, 'page')} have the digests they were sent with; {steps} "
-        "after each transfer equal, bit for bit, those of a request that stayed",
+        "after each transfer read, bit for bit, what a request reads that stayed",
     )
 
 

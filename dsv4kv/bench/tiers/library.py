@@ -54,7 +54,6 @@ class Library:
     def __init__(
         self, cache: CacheBytes, store: Store, windows: Windows, *, revision: str
     ) -> None:
-        """Put a store behind a cache that weights of this revision fill."""
         self.cache, self.store, self.windows = cache, store, windows
         self.namespace = namespace_of(cache.manager.plan, revision)
         self.block_tokens = cache.manager.plan.schemas[0].block_tokens
@@ -167,7 +166,6 @@ class Library:
         return sorted(n for n in places if n % size and n <= len(prefix))
 
     def _is_there(self, prefix: Prefix, tokens: int) -> bool:
-        """Whether all is there that a resume point does not share with others."""
         names = [name for _, _, name in self._own(prefix, tokens)]
         return bool(self._exists([*names, prefix.name(tokens, _MANIFEST)]).all())
 
@@ -198,7 +196,6 @@ class Library:
             self.store.delete(names)
 
     def _store_pages(self, prefix: Prefix, slot: int, part: range) -> None:
-        """Store the blocks that lack an object in the store."""
         end = part.stop * self.block_tokens
         names = [prefix.names(family, end)[part.start :] for family in self._pages]
         there = [self._exists(each) for each in names]

@@ -52,31 +52,20 @@ class CacheBytes:
         return np.array(rows, dtype=np.int64)
 
     def take(self, family: Family, ids: Ids, into: Objects) -> None:
-        """Gather objects from the cache.
-
-        ids: int64[n], blocks for pages and slots for everything else; int64[layers, n] where
-        every layer has blocks of its own.
-        """
-        rows = _by_layer(family, ids)
+        """Gather objects from the cache: ``ids`` int64[layers, n], as ``units`` gives them."""
         if self.mover is not None:
-            self.mover.gathered("take", family, rows, into)
+            self.mover.gathered("take", family, ids, into)
             return
         for layer, pool in enumerate(self.pools[family.name]):
-            into[:, layer] = pool.numpy()[rows[layer]]
+            into[:, layer] = pool.numpy()[ids[layer]]
 
     def put(self, family: Family, ids: Ids, data: Objects) -> None:
         """Put objects into the cache: the inverse of ``take``."""
-        rows = _by_layer(family, ids)
         if self.mover is not None:
-            self.mover.gathered("put", family, rows, data)
+            self.mover.gathered("put", family, ids, data)
             return
         for layer, pool in enumerate(self.pools[family.name]):
-            pool.numpy()[rows[layer]] = data[:, layer]
-
-
-def _by_layer(family: Family, ids: Ids) -> Ids:
-    """Blocks or slots of every layer: int64[layers, n]."""
-    return np.array(np.broadcast_to(ids, (len(family.layers), ids.shape[-1])), order="C")
+            pool.numpy()[ids[layer]] = data[:, layer]
 
 
 def _pools(manager: KVCacheManager, family: Family) -> list[Tensor]:
@@ -118,7 +107,8 @@ class Mover:
         host, stride = _as_one(family, objects)
         if not len(host):
             return
-        numbers, buffer = torch.from_numpy(rows).to(self._device), self._room(len(host))
+        numbers = torch.from_numpy(np.ascontiguousarray(rows)).to(self._device)
+        buffer = self._room(len(host))
         table = self._tables[family.name]
         launch = plan_objects(way, table, numbers, buffer, family.piece_bytes, stride)
         if way == "take":

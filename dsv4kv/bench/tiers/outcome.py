@@ -15,8 +15,7 @@ class Way:
     """One direction, in nanoseconds."""
 
     time: Estimate
-    limit: Estimate
-    """What memory, the disk, or one copy from or to a GPU takes for as many bytes."""
+    limit: Estimate  # what memory, the disk, or one copy from or to a GPU takes for as many bytes
     by_pages: Estimate | None = None  # on a GPU: by a copy for every layer's piece
 
     @property
@@ -48,12 +47,10 @@ class PrefixRow:
 
     store: str  # its name
     tokens: int
-    pages: int  # blocks that are looked up
     useful_bytes: int  # compressed entries and indexer keys of these tokens, without padding
     read_bytes: int  # read to restore it, the manifest left out
     resumed_tokens: int  # that were not computed again
     stored: Estimate
-    looked_up: Estimate  # to find out where it can be resumed
     restored: Estimate  # to look it up, read, compare and put it into the cache
     again_ns: float | None  # to compute what is missing after that, as modelled, where it is known
     computed_ns: float | None  # to compute all of it, likewise

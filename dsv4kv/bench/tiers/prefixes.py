@@ -62,7 +62,6 @@ class Prefix:
     """A prompt as tiers know it; ``keys`` are its whole blocks' keys."""
 
     def __init__(self, namespace: str, tokens: ArrayLike, block_tokens: int) -> None:
-        """Hash a prompt's tokens, whole numbers of 32 bits."""
         self._tokens = np.ascontiguousarray(tokens, dtype="<u4")
         self._namespace = namespace
         self._block_tokens = block_tokens
@@ -71,7 +70,6 @@ class Prefix:
         self._stems = [f"{self._namespace}/{key}." for key in self.keys]
 
     def __len__(self) -> int:
-        """Tokens."""
         return len(self._tokens)
 
     def key(self, tokens: int) -> str:

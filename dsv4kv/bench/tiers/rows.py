@@ -140,11 +140,9 @@ def _cut(rows: range, *sizes: int) -> tuple[Ids, Ids]:
 
 
 def _pages(geometry: Geometry, ids: Ids, rows: Ids) -> Ids:
-    """Where the pages of rows begin."""
     numbers = np.zeros_like(rows) if geometry.ring else rows // geometry.rows
     return ids[numbers] * geometry.page_bytes
 
 
 def _places(geometry: Geometry, area: Area, ids: Ids, rows: Ids) -> Ids:
-    """Where an area's parts of rows begin."""
     return _pages(geometry, ids, rows) + area.start + rows % geometry.rows * area.row_bytes

@@ -48,8 +48,7 @@ from dsv4kv.units import format_bytes
 _MORE_TOKENS, _STEPS = 132, 1  # computed and decoded after a restore: every kind of group ends
 _STEP_TOKENS = 1024  # really computed at a time, where windows are computed again
 _SERIAL = 0
-OnStep = Callable[[str, int, int], None]
-"""Called with the next one, and how many of all are done."""
+OnStep = Callable[[str, int, int], None]  # called with the next one, and how many of all are done
 
 
 def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
@@ -150,8 +149,6 @@ class _Run:
             for slot in stored:
                 library.store_prefix(prefix, slot)
             moments.append(perf_counter_ns())
-            library.lookup(prefix)
-            moments.append(perf_counter_ns())
             found = library.restore(prefix, back)
             moments.append(perf_counter_ns())
             rounds.append(np.diff(moments).tolist())
@@ -164,11 +161,10 @@ class _Run:
                 )
             library.clear()
         useful = sum(f.useful_bytes(tokens) for f in self._families if f.kept is Kept.PAGES)
-        stored_ns, looked_up, restored = (_estimate(list(e)) for e in zip(*rounds, strict=True))
-        times = stored_ns, looked_up, restored
+        stored_ns, restored = (_estimate(list(each)) for each in zip(*rounds, strict=True))
         modelled = (self._prefill_ns(n, tokens) for n in (found.tokens, 0))
-        counts = tokens, len(prefix.keys), useful, found.read_bytes, found.tokens
-        self.outcome.prefixes.append(PrefixRow(name, *counts, *times, *modelled))
+        counts = tokens, useful, found.read_bytes, found.tokens
+        self.outcome.prefixes.append(PrefixRow(name, *counts, stored_ns, restored, *modelled))
         return back
 
     def _verify(self, name: str, stayed: int, back: int, tokens: int) -> None:
@@ -307,7 +303,6 @@ def _check_room(config: TiersConfig, plan: CachePlan, folder: Path) -> None:
 
 @contextmanager
 def _folder(config: TiersConfig) -> Iterator[Path]:
-    """A folder for this run alone, removed at its end."""
     parent = Path(config.folder) if config.folder else user_cache()
     with ExitStack() as held:
         try:

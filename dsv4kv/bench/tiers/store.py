@@ -23,11 +23,9 @@ from dsv4kv.errors import StoreFull, StoreUnavailable
 from dsv4kv.files import replacing
 from dsv4kv.units import format_bytes
 
-Bytes = NDArray[np.uint8]
-"""uint8[n], contiguous: a view of the caller's memory, never kept."""
+Bytes = NDArray[np.uint8]  # uint8[n], contiguous: a view of the caller's memory, never kept
 
-Found = NDArray[np.bool_]
-"""bool[n], one for every name that was given."""
+Found = NDArray[np.bool_]  # bool[n], one for every name that was given
 
 
 class Store(Protocol):

@@ -47,7 +47,9 @@ def test_prefixes_come_back_right_and_leave_nothing(tmp_path: Path) -> None:
     words = " ".join(line.strip() for line in lines)
     assert "comparisons are equal: digests, and after further steps every bit" in words
     assert "file: 700 tokens are back in " in words
-    assert "limits." in words or "but the work on them." in words
+    assert any(
+        each in words for each in ("limits.", "limits is not known", "but the work on them.")
+    )
     assert list((tmp_path / "cache").iterdir()) == []
 
     document: dict[str, Any] = json.loads(file.read_text())
@@ -214,8 +216,8 @@ def made_up(computed_ns: float | None) -> TiersOutcome:
     """2,048 tokens are back in 10 ms, 65,536 in 100 ms; computing takes ``computed_ns`` each."""
     outcome = TiersOutcome("v4-flash", "1 × h200", "ends", cold={"file": "O_DIRECT"}, checks=12)
     for tokens, restored in ((2_048, 1e7), (65_536, 1e8)):
-        times = estimate(3e7), estimate(1e5), estimate(restored)
-        counts = tokens, tokens // 256, 7_885_312, 12_000_000, tokens
+        times = estimate(3e7), estimate(restored)
+        counts = tokens, 7_885_312, 12_000_000, tokens
         row = PrefixRow("file", *counts, *times, 0.0, computed_ns)
         outcome.prefixes.append(row)
     for family, taken, limit in (("csa", 8e7, 7.2e7), ("window", 2e7, 4e6)):

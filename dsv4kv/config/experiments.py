@@ -21,7 +21,7 @@ from dsv4kv.config.replay import CostSection
 from dsv4kv.model.schema import StateFormat
 
 SYSTEMS = {
-    "pools": Choice("pools of blocks for every layer", "bench.systems.pool_system:run_pools"),
+    "pools": Choice("pools of blocks for every layer", "bench.systems.workload:run_pools"),
     "slots": Choice("a row of KV for every request", "bench.systems.slot_system:run_slots"),
     "blocks": Choice("blocks with several holders", "bench.systems.block_system:run_blocks"),
 }

@@ -56,7 +56,6 @@ def _with_package(tree: Path, revision: str) -> Path:
 
 
 def _git(*arguments: str, doing: str) -> str:
-    """Run git; the last line that it prints."""
     # Inside a git hook, GIT_DIR and GIT_INDEX_FILE would point git elsewhere.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     command = "git", *arguments
@@ -116,8 +115,6 @@ class Duel:
 
 @dataclass(frozen=True)
 class _Plan:
-    """One side: its program and its request."""
-
     task: Task
     loaded: LoadedConfig
 

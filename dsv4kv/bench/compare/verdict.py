@@ -10,7 +10,7 @@ need: then the interval is all that was seen or Student's t, whichever is wider,
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
@@ -189,12 +189,13 @@ def judge(
         estimate = middle(compare_sides(before.values, after.values))
         return Judgement(Verdict.UNCLEAR, estimate, None, reason)
     ratio = ratio_of_sides(before.values, after.values, tail)
-    verdict = _read(ratio, floor)
-    if verdict is Verdict.UNCLEAR:
-        reason = _why_unclear(ratio, floor, min(len(before.values), len(after.values)))
-    elif _read(ratio_of_sides(*_without_drift(before, after), tail), floor) is not verdict:
-        verdict, reason = Verdict.UNCLEAR, "the machine drifted: interleave the launches"
-    return Judgement(verdict, ratio.value, (ratio.low, ratio.high), reason)
+    found = _conclude(ratio, floor, min(len(before.values), len(after.values)))
+    if found.verdict is not Verdict.UNCLEAR:
+        flat = ratio_of_sides(*_without_drift(before, after), tail)
+        if _read(flat, floor) is not found.verdict:
+            why = "the machine drifted: interleave the launches"
+            return replace(found, verdict=Verdict.UNCLEAR, reason=why)
+    return found
 
 
 def judge_pairs(
@@ -203,27 +204,26 @@ def judge_pairs(
     """``judge`` of interleaved launches, by the ratio of each pair: no drift is looked for."""
     if reason := _too_few((len(ratios),), verdicts, "one pair of launches"):
         return Judgement(Verdict.UNCLEAR, middle(compare_pairs(ratios)), None, reason)
-    ratio = ratio_of_pairs(ratios, _TAIL / verdicts)
-    verdict = _read(ratio, floor)
-    reason = _why_unclear(ratio, floor, len(ratios)) if verdict is Verdict.UNCLEAR else ""
-    return Judgement(verdict, ratio.value, (ratio.low, ratio.high), reason)
+    return _conclude(ratio_of_pairs(ratios, _TAIL / verdicts), floor, len(ratios))
 
 
 def judge_exact(before: float, after: float, floor: float = DEFAULT_FLOOR) -> Judgement:
     """Compare two numbers that every run gives again: there is no doubt, and no interval."""
     value = after / before
-    ratio = Ratio(value, value, value)
-    verdict = _read(ratio, floor)
+    verdict = _read(Ratio(value, value, value), floor)
     # beyond the floor it is a change, and within it none: nothing is between
-    return Judgement(
-        Verdict.SAME if verdict is Verdict.UNCLEAR else verdict, value, (value, value)
-    )
+    same = Verdict.SAME if verdict is Verdict.UNCLEAR else verdict
+    return Judgement(same, value, (value, value))
 
 
-def _why_unclear(ratio: Ratio, floor: float, launches: int) -> str:
-    small = ratio.inside(1 + _SAME_WITHIN_FLOORS * floor)
-    why = "a change as small as the floor" if small else "the launches differ too much"
-    return f"{why}: about {deciding_launches(ratio, floor, launches):,} a side would decide"
+def _conclude(ratio: Ratio, floor: float, launches: int) -> Judgement:
+    verdict, reason = _read(ratio, floor), ""
+    if verdict is Verdict.UNCLEAR:
+        small = ratio.inside(1 + _SAME_WITHIN_FLOORS * floor)
+        why = "a change as small as the floor" if small else "the launches differ too much"
+        many = deciding_launches(ratio, floor, launches)
+        reason = f"{why}: about {many:,} a side would decide"
+    return Judgement(verdict, ratio.value, (ratio.low, ratio.high), reason)
 
 
 def deciding_launches(ratio: Ratio, floor: float, launches: int) -> int:

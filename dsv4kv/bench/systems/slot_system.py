@@ -25,7 +25,6 @@ class SlotAllocator:
     """Free slots as the bits of one whole number, the lowest taken first; and their versions."""
 
     def __init__(self, max_slots: int) -> None:
-        """Start with all slots free, at version 0."""
         self.max_slots = max_slots
         self._free, self._versions = (1 << max_slots) - 1, [0] * max_slots
 

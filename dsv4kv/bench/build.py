@@ -11,7 +11,7 @@ from dsv4kv.bench.device import CudaDevice
 from dsv4kv.bench.protocol import DeviceClock
 from dsv4kv.bench.serve.executor import Gpu, Recorder, StepExecutor
 from dsv4kv.bench.serve.graphs import DecodeGraphs, foresee_modules
-from dsv4kv.bench.serve.inputs import EntryChooser, InputBank, PlacedContexts, QueryBank
+from dsv4kv.bench.serve.inputs import EntryChooser, InputBank, PlacedContexts
 from dsv4kv.bench.serve.operations import Outputs, read_operations
 from dsv4kv.bench.serve.reuse import PrefixReuse
 from dsv4kv.bench.serve.verifier import Verifier
@@ -201,17 +201,16 @@ def build_drive(
     topk, window = plan.config.index_topk, plan.config.window_tokens
     placed = 2 * window + plan.draft_tokens if config.workload.context else 0
     longest_chunk = min(max(config.workload.step_tokens, placed), plan.max_context_tokens)
-    inputs = InputBank(plan.config, every, longest_chunk, seed, given)
     bound = build_layers(manager, resolved.backend, _moved(compressors, manager.device))
     layers = list(bound.values())
     contexts = PlacedContexts(layers, seed) if config.workload.context else None
     why = why_gathered(layers, resolved.foreign, on_gpu=device is not None)
-    queries, step = None, config.workload.step
+    asking, step = None, config.workload.step
     if step == "engine" and why:
         raise ConfigError(f"workload.step is engine, and {why}: set it to gather, or to null.")
     if step != "gather" and not why:
-        asking = {each.schema.layer.ratio for each in layers if each.indexer is not None}
-        queries = QueryBank(plan.config, sorted(asking), manager.device, seed)
+        asking = sorted({e.schema.layer.ratio for e in layers if e.indexer is not None})
+    inputs = InputBank(plan.config, every, longest_chunk, seed, given, asking)
     verifier = Verifier(inputs, compressors, np.random.default_rng(seed), contexts)
     executor = StepExecutor(
         layers=layers,
@@ -222,10 +221,9 @@ def build_drive(
         outputs=Outputs(manager.device, topk, window),
         device=manager.device,
         contexts=contexts,
-        queries=queries,
     )
     if device is not None:
-        modules = foresee_modules(layers, manager, executor.inputs, executor.queries)
+        modules = foresee_modules(layers, manager, executor.inputs)
         compile_ahead(modules, device.device)
         executor.gpu = _build_gpu(config, manager, executor, device, resolved.variants)
     return Drive(executor, verifier, why if step is None and why else None)
@@ -273,7 +271,6 @@ def _build_gpu(
             tokens_each=1 + manager.plan.draft_tokens,
             longest_tokens=manager.plan.max_context_tokens,
             dependent=dependent,
-            queries=executor.queries,
         )
     return Gpu(
         tables,

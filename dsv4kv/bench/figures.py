@@ -171,23 +171,11 @@ class Figure:
         return self.hot, order.index(self.name) if self.name in order else -1
 
 
-def measure_operations(
-    executor: StepExecutor, timer: CallTimer, requests: int, seed: int
-) -> tuple[list[Operation], list[NotMeasured]]:
-    """Time every operation of a decode step of ``requests`` requests, by layer type.
-
-    The most informative come first: those without time left are listed with the reason. The
-    requests are as long as the pools hold. Overwrites what the cache holds.
-    """
-    found = measure_figures(executor, timer, list_figures(executor, requests, seed))
-    return (
-        [each for each in found if isinstance(each, Operation)],
-        [each for each in found if isinstance(each, NotMeasured)],
-    )
-
-
 def list_figures(executor: StepExecutor, requests: int, seed: int) -> list[Figure]:
-    """Fill the cache, and list every operation of a decode step, cold and hot."""
+    """Fill the cache, and list every operation of a decode step, by layer type, cold and hot.
+
+    The requests are as long as the pools hold.
+    """
     generator = torch.Generator().manual_seed(seed)
     fill_layers(executor.layers, generator)
     by_type: dict[str, list[LayerCache]] = {}
@@ -209,14 +197,21 @@ def list_figures(executor: StepExecutor, requests: int, seed: int) -> list[Figur
 
 def measure_figures(
     executor: StepExecutor, timer: CallTimer, figures: Sequence[Figure]
-) -> list[Operation | NotMeasured]:
-    """Time figures, the most informative first."""
+) -> tuple[list[Operation], list[NotMeasured]]:
+    """Time figures, the most informative first; those without time left, with the reason.
+
+    Overwrites what the cache holds.
+    """
     ranked = sorted(figures, key=lambda figure: figure.rank)
     measured = {
         id(figure): _measure(executor, timer, figure, len(figures) - n)
         for n, figure in enumerate(ranked)
     }
-    return [measured[id(figure)] for figure in figures]
+    found = [measured[id(figure)] for figure in figures]
+    return (
+        [each for each in found if isinstance(each, Operation)],
+        [each for each in found if isinstance(each, NotMeasured)],
+    )
 
 
 def _alike(
@@ -333,7 +328,5 @@ def _draw_inputs(executor: StepExecutor, stage: Stage, number: int) -> StepInput
     ratio, device = layer.schema.layer.ratio, executor.device
     lengths = np.full(step.num_requests, tokens // max(1, ratio))
     chosen = executor.chooser.choose(lengths).to(device)
-    taken = executor.inputs.take(torch.from_numpy(rows).to(device), {ratio: chosen})
-    if executor.queries is None:
-        return taken
-    return replace(taken, queries=executor.queries.take(rows, step.positions.cpu()))
+    numbers = torch.from_numpy(rows).to(device)
+    return executor.inputs.take(numbers, {ratio: chosen}, step.positions.cpu())

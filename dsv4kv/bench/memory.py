@@ -90,7 +90,6 @@ class MemoryWatch:
     def __init__(
         self, manager: KVCacheManager, recorder: Recorder, reuse: PrefixReuse | None
     ) -> None:
-        """Prepare to watch; the time begins with the first look."""
         self._manager, self._recorder = manager, recorder
         self._units = list(_list_units(manager, reuse))
         self._start_ns: int | None = None

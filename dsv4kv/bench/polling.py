@@ -113,7 +113,6 @@ class HostReader:
     """Reads a machine's state while process ``pid`` is measured on it."""
 
     def __init__(self, pid: int, cpus: Path = Path("/sys/devices/system/cpu")) -> None:
-        """Read the clocks of CPUs below ``cpus``."""
         self.absent: dict[str, str] = {}  # what could not be read, and why
         self._pid, self._cpus = pid, cpus
 

@@ -11,7 +11,7 @@ import torch
 
 from dsv4kv.bench import build as bd
 from dsv4kv.bench.device import CallTimer, CudaDevice, describe_gpu, find_device, measure_peaks
-from dsv4kv.bench.figures import measure_operations
+from dsv4kv.bench.figures import list_figures, measure_figures
 from dsv4kv.bench.launches import Turns, bench_arguments, one_cpu
 from dsv4kv.bench.memory import MemoryWatch
 from dsv4kv.bench.protocol import Budget, measure_memcpy
@@ -286,7 +286,8 @@ def _measure_device(
     timer = CallTimer(device, telemetry.windows, telemetry.was_throttled, budget)
     floor = timer.time_floor()
     peaks = measure_peaks(device, measure.memcpy_bytes, timer)
-    operations, missing = measure_operations(drive.executor, timer, requests, measure.seed)
+    figures = list_figures(drive.executor, requests, measure.seed)
+    operations, missing = measure_figures(drive.executor, timer, figures)
     return {
         "operations": operations,
         "not_measured": missing,

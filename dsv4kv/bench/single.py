@@ -29,12 +29,10 @@ from dsv4kv.ops.check import check_scenes, foreign_scenes
 from dsv4kv.ops.scenes import scenes_of
 from dsv4kv.ops.spec import OPERATIONS, READS
 from dsv4kv.runs.assemble import make_case
-from dsv4kv.runs.schema import Case, NotMeasured, Operation
+from dsv4kv.runs.schema import Case, Operation
 
-_SEEDS = 4
-"""Random draws of every scene that is checked."""
-_TURNS = 2
-"""How often two backends are timed alternately."""
+_SEEDS = 4  # random draws of every scene that is checked
+_TURNS = 2  # how often two backends are timed alternately
 _TYPICAL_CACHE_BYTES = 32 << 20
 
 
@@ -125,14 +123,14 @@ class OperationBench:
                 mine = replace(
                     executor, layers=[replace(e, backend=backend.backend) for e in executor.layers]
                 )
-                found: list[Operation | NotMeasured] = []
+                found: list[Operation] = []
                 for figure in list_figures(mine, shape.batch, config.measure.seed):
                     if figure.name == self._name and not figure.hot:
                         budget = Budget(self._seconds / turns)
                         timer = CallTimer(
                             device, telemetry.windows, telemetry.was_throttled, budget
                         )
-                        found += measure_figures(mine, timer, [figure])
+                        found += measure_figures(mine, timer, [figure])[0]
                 timed[backend.name] = _pooled(timed.get(backend.name), found)
         given = {"batch": shape.batch, "topk": plan.config.index_topk, "context": shape.context}
         return [
@@ -170,20 +168,16 @@ class OperationBench:
         return sorted(held[each].layer_idx for each in types)
 
 
-def _pooled(
-    before: Sequence[Operation] | None, found: Sequence[Operation | NotMeasured]
-) -> list[Operation]:
+def _pooled(before: Sequence[Operation] | None, found: list[Operation]) -> list[Operation]:
     """Measured operations, with the samples of the turn before."""
-    new = [each for each in found if isinstance(each, Operation)]
     if before is None:
-        return new
+        return found
     names = ("samples_ns", "entries", "bytes", "flops")
-    pairs = zip(before, new, strict=True)
     return [
         each.model_copy(
             update={name: [*getattr(old, name), *getattr(each, name)] for name in names}
         )
-        for old, each in pairs
+        for old, each in zip(before, found, strict=True)
     ]
 
 

@@ -66,7 +66,6 @@ class Telemetry:
     """Polls from ``with`` to its end; never raises because something cannot be polled."""
 
     def __init__(self, gpu_uuid: str | None = None, interval_ns: int = INTERVAL_NS) -> None:
-        """Poll the host, and the GPU of that UUID."""
         self.started_ns = perf_counter_ns()  # when it began
         self.interval_ns = interval_ns  # between two polls
         # what was measured during the polls, at times of ``perf_counter_ns``

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsv4kv.bench.device import CallTimer, measure_peaks
-from dsv4kv.bench.figures import measure_operations
+from dsv4kv.bench.figures import list_figures, measure_figures
 from dsv4kv.bench.protocol import Timing
 from tests.bench.serve.gpu_serving import build
 from tests.examples import FULL
@@ -75,11 +75,11 @@ class CountingTimer(CallTimer):
 def launched() -> dict[Named, Any]:
     """What every timed call of ``bench gpu`` launches."""
     with twin_gpu() as gpu:
-        bench = build(gpu, "workload.decode=eager")
+        executor = build(gpu, "workload.decode=eager").drive.executor
         timer = CountingTimer(gpu)
         timer.time_floor()
         measure_peaks(timer.device, 1 << 20, timer)
-        measure_operations(bench.drive.executor, timer, requests=2, seed=0)
+        measure_figures(executor, timer, list_figures(executor, requests=2, seed=0))
     return timer.launched
 
 

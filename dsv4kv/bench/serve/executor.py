@@ -7,7 +7,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from time import perf_counter_ns
 from typing import Protocol
@@ -31,8 +31,7 @@ from dsv4kv.ops.work import CountedLayers, StepWork
 _samples = partial(array, "q")
 
 
-Latency = tuple[str, int]
-"""Name and nanoseconds."""
+Latency = tuple[str, int]  # name and nanoseconds
 
 Timed = tuple[str, str, int, int, int, int]
 """Operation, layer type, nanoseconds, entries, useful bytes, floating-point operations."""
@@ -144,8 +143,6 @@ class StepExecutor:
     device: torch.device  # where the cache is
     gpu: Gpu | None = None  # none on the CPU
     contexts: inp.PlacedContexts | None = None  # places prompts; None where they are served
-    # what decode steps ask that read in place; None where they gather
-    queries: inp.QueryBank | None = None
     # makes a range of a profiler; None where none looks
     mark: Callable[[str], AbstractContextManager[object]] | None = None
     _turns: Counter[bool] = field(default_factory=Counter, init=False)
@@ -171,7 +168,7 @@ class StepExecutor:
     @property
     def in_place(self) -> bool:
         """Whether decode steps read in place, as engines do."""
-        return self.queries is not None
+        return self.inputs.asks is not None
 
     def decode(self, step: StepTokens) -> None:
         """One token of every request, or one and its drafts: insert, flush, read."""
@@ -294,10 +291,7 @@ class StepExecutor:
         if self.gpu is not None:
             numbers = stage(numbers, self.device)
             topk = {ratio: stage(each, self.device) for ratio, each in chosen.items()}
-        inputs = self.inputs.take(numbers, topk)
-        if self.queries is not None:
-            inputs = replace(inputs, queries=self.queries.take(rows, step.batch.positions))
-        return inputs, chosen
+        return self.inputs.take(numbers, topk, step.batch.positions), chosen
 
     def _chunk_rows(self, step: StepTokens) -> slice | Tensor:
         """Input rows of a prompt chunk: one after another, unless prompts share contents."""
@@ -383,7 +377,6 @@ class Requests:
     """Requests driven one by one, where no loop schedules them; one serial has the same tokens."""
 
     def __init__(self, manager: KVCacheManager, executor: StepExecutor) -> None:
-        """Drive requests of a cache."""
         self.manager, self.executor = manager, executor
 
     def admit(self) -> int:

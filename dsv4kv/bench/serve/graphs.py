@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dsv4kv.bench.serve import operations as op
-from dsv4kv.bench.serve.inputs import InputBank, QueryBank, StepInputs
+from dsv4kv.bench.serve.inputs import InputBank, StepInputs
 from dsv4kv.cache.layers import LayerCache
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cache.step import Step
@@ -56,17 +55,16 @@ class DecodeGraphs:
         tokens_each: int,
         longest_tokens: int,
         dependent: bool = False,
-        queries: QueryBank | None = None,
     ) -> None:
         """Capture all of them, with data of the shapes that steps will have.
 
         ``capture`` makes the graphs, which share one pool of memory; nothing else may let
         ``outputs`` grow. ``tokens_each``: of a request, one and drafts. ``dependent``: a kernel is
-        set up while the one before it still runs. ``queries``: None where steps gather.
+        set up while the one before it still runs.
         """
         self._tables, self._dependent, self._stream = tables, dependent, OneStream()
         self._outputs, self._longest_tokens = outputs, longest_tokens
-        engine, tokens = queries is not None, most_requests * tokens_each
+        engine, tokens = inputs.asks is not None, most_requests * tokens_each
         self._work = [(e, op.decode_operations(e, fused=True, engine=engine)) for e in layers]
         device = inputs.window.device
         groups = [layer.group for layer in layers if layer.group is not None]
@@ -76,8 +74,7 @@ class DecodeGraphs:
         )
         gathered = [] if engine else op.selecting_ratios(layers)
         topk = {ratio: nothing.clone() for ratio in gathered}
-        # A copy, for those of a bank may be views of it.
-        self._inputs = _any_inputs(inputs, queries, tokens, topk).of_tokens(Tensor.clone)
+        self._inputs = _any_inputs(inputs, tokens, topk)
         # largest first: all there may be, and the powers of two below
         powers = (1 << i for i in reversed(range((most_requests - 1).bit_length())))
         self._graphs = [self._capture(capture, size) for size in (most_requests, *powers)]
@@ -126,14 +123,9 @@ class DecodeGraphs:
         return DecodeGraph(requests, graph, tuple(last.values()))
 
 
-def _any_inputs(
-    inputs: InputBank, queries: QueryBank | None, tokens: int, topk: dict[int, Tensor]
-) -> StepInputs:
-    taken = inputs.take(slice(0, tokens), topk)
-    if queries is None:
-        return taken
-    rows = np.zeros(tokens, dtype=np.int64)
-    return replace(taken, queries=queries.take(rows, torch.from_numpy(rows)))
+def _any_inputs(inputs: InputBank, tokens: int, topk: dict[int, Tensor]) -> StepInputs:
+    first = torch.zeros(tokens, dtype=torch.int64)
+    return inputs.take(first.to(inputs.window.device), topk, first)
 
 
 def _find_completed(tables: DeviceTables, step: Step) -> None:
@@ -143,16 +135,13 @@ def _find_completed(tables: DeviceTables, step: Step) -> None:
 
 
 def foresee_modules(
-    layers: Sequence[LayerCache],
-    manager: KVCacheManager,
-    inputs: InputBank,
-    queries: QueryBank | None,
+    layers: Sequence[LayerCache], manager: KVCacheManager, inputs: InputBank
 ) -> list[KernelModule]:
     """Modules that chunks and decode steps will launch, by a step that launches nothing."""
-    device, plan, engine = manager.device, manager.plan, queries is not None
+    device, plan, engine = manager.device, manager.plan, inputs.asks is not None
     step = Step.room(manager.entry_groups, 1, 1, device)
     topk = torch.full((1, plan.config.index_topk), -1, dtype=torch.int32, device=device)
-    taken = _any_inputs(inputs, queries, 1, dict.fromkeys(op.selecting_ratios(layers), topk))
+    taken = _any_inputs(inputs, 1, dict.fromkeys(op.selecting_ratios(layers), topk))
     outputs = op.Outputs(device, plan.config.index_topk, plan.config.window_tokens)
     run, tables = op.Run(outputs, plan.schemas[0].block_tokens), manager.device_tables
     with foresee() as launches:

@@ -12,6 +12,7 @@ as served: the end of the prompt is written by the cache's own operations.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from dsv4kv.traces.request import Request
 _DISTINCT_TOKENS = 4099  # a prime: requests that start at other offsets rarely meet in phase
 _STRIDE = 1009  # offset between consecutive requests, in tokens
 _REJECTED_OFFSET = 2053  # offset of a rejected draft from the token that takes its place
+_DISTINCT_QUERIES = 61  # of all heads: some MB
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,10 @@ class StepInputs:
 
 
 class InputBank:
-    """Standard normal window values, kv and score rows; ``every`` holds distinct + chunk rows."""
+    """Standard normal window values, kv and score rows, and queries of every token.
+
+    ``every`` holds distinct + chunk rows, ``asks`` some queries; None where none are drawn.
+    """
 
     def __init__(
         self,
@@ -105,13 +110,15 @@ class InputBank:
         max_chunk: int,
         seed: int,
         projected_dims: Collection[int] = (),
+        ratios: Collection[int] | None = None,
     ) -> None:
         """Draw the data; a chunk of ``max_chunk`` tokens is always one contiguous slice.
 
         projected_dims: Channels of entries that are of one value each.
+        ratios: Of the layers whose indexers ask; None draws no queries.
         """
         generator = torch.Generator().manual_seed(seed)
-        self._max_chunk = max_chunk
+        self._config, self._max_chunk, self._ratios = config, max_chunk, ratios or ()
         window = self._draw(config.head_dim, generator).bfloat16()
         kv, score = dict[int, Tensor](), dict[int, Tensor]()
         for channels in dict.fromkeys(compressor.channels for compressor in compressors):
@@ -121,6 +128,16 @@ class InputBank:
             for dims in sorted(set(projected_dims) - {config.head_dim})
         }
         self.every = StepInputs(window, kv, score, projected, {})
+        self.asks: Queries | None = None
+        if ratios is not None:
+            draw = partial(torch.randn, generator=torch.Generator().manual_seed(seed))
+            self.asks = Queries(
+                attention=draw(_DISTINCT_QUERIES, config.num_heads, config.head_dim).bfloat16(),
+                indexer=draw(_DISTINCT_QUERIES, config.index_heads, config.index_dim).bfloat16(),
+                weights=draw(_DISTINCT_QUERIES, config.index_heads),
+                turns={},
+                sinks=draw(config.num_heads),
+            )
 
     @property
     def window(self) -> Tensor:
@@ -136,11 +153,29 @@ class InputBank:
         """The same data on a device."""
         moved = copy(self)
         moved.every = self.every.of_tokens(lambda rows: rows.to(device))
+        if self.asks is not None:
+            asks = self.asks.of_tokens(lambda rows: rows.to(device))
+            moved.asks = replace(asks, sinks=asks.sinks.to(device))
         return moved
 
-    def take(self, rows: Tensor | slice, topk: Mapping[int, Tensor]) -> StepInputs:
-        """The inputs of a step: rows int64[T] as ``rows`` numbers them, or one after another."""
-        return replace(self.every.of_tokens(lambda every: every[rows]), topk=topk)
+    def take(
+        self, rows: Tensor | slice, topk: Mapping[int, Tensor], positions: Tensor | None = None
+    ) -> StepInputs:
+        """The inputs of a step: rows int64[T] as ``rows`` numbers them, or one after another.
+
+        positions: Of tokens that ask, int64[T] on the host.
+        """
+        taken = replace(self.every.of_tokens(lambda every: every[rows]), topk=topk)
+        if self.asks is None or positions is None:
+            return taken
+        assert isinstance(rows, Tensor)
+        numbers = rows % _DISTINCT_QUERIES
+        asked = self.asks.of_tokens(lambda every: every[numbers])
+        turns = {
+            ratio: rope_rows(self._config, ratio, positions).to(rows.device)
+            for ratio in self._ratios
+        }
+        return replace(taken, queries=replace(asked, turns=turns))
 
     @staticmethod
     def rows(
@@ -152,39 +187,6 @@ class InputBank:
         start = request * _STRIDE + position + _REJECTED_OFFSET * np.asarray(rejected)
         rows: Ids = start % _DISTINCT_TOKENS
         return rows
-
-
-_DISTINCT_QUERIES = 61  # of all heads: some MB
-
-
-class QueryBank:
-    """Standard normal queries, weights and sinks; a token has the ones of its input row."""
-
-    def __init__(
-        self, config: DSV4Config, ratios: Collection[int], device: torch.device, seed: int
-    ) -> None:
-        """Draw the data; ``ratios`` of the layers whose indexers ask."""
-        self._config, self._ratios, self._device = config, ratios, device
-        generator = torch.Generator().manual_seed(seed)
-
-        def draw(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=generator)
-
-        count = _DISTINCT_QUERIES
-        self._attention = draw(count, config.num_heads, config.head_dim).bfloat16().to(device)
-        self._indexer = draw(count, config.index_heads, config.index_dim).bfloat16().to(device)
-        self._weights = draw(count, config.index_heads).to(device)
-        self._sinks = draw(config.num_heads).to(device)
-
-    def take(self, rows: Ids, positions: Tensor) -> Queries:
-        """The queries of tokens by their input rows, int64[T], at positions int64[T]."""
-        numbers = torch.from_numpy(rows % _DISTINCT_QUERIES).to(self._device)
-        turns = {
-            ratio: rope_rows(self._config, ratio, positions).to(self._device)
-            for ratio in self._ratios
-        }
-        asked = (self._attention[numbers], self._indexer[numbers], self._weights[numbers])
-        return Queries(*asked, turns, self._sinks)
 
 
 class PromptContents:

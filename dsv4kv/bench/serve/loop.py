@@ -4,7 +4,6 @@ Closed loop: as many requests run as ``concurrency`` allows, in trace order, wha
 arrival times. Every state is an array over slots; a step has no Python loop over requests.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -26,32 +25,16 @@ from dsv4kv.traces.request import Request
 from dsv4kv.traces.synth import synthesize
 
 
-class PageRounding:
-    """Compares what requests hold with what they use, for one cache."""
-
-    def __init__(self, manager: KVCacheManager) -> None:
-        """Add up the sizes of the layers behind every table."""
-        self._manager = manager
-        self._block_bytes: list[int] = []
-        self._entry_bytes: Counter[int] = Counter()  # of all layers, by compress ratio
-        for table in manager.tables:
-            schemas = [s for s in manager.plan.schemas if s.layer.layer_idx in table.group.layers]
-            self._block_bytes.append(sum(schema.block_bytes for schema in schemas))
-            for schema in schemas:
+def unused_bytes(manager: KVCacheManager, slots: Ids) -> int:
+    """Bytes of the held pages beyond the entries of the requests in ``slots``."""
+    tokens, unused = manager.tokens[slots], 0
+    for table in manager.tables:
+        for schema in manager.plan.schemas:
+            if schema.layer.layer_idx in table.group.layers:
                 ratio = schema.layer.ratio
-                self._entry_bytes[ratio] += int(schema.bytes_per_token * ratio)
-
-    def unused_bytes(self, slots: Ids) -> int:
-        """Bytes of the held pages beyond the entries of the requests in ``slots``."""
-        tokens = self._manager.tokens[slots]
-        held = sum(
-            table.allocator.num_held * size
-            for table, size in zip(self._manager.tables, self._block_bytes, strict=True)
-        )
-        used = sum(
-            int((tokens // ratio).sum()) * size for ratio, size in self._entry_bytes.items()
-        )
-        return held - used
+                used = int((tokens // ratio).sum()) * int(schema.bytes_per_token * ratio)
+                unused += table.allocator.num_held * schema.block_bytes - used
+    return unused
 
 
 @dataclass
@@ -106,7 +89,6 @@ class ServingLoop:
         self._reuse = reuse
         self._contents = contents
         self._turns = turns or Turns()
-        self._rounding = PageRounding(manager)
         self._random = np.random.default_rng(config.measure.seed)
         self._admitted = 0
         self._active: Ids = np.empty(0, dtype=np.int64)  # in order of admission
@@ -173,7 +155,7 @@ class ServingLoop:
         if held > self.totals.peak_blocks:
             with self._recorder.excluded():
                 self.totals.peak_blocks = held
-                self.totals.peak_rounding_bytes = self._rounding.unused_bytes(self._active)
+                self.totals.peak_rounding_bytes = unused_bytes(self._manager, self._active)
         if self._executor is not None:
             self._execute(self._executor, slots, before, after, before + kept, decoding)
         self._roll_back(slots, after, before + kept)

@@ -22,11 +22,9 @@ from dsv4kv.model.schedule import AttentionType, chooses_candidates
 from dsv4kv.ops.spec import OPERATIONS, READS
 from dsv4kv.ops.storage import Entries, PartWrite
 
-LayerOperation = tuple[str, bool]
-"""An operation by its name, and whether it works on indexer keys."""
+LayerOperation = tuple[str, bool]  # an operation by its name, and whether it works on indexer keys
 
-Tensors = dict[str, Any]
-"""Arguments of an operation by keyword."""
+Tensors = dict[str, Any]  # arguments of an operation by keyword
 
 Work = Sequence[tuple[LayerCache, Sequence[LayerOperation]]]
 """Layers in order, and the operations of a step on each."""
@@ -251,11 +249,11 @@ def arguments(
         assert reads is not None
         own = _of_read(operation, layer, step, inputs, reads)
     elif operation.startswith("gather_"):
-        own = _of_gather(each, layer, step, inputs, run)
+        own = _of_gather(each, layer, part, step, inputs, run)
     elif operation == "step_write":
         own = {"parts": tuple(_part_write(layer, i, step, inputs) for i in layer.pooled_parts)}
-    elif operation != "window_insert":
-        own = _of_write(each, layer, step, inputs)
+    elif part is not None and operation != "window_insert":
+        own = _of_write(operation, layer, part, step, inputs)
     if own is None:
         return None
     given |= own
@@ -263,14 +261,19 @@ def arguments(
 
 
 def _of_gather(
-    each: LayerOperation, layer: LayerCache, step: Step, inputs: StepInputs, run: Run
+    each: LayerOperation,
+    layer: LayerCache,
+    part: CompressedCache | None,
+    step: Step,
+    inputs: StepInputs,
+    run: Run,
 ) -> Tensors | None:
-    (operation, indexer), ratio = each, layer.schema.layer.ratio
+    operation, ratio = each[0], layer.schema.layer.ratio
     rows, dims = run.outputs.window_tokens, layer.model.head_dim
-    if operation != "gather_window":
+    if part is not None and operation != "gather_window":
         every = run.longest_tokens // ratio
         rows = run.outputs.index_topk if operation == "gather_topk" else every
-        dims = layer.part(indexer).store.layout.format.dims
+        dims = part.store.layout.format.dims
     if not rows:
         return None
     asked = {"slots": step.request_slots, "lengths": step.lengths.get(ratio)}
@@ -279,9 +282,8 @@ def _of_gather(
 
 
 def _of_write(
-    each: LayerOperation, layer: LayerCache, step: Step, inputs: StepInputs
+    operation: str, layer: LayerCache, part: CompressedCache, step: Step, inputs: StepInputs
 ) -> Tensors | None:
-    operation, part = each[0], layer.part(each[1])
     assert layer.group is not None
     if operation == "flush":
         done = step.completed[layer.group]
@@ -327,12 +329,12 @@ def _of_read(
     blocks = {"blocks": reads.blocks if layer.is_narrow else None}
     if operation == "select_topk":
         return blocks | {"scores": reads.scores, "out": reads.chosen, "entries": reads.entries}
-    keys = {"store": layer.part(indexer=True).store, "out": reads.scores}
+    assert layer.indexer is not None
+    keys = {"store": layer.indexer.store, "out": reads.scores}
     return blocks | keys | {"queries": reads.codes, "weights": reads.weights}
 
 
 def _part_write(layer: LayerCache, indexer: bool, step: Step, inputs: StepInputs) -> PartWrite:
-    """A part of a step's write."""
     part = layer.part(indexer)
     _check_append(part, step)
     assert part.compressor is not None

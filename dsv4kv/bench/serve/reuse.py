@@ -22,8 +22,6 @@ NEVER = np.iinfo(np.int64).max
 
 @dataclass
 class _Prompt:
-    """A prompt in flight: its keys, what it holds in the index, where checkpoints are due."""
-
     keys: list[int]
     lease: Lease
     stops: list[int]

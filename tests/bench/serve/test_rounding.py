@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.serve.loop import PageRounding
+from dsv4kv.bench.serve.loop import unused_bytes
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model
@@ -55,4 +55,4 @@ def test_rounding_is_what_held_pages_hold_beyond_entries(
 ) -> None:
     manager = fill(tokens, preset, sharing=sharing, block_tokens=block_tokens)
     slots = list(range(len(tokens)))
-    assert PageRounding(manager).unused_bytes(np.array(slots)) == brute_force(manager, slots)
+    assert unused_bytes(manager, np.array(slots)) == brute_force(manager, slots)

@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 import torch
 
-from dsv4kv.bench.device import CudaDevice
-from dsv4kv.bench.protocol import Event, ReplayTimer, Rules
+from dsv4kv.bench.device import CallTimer, CudaDevice
+from dsv4kv.bench.protocol import Event, Rules
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.ops.launches.launch import KernelModule, Launch
 from tests.examples import FULL
@@ -116,7 +116,7 @@ def twin_device(gpu: TwinGpu, free_bytes: int = 1 << 34, l2_bytes: int = 0) -> C
     return CudaDevice(cpu, "sm_90a", free_bytes, l2_bytes, TwinEvent, lambda: gpu.capture)
 
 
-def _take(_timer: ReplayTimer, _replay: Callable[[], None], count: int) -> list[int]:
+def _take(_timer: CallTimer, _replay: Callable[[], None], count: int) -> list[int]:
     """Stands for timed replays: capturing ran the calls, and nobody looks at what these leave."""
     return [round(MICROSECOND_MS * 1e6)] * count
 
@@ -134,6 +134,6 @@ def twin_gpu(free_bytes: int = 1 << 34, l2_bytes: int = 0) -> Iterator[TwinGpu]:
         patch.object(launching, "_launcher", lambda: gpu),
         patch("dsv4kv.bench.run.find_device", find),
         patch("dsv4kv.bench.protocol.RULES", FEW_REPLAYS),
-        nullcontext() if FULL else patch.object(ReplayTimer, "_take", _take),
+        nullcontext() if FULL else patch.object(CallTimer, "_take", _take),
     ):
         yield gpu

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dsv4kv.bench.compare.side import Side, took_turns
 from dsv4kv.bench.compare.verdict import Floor, Logs, compare_pairs, compare_sides
 from dsv4kv.bench.launches import OnProgress, Outcome, Task, bench_arguments, run_launches
-from dsv4kv.bench.protocol import time_memcpy
+from dsv4kv.bench.protocol import measure_memcpy
 from dsv4kv.errors import ConfigError, Dsv4kvError
 from dsv4kv.files import read_json, replacing, user_cache
 from dsv4kv.runs.environment import capture_environment
@@ -33,6 +33,7 @@ LAUNCHES = 14  # seven on a side, or seven pairs
 _CONFIG = "smoke"
 _SETTINGS = ("workload.synthetic.requests=16", "measure.verify_every=0")
 _MEMCPY_BYTES = 1 << 28  # beyond caches
+_COPIES = 30
 _QUANTILE = 0.975
 _DEALS = 500
 _FEWEST_SAMPLES = 30  # of a quantity in a launch; medians of fewer scatter by themselves
@@ -65,8 +66,8 @@ class Calibration(BaseModel):
 
 
 def measure_memcpy_gbps() -> float:
-    """Rate of plain copies on this host by the protocol: seconds."""
-    return 2 * _MEMCPY_BYTES / float(np.median(time_memcpy(_MEMCPY_BYTES).samples_ns))
+    """Rate of plain copies on this host: seconds."""
+    return 2 * _MEMCPY_BYTES / float(np.median(measure_memcpy(_MEMCPY_BYTES, _COPIES)))
 
 
 def calibration_tasks() -> list[Task]:
@@ -139,28 +140,25 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
 
 def noise_floor(medians: Sequence[Sequence[float]], seed: int = 0) -> float:
     """97.5 % quantile of how far equals are from 1, by each quantity's medians of all launches."""
-    random = np.random.default_rng(seed)
-    found = []
+    random, found = np.random.default_rng(seed), []
     for values in medians:
         half = len(values) // 2
         dealt = random.permuted(np.tile(values, (_DEALS, 1)), axis=1)
-        found.append(_apart(compare_sides(dealt[:, :half], dealt[:, half : 2 * half])))
-    return float(np.quantile(found, _QUANTILE))
+        found.append(compare_sides(dealt[:, :half], dealt[:, half : 2 * half]))
+    return _floor_of(found)
 
 
 def noise_floor_in_turns(ratios: Sequence[Sequence[float]], seed: int = 0) -> float:
     """97.5 % quantile for pairs of equals, by the ratios of all pairs for each quantity."""
     random = np.random.default_rng(seed)
-    found = []
-    for values in ratios:
-        signs = random.choice((-1.0, 1.0), (_DEALS, len(values)))
-        found.append(_apart(compare_pairs(np.power(values, signs))))
-    return float(np.quantile(found, _QUANTILE))
+    signs = (random.choice((-1.0, 1.0), (_DEALS, len(values))) for values in ratios)
+    return _floor_of([compare_pairs(np.power(*each)) for each in zip(ratios, signs, strict=True)])
 
 
-def _apart(compared: Logs) -> Logs:
-    """How far each estimated ratio is from 1, either way round."""
-    return np.expm1(np.abs(np.median(compared, axis=-1)))
+def _floor_of(compared: Sequence[Logs]) -> float:
+    """How far the estimated ratios are from 1, either way round."""
+    apart = [np.expm1(np.abs(np.median(each, axis=-1))) for each in compared]
+    return float(np.quantile(apart, _QUANTILE))
 
 
 def _complete(outcomes: Sequence[Outcome]) -> list[RunRecord]:
@@ -175,7 +173,6 @@ def _complete(outcomes: Sequence[Outcome]) -> list[RunRecord]:
 
 
 def _often_measured(records: Sequence[RunRecord]) -> dict[Quantity, list[Measured]]:
-    """Quantities that every launch has enough samples of."""
     measured = [each for record in records for each in list_measured(record)]
     return {
         quantity: launches

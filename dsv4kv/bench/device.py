@@ -1,12 +1,16 @@
 """The GPU of a run, and equal calls timed on it: captured in a graph and replayed."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from time import perf_counter_ns
 from typing import Any
 
 import torch
 
-from dsv4kv.bench.protocol import Budget, Event, ReplayTimer, Throttled, Timing, measure_memcpy
+from dsv4kv.bench import protocol
+from dsv4kv.bench.protocol import Budget, Event, Timing, measure_memcpy
 from dsv4kv.bench.serve.graphs import Capture, Graph, cuda_capture
 from dsv4kv.errors import CudaUnavailable
 from dsv4kv.ops.cuda.compile import architecture_of
@@ -77,28 +81,43 @@ def _make_event() -> Event:
 EMPTY_KERNEL = "empty kernel"
 
 _CHAIN = 64  # empty kernels, one after the other
+_MOST_ROUNDS = 512  # capturing and instantiating more takes longer than it gains
+
+# About 2 ms at 2 GHz: longer than the host takes to launch any graph here. From then on every
+# replay outlasts the launch of the next one.
+_HEAD_START_CYCLES = 4_000_000
 
 
 class CallTimer:
-    """Times calls on one GPU, which stays warm from one to the next."""
+    """Times calls on one GPU, captured and replayed; it is warmed up whenever it was idle.
+
+    Every replay has its own pair of events and the host waits once a batch. After a sleep of the
+    device the host stays ahead, so launch overhead is not part of a sample.
+    """
 
     def __init__(
         self,
         device: CudaDevice,
         windows: list[MeasuredWindow] | None = None,
-        throttled: Throttled | None = None,
+        throttled: protocol.Throttled | None = None,
         budget: Budget | None = None,
+        *,
+        rules: protocol.Rules | None = None,
+        sleep: Callable[[int], None] | None = None,
+        clock_ns: protocol.Clock = perf_counter_ns,
     ) -> None:
-        """Time on ``device``, adding a window for each call to ``windows``, within a budget."""
+        """``sleep`` lets the device wait for a number of cycles; None where it cannot."""
         self.device = device
         self._windows = [] if windows is None else windows
-        sleep: Any = torch.cuda._sleep if device.device.type == "cuda" else None
-        self._replays = ReplayTimer(device.make_event, sleep, throttled=throttled)
-        self._budget = budget or Budget(None)
+        self._throttled, self._budget = throttled, budget or Budget(None)
+        self._rules, self._clock_ns = rules or protocol.RULES, clock_ns
+        on_gpu: Any = torch.cuda._sleep if device.device.type == "cuda" else None
+        self._sleep = sleep or on_gpu
+        self._worked_ns: int | None = None
 
     def share_ns(self, measurements: int) -> int | None:
         """Time for the first of the measurements to come; None where too little is left."""
-        return self._budget.share_ns(measurements, self._replays.rules.least_total_ns)
+        return self._budget.share_ns(measurements, self._rules.least_total_ns)
 
     def measure(
         self,
@@ -109,11 +128,22 @@ class CallTimer:
         most_ns: int | None = None,
     ) -> Timing:
         """Time one of the calls, all of one kind; it ends after ``most_ns`` in any case."""
-        graph = self._capture(calls)
-        rounds = self._replays.rounds_for(graph.replay) if calls else 1
+        graph, rounds = self._capture(calls), 1
+        if calls:
+            take = partial(self._take, graph.replay)
+            rounds = protocol.rounds_for(take, self._rules, _MOST_ROUNDS)
         if rounds > 1:
             graph = self._capture([*calls] * rounds)
-        timing = self._replays.time(graph.replay, rounds * max(1, len(calls)), most_ns)
+        idle_ns = math.inf if self._worked_ns is None else self._clock_ns() - self._worked_ns
+        timing = protocol.measure(
+            partial(self._take, graph.replay),
+            rounds * max(1, len(calls)),
+            self._rules if most_ns is None else self._rules.within(most_ns),
+            was_idle=idle_ns > self._rules.idle_ns,
+            clock_ns=self._clock_ns,
+            throttled=self._throttled,
+        )
+        self._worked_ns = self._clock_ns()
         self._windows.append(
             MeasuredWindow(
                 name=name,
@@ -125,6 +155,18 @@ class CallTimer:
             )
         )
         return timing
+
+    def _take(self, replay: Callable[[], None], count: int) -> list[int]:
+        make = self.device.make_event
+        pairs = [(make(), make()) for _ in range(count)]
+        if self._sleep is not None:
+            self._sleep(_HEAD_START_CYCLES)
+        for start, end in pairs:
+            start.record()
+            replay()
+            end.record()
+        pairs[-1][1].synchronize()
+        return [round(start.elapsed_time(end) * 1e6) for start, end in pairs]
 
     def time_floor(self) -> list[int]:
         """Nanoseconds of an empty kernel."""

@@ -172,35 +172,14 @@ def _sample(
 
 
 def _batch(unit_ns: float, rules: Rules) -> int:
-    """Units to hand over together."""
     return max(1, min(_MOST_AT_ONCE, math.ceil(rules.batch_ns / max(1.0, unit_ns))))
-
-
-_MOST_ROUNDS = 1 << 20
-
-
-def time_calls(
-    call: Callable[[], object], rules: Rules = RULES, clock_ns: Clock = perf_counter_ns
-) -> Timing:
-    """Time a call by the rules that hold on a GPU too; a sample is the mean of equal calls."""
-
-    def take(count: int, rounds: int) -> list[int]:
-        return [_repeat(call, rounds, clock_ns) for _ in range(count)]
-
-    rounds = rounds_for(lambda n: take(n, 1), rules, _MOST_ROUNDS)
-    return measure(lambda n: take(n, rounds), rounds, rules, clock_ns=clock_ns)
 
 
 def timed_ns(call: Callable[[], object]) -> int:
     """Nanoseconds of one call."""
-    return _repeat(call, 1, perf_counter_ns)
-
-
-def _repeat(call: Callable[[], object], rounds: int, clock_ns: Clock) -> int:
-    started_ns = clock_ns()
-    for _ in range(rounds):
-        call()
-    return clock_ns() - started_ns
+    started_ns = perf_counter_ns()
+    call()
+    return perf_counter_ns() - started_ns
 
 
 class Event(Protocol):
@@ -220,7 +199,6 @@ class DeviceClock:
     """Times spans of launched work, from when the device is done with what came before."""
 
     def __init__(self, make_event: Callable[[], Event]) -> None:
-        """Time with events that ``make_event`` makes."""
         self._make_event = make_event
         self._spans: list[tuple[str, Event, Event]] = []
 
@@ -241,71 +219,6 @@ class DeviceClock:
         for name, start, end in self._spans:
             found[name].append(round(start.elapsed_time(end) * 1e6))
         return dict(found)
-
-
-MOST_ROUNDS = 512  # capturing and instantiating more takes longer than it gains
-
-# About 2 ms at 2 GHz: longer than the host takes to launch any graph here. From then on every
-# replay outlasts the launch of the next one.
-_HEAD_START_CYCLES = 4_000_000
-
-
-class ReplayTimer:
-    """Times replays on one device, which is warmed up whenever it was idle.
-
-    Every replay has its own pair of events and the host waits once a batch. After a sleep of the
-    device the host stays ahead, so launch overhead is not part of a sample.
-    """
-
-    def __init__(
-        self,
-        make_event: Callable[[], Event],
-        sleep: Callable[[int], None] | None = None,
-        rules: Rules | None = None,
-        clock_ns: Clock = perf_counter_ns,
-        throttled: Throttled | None = None,
-    ) -> None:
-        """Time with events that ``make_event`` makes.
-
-        ``sleep`` lets the device wait for a number of cycles; None where it cannot.
-        """
-        self._make_event = make_event
-        self._sleep = sleep
-        self.rules = rules or RULES
-        self._clock_ns = clock_ns
-        self._throttled = throttled
-        self._worked_ns: int | None = None
-
-    def rounds_for(self, replay: Callable[[], None]) -> int:
-        """How often work must be captured in one graph for a replay to last long enough."""
-        return rounds_for(lambda n: self._take(replay, n), self.rules, MOST_ROUNDS)
-
-    def time(self, replay: Callable[[], None], calls: int, most_ns: int | None = None) -> Timing:
-        """Time one of the ``calls`` equal calls that a replay makes, in at most ``most_ns``."""
-        worked_ns = self._worked_ns
-        rules = self.rules if most_ns is None else self.rules.within(most_ns)
-        was_idle = worked_ns is None or self._clock_ns() - worked_ns > rules.idle_ns
-        timing = measure(
-            lambda n: self._take(replay, n),
-            calls,
-            rules,
-            was_idle=was_idle,
-            clock_ns=self._clock_ns,
-            throttled=self._throttled,
-        )
-        self._worked_ns = self._clock_ns()
-        return timing
-
-    def _take(self, replay: Callable[[], None], count: int) -> list[int]:
-        pairs = [(self._make_event(), self._make_event()) for _ in range(count)]
-        if self._sleep is not None:
-            self._sleep(_HEAD_START_CYCLES)
-        for start, end in pairs:
-            start.record()
-            replay()
-            end.record()
-        pairs[-1][1].synchronize()
-        return [round(start.elapsed_time(end) * 1e6) for start, end in pairs]
 
 
 _FOREVER_NS = 1 << 62
@@ -334,18 +247,9 @@ _FILL = 0x5A  # not zero: untouched zero pages share one physical page and copy 
 
 def measure_memcpy(size_bytes: int, repeats: int = 10) -> list[int]:
     """Durations in ns of copies, each moving twice its size, after one untimed copy."""
-    copy = _prepare_copy(size_bytes)
-    copy()
-    return [_repeat(copy, 1, perf_counter_ns) for _ in range(repeats)]
-
-
-def time_memcpy(size_bytes: int, rules: Rules = RULES) -> Timing:
-    """Copies of ``size_bytes`` bytes by the protocol, as a calibration takes them: seconds."""
-    return time_calls(_prepare_copy(size_bytes), rules)
-
-
-def _prepare_copy(size_bytes: int) -> Callable[[], object]:
     import torch
 
     source = torch.full((size_bytes,), _FILL, dtype=torch.uint8)
-    return partial(torch.ones_like(source).copy_, source)
+    copy = partial(torch.ones_like(source).copy_, source)
+    copy()
+    return [timed_ns(copy) for _ in range(repeats)]

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
@@ -111,33 +111,6 @@ def test_a_device_that_is_throttled_all_the_time_gives_no_samples() -> None:
 
 def overlaps(first_ns: int, last_ns: int, started_ns: int, ended_ns: int) -> bool:
     return started_ns < last_ns and first_ns < ended_ns
-
-
-TICK_NS = 250  # a coarse clock
-QUICK = protocol.Rules(warmup_ns=3_000_000, window_ns=1_000_000, least_ns=1_000_000)
-
-
-@dataclass
-class Host:
-    call_ns: int
-    now_ns: int = 0
-    calls: int = 0
-
-    def call(self) -> None:
-        self.calls += 1
-        self.now_ns += self.call_ns
-
-    def clock_ns(self) -> int:
-        return self.now_ns // TICK_NS * TICK_NS
-
-
-def test_a_short_call_is_repeated_until_a_coarse_clock_resolves_it() -> None:
-    host = Host(call_ns=37)
-    quicker = replace(QUICK, fewest_samples=5)
-    timing = protocol.time_calls(host.call, quicker, host.clock_ns)
-    assert timing.converged
-    assert set(timing.samples_ns) == {37}
-    assert host.calls * 37 >= quicker.fewest_samples * QUICK.unit_ns
 
 
 LEAST_NS = protocol.RULES.least_total_ns

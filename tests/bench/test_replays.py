@@ -7,9 +7,10 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 
-from dsv4kv.bench.device import EMPTY_KERNEL, CallTimer
-from dsv4kv.bench.protocol import Event, ReplayTimer, Rules
+from dsv4kv.bench.device import EMPTY_KERNEL, CallTimer, CudaDevice
+from dsv4kv.bench.protocol import Event, Rules
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.ops.launches.launch import Launch
 from dsv4kv.runs.telemetry import MeasuredWindow
@@ -17,6 +18,7 @@ from tests.gpu_twin import FEW_REPLAYS, SAMPLES, TwinGpu, twin_device
 
 MS = 1_000_000
 QUICK = Rules(
+    unit_ns=0,
     warmup_ns=3 * MS,
     window_ns=MS,
     rewarm_window_ns=MS,
@@ -49,8 +51,14 @@ class Device:
         self.log.append("replay")
         self.now_ns += self.replay_ns
 
-    def timer(self, rules: Rules = QUICK) -> ReplayTimer:
-        return ReplayTimer(self.make_event, self.sleep, rules, lambda: self.now_ns)
+    def timer(self) -> CallTimer:
+        graph = SimpleNamespace(replay=self.replay)
+        capture: Any = lambda _run: graph  # noqa: E731
+        device = CudaDevice(torch.device("cpu"), "", 0, 0, self.make_event, lambda: capture)
+        return CallTimer(device, rules=QUICK, sleep=self.sleep, clock_ns=lambda: self.now_ns)
+
+    def call(self) -> None:
+        """What a replay stands for."""
 
     def batches(self) -> list[str]:
         """What was launched between two waits: s, r and e for sleep, replay and event."""
@@ -80,7 +88,7 @@ class Moment:
 
 def test_every_replay_has_a_pair_of_events_behind_one_sleep_a_batch() -> None:
     device = Device()
-    device.timer().time(device.replay, 1)
+    device.timer().measure([device.call], "call")
     assert {batch[0] for batch in device.batches()} == {"s"}
     assert {batch[1:].replace("ere", "") for batch in device.batches()} == {""}
     assert max(len(batch) for batch in device.batches()) == 1 + 3 * 4  # of 4 ms
@@ -89,7 +97,7 @@ def test_every_replay_has_a_pair_of_events_behind_one_sleep_a_batch() -> None:
 def test_the_device_is_warmed_up_fully_once_and_briefly_from_then_on() -> None:
     device = Device()
     timer = device.timer()
-    first, second = (timer.time(device.replay, 1) for _ in range(2))
+    first, second = (timer.measure([device.call], "call") for _ in range(2))
     assert first.started_ns >= QUICK.warmup_ns > second.started_ns - first.ended_ns
 
 

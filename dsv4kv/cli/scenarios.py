@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 _Ran = tuple[Iterable["Part"], dict[str, Any], Sequence[str]]
 """For people, for JSON, and what is wrong."""
 _OnStep = Callable[[str, int, int], None]
-_Loaded = tuple[str, type[Any], Callable[[Any, _OnStep], _Ran]]  # what is counted, settings, run
+_Loaded = tuple[str, type[Any], Callable[[Any, _OnStep], _Ran], Callable[[Any], object]]
+"""What is counted, settings, run, and what refuses settings before anything is run."""
 
 app = group(COMMANDS["bench systems"], "dsv4kv bench systems")
 
@@ -52,11 +53,11 @@ def _systems() -> _Loaded:
         wrong = [failure for outcome in outcomes for failure in outcome.failures]
         return report_systems(outcomes), {"systems": [*map(asdict, outcomes)]}, wrong
 
-    return "systems", SystemsConfig, run
+    return "systems", SystemsConfig, run, id
 
 
 def _tiers() -> _Loaded:
-    from dsv4kv.bench.tiers.run import document_of, run_tiers
+    from dsv4kv.bench.tiers.run import check_tiers, document_of, run_tiers
     from dsv4kv.config.experiments import TiersConfig
     from dsv4kv.view.tiers import report_tiers
 
@@ -64,7 +65,7 @@ def _tiers() -> _Loaded:
         outcome = run_tiers(config, on_step)
         return report_tiers(outcome), document_of(outcome), outcome.failures
 
-    return "prefixes", TiersConfig, run
+    return "prefixes", TiersConfig, run, check_tiers
 
 
 def _transfer() -> _Loaded:
@@ -76,7 +77,7 @@ def _transfer() -> _Loaded:
         outcome = run_transfer(config, on_step)
         return report_transfer(config, outcome), document_of(outcome), outcome.failures
 
-    return "steps", TransferConfig, run
+    return "steps", TransferConfig, run, id
 
 
 _scenario(
@@ -117,6 +118,7 @@ def _run_points(
     what: str,
     root: type[Any],
     run: Callable[[Any, _OnStep], _Ran],
+    check: Callable[[Any], object],
     overrides: Sequence[str],
     axes: Sequence[str],
     json_: str | None,
@@ -132,7 +134,10 @@ def _run_points(
     from dsv4kv.view.table import Text
 
     silent, documents, wrong = quiet or json_ == "-", list[dict[str, Any]](), list[str]()
-    for point in expand_axes(load_config(None, overrides, root), overrides, axes):
+    points = expand_axes(load_config(None, overrides, root), overrides, axes)
+    for point in points:
+        check(point.config)
+    for point in points:
         with _watching(scenario, what, silent=silent) as on_step:
             report, found, failures = run(point.config, on_step)
         at = ", ".join(f"{key}={value}" for key, value in point.axis.items())

@@ -3,9 +3,9 @@
 The descriptions of the fields are the documentation.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dsv4kv.choices import TIER_WINDOWS, Choice, explained
 from dsv4kv.config.bench import (
@@ -83,6 +83,13 @@ class BlocksSection(Section):
     """A reset half-way, as a server's after an update of its settings, and what it preserves;
     ``all`` resets everything."""
 
+    @property
+    def total_blocks(self) -> int:
+        """Blocks of the pool."""
+        # All ranks of a pipeline hold blocks of the same ids, so the least of them counts. In
+        # unified memory paused requests keep their blocks next to the device's.
+        return min(self.rank_blocks) + (self.paused_blocks if self.unified else 0)
+
 
 class SystemsConfig(Section):
     """Three systems, and what they serve."""
@@ -98,6 +105,17 @@ class SystemsConfig(Section):
     pools: PoolsSection = Field(PoolsSection(), description="The first system.")
     slots: SlotsSection = Field(SlotsSection(), description="The second.")
     blocks: BlocksSection = Field(BlocksSection(), description="The third.")
+
+    @model_validator(mode="after")
+    def _conversations_fit(self) -> Self:
+        tokens, total = self.chat.longest_tokens, self.blocks.total_blocks
+        longest = -(-tokens // self.blocks.block_tokens)
+        if self.run in ("all", "blocks") and longest > total:
+            raise ValueError(
+                f"a conversation of {tokens} tokens takes {longest} blocks and there are {total}: "
+                "raise blocks.rank_blocks, or shorten chat"
+            )
+        return self
 
 
 class TiersConfig(Section):

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from dsv4kv.bench.systems.block_system import Batch
 from dsv4kv.bench.systems.workload import Outcome
 from dsv4kv.cache.blocks import Policy
-from dsv4kv.errors import ConfigError
 from tests.examples import examples
 from tests.systems.small import MODEL, small
 
@@ -72,5 +72,5 @@ def test_unified_memory_adds_what_paused_requests_keep_to_the_least_of_the_ranks
 
 
 def test_a_conversation_that_never_fits_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"takes 9 blocks and there are 3: raise blocks\."):
+    with pytest.raises(ValidationError, match=r"takes 9 blocks and there are 3: raise blocks\."):
         served(rank_blocks=(3,), paused_blocks=1)

@@ -64,6 +64,12 @@ def test_systems_can_be_run_one_by_one() -> None:
     assert [system["system"] for system in document["systems"]] == ["slots"]
 
 
+def test_blocks_that_hold_no_conversation_are_refused_before_anything_is_run() -> None:
+    result = systems("--axis", "blocks.block_tokens=16,8")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "raise blocks.rank_blocks, or shorten chat" in " ".join(result.stderr.split())
+
+
 # ---- planted defects ----------------------------------------------------------------------------
 
 

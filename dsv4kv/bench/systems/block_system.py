@@ -11,7 +11,6 @@ from dsv4kv.bench.tiers.prefixes import page_digests
 from dsv4kv.cache.batching import KVBlockAllocator
 from dsv4kv.cache.blocks import NO_BLOCKS, NO_HASH, BlockEvent, Ids, Policy
 from dsv4kv.config.experiments import SystemsConfig
-from dsv4kv.errors import ConfigError
 
 LEAST_COMPUTED = 2
 """Tokens of a prompt that are computed however much of it is cached: one that was computed alone
@@ -62,17 +61,8 @@ class Batch:
     def __init__(
         self, config: SystemsConfig, model: wl.Model, policy: Policy, outcome: wl.Outcome
     ) -> None:
-        """Allocate the pool; ``ConfigError`` if the longest conversation does not fit into it."""
         section, size = config.blocks, config.blocks.block_tokens
-        # All ranks of a pipeline hold blocks of the same ids, so the least of them counts. In
-        # unified memory paused requests keep their blocks next to the device's.
-        total = min(section.rank_blocks) + (section.paused_blocks if section.unified else 0)
-        longest = -(-config.chat.longest_tokens // size)
-        if longest > total:
-            raise ConfigError(
-                f"a conversation of {config.chat.longest_tokens} tokens takes {longest} blocks "
-                f"and there are {total}: raise blocks.rank_blocks, or shorten chat."
-            )
+        total = section.total_blocks
         self._section, self._size, self._model = section, size, model
         shape = size, len(model.layers), wl.TOP_K
         self.blocks = KVBlockAllocator(total + 1, section.paused_blocks, shape, policy)

@@ -54,11 +54,7 @@ OnStep = Callable[[str, int, int], None]  # called with the next one, and how ma
 def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
     """Store, look up and restore every prefix; raises ``ConfigError``, ``StoreUnavailable``."""
     torch.set_num_threads(1)
-    plan = plan_from(_bench_config(config))
-    check_data_path(plan)
-    windows = _windows(config, plan)
-    if any(_kept_at(windows, tokens) < tokens for tokens in config.lengths):
-        plan = plan_from(_bench_config(config, 3))
+    plan, windows = check_tiers(config)
     bench, cost = _bench_config(config, plan.num_slots), config.cost
     gpu = f"{cost.gpus} × {cost.gpu}" if cost.gpu else f"{cost.gpus} GPU"
     outcome = TiersOutcome(plan.config.name, gpu, config.windows)
@@ -87,6 +83,16 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
             outcome.copies = [measure_copies(family, *moved) for family in families]
             requests.release(slot)
     return outcome
+
+
+def check_tiers(config: TiersConfig) -> tuple[CachePlan, Windows]:
+    """The cache on paper, and where windows are kept; ``ConfigError`` for what cannot be run."""
+    plan = plan_from(_bench_config(config))
+    check_data_path(plan)
+    windows = _windows(config, plan)
+    if any(_kept_at(windows, tokens) < tokens for tokens in config.lengths):
+        plan = plan_from(_bench_config(config, 3))
+    return plan, windows
 
 
 @dataclass

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dsv4kv.units import format_bytes
-from dsv4kv.view.quantity import format_number
+from dsv4kv.view.quantity import size
 from dsv4kv.view.table import Columns, Finding, Number, Part, Table
 
 if TYPE_CHECKING:
@@ -41,9 +40,7 @@ def _cell(policy: str, row: tuple[object, dict[str, Number]]) -> Number:
 
 
 def _amount(value: float, unit: str) -> Number:
-    if unit == "B" and value >= 1024:
-        size, unit = format_bytes(value).split()
-        return Number(size, unit)
-    if value.is_integer():
-        return Number(f"{value:,.0f}", unit.removesuffix("s") if value == 1 else unit)
-    return Number(format_number(value), unit)
+    """Bytes with their unit; a count is of what its quantity names."""
+    if unit == "B":
+        return size(value)
+    return Number(f"{value:,.0f}")

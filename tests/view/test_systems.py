@@ -3,6 +3,7 @@
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from dsv4kv.bench.systems import block_system, slot_system
 from dsv4kv.bench.systems.workload import Outcome, Row
 from dsv4kv.view.systems import report_systems
 from tests.view.terminal import shown
@@ -11,7 +12,7 @@ ROWS = [
     Row("block tables of 256 requests", "B", 131072.0),
     Row("requests restarted", "requests", 1.0),
     Row("prompt tokens", "tokens", 14_312.0),
-    Row("memory of a cached token", "B", 4.04),
+    Row("block tables", "B", 152.0),
     Row("lru: blocks evicted", "blocks", 380.0),
     Row("ref_zero: blocks evicted", "blocks", 457.0),
 ]
@@ -28,3 +29,15 @@ def test_what_failed_is_first() -> None:
     assert shown(*report_systems([outcome])).startswith(
         "✗ 1 of 1,234 comparisons with the reference failed\n"
     )
+
+
+def test_two_policies_fit_a_terminal_of_80_columns() -> None:
+    """With the longest names and numbers that runs of the shipped settings have."""
+    rows = [Row(name, unit, 14_312.0) for name, unit in slot_system._COUNTED.items()]
+    rows += [
+        Row(f"{policy}: {name}", unit, 16_474.0)
+        for policy in ("lru", "ref_zero")
+        for name, unit in block_system._COUNTED.items()
+    ]
+    lines = shown(*report_systems([Outcome("blocks", rows=rows)]), width=80).splitlines()
+    assert len([line for line in lines if line.startswith("system ")]) == 1

@@ -203,7 +203,7 @@ class KvRows:
 _COUNTED: dict[str, wl.Unit] = {
     "prompt tokens": "tokens",
     "prompt tokens reused": "tokens",
-    "copied from another slot": "tokens",
+    "prompt tokens copied from another slot": "tokens",
     "requests in a slot as it was": "requests",
     "requests whose slot had changed": "requests",  # between being queued and starting
 }

@@ -38,20 +38,17 @@ class Difference:
 
 def list_differences(before: Side, after: Side) -> list[Difference]:
     """Everything that two sides must share and do not; a side must also agree with itself."""
-    machines = _compare_fields("machine", *(_gather(_machine, side) for side in (before, after)))
-    configs = _compare_fields("config", *(_gather(_settings, side) for side in (before, after)))
-    return [*machines, *configs]
-
-
-def _compare_fields(
-    kind: Kind, before: dict[str, list[str]], after: dict[str, list[str]]
-) -> Iterator[Difference]:
-    for field in [*before, *(field for field in after if field not in before)]:
-        first, second = before.get(field, []), after.get(field, [])
-        known = bool(first and second) or field.startswith(_VARIABLES)
-        if len(first) > 1 or first != second:
-            shown = [" or ".join(values) or "not there" for values in (first, second)]
-            yield Difference(kind if known else "unknown", field, *shown)
+    reads: dict[Kind, Any] = {"machine": _machine, "config": _settings}
+    differences = list[Difference]()
+    for kind, read in reads.items():
+        sides = [_gather(read, side) for side in (before, after)]
+        for field in dict.fromkeys([*sides[0], *sides[1]]):
+            first, second = (side.get(field, []) for side in sides)
+            known = bool(first and second) or field.startswith(_VARIABLES)
+            if len(first) > 1 or first != second:
+                shown = [" or ".join(values) or "not there" for values in (first, second)]
+                differences.append(Difference(kind if known else "unknown", field, *shown))
+    return differences
 
 
 def _gather(read: Any, side: Side) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""``doctor --gpu``: on the kernels' CPU twin, and its sentence where there is no GPU."""
+"""``doctor --check-gpu``: on the kernels' CPU twin, and its sentence where there is no GPU."""
 
 import json
 from dataclasses import asdict, replace

@@ -48,21 +48,16 @@ def _cache(model: str, *formats: str, **options: object) -> CachePlan:
     )
 
 
-_PAGES = ("window_insert", "entry_insert", "gather_window", "gather_topk")
-
-
-def _caches() -> Iterator[tuple[str, CachePlan, tuple[str, ...]]]:
-    """Caches, each with the operations that it shows others' formats or states of; of V4 all."""
-    yield "V4", _cache("v4-flash"), tuple(OPERATIONS)
+def _caches() -> Iterator[tuple[str, CachePlan, tuple[str, ...], str]]:
+    """Caches, operations that show their formats or states, and part of the scenes' subjects."""
+    yield "V4", _cache("v4-flash"), tuple(OPERATIONS), ""
     states = ("state_append", "step_write", "flush", "compress_chunk")
-    yield "V4 online", _cache("v4-flash", state="online"), states
+    yield "V4 online", _cache("v4-flash", state="online"), states, ""
     # what Hopper has of keys, and angles in float64
     other = _cache("v4-flash", "fp8_ds_mla", "fp8_ds_mla", "fp8", rope="float64")
-    yield "V4 FP8 keys", other, ("index_scores", "flush", "compress_chunk")
-    yield "V4.1", _cache("v4.1-flash"), tuple(OPERATIONS)
-    formats = "fp4_interleaved", "fp8_group32_interleaved", "mxfp4"
-    yield "V4.1 interleaved", _cache("v4.1-flash", *formats), _PAGES
-    yield "V3.2", _cache("v3.2"), tuple(OPERATIONS)
+    yield "V4 FP8 keys", other, ("index_scores", "flush", "compress_chunk"), "indexer"
+    yield "V4.1", _cache("v4.1-flash"), tuple(OPERATIONS), ""
+    yield "V3.2", _cache("v3.2"), tuple(OPERATIONS), ""
 
 
 @dataclass(frozen=True)
@@ -120,18 +115,21 @@ WIDE = Promise(loads=128, stores=128)
 """Of kernels that no pattern fits."""
 
 
-_PAGE_SIZE = re.compile(r"DSV_((MAIN|KEYS|WINDOW)_)?((PAGE_)?ENTRIES|PAGE_BYTES|SCALE_START)")
+_CONSTANTS = re.compile(
+    r"DSV_((MAIN|KEYS|WINDOW)_)?((PAGE_)?ENTRIES|PAGE_BYTES|SCALE_START|HEADS|SHARED_BYTES)"
+)
 
 
 def catalogue() -> list[Example]:
     """One example of each kernel of each module, in a fixed order.
 
-    Of modules that differ in the size of pages alone, which is a constant, the one with most.
+    Of modules that differ in constants alone, sizes of pages and numbers of heads, the one with
+    most. Interleaved formats are such modules, too: their scales have other offsets.
     """
     modules: dict[object, dict[KernelModule, dict[str, Example]]] = {}
     for example in (*_scene_examples(), *_other_examples()):
         module = example.launch.module
-        macros = tuple(each for each in module.macros if not _PAGE_SIZE.fullmatch(each[0]))
+        macros = tuple(each for each in module.macros if not _CONSTANTS.fullmatch(each[0]))
         alike = modules.setdefault((module.source, macros), {})
         alike.setdefault(module, {}).setdefault(example.launch.kernel, example)
     chosen = (max(alike.values(), key=len) for alike in modules.values())
@@ -139,9 +137,9 @@ def catalogue() -> list[Example]:
 
 
 def _scene_examples() -> Iterator[Example]:
-    for name, plan, operations in _caches():
+    for name, plan, operations, subject in _caches():
         for scene in scenes_of(plan, 0):
-            if scene.operation not in operations:
+            if scene.operation not in operations or subject not in scene.subject:
                 continue
             arguments = make_call(scene.make, _META, 0).arguments
             for variant, architectures in _ways(scene, name).items():

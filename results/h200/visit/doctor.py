@@ -1,4 +1,4 @@
-"""Step: what ``dsv4kv doctor --gpu`` finds."""
+"""Step: what ``dsv4kv doctor --check-gpu`` finds."""
 
 from dataclasses import asdict
 from unittest.mock import patch

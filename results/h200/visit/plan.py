@@ -61,7 +61,7 @@ CALLS: dict[str, tuple[Step, ...]] = {
         ),
     ),
     "third": (
-        Step("doctor", "dsv4kv doctor --gpu", 70, "doctor", asked.DOCTOR),
+        Step("doctor", "dsv4kv doctor --check-gpu", 70, "doctor", asked.DOCTOR),
         Step("variants", "old against new, in turns", 180, "variants", asked.VARIANTS),
         Step("step_bytes", "profile gpu --ncu of one step", 200, "step_bytes", asked.STEP_BYTES),
         Step("kernels", "kernels --check", 90, "machine_code", asked.KERNELS),

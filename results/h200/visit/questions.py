@@ -477,7 +477,9 @@ STEP_BYTES = (
     ),
 )
 
-DOCTOR = (_count("doctor_wrong", "What does doctor --gpu find wrong?", "nothing on the twin"),)
+DOCTOR = (
+    _count("doctor_wrong", "What does doctor --check-gpu find wrong?", "nothing on the twin"),
+)
 
 KERNELS = (
     _count(

@@ -69,17 +69,11 @@ def plan_flush(
         return ()
     groups = slots, positions, entries
     limits = len(state), store.num_entries, compressor.groups
-    split = _blocks_with_scratch(compressor, variant, split)
-    module = _flush_module(compressor, state, store, variant, split)
-    if state.dim() == 3:  # pooled already
-        finish = _finish(module, "flush_finish", state, groups, compressor, store, limits)
-        return (finish,)
-    pooled = _scratch(compressor, entries, scratch, split)
-    arguments = (state, *groups, *finish_parameters(compressor), pooled, store.pages, *limits)
-    pool = _pool(module, "flush", len(entries), compressor, variant, split, arguments)
-    if split == 1:
-        return (pool,)
-    return pool, _finish(module, "flush_finish", pooled, groups, compressor, store, limits)
+    pool = None if state.dim() == 3 else "flush"  # online: pooled already
+    how = variant, split, scratch
+    return _plan_entries(
+        pool, "flush_finish", compressor, state, groups, groups, store, limits, how
+    )
 
 
 def plan_compress_chunk(
@@ -104,22 +98,14 @@ def plan_compress_chunk(
     what follows them is not read.
     variant, split, scratch: as for ``plan_flush``.
     """
-    rows = kv, score, compressor.ape, chunk
+    kernels = "chunk_flush", "chunk_finish"
+    rows, groups = (kv, score, compressor.ape, chunk, entries), (chunk, entries)
     limits = len(kv), len(state), store.num_entries, compressor.groups
+    how = variant, split, scratch
     keep = _keep(compressor, state, kv, score, chunk)
     if not len(entries):
         return (keep,)
-    split = _blocks_with_scratch(compressor, variant, split)
-    module = _flush_module(compressor, state, store, variant, split)
-    pooled = _scratch(compressor, entries, scratch, split)
-    finish = *finish_parameters(compressor), pooled, store.pages
-    arguments = (state, *rows, entries, *finish, *limits)
-    pool = _pool(module, "chunk_flush", len(entries), compressor, variant, split, arguments)
-    if split == 1:
-        return pool, keep
-    groups = chunk, entries
-    finished = _finish(module, "chunk_finish", pooled, groups, compressor, store, limits)
-    return pool, finished, keep
+    return *_plan_entries(*kernels, compressor, state, rows, groups, store, limits, how), keep
 
 
 def _keep(
@@ -136,37 +122,40 @@ def _keep(
     return la.Launch(module, "state_keep", grid, _THREADS, arguments)
 
 
-def _pool(
-    module: la.KernelModule,
-    kernel: str,
-    groups: int,
+def _plan_entries(
+    pool: str | None,
+    finish: str,
     compressor: Compressor,
-    variant: str,
-    split: int,
-    arguments: tuple[Tensor | int, ...],
-) -> la.Launch:
-    shared = cluster_bytes(compressor, variant)
-    if not shared:
-        return la.Launch(
-            module, kernel, (groups, split), pool_threads(compressor, split), arguments
-        )
-    grid, threads = (groups, _RUNS), compressor.dim // _FLOATS_PER_THREAD
-    return la.Launch(module, kernel, grid, threads, arguments, cluster=_RUNS, shared_bytes=shared)
-
-
-def _finish(
-    module: la.KernelModule,
-    kernel: str,
-    pooled: Tensor | int,
+    state: Tensor,
+    rows: tuple[Tensor, ...],
     groups: tuple[Tensor, ...],
-    compressor: Compressor,
     store: PageStore,
     limits: tuple[int, ...],
-) -> la.Launch:
-    count = len(groups[-1])
-    grid = -(-count * la.WARP // _FINISH_THREADS), 1
-    arguments = (pooled, *groups, *finish_parameters(compressor), store.pages, count, *limits)
-    return la.Launch(module, kernel, grid, _FINISH_THREADS, arguments)
+    how: tuple[str, int | None, Tensor | None],
+) -> tuple[la.Launch, ...]:
+    """Kernels that pool and finish entries; a block alone, or a cluster, does both."""
+    variant, split, scratch = how
+    shared, count = cluster_bytes(compressor, variant), len(groups[-1])
+    split = 1 if shared else split_of(compressor) if split is None else split
+    module = la.KernelModule.of(
+        "flush.cuh", flush_macros(compressor, state, store, variant, split)
+    )
+    parameters, launches = finish_parameters(compressor), list[la.Launch]()
+    pooled: Tensor | int = state
+    if pool:
+        pooled = 0 if scratch is None or split == 1 else scratch
+        if split > 1 and scratch is None:  # from torch's cache, so mostly no allocation
+            pooled = torch.empty(count, compressor.dim, device=state.device)
+        arguments = (state, *rows, *parameters, pooled, store.pages, *limits)
+        grid, threads, cluster = (count, _RUNS), compressor.dim // _FLOATS_PER_THREAD, _RUNS
+        if not shared:
+            grid, threads, cluster = (count, split), pool_threads(compressor, split), 1
+        launches.append(la.Launch(module, pool, grid, threads, arguments, False, cluster, shared))
+    if split > 1 or not pool:
+        grid = -(-count * la.WARP // _FINISH_THREADS), 1
+        given = (pooled, *groups, *parameters, store.pages, count, *limits)
+        launches.append(la.Launch(module, finish, grid, _FINISH_THREADS, given))
+    return tuple(launches)
 
 
 def finish_parameters(compressor: Compressor) -> tuple[Tensor | int, ...]:
@@ -183,24 +172,6 @@ def cluster_bytes(compressor: Compressor, variant: str) -> int:
     if variant != "cluster" or compressor.rows <= _SHORT_ROWS:
         return 0
     return 4 * compressor.dim * (2 * compressor.rows // _RUNS + 5)
-
-
-def _blocks_with_scratch(compressor: Compressor, variant: str, split: int | None) -> int:
-    """Blocks that meet in scratch: a cluster is, in this respect, one."""
-    if cluster_bytes(compressor, variant):
-        return 1
-    return split_of(compressor) if split is None else split
-
-
-def _scratch(
-    compressor: Compressor, entries: Tensor, given: Tensor | None, split: int
-) -> Tensor | int:
-    """Where the blocks that share an entry meet; from torch's cache, so mostly no allocation."""
-    if split == 1:
-        return 0
-    if given is not None:
-        return given
-    return torch.empty(len(entries), compressor.dim, device=entries.device)
 
 
 def _warp_channels(compressor: Compressor) -> int:
@@ -226,13 +197,6 @@ def _state_macros(compressor: Compressor, state: Tensor) -> dict[str, int]:
         "DSV_RATIO": compressor.ratio,
         "DSV_STATE_ROWS": state.shape[2] if state.dim() == 4 else 0,
     }
-
-
-def _flush_module(
-    compressor: Compressor, state: Tensor, store: PageStore, variant: str, split: int
-) -> la.KernelModule:
-    macros = flush_macros(compressor, state, store, variant, split)
-    return la.KernelModule.of("flush.cuh", macros)
 
 
 def flush_macros(

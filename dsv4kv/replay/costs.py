@@ -1,6 +1,6 @@
 """What a step moves and computes, as tables over the length of a request, and stated rates.
 
-Terms are those of ``dsv4kv bench`` (``dsv4kv.ops``): a decode step writes, scores, selects and
+Terms are as in ``dsv4kv bench`` (``dsv4kv.ops``): a decode step writes, scores, selects and
 attends in place; a prompt chunk inserts, compresses and gathers what is visible.
 """
 

@@ -2,7 +2,7 @@
 
 An object is a block of context, or a tail: the windows and states with which a request resumes
 behind a block. Blocks are evicted after those behind them; a tail goes with its block or before.
-A transfer takes latency · ⌈operations / parallel⌉ + bytes / bandwidth; those of one direction wait
+A transfer takes latency · ⌈operations / parallel⌉ + bytes / bandwidth; in one direction they wait
 for each other.
 """
 

@@ -112,7 +112,7 @@ class Replica:
         return self.replay.scheduler.prompts.look_up(served) * self.parts.shared_tokens
 
     def look_below(self, view: View, keys: Sequence[int], until_s: float) -> None:
-        """Add tokens in tiers at ``until_s``, one behind the other, but for shared tiers."""
+        """Add tokens in tiers at ``until_s``, one behind the other, without shared tiers."""
         tiers = self.replay.tiers
         if tiers is None:
             return

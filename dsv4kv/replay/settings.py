@@ -23,6 +23,7 @@ from dsv4kv.traces.request import Request
 _DEFAULT_MODEL = "v4-flash"
 _BLOCK_TOKENS = "cache.block_tokens"
 _COMMAND, _LOG = "the launch command", "the log of its start"
+_METRICS = "the server's metrics"
 
 
 class Known(NamedTuple):
@@ -41,45 +42,37 @@ def settings_of(
     model: str | None,  # the model, if it is given
 ) -> Iterator[Known]:
     """What is known of a server, with defaults of its rule and model."""
-    texts = command.texts if command else {}
-    preset, source = _first(
+    texts, metrics = command.texts if command else {}, server.settings
+    (preset,) = _first(
+        "model.preset",
         (model, "as given"),
         (texts.get("model"), _COMMAND),
         (named_model(log) if log else None, _LOG),
         (_DEFAULT_MODEL, "nothing names it"),
     )
-    yield Known("model.preset", preset, source)
-    chosen = _rule(server, command, log, rule, load_model(preset))
+    yield preset
+    chosen = _rule(server, command, log, rule, load_model(preset.value))
     yield chosen
     if not find_rule(chosen.value).groups:  # what metrics call a block may be a part of one
-        size, source = _first(
-            (server.settings.get("block_size"), "the server's metrics"),
-            (server.settings.get("page_size"), "the server's metrics"),
-            (texts.get("block-tokens"), _COMMAND),
-        )
-        if size:
-            yield Known(_BLOCK_TOKENS, size, source)
+        size = metrics.get("block_size") or metrics.get("page_size")
+        yield from _first(_BLOCK_TOKENS, (size, _METRICS), (texts.get("block-tokens"), _COMMAND))
     tokens = log.readings[0].whole("full_token") if log else None  # SGLang's; vLLM logs none
     size_by_log = (log.whole("block") if log else None) or PAGE_TOKENS
-    blocks, source = _first(
-        (_blocks_by_metrics(server), "the server's metrics"),
+    yield from _first(
+        "cache.num_blocks",
+        (_blocks_by_metrics(server), _METRICS),
         (str(tokens // size_by_log) if tokens else None, _LOG),
         (texts.get("kv-blocks"), _COMMAND),
     )
-    if blocks:
-        yield Known("cache.num_blocks", blocks, source)
-    steps, source = _first(
-        (texts.get("step-tokens"), _COMMAND),
-        (str(log.whole("batched") or "") if log else None, _LOG),
-    )
-    if steps:
-        yield Known("scheduler.step_tokens", steps, source)
+    steps = str(log.whole("batched") or "") if log else None
+    known = (texts.get("step-tokens"), _COMMAND), (steps, _LOG)
+    yield from _first("scheduler.step_tokens", *known)
     if texts.get("draft-tokens", "0") != "0":
         yield Known("prefix.speculation", "mtp", _COMMAND)
 
 
-def _first(*known: tuple[str | None, str]) -> tuple[str, str]:
-    return next(((value, source) for value, source in known if value), ("", ""))
+def _first(key: str, *known: tuple[str | None, str]) -> list[Known]:
+    return [Known(key, value, source) for value, source in known if value][:1]
 
 
 def _rule(

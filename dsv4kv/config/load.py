@@ -445,12 +445,10 @@ def _number(value: Any, key: Key) -> Any:
 
 
 def _dotted(location: Location) -> str:
-    """The dotted path of the key that a location is in."""
     return ".".join(part for part in location if isinstance(part, str))
 
 
 def _explain(error: ErrorDetails, root: Root) -> str:
-    """Turn one pydantic error into a sentence."""
     path = _dotted(error["loc"])
     if error["type"] == "value_error":
         reason = str(error["ctx"]["error"]).rstrip(".")

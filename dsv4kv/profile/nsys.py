@@ -289,9 +289,8 @@ def _read_calls(database: Database, launch: tr.Column) -> tuple[tr.Ranges, tr.Co
     keys = launch_key(thread, correlation)
     if not np.any(launch > CORRELATION_MASK):
         keys &= CORRELATION_MASK  # an old export: work does not name its process
-    keys[correlation == tr.NONE] = (
-        tr.NONE
-    )  # or unified memory's copies, without one, would find it
+    # or unified memory's copies, without one, would find it
+    keys[correlation == tr.NONE] = tr.NONE
     return tr.Ranges(thread, start, end, tr.constant(len(thread), tr.NONE)), keys
 
 

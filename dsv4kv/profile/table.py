@@ -5,7 +5,7 @@ What a kernel does to a KV cache is said by rules in ``configs/profile/``.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -193,8 +193,9 @@ def build_table(
     idle = len(trace.steps_ns) - steps
     left_out = [f"omitted: {counted(idle, 'step')} without work"] if idle else []
     used = [] if _on_cpu(work) else np.unique(work.device).tolist()
-    nodes, keys = np.unique(work.node[work.node > 0]), classes.keys(work)[chosen]
-    kernels = [_row(trace, rows, gaps, nodes, classes) for rows in _equal(chosen, keys)]
+    nodes, keys = np.unique(work.node[work.node > 0]), classes.keys(work)
+    by_kernel = np.argsort(keys[chosen], kind="stable")
+    kernels = [_row(trace, rows, gaps, nodes, classes) for rows in _split(chosen[by_kernel], keys)]
     kernels.sort(key=lambda row: -row.total_ns)
     operations = _operations(trace, chosen, kernels, useful_bytes or {})
     return KernelTable(
@@ -229,19 +230,17 @@ def _find_gaps(trace: Trace) -> Column:
     return gaps
 
 
-def _groups(work: Work, chosen: NDArray[np.bool_]) -> Iterator[Column]:
+def _groups(work: Work, chosen: NDArray[np.bool_]) -> list[Column]:
     """Rows of each step on each GPU, in order of their begins."""
     rows = np.flatnonzero(chosen)
     order = rows[np.lexsort((work.start_ns[rows], work.device[rows], work.step[rows]))]
-    changed = (np.diff(work.step[order]) != 0) | (np.diff(work.device[order]) != 0)
-    yield from np.split(order, np.flatnonzero(changed) + 1) if len(order) else ()
+    return _split(order, work.step, work.device)
 
 
-def _equal(rows: Column, keys: Column) -> Iterator[Column]:
-    """Rows with equal keys, together."""
-    order = np.argsort(keys, kind="stable")
-    changed = np.flatnonzero(np.diff(keys[order])) + 1
-    yield from np.split(rows[order], changed) if len(order) else ()
+def _split(rows: Column, *keys: Column) -> list[Column]:
+    """Rows, cut where a key changes."""
+    changed = np.any([np.diff(key[rows]) != 0 for key in keys], axis=0)
+    return np.split(rows, np.flatnonzero(changed) + 1) if len(rows) else []
 
 
 def _row(trace: Trace, rows: Column, gaps: Column, nodes: Column, classes: _Classes) -> KernelRow:
@@ -429,5 +428,4 @@ def _median_step(trace: Trace) -> int:
 
 
 def _by_numbers(lane: str) -> list[int | str]:
-    """So that stream 7 comes before stream 13."""
     return [int(part) if part.isdecimal() else part for part in _NUMBERS.split(lane)]

@@ -119,7 +119,6 @@ def _read_document(text: str, name: str) -> dict[str, Any]:
 
 
 def _without(value: Any, names: Collection[str]) -> Any:
-    """A document without the values of some names."""
     if isinstance(value, dict):
         return {key: _without(each, names) for key, each in value.items() if key not in names}
     if isinstance(value, list) and value and isinstance(value[0], dict):

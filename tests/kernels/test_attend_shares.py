@@ -1,7 +1,7 @@
 """Blocks of attention share the tiles of all tokens out evenly: counted by their own code."""
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ PLACES, TILE, WINDOW, CHOICES, ENTRIES = 132, 64, 128, 1024, 8192
 LAYERS = {"csa": 2, "hca": 3}  # of V4-Pro
 
 
+@cache
 def planned(kind: str) -> Launch:
     """Attention of V4-Pro as its module is compiled."""
     model, meta = load_model("v4-pro"), torch.device("meta")

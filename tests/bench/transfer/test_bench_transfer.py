@@ -171,7 +171,18 @@ def test_shared_memory_has_no_name_that_could_stay(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_difference_ends_the_command_with_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Side, "decode", lambda *_: "other")  # of this process alone
+    decode, ours = Side.decode, threading.current_thread()
+
+    @contextmanager
+    def beside(asked: TransferConfig) -> Iterator[tuple[Prefill, None]]:
+        with prefill_thread(asked) as prefill:
+            yield prefill, None
+
+    def differ(side: Side, *given: Any) -> str:
+        return "other" if threading.current_thread() is ours else decode(side, *given)
+
+    monkeypatch.setattr("dsv4kv.bench.transfer.run.prefill_process", beside)
+    monkeypatch.setattr(Side, "decode", differ)
     result = transfer()
     assert result.exit_code == 6
     assert "at its end: 2 decode steps do not read what" in " ".join(result.stderr.split())

@@ -296,42 +296,35 @@ def read_recording(folder: Path) -> Recorded:
 
 def describe(recorded: Recorded) -> list[str]:
     """Sentences about the server's own figures."""
-    skipped = (
-        f"{counted(recorded.unsized, 'request')} skipped: their length is not known: {_NO_USAGE}"
-    )
-    prompts = counted(recorded.overstated, "prompt")
-    odd = f"the server reported more hits than tokens for {prompts}: their hits are not counted"
-    missing = [*([skipped] if recorded.unsized else []), *([odd] if recorded.overstated else [])]
-    if recorded.stores_only:
-        return [_STORES_ONLY, *missing]
+    pairs = zip(recorded.requests, recorded.cached_tokens, strict=True)
+    known = [(request.input_tokens, cached) for request, cached in pairs if cached is not None]
+    asked, cached = (sum(column) for column in zip(*known, strict=True)) if known else (0, 0)
+    requests, by_text = counted(len(recorded.requests), "request"), recorded.ids_of.count("text")
+    own = {
+        "the server did not say how many tokens were cached": not known,
+        f"by the server {cached:,} of {asked:,} prompt tokens were cached "
+        f"({cached / max(asked, 1):.2%}), of {len(known):,} of {requests}": known,
+        f"ids of {counted(by_text, 'prompt')} are of text: what they share is estimated": by_text,
+        f"{counted(recorded.own_blocks, 'block')} of prompts known by length only are taken to "
+        "share nothing": recorded.own_blocks,
+    }
+    missing = {
+        f"{counted(recorded.unsized, 'request')} skipped: their length is not known: "
+        f"{_NO_USAGE}": recorded.unsized,
+        "the server reported more hits than tokens for "
+        f"{counted(recorded.overstated, 'prompt')}: their hits are not counted": (
+            recorded.overstated
+        ),
+    }
     counters = [
         f"by {engine}'s counters {found:,} of {asked:,} prompt tokens were cached "
         f"({found / asked:.2%}), from the first sample to the last"
         for engine, found, asked in recorded.counters
     ]
-    known = [
-        (request.input_tokens, cached)
-        for request, cached in zip(recorded.requests, recorded.cached_tokens, strict=True)
-        if cached is not None
-    ]
-    asked, cached = (sum(column) for column in zip(*known, strict=True)) if known else (0, 0)
-    said = "the server did not say how many tokens were cached"
-    if known:
-        said = (
-            f"by the server {cached:,} of {asked:,} prompt tokens were cached "
-            f"({cached / asked:.2%}), of {len(known):,} of "
-            f"{counted(len(recorded.requests), 'request')}"
-        )
-    by_text = recorded.ids_of.count("text")
-    prompts, blocks = counted(by_text, "prompt"), counted(recorded.own_blocks, "block")
-    text = [f"ids of {prompts} are of text: what they share is estimated"]
-    own = [f"{blocks} of prompts known by length only are taken to share nothing"]
+    said = {_STORES_ONLY: True} | missing if recorded.stores_only else own | missing
     return [
-        said,
-        *(text if by_text else []),
-        *(own if recorded.own_blocks else []),
-        *missing,
-        *counters,
+        *(sentence for sentence, is_so in said.items() if is_so),
+        *([] if recorded.stores_only else counters),
     ]
 
 

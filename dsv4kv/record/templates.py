@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 RENDER_BYTES = 1 << 30  # of memory that a chat template may take for one conversation
 RENDER_S = 10.0  # of processor time
 _CHARACTER_BYTES = 256  # and for a character to tokenize, which takes 200
+_LOADED_BYTES = 64  # and for a byte of its file, which takes 10
 _TOLD_CHARACTERS = 200  # of a template's own sentence
 _PAGES = Path("/proc/self/statm")
 _CONFIG = "tokenizer_config.json"
@@ -96,7 +97,7 @@ class Confined:
         if not answered:
             why = {
                 -signal.SIGPROF: f"takes more than {RENDER_S:g} s for one conversation",
-                -signal.SIGABRT: "takes more memory than a text of this length may",
+                -signal.SIGABRT: "takes more memory than it may",
             }
             ended = f"ended its process (code {child.returncode})"
             raise Defect(f"{self._name} {why.get(child.returncode, ended)}")
@@ -184,8 +185,11 @@ class Tokens:
                 found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)
                 return [encoding.ids for encoding in found]
         except BaseException as error:  # a panic of its Rust is no Exception
-            why = str(error).partition("\n")[0] or type(error).__name__
-            raise Defect(f"the tokenizer failed ({why})") from None
+            raise Defect(f"the tokenizer failed ({_said(error)})") from None
+
+
+def _said(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 @contextmanager
@@ -217,10 +221,12 @@ def load_tokens(place: Path) -> Tokens:
             f"--tokenizer {place}: there is no {path.name}: name the folder of a model that has "
             "one, as Hugging Face's fast tokenizers do."
         )
+    most = RENDER_BYTES + _LOADED_BYTES * path.stat().st_size
     try:
-        tokenizer: Tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the package has no narrower one
-        raise ConfigError(f"--tokenizer {path}: cannot be used ({error}).") from None
+        with _bounded_memory(most), _without_stderr():
+            tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+    except BaseException as error:  # a panic of its Rust is no Exception
+        raise ConfigError(f"--tokenizer {path}: cannot be used ({_said(error)}).") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return Tokens(tokenizer)

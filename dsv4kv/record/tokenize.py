@@ -79,7 +79,10 @@ class Conversations:
         folder = job.tokenizer if job.tokenizer.is_dir() else job.tokenizer.parent
         self._folder = folder
         tokens = Confined("the tokenizer", load_tokens, job.tokenizer)
-        self._tokens = Incremental(partial(tokens.ask, "encode"), tokens.ask("splits"))
+        try:
+            self._tokens = Incremental(partial(tokens.ask, "encode"), tokens.ask("splits"))
+        except Defect as defect:
+            raise ConfigError(f"--tokenizer {job.tokenizer}: cannot be used: {defect}.") from None
         self._render = load_template(folder, job.template, job.options)
         self._veil, self._block_tokens = Veil(job.salt), job.block_tokens
         self._last: tuple[list[int], tuple[int, ...]] = [], ()  # prompt and its ids

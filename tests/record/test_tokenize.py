@@ -424,7 +424,7 @@ def test_a_tokenizer_takes_no_more_than_a_bounded_memory(
     data = write(tmp_path / "data", rows)
     code, said = run(data, tmp_path / "out", "--tokenizer", tmp_path, "--skip-defects")
     assert code == 0, said
-    assert "2: the tokenizer takes more memory than a text of this length may" in said
+    assert "2: the tokenizer takes more memory than it may" in said
     assert len(list(read_trace(tmp_path / "out"))) == 2
 
 
@@ -623,15 +623,17 @@ def test_what_is_no_tokenizer_and_no_template_is_said(tmp_path: Path, model: Pat
     refusing.write_text("{{ raise_exception('not today') }}")
     plain = tmp_path / "plain.jinja"
     plain.write_text("a{{ messages[0].content }}" + "a" * 40 + "!")
-    listed, fails, panics = (tmp_path / name for name in ("listed", "fails", "panics"))
+    listed, fails, panics, panicking = (tmp_path / name for name in ("a", "b", "c", "d"))
     made = json.loads((model / "tokenizer.json").read_text())
     words = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "gone"}
+    charsmap = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
     backtracks = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated",
                   "invert": False}  # fmt: skip
     for folder, changed in (
         (listed, made),
         (fails, {**made, "model": words, "pre_tokenizer": None}),
         (panics, {**made, "pre_tokenizer": backtracks}),
+        (panicking, {**made, "normalizer": charsmap}),
     ):
         folder.mkdir()
         (folder / "tokenizer.json").write_text(json.dumps(changed))
@@ -639,6 +641,7 @@ def test_what_is_no_tokenizer_and_no_template_is_said(tmp_path: Path, model: Pat
     for arguments, code, sentence in (
         (["--tokenizer", empty], 2, "there is no tokenizer.json"),
         (["--tokenizer", broken], 2, "cannot be used"),
+        (["--tokenizer", panicking], 2, "cannot be used ("),
         (
             ["--tokenizer", model, "--chat-template", template],
             2,

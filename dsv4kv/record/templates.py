@@ -69,7 +69,7 @@ class Confined:
     def __init__(self, name: str, make: Callable[..., object], *given: Any) -> None:
         self._name, self._made = name, (next(self._numbers), Path.cwd(), make, given)
 
-    def ask(self, method: str, *given: Any) -> Any:
+    def ask(self, method: str, *given: Any, **named: Any) -> Any:
         """Call a method; raises what that does, and ``Defect`` where it ends the child."""
         if Confined._child is None:
             Confined._child = subprocess.Popen(
@@ -85,7 +85,9 @@ class Confined:
         answered = False
         try:
             with suppress(BrokenPipeError, EOFError):
-                pickle.dump((RENDER_S, RENDER_BYTES, self._made, method, given), child.stdin)
+                pickle.dump(
+                    (RENDER_S, RENDER_BYTES, self._made, method, given, named), child.stdin
+                )
                 child.stdin.flush()
                 error, found = pickle.load(child.stdout)
                 answered = True
@@ -115,13 +117,13 @@ def serve() -> None:
     with suppress(EOFError):
         while True:
             request = pickle.load(sys.stdin.buffer)
-            RENDER_S, RENDER_BYTES, (number, folder, make, given), method, rest = request
+            RENDER_S, RENDER_BYTES, (number, folder, make, given), method, rest, named = request
             error: Exception | None = None
             found = None
             try:
                 os.chdir(folder)
                 known[number] = known.get(number) or make(*given)
-                found = getattr(known[number], method)(*rest)
+                found = getattr(known[number], method)(*rest, **named)
             except (ConfigError, Defect) as refusal:
                 error = refusal
             except Exception as other:
@@ -232,37 +234,20 @@ def load_tokens(place: Path) -> Tokens:
     return Tokens(tokenizer)
 
 
-class Template(Confined):
-    """A chat template."""
+def load_template(
+    folder: Path, given: str | None, options: Mapping[str, Any]
+) -> Callable[..., str] | None:
+    """``render`` of the template of a tokenizer's folder, or of the one given; ``ConfigError``.
 
-    def __init__(self, folder: Path, given: str | None, options: Mapping[str, Any]) -> None:
-        """Load the template of a tokenizer's folder, or the one given; raises ``ConfigError``.
-
-        ``given``: a file, of Jinja or, where it ends in ``.py``, of Python, which is run; or the
-        name of one of the tokenizer's templates. ``options`` are the template's, for all messages.
-        """
-        super().__init__("the chat template", _Renderer, folder, given, dict(options))
-        try:
-            self.exists: bool = self.ask("exists")
-        except Defect as defect:
-            raise ConfigError(f"the chat template is broken: {defect}.") from None
-
-    def __call__(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Any] | None,
-        own: Mapping[str, Any],
-        *,
-        first: bool = True,
-    ) -> str:
-        """The text of a prompt; ``first`` of its conversation, whose time begins."""
-        return str(self.ask("render", first, messages, tools, own))
-
-
-def load_template(folder: Path, given: str | None, options: Mapping[str, Any]) -> Template | None:
-    """The template, or None where a tokenizer has none; raises as ``Template``."""
-    template = Template(folder, given, options)
-    return template if template.exists else None
+    ``given``: a file, of Jinja or, where it ends in ``.py``, of Python, which is run; or the name
+    of one of the tokenizer's templates. ``options`` are the template's, for all messages. None
+    where there is no template.
+    """
+    template = Confined("the chat template", _Renderer, folder, given, dict(options))
+    try:
+        return partial(template.ask, "render") if template.ask("exists") else None
+    except Defect as defect:
+        raise ConfigError(f"the chat template is broken: {defect}.") from None
 
 
 def find_encoders(folder: Path) -> list[Path]:
@@ -279,7 +264,8 @@ class _Renderer:
     def exists(self) -> bool:
         return self._render is not None
 
-    def render(self, first: bool, *prompt: Any) -> str:
+    def render(self, *prompt: Any, first: bool = True) -> str:
+        """The text of messages, tools and options; ``first``: the conversation's time begins."""
         assert self._render is not None
         self._left_s = RENDER_S if first else self._left_s
         if self._left_s <= 0:

@@ -114,7 +114,8 @@ def _text_of(given: str) -> tuple[str, str]:
             with open_regular(path) as file:
                 return given, file.read(4 * MOST_CHARACTERS + 1).decode("utf-8", "replace")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{given[:60]!r} cannot be read: {error}.") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{given[:60]!r} cannot be read ({why}).") from None
     if not given.strip():
         raise ConfigError("--command: it is empty: give a launch command, or a file with one.")
     if " " not in given.strip() and re.search(r"\.(sh|ya?ml|json|txt|service)$|/", given):

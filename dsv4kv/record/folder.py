@@ -153,7 +153,7 @@ class Stream:
         """Flush all lines to the disk; ``FileNotFoundError`` where the file was deleted."""
         with self._lock:
             if not os.fstat(self._file.fileno()).st_nlink:
-                raise FileNotFoundError(errno.ENOENT, "its files were deleted")
+                raise FileNotFoundError(errno.ENOENT, "deleted")
             if not self._dirty:
                 return
             self._file.flush()
@@ -380,8 +380,9 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _unwritable(folder: Path, error: OSError) -> TraceError:
-    kept = "" if error.errno == errno.ENOENT else " what was written before is kept;"
+    if error.errno == errno.ENOENT:
+        return TraceError(f"{folder}: its files were deleted while it was recorded: begin anew.")
     return TraceError(
-        f"{folder}: cannot be recorded into ({error.strerror or error}):{kept} name a folder with "
-        "room."
+        f"{folder}: cannot be recorded into ({error.strerror or error}): what was written before "
+        "is kept; name a folder with room."
     )

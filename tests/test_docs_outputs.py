@@ -69,6 +69,11 @@ def output_of(command: str) -> str:
     return re.sub(r" +$", "", output, flags=re.MULTILINE).strip("\n") + "\n"
 
 
+def test_the_readme_has_160_lines_and_a_page_200() -> None:
+    most = {DOCS.parent / "README.md": 160} | dict.fromkeys(DOCS.glob("*.md"), 200)
+    assert [page.name for page in most if page.read_text("utf-8").count("\n") > most[page]] == []
+
+
 @pytest.mark.usefixtures("fresh_faults")
 @pytest.mark.parametrize("session", SESSIONS, ids=lambda text: text.splitlines()[0])
 def test_a_command_prints_what_the_page_shows(

@@ -161,19 +161,14 @@ def map_parallel(
     *,
     in_order: bool = False,
 ) -> Generator[tuple[ItemT, ResultT]]:
-    """Yield every item with its result as soon as that is there.
+    """Yield every item with its result, in order or as soon as that is there.
 
-    Args:
-        work: Function that can be pickled.
-        items: Arguments of its calls; twice as many as processes are taken ahead.
-        jobs: Processes; None takes one for each CPU of the Ray cluster.
-        ray: Address of a Ray cluster, whose workers need this version of the package and the
-            files of this working folder; None for processes here.
-        in_order: Yield them in the order of the items.
+    Of ``items``, twice as many as processes are taken ahead. ``jobs``: processes; None takes one
+    for each CPU of the Ray cluster at the address ``ray``, whose workers need this version of the
+    package and the files of this working folder; without it processes here.
 
-    Raises:
-        ConfigError: Ray is not installed, or there is no cluster there.
-        Dsv4kvError: A worker was killed; an exception of ``work`` is raised here, too.
+    Raises what ``work`` does, ``Dsv4kvError`` where a worker was killed, and ``ConfigError``
+    without Ray or a cluster.
     """
     # joblib imports numpy and pools, which only commands that work in parallel pay for
     from concurrent.futures.process import BrokenProcessPool

@@ -29,13 +29,7 @@ class _Undriven(PeerUnavailable):
 
 
 class Driven:
-    """A driver that answers.
-
-    Attributes:
-        engine: Engine of the manager.
-        version: The engine's.
-        traits: Which variants of the hit rules this version has.
-    """
+    """A driver that answers; ``traits``: which variants of the hit rules its version has."""
 
     def __init__(self, engine: str, given: IO[str], answers: IO[str]) -> None:
         """Wait until the engine is there; raises ``PeerUnavailable`` with why it is not."""
@@ -63,15 +57,10 @@ class Driven:
 
 @contextmanager
 def drive(engine: str, python: str | None = None, package: Path | None = None) -> Iterator[Driven]:
-    """Start a driver; it ends with the block.
+    """Start a driver, which ends with the block; ``python``: the engine's, None for this one.
 
-    Args:
-        engine: ``vllm`` or ``sglang``.
-        python: The engine's Python; None for this one.
-        package: The folder that the engine's package is in, where it is not installed.
-
-    Raises:
-        PeerUnavailable: No such Python, or no such engine that it can import.
+    ``package``: the folder that the engine's package is in, where it is not installed. Raises
+    ``PeerUnavailable`` where there is no such Python, or no such engine that it can import.
     """
     program = find_program(python or sys.executable)
     if program is None:

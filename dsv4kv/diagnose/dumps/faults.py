@@ -372,19 +372,10 @@ def inspect(
     entries: int | None = None,
     table_file: Path | None = None,
 ) -> Inspection:
-    """Read a dump, recognise its record, and find its faults.
+    """Read a dump, recognise its record, and find its faults; ``TraceError``, ``ConfigError``.
 
-    Args:
-        path: The dump.
-        request: Whose pages they are, as far as it is known.
-        tensor: Which one of a file.
-        format_name: The record's; None to find out.
-        entries: Of a page; None to find out.
-        table_file: The request's pages in logical order.
-
-    Raises:
-        TraceError: A file that cannot be read.
-        ConfigError: A format that no pages of this size have.
+    ``request``: whose pages they are, as far as it is known; ``table_file`` has them in logical
+    order. ``format_name`` and ``entries`` of a page: None to find out.
     """
     dump = read_dump(path, tensor)
     tried = candidates(dump, entries, format_name)

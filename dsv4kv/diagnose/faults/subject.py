@@ -90,15 +90,10 @@ class Subject:
 
 
 def read_subjects(given: str, engine: str | None = None, gpu: str | None = None) -> list[Subject]:
-    """Everything in what was given: commands, a log, or runs of a benchmark.
+    """Everything in a command, or a file of commands, a log, or runs of a benchmark.
 
-    Args:
-        given: A command, or the path of a file.
-        engine: What is served, with its version: ``vllm:0.33``.
-        gpu: Of the catalogue.
-
-    Raises:
-        ConfigError: It cannot be read, or nothing of it is known.
+    ``engine`` may have its version: ``vllm:0.33``. Raises ``ConfigError`` for what is unreadable
+    or unknown.
     """
     family, _, version = (engine or "").partition(":")
     known = replayed_engines()

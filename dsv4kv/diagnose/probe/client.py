@@ -68,11 +68,8 @@ class OpenAiServer:
     ) -> None:
         """Connect, and find out which kind of prompt the server accepts.
 
-        ``most_s``: after this time every connection is cut.
-
-        Raises:
-            ConfigError: No address of a server, or a key that no header takes.
-            Unreachable: No server answers there.
+        ``most_s``: after this time every connection is cut. Raises ``ConfigError`` for no address
+        of a server, or a key that no header takes, and ``Unreachable``.
         """
         self._ends_s = self.now_s() + most_s
         self._at, self._metrics = _address(url), _address(metrics) if metrics else None
@@ -90,10 +87,8 @@ class OpenAiServer:
 
         ``salt`` keeps it apart from equal prompts.
 
-        Raises:
-            Unreachable: No answer, or a broken one.
-            Refused: The server does not take it.
-            Spent: There is none within ``limit_s``.
+        Raises ``Unreachable`` for no answer or a broken one, ``Refused``, and ``Spent`` where
+        there is none within ``limit_s``.
         """
         return self._ask(self.spells, prompt, outputs, salt, limit_s)
 

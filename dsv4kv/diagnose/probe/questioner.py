@@ -123,10 +123,7 @@ class Questioner:
         """The answer to a prompt; where it does not report what was cached, counters may.
 
         A prompt's first tokens stand for those that the server puts around it: they are not sent.
-
-        Raises:
-            Spent: It does not fit the budget.
-            Unreachable: As ``OpenAiServer.ask`` says, and so for ``Refused``.
+        Raises ``Spent`` where it does not fit the budget, and as ``OpenAiServer.ask``.
         """
         ledger, before = self.ledger, self._counters() if self._counts else None
         expected = ceil(len(prompt) * self._swell) + outputs

@@ -81,10 +81,9 @@ def note(kind: str, says: str) -> None:
 def run(
     engine: str, open_session: Callable[[], Any], operations: Iterable[Sequence[Any]]
 ) -> tuple[dict[str, tuple[str, int]], int]:
-    """Do all operations of a sequence on a new session.
+    """Do all operations of a sequence on a new session; return how many were done.
 
-    Returns:
-        By invariant that broke: how, and after how many operations. Then operations done.
+    Before that, by invariant that broke: how, and after how many operations.
     """
     NOTED.clear()
     found: dict[str, int] = {}

@@ -175,8 +175,6 @@ def spread_layers(scenario: Scenario, context_tokens: int, concurrency: int) -> 
 
 
 class _Change(NamedTuple):
-    """What to replace, how to say it, and why."""
-
     inputs: Mapping[str, Any]
     words: str
     reason: str

@@ -88,7 +88,6 @@ def merge(family: str, given: Iterable[GivenFlag]) -> fl.Texts:
 
 
 def _settle(texts: fl.Texts) -> None:
-    """Replace what is no input itself."""
     unified, batch = texts.get("unified-slots"), texts.pop(fl.BATCH, None)
     if (total := texts.pop(fl.SLOTTED, None)) and int(total):  # 0 is the model's own
         slots = 1 if unified or "request-limit" not in texts else int(texts["request-limit"])

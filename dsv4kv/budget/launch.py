@@ -239,7 +239,6 @@ def _named(names: Iterable[str]) -> str | None:
 
 
 def _merged(launch: Launch, flags: Iterable[GivenFlag]) -> Texts:
-    """Inputs from flags, with the preset that the model's name means."""
     texts = merge(launch.family, flags)
     if "model" in texts and (preset := preset_named(texts["model"])):
         if preset != texts["model"]:

@@ -227,7 +227,6 @@ _READERS: dict[str, Callable[[Config, str], Storage]] = {
 
 
 def _named(words: str, modules: Sequence[str] | None) -> bool:
-    """Whether some of these modules are called so."""
     return bool(re.search(words, " ".join(map(str, modules or ()))))
 
 

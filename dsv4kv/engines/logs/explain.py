@@ -228,7 +228,6 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
 
 
 def _shown_tokens(engine: Engine, deployment: Deployment, available_bytes: int) -> int:
-    """The number that is printed, or that would be, had the engine not refused to start."""
     capacity = engine.capacity(deployment, available_bytes)
     if capacity.printed_tokens is not None:
         return capacity.printed_tokens

@@ -17,7 +17,6 @@ def _plain_dtype(text: str) -> fl.Texts:
 
 
 def _nested(names: dict[str, Callable[[str], fl.Texts]]) -> fl.Meaning:
-    """The settings that an object's keys mean, those alone that are known."""
 
     def read(text: str) -> fl.Texts:
         found: fl.Texts = {}

@@ -99,7 +99,6 @@ _V4 = replace(_ONE_GROUP, kinds=("v4",), default_for=("v4",), groups=True)
 
 
 def _every(interval: int | None, explains: str, retention: Retention, **remedies: str) -> Variant:
-    """A rule by its retention interval."""
     setting = f"prefix_cache_retention_interval={interval}"
     own = replace(_V4, explains=explains, setting=setting, flags={"retention": interval})
     return replace(own, retention=retention, remedies=_MORE_BLOCKS | remedies)

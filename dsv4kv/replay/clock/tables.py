@@ -251,7 +251,6 @@ def open_shipped(deployment: Deployment, model: str, gpu: str) -> TableTimes:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong, of several things the first."""
     if not isinstance(error, ValidationError):
         return str(getattr(error, "strerror", None) or error)
     first = error.errors()[0]

@@ -95,7 +95,7 @@ def _goes_along(parts: Sequence[tb.Part], n: int) -> Iterator[int]:
 
 
 _DETAIL, _ROWS, _FACTS, _SENTENCES, _QUOTES, _HEADS, _TABLES, _GOOD, _ANSWER = range(9)
-"""What of an answer gives way first, when it is more than a screen."""
+"""Parts of an answer that is more than a screen, in the order in which they give way."""
 _FEW_ROWS: Final = 3
 
 
@@ -119,7 +119,7 @@ def _importance(parts: Sequence[tb.Part], n: int) -> int | None:
 
 
 def _fewer_rows(table: tb.Table, height: int, console: "Console") -> tb.Table:
-    """The table with so many rows that it has no more than ``height`` lines, if it can."""
+    """The table cut to ``height`` lines, if that leaves it rows enough."""
     rows = len(table.rows)
     while rows > _FEW_ROWS and _height(table.first(rows), console) > height:
         rows -= 1

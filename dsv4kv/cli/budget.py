@@ -279,7 +279,12 @@ def size(texts: dict[str, str], command: "tuple[Reading, dict[str, str]] | None"
     from dsv4kv.budget.reuse import prefix_document
     from dsv4kv.view.budget import budget_page, view_command
 
-    found = answer(read_inputs(texts))
+    try:
+        found = answer(read_inputs(texts))
+    except DoesNotFit as lack:
+        if not (command and command[0].unread):
+            raise
+        raise DoesNotFit(f"{lack} Not read: {'; '.join(command[0].unread)}.") from None
     options = advise(found.scenario, found.context, found.concurrency)
     contexts = curve(found.scenario)
     costs = tuple(flag_costs(*command, found)) if command else ()

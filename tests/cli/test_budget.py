@@ -305,3 +305,11 @@ def test_a_line_to_paste_holds_the_requests_that_are_said() -> None:
     held = int(said.split()[0])
     assert held > 4
     assert run(*words[2:]).stdout.split()[1] == f"{held}"
+
+
+def test_what_fits_nowhere_says_what_of_its_command_was_not_read(tmp_path: Path) -> None:
+    script = tmp_path / "serve.sh"
+    script.write_text("sglang serve --model-path deepseek-ai/DeepSeek-V4-Pro --tp $RANKS\n")
+    said = run("--command", str(script), "--context", "1M", exit_code=1).stderr
+    assert "cannot fit on 8 GPUs" in said
+    assert "Not read: --tp $RANKS, which nothing here sets" in said

@@ -27,6 +27,7 @@ from dsv4kv.runs.schema import SCHEMA_VERSION, RunRecord
 DIGEST = "content_sha256"
 POINTS = ".points.jsonl"
 """Ends the name of the file of finished points of an unfinished sweep, next to its record."""
+_MOST_INTEGER = 2**256  # whose square a float can hold
 _DROPPED = {
     "evicted_objects", "good_output_tokens", "orphaned_checkpoints", "read_ns", "read_operations",
     "restored_requests", "resumed_requests", "sending_ns", "write_ns", "write_operations",
@@ -97,7 +98,7 @@ def loads(text: str, name: str) -> RunRecord:
 
 def _read_document(text: str, name: str) -> dict[str, Any]:
     try:
-        document: Any = json.loads(text, parse_constant=_refuse_constant)
+        document: Any = json.loads(text, parse_constant=_refuse_constant, parse_int=_read_int)
         if "\\u" in text:  # halves of a character, which no text can have
             json.dumps(document, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -169,6 +170,13 @@ def _no_record(name: str) -> str:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)
+
+
+def _read_int(digits: str) -> int:
+    number = int(digits)
+    if abs(number) >= _MOST_INTEGER:
+        raise ValueError(digits)
+    return number
 
 
 class Summary(Part):

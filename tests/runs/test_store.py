@@ -150,7 +150,14 @@ def test_a_file_cut_short_is_refused_with_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"\xff\xfe\x00", b'{"schema_version": NaN}', b"[" * 200_000, b"1" * 5000]
+    "content",
+    [
+        b"\xff\xfe\x00",
+        b'{"schema_version": NaN}',
+        b"[" * 200_000,
+        b"1" * 5000,
+        b'{"schema_version": 1, "x": 1' + b"0" * 400 + b"}",
+    ],
 )
 def test_bytes_that_are_no_record_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "run.json"

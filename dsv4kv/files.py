@@ -287,6 +287,11 @@ def whole_text(text: str) -> str:
 _GIVEN = re.compile(
     r"((?:--api-key(?:=|[\"',\s]+)|\b[A-Z_]*(?:TOKEN|API_KEY|PASSWORD|SECRET)=)'?)[^\s\"'\\]+"
 )
+# a field of JSON, also inside a text of JSON
+_FIELD = re.compile(
+    r"([\"'][\w-]{0,40}(?i:password|passwd|secret|token|api_?key)"
+    r"\\{0,8}[\"']\s{0,8}:\s{0,8}\\{0,8}([\"']))(?:(?!\2)[^\\])+"
+)
 # a word that holds "@", in text or in JSON, whose strings escape line ends
 _WITH_AT = re.compile(
     r"(^|[\s\"]|\\[bfnrt])((?:[^\s\"\\@]|\\[^bfnrtu\"])++@(?:[^\s\"\\]|\\[^bfnrtu\"])*)"
@@ -296,7 +301,7 @@ _USER = re.compile(r"[^@]*?://(?:[^/]*|[^/:]*:.*)@|(?:[^/:@=]*=)?[^/:@]+:(?!//).
 
 def mask_secrets(text: str) -> str:
     """A text or JSON without users and passwords of addresses, and without keys of a command."""
-    return _GIVEN.sub(r"\1***", _WITH_AT.sub(_mask_word, text))
+    return _GIVEN.sub(r"\1***", _FIELD.sub(r"\1***", _WITH_AT.sub(_mask_word, text)))
 
 
 def _mask_word(found: re.Match[str]) -> str:

@@ -188,6 +188,8 @@ def test_files_inside_an_installed_package_come_first(
         ("http://host/a@b host:6379 a@b", "http://host/a@b host:6379 a@b"),
         ("a\n--events user:hunter2@host:1: no", "a\n--events ***@host:1: no"),
         ("http://user:hunt/er\\@2@host vllm/x:1@sha256:2", "http://***@host vllm/x:1@sha256:2"),
+        ('{"password":"hunter 2", "max_tokens": "5"}', '{"password":"***", "max_tokens": "5"}'),
+        ("{'access-token': 'hunter2'}", "{'access-token': '***'}"),
         ("HF_TOKEN=hunter2 vllm serve m --api-key hunter3 --api-key=h4 --max-tokens=5",
          "HF_TOKEN=*** vllm serve m --api-key *** --api-key=*** --max-tokens=5"),
     ],

@@ -19,7 +19,7 @@ from dsv4kv.budget.shell import MOST_CHARACTERS
 from dsv4kv.engines.flags import NOTHING, Texts, find_flag
 from dsv4kv.engines.names import FAMILIES, find_engine
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import open_regular
+from dsv4kv.files import mask_secrets, open_regular
 from dsv4kv.model.presets import config_file, preset_named, preset_names
 
 _UNSET = re.compile(r"\$\{?\w+|\$\(|\{\{?\s*\w+\s*\}?\}")
@@ -290,7 +290,7 @@ def command_document(reading: Reading, costs: Iterable[FlagCost]) -> dict[str, A
         "counted": [
             {
                 "word": flag.spelling,
-                "value": flag.value,
+                "value": mask_secrets(flag.value),
                 "means": flag.texts,
                 "takes_bytes_per_gpu": getattr(by_flag.get(flag.spelling), "taken_bytes", None),
                 "requests": getattr(by_flag.get(flag.spelling), "requests", None),
@@ -298,7 +298,7 @@ def command_document(reading: Reading, costs: Iterable[FlagCost]) -> dict[str, A
             for flag in reading.counted
         ],
         "not_counted": [
-            {"word": flag.spelling, "value": flag.value, "why": flag.effect}
+            {"word": flag.spelling, "value": mask_secrets(flag.value), "why": flag.effect}
             for flag in reading.uncounted
         ],
         "not_known_to_change_sizes": [flag.spelling for flag in reading.unknown],

@@ -193,6 +193,15 @@ def test_standard_input_without_end_is_read_to_a_bound() -> None:
     assert done.stderr.startswith("error: -: is larger than 256 MiB")
 
 
+def test_a_password_in_a_value_of_json_is_not_shown() -> None:
+    given = '{"kv_connector":"x","extra":{"password":"hunter2"}}'
+    Path("serve.sh").write_text(f"{SERVE} --kv-transfer-config '{given}'\n", encoding="utf-8")
+    for words in (["--json"], ["--verbose"]):
+        found = run("serve.sh", *words)
+        assert found.exit_code in {0, 1}
+        assert "hunter2" not in found.output
+
+
 def test_what_is_no_file_is_said_to_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "there is no such file" in run("gone").stderr
     known = Path.stat

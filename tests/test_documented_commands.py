@@ -46,7 +46,7 @@ def all_helps(command: Any, name: str = "dsv4kv") -> dict[str, str]:
 def examples(epilog: str) -> list[str]:
     """Commands below a help, without what is said of them."""
     section = epilog.partition("[bold]Examples[/bold]")[2].partition("[bold]")[0]
-    lines = [line for line in section.splitlines() if line and not line.startswith("--")]
+    lines = [line for line in section.splitlines() if line and not line.startswith(("--", "#"))]
     return [re.split(r" {2,}", line)[0] for line in lines]
 
 

@@ -28,6 +28,7 @@ from dsv4kv.errors import CacheError, ConfigError, Dsv4kvError, PeerUnavailable,
 from dsv4kv.model.plan import CachePlan, bytes_per_token
 from dsv4kv.ops.check import check_backend, foreign_scenes
 from dsv4kv.ops.registry import ResolvedBackend
+from dsv4kv.ops.spec import choose
 from dsv4kv.runs import schema as sc
 from dsv4kv.runs.assemble import Invocation, begin_record, end_record, make_case
 from dsv4kv.runs.points import run_points
@@ -315,6 +316,14 @@ class Watcher(Protocol):
 
     def advance(self, tokens: int) -> None:
         """More tokens are done."""
+
+
+def check_variants(points: Sequence[Point[BenchConfig]]) -> None:
+    """Refuse before any case runs what each of them would refuse: a GPU's variant on a CPU."""
+    for config in (point.config for point in points):
+        variants = config.ops.variant.model_dump()
+        if any(variants.values()) and describe_gpu(config.device) is None:
+            choose(variants, None)
 
 
 def run_bench(invocation: Invocation[BenchConfig], watcher: Watcher) -> sc.RunRecord:

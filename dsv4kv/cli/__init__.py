@@ -86,8 +86,15 @@ _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells report it
 
 
 def examples(*lines: str) -> str:
-    """The end of a help: example command lines."""
-    return "[bold]Examples[/bold]\n\n" + "\n\n".join(lines)
+    """The end of a help: command lines, and what each is for, next to it or above it."""
+    pairs = [[part.strip() for part in f"{line}  ".split("  ", 1)] for line in lines]
+    fitting = [len(line) for line, said in pairs if said and len(line + said) <= 75]
+    column, shown = max(fitting, default=0), list[str]()
+    for line, said in pairs:
+        besides = (f"{line:{column}}   {said}".rstrip(), f"{line}   {said}".rstrip())
+        beside = next((each for each in besides if len(each) <= 78), "")
+        shown += [beside] if beside else [f"# {said}", line] if said else [line]
+    return "[bold]Examples[/bold]\n\n" + "\n\n".join(shown)
 
 
 _EPILOG = examples(
@@ -105,6 +112,16 @@ _METAVARS = {"str": "NAME", "Path": "FILE", "int": "N", "float": "N"}
 
 class _Plain:
     """Help without the types of flags and arguments, and without importing pydantic for it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line; refusals are in our words, not pydantic's."""
+        try:
+            rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+            return rest
+        except typer.BadParameter as error:
+            words = error.message.removeprefix("Value error, ").partition(", unable to")[0]
+            error.message = words.replace("Input should be", "must be", 1)
+            raise
 
     def get_params(self, ctx: Any) -> Any:
         params = super().get_params(ctx)  # type: ignore[misc]

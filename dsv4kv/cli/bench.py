@@ -90,7 +90,7 @@ def bench(
 
 
 def _run_once(request: Request, stderr: "Console") -> "tuple[RunRecord, Sweep]":
-    from dsv4kv.bench.run import run_bench
+    from dsv4kv.bench.run import check_variants, run_bench
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.load import expand_axes, load_config
     from dsv4kv.runs.assemble import Invocation
@@ -98,6 +98,7 @@ def _run_once(request: Request, stderr: "Console") -> "tuple[RunRecord, Sweep]":
 
     loaded = load_config(request.config, request.overrides)
     cases = expand_axes(loaded, request.overrides, request.axes)
+    check_variants(cases)
     traces = [case.config.workload.source for case in cases]
     sweep = Sweep(keep_points(request, loaded, cases, traces, timed=True))
     argv = ["dsv4kv", *sys.argv[1:]]

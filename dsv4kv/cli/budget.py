@@ -14,12 +14,13 @@ from dsv4kv.budget.inputs import READERS, SIZED_STATES
 from dsv4kv.choices import explained, listed
 from dsv4kv.cli import Command, examples
 from dsv4kv.cli import options as opt
-from dsv4kv.engines.names import FAMILIES, HOST_TIERS, family_of
+from dsv4kv.engines.names import FAMILIES, HOST_TIERS, engine_family, family_of
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.files import shipped_names, write_named
 from dsv4kv.model.formats import known_formats
 from dsv4kv.units import format_bytes
 from dsv4kv.view.console import say
+from dsv4kv.view.table import Command as Paste
 
 if TYPE_CHECKING:
     from dsv4kv.budget.advice import Option
@@ -101,9 +102,16 @@ class BudgetCommand(Command):
         """Keep the engines' flags apart, for ``budget`` to read."""
         from dsv4kv.budget.flags import take_flags
 
+        if "--help-all" in args:
+            self.epilog = f"{self.epilog}\n\n[bold]Versions[/bold]\n\n{_versions()}"
         ours = {spelling for option in self.params for spelling in option.opts}
         ctx.meta[_FLAGS], rest = take_flags(args, ours)
         return super().parse_args(ctx, rest)
+
+
+def _versions() -> str:
+    found = {name: [each.partition(":")[2] for each in engine_family(name)] for name in FAMILIES}
+    return "\n\n".join(f"{name} {', '.join(each)}" for name, each in found.items() if each)
 
 
 COMMAND = BudgetCommand
@@ -112,7 +120,7 @@ EPILOG = _TOO + examples(
     "dsv4kv budget --gpu h200 --gpus 8                           what fits on eight H200",
     "dsv4kv budget --model v4-pro --context 128K --concurrency 64    how many GPUs that takes",
     "dsv4kv budget --gpus 8 --engine vllm --context 1M           what vLLM will print",
-    "dsv4kv budget --gpus 8 --axis context=4K,32K,1M --axis gpu=h200,b200 --chart fits.svg",
+    "dsv4kv budget --gpus 8 --axis context=4K,1M --axis gpu=h200,b200 --chart a.svg",
 )
 
 
@@ -166,15 +174,22 @@ def budget(
         command, which = given.pop("command", None), given.pop("which", None)
         named = {name.replace("_", "-"): text for name, text in given.items()}
         texts = {name: named[name] for name in READERS if name in named}
-        reading = None
+        reading, typed = None, [({name}, [f"--{name}", text]) for name, text in texts.items()]
         if command is not None:
             reading = read_command(command, which, texts.get("model"), set(texts)), dict(texts)
             texts = {**reading[0].texts, **texts}
+            chosen = ["--which", which] if which else []
+            typed.insert(0, (set(), ["--command", command, *chosen]))
         elif which is not None:
             raise ConfigError("--which chooses a command of a file: add --command FILE.")
-        texts |= _read_flags(texts, arguments.meta.get(_FLAGS, []))
+        engine = {"engine": texts["engine"]} if "engine" in texts else {}
+        ours = {name: text for means, (_, text, *_) in typed for name in means}
+        texts |= _read_flags(engine | ours, arguments.meta.get(_FLAGS, []))
         texts |= _with_dp_attention(texts)
-        found = _sweep(texts, axis, csv, chart) if axis else size(texts, reading)
+        for spelling, value in arguments.meta.get(_FLAGS, []):
+            means = set(_read_flags(engine, [(spelling, value)]))
+            typed.append((means, [spelling, *([value] if value else [])]))
+        found = _sweep(texts, axis, csv, chart) if axis else size(texts, reading, typed)
     if json_:
         opt.print_json(found.document())
     else:
@@ -254,7 +269,8 @@ def _read_flags(texts: Mapping[str, str], flags: Sequence[tuple[str, str]]) -> d
     read = [read_flag(family, spelling, value) for spelling, value in flags]
     found = merge(family, read)
     if twice := sorted(set(found) & set(texts)):
-        spelling = next(each.spelling for each in read if twice[0] in each.texts)
+        # of several flags together: the first
+        spelling = next((e.spelling for e in read if twice[0] in e.texts), read[0].spelling)
         raise ConfigError(f"--{twice[0]} and {spelling} say the same: keep one.")
     return found
 
@@ -269,7 +285,13 @@ def _with_dp_attention(texts: Mapping[str, str]) -> dict[str, str]:
     return {"tp": str(int(tp) // int(dp))} if int(tp) % int(dp) == 0 else {}
 
 
-def size(texts: dict[str, str], command: "tuple[Reading, dict[str, str]] | None") -> Found:
+_Typed = Sequence[tuple[set[str], list[str]]]
+"""Words of the command line, each with the inputs that they give."""
+
+
+def size(
+    texts: dict[str, str], command: "tuple[Reading, dict[str, str]] | None", typed: _Typed = ()
+) -> Found:
     """Size a deployment; of a launch command, with what was given in addition to it."""
     from dsv4kv.budget.advice import advise
     from dsv4kv.budget.answer import answer, overhead_of, peak_lines, to_document
@@ -300,7 +322,7 @@ def size(texts: dict[str, str], command: "tuple[Reading, dict[str, str]] | None"
         return values | ({"command": command_document(command[0], costs)} if command else {})
 
     def page() -> "Page":
-        launch = partial(_write_launch, found, texts, command[0].texts if command else {})
+        launch = partial(_write_launch, found, texts, command[0].texts if command else {}, typed)
         lines = view_command(command[0], costs, found.use.memory) if command else ()
         return budget_page(found, options, contexts, given=texts, launch=launch, command=lines)
 
@@ -308,7 +330,11 @@ def size(texts: dict[str, str], command: "tuple[Reading, dict[str, str]] | None"
 
 
 def _write_launch(
-    found: "Answer", texts: dict[str, str], read: Mapping[str, str], option: "Option | None"
+    found: "Answer",
+    texts: dict[str, str],
+    read: Mapping[str, str],
+    typed: _Typed,
+    option: "Option | None",
 ) -> str:
     """The command of an option; of none the answer's own, if it is another than was read."""
     from dsv4kv.budget.launch_line import OURS, launch_line
@@ -329,14 +355,21 @@ def _write_launch(
         names = [checkpoint, *re.split("/|--", checkpoint)]
         named = next((name for name in names if preset_of(name) == texts["model"]), None)
         if named is None or storage_of_name(named) != storage_of_name(checkpoint):
-            return ""  # what else the path says would be lost
+            return _add_option(typed, option)  # what else the path says would be lost
         texts = texts | {"model": named}
     changed = {*option.inputs, "checkpoint"}
     kept = {name: text for name, text in texts.items() if name.replace("-", "_") not in changed}
     if any(name.replace("-", "_") not in INPUTS for name in kept):
-        return ""  # an engine's flag alone says it
+        return _add_option(typed, option)  # an engine's flag alone says it
     words = [f"--{name} {shlex.quote(text)}" for name, text in kept.items()]
     return " ".join(["dsv4kv budget", *words, option.change])
+
+
+def _add_option(typed: _Typed, option: "Option") -> str:
+    """What was typed, with an option; empty where the option changes what a file says."""
+    changed = {name.replace("_", "-") for name in option.inputs}
+    kept = [word for means, words in typed if not means & changed for word in words]
+    return f"{Paste.of('dsv4kv', 'budget', *kept)} {option.change}" if kept else ""
 
 
 def _sweep(

@@ -2,11 +2,13 @@
 
 import secrets
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
+from dsv4kv.choices import choose
 from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
 from dsv4kv.errors import INTERRUPTED, ConfigError
@@ -33,6 +35,9 @@ _ONLY = "Operations to compare; all: everything measured."
 _FAIL_ON = "unclear: end with 3 as soon as one row is UNCLEAR."
 _EXIT_CODES = {"SAME": 0, "FASTER": 0, "SLOWER": 1, "UNCLEAR": 3}
 _LAUNCHES = 7  # of each side
+_ACTIONS = dict.fromkeys(
+    ("admit", "decode_step", "resume", "release", "step")
+)  # next to operations
 
 EPILOG = examples(
     "dsv4kv compare results/A.json results/B.json             two runs of bench --launches 7",
@@ -90,10 +95,12 @@ def compare(
     _refuse(as_json and as_markdown, "--json and --markdown were given: choose one of them.")
     if save_baseline:
         check_name(save_baseline)  # now, not when all has been measured
+    names = only and tuple(each.strip() for each in only.split(",") if each.strip())
     smallest, interrupted = parse_floor(floor), False
     before: Side | None
     if ab:
         _refuse(sides or baseline, "--ab measures both sides now: leave records out.")
+        _check_measured(names or ())
         seed, asked = order_seed, (ab, config, set_ or [], axis or [], launches or _LAUNCHES)
         seed = secrets.randbelow(1 << 32) if seed is None else seed
         before, after, interrupted = _measure(*asked, turns, seed, out)
@@ -105,7 +112,6 @@ def compare(
     if before is None:
         say(f"baseline: {save(after, str(save_baseline), out)}", err=True)
         return
-    names = only and tuple(each.strip() for each in only.split(",") if each.strip())
     found = _judge(before, after, smallest, names, force=force, intended=bool(ab))
     verdict = found.conclude(fail_on_unclear=fail_on == "unclear")
     page = view.comparison_page(found, verdict)
@@ -154,6 +160,15 @@ def _judge(
 def _refuse(given: object, sentence: str) -> None:
     if given:
         raise ConfigError(sentence)
+
+
+def _check_measured(names: Sequence[str]) -> None:
+    """Refuse before minutes of measuring what no run measures."""
+    from dsv4kv.ops.spec import OPERATIONS
+
+    short = {name.removeprefix("indexer_"): None for name in OPERATIONS}
+    for name in names:
+        choose({"all": None, **OPERATIONS, **short, **_ACTIONS}, name, "what bench measures")
 
 
 def _stored(

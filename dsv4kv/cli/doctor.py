@@ -9,7 +9,7 @@ import typer
 from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
 from dsv4kv.errors import DeviceError, VerificationError
-from dsv4kv.view.console import open_console
+from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
     from dsv4kv.bench.calibrate import Calibration
@@ -52,8 +52,9 @@ def doctor(
     rows = [asdict(check) for check in checks]
     found = calibration.model_dump() if calibration else None
     document = {"ok": not broken, "checks": rows, "calibration": found}
-    summary = [_sum_up(calibration, path)] if calibration else []
-    opt.tell([*report_checks(checks), *summary], document, as_json=as_json)
+    opt.tell(report_checks(checks), document, as_json=as_json)
+    if calibration:
+        say(_sum_up(calibration, path), err=as_json)
     if broken:
         raise typer.Exit(DeviceError.exit_code)
 

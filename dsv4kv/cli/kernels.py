@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from dsv4kv.ops.cuda.survey import Baseline, Finding
 
 EPILOG = examples(
-    "dsv4kv kernels                 registers, instructions",
-    "dsv4kv kernels --arch sm_90a   and widths of accesses",
+    "dsv4kv kernels                 registers, instructions, widths of accesses",
+    "dsv4kv kernels --arch sm_90a   of one architecture",
     "dsv4kv kernels --check         fail on any change",
 )
 _CHECK = (

@@ -14,7 +14,7 @@ EPILOG = examples(
     "dsv4kv lint serve.sh --engine vllm:0.22                 every command of a script",
     "dsv4kv lint startup.log                                 version and arguments from the log",
     "dsv4kv lint runs.jsonl                                  traps of benchmarks",
-    "dsv4kv lint 'sglang serve --model deepseek-ai/DeepSeek-V4-Flash --hicache-size 100'",
+    "dsv4kv lint 'sglang serve --model DeepSeek-V4-Flash --hicache-size 100'",
 )
 _GIVEN = (
     "A launch command of vLLM or SGLang, a file with some (script, YAML, compose), the log of a "

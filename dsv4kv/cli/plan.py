@@ -20,7 +20,7 @@ EPILOG = examples(
     "dsv4kv plan builtin:chat --slo ttft_p99=2s --slo tpot_p50=50ms   the fewest GPUs",
     "dsv4kv plan builtin:chat --slo ttft_p90=250ms --gpus 4           the highest rate of 4 GPUs",
     "dsv4kv plan --isl 4132 --osl 510 --rate 20 --slo ttft_p99=2s     one length, without a trace",
-    "dsv4kv plan builtin:chat --slo ttft_p99=1s --args '' --args '--chunked-prefill-size 2048'",
+    "dsv4kv plan builtin:chat --slo ttft_p99=1s --args '--max-running-requests 64'",
 )
 
 _MOST = 4096
@@ -96,16 +96,17 @@ def plan(
     question = asking.Question(requests, slos, speed, prices, most, exactly=gpus is not None)
     tally, silent = searching.Tally(), quiet or json_ == "-"
     console = open_console(stderr=True, quiet=silent)
-    with Watcher(console, "plan", "simulations", total=None, after_s=_SHORT_S) as watcher:
+    with Watcher(console, "plan", "kinds", after_s=_SHORT_S) as watcher:
         found = searching.list_kinds(
             question, settings, engine, kinds, routers, model, tally, splits, name_args(args or [])
         )
         window = asking.busiest(requests, searching.WINDOW) if trace else requests
-        progress = Progress(question, len({each.label for each in found}))
+        progress, most_kinds = Progress(question), len({each.label for each in found})
+        watcher.start(most_kinds)
 
         def on_trial(trial: Trial) -> None:
             watcher.name(progress.add(trial))
-            watcher.advance()
+            watcher.reach(len(progress.seen), most_kinds)
 
         search = searching.Search(question, found, window, tally, on_trial=on_trial)
         answer = searching.plan(search)

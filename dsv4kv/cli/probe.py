@@ -18,7 +18,7 @@ FAULTY = 1
 
 EPILOG = examples(
     "dsv4kv probe http://localhost:8000                    what hits, from where, how much",
-    "dsv4kv probe localhost:30000 --metrics localhost:30000/metrics --budget 20m --tokens 20M",
+    "dsv4kv probe localhost:30000 --metrics localhost:30000/metrics --budget 20m",
     "dsv4kv probe http://localhost:8000 --html page.html --wait 60s",
 )
 _URL = (

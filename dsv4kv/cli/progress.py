@@ -3,14 +3,14 @@
 A log gets a line every ten seconds, so that a long run is not taken for one that hangs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dsv4kv.config.load import Point
 
@@ -26,7 +26,7 @@ _ESTIMATED_S = 3600.0  # of the past, to estimate the time left: launches take a
 class Watcher:
     """Counts what is done of a total, on ``console`` where it is not quiet.
 
-    A ``total`` of None is not known before all is done. ``after_s``: no bar for what takes less.
+    ``after_s``: no bar for what takes less.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Watcher:
         console: Console,
         name: str,
         unit: str,
-        total: int | None = 0,
+        total: int = 0,
         clock: Callable[[], float] = monotonic,
         *,
         after_s: float = 0.0,
@@ -46,7 +46,9 @@ class Watcher:
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            *_columns(unit, known=total is not None),
+            TextColumn(f"{{task.completed:,.0f}} / {{task.total:,.0f}} {unit}"),
+            TextColumn("left"),
+            TimeRemainingColumn(),
             console=console,
             transient=True,
             speed_estimate_period=_ESTIMATED_S,
@@ -87,7 +89,7 @@ class Watcher:
         """Count more as done."""
         self.reach(self._done + count, self._total)
 
-    def reach(self, done: int, total: int | None) -> None:
+    def reach(self, done: int, total: int) -> None:
         """Count what is done, of a total."""
         self._done, self._total = done, total
         now = self._clock()
@@ -110,21 +112,10 @@ class Watcher:
         self.reach(len(outcomes), self._total)
 
     def _line(self, taken_s: float) -> str:
-        if self._total is None:
-            return f"{self._name}: {self._done:,} {self._unit}, {taken_s:.0f} s"
         line = f"{self._name}: {self._done:,} of {self._total:,} {self._unit}, {taken_s:.0f} s"
         if not 0 < self._done < self._total:
             return line
         return f"{line}, about {taken_s * (self._total / self._done - 1):.0f} s left"
-
-
-def _columns(unit: str, *, known: bool) -> Iterator[ProgressColumn]:
-    if not known:
-        yield TextColumn(f"{{task.completed:,.0f}} {unit}")
-        return
-    yield TextColumn(f"{{task.completed:,.0f}} / {{task.total:,.0f}} {unit}")
-    yield TextColumn("left")
-    yield TimeRemainingColumn()
 
 
 class Redrawn:

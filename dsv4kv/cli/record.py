@@ -23,7 +23,7 @@ EPILOG = examples(
     "dsv4kv record server --events tcp://127.0.0.1:5557                 until Ctrl-C",
     "dsv4kv record server --events tcp://127.0.0.1:5557 --seconds 600   ten minutes",
     "dsv4kv record server --proxy 8001=http://127.0.0.1:8000            requests through it",
-    "dsv4kv record server --requests sglang.log --metrics http://127.0.0.1:30000/metrics",
+    "dsv4kv record server --requests sglang.log --metrics http://127.0.0.1:30000",
 )
 _EVENTS: dict[str, Any] = {"panel": "KV events"}
 _REQUESTS: dict[str, Any] = {"panel": "Requests"}

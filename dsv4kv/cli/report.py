@@ -18,7 +18,7 @@ _SHOWN = (
 )
 _RUNS = "Run records: a file, the beginning or end of a run's name, or last."
 _EXPORT = "Print rows instead: one per quantity and launch, or a Markdown table."
-_FOLDER = opt.option("Folder of run records.", default=opt.RESULTS, rare=True)
+_FOLDER = opt.option("Folder of run records.", "FOLDER", default=opt.RESULTS, rare=True)
 
 app = group("Show and export saved runs, by file or by name.", _SHOWN[0])
 

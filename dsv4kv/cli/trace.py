@@ -271,9 +271,7 @@ _PROCESSES: dict[str, Any] = {"min": 1, "max": 1024, "show_default": "one for ev
 
 
 @app.command(
-    epilog=examples(
-        "dsv4kv trace tokenize sharegpt.json trace.jsonl.gz --tokenizer DeepSeek-V3 --rate 2"
-    )
+    epilog=examples("dsv4kv trace tokenize sharegpt.json t.jsonl.gz --tokenizer DeepSeek-V3")
 )
 def tokenize(
     data: Path = opt.required(_CONVERSATIONS, "DATA"),

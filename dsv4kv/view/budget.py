@@ -1,6 +1,7 @@
 """An answer of ``dsv4kv budget``: what fits, what to change, and how to start it; sweeps."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
@@ -77,7 +78,8 @@ def budget_page(
         answer += ["", tb.Text(words, "dim"), tb.Command(line)]
     sections = [tb.Section("Sizes", [facts])] if command else []
     if len(useful) > _MAX_OPTIONS:
-        sections.append(tb.Section("More options", [_options_table(useful[_MAX_OPTIONS:], found)]))
+        others = replace(_options_table(useful[_MAX_OPTIONS:], found), title="More options")
+        sections.append(tb.Section("More options", [others]))
     sections.append(tb.Section("Start-up lines", _cut_lines(found)))
     capacity, engine, units = found.capacity, scenario.engine, ""
     if capacity and not engine.own:

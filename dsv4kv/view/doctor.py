@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dsv4kv.diagnose.doctor import Check
+from dsv4kv.units import counted
 from dsv4kv.view.table import ABSENT, Columns, Finding, Level, Part, Table, Text, mark
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ def report_checks(checks: Sequence[Check]) -> Iterator[Part]:
     """Whether a bench can run, what to do, and a table for each topic."""
     count = Counter(check.status for check in checks)
     counts = ", ".join(
-        f"{count[each]} {each}" for each in ("good", "note", "missing", "broken") if count[each]
+        counted(count[each], each) if each == "note" else f"{count[each]} {each}"
+        for each in ("good", "note", "missing", "broken")
+        if count[each]
     )
     can = "cannot" if count["broken"] else "can"
     level: Level = "bad" if count["broken"] else "good"

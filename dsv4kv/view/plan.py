@@ -27,24 +27,23 @@ def _by_cost(trial: Trial) -> tuple[float, ...]:
 
 
 class Progress:
-    """What a search has simulated so far, and the best of it: ``plan, 3 of at most 40 kinds``."""
+    """The kinds of deployments that a search has simulated so far, and the best of them."""
 
-    def __init__(self, question: Question, kinds: int) -> None:
-        self._question, self._most = question, kinds
-        self._seen: set[str] = set()
+    def __init__(self, question: Question) -> None:
+        self._question = question
+        self.seen: set[str] = set()
         self._best: Trial | None = None
 
     def add(self, trial: Trial) -> str:
         """Count a simulation, and return the line; a longer trace comes after its window."""
-        self._seen.add(trial.kind.label)
+        self.seen.add(trial.kind.label)
         tried = [each for each in (self._best, trial) if each and each.meets]
         order = attrgetter("requests", "rate") if self._question.exactly else _by_cost
         self._best = max(tried, key=order, default=None)
-        kinds = f"plan, {len(self._seen):,} of at most {self._most:,} kinds"
         if self._best is None:
-            return f"{kinds}, none keeps the limits so far"
+            return "plan, none keeps the limits so far"
         rate = f", {_rate(self._best)}" if self._question.exactly else ""
-        return f"{kinds}, best {_describe(self._best)}, {_cost(self._best, self._question)}{rate}"
+        return f"plan, best {_describe(self._best)}, {_cost(self._best, self._question)}{rate}"
 
 
 def plan_page(

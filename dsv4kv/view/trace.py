@@ -17,7 +17,7 @@ from dsv4kv.traces import TraceSummary
 from dsv4kv.units import format_bytes
 from dsv4kv.view import table as tb
 from dsv4kv.view.plots import Line, lines
-from dsv4kv.view.quantity import format_quantity, size
+from dsv4kv.view.quantity import format_number, format_quantity, size
 from dsv4kv.view.render import to_csv as table_to_csv
 
 _GIB = 2**30
@@ -147,12 +147,22 @@ def mrc_page(source: str, model: str, answer: Answer) -> tb.Page:
     return tb.Page(title, parts, list(_sections(model, answer)))
 
 
+def _gib(count: int) -> str:
+    held = count / _GIB
+    return f"{held:,.2f}" if held >= 0.1 else format_number(held)
+
+
 def _sum_up(model: str, answer: Answer, point: Point) -> Iterator[tb.Text]:
     where = f"In a pool of {point.capacity_tokens:,} tokens," if point.capacity_tokens else ""
     where = where or "With unlimited memory,"
     engines = [outcome for outcome in point.rules if RULES[outcome.name].engine]
     outcomes = engines or [*point.strategies, *point.rules, *point.policies]
     sentence = f"{where} {_hits(point, 1)} of prompt tokens hit."
+    if not answer.points[-1].token_hits:
+        yield tb.Text(
+            "No prompt begins as an earlier one: nothing hits at any capacity.", "strong"
+        )
+        return
     if outcomes:
         best = max(outcomes, key=lambda outcome: outcome.hit_share)
         # other blocks or evictions may hit more than the curve's in the same memory
@@ -249,10 +259,7 @@ def _curve_table(model: str, answer: Answer, limit: int | None = None) -> tb.Tab
         "Hit rate by capacity",
         [
             ("tokens", lambda p: f"{p.capacity_tokens:,}" if p.capacity_tokens else tb.ABSENT),
-            (
-                "GiB",
-                lambda p: f"{p.capacity_bytes / _GIB:,.2f}" if p.capacity_bytes else tb.ABSENT,
-            ),
+            ("GiB", lambda p: _gib(p.capacity_bytes) if p.capacity_bytes else tb.ABSENT),
             ("all cached", lambda p: _hits(p, 2)),
             *_strategies(names),
             *([("rejected", lambda point: f"{point.rejected:,}")] if rejects else []),

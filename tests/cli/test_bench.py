@@ -275,3 +275,10 @@ def test_sigint_while_the_trace_is_counted_ends_quietly() -> None:
     assert program.end() == (130, "")
     assert "Traceback" not in program.shown
     assert files() == []
+
+
+def test_a_variant_that_only_a_gpu_has_is_refused_once_before_any_case_runs() -> None:
+    swept = bench("--device", "cpu", "--axis", "ops.variant.gather_topk=ahead,stepwise")
+    assert (swept.exit_code, swept.stderr.count("error: ")) == (2, 1)
+    assert "gather_topk is ahead, and the cache is on the CPU" in swept.stderr
+    assert files() == []

@@ -313,3 +313,16 @@ def test_what_fits_nowhere_says_what_of_its_command_was_not_read(tmp_path: Path)
     said = run("--command", str(script), "--context", "1M", exit_code=1).stderr
     assert "cannot fit on 8 GPUs" in said
     assert "Not read: --tp $RANKS, which nothing here sets" in said
+
+
+def test_options_that_no_flag_says_are_pasted_with_the_command_that_was_read(
+    tmp_path: Path,
+) -> None:
+    serve = "vllm serve /mine --served-model-name deepseek-ai/DeepSeek-V4-Flash -tp 8"
+    (tmp_path / "serve.sh").write_text(f"{serve} --gpu-memory-utilization 0.8")
+    words = ["--command", str(tmp_path / "serve.sh"), "--overlap", "3", "--context", "128K"]
+    lines = run(*words).stdout.splitlines()
+    promised, line = lines[-2:]
+    assert line.startswith("dsv4kv budget ")
+    again = run(*shlex.split(line)[2:]).stdout
+    assert again.split(" ", 2)[1] == promised.split(" ", 1)[0]

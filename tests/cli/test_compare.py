@@ -230,3 +230,9 @@ def test_ctrl_c_in_a_duel_of_revisions_keeps_what_there_is_and_leaves_no_worktre
         ("git", "worktree", "list"), cwd=clone, capture_output=True, text=True, check=True
     )
     assert len(trees.stdout.splitlines()) == 1
+
+
+def test_an_operation_that_nothing_measures_is_refused_before_it_is_measured() -> None:
+    done = run("--ab", "backend:cpu", "backend:reference", "--only", "gathr_topk")
+    assert done.exit_code == 2
+    assert "did you mean gather_topk?" in text(done.stderr)

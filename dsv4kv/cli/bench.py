@@ -108,7 +108,6 @@ def _run_once(request: Request, stderr: "Console") -> "tuple[RunRecord, Sweep]":
 
 
 def _run_launches(asked: Request, launches: int, stderr: "Console") -> "RunRecord":
-    """Run in fresh processes; the record is saved after each of them."""
     from dsv4kv.bench.launches import Task, bench_arguments, merge, run_launches
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.load import expand_axes, load_config

@@ -90,8 +90,6 @@ def _named_as_given(stdin: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Answer:
-    """The answer for a file, or for two logs."""
-
     files: Sequence[str]
     kind: str
     found: Sequence[Found]  # of a script one for each command

@@ -79,7 +79,6 @@ def kernels(
 
 
 def _load(path: Path, nvrtc: str) -> "Baseline":
-    """The baseline to compare machine code with; raises ``ConfigError`` where there is none."""
     from dsv4kv.ops.cuda.survey import load_baseline
 
     found = load_baseline(path)

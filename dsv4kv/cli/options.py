@@ -93,7 +93,6 @@ def _parameter(name: str, row: Row) -> Parameter:
 
 
 def _names_of(option: str) -> list[str]:
-    """Values that a shell offers for an option."""
     from dsv4kv.config.fleet import ROUTERS
     from dsv4kv.core.policies import POLICIES
     from dsv4kv.engines.names import FAMILIES, RULES, engine_family

@@ -229,8 +229,6 @@ def _run(plan: "Plan", given: "_Output", *, memory: bool) -> None:
 
 @dataclass(frozen=True)
 class _Output:
-    """Where a profile is shown and written."""
-
     out: Path | None  # folder of records
     timelines: list[Path]
     json: str | None

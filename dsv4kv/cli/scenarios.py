@@ -25,8 +25,6 @@ app = group(COMMANDS["bench systems"], "dsv4kv bench systems")
 
 
 def _scenario(name: str, text: str, example: str, load: Callable[[], _Loaded]) -> None:
-    """Add ``dsv4kv bench NAME``."""
-
     @app.command(f"bench {name}", help=text, epilog=examples(f"dsv4kv bench {name} {example}"))
     def command(
         set_: opt.Texts = opt.SET,

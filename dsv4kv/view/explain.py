@@ -164,7 +164,6 @@ def waterfall_page(waterfall: "Waterfall") -> tb.Page:
 
 
 def _difference(both: "Waterfall") -> str:
-    """How many tokens more or fewer, of a rank and of all."""
     gain, several = both.end_tokens - both.start_tokens, max(both.start_ranks, both.end_ranks) > 1
     many = f"{abs(gain):,} {'fewer' if gain < 0 else 'more'} tokens" if gain else "as many tokens"
     said = f"{both.after.source} has {many}{' on a rank' * several} "

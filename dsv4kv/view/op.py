@@ -128,7 +128,6 @@ def _verdict(name: str, backend: str, compared: Sequence[_Row], own: str, *, bus
 
 
 def _low(ratio: Estimate) -> float:
-    """The lower end of a known interval."""
     return ratio.value - (ratio.arms[0] if ratio.arms else ratio.half_width or 0.0)
 
 

@@ -110,7 +110,6 @@ def _drawn(chart: Chart, salt: str = "dsv4kv") -> Iterator["Figure"]:
 
 
 def _axes(height: float, names: int = 0, width: float = _WIDTH) -> tuple["Figure", "Axes"]:
-    """Axes of a height, and below them room for a legend of two columns."""
     from matplotlib.figure import Figure
 
     size = width / 72, (height + 18 * -(-names // 2)) / 72

@@ -44,7 +44,7 @@ def _estimate(value: "Estimate", scale: float) -> Number:
     interval = f"± {_round_up(spread, decimals)}"
     arms = value.arms if value.arms and value.is_lopsided else (value.half_width,) * 2
     below, above = (_round_up(arm * scale, decimals) for arm in arms)
-    if 0 < float(f"{middle:.{decimals}f}") <= float(below.replace(",", "")):
+    if middle > 0 and float(f"{middle:.{decimals}f}") <= float(below.replace(",", "")):
         return Number(f"<{_round_up(middle + arms[1] * scale, decimals)}")
     if value.arms and value.is_lopsided:
         interval = f"-{below}/+{above}"

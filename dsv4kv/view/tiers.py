@@ -26,7 +26,6 @@ def report_tiers(outcome: TiersOutcome) -> Iterator[Part]:
 
 
 def _prefixes_table(outcome: TiersOutcome) -> Table:
-    """A row for every store and length."""
     earlier = any(row.resumed_tokens < row.tokens for row in outcome.prefixes)
     again: Columns = [
         ("resumed at", lambda row: quantity(row.resumed_tokens)),
@@ -57,7 +56,6 @@ _FAMILY: Columns = [
 
 
 def _families_table(outcome: TiersOutcome) -> Table:
-    """A row for every family of the longest prefix."""
     longest = max((row.tokens for row in outcome.prefixes), default=0)
     columns: Columns = [
         ("store", lambda row: row.store),
@@ -70,8 +68,6 @@ def _families_table(outcome: TiersOutcome) -> Table:
 
 
 def _copies_table(outcome: TiersOutcome) -> Table:
-    """A row for every family between GPU and host."""
-
     def way(name: str, header: str) -> Columns:
         return [
             (header, lambda row: _rate(row, getattr(row, name).time)),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.files import MAX_TOKENS
 from dsv4kv.traces.paths import find_reuse
 from dsv4kv.traces.request import Request
 
@@ -23,6 +24,9 @@ arrive, longer than an answer takes, so that a growing queue shows."""
 _WAITS = 10
 """These seconds in units of the longest limit: with a ninth more work than a server can do, a
 tenth of the requests then wait beyond the limit."""
+
+
+_LONGEST_S = 86_400
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ def parse_slos(texts: Sequence[str]) -> tuple[Slo, ...]:
                 "tpot_p50=50ms or latency_p90=30s."
             )
         limit_s = float(match[3]) / (1e3 if match[4] == "ms" else 1.0)
+        if limit_s > _LONGEST_S:
+            raise ConfigError(f"--slo {text[:60]}: a limit is at most a day, {_LONGEST_S:,} s.")
         slo = Slo(match[1], float(match[2]), limit_s)
         if slo.label in (each.label for each in slos):
             raise ConfigError(f"--slo {text}: {slo.label} has a limit already: keep one of them.")
@@ -169,6 +175,8 @@ class Question:
 
 def poisson(isl: int, osl: int, rate: float, seed: int, slos: Sequence[Slo] = ()) -> list[Request]:
     """Equal requests at random, ``rate`` a second, for so long that a growing queue shows."""
+    if max(isl, osl) > MAX_TOKENS:
+        raise ConfigError(f"--isl and --osl: give at most {MAX_TOKENS:,} tokens.")
     draw, now_s, made = Random(seed), 0.0, []
     longest_s = max((slo.limit_s for slo in slos if slo.name != "tpot"), default=0.0)
     for _ in range(max(STATIC_REQUESTS, round(rate * max(STATIC_S, _WAITS * longest_s)))):

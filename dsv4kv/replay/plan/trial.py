@@ -34,11 +34,11 @@ def parse_splits(texts: Sequence[str]) -> list[Split | None]:
     """Read ``none`` and ``1:2``; raises ``ConfigError``."""
     splits = list[Split | None]()
     for text in dict.fromkeys(texts):
-        match = re.fullmatch(r"([1-9]\d*):([1-9]\d*)", text, re.ASCII)
+        match = re.fullmatch(r"([1-9]\d{0,3}):([1-9]\d{0,3})", text, re.ASCII)
         if match is None and text != "none":
             raise ConfigError(
-                f"--split {text}: write prefill and decode replicas, 1:2, or none for replicas "
-                "that do both."
+                f"--split {text[:60]}: write prefill and decode replicas, 1:2, up to 9,999 of "
+                "each, or none for replicas that do both."
             )
         splits.append(Split(int(match[1]), int(match[2])) if match else None)
     return splits

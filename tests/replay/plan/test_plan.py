@@ -269,6 +269,7 @@ def test_a_queue_that_grows_breaks_a_limit_however_long_it_is() -> None:
     [
         (["ttft=2s"], "write a time, its percentile and its limit"),
         (["ttft_p99=0s"], "write a time"),
+        ([f"ttft_p99={'9' * 400}s"], "at most a day"),
         (["ttft_p99=2s", "ttft_p99=3s"], "has a limit already"),
         (["tpot_p50=50ms"], "how long a request may wait"),
         ([], "how long a request may wait"),
@@ -323,7 +324,13 @@ def test_args_that_choose_a_layout_are_refused() -> None:
         open_server(asked, SETTINGS, "sglang", "h200", Layout(tp=2), args=args)
 
 
-@pytest.mark.parametrize("text", ["1", "0:1", "a:b", "1:2:3", "-1:1"])
+@pytest.mark.parametrize("lengths", [(10**400, 1), (1, 10**400)])
+def test_lengths_that_no_request_has_are_refused(lengths: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError, match="give at most 2,147,483,647 tokens"):
+        poisson(*lengths, rate=1.0, seed=0)
+
+
+@pytest.mark.parametrize("text", ["1", "0:1", "a:b", "1:2:3", "-1:1", f"{'9' * 400}:1"])
 def test_a_split_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="write prefill and decode replicas"):
         parse_splits([text])

@@ -205,9 +205,11 @@ def _loads_under_way(code: Sequence[Instruction]) -> int:
     most = issued = 0
     awaited: set[int] = set()
     for mnemonic, operands in code:
-        named = [int(number) for number in _REGISTER.findall(operands)]
         kind, _, bits = (_access(mnemonic) or "").partition(".")
         loads = kind == "LDG" and int(bits) >= _WIDE_BITS
+        if not (loads or awaited):
+            continue
+        named = [int(number) for number in _REGISTER.findall(operands)]
         if awaited.intersection(named[1:] if loads else named):
             issued, awaited = 0, set()
         if loads:

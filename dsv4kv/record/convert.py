@@ -19,7 +19,7 @@ from typing import Any, overload
 from dsv4kv.errors import TraceError
 from dsv4kv.record.folder import Record, read_stream
 from dsv4kv.record.metrics import count
-from dsv4kv.record.run import is_exchange, says_hits
+from dsv4kv.record.run import Turns, is_exchange, says_hits
 from dsv4kv.record.veil import ROOT, chained
 from dsv4kv.traces.request import Request
 from dsv4kv.units import counted
@@ -331,10 +331,10 @@ def describe(recorded: Recorded) -> list[str]:
 def _complete(records: Iterable[Record]) -> tuple[list[Record], int]:
     """Requests of known length, and the number of answered ones without.
 
-    Each exchange of a proxy is a request; a log's row with its id is merged into it, unless
+    Each exchange of a proxy is a request; the rows of a log with its id are merged into it, unless
     several exchanges have that id.
     """
-    logged, exchanges = dict[Any, Record](), dict[Any, list[Record]]()
+    logged, exchanges, turns = dict[Any, Record](), dict[Any, list[Record]](), Turns()
     for number, record in enumerate(records):
         if "what" in record:
             continue
@@ -343,14 +343,14 @@ def _complete(records: Iterable[Record]) -> tuple[list[Record], int]:
             row.pop("ids", None)
         elif "ids" in row:
             row["ids"] = array("q", row["ids"])  # there are thousands, of many requests
-        key = record.get("id", f"request {number}")
         if is_exchange(record):
             row["done"] = record.get("end") == "done" and record.get("status", 0) < 400
-            exchanges.setdefault(key, []).append(row)
+            exchanges.setdefault(record.get("id", f"request {number}"), []).append(row)
         else:
+            key = turns.key(record, f"request {number}")
             logged[key] = _together(logged.get(key, {}), row)
-    for key, same in exchanges.items():
-        said = logged.pop(key, {})
+    for key in [key for key in logged if key[0] in exchanges]:
+        said, same = logged.pop(key), exchanges[key[0]]
         if len(same) == 1:
             same[0] = _together(same[0], said)
     rows = [*logged.values(), *(row for same in exchanges.values() for row in same)]

@@ -1,12 +1,13 @@
 """Sources of a recording: each runs until it is stopped, all side by side."""
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from math import inf
 from threading import Event, Thread
 from threading import Event as Stop
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import SplitResult, urlsplit
 
 from dsv4kv.errors import ConfigError, TraceError
@@ -60,14 +61,37 @@ def says_hits(row: Record) -> bool:
     return bool(0 <= row.get("cached_tokens", -1) <= row.get("input_tokens", -1))
 
 
+class Turns:
+    """Which request of its id a row of a log is of: a client may choose an id, and repeat it.
+
+    The n-th row of a source that begins a request and the n-th that ends one are of one request,
+    as are those of two sources. Of the ``most`` ids seen last.
+    """
+
+    def __init__(self, most: int = sys.maxsize) -> None:
+        self._seen, self._most = dict[Any, int](), most
+
+    def key(self, row: Record, otherwise: object) -> tuple[object, int]:
+        """The id, ``otherwise`` where the row has none, and the number of its request."""
+        ends = "last_s" in row or "output_tokens" in row
+        name = row.get("id", otherwise)
+        seen = row.get("source"), name, ends
+        turn = self._seen[seen] = self._seen.pop(seen, -1) + 1
+        if len(self._seen) > self._most:
+            del self._seen[next(iter(self._seen))]
+        return name, turn
+
+
 def count_requests(rows: Iterable[Record]) -> int:
-    """How many requests there are: of those in a log, several rows have one id."""
-    seen, logged, exchanges = set[object](), set[object](), 0
+    """How many requests there are: of those in a log, several rows may be of one."""
+    seen, logged, exchanges, turns = set[object](), set[tuple[object, int]](), 0, Turns()
     for number, row in enumerate(rows):
-        exchange = is_exchange(row)
-        exchanges += exchange
-        (seen if exchange else logged).add(row.get("id", f"row {number}"))
-    return exchanges + len(logged - seen)
+        if is_exchange(row):
+            exchanges += 1
+            seen.add(row.get("id", f"row {number}"))
+        else:
+            logged.add(turns.key(row, f"row {number}"))
+    return exchanges + sum(name not in seen for name, _ in logged)
 
 
 def run(

@@ -92,6 +92,27 @@ def test_every_exchange_is_a_request_whatever_its_answers_id(tmp_path: Path) -> 
     assert (live.requests, count_requests([log, *rows])) == (240, 240)
 
 
+def test_an_id_that_a_client_repeats_is_of_a_request_each_time(tmp_path: Path) -> None:
+    begun: list[Record] = [
+        {"source": "requests:0:1", "id": 7, "arrival_s": float(n), "input_tokens": 64 + n}
+        for n in range(20)
+    ]
+    ended: list[Record] = [
+        each | {"last_s": 100.0, "output_tokens": n} for n, each in enumerate(begun)
+    ]
+    for rows in (
+        [*begun, *ended],
+        [row for pair in zip(begun, ended, strict=True) for row in pair],
+    ):
+        live = Live()
+        for row in rows:
+            live.hear("requests", row)
+        read = read_recording(recorded(tmp_path / str(len(list(tmp_path.iterdir()))), rows))
+        assert [each.output_tokens for each in read.requests] == [*range(20)]
+        assert [each.input_tokens for each in read.requests] == [64 + n for n in range(20)]
+        assert (live.requests, count_requests(rows)) == (20, 20)
+
+
 @pytest.mark.parametrize("first", ["log", "proxy"])
 def test_what_a_log_says_of_an_exchange_is_of_that_request(first: str, tmp_path: Path) -> None:
     log: Record = {"source": "requests:0:1", "id": 7, "arrival_s": 0.5, "cached_tokens": 32}

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.bench.tiers.objects import CacheBytes, Objects
+from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.model.families import Family, Kept, families_of
 from dsv4kv.model.plan import CachePlan, bytes_per_token, plan_cache
@@ -127,6 +128,10 @@ def units(manager: KVCacheManager, family: Family) -> int:
     return manager.tables[0].allocator.num_blocks if paged else manager.plan.num_slots
 
 
+def by_layer(family: Family, ids: Ids) -> Ids:
+    return np.tile(ids, (len(family.layers), 1))
+
+
 @pytest.mark.parametrize(("model", "formats"), FORMATS)
 @pytest.mark.parametrize("block_tokens", [128, 256])
 def test_all_objects_together_are_all_bytes_of_the_cache(
@@ -139,8 +144,8 @@ def test_all_objects_together_are_all_bytes_of_the_cache(
     for family in source.families.values():
         ids = np.random.default_rng(1).permutation(units(manager, family))
         data = room(family, len(ids))
-        source.take(family, ids, data)
-        target.put(family, ids, data)
+        source.take(family, by_layer(family, ids), data)
+        target.put(family, by_layer(family, ids), data)
     assert bits(other) == bits(manager)
 
 
@@ -151,13 +156,13 @@ def test_objects_are_the_pools_rows_layer_by_layer(data: st.DataObject) -> None:
     family = data.draw(st.sampled_from(list(objects.families.values())))
     ids = np.array(data.draw(st.lists(st.integers(0, units(manager, family) - 1))), dtype=np.int64)
     found = room(family, len(ids))
-    objects.take(family, ids, found)
+    objects.take(family, by_layer(family, ids), found)
     expected = [[piece_of(manager, family, layer, int(i)) for layer in family.layers] for i in ids]
     assert found.tobytes() == b"".join(piece for each in expected for piece in each)
     for gap in (0, 16):
         with on_twin(objects):
             again = spread(family, len(ids), gap)
-            objects.take(family, ids, again)
+            objects.take(family, by_layer(family, ids), again)
         assert again.tobytes() == found.tobytes()
 
 
@@ -200,12 +205,12 @@ def test_what_a_gpu_puts_is_where_the_cpu_puts_it(model: str) -> None:
     plain, gathered, paged = caches
     for family in source.families.values():
         ids = np.array([2, 0, 1])
-        data, rows = spread(family, 3, 64), np.tile(ids[::-1], (len(family.layers), 1))
+        data, rows = spread(family, 3, 64), by_layer(family, ids[::-1])
         with on_twin(source):
-            source.take(family, ids, data)
-        plain.put(family, ids[::-1], data)
+            source.take(family, by_layer(family, ids), data)
+        plain.put(family, rows, data)
         with on_twin(gathered):
-            gathered.put(family, ids[::-1], data)
+            gathered.put(family, rows, data)
         with on_twin(paged):
             assert paged.mover
             paged.mover.by_pages("put", family, rows, data)

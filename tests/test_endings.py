@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dsv4kv.cli import end_as_by_ctrl_c
+from dsv4kv.cli import on_endings
 from dsv4kv.cli.runs import endings_put_off
 
 ENDINGS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -26,20 +26,20 @@ def handlers() -> Iterator[None]:
 
 @each_ending
 def test_each_way_to_end_is_ctrl_c(number: signal.Signals) -> None:
-    end_as_by_ctrl_c()
+    on_endings()
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(number)
 
 
 def test_what_is_ignored_stays_ignored() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
-    end_as_by_ctrl_c()
+    on_endings()
     signal.raise_signal(signal.SIGHUP)
 
 
 @each_ending
 def test_put_off_it_comes_once_the_block_has_ended(number: signal.Signals) -> None:
-    end_as_by_ctrl_c()
+    on_endings()
     done = []
 
     def save() -> None:
@@ -81,3 +81,21 @@ def test_the_program_ends_as_by_ctrl_c(number: signal.Signals) -> None:
     )
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@each_ending
+def test_while_threads_of_a_written_answer_are_awaited_the_program_ends_quietly(
+    number: signal.Signals,
+) -> None:
+    program = (
+        "import os, sys, threading, time; import dsv4kv.cli as cli\n"
+        "def late():\n"
+        f"    time.sleep(0.5); os.kill(os.getpid(), {int(number)}); time.sleep(60)\n"
+        "threading.Thread(target=late).start()\n"
+        "sys.argv = ['dsv4kv', '--version']; cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+    assert done.stdout.startswith("dsv4kv ")

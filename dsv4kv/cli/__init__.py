@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -328,7 +329,7 @@ def main() -> None:
     """Run the program; ends the process with its exit code."""
     os.environ["PYTHONSAFEPATH"] = "1"  # no child imports from the current folder
     gc.set_threshold(50_000)  # what start-up makes stays: it is not searched for cycles
-    end_as_by_ctrl_c()
+    on_endings()
     lose_glyphs_not_answers()
     debug = _take("--debug", sys.argv)
     try:
@@ -336,6 +337,7 @@ def main() -> None:
     except SystemExit as end:
         if _reader_left(end):
             sys.exit(_PIPE_CLOSED)
+        on_endings(lambda *_: os._exit(INTERRUPTED))  # the answer is written: threads are left
         raise
     except Exception as error:
         if debug:
@@ -347,11 +349,11 @@ def main() -> None:
         sys.exit(DEFECT)
 
 
-def end_as_by_ctrl_c() -> None:
+def on_endings(handler: Callable[..., Any] = signal.default_int_handler) -> None:
     """SIGTERM and SIGHUP are Ctrl-C from now on, unless they are ignored (nohup)."""
     for number in ENDINGS:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
+            signal.signal(number, handler)
 
 
 def _take(option: str, words: list[str]) -> bool:

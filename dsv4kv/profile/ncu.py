@@ -46,14 +46,14 @@ def read_ncu(path: Path) -> tr.Trace:
         rows.append((names.number(title), *_numbers(metrics, shapes)))
         if _DEVICE in metrics:
             devices[str(metrics[_DEVICE][0])] = None
-    name, timed, moved, shape = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    if not rows:
+        raise ProfileError(f"{path} has no kernels: ncu chose none, or it is no report.")
+    name, timed, moved, shape = np.array(rows, dtype=np.int64).T
     duration = np.maximum(timed, 0)
     ends = np.cumsum(duration)
     kind = tr.constant(len(name), tr.KERNEL)
     warnings, untimed = [], int(np.count_nonzero(timed == tr.NONE))
-    if not rows:
-        warnings = ["the report has no kernels: ncu chose none, or it is no report."]
-    elif untimed:
+    if untimed:
         share = f"{untimed:,} of {len(timed):,} kernels"
         warnings = [f"{share} have no {_DURATION} and count as 0: collect it"]
     return tr.Trace(

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsv4kv.cli import end_as_by_ctrl_c
+from dsv4kv.cli import on_endings
 from dsv4kv.errors import INTERRUPTED
 from dsv4kv.files import temporary_folder
 from visit import report
@@ -73,7 +73,7 @@ def _call(call: str, out: Path, names: Sequence[str] | None, *, small: bool) -> 
         known = ", ".join(step.name for step in CALLS[call])
         raise SystemExit(f"{', '.join(unknown)}: no step of the {call} call; it has {known}.")
     print(tell(call, steps), flush=True)
-    end_as_by_ctrl_c()
+    on_endings()
     with temporary_folder("dsv4kv-visit-") as folder:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         whole = Conductor(out.resolve(), folder, environment, small=small).run(steps, MOST_S)

@@ -66,11 +66,10 @@ def probe(
         )
     known = Known(reset=reset, wait_s=parse_seconds(wait) if wait else 0.0)
     rule_tokens = min(fixed_tokens(), ledger.most_tokens)
-    say(
-        f"this asks for at most {ledger.most_tokens:,} tokens in {ledger.most_s:,.0f} s: up to "
-        f"{rule_tokens:,} to learn the rule, the rest for the capacity",
-        err=True,
-    )
+    spent = f"this asks for at most {ledger.most_tokens:,} tokens in {ledger.most_s:,.0f} s"
+    if rule_tokens < ledger.most_tokens:
+        spent += f": up to {rule_tokens:,} to learn the rule, the rest for the capacity"
+    say(spent, err=True)
     begun_s = monotonic()
     server = OpenAiServer(url, model, metrics, most_s=ledger.most_s)
     ledger.tokens = server.tokens

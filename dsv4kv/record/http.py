@@ -1,6 +1,7 @@
 """Requests to servers by aiohttp, bounded in time and bytes, for code that waits for them."""
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +66,10 @@ def ask(
     try:
         return asyncio.run(run())
     except (ClientError, ValueError) as error:
-        raise ConnectionError(f"{type(error).__name__}: {error}") from None
+        why = f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError) and error.errno:
+            why = os.strerror(error.errno) if error.errno > 0 else error.strerror or why
+        raise ConnectionError(why) from None
 
 
 def fail_with_connection(answer: ClientResponse) -> None:

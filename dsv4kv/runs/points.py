@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 
 from dsv4kv.errors import RecordError
 from dsv4kv.files import read_document, replacing, whole_json
 from dsv4kv.processes import map_parallel
 from dsv4kv.runs.part import Moment, Part, RunId
 from dsv4kv.runs.schema import Case
-from dsv4kv.runs.store import POINTS, UNFINISHED, Entry, Summary, digest
+from dsv4kv.runs.store import POINTS, UNFINISHED, Entry, Summary, digest, read_int
 
 Option = Annotated[str, StringConstraints(max_length=2**20)]
 
@@ -124,7 +124,8 @@ def read_points(path: Path) -> Points:
         reason = error.strerror if isinstance(error, OSError) else "it is no sweep of this dsv4kv"
         raise RecordError(f"{path} cannot be read ({reason}).") from None
     for text in lines:
-        with suppress(ValidationError):  # cut short: the point is done again
+        with suppress(ValueError):  # cut short, or no run's: the point is done again
+            json.loads(text, parse_int=read_int)
             line = _Line.model_validate_json(text, strict=True)
             points.cases[line.point] = line.case
     return points

@@ -98,7 +98,7 @@ def loads(text: str, name: str) -> RunRecord:
 
 def _read_document(text: str, name: str) -> dict[str, Any]:
     try:
-        document: Any = json.loads(text, parse_constant=_refuse_constant, parse_int=_read_int)
+        document: Any = json.loads(text, parse_constant=_refuse_constant, parse_int=read_int)
         if "\\u" in text:  # halves of a character, which no text can have
             json.dumps(document, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -172,7 +172,8 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
-def _read_int(digits: str) -> int:
+def read_int(digits: str) -> int:
+    """An integer of JSON; raises ``ValueError`` for one that no run can have."""
     number = int(digits)
     if abs(number) >= _MOST_INTEGER:
         raise ValueError(digits)

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shlex
 import shutil
 import subprocess
@@ -204,6 +205,17 @@ def test_a_name_that_is_no_utf_8_loses_nothing(
     assert invoke(*words).exit_code == 0
     (path,) = (path for path in Path().glob("*/*.json"))
     assert load_record(path).trace_source == "caf?.jsonl"
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_a_point_with_a_number_that_no_run_can_have_is_done_again() -> None:
+    path = points_of()
+    kept = len(read_points(path).cases)
+    asked, first, *others = path.read_text("utf-8").splitlines(keepends=True)
+    odd = re.sub(r'"pauses": ?\d+', '"pauses": 1' + 400 * "0", first, count=1)
+    assert odd != first
+    path.write_text("".join([asked, odd, *others]), "utf-8")
+    assert len(read_points(path).cases) == kept - 1
 
 
 @pytest.mark.usefixtures("interrupted")

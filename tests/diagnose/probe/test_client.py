@@ -158,7 +158,7 @@ def test_the_command_finds_the_rule_and_writes_no_key(
         ({"dies_at": 80}, 5, ("hits grow by 128 tokens", "undecidable",
                               "the server stopped answering: 127.0.0.1")),
         ({"finds": False}, 1, ("0 % of a prompt hits",)),
-        (None, 5, ("error: 127.0.0.1:1 does not answer",)),
+        (None, 5, ("error: 127.0.0.1:1 does not answer (Connection refused)",)),
     ],
 )  # fmt: skip
 def test_a_fault_or_a_server_that_dies_has_its_exit_code(

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 from dsv4kv.errors import TraceError
 from dsv4kv.record.folder import Record, read_stream
 from dsv4kv.record.metrics import count
-from dsv4kv.record.run import Turns, is_exchange, says_hits
+from dsv4kv.record.requests import One, Requests, is_exchange, says_hits
 from dsv4kv.record.veil import ROOT, chained
 from dsv4kv.traces.request import Request
 from dsv4kv.units import counted
@@ -329,12 +329,8 @@ def describe(recorded: Recorded) -> list[str]:
 
 
 def _complete(records: Iterable[Record]) -> tuple[list[Record], int]:
-    """Requests of known length, and the number of answered ones without.
-
-    Each exchange of a proxy is a request; the rows of a log with its id are merged into it, unless
-    several exchanges have that id.
-    """
-    logged, exchanges, turns = dict[Any, Record](), dict[Any, list[Record]](), Turns()
+    """Requests of known length, and the number of answered ones without."""
+    requests, found = Requests(), list[One | None]()
     for number, record in enumerate(records):
         if "what" in record:
             continue
@@ -345,30 +341,14 @@ def _complete(records: Iterable[Record]) -> tuple[list[Record], int]:
             row["ids"] = array("q", row["ids"])  # there are thousands, of many requests
         if is_exchange(record):
             row["done"] = record.get("end") == "done" and record.get("status", 0) < 400
-            exchanges.setdefault(record.get("id", f"request {number}"), []).append(row)
-        else:
-            key = turns.key(record, f"request {number}")
-            logged[key] = _together(logged.get(key, {}), row)
-    for key in [key for key in logged if key[0] in exchanges]:
-        said, same = logged.pop(key), exchanges[key[0]]
-        if len(same) == 1:
-            same[0] = _together(same[0], said)
-    rows = [*logged.values(), *(row for same in exchanges.values() for row in same)]
+        found.append(requests.add(record, row, f"request {number}"))
+    rows = [one.row for one in found if one]
     unsized = sum(row.pop("done", False) and not _is_known(row) for row in rows)
     return [row for row in rows if _is_known(row)], unsized
 
 
-def _together(row: Record, other: Record) -> Record:
-    return other | row | (_ids_of(other) or _ids_of(row))
-
-
 def _is_known(row: Record) -> bool:
     return bool(row.get("input_tokens")) and "arrival_s" in row
-
-
-def _ids_of(row: Record) -> Record:
-    known = "ids" in row and row.get("ids_of") != "text"
-    return {name: row[name] for name in ("ids", "grain")} | {"ids_of": None} if known else {}
 
 
 def in_blocks(requests: Iterable[Request], size: int) -> Iterator[Request]:

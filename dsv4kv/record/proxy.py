@@ -41,7 +41,8 @@ from dsv4kv.files import mask_url
 from dsv4kv.record import usage as us
 from dsv4kv.record.folder import Record, Recording
 from dsv4kv.record.http import fail_with_connection
-from dsv4kv.record.run import HTTP, PROXY, parse_url
+from dsv4kv.record.requests import PROXY
+from dsv4kv.record.run import HTTP, parse_url
 from dsv4kv.record.veil import Veil
 
 _LOOPBACK = "127.0.0.1"

@@ -1,24 +1,21 @@
 """Sources of a recording: each runs until it is stopped, all side by side."""
 
-import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from math import inf
 from threading import Event, Thread
 from threading import Event as Stop
 from time import monotonic
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import SplitResult, urlsplit
 
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.record.folder import Record, Recording
+from dsv4kv.record.folder import Recording
 
 SYNC_S = 1.0
 _JOIN_S = 10.0
 LAST_S = 5.0
 """What a source that is behind may still read once it is stopped."""
-PROXY = "proxy:"
-"""How the name of a proxy begins, as a source."""
 HTTP = ("http", "https")
 
 
@@ -49,49 +46,6 @@ def missing_package(package: str) -> ConfigError:
         f"recording needs the package {package}, which is not installed: "
         "pip install 'dsv4kv[record]'."
     )
-
-
-def is_exchange(row: Record) -> bool:
-    """Whether a row of ``requests`` is a request of its own, as a proxy's is, whatever its id."""
-    return str(row.get("source", "")).startswith(PROXY)
-
-
-def says_hits(row: Record) -> bool:
-    """Whether a row of ``requests`` has its hits, no more of them than tokens of the prompt."""
-    return bool(0 <= row.get("cached_tokens", -1) <= row.get("input_tokens", -1))
-
-
-class Turns:
-    """Which request of its id a row of a log is of: a client may choose an id, and repeat it.
-
-    The n-th row of a source that begins a request and the n-th that ends one are of one request,
-    as are those of two sources. Of the ``most`` ids seen last.
-    """
-
-    def __init__(self, most: int = sys.maxsize) -> None:
-        self._seen, self._most = dict[Any, int](), most
-
-    def key(self, row: Record, otherwise: object) -> tuple[object, int]:
-        """The id, ``otherwise`` where the row has none, and the number of its request."""
-        ends = "last_s" in row or "output_tokens" in row
-        name = row.get("id", otherwise)
-        seen = row.get("source"), name, ends
-        turn = self._seen[seen] = self._seen.pop(seen, -1) + 1
-        if len(self._seen) > self._most:
-            del self._seen[next(iter(self._seen))]
-        return name, turn
-
-
-def count_requests(rows: Iterable[Record]) -> int:
-    """How many requests there are: of those in a log, several rows may be of one."""
-    seen, logged, exchanges, turns = set[object](), set[tuple[object, int]](), 0, Turns()
-    for number, row in enumerate(rows):
-        if is_exchange(row):
-            exchanges += 1
-            seen.add(row.get("id", f"row {number}"))
-        else:
-            logged.add(turns.key(row, f"row {number}"))
-    return exchanges + sum(name not in seen for name, _ in logged)
 
 
 def run(

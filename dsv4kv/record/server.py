@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from time import monotonic, time
-from typing import Any
 
 from dsv4kv.record import folder as fd
 from dsv4kv.record.metrics import Counted, Values, count, hits_of
-from dsv4kv.record.run import Turns, count_requests, is_exchange, says_hits
+from dsv4kv.record.requests import Requests, count_requests, outline, says_hits
 from dsv4kv.units import counted
 
 _FAMILIES = ("vllm", "sglang")
@@ -397,8 +396,7 @@ class Live:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock, self._begun_s = clock, clock()
         self._lately: tuple[float, int] = (self._begun_s, 0)
-        self._known: dict[Any, bool] = {}  # ids, and whether an exchange had it
-        self._turns = Turns(_KNOWN)
+        self._known = Requests(_KNOWN)
         self._counted = dict[str, Counted]()
         self.batches = self.gaps = self.unread = self.samples = 0
         self.requests = self.without_usage = 0
@@ -421,14 +419,7 @@ class Live:
 
     def _request(self, record: fd.Record) -> None:
         """Count a request once, though a log has several lines of it."""
-        exchange = is_exchange(record)
-        name = record.get("id", self.requests), 0
-        if not exchange:
-            name = self._turns.key(record, self.requests)
-        self.requests += name not in self._known or (exchange and self._known[name])
-        self._known[name] = exchange or self._known.get(name, False)
-        if len(self._known) > _KNOWN:
-            del self._known[next(iter(self._known))]
+        self.requests += self._known.add(record, outline(record), self.requests) is not None
         if says_hits(record):
             self.input_tokens += record["input_tokens"]
             self.cached_tokens += record["cached_tokens"]

@@ -8,7 +8,7 @@ import pytest
 from dsv4kv.errors import TraceError
 from dsv4kv.record.convert import describe, read_recording
 from dsv4kv.record.folder import Record, Recording
-from dsv4kv.record.run import count_requests
+from dsv4kv.record.requests import count_requests
 from dsv4kv.record.server import Live
 
 
@@ -88,8 +88,8 @@ def test_every_exchange_is_a_request_whatever_its_answers_id(tmp_path: Path) -> 
     for row in [*rows, log]:
         live.hear("requests", row)
     read = read_recording(recorded(tmp_path, [*rows, log]))
-    assert [each.input_tokens for each in read.requests] == [64 + n for n in range(240)]
-    assert (live.requests, count_requests([log, *rows])) == (240, 240)
+    assert [each.input_tokens for each in read.requests] == [*range(64, 304), 64]
+    assert (live.requests, count_requests([log, *rows])) == (241, 241)  # the log's came by itself
 
 
 def test_an_id_that_a_client_repeats_is_of_a_request_each_time(tmp_path: Path) -> None:
@@ -111,6 +111,45 @@ def test_an_id_that_a_client_repeats_is_of_a_request_each_time(tmp_path: Path) -
         assert [each.output_tokens for each in read.requests] == [*range(20)]
         assert [each.input_tokens for each in read.requests] == [64 + n for n in range(20)]
         assert (live.requests, count_requests(rows)) == (20, 20)
+
+
+A: Record = {"source": "requests:0:a", "id": 7}
+B: Record = {"source": "requests:0:b", "id": 7}
+
+
+@pytest.mark.parametrize(
+    ("rows", "lengths"),
+    [
+        (  # two servers whose clients count their requests
+            [A | {"arrival_s": 0.0, "last_s": 1.0, "input_tokens": 64},
+             B | {"arrival_s": 1000.0, "last_s": 1001.0, "input_tokens": 64}], [64, 64]),
+        (  # the log and the export of one server, in time zones an hour and a half apart
+            [A | {"arrival_s": 0.0, "last_s": 1.0, "input_tokens": 64},
+             B | {"arrival_s": 5400.2, "last_s": 5401.0, "input_tokens": 64}], [64]),
+        (  # a log that was rotated, and a clock that is off
+            [A | {"arrival_s": 0.0, "input_tokens": 64},
+             B | {"arrival_s": 3.0, "last_s": 9.0, "input_tokens": 64}], [64]),
+        (  # in flight together, and the second ends first
+            [A | {"arrival_s": 0.0, "input_tokens": 64},
+             A | {"arrival_s": 1.0, "input_tokens": 96},
+             A | {"arrival_s": 1.0, "last_s": 2.0, "input_tokens": 96},
+             A | {"arrival_s": 0.0, "last_s": 9.0, "input_tokens": 64}], [64, 96]),
+        (  # one through a proxy, two past it
+            [ASKED | {"id": 7, "input_tokens": 64},
+             A | {"arrival_s": 1.1, "last_s": 2.0, "input_tokens": 64},
+             A | {"arrival_s": 101.0, "last_s": 102.0, "input_tokens": 64},
+             A | {"arrival_s": 2.0, "last_s": 3.0, "input_tokens": 32}], [64, 32, 64]),
+    ],
+)  # fmt: skip
+def test_rows_of_one_id_are_of_one_request_where_they_agree(
+    rows: list[Record], lengths: list[int], tmp_path: Path
+) -> None:
+    live = Live()
+    for row in rows:
+        live.hear("requests", row)
+    read = read_recording(recorded(tmp_path, rows))
+    assert [each.input_tokens for each in read.requests] == lengths
+    assert (live.requests, count_requests(rows)) == (len(lengths), len(lengths))
 
 
 @pytest.mark.parametrize("first", ["log", "proxy"])

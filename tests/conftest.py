@@ -9,8 +9,10 @@ examples or fewer says so by ``tests.examples``, and each run draws its part of 
 import functools
 import gc
 import os
+import signal
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
@@ -19,7 +21,7 @@ import typer.testing
 from hypothesis import HealthCheck, settings
 from typer.main import get_command
 
-from dsv4kv.cli import progress
+from dsv4kv.cli import ENDINGS, progress
 from tests.examples import FULL, WHOLE
 
 # Several workers share the cores: a kernel's CPU twin runs its blocks on a worker's part of them,
@@ -258,3 +260,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """What is slow is not even imported where nobody wants it."""
     unwanted = config.option.markexpr == "not slow" and collection_path.with_suffix("") in _SLOW
     return True if unwanted else None
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Signals as they were, afterwards; a shell's background job ignores Ctrl-C before."""
+    before = [signal.signal(number, signal.SIG_DFL) for number in ENDINGS]
+    yield
+    for number, handler in zip(ENDINGS, before, strict=True):
+        signal.signal(number, handler)

@@ -4,24 +4,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 
 import pytest
 
+from dsv4kv import cli
 from dsv4kv.cli import on_endings
 from dsv4kv.cli.runs import endings_put_off
 
-ENDINGS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-each_ending = pytest.mark.parametrize("number", ENDINGS)
-
-
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """As they were, afterwards; a shell's background job ignores Ctrl-C before."""
-    before = [signal.signal(number, signal.SIG_DFL) for number in ENDINGS]
-    yield
-    for number, handler in zip(ENDINGS, before, strict=True):
-        signal.signal(number, handler)
+each_ending = pytest.mark.parametrize("number", cli.ENDINGS)
+pytestmark = pytest.mark.usefixtures("handlers")
 
 
 @each_ending

@@ -24,6 +24,7 @@ ERRORS: list[type[Dsv4kvError]] = [
     if isinstance(value, type) and value.__module__ == errors.__name__
 ]
 HEAVY = ("torch", "numpy", "pydantic")
+pytestmark = pytest.mark.usefixtures("handlers")  # main() sets them
 
 
 def _options(command: Any) -> Iterator[str]:

@@ -338,10 +338,11 @@ class SglangWindowCache(SglangCache):
         return "longer than all windows together" if most > self.total_windows else ""
 
     def fits(self, request: int, tokens: int, promised: int, step_tokens: int) -> bool:
-        node, resumed = self._match(request, tokens)
+        node, found = self._match(request, tokens)
+        resumed = found
         while resumed and node.window < 0:
             resumed, node = node.begin, _above(node)
-        windows = self._needed_windows(tokens, resumed, resumed - node.begin)
+        windows = self._needed_windows(tokens, resumed, resumed - node.begin, found)
         needed = self._pages(tokens) - resumed + self._unlocked(request, node, resumed)
         available = self.uncached + self.cached - self._promised
         return windows <= self._spare_windows and needed + promised <= available
@@ -354,7 +355,7 @@ class SglangWindowCache(SglangCache):
         self._hold(running, node, node.end)
         running.position = node.end * self._size
         running.branch = found if found > node.end else 0
-        running.windows = self._needed_windows(tokens, node.end, node.end - node.begin)
+        running.windows = self._needed_windows(tokens, node.end, node.end - node.begin, found)
         self._promised += running.pages
         self._spare_windows -= running.windows
         return Hit(node.end, found, marked)
@@ -411,16 +412,18 @@ class SglangWindowCache(SglangCache):
         self.freed += 1
         return stored
 
-    def _needed_windows(self, tokens: int, resumed: int, locked: int) -> int:
+    def _needed_windows(self, tokens: int, resumed: int, locked: int, found: int) -> int:
         """Window pages that a prompt holds at most, with ``locked`` ones of the tree at its hit.
 
         Where windows are not freed the tree takes over a chunk's windows, and some stay locked
-        while the next is computed.
+        while the next is computed; with a branch at ``found``, those of two chunks at once.
         """
         pages = self._pages(tokens)
         if not self._dense:
             return min(pages, self._chunk_windows)
-        return min(pages, locked + min(pages - resumed, self._chunk_windows + self._chunk_pages))
+        chunks = 1 + (self._holds_chunks and found > resumed)
+        held = self._chunk_windows + chunks * self._chunk_pages
+        return min(pages, locked + min(pages - resumed, held))
 
     def _left_behind(self, begun: int, position: int) -> int:
         """Window pages that a decoding request has freed.

@@ -13,6 +13,7 @@ continued recording reads every line once. A rotated file is read to its end fir
 """
 
 import gzip
+import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -52,7 +53,9 @@ def read_line(line: str, veil: Veil) -> Record | None:
     """The row of a line of any format; None if it has no request."""
     for log in LOGS.values():
         if log.mark in line:
-            with suppress(ValueError, TypeError, KeyError, AttributeError, OverflowError):
+            with suppress(
+                ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError
+            ):
                 row = log.read(line, veil)
                 known = {name: value for name, value in row.items() if value is not None}
                 return check_row("requests", known)
@@ -63,7 +66,7 @@ def _sglang(line: str, veil: Veil) -> Record:
     """``--log-requests --log-requests-format json``; ids from level 3 on."""
     record = _object(line)
     asked = record["obj"]
-    row = {"id": veil.name(_text(record["rid"]))} | _session(asked.get("session_id"), veil)
+    row = _named("id", record["rid"], veil) | _named("session", asked.get("session_id"), veil)
     at_s = datetime.fromisoformat(record["timestamp"]).timestamp()  # in this machine's time zone
     if record["event"] == "request.received":
         return row | {"arrival_s": at_s} | _prompt(asked, veil)
@@ -77,7 +80,7 @@ def _sglang_metrics(line: str, veil: Veil) -> Record:
     """``--export-metrics-to-file-dir``: a line for every request that has ended."""
     info = _object(line)
     asked = from_json(info["request_parameters"])
-    row = {"id": veil.name(_text(info["id"]))} | _session(asked.get("session_id"), veil)
+    row = _named("id", info["id"], veil) | _named("session", asked.get("session_id"), veil)
     return row | _finished_at(info, None) | _prompt(asked, veil)
 
 
@@ -144,13 +147,13 @@ def _dynamo(line: str, veil: Veil) -> Record:
     replay = request["replay"]
     size, hashes = _tokens(replay["trace_block_size"]), replay["input_sequence_hashes"]
     return {
-        "id": veil.name(_text(request["request_id"])),
+        **_named("id", request["request_id"], veil),
         "arrival_s": float(request["request_received_ms"]) / 1e3,
         "last_s": float(record["event_time_unix_ms"]) / 1e3,
         "output_tokens": _tokens(request["output_tokens"]),
         "cached_tokens": _optional(request.get("cached_tokens"), _tokens),
         **_hashed(_tokens(replay["input_length"]), size, hashes, veil),
-        **_session((record.get("agent_context") or {}).get("session_id"), veil),
+        **_named("session", (record.get("agent_context") or {}).get("session_id"), veil),
     }
 
 
@@ -161,13 +164,13 @@ def _aiperf(line: str, veil: Veil) -> Record:
     if found is None:
         raise _Other
     return {
-        "id": veil.name(_text(when["x_request_id"])),
+        **_named("id", when["x_request_id"], veil),
         "arrival_s": found.start_s,
         "first_s": None if found.ttft_s is None else found.start_s + found.ttft_s,
         "last_s": found.start_s + found.latency_s,
         "input_tokens": _tokens(found.input_tokens),
         "output_tokens": _tokens(found.output_tokens),
-        **_session(when.get("x_correlation_id") or when.get("conversation_id"), veil),
+        **_named("session", when.get("x_correlation_id") or when.get("conversation_id"), veil),
     }
 
 
@@ -175,7 +178,7 @@ def _lmcache(line: str, veil: Veil) -> Record:
     """Lookup hashes: chained hashes of the chunks that were looked up."""
     record = _object(line)
     return {
-        "id": veil.name(_text(record["request_id"])),
+        **_named("id", record["request_id"], veil),
         "arrival_s": float(record["timestamp"]),
         **_hashed(
             _tokens(record["seq_len"]), _tokens(record["chunk_size"]), record["chunk_hashes"], veil
@@ -195,7 +198,11 @@ LOGS = {
 
 
 def _object(line: str) -> dict[str, Any]:
-    record = from_json(line[line.index("{") :])
+    text = line[line.index("{") :]
+    try:
+        record = from_json(text)
+    except ValueError:  # half a character, which a client may send
+        record = json.loads(text)
     if not isinstance(record, dict):
         raise _Other
     return record
@@ -223,8 +230,9 @@ def _hashed(tokens: int, size: int, hashes: Any, veil: Veil) -> Record:
     }
 
 
-def _session(name: Any, veil: Veil) -> Record:
-    return {} if name is None else {"session": veil.name(_text(name))}
+def _named(field: str, name: Any, veil: Veil) -> Record:
+    """A client's name for something, whatever JSON it is."""
+    return {} if name is None else {field: veil.name(name)}
 
 
 def _month_clock(text: str) -> float:
@@ -246,12 +254,6 @@ def _tokens(value: Any) -> int:
 
 def _optional(value: Any, kind: Callable[[Any], Any]) -> Any:
     return None if value is None else kind(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise _Other
-    return value
 
 
 _POLL_S = 0.3
@@ -305,7 +307,10 @@ class RequestLog:
         finally:
             for file in self._open.values():
                 file.close()
-        if self._lines and not self._rows:
+        broken = [path.name for path, file in self._open.items() if file.broken]
+        if broken and not self._follow:
+            self._warn(f"--requests {self._path}: {', '.join(broken)}: no whole gzip")
+        if not self._rows and (self._lines or (broken and not self._follow)):
             raise TraceError(
                 f"--requests {self._path}: {counted(self._lines, 'line')} read, and none is of a "
                 "log of requests that record knows (dsv4kv record --help names them): name "
@@ -389,14 +394,16 @@ class _Growing:
         opened: Callable[[Path, str], Any] = gzip.open if self._path.suffix == ".gz" else open
         self._file: BufferedIOBase = opened(self._path, "rb")
         self._inode = self._path.stat().st_ino
-        self._at = self._unpacked = 0
+        self._at, self._unpacked, self.broken = 0, 0, False
 
     def _whole(self, *, last: bool) -> Iterator[bytes]:
         while True:
             try:
                 self._file.seek(self._at)
                 line = self._file.readline(_MOST_BYTES)
+                self.broken = False
             except (EOFError, zlib.error, gzip.BadGzipFile):  # its end has not been written yet
+                self.broken = True
                 return
             ended, is_part = line.endswith(b"\n"), len(line) == _MOST_BYTES
             if not line or not (ended or is_part or last):

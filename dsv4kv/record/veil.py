@@ -26,7 +26,7 @@ class Veil:
         self._tokens = blake2b(digest_size=8, key=salt, person=b"tokens")
         self._names = blake2b(digest_size=8, key=salt, person=b"names")
 
-    def name(self, text: str | bytes | int) -> int:
+    def name(self, text: object) -> int:
         """A number for a session, a request's id, an adapter, a server's own hash of a block."""
         found = self._names.copy()
         found.update(repr(text).encode("utf-8", "surrogatepass"))

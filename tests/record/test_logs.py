@@ -166,3 +166,15 @@ def test_a_prompt_that_quotes_a_log_again_and_again_is_read_in_no_time(begin: st
         f"assert read_line({begin!r} * 200_000 + 'prompt_token_ids: None', Veil(b's')) is None"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)  # else hours
+
+
+@pytest.mark.parametrize("value", ["\ud800", 7, ["a", "b"], {"a": 1}, 10**400])
+@pytest.mark.parametrize("field", ["rid", "session_id", "extra_key"])
+def test_what_a_client_names_loses_no_row(field: str, value: object) -> None:
+    line = json.loads(
+        next(line for line in LINES["sglang"].read_text().splitlines() if "finished" in line)
+    )
+    (line if field == "rid" else line["obj"])[field] = value
+    row = read_line(json.dumps(line), VEIL)
+    assert row is not None
+    assert facts(row, "input_tokens", "output_tokens", "cached_tokens") == [199, 2, 128]

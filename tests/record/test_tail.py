@@ -175,3 +175,22 @@ def test_a_log_of_which_no_line_is_understood_is_an_error(tmp_path: Path) -> Non
     assert read(folder, log) == [1]
     log.write_text("")
     assert read(tmp_path / "other", log) == []
+
+
+@pytest.mark.parametrize("content", [b"x", b"plain text\n", gzip.compress(b"line\n" * 99)[:8]])
+def test_a_gzip_of_which_nothing_can_be_read_is_an_error(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "log.gz").write_bytes(content)
+    with pytest.raises(TraceError, match="0 lines read"):
+        read(tmp_path / "recording", tmp_path / "log.gz")
+
+
+def test_half_a_gzip_is_said_to_be_no_whole_one(tmp_path: Path) -> None:
+    log, said = tmp_path / "log.gz", list[str]()
+    whole = gzip.compress("".join(map(line, range(1, 10_000))).encode())
+    log.write_bytes(whole[: len(whole) // 2])
+    with Recording(tmp_path / "recording") as recording:
+        source = RequestLog(
+            0, log, recording, Veil(recording.salt), follow=False, warn=said.append
+        )
+        source.run(threading.Event())
+    assert said == [f"--requests {log}: log.gz: no whole gzip"]

@@ -9,6 +9,7 @@ from typing import Any
 from dsv4kv.core.losses import REASONS
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
+from dsv4kv.model.presets import load_model
 from dsv4kv.replay.mrc.curves import Answer, Point
 from dsv4kv.replay.mrc.thin import PARTS
 from dsv4kv.replay.rules import Outcome
@@ -137,7 +138,7 @@ def mrc_page(source: str, model: str, answer: Answer) -> tb.Page:
     else:
         parts += ["", _curve_table(model, answer, limit=_MAX_ROWS)]
     if point.rules:
-        good = max(point.rules, key=lambda o: (bool(RULES[o.name].engine), o.hit_tokens))
+        good = max(_ruled(model, point) or point.rules, key=lambda o: o.hit_tokens)
         rule = ("--model", model, "--rule", good.name)
         parts += ["", tb.Command.of("dsv4kv", "replay", source, *rule)]
     elif answer.kept_share == 1 and answer.enough_tokens:
@@ -145,6 +146,13 @@ def mrc_page(source: str, model: str, answer: Answer) -> tb.Page:
         parts += ["", tb.Command.of("dsv4kv", "trace", "mrc", source, *rest)]
     title = f"Hit rate of {Path(source).name} by cache capacity, {model}"
     return tb.Page(title, parts, list(_sections(model, answer)))
+
+
+def _ruled(model: str, point: Point) -> list[Outcome]:
+    """By the rules that engines have for the model, if there are any; else by all of engines."""
+    kind = load_model(model).kind
+    ruled = [outcome for outcome in point.rules if RULES[outcome.name].engine]
+    return [each for each in ruled if kind in RULES[each.name].default_for] or ruled
 
 
 def _gib(count: int) -> str:
@@ -155,8 +163,7 @@ def _gib(count: int) -> str:
 def _sum_up(model: str, answer: Answer, point: Point) -> Iterator[tb.Text]:
     where = f"In a pool of {point.capacity_tokens:,} tokens," if point.capacity_tokens else ""
     where = where or "With unlimited memory,"
-    engines = [outcome for outcome in point.rules if RULES[outcome.name].engine]
-    outcomes = engines or [*point.strategies, *point.rules, *point.policies]
+    outcomes = _ruled(model, point) or [*point.strategies, *point.rules, *point.policies]
     sentence = f"{where} {_hits(point, 1)} of prompt tokens hit."
     if not answer.points[-1].token_hits:
         yield tb.Text(

@@ -299,6 +299,14 @@ _WITH_AT = re.compile(
 _USER = re.compile(r"[^@]*?://(?:[^/]*|[^/:]*:.*)@|(?:[^/:@=]*=)?[^/:@]+:(?!//).+@")
 
 
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder and those above it; raises ``OSError``."""
+    try:
+        folder.mkdir(mode, parents=True, exist_ok=True)
+    except RecursionError:  # a thousand folders within each other
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(folder)) from None
+
+
 def mask_secrets(text: str) -> str:
     """A text or JSON without users and passwords of addresses, and without keys of a command."""
     return _GIVEN.sub(r"\1***", _FIELD.sub(r"\1***", _WITH_AT.sub(_mask_word, text)))

@@ -14,6 +14,7 @@ import pytest
 from dsv4kv import files
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import ConfigError
+from dsv4kv.files import make_folder
 from tests.fuzz.mutate import BOMB, MERGES
 
 
@@ -81,7 +82,7 @@ def test_a_file_that_an_option_named_is_written_or_refused_with_the_option(tmp_p
 def test_a_process_that_is_killed_while_it_writes_leaves_nothing(tmp_path: Path) -> None:
     target = tmp_path / "run.json"
     program = (
-        "import os; from pathlib import Path; from dsv4kv.files import replacing\n"
+        "import os; from pathlib import Path; from dsv4kv.files import make_folder, replacing\n"
         f"with replacing(Path({str(target)!r})) as file:\n"
         "    file.write(b'half'); file.flush(); os.kill(os.getpid(), 9)"
     )
@@ -211,3 +212,8 @@ def test_users_and_passwords_of_urls_are_masked_in_every_document(text: str, kep
 )
 def test_an_address_is_told_without_its_secrets(url: str, kept: str) -> None:
     assert files.mask_url(url) == kept
+
+
+def test_a_thousand_folders_within_each_other_are_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="name too long"):
+        make_folder(tmp_path / ("a/" * 1900))

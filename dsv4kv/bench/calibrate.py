@@ -23,7 +23,7 @@ from dsv4kv.bench.compare.verdict import Floor, Logs, compare_pairs, compare_sid
 from dsv4kv.bench.launches import OnProgress, Outcome, Task, bench_arguments, run_launches
 from dsv4kv.bench.protocol import measure_memcpy
 from dsv4kv.errors import ConfigError, Dsv4kvError
-from dsv4kv.files import read_json, replacing, user_cache
+from dsv4kv.files import make_folder, read_json, replacing, user_cache
 from dsv4kv.runs.environment import capture_environment
 from dsv4kv.runs.quantities import Measured, Quantity, by_quantity, list_measured, ratio_of_calls
 from dsv4kv.runs.schema import RunRecord
@@ -129,7 +129,7 @@ def calibrate(
 def save_calibration(calibration: Calibration, path: Path) -> None:
     """Write it whole or not at all; raises ``Dsv4kvError`` where it cannot be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with replacing(path) as file:
             file.write(calibration.model_dump_json(indent=1).encode() + b"\n")
     except OSError as error:

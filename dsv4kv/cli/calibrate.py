@@ -8,7 +8,7 @@ import yaml
 from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import user_calibrations, write_named
+from dsv4kv.files import make_folder, user_calibrations, write_named
 from dsv4kv.view.console import open_console, say
 
 EPILOG = examples(
@@ -61,7 +61,7 @@ def calibrate(
     if found.doubts:
         raise ConfigError(f"--name {name}: not stored: {found.doubts[0]}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
     except OSError as error:
         raise ConfigError(f"--name: {target.parent} cannot be made: {error.strerror}.") from error
     text = yaml.safe_dump(found.coefficients.model_dump(), sort_keys=False, width=99)

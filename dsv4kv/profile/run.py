@@ -25,7 +25,7 @@ from dsv4kv.bench.serve.operations import name_of
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import ConfigError, ProfileError
-from dsv4kv.files import replacing, temporary_folder
+from dsv4kv.files import make_folder, replacing, temporary_folder
 from dsv4kv.processes import python
 from dsv4kv.profile import launch as la
 from dsv4kv.profile.ncu import reader
@@ -206,7 +206,7 @@ def be_profiled(plan: Plan, target: Path) -> None:
         with replacing(target) as file:
             file.write(dumps(record).encode())
 
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     _run_in_process(plan, CudaProfiler(), write)
 
 
@@ -218,7 +218,7 @@ def run_profile(plan: Plan, *, memory: bool) -> RunRecord:
         Dsv4kvError: The workload cannot run.
     """
     command = la.Command([], []) if plan.tool == "torch" else make_command(plan)
-    plan.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(plan.folder)
     audit = audit_memory(plan.loaded.config, plan.folder) if memory else None
     if plan.tool == "torch":
         kineto, kept = Kineto(), list[RunRecord]()

@@ -29,7 +29,7 @@ from pydantic_core import SchemaValidator, from_json
 from pydantic_core import core_schema as cs
 
 from dsv4kv.errors import TraceError
-from dsv4kv.files import open_regular, read_document, replacing
+from dsv4kv.files import make_folder, open_regular, read_document, replacing
 from dsv4kv.traces.files import MAX_TOKENS, MOST_S
 
 STREAMS = ("notes", "events", "requests", "metrics")
@@ -225,7 +225,7 @@ class Recording:
                     f"{folder} is a folder with other files: name a new one, or one that record "
                     "made."
                 )
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(folder, 0o700)
             with ExitStack() as opened:
                 opened.callback(os.close, _lock(folder))
                 self.salt = _salt(folder)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from dsv4kv.errors import RecordError
-from dsv4kv.files import read_document, replacing, whole_json
+from dsv4kv.files import make_folder, read_document, replacing, whole_json
 from dsv4kv.processes import map_parallel
 from dsv4kv.runs.part import Moment, Part, RunId
 from dsv4kv.runs.schema import Case
@@ -142,7 +142,7 @@ def open_points(
                 with path.open("ab") as file:
                     file.write(b"\n")
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             with replacing(path) as file:
                 file.write(f"{asked.model_dump_json()}\n".encode())
     except OSError as error:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, Self
 from pydantic import Field, ValidationError
 
 from dsv4kv.errors import ConfigError, RecordError
-from dsv4kv.files import read_document, replacing, whole_json
+from dsv4kv.files import make_folder, read_document, replacing, whole_json
 from dsv4kv.runs.part import Moment, Part, RunId
 from dsv4kv.runs.schema import SCHEMA_VERSION, RunRecord
 
@@ -46,7 +46,7 @@ def save_record(record: RunRecord, folder: Path) -> Saved:
     """Write ``folder/RUN_ID.json``, or into the temporary folder; raises ``RecordError``."""
     content, name = dumps(record).encode(), f"{record.run_id}.json"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with replacing(folder / name) as file:
             file.write(content)
         return Saved(folder / name, None)

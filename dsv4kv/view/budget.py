@@ -17,6 +17,7 @@ from dsv4kv.budget.sweep import Row
 from dsv4kv.engines.contract import Capacity
 from dsv4kv.engines.host import HostTier
 from dsv4kv.engines.names import find_engine
+from dsv4kv.files import mask_secrets
 from dsv4kv.units import counted, format_bytes, format_count
 from dsv4kv.view import table as tb
 from dsv4kv.view.plots import MAX_LINES, Bar, Line, bars, lines
@@ -372,7 +373,7 @@ def view_command(
     parts: list[tb.Part] = ["", table] if known else [tb.Text(free, "dim")] if free else []
     parts += [tb.Finding("warning", f"not read: {words}") for words in reading.unread]
     for flag in reading.uncounted:
-        value = f" {flag.value}" if flag.value else ""
+        value = f" {mask_secrets(flag.value)}" if flag.value else ""
         parts.append(tb.Finding("warning", f"not counted: {flag.spelling}{value}: {flag.effect}"))
     if reading.unknown:
         listed = ", ".join(flag.spelling for flag in reading.unknown)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from dsv4kv import __version__
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import refused_by, replacing, whole_text, write_named
+from dsv4kv.files import make_folder, refused_by, replacing, whole_text, write_named
 from dsv4kv.view.console import escaped
 from dsv4kv.view.plots import file_name, to_png, to_svg, to_svg_file
 from dsv4kv.view.table import MARKS, Chart, Page
@@ -35,7 +35,7 @@ def render_page(page: Page) -> str:
 def write_page(page: Page, target: Path) -> None:
     """Write a page; an old file is replaced."""
     with refused_by("--html", target, _ELSEWHERE):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         with replacing(target, follow=True) as file:
             file.write(render_page(page).encode())
 
@@ -56,7 +56,7 @@ def write_charts(charts: Sequence[Chart], folder: Path) -> list[Path]:
     """Write every chart as SVG and as PNG, and return their paths."""
     written = []
     with refused_by("--charts", folder, _ELSEWHERE):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         for number, chart in enumerate(charts):
             again = sum(file_name(each) == file_name(chart) for each in charts[:number])
             name = f"{file_name(chart)}-{again + 1}" if again else file_name(chart)

@@ -326,3 +326,13 @@ def test_options_that_no_flag_says_are_pasted_with_the_command_that_was_read(
     assert line.startswith("dsv4kv budget ")
     again = run(*shlex.split(line)[2:]).stdout
     assert again.split(" ", 2)[1] == promised.split(" ", 1)[0]
+
+
+def test_a_token_in_an_option_that_is_not_counted_is_not_shown(tmp_path: Path) -> None:
+    script = tmp_path / "serve.sh"
+    script.write_text(
+        """vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 8 --hf-overrides '{"token": "SECRET7"}'"""
+    )
+    said = run("--command", str(script), "--context", "64K").output
+    assert "--hf-overrides" in said
+    assert "SECRET7" not in said

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from dsv4kv.errors import ConfigError, RecordError
-from dsv4kv.files import replacing
+from dsv4kv.files import make_folder, replacing
 from dsv4kv.runs.quantities import Measured, Quantity, axis_text, measured_in
 from dsv4kv.runs.schema import Case, RunRecord
 from dsv4kv.runs.store import dumps, load_record
@@ -122,7 +122,7 @@ def save_baseline(side: Side, name: str, results: Path) -> Path:
         )
     path = _path(name, results)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with replacing(path) as file:
             file.write(dumps(side.records[0]).encode())
     except OSError as error:

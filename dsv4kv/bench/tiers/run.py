@@ -35,7 +35,7 @@ from dsv4kv.config.experiments import TiersConfig
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.clock import VirtualClock
 from dsv4kv.errors import ConfigError, StoreUnavailable
-from dsv4kv.files import temporary_folder, user_cache
+from dsv4kv.files import make_folder, temporary_folder, user_cache
 from dsv4kv.model.families import Family, Kept
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.replay.clock.sources import open_times
@@ -313,7 +313,7 @@ def _folder(config: TiersConfig) -> Iterator[Path]:
     with ExitStack() as held:
         try:
             if parent is not None:
-                parent.mkdir(parents=True, exist_ok=True)
+                make_folder(parent)
             folder = held.enter_context(temporary_folder("dsv4kv-tiers-", parent))
         except OSError as error:
             raise StoreUnavailable(

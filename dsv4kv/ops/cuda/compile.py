@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
-from dsv4kv.files import replacing, shipped, user_cache
+from dsv4kv.files import make_folder, replacing, shipped, user_cache
 from dsv4kv.ops.launches.launch import KernelModule
 from dsv4kv.processes import usable_cores
 
@@ -220,7 +220,7 @@ def _find(name: str) -> bytes | None:
 def _keep(name: str, cubin: bytes) -> None:
     folder = cache_folder()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder, 0o700)
         if _is_trusted(folder, folder.lstat()):
             with replacing(folder / name, mode=0o600) as file:
                 file.write(_head(name, cubin) + b"\n" + cubin)

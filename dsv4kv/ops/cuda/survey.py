@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv4kv.errors import RecordError
-from dsv4kv.files import read_json, replacing, shipped
+from dsv4kv.files import make_folder, read_json, replacing, shipped
 from dsv4kv.ops.cuda.compile import check_architecture, load_cubins
 from dsv4kv.ops.cuda.inspection import KernelReport, find_disassembler, inspect_cubins
 from dsv4kv.ops.launches.catalogue import PROMISES, WIDE, Example, Promise
@@ -165,7 +165,7 @@ def save_baseline(baseline: Baseline, path: Path) -> None:
     text = json.dumps(asdict(baseline), ensure_ascii=False, indent=2)
     flat = text.replace("\n        ", " ").replace("\n      }", " }")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with replacing(path) as file:
             file.write(f"{flat}\n".encode())
     except OSError as error:

@@ -33,7 +33,7 @@ _PREEMPTED = ("vllm:num_preemptions", "sglang:num_retracted_requests")
 _RANK = re.compile(r"(?:dp_rank|engine)=\d+")
 _STARTED = "process_start_time_seconds"
 
-_KNOWN = 65_536  # ids of requests that a line about them tells apart
+_KNOWN = 4_096  # ids of requests that a line about them tells apart
 
 Window = tuple[float, float]
 """When something happened: after the one and not after the other."""

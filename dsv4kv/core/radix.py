@@ -416,7 +416,7 @@ class SglangWindowCache(SglangCache):
         """Window pages that a prompt holds at most, with ``locked`` ones of the tree at its hit.
 
         Where windows are not freed the tree takes over a chunk's windows, and some stay locked
-        while the next is computed; with a branch at ``found``, those of two chunks at once.
+        while the next is computed; with a branch at ``found``, the windows of two chunks.
         """
         pages = self._pages(tokens)
         if not self._dense:

@@ -89,7 +89,7 @@ def _ids_of(row: Record) -> Record:
 
 
 def outline(row: Record) -> Record:
-    """What of a row decides which request it is of."""
+    """The fields of a row that decide which request it belongs to."""
     names = ("arrival_s", "last_s", "input_tokens", "grain", "ids_of")
     found = {name: row[name] for name in names if row.get(name) is not None}
     return found | ({"ids": hash(tuple(row["ids"]))} if row.get("ids") and "grain" in row else {})

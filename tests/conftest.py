@@ -263,8 +263,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.fixture
-def handlers() -> Iterator[None]:
-    """Signals as they were, afterwards; a shell's background job ignores Ctrl-C before."""
+def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What ``main()`` sets is as it was, afterwards; a background job ignores Ctrl-C before."""
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
     before = [signal.signal(number, signal.SIG_DFL) for number in ENDINGS]
     yield
     for number, handler in zip(ENDINGS, before, strict=True):

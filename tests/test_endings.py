@@ -59,6 +59,12 @@ def test_a_thread_puts_nothing_off_and_does_not_fail() -> None:
     assert done
 
 
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+
 @each_ending
 def test_the_program_ends_as_by_ctrl_c(number: signal.Signals) -> None:
     program = (
@@ -67,9 +73,7 @@ def test_the_program_ends_as_by_ctrl_c(number: signal.Signals) -> None:
         "with patch('dsv4kv.budget.answer.answer', end):\n"
         "    sys.argv = ['dsv4kv', 'budget']; cli.main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    done = run(program)
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr
 
@@ -85,8 +89,6 @@ def test_while_threads_of_a_written_answer_are_awaited_the_program_ends_quietly(
         "threading.Thread(target=late).start()\n"
         "sys.argv = ['dsv4kv', '--version']; cli.main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    done = run(program)
     assert (done.returncode, done.stderr) == (130, "")
     assert done.stdout.startswith("dsv4kv ")

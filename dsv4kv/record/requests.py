@@ -29,10 +29,10 @@ def says_hits(row: Record) -> bool:
 
 @dataclass(slots=True)
 class One:
-    """A request: what its rows say, and from which sources' beginnings and ends they are."""
+    """A request: what its rows say, and its sources, each with whether the row ended it."""
 
     row: Record
-    parts: set[tuple[str, str]]
+    parts: set[tuple[str, bool]]
 
 
 class Requests:
@@ -46,34 +46,27 @@ class Requests:
 
     def add(self, record: Record, row: Record, otherwise: object) -> One | None:
         """A new request, of an id or of ``otherwise``; None if ``row`` went into one."""
-        ends = "last_s" in record or "output_tokens" in record
-        end, begin = ((str(record.get("source")), each) for each in ("end", "begin"))
-        part = ("", "exchange") if is_exchange(record) else end if ends else begin
+        source = "" if is_exchange(record) else str(record.get("source"))
+        part = source, not source or "last_s" in record or "output_tokens" in record
+        begun = source, False
         name = record.get("id", otherwise)
         known = self._of[name] = self._of.pop(name, [])[-_LATELY:]
         if len(self._of) > self._most:
             del self._of[next(iter(self._of))]
-        for alike in (True, False):
-            for one in known:
-                if part in one.parts or alike != any(part[0] == source for source, _ in one.parts):
-                    continue
-                if (part == begin and end in one.parts) or not _agree(
-                    one.row, row, timed=not alike
-                ):
-                    continue
-                mine, other = (row, one.row) if part[0] == "" else (one.row, row)
-                one.row, one.parts = (
-                    other | mine | (_ids_of(other) or _ids_of(mine)),
-                    one.parts | {part},
-                )
+        fitting = [one for one in known if not one.parts & {part, (source, True)}]
+        for one in sorted(fitting, key=lambda one: begun not in one.parts):
+            if _agree(one.row, row, timed=begun not in one.parts):
+                one.parts.add(part)
+                mine, other = (one.row, row) if source else (row, one.row)
+                one.row = other | mine | (_ids_of(other) or _ids_of(mine))
                 return None
         known.append(One(row, {part}))
         return known[-1]
 
 
 def _agree(a: Record, b: Record, *, timed: bool) -> bool:
-    names = {name for name in a.keys() & b.keys() if a[name] != b[name]}
-    if "input_tokens" in names or ("ids" in names and _ids_of(a) and _ids_of(b)):
+    lengths = {row["input_tokens"] for row in (a, b) if "input_tokens" in row}
+    if len(lengths) > 1 or (_ids_of(a) and _ids_of(b) and a["ids"] != b["ids"]):
         return False
     for name in ("arrival_s", "last_s") if timed else ():
         if name in a and name in b:
@@ -92,7 +85,8 @@ def outline(row: Record) -> Record:
     """The fields of a row that decide which request it belongs to."""
     names = ("arrival_s", "last_s", "input_tokens", "grain", "ids_of")
     found = {name: row[name] for name in names if row.get(name) is not None}
-    return found | ({"ids": hash(tuple(row["ids"]))} if row.get("ids") and "grain" in row else {})
+    compared = row.get("ids") and "grain" in row and row.get("ids_of") != "text"
+    return found | ({"ids": hash(tuple(row["ids"]))} if compared else {})
 
 
 def count_requests(rows: Iterable[Record]) -> int:

@@ -366,7 +366,7 @@ def _write_launch(
 
 
 def _add_option(typed: _Typed, option: "Option") -> str:
-    """What was typed, with an option; empty where the option changes what a file says."""
+    """The typed command with an option added; empty if the option replaces what the file sets."""
     changed = {name.replace("_", "-") for name in option.inputs}
     kept = [word for means, words in typed if not means & changed for word in words]
     return f"{Paste.of('dsv4kv', 'budget', *kept)} {option.change}" if kept else ""

@@ -86,7 +86,7 @@ class Scheduler:
         # requests that keep their blocks and do not run, oldest first
         self.paused: list[Served] = []
         self.deferrals = 0  # requests that ever waited for another one's prefix
-        # those ended or rejected since this was last emptied; None where nobody asks
+        # requests ended or rejected since this was last emptied; None if nothing reads it
         self.ended: list[Served] | None = None
         self.records = True  # whether ``outcome`` is kept
         self.block_tokens = limits.block_tokens  # tokens of a block

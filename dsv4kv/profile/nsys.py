@@ -128,7 +128,7 @@ def read_ranges(database: Database, names: tr.Names, step: str) -> tr.Ranges:
         lambda text: names.number(text) if isinstance(text, str) else tr.NONE,
     )
     name = np.where(text == tr.NONE, number_texts(database, text_id, names, ""), text)
-    typeless = (kind == tr.NONE) & (end != tr.NONE)  # an event that does not say what it is
+    typeless = (kind == tr.NONE) & (end != tr.NONE)  # an event without a kind
     is_range = (kind == _PUSH_POP) | (kind == _START_END) | typeless
     made = (kind == _DOMAIN_MADE) & (name == names.known.get(tr.DOMAIN, tr.NONE))
     is_step = is_range & np.isin(name, tr.fitting(names.known, step))

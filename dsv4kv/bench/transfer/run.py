@@ -43,7 +43,7 @@ class Costs:
 class Outcome:
     """What moved, what it cost, and what is wrong; GB/s are medians of all rounds."""
 
-    families: Mapping[str, rc.Moved]  # what was read of every family
+    families: Mapping[str, rc.Moved]  # reads of each family
     gbps: Estimate | None  # of all families
     unmerged_gbps: Estimate | None  # of all families, a descriptor for every page
     memcpy_gbps: Estimate | None  # of one copy of as many bytes

@@ -12,8 +12,8 @@ __device__ __forceinline__ u32 shared_address(const void* shared) {
     return u32((const u8*)shared - (const u8*)dsv::dynamic_shared());
 }
 template <int kBytes>
-__device__ __forceinline__ void copy_async(u32 shared, const void* source, bool there) {
-    dsv::copy_async((u8*)dsv::dynamic_shared() + shared, there ? source : nullptr, kBytes);
+__device__ __forceinline__ void copy_async(u32 shared, const void* source, bool there, bool own = true) {
+    if (own) dsv::copy_async((u8*)dsv::dynamic_shared() + shared, there ? source : nullptr, kBytes);
 }
 __device__ __forceinline__ void close_copies() { dsv::close_group(); }
 template <int kUnderWay>
@@ -36,17 +36,19 @@ __device__ __forceinline__ u32 shared_address(const void* shared) {
 }
 
 // Copies 4, 8 or 16 bytes, aligned to their number; zeros where there is nothing, which is not read.
-// 16 bytes go past L1.
+// A thread without a copy of its own has none, and takes no branch. 16 bytes go past L1.
 template <int kBytes>
-__device__ __forceinline__ void copy_async(u32 shared, const void* source, bool there) {
+__device__ __forceinline__ void copy_async(u32 shared, const void* source, bool there, bool own = true) {
     int size = there ? kBytes : 0;
     if constexpr (kBytes == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(source),
-                     "r"(size)
+        asm volatile("{ .reg .pred own; setp.ne.s32 own, %3, 0; "
+                     "@own cp.async.cg.shared.global [%0], [%1], 16, %2; }" ::"r"(shared),
+                     "l"(source), "r"(size), "r"(int(own))
                      : "memory");
     } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(source),
-                     "n"(kBytes), "r"(size)
+        asm volatile("{ .reg .pred own; setp.ne.s32 own, %4, 0; "
+                     "@own cp.async.ca.shared.global [%0], [%1], %2, %3; }" ::"r"(shared),
+                     "l"(source), "n"(kBytes), "r"(size), "r"(int(own))
                      : "memory");
     }
 }

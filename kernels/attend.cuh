@@ -260,13 +260,9 @@ __device__ __forceinline__ void attend_piece(const u8* ring, const Window& windo
     int last = piece.last, window_tiles = piece.tiles.window;
 
     // Lane l of a warp looks up its entry l of a tile: that is number l * kWarps + warp.
-    auto find = [&](int number) {
-        int i = lane * kWarps + warp;
-        if (number >= last || i >= kTile) return -1;
-        int first = number < window_tiles ? 0 : window_tiles, entry = (number - first) * kTile + i;
-        return number < window_tiles ? find_in_window(window, piece.slot, piece.token, entry)
-                                     : find_compressed(others, piece.slot, piece.token, entry);
-    };
+    Search search = {window, others, piece, window_tiles, last};
+    int row = min(lane * kWarps + warp, kTile - 1);
+    auto find = [&](int tile) { return search.page(tile, search.number(tile, row)); };
     auto start = [&](int number, int entry) {
 #pragma unroll 1
         for (int i = 0; i < kTile / kWarps && number < last; ++i) {
@@ -282,7 +278,7 @@ __device__ __forceinline__ void attend_piece(const u8* ring, const Window& windo
         close_copies();
     };
     auto decode = [&](int number) {
-#pragma unroll 1
+#pragma unroll 2
         for (int row = warp; row < kTile; row += kWarps) {
             auto store = [&](int chunk, uint4 values) {
                 shared.entries[row][place_of(row, chunk)] = values;
@@ -295,9 +291,10 @@ __device__ __forceinline__ void attend_piece(const u8* ring, const Window& windo
     };
 
     copy_queries(thread, queries, piece.token, piece.group * kHeads, shared);
-    int tile = piece.first, entry = find(tile);
-    start(tile, entry);
-    entry = find(tile + 1);
+    int tile = piece.first;
+    start(tile, search.entry(tile, find(tile)));
+    Search::Found found = find(tile + 1);
+    int number = search.number(tile + 2, row);
     Softmax softmax;
 #pragma unroll
     for (int m = 0; m < kOwnHeads; ++m) {
@@ -311,8 +308,8 @@ __device__ __forceinline__ void attend_piece(const u8* ring, const Window& windo
         __syncthreads();  // the tile is there, and the one before is no longer read
         decode(tile);
         __syncthreads();
-        start(tile + 1, entry);
-        entry = find(tile + 2);
+        start(tile + 1, search.entry(tile + 1, found));
+        found = search.page(tile + 2, number), number = search.number(tile + 3, row);
         float logarithms[kOwnHeads][kOwnEntries][4];
         multiply_keys(thread, shared, shared.there[tile % 2], queries.scale, logarithms);
         share_tops(thread, logarithms, shared);

@@ -1,4 +1,4 @@
-// Attention as attend.cuh, by warps of two roles: four decode entries while eight multiply.
+// Attention as attend.cuh, by warps of two roles: eight decode entries while eight multiply.
 //
 // A block takes 64 heads of a token at a time, and of the token's tiles of 64 entries those of its run
 // (attention.cuh); decoding warps are ahead of multiplying ones from one token to the next. Each decoding
@@ -7,17 +7,17 @@
 // tile's entries with all channels, then all entries with its half of the channels, both by wgmma from
 // shared memory. A head's sums stay with one warp of each.
 //
-// Compile-time: see attention.cuh; DSV_STAGES 4 or 8.
+// Compile-time: see attention.cuh; DSV_STAGES 2, 4 or 8.
 #include "attention.cuh"
 #include "warpgroup.cuh"
 
 constexpr int kGroups = 2, kMultiplying = kGroups * kGroupThreads;
-constexpr int kDecodingWarps = 4, kThreads = kMultiplying + kDecodingWarps * kWarpSize;
+constexpr int kDecodingWarps = 8, kThreads = kMultiplying + kDecodingWarps * kWarpSize;
 constexpr int kStages = DSV_STAGES, kOwnRows = kTile / kDecodingWarps;
 constexpr int kPanels = kDims / 64, kOwnPanels = kPanels / kGroups;
 constexpr int kOwnEntries = kTile / 8 / kGroups, kOwnDims = kDimChunks / kGroups;
 constexpr int kPanelBytes = kTile * kPanelRow;
-constexpr int kMultiplyingRegisters = 208, kDecodingRegisters = 88;
+constexpr int kMultiplyingRegisters = 192, kDecodingRegisters = 64;
 
 static_assert(kHeads == 64 && kTile == 64, "as wgmma multiplies");
 static_assert(kOwnRows % kStages == 0 && kStages % 2 == 0, "a tile begins with the first stage");
@@ -39,8 +39,10 @@ static_assert(sizeof(Shared) <= DSV_SHARED_BYTES, "a launch gives it so much");
 // Starts copies of a token's heads; zeros for heads that fill up.
 __device__ __forceinline__ void copy_queries(const Queries& queries, int token, int first_head,
                                              Shared& shared) {
-    for (int i = threadIdx.x; i < kHeads * kDimChunks; i += kMultiplying) {
-        int row = i / kDimChunks, chunk = i % kDimChunks, head = first_head + row;
+    int thread = anew(threadIdx.x);
+#pragma unroll 4
+    for (int first = 0; first < kHeads * kDimChunks; first += kMultiplying) {
+        int i = first + thread, row = i / kDimChunks, chunk = i % kDimChunks, head = first_head + row;
         bool there = head < queries.heads;
         i64 at = (i64)token * queries.heads + (there ? head : 0);
         copy_async<16>(&shared.queries[chunk / 8][row][panel_place(row, chunk % 8)],
@@ -50,59 +52,21 @@ __device__ __forceinline__ void copy_queries(const Queries& queries, int token, 
 
 // ---- Decoding ---------------------------------------------------------------------------------
 
-// Where the entries of a token are, and which tiles of them this block has.
-struct Source {
-    const Window& window;
-    const Others& others;
-    const Piece& piece;
-    int window_tiles, first, last;
-};
-
-// An entry of a tile: which physical one, -1 for none, and where it is. A lane looks one up for all.
-struct Found {
-    int entry;
-    Stored at;
-};
-__device__ __forceinline__ Found find_entry(const Source& source, int tile, int i) {
-    if (tile >= source.last) return {-1, {source.window.pages, 0}};
-    const Window& window = source.window;
+// Starts copies of an entry of a tile.
+__device__ __forceinline__ void stage_entry(const Search& search, int tile, int entry, u32 staged) {
+    if (tile < search.window_tiles) {
+        window::Staged::stage(window::Staged::place(search.window.pages, entry), entry >= 0, staged);
 #if DSV_COMPRESSED
-    if (tile >= source.window_tiles) {
-        int number = (tile - source.window_tiles) * kTile + i;
-        int entry = find_compressed(source.others, source.piece.slot, source.piece.token, number);
-        return {entry, compressed::Staged::place(source.others.pages, entry)};
-    }
+    } else {
+        compressed::Staged::stage(compressed::Staged::place(search.others.pages, entry), entry >= 0, staged);
 #endif
-    int entry = find_in_window(window, source.piece.slot, source.piece.token, tile * kTile + i);
-    return {entry, window::Staged::place(window.pages, entry)};
-}
-__device__ __forceinline__ Found of_lane(const Found& found, int lane) {
-    u64 data = (u64)found.at.data;
-    u32 low = __shfl_sync(kFullWarp, u32(data), lane), high = __shfl_sync(kFullWarp, u32(data >> 32), lane);
-    return {__shfl_sync(kFullWarp, found.entry, lane),
-            {(const u8*)(high * (1ull << 32) + low), __shfl_sync(kFullWarp, found.at.scales, lane)}};
-}
-
-// Starts copies of two entries of a tile.
-__device__ __forceinline__ void stage_two(const Source& source, int tile, const Found* found,
-                                          u32 staged) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        bool there = found[i].entry >= 0;
-        if (tile < source.window_tiles) {
-            window::Staged::stage(found[i].at, there, staged + i * kStagedBytes);
-#if DSV_COMPRESSED
-        } else {
-            compressed::Staged::stage(found[i].at, there, staged + i * kStagedBytes);
-#endif
-        }
     }
 }
 
 // Decodes the next two entries of this warp's stream to rows of a tile, and starts copies of those
 // that take their places, which are of tile `later`.
 template <typename Part>
-__device__ __forceinline__ void decode_two(const Source& source, int row, int later, const Found* next,
+__device__ __forceinline__ void decode_two(const Search& search, int row, int later, const int* next,
                                            const u8 (*staged)[kStagedBytes], uint4 (*tile)[kTile][8]) {
     wait_copies<kStages / 2 - 1>();
     __syncwarp();
@@ -110,7 +74,9 @@ __device__ __forceinline__ void decode_two(const Source& source, int row, int la
 #pragma unroll
     for (int i = 0; i < 2; ++i) loaded[i] = Part::load(staged[i]);
     __syncwarp();  // nobody reads what is copied over
-    if (later < source.last) stage_two(source, later, next, shared_address(staged));
+    for (int i = 0; i < 2 && later < search.last; ++i) {
+        stage_entry(search, later, next[i], shared_address(staged[i]));
+    }
     close_copies();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -121,52 +87,54 @@ __device__ __forceinline__ void decode_two(const Source& source, int row, int la
     }
 }
 
-// count: tiles that this block has decoded before.
-__device__ __forceinline__ void decode_tiles(const Source& source, int count, int warp,
+// Of a piece's tiles; `before`: how many this block has decoded before.
+__device__ __forceinline__ void decode_tiles(const Search& search, int first, int before, int warp,
                                              Shared& shared) {
     u8(*staged)[kStagedBytes] = shared.staged[warp];
-    auto find = [&](int tile) {  // lane i looks up this warp's entry i
-        return find_entry(source, tile, lane_id() % kOwnRows * kDecodingWarps + warp);
-    };
-    Found own = find(source.first), next = find(source.first + 1);
+    int row = lane_id() % kOwnRows * kDecodingWarps + warp;  // lane i looks up this warp's entry i
+    auto find = [&](int tile) { return search.page(tile, search.number(tile, row)); };
+    int own = search.entry(first, find(first)), next = search.entry(first + 1, find(first + 1));
+    Search::Found found = find(first + 2);
+    int number = search.number(first + 3, row);
 #pragma unroll 1
-    for (int i = 0; i < kStages; i += 2) {
-        Found two[2] = {of_lane(own, i), of_lane(own, i + 1)};
-        if (source.first < source.last) {
-            stage_two(source, source.first, two, shared_address(staged[i]));
-        }
-        close_copies();
+    for (int i = 0; i < kStages; ++i) {
+        stage_entry(search, first, __shfl_sync(kFullWarp, own, i), shared_address(staged[i]));
+        if (i % 2) close_copies();
     }
 #pragma unroll 1
-    for (int tile = source.first; tile < source.last; ++tile) {
-        int number = count + tile - source.first, half = number & 1;
-        if (number >= 2) sync_threads(kFree + half, kThreads);
-        if (lane_id() < kOwnRows) shared.there[half][lane_id() * kDecodingWarps + warp] = own.entry;
+    for (int tile = first; tile < search.last; ++tile, ++before) {
+        int half = before & 1;
+        if (before >= 2) sync_threads(kFree + half, kThreads);
+        if (lane_id() < kOwnRows) shared.there[half][row] = own;
 #pragma unroll 1
         for (int i = 0; i < kOwnRows; i += 2) {
-            int ahead = i + kStages, row = i * kDecodingWarps + warp;
+            int ahead = i + kStages;
             bool same = ahead < kOwnRows;
-            int later = same ? tile : tile + 1;
-            Found from = {same ? own.entry : next.entry,
-                          {same ? own.at.data : next.at.data, same ? own.at.scales : next.at.scales}};
-            Found two[2] = {of_lane(from, ahead % kOwnRows), of_lane(from, (ahead + 1) % kOwnRows)};
+            int later = same ? tile : tile + 1, from = same ? own : next, two[2];
+            for (int k = 0; k < 2; ++k) two[k] = __shfl_sync(kFullWarp, from, (ahead + k) % kOwnRows);
             const u8(*here)[kStagedBytes] = staged + i % kStages;
-            if (tile < source.window_tiles) {
-                decode_two<window::Staged>(source, row, later, two, here, shared.entries[half]);
+            if (tile < search.window_tiles) {
+                decode_two<window::Staged>(search, i * kDecodingWarps + warp, later, two, here,
+                                           shared.entries[half]);
 #if DSV_COMPRESSED
             } else {
-                decode_two<compressed::Staged>(source, row, later, two, here, shared.entries[half]);
+                decode_two<compressed::Staged>(search, i * kDecodingWarps + warp, later, two, here,
+                                               shared.entries[half]);
 #endif
             }
         }
         show_to_products();
         arrive_threads(kDecoded + half, kThreads);
-        own = next, next = find(tile + 2);
+        own = next, next = search.entry(tile + 2, found);
+        found = search.page(tile + 3, number), number = search.number(tile + 4, row);
     }
     wait_copies<0>();
 }
 
 // ---- Multiplying ------------------------------------------------------------------------------
+
+// The first lane's, as the compiler knows: without it products wait for each other.
+__device__ __forceinline__ int uniform(int number) { return __shfl_sync(kFullWarp, number, 0); }
 
 // Of this lane's two heads: largest logarithm so far, and sum of weights of its own entries.
 struct Softmax {
@@ -178,8 +146,14 @@ __device__ __forceinline__ int head_row(int half) {
     return threadIdx.x / kWarpSize % 4 * 16 + half * 8 + lane_id() / 4;
 }
 
+constexpr int kHalves = 2;  // of a warpgroup's channels, a product each: of all it has too many registers
 using Logarithms = float[kOwnEntries][4];
-using Sums = float[kOwnDims][4];
+using Sums = float[kHalves][kOwnDims / kHalves][4];
+
+template <typename Own>  // of one chunk of a warpgroup's channels
+__device__ __forceinline__ auto& of_chunk(Own& sums, int n) {
+    return sums[n / (kOwnDims / kHalves)][n % (kOwnDims / kHalves)];
+}
 
 __device__ __forceinline__ void multiply_keys(const Shared& shared, int half, int group,
                                               Logarithms& sums) {
@@ -244,21 +218,23 @@ __device__ __forceinline__ void share_weights(const Logarithms& sums, int group,
 
 __device__ __forceinline__ void add_values(const Shared& shared, int half, int group,
                                            const float* rescale, Sums& sums) {
-    bool same = rescale[0] == 1.0f && rescale[1] == 1.0f;
-    if (__ballot_sync(kFullWarp, !same)) {
 #pragma unroll
-        for (int n = 0; n < kOwnDims; ++n) {
+    for (int n = 0; n < kOwnDims; ++n) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) sums[n][i] *= rescale[i / 2];
-        }
+        for (int i = 0; i < 4; ++i) of_chunk(sums, n)[i] *= rescale[i / 2];  // always: products wait for a branch
     }
     u64 weights = matrix_at(shared.weights, 0);
     u64 entries = matrix_at(shared.entries[half][group * kOwnPanels], kPanelBytes);
     begin_products();
 #pragma unroll
     for (int i = 0; i < kTile / 16; ++i) {  // entries
-        multiply_group<kOwnDims * 8, true>(sums, further(weights, i * 32),
-                                           further(entries, i * 16 * kPanelRow));
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+            int panel = half * kOwnPanels / kHalves;
+            multiply_group<kOwnDims * 8 / kHalves, true>(
+                sums[half], further(weights, i * 32),
+                further(entries, panel * kPanelBytes + i * 16 * kPanelRow));
+        }
     }
     end_products();
 }
@@ -272,12 +248,12 @@ __device__ __forceinline__ void store_heads(const Queries& queries, const Output
         int row = head_row(h);
         if (piece.group * kHeads + row >= queries.heads) continue;
         Result result = {softmax.top[h], shared.tops[0][row] + shared.tops[1][row]};
-        bool one = group == 0 && lane_id() % 4 == 0;
+        bool one = group == 0 && anew(lane_id()) % 4 == 0;
         HeadOut<kAll> out(outputs, queries, piece, row, result, one);
 #pragma unroll
         for (int n = 0; n < kOwnDims; ++n) {
             int channel = (group * kOwnDims + n) * 8 + lane_id() % 4 * 2;
-            out.store_pair(channel, sums[n][2 * h], sums[n][2 * h + 1]);
+            out.store_pair(channel, of_chunk(sums, n)[2 * h], of_chunk(sums, n)[2 * h + 1]);
         }
     }
 }
@@ -306,9 +282,8 @@ __device__ __forceinline__ void store_sums(const Queries& queries, const Outputs
 __device__ __forceinline__ void attend_run(Run run, const i64* slots, const Window& window,
                                            const Others& others, const Queries& queries,
                                            const Outputs& outputs, Shared& shared) {
-    int group = threadIdx.x / kGroupThreads;
-    int count = 0, all = run.left;
-    if (group == kGroups) {
+    int group = uniform(threadIdx.x / kGroupThreads);
+    if (group >= kGroups) {
         give_registers<kDecodingRegisters>();
         int warp = threadIdx.x / kWarpSize % kDecodingWarps;
         Kept& kept = shared.of_warps[warp];
@@ -317,9 +292,10 @@ __device__ __forceinline__ void attend_run(Run run, const i64* slots, const Wind
             Piece piece = next_piece(run, window, others, slots);
             if (lane_id() == 0) kept = {run, piece};
             __syncwarp();
-            Source source = {window, others, kept.piece, piece.tiles.window, piece.first, piece.last};
-            decode_tiles(source, count, warp, shared);
-            run = kept.run, count += kept.piece.last - kept.piece.first;
+            int before = run.done + piece.first - piece.last;
+            Search search = {window, others, kept.piece, piece.tiles.window, piece.last};
+            decode_tiles(search, piece.first, before, warp, shared);
+            run = kept.run;
             __syncwarp();
         }
         return;
@@ -327,7 +303,7 @@ __device__ __forceinline__ void attend_run(Run run, const i64* slots, const Wind
     take_registers<kMultiplyingRegisters>();
     Kept kept = {run, {}};
 #pragma unroll 1
-    while (kept.run.left > 0) {
+    while (uniform(kept.run.left) > 0) {
         Piece& piece = kept.piece;
         piece = next_piece(kept.run, window, others, slots);
         if (threadIdx.x == 0) {
@@ -342,7 +318,8 @@ __device__ __forceinline__ void attend_run(Run run, const i64* slots, const Wind
         Softmax softmax = {{minus_infinity(), minus_infinity()}, {0.0f, 0.0f}};
         Sums sums = {};
 #pragma unroll 1
-        for (int end = count + piece.last - piece.first; count < end; ++count) {
+        for (int end = uniform(kept.run.done), count = end - uniform(piece.last - piece.first); count < end;
+             ++count) {
             int half = count & 1;
             float rescale[2];
             Logarithms logarithms = {};
@@ -354,7 +331,7 @@ __device__ __forceinline__ void attend_run(Run run, const i64* slots, const Wind
             show_to_products();
             sync_threads(kTogether, kMultiplying);
             add_values(shared, half, group, rescale, sums);
-            if (count + 2 < all) arrive_threads(kFree + half, kThreads);
+            if (count + 2 < end + kept.run.left) arrive_threads(kFree + half, kThreads);
         }
         store_sums(queries, outputs, kept, group, softmax, sums, shared);
     }

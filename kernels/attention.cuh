@@ -8,10 +8,9 @@
 #include "async.cuh"
 #include "softmax.cuh"
 
-// Where an entry is stored: its data row, and how much further on its scales are.
+// Where an entry is stored.
 struct Stored {
-    const u8* data;
-    int scales;
+    const u8 *data, *scales;
 };
 
 namespace window {
@@ -63,9 +62,10 @@ struct Queries {
     float scale;  // of what 2 is raised to
 };
 
-// Tiles of a token: of the window, at least one, and all.
+// Tiles of a token: of the window, at least one, and all. Of the window `rows` entries count, the oldest
+// of which is in place `first` of its ring; of the compressed ones those before `length`.
 struct Tiles {
-    int window, all;
+    int window, all, rows, first, length;
 };
 __device__ __forceinline__ i64 length_of(const Others& others, i64 slot, int token) {
 #if DSV_COMPRESSED
@@ -79,37 +79,17 @@ __device__ __forceinline__ Tiles tiles_of(const Window& window, const Others& ot
                                           int token) {
     i64 seen = slot < 0 ? 0 : window.tokens[token];
     int rows = seen < 0 ? 0 : seen < window.size ? int(seen) : window.size;
-    i64 length = length_of(others, slot, token);
-    int count = DSV_CHOSEN ? (length ? others.choices : 0) : int(length);
+    int length = int(length_of(others, slot, token)), count = DSV_CHOSEN && length ? others.choices : length;
     int own = max(1, (rows + kTile - 1) / kTile);
-    return {own, own + (count + kTile - 1) / kTile};
-}
-
-// Physical entry number i of the window, oldest first; -1 where there is none.
-__device__ __forceinline__ int find_in_window(const Window& window, i64 slot, int token, int i) {
-    if (slot < 0 || slot >= window.num_slots || i >= window.size) return -1;
-    i64 seen = window.tokens[token], first = seen > window.size ? seen - window.size : 0;
-    i64 position = first + i;
-    if (position >= seen) return -1;
-    return int(slot * window::kEntries + position % window::kEntries);
-}
-__device__ __forceinline__ int find_compressed(const Others& others, i64 slot, int token, int i) {
-#if DSV_COMPRESSED
-    i64 index = i;
-    if (DSV_CHOSEN) index = i < others.choices ? others.indices[(i64)token * others.choices + i] : -1;
-    if (index < 0 || index >= length_of(others, slot, token) || slot >= others.num_slots) return -1;
-    int page = others.table[slot * others.width + index / compressed::kEntries];
-    if (page < 0 || page >= others.num_pages) return -1;
-    return page * compressed::kEntries + int(index % compressed::kEntries);
-#else
-    return -1 + 0 * (others.width + int(slot) + token + i);
-#endif
+    int first = rows ? int((seen - rows) % window::kEntries) : 0;
+    return {own, own + (count + kTile - 1) / kTile, rows, first, length};
 }
 
 // The tiles of all tokens make one list: a token's groups of heads one after another, of each its
 // tiles. Blocks take equal runs of it, so a block begins and ends anywhere within a token.
 struct Run {
     int token, at, left;  // where it goes on: tile of the token's in the list, and tiles left
+    int done;             // tiles before
     int length;           // of every block's run; the last ones are shorter, or have nothing
     int part;             // where sums of a part of a token go
     int groups;           // of heads
@@ -138,7 +118,7 @@ __device__ __forceinline__ Run run_of(const Window& window, const Others& others
     total = sum_lanes(total);
     int length = (total + gridDim.x - 1) / gridDim.x;
     int first = min(length * int(blockIdx.x), total), before = 0;
-    Run run = {0, 0, min(length, total - first), length, 2 * int(blockIdx.x), groups};
+    Run run = {0, 0, min(length, total - first), 0, length, 2 * int(blockIdx.x), groups};
 #pragma unroll 1
     for (int t = 0; run.left > 0; t += kWarpSize) {
         int own = count(t + lane_id()), end = before + scan_lanes(own);
@@ -171,10 +151,61 @@ __device__ __forceinline__ Piece next_piece(Run& run, const Window& window, Othe
     int group = run.at / tiles.all, first = run.at - group * tiles.all;
     int last = min(tiles.all, first + run.left);
     Piece piece = {run.token, group, first, last, run.part, slot, tiles};
-    run.left -= last - first, run.at += last - first, run.part |= 1;
+    run.left -= last - first, run.at += last - first, run.done += last - first, run.part |= 1;
     if (run.at == run.groups * tiles.all) ++run.token, run.at = 0;
     return piece;
 }
+
+// Where a piece's entries are, in three steps: what one of them loads is on its way to the next, which
+// can be taken a tile later.
+struct Search {
+    const Window& window;
+    const Others& others;
+    const Piece& piece;
+    int window_tiles, last;  // of the piece
+
+    // Which one of the window, oldest first, or of the compressed ones entry i of a tile is; or -1.
+    __device__ __forceinline__ int number(int tile, int i) const {
+        if (tile >= last) return -1;
+        const Tiles& tiles = piece.tiles;
+        bool own = tile < window_tiles;
+        int at = (own ? tile : tile - window_tiles) * kTile + i;
+        if (DSV_CHOSEN && !own) {
+            return at < others.choices ? others.indices[(i64)piece.token * others.choices + at] : -1;
+        }
+        return at < (own ? tiles.rows : tiles.length) ? at : -1;
+    }
+
+    // Its page, as the table has it, or -1; and its row there.
+    struct Found {
+        int page, row;
+    };
+    __device__ __forceinline__ Found page(int tile, int number) const {
+        const Tiles& tiles = piece.tiles;
+        if (tile < window_tiles) {
+            return {number < 0 ? -1 : piece.slot, (tiles.first + number) % window::kEntries};
+        }
+#if DSV_COMPRESSED
+        bool there = number >= 0 && number < tiles.length && piece.slot < others.num_slots;
+        i64 at = (i64)piece.slot * others.width + number / compressed::kEntries;
+        return {there ? others.table[at] : -1, number % compressed::kEntries};
+#else
+        return {-1, 0};
+#endif
+    }
+
+    // Physical entry, -1 for none.
+    __device__ __forceinline__ int entry(int tile, const Found& found) const {
+        bool own = tile < window_tiles;
+        bool there = found.page >= 0 && found.page < (own ? window.num_slots : others.num_pages);
+#if DSV_COMPRESSED
+        int entries = own ? window::kEntries : compressed::kEntries;
+#else
+        int entries = window::kEntries;
+#endif
+        return there ? found.page * entries + found.row : -1;
+    }
+};
 
 // Of a token and group of heads whose tiles several blocks have: where the first one's sums are, and
 // how many there are; the others' are those of the blocks that follow. None where one block has all.

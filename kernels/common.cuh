@@ -6,6 +6,7 @@ typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef long long i64;
+typedef unsigned long long u64;
 
 // Kernels are looked up by their plain name.
 #define DSV_KERNEL extern "C" __global__
@@ -192,12 +193,14 @@ __device__ __forceinline__ u32 e4m3_pair_to_bf16(u32 word, int pair) {
 // Where something is loaded from: global memory that is read once, or this block's shared memory.
 // Streamed().load<uint4>(address)
 struct Streamed {
+    static constexpr bool kBoth = false;  // where lanes load different things: not all of both
     template <typename T>
     __device__ __forceinline__ T load(const void* address) {
         return dsv_load<T>(address);
     }
 };
 struct Held {
+    static constexpr bool kBoth = true;
     template <typename T>
     __device__ __forceinline__ T load(const void* address) {
         return *(const T*)address;

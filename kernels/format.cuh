@@ -82,6 +82,11 @@ __device__ __forceinline__ u32 scale_to_bf16x2(u32 word, int chunk) {
     return (code ? code << 7 : 0x40u) * 0x10001u;  // 2^-127 is subnormal
 }
 
+// Whether chunk i is quantised for some lanes only.
+__device__ __forceinline__ constexpr bool is_mixed(int i) {
+    return i * kWarpSize < kQuantised && kQuantised < (i + 1) * kWarpSize;
+}
+
 // Loads the chunks of lane ``lane`` of an entry that nobody writes at the same time.
 template <typename From = Streamed>
 __device__ __forceinline__ StoredEntry load_entry(const u8* data, const u8* scales, int lane) {
@@ -90,15 +95,17 @@ __device__ __forceinline__ StoredEntry load_entry(const u8* data, const u8* scal
     for (int i = 0; i < kChunksPerLane; ++i) {
         int chunk = lane + i * kWarpSize;
         if (chunk >= kChunks) continue;
-        const u8* values = data + chunk * kQuantisedBytes;
-        if (chunk >= kQuantised) {
-            int plain = chunk - kQuantised;
-            entry.data[i] = From().template load<uint4>(data + kPlainStart + plain * 16);
-        } else if (kE4m3) {
-            uint2 v = From().template load<uint2>(values);
-            entry.data[i].x = v.x, entry.data[i].y = v.y;
-        } else {
-            entry.data[i].x = From().template load<u32>(values);
+        bool plain = chunk >= kQuantised, both = From::kBoth && is_mixed(i);
+        uint4& stored = entry.data[i];
+        if (plain || both) {
+            stored = From().template load<uint4>(data + kPlainStart + max(chunk - kQuantised, 0) * 16);
+        }
+        const u8* values = data + (both ? min(chunk, kQuantised - 1) : chunk) * kQuantisedBytes;
+        if (!plain || both) {
+            uint2 v = {stored.x, stored.y};
+            if (kE4m3) v = From().template load<uint2>(values);
+            if (kE2m1) v.x = From().template load<u32>(values);
+            stored.x = plain ? stored.x : v.x, stored.y = plain ? stored.y : v.y;
         }
         if (kHasScales && DSV_SCALE_BYTES != 8 && chunk < kQuantised) {
             entry.scale[i] = From().template load<u32>(scales + chunk / kGroupChunks * kScaleBytes / 4 * 4);
@@ -115,7 +122,7 @@ __device__ __forceinline__ StoredEntry load_entry(const u8* data, const u8* scal
 __device__ __forceinline__ uint4 decode_chunk(const StoredEntry& entry, int i, int lane) {
     int chunk = lane + i * kWarpSize;
     uint4 stored = entry.data[i];
-    if (chunk >= kQuantised) return stored;
+    if (i * kWarpSize >= kQuantised) return stored;
     u32 values[4];
     u32 factor = kHasScales ? scale_to_bf16x2(entry.scale[i], chunk) : 0;
 #pragma unroll
@@ -129,7 +136,9 @@ __device__ __forceinline__ uint4 decode_chunk(const StoredEntry& entry, int i, i
             values[p] = mul_bf16x2(values[p], factor);
         }
     }
-    return make_uint4(values[0], values[1], values[2], values[3]);
+    bool plain = is_mixed(i) && chunk >= kQuantised;  // selected: a branch takes longer
+    return make_uint4(plain ? stored.x : values[0], plain ? stored.y : values[1],
+                      plain ? stored.z : values[2], plain ? stored.w : values[3]);
 }
 
 // ---- Values to bytes --------------------------------------------------------------------------

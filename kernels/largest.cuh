@@ -7,7 +7,7 @@
 #pragma once
 #include "common.cuh"
 
-constexpr int kThreads = 512, kWarps = kThreads / kWarpSize;
+constexpr int kThreads = 1024, kWarps = kThreads / kWarpSize;
 constexpr int kBits = 11, kBins = 1 << kBits, kBinsPerThread = kBins / kThreads;
 constexpr u32 kNone = 0;  // what is not there: below every number, -infinity too
 
@@ -44,6 +44,16 @@ __device__ __forceinline__ void each_of_run(int count, Key key, Each each) {
     }
 }
 
+// What warps before this one have left in warp_sums, and all.
+struct Sums {
+    int before, all;
+};
+__device__ __forceinline__ Sums sum_warps(const Shared& shared, int which) {
+    int own = lane_id() < kWarps ? shared.warp_sums[lane_id()][which] : 0, end = scan_lanes(own);
+    return {__shfl_sync(kFullWarp, end - own, threadIdx.x / kWarpSize),
+            __shfl_sync(kFullWarp, end, kWarpSize - 1)};
+}
+
 // Counts keys that begin as shared.least does, down to bit `above`, by the bits that follow, and
 // moves on to those of the bin that holds the wanted-th largest.
 template <typename Key>
@@ -64,8 +74,7 @@ __device__ __forceinline__ void narrow(int count, Key key, int above, Shared& sh
     int sum = scan_lanes(own), warp = threadIdx.x / kWarpSize;
     if (lane_id() == kWarpSize - 1) shared.warp_sums[warp][0] = sum;
     __syncthreads();
-#pragma unroll 1
-    for (int w = 0; w < warp; ++w) sum += shared.warp_sums[w][0];
+    sum += sum_warps(shared, 0).before;
     int before = sum - own;
     if (before < wanted && wanted <= sum) {  // one thread; none if there are fewer
         int bin = first;
@@ -95,12 +104,8 @@ __device__ __forceinline__ void choose_largest(int count, int wanted, int base, 
     larger = sum_lanes(larger), equal = sum_lanes(equal);
     if (lane_id() == 0) shared.warp_sums[warp][0] = larger, shared.warp_sums[warp][1] = equal;
     __syncthreads();
-    int larger_before = 0, equal_before = 0, all_larger = 0, all_equal = 0;
-#pragma unroll 1
-    for (int w = 0; w < kWarps; ++w) {
-        if (w == warp) larger_before = all_larger, equal_before = all_equal;
-        all_larger += shared.warp_sums[w][0], all_equal += shared.warp_sums[w][1];
-    }
+    Sums of_larger = sum_warps(shared, 0), of_equal = sum_warps(shared, 1);
+    int larger_before = of_larger.before, equal_before = of_equal.before;
     u32 lower = (1u << lane_id()) - 1;
     each_of_run(count, key, [&](int i, u32 k) {
         u32 above = __ballot_sync(kFullWarp, k > least);
@@ -111,7 +116,7 @@ __device__ __forceinline__ void choose_largest(int count, int wanted, int base, 
         if (chosen) places[place] = base + i;
         larger_before += __popc(above), equal_before += __popc(ties);
     });
-    int chosen = all_larger + min(all_equal, equals_wanted);
+    int chosen = of_larger.all + min(of_equal.all, equals_wanted);
     for (int place = chosen + threadIdx.x; place < wanted; place += kThreads) places[place] = -1;
     __syncthreads();
 }

@@ -10,12 +10,12 @@
 #include "format.cuh"
 #include "tensor.cuh"
 
-constexpr int kWarps = 4, kStages = DSV_STAGES, kKeys = 32;  // of a block, of a warp, of a stage
+constexpr int kWarps = 12, kStages = DSV_STAGES, kKeys = 32;  // of a block, of a warp, of a stage
 constexpr int kTiles = (DSV_HEADS + 7) / 8;         // of heads
 constexpr int kSteps = 4;                           // of 32 channels, of which a lane takes 8
 constexpr int kLaneBytes = DSV_DATA_ROW / 16;       // that hold those 8
 constexpr int kPieces = DSV_DATA_ROW / 64;          // of 16 bytes, in 32 channels
-constexpr int kWords = kLaneBytes == 16 ? 8 : 4;    // of a lane's part of A
+constexpr int kWords = 8;                           // of a lane's part of A
 
 static_assert(DSV_DIMS == 128 && DSV_VALUE_DIMS == 128, "keys have 128 channels");
 static_assert(kHasScales ? DSV_SCALE_BYTES == 4 : DSV_VALUE == 0, "scales are a word");
@@ -58,36 +58,35 @@ __device__ __forceinline__ int length_of(const Tokens& tokens, int token, int mo
     return length < 0 ? 0 : length < most ? int(length) : most;
 }
 
-// Tokens that a token stands for, itself counted.
-__device__ __forceinline__ int followers(const Tokens& tokens, int token) {
-    i64 slot = tokens.slots[token];
-    bool leads = token % DSV_TOKENS == 0 || tokens.slots[token - 1] != slot;
-    int count = leads;
-    if (tokens.candidates) return 1;  // each has its own keys
-#pragma unroll 1
-    while (leads && (token + count) % DSV_TOKENS && token + count < tokens.count &&
-           tokens.slots[token + count] == slot) {
-        ++count;
+// Tokens that a token stands for, itself counted, and steps of 32 columns that they take: none of one that
+// does not lead. Whatever may be asked for is loaded at once.
+struct Lead {
+    int tokens, steps;
+};
+__device__ __forceinline__ Lead lead_of(const Tokens& tokens, int token) {
+    if (token >= tokens.count) return {0, 0};
+    if (tokens.candidates) return {1, (tokens.columns + kKeys - 1) / kKeys};  // each has its own keys
+    i64 slot = tokens.slots[token], before = tokens.slots[max(token - 1, 0)];
+    int count = 0, longest = 0;
+#pragma unroll
+    for (int i = 0; i < DSV_TOKENS; ++i) {
+        int at = min(token + i, tokens.count - 1);
+        bool own = token % DSV_TOKENS + i < DSV_TOKENS && token + i < tokens.count;
+        int length = length_of(tokens, at, tokens.columns);
+        if (count == i && own && tokens.slots[at] == slot) ++count, longest = max(longest, length);
     }
-    return count;
+    if (token % DSV_TOKENS && before == slot) return {0, 0};
+    return {count, (longest + kKeys - 1) / kKeys};
 }
 
-// Steps of 32 columns that a token, and whom it stands for, takes.
-__device__ __forceinline__ int steps_of(const Tokens& tokens, int token) {
-    if (token >= tokens.count) return 0;
-    int longest = 0, count = followers(tokens, token);
-#pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-        longest = max(longest, length_of(tokens, token + i, tokens.columns));
-    }
-    if (tokens.candidates) longest = tokens.columns;
-    return (longest + kKeys - 1) / kKeys;
-}
-
-// Physical entry of a token's key in a column; -1 where there is none.
-__device__ __forceinline__ int key_of(const Table& table, const Tokens& tokens, int token,
-                                      int column) {
-    i64 slot = tokens.slots[token], key = column;
+// A token's key in a column: its page, as the table has it or -1, and its row there. Nothing is asked
+// of the page yet: it is on its way from memory.
+struct Found {
+    int page, row;
+};
+__device__ __forceinline__ Found find_key(const Table& table, const Tokens& tokens, int token, i64 slot,
+                                          int column) {
+    i64 key = column;
     if (tokens.candidates) {
         int size = tokens.columns / tokens.num_candidates;
         int at = column / size, block = -1;
@@ -95,11 +94,17 @@ __device__ __forceinline__ int key_of(const Table& table, const Tokens& tokens, 
             block = tokens.candidates[(i64)token * tokens.num_candidates + at];
         }
         key = (i64)block * size + column % size;
-        if (block < 0 || key >= tokens.lengths[token]) return -1;
+        if (block < 0 || key >= tokens.lengths[token]) return {-1, 0};
     }
     bool there = (slot >= 0) & (slot < table.num_slots) & (key / DSV_ENTRIES < table.width);
     int page = there ? table.blocks[slot * table.width + key / DSV_ENTRIES] : -1;
-    return page >= 0 && page < table.num_pages ? page * DSV_ENTRIES + int(key % DSV_ENTRIES) : -1;
+    return {page, int(key % DSV_ENTRIES)};
+}
+
+// Physical entry; -1 where there is none.
+__device__ __forceinline__ int entry_of(const Table& table, const Found& found) {
+    bool there = found.page >= 0 && found.page < table.num_pages;
+    return there ? found.page * DSV_ENTRIES + found.row : -1;
 }
 
 // Starts copies of 32 keys, of which each lane holds one's physical entry.
@@ -128,32 +133,41 @@ __device__ __forceinline__ void load_keys(const Stage& stage, int sixteen, int s
 #pragma unroll
     for (int half = 0; half < 2; ++half) {  // keys g, then g + 8
         const u8* at = stage.keys[2 * sixteen + half] + (step * kWarpSize + lane_id()) * kLaneBytes;
-        if constexpr (kE2m1) {  // even channels, then odd ones; an e2m1 is an e4m3 times 64
-            u32 codes = *(const u32*)at;
-            a[half] = (codes << 4 & 0x80808080u) | (codes << 2 & 0x1c1c1c1cu);
-            a[half + 2] = (codes & 0x80808080u) | (codes >> 2 & 0x1c1c1c1cu);
-        } else if constexpr (kE4m3) {
-            uint2 codes = *(const uint2*)at;
-            a[half] = codes.x, a[half + 2] = codes.y;
-        } else {
+        if constexpr (kLaneBytes == 16) {
             uint4 pairs = *(const uint4*)at;
             a[half] = pairs.x, a[half + 2] = pairs.y;
             a[half + 4] = pairs.z, a[half + 6] = pairs.w;
+        } else {
+            u32 codes[2];
+            if constexpr (kE2m1) {  // even channels, then odd ones; an e2m1 is an e4m3 times 64
+                u32 both = *(const u32*)at;
+                codes[0] = (both << 4 & 0x80808080u) | (both << 2 & 0x1c1c1c1cu);
+                codes[1] = (both & 0x80808080u) | (both >> 2 & 0x1c1c1c1cu);
+            } else {
+                uint2 both = *(const uint2*)at;
+                codes[0] = both.x, codes[1] = both.y;
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) a[half + 2 * i] = unpack_e4m3(codes[i / 2], i % 2);
         }
     }
 }
 
-// Adds products of 32 channels of 16 keys and 8 heads.
-__device__ __forceinline__ void multiply(float* d, const u32* a, uint2 query) {
-    u32 b[2] = {query.x, query.y};
-    if constexpr (kWords == 4) {
-        mma_e4m3(d, a, b);
-    } else {
+// This lane's part of 8 heads and 32 channels, as the keys are.
+__device__ __forceinline__ void unpack_query(uint2 query, u32* b) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            u32 pairs[2] = {e4m3_pair_to_bf16(b[half], 0), e4m3_pair_to_bf16(b[half], 1)};
-            mma_bf16(d, a + 4 * half, pairs);
-        }
+    for (int i = 0; i < 4; ++i) {
+        u32 codes = i < 2 ? query.x : query.y;
+        b[i] = kLaneBytes == 16 ? e4m3_pair_to_bf16(codes, i % 2) : unpack_e4m3(codes, i % 2);
+    }
+}
+
+// Adds products of 32 channels of 16 keys and 8 heads.
+__device__ __forceinline__ void multiply(float* d, const u32* a, const u32* b) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        if constexpr (kLaneBytes == 16) mma_bf16(d, a + 4 * half, b + 2 * half);
+        if constexpr (kLaneBytes != 16) mma_unpacked(d, a + 4 * half, b + 2 * half);
     }
 }
 
@@ -169,7 +183,7 @@ __device__ __forceinline__ void load_factors(const Stage& stage, int sixteen, fl
     }
 }
 
-// Keys of a stage in registers.
+// Keys of a stage in registers, unpacked once for all heads.
 struct Keys {
     u32 words[2][kSteps][kWords];
     float factors[2][kE2m1 ? kSteps : 1][2];
@@ -196,7 +210,8 @@ __device__ __forceinline__ float sum_heads(const Shared& shared, int token, cons
         float products[2][4] = {};
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-            uint2 query = shared.queries[token][tile][step][lane];
+            u32 query[4];
+            unpack_query(shared.queries[token][tile][step][lane], query);
 #pragma unroll
             for (int sixteen = 0; sixteen < 2; ++sixteen) {
                 if constexpr (kE2m1) {
@@ -252,7 +267,7 @@ __device__ __forceinline__ void score_keys(const Shared& shared, const Stage& st
 
 // Queries and weights of a token and those it stands for; zeros for heads that fill up a tile.
 __device__ __forceinline__ void load_queries(const Tokens& tokens, int token, Shared& shared) {
-    int count = followers(tokens, token);
+    int count = lead_of(tokens, token).tokens;
     for (int i = threadIdx.x; i < count * kTiles * 8 * 16; i += blockDim.x) {
         int head = i / 16 % (kTiles * 8), piece = i % 16, which = i / (kTiles * 8 * 16);
         i64 row = (i64)(token + which) * DSV_HEADS + head;
@@ -281,17 +296,21 @@ __device__ __forceinline__ void score_token(const u8* pages, const Table& table,
                                             float* out, Shared& shared) {
     int warp = threadIdx.x / kWarpSize;
     Stage* stages = shared.stages[warp];
+    i64 slot = tokens.slots[token];
     auto find = [&](int step) {
-        return step < last ? key_of(table, tokens, token, step * kKeys + lane_id()) : -1;
+        if (step >= last) return Found{-1, 0};
+        return find_key(table, tokens, token, slot, step * kKeys + lane_id());
     };
-    auto start = [&](int step, int entry) {
-        if (step < last) copy_keys(pages, entry, stages[(step - first) / kWarps % kStages]);
+    auto start = [&](int step, const Found& key) {
+        if (step < last) {
+            copy_keys(pages, entry_of(table, key), stages[(step - first) / kWarps % kStages]);
+        }
         close_copies();
     };
     int step = first + warp, ahead = step;
 #pragma unroll
     for (int i = 0; i + 1 < kStages; ++i, ahead += kWarps) start(ahead, find(ahead));
-    int entry = find(ahead);
+    Found next = find(ahead);
     __syncthreads();  // nobody reads the last token's queries any more
     load_queries(tokens, token, shared);
     __syncthreads();
@@ -299,8 +318,8 @@ __device__ __forceinline__ void score_token(const u8* pages, const Table& table,
     for (; step < last; step += kWarps, ahead += kWarps) {
         wait_copies<kStages - 2>();
         __syncwarp();  // all lanes' copies are there, and the stage before is read
-        start(ahead, entry);
-        entry = find(ahead + kWarps);
+        start(ahead, next);
+        next = find(ahead + kWarps);
         score_keys(shared, stages[(step - first) / kWarps % kStages], tokens, token, step, out);
     }
     wait_copies<0>();
@@ -316,18 +335,23 @@ __device__ __forceinline__ void fill_rest(const Tokens& tokens, float* out) {
     }
     longest = most_of_lanes(longest);
 #pragma unroll 1
-    for (int t = 0; t < tokens.count; ++t) {
-        i64 row = (i64)t * tokens.columns;
+    for (int first = 0; first < tokens.count; first += kWarpSize) {
+        int own = longest;
+        if (first + lane_id() < tokens.count) own = length_of(tokens, first + lane_id(), tokens.columns);
 #pragma unroll 1
-        for (i64 j = length_of(tokens, t, tokens.columns) + thread_id(); j < longest;
-             j += thread_count()) {
-            dsv_write(out + row + j, minus_infinity());
+        for (u32 shorter = __ballot_sync(kFullWarp, own < longest); shorter; shorter &= shorter - 1) {
+            int lane = __popc((shorter & -shorter) - 1);
+            float* row = out + (i64)(first + lane) * tokens.columns;
+#pragma unroll 1
+            for (i64 j = __shfl_sync(kFullWarp, own, lane) + thread_id(); j < longest; j += thread_count()) {
+                dsv_write(row + j, minus_infinity());
+            }
         }
     }
 }
 
 // out: float32[count, columns]; see contract.Backend.index_scores.
-DSV_KERNEL void __launch_bounds__(kWarps* kWarpSize, 2)
+DSV_KERNEL void __launch_bounds__(kWarps* kWarpSize, 1)
     index_scores(const u8* pages, const int* blocks, const i64* slots, const i64* lengths,
                  const u8* queries, const float* weights, const int* candidates, float* out,
                  int count, int columns, int num_candidates, int num_slots, int width,
@@ -339,14 +363,14 @@ DSV_KERNEL void __launch_bounds__(kWarps* kWarpSize, 2)
                      count, columns, num_candidates};
     int total = 0;
 #pragma unroll 1
-    for (int t = lane_id(); t < count; t += kWarpSize) total += steps_of(tokens, t);
+    for (int t = lane_id(); t < count; t += kWarpSize) total += lead_of(tokens, t).steps;
     total = sum_lanes(total);
     // This block's part of all steps, token after token.
     int first = int((i64)total * blockIdx.x / gridDim.x);
     int last = int((i64)total * (blockIdx.x + 1) / gridDim.x), before = 0;
 #pragma unroll 1
     for (int t = 0; t < count && before < last; t += kWarpSize) {
-        int steps = steps_of(tokens, t + lane_id()), end = before + scan_lanes(steps);
+        int steps = lead_of(tokens, t + lane_id()).steps, end = before + scan_lanes(steps);
         u32 mine = __ballot_sync(kFullWarp, max(first, end - steps) < min(last, end));
 #pragma unroll 1
         for (; mine; mine &= mine - 1) {

@@ -20,8 +20,9 @@ static_assert(!kOwnScales || (DSV_SCALE_BYTES % 8 == 0 && DSV_SCALE_START % kSca
 struct Staged {
     // Where a physical entry is; the first one's place where it is negative.
     static __device__ __forceinline__ Stored place(const u8* pages, int entry) {
-        const u8* data = data_row(pages, max(entry, 0));
-        return {data, int(scale_row(pages, max(entry, 0)) - data)};
+        u32 there = max(entry, 0), row = there % DSV_ENTRIES;
+        const u8* page = pages + (u64)(there / DSV_ENTRIES) * DSV_PAGE_BYTES;
+        return {page + row * DSV_DATA_ROW, page + (DSV_SCALE_START + row * DSV_SCALE_STRIDE)};
     }
 
     // Starts copies to shared memory, zeros where there is no entry.
@@ -29,14 +30,12 @@ struct Staged {
 #pragma unroll
         for (int first = 0; first < kRowPieces; first += kWarpSize) {
             int at = (first + lane_id()) * 16;
-            if (at < DSV_DATA_ROW) copy_async<16>(staged + at, entry.data + at, there);
+            copy_async<16>(staged + at, entry.data + at, there, at < DSV_DATA_ROW);
         }
         if constexpr (kOwnScales) {
             int at = lane_id() * kScalePiece;
-            const u8* scales = entry.data + entry.scales;
-            if (at < DSV_SCALE_BYTES) {
-                copy_async<kScalePiece>(staged + DSV_DATA_ROW + at, scales + at, there);
-            }
+            copy_async<kScalePiece>(staged + DSV_DATA_ROW + at, entry.scales + at, there,
+                                    at < DSV_SCALE_BYTES);
         }
     }
 

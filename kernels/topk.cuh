@@ -54,7 +54,8 @@ DSV_KERNEL void __launch_bounds__(kThreads)
     const float* row = scores + (i64)blockIdx.x * columns;
     int total = DSV_BLOCK_ENTRIES || length > columns ? columns : int(length < 0 ? 0 : length);
     auto key = [&](int column) {
-        return entry_of(rows, length, column) < 0 ? kNone : ordered(row[column]);
+        bool there = !DSV_BLOCK_ENTRIES || entry_of(rows, length, column) >= 0;  // all before `total`
+        return there ? ordered(row[column]) : kNone;
     };
     if (choose_of_row(total, most, key, out + first, {keys, places}, shared)) {
         find_entries(rows, most, out + first, entries + first);

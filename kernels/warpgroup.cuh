@@ -9,7 +9,7 @@
 #pragma once
 #include "async.cuh"
 
-typedef unsigned long long u64;
+
 
 constexpr int kGroupThreads = 4 * kWarpSize;
 constexpr int kPanelRow = 128;  // bytes
@@ -66,19 +66,15 @@ __device__ __forceinline__ void multiply_group<32, false>(float (&d)[4][4], u64 
         : "l"(a), "l"(b));
 }
 template <>
-__device__ __forceinline__ void multiply_group<256, true>(float (&d)[32][4], u64 a, u64 b) {
+__device__ __forceinline__ void multiply_group<128, true>(float (&d)[16][4], u64 a, u64 b) {
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        " %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        " %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        " %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-        " %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-        "%128, %129, 1, 1, 1, 0, 1;"
-        : DSV_SUMS64(0), DSV_SUMS64(16)
+        " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "%64, %65, 1, 1, 1, 0, 1;"
+        : DSV_SUMS64(0)
         : "l"(a), "l"(b));
 }
 __device__ __forceinline__ void begin_products() {

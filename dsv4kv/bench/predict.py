@@ -2,9 +2,8 @@
 
 A step is planned by the code that runs it, on tensors without data. The model: bytes at the rate
 of a copy, products at the rate of a kernel's instructions and in whole tiles, loads that wait for
-each other, the start of a kernel and the gap before it. Its rates are fitted so that an H200's
-times come near those that results/h200/NOTES.md counts by hand, which nothing has measured;
-others' follow from their multiprocessors, clocks and copies.
+each other, the start of a kernel and the gap before it. Its rates are fitted to times of an H100
+(results/h200/NOTES.md); those of other GPUs follow from their multiprocessors, clocks and copies.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,7 +55,7 @@ class Card:
 _FLOPS_A_CYCLE = {"sm_80": 2048, "sm_90a": 4096, "sm_100a": 8192, "sm_103a": 8192, "sm_120": 512}
 
 H200 = Card("H200", "sm_90a", 132, 1.75, 4200)
-H100 = Card("H100", "sm_90a", 132, 1.75, 3000)
+H100 = Card("H100", "sm_90a", 132, 1.75, 2820)
 
 
 @dataclass(frozen=True)
@@ -68,14 +67,14 @@ class Limits:
     flops: float = 1024
 
 
-_ATTEND, _GROUPS = Limits(4, flops=1150), Limits(4, flops=2400)
+_ATTEND, _GROUPS = Limits(30, flops=750), Limits(30, flops=1160)
 _LIMITS = {
     "gather_topk": Limits(3),
     "gather_all": Limits(3),
     "flush": Limits(3, bytes=20),
     "step_write": Limits(3),
-    "index_scores": Limits(3, flops=2640),
-    "select_topk": Limits(2, bytes=6.5),  # a row is looked at five times
+    "index_scores": Limits(27, flops=2330),
+    "select_topk": Limits(14, bytes=4.7),  # a row is looked at five times
 }
 _SHARE = 0.94  # of a copy, for entries that are scattered
 _SHOWS = 0.2  # of the smaller of memory and products, which the larger does not hide

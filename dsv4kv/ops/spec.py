@@ -428,8 +428,8 @@ OPERATIONS: dict[str, Operation] = {
         entry), without the sink. Where nothing is visible out is 0 and lse is +inf. So FlashMLA's
         ``flash_mla_with_kvcache`` (attn_sink, softmax_lse; tests/ref.py).""",
         variants={
+            "groups": Variant("eight warps decode while eight multiply (wgmma)", ("sm_90a",)),
             "warps": Variant("every warp decodes entries, then multiplies (mma)"),
-            "groups": Variant("four warps decode while eight multiply (wgmma)", ("sm_90a",)),
         },
     ),
 }

@@ -18,7 +18,7 @@ _DIMS = 512
 _HEAD_TILES = (16, 32, 64)
 _MERGE = la.KernelModule("merge.cuh", ())
 _MERGING_BLOCKS, _FEWEST_ROWS = 1024, 4  # of the grid that merges what is cut
-_KEPT_BYTES = 64  # of where a block goes on
+_KEPT_BYTES = 80  # of where a block goes on
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Shape:
 WIDE, NARROW = Shape(64, 64, 8, 1), Shape(32, 32, 4, 2)
 """For GPUs whose blocks have 227 KiB of shared memory, and for all others or few heads."""
 
-GROUPS = Shape(64, 64, 12, 1, "attend_groups.cuh")
-"""Four warps that decode for two warpgroups, see ``attend_groups.cuh``."""
+GROUPS = Shape(64, 64, 16, 1, "attend_groups.cuh")
+"""Eight warps that decode for two warpgroups, see ``attend_groups.cuh``."""
 
 _WITH_227_KIB = (9, 10)  # major compute capability
 _MOST_SHARED = 227 << 10
@@ -157,7 +157,7 @@ def _group_macros(staged: int) -> dict[str, int]:
     heads, tile, decoding = GROUPS.heads, GROUPS.tile, GROUPS.warps - 8
     held = (heads + 2 * tile) * _DIMS * 2 + heads * tile * 2 + 2 * heads * 4 + 2 * tile * 4
     held += (1 + decoding) * _KEPT_BYTES
-    stages = next(n for n in (8, 4) if held + decoding * n * staged <= _MOST_SHARED)
+    stages = next(n for n in (8, 4, 2) if held + decoding * n * staged <= _MOST_SHARED)
     return {"DSV_STAGES": stages, "DSV_SHARED_BYTES": held + decoding * stages * staged}
 
 

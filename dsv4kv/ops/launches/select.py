@@ -57,9 +57,9 @@ class _Block:
         return -(-(_WARPS * self.stages * stage + queries) // 16) * 16
 
 
-_WARPS, _KEYS = 4, 32
-_BLOCK, _BLOCK_OF_BF16 = _Block(tokens=4, stages=3), _Block(tokens=2, stages=2)
-_RESIDENT_BLOCKS = 2  # of a multiprocessor, by their registers
+_WARPS, _KEYS = 12, 32
+_BLOCK, _BLOCK_OF_BF16 = _Block(tokens=4, stages=2), _Block(tokens=2, stages=2)
+_RESIDENT_BLOCKS = 1  # of a multiprocessor, by their registers
 
 
 def plan_index_scores(
@@ -108,7 +108,7 @@ def _refuse_other_dims(dims: int) -> None:
 RUN = 32_768
 """Most columns of a run: 128 KiB of scores, which a multiprocessor's L1 holds."""
 
-_SELECTING_THREADS = 512
+_SELECTING_THREADS = 1024
 
 
 def runs_of(columns: int) -> int:

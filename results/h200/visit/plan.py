@@ -48,16 +48,16 @@ CALLS: dict[str, tuple[Step, ...]] = {
         Step(
             "bench_tests",
             "tests/cuda/test_gpu_bench.py",
-            110,
+            90,
             "tests:bench_tests",
             asked.BENCH_TESTS,
         ),
-        Step("long", "chunks, objects, 1M tokens", 50, "speeds", asked.LONG),
-        Step("flushes", "flushes by blocks an entry", 40, "speeds", asked.FLUSHES),
-        Step("bench_1", "bench gpu, 1 request", 55, "bench:1", asked.BENCH_1),
-        Step("bench_8", "bench gpu, 8 requests", 55, "bench:8", asked.BENCH_8),
+        Step("long", "chunks, objects, 1M tokens", 35, "speeds", asked.LONG),
+        Step("flushes", "flushes by blocks an entry", 30, "speeds", asked.FLUSHES),
+        Step("bench_1", "bench gpu, 1 request", 65, "bench:1", asked.BENCH_1),
+        Step("bench_8", "bench gpu, 8 requests", 65, "bench:8", asked.BENCH_8),
         Step(
-            "device_tables", "bench gpu, kernels keep tables", 80, "bench:0", asked.DEVICE_TABLES
+            "device_tables", "bench gpu, kernels keep tables", 105, "bench:0", asked.DEVICE_TABLES
         ),
     ),
     "third": (

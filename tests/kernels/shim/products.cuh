@@ -2,18 +2,21 @@
 // cores on a CPU.
 #include "../../../kernels/tensor.cuh"  // found from here by NVRTC too
 
-// sums: float32[16, 8], added to; a: 16 rows of 32 bytes, b: 8 columns of 32 bytes. kind: 0 e4m3, 1
-// e4m3 as bf16, 2 bf16.
-DSV_KERNEL void multiply(const u32* a, const u32* b, float* sums, int kind) {
+// sums: float32[16, 8], added to; a: 16 rows of 32 bytes, b: 8 columns of 32 bytes, of e4m3 or bf16.
+DSV_KERNEL void multiply(const u32* a, const u32* b, float* sums, int bf16) {
     begin_kernel();
     int g = lane_id() / 4, t = lane_id() % 4;
     u32 left[4] = {a[g * 8 + t], a[(g + 8) * 8 + t], a[g * 8 + t + 4], a[(g + 8) * 8 + t + 4]};
     u32 right[2] = {b[g * 8 + t], b[g * 8 + t + 4]};
     float* rows[2] = {sums + g * 8 + 2 * t, sums + (g + 8) * 8 + 2 * t};
     float d[4] = {rows[0][0], rows[0][1], rows[1][0], rows[1][1]};
-    if (kind == 0) mma_e4m3(d, left, right);
-    if (kind == 1) mma_e4m3_as_bf16(d, left, right);
-    if (kind == 2) mma_bf16(d, left, right);
+    if (bf16) mma_bf16(d, left, right);
+    for (int half = 0; half < 2 && !bf16; ++half) {  // a word of e4m3 is two of what is multiplied
+        const u32 *a = left + 2 * half, *b = right + half;
+        u32 rows[4] = {unpack_e4m3(a[0], 0), unpack_e4m3(a[1], 0), unpack_e4m3(a[0], 1), unpack_e4m3(a[1], 1)};
+        u32 columns[2] = {unpack_e4m3(b[0], 0), unpack_e4m3(b[0], 1)};
+        mma_unpacked(d, rows, columns);
+    }
     rows[0][0] = d[0], rows[0][1] = d[1], rows[1][0] = d[2], rows[1][1] = d[3];
 }
 

@@ -446,22 +446,6 @@ void named_sync(int barrier, int threads) {
 
 // ---- Tensor cores --------------------------------------------------------------------------------
 
-struct E4m3Values {
-    double of[256];
-    E4m3Values() {
-        for (int code = 0; code < 256; ++code) {
-            int exponent = code >> 3 & 15, mantissa = code & 7;
-            double size = exponent ? ldexp(8 + mantissa, exponent - 10) : ldexp(mantissa, -9);
-            of[code] = (code & 127) == 127 ? NAN : code & 128 ? -size : size;
-        }
-    }
-};
-static const E4m3Values e4m3_values;
-
-struct E4m3 {
-    static constexpr int kPerWord = 4;
-    static double value(unsigned word, int i) { return e4m3_values.of[word >> (8 * i) & 255]; }
-};
 struct Bf16 {
     static constexpr int kPerWord = 2;
     static double value(unsigned word, int i) {
@@ -470,7 +454,7 @@ struct Bf16 {
 };
 
 // D += A B of a warp, A of 16 rows, B of 8 columns, both 8 words deep. "Matrix fragments for
-// mma.m16n8k16 / m16n8k32" in the PTX ISA: lane 4 g + t holds rows g and g + 8 of A, column g of B,
+// mma.m16n8k16" in the PTX ISA: lane 4 g + t holds rows g and g + 8 of A, column g of B,
 // of each words t and t + 4, and of D rows g and g + 8, columns 2 t and 2 t + 1.
 template <typename Type>
 static void multiply_fragments(const Lane* lanes, unsigned place, float (*d)[8]) {
@@ -587,7 +571,6 @@ void end_products() {
     own.multiplying = false;
 }
 
-template void multiply<E4m3>(float*, const unsigned*, const unsigned*);
 template void multiply<Bf16>(float*, const unsigned*, const unsigned*);
 template void load_matrices<false>(unsigned*, const void*);
 template void load_matrices<true>(unsigned*, const void*);

@@ -98,7 +98,6 @@ void close_group();
 void wait_groups(unsigned under_way);
 
 // ---- Tensor cores: D += A B, and four matrices of 8 rows of 16 bytes
-struct E4m3;
 struct Bf16;
 template <typename Type>
 void multiply(float* d, const unsigned* a, const unsigned* b);

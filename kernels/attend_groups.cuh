@@ -17,7 +17,7 @@ constexpr int kStages = DSV_STAGES, kOwnRows = kTile / kDecodingWarps;
 constexpr int kPanels = kDims / 64, kOwnPanels = kPanels / kGroups;
 constexpr int kOwnEntries = kTile / 8 / kGroups, kOwnDims = kDimChunks / kGroups;
 constexpr int kPanelBytes = kTile * kPanelRow;
-constexpr int kMultiplyingRegisters = 192, kDecodingRegisters = 64;
+constexpr int kMultiplyingRegisters = 184, kDecodingRegisters = 72;
 
 static_assert(kHeads == 64 && kTile == 64, "as wgmma multiplies");
 static_assert(kOwnRows % kStages == 0 && kStages % 2 == 0, "a tile begins with the first stage");
@@ -67,7 +67,8 @@ __device__ __forceinline__ void stage_entry(const Search& search, int tile, int 
 // that take their places, which are of tile `later`.
 template <typename Part>
 __device__ __forceinline__ void decode_two(const Search& search, int row, int later, const int* next,
-                                           const u8 (*staged)[kStagedBytes], uint4 (*tile)[kTile][8]) {
+                                           const u8 (*staged)[kStagedBytes], u32 copied,
+                                           uint4 (*tile)[kTile][8]) {
     wait_copies<kStages / 2 - 1>();
     __syncwarp();
     typename Part::Loaded loaded[2];
@@ -75,7 +76,7 @@ __device__ __forceinline__ void decode_two(const Search& search, int row, int la
     for (int i = 0; i < 2; ++i) loaded[i] = Part::load(staged[i]);
     __syncwarp();  // nobody reads what is copied over
     for (int i = 0; i < 2 && later < search.last; ++i) {
-        stage_entry(search, later, next[i], shared_address(staged[i]));
+        stage_entry(search, later, next[i], copied + i * kStagedBytes);
     }
     close_copies();
 #pragma unroll
@@ -91,6 +92,7 @@ __device__ __forceinline__ void decode_two(const Search& search, int row, int la
 __device__ __forceinline__ void decode_tiles(const Search& search, int first, int before, int warp,
                                              Shared& shared) {
     u8(*staged)[kStagedBytes] = shared.staged[warp];
+    u32 copies = shared_address(staged);
     int row = lane_id() % kOwnRows * kDecodingWarps + warp;  // lane i looks up this warp's entry i
     auto find = [&](int tile) { return search.page(tile, search.number(tile, row)); };
     int own = search.entry(first, find(first)), next = search.entry(first + 1, find(first + 1));
@@ -98,7 +100,7 @@ __device__ __forceinline__ void decode_tiles(const Search& search, int first, in
     int number = search.number(first + 3, row);
 #pragma unroll 1
     for (int i = 0; i < kStages; ++i) {
-        stage_entry(search, first, __shfl_sync(kFullWarp, own, i), shared_address(staged[i]));
+        stage_entry(search, first, __shfl_sync(kFullWarp, own, i), copies + i * kStagedBytes);
         if (i % 2) close_copies();
     }
 #pragma unroll 1
@@ -113,12 +115,13 @@ __device__ __forceinline__ void decode_tiles(const Search& search, int first, in
             int later = same ? tile : tile + 1, from = same ? own : next, two[2];
             for (int k = 0; k < 2; ++k) two[k] = __shfl_sync(kFullWarp, from, (ahead + k) % kOwnRows);
             const u8(*here)[kStagedBytes] = staged + i % kStages;
+            u32 copied = copies + i % kStages * kStagedBytes;
             if (tile < search.window_tiles) {
-                decode_two<window::Staged>(search, i * kDecodingWarps + warp, later, two, here,
+                decode_two<window::Staged>(search, i * kDecodingWarps + warp, later, two, here, copied,
                                            shared.entries[half]);
 #if DSV_COMPRESSED
             } else {
-                decode_two<compressed::Staged>(search, i * kDecodingWarps + warp, later, two, here,
+                decode_two<compressed::Staged>(search, i * kDecodingWarps + warp, later, two, here, copied,
                                                shared.entries[half]);
 #endif
             }

@@ -5,7 +5,7 @@
 
 // scores: float32[rows, columns]; out: int32[rows, most]; see contract.Backend.select_blocks. A block
 // of threads takes a run of a row.
-DSV_KERNEL void __launch_bounds__(kThreads)
+DSV_KERNEL void __launch_bounds__(kThreads, 1)
     select_blocks(const float* scores, const i64* lengths, int* out, u32* keys, int* places,
                   int columns, int most) {
     begin_kernel();
@@ -24,7 +24,7 @@ DSV_KERNEL void __launch_bounds__(kThreads)
     choose_of_row(total, most, key, out + (i64)blockIdx.x * most, {keys, places}, shared);
 }
 
-DSV_KERNEL void __launch_bounds__(kThreads)
+DSV_KERNEL void __launch_bounds__(kThreads, 1)
     merge_blocks(int* out, u32* keys, int* places, int runs, int most) {
     begin_kernel();
     __shared__ Shared shared;

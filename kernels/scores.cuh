@@ -10,7 +10,7 @@
 #include "format.cuh"
 #include "tensor.cuh"
 
-constexpr int kWarps = 12, kStages = DSV_STAGES, kKeys = 32;  // of a block, of a warp, of a stage
+constexpr int kWarps = 6, kStages = DSV_STAGES, kKeys = 32;  // of a block, of a warp, of a stage
 constexpr int kTiles = (DSV_HEADS + 7) / 8;         // of heads
 constexpr int kSteps = 4;                           // of 32 channels, of which a lane takes 8
 constexpr int kLaneBytes = DSV_DATA_ROW / 16;       // that hold those 8
@@ -205,7 +205,7 @@ __device__ __forceinline__ void load_stage(const Stage& stage, Keys& keys) {
 __device__ __forceinline__ float sum_heads(const Shared& shared, int token, const Keys& keys) {
     float sums[4] = {};
     int lane = lane_id();
-#pragma unroll 2
+#pragma unroll(kE2m1 ? 1 : 2)
     for (int tile = 0; tile < kTiles; ++tile) {
         float products[2][4] = {};
 #pragma unroll
@@ -351,7 +351,7 @@ __device__ __forceinline__ void fill_rest(const Tokens& tokens, float* out) {
 }
 
 // out: float32[count, columns]; see contract.Backend.index_scores.
-DSV_KERNEL void __launch_bounds__(kWarps* kWarpSize, 1)
+DSV_KERNEL void __launch_bounds__(kWarps* kWarpSize, 2)
     index_scores(const u8* pages, const int* blocks, const i64* slots, const i64* lengths,
                  const u8* queries, const float* weights, const int* candidates, float* out,
                  int count, int columns, int num_candidates, int num_slots, int width,

@@ -43,7 +43,7 @@ __device__ __forceinline__ void find_entries(const Rows& rows, int most, int* ou
 
 // scores: float32[rows, columns]; out, entries: int32[rows, most]; see contract.Backend.select_topk.
 // A block takes a run of a row.
-DSV_KERNEL void __launch_bounds__(kThreads)
+DSV_KERNEL void __launch_bounds__(kThreads, 1)
     select_topk(const float* scores, const i64* lengths, const int* candidates, const int* table,
                 const i64* slots, int* out, int* entries, u32* keys, int* places, int columns,
                 int most, int num_slots, int width) {
@@ -62,7 +62,7 @@ DSV_KERNEL void __launch_bounds__(kThreads)
     }
 }
 
-DSV_KERNEL void __launch_bounds__(kThreads)
+DSV_KERNEL void __launch_bounds__(kThreads, 1)
     merge_topk(const i64* lengths, const int* candidates, const int* table, const i64* slots,
                int* out, int* entries, u32* keys, int* places, int runs, int columns, int most,
                int num_slots, int width) {

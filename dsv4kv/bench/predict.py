@@ -54,7 +54,7 @@ class Card:
 # Dense bf16 of a multiprocessor, datasheets: A100 312, H100 989, B200 2250, RTX 5090 210 TFLOPS.
 _FLOPS_A_CYCLE = {"sm_80": 2048, "sm_90a": 4096, "sm_100a": 8192, "sm_103a": 8192, "sm_120": 512}
 
-H200 = Card("H200", "sm_90a", 132, 1.75, 4200)
+H200 = Card("H200", "sm_90a", 132, 1.75, 3960)
 H100 = Card("H100", "sm_90a", 132, 1.75, 2820)
 
 

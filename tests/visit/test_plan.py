@@ -45,11 +45,12 @@ def test_a_plan_tells_every_step_and_its_limit() -> None:
         assert f"{step.limit_s} s  {step.name}" in told
 
 
-def test_the_notes_hold_all_predictions_as_they_are() -> None:
-    assert report.table([], list(QUESTIONS.values())) in NOTES.read_text()
+def test_the_notes_hold_all_predictions_and_answers_as_they_are() -> None:
+    measured = [NOTES.parent / "rows" / f"{gpu}.jsonl" for gpu in ("h200", "h100")]
+    assert report.table(measured, list(QUESTIONS.values())) in NOTES.read_text()
 
 
-def test_the_page_of_kernels_holds_what_is_predicted() -> None:
+def test_the_page_of_kernels_holds_what_is_predicted_and_measured() -> None:
     assert kernels_page.table() in (NOTES.parents[2] / "docs" / "kernels.md").read_text()
 
 

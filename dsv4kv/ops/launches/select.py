@@ -57,9 +57,9 @@ class _Block:
         return -(-(_WARPS * self.stages * stage + queries) // 16) * 16
 
 
-_WARPS, _KEYS = 12, 32
+_WARPS, _KEYS = 6, 32
 _BLOCK, _BLOCK_OF_BF16 = _Block(tokens=4, stages=2), _Block(tokens=2, stages=2)
-_RESIDENT_BLOCKS = 1  # of a multiprocessor, by their registers
+_RESIDENT_BLOCKS = 2  # of a multiprocessor, by their registers
 
 
 def plan_index_scores(

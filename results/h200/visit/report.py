@@ -11,8 +11,10 @@ _NOTHING = "–"
 
 
 def table(files: Sequence[Path], questions: Sequence[Question]) -> str:
-    """Questions in Markdown, with the latest answers in these files beside them."""
-    answers = {row["question"]: row for row in _answers(files)}
+    """Questions in Markdown, with each GPU's latest answers in these files beside them."""
+    answers: dict[str, dict[str, rows.Row]] = {}
+    for row in _answers(files):
+        answers.setdefault(row["question"], {})[row["gpu"]] = row
     return "\n".join([_HEAD, *(_line(each, answers) for each in questions)])
 
 
@@ -21,17 +23,16 @@ def _answers(files: Iterable[Path]) -> Iterable[rows.Row]:
         yield from (row for row in rows.read(file) if row.get("kind") == "answer")
 
 
-def _line(question: Question, answers: dict[str, rows.Row]) -> str:
+def _line(question: Question, answers: dict[str, dict[str, rows.Row]]) -> str:
     predicted = [_figure(question.on(gpu), question.unit) for gpu in (H200, H100)]
     wanted = str(question.bar) if question.bar else _NOTHING
-    measured = _measured(question, answers.get(question.name))
+    found = answers.get(question.name, {}).values()
+    measured = "; ".join(_measured(question, row) for row in found) or _NOTHING
     cells = [f"{question.words} (`{question.name}`)", question.why, *predicted, wanted, measured]
     return f"| {' | '.join(cells)} |"
 
 
-def _measured(question: Question, row: rows.Row | None) -> str:
-    if row is None:
-        return _NOTHING
+def _measured(question: Question, row: rows.Row) -> str:
     if row["measured"] is None:
         return f"no answer: {row['detail'].get('why', 'not known why')}"
     figure = _figure(row["measured"], question.unit)

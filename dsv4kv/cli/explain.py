@@ -70,12 +70,16 @@ def explain(
         if as_json:
             documents = [each.document() for each in answers]
             opt.print_json(documents if len(documents) > 1 else documents[0])
-        parts = list["Part"]()
-        for answer in answers:
+        parts, heads = list["Part"](), list[int]()
+        for answer in [] if as_json else answers:
+            parts += [""] * bool(parts)
             if len(answers) > 1:
-                parts += [*([""] if parts else []), Text(", ".join(answer.files), "strong")]
-            parts += answer.parts(verbose=verbose)
-        show([] if as_json else parts, cut=not verbose)
+                parts.append(Text(", ".join(answer.files), "strong"))
+            for number, block in enumerate(answer.blocks(verbose=verbose)):
+                parts += [""] * bool(number)
+                heads += [len(parts) - 1, len(parts)]  # the file or a blank line, the headline
+                parts += block
+        show(parts, cut=not verbose, heads=heads if len(heads) > 2 else ())
     if not all(answer.is_good for answer in answers):
         raise typer.Exit(1)
 
@@ -111,21 +115,25 @@ class _Answer:
             "faults": [each.as_values() for each in self.faults],
         }
 
-    def parts(self, *, verbose: bool) -> "Iterator[Part]":
+    def blocks(self, *, verbose: bool) -> "list[list[Part]]":
+        """What was found, each with its headline first; faults that are sure in one of theirs."""
         from dsv4kv.view.table import Command, Page
 
-        hint = Command.of("dsv4kv", "lint", *self.files)
-        for number, found in enumerate(self.found):
+        hint, blocks = Command.of("dsv4kv", "lint", *self.files), list[list["Part"]]()
+        for found in self.found:
             page = found.page()
             parts = [part for part in page.answer if part != hint]
             if parts and parts[-1] == "":  # before the hint
                 parts.pop()
-            yield from ([""] if number else [])
-            yield from Page("", parts, page.sections).parts(verbose=verbose)
-        if self.linted:
-            yield from ("", *self.linted)
+            blocks.append([*Page("", parts, page.sections).parts(verbose=verbose)])
+        linted = [*self.linted]
         if self.faults and "-" not in self.files:
-            yield Command.of("dsv4kv", "lint", *self.files, *self.options)
+            linted.append(Command.of("dsv4kv", "lint", *self.files, *self.options))
+        if any(each.is_sure for each in self.faults):
+            blocks.append(linted)
+        elif linted:
+            blocks[-1] += ["", *linted]
+        return blocks
 
 
 def recognise(given: str) -> str:

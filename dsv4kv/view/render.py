@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Final
@@ -49,22 +49,28 @@ def show(
     *,
     cut: bool = False,
     below: int = 0,
+    heads: Collection[int] = (),
 ) -> None:
     """Print parts below each other, on standard output unless another console is given.
 
     With ``cut`` what is no answer gives way until all and ``below`` lines more fill a screen.
+    ``heads``: positions of several answers, which stay; their commands give way last.
     """
     console = console or open_console()
-    for part in _cut(list(parts), console, below) if cut else parts:
+    for part in _cut(list(parts), console, below, heads) if cut else parts:
         console.print(Drawing(part), crop=False, end="")
 
 
-def _cut(parts: list[tb.Part], console: "Console", below: int) -> list[tb.Part]:
+def _cut(
+    parts: list[tb.Part], console: "Console", below: int, heads: Collection[int]
+) -> list[tb.Part]:
     """The parts without what matters least, and how many lines of them are not shown."""
     screen = 25 if console.width >= 100 else 30 * 80 // min(80, console.width)
     heights, lost, place = [_height(part, console) for part in parts], 0, 0
-    for importance, n in product(range(_DETAIL, _ANSWER + 1), reversed(range(1, len(parts)))):
-        over, part = sum(heights) + (lost > 0) + below - screen, parts[n]
+    note: list[tb.Part] = ["", ""] if heads else [""]
+    cuttable = [n for n in reversed(range(1, len(parts))) if n not in heads]
+    for importance, n in product(range(_DETAIL, _COMMAND + bool(heads)), cuttable):
+        over, part = sum(heights) + len(note) * (lost > 0) + below - screen, parts[n]
         if over <= 0:
             break
         if isinstance(part, tb.Table) and importance in (_DETAIL, _ROWS):
@@ -77,32 +83,44 @@ def _cut(parts: list[tb.Part], console: "Console", below: int) -> list[tb.Part]:
             lost, place = lost + heights[n] - _height(part, console), n
             heights[n] = _height(part, console)
         elif heights[n] and _importance(parts, n) == importance:
-            for each in (n, *_goes_along(parts, n)):
-                lost, heights[each] = lost + heights[each] * (parts[each] != ""), 0
+            for each in (n, *_title(parts, n)):
+                lost, heights[each] = lost + heights[each], 0
             place = n
+            _close_gap(parts, heights, n)
     kept = [part for part, height in zip(parts, heights, strict=True) if height]
     if lost:
-        at = sum(height > 0 for height in heights[:place])
-        kept.insert(at, tb.Text(f"and {counted(lost, 'more line')}: --verbose", "dim"))
+        at = len(kept) if heads else sum(height > 0 for height in heights[:place])
+        note[-1] = tb.Text(f"and {counted(lost, 'more line')}: --verbose", "dim")
+        kept[at:at] = note
     return kept
 
 
-def _goes_along(parts: Sequence[tb.Part], n: int) -> Iterator[int]:
-    """The blank line above a part without neighbours, the title of the first quoted line."""
-    alone = parts[n - 1] == "" and (n + 1 == len(parts) or parts[n + 1] == "")
-    quoted = _importance(parts, n) == _QUOTES and _importance(parts, n - 1) == _HEADS
-    yield from [n - 1] * (alone or quoted)
+def _title(parts: Sequence[tb.Part], n: int) -> Iterator[int]:
+    """The line above a command, or above the first quoted line."""
+    kind = _importance(parts, n)
+    quoted = kind == _QUOTES and _importance(parts, n - 1) == _HEADS
+    yield from [n - 1] * (quoted or (kind == _COMMAND and parts[n - 1] != ""))
 
 
-_DETAIL, _ROWS, _FACTS, _SENTENCES, _QUOTES, _HEADS, _TABLES, _GOOD, _ANSWER = range(9)
+def _close_gap(parts: Sequence[tb.Part], heights: list[int], n: int) -> None:
+    """Drop the blank line above a part that is cut, unless it still parts two others."""
+    above = next(each for each in reversed(range(n)) if heights[each])
+    under = next((each for each in range(n, len(parts)) if heights[each]), above)
+    if parts[above] == parts[under] == "":
+        heights[above] = 0
+
+
+_DETAIL, _ROWS, _FACTS, _SENTENCES, _QUOTES, _HEADS, _TABLES, _GOOD, _ANSWER, _COMMAND = range(10)
 """Parts of an answer that is more than a screen, in the order in which they give way."""
 _FEW_ROWS: Final = 3
 
 
 def _importance(parts: Sequence[tb.Part], n: int) -> int | None:
-    """None for what is never cut: a command, and what is promised of it."""
+    """None for a blank line and the line above a command, which are cut with what is below."""
     part, found = parts[n], _ANSWER
-    if part == "" or any(isinstance(each, tb.Command) for each in parts[n : n + 2]):
+    if isinstance(part, tb.Command):
+        return _COMMAND
+    if part == "" or any(isinstance(each, tb.Command) for each in parts[n + 1 : n + 2]):
         return None
     match part:
         case tb.Text(tone="dim"):

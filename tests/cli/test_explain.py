@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,20 @@ def test_standard_input_is_a_file_like_any_other() -> None:
     given, named = run("-", input=TEXTS["sglang"]).stdout, run("sglang").stdout
     assert given.splitlines()[0] == named.splitlines()[0].replace("sglang: ", "-: ", 1)
     assert "dsv4kv lint" not in given
+
+
+def test_of_several_files_each_answer_is_shown_and_the_rest_is_counted() -> None:
+    """However many they are; and why it ends with 1, though details of earlier files are cut."""
+    for words in (["new", "sglang", "two", "run", "result"], ["old", *["new", "two"] * 6]):
+        shown, whole = run(*words), run(*words, "--verbose").stdout.splitlines()
+        lines = shown.stdout.splitlines()
+        for title in {*words}:
+            answers = [whole[n + 1] for n, line in enumerate(whole) if line == title]
+            assert [lines[n + 1] for n, line in enumerate(lines) if line == title] == answers
+        assert sum("1 fault found" in line for line in lines) == words.count("two")
+        assert sum("159,383,552 tokens" in line for line in lines) == words.count("two")
+        assert "more lines: --verbose" in lines[-1]
+        assert "" not in [above or line for above, line in pairwise(lines)]
 
 
 def test_it_ends_with_1_where_something_does_not_fit_or_is_faulty() -> None:

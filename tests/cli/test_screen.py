@@ -1,4 +1,7 @@
-"""Answers fill a screen: 25 lines of 100 columns, 30 of 80, whatever they are about."""
+"""Answers fill a screen: 25 lines of 100 columns, 30 of 80, whatever they are about.
+
+Of many files the headlines alone may be more: ``test_explain.py``.
+"""
 
 import shlex
 from collections.abc import Iterator
@@ -34,7 +37,7 @@ COMMANDS = {
     "what people paste": [f"explain pasted{n}.sh" for n in range(len(PASTED))],
     "start-up logs": [f"budget --explain row{n}.log {e.options}" for n, e in enumerate(ROWS)],
     "several files": [
-        *("explain old new", "explain two --gpu b200", "explain new sglang two run result"),
+        *("explain old new", "explain two --gpu b200", "explain new sglang run result"),
         *(f"explain {each}" for each in TEXTS),
     ],
     "engines and models": [

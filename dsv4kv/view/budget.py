@@ -197,6 +197,9 @@ def _engine_lines(found: an.Answer, *, of_command: bool) -> Iterator[tb.Part]:
         yield from (f"  {_first_sentence(line)}" for line in found.log_lines)
     elif capacity:
         yield tb.Text(f"{engine.name} prints no such line{seen}.", "dim")
+    if capacity:
+        yield from filter(None, [capacity.note])
+        yield from _differences(found, capacity)
     if pool := found.decode_pool_tokens:
         each = -(-found.concurrency // found.scenario.layout.dp)
         yield (
@@ -211,9 +214,6 @@ def _engine_lines(found: an.Answer, *, of_command: bool) -> Iterator[tb.Part]:
         option = "with budget --command … --kv-memory" if of_command else "--kv-memory"
         exact = f"give your log's {option}" if printed else "`dsv4kv explain` your log"
         yield f"9 in 10 starts ± {format_bytes(spread)}{between}; {exact}."
-    if capacity:
-        yield from filter(None, [capacity.note])
-        yield from _differences(found, capacity)
 
 
 def _cut_lines(found: an.Answer) -> list[str]:
@@ -226,26 +226,31 @@ def _first_sentence(line: str) -> str:
     return f"{sentence}. …" if rest and len(line) > _MAX_LINE else line
 
 
-def _differences(found: an.Answer, capacity: Capacity) -> Iterator[str]:
+def _differences(found: an.Answer, capacity: Capacity) -> Iterator[tb.Finding]:
+    """What joins the engine's count with ours: cut after the tables."""
     name, counted = found.scenario.engine.name, float(capacity.concurrency)
     counted *= found.scenario.layout.dp
     if capacity.log_lines and capacity.printed_tokens is None:
         if capacity.concurrency >= 1:
-            yield (
+            yield tb.Finding(
+                "note",
                 f"{name}'s check at start-up uses other block sizes than its pool; once started, "
-                f"the memory holds {counted:,.2f} requests of {found.context:,} tokens."
+                f"the memory holds {counted:,.2f} requests of {found.context:,} tokens.",
             )
         return
     if found.use.in_flight and counted < found.max_concurrency:
-        yield (
-            f"It counts {counted:,.2f} requests, each with {format_bytes(found.use.in_flight)} of "
-            f"prefill workspace; only one prefill runs at a time: {found.max_concurrency:,} fit."
+        yield tb.Finding(
+            "note",
+            f"{name} counts {counted:,.2f} requests, each with "
+            f"{format_bytes(found.use.in_flight)} of prefill workspace; only one prefill runs at "
+            f"a time: {found.max_concurrency:,} fit.",
         )
     profiled = found.scenario.engine.logits_room == "profiled"
     if not found.fits and counted >= found.concurrency and found.use.transient and not profiled:
-        yield (
-            f"It reserves nothing for indexer logits ({format_bytes(found.use.transient)}): it "
-            "starts, and runs out of memory in a step."
+        yield tb.Finding(
+            "note",
+            f"{name} reserves nothing for indexer logits ({format_bytes(found.use.transient)}): "
+            "it starts, and runs out of memory in a step.",
         )
 
 

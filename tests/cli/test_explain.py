@@ -110,7 +110,7 @@ def test_the_line_for_lint_has_what_decided_the_faults() -> None:
 
 
 def test_the_options_it_names_exist() -> None:
-    shown = " ".join(run("script").stdout.split())
+    shown = " ".join(run("script", "--verbose").stdout.split())
     assert "9 in 10 starts" in shown
     assert "give your log's --kv-memory" not in shown
     assert "budget --command … --kv-memory" in shown
@@ -237,3 +237,14 @@ def test_operations_of_a_store_are_refused_as_what_they_are(tmp_path: Path) -> N
     done = run(str(path))
     assert (done.exit_code, done.stdout) == (4, "")
     assert done.stderr.startswith(f"error: {path}:1: Mooncake's master wrote this")
+
+
+@pytest.mark.parametrize("width", ["80", "100"])
+def test_what_joins_the_engines_count_with_ours_is_not_cut(width: str) -> None:
+    flags = "-tp 8 --max-model-len 128K --gpu-memory-utilization 0.9 --max-num-batched-tokens 8192"
+    found = run(f"vllm serve deepseek-ai/DeepSeek-V4-Pro {flags}", env={"COLUMNS": width})
+    shown = " ".join(found.stdout.split())
+    assert "10 requests of 131,072 tokens fit" in shown
+    assert "more lines: --verbose" in shown
+    assert "· vllm:0.33 counts 1.68 requests, each with 8.90 GiB of prefill workspace" in shown
+    assert "only one prefill runs at a time: 10 fit." in shown

@@ -125,6 +125,8 @@ def _found(best: Trial, answer: Answer, question: Question) -> Iterator[Part]:
         yield f"{labels}: within the model's error, not safe. {safe}"
     if answer.second:
         rate = f", {_rate(answer.second)}" if question.exactly else ""
+        if question.exactly and answer.second.rate > best.rate:
+            rate += ": a tie, as rates are searched to within 10 %"
         yield f"Runner-up: {_describe(answer.second)}, {_cost(answer.second, question)}{rate}."
 
 

@@ -19,6 +19,7 @@ from dsv4kv.replay.plan.search import WINDOW, Search, Tally, list_kinds, plan
 from dsv4kv.replay.plan.servers import Bounds, layouts_of, open_server
 from dsv4kv.replay.plan.trial import Kind, Split, parse_splits, simulate
 from dsv4kv.traces.request import Request
+from dsv4kv.view.plan import plan_page
 from tests.replay.clock.test_fit import run
 
 MODEL = "v4-flash"
@@ -238,6 +239,17 @@ def test_the_highest_rate_of_some_gpus_keeps_the_limits_and_a_higher_one_does_no
     assert best.gpus == 8
     assert best.meets
     assert not simulate(asked, asked.requests, kinds[0], 1, best.speed * 1.1).meets
+
+
+def test_a_runner_up_of_a_higher_rate_is_called_a_tie() -> None:
+    asked = replace(question(1, "ttft_p90=700ms"), exactly=True)
+    answer = plan(open_search(asked, kinds_of(asked, gpus=["b200"])))
+    assert answer.best is not None
+    assert answer.second is not None
+    slower = replace(answer, best=replace(answer.best, rate=0.95 * answer.second.rate))
+    for each, ties in ((answer, 0), (slower, 1)):
+        page = plan_page(each, asked, gpus=["b200"], trace=None)
+        assert sum("a tie, as rates are searched" in str(part) for part in page.answer) == ties
 
 
 def test_a_trace_too_short_to_say_what_rate_is_sustained_is_refused() -> None:

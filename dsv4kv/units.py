@@ -80,9 +80,9 @@ def format_bytes(count: float) -> str:
     size = Decimal(count)  # an integer of a file may be beyond every float
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
-            return f"{size:,.0f} B" if unit == "B" else f"{_three_digits(size)} {unit}"
+            return f"{size:,.0f} B" if unit == "B" else f"{_to_digits(size)} {unit}"
         size /= 1024
-    return f"{_three_digits(size)} TiB"
+    return f"{_to_digits(size)} TiB"
 
 
 def format_count(count: int) -> str:
@@ -98,16 +98,20 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def format_duration(nanoseconds: float) -> str:
-    """Duration in the unit that keeps one to three digits before the point."""
+def format_duration(nanoseconds: float, digits: int = 3) -> str:
+    """Duration in the unit that keeps one to three digits before the point.
+
+    ``digits``: significant ones, if the duration is uncertain.
+    """
+    rounded = float(f"{nanoseconds:.{digits - 1}e}") if digits < 3 else nanoseconds
     for unit, size in (("ns", 1.0), ("µs", 1e3), ("ms", 1e6)):
-        if abs(nanoseconds) < 999.5 * size:  # what rounds to 1,000 goes to the next unit
-            return f"{_three_digits(Decimal(nanoseconds / size))} {unit}"
-    return f"{_three_digits(Decimal(nanoseconds / 1e9))} s"
+        if abs(rounded) < 999.5 * size:  # what rounds to 1,000 goes to the next unit
+            return f"{_to_digits(Decimal(rounded / size), digits)} {unit}"
+    return f"{_to_digits(Decimal(rounded / 1e9), digits)} s"
 
 
-def _three_digits(value: Decimal) -> str:
+def _to_digits(value: Decimal, digits: int = 3) -> str:
     if value == 0:
         return "0"
-    decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
-    return f"{value:,.{decimals}f}"
+    decimals = digits - (1 if abs(value) < 10 else 2 if abs(value) < 100 else 3)
+    return f"{value:,.{max(0, decimals)}f}"

@@ -107,6 +107,14 @@ def test_a_duration_is_written_in_its_unit(nanoseconds: float, text: str) -> Non
     assert format_duration(nanoseconds) == text
 
 
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"),
+    [(462e6, "460 ms"), (996e3, "1.0 ms"), (37.3e6, "37 ms"), (7.71e9, "7.7 s"), (0, "0 ns")],
+)
+def test_an_uncertain_duration_has_two_digits(nanoseconds: float, text: str) -> None:
+    assert format_duration(nanoseconds, 2) == text
+
+
 @given(st.floats(0.001, 999e9))
 @example(999.7)
 @example(999_999.0)

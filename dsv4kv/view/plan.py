@@ -110,7 +110,7 @@ def _found(best: Trial, answer: Answer, question: Question) -> Iterator[Part]:
     )
     yield (
         f"Hit rate {best.hit_share:.1%} of prompt tokens; a step runs {best.busy_share:.0%} of "
-        f"the time; TPOT p99 {_seconds(best.tpot_p99_s)}; tightest limit "
+        f"the time; TPOT p99 {format_duration(best.tpot_p99_s * 1e9, 2)}; tightest limit "
         f"{best.tightest(question.slos).label}."
     )
     for slo in question.slos:

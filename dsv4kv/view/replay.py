@@ -578,6 +578,7 @@ def _replicas_table(
     fleet: ReplayFleet, totals: Totals, factor: float | None = None, limit: int | None = None
 ) -> tb.Table:
     """What every replica did, at most ``limit``; ``factor`` is the error of queue waits."""
+    digits = 2 if factor else 3
     columns: list[tuple[str, tb.Read]] = [
         ("replica", lambda r: r.name),
         ("GPUs", lambda r: str(r.gpus)),
@@ -588,7 +589,7 @@ def _replicas_table(
         ),
         ("computed tokens", lambda r: f"{r.computed_tokens:,}"),
         ("busy", lambda r: share(r.busy_ns, totals.wall_ns)),
-        ("queue wait", lambda r: format_duration(r.queued_ns / max(r.requests, 1))),
+        ("queue wait", lambda r: format_duration(r.queued_ns / max(r.requests, 1), digits)),
         ("peak requests", lambda r: f"{r.peak_requests:,}"),
         ("cached", lambda r: format_bytes(r.held_bytes)),
     ]

@@ -48,8 +48,8 @@ def answer(outcome: "Outcome") -> str:
     limit = "Bytes" if more is moved else "Descriptors"
     words = f"{limit} limit" if more[0] > less[2] else "What limits is not known"
     words += (
-        f": {format_duration(max(moved[1], 0))} for {format_bytes(total.bytes)}, "
-        f"{format_duration(max(pieces[1], 0))} for {counted(total.descriptors, 'descriptor')}."
+        f": {format_duration(max(moved[1], 0), 2)} for {format_bytes(total.bytes)}, "
+        f"{format_duration(max(pieces[1], 0), 2)} for {counted(total.descriptors, 'descriptor')}."
     )
     merged, single = outcome.gbps, outcome.unmerged_gbps
     if not (merged and single) or total.descriptors == total.pieces:

@@ -25,18 +25,18 @@ SURE = Outcome(
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({}, "Bytes limit: 52.4 µs for 1.00 MiB, 1.00 µs for 10 descriptors."),
+        ({}, "Bytes limit: 52 µs for 1.00 MiB, 1.0 µs for 10 descriptors."),
         ({}, "Merged, 40 pieces are 10: 1.50 times as fast."),
         ({"gbps": Estimate(2.01, 0.05)}, "as fast as before, within 6 %."),
         ({"gbps": Estimate(2.1, 1.5)}, "Merged, 40 pieces are 10: whether that is faster is not"),
         ({"gbps": Estimate(2.1, None)}, "whether that is faster is not known"),
         (
             {"costs": replace(SURE.costs, descriptor_ns=Estimate(0.0, 3.0, (6e3, 1.0)))},
-            "Bytes limit: 52.4 µs",
+            "Bytes limit: 52 µs",
         ),
         (
             {"costs": replace(SURE.costs, descriptor_ns=Estimate(0.0, 6e3, (1.0, 6e3)))},
-            "What limits is not known: 52.4 µs for 1.00 MiB, 0 ns for",
+            "What limits is not known: 52 µs for 1.00 MiB, 0 ns for",
         ),
     ],
 )

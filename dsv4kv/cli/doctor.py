@@ -33,6 +33,7 @@ def doctor(
     calibrate: bool = opt.flag("--calibrate", _CALIBRATE, rare=True),
     gpu: bool = opt.flag("--check-gpu", _GPU),
     as_json: bool = opt.AS_JSON,
+    verbose: bool = opt.VERBOSE,
 ) -> None:
     """Check this machine: what it has, what is missing and what that disables.
 
@@ -52,7 +53,8 @@ def doctor(
     rows = [asdict(check) for check in checks]
     found = calibration.model_dump() if calibration else None
     document = {"ok": not broken, "checks": rows, "calibration": found}
-    opt.tell(report_checks(checks), document, as_json=as_json)
+    parts = report_checks(checks, verbose=verbose)
+    opt.tell(parts, document, as_json=as_json, cut=not verbose)
     if calibration:
         say(_sum_up(calibration, path), err=as_json)
     if broken:

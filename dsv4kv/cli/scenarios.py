@@ -1,7 +1,7 @@
 """``dsv4kv bench systems``, ``tiers`` and ``transfer``: own settings, no record."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,9 @@ from dsv4kv.errors import VerificationError
 from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
-    from dsv4kv.view.table import Part
+    from dsv4kv.view.table import Page
 
-_Ran = tuple[Iterable["Part"], dict[str, Any], Sequence[str]]
+_Ran = tuple["Page", dict[str, Any], Sequence[str]]
 """For people, for JSON, and what is wrong."""
 _OnStep = Callable[[str, int, int], None]
 _Loaded = tuple[str, type[Any], Callable[[Any, _OnStep], _Ran], Callable[[Any], object]]
@@ -35,21 +35,24 @@ def _scenario(name: str, text: str, example: str, load: Callable[[], _Loaded]) -
         json_: opt.Text = opt.option(
             "Print one JSON document.", "", "--json", callback=opt.to_file, rare=True
         ),
+        verbose: bool = opt.flag("--verbose -v", "Print every row.", rare=True),
         quiet: bool = opt.QUIET,
     ) -> None:
         sets = [*(set_ or []), *opt.as_settings({"seed": "seed"}, {"seed": seed})]
-        _run_points(name, *load(), sets, axis or [], json_, quiet=quiet)
+        _run_points(name, *load(), sets, axis or [], json_, verbose=verbose, quiet=quiet)
 
 
 def _systems() -> _Loaded:
     from dsv4kv.bench.systems.workload import run_systems
     from dsv4kv.config.experiments import SystemsConfig
     from dsv4kv.view.systems import report_systems
+    from dsv4kv.view.table import Page
 
     def run(config: SystemsConfig, on_system: _OnStep) -> _Ran:
         outcomes = run_systems(config, on_system)
         wrong = [failure for outcome in outcomes for failure in outcome.failures]
-        return report_systems(outcomes), {"systems": [*map(asdict, outcomes)]}, wrong
+        page = Page("Systems", [*report_systems(outcomes)])
+        return page, {"systems": [*map(asdict, outcomes)]}, wrong
 
     return "systems", SystemsConfig, run, id
 
@@ -57,11 +60,11 @@ def _systems() -> _Loaded:
 def _tiers() -> _Loaded:
     from dsv4kv.bench.tiers.run import check_tiers, document_of, run_tiers
     from dsv4kv.config.experiments import TiersConfig
-    from dsv4kv.view.tiers import report_tiers
+    from dsv4kv.view.tiers import tiers_page
 
     def run(config: TiersConfig, on_step: _OnStep) -> _Ran:
         outcome = run_tiers(config, on_step)
-        return report_tiers(outcome), document_of(outcome), outcome.failures
+        return tiers_page(outcome), document_of(outcome), outcome.failures
 
     return "prefixes", TiersConfig, run, check_tiers
 
@@ -69,11 +72,13 @@ def _tiers() -> _Loaded:
 def _transfer() -> _Loaded:
     from dsv4kv.bench.transfer.run import document_of, run_transfer
     from dsv4kv.config.experiments import TransferConfig
+    from dsv4kv.view.table import Page
     from dsv4kv.view.transfer import report_transfer
 
     def run(config: TransferConfig, on_step: _OnStep) -> _Ran:
         outcome = run_transfer(config, on_step)
-        return report_transfer(config, outcome), document_of(outcome), outcome.failures
+        page = Page("Transfer", [*report_transfer(config, outcome)])
+        return page, document_of(outcome), outcome.failures
 
     return "steps", TransferConfig, run, id
 
@@ -121,6 +126,7 @@ def _run_points(
     axes: Sequence[str],
     json_: str | None,
     *,
+    verbose: bool,
     quiet: bool,
 ) -> None:
     """Run every point, counting ``what``, print each report, and write the documents.
@@ -137,10 +143,14 @@ def _run_points(
         check(point.config)
     for point in points:
         with _watching(scenario, what, silent=silent) as on_step:
-            report, found, failures = run(point.config, on_step)
+            page, found, failures = run(point.config, on_step)
         at = ", ".join(f"{key}={value}" for key, value in point.axis.items())
         if not silent:
-            show([Text(at, "strong"), "", *report, ""] if at else report)
+            more = ", ".join(section.heading for section in page.sections if not verbose)
+            show([Text(at, "strong"), ""] if at else [])
+            show(page.parts(verbose=verbose), cut=not verbose)
+            show([Text(f"{more}: --verbose", "dim")] if more else [])
+            show([""] if at else [])
         config = point.config.model_dump(mode="json")
         document = {"dsv4kv": __version__, "config": config, **found}
         documents.append({"axis": point.axis, **document} if at else document)

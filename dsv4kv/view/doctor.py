@@ -16,8 +16,8 @@ _LEVELS: dict[str, Level] = {"good": "good", "note": "note", "missing": "missing
 _LONGEST_PATH = 36
 
 
-def report_checks(checks: Sequence[Check]) -> Iterator[Part]:
-    """Whether a bench can run, what to do, and a table for each topic."""
+def report_checks(checks: Sequence[Check], *, verbose: bool) -> Iterator[Part]:
+    """Whether a bench can run, what to do, and what is not good; or a table for each topic."""
     count = Counter(check.status for check in checks)
     counts = ", ".join(
         counted(count[each], each) if each == "note" else f"{count[each]} {each}"
@@ -31,15 +31,19 @@ def report_checks(checks: Sequence[Check]) -> Iterator[Part]:
         if check.advice:
             problem: Level = "bad" if check.status == "broken" else "warning"
             yield Finding(problem, f"{check.name}: {check.advice}")
-    for topic in dict.fromkeys(check.topic for check in checks):
-        yield ""
-        columns: Columns = [
-            ("", lambda check: mark(_LEVELS[check.status])),
-            ("name", lambda check: check.name),
-            ("found", lambda check: Text(_short(check.found))),
-            ("enables", lambda check: Text(check.enables, "dim")),
-        ]
-        yield Table(topic, columns, [check for check in checks if check.topic == topic], keys=2)
+    columns: Columns = [
+        ("", lambda check: mark(_LEVELS[check.status])),
+        ("name", lambda check: check.name),
+        ("found", lambda check: Text(_short(check.found))),
+        ("enables", lambda check: Text(check.enables, "dim")),
+    ]
+    hidden, rest = (0, "") if verbose else (count["good"], "--verbose")
+    tables: dict[str, list[Check]] = {}
+    for check in (check for check in checks if verbose or check.status != "good"):
+        title = check.topic if verbose else "Missing, or with a remark"
+        tables.setdefault(title, []).append(check)
+    for title, rows in tables.items():
+        yield from ("", Table(title, columns, rows, keys=2, hidden=hidden, rest=rest))
 
 
 def report_gpu(report: "GpuReport") -> Iterator[Part]:

@@ -1,28 +1,23 @@
 """``bench tiers``: what a prefix costs to store and restore, and its families."""
 
-from collections.abc import Iterator
-
 from dsv4kv.bench.tiers.outcome import FamilyRow, TiersOutcome
 from dsv4kv.runs.statistics import Estimate, divide
 from dsv4kv.view.quantity import ms, percent, quantity, size
-from dsv4kv.view.table import Columns, Finding, Number, Part, Table, Text
+from dsv4kv.view.table import Columns, Finding, Number, Page, Section, Table, Text
 
 
-def report_tiers(outcome: TiersOutcome) -> Iterator[Part]:
-    """The answer, whether all is right, and the tables."""
-    for sentence in outcome.answers():
-        yield Text(sentence, "strong")
-    if outcome.failures:
-        yield Finding("bad", f"{len(outcome.failures):,} of {outcome.checks:,} comparisons failed")
-    else:
-        yield Finding(
-            "good",
-            f"all {outcome.checks:,} comparisons are equal: digests, and after further steps "
-            "every bit of restored requests and of ones that were never moved",
-        )
-    yield from ("", _prefixes_table(outcome), "", _families_table(outcome))
-    if outcome.copies:
-        yield from ("", _copies_table(outcome))
+def tiers_page(outcome: TiersOutcome) -> Page:
+    """The answer, whether all is right, and the prefixes; then families and copies."""
+    failed = f"{len(outcome.failures):,} of {outcome.checks:,} comparisons failed"
+    equal = (
+        f"all {outcome.checks:,} comparisons are equal: digests, and after further steps "
+        "every bit of restored requests and of ones that were never moved"
+    )
+    verdict = Finding("bad", failed) if outcome.failures else Finding("good", equal)
+    answers = [Text(sentence, "strong") for sentence in outcome.answers()]
+    tables = [_families_table(outcome), *([_copies_table(outcome)] if outcome.copies else [])]
+    sections = [Section(table.title, [table]) for table in tables]
+    return Page("Tiers", [*answers, verdict, "", _prefixes_table(outcome)], sections)
 
 
 def _prefixes_table(outcome: TiersOutcome) -> Table:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,19 +48,36 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
     return outcomes
 
 
-def run(*arguments: str) -> Result:
+def run(*arguments: str, **more: Any) -> Result:
     terminal = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
-    return CliRunner(env=terminal).invoke(app, ["doctor", *arguments])
+    return CliRunner(env=terminal).invoke(app, ["doctor", *arguments], **more)
 
 
 def told(result: Result) -> str:
     return "\n".join(line.rstrip() for line in result.stdout.splitlines())
 
 
-def test_what_is_here_is_told_by_topic_and_then_what_to_do(snapshot: SnapshotAssertion) -> None:
-    result = run()
+def test_what_to_do_is_told_first_and_then_what_is_here_by_topic(
+    snapshot: SnapshotAssertion,
+) -> None:
+    result = run("--verbose")
     assert result.exit_code == 0
     assert told(result) == snapshot
+
+
+@pytest.mark.parametrize(("width", "most"), [("100", 25), ("80", 30)])
+def test_the_answer_is_a_screen_of_what_is_not_good(
+    machine: list[Check], width: str, most: int
+) -> None:
+    for topic in "abcde":  # more than a machine lacks
+        for status in ("good", "missing", "note"):
+            more = Check(topic, topic * 5, status, "not installed", "things of many words " * 3)
+            machine += [more, replace(more, advice="install it, if it is needed at all: " * 2)]
+    lines = run(env={"COLUMNS": width}).stdout.splitlines()
+    assert len(lines) <= most
+    assert lines[0] == "✓ dsv4kv bench can run here: of 34 checks 11 good, 11 notes, 12 missing"
+    assert not any(line.startswith("✓") for line in lines[1:])
+    assert any("--verbose" in line for line in lines)
 
 
 def test_something_broken_that_the_default_needs_fails(machine: list[Check]) -> None:

@@ -8,6 +8,7 @@ from dsv4kv.runs.statistics import Estimate, divide
 from dsv4kv.units import format_duration
 
 _LIMITS = 0.5  # share of a limit's rate above which it limits
+_SURE = 0.01  # share of a time within which three digits of it are known
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def _worth(rows: Sequence[PrefixRow]) -> str:
         verdict = "at every length" if len(worth) == len(rows) else f"from {min(worth):,} tokens"
     if unknown:
         verdict += ", as far as these times are known"
-    computed = format_duration(longest.computed_ns)
+    computed = format_duration(longest.computed_ns, 2)
     return f"{taken}, computing them takes {computed} (modelled): restoring is worth it {verdict}."
 
 
@@ -139,4 +140,6 @@ def _at_most(time_ns: Estimate, more_ns: float) -> str:
     below, above = _reach(time_ns)
     known = math.isinf(above) or below < time_ns.value
     at_most = "" if known else "less than "
-    return at_most + format_duration(time_ns.value + more_ns + (0.0 if known else above))
+    sure = not known or (not more_ns and max(below, above) <= _SURE * time_ns.value)
+    time = time_ns.value + more_ns + (0.0 if known else above)
+    return at_most + format_duration(time, 3 if sure else 2)

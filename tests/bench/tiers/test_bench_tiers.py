@@ -137,7 +137,7 @@ def test_families_of_a_cache_on_a_gpu_are_timed_there_and_back(
     file = tmp_path / "gpu.json"
     few = ("model.layers=[2]", "stores=[memory]", "lengths=[256]", "rounds=6")
     sets = [word for setting in (*few, f"folder={tmp_path}") for word in ("--set", setting)]
-    asked = ["bench", "tiers", "--set", "device=cuda", *sets, "--json", str(file)]
+    asked = ["bench", "tiers", "-v", "--set", "device=cuda", *sets, "--json", str(file)]
     done = CliRunner(env=TERMINAL).invoke(app, asked)
     assert done.exit_code == 0, done.output
     document: dict[str, Any] = json.loads(file.read_text())
@@ -230,7 +230,7 @@ def made_up(computed_ns: float | None) -> TiersOutcome:
 def test_the_answer_says_whether_it_is_worth_it_what_costs_most_and_what_limits() -> None:
     (answer,) = made_up(5e7).answers()
     assert answer == (
-        "file: 65,536 tokens are back in 100 ms, computing them takes 50.0 ms (modelled): "
+        "file: 65,536 tokens are back in 100 ms, computing them takes 50 ms (modelled): "
         "restoring is worth it from 2,048 tokens. csa takes 80% of the time, at 90% of what the "
         "disk gives such objects: the disk limits."
     )

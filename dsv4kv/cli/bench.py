@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsv4kv.choices import BACKENDS, PEERS, listed
+from dsv4kv.choices import BACKENDS, PEERS, choose, listed
 from dsv4kv.cli import COMMANDS, examples
 from dsv4kv.cli import options as opt
 from dsv4kv.cli.runs import Request, close_sweep, end_run, keep_points, keep_record
 from dsv4kv.errors import ConfigError
+from dsv4kv.files import shipped_names
 from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
@@ -64,11 +65,14 @@ def bench(
 
     Without arguments this replays a short chat trace over three layers of DeepSeek-V4-Flash.
     """
+    own = {n.removeprefix("bench "): t for n, t in COMMANDS.items() if n[:6] == "bench "}
+    known = {**dict.fromkeys(shipped_names("bench"), ""), **own}
+    if config and not Path(config).suffix and not Path(config).exists():
+        choose(known, config, "a scenario or a file")
     if list_:
         from dsv4kv.view.config import scenarios_table
         from dsv4kv.view.render import show
 
-        own = {n.removeprefix("bench "): t for n, t in COMMANDS.items() if n[:6] == "bench "}
         show([scenarios_table(own), "", "dsv4kv bench tiers --help"])
         return
     silent = quiet or json_ == "-"

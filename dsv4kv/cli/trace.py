@@ -80,9 +80,9 @@ READING = {
 
 SOURCE = opt.required(_SOURCE, "SOURCE")
 OUT_FILE = opt.required(f"{_LINES} For weka, a new folder.", "OUT", callback=opt.to_other)
-TO = opt.option(f"{explained(TRACE_LINES | TRACE_FILES)}.", None, "--to", default="dsv4kv")
-_FORMAT = "Format of SOURCE; auto looks at its first line."
-FORMAT = opt.option(_FORMAT, None, "--format", default="auto")
+TO = opt.option(f"{explained(TRACE_LINES | TRACE_FILES)}.", "FORMAT", "--to", default="dsv4kv")
+_FORMAT = f"Format of SOURCE; auto looks at its first line: {listed(TRACE_FORMATS)}."
+FORMAT = opt.option(_FORMAT, "FORMAT", "--format", default="auto")
 
 
 def _read_options(given: dict[str, Any], **more: Any) -> "ReadOptions":
@@ -394,7 +394,7 @@ def mrc(
     chunk_tokens: str = opt.option(_CHUNK, "TOKENS", rare=True, default="8192"),
     gpu: str = opt.option(opt.GPU, "NAME", rare=True, default="h200"),
     trace_format: FormatName = opt.option(
-        "Format of SOURCE.", None, "--format", rare=True, default="auto"
+        _FORMAT, "FORMAT", "--format", rare=True, default="auto"
     ),
     as_json: bool = opt.AS_JSON,
     verbose: bool = opt.VERBOSE,

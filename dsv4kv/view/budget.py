@@ -353,7 +353,11 @@ def view_command(
     known = [cost for cost in costs if cost.taken_bytes or cost.requests]
     costly = {cost.flag.spelling for cost in known}
     others = [flag.spelling for flag in reading.counted if flag.spelling not in costly]
-    free = f"flags without a memory cost: {', '.join(others)}" if others else ""
+    free = (
+        f"flags of no cost, or without a default to compare with: {', '.join(others)}"
+        if others
+        else ""
+    )
 
     def taken(cost: "FlagCost") -> tb.Number:
         if -cost.taken_bytes > memory_bytes:

@@ -112,7 +112,7 @@ def _changes(changes: "Sequence[Change]", title: str = "Biggest levers") -> tb.T
         ("new value", lambda change: quantity(change.printed_tokens)),
         ("difference", lambda change: tb.Number(f"{change.gain_tokens:+,}")),
     ]
-    return tb.Table(title, columns, changes, note="each alone")
+    return tb.Table(title, columns, changes, note="each alone, in the log's KV memory")
 
 
 def waterfall_page(waterfall: "Waterfall") -> tb.Page:

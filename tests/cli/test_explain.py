@@ -239,6 +239,23 @@ def test_operations_of_a_store_are_refused_as_what_they_are(tmp_path: Path) -> N
     assert done.stderr.startswith(f"error: {path}:1: Mooncake's master wrote this")
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--max-num-batched-tokens 1024 --max-model-len 33792",
+        "--max-model-len 131072 --max-num-batched-tokens 8448",
+    ],
+)
+def test_levers_are_those_of_budget_in_the_same_kv_memory(flags: str) -> None:
+    (log,) = document("new")["answers"]
+    (lever,) = (e for e in log["changes"] if flags.startswith(e["what"].partition(" (")[0]))
+    drafts = '{"method":"dspark","num_speculative_tokens":5}'
+    serve = f"vllm serve {SERVE.split()[2]} {flags} --speculative-config '{drafts}'"
+    words = ["--gpu", "b200", "--engine", "vllm:0.33", "--kv-memory", str(log["cache_bytes"])]
+    shown = CliRunner().invoke(app, ["budget", "--command", serve, *words]).stdout
+    assert f"GPU KV cache size: {lever['printed_tokens']:,} tokens" in shown
+
+
 @pytest.mark.parametrize("width", ["80", "100"])
 def test_what_joins_the_engines_count_with_ours_is_not_cut(width: str) -> None:
     flags = "-tp 8 --max-model-len 128K --gpu-memory-utilization 0.9 --max-num-batched-tokens 8192"

@@ -81,7 +81,8 @@ def budget_page(
     if len(useful) > _MAX_OPTIONS:
         others = replace(_options_table(useful[_MAX_OPTIONS:], found), title="More options")
         sections.append(tb.Section("More options", [others]))
-    sections.append(tb.Section("Start-up lines", _cut_lines(found)))
+    cut = [line for line in found.log_lines if _first_sentence(line) != line]
+    sections.append(tb.Section("Start-up lines", cut))
     capacity, engine, units = found.capacity, scenario.engine, ""
     if capacity and not engine.own:
         units = (
@@ -199,7 +200,8 @@ def _engine_lines(found: an.Answer, *, of_command: bool) -> Iterator[tb.Part]:
         yield tb.Text(f"{engine.name} prints no such line{seen}.", "dim")
     if capacity:
         yield from filter(None, [capacity.note])
-        yield from _differences(found, capacity)
+        for sentence in _differences(found, capacity):  # cut after the tables
+            yield tb.Finding("note", sentence)
     if pool := found.decode_pool_tokens:
         each = -(-found.concurrency // found.scenario.layout.dp)
         yield (
@@ -216,41 +218,33 @@ def _engine_lines(found: an.Answer, *, of_command: bool) -> Iterator[tb.Part]:
         yield f"9 in 10 starts ± {format_bytes(spread)}{between}; {exact}."
 
 
-def _cut_lines(found: an.Answer) -> list[str]:
-    return [line for line in found.log_lines if _first_sentence(line) != line]
-
-
 def _first_sentence(line: str) -> str:
     """A line of a log; of a longer error its first sentence."""
     sentence, _, rest = line.partition(". ")
     return f"{sentence}. …" if rest and len(line) > _MAX_LINE else line
 
 
-def _differences(found: an.Answer, capacity: Capacity) -> Iterator[tb.Finding]:
-    """What joins the engine's count with ours: cut after the tables."""
+def _differences(found: an.Answer, capacity: Capacity) -> Iterator[str]:
     name, counted = found.scenario.engine.name, float(capacity.concurrency)
     counted *= found.scenario.layout.dp
     if capacity.log_lines and capacity.printed_tokens is None:
         if capacity.concurrency >= 1:
-            yield tb.Finding(
-                "note",
+            yield (
                 f"{name}'s check at start-up uses other block sizes than its pool; once started, "
-                f"the memory holds {counted:,.2f} requests of {found.context:,} tokens.",
+                f"the memory holds {counted:,.2f} requests of {found.context:,} tokens."
             )
         return
     if found.use.in_flight and counted < found.max_concurrency:
-        yield tb.Finding(
-            "note",
-            f"{name} counts {counted:,.2f} requests, each with "
-            f"{format_bytes(found.use.in_flight)} of prefill workspace; only one prefill runs at "
-            f"a time: {found.max_concurrency:,} fit.",
+        room = format_bytes(found.use.in_flight)
+        yield (
+            f"{name} counts {counted:,.2f} requests, each with {room} of prefill workspace; only "
+            f"one prefill runs at a time: {found.max_concurrency:,} fit."
         )
     profiled = found.scenario.engine.logits_room == "profiled"
     if not found.fits and counted >= found.concurrency and found.use.transient and not profiled:
-        yield tb.Finding(
-            "note",
+        yield (
             f"{name} reserves nothing for indexer logits ({format_bytes(found.use.transient)}): "
-            "it starts, and runs out of memory in a step.",
+            "it starts, and runs out of memory in a step."
         )
 
 

@@ -183,7 +183,9 @@ def results_page(runs: "Sequence[Measured]", path: Path) -> tb.Page:
     """Runs of a benchmark: their load, and the median of each time."""
 
     def median(name: str) -> tb.Read:
-        return lambda run: ms(_median_ns(run, name))
+        return lambda run: ms(
+            {each[:2]: each[2] * 1e9 for each in run.latencies}.get((name, 50.0))
+        )
 
     columns: tb.Columns = [
         ("run", lambda run: tb.Text(run.name)),
@@ -196,12 +198,6 @@ def results_page(runs: "Sequence[Measured]", path: Path) -> tb.Page:
     engines = ", ".join(dict.fromkeys(run.engine for run in runs))
     again = tb.Command.of("dsv4kv", "replay", "calibrate", path, "--gpu", "h200", "--name", "mine")
     return tb.Page("Benchmark", [tb.Table(f"Benchmark of {engines}", columns, runs), "", again])
-
-
-def _median_ns(run: "Measured", name: str) -> float | None:
-    """None where the file does not have it."""
-    found = (s * 1e9 for each, share, s in run.latencies if (each, share) == (name, 50.0))
-    return next(found, None)
 
 
 def results_values(runs: "Sequence[Measured]") -> list[dict[str, Any]]:

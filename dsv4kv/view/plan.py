@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 from dsv4kv.replay.plan.question import Question, Slo
@@ -22,10 +21,6 @@ _MARGIN = 3.0
 """Least times of a request to a limit that deployments keep, by more than the model's error."""
 
 
-def _by_cost(trial: Trial) -> tuple[float, ...]:
-    return trial.requests, -trial.cost
-
-
 class Progress:
     """The kinds of deployments that a search has simulated so far, and the best of them."""
 
@@ -38,8 +33,10 @@ class Progress:
         """Count a simulation, and return the line; a longer trace comes after its window."""
         self.seen.add(trial.kind.label)
         tried = [each for each in (self._best, trial) if each and each.meets]
-        order = attrgetter("requests", "rate") if self._question.exactly else _by_cost
-        self._best = max(tried, key=order, default=None)
+        exactly = self._question.exactly
+        self._best = max(
+            tried, key=lambda t: (t.requests, t.rate if exactly else -t.cost), default=None
+        )
         if self._best is None:
             return "plan, none keeps the limits so far"
         rate = f", {_rate(self._best)}" if self._question.exactly else ""

@@ -129,9 +129,7 @@ def _importance(parts: Sequence[tb.Part], n: int) -> int | None:
             found = _QUOTES if part.startswith("  ") else _SENTENCES
         case tb.Finding(level="good" | "note"):
             found = _GOOD
-        case tb.Table():
-            found = _TABLES
-        case tb.Facts():
+        case tb.Table() | tb.Facts():
             found = _TABLES
     return found
 

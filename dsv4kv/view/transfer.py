@@ -101,10 +101,12 @@ def families_table(outcome: "Outcome") -> Table:
 
 
 def _costs_table(outcome: "Outcome") -> Table:
+    cost = outcome.costs.byte_ns
+    rate = divide(Estimate(1.0, 0.0), cost) if cost.value > 0 else None
     columns: Columns = [
         ("setup µs", lambda o: us(o.costs.setup_ns)),
         ("descriptor µs", lambda o: us(o.costs.descriptor_ns)),
-        ("GB/s", lambda o: quantity(_inverse(o.costs.byte_ns))),
+        ("GB/s", lambda _: quantity(rate)),
         ("at its end s", lambda o: quantity(o.at_end_ns / 1e9)),
         ("by layer s", lambda o: quantity(o.by_layer_ns / 1e9)),
     ]
@@ -126,7 +128,3 @@ def _engines_table(config: TransferConfig, outcome: "Outcome") -> Table:
         rows,
         note="of the layers that are held; engines by the rules of their connectors",
     )
-
-
-def _inverse(estimate: Estimate) -> Estimate | None:
-    return divide(Estimate(1.0, 0.0), estimate) if estimate.value > 0 else None

@@ -1,4 +1,4 @@
-"""The table of docs/kernels.md: works of the visit, as predicted for an H200 and measured on it."""
+"""The table of docs/kernels.md: works of the visit, predicted for an H200 and measured on it."""
 
 from pathlib import Path
 

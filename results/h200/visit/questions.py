@@ -1,7 +1,7 @@
-"""What a visit is to find out: each question with its prediction, made before, and its bar.
+"""What a visit is to find out: each question with its prediction and its bar.
 
-Predictions are for an H200 (datasheet 4.8 TB/s, a copy at 87.5 % of it) and an H100 (3.35 TB/s, a
-copy at 90 %); of what kernels are timed on they are computed from the launches and bytes of it.
+Predictions are for an H200 and an H100. Those of kernels are computed from their launches, bytes and
+products, by a model that is fitted to an H100's times; the others were made before any visit.
 """
 
 import functools
@@ -111,7 +111,7 @@ def _timed(
     def predicted(unit: str) -> Callable[[Card], float]:
         return lambda card: figure(unit, _planned(make).predicted_ns(card), _planned(make), card)
 
-    why = why or "by the model: bytes, products, whole tiles, loads that wait"
+    why = why or "by the model"
     asked = [Question(name, words, unit, why, predicted(unit), bar, make)]
     if share:
         words = "What share of the roofline is that?"

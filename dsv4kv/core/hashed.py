@@ -171,10 +171,13 @@ class HashedCache(BlockPool):
 
     def _look_up(self, path: list[int], followed: list[int], limit: int) -> tuple[int, int, int]:
         cached = self.entries
-        limit = min(limit, len(path))
-        found = 0
-        while found < limit and path[found] in cached:
-            found += 1
+        found, high = 0, min(limit, len(path))
+        while found < high:  # who holds a block holds all before it, and frees these after it
+            middle = (found + high + 1) // 2
+            if path[middle - 1] in cached:
+                found = middle
+            else:
+                high = middle - 1
         if self._marking is None:
             if self._drops and not self.groups:
                 found = max(0, found - 1)
@@ -210,8 +213,9 @@ class HashedCache(BlockPool):
         resumed = self.find(request, tokens).resumed
         at = resumed * self.block_tokens
         first = self._between(at, min(tokens, at + step_tokens)) + self._recomputed(resumed)
-        needed = max(self.admitted_blocks(tokens, resumed), first)
-        return needed + self._idle_hit(request, resumed) + promised <= self.available
+        room = self.available - promised - max(self.admitted_blocks(tokens, resumed), first)
+        most = resumed + sum([part.blocks for part in self._parts])
+        return most <= room or self._idle_hit(request, resumed) <= room
 
     def admitted_blocks(self, tokens: int, resumed: int) -> int:
         """Blocks that must be free for a prompt behind a hit.

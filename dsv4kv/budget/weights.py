@@ -36,6 +36,7 @@ class WeightFacts(BaseModel):
     moe_intermediate_size: Positive
     n_routed_experts: Positive
     n_shared_experts: int = 1
+    num_experts_per_tok: Positive = 6
     first_k_dense_replace: int = 0
     intermediate_size: Positive | None = None
     q_lora_rank: Positive

@@ -16,7 +16,6 @@ from dsv4kv.config.bench import (
     OneOf,
     Positive,
     Seconds,
-    SecondsAboveZero,
     Section,
     Share,
     Speed,
@@ -84,17 +83,6 @@ class GatewaySection(Section):
     balance_abs_threshold: NonNegative = 64
     """Requests that one replica must have more than another to be out of balance."""
     balance_rel_threshold: Weight = Field(1.5, description="And how many times as many.")
-    max_tree_size: Positive = 67_108_864
-    """Characters that its tree keeps of a replica, 4 for a token."""
-    eviction_interval_secs: SecondsAboveZero = 120.0
-    """Time between evictions from it."""
-
-
-class StackSection(Section):
-    """vLLM's production stack."""
-
-    kv_aware_threshold: NonNegative = 2000
-    """Tokens of a prompt that kvaware lets be computed, before it goes by session."""
 
 
 class GroupSection(Section):
@@ -166,7 +154,6 @@ class FleetSection(Section):
     """Which of the tiers all replicas have in common."""
     dynamo: DynamoSection = DynamoSection()
     gateway: GatewaySection = GatewaySection()
-    stack: StackSection = StackSection()
     transfer: TransferSection = TransferSection()
     slo: SloSection = Field(SloSection(), description="What a request must keep to count as good.")
     gpu_hour_price: Weight | None = None

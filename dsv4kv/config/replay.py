@@ -199,8 +199,6 @@ class CostSection(Section):
     GPU's coefficients in configs/gpus."""
     table: str | None = None
     """By source table: a JSON file of steps that were measured, instead of a shipped table."""
-    experts_per_token: Positive = 6
-    """Routed experts a token passes in every layer (num_experts_per_tok)."""
     weight_bytes: Positive | None = None
     """Size of all weights in bytes; null derives it from the model's matrices."""
     bandwidth_gbps: Speed | None = None
@@ -303,9 +301,6 @@ class TiersSection(Section):
     prefetch_tokens: Positive = Field(256, description="Min tokens of a fetch.")
     prefetch_share: Share = 0.5
     """Part of the first tier that may be on its way into it."""
-    prefetch_timeout_s: Seconds = Field(1.0, description="Longest wait for what is fetched, in s.")
-    prefetch_timeout_per_1024_s: Seconds = 0.25
-    """And so much longer for 1,024 tokens of it, in s."""
 
     @property
     def levels(self) -> dict[str, TierSection]:

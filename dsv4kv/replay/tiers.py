@@ -18,6 +18,8 @@ from dsv4kv.replay.memory import MemoryPlan
 from dsv4kv.replay.stored import Stored, find_stored, size_tier
 from dsv4kv.replay.tier import NEVER, Tier, tail_of
 
+TIMEOUT_S, TIMEOUT_PER_1024_S = 1.0, 0.25  # SGLang's longest wait for a fetch, by its tokens
+
 
 @dataclass
 class Fetch:
@@ -197,8 +199,7 @@ class Tiers:
         host, section = self._first, self._section
         wanted = [*ask.own, *(key for key in ask.awaited if key in host)]
         end_s = max((host.ready_s(key) for key in wanted if key in host), default=now_s)
-        limit_s = ask.since_s + section.prefetch_timeout_s
-        limit_s += section.prefetch_timeout_per_1024_s * ask.tokens / 1024
+        limit_s = ask.since_s + TIMEOUT_S + TIMEOUT_PER_1024_S * ask.tokens / 1024
         until_s = {"best_effort": now_s, "wait_complete": end_s, "timeout": min(end_s, limit_s)}
         at_s = max(now_s, until_s[section.prefetch])
         for key, (_, there_s) in ask.own.items():

@@ -15,7 +15,7 @@ from typing import Any
 from dsv4kv.core.served import Hit, Served
 from dsv4kv.replay.build import Replay
 from dsv4kv.replay.tier import Tier
-from dsv4kv.replay.tiers import Tiers
+from dsv4kv.replay.tiers import TIMEOUT_PER_1024_S, TIMEOUT_S, Tiers
 
 Key = int | tuple[str, int]
 
@@ -293,8 +293,7 @@ class PlainTiers:
         host = self.tiers[0]
         kept = [thing for key in (*ask["own"], *ask["late"]) if (thing := host.get(key))]
         end = max((thing.ready for thing in kept), default=now)
-        limit = ask["since"] + self.section.prefetch_timeout_s
-        limit += self.section.prefetch_timeout_per_1024_s * ask["tokens"] / 1024
+        limit = ask["since"] + TIMEOUT_S + TIMEOUT_PER_1024_S * ask["tokens"] / 1024
         until = {"best_effort": now, "wait_complete": end, "timeout": min(end, limit)}
         at: float = max(now, until[self.section.prefetch])
         for key, there in ask["own"].items():

@@ -37,7 +37,6 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "tiers__prefetch": ("best_effort", "wait_complete", "timeout"),
     "tiers__prefetch_tokens": (1, 256),
     "tiers__prefetch_share": (0.1, 0.5, 1.0),
-    "tiers__prefetch_timeout_s": (0.0, 0.01, 1.0),
     "tiers__disk__write": WRITES,
 }
 HOSTS: tuple[dict[str, Any], ...] = (
@@ -48,7 +47,7 @@ HOSTS: tuple[dict[str, Any], ...] = (
 )
 DISKS: tuple[dict[str, Any], ...] = (
     {},
-    {"tiers__disk__capacity_bytes": 2 * MIB, "tiers__disk__read_gbps": 0.01},
+    {"tiers__disk__capacity_bytes": 2 * MIB, "tiers__disk__read_gbps": 0.001},
     {"tiers__disk__capacity_bytes": 100 * MIB},
 )
 

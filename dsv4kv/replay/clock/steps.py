@@ -71,7 +71,7 @@ def build_weights(
 ) -> WeightModel:
     """Work out the weights of a configuration; raises as ``find_weights`` does."""
     facts, weights = find_weights(config, model)
-    per_token = min(config.cost.experts_per_token, facts.n_routed_experts)
+    per_token = min(facts.num_experts_per_tok, facts.n_routed_experts)
     alike = wt.find_alike(facts, [schema.layer for schema in schemas])
     known = {spec: wt.count_layer(model, facts, spec) for spec in dict.fromkeys(alike)}
     counts = [known[spec] for spec in alike]

@@ -117,7 +117,8 @@ class LeastLoaded(Router):
 
 # ---- SGLang's gateway ---------------------------------------------------------------------------
 
-_CHARACTERS = 4  # of a token's text, about; the gateway's tree counts them
+_EVICTION_S = 120.0  # between evictions from the tree: eviction_interval_secs
+_TREE_TOKENS = 67_108_864 // 4  # that it keeps of a replica: max_tree_size, 4 characters a token
 
 
 class CacheAware(LeastLoaded):
@@ -130,7 +131,7 @@ class CacheAware(LeastLoaded):
     def __init__(self, name: str, section: FleetSection, replicas: int, draw: Random) -> None:
         super().__init__(name, section, replicas, draw)
         self._rule = section.gateway
-        self._evict_s = self._rule.eviction_interval_secs
+        self._evict_s = _EVICTION_S
 
     def choose(self, asked: Served, views: Views) -> int:
         rule, loads = self._rule, [view.requests for view in views]
@@ -148,8 +149,8 @@ class CacheAware(LeastLoaded):
     def sent(self, asked: Served, replica: int) -> None:
         self.past.add(asked, replica)
         if asked.arrival_s >= self._evict_s and asked.id_tokens:
-            self.past.shrink(int(self._rule.max_tree_size // (_CHARACTERS * asked.id_tokens)))
-            self._evict_s = asked.arrival_s + self._rule.eviction_interval_secs
+            self.past.shrink(_TREE_TOKENS // asked.id_tokens)
+            self._evict_s = asked.arrival_s + _EVICTION_S
 
 
 class ConsistentHashing(Router):
@@ -276,12 +277,14 @@ class Llmd(Router):
 
 # ---- vLLM's production stack --------------------------------------------------------------------
 
+_KV_AWARE_TOKENS = 2000  # of a prompt that may be computed: kv_aware_threshold
+
 
 class KvAware(Router):
     """The one with the longest prefix, where all but the last tokens are cached; else by session.
 
     Source: the same, ``KvawareRouter``: LMCache's lookup names one replica [?: the one with the
-    most is taken here], ``kv_aware_threshold`` 2,000 tokens.
+    most is taken here].
     """
 
     looks = frozenset({"prefix"})
@@ -290,7 +293,7 @@ class KvAware(Router):
     def choose(self, asked: Served, views: Views) -> int:
         found = [view.device_tokens + view.host_tokens for view in views]
         longest = max(found)
-        needed = max(0, asked.input_tokens - self.section.stack.kv_aware_threshold)
+        needed = max(0, asked.input_tokens - _KV_AWARE_TOKENS)
         if not longest or longest < needed:
             return self.ring.find(asked.session)
         return found.index(longest)

@@ -214,8 +214,9 @@ def test_a_turn_comes_a_think_time_after_the_answer_before_it() -> None:
 
 @pytest.mark.parametrize(("delay_ms", "replica"), [(0, 0), (9_000, 0), (11_000, 1)])
 def test_a_router_knows_what_is_cached_after_the_delay_of_events(
-    delay_ms: float, replica: int
+    monkeypatch: pytest.MonkeyPatch, delay_ms: float, replica: int
 ) -> None:
+    monkeypatch.setattr("dsv4kv.replay.fleet.routers._KV_AWARE_TOKENS", 200)
     ring = Ring(2)  # by which sessions go where nothing is known to be cached
     one, other = (next(n for n in range(99) if ring.find(n) == place) for place in (0, 1))
     requests = [
@@ -223,10 +224,7 @@ def test_a_router_knows_what_is_cached_after_the_delay_of_events(
         Request(10.2, 640, 1, (1, 2, 3, 4, 5), 128, session=other),
     ]
     router = {"fleet__router": "production-stack:kvaware", "fleet__event_delay_ms": delay_ms}
-    config = small_config(
-        fleet__replicas=2, fleet__stack__kv_aware_threshold=200, **router, **AMPLE
-    )
-    outcome = run_fleet(config, requests)
+    outcome = run_fleet(small_config(fleet__replicas=2, **router, **AMPLE), requests)
     found = [[each.number for each in each.served] for each in outcome.replicas]
     assert found == ([[0, 1], []] if replica == 0 else [[0], [1]])
 

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from dsv4kv.config.fleet import ROUTERS, DynamoSection, FleetSection, GatewaySection
+from dsv4kv.config.fleet import ROUTERS, DynamoSection, FleetSection
 from dsv4kv.core.fleet import View
 from dsv4kv.core.served import Served
 from dsv4kv.replay.fleet import routers
@@ -90,9 +90,12 @@ def test_the_gateway_goes_by_prefix_where_enough_matches(matched: int, place: in
     assert router.choose(asked([1, 2, 3, 4]), [View(requests=0), View(requests=9)]) == place
 
 
-def test_the_gateways_tree_forgets_what_was_used_least_recently() -> None:
-    limits = GatewaySection(max_tree_size=10_000, eviction_interval_secs=30)
-    router = opened("cache_aware", gateway=limits)  # 25 ids of 100 tokens
+def test_the_gateways_tree_forgets_what_was_used_least_recently(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(routers, "_TREE_TOKENS", 2_500)  # 25 ids of 100 tokens
+    monkeypatch.setattr(routers, "_EVICTION_S", 30.0)
+    router = opened("cache_aware")
     router.sent(asked(range(10), at=1.0), 1)
     router.sent(asked(range(100, 125), at=31.0), 1)
     views = [View(), View(requests=1)]

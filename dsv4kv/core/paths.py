@@ -171,5 +171,5 @@ class NumberedPaths:
         pieces.reverse()
         path = list[int]()
         for begin, stop in pieces:
-            path.extend(range(begin, stop))
+            path += range(begin, stop)
         return path

@@ -106,13 +106,9 @@ class Scheduler:
             self._preemption = Pauses(self, limits.paused_blocks)
         self._stuck_at = -1  # cache.state() when a request last had to wait for blocks
         self._admitted = self._received = 0
-        self._held = [0] * limits.ranks  # slots of every rank
+        self.in_slots, self._held = 0, [0] * limits.ranks  # requests in slots, and of every rank
         self._delayed_steps = 0
         self._finished: list[Served] = []  # in the step under way
-
-    @property
-    def in_slots(self) -> int:
-        return sum(self._held)
 
     @property
     def next_s(self) -> float:
@@ -148,7 +144,11 @@ class Scheduler:
             return 1
         if self._preemption.preempted:  # others may be admitted in the next step
             return 1
-        return min([min(each.left, each.due - each.position) for each in self.decoding])
+        steps = self.decoding[0].left
+        for each in self.decoding:
+            due = each.due - each.position
+            steps = min(steps, due if due < each.left else each.left)
+        return steps
 
     def _decode(self, steps: int, until_s: float) -> None:
         """Take a decode step, or up to ``steps`` until the next arrival."""
@@ -318,6 +318,7 @@ class Scheduler:
         served.place = self._admitted
         self._admitted += 1
         self._held[served.rank] += 1
+        self.in_slots += 1
         self.again_tokens += max(0, served.reached - served.position)
         if served.ready_s > self.clock.now_s:
             self.loading.append(served)
@@ -478,6 +479,7 @@ class Scheduler:
 
     def _let_go(self, served: Served) -> None:
         self._held[served.rank] -= 1
+        self.in_slots -= 1
         self.prompts.end(served)
 
     def _copy(self, moved_bytes: int) -> None:

@@ -5,8 +5,9 @@ verdicts (``compare``, ``budget``) and 2 is also what the command line uses for 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -97,6 +98,13 @@ class ProfileError(Dsv4kvError):
     """A profiler that is absent, fails or hangs, or a profile that cannot be read."""
 
     exit_code = 9
+
+
+def first_problem(errors: Sequence[Mapping[str, Any]]) -> str:
+    """The first of a pydantic model's errors, after its place."""
+    first = errors[0]
+    place, problem = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    return f"{place}: {problem}" if place else problem
 
 
 def find_name(given: str, names: Sequence[str], what: str, otherwise: str = "") -> str:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, Self
 
 from pydantic import Field, ValidationError
 
-from dsv4kv.errors import ConfigError, RecordError
+from dsv4kv.errors import ConfigError, RecordError, first_problem
 from dsv4kv.files import make_folder, read_document, replacing, whole_json
 from dsv4kv.runs.part import Moment, Part, RunId
 from dsv4kv.runs.schema import SCHEMA_VERSION, RunRecord
@@ -88,11 +88,9 @@ def loads(text: str, name: str) -> RunRecord:
     try:
         return RunRecord.model_validate(document, strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(step) for step in first["loc"])
         more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise RecordError(
-            f"{name} is not a whole run record: {where}: {first['msg']}{more}."
+            f"{name} is not a whole run record: {first_problem(error.errors())}{more}."
         ) from None
 
 

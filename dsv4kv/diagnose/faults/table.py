@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from dsv4kv.engines.names import replayed_engines
-from dsv4kv.errors import ConfigError
+from dsv4kv.errors import ConfigError, first_problem
 from dsv4kv.files import shipped, shipped_names
 
 if TYPE_CHECKING:
@@ -227,12 +227,11 @@ def read_faults(text: str, source: str) -> list[Fault]:
 
 def _explain(error: ValidationError) -> str:
     first = error.errors()[0]
-    place = ".".join(map(str, first["loc"])) or "the row"
     if first["type"] == "extra_forbidden":
         of = Condition if "when" in first["loc"] else Fault
         known = (field.alias or key for key, field in of.model_fields.items())
-        return f"{place} is no key: {', '.join(known)} are"
-    return f"{place}: {first['msg'].removeprefix('Value error, ')}"
+        return f"{'.'.join(map(str, first['loc']))} is no key: {', '.join(known)} are"
+    return first_problem(error.errors())
 
 
 @cache

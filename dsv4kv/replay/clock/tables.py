@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from dsv4kv.choices import listed
 from dsv4kv.config.replay import CostSection
 from dsv4kv.core.linear import NOTHING, Counts, Stretch
-from dsv4kv.errors import ConfigError
+from dsv4kv.errors import ConfigError, first_problem
 from dsv4kv.files import read_json, shipped
 from dsv4kv.replay.clock.coefficients import HeldOut
 from dsv4kv.replay.clock.steps import Deployment
@@ -251,11 +251,9 @@ def open_shipped(deployment: Deployment, model: str, gpu: str) -> TableTimes:
 
 
 def _reason(error: Exception) -> str:
-    if not isinstance(error, ValidationError):
-        return str(getattr(error, "strerror", None) or error)
-    first = error.errors()[0]
-    place = ".".join(map(str, first["loc"]))
-    return f"{place}: {first['msg']}" if place else first["msg"]
+    if isinstance(error, ValidationError):
+        return first_problem(error.errors())
+    return str(getattr(error, "strerror", None) or error)
 
 
 def open_table(deployment: Deployment, model: str, gpu: str, cost: CostSection) -> TableTimes:

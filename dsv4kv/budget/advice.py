@@ -188,7 +188,7 @@ def _changes(scenario: Scenario, asked: tuple[int, int]) -> Iterator[_Change]:
         name = "in_flight_tokens" if inputs.in_flight_tokens else "step_tokens"
         change = f"{_word(family, name)} {_LESS_IN_FLIGHT}"
         yield _Change({name: _LESS_IN_FLIGHT}, change, "smaller chunks of prompts")
-    if settings.frees_windows is False:
+    if settings.window_slots == "kept":
         change = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS=1"
         yield _Change({"window_slots": "freed"}, change, "frees window slots out of the window")
     if settings.request_limit:  # as it is given: SGLang's is of all replicas

@@ -118,11 +118,9 @@ class Inputs:
         expert_parallel: A rank holds whole experts, where EP is not given: as many bytes.
         graphs: Tokens of the largest CUDA graph that is counted before the cache is sized.
         step_tokens: Tokens of one step of one replica, in SGLang of all; so is the request limit.
-        window_slots: In SGLang, a running request's slots out of the window are ``freed`` or
-            ``kept``, or it has windows of its ``own`` (V4.1's encoder replay).
         stage_layers: Layers of every pipeline stage.
         dcp: Ranks that a request's context is spread over in decode.
-        bounded_replay: See ``Deployment``.
+        bounded_replay: See ``Deployment``, as for ``window_slots``.
         dp_attention: SGLang's replicas are ranks of one server (``on``) or servers.
     """
 

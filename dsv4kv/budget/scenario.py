@@ -32,8 +32,6 @@ class Settings:
         step_tokens: Tokens of one step of one replica.
         request_limit: Requests that one replica runs concurrently; None for any number.
         logits_limit: Bytes that the indexer's logits are cut to; None where they are not.
-        frees_windows: Window slots out of the window are freed; None for no choice.
-        replays_windows: Every request has windows of its own (SGLang's encoder replay).
         extra_slots: Requests that a decode side receives while others run.
         assumed: Defaults that were taken, by the name of the input.
     """
@@ -45,8 +43,7 @@ class Settings:
     in_flight_tokens: int
     request_limit: int | None
     logits_limit: int | None
-    frees_windows: bool | None
-    replays_windows: bool
+    window_slots: str | None
     extra_slots: int
     assumed: Defaults
 
@@ -119,8 +116,7 @@ class Scenario:
             draft_tokens=inputs.draft_tokens,
             arch=self.gpu.arch,
             window_ratio=None if inputs.window_ratio is None else float(inputs.window_ratio),
-            frees_windows=settings.frees_windows,
-            replays_windows=settings.replays_windows,
+            window_slots=settings.window_slots,
             bounded_replay=None if replay is None else replay == "on",
             prefix_cache=inputs.prefix_cache == "on",
             overlap=settings.overlap > 1,
@@ -247,7 +243,7 @@ def _settle(inputs: Inputs, engine: Engine, machine: Machine, replicas: int) -> 
         step = -(-flight // overlap)
     if inputs.cache_given:
         assumed.pop("memory_fraction", None)
-    limit, slots = known.get("request_limit"), known.get("window_slots")
+    limit = known.get("request_limit")
     return Settings(
         memory_fraction=known["memory_fraction"],
         reserve=known["reserve"],
@@ -256,8 +252,7 @@ def _settle(inputs: Inputs, engine: Engine, machine: Machine, replicas: int) -> 
         in_flight_tokens=max(flight, 1),
         request_limit=None if limit is None else max(limit // shares, 1),
         logits_limit=known.get("logits_limit"),
-        frees_windows=None if slots is None else slots != "kept",
-        replays_windows=slots == "own",
+        window_slots=known.get("window_slots"),
         extra_slots=known.get("extra_slots", 0),
         assumed=assumed,
     )

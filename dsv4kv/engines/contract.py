@@ -92,8 +92,8 @@ class Deployment:
         online_state: HCA keeps its state as a running softmax.
         window_ratio: SGLang's ``swa_full_tokens_ratio``.
         arch: What the GPU's kernels are compiled for: ``sm_90``.
-        frees_windows: SGLang frees window slots that a running request has left behind.
-        replays_windows: SGLang's encoder replay: every request of V4.1 has windows of its own.
+        window_slots: In SGLang, a running request's slots out of the window are ``freed`` or
+            ``kept``, or it has windows of its ``own`` (V4.1's encoder replay).
         bounded_replay: V4.1 recomputes windows behind a hit (vLLM), or runs late layers on a
             prompt's last window alone (SGLang); None is the version's own.
         unified_slots: llama.cpp's slots have the whole context each, and one window of drafts.
@@ -113,8 +113,7 @@ class Deployment:
     draft_tokens: int = 0
     window_ratio: float | None = None
     arch: str | None = None
-    frees_windows: bool | None = None
-    replays_windows: bool = False
+    window_slots: str | None = None
     bounded_replay: bool | None = None
     prefix_cache: bool = True
     overlap: bool = True

@@ -59,9 +59,8 @@ def by_server(config: ReplayConfig) -> ReplayConfig:
         cost["experts"] = stored.experts.name
     rule = config.prefix.rule
     if rule == "ideal":
-        kept = "freed" if settings.frees_windows else "kept"
-        slots = "own" if settings.replays_windows else kept
-        flags = {"retention": scenario.inputs.retention, "window_slots": slots}
+        kept, slots = scenario.inputs.retention, settings.window_slots or "kept"
+        flags = {"retention": kept, "window_slots": slots}
         rule = chosen_rule(scenario.engine.family, scenario.config.kind, flags)
     return _changed(
         config,

@@ -44,7 +44,7 @@ BLOCKS = (Need("context", 1, 128), Need("window", 1, 128, 128, 1), Need("csa sta
         ("sglang:0.5.23", V41, PAGES, 384, 0),  # no hit covers a prompt's last window
         ("sglang:0.5.23", V41 | {"bounded_replay": False}, PAGES, 257, 0),
         ("sglang:0.5.22", V41, PAGES, 257, 0),
-        ("sglang:0.5.23", V41 | {"replays_windows": True, "concurrency": 64}, PAGES[:1], 257, 128),
+        ("sglang:0.5.23", V41 | {"window_slots": "own", "concurrency": 64}, PAGES[:1], 257, 128),
         ("trtllm", {}, BLOCKS, 129, 0),
         ("dsv4kv", {}, BLOCKS, 129, 0),
         ("vllm", {"model": "v3.2"}, (Need("context", 1, 64),), 65, 0),

@@ -44,7 +44,7 @@ class LlamaEngine(ct.SlotEngine):
         csa, hca, drafts = (kinds.count(kind) for kind in ("csa", "hca", "draft"))
         length, key = pad(tokens), row // 4
         window = min(length, deployment.model.window_tokens + deployment.in_flight_tokens)
-        raw = length if deployment.frees_windows is False else pad(window)
+        raw = length if deployment.window_slots == "kept" else pad(window)
         states = 1 + (deployment.draft_tokens if drafts else 0)
         compressed = pad(-(-length // 4))
         return {
@@ -73,7 +73,7 @@ class LlamaEngine(ct.SlotEngine):
         slots, window = self.slots(deployment), deployment.model.window_tokens
         shared = slots if deployment.unified_slots else 1
         window = shared * window + deployment.in_flight_tokens
-        cells = length if deployment.frees_windows is False else pad(min(length, window))
+        cells = length if deployment.window_slots == "kept" else pad(min(length, window))
         return 2 * cells * _ROW_BYTES["f16"] // shared
 
     def costs(self, deployment: ct.Deployment) -> tuple[ct.PoolCost, ...]:

@@ -426,7 +426,7 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
     "longest request": ("max_context_tokens",),
     "tokens in flight": ("in_flight_tokens", "overlap"),
     "prefixes kept": ("prefix_cache",),
-    "windows of every request's own": ("replays_windows",),
+    "windows of every request's own": ("window_slots",),
 }
 
 

@@ -68,21 +68,21 @@ class Pools:
         self.csa, self.hca = 0 if self.low else kinds.count("csa"), kinds.count("hca")
         self.windows = len(kinds) if build.stage_layers else len(model.compress_ratios)
         speculative = deployment.draft_layers > 0 or drafts > 0  # on every stage of a pipeline
-        shares = speculative and not (flat or deployment.replays_windows)
+        shares = speculative and not (flat or deployment.window_slots == "own")
         self.inflation = (self.windows + 1) / self.windows if shares else 1.0
         page = deployment.block_tokens or (_FLAT_PAGE_TOKENS if flat else DEFAULT_PAGE_TOKENS)
         self.page_tokens = page
         self.csa_ring = 16 if speculative else 8
         self.hca_ring = 1 if deployment.online_state else 256 if speculative else 128
-        frees, ratio = deployment.frees_windows, deployment.window_ratio
+        slots, ratio = deployment.window_slots, deployment.window_ratio
         self.frees_windows = (  # without a radix tree, too
-            (build.frees_windows if frees is None else frees)
+            (build.frees_windows if slots is None else slots != "kept")
             or not deployment.prefix_cache
             or deployment.role == "decode"
         )
         self.window_ratio = DEFAULT_WINDOW_RATIO if ratio is None else ratio
         sized = build.request_windows and ratio is None and deployment.concurrency is not None
-        self.request_windows = flat or sized or deployment.replays_windows
+        self.request_windows = flat or sized or deployment.window_slots == "own"
         self.decodes = build.request_windows and deployment.role == "decode"
         self.extra_slots = deployment.extra_slots if self.decodes else 0
 
@@ -138,7 +138,7 @@ class Pools:
 
     def _fixed_window_tokens(self) -> int:
         """Where prefixes are cached, with four tails a request."""
-        if self.flat or not self.request_windows or self.deployment.replays_windows:
+        if self.flat or not self.request_windows or self.deployment.window_slots == "own":
             return 0
         requests, page = self.deployment.concurrency or 0, self.page_tokens
         tail = self.deployment.model.window_tokens + page
@@ -184,7 +184,7 @@ class Pools:
         Drafts have rings of their own. Rows are priced as V4's, whatever is stored.
         """
         deployment, page = self.deployment, self.page_tokens
-        if not deployment.replays_windows:
+        if deployment.window_slots != "own":
             return 0
         window, drafts = deployment.model.window_tokens, deployment.draft_tokens
         slots = (deployment.concurrency or 0) + 1
@@ -249,7 +249,7 @@ def lay_out(pools: Pools) -> Layout:
         row = 4 * ring * deployment.state_bytes * pools.csa
         windows.append(Piece("deepseek_v4_c4_state", row * model.head_dim, pools.csa))
         windows.append(Piece("deepseek_v4_c4_indexer_state", row * model.index_dim, pools.csa))
-    seen, cached = model.window_tokens, not deployment.replays_windows
+    seen, cached = model.window_tokens, deployment.window_slots != "own"
     groups = (
         Group("context", page, pieces=tuple(_context_pieces(pools))),
         Group("window", page, seen, cached, pieces=tuple(windows)),
@@ -305,12 +305,12 @@ def _check(build: Build, deployment: Deployment) -> None:
         raise ConfigError(f"block_tokens is {page}: SGLang's pages are multiples of 128 tokens.")
     if deployment.online_state and deployment.draft_layers:
         raise ConfigError("SGLang's online HCA state cannot be rolled back: leave drafts out.")
-    if deployment.replays_windows and (kind != "v41" or deployment.concurrency is None):
+    if deployment.window_slots == "own" and (kind != "v41" or deployment.concurrency is None):
         raise ConfigError(
             "SGLang's encoder replay (windows of every request's own) is for V4.1, with "
             "--max-running-requests: leave it out, or give these."
         )
-    if deployment.replays_windows and deployment.draft_layers and not build.v41_pages:
+    if deployment.window_slots == "own" and deployment.draft_layers and not build.v41_pages:
         raise ConfigError(
             "SGLang's encoder replay with drafts is known of 0.5.23: leave the drafts out."
         )

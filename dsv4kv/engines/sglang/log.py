@@ -88,7 +88,7 @@ def _deployments(log: StartupLog, reading: Reading, base: Deployment) -> Iterato
             prefix_cache=not log.is_on("radix_off"),
             role=role if role in ("prefill", "decode") else None,
             overlap=overlaps,
-            replays_windows=log.is_on("own_windows"),
+            window_slots="own" if log.is_on("own_windows") else None,
             layers=None if first is None or end is None else tuple(range(first, end)),
             stage=stage or 0,
         )

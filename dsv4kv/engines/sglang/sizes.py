@@ -156,7 +156,7 @@ class SglangEngine(ct.Engine):
     def rule(self, deployment: ct.Deployment, flags: ct.Given | None = None) -> Rule:
         """Pages of context and of windows; drafts are in the keys of pages."""
         kind, given = deployment.model.kind, dict(flags or {})
-        if deployment.replays_windows:
+        if deployment.window_slots == "own":
             given["window_slots"] = "own"
         variant = FAMILY.rules[chosen_rule(FAMILY, kind, given)]
         policy = variant.policy

@@ -159,4 +159,4 @@ def test_logs_with_windows_of_every_requests_own_are_explained() -> None:
         ]
         explained, found = explain_startup(parsed(log))
         assert (explained.exact, explained.units) == (True, told["full"])
-        assert found.deployment.replays_windows
+        assert found.deployment.window_slots == "own"

@@ -269,7 +269,7 @@ def deployment_of(asked: dict[str, Any]) -> Deployment:
         state_bytes=2 if asked.get("state") == "bf16" else 4,
         window_ratio=asked.get("ratio"),
         arch=asked["arch"],
-        replays_windows=asked.get("encoder", False),
+        window_slots="own" if asked.get("encoder") else None,
         role=asked.get("role"),
         extra_slots=asked.get("extra_slots", 0),
         hisparse_ratio=asked.get("hisparse", 1),

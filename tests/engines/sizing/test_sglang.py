@@ -88,10 +88,10 @@ def test_a_request_holds_windows_of_its_whole_prompt_unless_it_gives_them_back(
     engine, own = sglang(version), deploy("v4-pro", concurrency=64)
     unit = engine.pools(own).bytes_per_full_token
     fixed = sum(cost.fixed_bytes for cost in engine.costs(own))
-    for frees in (None, True, False):
-        asked = replace(own, frees_windows=frees)
+    for slots in (None, "freed", "kept"):
+        asked = replace(own, window_slots=slots)
         held = engine.request_bytes(asked, 4_608, in_flight=1) - fixed
-        whole = frees is False or (frees is None and kept)
+        whole = slots == "kept" or (slots is None and kept)
         assert held == int((46_080 if whole else 7_936) * unit)
 
 

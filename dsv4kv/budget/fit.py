@@ -87,7 +87,9 @@ def available_bytes(scenario: Scenario, stage: int, context_tokens: int) -> int:
     if inputs.kv_memory is not None:
         return inputs.kv_memory
     taken = scenario.weight_bytes[stage] + scenario.reserve_bytes(stage, context_tokens)
-    left = scenario.left_bytes(taken + transient_bytes(scenario, context_tokens))
+    left = scenario.budget_bytes - taken - transient_bytes(scenario, context_tokens)
+    if scenario.engine.shares_rest:
+        left = int(left * scenario.settings.memory_fraction)
     if inputs.kv_blocks is None:
         return left
     engine, deployment = scenario.engine, scenario.deployment(stage, context_tokens)

@@ -79,11 +79,6 @@ class Scenario:
         share = 1 if self.engine.shares_rest else self.settings.memory_fraction
         return int(self.gpu.memory_bytes * share)
 
-    def left_bytes(self, taken_bytes: int) -> int:
-        """Bytes of a GPU for its cache, after ``taken_bytes``."""
-        left = self.budget_bytes - taken_bytes
-        return int(left * self.settings.memory_fraction) if self.engine.shares_rest else left
-
     @cached_property
     def stages(self) -> tuple[range, ...]:
         """Layers of every pipeline stage, without draft layers."""

@@ -69,17 +69,6 @@ class WeightFacts(BaseModel):
         changed = replace(self.storage, experts=KINDS[kind], drafts=KINDS[kind], assumed="")
         return self.model_copy(update={"stored": changed})
 
-    @property
-    def engram_columns(self) -> int:
-        """Rows of the engram tables that a token looks up in each."""
-        return ((self.engram_max_ngram_size or 1) - 1) * (self.engram_n_heads or 0)
-
-    @property
-    def engram_bytes(self) -> int:
-        """Engram tables: every row in fp8, with one scale byte for 32 channels."""
-        channels = self.engram_head_dim or 0
-        return sum(self.engram_num_embeddings) * (channels + channels // 32)
-
 
 def count_layer(config: DSV4Config, facts: WeightFacts, spec: LayerSpec) -> tuple[int, int]:
     """Parameters of one layer: all but the routed experts, and the routed experts."""
@@ -247,8 +236,10 @@ def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
     mtp = 2 * hidden**2 * dense
     dspark = _DSPARK_SOURCES * hidden**2 * dense + 2 * facts.vocab_size * _MARKOV_RANK * BF16.each
     embedding = facts.vocab_size * hidden
-    columns, streams = facts.engram_columns * (facts.engram_head_dim or 0), (_STREAMS + 1) * hidden
-    host = facts.engram_bytes
+    channels, streams = facts.engram_head_dim or 0, (_STREAMS + 1) * hidden
+    # what a token looks up in each engram table; their rows are fp8, with a scale byte for 32
+    columns = ((facts.engram_max_ngram_size or 1) - 1) * (facts.engram_n_heads or 0) * channels
+    host = sum(facts.engram_num_embeddings) * (channels + channels // 32)
     tables = f"; {format_bytes(host)} of engram tables in host memory, on no GPU" if host else ""
     return Weights(
         layers=tuple(parts[spec] for spec in alike),

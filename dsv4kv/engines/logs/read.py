@@ -42,7 +42,9 @@ def read_lines(path: Path) -> Iterator[str]:
     try:
         plain = sys.stdin.buffer if str(path) == "-" else open_regular(path, pipes=True)
         with cast(io.BufferedReader, plain) as file:
-            text = _as_text(file)
+            unpacked = unpack(file)
+            encoding = "utf-16" if unpacked.peek(2)[:2] in _UTF16_MARKS else "utf-8-sig"
+            text = io.TextIOWrapper(unpacked, encoding, errors="replace", newline="")
             while line := text.readline(_LONGEST_LINE):
                 left -= len(line)
                 if left < 0:
@@ -57,12 +59,6 @@ def read_lines(path: Path) -> Iterator[str]:
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{path}: cannot be read ({reason}): give a start-up log.") from None
-
-
-def _as_text(file: io.BufferedReader) -> io.TextIOWrapper:
-    unpacked = unpack(file)
-    encoding = "utf-16" if unpacked.peek(2)[:2] in _UTF16_MARKS else "utf-8-sig"
-    return io.TextIOWrapper(unpacked, encoding, errors="replace", newline="")
 
 
 _NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"

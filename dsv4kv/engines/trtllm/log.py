@@ -17,8 +17,9 @@ DOUBT = (
 
 def nearest(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
     """The deployment that the log names, with the memory that it prints."""
-    engine, memory = find_engine("trtllm"), _quota(reading)
-    if memory is None:
+    engine = find_engine("trtllm")
+    quota, free, share = (reading.number(name) for name in ("quota_gib", "free_gib", "share"))
+    if not (memory := quota or (free or 0) * (share or 0)):
         return
     for deployment, agreeing in possible_deployments(log):
         one = replace(deployment, in_flight_tokens=log.whole("batched") or 1)
@@ -29,11 +30,6 @@ def nearest(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
         yield Recovery(
             engine, one, int(memory * GIB), units, (1, 1), score=(agreeing,), exact=False
         )
-
-
-def _quota(reading: Reading) -> float | None:
-    quota, free, share = (reading.number(name) for name in ("quota_gib", "free_gib", "share"))
-    return quota or (free * share if free and share else None)
 
 
 def meaning(

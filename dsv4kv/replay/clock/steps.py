@@ -132,10 +132,6 @@ class Deployment:
     all_to_all: bool  # whether tokens go to the experts' ranks and back through DeepEP
     bytes_per_s: float  # memory bandwidth of one GPU on the datasheet
 
-    def rows_per_rank(self, rows: int) -> int:
-        """Requests on the fullest rank, where stages of a pipeline work on parts of a batch."""
-        return -(-rows // (self.layout.dp * self.layout.pp))
-
     def weight_bytes(self, tokens: int) -> int:
         """Weight bytes that one rank reads in all its layers, by the tokens of all ranks."""
         layout, weights = self.layout, self.weights

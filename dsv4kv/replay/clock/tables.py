@@ -183,7 +183,7 @@ class TableTimes:
         """See ``Timer``; a chunk takes decoding requests through its own pass."""
         seconds = 0.0
         if rows:
-            ranked = self._made.rows_per_rank(rows)
+            ranked = -(-rows // (self._made.layout.dp * self._made.layout.pp))
             seconds += self._factors.decode * self._decode.at(ranked, contexts / tokens)
         if prompt:
             seconds += self._factors.prompt * self._prompt.at(fullest, prefix / fullest)

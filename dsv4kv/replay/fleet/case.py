@@ -137,7 +137,7 @@ def _totals(fleet: Fleet, fates: oc.Fates) -> Totals:
             "requests": len(fates.numbers),
             "input_tokens": sum(fleet.prompts[n].input_tokens for n in fates.numbers),
             "output_tokens": sum(fleet.answers[n].output_tokens for n in fates.numbers),
-            "wall_ns": round(fleet.wall_s * _NS),
+            "wall_ns": round(max(each.now_s for each in fleet.replicas) * _NS),
         }
     )
 

@@ -296,10 +296,6 @@ class Fleet:
     def replicas(self) -> list[Replica]:
         return [replica for pool in self.pools for replica in pool]
 
-    @property
-    def wall_s(self) -> float:
-        return max(replica.now_s for replica in self.replicas)
-
     def _open(self, groups: Sequence[Group], name: str, *, decodes: bool) -> Pool:
         fleet, replicas = self.config.fleet, list[Replica]()
         parts = [self._find(group.config, self.requests) for group in groups]

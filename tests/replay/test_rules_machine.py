@@ -80,6 +80,9 @@ def check_pool(cache: HashedCache) -> None:
     for key, entry in cache.entries.items():
         assert entry.key == key
         assert entry.found
+    for request in range(len(cache._running)):  # ``HashedCache._look_up`` bisects
+        cached = [number in cache.entries for number in cache._path_of(request)[0]]
+        assert cached == sorted(cached, reverse=True)
 
 
 def queue_of(pool: BlockPool) -> Iterator[Entry]:

@@ -1,7 +1,7 @@
 """What a visit is to find out: each question with its prediction and its bar.
 
-Predictions are for an H200 and an H100. Those of kernels are computed from their launches, bytes and
-products, by a model that is fitted to an H100's times; the others were made before any visit.
+Predictions are for an H200 and an H100. Those of kernels are computed from their launches, bytes
+and products, by a model that is fitted to an H100's times; the others were made before any visit.
 """
 
 import functools

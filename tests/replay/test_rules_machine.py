@@ -81,8 +81,8 @@ def check_pool(cache: HashedCache) -> None:
         assert entry.key == key
         assert entry.found
     for request in range(len(cache._running)):  # ``HashedCache._look_up`` bisects
-        held = [number in cache.entries for number in cache._path_of(request)[0]]
-        assert held == sorted(held, reverse=True)
+        there = [number in cache.entries for number in cache._path_of(request)[0]]
+        assert there == sorted(there, reverse=True)
 
 
 def queue_of(pool: BlockPool) -> Iterator[Entry]:

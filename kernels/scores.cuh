@@ -4,13 +4,13 @@
 // is read once. Copies of the next ones are under way while it works on them. Blocks share the keys of
 // all requests out evenly, whatever the lengths.
 //
-// Compile-time: the format, see format.cuh, of 128 channels; DSV_HEADS; DSV_TOKENS query tokens of a
-// request; DSV_STAGES of a warp, one of which it works on; DSV_SHARED_BYTES.
+// Compile-time: the format, see format.cuh, of 128 channels; DSV_HEADS; DSV_WARPS of a block, 12 of which a
+// multiprocessor holds; DSV_TOKENS query tokens of a request; DSV_SHARED_BYTES.
 #include "async.cuh"
 #include "format.cuh"
 #include "tensor.cuh"
 
-constexpr int kWarps = 6, kStages = DSV_STAGES, kKeys = 32;  // of a block, of a warp, of a stage
+constexpr int kWarps = DSV_WARPS, kStages = 2, kKeys = 32;  // of a block, of a warp, of a stage
 constexpr int kTiles = (DSV_HEADS + 7) / 8;         // of heads
 constexpr int kSteps = 4;                           // of 32 channels, of which a lane takes 8
 constexpr int kLaneBytes = DSV_DATA_ROW / 16;       // that hold those 8
@@ -351,7 +351,7 @@ __device__ __forceinline__ void fill_rest(const Tokens& tokens, float* out) {
 }
 
 // out: float32[count, columns]; see contract.Backend.index_scores.
-DSV_KERNEL void __launch_bounds__(kWarps* kWarpSize, 2)
+DSV_KERNEL void __launch_bounds__(kWarps* kWarpSize, 12 / kWarps)
     index_scores(const u8* pages, const int* blocks, const i64* slots, const i64* lengths,
                  const u8* queries, const float* weights, const int* candidates, float* out,
                  int count, int columns, int num_candidates, int num_slots, int width,

@@ -1,15 +1,20 @@
 """Ways to do an operation: chosen by key, by GPU, recorded, and equal in every byte."""
 
 import pytest
+import torch
 
 from dsv4kv.bench.run import run_case
 from dsv4kv.config.keys import keys, keys_of
 from dsv4kv.config.load import expand_axes, load_config
 from dsv4kv.errors import ConfigError
-from dsv4kv.ops import spec
+from dsv4kv.ops import cuda, spec
+from dsv4kv.ops.cuda.launch import foresee
+from dsv4kv.ops.launches import launch as la
+from dsv4kv.ops.scenes import make_call
 from dsv4kv.ops.spec import VARIANTS, Variant, choose
 from tests.bench.settings import ANY_STEP, TINY, tiny_config
 from tests.gpu_twin import twin_gpu
+from tests.ops.operations import SCENES, SEED
 
 ON_HOPPER = {
     "near": Variant("on one chip", ("sm_90a", "sm_100a")),
@@ -74,3 +79,20 @@ def test_an_axis_compares_variants_and_each_case_runs_and_records_its_own() -> N
         }
         assert case.variants["flush"] == name
         assert dict(modules.macros)["DSV_AHEAD"] == (name != "serial")
+
+
+@pytest.mark.parametrize(("kib", "architecture"), [(227, "sm_90a"), (99, "sm_120")])
+def test_blocks_of_every_scene_fit_a_gpu(
+    kib: int, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which a twin does not notice: on a GPU the launch fails."""
+    monkeypatch.setattr(la, "has_large_blocks", lambda _: kib == 227)
+    with foresee() as launches:
+        for scene in SCENES.values():
+            arguments = make_call(scene.make, torch.device("meta"), SEED).arguments
+            for name, one in VARIANTS.get(scene.operation, {"": Variant("")}).items():
+                if one.runs_on(architecture):
+                    way = {"variant": name} if name else {}
+                    getattr(cuda, scene.operation)(**arguments, **way)
+    assert {launch.kernel for launch in launches} >= {"attend", "index_scores"}
+    assert {each.kernel for each in launches if each.shared_bytes > kib << 10} == set()

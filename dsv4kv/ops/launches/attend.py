@@ -38,7 +38,6 @@ WIDE, NARROW = Shape(64, 64, 8, 1), Shape(32, 32, 4, 2)
 GROUPS = Shape(64, 64, 16, 1, "attend_groups.cuh")
 """Eight warps that decode for two warpgroups, see ``attend_groups.cuh``."""
 
-_WITH_227_KIB = (9, 10)  # major compute capability
 _MOST_SHARED = 227 << 10
 
 
@@ -46,10 +45,7 @@ def shape_of(queries: Tensor, variant: str = "warps") -> Shape:
     """What suits a GPU and a number of heads; an H200 for a tensor that is on none."""
     if variant == "groups":
         return GROUPS
-    wide = queries.shape[1] > NARROW.heads
-    if wide and queries.is_cuda:
-        wide = torch.cuda.get_device_capability(queries.device)[0] in _WITH_227_KIB
-    return WIDE if wide else NARROW
+    return WIDE if queries.shape[1] > NARROW.heads and la.has_large_blocks(queries) else NARROW
 
 
 def plan_attend(

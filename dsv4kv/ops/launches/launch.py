@@ -69,6 +69,11 @@ def resident_blocks(tensor: Tensor, shared_bytes: int, most: int) -> int:
     return max(1, min(most, held // (shared_bytes + _RESERVED_BYTES))) * multiprocessors(tensor)
 
 
+def has_large_blocks(tensor: Tensor) -> bool:
+    """Whether a block may have 227 KiB of shared memory, not 99: on an H200 if there is no GPU."""
+    return not tensor.is_cuda or torch.cuda.get_device_capability(tensor.device)[0] in (9, 10)
+
+
 def blocks_for(items: int, per_block: int, most: int) -> int:
     """Blocks that cover ``items``, from 1 to ``most``: kernels stride over the rest."""
     return max(1, min(-(-items // per_block), most))

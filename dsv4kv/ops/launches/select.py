@@ -6,13 +6,11 @@ all tokens out evenly, whatever the lengths. A selection has a block for each ru
 one for each row's runs.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.formats import FORMATS, EntryFormat, PageLayout
+from dsv4kv.model.formats import FORMATS, PageLayout
 from dsv4kv.ops.launches import launch as la
 from dsv4kv.ops.storage import PageStore
 
@@ -43,23 +41,8 @@ def plan_indexer_query(
     return la.Launch(module, "indexer_query", grid, _THREADS, (*arguments, out_weights, *sizes))
 
 
-@dataclass(frozen=True)
-class _Block:
-    """What a block of threads has in shared memory, see ``scores.cuh``."""
-
-    tokens: int  # query tokens of a request that are scored with one read of its keys
-    stages: int  # of 32 keys a warp, one of which it works on; the others are under way
-
-    def shared_bytes(self, entry: EntryFormat, heads: int) -> int:
-        """Keys of every warp, then queries, weights and lengths of the tokens."""
-        stage = _KEYS * (entry.data_row_bytes + 8)
-        queries = self.tokens * (-(-heads // 8) * 8 * (_DIMS + 4) + 4) + 4
-        return -(-(_WARPS * self.stages * stage + queries) // 16) * 16
-
-
-_WARPS, _KEYS = 6, 32
-_BLOCK, _BLOCK_OF_BF16 = _Block(tokens=4, stages=2), _Block(tokens=2, stages=2)
-_RESIDENT_BLOCKS = 2  # of a multiprocessor, by their registers
+_KEYS, _STAGES = 32, 2  # of a warp: one is worked on while the other is under way
+_RESIDENT_WARPS = 12  # of a multiprocessor, by their registers
 
 
 def plan_index_scores(
@@ -79,21 +62,23 @@ def plan_index_scores(
     """
     entry, heads = store.layout.format, queries.shape[1]
     _refuse_other_dims(entry.dims)
-    block = _BLOCK_OF_BF16 if entry.value == "bf16" else _BLOCK
-    shared = block.shared_bytes(entry, heads)
+    few = entry.value == "bf16"
+    warps, tokens = 12 if la.has_large_blocks(out) else 4 if few else 6, 2 if few else 4
+    kept = tokens * (-(-heads // 8) * 8 * (_DIMS + 4) + 4) + 4  # queries, weights and lengths
+    shared = -(-(warps * _STAGES * _KEYS * (entry.data_row_bytes + 8) + kept) // 16) * 16
     macros = la.format_macros(store.layout) | {
         "DSV_HEADS": heads,
-        "DSV_TOKENS": block.tokens,
-        "DSV_STAGES": block.stages,
+        "DSV_WARPS": warps,
+        "DSV_TOKENS": tokens,
         "DSV_SHARED_BYTES": shared,
     }
     candidates, count = (0, 0) if blocks is None else (blocks, blocks.shape[1])
     module = la.KernelModule.of("scores.cuh", macros)
-    grid = la.resident_blocks(out, shared, _RESIDENT_BLOCKS)
+    grid = la.resident_blocks(out, shared, _RESIDENT_WARPS // warps)
     tensors = (store.pages, table, slots, lengths, queries, weights, candidates, out)
     arguments = (*tensors, *out.shape, count, *table.shape, len(store.pages))
     return la.Launch(
-        module, "index_scores", (grid, 1), _WARPS * la.WARP, arguments, shared_bytes=shared
+        module, "index_scores", (grid, 1), warps * la.WARP, arguments, shared_bytes=shared
     )
 
 

@@ -130,7 +130,7 @@ def record(
         # Ctrl-C is the way to end it
         with suppress(KeyboardInterrupt), Redrawn(console, transient=True) as screen:
             run(sources, recording, limit_s=limit_s, tick=draw, warn=partial(say, err=True))
-    show([f"{out}: {live.line()}"])
+    show([f"{out}: {live.line(whole=True)}"])
 
 
 def _events_of(

@@ -424,10 +424,10 @@ class Live:
             self.input_tokens += record["input_tokens"]
             self.cached_tokens += record["cached_tokens"]
 
-    def line(self) -> str:
-        """The status line; requests per second since the last one."""
+    def line(self, *, whole: bool = False) -> str:
+        """The status line; requests per second since the last one, or since the begin."""
         now_s = self._clock()
-        before_s, before = self._lately
+        before_s, before = (self._begun_s, 0) if whole else self._lately
         self._lately = now_s, self.requests
         rate = (self.requests - before) / max(now_s - before_s, 1e-9)
         hits, asked = hits_of(self._counted.values())

@@ -277,7 +277,10 @@ def test_ids_of_no_size_and_hits_beyond_a_prompt_are_not_known(tmp_path: Path) -
     found = read_recording(tmp_path / "recording")
     assert found.cached_tokens == [None]
     assert "more hits than tokens for 1 prompt" in describe(found)[1]
-    live = Live()
+    seconds = iter([0.0, 2.0, 4.0, 4.0])
+    live = Live(lambda: next(seconds))
     live.hear("requests", row)
-    assert "hit rate by the server not known" in live.line()
+    assert "1 request (0.5/s), hit rate by the server not known" in live.line()
+    assert "1 request (0.0/s)" in live.line()  # since the line before
+    assert "1 request (0.2/s)" in live.line(whole=True)
     assert found.requests[0].prefix_hashes == ()

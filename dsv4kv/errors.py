@@ -15,11 +15,18 @@ INTERRUPTED = 130
 DEFECT = 70
 """Exit code after an unexpected error (EX_SOFTWARE of sysexits.h)."""
 
+_LONGEST, _SHOWN = 8_000, 500  # characters of a sentence, and of both its ends where it is cut
+
 
 class Dsv4kvError(Exception):
     """Base of all errors shown to the user as a sentence, without a traceback."""
 
     exit_code = 2
+
+    def __str__(self) -> str:
+        """The sentence, without the middle of one that quotes very much."""
+        said = super().__str__()
+        return said if len(said) <= _LONGEST else f"{said[:_SHOWN]} … {said[-_SHOWN:]}"
 
 
 class ConfigError(Dsv4kvError):

@@ -188,10 +188,24 @@ def open_regular(
     return file
 
 
+_PACKED = 200  # bytes of one in a gzip file at most: traces of long equal prompts have 120
+_SPARED_BYTES = 2**22  # that a small file may have in any case
+
+
+class _Packed(GzipFile):
+    """A gzip file that is no bomb: of what is read so far, ``BadGzipFile`` where it is one."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        content = super().read(size)
+        if self.tell() > _PACKED * self.fileobj.tell() + _SPARED_BYTES:  # type: ignore[union-attr]
+            raise BadGzipFile(f"it unpacks to over {_PACKED} times its size")
+        return content
+
+
 def unpack(file: BufferedReader) -> BufferedReader:
     """The file, or what it holds where it is gzip."""
     packed = file.peek(2)[:2] == b"\x1f\x8b"
-    return BufferedReader(cast(RawIOBase, GzipFile(fileobj=file))) if packed else file
+    return BufferedReader(cast(RawIOBase, _Packed(fileobj=file))) if packed else file
 
 
 def read_document(path: Path, most_bytes: int = DOCUMENT_BYTES, *, packed: bool = False) -> bytes:
@@ -202,8 +216,9 @@ def read_document(path: Path, most_bytes: int = DOCUMENT_BYTES, *, packed: bool 
     with open_regular(path) as file:
         try:
             content = (unpack(file) if packed else file).read(most_bytes + 1)
-        except (EOFError, BadGzipFile, zlib.error):
-            raise OSError(errno.EINVAL, "its gzip data is damaged", str(path)) from None
+        except (EOFError, BadGzipFile, zlib.error) as error:
+            why = f"its gzip data is damaged: {error}"
+            raise OSError(errno.EINVAL, why, str(path)) from None
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {most_bytes / 2**20:g} MiB", str(path))
     return content

@@ -1,6 +1,7 @@
 """A file appears whole or not at all."""
 
 import errno
+import gzip
 import os
 import re
 import signal
@@ -217,3 +218,21 @@ def test_an_address_is_told_without_its_secrets(url: str, kept: str) -> None:
 def test_a_thousand_folders_within_each_other_are_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="name too long"):
         make_folder(tmp_path / ("a/" * 1900))
+
+
+def test_gzip_that_unpacks_to_very_much_is_refused_before_it_is(tmp_path: Path) -> None:
+    """Equal prompts of a trace are packed 120 times at most, equal bytes a thousand times."""
+    (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(2**28)))
+    with files.open_regular(tmp_path / "a.gz") as file:
+        with pytest.raises(gzip.BadGzipFile, match="it unpacks to over 200 times its size"):
+            files.unpack(file).read(2**28)
+        assert file.tell() < 2**15
+    ids = b",".join(b"%d" % number for number in range(100_000, 104_000))
+    (tmp_path / "b.gz").write_bytes(gzip.compress(ids * 500))
+    with files.open_regular(tmp_path / "b.gz") as file:
+        assert len(files.unpack(file).read()) == 500 * len(ids)
+
+
+def test_a_sentence_that_quotes_very_much_is_cut() -> None:
+    assert str(ConfigError("word " * 1_000)) == "word " * 1_000
+    assert len(str(ConfigError("begin" + "x" * 10_000 + "end."))) < 1_100

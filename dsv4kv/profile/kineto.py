@@ -29,7 +29,6 @@ _BETWEEN = re.compile(r"[\s,]*")
 _CLOSED = "\n  }"  # an event's end in torch's own layout, in which strings have no line ends
 _NO_JSON = re.compile(r"(:\s*)-?(?:inf|nan)\b(?=\s*[,}\]])")  # as C++ writes it
 _MOST_BROKEN = 10_000  # events
-_PACKED = 100  # characters of a byte at most: traces have about 20
 
 
 class ChromeFile:
@@ -39,7 +38,6 @@ class ChromeFile:
         self.path = path
         self.around = ""
         self.broken = 0
-        self._characters = 0
 
     def __iter__(self) -> Iterator[Event]:
         try:
@@ -50,7 +48,6 @@ class ChromeFile:
                 ".json.gz."
             ) from None
         with raw, io.TextIOWrapper(unpack(raw), encoding="utf-8-sig", errors="replace") as file:
-            self._raw, self._characters = raw, 0
             try:
                 yield from self._events(file, self._skip_head(file))
             except (RecursionError, ValueError) as error:
@@ -60,7 +57,7 @@ class ChromeFile:
 
     def _skip_head(self, file: TextIO) -> str:
         text = ""
-        while chunk := self._read(file):
+        while chunk := file.read(_CHUNK):
             text += chunk
             if text.lstrip().startswith("["):  # a list of events alone is a trace, too
                 return text.lstrip()[1:]
@@ -81,7 +78,7 @@ class ChromeFile:
             assert between is not None  # it fits nothing, too
             at = between.end()
             if text.startswith("]", at):
-                self.around += text[at:] + self._read(file)
+                self.around += text[at:] + file.read(_CHUNK)
                 return
             try:
                 event, at = decode(text, at)
@@ -103,21 +100,12 @@ class ChromeFile:
             if isinstance(event, dict):
                 yield event
 
-    def _read(self, file: TextIO, characters: int = _CHUNK) -> str:
-        chunk = file.read(characters)
-        self._characters += len(chunk)
-        if self._characters > _PACKED * self._raw.tell() + _LONGEST:  # of what is read so far
-            raise ProfileError(
-                f"{self.path} unpacks to over {_PACKED} times its size: no trace does."
-            )
-        return chunk
-
     def _more(self, file: TextIO, text: str) -> str:
         mended = _NO_JSON.sub(r"\1NaN", text)
         if mended != text:
             return mended
         # an event is decoded anew with what follows: as much as there is, so that it is rarely
-        chunk = self._read(file, max(_CHUNK, len(text)))
+        chunk = file.read(max(_CHUNK, len(text)))
         if not chunk or len(text) > _LONGEST:
             raise ProfileError(
                 f"{self.path} has an event that does not end: it is damaged or cut short."

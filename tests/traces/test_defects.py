@@ -143,10 +143,10 @@ def test_a_truncated_gzip_says_so(kept: float, tmp_path: Path) -> None:
 
 
 def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
-    path = tmp_path / "trace.gz"
-    with gzip.open(path, "wb", compresslevel=1) as file:
+    path = tmp_path / "trace"
+    with path.open("wb") as file:
         file.write(b"[" + b" " * 2**26)
-    with pytest.raises(TraceError, match=r"trace\.gz:1: the line is longer than 64 MiB"):
+    with pytest.raises(TraceError, match=r"trace:1: the line is longer than 64 MiB"):
         list(read_trace(path))
 
 
@@ -154,11 +154,11 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
 def test_blank_lines_without_end_are_not_read_for_ever(
     width: int, line: int, tmp_path: Path
 ) -> None:
-    path = tmp_path / "trace.gz"
-    with gzip.open(path, "wb", compresslevel=1) as file:
+    path = tmp_path / "trace"
+    with path.open("wb") as file:
         for _ in range(65):
             file.write((b" " * (width - 1) + b"\n") * (2**20 // width))
-    with pytest.raises(TraceError, match=rf"trace\.gz:{line}: the line is longer than 64 MiB"):
+    with pytest.raises(TraceError, match=rf"trace:{line}: the line is longer than 64 MiB"):
         list(read_trace(path))
 
 

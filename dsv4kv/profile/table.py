@@ -35,7 +35,7 @@ _DECLARATION = re.compile(r"<|\w\(")
 _OPEN, _CLOSE = "<(", ">)"
 _WRAPPER = re.compile(r"(?:device_kernel|Kernel2?|enable_sm\w+|kentry)")
 _FIRST_ARGUMENT = (
-    r"\b{}<(?:[\s\d,]|[\w:]*\bgfx\w+,)*([A-Za-z_][\w:]*)"  # after sizes, and AMD's GPU
+    r"\b{}<(?:[\s\d,]|[\w:]*\bgfx\w+,)*+([A-Za-z_][\w:]*)"  # after sizes, and AMD's GPU
 )
 _MANGLED = re.compile(r"_Z(?:NK?)?(?=\d)")
 _MANGLED_ARGUMENT = re.compile(r"I(?:L[ij]\d+E)*N?(?:S\w?_|St)?(?=\d)")  # S1_: named before
@@ -145,6 +145,8 @@ def find_rule(name: str, rules: Sequence[Rule]) -> Rule | None:
 
 
 MOST_PIECES = 20_000
+MOST_KERNELS = 4_096
+"""Rows of a table, those with the most time: engines launch hundreds of kernels."""
 HOST = "host"
 _LAUNCH = "launch"
 _NUMBERS = re.compile(r"(\d+)")
@@ -194,9 +196,13 @@ def build_table(
     left_out = [f"omitted: {counted(idle, 'step')} without work"] if idle else []
     used = [] if _on_cpu(work) else np.unique(work.device).tolist()
     nodes, keys = np.unique(work.node[work.node > 0]), classes.keys(work)
-    by_kernel = np.argsort(keys[chosen], kind="stable")
-    kernels = [_row(trace, rows, gaps, nodes, classes) for rows in _split(chosen[by_kernel], keys)]
-    kernels.sort(key=lambda row: -row.total_ns)
+    by_kernel = _split(chosen[np.argsort(keys[chosen], kind="stable")], keys)
+    by_kernel.sort(key=lambda rows: -work.self_ns[rows].sum())
+    if left := by_kernel[MOST_KERNELS:]:
+        share = work.self_ns[np.concatenate(left)].sum() / max(1, work.self_ns[chosen].sum())
+        note = f"omitted: {len(left):,} kernels of the least time, {share * 100:.1f} % of all"
+        left_out.append(note)
+    kernels = [_row(trace, rows, gaps, nodes, classes) for rows in by_kernel[:MOST_KERNELS]]
     operations = _operations(trace, chosen, kernels, useful_bytes or {})
     return KernelTable(
         tool=trace.tool,

@@ -41,6 +41,7 @@ SHORT = {
     "_ZN7cutlass13device_kernelILi4EEEvi": "device_kernel",
     "void ck_tile::kentry<2, ck_tile::MoeSortingKernel<int> >(P)": "MoeSortingKernel",
     "void ck_tile::kentry<256, 1, ck_tile::FmhaBwdDQDKDVKernel<int> >(P)": "FmhaBwdDQDKDVKernel",
+    "void Kernel<" + "11:gfx9," * 40 + "9" * 9_000 + "<>(int)": "Kernel",
     "void ck_tile::kentry<ck_tile::gfx9_t, 1, ck_tile::Layernorm2dFwd<int> >(P)": "Layernorm2dFwd",
     "_ZN7ck_tile6kentryILi1ENS_12Rmsnorm2dFwdINS_27Rmsnorm2dFwdPipe": "Rmsnorm2dFwd",
     "_ZN7ck_tile6kentryILi256ELi2ENS_13FmhaFwdKernelEEEvv": "FmhaFwdKernel",

@@ -1,8 +1,10 @@
 """The kernel table: sums, shares, gaps, bytes and steps, from whichever profiler."""
 
+import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -126,6 +128,18 @@ def test_what_stands_in_the_models_place_is_told_apart(tmp_path: Path) -> None:
     assert steps is not None
     assert (steps.inputs_ns, steps.busy_ns, steps.launch_ns) == ([40_000], [15_000], [0])
     assert steps.gap_ns == [45_000]
+
+
+def test_a_profile_of_very_many_kernels_has_the_longest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = read_nsys(two_replays().save(tmp_path / "step.sqlite"))
+    whole = build_table(trace, shipped_rules())
+    monkeypatch.setattr("dsv4kv.profile.table.MOST_KERNELS", 2)
+    made = build_table(trace, shipped_rules())
+    assert [row.name for row in made.kernels] == [row.name for row in whole.kernels[:2]]
+    note = made.notes[-1]
+    assert re.fullmatch(r"omitted: \d kernels of the least time, \d+\.\d % of all", note)
 
 
 def test_operations_of_torch_do_what_the_operation_around_them_does(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ MAGIC = b"PAR1"
 _GROUP_ROWS = 2**13
 _END_BYTES = 8  # the footer's length, and the magic again
 _LONGEST_FOOTER = 2**26
+_SPARED_ROWS, _SPARED_VALUES = 2**18, 2**22  # that a small file may have in any case
+_VALUES = 64  # of a byte, more: ids of long equal prompts; a row has a byte at least
 _NATIVE = tf.TimedFields("arrival_s", "input_tokens", "output_tokens", "prefix_hashes")
 _RUNS = ("run_starts", "run_counts")
 
@@ -89,6 +91,7 @@ def _read_groups(path: Path, options: tf.ReadOptions) -> Iterator[tuple[Batch, I
         names = _find_columns(names, options, path)
         if twice := [name for name in names if file.schema_arrow.names.count(name) > 1]:
             raise TraceError(f"{path}: it has several columns {twice[0]}: keep one.")
+        _check_size(file, names, size, path)
         for group in file.iter_batches(_GROUP_ROWS, columns=names):
             batch, sizes = _check(group, options, path, done)
             if len({*sizes.tolist(), block_tokens} - {0}) > 1:
@@ -120,6 +123,26 @@ def _check_footer(path: Path, size: int) -> None:
         raise TraceError(
             f"{path}: its footer is said to be {length:,} B; up to {_LONGEST_FOOTER >> 20} MiB "
             "are read: it is damaged, or write larger row groups."
+        )
+
+
+def _check_size(file: Any, names: Sequence[str], size: int, path: Path) -> None:
+    """Refuse before they are read: columns of texts, more values than such a file has."""
+    table, values = file.metadata, 0
+    for number in range(table.num_columns):
+        column = file.schema.column(number)
+        for name in names:
+            if not f"{column.path}.".startswith(f"{name}."):
+                continue
+            if column.physical_type.endswith("BYTE_ARRAY"):
+                kind = file.schema_arrow.field(name).type
+                raise TraceError(f"{path}: column {name} is {kind}, not numbers.")
+            groups = map(table.row_group, range(table.num_row_groups))
+            values += sum(group.column(number).num_values for group in groups)
+    if table.num_rows > _SPARED_ROWS + size or values > _SPARED_VALUES + _VALUES * size:
+        raise TraceError(
+            f"{path}: {table.num_rows:,} rows with {values:,} values in {size:,} B are more than "
+            "a trace has: write it as JSON lines."
         )
 
 
@@ -187,7 +210,7 @@ def _read_ids(group: Any, name: str, path: Path) -> tuple[Ints, Ints, Ints]:
 def _lists(column: Any, name: str, path: Path) -> tuple[Ints, Ints]:
     if not hasattr(column, "flatten") or not hasattr(column.type, "value_type"):
         raise TraceError(f"{path}: column {name} is {column.type}, not a list.")
-    lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    lengths = np.from_dlpack(column.value_lengths().fill_null(0))
     owner = np.repeat(np.arange(len(lengths)), lengths.astype(np.int64))
     return owner, _whole(column.flatten(), name, path)
 
@@ -200,7 +223,11 @@ def _whole(column: Any, name: str, path: Path) -> Ints:
 def _numbers(column: Any, name: str, path: Path, kinds: str) -> NDArray[Any]:
     if column.null_count:
         raise TraceError(f"{path}: column {name} has rows without a value.")
-    values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    try:
+        # to_numpy imports pandas, and drops an interrupt that comes meanwhile
+        values: NDArray[Any] = np.from_dlpack(column)
+    except TypeError:  # of times, of true and false
+        values = np.zeros(0, bool)
     if values.dtype.kind not in kinds:
         what = "numbers" if "f" in kinds else "whole numbers"
         raise TraceError(f"{path}: column {name} is {column.type}, not {what}.")

@@ -1,5 +1,6 @@
 """Traces in Parquet files read back as they were written, and are told as other traces are."""
 
+import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -140,7 +141,8 @@ DEFECTS: dict[str, dict[str, Any]] = {
     r":1: it has more or fewer ids than blocks": {"prefix_hashes": [[1, 2], [1]]},
     r":1: a run of ids .* reaches 2\^63 - 1": {"prefix_hashes": [[2**63 - 1], [1]]},
     r"rows have several block sizes": {"hash_block_tokens": [16, 8], "input_tokens": [16, 8]},
-    r"column output_tokens is string, not whole numbers": {"output_tokens": ["1", "2"]},
+    r"column output_tokens is string, not numbers": {"output_tokens": ["1", "2"]},
+    r"column output_tokens is double, not whole numbers": {"output_tokens": [1.0, 2.0]},
     r"column arrival_s has rows without a value": {"arrival_s": [0.0, None]},
     r"column prefix_hashes is int64, not a list": {"prefix_hashes": [1, 2]},
     r":2: the request arrives at 0.000 s, .* the clock runs backwards": {"arrival_s": [1.0, 0.0]},
@@ -225,6 +227,36 @@ def test_without_pyarrow_a_sentence_says_what_to_install(
     ):
         with pytest.raises(ConfigError, match=r"pip install 'dsv4kv\[parquet\]'"):
             call()
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"prefix_hashes": [[1] * 20_000] * 300, "hash_block_tokens": [1] * 300},
+        {"input_tokens": [1] * 300_000},
+        {"session": ["x" * 100]},
+    ],
+    ids=["ids", "rows", "texts"],
+)
+def test_a_small_file_of_very_much_is_refused_before_it_is_read(
+    columns: dict[str, Any], arrow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = len(next(iter(columns.values())))
+    others = {"arrival_s": [0.0] * rows, "input_tokens": [20_000] * rows}
+    path = write_columns(tmp_path / "a", **others | {"output_tokens": [1] * rows} | columns)
+    monkeypatch.setattr("pyarrow.parquet.ParquetFile.iter_batches", None)
+    with pytest.raises(TraceError, match=r"are more than a trace has|session is string"):
+        next(traces.read_batches(path))
+
+
+def test_reading_imports_no_pandas(arrow: Any, tmp_path: Path) -> None:
+    """While pyarrow imports it, Ctrl-C is lost."""
+    path = write_columns(tmp_path / "a", arrival_s=[0.0], input_tokens=[1], output_tokens=[1])
+    code = (
+        "import sys; from pathlib import Path; from dsv4kv import traces; "
+        f"list(traces.read_batches(Path({str(path)!r}))); assert 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
 
 
 def test_what_was_read_of_a_file_is_not_held(arrow: Any, tmp_path: Path) -> None:

@@ -87,8 +87,8 @@ def run_bounded(
                 os.killpg(process.pid, signal.SIGKILL)
 
         timer = Timer(timeout_s, kill)
-        timer.start()
         try:
+            timer.start()  # it waits for the thread, which an interrupt meanwhile leaves to us
             assert process.stdout is not None
             output = process.stdout.read(most_bytes + 1)
             if len(output) > most_bytes:

@@ -190,13 +190,14 @@ def open_regular(
 
 _PACKED = 200  # bytes of one in a gzip file at most: traces of long equal prompts have 120
 _SPARED_BYTES = 2**22  # that a small file may have in any case
+_PIECE_BYTES = 2**20  # that are unpacked at once
 
 
 class _Packed(GzipFile):
     """A gzip file that is no bomb: of what is read so far, ``BadGzipFile`` where it is one."""
 
     def read(self, size: int | None = -1) -> bytes:
-        content = super().read(size)
+        content = super().read(min(size, _PIECE_BYTES) if size and size > 0 else _PIECE_BYTES)
         if self.tell() > _PACKED * self.fileobj.tell() + _SPARED_BYTES:  # type: ignore[union-attr]
             raise BadGzipFile(f"it unpacks to over {_PACKED} times its size")
         return content

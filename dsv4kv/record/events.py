@@ -227,7 +227,7 @@ class Publisher:
     def came(self) -> tuple[int, float] | None:
         """Number and time of its last message, also before this process."""
         place = self._recording.place("events", self.name)
-        return None if place is None else (place[0], place[1])
+        return (place[0], place[1]) if isinstance(place, list) else None
 
     def write(self, items: Iterable[Item]) -> None:
         """Write messages, gaps and restarts."""

@@ -63,6 +63,8 @@ _TOKENS = cs.int_schema(ge=0, le=MOST_TOKENS)
 _ID = cs.int_schema(ge=-(2**63), lt=2**63)
 _IDS, _MAYBE = cs.list_schema(_ID), cs.nullable_schema(_ID)
 _NUMBER = cs.float_schema(ge=-MOST_VALUE, le=MOST_VALUE)
+_WHERE = cs.union_schema([_ID, _TIME])
+_PLACE = cs.union_schema([cs.list_schema(_WHERE, min_length=2, max_length=2), _WHERE])
 _STORED = {"stored": _IDS, "parent": _MAYBE, "size": _COUNT, "chain": cs.bool_schema()}
 _OF_ALL = {"medium": cs.nullable_schema(_TEXT), "group": cs.nullable_schema(_COUNT)}
 _EVENT = cs.union_schema(
@@ -78,11 +80,12 @@ _OF_SOURCE = _AT | {"source": _TEXT}
 _SCHEMAS = {
     "notes": _fields(_AT, from_s=_TIME, settings=cs.dict_schema(_TEXT, _TEXT)),
     "events": _fields(
-        _OF_SOURCE, ts=_TIME, first=_ID, last=_ID, events=cs.list_schema(_EVENT), rank=_ID
+        _OF_SOURCE, place=_PLACE, ts=_TIME, first=_ID, last=_ID, events=cs.list_schema(_EVENT), rank=_ID
     ),
     "requests": _fields(
         _AT,
         source=_TEXT,
+        place=_PLACE,
         **dict.fromkeys(("arrival_s", "first_s", "last_s"), _TIME),
         **dict.fromkeys(("input_tokens", "output_tokens", "cached_tokens"), _TOKENS),
         cached_by=cs.dict_schema(_TEXT, _TOKENS),
@@ -94,6 +97,7 @@ _SCHEMAS = {
         id=cs.union_schema([_ID, _TEXT]),
         end=_TEXT,
     ),
+    WHERE: _fields({"places": cs.dict_schema(_TEXT, _PLACE)}),
     "metrics": _fields(_OF_SOURCE, values=cs.dict_schema(_TEXT, _NUMBER)),
 }
 _VALIDATORS = {name: SchemaValidator(schema) for name, schema in _SCHEMAS.items()}
@@ -108,9 +112,8 @@ def check_row(stream: str, row: Record) -> Record:
 def parse_record(stream: str, line: bytes) -> Record:
     """The record of a line; raises ``ValueError``."""
     record = from_json(line)
-    if isinstance(record, dict) and record.get("what") == WHERE:
-        return record
-    checked: Record = _VALIDATORS[stream].validate_python(record)
+    where = isinstance(record, dict) and record.get("what") == WHERE
+    checked: Record = _VALIDATORS[WHERE if where else stream].validate_python(record)
     return checked
 
 
@@ -183,7 +186,8 @@ class Stream:
     def _open(self) -> BufferedWriter:
         path = self._folder / f"{self._name}.{self._number:06}.jsonl"
         flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK
-        descriptor = os.open(path, flags, 0o600)  # a pipe that nobody reads is refused
+        # a link is refused, and a pipe that nobody reads
+        descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
         _sync_folder(self._folder)
         return os.fdopen(descriptor, "ab")
 
@@ -286,7 +290,8 @@ class Recording:
 
 def segments(folder: Path, stream: str) -> list[Path]:
     """The files of a stream, oldest first."""
-    return sorted(folder.glob(f"{stream}.[0-9]*.jsonl"), key=_number)
+    found = folder.glob(f"{stream}.[0-9]*.jsonl")
+    return sorted((path for path in found if path.suffixes[0][1:].isdecimal()), key=_number)
 
 
 def is_recording(folder: Path) -> bool:
@@ -329,7 +334,8 @@ def _number(path: Path) -> int:
 
 
 def _cut_torn_line(path: Path) -> None:
-    with path.open("r+b") as file:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    with os.fdopen(descriptor, "r+b") as file:
         end = keep = file.seek(0, os.SEEK_END)
         while keep:
             begin = max(0, keep - _CUT_BYTES)

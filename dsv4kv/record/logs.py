@@ -357,7 +357,7 @@ class _Growing:
         self._path, self.skipped = path, 0
         self._unpacked = self._believed = 0  # bytes read, and how many a log of this size may have
         self._begin()
-        if place and place[0] == self._inode:
+        if isinstance(place, list) and place[0] == self._inode:
             self._at = place[1]
 
     @property

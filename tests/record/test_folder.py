@@ -200,6 +200,8 @@ ODD_ROWS = {
         {"events": [{"removed": "x"}]},
         {"events": [3]},
         {"what": "gap", "first": "x", "last": 2},
+        {"place": "x"},
+        {"what": "where", "places": 3},
     ],
     "requests": [
         {"cached_tokens": 10**30},
@@ -213,6 +215,7 @@ ODD_ROWS = {
         {"grain": 0},
         {"status": {}},
         {"session": [1]},
+        {"place": [1]},
     ],
     "metrics": [{"values": {"vllm:prompt_tokens": "x"}}, {"values": {"a": float("inf")}}],
     "notes": [{"from_s": "x"}, {"what": "server", "settings": {"block_size": []}}],
@@ -234,6 +237,20 @@ def test_a_row_that_no_source_writes_is_damaged(
     with pytest.raises(TraceError, match=r"\.jsonl:1: this line is damaged"):
         list(read_stream(folder, stream))
     assert [each for name, each in Follower(folder).read() if name == stream] == []
+
+
+def test_a_file_of_no_number_is_none_and_a_link_is_not_written_to(tmp_path: Path) -> None:
+    folder, other = tmp_path / "recording", tmp_path / "other"
+    with Recording(folder):
+        pass
+    (folder / "events.1e5.jsonl").write_text("{}\n")
+    assert list(read_stream(folder, "events")) == []
+    other.write_text("whole\nwithout an end")
+    (folder / "events.000000.jsonl").unlink()
+    (folder / "events.000000.jsonl").symlink_to(other)
+    with pytest.raises(TraceError, match="cannot be recorded into"), Recording(folder):
+        pass
+    assert other.read_text() == "whole\nwithout an end"
 
 
 @pytest.mark.parametrize("name", ["salt", *(f"{stream}.000000.jsonl" for stream in STREAMS)])

@@ -80,7 +80,11 @@ _OF_SOURCE = _AT | {"source": _TEXT}
 _SCHEMAS = {
     "notes": _fields(_AT, from_s=_TIME, settings=cs.dict_schema(_TEXT, _TEXT)),
     "events": _fields(
-        _OF_SOURCE, place=_PLACE, ts=_TIME, first=_ID, last=_ID, events=cs.list_schema(_EVENT), rank=_ID
+        _OF_SOURCE,
+        place=_PLACE,
+        ts=_TIME,
+        events=cs.list_schema(_EVENT),
+        **dict.fromkeys(("first", "last", "rank"), _ID),
     ),
     "requests": _fields(
         _AT,

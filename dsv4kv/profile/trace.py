@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Final, Self
 
 import numpy as np
@@ -162,6 +163,13 @@ def pick(column: Column, rows: Column) -> Column:
     return np.where(rows == NONE, NONE, column[rows])
 
 
+def rows_of_each(values: Column) -> dict[int, Column]:
+    """The rows of every value, in order."""
+    order = np.argsort(values, kind="stable")
+    distinct, first = np.unique(values[order], return_index=True)
+    return dict(zip(distinct.tolist(), np.split(order, first[1:]), strict=False))
+
+
 def number_rows(columns: Sequence[Column]) -> tuple[Column, list[list[int]]]:
     """Number the rows of columns, equal ones alike: int64[rows], and the rows they number."""
     factors = np.random.default_rng(0).integers(1 << 62, size=len(columns))
@@ -194,7 +202,7 @@ class Ranges(Columns):
     end_ns: Column  # end; ``NONE`` where it was never closed
     name: Column  # numbers of their names
 
-    @property
+    @cached_property
     def closed_ns(self) -> Column:
         """Ends; a range that was never closed lasts for ever."""
         return np.where(self.end_ns < self.start_ns, _OPEN, self.end_ns)
@@ -219,8 +227,9 @@ def enclosing(
     """
     step, phase = constant(len(thread), NONE), constant(len(thread), NONE)
     steps_before = np.cumsum(is_step) - 1
-    for one in np.unique(ranges.thread):
-        here, mine = np.flatnonzero(thread == one), np.flatnonzero(ranges.thread == one)
+    on_thread, nothing = rows_of_each(thread), constant(0, 0)
+    for one, mine in rows_of_each(ranges.thread).items():
+        here = on_thread.get(one, nothing)
         times, inner, outer = _sweep(ranges, mine, is_step)
         found = np.searchsorted(times, time_ns[here], side="right")
         inner, outer = inner[found], outer[found]
@@ -245,19 +254,19 @@ def _sweep(
     order = np.lexsort((latest_first, kinds, times))
     numbers, begins = np.tile(mine, 2)[order].tolist(), (kinds[order] == _BEGINS).tolist()
     are_steps = np.tile(is_step[mine], 2)[order].tolist()
-    open_ranges: list[int] = []
-    open_steps: list[int] = []
+    open_ranges: dict[int, None] = {}  # in order
+    open_steps: dict[int, None] = {}
     inner, outer = [NONE], [NONE]
     for i, begins_here, is_one in zip(numbers, begins, are_steps, strict=True):
         for stack in (open_ranges, open_steps) if is_one else (open_ranges,):
             if begins_here:
-                stack.append(i)
-            elif stack[-1] == i:
-                stack.pop()
+                stack[i] = None
+            elif next(reversed(stack)) == i:
+                stack.popitem()
             else:  # ranges overlap
-                stack.remove(i)
-        inner.append(open_ranges[-1] if open_ranges else NONE)
-        outer.append(open_steps[-1] if open_steps else NONE)
+                del stack[i]
+        inner.append(next(reversed(open_ranges), NONE))
+        outer.append(next(reversed(open_steps), NONE))
     return times[order], np.array(inner, dtype=np.int64), np.array(outer, dtype=np.int64)
 
 
@@ -399,10 +408,11 @@ def _lie_in(
     adopted = np.zeros(len(step), dtype=np.bool_)
     process, owner = thread >> THREAD_BITS, ranges.thread[is_step] >> THREAD_BITS
     begin, end = ranges.start_ns[is_step], ranges.closed_ns[is_step]
-    for one in np.unique(owner):
-        mine = np.flatnonzero(owner == one)
-        mine = mine[np.argsort(begin[mine], kind="stable")]
-        free = np.flatnonzero((process == one) & (step == NONE))
+    of_process, nothing = rows_of_each(process), constant(0, 0)
+    for one, rows in rows_of_each(owner).items():
+        mine = rows[np.argsort(begin[rows], kind="stable")]
+        free = of_process.get(one, nothing)
+        free = free[step[free] == NONE]
         begun = np.searchsorted(begin[mine], time_ns[free], side="right")
         ended = np.searchsorted(np.sort(end[mine]), time_ns[free], side="right")
         last = mine[np.maximum(begun - 1, 0)]
@@ -436,8 +446,8 @@ def _repeating(launches: Launches) -> tuple[list[Column], str]:
     only_graphs = bool(len(made)) and bool(np.all(launches.of_graph[made]))
     if only_graphs and len(np.unique(first[made])) == 1:
         return list(made[:, None]), each_graph
-    for one in np.unique(process):
-        mine = made[process == one]
+    for rows in rows_of_each(process).values():
+        mine = made[rows]
         mine = mine[np.argsort(launches.called.start_ns[mine], kind="stable")]
         cuts += _between_pauses(launches.called.start_ns[mine], first[mine], mine)
     if cuts:

@@ -2,12 +2,14 @@
 
 import random
 from pathlib import Path
+from time import process_time
 
+import numpy as np
 import pytest
 
 from dsv4kv.profile.read import read_profile
 from dsv4kv.profile.table import build_table, shipped_rules
-from dsv4kv.profile.trace import USUAL
+from dsv4kv.profile.trace import USUAL, Ranges, enclosing
 from dsv4kv.runs.profile import KernelTable
 from tests.profile import captures
 
@@ -161,3 +163,14 @@ def test_work_of_another_thread_is_nobodys_where_two_steps_are_open(
     table = table_of(capture, writer, tmp_path)
     assert (calls_of(table, "mine"), calls_of(table, "of the second")) == (2, 1)
     assert table.outside_calls == 1
+
+
+def test_very_many_threads_and_overlapping_ranges_take_no_longer_than_few() -> None:
+    """Once per thread, all ranges were looked through; at every end, all that were open."""
+    rows = np.arange(100_000)
+    for thread, end in ((rows, rows * 9 + 8), (rows * 0, rows + 10**6)):
+        start = end - 8 if thread[-1] else rows
+        ranges, begun_s = Ranges(thread, start, end, rows * 0), process_time()
+        step, _ = enclosing(ranges, np.ones(len(rows), dtype=np.bool_), thread, start)
+        assert np.array_equal(step, rows)
+        assert process_time() - begun_s < 10

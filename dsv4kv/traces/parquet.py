@@ -37,7 +37,7 @@ _LONGEST_FOOTER = 2**26
 _SPARED_ROWS, _SPARED_VALUES = 2**18, 2**22  # that a small file may have in any case
 _VALUES = 64  # of a byte, more: ids of long equal prompts; a row has a byte at least
 _NATIVE = tf.TimedFields("arrival_s", "input_tokens", "output_tokens", "prefix_hashes")
-_RUNS = ("run_starts", "run_counts")
+_RUNS, _TURN = ("run_starts", "run_counts"), ("session", "answer_s")
 
 
 def is_parquet(path: Path) -> bool:
@@ -60,7 +60,7 @@ def read_rows(path: Path, options: tf.ReadOptions) -> Iterator[tuple[str, Reques
         rows = zip(*(column.tolist() for column in columns), edges, edges[1:], strict=False)
         turns = (
             group.column(name).to_pylist() if name in group.schema.names else [None] * len(sizes)
-            for name in ("session", "answer_s")
+            for name in _TURN
         )
         for row, session, answer_s in zip(rows, *turns, strict=True):
             arrival_s, tokens_in, tokens_out, size, low, high = row
@@ -91,6 +91,8 @@ def _read_groups(path: Path, options: tf.ReadOptions) -> Iterator[tuple[Batch, I
         names = _find_columns(names, options, path)
         if twice := [name for name in names if file.schema_arrow.names.count(name) > 1]:
             raise TraceError(f"{path}: it has several columns {twice[0]}: keep one.")
+        types = {name: file.schema_arrow.field(name).type for name in {*_TURN} & {*names}}
+        names = [n for n in names if n not in types or arrow.types.is_primitive(types[n])]
         _check_size(file, names, size, path)
         for group in file.iter_batches(_GROUP_ROWS, columns=names):
             batch, sizes = _check(group, options, path, done)
@@ -156,7 +158,7 @@ def _find_columns(names: Sequence[str], options: tf.ReadOptions, path: Path) -> 
         )
     if wanted is _NATIVE:
         ids = _RUNS if set(_RUNS) <= set(names) else (wanted.ids,)
-        more = (*ids, "hash_block_tokens", "session", "answer_s")
+        more = (*ids, "hash_block_tokens", *_TURN)
         return needed + [name for name in more if name in names]
     if wanted.ids in names and options.id_tokens is None:
         raise TraceError(f"{path}: {wanted.ids} is given, but not the tokens per id: --id-tokens.")

@@ -234,7 +234,7 @@ def test_without_pyarrow_a_sentence_says_what_to_install(
     [
         {"prefix_hashes": [[1] * 20_000] * 300, "hash_block_tokens": [1] * 300},
         {"input_tokens": [1] * 300_000},
-        {"session": ["x" * 100]},
+        {"output_tokens": ["x" * 100]},
     ],
     ids=["ids", "rows", "texts"],
 )
@@ -245,8 +245,14 @@ def test_a_small_file_of_very_much_is_refused_before_it_is_read(
     others = {"arrival_s": [0.0] * rows, "input_tokens": [20_000] * rows}
     path = write_columns(tmp_path / "a", **others | {"output_tokens": [1] * rows} | columns)
     monkeypatch.setattr("pyarrow.parquet.ParquetFile.iter_batches", None)
-    with pytest.raises(TraceError, match=r"are more than a trace has|session is string"):
+    with pytest.raises(TraceError, match=r"are more than a trace has|output_tokens is string"):
         next(traces.read_batches(path))
+
+
+def test_a_session_that_is_no_number_is_left_out(arrow: Any, tmp_path: Path) -> None:
+    lengths = {"input_tokens": [1], "output_tokens": [1], "session": ["x"], "answer_s": [2.0]}
+    path = write_columns(tmp_path / "a", arrival_s=[0.0], **lengths)
+    assert [(each.session, each.answer_s) for each in traces.read_trace(path)] == [(None, 2.0)]
 
 
 def test_reading_imports_no_pandas(arrow: Any, tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ def _run() -> int:
         print("\n\n".join(tell(call, steps) for call, steps in CALLS.items()))
         return 0
     if told.command == "report":
+        if absent := [str(file) for file in told.files if not file.is_file()]:
+            raise SystemExit(f"{', '.join(absent)}: no file; give a call's rows.jsonl.")
         print(report.table(told.files, list(QUESTIONS.values())))
         return 0
     if told.command == "step":

@@ -44,8 +44,8 @@ def find_device(wanted: str) -> CudaDevice | None:
         return None
     if not torch.cuda.is_available():
         raise CudaUnavailable(
-            "device is cuda and torch sees no CUDA device here: set device to cpu or auto, or "
-            "install a torch built for CUDA on a machine with an NVIDIA GPU and driver."
+            "torch sees no CUDA device here: install a torch built for CUDA on a machine with an "
+            "NVIDIA GPU and driver, or set a configuration's device to cpu or auto."
         )
     device = torch.device("cuda", torch.cuda.current_device())
     return CudaDevice(

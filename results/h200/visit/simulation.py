@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -76,6 +77,10 @@ class Simulation:
 
 def rehearse(call: str, out: Path, steps: Sequence[str] | None) -> int:
     """Do a call in a simulation made for it; returns its exit code."""
+    if absent := [name for name in ("pytest", "hypothesis") if find_spec(name) is None]:
+        raise SystemExit(
+            f"{', '.join(absent)}: not installed; the extra `test` is needed."
+        )
     with temporary_folder("dsv4kv-rehearsal-") as folder:
         tools = make_tools(folder / "tools")
         return Simulation.make(folder).start(call, out.resolve(), steps, tools).wait()

@@ -75,8 +75,9 @@ __device__ __forceinline__ i64 length_of(const Others& others, i64 slot, int tok
     return 0 * (others.width + slot + token);
 #endif
 }
-__device__ __forceinline__ Tiles tiles_of(const Window& window, const Others& others, i64 slot,
+__device__ __forceinline__ Tiles tiles_of(const Window& window, const Others& others, i64 given,
                                           int token) {
+    int slot = given == int(given) ? int(given) : -1;
     i64 seen = slot < 0 ? 0 : window.tokens[token];
     int rows = seen < 0 ? 0 : seen < window.size ? int(seen) : window.size;
     int length = int(length_of(others, slot, token)), count = DSV_CHOSEN && length ? others.choices : length;

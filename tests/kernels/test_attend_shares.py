@@ -50,7 +50,7 @@ def share(kind: str, slots: Tensor, seen: Tensor, lengths: Tensor, groups: int) 
     sizes = tokens, groups, most, WINDOW, width, CHOICES if kind == "csa" else 0
     arguments = slots, seen, lengths, taken, of_block, *sizes
     twin.run(Launch(module, "take_tiles", (PLACES, 1), WARP, arguments))
-    held = slots >= 0
+    held = (slots >= 0) & (slots < 2**31)
     own = -(-seen.clamp(max=WINDOW) // TILE)
     others = -(-lengths // TILE) if kind == "hca" else (lengths > 0) * (CHOICES // TILE)
     tiles = (own * held).clamp(min=1) + others * held
@@ -86,6 +86,7 @@ def test_unequal_lengths_and_slots_of_no_token_are_shared_out_alike(kind: str) -
     for batch in (*range(1, 40), 64, 100, 256):
         slots = torch.randperm(batch, generator=random)
         slots[torch.rand(batch, generator=random) < 0.2] = -1
+        slots[torch.rand(batch, generator=random) < 0.1] = 2**63 - 1
         seen = torch.randint(0, 40_000, (batch,), generator=random)
         mine, best = use(share(kind, slots, seen, seen // 4, groups=1 + batch % 2))
         assert mine == best

@@ -7,7 +7,7 @@
 // tile's entries with all channels, then all entries with its half of the channels, both by wgmma from
 // shared memory. A head's sums stay with one warp of each.
 //
-// Compile-time: see attention.cuh; DSV_STAGES 2, 4 or 8.
+// Compile-time: see attention.cuh; DSV_STAGES 2 or 4.
 #include "attention.cuh"
 #include "warpgroup.cuh"
 

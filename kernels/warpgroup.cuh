@@ -9,8 +9,6 @@
 #pragma once
 #include "async.cuh"
 
-
-
 constexpr int kGroupThreads = 4 * kWarpSize;
 constexpr int kPanelRow = 128;  // bytes
 

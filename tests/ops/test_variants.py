@@ -86,7 +86,7 @@ def test_blocks_of_every_scene_fit_a_gpu(
     kib: int, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which a twin does not notice: on a GPU the launch fails."""
-    monkeypatch.setattr(la, "has_large_blocks", lambda _: kib == 227)
+    monkeypatch.setattr(la, "most_shared", lambda _: kib << 10)
     with foresee() as launches:
         for scene in SCENES.values():
             arguments = make_call(scene.make, torch.device("meta"), SEED).arguments

@@ -38,14 +38,13 @@ WIDE, NARROW = Shape(64, 64, 8, 1), Shape(32, 32, 4, 2)
 GROUPS = Shape(64, 64, 16, 1, "attend_groups.cuh")
 """Eight warps that decode for two warpgroups, see ``attend_groups.cuh``."""
 
-_MOST_SHARED = 227 << 10
-
 
 def shape_of(queries: Tensor, variant: str = "warps") -> Shape:
     """What suits a GPU and a number of heads; an H200 for a tensor that is on none."""
     if variant == "groups":
         return GROUPS
-    return WIDE if queries.shape[1] > NARROW.heads and la.has_large_blocks(queries) else NARROW
+    large = la.most_shared(queries) == la.LARGE
+    return WIDE if large and queries.shape[1] > NARROW.heads else NARROW
 
 
 def plan_attend(
@@ -153,7 +152,7 @@ def _group_macros(staged: int) -> dict[str, int]:
     heads, tile, decoding = GROUPS.heads, GROUPS.tile, GROUPS.warps - 8
     held = (heads + 2 * tile) * _DIMS * 2 + heads * tile * 2 + 2 * heads * 4 + 2 * tile * 4
     held += (1 + decoding) * _KEPT_BYTES
-    stages = next(n for n in (8, 4, 2) if held + decoding * n * staged <= _MOST_SHARED)
+    stages = next(n for n in (4, 2) if held + decoding * n * staged <= la.LARGE)
     return {"DSV_STAGES": stages, "DSV_SHARED_BYTES": held + decoding * stages * staged}
 
 

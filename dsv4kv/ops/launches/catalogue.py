@@ -18,6 +18,7 @@ from dsv4kv.model.schema import choose_formats, table_groups
 from dsv4kv.ops import cuda
 from dsv4kv.ops.cuda.launch import foresee
 from dsv4kv.ops.launches import attend, copies, pages, prepare, select
+from dsv4kv.ops.launches import launch as la
 from dsv4kv.ops.launches.launch import KernelModule, Launch
 from dsv4kv.ops.scenes import Arguments, Scene, make_call, scenes_of
 from dsv4kv.ops.spec import OPERATIONS, VARIANTS, Variant
@@ -28,6 +29,7 @@ ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120")
 
 _META = torch.device("meta")
 _WITH_227_KIB = ("sm_90a", "sm_100a", "sm_103a")  # of shared memory a block
+_SHARED = {"large": la.LARGE, "small": la.SMALL}
 _SHAPES = {"wide": attend.WIDE, "narrow": attend.NARROW, "groups": attend.GROUPS}
 _BLOCK_TOKENS = 128  # larger pages change constants alone
 _CONTEXT_TOKENS = 1 << 14  # fewer than a model's, for small tables of cosines
@@ -152,9 +154,11 @@ def _scene_examples() -> Iterator[Example]:
 def _ways(scene: Scene, cache: str) -> dict[str, tuple[str, ...] | None]:
     """Variants that a scene shows, and the architectures that have them: of V4's entries all."""
     first = cache == "V4" and "indexer" not in scene.subject
+    others = tuple(each for each in ARCHITECTURES if each not in _WITH_227_KIB)
+    if scene.operation == "index_scores":
+        return {"large": None, "small": others}  # small keys have large blocks everywhere
     if scene.operation == "attend":
         shapes: dict[str, tuple[str, ...] | None]
-        others = tuple(each for each in ARCHITECTURES if each not in _WITH_227_KIB)
         # few heads take narrow blocks everywhere, but no model has so few
         shapes = {"wide": _WITH_227_KIB, "groups": ("sm_90a",), "narrow": others}
         chosen = "csa" in scene.subject
@@ -175,6 +179,8 @@ def _compared(operation: str) -> dict[str, tuple[str, ...] | None]:
 def _launches(operation: str, variant: str, arguments: Arguments) -> list[Launch]:
     if operation == "attend":
         return list(attend.plan_attend(**arguments, shape=_SHAPES[variant], blocks=2))
+    if operation == "index_scores":
+        return [select.plan_index_scores(**arguments, most_shared=_SHARED[variant])]
     with foresee() as launches:
         getattr(cuda, operation)(**arguments, **({"variant": variant} if variant else {}))
     return launches

@@ -69,9 +69,15 @@ def resident_blocks(tensor: Tensor, shared_bytes: int, most: int) -> int:
     return max(1, min(most, held // (shared_bytes + _RESERVED_BYTES))) * multiprocessors(tensor)
 
 
-def has_large_blocks(tensor: Tensor) -> bool:
-    """Whether a block may have 227 KiB of shared memory, not 99: on an H200 if there is no GPU."""
-    return not tensor.is_cuda or torch.cuda.get_device_capability(tensor.device)[0] in (9, 10)
+LARGE, SMALL = 227 << 10, 99 << 10
+"""Shared memory that a block may have: on sm_90 and sm_100, on all others at least."""
+
+
+def most_shared(tensor: Tensor) -> int:
+    """Bytes that a block may have of it; an H200's for a tensor that is on no GPU."""
+    if tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] not in (9, 10):
+        return SMALL
+    return LARGE
 
 
 def blocks_for(items: int, per_block: int, most: int) -> int:

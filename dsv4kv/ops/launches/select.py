@@ -54,18 +54,26 @@ def plan_index_scores(
     weights: Tensor,
     blocks: Tensor | None,
     out: Tensor,
+    *,
+    most_shared: int | None = None,
 ) -> la.Launch:
     """``index_scores``; keys have 128 channels.
+
+    most_shared: bytes of shared memory that a block may have; None for what the GPU gives it.
 
     Tokens of a request share a read of its keys where their numbers are in one run of four (of
     bf16 keys two): all of them if each request has 1, 2 or 4.
     """
     entry, heads = store.layout.format, queries.shape[1]
     _refuse_other_dims(entry.dims)
-    few = entry.value == "bf16"
-    warps, tokens = 12 if la.has_large_blocks(out) else 4 if few else 6, 2 if few else 4
+    tokens = 2 if entry.value == "bf16" else 4
     kept = tokens * (-(-heads // 8) * 8 * (_DIMS + 4) + 4) + 4  # queries, weights and lengths
-    shared = -(-(warps * _STAGES * _KEYS * (entry.data_row_bytes + 8) + kept) // 16) * 16
+    of_warp, most = (
+        _STAGES * _KEYS * (entry.data_row_bytes + 8),
+        most_shared or la.most_shared(out),
+    )
+    warps = next((each for each in (12, 6) if each * of_warp + kept <= most), 4)
+    shared = -(-(warps * of_warp + kept) // 16) * 16
     macros = la.format_macros(store.layout) | {
         "DSV_HEADS": heads,
         "DSV_WARPS": warps,

@@ -78,9 +78,7 @@ class Simulation:
 def rehearse(call: str, out: Path, steps: Sequence[str] | None) -> int:
     """Do a call in a simulation made for it; returns its exit code."""
     if absent := [name for name in ("pytest", "hypothesis") if find_spec(name) is None]:
-        raise SystemExit(
-            f"{', '.join(absent)}: not installed; the extra `test` is needed."
-        )
+        raise SystemExit(f"{', '.join(absent)}: not installed; the extra `test` is needed.")
     with temporary_folder("dsv4kv-rehearsal-") as folder:
         tools = make_tools(folder / "tools")
         return Simulation.make(folder).start(call, out.resolve(), steps, tools).wait()

@@ -102,8 +102,8 @@ class BudgetCommand(Command):
         """Keep the engines' flags apart, for ``budget`` to read."""
         from dsv4kv.budget.flags import take_flags
 
-        if "--help-all" in args:
-            self.epilog = f"{self.epilog}\n\n[bold]Versions[/bold]\n\n{_versions()}"
+        own, _, _ = (self.epilog or "").partition(_VERSIONS)  # of a help before
+        self.epilog = f"{own}{_VERSIONS}{_versions()}" if "--help-all" in args else own
         ours = {spelling for option in self.params for spelling in option.opts}
         ctx.meta[_FLAGS], rest = take_flags(args, ours)
         return super().parse_args(ctx, rest)
@@ -115,6 +115,7 @@ def _versions() -> str:
 
 
 COMMAND = BudgetCommand
+_VERSIONS = "\n\n[bold]Versions[/bold]\n\n"
 _TOO = "With --engine the engine's own flags are options, too: --max-num-seqs, --page-size, …\n\n"
 EPILOG = _TOO + examples(
     "dsv4kv budget --gpu h200 --gpus 8                           what fits on eight H200",

@@ -17,7 +17,18 @@ from numpy.typing import NDArray
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import shipped
 from dsv4kv.ops.spec import OPERATIONS
-from dsv4kv.profile.trace import INPUTS, KINDS, NONE, OP, RANGE, Column, Trace, Work, constant
+from dsv4kv.profile.trace import (
+    INPUTS,
+    KINDS,
+    NONE,
+    OP,
+    RANGE,
+    Column,
+    Trace,
+    Work,
+    constant,
+    split_rows,
+)
 from dsv4kv.runs.profile import (
     CATEGORIES,
     OTHER,
@@ -196,7 +207,7 @@ def build_table(
     left_out = [f"omitted: {counted(idle, 'step')} without work"] if idle else []
     used = [] if _on_cpu(work) else np.unique(work.device).tolist()
     nodes, keys = np.unique(work.node[work.node > 0]), classes.keys(work)
-    by_kernel = _split(chosen[np.argsort(keys[chosen], kind="stable")], keys)
+    by_kernel = split_rows(chosen[np.argsort(keys[chosen], kind="stable")], keys)
     by_kernel.sort(key=lambda rows: -work.self_ns[rows].sum())
     if left := by_kernel[MOST_KERNELS:]:
         share = work.self_ns[np.concatenate(left)].sum() / max(1, work.self_ns[chosen].sum())
@@ -240,13 +251,7 @@ def _groups(work: Work, chosen: NDArray[np.bool_]) -> list[Column]:
     """Rows of each step on each GPU, in order of their begins."""
     rows = np.flatnonzero(chosen)
     order = rows[np.lexsort((work.start_ns[rows], work.device[rows], work.step[rows]))]
-    return _split(order, work.step, work.device)
-
-
-def _split(rows: Column, *keys: Column) -> list[Column]:
-    """Rows, cut where a key changes."""
-    changed = np.any([np.diff(key[rows]) != 0 for key in keys], axis=0)
-    return np.split(rows, np.flatnonzero(changed) + 1) if len(rows) else []
+    return split_rows(order, work.step, work.device)
 
 
 def _row(trace: Trace, rows: Column, gaps: Column, nodes: Column, classes: _Classes) -> KernelRow:

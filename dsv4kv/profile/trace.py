@@ -163,11 +163,16 @@ def pick(column: Column, rows: Column) -> Column:
     return np.where(rows == NONE, NONE, column[rows])
 
 
+def split_rows(rows: Column, *keys: Column) -> list[Column]:
+    """Rows, cut where a key changes."""
+    changed = np.any([np.diff(key[rows]) != 0 for key in keys], axis=0)
+    return np.split(rows, np.flatnonzero(changed) + 1) if len(rows) else []
+
+
 def rows_of_each(values: Column) -> dict[int, Column]:
     """The rows of every value, in order."""
-    order = np.argsort(values, kind="stable")
-    distinct, first = np.unique(values[order], return_index=True)
-    return dict(zip(distinct.tolist(), np.split(order, first[1:]), strict=False))
+    found = split_rows(np.argsort(values, kind="stable"), values)
+    return {int(values[rows[0]]): rows for rows in found}
 
 
 def number_rows(columns: Sequence[Column]) -> tuple[Column, list[list[int]]]:

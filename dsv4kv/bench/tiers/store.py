@@ -20,7 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dsv4kv.errors import StoreFull, StoreUnavailable
-from dsv4kv.files import replacing
+from dsv4kv.files import make_folder, replacing
 from dsv4kv.units import format_bytes
 
 Bytes = NDArray[np.uint8]  # uint8[n], contiguous: a view of the caller's memory, never kept
@@ -114,7 +114,7 @@ class FileStore:
         """
         self.folder, self._pool = folder, ThreadPoolExecutor(threads, "file-store")
         with self._translated():
-            folder.mkdir(0o700, parents=True, exist_ok=True)
+            make_folder(folder, 0o700)
 
     def put(self, names: Sequence[str], data: Sequence[Bytes]) -> None:
         self._each(self._put, names, data)

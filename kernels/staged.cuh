@@ -19,6 +19,7 @@ static_assert(!kOwnScales || (DSV_SCALE_BYTES % 8 == 0 && DSV_SCALE_START % kSca
 // What is done with an entry, by a warp.
 struct Staged {
     // Where a physical entry is; the first one's place where it is negative.
+    // As data_row_at and scale_row_at, by 32-bit rows: theirs spill on sm_120.
     static __device__ __forceinline__ Stored place(const u8* pages, int entry) {
         u32 there = max(entry, 0), row = there % DSV_ENTRIES;
         const u8* page = pages + (u64)(there / DSV_ENTRIES) * DSV_PAGE_BYTES;

@@ -3,7 +3,7 @@
 A step is planned by the code that runs it, on tensors without data. The model: bytes at the rate
 of a copy, products at the rate of a kernel's instructions and in whole tiles, loads that wait for
 each other, the start of a kernel and the gap before it. Its rates are fitted to times of an H100
-(results/h200/NOTES.md); those of other GPUs follow from their multiprocessors, clocks and copies.
+(results/h200/NOTES.md); other GPUs' rates follow from their multiprocessors, clocks and copies.
 """
 
 from collections.abc import Callable, Sequence

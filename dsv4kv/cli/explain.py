@@ -116,7 +116,7 @@ class _Answer:
         }
 
     def blocks(self, *, verbose: bool) -> "list[list[Part]]":
-        """What was found, each with its headline first; faults that are sure in one of theirs."""
+        """A block for each finding, headline first; sure faults have a block of their own."""
         from dsv4kv.view.table import Command, Page
 
         hint, blocks = Command.of("dsv4kv", "lint", *self.files), list[list["Part"]]()

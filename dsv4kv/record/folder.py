@@ -190,7 +190,7 @@ class Stream:
     def _open(self) -> BufferedWriter:
         path = self._folder / f"{self._name}.{self._number:06}.jsonl"
         flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK
-        # a link is refused, and a pipe that nobody reads
+        # refuses a link, and a pipe without a reader
         descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
         _sync_folder(self._folder)
         return os.fdopen(descriptor, "ab")

@@ -18,7 +18,7 @@ _DIMS = 512
 _HEAD_TILES = (16, 32, 64)
 _MERGE = la.KernelModule("merge.cuh", ())
 _MERGING_BLOCKS, _FEWEST_ROWS = 1024, 4  # of the grid that merges what is cut
-_KEPT_BYTES = 80  # of where a block goes on
+_KEPT_BYTES = 80  # a block's run and piece
 
 
 @dataclass(frozen=True)

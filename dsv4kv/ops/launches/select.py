@@ -68,10 +68,8 @@ def plan_index_scores(
     _refuse_other_dims(entry.dims)
     tokens = 2 if entry.value == "bf16" else 4
     kept = tokens * (-(-heads // 8) * 8 * (_DIMS + 4) + 4) + 4  # queries, weights and lengths
-    of_warp, most = (
-        _STAGES * _KEYS * (entry.data_row_bytes + 8),
-        most_shared or la.most_shared(out),
-    )
+    of_warp = _STAGES * _KEYS * (entry.data_row_bytes + 8)
+    most = most_shared or la.most_shared(out)
     warps = next((each for each in (12, 6) if each * of_warp + kept <= most), 4)
     shared = -(-(warps * of_warp + kept) // 16) * 16
     macros = la.format_macros(store.layout) | {

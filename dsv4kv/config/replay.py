@@ -29,14 +29,7 @@ from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.model.schema import StateFormat
 
 CLOCKS = {
-    "model": Choice(
-        "few coefficients of the GPU, fitted on public points or calibrated",
-        "replay.clock.sources:by_model",
-    ),
-    "table": Choice("steps that were measured", "replay.clock.tables:open_table"),
-    "aiconfigurator": Choice(
-        "aiconfigurator-core's, if it is installed", "replay.clock.sources:open_engine"
-    ),
+    "model": Choice("few coefficients of the GPU, fitted on public points or calibrated"),
     "stated": Choice("overhead + bytes / bandwidth + arithmetic / rate, as given"),
 }
 """Where the times of steps come from."""
@@ -197,8 +190,6 @@ class CostSection(Section):
     calibration: str | None = None
     """By source model: what dsv4kv replay calibrate stored, by its name or file, instead of the
     GPU's coefficients in configs/gpus."""
-    table: str | None = None
-    """By source table: a JSON file of steps that were measured, instead of a shipped table."""
     weight_bytes: Positive | None = None
     """Size of all weights in bytes; null derives it from the model's matrices."""
     bandwidth_gbps: Speed | None = None
@@ -227,11 +218,10 @@ class CostSection(Section):
                 f"{unused} is a number of source stated, and source {self.clock} times steps "
                 "without it: leave it out, or write source: stated"
             )
-        for key, source in (("calibration", "model"), ("table", "table")):
-            if getattr(self, key) is not None and self.clock != source:
-                raise ValueError(
-                    f"{key} is given and the source is {self.clock}: write source: {source}"
-                )
+        if self.calibration is not None and self.clock != "model":
+            raise ValueError(
+                f"calibration is given and the source is {self.clock}: write source: model"
+            )
         return self
 
 

@@ -5,12 +5,12 @@ Time is a function of the work done so far, never a sum of rounded times.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.core.linear import NOTHING, Counts, Stretch
+from dsv4kv.core.linear import NOTHING, Counts, LinearTimes, Stretch
 from dsv4kv.core.served import Served
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -59,23 +59,6 @@ class Rates(NamedTuple):
         )
 
 
-class Timer(Protocol):
-    """Times of steps by what takes time in them; see ``clock.steps.StepTimes``."""
-
-    copy_bytes_per_s: float
-
-    def step(
-        self, rows: int, tokens: int, contexts: int, prompt: int, fullest: int, prefix: int
-    ) -> Counts:
-        """What takes time in one step."""
-
-    def seconds(self, counts: Counts) -> float:
-        """Time of what was counted."""
-
-    def decode(self, counts: Counts, stretch: Stretch) -> tuple[int, Counts]:
-        """Take steps; returns how many, and what was counted with what had been before."""
-
-
 class Tables(NamedTuple):
     """What steps move and compute, by tokens of a request."""
 
@@ -100,7 +83,7 @@ Span = tuple[int, int]  # tokens of a request before and after a part of its pro
 class VirtualClock:
     """Virtual time and the work done so far; time only ever goes forward."""
 
-    def __init__(self, tables: Tables, rates: Rates | None, timer: Timer | None) -> None:
+    def __init__(self, tables: Tables, rates: Rates | None, timer: LinearTimes | None) -> None:
         """``tables`` reach as far as the longest request; times are by rates or by a timer."""
         self.idle_s = 0.0  # time in which there was no work
         self._busy_s = 0.0

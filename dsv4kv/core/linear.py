@@ -14,7 +14,6 @@ COUNTS = (
     "state_bytes",  # hidden states of the prompt tokens of one rank, once a layer
     "sent_tokens",  # of prompts on one rank, for each layer, to the experts of others
     "prefix_tokens",  # that the prompt tokens of one rank see before their chunk
-    "measured_ps",  # of steps that were looked up
 )
 """What takes time; one rank is the one with the most to do, and all wait for it."""
 NOTHING: Counts = (0,) * len(COUNTS)
@@ -69,11 +68,11 @@ class LinearTimes:
         seen = contexts if ranked == rows else contexts * ranked // rows
         drafts = self._draft_passes * (rows > 0)
         if not prompt:
-            return self._layers, drafts, weight_bytes, seen, 0, mflop, 0, 0, 0, 0
+            return self._layers, drafts, weight_bytes, seen, 0, mflop, 0, 0, 0
         states, sent = fullest * self._state_bytes, fullest * self._sent
-        counts: Counts = (0, drafts, weight_bytes, seen, 0, mflop, states, sent, prefix, 0)
+        counts: Counts = (0, drafts, weight_bytes, seen, 0, mflop, states, sent, prefix)
         if self.seconds(counts) < self._layers * self.rates[4]:
-            return 0, 0, 0, 0, self._layers, 0, 0, 0, 0, 0
+            return 0, 0, 0, 0, self._layers, 0, 0, 0, 0
         return counts
 
     def seconds(self, counts: Counts) -> float:
@@ -84,7 +83,7 @@ class LinearTimes:
 
     def decode(self, counts: Counts, stretch: Stretch) -> tuple[int, Counts]:
         rows, contexts, steps, copies_s, idle_s, until_s = stretch
-        layers, drafts, weights, seen, prompts, mflop, states, sent, prefix, measured = counts
+        layers, drafts, weights, seen, prompts, mflop, states, sent, prefix = counts
         first = self.step(rows, rows, contexts, 0, 0, 0)
         step_layers, step_drafts, step_weights, step_mflop = first[0], first[1], first[2], first[5]
         rates, ranked = self.rates, -(-rows // self._groups)
@@ -101,9 +100,7 @@ class LinearTimes:
             contexts += rows
             now_s = layers * rates[0] + drafts * rates[1] + weights * rates[2] + seen * rates[3]
             now_s = now_s + prompts * rates[4] + mflop * rates[5] + states * rates[6]
-            now_s = now_s + sent * rates[7] + prefix * rates[8] + measured * rates[9]
+            now_s = now_s + sent * rates[7] + prefix * rates[8]
             if idle_s + (now_s + copies_s) >= until_s:
                 break
-        return taken, (
-            layers, drafts, weights, seen, prompts, mflop, states, sent, prefix, measured,
-        )  # fmt: skip
+        return taken, (layers, drafts, weights, seen, prompts, mflop, states, sent, prefix)

@@ -19,7 +19,7 @@ from dsv4kv.core.tree import PrefixTree
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.processes import without_collector
 from dsv4kv.replay.clock.sources import open_times
-from dsv4kv.replay.clock.steps import StepTimes, WeightModel, build_weights
+from dsv4kv.replay.clock.steps import ModelTimes, WeightModel, build_weights
 from dsv4kv.replay.costs import fill_tables, find_rates
 from dsv4kv.replay.memory import MemoryPlan, arch_of, check_fit, plan_memory
 from dsv4kv.replay.requests import KeysOf, keys_on, open_arrivals, shared_tokens
@@ -93,7 +93,7 @@ class Parts:
     config: ReplayConfig  # with what its server says
     memory: MemoryPlan
     rates: Rates | None  # how fast work is done, by source stated; None by another
-    times: StepTimes | None  # how long steps take by another source; None by stated
+    times: ModelTimes | None  # how long steps take by another source; None by stated
     weights: WeightModel
     shared_tokens: int  # tokens of the blocks that prompts share
     # what an engine's cache is given; None for the toolkit's own, or without reuse

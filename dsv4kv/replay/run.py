@@ -14,7 +14,7 @@ from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import Dsv4kvError, TraceError
 from dsv4kv.processes import without_collector
 from dsv4kv.replay.build import Replay, build_replay, forget_paths, read_requests
-from dsv4kv.replay.clock.steps import StepTimes
+from dsv4kv.replay.clock.steps import ModelTimes
 from dsv4kv.replay.tier import Tier
 from dsv4kv.replay.tiers import Tiers
 from dsv4kv.runs import replay as rr
@@ -61,7 +61,6 @@ def describe_replay(replay: Replay) -> rr.ReplayResult:
     )
     return rr.ReplayResult(
         constants=list_constants(replay),
-        extrapolated=replay.times.extrapolated if replay.times else [],
         pools=[
             rr.ReplayPool(name=name, units=units, unit_bytes=size, peak_units=peak)
             for name, units, size, peak in pools
@@ -175,7 +174,7 @@ def describe_totals(replay: Replay, *, ended: bool) -> Totals:
 
 
 def list_latencies(
-    samples_ns: Mapping[str, list[int]], clocks: Sequence[StepTimes | None]
+    samples_ns: Mapping[str, list[int]], clocks: Sequence[ModelTimes | None]
 ) -> list[Latency]:
     """Virtual times of what was served, with the largest error of the servers' clocks."""
     known = [clock.held_out for clock in clocks if clock]

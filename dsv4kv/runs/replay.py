@@ -241,11 +241,11 @@ class ReplayResult(Part):
     """A replay of a trace in virtual time."""
 
     clock: str = "stated"
-    """The source of times: ``stated``, ``model``, ``table`` or ``aiconfigurator``."""
+    """The source of times: ``stated`` or ``model``; ``table`` and ``aiconfigurator`` in older
+    records."""
     constants: list[Constant] = Field(description="Everything the times depend on.")
     extrapolated: list[str] = Field(default_factory=list)
-    """What was timed outside of a table of steps, whose error is wider for it; empty in older
-    records."""
+    """What was timed outside of a table of steps, in older records."""
     pools: list[ReplayPool]
     """How the memory is divided; of a fleet a pool for every size of its units."""
     remainder_bytes: int = Field(description="Memory that was too little for one more block.")

@@ -32,8 +32,6 @@ _TIMES = {"queueing": "queue wait", "ttft": "TTFT", "tpot": "TPOT", "latency": "
 _CLOCKS = {
     "stated": "overhead + bytes / bandwidth + arithmetic / rate",
     "model": "sum over the work of the busiest rank",
-    "table": "looked up for the busiest rank",
-    "aiconfigurator": "looked up for the busiest rank",
 }
 LOSSES = {
     "evicted_block": ("block evicted", "more memory, or another prefix.policy"),
@@ -193,7 +191,7 @@ def _case_sections(record: RunRecord, case: Case) -> Iterator[tb.Section]:
             charts.append(chart)
     yield tb.Section("Memory", [_memory_table(result).noted(layers), *charts])
     yield tb.Section("Scheduling", [_replay_facts(result, totals)])
-    yield tb.Section("Model of a step", _constants(result), _CLOCKS[result.clock])
+    yield tb.Section("Model of a step", _constants(result), _CLOCKS.get(result.clock, ""))
     yield tb.Section("Run", [header(record), *cache])
 
 

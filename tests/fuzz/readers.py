@@ -208,14 +208,6 @@ _RESULTS = "".join(json.dumps(run) + "\n" for run in (SGLANG_RUN, VLLM_RUN))
 _COEFFICIENTS = yaml.safe_dump(
     yaml.safe_load((SHIPPED / "gpus" / "h200.yaml").read_text())["clock"]["fp4"]
 )
-_TABLE = json.dumps(
-    {
-        "batch_per_rank": [1, 64],
-        "decode_ms": {"1024": [9.0, 12.0], "65536": [10.0, 15.0]},
-        "prefill_tokens": [1024, 8192],
-        "prefill_ms_by_prefix": {"0": [50.0, 300.0], "65536": [60.0, 400.0]},
-    }
-)
 _TRACE = (
     ("trace", "info", "FILE"),
     ("trace", "info", "FILE", "--json"),
@@ -354,12 +346,6 @@ READERS = {
         _text(_COEFFICIENTS),
         (damage, odd_words, odd_yaml),
         "mine.yaml",
-    ),
-    "step table": Reader(
-        (("replay", "builtin:chat", "--quiet", "--set", "cost.source=table",
-          "--set", "cost.table=./FILE"),),
-        _text(_TABLE),
-        (damage, odd_json, odd_json),
     ),
     "dump": Reader(
         (

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Union
 
 from dsv4kv.budget import weights as wt
 from dsv4kv.budget.layout import Layout
@@ -13,9 +12,6 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.replay.clock.coefficients import BORROWED, CONSTANTS, Coefficients
-
-if TYPE_CHECKING:
-    from dsv4kv.replay.clock.tables import TableTimes
 
 
 @dataclass(frozen=True)
@@ -99,22 +95,13 @@ def _part(weights: wt.Weights, schema: LayerCacheSchema) -> tuple[float, float]:
     return float(part.dense_bytes), float(part.expert_bytes)
 
 
-StepTimes = Union["ModelTimes", "TableTimes"]
-"""Times of steps by one source.
-
-``source`` says which in words. ``client_s`` are from sending a request to its being scheduled, and
-back. ``held_out`` is the error on points that were not fitted, wider where steps were outside of
-what was measured, which ``extrapolated`` says in phrases.
-"""
-
-
-def decode_s(times: StepTimes, rows: int, context: int, draft_tokens: int = 0) -> float:
+def decode_s(times: "ModelTimes", rows: int, context: int, draft_tokens: int = 0) -> float:
     """Seconds of a step in which ``rows`` requests of ``context`` tokens decode."""
     tokens, timer = rows * (1 + draft_tokens), times.timer
     return timer.seconds(timer.step(rows, tokens, tokens * context, 0, 0, 0))
 
 
-def prompt_s(times: StepTimes, tokens: int, prefix: int = 0, ranks: int = 1) -> float:
+def prompt_s(times: "ModelTimes", tokens: int, prefix: int = 0, ranks: int = 1) -> float:
     """Seconds of a chunk of a prompt after a prefix, one on each of ``ranks``."""
     timer = times.timer
     return timer.seconds(timer.step(0, 0, 0, ranks * tokens, tokens, tokens * prefix))
@@ -150,7 +137,11 @@ class Deployment:
 
 
 class ModelTimes:
-    """Times by a few coefficients; see ``StepTimes``."""
+    """Times of a deployment's steps by a few coefficients.
+
+    ``client_s`` are from sending a request to its being scheduled, and back. ``held_out`` is the
+    error on points that were not fitted.
+    """
 
     def __init__(self, deployment: Deployment, coefficients: Coefficients) -> None:
         self._made, self.coefficients, self.layout = deployment, coefficients, deployment.layout
@@ -158,7 +149,6 @@ class ModelTimes:
         self.held_out = error.widened(BORROWED) if self.layout.pp > 1 else error
         self.source = coefficients.source
         self.client_s = coefficients.client_ms / 1e3
-        self.extrapolated: list[str] = []  # coefficients have no nodes to be outside of
         split, leaves_host = self.layout.tp > 1, self.layout.tp > coefficients.host_gpus
         context_ns = coefficients.split_context_ns if split else coefficients.context_ns
         apart = coefficients.across_hosts if leaves_host else 1.0
@@ -172,7 +162,6 @@ class ModelTimes:
             coefficients.state_passes / deployment.bytes_per_s,
             coefficients.all_to_all_ns / 1e9,
             coefficients.prefix_ns / 1e12,
-            0.0,
         )
         self.timer = LinearTimes(
             rates,

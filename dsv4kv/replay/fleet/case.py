@@ -66,7 +66,6 @@ def describe_all(fleet: Fleet, fates: oc.Fates) -> rr.ReplayResult:
         update={
             "pools": add_pools([each.pools for each in found]),
             "constants": list(_all_constants(fleet.replicas)),
-            "extrapolated": list(dict.fromkeys(each for r in found for each in r.extrapolated)),
             "remainder_bytes": sum(each.remainder_bytes for each in found),
             "rounding_bytes": sum(each.rounding_bytes for each in found),
             "reuse": rn.add([r.reuse for r in computing], same=("shared_tokens",)),

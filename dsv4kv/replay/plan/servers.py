@@ -15,7 +15,7 @@ from dsv4kv.engines.names import FAMILIES, family_of, replayed_engines
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.presets import load_model
 from dsv4kv.replay.build import Parts, find_parts
-from dsv4kv.replay.clock.steps import StepTimes, decode_s, prompt_s
+from dsv4kv.replay.clock.steps import ModelTimes, decode_s, prompt_s
 from dsv4kv.replay.memory import check_fit
 from dsv4kv.replay.plan.question import Question
 
@@ -66,7 +66,7 @@ class Server:
         return f"{self.gpu} {self.layout.label}"
 
     @property
-    def times(self) -> StepTimes:
+    def times(self) -> ModelTimes:
         assert self.parts.times is not None
         return self.parts.times
 
@@ -92,7 +92,7 @@ def open_server(
     server = asked.server.model_copy(update={"engine": engine, "command": command})
     config = asked.model_copy(update={"cost": cost, "server": server})
     if cost.clock == "stated":
-        raise ConfigError("plan needs a clock with an error: cost.source model or table.")
+        raise ConfigError("plan needs a clock with an error: cost.source model.")
     longest = max(question.requests, key=lambda each: each.total_tokens)
     parts = find_parts(config, [longest])
     assert parts.times is not None

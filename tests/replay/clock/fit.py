@@ -1,19 +1,19 @@
-"""Fits the coefficients in ``configs/gpus`` and the factors of the step tables: ``python -m
-tests.replay.clock.fit`` prints both with their errors.
+"""Fits the coefficients in ``configs/gpus``: ``python -m tests.replay.clock.fit`` prints them with
+their errors.
 
 What is fitted is shared: Hopper and Blackwell differ by matrix rates, machines with Grace CPUs by
 one factor and by their clients. Fitted next, with Grace again: layers where tensor parallelism
-leaves a host. What the points cannot tell apart is taken from the step tables: a draft pass, the
-context of a decoded token, the prefix of a prompt's.
+leaves a host. What the points cannot tell apart is taken from step times of SGLang 0.5.14, which
+aiconfigurator-core 0.12.0 exports: a draft pass, the context of a decoded token, the prefix of a
+prompt's.
 
 Intervals are of points left out of every choice: whole GPUs, layouts and loads are, and the terms
 are chosen anew on what is left. A point whose lengths were chosen by its result counts in none.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
-from unittest.mock import patch
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from dsv4kv.budget.gpus import load_gpu
 from dsv4kv.core.linear import COUNTS
 from dsv4kv.replay.clock.coefficients import Coefficients, HeldOut
 from dsv4kv.replay.clock.fit import _least_squares
-from dsv4kv.replay.clock.tables import Factors
 from tests.replay.clock.points import FIXED, Floats, Point, Spent, count_point, points
 
 GUESSES = {
@@ -104,8 +103,7 @@ class Counted:
         return np.array([(np.median(ttft_s) + client_s) * 1e3, np.median(tpot_s) * 1e3, speed])
 
 
-Each = TypeVar("Each", Counted, "Looked")
-Predict = Callable[[Values, Each], Floats]
+Predict = Callable[[Values, Counted], Floats]
 
 
 def by_model(values: Values, each: Counted) -> Floats:
@@ -135,13 +133,13 @@ def by_coefficients(made: Coefficients, each: Counted) -> Floats:
     return each.predict(np.array([rates.get(name, 0) for name in COUNTS]), made.client_ms / 1e3)
 
 
-def errors(predict: Predict[Each], values: Values, counted: Sequence[Each]) -> Floats:
+def errors(predict: Predict, values: Values, counted: Sequence[Counted]) -> Floats:
     """Logarithms of predicted over measured: float64[points, 3]."""
     return np.array([np.log(predict(values, each) / each.point.measured) for each in counted])
 
 
 def fit(
-    predict: Predict[Each], guesses: Terms, counted: Sequence[Each], known: Values | None = None
+    predict: Predict, guesses: Terms, counted: Sequence[Counted], known: Values | None = None
 ) -> Values:
     """Least squares on logarithms, large errors counting less, guesses held loosely."""
     names = list(guesses)
@@ -168,9 +166,9 @@ WAYS: dict[str, Callable[[Point], Any]] = {
 
 
 def leave_out(
-    predict: Predict[Each],
-    counted: Sequence[Each],
-    fit_to: Callable[[Sequence[Each]], Values],
+    predict: Predict,
+    counted: Sequence[Counted],
+    fit_to: Callable[[Sequence[Counted]], Values],
     way: str = "GPU",
 ) -> Floats:
     """Errors of every point, fitted on those unlike it alone: float64[points, 3]."""
@@ -181,7 +179,7 @@ def leave_out(
     return found
 
 
-def _parted(counted: Sequence[Each], way: str) -> Iterator[tuple[list[int], list[int]]]:
+def _parted(counted: Sequence[Counted], way: str) -> Iterator[tuple[list[int], list[int]]]:
     kinds: list[Any] = [WAYS[way](each.point) for each in counted]
     for kind in dict.fromkeys(kinds):
         own = [place for place, each in enumerate(kinds) if each == kind]
@@ -205,46 +203,6 @@ def fit_model(counted: Sequence[Counted], terms: Terms = CHOSEN) -> Values:
     return fit(by_model, terms, counted, fit(by_model, GUESSES, counted))
 
 
-_LITTLE = 1e-6  # next to nothing: steps end one after the other even where they do not count
-TABLE_GUESSES = {"decode": (1.07, 0.3), "prompt": (1.35, 0.5), "client_ms": (120.0, 0.5)}
-
-
-class Looked(NamedTuple):
-    """A point by its step table: decoding and prompts apart, neither scaled."""
-
-    decode: Counted
-    prompt: Counted
-
-    @property
-    def point(self) -> Point:
-        return self.decode.point
-
-
-def by_table(values: Values, each: Looked) -> Floats:
-    """A point by its step table and three factors."""
-    decode, prompt = each.decode.spent, each.prompt.spent
-    spent = replace(
-        decode, steps=values["decode"] * decode.steps + values["prompt"] * prompt.steps
-    )
-    rates = np.array([1e-12 if name == "measured_ps" else 0 for name in COUNTS])
-    return Counted(each.point, spent).predict(rates, values["client_ms"] / 1e3)
-
-
-def count_table() -> list[Looked]:
-    """The points that a shipped table is there for."""
-    found = []
-    for point in points():
-        if point.gpu == "gb200":  # of which there is none
-            continue
-        parts = []
-        for decode, prompt in ((1.0, _LITTLE), (_LITTLE, 1.0)):
-            only = Factors(decode=decode, prompt=prompt, client_ms=0, held_out=NO_ERROR)
-            with patch("dsv4kv.replay.clock.tables.shipped_factors", return_value=only):
-                parts.append(Counted(point, count_point(point, cost__source="table")))
-        found.append(Looked(*parts))
-    return found
-
-
 def factors(logs: Floats) -> HeldOut:
     """What nine of ten errors are within, rounded up to a tenth; shipped is a tenth more."""
     within = np.ceil(np.exp(np.quantile(np.abs(logs), 0.9, axis=0)) * 10) / 10 + 0.1
@@ -257,7 +215,7 @@ def count_model() -> list[Counted]:
     return [Counted(point, count_point(point)) for point in points()]
 
 
-def describe(logs: Floats, counted: Sequence[Each], way: str) -> str:
+def describe(logs: Floats, counted: Sequence[Counted], way: str) -> str:
     """Median errors by what was left out, in percent."""
     percent = np.abs(np.exp(logs) - 1) * 100
     kinds: list[Any] = [WAYS[way](each.point) for each in counted]
@@ -270,7 +228,7 @@ def describe(logs: Floats, counted: Sequence[Each], way: str) -> str:
 
 
 def report(
-    predict: Predict[Each], counted: Sequence[Each], fit_to: Callable[[Sequence[Each]], Values]
+    predict: Predict, counted: Sequence[Counted], fit_to: Callable[[Sequence[Counted]], Values]
 ) -> tuple[Values, HeldOut]:
     """Fit, leave out in every way, and print; returns what is shipped."""
     values = fit_to(counted)
@@ -289,9 +247,7 @@ def report(
 
 
 def main() -> None:
-    """Both sources."""
     report(by_model, count_model(), fit_chosen)
-    report(by_table, count_table(), lambda counted: fit(by_table, TABLE_GUESSES, counted))
 
 
 if __name__ == "__main__":

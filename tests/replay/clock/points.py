@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from operator import add
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from dsv4kv.budget.gpus import Gpu
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.core.clock import Timer
-from dsv4kv.core.linear import COUNTS, Counts, Stretch
+from dsv4kv.core.linear import COUNTS, Counts, LinearTimes, Stretch
 from dsv4kv.core.served import Served
 from dsv4kv.replay.build import Replay, build_replay
 from dsv4kv.replay.clock.coefficients import Coefficients, find_coefficients
@@ -148,7 +147,7 @@ class Spent:
 class _Watch:
     """Takes every step."""
 
-    def __init__(self, timer: Timer) -> None:
+    def __init__(self, timer: LinearTimes) -> None:
         self.steps: list[Counts] = []
         self.copy_bytes_per_s, self.seconds = timer.copy_bytes_per_s, timer.seconds
         self._timer = timer
@@ -179,7 +178,7 @@ def count_point(point: Point, **settings: Any) -> Spent:
     assert made.times is not None
     made.scheduler._arrivals._client_s = 0.0  # type: ignore[attr-defined]
     watch, scheduler, taken = _Watch(made.times.timer), made.scheduler, {0.0: 0}
-    scheduler.clock._timer = watch
+    scheduler.clock._timer = cast(LinearTimes, watch)
     scheduler.ended = list[Served]()
     while scheduler.turn():
         taken[scheduler.clock.now_s] = len(watch.steps)

@@ -56,8 +56,7 @@ def test_left_out_the_source_is_the_model_and_rates_are_stated_where_one_is_give
             {"source": "model", "tflops": 100},
             "tflops is a number of source stated.*source: stated",
         ),
-        ({"table": "steps.json"}, "table is given and the source is model: write source: table"),
-        ({"calibration": "x.yaml", "source": "table"}, "write source: model"),
+        ({"calibration": "x.yaml", "source": "stated"}, "write source: model"),
         ({"source": "guess"}, "model"),
     ],
 )

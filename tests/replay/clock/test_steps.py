@@ -10,7 +10,6 @@ from dsv4kv.budget.layout import Layout
 from dsv4kv.core.linear import NOTHING, Stretch
 from dsv4kv.replay.clock import steps as ste
 from dsv4kv.replay.clock.coefficients import BORROWED, Coefficients, HeldOut
-from dsv4kv.replay.clock.tables import Factors, StepTable, TableTimes
 
 WEIGHTS = ste.WeightModel(
     dense_bytes=10 * 10**9,
@@ -38,21 +37,13 @@ COEFFICIENTS = Coefficients(
     source="made up",
 )
 TP4, DP4 = Layout(tp=4), Layout(dp=4, ep=4)
-HELD_OUT = HeldOut(ttft=2, tpot=1.5, throughput=1.4)
-PLAIN = Factors(client_ms=100, held_out=HELD_OUT)
-TABLE = StepTable(
-    batch_per_rank=(1, 8, 64),
-    decode_ms={1024: (5, 7, 12), 4096: (5.5, 8, 15), 65_536: (6, 12, 40)},
-    prefill_tokens=(256, 1024, 4096),
-    prefill_ms_by_prefix={0: (16, 30, 80), 16_384: (17, 33, 90)},
-)
 
 
 def deploy(layout: Layout = TP4, drafts: int = 0, *, all_to_all: bool = False) -> ste.Deployment:
     return ste.Deployment(43, 8192, WEIGHTS, layout, drafts, all_to_all, bytes_per_s=4e12)
 
 
-def model(layout: Layout = TP4, drafts: int = 0) -> ste.StepTimes:
+def model(layout: Layout = TP4, drafts: int = 0) -> ste.ModelTimes:
     return ste.ModelTimes(deploy(layout, drafts), COEFFICIENTS)
 
 
@@ -127,7 +118,6 @@ def test_a_pipeline_of_which_there_are_no_points_is_less_sure() -> None:
 
 
 @pytest.mark.parametrize("layout", [TP4, DP4, Layout(tp=2, pp=2)])
-@pytest.mark.parametrize("table", [False, True])
 @given(
     rows=st.integers(1, 40),
     steps=st.integers(1, 30),
@@ -135,11 +125,9 @@ def test_a_pipeline_of_which_there_are_no_points_is_less_sure() -> None:
     until_s=st.floats(0, 1),
 )
 def test_steps_together_are_those_one_by_one(
-    layout: Layout, table: bool, rows: int, steps: int, contexts: int, until_s: float
+    layout: Layout, rows: int, steps: int, contexts: int, until_s: float
 ) -> None:
     timer = model(layout).timer
-    if table:
-        timer = TableTimes(deploy(layout), TABLE, PLAIN, "made up")
     counts, taken = NOTHING, 0
     while taken < steps and (not taken or 0.25 + timer.seconds(counts) < until_s):
         step = timer.step(rows, rows, contexts + taken * rows, 0, 0, 0)

@@ -348,7 +348,6 @@ _CAPACITY = (
     "Capacities of the cache, in tokens of context (9358848, 16M) or bytes of compressed cache "
     "(100GiB), commas between."
 )
-_HOST = "Host memory in addition to the capacities (1TB), commas between: what it would win."
 _STRATEGY = f"Where windows and states are kept: {listed(STRATEGIES)}, or none; commas between."
 _RULE = (
     f"Engines' rules, replayed at every capacity: {listed(RULES)}, or all. Exact for vLLM 0.33 "
@@ -382,7 +381,6 @@ def mrc(
         _BLOCK, "TOKENS", rare=True, show_default="the trace's; for rules 256"
     ),
     capacity: opt.Text = opt.option(_CAPACITY, "SIZES", show_default="ten that show the curve"),
-    host: opt.Text = opt.option(_HOST, "SIZES", rare=True),
     strategy: str = opt.option(_STRATEGY, "NAMES", default=_STRATEGIES),
     rule: opt.Text = opt.option(_RULE, "NAMES"),
     speculation: str = opt.option(_SPECULATION, "NAMES", rare=True, default="none"),
@@ -444,7 +442,6 @@ def mrc(
         policies=_names(policy),
         chunk_tokens=parse_count(chunk_tokens),
         arch=load_gpu(gpu).arch,
-        host_bytes=tuple(sorted(parse_bytes(one) for one in _names(host))),
     )
     with _watched_reading(f"reading {source}") as watch:
         options = _read_options(given, watch=watch)
@@ -453,7 +450,6 @@ def mrc(
                 "--strategy": question.strategies,
                 "--rule": question.rules,
                 "--policy": question.policies,
-                "--host": question.host_bytes,
                 "--block-tokens": question.block_tokens,
             }
             for name in (name for name, value in whole.items() if value):

@@ -55,24 +55,6 @@ def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
                 yield at | {"kind": kind} | _outcome_row(outcome, answer) | drafts
 
 
-def _behind_rows(answer: Answer) -> Iterator[dict[str, Any]]:
-    for behind in answer.behind:
-        at = {
-            "capacity_tokens": behind.gpu_tokens,
-            "host_bytes": behind.host_bytes,
-            "host_tokens": behind.host_tokens,
-        }
-        yield at | {
-            "kind": "host",
-            "name": "lru",
-            "hit_share": behind.token_hits,
-            "hit_tokens": round(behind.token_hits * answer.input_tokens),
-            "won_tokens": round((behind.token_hits - behind.gpu_hits) * answer.input_tokens),
-        }
-        for outcome in behind.strategies:
-            yield at | {"kind": "host strategy"} | _outcome_row(outcome, answer)
-
-
 def _outcome_row(outcome: Outcome, answer: Answer) -> dict[str, Any]:
     lost = {f"lost_{name}_tokens": outcome.losses.get(name, 0) for name in REASONS}
     row: dict[str, Any] = {
@@ -97,7 +79,7 @@ def _outcome_row(outcome: Outcome, answer: Answer) -> dict[str, Any]:
 
 def to_csv(answer: Answer) -> str:
     """The rows as CSV; what a row does not have is empty."""
-    return table_to_csv(tb.tabulate([*_rows(answer), *_behind_rows(answer)]))
+    return table_to_csv(tb.tabulate([*_rows(answer)]))
 
 
 def to_json(source: str, model: str, answer: Answer) -> str:
@@ -115,7 +97,7 @@ def to_json(source: str, model: str, answer: Answer) -> str:
         "tokens_for_90_percent": answer.enough_tokens,
         "arch": answer.arch,
         "kept_share": answer.kept_share,
-        "rows": [*_rows(answer), *_behind_rows(answer)],
+        "rows": [*_rows(answer)],
     }
     return json.dumps(document, indent=2)
 
@@ -133,8 +115,6 @@ def mrc_page(source: str, model: str, answer: Answer) -> tb.Page:
     )
     if outcomes:
         parts += ["", _outcomes_table(answer, point, outcomes, brief=True), *_advice(point)]
-    elif answer.behind:
-        parts += ["", _host_table(answer)]
     else:
         parts += ["", _curve_table(model, answer, limit=_MAX_ROWS)]
     if point.rules:
@@ -186,15 +166,6 @@ def _sum_up(model: str, answer: Answer, point: Point) -> Iterator[tb.Text]:
             f"of {model}'s compressed cache.",
             "strong",
         )
-    if answer.behind:
-        each = max(answer.behind, key=lambda found: (found.gpu_tokens, found.host_bytes))
-        won = each.token_hits - each.gpu_hits
-        yield tb.Text(
-            f"{format_bytes(each.host_bytes)} of host memory behind {each.gpu_tokens:,} tokens on "
-            f"GPUs adds {won:.1%} of prompt tokens: {each.token_hits:.1%} hit instead of "
-            f"{each.gpu_hits:.1%} (upper bound: write-through, no transfer time, no padding).",
-            "strong",
-        )
 
 
 def _certainty(answer: Answer) -> str:
@@ -219,8 +190,6 @@ def _sections(model: str, answer: Answer) -> Iterator[tb.Section]:
     if last.strategies:
         table = _outcomes_table(answer, last, last.strategies)
         yield tb.Section("Windows and states", [table], f"checkpoints of {model}")
-    if answer.behind:
-        yield tb.Section("Host memory", [_host_table(answer)])
     for name in dict.fromkeys(o.name for point in answer.points for o in point.rules):
         if RULES[name].hopper_block_tokens:
             sized = f"{name}: blocks as {RULES[name].engine} has them on {answer.arch or 'sm_100'}"
@@ -239,9 +208,6 @@ def hits_chart(model: str, answer: Answer) -> tb.Chart:
     for x, point in zip(xs, points, strict=True):
         for outcome in (*point.strategies, *point.rules, *point.policies):
             named.setdefault(outcome.label, []).append((x, outcome.hit_share * 100))
-    if answer.behind:
-        behind = sorted((each.host_bytes / _GIB, each.token_hits * 100) for each in answer.behind)
-        named["host memory"] = behind
     series += [Line(name, *zip(*rows, strict=True)) for name, rows in named.items()]
     title = f"Prompt tokens that hit, {_certainty(answer)}"
     return lines(title, series, x=f"compressed cache of {model}, GiB", unit="%")
@@ -286,19 +252,6 @@ def _strategies(outcomes: Sequence[Outcome]) -> list[tuple[str, tb.Read]]:
         return f"{row.strategies[number].hit_share:.2%}"
 
     return [(each.name, partial(hit, number=n)) for n, each in enumerate(outcomes)]
-
-
-def _host_table(answer: Answer) -> tb.Table:
-    columns: tb.Columns = [
-        ("GPU tokens", lambda each: f"{each.gpu_tokens:,}"),
-        ("host", lambda each: size(each.host_bytes)),
-        ("host tokens", lambda each: f"{each.host_tokens:,}"),
-        ("all cached", lambda each: f"{each.token_hits:.2%}"),
-        ("added", lambda each: f"{each.token_hits - each.gpu_hits:+.2%}"),
-        *_strategies(answer.behind[0].strategies),
-    ]
-    note = "of prompt tokens; the host also stores what the GPUs have"
-    return tb.Table("Host memory", columns, answer.behind, note=note, keys=2)
 
 
 def _outcomes_table(

@@ -95,16 +95,6 @@ def test_a_capacity_that_no_machine_has_is_as_good_as_none() -> None:
     assert "With unlimited memory" in run("builtin:chat", "--capacity", "9" * 30).output
 
 
-def test_host_memory_behind_the_gpu_is_a_row_with_what_it_wins() -> None:
-    asked = ("--capacity", "4K", "--host", "8MB,1TB", "--strategy", "ends")
-    document = json.loads(run("builtin:chat", *asked, "--json").output)
-    rows = [row for row in document["rows"] if row["kind"] == "host"]
-    assert [row["host_bytes"] for row in rows] == [8_000_000, 10**12]
-    curve = {row["capacity_tokens"]: row for row in document["rows"] if row["kind"] == "curve"}
-    assert rows[-1]["hit_tokens"] == curve[None]["hit_tokens"]
-    assert rows[-1]["won_tokens"] == rows[-1]["hit_tokens"] - curve[4096]["hit_tokens"]
-
-
 @pytest.mark.parametrize("capacity", ["2K", "4K", "32K"])
 def test_no_rule_is_above_the_bound(capacity: str) -> None:
     printed = run("builtin:chat", "--capacity", capacity, "--rule", "all").output

@@ -59,7 +59,6 @@ ANSWERS = {
         "trace mrc builtin:chat --capacity 48K --strategy none --rule vllm "
         "--speculation mtp,mtp+connector"
     ),
-    "mrc, host": "trace mrc builtin:chat --capacity 4K --host 8MB,1TB --strategy ends",
     "info": "trace info builtin:chat",
     "bench": "report bench.json",
     "bench, launches": "report before.json",

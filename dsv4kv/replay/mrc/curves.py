@@ -67,22 +67,6 @@ class Question:
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
     # GPU for which V4.1's blocks are sized; None takes it as a datacenter Blackwell
     arch: str | None = None
-    host_bytes: tuple[int, ...] = ()  # host memory in addition to every capacity
-
-
-@dataclass(frozen=True)
-class Behind:
-    """Host memory behind a capacity of the GPUs, which keeps what they keep, too.
-
-    So the larger of both is what can be found: ``token_hits`` of the prompts, not ``gpu_hits``.
-    """
-
-    gpu_tokens: int
-    host_bytes: int
-    host_tokens: int
-    gpu_hits: float
-    token_hits: float
-    strategies: tuple[Outcome, ...]
 
 
 @dataclass(frozen=True)
@@ -119,7 +103,6 @@ class Answer:
     points: tuple[Point, ...]  # by capacity, the unbounded cache last
     enough_tokens: int | None  # the capacity that reaches 90 % of all hits
     arch: str | None = None  # GPU for which V4.1's blocks are sized; None where none was named
-    behind: tuple[Behind, ...] = ()
     # of all blocks, those that the curve was measured on; 1 where it is exact
     kept_share: float = 1.0
     kept_references: int = 0  # references to them
@@ -140,8 +123,6 @@ def measure_trace(
         for name in question.strategies
     ]
     sizes: list[int | None] = [*question.capacities_tokens]
-    if question.host_bytes and not sizes:
-        raise ConfigError("--host adds to a cache on the GPUs: say how large that is, --capacity.")
     if not sizes:
         sizes = [blocks * grain for blocks in pick_capacities(reuse, question.points)]
     parts = _part_by_size(table, reuse, [*sizes, None])
@@ -167,15 +148,6 @@ def measure_trace(
         rules = [found[point] for point in here]
         answered.append(_measure(part, tokens, question, strategies, costs, rules))
         on_step()
-    behind = list[Behind]()
-    for gpu, (tokens, part) in zip(answered, parts, strict=True):
-        for size in question.host_bytes if tokens is not None else ():
-            host = int(size / costs.token_bytes)
-            bare = replace(question, policies=())
-            # what can be found is on the same curve further right
-            both = _measure(part, max(tokens or 0, host), bare, strategies, costs, [])
-            hits = gpu.token_hits, both.token_hits, both.strategies
-            behind.append(Behind(tokens or 0, size, host, *hits))
     return Answer(
         requests=len(table),
         input_tokens=table.total_input_tokens,
@@ -186,7 +158,6 @@ def measure_trace(
         points=tuple(answered),
         enough_tokens=None if enough is None else enough * grain,
         arch=question.arch,
-        behind=tuple(behind),
     )
 
 

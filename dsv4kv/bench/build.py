@@ -292,11 +292,9 @@ def build_reuse(
     choose(INDEXES, prefix.index, "a prefix index")
     key_tokens = block_tokens if prefix.index == "block_hash" else CHECKPOINT_TOKENS
     block_keys = block_tokens // key_tokens
-    blocks = sum(manager.plan.num_blocks.values())
-    policy = make_policy(prefix.policy, capacity=blocks * block_keys)
     return PrefixReuse(
         manager,
-        PrefixTree(policy, block_keys),
+        PrefixTree(make_policy(prefix.policy), block_keys),
         CheckpointPool(manager, prefix.checkpoints),
         backend if config.workload.data == "real" else None,
         key_tokens=key_tokens,

@@ -5,7 +5,6 @@ The cache keeps eviction prefix-closed: only a run that nothing follows and no r
 chosen until it is offered again.  Sizes are in keys.
 """
 
-from collections import OrderedDict
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Protocol
@@ -21,8 +20,8 @@ class Run:
     """Keys of one tree edge that were cached together and have been used together ever since."""
 
     __slots__ = (
-        "children", "keys", "length", "moment", "parent", "pins", "queue", "rows", "stamp",
-        "start", "ticket", "uses", "values",
+        "children", "keys", "length", "moment", "parent", "pins", "rows", "stamp", "start",
+        "ticket", "uses", "values",
     )  # fmt: skip
 
     def __init__(self, parent: "Run | None", keys: list[int], start: int, length: int) -> None:
@@ -38,7 +37,6 @@ class Run:
         self.ticket = 0
         self.moment = 0  # when it was stored or last used, as its policy counts time
         self.uses = 0  # how often it was used, as its policy counts
-        self.queue = 0  # which queue of its policy it is in
         # its place in its policy's order, the least first
         self.stamp: tuple[float, float] = (0.0, 0.0)
 
@@ -72,36 +70,20 @@ class Order:
             heappop(heap)
         return heap[0][2]
 
-    def pop(self) -> Run:
-        run = self.first()
-        heappop(self._heap)
-        run.ticket = 0
-        return run
-
-    def empty(self) -> bool:
-        heap = self._heap
-        while heap and heap[0][2].ticket != heap[0][1]:
-            heappop(heap)
-        return not heap
-
 
 class Policy:
-    """Base of all: offered runs in order, the oldest of the first queue first."""
+    """Base of all: offered runs in order, the oldest first."""
 
-    blockwise = False  # whether nothing depends on how many calls store or evict what one could
-
-    def __init__(self, capacity: int) -> None:
-        self.size = capacity
-        self.now = 0  # grows with every request and every insertion
-        self.orders = [Order(), Order()]  # the offered runs of each queue
-        self.sizes = [0, 0]  # keys of each queue, where the policy counts them
+    def __init__(self) -> None:
+        self.now = 0  # grows with every request
+        self.order = Order()  # the offered runs
 
     def serve(self, request: int) -> None:
         """Everything up to the next ``serve`` is done for this request."""
         self.now += 1
 
-    def admit(self, run: Run, key: object) -> None:
-        """A run has been stored; ``key`` is its first."""
+    def admit(self, run: Run) -> None:
+        """A run has been stored."""
         run.moment = self.now
 
     def touch(self, run: Run) -> None:
@@ -112,29 +94,25 @@ class Policy:
 
     def offer(self, run: Run) -> None:
         """The run may be evicted from now on."""
-        self.orders[run.queue].push(run, (run.moment, 0.0))
+        self.order.push(run, (run.moment, 0.0))
 
     def choose(self) -> Run:
-        return self.orders[0].first()
+        return self.order.first()
 
     def limit(self, run: Run) -> int:
         """How many keys of the chosen run may go before it must be chosen again."""
         return run.length
 
-    def dropped(self, run: Run, count: int, key: object) -> None:
-        """The chosen run lost its last ``count`` keys; ``key`` is the first of them."""
+    def dropped(self, run: Run) -> None:
+        """The chosen run lost its last keys, or all."""
 
 
 class FIFO(Policy):
     """What was stored first goes first, however often it is used."""
 
-    blockwise = True
-
 
 class LRU(Policy):
     """What was used longest ago goes first; of one request's blocks the last."""
-
-    blockwise = True
 
     def touch(self, run: Run) -> None:
         run.moment = self.now
@@ -146,9 +124,7 @@ class LRU(Policy):
 class LFU(Policy):
     """What was used least often goes first; among equals, longest ago."""
 
-    blockwise = True
-
-    def admit(self, run: Run, key: object) -> None:
+    def admit(self, run: Run) -> None:
         run.uses = 0
         self.touch(run)
 
@@ -157,140 +133,7 @@ class LFU(Policy):
         run.stamp = (run.uses, self.now)
 
     def offer(self, run: Run) -> None:
-        self.orders[0].push(run, run.stamp)
-
-
-class SIEVE(Policy):
-    """A hand moves from old to new and spares what was used since it last came by.
-
-    The hand passes a run as a whole.  The queue is two orders by age: what the hand has still to
-    pass, and what is behind it.  So runs that others follow cost the hand no steps.  Zhang et
-    al., "SIEVE is simpler than LRU" (NSDI 2024).
-    """
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
-        self._hand = 0
-
-    def admit(self, run: Run, key: object) -> None:
-        run.moment, run.uses = self.now, 0
-
-    def touch(self, run: Run) -> None:
-        run.uses = 1
-
-    def offer(self, run: Run) -> None:
-        self.orders[run.moment < self._hand].push(run, (run.moment, 0.0))
-
-    def choose(self) -> Run:
-        while True:
-            if self.orders[0].empty():
-                self._start_over()
-            run = self.orders[0].first()
-            self._hand = run.moment
-            if not run.uses:
-                return run
-            self.orders[0].pop()
-            run.uses = 0
-            self.orders[1].push(run, (run.moment, 0.0))
-
-    def dropped(self, run: Run, count: int, key: object) -> None:
-        """Start over when the newest has gone: what comes next must not be evicted immediately."""
-        if run.parent is None and self.orders[0].empty():
-            self._start_over()
-
-    def _start_over(self) -> None:
-        self.orders.reverse()
-        self._hand = 0
-
-
-class Ghosts:
-    """First keys of evicted pieces, oldest first, with how many keys each piece had.
-
-    A chain that returns continues where its cached part ends, and there the last piece of it was
-    cut off: so its first key shows that the piece is known.
-    """
-
-    def __init__(self) -> None:
-        self.sizes: OrderedDict[object, int] = OrderedDict()
-        self.size = 0
-
-    def add(self, key: object, size: int) -> None:
-        self.take(key)
-        self.sizes[key] = size
-        self.size += size
-
-    def take(self, key: object) -> int:
-        """Forget a piece and return its size; 0 if it is not known."""
-        size = self.sizes.pop(key, 0)
-        self.size -= size
-        return size
-
-    def shrink(self, size: int) -> None:
-        while self.size > max(size, 0):
-            self.size -= self.sizes.popitem(last=False)[1]
-
-
-_SMALL, _MAIN = 0, 1
-_SMALL_SHARE = 0.1
-_MOST_USES = 3
-_USES_TO_STAY = 2
-
-
-class S3FIFO(Policy):
-    """A small queue on probation, a main queue, and a memory of those that failed.
-
-    Small queue a tenth of the capacity; what was used twice there moves to the main queue, what
-    was not is remembered for as long as the main queue is large and enters that when it returns.
-    Until the cache is full, what the small queue has no room for enters the main queue, as in
-    libCacheSim's S3FIFO.  Yang et al., "FIFO queues are all you need for cache eviction" (SOSP
-    2023).
-    """
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
-        self._small_capacity = int(capacity * _SMALL_SHARE)
-        self._main_capacity = capacity - self._small_capacity
-        self._was_full = False
-        self._ghosts = Ghosts()
-
-    def admit(self, run: Run, key: object) -> None:
-        fits = self._was_full or self.sizes[_SMALL] + run.length <= self._small_capacity
-        run.queue = _MAIN if self._ghosts.take(key) or not fits else _SMALL
-        self.now += 1  # runs that moved to make room for it came before it
-        run.moment, run.uses = self.now, 0
-        self.sizes[run.queue] += run.length
-
-    def touch(self, run: Run) -> None:
-        run.uses = min(run.uses + 1, _MOST_USES)
-
-    def choose(self) -> Run:
-        small, main = self.orders
-        self._was_full = True
-        while True:
-            over = self.sizes[_MAIN] > self._main_capacity
-            if (over and not main.empty()) or small.empty():
-                run = main.first()
-                if not run.uses:
-                    return run
-                run.uses -= 1
-            else:
-                run = small.first()
-                if run.uses < _USES_TO_STAY:
-                    return run
-                small.pop()
-                run.uses = 0
-                run.queue = _MAIN
-                self.sizes[_SMALL] -= run.length
-                self.sizes[_MAIN] += run.length
-            self.now += 1
-            run.moment = self.now
-            self.offer(run)
-
-    def dropped(self, run: Run, count: int, key: object) -> None:
-        self.sizes[run.queue] -= count
-        if run.queue == _SMALL:
-            self._ghosts.add(key, count)
-            self._ghosts.shrink(self._main_capacity)
+        self.order.push(run, run.stamp)
 
 
 class Schedule(Protocol):
@@ -309,7 +152,7 @@ class Belady(Policy):
     """
 
     def __init__(self, schedule: Schedule) -> None:
-        super().__init__(0)
+        super().__init__()
         self._keys = schedule
         self._uses: list[list[int]] = []  # when each of their keys is used next
         next_use: dict[int, int] = {}
@@ -328,7 +171,7 @@ class Belady(Policy):
 
     def offer(self, run: Run) -> None:
         needed = self._needed.get(run.keys[run.length - 1], NEVER)
-        self.orders[0].push(run, (-float(needed), 0.0))
+        self.order.push(run, (-float(needed), 0.0))
 
     def limit(self, run: Run) -> int:
         """Blocks at its end that are next needed when the last one is."""
@@ -338,7 +181,7 @@ class Belady(Policy):
             first -= 1
         return run.length - first
 
-    def dropped(self, run: Run, count: int, key: object) -> None:
+    def dropped(self, run: Run) -> None:
         if run.parent is not None:
             self.offer(run)
 
@@ -347,11 +190,6 @@ POLICIES = {
     "lru": Choice("the least recently used", "core.policies:LRU"),
     "fifo": Choice("the one stored first", "core.policies:FIFO"),
     "lfu": Choice("the one used least often", "core.policies:LFU"),
-    "sieve": Choice("the next one not used since a hand passed it", "core.policies:SIEVE"),
-    "s3fifo": Choice(
-        "what a small queue saw used less than twice, then the main queue's oldest",
-        "core.policies:S3FIFO",
-    ),
 }
 """What is evicted first; children always before their parents."""
 
@@ -362,10 +200,10 @@ OFFLINE_POLICIES = {
 }
 
 
-def make_policy(name: str, capacity: int = 1 << 62, schedule: Schedule | None = None) -> Policy:
+def make_policy(name: str, schedule: Schedule | None = None) -> Policy:
     """A policy of ``POLICIES``, or ``OFFLINE`` with its ``schedule``; raises ``ConfigError``."""
+    kind = choose(POLICIES | OFFLINE_POLICIES, name, "an eviction policy").load()
     if name == OFFLINE and schedule is None:
         raise ConfigError("the policy belady needs to know the whole trace beforehand.")
-    kind = choose(POLICIES | OFFLINE_POLICIES, name, "an eviction policy").load()
-    policy: Policy = kind(schedule if name == OFFLINE else capacity)
+    policy: Policy = kind(schedule) if name == OFFLINE else kind()
     return policy

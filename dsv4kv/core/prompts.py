@@ -223,12 +223,12 @@ class IdealCache(Cache):
         self.freed += 1
 
     def evict(self, blocks: int) -> None:
-        """Evict a batch, or all that it takes where that comes to the same."""
+        """Evict in whole batches."""
         tree, wanted = self.tree, self.uncached + blocks
         assert tree is not None
         while self.uncached < wanted:
             missing = wanted - self.uncached
-            batches = -(-missing // (self._batch * self.per_shared)) if tree.blockwise else 1
+            batches = -(-missing // (self._batch * self.per_shared))
             gone = tree.evict(min(batches * self._batch, tree.evictable))
             self.settle()
             self.evicted += len(gone)

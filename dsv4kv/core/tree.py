@@ -45,10 +45,6 @@ class PrefixTree:
     def evictable(self) -> int:
         return self.held - self.pinned
 
-    @property
-    def blockwise(self) -> bool:
-        return self._policy.blockwise
-
     def match_length(self, keys: list[int], after: Lease | None = None) -> int:
         """Keys of the longest cached prefix, after a lease's keys; changes nothing."""
         above = after.run if after is not None and after.run is not None else self.root
@@ -135,7 +131,7 @@ class PrefixTree:
         self.runs += 1
         self.cached += run.length
         self.held += self.count(run)
-        self._policy.admit(run, keys[0])
+        self._policy.admit(run)
         return run, self._owned(run, run.start)
 
     def count(self, run: Run) -> int:
@@ -184,7 +180,7 @@ class PrefixTree:
         above.children[keys[0]] = upper
         upper.children[keys[inside]] = run
         upper.pins, upper.stamp, upper.moment = run.pins, run.stamp, run.moment
-        upper.uses, upper.queue, upper.rows = run.uses, run.queue, run.rows[:]
+        upper.uses, upper.rows = run.uses, run.rows[:]
         if self._size:
             first = run.start // self._size
             upper.values = run.values[: -(-at // self._size) - first]
@@ -217,7 +213,7 @@ class PrefixTree:
             at = (-(-run.end // size) - count) * size
         at = max(at, run.start, run.end - self._policy.limit(run))
         inside, dropped = at - run.start, run.end - at
-        key, gone = run.keys[inside], self._owned(run, at)
+        gone = self._owned(run, at)
         if inside:
             run.length = inside
             del run.keys[inside:]
@@ -233,7 +229,7 @@ class PrefixTree:
             self.held -= owned
             self._offer(above)
         self.cached -= dropped
-        self._policy.dropped(run, dropped, key)
+        self._policy.dropped(run)
         return gone
 
     def _blocks(self, begin: int, end: int) -> int:

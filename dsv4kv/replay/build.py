@@ -254,8 +254,7 @@ def _own_prompts(
     per_shared = tokens // memory.block_tokens
     tree = None
     if reuse and config.prefix.reuse:
-        capacity = max(1, memory.num_blocks // per_shared)
-        tree = PrefixTree(make_policy(config.prefix.policy, capacity))
+        tree = PrefixTree(make_policy(config.prefix.policy))
     return IdealPrompts(
         IdealCache(memory.num_blocks, per_shared, tree, memory.num_checkpoints),
         ReuseTally(list_runs, tokens),

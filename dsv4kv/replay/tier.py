@@ -54,9 +54,9 @@ class Channel:
 class _Room:
     """Bytes, and the policy by which they are made free."""
 
-    def __init__(self, capacity_bytes: int, unit_bytes: int, eviction: str) -> None:
+    def __init__(self, capacity_bytes: int, eviction: str) -> None:
         self.capacity_bytes, self.used_bytes = capacity_bytes, 0
-        self.policy = make_policy(eviction, max(1, capacity_bytes // max(1, unit_bytes)))
+        self.policy = make_policy(eviction)
         self.key_of: dict[Run, Hashable] = {}
 
 
@@ -86,10 +86,10 @@ class Tier:
         self._context_bytes, self._tail_bytes = objects.context_bytes, objects.tail_bytes
         self._items: dict[Hashable, _Object] = {}
         self._children: Counter[Hashable] = Counter()  # blocks behind blocks
-        self._context = _Room(sizes.context_bytes, self._context_bytes, section.eviction)
+        self._context = _Room(sizes.context_bytes, section.eviction)
         self._tails, self._rooms = self._context, [self._context]
         if sizes.tail_bytes is not None:
-            self._tails = _Room(sizes.tail_bytes, self._tail_bytes, section.eviction)
+            self._tails = _Room(sizes.tail_bytes, section.eviction)
             self._rooms.append(self._tails)
 
     def __contains__(self, key: object) -> bool:
@@ -131,7 +131,7 @@ class Tier:
                 self._items[parent].run.ticket = 0
         room.used_bytes += size_bytes
         room.key_of[run] = key
-        room.policy.admit(run, key)
+        room.policy.admit(run)
         self._offer(key)
         self.peak_bytes = max(self.peak_bytes, sum(room.used_bytes for room in self._rooms))
         return gone
@@ -175,7 +175,7 @@ class Tier:
     def _evict(self, room: _Room) -> list[Hashable]:
         run = room.policy.choose()
         key = room.key_of[run]
-        room.policy.dropped(run, 1, key)
+        room.policy.dropped(run)
         gone = [key]
         if isinstance(key, int) and tail_of(key) in self._items:
             gone.append(tail_of(key))

@@ -3,14 +3,14 @@
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
-from tests.core.plain_policies import PLAIN, Piece, PlainSIEVE
+from tests.core.plain_policies import PLAIN, Piece
 
 
 class PlainIndex:
     """Keys are whole prefixes, so that equal keys are one place; each has the block it is in."""
 
-    def __init__(self, policy: str, capacity: int) -> None:
-        self.rules = PLAIN[policy](capacity)
+    def __init__(self, policy: str) -> None:
+        self.rules = PLAIN[policy]()
         self.block_of: dict[Any, int] = {}
         self.leases: dict[Hashable, list[Any]] = {}
 
@@ -87,17 +87,8 @@ class PlainIndex:
                 piece.above.below.remove(piece)
             for key in going:
                 del self.block_of[key]
-            rules.gone(piece, going)
-            self.start_over(piece)
             count -= len(own)
             yield from own
-
-    def start_over(self, piece: Piece) -> None:
-        """SIEVE's hand starts over once the newest that may go has gone."""
-        rules = self.rules
-        if isinstance(rules, PlainSIEVE) and not piece.ids:
-            ahead = [leaf for leaf in self.free_leaves() if leaf.stamp >= rules.hand]
-            rules.hand = rules.hand if ahead else 0
 
     def free_leaves(self) -> list[Piece]:
         """Pieces that nothing follows and nobody holds."""

@@ -69,9 +69,8 @@ class Engine:
     running: list[Running] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        policy = make_policy(self.policy, self.blocks * self.size)
-        self.tree = PrefixTree(policy, self.size, chained=self.chained)
-        self.plain = PlainIndex(self.policy, self.blocks * self.size)
+        self.tree = PrefixTree(make_policy(self.policy), self.size, chained=self.chained)
+        self.plain = PlainIndex(self.policy)
         self.names: dict[tuple[int, ...], int] = {}
         self.refs = Counter[int]()
         self.content: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -203,12 +202,11 @@ def serve_a_day(engine: Engine, draw: random.Random, events: int) -> None:
 def test_it_does_what_a_plain_index_does(
     blocks: int, size: int, chained: bool, policy: str, seed: int, events: int
 ) -> None:
-    chained = chained or policy == "s3fifo"  # which knows evicted keys again
     serve_a_day(Engine(blocks, size, chained, policy), random.Random(seed), events)
 
 
 def test_misuse_is_refused_and_changes_nothing() -> None:
-    tree = PrefixTree(make_policy("lru", 10), 1)
+    tree = PrefixTree(make_policy("lru"), 1)
     lease = tree.pin([1, 2])
     with pytest.raises(ConfigError, match="Nothing was changed"):
         tree.extend(lease, [1, 2], [5, 6, 7])

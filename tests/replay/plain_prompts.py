@@ -20,8 +20,7 @@ class PlainPrompts:
         self.prompts, self.ledger, self.memory = prompts, ledger, replay.memory
         self.scheduler, self.defers = replay.scheduler, replay.config.prefix.defer
         self.strategy, self.size = replay.memory.strategy, replay.parts.shared_tokens
-        units = max(1, replay.memory.num_blocks // ledger.per_shared)
-        self.index = PlainIndex(replay.config.prefix.policy, units)
+        self.index = PlainIndex(replay.config.prefix.policy)
         self.reuses = prompts._tree is not None
         self.private = self.written = self.restored = 0
         self.checkpoints: list[int] = []

@@ -89,7 +89,7 @@ class PrefixCacheManager:
         ``copy_kv``: is called as (from_slot, to_slot, tokens). ``version``: the version that a
         slot has now, as ``SlotAllocator.version`` gives it.
         """
-        self.tree = PrefixTree(LRU(max_capacity), chained=False)
+        self.tree = PrefixTree(LRU(), chained=False)
         self._capacity, self._copy, self._version = max_capacity, copy_kv, version
         self.release = self.tree.release
 

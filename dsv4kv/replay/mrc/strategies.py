@@ -186,7 +186,7 @@ def apply_policy(
             f"a cache of {capacity_blocks:,} blocks is smaller than the longest prompt, "
             f"{longest:,} blocks of {reuse.grain_tokens} tokens."
         )
-    policy = make_policy(name, capacity_blocks, numbered if name == OFFLINE else None)
+    policy = make_policy(name, numbered if name == OFFLINE else None)
     paths = map(numbered.path, range(len(numbered)))
     hits = PrefixTree(policy).serve(paths, capacity_blocks)
     found = np.array(hits, np.int64)

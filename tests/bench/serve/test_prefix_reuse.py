@@ -231,7 +231,7 @@ def workloads(draw: st.DrawFn) -> tuple[list[Request], list[str]]:
     options = [
         f"cache.block_tokens={block_tokens}",
         f"cache.prefix.index={index}",
-        f"cache.prefix.policy={draw(st.sampled_from(('lru', 'lfu', 'sieve', 's3fifo')))}",
+        f"cache.prefix.policy={draw(st.sampled_from(('lru', 'lfu')))}",
         f"cache.prefix.windows={draw(st.sampled_from(('ends', 'ends+junctions', 'periodic')))}",
         f"cache.prefix.checkpoints={draw(st.integers(1, 5))}",
         f"cache.num_blocks={draw(st.integers(5, 30)) * 256 // block_tokens + 2}",

@@ -317,7 +317,8 @@ class HashedCache(BlockPool):
                 # a last whole block with no token behind it: its key is never looked up
                 held.context.append(self.cache(self._numbers, 1))
 
-    def _cache_windows(self, held: Held, end: int) -> None:
+    def _cache_windows(self, held: Held, end: int, alone: int = 0) -> None:
+        """``alone``: the one place whose windows are there, as a tier brought them back."""
         size, marking = self.block_tokens, self._marking
         for table in held.tables:
             before = len(table.ends)
@@ -331,6 +332,8 @@ class HashedCache(BlockPool):
                 else:
                     keep = held.kept_drafts if part.drafts else held.kept
                     places = keep[bisect_right(keep, done) : bisect_right(keep, full)]
+                if alone:
+                    places = [alone] if alone in places else []
                 for place in places:
                     number = numbers[place - 1] if place else self._numbers
                     if part is marking and (self._retention is None or place in held.kept):
@@ -383,10 +386,7 @@ class HashedCache(BlockPool):
         held, position = self._running[request], end * self.block_tokens
         held.position = held.loaded
         self._cache_context(held, position)
-        kept = held.kept, held.kept_drafts
-        held.kept, held.kept_drafts = ([end] if end in places else [] for places in kept)
-        self._cache_windows(held, position)
-        held.kept, held.kept_drafts = kept
+        self._cache_windows(held, position, end)
         held.position = held.prompt = position
 
     def end(self, request: int, decoded_blocks: int = 0, position: int = 0) -> int:

@@ -359,7 +359,7 @@ def _find_problem(replay: Replay) -> str | None:
             f"none of {len(replay.requests):,} requests fits ({reasons}): give more "
             "cache.memory_bytes or cache.num_blocks, or raise cache.max_context_tokens."
         )
-    if held := ledger.private + ledger.shared:
+    if held := abs(ledger.private) + ledger.shared:
         return f"{held} blocks are still held although every request has ended."
     return None
 

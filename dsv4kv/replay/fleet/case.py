@@ -38,7 +38,7 @@ def serve_point(
         )
     for replica in fleet.replicas if fleet.ended else ():
         ledger = replica.replay.scheduler.cache
-        if not problem and (held := ledger.private + ledger.shared):
+        if not problem and (held := abs(ledger.private) + ledger.shared):
             problem = (
                 f"{held} blocks of {replica.name} are still held although every request ended."
             )

@@ -64,6 +64,8 @@ TIGHT = ("cache.memory_bytes=12GiB", "scheduler.max_requests=64")
 DRAFTS = ("scheduler.speculative.draft_tokens=2", "scheduler.speculative.acceptance=0.7")
 HOST, RATIO = ("tiers.host.capacity_bytes=64GiB",), ("tiers.host.ratio=3",)
 DISK = ("tiers.disk.capacity_bytes=500GB",)
+SLOW = ("tiers.prefetch=best_effort", "tiers.prefetch_share=0.2", "tiers.disk.read_gbps=0.5",
+        "tiers.host.parallel=4")  # fmt: skip
 
 
 def cases() -> Iterator[tuple[str, Settings]]:
@@ -93,6 +95,7 @@ def cases() -> Iterator[tuple[str, Settings]]:
         yield f"short, {rule}, host and disk", (*base, *host, *DISK)
         if not rule.startswith("vllm"):  # which offloads what it computes, not what it evicts
             yield f"short, {rule}, host, write back", (*base, *host, "tiers.host.write=write_back")
+        yield f"short, {rule}, slow host and disk", (*base, *host, *DISK, *SLOW)
         yield f"short, {rule}, 3 replicas", (*base, "fleet.replicas=3")
         yield f"short, {rule}, 3 replicas, cache aware", (*base, "fleet.replicas=3",
                                                           "fleet.router=cache_aware")  # fmt: skip
@@ -100,6 +103,14 @@ def cases() -> Iterator[tuple[str, Settings]]:
                                         "fleet.decode.replicas=1")  # fmt: skip
         yield f"short, {rule}, closed", (*base, "workload.arrivals=closed",
                                          "workload.concurrency=24")  # fmt: skip
+    base = ("prefix.rule=vllm-v4:semantic", *SHORT, "cache.memory_bytes=20GiB",
+            "scheduler.max_requests=64")  # fmt: skip
+    yield (
+        "short, vllm-v4:semantic, host, lmcache",
+        (*base, *HOST, "tiers.layout=lmcache", "tiers.host.capacity_bytes=1TiB"),
+    )
+    yield "short, vllm-v4:dense, host", (*base[1:], *HOST, "prefix.rule=vllm-v4:dense")
+    yield "short, vllm-v4:semantic, host, 4096", (*base, *HOST, "tiers.retention_tokens=4096")
     for rule in ("sglang", "sglang-v4:tail"):
         base = (f"prefix.rule={rule}", *SHORT)
         yield f"short, {rule}, mixed", (*base, "scheduler.prompts=mixed")

@@ -1,22 +1,17 @@
 """Random arrivals and turns: what must hold after every one of them."""
 
 from collections import Counter
-from random import Random
 from typing import Any
 
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from dsv4kv.core import COMPILED
 from dsv4kv.core.arrivals import Arrivals
 from dsv4kv.core.policies import POLICIES
 from dsv4kv.core.prompts import IdealCache
 from dsv4kv.core.served import Served
 from dsv4kv.replay.build import Replay, build_replay
 from tests.examples import examples
-from tests.replay.plain_pauses import PlainPauses
-from tests.replay.plain_prompts import PlainPrompts
 from tests.replay.scenes import LONG, SHORT, everyone, random_requests, small_config
 
 STRATEGIES = ("full", "periodic:512", "zero", "zero:bounded", "ends", "ends+junctions")
@@ -42,7 +37,6 @@ class ReplayMachine(RuleBasedStateMachine):
     """A replay of a random trace, turn by turn."""
 
     replay: Replay
-    plain: PlainPrompts | None = None
 
     @initialize(
         seed=st.integers(0, 10**6),
@@ -72,13 +66,10 @@ class ReplayMachine(RuleBasedStateMachine):
         )
         requests = random_requests(seed, 30, longest, outputs, grain[0])
         self.watch(build_replay(config, requests))
-        self.plain = None if COMPILED else PlainPrompts(self.replay)
 
     def watch(self, replay: Replay) -> None:
         self.replay, self.scheduler = replay, replay.scheduler
         self.told = self.scheduler.ended = list[Served]()
-        if replay.config.prefix.rule == "ideal" and not COMPILED:
-            PlainPauses(replay)
         self.before_s, self.over = 0.0, False
 
     @rule(turns=st.integers(1, 200))
@@ -100,8 +91,6 @@ class ReplayMachine(RuleBasedStateMachine):
         for each in held:
             assert each.blocks >= self.replay.memory.group.blocks_for(each.position)
         self.check_progress()
-        if self.plain is not None:
-            self.plain.check()
         numbers = [each.number for each in scheduler.paused]
         assert numbers == sorted(numbers)
         assert scheduler.cache.windows <= (self.replay.memory.num_checkpoints or 0)
@@ -154,12 +143,3 @@ class ReplayMachine(RuleBasedStateMachine):
 
 TestReplayMachine = ReplayMachine.TestCase
 TestReplayMachine.settings = examples(60, stateful_step_count=12)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_replays_of_all_kinds_share_keep_and_evict_as_told_plainly(strategy: str) -> None:
-    for seed in range(15):  # evenly over all choices, which Hypothesis does not promise
-        draw, machine = Random(f"{strategy} {seed}"), ReplayMachine()
-        chosen = {name: draw.choice(values) for name, values in CHOICES.items()}
-        machine.build(seed, **chosen | {"prefix__strategy": strategy})
-        machine.end()

@@ -1,12 +1,10 @@
 """What engines keep in host memory and send of a prompt: bytes, pages, chunks, to the integer."""
 
-from fractions import Fraction
 from functools import partial
 
 import pytest
 
-from dsv4kv.engines.contract import Capacity
-from dsv4kv.engines.host import HostTier, HostWish, Sent
+from dsv4kv.engines.host import Sent
 from dsv4kv.engines.names import find_engine
 from dsv4kv.engines.vllm.host import offloaded_groups, stored_chunks
 from dsv4kv.engines.vllm.sizes import VllmEngine
@@ -22,31 +20,6 @@ def vllm() -> VllmEngine:
     engine = find_engine("vllm:0.33")
     assert isinstance(engine, VllmEngine)
     return engine
-
-
-def capacity(units: int, unit_bytes: int = 0) -> Capacity:
-    return Capacity(0, units, Fraction(unit_bytes), Fraction(1), None, Fraction(1), ())
-
-
-HICACHE_PAGES = {
-    "kv": (0, 0),
-    "deepseek_v4_c4": (786_240, 1_123_200),
-    "deepseek_v4_c4_indexer": (177_408, 253_440),
-    "deepseek_v4_c128": (34_560, 53_568),
-    "swa": (6_439_680, 9_135_360),
-    "deepseek_v4_c4_state": (1_376_256, 1_966_080),
-    "deepseek_v4_c4_indexer_state": (344_064, 491_520),
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_hicache_has_these_pools_and_none_of_hca_states(name: str) -> None:
-    wish = HostWish("hicache", ratio=Fraction(2))
-    full = capacity(1_000 * 256)
-    tier: HostTier = find_engine("sglang:0.5.23").host_tier(deploy(name), full, wish)
-    pages = {pool: sizes[MODELS.index(name)] for pool, sizes in HICACHE_PAGES.items()}
-    assert {pool.name: pool.page_bytes for pool in tier.pools} == pages
-    assert {pool.pages for pool in tier.pools} == {2_000, 200}
 
 
 CHUNKS = {

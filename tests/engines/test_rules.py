@@ -43,16 +43,6 @@ def test_a_rule_of_another_generation_is_refused_with_those_that_fit(
         run_rule(rule, pool)
 
 
-def test_v41_computes_the_last_window_of_a_hit_again_and_adopts_none_that_is_no_longer() -> None:
-    """A second prompt shares 600 of 700 tokens, a third 128."""
-    shared = [tuple(range(n)) for n in (600, 128)]
-    prompts = [tuple(range(700)), *((*part, *range(-700, 0)) for part in shared)]
-    pool = Pool(to_table(prompts), 100_000, 128, load_model("v4.1-flash"))
-    outcome = run_rule("vllm-v41", pool)
-    assert outcome.resumed_tokens.tolist() == [0, 512 - 128, 0]
-    assert (outcome.losses["replay"], outcome.losses["no_checkpoint"]) == (128, 128)
-
-
 @pytest.mark.parametrize(
     ("arch", "block_tokens", "windows", "hits"),
     [(None, 128, 5, [0, 512 - 128]), ("sm_100", 128, 5, [0, 384]), ("sm_90", 64, 7, [0, 448])],
@@ -71,25 +61,6 @@ def test_vllms_blocks_of_v41_are_those_of_the_gpu(
     ]
     assert groups[1:-1] == [(32, 4)] * windows
     assert run_rule("vllm-v41", pool).resumed_tokens.tolist() == hits
-
-
-@pytest.mark.parametrize(
-    ("rule", "hits", "lost"),
-    [
-        ("sglang-v4:tail", [0, 512, 512], {"last_token": 0}),
-        ("sglang-v41", [0, 512, 256], {"last_token": 256}),
-        ("sglang-v41:encoder", [0, 512 - 128, 512 - 128], {"replay": 256}),
-    ],
-)
-def test_sglang_covers_no_last_window_of_v41_or_computes_that_of_a_hit_again(
-    rule: str, hits: list[int], lost: dict[str, int]
-) -> None:
-    """A prompt of 768 tokens, one of 700 and one of 600 that begin with the same 512."""
-    prompts = [tuple(range(768)), *((*range(512), *range(-n, 0)) for n in (188, 88))]
-    pool = Pool(to_table(prompts), 100_000, 256, load_model("v4.1-flash"), chunk_tokens=256)
-    outcome = run_rule(rule, pool)
-    assert outcome.resumed_tokens.tolist() == hits
-    assert lost.items() <= outcome.losses.items()
 
 
 # ds4 and vllm-ascend do not hit so soon

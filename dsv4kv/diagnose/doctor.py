@@ -13,8 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import psutil
 
@@ -22,11 +21,6 @@ from dsv4kv.errors import ConfigError, CudaUnavailable, DeviceError
 from dsv4kv.ops.foreign import version_of
 from dsv4kv.runs.environment import capture_environment
 from dsv4kv.units import format_bytes, format_duration
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dsv4kv.bench.device import CudaDevice
 
 Status = Literal["good", "note", "missing", "broken"]
 Clock = Callable[[], int]
@@ -56,17 +50,6 @@ def examine(calibration: Path) -> Iterator[Check]:
     yield from check_profilers(has_gpu=has_gpu)
     yield from check_peers(has_gpu=has_gpu)
     yield from check_host_clocks()
-    try:
-        from dsv4kv.bench.device import find_device
-    except Exception:  # torch cannot be imported, which check_software reports
-        return
-    device = find_device("auto")
-    if device is not None:
-        try:
-            yield check_device_clock(device)
-        except RuntimeError as error:  # out of memory, or a driver in trouble
-            line = str(error).partition("\n")[0]
-            yield Check("timers", "GPU events", "missing", line, "every time that is reported")
 
 
 _WIDE = 0.05  # compare is to find changes of a few per cent
@@ -320,10 +303,7 @@ def _search(pattern: str, file: Path) -> str | None:
 
 _SPAN_S = 0.2
 _HOST_WITHIN = 0.002  # time servers slew a wall clock by 0.05 % at most; the rest is scheduling
-_GPU_WITHIN = 0.01  # launching and waking up, next to 100 ms of work
 _LOOKS = 2_000
-_BYTES = 1 << 28
-_WORK_NS = 100_000_000
 
 
 def check_host_clocks(
@@ -335,57 +315,17 @@ def check_host_clocks(
     started, wall_started = clock_ns(), wall_ns()
     sleep(_SPAN_S)
     elapsed, wall_elapsed = clock_ns() - started, wall_ns() - wall_started
+    apart = abs(elapsed / wall_elapsed - 1) if wall_elapsed else 1.0
+    times = f"{format_duration(elapsed)} against {format_duration(wall_elapsed)} of wall clock"
+    good = apart <= _HOST_WITHIN
+    status: Status = "good" if good else "note"
     advice = "the machine's clock was set during the check, or is not reliable: run this again."
-    yield _compare("perf_counter", elapsed, "wall clock", wall_elapsed, _HOST_WITHIN, advice)
+    found, enables = f"{times}: {apart * 100:.3f} % apart", "every time that is reported"
+    yield Check("timers", "perf_counter", status, found, enables, None if good else advice)
     looks = [clock_ns() for _ in range(_LOOKS)]
     steps = [after - before for before, after in pairwise(looks)]
     step_ns = min((step for step in steps if step), default=0)
     cost_ns = (looks[-1] - looks[0]) / len(steps)
     found = f"steps of {format_duration(step_ns)}, {format_duration(cost_ns)} a call"
-    status: Status = "good" if 0 < step_ns <= 1_000 else "note"
+    status = "good" if 0 < step_ns <= 1_000 else "note"
     yield Check("timers", "resolution", status, found, "operations of microseconds")
-
-
-def compare_device_clock(device_ns: int, host_ns: int) -> Check:
-    """Hold a GPU's events against the host's clock, over the same long work."""
-    advice = "trust neither until they agree: update the driver, or stop what else uses the GPU."
-    return _compare("GPU events", device_ns, "perf_counter", host_ns, _GPU_WITHIN, advice)
-
-
-def _compare(
-    name: str, elapsed_ns: int, other: str, other_ns: int, within: float, advice: str
-) -> Check:
-    apart = abs(elapsed_ns / other_ns - 1) if other_ns else 1.0
-    times = f"{format_duration(elapsed_ns)} against {format_duration(other_ns)} of {other}"
-    found, good = f"{times}: {apart * 100:.3f} % apart", apart <= within
-    good_or_note: Status = "good" if good else "note"
-    enables = "every time that is reported"
-    return Check("timers", name, good_or_note, found, enables, None if good else advice)
-
-
-def check_device_clock(
-    device: "CudaDevice", size_bytes: int = _BYTES, clock_ns: Clock = perf_counter_ns
-) -> Check:
-    """Copy for a tenth of a second, between two events and between two looks at the clock."""
-    import torch
-
-    source = torch.ones(size_bytes, dtype=torch.uint8, device=device.device)
-    target = torch.empty_like(source)
-    _time(device, source, target, 1, clock_ns)
-    once_ns, _ = _time(device, source, target, 4, clock_ns)
-    copies = max(4, min(10_000, round(4 * _WORK_NS / max(1, once_ns))))
-    return compare_device_clock(*_time(device, source, target, copies, clock_ns))
-
-
-def _time(
-    device: "CudaDevice", source: "Tensor", target: "Tensor", copies: int, clock_ns: Clock
-) -> tuple[int, int]:
-    start, end = device.make_event(), device.make_event()
-    started_ns = clock_ns()
-    start.record()
-    for _ in range(copies):
-        target.copy_(source)
-    end.record()
-    end.synchronize()
-    elapsed_ns = clock_ns() - started_ns
-    return round(start.elapsed_time(end) * 1e6), elapsed_ns

@@ -35,7 +35,6 @@ _WHERE = (
 )
 _AGAIN = "Where it sends again what was lost: its replay_endpoint."
 _RANKS = "Data-parallel ranks; each publishes a port above the last."
-_VERBATIM = "Keep messages as they came, too: with the tokens of every prompt."
 _PROXY = (
     "Listen here and pass everything on to a server with an OpenAI-compatible API: "
     "8001=http://127.0.0.1:8000. Only this machine reaches it, unless a host is named: "
@@ -61,7 +60,6 @@ def record(
     events: opt.Text = opt.option(_WHERE, "URL|FILE", **_EVENTS),
     replay: opt.Text = opt.option(_AGAIN, "URL", rare=True, **_EVENTS),
     ranks: int = opt.option(_RANKS, min=1, max=2**16, rare=True, **_EVENTS, default=1),
-    verbatim: bool = opt.option(_VERBATIM, rare=True, **_EVENTS, default=False),
     proxy: opt.Texts = opt.option(_PROXY, "[HOST:]PORT=URL", **_REQUESTS),
     requests: opt.Texts = opt.option(_LOGS, "FILE", **_REQUESTS),
     once: bool = opt.option(_ONCE, rare=True, **_REQUESTS, default=False),
@@ -96,7 +94,6 @@ def record(
         "dsv4kv": __version__,
         "ranks": ranks if events else 0,
         "replay": replay is not None,
-        "verbatim": verbatim,
         "proxies": len(proxy or []),
         "logs": len(requests or []),
         "pages": len(metrics or []),
@@ -113,7 +110,7 @@ def record(
         veil = Veil(recording.salt, id_tokens)
         try:
             sources: list[Source] = [
-                *_events_of(events, replay, ranks, recording, veil, verbatim=verbatim),
+                *_events_of(events, replay, ranks, recording, veil),
                 *_proxies_of(proxy or [], recording, veil),
             ]
             for number, log in enumerate(requests or []):
@@ -134,25 +131,19 @@ def record(
 
 
 def _events_of(
-    events: str | None,
-    replay: str | None,
-    ranks: int,
-    recording: "Recording",
-    veil: "Veil",
-    *,
-    verbatim: bool,
+    events: str | None, replay: str | None, ranks: int, recording: "Recording", veil: "Veil"
 ) -> "Iterator[Source]":
     from dsv4kv.record.events import MessageFile, Publisher, Socket, ranks_of
 
     if events is None:
         return
     if "://" not in events:
-        publisher = Publisher(0, recording, veil, verbatim=verbatim)
+        publisher = Publisher(0, recording, veil)
         yield MessageFile(Path(events), publisher, partial(say, err=True))
         return
     replays = ranks_of(replay, ranks) if replay else [None] * ranks
     for rank, (url, again) in enumerate(zip(ranks_of(events, ranks), replays, strict=True)):
-        yield Socket(url, again, Publisher(rank, recording, veil, verbatim=verbatim))
+        yield Socket(url, again, Publisher(rank, recording, veil))
 
 
 def _proxies_of(proxies: list[str], recording: "Recording", veil: "Veil") -> "Iterator[Source]":

@@ -15,7 +15,6 @@ dropped. An early message waits while the missing ones are requested; after ``WA
 gap. Numbers that start again are a restarted publisher.
 """
 
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -212,16 +211,14 @@ def _contents(event: Stored, grain: int, veil: Veil) -> Iterator[int]:
 class Publisher:
     """Writes the messages of one publisher."""
 
-    def __init__(self, number: int, recording: Recording, veil: Veil, *, verbatim: bool) -> None:
-        """``verbatim``: keep the payloads, which have the tokens, too."""
+    def __init__(self, number: int, recording: Recording, veil: Veil) -> None:
         self.name = f"events:{number}"
         self._number, self._recording = number, recording
-        self._veil, self._verbatim = veil, verbatim
+        self._veil = veil
 
     def of_rank(self, rank: int) -> "Publisher":
         """The publisher of another rank of the same server."""
-        number = self._number + rank
-        return Publisher(number, self._recording, self._veil, verbatim=self._verbatim)
+        return Publisher(self._number + rank, self._recording, self._veil)
 
     @property
     def came(self) -> tuple[int, float] | None:
@@ -241,15 +238,12 @@ class Publisher:
 
     def _batch(self, message: Message) -> Record:
         batch = message.batch
-        record: Record = {
+        return {
             "place": [message.number, batch.at_s],
             "ts": batch.at_s,
             "rank": batch.rank,
             "events": [veiled(event, self._veil) for event in batch.events],
         }
-        if self._verbatim:
-            record["payload"] = b64encode(message.payload).decode()
-        return record
 
 
 class MessageFile:

@@ -53,7 +53,7 @@ CLEARED: Record = {"type": "AllBlocksCleared"}
 def recorded(folder: Path, messages: list[Frames], **options: Any) -> list[Record]:
     """What is written of messages, without any socket."""
     with Recording(folder) as recording:
-        publisher = Publisher(0, recording, Veil(recording.salt), verbatim=False)
+        publisher = Publisher(0, recording, Veil(recording.salt))
         sequence = Sequence(after=publisher.came, **options)
         for message in messages:
             publisher.write(sequence.take(message))

@@ -39,7 +39,7 @@ def listening(
 
     again = f"tcp://127.0.0.1:{server.replay_port}" if replay else None
     with Recording(folder, hear=hear) as recording:
-        publisher = Publisher(0, recording, Veil(recording.salt), verbatim=False)
+        publisher = Publisher(0, recording, Veil(recording.salt))
         socket = Socket(f"tcp://127.0.0.1:{server.port}", again, publisher)
         thread = threading.Thread(target=socket.run, args=(stop,))
         thread.start()
@@ -80,7 +80,7 @@ def test_a_socket_gives_what_the_file_gives_also_what_was_lost(
             server.send(message, lose=number in lost)
         wait_until(lambda: len(heard) == len(messages))
     with Recording(with_salt(tmp_path / "filed")) as recording:
-        publisher = Publisher(0, recording, Veil(recording.salt), verbatim=False)
+        publisher = Publisher(0, recording, Veil(recording.salt))
         MessageFile(fr.PUBLISHED / f"{name}.frames.msgpack", publisher).run(threading.Event())
     filed = [plain(record) for record in read_stream(tmp_path / "filed", "events")]
     assert heard == filed
@@ -171,24 +171,12 @@ def test_of_blocks_so_small_that_counting_would_tell_no_content_is_written(tmp_p
     assert "ids" not in record["events"][0]
 
 
-def test_payloads_are_kept_only_where_that_was_asked(tmp_path: Path) -> None:
-    message = fr.frames(0, fr.stored([1], None, TOKENS, 256))
-    with Recording(tmp_path / "recording") as recording:
-        path = tmp_path / "messages"
-        path.write_bytes(msgspec.msgpack.encode([message]))
-        publisher = Publisher(0, recording, Veil(recording.salt), verbatim=True)
-        MessageFile(path, publisher).run(threading.Event())
-    (record,) = read_stream(tmp_path / "recording", "events")
-    assert msgspec.json.decode(f'"{record["payload"]}"', type=bytes) == message[2]
-    assert "payload" not in fr.recorded(tmp_path / "other", [message])[0]
-
-
 def test_messages_of_a_file_that_are_not_read_are_counted(tmp_path: Path) -> None:
     path, stop, said = tmp_path / "messages", threading.Event(), list[str]()
     path.write_bytes(msgspec.msgpack.encode([fr.frames(0, fr.stored([1], None, TOKENS, 256))]))
     stop.set()
     with Recording(tmp_path / "recording") as recording:
-        publisher = Publisher(0, recording, Veil(recording.salt), verbatim=False)
+        publisher = Publisher(0, recording, Veil(recording.salt))
         MessageFile(path, publisher, said.append).run(stop)
     assert said == [f"--events {path}: 1 message not read; the same command reads on."]
 
@@ -203,7 +191,7 @@ def test_ranks_in_one_file_count_apart(tmp_path: Path) -> None:
     ]
     path.write_bytes(msgspec.msgpack.encode(sent))
     with Recording(tmp_path / "recording") as recording:
-        publisher = Publisher(0, recording, Veil(recording.salt), verbatim=False)
+        publisher = Publisher(0, recording, Veil(recording.salt))
         MessageFile(path, publisher).run(threading.Event())
     records = list(read_stream(tmp_path / "recording", "events"))
     assert [(one["source"], one["rank"], one["place"][0]) for one in records] == [
@@ -219,7 +207,7 @@ def test_a_file_of_something_else_is_refused(content: bytes, tmp_path: Path) -> 
     path = tmp_path / "messages"
     path.write_bytes(content)
     with Recording(tmp_path / "recording") as recording:
-        publisher = Publisher(0, recording, Veil(recording.salt), verbatim=False)
+        publisher = Publisher(0, recording, Veil(recording.salt))
         with pytest.raises(TraceError, match="this is no file of messages"):
             MessageFile(path, publisher)
 

@@ -25,8 +25,7 @@ from dsv4kv.record.run import run
 from dsv4kv.record.usage import Ends
 from dsv4kv.record.veil import Veil
 from tests.ports import free_port
-from tests.record.serving import PIECES, Server, proxied, proxying, serving
-from tests.record.stress import until_open
+from tests.record.serving import PIECES, Server, proxied, proxying, serving, until_open
 
 COMPLETIONS = "/v1/chat/completions"
 

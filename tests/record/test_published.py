@@ -60,7 +60,7 @@ def record(folder: Path, engine: str, workload: Workload) -> Path:
     (folder / "messages").write_bytes(msgspec.msgpack.encode(workload.frames))
     with Recording(folder / "recording") as recording:
         veil = Veil(recording.salt, min(workload.page, 64))
-        publisher = Publisher(0, recording, veil, verbatim=False)
+        publisher = Publisher(0, recording, veil)
         sources = (
             MessageFile(folder / "messages", publisher),
             RequestLog(0, folder / "log", recording, veil, follow=False),

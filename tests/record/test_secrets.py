@@ -73,7 +73,7 @@ def test_of_events(tmp_path: Path) -> None:
     path = tmp_path / WORD
     path.write_bytes(msgspec.msgpack.encode(messages))
     with Recording(tmp_path / "recording") as recording:
-        publisher = Publisher(0, recording, Veil(recording.salt), verbatim=False)
+        publisher = Publisher(0, recording, Veil(recording.salt))
         MessageFile(path, publisher).run(threading.Event())
     assert lines(tmp_path / "recording", "events") == len(messages)
     assert told(tmp_path / "recording") == []

@@ -81,9 +81,6 @@ TRACE_LINES = {
 """Formats that traces are written in, a line for every request."""
 
 TRACE_FILES = {
-    "weka": Choice(
-        "a folder of conversations, found by what prompts begin with", "traces.weka:write_weka"
-    ),
     "oracle": Choice(
         "libCacheSim's oracleGeneral, a record for every block reference, a prompt's blocks last "
         "to first",

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import stat
 import tempfile
 import zlib
@@ -55,20 +54,6 @@ def replacing(path: Path, mode: int = 0o666, *, follow: bool = False) -> Iterato
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-@contextmanager
-def replacing_folder(path: Path) -> Iterator[Path]:
-    """Make a folder next to ``path`` that takes its place if the block succeeds."""
-    if path.is_file() or (path.is_dir() and any(path.iterdir())):
-        raise OSError(errno.ENOTEMPTY, "there is something already", str(path))
-    unfinished = _neighbour(path)
-    unfinished.mkdir()
-    try:
-        yield unfinished
-        unfinished.rename(path)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _behind_links(path: Path) -> Path:

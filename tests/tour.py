@@ -63,7 +63,7 @@ EXITS = {
     r"compare --ab (main|HEAD|origin/main) ": {0, 1, 2, 3},
     # of five models one does not fit; a folder that is there the second time
     r"budget .*--axis model=": {1},
-    r"trace convert .*--to (weka|mooncake-delta)": {0, 4},
+    r"trace convert .*--to mooncake-delta": {0, 4},
     # a log that is not there, and what was recorded of no server
     r"record .*--requests": {2},
     r"trace convert (server|recording)": {4},

@@ -79,7 +79,7 @@ READING = {
 """Options of commands that read a trace."""
 
 SOURCE = opt.required(_SOURCE, "SOURCE")
-OUT_FILE = opt.required(f"{_LINES} For weka, a new folder.", "OUT", callback=opt.to_other)
+OUT_FILE = opt.required(_LINES, "OUT", callback=opt.to_other)
 TO = opt.option(f"{explained(TRACE_LINES | TRACE_FILES)}.", "FORMAT", "--to", default="dsv4kv")
 _FORMAT = f"Format of SOURCE; auto looks at its first line: {listed(TRACE_FORMATS)}."
 FORMAT = opt.option(_FORMAT, "FORMAT", "--format", default="auto")
@@ -222,11 +222,11 @@ def convert(
 
 
 def _check_out(out: Path, to: str) -> None:
-    """Refuse a file, or the folder of a format that is one, before anything is read."""
-    if out.is_dir() and to != "weka":
+    """Refuse a file before anything is read."""
+    if out.is_dir():
         raise TraceError(f"{out} is a folder: name the file to write.")
     try:
-        (files.check_folder if to == "weka" else files.check_file)(out)
+        files.check_file(out)
     except OSError as error:
         raise TraceError(f"{out}: cannot be written ({error.strerror or error}).") from None
 

@@ -3,13 +3,9 @@
 ``hash_ids`` stand for full blocks. Requests of type ``subagent`` nest requests of their own, whose
 times count from the sub-agent's start. A folder is merged on one clock: conversation k, by file
 name, starts k × stagger seconds after the first.
-
-A written folder has a file for every session, found by what prompts begin with, all on the clock
-of the trace. Ids are valid in the whole folder (``global``): kept where the format can hold them,
-numbered anew in their order where it cannot.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import accumulate
 from math import inf
@@ -17,13 +13,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from dsv4kv.errors import TraceError
-from dsv4kv.files import replacing_folder
 from dsv4kv.traces import files as tf
 from dsv4kv.traces.formats import TraceFormat
-from dsv4kv.traces.request import IdRuns, Request, Sessions, as_runs, full_blocks
+from dsv4kv.traces.request import IdRuns, Request
 
 ID_BOUND = 2**40
 """Ids are below it, so ids of many conversations can be kept apart in 64 bits."""
@@ -146,76 +139,6 @@ def _read_ids(value: Any) -> IdRuns:
 def _fits(ids: IdRuns) -> bool:
     starts, counts = ids.starts, ids.counts
     return bool(((starts >= 0) & (starts < ID_BOUND) & (counts <= ID_BOUND - starts)).all())
-
-
-def write_weka(requests: Iterable[Request], folder: Path) -> int:
-    """Write all conversations, held in memory; return how many requests; raises ``TraceError``.
-
-    A block that is not full has no id in this format.
-    """
-    sessions, written = Sessions(), list[tuple[int, Request, IdRuns]]()
-    for number, request in enumerate(requests):
-        _check(number, request, written[0][1] if written else request)
-        runs = as_runs(request.prefix_hashes).first(full_blocks(request))
-        written.append((sessions.place(request)[0], request, runs))
-    if not written:
-        raise TraceError(f"{folder}: not written, there are no requests.")
-    conversations: dict[int, list[dict[str, Any]]] = {}
-    fitting = _fit([runs for *_, runs in written])
-    for (session, request, _), runs in zip(written, fitting, strict=True):
-        record = {
-            "t": request.arrival_s,
-            "type": "n",
-            "in": request.input_tokens,
-            "out": request.output_tokens,
-            "hash_ids": runs,
-        }
-        conversations.setdefault(session, []).append(record)
-    digits = len(str(len(conversations)))
-    try:
-        with replacing_folder(folder) as unfinished:
-            for session, turns in conversations.items():
-                name = f"conversation-{session:0{digits}}"
-                document = {
-                    "id": name,
-                    "block_size": written[0][1].hash_block_tokens,
-                    "hash_id_scope": "global",
-                    "tool_tokens": 0,
-                    "system_tokens": 0,
-                    "requests": [turn | {"hash_ids": list(turn["hash_ids"])} for turn in turns],
-                }
-                (unfinished / f"{name}.json").write_text(tf.json_line(document)[:-1])
-    except OSError as error:
-        raise TraceError(
-            f"{folder}: cannot be written ({error.strerror or error}): name a new folder."
-        ) from None
-    return len(written)
-
-
-def _check(number: int, request: Request, first: Request) -> None:
-    size, count = request.hash_block_tokens, len(request.prefix_hashes)
-    if not size or count < request.input_tokens // size:
-        raise TraceError(
-            f"a weka trace has an id for every full block, and request {number} has {count:,} ids "
-            f"for {request.input_tokens:,} tokens: take another format."
-        )
-    if size != first.hash_block_tokens:
-        raise TraceError(
-            f"request {number} has ids of {size:,} tokens, request 0 of "
-            f"{first.hash_block_tokens:,}: a weka trace has one block size."
-        )
-
-
-def _fit(ids: list[IdRuns]) -> list[IdRuns]:
-    if all(map(_fits, ids)):
-        return ids
-    starts = np.sort(np.concatenate([runs.starts for runs in ids]))
-    ends = np.sort(np.concatenate([runs.starts + runs.counts for runs in ids]))
-    edges = np.unique(np.concatenate([starts, ends]))
-    in_runs = starts.searchsorted(edges, "right") - ends.searchsorted(edges, "right")
-    sizes = np.where(in_runs[:-1] > 0, np.diff(edges), 0)
-    number = np.concatenate([[0], sizes.cumsum()])
-    return [IdRuns(number[edges.searchsorted(runs.starts)], runs.counts) for runs in ids]
 
 
 WEKA = TraceFormat(

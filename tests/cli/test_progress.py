@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from dsv4kv.cli import app, progress
 from dsv4kv.cli.progress import Watcher
 from dsv4kv.traces import ReadOptions, read_trace
-from dsv4kv.traces.weka import write_weka
 
 
 @pytest.fixture(autouse=True)
@@ -50,11 +49,18 @@ TRACE = "".join(
     + "\n"
     for n in range(2000)
 )
+CONVERSATION = json.dumps(
+    {
+        "block_size": 64,
+        "hash_id_scope": "local",
+        "requests": [{"t": 0.5, "in": 64, "out": 1, "hash_ids": [1]}],
+    }
+)
 COMMANDS = [
     ("info TRACE", ["reading TRACE"]),
     ("mrc TRACE --rule vllm", ["reading TRACE", "measuring"]),
     ("convert TRACE out.jsonl", ["converting TRACE"]),
-    ("convert TRACE out --to weka --sort", ["converting TRACE"]),
+    ("convert TRACE out --to oracle --sort", ["converting TRACE"]),
 ]
 
 
@@ -78,8 +84,9 @@ def test_reading_a_trace_says_how_far_it_is(
 
 
 def test_a_folder_of_conversations_says_how_far_it_is(tmp_path: Path) -> None:
-    (tmp_path / "t.jsonl").write_text(TRACE)
-    write_weka(read_trace(tmp_path / "t.jsonl"), tmp_path / "weka")
+    (tmp_path / "weka").mkdir()
+    for number in range(3):
+        (tmp_path / "weka" / f"{number}.json").write_text(CONVERSATION)
     heard: list[tuple[int, int]] = []
     options = ReadOptions(watch=lambda done, total: heard.append((done, total)))
     list(read_trace(tmp_path / "weka", options=options))

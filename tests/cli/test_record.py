@@ -189,7 +189,7 @@ def test_a_recording_becomes_a_trace_in_order_of_arrival(asked: Path, tmp_path: 
     ]
 
 
-@pytest.mark.parametrize("to", ["dsv4kv", "mooncake", "mooncake-delta", "timed", "weka", "oracle"])
+@pytest.mark.parametrize("to", ["dsv4kv", "mooncake", "mooncake-delta", "timed", "oracle"])
 def test_a_recording_becomes_a_trace_of_every_format(to: str, asked: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run("trace", "convert", asked, out, "--to", to).exit_code == 0
@@ -246,7 +246,7 @@ def test_the_mark_stays_when_the_trace_is_converted(stored_only: Path, tmp_path:
     assert all(line["stores_only"] for line in lines(tmp_path / "two.jsonl"))
 
 
-@pytest.mark.parametrize("to", ["weka", "oracle"])
+@pytest.mark.parametrize("to", ["oracle"])
 def test_a_format_that_cannot_be_marked_is_refused(
     to: str, stored_only: Path, tmp_path: Path
 ) -> None:
@@ -354,7 +354,7 @@ def test_prompts_of_which_only_the_length_is_known_share_nothing(
     assert len({one for each in ids for one in each}) == 4
 
 
-@pytest.mark.parametrize("to", ["dsv4kv", "mooncake", "weka"])
+@pytest.mark.parametrize("to", ["dsv4kv", "mooncake"])
 def test_prompts_of_less_than_a_block_are_written_as_well(
     to: str, asked: Path, tmp_path: Path
 ) -> None:

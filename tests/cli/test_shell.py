@@ -194,7 +194,7 @@ def test_few_of_our_own_modules_are_imported(command: str, most: int) -> None:
     [
         ("dsv4kv bu", ["budget"]),
         ("dsv4kv config va", ["validate"]),
-        ("dsv4kv trace convert a b --to w", ["weka"]),
+        ("dsv4kv trace convert a b --to o", ["oracle"]),
     ],
 )
 def test_a_shell_is_offered_commands_and_choices(line: str, offered: list[str]) -> None:

@@ -1,9 +1,7 @@
 """Traces written in the formats of others read back as they were."""
 
-import json
 import os
 import tracemalloc
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from pathlib import Path
@@ -17,7 +15,6 @@ from dsv4kv.errors import TraceError
 from dsv4kv.traces import ReadOptions, detect_format, read_trace, write_trace
 from dsv4kv.traces.formats import in_milliseconds
 from dsv4kv.traces.request import IdRuns, Request, Sessions
-from dsv4kv.traces.weka import write_weka
 
 
 @st.composite
@@ -47,12 +44,6 @@ def chained(draw: st.DrawFn, size: int | None = None) -> list[Request]:
     return made
 
 
-def in_order(trace: Sequence[Request]) -> list[Counter[Request]]:
-    """Requests of each time: which of them comes first, sorting need not keep."""
-    moments = dict.fromkeys(request.arrival_s for request in trace)
-    return [Counter(r for r in trace if r.arrival_s == moment) for moment in moments]
-
-
 @pytest.mark.parametrize("name", ["mooncake", "mooncake-delta", "timed"])
 @given(data=st.data())
 def test_lines_of_other_formats_read_back(name: str, data: st.DataObject) -> None:
@@ -61,49 +52,6 @@ def test_lines_of_other_formats_read_back(name: str, data: st.DataObject) -> Non
     assert write_trace(trace, path, name) == len(trace)
     options = ReadOptions(id_tokens=trace[0].hash_block_tokens)
     assert list(read_trace(path, name, options)) == trace
-
-
-@given(chained())
-def test_weka_conversations_read_back_but_for_blocks_that_are_not_full(
-    trace: list[Request],
-) -> None:
-    """Ids are the same or, where the format cannot hold them, others in the same places."""
-    folder = Path(mkdtemp()) / "conversations"
-    assert write_weka(trace, folder) == len(trace)
-    found = list(read_trace(folder))
-    told = [r.prefix_hashes[: r.input_tokens // r.hash_block_tokens] for r in trace]
-    names = dict[int, int]()
-    if any(max(ids, default=0) >= 2**40 for ids in told):
-        distinct = sorted({number for ids in told for number in ids})
-        names = {number: place for place, number in enumerate(distinct)}
-    expected = [
-        Request(
-            r.arrival_s,
-            r.input_tokens,
-            r.output_tokens,
-            tuple(names.get(number, number) for number in ids),
-            r.hash_block_tokens,
-        )
-        for r, ids in zip(trace, told, strict=True)
-    ]
-    assert in_order(found) == in_order(expected)
-
-
-def test_a_weka_folder_has_a_file_for_every_session(tmp_path: Path) -> None:
-    trace = [
-        Request(0.0, 9, 5, (1, 2, 9), 4),
-        Request(0.5, 4, 6, (7,), 4),
-        Request(2.0, 12, 7, (1, 2, 3), 4),
-    ]
-    write_weka(trace, tmp_path / "out")
-    files = {path.name: json.loads(path.read_text()) for path in (tmp_path / "out").iterdir()}
-    assert sorted(files) == ["conversation-0.json", "conversation-1.json"]
-    first = files["conversation-0.json"]
-    assert (first["block_size"], first["hash_id_scope"]) == (4, "global")
-    assert first["requests"] == [
-        {"t": 0.0, "type": "n", "in": 9, "out": 5, "hash_ids": [1, 2]},
-        {"t": 2.0, "type": "n", "in": 12, "out": 7, "hash_ids": [1, 2, 3]},
-    ]
 
 
 def sessions_of(*prompts: tuple[int, Sequence[int]]) -> list[int]:
@@ -152,34 +100,6 @@ def test_what_mooncake_cannot_tell_is_refused(odd: str, name: str, tmp_path: Pat
     with pytest.raises(TraceError, match=r"every 512 tokens .* request 1 has .*another format\.$"):
         write_trace([good, ODD[odd]], path, name)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("trace", "sentence"),
-    [
-        ([], "there are no requests"),
-        ([Request(0.0, 512, 1)], "request 0 has 0 ids for 512 tokens"),
-        ([Request(0.0, 8, 1, (1,), 4)], "request 0 has 1 ids for 8 tokens"),
-        ([Request(0.0, 8, 1, (1, 2), 4), Request(0.0, 3, 1, (1,), 2)], "has one block size"),
-    ],
-)
-def test_what_weka_cannot_tell_is_refused(
-    trace: list[Request], sentence: str, tmp_path: Path
-) -> None:
-    with pytest.raises(TraceError, match=sentence):
-        write_weka(trace, tmp_path / "out")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("mine")
-    trace = [Request(0.0, 4, 1, (1,), 4)]
-    for path in (tmp_path, tmp_path / "mine"):
-        with pytest.raises(TraceError, match=r"there is something already\): name a new folder"):
-            write_weka(trace, path)
-    with pytest.raises(TraceError, match="No such file or directory"):
-        write_weka(trace, tmp_path / "missing" / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 REQUEST = Request(0.25, 100, 7, (3, 4), 64)

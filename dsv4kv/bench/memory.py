@@ -1,83 +1,13 @@
-"""Memory of the cache: an audit of its pools, and blocks and slots in use during serving."""
+"""Memory of the cache: blocks and slots in use while a workload is served."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-import psutil
-import pynvml
-import torch
-
-from dsv4kv.bench.build import build_manager, check_device_memory, plan_from
-from dsv4kv.bench.device import find_device
 from dsv4kv.bench.serve.executor import Recorder
 from dsv4kv.bench.serve.reuse import PrefixReuse
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.config.bench import BenchConfig
-from dsv4kv.errors import ConfigError
 from dsv4kv.model.plan import CachePlan, checkpoint_bytes
-from dsv4kv.runs.profile import MemoryAudit, MemoryMark
 from dsv4kv.runs.telemetry import HeldPool, HeldUnits, MemorySeries
-
-SNAPSHOT = "memory.pickle"
-
-
-def audit_memory(config: BenchConfig, folder: Path) -> MemoryAudit:
-    """Memory before and after the pools are built, which are given back afterwards.
-
-    On a GPU torch's allocator writes its history into ``folder``.
-    Raises ``ConfigError`` or ``CudaUnavailable``.
-    """
-    if config.workload.data == "none":
-        raise ConfigError("workload.data is none, and so there are no pools to count: set real.")
-    plan, device = plan_from(config), find_device(config.device)
-    if device is not None:
-        check_device_memory(config, plan, device)
-    on_gpu = device is not None and device.device.type == "cuda"
-    snapshot = None
-    torch_memory: Any = torch.cuda.memory  # its allocator remembers what it does
-    if on_gpu:
-        torch_memory._record_memory_history(enabled="all")
-    before = _mark("before", on_gpu=on_gpu)
-    manager = build_manager(config, plan, device)
-    after = _mark("after", on_gpu=on_gpu)
-    if on_gpu:
-        snapshot = str(folder / SNAPSHOT)
-        torch_memory._dump_snapshot(snapshot)
-        torch_memory._record_memory_history(enabled=None)
-    return MemoryAudit(
-        planned_bytes=plan.total_bytes,
-        pool_bytes=sum(manager.memory_by_pool().values()),
-        marks=[before, after],
-        snapshot=snapshot,
-    )
-
-
-def _mark(moment: str, *, on_gpu: bool) -> MemoryMark:
-    if on_gpu:
-        torch.cuda.synchronize()
-    return MemoryMark(
-        moment=moment,
-        allocated_bytes=torch.cuda.memory_allocated() if on_gpu else None,
-        reserved_bytes=torch.cuda.memory_reserved() if on_gpu else None,
-        device_bytes=_used_on_gpu() if on_gpu else None,
-        resident_bytes=psutil.Process().memory_info().rss,
-    )
-
-
-def _used_on_gpu() -> int | None:
-    """By the UUID: NVML does not follow CUDA_VISIBLE_DEVICES."""
-    uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return None
-    return used
-
 
 MOST_POINTS = 256
 """More cannot be distinguished in a chart, and a record of a hundred cases stays small."""

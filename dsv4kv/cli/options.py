@@ -130,11 +130,10 @@ def complete_values(command: Any) -> None:
 
 def to_file(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
     """Refuse files that cannot be written; ``-`` is no file."""
-    for each in value if isinstance(value, list) else [value]:
-        if each not in (None, "-"):
-            context.meta.setdefault(OUTPUTS, []).append((param, Path(each)))
-            with refused_by(param.opts[0], Path(each)):
-                check_file(Path(each))
+    if value not in (None, "-"):
+        context.meta.setdefault(OUTPUTS, []).append((param, Path(value)))
+        with refused_by(param.opts[0], Path(value)):
+            check_file(Path(value))
     return value
 
 

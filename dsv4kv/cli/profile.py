@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from dsv4kv.runs.store import Saved
 
 _STEP = "step"
-_TIMELINES = ("timeline.svg", "timeline.json")
-"""Pictures of one step, next to the profiler's own files."""
 
 EPILOG = examples(
     "dsv4kv profile                                   nsys if it is there, else torch.profiler",
@@ -91,14 +89,10 @@ def profile(
     ),
     step: str = opt.option(_RANGE, "NAME", rare=True, default=_STEP),
     rules: Path | None = opt.option(_RULES, "FILE", rare=True),
-    memory: bool = opt.flag("--memory", "Also count memory around building the pools.", rare=True),
     print_command: bool = opt.flag(
         "--print-command", "Print the profiler's command line only.", rare=True
     ),
     verbose: bool = opt.flag("--verbose -v --full", _FULL),
-    timeline: list[Path] | None = opt.option(
-        "Write one step: .svg, or .json for Perfetto.", "FILE", rare=True, callback=opt.to_file
-    ),
     timeout: float = opt.option(
         "Seconds that nsys or ncu may take.", rare=True, min=1, default=600.0
     ),
@@ -121,7 +115,7 @@ def profile(
     from dsv4kv.profile.read import load_profile, names_profile, record_of_profile
     from dsv4kv.profile.table import read_rules
     from dsv4kv.runs.store import save_record
-    from dsv4kv.view.profile import diff_page, refuse_other_names
+    from dsv4kv.view.profile import diff_page
     from dsv4kv.view.render import show
 
     tools: dict[Tool, bool] = {"nsys": nsys, "ncu": ncu, "torch": torch}
@@ -138,19 +132,16 @@ def profile(
             "--set": set_,
             "--steps": steps,
             "--kernel": kernel,
-            "--memory": memory,
             "--print-command": print_command,
-            "--timeline": diff and timeline,
         },
     )
-    refuse_other_names(timeline or [])
     own = read_rules(rules) if rules else []
     if diff is not None:
         before, after = (load_profile(path, step, own).table for path in diff)
         page = diff_page(before, after, (diff[0].name, diff[1].name))
         show(page.parts(verbose=verbose), cut=not verbose)
         return
-    argv, given = ["dsv4kv", *sys.argv[1:]], _Output(out, timeline or [], json_, html, verbose)
+    argv, given = ["dsv4kv", *sys.argv[1:]], _Output(out, json_, html, verbose)
     if from_ is not None:
         source = load_profile(from_, step, own)
         given.show(source, from_)
@@ -177,7 +168,7 @@ def profile(
     elif print_command:
         _print_command(plan)
     else:
-        _run(plan, given, memory=memory)
+        _run(plan, given)
 
 
 def _refuse_idle(several: bool, given: dict[str, object]) -> None:
@@ -188,7 +179,7 @@ def _refuse_idle(several: bool, given: dict[str, object]) -> None:
     if names := [name for name, value in given.items() if value]:
         raise ConfigError(
             f"{', '.join(names)}: of no use here. A profile is opened with --step and --rules; "
-            "what is to be run is given by CONFIG, --set, --steps, --kernel and --memory."
+            "what is to be run is given by CONFIG, --set, --steps and --kernel."
         )
 
 
@@ -203,24 +194,20 @@ def _print_command(plan: "Plan") -> None:
         say(f"options omitted, which this {plan.tool} does not know: {dropped}", err=True)
 
 
-def _run(plan: "Plan", given: "_Output", *, memory: bool) -> None:
+def _run(plan: "Plan", given: "_Output") -> None:
     from dsv4kv.profile.launch import name_files
     from dsv4kv.profile.read import load_profile
     from dsv4kv.profile.run import run_profile
     from dsv4kv.runs.store import save_record
-    from dsv4kv.view.profile import write_timeline
 
     try:
-        record = run_profile(plan, memory=memory)
+        record = run_profile(plan)
     except KeyboardInterrupt:
         if plan.folder.is_dir():
             say(f"stopped. {name_files(plan.folder)}", err=True)
         raise
     saved = save_record(record, given.out or opt.RESULTS)
     source = load_profile(saved.path, _STEP)
-    if source.table.timeline:
-        for name in _TIMELINES:
-            write_timeline(source.table.timeline, plan.folder / name)
     given.show(source, saved.path)
     if not given.silent:
         say(f"files: {plan.folder}")
@@ -230,7 +217,6 @@ def _run(plan: "Plan", given: "_Output", *, memory: bool) -> None:
 @dataclass(frozen=True)
 class _Output:
     out: Path | None  # folder of records
-    timelines: list[Path]
     json: str | None
     html: Path | None
     verbose: bool
@@ -241,7 +227,7 @@ class _Output:
 
     def show(self, source: "Source", path: Path) -> None:
         from dsv4kv.view.facts import layers_text
-        from dsv4kv.view.profile import profile_page, write_timeline
+        from dsv4kv.view.profile import profile_page
         from dsv4kv.view.render import show
         from dsv4kv.view.table import Command as Paste
 
@@ -250,11 +236,6 @@ class _Output:
         again = Paste.of("dsv4kv", "profile", path, "--verbose")
         parts = [*page.parts(verbose=self.verbose), *([] if self.verbose else ["", again])]
         show(parts, open_console(quiet=self.silent), cut=not self.verbose, below=2)
-        for target in self.timelines:
-            if source.table.timeline is None:
-                raise ConfigError(f"{path} has no timeline: ncu runs each kernel by itself.")
-            write_timeline(source.table.timeline, target)
-            say(f"timeline: {target}", err=self.silent)
 
     def write(self, record: "RunRecord", saved: "Saved | None") -> None:
         from dsv4kv.runs.store import dumps

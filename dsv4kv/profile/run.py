@@ -18,7 +18,6 @@ from typing import Any, Literal, Protocol
 import torch
 
 from dsv4kv.bench.device import describe_gpu, find_device, measure_baseline
-from dsv4kv.bench.memory import audit_memory
 from dsv4kv.bench.run import describe_cache, make_loop, set_up
 from dsv4kv.bench.serve.executor import Recorder, StepExecutor, StepTokens
 from dsv4kv.bench.serve.operations import name_of
@@ -210,7 +209,7 @@ def be_profiled(plan: Plan, target: Path) -> None:
     _run_in_process(plan, CudaProfiler(), write)
 
 
-def run_profile(plan: Plan, *, memory: bool) -> RunRecord:
+def run_profile(plan: Plan) -> RunRecord:
     """Profile a workload, and read what the profiler found.
 
     Raises:
@@ -219,7 +218,6 @@ def run_profile(plan: Plan, *, memory: bool) -> RunRecord:
     """
     command = la.Command([], []) if plan.tool == "torch" else make_command(plan)
     make_folder(plan.folder)
-    audit = audit_memory(plan.loaded.config, plan.folder) if memory else None
     if plan.tool == "torch":
         kineto, kept = Kineto(), list[RunRecord]()
         _run_in_process(plan, kineto, kept.append)
@@ -245,7 +243,6 @@ def run_profile(plan: Plan, *, memory: bool) -> RunRecord:
             "command": command.words,
             "files": [str(path) for path in profiled.files],
             "table": table.model_copy(update=more),
-            "memory": audit,
         }
     )
     done = case.model_copy(update={"profile": profile})

@@ -37,7 +37,6 @@ from dsv4kv.runs.profile import (
     KernelTable,
     OperationRow,
     StepTimes,
-    Timeline,
 )
 from dsv4kv.units import counted
 
@@ -155,12 +154,8 @@ def find_rule(name: str, rules: Sequence[Rule]) -> Rule | None:
     return next((rule for rule in rules if rule.pattern.search(short)), None)
 
 
-MOST_PIECES = 20_000
 MOST_KERNELS = 4_096
 """Rows of a table, those with the most time: engines launch hundreds of kernels."""
-HOST = "host"
-_LAUNCH = "launch"
-_NUMBERS = re.compile(r"(\d+)")
 _FEWEST_FOR_P95 = 200  # ten of them are beyond it
 _ITSELF = "itself"
 
@@ -223,7 +218,6 @@ def build_table(
         operations=operations,
         num_steps=steps,
         steps=_time_steps(trace, gaps),
-        timeline=_pick_step(trace, classes),
         outside_calls=len(outside),
         outside_ns=int(work.self_ns[outside].sum()),
         warnings=trace.warnings,
@@ -388,55 +382,3 @@ def _cpu_steps(trace: Trace) -> list[tuple[int, ...]]:
     columns = (*times, count(RANGE), count(OP))
     some = np.unique(work.step[work.step >= 0])
     return list(zip(*(column[some].tolist() for column in columns), strict=True))
-
-
-def _pick_step(trace: Trace, classes: _Classes) -> Timeline | None:
-    """The step of median length, or all of a profile without steps; None without a clock."""
-    work, calls = trace.work, trace.calls
-    if not trace.has_clock or not len(work):
-        return None
-    step = _median_step(trace)
-    rows = np.arange(len(work)) if step == NONE else np.flatnonzero(work.step == step)
-    rows = rows[np.argsort(work.start_ns[rows], kind="stable")]
-    made = np.flatnonzero(calls.step == step)
-    first = int(np.concatenate([work.start_ns[rows[:1]], calls.start_ns[made]]).min())
-    pieces: list[tuple[str, Category, str, int, int]] = []  # with lane, begin and duration in ns
-    columns = (work.name, work.kind, work.phase, work.device, work.stream)
-    for name, kind, phase, device, stream, start, end in zip(
-        *(each[rows[:MOST_PIECES]].tolist() for each in (*columns, work.start_ns, work.end_ns)),
-        strict=True,
-    ):
-        rule = classes.rule_of(name, kind, phase)
-        lane = f"thread {stream}" if kind >= OP else f"GPU {device} stream {stream}"
-        category = rule.category if rule else OTHER
-        pieces.append((trace.names[name], category, lane, start - first, end - start))
-    launched = zip(calls.start_ns[made].tolist(), calls.end_ns[made].tolist(), strict=True)
-    pieces += [(_LAUNCH, OTHER, HOST, begin - first, end - begin) for begin, end in launched]
-    pieces = pieces[: 2 * MOST_PIECES]
-    numbers: dict[tuple[str, Category], int] = {}
-    lanes = sorted({lane for _, _, lane, _, _ in pieces}, key=_by_numbers)
-    return Timeline(
-        name=[numbers.setdefault((name, kind), len(numbers)) for name, kind, *_ in pieces],
-        names=[name for name, _ in numbers],
-        categories=[category for _, category in numbers],
-        lanes=lanes,
-        lane=[lanes.index(lane) for _, _, lane, _, _ in pieces],
-        start_ns=[start for *_, start, _ in pieces],
-        duration_ns=[duration for *_, duration in pieces],
-        left_out=max(0, len(rows) - MOST_PIECES),
-    )
-
-
-def _median_step(trace: Trace) -> int:
-    """The step whose work takes a median time from begin to end; ``NONE`` without steps."""
-    work = trace.work.where(trace.work.step >= 0)
-    steps, at = np.unique(work.step, return_inverse=True)
-    begin, end = np.full(len(steps), np.iinfo(np.int64).max), constant(len(steps), 0)
-    np.minimum.at(begin, at, work.start_ns)
-    np.maximum.at(end, at, work.end_ns)
-    order = steps[np.argsort(end - begin, kind="stable")]
-    return int(order[len(order) // 2]) if len(order) else NONE
-
-
-def _by_numbers(lane: str) -> list[int | str]:
-    return [int(part) if part.isdecimal() else part for part in _NUMBERS.split(lane)]

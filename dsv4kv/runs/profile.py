@@ -1,10 +1,10 @@
-"""The part of the run record that a profiler fills: kernels, steps, one step's timeline, memory.
+"""The part of the run record that a profiler fills: kernels and steps.
 
-Times are integer nanoseconds, sizes bytes. Tables of steps and of the timeline are kept as
-columns, lists of one length, since there may be many rows.
+Times are integer nanoseconds, sizes bytes. The table of steps is kept as columns,
+lists of one length, since there may be many rows.
 """
 
-from typing import Final, Literal, Self, get_args
+from typing import Any, Final, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -81,28 +81,6 @@ class StepTimes(Part):
         return self
 
 
-class Timeline(Part):
-    """The step of median length, piece by piece."""
-
-    names: list[str] = Field(description="Names of pieces.")
-    categories: list[Category] = Field(description="Their categories.")
-    lanes: list[str] = Field(description="Where they ran: ``host``, ``GPU 0 stream 7``, ….")
-    name: list[int] = Field(description="Of each piece: into ``names``.")
-    lane: list[int] = Field(description="Of each piece: into ``lanes``.")
-    start_ns: list[int] = Field(description="Of each piece: begin since the step's.")
-    duration_ns: list[int] = Field(description="Of each piece: how long it took.")
-    left_out: int = Field(description="Pieces beyond the first 20,000.")
-
-    @model_validator(mode="after")
-    def _columns_agree(self) -> Self:
-        check_columns(self, ("name", "lane", "start_ns", "duration_ns"))
-        check_columns(self, ("names", "categories"))
-        for numbers, names in ((self.name, self.names), (self.lane, self.lanes)):
-            if strangers := set(numbers) - set(range(len(names))):
-                raise ValueError(f"a piece has number {min(strangers)} of {len(names)} names")
-        return self
-
-
 class KernelTable(Part):
     """A profile, whichever profiler it is from."""
 
@@ -115,30 +93,12 @@ class KernelTable(Part):
     """The toolkit's; empty in profiles of others."""
     num_steps: int = Field(description="Steps; 0 where the profile has none.")
     steps: StepTimes | None = Field(description="Their times; null without steps.")
-    timeline: Timeline | None = Field(description="One step; null without a clock.")
+    timeline: dict[str, Any] | None = None
+    """Only in older records: one step, piece by piece."""
     outside_calls: int = Field(description="Pieces outside all steps, in none of the tables.")
     outside_ns: int = Field(description="Their time.")
     warnings: list[str] = Field(description="What spoils the numbers, worst first.")
     notes: list[str] = Field(description="What else to know.")
-
-
-class MemoryMark(Part):
-    """Memory at one moment; null where it cannot be known."""
-
-    moment: str = Field(description="``before`` and ``after`` the pools were built.")
-    allocated_bytes: int | None = Field(description="Of tensors on the GPU, as torch counts.")
-    reserved_bytes: int | None = Field(description="Held by torch's allocator on the GPU.")
-    device_bytes: int | None = Field(description="Of all processes on the GPU, as NVML says.")
-    resident_bytes: int | None = Field(description="Resident memory of this process on the host.")
-
-
-class MemoryAudit(Part):
-    """Memory of the pools: planned, allocated, and as others count it."""
-
-    planned_bytes: int = Field(description="What the plan says.")
-    pool_bytes: int = Field(description="Sizes of the tensors, added up.")
-    marks: list[MemoryMark] = Field(description="Around the building of the pools.")
-    snapshot: str | None = Field(description="For pytorch.org/memory_viz; null without a GPU.")
 
 
 class Profile(Part):
@@ -152,5 +112,5 @@ class Profile(Part):
     useful_bytes: dict[str, int]
     """Bytes that operations of all profiled steps must move, by the byte model."""
     table: KernelTable | None = Field(description="What was found; null while it is not read yet.")
-    memory: MemoryAudit | None = None
-    """Memory around the building of the pools, if asked for."""
+    memory: dict[str, Any] | None = None
+    """Only in older records: memory around the building of the pools."""

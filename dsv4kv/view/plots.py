@@ -1,4 +1,4 @@
-"""Plots by matplotlib: bars, dots with intervals, lines, stacks, scatter and timeline.
+"""Plots by matplotlib: bars, dots with intervals, lines, stacks, scatter.
 
 Every function returns a ``Chart``, which is drawn when a page or a file is written. Values are in
 base units; ``unit`` formats them: ``ns`` as a duration, ``B`` as a binary size, anything else
@@ -297,45 +297,6 @@ def scatter(
 
     words = ", ".join(f"{each.name} {show(each.x, '')} {show(each.y, '')}" for each in places)
     return Chart(title, f"{y} against {x}: {words}.", draw)
-
-
-class Piece(NamedTuple):
-    """A piece of ``timeline``, in ns: which row it is in, and the kind that colours it."""
-
-    name: str
-    kind: str
-    row: int
-    start_ns: float
-    duration_ns: float
-
-
-def timeline(title: str, pieces: Sequence[Piece], rows: Mapping[str, float]) -> Chart:
-    """Pieces of work over time, in rows named at their places."""
-    count = 1 + max((piece.row for piece in pieces), default=0)
-
-    def draw() -> "Figure":
-        figure, axes = _axes(90 + _ROW * count, width=1000)
-        whole = max((piece.start_ns + piece.duration_ns for piece in pieces), default=1)
-        for kind, colour in zip(dict.fromkeys(p.kind for p in pieces), COLOURS * 9, strict=False):
-            own = [piece for piece in pieces if piece.kind == kind]
-            places, starts = [piece.row + 0.5 for piece in own], [piece.start_ns for piece in own]
-            spans = [max(piece.duration_ns, whole * 4e-4) for piece in own]
-            look: dict[str, Any] = {"color": colour, "edgecolor": "white", "linewidth": 0.3}
-            axes.barh(places, spans, left=starts, height=0.8, label=kind, **look)
-        for piece in pieces:
-            if len(piece.name) * 0.007 * whole < piece.duration_ns:
-                at = piece.start_ns + whole * 0.003, piece.row + 0.5
-                axes.text(*at, piece.name, fontsize=8, color="white", va="center")
-        axes.set_xlim(0, whole)
-        axes.set_ylim(count, 0)
-        axes.set_yticks(list(rows.values()), list(rows))
-        _format(axes.xaxis, "ns")
-        axes.grid(axis="x")
-        if pieces:
-            _name(figure, columns=6)
-        return figure
-
-    return Chart(title, f"{len(pieces):,} pieces of work on {', '.join(rows)}.", draw)
 
 
 def show(value: float, unit: str) -> str:

@@ -3,24 +3,19 @@
 Rates are decimal: 1 GB/s is 10^9 B/s.
 """
 
-import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from dsv4kv.errors import ConfigError
-from dsv4kv.files import write_named
 from dsv4kv.profile.table import shorten
 from dsv4kv.profile.trace import INPUTS
 from dsv4kv.runs import profile as rp
 from dsv4kv.runs.quantities import Yardstick, yardsticks
 from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.statistics import divide, summarize
-from dsv4kv.units import counted, format_bytes, format_duration
-from dsv4kv.view import plots
+from dsv4kv.units import counted, format_duration
 from dsv4kv.view import table as tb
 from dsv4kv.view.bench import MAX_ROWS, bench_page, is_known, name_run
 from dsv4kv.view.facts import header, layers_text
@@ -122,8 +117,6 @@ def _answer(
         most = max(_MIN_KERNELS, _MAX_LINES - len(classes.rows))
         yield from ("", replace(classes, note=_describe(profile, table)))
         yield from ("", _kernels_table(table, most, yardstick).noted(layers))
-    if profile.memory:
-        yield from ("", memory_table(profile.memory).noted(layers))
 
 
 def _step_clause(table: rp.KernelTable, idle: float) -> tuple[str, str]:
@@ -376,31 +369,6 @@ def _steps_table(table: rp.KernelTable, steps: rp.StepTimes) -> tb.Table:
     return tb.Table("Step", columns, rows, note=f"{counted(table.num_steps, 'step')}{gpus}{whole}")
 
 
-def memory_table(audit: rp.MemoryAudit) -> tb.Table:
-    """Memory around the building of the pools, as planned and as others count it."""
-    before, after = audit.marks
-    known = {
-        "sizes of the tensors": (0, audit.pool_bytes),
-        "torch, tensors": (before.allocated_bytes, after.allocated_bytes),
-        "torch, reserved": (before.reserved_bytes, after.reserved_bytes),
-        "NVML, whole GPU": (before.device_bytes, after.device_bytes),
-        "host, resident": (before.resident_bytes, after.resident_bytes),
-    }
-    rows = []
-    for label, (first, last) in known.items():
-        sizes = [tb.ABSENT] * 4
-        if first is not None and last is not None:
-            more = last - first
-            sizes = [format_bytes(n) for n in (first, last, more, more - audit.planned_bytes)]
-        rows.append((label, *sizes))
-    return tb.Table(
-        "Memory of the pools",
-        ["counted by", "before", "after", "more", "more than planned"],
-        rows,
-        note=f"planned {format_bytes(audit.planned_bytes)}",
-    )
-
-
 def _describe(profile: rp.Profile, table: rp.KernelTable) -> str:
     tool = f"{table.tool} ({table.tool_version})" if table.tool_version else table.tool
     devices = Counter(table.devices).items()
@@ -517,70 +485,3 @@ def _diff_table(changes: Sequence[Change], sides: tuple[str, str], *, per_step: 
         ("calls A → B", lambda c: tb.Number(f"{c.before_calls:,.4g} → {c.after_calls:,.4g}")),
     ]
     return tb.Table("Kernels", columns, changes, note=f"A: {sides[0]}, B: {sides[1]}")
-
-
-def write_timeline(timeline: rp.Timeline, path: Path) -> None:
-    """Write a picture (``.svg``) or a Chrome trace (``.json``)."""
-    refuse_other_names([path])
-    is_picture = path.suffix == ".svg"
-    text = plots.to_svg_file(timeline_chart(timeline)) if is_picture else chrome_trace(timeline)
-    write_named(path, text, "--timeline")
-
-
-def refuse_other_names(paths: Iterable[Path]) -> None:
-    """Refuse names that are no picture and no Chrome trace, and folders that do not exist."""
-    for path in paths:
-        if path.suffix not in (".svg", ".json"):
-            raise ConfigError(f"{path}: a timeline is a picture, .svg, or a Chrome trace, .json.")
-        if not path.parent.is_dir():
-            raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}.")
-
-
-def timeline_chart(timeline: rp.Timeline) -> tb.Chart:
-    """A step: a row for each lane, and more where pieces overlap."""
-    free: list[list[int]] = [[] for _ in timeline.lanes]
-    count = len(timeline.name)
-    placed = [0] * count
-    for i in sorted(range(count), key=lambda i: (timeline.start_ns[i], -timeline.duration_ns[i])):
-        ends, start = free[timeline.lane[i]], timeline.start_ns[i]
-        row = next((row for row, end in enumerate(ends) if end <= start), len(ends))
-        ends[row : row + 1] = [start + timeline.duration_ns[i]]
-        placed[i] = row
-    rows = [max(1, len(ends)) for ends in free]
-    pieces = [
-        plots.Piece(
-            shorten(timeline.names[timeline.name[i]]),
-            timeline.categories[timeline.name[i]],
-            sum(rows[: timeline.lane[i]]) + placed[i],
-            timeline.start_ns[i],
-            timeline.duration_ns[i],
-        )
-        for i in range(count)
-    ]
-    places = {lane: sum(rows[:n]) + 0.5 for n, lane in enumerate(timeline.lanes)}
-    return plots.timeline("One step", pieces, places)
-
-
-def chrome_trace(timeline: rp.Timeline) -> str:
-    """The timeline as JSON of Chrome's trace events: times in µs, a thread for each lane."""
-    lanes = [
-        {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": lane}}
-        for tid, lane in enumerate(timeline.lanes, start=1)
-    ]
-    pieces = [
-        {
-            "ph": "X",
-            "pid": 1,
-            "tid": lane + 1,
-            "ts": start / 1000,
-            "dur": duration / 1000,
-            "name": shorten(timeline.names[name]),
-            "cat": timeline.categories[name],
-            "args": {"full name": timeline.names[name]},
-        }
-        for name, lane, start, duration in zip(
-            timeline.name, timeline.lane, timeline.start_ns, timeline.duration_ns, strict=True
-        )
-    ]
-    document = {"displayTimeUnit": "ns", "traceEvents": [*lanes, *pieces]}
-    return json.dumps(document, separators=(",", ":")) + "\n"

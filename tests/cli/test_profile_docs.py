@@ -44,7 +44,7 @@ def write_files() -> None:
 
 def test_the_page_has_commands_for_every_way() -> None:
     options = {word for command in COMMANDS for word in command.split() if word.startswith("--")}
-    assert {"--nsys", "--ncu", "--torch", "--diff", "--memory", "--timeline"} <= options
+    assert {"--nsys", "--ncu", "--torch", "--diff"} <= options
     assert all(command.startswith("dsv4kv profile") for command in COMMANDS)
 
 

@@ -144,7 +144,6 @@ def test_a_pipe_is_written_to_and_stays_a_pipe() -> None:
     [
         "report FILE --html",
         "replay FILE --json",
-        "profile FILE --timeline",
         "trace convert FILE",
         "trace tokenize --tokenizer . FILE",
     ],

@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from dsv4kv.bench.memory import audit_memory
 from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
 from dsv4kv.errors import ConfigError
 from dsv4kv.profile.run import run_profiled
@@ -128,11 +126,3 @@ def test_bytes_of_a_gpu_are_by_kernel() -> None:
         kernel = name.split()[0].removeprefix("indexer_")
         summed[kernel] = summed.get(kernel, 0) + size
     assert on_gpu.useful_bytes == summed
-
-
-def test_memory_of_the_pools_is_what_the_plan_says(tmp_path: Path) -> None:
-    audit = audit_memory(tiny_config(), tmp_path)
-    assert audit.pool_bytes == audit.planned_bytes > 0
-    assert [mark.moment for mark in audit.marks] == ["before", "after"]
-    assert audit.marks[0].allocated_bytes is None
-    assert list(tmp_path.iterdir()) == []

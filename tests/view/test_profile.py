@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from dsv4kv.runs.profile import KernelTable, MemoryAudit, MemoryMark, OperationRow, Profile
+from dsv4kv.runs.profile import KernelTable, OperationRow, Profile
 from dsv4kv.view import profile as pr
 from tests.profile.exports import Export, two_replays
 from tests.profile.kernel_profiles import YARDSTICK, from_kineto, from_nsys, make_profile
@@ -154,23 +154,6 @@ def test_bytes_beyond_what_must_be_moved_are_judged(tmp_path: Path) -> None:
             dram_bytes=moved,
         )
         assert (pr.amplification(row), pr.is_amplified(row)) == (None, False)
-
-
-def test_memory_against_the_plan(snapshot: SnapshotAssertion) -> None:
-    marks = [
-        MemoryMark(
-            moment=moment,
-            allocated_bytes=allocated,
-            reserved_bytes=None,
-            device_bytes=device,
-            resident_bytes=300 << 20,
-        )
-        for moment, allocated, device in (("before", 0, 1 << 30), ("after", 64 << 20, 1100 << 20))
-    ]
-    audit = MemoryAudit(
-        planned_bytes=64 << 20, pool_bytes=64 << 20, marks=marks, snapshot="memory.pickle"
-    )
-    assert shown(pr.memory_table(audit)) == snapshot
 
 
 # ---- two profiles -------------------------------------------------------------------------------

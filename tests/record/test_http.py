@@ -3,6 +3,8 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -628,3 +630,121 @@ def test_what_a_row_cannot_be_made_of_stops_no_answer(
     went = Through(tmp_path, answer, asking(raw))
     assert went.got.endswith(b"\r\n\r\nab")
     assert [row["end"] for row in went.rows] == ["done"]
+
+
+def chunk(part: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(part), part)
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
+HOSTILE_ANSWERS = [
+    CHUNKS + EXTRA * 3,
+    OK + b"ab" + EXTRA,
+    CHUNKED + chunk(b'{"id": "h", "usage": {"prompt_tokens": 2147483647}}') + chunk(b""),
+    CHUNKED + chunk(b'{"usage":' * 7_000) + chunk(b""),
+    CHUNKS[:-13] + b"zz\r\n",
+    CHUNKS[:-5],
+    CHUNKED[:-2] + b"Content-Length: 4\r\n\r\nevil",
+    b"HTTP/1.1 200 OK\r\n" + b"X-A: b\r\n" * 10_000,
+    b"HTTP/1.1 200 OK\r\nX-A: " + b"a" * 2**20,
+    b"\x00\xff" * 500,
+]
+HOSTILE_REQUESTS = [
+    POST + b"Connection: Content-Length\r\nContent-Length: 37\r\n\r\n" + SMUGGLED,
+    POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+    POST + b"Content-Length: 3\r\nContent-Length: 40\r\n\r\nabc" + SMUGGLED,
+    POST + b"Content-Length: -1\r\n\r\n",
+    POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+    POST + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nzz\r\n",
+    POST + b"Content-Length: 99999\r\n\r\n{",
+    POST + b"X-A: b\r\n" * 300,
+    POST + b"X-A: " + b"a" * 2**18 + b"\r\n\r\n",
+    b"GET /echo HTTP/1.1\r\nX-A: b\r\n c\r\nBad Header\r\n\r\n",
+    b"GET /echo HTTP/1.1\r\nX-Odd: \xff\xfe\r\nCookie: \xe9\r\n\r\n",
+    b"\x00\xff\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00",
+    b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n",
+]
+
+
+EVENTS = 5  # of a healthy answer
+
+
+async def answer_or_harm(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Stream the events of ``number=``, or give a hostile answer; the path that was asked for."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]
+    kind, _, number = (await reader.readexactly(int(length or 0))).partition(b"=")
+    if kind != b"number":
+        writer.write(HOSTILE_ANSWERS[int(number or 0)])
+        return head.split(b" ")[1]
+    writer.write(CHUNKED)
+    for event in range(EVENTS):
+        writer.write(chunk(b"%b-%d " % (number, event) * 40))
+        await asyncio.sleep(0.002)
+    usage = {"prompt_tokens": 300, "completion_tokens": EVENTS}
+    writer.write(chunk(json.dumps({"id": "c", "usage": usage}).encode()) + chunk(b""))
+    return head.split(b" ")[1]
+
+
+def posted(body: bytes) -> bytes:
+    return POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+async def exchange(port: int, raw: bytes, *, reset: bool = False) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(raw)
+        return b"" if reset else await reader.read()
+    finally:
+        writer.transport.abort() if reset else writer.close()
+
+
+async def attack(port: int) -> None:
+    asked = [posted(b"answer=%d" % each) for each in range(len(HOSTILE_ANSWERS))]
+    for number, raw in enumerate(cycle(asked + HOSTILE_REQUESTS)):
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(0.5):
+                await exchange(port, raw, reset=number % 3 == 0)
+
+
+async def wrong_streams(port: int, numbers: range) -> list[int]:
+    """Ask for healthy answers one after the other; those that came otherwise."""
+    wrong = []
+    for number in numbers:
+        got = content(await exchange(port, posted(b"number=%d" % number)))
+        if not got.startswith(
+            b"".join(b"%d-%d " % (number, n) * 40 for n in range(EVENTS)) + b"{"
+        ):
+            wrong.append(number)
+    return wrong
+
+
+def test_healthy_streams_are_whole_and_nobody_elses_beside_hostile_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients and servers that mean it ill, and idle connections, share 32 descriptors."""
+    monkeypatch.setattr(proxies, "_MOST_DESCRIPTORS", 32)
+    count, paths = 100, set[bytes]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        paths.add(await answer_or_harm(reader, writer))
+
+    async def ask(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        port = writer.get_extra_info("peername")[1]
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
+        attacks = [asyncio.create_task(attack(port)) for _ in range(4)]
+        asked = (wrong_streams(port, range(n, count, 5)) for n in range(5))
+        wrong = sum(await asyncio.gather(*asked), [])
+        for each in attacks:
+            each.cancel()
+        for _, line in idle:
+            line.close()
+        return json.dumps(wrong).encode()
+
+    went = Through(tmp_path, answer, ask)
+    assert went.got == b"[]"
+    whole = [row for row in went.rows if row["end"] == "done" and "output_tokens" in row]
+    assert sum(row["output_tokens"] == EVENTS for row in whole) == count
+    assert paths <= {PATH, b"/echo"}

@@ -29,10 +29,7 @@ _EVENTS: dict[str, Any] = {"panel": "KV events"}
 _REQUESTS: dict[str, Any] = {"panel": "Requests"}
 _METRICS: dict[str, Any] = {"panel": "Metrics"}
 _OUT = "Folder to record into; an existing recording is continued."
-_WHERE = (
-    "Where the server publishes KV events (its --kv-events-config): tcp://HOST:PORT, or a file of "
-    "such messages."
-)
+_WHERE = "Where the server publishes KV events (its --kv-events-config): tcp://HOST:PORT."
 _AGAIN = "Where it sends again what was lost: its replay_endpoint."
 _RANKS = "Data-parallel ranks; each publishes a port above the last."
 _PROXY = (
@@ -57,7 +54,7 @@ _LIMIT: dict[str, Any] = {"min": 0.0, "show_default": "until Ctrl-C"}
 
 def record(
     out: Path = opt.required(_OUT, "OUT"),
-    events: opt.Text = opt.option(_WHERE, "URL|FILE", **_EVENTS),
+    events: opt.Text = opt.option(_WHERE, "URL", **_EVENTS),
     replay: opt.Text = opt.option(_AGAIN, "URL", rare=True, **_EVENTS),
     ranks: int = opt.option(_RANKS, min=1, max=2**16, rare=True, **_EVENTS, default=1),
     proxy: opt.Texts = opt.option(_PROXY, "[HOST:]PORT=URL", **_REQUESTS),
@@ -133,13 +130,9 @@ def record(
 def _events_of(
     events: str | None, replay: str | None, ranks: int, recording: "Recording", veil: "Veil"
 ) -> "Iterator[Source]":
-    from dsv4kv.record.events import MessageFile, Publisher, Socket, ranks_of
+    from dsv4kv.record.events import Publisher, Socket, ranks_of
 
     if events is None:
-        return
-    if "://" not in events:
-        publisher = Publisher(0, recording, veil)
-        yield MessageFile(Path(events), publisher, partial(say, err=True))
         return
     replays = ranks_of(replay, ranks) if replay else [None] * ranks
     for rank, (url, again) in enumerate(zip(ranks_of(events, ranks), replays, strict=True)):

@@ -1,4 +1,4 @@
-"""KV events of a server, from its sockets or from a file of its messages.
+"""KV events of a server, from its sockets.
 
 A batch is written in its own shape, with numbers in place of the server's block names, tokens,
 sessions and adapters.
@@ -16,22 +16,19 @@ gap. Numbers that start again are a restarted publisher.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import import_module
-from pathlib import Path
 from threading import Event as Stop
 from time import monotonic
 from typing import Any
 
-from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.files import mask_url, read_document
+from dsv4kv.errors import ConfigError
+from dsv4kv.files import mask_url
 from dsv4kv.record.folder import Record, Recording, check_row
 from dsv4kv.record.run import missing_package, parse_url
 from dsv4kv.record.veil import LEAST_TOKENS, Veil
 from dsv4kv.record.wire import Batch, Cleared, Event, Removed, Stored, Unreadable, unpack
-from dsv4kv.units import counted
 
 WAIT_S = 2.0
 _WAITING = 256  # messages held while one is missing; then it is a gap, too
@@ -213,12 +210,7 @@ class Publisher:
 
     def __init__(self, number: int, recording: Recording, veil: Veil) -> None:
         self.name = f"events:{number}"
-        self._number, self._recording = number, recording
-        self._veil = veil
-
-    def of_rank(self, rank: int) -> "Publisher":
-        """The publisher of another rank of the same server."""
-        return Publisher(self._number + rank, self._recording, self._veil)
+        self._recording, self._veil = recording, veil
 
     @property
     def came(self) -> tuple[int, float] | None:
@@ -244,56 +236,6 @@ class Publisher:
             "rank": batch.rank,
             "events": [veiled(event, self._veil) for event in batch.events],
         }
-
-
-class MessageFile:
-    """A file of messages as they came: a msgpack array of ``[topic, number, payload]``.
-
-    Every rank of a server numbers its own.
-    """
-
-    def __init__(
-        self, path: Path, publisher: Publisher, warn: Callable[[str], object] = lambda _: None
-    ) -> None:
-        """Read the file; raises ``TraceError`` if it cannot be read, or is none.
-
-        ``warn`` is given a sentence about what was not written.
-        """
-        self._publisher, self._path, self._warn = publisher, path, warn
-        self._messages = _read_messages(path)
-
-    def run(self, stop: Stop) -> None:
-        """Write all of it."""
-        ranks: dict[int, tuple[Publisher, Sequence]] = {}
-        for number, frames in enumerate(self._messages):
-            if stop.is_set():
-                left = counted(len(self._messages) - number, "message")
-                self._warn(f"--events {self._path}: {left} not read; the same command reads on.")
-                return
-            rank = 0  # of an unreadable one, too
-            with suppress(Unreadable):
-                rank = parse(frames).batch.rank
-            if rank not in ranks:
-                publisher = self._publisher.of_rank(rank)
-                ranks[rank] = publisher, Sequence(after=publisher.came)
-            publisher, sequence = ranks[rank]
-            publisher.write(sequence.take(frames))
-        for publisher, sequence in ranks.values():
-            publisher.write(sequence.give_up(at_once=True))
-
-
-def _read_messages(path: Path) -> list[list[bytes]]:
-    msgpack = _package("msgspec").msgpack
-    try:
-        messages = msgpack.decode(read_document(path), type=list[list[bytes]])
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror}).") from None
-    except ValueError as error:
-        raise TraceError(
-            f"{path}: this is no file of messages ({error}): it is a msgpack array of [topic, "
-            "number, payload]."
-        ) from None
-    return list(messages)
 
 
 class Socket:

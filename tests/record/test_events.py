@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.errors import ConfigError
 from dsv4kv.record import events
-from dsv4kv.record.events import MessageFile, Publisher, Socket, ranks_of
+from dsv4kv.record.events import Publisher, Socket, ranks_of
 from dsv4kv.record.folder import Record, Recording, read_stream
 from dsv4kv.record.veil import Veil
 from tests.record import frames as fr
@@ -70,7 +69,7 @@ def numbers(heard: list[Record]) -> list[object]:
 @fr.needs_samples
 @pytest.mark.parametrize("name", fr.SAMPLES)
 @pytest.mark.parametrize("lost", [(), (1, 2)])
-def test_a_socket_gives_what_the_file_gives_also_what_was_lost(
+def test_a_socket_gives_every_message_also_what_was_lost(
     name: str, lost: tuple[int, ...], tmp_path: Path
 ) -> None:
     messages = fr.sample(name)
@@ -79,10 +78,7 @@ def test_a_socket_gives_what_the_file_gives_also_what_was_lost(
         for number, message in enumerate(messages):
             server.send(message, lose=number in lost)
         wait_until(lambda: len(heard) == len(messages))
-    with Recording(with_salt(tmp_path / "filed")) as recording:
-        publisher = Publisher(0, recording, Veil(recording.salt))
-        MessageFile(fr.PUBLISHED / f"{name}.frames.msgpack", publisher).run(threading.Event())
-    filed = [plain(record) for record in read_stream(tmp_path / "filed", "events")]
+    filed = [plain(record) for record in fr.recorded(with_salt(tmp_path / "filed"), messages)]
     assert heard == filed
     assert [plain(record) for record in read_stream(folder, "events")] == filed
 
@@ -169,47 +165,6 @@ def test_of_blocks_so_small_that_counting_would_tell_no_content_is_written(tmp_p
         tmp_path / "recording", [fr.frames(0, fr.stored([1, 2], None, [5, 6], 1))]
     )
     assert "ids" not in record["events"][0]
-
-
-def test_messages_of_a_file_that_are_not_read_are_counted(tmp_path: Path) -> None:
-    path, stop, said = tmp_path / "messages", threading.Event(), list[str]()
-    path.write_bytes(msgspec.msgpack.encode([fr.frames(0, fr.stored([1], None, TOKENS, 256))]))
-    stop.set()
-    with Recording(tmp_path / "recording") as recording:
-        publisher = Publisher(0, recording, Veil(recording.salt))
-        MessageFile(path, publisher, said.append).run(stop)
-    assert said == [f"--events {path}: 1 message not read; the same command reads on."]
-
-
-def test_ranks_in_one_file_count_apart(tmp_path: Path) -> None:
-    path, size = tmp_path / "messages", 256
-    first, second = (list(range(begin, begin + size)) for begin in (0, size))
-    sent = [
-        fr.frames(number, fr.stored([10 * rank + number], parent, tokens, size), rank=rank)
-        for number, tokens in enumerate((first, second))
-        for rank, parent in ((0, number - 1), (1, 10 + number - 1))
-    ]
-    path.write_bytes(msgspec.msgpack.encode(sent))
-    with Recording(tmp_path / "recording") as recording:
-        publisher = Publisher(0, recording, Veil(recording.salt))
-        MessageFile(path, publisher).run(threading.Event())
-    records = list(read_stream(tmp_path / "recording", "events"))
-    assert [(one["source"], one["rank"], one["place"][0]) for one in records] == [
-        ("events:0", 0, 0),
-        ("events:1", 1, 0),
-        ("events:0", 0, 1),
-        ("events:1", 1, 1),
-    ]
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", msgspec.msgpack.encode([[1, 2]])])
-def test_a_file_of_something_else_is_refused(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "messages"
-    path.write_bytes(content)
-    with Recording(tmp_path / "recording") as recording:
-        publisher = Publisher(0, recording, Veil(recording.salt))
-        with pytest.raises(TraceError, match="this is no file of messages"):
-            MessageFile(path, publisher)
 
 
 def test_every_rank_publishes_a_port_above_the_last() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -736,7 +736,7 @@ def test_healthy_streams_are_whole_and_nobody_elses_beside_hostile_ones(
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
         attacks = [asyncio.create_task(attack(port)) for _ in range(4)]
         asked = (wrong_streams(port, range(n, count, 5)) for n in range(5))
-        wrong = sum(await asyncio.gather(*asked), [])
+        wrong = list(chain.from_iterable(await asyncio.gather(*asked)))
         for each in attacks:
             each.cancel()
         for _, line in idle:

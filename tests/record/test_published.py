@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -14,7 +13,7 @@ from dsv4kv.cli import app
 from dsv4kv.engines.names import find_rule
 from dsv4kv.model.presets import load_model
 from dsv4kv.record.convert import find_stores, read_recording
-from dsv4kv.record.events import MessageFile, Publisher
+from dsv4kv.record.events import Publisher, Sequence
 from dsv4kv.record.folder import Recording, read_stream
 from dsv4kv.record.logs import RequestLog
 from dsv4kv.record.server import read_server
@@ -57,16 +56,13 @@ def record(folder: Path, engine: str, workload: Workload) -> Path:
     """Record a workload's messages and its log of requests."""
     folder.mkdir()
     (folder / "log").write_text("".join(line + "\n" for line in log_lines(engine, workload)))
-    (folder / "messages").write_bytes(msgspec.msgpack.encode(workload.frames))
     with Recording(folder / "recording") as recording:
         veil = Veil(recording.salt, min(workload.page, 64))
-        publisher = Publisher(0, recording, veil)
-        sources = (
-            MessageFile(folder / "messages", publisher),
-            RequestLog(0, folder / "log", recording, veil, follow=False),
-        )
-        for source in sources:
-            source.run(threading.Event())
+        publisher, sequence = Publisher(0, recording, veil), Sequence()
+        for message in workload.frames:
+            publisher.write(sequence.take(message))
+        log = RequestLog(0, folder / "log", recording, veil, follow=False)
+        log.run(threading.Event())
     return folder / "recording"
 
 

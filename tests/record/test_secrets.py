@@ -11,15 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from aiohttp import ClientSession
 
-from dsv4kv.record.events import MessageFile, Publisher
 from dsv4kv.record.folder import Recording, read_stream, segments
 from dsv4kv.record.logs import RequestLog
 from dsv4kv.record.metrics import Metrics
 from dsv4kv.record.veil import Veil
-from tests.record.frames import frames, stored
+from tests.record.frames import frames, recorded, stored
 from tests.record.serving import proxied, serving
 from tests.record.test_logs import LINES
 from tests.record.test_metrics import serving as serving_metrics
@@ -70,11 +68,7 @@ def test_of_events(tmp_path: Path) -> None:
         frames(3, stored(list(TOKENS[:4]), None, tokens[:4], 1)),
     ]
     messages[0][0] = WORD.encode()
-    path = tmp_path / WORD
-    path.write_bytes(msgspec.msgpack.encode(messages))
-    with Recording(tmp_path / "recording") as recording:
-        publisher = Publisher(0, recording, Veil(recording.salt))
-        MessageFile(path, publisher).run(threading.Event())
+    recorded(tmp_path / "recording", messages)
     assert lines(tmp_path / "recording", "events") == len(messages)
     assert told(tmp_path / "recording") == []
 

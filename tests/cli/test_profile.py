@@ -255,14 +255,6 @@ def test_ctrl_c_names_what_is_left(nsys: Tool, monkeypatch: pytest.MonkeyPatch) 
     assert not list(Path("results").glob("*.json"))
 
 
-def test_a_timeout_is_told_with_what_is_left(nsys: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsv4kv.profile.launch.GRACE_S", 0.3)
-    nsys.does("profile", hangs="ears")
-    sentence = refused(profile("--nsys", "--timeout", "2"), 9)
-    assert "did not end within 2 s" in sentence
-    assert "step.part" in sentence
-
-
 def test_ncu_counts_bytes_beside_those_that_must_be_moved(ncu: Tool) -> None:
     result = profile("--ncu", "--kernel", "gather")
     assert result.exit_code == 0, result.output
@@ -385,6 +377,3 @@ def test_another_range_can_be_the_step() -> None:
     assert "Step  2 steps" in invoke("server.sqlite", *step).stdout
     others = text(invoke("server.sqlite", "--verbose").stdout)
     assert "the steps are 'execute_*'" in others
-
-
-# ---- help ---------------------------------------------------------------------------------------

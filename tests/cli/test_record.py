@@ -185,19 +185,6 @@ def test_a_recording_becomes_a_trace_in_order_of_arrival(asked: Path, tmp_path: 
     ]
 
 
-@pytest.mark.parametrize("to", ["dsv4kv", "mooncake", "mooncake-delta", "timed", "oracle"])
-def test_a_recording_becomes_a_trace_of_every_format(to: str, asked: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert run("trace", "convert", asked, out, "--to", to).exit_code == 0
-    if to == "oracle":
-        assert out.stat().st_size == 24 * 14
-        return
-    options = ("--format", "timed", "--id-tokens", "64") if to == "timed" else ("--format", to)
-    done = run("trace", "info", out, *options)
-    assert done.exit_code == 0, done.output
-    assert "3 requests over 3.0 s" in done.output
-
-
 def test_ids_of_512_tokens_are_of_all_before_and_a_rest_is_shared_with_nothing(
     asked: Path, tmp_path: Path
 ) -> None:

@@ -105,11 +105,3 @@ def test_what_the_package_cannot_read_is_told_with_its_words(
     monkeypatch.setitem(sys.modules, "ncu_report", SimpleNamespace(load_report=fail))
     with pytest.raises(ProfileError, match=r"report of ncu \(not a report\)"):
         read_ncu(Path("step.ncu-rep"))
-
-
-def test_without_the_package_the_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch, report: list[list[Action]]
-) -> None:
-    monkeypatch.setitem(sys.modules, "ncu_report", None)
-    with pytest.raises(ProfileError, match=r"pip install 'dsv4kv\[profile\]'"):
-        read_ncu(Path("step.ncu-rep"))

@@ -56,17 +56,6 @@ def test_without_a_driver_its_versions_are_absent(monkeypatch: pytest.MonkeyPatc
     assert versions["torch"]
 
 
-def test_a_driver_is_told_with_the_cuda_version_it_supports(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion_v2", lambda: 12_080)
-    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "570.86.15")
-    versions = capture_environment()["versions"]
-    assert (versions["cuda"], versions["driver"]) == ("12.8", "570.86.15")
-
-
 def test_facts_that_cannot_be_had_are_absent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -120,8 +120,18 @@ def test_a_record_without_cases_is_explained(tmp_path: Path) -> None:
     assert (done.exit_code, done.exception) == (0, None)
 
 
-NUMBERS = ["1e400", "-1e400", "9" * 5_000, "1" + "0" * 300, "NaN", "1e300", '"1"', '"x"', "[1]"]
-OTHERS = ["null", "true", "{}", "[1, [2]]", "[" * 100_000 + "]" * 100_000, "[" * 100_000]
+NUMBERS = ["1e400", "-1e400", "9" * 5_000, "1" + "0" * 300, "1e300", str(2**64 - 1), '"1"', '"x"']
+CPP = ["NaN", "-Infinity", "inf", "-inf", "nan", "-nan"]  # as Kineto writes what it does not know
+OTHERS = [
+    "null",
+    "true",
+    "{}",
+    "[1]",
+    "[1, [2]]",
+    "[1, 2, 3, 4]",
+    "[" * 100_000 + "]" * 100_000,
+    "[" * 100_000,
+]
 NAMES = ["_ZN" + "9" * 5_000, "a<" * 100_000, "void kentry<" + "1, " * 50_000, "k" * (1 << 20)]
 PLACES = ["cat", "ph", "name", "pid", "tid", "ts", "dur", "args", "correlation", "grid", "stream"]
 
@@ -139,7 +149,7 @@ def with_one_odd(place: str) -> list[str]:
         ]
 
 
-@pytest.mark.parametrize("value", [*NUMBERS, *OTHERS], ids=lambda value: value[:12])
+@pytest.mark.parametrize("value", [*NUMBERS, *CPP, *OTHERS], ids=lambda value: value[:12])
 def test_odd_values_anywhere_in_a_trace_are_left_out_or_refused(
     value: str, tmp_path: Path
 ) -> None:
@@ -160,7 +170,8 @@ def test_names_of_any_length_are_told(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "listed", ["[" * 100_000, '[{"id": ' + "9" * 5_000 + "}]", '[{"id": [1]}]']
+    "listed",
+    ["[", "[1]", "[" * 100_000, '[{"id": ' + "9" * 5_000 + "}]", '[{"id": [1], "name": inf}]'],
 )
 def test_odd_devices_are_done_without(listed: str, tmp_path: Path) -> None:
     path = save(tmp_path / "t.json", gpu_events(), head={"deviceProperties": "ODD"})
@@ -175,13 +186,6 @@ def test_a_pipe_is_refused_without_waiting_for_what_it_says(name: str, tmp_path:
     os.mkfifo(tmp_path / name)
     with pytest.raises(ProfileError):
         load_profile(tmp_path / name, "step")
-
-
-def test_a_trace_that_unpacks_without_end_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "t.json.gz"
-    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (1 << 26)))
-    with pytest.raises(ProfileError, match="unpacks to over 200 times its size"):
-        load_profile(path, "step")
 
 
 def test_a_trace_is_refused_before_most_of_it_is_unpacked(

@@ -8,16 +8,14 @@ import typer
 
 from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
-from dsv4kv.files import write_named
-from dsv4kv.view.console import open_console, say
+from dsv4kv.view.console import open_console
 
 EPILOG = examples(
     "dsv4kv conform vllm                                  the vLLM of this environment",
     "dsv4kv conform sglang --python ~/sglang/bin/python   SGLang's, of another one",
-    "dsv4kv conform vllm --operations 200000 --pytest a.py   a failure to attach to an issue",
+    "dsv4kv conform vllm --operations 200000 --json       a failure to attach to an issue",
 )
 _PACKAGE = "Folder of the unpacked wheel, where the engine is not installed."
-_PYTEST = "File for the shortest failing sequence, as a test of its own."
 
 
 def conform(
@@ -26,13 +24,12 @@ def conform(
     package: Path | None = opt.option(_PACKAGE, rare=True),
     operations: int = opt.option("Number of operations.", min=1, rare=True, default=20_000),
     seed: int = opt.option("Seed of the operations.", rare=True, default=0),
-    pytest: Path | None = opt.option(_PYTEST),
     as_json: bool = opt.AS_JSON,
 ) -> None:
     """Check an engine's cache manager: lost blocks, false hits, stuck requests."""
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.diagnose.conform.check import conform as check
-    from dsv4kv.diagnose.conform.check import drive, test_file
+    from dsv4kv.diagnose.conform.check import drive
     from dsv4kv.view.conform import report_conformity
 
     stderr = open_console(stderr=True, quiet=as_json)
@@ -57,11 +54,5 @@ def conform(
         "failures": [asdict(failure) for failure in failures],
     }
     opt.tell(report_conformity(engine, manager.version, verdict), document, as_json=as_json)
-    repeating = [each for each in failures if each.repeats]
-    if pytest and repeating:
-        shortest = min(repeating, key=lambda each: len(each.sequence.operations))
-        write_named(pytest, test_file(engine, manager.version, shortest), "--pytest")
-    elif pytest and failures:
-        say(f"--pytest {pytest}: not written, as no failure repeated", err=True)
     if failures:
         raise typer.Exit(1)

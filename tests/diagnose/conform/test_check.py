@@ -11,7 +11,6 @@ import pytest
 
 from dsv4kv.diagnose.conform import sequences as se
 from dsv4kv.diagnose.conform.check import conform, drive
-from dsv4kv.diagnose.conform.check import test_file as file_of
 from dsv4kv.diagnose.conform.driven import broken, serve
 from dsv4kv.errors import PeerUnavailable
 from tests.diagnose.conform.toy import TRAITS, Toy
@@ -131,17 +130,6 @@ def test_a_block_is_free_or_held(
     broken.check_free(held, free, counted)
     assert [*broken.NOTED] == (["blocks"] if says else [])
     assert says in broken.NOTED.get("blocks", "")
-
-
-@pytest.mark.parametrize("engine", se.DRAWN)
-def test_the_file_of_a_failure_is_python_without_dsv4kv(engine: str) -> None:
-    failure = conform(Toy("leak"), 2000, seed=0).failures["blocks"]
-    text = file_of(engine, "1.0", failure)
-    made = compile(text, "case.py", "exec")
-    assert "test_blocks" in made.co_names
-    assert "import dsv4kv" not in text
-    assert "from ." not in text
-    assert all(f"{operation!r}" in text for operation in failure.sequence.operations)
 
 
 def test_an_engine_that_is_not_installed_is_a_sentence() -> None:

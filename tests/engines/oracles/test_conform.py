@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.diagnose.conform.check import Driven, Verdict, conform, drive
-from dsv4kv.diagnose.conform.check import test_file as file_of
 from tests.engines.oracles.asking import HERE, needs_engines
 
 FOLDER = Path(os.environ.get("DSV4KV_ENGINES", "."))
@@ -25,9 +24,7 @@ def test_the_newest_keep_every_promise(package: str) -> None:
     assert not verdict_on(package, 10_000).failures
 
 
-def test_hits_of_nothing_with_drafts_are_found_before_their_fix_and_not_after(
-    tmp_path: Path,
-) -> None:
+def test_hits_of_nothing_with_drafts_are_found_before_their_fix_and_not_after() -> None:
     """vllm#44082, in 0.23; both free windows that rejected drafts go back to (vllm#47728)."""
     before, after = (verdict_on(package, 4000) for package in ("vllm-0.22.1", "vllm-0.23.0"))
     assert before.failures.keys() == {"hits", "reads"}
@@ -39,20 +36,6 @@ def test_hits_of_nothing_with_drafts_are_found_before_their_fix_and_not_after(
     assert found.sequence.settings["speculation"] == "mtp+connector"
     assert len(found.sequence.operations) == 2
     assert "hits 0 of them" in found.says
-    case = tmp_path / "case.py"
-    case.write_text(file_of("vllm", "0.22.1", found) + "\n\ntest_hits()\n")
-    failed = {
-        package: subprocess.run(
-            [PYTHON, case],
-            env=os.environ | {"PACKAGE": str(FOLDER / package)},
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stderr
-        for package in ("vllm-0.22.1", "vllm-0.23.0")
-    }
-    assert "AssertionError: {'hits': ('a prompt of" in failed["vllm-0.22.1"]
-    assert "AssertionError" not in failed["vllm-0.23.0"]
 
 
 def verdict_on_planted(engine: str, operations: int) -> Verdict:

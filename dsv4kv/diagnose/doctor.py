@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +17,6 @@ from typing import Any, Literal
 import psutil
 
 from dsv4kv.errors import ConfigError, CudaUnavailable, DeviceError
-from dsv4kv.ops.foreign import version_of
 from dsv4kv.runs.environment import capture_environment
 from dsv4kv.units import format_bytes, format_duration
 
@@ -30,7 +28,7 @@ Clock = Callable[[], int]
 class Check:
     """A finding about this machine."""
 
-    topic: str  # ``machine``, ``software``, ``GPU``, ``profilers``, ``peers`` or ``timers``
+    topic: str  # ``machine``, ``software``, ``GPU``, ``profilers`` or ``timers``
     name: str  # what was looked at
     status: Status
     """``missing`` leaves something out, ``broken`` something that `dsv4kv bench` needs."""
@@ -48,7 +46,6 @@ def examine(calibration: Path) -> Iterator[Check]:
     yield from check_gpu(environment["versions"])
     has_gpu = environment["versions"]["driver"] is not None
     yield from check_profilers(has_gpu=has_gpu)
-    yield from check_peers(has_gpu=has_gpu)
     yield from check_host_clocks()
 
 
@@ -147,13 +144,6 @@ def _check_calibration(path: Path, hostname_sha256: str) -> Check:
 
 
 _NEEDED = {"torch": "everything that moves bytes", "numpy": "bookkeeping and statistics"}
-_NOT_TIMED = "nothing to time: it has neither gather nor insert of its own"
-_PEERS = {
-    "vllm": "bench --backend vllm",
-    "sglang": "bench --backend sglang",
-    "flash_mla": _NOT_TIMED,
-    "flag_gems": "bench --backend flaggems",
-}
 
 
 def check_software() -> Iterator[Check]:
@@ -195,18 +185,6 @@ def check_software() -> Iterator[Check]:
     except (CudaUnavailable, ImportError):
         advice = "pip install nvidia-cuda-nvdisasm"
         yield Check("software", "nvdisasm", "missing", "not installed", enables, advice)
-
-
-def check_peers(*, has_gpu: bool) -> Iterator[Check]:
-    """Check for other projects' packages, without importing them; they need a GPU."""
-    for package, enables in _PEERS.items():
-        if find_spec(package) is None:
-            timed = has_gpu and enables != _NOT_TIMED
-            advice = f"to compare with it: pip install {package}" if timed else None
-            yield Check("peers", package, "missing", "not installed", enables, advice)
-        else:
-            version = version_of(package) or "installed, version unknown"
-            yield Check("peers", package, "good", version, enables)
 
 
 _DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")

@@ -129,6 +129,6 @@ def test_this_machine_itself_is_examined(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     done = run("--json")
     document = json.loads(done.stdout)
-    assert {check["name"] for check in document["checks"]} >= {"CPU", "torch", "GPU", "vllm"}
+    assert {check["name"] for check in document["checks"]} >= {"CPU", "torch", "GPU", "nsys"}
     assert done.exit_code == (0 if document["ok"] else 8)
     assert list(tmp_path.iterdir()) == []  # looking leaves nothing behind

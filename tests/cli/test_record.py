@@ -61,6 +61,7 @@ def lines(path: Path) -> list[Any]:
 ODD_URLS = (
     "[/b]", "http://[", "http://]", "http://[::1%]", "http://x\u2100y", "http://x:99999999",
     "http://x:" + "9" * 5_000, "http://\udcff", "http://a..b", "http://" + "x" * 300, "http://x\0y",
+    "file:///etc/passwd",
 )  # fmt: skip
 
 

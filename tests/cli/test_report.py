@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from dsv4kv.cli.report import report
-from dsv4kv.runs.store import dumps, save_record, schema_text
+from dsv4kv.runs.store import dumps, save_record
 from dsv4kv.view.runs import report_record
 from tests.runs.records import make_record
 from tests.view.terminal import shown
@@ -35,7 +35,3 @@ def test_a_saved_run_is_told_as_when_it_ended(saved: Path) -> None:
 
 def test_json_gives_the_record_itself(saved: Path) -> None:
     assert run(str(saved), "--json") + "\n" == dumps(make_record()) == saved.read_text()
-
-
-def test_the_schema_is_printed_without_a_run() -> None:
-    assert run("--schema") + "\n" == schema_text()

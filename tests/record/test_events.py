@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.errors import ConfigError
 from dsv4kv.record import events
 from dsv4kv.record.events import Publisher, Socket, ranks_of
 from dsv4kv.record.folder import Record, Recording, read_stream
@@ -170,12 +169,6 @@ def test_of_blocks_so_small_that_counting_would_tell_no_content_is_written(tmp_p
 def test_every_rank_publishes_a_port_above_the_last() -> None:
     assert ranks_of("tcp://host:5557", 3) == [f"tcp://host:{port}" for port in (5557, 5558, 5559)]
     assert ranks_of("tcp://[::1]:5557", 1) == ["tcp://[::1]:5557"]
-
-
-@pytest.mark.parametrize("url", ["http://host:1", "tcp://host", "tcp://:1", "tcp://h:99999", "x"])
-def test_what_is_no_address_of_a_publisher_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="give tcp://HOST:PORT"):
-        ranks_of(url, 1)
 
 
 def test_what_cannot_be_read_is_a_record_that_says_so(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from dsv4kv.errors import ConfigError
 from dsv4kv.record.folder import Recording, read_stream
 from dsv4kv.record.metrics import Counted, Metrics, Values, count, parse
 from dsv4kv.record.server import Live
@@ -203,12 +202,3 @@ def test_settings_are_noted_once(tmp_path: Path) -> None:
     assert [note["settings"] for note in notes if note["what"] == "server"] == [
         {"block_size": "256", "num_gpu_blocks": "7236"}
     ]
-
-
-@pytest.mark.parametrize("url", ["host:8000/metrics", "file:///etc/passwd", "http://"])
-def test_what_is_no_page_is_refused(url: str, tmp_path: Path) -> None:
-    with (
-        Recording(tmp_path / "recording") as recording,
-        pytest.raises(ConfigError, match="give http://HOST:PORT/metrics"),
-    ):
-        Metrics(0, url, 1.0, recording)

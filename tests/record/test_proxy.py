@@ -440,11 +440,3 @@ def test_only_this_machine_reaches_a_proxy_unless_a_host_is_named() -> None:
     )
     assert named.is_public
     assert not parse_address("[::1]:8001=http://h").is_public
-
-
-@pytest.mark.parametrize(
-    "text", ["8001", "x=http://h", "8001=h:8000", "99999=http://h", "=http://h"]
-)
-def test_what_is_no_address_of_a_proxy_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="give PORT=URL"):
-        parse_address(text)

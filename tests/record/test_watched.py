@@ -1,23 +1,20 @@
 """A recording is watched while it grows: each record once, and the last minutes of all."""
 
-import asyncio
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession
 from rich.console import Console
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
-from dsv4kv.record.folder import Record, Recording, read_stream
+from dsv4kv.record.folder import Record, Recording
 from dsv4kv.record.server import Follower, Glance, Watched
 from dsv4kv.view.render import show
 from dsv4kv.view.watch import dashboard, watch_line
 from tests.record.frames import frames, recorded, stored
 from tests.record.frames import removed as removed_blocks
-from tests.record.serving import proxied, serving
 from tests.replay.test_against import BEGUN_S, BLOCKS, Scene, record
 
 
@@ -142,37 +139,10 @@ def test_a_recording_that_nothing_is_added_to_is_said_to_be_silent(tmp_path: Pat
     assert line.startswith("nothing was recorded for 300 s")
 
 
-def test_a_server_is_watched_through_its_proxy(tmp_path: Path) -> None:
-    async def ask(url: str) -> None:
-        async with ClientSession() as client:
-            for number in range(4):
-                body = {"tokens": 400, "cached": 100 * number, "prompt": list(range(400))}
-                async with client.post(f"{url}/v1/chat/completions", json=body) as answer:
-                    await answer.read()
-
-    async def test() -> None:
-        async with serving() as (_, direct), proxied(tmp_path / "server", direct) as (url, _):
-            await asyncio.wait_for(ask(url), 60)
-
-    asyncio.run(test())
-    glance = watched(tmp_path / "server").glance()
-    assert glance.found == {"its answers": (600, 1600)}
-    assert glance.requests == 4
-
-
 def test_what_is_no_recording_cannot_be_watched(tmp_path: Path) -> None:
     done = run("watch", tmp_path)
     assert done.exit_code == 2
     assert "is no recording" in done.output
-
-
-def test_watching_changes_nothing(tmp_path: Path) -> None:
-    folder = record(tmp_path / "server", Scene())
-    before: list[Record] = list(read_stream(folder, "requests"))
-    files = {path: path.read_bytes() for path in folder.iterdir()}
-    run("watch", folder, "--seconds", "0")
-    assert {path: path.read_bytes() for path in folder.iterdir()} == files
-    assert list(read_stream(folder, "requests")) == before
 
 
 def run(*words: object) -> Any:

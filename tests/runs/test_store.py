@@ -238,11 +238,6 @@ def test_every_record_of_a_folder_is_listed_by_name(tmp_path: Path) -> None:
     assert first.summary.backends == ["cpu"]
 
 
-def test_a_folder_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="No such file"):
-        store.list_entries(tmp_path / "gone")
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -307,12 +302,6 @@ def test_runs_go_that_fit_every_condition(
     assert days(store.choose(store.list_entries(folder), now=NOW, **options)) == chosen  # type: ignore[arg-type]
 
 
-def test_removing_leaves_everything_else(folder: Path) -> None:
-    store.remove(folder, store.choose(store.list_entries(folder), keep=1, now=NOW))
-    assert [entry.file for entry in store.list_entries(folder)] == ["notes.json", "run-20.json"]
-    assert (folder / "baselines" / "main.json").exists()
-
-
 # ---- names of runs, and records of before
 
 
@@ -348,8 +337,3 @@ def test_what_telemetry_had_before_is_skipped() -> None:
     before["gpu_checks"] |= {"ecc_corrected": [0], "dram_percent": [1.5]}
     before["host_samples"]["load_1min"] = [0.5]
     assert Telemetry.model_validate(before, strict=True) == telemetry
-
-
-def test_the_first_records_can_be_saved_anew_with_a_digest() -> None:
-    record = store.load_record(FIRST)
-    assert store.loads(store.dumps(record), "anew") == record

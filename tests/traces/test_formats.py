@@ -145,22 +145,10 @@ def test_gzip_a_byte_order_mark_and_blank_lines_change_nothing(name: str, write:
 def test_an_array_is_read_as_its_lines_would_be(
     name: str, indent: int | None, tmp_path: Path
 ) -> None:
-    one = {
-        "mooncake": {"timestamp": 5, "input_length": 513, "output_length": 2, "hash_ids": [4, 5]},
-        "bailian": {
-            "chat_id": 1,
-            "parent_chat_id": -1,
-            "timestamp": 0.5,
-            "input_length": 17,
-            "output_length": 2,
-            "hash_ids": [4, 5],
-        },
-        "dsv4kv": {"arrival_s": 0.5, "input_tokens": 8, "output_tokens": 1},
-        "sharegpt": {"prompt_len": 8, "output_len": 1},
-    }[name]
+    rows = [json.loads(line) for line in SAMPLES[name].splitlines()]
     array, lines = tmp_path / "array.json", tmp_path / "lines.jsonl"
-    array.write_text(json.dumps([one, one], indent=indent))
-    lines.write_text(f"{json.dumps(one)}\n" * 2)
+    array.write_text(json.dumps(rows, indent=indent))
+    lines.write_text(SAMPLES[name])
     assert detect_format(array) == detect_format(lines) == name
     assert list(read_trace(array)) == list(read_trace(lines))
 

@@ -69,7 +69,7 @@ SLOW = {
     " test_run test_telemetry test_timed_kernels",
     "cache": "test_blocks_machine test_machine test_sharing_machine",
     "cli": "test_bench test_budget test_compare test_doctor test_foreign_code test_golden"
-    " test_kernels test_launches test_profile test_profile_docs test_progress test_record"
+    " test_kernels test_launches test_profile test_progress test_record"
     " test_replay test_results test_shell test_sweeps test_without_torch",
     "replay/clock": "test_points",
     "bench/compare": "test_ab test_claims test_comparison test_verdict test_worktrees",
@@ -117,7 +117,6 @@ THINNED = {
     "cli/test_launches.py::test_a_killed_run_keeps_the_launches_before_and_leaves_nothing_else": 0,
     "cli/test_launches.py::test_ctrl_c_in_a_launch_saves_what_was_measured": 0,
     "cli/test_profile.py::test_a_workload_that_cannot_run_fails_with_its_own_words": 0,
-    "cli/test_profile_docs.py::test_a_command_of_the_page_runs": 1,
     "cli/test_progress.py::test_reading_a_trace_says_how_far_it_is": 3,
     "cli/test_record.py::test_whatever_ends_it_no_finished_request_is_lost": 1,
     "cli/test_replay.py::test_a_chart_is_one_file": 1,

@@ -5,7 +5,7 @@ import gzip
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -177,12 +177,3 @@ async def proxied(folder: Path, upstream: str) -> AsyncIterator[tuple[str, list[
         yield entered
     finally:
         await asyncio.to_thread(manager.__exit__, None, None, None)
-
-
-async def until_open(port: int) -> None:
-    """Wait until somebody listens."""
-    while True:
-        with suppress(OSError):
-            (await asyncio.open_connection("127.0.0.1", port))[1].close()
-            return
-        await asyncio.sleep(0.05)

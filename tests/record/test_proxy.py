@@ -25,7 +25,8 @@ from dsv4kv.record.run import run
 from dsv4kv.record.usage import Ends
 from dsv4kv.record.veil import Veil
 from tests.ports import free_port
-from tests.record.serving import PIECES, Server, proxied, proxying, serving, until_open
+from tests.record.serving import PIECES, Server, proxied, proxying, serving
+from tests.record.stress import until_open
 
 COMPLETIONS = "/v1/chat/completions"
 
@@ -268,6 +269,33 @@ async def test_much_is_passed_on_in_little_memory(here: Scene) -> None:
     assert size == 32 * 2**20
     assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x00\xff\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"GET /echo HTTP/1.1\r\nX-A: b\r\n c\r\nBad Header\r\n\r\n",
+        b"GET /echo HTTP/1.1\r\nX-Odd: \xff\xfe\r\nCookie: \xe9\r\n\r\n",
+        b"GET /echo HTTP/1.0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX-Long: " + b"a" * 2**18 + b"\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 99999\r\n\r\n{",
+        b"POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+@in_scene
+async def test_hostile_requests_do_no_harm(here: Scene, raw: bytes) -> None:
+    address = urlsplit(here.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(raw)
+    writer.write_eof()
+    await reader.read()
+    writer.close()
+    assert await here.ask(tokens=7)
+    while not any(row.get("input_tokens") == 7 for row in here.rows):
+        await asyncio.sleep(0.01)
 
 
 @in_scene

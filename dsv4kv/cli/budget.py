@@ -174,22 +174,21 @@ def budget(
             raise ConfigError(f"{logs[0]}: give a log to explain as --explain {logs[0]}.")
         command, which = given.pop("command", None), given.pop("which", None)
         named = {name.replace("_", "-"): text for name, text in given.items()}
-        texts = {name: named[name] for name in READERS if name in named}
-        reading, typed = None, [({name}, [f"--{name}", text]) for name, text in texts.items()]
+        options = {name: named[name] for name in READERS if name in named}
+        reading, typed = None, [({name}, [f"--{name}", text]) for name, text in options.items()]
+        texts = dict(options)
         if command is not None:
-            reading = read_command(command, which, texts.get("model"), set(texts)), dict(texts)
-            texts = {**reading[0].texts, **texts}
+            reading = read_command(command, which, options.get("model"), set(options)), options
+            texts = {**reading[0].texts, **options}
             chosen = ["--which", which] if which else []
             typed.insert(0, (set(), ["--command", command, *chosen]))
         elif which is not None:
             raise ConfigError("--which chooses a command of a file: add --command FILE.")
-        engine = {"engine": texts["engine"]} if "engine" in texts else {}
-        ours = {name: text for means, (_, text, *_) in typed for name in means}
-        texts |= _read_flags(engine | ours, arguments.meta.get(_FLAGS, []))
+        engine = texts.get("engine", "dsv4kv")
+        meant, words = _read_flags(engine, arguments.meta.get(_FLAGS, []), options)
+        texts |= meant
         texts |= _with_dp_attention(texts)
-        for spelling, value in arguments.meta.get(_FLAGS, []):
-            means = set(_read_flags(engine, [(spelling, value)]))
-            typed.append((means, [spelling, *([value] if value else [])]))
+        typed += words
         found = _sweep(texts, axis, csv, chart) if axis else size(texts, reading, typed)
     if json_:
         opt.print_json(found.document())
@@ -230,7 +229,7 @@ def explain_logs(
     gpu = load_gpu(given["gpu"]) if "gpu" in given else None
     for name, path in logs:
         read = replace(read_log(path), source=name)
-        own = {**given, **_read_flags({"engine": read.family}, flags)}
+        own = {**given, **_read_flags(read.family, flags, {})[0]}
         found, recovery = explain_startup(with_options(read, own, gpu.arch if gpu else None))
         if gpu:
             found = replace(found, meaning=(*found.meaning, _say_gpu(found, gpu)))
@@ -256,24 +255,33 @@ def _say_gpu(log: "Explanation", gpu: "Gpu") -> str:
     return f"--gpu {gpu.name}: sizes are the log's; formats it does not print are {gpu.arch}'s."
 
 
-def _read_flags(texts: Mapping[str, str], flags: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """What the engine's flags mean; raises ``ConfigError`` for another engine's."""
+_Typed = Sequence[tuple[set[str], list[str]]]
+"""Words of the command line, each with the inputs that they give."""
+
+
+def _read_flags(
+    engine: str, flags: Sequence[tuple[str, str]], options: Mapping[str, str]
+) -> tuple[dict[str, str], _Typed]:
+    """What the engine's flags mean; raises ``ConfigError`` for another engine's, and for an input
+    that an option gives as well.
+    """
     from dsv4kv.budget.flags import merge, read_flag, wrong_engine
     from dsv4kv.engines.flags import find_flag
 
     if not flags:
-        return {}
-    family = texts.get("engine", "dsv4kv").partition(":")[0].lower()
+        return {}, []
+    family = engine.partition(":")[0].lower()
     for spelling, _ in flags:
         if find_flag(family, spelling) is None:
             raise wrong_engine(family, spelling)
     read = [read_flag(family, spelling, value) for spelling, value in flags]
     found = merge(family, read)
-    if twice := sorted(set(found) & set(texts)):
+    if twice := sorted(set(found) & set(options)):
         # of several flags together: the first
         spelling = next((e.spelling for e in read if twice[0] in e.texts), read[0].spelling)
         raise ConfigError(f"--{twice[0]} and {spelling} say the same: keep one.")
-    return found
+    words = [(set(merge(family, [e])), [e.spelling, *filter(None, [e.value])]) for e in read]
+    return found, words
 
 
 def _with_dp_attention(texts: Mapping[str, str]) -> dict[str, str]:
@@ -284,10 +292,6 @@ def _with_dp_attention(texts: Mapping[str, str]) -> dict[str, str]:
     if not (spans and tp == gpus and tp.isdecimal() and dp.isdecimal() and int(dp) > 1):
         return {}
     return {"tp": str(int(tp) // int(dp))} if int(tp) % int(dp) == 0 else {}
-
-
-_Typed = Sequence[tuple[set[str], list[str]]]
-"""Words of the command line, each with the inputs that they give."""
 
 
 def size(

@@ -4,9 +4,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from dsv4kv.replay.plan.launches import launches
 from dsv4kv.replay.plan.question import Question, Slo
 from dsv4kv.replay.plan.search import Answer, front
-from dsv4kv.replay.plan.servers import in_role
 from dsv4kv.replay.plan.trial import Trial
 from dsv4kv.units import counted, format_duration
 from dsv4kv.view.plots import Place, scatter
@@ -79,7 +79,8 @@ def plan_page(
     )
     parts += ["", Text(searched, "dim")]
     for whose, command in launches(best) if best else ():
-        parts += [Text(f"{whose}:", "dim"), Command(command)]
+        parts += [Text(f"{whose}{':' if command else '.'}", "dim")]
+        parts += [Command(command)] if command else []
     if slos := list(_relax(answer, question)):
         parts += [Text("limits that this keeps within the model's error:", "dim")]
         parts += [Command.of("dsv4kv", "plan", *again, *slos)]
@@ -186,21 +187,6 @@ def _limits(question: Question) -> str:
     return ", ".join(f"{slo.label} ≤ {_seconds(slo.limit_s)}" for slo in question.slos)
 
 
-def _roles(trial: Trial) -> dict[str, int]:
-    """Replicas by role; of the role ``""`` where every replica does both."""
-    split = trial.kind.split
-    roles = split._asdict() if split else {"": 1}
-    return {role: trial.units * count for role, count in roles.items()}
-
-
-def launches(trial: Trial) -> Iterator[tuple[str, str]]:
-    """``2 prefill replicas`` and the command that starts one, of every role."""
-    command = trial.kind.server.command
-    for role, count in _roles(trial).items():
-        words = counted(count, f"{role} replica".strip())
-        yield words, in_role(command, role) if role else command
-
-
 def _replay(trial: Trial, trace: str, settings: Sequence[str]) -> Command:
     server = trial.kind.server
     fleet = [f"fleet.replicas={trial.units}", f"fleet.router={trial.kind.router}"]
@@ -218,13 +204,13 @@ def _replay(trial: Trial, trace: str, settings: Sequence[str]) -> Command:
 
 def _describe(trial: Trial) -> str:
     """``2 × h200 TP8 behind dynamo``; one server is behind nothing."""
-    many = next(iter(_roles(trial).values())) > 1
+    many = next(iter(trial.roles.values())) > 1
     return f"{_servers(trial)} behind {trial.kind.router}" if many else _servers(trial)
 
 
 def _servers(trial: Trial) -> str:
     """``2 × h200 TP8``, ``2 + 4 × h200 TP8 (prefill + decode)``."""
-    counts = " + ".join(map(str, _roles(trial).values()))
+    counts = " + ".join(map(str, trial.roles.values()))
     roles = " (prefill + decode)" if trial.kind.split else ""
     server = trial.kind.server
     return f"{counts} × {server.label}{roles} {server.variant}".rstrip()
@@ -359,7 +345,7 @@ def dumps(answer: Answer, question: Question) -> str:
 
 
 def _document(trial: Trial, question: Question) -> dict[str, Any]:
-    server, roles = trial.kind.server, _roles(trial)
+    server, roles = trial.kind.server, trial.roles
     return {
         "gpu": server.gpu,
         "layout": server.layout.label,

@@ -11,7 +11,7 @@ from dsv4kv.budget.launch_line import launch_command
 from dsv4kv.budget.layout import Layout, LayoutWish, candidate_layouts
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.engines.names import FAMILIES, family_of, replayed_engines
+from dsv4kv.engines.names import family_of, replayed_engines
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.presets import load_model
 from dsv4kv.replay.build import Parts, find_parts
@@ -40,13 +40,6 @@ def name_args(texts: Sequence[str]) -> dict[str, str]:
     if len(texts) < 2:
         return {"": " ".join(texts)}
     return {f"args {place}" if text else "": text for place, text in enumerate(texts, 1)}
-
-
-def in_role(command: str, role: str) -> str:
-    """Return the command of a replica with the role ``prefill`` or ``decode``."""
-    launches = (family.launch for family in FAMILIES.values() if family.launch.arguments)
-    launch = next(each for each in launches if command.startswith(each.program))
-    return f"{command} {launch.role.format(role=role)}"
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,12 @@ class Trial:
     def gpus(self) -> int:
         return self.units * self.kind.gpus
 
+    @property
+    def roles(self) -> dict[str, int]:
+        """Replicas by role; of the role ``""`` where every replica does both."""
+        split = self.kind.split
+        return {r: self.units * n for r, n in (split._asdict() if split else {"": 1}).items()}
+
     def tightest(self, slos: Sequence[Slo]) -> Slo:
         return max(slos, key=lambda slo: self.values_s.get(slo.label, 0.0) / slo.limit_s)
 

@@ -185,6 +185,7 @@ def test_verbose_adds_to_the_answer(name: str) -> None:
         "--gpus 8 --gpu b200 --engine vllm --draft-layers 1 --draft-tokens 1 --context 64K",
         "--gpus 4 --gpu b200 --engine sglang --context 32K --max-running-requests 4096",
         "--gpus 8 --engine trtllm --context 128K --max_num_tokens 4096 --tp 8",
+        "--gpus 4 --gpu b200 --engine trtllm --model v4-pro --tp 4 --max_batch_size 64",
         "--gpus 8 --engine vllm:0.26 --context 128K",
         "--gpus 8 --engine sglang:0.5.19 --gpu gb200 --reserve 6GiB --context 1M",
         "--model v4-pro --gpus 8 --engine vllm --context 1M",

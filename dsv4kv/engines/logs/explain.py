@@ -319,11 +319,12 @@ def _changes(
     tp = (log.whole("tensor_parallel") or 1) // (dp if launch.tp_spans_replicas else 1)
     if tp > 1:  # the one KV head is replicated: every rank of a group holds the same
         count = tp * dp
-        what = (
-            f"{launch.replicas.format(dp=count, ep=count)} instead of {tp} tensor-parallel ranks "
-            "a replica: all replicas together (if as much memory stays free)"
-        )
-        changes.append(Change(what, now * count, now * (count - dp)))
+        what = f"{launch.replicas.format(dp=count, ep=count)} instead of TP{tp}, all replicas"
+        each, limit = now, found.deployment.concurrency
+        if launch.tp_spans_replicas and limit:  # which ranks of one server share
+            shared = replace(found.deployment, concurrency=max(1, limit // tp))
+            each = _shown_tokens(found.engine, shared, found.available_bytes)
+        changes.append(Change(what, each * count, each * count - now * dp))
     gaining = (change for change in changes if change.gain_tokens)
     return tuple(sorted(gaining, key=lambda change: -abs(change.gain_tokens)))
 

@@ -194,7 +194,7 @@ def find_version(line: str) -> str | None:
     return next((match[2] for match in found if match), None)
 
 
-_NAMES: dict[str, tuple[str, ...]] = {
+NAMES: dict[str, tuple[str, ...]] = {
     "model": ("model", "model_path", "model_tag"),
     "tensor_parallel": ("tensor_parallel_size", "tp_size", "tp"),
     "data_parallel": ("data_parallel_size", "dp_size", "dp"),
@@ -217,8 +217,12 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "draft_tokens": ("num_speculative_tokens", "speculative_num_draft_tokens"),
     "blocks": ("num_gpu_blocks_override",),
     "experts": ("kt_weight_path", "kt_method"),
+    "expert_parallel": ("ep_size", "expert_parallel_size"),
+    "whole_experts": ("enable_expert_parallel",),
+    "configured_drafts": ("num_spec_tokens",),
 }
-_MEANING = {name: key for key, names in _NAMES.items() for name in names}
+"""Names of arguments in logs, by what they are called here."""
+_MEANING = {name: key for key, names in NAMES.items() for name in names}
 _KEY = "|".join(name.replace("_", "[-_]") for name in sorted(_MEANING, key=len, reverse=True))
 _VALUE = r"['\"]?(?P<{0}>[^\s,'\"{{}}()\[\];]+)"
 _ARGUMENT = re.compile(
@@ -228,7 +232,7 @@ _ARGUMENT = re.compile(
 _LIKELY_ARGUMENTS = (  # every name has one of these; most lines of a log have none
     "--", "model", "size", "max", "context", "fraction", "utilization", "dtype", "async", "fp4",
     "tokens_ratio", "method", "specul", "override", "serve ", "rchitecture", "disable", "encoder",
-    "PARTITION", "kt_", "disagg", "enable_dp", ".gguf", "general.name", "ascend",
+    "PARTITION", "kt_", "disagg", "enable_dp", "enable_expert", ".gguf", "general.name", "ascend",
 )  # fmt: skip
 _NAMED = (
     ("partition", re.compile(r"(?:VLLM|SGLANG)_PP_LAYER_PARTITION\W+(\d+(?:,\d+)+)")),

@@ -1,21 +1,28 @@
 """The launch command of a deployment, in its engine's own flags."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
+from dsv4kv.budget.answer import answer
 from dsv4kv.budget.fit import max_concurrency
-from dsv4kv.budget.inputs import READERS, Inputs
+from dsv4kv.budget.flags import take_flags
+from dsv4kv.budget.gpus import gpu_names
+from dsv4kv.budget.inputs import DEFAULT_GPU, READERS, Inputs, read_inputs
 from dsv4kv.budget.launch import read_command
 from dsv4kv.budget.layout import Layout
 from dsv4kv.budget.scenario import Scenario, resolve
-from dsv4kv.engines.flags import Flag, flags_of
-from dsv4kv.engines.names import family_of, replayed_engines
+from dsv4kv.engines.flags import Flag, find_flag, flag_for, flags_of
+from dsv4kv.engines.logs.explain import Change
+from dsv4kv.engines.logs.read import NAMES, StartupLog, draft_method
+from dsv4kv.engines.logs.recover import Recovery
+from dsv4kv.engines.names import FAMILIES, family_of, find_engine, replayed_engines
 from dsv4kv.engines.rule import Launch
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.presets import preset_named
 
 _NAMES = {
     "v4-flash": "deepseek-ai/DeepSeek-V4-Flash",
@@ -118,3 +125,85 @@ def _flag(family: str, name: str, value: Any) -> str:
 
 def _join(flag: Flag, text: str) -> str:
     return f"{flag.name}{'=' if flag.is_variable else ' '}{shlex.quote(text)}"
+
+
+# ---- the command of a log -----------------------------------------------------------------------
+
+
+class LoggedLaunch(NamedTuple):
+    """The command of a log with one change, and the options with which ``budget`` prints it."""
+
+    tokens: int  # of each replica
+    replicas: int
+    command: str
+    options: dict[str, str]
+
+
+def logged_launch(
+    log: StartupLog, found: Recovery, changes: Iterable[Change], gpu: str | None
+) -> LoggedLaunch | None:
+    """The first change that flags say, with the log's flags and in its KV memory.
+
+    None where the log prints no flags, or ``budget`` would print another number.
+    """
+    newest, own = find_engine(log.family).name, found.engine.name
+    options = {"kv-memory": str(found.available_bytes)}
+    options |= {} if own == newest else {"engine": own}
+    flags = _logged_flags(log)
+    for change in changes if flags else ():
+        for name in [gpu] if gpu else [DEFAULT_GPU, *gpu_names()]:  # one that holds as much
+            with suppress(ConfigError):  # no whole flag, or it does not fit
+                command = _changed(log, found, flags, change.what)
+                given = options | ({} if name == DEFAULT_GPU else {"gpu": name})
+                again = answer(read_inputs({**read_command(command).texts, **given}))
+                tokens = again.capacity.printed_tokens if again.capacity else None
+                replicas = again.scenario.layout.dp
+                if tokens and change.printed_tokens in (tokens, tokens * replicas):
+                    return LoggedLaunch(tokens, replicas, command, given)
+    return None
+
+
+def _logged_flags(log: StartupLog) -> dict[str, str]:
+    """Flags of sizes that a log prints, ``""`` for a switch; none if it does not say its ranks."""
+    flags, launch = dict[str, str](), FAMILIES[log.family].launch
+    if log.text("tensor_parallel") is None:
+        return {}
+    for key, names in NAMES.items():
+        found = (find_flag(log.family, f"--{name}") for name in names)
+        flag, text = next(filter(None, found), None), log.text(key)
+        if flag is None or text is None or key == "model" or text.lower() in ("auto", "false"):
+            continue
+        if text != "1" or key == "tensor_parallel":
+            flags[flag.name] = "" if flag.switch else text
+    if method := draft_method(log):
+        if not (count := log.whole("draft_tokens") or log.whole("configured_drafts")):
+            return {}
+        words = launch.drafts.format(count=count - launch.counts_verified, verified=count)
+        words = words.replace("EAGLE", method.upper()).replace('"mtp"', f'"{method}"')
+        flags |= dict(take_flags(shlex.split(words), ())[0])
+    return flags
+
+
+def _changed(log: StartupLog, found: Recovery, flags: dict[str, str], what: str) -> str:
+    """The command with a change as ``Change`` says it; empty if that is no flag."""
+    family, launch = found.engine.family.name, found.engine.family.launch
+    words = shlex.split(what.partition(" (")[0].partition(" instead of ")[0])
+    pairs, variables = list[tuple[str, str]](), list[str]()
+    if words[0] == "without":
+        kept = {n: text for n, text in flags.items() if not n.startswith("--speculative-")}
+        flags = kept if words[1] in flags else {}
+    else:
+        pairs, variables = take_flags(words, ())
+    if not all("=" in word for word in variables):
+        return ""
+    if launch.replicas.partition(" ")[0] in words and not launch.tp_spans_replicas:
+        flags = flags | {flag_for(family, "tp"): "1"}
+    flags = flags | {flag.name: text for name, text in pairs if (flag := find_flag(family, name))}
+    if found.deployment.state_bytes == 2:
+        variables = [launch.written["state=bf16"], *variables]
+    model = log.text("model") or ""
+    if not preset_named(model):
+        model = _NAMES.get(found.deployment.model.name, found.deployment.model.name)
+    start = f"{launch.program} {launch.arguments}".partition("{model}")[0]
+    given = (f"{name} {shlex.quote(text)}" if text else name for name, text in flags.items())
+    return " ".join([*variables, f"{start}{shlex.quote(model)}", *given]) if flags else ""

@@ -219,6 +219,7 @@ def explain_logs(
     Options and flags that are given decide where a log is silent.
     """
     from dsv4kv.budget.gpus import load_gpu
+    from dsv4kv.budget.launch_line import logged_launch
     from dsv4kv.engines.logs.explain import explain_startup, make_waterfall
     from dsv4kv.engines.logs.read import read_log, with_options
     from dsv4kv.view.explain import explanation_page, waterfall_page
@@ -230,14 +231,19 @@ def explain_logs(
     for name, path in logs:
         read = replace(read_log(path), source=name)
         own = {**given, **_read_flags(read.family, flags, {})[0]}
-        found, recovery = explain_startup(with_options(read, own, gpu.arch if gpu else None))
+        read = with_options(read, own, gpu.arch if gpu else None)
+        found, recovery = explain_startup(read)
         if gpu:
             found = replace(found, meaning=(*found.meaning, _say_gpu(found, gpu)))
         explained.append((found, recovery))
     started = not any(log.refused for log, _ in explained)
     if len(explained) == 1:
-        log = explained[0][0]
-        return Found(partial(asdict, log), partial(explanation_page, log), started)
+        gains = [change for change in found.changes if change.gain_tokens > 0]
+
+        def page() -> "Page":
+            return explanation_page(found, logged_launch(read, recovery, gains, given.get("gpu")))
+
+        return Found(partial(asdict, found), page, started)
     both = make_waterfall(*explained)
     return Found(partial(asdict, both), partial(waterfall_page, both), started)
 
@@ -262,8 +268,10 @@ _Typed = Sequence[tuple[set[str], list[str]]]
 def _read_flags(
     engine: str, flags: Sequence[tuple[str, str]], options: Mapping[str, str]
 ) -> tuple[dict[str, str], _Typed]:
-    """What the engine's flags mean; raises ``ConfigError`` for another engine's, and for an input
-    that an option gives as well.
+    """What the engine's flags mean, and their words; refuses another engine's flag or an option's.
+
+    Raises:
+        ConfigError: These, and a value that is not of its kind.
     """
     from dsv4kv.budget.flags import merge, read_flag, wrong_engine
     from dsv4kv.engines.flags import find_flag

@@ -10,6 +10,7 @@ from dsv4kv.view import table as tb
 from dsv4kv.view.quantity import ms, quantity
 
 if TYPE_CHECKING:
+    from dsv4kv.budget.launch_line import LoggedLaunch
     from dsv4kv.engines.logs.explain import Change, Explanation, Step, Waterfall
     from dsv4kv.replay.clock.measured import Measured
 
@@ -17,8 +18,11 @@ _MAX_CHANGES = 4
 _MAX_CANDIDATES = 5
 
 
-def explanation_page(log: "Explanation") -> tb.Page:
-    """What the printed number means, how many requests fit, and what would change it."""
+def explanation_page(log: "Explanation", launch: "LoggedLaunch | None") -> tb.Page:
+    """What the printed number means, how many requests fit, and what would change it.
+
+    ``launch`` is the log's command with one of the changes.
+    """
     fits: tb.Columns = [
         ("context", lambda fit: quantity(fit.context_tokens)),
         ("requests", lambda fit: quantity(fit.requests)),
@@ -38,8 +42,9 @@ def explanation_page(log: "Explanation") -> tb.Page:
     if log.fits:
         answer += ["", tb.Table("What fits in steady decode", fits, log.fits, note=note)]
     gains = [change for change in log.changes if change.gain_tokens > 0]
+    most = _MAX_CHANGES // (2 if launch else 1)
     if gains:
-        answer += ["", _changes(gains).first(_MAX_CHANGES)]
+        answer += ["", _changes(gains).first(most), *_launch(launch)]
     answer += ["", tb.Command.of("dsv4kv", "lint", log.source)]
     statements: tb.Columns = [
         ("what", lambda each: each.what),
@@ -70,7 +75,7 @@ def explanation_page(log: "Explanation") -> tb.Page:
             tb.Table("Memory measured by the engine", ["one GPU", "size"], rows, note=note)
         )
     sections = [tb.Section("Configuration", configuration), tb.Section("Bytes", sizes)]
-    if len(log.changes) > min(len(gains), _MAX_CHANGES):
+    if len(log.changes) > min(len(gains), most):
         sections.append(tb.Section("All changes", [_changes(log.changes, "All changes")]))
     if len(log.ranks) > 1:
         ranks: tb.Columns = [
@@ -113,6 +118,15 @@ def _changes(changes: "Sequence[Change]", title: str = "Biggest levers") -> tb.T
         ("difference", lambda change: tb.Number(f"{change.gain_tokens:+,}")),
     ]
     return tb.Table(title, columns, changes, note="each alone, in the log's KV memory")
+
+
+def _launch(launch: "LoggedLaunch | None") -> Sequence[tb.Part]:
+    if launch is None:
+        return [tb.Text("no launch line: the log does not print the flags for it", "dim")]
+    each = f" on each of {launch.replicas} replicas" if launch.replicas > 1 else ""
+    words = [word for name, text in launch.options.items() for word in (f"--{name}", text)]
+    said = f"{launch.tokens:,} tokens{each} (other flags not shown); budget --command needs "
+    return [tb.Text(f"{said}{tb.Command.of(*words)}:", "dim"), tb.Command(launch.command)]
 
 
 def waterfall_page(waterfall: "Waterfall") -> tb.Page:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
+from dsv4kv.engines.names import find_engine
 from dsv4kv.runs.store import dumps
 from tests.diagnose.faults.results import SGLANG as RUN
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33
+from tests.engines.sizing.deployments import deploy
 from tests.profile.exports import two_replays
 from tests.profile.traces import cpu_events, save
 from tests.runs.records import make_case, make_record
@@ -239,21 +242,58 @@ def test_operations_of_a_store_are_refused_as_what_they_are(tmp_path: Path) -> N
     assert done.stderr.startswith(f"error: {path}:1: Mooncake's master wrote this")
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--max-num-batched-tokens 1024 --max-model-len 33792",
-        "--max-model-len 131072 --max-num-batched-tokens 8448",
-    ],
-)
-def test_levers_are_those_of_budget_in_the_same_kv_memory(flags: str) -> None:
-    (log,) = document("new")["answers"]
-    (lever,) = (e for e in log["changes"] if flags.startswith(e["what"].partition(" (")[0]))
-    drafts = '{"method":"dspark","num_speculative_tokens":5}'
-    serve = f"vllm serve {SERVE.split()[2]} {flags} --speculative-config '{drafts}'"
-    words = ["--gpu", "b200", "--engine", "vllm:0.33", "--kv-memory", str(log["cache_bytes"])]
-    shown = CliRunner().invoke(app, ["budget", "--command", serve, *words]).stdout
-    assert f"GPU KV cache size: {lever['printed_tokens']:,} tokens" in shown
+def sglang_log(arguments: str, **deployed: Any) -> str:
+    """Of 40 GiB on each rank of eight."""
+    deployment = deploy("v4-flash", context=131_072, window_ratio=0.1, **deployed)
+    echo = (
+        f"version 0.5.20 server_args=ServerArgs(model_path='/m/DeepSeek-V4-Flash', {arguments}, "
+        "tp_size=8, context_length=131072, max_running_requests=64, chunked_prefill_size=8192, "
+        "swa_full_tokens_ratio=0.1)"
+    )
+    return "\n".join(
+        (echo, *find_engine("sglang:0.5.20").capacity(deployment, 40 << 30).log_lines)
+    )
+
+
+LEVERS = {
+    "old": "--data-parallel-size 2 --enable-expert-parallel",
+    "new": "--max-model-len 1048576 --max-num-batched-tokens 8448 --speculative-config",
+    "alone": "--dp-size 8 --enable-dp-attention --ep-size 8",
+    "ranks": "--tp-size 8 --dp-size 8",
+    "drafts": "--speculative-num-draft-tokens 2",
+}
+"""By the log: what is in its launch line."""
+TEXTS |= {
+    "uncounted": "\n".join(VLLM_0_33).replace("num_spec_tokens", "tokens"),
+    "alone": sglang_log("dp_size=1", concurrency=64),
+    "ranks": sglang_log("dp_size=8, enable_dp_attention=True, ep_size=8", concurrency=8),
+    "drafts": sglang_log(
+        "speculative_algorithm='EAGLE', speculative_num_draft_tokens=2", drafts=1, concurrency=64
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEVERS)
+def test_the_launch_line_of_a_log_prints_the_number_of_a_lever(name: str) -> None:
+    lines = run(name).stdout.splitlines()
+    place = next(n for n, line in enumerate(lines) if re.search("launch_server|^vllm serve", line))
+    above = " ".join(lines[place - 3 : place])
+    said, _, options = above.partition("; budget --command needs ")
+    ((tokens, ranks),) = re.findall(
+        r"([\d,]+) tokens(?: on each of (\d+) replicas)? \(other", said
+    )
+    promised, line = int(tokens.replace(",", "")), lines[place]
+    assert LEVERS[name] in line
+    levers = {each["printed_tokens"] for each in document(name)["answers"][0]["changes"]}
+    assert {promised, promised * int(ranks or 1)} & levers
+    words = ["budget", "--command", line, *options.rstrip(":").split()]
+    again = CliRunner().invoke(app, words).stdout
+    assert f"GPU KV cache size: {tokens} tokens" in again or f"full_token={promised}" in again
+
+
+def test_a_log_without_its_flags_has_no_launch_line() -> None:
+    for name in ("uncounted", "sglang"):  # not how many drafts, no ranks
+        assert "no launch line: the log does not print the flags for it" in run(name).stdout
 
 
 @pytest.mark.parametrize("width", ["80", "100"])

@@ -418,9 +418,7 @@ _UNITS = {
 def to_document(
     found: Answer,
     options: list[Option],
-    layouts: list[Scenario],
     curve: list[tuple[int, int]],
-    prefix: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """The whole answer as plain values; fractions of bytes become floats."""
     scenario, use = found.scenario, found.use
@@ -472,21 +470,11 @@ def to_document(
         "concurrency_by_context": [
             {"context_tokens": tokens, "concurrency": count} for tokens, count in curve
         ],
-        "layouts": [
-            asdict(each.layout)
-            | {
-                "label": each.layout.label,
-                "kv_copies": count_copies(each),
-                "weight_bytes": max(each.weight_bytes),
-                "concurrency": max_concurrency(each, found.context),
-            }
-            for each in layouts
-        ],
         "options": [
             {n: value for n, value in vars(option).items() if n not in ("scenario", "inputs")}
             for option in options
         ],
-        "prefix": prefix,
+        "prefix": prefix_document(scenario, found.context),
     }
 
 
@@ -499,6 +487,33 @@ def _request(found: Answer) -> dict[str, Any]:
         "in_flight_bytes_per_gpu": found.use.in_flight,
         "marginal_bytes_per_gpu": float(sum(cost.marginal_bytes for cost in found.costs)),
         "padding_bytes_per_gpu": float(sum(cost.padding_bytes for cost in found.costs)),
+    }
+
+
+def prefix_document(scenario: Scenario, context_tokens: int) -> dict[str, Any] | None:
+    """Prefixes of a deployment as plain values, on the ranks of its first stage.
+
+    None for a model whose prefixes are not modelled. Bytes of one token of context that leaves
+    the GPU are its entries and indexer keys, without and with the padding of the engine's pages.
+    """
+    engine, deployment = scenario.engine, scenario.deployment(0, context_tokens)
+    if scenario.config.architecture == "flat":
+        return None
+    try:
+        rule, costs = engine.rule(deployment), engine.costs(deployment)
+    except ConfigError:
+        return None
+    context = [cost for cost in costs if cost.pool in ("main", "indexer")]
+    useful = sum(cost.marginal_bytes for cost in context)
+    return {
+        "hit_multiple_tokens": rule.block_tokens,
+        "shortest_prompt_tokens": rule.shortest_prompt_tokens,
+        "replayed_tokens": rule.replayed_tokens,
+        "needs": [asdict(need) for need in rule.needs],
+        "offloaded_useful_bytes_per_token": float(useful),
+        "offloaded_padded_bytes_per_token": float(
+            useful + sum(cost.padding_bytes for cost in context)
+        ),
     }
 
 

@@ -9,14 +9,12 @@ Source: sglang#39095, vllm#45663; vLLM 0.20 to 0.33, SGLang 0.5.12 to 0.5.23.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 from dsv4kv.budget.lookup import kv_heads
-from dsv4kv.budget.scenario import Scenario, fix_layout, resolve
+from dsv4kv.budget.scenario import Scenario
 from dsv4kv.engines.contract import PoolCost
-from dsv4kv.errors import ConfigError
 
 _CSA_RATIO = 4
 _ALIGN_KEYS = 256
@@ -245,17 +243,6 @@ def curve(scenario: Scenario) -> list[tuple[int, int]]:
     limit = scenario.config.max_context_tokens
     contexts = sorted({min(tokens, limit) for tokens in CURVE_TOKENS})
     return [(tokens, max_concurrency(scenario, tokens)) for tokens in contexts]
-
-
-def compare_layouts(scenario: Scenario) -> list[Scenario]:
-    """The scenario, and all GPUs of a stage as tensor and as data parallel ranks."""
-    layout, fixed, found = scenario.layout, fix_layout(scenario), [scenario]
-    ranks = layout.tp * layout.dp
-    for tp in () if scenario.is_sized else (ranks, 1):
-        with suppress(ConfigError):
-            if tp != layout.tp:
-                found += resolve(replace(fixed, tp=tp, dp=ranks // tp, ep=None))
-    return found
 
 
 def count_copies(scenario: Scenario) -> int:

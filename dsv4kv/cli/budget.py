@@ -308,10 +308,9 @@ def size(
     """Size a deployment; of a launch command, with what was given in addition to it."""
     from dsv4kv.budget.advice import advise
     from dsv4kv.budget.answer import answer, overhead_of, peak_lines, to_document
-    from dsv4kv.budget.fit import compare_layouts, curve
+    from dsv4kv.budget.fit import curve
     from dsv4kv.budget.inputs import read_inputs
     from dsv4kv.budget.launch import command_document, flag_costs
-    from dsv4kv.budget.reuse import prefix_document
     from dsv4kv.view.budget import budget_page, view_command
 
     try:
@@ -325,9 +324,7 @@ def size(
     costs = tuple(flag_costs(*command, found)) if command else ()
 
     def document() -> dict[str, Any]:
-        prefix = prefix_document(found.scenario, found.context)
-        layouts = compare_layouts(found.scenario)
-        values = to_document(found, options, layouts, contexts, prefix)
+        values = to_document(found, options, contexts)
         values["peak"] = {
             "lines": [asdict(line) for line in peak_lines(found)],
             "not_counted": overhead_of(found).unknown,

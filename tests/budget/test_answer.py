@@ -5,8 +5,7 @@ import re
 import pytest
 
 from dsv4kv.budget.advice import advise
-from dsv4kv.budget.answer import answer, lack_sentence, peak_lines
-from dsv4kv.budget.fit import compare_layouts
+from dsv4kv.budget.answer import answer, lack_sentence, peak_lines, prefix_document
 from dsv4kv.errors import ConfigError, DoesNotFit
 from tests.budget.questions import ask
 
@@ -151,6 +150,16 @@ def test_memory_for_kv_that_is_given_is_of_no_other_layout() -> None:
     options = advise(found.scenario, found.context, 1)
     assert options[0].change == "--max-num-batched-tokens 2048"
     assert not [option for option in options if "tp" in option.inputs]
-    assert compare_layouts(found.scenario) == [found.scenario]
     without = answer(ask(**PRO, tp="8", context="1M"))
     assert [each for each in advise(without.scenario, 2**20, 1) if "tp" in each.inputs]
+
+
+@pytest.mark.parametrize(
+    ("engine", "padded"),
+    [("vllm:0.33", 3_915), ("vllm:0.26", 4_061.25), ("sglang:0.5.23", 3_899.25)],
+)
+def test_a_token_that_leaves_takes_its_pages_padding_along(engine: str, padded: float) -> None:
+    found = prefix_document(answer(ask(engine=engine, gpus="8")).scenario, MILLION)
+    assert found is not None
+    assert found["offloaded_useful_bytes_per_token"] == 3_850.25
+    assert found["offloaded_padded_bytes_per_token"] == padded

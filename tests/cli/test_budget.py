@@ -139,7 +139,7 @@ def test_json_holds_the_whole_answer_with_units_in_its_names() -> None:
     assert sum(memory[f"{part}_bytes"] for part in used) == memory["budget_bytes"]
     assert found["layout"]["label"] == "TP2 DP2 PP2 EP4"
     assert found["max_tokens"] == found["max_concurrency"] * 32_768
-    assert {"pools", "options", "layouts", "prefix", "concurrency_by_context"} <= set(found)
+    assert {"pools", "options", "prefix", "concurrency_by_context"} <= set(found)
     assert found["inputs"]["context_tokens"] == 32_768
     assert found["weights"]["source"].startswith("derived from arXiv:2606.19348")
 

@@ -52,7 +52,7 @@ OFTEN = {
 }
 WHOLE = ("fits", "context_tokens", "concurrency", "max_concurrency", "max_context_tokens")
 SECTIONS = ("request", "gpu_memory", "weights")
-DIGESTS = ("pools", "layouts", "concurrency_by_context", "prefix", "host", "sent_bytes", "peak")
+DIGESTS = ("pools", "concurrency_by_context", "prefix", "host", "sent_bytes", "peak")
 
 
 def questions() -> Iterator[tuple[str, ...]]:

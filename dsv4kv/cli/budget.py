@@ -1,7 +1,5 @@
 """``dsv4kv budget``: which contexts and loads fit on which GPUs, and what they cost."""
 
-import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -303,7 +301,9 @@ def _with_dp_attention(texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def size(
-    texts: dict[str, str], command: "tuple[Reading, dict[str, str]] | None", typed: _Typed = ()
+    texts: dict[str, str],
+    command: "tuple[Reading, dict[str, str]] | None",
+    typed: _Typed | None = None,
 ) -> Found:
     """Size a deployment; of a launch command, with what was given in addition to it."""
     from dsv4kv.budget.advice import advise
@@ -311,6 +311,7 @@ def size(
     from dsv4kv.budget.fit import curve
     from dsv4kv.budget.inputs import read_inputs
     from dsv4kv.budget.launch import command_document, flag_costs
+    from dsv4kv.budget.launch_line import OURS
     from dsv4kv.view.budget import budget_page, view_command
 
     try:
@@ -332,7 +333,10 @@ def size(
         return values | ({"command": command_document(command[0], costs)} if command else {})
 
     def page() -> "Page":
-        launch = partial(_write_launch, found, texts, command[0].texts if command else {}, typed)
+        read = command[0].texts if command else {}
+        changed = {n.replace("-", "_") for n, text in texts.items() if read.get(n) != text}
+        as_read = bool(read) and changed <= OURS
+        launch = partial(_write_launch, found, typed, as_read=as_read)
         lines = view_command(command[0], costs, found.use.memory) if command else ()
         return budget_page(found, options, contexts, given=texts, launch=launch, command=lines)
 
@@ -340,46 +344,26 @@ def size(
 
 
 def _write_launch(
-    found: "Answer",
-    texts: dict[str, str],
-    read: Mapping[str, str],
-    typed: _Typed,
-    option: "Option | None",
+    found: "Answer", typed: _Typed | None, option: "Option | None", *, as_read: bool
 ) -> str:
-    """The command of an option; of none the answer's own, if it is another than was read."""
-    from dsv4kv.budget.launch_line import OURS, launch_line
-    from dsv4kv.budget.quantised import storage_of_name
-    from dsv4kv.model.presets import preset_of
+    """The command of an option, or of the answer itself, unless that is ``as_read``.
 
-    changed = {name for name, text in texts.items() if read.get(name) != text}
-    line = ""
-    if option is None and read and {name.replace("-", "_") for name in changed} <= OURS:
-        return line
+    Where no launch command says it, what was typed with the option added.
+    """
+    from dsv4kv.budget.launch_line import launch_line
+
+    if option is None and as_read:
+        return ""
     if not found.scenario.engine.own:
         scenario = option.scenario if option else found.scenario
         requests = option.concurrency if option else found.max_concurrency
-        line = launch_line(scenario, found.context, requests)
-    if line or option is None or not option.change.startswith("--"):
-        return line
-    if checkpoint := texts.get("checkpoint"):  # of a server's path the part that names the model
-        names = [checkpoint, *re.split("/|--", checkpoint)]
-        named = next((name for name in names if preset_of(name) == texts["model"]), None)
-        if named is None or storage_of_name(named) != storage_of_name(checkpoint):
-            return _add_option(typed, option)  # what else the path says would be lost
-        texts = texts | {"model": named}
-    changed = {*option.inputs, "checkpoint"}
-    kept = {name: text for name, text in texts.items() if name.replace("-", "_") not in changed}
-    if any(name.replace("-", "_") not in INPUTS for name in kept):
-        return _add_option(typed, option)  # an engine's flag alone says it
-    words = [f"--{name} {shlex.quote(text)}" for name, text in kept.items()]
-    return " ".join(["dsv4kv budget", *words, option.change])
-
-
-def _add_option(typed: _Typed, option: "Option") -> str:
-    """The typed command with an option added; empty if the option replaces what the file sets."""
-    changed = {name.replace("_", "-") for name in option.inputs}
-    kept = [word for means, words in typed if not means & changed for word in words]
-    return f"{Paste.of('dsv4kv', 'budget', *kept)} {option.change}" if kept else ""
+        if line := launch_line(scenario, found.context, requests):
+            return line
+    if option is None or typed is None or not option.change.startswith("--"):
+        return ""
+    replaced = {name.replace("_", "-") for name in option.inputs}
+    kept = [word for means, words in typed if not means & replaced for word in words]
+    return f"{Paste.of('dsv4kv', 'budget', *kept)} {option.change}"
 
 
 def _sweep(

@@ -232,8 +232,12 @@ def _sizes(kind: str, name: str, given: str, options: Mapping[str, str]) -> Iter
     if kind == "log":
         yield explain_logs([(name, Path(given))], options)
     elif kind == "command":
-        for reading in read_commands(given, options.get("model"), set(options)):
-            yield size({**reading.texts, **options}, (reading, dict(options)))
+        readings = read_commands(given, options.get("model"), set(options))
+        typed = [(set[str](), ["--command", name])]
+        typed += [({each}, [f"--{each}", text]) for each, text in options.items()]
+        for reading in readings:
+            only = typed if len(readings) == 1 else None
+            yield size({**reading.texts, **options}, (reading, dict(options)), only)
     else:
         yield _result(Path(given))
 

@@ -93,21 +93,16 @@ def parse_prices(texts: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
     return prices
 
 
-_LAYOUT = "layouts are searched"
 _DECIDED = {
     "model.preset": "say --model",
     "server.engine": "say --engine",
     "server.command": "flags of the engine are --args",
     "cost.gpu": "say --gpu",
     "cost.gpus": "say --gpus",
-    "cost.tp": _LAYOUT,
-    "cost.dp": _LAYOUT,
-    "cost.pp": _LAYOUT,
-    "cost.ep": _LAYOUT,
+    **{f"cost.{ranks}": "layouts are searched" for ranks in ("tp", "dp", "pp", "ep")},
     "fleet.replicas": "replicas are searched",
     "fleet.router": "say --router",
-    "fleet.prefill": "say --split",
-    "fleet.decode": "say --split",
+    **{f"fleet.{role}": "say --split" for role in ("prefill", "decode")},
     "fleet.mixed": "replicas of a deployment are of one kind",
     "fleet.gpu_hour_price": "say --price",
     "workload.trace": "name the trace first",

@@ -363,5 +363,5 @@ def _document(trial: Trial, question: Question) -> dict[str, Any]:
         "near": [slo.label for slo in trial.near(question.slos)] if trial.values_s else None,
         "requests": trial.requests,
         "command": server.command,
-        "commands": dict(launches(trial)),
+        "commands": {whose: each for whose, each in launches(trial) if each},
     }

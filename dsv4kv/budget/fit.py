@@ -118,7 +118,7 @@ def transient_bytes(scenario: Scenario, context_tokens: int) -> int:
 
 
 def fits(scenario: Scenario, context_tokens: int, concurrency: int, less: int = 0) -> bool:
-    """Whether every rank holds its part in ``less`` memory, and the engine runs so many."""
+    """Whether every rank holds its part in ``less`` memory, within the limit of requests."""
     return (
         within_limit(scenario, concurrency)
         and tightest_free_bytes(scenario, context_tokens, concurrency) >= less

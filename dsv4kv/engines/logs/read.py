@@ -221,7 +221,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "whole_experts": ("enable_expert_parallel",),
     "configured_drafts": ("num_spec_tokens",),
 }
-"""Names of arguments in logs, by what they are called here."""
+"""Spellings of arguments in logs, by our name."""
 _MEANING = {name: key for key, names in NAMES.items() for name in names}
 _KEY = "|".join(name.replace("_", "[-_]") for name in sorted(_MEANING, key=len, reverse=True))
 _VALUE = r"['\"]?(?P<{0}>[^\s,'\"{{}}()\[\];]+)"

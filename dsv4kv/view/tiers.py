@@ -1,4 +1,4 @@
-"""``bench tiers``: what a prefix costs to store and restore, and its families."""
+"""``bench tiers``: what a prefix costs to store and restore."""
 
 from dsv4kv.bench.tiers.outcome import FamilyRow, TiersOutcome
 from dsv4kv.runs.statistics import Estimate, divide
@@ -7,7 +7,7 @@ from dsv4kv.view.table import Columns, Finding, Number, Page, Section, Table, Te
 
 
 def tiers_page(outcome: TiersOutcome) -> Page:
-    """The answer, whether all is right, and the prefixes; then families and copies."""
+    """The answer, whether all is right, and the prefixes; then copies of a GPU."""
     failed = f"{len(outcome.failures):,} of {outcome.checks:,} comparisons failed"
     equal = (
         f"all {outcome.checks:,} comparisons are equal: digests, and after further steps "
@@ -15,8 +15,8 @@ def tiers_page(outcome: TiersOutcome) -> Page:
     )
     verdict = Finding("bad", failed) if outcome.failures else Finding("good", equal)
     answers = [Text(sentence, "strong") for sentence in outcome.answers()]
-    tables = [_families_table(outcome), *([_copies_table(outcome)] if outcome.copies else [])]
-    sections = [Section(table.title, [table]) for table in tables]
+    copies = [_copies_table(outcome)] if outcome.copies else []
+    sections = [Section(table.title, [table]) for table in copies]
     return Page("Tiers", [*answers, verdict, "", _prefixes_table(outcome)], sections)
 
 
@@ -44,24 +44,6 @@ def _prefixes_table(outcome: TiersOutcome) -> Table:
     return Table(title, columns, outcome.prefixes, note=note, keys=2)
 
 
-_FAMILY: Columns = [
-    ("family", lambda row: row.family),
-    ("bytes", lambda row: size(row.bytes)),
-]
-
-
-def _families_table(outcome: TiersOutcome) -> Table:
-    longest = max((row.tokens for row in outcome.prefixes), default=0)
-    columns: Columns = [
-        ("store", lambda row: row.store),
-        *_FAMILY,
-        ("restore GB/s", lambda row: _rate(row, row.restore_way.time)),
-        ("% of limit", lambda row: percent(row.restore_way.share)),
-    ]
-    note = "limit: as many copies in memory, or pieces of a new file by as many threads"
-    return Table(f"Families of {longest:,} tokens", columns, outcome.families, note=note, keys=2)
-
-
 def _copies_table(outcome: TiersOutcome) -> Table:
     def way(name: str, header: str) -> Columns:
         return [
@@ -70,10 +52,15 @@ def _copies_table(outcome: TiersOutcome) -> Table:
             ("% of copy", lambda row: percent(getattr(row, name).share)),
         ]
 
-    columns = [*_FAMILY, *way("store_way", "to host GB/s"), *way("restore_way", "back GB/s")]
+    columns: Columns = [
+        ("family", lambda row: row.family),
+        ("bytes", lambda row: size(row.bytes)),
+        *way("store_way", "to host GB/s"),
+        *way("restore_way", "back GB/s"),
+    ]
     title = "Between the GPU and pinned memory of the host"
     note = "gathered by one launch; by pages: a copy for every piece; % of one copy as large"
-    return Table(title, columns, outcome.copies, note=note, keys=2)
+    return Table(title, columns, outcome.copies, note=note)
 
 
 def _rate(row: FamilyRow, time_ns: Estimate) -> Number:

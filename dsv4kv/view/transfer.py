@@ -1,28 +1,24 @@
-"""``bench transfer``: what moved of every family, next to the limit and to what engines send."""
+"""``bench transfer``: what moved of every family, a plain copy, and what engines would send."""
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dsv4kv.config.experiments import TransferConfig
-from dsv4kv.runs.statistics import Estimate, divide
+from dsv4kv.runs.statistics import divide
 from dsv4kv.units import counted, format_bytes, format_duration
-from dsv4kv.view.quantity import format_number, percent, quantity, size, us
-from dsv4kv.view.table import ABSENT, Columns, Finding, Number, Part, Table, Text
+from dsv4kv.view.quantity import percent, quantity, size
+from dsv4kv.view.table import ABSENT, Finding, Number, Part, Table, Text
 
 if TYPE_CHECKING:
     from dsv4kv.bench.transfer.receiver import Moved
     from dsv4kv.bench.transfer.run import Outcome
 
-_KNOWN = 0.1  # an interval around 1 that is wider says nothing
-
 
 def report_transfer(config: TransferConfig, outcome: "Outcome") -> Iterator[Part]:
     """The answer, whether all is right, and the tables."""
-    yield Text(answer(outcome), "strong")
+    yield Text(answer(config, outcome), "strong")
     yield _verdict(config, outcome)
     yield from ("", families_table(outcome))
-    yield from ("", _costs_table(outcome))
     yield from ("", _engines_table(config, outcome))
 
 
@@ -37,37 +33,16 @@ def _verdict(config: TransferConfig, outcome: "Outcome") -> Finding:
     )
 
 
-def answer(outcome: "Outcome") -> str:
-    """What limits, and what merging wins, as far as the intervals know."""
-    total, costs = outcome.total, outcome.costs
-    moved, pieces = (
-        _times(costs.byte_ns, total.bytes),
-        _times(costs.descriptor_ns, total.descriptors),
+def answer(config: TransferConfig, outcome: "Outcome") -> str:
+    """What was moved, and how long a prompt takes to come."""
+    total = outcome.total
+    end, layers = (format_duration(ns, 2) for ns in (outcome.at_end_ns, outcome.by_layer_ns))
+    return (
+        f"{counted(config.timed_tokens, 'token')} are {format_bytes(total.bytes)} in "
+        f"{counted(total.pieces, 'piece')}, {total.descriptors:,} where neighbours are merged. A "
+        f"prompt of {counted(config.tokens, 'token')}, computed and moved, takes {end} read at "
+        f"its end and {layers} read layer by layer (one run each)."
     )
-    more, less = (moved, pieces) if moved[1] >= pieces[1] else (pieces, moved)
-    limit = "Bytes" if more is moved else "Descriptors"
-    words = f"{limit} limit" if more[0] > less[2] else "What limits is not known"
-    words += (
-        f": {format_duration(max(moved[1], 0), 2)} for {format_bytes(total.bytes)}, "
-        f"{format_duration(max(pieces[1], 0), 2)} for {counted(total.descriptors, 'descriptor')}."
-    )
-    merged, single = outcome.gbps, outcome.unmerged_gbps
-    if not (merged and single) or total.descriptors == total.pieces:
-        return words
-    gain = divide(merged, single)
-    times, reach = f"{format_number(gain.value)} times as fast", gain.half_width
-    if reach is None or abs(gain.value - 1) <= reach:
-        times = "whether that is faster is not known"
-        if reach is not None and reach <= _KNOWN:
-            times = f"as fast as before, within {100 * reach:.0f} %"
-    return f"{words} Merged, {total.pieces:,} pieces are {total.descriptors:,}: {times}."
-
-
-def _times(cost: Estimate, count: int) -> tuple[float, float, float]:
-    """What ``count`` of something cost: lower end, value, upper end."""
-    reach = math.inf if cost.half_width is None else cost.half_width
-    below, above = cost.arms or (reach, reach)
-    return (cost.value - below) * count, cost.value * count, (cost.value + above) * count
 
 
 def families_table(outcome: "Outcome") -> Table:
@@ -98,20 +73,6 @@ def families_table(outcome: "Outcome") -> Table:
         ],
         note="pieces: pages of every layer; merged: descriptors once neighbours are one",
     )
-
-
-def _costs_table(outcome: "Outcome") -> Table:
-    cost = outcome.costs.byte_ns
-    rate = divide(Estimate(1.0, 0.0), cost) if cost.value > 0 else None
-    columns: Columns = [
-        ("setup µs", lambda o: us(o.costs.setup_ns)),
-        ("descriptor µs", lambda o: us(o.costs.descriptor_ns)),
-        ("GB/s", lambda _: quantity(rate)),
-        ("at its end s", lambda o: quantity(o.at_end_ns / 1e9)),
-        ("by layer s", lambda o: quantity(o.by_layer_ns / 1e9)),
-    ]
-    note = "fitted to pages of two sizes; the last two: prompt and transfer, one run each"
-    return Table("What a read costs", columns, [outcome], note=note)
 
 
 def _engines_table(config: TransferConfig, outcome: "Outcome") -> Table:

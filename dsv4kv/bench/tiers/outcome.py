@@ -7,17 +7,16 @@ from dataclasses import dataclass, field
 from dsv4kv.runs.statistics import Estimate, divide
 from dsv4kv.units import format_duration
 
-_LIMITS = 0.5  # share of a limit's rate above which it limits
 _SURE = 0.01  # share of a time within which three digits of it are known
 
 
 @dataclass(frozen=True)
 class Way:
-    """One direction, in nanoseconds."""
+    """One direction between a GPU and the host, in nanoseconds."""
 
-    time: Estimate
-    limit: Estimate  # what memory, the disk, or one copy from or to a GPU takes for as many bytes
-    by_pages: Estimate | None = None  # on a GPU: by a copy for every layer's piece
+    time: Estimate  # gathered by one launch
+    limit: Estimate  # one copy of as many bytes
+    by_pages: Estimate  # a copy for every layer's piece
 
     @property
     def share(self) -> Estimate:
@@ -27,14 +26,13 @@ class Way:
 
 @dataclass(frozen=True)
 class FamilyRow:
-    """Objects of a family, from the cache's pools into a store and back into them."""
+    """Objects of a family, from a GPU to the host's pinned memory and back."""
 
-    store: str  # its name; ``gpu`` between a GPU and the host's pinned memory
     family: str
     objects: int
     object_bytes: int  # of each
     store_way: Way
-    restore_way: Way  # from a store with the comparison of every object's digest
+    restore_way: Way
 
     @property
     def bytes(self) -> int:
@@ -79,16 +77,15 @@ class TiersOutcome:
     cold: dict[str, str] = field(default_factory=dict)
     """How reads come from the disk, by store; nothing where there is none."""
     prefixes: list[PrefixRow] = field(default_factory=list)  # by store and length
-    families: list[FamilyRow] = field(default_factory=list)  # of the longest prefix, by store
     copies: list[FamilyRow] = field(default_factory=list)
     """Of the longest prefix, between GPU and host; nothing on a CPU."""
     checks: int = 0  # comparisons made
     failures: list[str] = field(default_factory=list)  # A sentence for each that failed
 
     def answers(self) -> list[str]:
-        """Is restoring worth it, which family costs most, what limits: a sentence per store."""
+        """Whether restoring is worth it: a sentence per store."""
         return [
-            " ".join([_worth(rows), *_dearest(self.families, store)])
+            _worth(rows)
             for store in dict.fromkeys(row.store for row in self.prefixes)
             if (rows := [row for row in self.prefixes if row.store == store])
         ]
@@ -111,22 +108,6 @@ def _worth(rows: Sequence[PrefixRow]) -> str:
         verdict += ", as far as these times are known"
     computed = format_duration(longest.computed_ns, 2)
     return f"{taken}, computing them takes {computed} (modelled): restoring is worth it {verdict}."
-
-
-def _dearest(families: Sequence[FamilyRow], store: str) -> list[str]:
-    rows = [row for row in families if row.store == store]
-    if not rows:
-        return []
-    total = sum(row.restore_way.time.value for row in rows)
-    first = max(rows, key=lambda row: row.restore_way.time.value)
-    sentence = f"{first.family} takes {first.restore_way.time.value / total:.0%} of the time"
-    share = first.restore_way.share
-    below, above = _reach(share)
-    limit = "memory" if store == "memory" else "the disk"
-    if share.value - below <= _LIMITS < share.value + above:
-        return [f"{sentence}; whether {limit} limits is not known: its times differ too much."]
-    bound = f"{limit} limits" if share.value > _LIMITS else f"not {limit}, but the work on them"
-    return [f"{sentence}, at {share.value:.0%} of what {limit} gives such objects: {bound}."]
 
 
 def _reach(estimate: Estimate) -> tuple[float, float]:

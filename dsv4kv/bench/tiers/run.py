@@ -4,16 +4,13 @@ Every prefix is stored under new names in each round, so nothing is found that w
 A restored request and one that never left both go on, and every bit of the two is compared.
 """
 
-import os
 import shutil
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import cycle, product
+from itertools import product
 from pathlib import Path
-from threading import local
 from time import perf_counter_ns
 from typing import Any, Literal
 
@@ -27,7 +24,7 @@ from dsv4kv.bench.serve.executor import Requests
 from dsv4kv.bench.tiers.library import Library
 from dsv4kv.bench.tiers.objects import CacheBytes, Mover, differences
 from dsv4kv.bench.tiers.outcome import FamilyRow, PrefixRow, TiersOutcome, Way
-from dsv4kv.bench.tiers.prefixes import Windows, digest, parse_windows
+from dsv4kv.bench.tiers.prefixes import Windows, parse_windows
 from dsv4kv.bench.tiers.store import FileStore, MemoryStore, Store
 from dsv4kv.budget.lookup import find_weight_facts
 from dsv4kv.config.bench import BenchConfig, CacheSection, MeasureSection, WorkloadSection
@@ -123,19 +120,14 @@ class _Run:
         """One prefix in one store."""
         requests = self.requests
         library = Library(self.cache, store, self.windows, revision="drawn")
-        ends = sorted({_kept_at(self.windows, tokens), tokens})
-        stored = [requests.admit() for _ in ends]
-        for slot, end in zip(stored, ends, strict=True):
-            requests.place(slot, _SERIAL, end)
+        kept = _kept_at(self.windows, tokens)
+        stored = [requests.admit() for _ in {kept, tokens}]
+        for slot in stored:
+            requests.place(slot, _SERIAL, kept)
+        self._compute(stored[-1], tokens)  # placed entries are drawn, and these are computed
         back = self._measure_prefix(name, library, stored, tokens)
         self._compute(back, tokens)
-        slots = stored[-1], back
-        if tokens == max(self.config.lengths):
-            for family in self._families:
-                if family.objects(tokens):
-                    row = self._measure_family(name, store, family, slots, tokens)
-                    self.outcome.families.append(row)
-        self._verify(name, *slots, tokens)
+        self._verify(name, stored[-1], back, tokens)
         for slot in (*stored, back):
             requests.release(slot)
 
@@ -182,45 +174,6 @@ class _Run:
         found = differences(self.cache, stayed, self.cache, back, after)
         self.outcome.checks += len(self.cache.families)
         self.outcome.failures += [f"{name}, {tokens:,} tokens: {each}" for each in found]
-
-    def _measure_family(
-        self, name: str, store: Store, family: Family, slots: tuple[int, int], tokens: int
-    ) -> FamilyRow:
-        """A family alone: from the pools into the store, and back."""
-        count = family.objects(tokens)
-        data = self.cache.new_objects(family, count)
-        whole, names = list(data.reshape(count, -1)), [f"{family.name}/{n}" for n in range(count)]
-        here, there = (self.cache.units(family, slot, tokens) for slot in slots)
-        ours, limits = list[tuple[int, int]](), list[tuple[int, int]]()
-        size = family.object_bytes
-        limit = time_copies(count, size)
-        if isinstance(store, FileStore):
-            limit = time_disk(store.folder, count, size, self.config.threads)
-        with closing(limit):
-            for _ in range(self.config.rounds):
-                moments = [perf_counter_ns()]
-                self.cache.take(family, here, data)
-                store.put(names, whole)
-                moments.append(perf_counter_ns())
-                digests = [digest(each) for each in whole]
-                moments.append(perf_counter_ns())
-                found = store.get(names, whole)
-                right = [digest(each) for each in whole] == digests
-                self.cache.put(family, there, data)
-                moments.append(perf_counter_ns())
-                ours.append((moments[1] - moments[0], moments[3] - moments[2]))
-                limits.append(next(limit))
-                self.outcome.checks += count
-                if not (found.all() and right):
-                    failure = f"{name}: {family.name} came back with other bytes."
-                    self.outcome.failures.append(failure)
-                store.delete(names)
-        (stores, restores), (writes, reads) = (
-            [_estimate(list(each)) for each in zip(*rounds, strict=True)]
-            for rounds in (ours, limits)
-        )
-        ways = Way(stores, writes), Way(restores, reads)
-        return FamilyRow(name, family.name, count, size, *ways)
 
 
 def _prefill_model(config: TiersConfig, plan: CachePlan) -> Callable[[int, int], float | None]:
@@ -322,58 +275,6 @@ def _folder(config: TiersConfig) -> Iterator[Path]:
         yield folder
 
 
-_FILL = 0x5A  # untouched zero pages share one physical page and copy too fast
-_LEAST_BYTES = 1 << 26  # copied at least: less would stay in the processor's caches
-
-
-def time_copies(count: int, size: int) -> Generator[tuple[int, int], None, None]:
-    """Nanoseconds to copy ``count`` objects of ``size`` bytes to memory, and from it: the same."""
-    times = max(1, -(-_LEAST_BYTES // (count * size)))
-    source = np.full((times, count, size), _FILL, dtype=np.uint8)
-    target = np.ones_like(source)
-    for place in cycle(range(times)):
-        start_ns = perf_counter_ns()
-        for number in range(count):
-            target[place, number] = source[place, number]
-        yield (perf_counter_ns() - start_ns,) * 2
-
-
-def time_disk(
-    folder: Path, count: int, size: int, threads: int
-) -> Generator[tuple[int, int], None, None]:
-    """Nanoseconds to write, and to read, as many pieces of one new file by as many threads.
-
-    As objects are: the disk has all of it when it is written, and its pages are dropped before it
-    is read. No piece has a name, and nothing is checked.
-    """
-    source, path, here = np.full(size, _FILL, np.uint8), folder / "raw", local()
-
-    def write(number: int) -> None:
-        os.pwrite(file, source.data, number * size)
-
-    def read(number: int) -> None:
-        if not hasattr(here, "room"):
-            here.room = np.empty(size, np.uint8)
-        os.preadv(file, [here.room.data], number * size)
-
-    with ThreadPoolExecutor(threads) as pool:
-        while True:
-            file = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-            try:
-                moments = [perf_counter_ns()]
-                list(pool.map(write, range(count)))
-                os.fdatasync(file)
-                moments.append(perf_counter_ns())
-                if hasattr(os, "posix_fadvise"):
-                    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-                list(pool.map(read, range(count)))
-                moments.append(perf_counter_ns())
-                yield moments[1] - moments[0], moments[2] - moments[1]
-            finally:
-                os.close(file)
-                path.unlink()
-
-
 _MOST_BYTES = 256 << 20  # of a family at a time
 
 
@@ -395,4 +296,4 @@ def measure_copies(
         return Way(*(_estimate(list(each)) for each in zip(*taken, strict=True)))
 
     ways = direction("take"), direction("put")
-    return FamilyRow("gpu", family.name, count, family.object_bytes, *ways)
+    return FamilyRow(family.name, count, family.object_bytes, *ways)

@@ -98,7 +98,7 @@ def receive_layers(
         received.moved = {name: Moved() for name in families}
 
         def fetch(name: str, manifest: Manifest, layers: Sequence[int] | None = None) -> None:
-            plan = plan_read(memory, manifest, received.slot, name, layers=layers)
+            plan = plan_read(memory, manifest, received.slot, name, layers)
             read(regions, plan.places, plan.into)
             received.moved[name] += plan.moved
 
@@ -124,14 +124,9 @@ def plan_read(
     manifest: Manifest,
     slot: int,
     name: str,
-    *,
-    merge: bool = True,
     layers: Sequence[int] | None = None,
 ) -> Read:
-    """Which bytes of a family there go where here; ``layers`` by their place, None for all.
-
-    ``merge``: neighbouring descriptors are one.
-    """
+    """Which bytes of a family there go where here; ``layers`` by their place, None for all."""
     family, offered, ours = memory.families[name], manifest.families[name], memory.geometries[name]
     ids, rows, theirs = memory.units(family, slot, manifest.tokens), offered.rows, offered.ids
     first, pieces = memory.numbers[name], 0
@@ -140,7 +135,7 @@ def plan_read(
     for i in range(len(family.layers)) if layers is None else layers:
         if found is None or (ids[i] != ids[i - 1]).any() or (theirs[i] != theirs[i - 1]).any():
             each = describe(offered.geometry, theirs[i], ours, ids[i], rows)
-            found = coalesce(each) if merge else each
+            found = coalesce(each)
         pieces += len(each)
         number = np.full(len(found), offered.first_region + i)
         places.append(np.stack([number, found.source, found.lengths], axis=1))

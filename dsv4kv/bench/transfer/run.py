@@ -1,7 +1,7 @@
 """The decode side of ``bench transfer``: receives requests, times reads, and decodes on."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from mmap import mmap
@@ -27,16 +27,6 @@ from dsv4kv.processes import Child, python, with_package
 from dsv4kv.runs.statistics import Estimate, divide, summarize
 
 _START_S = 30.0  # to import torch and to fill the pools, whatever timeout_s is
-_DESCRIPTORS, _SMALL, _LARGE = 512, 1_728, 37_440  # pages of HCA and CSA entries in engines
-
-
-@dataclass(frozen=True)
-class Costs:
-    """t = setup + descriptors x each + bytes / rate, from reads of two sizes of pages."""
-
-    setup_ns: Estimate  # of a read, whatever it reads
-    descriptor_ns: Estimate  # of every stretch
-    byte_ns: Estimate  # of every byte
 
 
 @dataclass(frozen=True)
@@ -45,9 +35,7 @@ class Outcome:
 
     families: Mapping[str, rc.Moved]  # reads of each family
     gbps: Estimate | None  # of all families
-    unmerged_gbps: Estimate | None  # of all families, a descriptor for every page
     memcpy_gbps: Estimate | None  # of one copy of as many bytes
-    costs: Costs  # of a read
     at_end_ns: int  # from asking for a prompt until it has come, read after its end
     by_layer_ns: int  # the same, read layer by layer while it is computed
     pages: int  # digests that were compared of the timed request
@@ -173,12 +161,11 @@ class Decode:
         on_step("timed reads", 2, 3)
         manifest = prefill.whole("hold")
         received = rc.receive(memory, manifest, prefill.regions)
-        rates, costs = self._measure(manifest, received)
+        rates = self._measure(manifest, received)
         self._leave(received)
         return Outcome(
             {n: replace(moved, gbps=rates[n]) for n, moved in received.moved.items()},
-            *(rates["all"], rates["unmerged"], rates["memcpy"]),
-            costs,
+            *(rates["all"], rates["memcpy"]),
             at_end_ns,
             by_layer_ns,
             pages=sum(len(each.digests) for each in manifest.families.values()),
@@ -209,62 +196,28 @@ class Decode:
         self.prefill.send("release")
         self.side.release(received.slot)
 
-    def _measure(
-        self, manifest: Manifest, received: rc.Received
-    ) -> tuple[dict[str, Estimate | None], Costs]:
+    def _measure(self, manifest: Manifest, received: rc.Received) -> dict[str, Estimate | None]:
         """Read everything again and again, each time next to a copy of as many bytes.
 
-        Rates by family, of ``all``, and of all ``unmerged``; of ``memcpy``.
+        Rates by family, of ``all`` and of ``memcpy``.
         """
         memory, regions = self.side.memory, self.prefill.regions
-        plans, single = (
-            {
-                n: rc.plan_read(memory, manifest, received.slot, n, merge=merge)
-                for n in memory.families
-            }
-            for merge in (True, False)
-        )
-        pages = max(single.values(), key=lambda plan: plan.moved.bytes)
+        plans = {n: rc.plan_read(memory, manifest, received.slot, n) for n in memory.families}
         sizes = {name: plan.moved.bytes for name, plan in plans.items()}
-        size = sum(sizes.values())
+        size, rounds = sum(sizes.values()), list[dict[str, int]]()
         left, right = np.ones(size, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
-        rounds, fitted = list[dict[str, int]](), list[tuple[float, float, float]]()
         for _ in range(self.config.rounds + 1):
             spent = {
                 name: rc.read(regions, plan.places, plan.into) for name, plan in plans.items()
             }
             spent["all"] = sum(spent.values())
-            spent["unmerged"] = sum(rc.read(regions, p.places, p.into) for p in single.values())
             spent["memcpy"] = timed_ns(lambda: np.copyto(right, left))
             rounds.append(spent)
-            fitted.append(_fit(regions, pages))
         rates: dict[str, Estimate | None] = {}
         for name in rounds[0]:  # by the median: other processes make some rounds long
             times = summarize([spent[name] for spent in rounds[1:]])  # the first warms up
             rates[name] = divide(Estimate(sizes.get(name, size), 0.0), times.estimate)
-        costs = (summarize(values).estimate for values in zip(*fitted[1:], strict=True))
-        return rates, Costs(*costs)
-
-
-def _fit(regions: Sequence[memoryview], plan: rc.Read) -> tuple[float, float, float]:
-    """Setup, ns of a descriptor and ns of a byte, from pages of two sizes.
-
-    Of one small piece of a page, many small ones and as many large ones.
-    """
-    order = np.argsort(-plan.places[:, 2], kind="stable")[:_DESCRIPTORS]
-    places, into = plan.places[order], [plan.into[i] for i in order.tolist()]
-    large, count = min(_LARGE, int(places[:, 2].min())), len(places)
-    small = min(_SMALL, large // 2)
-
-    def time_ns(count: int, size: int) -> int:
-        columns = places[:count, 0], places[:count, 1], np.full(count, size)
-        views = [view[:size] for view in into[:count]]
-        return rc.read(regions, np.stack(columns, axis=1), views)
-
-    one, many, larger = time_ns(1, small), time_ns(count, small), time_ns(count, large)
-    byte_ns = (larger - many) / (count * (large - small))
-    descriptor_ns = (many - one) / max(count - 1, 1) - small * byte_ns
-    return one - descriptor_ns - small * byte_ns, descriptor_ns, byte_ns
+        return rates
 
 
 def engines_beside(config: TransferConfig) -> dict[str, Sent | None]:

@@ -65,7 +65,7 @@ sys.dont_write_bytecode = False
 SLOW = {
     ".": "cuda fuzz kernels systems visit test_documented_commands"
     " test_docs_outputs test_docs_records test_endings test_install test_kills test_processes",
-    "bench": "test_build test_calibrate test_case test_gpu_case test_launches test_memory_series"
+    "bench": "test_build test_case test_gpu_case test_launches test_memory_series"
     " test_run test_telemetry test_timed_kernels",
     "cache": "test_blocks_machine test_machine test_sharing_machine",
     "cli": "test_bench test_budget test_compare test_doctor test_foreign_code test_golden"

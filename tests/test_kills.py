@@ -34,7 +34,6 @@ COMMANDS = {
     "report": ("report", "results/kept-0.json", "--html", "page.html"),
     "prune": ("results", "prune", "--keep", str(KEPT), "--yes"),
     "tiers": ("bench", "tiers", "--set", "lengths=[2048]"),
-    "calibrate": ("doctor", "--calibrate"),
     "kernels": ("kernels", "--arch", "sm_90a"),
 }
 

@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.bench.calibrate import calibration_path
 from dsv4kv.files import user_cache
 
 
@@ -13,7 +12,7 @@ def test_the_cache_is_where_the_platform_has_caches(
     assert user_cache() == tmp_path / "dsv4kv"
 
 
-def test_a_user_without_a_home_has_a_calibration_in_the_temporary_folder(
+def test_a_user_without_a_home_has_no_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def nobody(_: int) -> None:
@@ -23,4 +22,3 @@ def test_a_user_without_a_home_has_a_calibration_in_the_temporary_folder(
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", nobody)
     assert user_cache() is None
-    assert calibration_path().is_absolute()

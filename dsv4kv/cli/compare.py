@@ -1,5 +1,6 @@
 """``dsv4kv compare``: two sides compared, with a verdict and its exit code."""
 
+import math
 import secrets
 import sys
 from collections.abc import Sequence
@@ -44,14 +45,12 @@ EPILOG = examples(
     "dsv4kv compare --ab main HEAD --config smoke             two revisions, steps interleaved",
     "dsv4kv compare --ab backend:cpu backend:mine.py:gather_topk   two backends: gather_topk",
     "dsv4kv compare results/A.json results/B.json --html p.html   and a page to show",
-    "dsv4kv compare results/A.json --save-baseline main       keep a run under a name",
-    "dsv4kv compare results/B.json --baseline main            and compare with it",
     "[bold]Exit code[/bold]: 0 SAME or FASTER, 1 SLOWER, 3 UNCLEAR, 2 not comparable",
 )
 
 
 def compare(
-    sides: opt.Texts = opt.argument(_SIDES, "[BEFORE] AFTER"),
+    sides: opt.Texts = opt.argument(_SIDES, "BEFORE AFTER"),
     ab: tuple[str, str] | None = opt.option(_AB_HELP, "A B"),
     config: opt.Text = opt.option("What both run.", show_default="default", **_AB),
     set_: opt.Texts = opt.SET_RARE,
@@ -63,8 +62,6 @@ def compare(
         _TURNS, "step|launch", rare=True, show_default="step, on a GPU launch", **_AB
     ),
     order_seed: int | None = opt.option(_ORDER, rare=True, min=0, show_default="a new one", **_AB),
-    baseline: opt.Text = opt.option("The side before: a saved baseline.", "NAME"),
-    save_baseline: opt.Text = opt.option("Keep the side after as a baseline.", "NAME"),
     only: opt.Text = opt.option(
         _ONLY, "OP,…", show_default="all; of two backends what they bring"
     ),
@@ -82,9 +79,6 @@ def compare(
     A launch is the unit: each gives one median per quantity, and the verdict is made over them.
     SLOWER if any quantity is; UNCLEAR if the geometric mean is, or if data is missing.
     """
-    from dsv4kv.bench.calibrate import parse_floor
-    from dsv4kv.bench.compare.side import check_name
-    from dsv4kv.bench.compare.side import save_baseline as save
     from dsv4kv.view import compare as view
     from dsv4kv.view.html import write_page
     from dsv4kv.view.render import show
@@ -93,13 +87,10 @@ def compare(
     if fail_on not in ("slower", "unclear"):
         raise ConfigError(f"--fail-on {fail_on}: choose slower or unclear.")
     _refuse(as_json and as_markdown, "--json and --markdown were given: choose one of them.")
-    if save_baseline:
-        check_name(save_baseline)  # now, not when all has been measured
     names = only and tuple(each.strip() for each in only.split(",") if each.strip())
-    smallest, interrupted = parse_floor(floor), False
-    before: Side | None
+    smallest, interrupted = _parse_floor(floor), False
     if ab:
-        _refuse(sides or baseline, "--ab measures both sides now: leave records out.")
+        _refuse(sides, "--ab measures both sides now: leave records out.")
         _check_measured(names or ())
         seed, asked = order_seed, (ab, config, set_ or [], axis or [], launches or _LAUNCHES)
         seed = secrets.randbelow(1 << 32) if seed is None else seed
@@ -107,11 +98,7 @@ def compare(
     else:
         given = config or set_ or axis or launches or turns or order_seed is not None
         _refuse(given, "--config, --set, --axis, --launches, --turns and --order-seed need --ab.")
-        before, after = _stored(sides or [], baseline, save_baseline, out)
-        _refuse(html and before is None, "--html shows a comparison: name a second side.")
-    if before is None:
-        say(f"baseline: {save(after, str(save_baseline), out)}", err=True)
-        return
+        before, after = _stored(sides or [])
     found = _judge(before, after, smallest, names, force=force, intended=bool(ab))
     verdict = found.conclude(fail_on_unclear=fail_on == "unclear")
     page = view.comparison_page(found, verdict)
@@ -120,15 +107,12 @@ def compare(
     elif as_markdown:
         say(view.to_markdown(found, verdict), end="")
     else:
-        words = [*(sides or []), *(["--baseline", baseline] if baseline else [])]
-        again = ["", Command.of("dsv4kv", "compare", *words, "--verbose")]
+        again = ["", Command.of("dsv4kv", "compare", *(sides or []), "--verbose")]
         parts = [*page.parts(verbose=verbose), *([] if ab or verbose else again)]
         show(parts, cut=not verbose)
     if html:
         write_page(page.made_now(), html)
         say(f"page: {html}", err=True)
-    if save_baseline:
-        say(f"baseline: {save(after, save_baseline, out)}", err=True)
     raise typer.Exit(INTERRUPTED if interrupted else _EXIT_CODES[verdict])
 
 
@@ -141,7 +125,6 @@ def _judge(
     force: bool,
     intended: bool,
 ) -> "Comparison":
-    from dsv4kv.bench.calibrate import find_floor
     from dsv4kv.bench.compare.comparison import brought_by, list_differences
     from dsv4kv.bench.compare.comparison import compare as judge
 
@@ -152,9 +135,8 @@ def _judge(
     unlike = "\n".join(str(each) for each in differences if each.kind != "unknown")
     end = f"{before.name} and {after.name} are not alike: --force compares them anyway."
     _refuse(unlike and not (force or intended), f"{unlike}\n{end}")
-    smallest = find_floor(floor, (before, after))
     names = () if only == ("all",) else only or brought_by(before, after)
-    return judge(before, after, smallest, differences, intended=intended, only=tuple(names))
+    return judge(before, after, floor, differences, intended=intended, only=tuple(names))
 
 
 def _refuse(given: object, sentence: str) -> None:
@@ -171,22 +153,24 @@ def _check_measured(names: Sequence[str]) -> None:
         choose({"all": None, **OPERATIONS, **short, **_ACTIONS}, name, "what bench measures")
 
 
-def _stored(
-    sides: list[str], baseline: str | None, save_baseline: str | None, out: Path
-) -> "tuple[Side | None, Side]":
-    """The side before (None if one is only to be saved) and the side after."""
-    from dsv4kv.bench.compare.side import load_baseline, load_side
+def _parse_floor(text: str) -> float:
+    """``1%``, ``1 %`` or ``0.01``, as a fraction."""
+    number = text.strip().removesuffix("%")
+    try:
+        value = float(number) / (100 if number != text.strip() else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:
+        raise ConfigError(f"--floor {text}: give a share of the time, as 1% or 0.01.")
+    return value
 
-    if baseline and len(sides) == 1:
-        return load_baseline(baseline, out), load_side(sides[0])
-    if not baseline and len(sides) == 2:
-        return load_side(sides[0]), load_side(sides[1])
-    if not baseline and len(sides) == 1 and save_baseline:
-        return None, load_side(sides[0])
-    raise ConfigError(
-        f"{len(sides)} sides were given{' with --baseline' if baseline else ''}: name two, or "
-        "one and --baseline NAME, or one and --save-baseline NAME, or --ab A B."
-    )
+
+def _stored(sides: list[str]) -> "tuple[Side, Side]":
+    from dsv4kv.bench.compare.side import load_side
+
+    if len(sides) != 2:
+        raise ConfigError(f"{len(sides)} sides were given: name two, or --ab A B.")
+    return load_side(sides[0]), load_side(sides[1])
 
 
 def _measure(

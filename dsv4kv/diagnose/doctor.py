@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, Literal
 
 import psutil
 
-from dsv4kv.errors import ConfigError, CudaUnavailable, DeviceError
+from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.runs.environment import capture_environment
 from dsv4kv.units import format_bytes, format_duration
 
@@ -37,11 +36,10 @@ class Check:
     advice: str | None = None  # what to do; None where nothing is to be done
 
 
-def examine(calibration: Path) -> Iterator[Check]:
-    """Look at this machine; ``calibration`` is the file that a calibration leaves."""
+def examine() -> Iterator[Check]:
+    """Look at this machine."""
     environment = capture_environment()
     yield from check_machine(environment)
-    yield _check_calibration(calibration, environment["hostname_sha256"])
     yield from check_software()
     yield from check_gpu(environment["versions"])
     has_gpu = environment["versions"]["driver"] is not None
@@ -49,7 +47,6 @@ def examine(calibration: Path) -> Iterator[Check]:
     yield from check_host_clocks()
 
 
-_WIDE = 0.05  # compare is to find changes of a few per cent
 _NEEDED_BYTES = 1 << 30  # torch, two buffers of 256 MiB for memcpy, and the default cache
 _LEAST_DISK_BYTES = 100 << 20
 _QUIET_LOAD = 0.25  # per CPU
@@ -114,33 +111,6 @@ def check_folder(topic: str, name: str, folder: Path, enables: str, advice: str)
     if free < _LEAST_DISK_BYTES:
         return Check(topic, name, "missing", found, enables, "free some space.")
     return Check(topic, name, "good", found, enables)
-
-
-def _check_calibration(path: Path, hostname_sha256: str) -> Check:
-    from dsv4kv.bench.calibrate import read_calibration
-
-    advice = "dsv4kv doctor --calibrate, while nothing else runs (minutes)"
-    lacking = Check(
-        "machine", "calibration", "missing", "none yet", "compare: this machine's A/A noise floor",
-        advice,
-    )  # fmt: skip
-    try:
-        floors = read_calibration(path)
-    except ConfigError as error:
-        return replace(lacking, found=str(error))
-    if floors is None:
-        return lacking
-    if not floors.is_of(hostname_sha256):
-        return replace(lacking, found="measured on another machine")
-    percent = floors.noise_floor * 100
-    if floors.noise_floor > _WIDE:
-        advice = f"a floor this wide hides changes. Again: {advice}"
-        found = f"noise floor {percent:.0f} %"
-        return replace(lacking, status="note", found=found, advice=advice)
-    day = datetime.fromtimestamp(path.stat().st_mtime, UTC).date().isoformat()
-    return replace(
-        lacking, status="good", found=f"noise floor {percent:.2f} %, {day}", advice=None
-    )
 
 
 _NEEDED = {"torch": "everything that moves bytes", "numpy": "bookkeeping and statistics"}

@@ -95,7 +95,7 @@ def explain(comparison: Comparison) -> str:
     """How to read the numbers."""
     if comparison.virtual:
         exact = "times of a model, which every run gives again: changes by one clock are exact"
-        return f"{exact}, whatever its error; floor {comparison.floor}"
+        return f"{exact}, whatever its error; floor {comparison.floor * 100:.3g} %"
     what = (
         f"change between equal calls of launches with interleaved steps, {INTERVAL} over pairs of "
         "launches"
@@ -108,7 +108,7 @@ def explain(comparison: Comparison) -> str:
     small = small if comparison.small else ""
     rows = len(comparison.rows)
     together = f", of the mean, and of all {rows} rows together" if rows > 1 else ""
-    return f"{what}{together}; floor {comparison.floor}{excluded}{small}"
+    return f"{what}{together}; floor {comparison.floor * 100:.3g} %{excluded}{small}"
 
 
 def _list_warnings(comparison: Comparison) -> Iterator[tb.Finding]:
@@ -221,7 +221,7 @@ def _chart(comparison: Comparison) -> tb.Chart:
         for each in _choose(comparison.rows, _MAX_DRAWN)
     ]
     rows += [row("geometric mean", comparison.overall)] if comparison.overall else []
-    floor = comparison.floor.value * 100
+    floor = comparison.floor * 100
     title = f"Change of time from {comparison.before.name} to {comparison.after.name}"
     return plots.bars(title, rows, unit="%", dots=True, band=(-floor, floor))
 
@@ -291,7 +291,7 @@ def to_document(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
 
     return {
         "verdict": verdict,
-        "floor": asdict(comparison.floor),
+        "floor": {"value": comparison.floor},
         "before": side(comparison.before),
         "after": side(comparison.after),
         "geometric_mean": judgement(comparison.overall) if comparison.overall else None,

@@ -25,8 +25,7 @@ TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder and a machine without a calibration."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    """An empty working folder."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path / "work"
@@ -153,25 +152,6 @@ def test_unlike_machines_compared_by_force_say_so_in_every_form(
     assert result.exit_code == 0
     assert "Arm Neoverse-V2" in result.stdout
     assert "--force" in result.stdout or json.loads(result.stdout)["forced"] is True
-
-
-# ---- baselines ----------------------------------------------------------------------------------
-
-
-def test_a_baseline_is_saved_under_a_name_and_compared_with(before: str, slower: str) -> None:
-    saved = run(before, "--save-baseline", "main")
-    assert (saved.exit_code, saved.stdout) == (0, "")
-    assert saved.stderr == "baseline: results/baselines/main.json\n"
-    Path(before).unlink()
-    result = run(slower, "--baseline", "main")
-    assert result.exit_code == 1
-    assert "slower.json against main" in result.stdout
-
-
-def test_a_comparison_can_move_the_baseline_on(before: str, same: str) -> None:
-    run(before, "--save-baseline", "main")
-    assert run(same, "--baseline", "main", "--save-baseline", "main").exit_code == 0
-    assert load_record(Path("results/baselines/main.json")).run_id == "same"
 
 
 # ---- A against B --------------------------------------------------------------------------------

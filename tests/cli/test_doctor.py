@@ -1,7 +1,6 @@
 """``dsv4kv doctor``, over checks made up: what it shows does not hang on this machine."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,8 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
-from dsv4kv.bench.calibrate import read_calibration
-from dsv4kv.bench.launches import Outcome, Task
 from dsv4kv.cli import app
 from dsv4kv.diagnose.doctor import Check
-from tests.bench.test_calibrate import make_launches
 
 CHECKS = [
     Check("machine", "CPU", "good", "AMD EPYC 9554, 8 to use", "the CPU backend"),
@@ -30,22 +26,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Check]:
     """What is found on this machine; its cache is the test's."""
     checks = list(CHECKS)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("dsv4kv.diagnose.doctor.examine", lambda _path: iter(checks))
+    monkeypatch.setattr("dsv4kv.diagnose.doctor.examine", lambda: iter(checks))
     return checks
-
-
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
-    """What comes of the launches of a calibration."""
-    outcomes = make_launches(0.02)
-
-    def run(tasks: Sequence[Task], on_progress: Any, together: int = 1) -> list[Outcome]:
-        on_progress([], tasks[0])
-        return outcomes
-
-    monkeypatch.setattr("dsv4kv.bench.calibrate.run_launches", run)
-    monkeypatch.setattr("dsv4kv.bench.calibrate.measure_memcpy_gbps", lambda: 11.5)
-    return outcomes
 
 
 def run(*arguments: str, **more: Any) -> Result:
@@ -93,35 +75,8 @@ def test_json_gives_every_check(machine: list[Check], broken: bool) -> None:
     result = run("--json")
     document = json.loads(result.stdout)
     assert document["ok"] is not broken
-    assert document["calibration"] is None
     assert [Check(**check) for check in document["checks"]] == machine
     assert result.exit_code == 8 * broken
-
-
-@pytest.mark.usefixtures("launches")
-def test_a_calibration_is_stored_and_summed_up(tmp_path: Path) -> None:
-    result = run("--calibrate")
-    assert result.exit_code == 0
-    path = tmp_path / "dsv4kv" / "calibration.json"
-    floors = read_calibration(path)
-    assert floors is not None
-    floor, in_turns = floors.noise_floor, floors.noise_floor_in_turns
-    assert 0.005 < floor < 0.05
-    last = "".join(told(result).rpartition("calibrated: ")[2].split())  # however it is broken
-    assert in_turns
-    floors_text = f"noise floor {floor * 100:.2f} %, {in_turns * 100:.2f} % interleaved"
-    assert last.startswith(f"{floors_text}, over 2 quantities of 28".replace(" ", ""))
-    assert last.endswith(f"storedin{path}")
-
-
-def test_a_calibration_that_was_cut_off_stores_nothing(
-    launches: list[Outcome], tmp_path: Path
-) -> None:
-    del launches[3:]
-    result = run("--calibrate")
-    assert result.exit_code == 2
-    assert result.stderr == ("error: 3 of 14 launches ended as they should: nothing was stored.\n")
-    assert list(tmp_path.rglob("*.json")) == []
 
 
 def test_this_machine_itself_is_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -360,12 +360,6 @@ READERS = {
     "safetensors": Reader(
         (("inspect", "FILE"),), _make_safetensors, (damage,), "kv.safetensors"
     ),
-    "calibration": Reader(
-        (("compare", "RECORD", "RECORD"),),
-        _text(json.dumps({"noise_floor": 0.02, "noise_floor_in_turns": 0.01, "machine": {}})),
-        (damage, odd_json, odd_json),
-        "cache/dsv4kv/calibration.json",
-    ),
     "points": Reader(
         (
             ("report", "list", "--folder", "."),

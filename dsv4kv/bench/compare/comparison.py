@@ -132,7 +132,7 @@ class Comparison:
 
     before: Side  # the side that is compared with
     after: Side  # the side that is judged
-    floor: vd.Floor  # the smallest change that counts
+    floor: float  # the smallest change that counts
     rows: tuple[Row, ...]  # every quantity of both sides
     overall: vd.Judgement | None
     """The verdict on the geometric mean of all rows with the same work; None if there is none."""
@@ -171,7 +171,7 @@ class Comparison:
 def compare(
     before: Side,
     after: Side,
-    floor: vd.Floor,
+    floor: float,
     differences: Sequence[Difference] = (),
     *,
     intended: bool = False,
@@ -196,14 +196,14 @@ def compare(
     halves = 2 if len(shared) > 1 else 1  # half of the error rate is the mean's
     verdicts = halves * len(shared)
     pairs = {q: pair_up(first[q], second[q]) for q in shared}
-    rows = tuple(_row(q, first[q], second[q], pairs[q], floor.value, verdicts) for q in shared)
+    rows = tuple(_row(q, first[q], second[q], pairs[q], floor, verdicts) for q in shared)
     alike = {row.quantity: pairs[row.quantity] for row in rows if not row.other_work}
     return Comparison(
         before=before,
         after=after,
         floor=floor,
         rows=rows,
-        overall=_judge_all(first, second, alike, floor.value, halves),
+        overall=_judge_all(first, second, alike, floor, halves),
         in_turns=any(pairs.values()),
         virtual=bool(rows) and all(_is_virtual(first[q] + second[q]) for q in shared),
         missing=tuple(

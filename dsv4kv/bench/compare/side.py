@@ -1,16 +1,14 @@
 """A side of a comparison: the records that were named, and their launches."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from dsv4kv.errors import ConfigError, RecordError
-from dsv4kv.files import make_folder, replacing
 from dsv4kv.runs.quantities import Measured, Quantity, axis_text, measured_in
 from dsv4kv.runs.schema import Case, RunRecord
-from dsv4kv.runs.store import dumps, load_record
+from dsv4kv.runs.store import load_record
 
 
 @dataclass(frozen=True)
@@ -68,15 +66,6 @@ def count_launches(side: Side) -> int:
     )
 
 
-def took_turns(before: Side, after: Side) -> bool:
-    """Whether launches of both sides were interleaved with each other."""
-    first, second = (
-        {_pair(record, case) for record in side.records for case in record.cases}
-        for side in (before, after)
-    )
-    return any(first & second)
-
-
 def list_losses(side: Side) -> Iterator[str]:
     """A sentence for each launch and case of a side that cannot be compared."""
     for record in side.records:
@@ -106,52 +95,3 @@ def _expand(path: Path) -> Sequence[Path]:
 def _pair(record: RunRecord, case: Case) -> str:
     alternated = case.totals is not None and case.totals.steps_in_turns > 0
     return record.launches[case.launch].pair if record.launches and alternated else ""
-
-
-FOLDER = "baselines"
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
-def save_baseline(side: Side, name: str, results: Path) -> Path:
-    """Keep the record of a side as a baseline; one of that name is replaced whole."""
-    if len(side.records) != 1:
-        raise ConfigError(
-            f"--save-baseline {name}: {side.name} is {len(side.records)} records and a baseline "
-            "is one: measure it in one run with `dsv4kv bench --launches 7`."
-        )
-    path = _path(name, results)
-    try:
-        make_folder(path.parent)
-        with replacing(path) as file:
-            file.write(dumps(side.records[0]).encode())
-    except OSError as error:
-        raise RecordError(
-            f"--save-baseline {name}: {path} cannot be written ({error.strerror})."
-        ) from None
-    return path
-
-
-def load_baseline(name: str, results: Path) -> Side:
-    """Read a baseline; ``ConfigError`` for an unknown name, ``RecordError`` for a bad file."""
-    path = _path(name, results)
-    if not path.is_file():
-        names = sorted(each.stem for each in path.parent.glob("*.json"))
-        raise ConfigError(
-            f"--baseline {name}: {path.parent} has {', '.join(names) or 'none'}: save one with "
-            f"`dsv4kv compare RUN.json --save-baseline {name}`."
-        )
-    return Side(name, (load_record(path),))
-
-
-def check_name(name: str) -> None:
-    """Raise ``ConfigError`` for a name that a baseline may not have."""
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"{name!r} is no name for a baseline: letters, digits, dots, hyphens and underscores."
-        )
-
-
-def _path(name: str, results: Path) -> Path:
-    check_name(name)
-    return results / FOLDER / f"{name}.json"

@@ -25,17 +25,6 @@ Logs = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Floor:
-    """A relative change, and where it comes from."""
-
-    value: float
-    source: str
-
-    def __str__(self) -> str:
-        return f"{self.value * 100:.3g} % ({self.source})"
-
-
-@dataclass(frozen=True)
 class Ratio:
     """How many times as long ``after`` takes as ``before``."""
 

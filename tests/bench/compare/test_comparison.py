@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dsv4kv.bench.compare.comparison import Comparison, brought_by, compare
-from dsv4kv.bench.compare.verdict import Floor, Verdict
+from dsv4kv.bench.compare.verdict import Verdict
 from dsv4kv.errors import ConfigError
 from dsv4kv.runs.schema import Case, Launch, RunRecord
 from dsv4kv.view.compare import explain
@@ -17,7 +17,7 @@ from tests.bench.compare.launched import (
 )
 from tests.runs.records import make_failed_case
 
-FLOOR = Floor(0.01, "as configured")
+FLOOR = 0.01
 SAME, FASTER, SLOWER, UNCLEAR = Verdict
 
 

@@ -5,13 +5,13 @@ from random import Random
 import pytest
 
 from dsv4kv.bench.compare.comparison import Comparison, compare
-from dsv4kv.bench.compare.verdict import Floor, Verdict
+from dsv4kv.bench.compare.verdict import Verdict
 from dsv4kv.runs.schema import Case, RunRecord
 from dsv4kv.view.compare import explain
 from tests.bench.compare.launched import make_launched_case, make_launches, make_side
 from tests.runs.records import make_record
 
-FLOOR = Floor(0.01, "as configured")
+FLOOR = 0.01
 SAME, FASTER, SLOWER, UNCLEAR = Verdict
 CALLS = 51
 

@@ -104,7 +104,6 @@ PEERS = {
     "sglang": Choice("SGLang's kernels, where it is installed", "ops.peers:sglang"),
     "flashmla": Choice("FlashMLA's kernels, where it is installed", "ops.peers:flashmla"),
     "deepgemm": Choice("DeepGEMM's kernels, where it is installed", "ops.peers:deepgemm"),
-    "flaggems": Choice("FlagGems' kernels, where it is installed", "ops.peers:flaggems"),
 }
 """Packages whose operations take the place of ours."""
 

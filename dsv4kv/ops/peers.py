@@ -5,7 +5,6 @@ table, lengths as int32, physical indices, zeros) is part of it; docs/backends.m
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -48,40 +47,14 @@ def vllm() -> Foreign:
             rows[:-size].masked_fill_(slots[:-size] == slots[size:], -1)
         insert(values, ring.pages, rows, size)
 
-    found = _paged_gathers(paged)
-    found |= {"entry_insert": entry_insert, "window_insert": window_insert}
-    return Foreign(found, version_of("vllm"), _MLA)
-
-
-def flaggems() -> Foreign:
-    """FlagGems: gather by request; versions up to 5.0 do not have it yet."""
-    name = "dequantize_and_gather_k_cache"
-    places = (
-        f"flag_gems.fused.deepseek_v4_attention_{name}:{name}",
-        f"flag_gems.fused.dsv4_attention:dsv4_{name}",
-    )
-    gather, _ = find_function("flaggems", {"flag_gems": "flag_gems"}, places)
-
-    def paged(store: PageStore, out: Tensor, *requests: Any) -> None:
-        # Whole pages in two dimensions: of three it would make a copy.
-        gather(out, store.pages, *requests, store.layout.entries, 0)
-
-    return Foreign(_paged_gathers(paged), version_of("flag_gems"), _MLA)
-
-
-def _paged_gathers(gather: Callable[..., None]) -> dict[str, Function]:
-    """``gather_all`` and ``gather_window`` by vLLM's gather, or FlagGems' of the same name.
-
-    It reads the last ``gather_lens`` of ``seq_lens`` entries of every request, all if None, by
-    rows of a block table, and writes nothing else: zeros come first, because lengths are known on
-    the device only.
-    """
-
+    # It reads the last ``gather_lens`` of ``seq_lens`` entries of every request, all if None, by
+    # rows of a block table, and writes nothing else: zeros come first, as lengths are known on
+    # the device only.
     def gather_all(
         store: PageStore, table: Tensor, slots: Tensor, lengths: Tensor, out: Tensor
     ) -> None:
         out.zero_()
-        gather(store, out, lengths.int(), None, table[slots])
+        paged(store, out, lengths.int(), None, table[slots])
 
     def gather_window(ring: PageStore, slots: Tensor, tokens: Tensor, out: Tensor) -> None:
         size = ring.layout.entries
@@ -89,9 +62,11 @@ def _paged_gathers(gather: Callable[..., None]) -> dict[str, Function]:
         length = tokens.where(tokens < size, size + tokens % size)
         gathered = tokens.clamp(max=out.shape[1])
         out.zero_()
-        gather(ring, out, length.int(), gathered.int(), slots.int()[:, None].repeat(1, 2))
+        paged(ring, out, length.int(), gathered.int(), slots.int()[:, None].repeat(1, 2))
 
-    return {"gather_all": gather_all, "gather_window": gather_window}
+    found: dict[str, Function] = {"gather_all": gather_all, "gather_window": gather_window}
+    found |= {"entry_insert": entry_insert, "window_insert": window_insert}
+    return Foreign(found, version_of("vllm"), _MLA)
 
 
 def sglang() -> Foreign:

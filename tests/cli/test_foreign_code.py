@@ -39,7 +39,7 @@ def test_a_configuration_names_no_code(name: str, words: str) -> None:
     assert done.exit_code == 2
     assert (
         f"error: c.yaml:1: backend is {name!r}: a configuration names one of reference, cpu, "
-        "cuda, vllm, sglang, flashmla, deepgemm, flaggems; type any other: "
+        "cuda, vllm, sglang, flashmla, deepgemm; type any other: "
         f"--backend {name}, or --set backend={name}."
     ) in done.output
     assert not Path("imported").exists()

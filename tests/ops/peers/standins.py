@@ -31,24 +31,6 @@ def vllm_gather(
     _gather(out, k_cache, seq_lens, gather_lens, block_table, block_size, offset)
 
 
-def flaggems_gather(
-    out: Tensor,
-    k_cache: Tensor,
-    seq_lens: Tensor,
-    gather_lens: Tensor | None,
-    block_table: Tensor,
-    block_size: int,
-    offset: int = 0,
-    rope_dim: int = 64,
-    nope_dim: int | None = None,
-    scale_slots: int | None = None,
-) -> None:
-    """FlagGems' ``dequantize_and_gather_k_cache``: it would copy pages of three dimensions."""
-    assert k_cache.ndim == 2
-    assert (rope_dim, nope_dim, scale_slots) == (64, None, None)
-    _gather(out, k_cache, seq_lens, gather_lens, block_table, block_size, offset)
-
-
 def vllm_insert(
     k: Tensor,
     k_cache: Tensor,

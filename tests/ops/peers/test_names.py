@@ -42,7 +42,7 @@ def test_an_unknown_name_is_refused_with_the_choices(
 ) -> None:
     assert refusal("abacus") == (
         "no backend 'abacus': choose reference, cpu, cuda, vllm, sglang, flashmla, deepgemm, "
-        "flaggems, an installed entry point of dsv4kv.backends (there is none), or a function, as "
+        "an installed entry point of dsv4kv.backends (there is none), or a function, as "
         "my_gather.py:gather_topk or my_package.my_module:my_gather."
     )
     write_distribution("mine", "1", swift="mine:fast")

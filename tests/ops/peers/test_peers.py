@@ -18,7 +18,6 @@ from tests.ops.peers import standins
 
 Write = Callable[..., None]
 
-GEMS_GATHER = "flag_gems.fused.deepseek_v4_attention_dequantize_and_gather_k_cache"
 VLLM_CACHE_UTILS = "vllm.models.deepseek_v4.common.ops.cache_utils"
 SGLANG_DEQUANT = "sglang.kernels.ops.attention.dsv4.dequant_k_cache"
 STANDINS = "from tests.ops.peers.standins import"
@@ -27,14 +26,12 @@ VLLM = (
     f"{STANDINS} vllm_insert as quantize_and_insert_k_cache\n"
 )
 SGLANG = f"{STANDINS} sglang_gather as dequantize_k_cache_paged_dsv4\n"
-GEMS = f"{STANDINS} flaggems_gather as dequantize_and_gather_k_cache\n"
 FLASHMLA = f"{STANDINS} flash_mla_with_kvcache, get_mla_metadata\n"
 DEEPGEMM = f"{STANDINS} fp8_fp4_paged_mqa_logits, get_num_sms, get_paged_mqa_logits_metadata\n"
 
 PACKAGES = {
     "vllm": (VLLM_CACHE_UTILS, VLLM),
     "sglang": (SGLANG_DEQUANT, SGLANG),
-    "flaggems": (GEMS_GATHER, GEMS),
     "flashmla": ("flash_mla.flash_mla_interface", FLASHMLA),
     "deepgemm": ("deep_gemm", DEEPGEMM),
 }
@@ -42,21 +39,18 @@ OTHER_PLACES = [
     ("vllm", "vllm.v1.attention.ops.deepseek_v4_ops", VLLM),
     ("sglang", SGLANG_DEQUANT, SGLANG.replace("_dsv4", "")),
     ("sglang", "sglang.srt.layers.attention.dsv4.dequant_k_cache", SGLANG.replace("_dsv4", "")),
-    ("flaggems", "flag_gems.fused.dsv4_attention", GEMS.replace("as deq", "as dsv4_deq")),
     ("flashmla", "vllm.third_party.flashmla.flash_mla_interface", FLASHMLA),
     ("deepgemm", "vllm.third_party.deep_gemm", DEEPGEMM),
 ]
 OPERATIONS = {
     "vllm": {"gather_all", "gather_window", "entry_insert", "window_insert"},
     "sglang": {"gather_topk", "gather_all", "gather_window"},
-    "flaggems": {"gather_all", "gather_window"},
     "flashmla": {"attend"},
     "deepgemm": {"index_scores"},
 }
 DISTRIBUTIONS = {
     "vllm": ("vllm", "vllm"),
     "sglang": ("sglang", "sglang"),
-    "flaggems": ("flag_gems", "flag_gems"),
     "flashmla": ("flash_mla", "sgl-flash-mla"),
     "deepgemm": ("deep_gemm", "sgl-deep-gemm"),
 }
@@ -111,7 +105,7 @@ def test_a_function_sees_the_pools_own_bytes(name: str, write_module: Write) -> 
     assert standins.caches_seen[0].data_ptr() == pages.data_ptr()
 
 
-@pytest.mark.parametrize("name", ["vllm", "sglang", "flaggems"])
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_pages_of_other_formats_are_left_to_the_base(name: str, write_module: Write) -> None:
     write_module(*PACKAGES[name])
     resolved = resolve_backend(name, "cpu")
@@ -154,14 +148,14 @@ def test_a_package_that_is_absent_is_named_with_what_to_install(
 def test_a_version_without_the_function_is_said_to_be_one(
     write_module: Write, write_distribution: Write
 ) -> None:
-    write_module("flag_gems.other", "")
-    write_distribution("flag_gems", "5.0.2")
+    write_module("vllm.other", "")
+    write_distribution("vllm", "0.1")
     with pytest.raises(PeerUnavailable) as refusal:
-        resolve_backend("flaggems", "cpu")
+        resolve_backend("vllm", "cpu")
     assert str(refusal.value) == (
-        f"backend flaggems: flag_gems 5.0.2 has no {GEMS_GATHER}:dequantize_and_gather_k_cache "
-        "and no flag_gems.fused.dsv4_attention:dsv4_dequantize_and_gather_k_cache: install a "
-        "version that has one."
+        f"backend vllm: vllm 0.1 has no {VLLM_CACHE_UTILS}:dequantize_and_gather_k_cache and no "
+        "vllm.v1.attention.ops.deepseek_v4_ops:dequantize_and_gather_k_cache: install a version "
+        "that has one."
     )
 
 
@@ -180,7 +174,7 @@ def test_the_version_of_a_package_is_told(write_module: Write, write_distributio
 def test_no_package_is_imported_before_it_is_asked_for(
     tmp_path: Path, write_module: Write
 ) -> None:
-    for package in ("vllm", "sglang", "flag_gems", "flash_mla", "mine"):
+    for package in ("vllm", "sglang", "flash_mla", "mine"):
         (tmp_path / f"{package}.py").write_text("raise SystemExit('imported')")
     script = (
         "import dsv4kv.ops.registry as registry\n"

@@ -39,17 +39,6 @@ STRATEGIES = {
 }
 """Where window and compressor state are kept, as ``mrc.strategies`` reads it."""
 
-TIER_WINDOWS = {
-    **{name: each for name, each in STRATEGIES.items() if not name.startswith("zero")},
-    "sglang": Choice("at the last whole page of prompts, as SGLang's HiCache"),
-    "vllm:dense": Choice("with every block, as vLLM's offloading without retention"),
-    "vllm:TOKENS": Choice(
-        "every TOKENS tokens and at the last block before a prompt's last token; 0: only there"
-    ),
-    "lmcache:TOKENS": Choice("with every chunk of TOKENS tokens, as LMCache"),
-}
-"""Where they are kept beyond the GPU's memory, as ``tiers.windows`` reads it."""
-
 TRACE_FORMATS = {
     "bailian": Choice("Bailian's JSON lines, ids of 16 tokens", "traces.formats:BAILIAN"),
     "mooncake": Choice("Mooncake's JSON lines, ids of 512", "traces.formats:MOONCAKE"),

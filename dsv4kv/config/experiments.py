@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dsv4kv.choices import TIER_WINDOWS, Choice, explained
+from dsv4kv.choices import Choice, explained
 from dsv4kv.config.bench import (
     Formats,
     ModelSection,
@@ -137,12 +137,6 @@ class TiersConfig(Section):
     folder: str | None = None
     """Where ``file`` writes, removed at the end; null takes a folder of the user's cache."""
     threads: Positive = Field(8, description="Files that are written and read concurrently.")
-    windows: str = Field(
-        "ends",
-        description="Where windows and states are kept: "
-        f"{explained(TIER_WINDOWS)}. Prefixes are stored at their ends, so it must keep the end "
-        "of every length.",
-    )
     rounds: Annotated[int, Field(ge=6)] = 7
     """Times that every prefix is stored, looked up and restored; fewer than 6 have no interval."""
     cost: CostSection = CostSection(gpus=1)

@@ -21,26 +21,19 @@ def tiers_page(outcome: TiersOutcome) -> Page:
 
 
 def _prefixes_table(outcome: TiersOutcome) -> Table:
-    earlier = any(row.resumed_tokens < row.tokens for row in outcome.prefixes)
-    again: Columns = [
-        ("resumed at", lambda row: quantity(row.resumed_tokens)),
-        ("again ms", lambda row: ms(row.again_ns)),
-    ]
     columns: Columns = [
         ("store", lambda row: row.store),
         ("tokens", lambda row: quantity(row.tokens)),
         ("read", lambda row: size(row.read_bytes)),
         ("/useful", lambda row: quantity(row.amplification)),
         ("restore ms", lambda row: ms(row.restored)),
-        *(again if earlier else ()),
         ("compute ms", lambda row: ms(row.computed_ns)),
         ("store ms", lambda row: ms(row.stored)),
     ]
-    what = "compute, again" if earlier else "compute"
     cold = [f"{store} is read cold, by {way}" for store, way in outcome.cold.items()]
     read = "; ".join(cold) or "nothing is read from a disk"
-    title = f"Prefixes of {outcome.model}, windows kept at {outcome.windows}"
-    note = f"{what}: modelled on {outcome.gpu}; {read}"
+    title = f"Prefixes of {outcome.model}"
+    note = f"compute: modelled on {outcome.gpu}; {read}"
     return Table(title, columns, outcome.prefixes, note=note, keys=2)
 
 

@@ -18,7 +18,6 @@ from dsv4kv.bench.tiers.objects import CacheBytes, Objects
 from dsv4kv.bench.tiers.prefixes import (
     Manifest,
     Prefix,
-    Windows,
     digest,
     namespace_of,
     resume_points,
@@ -51,10 +50,8 @@ class Library:
     that the store could not answer, and ``failure`` is the first one's sentence.
     """
 
-    def __init__(
-        self, cache: CacheBytes, store: Store, windows: Windows, *, revision: str
-    ) -> None:
-        self.cache, self.store, self.windows = cache, store, windows
+    def __init__(self, cache: CacheBytes, store: Store, *, revision: str) -> None:
+        self.cache, self.store = cache, store
         self.namespace = namespace_of(cache.manager.plan, revision)
         self.block_tokens = cache.manager.plan.schemas[0].block_tokens
         self.damaged_objects = self.failures = 0
@@ -95,7 +92,7 @@ class Library:
         return sorted(points)
 
     def store_prefix(self, prefix: Prefix, slot: int) -> int:
-        """Store what a request holds now: whole pages, and a resume point if one is due here.
+        """Store what a request holds now: whole pages, and a resume point at the prefix's end.
 
         ``prefix`` is its tokens so far, or more of its prompt. Returns the tokens after which it
         can be resumed, 0 if it cannot; raises ``CacheError`` for a request with more tokens.
@@ -108,7 +105,7 @@ class Library:
             )
         for part in self._parts(tokens // self.block_tokens):
             self._store_pages(prefix, slot, part)
-        if tokens not in self.windows.places(len(prefix), tokens):
+        if not 0 < tokens == len(prefix):
             return 0
         if not self._is_there(prefix, tokens):
             self._store_point(prefix, slot, tokens)

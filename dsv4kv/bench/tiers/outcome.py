@@ -48,18 +48,15 @@ class PrefixRow:
     tokens: int
     useful_bytes: int  # compressed entries and indexer keys of these tokens, without padding
     read_bytes: int  # read to restore it, the manifest left out
-    resumed_tokens: int  # that were not computed again
     stored: Estimate
     restored: Estimate  # to look it up, read, compare and put it into the cache
-    again_ns: float | None  # to compute what is missing after that, as modelled, where it is known
-    computed_ns: float | None  # to compute all of it, likewise
+    computed_ns: float | None  # to compute it, as modelled, where that is known
 
     @property
     def back_ns(self) -> tuple[float, float]:
-        """Until the request is where it was, restored and the rest computed: least and most."""
+        """Until the request is where it was: least and most."""
         below, above = _reach(self.restored)
-        done = self.restored.value + (self.again_ns or 0.0)
-        return done - below, done + above
+        return self.restored.value - below, self.restored.value + above
 
     @property
     def amplification(self) -> float:
@@ -73,7 +70,6 @@ class TiersOutcome:
 
     model: str
     gpu: str  # the GPUs of the model of computing, in words
-    windows: str  # where windows are kept
     cold: dict[str, str] = field(default_factory=dict)
     """How reads come from the disk, by store; nothing where there is none."""
     prefixes: list[PrefixRow] = field(default_factory=list)  # by store and length
@@ -94,9 +90,7 @@ class TiersOutcome:
 def _worth(rows: Sequence[PrefixRow]) -> str:
     longest = max(rows, key=lambda row: row.tokens)
     taken = f"{longest.store}: {longest.tokens:,} tokens are back in "
-    taken += _at_most(longest.restored, longest.again_ns or 0.0)
-    if longest.resumed_tokens < longest.tokens:
-        taken += f", {longest.tokens - longest.resumed_tokens:,} of them computed again (modelled)"
+    taken += _at_most(longest.restored)
     if longest.computed_ns is None:
         return f"{taken}; how long computing them takes is not known for this model."
     worth = [row.tokens for row in rows if row.back_ns[1] < (row.computed_ns or 0)]
@@ -116,11 +110,11 @@ def _reach(estimate: Estimate) -> tuple[float, float]:
     return estimate.arms or (reach, reach)
 
 
-def _at_most(time_ns: Estimate, more_ns: float) -> str:
+def _at_most(time_ns: Estimate) -> str:
     """A time, or its upper end where the interval reaches 0."""
     below, above = _reach(time_ns)
     known = math.isinf(above) or below < time_ns.value
     at_most = "" if known else "less than "
-    sure = not known or (not more_ns and max(below, above) <= _SURE * time_ns.value)
-    time = time_ns.value + more_ns + (0.0 if known else above)
+    sure = not known or max(below, above) <= _SURE * time_ns.value
+    time = time_ns.value + (0.0 if known else above)
     return at_most + format_duration(time, 3 if sure else 2)

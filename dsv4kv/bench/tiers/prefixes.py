@@ -10,7 +10,6 @@ there does not count. It holds the digest of every object that the prefix needs.
 """
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -20,9 +19,6 @@ import xxhash
 from numpy.typing import ArrayLike, NDArray
 
 from dsv4kv.bench.tiers.store import Bytes
-from dsv4kv.choices import TIER_WINDOWS, unknown
-from dsv4kv.core.strategy import kept_places
-from dsv4kv.errors import ConfigError
 from dsv4kv.model.families import Family, Kept, families_of
 from dsv4kv.model.plan import CachePlan
 
@@ -154,51 +150,3 @@ def resume_points(
     for found in tails:
         allowed &= found
     return np.flatnonzero(allowed) + 1
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Places in a prompt after which requests can resume."""
-
-    period_tokens: int = 0  # at every multiple of it; 0 nowhere
-    end: tuple[int, int] | None = None
-    """Where prompts end, floored to a multiple of the first number; the second number of tokens
-    is kept back before the end. None nowhere."""
-    junctions: bool = False  # where what an earlier prompt left ends
-
-    def places(self, prompt_tokens: int, found_tokens: int = 0) -> list[int]:
-        """Where a prompt leaves windows and states while it is computed, rising.
-
-        ``found_tokens``: tokens of it whose pages were found.
-        """
-        places = kept_places(prompt_tokens, self.period_tokens, self.end)
-        if self.junctions:
-            places.add(found_tokens)
-        return sorted(places - {0})
-
-
-def parse_windows(text: str, *, block_tokens: int, window_tokens: int) -> Windows:
-    """Read what users write, one of ``choices.TIER_WINDOWS``; raises ``ConfigError``.
-
-    window_tokens: 0 where a model has no window (DeepSeek-V3.2): nothing but pages is needed to
-    resume, wherever it is.
-    """
-    if not window_tokens:
-        return Windows(period_tokens=block_tokens)
-    name, _, number = text.partition(":")
-    plain = {
-        "full": Windows(period_tokens=block_tokens),
-        "ends": Windows(end=(1, 0)),
-        "ends+junctions": Windows(end=(1, 0), junctions=True),
-        "sglang": Windows(end=(block_tokens, 0)),
-        "vllm:dense": Windows(period_tokens=block_tokens),
-    }
-    if text in plain:
-        return plain[text]
-    # behind vLLM a hit leaves the last token to be computed
-    ends = {"vllm": (block_tokens, 1), "periodic": None, "lmcache": None}
-    if name not in ends or not re.fullmatch("[0-9]{1,9}", number):
-        raise unknown(TIER_WINDOWS, text, "a strategy for windows")
-    if not int(number) and ends[name] is None:
-        raise ConfigError(f"{text} has no period: write {name}:4096.")
-    return Windows(period_tokens=int(number), end=ends[name])

@@ -5,7 +5,7 @@ A restored request and one that never left both go on, and every bit of the two 
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,7 +24,6 @@ from dsv4kv.bench.serve.executor import Requests
 from dsv4kv.bench.tiers.library import Library
 from dsv4kv.bench.tiers.objects import CacheBytes, Mover, differences
 from dsv4kv.bench.tiers.outcome import FamilyRow, PrefixRow, TiersOutcome, Way
-from dsv4kv.bench.tiers.prefixes import Windows, parse_windows
 from dsv4kv.bench.tiers.store import FileStore, MemoryStore, Store
 from dsv4kv.budget.lookup import find_weight_facts
 from dsv4kv.config.bench import BenchConfig, CacheSection, MeasureSection, WorkloadSection
@@ -43,7 +42,7 @@ from dsv4kv.runs.statistics import Estimate, summarize
 from dsv4kv.units import format_bytes
 
 _MORE_TOKENS, _STEPS = 132, 1  # computed and decoded after a restore: every kind of group ends
-_STEP_TOKENS = 1024  # really computed at a time, where windows are computed again
+_SLOTS = 2
 _SERIAL = 0
 OnStep = Callable[[str, int, int], None]  # called with the next one, and how many of all are done
 
@@ -51,10 +50,10 @@ OnStep = Callable[[str, int, int], None]  # called with the next one, and how ma
 def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
     """Store, look up and restore every prefix; raises ``ConfigError``, ``StoreUnavailable``."""
     torch.set_num_threads(1)
-    plan, windows = check_tiers(config)
-    bench, cost = _bench_config(config, plan.num_slots), config.cost
+    plan = check_tiers(config)
+    bench, cost = _bench_config(config), config.cost
     gpu = f"{cost.gpus} × {cost.gpu}" if cost.gpu else f"{cost.gpus} GPU"
-    outcome = TiersOutcome(plan.config.name, gpu, config.windows)
+    outcome = TiersOutcome(plan.config.name, gpu)
     steps = list(product(dict.fromkeys(config.stores), sorted(set(config.lengths))))
     with _folder(config) as folder:
         _check_room(config, plan, folder)
@@ -62,7 +61,7 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
         assert built.drive is not None
         cache = CacheBytes(built.manager)
         requests = Requests(built.manager, built.drive.executor)
-        run = _Run(config, cache, requests, windows, outcome)
+        run = _Run(config, cache, requests, outcome)
         for done, (name, tokens) in enumerate(steps):
             on_step(f"{name}, {tokens:,} tokens", done, len(steps))
             store = run.open(name, folder)
@@ -82,27 +81,20 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
     return outcome
 
 
-def check_tiers(config: TiersConfig) -> tuple[CachePlan, Windows]:
-    """The cache on paper, and where windows are kept; ``ConfigError`` for what cannot be run."""
+def check_tiers(config: TiersConfig) -> CachePlan:
+    """The cache on paper; ``ConfigError`` for what cannot be run."""
     plan = plan_from(_bench_config(config))
     check_data_path(plan)
-    windows = _windows(config, plan)
-    if any(_kept_at(windows, tokens) < tokens for tokens in config.lengths):
-        plan = plan_from(_bench_config(config, 3))
-    return plan, windows
+    return plan
 
 
 @dataclass
 class _Run:
-    """One run: a cache with three slots.
-
-    One stays, one comes back, and one is where the windows were kept, unless that is the end.
-    """
+    """One run: a cache with two slots, of which one stays and one comes back."""
 
     config: TiersConfig
     cache: CacheBytes
     requests: Requests
-    windows: Windows
     outcome: TiersOutcome
 
     def __post_init__(self) -> None:
@@ -119,24 +111,15 @@ class _Run:
     def measure(self, name: str, store: Store, tokens: int) -> None:
         """One prefix in one store."""
         requests = self.requests
-        library = Library(self.cache, store, self.windows, revision="drawn")
-        kept = _kept_at(self.windows, tokens)
-        stored = [requests.admit() for _ in {kept, tokens}]
-        for slot in stored:
-            requests.place(slot, _SERIAL, kept)
-        self._compute(stored[-1], tokens)  # placed entries are drawn, and these are computed
-        back = self._measure_prefix(name, library, stored, tokens)
-        self._compute(back, tokens)
-        self._verify(name, stored[-1], back, tokens)
-        for slot in (*stored, back):
+        library = Library(self.cache, store, revision="drawn")
+        stayed = requests.admit()
+        requests.place(stayed, _SERIAL, tokens)
+        back = self._measure_prefix(name, library, stayed, tokens)
+        self._verify(name, stayed, back, tokens)
+        for slot in (stayed, back):
             requests.release(slot)
 
-    def _compute(self, slot: int, tokens: int) -> None:
-        self.requests.compute(slot, _SERIAL, *range(0, tokens, _STEP_TOKENS), tokens)
-
-    def _measure_prefix(
-        self, name: str, library: Library, stored: Sequence[int], tokens: int
-    ) -> int:
+    def _measure_prefix(self, name: str, library: Library, stayed: int, tokens: int) -> int:
         """Time every round of a prefix; returns the last restored slot."""
         back, rounds = self.requests.admit(), list[list[int]]()
         for number in range(self.config.rounds):
@@ -144,13 +127,12 @@ class _Run:
             back = self.requests.admit()
             prefix = library.prefix(np.arange(tokens) + number)
             moments = [perf_counter_ns()]
-            for slot in stored:
-                library.store_prefix(prefix, slot)
+            library.store_prefix(prefix, stayed)
             moments.append(perf_counter_ns())
             found = library.restore(prefix, back)
             moments.append(perf_counter_ns())
             rounds.append(np.diff(moments).tolist())
-            if not found.tokens or found.failed:
+            if found.tokens != tokens or found.failed:
                 cause = f" (the first: {library.failure})" if library.failure else ""
                 raise StoreUnavailable(
                     f"{name}: {tokens:,} tokens were stored and {found.tokens:,} came back; "
@@ -160,9 +142,9 @@ class _Run:
             library.clear()
         useful = sum(f.useful_bytes(tokens) for f in self._families if f.kept is Kept.PAGES)
         stored_ns, restored = (_estimate(list(each)) for each in zip(*rounds, strict=True))
-        modelled = (self._prefill_ns(n, tokens) for n in (found.tokens, 0))
-        counts = tokens, useful, found.read_bytes, found.tokens
-        self.outcome.prefixes.append(PrefixRow(name, *counts, stored_ns, restored, *modelled))
+        counts = tokens, useful, found.read_bytes
+        times = stored_ns, restored, self._prefill_ns(tokens)
+        self.outcome.prefixes.append(PrefixRow(name, *counts, *times))
         return back
 
     def _verify(self, name: str, stayed: int, back: int, tokens: int) -> None:
@@ -176,14 +158,14 @@ class _Run:
         self.outcome.failures += [f"{name}, {tokens:,} tokens: {each}" for each in found]
 
 
-def _prefill_model(config: TiersConfig, plan: CachePlan) -> Callable[[int, int], float | None]:
-    """Nanoseconds from a prompt's first token on, chunk by chunk, as ``replay`` models it.
+def _prefill_model(config: TiersConfig, plan: CachePlan) -> Callable[[int], float | None]:
+    """Nanoseconds of a prompt, chunk by chunk, as ``replay`` models it.
 
     None for a model whose weights are not known.
     """
     replay = ReplayConfig(model=config.model, cost=config.cost)
     if find_weight_facts(config.model.preset, plan.config) is None:
-        return lambda first, tokens: None
+        return lambda tokens: None
     tables = StepTables(plan.config, plan.schemas, max(config.lengths))
     weights = build_weights(replay, plan.config, plan.schemas)
     stated = config.cost.clock == "stated"
@@ -192,7 +174,7 @@ def _prefill_model(config: TiersConfig, plan: CachePlan) -> Callable[[int, int],
         find_rates(config.cost) if stated else None,
         None if stated else open_times(replay, plan.config, plan.schemas, weights).timer,
     )
-    return lambda first, tokens: clock.prompt_s(first, tokens, config.prefill_tokens) * 1e9
+    return lambda tokens: clock.prompt_s(0, tokens, config.prefill_tokens) * 1e9
 
 
 def document_of(outcome: TiersOutcome) -> dict[str, Any]:
@@ -205,7 +187,7 @@ def _estimate(samples_ns: list[int]) -> Estimate:
     return summarize(samples_ns[1:]).estimate
 
 
-def _bench_config(config: TiersConfig, slots: int = 2) -> BenchConfig:
+def _bench_config(config: TiersConfig) -> BenchConfig:
     longest = max(config.lengths)
     return BenchConfig(
         device=config.device,
@@ -213,34 +195,13 @@ def _bench_config(config: TiersConfig, slots: int = 2) -> BenchConfig:
         cache=CacheSection(
             block_tokens=config.block_tokens,
             max_context_tokens=longest + _MORE_TOKENS + _STEPS,
-            num_slots=slots,
+            num_slots=_SLOTS,
         ),
         workload=WorkloadSection(
-            trace=None, context=longest, concurrency=slots, step="gather", decode="graph"
+            trace=None, context=longest, concurrency=_SLOTS, step="gather", decode="graph"
         ),
         measure=MeasureSection(seed=config.seed),
     )
-
-
-def _windows(config: TiersConfig, plan: CachePlan) -> Windows:
-    """The strategy; raises ``ConfigError`` where it keeps no window at the end of a length."""
-    windows = parse_windows(
-        config.windows,
-        block_tokens=config.block_tokens,
-        window_tokens=plan.config.window_tokens if any(s.window for s in plan.schemas) else 0,
-    )
-    for tokens in config.lengths:
-        if not _kept_at(windows, tokens):
-            raise ConfigError(
-                f"windows is {config.windows}, which keeps none in {tokens:,} tokens: take ends, "
-                "or longer lengths."
-            )
-    return windows
-
-
-def _kept_at(windows: Windows, tokens: int) -> int:
-    """Where a prompt is resumed at: the last place of its windows, the end if none is kept."""
-    return max(windows.places(tokens), default=0)
 
 
 def _check_room(config: TiersConfig, plan: CachePlan, folder: Path) -> None:

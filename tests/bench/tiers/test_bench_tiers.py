@@ -61,36 +61,6 @@ def test_prefixes_come_back_right_and_leave_nothing(tmp_path: Path) -> None:
         assert row["restored"]["half_width"] is not None
 
 
-STRATEGIES = {
-    "full": 5888,
-    "periodic:256": 5888,
-    "lmcache:512": 5632,
-    "sglang": 5888,
-    "vllm:0": 5888,
-    "ends+junctions": 6000,
-}
-"""Where a prompt of 6,000 tokens is resumed."""
-
-
-def test_every_strategy_of_windows_is_moved_and_what_it_computes_again_is_told(
-    tmp_path: Path,
-) -> None:
-    file = tmp_path / "all.json"
-    few = ("stores=[memory]", "lengths=[6000]", "rounds=6", f"folder={tmp_path}")
-    sets = [word for setting in few for word in ("--set", setting)]
-    axis = "windows=" + ",".join(STRATEGIES)
-    done = CliRunner(env=TERMINAL).invoke(
-        app, ["bench", "tiers", *TINY, *sets, "--axis", axis, "--json", str(file)]
-    )
-    assert done.exit_code == 0, done.output
-    points = {point["axis"]["windows"]: point for point in json.loads(file.read_text())}
-    assert {
-        name: point["prefixes"][0]["resumed_tokens"] for name, point in points.items()
-    } == STRATEGIES
-    words = " ".join(done.stdout.split())
-    assert "368 of them computed again (modelled)" in words
-
-
 def test_a_sweep_runs_every_point_and_says_which(tmp_path: Path) -> None:
     file = tmp_path / "sweep.json"
     fixed = ("--set", "lengths=[256]", "--set", "rounds=6")
@@ -186,8 +156,6 @@ def test_a_store_that_loses_objects_or_fails_fails_the_run_with_its_cause(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--set", "windows=periodic:512"], "which keeps none in 256 tokens"),
-        (["--axis", "windows=ends,periodic:512"], "which keeps none in 256 tokens"),
         (["--set", "lengths=[1G]"], "shorten lengths, or hold fewer"),
         (["--set", "stores=[redis]"], "stores is ['redis']: give list of choices memory, file"),
     ],
@@ -206,11 +174,10 @@ def estimate(value: float) -> Estimate:
 
 def made_up(computed_ns: float | None) -> TiersOutcome:
     """2,048 tokens are back in 10 ms, 65,536 in 100 ms; computing takes ``computed_ns`` each."""
-    outcome = TiersOutcome("v4-flash", "1 × h200", "ends", cold={"file": "O_DIRECT"}, checks=12)
+    outcome = TiersOutcome("v4-flash", "1 × h200", cold={"file": "O_DIRECT"}, checks=12)
     for tokens, restored in ((2_048, 1e7), (65_536, 1e8)):
         times = estimate(3e7), estimate(restored)
-        counts = tokens, 7_885_312, 12_000_000, tokens
-        row = PrefixRow("file", *counts, *times, 0.0, computed_ns)
+        row = PrefixRow("file", tokens, 7_885_312, 12_000_000, *times, computed_ns)
         outcome.prefixes.append(row)
     return outcome
 

@@ -15,8 +15,6 @@ from tests.examples import examples
 
 LENGTHS = (1, 3, 4, 127, 128, 129, 255, 256, 257)
 """Of 0 tokens nothing is kept."""
-EXACT = ["ends", "ends+junctions", "full", "periodic:128", "sglang", "vllm:dense", "vllm:128",
-         "lmcache:128"]  # fmt: skip
 
 
 @cache
@@ -26,15 +24,14 @@ def world(model: str = "v4-flash", *options: str) -> World:
 
 
 def check_round_trip(
-    here: World, windows: str, length: int, chunks: list[int], end: int, store: Store | None = None
+    here: World, length: int, chunks: list[int], end: int, store: Store | None = None
 ) -> int:
     """Store a prompt, restore it elsewhere, go on beside one that never left: tokens restored."""
-    library = here.library(store or PlainStore(), windows=windows)
+    library = here.library(store or PlainStore())
     prefix = library.prefix(tokens_of(1, length))
     stayed, left = here.admit(), here.admit()
-    stops = library.windows.places(length)
     for slot in (stayed, left):
-        for stop in sorted({*chunks, *stops, length}):
+        for stop in sorted({*chunks, length}):
             here.compute(slot, 1, min(stop, length))
             if slot == left:
                 library.store_prefix(prefix, slot)
@@ -55,21 +52,20 @@ def check_round_trip(
 @pytest.mark.parametrize("model", ["v4-flash", "v4-pro", "v4.1-flash"])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_prompt_that_comes_back_goes_on_as_if_it_had_never_left(model: str, length: int) -> None:
-    assert check_round_trip(world(model), "ends", length, [], length + 131) == length
+    assert check_round_trip(world(model), length, [], length + 131) == length
 
 
 @examples(25)
 @given(
-    windows=st.sampled_from(EXACT),
     length=st.sampled_from(LENGTHS) | st.integers(1, 700),
     chunks=st.lists(st.integers(1, 700), max_size=3),
     more=st.integers(0, 200),
     model=st.sampled_from(["v4-flash", "v4.1-flash"]),
 )
-def test_every_exact_strategy_restores_the_bits_of_a_run_that_never_left(
-    windows: str, length: int, chunks: list[int], more: int, model: str
+def test_however_a_prompt_was_computed_it_goes_on_as_one_that_never_left(
+    length: int, chunks: list[int], more: int, model: str
 ) -> None:
-    check_round_trip(world(model), windows, length, chunks, length + more)
+    check_round_trip(world(model), length, chunks, length + more)
 
 
 @examples(15)
@@ -85,7 +81,7 @@ def test_prompts_that_share_a_store_come_back_right_however_little_it_keeps(
     here = world("v4-flash", "model.layers=[2,3]")
     size = sum(family.object_bytes for family in here.cache.families.values())
     store = MemoryStore(1 << 40 if room is None else room * size)
-    library = here.library(store, windows="ends+junctions")
+    library = here.library(store)
     for serial, length in turns:
         slot, fresh = here.admit(), here.admit()
         prefix = library.prefix(tokens_of(serial, length))
@@ -112,20 +108,20 @@ def test_prompts_that_share_a_store_come_back_right_however_little_it_keeps(
     ],
 )
 def test_every_format_and_layout_comes_back(settings: tuple[str, ...]) -> None:
-    assert check_round_trip(World(*settings), "ends", 259, [], 390) == 259
+    assert check_round_trip(World(*settings), 259, [], 390) == 259
 
 
 def test_larger_blocks_and_open_groups() -> None:
     here = world("v4-flash", "cache.block_tokens=256")
     for length in (100, 130, 259, 384):
-        assert check_round_trip(here, "ends", length, [], length + 150) == length
+        assert check_round_trip(here, length, [], length + 150) == length
 
 
 @pytest.mark.parametrize("model", ["v4-flash", "v4.1-flash"])
 def test_a_cache_on_a_gpu_stores_and_restores_the_same(model: str) -> None:
     here = world(model)
     with on_twin(here.cache):
-        assert check_round_trip(here, "ends", 300, [], 431) == 300
+        assert check_round_trip(here, 300, [], 431) == 300
 
 
 def test_a_prefix_that_does_not_fit_is_refused_and_nothing_has_changed() -> None:
@@ -160,15 +156,15 @@ def test_two_requests_restore_one_prefix_at_once() -> None:
 
 
 @examples(40)
-@given(lost=st.sets(st.integers(0, 60)), period=st.sampled_from(["periodic:128", "full", "ends"]))
-def test_a_request_can_resume_where_everything_is_there(lost: set[int], period: str) -> None:
+@given(lost=st.sets(st.integers(0, 60)), ends=st.sets(st.sampled_from(range(128, 700, 128))))
+def test_a_request_can_resume_where_everything_is_there(lost: set[int], ends: set[int]) -> None:
     """Whatever objects are gone: by the definition, name by name."""
     here, store = world("v4-flash", "model.layers=[2,3]"), PlainStore()
-    library = here.library(store, windows=period)
+    library = here.library(store)
     prefix, slot = library.prefix(tokens_of(1, 700)), here.admit()
-    for end in sorted({*library.windows.places(700), 700}):
+    for end in sorted({*ends, 700}):
         here.compute(slot, 1, end)
-        library.store_prefix(prefix, slot)
+        library.store_prefix(library.prefix(tokens_of(1, end)), slot)
     here.release(slot)
     names = sorted(store.objects)
     store.delete([names[i] for i in lost if i < len(names)])

@@ -11,7 +11,6 @@ from dsv4kv.bench.build import plan_from
 from dsv4kv.bench.serve.executor import Recorder, Requests
 from dsv4kv.bench.tiers.library import Library
 from dsv4kv.bench.tiers.objects import CacheBytes, Mover, differences
-from dsv4kv.bench.tiers.prefixes import Windows, parse_windows
 from dsv4kv.bench.tiers.store import MemoryStore, Store
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.ops.cuda import launch as launching
@@ -50,16 +49,8 @@ class World(Requests):
         super().__init__(manager, drive_on_cpu(config, manager, Recorder()).executor)
         self.cache = CacheBytes(manager)
 
-    def library(self, store: Store, windows: str = "ends", revision: str = "1") -> Library:
-        return Library(self.cache, store, self.windows(windows), revision=revision)
-
-    def windows(self, text: str) -> Windows:
-        plan = self.manager.plan
-        return parse_windows(
-            text,
-            block_tokens=plan.schemas[0].block_tokens,
-            window_tokens=plan.config.window_tokens,
-        )
+    def library(self, store: Store, revision: str = "1") -> Library:
+        return Library(self.cache, store, revision=revision)
 
     def go_on(self, slot: int, serial: int, end: int) -> None:
         """What a server does with a restored request: compute the rest, then decode."""

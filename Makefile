@@ -8,7 +8,7 @@ CONFIG ?= default
 
 ENGINES ?= build/engines
 
-.PHONY: bench check check-fast claims clean compiled compilers core endure engines full fuzz house kills python reach shuffle site tour traces words
+.PHONY: bench check check-fast clean compiled compilers core endure engines full fuzz house kills python reach shuffle site tour traces words
 
 bench: $(VENV)/installed
 	$(BIN)/dsv4kv bench $(CONFIG)
@@ -88,10 +88,6 @@ $(ENGINES)/unpacked: | python
 	  bin/pip download --no-deps --dest . vllm==$$version && \
 	  bin/python -m zipfile --extract vllm-$$version-*.whl vllm-$$version; done
 	touch $@
-
-# The figures of docs/compare.md, simulated anew and written into it; ten minutes on one core.
-claims: $(VENV)/installed-test
-	$(BIN)/python -m tests.bench.compare.claims
 
 # Every command of the README, the guides and the helps, as a new user types it: from a wheel, on
 # a terminal of 80 columns, in a pipe, without colours and without UTF-8; an hour.

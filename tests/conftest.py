@@ -72,7 +72,7 @@ SLOW = {
     " test_kernels test_launches test_profile test_progress test_record"
     " test_replay test_results test_shell test_sweeps test_without_torch",
     "replay/clock": "test_points",
-    "bench/compare": "test_ab test_claims test_comparison test_verdict test_worktrees",
+    "bench/compare": "test_ab test_comparison test_verdict test_worktrees",
     "engines": "logs/test_recovery logs/test_explain oracles test_own test_rules",
     "profile": ".",
     "bench/transfer": "test_bench_transfer test_side",

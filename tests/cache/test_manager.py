@@ -10,14 +10,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
-from dsv4kv.cache.tables import NO_BLOCK
 from dsv4kv.errors import CacheError, ContextOverflow, NotOwner, OutOfSlots
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType
-from dsv4kv.model.schema import Sharing, StateFormat
+from dsv4kv.model.schema import StateFormat
 from tests.cache.caches import admit, bookkeeping, small_plan, snapshot
-
-BY_SHARING = pytest.mark.parametrize("sharing", ["model", "type", "layer"])
 
 
 class NoTorch(TorchFunctionMode):
@@ -38,28 +35,6 @@ def refuses(
 
 
 # ---- preparing a step ---------------------------------------------------------------------------
-
-
-@BY_SHARING
-@pytest.mark.parametrize("block_tokens", [128, 256, 384])
-@pytest.mark.parametrize("context", [8_000, 1_000_000])
-def test_a_context_that_is_no_multiple_of_a_block_stays_in_its_row(
-    sharing: Sharing, block_tokens: int, context: int
-) -> None:
-    manager = bookkeeping(
-        sharing=sharing, block_tokens=block_tokens, max_context_tokens=context, num_slots=3
-    )
-    slots = admit(manager, 3)
-    prepare_forward(manager, slots[1:2], [0], [context])
-    assert manager.tokens[slots[1]] == context
-    for table in manager.tables:
-        needed = table.group.blocks_for(context)
-        assert table.held[slots[1]] == needed
-        assert (table.blocks[:, slots[1], :needed] != NO_BLOCK).all()
-        assert (table.blocks[:, [0, 2]] == NO_BLOCK).all()
-        ratio = table.group.ratio
-        assert table.blocks.shape[2] * block_tokens >= context - context % ratio
-    refuses(manager, ContextOverflow, "1 tokens and", slots[1:2], [0], [context + 1])
 
 
 @pytest.mark.parametrize(
@@ -174,22 +149,6 @@ def test_admitting_forgets_a_slot_in_all_layers_and_no_other(state: StateFormat)
             assert not found[:, [i for i in range(found.shape[1]) if i != scores]].any()
             assert fresh or bool((tensor[:, 1:] == 7.0).all())
             tensor.fill_(7.0)
-
-
-@pytest.mark.parametrize("state", ["ring", "online"])
-def test_states_have_a_row_for_each_layer_that_has_one(state: StateFormat) -> None:
-    states = KVCacheManager(small_plan(state=state)).states
-    shapes = {
-        attn: [None if each is None else tuple(each.shape) for each in pair]
-        for attn, pool in states.items()
-        for pair in [(pool.state, pool.indexer_state)]
-    }
-    assert shapes == {
-        AttentionType.SWA: [None, None],
-        AttentionType.CSA: [(2, 3, 2, 8, 1024), (2, 3, 2, 8, 256)],
-        AttentionType.HCA: [(2, 3, 3, 512) if state == "online" else (2, 3, 2, 128, 512), None],
-    }
-    assert [len(pool.windows) for pool in states.values()] == [1, 2, 2]
 
 
 def test_layers_of_a_stage_keep_their_numbers() -> None:

@@ -137,33 +137,7 @@ def test_outputs_that_differ_are_told_and_end_badly(monkeypatch: pytest.MonkeyPa
     assert records()[0].status == "failed"
 
 
-# ---- what cannot run ----------------------------------------------------------------------------
-
-
-def test_a_cache_too_small_for_all_requests_fails() -> None:
-    result = books("--set", "cache.max_context_tokens=10")
-    assert result.exit_code == 6
-    assert "error: none of 3 requests fits into the cache" in result.stderr
-    assert records()[0].status == "failed"
-
-
 # ---- Ctrl-C -------------------------------------------------------------------------------------
-
-
-def test_ctrl_c_in_a_step_leaves_an_incomplete_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = iter(range(10**6))
-
-    def interrupted(**_tensors: object) -> None:
-        if next(calls) == 20:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("dsv4kv.ops.cpu.attend", interrupted)
-    result = bench("--set", "measure.verify_every=0")
-    assert (result.exit_code, result.stderr) == (130, "")
-    assert "incomplete: stopped before the end" in result.stdout
-    (record,) = records()
-    assert record.status == "incomplete"
-    assert record.cases[0].operations
 
 
 @pytest.mark.parametrize(

@@ -49,28 +49,6 @@ def test_chunks_and_tokens_in_turns_give_equal_pages_and_states(
 
 
 @each_kind
-def test_a_batch_of_requests_gives_the_pages_of_each_alone(kind: str) -> None:
-    compressor = samples.full_size_compressor(kind)
-    m, requests, groups = compressor.ratio, 3, 2
-    alone = [_request(kind, groups * m, seed, 0) for seed in range(requests)]
-    for request in alone:
-        request.append(groups * m)
-    state = samples.fresh_ring(compressor, requests)
-    store = samples.poisoned_store(samples.bf16_entry(compressor), ENTRIES, requests)
-    slots = torch.arange(requests)
-    for t in range(groups * m):
-        kv = torch.stack([request.kv[t] for request in alone])
-        score = torch.stack([request.score[t] for request in alone])
-        positions = torch.full((requests,), t)
-        cpu.state_append(compressor, state, kv, score, slots, positions)
-        if (t + 1) % m == 0:
-            entries = slots * store.layout.entries + t // m
-            cpu.flush(compressor, state, slots, positions, store, entries)
-    assert torch.equal(store.pages, torch.cat([request.store.pages for request in alone]))
-    assert torch.equal(state, torch.cat([request.state for request in alone]))
-
-
-@each_kind
 @some
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=20), seeds)
 def test_rejected_drafts_leave_no_trace_in_the_entries(

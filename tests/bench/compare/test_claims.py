@@ -59,8 +59,8 @@ def judged(
     times, when = np.exp(noise) * (1 + slowdown * after), np.arange(len(order))
     if turns == "step":
         return judge_pairs((times[after] / times[~after]).tolist(), verdicts=verdicts)
-    sides = (Launches(times[at].tolist(), when[at].tolist()) for at in (~after, after))
-    return judge(*sides, verdicts=verdicts)
+    first, second = (Launches(times[at].tolist(), when[at].tolist()) for at in (~after, after))
+    return judge(first, second, verdicts=verdicts)
 
 
 def drawn(

@@ -37,9 +37,6 @@ def test_without_knowing_when_launches_ran_a_drift_in_a_row_is_taken_for_a_slowd
     )
 
 
-# ---- launches in turns, step by step ------------------------------------------------------------
-
-
 # ---- the rule itself ----------------------------------------------------------------------------
 
 

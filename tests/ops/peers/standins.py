@@ -28,7 +28,19 @@ def vllm_gather(
     """vLLM's ``dequantize_and_gather_k_cache``: pages as [blocks, entries, 584]."""
     assert k_cache.shape[1:] == (block_size, 584)
     assert not use_fnuz
-    _gather(out, k_cache, seq_lens, gather_lens, block_table, block_size, offset)
+    assert out.dtype == torch.bfloat16
+    assert seq_lens.dtype == block_table.dtype == torch.int32
+    assert len(seq_lens) == len(block_table) == len(out)
+    assert block_table.is_contiguous()
+    assert gather_lens is None or gather_lens.dtype == torch.int32
+    store = _store(k_cache, block_size)
+    for b, length in enumerate(seq_lens.tolist()):
+        count = length if gather_lens is None else int(gather_lens[b])
+        assert length <= block_table.shape[1] * block_size
+        positions = torch.arange(length - count, length, dtype=torch.int32)
+        part = out[b : b + 1, offset : offset + count]
+        slots, lengths = torch.tensor([b]), torch.tensor([length])
+        cpu.gather_topk(store, block_table, slots, positions[None], lengths, part)
 
 
 def vllm_insert(
@@ -67,30 +79,6 @@ def sglang_gather(
     slots, lengths = torch.tensor([0]), torch.tensor([store.num_entries])
     cpu.gather_topk(store, table, slots, entries.int()[None], lengths, out.view(1, -1, 512))
     return out
-
-
-def _gather(
-    out: Tensor,
-    k_cache: Tensor,
-    seq_lens: Tensor,
-    gather_lens: Tensor | None,
-    block_table: Tensor,
-    block_size: int,
-    offset: int,
-) -> None:
-    assert out.dtype == torch.bfloat16
-    assert seq_lens.dtype == block_table.dtype == torch.int32
-    assert len(seq_lens) == len(block_table) == len(out)
-    assert block_table.is_contiguous()
-    assert gather_lens is None or gather_lens.dtype == torch.int32
-    store = _store(k_cache, block_size)
-    for b, length in enumerate(seq_lens.tolist()):
-        count = length if gather_lens is None else int(gather_lens[b])
-        assert length <= block_table.shape[1] * block_size
-        positions = torch.arange(length - count, length, dtype=torch.int32)
-        part = out[b : b + 1, offset : offset + count]
-        slots, lengths = torch.tensor([b]), torch.tensor([length])
-        cpu.gather_topk(store, block_table, slots, positions[None], lengths, part)
 
 
 def _store(cache: Tensor, block_size: int) -> PageStore:

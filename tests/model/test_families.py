@@ -16,7 +16,15 @@ from dsv4kv.model.plan import CachePlan, bytes_per_token, plan_cache
 from dsv4kv.model.presets import load_model, preset_names
 from dsv4kv.model.schema import choose_formats
 from tests.bench.tiers.world import on_twin
-from tests.engines.test_host import HICACHE_PAGES, MODELS
+
+MODELS = ("v4-flash", "v4-pro")
+HICACHE_PAGES = {  # of SGLang 0.5.23's host pools, by model
+    "deepseek_v4_c4": (786_240, 1_123_200),
+    "deepseek_v4_c4_indexer": (177_408, 253_440),
+    "deepseek_v4_c128": (34_560, 53_568),
+    "deepseek_v4_c4_state": (1_376_256, 1_966_080),
+    "deepseek_v4_c4_indexer_state": (344_064, 491_520),
+}
 
 
 def plan(model: str = "v4-flash", **changes: Any) -> CachePlan:

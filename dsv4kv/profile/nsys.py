@@ -20,6 +20,7 @@ from dsv4kv.profile import trace as tr
 from dsv4kv.units import counted
 
 _LONGEST_TEXT = 1 << 24
+_TEXTS, _SPARED_BYTES = 4, 1 << 20  # of texts for each byte of the file, and in any case
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%'"
 _OPERATIONS = 64  # of SQLite for each byte of the file: whole exports take one or two
 _FEWEST_OPERATIONS = 1 << 24
@@ -30,10 +31,19 @@ _OF_NSYS = ("CUPTI_ACTIVITY_", "META_DATA_", "NVTX_EVENTS", "StringIds", "TARGET
 class Database:
     """Reads integer columns of tables, not of views, which may compute anything."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: sqlite3.Connection, most_bytes: int) -> None:
+        """``most_bytes``: of all texts that are read, more than which is no file of its size."""
+        self._connection, self._left = connection, most_bytes
+        connection.text_factory = self._take_text
         rows = connection.execute(_TABLES)
         self.tables = {str(name) for (name,) in rows}
+
+    def _take_text(self, text: bytes) -> str:
+        # a column that was added has its default, of megabytes, in every row
+        self._left -= len(text)
+        if self._left < 0:
+            raise ValueError("its texts are many times as long as the file")
+        return text.decode()
 
     def columns_of(self, table: str) -> set[str]:
         """Names of a table's columns; empty where there is no such table."""
@@ -57,7 +67,7 @@ class Database:
             return [tr.constant(0, 0) for _ in range(width)]
         known = {name: f'"{name}"' if name in there else "NULL" for name in (*columns, text or "")}
         wanted = [f"IFNULL({known[name]}, {tr.NONE})" for name in columns]
-        wanted += [known[text]] if text else []
+        wanted += [_plain(known[text])] if text else []
         # one statement: each may go through the rows in its own order
         rows: Iterable[tuple[Any, ...]] = self._connection.execute(
             f'SELECT {", ".join(wanted)} FROM "{table}"'
@@ -71,7 +81,7 @@ class Database:
         """Rows of a small table as they are; none where a column is missing."""
         if not set(columns) <= self.columns_of(table):
             return []
-        wanted = ", ".join(f'"{name}"' for name in columns)
+        wanted = ", ".join(_plain(f'"{name}"') for name in columns)
         return list(self._connection.execute(f'SELECT {wanted} FROM "{table}"'))
 
     @cached_property
@@ -79,6 +89,11 @@ class Database:
         """Texts of ``StringIds`` by their ids."""
         rows = self.rows("StringIds", ("id", "value"))
         return {number: text for number, text in rows if isinstance(text, str)}
+
+
+def _plain(column: str) -> str:
+    """Numbers and texts of a column: its bytes would not be counted."""
+    return f"CASE TYPEOF({column}) WHEN 'blob' THEN NULL ELSE {column} END"
 
 
 @contextmanager
@@ -93,7 +108,7 @@ def open_database(path: Path) -> Iterator[Database]:
             looks = iter(range(most // _LOOK_EVERY))
             connection.set_progress_handler(lambda: next(looks, None) is None, _LOOK_EVERY)
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_TEXT)
-            database = Database(connection)
+            database = Database(connection, _SPARED_BYTES + _TEXTS * path.stat().st_size)
             if not any(table.startswith(_OF_NSYS) for table in database.tables):
                 raise ProfileError(f"{path} is a database without any table that nsys exports.")
             yield database

@@ -11,11 +11,10 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import shipped
+from dsv4kv.files import load_yaml, read_document, shipped
 from dsv4kv.ops.spec import OPERATIONS
 from dsv4kv.profile.trace import (
     INPUTS,
@@ -112,22 +111,28 @@ class Rule:
     """Operation of the toolkit that they belong to; None for kernels of others."""
 
 
+_MOST_RULES_BYTES = 2**18
+
+
 def read_rules(path: Path) -> list[Rule]:
     """Read ``engine: NAME`` and ``rules: {CLASS: [PATTERN, …]}``; raises ``ConfigError``."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-        rules = []
+        (document,) = load_yaml(read_document(path, _MOST_RULES_BYTES).decode())
+        rules, engine = [], document["engine"]
         for category, listed in document["rules"].items():
             if category not in CATEGORIES:
                 raise ConfigError(f"{path}: no class {category!r}: use {', '.join(CATEGORIES)}.")
             operations = listed if isinstance(listed, dict) else dict.fromkeys(listed)
+            texts = {engine, *operations, *operations.values()} - {None}
+            if not all(isinstance(each, str) for each in texts):
+                raise TypeError
             rules += [
-                Rule(document["engine"], re.compile(pattern), category, operation)
+                Rule(engine, re.compile(pattern), category, operation)
                 for pattern, operation in operations.items()
             ]
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}): name a file.") from None
-    except (yaml.YAMLError, UnicodeError, LookupError, AttributeError, TypeError, re.error):
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError, re.error):
         raise ConfigError(
             f"{path}: no rules: write 'engine: NAME' and 'rules: {{gather: [PATTERN]}}' in YAML."
         ) from None
@@ -154,6 +159,8 @@ def find_rule(name: str, rules: Sequence[Rule]) -> Rule | None:
     return next((rule for rule in rules if rule.pattern.search(short)), None)
 
 
+_MOST_SAID = 500  # characters of a diagnostic, of a GPU's name
+_MOST_DEVICES = 1_024
 MOST_KERNELS = 4_096
 """Rows of a table, those with the most time: engines launch hundreds of kernels."""
 _FEWEST_FOR_P95 = 200  # ten of them are beyond it
@@ -200,7 +207,7 @@ def build_table(
     steps = len(np.unique(work.step[work.step >= 0]))  # one that launched nothing is none
     idle = len(trace.steps_ns) - steps
     left_out = [f"omitted: {counted(idle, 'step')} without work"] if idle else []
-    used = [] if _on_cpu(work) else np.unique(work.device).tolist()
+    used = [] if _on_cpu(work) else np.unique(work.device)[:_MOST_DEVICES].tolist()
     nodes, keys = np.unique(work.node[work.node > 0]), classes.keys(work)
     by_kernel = split_rows(chosen[np.argsort(keys[chosen], kind="stable")], keys)
     by_kernel.sort(key=lambda rows: -work.self_ns[rows].sum())
@@ -212,17 +219,21 @@ def build_table(
     operations = _operations(trace, chosen, kernels, useful_bytes or {})
     return KernelTable(
         tool=trace.tool,
-        tool_version=trace.version,
-        devices=[name for number in used if (name := trace.devices.get(number))],
+        tool_version=trace.version and _brief(trace.version),
+        devices=[_brief(name) for number in used if (name := trace.devices.get(number))],
         kernels=_with_bytes(kernels, operations),
         operations=operations,
         num_steps=steps,
         steps=_time_steps(trace, gaps),
         outside_calls=len(outside),
         outside_ns=int(work.self_ns[outside].sum()),
-        warnings=trace.warnings,
-        notes=[*trace.notes, *left_out],
+        warnings=list(map(_brief, trace.warnings)),
+        notes=[*map(_brief, trace.notes), *left_out],
     )
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= _MOST_SAID else f"{text[:_MOST_SAID]}…"
 
 
 def _on_cpu(work: Work) -> bool:

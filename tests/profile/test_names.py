@@ -1,13 +1,15 @@
 """Kernel names and what they say of a kernel."""
 
+import os
 from pathlib import Path
 
 import pytest
 import yaml
 
 from dsv4kv.bench.serve.operations import LayerOperation
+from dsv4kv.errors import ConfigError
 from dsv4kv.ops.launches.catalogue import catalogue
-from dsv4kv.profile.table import find_rule, shipped_rules, shorten
+from dsv4kv.profile.table import find_rule, read_rules, shipped_rules, shorten
 
 KERNELS = yaml.safe_load(Path(__file__).with_name("engine_kernels.yaml").read_text("utf-8"))
 ENGINES: dict[str, dict[str, list[str]]] = KERNELS["engines"]
@@ -104,3 +106,27 @@ def test_every_marked_operation_is_known_as_its_own(layer: str) -> None:
         assert rule is not None
         assert rule.operation == "itself"
         assert rule.category == ("indexer" if indexer else OWN[name])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 20_000,
+        "engine: 7\nrules: {gather: [x]}",
+        "engine: x\nrules: {gather: {x: 3}}",
+        "engine: x\nrules: {gather: {x: [1]}}",
+        f"engine: x\nrules: {{gather: {{x: {'9' * 5_000}}}}}",
+        "engine: x\nrules: {gather: [(]}",
+        "x" * 2**19,
+        None,
+    ],
+    ids=["deep", "engine", "operation", "list", "digits", "pattern", "long", "pipe"],
+)
+def test_rules_that_are_none_are_refused(text: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "rules.yaml"
+    if text is None:
+        os.mkfifo(path)
+    else:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=r"no rules: write 'engine|cannot be read"):
+        read_rules(path)

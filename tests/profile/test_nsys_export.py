@@ -1,6 +1,7 @@
 """Exports of nsys: steps, phases, names and sizes, whatever tables and columns there are."""
 
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,22 @@ def test_texts_of_many_megabytes_are_refused_with_a_sentence(tmp_path: Path) -> 
     export.range("x" * (1 << 25), 0, 10)
     with pytest.raises(ProfileError, match="too big"):
         read(export, tmp_path)
+
+
+@pytest.mark.parametrize("value", ["'{}'", "x'{}'"], ids=["text", "bytes"])
+def test_a_long_default_of_a_column_does_not_multiply(value: str, tmp_path: Path) -> None:
+    export = two_replays()
+    del export.rows["StringIds"]
+    path = export.save(tmp_path / "step.sqlite")
+    with sqlite3.connect(path) as database:
+        database.execute("DROP TABLE IF EXISTS StringIds")
+        database.execute("CREATE TABLE StringIds (id INTEGER)")
+        database.executemany("INSERT INTO StringIds VALUES (?)", ((i,) for i in range(100)))
+        long = value.format("61" * 2**17)
+        database.execute(f"ALTER TABLE StringIds ADD COLUMN value TEXT DEFAULT {long}")
+    database.close()
+    with suppress(ProfileError), open_database(path) as found:
+        assert not any(found.strings)
 
 
 def test_an_index_that_was_added_changes_nothing(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The kernel table: sums, shares, gaps, bytes and steps, from whichever profiler."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,17 @@ def test_a_profile_of_very_many_kernels_has_the_longest(
     assert [row.name for row in made.kernels] == [row.name for row in whole.kernels[:2]]
     note = made.notes[-1]
     assert re.fullmatch(r"omitted: \d kernels of the least time, \d+\.\d % of all", note)
+
+
+def test_what_a_profile_says_is_told_at_bounded_length(tmp_path: Path) -> None:
+    export = two_replays()
+    export.add("DIAGNOSTIC_EVENT", severity=3, text="x" * 10_000)
+    trace = read_nsys(export.save(tmp_path / "step.sqlite"))
+    trace = replace(trace, devices={0: "x" * 10_000}, version="x" * 10_000)
+    table = build_table(trace, shipped_rules())
+    assert table.tool_version is not None
+    assert 1 < len(table.devices[0]) < 1_000
+    assert max(map(len, (*table.devices, table.tool_version, *table.warnings))) < 1_000
 
 
 def test_operations_of_torch_do_what_the_operation_around_them_does(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ Ids of unsigned 64 bits are kept as the signed numbers of the same bits.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from io import SEEK_CUR, BytesIO
 from itertools import islice
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,11 @@ _END_BYTES = 8  # the footer's length, and the magic again
 _LONGEST_FOOTER = 2**26
 _SPARED_ROWS, _SPARED_VALUES = 2**18, 2**22  # that a small file may have in any case
 _VALUES = 64  # of a byte, more: ids of long equal prompts; a row has a byte at least
+_LONGEST_HEADER, _SPARED_BYTES = 2**12, 2**16  # of a page, and what a column has in any case
+_VALUE_BYTES = 16  # 8 and its levels, or 12
+_DICTIONARY = 7
+_HEADERS = {0: 5, 2: _DICTIONARY, 3: 8}  # field of a page's own header, by the page's kind
+_BOOLEANS, _OTHER_INTEGERS, _INT32, _BINARY, _STRUCT = (1, 2), (4, 6), 5, 8, 12
 _NATIVE = tf.TimedFields("arrival_s", "input_tokens", "output_tokens", "prefix_hashes")
 _RUNS, _TURN = ("run_starts", "run_counts"), ("session", "answer_s")
 
@@ -114,6 +120,10 @@ def _read_groups(path: Path, options: tf.ReadOptions) -> Iterator[tuple[Batch, I
         raise TraceError(f"{path}: cannot be read as Parquet ({reason}).") from None
     if not done:
         raise TraceError(f"{path}: the trace has no requests.")
+    if done != file.metadata.num_rows:
+        raise TraceError(
+            f"{path}: it has {done:,} of {file.metadata.num_rows:,} rows: it is damaged."
+        )
 
 
 def _check_footer(path: Path, size: int) -> None:
@@ -130,7 +140,7 @@ def _check_footer(path: Path, size: int) -> None:
 
 def _check_size(file: Any, names: Sequence[str], size: int, path: Path) -> None:
     """Refuse before they are read: columns of texts, more values than such a file has."""
-    table, values = file.metadata, 0
+    table, values, chunks = file.metadata, 0, list[tuple[str, Any]]()
     for number in range(table.num_columns):
         column = file.schema.column(number)
         for name in names:
@@ -140,12 +150,74 @@ def _check_size(file: Any, names: Sequence[str], size: int, path: Path) -> None:
                 kind = file.schema_arrow.field(name).type
                 raise TraceError(f"{path}: column {name} is {kind}, not numbers.")
             groups = map(table.row_group, range(table.num_row_groups))
-            values += sum(group.column(number).num_values for group in groups)
-    if table.num_rows > _SPARED_ROWS + size or values > _SPARED_VALUES + _VALUES * size:
+            mine = [group.column(number) for group in groups]
+            values += sum(chunk.num_values for chunk in mine)
+            chunks += [(f"{path}: column {name}", chunk) for chunk in mine]
+    packed = sum(chunk.total_compressed_size for _, chunk in chunks)
+    if (
+        table.num_rows > _SPARED_ROWS + size
+        or values > _SPARED_VALUES + _VALUES * size
+        or packed > size  # pages that several columns share
+    ):
         raise TraceError(
             f"{path}: {table.num_rows:,} rows with {values:,} values in {size:,} B are more than "
             "a trace has: write it as JSON lines."
         )
+    with path.open("rb") as raw:
+        for place, chunk in chunks:
+            _check_pages(raw, chunk, place)
+
+
+def _check_pages(raw: BinaryIO, chunk: Any, place: str) -> None:
+    """Refuse pages that hold more than the footer says: pyarrow makes room for what they say."""
+    at = min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)))
+    end, left = at + chunk.total_compressed_size, chunk.num_values
+    left_bytes = _SPARED_BYTES + _VALUE_BYTES * left
+    while at < end and min(left, left_bytes) >= 0:
+        raw.seek(at)
+        header = BytesIO(raw.read(_LONGEST_HEADER))
+        try:
+            page = _read_struct(header)
+            unpacked, packed, own = page[2], page[3], _HEADERS.get(page[1], 0)
+            values = page[own][1] if own else 0
+        except (LookupError, TypeError, RecursionError):
+            raise TraceError(f"{place} has a page whose header cannot be read.") from None
+        if min(unpacked, packed, values) < 0 or values > chunk.num_values:
+            break
+        at, left_bytes = at + header.tell() + packed, left_bytes - unpacked
+        left -= values if own != _DICTIONARY else 0
+    if left or left_bytes < 0:
+        raise TraceError(f"{place} has pages of other sizes than the footer says: it is damaged.")
+
+
+def _read_struct(file: BytesIO) -> dict[int, Any]:
+    """Integers of 32 bits and structs by their field, in Thrift's compact protocol."""
+    found: dict[int, Any] = {}
+    field = 0
+    while head := file.read(1)[0]:
+        kind, step = head & 15, head >> 4
+        field = field + step if step else _read_integer(file)
+        if kind == _STRUCT:
+            found[field] = _read_struct(file)
+        elif kind == _INT32:
+            found[field] = _read_integer(file)
+        elif kind in _OTHER_INTEGERS:
+            _read_integer(file)
+        elif kind == _BINARY:
+            file.seek(_read_varint(file), SEEK_CUR)
+        elif kind not in _BOOLEANS:
+            raise LookupError
+    return found
+
+
+def _read_varint(file: BytesIO) -> int:
+    byte = file.read(1)[0]
+    return byte if byte < 128 else byte - 128 + 128 * _read_varint(file)
+
+
+def _read_integer(file: BytesIO) -> int:
+    number = _read_varint(file)
+    return (number >> 1) ^ -(number & 1)
 
 
 def _find_columns(names: Sequence[str], options: tf.ReadOptions, path: Path) -> list[str]:

@@ -25,7 +25,8 @@ from tests.traces.test_writers import chained
 
 @pytest.fixture(scope="module")
 def arrow() -> Any:
-    return pytest.importorskip("pyarrow", reason="pyarrow is not installed: dsv4kv[parquet]")
+    pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: dsv4kv[parquet]")
+    return sys.modules["pyarrow"]
 
 
 def write_columns(path: Path, **columns: Any) -> Path:
@@ -247,6 +248,36 @@ def test_a_small_file_of_very_much_is_refused_before_it_is_read(
     monkeypatch.setattr("pyarrow.parquet.ParquetFile.iter_batches", None)
     with pytest.raises(TraceError, match=r"are more than a trace has|output_tokens is string"):
         next(traces.read_batches(path))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        # a page header's bytes: 80,000 unpacked; 10,000 values; the footer's rows
+        (b"\x15\x80\xe2\x09", b"\x15\x80\xe2\x7f", "pages of other sizes than the footer says"),
+        (b"\x2c\x15\xa0\x9c\x01", b"\x2c\x15\xa0\x9c\x7f", "pages of other sizes than"),
+        (b"\x2c\x15\xa0\x9c\x01", b"\x2c\x15\xa0\x9c\x00", "pages of other sizes than"),
+        (b"\x15\x00\x15\x80\xe2\x09", b"\xff" * 6, "page whose header cannot be read"),
+        (b"\x16\xa0\x9c\x01", b"\x16\xa0\x9c\x02", "it has 10,000 of 18,192 rows"),
+    ],
+    ids=["bytes", "more values", "fewer values", "no header", "rows"],
+)
+def test_pages_of_other_sizes_than_the_footers_are_refused(
+    before: bytes, after: bytes, sentence: str, arrow: Any, tmp_path: Path
+) -> None:
+    """A page of 66 kB took 2 GB, a list of 856 B more than 6 GB."""
+    rows = 10_000
+    kinds = {"arrival_s": "double", "input_tokens": "int64", "output_tokens": "int64"}
+    fields = [arrow.field(name, kind, nullable=False) for name, kind in kinds.items()]
+    table = arrow.table([[1] * rows] * 3, schema=arrow.schema(fields))
+    path, plain = tmp_path / "a", {"use_dictionary": False, "write_statistics": False}
+    arrow.parquet.write_table(table, path, compression="zstd", **plain)
+    assert len(list(traces.read_trace(path))) == rows
+    content = path.read_bytes()
+    assert before in content
+    path.write_bytes(content.replace(before, after, 1))
+    with pytest.raises(TraceError, match=sentence):
+        list(traces.read_trace(path))
 
 
 def test_a_session_that_is_no_number_is_left_out(arrow: Any, tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ DOCUMENT_BYTES = 2**28
 """The largest document that is held as a whole; a few times as much is needed to parse it."""
 
 
+_MOST_PARTS = 2**21  # lists and objects of a JSON text; all requests of a benchmark have less
 _MOST_NODES = 2**18  # of a YAML text, each counted wherever it is used
 _LONGEST_INTEGER = 256  # characters in YAML, of base 60 or 16, too: still within a float's range
 
@@ -219,8 +220,15 @@ def read_json(path: Path, most_bytes: int = DOCUMENT_BYTES) -> Any:
     return parse_json(text)
 
 
+def check_parts(text: str) -> None:
+    """Raise ``Unparsable`` for a JSON text of millions of lists, each of 25 times its bytes."""
+    if len(text) > _MOST_PARTS and text.count("[") + text.count("{") > _MOST_PARTS:
+        raise Unparsable(f"JSON of over {_MOST_PARTS:,} lists and objects")
+
+
 def parse_json(text: str) -> Any:
     """Parse a JSON document; ``Unparsable`` also where it is nested too deeply."""
+    check_parts(text)
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -140,9 +140,17 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
         files.read_document(tmp_path / "pipe")
 
 
-@pytest.mark.parametrize("text", ["[" * 5_000, "9" * 5_000])
-def test_what_no_parser_reads_is_a_sentence(text: str) -> None:
-    with pytest.raises(files.Unparsable, match="nested too deeply, or a number of thousands"):
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[" * 5_000, "nested too deeply, or a number of thousands"),
+        ("9" * 5_000, "nested too deeply, or a number of thousands"),
+        (f"[{'[],' * 2**21}[]]", "JSON of over 2,097,152 lists and objects"),
+    ],
+    ids=["deep", "digits", "lists"],
+)
+def test_what_no_parser_reads_is_a_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(files.Unparsable, match=sentence):
         files.parse_json(text)
 
 

@@ -29,7 +29,7 @@ from pydantic_core import SchemaValidator, from_json
 from pydantic_core import core_schema as cs
 
 from dsv4kv.errors import TraceError
-from dsv4kv.files import make_folder, open_regular, read_document, replacing
+from dsv4kv.files import check_parts, make_folder, open_regular, read_document, replacing
 from dsv4kv.traces.files import MAX_TOKENS, MOST_S
 
 STREAMS = ("notes", "events", "requests", "metrics")
@@ -115,6 +115,7 @@ def check_row(stream: str, row: Record) -> Record:
 
 def parse_record(stream: str, line: bytes) -> Record:
     """The record of a line; raises ``ValueError``."""
+    check_parts(line.decode("latin-1"))
     record = from_json(line)
     where = isinstance(record, dict) and record.get("what") == WHERE
     checked: Record = _VALIDATORS[WHERE if where else stream].validate_python(record)

@@ -30,6 +30,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.files import check_parts
 from dsv4kv.record.folder import Record, Recording, check_row
 from dsv4kv.record.run import LAST_S
 from dsv4kv.record.veil import Veil
@@ -199,6 +200,7 @@ LOGS = {
 
 def _object(line: str) -> dict[str, Any]:
     text = line[line.index("{") :]
+    check_parts(text)
     try:
         record = from_json(text)
     except ValueError:  # half a character, which a client may send

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, Self
 from pydantic import Field, ValidationError
 
 from dsv4kv.errors import ConfigError, RecordError, first_problem
-from dsv4kv.files import make_folder, read_document, replacing, whole_json
+from dsv4kv.files import check_parts, make_folder, read_document, replacing, whole_json
 from dsv4kv.runs.part import Moment, Part, RunId
 from dsv4kv.runs.schema import SCHEMA_VERSION, RunRecord
 
@@ -96,6 +96,7 @@ def loads(text: str, name: str) -> RunRecord:
 
 def _read_document(text: str, name: str) -> dict[str, Any]:
     try:
+        check_parts(text)
         document: Any = json.loads(text, parse_constant=_refuse_constant, parse_int=read_int)
         if "\\u" in text:  # halves of a character, which no text can have
             json.dumps(document, ensure_ascii=False).encode()

@@ -20,6 +20,7 @@ from dsv4kv.errors import TraceError
 from dsv4kv.files import (
     DOCUMENT_BYTES,
     Unparsable,
+    check_parts,
     explain,
     open_regular,
     parse_json,
@@ -269,6 +270,7 @@ def json_line(record: dict[str, Any]) -> str:
 def parse_object(line: str) -> dict[str, Any]:
     """Parse one line that holds one JSON object."""
     try:
+        _check_parts(line)
         return _checked_object(from_json(line))
     except Defect:
         raise
@@ -307,6 +309,7 @@ class _Array:
     def __init__(self, lines: TraceLines) -> None:
         lines.peek()
         self._lines, self._text, self._place = lines, lines.piece(), 0
+        _check_parts(self._text)
         self._line = lines.number  # of the place
         self.move(self._text.index("[") + 1)
 
@@ -348,12 +351,20 @@ class _Array:
         """Read on, and forget the lines before; whether there was more."""
         if len(self._text) - self._place > DOCUMENT_BYTES:
             raise Defect(f"an element is longer than {DOCUMENT_BYTES >> 20} MiB")
+        _check_parts(self._text[self._place :])
         begin = self._text.rfind("\n", 0, self._place) + 1
         left = self._text[begin:]
         more = self._lines.piece(len(left))
         if more:
             self._text, self._place = left + more, self._place - begin
         return bool(more)
+
+
+def _check_parts(text: str) -> None:
+    try:
+        check_parts(text)
+    except Unparsable as error:
+        raise Defect(str(error)) from None
 
 
 def _checked_object(value: Any) -> dict[str, Any]:

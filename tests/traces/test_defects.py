@@ -150,6 +150,14 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
         list(read_trace(path))
 
 
+@pytest.mark.parametrize("begin", ['{"hash_ids":[', '[{"hash_ids":[', '[\n{"hash_ids":[\n'])
+def test_millions_of_lists_do_not_fill_the_memory(begin: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_text(begin + "[]," * 2**22 + "[]]}\n")
+    with pytest.raises(TraceError, match="JSON of over 2,097,152 lists and objects"):
+        list(read_trace(path, "mooncake"))
+
+
 @pytest.mark.parametrize(("width", "line"), [(2**20, 65), (1, 2**20 + 1)])
 def test_blank_lines_without_end_are_not_read_for_ever(
     width: int, line: int, tmp_path: Path

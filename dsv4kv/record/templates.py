@@ -114,7 +114,7 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what an encoder prints
     known: dict[int, object] = {}
-    with suppress(EOFError):
+    with suppress(EOFError, BrokenPipeError, pickle.UnpicklingError):  # we were killed
         while True:
             request = pickle.load(sys.stdin.buffer)
             RENDER_S, RENDER_BYTES, (number, folder, make, given), method, rest, named = request

@@ -29,6 +29,7 @@ from dsv4kv.traces.request import Request
 
 _BATCH = 32  # records that a process is given at once
 MOST_CHARACTERS = 2**24  # of a text; 200 bytes each while it is tokenized, which cannot be refused
+_MOST_RENDERED = 2**22  # messages of a conversation's prompts together: 2,900 turns have less
 _LEAST_SALT_BYTES, _MOST_SALT_BYTES = 16, 64  # the most that BLAKE2b takes
 
 
@@ -108,16 +109,18 @@ class Conversations:
                 f"FILE{hint}."
             )
         messages = dialogue.messages
-        answers = [
-            place
-            for place, message in enumerate(messages)
-            if message["role"] == ASSISTANT
-            and any(before["role"] != ASSISTANT for before in messages[:place])
-        ]
+        is_answer = [message["role"] == ASSISTANT for message in messages]
+        first = is_answer.index(False) if False in is_answer else len(messages)
+        answers = [place for place, is_one in enumerate(is_answer) if is_one and place > first]
         if messages[-1]["role"] != ASSISTANT:
             answers.append(len(messages))  # not yet answered
         if not answers:
             raise Defect("all messages are the assistant's: there is no prompt")
+        if sum(answers) > _MOST_RENDERED:
+            raise Defect(
+                f"its {len(answers):,} prompts have {sum(answers):,} messages in all, more than "
+                f"the {_MOST_RENDERED:,} that are rendered of one conversation"
+            )
         for place in answers:
             before = messages[:place], dialogue.tools, dialogue.options
             text = self._render(*before, first=place == answers[0])

@@ -554,6 +554,7 @@ def run(*arguments: object) -> tuple[int, str]:
 
 
 GOOD = json.dumps(as_openai([("user", "hi")]))
+ANSWERED = {"role": "assistant", "content": "a"}
 ODD = {
     "broken JSON": (f"{GOOD}\n{{oops", ":2: broken JSON"),
     "a number": (f"{GOOD}\n17", ":2: a JSON int where an object is expected"),
@@ -583,6 +584,14 @@ ODD = {
     ),
     "assistant alone": (
         '{"conversations": [{"from": "gpt", "value": "x"}]}',
+        "all messages are the assistant's",
+    ),
+    "very many turns": (
+        json.dumps({"messages": [{"role": "user", "content": "q"}, ANSWERED] * 3_000}),
+        "its 3,000 prompts have 9,000,000 messages in all, more than the 4,194,304",
+    ),
+    "very many of the assistant alone": (  # who is asked first is looked for once
+        json.dumps({"messages": [ANSWERED] * 40_000}),
         "all messages are the assistant's",
     ),
     "a prompt of numbers": ('{"prompt": [1, 2]}', ":1: prompt is [1, 2], expected a text"),

@@ -331,7 +331,10 @@ def write_parquet(requests: Iterable[Request], path: Path) -> int:
             columns = {n: [getattr(row, n) for row in rows] for n in types.keys() - {*_RUNS}}
             columns |= {"run_starts": [r.starts for r in runs]}
             columns |= {"run_counts": [r.counts for r in runs]}
-            file.write_batch(arrow.record_batch(columns, schema=schema))
+            try:
+                file.write_batch(arrow.record_batch(columns, schema=schema))
+            except OverflowError:  # of ids and lengths it is known that they fit
+                raise TraceError(f"{path}: not written, a session has over 64 bits.") from None
             total += len(rows)
             rows = list(islice(left, _GROUP_ROWS))
     return total

@@ -8,7 +8,6 @@ name, starts k × stagger seconds after the first.
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import accumulate
-from math import inf
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,7 +105,8 @@ def _read_level(
 
 def _read_request(record: dict[str, Any], time_s: float, blocks: _Blocks) -> Request:
     input_tokens, size = tf.read_tokens(record, "in", low=1), blocks.size
-    ids, took_s = _read_ids(tf.required(record, "hash_ids")), record.get("api_time", inf)
+    ids, took_s = _read_ids(tf.required(record, "hash_ids")), record.get("api_time", -1)
+    known = type(took_s) in (int, float) and 0 <= took_s <= tf.MOST_S
     if len(ids) != input_tokens // size:
         raise tf.Defect(
             f"hash_ids has {len(ids):,} ids, expected {input_tokens // size:,}: one per full "
@@ -119,7 +119,7 @@ def _read_request(record: dict[str, Any], time_s: float, blocks: _Blocks) -> Req
         prefix_hashes=ids.moved(blocks.offset),
         hash_block_tokens=size,
         session=blocks.session,
-        answer_s=float(took_s) if type(took_s) in (int, float) and 0 <= took_s < inf else None,
+        answer_s=float(took_s) if known else None,
     )
 
 

@@ -113,6 +113,16 @@ def test_a_defect_names_the_file_and_the_request(defect: str, tmp_path: Path) ->
         list(read_trace(write(tmp_path, a=text)))
 
 
+@pytest.mark.parametrize(
+    ("said", "known"), [(2, 2.0), (0.5, 0.5), (-1, None), (10**400, None), (True, None)]
+)
+def test_seconds_of_an_answer_are_known_where_they_can_be(
+    said: object, known: float | None, tmp_path: Path
+) -> None:
+    folder = write(tmp_path, a=conversation(turn(0, [1], api_time=said)))
+    assert [request.answer_s for request in read_trace(folder)] == [known]
+
+
 def test_a_folder_has_one_block_size(tmp_path: Path) -> None:
     write(tmp_path, a=conversation(turn(0, [1])), b=conversation(turn(0, [1], 4), block=8))
     with pytest.raises(TraceError, match=r"b\.json: block_size is 8, .*a\.json has 4"):

@@ -286,6 +286,12 @@ def test_a_session_that_is_no_number_is_left_out(arrow: Any, tmp_path: Path) -> 
     assert [(each.session, each.answer_s) for each in traces.read_trace(path)] == [(None, 2.0)]
 
 
+def test_a_session_that_no_column_holds_is_refused(arrow: Any, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="a session has over 64 bits"):
+        write_parquet([Request(0.0, 1, 1, session=2**63)], tmp_path / "a")
+    assert not list(tmp_path.iterdir())
+
+
 def test_reading_imports_no_pandas(arrow: Any, tmp_path: Path) -> None:
     """While pyarrow imports it, Ctrl-C is lost."""
     path = write_columns(tmp_path / "a", arrival_s=[0.0], input_tokens=[1], output_tokens=[1])

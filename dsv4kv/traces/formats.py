@@ -134,15 +134,21 @@ def _format_line(number: int, request: Request, first: int, **others: Any) -> st
 
 
 _START = Request(0.0, 0, 0, (), BLOCK_TOKENS)
+_MOST_HELD = 2**26  # ids of all turns, each with those before it: 512 MiB
 
 
 def _read_mooncake_delta(lines: tf.TraceLines, _: tf.ReadOptions) -> Iterator[Request]:
     sessions: dict[str, Request] = {}
-    turns = []
+    turns, held = [], 0
     for record in tf.json_records(lines):
         session = str(tf.required(record, "session_id"))
         sessions[session] = turn = _extend(sessions.get(session), record)
         turns.append(turn)
+        held += len(turn.prefix_hashes)
+        if held > _MOST_HELD:
+            raise tf.Defect(
+                f"the prompts of all turns have over {_MOST_HELD:,} ids: split it by session"
+            )
     yield from sorted(turns, key=lambda turn: turn.arrival_s)
 
 

@@ -75,6 +75,19 @@ def test_a_defective_turn_names_file_and_line(
         list(read_trace(write(tmp_path, *records), "mooncake-delta"))
 
 
+def test_prompts_that_grow_turn_by_turn_are_held_up_to_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session of 20,000 turns in 1.3 MB has 200 million ids."""
+    turns = [turn("a", 512, [number], timestamp=number) for number in range(5)]
+    path = write(tmp_path, *turns)
+    monkeypatch.setattr("dsv4kv.traces.formats._MOST_HELD", 1 + 2 + 3 + 4 + 5)
+    assert len(list(read_trace(path, "mooncake-delta"))) == 5
+    monkeypatch.setattr("dsv4kv.traces.formats._MOST_HELD", 1 + 2 + 3 + 4)
+    with pytest.raises(TraceError, match=r":5: the prompts of all turns have over 10 ids"):
+        list(read_trace(path, "mooncake-delta"))
+
+
 TIMED = {"at": 2500, "prompt": 100, "answer": 3, "blocks": [7, 8]}
 NAMES = TimedFields("at", "prompt", "answer", "blocks")
 

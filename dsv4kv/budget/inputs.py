@@ -56,11 +56,12 @@ def _fraction(text: str) -> Fraction:
 
 
 _EXPONENT = re.compile(r"[eE][+-]?\d{3,}")  # beyond every memory, and beyond patience
+_LONGEST_NUMBER = 100  # characters: a float holds any of them
 
 
 def _number(text: str) -> Fraction:
     try:
-        if _EXPONENT.search(text):
+        if _EXPONENT.search(text) or len(text) > _LONGEST_NUMBER:
             raise ValueError
         value = Fraction(text)
     except (ValueError, ZeroDivisionError):

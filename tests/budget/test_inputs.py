@@ -42,6 +42,11 @@ def test_a_value_is_read(name: str, text: str, value: object) -> None:
             "--memory-fraction: 90 is no share of a GPU: give a number above 0, at most 1.",
         ),
         ("memory-fraction", "x", "--memory-fraction: 'x' is not a number: write 0.9 or 1/2."),
+        (
+            "weight-bytes-per-param",
+            "9" * 400,
+            f"--weight-bytes-per-param: '{'9' * 400}' is not a number: write 0.9 or 1/2.",
+        ),
         ("memory-fraction", "1/0", "--memory-fraction: '1/0' is not a number: write 0.9 or 1/2."),
         (
             "weight-bytes-per-param",

@@ -13,6 +13,7 @@ from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.engines.names import family_of, replayed_engines
 from dsv4kv.errors import ConfigError, DoesNotFit
+from dsv4kv.files import whole_text
 from dsv4kv.model.presets import load_model
 from dsv4kv.replay.build import Parts, find_parts
 from dsv4kv.replay.clock.steps import ModelTimes, decode_s, prompt_s
@@ -37,6 +38,7 @@ def layouts_of(preset: str) -> list[Layout]:
 
 def name_args(texts: Sequence[str]) -> dict[str, str]:
     """Return alternatives by name: ``args 2`` is the second; an empty one has no name."""
+    texts = list(map(whole_text, texts))
     if len(texts) < 2:
         return {"": " ".join(texts)}
     return {f"args {place}" if text else "": text for place, text in enumerate(texts, 1)}

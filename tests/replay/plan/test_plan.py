@@ -16,7 +16,7 @@ from dsv4kv.budget.scenario import resolve
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.plan.question import Question, Slo, busiest, parse_slos, poisson, unseen_tokens
 from dsv4kv.replay.plan.search import WINDOW, Search, Tally, list_kinds, plan
-from dsv4kv.replay.plan.servers import Bounds, layouts_of, open_server
+from dsv4kv.replay.plan.servers import Bounds, layouts_of, name_args, open_server
 from dsv4kv.replay.plan.trial import Kind, Split, parse_splits, simulate
 from dsv4kv.traces.request import Request
 from dsv4kv.view.plan import plan_page
@@ -334,6 +334,10 @@ def test_args_that_choose_a_layout_are_refused() -> None:
     asked, args = question(1, "ttft_p90=2s"), "--dp-size 2 --enable-dp-attention --ep-size 2"
     with pytest.raises(ConfigError, match=r"--args '--dp-size 2 .*layouts are searched"):
         open_server(asked, SETTINGS, "sglang", "h200", Layout(tp=2), args=args)
+
+
+def test_half_a_character_in_args_is_replaced() -> None:
+    assert name_args(["\udcff", ""]) == {"args 1": "?", "": ""}  # which JSON can hold
 
 
 @pytest.mark.parametrize("lengths", [(10**400, 1), (1, 10**400)])

@@ -159,8 +159,6 @@ def find_rule(name: str, rules: Sequence[Rule]) -> Rule | None:
     return next((rule for rule in rules if rule.pattern.search(short)), None)
 
 
-_MOST_SAID = 500  # characters of a diagnostic, of a GPU's name
-_MOST_DEVICES = 1_024
 MOST_KERNELS = 4_096
 """Rows of a table, those with the most time: engines launch hundreds of kernels."""
 _FEWEST_FOR_P95 = 200  # ten of them are beyond it
@@ -230,6 +228,10 @@ def build_table(
         warnings=list(map(_brief, trace.warnings)),
         notes=[*map(_brief, trace.notes), *left_out],
     )
+
+
+_MOST_DEVICES = 1_024
+_MOST_SAID = 500  # characters of a diagnostic, of a GPU's name
 
 
 def _brief(text: str) -> str:

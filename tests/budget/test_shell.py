@@ -80,16 +80,16 @@ DOUBLED = {
     "of itself": "M=xxxxxxxxxxxxxxxx\n" + 'M="$M $M"\n' * 28 + "vllm serve $M\n",
     "added to itself": "M=xxxxxxxxxxxxxxxx\n" + "M+=$M\n" * 28 + "vllm serve $M\n",
     "arrays": "M=(xxxxxxxxxxxxxxxx)\n" + "M+=(${M[@]} ${M[@]})\n" * 28 + "vllm serve ${M[@]}\n",
-    "words of a statement": f"M={'x' * 2**17}\nvllm serve {'$M ' * 2**12}\n",
-    "assignments of a statement": f"M={'x' * 2**17}\n{'N=$M ' * 2**12} vllm serve $N\n",
-    "a condition": f"M={'x' * 2**17}\nif [ {'$M ' * 2**12} ]; then vllm serve a; fi\n",
-    "many variables": f"M={'x' * 2**17}\n"
+    "words of a statement": f"M={'x' * 2**15}\nvllm serve {'$M ' * 2**12}\n",
+    "assignments of a statement": f"M={'x' * 2**15}\n{'N=$M ' * 2**12} vllm serve $N\n",
+    "a condition": f"M={'x' * 2**15}\nif [ {'$M ' * 2**12} ]; then vllm serve a; fi\n",
+    "many variables": f"M={'x' * 2**15}\n"
     + "".join(f"N{n}=$M\n" for n in range(2**12))
     + "vllm serve a\n",
-    "many commands": f"M={'x' * 2**17}\n" + "vllm serve $M\n" * 2**12,
+    "many commands": f"M={'x' * 2**15}\n" + "vllm serve $M\n" * 2**12,
     "braces of a recipe": f"services:\n  a:\n"
-    f"    environment: {{M: {'x' * 2**16}}}\n"
-    f"    image: vllm/vllm-openai\n    command: [vllm, serve, '{'{M}' * 2**12}']\n",
+    f"    environment: {{M: {'x' * 2**14}}}\n"
+    f"    image: vllm/vllm-openai\n    command: [vllm, serve, '{'{M}' * 2**13}']\n",
 }
 
 

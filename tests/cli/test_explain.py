@@ -127,7 +127,7 @@ def test_standard_input_is_a_file_like_any_other() -> None:
 
 def test_of_several_files_each_answer_is_shown_and_the_rest_is_counted() -> None:
     """However many they are; and why it ends with 1, though details of earlier files are cut."""
-    for words in (["new", "sglang", "two", "run", "result"], ["old", *["new", "two"] * 6]):
+    for words in (["new", "sglang", "two", "run", "result"], ["old", *["new", "two"] * 4]):
         shown, whole = run(*words), run(*words, "--verbose").stdout.splitlines()
         lines = shown.stdout.splitlines()
         for title in {*words}:

@@ -93,16 +93,3 @@ def test_a_resumed_sweep_imports_no_code_that_is_not_typed_again(
     again = ("bench", "smoke", "--quiet", "--resume", str(job), *TINIEST, *backend, *axis)
     assert "evil.py:f" in invoke(*again).stderr
     assert Path("imported").exists()
-
-
-def test_a_file_that_is_typed_reaches_the_launches_of_a_run() -> None:
-    Path("mine.py").write_text(
-        "from dsv4kv.ops.cpu import gather_window\nopen('imported', 'a').write('1')\n"
-    )
-    words = ("bench", "smoke", *TINIEST, "--backend", "mine.py:gather_window", "--launches", "2")
-    done = invoke(*words, "--json", "-")
-    assert done.exit_code == 0, done.output
-    assert [case["backend"] for case in json.loads(done.stdout)["cases"]] == [
-        "mine.py:gather_window"
-    ] * 2
-    assert Path("imported").read_text() == "11"

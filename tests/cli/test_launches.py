@@ -38,11 +38,15 @@ def bench(*arguments: str) -> Result:
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
-    """Two launches of two cases, and the one file that they leave."""
+    """Two launches of two cases by code that was typed, and the one file that they leave."""
     folder = tmp_path_factory.mktemp("swept")
+    (folder / "mine.py").write_text(
+        "from dsv4kv.ops.cpu import gather_window\nopen('imported', 'a').write('1')\n"
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        result = bench("--launches", "2", "--axis", "cache.sharing=model,layer")
+        backend = ("--backend", "mine.py:gather_window", "--set", "workload.data=real")
+        result = bench("--launches", "2", *backend, "--axis", "cache.sharing=model,layer")
     (path,) = (folder / "results").iterdir()
     return result, path
 
@@ -73,6 +77,11 @@ def test_every_launch_serves_the_same_work_in_a_process_of_its_own(
         work = first.totals.model_copy(update={"wall_ns": 0})
         assert work == second.totals.model_copy(update={"wall_ns": 0})
         assert first.totals.wall_ns != second.totals.wall_ns
+
+
+def test_a_file_that_is_typed_reaches_every_launch(swept: tuple[Result, Path]) -> None:
+    assert {case.backend for case in load_record(swept[1]).cases} == {"mine.py:gather_window"}
+    assert (swept[1].parents[1] / "imported").read_text() == "11"
 
 
 def test_what_no_launch_could_run_is_refused_before_one_starts(

@@ -358,18 +358,24 @@ IN_C = (  # lists of lists are compared without looking at signals
 )
 
 
-@pytest.mark.parametrize("template", [LOOPS, IN_C, "{{ [1, -9**9]|map('round', -10**9)|list }}"])
-@pytest.mark.parametrize("kind", ["jinja", "py"])
+@pytest.mark.parametrize(
+    ("name", "template", "times"),
+    [
+        ("given.jinja", LOOPS, 2),  # the next conversation has a process of its own
+        ("given.jinja", IN_C, 1),
+        ("given.jinja", "{{ [1, -9**9]|map('round', -10**9)|list }}", 1),
+        ("given.py", "def encode_messages(messages):\n    while True: pass\n", 1),
+    ],
+)
 def test_a_template_takes_no_more_than_a_bounded_time(
-    tmp_path: Path, template: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, name: str, template: str, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(templates, "RENDER_S", 0.2)
-    file = tmp_path / f"given.{kind}"
-    endless = "def encode_messages(messages):\n    while True: pass\n"
-    file.write_text(template if kind == "jinja" else endless)
+    file = tmp_path / name
+    file.write_text(template)
     render = load_template(tmp_path, str(file), {})
     assert render
-    for _ in range(2):
+    for _ in range(times):
         with pytest.raises(ValueError, match=r"takes more than 0\.2 s for one conversation"):
             render([{"role": "user", "content": "?"}], None, {})
 

@@ -50,7 +50,7 @@ def test_no_gpu_left_out_is_off_by_a_quarter(gpu: str) -> None:
 def test_the_interval_that_is_printed_covers_nine_of_ten_points_left_out() -> None:
     held_out = find_coefficients(load_gpu("h200"), "fp4").held_out
     within = np.log([held_out.ttft, held_out.tpot, held_out.throughput])
-    for way in fit.WAYS:
+    for way in list(fit.WAYS)[: None if FULL else 2]:
         assert (np.mean(np.abs(left_out(way)) <= within, axis=0) >= (0.9 if FULL else 0.85)).all()
 
 

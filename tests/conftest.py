@@ -118,6 +118,7 @@ THINNED = {
     "cli/test_launches.py::test_a_killed_run_keeps_the_launches_before_and_leaves_nothing_else": 0,
     "cli/test_launches.py::test_ctrl_c_in_a_launch_saves_what_was_measured": 0,
     "cli/test_profile.py::test_a_workload_that_cannot_run_fails_with_its_own_words": 0,
+    "cli/test_progress.py::test_a_plan_names_the_best_so_far_and_how_many_kinds_are_left": 1,
     "cli/test_progress.py::test_reading_a_trace_says_how_far_it_is": 3,
     "cli/test_record.py::test_whatever_ends_it_no_finished_request_is_lost": 1,
     "cli/test_replay.py::test_a_chart_is_one_file": 1,
@@ -168,8 +169,7 @@ THINNED = {
     "ops/test_one_code_apart.py::"
     "test_what_neighbours_in_bf16_become_by_neighbouring_scales_is_one_code_apart": 2,
     "ops/test_streaming.py::test_chunks_and_tokens_in_turns_give_equal_pages_and_states": 3,
-    "replay/plan/test_plan.py::"
-    "test_a_safer_answer_is_what_a_search_with_its_limits_finds": 1,
+    "replay/plan/test_plan.py::test_a_safer_answer_is_what_a_search_with_its_limits_finds": 1,
     "replay/plan/test_plan.py::test_brute_force_finds_nothing_cheaper": 1,
     "replay/plan/test_plan.py::test_no_request_is_faster_than_the_bounds": 1,
     "core/test_policies.py::test_runs_are_judged_as_their_blocks_would_be": 3,

@@ -19,6 +19,7 @@ from tests.cli.test_explain import TEXTS
 from tests.cli.test_golden import make_folder, rows
 from tests.engines.logs.test_pasted import ROWS
 from tests.examples import FULL
+from tests.gpu_twin import FEW_REPLAYS
 from tests.profile.captures import WRITERS, piecewise
 
 SCREENS = {100: 25, 80: 30}
@@ -55,7 +56,7 @@ COMMANDS = {
     "measured now": [
         "bench smoke",
         "bench smoke --axis workload.concurrency=1,2,3 --axis cache.block_tokens=64,128,256",
-        "bench op gather_window --context 1K,2K,4K --batch 1,2,3 --seconds 0.1",
+        "bench op gather_window --context 1K,2K --batch 1,2 --seconds 1.5",
         "compare before.json slower.json",
     ],
 }
@@ -81,7 +82,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.usefixtures("folder", "fresh_faults")
 @pytest.mark.parametrize("width", SCREENS)
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_answers_are_a_screen(kind: str, width: int) -> None:
+def test_answers_are_a_screen(kind: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsv4kv.bench.protocol.RULES", FEW_REPLAYS)
     terminal = {"COLUMNS": str(width), "NO_COLOR": "1", "TERM": "dumb"}
     longer, answered, commands = {}, 0, COMMANDS[kind]
     if len(commands) > 12 and not FULL:

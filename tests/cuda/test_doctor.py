@@ -22,7 +22,8 @@ from visit.doctor import SMALL
 def report() -> GpuReport:
     patient = {name: (*own, "measure.figures_seconds=3000") for name, own in STEPS.items()}
     half = "model.preset=v4-flash"  # the heads of V4-Pro
-    short = (half, "workload.max_output_tokens=5", "measure.warmup_steps=1")
+    one = ("workload.concurrency=1", "workload.synthetic.requests=1")
+    short = (half, *one, "workload.max_output_tokens=3", "measure.warmup_steps=1")
     with (
         twin_gpu() as twin,
         patch.object(examined, "find_device", lambda _: twin_device(twin)),

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from rich.cells import cell_len
@@ -14,6 +15,8 @@ from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
+from dsv4kv.replay.plan import search
+from dsv4kv.replay.plan.search import Answer
 from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.store import dumps
 from tests.bench.compare.launched import make_launched_case, make_launched_record
@@ -140,11 +143,24 @@ def make_many(names: Sequence[str], factors: Mapping[str, float], seed: int) -> 
     return make_launched_record(cases=cases)
 
 
+PLAN = search.plan
+PLANNED: dict[str, Answer] = {}
+
+
+def planned(command: str, asked: search.Search) -> Answer:
+    """What a command plans: once for every width and form in which it is printed."""
+    if command not in PLANNED:
+        PLANNED[command] = PLAN(asked)
+    return PLANNED[command]
+
+
 @functools.cache  # one folder holds what all commands read
 def printed(command: str, width: int = 100) -> str:
     """What a command prints, without what differs from run to run."""
     terminal = {"COLUMNS": str(width), "NO_COLOR": "1", "TERM": "dumb"}
-    output = CliRunner(env=terminal).invoke(app, shlex.split(command)).stdout
+    asked = re.sub(" --(json|verbose)$", "", command)
+    with patch.object(search, "plan", functools.partial(planned, asked)):
+        output = CliRunner(env=terminal).invoke(app, shlex.split(command)).stdout
     return re.sub(r" +$", "", re.sub(r"results/\S+\.json", "RECORD", output), flags=re.MULTILINE)
 
 

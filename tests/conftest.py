@@ -64,13 +64,14 @@ sys.dont_write_bytecode = False
 
 SLOW = {
     ".": "cuda fuzz kernels systems visit test_documented_commands"
-    " test_docs_outputs test_docs_records test_endings test_install test_kills test_processes",
+    " test_docs_outputs test_docs_records test_endings test_install test_kills test_processes"
+    " test_traps",
     "bench": "test_build test_case test_gpu_case test_launches test_memory_series"
     " test_run test_telemetry test_timed_kernels",
     "cache": "test_blocks_machine test_machine test_sharing_machine",
-    "cli": "test_bench test_budget test_compare test_doctor test_foreign_code test_golden"
-    " test_kernels test_launches test_profile test_progress test_record"
-    " test_replay test_results test_shell test_sweeps test_without_torch",
+    "cli": "test_bench test_budget test_compare test_doctor test_explain test_foreign_code"
+    " test_golden test_kernels test_launches test_op test_profile test_progress"
+    " test_record test_replay test_results test_screen test_shell test_sweeps test_without_torch",
     "replay/clock": "test_points",
     "bench/compare": "test_ab test_comparison test_verdict test_worktrees",
     "engines": "logs/test_recovery logs/test_explain oracles test_own test_rules",
@@ -88,10 +89,10 @@ SLOW = {
     "runs": "test_statistics test_store",
     "bench/serve": "test_decode_graphs test_engine_step test_executor test_loop test_placing"
     " test_prefix_reuse test_verifier",
-    "budget": "test_advice test_fit test_launch",
+    "budget": "test_advice test_fit test_launch test_shell",
     "bench/tiers": "test_bench_tiers test_faults test_library",
     "traces": "test_summary test_real",
-    "view": "page test_odd_profiles",
+    "view": "page test_answer_first test_odd_profiles",
 }
 """Files and folders that are slow, by room; a single test is marked where it stands."""
 

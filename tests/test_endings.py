@@ -85,7 +85,9 @@ def test_while_threads_of_a_written_answer_are_awaited_the_program_ends_quietly(
     program = (
         "import os, sys, threading, time; import dsv4kv.cli as cli\n"
         "def late():\n"
-        f"    time.sleep(0.5); os.kill(os.getpid(), {int(number)}); time.sleep(60)\n"
+        "    threading.main_thread().join()  # which has ended, and awaits this one\n"
+        "    for _ in range(600):  # until it has begun to wait, which a signal interrupts\n"
+        f"        os.kill(os.getpid(), {int(number)}); time.sleep(0.1)\n"
         "threading.Thread(target=late).start()\n"
         "sys.argv = ['dsv4kv', '--version']; cli.main()"
     )

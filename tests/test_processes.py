@@ -17,7 +17,7 @@ from dsv4kv.replay.mrc.curves import Question, measure_trace
 from dsv4kv.traces.collect import load_paths
 from tests.process_tree import descendants, is_running
 
-SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
+SLEEP = (sys.executable, "-c", "import time; print('asleep', flush=True); time.sleep(600)")
 # one that starts another of its group and ends last
 FAMILY = (sys.executable, "-c", f"import subprocess; subprocess.run({list(SLEEP)})")
 DEAF = (
@@ -91,9 +91,8 @@ def test_no_child_outlives_a_killed_process(command: tuple[str, ...]) -> None:
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert process.stdout is not None
-    assert process.stdout.readline()
-    wait_for(lambda: descendants(process.pid))
-    time.sleep(0.2)  # it asks the kernel for this as it starts
+    told = {process.stdout.readline() for _ in range(2)}  # it asked the kernel before it ran
+    assert b"ready\n" in told
     left = descendants(process.pid)
     process.kill()
     process.communicate()

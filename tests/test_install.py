@@ -20,8 +20,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
-from tests.examples import FULL
-
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -84,16 +82,12 @@ def resolve(home: Path, *command: str) -> str | None:
 
 
 def resolve_by_uv(home: Path, words: list[str]) -> list[str]:
-    """Ours for the oldest and the newest Python, which wheels of other packages follow later.
-
-    Each builds the package's metadata anew: without pins ``make full`` alone asks for the newest.
-    """
+    """Ours for the oldest and the newest Python, which wheels of other packages follow later."""
     command = [find_uv_bin(), "pip", "install", "--no-config", "--dry-run", *words]
     command += ["--python", sys.executable, "--only-binary=:all:", "--no-binary=dsv4kv"]
     if "--target" not in words:
         command += ["--target", str(home / "target")]
-    both = is_ours(words) and (FULL or "constraints.txt" in words)
-    pythons = (PYTHONS[0], PYTHONS[-1]) if both else PYTHONS[:1]
+    pythons = (PYTHONS[0], PYTHONS[-1]) if is_ours(words) else PYTHONS[:1]
     failed = (resolve(home, *command, "--python-version", python) for python in pythons)
     return [each for each in failed if each]
 

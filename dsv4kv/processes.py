@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from threading import Event, Timer
 from typing import IO, Any, TypeVar
@@ -53,6 +54,14 @@ def find_program(name: str) -> str | None:
         return shutil.which(name)
     entries = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return shutil.which(name, path=os.pathsep.join(filter(os.path.isabs, entries)))
+
+
+def version_of(package: str) -> str | None:
+    """Version of an installed distribution, where there is one of that name."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def run_bounded(

@@ -28,12 +28,12 @@ from dsv4kv.model.plan import CHECKPOINT_TOKENS, CachePlan, checkpoint_bytes, pl
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import choose_formats
-from dsv4kv.ops import cpu_reads
-from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
+from dsv4kv.ops import cpu
 from dsv4kv.ops.cuda.launch import compile_ahead
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
 from dsv4kv.ops.spec import STEP_LAUNCH, Backend, Choice
 from dsv4kv.ops.spec import choose as choose_variants
+from dsv4kv.ops.storage import Compressor, make_rope, random_compressor
 from dsv4kv.units import format_bytes
 
 _ADVICE = "lower cache.max_context_tokens, cache.num_blocks or workload.concurrency"
@@ -244,7 +244,7 @@ def why_gathered(layers: Sequence[LayerCache], foreign: Collection[str], *, on_g
         elif spec.attn is AttentionType.CSA and spec.ratio not in selected:
             return f"no layer held selects what layer {spec.layer_idx} attends to"
         for operation, _ in read_operations(layer, engine=True):
-            if on_gpu and getattr(layer.backend, operation).__module__ == cpu_reads.__name__:
+            if on_gpu and getattr(layer.backend, operation).__module__ == cpu.__name__:
                 return f"{operation} has no kernel for a GPU"
     return ""
 

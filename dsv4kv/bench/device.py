@@ -15,7 +15,7 @@ from dsv4kv.bench.serve.graphs import Capture, Graph, cuda_capture
 from dsv4kv.errors import CudaUnavailable
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import prepare
-from dsv4kv.ops.launches import copies
+from dsv4kv.ops.launches import pages
 from dsv4kv.ops.launches.launch import most_blocks
 from dsv4kv.runs.part import Temperature
 from dsv4kv.runs.schema import GpuFacts, Memcpy, Peak, PeakName
@@ -170,7 +170,7 @@ class CallTimer:
 
     def time_floor(self) -> list[int]:
         """Nanoseconds of an empty kernel."""
-        nothing = copies.plan_nothing(torch.empty(1, device=self.device.device))
+        nothing = pages.plan_nothing(torch.empty(1, device=self.device.device))
         return self.measure([prepare(nothing)] * _CHAIN, EMPTY_KERNEL).samples_ns
 
     def _capture(self, calls: Sequence[Callable[[], object]]) -> Graph:
@@ -204,13 +204,13 @@ def measure_peaks(
     source = torch.empty(size_bytes, dtype=torch.uint8, device=device.device).random_(0, 256)
     target = torch.empty_like(source)
     sums = torch.empty(
-        most_blocks(source) * copies.THREADS, dtype=torch.int32, device=device.device
+        most_blocks(source) * pages.THREADS, dtype=torch.int32, device=device.device
     )
     calls: dict[PeakName, tuple[int, Callable[[], object]]] = {
-        "copy": (2 * size_bytes, prepare(copies.plan_copy_peak(source, target))),
+        "copy": (2 * size_bytes, prepare(pages.plan_copy_peak(source, target))),
         "torch_copy": (2 * size_bytes, lambda: target.copy_(source)),
-        "read": (size_bytes, prepare(copies.plan_read_peak(source, sums))),
-        "write": (size_bytes, prepare(copies.plan_write_peak(target))),
+        "read": (size_bytes, prepare(pages.plan_read_peak(source, sums))),
+        "write": (size_bytes, prepare(pages.plan_write_peak(target))),
     }
     peaks = []
     for name, (moved, call) in calls.items():

@@ -13,9 +13,8 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schedule import AttentionType, keyed_layers, scores_candidates
 from dsv4kv.model.schema import LayerCacheSchema
-from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.spec import Backend
-from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.storage import Compressor, PageStore
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from dsv4kv.errors import PeerUnavailable, VerificationError
 from dsv4kv.model.formats import EntryFormat
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.ops import reference, reference_codec
-from dsv4kv.ops.foreign import describe_raised
 from dsv4kv.ops.reference import QUERY
-from dsv4kv.ops.registry import ResolvedBackend
+from dsv4kv.ops.registry import ResolvedBackend, describe_raised
 from dsv4kv.ops.scenes import Arguments, Call, Scene, make_call, scenes_of
 from dsv4kv.ops.spec import OPERATIONS, Argument
 from dsv4kv.ops.storage import Entries, PageStore

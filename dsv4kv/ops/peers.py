@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsv4kv.ops.foreign import Foreign, Function, find_function, version_of
+from dsv4kv.ops.registry import Foreign, Function, find_function
 from dsv4kv.ops.storage import Entries, PageStore
+from dsv4kv.processes import version_of
 
 _ENTRY_BYTES = 584  # of fp8_ds_mla
 _MLA = ("fp8_ds_mla",)

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from dsv4kv.model.formats import FORMATS
 from dsv4kv.ops import reference_codec
-from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.spec import write_in_turn
-from dsv4kv.ops.storage import Entries, PageStore, Parts
+from dsv4kv.ops.storage import Compressor, Entries, PageStore, Parts
 
 
 def rotate(values: Tensor) -> Tensor:

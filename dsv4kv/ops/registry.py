@@ -1,16 +1,270 @@
-"""The backends by name: our own, other packages', and what users bring."""
+"""The backends by name: our own, other packages', and what users bring.
 
+What a user writes after ``--backend``: ``NAME`` is an entry point, ``module:attribute`` an
+installed module, ``file.py:attribute`` a file; ``operation=`` in front says which operation it is.
+"""
+
+import inspect
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 from dsv4kv.choices import BACKENDS, PEERS, choose, listed
-from dsv4kv.errors import ConfigError, VerificationError
-from dsv4kv.ops.foreign import GROUP, Function, describe_raised, load_foreign
+from dsv4kv.errors import ConfigError, PeerUnavailable, VerificationError
+from dsv4kv.model.formats import FORMATS
 from dsv4kv.ops.spec import OPERATIONS, Backend, Choice, write_in_turn
 from dsv4kv.ops.storage import Entries, PageStore
+from dsv4kv.processes import version_of
+
+GROUP = "dsv4kv.backends"
+"""Entry points of installed packages that are backends."""
+
+Function = Callable[..., None]
+_OWN = f"{Path(__file__).parents[1]}/"
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """Operations from elsewhere, which take their arguments by position."""
+
+    operations: Mapping[str, Function]  # by name in the table of operations
+    version: str | None  # of the package they come from, where known
+    formats: tuple[str, ...] | None = None  # entry formats they take; None takes all
+
+
+def find_function(
+    peer: str, packages: Mapping[str, str], places: Sequence[str]
+) -> tuple[Callable[..., Any], str]:
+    """Import the first of several places that an installed package has; and its distribution.
+
+    Args:
+        peer: Name of the backend, for errors.
+        packages: Names as in ``import`` and ``pip install``; the first installed one counts.
+        places: ``module:function``, newest first.
+
+    Raises:
+        PeerUnavailable: No package is installed, it cannot be imported, or has none of them.
+    """
+    package = next((name for name in packages if find_spec(name)), next(iter(packages)))
+    distribution = packages[package]
+    if find_spec(package) is None:
+        raise PeerUnavailable(
+            f"backend {peer} needs the package {package}, which is not installed: "
+            f"pip install {distribution}."
+        )
+    version = version_of(distribution) or "as installed"
+    for place in places:
+        module, _, function = place.partition(":")
+        try:
+            found = getattr(import_module(module), function, None)
+        except BaseException as error:
+            if _is_missing(module, error):
+                continue
+            raise PeerUnavailable(
+                f"backend {peer}: {package} {version_of(package) or 'as installed'} cannot be "
+                f"imported here ({describe_raised(error)})."
+            ) from error
+        if callable(found):
+            return found, distribution
+    raise PeerUnavailable(
+        f"backend {peer}: {package} {version} has no {' and no '.join(places)}: install a version "
+        "that has one."
+    )
+
+
+def describe_raised(error: BaseException) -> str:
+    """Type, line and message of what foreign code raised, SystemExit too; Ctrl-C is passed on."""
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    try:
+        message = str(error)
+    except BaseException as second:
+        message = f"its message cannot be read: {type(second).__name__}"
+    theirs = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not re.search(rf"^<|^{re.escape(_OWN)}|/torch/|/importlib/", frame.filename)
+    ]
+    at = f" in {Path(theirs[-1].filename).name}:{theirs[-1].lineno}" if theirs else ""
+    return f"{type(error).__name__}{at}: {message or 'no message'}"
+
+
+def load_foreign(name: str) -> Foreign | None:
+    """Load what a name stands for, with or without ``operation=``; None if it stands for nothing.
+
+    Raises:
+        ConfigError: It cannot be imported, or it is not clear which operation it is.
+    """
+    try:
+        return _load(name)
+    except ConfigError as error:
+        raise ConfigError(f"backend {name!r}: {error}") from error.__cause__
+
+
+def _load(name: str) -> Foreign | None:
+    operation, equals, rest = name.partition("=")
+    if equals and operation not in OPERATIONS:
+        raise ConfigError(f"{operation!r} is no operation: choose {', '.join(OPERATIONS)}.")
+    located = _locate(rest if equals else name)
+    if located is None:
+        return None
+    target, version = located
+    if isinstance(target, type):
+        try:
+            target = target()
+        except BaseException as error:
+            raise ConfigError(
+                f"{target.__name__}() failed ({describe_raised(error)}): a class is made "
+                "without arguments."
+            ) from error
+    operations = _operations(name, target, operation if equals else None)
+    for each, function in operations.items():
+        expected, signature = OPERATIONS[each].names, _signature(function)
+        try:
+            if signature:
+                signature.bind(*expected)
+        except TypeError:
+            raise ConfigError(
+                f"{each} is called with ({', '.join(expected)}), by position, and this function "
+                f"takes {signature}."
+            ) from None
+    return Foreign(operations, version, _formats(target))
+
+
+def _locate(name: str) -> tuple[Any, str | None] | None:
+    """A function, or an object with functions, and the version of its package, where known."""
+    found = entry_points(group=GROUP, name=name)
+    if len(found) > 1:
+        owners = sorted(point.dist.name if point.dist else point.value for point in found)
+        raise ConfigError(
+            f"{' and '.join(owners)} both bring it: name the function itself, as "
+            "my_package.my_module:my_gather."
+        )
+    for point in found:
+        version = point.dist.version if point.dist else None
+        return _import(point.module, point.attr or ""), version
+    module, colon, attribute = name.rpartition(":")
+    if not colon:
+        return None
+    if module.endswith(".py"):
+        return _get(_load_file(Path(module)), attribute), None
+    return _import(module, attribute), version_of(module.partition(".")[0])
+
+
+def _import(module: str, attribute: str) -> Any:
+    """The attribute path of an installed module; without one, the module itself."""
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise ConfigError(
+            f"{module!r} is no module name: write my_gather.py:gather_topk for a file, "
+            "my_package.my_module:my_gather for an installed module."
+        )
+    try:
+        return _get(import_module(module), attribute)
+    except ConfigError:
+        raise
+    except BaseException as error:
+        if not _is_missing(module, error):
+            raise _failed(module, error) from error
+        file = module.replace(".", "/") + ".py"
+        here = f" For {file} in this folder write {file}:{attribute}."
+        raise ConfigError(
+            f"no module {module!r} is installed.{here if Path(file).is_file() else ''}"
+        ) from None
+
+
+def _is_missing(module: str, error: BaseException) -> bool:
+    """Whether importing failed because there is no such module, and not inside of it."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return False
+    return f"{module}.".startswith(f"{error.name}.")
+
+
+def _load_file(path: Path) -> Any:
+    """A module from a file; what it imports comes from installed packages."""
+    if not os.path.isfile(path):  # noqa: PTH113 (is_file raises for a name that is too long)
+        raise ConfigError(f"there is no file {path}.")
+    path = path.resolve()
+    if str(path) in sys.modules:
+        return sys.modules[str(path)]
+    spec = spec_from_file_location(str(path), path)
+    assert spec is not None  # it ends in .py
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = module_from_spec(spec)  # where dataclasses look for it
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[spec.name]
+        raise _failed(path.name, error) from error
+    return module
+
+
+def _failed(module: str, error: BaseException) -> ConfigError:
+    return ConfigError(f"importing {module} failed ({describe_raised(error)}).")
+
+
+def _get(target: Any, path: str) -> Any:
+    for part in filter(None, path.split(".")):
+        if not hasattr(target, part):
+            where = Path(getattr(target, "__name__", type(target).__name__)).name
+            raise ConfigError(f"{where} has no {part!r}.")
+        target = getattr(target, part)
+    return target
+
+
+def _operations(name: str, target: Any, operation: str | None) -> dict[str, Function]:
+    """Functions by operation: named as one, asked for as one, or with the parameters of one."""
+    wanted = [operation] if operation else list(OPERATIONS)
+    named = {name: getattr(target, name) for name in wanted if hasattr(target, name)}
+    if named := {name: each for name, each in named.items() if callable(each)}:
+        return named
+    if not callable(target):
+        raise ConfigError(
+            f"it is of type {type(target).__name__}: neither a function nor something with a "
+            f"function {operation or 'of an operation'}."
+        )
+    signature = _signature(target)
+    parameters = tuple(signature.parameters) if signature else None
+    alike = [each for each, row in OPERATIONS.items() if row.names == parameters]
+    own_name = getattr(target, "__name__", "")
+    if operation or own_name in OPERATIONS or alike:
+        return {operation or (own_name if own_name in OPERATIONS else alike[0]): target}
+    raise ConfigError(
+        "neither its name nor its parameters match an operation: write "
+        f"operation={name} with one of {', '.join(OPERATIONS)}."
+    )
+
+
+def _signature(function: Function) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # built-in functions need not say
+        return None
+
+
+def _formats(target: Any) -> tuple[str, ...] | None:
+    """The attribute ``formats``: names of the entry formats that are taken; without it, all."""
+    known = {each for formats in FORMATS.values() for each in formats}
+    formats = getattr(target, "formats", None)
+    if formats is None:
+        return None
+    named = isinstance(formats, list | tuple | set | frozenset) and set(formats) <= known
+    if not named or not formats:
+        raise ConfigError(
+            f"its formats are {formats!r}: a tuple of names out of {', '.join(sorted(known))} is "
+            "needed."
+        )
+    return tuple(sorted(formats))
+
 
 _PIECES = ("window_insert", "state_append", "flush")
 """The operations that ``step_write`` fuses."""

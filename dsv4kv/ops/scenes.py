@@ -20,9 +20,16 @@ from dsv4kv.model.plan import CachePlan
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import LayerCacheSchema
 from dsv4kv.ops import cpu
-from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor, rope_rows
 from dsv4kv.ops.spec import OPERATIONS
-from dsv4kv.ops.storage import Entries, PageStore, PartWrite
+from dsv4kv.ops.storage import (
+    Compressor,
+    Entries,
+    PageStore,
+    PartWrite,
+    make_rope,
+    random_compressor,
+    rope_rows,
+)
 from dsv4kv.ops.tolerance import Leeway
 
 _GUARD = 0xA5

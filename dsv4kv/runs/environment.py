@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from dsv4kv.ops.foreign import version_of
-from dsv4kv.processes import run_bounded, usable_cores
+from dsv4kv.processes import run_bounded, usable_cores, version_of
 
 SPEED_VARIABLES = (
     "CUDA_DEVICE_MAX_CONNECTIONS",

@@ -19,7 +19,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.model.schema import TableGroup
 from dsv4kv.ops import cuda
 from dsv4kv.ops.cuda import launch as launching
-from dsv4kv.ops.launches import copies, select
+from dsv4kv.ops.launches import pages, select
 from dsv4kv.ops.launches.launch import Launch
 from dsv4kv.ops.launches.pages import plan_gather_entries
 from dsv4kv.ops.launches.prepare import DeviceTable, plan_completed, plan_prepare, plan_release
@@ -111,10 +111,10 @@ def _others() -> Iterator[Launch]:
     yield from object_moves(mixed(9, range(32), FAR_BEYOND, 3))
     for chunks in (1, 4001):
         source, target = (torch.zeros(16 * chunks, dtype=torch.uint8) for _ in range(2))
-        yield copies.plan_copy_peak(source, target)
-        yield copies.plan_write_peak(target)
-        yield copies.plan_nothing(target)
-        yield copies.plan_read_peak(source, torch.zeros(2 * copies.THREADS, dtype=torch.int32))
+        yield pages.plan_copy_peak(source, target)
+        yield pages.plan_write_peak(target)
+        yield pages.plan_nothing(target)
+        yield pages.plan_read_peak(source, torch.zeros(2 * pages.THREADS, dtype=torch.int32))
     chunk = next(each for each in SCENES.values() if each.operation == "compress_chunk")
     for slot, start in ((-1, 1), (4, 1), (1, -1), (2**63 - 1, 3), (1, 2**62)):
         given = make_call(chunk.make, CPU, SEED).arguments | {"slot": slot, "start": start}
@@ -134,8 +134,8 @@ def object_moves(ids: Tensor) -> Iterator[Launch]:
     objects = torch.zeros(len(ids) * (2 * piece + 16), dtype=torch.uint8)
     for way in ("take", "put"):
         both = torch.stack([ids, ids.flip(0)])
-        yield copies.plan_objects(
-            way, copies.pool_table(pools), both, objects, piece, 2 * piece + 16
+        yield pages.plan_objects(
+            way, pages.pool_table(pools), both, objects, piece, 2 * piece + 16
         )
 
 

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from dsv4kv.model.formats import EntryFormat, PageLayout
 from dsv4kv.ops import cpu
-from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.launches.launch import KernelModule, Launch
-from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.storage import Compressor, PageStore
 from tests.examples import FULL
 from tests.kernels.shim.twin import run
 from tests.ops.samples import generator, nan_output, random_values

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dsv4kv.ops.launches.copies import THREADS, plan_copy_peak, plan_read_peak, plan_write_peak
+from dsv4kv.ops.launches.pages import THREADS, plan_copy_peak, plan_read_peak, plan_write_peak
 from tests.kernels.launches import on_blocks
 from tests.kernels.shim.twin import run
 from tests.ops.samples import generator

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dsv4kv.ops.launches.copies import Way, plan_objects, pool_table
+from dsv4kv.ops.launches.pages import Way, plan_objects, pool_table
 from tests.kernels.launches import each_order, on_blocks
 from tests.kernels.shim.twin import run
 from tests.ops.samples import generator

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dsv4kv.ops import cpu
-from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.launches.launch import Launch
 from dsv4kv.ops.launches.state import plan_compress_chunk
 from dsv4kv.ops.reference import read_bytes
+from dsv4kv.ops.storage import Compressor
 from dsv4kv.ops.tolerance import is_close
 from tests.examples import examples
 from tests.kernels.launches import dirty_scratch, each_order, run_all

@@ -11,8 +11,7 @@ from dsv4kv.model.formats import FLAT_FORMATS, FORMATS, EntryFormat, PageLayout
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType, LayerSpec
 from dsv4kv.ops import cpu, reference, reference_codec
-from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
-from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.storage import Compressor, PageStore, make_rope, random_compressor
 
 POISON = 0xA5
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dsv4kv.ops import cpu
-from dsv4kv.ops.compressor import Compressor
-from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.storage import Compressor, PageStore
 
 
 @dataclass

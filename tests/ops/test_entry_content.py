@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dsv4kv.ops import cpu
-from dsv4kv.ops.compressor import Compressor
+from dsv4kv.ops.storage import Compressor
 from tests.examples import examples
 from tests.ops.samples import (
     angles,

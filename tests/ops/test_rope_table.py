@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dsv4kv.model.config import inverse_frequencies
 from dsv4kv.model.presets import load_model
-from dsv4kv.ops.compressor import make_rope, rope_rows
+from dsv4kv.ops.storage import make_rope, rope_rows
 
 CONFIG = load_model("v4-flash")
 RECORDED = json.loads((Path(__file__).parent / "data/rope_vllm_0_33.json").read_text())

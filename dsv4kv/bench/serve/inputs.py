@@ -24,8 +24,7 @@ from dsv4kv.cache.layers import LayerCache
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import PageLayout
 from dsv4kv.model.plan import CHECKPOINT_TOKENS
-from dsv4kv.ops.compressor import Compressor, rope_rows
-from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.storage import Compressor, PageStore, rope_rows
 from dsv4kv.traces.request import Request
 
 _DISTINCT_TOKENS = 4099  # a prime: requests that start at other offsets rarely meet in phase

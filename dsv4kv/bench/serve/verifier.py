@@ -18,8 +18,7 @@ from dsv4kv.model.formats import EntryFormat
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.ops import codec, reference, reference_codec
 from dsv4kv.ops.check import LSE_ERROR, OUTPUT_ERROR, SCORE_ERROR
-from dsv4kv.ops.compressor import Compressor
-from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.storage import Compressor, PageStore
 from dsv4kv.ops.tolerance import Rows, is_close
 
 _SCORES = 64  # of a token that are compared

@@ -16,7 +16,7 @@ from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.model.families import Family, Kept, families_of
 from dsv4kv.ops.cuda.launch import run
-from dsv4kv.ops.launches.copies import Way, plan_objects, pool_table
+from dsv4kv.ops.launches.pages import Way, plan_objects, pool_table
 
 Objects = NDArray[np.uint8]
 """uint8[n, layers, piece_bytes]: n objects of a family, each contiguous."""

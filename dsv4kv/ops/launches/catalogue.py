@@ -17,7 +17,7 @@ from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import choose_formats, table_groups
 from dsv4kv.ops import cuda
 from dsv4kv.ops.cuda.launch import foresee
-from dsv4kv.ops.launches import attend, copies, pages, prepare, select
+from dsv4kv.ops.launches import attend, pages, prepare, select
 from dsv4kv.ops.launches import launch as la
 from dsv4kv.ops.launches.launch import KernelModule, Launch
 from dsv4kv.ops.scenes import Arguments, Scene, make_call, scenes_of
@@ -221,11 +221,11 @@ def _other_examples() -> Iterator[Example]:
         yield Example("block table", launch)
     memory, numbers = _empty(torch.uint8, 4096), int64(2, 2)
     for launch in (
-        copies.plan_copy_peak(memory, memory),
-        copies.plan_read_peak(memory, int32(copies.THREADS)),
-        copies.plan_write_peak(memory),
-        copies.plan_nothing(memory),
-        copies.plan_objects("take", numbers, numbers, memory, 1024, 2048),
-        copies.plan_objects("put", numbers, numbers, memory, 1024, 2048),
+        pages.plan_copy_peak(memory, memory),
+        pages.plan_read_peak(memory, int32(pages.THREADS)),
+        pages.plan_write_peak(memory),
+        pages.plan_nothing(memory),
+        pages.plan_objects("take", numbers, numbers, memory, 1024, 2048),
+        pages.plan_objects("put", numbers, numbers, memory, 1024, 2048),
     ):
         yield Example("16-byte chunks", launch)

@@ -1,15 +1,21 @@
-"""Launch plans of pages: inserts, gathers and copies.
+"""Launch plans of pages: inserts, gathers and copies; peaks that gathers are compared with.
 
 One warp quantises or reads one entry, or several together. Slots, lengths, tables and indices are
 read on the device, so a captured launch follows them; the sizes of outputs and tables are fixed in
 the plan. Anything out of range is skipped, or gives zeros.
+
+Bytes are moved as they are for peaks, of whole 16-byte chunks, and for a tier's objects: what a
+family has of one page or slot, the layers' pieces one after another.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from dsv4kv.ops.launches import launch as la
+from dsv4kv.ops.launches.launch import KernelModule, Launch, blocks_for, most_blocks
 from dsv4kv.ops.spec import portable
 from dsv4kv.ops.storage import PageStore
 
@@ -143,3 +149,71 @@ def plan_page_copy(store: PageStore, sources: Tensor, targets: Tensor) -> la.Lau
     grid = la.blocks_for(chunks, _THREADS, la.most_blocks(store.pages)), 1
     arguments = (store.pages, sources, targets, len(sources), len(store.pages))
     return la.Launch(module, "page_copy", grid, _THREADS, arguments)
+
+
+THREADS = 256
+CHUNK_BYTES = 16
+"""Pieces and strides of objects are multiples of it."""
+Way = Literal["take", "put"]
+
+_PEAKS, _OBJECTS = KernelModule("bandwidth.cuh", ()), KernelModule("objects.cuh", ())
+_CHUNKS_IN_FLIGHT = 8
+_CHUNKS_EACH = 4  # of a thread
+_MOST_BLOCKS_OF_A_PIECE = 8
+
+
+def plan_copy_peak(source: Tensor, target: Tensor) -> Launch:
+    """Copy all of ``source`` to ``target``, which is as long and does not overlap it."""
+    return _plan("copy_peak", (source, target), _CHUNKS_IN_FLIGHT)
+
+
+def plan_write_peak(target: Tensor) -> Launch:
+    """Fill ``target``: every 32-bit word is the number of its chunk."""
+    return _plan("write_peak", (target,), 1)
+
+
+def plan_read_peak(source: Tensor, sums: Tensor) -> Launch:
+    """Read all of ``source``.
+
+    sums: int32[n · THREADS] for n blocks, each thread's sum of the 32-bit words it has read.
+    """
+    grid = len(sums) // THREADS, 1
+    return Launch(_PEAKS, "read_peak", grid, THREADS, (source, sums, _chunks(source)))
+
+
+def plan_nothing(place: Tensor) -> Launch:
+    """One block that does nothing, on the GPU that ``place`` is on."""
+    return Launch(_PEAKS, "do_nothing", (1, 1), THREADS, (place,))
+
+
+def _plan(kernel: str, tensors: tuple[Tensor, ...], in_flight: int) -> Launch:
+    chunks = _chunks(tensors[0])
+    grid = blocks_for(chunks, THREADS * in_flight, most_blocks(tensors[0])), 1
+    return Launch(_PEAKS, kernel, grid, THREADS, (*tensors, chunks))
+
+
+def _chunks(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size() // CHUNK_BYTES
+
+
+def pool_table(pools: Sequence[Tensor]) -> Tensor:
+    """Where layers' pools are, for ``plan_objects``: int64[2, layers], addresses and pieces."""
+    rows = [[pool.data_ptr() for pool in pools], [len(pool) for pool in pools]]
+    return torch.tensor(rows, dtype=torch.int64, device=pools[0].device)
+
+
+def plan_objects(
+    way: Way, table: Tensor, ids: Tensor, objects: Tensor, piece_bytes: int, stride: int
+) -> Launch:
+    """Gather objects from the pools of a ``pool_table`` (``take``), or put them back.
+
+    ids: int64[layers, n], the page or slot of every object; one that does not exist is skipped.
+    objects: uint8, n objects ``stride`` bytes apart, a piece of ``piece_bytes`` of each layer.
+    The caller keeps the pools alive.
+    """
+    layers, count = ids.shape
+    chunks = piece_bytes // CHUNK_BYTES
+    across = blocks_for(chunks, THREADS * _CHUNKS_EACH, _MOST_BLOCKS_OF_A_PIECE)
+    grid = across, blocks_for(layers * count, 1, most_blocks(objects))
+    sizes = (count, layers, piece_bytes, stride)
+    return Launch(_OBJECTS, f"{way}_objects", grid, THREADS, (objects, table, ids, *sizes))

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.launches import launch as la
 from dsv4kv.ops.spec import portable
-from dsv4kv.ops.storage import PageStore, Parts, PartWrite
+from dsv4kv.ops.storage import Compressor, PageStore, Parts, PartWrite
 
 _THREADS = 256
 _FINISH_THREADS = 128  # flush_finish, chunk_finish: a warp each entry

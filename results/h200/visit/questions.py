@@ -12,7 +12,7 @@ from typing import Any, Literal
 from dsv4kv.bench import predict
 from dsv4kv.bench.predict import Card, Planned
 from dsv4kv.config.load import load_config
-from dsv4kv.ops.launches.copies import Way
+from dsv4kv.ops.launches.pages import Way
 from visit import workloads
 from visit.place import Place, planned_place
 from visit.workloads import Work

@@ -14,15 +14,20 @@ from dsv4kv.model.formats import EntryFormat, PageLayout, entry_format
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.ops import spec
-from dsv4kv.ops.compressor import Compressor, make_rope, random_compressor
 from dsv4kv.ops.cuda.launch import prepare
 from dsv4kv.ops.launches.attend import plan_attend
-from dsv4kv.ops.launches.copies import Way, plan_objects, pool_table
 from dsv4kv.ops.launches.launch import Launch
-from dsv4kv.ops.launches.pages import plan_entry_insert, plan_gather_entries, plan_gather_topk
+from dsv4kv.ops.launches.pages import (
+    Way,
+    plan_entry_insert,
+    plan_gather_entries,
+    plan_gather_topk,
+    plan_objects,
+    pool_table,
+)
 from dsv4kv.ops.launches.select import plan_index_scores, plan_select_topk
 from dsv4kv.ops.launches.state import plan_compress_chunk, plan_flush, split_of
-from dsv4kv.ops.storage import Entries, PageStore
+from dsv4kv.ops.storage import Compressor, Entries, PageStore, make_rope, random_compressor
 from visit.place import Place
 
 MAIN, KEYS = entry_format("main", "fp8_ds_mla"), entry_format("indexer", "fp8")

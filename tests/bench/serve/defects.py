@@ -13,9 +13,8 @@ from dsv4kv.cache.manager import KVCacheManager, StateCachePool
 from dsv4kv.cache.step import Step
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.ops import cpu
-from dsv4kv.ops.compressor import Compressor
 from dsv4kv.ops.spec import OPERATIONS
-from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.storage import Compressor, PageStore
 from tests.bench.serve.serving import Meddle
 
 Break = Callable[[pytest.MonkeyPatch], Meddle | None]

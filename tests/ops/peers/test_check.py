@@ -44,8 +44,8 @@ WRONG = {
     "gather_all=changes_lengths": (CSA, "it changed its argument 'lengths'."),
     "gather_all=writes_behind_its_output": (CSA, "it wrote memory after its arguments."),
     "gather_all=cleans_a_page": (CSA, "entry 32 (page 1, row 0) was written, and should not "),
-    "gather_all=raises": (CSA, "it raised RuntimeError in wrong.py:92: invalid device function"),
-    "gather_all=ends_the_program": (CSA, "gather_all raised SystemExit in wrong.py:64: 0"),
+    "gather_all=raises": (CSA, "it raised RuntimeError in wrong.py:91: invalid device function"),
+    "gather_all=ends_the_program": (CSA, "gather_all raised SystemExit in wrong.py:63: 0"),
     "gather_all=raises_what_cannot_be_read": (
         CSA,
         "raised Unreadable: its message cannot be read",
@@ -139,6 +139,6 @@ def test_a_disagreement_is_a_sentence() -> None:
     found = check("gather_all=tests.ops.peers.wrong:raises")
     assert [str(each) for each in found] == [
         f"gather_all of gather_all=tests.ops.peers.wrong:raises on {pages}: it raised "
-        "RuntimeError in wrong.py:92: invalid device function"
+        "RuntimeError in wrong.py:91: invalid device function"
         for pages in (CSA, KEYS, HCA)
     ]

@@ -9,8 +9,7 @@ import torch
 
 from dsv4kv.choices import BACKENDS, PEERS
 from dsv4kv.ops.check import check_backend
-from dsv4kv.ops.foreign import GROUP
-from dsv4kv.ops.registry import resolve_backend
+from dsv4kv.ops.registry import GROUP, resolve_backend
 from tests.ops.operations import CACHES
 from tests.ops.peers.test_peers import OPERATIONS
 

@@ -134,7 +134,7 @@ def test_a_cache_without_such_pages_is_nothing_for_them(write_module: Write) -> 
 def test_a_package_that_is_absent_is_named_with_what_to_install(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsv4kv.ops.foreign.find_spec", lambda _: None)
+    monkeypatch.setattr("dsv4kv.ops.registry.find_spec", lambda _: None)
     package, distribution = DISTRIBUTIONS[name]
     with pytest.raises(PeerUnavailable) as refusal:
         resolve_backend(name, "cpu")

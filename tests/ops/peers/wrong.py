@@ -11,8 +11,7 @@ from torch import Tensor
 
 from dsv4kv.model.presets import load_model
 from dsv4kv.ops import cpu as right
-from dsv4kv.ops.compressor import Compressor, make_rope
-from dsv4kv.ops.storage import PageStore
+from dsv4kv.ops.storage import Compressor, PageStore, make_rope
 
 cpu: Any = right  # called by position, some of them with whatever comes
 

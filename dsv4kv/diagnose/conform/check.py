@@ -1,25 +1,234 @@
-"""Run random sequences against an engine's manager and keep the shortest that fail."""
+"""Run random sequences against an engine's manager and keep the shortest that fail.
+
+An operation is its name and numbers, as a driver in ``dsv4kv/diagnose/conform/driven`` does it:
+
+* ``admit``: a request by number, its pages of 256 tokens (equal numbers, equal tokens), tokens of
+  its prompt and of its answer.
+* ``step``: schedule one step and take a result; the number of accepted drafts.
+* ``finish``: take the result of a step that is still under way.
+* ``abort``: a request. ``reset``: the prefix cache. ``preempt``: all that run.
+* ``serve``: one request from admission to end, and the tokens it must hit.
+"""
 
 import json
 import os
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import IO, Any
 
-from dsv4kv.diagnose.conform.sequences import DRAWN, Sequence, expect, shrink
+from dsv4kv.engines.contract import Deployment
+from dsv4kv.engines.names import RULES, find_engine
+from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.errors import PeerUnavailable
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schema import choose_formats
 from dsv4kv.processes import Child, find_program
+from dsv4kv.replay.rules import Pool, run_rule
+from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.request import Request
+
+PAGE = 256
+Prompt = tuple[int, list[int]]
+Operation = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """What is asked of a manager."""
+
+    settings: dict[str, Any]  # of its pools and its scheduler
+    operations: tuple[Operation, ...]  # one after the other, on an empty cache
+
+
+def draw_prompts(
+    draw: random.Random, *, count: int, longest: int, page: int = PAGE
+) -> list[Prompt]:
+    """Prompts that begin with a part of an earlier one, mostly, and go on in their own way."""
+    prompts: list[Prompt] = []
+    fresh = 1
+    for _ in range(count):
+        base = draw.choice(prompts)[1] if prompts and draw.random() < 0.75 else []
+        kept = base[: draw.randint(0, len(base))]
+        own = draw.randint(0 if kept else 1, max(1, longest - len(kept)))
+        pages = [*kept, *range(fresh, fresh + own)]
+        fresh += own
+        spare = 0 if draw.random() < 0.4 else draw.randint(1, page - 1)
+        if spare:  # a partial page is another one than the whole page it might become
+            pages[-1], fresh = fresh, fresh + 1
+        prompts.append((len(pages) * page - spare, pages))
+    return prompts
+
+
+def draw_operations(
+    draw: random.Random, prompts: list[Prompt], count: int, drafts: int
+) -> Iterator[Operation]:
+    """As many operations; prompts are admitted in order, some of them again."""
+    admitted = 0
+    for _ in range(count):
+        kind = draw.random()
+        if kind < 0.15 or not admitted:
+            again = admitted and draw.random() < 0.3
+            prompt = draw.randrange(admitted) if again else admitted
+            tokens, pages = prompts[prompt % len(prompts)]
+            yield "admit", admitted, pages, tokens, draw.choice([1, 2, 5, 20])
+            admitted += 1
+        elif kind < 0.85:
+            yield "step", draw.randint(0, drafts)
+        elif kind < 0.92:
+            yield "finish", draw.randint(0, drafts)
+        elif kind < 0.98:
+            yield "abort", draw.randrange(admitted)
+        else:
+            yield (draw.choice(["reset", "preempt"]),)
+
+
+def serve_prompts(prompts: list[Prompt], hits: list[int]) -> tuple[Operation, ...]:
+    """Serve prompts one after the other, with expected hits."""
+    pairs = enumerate(zip(prompts, hits, strict=True))
+    return tuple(("serve", n, pages, tokens, hit) for n, ((tokens, pages), hit) in pairs)
+
+
+def shrink(
+    sequence: Sequence, broken: Callable[[Sequence], bool], patience: int = 400
+) -> Sequence:
+    """The shortest sequence that is found to be still broken.
+
+    Chunks are removed, first half of the operations, then smaller ones (ddmin). ``patience``:
+    how many shorter sequences are tried.
+    """
+    kept, tried = sequence.operations, 0
+    size = max(1, len(kept) // 2)
+    while size:
+        start, before = 0, len(kept)
+        while start < len(kept):
+            shorter = kept[:start] + kept[start + size :]
+            tried += bool(shorter)
+            if shorter and tried <= patience and broken(replace(sequence, operations=shorter)):
+                kept = shorter
+            else:
+                start += size
+        size = size if len(kept) < before and size == 1 else size // 2
+    return replace(sequence, operations=kept)
+
+
+Traits = Mapping[str, bool]
+_MODEL = "v4-flash"
+_LENGTH, _PROMPTS = 200, 16
+_SERVED = 4  # of so many sequences one has the hits of prompts one after the other
+_ROOMY = 8000  # blocks in which nothing is evicted
+_RETENTION = {
+    rule.flags["retention"]: name for name, rule in RULES.items() if "retention" in rule.flags
+}
+
+
+def draw_vllm(draw: random.Random, traits: Traits) -> Sequence:
+    """A sequence for vLLM: a pool of at least what it demands at its start."""
+    served, newest = draw.random() < 1 / _SERVED, traits["lookahead"]
+    chunk, longest, ahead = draw.choice([256, 512, 1024]), draw.choice([3, 6]), draw.random() < 0.5
+    context = longest * PAGE + 64
+    room = least_blocks(context, (1 + ahead) * chunk) + draw.choice([0, 4, 20, 60, 200, 600])
+    speculation = draw.choice([*SPECULATIONS] if newest else ["none", "mtp+connector"])
+    retention = draw.choice([*_RETENTION]) if traits["retention"] else None
+    # The rules know evictions of the newest version's steps, one at a time and without the blocks
+    # that drafts take beyond a prompt.
+    evicts = newest and not ahead and speculation == "none"
+    settings = {
+        "rule": _RETENTION[retention],
+        "blocks": _ROOMY if served and not evicts else room,
+        "context": context,
+        "chunk_tokens": chunk,
+        "running": draw.choice([2, 4, 8]),
+        "ahead": ahead,
+        "retention": retention,
+        "speculation": speculation,
+        "draft_tokens": draw.choice([1, 3]),
+    }
+    return _operate(draw, settings, longest, served=served)
+
+
+def draw_sglang(draw: random.Random, traits: Traits) -> Sequence:
+    """A sequence for SGLang: pages of context, and of windows for all that run and a chunk."""
+    served, longest = draw.random() < 1 / _SERVED, draw.choice([3, 6])
+    chunk, running = draw.choice([1, 2, 4]), draw.choice([2, 4, 8])
+    pages = 2 * (longest + 2) + draw.choice([0, 3, 10, 40])
+    windows = min(pages, 2 * running + chunk + draw.choice([1, 3, 10, 40]))
+    dense = draw.random() < 0.5
+    if served:  # of older versions the rules know what a roomy pool hits that keeps all windows
+        spare = draw.choice([0, 1, 3, 10]) if traits["newest"] else _ROOMY // 10
+        windows, dense = longest + spare, dense or not traits["newest"]
+        pages = 10 * windows  # the share that it has by default
+    settings: dict[str, Any] = {
+        "rule": "sglang-v4:dense" if dense else "sglang-v4:tail",
+        "blocks": pages,
+        "windows": windows,
+        "context": (longest + 2) * PAGE,
+        "chunk_tokens": chunk * PAGE,
+        "running": running,
+        "speculation": draw.choice(["none", "mtp"]),
+    }
+    return _operate(draw, settings, longest, served=served)
+
+
+DRAWN: dict[str, Callable[[random.Random, Traits], Sequence]] = {
+    "vllm": draw_vllm,
+    "sglang": draw_sglang,
+}
+"""How sequences are drawn, by engine."""
+
+
+def _operate(
+    draw: random.Random, settings: dict[str, Any], longest: int, *, served: bool
+) -> Sequence:
+    drawn = draw_prompts(draw, count=_PROMPTS, longest=longest)
+    prompts = [prompt for prompt in drawn if len(prompt[1]) <= longest]
+    if served:
+        return expect(Sequence(settings, serve_prompts(prompts, [0] * len(prompts))))
+    operations = draw_operations(draw, prompts, _LENGTH, drafts=3)
+    return Sequence(settings, tuple(operations))
+
+
+def expect(sequence: Sequence) -> Sequence:
+    """The same with what the rule says of every prompt that is served alone."""
+    served = [operation for operation in sequence.operations if operation[0] == "serve"]
+    prompts: list[Prompt] = [(tokens, pages) for _, _, pages, tokens, _ in served]
+    if not prompts:
+        return sequence
+    asked, settings = enumerate(prompts), sequence.settings
+    pool = Pool(
+        collect_paths(Request(float(n), t, 1, tuple(p), PAGE) for n, (t, p) in asked),
+        settings["blocks"] * PAGE,
+        PAGE,
+        load_model(_MODEL),
+        settings["chunk_tokens"],
+        SPECULATIONS[settings["speculation"]],
+        windows=settings.get("windows"),
+    )
+    hits = run_rule(settings["rule"], pool).resumed_tokens.tolist()
+    return replace(sequence, operations=serve_prompts(prompts, hits))
+
+
+@cache
+def least_blocks(context: int, in_flight: int) -> int:
+    """Blocks without which vLLM does not start: of one request as long as there may be."""
+    model = load_model(_MODEL)
+    deployment = Deployment(model, choose_formats(model, indexer="fp8"), context, in_flight)
+    return ceil(
+        find_engine(RULES[_RETENTION[0]].engine).capacity(deployment, 1 << 40).units_per_request
+    )
+
 
 FOLDER = Path(__file__).parent
 # older Pythons, as engines have, know no -P: "" is the current folder
 _START = (
     "import sys; sys.path[:] = [*filter(None, sys.path), {folder!r}]; "
-    "from driven.serve import main; main()"
+    "from driven.broken import main; main()"
 )
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.diagnose.conform import sequences as se
+from dsv4kv.diagnose.conform import check as se
 from dsv4kv.diagnose.conform.check import conform, drive
-from dsv4kv.diagnose.conform.driven import broken, serve
+from dsv4kv.diagnose.conform.driven import broken
 from dsv4kv.errors import PeerUnavailable
 from tests.diagnose.conform.toy import TRAITS, Toy
 
@@ -155,7 +155,7 @@ def test_questions_and_answers_are_lines(tmp_path: Path) -> None:
     )
     question = asdict(se.Sequence({}, (("step", 0),)))
     with (tmp_path / "told").open("w+") as told:
-        serve.serve(driver, None, [json.dumps(question)], told)
+        broken.serve(driver, None, [json.dumps(question)], told)
         told.seek(0)
         told_lines = [json.loads(line) for line in told]
     assert told_lines == [{"version": "unknown", "traits": {}}, {"broken": {}, "done": 1}]

@@ -14,9 +14,8 @@ from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
-from dsv4kv.diagnose.conform.check import Driven
-from dsv4kv.diagnose.conform.driven import broken, serve
-from dsv4kv.diagnose.conform.sequences import PAGE, Operation, Sequence
+from dsv4kv.diagnose.conform.check import PAGE, Driven, Operation, Sequence
+from dsv4kv.diagnose.conform.driven import broken
 
 BLOCK = 64
 TRAITS = {"lookahead": False, "retention": False}
@@ -32,11 +31,11 @@ class Toy(Driven):
 
     def ask(self, sequence: Sequence) -> dict[str, Any]:
         driver = SimpleNamespace(Session=Session, NAME="toy")
-        return serve.answer(driver, self, asdict(sequence))
+        return broken.answer(driver, self, asdict(sequence))
 
 
 class Session:
-    """An empty cache; operations are those of ``dsv4kv/diagnose/conform/sequences.py``."""
+    """An empty cache; operations are those of ``dsv4kv/diagnose/conform/check.py``."""
 
     def __init__(self, toy: Toy, settings: dict[str, Any]) -> None:
         self._toy, self._faults, self._settings = toy, toy.faults, settings

@@ -2,7 +2,7 @@
 # It runs in the engine's environment, where nothing is typed.
 """Managers that lose a block or a page now and then, for ``dsv4kv conform`` to find.
 
-``python leaking.py ENGINE FOLDER < sequences``: as ``driven.serve`` has them.
+``python leaking.py ENGINE FOLDER < sequences``: as ``driven.broken`` has them.
 """
 
 import sys
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 sys.path.append(str(Path(__file__).parents[3] / "dsv4kv" / "diagnose" / "conform"))
-from driven import serve, sglang, vllm
+from driven import broken, sglang, vllm
 
 
 class LeakingVllm(vllm.Session):
@@ -51,4 +51,4 @@ if __name__ == "__main__":
     driver, session = LEAKING[sys.argv[1]]
     kept = {name: getattr(driver, name) for name in ("NAME", "load", "traits")}
     made = SimpleNamespace(Session=session, **kept)
-    serve.serve(made, sys.argv[2], sys.stdin, sys.stdout)
+    broken.serve(made, sys.argv[2], sys.stdin, sys.stdout)

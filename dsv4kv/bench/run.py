@@ -13,14 +13,13 @@ from dsv4kv.bench import build as bd
 from dsv4kv.bench.device import CallTimer, CudaDevice, describe_gpu, find_device, measure_peaks
 from dsv4kv.bench.figures import list_figures, measure_figures
 from dsv4kv.bench.launches import Turns, bench_arguments, one_cpu
-from dsv4kv.bench.memory import MemoryWatch
 from dsv4kv.bench.protocol import Budget, measure_memcpy
 from dsv4kv.bench.serve.executor import Recorder, StepExecutor
 from dsv4kv.bench.serve.inputs import PromptContents
 from dsv4kv.bench.serve.loop import ServingLoop, count_tokens, open_requests
 from dsv4kv.bench.serve.reuse import PrefixReuse
 from dsv4kv.bench.serve.verifier import Verifier
-from dsv4kv.bench.telemetry import Telemetry
+from dsv4kv.bench.telemetry import MemoryWatch, Telemetry
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import Point

@@ -16,8 +16,7 @@ from dsv4kv.errors import INTERRUPTED, ConfigError
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
-    from dsv4kv.bench.compare.comparison import Comparison
-    from dsv4kv.bench.compare.side import Side
+    from dsv4kv.bench.compare.comparison import Comparison, Side
 
 _AB: dict[str, Any] = {"panel": "With --ab"}
 _SIDES = "Records of bench: a file, several with commas between them, or a folder."
@@ -166,7 +165,7 @@ def _parse_floor(text: str) -> float:
 
 
 def _stored(sides: list[str]) -> "tuple[Side, Side]":
-    from dsv4kv.bench.compare.side import load_side
+    from dsv4kv.bench.compare.comparison import load_side
 
     if len(sides) != 2:
         raise ConfigError(f"{len(sides)} sides were given: name two, or --ab A B.")

@@ -6,8 +6,7 @@ from dataclasses import asdict, replace
 from math import log
 from typing import Any, Final, Literal
 
-from dsv4kv.bench.compare.comparison import OTHER_WORK, Comparison, Row
-from dsv4kv.bench.compare.side import Side, count_launches
+from dsv4kv.bench.compare.comparison import OTHER_WORK, Comparison, Row, Side, count_launches
 from dsv4kv.bench.compare.verdict import CONFIDENCE, Judgement, Verdict
 from dsv4kv.runs.quantities import axis_text
 from dsv4kv.runs.replay import ReplayResult

@@ -10,8 +10,7 @@ from dsv4kv.view.quantity import percent, quantity, size
 from dsv4kv.view.table import ABSENT, Finding, Number, Part, Table, Text
 
 if TYPE_CHECKING:
-    from dsv4kv.bench.transfer.receiver import Moved
-    from dsv4kv.bench.transfer.run import Outcome
+    from dsv4kv.bench.transfer.run import Moved, Outcome
 
 
 def report_transfer(config: TransferConfig, outcome: "Outcome") -> Iterator[Part]:

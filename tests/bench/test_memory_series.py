@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.bench.build import build_manager, plan_from
-from dsv4kv.bench.memory import MOST_POINTS, MemoryWatch
 from dsv4kv.bench.run import run_case
 from dsv4kv.bench.serve.executor import Recorder
+from dsv4kv.bench.telemetry import MOST_POINTS, MemoryWatch
 from dsv4kv.cache.checkpoints import CheckpointPool
 from dsv4kv.runs.schema import Case
 from dsv4kv.runs.telemetry import MemorySeries

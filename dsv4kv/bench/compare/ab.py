@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from dsv4kv.bench.compare.side import Side
+from dsv4kv.bench.compare.comparison import Side
 from dsv4kv.bench.launches import OnProgress, Outcome, Task, bench_arguments, merge, run_launches
 from dsv4kv.config.load import LoadedConfig, expand_axes, find_config, load_config
 from dsv4kv.errors import ConfigError

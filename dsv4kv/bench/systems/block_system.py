@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 
 from dsv4kv.bench.systems import workload as wl
-from dsv4kv.bench.tiers.prefixes import page_digests
+from dsv4kv.bench.tiers.library import page_digests
 from dsv4kv.cache.batching import KVBlockAllocator
 from dsv4kv.cache.blocks import NO_BLOCKS, NO_HASH, BlockEvent, Ids, Policy
 from dsv4kv.config.experiments import SystemsConfig

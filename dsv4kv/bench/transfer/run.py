@@ -1,7 +1,10 @@
-"""The decode side of ``bench transfer``: receives requests, times reads, and decodes on."""
+"""The decode side of ``bench transfer``: receives requests, times reads, and decodes on.
+
+A receiver reads a request out of another cache into its own, and proves that it is that.
+"""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from mmap import mmap
@@ -13,18 +16,179 @@ from typing import IO, Any
 import numpy as np
 
 from dsv4kv.bench.protocol import timed_ns
-from dsv4kv.bench.transfer import receiver as rc
-from dsv4kv.bench.transfer.memory import Manifest, shared_file
+from dsv4kv.bench.tiers.rows import Descriptors, coalesce, describe
+from dsv4kv.bench.transfer.memory import Manifest, Memory, check_manifest, shared_file
 from dsv4kv.bench.transfer.prefill import Side, cache_of
+from dsv4kv.cache.blocks import Ids
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.config.experiments import TransferConfig
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.host import Sent
 from dsv4kv.engines.names import ENGINES, TRANSFERS, find_engine
 from dsv4kv.errors import ConfigError, Dsv4kvError, StoreUnavailable, VerificationError
+from dsv4kv.model.families import Kept
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.processes import Child, python, with_package
 from dsv4kv.runs.statistics import Estimate, divide, summarize
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What was read of one family, and how fast in the rounds that were timed."""
+
+    pieces: int = 0  # descriptors before neighbours were merged
+    descriptors: int = 0
+    bytes: int = 0
+    useful_bytes: int = 0  # of rows alone, without padding
+    gbps: Estimate | None = None
+
+    def __add__(self, other: "Moved") -> "Moved":
+        counts = ("pieces", "descriptors", "bytes", "useful_bytes")
+        return Moved(*(getattr(self, name) + getattr(other, name) for name in counts))
+
+
+@dataclass
+class Received:
+    """A request that has come: its slot, the slot's generation, its tokens, and what was read."""
+
+    slot: int
+    generation: int
+    tokens: int
+    moved: dict[str, Moved] = field(default_factory=dict)  # by family
+
+
+@dataclass(frozen=True)
+class Read:
+    """Descriptors of layers of a family, as places there and views here."""
+
+    places: Ids  # int64[n, 3]: region, first byte, bytes
+    into: list[memoryview]
+    moved: Moved  # once it is read
+
+
+@contextmanager
+def _arriving(manager: KVCacheManager, tokens: int) -> Iterator[Received]:
+    """A request in a new slot, which is given back if the request does not come."""
+    slot = manager.admit_request()
+    received = Received(slot, manager.generation(slot), tokens)
+    try:
+        yield received
+    except BaseException:
+        manager.release_request(slot, received.generation)
+        raise
+
+
+def receive(memory: Memory, manifest: Manifest, regions: Sequence[memoryview]) -> Received:
+    """Take a request in, and compare every page with its digest.
+
+    ``regions`` are the other cache's.
+
+    Raises:
+        ConfigError: The caches differ.
+        CacheError: No slot or blocks are free here.
+        VerificationError: Received bytes differ from sent bytes.
+        In every case the slot and its blocks are given back.
+    """
+    with _arriving(memory.manager, manifest.tokens) as received:
+        check_manifest(manifest, memory)
+        prepare_forward(memory.manager, [received.slot], [0], [manifest.tokens])
+        for name in memory.families:
+            plan = plan_read(memory, manifest, received.slot, name)
+            read(regions, plan.places, plan.into)
+            received.moved[name] = plan.moved
+        verify(memory, manifest, received.slot)
+    return received
+
+
+def receive_layers(
+    memory: Memory, events: Iterable[Manifest | int], regions: Sequence[memoryview]
+) -> Received:
+    """Take a request in while it is computed: pages of a layer as soon as it has them.
+
+    ``events``: a manifest for each chunk, then each of its layers that is computed; in the end
+    the whole request, complete. Windows and states come then, and so do the digests. Raises as
+    ``receive``.
+    """
+    manager, families = memory.manager, memory.families
+    with _arriving(manager, 0) as received:
+        received.moved = {name: Moved() for name in families}
+
+        def fetch(name: str, manifest: Manifest, layers: Sequence[int] | None = None) -> None:
+            plan = plan_read(memory, manifest, received.slot, name, layers)
+            read(regions, plan.places, plan.into)
+            received.moved[name] += plan.moved
+
+        for event in events:
+            if isinstance(event, Manifest):
+                manifest = event
+                check_manifest(manifest, memory)
+                prepare_forward(manager, [received.slot], [received.tokens], [manifest.tokens])
+                received.tokens = manifest.tokens
+                continue
+            for name, family in families.items():
+                if family.kept is Kept.PAGES and event in family.layers:
+                    fetch(name, manifest, [family.layers.index(event)])
+        for name, family in families.items():
+            if family.kept is not Kept.PAGES:
+                fetch(name, manifest)
+        verify(memory, manifest, received.slot)
+    return received
+
+
+def plan_read(
+    memory: Memory,
+    manifest: Manifest,
+    slot: int,
+    name: str,
+    layers: Sequence[int] | None = None,
+) -> Read:
+    """Which bytes of a family there go where here; ``layers`` by their place, None for all."""
+    family, offered, ours = memory.families[name], manifest.families[name], memory.geometries[name]
+    ids, rows, theirs = memory.units(family, slot, manifest.tokens), offered.rows, offered.ids
+    first, pieces = memory.numbers[name], 0
+    places, into = list[Ids](), list[memoryview]()
+    found: Descriptors | None = None
+    for i in range(len(family.layers)) if layers is None else layers:
+        if found is None or (ids[i] != ids[i - 1]).any() or (theirs[i] != theirs[i - 1]).any():
+            each = describe(offered.geometry, theirs[i], ours, ids[i], rows)
+            found = coalesce(each)
+        pieces += len(each)
+        number = np.full(len(found), offered.first_region + i)
+        places.append(np.stack([number, found.source, found.lengths], axis=1))
+        pool = memory.regions[first + i]
+        starts, ends = found.target.tolist(), (found.target + found.lengths).tolist()
+        into += [pool[start:end] for start, end in zip(starts, ends, strict=True)]
+    merged = np.concatenate(places)
+    size, useful = int(merged[:, 2].sum()), len(rows) * sum(offered.geometry.row_bytes)
+    return Read(merged, into, Moved(pieces, len(merged), size, useful * len(places)))
+
+
+def read(regions: Sequence[memoryview], places: Ids, into: Sequence[memoryview]) -> int:
+    """Copy stretches of regions into views of the same lengths; returns nanoseconds."""
+    start = perf_counter_ns()
+    for (number, first, size), target in zip(places.tolist(), into, strict=True):
+        target[:] = regions[number][first : first + size]
+    return perf_counter_ns() - start
+
+
+def verify(memory: Memory, manifest: Manifest, slot: int) -> None:
+    """Hash every page's rows where decode steps read them, and compare with the sender's.
+
+    Raises ``VerificationError`` with every family that differs.
+    """
+    wrong = []
+    for name, family in memory.families.items():
+        offered = manifest.families[name]
+        ids = memory.units(family, slot, manifest.tokens)
+        found = memory.digests(family, ids, offered.rows, offered.geometry.rows)
+        if unlike := sum(a != b for a, b in zip(found, offered.digests, strict=True)):
+            wrong.append(f"{name}: {unlike:,} of {len(found):,} pages")
+    if wrong:
+        raise VerificationError(
+            "What has come is not what left, by its digests: " + "; ".join(wrong) + "."
+        )
+
 
 _START_S = 30.0  # to import torch and to fill the pools, whatever timeout_s is
 
@@ -33,7 +197,7 @@ _START_S = 30.0  # to import torch and to fill the pools, whatever timeout_s is
 class Outcome:
     """What moved, what it cost, and what is wrong; GB/s are medians of all rounds."""
 
-    families: Mapping[str, rc.Moved]  # reads of each family
+    families: Mapping[str, Moved]  # reads of each family
     gbps: Estimate | None  # of all families
     memcpy_gbps: Estimate | None  # of one copy of as many bytes
     at_end_ns: int  # from asking for a prompt until it has come, read after its end
@@ -44,9 +208,9 @@ class Outcome:
     failures: list[str] = field(default_factory=list)  # what is wrong, in sentences
 
     @property
-    def total(self) -> rc.Moved:
+    def total(self) -> Moved:
         """Of all families."""
-        return replace(sum(self.families.values(), rc.Moved()), gbps=self.gbps)
+        return replace(sum(self.families.values(), Moved()), gbps=self.gbps)
 
 
 class Prefill:
@@ -148,11 +312,11 @@ class Decode:
         """Move a prompt at its end and one layer by layer; then time reads of a long request."""
         prefill, memory, config = self.prefill, self.side.memory, self.config
 
-        def at_end() -> rc.Received:
-            return rc.receive(memory, prefill.whole(), prefill.regions)
+        def at_end() -> Received:
+            return receive(memory, prefill.whole(), prefill.regions)
 
-        def by_layer() -> rc.Received:
-            return rc.receive_layers(memory, prefill.compute(), prefill.regions)
+        def by_layer() -> Received:
+            return receive_layers(memory, prefill.compute(), prefill.regions)
 
         on_step("prompt read at its end", 0, 3)
         at_end_ns, failures = self._move("at its end", at_end)
@@ -160,7 +324,7 @@ class Decode:
         by_layer_ns, more = self._move("layer by layer", by_layer)
         on_step("timed reads", 2, 3)
         manifest = prefill.whole("hold")
-        received = rc.receive(memory, manifest, prefill.regions)
+        received = receive(memory, manifest, prefill.regions)
         rates = self._measure(manifest, received)
         self._leave(received)
         return Outcome(
@@ -173,7 +337,7 @@ class Decode:
             failures=failures + more,
         )
 
-    def _move(self, how: str, take: Callable[[], rc.Received]) -> tuple[int, list[str]]:
+    def _move(self, how: str, take: Callable[[], Received]) -> tuple[int, list[str]]:
         """Let a prompt be computed, take it in and go on: how long it took, and what is wrong.
 
         Both sides decode, and what they read must be equal. The request is forgotten by both.
@@ -192,24 +356,22 @@ class Decode:
         unlike = f"{steps} decode steps do not read what a request reads that never left."
         return taken_ns, [f"{how}: {unlike}"] * (came != stayed)
 
-    def _leave(self, received: rc.Received) -> None:
+    def _leave(self, received: Received) -> None:
         self.prefill.send("release")
         self.side.release(received.slot)
 
-    def _measure(self, manifest: Manifest, received: rc.Received) -> dict[str, Estimate | None]:
+    def _measure(self, manifest: Manifest, received: Received) -> dict[str, Estimate | None]:
         """Read everything again and again, each time next to a copy of as many bytes.
 
         Rates by family, of ``all`` and of ``memcpy``.
         """
         memory, regions = self.side.memory, self.prefill.regions
-        plans = {n: rc.plan_read(memory, manifest, received.slot, n) for n in memory.families}
+        plans = {n: plan_read(memory, manifest, received.slot, n) for n in memory.families}
         sizes = {name: plan.moved.bytes for name, plan in plans.items()}
         size, rounds = sum(sizes.values()), list[dict[str, int]]()
         left, right = np.ones(size, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
         for _ in range(self.config.rounds + 1):
-            spent = {
-                name: rc.read(regions, plan.places, plan.into) for name, plan in plans.items()
-            }
+            spent = {name: read(regions, plan.places, plan.into) for name, plan in plans.items()}
             spent["all"] = sum(spent.values())
             spent["memcpy"] = timed_ns(lambda: np.copyto(right, left))
             rounds.append(spent)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from dsv4kv.bench.compare.side import Side
+from dsv4kv.bench.compare.comparison import Side
 from dsv4kv.runs.schema import Case, Launch, Operation, RunRecord
 from tests.runs.records import make_case, make_latency, make_record
 

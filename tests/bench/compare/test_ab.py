@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.bench.compare.ab import Duel, Unit, draw_order, run_duel
-from dsv4kv.bench.compare.side import count_launches
+from dsv4kv.bench.compare.comparison import count_launches
 from dsv4kv.bench.launches import Outcome, Task
 from dsv4kv.errors import ConfigError
 from tests.runs.records import make_case, make_record

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.bench.compare.side import load_side
+from dsv4kv.bench.compare.comparison import load_side
 from dsv4kv.errors import ConfigError
 from dsv4kv.runs.store import save_record
 from tests.bench.compare.launched import make_launched_record

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.tiers.prefixes import Manifest, Prefix, namespace_of, resume_points
+from dsv4kv.bench.tiers.library import Manifest, Prefix, namespace_of, resume_points
 from dsv4kv.model.families import families_of
 from dsv4kv.model.plan import CachePlan, plan_cache
 from dsv4kv.model.presets import load_model

@@ -17,8 +17,7 @@ import dsv4kv.bench.transfer.prefill as sides
 from dsv4kv.bench.transfer import memory as sharing
 from dsv4kv.bench.transfer.memory import Manifest, Memory, make_manifest, shared_file
 from dsv4kv.bench.transfer.prefill import Side, cache_of, serve
-from dsv4kv.bench.transfer.receiver import receive_layers
-from dsv4kv.bench.transfer.run import Decode, Outcome, Prefill, prefill_process
+from dsv4kv.bench.transfer.run import Decode, Outcome, Prefill, prefill_process, receive_layers
 from dsv4kv.cli import app
 from dsv4kv.config.experiments import TransferConfig
 from dsv4kv.config.load import load_config

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.bench.tiers.rows import coalesce, describe, geometry_of, rows_needed
 from dsv4kv.bench.transfer.memory import Memory, make_manifest
-from dsv4kv.bench.transfer.receiver import receive
+from dsv4kv.bench.transfer.run import receive
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import ConfigError, OutOfBlocks
 from dsv4kv.model.families import Family, Kept

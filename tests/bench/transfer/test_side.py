@@ -8,7 +8,7 @@ import pytest
 
 from dsv4kv.bench.transfer.memory import Manifest, make_manifest
 from dsv4kv.bench.transfer.prefill import Side
-from dsv4kv.bench.transfer.receiver import receive
+from dsv4kv.bench.transfer.run import receive
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError, VerificationError
 

@@ -1,6 +1,6 @@
 """``bench tiers``: what a prefix costs to store and restore."""
 
-from dsv4kv.bench.tiers.outcome import FamilyRow, TiersOutcome
+from dsv4kv.bench.tiers.run import FamilyRow, TiersOutcome
 from dsv4kv.runs.statistics import Estimate, divide
 from dsv4kv.view.quantity import ms, percent, quantity, size
 from dsv4kv.view.table import Columns, Finding, Number, Page, Section, Table, Text

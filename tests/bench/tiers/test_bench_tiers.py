@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from dsv4kv.bench.serve import inputs
 from dsv4kv.bench.tiers.objects import CacheBytes, Mover, Objects
-from dsv4kv.bench.tiers.outcome import PrefixRow, TiersOutcome
+from dsv4kv.bench.tiers.run import PrefixRow, TiersOutcome
 from dsv4kv.bench.tiers.store import MemoryStore
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cli import app

@@ -12,7 +12,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
-    from dsv4kv.ops.cuda.survey import Baseline, Finding
+    from dsv4kv.ops.cuda.inspection import Baseline, Finding
 
 EPILOG = examples(
     "dsv4kv kernels                 registers, instructions, widths of accesses",
@@ -39,7 +39,7 @@ def kernels(
 ) -> None:
     """Compile every CUDA kernel: registers, spills, changes of machine code."""
     from dsv4kv.cli.progress import Watcher
-    from dsv4kv.ops.cuda import survey
+    from dsv4kv.ops.cuda import inspection
     from dsv4kv.ops.cuda.compile import nvrtc_version
     from dsv4kv.ops.launches.catalogue import ARCHITECTURES, catalogue
     from dsv4kv.view.kernels import machine_code_table, registers_table, sum_up
@@ -48,14 +48,14 @@ def kernels(
     if write_baseline and arch:
         raise ConfigError("a baseline holds every architecture: leave out --arch.")
     nvrtc = nvrtc_version()
-    path = baseline or survey.shipped_baseline(nvrtc)
+    path = baseline or inspection.shipped_baseline(nvrtc)
     before = _load(path, nvrtc) if check else None
     architectures = list(dict.fromkeys(arch or ARCHITECTURES))
     stderr = open_console(stderr=True)
     shown = catalogue()
-    total = sum(len(survey.modules_of(shown, each)) for each in architectures)
+    total = sum(len(inspection.modules_of(shown, each)) for each in architectures)
     with Watcher(stderr, "compiling", "modules", total) as watcher:
-        findings = survey.survey(shown, architectures, watcher.advance)
+        findings = inspection.survey(shown, architectures, watcher.advance)
     if as_json:
         opt.print_json({"nvrtc": nvrtc, "kernels": [_to_values(finding) for finding in findings]})
     elif not check:
@@ -63,10 +63,10 @@ def kernels(
         table = machine_code_table(findings) if one else registers_table(findings)
         show([table, "", sum_up(findings)])
     if write_baseline:
-        survey.save_baseline(survey.make_baseline(findings, nvrtc), path)
+        inspection.save_baseline(inspection.make_baseline(findings, nvrtc), path)
         say(f"baseline: {path}", err=True)
     if before is not None:
-        problems = [*survey.broken_promises(findings), *survey.drift(findings, before)]
+        problems = [*inspection.broken_promises(findings), *inspection.drift(findings, before)]
         for problem in problems:
             say(f"problem: {problem}", err=True)
         if problems:
@@ -79,7 +79,7 @@ def kernels(
 
 
 def _load(path: Path, nvrtc: str) -> "Baseline":
-    from dsv4kv.ops.cuda.survey import load_baseline
+    from dsv4kv.ops.cuda.inspection import load_baseline
 
     found = load_baseline(path)
     if found is None:

@@ -7,7 +7,7 @@ from dsv4kv.view.quantity import quantity, size
 from dsv4kv.view.table import ABSENT, Columns, Number, Table, Text
 
 if TYPE_CHECKING:
-    from dsv4kv.ops.cuda.survey import Finding  # which needs torch
+    from dsv4kv.ops.cuda.inspection import Finding  # which needs torch
 
 
 def registers_table(findings: Sequence["Finding"]) -> Table:

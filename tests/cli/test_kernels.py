@@ -9,7 +9,7 @@ from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
-from dsv4kv.ops.cuda.survey import Finding
+from dsv4kv.ops.cuda.inspection import Finding
 from dsv4kv.ops.launches.catalogue import Example
 from tests.cuda.findings import finding
 
@@ -25,7 +25,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         asked.append(list(architectures))
         return [finding(name, architecture) for name in NAMES for architecture in architectures]
 
-    monkeypatch.setattr("dsv4kv.ops.cuda.survey.survey", survey)
+    monkeypatch.setattr("dsv4kv.ops.cuda.inspection.survey", survey)
     monkeypatch.setattr("dsv4kv.ops.cuda.compile.nvrtc_version", lambda: "13.0")
     return asked
 
@@ -52,7 +52,7 @@ def break_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
         spilling = [finding(NAMES[0], name, local_bytes=8) for name in architectures]
         return [*spilling, *(finding(NAMES[1], name) for name in architectures)]
 
-    monkeypatch.setattr("dsv4kv.ops.cuda.survey.survey", survey)
+    monkeypatch.setattr("dsv4kv.ops.cuda.inspection.survey", survey)
 
 
 def test_all_architectures_stand_side_by_side(
@@ -99,7 +99,7 @@ def test_a_change_against_the_baseline_fails_the_check(
     def survey(_: Sequence[Example], architectures: Sequence[str], *__: object) -> list[Finding]:
         return [finding(name, a, registers=20) for name in NAMES for a in architectures]
 
-    monkeypatch.setattr("dsv4kv.ops.cuda.survey.survey", survey)
+    monkeypatch.setattr("dsv4kv.ops.cuda.inspection.survey", survey)
     result = run("--check", "--arch", "sm_90a", "--baseline", str(baseline))
     assert result.exit_code == 1
     assert result.stderr.splitlines() == [

@@ -1,7 +1,6 @@
 """Findings made up, for what judges and shows them."""
 
-from dsv4kv.ops.cuda.inspection import KernelReport
-from dsv4kv.ops.cuda.survey import Finding
+from dsv4kv.ops.cuda.inspection import Finding, KernelReport
 from dsv4kv.ops.launches.catalogue import Example
 from dsv4kv.ops.launches.launch import KernelModule, Launch
 

@@ -9,8 +9,8 @@ import pytest
 
 from dsv4kv.errors import RecordError
 from dsv4kv.ops.cuda import compile as compiling
-from dsv4kv.ops.cuda import survey
-from dsv4kv.ops.cuda.survey import drift, load_baseline, make_baseline, save_baseline
+from dsv4kv.ops.cuda import inspection
+from dsv4kv.ops.cuda.inspection import drift, load_baseline, make_baseline, save_baseline
 from dsv4kv.ops.launches.catalogue import catalogue
 from dsv4kv.ops.launches.launch import KernelModule
 from tests.cuda.findings import finding
@@ -77,9 +77,9 @@ def test_ctrl_c_ends_a_survey_before_it_has_compiled_everything(
             os.kill(os.getpid(), signal.SIGINT)
         return b""
 
-    monkeypatch.setattr(survey, "find_disassembler", lambda: None)
-    monkeypatch.setattr(survey, "check_architecture", lambda _: None)
-    monkeypatch.setattr(survey, "inspect_cubins", lambda _, cubins: [[] for _ in cubins])
+    monkeypatch.setattr(inspection, "find_disassembler", lambda: None)
+    monkeypatch.setattr(inspection, "check_architecture", lambda _: None)
+    monkeypatch.setattr(inspection, "inspect_cubins", lambda _, cubins: [[] for _ in cubins])
     monkeypatch.setattr(compiling, "compile_module", compile_module)
     monkeypatch.setattr(compiling, "cache_name", lambda module, sm: f"{hash(module)}-{sm}")
     monkeypatch.setattr(compiling, "_find", lambda _: None)
@@ -87,7 +87,7 @@ def test_ctrl_c_ends_a_survey_before_it_has_compiled_everything(
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            survey.survey(catalogue(), ["sm_80", "sm_90a", "sm_100a", "sm_120"])
+            inspection.survey(catalogue(), ["sm_80", "sm_90a", "sm_100a", "sm_120"])
     finally:
         signal.signal(signal.SIGINT, before)
     assert "sm_120" not in compiled

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.ops.cuda.survey import broken_promises
+from dsv4kv.ops.cuda.inspection import broken_promises
 from dsv4kv.ops.launches.catalogue import PROMISES, Promise, catalogue
 from tests.cuda.findings import GOOD, finding
 

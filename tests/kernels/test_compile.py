@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 import pytest
 import torch
 
-from dsv4kv.ops.cuda import survey as su
+from dsv4kv.ops.cuda import inspection as su
 from dsv4kv.ops.launches.catalogue import ARCHITECTURES, Example, catalogue
 from dsv4kv.ops.launches.pages import RESIDENT_BLOCKS
 from tests.cuda.nvrtc import VERSIONS, run_with

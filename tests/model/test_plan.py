@@ -1,5 +1,6 @@
 """A plan predicts, to the byte and pool by pool, what its cache allocates."""
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -8,10 +9,11 @@ from hypothesis import strategies as st
 
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.plan import CachePlan, plan_cache
+from dsv4kv.model.plan import CachePlan, bytes_per_request, bytes_per_token, plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 from tests.examples import examples
+from tests.model.layouts import schemas_of
 
 FLASH = load_model("v4-flash")
 SHARINGS = st.sampled_from(["model", "type", "layer"])
@@ -77,3 +79,38 @@ def test_bookkeeping_alone_takes_the_bytes_planned_for_tables() -> None:
 def test_an_explicit_zero_is_refused_not_replaced(size: str, what: str, value: int) -> None:
     with pytest.raises(ConfigError, match=f"{what} is {value}: a cache needs at least 1"):
         plan(**{size: value})
+
+
+MILLION = 1_048_576
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("v4-flash", Fraction("3514.25")),  # 21 · (584 + 68)/4 + 20 · 584/128
+        ("v4-pro", Fraction("5031.4375")),  # 30 · (584 + 68)/4 + 31 · 584/128
+        ("v4.1-flash", Fraction(890)),  # 3 · (288 + 68)/2 + (288 + 68)
+        ("v3.2", Fraction(61 * (656 + 132))),
+    ],
+)
+def test_a_token_of_context_costs_its_published_bytes(model: str, expected: Fraction) -> None:
+    assert bytes_per_token(schemas_of(model)) == expected
+
+
+@pytest.mark.parametrize(("model", "percent"), [("v4-pro", 10.48), ("v4-flash", 7.32)])
+def test_the_published_share_of_v32_holds_for_fp8_entries_and_4_bit_keys(
+    model: str, percent: float
+) -> None:
+    baseline = bytes_per_request(schemas_of("v3.2", "fp8_ds_mla", "fp8"), MILLION)
+    assert baseline.window == baseline.state == 0
+    ours = bytes_per_request(schemas_of(model, "fp8_ds_mla", "mxfp4"), MILLION)
+    assert round(100 * ours.cached / baseline.cached, 2) == percent
+
+
+@pytest.mark.parametrize(("model", "expected"), [("v4-flash", 12_206_080), ("v4-pro", 18_710_528)])
+def test_a_request_holds_its_published_bytes_of_compressor_state(
+    model: str, expected: int
+) -> None:
+    schemas = schemas_of(model)
+    assert bytes_per_request(schemas, 1).state == expected
+    assert sum(schema.state_bytes for schema in schemas) == expected

@@ -26,8 +26,7 @@ from dsv4kv.bench.tiers.objects import CacheBytes, Objects
 from dsv4kv.bench.tiers.store import Bytes, Found, Store
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.errors import CacheError, StoreUnavailable
-from dsv4kv.model.families import Family, Kept, families_of
-from dsv4kv.model.plan import CachePlan
+from dsv4kv.model.plan import CachePlan, Family, Kept, families_of
 
 DIGEST_BYTES = 16
 _MAGIC = b"dsv4kv-1"

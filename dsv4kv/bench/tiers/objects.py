@@ -14,7 +14,7 @@ from dsv4kv.bench.tiers.rows import geometry_of, rows_needed, stretches
 from dsv4kv.bench.tiers.store import Bytes
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.model.families import Family, Kept, families_of
+from dsv4kv.model.plan import Family, Kept, families_of
 from dsv4kv.ops.cuda.launch import run
 from dsv4kv.ops.launches.pages import Way, plan_objects, pool_table
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dsv4kv.cache.blocks import Ids
-from dsv4kv.model.families import Family, Kept
+from dsv4kv.model.plan import Family, Kept
 
 _FLOAT_BYTES = 4
 

@@ -32,8 +32,7 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.clock import VirtualClock
 from dsv4kv.errors import ConfigError, StoreUnavailable
 from dsv4kv.files import make_folder, temporary_folder, user_cache
-from dsv4kv.model.families import Family, Kept
-from dsv4kv.model.plan import CachePlan
+from dsv4kv.model.plan import CachePlan, Family, Kept
 from dsv4kv.replay.clock.sources import open_times
 from dsv4kv.replay.clock.steps import build_weights
 from dsv4kv.replay.costs import StepTables, find_rates

@@ -18,7 +18,7 @@ from dsv4kv.bench.tiers.rows import Geometry, geometry_of, rows_needed, stretche
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError, StoreFull, StoreUnavailable
-from dsv4kv.model.families import Family
+from dsv4kv.model.plan import Family
 from dsv4kv.units import format_bytes
 
 _ALIGN = 4096

@@ -26,7 +26,7 @@ from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.host import Sent
 from dsv4kv.engines.names import ENGINES, TRANSFERS, find_engine
 from dsv4kv.errors import ConfigError, Dsv4kvError, StoreUnavailable, VerificationError
-from dsv4kv.model.families import Kept
+from dsv4kv.model.plan import Kept
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.processes import Child, python, with_package

@@ -14,7 +14,7 @@ from dsv4kv.bench.tiers.library import Library, Restored
 from dsv4kv.bench.tiers.objects import CacheBytes, Objects
 from dsv4kv.bench.tiers.store import Bytes, FileStore, Found, Store
 from dsv4kv.cache.blocks import Ids
-from dsv4kv.model.families import Family, Kept
+from dsv4kv.model.plan import Family, Kept
 from tests.bench.tiers.kinds import file_of
 from tests.bench.tiers.world import PlainStore, World, tokens_of
 

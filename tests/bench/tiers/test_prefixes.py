@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.bench.tiers.library import Manifest, Prefix, namespace_of, resume_points
-from dsv4kv.model.families import families_of
-from dsv4kv.model.plan import CachePlan, plan_cache
+from dsv4kv.model.plan import CachePlan, families_of, plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 

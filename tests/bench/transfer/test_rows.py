@@ -13,9 +13,8 @@ from dsv4kv.bench.transfer.memory import Memory, make_manifest
 from dsv4kv.bench.transfer.run import receive
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import ConfigError, OutOfBlocks
-from dsv4kv.model.families import Family, Kept
 from dsv4kv.model.formats import FORMATS, PageLayout
-from dsv4kv.model.plan import plan_cache
+from dsv4kv.model.plan import Family, Kept, plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 from tests.examples import examples

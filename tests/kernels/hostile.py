@@ -19,7 +19,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.model.schema import TableGroup
 from dsv4kv.ops import cuda
 from dsv4kv.ops.cuda import launch as launching
-from dsv4kv.ops.launches import pages, select
+from dsv4kv.ops.launches import pages, reads
 from dsv4kv.ops.launches.launch import Launch
 from dsv4kv.ops.launches.pages import plan_gather_entries
 from dsv4kv.ops.launches.prepare import DeviceTable, plan_completed, plan_prepare, plan_release
@@ -43,7 +43,7 @@ RUN = 15
 
 def run_all_sanitized(part: int, parts: int) -> None:
     """Every so many launch, on few blocks and on as many as it asks for."""
-    with patch.object(select, "RUN", RUN):
+    with patch.object(reads, "RUN", RUN):
         for launch in islice(of_one_module_a_kernel(launches()), part, None, parts):
             together = launch.kernel == "step_write" or launch.cluster > 1
             seeds = (11, 12, 13) if FULL and together else (11,)

@@ -12,8 +12,8 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import build_schema
 from dsv4kv.ops.check import check_scene
-from dsv4kv.ops.launches.attend import GROUPS, NARROW, WIDE, Shape, plan_attend
 from dsv4kv.ops.launches.launch import WARP, Launch
+from dsv4kv.ops.launches.reads import GROUPS, NARROW, WIDE, Shape, plan_attend
 from dsv4kv.ops.scenes import Scene
 from dsv4kv.ops.storage import Entries, PageStore
 from tests.examples import FULL

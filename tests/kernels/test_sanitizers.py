@@ -6,7 +6,7 @@ from unittest.mock import patch
 import pytest
 
 from dsv4kv.files import shipped
-from dsv4kv.ops.launches import select
+from dsv4kv.ops.launches import reads
 from tests.kernels import hostile
 from tests.kernels.shim.apart import run_each_apart
 
@@ -24,5 +24,5 @@ def test_no_kernel_leaves_its_memory_whatever_it_is_asked_for(part: int) -> None
 def test_every_kernel_is_among_them() -> None:
     text = "".join(path.read_text() for path in shipped("kernels").glob("*.cuh"))
     kernels = set(re.findall(KERNEL, text))
-    with patch.object(select, "RUN", hostile.RUN):
+    with patch.object(reads, "RUN", hostile.RUN):
         assert {launch.kernel for launch in hostile.launches()} == kernels

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import run
-from dsv4kv.ops.launches import attend as attention
-from dsv4kv.ops.launches import pages, select, state
+from dsv4kv.ops.launches import pages, reads, state
 from dsv4kv.ops.launches.launch import Launch
 from dsv4kv.ops.spec import OPERATIONS, VARIANTS, best, portable, write_in_turn
 
@@ -31,7 +30,7 @@ def __getattr__(name: str) -> Callable[..., None]:
 @functools.cache
 def _launching(operation: str) -> Callable[..., None]:
     special: dict[str, Any] = {"step_write": _step_write, "compress_chunk": _compress_chunk}
-    modules = (pages, state, select, attention)
+    modules = (pages, state, reads)
     plans = (getattr(each, f"plan_{operation}", None) for each in modules)
     plan = special.get(operation) or next(filter(None, plans))
 

@@ -17,8 +17,8 @@ from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import choose_formats, table_groups
 from dsv4kv.ops import cuda
 from dsv4kv.ops.cuda.launch import foresee
-from dsv4kv.ops.launches import attend, pages, prepare, select
 from dsv4kv.ops.launches import launch as la
+from dsv4kv.ops.launches import pages, prepare, reads
 from dsv4kv.ops.launches.launch import KernelModule, Launch
 from dsv4kv.ops.scenes import Arguments, Scene, make_call, scenes_of
 from dsv4kv.ops.spec import OPERATIONS, VARIANTS, Variant
@@ -30,7 +30,7 @@ ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120")
 _META = torch.device("meta")
 _WITH_227_KIB = ("sm_90a", "sm_100a", "sm_103a")  # of shared memory a block
 _SHARED = {"large": la.LARGE, "small": la.SMALL}
-_SHAPES = {"wide": attend.WIDE, "narrow": attend.NARROW, "groups": attend.GROUPS}
+_SHAPES = {"wide": reads.WIDE, "narrow": reads.NARROW, "groups": reads.GROUPS}
 _BLOCK_TOKENS = 128  # larger pages change constants alone
 _CONTEXT_TOKENS = 1 << 14  # fewer than a model's, for small tables of cosines
 
@@ -178,9 +178,9 @@ def _compared(operation: str) -> dict[str, tuple[str, ...] | None]:
 
 def _launches(operation: str, variant: str, arguments: Arguments) -> list[Launch]:
     if operation == "attend":
-        return list(attend.plan_attend(**arguments, shape=_SHAPES[variant], blocks=2))
+        return list(reads.plan_attend(**arguments, shape=_SHAPES[variant], blocks=2))
     if operation == "index_scores":
-        return [select.plan_index_scores(**arguments, most_shared=_SHARED[variant])]
+        return [reads.plan_index_scores(**arguments, most_shared=_SHARED[variant])]
     with foresee() as launches:
         getattr(cuda, operation)(**arguments, **({"variant": variant} if variant else {}))
     return launches
@@ -203,12 +203,12 @@ def _other_examples() -> Iterator[Example]:
         launch = pages.plan_gather_entries(store, int32(4), out, variant=variant)
         title = f"pages of {main.entries} {main.format.name} entries, V4, {variant}"
         yield Example(title, launch, architectures)
-    scores, lengths, chosen = _empty(torch.float32, 4, 16 * select.RUN), int64(4), int32(4, 512)
+    scores, lengths, chosen = _empty(torch.float32, 4, 16 * reads.RUN), int64(4), int32(4, 512)
     rows = int32(4, 8), int64(4), 64, chosen, chosen
-    for blocks, size in ((None, ""), (int32(4, 2 * select.RUN), " of blocks of 8")):
-        for launch in select.plan_select_topk(scores, lengths, blocks, *rows):
+    for blocks, size in ((None, ""), (int32(4, 2 * reads.RUN), " of blocks of 8")):
+        for launch in reads.plan_select_topk(scores, lengths, blocks, *rows):
             yield Example(f"long rows{size}", launch)
-    for launch in select.plan_select_blocks(scores, lengths, 8, chosen):
+    for launch in reads.plan_select_blocks(scores, lengths, 8, chosen):
         yield Example("long rows", launch)
     (group,) = table_groups(plan_cache(config, max_context_tokens=1, num_slots=1).schemas, "model")
     table = prepare.DeviceTable.allocate(group, 4096, 4, 131_072, _META)

@@ -15,7 +15,6 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.ops import spec
 from dsv4kv.ops.cuda.launch import prepare
-from dsv4kv.ops.launches.attend import plan_attend
 from dsv4kv.ops.launches.launch import Launch
 from dsv4kv.ops.launches.pages import (
     Way,
@@ -25,7 +24,7 @@ from dsv4kv.ops.launches.pages import (
     plan_objects,
     pool_table,
 )
-from dsv4kv.ops.launches.select import plan_index_scores, plan_select_topk
+from dsv4kv.ops.launches.reads import plan_attend, plan_index_scores, plan_select_topk
 from dsv4kv.ops.launches.state import plan_compress_chunk, plan_flush, split_of
 from dsv4kv.ops.storage import Compressor, Entries, PageStore, make_rope, random_compressor
 from visit.place import Place

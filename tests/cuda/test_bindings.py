@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cuda.toolchain import needs_bindings
+from dsv4kv.ops.cuda.compile import compile_module
+from dsv4kv.ops.cuda.inspection import sections
+from dsv4kv.ops.launches.catalogue import catalogue
+from dsv4kv.ops.launches.launch import KernelModule
+from dsv4kv.ops.spec import VARIANTS
+from tests.cuda.toolchain import needs_bindings, needs_nvrtc
+from tests.examples import FULL
 from tests.kernels.shim.apart import run_each_apart
 
 pytestmark = [
@@ -67,3 +73,22 @@ def test_machine_code_that_the_driver_refuses_advises_a_newer_driver(told: list[
         "cuModuleLoadData failed with CUDA_ERROR_INVALID_IMAGE: device kernel image is invalid "
         "(the driver is older than NVRTC: update the driver)."
     )
+
+
+def launched_kernels() -> dict[KernelModule, set[str]]:
+    kernels: dict[KernelModule, set[str]] = {}
+    for example in catalogue():
+        launch = example.launch
+        if launch.module.source == "flush.cuh":
+            kernels.setdefault(launch.module, set()).add(launch.kernel)
+    return kernels
+
+
+@needs_nvrtc
+def test_a_module_has_the_kernels_that_plans_launch_and_no_other() -> None:
+    found = launched_kernels()
+    assert len(found) > len(VARIANTS["flush"])
+    for module, kernels in list(found.items())[:: 1 if FULL else 7]:  # seconds each
+        names = sections(compile_module(module, "sm_90a"))
+        code = {name for name in names if name.startswith(".text.")}
+        assert code == {f".text.{kernel}" for kernel in kernels}

@@ -1,13 +1,15 @@
 """Comparisons of made-up runs: which rows there are, what is said of them, and of all."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dsv4kv.bench.compare.comparison import Comparison, brought_by, compare
+from dsv4kv.bench.compare.comparison import Comparison, brought_by, compare, load_side
 from dsv4kv.bench.compare.verdict import Verdict
 from dsv4kv.errors import ConfigError
 from dsv4kv.runs.schema import Case, Launch, RunRecord
+from dsv4kv.runs.store import save_record
 from dsv4kv.view.compare import explain
 from tests.bench.compare.launched import (
     make_launched_case,
@@ -158,3 +160,25 @@ def test_only_what_two_backends_bring_is_compared_with_one_verdict() -> None:
     assert compared(ours, theirs).conclude() is SLOWER
     with pytest.raises(ConfigError, match="--only attend: not measured on both sides"):
         compared(ours, theirs, only=["attend"])
+
+
+def save(folder: Path, seed: int) -> Path:
+    return save_record(make_launched_record(seed=seed, run_id=f"run-{seed}"), folder).path
+
+
+def test_a_side_is_a_file_several_files_or_a_folder(tmp_path: Path) -> None:
+    paths = [save(tmp_path, seed) for seed in range(3)]
+    (tmp_path / ".index.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("")
+    assert [r.run_id for r in load_side(str(paths[1])).records] == ["run-1"]
+    assert [r.run_id for r in load_side(f"{paths[2]},{paths[0]}").records] == ["run-2", "run-0"]
+    assert [r.run_id for r in load_side(str(tmp_path)).records] == ["run-0", "run-1", "run-2"]
+
+
+@pytest.mark.parametrize("text", ["{},", ",{}", "{},,{}", ","])
+def test_nothing_beside_a_comma_is_refused_and_not_taken_for_this_folder(
+    tmp_path: Path, text: str
+) -> None:
+    path = str(save(tmp_path, 0))
+    with pytest.raises(ConfigError, match="has a comma with no file on one side of it"):
+        load_side(text.format(path, path))

@@ -1,12 +1,16 @@
 """``bench tiers``: what a prefix costs to store and restore."""
 
-from dsv4kv.bench.tiers.run import FamilyRow, TiersOutcome
+from typing import TYPE_CHECKING
+
 from dsv4kv.runs.statistics import Estimate, divide
 from dsv4kv.view.quantity import ms, percent, quantity, size
 from dsv4kv.view.table import Columns, Finding, Number, Page, Section, Table, Text
 
+if TYPE_CHECKING:
+    from dsv4kv.bench.tiers.run import FamilyRow, TiersOutcome
 
-def tiers_page(outcome: TiersOutcome) -> Page:
+
+def tiers_page(outcome: "TiersOutcome") -> Page:
     """The answer, whether all is right, and the prefixes; then copies of a GPU."""
     failed = f"{len(outcome.failures):,} of {outcome.checks:,} comparisons failed"
     equal = (
@@ -20,7 +24,7 @@ def tiers_page(outcome: TiersOutcome) -> Page:
     return Page("Tiers", [*answers, verdict, "", _prefixes_table(outcome)], sections)
 
 
-def _prefixes_table(outcome: TiersOutcome) -> Table:
+def _prefixes_table(outcome: "TiersOutcome") -> Table:
     columns: Columns = [
         ("store", lambda row: row.store),
         ("tokens", lambda row: quantity(row.tokens)),
@@ -37,7 +41,7 @@ def _prefixes_table(outcome: TiersOutcome) -> Table:
     return Table(title, columns, outcome.prefixes, note=note, keys=2)
 
 
-def _copies_table(outcome: TiersOutcome) -> Table:
+def _copies_table(outcome: "TiersOutcome") -> Table:
     def way(name: str, header: str) -> Columns:
         return [
             (header, lambda row: _rate(row, getattr(row, name).time)),
@@ -56,5 +60,5 @@ def _copies_table(outcome: TiersOutcome) -> Table:
     return Table(title, columns, outcome.copies, note=note)
 
 
-def _rate(row: FamilyRow, time_ns: Estimate) -> Number:
+def _rate(row: "FamilyRow", time_ns: Estimate) -> Number:
     return quantity(divide(Estimate(row.bytes, 0.0), time_ns))

@@ -119,7 +119,6 @@ THINNED = {
     "cli/test_launches.py::test_a_killed_run_keeps_the_launches_before_and_leaves_nothing_else": 0,
     "cli/test_launches.py::test_ctrl_c_in_a_launch_saves_what_was_measured": 0,
     "cli/test_profile.py::test_a_workload_that_cannot_run_fails_with_its_own_words": 0,
-    "cli/test_progress.py::test_a_plan_names_the_best_so_far_and_how_many_kinds_are_left": 1,
     "cli/test_progress.py::test_reading_a_trace_says_how_far_it_is": 3,
     "cli/test_record.py::test_whatever_ends_it_no_finished_request_is_lost": 1,
     "cli/test_replay.py::test_a_chart_is_one_file": 1,

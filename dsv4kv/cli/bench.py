@@ -13,11 +13,8 @@ from dsv4kv.cli import options as opt
 from dsv4kv.cli.runs import Request, close_sweep, end_run, keep_points, keep_record
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import shipped_names
-from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dsv4kv.bench.launches import Outcome, Task
     from dsv4kv.runs.points import Sweep
     from dsv4kv.runs.schema import RunRecord
@@ -77,10 +74,9 @@ def bench(
         return
     silent = quiet or json_ == "-"
     overrides, axes = [*(set_ or []), *opt.as_settings(SHORTHANDS, given)], axis or []
-    stderr = open_console(stderr=True, quiet=silent)
     request = Request("bench", config, overrides, axes, out, resume)
     if launches == 1:
-        record, sweep = _run_once(request.restated(), stderr)
+        record, sweep = _run_once(request.restated(), quiet=silent)
         keep_record(record, out, json_, silent=silent, verbose=verbose)
         close_sweep(sweep)
     else:
@@ -88,14 +84,13 @@ def bench(
             raise ConfigError(
                 f"--resume {resume}: launches are not resumed: leave --launches out."
             )
-        record = _run_launches(request, launches, stderr)
+        record = _run_launches(request, launches, quiet=silent)
         keep_record(record, out, json_, silent=silent, verbose=verbose)
     end_run(record)
 
 
-def _run_once(request: Request, stderr: "Console") -> "tuple[RunRecord, Sweep]":
+def _run_once(request: Request, *, quiet: bool) -> "tuple[RunRecord, Sweep]":
     from dsv4kv.bench.run import check_variants, run_bench
-    from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.load import expand_axes, load_config
     from dsv4kv.runs.assemble import Invocation
     from dsv4kv.runs.points import Sweep
@@ -107,13 +102,12 @@ def _run_once(request: Request, stderr: "Console") -> "tuple[RunRecord, Sweep]":
     sweep = Sweep(keep_points(request, loaded, cases, traces, timed=True))
     argv = ["dsv4kv", *sys.argv[1:]]
     invocation = Invocation(argv, loaded, cases, request.overrides, request.axes, sweep)
-    with Watcher(stderr, "bench", "tokens") as watcher:
+    with opt.watch("bench", "tokens", quiet=quiet) as watcher:
         return run_bench(invocation, watcher), sweep
 
 
-def _run_launches(asked: Request, launches: int, stderr: "Console") -> "RunRecord":
+def _run_launches(asked: Request, launches: int, *, quiet: bool) -> "RunRecord":
     from dsv4kv.bench.launches import Task, bench_arguments, merge, run_launches
-    from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.load import expand_axes, load_config
     from dsv4kv.runs.store import new_run_id, save_record
 
@@ -129,7 +123,7 @@ def _run_launches(asked: Request, launches: int, stderr: "Console") -> "RunRecor
         if outcomes:
             save_record(merge(outcomes, launches, loaded, **known), asked.out)
 
-    with Watcher(stderr, "bench", "launches", launches) as watcher:
+    with opt.watch("bench", "launches", launches, quiet=quiet) as watcher:
         outcomes = run_launches([Task(arguments)] * launches, on_progress)
     if not outcomes:
         raise KeyboardInterrupt

@@ -158,7 +158,6 @@ def budget(
     it does not, with --explain if a log is of a start that was refused.
     """
     from dsv4kv.budget.launch import read_command
-    from dsv4kv.view.render import show
 
     if (csv or chart) and (explain or not axis):
         raise ConfigError("--csv and --chart show a sweep: add --axis context=4K,32K,128K,1M.")
@@ -191,8 +190,7 @@ def budget(
     if json_:
         opt.print_json(found.document())
     else:
-        page = found.page()
-        show(page.parts(verbose=verbose), cut=not verbose)
+        opt.show_page(found.page(), verbose=verbose)
     for path in filter(None, (csv, chart)):
         say(f"written: {path}", err=json_)
     if not found.fits:

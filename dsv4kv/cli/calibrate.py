@@ -9,7 +9,7 @@ from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import make_folder, user_calibrations, write_named
-from dsv4kv.view.console import open_console, say
+from dsv4kv.view.console import say
 
 EPILOG = examples(
     "dsv4kv replay calibrate runs.jsonl --gpu h200 --gpus 8 --name mine   for cost.calibration",
@@ -41,7 +41,6 @@ def calibrate(
 
     Prints which coefficients the runs determine, and the error on held-out runs.
     """
-    from dsv4kv.cli.progress import Watcher
     from dsv4kv.replay.clock.fit import dumps, fit_runs, open_scenes
     from dsv4kv.replay.clock.measured import read_results
     from dsv4kv.view.calibrate import report_fit
@@ -50,7 +49,7 @@ def calibrate(
     silent, target = quiet or json_ == "-", _target(name)
     settings = [*(set_ or []), *opt.as_settings(SHORTHANDS, given)]
     scenes = open_scenes(config, settings, read_results(results))
-    with Watcher(open_console(stderr=True, quiet=silent), "calibrate", "replays") as watcher:
+    with opt.watch("calibrate", "replays", quiet=silent) as watcher:
         found = fit_runs(scenes, watcher.reach)
     if not silent:
         show(report_fit(found))

@@ -13,7 +13,7 @@ from dsv4kv.choices import choose
 from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
 from dsv4kv.errors import INTERRUPTED, ConfigError
-from dsv4kv.view.console import open_console, say
+from dsv4kv.view.console import say
 
 if TYPE_CHECKING:
     from dsv4kv.bench.compare.comparison import Comparison, Side
@@ -79,14 +79,12 @@ def compare(
     SLOWER if any quantity is; UNCLEAR if the geometric mean is, or if data is missing.
     """
     from dsv4kv.view import compare as view
-    from dsv4kv.view.html import write_page
-    from dsv4kv.view.render import show
     from dsv4kv.view.table import Command
 
     if fail_on not in ("slower", "unclear"):
         raise ConfigError(f"--fail-on {fail_on}: choose slower or unclear.")
     _refuse(as_json and as_markdown, "--json and --markdown were given: choose one of them.")
-    names = only and tuple(each.strip() for each in only.split(",") if each.strip())
+    names = only and tuple(opt.split(only))
     smallest, interrupted = _parse_floor(floor), False
     if ab:
         _refuse(sides, "--ab measures both sides now: leave records out.")
@@ -107,11 +105,9 @@ def compare(
         say(view.to_markdown(found, verdict), end="")
     else:
         again = ["", Command.of("dsv4kv", "compare", *(sides or []), "--verbose")]
-        parts = [*page.parts(verbose=verbose), *([] if ab or verbose else again)]
-        show(parts, cut=not verbose)
+        opt.show_page(page, verbose=verbose, more=[] if ab or verbose else again)
     if html:
-        write_page(page.made_now(), html)
-        say(f"page: {html}", err=True)
+        opt.write_page(page.made_now(), html)
     raise typer.Exit(INTERRUPTED if interrupted else _EXIT_CODES[verdict])
 
 
@@ -183,7 +179,6 @@ def _measure(
     out: Path,
 ) -> "tuple[Side, Side, bool]":
     from dsv4kv.bench.compare.ab import Duel, Unit, run_duel
-    from dsv4kv.cli.progress import Watcher
     from dsv4kv.cli.runs import say_saved
     from dsv4kv.runs.store import save_record
 
@@ -191,7 +186,7 @@ def _measure(
     _refuse(turns and not unit, f"--turns {turns}: choose step or launch.")
     argv = ["dsv4kv", *sys.argv[1:]]
     duel = Duel(ab, config, overrides, axes, launches, argv, seed, unit)
-    with Watcher(open_console(stderr=True), "bench", "launches", 2 * launches) as watcher:
+    with opt.watch("bench", "launches", 2 * launches) as watcher:
         sides, interrupted = run_duel(duel, watcher.show_launches)
     for side in sides:
         saved = save_record(side.records[0], out)

@@ -8,7 +8,6 @@ import typer
 
 from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
-from dsv4kv.view.console import open_console
 
 EPILOG = examples(
     "dsv4kv conform vllm                                  the vLLM of this environment",
@@ -27,15 +26,13 @@ def conform(
     as_json: bool = opt.AS_JSON,
 ) -> None:
     """Check an engine's cache manager: lost blocks, false hits, stuck requests."""
-    from dsv4kv.cli.progress import Watcher
     from dsv4kv.diagnose.conform.check import conform as check
     from dsv4kv.diagnose.conform.check import drive
     from dsv4kv.view.conform import report_conformity
 
-    stderr = open_console(stderr=True, quiet=as_json)
     with (
         drive(engine, python, package) as manager,
-        Watcher(stderr, "conform", "operations", operations) as watcher,
+        opt.watch("conform", "operations", operations, quiet=as_json) as watcher,
     ):
         verdict = check(
             manager,

@@ -9,7 +9,7 @@ import typer
 from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError
-from dsv4kv.view.console import open_console, say
+from dsv4kv.view.console import say
 
 if TYPE_CHECKING:
     from dsv4kv.ops.cuda.inspection import Baseline, Finding
@@ -38,7 +38,6 @@ def kernels(
     ),
 ) -> None:
     """Compile every CUDA kernel: registers, spills, changes of machine code."""
-    from dsv4kv.cli.progress import Watcher
     from dsv4kv.ops.cuda import inspection
     from dsv4kv.ops.cuda.compile import nvrtc_version
     from dsv4kv.ops.launches.catalogue import ARCHITECTURES, catalogue
@@ -51,10 +50,9 @@ def kernels(
     path = baseline or inspection.shipped_baseline(nvrtc)
     before = _load(path, nvrtc) if check else None
     architectures = list(dict.fromkeys(arch or ARCHITECTURES))
-    stderr = open_console(stderr=True)
     shown = catalogue()
     total = sum(len(inspection.modules_of(shown, each)) for each in architectures)
-    with Watcher(stderr, "compiling", "modules", total) as watcher:
+    with opt.watch("compiling", "modules", total) as watcher:
         findings = inspection.survey(shown, architectures, watcher.advance)
     if as_json:
         opt.print_json({"nvrtc": nvrtc, "kernels": [_to_values(finding) for finding in findings]})

@@ -70,7 +70,7 @@ def _counts(option: str, text: str | None) -> list[int]:
     """Numbers with commas between; 0 where none is given."""
     if text is None:
         return [0]
-    counts = [parse_count(each.strip()) for each in text.split(",") if each.strip()]
+    counts = [parse_count(each) for each in opt.split(text)]
     if not counts or min(counts) < 1:
         raise ConfigError(f"{option} {text}: give numbers above 0, commas between.")
     return counts

@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
-from typer.models import OptionInfo
 
-from dsv4kv.choices import STRATEGIES, listed
+from dsv4kv.choices import listed
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import check_file, check_folder, refused_by, shipped_names, write_named
-from dsv4kv.view.console import print_document
+from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
-    from dsv4kv.view.table import Part
+    from rich.console import Console
+
+    from dsv4kv.cli.progress import Watcher
+    from dsv4kv.view.table import Page, Part
 
 OUTPUTS = "dsv4kv.outputs"
 """In the context of a command line: options and the files that they name to be written."""
@@ -90,42 +92,6 @@ def _parameter(name: str, row: Row) -> Parameter:
     value = option(row.text, row.metavar, min=low, max=high, **more)
     kind = row.kind | None
     return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=value, annotation=kind)
-
-
-def _names_of(option: str) -> list[str]:
-    from dsv4kv.config.fleet import ROUTERS
-    from dsv4kv.core.policies import POLICIES
-    from dsv4kv.engines.names import FAMILIES, RULES, engine_family
-
-    engines = [name for family in FAMILIES for name in (family, *engine_family(family))]
-    names: dict[str, Iterable[str]] = {
-        "engine": dict.fromkeys(engines),
-        "gpu": shipped_names("gpus"),
-        "model": shipped_names("models"),
-        "policy": POLICIES,
-        "router": ROUTERS,
-        "rule": RULES,
-        "strategy": STRATEGIES,
-    }
-    return [*names[option]]
-
-
-_COMPLETED = {"engine", "gpu", "model", "policy", "router", "rule", "strategy"}
-
-
-def complete_values(command: Any) -> None:
-    """Let a shell complete the values of a command's options, of a list the last one."""
-
-    def complete(option: str) -> Callable[..., list[str]]:
-        def offer(incomplete: str) -> list[str]:
-            begun, comma, last = incomplete.rpartition(",")
-            return [f"{begun}{comma}{n}" for n in _names_of(option) if n.startswith(last)]
-
-        return offer
-
-    for name, parameter in signature(command).parameters.items():
-        if name in _COMPLETED and isinstance(parameter.default, OptionInfo):
-            parameter.default.autocompletion = complete(name)
 
 
 def to_file(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
@@ -234,6 +200,42 @@ def words_of(context: typer.Context, *without: str) -> list[str]:
 def print_json(document: Any) -> None:
     """Print values for programs."""
     print_document(json.dumps(document, ensure_ascii=False, indent=2))
+
+
+def show_page(
+    page: "Page",
+    *,
+    verbose: bool,
+    more: "Iterable[Part]" = (),
+    console: "Console | None" = None,
+    below: int = 0,
+) -> None:
+    """Print a page, and what follows it: with ``verbose`` all of it, else a screen."""
+    from dsv4kv.view.render import show
+
+    show([*page.parts(verbose=verbose), *more], console, cut=not verbose, below=below)
+
+
+def write_page(page: "Page", target: Path) -> None:
+    """Write a page and say where it is."""
+    from dsv4kv.view import html
+
+    html.write_page(page, target)
+    say(f"page: {target}", err=True)
+
+
+def watch(
+    name: str, unit: str, total: int = 0, *, quiet: bool = False, after_s: float = 0.0
+) -> "Watcher":
+    """A bar or lines on standard error; no bar for what takes less than ``after_s``."""
+    from dsv4kv.cli.progress import Watcher
+
+    return Watcher(open_console(stderr=True, quiet=quiet), name, unit, total, after_s=after_s)
+
+
+def split(text: str | None) -> list[str]:
+    """Values with commas between."""
+    return [each.strip() for each in (text or "").split(",") if each.strip()]
 
 
 def tell(parts: "Iterable[Part]", document: Any, *, as_json: bool, cut: bool = False) -> None:

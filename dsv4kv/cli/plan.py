@@ -10,7 +10,6 @@ from dsv4kv.choices import choose
 from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError
-from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
     from dsv4kv.replay.plan.question import Slo
@@ -69,15 +68,13 @@ def plan(
 
     GPU kinds, layouts, routers and replicas are searched; candidates within bounds are replayed.
     """
-    from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.fleet import ROUTERS
     from dsv4kv.replay.plan import question as asking
     from dsv4kv.replay.plan import search as searching
     from dsv4kv.replay.plan.servers import name_args
     from dsv4kv.replay.plan.trial import Trial, parse_splits
     from dsv4kv.view.html import write_page
-    from dsv4kv.view.plan import Progress, dumps, plan_page
-    from dsv4kv.view.render import show
+    from dsv4kv.view.plan import dumps, plan_page
 
     slos = asking.parse_slos(slo or [])
     asking.check_settings(set_ or [])
@@ -95,25 +92,24 @@ def plan(
     most = gpus or most_gpus or asking.MOST_GPUS
     question = asking.Question(requests, slos, speed, prices, most, exactly=gpus is not None)
     tally, silent = searching.Tally(), quiet or json_ == "-"
-    console = open_console(stderr=True, quiet=silent)
-    with Watcher(console, "plan", "kinds", after_s=_SHORT_S) as watcher:
+    with opt.watch("plan", "kinds", quiet=silent, after_s=_SHORT_S) as watcher:
         found = searching.list_kinds(
             question, settings, engine, kinds, routers, model, tally, splits, name_args(args or [])
         )
         window = asking.busiest(requests, searching.WINDOW) if trace else requests
-        progress, most_kinds = Progress(question), len({each.label for each in found})
-        watcher.start(most_kinds)
+        tried, count = set[str](), len({each.label for each in found})
+        watcher.start(count)
 
         def on_trial(trial: Trial) -> None:
-            watcher.name(progress.add(trial))
-            watcher.reach(len(progress.seen), most_kinds)
+            tried.add(trial.kind.label)
+            watcher.reach(len(tried), count)
 
         search = searching.Search(question, found, window, tally, on_trial=on_trial)
         answer = searching.plan(search)
     again = opt.words_of(context, "slo", "html", "json_", "verbose", "quiet")
     page = plan_page(answer, question, gpus=kinds, trace=trace, settings=settings, again=again)
     if not silent:
-        show(page.parts(verbose=verbose), cut=not verbose)
+        opt.show_page(page, verbose=verbose)
     if json_:
         opt.write_json(dumps(answer, question), json_)
     if html:
@@ -123,7 +119,7 @@ def plan(
 
 
 def _split(option: str, text: str) -> list[str]:
-    names = list(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
+    names = list(dict.fromkeys(opt.split(text)))
     if not names:
         raise ConfigError(f"{option} '': name at least one.")
     return names

@@ -55,7 +55,6 @@ def probe(
     from dsv4kv.diagnose.probe.client import OpenAiServer
     from dsv4kv.diagnose.probe.experiments import SHORT_TOKENS, Known, examine, fixed_tokens
     from dsv4kv.diagnose.probe.questioner import Ledger, Questioner
-    from dsv4kv.view.html import write_page
     from dsv4kv.view.probe import probe_page
 
     ledger = Ledger(parse_count(tokens), parse_seconds(budget))
@@ -90,8 +89,7 @@ def probe(
     }
     opt.tell(page.parts(verbose=True), document, as_json=as_json)
     if html:
-        write_page(page.made_now(), html)
-        say(f"page: {html}", err=True)
+        opt.write_page(page.made_now(), html)
     if found.interrupted:
         say("interrupted: what was learned before is above.", err=True)
         raise typer.Exit(INTERRUPTED)

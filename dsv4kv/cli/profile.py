@@ -116,7 +116,6 @@ def profile(
     from dsv4kv.profile.table import read_rules
     from dsv4kv.runs.store import save_record
     from dsv4kv.view.profile import diff_page
-    from dsv4kv.view.render import show
 
     tools: dict[Tool, bool] = {"nsys": nsys, "ncu": ncu, "torch": torch}
     is_shipped = config in shipped_names("bench")
@@ -139,7 +138,7 @@ def profile(
     if diff is not None:
         before, after = (load_profile(path, step, own).table for path in diff)
         page = diff_page(before, after, (diff[0].name, diff[1].name))
-        show(page.parts(verbose=verbose), cut=not verbose)
+        opt.show_page(page, verbose=verbose)
         return
     argv, given = ["dsv4kv", *sys.argv[1:]], _Output(out, json_, html, verbose)
     if from_ is not None:
@@ -228,18 +227,16 @@ class _Output:
     def show(self, source: "Source", path: Path) -> None:
         from dsv4kv.view.facts import layers_text
         from dsv4kv.view.profile import profile_page
-        from dsv4kv.view.render import show
         from dsv4kv.view.table import Command as Paste
 
         layers = layers_text(source.record.cases) if source.record else ""
         page = profile_page(source.profile, source.yardstick, layers=layers)
         again = Paste.of("dsv4kv", "profile", path, "--verbose")
-        parts = [*page.parts(verbose=self.verbose), *([] if self.verbose else ["", again])]
-        show(parts, open_console(quiet=self.silent), cut=not self.verbose, below=2)
+        more, console = [] if self.verbose else ["", again], open_console(quiet=self.silent)
+        opt.show_page(page, verbose=self.verbose, more=more, console=console, below=2)
 
     def write(self, record: "RunRecord", saved: "Saved | None") -> None:
         from dsv4kv.runs.store import dumps
-        from dsv4kv.view.html import write_page
         from dsv4kv.view.runs import run_page
 
         if saved:
@@ -247,5 +244,4 @@ class _Output:
         if self.json:
             opt.write_json(dumps(record), self.json)
         if self.html:
-            write_page(run_page(record), self.html)
-            say(f"page: {self.html}", err=True)
+            opt.write_page(run_page(record), self.html)

@@ -17,7 +17,7 @@ from dsv4kv.core.policies import POLICIES
 from dsv4kv.engines.names import RULES
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import shipped_names
-from dsv4kv.view.console import open_console, say
+from dsv4kv.view.console import say
 
 EPILOG = examples(
     "dsv4kv replay builtin:chat --memory 40GiB                 what is reused",
@@ -111,7 +111,6 @@ def replay(
 
     Which blocks are found, evicted and held is exact; times come with their error.
     """
-    from dsv4kv.cli.progress import Watcher
     from dsv4kv.config.fleet import unused_setting
     from dsv4kv.config.load import expand_axes, load_config
     from dsv4kv.config.replay import ReplayConfig
@@ -156,7 +155,7 @@ def replay(
     argv = ["dsv4kv", *sys.argv[1:]]
     invocation = Invocation(argv, loaded, points, request.overrides, request.axes, sweep)
     unit = "points" if sweep.parallel else "requests"
-    with Watcher(open_console(stderr=True, quiet=silent), "replay", unit) as watcher:
+    with opt.watch("replay", unit, quiet=silent) as watcher:
         record = run_replay(invocation, watcher.reach, serve_point)
     keep_record(record, out, json_, silent=silent, verbose=verbose)
     close_sweep(sweep)
@@ -182,7 +181,6 @@ def _compare(
     verbose: bool,
 ) -> None:
     from dsv4kv.budget.launch import read_command
-    from dsv4kv.cli.progress import Watcher
     from dsv4kv.engines.logs.read import read_log
     from dsv4kv.record.convert import read_recording
     from dsv4kv.record.folder import is_recording
@@ -191,7 +189,6 @@ def _compare(
     from dsv4kv.replay.settings import open_pool, settings_of
     from dsv4kv.view.against import against_document, against_page
     from dsv4kv.view.html import write_page
-    from dsv4kv.view.render import show
 
     if source is None or not is_recording(Path(source)):
         raise ConfigError(
@@ -205,12 +202,12 @@ def _compare(
     started = read_log(log) if log else None
     known = list(settings_of(server, reading, started, rule, model))
     pool, chosen = open_pool(recorded.requests, known, given)
-    console, most = open_console(stderr=True, quiet=silent), MOST_PLAYS * len(recorded.requests)
-    with Watcher(console, "replays", "requests", most, after_s=1.0) as watcher:
+    most = MOST_PLAYS * len(recorded.requests)
+    with opt.watch("replays", "requests", most, quiet=silent, after_s=1.0) as watcher:
         found = Comparison(recorded, server, chosen, pool, watcher.advance).explain()
     page = against_page(source, found, known)
     if not silent:
-        show(page.parts(verbose=verbose), cut=not verbose)
+        opt.show_page(page, verbose=verbose)
     if json_:
         opt.write_json(json.dumps(against_document(source, found, known), indent=2), json_)
     if chart is not None:

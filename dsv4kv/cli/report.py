@@ -76,13 +76,12 @@ def report(
 
 
 def _write(records: "list[RunRecord]", html: Path | None, charts: Path | None) -> None:
-    from dsv4kv.view.html import write_charts, write_page
+    from dsv4kv.view.html import write_charts
     from dsv4kv.view.runs import runs_page
 
     page = runs_page(records)
     if html:
-        write_page(page, html)
-        say(f"page: {html}", err=True)
+        opt.write_page(page, html)
     if charts:
         written = write_charts(page.charts(), charts)
         say(f"charts: {len(written)} files in {charts}", err=True)

@@ -1,8 +1,7 @@
 """``dsv4kv bench systems``, ``tiers`` and ``transfer``: own settings, no record."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +9,9 @@ from dsv4kv import __version__
 from dsv4kv.cli import COMMANDS, examples, group
 from dsv4kv.cli import options as opt
 from dsv4kv.errors import VerificationError
-from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
+    from dsv4kv.cli.progress import Watcher
     from dsv4kv.view.table import Page
 
 _Ran = tuple["Page", dict[str, Any], Sequence[str]]
@@ -103,19 +102,6 @@ _scenario(
 )
 
 
-@contextmanager
-def _watching(scenario: str, what: str, *, silent: bool) -> Iterator[_OnStep]:
-    from dsv4kv.cli.progress import Watcher
-
-    with Watcher(open_console(stderr=True, quiet=silent), "bench", what) as watcher:
-
-        def on_step(name: str, done: int, total: int) -> None:
-            watcher.name(f"bench {scenario}, {name}")
-            watcher.reach(done, total)
-
-        yield on_step
-
-
 def _run_points(
     scenario: str,
     what: str,
@@ -142,13 +128,18 @@ def _run_points(
     for point in points:
         check(point.config)
     for point in points:
-        with _watching(scenario, what, silent=silent) as on_step:
+        with opt.watch("bench", what, quiet=silent) as watcher:
+
+            def on_step(name: str, done: int, total: int, watcher: "Watcher" = watcher) -> None:
+                watcher.name(f"bench {scenario}, {name}")
+                watcher.reach(done, total)
+
             page, found, failures = run(point.config, on_step)
         at = ", ".join(f"{key}={value}" for key, value in point.axis.items())
         if not silent:
             more = ", ".join(section.heading for section in page.sections if not verbose)
             show([Text(at, "strong"), ""] if at else [])
-            show(page.parts(verbose=verbose), cut=not verbose)
+            opt.show_page(page, verbose=verbose)
             show([Text(f"{more}: --verbose", "dim")] if more else [])
             show([""] if at else [])
         config = point.config.model_dump(mode="json")

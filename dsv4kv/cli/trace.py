@@ -19,10 +19,9 @@ from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.units import UNITS_PER_SECOND, parse_bytes, parse_count
-from dsv4kv.view.console import open_console, print_document, say
+from dsv4kv.view.console import print_document, say
 
 if TYPE_CHECKING:
-    from dsv4kv.cli.progress import Watcher
     from dsv4kv.traces import ReadOptions
     from dsv4kv.traces.files import Watch
     from dsv4kv.traces.request import Request
@@ -101,15 +100,9 @@ def _read_options(given: dict[str, Any], **more: Any) -> "ReadOptions":
     return ReadOptions(TimedFields(*names), unit, id_tokens, stagger or 0.0, **more)
 
 
-def _watch(name: str, unit: str) -> "Watcher":
-    from dsv4kv.cli.progress import Watcher
-
-    return Watcher(open_console(stderr=True), name, unit, after_s=_SHORT_S)
-
-
 @contextmanager
 def _watched_reading(name: str) -> "Iterator[Watch]":
-    with _watch(name, "MiB") as watcher:
+    with opt.watch(name, "MiB", after_s=_SHORT_S) as watcher:
         yield lambda done, total: watcher.reach(done >> 20, total >> 20)
 
 
@@ -396,9 +389,6 @@ def mrc(
     ),
     as_json: bool = opt.AS_JSON,
     verbose: bool = opt.VERBOSE,
-    csv: Path | None = opt.option(
-        "Write all rows as CSV.", "FILE", rare=True, callback=opt.to_file
-    ),
     chart: Path | None = opt.option(
         "Draw the curves: .svg or .html.", "FILE", callback=opt.to_chart
     ),
@@ -417,13 +407,12 @@ def mrc(
     from dsv4kv.traces.collect import load_paths
     from dsv4kv.view import trace as view
     from dsv4kv.view.html import write_chart
-    from dsv4kv.view.render import show
 
-    drafts, config = _names(speculation), find_model(model)
+    drafts, config = tuple(opt.split(speculation)), find_model(model)
     token_bytes = prefix_costs(config).token_bytes
     sizes = (
         int(parse_bytes(one) / token_bytes) if one.upper().endswith("B") else parse_count(one)
-        for one in _names(capacity)
+        for one in opt.split(capacity)
     )
     every = (
         name
@@ -436,10 +425,10 @@ def mrc(
         model=config,
         block_tokens=parse_count(block_tokens) if block_tokens else None,
         capacities_tokens=tuple(sorted(sizes)),
-        strategies=() if strategy == "none" else _names(strategy),
-        rules=tuple(every) if rule == "all" else _names(rule),
+        strategies=() if strategy == "none" else tuple(opt.split(strategy)),
+        rules=tuple(every if rule == "all" else opt.split(rule)),
         speculations=drafts,
-        policies=_names(policy),
+        policies=tuple(opt.split(policy)),
         chunk_tokens=parse_count(chunk_tokens),
         arch=load_gpu(gpu).arch,
     )
@@ -462,21 +451,15 @@ def mrc(
         else:
             table = load_paths(source, trace_format, options)
     if not memory:
-        with _watch("measuring", "steps") as watcher:
+        with opt.watch("measuring", "steps", after_s=_SHORT_S) as watcher:
             answer = measure_trace(table, question, watcher.reach, jobs)
     page = view.mrc_page(source, config.name, answer)
-    if csv:
-        files.write_named(csv, view.to_csv(answer), "--csv")
     if chart:
         write_chart(chart, page.made_now())
     if as_json:
         print_document(view.to_json(source, config.name, answer))
     else:
-        show(page.parts(verbose=verbose), cut=not verbose)
-
-
-def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip()) if text else ()
+        opt.show_page(page, verbose=verbose)
 
 
 # ---- synth

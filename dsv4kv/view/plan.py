@@ -21,28 +21,6 @@ _MARGIN = 3.0
 """Least times of a request to a limit that deployments keep, by more than the model's error."""
 
 
-class Progress:
-    """The kinds of deployments that a search has simulated so far, and the best of them."""
-
-    def __init__(self, question: Question) -> None:
-        self._question = question
-        self.seen: set[str] = set()
-        self._best: Trial | None = None
-
-    def add(self, trial: Trial) -> str:
-        """Count a simulation, and return the line; a longer trace comes after its window."""
-        self.seen.add(trial.kind.label)
-        tried = [each for each in (self._best, trial) if each and each.meets]
-        exactly = self._question.exactly
-        self._best = max(
-            tried, key=lambda t: (t.requests, t.rate if exactly else -t.cost), default=None
-        )
-        if self._best is None:
-            return "plan, none keeps the limits so far"
-        rate = f", {_rate(self._best)}" if self._question.exactly else ""
-        return f"plan, best {_describe(self._best)}, {_cost(self._best, self._question)}{rate}"
-
-
 def plan_page(
     answer: Answer,
     question: Question,

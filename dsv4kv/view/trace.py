@@ -19,7 +19,6 @@ from dsv4kv.units import format_bytes
 from dsv4kv.view import table as tb
 from dsv4kv.view.plots import Line, lines
 from dsv4kv.view.quantity import format_number, format_quantity, size
-from dsv4kv.view.render import to_csv as table_to_csv
 
 _GIB = 2**30
 _MAX_ROWS = 7
@@ -75,11 +74,6 @@ def _outcome_row(outcome: Outcome, answer: Answer) -> dict[str, Any]:
             "read_bytes": outcome.checkpoint_reads * answer.costs.checkpoint_bytes,
         }
     return row | lost
-
-
-def to_csv(answer: Answer) -> str:
-    """The rows as CSV; what a row does not have is empty."""
-    return table_to_csv(tb.tabulate([*_rows(answer)]))
 
 
 def to_json(source: str, model: str, answer: Answer) -> str:

@@ -1,6 +1,5 @@
 import gzip
 import json
-import re
 from io import StringIO
 from pathlib import Path
 
@@ -93,28 +92,3 @@ def test_a_folder_of_conversations_says_how_far_it_is(tmp_path: Path) -> None:
     size = sum(path.stat().st_size for path in (tmp_path / "weka").iterdir())
     assert heard[-1] == (size, size)
     assert heard == sorted(heard)
-
-
-@pytest.mark.parametrize("asked", ["", "--gpus 4"])
-def test_a_plan_names_the_best_so_far_and_how_many_kinds_are_left(
-    asked: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "EVERY_S", 0.0)
-    words = ["plan", "builtin:chat", "--gpu", "b200", "--slo", "ttft_p90=400ms", *asked.split()]
-    done = CliRunner().invoke(app, [*words, "--split", "none"])
-    lines = done.stderr.splitlines()
-    tried = [re.match(r"plan, (.+): (\d+) of (\d+) kinds, ", line) for line in lines]
-    counts = [(int(each[2]), int(each[3])) for each in tried if each]
-    assert len(counts) == len(lines) > 1
-    assert counts == sorted(counts)
-    assert len({most for _, most in counts}) == 1
-    assert counts[-1][0] <= counts[-1][1]
-    (best,) = re.findall(
-        r"^[✓!] (.+?) \((\d+ GPUs?)\) serves (\S+ requests/s)", done.stdout.replace("\n  ", " ")
-    )
-    named = [
-        f"best {best[0]}, {best[1]}{', ' + best[2] if asked else ''}" == each[1]
-        for each in tried
-        if each
-    ]
-    assert any(named)

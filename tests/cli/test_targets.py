@@ -22,7 +22,7 @@ COMMANDS = {
         "trace mrc gone.jsonl",
         "budget --gpu none --axis context=4K",
     ),
-    "--csv": ("trace mrc gone.jsonl", "budget --gpu none --axis context=4K"),
+    "--csv": ("budget --gpu none --axis context=4K",),
     "--html": ("plan gone.jsonl --slo ttft_p50=1s", "probe http://127.0.0.1:1"),
 }
 """Commands whose work would fail, too, and at once: so the target is looked at first."""

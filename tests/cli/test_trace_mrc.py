@@ -1,6 +1,5 @@
 """``dsv4kv trace mrc`` tells a curve, strategies and rules, the same on every medium."""
 
-import csv
 import json
 import re
 from pathlib import Path
@@ -29,17 +28,10 @@ def run(*arguments: str, exit_code: int = 0) -> Result:
     return result
 
 
-def test_the_document_holds_the_same_numbers_as_the_rows(snapshot: SnapshotAssertion) -> None:
-    arguments = ("--strategy", "ends", "--rule", "vllm", "--csv", "a.csv", "--json")
+def test_the_document_holds_every_row(snapshot: SnapshotAssertion) -> None:
+    arguments = ("--strategy", "ends", "--rule", "vllm", "--json")
     result = run("builtin:chat", "--capacity", "64K", *arguments)
-    document = json.loads(result.output)
-    with Path("a.csv").open() as file:
-        table = list(csv.DictReader(file))
-    rows = [{k: "" if v is None else str(v) for k, v in row.items()} for row in document["rows"]]
-    assert [{k: v for k, v in row.items() if v} for row in table] == [
-        {k: v for k, v in row.items() if v} for row in rows
-    ]
-    assert document == snapshot
+    assert json.loads(result.output) == snapshot
 
 
 def test_capacities_in_bytes_are_those_of_the_models_compressed_cache() -> None:

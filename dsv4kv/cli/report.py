@@ -115,7 +115,7 @@ def list_runs(
     from dsv4kv.runs.points import list_unfinished
     from dsv4kv.runs.store import list_entries
     from dsv4kv.view.render import show
-    from dsv4kv.view.results import runs_table, unfinished_table
+    from dsv4kv.view.runs import runs_table, unfinished_table
 
     entries = list_entries(folder)
     if as_json:

@@ -240,7 +240,7 @@ def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None =
     table = tb.Table(
         "Operations", columns, rows, note, caption=caption, keys=2, least=[columns[4][0]]
     )
-    return table.first(most) if most else table
+    return table.first(most)
 
 
 def _percent(part: float, whole: float) -> tb.Number:

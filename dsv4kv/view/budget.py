@@ -572,4 +572,4 @@ def _sweep_table(rows: Sequence[Row], limit: int | None = None) -> tb.Table:
         note="per request: without replication and padding; 1 GiB = 2^30 B",
         keys=len(axes),
     )
-    return table.first(limit) if limit else table
+    return table.first(limit)

@@ -283,7 +283,7 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
         list(rows.values()),
         note="simulated",
     )
-    return table.first(limit) if limit else table
+    return table.first(limit)
 
 
 def _rejected_table(reasons: Mapping[str, str]) -> Table:

@@ -232,7 +232,7 @@ def _kernels_table(
     ops = any(row.kind == "op" for row in table.kernels)
     note = "time that nothing inside accounts for" if ops else ""
     found = tb.Table("Kernels", columns[:6] if most else columns, rows, note=note)
-    return found.first(most) if most else found
+    return found.first(most)
 
 
 def _cut(name: str) -> str:

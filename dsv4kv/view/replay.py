@@ -603,7 +603,7 @@ def _replicas_table(
         rows = sorted(rows, key=lambda replica: -replica.busy_ns)
     note = f"busiest first; mean queue wait{error}" if limit else f"mean queue wait{error}"
     table = tb.Table("Replicas", columns, rows, note=note)
-    return table.first(limit) if limit else table
+    return table.first(limit)
 
 
 def _computes(replica: FleetReplica) -> bool:

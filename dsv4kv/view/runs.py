@@ -1,12 +1,16 @@
-"""Records of any kind on a terminal or a page: runs of ``bench``, profiles and replays."""
+"""Records of any kind on a terminal or a page, and lists of them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dsv4kv.runs.points import Points
 from dsv4kv.runs.schema import RunRecord
+from dsv4kv.runs.store import Entry, Summary
+from dsv4kv.view import table as tb
 from dsv4kv.view.bench import bench_page, judge_run
 from dsv4kv.view.profile import record_page
+from dsv4kv.view.quantity import quantity, size
 from dsv4kv.view.replay import list_replay_findings, replay_page
 from dsv4kv.view.table import Command, Page, Part, Section, Text
 
@@ -49,3 +53,35 @@ def report_record(
     if verbose or path is None or replayed:
         return parts
     return [*parts, "", Command.of("dsv4kv", "report", path, "--verbose")]
+
+
+_Cell = tb.Cell | str
+
+
+def runs_table(entries: Sequence[Entry]) -> tb.Table:
+    """A row per record, in the order given."""
+
+    def known(read: Callable[[Summary], _Cell], absent: _Cell = tb.ABSENT) -> tb.Read:
+        return lambda entry: read(entry.summary) if entry.summary else absent
+
+    columns: tb.Columns = [
+        ("run", lambda e: Path(e.file).stem if e.summary else e.file),
+        ("status", known(lambda found: found.status, "unreadable")),
+        ("config", known(lambda found: found.config)),
+        ("backend", known(lambda found: ", ".join(found.backends))),
+        ("cases", known(lambda found: quantity(found.cases), tb.Number(tb.ABSENT))),
+        ("launches", known(lambda found: quantity(found.launches), tb.Number(tb.ABSENT))),
+        ("size", lambda entry: size(entry.size_bytes)),
+        ("git", known(lambda found: (found.git_sha or "")[:12], "")),
+    ]
+    return tb.Table("Runs", columns, entries, rest="--json")
+
+
+def unfinished_table(sweeps: Sequence[Points]) -> tb.Table:
+    """Sweeps that were killed, or go on in another process."""
+    columns: tb.Columns = [
+        ("points done", lambda sweep: tb.Number(f"{len(sweep.cases):,} of {sweep.asked.count:,}")),
+        ("resume with", lambda sweep: sweep.resume),
+    ]
+    caption = "discard: dsv4kv report prune --status unfinished --yes"
+    return tb.Table("Unfinished sweeps", columns, sweeps, caption=caption)

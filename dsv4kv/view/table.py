@@ -136,8 +136,9 @@ class Table:
             for n, column in enumerate(self.columns)
         ]
 
-    def first(self, rows: int) -> "Table":
-        """The table with no more than its first rows; the others are counted."""
+    def first(self, rows: int | None) -> "Table":
+        """The table with no more than its first rows, all for None; the others are counted."""
+        rows = len(self.rows) if rows is None else rows
         less = max(0, len(self.rows) - rows)
         return replace(self, rows=self.rows[:rows], hidden=self.hidden + less)
 

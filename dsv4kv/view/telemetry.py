@@ -137,17 +137,6 @@ def machine_section(case: Case) -> Iterator[Section]:
         yield Section("Telemetry", [table])
 
 
-def pool_sizes(series: MemorySeries) -> dict[str, list[int]]:
-    """Bytes allocated in the pools of each name at every moment, layer types together."""
-    held = {each.name: each.held for each in series.units}
-    sizes: dict[str, list[int]] = {}
-    for pool in series.pools:
-        counts = held[pool.unit]
-        before = sizes.get(pool.name, [0] * len(series.at_ns))
-        sizes[pool.name] = [b + n * pool.unit_bytes for b, n in zip(before, counts, strict=True)]
-    return sizes
-
-
 def held_section(series: MemorySeries) -> Section:
     """Blocks and slots in use over time."""
     unit_bytes: Mapping[str, int] = {
@@ -171,7 +160,13 @@ def held_section(series: MemorySeries) -> Section:
         note=points,
     )
     seconds = [at * _NS for at in series.at_ns]
-    sizes = pool_sizes(series)
+    held = {each.name: each.held for each in series.units}
+    sizes: dict[str, list[int]] = {}  # by pool, layer types together
+    for pool in series.pools:
+        before = sizes.get(pool.name, [0] * len(series.at_ns))
+        sizes[pool.name] = [
+            b + n * pool.unit_bytes for b, n in zip(before, held[pool.unit], strict=True)
+        ]
     chart = plots.lines(
         "Memory in use, by pool",
         [plots.Line(name, seconds, counts) for name, counts in sizes.items()],

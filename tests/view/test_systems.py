@@ -5,7 +5,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from dsv4kv.bench.systems import block_system, slot_system
 from dsv4kv.bench.systems.workload import Outcome, Row
-from dsv4kv.view.systems import report_systems
+from dsv4kv.view.scenarios import systems_page
 from tests.view.terminal import shown
 
 ROWS = [
@@ -21,12 +21,12 @@ ROWS = [
 @pytest.mark.parametrize("width", [80, 100])
 def test_systems(width: int, snapshot: SnapshotAssertion) -> None:
     outcome = Outcome("pools", rows=ROWS, checks={"KV": 1234})
-    assert shown(*report_systems([outcome]), width=width) == snapshot
+    assert shown(*systems_page([outcome]).answer, width=width) == snapshot
 
 
 def test_what_failed_is_first() -> None:
     outcome = Outcome("pools", rows=ROWS, checks={"KV": 1234}, failures=["pools: wrong."])
-    assert shown(*report_systems([outcome])).startswith(
+    assert shown(*systems_page([outcome]).answer).startswith(
         "✗ 1 of 1,234 comparisons with the reference failed\n"
     )
 
@@ -39,5 +39,5 @@ def test_two_policies_fit_a_terminal_of_80_columns() -> None:
         for policy in ("lru", "ref_zero")
         for name, unit in block_system._COUNTED.items()
     ]
-    lines = shown(*report_systems([Outcome("blocks", rows=rows)]), width=80).splitlines()
+    lines = shown(*systems_page([Outcome("blocks", rows=rows)]).answer, width=80).splitlines()
     assert len([line for line in lines if line.startswith("system ")]) == 1

@@ -1,0 +1,168 @@
+"""``bench systems``, ``bench transfer`` and ``bench tiers``: is all right, and what it took."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dsv4kv.config.experiments import TransferConfig
+from dsv4kv.runs.statistics import Estimate, divide
+from dsv4kv.units import counted, format_bytes, format_duration
+from dsv4kv.view.quantity import ms, percent, quantity, size
+from dsv4kv.view.table import ABSENT, Columns, Finding, Number, Page, Section, Table, Text
+
+if TYPE_CHECKING:
+    from dsv4kv.bench.systems import workload
+    from dsv4kv.bench.tiers.run import FamilyRow, TiersOutcome
+    from dsv4kv.bench.transfer.run import Moved, Outcome
+
+
+def systems_page(outcomes: "Sequence[workload.Outcome]") -> Page:
+    """Whether all outputs are right, and a row per quantity, with the policies side by side."""
+    compared = sum(sum(outcome.checks.values()) for outcome in outcomes)
+    wrong = sum(len(outcome.failures) for outcome in outcomes)
+    names = ", ".join(outcome.system for outcome in outcomes)
+    failed = f"{wrong:,} of {compared:,} comparisons with the reference failed"
+    equal = f"all {compared:,} comparisons with the reference are equal: {names}"
+    verdict = Finding("bad", failed) if wrong else Finding("good", equal)
+    amounts: dict[tuple[str, str], dict[str, Number]] = {}
+    for outcome in outcomes:
+        for row in outcome.rows:
+            policy, _, name = row.quantity.rpartition(": ")
+            amount = size(row.value) if row.unit == "B" else Number(f"{row.value:,.0f}")
+            amounts.setdefault((outcome.system, name), {})[policy] = amount
+    policies = dict.fromkeys(policy for found in amounts.values() for policy in found)
+    rows = [
+        (*key, *(found.get(policy, Number("")) for policy in policies))
+        for key, found in amounts.items()
+    ]
+    heads = ["system", "quantity", *(policy or "amount" for policy in policies)]
+    return Page("Systems", [verdict, "", Table("Systems", heads, rows, keys=2)])
+
+
+def transfer_page(config: TransferConfig, outcome: "Outcome") -> Page:
+    """The answer, whether all is right, and the tables."""
+    answer = Text(_sentence(config, outcome), "strong"), _transfer_verdict(config, outcome)
+    tables = _families_table(outcome), "", _engines_table(config, outcome)
+    return Page("Transfer", [*answer, "", *tables])
+
+
+def _transfer_verdict(config: TransferConfig, outcome: "Outcome") -> Finding:
+    steps = counted(config.decode_steps, "decode step")
+    if wrong := len(outcome.failures):
+        return Finding("bad", f"{wrong} of 2 transfers differ after {steps}")
+    return Finding(
+        "good",
+        f"all {counted(outcome.pages, 'page')} have the digests they were sent with; {steps} "
+        "after each transfer read, bit for bit, what a request reads that stayed",
+    )
+
+
+def _sentence(config: TransferConfig, outcome: "Outcome") -> str:
+    """What was moved, and how long a prompt takes to come."""
+    total = outcome.total
+    end, layers = (format_duration(ns, 2) for ns in (outcome.at_end_ns, outcome.by_layer_ns))
+    return (
+        f"{counted(config.timed_tokens, 'token')} are {format_bytes(total.bytes)} in "
+        f"{counted(total.pieces, 'piece')}, {total.descriptors:,} where neighbours are merged. A "
+        f"prompt of {counted(config.tokens, 'token')}, computed and moved, takes {end} read at "
+        f"its end and {layers} read layer by layer (one run each)."
+    )
+
+
+def _families_table(outcome: "Outcome") -> Table:
+    """One row per family, and all of them."""
+
+    def useful(row: "tuple[str, Moved]") -> Number:
+        moved = row[1]
+        return percent(moved.useful_bytes / moved.bytes if moved.bytes else None)
+
+    def share(row: "tuple[str, Moved]") -> Number:
+        rate, limit = row[1].gbps, outcome.memcpy_gbps
+        return percent(divide(rate, limit) if rate and limit else None)
+
+    return Table(
+        "A request's cache, read by the decode side",
+        [
+            ("family", lambda row: row[0]),
+            ("bytes", lambda row: size(row[1].bytes)),
+            ("useful %", useful),
+            ("pieces", lambda row: quantity(row[1].pieces)),
+            ("merged", lambda row: quantity(row[1].descriptors)),
+            ("GB/s", lambda row: quantity(row[1].gbps)),
+            ("% of memcpy", share),
+        ],
+        [
+            *((name, moved) for name, moved in outcome.families.items() if moved.bytes),
+            ("all", outcome.total),
+        ],
+        note="pieces: pages of every layer; merged: descriptors once neighbours are one",
+    )
+
+
+def _engines_table(config: TransferConfig, outcome: "Outcome") -> Table:
+    t = outcome.total
+    rows: list[tuple[str | Number, ...]] = [
+        ("read here", size(t.bytes), quantity(t.pieces), quantity(t.descriptors))
+    ]
+    for name, sent in outcome.engines.items():
+        cells = (size(sent.bytes), quantity(sent.descriptors)) if sent else (Number(ABSENT),) * 2
+        rows.append((name, *cells, Number(ABSENT)))
+    return Table(
+        f"{counted(config.timed_tokens, 'token')}, sent by",
+        ["engine", "bytes", "descriptors", "merged"],
+        rows,
+        note="of the layers that are held; engines by the rules of their connectors",
+    )
+
+
+def tiers_page(outcome: "TiersOutcome") -> Page:
+    """The answer, whether all is right, and the prefixes; then copies of a GPU."""
+    failed = f"{len(outcome.failures):,} of {outcome.checks:,} comparisons failed"
+    equal = (
+        f"all {outcome.checks:,} comparisons are equal: digests, and after further steps "
+        "every bit of restored requests and of ones that were never moved"
+    )
+    verdict = Finding("bad", failed) if outcome.failures else Finding("good", equal)
+    answers = [Text(sentence, "strong") for sentence in outcome.answers()]
+    copies = [_copies_table(outcome)] if outcome.copies else []
+    sections = [Section(table.title, [table]) for table in copies]
+    return Page("Tiers", [*answers, verdict, "", _prefixes_table(outcome)], sections)
+
+
+def _prefixes_table(outcome: "TiersOutcome") -> Table:
+    columns: Columns = [
+        ("store", lambda row: row.store),
+        ("tokens", lambda row: quantity(row.tokens)),
+        ("read", lambda row: size(row.read_bytes)),
+        ("/useful", lambda row: quantity(row.amplification)),
+        ("restore ms", lambda row: ms(row.restored)),
+        ("compute ms", lambda row: ms(row.computed_ns)),
+        ("store ms", lambda row: ms(row.stored)),
+    ]
+    cold = [f"{store} is read cold, by {way}" for store, way in outcome.cold.items()]
+    read = "; ".join(cold) or "nothing is read from a disk"
+    title = f"Prefixes of {outcome.model}"
+    note = f"compute: modelled on {outcome.gpu}; {read}"
+    return Table(title, columns, outcome.prefixes, note=note, keys=2)
+
+
+def _copies_table(outcome: "TiersOutcome") -> Table:
+    def way(name: str, header: str) -> Columns:
+        return [
+            (header, lambda row: _rate(row, getattr(row, name).time)),
+            ("by pages", lambda row: _rate(row, getattr(row, name).by_pages)),
+            ("% of copy", lambda row: percent(getattr(row, name).share)),
+        ]
+
+    columns: Columns = [
+        ("family", lambda row: row.family),
+        ("bytes", lambda row: size(row.bytes)),
+        *way("store_way", "to host GB/s"),
+        *way("restore_way", "back GB/s"),
+    ]
+    title = "Between the GPU and pinned memory of the host"
+    note = "gathered by one launch; by pages: a copy for every piece; % of one copy as large"
+    return Table(title, columns, outcome.copies, note=note)
+
+
+def _rate(row: "FamilyRow", time_ns: Estimate) -> Number:
+    return quantity(divide(Estimate(row.bytes, 0.0), time_ns))

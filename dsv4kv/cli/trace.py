@@ -532,10 +532,8 @@ def synth(
         raise typer.BadParameter(
             f"--arrival-rate {rate}: give requests per second, from 0.000001 to 1,000,000"
         )
-    prompt, output = (
-        prompt.model_copy(update={"high": cut}),
-        Lengths(mean=given.pop("output_mean", 128)),
-    )
+    prompt = prompt.model_copy(update={"high": cut})
+    output = Lengths(mean=given.pop("output_mean", 128))
     settings = Synthetic(input=prompt, output=output, **given)
     made = chat_trace(conversations or 12, seed) if shape == "chat" else synthesize(settings, seed)
     say(f"{out}: {write_trace(made, out):,} requests written")

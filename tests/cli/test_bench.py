@@ -7,17 +7,19 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from dsv4kv.cli import app
 from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.store import dumps, load_record, loads
 from tests.bench.settings import TINY
+from tests.cli import shell
 
-TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+invoke = partial(shell.invoke, "bench")
+
 TINY_OPTIONS = [word for setting in TINY for word in ("--set", setting)]
 LINE = '{"arrival_s": 0, "input_tokens": 60, "output_tokens": 4}\n'
 
@@ -29,10 +31,6 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", None)
     return tmp_path
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner(env=TERMINAL).invoke(app, ["bench", *arguments])
 
 
 def bench(*arguments: str) -> Result:
@@ -75,7 +73,7 @@ def test_a_report_of_the_record_says_the_same(options: list[str]) -> None:
     assert len(records()) == 1
     *told, last = printed.splitlines(keepends=True)
     path = last.removeprefix("record: ").strip()
-    again = CliRunner(env=TERMINAL).invoke(app, ["report", path])
+    again = shell.invoke("report", path)
     assert "".join(told) == again.stdout
 
 
@@ -238,7 +236,7 @@ def test_sigint_ends_a_run_with_what_was_measured() -> None:
     assert len(next(each for each in case.latencies if each.name == "step").samples_ns) > 0
     assert "incomplete" in stdout
     path = stdout.splitlines()[-1].removeprefix("record: ")
-    again = CliRunner(env=TERMINAL).invoke(app, ["report", path])
+    again = shell.invoke("report", path)
     assert "! incomplete: stopped before the end" in again.stdout
 
 

@@ -7,20 +7,21 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
-from typer.testing import CliRunner, Result
 
-from dsv4kv.cli import app
 from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.store import load_record, save_record
 from tests.bench.compare.launched import make_launched_case, make_launched_record
 from tests.bench.settings import TINY
+from tests.cli import shell
+from tests.cli.shell import text
 from tests.runs.records import make_environment
 
-TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+run = partial(shell.invoke, "compare")
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +30,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path / "work"
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner(env=TERMINAL).invoke(app, ["compare", *arguments])
 
 
 def save(name: str, record: RunRecord) -> str:
@@ -57,10 +54,6 @@ def slower() -> str:
 @pytest.fixture
 def single() -> str:
     return save("single", make_launched_record(1, seed=2, launches=[]))
-
-
-def text(output: str) -> str:
-    return "\n".join(line.rstrip() for line in output.splitlines())
 
 
 def test_a_slow_operation_ends_with_1(

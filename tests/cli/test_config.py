@@ -1,15 +1,12 @@
+from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from dsv4kv.cli import app
 from dsv4kv.config.load import load_config, shipped_names
+from tests.cli import shell
 
-
-def run(*arguments: str) -> Result:
-    terminal = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
-    return CliRunner(env=terminal).invoke(app, ["config", *arguments])
+run = partial(shell.invoke, "config")
 
 
 @pytest.mark.parametrize("name", shipped_names())

@@ -2,15 +2,17 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
-from typer.testing import CliRunner, Result
 
-from dsv4kv.cli import app
 from dsv4kv.diagnose.doctor import Check
+from tests.cli import shell
+from tests.cli.shell import text
+
+run = partial(shell.invoke, "doctor")
 
 CHECKS = [
     Check("machine", "CPU", "good", "AMD EPYC 9554, 8 to use", "the CPU backend"),
@@ -30,21 +32,12 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Check]:
     return checks
 
 
-def run(*arguments: str, **more: Any) -> Result:
-    terminal = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
-    return CliRunner(env=terminal).invoke(app, ["doctor", *arguments], **more)
-
-
-def told(result: Result) -> str:
-    return "\n".join(line.rstrip() for line in result.stdout.splitlines())
-
-
 def test_what_to_do_is_told_first_and_then_what_is_here_by_topic(
     snapshot: SnapshotAssertion,
 ) -> None:
     result = run("--verbose")
     assert result.exit_code == 0
-    assert told(result) == snapshot
+    assert text(result.stdout) == snapshot
 
 
 @pytest.mark.parametrize(("width", "most"), [("100", 25), ("80", 30)])

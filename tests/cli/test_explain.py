@@ -6,22 +6,26 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from dsv4kv.cli import app
 from dsv4kv.engines.names import find_engine
 from dsv4kv.runs.store import dumps
+from tests.cli import shell
 from tests.diagnose.faults.results import SGLANG as RUN
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33
 from tests.engines.sizing.deployments import deploy
 from tests.profile.exports import two_replays
 from tests.profile.traces import cpu_events, save
 from tests.runs.records import make_case, make_record
+
+run = partial(shell.invoke, "explain")
 
 SERVE = "vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 8 --max-model-len 128K"
 DEEP = "python -m sglang.launch_server --model deepseek-ai/DeepSeek-V4-Flash --tp 8"
@@ -59,11 +63,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.move(save(tmp_path / "timeline.json", cpu_events()), "timeline")
     shutil.move(two_replays().save(tmp_path / "export.sqlite"), "export")
     return tmp_path
-
-
-def run(*words: str, **more: Any) -> Result:
-    terminal = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
-    return CliRunner(env=terminal).invoke(app, ["explain", *words], **more)
 
 
 def document(*words: str) -> Any:

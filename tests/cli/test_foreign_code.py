@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from dsv4kv.cli import app
 from dsv4kv.errors import INTERRUPTED
 from tests.bench.settings import TINY
+from tests.cli.shell import invoke
 
 EVIL = "open('imported', 'a').close()\nf = None\n"
 QUICK = (*TINY, "workload.trace=null", "workload.step=gather", "model.layers=[0]")
@@ -22,10 +21,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evil.py").write_text(EVIL)
     return tmp_path
-
-
-def invoke(*words: str) -> Result:
-    return CliRunner().invoke(app, words)
 
 
 @pytest.mark.parametrize("name", ["evil:f", "flush=evil.py:f"])

@@ -1,22 +1,22 @@
 """``inspect`` as a user types it."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from dsv4kv.cli import app
 from dsv4kv.model.formats import FORMATS
+from tests.cli import shell
 from tests.diagnose.dumps.pages import latents, written
+
+inspect = partial(shell.invoke, "inspect")
 
 MAIN = FORMATS["main"]["fp8_ds_mla"]
 SOUND = written(MAIN, 64, latents(256, 512, seed=3))
-
-
-def inspect(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, ["inspect", *map(str, words)])
 
 
 def test_sound_pages_are_named_and_pass(tmp_path: Path) -> None:

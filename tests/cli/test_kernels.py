@@ -2,16 +2,19 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
-from typer.testing import CliRunner, Result
 
-from dsv4kv.cli import app
 from dsv4kv.ops.cuda.inspection import Finding
 from dsv4kv.ops.launches.catalogue import Example
+from tests.cli import shell
+from tests.cli.shell import text
 from tests.cuda.findings import finding
+
+run = partial(shell.invoke, "kernels")
 
 NAMES = ("page_copy fp8_ds_mla × 32", "gather_topk fp8_ds_mla × 32")
 
@@ -38,15 +41,6 @@ def baseline(tmp_path: Path) -> Path:
     return path
 
 
-def run(*arguments: str) -> Result:
-    terminal = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
-    return CliRunner(env=terminal).invoke(app, ["kernels", *arguments])
-
-
-def told(result: Result) -> str:
-    return "\n".join(line.rstrip() for line in result.stdout.splitlines())
-
-
 def break_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     def survey(_: Sequence[Example], architectures: Sequence[str], *__: object) -> list[Finding]:
         spilling = [finding(NAMES[0], name, local_bytes=8) for name in architectures]
@@ -59,11 +53,11 @@ def test_all_architectures_stand_side_by_side(
     snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_a_promise(monkeypatch)
-    assert told(run()) == snapshot
+    assert text(run().stdout) == snapshot
 
 
 def test_one_architecture_is_told_in_full(snapshot: SnapshotAssertion) -> None:
-    assert told(run("--arch", "sm_90a")) == snapshot
+    assert text(run("--arch", "sm_90a").stdout) == snapshot
 
 
 def test_json_gives_every_number(snapshot: SnapshotAssertion) -> None:

@@ -9,14 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from dsv4kv.cli import app
 from dsv4kv.runs.store import load_record
 from tests.bench.settings import TINY
+from tests.cli import shell
 from tests.process_tree import descendants, is_running, processor_seconds
 
-TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 OPTIONS = [word for setting in (*TINY, "workload.data=none") for word in ("--set", setting)]
 LONG = [
     "smoke",
@@ -27,13 +28,8 @@ LONG = [
 ]  # a run that no test waits for
 
 
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def bench(*arguments: str) -> Result:
-    return CliRunner(env=TERMINAL).invoke(app, ["bench", "smoke", *OPTIONS, *arguments])
+    return shell.invoke("bench", "smoke", *OPTIONS, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +59,7 @@ def test_launches_are_one_record_that_is_told_by_medians_and_repeats_itself(
     assert [(case.launch, case.axis["cache.sharing"]) for case in record.cases] == [
         (0, "model"), (0, "layer"), (1, "model"), (1, "layer"),
     ]  # fmt: skip
-    again = CliRunner(env=TERMINAL).invoke(app, ["report", str(path)])
+    again = shell.invoke("report", str(path))
     assert result.stdout.startswith(again.stdout.rpartition("\n\n")[0])
 
 

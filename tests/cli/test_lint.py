@@ -1,21 +1,18 @@
 """``dsv4kv lint`` says what is wrong first, ends with a verdict, and reads what it is given."""
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from dsv4kv.cli import app
 from dsv4kv.errors import ConfigError
+from tests.cli import shell
+
+run = partial(shell.invoke, "lint", width=110)
 
 pytestmark = pytest.mark.usefixtures("fresh_faults")
 FAULTY = 'vllm serve deepseek-ai/DeepSeek-V4-Flash --speculative-config \'{"method":"mtp"}\''
-
-
-def run(*words: object) -> Any:
-    return CliRunner().invoke(app, ["lint", *map(str, words)])
 
 
 def test_a_known_fault_is_a_sentence_a_row_and_exit_code_1() -> None:

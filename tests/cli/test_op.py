@@ -3,24 +3,25 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from dsv4kv.bench.single import OperationBench
-from dsv4kv.cli import app
 from dsv4kv.errors import PeerUnavailable
 from dsv4kv.model.formats import entry_format
 from dsv4kv.ops.spec import gather_topk_bytes
 from dsv4kv.runs.assemble import make_case
 from dsv4kv.runs.schema import Case, Memcpy
 from dsv4kv.view.op import op_page
+from tests.cli import shell
 from tests.gpu_twin import FEW_REPLAYS
 from tests.runs.records import make_operation
 from tests.view.terminal import shown
 
+run = partial(shell.invoke, "bench", "op")
 MINE = """
 from dsv4kv.ops import cpu
 
@@ -37,11 +38,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dsv4kv.bench.protocol.RULES", FEW_REPLAYS)
     Path("mine.py").write_text(MINE)
     Path("wrong.py").write_text(WRONG)
-
-
-def run(*words: str) -> Result:
-    terminal = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
-    return CliRunner(env=terminal).invoke(app, ["bench", "op", *words])
 
 
 def document(*words: str) -> Any:

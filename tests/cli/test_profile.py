@@ -7,6 +7,7 @@ import re
 import shlex
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,10 +21,14 @@ from dsv4kv.runs.profile import KernelTable, Profile
 from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.store import load_record
 from tests.bench.settings import TINY
+from tests.cli import shell
+from tests.cli.shell import text
 from tests.profile.exports import two_replays
 from tests.profile.test_ncu_report_file import context
 from tests.profile.tools import Tool, install
 from tests.profile.traces import gpu_events, save
+
+invoke = partial(shell.invoke, "profile")
 
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 TINY_OPTIONS = [word for setting in TINY for word in ("--set", setting)]
@@ -68,10 +73,6 @@ def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     return tool
 
 
-def invoke(*arguments: str) -> Result:
-    return CliRunner(env=TERMINAL).invoke(app, ["profile", *arguments])
-
-
 def profile(*arguments: str) -> Result:
     """Three steps of three short requests."""
     return invoke("smoke", *TINY_OPTIONS, "--steps", "3", *arguments)
@@ -92,10 +93,6 @@ def the_table() -> KernelTable:
     table = the_profile().table
     assert table is not None
     return table
-
-
-def text(output: str) -> str:
-    return "\n".join(line.rstrip() for line in output.splitlines())
 
 
 def refused(result: Result, code: int) -> str:
@@ -145,7 +142,7 @@ def test_the_record_has_the_profile_and_report_reads_it(profiled: Result) -> Non
     assert found.step_requests == [2, 2, 2]
     assert found.why == "asked for with --torch"
     assert f"record: results/{record.run_id}.json" in profiled.stdout
-    report = CliRunner(env=TERMINAL).invoke(app, ["report", f"results/{record.run_id}.json"])
+    report = shell.invoke("report", f"results/{record.run_id}.json")
     assert report.exit_code == 0
 
 

@@ -13,10 +13,9 @@ from unittest.mock import patch
 
 import pytest
 from aiohttp import ClientSession
-from typer.testing import CliRunner
 
-from dsv4kv.cli import app
 from dsv4kv.record.folder import Recording, read_stream
+from tests.cli.shell import invoke as run
 from tests.ports import free_port
 from tests.record.frames import frames, recorded, stored
 from tests.record.serving import serving
@@ -48,10 +47,6 @@ def asked(tmp_path: Path) -> Path:
         for row in rows:
             recording.write("requests", {"source": "requests:0", "grain": 64} | row)
     return tmp_path / "recording"
-
-
-def run(*words: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def lines(path: Path) -> list[Any]:

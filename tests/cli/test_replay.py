@@ -1,6 +1,7 @@
 """``dsv4kv replay``: what is printed, written and returned."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +13,18 @@ from dsv4kv.cli import app
 from dsv4kv.runs.replay import ReplayTiers
 from dsv4kv.runs.store import load_record
 from dsv4kv.traces import resolve_trace
+from tests.cli import shell
 from tests.replay.scenes import SMALL
 
-TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
+invoke = partial(shell.invoke, "replay")
+
 OPTIONS = [
     word
     for key, value in (SMALL | {"cache.num_blocks": 300}).items()
     for word in ("--set", f"{key}={value}")
 ]
-
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner(env=TERMINAL).invoke(app, ["replay", *arguments])
 
 
 def small(*arguments: str) -> Result:

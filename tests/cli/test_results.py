@@ -2,20 +2,22 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
-from typer.testing import CliRunner, Result
 
-from dsv4kv.cli import app
 from dsv4kv.runs.store import save_record
 from dsv4kv.view.runs import report_record
 from tests.bench.compare.launched import make_launched_record
+from tests.cli import shell
+from tests.cli.shell import text
 from tests.runs.records import make_record, make_sweep_cases
 from tests.view.terminal import shown
 
-TERMINAL = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
+run = partial(shell.invoke, "report", width=120)
+
 RUNS = {
     "20261101T000000Z-smoke-aaaaaa": make_record(
         started_utc="2026-11-01T00:00:00+00:00", config_source="smoke"
@@ -39,16 +41,8 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "results"
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner(env=TERMINAL).invoke(app, ["report", *arguments])
-
-
 def records() -> list[str]:
     return sorted(path.stem for path in Path("results").glob("*.json") if path.stem in RUNS)
-
-
-def text(output: str) -> str:
-    return "\n".join(line.rstrip() for line in output.splitlines())
 
 
 def test_list_tells_every_run_and_warns_of_what_is_none(snapshot: SnapshotAssertion) -> None:
@@ -82,9 +76,11 @@ def test_a_run_is_shown_by_the_beginning_or_end_of_its_name(name: str) -> None:
     record = RUNS["20261101T000000Z-smoke-aaaaaa"].model_copy(
         update={"run_id": "20261101T000000Z-smoke-aaaaaa"}
     )
-    shown_again = text(run(name).stdout)
     path = Path("results/20261101T000000Z-smoke-aaaaaa.json")
-    assert shown_again == shown(*report_record(record, path), width=120)
+    assert text(run(name).stdout) == shown(*report_record(record, path), width=120)
+    whole = shown(*report_record(record, verbose=True), width=120)
+    assert text(run(name, "--verbose").stdout) == whole
+    assert run(name, "--json").stdout == path.read_text()
 
 
 def test_a_whole_name_is_that_run_and_not_a_longer_one(results: Path) -> None:

@@ -13,34 +13,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from dsv4kv.bench.run import run_case
-from dsv4kv.cli import app
 from dsv4kv.errors import INTERRUPTED, RecordError
 from dsv4kv.replay.build import build_replay
 from dsv4kv.runs.points import read_points
 from dsv4kv.runs.schema import Case, RunRecord
 from dsv4kv.runs.store import load_record
 from tests.bench.settings import TINY
+from tests.cli.shell import invoke
 from tests.examples import FULL
 from tests.ports import free_port
 from tests.process_tree import descendants, is_running
 from tests.replay.scenes import SMALL
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 AXIS = ("--axis", "prefix.strategy=full,zero,ends,nothing")
 SETTINGS = [f"{key}={value}" for key, value in (SMALL | {"cache.num_blocks": 300}).items()]
 WORDS = ("replay", "builtin:chat", *(w for each in SETTINGS for w in ("--set", each)), *AXIS)
-
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def invoke(*words: str) -> Result:
-    return CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, words)
 
 
 def run(*more: str) -> Result:
@@ -67,7 +59,7 @@ def points_of(out: Path = Path("results")) -> Path:
 
 
 @pytest.fixture
-def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupted(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C comes while the third point is built."""
     built = list[int]()
 

@@ -26,9 +26,9 @@ def conform(
     as_json: bool = opt.AS_JSON,
 ) -> None:
     """Check an engine's cache manager: lost blocks, false hits, stuck requests."""
+    from dsv4kv.diagnose.conform.check import INVARIANTS, drive
     from dsv4kv.diagnose.conform.check import conform as check
-    from dsv4kv.diagnose.conform.check import drive
-    from dsv4kv.view.conform import report_conformity
+    from dsv4kv.view.checks import report_conformity
 
     with (
         drive(engine, python, package) as manager,
@@ -50,6 +50,7 @@ def conform(
         "broken": dict(verdict.broken),
         "failures": [asdict(failure) for failure in failures],
     }
-    opt.tell(report_conformity(engine, manager.version, verdict), document, as_json=as_json)
+    parts = report_conformity(engine, manager.version, verdict, INVARIANTS)
+    opt.tell(parts, document, as_json=as_json)
     if failures:
         raise typer.Exit(1)

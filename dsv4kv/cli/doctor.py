@@ -28,7 +28,7 @@ def doctor(
     Fails if the default bench could not run.
     """
     from dsv4kv.diagnose.doctor import examine
-    from dsv4kv.view.doctor import report_checks
+    from dsv4kv.view.checks import report_checks
 
     if gpu:
         _look_at_gpu(as_json=as_json)
@@ -44,7 +44,7 @@ def doctor(
 
 def _look_at_gpu(*, as_json: bool) -> None:
     from dsv4kv.diagnose.gpu import examine_gpu
-    from dsv4kv.view.doctor import report_gpu
+    from dsv4kv.view.checks import report_gpu
 
     report = examine_gpu()
     opt.tell(report_gpu(report), {"ok": not report.wrong, **asdict(report)}, as_json=as_json)

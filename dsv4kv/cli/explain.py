@@ -186,7 +186,7 @@ def _explain(kind: str, name: str, given: str, options: Mapping[str, str], step:
     """Sizes or times, and known faults; the reason where only faults are known."""
     from dsv4kv.diagnose.faults.subject import read_subjects
     from dsv4kv.diagnose.faults.table import judge, load_faults
-    from dsv4kv.view.lint import brief_findings
+    from dsv4kv.view.checks import brief_findings
     from dsv4kv.view.table import Finding, Page
 
     if kind == "profile":

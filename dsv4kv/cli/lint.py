@@ -37,7 +37,7 @@ def lint(
     """
     from dsv4kv.diagnose.faults.subject import read_subjects
     from dsv4kv.diagnose.faults.table import judge, load_faults
-    from dsv4kv.view.lint import report_findings
+    from dsv4kv.view.checks import report_findings
 
     subjects, faults = read_subjects(given, engine, gpu), load_faults()
     found = judge(subjects, faults, date.today())

@@ -42,7 +42,7 @@ def op(
     from dsv4kv.bench.device import describe_gpu
     from dsv4kv.bench.single import OperationBench, Shape
     from dsv4kv.runs.environment import capture_environment
-    from dsv4kv.view.op import op_page, op_values
+    from dsv4kv.view.bench import op_page, op_values
 
     keys = {"backend": "backend", "device": "device", "model": "model.preset"}
     given = {"backend": backend, "device": device, "model": model}

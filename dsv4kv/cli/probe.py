@@ -55,7 +55,7 @@ def probe(
     from dsv4kv.diagnose.probe.client import OpenAiServer
     from dsv4kv.diagnose.probe.experiments import SHORT_TOKENS, Known, examine, fixed_tokens
     from dsv4kv.diagnose.probe.questioner import Ledger, Questioner
-    from dsv4kv.view.probe import probe_page
+    from dsv4kv.view.checks import probe_page
 
     ledger = Ledger(parse_count(tokens), parse_seconds(budget))
     if ledger.most_tokens < 3 * SHORT_TOKENS or ledger.most_s < 1:

@@ -1,4 +1,4 @@
-"""Runs of ``bench``: the headline, the operations of a step, and everything that was measured.
+"""Runs of ``bench`` and of ``bench op``: the headline, operations, everything measured.
 
 Times of a busy machine, and values whose interval is unknown or as large as they are, are marked
 ``!`` and are never part of the headline. Rates are decimal: 1 GB/s is 10^9 B/s.
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from dsv4kv.runs import quantities as q
 from dsv4kv.runs.schema import Case, GpuFacts, Operation, Pool, RunRecord
@@ -18,7 +18,7 @@ from dsv4kv.view import facts, plots
 from dsv4kv.view import outcomes as oc
 from dsv4kv.view import table as tb
 from dsv4kv.view import telemetry as tm
-from dsv4kv.view.quantity import format_quantity, quantity, size, us
+from dsv4kv.view.quantity import format_number, format_quantity, quantity, size, us
 
 MAX_ROWS: Final = 8
 """Rows of a table, and problems, of an answer without ``--verbose``."""
@@ -461,3 +461,141 @@ def _rate_charts(case: Case, gpu: GpuFacts | None) -> Iterator[tb.Chart]:
     limits |= {"datasheet": float(promised)} if promised else {}
     rows = [oc.estimate_bar(name, rate, "") for name, rate in found]
     yield plots.bars("Rate of each operation, GB/s", rows, dots=True, lines=limits)
+
+
+# ---- one operation
+
+
+class _Row(NamedTuple):
+    case: Case
+    operation: Operation
+    ours: Operation | None  # our own operation at the same shape; None where this is it
+
+    @property
+    def time(self) -> Estimate:
+        return summarize(self.operation.samples_ns).estimate
+
+    @property
+    def rate(self) -> Estimate | None:
+        return estimate_rate(self.operation.bytes, self.operation.samples_ns)
+
+    @property
+    def speed(self) -> Estimate | None:
+        """How many times as fast as ours."""
+        ours = self.ours
+        return divide(summarize(ours.samples_ns).estimate, self.time) if ours else None
+
+    @property
+    def copy(self) -> Estimate | None:
+        known = q.yardsticks(self.case)
+        return known[0].rate if known else None
+
+    @property
+    def copy_share(self) -> Estimate | None:
+        return divide(self.rate, self.copy) if self.rate and self.copy else None
+
+
+def _rows(timed: Sequence[Sequence[Case]]) -> list[_Row]:
+    rows = []
+    for cases in timed:
+        own = cases[-1]
+        for case in cases:
+            rows += [
+                _Row(case, each, ours if case is not own else None)
+                for each, ours in zip(case.operations, own.operations, strict=True)
+            ]
+    return rows
+
+
+def op_page(
+    name: str,
+    backend: str,
+    cases: int,
+    timed: Sequence[Sequence[Case]],
+    gpu: GpuFacts | None = None,
+) -> tb.Page:
+    """Cases in sight, then the sentence of one row, then all rows."""
+    rows = _rows(timed)
+    if not rows:
+        return tb.Page(
+            name, [tb.Finding("warning", f"{name}: nothing was timed: raise --seconds.")]
+        )
+    busy = any(tm.is_busy(each.case) for each in rows)
+    compared = sorted((row for row in rows if row.speed), key=_speed)
+    answer: list[tb.Part] = (
+        [_verdict(name, backend, compared, timed[0][-1].backend, busy=busy)] if compared else []
+    )
+    answer.append(facts.cases_equal(name, backend, cases))
+    if busy:
+        answer.append(tb.Finding("warning", "other processes were busy: times are marked !"))
+    copy = q.yardsticks((compared or rows)[0].case)[0]
+    axes = {"batch": "batch", "top-k": "topk", "context": "context"}
+    varied = [
+        head for head, axis in axes.items() if len({row.case.axis[axis] for row in rows}) > 1
+    ]
+    shape = rows[0].case.axis
+    columns: list[tuple[str, tb.Read]] = [
+        ("backend", lambda row: row.case.backend),
+        ("layers", lambda row: row.operation.layer_type),
+        *((head, lambda row, axis=axes[head]: quantity(row.case.axis[axis])) for head in varied),
+        ("median µs", lambda row: checked(row.time, 1e-3, busy=busy)),
+        *([("speedup", lambda row: checked(row.speed, busy=busy))] if compared else []),
+        ("GB/s", lambda row: checked(row.rate, busy=busy)),
+        (f"% of {copy.name}", lambda row: checked(row.copy_share, 100, busy=busy)),
+    ]
+    if gpu and any(row.operation.flops for row in rows):
+        columns += [
+            ("bound by", lambda row: roof(row.operation, row.copy, gpu)[0]),
+            ("% of roof", lambda row: roof(row.operation, row.copy, gpu)[1]),
+        ]
+    if not compared:
+        del columns[0]
+    same = [f"{head} {quantity(shape[axes[head]]).value}" for head in axes if head not in varied]
+    note = "; ".join(
+        [*([", ".join(same)] if same else []), f"{copy.name} {format_quantity(copy.rate)} GB/s"]
+    )
+    return tb.Page(
+        name, [*answer, "", tb.Table(name, columns, rows, note=note, keys=2, rest="--json")]
+    )
+
+
+def _speed(row: _Row) -> float:
+    return row.speed.value if row.speed else 0.0
+
+
+def _verdict(
+    name: str, backend: str, compared: Sequence[_Row], own: str, *, busy: bool
+) -> tb.Part:
+    """How much faster or slower than our own, from the slowest row to the fastest."""
+    speeds = [speed for row in (compared[0], compared[-1]) if (speed := row.speed)]
+    ratios = [divide(Estimate(1.0, 0.0), each) if each.value < 1 else each for each in speeds]
+    known = [is_known(each) and _low(each) > 1 for each in ratios]
+    exact = len(compared) == 1 and all(known) and not busy
+    texts = [format_quantity(each) if exact else format_number(each.value) for each in ratios]
+    words = ["slower" if each.value < 1 else "faster" for each in speeds]
+    if texts[0] == texts[1] and words[0] == words[1]:
+        said = f"{texts[0]} times {words[0]}"
+    elif words[0] == words[1]:
+        low, high = sorted(zip((each.value for each in ratios), texts, strict=True))
+        said = f"{low[1]} to {high[1]} times {words[0]}"
+    else:
+        said = f"{texts[0]} times {words[0]} to {texts[1]} times {words[1]}"
+    sentence = f"{name} of {backend} is {said} than {own}"
+    if busy or not all(known):
+        return tb.Finding("warning", sentence + ", its interval unknown" * (not all(known)))
+    return tb.Text(f"{sentence}.", "strong")
+
+
+def _low(ratio: Estimate) -> float:
+    return ratio.value - (ratio.arms[0] if ratio.arms else ratio.half_width or 0.0)
+
+
+def op_values(name: str, cases: int, timed: Sequence[Sequence[Case]]) -> dict[str, Any]:
+    """The same for programs, with every sample."""
+    rows = [
+        {"backend": row.case.backend, **row.case.axis, **row.operation.model_dump(mode="json")}
+        | {"copy_gbps": row.copy.value if row.copy else None}
+        | {"speedup": row.speed.value if row.speed else None}
+        for row in _rows(timed)
+    ]
+    return {"operation": name, "cases_equal": cases, "rows": rows}

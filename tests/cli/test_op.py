@@ -15,7 +15,7 @@ from dsv4kv.model.formats import entry_format
 from dsv4kv.ops.spec import gather_topk_bytes
 from dsv4kv.runs.assemble import make_case
 from dsv4kv.runs.schema import Case, Memcpy
-from dsv4kv.view.op import op_page
+from dsv4kv.view.bench import op_page
 from tests.cli import shell
 from tests.gpu_twin import FEW_REPLAYS
 from tests.runs.records import make_operation

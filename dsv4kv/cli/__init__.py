@@ -65,9 +65,11 @@ _HIDDEN = {
 }
 COMMANDS = {name: text for rows in _GROUPS.values() for name, text in rows.items()} | _HIDDEN
 """Every command by name, of one word or two: the first paragraph of its help."""
-_MODULES = {"bench op": "op", "replay calibrate": "calibrate"} | dict.fromkeys(
-    ("bench systems", "bench tiers", "bench transfer"), "scenarios"
-)
+_MODULES = {
+    "replay calibrate": "calibrate",
+    **dict.fromkeys(("bench systems", "bench tiers", "bench transfer"), "scenarios"),
+    **dict.fromkeys(("conform", "doctor", "lint", "probe"), "checks"),
+}
 _ALIASES = {
     "calibrate": "replay calibrate",
     "report show": "report",

@@ -1,32 +1,28 @@
-"""``dsv4kv bench``: build a cache, serve a workload, measure and verify it."""
+"""``dsv4kv bench`` and ``bench op``: a cache under a workload, or one operation, verified."""
 
 import shlex
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsv4kv.choices import BACKENDS, PEERS, choose, listed
-from dsv4kv.cli import COMMANDS, examples
+from dsv4kv.cli import COMMANDS, examples, group
 from dsv4kv.cli import options as opt
 from dsv4kv.cli.runs import Request, close_sweep, end_run, keep_points, keep_record
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import shipped_names
+from dsv4kv.units import counted, parse_count
+from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
     from dsv4kv.bench.launches import Outcome, Task
     from dsv4kv.runs.points import Sweep
     from dsv4kv.runs.schema import RunRecord
 
-EPILOG = examples(
-    "dsv4kv bench                                      the shipped default",
-    "dsv4kv bench --list                               others: systems, tiers, transfer, …",
-    "dsv4kv bench smoke --set cache.block_tokens=256   one setting changed",
-    "dsv4kv bench --axis workload.concurrency=1,8      a sweep",
-    "dsv4kv bench --axis workload.context=8K,128K,1M   where a decode step goes",
-    "dsv4kv bench --launches 7                         medians over launches",
-)
+app = group(COMMANDS["bench"], "dsv4kv bench")
 
 _BACKEND = f"Operations to run: {listed(BACKENDS | PEERS)}, or your own my_gather.py:gather_topk."
 _DATA = "real: run the kernels on real tensors; none: block accounting only."
@@ -44,6 +40,17 @@ _CONFIG = "A YAML file, or a scenario of --list."
 _LAUNCHES = "Fresh processes to run it in; tables then show medians over launches."
 
 
+@app.command(
+    "bench",
+    epilog=examples(
+        "dsv4kv bench                                      the shipped default",
+        "dsv4kv bench --list                               others: systems, tiers, transfer, …",
+        "dsv4kv bench smoke --set cache.block_tokens=256   one setting changed",
+        "dsv4kv bench --axis workload.concurrency=1,8      a sweep",
+        "dsv4kv bench --axis workload.context=8K,128K,1M   where a decode step goes",
+        "dsv4kv bench --launches 7                         medians over launches",
+    ),
+)
 @opt.takes(SHORTHANDS)
 def bench(
     given: dict[str, Any],
@@ -128,3 +135,73 @@ def _run_launches(asked: Request, launches: int, *, quiet: bool) -> "RunRecord":
     if not outcomes:
         raise KeyboardInterrupt
     return merge(outcomes, launches, loaded, **known)
+
+
+_OPERATION = "Operation of a decode step: gather_topk, attend, index_scores, step_write, …"
+_OTHER = f"{listed(BACKENDS | PEERS)}, or your own my_gather.py:gather_topk."
+_DEFAULT = "8"
+
+
+@app.command(
+    "bench op",
+    epilog=examples(
+        "dsv4kv bench op gather_topk  8 requests of 8K tokens: seconds on a CPU",
+        "dsv4kv bench op gather_topk --batch 64 --topk 1024 --context 128K    on a GPU",
+        "dsv4kv bench op gather_topk --backend my_gather.py:gather_topk  and how much faster it is",
+        "dsv4kv bench op attend --batch 1,8,64 --context 8K,128K          a table",
+    ),
+)
+def op(
+    name: str = opt.required(_OPERATION, "NAME"),
+    batch: str = opt.option("Requests.", "N,…", default=_DEFAULT),
+    topk: opt.Text = opt.option(
+        "Entries that a token selects.", "N,…", show_default="the model's"
+    ),
+    context: str = opt.option("Tokens of every request.", "TOKENS,…", default="8K"),
+    backend: opt.Text = opt.option(_OTHER, "NAME|FILE:FUNCTION", show_default="our own"),
+    model: str = opt.option(opt.MODELS, "NAME|FILE", rare=True, default="v4-flash"),
+    device: opt.Text = opt.option("auto, cpu or cuda.", rare=True),
+    seconds: float = opt.option("Time per row.", rare=True, min=1.5, max=600, default=5.0),
+    set_: opt.Texts = opt.SET_RARE,
+    as_json: bool = opt.AS_JSON,
+) -> None:
+    """Check one operation against the reference, then time it.
+
+    With --backend its operation is timed alternately with ours. Ends with 6 if a case differs
+    from the reference; nothing is timed then.
+    """
+    from dsv4kv.bench.device import describe_gpu
+    from dsv4kv.bench.single import OperationBench, Shape
+    from dsv4kv.runs.environment import capture_environment
+    from dsv4kv.view.bench import op_page, op_values
+
+    keys = {"backend": "backend", "device": "device", "model": "model.preset"}
+    given = {"backend": backend, "device": device, "model": model}
+    axes = [_counts("--batch", batch), _counts("--topk", topk), _counts("--context", context)]
+    bench = OperationBench(name, [*opt.as_settings(keys, given), *(set_ or [])], seconds)
+    console = open_console(stderr=True, quiet=as_json)
+    with console.status("") as status:
+
+        def report(what: str) -> None:
+            status.update(f"{name}: {what}")
+            if not console.is_terminal:  # a log has no line that is drawn again
+                console.print(f"{name}: {what}", highlight=False, soft_wrap=True)
+
+        report("checking against the reference")
+        cases, timed = bench.check(), []
+        for requests, chosen, tokens in product(*axes):
+            report(f"timing {counted(requests, 'request')} of {tokens:,} tokens, {seconds:g} s")
+            shape = Shape(requests, chosen or None, tokens)
+            timed.append(bench.time(shape, capture_environment()["memory_bytes"]))
+    page = op_page(name, bench.resolved.name, cases, timed, describe_gpu(device or "auto"))
+    opt.tell(page.answer, op_values(name, cases, timed), as_json=as_json, cut=True)
+
+
+def _counts(option: str, text: str | None) -> list[int]:
+    """Numbers with commas between; 0 where none is given."""
+    if text is None:
+        return [0]
+    counts = [parse_count(each) for each in opt.split(text)]
+    if not counts or min(counts) < 1:
+        raise ConfigError(f"{option} {text}: give numbers above 0, commas between.")
+    return counts

@@ -147,7 +147,8 @@ _DEFAULT = "8"
     epilog=examples(
         "dsv4kv bench op gather_topk  8 requests of 8K tokens: seconds on a CPU",
         "dsv4kv bench op gather_topk --batch 64 --topk 1024 --context 128K    on a GPU",
-        "dsv4kv bench op gather_topk --backend my_gather.py:gather_topk  and how much faster it is",
+        "dsv4kv bench op gather_topk --backend my_gather.py:gather_topk  "
+        "and how much faster it is",
         "dsv4kv bench op attend --batch 1,8,64 --context 8K,128K          a table",
     ),
 )

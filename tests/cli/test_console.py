@@ -63,12 +63,3 @@ def test_colours_of_the_toolkit_reach_a_terminal(monkeypatch: pytest.MonkeyPatch
     with console.capture() as captured:
         console.print(Text("green \x1b[31m", style="green"))
     assert captured.get() == "\x1b[32mgreen [31m\x1b[0m\n"
-
-
-def test_a_file_is_as_wide_as_the_widest_table(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    assert open_console().width == 110
-    monkeypatch.setenv("COLUMNS", "80")
-    assert open_console().width == 80

@@ -49,7 +49,16 @@ def say(text: str, *, err: bool = False, end: str = "\n") -> None:
         from dsv4kv.files import mask_secrets
 
         whole = mask_secrets(whole)
-    typer.echo(whole + end, err=err, nl=False)
+    typer.echo((_wrap(whole) if err and sys.stderr.isatty() else whole) + end, err=err, nl=False)
+
+
+def _wrap(text: str) -> str:
+    import shutil
+    from textwrap import TextWrapper
+
+    width = shutil.get_terminal_size().columns
+    wrapper = TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrapper.fill(line) for line in text.splitlines())
 
 
 def print_document(text: str) -> None:

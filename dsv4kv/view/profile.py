@@ -60,7 +60,8 @@ def record_page(record: RunRecord) -> tb.Page:
     title = f"{name_run(record)}, profiled" if own else f"{name}{devices}, {table.tool}"
     layers = layers_text(record.cases)
     page = profile_page(case.profile, next(iter(yardsticks(case)), None), title, layers)
-    facts = {name: header(record).rows[name] for name in ("run", "repeat")}
+    rows = header(record).rows
+    facts = {name: rows[name] for name in ("run", "repeat") if name in rows}
     sections = bench_page(record).sections if own else [tb.Section("Run", [tb.Facts(facts)])]
     return tb.Page(page.title, page.answer, [*page.sections, *sections])
 

@@ -1,6 +1,7 @@
 """What is printed in tables is text, and as wide as it needs to be."""
 
 import json
+import sys
 import unicodedata
 
 import pytest
@@ -63,3 +64,29 @@ def test_colours_of_the_toolkit_reach_a_terminal(monkeypatch: pytest.MonkeyPatch
     with console.capture() as captured:
         console.print(Text("green \x1b[31m", style="green"))
     assert captured.get() == "\x1b[32mgreen [31m\x1b[0m\n"
+
+
+def test_a_file_is_as_wide_as_the_widest_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert open_console().width == 110
+    monkeypatch.setenv("COLUMNS", "80")
+    assert open_console().width == 80
+
+
+def test_sentences_are_wrapped_between_words_where_errors_are_shown_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    sentence = "error: a/long/path.yaml:3: the value is not one that is allowed here."
+    say(sentence, err=True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    say(f"{sentence}\nerror: another", err=True)
+    say(sentence)
+    told = capsys.readouterr()
+    first, *wrapped = told.err.splitlines()
+    assert first == told.out.rstrip("\n") == sentence
+    assert " ".join(wrapped[:-1]) == sentence
+    assert wrapped[-1] == "error: another"
+    assert max(map(len, wrapped)) <= 30

@@ -180,7 +180,7 @@ def _check_pages(raw: BinaryIO, chunk: Any, place: str) -> None:
             page = _read_struct(header)
             unpacked, packed, own = page[2], page[3], _HEADERS.get(page[1], 0)
             values = page[own][1] if own else 0
-        except (LookupError, TypeError, RecursionError):
+        except (LookupError, TypeError, OverflowError, RecursionError):
             raise TraceError(f"{place} has a page whose header cannot be read.") from None
         if min(unpacked, packed, values) < 0 or values > chunk.num_values:
             break

@@ -87,13 +87,13 @@ class Retention:
     Attributes:
         period_tokens: Every period; 0 for none, None for every block.
         ends: At the last block boundary before a prompt's last token.
-        junctions: Where the context that a prompt found ends, if its windows end before.
         chunks: At the end of every chunk of a prompt.
+
+    Unless it is ``NOWHERE``, also where the context that a prompt found ends.
     """
 
     period_tokens: int | None = 0
     ends: bool = False
-    junctions: bool = False
     chunks: bool = False
 
     def places(self, prompt_tokens: int, block_tokens: int) -> list[int]:

@@ -106,7 +106,7 @@ _ONE_POOL = rl.Variant(
 _FREES = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS"
 _V4 = replace(_ONE_POOL, kinds=("v4", "v41"), default_for=("v4",), groups=True)
 _V41 = replace(_V4, kinds=("v41",), default_for=("v41",), drafts=("none", "dspark"))
-_TAIL = rl.Retention(junctions=True, chunks=True)
+_TAIL = rl.Retention(chunks=True)
 
 
 def _rule(

@@ -123,12 +123,12 @@ RULES = {
     ),
     "vllm-v4:4096": _every(
         4096, "… at every 4,096 tokens, ends and junctions",
-        Retention(4096, ends=True, junctions=True),
+        Retention(4096, ends=True),
         evicted_block=_FEWER, evicted_checkpoint=_FEWER,
         no_checkpoint="a shorter --prefix-cache-retention-interval, where memory is left",
     ),
     "vllm-v4:semantic": _every(
-        0, "… only at ends of prompts and junctions", Retention(ends=True, junctions=True),
+        0, "… only at ends of prompts and junctions", Retention(ends=True),
         evicted_checkpoint="more memory: --gpu-memory-utilization",
         no_checkpoint="--prefix-cache-retention-interval 4096 (vllm-v4:4096)",
     ),

@@ -109,11 +109,9 @@ class Reuse:
         return np.minimum(self.found_blocks(capacity_blocks) * self.grain_tokens, self.tokens)
 
 
-def find_reuse(
-    table: PathTable, grain_tokens: int, *, whole_blocks: bool = False, key_tokens: int = 0
-) -> Reuse:
+def find_reuse(table: PathTable, grain_tokens: int, *, whole_blocks: bool = False) -> Reuse:
     """Find every prompt's past in one pass; arguments and errors as ``cut_paths`` has them."""
-    paths = cut_paths(table, grain_tokens, whole_blocks=whole_blocks, key_tokens=key_tokens)
+    paths = cut_paths(table, grain_tokens, whole_blocks=whole_blocks, key_tokens=0)
     columns = np.array(paths.stretches(), np.int64).reshape(5, -1)
     blocks, tokens = (np.array(each, np.int64) for each in (paths.blocks, paths.tokens))
     return Reuse(grain_tokens, blocks, tokens, *columns)

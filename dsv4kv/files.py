@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from gzip import BadGzipFile, GzipFile
-from io import DEFAULT_BUFFER_SIZE, BufferedReader, BufferedWriter, FileIO, RawIOBase
+from io import BufferedReader, BufferedWriter, FileIO, RawIOBase
 from pathlib import Path
 from typing import Any, cast
 
@@ -156,13 +156,11 @@ class Unparsable(ValueError):
         self.line = line
 
 
-def open_regular(
-    path: Path, buffer_bytes: int = DEFAULT_BUFFER_SIZE, *, pipes: bool = False
-) -> BufferedReader:
+def open_regular(path: Path, *, pipes: bool = False) -> BufferedReader:
     """Open a file for reading; ``OSError`` for devices, and pipes unless they are read as well."""
     # without O_NONBLOCK opening a pipe waits until somebody writes
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    file: BufferedReader = BufferedReader(FileIO(descriptor), buffer_bytes)
+    file: BufferedReader = BufferedReader(FileIO(descriptor))
     mode = os.fstat(file.fileno()).st_mode
     if pipes and stat.S_ISFIFO(mode):
         os.set_blocking(descriptor, True)  # a pipe that nobody writes to has ended

@@ -310,9 +310,7 @@ def _set_before(words: list[str]) -> dict[str, str]:
     return own
 
 
-def _make(
-    family: str, arguments: list[str], around: _Around, version: str | None = None
-) -> Launch:
+def _make(family: str, arguments: list[str], around: _Around) -> Launch:
     words, unread = _to_read(arguments)
     forks = (name for name, row in FAMILIES.items() if set(row.marks) & set(words))
     family = next(forks, family)
@@ -328,7 +326,7 @@ def _make(
     served = [value for name, value in pairs if name == "--served-model-name"]
     return Launch(
         family,
-        version,
+        None,
         (*settings, *pairs),  # a flag that was typed wins
         around.variables,
         role=around.role,

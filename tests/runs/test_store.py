@@ -262,7 +262,7 @@ STATUSES = ("complete", "failed", "incomplete", "complete")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Runs of the 1st, 8th, 15th and 20th, a note, and a baseline."""
+    """Runs of the 1st, 8th, 15th and 20th, a note, and a folder."""
     for day, status in zip((1, 8, 15, 20), STATUSES, strict=True):
         record = make_record(
             make_case(status=status, error="why"),
@@ -271,8 +271,8 @@ def folder(tmp_path: Path) -> Path:
         )
         store.save_record(record, tmp_path)
     (tmp_path / "notes.json").write_text("[]")
-    (tmp_path / "baselines").mkdir()
-    store.save_record(make_record(run_id="main"), tmp_path / "baselines")
+    (tmp_path / "others").mkdir()
+    store.save_record(make_record(run_id="main"), tmp_path / "others")
     return tmp_path
 
 

@@ -159,7 +159,7 @@ _ON_CPU = {"cpu_op": tr.OP, "user_annotation": tr.RANGE}
 _GRAPH_LAUNCH = "GraphLaunch"
 _NS = 1000  # a microsecond
 _LATEST = 2**61 / _NS  # in µs, so that differences fit an int64; today is 2^60.6
-_GPU_COLUMNS = 10  # name, kind, begin, end, device, stream, correlation, bytes, shape, node
+_GPU_COLUMNS = 9  # name, kind, begin, end, device, correlation, bytes, shape, node
 _CALL_COLUMNS = 5  # thread, begin, end, correlation, whether it launches a graph
 _HOST_COLUMNS = 5  # name, kind, begin, end, thread
 
@@ -205,7 +205,6 @@ class Events:
             kind,
             *self._times(event),
             get("device", 0),
-            get("stream", event.get("tid")),
             self._key(event, get("correlation", tr.NONE)),
             get("bytes", tr.NONE),  # kernels have none, and NONE is settled faster than None
             self._shape(get) if kind == tr.KERNEL else tr.NONE,
@@ -320,8 +319,8 @@ def read_kineto(path: Path, step: str = tr.STEP) -> tr.Trace:
 
 def _read_gpu(events: Events, ranges: tr.Ranges, step: str, devices: dict[int, str]) -> tr.Trace:
     thread, begin, finish, key, of_graph = events.calls.done()
-    name, kind, start, end, device, stream, correlation, size, shape, node = events.gpu.done()
-    place = {"device": np.maximum(device, 0), "stream": stream, "node": np.maximum(node, 0)}
+    name, kind, start, end, device, correlation, size, shape, node = events.gpu.done()
+    place = {"device": np.maximum(device, 0), "node": np.maximum(node, 0)}
     work = tr.make_work(name, kind, start, end, shape=shape, bytes=size, **place)
     called = tr.Ranges(thread, begin, finish, tr.constant(len(thread), tr.NONE))
     launches = tr.Launches(called, of_graph > 0, tr.find(key, correlation), work)
@@ -339,7 +338,7 @@ def _read_cpu(names: tr.Names, host: list[tr.Column], ranges: tr.Ranges, step: s
     kept = np.ones(len(self_ns), dtype=np.bool_)
     kept[np.flatnonzero(kind == tr.RANGE)[is_step]] = False  # steps themselves are no work
     in_step, phase = tr.enclosing(ranges, is_step, thread[kept], start[kept])
-    place = {"stream": thread[kept] & ((1 << tr.THREAD_BITS) - 1), "step": in_step, "phase": phase}
+    place = {"step": in_step, "phase": phase}
     work = tr.make_work(*(column[kept] for column in host[:4]), self_ns=self_ns[kept], **place)
     return tr.Trace(
         tool="kineto",

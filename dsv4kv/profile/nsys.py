@@ -160,7 +160,7 @@ def number_texts(database: Database, ids: tr.Column, names: tr.Names, instead: s
 
 
 _PREFIX = "CUPTI_ACTIVITY_KIND_"
-_PLACE = ("start", "end", "deviceId", "streamId", "globalPid", "correlationId", "graphNodeId")
+_PLACE = ("start", "end", "deviceId", "globalPid", "correlationId", "graphNodeId")
 _SHAPE = (
     *("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
     *("registersPerThread", "staticSharedMemory", "dynamicSharedMemory"),
@@ -211,15 +211,12 @@ def _read_table(
     database: Database, kind: int, *more: str
 ) -> tuple[dict[str, tr.Column], list[tr.Column]]:
     table = _PREFIX + ("GRAPH_TRACE" if kind == tr.GRAPH else tr.KINDS[kind].upper())
-    start, end, device, stream, pid, correlation, node, *others = database.read(
-        table, (*_PLACE, *more)
-    )
+    start, end, device, pid, correlation, node, *others = database.read(table, (*_PLACE, *more))
     return {
         "kind": tr.constant(len(start), kind),
         "start_ns": start,
         "end_ns": end,
         "device": np.maximum(device, 0),
-        "stream": stream,
         "launch": launch_key(pid, correlation),
         "node": np.maximum(node, 0),
     }, others

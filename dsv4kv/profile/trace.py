@@ -72,7 +72,6 @@ class Work(Columns):
     end_ns: Column
     self_ns: Column  # time that no piece of work inside accounts for; all of it on a GPU
     device: Column  # number of the GPU; 0 on a CPU
-    stream: Column  # stream, or thread on a CPU
     shape: Column  # into ``Trace.shapes``, or ``NONE``
     node: Column  # graph node, 0 outside graphs
     step: Column  # into the steps of the trace, or ``NONE``
@@ -86,7 +85,7 @@ def make_work(
     """Work with defaults for the columns that are unknown."""
     absent, zero = constant(len(name), NONE), constant(len(name), 0)
     others = dict.fromkeys(("shape", "step", "phase", "bytes"), absent)
-    others |= dict.fromkeys(("device", "stream", "node"), zero)
+    others |= dict.fromkeys(("device", "node"), zero)
     others["self_ns"] = end_ns - start_ns
     return Work(name, kind, start_ns, end_ns, **others | known)
 

@@ -283,9 +283,7 @@ def test_where_sqlite_may_write_no_lock_the_file_is_read_as_it_lies(
 OLD = ("graphNodeId", "globalPid", "demangledName", "dynamicSharedMemory", "domainId")
 
 
-@pytest.mark.parametrize(
-    "missing", [*OLD, "registersPerThread", "streamId", "copyKind", "eventType"]
-)
+@pytest.mark.parametrize("missing", [*OLD, "registersPerThread", "copyKind", "eventType"])
 def test_columns_that_older_versions_lack_are_done_without(missing: str, tmp_path: Path) -> None:
     export = two_replays()
     export.columns = {

@@ -20,8 +20,8 @@ class Run:
     """Keys of one tree edge that were cached together and have been used together ever since."""
 
     __slots__ = (
-        "children", "keys", "length", "moment", "parent", "pins", "rows", "stamp", "start",
-        "ticket", "uses", "values",
+        "children", "keys", "length", "moment", "parent", "pins", "rows", "start", "ticket",
+        "uses", "values",
     )  # fmt: skip
 
     def __init__(self, parent: "Run | None", keys: list[int], start: int, length: int) -> None:
@@ -37,8 +37,6 @@ class Run:
         self.ticket = 0
         self.moment = 0  # when it was stored or last used, as its policy counts time
         self.uses = 0  # how often it was used, as its policy counts
-        # its place in its policy's order, the least first
-        self.stamp: tuple[float, float] = (0.0, 0.0)
 
     @property
     def end(self) -> int:
@@ -130,10 +128,10 @@ class LFU(Policy):
 
     def touch(self, run: Run) -> None:
         run.uses += 1
-        run.stamp = (run.uses, self.now)
+        run.moment = self.now
 
     def offer(self, run: Run) -> None:
-        self.order.push(run, run.stamp)
+        self.order.push(run, (run.uses, run.moment))
 
 
 class Schedule(Protocol):

@@ -179,7 +179,7 @@ class PrefixTree:
         upper = Run(above, keys[:inside], run.start, inside)
         above.children[keys[0]] = upper
         upper.children[keys[inside]] = run
-        upper.pins, upper.stamp, upper.moment = run.pins, run.stamp, run.moment
+        upper.pins, upper.moment = run.pins, run.moment
         upper.uses, upper.rows = run.uses, run.rows[:]
         if self._size:
             first = run.start // self._size

@@ -95,18 +95,6 @@ def _part(weights: wt.Weights, schema: LayerCacheSchema) -> tuple[float, float]:
     return float(part.dense_bytes), float(part.expert_bytes)
 
 
-def decode_s(times: "ModelTimes", rows: int, context: int, draft_tokens: int = 0) -> float:
-    """Seconds of a step in which ``rows`` requests of ``context`` tokens decode."""
-    tokens, timer = rows * (1 + draft_tokens), times.timer
-    return timer.seconds(timer.step(rows, tokens, tokens * context, 0, 0, 0))
-
-
-def prompt_s(times: "ModelTimes", tokens: int, prefix: int = 0, ranks: int = 1) -> float:
-    """Seconds of a chunk of a prompt after a prefix, one on each of ``ranks``."""
-    timer = times.timer
-    return timer.seconds(timer.step(0, 0, 0, ranks * tokens, tokens, tokens * prefix))
-
-
 @dataclass(frozen=True)
 class Deployment:
     """A model on GPUs."""
@@ -174,6 +162,16 @@ class ModelTimes:
             deployment.weight_bytes,
             deployment.mflop,
         )
+
+    def decode_s(self, rows: int, context: int, draft_tokens: int = 0) -> float:
+        """Seconds of a step in which ``rows`` requests of ``context`` tokens decode."""
+        tokens = rows * (1 + draft_tokens)
+        return self.timer.seconds(self.timer.step(rows, tokens, tokens * context, 0, 0, 0))
+
+    def prompt_s(self, tokens: int, prefix: int = 0, ranks: int = 1) -> float:
+        """Seconds of a chunk of a prompt after a prefix, one on each of ``ranks``."""
+        counts = self.timer.step(0, 0, 0, ranks * tokens, tokens, tokens * prefix)
+        return self.timer.seconds(counts)
 
     def constants(self) -> list[tuple[str, float, str]]:
         """The numbers that times depend on: name, value, unit."""

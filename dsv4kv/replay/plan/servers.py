@@ -16,7 +16,7 @@ from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.files import whole_text
 from dsv4kv.model.presets import load_model
 from dsv4kv.replay.build import Parts, find_parts
-from dsv4kv.replay.clock.steps import ModelTimes, decode_s, prompt_s
+from dsv4kv.replay.clock.steps import ModelTimes
 from dsv4kv.replay.memory import check_fit
 from dsv4kv.replay.plan.question import Question
 
@@ -131,9 +131,9 @@ class Bounds:
     def ttft_s(self) -> list[float]:
         """Least time to the first token of every request."""
         times, step_tokens = self.server.times, self._step_tokens
-        full_s = prompt_s(times, step_tokens)
+        full_s = times.prompt_s(step_tokens)
         tails = {tokens % step_tokens for tokens in self._unseen} - {0}
-        tail_s = {tokens: prompt_s(times, tokens) for tokens in tails} | {0: 0.0}
+        tail_s = {tokens: times.prompt_s(tokens) for tokens in tails} | {0: 0.0}
         return [
             times.client_s + tokens // step_tokens * full_s + tail_s[tokens % step_tokens]
             for tokens in self._unseen
@@ -145,8 +145,8 @@ class Bounds:
         shortest = min(each.input_tokens for each in self.question.requests)
         drafts = self.server.parts.config.scheduler.speculative.draft_tokens
         times = self.server.times
-        alone_s = decode_s(times, 1, shortest, drafts)
-        return min(alone_s, prompt_s(times, 1)) / (1 + drafts)
+        alone_s = times.decode_s(1, shortest, drafts)
+        return min(alone_s, times.prompt_s(1)) / (1 + drafts)
 
     @cached_property
     def least_s(self) -> dict[str, float]:
@@ -169,7 +169,7 @@ class Bounds:
         """Least seconds of a replica for prompts within the percentile, without the most work."""
         step_tokens, times = self._step_tokens, self.server.times
         dp = self.server.layout.dp
-        token_s = prompt_s(times, step_tokens, ranks=dp) / (step_tokens * dp)
+        token_s = times.prompt_s(step_tokens, ranks=dp) / (step_tokens * dp)
         percent = max(slo.percent for slo in self.question.slos if slo.name != "tpot")
         bound = sorted(self._unseen)[: math.floor(percent / 100 * (len(self._unseen) - 1))]
         return sum(bound) * token_s

@@ -9,7 +9,7 @@ from dsv4kv.budget.gpus import load_gpu
 from dsv4kv.budget.layout import Layout
 from dsv4kv.replay.build import find_parts
 from dsv4kv.replay.clock.coefficients import Coefficients, find_coefficients
-from dsv4kv.replay.clock.steps import Deployment, ModelTimes, decode_s
+from dsv4kv.replay.clock.steps import Deployment, ModelTimes
 from tests.examples import FULL
 from tests.replay.clock import fit
 from tests.replay.clock.points import ABSENT, Floats, count_point, points, run_point
@@ -112,5 +112,5 @@ def test_what_contexts_add_is_within_half_of_measured_steps(
         len(parts.memory.schemas), width, parts.weights, layout, drafts, False, gbps * 1e9
     )
     times = ModelTimes(made, find_coefficients(load_gpu(gpu), "fp4"))
-    slope_s = decode_s(times, rows, 131_072, drafts) - decode_s(times, rows, 4096, drafts)
+    slope_s = times.decode_s(rows, 131_072, drafts) - times.decode_s(rows, 4096, drafts)
     assert 1 / 1.5 <= slope_s * 1e3 / slope_ms <= 1.5

@@ -58,9 +58,7 @@ def test_a_decode_step_is_the_literal_sum_of_its_terms() -> None:
         + tokens * context / 1000 * 900e-9
         + 2 * tokens * (7e9 + 6e9) / 4 / 500e12
     )
-    assert ste.decode_s(model(TP4, drafts), rows, context, drafts) == pytest.approx(
-        expected_s, 1e-9
-    )
+    assert model(TP4, drafts).decode_s(rows, context, drafts) == pytest.approx(expected_s, 1e-9)
 
 
 def test_a_prompt_chunk_is_the_literal_sum_of_its_terms() -> None:
@@ -73,13 +71,13 @@ def test_a_prompt_chunk_is_the_literal_sum_of_its_terms() -> None:
         + tokens * prefix / 1000 * 90e-9
         + 100 * 43 * tokens * 8192 / 4e12
     )
-    assert ste.prompt_s(model(), tokens, prefix) == pytest.approx(expected_s, 1e-6)
+    assert model().prompt_s(tokens, prefix) == pytest.approx(expected_s, 1e-6)
 
 
 def test_a_chunk_takes_no_less_than_its_launches() -> None:
     launches_s = 43 * 1000e-6
-    assert ste.prompt_s(model(), 1) == ste.prompt_s(model(), 100) == pytest.approx(launches_s)
-    assert ste.prompt_s(model(), 4096) > launches_s
+    assert model().prompt_s(1) == model().prompt_s(100) == pytest.approx(launches_s)
+    assert model().prompt_s(4096) > launches_s
 
 
 @pytest.mark.parametrize("layout", [TP4, DP4, Layout(tp=2, dp=2, ep=4), Layout(tp=2, pp=2)])
@@ -88,22 +86,22 @@ def test_a_decode_step_grows_with_requests_and_contexts(
     layout: Layout, rows: int, context: int, more: int
 ) -> None:
     times = model(layout)
-    one = ste.decode_s(times, rows, context)
-    assert ste.decode_s(times, rows + more, context) >= one
-    assert ste.decode_s(times, rows, context + more) >= one
+    one = times.decode_s(rows, context)
+    assert times.decode_s(rows + more, context) >= one
+    assert times.decode_s(rows, context + more) >= one
 
 
 @given(st.integers(1, 60_000), st.integers(0, 10**6), st.integers(0, 500))
 def test_a_prompt_chunk_grows_with_tokens_and_prefix(tokens: int, prefix: int, more: int) -> None:
-    one = ste.prompt_s(model(), tokens, prefix)
-    assert ste.prompt_s(model(), tokens + more, prefix) >= one
-    assert ste.prompt_s(model(), tokens, prefix + more) >= one
+    one = model().prompt_s(tokens, prefix)
+    assert model().prompt_s(tokens + more, prefix) >= one
+    assert model().prompt_s(tokens, prefix + more) >= one
 
 
 def slope_s(layout: Layout) -> float:
     """Seconds that 124K more context add to a step of 64 requests."""
     times = model(layout)
-    return ste.decode_s(times, 64, 131_072) - ste.decode_s(times, 64, 4096)
+    return times.decode_s(64, 131_072) - times.decode_s(64, 4096)
 
 
 def test_tensor_parallelism_does_not_divide_the_reading_of_contexts_and_replicas_do() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from gzip import BadGzipFile, GzipFile
 from io import BufferedReader, BufferedWriter, FileIO, RawIOBase
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -144,6 +145,7 @@ DOCUMENT_BYTES = 2**28
 
 
 _MOST_PARTS = 2**21  # lists and objects of a JSON text; all requests of a benchmark have less
+_PART = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+\\?"?|([\[{])', re.DOTALL)  # or a string
 _MOST_NODES = 2**18  # of a YAML text, each counted wherever it is used
 _LONGEST_INTEGER = 256  # characters in YAML, of base 60 or 16, too: still within a float's range
 
@@ -220,7 +222,10 @@ def read_json(path: Path, most_bytes: int = DOCUMENT_BYTES) -> Any:
 
 def check_parts(text: str) -> None:
     """Raise ``Unparsable`` for a JSON text of millions of lists, each of 25 times its bytes."""
-    if len(text) > _MOST_PARTS and text.count("[") + text.count("{") > _MOST_PARTS:
+    if len(text) <= _MOST_PARTS or text.count("[") + text.count("{") <= _MOST_PARTS:
+        return
+    parts = (found for found in _PART.finditer(text) if found[1])  # strings may have any
+    if next(islice(parts, _MOST_PARTS, None), None):
         raise Unparsable(f"JSON of over {_MOST_PARTS:,} lists and objects")
 
 

@@ -154,6 +154,11 @@ def test_what_no_parser_reads_is_a_sentence(text: str, sentence: str) -> None:
         files.parse_json(text)
 
 
+def test_a_text_of_code_may_have_millions_of_brackets() -> None:
+    code = 'if a[\\"b\\\\\\"[0]\\"] == {}:' * 2**20
+    assert len(files.parse_json(f'[{{"text": "{code}"}}]')[0]["text"]) > 2**20
+
+
 @pytest.mark.parametrize(
     "text", [BOMB, MERGES, b"a: &a\n  b: *a\n", b"[" * 5_000, b"!!python/x y"]
 )

@@ -416,9 +416,7 @@ _UNITS = {
 
 
 def to_document(
-    found: Answer,
-    options: list[Option],
-    curve: list[tuple[int, int]],
+    found: Answer, options: list[Option], curve: list[tuple[int, int]]
 ) -> dict[str, Any]:
     """The whole answer as plain values; fractions of bytes become floats."""
     scenario, use = found.scenario, found.use

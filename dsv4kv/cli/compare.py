@@ -164,7 +164,7 @@ def _stored(sides: list[str]) -> "tuple[Side, Side]":
     from dsv4kv.bench.compare.comparison import load_side
 
     if len(sides) != 2:
-        raise ConfigError(f"{len(sides)} sides were given: name two, or --ab A B.")
+        raise ConfigError(f"two sides are needed, {len(sides)} given: two files, or --ab A B.")
     return load_side(sides[0]), load_side(sides[1])
 
 

@@ -144,10 +144,7 @@ def prune(
     ),
     yes: bool = opt.flag("--yes", "Actually delete; default: a dry run."),
 ) -> None:
-    """Delete the saved runs that match every option given.
-
-    Baselines and unreadable files stay.
-    """
+    """Delete the saved runs that match every option given; unreadable files stay."""
     from dsv4kv.runs.points import as_entry, list_unfinished
     from dsv4kv.runs.store import UNFINISHED, choose, list_entries, remove
 

@@ -91,7 +91,7 @@ def to_json(source: str, model: str, answer: Answer) -> str:
         "tokens_for_90_percent": answer.enough_tokens,
         "arch": answer.arch,
         "kept_share": answer.kept_share,
-        "rows": [*_rows(answer)],
+        "rows": list(_rows(answer)),
     }
     return json.dumps(document, indent=2)
 

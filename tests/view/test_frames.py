@@ -25,7 +25,6 @@ def folder(tmp_path: Path) -> Path:
     """A folder with two records, and other files that `results` keeps there."""
     for run_id in ("a", "b"):
         save_record(make_record(run_id=run_id), tmp_path)
-    (tmp_path / ".index.json").write_text("{}")
     (tmp_path / "notes.txt").write_text("no record")
     return tmp_path
 

@@ -168,7 +168,6 @@ def save(folder: Path, seed: int) -> Path:
 
 def test_a_side_is_a_file_several_files_or_a_folder(tmp_path: Path) -> None:
     paths = [save(tmp_path, seed) for seed in range(3)]
-    (tmp_path / ".index.json").write_text("{}")
     (tmp_path / "notes.txt").write_text("")
     assert [r.run_id for r in load_side(str(paths[1])).records] == ["run-1"]
     assert [r.run_id for r in load_side(f"{paths[2]},{paths[0]}").records] == ["run-2", "run-0"]

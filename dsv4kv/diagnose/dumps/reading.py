@@ -87,7 +87,7 @@ def read_dump(path: Path, tensor: str | None = None) -> Dump:
     elif path.suffix == ".safetensors":
         found = dict(_read_safetensors(path, size))
     elif head[:4] == b"PK\x03\x04":
-        found = dict(_read_torch(path))
+        found = dict(_read_torch(path, tensor))
     elif head[:1] == b"\x80" and path.suffix in {".pt", ".pth", ".pkl", ".pickle"}:
         raise TraceError(
             f"{path} is a pickle, which runs code when it is read: save it with torch.save of "
@@ -186,8 +186,14 @@ def _whole_numbers(given: Any, most: int) -> tuple[int, ...]:
     return tuple(given)
 
 
-def _read_torch(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a ``torch.save`` file: one, or a dict or list of them; mapped, not loaded."""
+_UNREAD: Tensor = (np.empty(0, np.uint8), ())
+
+
+def _read_torch(path: Path, wanted: str | None) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a ``torch.save`` file: one, or a dict or list of them.
+
+    The wanted one, or the only one, is mapped; of others there can be as many as a pickle names.
+    """
     try:
         with path.open("rb", 0) as raw, zipfile.ZipFile(_Bounded(raw)) as archive:
             records = {each.filename.partition("/")[2]: each for each in archive.infolist()}
@@ -200,8 +206,10 @@ def _read_torch(path: Path) -> Iterator[tuple[str, Tensor]]:
                     "are read: save the tensors of pages alone."
                 )
             saved = _Unpickler(BytesIO(archive.read(pickled))).load()
-            for name, each in _tensors(saved):
-                yield name, _map_tensor(path, name, each, records)
+            tensors = dict(_tensors(saved))
+            for name, each in tensors.items():
+                is_read = name == wanted or len(tensors) == 1
+                yield name, _map_tensor(path, name, each, records) if is_read else _UNREAD
     except (*_DAMAGED, pickle.PickleError, zipfile.BadZipFile, zlib.error) as error:
         reason = _quote(error) or type(error).__name__
         raise TraceError(
@@ -236,9 +244,6 @@ class _Named:
     name: str
     arguments: tuple[Any, ...] = ()
 
-    def __call__(self, *arguments: Any) -> "_Named | _Dict":
-        return _Dict() if self.name == "collections.OrderedDict" else _Named(self.name, arguments)
-
 
 class _Dict(dict[Any, Any]):
     """A dict of plain keys: to hash a tuple of tuples may take for ever."""
@@ -252,6 +257,20 @@ def _add_dict(unpickler: Any) -> None:
     unpickler.append(_Dict())
 
 
+def _reduce(unpickler: Any) -> None:
+    """Keep what a call is given; a copy of that for every call would fill the memory."""
+    arguments, called = unpickler.stack.pop(), unpickler.stack.pop()
+    if type(called) is not _Named or type(arguments) is not tuple:  # a list can hold itself
+        raise ValueError("a call that is none")
+    is_dict = called.name == "collections.OrderedDict"
+    unpickler.append(_Dict() if is_dict else _Named(called.name, arguments))
+
+
+def _build(unpickler: Any) -> None:
+    unpickler.stack.pop()  # attributes
+
+
+_OWN = {pickle.EMPTY_DICT[0]: _add_dict, pickle.REDUCE[0]: _reduce, pickle.BUILD[0]: _build}
 _HASHED_OR_HUGE = (
     pickle.DICT, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET, pickle.BYTEARRAY8,
 )  # fmt: skip
@@ -265,7 +284,7 @@ class _Unpickler(pickle._Unpickler):
 
     dispatch = {  # noqa: RUF012
         key: call
-        for key, call in (pickle._Unpickler.dispatch | {pickle.EMPTY_DICT[0]: _add_dict}).items()
+        for key, call in (pickle._Unpickler.dispatch | _OWN).items()
         if bytes([key]) not in _HASHED_OR_HUGE
     }
 

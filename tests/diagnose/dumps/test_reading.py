@@ -161,7 +161,14 @@ def tensor(shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) ->
 
 
 MIB = b"X" + (1 << 20).to_bytes(4, "little") + b"x" * (1 << 20)
+CALL = b"ctorch._utils\n_rebuild_parameter\nq\0"
+NAMES = b"".join(b"U\x06%06dN" % number for number in range(100_000))
 PICKLES = {
+    "arguments": CALL + b"0(" + b"N" * 1_000_000 + b"tq\x010(" + b"h\0h\1R" * 10_000 + b"l.",
+    "attributes": CALL + b"0}(" + NAMES + b"uq\x010h\0" + b"h\1b" * 400_000 + b".",
+    "itself": CALL + b"}U\x09arguments]h\0asb.",
+    "itself2": CALL + b"0]q\x010h\0h\1Rq\x020h\1h\2a0h\2.",
+    "copies": b"]q\0" + tensor((96, 4), (1, 96))[:-1] + b"q\x010h\0(" + b"h\1" * 2_000_000 + b"e.",
     "called": b"cbuiltins\nbytearray\nJ\0\0\0\x60\x85R.",  # 1.6 GB of zeros
     "many": b"(" + b"}" * (1 << 22) + b"l.",
     "memo": b"Nr\xff\xff\xff\x0f.",

@@ -36,6 +36,12 @@ _PARTIAL = ("sliding", "chunked", "mamba")
 """Prefixes of the kinds of groups that keep a window or a state."""
 
 
+_MOST_EVENTS, _MOST_HASHES = 2**18, 2**21  # of a batch
+_MOST_PARTS = 2**21  # lists and maps of a payload; each of one byte takes 70 B
+_LISTS_AND_MAPS = bytes(range(0x80, 0xA0))  # how those begin that have few elements
+_LONGEST_NAMES = 1_000  # of a request's adapter and tenant, with which every block is hashed
+
+
 class Unreadable(ValueError):
     """A payload that is no batch."""
 
@@ -99,11 +105,21 @@ def unpack(payload: bytes) -> Batch:
     import msgspec
 
     try:
+        if len(payload) - len(payload.translate(None, _LISTS_AND_MAPS)) > _MOST_PARTS:
+            raise ValueError("millions of lists")
         at_s, events, *rest = msgspec.msgpack.decode(payload)
         rank = next(iter(rest), None)
         if not isfinite(at_s):
             raise ValueError("no time")
-        return Batch(float(at_s), tuple(_events(events)), _whole(0 if rank is None else rank))
+        if len(events) > _MOST_EVENTS:
+            raise ValueError("too many events")
+        found = tuple(_events(events))
+        if (
+            sum(0 if isinstance(each, Cleared) else len(each.hashes) for each in found)
+            > _MOST_HASHES
+        ):
+            raise ValueError("too many blocks")
+        return Batch(float(at_s), found, _whole(0 if rank is None else rank))
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise Unreadable(str(error)) from None
 
@@ -168,7 +184,7 @@ def _extras(fields: Mapping[str, Any]) -> tuple[object, ...]:
     of_each = fields.get("extra_keys") or [None] * blocks
     if of_all == (None,) * 3 and not any(of_each):
         return ()
-    if len(of_each) != blocks:
+    if len(of_each) != blocks or len(repr(of_all)) > _LONGEST_NAMES:
         raise ValueError("extra_keys")
     return tuple((of_all, each) for each in of_each)
 

@@ -125,9 +125,20 @@ def test_any_bytes_are_a_batch_or_unreadable(payload: bytes) -> None:
         return
 
 
-def test_a_payload_nested_too_deeply_is_unreadable() -> None:
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\x91" * 100_000,
+        msgspec.msgpack.encode([1.5, [CLEARED], 0, [[]] * 2_200_000]),
+        msgspec.msgpack.encode([1.5, [["AllBlocksCleared"]] * 270_000]),
+        msgspec.msgpack.encode([1.5, [["BlockRemoved", [1] * 1_100_000]] * 2]),
+        msgspec.msgpack.encode([1.5, [stored([1, 2], None, TOKENS, 16, lora_name="x" * 9_000)]]),
+    ],
+    ids=["deep", "lists", "events", "blocks", "name"],
+)
+def test_a_payload_that_costs_much_more_than_its_bytes_is_unreadable(payload: bytes) -> None:
     with pytest.raises(Unreadable):
-        unpack(b"\x91" * 100_000)
+        unpack(payload)
 
 
 @given(st.data())

@@ -85,6 +85,7 @@ _OLD_OPTIONS = {"doctor --gpu": "--check-gpu", "probe --model": "--served-model-
 ENDINGS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
+_UNANSWERED = "interrupted before there was an answer."
 _PIPE_CLOSED = 141  # 128 + SIGPIPE, as shells report it
 
 
@@ -169,7 +170,7 @@ class Program(Group):
         except Dsv4kvError as error:
             sentences, code = str(error), error.exit_code
         except KeyboardInterrupt:
-            say("interrupted before there was an answer.", err=True)
+            say(_UNANSWERED, err=True)
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
             code = ConfigError.exit_code
@@ -341,6 +342,9 @@ def main() -> None:
             sys.exit(_PIPE_CLOSED)
         on_endings(lambda *_: os._exit(INTERRUPTED))  # the answer is written: threads are left
         raise
+    except KeyboardInterrupt:  # beside a command: of a help that is printed
+        say(_UNANSWERED, err=True)
+        sys.exit(INTERRUPTED)
     except Exception as error:
         if debug:
             raise

@@ -1,6 +1,7 @@
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -150,6 +151,25 @@ def test_ctrl_c_ends_with_130_and_a_sentence(
     told = capsys.readouterr()
     assert (end.value.code, told.out) == (130, "")
     assert told.err == "interrupted before there was an answer.\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "code", "said"),
+    [
+        ("typer", ["--version"], -signal.SIGINT, ""),
+        ("mdurl", ["bench", "--none"], 130, "interrupted before there was an answer.\n"),
+    ],
+)
+def test_ctrl_c_while_something_is_imported_is_no_traceback(
+    module: str, words: list[str], code: int, said: str, tmp_path: Path
+) -> None:
+    interrupting = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(9)"
+    (tmp_path / f"{module}.py").write_text(interrupting)
+    path = os.pathsep.join([str(tmp_path), str(Path(errors.__file__).parents[1])])
+    command = [sys.executable, "-P", "-m", "dsv4kv", *words]
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, said)
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["config", "schema", "--json"]])

@@ -31,6 +31,8 @@ RESETS = ("/flush_cache", "/reset_prefix_cache")
 """SGLang's and vLLM's (with ``VLLM_SERVER_DEV_MODE=1``)."""
 _LIKELIEST = 5
 _ASKED_S, _SPELLED_S = 10.0, 60.0
+_LINE_BYTES = 2**19  # of an event: one or a few tokens
+_MOST_TOKENS = 1_000  # with log-probabilities, and no more than an event adds
 _BUSY = {429, 503}
 _PATIENCE_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """How long a server that is busy is left alone, each time; longer where it asks for it."""
@@ -229,7 +231,7 @@ class _Heard:
     def take_line(self, line: bytes) -> bool:
         """Of a stream of events (``data: {…}``); whether it was the last."""
         data = line.strip().removeprefix(b"data:").strip()
-        if data.startswith(b"{"):
+        if data.startswith(b"{") and len(data) <= _LINE_BYTES:
             with suppress(ValueError):
                 self.take(from_json(data), self._now_s())
         return data == b"[DONE]"
@@ -250,6 +252,8 @@ class _Heard:
                     self._take_likely(logprobs)
 
     def _take_likely(self, logprobs: Mapping[str, Any]) -> None:
+        if max(len(self._words), len(self._likely)) > _MOST_TOKENS:
+            return
         if isinstance(logprobs.get("content"), list):
             for each in logprobs["content"]:
                 self._words.append(str(each.get("token")))

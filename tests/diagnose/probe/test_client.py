@@ -306,6 +306,15 @@ def test_answers_in_another_shape_have_no_log_probabilities() -> None:
     assert heard.answer(urlsplit("http://host"), 2.0).likely == ()
 
 
+def test_of_log_probabilities_no_more_is_kept_than_was_asked_for() -> None:
+    heard = _Heard(0.0)
+    for tokens in (200_000, *[500] * 20):
+        likely = {"top_logprobs": [{"a": -1.0}] * tokens}
+        event = {"choices": [{"logprobs": likely}], "usage": {"prompt_tokens": 5}}
+        heard.take_line(f"data: {json.dumps(event)}".encode())
+    assert len(heard.answer(urlsplit("http://host"), 2.0).likely) == 1_500
+
+
 LONG = "9" * 4_000
 
 

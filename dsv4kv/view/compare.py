@@ -17,6 +17,7 @@ from dsv4kv.view import table as tb
 from dsv4kv.view.bench import checked, name_run
 from dsv4kv.view.facts import layers_text
 from dsv4kv.view.quantity import format_clocked, format_factor
+from dsv4kv.view.render import markdown_text
 from dsv4kv.view.render import to_markdown as render_markdown
 
 INTERVAL = f"{CONFIDENCE * 100:.0f} % interval"
@@ -306,12 +307,12 @@ def to_document(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
 def to_markdown(comparison: Comparison, verdict: Verdict) -> str:
     """Changed rows in a table, all others folded away."""
     sides = (comparison.before, comparison.after)
-    lines = [f"**dsv4kv {conclude(comparison, verdict)}**", ""]
-    lines += [f"- {_describe_side(side)}" for side in sides]
+    lines = [f"**dsv4kv {markdown_text(conclude(comparison, verdict))}**", ""]
+    lines += [f"- {markdown_text(_describe_side(side))}" for side in sides]
     if comparison.forced:
         lines.append("- **the sides are not alike and are compared anyway (`--force`)**")
-    lines += [f"- {each}" for each in comparison.differences]
-    lines += [f"- {sentence}" for sentence in (*comparison.losses, *comparison.missing)]
+    said = (*comparison.differences, *comparison.losses, *comparison.missing)
+    lines += [f"- {markdown_text(str(each))}" for each in said]
     changed = [row for row in comparison.rows if row.judgement.verdict in _CHANGES]
     others = [row for row in comparison.rows if row.judgement.verdict not in _CHANGES]
     if changed:
@@ -322,4 +323,4 @@ def to_markdown(comparison: Comparison, verdict: Verdict) -> str:
         lines += [render_markdown(_rows_table(comparison, others)), "", "</details>"]
     if rows := _list_reuse(*sides):
         lines += ["", render_markdown(_reuse_table(rows))]
-    return "\n".join([*lines, "", f"<sub>{explain(comparison)}</sub>", ""])
+    return "\n".join([*lines, "", f"<sub>{markdown_text(explain(comparison))}</sub>", ""])

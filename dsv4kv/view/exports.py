@@ -118,7 +118,7 @@ def to_markdown(records: Sequence[RunRecord]) -> str:
             rows.append((what, quantity(len(group)), us(median), quantity(rate)))
         table = Table("", ["quantity", "launches", "median, µs", "GB/s"], rows)
         named = f"**{record.run_id}** ({', '.join(facts)}{status})"
-        lines += [named.replace("<", "&lt;"), ""]
+        lines += [render.markdown_text(named), ""]
         lines += [render.to_markdown(table), ""]
     return "\n".join(lines) + "\n"
 

@@ -320,13 +320,17 @@ def _draw_columns(columns: Sequence[_Column], width: int, body: int) -> RichTabl
     return drawn
 
 
+def markdown_text(text: str) -> str:
+    """A text on one line in which nothing is a tag, a link or a picture."""
+    return " ".join(text.split("\n")).replace("<", "&lt;").replace("](", "]\\(")
+
+
 def to_markdown(table: tb.Table) -> str:
     """The table's rows; an absent value is empty."""
 
     def text(cell: tb.Cell) -> str:
         shown = "" if tb.text_of(cell) == tb.ABSENT else tb.text_of(cell)
-        shown = shown.replace("<", "&lt;").replace("|", "\\|")
-        return " ".join(shown.split("\n"))
+        return markdown_text(shown).replace("|", "\\|")
 
     table = table.informative()
     rules = ("---:" if head.kind == "number" else "---" for head in table.heads)

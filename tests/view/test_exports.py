@@ -59,4 +59,7 @@ def test_markdown_has_a_row_per_quantity_with_launches_together() -> None:
 
 def test_markdown_keeps_names_whole_whatever_they_are_made_of() -> None:
     case = make_record().cases[0].model_copy(update={"axis": {"name": "a|b – c"}})
-    assert "| name=a\\|b – c: gather_topk csa |" in to_markdown([make_record(case)])
+    source = "a\n\n# b ![c](http://host/d.png) <img src=e>"
+    written = to_markdown([make_record(case, config_source=source)])
+    assert "| name=a\\|b – c: gather_topk csa |" in written
+    assert "(a  # b ![c]\\(http://host/d.png) &lt;img src=e>, " in written

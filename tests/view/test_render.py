@@ -146,12 +146,12 @@ def test_a_terminal_that_is_not_utf_8_gets_no_frames() -> None:
 
 
 def test_markdown_and_csv_hold_whatever_a_cell_holds() -> None:
-    table = tb.Table("", ["name", "time, s"], [("a|b\nc", tb.Number("1", "± 2")), ("d", "–")])
+    table = tb.Table("", ["name", "time, s"], [("a|b\nc", tb.Number("1", "± 2")), ("[d](e)", "–")])
     assert to_markdown(table).splitlines() == [
         "| name | time, s |",
         "|---|---:|",
         "| a\\|b c | 1 ± 2 |",
-        "| d |  |",
+        "| [d]\\(e) |  |",
     ]
     rows: list[dict[str, object]] = [{"a": 'x,"y"\nz', "b": 0.1}, {"a": None, "c": True}]
     assert list(csv.DictReader(io.StringIO(to_csv(tb.tabulate(rows)), newline=""))) == [

@@ -4,7 +4,7 @@ import hashlib
 import shlex
 import zlib
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from dsv4kv.profile.kineto import read_kineto
 from dsv4kv.profile.launch import export_nsys, find_profiler
 from dsv4kv.profile.ncu import read_ncu
 from dsv4kv.profile.nsys import read_nsys
-from dsv4kv.profile.table import Rule, build_table, shipped_rules
+from dsv4kv.profile.table import Rule, bounded_matching, build_table, shipped_rules
 from dsv4kv.profile.trace import STEP, Trace
 from dsv4kv.runs.assemble import make_case
 from dsv4kv.runs.profile import KernelTable, Profile
@@ -130,13 +130,16 @@ def load_profile(path: Path, step: str, rules: Sequence[Rule] = ()) -> Source:
     Raises ``ProfileError``.
     """
     if path.suffix != ".json" or not is_record(path):
+        trace = read_profile(path, step)
+        with bounded_matching() if rules else nullcontext():
+            table = build_table(trace, [*rules, *shipped_rules()])
         profile = Profile(
             why=f"read from {path.name}",
             command=[],
             files=[str(path)],
             step_requests=[],
             useful_bytes={},
-            table=build_table(read_profile(path, step), [*rules, *shipped_rules()]),
+            table=table,
         )
         return Source(profile, yardstick=None)
     record = load_record(path)

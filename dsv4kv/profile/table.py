@@ -4,8 +4,10 @@ What a kernel does to a KV cache is said by rules in ``configs/profile/``.
 """
 
 import re
+import signal
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -49,6 +51,7 @@ _FIRST_ARGUMENT = (
 _MANGLED = re.compile(r"_Z(?:NK?)?(?=\d)")
 _MANGLED_ARGUMENT = re.compile(r"I(?:L[ij]\d+E)*N?(?:S\w?_|St)?(?=\d)")  # S1_: named before
 _LENGTH = re.compile(r"\d{1,9}")
+_LONGEST_NAME = 2**16  # looked at: kernels within kernels take the square of it
 
 
 def shorten(name: str) -> str:
@@ -58,6 +61,7 @@ def shorten(name: str) -> str:
     were made for, ``device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<…>>>`` is
     ``FlashAttnFwdSm90``. A name that is no C++ name (of a copy, of a marked range) stays as it is.
     """
+    name = name[:_LONGEST_NAME]
     if _MANGLED.match(name):
         return _last_of_mangled(name)
     plain = _ANONYMOUS.sub("", name)
@@ -157,6 +161,28 @@ def find_rule(name: str, rules: Sequence[Rule]) -> Rule | None:
     """The first rule that a kernel's name fits, None where none does."""
     short = shorten(name)
     return next((rule for rule in rules if rule.pattern.search(short)), None)
+
+
+_MATCHED_S = 30.0  # of the processor, for patterns of a file; all shipped ones take 1 s
+
+
+@contextmanager
+def bounded_matching() -> Iterator[None]:
+    """Raise ``ConfigError`` where patterns take for ever, as ``(a+)+$`` does of many names."""
+
+    def give_up(*_: object) -> None:
+        raise ConfigError(
+            f"--rules: to match its patterns takes more than {_MATCHED_S:g} s: write them without "
+            "repeats of repeats, such as (a+)+."
+        )
+
+    before = signal.signal(signal.SIGVTALRM, give_up)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _MATCHED_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 MOST_KERNELS = 4_096

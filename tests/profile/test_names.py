@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from time import process_time
 
 import pytest
 import yaml
@@ -66,6 +67,12 @@ OWN: dict[str, str] = {
 @pytest.mark.parametrize(("name", "short"), SHORT.items())
 def test_a_short_name_is_the_functions_own(name: str, short: str) -> None:
     assert shorten(name) == short
+
+
+def test_a_name_of_kernels_within_kernels_is_cut() -> None:
+    begun_s = process_time()
+    shorten("device_kernel<" * 300_000 + "a")
+    assert process_time() - begun_s < 5
 
 
 @pytest.mark.parametrize("engine", ENGINES)

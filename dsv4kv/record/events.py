@@ -31,7 +31,7 @@ from dsv4kv.record.veil import LEAST_TOKENS, Veil
 from dsv4kv.record.wire import Batch, Cleared, Event, Removed, Stored, Unreadable, unpack
 
 WAIT_S = 2.0
-_WAITING = 256  # messages held while one is missing; then it is a gap, too
+_WAITING, _WAITING_BYTES = 256, 2**25  # of messages held while one is missing; then it is a gap
 _REMEMBERED = 4096  # of which it is known that they came
 
 _NUMBER_BYTES = 8
@@ -109,7 +109,9 @@ class Sequence:
     def give_up(self, *, at_once: bool = False) -> Iterator[Item]:
         """Declare messages lost that have been missing for too long."""
         late = self._clock() - self._since_s > WAIT_S
-        if self._early and (at_once or late or len(self._early) > _WAITING):
+        held = sum(len(each.payload) for each in self._early.values())
+        many = len(self._early) > _WAITING or held > _WAITING_BYTES
+        if self._early and (at_once or late or many):
             first = min(self._early)
             yield {"what": "gap", "first": self.next, "last": first - 1}
             self.next = first
@@ -143,6 +145,7 @@ class Sequence:
                 if message.number >= self.next:
                     self._hold(message)
                 yield from self._in_turn()
+                yield from self.give_up()
             first = self.next
 
     def _hold(self, message: Message) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.record.events import WAIT_S, Item, Message, Sequence
-from tests.record.frames import CLEARED, Frames, frames
+from tests.record.frames import CLEARED, Frames, frames, removed
 
 Short = int | tuple[int, int] | str
 
@@ -127,3 +127,12 @@ def test_restarts_are_told_from_messages_that_come_twice() -> None:
     server = Server(3)
     assert taken(Sequence(), server.sent + server.sent) == [0, 1, 2]
     assert short(Sequence(after=(9, 9.0)).take(frames(0, at_s=10.0)))[0] == "restart"
+
+
+def test_of_messages_that_wait_for_a_lost_one_few_are_held() -> None:
+    waiting = Sequence()
+    long = [frames(number, removed(b"x" * 2**19)) for number in range(1, 100)]
+    assert next(one for each in long for one in short(waiting.take(each))) == (0, 0)
+    again = Sequence(lambda first: [frames(3 * each, CLEARED) for each in range(first, 1_000)])
+    list(again.take(frames(1, CLEARED)))
+    assert len(again._early) < 300

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from dsv4kv.engines.names import sends_of
 from dsv4kv.replay.plan.launches import launches
 from dsv4kv.replay.plan.question import Question, Slo
 from dsv4kv.replay.plan.search import Answer, front
@@ -62,7 +63,7 @@ def plan_page(
     if slos := list(_relax(answer, question)):
         parts += [Text("limits that this keeps within the model's error:", "dim")]
         parts += [Command.of("dsv4kv", "plan", *again, *slos)]
-    if best and trace and best.kind.split is None:
+    if best and trace:
         parts += [Text("the same as a replay:", "dim"), _replay(best, trace, settings)]
     chart = _chart(answer, question)
     front: list[Part] = [*([chart] if chart else []), _front_table(answer, question)]
@@ -167,12 +168,17 @@ def _limits(question: Question) -> str:
 
 def _replay(trial: Trial, trace: str, settings: Sequence[str]) -> Command:
     server = trial.kind.server
-    fleet = [f"fleet.replicas={trial.units}", f"fleet.router={trial.kind.router}"]
+    engine = server.config.server.engine or ""
+    fleet = [f"fleet.{role}.replicas={count}" for role, count in trial.roles.items() if role]
+    if fleet:
+        fleet.append(f"fleet.transfer.engine={sends_of(engine)}")
+    elif trial.units > 1:
+        fleet.append(f"fleet.replicas={trial.units}")
     words = [
         *settings,
-        f"server.engine={server.config.server.engine}",
+        f"server.engine={engine}",
         f"server.command={server.command}",
-        *(fleet if trial.units > 1 else []),
+        *([*fleet, f"fleet.router={trial.kind.router}"] if fleet else []),
         *([f"workload.speed={trial.speed!r}"] if trial.speed != 1 else []),
     ]
     gpus = ("--gpu", server.gpu, "--gpus", server.layout.gpus)

@@ -1,5 +1,10 @@
 """Commands of a planned deployment start the layouts that were planned, and their router."""
 
+import re
+import subprocess
+from itertools import chain
+from typing import NamedTuple
+
 import pytest
 
 from dsv4kv.budget.inputs import read_inputs
@@ -13,6 +18,50 @@ from tests.replay.plan.test_plan import SETTINGS, question
 
 DYNAMO = "python -m dynamo.frontend --router-mode kv"
 GATEWAY = "python -m sglang_router.launch_router --policy"
+PD = "python -m sglang_router.launch_router --pd-disaggregation --policy"
+PORTS = ("--port", "--disaggregation-bootstrap-port", "--kv-events-config", "SIDE_CHANNEL_PORT")
+SHELL = r"""
+python() { echo "$CUDA_VISIBLE_DEVICES SIDE_CHANNEL_PORT $VLLM_NIXL_SIDE_CHANNEL_PORT $*"; }
+vllm() { python "$@"; }
+"""
+
+
+class Started(NamedTuple):
+    """A replica, as bash starts it: its host, its GPUs there and the ports that it takes."""
+
+    host: str
+    gpus: tuple[int, ...]
+    ports: dict[str, int]
+
+
+def bash(script: str) -> list[str]:
+    """Lines that a script prints."""
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def start(whose: str, command: str) -> list[Started]:
+    """Start a line on each host that its label names."""
+    found = list[Started]()
+    on = r" on (?:each of )?(\w+(?:\{\S+\})?)(?: \((for i in \S+)\))?"
+    for hosts, loop in re.findall(on, whose):
+        for host in bash(f"printf '%s\\n' {hosts}"):
+            there = re.sub("for i in [^;]+", loop, command) if loop else command
+            for line in bash(f"{SHELL}{there}\nwait"):
+                gpus, _, words = line.partition(" ")
+                ports = {n: re.search(rf"{n} (?:\{{.*tcp://\*:)?(\d+)", words) for n in PORTS}
+                mine = tuple(map(int, gpus.split(","))) if gpus else tuple(range(8))
+                found.append(Started(host, mine, {n: int(p[1]) for n, p in ports.items() if p}))
+    return found
+
+
+def trial_of(
+    engine: str, router: str, split: Split | None, units: int, layout: Layout, *settings: str
+) -> Trial:
+    asked = question(1, "ttft_p90=2s")
+    server = open_server(asked, [*SETTINGS, *settings], engine, "b300", layout)
+    kind = Kind(server, router, Bounds(server, asked), split)
+    return Trial(kind, units, 1.0, 1.0, {}, 1.0, 1.0, meets=True, requests=1, came=1, served=1)
 
 
 @pytest.mark.parametrize(
@@ -21,32 +70,110 @@ GATEWAY = "python -m sglang_router.launch_router --policy"
         ("sglang", "dynamo", None, 1, ""),  # alone
         ("sglang", "round_robin", None, 2, f"{GATEWAY} round_robin --worker-urls"),
         ("sglang:0.5.20", "cache_aware", None, 3, f"{GATEWAY} cache_aware --eviction-interval-"),
-        ("vllm", "round_robin", None, 2, "vllm-router --policy round_robin --worker-urls"),
+        ("vllm", "round_robin", None, 2, "vllm-router --host 0.0.0.0 --policy round_robin"),
         ("vllm", "cache_aware", None, 2, None),
         ("sglang", "dynamo", None, 2, DYNAMO),
         ("vllm", "dynamo", Split(1, 2), 2, DYNAMO),
         ("sglang", "round_robin", Split(1, 2), 1, DYNAMO),  # one prefill replica, no choice
-        ("sglang", "round_robin", Split(1, 2), 2, None),
+        (
+            "sglang",
+            "round_robin",
+            Split(1, 2),
+            2,
+            f"{PD} round_robin --decode-policy power_of_two",
+        ),
+        ("sglang", "cache_aware", Split(2, 1), 5, f"{PD} cache_aware --eviction-interval-secs"),
+        ("sglang", "least_loaded", Split(1, 1), 2, None),
+        ("vllm", "round_robin", Split(1, 2), 2, None),
         ("sglang", "least_loaded", None, 2, None),
     ],
 )
-@pytest.mark.parametrize("layout", [Layout(tp=4), Layout(tp=2, dp=2, ep=4)])
+@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=2, dp=2, ep=4), Layout(tp=8)], ids=str)
 def test_every_replica_and_the_router_have_a_command(
     engine: str, router: str, split: Split | None, units: int, started: str | None, layout: Layout
 ) -> None:
-    asked = question(1, "ttft_p90=2s")
-    server = open_server(asked, SETTINGS, engine, "b200", layout)
-    kind = Kind(server, router, Bounds(server, asked), split)
-    trial = Trial(kind, units, 1.0, 1.0, {}, 1.0, 1.0, meets=True, requests=1, came=1, served=1)
-    commands = dict(launches(trial))
+    commands = dict(launches(trial_of(engine, router, split, units, layout)))
     for role in split._fields if split else ("",):
         (command,) = (each for whose, each in commands.items() if f"{role} replica" in whose[:18])
-        (scenario,) = resolve(read_inputs({**read_command(command).texts, "gpu": "b200"}))
+        (scenario,) = resolve(read_inputs({**read_command(command).texts, "gpu": "b300"}))
         assert scenario.layout == layout
         assert ("dynamo." in command) == (started == DYNAMO)
     last, command = commands.popitem()
     if started:
         assert command.startswith(started)
-        assert router == "dynamo" or split or f"{{1..{units}}}" in command
     else:
         assert "router" not in last or (command == "" and f"of {router}" in last)
+
+
+@pytest.mark.parametrize(
+    ("engine", "layout"),
+    [
+        ("sglang", Layout(tp=1)),
+        ("sglang", Layout(tp=1, dp=2, ep=2)),
+        ("vllm", Layout(tp=2)),
+        ("vllm", Layout(tp=1, dp=4, ep=4)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("router", ["round_robin", "dynamo"])
+@pytest.mark.parametrize(
+    ("split", "units"),
+    [(None, 2), (None, 7), (None, 12), (None, 17), *((Split(1, 2), n) for n in (1, 2, 4, 9))],
+)
+def test_replicas_share_no_gpu_and_no_port_and_the_router_reaches_them(
+    engine: str, router: str, split: Split | None, units: int, layout: Layout
+) -> None:
+    trial = trial_of(engine, router, split, units, layout)
+    *replicas, (_, route) = launches(trial)
+    roles = [
+        sorted(start(*each)) for each in replicas
+    ]  # by host and GPUs: bash starts many at once
+    assert list(map(len, roles)) == list(trial.roles.values())
+    everyone = [*chain(*roles)]
+    gpus = [(each.host, gpu) for each in everyone for gpu in each.gpus]
+    assert len(set(gpus)) == len(gpus) == trial.gpus
+    assert {gpu for _, gpu in gpus} <= set(range(8))
+    for name in PORTS:  # a rank of data parallelism takes the next one
+        taken = [(e.host, e.ports[name] // 10) for e in everyone if name in e.ports]
+        assert len(set(taken)) == len(taken)
+    listens = [f"http://{each.host}:{each.ports.get('--port')}" for each in everyone]
+    if not route:
+        assert (engine, split) == ("vllm", Split(1, 2))
+    elif "dynamo" in route:
+        assert all("--kv-events-config" in each.ports for each in everyone)
+    else:
+        said = bash("printf '%s\\n' " + route)
+        for way, role in zip(("--prefill", "--decode") if split else ("",), roles, strict=True):
+            urls = [word for word in said if word.startswith("http://")]
+            if way == "--prefill":
+                boot = [said[said.index(url) + 1] for url in urls]
+                assert boot == [f"{e.ports['--disaggregation-bootstrap-port']}" for e in role]
+            elif way == "--decode":
+                urls = [w.removeprefix("--decode=") for w in said if w.startswith("--decode=")]
+            assert urls == listens[: len(role)]
+            del listens[: len(role)]
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag"), [("sglang", "--host 0.0.0.0 --port"), ("vllm", "--port")]
+)
+def test_only_a_replica_behind_a_router_is_given_an_address(engine: str, flag: str) -> None:
+    alone, many = (
+        next(launches(trial_of(engine, "round_robin", None, units, Layout(tp=8))))[1]
+        for units in (1, 3)
+    )
+    assert many == f"{alone} {flag} {'30100' if engine == 'sglang' else '8100'}"
+
+
+@pytest.mark.parametrize(
+    ("decode", "policy"),
+    [("round_robin", "round_robin"), ("dynamo-decode", "power_of_two"), ("dynamo", None)],
+)
+def test_a_split_is_routed_by_the_decode_router_that_was_planned(
+    decode: str, policy: str | None
+) -> None:
+    setting = f"fleet.decode_router={decode}"
+    trial = trial_of("sglang", "round_robin", Split(1, 1), 2, Layout(tp=2), setting)
+    *_, (whose, command) = launches(trial)
+    assert (f"--decode-policy {policy}" in command) == (policy is not None)
+    assert (f"with {decode}" in whose) == (policy not in (None, decode))

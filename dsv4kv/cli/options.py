@@ -262,7 +262,7 @@ def write_page(page: "Page", target: Path) -> None:
 
 
 def watch(
-    name: str, unit: str, total: int = 0, *, quiet: bool = False, after_s: float = 0.0
+    name: str, unit: str, total: int | None = 0, *, quiet: bool = False, after_s: float = 0.0
 ) -> "Watcher":
     """A bar or lines on standard error; no bar for what takes less than ``after_s``."""
     from dsv4kv.cli.progress import Watcher

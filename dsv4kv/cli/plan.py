@@ -72,7 +72,7 @@ def plan(
     from dsv4kv.replay.plan import question as asking
     from dsv4kv.replay.plan import search as searching
     from dsv4kv.replay.plan.servers import name_args
-    from dsv4kv.replay.plan.trial import Trial, parse_splits
+    from dsv4kv.replay.plan.trial import parse_splits
     from dsv4kv.view.html import write_page
     from dsv4kv.view.plan import dumps, plan_page
 
@@ -92,19 +92,15 @@ def plan(
     most = gpus or most_gpus or asking.MOST_GPUS
     question = asking.Question(requests, slos, speed, prices, most, exactly=gpus is not None)
     tally, silent = searching.Tally(), quiet or json_ == "-"
-    with opt.watch("plan", "kinds", quiet=silent, after_s=_SHORT_S) as watcher:
+    with opt.watch("plan", "simulations", None, quiet=silent, after_s=_SHORT_S) as watcher:
         found = searching.list_kinds(
             question, settings, engine, kinds, routers, model, tally, splits, name_args(args or [])
         )
         window = asking.busiest(requests, searching.WINDOW) if trace else requests
-        tried, count = set[str](), len({each.label for each in found})
-        watcher.start(count)
-
-        def on_trial(trial: Trial) -> None:
-            tried.add(trial.kind.label)
-            watcher.reach(len(tried), count)
-
-        search = searching.Search(question, found, window, tally, on_trial=on_trial)
+        watcher.start(None)
+        search = searching.Search(
+            question, found, window, tally, on_trial=lambda _: watcher.advance()
+        )
         answer = searching.plan(search)
     again = opt.words_of(context, "slo", "html", "json_", "verbose", "quiet")
     page = plan_page(answer, question, gpus=kinds, trace=trace, settings=settings, again=again)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dsv4kv.config.load import Point
 
@@ -26,7 +26,8 @@ _ESTIMATED_S = 3600.0  # of the past, to estimate the time left: launches take a
 class Watcher:
     """Counts what is done of a total, on ``console`` where it is not quiet.
 
-    ``after_s``: no bar for what takes less.
+    ``total``: None where nobody knows it, and so not the time left. ``after_s``: no bar for what
+    takes less.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Watcher:
         console: Console,
         name: str,
         unit: str,
-        total: int = 0,
+        total: int | None = 0,
         clock: Callable[[], float] = monotonic,
         *,
         after_s: float = 0.0,
@@ -43,12 +44,16 @@ class Watcher:
         self._name, self._done, self._total = name, 0, total
         self._begun = self._shown = clock()
         self._after_s, self._live = after_s, console.is_terminal
+        of = "" if total is None else " / {task.total:,.0f}"
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn(f"{{task.completed:,.0f}} / {{task.total:,.0f}} {unit}"),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TextColumn(f"{{task.completed:,.0f}}{of} {unit}"),
+            *(
+                [TimeElapsedColumn()]
+                if total is None
+                else [TextColumn("left"), TimeRemainingColumn()]
+            ),
             console=console,
             transient=True,
             speed_estimate_period=_ESTIMATED_S,
@@ -69,7 +74,7 @@ class Watcher:
     ) -> None:
         self._bar.stop()
 
-    def start(self, total: int) -> None:
+    def start(self, total: int | None) -> None:
         """Begin to count to ``total``."""
         self._total = total
         self._begun = self._shown = self._clock()
@@ -89,7 +94,7 @@ class Watcher:
         """Count more as done."""
         self.reach(self._done + count, self._total)
 
-    def reach(self, done: int, total: int) -> None:
+    def reach(self, done: int, total: int | None) -> None:
         """Count what is done, of a total."""
         self._done, self._total = done, total
         now = self._clock()
@@ -112,10 +117,12 @@ class Watcher:
         self.reach(len(outcomes), self._total)
 
     def _line(self, taken_s: float) -> str:
-        line = f"{self._name}: {self._done:,} of {self._total:,} {self._unit}, {taken_s:.0f} s"
-        if not 0 < self._done < self._total:
+        done, total = self._done, self._total
+        of = "" if total is None else f" of {total:,}"
+        line = f"{self._name}: {done:,}{of} {self._unit}, {taken_s:.0f} s"
+        if total is None or not 0 < done < total:
             return line
-        return f"{line}, about {taken_s * (self._total / self._done - 1):.0f} s left"
+        return f"{line}, about {taken_s * (total / done - 1):.0f} s left"
 
 
 class Redrawn:

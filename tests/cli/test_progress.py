@@ -1,5 +1,6 @@
 import gzip
 import json
+import re
 from io import StringIO
 from pathlib import Path
 
@@ -17,12 +18,12 @@ def every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "EVERY_S", 10.0)
 
 
-def watch(*, terminal: bool, quiet: bool = False) -> str:
+def watch(*, terminal: bool, quiet: bool = False, total: int | None = 100) -> str:
     """What a count to 100 tokens prints that takes a second a token."""
     seconds, stream = 0.0, StringIO()
     console = Console(file=stream, force_terminal=terminal, quiet=quiet, width=80)
-    with Watcher(console, "bench", "tokens", clock=lambda: seconds) as watcher:
-        watcher.start(100)
+    with Watcher(console, "bench", "tokens", total, clock=lambda: seconds) as watcher:
+        watcher.start(total)
         for _ in range(100):
             seconds += 1
             watcher.advance(1)
@@ -36,6 +37,14 @@ def test_a_log_gets_a_line_every_ten_seconds_with_the_time_left() -> None:
         "bench: 20 of 100 tokens, 20 s, about 80 s left",
     ]
     assert lines[9:] == ["bench: 100 of 100 tokens, 100 s"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_no_time_is_left_of_what_nobody_knows_the_end_of(terminal: bool) -> None:
+    printed = watch(terminal=terminal, total=None)
+    assert "100 tokens" in printed
+    assert "left" not in printed
+    assert " of " not in printed
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -92,3 +101,12 @@ def test_a_folder_of_conversations_says_how_far_it_is(tmp_path: Path) -> None:
     size = sum(path.stat().st_size for path in (tmp_path / "weka").iterdir())
     assert heard[-1] == (size, size)
     assert heard == sorted(heard)
+
+
+def test_a_plan_counts_its_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    words = ["plan", "builtin:chat", "--gpu", "b200", "--slo", "ttft_p90=400ms"]
+    done = CliRunner().invoke(app, [*words, "--split", "none"])
+    counts = re.findall(r"(?m)^plan: (\d+) simulations, \d+ s$", done.stderr)
+    assert list(map(int, counts)) == [*range(1, len(done.stderr.splitlines()) + 1)]
+    assert len(counts) > 1

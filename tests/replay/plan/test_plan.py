@@ -1,8 +1,10 @@
 """The cheapest deployment: true bounds, a search that finds it, a command that starts it."""
 
+import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -350,3 +352,16 @@ def test_lengths_that_no_request_has_are_refused(lengths: tuple[int, int]) -> No
 def test_a_split_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="write prefill and decode replicas"):
         parse_splits([text])
+
+
+@pytest.mark.parametrize(("split", "speed"), [("none", "2000"), ("1:1", "200")])
+def test_the_replay_of_a_plan_is_what_was_planned(split: str, speed: str, tmp_path: Path) -> None:
+    slo = ["--slo", "ttft_p90=400ms", "--router", "round_robin", "--speed", speed]
+    file = tmp_path / "plan.json"
+    words = ["plan", "builtin:chat", "--gpu", "b200", "--split", split, *slo, "--json", str(file)]
+    (line,) = (e for e in run(words).stdout.splitlines() if e.startswith("dsv4kv replay "))
+    again = run([*shlex.split(line)[1:], "--set", "fleet.slo.ttft_ms=400", "--json", "-"])
+    found = json.loads(again.stdout)["cases"][0]["replay"]["fleet"]
+    best = json.loads(file.read_text())["best"]
+    assert best["replicas"] > 1
+    assert found["good_requests"] == round(best["good_share"] * best["requests"])

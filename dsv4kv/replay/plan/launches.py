@@ -109,8 +109,8 @@ def launches(trial: Trial) -> Iterator[tuple[str, str]]:
         return
     chosen = FleetSection()
     known = all(getattr(fleet, each) == getattr(chosen, each) for each in _AS_STARTED)
-    by_dynamo = known and fleet.decode_router == chosen.decode_router
-    by_dynamo &= router == "dynamo" or roles.get("prefill") == 1  # nothing to choose
+    by_dynamo = known and (router == "dynamo" or roles.get("prefill") == 1)  # nothing to choose
+    by_dynamo &= "" in roles or fleet.decode_router == chosen.decode_router
     command, of_role = f"{server.command} {_LISTENS[engine]}", f" {family.launch.role}"
     if by_dynamo:
         worker, events, more = _WORKERS[engine]

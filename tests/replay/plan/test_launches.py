@@ -177,3 +177,5 @@ def test_a_split_is_routed_by_the_decode_router_that_was_planned(
     *_, (whose, command) = launches(trial)
     assert (f"--decode-policy {policy}" in command) == (policy is not None)
     assert (f"with {decode}" in whose) == (policy not in (None, decode))
+    *_, (_, unsplit) = launches(trial_of("sglang", "dynamo", None, 2, Layout(tp=2), setting))
+    assert unsplit == DYNAMO

@@ -144,7 +144,10 @@ def prune(
     ),
     yes: bool = opt.flag("--yes", "Actually delete; default: a dry run."),
 ) -> None:
-    """Delete the saved runs that match every option given; unreadable files stay."""
+    """Delete the saved runs that match every option given.
+
+    Unreadable files stay.
+    """
     from dsv4kv.runs.points import as_entry, list_unfinished
     from dsv4kv.runs.store import UNFINISHED, choose, list_entries, remove
 

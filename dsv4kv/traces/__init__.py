@@ -210,5 +210,8 @@ def detect_format(path: Path) -> str:
                 return "mooncake-delta" if any("timestamp" not in each for each in later) else name
         if isinstance(names, dict):
             refuse_operations(names)
-        shapes = "; ".join(f"{name}: {entry.shape}" for name, entry in FORMATS.items())
-        raise Defect(f"the first line is of no known format. Known are {shapes}")
+        raise Defect(
+            f"the first line is of no known format, which are {listed(FORMATS)}: of other fields "
+            "dsv4kv trace convert --format timed --fields T,IN,OUT makes one, of text dsv4kv "
+            "trace tokenize"
+        )

@@ -48,7 +48,7 @@ DEFECTS = [
     ("\n \n\n", 4, "the file is empty"),
     (AZURE, 2, "the trace has no requests"),
     ("[\n]\n", 1, "the trace has no requests"),
-    ("hello, world\n", 1, "no known format. Known are bailian: "),
+    ("hello, world\n", 1, "no known format, which are bailian, "),
     ('{"timestamp": 0, "inp', 1, "may be truncated"),
     (lines(GOOD) + "{oops}\n" + lines(GOOD), 2, "broken JSON (Expecting property"),
     (lines(GOOD, GOOD)[:-12], 2, "the file ends inside this line"),

@@ -104,8 +104,9 @@ def compare(
     elif as_markdown:
         say(view.to_markdown(found, verdict), end="")
     else:
-        again = ["", Command.of("dsv4kv", "compare", *(sides or []), "--verbose")]
-        opt.show_page(page, verbose=verbose, more=[] if ab or verbose else again)
+        again = Command.of("dsv4kv", "compare", *(sides or []), "--verbose")
+        more = ["", again] if sides and not verbose else []
+        opt.show_page(page, verbose=verbose, more=view.next_launches(found) or more)
     if html:
         opt.write_page(page.made_now(), html)
     raise typer.Exit(INTERRUPTED if interrupted else _EXIT_CODES[verdict])
@@ -123,8 +124,18 @@ def _judge(
     from dsv4kv.bench.compare.comparison import brought_by, list_differences
     from dsv4kv.bench.compare.comparison import compare as judge
 
+    replayed = [
+        {case.replay is not None for record in side.records for case in record.cases}
+        for side in (before, after)
+    ]
+    if len(kinds := replayed[0] | replayed[1]) > 1:
+        made = {(False,): "of bench", (True,): "of replay", (False, True): "of both"}
+        first, second = (made.get(tuple(sorted(side)), "empty") for side in replayed)
+        raise ConfigError(
+            f"{before.name} is {first}, {after.name} {second}: compare records of one command."
+        )
     differences = list_differences(before, after)
-    if all(case.replay for side in (before, after) for r in side.records for case in r.cases):
+    if kinds == {True}:
         # times of a model: the machine is none of it, and what differs is the question
         differences, intended = [each for each in differences if each.kind == "config"], True
     unlike = "\n".join(str(each) for each in differences if each.kind != "unknown")

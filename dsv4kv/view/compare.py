@@ -7,7 +7,7 @@ from math import log
 from typing import Any, Final, Literal
 
 from dsv4kv.bench.compare.comparison import OTHER_WORK, Comparison, Row, Side, count_launches
-from dsv4kv.bench.compare.verdict import CONFIDENCE, Judgement, Verdict
+from dsv4kv.bench.compare.verdict import CONFIDENCE, Judgement, Verdict, fewest_launches
 from dsv4kv.runs.quantities import axis_text
 from dsv4kv.runs.replay import ReplayResult
 from dsv4kv.runs.statistics import summarize
@@ -15,8 +15,8 @@ from dsv4kv.units import format_bytes
 from dsv4kv.view import plots
 from dsv4kv.view import table as tb
 from dsv4kv.view.bench import checked, name_run
-from dsv4kv.view.facts import layers_text
-from dsv4kv.view.quantity import format_clocked, format_factor
+from dsv4kv.view.facts import layers_text, pasted
+from dsv4kv.view.quantity import format_clocked, format_factor, format_number
 from dsv4kv.view.render import markdown_text
 from dsv4kv.view.render import to_markdown as render_markdown
 
@@ -27,6 +27,8 @@ LEVELS: Final[dict[Verdict, Literal["good", "warning", "bad"]]] = {
     Verdict.SLOWER: "bad",
     Verdict.UNCLEAR: "warning",
 }
+_MANIFOLD = 10  # from here on a change is a ratio
+_LAUNCHES = 7  # of a side: what ``compare --ab`` takes
 _CHANGES = (Verdict.SLOWER, Verdict.FASTER)
 _MAX_LOSSES, _MAX_ROWS, _MAX_DRAWN = 20, 10, 100
 
@@ -80,7 +82,8 @@ def conclude(comparison: Comparison, verdict: Verdict) -> str:
     mean = comparison.overall
     if mean is None:
         return f"{verdict}: nothing that both sides measured to its end can be compared"
-    change = f"{_change(mean)} ({_interval(mean)})"
+    interval = "simulated" if comparison.virtual else _interval(mean)
+    change = f"{_change(mean)} ({interval})"
     layers = _layers(comparison.before, comparison.after)
     names = f"{comparison.after.name} against {comparison.before.name}"
     of_layers = f", {layers}" if layers else ""
@@ -91,11 +94,28 @@ def conclude(comparison: Comparison, verdict: Verdict) -> str:
     return f"{verdict}: {change} on geometric mean{reason}{of_layers}, {names}; {rows}"
 
 
+def next_launches(comparison: Comparison) -> list[tb.Part]:
+    """The command lines that measure sides of too few launches again; none where all suffice."""
+    few = comparison.overall is not None and comparison.overall.interval is None
+    fewest = fewest_launches((1 - CONFIDENCE) / 2 / (2 * len(comparison.rows) or 1))
+    lines = dict.fromkeys(
+        record.reproduce
+        for side in (comparison.before, comparison.after)
+        for record in side.records
+        if few and count_launches(side) < fewest
+    )
+    many = max(_LAUNCHES, fewest)
+    again = [tb.Command(f"{pasted(line)} --launches {many}") for line in lines]
+    if not again:
+        return []
+    return ["", f"Take {many} launches a side, then compare:", *again]
+
+
 def explain(comparison: Comparison) -> str:
     """How to read the numbers."""
     if comparison.virtual:
-        exact = "times of a model, which every run gives again: changes by one clock are exact"
-        return f"{exact}, whatever its error; floor {comparison.floor * 100:.3g} %"
+        again = "simulated: every run gives the same times, so changes have no interval"
+        return f"{again}; beside a time, its error; floor {comparison.floor * 100:.3g} %"
     what = (
         f"change between equal calls of launches with interleaved steps, {INTERVAL} over pairs of "
         "launches"
@@ -143,7 +163,7 @@ def _rows_table(comparison: Comparison, rows: Sequence[Row]) -> tb.Table:
         ("change", lambda row: _change(_judgement_of(row))),
         *(
             [(f"{INTERVAL}, %", lambda row: tb.Number(_interval(_judgement_of(row))))]
-            if any(row.judgement.interval for row in rows)
+            if not comparison.virtual and any(row.judgement.interval for row in rows)
             else []
         ),
         ("verdict", lambda row: _verdict(_judgement_of(row))),
@@ -175,8 +195,15 @@ def _judgement_of(row: Row | Judgement) -> Judgement:
 
 
 def _change(judgement: Judgement) -> str:
-    """Change of the time: ``+5.2 %`` is slower."""
-    return f"{_percent(judgement.ratio):+.1f} %"
+    """Change of the time: ``+5.2 %`` is slower; a ratio, ``×1,928``, from ten times on."""
+    text = _changed(judgement.ratio)
+    return text if text[0] in "×÷" else f"{text} %"
+
+
+def _changed(ratio: float) -> str:
+    if 1 / _MANIFOLD < ratio < _MANIFOLD:
+        return f"{_percent(ratio):+.1f}"
+    return f"×{format_number(ratio)}" if ratio > 1 else f"÷{format_number(1 / ratio)}"
 
 
 def _interval(judgement: Judgement) -> str:
@@ -184,7 +211,7 @@ def _interval(judgement: Judgement) -> str:
     if judgement.interval is None:
         return "?"
     low, high = judgement.interval
-    return "exact" if low == high else f"{_percent(low):+.1f} … {_percent(high):+.1f}"
+    return f"{_changed(low)} … {_changed(high)}"
 
 
 def _percent(ratio: float) -> float:

@@ -56,12 +56,12 @@ def header(record: RunRecord) -> Facts:
         if gpu
         else "",
         "software": ", ".join([*software, found.platform]),
-        "repeat": _quoted(record.reproduce),
+        "repeat": pasted(record.reproduce),
     }
     return Facts({label: text for label, text in rows.items() if text})
 
 
-def _quoted(line: str) -> Command:
+def pasted(line: str) -> Command:
     """A command from a file, each word quoted: nothing else in it runs when it is pasted."""
     try:
         return Command.of(*shlex.split(line))

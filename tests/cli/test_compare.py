@@ -71,6 +71,8 @@ def test_a_single_launch_is_unclear_and_ends_with_3(before: str, single: str) ->
     rows = json.loads(run(before, single, "--json").stdout)["rows"]
     assert {row["reason"] for row in rows} == {"too few launches: 8 verdicts take 5 a side"}
     assert {row["interval"] for row in rows} == {None}
+    again = load_record(Path(single)).reproduce
+    assert f"{again} --launches 7" in result.stdout.splitlines()
 
 
 def test_unclear_rows_end_with_3_if_asked(before: str) -> None:

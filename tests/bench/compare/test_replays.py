@@ -1,13 +1,15 @@
 """Replays beside each other: exact where times are a model's, and what they reused."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
-from dsv4kv.runs.store import load_record
+from dsv4kv.runs.store import load_record, save_record
+from tests.bench.compare.launched import make_launched_record
 
 SMALL = ("replay", "builtin:chat", "--quiet", "--gpus", "8", "--memory", "8GiB")
 
@@ -43,7 +45,8 @@ def test_a_replay_that_reuses_less_is_slower_and_says_what_it_lost() -> None:
     done = run("compare", before, after)
     assert done.exit_code == 1
     assert "config: prefix.reuse: True against False" in done.stdout
-    assert "exact" in done.stdout
+    assert "(simulated)" in done.stdout
+    assert "exact" not in done.stdout
     assert "±" not in done.stdout
     saved = {
         name: load_record(Path(name)).cases[0].replay.reuse.saved_tokens  # type: ignore[union-attr]
@@ -59,7 +62,29 @@ def test_times_of_a_clock_stand_beside_what_they_are_right_within() -> None:
     told = run("compare", before, after, "--verbose").stdout
     row = next(line for line in told.splitlines() if line.startswith("tpot"))
     assert row.count("÷1.4 … ×1.4") == 2
-    assert "changes by one clock are exact, whatever its error" in " ".join(told.split())
+    assert "changes have no interval; beside a time, its error" in " ".join(told.split())
     document = json.loads(run("compare", before, after, "--json").stdout)
     within = {each["name"]: each["within"] for each in document["rows"]}
     assert within == {"ttft": [2.1, 2.1], "tpot": [1.4, 1.4], "latency": [1.4, 1.4]}
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_replay_beside_a_bench_is_refused_in_one_sentence(
+    force: tuple[str, ...], turned: bool
+) -> None:
+    save_record(make_launched_record().model_copy(update={"run_id": "bench"}), Path())
+    sides = ["bench.json", replay("replay.json")]
+    done = run("compare", *(reversed(sides) if turned else sides), *force)
+    assert done.exit_code == 2
+    assert done.stderr.count("error: ") == 1
+    assert "compare records of one command." in " ".join(done.stderr.split())
+
+
+def test_a_manifold_change_is_a_ratio() -> None:
+    quick = replay("quick.json")
+    slow = replay("slow.json", "--set", "workload.speed=4000", "--set", "scheduler.max_requests=1")
+    for sides, sign in (((quick, slow), "×"), ((slow, quick), "÷")):
+        told = run("compare", *sides).stdout
+        assert re.search(rf"^ttft +{sign}\d", told, re.M)
+        assert not re.search(r"\d{4}\.\d %", told)

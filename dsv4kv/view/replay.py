@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
-from dsv4kv.engines.names import FAMILIES, RULES, chosen_rule
+from dsv4kv.engines.names import FAMILIES, IDEAL, RULES, chosen_rule
 from dsv4kv.model.presets import load_model, preset_named
 from dsv4kv.runs.quantities import axis_names, axis_text, clock_factor, swept
 from dsv4kv.runs.replay import FleetReplica, ReplayFleet, ReplayResult, ReplayTiers, Reuse
@@ -34,16 +34,23 @@ _CLOCKS = {
     "model": "sum over the work of the busiest rank",
 }
 LOSSES = {
-    "evicted_block": ("block evicted", "more memory, or another prefix.policy"),
-    "evicted_checkpoint": ("checkpoint evicted", "a larger cache.checkpoint_share"),
-    "no_checkpoint": ("no checkpoint there", "prefix.strategy ends+junctions or periodic"),
-    "alignment": ("partial block", "smaller blocks"),
-    "last_token": ("last token of a prompt", "none: always computed"),
-    "replay": ("window recomputed", "a prefix.strategy with checkpoints"),
-    "in_flight": ("still being computed", "prefix.defer"),
-    "draft": ("dropped for drafts", "prefix.speculation dspark or none"),
+    "evicted_block": "block evicted",
+    "evicted_checkpoint": "checkpoint evicted",
+    "no_checkpoint": "no checkpoint there",
+    "alignment": "partial block",
+    "last_token": "last token of a prompt",
+    "replay": "window recomputed",
+    "in_flight": "still being computed",
+    "draft": "dropped for drafts",
 }
-"""Why a prompt token that was seen before had to be computed again, and the remedy."""
+"""Why a prompt token that was seen before had to be computed again."""
+_STRATEGIES = {
+    "ends": "try --strategy ends+junctions",
+    "ends+junctions": "try --axis prefix.strategy=zero:bounded,full",
+    "zero": "--strategy zero:bounded",
+    "zero:bounded": "try --axis prefix.strategy=ends+junctions,full",
+}
+"""What loses less to windows than a strategy, or, after ``try``, may do so."""
 BELOW = {
     "no_window": ("no window and state there", "denser windows: prefix.strategy or retention"),
     "window_evicted": ("window and state evicted", "a larger tier"),
@@ -55,6 +62,9 @@ BELOW = {
     "recomputed": ("faster recomputed", "a faster tier; tiers.compare"),
 }
 """Why tokens were not restored from a tier, and the remedy."""
+_NONE = "none by this rule"
+_LEAST_BLOCK = 128  # of the toolkit's own cache
+_MOST_SHARE = 0.8  # of memory for checkpoints
 _TIGHT = 0.25  # from this share on, checkpoint evictions are worth a warning
 _IMBALANCED = 1.5  # from here on, a router is no balancer
 _LIMIT_S = 2.0
@@ -128,7 +138,7 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[tb.Part]:
         factor = clock_factor(case, "queueing")
         yield from ("", _replicas_table(result.fleet, totals, factor, MAX_REPLICAS))
     else:
-        yield from ("", _reuse_table(reuse, MAX_LOSSES))
+        yield from ("", _reuse_table(case, reuse, MAX_LOSSES))
     yield from ("", _times_table(case.latencies))
     if record.trace_source:  # the command that answers the next question
         model, gpu = setting(case, "model.preset"), setting(case, "cost.gpu")
@@ -173,7 +183,7 @@ def _case_sections(record: RunRecord, case: Case) -> Iterator[tb.Section]:
         yield tb.Section("Fleet", [facts, table])
     if result.fleet or len(result.reuse.lost_tokens) > MAX_LOSSES:
         own = "each replica's own past" if result.fleet else ""
-        yield tb.Section("Prefix cache", [_reuse_table(result.reuse).noted(own)])
+        yield tb.Section("Prefix cache", [_reuse_table(case, result.reuse).noted(own)])
     if result.tiers:
         below = _below_table(result.tiers, result.reuse.prompt_tokens)
         yield tb.Section("Below the GPUs", [below, _tiers_table(result.tiers)])
@@ -233,12 +243,12 @@ def overload(case: Case) -> str:
     )
 
 
-def _reuse_table(reuse: Reuse, limit: int | None = None) -> tb.Table:
+def _reuse_table(case: Case, reuse: Reuse, limit: int | None = None) -> tb.Table:
     """Every prompt token: new, hit, or lost and to what; at most ``limit`` losses."""
     lost = sorted(reuse.lost_tokens.items(), key=lambda item: -item[1])
     rows = [("new", reuse.prompt_tokens - reuse.seen_tokens, ""), ("hit", reuse.saved_tokens, "")]
     rows += [
-        (f"lost: {LOSSES[reason][0]}", tokens, remedy_of(reuse.rule, reason))
+        (f"lost: {LOSSES[reason]}", tokens, remedy_of(case, reason))
         for reason, tokens in lost[:limit]
     ]
     if rest := sum(tokens for _, tokens in lost[len(rows) - 2 :]):
@@ -259,10 +269,46 @@ def losses_table(
     )
 
 
-def remedy_of(rule: str, reason: str) -> str:
-    """Remedy for tokens lost for a reason, in the words of the rule's engine."""
-    known = RULES[rule].remedies if rule in RULES else {}
-    return known.get(reason, LOSSES[reason][1])
+def remedy_of(case: Case, reason: str) -> str:
+    """What gets lost tokens back, as the command takes it; after ``try`` only a replay tells."""
+    rule = RULES.get(setting(case, "prefix.rule"), IDEAL)
+    waits = setting(case, "prefix.defer") is not False
+    plain = {
+        "last_token": "none: always computed",
+        "in_flight": _NONE if waits else "--set prefix.defer=true",
+        "draft": "--set prefix.speculation=none",
+    }
+    if rule.engine or reason in plain:
+        return rule.remedies.get(reason) or plain.get(reason, _NONE)
+    if reason in ("no_checkpoint", "replay"):
+        return _STRATEGIES.get(setting(case, "prefix.strategy"), "try --strategy ends+junctions")
+    return _smaller_blocks(case) if reason == "alignment" else _more_memory(case, reason)
+
+
+def _smaller_blocks(case: Case) -> str:
+    shared = case.replay.reuse.shared_tokens if case.replay else _LEAST_BLOCK
+    if shared <= _LEAST_BLOCK:
+        return f"none: {_LEAST_BLOCK} is the least"
+    if shared == setting(case, "cache.block_tokens"):
+        return f"try --set cache.block_tokens={_LEAST_BLOCK}"
+    return "none: the trace's blocks"
+
+
+def _more_memory(case: Case, reason: str) -> str:
+    """For what was evicted: more of the cache, or of it for checkpoints; else another way."""
+    blocks, limit, held = (
+        setting(case, f"cache.{name}")
+        for name in ("num_blocks", "num_checkpoints", "checkpoint_share")
+    )
+    if reason == "evicted_checkpoint" and limit:
+        return f"--set cache.num_checkpoints={2 * limit}"
+    if reason == "evicted_checkpoint" and not blocks and (held or 1) <= _MOST_SHARE / 2:
+        return f"try --set cache.checkpoint_share={2 * held:g}"
+    more = f"--set cache.num_blocks={2 * blocks}" if blocks else "more memory: --memory"
+    if setting(case, "prefix.strategy") == "full":
+        return f"{more}; try --strategy ends+junctions"
+    is_lru = setting(case, "prefix.policy") in (None, "lru")
+    return more if is_lru else f"{more}; try --policy lru"
 
 
 def _below_table(tiers: ReplayTiers, prompt_tokens: int) -> tb.Table:
@@ -464,7 +510,7 @@ def judge_replay(case: Case) -> list[tb.Finding]:
     reuse = case.replay.reuse
     evicted = reuse.lost_tokens.get("evicted_checkpoint", 0)
     if reuse.seen_tokens and evicted > _TIGHT * reuse.seen_tokens:
-        remedy = remedy_of(reuse.rule, "evicted_checkpoint")
+        remedy = remedy_of(case, "evicted_checkpoint")
         found.append(
             tb.Finding(
                 "warning",

@@ -1,11 +1,13 @@
 """``dsv4kv trace``: what a trace asks for; its hit rate by capacity, rule and policy."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dsv4kv.choices import listed
 from dsv4kv.core.losses import REASONS
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
@@ -108,7 +110,12 @@ def mrc_page(source: str, model: str, answer: Answer) -> tb.Page:
         f"{answer.references:,} blocks of {answer.block_tokens:,} tokens; {_certainty(answer)}."
     )
     if outcomes:
-        parts += ["", _outcomes_table(answer, point, outcomes, brief=True), *_advice(point)]
+        parts += [
+            "",
+            _outcomes_table(answer, point, outcomes, brief=True),
+            *_explain_foreign(model, point),
+            *_advice(point),
+        ]
     else:
         parts += ["", _curve_table(model, answer, limit=_MAX_ROWS)]
     if point.rules:
@@ -146,11 +153,15 @@ def _sum_up(model: str, answer: Answer, point: Point) -> Iterator[tb.Text]:
         return
     if outcomes:
         best = max(outcomes, key=lambda outcome: outcome.hit_share)
-        # other blocks or evictions may hit more than the curve's in the same memory
-        most = answer.points[-1] if point.rules or point.policies else point
+        bound = f"upper bound {point.token_hits:.1%}"
+        if point.rules or point.policies:
+            # other blocks or evictions may hit more than the curve's in the same memory
+            bound = f"with unlimited memory at most {answer.points[-1].token_hits:.1%}"
+        named = "the best is " if outcomes[1:] else ""
+        if (foreign := _foreign(model, point)) and best.name not in foreign:
+            named = f"the best rule for {model} is "
         sentence = (
-            f"{where} {'the best is ' if outcomes[1:] else ''}{best.label}: {best.hit_share:.1%} "
-            f"of prompt tokens hit (upper bound {most.token_hits:.1%})."
+            f"{where} {named}{best.label}: {best.hit_share:.1%} of prompt tokens hit ({bound})."
         )
     yield tb.Text(sentence, "strong")
     if answer.enough_tokens is not None:
@@ -180,7 +191,10 @@ def _sections(model: str, answer: Answer) -> Iterator[tb.Section]:
     for point in answer.points:
         if outcomes := [*point.rules, *point.policies]:
             table = _outcomes_table(answer, point, outcomes)
-            yield tb.Section(f"Rules, {_capacity(point)}", [table, *_advice(point)])
+            yield tb.Section(
+                f"Rules, {_capacity(point)}",
+                [table, *_explain_foreign(model, point), *_advice(point)],
+            )
     if last.strategies:
         table = _outcomes_table(answer, last, last.strategies)
         yield tb.Section("Windows and states", [table], f"checkpoints of {model}")
@@ -279,6 +293,28 @@ def _outcomes_table(
 
 def _lost(outcome: Outcome, name: str) -> str:
     return f"{outcome.losses.get(name, 0) / outcome.input_tokens:.2%}"
+
+
+def _foreign(model: str, point: Point) -> list[str]:
+    """Rules of no engine, or, for a model with windows, of models without."""
+    kind = load_model(model).kind
+    rules = {outcome.name: RULES[outcome.name] for outcome in point.rules}
+    flat = {name for name, rule in rules.items() if kind != "flat" and "flat" in rule.default_for}
+    return [name for name, rule in rules.items() if not rule.engine or name in flat]
+
+
+def _explain_foreign(model: str, point: Point) -> Iterator[str]:
+    """Why rules that are not the model's may hit more than its own."""
+    names, hits = _foreign(model, point), {o.name: o.hit_tokens for o in point.rules}
+    if not names:
+        return
+    sentence = "ideal is no engine's rule."
+    if names != ["ideal"]:
+        verb, they = ("are no rules", "they keep") if names[1:] else ("is no rule", "it keeps")
+        sentence = f"{listed(names)} {verb} for {model}: {they} no windows."
+    if hits.get("ideal", math.inf) < max(hits.get("vllm", 0), hits.get("sglang", 0)):
+        sentence += " ideal hits less, for it caches partial last blocks too."
+    yield sentence
 
 
 def _advice(point: Point) -> Iterator[str]:

@@ -215,7 +215,7 @@ def explain_logs(
     Options and flags that are given decide where a log is silent.
     """
     from dsv4kv.budget.gpus import load_gpu
-    from dsv4kv.budget.launch_line import logged_launch
+    from dsv4kv.budget.launch_line import logged_launch, with_replicas
     from dsv4kv.engines.logs.explain import explain_startup, make_waterfall
     from dsv4kv.engines.logs.read import read_log, with_options
     from dsv4kv.view.explain import explanation_page, waterfall_page
@@ -229,15 +229,15 @@ def explain_logs(
         own = {**given, **_read_flags(read.family, flags, {})[0]}
         read = with_options(read, own, gpu.arch if gpu else None)
         found, recovery = explain_startup(read)
+        found = with_replicas(read, recovery, found)
         if gpu:
             found = replace(found, meaning=(*found.meaning, _say_gpu(found, gpu)))
         explained.append((found, recovery))
     started = not any(log.refused for log, _ in explained)
     if len(explained) == 1:
-        gains = [change for change in found.changes if change.gain_tokens > 0]
 
         def page() -> "Page":
-            return explanation_page(found, logged_launch(read, recovery, gains, given.get("gpu")))
+            return explanation_page(found, logged_launch(read, recovery, found, given.get("gpu")))
 
         return Found(partial(asdict, found), page, started)
     both = make_waterfall(*explained)

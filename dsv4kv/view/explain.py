@@ -41,10 +41,12 @@ def explanation_page(log: "Explanation", launch: "LoggedLaunch | None") -> tb.Pa
     ]
     if log.fits:
         answer += ["", tb.Table("What fits in steady decode", fits, log.fits, note=note)]
-    gains = [change for change in log.changes if change.gain_tokens > 0]
+    gains = [change for change in log.changes if change.gains]
     most = _MAX_CHANGES // (2 if launch else 1)
+    if launch and launch.change not in gains[:most]:
+        gains.insert(most - 1, gains.pop(gains.index(launch.change)))
     if gains:
-        answer += ["", _changes(gains).first(most), *_launch(launch)]
+        answer += ["", _changes(log, gains).first(most), *_launch(launch)]
     answer += ["", tb.Command.of("dsv4kv", "lint", log.source)]
     statements: tb.Columns = [
         ("what", lambda each: each.what),
@@ -76,7 +78,7 @@ def explanation_page(log: "Explanation", launch: "LoggedLaunch | None") -> tb.Pa
         )
     sections = [tb.Section("Configuration", configuration), tb.Section("Bytes", sizes)]
     if len(log.changes) > min(len(gains), most):
-        sections.append(tb.Section("All changes", [_changes(log.changes, "All changes")]))
+        sections.append(tb.Section("All changes", [_changes(log, log.changes, "All changes")]))
     if len(log.ranks) > 1:
         ranks: tb.Columns = [
             ("rank", lambda rank: rank.rank or tb.ABSENT),
@@ -111,11 +113,23 @@ def _head(log: "Explanation") -> tb.Finding:
     return tb.Finding("good" if log.exact else "warning", f"{printed}{fits}.")
 
 
-def _changes(changes: "Sequence[Change]", title: str = "Biggest levers") -> tb.Table:
+def _changes(
+    log: "Explanation", changes: "Sequence[Change]", title: str = "Biggest levers"
+) -> tb.Table:
+    """Changes with the tokens that are printed, of a limit of requests those that run."""
+
+    def value(change: "Change") -> tb.Number:
+        count = change.requests
+        return tb.Number(counted(count, "request") if count else f"{change.printed_tokens:,}")
+
+    def gain(change: "Change") -> tb.Number:
+        more = change.requests - log.fits[-1].requests if change.requests else change.gain_tokens
+        return tb.Number(f"{more:+,}")
+
     columns: tb.Columns = [
         ("change", lambda change: tb.Text(change.what)),
-        ("new value", lambda change: quantity(change.printed_tokens)),
-        ("difference", lambda change: tb.Number(f"{change.gain_tokens:+,}")),
+        ("new value", value),
+        ("difference", gain),
     ]
     return tb.Table(title, columns, changes, note="each alone, in the log's KV memory")
 
@@ -123,10 +137,18 @@ def _changes(changes: "Sequence[Change]", title: str = "Biggest levers") -> tb.T
 def _launch(launch: "LoggedLaunch | None") -> Sequence[tb.Part]:
     if launch is None:
         return [tb.Text("no launch line: the log does not print the flags for it", "dim")]
-    each = f" on each of {launch.replicas} replicas" if launch.replicas > 1 else ""
+    change, tokens = launch.change, f"{launch.tokens:,}"
+    said = f"{tokens} tokens"
+    if launch.replicas > 1:
+        total = f"{change.printed_tokens:,} tokens, {tokens}"
+        said = said if change.printed_tokens == launch.tokens else total
+        said += f" on each of {launch.replicas} replicas"
+    if change.requests:
+        said = f"{counted(change.requests, 'request')} in {said}"
     words = [word for name, text in launch.options.items() for word in (f"--{name}", text)]
-    said = f"{launch.tokens:,} tokens{each} (other flags not shown); budget --command needs "
-    return [tb.Text(f"{said}{tb.Command.of(*words)}:", "dim"), tb.Command(launch.command)]
+    said += f" (other flags not shown); budget --command needs {tb.Command.of(*words)}"
+    said += f" and a GPU that holds as much, as --gpu {launch.example}" * bool(launch.example)
+    return [tb.Text(f"{said}:", "dim"), tb.Command(launch.command)]
 
 
 def waterfall_page(waterfall: "Waterfall") -> tb.Page:

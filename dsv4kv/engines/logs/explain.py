@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Literal
 
 from dsv4kv.engines.contract import GIB, Deployment, Engine
+from dsv4kv.engines.flags import flag_for
 from dsv4kv.engines.logs.read import Reading, StartupLog, draft_method, named_model
 from dsv4kv.engines.logs.recover import Recovery, likeliest, possible_deployments, recover
 from dsv4kv.engines.names import find_engine
@@ -78,11 +79,21 @@ class Fit:
 
 @dataclass(frozen=True)
 class Change:
-    """Another setting, and what would be printed with it."""
+    """Another setting, and what would be printed with it.
+
+    ``requests`` of the longest context run with it, where a limit of requests binds without.
+    """
 
     what: str
     printed_tokens: int
     gain_tokens: int
+    available_bytes: int
+    requests: int | None = None
+
+    @property
+    def gains(self) -> bool:
+        """Whether more fits, or more run."""
+        return self.gain_tokens > 0 or self.requests is not None
 
 
 @dataclass(frozen=True)
@@ -185,7 +196,7 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
         f"Closest are the rules of {engine.name} for {deployment.model.name}. What follows is "
         "what the log itself prints."
     )
-    fits = _fits(best, reading, capacity.cache_bytes)
+    fits = _fits(best, log, reading, capacity.cache_bytes)
     explanation = Explanation(
         source=log.source,
         engine=engine.name,
@@ -204,7 +215,7 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
         candidates=tuple(other.title for other in likeliest(found)[1:]) if best.exact else (),
         printed_tokens=reading.printed_tokens,
         refused=reading.refused,
-        shown_tokens=_shown_tokens(engine, deployment, best.available_bytes),
+        shown_tokens=shown_tokens(engine, deployment, best.available_bytes),
         concurrency=float(capacity.concurrency),
         context_tokens=deployment.max_context_tokens,
         in_flight_tokens=deployment.in_flight_tokens,
@@ -227,7 +238,8 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
     return explanation, best
 
 
-def _shown_tokens(engine: Engine, deployment: Deployment, available_bytes: int) -> int:
+def shown_tokens(engine: Engine, deployment: Deployment, available_bytes: int) -> int:
+    """Tokens by the rules: as they are printed, or as many requests as the engine counts."""
     capacity = engine.capacity(deployment, available_bytes)
     if capacity.printed_tokens is not None:
         return capacity.printed_tokens
@@ -270,25 +282,33 @@ def _flight(log: StartupLog, found: Recovery) -> str:
     return f"{flight:,}{times} ({span})"
 
 
-def _fits(found: Recovery, reading: Reading, cache_bytes: int) -> tuple[Fit, ...]:
+def _fits(found: Recovery, log: StartupLog, reading: Reading, cache_bytes: int) -> tuple[Fit, ...]:
     """Requests by their length, no more than the rank runs; of no known rules, as printed."""
     engine, deployment = found.engine, found.deployment
-    longest, steady = deployment.max_context_tokens, 1 + deployment.draft_tokens
+    longest = deployment.max_context_tokens
     if engine.unit == "slot":
         return (Fit(longest, found.units, found.units),)
-    most, shared = reading.whole("running"), found.units if engine.unit != "block" else 0
+    most = reading.whole("running") or (deployment.concurrency if log.whole("requests") else 0)
+    shared = found.units if engine.unit != "block" else 0
     if not (found.exact or shared):
         printed = reading.number("concurrency")
         return (Fit(longest, int(printed), int(printed)),) if printed else ()
-    free = max(0, cache_bytes - engine.shared_bytes(deployment))
     fits = []
     for length in [*(length for length in _CONTEXTS if length < longest), longest]:
-        size = engine.request_bytes(deployment, length, in_flight=steady)
-        count = free // size if found.exact else shared // length
+        count = _held(found, cache_bytes, length) if found.exact else shared // length
         if not count and shared >= length:  # its windows are kept by other rules
             count = shared // length
         fits.append(Fit(length, min(count, most or count), count))
     return tuple(fits)
+
+
+def _held(found: Recovery, cache_bytes: int, context_tokens: int, *, prompts: int = 0) -> int:
+    """Requests in steady decode, next to ``prompts`` of which a chunk is in flight."""
+    engine, deployment = found.engine, found.deployment
+    steady, chunk = 1 + deployment.draft_tokens, deployment.in_flight_tokens
+    free = cache_bytes - engine.shared_bytes(deployment)
+    free -= prompts * engine.request_bytes(deployment, context_tokens, in_flight=chunk)
+    return max(0, free) // engine.request_bytes(deployment, context_tokens, in_flight=steady)
 
 
 def _changes(
@@ -296,37 +316,55 @@ def _changes(
 ) -> tuple[Change, ...]:
     """Every change with its gain, the one that alters the number most first; of a cap, none.
 
-    Nothing limits requests to fewer than memory holds.
+    A limit of requests that binds comes before all; none is lowered to fewer than memory holds.
     """
     full = reading.whole("full_token") or 0
     if found.engine.unit == "slot":
         return ()
     if found.units < full:
-        gain = full - found.units
-        return (Change("without the cap of full tokens (--max-total-tokens)", full, gain),)
-    now = _shown_tokens(found.engine, found.deployment, found.available_bytes)
+        what = "without the cap of full tokens (--max-total-tokens)"
+        return (Change(what, full, full - found.units, found.available_bytes),)
+    now = shown_tokens(found.engine, found.deployment, found.available_bytes)
     changes = []
     for what, engine, deployment, memory in _trials(found, log):
         limit = deployment.concurrency
         if limit and limit != found.deployment.concurrency and limit < longest.held:
             continue
         try:
-            tokens = _shown_tokens(engine, deployment, memory)
+            tokens = shown_tokens(engine, deployment, memory)
         except ConfigError:  # the engine does not serve it
             continue
-        changes.append(Change(what, tokens, tokens - now))
-    launch, dp = found.engine.family.launch, log.whole("data_parallel") or 1
-    tp = (log.whole("tensor_parallel") or 1) // (dp if launch.tp_spans_replicas else 1)
-    if tp > 1:  # the one KV head is replicated: every rank of a group holds the same
-        count = tp * dp
-        what = f"{launch.replicas.format(dp=count, ep=count)} instead of TP{tp}, all replicas"
-        each, limit = now, found.deployment.concurrency
-        if launch.tp_spans_replicas and limit:  # which ranks of one server share
-            shared = replace(found.deployment, concurrency=max(1, limit // tp))
-            each = _shown_tokens(found.engine, shared, found.available_bytes)
-        changes.append(Change(what, each * count, each * count - now * dp))
+        changes.append(Change(what, tokens, tokens - now, memory))
     gaining = (change for change in changes if change.gain_tokens)
-    return tuple(sorted(gaining, key=lambda change: -abs(change.gain_tokens)))
+    ordered = sorted(gaining, key=lambda change: -abs(change.gain_tokens))
+    return (*_raised_limit(found, log, longest, now), *ordered)
+
+
+def _raised_limit(
+    found: Recovery, log: StartupLog, longest: Fit, printed: int
+) -> Iterator[Change]:
+    """The limit with which as many requests run as memory holds, one of them in prefill."""
+    engine, memory = found.engine, found.available_bytes
+    flag = flag_for(engine.family.name, "request-limit")
+    low, high = longest.requests, longest.held
+    best = None
+    while low < high and flag:
+        limit = (low + high + 1) // 2
+        deployment = replace(found.deployment, concurrency=limit)
+        try:
+            raised = replace(found, deployment=deployment)
+            cache = engine.capacity(deployment, memory).cache_bytes
+            tokens = shown_tokens(engine, deployment, memory)
+        except ConfigError:  # nothing is left for the cache
+            tokens = 0
+        if tokens and _held(raised, cache, longest.context_tokens, prompts=1) >= limit - 1:
+            low, best = limit, (limit, tokens)
+        else:
+            high = limit - 1
+    if best:
+        limit, tokens = best
+        what = f"{flag} {limit * (log.sharers if engine.shares_limits else 1)}"
+        yield Change(what, tokens, tokens - printed, memory, limit)
 
 
 def _trials(found: Recovery, log: StartupLog) -> Iterator[tuple[str, Engine, Deployment, int]]:
@@ -390,7 +428,7 @@ def make_waterfall(
     unexplained = "not explained by the rules of"
     path = [(f"{unexplained} {first.engine}", start), *_path(start, end)]
     reached = [
-        (what, state, _shown_tokens(state.engine, state.deployment, state.available_bytes))
+        (what, state, shown_tokens(state.engine, state.deployment, state.available_bytes))
         for what, state in path
     ]
     reached.append((f"{unexplained} {second.engine}", path[-1][1], second.number))

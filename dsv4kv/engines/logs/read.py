@@ -328,6 +328,12 @@ class StartupLog:
         """Whether an argument's last value is true."""
         return (self.text(name) or "").lower() == "true"
 
+    @property
+    def sharers(self) -> int:
+        """Data-parallel ranks of one server, which share its limits in SGLang."""
+        apart = (self.text("dp_attention") or "").lower() == "false"
+        return 1 if apart else self.whole("data_parallel") or 1
+
     def number(self, name: str) -> float | None:
         """An argument's last value as a positive number; None where it is none."""
         try:

@@ -73,7 +73,7 @@ def _deployments(log: StartupLog, reading: Reading, base: Deployment) -> Iterato
     """State formats and window ratios that are possible; what the log prints comes first."""
     asked = log.number("window_ratio")
     limit = log.whole("requests")
-    requests = reading.whole("running") or (max(1, limit // _sharers(log)) if limit else None)
+    requests = reading.whole("running") or (max(1, limit // log.sharers) if limit else None)
     ratios = [asked] if asked else [None, *(_ratios(reading) or [0.1])]
     role = log.text("role")
     states = {"fp32": (4,), "bf16": (2,)}.get(log.text("state") or "", (4, 2))
@@ -93,12 +93,6 @@ def _deployments(log: StartupLog, reading: Reading, base: Deployment) -> Iterato
             stage=stage or 0,
         )
         yield replace(deployment, concurrency=requests or _requests(reading, deployment))
-
-
-def _sharers(log: StartupLog) -> int:
-    """Ranks that share one server's limit of requests."""
-    apart = (log.text("dp_attention") or "").lower() == "false"
-    return 1 if apart else log.whole("data_parallel") or 1
 
 
 def _ratios(reading: Reading) -> list[float]:
@@ -191,5 +185,5 @@ def changes(deployment: Deployment, log: StartupLog) -> Iterator[tuple[str, Depl
         yield what, replace(deployment, online_state=True)
     if deployment.concurrency and deployment.concurrency > 1:
         half = deployment.concurrency // 2
-        what = f"--max-running-requests {half * _sharers(log)}"
+        what = f"--max-running-requests {half * log.sharers}"
         yield what, replace(deployment, concurrency=half)

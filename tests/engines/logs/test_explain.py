@@ -151,11 +151,15 @@ def test_levers_of_vllm_can_be_typed() -> None:
     } <= {change.what for change in explained(VLLM_0_33).changes}
 
 
-def test_no_lever_lets_fewer_requests_run_than_memory_holds() -> None:
+def test_a_limit_of_requests_that_binds_is_raised_and_never_lowered() -> None:
     short = [line.replace("=1048576", "=9472") for line in SGLANG]
     found = explained(short)
-    assert found.fits[-1].held > 32
-    assert not [change for change in found.changes if "running-requests" in change.what]
+    assert found.fits[-1].requests == 64 < found.fits[-1].held
+    first, *others = found.changes
+    assert first.requests is not None
+    assert 64 < first.requests < found.fits[-1].held  # every one has states, one is in prefill
+    assert first.what == f"--max-running-requests {first.requests}"
+    assert not [change for change in others if "running-requests" in change.what]
 
 
 def test_a_log_does_not_differ_from_itself() -> None:

@@ -73,10 +73,11 @@ def _cut(
         over, part = sum(heights) + len(note) * (lost > 0) + below - screen, parts[n]
         if over <= 0:
             break
-        if isinstance(part, tb.Table) and importance in (_DETAIL, _ROWS):
+        if isinstance(part, tb.Table) and importance in (_DETAIL, _ROWS, _BEST_ROW):
             parts[n] = part = replace(part, caption="")
-            if importance == _ROWS:
-                parts[n] = _fewer_rows(part, heights[n] - over, console)
+            if importance > _DETAIL:
+                least = _FEW_ROWS if importance == _ROWS else 1
+                parts[n] = _fewer_rows(part, heights[n] - over, console, least)
             heights[n] = _height(parts[n], console)
         elif isinstance(part, tb.Facts) and importance == _FACTS and len(part.rows) > 1:
             parts[n] = part = _fewer_facts(part, heights[n] - over - (lost == 0), console)
@@ -110,7 +111,8 @@ def _close_gap(parts: Sequence[tb.Part], heights: list[int], n: int) -> None:
         heights[above] = 0
 
 
-_DETAIL, _ROWS, _FACTS, _SENTENCES, _QUOTES, _HEADS, _TABLES, _GOOD, _ANSWER, _COMMAND = range(10)
+_DETAIL, _ROWS, _FACTS, _SENTENCES, _BEST_ROW, _TABLES = range(6)
+_GOOD, _QUOTES, _HEADS, _ANSWER, _COMMAND = range(6, 11)
 """Parts of an answer that is more than a screen, in the order in which they give way."""
 _FEW_ROWS: Final = 3
 
@@ -134,10 +136,10 @@ def _importance(parts: Sequence[tb.Part], n: int) -> int | None:
     return found
 
 
-def _fewer_rows(table: tb.Table, height: int, console: "Console") -> tb.Table:
-    """The table cut to ``height`` lines, if that leaves it rows enough."""
+def _fewer_rows(table: tb.Table, height: int, console: "Console", least: int) -> tb.Table:
+    """The table cut to ``height`` lines, if that leaves it the ``least`` rows."""
     rows = len(table.rows)
-    while rows > _FEW_ROWS and _height(table.first(rows), console) > height:
+    while rows > least and _height(table.first(rows), console) > height:
         rows -= 1
     fewer = table.first(rows)
     return fewer if _height(fewer, console) < _height(table, console) else table

@@ -353,3 +353,23 @@ def test_what_joins_the_engines_count_with_ours_is_not_cut(width: str) -> None:
     assert "more lines: --verbose" in shown
     assert "· vllm:0.33 counts 1.68 requests, each with 8.90 GiB of prefill workspace" in shown
     assert "only one prefill runs at a time: 10 fit." in shown
+
+
+DRAFTS = """--speculative-config '{"method": "dspark", "num_speculative_tokens": 7}'"""
+KEYS = """--attention-config '{"use_fp4_indexer_cache":true}'"""
+
+
+@pytest.mark.parametrize("width", ["80", "100"])
+@pytest.mark.parametrize(
+    ("line", "printed"),
+    [
+        (f"{SERVE} --max-num-batched-tokens 8192", "GPU KV cache size: N tokens, Maximum con"),
+        (f"{SERVE} --max-num-batched-tokens 8192 {KEYS} {DRAFTS} -pp 4", "PP3 GPU KV cache size:"),
+        (f"{SERVE} --max-num-batched-tokens 8192 {KEYS} {DRAFTS}", "GPU KV cache size: N tokens"),
+        (f"{DEEP} {ATTENTION} --chunked-prefill-size 4096 --page-size 256", "full_token=N"),
+    ],
+)
+def test_the_engines_own_line_is_never_cut(line: str, printed: str, width: str) -> None:
+    shown = run(line, "--gpu", "b300", env={"COLUMNS": width}).stdout
+    assert printed in re.sub(r"[\d,]{6,}", "N", " ".join(shown.split()))
+    assert len(shown.splitlines()) <= {"80": 34, "100": 26}[width]  # wrapped commands apart

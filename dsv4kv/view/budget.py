@@ -70,7 +70,7 @@ def budget_page(
         answer += ["", table.first(_MAX_OPTIONS)]
     if line:
         started, requests = (best.scenario, best.concurrency) if best else (scenario, most)
-        unsaid = "" if line.startswith("dsv4kv") else _unsaid(scenario, given)
+        unsaid = "" if line.startswith("dsv4kv") else _unsaid(scenario, given, bool(command))
         low = _low(found, best) if best else None
         less = format_bytes(found.spread_bytes)
         words = counted(requests, "request")
@@ -81,14 +81,16 @@ def budget_page(
     if len(useful) > _MAX_OPTIONS:
         others = replace(_options_table(useful[_MAX_OPTIONS:], found), title="More options")
         sections.append(tb.Section("More options", [others]))
-    cut = [line for line in found.log_lines if _first_sentence(line) != line]
+    shown = {_first_sentence(line) for line in _binding_lines(found)}
+    cut = [line for line in found.log_lines if line not in shown]
     sections.append(tb.Section("Start-up lines", cut))
-    capacity, engine, units = found.capacity, scenario.engine, ""
-    if capacity and not engine.own:
-        units = (
-            f"{capacity.units:,} {engine.unit}s of {float(capacity.unit_bytes):,.10g} B; one "
-            f"request counts as {float(capacity.units_per_request):,.0f}."
-        )
+    capacity, engine = found.capacity, scenario.engine
+    units = (
+        f"{capacity.units:,} {engine.unit}s of {float(capacity.unit_bytes):,.10g} B; one "
+        f"request counts as {float(capacity.units_per_request):,.0f}."
+        if capacity and not engine.own
+        else ""
+    )
     missing = f"Not counted: {', '.join(an.overhead_of(found).unknown)}."
     memory = [_peak_table(found), *_overfull(found), missing, _pools_table(found)]
     sections.append(tb.Section("Memory", memory, units))
@@ -106,8 +108,11 @@ def budget_page(
     return tb.Page(title, answer, sections)
 
 
-def _unsaid(scenario: Scenario, given: Mapping[str, str]) -> str:
-    """``; for budget --command add --gpu b200``: options that no launch command says."""
+def _unsaid(scenario: Scenario, given: Mapping[str, str], of_command: bool) -> str:
+    """``; for budget --command add --gpu b200``: options that no launch command says.
+
+    A line from a command leaves out the flags that change no size.
+    """
     newest = find_engine(scenario.engine.family.name)
     defaults = {"gpu": DEFAULT_GPU}
     if scenario.engine.name == newest.name:
@@ -118,7 +123,8 @@ def _unsaid(scenario: Scenario, given: Mapping[str, str]) -> str:
         if name.replace("-", "_") in OURS - {"concurrency"} and text != defaults.get(name)
         for word in (f"--{name}", text)
     ]
-    return f"; for budget --command add {tb.Command.of(*words)}" if words else ""
+    others = "; flags of no size are not shown" * of_command
+    return f"{others}; for budget --command add {tb.Command.of(*words)}" if words else others
 
 
 def _answer(found: an.Answer) -> tb.Finding:
@@ -195,7 +201,7 @@ def _engine_lines(found: an.Answer, *, of_command: bool) -> Iterator[tb.Part]:
     seen = "" if engine.seen_in_logs else " (derived from its source, not seen in a log)"
     if found.log_lines:
         yield tb.Text(f"{engine.name} prints{seen}:", "dim")
-        yield from (f"  {_first_sentence(line)}" for line in found.log_lines)
+        yield from (f"  {_first_sentence(line)}" for line in _binding_lines(found))
     elif capacity:
         yield tb.Text(f"{engine.name} prints no such line{seen}.", "dim")
     if capacity:
@@ -216,6 +222,14 @@ def _engine_lines(found: an.Answer, *, of_command: bool) -> Iterator[tb.Part]:
         option = "with budget --command … --kv-memory" if of_command else "--kv-memory"
         exact = f"give your log's {option}" if printed else "`dsv4kv explain` your log"
         yield f"9 in 10 starts ± {format_bytes(spread)}{between}; {exact}."
+
+
+def _binding_lines(found: an.Answer) -> Sequence[str]:
+    """Lines of the stage that holds least, which all stages take."""
+    if found.capacity is None or len(found.stages) == 1:
+        return found.log_lines
+    stage = f"PP{found.stages.index(found.capacity)} "
+    return [line for line in found.log_lines if line.startswith(stage)]
 
 
 def _first_sentence(line: str) -> str:

@@ -20,7 +20,7 @@ from dsv4kv.engines.logs.explain import Change, Explanation, shown_tokens
 from dsv4kv.engines.logs.read import NAMES, StartupLog, draft_method
 from dsv4kv.engines.logs.recover import Recovery
 from dsv4kv.engines.names import FAMILIES, family_of, find_engine, replayed_engines
-from dsv4kv.engines.rule import Launch
+from dsv4kv.engines.rule import Family, Launch
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import preset_named
 from dsv4kv.units import format_bytes
@@ -76,7 +76,7 @@ def launch_line(scenario: Scenario, context_tokens: int, requests: int) -> str:
     assert family is not None
     drafts = inputs.draft_tokens - (family.launch.counts_verified and inputs.draft_tokens > 0)
     try:
-        given = list(_flags(family.name, family.launch, inputs))
+        given = list(_flags(family, inputs))
         line = launch_command(
             family.name, inputs.checkpoint or inputs.model, scenario.layout, drafts
         )
@@ -93,12 +93,13 @@ def launch_line(scenario: Scenario, context_tokens: int, requests: int) -> str:
     return line if same and max_concurrency(again, context_tokens) == requests else ""
 
 
-def _flags(family: str, launch: Launch, inputs: Inputs) -> Iterator[str]:
+def _flags(family: Family, inputs: Inputs) -> Iterator[str]:
     """A flag, or a variable, for every input that was given; ``KeyError`` for no flag."""
+    said = family.launch.written
     written = {
-        name: launch.written[f"{name}={value}"]
+        name: said[f"{name}={value}"]
         for name, value in vars(inputs).items()
-        if f"{name}={value}" in launch.written
+        if f"{name}={value}" in said
     }
     for words in written.values():
         yield words.format(host_gib=(inputs.host_size or 0) / 2**30)
@@ -106,8 +107,13 @@ def _flags(family: str, launch: Launch, inputs: Inputs) -> Iterator[str]:
     skipped = _WRITTEN | set(written) | ({"host_size"} if sized else set())
     for field in fields(Inputs):
         value = getattr(inputs, field.name)
-        if field.name not in skipped and value != field.default:
-            yield _flag(family, field.name.replace("_", "-"), value)
+        if field.name in skipped or value == field.default:
+            continue
+        try:
+            yield _flag(family.name, field.name.replace("_", "-"), value)
+        except KeyError:
+            if (field.name, value) != ("block_tokens", family.block_tokens):  # its own anyway
+                raise
 
 
 def _flag(family: str, name: str, value: Any) -> str:
@@ -115,7 +121,7 @@ def _flag(family: str, name: str, value: Any) -> str:
     text = ",".join(map(str, value)) if isinstance(value, tuple) else text
     text = str(value >> 20) if name == "logits-limit" else text
     for flag in flags_of(family):
-        if flag.means and flag.means.input == name:
+        if flag.means and flag.means.input == name and flag.written:
             return _join(flag, text)
         if flag.means and (flag.switch or flag.is_variable):
             with suppress(ConfigError):

@@ -123,12 +123,14 @@ class Flag:
         spellings: Its names, the usual one first; a variable is in capitals.
         effect: What it does to sizes.
         means: The inputs that a value means; None where it is not counted.
+        written: A command that starts a server takes it, not only a file or a wrapper of it.
     """
 
     spellings: str
     effect: str
     means: Meaning | None = None
     switch: bool = False
+    written: bool = True
 
     @property
     def name(self) -> str:

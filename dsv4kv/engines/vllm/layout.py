@@ -197,8 +197,10 @@ def _check_owners(deployment: Deployment, layers: Sequence[LayerSpec], held: set
         if layer.layer_idx in held and layer.ratio and layer.kv_owner not in held:
             raise ConfigError(
                 f"layer {layer.layer_idx} reads the KV of layer {layer.kv_owner}, which is in "
-                "another pipeline stage: vLLM does not serve that; choose stages that begin at "
-                f"layer {', '.join(str(owner) for owner in deployment.model.kv_owners or ())}."
+                "another pipeline stage: starts of vLLM with such stages are known, and are not "
+                "sized. `dsv4kv explain` the start's log, or choose stages that begin at layer "
+                f"{', '.join(str(owner) for owner in deployment.model.kv_owners or ())} "
+                "(VLLM_PP_LAYER_PARTITION)."
             )
 
 

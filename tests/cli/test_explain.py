@@ -373,3 +373,36 @@ def test_the_engines_own_line_is_never_cut(line: str, printed: str, width: str) 
     shown = run(line, "--gpu", "b300", env={"COLUMNS": width}).stdout
     assert printed in re.sub(r"[\d,]{6,}", "N", " ".join(shown.split()))
     assert len(shown.splitlines()) <= {"80": 34, "100": 26}[width]  # wrapped commands apart
+
+
+TRTLLM = """\
+engine.yaml: |
+  custom_tokenizer: deepseek_v4
+  kv_cache_config: {free_gpu_memory_fraction: 0.3, tokens_per_block: 128}
+---
+command: [python3, -m, dynamo.trtllm]
+args: [--model-path, DeepSeek-V4-Flash, --tensor-parallel-size, "4", --max-batch-size, "4",
+  --max-seq-len, "2048", --kv-block-size, "128", --extra-engine-args, /config/engine.yaml]
+"""
+
+
+@pytest.mark.parametrize("tokens", ["128", "256"])
+def test_a_launch_line_has_only_flags_of_its_command(tokens: str) -> None:
+    """trtllm-serve takes its block from a file alone: 128 is its own, 256 no line says."""
+    Path("agg.yaml").write_text(TRTLLM.replace("128", tokens))
+    *_, said, line = run("agg.yaml", "--gpu", "b200").stdout.splitlines()
+    assert "kv_block_size" not in line
+    assert line.startswith("trtllm-serve" if tokens == "128" else "dsv4kv budget --command")
+    assert ("flags of no size are not shown" in said) == (tokens == "128")
+
+
+@pytest.mark.parametrize("partition", ["", "8,9,9,8,6", "8,8,8,8,8"])
+def test_stages_that_are_not_sized_are_not_said_to_be_refused(partition: str) -> None:
+    line = "vllm serve deepseek-ai/DeepSeek-V4.1-Flash --pipeline-parallel-size 5"
+    variable = f"VLLM_PP_LAYER_PARTITION={partition} " * bool(partition)
+    done = run(f"{variable}{line}")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "starts of vLLM with such stages are known, and are not sized" in done.stderr
+    assert "stages that begin at layer 2, 8, 14, 20 (VLLM_PP_LAYER_PARTITION)" in done.stderr
+    sized = run(f"VLLM_PP_LAYER_PARTITION=2,6,6,6,20 {line}", "--gpu", "b300")
+    assert "1 " in sized.stdout

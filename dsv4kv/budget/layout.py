@@ -43,20 +43,24 @@ class Layout:
 
 @dataclass(frozen=True)
 class LayoutWish:
-    """What was asked for; None where nothing was."""
+    """What was asked for; None where nothing was.
+
+    ``all_or_none`` names a server whose ranks are all replicas, or none of them.
+    """
 
     gpus: int | None = None
     tp: int | None = None
     dp: int | None = None
     pp: int | None = None
     ep: int | None = None
+    all_or_none: str = ""
 
 
 def candidate_layouts(config: DSV4Config, wish: LayoutWish, most_gpus: int) -> list[Layout]:
     """Layouts that meet a wish, from few GPUs to many; one where the GPUs are given.
 
     By default a replica grows by tensor parallelism to a server of eight GPUs, and more servers
-    are more replicas, as engines are started.
+    are more replicas, as engines are started; where all ranks or none are replicas, all are.
 
     Raises:
         ConfigError: The wish contradicts itself or the model.
@@ -79,6 +83,9 @@ def candidate_layouts(config: DSV4Config, wish: LayoutWish, most_gpus: int) -> l
         servers = most_gpus // (NODE_GPUS * pp)
         pairs = [(tp, 1) for tp in _tensor_sizes(config)]
         pairs += [(NODE_GPUS, dp) for dp in range(2, servers + 1)]
+    if wish.all_or_none:
+        both = [(1, tp * dp) for tp, dp in pairs if tp > 1 and dp > 1 and not (wish.tp or wish.dp)]
+        pairs = [pair for pair in pairs if 1 in pair] + both or pairs
     return [_finish(config, wish, tp, dp, pp) for tp, dp in pairs or [(wish.tp or 1, 1)]]
 
 
@@ -103,6 +110,8 @@ def _divide(config: DSV4Config, gpus: int, wish: LayoutWish, pp: int) -> tuple[i
     if wish.dp is not None:
         return rest, wish.dp, pp
     tp = max(size for size in _tensor_sizes(config) if rest % size == 0)
+    if wish.all_or_none and tp < rest:
+        tp = 1
     return tp, rest // tp, pp
 
 
@@ -111,6 +120,12 @@ def _finish(config: DSV4Config, wish: LayoutWish, tp: int, dp: int, pp: int) -> 
         raise ConfigError(
             f"TP{tp} cannot split {config.num_heads} attention heads of {config.name}: choose a "
             "divisor of them, and spread the other GPUs over --dp or --pp."
+        )
+    if wish.all_or_none and tp > 1 and dp > 1:
+        raise ConfigError(
+            f"TP{tp} DP{dp} is no layout of one {wish.all_or_none}: its ranks hold one replica "
+            f"together, or are all replicas: give --tp 1 --dp {tp * dp}, or --tp {tp} --dp 1 for "
+            "one of several servers."
         )
     ep = wish.ep or (tp * dp if dp > 1 else 1)
     if (tp * dp) % ep:

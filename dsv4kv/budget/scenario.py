@@ -188,7 +188,9 @@ def resolve(inputs: Inputs) -> list[Scenario]:
     """
     config, gpu, engine = find_model(inputs.model), find_gpu(inputs), find_engine(inputs.engine)
     _refuse(inputs, config, engine, gpu)
-    wishes = [LayoutWish(inputs.gpus, inputs.tp, inputs.dp, inputs.pp, inputs.ep)]
+    launch = engine.family.launch
+    one = launch.program if launch.ranks_are_replicas else ""
+    wishes = [LayoutWish(inputs.gpus, inputs.tp, inputs.dp, inputs.pp, inputs.ep, one)]
     if engine.family.by_layers and not (inputs.tp or inputs.pp):
         counts = (inputs.gpus,) if inputs.gpus else (1, 2, 4, 8)
         wishes = [LayoutWish(count, 1, inputs.dp or 1, count, inputs.ep) for count in counts]

@@ -307,6 +307,7 @@ class Launch:
         written: Flags and variables for an ``input=value``.
         counts_verified: Draft tokens include the token that is verified with them.
         tp_spans_replicas: Tensor parallel ranks are counted over all replicas.
+        ranks_are_replicas: All ranks of a server are replicas, or it is one.
     """
 
     words: tuple[tuple[str, ...], ...] = ()
@@ -320,6 +321,7 @@ class Launch:
     written: Mapping[str, str] = field(default_factory=dict)
     counts_verified: bool = False
     tp_spans_replicas: bool = False
+    ranks_are_replicas: bool = False
 
 
 class Limit(NamedTuple):

@@ -140,6 +140,18 @@ def test_a_line_to_paste_has_every_flag_once() -> None:
     assert len(set(flags)) == len(flags)
 
 
+@pytest.mark.parametrize("model", ["v4-pro", "v4-flash"])
+@pytest.mark.parametrize("tokens", [2**15, 2**17, 2**20])
+def test_what_is_advised_for_trtllm_is_a_line_of_one_server(model: str, tokens: int) -> None:
+    options = advise(scenario(gpus="8", engine="trtllm", model=model), tokens, 1)
+    layouts = [option for option in options if "tp" in option.inputs]
+    assert layouts
+    for option in layouts:
+        line = launch_line(option.scenario, tokens, option.concurrency)
+        assert line.startswith("trtllm-serve ")
+        assert ("--enable_attention_dp" in line) == (option.scenario.layout.dp > 1)
+
+
 def test_a_limit_of_requests_that_binds_is_advised_to_be_raised() -> None:
     found = scenario(gpus="8", tp="1", engine="sglang:0.5.23")
     raised = advise(found, 131_072, 256)[0]

@@ -35,6 +35,34 @@ def test_what_is_left_out_is_filled_in(wish: dict[str, int], expected: Layout) -
 
 
 @pytest.mark.parametrize(
+    ("wish", "expected"),
+    [
+        ({"gpus": 8}, [Layout(tp=8)]),
+        ({"gpus": 16}, [Layout(dp=16, ep=16)]),
+        ({"gpus": 6}, [Layout(dp=6, ep=6)]),
+        ({"gpus": 8, "tp": 1}, [Layout(dp=8, ep=8)]),
+        ({"gpus": 8, "tp": 4, "pp": 2}, [Layout(tp=4, pp=2)]),
+        ({"tp": 4}, [Layout(tp=4)]),
+        ({"dp": 4}, [Layout(dp=4, ep=4)]),
+        ({}, [*(Layout(tp=tp) for tp in (1, 2, 4, 8)), Layout(dp=16, ep=16)]),
+        ({"gpus": 8, "tp": 2}, None),
+        ({"gpus": 8, "dp": 4}, None),
+        ({"tp": 4, "dp": 2}, None),
+        ({"gpus": 32, "tp": 2, "pp": 4}, None),
+    ],
+)
+def test_a_server_of_attention_dp_over_all_ranks_or_none_has_no_other_layout(
+    wish: dict[str, int], expected: list[Layout] | None
+) -> None:
+    asked = LayoutWish(**wish, all_or_none="trtllm-serve")
+    if expected:
+        assert candidate_layouts(FLASH, asked, 16) == expected
+    else:
+        with pytest.raises(ConfigError, match="is no layout of one trtllm-serve"):
+            candidate_layouts(FLASH, asked, 16)
+
+
+@pytest.mark.parametrize(
     ("wish", "sentence"),
     [
         (

@@ -18,6 +18,7 @@ FAMILY = Family(
         arguments="{model} --tp_size {ranks} --ep_size {ep}",
         stages="--pp_size {pp}",
         replicas="--enable_attention_dp",
+        ranks_are_replicas=True,
     ),
     has_flags=True,
     block_tokens=128,

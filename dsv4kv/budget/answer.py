@@ -25,7 +25,7 @@ from dsv4kv.budget.inputs import Inputs
 from dsv4kv.budget.layout import NODE_GPUS
 from dsv4kv.budget.lookup import find_formats
 from dsv4kv.budget.scenario import Scenario, Settings, resolve
-from dsv4kv.engines.contract import Capacity, Deployment, Overhead, PoolCost
+from dsv4kv.engines.contract import UNMEASURED, Capacity, Deployment, Overhead, PoolCost
 from dsv4kv.engines.flags import flag_for
 from dsv4kv.engines.host import HostTier, HostWish
 from dsv4kv.engines.names import FAMILIES
@@ -107,6 +107,12 @@ class Answer:
         if self.scenario.inputs.cache_given:
             return 0
         return self.scenario.kept(self.use.stage, self.context).spread
+
+    @property
+    def spread_assumed(self) -> bool:
+        """Whether no recorded start of this engine says ``spread_bytes``."""
+        reason = self.scenario.kept(self.use.stage, self.context).reason
+        return reason == UNMEASURED.reason or bool(self.scenario.engine.family.base)
 
     @property
     def tokens_between(self) -> tuple[int, int] | None:

@@ -221,7 +221,8 @@ def _engine_lines(found: an.Answer, *, of_command: bool) -> Iterator[tb.Part]:
         printed = any("KV cache memory" in line for line in found.log_lines)
         option = "with budget --command … --kv-memory" if of_command else "--kv-memory"
         exact = f"give your log's {option}" if printed else "`dsv4kv explain` your log"
-        yield f"9 in 10 starts ± {format_bytes(spread)}{between}; {exact}."
+        of = "Assumed, not measured:" if found.spread_assumed else "9 in 10 starts"
+        yield f"{of} ± {format_bytes(spread)}{between}; {exact}."
 
 
 def _binding_lines(found: an.Answer) -> Sequence[str]:

@@ -272,6 +272,26 @@ def test_an_answer_says_what_a_start_with_less_memory_holds(more: str, told: str
     assert at_most == ("66560 --concurrency" in more)
 
 
+@pytest.mark.parametrize(
+    ("engine", "measured"),
+    [
+        ("vllm:0.33", True),
+        ("vllm:0.26", True),
+        ("sglang:0.5.23", True),
+        ("trtllm", False),
+        ("llama.cpp", False),
+        ("ktransformers", False),
+        ("dsv4kv", False),
+    ],
+)
+def test_nine_in_ten_are_said_of_engines_whose_starts_were_recorded(
+    engine: str, measured: bool
+) -> None:
+    printed = run("--engine", engine, "--gpus", "8", "--context", "64K", "--verbose").stdout
+    assert ("9 in 10 starts" in printed) == measured
+    assert ("Assumed, not measured: ±" in printed) != measured
+
+
 SERVE = (
     "vllm serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 1 --data-parallel-size 8 "
     "--enable-expert-parallel --gpu-memory-utilization 0.95 --max-num-batched-tokens 2048"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _MAX_OPTIONS, _MAX_FLAGS, _MAX_POINTS = 3, 6, 12
 _FEW = 0.75  # of the requests that an option promises: fewer in a start with less memory are said
 _LONG_CHANGE = 45  # letters of an option: more make a narrow terminal's row three
+_HEADLINE_CHANGE = 30  # letters of one in the first sentence
 _MAX_LINE = 300  # characters of a log's line, three rows
 _MAX_VALUE = 34  # letters: deepseek-ai/DeepSeek-V4.1-Flash and a little
 
@@ -52,10 +53,10 @@ def budget_page(
     useful = [o for o in options if (o.concurrency > most if found.fits else o.fits)]
     if host and host.refusal:
         useful = []
-    answer: list[tb.Part] = [_answer(found)]
     lacks = lacking_bytes(scenario, found.context)
+    answer: list[tb.Part] = [_answer(found, _best_sentence(found, options, useful))]
     if found.kv_copies > 1 and not lacks:
-        answer.append(_copies_sentence(found, options))
+        answer.append(_copies_sentence(found))
     if "engine" in given:
         answer += _engine_lines(found, of_command=bool(command))
     facts = _facts(found, curve)
@@ -127,7 +128,7 @@ def _unsaid(scenario: Scenario, given: Mapping[str, str], of_command: bool) -> s
     return f"{others}; for budget --command add {tb.Command.of(*words)}" if words else others
 
 
-def _answer(found: an.Answer) -> tb.Finding:
+def _answer(found: an.Answer, best: str) -> tb.Finding:
     scenario, inputs = found.scenario, found.scenario.inputs
     requests = counted(found.concurrency, "request")
     load = f"{requests} of {found.context:,} tokens"
@@ -135,18 +136,20 @@ def _answer(found: an.Answer) -> tb.Finding:
     on = _gpus(scenario)
     of = f"{scenario.config.name}, sized as {scenario.engine.name}"
     if not within_limit(scenario, found.concurrency):
-        return tb.Finding("bad", f"{load} do not run concurrently: {an.limit_sentence(scenario)}.")
+        return tb.Finding(
+            "bad", f"{load} do not run concurrently: {an.limit_sentence(scenario)}.{best}"
+        )
     refusal = found.host.refusal if found.host else an.lack_sentence(scenario, found.context)
     if refusal:
         return tb.Finding("bad", refusal)
     if found.refused and found.use.free >= 0:
         return tb.Finding(
-            "bad", f"{scenario.engine.name} refuses to start, though {load} would fit."
+            "bad", f"{scenario.engine.name} refuses to start, though {load} would fit.{best}"
         )
     if not found.fits:
         verb, missing = "does" if found.concurrency == 1 else "do", format_bytes(-found.use.free)
         return tb.Finding(
-            "bad", f"{load} {verb} not fit on {on}: {missing} too much per GPU; {of}."
+            "bad", f"{load} {verb} not fit on {on}: {missing} too much per GPU; {of}.{best}"
         )
     fewest = ""
     if inputs.gpus is None and not (inputs.tp and inputs.dp):
@@ -163,7 +166,8 @@ def _answer(found: an.Answer) -> tb.Finding:
     elif inputs.concurrency:
         load, total = f"{requests} of up to {found.max_context:,} tokens", "longest that fit"
     return tb.Finding(
-        "good" if holds else "warning", f"{load} {verb}{clause} on {on}: {of}; {total}.{fewest}"
+        "good" if holds else "warning",
+        f"{load} {verb}{clause} on {on}: {of}; {total}.{fewest}{best}",
     )
 
 
@@ -182,16 +186,20 @@ def _gpus(scenario: Scenario) -> str:
     return f"{scenario.layout.gpus:,} × {scenario.gpu.name} ({scenario.layout.label})"
 
 
-def _copies_sentence(found: an.Answer, options: Sequence[Option]) -> str:
-    layout = found.scenario.layout
+def _copies_sentence(found: an.Answer) -> str:
+    tp = found.scenario.layout.tp
     heads = "single KV head" if kv_heads(found.scenario.config) == 1 else "too few KV heads"
-    others = [each for each in options if set(each.inputs) == {"tp", "dp", "ep"}]
-    best = max(others, key=lambda option: option.concurrency, default=None)
-    better = ""
-    if best and best.concurrency > found.max_concurrency:
-        label, most = best.scenario.layout.label, best.concurrency
-        better = f" {label} on the same GPUs holds {most:,} requests."
-    return f"TP{layout.tp} replicates the KV cache on {found.kv_copies} GPUs ({heads}).{better}"
+    return f"TP{tp} replicates the KV cache on {found.kv_copies} GPUs ({heads})."
+
+
+def _best_sentence(found: an.Answer, options: Sequence[Option], listed: Sequence[Option]) -> str:
+    """The most requests that any option holds on these GPUs; empty where none gains any."""
+    same = [o for o in options if not o.inputs.keys() & {"gpus", "context", "concurrency"}]
+    best = max(same, key=lambda option: option.concurrency, default=None)
+    if best is None or best.concurrency <= found.max_concurrency:
+        return ""
+    change = _change(best, _HEADLINE_CHANGE if best in listed else None)
+    return f" At best {_held(found, best)} fit: {change.removesuffix(' below')}."
 
 
 def _engine_lines(found: an.Answer, *, of_command: bool) -> Iterator[tb.Part]:
@@ -308,19 +316,12 @@ def _options_table(
 ) -> tb.Table:
     """What to change, and what it gains; ``below`` it is a line with all flags of the first."""
 
-    def change(option: Option) -> tb.Text:  # engines disagree on --tp
-        given, label = option.inputs, option.scenario.layout.label
-        layout = f"--tp {given.get('tp')} --dp {given.get('dp')}"
-        words = option.change.replace(layout, label)
-        if below and option is options[0] and len(words) > _LONG_CHANGE:
-            settings = counted(option.change.replace(layout, "").count("--"), "flag")
-            words = f"{label} and {settings} below" if "tp" in given else f"the {settings} below"
+    def change(option: Option) -> tb.Text:
+        words = _change(option, _LONG_CHANGE if below and option is options[0] else None)
         return tb.Text(words, "strong" if found.fits else "good")
 
     def held(option: Option) -> tb.Number:
-        low = _low(found, option)
-        least = "" if low is None else f"{low:,}–"
-        return tb.Number(f"{found.max_concurrency:,} → {least}{option.concurrency:,}")
+        return tb.Number(f"{found.max_concurrency:,} → {_held(found, option)}")
 
     columns: tb.Columns = [
         ("option", change),
@@ -329,6 +330,22 @@ def _options_table(
         ("why", lambda option: option.reason),
     ]
     return tb.Table("More requests" if found.fits else "To make it fit", columns, options)
+
+
+def _change(option: Option, most: int | None = None) -> str:
+    """The change, with a layout's label as engines disagree on --tp; flags counted if long."""
+    given, label = option.inputs, option.scenario.layout.label
+    layout = f"--tp {given.get('tp')} --dp {given.get('dp')}"
+    words = option.change.replace(layout, label)
+    if most is None or len(words) <= most:
+        return words
+    settings = counted(option.change.replace(layout, "").count("--"), "flag")
+    return f"{label} and {settings} below" if "tp" in given else f"the {settings} below"
+
+
+def _held(found: an.Answer, option: Option) -> str:
+    low = _low(found, option)
+    return f"{'' if low is None else f'{low:,}–'}{option.concurrency:,}"
 
 
 def _low(found: an.Answer, option: Option) -> int | None:

@@ -292,6 +292,27 @@ def test_nine_in_ten_are_said_of_engines_whose_starts_were_recorded(
     assert ("Assumed, not measured: ±" in printed) != measured
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model v4-pro --engine vllm:0.33 --context 128K",
+        "--model v4-pro --engine sglang:0.5.23 --context 128K",
+        "--model v4-flash --engine trtllm --context 32K",
+        "--model v4-flash --engine vllm:0.33 --context 128K --concurrency 3000",
+        "--model v4-flash --tp 1 --context 1M",
+    ],
+)
+def test_the_first_sentence_has_the_most_that_fit_on_these_gpus(words: str) -> None:
+    asked = ["--gpu", "h200", "--gpus", "8", *words.split()]
+    result = CliRunner(env=TERMINAL).invoke(app, ["budget", *asked])
+    found = document(*asked, exit_code=result.exit_code)
+    elsewhere = ("--gpus", "--context", "--concurrency")
+    most = max(o["concurrency"] for o in found["options"] if not o["change"].startswith(elsewhere))
+    said = re.match(r"[^.].*? At best (?:[\d,]+–)?([\d,]+) fit: ", " ".join(result.stdout.split()))
+    assert said is not None
+    assert int(said[1].replace(",", "")) == most > found["max_concurrency"]
+
+
 SERVE = (
     "vllm serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 1 --data-parallel-size 8 "
     "--enable-expert-parallel --gpu-memory-utilization 0.95 --max-num-batched-tokens 2048"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -356,12 +357,31 @@ def _write_launch(
         scenario = option.scenario if option else found.scenario
         requests = option.concurrency if option else found.max_concurrency
         if line := launch_line(scenario, found.context, requests):
-            return line
+            return _without_faults(line, scenario.engine.name)
     if option is None or typed is None or not option.change.startswith("--"):
         return ""
     replaced = {name.replace("_", "-") for name in option.inputs}
     kept = [word for means, words in typed if not means & replaced for word in words]
     return f"{Paste.of('dsv4kv', 'budget', *kept)} {option.change}"
+
+
+def _without_faults(line: str, engine: str) -> str:
+    """A launch line with the switches whose absence is a known fault of this version."""
+    from dsv4kv.diagnose.faults.table import judge, load_faults
+    from dsv4kv.engines.flags import find_flag
+
+    family = engine.partition(":")[0]
+    switches = {
+        fault: flag.name
+        for fault in load_faults()
+        if fault.engine == family and (flag := find_flag(family, fault.mended_by)) and flag.switch
+    }
+    if not switches:
+        return line
+    from dsv4kv.diagnose.faults.subject import read_subjects
+
+    found = judge(read_subjects(line, engine), [*switches], date.today())
+    return " ".join([line, *(switches[each.fault] for each in found if each.is_sure)])
 
 
 def _sweep(

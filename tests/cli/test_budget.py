@@ -313,6 +313,20 @@ def test_the_first_sentence_has_the_most_that_fit_on_these_gpus(words: str) -> N
     assert int(said[1].replace(",", "")) == most > found["max_concurrency"]
 
 
+@pytest.mark.parametrize("engine", ["sglang:0.5.12", "sglang:0.5.23", "vllm:0.33"])
+@pytest.mark.parametrize("model", ["v4-flash", "v4-pro"])
+@pytest.mark.parametrize("layout", ["", "--tp 1 --dp 8"])
+def test_an_advised_line_has_no_fault_that_a_switch_mends(
+    engine: str, model: str, layout: str
+) -> None:
+    words = ["--gpu", "b200", "--gpus", "8", "--context", "64K", "--engine", engine]
+    asked = ["budget", "--model", model, *words, *layout.split()]
+    line = CliRunner(env=TERMINAL).invoke(app, asked).stdout.splitlines()[-1]
+    looked = CliRunner(env=TERMINAL).invoke(app, ["lint", line, "--engine", engine, "--json"])
+    assert not [each["id"] for each in json.loads(looked.stdout)["findings"] if each["sure"]]
+    assert line.count("--enable-prefill-delayer") == line.count("--enable-dp-attention")
+
+
 SERVE = (
     "vllm serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 1 --data-parallel-size 8 "
     "--enable-expert-parallel --gpu-memory-utilization 0.95 --max-num-batched-tokens 2048"

@@ -171,6 +171,12 @@ class Fault(_Row):
         parts = self.source.split("/")
         return f"{parts[4]}#{parts[6]}"
 
+    @property
+    def mended_by(self) -> str:
+        """The flag that is missing, where the workaround is to give it; else empty."""
+        missing = (each.flag for each in self.when if each.flag and each.given is False)
+        return next((flag for flag in missing if self.workaround.startswith(flag)), "")
+
     def covers(self, version: str | None) -> Truth:
         """Whether a release has it."""
         if self.versions == ANY_VERSION:

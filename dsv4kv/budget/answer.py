@@ -256,13 +256,13 @@ def _choose(inputs: Inputs) -> Scenario:
         raise DoesNotFit(f"{asked} do not run concurrently: {limit_sentence(last)}.")
     if lack := lack_sentence(last, context):
         raise DoesNotFit(lack)
+    if any(option.fits for option in advise(last, context, concurrency)):
+        return last  # which is answered with these options, and a line to paste
     missing = format_bytes(-tightest_free_bytes(last, context, concurrency))
-    remedy = "ask for fewer or shorter requests, or lay it out with --dp or --pp"
-    if helpful := [option for option in advise(last, context, concurrency) if option.fits]:
-        remedy = f"with {helpful[0].change} it fits on these"
     raise DoesNotFit(
         f"{asked} of {context:,} tokens cannot fit on {last.layout.gpus:,} GPUs "
-        f"({last.layout.label}), where the search ends: every GPU lacks {missing}; {remedy}."
+        f"({last.layout.label}), where the search ends: every GPU lacks {missing}; ask for fewer "
+        "or shorter requests, or lay it out with --dp or --pp."
     )
 
 

@@ -15,7 +15,7 @@ import typer
 from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
 from dsv4kv.cli.budget import Found, explain_logs, size
-from dsv4kv.errors import ConfigError, Dsv4kvError, TraceError
+from dsv4kv.errors import ConfigError, DoesNotFit, Dsv4kvError, TraceError
 from dsv4kv.files import DOCUMENT_BYTES, temporary_folder
 
 if TYPE_CHECKING:
@@ -208,7 +208,8 @@ def _explain(kind: str, name: str, given: str, options: Mapping[str, str], step:
         if not faults:
             raise failed
         reason = Page("", [Finding("warning", str(failed))])
-        found = [Found(partial(dict, error=str(failed)), lambda: reason, fits=True)]
+        fits = not isinstance(failed, DoesNotFit)
+        found = [Found(partial(dict, error=str(failed)), lambda: reason, fits)]
     linted = list(brief_findings(subjects, faults, len(known))) if subjects else []
     words = [word for each, text in known_by.items() for word in (f"--{each}", text)]
     return _Answer([name], kind, found, linted, words, faults)

@@ -20,13 +20,27 @@ def test_given_too_much_it_says_by_how_much_and_what_to_do() -> None:
     assert first.fits
 
 
-def test_where_no_number_of_gpus_is_enough_the_cheapest_help_is_told() -> None:
-    with pytest.raises(ConfigError) as refusal:
-        answer(ask(gpu="rtx-4090", context="1M", concurrency="1M"))
-    told = str(refusal.value)
-    assert told.startswith("1,048,576 requests of 1,048,576 tokens cannot fit on 1,024 GPUs")
-    assert "every GPU lacks" in told
-    assert "with --concurrency 512 it fits on these" in told
+@pytest.mark.parametrize(
+    ("texts", "gpus", "help_"),
+    [
+        ({"gpu": "rtx-4090", "context": "1M", "concurrency": "1M"}, 1024, "--concurrency 512"),
+        ({"gpu": "h200", "model": "v4-pro", "engine": "sglang:0.5.23", "dp": "1"}, 8, "--tp 2"),
+        ({"gpu": "h100", "model": "v4-pro", "engine": "vllm:0.33", "dp": "1"}, 8, "--gpus"),
+    ],
+)
+def test_where_no_number_of_gpus_is_enough_the_largest_is_answered_with_what_helps(
+    texts: dict[str, str], gpus: int, help_: str
+) -> None:
+    found = answer(ask(**texts))
+    assert not found.fits
+    assert found.scenario.layout.gpus == gpus
+    enough = [o for o in advise(found.scenario, found.context, found.concurrency) if o.fits]
+    assert any(option.change.startswith(help_) for option in enough)
+
+
+def test_where_nothing_helps_the_search_says_where_it_ended() -> None:
+    with pytest.raises(ConfigError, match=r"cannot fit on 1,024 GPUs .*every GPU lacks"):
+        answer(ask(hbm="4GiB"))
 
 
 @pytest.mark.parametrize(

@@ -363,9 +363,13 @@ def test_a_line_to_paste_holds_the_requests_that_are_said() -> None:
 def test_what_fits_nowhere_says_what_of_its_command_was_not_read(tmp_path: Path) -> None:
     script = tmp_path / "serve.sh"
     script.write_text("sglang serve --model-path deepseek-ai/DeepSeek-V4-Pro --tp $RANKS\n")
-    said = run("--command", str(script), "--context", "1M", exit_code=1).stderr
+    words = ["--command", str(script), "--context", "1M"]
+    said = run(*words, "--hbm", "8GiB", exit_code=1).stderr
     assert "cannot fit on 8 GPUs" in said
     assert "Not read: --tp $RANKS, which nothing here sets" in said
+    shown = run(*words, exit_code=1).stdout  # with flags that make it fit
+    assert "! not read: --tp $RANKS, which nothing here sets" in shown
+    assert "--tp-size 8 --dp-size 4 --enable-dp-attention" in shown.splitlines()[-1]
 
 
 def test_options_that_no_flag_says_are_pasted_with_the_command_that_was_read(

@@ -142,6 +142,11 @@ def test_it_ends_with_1_where_something_does_not_fit_or_is_faulty() -> None:
     assert run("new").exit_code == 0
     assert run("refused").exit_code == 1
     assert run(f"{DEEP} {ATTENTION}").exit_code == 1
+    unset = f"{DEEP.replace('Flash', 'Pro').replace('--tp 8', '--tp $RANKS')} --context-length 1M"
+    helped = run(unset)  # on eight GPUs, with other flags
+    assert (helped.exit_code, "To make it fit" in helped.stdout) == (1, True)
+    nowhere = run(f"{unset} --speculative-algorithm EAGLE", "--gpu", "rtx-4090")
+    assert nowhere.exit_code == 1
 
 
 def test_what_only_lint_understands_says_why_it_has_no_size() -> None:

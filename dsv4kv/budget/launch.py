@@ -16,7 +16,7 @@ from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.budget.scenario import fix_layout, resolve
 from dsv4kv.budget.servers import MODEL_FLAGS, Launch, find_launches
 from dsv4kv.budget.shell import MOST_CHARACTERS
-from dsv4kv.engines.flags import NOTHING, Texts, find_flag
+from dsv4kv.engines.flags import NOTHING, Texts, find_flag, near_flag
 from dsv4kv.engines.names import FAMILIES, find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import mask_secrets, open_regular
@@ -55,6 +55,12 @@ class Reading:
     def unknown(self) -> list[GivenFlag]:
         """Flags that are not known to change sizes."""
         return [each for each in self.flags if each.flag is None]
+
+    @property
+    def misspelt(self) -> dict[str, str]:
+        """Of these, those that are nearly a flag of sizes, with that flag."""
+        family, spellings = self.launch.family, (each.spelling for each in self.unknown)
+        return {each: near for each in spellings if (near := near_flag(family, each))}
 
 
 def read_command(
@@ -301,6 +307,7 @@ def command_document(reading: Reading, costs: Iterable[FlagCost]) -> dict[str, A
             {"word": flag.spelling, "value": mask_secrets(flag.value), "why": flag.effect}
             for flag in reading.uncounted
         ],
+        "misspelt": reading.misspelt,
         "not_known_to_change_sizes": [flag.spelling for flag in reading.unknown],
         "not_read": list(reading.unread),
     }

@@ -337,7 +337,15 @@ def size(
         as_read = bool(read) and changed <= OURS
         launch = partial(_write_launch, found, typed, as_read=as_read)
         lines = view_command(command[0], costs, found.use.memory) if command else ()
-        return budget_page(found, options, contexts, given=texts, launch=launch, command=lines)
+        return budget_page(
+            found,
+            options,
+            contexts,
+            given=texts,
+            launch=launch,
+            command=lines,
+            misspelt=command[0].misspelt if command else {},
+        )
 
     return Found(document, page, found.fits)
 

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fractions import Fraction
 from functools import cache, partial
 
@@ -20,6 +21,7 @@ _SCALE = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SCALE |= {letter.upper(): 2 ** (10 * power) for power, letter in enumerate("kmgt", 1)}
 _NUMBER = re.compile(r"(-?\d[\d_,]{0,30}(?:\.\d{1,12})?)\s*([kmgtKMGT]?)(?:i?B)?")
 _OFF = ("false", "0", "no", "off", "")
+_NEAR = 0.885  # of two spellings' letters: one of nine differs, and two of twenty
 _PLAIN_NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,12})?")
 
 
@@ -165,6 +167,14 @@ def flags_of(family: str) -> tuple[Flag, ...]:
 def find_flag(family: str, spelling: str) -> Flag | None:
     """The flag of a spelling, dashes or underscores; None where the engine has no such flag."""
     return _by_spelling(family).get(_plain(spelling))
+
+
+def near_flag(family: str, spelling: str) -> str:
+    """The flag of sizes that an unknown spelling is a letter or two from; empty where none is."""
+    decide = (each for each in flags_of(family) if each.means is not NOTHING)
+    known = {_plain(each): each for flag in decide for each in flag.spellings.split()}
+    found = get_close_matches(_plain(spelling), known, 1, _NEAR)
+    return known[found[0]] if found else ""
 
 
 @cache

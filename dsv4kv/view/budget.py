@@ -42,11 +42,12 @@ def budget_page(
     given: Mapping[str, str],
     launch: Callable[[Option | None], str],
     command: Sequence[tb.Part] = (),
+    misspelt: Mapping[str, str],
 ) -> tb.Page:
     """What fits, what changes it and the command to start it.
 
     ``launch`` writes the command that starts an option, or the answer itself for None;
-    ``command`` is what ``view_command`` gives.
+    ``command`` is what ``view_command`` gives, ``misspelt`` its flags that are nearly another.
     """
     scenario, host = found.scenario, found.host
     inputs, most = scenario.inputs, found.max_concurrency
@@ -54,7 +55,13 @@ def budget_page(
     if host and host.refusal:
         useful = []
     lacks = lacking_bytes(scenario, found.context)
-    answer: list[tb.Part] = [_answer(found, _best_sentence(found, options, useful))]
+    answer: list[tb.Part] = [
+        _answer(found, _best_sentence(found, options, useful)),
+        *(
+            tb.Finding("warning", f"{word} is not counted: did you mean {flag}?")
+            for word, flag in misspelt.items()
+        ),
+    ]
     if found.kv_copies > 1 and not lacks:
         answer.append(_copies_sentence(found))
     if "engine" in given:
@@ -410,8 +417,9 @@ def view_command(
     for flag in reading.uncounted:
         value = f" {mask_secrets(flag.value)}" if flag.value else ""
         parts.append(tb.Finding("warning", f"not counted: {flag.spelling}{value}: {flag.effect}"))
-    if reading.unknown:
-        listed = ", ".join(flag.spelling for flag in reading.unknown)
+    unknown = [f.spelling for f in reading.unknown if f.spelling not in reading.misspelt]
+    if unknown:
+        listed = ", ".join(unknown)
         parts.append(tb.Text(f"not known to change sizes, so not counted: {listed}", "dim"))
     return parts
 

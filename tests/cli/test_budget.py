@@ -217,6 +217,38 @@ def test_a_launch_command_is_answered_with_what_each_flag_costs() -> None:
     assert (found["context_tokens"], found["layout"]["label"]) == (131_072, "TP8")
 
 
+@pytest.mark.parametrize(
+    ("serve", "given", "meant"),
+    [
+        ("vllm serve deepseek-ai/DeepSeek-V4-Pro", "--tensor-paralel-size 8",
+         "--tensor-parallel-size"),
+        ("vllm serve deepseek-ai/DeepSeek-V4-Flash", "--max-num-seq 8", "--max-num-seqs"),
+        ("vllm serve deepseek-ai/DeepSeek-V4-Flash", "--gpu_memory_utilisation 0.8",
+         "--gpu-memory-utilization"),
+        ("vllm serve deepseek-ai/DeepSeek-V4-Flash", "--enable-expert-paralell",
+         "--enable-expert-parallel"),
+        ("sglang serve --model-path deepseek-ai/DeepSeek-V4-Flash", "--tp-sise=8", "--tp-size"),
+        ("sglang serve --model-path deepseek-ai/DeepSeek-V4-Flash", "--mem-fraction-statik 0.8",
+         "--mem-fraction-static"),
+        ("trtllm-serve deepseek-ai/DeepSeek-V4-Flash", "--enable_atention_dp",
+         "--enable_attention_dp"),
+        ("vllm serve deepseek-ai/DeepSeek-V4-Flash", "--data-parallel-rank 8", None),
+        ("vllm serve deepseek-ai/DeepSeek-V4-Flash", "--served-model-name x", None),
+        ("sglang serve --model-path deepseek-ai/DeepSeek-V4-Flash", "--cuda-graph-bs 8", None),
+        ("sglang serve --model-path deepseek-ai/DeepSeek-V4-Flash", "--moe-backend x", None),
+    ],
+)  # fmt: skip
+def test_a_flag_that_is_nearly_one_of_sizes_is_named_first(
+    serve: str, given: str, meant: str | None
+) -> None:
+    asked = ["budget", "--command", f"{serve} {given}", "--gpu", "b300", "--context", "64K"]
+    shown = CliRunner(env=TERMINAL).invoke(app, asked).stdout
+    word = re.split("[ =]", given)[0]
+    said = f"! {word} is not counted: did you mean {meant}?"
+    assert (said in shown.splitlines()[1:4]) == (meant is not None)
+    assert ("did you mean" in shown) == (meant is not None)
+
+
 def test_options_beside_a_command_come_on_top_of_it() -> None:
     found = document("--context", "64K", "--dp", "2", "--command", COMMAND)
     assert (found["context_tokens"], found["layout"]["label"]) == (65_536, "TP8 DP2 EP16")

@@ -205,8 +205,10 @@ def _best_sentence(found: an.Answer, options: Sequence[Option], listed: Sequence
     best = max(same, key=lambda option: option.concurrency, default=None)
     if best is None or best.concurrency <= found.max_concurrency:
         return ""
-    change = _change(best, _HEADLINE_CHANGE if best in listed else None)
-    return f" At best {_held(found, best)} fit: {change.removesuffix(' below')}."
+    short = best in listed and len(best.inputs) > 1
+    change = _change(best, _HEADLINE_CHANGE if short else None)
+    change = change.removeprefix("the ").removesuffix(" below")
+    return f" At best {_held(found, best)} fit: {change}."
 
 
 def _engine_lines(found: an.Answer, *, of_command: bool) -> Iterator[tb.Part]:

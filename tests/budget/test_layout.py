@@ -1,5 +1,7 @@
 """A layout is what was asked for, or the engines' default; contradictions get a sentence."""
 
+from typing import Any
+
 import pytest
 from hypothesis import strategies as st
 
@@ -11,7 +13,7 @@ FLASH = load_model("v4-flash")
 SIZES = st.none() | st.sampled_from([1, 2, 4, 8, 16, 64])
 
 
-def layouts(most_gpus: int = 64, **wish: int) -> list[Layout]:
+def layouts(most_gpus: int = 64, **wish: Any) -> list[Layout]:
     return candidate_layouts(FLASH, LayoutWish(**wish), most_gpus)
 
 

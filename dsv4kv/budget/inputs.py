@@ -114,7 +114,7 @@ class Inputs:
 
     Attributes:
         all_to_all: How tokens reach the experts of other ranks, which times depend on, no size;
-            likewise ``delay_prompts``: prompts wait until every rank has one.
+            ``delay_prompts``: prompts wait until every rank has one.
         checkpoint: Name of the checkpoint, which may say how its matrices are stored.
         expert_parallel: A rank holds whole experts, where EP is not given: as many bytes.
         graphs: Tokens of the largest CUDA graph that is counted before the cache is sized.

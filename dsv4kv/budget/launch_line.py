@@ -241,7 +241,7 @@ def logged_launch(
 def _logged_flags(log: StartupLog, found: Recovery) -> dict[str, str]:
     """Flags of sizes that a log prints, ``""`` for a switch; none if it does not say its ranks.
 
-    SGLang prints the limit of requests and the pools of each rank, whoever set them.
+    SGLang prints the limit of requests and the pools of each rank, typed or derived.
     """
     flags, launch = dict[str, str](), FAMILIES[log.family].launch
     if log.text("tensor_parallel") is None:

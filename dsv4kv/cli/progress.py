@@ -26,7 +26,7 @@ _ESTIMATED_S = 3600.0  # of the past, to estimate the time left: launches take a
 class Watcher:
     """Counts what is done of a total, on ``console`` where it is not quiet.
 
-    ``total``: None where nobody knows it, and so not the time left. ``after_s``: no bar for what
+    ``total``: None where it is not known, nor the time left. ``after_s``: no bar for what
     takes less.
     """
 

@@ -1,4 +1,4 @@
-"""What operations are called with besides tensors: pages of entries, and compressors.
+"""Arguments of operations that are not tensors: pages of entries, and compressors.
 
 The fixed part of a compressor turns a group of tokens into one entry, whose last channels are
 rotated by a table as engines have it, or by frequencies. Engines form position × frequency in

@@ -115,7 +115,7 @@ def explain(comparison: Comparison) -> str:
     """How to read the numbers."""
     if comparison.virtual:
         again = "simulated: every run gives the same times, so changes have no interval"
-        return f"{again}; beside a time, its error; floor {comparison.floor * 100:.3g} %"
+        return f"{again}; next to a time, its error; floor {comparison.floor * 100:.3g} %"
     what = (
         f"change between equal calls of launches with interleaved steps, {INTERVAL} over pairs of "
         "launches"

@@ -34,7 +34,7 @@ def one_line(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""Lines for a page or a picture, with escapes for control characters but for their ends."""
+    r"""Lines for a page or a picture, with escapes for control characters except line ends."""
     return text.translate({code: _SHOWN[code] for code in _UNPRINTED if code in _SHOWN})
 
 

@@ -270,7 +270,7 @@ def losses_table(
 
 
 def remedy_of(case: Case, reason: str) -> str:
-    """What gets lost tokens back, as the command takes it; after ``try`` only a replay tells."""
+    """What gets lost tokens back, as the command takes it; after ``try`` only a replay can say."""
     rule = RULES.get(setting(case, "prefix.rule"), IDEAL)
     waits = setting(case, "prefix.defer") is not False
     plain = {

@@ -202,7 +202,7 @@ def check_tiers(config: TiersConfig) -> CachePlan:
 
 @dataclass
 class _Run:
-    """One run: a cache with two slots, of which one stays and one comes back."""
+    """One run: a cache with two slots; one stays, one comes back."""
 
     config: TiersConfig
     cache: CacheBytes

@@ -192,7 +192,7 @@ _UNREAD: Tensor = (np.empty(0, np.uint8), ())
 def _read_torch(path: Path, wanted: str | None) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a ``torch.save`` file: one, or a dict or list of them.
 
-    The wanted one, or the only one, is mapped; of others there can be as many as a pickle names.
+    The wanted one, or the only one, is mapped; a pickle can name millions of others.
     """
     try:
         with path.open("rb", 0) as raw, zipfile.ZipFile(_Bounded(raw)) as archive:

@@ -7,7 +7,7 @@ from dsv4kv.engines.sglang import BUILDS
 from dsv4kv.engines.sglang import FAMILY as SGLANG
 
 BUILD = replace(BUILDS[0], newest="0.7", oldest="0.7", draft_reserve_mib=0)
-"""Its pools are those of SGLang 0.5.12: HCA states of every window page."""
+"""Its pools equal SGLang 0.5.12's: HCA states of every window page."""
 
 FAMILY = Family(
     "ktransformers",

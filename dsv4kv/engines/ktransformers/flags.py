@@ -1,4 +1,4 @@
-"""Flags of KTransformers: those of SGLang, and where experts are."""
+"""Flags of KTransformers: SGLang's, and where experts are."""
 
 from dsv4kv.engines.flags import NOTHING, WEIGHTS, Flag, flag
 from dsv4kv.engines.sglang.flags import FLAGS as OF_SGLANG

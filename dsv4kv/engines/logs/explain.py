@@ -303,7 +303,7 @@ def _fits(found: Recovery, log: StartupLog, reading: Reading, cache_bytes: int) 
 
 
 def _held(found: Recovery, cache_bytes: int, context_tokens: int, *, prompts: int = 0) -> int:
-    """Requests in steady decode, next to ``prompts`` of which a chunk is in flight."""
+    """Requests in steady decode, next to ``prompts`` that each have a chunk in flight."""
     engine, deployment = found.engine, found.deployment
     steady, chunk = 1 + deployment.draft_tokens, deployment.in_flight_tokens
     free = cache_bytes - engine.shared_bytes(deployment)

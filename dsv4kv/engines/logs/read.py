@@ -137,7 +137,7 @@ _MEMORY = (  # what it says of memory outside the cache, by what that is; SGLang
         re.compile(rf"Load weight begin\b.{{0,300}}?avail mem=(?P<gib>{_NUMBER}) GB"),
     ),
     (
-        "free beside the cache",
+        "free next to the cache",
         re.compile(rf"Memory pool end\b.{{0,300}}?avail mem=(?P<gib>{_NUMBER}) GB"),
     ),
 )

@@ -62,7 +62,7 @@ def most_blocks(tensor: Tensor) -> int:
 
 
 def resident_blocks(tensor: Tensor, shared_bytes: int, most: int) -> int:
-    """Blocks that the GPU that holds a tensor runs at once, ``most`` by their registers each."""
+    """Blocks that the GPU of a tensor runs concurrently, ``most`` by registers on each SM."""
     held = _SHARED_BYTES
     if tensor.is_cuda:
         held = torch.cuda.get_device_properties(tensor.device).shared_memory_per_multiprocessor

@@ -15,7 +15,7 @@ from dsv4kv.units import counted
 _HOST_GPUS = max(SIZES)
 _LISTENS = {"sglang": "--host 0.0.0.0 --port 301${i}0", "vllm": "--port 81${i}0"}
 """Of the replica in place ``i`` of a host; SGLang takes more ports, from 234 above its own, and
-listens on the loopback alone unless it is told otherwise."""
+listens on the loopback alone by default."""
 _ROUTERS = {
     "sglang": {
         "round_robin": "--policy round_robin",
@@ -96,7 +96,7 @@ class _Spread:
 
 
 def launches(trial: Trial) -> Iterator[tuple[str, str]]:
-    """``2 prefill replicas``, where they are, and the command that starts those of a host.
+    """``2 prefill replicas``, where they are, and the command that starts them on a host.
 
     The last are of the router; the command is ``""`` where none is known.
     """

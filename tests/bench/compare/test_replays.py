@@ -62,7 +62,7 @@ def test_times_of_a_clock_stand_beside_what_they_are_right_within() -> None:
     told = run("compare", before, after, "--verbose").stdout
     row = next(line for line in told.splitlines() if line.startswith("tpot"))
     assert row.count("÷1.4 … ×1.4") == 2
-    assert "changes have no interval; beside a time, its error" in " ".join(told.split())
+    assert "changes have no interval; next to a time, its error" in " ".join(told.split())
     document = json.loads(run("compare", before, after, "--json").stdout)
     within = {each["name"]: each["within"] for each in document["rows"]}
     assert within == {"ttft": [2.1, 2.1], "tpot": [1.4, 1.4], "latency": [1.4, 1.4]}

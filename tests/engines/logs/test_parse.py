@@ -219,7 +219,7 @@ def test_memory_beside_the_cache_is_read_as_both_engines_print_it() -> None:
     assert parsed([*SGLANG, *sglang]).memory == {
         "free before the weights": 137.70,
         "weights": 37.60,
-        "free beside the cache": 21.41,
+        "free next to the cache": 21.41,
         "CUDA graphs": 1.52,
     }
     assert parsed(SGLANG).memory == {}

@@ -178,7 +178,7 @@ def check_free(held: Sequence[int], free: Sequence[int], counted: int) -> None:
 def check_pool(
     name: str, size: int, held: Iterable[int], free: Sequence[int], counted: int
 ) -> None:
-    """Every part of a pool, of which the first has number 1, is held once or free."""
+    """Every part of a pool, numbered from 1, is held once or free."""
     times = [0] * (1 + size)
     for number in held:
         times[number] += 1

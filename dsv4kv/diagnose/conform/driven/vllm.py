@@ -313,7 +313,7 @@ class Session(Operated):
 
     @staticmethod
     def _extend(chain, tokens):
-        """Name every four tokens, of which a name covers all before them, too."""
+        """Name every four tokens; a name covers all before them, too."""
         for start in range(len(chain) * GRAIN, len(tokens) - GRAIN + 1, GRAIN):
             before = chain[-1] if chain else 0
             chain.append(hash((before, *tokens[start : start + GRAIN])))

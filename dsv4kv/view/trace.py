@@ -312,7 +312,8 @@ def _explain_foreign(model: str, point: Point) -> Iterator[str]:
     if names != ["ideal"]:
         verb, they = ("are no rules", "they keep") if names[1:] else ("is no rule", "it keeps")
         sentence = f"{listed(names)} {verb} for {model}: {they} no windows."
-    if hits.get("ideal", math.inf) < max(hits.get("vllm", 0), hits.get("sglang", 0)):
+    flat = (tokens for name, tokens in hits.items() if not RULES[name].windows)
+    if hits.get("ideal", math.inf) < max(flat, default=0):
         sentence += " ideal hits less, for it caches partial last blocks too."
     yield sentence
 

@@ -40,8 +40,14 @@ _WORKERS = {
 """What dynamo starts in place of an engine's program, and adds for its events and for a role."""
 _AS_STARTED = ("dynamo", "gateway", "router_session_affinity_ttl_secs")
 """Settings that no command here says: they must be the defaults."""
-_DECODES = {"dynamo-decode": "power_of_two", "round_robin": "round_robin"}
-"""Policy of SGLang's gateway that is nearest to a decode router."""
+_DECODES = {"sglang": {"dynamo-decode": "power_of_two", "round_robin": "round_robin"}}
+"""Policy of the engine's router that is nearest to a decode router."""
+_NIXL = "VLLM_NIXL_SIDE_CHANNEL_PORT=56${i}0 {}"
+_PORTS = {
+    "sglang": {"prefill": "{} --disaggregation-bootstrap-port 89${i}8"},
+    "vllm": {"prefill": _NIXL, "decode": _NIXL},
+}
+"""A command with the ports that a transfer takes on a host."""
 
 
 def _span(first: int, count: int) -> str:
@@ -122,13 +128,10 @@ def launches(trial: Trial) -> Iterator[tuple[str, str]]:
         spreads[role] = spread = _Spread(count, size, "host" if share else role or "host", first)
         first += count if share else 0
         line = f"{command}{of_role.format(role=role)}" if role else command
-        if role and engine == "vllm":
-            line = f"VLLM_NIXL_SIDE_CHANNEL_PORT=56${{i}}0 {line}"
-        elif role == "prefill":
-            line += " --disaggregation-bootstrap-port 89${i}8"
+        line = _PORTS[engine].get(role, "{}").replace("{}", line)
         yield f"{counted(count, f'{role} replica'.strip())}, {spread.where}", spread.start(line)
     policy = _ROUTERS[engine].get(router)
-    decode = _DECODES.get(fleet.decode_router) if engine == "sglang" else None
+    decode = _DECODES.get(engine, {}).get(fleet.decode_router)
     project, program = _PROGRAMS[engine]
     if by_dynamo:
         label = "router (ai-dynamo 1.6.1; finds the replicas by etcd)"

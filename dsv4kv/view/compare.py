@@ -99,13 +99,13 @@ def next_launches(comparison: Comparison) -> list[tb.Part]:
     few = comparison.overall is not None and comparison.overall.interval is None
     fewest = fewest_launches((1 - CONFIDENCE) / 2 / (2 * len(comparison.rows) or 1))
     lines = dict.fromkeys(
-        record.reproduce
+        pasted(record.reproduce)
         for side in (comparison.before, comparison.after)
         for record in side.records
         if few and count_launches(side) < fewest
     )
     many = max(_LAUNCHES, fewest)
-    again = [tb.Command(f"{pasted(line)} --launches {many}") for line in lines]
+    again = [tb.Command(f"{line} --launches {many}") for line in lines if line]
     if not again:
         return []
     return ["", f"Take {many} launches a side, then compare:", *again]

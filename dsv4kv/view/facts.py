@@ -62,11 +62,12 @@ def header(record: RunRecord) -> Facts:
 
 
 def pasted(line: str) -> Command:
-    """A command from a file, each word quoted: nothing else in it runs when it is pasted."""
+    """Our command from a file, each word quoted: nothing runs but that; another's is empty."""
     try:
-        return Command.of(*shlex.split(line))
+        words = shlex.split(line)
     except ValueError:  # a quote without its end
-        return Command.of(line)
+        words = []
+    return Command.of(*words) if words[:1] == ["dsv4kv"] else Command()
 
 
 def cache_facts(cache: CacheSummary) -> Facts:

@@ -1,6 +1,5 @@
 """Facts of a run where they are unusual or absent; goldens of whole runs have the others."""
 
-import shlex
 from typing import Any
 
 import pytest
@@ -47,11 +46,13 @@ def test_a_configuration_of_other_shapes_is_shown(config: dict[str, object]) -> 
     [
         ("dsv4kv bench 'a b.yaml' --set x=1", "dsv4kv bench 'a b.yaml' --set x=1"),
         ("dsv4kv bench x; touch y $(z)", "dsv4kv bench 'x;' touch y '$(z)'"),
-        ("dsv4kv $(y) 'x", shlex.quote("dsv4kv $(y) 'x")),
+        ("dsv4kv $(y) 'x", None),
+        ("bash -c 'touch x'", None),
+        ("reboot", None),
     ],
 )
-def test_a_recorded_command_runs_no_other(line: str, shown: str) -> None:
-    assert facts_of(make_record(make_case(), reproduce=line))["repeat"] == shown
+def test_a_recorded_command_runs_no_other(line: str, shown: str | None) -> None:
+    assert facts_of(make_record(make_case(), reproduce=line)).get("repeat") == shown
 
 
 def problems(**changes: Any) -> list[str]:

@@ -184,9 +184,14 @@ def _extras(fields: Mapping[str, Any]) -> tuple[object, ...]:
     of_each = fields.get("extra_keys") or [None] * blocks
     if of_all == (None,) * 3 and not any(of_each):
         return ()
-    if len(of_each) != blocks or len(repr(of_all)) > _LONGEST_NAMES:
+    if len(of_each) != blocks or len(repr(of_all)) > _LONGEST_NAMES or not _is_shallow(of_each):
         raise ValueError("extra_keys")
     return tuple((of_all, each) for each in of_each)
+
+
+def _is_shallow(value: Any, left: int = 50) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return left > 0 and all(_is_shallow(each, left - 1) for each in parts)
 
 
 def _whole(value: Any, low: int = 0) -> int:

@@ -96,6 +96,11 @@ def test_a_batch_of_no_time_is_unreadable(at_s: float) -> None:
         unpack(msgspec.msgpack.encode([at_s, [CLEARED], 0]))
 
 
+NESTED: list[Any] = []  # 900 deep: ``repr`` ended the recording
+for _ in range(900):
+    NESTED = [NESTED]
+
+
 @pytest.mark.parametrize(
     "event",
     [
@@ -108,6 +113,7 @@ def test_a_batch_of_no_time_is_unreadable(at_s: float) -> None:
         stored([1], None, [*TOKENS[1:], True], 16),
         stored([1], None, TOKENS, 0),
         stored([1, 2], None, TOKENS, 16, extra_keys=[["a"]]),
+        stored([1], None, TOKENS, 16, extra_keys=[NESTED]),
         [],
         7,
     ],

@@ -26,6 +26,7 @@ _UNSET = re.compile(r"\$\{?\w+|\$\(|\{\{?\s*\w+\s*\}?\}")
 _MODEL = r"\b(?:deepseek|ds)-?{}(?![a-z0-9])"
 _LAYOUT = {"model", "tp", "dp", "pp", "ep", "dp-attention", "context"}
 _NEEDED = ("model", "tp", "dp", "pp")
+_MOST_GUESSED = 20  # unknown flags that are compared with all known ones
 """Inputs without which an answer would be another deployment's."""
 
 
@@ -58,8 +59,9 @@ class Reading:
 
     @property
     def misspelt(self) -> dict[str, str]:
-        """Of these, those that are nearly a flag of sizes, with that flag."""
-        family, spellings = self.launch.family, (each.spelling for each in self.unknown)
+        """Of the first of these, those that are nearly a flag of sizes, with that flag."""
+        family = self.launch.family
+        spellings = (each.spelling for each in self.unknown[:_MOST_GUESSED])
         return {each: near for each in spellings if (near := near_flag(family, each))}
 
 

@@ -18,6 +18,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.files import Unparsable, load_yaml, read_document
 
 _DEEPEST = 20
+_MOST_SHELLS = 1_000  # words of a document that are read as scripts themselves
 _MOST_LAUNCHES = 256  # each of which is judged by the whole text
 MODEL_FLAGS = ("--model", "--model-path", "--model_path", "-m", "-hf")
 _NEGATIVE = re.compile(r"-\d+(\.\d+)?")
@@ -95,6 +96,7 @@ class _Around:
     names: tuple[str, ...] = ()
     benched_tokens: int = 0
     start: int = 0
+    shells: Iterator[int] = field(default_factory=lambda: iter(range(_MOST_SHELLS)))
 
     def within(self, document: Mapping[Any, Any]) -> "_Around":
         """The same with what a mapping says of all that is in it."""
@@ -256,7 +258,8 @@ def _launch(words: list[str], around: _Around, depth: int = 0) -> Launch | None:
                     own = _set_before(words[:place])
                     return _make(family, words[place + len(start) :], _with(around, own))
     for word in words if depth < _DEEPEST else ():
-        if " " in word.strip() or "\n" in word.strip():  # of bash -c
+        blank = " " in word.strip() or "\n" in word.strip()
+        if blank and next(around.shells, None) is not None:  # of bash -c
             with suppress(ConfigError):
                 if launch := next(_in_shell(word, around, depth=depth + 1), None):
                     return launch

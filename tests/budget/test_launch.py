@@ -192,6 +192,16 @@ def test_an_image_that_is_named_elsewhere_says_the_version() -> None:
     assert read_command(text).texts["engine"] == "sglang:0.5.20"
 
 
+def test_scripts_within_scripts_and_unknown_flags_take_no_time() -> None:
+    """4 ** 20 scripts; 2,000 flags that each were compared with all known ones."""
+    nested = 'A=\'x "$A ;" "$A ;" "$A ;" "$A ;"\'\nbash -c "$A ;"\n'
+    flags = " ".join(f"--x{number} 1" for number in range(2_000))
+    began = time.process_time()
+    read = read_command(f"{nested}vllm serve deepseek-ai/DeepSeek-V4-Flash {flags}")
+    assert (read.misspelt, len(read.unknown)) == ({}, 2_000)
+    assert time.process_time() - began < 20
+
+
 @pytest.mark.parametrize(
     "started",
     ["trtllm-serve m --extra_llm_api_options=conf/own.yaml", "vllm serve m --config own.yaml"],

@@ -116,6 +116,7 @@ class Rule:
 
 
 _MOST_RULES_BYTES = 2**18
+_LONGEST_RULE = 1_000
 
 
 def read_rules(path: Path) -> list[Rule]:
@@ -128,7 +129,7 @@ def read_rules(path: Path) -> list[Rule]:
                 raise ConfigError(f"{path}: no class {category!r}: use {', '.join(CATEGORIES)}.")
             operations = listed if isinstance(listed, dict) else dict.fromkeys(listed)
             texts = {engine, *operations, *operations.values()} - {None}
-            if not all(isinstance(each, str) for each in texts):
+            if not all(isinstance(each, str) and len(each) <= _LONGEST_RULE for each in texts):
                 raise TypeError
             rules += [
                 Rule(engine, re.compile(pattern), category, operation)
@@ -136,7 +137,9 @@ def read_rules(path: Path) -> list[Rule]:
             ]
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}): name a file.") from None
-    except (ValueError, LookupError, AttributeError, TypeError, RecursionError, re.error):
+    except (
+        ValueError, LookupError, AttributeError, TypeError, RecursionError, OverflowError, re.error
+    ):  # fmt: skip
         raise ConfigError(
             f"{path}: no rules: write 'engine: NAME' and 'rules: {{gather: [PATTERN]}}' in YAML."
         ) from None

@@ -124,10 +124,12 @@ def test_every_marked_operation_is_known_as_its_own(layer: str) -> None:
         "engine: x\nrules: {gather: {x: [1]}}",
         f"engine: x\nrules: {{gather: {{x: {'9' * 5_000}}}}}",
         "engine: x\nrules: {gather: [(]}",
+        "engine: x\nrules: {gather: ['a{99999999999}']}",
+        f"engine: x\nrules: {{gather: [{'a' * 1_001}]}}",
         "x" * 2**19,
         None,
     ],
-    ids=["deep", "engine", "operation", "list", "digits", "pattern", "long", "pipe"],
+    ids=["deep", "engine", "operation", "list", "digits", "open", "again", "wide", "long", "pipe"],
 )
 def test_rules_that_are_none_are_refused(text: str | None, tmp_path: Path) -> None:
     path = tmp_path / "rules.yaml"

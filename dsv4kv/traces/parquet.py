@@ -113,7 +113,7 @@ def _read_groups(path: Path, options: tf.ReadOptions) -> Iterator[tuple[Batch, I
             block_tokens = block_tokens or batch.hash_block_tokens
             done += len(sizes)
             if options.watch:
-                options.watch(size * done // file.metadata.num_rows, size)
+                options.watch(size * done // max(file.metadata.num_rows, 1), size)
             yield batch, sizes, group
     except (arrow.ArrowException, OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
@@ -180,9 +180,10 @@ def _check_pages(raw: BinaryIO, chunk: Any, place: str) -> None:
             page = _read_struct(header)
             unpacked, packed, own = page[2], page[3], _HEADERS.get(page[1], 0)
             values = page[own][1] if own else 0
+            least = min(unpacked, packed, values)
         except (LookupError, TypeError, OverflowError, RecursionError):
             raise TraceError(f"{place} has a page whose header cannot be read.") from None
-        if min(unpacked, packed, values) < 0 or values > chunk.num_values:
+        if least < 0 or values > chunk.num_values:
             break
         at, left_bytes = at + header.tell() + packed, left_bytes - unpacked
         left -= values if own != _DICTIONARY else 0

@@ -259,9 +259,10 @@ def test_a_small_file_of_very_much_is_refused_before_it_is_read(
         (b"\x2c\x15\xa0\x9c\x01", b"\x2c\x15\xa0\x9c\x00", "pages of other sizes than"),
         (b"\x15\x00\x15\x80\xe2\x09", b"\xff" * 6, "page whose header cannot be read"),
         (b"\x15\x00\x15\x80\xe2\x09", b"\x18" + b"\xff" * 9 + b"\x01", "page whose header cannot"),
+        (b"\x15\x00\x15\x80\xe2\x09", b"\x15\x00\x1c\x00\x00\x00", "page whose header cannot"),
         (b"\x16\xa0\x9c\x01", b"\x16\xa0\x9c\x02", "it has 10,000 of 18,192 rows"),
     ],
-    ids=["bytes", "more values", "fewer values", "no header", "huge text", "rows"],
+    ids=["bytes", "more values", "fewer values", "no header", "huge text", "struct", "rows"],
 )
 def test_pages_of_other_sizes_than_the_footers_are_refused(
     before: bytes, after: bytes, sentence: str, arrow: Any, tmp_path: Path

@@ -32,6 +32,7 @@ MOST_BYTES = 2**36
 
 _MOST_HEADER = 2**24
 _MOST_NPY_HEADER = 2**16
+_LONGEST_GLOBAL = 1_000
 _MOST_PICKLE = 2**22  # some 30,000 tensors
 _MOST_DIMS = 32
 _LONGEST_NAME = 200
@@ -290,6 +291,8 @@ class _Unpickler(pickle._Unpickler):
 
     def find_class(self, module: str, name: str) -> _Named:
         """Nothing is imported."""
+        if len(module) + len(name) > _LONGEST_GLOBAL:
+            raise ValueError("a name of thousands of characters")
         return _Named(f"{module}.{name}")
 
     def persistent_load(self, arguments: Any) -> _Named:

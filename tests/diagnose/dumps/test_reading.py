@@ -95,7 +95,7 @@ HOSTILE = {
 def test_a_hostile_file_is_refused_with_a_sentence(name: str, tmp_path: Path) -> None:
     content, sentence = HOSTILE[name]
     if name == "kind.pt":
-        content = saved(b"ctorch._utils\n_rebuild_" + b"k" * 50_000 + b"\n)R.")
+        content = saved(b"ctorch._utils\n_rebuild_" + b"k" * 900 + b"\n)R.")
     (tmp_path / name).write_bytes(content)
     with pytest.raises(TraceError) as refusal:
         read_dump(tmp_path / name)
@@ -172,6 +172,7 @@ PICKLES = {
     "called": b"cbuiltins\nbytearray\nJ\0\0\0\x60\x85R.",  # 1.6 GB of zeros
     "many": b"(" + b"}" * (1 << 22) + b"l.",
     "memo": b"Nr\xff\xff\xff\x0f.",
+    "globals": MIB + b"q\0" + b"(" + b"h\0U\x01a\x93" * 5_000 + b"l.",
     "lists": MIB + b"q\0(" + b"h\0" * 5_000 + b"tq\1(" + b"h\1" * 5_000 + b"t.",
     "laughs": b"}N" + b"\x85q\0h\0\x86" * 200 + b"Ns.",  # a key, were it hashed
     "deep": b"N" + b"\x85" * 500_000 + b".",

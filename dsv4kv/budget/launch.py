@@ -5,6 +5,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class Reading:
         """Flags that are not known to change sizes."""
         return [each for each in self.flags if each.flag is None]
 
-    @property
+    @cached_property
     def misspelt(self) -> dict[str, str]:
         """Of the first of these, those that are nearly a flag of sizes, with that flag."""
         family = self.launch.family

@@ -218,13 +218,17 @@ def logged_launch(
     flags = _logged_flags(log, found)
     for change in explained.changes if flags else ():
         command = _changed(log, found, flags, change.what) if change.gains else ""
+        if not command:
+            continue
+        try:
+            texts = read_command(command).texts
+        except ConfigError:  # no whole flag
+            continue
         options = {"kv-memory": str(change.available_bytes)}
         options |= {} if own == newest else {"engine": own}
-        for name in [gpu] if gpu else [DEFAULT_GPU, *gpu_names()] if command else ():
-            with suppress(ConfigError):  # no whole flag, or it does not fit
-                again = answer(
-                    read_inputs({**read_command(command).texts, **options, "gpu": name})
-                )
+        for name in [gpu] if gpu else [DEFAULT_GPU, *gpu_names()]:
+            with suppress(ConfigError):  # it does not fit
+                again = answer(read_inputs({**texts, **options, "gpu": name}))
                 tokens = again.capacity.printed_tokens if again.capacity else None
                 replicas = again.scenario.layout.dp
                 if (

@@ -93,6 +93,11 @@ def format_count(count: int) -> str:
     return f"{count:,}"
 
 
+def cut(text: str, most: int) -> str:
+    """A text of ``most`` characters at most, then ``…`` for the others."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def counted(count: int, noun: str) -> str:
     """``1 step``, ``2,000 steps``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -39,7 +39,7 @@ from dsv4kv.runs.profile import (
     OperationRow,
     StepTimes,
 )
-from dsv4kv.units import counted
+from dsv4kv.units import counted, cut
 
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 _DECLARATION = re.compile(r"<|\w\(")
@@ -264,7 +264,7 @@ _MOST_SAID = 500  # characters of a diagnostic, of a GPU's name
 
 
 def _brief(text: str) -> str:
-    return text if len(text) <= _MOST_SAID else f"{text[:_MOST_SAID]}…"
+    return cut(text, _MOST_SAID)
 
 
 def _on_cpu(work: Work) -> bool:

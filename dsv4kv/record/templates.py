@@ -39,6 +39,7 @@ from dsv4kv.files import read_document, read_json
 from dsv4kv.processes import python, with_package
 from dsv4kv.record.datasets import Message
 from dsv4kv.traces.files import Defect
+from dsv4kv.units import cut
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -359,7 +360,7 @@ def _jinja(named: Mapping[str, str], options: Mapping[str, Any]) -> Render:
             with _bounded_time(RENDER_S), _bounded_memory(RENDER_BYTES):
                 compiled[name] = environment.from_string(text)
         except Exception as error:  # of Jinja, and of Python that compiles what Jinja made
-            told = _brief(f"{type(error).__name__}: {error}".rstrip(": "))
+            told = cut(f"{type(error).__name__}: {error}".rstrip(": "), _TOLD_CHARACTERS)
             raise ConfigError(f"the chat template {name} is broken: {told}.") from None
 
     def render(
@@ -380,10 +381,6 @@ def _jinja(named: Mapping[str, str], options: Mapping[str, Any]) -> Render:
     return render
 
 
-def _brief(text: str) -> str:
-    return text if len(text) <= _TOLD_CHARACTERS else f"{text[:_TOLD_CHARACTERS]}…"
-
-
 def _refuse(message: str) -> None:
     raise TemplateError(message)
 
@@ -399,7 +396,7 @@ def _refusing(source: str, file: str) -> Iterator[None]:
         lines = [line for frame, line in frames if frame.f_code.co_filename == file]
         told = type(error).__name__ + (f" in line {lines[-1]}" if lines else "")
         if said and said in source:
-            told += f": {_brief(said)}"
+            told += f": {cut(said, _TOLD_CHARACTERS)}"
         raise Defect(f"the chat template refuses it ({told})") from None
 
 

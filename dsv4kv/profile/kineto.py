@@ -8,7 +8,7 @@ import json
 import re
 import zlib
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -159,7 +159,7 @@ _ON_CPU = {"cpu_op": tr.OP, "user_annotation": tr.RANGE}
 _GRAPH_LAUNCH = "GraphLaunch"
 _NS = 1000  # a microsecond
 _LATEST = 2**61 / _NS  # in µs, so that differences fit an int64; today is 2^60.6
-_GPU_COLUMNS = 9  # name, kind, begin, end, device, correlation, bytes, shape, node
+_GPU_COLUMNS = 7  # name, kind, begin, end, device, correlation, bytes
 _CALL_COLUMNS = 5  # thread, begin, end, correlation, whether it launches a graph
 _HOST_COLUMNS = 5  # name, kind, begin, end, thread
 
@@ -171,9 +171,7 @@ class Events:
         self.names = tr.Names()  # of kernels, operations and ranges
         self.gpu, self.calls = Numbers(_GPU_COLUMNS), Numbers(_CALL_COLUMNS)
         self.host = Numbers(_HOST_COLUMNS)
-        self.shapes: dict[tr.LaunchShape, int] = {}
         self.timeless = 0  # events left out, as they do not say when or how long
-        self._numbers: dict[tuple[object, ...], int] = {}
         self._threads: dict[tuple[object, object], int] = {}
         self._processes: dict[object, int] = {}
         self._ranks: dict[str, int] = {}
@@ -207,27 +205,7 @@ class Events:
             get("device", 0),
             self._key(event, get("correlation", tr.NONE)),
             get("bytes", tr.NONE),  # kernels have none, and NONE is settled faster than None
-            self._shape(get) if kind == tr.KERNEL else tr.NONE,
-            get("graph node id", 0),
         )
-
-    def _shape(self, get: Callable[[str], Any]) -> int:
-        grid, block = get("grid"), get("block")
-        resources = get("registers per thread"), get("shared memory")
-        try:  # as they are there: nearly always known
-            return self._numbers[(*grid, *block, *resources)]
-        except (KeyError, TypeError):
-            registers, shared = map(whole_number, resources)
-            shape = tr.LaunchShape(
-                grid=_triple(grid),
-                block=_triple(block),
-                registers=None if registers == tr.NONE else registers,
-                shared_bytes=None if shared == tr.NONE else shared,
-            )
-            number = self.shapes.setdefault(shape, len(self.shapes))
-        if shape.grid and shape.block:
-            self._numbers[(*grid, *block, *resources)] = number
-        return number
 
     def _key(self, event: Event, correlation: object) -> object:
         # SGLang puts the traces of all ranks, each of which counts anew, into one file and their
@@ -258,14 +236,6 @@ class Events:
 def _arguments(event: Event) -> dict[str, Any]:
     found = event.get("args")
     return found if isinstance(found, dict) else {}
-
-
-def _triple(sizes: Any) -> tuple[int, int, int] | None:
-    try:
-        x, y, z = sizes
-        return int(x), int(y), int(z)
-    except (TypeError, ValueError):
-        return None
 
 
 def self_times(thread: tr.Column, start_ns: tr.Column, end_ns: tr.Column) -> tr.Column:
@@ -319,13 +289,11 @@ def read_kineto(path: Path, step: str = tr.STEP) -> tr.Trace:
 
 def _read_gpu(events: Events, ranges: tr.Ranges, step: str, devices: dict[int, str]) -> tr.Trace:
     thread, begin, finish, key, of_graph = events.calls.done()
-    name, kind, start, end, device, correlation, size, shape, node = events.gpu.done()
-    place = {"device": np.maximum(device, 0), "node": np.maximum(node, 0)}
-    work = tr.make_work(name, kind, start, end, shape=shape, bytes=size, **place)
+    name, kind, start, end, device, correlation, size = events.gpu.done()
+    work = tr.make_work(name, kind, start, end, device=np.maximum(device, 0), bytes=size)
     called = tr.Ranges(thread, begin, finish, tr.constant(len(thread), tr.NONE))
     launches = tr.Launches(called, of_graph > 0, tr.find(key, correlation), work)
-    known = {"shapes": list(events.shapes), "devices": devices}
-    return tr.trace_launches("kineto", step, ranges, events.names, launches, **known)
+    return tr.trace_launches("kineto", step, ranges, events.names, launches, devices=devices)
 
 
 def _read_cpu(names: tr.Names, host: list[tr.Column], ranges: tr.Ranges, step: str) -> tr.Trace:
@@ -344,8 +312,7 @@ def _read_cpu(names: tr.Names, host: list[tr.Column], ranges: tr.Ranges, step: s
         tool="kineto",
         names=names.listed(),
         work=work,
-        shapes=[],
-        steps_ns=np.stack([ranges.start_ns, ranges.closed_ns], axis=1)[is_step],
+        steps_ns=np.stack([ranges.start_ns, ranges.end_ns], axis=1)[is_step],
         warnings=[] if step == tr.STEP else notes,
         notes=[_CPU, *(notes if step == tr.STEP else [])],
     )

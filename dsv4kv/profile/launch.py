@@ -28,8 +28,6 @@ NCU_METRICS = (
     "gpu__time_duration.sum",
     "dram__bytes_read.sum",
     "dram__bytes_write.sum",
-    "lts__t_sector_hit_rate.pct",
-    "launch__registers_per_thread",
 )
 _NSYS_PROFILE = (
     "--trace=cuda,nvtx",

@@ -16,12 +16,8 @@ Metrics = dict[str, tuple[float | str, str]]
 
 _DURATION = "gpu__time_duration.sum"
 _DRAM = ("dram__bytes_read.sum", "dram__bytes_write.sum")
-_REGISTERS = "launch__registers_per_thread"
-_GRID = tuple(f"launch__grid_dim_{axis}" for axis in "xyz")
-_BLOCK = tuple(f"launch__block_dim_{axis}" for axis in "xyz")
-_SHARED = ("launch__shared_mem_per_block_static", "launch__shared_mem_per_block_dynamic")
 _DEVICE = "device__attribute_display_name"
-_WANTED = (_DURATION, *_DRAM, _REGISTERS, *_GRID, *_BLOCK, *_SHARED, _DEVICE)
+_WANTED = (_DURATION, *_DRAM, _DEVICE)
 _UNITS = {
     **dict.fromkeys(("s", "second"), 1000000000.0),
     **dict.fromkeys(("ms", "msecond", "Mbyte"), 1000000.0),
@@ -33,22 +29,21 @@ _MOST = 2.0**53  # ns are 104 days; the sum of a thousand kernels' fits an int64
 
 
 def read_ncu(path: Path) -> tr.Trace:
-    """Read a report: every kernel with its time, DRAM bytes and launch shape.
+    """Read a report: every kernel with its time and DRAM bytes.
 
     ncu runs every kernel alone, some of them several times, so there are no steps and no gaps.
     Raises ``ProfileError``.
     """
     if not path.is_file():
         raise ProfileError(f"{path} does not exist: name a report of ncu, .ncu-rep.")
-    names, shapes = tr.Names(), dict[tr.LaunchShape, int]()
-    rows, devices = [], dict[str, None]()
+    names, rows, devices = tr.Names(), [], dict[str, None]()
     for title, metrics in _kernels(path):
-        rows.append((names.number(title), *_numbers(metrics, shapes)))
+        rows.append((names.number(title), *_numbers(metrics)))
         if _DEVICE in metrics:
             devices[str(metrics[_DEVICE][0])] = None
     if not rows:
         raise ProfileError(f"{path} has no kernels: ncu chose none, or it is no report.")
-    name, timed, moved, shape = np.array(rows, dtype=np.int64).T
+    name, timed, moved = np.array(rows, dtype=np.int64).T
     duration = np.maximum(timed, 0)
     ends = np.cumsum(duration)
     kind = tr.constant(len(name), tr.KERNEL)
@@ -59,11 +54,9 @@ def read_ncu(path: Path) -> tr.Trace:
     return tr.Trace(
         tool="ncu",
         names=names.listed(),
-        work=tr.make_work(name, kind, ends - duration, ends, shape=shape, bytes=moved),
-        shapes=list(shapes),
+        work=tr.make_work(name, kind, ends - duration, ends, bytes=moved),
         steps_ns=np.empty((0, 2), dtype=np.int64),
         devices=dict(enumerate(devices)),
-        has_clock=False,
         warnings=warnings,
         notes=["ncu runs each kernel by itself: its times have no gaps"],
     )
@@ -99,17 +92,14 @@ def _kernels(path: Path) -> Iterator[tuple[str, Metrics]]:
         raise ProfileError(f"{path} cannot be read as a report of ncu ({error}).") from None
 
 
-def _numbers(metrics: Metrics, shapes: dict[tr.LaunchShape, int]) -> tuple[int, int, int]:
-    """Duration in ns, DRAM bytes and shape."""
+def _numbers(metrics: Metrics) -> tuple[int, int]:
+    """Duration in ns and DRAM bytes."""
     found: dict[str, int] = {}  # in ns or bytes; what is no number is left out
     for name, (value, unit) in metrics.items():
         with suppress(ValueError):
-            number = float(value) * _UNITS.get(unit.partition("/")[0], 1.0)  # of a block, a thread
+            number = float(value) * _UNITS.get(unit, 1.0)
             if abs(number) < _MOST:
                 found[name] = round(number)
-    x, y, z, *block = (found.get(name) for name in (*_GRID, *_BLOCK))
-    shared = sum(found.get(name, 0) for name in _SHARED) or None
-    shape = tr.LaunchShape(tr.triple(x, y, z), tr.triple(*block), found.get(_REGISTERS), shared)
     read, written = (found.get(name) for name in _DRAM)
     moved = tr.NONE if read is None or written is None else read + written
-    return found.get(_DURATION, tr.NONE), moved, shapes.setdefault(shape, len(shapes))
+    return found.get(_DURATION, tr.NONE), moved

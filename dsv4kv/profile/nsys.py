@@ -102,7 +102,8 @@ def open_database(path: Path) -> Iterator[Database]:
     if not path.is_file():
         raise ProfileError(f"{path} does not exist: name a profile, as results/RUN/step.sqlite.")
     try:
-        with closing(_connect(path)) as connection:
+        uri = f"{path.resolve().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True)) as connection:
             # a damaged file can lead SQLite in a circle: reading it ends with an error
             most = _FEWEST_OPERATIONS + _OPERATIONS * path.stat().st_size
             looks = iter(range(most // _LOOK_EVERY))
@@ -119,23 +120,14 @@ def open_database(path: Path) -> Iterator[Database]:
         ) from None
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    """Open to read; where SQLite may write no lock (a read-only folder), the file as it is."""
-    uri = path.resolve().as_uri()
-    connection = sqlite3.connect(f"{uri}?mode=ro", uri=True)
-    try:
-        connection.execute("SELECT 1 FROM sqlite_master")
-    except sqlite3.OperationalError:
-        connection.close()
-        return sqlite3.connect(f"{uri}?immutable=1", uri=True)
-    return connection
-
-
 _PUSH_POP, _START_END, _DOMAIN_MADE = 59, 60, 75
 
 
-def read_ranges(database: Database, names: tr.Names, step: str) -> tr.Ranges:
-    """Ranges of all domains; where our own domain has steps, no other range is one."""
+def read_ranges(database: Database, names: tr.Names, step: str) -> tuple[tr.Ranges, int]:
+    """Ranges of all domains that end, and how many do not.
+
+    Where our own domain has steps, no other range is one.
+    """
     start, end, kind, domain, thread, text_id, text = database.read(
         "NVTX_EVENTS",
         ("start", "end", "eventType", "domainId", "globalTid", "textId"),
@@ -150,7 +142,9 @@ def read_ranges(database: Database, names: tr.Names, step: str) -> tr.Ranges:
     own = is_step & np.isin(domain, domain[made])
     if np.any(own):
         is_range &= own | ~is_step
-    return tr.Ranges(thread[is_range], start[is_range], end[is_range], name[is_range])
+    ranges = tr.Ranges(thread[is_range], start[is_range], end[is_range], name[is_range])
+    ended = ranges.end_ns >= ranges.start_ns
+    return ranges.where(ended), int(np.count_nonzero(~ended))
 
 
 def number_texts(database: Database, ids: tr.Column, names: tr.Names, instead: str) -> tr.Column:
@@ -161,10 +155,6 @@ def number_texts(database: Database, ids: tr.Column, names: tr.Names, instead: s
 
 _PREFIX = "CUPTI_ACTIVITY_KIND_"
 _PLACE = ("start", "end", "deviceId", "globalPid", "correlationId", "graphNodeId")
-_SHAPE = (
-    *("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
-    *("registersPerThread", "staticSharedMemory", "dynamicSharedMemory"),
-)
 _TITLES = ("demangledName", "shortName", "mangledName")
 _WAYS = ("host to device", "device to host", "device to device")
 _COPIES = dict(zip((1, 2, 8, 9, 10), (*_WAYS, "host to host", "peer to peer"), strict=True))
@@ -179,15 +169,12 @@ def launch_key(pid: tr.Column, correlation: tr.Column) -> tr.Column:
     return (process << tr.CORRELATION_BITS) | (correlation & CORRELATION_MASK)
 
 
-def read_work(
-    database: Database, names: tr.Names
-) -> tuple[tr.Work, tr.Column, list[tr.LaunchShape]]:
-    """All work of all GPUs, the keys of the calls that launched it, and kernels' launch shapes."""
+def read_work(database: Database, names: tr.Names) -> tuple[tr.Work, tr.Column, tr.Column]:
+    """All work of all GPUs, the keys of the calls that launched it, and its graphs' nodes."""
     known = database.columns_of(f"{_PREFIX}KERNEL")
     title = next((one for one in _TITLES if one in known), _TITLES[0])
-    kernels, (text, *sizes) = _read_table(database, tr.KERNEL, title, *_SHAPE)
+    kernels, (text,) = _read_table(database, tr.KERNEL, title)
     kernels["name"] = number_texts(database, text, names, "kernel {}")
-    kernels["shape"], shapes = tr.number_rows(sizes)
     copies, (copies["bytes"], way) = _read_table(database, tr.MEMCPY, "bytes", "copyKind")
     copies["name"] = _name_each(
         way, names, lambda one: f"memcpy {_COPIES.get(one, f'of kind {one}')}"
@@ -203,8 +190,8 @@ def read_work(
         )
         for name in (*kernels, "bytes")
     }
-    launch = columns.pop("launch")
-    return tr.make_work(**columns), launch, [_shape(sizes) for sizes in shapes]
+    launch, node = columns.pop("launch"), columns.pop("node")
+    return tr.make_work(**columns), launch, node
 
 
 def _read_table(
@@ -218,7 +205,7 @@ def _read_table(
         "end_ns": end,
         "device": np.maximum(device, 0),
         "launch": launch_key(pid, correlation),
-        "node": np.maximum(node, 0),
+        "node": node,
     }, others
 
 
@@ -226,16 +213,6 @@ def _name_each(values: tr.Column, names: tr.Names, title: Callable[[int], str]) 
     distinct, inverse = np.unique(values, return_inverse=True)
     numbers = [names.number(title(one)) for one in distinct.tolist()]
     return np.array(numbers, dtype=np.int64)[inverse]
-
-
-def _shape(sizes: Sequence[int]) -> tr.LaunchShape:
-    known = [size for size in sizes[7:] if size != tr.NONE]
-    return tr.LaunchShape(
-        grid=tr.triple(*sizes[:3]),
-        block=tr.triple(*sizes[3:6]),
-        registers=None if sizes[6] == tr.NONE else sizes[6],
-        shared_bytes=sum(known) if known else None,
-    )
 
 
 _CUDA_BITS = 32
@@ -273,23 +250,26 @@ def read_nsys(path: Path, step: str = tr.STEP) -> tr.Trace:
     """Read an export; ranges named ``step`` are the steps. Raises ``ProfileError``."""
     with open_database(path) as database:
         names = tr.Names()
-        work, launch, shapes = read_work(database, names)
+        work, launch, node = read_work(database, names)
         ended = work.end_ns >= work.start_ns  # a capture may cut work off
         work, launch, left = work.where(ended), launch[ended], int(np.count_nonzero(~ended))
         called, keys = _read_calls(database, launch)
         call, of_graph = tr.find(keys, launch), np.zeros(len(called), dtype=np.bool_)
-        of_graph[call[(call != tr.NONE) & ((work.node > 0) | (work.kind == tr.GRAPH))]] = True
-        ranges = read_ranges(database, names, step)
+        by_graph = (node[ended] > 0) | (work.kind == tr.GRAPH)
+        of_graph[call[(call != tr.NONE) & by_graph]] = True
+        ranges, cut_off = read_ranges(database, names, step)
         device, devices = read_devices(database, work, launch)
         launches = tr.Launches(called, of_graph, call, replace(work, device=device))
         facts = database.rows("META_DATA_EXPORT", ("name", "value"))
         schema = next((value for name, value in facts if name == "EXPORT_SCHEMA_VERSION"), None)
+        cut = {"piece of work": left, "range": cut_off}
         more = {
-            "shapes": shapes,
             "devices": devices,
             "version": f"export schema {schema}" if schema else None,
             "warnings": [*_read_diagnostics(database), *_judge(work)],
-            "notes": [f"omitted: {counted(left, 'piece')} of work without an end"] if left else [],
+            "notes": [
+                f"omitted: {counted(n, what)} without an end" for what, n in cut.items() if n
+            ],
         }
         return tr.trace_launches("nsys", step, ranges, names, launches, **more)
 
@@ -303,6 +283,7 @@ def _read_calls(database: Database, launch: tr.Column) -> tuple[tr.Ranges, tr.Co
         keys &= CORRELATION_MASK  # an old export: work does not name its process
     # or unified memory's copies, without one, would find it
     keys[correlation == tr.NONE] = tr.NONE
+    end = np.maximum(start, end)
     return tr.Ranges(thread, start, end, tr.constant(len(thread), tr.NONE)), keys
 
 

@@ -190,7 +190,6 @@ def bounded_matching() -> Iterator[None]:
 
 MOST_KERNELS = 4_096
 """Rows of a table, those with the most time: engines launch hundreds of kernels."""
-_FEWEST_FOR_P95 = 200  # ten of them are beyond it
 _ITSELF = "itself"
 
 
@@ -235,14 +234,14 @@ def build_table(
     idle = len(trace.steps_ns) - steps
     left_out = [f"omitted: {counted(idle, 'step')} without work"] if idle else []
     used = [] if _on_cpu(work) else np.unique(work.device)[:_MOST_DEVICES].tolist()
-    nodes, keys = np.unique(work.node[work.node > 0]), classes.keys(work)
+    keys = classes.keys(work)
     by_kernel = split_rows(chosen[np.argsort(keys[chosen], kind="stable")], keys)
     by_kernel.sort(key=lambda rows: -work.self_ns[rows].sum())
     if left := by_kernel[MOST_KERNELS:]:
         share = work.self_ns[np.concatenate(left)].sum() / max(1, work.self_ns[chosen].sum())
         note = f"omitted: {len(left):,} kernels of the least time, {share * 100:.1f} % of all"
         left_out.append(note)
-    kernels = [_row(trace, rows, gaps, nodes, classes) for rows in by_kernel[:MOST_KERNELS]]
+    kernels = [_row(trace, rows, gaps, classes) for rows in by_kernel[:MOST_KERNELS]]
     operations = _operations(trace, chosen, kernels, useful_bytes or {})
     return KernelTable(
         tool=trace.tool,
@@ -276,7 +275,7 @@ def _find_gaps(trace: Trace) -> Column:
     """Idle time on its GPU before each piece of work in its step; ``NONE`` for the first."""
     work = trace.work
     gaps = constant(len(work), NONE)
-    if trace.has_clock and not _on_cpu(work):
+    if trace.tool != "ncu" and not _on_cpu(work):
         for rows in _groups(work, np.ones(len(work), dtype=np.bool_)):
             latest = np.maximum.accumulate(work.end_ns[rows])
             gaps[rows[1:]] = np.maximum(0, work.start_ns[rows[1:]] - latest[:-1])
@@ -290,11 +289,11 @@ def _groups(work: Work, chosen: NDArray[np.bool_]) -> list[Column]:
     return split_rows(order, work.step, work.device)
 
 
-def _row(trace: Trace, rows: Column, gaps: Column, nodes: Column, classes: _Classes) -> KernelRow:
+def _row(trace: Trace, rows: Column, gaps: Column, classes: _Classes) -> KernelRow:
     work = trace.work
     name, kind = int(work.name[rows[0]]), int(work.kind[rows[0]])
-    phase, most = _most_frequent(work.phase[rows]), _most_frequent(work.shape[rows])
-    shape = trace.shapes[most] if most != NONE else None
+    phases, counts = np.unique(work.phase[rows], return_counts=True)
+    phase = int(phases[counts.argmax()])
     rule = classes.rule_of(name, kind, phase)
     times, gap, sizes = np.sort(work.self_ns[rows]), gaps[rows], work.bytes[rows]
     gap = gap[gap != NONE]
@@ -308,32 +307,11 @@ def _row(trace: Trace, rows: Column, gaps: Column, nodes: Column, classes: _Clas
         calls=len(rows),
         total_ns=int(times.sum()),
         median_ns=round(float(np.median(times))),
-        p95_ns=round(float(np.percentile(times, 95))) if len(times) >= _FEWEST_FOR_P95 else None,
         min_ns=int(times[0]),
-        grid=list(shape.grid) if shape and shape.grid else None,
-        block=list(shape.block) if shape and shape.block else None,
-        registers=shape.registers if shape else None,
-        shared_bytes=shape.shared_bytes if shape else None,
-        shapes=len(np.unique(work.shape[rows])),
-        node=_place(nodes, work.node[rows]),
         gap_ns=round(float(np.median(gap))) if len(gap) else None,
         useful_bytes=None,
         counted_bytes=int(sizes.sum()) if np.all(sizes != NONE) else None,
     )
-
-
-def _most_frequent(numbers: Column) -> int:
-    values, counts = np.unique(numbers, return_counts=True)
-    return int(values[counts.argmax()])
-
-
-def _place(nodes: Column, mine: Column) -> int | None:
-    """Place of the first of a kernel's nodes in its graph."""
-    if not np.any(mine > 0):
-        return None
-    first = int(mine[mine > 0].min())  # ids grow in the order of capture, upper half the graph's
-    before, up_to = np.searchsorted(nodes, (first >> 32 << 32, first)).tolist()
-    return 1 + int(up_to) - int(before)
 
 
 def _operations(
@@ -379,7 +357,7 @@ def _with_bytes(
 
 def _time_steps(trace: Trace, gaps: Column) -> StepTimes | None:
     """A row for each step on each GPU; None where the profile has no steps or no clock."""
-    if not len(trace.steps_ns) or not trace.has_clock:
+    if not len(trace.steps_ns) or trace.tool == "ncu":
         return None
     rows = _cpu_steps(trace) if _on_cpu(trace.work) else _gpu_steps(trace, gaps)
     columns = zip(StepTimes.model_fields, zip(*rows, strict=True), strict=True)

@@ -7,16 +7,14 @@ fit in.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.files import whole_text
-from dsv4kv.units import counted
 
 Column = NDArray[np.int64]
 
@@ -32,22 +30,6 @@ DOMAIN: Final = "dsv4kv"
 """NVTX domain of the toolkit's ranges."""
 INPUTS: Final = "inputs"
 """The range around synthetic inputs: making a step's data, and counting its bytes."""
-
-
-@dataclass(frozen=True)
-class LaunchShape:
-    """How a kernel was launched; None where the profile does not say."""
-
-    grid: tuple[int, int, int] | None  # blocks (x, y, z)
-    block: tuple[int, int, int] | None  # threads of a block (x, y, z)
-    registers: int | None
-    shared_bytes: int | None  # shared memory of a block, static and dynamic
-
-
-def triple(*sizes: int | None) -> tuple[int, int, int] | None:
-    """Three sizes; None where one is missing."""
-    x, y, z = (NONE if size is None else size for size in sizes)
-    return None if NONE in (x, y, z) else (x, y, z)
 
 
 class Columns:
@@ -72,8 +54,6 @@ class Work(Columns):
     end_ns: Column
     self_ns: Column  # time that no piece of work inside accounts for; all of it on a GPU
     device: Column  # number of the GPU; 0 on a CPU
-    shape: Column  # into ``Trace.shapes``, or ``NONE``
-    node: Column  # graph node, 0 outside graphs
     step: Column  # into the steps of the trace, or ``NONE``
     phase: Column  # into ``Trace.names``: the innermost range inside the step, or ``NONE``
     bytes: Column  # bytes moved, as counted by the profiler, or ``NONE``
@@ -84,9 +64,8 @@ def make_work(
 ) -> Work:
     """Work with defaults for the columns that are unknown."""
     absent, zero = constant(len(name), NONE), constant(len(name), 0)
-    others = dict.fromkeys(("shape", "step", "phase", "bytes"), absent)
-    others |= dict.fromkeys(("device", "node"), zero)
-    others["self_ns"] = end_ns - start_ns
+    others = dict.fromkeys(("step", "phase", "bytes"), absent)
+    others |= {"device": zero, "self_ns": end_ns - start_ns}
     return Work(name, kind, start_ns, end_ns, **others | known)
 
 
@@ -111,11 +90,9 @@ class Trace:
     tool: str  # ``nsys``, ``ncu`` or ``kineto``
     names: list[str]  # kernels, operations and ranges
     work: Work
-    shapes: list[LaunchShape]
     steps_ns: Column  # int64[S, 2], begin and end of every step on the host
     calls: Calls = field(default_factory=lambda: Calls(*(constant(0, 0) for _ in range(3))))
     devices: dict[int, str] = field(default_factory=dict)  # names of GPUs by number
-    has_clock: bool = True  # whether begins are real: ncu runs every kernel alone
     version: str | None = None  # version of the tool or of its file format
     warnings: list[str] = field(default_factory=list)  # what spoils the numbers, worst first
     notes: list[str] = field(default_factory=list)  # what else to know
@@ -174,15 +151,6 @@ def rows_of_each(values: Column) -> dict[int, Column]:
     return {int(values[rows[0]]): rows for rows in found}
 
 
-def number_rows(columns: Sequence[Column]) -> tuple[Column, list[list[int]]]:
-    """Number the rows of columns, equal ones alike: int64[rows], and the rows they number."""
-    factors = np.random.default_rng(0).integers(1 << 62, size=len(columns))
-    mixed = np.stack(columns, axis=1) @ factors  # unique(axis=0) would take seconds for a million
-    _, first, numbers = np.unique(mixed, return_index=True, return_inverse=True)
-    rows = [[int(column[row]) for column in columns] for row in first.tolist()]
-    return numbers.astype(np.int64), rows
-
-
 USUAL: Final = ("execute_*", "step[*", "[Executor] _forward_step *", "ProfilerStep#*")
 """What engines call a step: vLLM's execute_model and execute_context_…, SGLang's step[DECODE bs=8]
 and TensorRT-LLM's; and torch's own schedule. The first that work was launched in is taken."""
@@ -193,7 +161,6 @@ _LONG = 3.0  # a pause between steps over the longest inside of one, at least
 _ALIKE = 2 / 3  # of the steps begin with the same work, at least
 THREAD_BITS = 24
 """Of a thread's number; its process is above them, as in the global ids of nsys."""
-_OPEN = np.iinfo(np.int64).max
 _ENDS, _BEGINS = 0, 1
 
 
@@ -203,13 +170,8 @@ class Ranges(Columns):
 
     thread: Column  # which thread they were marked on, and above ``THREAD_BITS`` of which process
     start_ns: Column
-    end_ns: Column  # end; ``NONE`` where it was never closed
+    end_ns: Column
     name: Column  # numbers of their names
-
-    @cached_property
-    def closed_ns(self) -> Column:
-        """Ends; a range that was never closed lasts for ever."""
-        return np.where(self.end_ns < self.start_ns, _OPEN, self.end_ns)
 
 
 def fitting(names: Mapping[str, int], pattern: str) -> Column:
@@ -250,11 +212,11 @@ def _sweep(
 
     The last two have an element more than the moments: the first is before all of them.
     """
-    mine = mine[ranges.closed_ns[mine] > ranges.start_ns[mine]]  # else nothing is in it
-    times = np.concatenate([ranges.start_ns[mine], ranges.closed_ns[mine]])
+    mine = mine[ranges.end_ns[mine] > ranges.start_ns[mine]]  # else nothing is in it
+    times = np.concatenate([ranges.start_ns[mine], ranges.end_ns[mine]])
     kinds = np.repeat([_BEGINS, _ENDS], len(mine))
     # outer ranges open before inner ones that begin with them, and close after those
-    latest_first = np.concatenate([-ranges.closed_ns[mine], -ranges.start_ns[mine]])
+    latest_first = np.concatenate([-ranges.end_ns[mine], -ranges.start_ns[mine]])
     order = np.lexsort((latest_first, kinds, times))
     numbers, begins = np.tile(mine, 2)[order].tolist(), (kinds[order] == _BEGINS).tolist()
     are_steps = np.tile(is_step[mine], 2)[order].tolist()
@@ -304,13 +266,11 @@ def trace_launches(
     is_step, fit = choose_ranges(
         step, ranges, names.known, called.thread[made], called.start_ns[made]
     )
-    ends = (ranges.end_ns, called.end_ns, work.end_ns)
-    ranges, is_step, cut_off = _settle_cut_off(ranges, is_step, ends)
-    warnings: list[str] = more.pop("warnings", [])
+    warnings, notes = list[str](), list[str]()
     if np.any(is_step):
         in_step, phase, adopted = _lie_in(ranges, is_step, called.thread, called.start_ns)
-        times_ns = np.stack([ranges.start_ns, ranges.closed_ns], axis=1)[is_step]
-        inside, notes = pick(in_step, call) != NONE, note_usual(step, fit)
+        times_ns = np.stack([ranges.start_ns, ranges.end_ns], axis=1)[is_step]
+        inside, said = pick(in_step, call) != NONE, note_usual(step, fit)
         others = inside & (pick(adopted.astype(np.int64), call) == 1)
         if np.any(others):
             share = work.self_ns[others].sum() / max(1, work.self_ns[inside].sum())
@@ -321,44 +281,23 @@ def trace_launches(
             warnings.append(f"{note}: name others with --step.")
     else:
         cuts, reason = _repeating(launches)
-        notes = [note_instead(step, reason, ranges, names.listed())]
+        said = [note_instead(step, reason, ranges, names.listed())]
         in_step, phase = constant(len(called), NONE), constant(len(called), NONE)
         for number, rows in enumerate(cuts):
             in_step[rows] = number
-        times = [(called.start_ns[rows].min(), called.closed_ns[rows].max()) for rows in cuts]
+        times = [(called.start_ns[rows].min(), called.end_ns[rows].max()) for rows in cuts]
         times_ns = np.array(times, dtype=np.int64).reshape(-1, 2)
-    if step != STEP:  # a name that was given and is not found
-        warnings += [note for note in notes if note.startswith(_NO_RANGE)]
-        notes = [note for note in notes if note not in warnings]
+    is_named = step != STEP  # by the user, who is warned where it is not found
     return Trace(
         tool=tool,
         names=names.listed(),
         work=replace(work, step=pick(in_step, call), phase=pick(phase, call)),
         steps_ns=times_ns,
-        calls=Calls(called.start_ns[made], called.closed_ns[made], in_step[made]),
-        warnings=warnings,
-        notes=[*notes, *cut_off, *more.pop("notes", [])],
+        calls=Calls(called.start_ns[made], called.end_ns[made], in_step[made]),
+        warnings=[*more.pop("warnings", []), *warnings, *said * is_named],
+        notes=[*said * (not is_named), *notes, *more.pop("notes", [])],
         **more,
     )
-
-
-def _settle_cut_off(
-    ranges: Ranges, is_step: NDArray[np.bool_], ends: Iterable[Column]
-) -> tuple[Ranges, NDArray[np.bool_], list[str]]:
-    """Drop steps without an end, which a capture cut off; where all are, the last end is theirs.
-
-    Returns ranges, which of them are steps, and a note.
-    """
-    cut_off = is_step & (ranges.end_ns < ranges.start_ns)
-    count = int(np.count_nonzero(cut_off))
-    if not count:
-        return ranges, is_step, []
-    dropped = f"{counted(count, 'step')} without an end"
-    if np.any(is_step & ~cut_off):
-        return ranges.where(~cut_off), is_step[~cut_off], [f"omitted: {dropped}"]
-    last = max(int(times.max(initial=NONE)) for times in ends)
-    closed = replace(ranges, end_ns=np.where(cut_off, last, ranges.end_ns))
-    return closed, is_step, [f"{dropped}: taken to last until the end of the profile"]
 
 
 def choose_ranges(
@@ -382,7 +321,7 @@ def choose_ranges(
 def note_instead(step: str, instead: str, ranges: Ranges, names: Sequence[str]) -> str:
     """A note on what stands for unmarked steps, and which ranges might be them."""
     calls, spent = Counter[str](), Counter[str]()
-    lasted = np.maximum(ranges.end_ns - ranges.start_ns, 0)
+    lasted = ranges.end_ns - ranges.start_ns
     counts = np.bincount(ranges.name, minlength=len(names)).tolist()
     totals = np.bincount(ranges.name, lasted, len(names)).tolist()
     for number in np.unique(ranges.name).tolist():
@@ -411,7 +350,7 @@ def _lie_in(
     step, phase = enclosing(ranges, is_step, thread, time_ns)
     adopted = np.zeros(len(step), dtype=np.bool_)
     process, owner = thread >> THREAD_BITS, ranges.thread[is_step] >> THREAD_BITS
-    begin, end = ranges.start_ns[is_step], ranges.closed_ns[is_step]
+    begin, end = ranges.start_ns[is_step], ranges.end_ns[is_step]
     of_process, nothing = rows_of_each(process), constant(0, 0)
     for one, rows in rows_of_each(owner).items():
         mine = rows[np.argsort(begin[rows], kind="stable")]
@@ -428,12 +367,12 @@ def _lie_in(
 def _outermost(ranges: Ranges, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Whether a chosen range is in no other chosen one of its thread."""
     kept = np.zeros(len(ranges), dtype=np.bool_)
-    rows, begin, closed = np.flatnonzero(chosen), ranges.start_ns, ranges.closed_ns
+    rows, begin, end = np.flatnonzero(chosen), ranges.start_ns, ranges.end_ns
     until: dict[int, int] = {}
-    for row in rows[np.lexsort((-closed[rows], begin[rows]))].tolist():
+    for row in rows[np.lexsort((-end[rows], begin[rows]))].tolist():
         thread = int(ranges.thread[row])
         if begin[row] >= until.get(thread, begin[row]):
-            kept[row], until[thread] = True, closed[row]
+            kept[row], until[thread] = True, end[row]
     return kept
 
 

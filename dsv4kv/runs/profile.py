@@ -20,6 +20,8 @@ OTHER: Final[Category] = "other"
 class KernelRow(Part):
     """All calls of one kernel in the steps, or in the whole profile where there are no steps."""
 
+    model_config = Part.model_config | {"extra": "ignore"}  # older records have launch shapes
+
     name: str = Field(description="Full name.")
     kind: Literal["kernel", "memcpy", "memset", "graph", "op", "range"]
     """``graph``: a graph traced as a whole; on a CPU ``op`` (of torch) and ``range`` (marked)."""
@@ -32,14 +34,7 @@ class KernelRow(Part):
     total_ns: int
     """All of its time; on a CPU the time that nothing inside it accounts for."""
     median_ns: int = Field(description="Median of a call.")
-    p95_ns: int | None = Field(description="95th percentile; null below 200 calls.")
     min_ns: int = Field(description="Shortest call.")
-    grid: list[int] | None = Field(description="Blocks (x, y, z) of its most frequent launch.")
-    block: list[int] | None = Field(description="Threads of a block (x, y, z).")
-    registers: int | None = Field(description="Registers of a thread.")
-    shared_bytes: int | None = Field(description="Shared memory of a block, static and dynamic.")
-    shapes: int = Field(description="Launches that differ in any of these.")
-    node: int | None = Field(description="Place of its first node in the graph, from 1.")
     gap_ns: int | None = Field(description="Median idle time before it, within a step.")
     useful_bytes: int | None
     """Bytes it must move by the byte model, all calls; where it is an operation on its own."""

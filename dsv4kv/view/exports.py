@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Row = dict[str, Any]
-_KERNEL = ("calls", "total_ns", "median_ns", "min_ns", "p95_ns", "useful_bytes", "counted_bytes")
+_KERNEL = ("calls", "total_ns", "median_ns", "min_ns", "useful_bytes", "counted_bytes")
 
 
 def to_rows(record: RunRecord) -> list[Row]:

@@ -219,16 +219,9 @@ def _kernels_table(
         *_rate_columns(yardstick, lambda row: row[1]),
         ("calls", lambda row: quantity(row[1].calls)),
         ("total µs", lambda row: us(row[1].total_ns)),
-        ("p95 µs", lambda row: us(row[1].p95_ns)),
         ("min µs", lambda row: us(row[1].min_ns)),
         ("idle before µs", lambda row: us(row[1].gap_ns)),
         ("phase", lambda row: row[1].phase or tb.ABSENT),
-        ("grid", lambda row: _product(row[1].grid)),
-        ("block", lambda row: _product(row[1].block)),
-        ("registers", lambda row: quantity(row[1].registers)),
-        ("shared", lambda row: size(row[1].shared_bytes)),
-        ("launch shapes", lambda row: quantity(row[1].shapes)),
-        ("place in graph", lambda row: quantity(row[1].node)),
     ]
     ops = any(row.kind == "op" for row in table.kernels)
     note = "time that nothing inside accounts for" if ops else ""
@@ -298,14 +291,6 @@ def _operations_table(
     ]
     note = "useful bytes by the byte model, all calls"
     return tb.Table("Operations", columns, operations, note=note)
-
-
-def _product(sizes: Sequence[int] | None) -> tb.Number:
-    """``128×4``, without trailing ones."""
-    kept = list(sizes or [])
-    while len(kept) > 1 and kept[-1] == 1:
-        kept.pop()
-    return tb.Number("×".join(f"{each:,}" for each in kept) or tb.ABSENT)
 
 
 def amplification(row: rp.OperationRow) -> float | None:

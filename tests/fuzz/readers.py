@@ -128,7 +128,7 @@ def _make_chrome(folder: Path, random: Random) -> Path:
 
 
 def _make_export(folder: Path, random: Random) -> Path:
-    return two_replays(nodes=random.random() < 0.5).save(folder / "good.sqlite")
+    return two_replays().save(folder / "good.sqlite")
 
 
 def _recorded(stream: str) -> Reader:

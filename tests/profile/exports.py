@@ -11,13 +11,9 @@ GLOBAL_PID = (1 << 56) | (PID << 24)
 THREAD = GLOBAL_PID | 77
 _PREFIX = "CUPTI_ACTIVITY_KIND_"
 _PLACE = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "graphNodeId")
-_SHAPE = (
-    *("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
-    *("registersPerThread", "staticSharedMemory", "dynamicSharedMemory"),
-)
 COLUMNS: Mapping[str, Sequence[str]] = {
     "StringIds": ("id", "value"),
-    f"{_PREFIX}KERNEL": (*_PLACE, *_SHAPE, "demangledName", "shortName"),
+    f"{_PREFIX}KERNEL": (*_PLACE, "demangledName", "shortName"),
     f"{_PREFIX}RUNTIME": ("start", "end", "globalTid", "correlationId", "nameId"),
     f"{_PREFIX}MEMCPY": (*_PLACE, "bytes", "copyKind"),
     f"{_PREFIX}MEMSET": (*_PLACE, "bytes"),
@@ -127,7 +123,7 @@ KERNELS = ("window_insert", "flush", "gather_topk")
 STEP_NS, KERNEL_NS, GAP_NS = 100_000, 10_000, 2_000
 
 
-def two_replays(nodes: bool = True) -> Export:
+def two_replays() -> Export:
     """Two steps, each one launch of a graph of three kernels; in each a copy and a fill besides.
 
     A kernel takes 10 µs, and is idle 2 µs before the next.
@@ -143,9 +139,8 @@ def two_replays(nodes: bool = True) -> Export:
         export.call(correlation, begin + 5_000, begin + 8_000)
         for place, name in enumerate(KERNELS):
             start = begin + 30_000 + place * (KERNEL_NS + GAP_NS)
-            shape = dict(zip(_SHAPE, (64, 2, 1, 256, 1, 1, 40, 1024, 16), strict=True))
-            node = {"graphNodeId": 900 + place} if nodes else {}
-            export.kernel(name, correlation, start, start + KERNEL_NS, **shape, **node)
+            node = {"graphNodeId": 900 + place}
+            export.kernel(name, correlation, start, start + KERNEL_NS, **node)
         where = {"deviceId": 0, "streamId": 7, "globalPid": GLOBAL_PID}
         copied = {"correlationId": 10 + step, "bytes": 4096, "copyKind": 1}
         times = {"start": begin + 21_000, "end": begin + 22_000}

@@ -8,7 +8,7 @@ import pytest
 
 from dsv4kv.errors import ProfileError
 from dsv4kv.profile.ncu import read_ncu
-from dsv4kv.profile.trace import NONE, LaunchShape
+from dsv4kv.profile.trace import NONE
 
 Metrics = dict[str, tuple[float | str, str]]
 
@@ -35,10 +35,6 @@ def context(ranges: list[list[Action]]) -> SimpleNamespace:
     return SimpleNamespace(num_ranges=lambda: len(ranges), range_by_idx=lambda i: part(ranges[i]))
 
 
-def sizes(name: str, x: float, y: float, z: float) -> Metrics:
-    return {f"{name}_x": (x, ""), f"{name}_y": (y, ""), f"{name}_z": (z, "")}
-
-
 def gather(time: float = 2_000.0, unit: str = "ns") -> Action:
     return (
         "gather_topk",
@@ -46,10 +42,6 @@ def gather(time: float = 2_000.0, unit: str = "ns") -> Action:
             "gpu__time_duration.sum": (time, unit),
             "dram__bytes_read.sum": (1_000.0, "byte"),
             "dram__bytes_write.sum": (0.5, "Kbyte"),
-            "launch__registers_per_thread": (40.0, "register/thread"),
-            **sizes("launch__grid_dim", 64, 2, 1),
-            **sizes("launch__block_dim", 256, 1, 1),
-            "launch__shared_mem_per_block_static": (1.0, "Kbyte/block"),
             "device__attribute_display_name": ("A GPU", ""),
         },
     )
@@ -66,16 +58,14 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[Action]
     return ranges
 
 
-def test_kernels_have_time_bytes_and_shape(report: list[list[Action]]) -> None:
+def test_kernels_have_time_and_bytes(report: list[list[Action]]) -> None:
     report.append([gather(), ("flush", {})])
     report.append([gather(3.5, "us")])
     trace = read_ncu(Path("step.ncu-rep"))
     assert [trace.names[i] for i in trace.work.name] == ["gather_topk", "flush", "gather_topk"]
     assert trace.work.self_ns.tolist() == [2_000, 0, 3_500]
     assert trace.work.bytes.tolist() == [1_500, NONE, 1_500]
-    shape = trace.shapes[trace.work.shape[0]]
-    assert shape == LaunchShape((64, 2, 1), (256, 1, 1), 40, 1_000)
-    assert (trace.has_clock, trace.devices) == (False, {0: "A GPU"})
+    assert trace.devices == {0: "A GPU"}
     (warning,) = trace.warnings
     assert warning.startswith("1 of 3 kernels have no gpu__time_duration.sum and count as 0")
 

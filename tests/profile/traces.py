@@ -24,14 +24,13 @@ def gpu_events() -> list[Event]:
     found: list[Event] = []
     for step in range(2):
         at, correlation = step * 1_000, 50 + step
-        shape = {"grid": [64, 1, 1], "block": [256, 1, 1], "registers per thread": 40}
         on_gpu = {"device": 0, "stream": 7, "correlation": correlation}
         found += [
             event("user_annotation", "step", at, 100),
             event("user_annotation", "replay", at + 10, 50),
             event("cuda_runtime", "cudaGraphLaunch", at + 20, 5, correlation=correlation),
-            event("kernel", "flush", at + 110, 30.5, **on_gpu, **shape, **{"shared memory": 512}),
-            event("kernel", "gather_topk", at + 142, 60, **on_gpu, **shape),
+            event("kernel", "flush", at + 110, 30.5, **on_gpu),
+            event("kernel", "gather_topk", at + 142, 60, **on_gpu),
             event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", at + 202, 3, bytes=64, **on_gpu),
             event("gpu_user_annotation", "step", at + 110, 95),
         ]

@@ -271,8 +271,6 @@ def group(text: str, example: str) -> typer.Typer:
 @cache
 def load_command(name: str) -> Any:
     """Import a command: ``app`` of its module, one of its commands, or the module's function."""
-    from dsv4kv.cli.options import complete_values
-
     module = import_module(f"{__name__}.{_MODULES.get(name, name.partition(' ')[0])}")
     own = getattr(module, "app", None)
     if own is None:
@@ -281,7 +279,6 @@ def load_command(name: str) -> Any:
         function = getattr(module, name.rpartition(" ")[2])
         own.command(name, cls=kind, epilog=module.EPILOG)(function)
     for each in own.registered_commands:
-        complete_values(each.callback)
         each.context_settings = {**(each.context_settings or {}), **_HELP}
         if each.cls is None or not issubclass(each.cls, Command):
             each.cls = Command

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
-from typer.models import OptionInfo
 
-from dsv4kv.choices import STRATEGIES, listed
+from dsv4kv.choices import listed
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import check_file, check_folder, refused_by, shipped_names, write_named
 from dsv4kv.view.console import open_console, print_document, say
@@ -201,42 +200,6 @@ def words_of(context: typer.Context, *without: str) -> list[str]:
 def print_json(document: Any) -> None:
     """Print values for programs."""
     print_document(json.dumps(document, ensure_ascii=False, indent=2))
-
-
-def _names_of(option: str) -> list[str]:
-    from dsv4kv.config.fleet import ROUTERS
-    from dsv4kv.core.policies import POLICIES
-    from dsv4kv.engines.names import FAMILIES, RULES, engine_family
-
-    engines = [name for family in FAMILIES for name in (family, *engine_family(family))]
-    names: dict[str, Iterable[str]] = {
-        "engine": dict.fromkeys(engines),
-        "gpu": shipped_names("gpus"),
-        "model": shipped_names("models"),
-        "policy": POLICIES,
-        "router": ROUTERS,
-        "rule": RULES,
-        "strategy": STRATEGIES,
-    }
-    return [*names[option]]
-
-
-_COMPLETED = {"engine", "gpu", "model", "policy", "router", "rule", "strategy"}
-
-
-def complete_values(command: Any) -> None:
-    """Let a shell complete the values of a command's options, of a list the last one."""
-
-    def complete(option: str) -> Callable[..., list[str]]:
-        def offer(incomplete: str) -> list[str]:
-            begun, comma, last = incomplete.rpartition(",")
-            return [f"{begun}{comma}{n}" for n in _names_of(option) if n.startswith(last)]
-
-        return offer
-
-    for name, parameter in signature(command).parameters.items():
-        if name in _COMPLETED and isinstance(parameter.default, OptionInfo):
-            parameter.default.autocompletion = complete(name)
 
 
 def show_page(

@@ -287,23 +287,3 @@ def test_the_name_of_a_trace_is_one_word_of_the_command_that_is_offered(
     assert result.exit_code == 0, result.output
     (line,) = (each for each in result.stdout.splitlines() if each.startswith("dsv4kv "))
     assert name in shlex.split(line)
-
-
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        ("replay --rule vllm-v4:s", ["vllm-v4:semantic"]),
-        ("trace mrc --rule ideal,sglang-v4:t", ["ideal,sglang-v4:tail"]),
-        ("budget --engine sglang:0.5.23", ["sglang:0.5.23"]),
-        ("explain --gpu b", ["b200", "b300"]),
-        ("plan --model v4-", ["v4-flash", "v4-pro"]),
-        ("replay --strategy zero", ["zero", "zero:bounded"]),
-    ],
-)
-def test_a_shell_completes_names(words: str, offered: list[str]) -> None:
-    line = f"dsv4kv {words}"
-    asked = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
-    environment = os.environ | {"_DSV4KV_COMPLETE": "complete_bash"} | asked
-    command = [sys.executable, "-c", "from dsv4kv.cli import main; main()"]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert found.stdout.split() == offered

@@ -219,9 +219,7 @@ def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None =
     if most is None:
         columns += [
             ("calls", calls),
-            ("entries", lambda each: quantity(sum(each.entries))),
             ("useful bytes", lambda each: size(sum(each.bytes))),
-            ("bytes till reused", lambda each: size(each.distinct_bytes)),
             ("FLOP/B", lambda each: quantity(_intensity(each))),
             ("GFLOP/s", lambda each: quantity(_flop_rate(each))),
             ("bound by", lambda each: roof(each, best, gpu)[0]),
@@ -297,11 +295,9 @@ def _latencies_table(case: Case) -> tb.Table:
     columns: tb.Columns = [
         ("action", lambda row: row[0].name),
         ("median µs", lambda row: checked(row[1].estimate, 1e-3, busy=tm.is_busy(case))),
-        ("p90 µs", lambda row: us(row[1].percentiles.get(90.0))),
         ("p99 µs", lambda row: us(row[1].percentiles.get(99.0))),
         ("max µs", lambda row: us(row[1].maximum)),
         ("samples", lambda row: quantity(row[1].n)),
-        ("outliers", lambda row: quantity(row[1].outliers)),
     ]
     return tb.Table("Latencies", columns, found, note=note)
 
@@ -311,20 +307,17 @@ def _launches_table(record: RunRecord) -> tb.Table:
     for name, found in q.by_quantity(q.list_measured(record)).items():
         medians = [each.median_ns for each in found]
         rates = [rate.value for each in found if (rate := each.rate_gbps)]
-        rows.append(
-            [
-                f"{name.name} {name.temperature}".strip(),
-                name.layer_type,
-                checked(q.over_launches(medians), 1e-3),
-                checked(q.over_launches(rates)),
-                quantity(max(medians) / (min(medians) or 1)),
-                quantity(len(found)),
-                quantity(len(found[0].samples_ns)),
-            ]
-        )
-    columns = ["quantity", "layers", "median µs", "GB/s", "slowest / fastest", "launches"]
+        rows.append((name, medians, rates))
+    columns: tb.Columns = [
+        ("quantity", lambda row: f"{row[0].name} {row[0].temperature}".strip()),
+        ("layers", lambda row: row[0].layer_type),
+        ("median µs", lambda row: checked(q.over_launches(row[1]), 1e-3)),
+        ("GB/s", lambda row: checked(q.over_launches(row[2]))),
+        ("slowest / fastest", lambda row: quantity(max(row[1]) / (min(row[1]) or 1))),
+        ("launches", lambda row: quantity(len(row[1]))),
+    ]
     note = "95 % interval over launches"
-    return tb.Table("Medians of launches", [*columns, "samples each"], rows, note=note, keys=2)
+    return tb.Table("Medians of launches", columns, rows, note=note, keys=2)
 
 
 def _sweep_table(groups: Sequence[oc.Group]) -> tb.Table:
@@ -370,27 +363,28 @@ def _setting(path: str, value: object) -> str:
 
 def step_table(cases: Sequence[Case]) -> tb.Table | None:
     """Bytes and time of a decode step by kind of work; None where no case knows."""
-    axes = q.axis_names(cases)
-    rows: list[list[tb.Cell | str]] = []
+    axes, rows = q.axis_names(cases), list[tuple[Case, q.StepShare, float, float]]()
     for case in cases:
         shares = q.step_shares(case)
         moved, spent = sum(s.bytes for s in shares) or 1, sum(s.ns for s in shares) or 1
-        for each in shares:
-            rows.append([_setting(path, case.axis.get(path, tb.ABSENT)) for path in axes])
-            rows[-1] += [
-                each.kind,
-                tb.Number(format_bytes(each.bytes) if each.bytes else tb.ABSENT),
-            ]
-            rows[-1] += [_percent(each.bytes, moved), tb.Number(format_duration(each.ns))]
-            rows[-1] += [_percent(each.ns, spent), tb.bar(each.ns / spent)]
+        rows += [(case, each, moved, spent) for each in shares]
     if not rows:
         return None
-    names = [name.replace("_", " ") for name in axes.values()]
-    headers = ["work", "bytes a step", "% of bytes", "time a step", "% of time", "of time"]
+
+    def setting(row: Any, path: str) -> str:
+        return _setting(path, row[0].axis.get(path, tb.ABSENT))
+
+    columns: tb.Columns = [
+        *((name.replace("_", " "), partial(setting, path=path)) for path, name in axes.items()),
+        ("work", lambda row: row[1].kind),
+        ("bytes a step", lambda row: size(row[1].bytes or None)),
+        ("% of bytes", lambda row: _percent(row[1].bytes, row[2])),
+        ("time a step", lambda row: tb.Number(format_duration(row[1].ns))),
+        ("% of time", lambda row: _percent(row[1].ns, row[3])),
+        ("of time", lambda row: tb.bar(row[1].ns / row[3])),
+    ]
     note = "all requests and layers held; useful bytes by the byte model"
-    return tb.Table(
-        "Decode step by kind of work", [*names, *headers], rows, note, keys=len(axes) + 1
-    )
+    return tb.Table("Decode step by kind of work", columns, rows, note, keys=len(axes) + 1)
 
 
 def _sections(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[tb.Section]:
@@ -417,21 +411,14 @@ def _sections(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[tb.Sect
         if case.cache:
             totals = [facts.totals_facts(case.totals, case.cache)] if case.totals else []
             yield tb.Section("Memory", [facts.cache_facts(case.cache), *totals, *_pools(case)])
-        if case.memory and case.memory.at_ns:
-            yield tm.held_section(case.memory)
-        yield from tm.machine_section(case)
+        yield from tm.sections(case)
 
 
 def _pools(case: Case) -> Iterator[tb.Part]:
     pools = case.cache.pools if case.cache else []
-    whole = sum(pool.allocated_bytes for pool in pools) or 1
 
     def layers(pool: Pool) -> str:
         return "all" if pool.layer_type == "all" else f"{pool.layer_type} × {pool.layers}"
-
-    def as_predicted(pool: Pool) -> tb.Text:
-        right = pool.predicted_bytes == pool.allocated_bytes
-        return tb.mark("good") if right else tb.mark("bad", "differs")
 
     if pools:
         columns: tb.Columns = [
@@ -441,8 +428,6 @@ def _pools(case: Case) -> Iterator[tb.Part]:
             ("bytes/unit", lambda p: quantity(p.unit_bytes)),
             ("predicted", lambda p: size(p.predicted_bytes)),
             ("allocated", lambda p: size(p.allocated_bytes)),
-            ("of all", lambda p: tb.bar(p.allocated_bytes / whole)),
-            ("as predicted", as_predicted),
         ]
         yield tb.Table("Cache", columns, pools, keys=2)
 

@@ -8,10 +8,9 @@ from typing import Final, Literal
 from dsv4kv.runs.schema import Case
 from dsv4kv.runs.telemetry import MeasuredWindow, MemorySeries
 from dsv4kv.runs.windows import WindowState, window_state
-from dsv4kv.units import format_bytes
 from dsv4kv.view import plots
-from dsv4kv.view.quantity import format_number, quantity
-from dsv4kv.view.table import ABSENT, Finding, Number, Read, Section, Table, Text
+from dsv4kv.view.quantity import format_number, quantity, size
+from dsv4kv.view.table import ABSENT, Finding, Number, Part, Read, Section, Table, Text
 
 BUSY_CPUS: Final = 0.5  # of other processes; one of our polls is a thousandth
 _EXPECTED = {"power cap"}  # at full load on parts that are rated by their power
@@ -131,13 +130,15 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def machine_section(case: Case) -> Iterator[Section]:
-    """What was polled: the table of windows."""
+def sections(case: Case) -> Iterator[Section]:
+    """Memory over time, and the table of windows."""
+    if case.memory and case.memory.at_ns:
+        yield Section("Memory over time", _held(case.memory))
     if table := telemetry_table(case):
         yield Section("Telemetry", [table])
 
 
-def held_section(series: MemorySeries) -> Section:
+def _held(series: MemorySeries) -> list[Part]:
     """Blocks and slots in use over time."""
     unit_bytes: Mapping[str, int] = {
         each.name: sum(pool.unit_bytes for pool in series.pools if pool.unit == each.name)
@@ -150,11 +151,9 @@ def held_section(series: MemorySeries) -> Section:
         [
             ("units", lambda each: each.name),
             ("of", lambda each: quantity(each.units)),
-            ("first", lambda each: quantity(each.held[0] if each.held else None)),
             ("max", lambda each: quantity(max(each.held, default=0))),
             ("max %", lambda each: quantity(100 * max(each.held, default=0) / (each.units or 1))),
-            ("last", lambda each: quantity(each.held[-1] if each.held else None)),
-            ("max bytes", lambda each: format_bytes(max(each.held) * unit_bytes[each.name])),
+            ("max bytes", lambda each: size(max(each.held) * unit_bytes[each.name])),
         ],
         series.units,
         note=points,
@@ -174,4 +173,4 @@ def held_section(series: MemorySeries) -> Section:
         unit="B",
         stacked=True,
     )
-    return Section("Memory over time", [table, chart])
+    return [table, chart]

@@ -69,7 +69,7 @@ def test_on_a_gpu_a_step_is_as_many_calls_as_it_has_layers() -> None:
 def roofs(found: Case, gpu: GpuFacts | None) -> list[tuple[str, ...]]:
     """FLOP/B, GFLOP/s, what bounds them, and the share that is reached."""
     cells = operations_table(found, gpu=gpu).cells
-    return [tuple(text_of(cell) for cell in row[10:]) for row in cells if row[10].value != "–"]
+    return [tuple(text_of(cell) for cell in row[8:]) for row in cells if row[8].value != "–"]
 
 
 def test_the_roof_is_the_smaller_of_memory_and_tensor_cores() -> None:

@@ -93,9 +93,6 @@ def profile(
         "--print-command", "Print the profiler's command line only.", rare=True
     ),
     verbose: bool = opt.flag("--verbose -v --full", _FULL),
-    timeout: float = opt.option(
-        "Seconds that nsys or ncu may take.", rare=True, min=1, default=600.0
-    ),
     out: Path | None = opt.option(
         "Folder for the run record; of a profile that is opened none is written by default.",
         rare=True,
@@ -161,7 +158,7 @@ def profile(
     loaded = load_config(config, set_ or [])
     tool, why = choose_tool("nsys" if child else wanted, loaded.config.device)
     folder = child.parent if child else name_folder(loaded, out or opt.RESULTS)
-    plan = Plan(loaded, set_ or [], argv, tool, why, steps, folder, kernel, timeout)
+    plan = Plan(loaded, set_ or [], argv, tool, why, steps, folder, kernel)
     if child is not None:
         be_profiled(plan, child)
     elif print_command:

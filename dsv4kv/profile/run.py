@@ -38,6 +38,7 @@ from dsv4kv.runs.store import dumps, load_record, new_run_id
 
 Tool = Literal["nsys", "ncu", "torch"]
 _STEPS = {"nsys": 10, "torch": 10, "ncu": 1}
+_PROFILED_S = 600.0  # then a profiler is ended
 _HOST_NAME = re.compile(r'"host_name":\s*"[^"]*"')
 _HEAD_CHARACTERS = 1 << 16
 RUN, OUTPUT = "run.json", "step"
@@ -56,7 +57,6 @@ class Plan:
     steps: int | None  # decode steps to look at; None takes the tool's own number
     folder: Path  # where the profiler's files go
     kernels: str | None  # kernels that ncu is to look at, by a regular expression; None is all
-    timeout_s: float  # when a profiler is ended
 
     @property
     def num_steps(self) -> int:
@@ -228,7 +228,7 @@ def run_profile(plan: Plan) -> RunRecord:
         version = f"torch {torch}" if torch else None
     else:
         report = (plan.folder / OUTPUT).with_suffix(f".{plan.tool}-rep")
-        profiled = la.run_profiler(command, report, plan.timeout_s)
+        profiled = la.run_profiler(command, report, _PROFILED_S)
         if not (record_file := plan.folder / RUN).is_file():
             left = la.name_files(plan.folder)
             raise ProfileError(f"the profiled program ended before it wrote its record. {left}")

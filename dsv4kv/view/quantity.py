@@ -5,7 +5,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from dsv4kv.units import format_bytes
-from dsv4kv.view.table import ABSENT, Number
+from dsv4kv.view.table import ABSENT, Number, text_of
 
 if TYPE_CHECKING:
     from dsv4kv.runs.statistics import Estimate
@@ -75,8 +75,7 @@ def size(count: float | None) -> Number:
 
 def format_quantity(value: "Estimate | float | None", scale: float = 1.0) -> str:
     """``12.41 ± 0.05``: the text of ``quantity``."""
-    cell = quantity(value, scale)
-    return f"{cell.value} {cell.spread}".rstrip()
+    return text_of(quantity(value, scale))
 
 
 def format_number(value: float) -> str:

@@ -188,12 +188,15 @@ def test_nsys_is_chosen_where_it_and_a_gpu_are(
 
 
 def test_nsys_runs_the_workload_and_its_report_becomes_the_record_without_a_secret(
-    nsys: Tool,
+    nsys: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     result = profile("--nsys")
     assert result.exit_code == 0, result.output
+    assert [words[0] for words in nsys.calls()] == ["profile", "export"]
     for environment in nsys.environments():
         assert SECRET not in environment.values()
+        assert environment["OMP_NUM_THREADS"] == "1"
     for path in Path("results").rglob("*"):
         assert path.is_dir() or SECRET.encode() not in path.read_bytes()
     found, table = the_profile(), the_table()

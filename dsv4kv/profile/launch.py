@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dsv4kv.errors import ProfileError
 from dsv4kv.processes import Child, find_program, run_bounded, with_package
-from dsv4kv.profile.trace import DOMAIN, STEP
+from dsv4kv.profile.trace import STEP
 from dsv4kv.runs.environment import SPEED_VARIABLES
 
 # All that a profiled program gets to see: reports of profilers keep the whole environment.
@@ -157,17 +157,13 @@ def nsys_export(nsys: str, report: Path, database: Path) -> Command:
     return _command([nsys, "export"], _NSYS_EXPORT, [f"--output={database}", str(report)])
 
 
-def ncu_profile(
-    ncu: str, output: Path, program: Sequence[str], kernels: str | None, *, own_domain: bool
-) -> Command:
+def ncu_profile(ncu: str, output: Path, program: Sequence[str], kernels: str | None) -> Command:
     """``ncu`` of the kernels of a program's steps, into ``output`` with ``.ncu-rep`` after.
 
-    ``kernels`` is a regular expression of names. Without a domain of their own (the ``nvtx``
-    package is missing) steps are found by name alone.
+    ``kernels`` is a regular expression of names.
     """
-    steps = f"{DOMAIN}@{STEP}/" if own_domain else f"{STEP}/"
     chosen = [f"--kernel-name=regex:{kernels}"] if kernels else []
-    more = ["--nvtx", f"--nvtx-include={steps}", *chosen, f"--metrics={','.join(NCU_METRICS)}"]
+    more = ["--nvtx", f"--nvtx-include={STEP}/", *chosen, f"--metrics={','.join(NCU_METRICS)}"]
     return _command([ncu], _NCU, [*more, f"--export={output}", *program])
 
 

@@ -120,28 +120,20 @@ def open_database(path: Path) -> Iterator[Database]:
         ) from None
 
 
-_PUSH_POP, _START_END, _DOMAIN_MADE = 59, 60, 75
+_PUSH_POP, _START_END = 59, 60
 
 
-def read_ranges(database: Database, names: tr.Names, step: str) -> tuple[tr.Ranges, int]:
-    """Ranges of all domains that end, and how many do not.
-
-    Where our own domain has steps, no other range is one.
-    """
-    start, end, kind, domain, thread, text_id, text = database.read(
+def read_ranges(database: Database, names: tr.Names) -> tuple[tr.Ranges, int]:
+    """Ranges of all domains that end, and how many do not."""
+    start, end, kind, thread, text_id, text = database.read(
         "NVTX_EVENTS",
-        ("start", "end", "eventType", "domainId", "globalTid", "textId"),
+        ("start", "end", "eventType", "globalTid", "textId"),
         "text",
         lambda text: names.number(text) if isinstance(text, str) else tr.NONE,
     )
     name = np.where(text == tr.NONE, number_texts(database, text_id, names, ""), text)
     typeless = (kind == tr.NONE) & (end != tr.NONE)  # an event without a kind
     is_range = (kind == _PUSH_POP) | (kind == _START_END) | typeless
-    made = (kind == _DOMAIN_MADE) & (name == names.known.get(tr.DOMAIN, tr.NONE))
-    is_step = is_range & np.isin(name, tr.fitting(names.known, step))
-    own = is_step & np.isin(domain, domain[made])
-    if np.any(own):
-        is_range &= own | ~is_step
     ranges = tr.Ranges(thread[is_range], start[is_range], end[is_range], name[is_range])
     ended = ranges.end_ns >= ranges.start_ns
     return ranges.where(ended), int(np.count_nonzero(~ended))
@@ -257,7 +249,7 @@ def read_nsys(path: Path, step: str = tr.STEP) -> tr.Trace:
         call, of_graph = tr.find(keys, launch), np.zeros(len(called), dtype=np.bool_)
         by_graph = (node[ended] > 0) | (work.kind == tr.GRAPH)
         of_graph[call[(call != tr.NONE) & by_graph]] = True
-        ranges, cut_off = read_ranges(database, names, step)
+        ranges, cut_off = read_ranges(database, names)
         device, devices = read_devices(database, work, launch)
         launches = tr.Launches(called, of_graph, call, replace(work, device=device))
         facts = database.rows("META_DATA_EXPORT", ("name", "value"))

@@ -2,7 +2,6 @@
 # ruff: noqa: D102, methods of profilers are described by ``Attached``
 
 import gzip
-import importlib.util
 import os
 import re
 import shlex
@@ -13,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -30,7 +29,7 @@ from dsv4kv.profile import launch as la
 from dsv4kv.profile.ncu import reader
 from dsv4kv.profile.read import read_profile
 from dsv4kv.profile.table import build_table, shipped_rules
-from dsv4kv.profile.trace import DOMAIN, STEP
+from dsv4kv.profile.trace import STEP
 from dsv4kv.runs.assemble import begin_record, end_record, make_case
 from dsv4kv.runs.profile import Profile
 from dsv4kv.runs.schema import Case, RunRecord
@@ -94,7 +93,7 @@ def make_command(plan: Plan, *, here: bool = True) -> la.Command:
         return la.nsys_profile(path, output, program)
     if here:
         reader()  # or nobody could read the report
-    return la.ncu_profile(path, output, program, plan.kernels, own_domain=has_nvtx())
+    return la.ncu_profile(path, output, program, plan.kernels)
 
 
 def reproduce(plan: Plan) -> str:
@@ -121,11 +120,6 @@ class Attached(Protocol):
         """Mark what is launched inside as a range."""
 
 
-def has_nvtx() -> bool:
-    """Whether the ``nvtx`` package is there, which gives ranges a domain of their own."""
-    return importlib.util.find_spec("nvtx") is not None
-
-
 class CudaProfiler(Attached):
     """nsys or ncu around this process, by cudaProfilerStart and Stop and NVTX ranges."""
 
@@ -140,10 +134,6 @@ class CudaProfiler(Attached):
             torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
 
     def mark(self, name: str) -> AbstractContextManager[object]:
-        if has_nvtx():
-            nvtx: Any = importlib.import_module("nvtx")
-            marked: AbstractContextManager[object] = nvtx.annotate(name, domain=DOMAIN)
-            return marked
         return torch.cuda.nvtx.range(name) if torch.cuda.is_available() else nullcontext()
 
 

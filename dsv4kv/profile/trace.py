@@ -25,9 +25,7 @@ NONE: Final = -1
 """Stands for an absent index, size or count in a column."""
 STEP: Final = "step"
 _NO_RANGE = "no range is named"
-"""The range around a step, in ``DOMAIN``."""
-DOMAIN: Final = "dsv4kv"
-"""NVTX domain of the toolkit's ranges."""
+"""The range around a step."""
 INPUTS: Final = "inputs"
 """The range around synthetic inputs: making a step's data, and counting its bytes."""
 

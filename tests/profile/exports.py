@@ -18,7 +18,7 @@ COLUMNS: Mapping[str, Sequence[str]] = {
     f"{_PREFIX}MEMCPY": (*_PLACE, "bytes", "copyKind"),
     f"{_PREFIX}MEMSET": (*_PLACE, "bytes"),
     f"{_PREFIX}GRAPH_TRACE": (*_PLACE, "graphId"),
-    "NVTX_EVENTS": ("start", "end", "eventType", "text", "textId", "domainId", "globalTid"),
+    "NVTX_EVENTS": ("start", "end", "eventType", "text", "textId", "globalTid"),
     "DIAGNOSTIC_EVENT": ("timestamp", "severity", "text"),
     "TARGET_INFO_GPU": ("id", "name", "cuDevice"),
     "TARGET_INFO_CUDA_DEVICE": ("gpuId", "cudaId", "pid"),
@@ -27,8 +27,7 @@ COLUMNS: Mapping[str, Sequence[str]] = {
 }
 """Columns as nsys 2025 writes them; those that nobody reads are left out."""
 
-PUSH_POP, START_END, MARK, DOMAIN_MADE = 59, 60, 34, 75
-OWN_DOMAIN = 3
+PUSH_POP, START_END, MARK = 59, 60, 34
 
 
 class Export:
@@ -54,9 +53,6 @@ class Export:
             self.add("StringIds", id=self._strings[text], value=text)
         return self._strings[text]
 
-    def domain(self, name: str = "dsv4kv", number: int = OWN_DOMAIN) -> None:
-        self.add("NVTX_EVENTS", eventType=DOMAIN_MADE, text=name, domainId=number, start=0)
-
     def range(
         self,
         name: str,
@@ -64,7 +60,6 @@ class Export:
         end: int | None,
         *,
         registered: bool = False,
-        domain: int = OWN_DOMAIN,
         thread: int = THREAD,
         kind: int = PUSH_POP,
     ) -> None:
@@ -74,7 +69,6 @@ class Export:
             start=start,
             end=end,
             eventType=kind,
-            domainId=domain,
             globalTid=thread,
             **title,
         )
@@ -129,7 +123,6 @@ def two_replays() -> Export:
     A kernel takes 10 µs, and is idle 2 µs before the next.
     """
     export = Export()
-    export.domain()
     for step in range(2):
         begin, correlation = step * STEP_NS, 100 + step
         export.range("step", begin, begin + 20_000)

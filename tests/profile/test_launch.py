@@ -55,7 +55,7 @@ def profile(tool: Tool, folder: Path, timeout_s: float = 60) -> la.Profiled:
     if tool.name == "nsys":
         command = la.nsys_profile(str(tool.path), output, PROGRAM)
         return la.run_profiler(command, folder / "step.nsys-rep", timeout_s)
-    command = la.ncu_profile(str(tool.path), output, PROGRAM, None, own_domain=True)
+    command = la.ncu_profile(str(tool.path), output, PROGRAM, None)
     return la.run_profiler(command, folder / "step.ncu-rep", timeout_s)
 
 

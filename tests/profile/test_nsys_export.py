@@ -42,8 +42,7 @@ def test_two_replays_are_two_steps_with_their_kernels_copies_and_fills(tmp_path:
     [
         ("step", 1, [("step", {"registered": True})]),
         ("step", 1, [("step", {"kind": START_END}), ("step", {"kind": MARK})]),
-        ("step", 1, [("step", {}), ("step", {"domain": 0})]),  # our own domain has some
-        ("step", 2, [("step", {"domain": 0}), ("step", {"domain": 5})]),
+        ("step", 2, [("step", {}), ("step", {})]),
         ("ProfilerStep#*", 2, [("ProfilerStep#1", {}), ("ProfilerStep#22", {}), ("Step#3", {})]),
         ("step[DECODE bs=8]", 1, [("step[DECODE bs=8]", {}), ("stepD", {})]),
         ("a.c", 1, [("a.c", {}), ("abc", {})]),
@@ -54,7 +53,6 @@ def test_which_ranges_are_the_steps(
     step: str, steps: int, ranges: list[tuple[str, dict[str, Any]]], tmp_path: Path
 ) -> None:
     export = Export()
-    export.domain()
     for number, (name, options) in enumerate(ranges):
         at = number * 1_000
         export.range(name, at, None if options.get("kind") == MARK else at + 900, **options)
@@ -238,13 +236,13 @@ def test_an_index_that_was_added_changes_nothing(tmp_path: Path) -> None:
     path = two_replays().save(tmp_path / "step.sqlite")
     before = told(read_nsys(path))
     with sqlite3.connect(path) as database:
-        columns = "start DESC, end, eventType, domainId, globalTid, textId"
+        columns = "start DESC, end, eventType, globalTid, textId"
         database.execute(f"CREATE INDEX added ON NVTX_EVENTS({columns})")
     database.close()
     assert told(read_nsys(path)) == before
 
 
-OLD = ("graphNodeId", "globalPid", "demangledName", "domainId")
+OLD = ("graphNodeId", "globalPid", "demangledName")
 
 
 @pytest.mark.parametrize("missing", [*OLD, "copyKind", "eventType"])

@@ -113,7 +113,7 @@ def make_server(kernels: Sequence[str]) -> Export:
     export, at = Export(), 0
     export.add("TARGET_INFO_GPU", id=0, name="NVIDIA B200", cuDevice=0)
     for step in range(8):
-        export.range("execute_model", at, at + 1_000_000, domain=0)
+        export.range("execute_model", at, at + 1_000_000)
         at += 1_000
         for number, name in enumerate(kernels):
             correlation, taken = 100 * step + number, 60_000 // (number + 1)

@@ -84,7 +84,7 @@ def test_the_machine_has_what_dsv4kv_needs_or_gets_it_carried(machine: Simulatio
 
 
 def test_the_machine_lacks_what_the_real_one_lacks(machine: Simulation) -> None:
-    absent = {"dsv4kv", "libcachesim", "syrupy", "vllm", "sglang", "ncu_report", "nvtx", "pyzmq"}
+    absent = {"dsv4kv", "libcachesim", "syrupy", "vllm", "sglang", "ncu_report", "pyzmq"}
     assert not seen(machine, absent | {"platformdirs", "pydantic", "pydantic_core"})
     tree = machine.script.parents[2]
     assert not (tree / ".git").exists()

@@ -297,8 +297,8 @@ class BenchConfig(Section):
     backend: str | None = Field(
         None,
         description=f"Operations that run: {listed(BACKENDS)}, a peer ({listed(PEERS)}); typed on "
-        "the command line also an installed entry point or ``module:function``, or your own "
-        "``file.py:function``; null takes the device's own.",
+        "the command line also ``module:function``, or your own ``file.py:function``; null takes "
+        "the device's own.",
     )
     ops: OpsSection = OpsSection()
     model: ModelSection = ModelSection()

@@ -1,7 +1,7 @@
 """The backends by name: our own, other packages', and what users bring.
 
-What a user writes after ``--backend``: ``NAME`` is an entry point, ``module:attribute`` an
-installed module, ``file.py:attribute`` a file; ``operation=`` in front says which operation it is.
+What a user writes after ``--backend``: ``module:attribute`` of an installed module, or
+``file.py:attribute`` of a file. The attribute is named as an operation, or has such functions.
 """
 
 import inspect
@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,9 +24,6 @@ from dsv4kv.model.formats import FORMATS
 from dsv4kv.ops.spec import OPERATIONS, Backend, Choice, write_in_turn
 from dsv4kv.ops.storage import Entries, PageStore
 from dsv4kv.processes import version_of
-
-GROUP = "dsv4kv.backends"
-"""Entry points of installed packages that are backends."""
 
 Function = Callable[..., None]
 _OWN = f"{Path(__file__).parents[1]}/"
@@ -100,65 +96,40 @@ def describe_raised(error: BaseException) -> str:
 
 
 def load_foreign(name: str) -> Foreign | None:
-    """Load what a name stands for, with or without ``operation=``; None if it stands for nothing.
+    """Load the functions at a place; None if the name is not a place.
 
     Raises:
-        ConfigError: It cannot be imported, or it is not clear which operation it is.
+        ConfigError: It cannot be imported, or has no function of an operation.
     """
+    place, colon, attribute = name.rpartition(":")
+    if not colon:
+        return None
     try:
-        return _load(name)
+        if place.endswith(".py"):
+            target, version = _get(_load_file(Path(place)), attribute), None
+        else:
+            target, version = _import(place, attribute), version_of(place.partition(".")[0])
+        operations = _operations(target, attribute.rpartition(".")[2])
+        for each, function in operations.items():
+            _check_parameters(each, function)
+        return Foreign(operations, version, _formats(target))
     except ConfigError as error:
         raise ConfigError(f"backend {name!r}: {error}") from error.__cause__
 
 
-def _load(name: str) -> Foreign | None:
-    operation, equals, rest = name.partition("=")
-    if equals and operation not in OPERATIONS:
-        raise ConfigError(f"{operation!r} is no operation: choose {', '.join(OPERATIONS)}.")
-    located = _locate(rest if equals else name)
-    if located is None:
-        return None
-    target, version = located
-    if isinstance(target, type):
-        try:
-            target = target()
-        except BaseException as error:
-            raise ConfigError(
-                f"{target.__name__}() failed ({describe_raised(error)}): a class is made "
-                "without arguments."
-            ) from error
-    operations = _operations(name, target, operation if equals else None)
-    for each, function in operations.items():
-        expected, signature = OPERATIONS[each].names, _signature(function)
-        try:
-            if signature:
-                signature.bind(*expected)
-        except TypeError:
-            raise ConfigError(
-                f"{each} is called with ({', '.join(expected)}), by position, and this function "
-                f"takes {signature}."
-            ) from None
-    return Foreign(operations, version, _formats(target))
-
-
-def _locate(name: str) -> tuple[Any, str | None] | None:
-    """A function, or an object with functions, and the version of its package, where known."""
-    found = entry_points(group=GROUP, name=name)
-    if len(found) > 1:
-        owners = sorted(point.dist.name if point.dist else point.value for point in found)
+def _check_parameters(operation: str, function: Function) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # built-in functions need not say
+        return
+    expected = OPERATIONS[operation].names
+    try:
+        signature.bind(*expected)
+    except TypeError:
         raise ConfigError(
-            f"{' and '.join(owners)} both bring it: name the function itself, as "
-            "my_package.my_module:my_gather."
-        )
-    for point in found:
-        version = point.dist.version if point.dist else None
-        return _import(point.module, point.attr or ""), version
-    module, colon, attribute = name.rpartition(":")
-    if not colon:
-        return None
-    if module.endswith(".py"):
-        return _get(_load_file(Path(module)), attribute), None
-    return _import(module, attribute), version_of(module.partition(".")[0])
+            f"{operation} is called with ({', '.join(expected)}), by position, and this function "
+            f"takes {signature}."
+        ) from None
 
 
 def _import(module: str, attribute: str) -> Any:
@@ -166,7 +137,7 @@ def _import(module: str, attribute: str) -> Any:
     if not all(part.isidentifier() for part in module.split(".")):
         raise ConfigError(
             f"{module!r} is no module name: write my_gather.py:gather_topk for a file, "
-            "my_package.my_module:my_gather for an installed module."
+            "my_package.my_module:gather_topk for an installed module."
         )
     try:
         return _get(import_module(module), attribute)
@@ -221,34 +192,16 @@ def _get(target: Any, path: str) -> Any:
     return target
 
 
-def _operations(name: str, target: Any, operation: str | None) -> dict[str, Function]:
-    """Functions by operation: named as one, asked for as one, or with the parameters of one."""
-    wanted = [operation] if operation else list(OPERATIONS)
-    named = {name: getattr(target, name) for name in wanted if hasattr(target, name)}
-    if named := {name: each for name, each in named.items() if callable(each)}:
-        return named
-    if not callable(target):
-        raise ConfigError(
-            f"it is of type {type(target).__name__}: neither a function nor something with a "
-            f"function {operation or 'of an operation'}."
-        )
-    signature = _signature(target)
-    parameters = tuple(signature.parameters) if signature else None
-    alike = [each for each, row in OPERATIONS.items() if row.names == parameters]
-    own_name = getattr(target, "__name__", "")
-    if operation or own_name in OPERATIONS or alike:
-        return {operation or (own_name if own_name in OPERATIONS else alike[0]): target}
+def _operations(target: Any, name: str) -> dict[str, Function]:
+    """The function that is named as an operation, or those that the target has."""
+    named = {each: getattr(target, each, None) for each in OPERATIONS}
+    found = {name: target} if name in OPERATIONS else named
+    if operations := {each: function for each, function in found.items() if callable(function)}:
+        return operations
     raise ConfigError(
-        "neither its name nor its parameters match an operation: write "
-        f"operation={name} with one of {', '.join(OPERATIONS)}."
+        "it is no function named as an operation, and has none: name it one of "
+        f"{', '.join(OPERATIONS)}."
     )
-
-
-def _signature(function: Function) -> inspect.Signature | None:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):  # built-in functions need not say
-        return None
 
 
 def _formats(target: Any) -> tuple[str, ...] | None:
@@ -264,10 +217,6 @@ def _formats(target: Any) -> tuple[str, ...] | None:
             "needed."
         )
     return tuple(sorted(formats))
-
-
-_PIECES = ("window_insert", "state_append", "flush")
-"""The operations that ``step_write`` fuses."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +245,7 @@ def load_backend(name: str) -> Backend:
 
 
 def resolve_backend(name: str, base: str, variants: Choice | None = None) -> ResolvedBackend:
-    """Find a backend: our own, a known package, an entry point, or a function by its place.
+    """Find a backend: our own, a known package, or a function by its place.
 
     ``base`` is our own backend for all operations that ``name`` does not bring, ``variants`` how
     it does them; None where each has one way.
@@ -305,34 +254,35 @@ def resolve_backend(name: str, base: str, variants: Choice | None = None) -> Res
         ConfigError: No such backend, or it cannot be loaded.
         PeerUnavailable: A known package that is not installed or has no such operation.
     """
-    variants = variants or {}
-    own = load_backend(base)
+    if name in BACKENDS and name != base:
+        return ResolvedBackend(name, load_backend(name))
+    if name == base:
+        return combine(name, base, Foreign({}, None), variants or {})
+    foreign = PEERS[name].load()() if name in PEERS else load_foreign(name)
+    if foreign is None:
+        raise ConfigError(
+            f"no backend {name!r}: choose {listed(BACKENDS | PEERS)}, or a function, as "
+            "my_gather.py:gather_topk or my_package.my_module:gather_topk."
+        )
+    return combine(name, base, foreign, variants or {})
+
+
+def combine(name: str, base: str, foreign: Foreign, variants: Choice) -> ResolvedBackend:
+    """Foreign operations, and the base backend's for all others."""
+    own, brought = load_backend(base), foreign.operations
     functions = {operation: getattr(own, operation) for operation in OPERATIONS}
     for operation in variants.keys() & functions.keys():
         functions[operation] = partial(functions[operation], variant=variants[operation])
-    if name == base:
-        varied = cast(Backend, SimpleNamespace(**functions)) if variants else own
-        return ResolvedBackend(name, varied, variants=variants)
-    if name in BACKENDS:
-        return ResolvedBackend(name, load_backend(name))
-    foreign = PEERS[name].load()() if name in PEERS else load_foreign(name)
-    if foreign is None:
-        installed = ", ".join(sorted(entry_points(group=GROUP).names))
-        raise ConfigError(
-            f"no backend {name!r}: choose {listed(BACKENDS | PEERS)}, "
-            f"an installed entry point of {GROUP} ({installed or 'there is none'}), "
-            "or a function, as my_gather.py:gather_topk or my_package.my_module:my_gather."
-        )
-    brought = foreign.operations
     left = {key: each for key, each in variants.items() if key not in brought}
     for operation, function in brought.items():
         functions[operation] = partial(
             _call, operation, function, functions[operation], foreign.formats
         )
-    if "step_write" not in brought and brought.keys() & set(_PIECES):  # or no step calls them
-        functions["step_write"] = partial(write_in_turn, *(functions[each] for each in _PIECES))
+    pieces = ("window_insert", "state_append", "flush")  # ``step_write`` fuses them
+    if "step_write" not in brought and brought.keys() & set(pieces):  # or no step calls them
+        functions["step_write"] = partial(write_in_turn, *(functions[each] for each in pieces))
         left |= {"step_write": "separate"} if variants else {}
-    backend = cast(Backend, SimpleNamespace(**functions))
+    backend = cast(Backend, SimpleNamespace(**functions)) if brought or variants else own
     return ResolvedBackend(name, backend, tuple(brought), foreign.version, foreign.formats, left)
 
 

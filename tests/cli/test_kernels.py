@@ -34,11 +34,11 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 @pytest.fixture
-def baseline(tmp_path: Path) -> Path:
+def baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What the compiler makes, as baseline."""
-    path = tmp_path / "baseline.json"
-    assert run("--write-baseline", "--baseline", str(path)).exit_code == 0
-    return path
+    monkeypatch.setattr("dsv4kv.ops.cuda.inspection.shipped", lambda _: tmp_path)
+    assert run("--write-baseline").exit_code == 0
+    return tmp_path / "nvrtc-13.0.json"
 
 
 def break_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_json_gives_every_number(snapshot: SnapshotAssertion) -> None:
 
 
 def test_a_check_that_passes_says_what_was_checked(baseline: Path) -> None:
-    result = run("--check", "--baseline", str(baseline))
+    result = run("--check")
     assert (result.exit_code, result.stderr) == (0, "")
     assert "".join(result.stdout.split()) == "".join(
         "2 kernels on sm_80, sm_90a, sm_100a, sm_103a, sm_120: no local memory, accesses as wide "
@@ -75,11 +75,11 @@ def test_a_check_that_passes_says_what_was_checked(baseline: Path) -> None:
     )  # however broken into lines
 
 
-def test_a_broken_promise_fails_the_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("baseline")
+def test_a_broken_promise_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     break_a_promise(monkeypatch)
-    baseline = tmp_path / "baseline.json"
-    assert run("--write-baseline", "--baseline", str(baseline)).exit_code == 0
-    result = run("--check", "--arch", "sm_90a", "--baseline", str(baseline))
+    assert run("--write-baseline").exit_code == 0
+    result = run("--check", "--arch", "sm_90a")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
         f"problem: {NAMES[0]} on sm_90a uses 8 B of local memory a thread "
@@ -87,42 +87,31 @@ def test_a_broken_promise_fails_the_check(monkeypatch: pytest.MonkeyPatch, tmp_p
     )
 
 
-def test_a_change_against_the_baseline_fails_the_check(
-    monkeypatch: pytest.MonkeyPatch, baseline: Path
-) -> None:
+@pytest.mark.usefixtures("baseline")
+def test_a_change_against_the_baseline_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     def survey(_: Sequence[Example], architectures: Sequence[str], *__: object) -> list[Finding]:
         return [finding(name, a, registers=20) for name in NAMES for a in architectures]
 
     monkeypatch.setattr("dsv4kv.ops.cuda.inspection.survey", survey)
-    result = run("--check", "--arch", "sm_90a", "--baseline", str(baseline))
+    result = run("--check", "--arch", "sm_90a")
     assert result.exit_code == 1
     assert result.stderr.splitlines() == [
         f"problem: {name} on sm_90a changed: registers 16 → 20." for name in NAMES
     ]
 
 
-def test_another_compilers_baseline_is_refused(
+def test_without_a_baseline_the_check_fails_and_says_how_to_make_one(
     monkeypatch: pytest.MonkeyPatch, baseline: Path, compiler: list[list[str]]
 ) -> None:
     monkeypatch.setattr("dsv4kv.ops.cuda.compile.nvrtc_version", lambda: "13.5")
     compiler.clear()
-    result = run("--check", "--baseline", str(baseline))
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert f"error: {baseline} is a baseline of NVRTC 13.0 and this is 13.5" in result.stderr
-    assert compiler == []  # told before anything is compiled
-
-
-def test_without_a_baseline_the_check_fails_and_says_how_to_make_one(
-    tmp_path: Path, compiler: list[list[str]]
-) -> None:
-    path = tmp_path / "none.json"
-    result = run("--check", "--baseline", str(path))
+    result = run("--check")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
-        f"error: no baseline of NVRTC 13.0 to compare with: {path} is not there "
-        "(--write-baseline makes it).\n"
+        f"error: no baseline of NVRTC 13.5 to compare with: {baseline.parent}/nvrtc-13.5.json is "
+        "not there (--write-baseline makes it).\n"
     )
-    assert compiler == []
+    assert compiler == []  # told before anything is compiled
 
 
 def test_the_shipped_baseline_of_this_version_is_the_one_that_is_compared(

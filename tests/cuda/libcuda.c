@@ -1,13 +1,12 @@
 // A driver library for one kernel, fill(void* target, int value, long long count, float scale),
-// which notes what reaches it. Built by test_bindings.py as libcuda.so.1.
+// which notes what reaches it. Built by test_launch.py as libcuda.so.1.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
-static const size_t kSizes[] = {8, 4, 8, 4};
-enum { kParameters = 4, kInvalidValue = 1, kInvalidImage = 200, kNotFound = 500 };
+enum { kInvalidValue = 1, kInvalidImage = 200, kNotFound = 500 };
 
 int cuGetProcAddress_v2(const char* name, void** function, int version, unsigned long long flags,
                         int* status) {
@@ -37,12 +36,6 @@ int cuModuleLoadData(void** module, const void* image) {
 int cuModuleGetFunction(void** function, void* module, const char* name) {
     *function = (void*)0x22;
     return strcmp(name, "fill") ? kNotFound : 0;
-}
-int cuFuncGetParamInfo(void* function, size_t index, size_t* offset, size_t* size) {
-    if (index >= kParameters) return kInvalidValue;
-    *offset = 8 * index;
-    *size = kSizes[index];
-    return 0;
 }
 int cuFuncSetAttribute(void* function, int id, int value) {
     printf("function attribute: %d = %d\n", id, value);

@@ -1,7 +1,11 @@
-"""Launching: arguments arrive as the kernel declares them, once loaded nothing is repeated."""
+"""Launching: what reaches a driver library of our own through ``cuda.bindings``, and refusals."""
 
+import ctypes
+import shutil
 import struct
-from collections.abc import Sequence
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,140 +16,112 @@ from torch import Tensor
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.ops.cuda import launch as launching
-from dsv4kv.ops.cuda.launch import CudaDriver, Launcher, OneStream, device_of, pack
+from dsv4kv.ops.cuda.compile import compile_module
+from dsv4kv.ops.cuda.inspection import sections
+from dsv4kv.ops.cuda.launch import Launcher, OneStream, device_of, pack
+from dsv4kv.ops.launches.catalogue import catalogue
 from dsv4kv.ops.launches.launch import KernelModule, Launch
-from tests.cuda.drivers import FakeDriver, OtherGpuTensor, on_gpu
+from dsv4kv.ops.spec import VARIANTS
+from tests.cuda.launch_fill import OtherGpuTensor, on_gpu
+from tests.cuda.toolchain import needs_bindings, needs_nvrtc
+from tests.examples import FULL
+from tests.kernels.shim.apart import run_each_apart
 
-MODULE = KernelModule("some.cuh", (("N", 1),))
+# function, grid, block, shared bytes, stream, no extra, count, scale
+CALL = "0x22 7 2 1 256 1 1 0 0x77 1 3 1.5"
+TOO_MUCH = (
+    "giving fill 1048576 B of shared memory failed with CUDA_ERROR_INVALID_VALUE: no such value."
+)
+OLD_DRIVER = (
+    "cuModuleLoadData failed with CUDA_ERROR_INVALID_IMAGE: device kernel image is invalid "
+    "(the driver is older than NVRTC: update the driver)."
+)
 
 
 def plan(*arguments: Tensor | int) -> Launch:
-    return Launch(MODULE, "some_kernel", (3, 2), 64, arguments)
+    return Launch(KernelModule("some.cuh", ()), "some_kernel", (3, 2), 64, arguments)
 
 
-def build(modules: Sequence[KernelModule], architecture: str) -> list[bytes]:
-    return [f"{module.source} {module.macros} {architecture}".encode() for module in modules]
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The driver library."""
+    if sys.platform != "linux" or shutil.which("gcc") is None:
+        pytest.skip("cuda-bindings loads libcuda.so.1 on Linux, and gcc builds it")
+    folder = tmp_path_factory.mktemp("driver")
+    source, target = str(Path(__file__).with_name("libcuda.c")), str(folder / "libcuda.so.1")
+    command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", target, source, "-ldl"]
+    subprocess.run(command, check=True)
+    return target
 
 
-def parameters(values: list[int], sizes: tuple[int, ...]) -> list[bytes]:
-    """What the driver copies of integers, launched behind one tensor."""
-    driver = FakeDriver((8, *sizes))
-    Launcher(driver, build).prepare(plan(on_gpu(torch.zeros(1)), *values))()
-    return driver.launches[0][3][1:]
+def lines_of(call: str) -> list[str]:
+    """What a function of ``launch_fill`` prints, and the driver library."""
+    ((code, said),) = run_each_apart("tests.cuda.launch_fill", [call])
+    assert code == 0, said
+    return said.splitlines()
+
+
+@needs_bindings
+def test_what_a_launch_asks_for_reaches_the_driver_and_refusals_are_sentences(
+    library: str,
+) -> None:
+    """As cuda.h has them: attribute 6 is programmatic stream serialization, 4 the cluster."""
+    dependent = f"attribute 6 = 1; {CALL}"
+    cluster = f"attribute 4 = 1 2 1; {CALL.replace(' 1 1 0 ', ' 1 1 75000 ')}"
+    filled = "[-5, -5, -5, 0]"
+    assert lines_of(f"main({library!r})") == [
+        *(CALL, CALL, filled),
+        *(dependent, dependent, filled),
+        *("function attribute: 8 = 75000", cluster, cluster, filled),
+        "function attribute: 8 = 1048576",
+        TOO_MUCH,
+        "cuModuleGetFunction(nosuch) failed with CUDA_ERROR_NOT_FOUND: named symbol not found.",
+        OLD_DRIVER,
+    ]
+
+
+@needs_bindings
+def test_a_module_is_built_once_a_device_and_ahead_in_one_go(library: str) -> None:
+    assert lines_of(f"load_often({library!r})") == [
+        "sm_90a fill",
+        "sm_90a other last",
+        "sm_80 other",
+    ]
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=10))
 def test_integers_arrive_whether_the_kernel_declares_32_or_64_bits(values: list[int]) -> None:
-    as_int = [struct.pack("<i", value) for value in values]
-    as_i64 = [struct.pack("<q", value) for value in values]
-    assert parameters(values, (4,) * len(values)) == as_int
-    assert parameters(values, (8,) * len(values)) == as_i64
-
-
-def test_a_tensor_arrives_as_its_address() -> None:
-    tensor, driver = torch.zeros(4), FakeDriver((8, 8))
-    Launcher(driver, build).prepare(plan(on_gpu(tensor), on_gpu(tensor[1:])))()
-    assert driver.launches == [
-        (
-            "some_kernel",
-            (3, 2),
-            64,
-            [struct.pack("<Q", tensor.data_ptr()), struct.pack("<Q", tensor.data_ptr() + 4)],
-        )
-    ]
-
-
-@pytest.mark.parametrize(("size", "value"), [(4, 2**32), (4, -(2**31) - 1), (8, 2**63)])
-def test_an_integer_that_does_not_fit_is_refused(size: int, value: int) -> None:
-    with pytest.raises(DeviceError) as refusal:
-        pack(plan(1, value), (4, size))
-    assert str(refusal.value) == (
-        f"some_kernel: argument 1 ({value}) does not fit into {size} bytes."
-    )
-
-
-@pytest.mark.parametrize("passed", [1, 3])
-def test_another_number_of_arguments_is_refused(passed: int) -> None:
-    with pytest.raises(DeviceError) as refusal:
-        pack(plan(*[5] * passed), (4, 4))
-    assert str(refusal.value) == (
-        f"some_kernel in some.cuh takes 2 arguments, the plan passes {passed}: "
-        "plan and source must agree."
-    )
+    packed = pack(plan(*values))
+    places = list(packed)[len(values) :]
+    read = [ctypes.string_at(place, 8) for place in places]
+    assert read == [struct.pack("<q", value) for value in values]
+    assert [each[:4] for each in read] == [struct.pack("<i", value) for value in values]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        ((torch.zeros(2),), "argument 0 (float32[2]) is on cpu: move it to the GPU."),
-        (
-            (5, on_gpu(torch.zeros(4, 4).t())),
-            "argument 1 (float32[4, 4]) has gaps between its elements: call contiguous().",
-        ),
-        (
-            (on_gpu(torch.zeros(1)), on_gpu(torch.zeros(2), OtherGpuTensor)),
-            "argument 1 (float32[2]) is on cuda:1, others are on cuda:0.",
-        ),
-    ],
+    "other",
+    [torch.zeros(2), on_gpu(torch.zeros(4, 4).t()), on_gpu(torch.zeros(2), OtherGpuTensor)],
     ids=["on the CPU", "not contiguous", "on another GPU"],
 )
-def test_tensors_that_no_kernel_can_take_are_refused(
-    arguments: tuple[Tensor | int, ...], problem: str
-) -> None:
-    with pytest.raises(DeviceError) as refusal:
-        device_of(plan(*arguments))
-    assert str(refusal.value) == f"some_kernel: {problem}"
-
-
-def test_a_module_is_built_and_loaded_once_a_device_and_a_kernel_looked_up_once() -> None:
-    driver, tensors = FakeDriver((8,)), [on_gpu(torch.zeros(1)), on_gpu(torch.ones(1))]
-    launcher = Launcher(driver, build)
-    for tensor in [*tensors, on_gpu(torch.zeros(1), OtherGpuTensor)]:
-        launcher.prepare(plan(tensor))()
-    launcher.prepare(Launch(MODULE, "another_kernel", (1, 1), 32, (tensors[0],)))
-    (hopper,), (ampere,) = build([MODULE], "sm_90a"), build([MODULE], "sm_80")
-    assert driver.loads == [(0, hopper), (1, ampere)]
-    assert driver.lookups == ["some_kernel", "some_kernel", "another_kernel"]
-    assert len(driver.launches) == 3
-
-
-def test_what_was_compiled_ahead_is_built_in_one_go_and_never_again() -> None:
-    driver, other = FakeDriver((8,)), KernelModule("other.cuh", ())
-    built = []
-
-    def note(modules: Sequence[KernelModule], architecture: str) -> list[bytes]:
-        built.append(list(modules))
-        return build(modules, architecture)
-
-    launcher = Launcher(driver, note)
-    launcher.load([MODULE, other, MODULE], 0)
-    launcher.prepare(plan(on_gpu(torch.zeros(1))))()
-    launcher.load([MODULE, other], 0)
-    assert [modules for modules in built if modules] == [[MODULE, other]]
-    assert driver.loads == [(0, cubin) for cubin in build([MODULE, other], "sm_90a")]
+def test_tensors_that_no_kernel_can_take_are_refused(other: Tensor) -> None:
+    shown = rf"^some_kernel: float32\[.*\] on {other.device} is not on the GPU of the others, or"
+    with pytest.raises(DeviceError, match=shown):
+        device_of(plan(on_gpu(torch.zeros(1)), 5, other))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_cpu_backend_is_advised() -> None:
-    with pytest.raises(CudaUnavailable) as refusal:
+    with pytest.raises(CudaUnavailable, match="torch sees none here"):
         launching.run(plan(on_gpu(torch.zeros(1))))
-    assert str(refusal.value) == (
-        "no CUDA device: torch sees none here. Use the cpu backend, or install a torch built for "
-        "CUDA on a machine with an NVIDIA GPU and driver."
-    )
 
 
 def test_without_cuda_bindings_the_package_to_install_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setitem(__import__("sys").modules, "cuda.bindings.driver", None)
-    with pytest.raises(CudaUnavailable) as refusal:
-        CudaDriver()
-    assert str(refusal.value) == (
-        "kernels need the package cuda-bindings, which is not installed: "
-        "pip install 'dsv4kv[cuda]'."
-    )
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
+    with pytest.raises(CudaUnavailable, match=r"pip install 'dsv4kv\[cuda\]'"):
+        Launcher()
 
 
 def test_a_second_stream_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,3 +133,17 @@ def test_a_second_stream_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     stream.check(gpu)
     with pytest.raises(DeviceError, match="on stream 0x9, and earlier ones ran on 0x7"):
         stream.check(gpu)
+
+
+@needs_nvrtc
+def test_a_module_has_the_kernels_that_plans_launch_and_no_other() -> None:
+    found: dict[KernelModule, set[str]] = {}
+    for example in catalogue():
+        launch = example.launch
+        if launch.module.source == "flush.cuh":
+            found.setdefault(launch.module, set()).add(launch.kernel)
+    assert len(found) > len(VARIANTS["flush"])
+    for module, kernels in list(found.items())[:: 1 if FULL else 7]:  # seconds each
+        names = sections(compile_module(module, "sm_90a"))
+        code = {name for name in names if name.startswith(".text.")}
+        assert code == {f".text.{kernel}" for kernel in kernels}

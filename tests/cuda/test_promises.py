@@ -1,12 +1,19 @@
-"""What kernels promise of their machine code, and how a broken promise is told."""
+"""What kernels promise of their machine code, and what has changed since the baseline."""
 
+import os
+import signal
+import time
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dsv4kv.ops.cuda.inspection import broken_promises
+from dsv4kv.ops.cuda import compile as compiling
+from dsv4kv.ops.cuda import inspection
+from dsv4kv.ops.cuda.inspection import broken_promises, drift, load_baseline, save_baseline
 from dsv4kv.ops.launches.catalogue import PROMISES, Promise, catalogue
+from dsv4kv.ops.launches.launch import KernelModule
 from tests.cuda.findings import GOOD, finding
 
 BOOKKEEPING = {"judge_blocks", "prepare_blocks", "completed_entries", "do_nothing"}
@@ -54,3 +61,54 @@ def test_only_bookkeeping_and_choices_promise_nothing() -> None:
     kept = {name: [v for p, v in PROMISES.items() if fnmatchcase(name, p)] for name in names}
     silent = {name.partition(" ")[0] for name, held in kept.items() if set(held) == {Promise()}}
     assert silent == BOOKKEEPING | CHOICES
+
+
+COPY_WITH_MORE = finding(registers=18, accesses={"LDG.64": 2, "LDG.32": 4, "STG.128": 1})
+DRIFT = {
+    "page_copy fp8 × 32": [
+        "page_copy fp8 × 32 on sm_90a changed: registers 16 → 18, LDG.128 1 → 0, LDG.32 0 → 4."
+    ],
+    "page_copy fp4 × 64": [
+        "page_copy fp8 × 32 on sm_90a is not in the baseline.",
+        "page_copy fp4 × 64 is in the baseline, but no longer in the catalogue.",
+    ],
+}
+
+
+@pytest.mark.parametrize("before", DRIFT)
+def test_what_changed_since_a_baseline_is_told(
+    before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection, "shipped", lambda _: tmp_path)
+    both = [finding(before), finding(before, "sm_80")]  # one that was not asked for now
+    save_baseline(both, "13.0")
+    assert list(drift([COPY_WITH_MORE], load_baseline("13.0"))) == DRIFT[before]
+    assert list(drift(both[:1], load_baseline("13.0"))) == []
+
+
+def test_ctrl_c_ends_a_survey_before_it_has_compiled_everything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled = []
+
+    def compile_module(module: KernelModule, architecture: str) -> bytes:
+        time.sleep(0.01)
+        compiled.append(architecture)
+        if len(compiled) == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+        return b""
+
+    monkeypatch.setattr(inspection, "find_disassembler", lambda: None)
+    monkeypatch.setattr(inspection, "check_architecture", lambda _: None)
+    monkeypatch.setattr(inspection, "inspect_cubins", lambda _, cubins: [[] for _ in cubins])
+    monkeypatch.setattr(compiling, "compile_module", compile_module)
+    monkeypatch.setattr(compiling, "cache_name", lambda module, sm: f"{hash(module)}-{sm}")
+    monkeypatch.setattr(compiling, "_find", lambda _: None)
+    monkeypatch.setattr(compiling, "_keep", lambda *_: None)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            inspection.survey(catalogue(), ["sm_80", "sm_90a", "sm_100a", "sm_120"])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "sm_120" not in compiled

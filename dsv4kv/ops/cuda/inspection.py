@@ -18,13 +18,12 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
-from dsv4kv.errors import CudaUnavailable, DeviceError, RecordError
-from dsv4kv.files import make_folder, read_json, replacing, shipped, temporary_folder
+from dsv4kv.errors import ConfigError, CudaUnavailable, DeviceError
+from dsv4kv.files import replacing, shipped, temporary_folder
 from dsv4kv.ops.cuda.compile import check_architecture, load_cubins
 from dsv4kv.ops.launches.catalogue import PROMISES, WIDE, Example, Promise
 from dsv4kv.ops.launches.launch import KernelModule
@@ -305,7 +304,8 @@ def broken_promises(findings: Iterable[Finding]) -> Iterator[str]:
                 f"{where} uses {report.local_bytes} B of local memory a thread (spilled registers "
                 "or arrays indexed at run time)."
             )
-        if _is_hopper_or_newer(finding.architecture) and report.early != 0:
+        number = int(re.sub(r"\D", "", finding.architecture))
+        if number >= FIRST_DEPENDENT and report.early != 0:
             behaviour = "never waits" if report.early is None else "touches memory before it waits"
             yield f"{where} {behaviour} for the kernel in front of it: begin with begin_kernel()."
         promised = [each for name, each in PROMISES.items() if fnmatchcase(finding.name, name)]
@@ -320,10 +320,6 @@ def broken_promises(findings: Iterable[Finding]) -> Iterator[str]:
                 yield f"{where} has no bulk copy into shared memory."
             if promise.products and not report.products:
                 yield f"{where} has no instruction for the tensor cores."
-
-
-def _is_hopper_or_newer(architecture: str) -> bool:
-    return int("".join(filter(str.isdigit, architecture))) >= FIRST_DEPENDENT
 
 
 def _broken_widths(where: str, promise: Promise, accesses: dict[str, int]) -> Iterator[str]:
@@ -346,89 +342,67 @@ def _list_bits(widths: list[int]) -> str:
 Numbers = dict[str, int]
 """What is compared: ``registers``, ``instructions``, …, and accesses as ``LDG.128``."""
 
-
-@dataclass(frozen=True)
-class Baseline:
-    """The numbers of every kernel and architecture, and the NVRTC that made them."""
-
-    nvrtc: str
-    kernels: dict[str, dict[str, Numbers]]
+Baseline = dict[str, dict[str, Numbers]]
+"""The numbers of every kernel and architecture."""
 
 
-def shipped_baseline(nvrtc: str) -> Path:
+def baseline_path(nvrtc: str) -> Path:
     """The file of a version of NVRTC, in the source tree or the installed package."""
     return shipped("results/sass") / f"nvrtc-{nvrtc}.json"
 
 
-def make_baseline(findings: Sequence[Finding], nvrtc: str) -> Baseline:
-    """The findings as a baseline."""
-    kernels: dict[str, dict[str, Numbers]] = {}
+def save_baseline(findings: Sequence[Finding], nvrtc: str) -> Path:
+    """Write the findings as JSON, one line a kernel and architecture."""
+    kernels: Baseline = {}
     for finding in findings:
         kernels.setdefault(finding.name, {})[finding.architecture] = _numbers(finding)
-    return Baseline(nvrtc, kernels)
-
-
-def save_baseline(baseline: Baseline, path: Path) -> None:
-    """Write as JSON, one line a kernel and architecture. Raises ``RecordError``."""
-    text = json.dumps(asdict(baseline), ensure_ascii=False, indent=2)
+    document = {"nvrtc": nvrtc, "kernels": kernels}
+    text = json.dumps(document, ensure_ascii=False, indent=2)
     flat = text.replace("\n        ", " ").replace("\n      }", " }")
-    try:
-        make_folder(path.parent)
-        with replacing(path) as file:
-            file.write(f"{flat}\n".encode())
-    except OSError as error:
-        raise RecordError(
-            f"{path} cannot be written ({error.strerror}): name another file with --baseline."
-        ) from None
+    path = baseline_path(nvrtc)
+    with replacing(path) as file:
+        file.write(f"{flat}\n".encode())
+    return path
 
 
-def load_baseline(path: Path) -> Baseline | None:
-    """Read what ``save_baseline`` wrote; None if there is no file. Raises ``RecordError``."""
-    try:
-        document: Any = read_json(path)
-        return Baseline(nvrtc=str(document["nvrtc"]), kernels=dict(document["kernels"]))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RecordError(
-            f"{path} is no baseline ({type(error).__name__}: {error}): write it again with "
-            "dsv4kv kernels --write-baseline."
-        ) from None
+def load_baseline(nvrtc: str) -> Baseline:
+    """What ``save_baseline`` wrote; raises ``ConfigError`` for a version that has none."""
+    path = baseline_path(nvrtc)
+    if not path.is_file():
+        raise ConfigError(
+            f"no baseline of NVRTC {nvrtc} to compare with: {path} is not there "
+            "(--write-baseline makes it)."
+        )
+    baseline: Baseline = json.loads(path.read_bytes())["kernels"]
+    return baseline
 
 
 def drift(findings: Sequence[Finding], baseline: Baseline) -> Iterator[str]:
     """A sentence for each kernel that is not as in the baseline."""
     for finding in findings:
         where = f"{finding.name} on {finding.architecture}"
-        before = baseline.kernels.get(finding.name, {}).get(finding.architecture)
+        before = baseline.get(finding.name, {}).get(finding.architecture)
         if before is None:
             yield f"{where} is not in the baseline."
         elif changes := _changes(before, _numbers(finding)):
             yield f"{where} changed: {changes}."
     names = {finding.name for finding in findings}
     architectures = {finding.architecture for finding in findings}
-    for name, numbers in baseline.kernels.items():
+    for name, numbers in baseline.items():
         if name not in names and not architectures.isdisjoint(numbers):
             yield f"{name} is in the baseline, but no longer in the catalogue."
 
 
 def _numbers(finding: Finding) -> Numbers:
     report = finding.report
-    return {
-        "registers": report.registers,
-        "instructions": report.instructions,
-        "local_bytes": report.local_bytes,
-        "shared_bytes": report.shared_bytes,
-        "under_way": report.under_way,
-        **report.accesses,
-        **report.products,
-    }
+    names = ("registers", "instructions", "local_bytes", "shared_bytes", "under_way")
+    own = {name: getattr(report, name) for name in names}
+    return own | report.accesses | report.products
 
 
 def _changes(before: Numbers, after: Numbers) -> str:
-    keys = dict.fromkeys([*before, *after])
     return ", ".join(
         f"{key} {before.get(key, 0)} → {after.get(key, 0)}"
-        for key in keys
+        for key in before | after
         if before.get(key, 0) != after.get(key, 0)
     )

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,195 +28,30 @@ _WORD_BYTES = 8
 
 def device_of(launch: Launch) -> int:
     """Index of the GPU that holds every tensor; refuses any that is elsewhere or has gaps."""
-    device = None
-    for i, argument in enumerate(launch.arguments):
-        if not isinstance(argument, Tensor):
-            continue
-        if not argument.is_cuda:
-            raise _refusal(launch, i, f"is on {argument.device}: move it to the GPU")
-        if not argument.is_contiguous():
-            raise _refusal(launch, i, "has gaps between its elements: call contiguous()")
-        if device not in {None, argument.device}:
-            raise _refusal(launch, i, f"is on {argument.device}, others are on {device}")
-        device = argument.device
-    if device is None:
-        raise DeviceError(f"{launch.kernel} names no tensor, so no GPU: pass it a tensor.")
-    return device.index or 0
+    tensors = [each for each in launch.arguments if isinstance(each, Tensor)]
+    for each in tensors:
+        if not (each.is_cuda and each.is_contiguous() and each.device == tensors[0].device):
+            what = f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)} on {each.device}"
+            raise DeviceError(
+                f"{launch.kernel}: {what} is not on the GPU of the others, or has gaps: move it "
+                "there, or call contiguous()."
+            )
+    return tensors[0].device.index or 0
 
 
-def pack(launch: Launch, parameter_bytes: tuple[int, ...]) -> Packed:
+def pack(launch: Launch) -> Packed:
     """A 64-bit word for every argument, and the word's address.
 
     The driver copies each parameter by the size that the kernel declares, from the address it is
     given. Every host with CUDA is little-endian, so the first four bytes of a word are the 32-bit
     value: one packing serves ``int``, ``unsigned``, float bits, 64-bit integers and pointers.
     """
-    count = len(parameter_bytes)
-    if len(launch.arguments) != count:
-        raise DeviceError(
-            f"{launch.kernel} in {launch.module.source} takes {count} arguments, the plan passes "
-            f"{len(launch.arguments)}: plan and source must agree."
-        )
-    words = [_word(launch, i, size) for i, size in enumerate(parameter_bytes)]
+    words = [each.data_ptr() if isinstance(each, Tensor) else each for each in launch.arguments]
+    count = len(words)
     packed = (ctypes.c_int64 * (2 * count))(*words)
     start = ctypes.addressof(packed)
     packed[count:] = list(range(start, start + count * _WORD_BYTES, _WORD_BYTES))
     return packed
-
-
-def addresses_in(packed: Packed) -> int:
-    """Where the addresses begin: what ``cuLaunchKernel`` calls ``kernelParams``."""
-    return ctypes.addressof(packed) + ctypes.sizeof(packed) // 2
-
-
-def _word(launch: Launch, index: int, size: int) -> int:
-    argument = launch.arguments[index]
-    if isinstance(argument, Tensor):
-        if size != _WORD_BYTES:
-            raise _refusal(launch, index, f"is a tensor where the kernel takes {size} bytes")
-        return argument.data_ptr()
-    # 32 bits are signed or not; only the kernel knows.
-    most = 2**32 if size == 4 else 2**63
-    if not -(2 ** (8 * size - 1)) <= argument < most:
-        raise _refusal(launch, index, f"does not fit into {size} bytes")
-    return argument
-
-
-def _refusal(launch: Launch, index: int, problem: str) -> DeviceError:
-    argument = launch.arguments[index]
-    what = str(argument)
-    if isinstance(argument, Tensor):
-        what = f"{str(argument.dtype).removeprefix('torch.')}{list(argument.shape)}"
-    return DeviceError(f"{launch.kernel}: argument {index} ({what}) {problem}.")
-
-
-_StreamCall = Callable[[Any, int, int], Any]
-"""Launches a function on a stream with the addresses of its arguments; returns the status."""
-
-
-@dataclass(frozen=True)
-class Function:
-    """A kernel on a device."""
-
-    handle: Any  # the driver's
-    parameter_bytes: tuple[int, ...]  # size of each parameter
-
-
-class CudaDriver:
-    """The driver, through ``cuda.bindings``, in torch's contexts; devices go by torch's index."""
-
-    def __init__(self) -> None:
-        """Raise ``CudaUnavailable`` where there is no GPU that torch can use."""
-        if not torch.cuda.is_available():
-            raise CudaUnavailable(
-                "no CUDA device: torch sees none here. Use the cpu backend, or install a torch "
-                "built for CUDA on a machine with an NVIDIA GPU and driver."
-            )
-        self._cuda = load_bindings("driver")
-
-    def architecture(self, device: int) -> str:
-        """Architecture to compile for: ``sm_90a``."""
-        return architecture_of(*torch.cuda.get_device_capability(device))
-
-    def load(self, device: int, cubin: bytes) -> Any:
-        """Put machine code on a device; returns its handle."""
-        with torch.cuda.device(device):
-            torch.cuda.synchronize()  # torch's context is current in this thread from here on
-            return self._checked("cuModuleLoadData", self._cuda.cuModuleLoadData(cubin))
-
-    def function(self, device: int, loaded: Any, name: str) -> Function:
-        """Look up a kernel by name."""
-        with torch.cuda.device(device):
-            found = self._cuda.cuModuleGetFunction(loaded, name.encode())
-            handle = self._checked(f"cuModuleGetFunction({name})", found)
-            sizes: list[int] = []
-            while True:
-                status, _, size = self._cuda.cuFuncGetParamInfo(handle, len(sizes))
-                if status:  # there is no further parameter
-                    return Function(handle, tuple(sizes))
-                sizes.append(size)
-
-    def launcher(
-        self, device: int, function: Function, launch: Launch, packed: Packed
-    ) -> Callable[[], None]:
-        """A call that launches on the then current stream."""
-        stream_call = self._stream_call(launch)
-        handle, addresses = function.handle, addresses_in(packed)
-        self._give_shared(device, function, launch)
-        # What the inductor's generated code calls: the public way makes an object each time.
-        stream_of = torch._C._cuda_getCurrentRawStream
-        guard = torch.cuda.device
-
-        # The default keeps alive what the addresses and the arguments point to.
-        def call(_alive: object = (packed, launch)) -> None:
-            with guard(device):  # stream 0 is the default stream of the current device
-                status = stream_call(handle, stream_of(device), addresses)
-            if status[0]:
-                self._checked(f"launching {launch.kernel}", status)
-
-        return call
-
-    def _give_shared(self, device: int, function: Function, launch: Launch) -> None:
-        """A kernel gets more than 48 KiB of shared memory only where that is said beforehand."""
-        size = launch.shared_bytes
-        if size:
-            limit = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            with torch.cuda.device(device):
-                result = self._cuda.cuFuncSetAttribute(function.handle, limit, size)
-            self._checked(f"giving {launch.kernel} {size} B of shared memory", result)
-
-    def _stream_call(self, launch: Launch) -> _StreamCall:
-        attributes = list(self._attributes(launch))
-        return self._with(attributes, launch) if attributes else self._plain(launch)
-
-    def _plain(self, launch: Launch) -> _StreamCall:
-        start, (columns, rows), threads = self._cuda.cuLaunchKernel, launch.grid, launch.block
-        shared = launch.shared_bytes
-
-        def call(handle: Any, stream: int, addresses: int) -> Any:
-            return start(handle, columns, rows, 1, threads, 1, 1, shared, stream, addresses, 0)
-
-        return call
-
-    def _attributes(self, launch: Launch) -> Iterator[Any]:
-        ids = self._cuda.CUlaunchAttributeID
-        if launch.dependent:  # in a captured graph an edge of it
-            value = self._cuda.CUlaunchAttributeValue()
-            value.programmaticStreamSerializationAllowed = 1
-            yield self._attribute(ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value)
-        if launch.cluster > 1:
-            value = self._cuda.CUlaunchAttributeValue()
-            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = 1, launch.cluster, 1
-            yield self._attribute(ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value)
-
-    def _attribute(self, name: Any, value: Any) -> Any:
-        attribute = self._cuda.CUlaunchAttribute()
-        attribute.id, attribute.value = name, value
-        return attribute
-
-    def _with(self, attributes: list[Any], launch: Launch) -> _StreamCall:
-        """May begin earlier, or runs by clusters."""
-        start, config = self._cuda.cuLaunchKernelEx, self._cuda.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = *launch.grid, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
-        config.sharedMemBytes = launch.shared_bytes
-        config.attrs, config.numAttrs = attributes, len(attributes)
-
-        def call(handle: Any, stream: int, addresses: int) -> Any:
-            config.hStream = stream
-            return start(config, handle, addresses, 0)
-
-        return call
-
-    def _checked(self, call: str, result: tuple[Any, ...]) -> Any:
-        status = result[0]
-        if not status:
-            return result[1] if len(result) > 1 else None
-        text = self._cuda.cuGetErrorString(status)[1] or b"unknown error"
-        advice = ""
-        if "IMAGE" in status.name or "BINARY" in status.name or "PTX" in status.name:
-            advice = " (the driver is older than NVRTC: update the driver)"
-        raise DeviceError(f"{call} failed with {status.name}: {text.decode()}{advice}.")
 
 
 _DEPENDENT = ContextVar("dependent", default=False)
@@ -297,42 +132,112 @@ class OneStream:
 
 
 class Launcher:
-    """Kernels loaded through one driver, each module once a device."""
+    """Kernels through ``cuda.bindings`` in torch's contexts, each module loaded once a device."""
 
     def __init__(
-        self,
-        driver: CudaDriver,
-        build: Callable[[Sequence[KernelModule], str], list[bytes]] = load_cubins,
+        self, build: Callable[[Sequence[KernelModule], str], list[bytes]] = load_cubins
     ) -> None:
-        """Compile with ``build(modules, architecture)``."""
-        self._driver = driver
+        """Compile with ``build(modules, architecture)``.
+
+        Raises ``CudaUnavailable`` where there is no GPU that torch can use.
+        """
+        if not torch.cuda.is_available():
+            raise CudaUnavailable(
+                "no CUDA device: torch sees none here. Use the cpu backend, or install a torch "
+                "built for CUDA on a machine with an NVIDIA GPU and driver."
+            )
+        self._cuda = load_bindings("driver")
         self._build = build
         self._loaded: dict[tuple[KernelModule, int], Any] = {}
-        self._functions: dict[tuple[KernelModule, str, int], Function] = {}
-
-    def prepare(self, launch: Launch) -> Callable[[], None]:
-        """See ``prepare``."""
-        device = device_of(launch)
-        function = self._function(launch.module, launch.kernel, device)
-        packed = pack(launch, function.parameter_bytes)
-        return self._driver.launcher(device, function, launch, packed)
+        self._functions: dict[tuple[KernelModule, str, int], Any] = {}
 
     def load(self, modules: Iterable[KernelModule], device: int) -> None:
         """See ``compile_ahead``; what is loaded stays as it is."""
         absent = [each for each in dict.fromkeys(modules) if (each, device) not in self._loaded]
-        cubins = self._build(absent, self._driver.architecture(device))
+        cubins = self._build(absent, architecture_of(*torch.cuda.get_device_capability(device)))
         for module, cubin in zip(absent, cubins, strict=True):
-            self._loaded[module, device] = self._driver.load(device, cubin)
+            with torch.cuda.device(device):
+                torch.cuda.synchronize()  # torch's context is current in this thread from here on
+                loaded = self._checked("cuModuleLoadData", self._cuda.cuModuleLoadData(cubin))
+            self._loaded[module, device] = loaded
 
-    def _function(self, module: KernelModule, kernel: str, device: int) -> Function:
-        function = self._functions.get((module, kernel, device))
-        if function is None:
-            self.load([module], device)
-            function = self._driver.function(device, self._loaded[module, device], kernel)
-            self._functions[module, kernel, device] = function
-        return function
+    def prepare(self, launch: Launch) -> Callable[[], None]:
+        """See ``prepare``: a call that launches on the then current stream."""
+        device, packed = device_of(launch), pack(launch)
+        addresses = ctypes.addressof(packed) + ctypes.sizeof(packed) // 2
+        handle = self._function(launch, device)
+        start = self._start(launch)
+        # What the inductor's generated code calls: the public way makes an object each time.
+        stream_of = torch._C._cuda_getCurrentRawStream
+        guard = torch.cuda.device
+
+        # The default keeps alive what the addresses and the arguments point to.
+        def call(_alive: object = (packed, launch)) -> None:
+            with guard(device):  # stream 0 is the default stream of the current device
+                status = start(handle, stream_of(device), addresses)
+            if status[0]:
+                self._checked(f"launching {launch.kernel}", status)
+
+        return call
+
+    def _function(self, launch: Launch, device: int) -> Any:
+        """The driver's handle, with as much shared memory as the launch asks for."""
+        key = launch.module, launch.kernel, device
+        if key not in self._functions:
+            self.load([launch.module], device)
+            loaded = self._loaded[launch.module, device]
+            found = self._cuda.cuModuleGetFunction(loaded, launch.kernel.encode())
+            self._functions[key] = self._checked(f"cuModuleGetFunction({launch.kernel})", found)
+        if size := launch.shared_bytes:  # more than 48 KiB only where that is said beforehand
+            limit = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            with torch.cuda.device(device):
+                result = self._cuda.cuFuncSetAttribute(self._functions[key], limit, size)
+            self._checked(f"giving {launch.kernel} {size} B of shared memory", result)
+        return self._functions[key]
+
+    def _start(self, launch: Launch) -> Callable[[Any, int, int], Any]:
+        """Launches a function on a stream with the addresses of its arguments: the status."""
+        config, cuda = self._cuda.CUlaunchConfig(), self._cuda
+        config.gridDimX, config.gridDimY, config.gridDimZ = *launch.grid, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
+        config.sharedMemBytes = launch.shared_bytes
+        attributes = list(self._attributes(launch))
+        config.attrs, config.numAttrs = attributes, len(attributes)
+
+        def call(handle: Any, stream: int, addresses: int) -> Any:
+            config.hStream = stream
+            return cuda.cuLaunchKernelEx(config, handle, addresses, 0)
+
+        return call
+
+    def _attributes(self, launch: Launch) -> Iterator[Any]:
+        """May begin earlier, or runs by clusters."""
+        ids = self._cuda.CUlaunchAttributeID
+        if launch.dependent:  # in a captured graph an edge of it
+            value = self._cuda.CUlaunchAttributeValue()
+            value.programmaticStreamSerializationAllowed = 1
+            yield self._attribute(ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value)
+        if launch.cluster > 1:
+            value = self._cuda.CUlaunchAttributeValue()
+            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = 1, launch.cluster, 1
+            yield self._attribute(ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value)
+
+    def _attribute(self, name: Any, value: Any) -> Any:
+        attribute = self._cuda.CUlaunchAttribute()
+        attribute.id, attribute.value = name, value
+        return attribute
+
+    def _checked(self, call: str, result: tuple[Any, ...]) -> Any:
+        status = result[0]
+        if not status:
+            return result[1] if len(result) > 1 else None
+        text = self._cuda.cuGetErrorString(status)[1] or b"unknown error"
+        advice = ""
+        if "IMAGE" in status.name or "BINARY" in status.name or "PTX" in status.name:
+            advice = " (the driver is older than NVRTC: update the driver)"
+        raise DeviceError(f"{call} failed with {status.name}: {text.decode()}{advice}.")
 
 
 @functools.cache
 def _launcher() -> Launcher:
-    return Launcher(CudaDriver())
+    return Launcher()

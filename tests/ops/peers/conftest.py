@@ -33,17 +33,15 @@ def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wr
 
 
 @pytest.fixture
-def write_distribution(tmp_path: Path) -> Callable[..., None]:
-    """Pretends that a version is installed, with entry points ``name = module:function``."""
+def write_distribution(tmp_path: Path) -> Callable[[str, str], None]:
+    """Pretends that a version is installed."""
 
-    def write(name: str, version: str, **backends: str) -> None:
+    def write(name: str, version: str) -> None:
         folder = tmp_path / f"{name}-{version}.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         )
-        points = "".join(f"{key} = {value}\n" for key, value in backends.items())
-        (folder / "entry_points.txt").write_text(f"[dsv4kv.backends]\n{points}")
         invalidate_caches()
 
     return write

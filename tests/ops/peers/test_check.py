@@ -7,9 +7,10 @@ import torch
 
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.ops.check import Disagreement, check_backend
-from dsv4kv.ops.registry import resolve_backend
+from dsv4kv.ops.registry import Foreign, combine, resolve_backend
 from dsv4kv.ops.spec import OPERATIONS
 from tests.ops.operations import CACHES, cache
+from tests.ops.peers import wrong
 
 Write = Callable[..., None]
 
@@ -20,7 +21,13 @@ KEYS, RING = "indexer pages of 32 mxfp4 entries", "window pages of 128 fp8_ds_ml
 
 
 def check(name: str, plan: CachePlan = SHIPPED) -> list[Disagreement]:
-    return check_backend(resolve_backend(name, "cpu"), plan, CPU)
+    """Of a place, or of ``operation=defect``."""
+    operation, equals, defect = name.partition("=")
+    if equals:
+        resolved = combine(name, "cpu", Foreign({operation: getattr(wrong, defect)}, None), {})
+    else:
+        resolved = resolve_backend(name, "cpu")
+    return check_backend(resolved, plan, CPU)
 
 
 @pytest.mark.parametrize("plan", CACHES.values(), ids=CACHES)
@@ -86,11 +93,10 @@ OF_V41 = ("norm_rope_insert", "select_blocks")
 
 @pytest.mark.parametrize("defect", WRONG)
 def test_a_wrong_operation_is_named_with_what_is_wrong(defect: str) -> None:
-    operation, _, function = defect.partition("=")
-    name = f"{operation}=tests.ops.peers.wrong:{function}"
-    found = check(name, CACHES["V4.1"] if operation in OF_V41 else SHIPPED)
+    operation = defect.partition("=")[0]
+    found = check(defect, CACHES["V4.1"] if operation in OF_V41 else SHIPPED)
     subject, problem = WRONG[defect]
-    assert (found[0].backend, found[0].operation, found[0].subject) == (name, operation, subject)
+    assert (found[0].backend, found[0].operation, found[0].subject) == (defect, operation, subject)
     assert problem in found[0].problem
 
 
@@ -136,9 +142,9 @@ def test_every_operation_has_a_defect_that_is_found() -> None:
 
 
 def test_a_disagreement_is_a_sentence() -> None:
-    found = check("gather_all=tests.ops.peers.wrong:raises")
+    found = check("gather_all=raises")
     assert [str(each) for each in found] == [
-        f"gather_all of gather_all=tests.ops.peers.wrong:raises on {pages}: it raised "
+        f"gather_all of gather_all=raises on {pages}: it raised "
         "RuntimeError in wrong.py:91: invalid device function"
         for pages in (CSA, KEYS, HCA)
     ]

@@ -1,7 +1,6 @@
 """What docs/backends.md says is so."""
 
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,30 +8,21 @@ import torch
 
 from dsv4kv.choices import BACKENDS, PEERS
 from dsv4kv.ops.check import check_backend
-from dsv4kv.ops.registry import GROUP, resolve_backend
+from dsv4kv.ops.registry import resolve_backend
 from tests.ops.operations import CACHES
 from tests.ops.peers.test_peers import OPERATIONS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "backends.md").read_text()
 
 
-def block(language: str) -> str:
-    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-    return str(found)
-
-
 def test_the_example_equals_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_gather.py").write_text(block("python"))
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "my_gather.py").write_text(example)
     monkeypatch.chdir(tmp_path)
     resolved = resolve_backend("my_gather.py:gather_topk", "cpu")
     assert resolved.foreign == ("gather_topk",)
     for cache in ("as shipped", "long blocks"):
         assert check_backend(resolved, CACHES[cache], torch.device("cpu")) == []
-
-
-def test_the_entry_point_names_the_group_and_the_example() -> None:
-    groups = tomllib.loads(block("toml"))["project"]["entry-points"]
-    assert groups == {GROUP: {"swift": "my_gather:gather_topk"}}
 
 
 def test_every_name_of_a_backend_is_explained() -> None:

@@ -1,7 +1,11 @@
-"""The fast codec equals the reference codec, bit for bit, in every format."""
+"""The codecs: each other, bit for bit, and torch, OCP Microscaling 1.0, DeepSeek's own code."""
 
+import math
+import struct
+from collections.abc import Sequence
 from itertools import cycle, islice
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +13,7 @@ from torch import Tensor
 
 from dsv4kv.model.formats import EntryFormat, entry_format
 from dsv4kv.ops import codec, reference_codec
+from dsv4kv.ops.reference_codec import E2M1, E4M3, fl32, power_of_two_exponent, round_to_grid
 from tests.examples import examples
 from tests.ops.samples import each_entry, generator, nan_output, random_values, same_bits
 
@@ -56,14 +61,6 @@ def test_decoding_reaches_a_strided_output(entry: EntryFormat) -> None:
     codec.decode(entry, data, scales, dense)
     assert torch.equal(wide[:, : entry.dims], dense)
     assert bool(wide[:, entry.dims :].isnan().all())
-
-
-def test_values_beyond_an_unscaled_fp8_saturate() -> None:
-    entry = entry_format("main", "fp8")
-    decoded = nan_output(1, 512)
-    values = torch.tensor([1000.0, -1e30] * 256).bfloat16()[None]
-    codec.decode(entry, *codec.encode(entry, values), decoded)
-    assert decoded[0, :2].tolist() == [448.0, -448.0]
 
 
 def _check_decoding(entry: EntryFormat, data: Tensor, scales: Tensor | None) -> None:
@@ -132,3 +129,120 @@ def _scale_rows(entry: EntryFormat, count: int, choice: list[int]) -> Tensor | N
         picked = picked.remainder(127)  # positive and not NaN
     rows = picked.to(torch.uint8).view(count, entry.groups)
     return torch.nn.functional.pad(rows, (0, entry.scale_padding), value=0)
+
+
+# ---- numbers and scales -----------------------------------------------------------------------
+
+
+FP8_DS_MLA, FP8, FP4 = (entry_format("main", name) for name in ("fp8_ds_mla", "fp8", "fp4"))
+KEYS, MXFP4 = (entry_format("indexer", name) for name in ("fp8", "mxfp4"))
+
+quick = examples(500)
+
+
+def scales_of(entry: EntryFormat, maxima: Sequence[float]) -> bytes:
+    """Stored scales of an entry whose groups have these maxima, one negative element in each."""
+    values = [0.0] * entry.dims
+    for group, amax in enumerate(maxima):
+        values[group * entry.group + 3] = -fl32(amax)
+    scales = reference_codec.encode(entry, values)[1]
+    _, fast = codec.encode(entry, torch.tensor([values]))
+    assert fast is not None
+    assert bytes(fast[0].tolist()) == scales
+    return scales
+
+
+# The last digit of 1.7500001 and 6.0000005 is one float32 step.
+FP8_SCALE_BYTES = {
+    0.0: 105,
+    1e-4: 105,
+    0.01: 112,
+    0.5: 118,
+    1.0: 119,
+    1.75: 119,
+    1.75 + 2.0**-23: 120,
+    7.0: 121,
+    10.0: 122,
+    22.6: 123,
+    448.0: 127,
+    449.0: 128,
+    896.0: 128,
+}
+MXFP4_SCALE_BYTES = {1.0: 125, 1.5: 125, 3.0: 126, 6.0: 127, 6.0 + 2.0**-21: 128, 12.0: 128}
+
+
+def test_scales_are_the_published_powers_of_two() -> None:
+    for amax, byte in FP8_SCALE_BYTES.items():
+        assert scales_of(FP8_DS_MLA, [amax] * 7) == bytes([byte] * 7 + [0])
+    for amax, byte in MXFP4_SCALE_BYTES.items():
+        assert scales_of(MXFP4, [amax]) == bytes([byte, *scales_of(MXFP4, [])[:3]])
+    for amax, scale in ((448.0, 1.0), (450.0, 2.0), (1.75, 2.0**-8)):
+        assert scales_of(KEYS, [amax]) == struct.pack("<f", scale)
+
+
+def test_scale_of_v41_fp4_is_the_nearest_e4m3_never_zero() -> None:
+    for amax, scale in ((6.0, 1.0), (7.5, 1.25), (0.0, 2.0**-9), (6.0 * 512, 448.0)):
+        assert [E4M3[code] for code in scales_of(FP4, [amax] * 32)] == [scale] * 32
+
+
+def test_grids_are_those_of_torch_and_of_ocp_microscaling() -> None:
+    codes = torch.arange(127, dtype=torch.uint8)
+    assert list(E4M3) == codes.view(torch.float8_e4m3fn).double().tolist()
+    assert E2M1 == (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def test_all_e4m3_codes_but_nan_decode_as_in_torch() -> None:
+    codes = [code for code in range(256) if code not in (127, 255)]
+    decoded = reference_codec.decode(FP8, bytes(codes + codes + [0] * 4), b"")
+    expected = torch.tensor(codes, dtype=torch.uint8).view(torch.float8_e4m3fn).double().tolist()
+    assert decoded[:508] == expected * 2
+    assert math.copysign(1.0, decoded[127]) == -1.0  # code 128 is −0
+
+
+def test_both_nibbles_of_every_byte_decode_to_their_ocp_value() -> None:
+    signed = [*E2M1, *(-value for value in E2M1)]
+    for start in range(0, 256, 64):
+        row = bytes(range(start, start + 64))
+        expected = [signed[nibble] for byte in row for nibble in (byte & 15, byte >> 4)]
+        assert reference_codec.decode(MXFP4, row, bytes([127] * 4)) == expected
+
+
+@quick
+@given(st.floats(-480, 480, width=32))
+def test_rounding_to_the_e4m3_grid_is_that_of_torch(value: float) -> None:
+    code = torch.tensor(abs(value)).clamp(max=448.0).to(torch.float8_e4m3fn).view(torch.uint8)
+    assert round_to_grid(value, E4M3) == int(code)
+
+
+@quick
+@given(st.floats(0, 8, width=32))
+def test_rounding_to_the_e2m1_grid_is_nearest_and_even_on_ties(value: float) -> None:
+    code = round_to_grid(value, E2M1)
+    distances = [abs(value - size) for size in E2M1]
+    nearest = [i for i in range(8) if distances[i] == min(distances)]
+    assert code in nearest
+    assert len(nearest) == 1 or code % 2 == 0
+
+
+@quick
+@given(st.floats(2.0**-100, 2.0**100, width=32), st.sampled_from([448.0, 6.0]))
+def test_scale_exponent_is_the_least_that_covers_the_maximum(amax: float, largest: float) -> None:
+    exponent = power_of_two_exponent(amax, largest)
+    product = fl32(amax * fl32(1 / largest))
+    assert 2.0 ** (exponent - 1) < product <= 2.0**exponent
+
+
+@pytest.mark.parametrize(
+    ("entry", "error", "tolerance"),
+    [(FP8_DS_MLA, 0.0267, 0.0002), (MXFP4, 0.115, 0.001), (FP4, 0.095, 0.002)],
+    ids=lambda x: x.name if isinstance(x, EntryFormat) else None,
+)
+def test_relative_rms_error_on_a_normal_distribution_is_the_published_one(
+    entry: EntryFormat, error: float, tolerance: float
+) -> None:
+    values = torch.randn(2048, entry.dims, generator=torch.Generator().manual_seed(1)).bfloat16()
+    decoded = torch.empty_like(values)
+    codec.decode(entry, *codec.encode(entry, values), decoded)
+    exact, found = values[:, : entry.value_dims].float(), decoded[:, : entry.value_dims].float()
+    relative = float((found - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+    assert relative == pytest.approx(error, abs=tolerance)

@@ -6,6 +6,8 @@ from torch import Tensor
 
 from dsv4kv.model.formats import FORMATS, EntryFormat
 from dsv4kv.ops import reference_codec, tolerance
+from dsv4kv.ops.tolerance import Grid
+from tests.ops.samples import ENTRIES
 
 EVERY_FORMAT = [
     pytest.param(entry, id=f"{place} {name}")
@@ -122,3 +124,122 @@ def test_a_flip_before_the_rotation_is_right_and_told_only_of_rotated_entries(
     assert is_close(entry, found, right, rotated=True)
     if entry.value == "bf16":
         assert not is_close(entry, found, right)
+
+
+# ---- one code apart: all codes and scales of every format -------------------------------------
+
+
+GRIDS = {
+    f"{grid.value} {grid.scale}": grid
+    for grid in [
+        *(Grid(entry.value, entry.scale) for entry in ENTRIES.values()),
+        Grid("e4m3", "amax_fp32"),  # DeepSeek-V3.2's: the largest number over 448, in float32
+    ]
+}
+"""Each kind of values with each kind of scales."""
+SCALED = {name: grid for name, grid in GRIDS.items() if grid.scale != "none"}
+_BF16 = torch.arange(0x7F80, dtype=torch.int16).view(torch.bfloat16).double()
+
+
+def _sizes(value: str) -> Tensor:
+    """Magnitudes that a value can have without its scale, by code."""
+    grids = {"e2m1": reference_codec.E2M1, "e4m3": reference_codec.E4M3}
+    return torch.tensor(grids[value]).double() if value in grids else _BF16
+
+
+def _both_signs(sizes: Tensor) -> Tensor:
+    """From the largest negative to the largest positive; −0 is 0."""
+    return torch.cat([-sizes.flip(0)[:-1], sizes])
+
+
+def _scales(grid: Grid) -> list[float]:
+    """Every scale that an encoder may write, in order; those of float32 in four binades."""
+    if grid.scale == "none":
+        return [1.0]
+    if grid.scale == "e4m3":
+        return list(reference_codec.E4M3[1:])
+    if grid.scale == "amax_fp32":
+        amax = torch.cat([_BF16[start : start + 129] for start in FP32_STARTS])
+        return sorted(set((amax.float() / 448).double().tolist()))
+    return [2.0 ** (code - 127) for code in range(1, 254)]
+
+
+FP32_STARTS = (0x0960, 0x3B00, 0x3F80, 0x7F80 - 129)
+"""Places in bf16: the first whose smallest code is no subnormal, 1/512, 1, and the last ones."""
+
+
+def _held(grid: Grid, codes: Tensor, scale: float | Tensor) -> Tensor:
+    """What is read of codes under a scale."""
+    held = codes * scale
+    return held.bfloat16().double() if grid.scale == "amax_fp32" else held
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_a_neighbouring_code_is_right_and_the_next_but_one_is_wrong(grid: Grid) -> None:
+    """A group of one value: whatever else is in a group can only add to what is wrong."""
+    codes = _both_signs(_sizes(grid.value))
+    place = torch.arange(len(codes))
+    for some in torch.tensor_split(torch.tensor(_scales(grid)).double(), 8):
+        for apart in range(-4, 5):
+            near = place[(place + apart >= 0) & (place + apart < len(codes))]
+            scales = some.repeat_interleave(len(near))
+            sides = (codes[i].repeat(len(some)) for i in (near, near + apart))
+            expected, found = (_held(grid, side, scales)[:, None] for side in sides)
+            stays, moves = grid.one_code_apart(found, expected, scales)
+            assert bool((stays == (abs(apart) <= 1)).all()), apart
+            assert not bool((moves & ~stays).any()), apart
+
+
+def test_codes_that_are_too_small_for_bf16_are_what_is_read_of_them() -> None:
+    """By the least scales that are normal float32 two codes may be one number."""
+    grid, codes = Grid("e4m3", "amax_fp32"), _both_signs(_sizes("e4m3"))
+    for amax in _BF16[0x04E0:0x0960:7].tolist():
+        read = _held(grid, codes, float(torch.tensor(amax).float() / 448))
+        scales = (torch.full((len(read),), amax).float() / 448).double()
+        assert bool(grid.one_code_apart(read[:, None], read[:, None], scales)[0].all())
+
+
+def _codes_of(values: Tensor, scale: float, value: str) -> Tensor:
+    """The codes that values are rounded to, by the reference."""
+    grid = reference_codec.E2M1 if value == "e2m1" else reference_codec.E4M3
+    rounded = [reference_codec.round_to_grid(size / scale, grid) for size in values.tolist()]
+    return torch.tensor(rounded)
+
+
+def _moves(grid: Grid, found: Tensor, expected: Tensor, scale: float) -> Tensor:
+    """Which values found are one code apart by a neighbouring scale; each is a group."""
+    scales = torch.full((len(found),), scale, dtype=torch.float64)
+    return grid.one_code_apart(found[:, None], expected[:, None], scales)[1]
+
+
+@pytest.mark.parametrize("grid", SCALED.values(), ids=SCALED)
+def test_what_neighbours_in_bf16_become_by_neighbouring_scales_is_one_code_apart(
+    grid: Grid,
+) -> None:
+    """All of bf16 up to what the smaller scale serves; and more than a step beyond is wrong."""
+    sizes, every = _sizes(grid.value), _scales(grid)
+    for i in range(1, len(every) - 1) if grid.scale == "e4m3" else (84, 135, 168):
+        right = every[i]
+        reach: dict[float, tuple[float, float]] = {}
+        numbers: set[float] = set()
+        for wrong in (every[i - 1], every[i + 1]):
+            small, large = sorted((right, wrong))
+            most = sizes[-1] * ((small + large) / 2 if grid.scale == "e4m3" else small)
+            values = _BF16[(most * (1 + 2.0**-6) >= _BF16) & (sizes[1] * small / 8 <= _BF16)]
+            served = slice(1, int((values <= most).sum()) - 1)
+            held, found = (
+                _held(grid, sizes[_codes_of(values, scale, grid.value)], scale)
+                for scale in (right, wrong)
+            )
+            for shift in (-1, 0, 1):
+                moves = _moves(grid, found.roll(shift)[served], held[served], right)
+                assert bool(moves.all()), (right, wrong, shift)
+            for size in set(held.tolist()):
+                places = (held == size).nonzero().flatten()
+                ends = max(int(places[0]) - 3, 0), min(int(places[-1]) + 3, len(held) - 1)
+                low, high = reach.get(size, (torch.inf, 0.0))
+                reach[size] = min(low, float(found[ends[0]])), max(high, float(found[ends[1]]))
+            numbers |= set(found.tolist())
+        for size, (low, high) in reach.items():
+            beyond = torch.tensor([n for n in numbers if not low <= n <= high]).double()
+            assert not bool(_moves(grid, beyond, torch.full_like(beyond, size), right).any())

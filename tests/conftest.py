@@ -79,7 +79,7 @@ SLOW = {
     "bench/transfer": "test_bench_transfer test_side",
     "replay/mrc": "test_policy test_strategies test_thin",
     "ops": "peers test_codec test_entry_content test_tolerance"
-    " test_streaming test_variants reads",
+    " test_streaming test_variants test_originals",
     "replay/plan": "test_plan",
     "core": "test_policies test_policies_libcachesim",
     "diagnose/probe": "test_probe",
@@ -161,8 +161,7 @@ THINNED = {
     "ops/test_operations.py::test_the_cpu_backend_equals_the_reference": 110,
     "ops/peers/test_check.py::test_every_operation_of_the_cpu_backend_passes": 4,
     "ops/test_codec.py::test_encoding_equals_the_reference": 7,
-    "ops/test_tolerance.py::"
-    "test_a_neighbouring_code_is_right_and_the_next_but_one_is_wrong": 3,
+    "ops/test_tolerance.py::test_a_neighbouring_code_is_right_and_the_next_but_one_is_wrong": 3,
     "ops/test_tolerance.py::"
     "test_what_neighbours_in_bf16_become_by_neighbouring_scales_is_one_code_apart": 2,
     "ops/test_streaming.py::test_chunks_and_tokens_in_turns_give_equal_pages_and_states": 3,

@@ -23,12 +23,9 @@ def vllm() -> Foreign:
 
     A gather of chosen entries it has only inside attention kernels, so ``gather_topk`` is missing.
     """
-    modules = (
-        "vllm.models.deepseek_v4.common.ops.cache_utils",
-        "vllm.v1.attention.ops.deepseek_v4_ops",
-    )
+    module = "vllm.models.deepseek_v4.common.ops.cache_utils"
     gather, insert = (
-        find_function("vllm", {"vllm": "vllm"}, [f"{module}:{name}" for module in modules])[0]
+        find_function("vllm", {"vllm": "vllm"}, [f"{module}:{name}"])[0]
         for name in ("dequantize_and_gather_k_cache", "quantize_and_insert_k_cache")
     )
 
@@ -76,12 +73,8 @@ def sglang() -> Foreign:
     It reads every index it is given and writes every output row, so missing ones read entry 0 and
     are zeroed afterwards. Its insert writes for −1 too, outside the pool, and is not used.
     """
-    places = (
-        "sglang.kernels.ops.attention.dsv4.dequant_k_cache:dequantize_k_cache_paged_dsv4",
-        "sglang.kernels.ops.attention.dsv4.dequant_k_cache:dequantize_k_cache_paged",
-        "sglang.srt.layers.attention.dsv4.dequant_k_cache:dequantize_k_cache_paged",
-    )
-    gather, _ = find_function("sglang", {"sglang": "sglang"}, places)
+    place = "sglang.kernels.ops.attention.dsv4.dequant_k_cache:dequantize_k_cache_paged_dsv4"
+    gather, _ = find_function("sglang", {"sglang": "sglang"}, [place])
 
     def gather_entries(store: PageStore, entries: Tensor, valid: Tensor, out: Tensor) -> None:
         """Entries int64[B, K] where bool[B, K] says so, zeros elsewhere: out bf16[B, K, 512]."""

@@ -237,11 +237,7 @@ def write_in_turn(
         flush(**states, store=part.store, entries=part.entries)
 
 
-_CLUSTERS = (
-    "sm_90a",
-    "sm_100a",
-    "sm_103a",
-)  # with room for three blocks of 74 KiB a multiprocessor
+_CLUSTERS = ("sm_90a", "sm_100a", "sm_103a")  # room for three blocks of 74 KiB a multiprocessor
 
 _POOLING = {
     "scratch": Variant("the loads of a batch of rows are under way together"),

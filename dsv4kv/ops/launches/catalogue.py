@@ -55,7 +55,7 @@ def _caches() -> Iterator[tuple[str, CachePlan, tuple[str, ...], str]]:
     yield "V4", _cache("v4-flash"), tuple(OPERATIONS), ""
     states = ("state_append", "step_write", "flush", "compress_chunk")
     yield "V4 online", _cache("v4-flash", state="online"), states, ""
-    # what Hopper has of keys, and angles in float64
+    # what Hopper has of keys, so it alone pools them; and angles in float64
     other = _cache("v4-flash", "fp8_ds_mla", "fp8_ds_mla", "fp8", rope="float64")
     yield "V4 FP8 keys", other, ("index_scores", "flush", "compress_chunk"), "indexer"
     yield "V4.1", _cache("v4.1-flash"), tuple(OPERATIONS), ""
@@ -166,6 +166,8 @@ def _ways(scene: Scene, cache: str) -> dict[str, tuple[str, ...] | None]:
             del shapes["narrow"]
         return shapes if chosen or first else {}
     ways = _compared(scene.operation)
+    if cache == "V4 FP8 keys":
+        return {next(iter(ways)): ("sm_90a",)}
     return ways if first else dict(list(ways.items())[:1])
 
 

@@ -167,7 +167,7 @@ class KVBlockAllocator:
         self.pool = pool = BlockPool(total_blocks - 1, policy=policy)
         self.paused = PausedRequests(pool, paused_blocks)
         self.routing = RoutingStore(pool, *routing_shape)
-        self.dummy_block_idx = pool.dummy_block
+        self.dummy_block_idx = pool.num_blocks
         self.reset = pool.reset
         self.allocate_memory_blocks = pool.allocate
         self.retain_memory_blocks = pool.retain

@@ -27,12 +27,12 @@ def cached(pool: BlockPool, *hashes: int, parent: int = 0) -> Ids:
 
 def state(pool: BlockPool) -> dict[str, Any]:
     """Everything that a pool knows: equal before and after a refusal."""
-    cells = (pool._claims, pool._hash, pool._parent, pool._children, pool._stamp)
+    lists = pool._hash, pool._parent, pool._children, pool._live, pool._stamp
     return {
-        "blocks": [array[: pool.num_blocks].tolist() for array in (*cells, pool._generation)],
-        "by_hash": dict(pool._by_hash),
-        "twins": {hash_: list(twins) for hash_, twins in pool._twins.items()},
-        "queue": [pool._oldest.copy(), [(stamp, row.tolist()) for stamp, row in pool._queue]],
+        "lists": [cells[:-1] for cells in lists],
+        "arrays": [array.tolist() for array in (pool._refs, pool._generation)],
+        "by_hash": {hash_: blocks.copy() for hash_, blocks in pool._by_hash.items()},
+        "queue": [(stamp, row.copy()) for stamp, row in pool._queue],
         "free": pool._free[: pool.num_unused].tolist(),
         "counts": (pool.num_free, pool.num_unused, pool.num_cached, pool.num_held),
     }

@@ -167,7 +167,7 @@ def test_routing_stays_with_a_cached_block_and_goes_with_its_content() -> None:
 def test_routing_is_not_kept_for_the_dummy_block_nor_for_free_ones() -> None:
     pool, experts = store(3)
     pool.release(ids(1))
-    experts.store(ids(0, 1, pool.dummy_block), routing(12))
+    experts.store(ids(0, 1, pool.num_blocks), routing(12))
     kept = [block for block in range(4) if experts.of_block(block) is not None]
     assert kept == [0]
     pool.release(ids(0))

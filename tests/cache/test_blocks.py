@@ -119,7 +119,7 @@ def test_of_blocks_with_one_hash_another_is_found_when_one_goes(first_to_go: int
 
 def test_events_say_what_happened_to_which_blocks_by_which_hashes() -> None:
     pool, events = BlockPool(3), list[BlockEvent]()
-    pool.observers += [lambda event: 1 // 0, events.append]  # type: ignore[list-item]
+    pool.observers.append(events.append)
     taken = chain(pool, 10, 11)
     pool.retain(taken[:1])
     pool.release(taken[:1])
@@ -136,4 +136,3 @@ def test_events_say_what_happened_to_which_blocks_by_which_hashes() -> None:
         ("acquired", events[6].ids.tolist(), ()),
         ("reset", [0, 1, 2], ()),
     ]
-    assert pool.observer_errors == len(events)

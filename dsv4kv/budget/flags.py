@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from dsv4kv.engines import flags as fl
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
+from dsv4kv.files import mask_secrets
 
 Pairs = list[tuple[str, str]]
 """Flags with their values, empty for a switch."""
@@ -44,6 +45,11 @@ class GivenFlag:
     def effect(self) -> str:
         """What it does to sizes; empty where that is not known."""
         return self.flag.effect if self.flag else ""
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether its value has a password, which no line repeats."""
+        return mask_secrets(self.value) != self.value
 
 
 def read_flag(family: str, spelling: str, value: str) -> GivenFlag:

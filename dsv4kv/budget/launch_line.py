@@ -1,7 +1,7 @@
 """The launch command of a deployment, in its engine's own flags."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from fractions import Fraction
@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from dsv4kv.budget.answer import answer
 from dsv4kv.budget.fit import max_concurrency
-from dsv4kv.budget.flags import take_flags
+from dsv4kv.budget.flags import GivenFlag, merge, take_flags
 from dsv4kv.budget.gpus import gpu_names
 from dsv4kv.budget.inputs import DEFAULT_GPU, READERS, Inputs, read_inputs
 from dsv4kv.budget.launch import read_command
 from dsv4kv.budget.layout import Layout
 from dsv4kv.budget.scenario import Scenario, resolve
-from dsv4kv.engines.flags import Flag, find_flag, flag_for, flags_of
+from dsv4kv.engines.flags import OWN_DRAFTS, Flag, find_flag, flag_for, flags_of
 from dsv4kv.engines.logs.explain import Change, Explanation, shown_tokens
 from dsv4kv.engines.logs.read import NAMES, StartupLog, draft_method
 from dsv4kv.engines.logs.recover import Recovery
@@ -39,6 +39,7 @@ _WRITTEN = {
     *OURS, "model", "checkpoint", "gpus", "tp", "dp", "pp", "ep", "draft_layers", "draft_tokens",
 }  # fmt: skip
 """Those, and what ``launch_command`` writes."""
+_DRAFTING = {"draft-layers", "draft-tokens", OWN_DRAFTS}
 
 
 def launch_command(
@@ -67,33 +68,52 @@ def launch_command(
     return f"{line} {args}".rstrip()
 
 
-def launch_line(scenario: Scenario, context_tokens: int, requests: int) -> str:
+def launch_line(
+    scenario: Scenario, context_tokens: int, requests: int, typed: Sequence[GivenFlag] = ()
+) -> str:
     """The command that starts a deployment, read again and found to hold as many requests.
 
-    Empty where the engine has no such flags.
+    Flags that were ``typed`` are kept as they are where they still hold. Empty where the engine
+    has no such flags.
     """
     inputs, family = scenario.inputs, family_of(scenario.engine.name)
     assert family is not None
+    shown = [each for each in typed if each.flag and each.flag.written and not each.is_secret]
+    kept = _still_true(family, inputs, shown)
     drafts = inputs.draft_tokens - (family.launch.counts_verified and inputs.draft_tokens > 0)
+    drafts = 0 if any(each.texts.keys() & _DRAFTING for each in kept) else drafts
     try:
-        given = list(_flags(family, inputs))
+        given = list(_flags(family, inputs, kept))
         line = launch_command(
             family.name, inputs.checkpoint or inputs.model, scenario.layout, drafts
         )
         flags = [word for word in given if word.startswith("-") and word not in line.split()]
         variables = [word for word in given if not word.startswith("-")]
         line = " ".join([*variables, line, *flags])
-        read = read_command(line).texts
-        texts = {name.replace("-", "_"): READERS[name](text) for name, text in read.items()}
-        ours = {name: getattr(inputs, name) for name in OURS}
-        again, *others = resolve(replace(Inputs(**texts), **ours))
+        read = read_inputs(read_command(line).texts)
+        again, *others = resolve(replace(read, **{name: getattr(inputs, name) for name in OURS}))
     except (ConfigError, KeyError):
         return ""
     same = not others and again.layout.gpus == scenario.layout.gpus
     return line if same and max_concurrency(again, context_tokens) == requests else ""
 
 
-def _flags(family: Family, inputs: Inputs) -> Iterator[str]:
+def _still_true(family: Family, inputs: Inputs, typed: Sequence[GivenFlag]) -> list[GivenFlag]:
+    """The flags whose inputs have their values; those of drafts all or none."""
+    drafting = [each for each in typed if each.texts.keys() & _DRAFTING]
+    others = [[each] for each in typed if each not in drafting]
+    kept = list[GivenFlag]()
+    for group in [drafting, *others]:
+        texts = merge(family.name, group)
+        names = {name.replace("-", "_") for name in texts}
+        with suppress(ConfigError):
+            read = read_inputs(texts)
+            if all(getattr(read, name) == getattr(inputs, name) for name in names):
+                kept += group
+    return kept
+
+
+def _flags(family: Family, inputs: Inputs, typed: Sequence[GivenFlag]) -> Iterator[str]:
     """A flag, or a variable, for every input that was given; ``KeyError`` for no flag."""
     said = family.launch.written
     written = {
@@ -105,6 +125,11 @@ def _flags(family: Family, inputs: Inputs) -> Iterator[str]:
         yield words.format(host_gib=(inputs.host_size or 0) / 2**30)
     sized = any("{host_gib" in words for words in written.values())
     skipped = _WRITTEN | set(written) | ({"host_size"} if sized else set())
+    for each in typed:
+        names = {name.replace("-", "_") for name in merge(family.name, [each])}
+        if each.flag and (each.texts.keys() & _DRAFTING or not names & skipped):
+            skipped |= names
+            yield each.flag.name if each.flag.switch else _join(each.flag, each.value)
     for field in fields(Inputs):
         value = getattr(inputs, field.name)
         if field.name in skipped or value == field.default:
@@ -117,16 +142,16 @@ def _flags(family: Family, inputs: Inputs) -> Iterator[str]:
 
 
 def _flag(family: str, name: str, value: Any) -> str:
+    """The flag, or variable, that is read as a value; raises ``KeyError``."""
     text = f"{float(value):g}" if isinstance(value, Fraction) else str(value)
     text = ",".join(map(str, value)) if isinstance(value, tuple) else text
     text = str(value >> 20) if name == "logits-limit" else text
     for flag in flags_of(family):
-        if flag.means and flag.means.input == name and flag.written:
-            return _join(flag, text)
-        if flag.means and (flag.switch or flag.is_variable):
+        for word in ("1", text) if flag.is_variable else ("on" if flag.switch else text,):
             with suppress(ConfigError):
-                if flag.means.of("1" if flag.is_variable else "on") == {name: str(value)}:
-                    return flag.name if flag.switch else _join(flag, "1")
+                read = flag.means.of(word) if flag.means and flag.written else {}
+                if [*read] == [name] and READERS[name](read[name]) == value:
+                    return flag.name if flag.switch else _join(flag, word)
     raise KeyError(name)
 
 

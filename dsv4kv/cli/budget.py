@@ -24,6 +24,7 @@ from dsv4kv.view.table import Command as Paste
 if TYPE_CHECKING:
     from dsv4kv.budget.advice import Option
     from dsv4kv.budget.answer import Answer
+    from dsv4kv.budget.flags import GivenFlag
     from dsv4kv.budget.gpus import Gpu
     from dsv4kv.budget.launch import Reading
     from dsv4kv.engines.logs.explain import Explanation
@@ -335,7 +336,8 @@ def size(
         read = command[0].texts if command else {}
         changed = {n.replace("-", "_") for n, text in texts.items() if read.get(n) != text}
         as_read = bool(read) and changed <= OURS
-        launch = partial(_write_launch, found, typed, as_read=as_read)
+        flags = command[0].flags if command else ()
+        launch = partial(_write_launch, found, typed, flags, as_read=as_read)
         lines = view_command(command[0], costs, found.use.memory) if command else ()
         return budget_page(
             found,
@@ -351,7 +353,12 @@ def size(
 
 
 def _write_launch(
-    found: "Answer", typed: _Typed | None, option: "Option | None", *, as_read: bool
+    found: "Answer",
+    typed: _Typed | None,
+    flags: "Sequence[GivenFlag]",
+    option: "Option | None",
+    *,
+    as_read: bool,
 ) -> str:
     """The command of an option, or of the answer itself, unless that is ``as_read``.
 
@@ -364,7 +371,7 @@ def _write_launch(
     if not found.scenario.engine.own:
         scenario = option.scenario if option else found.scenario
         requests = option.concurrency if option else found.max_concurrency
-        if line := launch_line(scenario, found.context, requests):
+        if line := launch_line(scenario, found.context, requests, flags):
             return _without_faults(line, scenario.engine.name)
     if option is None or typed is None or not option.change.startswith("--"):
         return ""

@@ -8,6 +8,7 @@ import pytest
 from dsv4kv.budget.answer import answer
 from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.budget.launch import command_document, flag_costs, read_command
+from dsv4kv.budget.launch_line import launch_line
 from dsv4kv.errors import ConfigError
 from tests.budget.launches import LAUNCHES, Published
 
@@ -24,7 +25,9 @@ def test_a_published_command_means_what_it_says(published: Published) -> None:
     reading = read_command(published.text)
     assert reading.texts.items() >= published.texts.items()
     assert {told.spelling for told in reading.uncounted} == set(published.uncounted)
-    assert answer(read_inputs({**reading.texts, "gpu": published.gpu})).max_context >= 0
+    found = answer(read_inputs({**reading.texts, "gpu": published.gpu}))
+    line = launch_line(found.scenario, found.context, found.max_concurrency, reading.flags)
+    assert found.scenario.engine.family.launch.program in line
 
 
 @pytest.mark.parametrize("published", REFUSED, ids=by_source)

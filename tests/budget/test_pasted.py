@@ -9,6 +9,7 @@ import pytest
 from dsv4kv.budget.answer import answer
 from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.budget.launch import Reading, read_command
+from dsv4kv.budget.launch_line import launch_line
 from dsv4kv.errors import ConfigError
 from tests.budget.pasted import PASTED, Pasted
 
@@ -40,6 +41,9 @@ SHARED = (
             "memory-fraction": "0.3", "block-tokens": "128", "context": "2048"}),
 )  # fmt: skip
 
+FROM_FILES = ("trtllm-serve", "llama-server")
+"""Settings of the one are in files, the other's context is of all slots: no line says them."""
+
 
 def read(pasted: Pasted, text: str) -> tuple[dict[str, str], Reading]:
     """What ``budget`` makes of it: options come on top."""
@@ -62,6 +66,9 @@ def check(pasted: Pasted, text: str) -> None:
     found = answer(read_inputs({"gpu": "b200"} | texts))
     layout, is_open = found.scenario.layout, "else the fewest" in " ".join(reading.unread)
     assert layout.tp == (layout.gpus if is_open else int(texts.get("tp", "1")))
+    program = found.scenario.engine.family.launch.program
+    line = launch_line(found.scenario, found.context, found.max_concurrency, reading.flags)
+    assert program in line or program in FROM_FILES
 
 
 @pytest.mark.parametrize("pasted", PASTED, ids=lambda each: f"{each.kind}: {each.text[:40]!r}")

@@ -14,6 +14,7 @@ from dsv4kv.budget.fit import (
     max_context,
     tightest_free_bytes,
 )
+from dsv4kv.budget.inputs import Inputs
 from dsv4kv.budget.scenario import Scenario, fix_layout, resolve
 from dsv4kv.engines.flags import flag_for
 from dsv4kv.errors import ConfigError
@@ -143,12 +144,21 @@ def _apply(scenario: Scenario, taken: Sequence["_Change"]) -> Scenario:
 
 def _more_gpus(scenario: Scenario, context_tokens: int, concurrency: int) -> Scenario | None:
     """The fewest GPUs that do, laid out as by default or as replicas of one GPU."""
+    if scenario.is_sized:
+        return None
+    inputs = replace(scenario.inputs, gpus=None, tp=None, dp=None, ep=None)
+    return fewest_of_any(inputs, context_tokens, concurrency, scenario.layout.gpus + 1)
+
+
+def fewest_of_any(
+    inputs: Inputs, context_tokens: int, concurrency: int, least: int = 1
+) -> Scenario | None:
+    """The fewest GPUs that do, by tensor parallelism, else as replicas of one GPU each."""
     enough = []
-    for tp in () if scenario.is_sized else (None, 1):
-        candidates = resolve(replace(scenario.inputs, gpus=None, tp=tp, dp=None, ep=None))
-        found = fewest_gpus(candidates, context_tokens, concurrency)
-        if found and found.layout.gpus > scenario.layout.gpus:
-            enough.append(found)
+    for tp in (None, 1):
+        candidates = resolve(replace(inputs, tp=tp))
+        if found := fewest_gpus(candidates, context_tokens, concurrency):
+            enough += [found] if found.layout.gpus >= least else []
     return min(enough, key=lambda found: found.layout.gpus, default=None)
 
 
@@ -191,9 +201,10 @@ def _changes(scenario: Scenario, asked: tuple[int, int]) -> Iterator[_Change]:
     if settings.window_slots == "kept":
         change = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS=1"
         yield _Change({"window_slots": "freed"}, change, "frees window slots out of the window")
-    if settings.request_limit:  # as it is given: SGLang's is of all replicas
+    flag = _word(family, "request_limit")
+    is_fixed = scenario.engine.family.has_flags and flag == "--request-limit"  # ds4's one session
+    if settings.request_limit and not is_fixed:  # as it is given: SGLang's is of all replicas
         limit = inputs.request_limit or settings.assumed["request_limit"].value
-        flag = _word(family, "request_limit")
         twice = "twice as many concurrent requests"
         yield _Change({"request_limit": 2 * limit}, f"{flag} {2 * limit}", twice)
         half = max(limit // 2, 1)  # half of one is that one, which gains nothing

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, is_dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
-from dsv4kv.budget.advice import Option, advise
+from dsv4kv.budget.advice import Option, advise, fewest_of_any
 from dsv4kv.budget.fit import (
     RankUse,
     available_bytes,
@@ -249,7 +249,10 @@ def _choose(inputs: Inputs) -> Scenario:
     if len(scenarios) == 1:
         return scenarios[0]
     context, concurrency = scenarios[0].context_tokens, inputs.concurrency or 1
-    if found := fewest_gpus(scenarios, context, concurrency):
+    is_free = inputs.tp is None and inputs.dp is None and inputs.ep is None
+    if is_free and (found := fewest_of_any(inputs, context, concurrency)):
+        return found
+    if not is_free and (found := fewest_gpus(scenarios, context, concurrency)):
         return found
     last, asked = scenarios[-1], counted(concurrency, "request")
     if not within_limit(last, concurrency):

@@ -201,3 +201,9 @@ def test_a_decode_pool_holds_every_request_its_reserve_and_one_in_transfer(
     )  # fmt: skip
     assert found.decode_pool_tokens == least
     assert found.decode_pool_tokens % 256 == 0
+
+
+def test_one_live_session_is_not_offered_to_be_two() -> None:
+    options = advise(scenario(engine="ds4", gpus="2"), 2**17, 1)
+    assert options
+    assert not any("request_limit" in each.inputs for each in options)

@@ -177,3 +177,12 @@ def test_a_token_that_leaves_takes_its_pages_padding_along(engine: str, padded: 
     assert found is not None
     assert found["offloaded_useful_bytes_per_token"] == 3_850.25
     assert found["offloaded_padded_bytes_per_token"] == padded
+
+
+@pytest.mark.parametrize("engine", ["dsv4kv", "vllm", "sglang"])
+def test_the_fewest_gpus_may_be_replicas_of_one_gpu_each(engine: str) -> None:
+    """100 requests of 1M tokens: DP8, where tensor parallelism would copy the cache 8 times."""
+    found = answer(ask(engine=engine, context="1M", concurrency="100")).scenario.layout
+    assert (found.label, found.gpus) == ("DP8 EP8", 8)
+    alone = answer(ask(engine=engine, context="1M", concurrency="1")).scenario.layout
+    assert alone.dp == 1

@@ -244,7 +244,7 @@ def meaning(
     context, unit = found.deployment.max_context_tokens, float(capacity.unit_bytes)
     own, fixed, in_flight, counted, held = _split(found)
     if found.deployment.layers:
-        yield _stage_sentence(reading, found)
+        yield _stage_sentence(log, reading, found)
     if not found.exact:
         yield from _printed(log, reading)
         return
@@ -294,12 +294,18 @@ def _printed(log: StartupLog, reading: Reading) -> Iterator[str]:
             )
 
 
-def _stage_sentence(reading: Reading, found: Recovery) -> str:
+def _stage_sentence(log: StartupLog, reading: Reading, found: Recovery) -> str:
     if found.exact:
         return f"Pipeline stage {found.deployment.stage} binds: it holds the fewest requests."
+    stages = range(log.whole("pipeline_parallel") or 1)
     sizes = [f"PP{stage} {gib:.2f} GiB" for stage, gib in sorted(reading.stages.items())]
     printed = f"{', '.join(sizes)} is printed" if sizes else "none is printed"
-    return f"A pipeline: of the stages' memory {printed}; another stage binds."
+    silent = [f"PP{stage}" for stage in stages if stage not in reading.stages]
+    missing = [f"'Available KV cache memory' of {', '.join(silent)}"] if silent else []
+    if not log.text("partition"):
+        missing.append("the layers of each stage (VLLM_PP_LAYER_PARTITION)")
+    lacks = f" Missing to size it: {' and '.join(missing)}." * bool(missing)
+    return f"A pipeline: of the stages' memory {printed}; another stage binds.{lacks}"
 
 
 def _refusal(reading: Reading, found: Recovery) -> str:

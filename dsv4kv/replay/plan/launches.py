@@ -3,25 +3,32 @@
 By the arguments of SGLang 0.5.23, sglang-router 0.3.2, vllm-router 0.1.17 and ai-dynamo 1.6.1.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from dsv4kv.budget.layout import NODE_GPUS
 from dsv4kv.config.fleet import FleetSection
 from dsv4kv.engines.names import family_of
-from dsv4kv.replay.plan.servers import SIZES
 from dsv4kv.replay.plan.trial import Trial
 from dsv4kv.units import counted
 
-_HOST_GPUS = max(SIZES)
-_LISTENS = {"sglang": "--host 0.0.0.0 --port 301${i}0", "vllm": "--port 81${i}0"}
-"""Of the replica in place ``i`` of a host; SGLang takes more ports, from 234 above its own, and
-listens on the loopback alone by default."""
+_LISTENS = {
+    "sglang": ("--host 0.0.0.0 --port", "301${i}0"),
+    "vllm": ("--port", "81${i}0"),
+}
+"""Flags and port of the replica in place ``i`` of a host; SGLang takes more ports, from 234 above
+its own, and listens on the loopback alone by default."""
+_BOOTSTRAP = "89${i}8"  # of an SGLang prefill replica
 _ROUTERS = {
     "sglang": {
         "round_robin": "--policy round_robin",
         "cache_aware": "--policy cache_aware --eviction-interval-secs 120",
     },
-    "vllm": {"round_robin": "--policy round_robin"},
+    "vllm": {
+        "round_robin": "--policy round_robin",
+        "cache_aware": "--policy cache_aware",
+        "consistent_hashing": "--policy consistent_hash",
+    },
 }
 _PROGRAMS = {
     "sglang": ("sglang-router 0.3.2", "python -m sglang_router.launch_router"),
@@ -30,7 +37,7 @@ _PROGRAMS = {
 """Project and command of the engine's own router."""
 _EVENTS = '--kv-events-config \'{{{}"publisher": "zmq", "endpoint": "tcp://*:55\'${{i}}\'7"}}\''
 _WORKERS = {
-    "sglang": ("python -m dynamo.sglang", f"{_LISTENS['sglang']} {_EVENTS.format('')}", ""),
+    "sglang": ("python -m dynamo.sglang", _EVENTS.format(""), ""),
     "vllm": (
         "python -m dynamo.vllm --model",
         _EVENTS.format('"enable_kv_cache_events": true, '),
@@ -38,13 +45,21 @@ _WORKERS = {
     ),
 }
 """What dynamo starts in place of an engine's program, and adds for its events and for a role."""
+_FRONTENDS = {"dynamo": "", "dynamo-agentic": " --agentic"}
+_STACK = "production-stack:prefixaware"
+_NO_COMMAND = {
+    "dynamo-decode": "chooses decode replicas alone (fleet.decode_router)",
+    "llm-d:precise": "is set in Kubernetes, in llm-d's endpoint picker",
+    "production-stack:kvaware": "needs LMCache's controller, which is not planned",
+}
+"""Why no command line starts a router."""
 _AS_STARTED = ("dynamo", "gateway", "router_session_affinity_ttl_secs")
 """Settings that no command here says: they must be the defaults."""
 _DECODES = {"sglang": {"dynamo-decode": "power_of_two", "round_robin": "round_robin"}}
 """Policy of the engine's router that is nearest to a decode router."""
 _NIXL = "VLLM_NIXL_SIDE_CHANNEL_PORT=56${i}0 {}"
 _PORTS = {
-    "sglang": {"prefill": "{} --disaggregation-bootstrap-port 89${i}8"},
+    "sglang": {"prefill": f"{{}} --disaggregation-bootstrap-port {_BOOTSTRAP}"},
     "vllm": {"prefill": _NIXL, "decode": _NIXL},
 }
 """A command with the ports that a transfer takes on a host."""
@@ -61,11 +76,13 @@ class _Spread:
     count: int
     gpus: int
     host: str
+    host_gpus: int
+    assumed: bool  # ``host_gpus`` is
     first: int = 0  # place of the first on each host
 
     @property
     def each(self) -> int:
-        hosts = -(-self.count * self.gpus // _HOST_GPUS)
+        hosts = -(-self.count * self.gpus // self.host_gpus)
         return -(-self.count // hosts)
 
     @property
@@ -80,7 +97,8 @@ class _Spread:
         (hosts, each), *last = self.groups
         many = f"{each} on each of" if "{" in hosts else f"{each} on" if last else "on"
         rest = [f", {count} on {host} (for i in {{0..{count - 1}}})" for host, count in last]
-        return f"{many} {hosts} of {_HOST_GPUS} GPUs{''.join(rest)}"
+        size = f"{counted(self.host_gpus, 'GPU')}{' (assumed)' * self.assumed}"
+        return f"{many} {hosts} of {size}{''.join(rest)}"
 
     def urls(self, before: str, port: str) -> str:
         """Addresses of all, in bash's braces."""
@@ -95,16 +113,29 @@ class _Spread:
         if self.each == 1:
             command = command.replace("'${i}'", f"{first}").replace("${i}", f"{first}")
             gpus = ",".join(map(str, range(first * size, first * size + size)))
-            return command if size == _HOST_GPUS else f"CUDA_VISIBLE_DEVICES={gpus} {command}"
+            return command if size == self.host_gpus else f"CUDA_VISIBLE_DEVICES={gpus} {command}"
         gpus = f"$(seq -s, $(({size}*i)) $(({size}*i+{size - 1})))" if size > 1 else "$i"
         loop = f"for i in {_span(first, self.each)}"
         return f"{loop}; do CUDA_VISIBLE_DEVICES={gpus} {command} & done"
 
 
-def launches(trial: Trial) -> Iterator[tuple[str, str]]:
+def _host_gpus(trial: Trial, given: int | None) -> tuple[int, bool]:
+    """GPUs of a host, and whether that is assumed; of a replica on several hosts, its own.
+
+    As many as are there where that is less, else those that the clock's coefficients were
+    measured with.
+    """
+    size, known = trial.kind.server.layout.gpus, trial.kind.server.times.coefficients.host_gpus
+    if given and given <= known:
+        return given, False
+    return max(size, known), size > known or known == NODE_GPUS
+
+
+def launches(trial: Trial, gpus: int | None = None) -> Iterator[tuple[str, str]]:
     """``2 prefill replicas``, where they are, and the command that starts them on a host.
 
-    The last are of the router; the command is ``""`` where none is known.
+    ``gpus`` are there, where that is given. The last are of the router; the command is ``""``
+    where none is known.
     """
     server, roles, router = trial.kind.server, trial.roles, trial.kind.router
     family, fleet = family_of(server.config.server.engine or ""), server.config.fleet
@@ -115,40 +146,69 @@ def launches(trial: Trial) -> Iterator[tuple[str, str]]:
         return
     chosen = FleetSection()
     known = all(getattr(fleet, each) == getattr(chosen, each) for each in _AS_STARTED)
-    by_dynamo = known and (router == "dynamo" or roles.get("prefill") == 1)  # nothing to choose
+    # with one prefill replica there is nothing to choose
+    by_dynamo = known and (router in _FRONTENDS or roles.get("prefill") == 1)
     by_dynamo &= "" in roles or fleet.decode_router == chosen.decode_router
-    command, of_role = f"{server.command} {_LISTENS[engine]}", f" {family.launch.role}"
+    flags, port = _LISTENS[engine]
+    command, of_role = f"{server.command} {flags} {port}", f" {family.launch.role}"
     if by_dynamo:
         worker, events, more = _WORKERS[engine]
-        command = f"{server.command.replace(family.launch.program, worker, 1)} {events}"
+        command = f"{command.replace(family.launch.program, worker, 1)} {events}"
         of_role += more
     spreads, first = dict[str, _Spread](), 0
-    share = sum(roles.values()) * size <= _HOST_GPUS  # one host
+    host_gpus, assumed = _host_gpus(trial, gpus)
+    share = sum(roles.values()) * size <= host_gpus  # one host
     for role, count in roles.items():
-        spreads[role] = spread = _Spread(count, size, "host" if share else role or "host", first)
+        host = "host" if share else role or "host"
+        spreads[role] = spread = _Spread(count, size, host, host_gpus, assumed, first)
         first += count if share else 0
         line = f"{command}{of_role.format(role=role)}" if role else command
         line = _PORTS[engine].get(role, "{}").replace("{}", line)
         yield f"{counted(count, f'{role} replica'.strip())}, {spread.where}", spread.start(line)
-    policy = _ROUTERS[engine].get(router)
-    decode = _DECODES.get(engine, {}).get(fleet.decode_router)
-    project, program = _PROGRAMS[engine]
     if by_dynamo:
         label = "router (ai-dynamo 1.6.1; finds the replicas by etcd)"
-        yield label, "python -m dynamo.frontend --router-mode kv"
-    elif policy and known and "prefill" not in roles:
-        urls = spreads[""].urls("http://", _LISTENS[engine].rpartition(" ")[2])
-        yield f"router ({project}; your hosts as URLs)", f"{program} {policy} --worker-urls {urls}"
-    elif policy and known and decode:
-        prefills = spreads["prefill"].urls("", "301${i}")
+        yield label, f"python -m dynamo.frontend --router-mode kv{_FRONTENDS.get(router, '')}"
+    elif not known:
+        yield f"router: no command of {router} has these settings of fleet", ""
+    elif router in _NO_COMMAND:
+        yield f"router: {router} {_NO_COMMAND[router]}, so no command is here", ""
+    else:
+        yield _router(engine, router, fleet.decode_router, spreads, server.command)
+
+
+def _router(
+    engine: str, router: str, decode_router: str, spreads: Mapping[str, _Spread], started: str
+) -> tuple[str, str]:
+    """What a router is, and its command with the addresses of the replicas."""
+    port = _LISTENS[engine][1]
+    policy = _ROUTERS[engine].get(router)
+    decode = _DECODES.get(engine, {}).get(decode_router)
+    project, program = _PROGRAMS[engine]
+    if "" in spreads and router == _STACK and engine == "vllm":
+        urls, model = spreads[""].urls("http://", port), started.split()[2]
+        words = [
+            "vllm-router --service-discovery static --routing-logic prefixaware",
+            f"--static-backends $(echo {urls} | tr ' ' ,)",
+            f"--static-models $(for u in {urls}; do echo {model}; done | paste -sd,)",
+        ]
+        return "router (vLLM's production-stack; your hosts as URLs)", " ".join(words)
+    if policy and "" in spreads:
+        urls = spreads[""].urls("http://", port)
+        return (
+            f"router ({project}; your hosts as URLs)",
+            f"{program} {policy} --worker-urls {urls}",
+        )
+    if policy and decode:
+        prefills = spreads["prefill"].urls("", port[:-1])
+        ports = f"http://${{p}}0 {_BOOTSTRAP.replace('${i}', '${p: -1}')}"
         words = [
             f"{program} --pd-disaggregation {policy} --decode-policy {decode}",
-            f"$(for p in {prefills}; do echo --prefill http://${{p}}0 89${{p: -1}}8; done)",
-            spreads["decode"].urls("--decode=http://", "301${i}0"),
+            f"$(for p in {prefills}; do echo --prefill {ports}; done)",
+            spreads["decode"].urls("--decode=http://", port),
         ]
-        planned = "" if decode == fleet.decode_router else f"; planned with {fleet.decode_router}"
-        yield f"router ({project}; your hosts as URLs{planned})", " ".join(words)
-    else:
-        settings = "" if known else ", with these settings,"
-        then = f", then {fleet.decode_router}," if "prefill" in roles else ""
-        yield f"router: no launch command of {router}{then}{settings} is known here", ""
+        planned = "" if decode == decode_router else f"; planned with {decode_router}"
+        return f"router ({project}; your hosts as URLs{planned})", " ".join(words)
+    if "prefill" in spreads:
+        then = f"{router} for prefill and {decode_router} for decode"
+        return f"router: {project} has no {then}, so no command is here", ""
+    return f"router: {project} has no policy of {router}, so no command is here", ""

@@ -56,10 +56,16 @@ def start(whose: str, command: str) -> list[Started]:
 
 
 def trial_of(
-    engine: str, router: str, split: Split | None, units: int, layout: Layout, *settings: str
+    engine: str,
+    router: str,
+    split: Split | None,
+    units: int,
+    layout: Layout,
+    *settings: str,
+    gpu: str = "b300",
 ) -> Trial:
     asked = question(1, "ttft_p90=2s")
-    server = open_server(asked, [*SETTINGS, *settings], engine, "b300", layout)
+    server = open_server(asked, [*SETTINGS, *settings], engine, gpu, layout)
     kind = Kind(server, router, Bounds(server, asked), split)
     return Trial(kind, units, 1.0, 1.0, {}, 1.0, 1.0, meets=True, requests=1, came=1, served=1)
 
@@ -71,7 +77,15 @@ def trial_of(
         ("sglang", "round_robin", None, 2, f"{GATEWAY} round_robin --worker-urls"),
         ("sglang:0.5.20", "cache_aware", None, 3, f"{GATEWAY} cache_aware --eviction-interval-"),
         ("vllm", "round_robin", None, 2, "vllm-router --host 0.0.0.0 --policy round_robin"),
-        ("vllm", "cache_aware", None, 2, None),
+        ("vllm", "cache_aware", None, 2, "vllm-router --host 0.0.0.0 --policy cache_aware"),
+        ("vllm", "consistent_hashing", None, 2, "vllm-router --host 0.0.0.0 --policy consistent_"),
+        ("vllm", "production-stack:prefixaware", None, 3, "vllm-router --service-discovery"),
+        ("vllm", "dynamo-agentic", None, 2, f"{DYNAMO} --agentic"),
+        ("vllm", "dynamo-decode", None, 2, None),
+        ("vllm", "least_loaded", None, 2, None),
+        ("vllm", "llm-d:precise", None, 2, None),
+        ("vllm", "production-stack:kvaware", None, 2, None),
+        ("sglang", "consistent_hashing", None, 2, None),
         ("sglang", "dynamo", None, 2, DYNAMO),
         ("vllm", "dynamo", Split(1, 2), 2, DYNAMO),
         ("sglang", "round_robin", Split(1, 2), 1, DYNAMO),  # one prefill replica, no choice
@@ -97,12 +111,12 @@ def test_every_replica_and_the_router_have_a_command(
         (command,) = (each for whose, each in commands.items() if f"{role} replica" in whose[:18])
         (scenario,) = resolve(read_inputs({**read_command(command).texts, "gpu": "b300"}))
         assert scenario.layout == layout
-        assert ("dynamo." in command) == (started == DYNAMO)
+        assert ("dynamo." in command) == (started or "").startswith(DYNAMO)
     last, command = commands.popitem()
     if started:
         assert command.startswith(started)
     else:
-        assert "router" not in last or (command == "" and f"of {router}" in last)
+        assert "router" not in last or (command == "" and router in last)
 
 
 @pytest.mark.parametrize(
@@ -179,3 +193,39 @@ def test_a_split_is_routed_by_the_decode_router_that_was_planned(
     assert (f"with {decode}" in whose) == (policy not in (None, decode))
     *_, (_, unsplit) = launches(trial_of("sglang", "dynamo", None, 2, Layout(tp=2), setting))
     assert unsplit == DYNAMO
+
+
+@pytest.mark.parametrize(
+    ("gpus", "layout", "host"),
+    [
+        (None, Layout(tp=2), "host1 of 8 GPUs (assumed)"),
+        (6, Layout(tp=2), "host1 of 6 GPUs"),
+        (16, Layout(tp=2), "host1 of 8 GPUs (assumed)"),
+    ],
+)
+def test_a_host_has_the_gpus_that_are_given_or_is_said_to_be_assumed(
+    gpus: int | None, layout: Layout, host: str
+) -> None:
+    (whose, _), *_ = launches(trial_of("sglang", "round_robin", None, 3, layout), gpus)
+    assert whose == f"3 replicas, on {host}"
+
+
+@pytest.mark.parametrize(
+    ("layout", "units", "host"),
+    [
+        (Layout(tp=4), 2, "host{1..2} of 4 GPUs"),
+        (Layout(tp=8), 2, "host{1..2} of 8 GPUs (assumed)"),
+    ],
+)
+def test_a_host_of_gb300_has_four(layout: Layout, units: int, host: str) -> None:
+    trial = trial_of("sglang", "round_robin", None, units, layout, gpu="gb300")
+    assert next(launches(trial))[0] == f"2 replicas, 1 on each of {host}"
+
+
+def test_the_production_stack_gets_a_model_for_each_url() -> None:
+    trial = trial_of("vllm", "production-stack:prefixaware", None, 3, Layout(tp=2))
+    *_, (_, command) = launches(trial)
+    words = bash(f"printf '%s\\n' {command}")
+    urls, models = (words[words.index(f"--static-{each}") + 1] for each in ("backends", "models"))
+    assert urls == ",".join(f"http://host1:81{place}0" for place in range(3))
+    assert models == ",".join(["deepseek-ai/DeepSeek-V4-Flash"] * 3)

@@ -10,7 +10,6 @@ from dsv4kv.budget.fit import (
     RankUse,
     available_bytes,
     costs_of,
-    count_copies,
     fewest_gpus,
     fits,
     lacking_bytes,
@@ -49,7 +48,7 @@ class Answer:
         cached_bytes: One request's entries, keys and windows over all layers, without padding,
             state and copies: the figure that papers quote.
         token_bytes: Marginal bytes of one token of context, without these either.
-        kv_copies: Copies of every request's KV among the GPUs.
+        kv_copies: Copies of every request's KV: tensor parallel ranks share one KV head.
         stages: The capacity of every pipeline stage; None where nothing is left for a cache.
         host: What one GPU's rank keeps in host memory.
         sent_bytes: Bytes of a prompt that a prefill rank sends to the decode side, where known.
@@ -190,7 +189,7 @@ def answer(inputs: Inputs) -> Answer:
         costs=costs_of(scenario, use.stage, context, concurrency),
         cached_bytes=cached,
         token_bytes=per_token,
-        kv_copies=count_copies(scenario),
+        kv_copies=scenario.layout.tp,
         stages=stages,
         host=host,
         sent_bytes=sent.bytes if sent else None,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from dsv4kv.budget.lookup import kv_heads
 from dsv4kv.budget.scenario import Scenario
 from dsv4kv.engines.contract import PoolCost
 
@@ -243,9 +242,3 @@ def curve(scenario: Scenario) -> list[tuple[int, int]]:
     limit = scenario.config.max_context_tokens
     contexts = sorted({min(tokens, limit) for tokens in CURVE_TOKENS})
     return [(tokens, max_concurrency(scenario, tokens)) for tokens in contexts]
-
-
-def count_copies(scenario: Scenario) -> int:
-    """Copies of every request's KV: tensor parallel ranks beyond the KV heads hold the same."""
-    tp = scenario.layout.tp
-    return tp // min(tp, kv_heads(scenario.config))

@@ -138,7 +138,6 @@ class Inputs:
     concurrency: Count = None
     checkpoint: Text = None
     weights: Size = None
-    weight_bytes_per_param: Ratio = None
     memory_fraction: Share = None
     reserve: Annotated[int | None, parse_bytes] = None
     kv_memory: Size = None

@@ -31,7 +31,7 @@ _NAMES = {
     "v4.1-flash": "deepseek-ai/DeepSeek-V4.1-Flash",
 }
 OURS = {
-    *("engine", "gpu", "hbm", "weights", "weight_bytes_per_param", "reserve", "concurrency"),
+    *("engine", "gpu", "hbm", "weights", "reserve", "concurrency"),
     "host_memory",
 }
 """Inputs that no launch command says."""

@@ -1,9 +1,4 @@
-"""What a sizing question names: its model, GPU, formats and weights.
-
-The baseline GQA-8 stores, per token and layer, keys and values of 8 heads of 128 channels in bf16:
-8 x 128 x 2 x 2 = 4,096 B, 249,856 B over 61 layers. Source: the DeepSeek-V4 report,
-arXiv:2606.19348. The rest of it is DeepSeek-V3.2's, for comparison only.
-"""
+"""What a sizing question names: its model, GPU, formats and weights."""
 
 from functools import cache
 from pathlib import Path
@@ -19,41 +14,22 @@ from dsv4kv.errors import ConfigError, find_name
 from dsv4kv.files import shipped
 from dsv4kv.model import presets as ps
 from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.formats import EntryFormat
 from dsv4kv.model.schema import CacheFormats, choose_formats
 from dsv4kv.units import format_bytes
 
-GQA8 = "gqa8"
-_KV_HEADS, _HEAD_DIM = 8, 128
-_NO_KEYS = EntryFormat("none", "bf16", 0)
-
-
-def kv_heads(config: DSV4Config) -> int:
-    """KV heads that tensor parallelism can split: DeepSeek's models have one."""
-    return _KV_HEADS if config.name == GQA8 else 1
-
 
 def find_model(name: str) -> DSV4Config:
-    """A preset, the baseline, or a config.json; raises ``ConfigError`` with the nearest names."""
+    """A preset, or a config.json; raises ``ConfigError`` with the nearest names."""
     name = ps.preset_of(name)
     if _model_file(name):
         return ps.load_model(name)
     otherwise = ", or the path of a Hugging Face config.json"
-    return _known_model(find_name(name, [*ps.preset_names(), GQA8], "model", otherwise))
-
-
-@cache
-def _known_model(name: str) -> DSV4Config:
-    if name != GQA8:
-        return ps.load_model(name)
-    source = "GQA-8 baseline of arXiv:2606.19348"
-    changed = {"name": GQA8, "max_context_tokens": 1_048_576, "source": source}
-    return ps.load_model("v3.2").model_copy(update=changed)
+    return ps.load_model(find_name(name, ps.preset_names(), "model", otherwise))
 
 
 def _model_file(name: str) -> Path | None:
     """The config.json that a name is the path of; None for a known model or no file."""
-    return None if name in (*ps.preset_names(), GQA8) else ps.config_file(name)
+    return None if name in ps.preset_names() else ps.config_file(name)
 
 
 def find_gpu(inputs: Inputs) -> Gpu:
@@ -68,20 +44,13 @@ def find_gpu(inputs: Inputs) -> Gpu:
     return plain_memory(inputs.hbm)
 
 
-def find_formats(inputs: Inputs, config: DSV4Config, tp: int = 1) -> CacheFormats:
+def find_formats(inputs: Inputs, config: DSV4Config) -> CacheFormats:
     """Formats of the entries on one rank; raises ``ConfigError`` with the choices."""
-    if config.name == GQA8:  # tensor parallelism splits the 8 heads, no further
-        entry = EntryFormat("bf16", "bf16", 2 * _HEAD_DIM * (_KV_HEADS // min(tp, _KV_HEADS)))
-        return CacheFormats(entry, choose_formats(config).window, _NO_KEYS)
     return choose_formats(config, inputs.main_format, inputs.window_format, inputs.indexer_format)
 
 
 def find_weights(inputs: Inputs, config: DSV4Config) -> wt.Weights:
     """The weights given, or derived from the model; ``ConfigError`` where neither is known."""
-    if inputs.weights is not None and inputs.weight_bytes_per_param is not None:
-        raise ConfigError(
-            "--weights and --weight-bytes-per-param both give the size of the weights: keep one."
-        )
     own = _model_file(inputs.model)
     try:
         if own is None:
@@ -102,10 +71,6 @@ def find_weights(inputs: Inputs, config: DSV4Config) -> wt.Weights:
             f"how large the weights of {config.name} are is not known: give --weights 150GiB, the "
             "size of the checkpoint."
         )
-    if inputs.weight_bytes_per_param is not None and derived.parameters is not None:
-        each, count = inputs.weight_bytes_per_param, derived.parameters
-        source = f"{count / 1e9:,.0f}B parameters, {float(each):g} B for each"
-        return wt.scale_weights(derived, int(count * each), source)
     return derived
 
 
@@ -138,7 +103,7 @@ def _known_facts(name: str) -> wt.WeightFacts | None:
 @cache
 def _known_weights(name: str, checkpoint: str) -> wt.Weights | None:
     """A preset's weights, as the name of a checkpoint says that they are stored."""
-    facts, config = _known_facts(name), _known_model(name)
+    facts, config = _known_facts(name), ps.load_model(name)
     if facts is None or not checkpoint:
         return None if facts is None else wt.derive_weights(config, facts)
     stored = storage_of_name(checkpoint) or facts.storage

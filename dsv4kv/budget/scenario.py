@@ -9,7 +9,7 @@ from typing import Any
 from dsv4kv.budget.gpus import Gpu
 from dsv4kv.budget.inputs import Inputs
 from dsv4kv.budget.layout import Layout, LayoutWish, candidate_layouts
-from dsv4kv.budget.lookup import GQA8, find_formats, find_gpu, find_model, find_weights
+from dsv4kv.budget.lookup import find_formats, find_gpu, find_model, find_weights
 from dsv4kv.budget.weights import Weights
 from dsv4kv.engines.contract import Default, Defaults, Deployment, Engine, Machine, Overhead
 from dsv4kv.engines.formats import PLACES, Site, stored_formats
@@ -286,8 +286,6 @@ def _refuse(inputs: Inputs, config: DSV4Config, engine: Engine, gpu: Gpu) -> Non
 def _formats(
     inputs: Inputs, config: DSV4Config, engine: Engine, gpu: Gpu, tp: int
 ) -> tuple[CacheFormats, Defaults]:
-    if config.name == GQA8:
-        return find_formats(inputs, config, tp), {}
     asked = {place: getattr(inputs, f"{place}_format") for place in PLACES}
     backend, split = inputs.attention_backend, inputs.role is not None
     site = Site(engine.name, config, gpu.arch, tp, split, backend, inputs.cache_dtype)
@@ -299,7 +297,7 @@ def _formats(
     }
     main, window, indexer = (stored[place][0] for place in PLACES)
     given = replace(inputs, main_format=main, window_format=window, indexer_format=indexer)
-    return find_formats(given, config, tp), reasons
+    return find_formats(given, config), reasons
 
 
 def fix_layout(scenario: Scenario) -> Inputs:

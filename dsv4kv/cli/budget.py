@@ -35,7 +35,6 @@ _gpu = partial(opt.Row, panel="GPUs and layout")
 _cache = partial(opt.Row, panel="Cache", rare=True)
 _host = partial(opt.Row, panel="Host memory", rare=True)
 _OUTPUT: dict[str, Any] = {"panel": "Output"}
-_MODELS = f"gqa8 (a baseline with 8 KV heads), {opt.MODELS}"
 _ENGINES = f"Whose rules size the cache: {listed(FAMILIES)}, or a version: vllm:0.33."
 _COMMAND = (
     "A launch command of vLLM, SGLang or TensorRT-LLM, or a file with one (script, YAML, "
@@ -46,7 +45,7 @@ _RETENTION = (
     "the window of every block."
 )
 INPUTS = {
-    "model": _ask(_MODELS, "NAME|FILE", "v4-flash"),
+    "model": _ask(opt.MODELS, "NAME|FILE", "v4-flash"),
     "context": _ask("Tokens of every request: 128K, 1M.", "TOKENS", "the longest that fits"),
     "concurrency": _ask("Concurrent requests.", "N", "the most that fit"),
     "engine": _ask(_ENGINES, "NAME", "dsv4kv"),
@@ -67,9 +66,6 @@ INPUTS = {
         rare=True,
     ),
     "weights": _gpu("Size of the checkpoint.", "SIZE", "derived", rare=True),
-    "weight_bytes_per_param": _gpu(
-        "Bytes per parameter.", "BYTES", "by the checkpoint's types", rare=True
-    ),
     "block_tokens": _cache("Tokens of a block.", "TOKENS", "the engine's"),
     "main_format": _cache(f"Compressed entries: {listed(known_formats('main'))}.", "NAME"),
     "window_format": _cache(f"Window entries: {listed(known_formats('window'))}.", "NAME"),

@@ -11,7 +11,6 @@ from dsv4kv.budget.advice import Option
 from dsv4kv.budget.fit import lacking_bytes, max_concurrency, within_limit
 from dsv4kv.budget.inputs import DEFAULT_GPU
 from dsv4kv.budget.launch_line import OURS
-from dsv4kv.budget.lookup import kv_heads
 from dsv4kv.budget.scenario import Scenario
 from dsv4kv.budget.sweep import Row
 from dsv4kv.engines.contract import Capacity
@@ -195,8 +194,7 @@ def _gpus(scenario: Scenario) -> str:
 
 def _copies_sentence(found: an.Answer) -> str:
     tp = found.scenario.layout.tp
-    heads = "single KV head" if kv_heads(found.scenario.config) == 1 else "too few KV heads"
-    return f"TP{tp} replicates the KV cache on {found.kv_copies} GPUs ({heads})."
+    return f"TP{tp} replicates the KV cache on {found.kv_copies} GPUs (single KV head)."
 
 
 def _best_sentence(found: an.Answer, options: Sequence[Option], listed: Sequence[Option]) -> str:

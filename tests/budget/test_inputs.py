@@ -20,7 +20,7 @@ from dsv4kv.errors import ConfigError
         ("reserve", "0", 0),
         ("memory-fraction", "0.9", Fraction(9, 10)),
         ("memory-fraction", "1", Fraction(1)),
-        ("weight-bytes-per-param", "0.5", Fraction(1, 2)),
+        ("host-ratio", "0.5", Fraction(1, 2)),
         ("draft-tokens", "0", 0),
         ("state", "online", "online"),
     ],
@@ -43,15 +43,15 @@ def test_a_value_is_read(name: str, text: str, value: object) -> None:
         ),
         ("memory-fraction", "x", "--memory-fraction: 'x' is not a number: write 0.9 or 1/2."),
         (
-            "weight-bytes-per-param",
+            "host-ratio",
             "9" * 400,
-            f"--weight-bytes-per-param: '{'9' * 400}' is not a number: write 0.9 or 1/2.",
+            f"--host-ratio: '{'9' * 400}' is not a number: write 0.9 or 1/2.",
         ),
         ("memory-fraction", "1/0", "--memory-fraction: '1/0' is not a number: write 0.9 or 1/2."),
         (
-            "weight-bytes-per-param",
+            "host-ratio",
             "0",
-            "--weight-bytes-per-param: 0 is too little: give a number above 0.",
+            "--host-ratio: 0 is too little: give a number above 0.",
         ),
         (
             "state",

@@ -121,12 +121,6 @@ def test_a_published_config_gives_the_presets_answer(model: str, tmp_path: Path)
     assert file == preset
 
 
-def test_the_baseline_takes_its_stated_bytes() -> None:
-    """8 KV heads x 128 channels x 2 (K and V) x 2 B x 61 layers."""
-    found = document("--model", "gqa8", "--weights", "600GiB", "--context", "1M")
-    assert found["request"]["token_bytes"] == 8 * 128 * 2 * 2 * 61 == 249_856
-
-
 def test_tp_and_dp_of_sglang_share_the_gpus_as_in_its_launch_command() -> None:
     found = document("--engine", "sglang", "--gpus", "8", "--tp", "8", "--dp", "4")
     assert found["layout"]["label"] == "TP2 DP4 EP8"

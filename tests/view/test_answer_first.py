@@ -40,7 +40,7 @@ ANSWERS = {
     "budget, too much": "budget --gpus 8 --context 128K --concurrency 3000 --engine vllm:0.33",
     "budget, load": "budget --model v4-pro --gpu b200 --gpus 8 --concurrency 64",
     "budget, command": f"budget --gpu b200 --command {shlex.quote(VLLM_COMMAND)}",
-    "budget, sweep": "budget --gpus 8 --axis context=4K,1M --axis model=v4-flash,v4-pro,v3.2,gqa8",
+    "budget, sweep": "budget --gpus 8 --axis context=4K,1M --axis model=v4-flash,v4-pro,v3.2",
     "explain": "budget --explain new.log",
     "explain, SGLang": "budget --explain sglang.log",
     "explain, ranks": "budget --explain ranks.log",

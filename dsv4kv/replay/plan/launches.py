@@ -46,7 +46,8 @@ _WORKERS = {
 }
 """What dynamo starts in place of an engine's program, and adds for its events and for a role."""
 _FRONTENDS = {"dynamo": "", "dynamo-agentic": " --agentic"}
-_STACK = "production-stack:prefixaware"
+_STACK = {"vllm": {"production-stack:prefixaware": "prefixaware"}}
+"""Routing logic of vLLM's production-stack."""
 _NO_COMMAND = {
     "dynamo-decode": "chooses decode replicas alone (fleet.decode_router)",
     "llm-d:precise": "is set in Kubernetes, in llm-d's endpoint picker",
@@ -184,10 +185,10 @@ def _router(
     policy = _ROUTERS[engine].get(router)
     decode = _DECODES.get(engine, {}).get(decode_router)
     project, program = _PROGRAMS[engine]
-    if "" in spreads and router == _STACK and engine == "vllm":
+    if "" in spreads and (logic := _STACK.get(engine, {}).get(router)):
         urls, model = spreads[""].urls("http://", port), started.split()[2]
         words = [
-            "vllm-router --service-discovery static --routing-logic prefixaware",
+            f"vllm-router --service-discovery static --routing-logic {logic}",
             f"--static-backends $(echo {urls} | tr ' ' ,)",
             f"--static-models $(for u in {urls}; do echo {model}; done | paste -sd,)",
         ]

@@ -151,7 +151,7 @@ THINNED = {
     "test_tokens_chunks_and_one_prompt_give_equal_pages_and_states": 2,
     "bench/test_telemetry.py::test_a_throttled_gpu_is_seen_while_the_run_goes_on": 3,
     "bench/transfer/test_bench_transfer.py::"
-    "test_a_prefill_side_that_dies_or_stops_leaves_the_decode_side_whole": 1,
+    "test_a_prefill_side_that_dies_or_stops_is_a_sentence_in_time": 1,
     "bench/transfer/test_side.py::test_bytes_of_others_are_found_by_their_digests": 2,
     "bench/transfer/test_side.py::"
     "test_decode_steps_after_a_transfer_read_what_they_would_have_read": 1,
@@ -198,8 +198,6 @@ THINNED = {
     "test_docs_outputs.py::test_a_replay_of_the_pages_runs": 5,
     "test_install.py::test_pip_resolves_what_the_readme_types_first": 0,  # uv does
     "test_endings.py::test_the_program_ends_as_by_ctrl_c": 1,
-    "bench/tiers/test_library.py::"
-    "test_a_prompt_that_comes_back_goes_on_as_if_it_had_never_left": 4,
     "bench/transfer/test_rows.py::test_rows_are_the_same_in_another_cache": 2,
     "view/page/test_browser.py::"
     "test_a_page_opens_without_complaint_request_or_sideways_scrolling": 3,

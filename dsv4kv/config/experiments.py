@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 
 from dsv4kv.choices import Choice, explained
 from dsv4kv.config.bench import (
-    Formats,
     ModelSection,
     NonNegative,
     OneOf,
@@ -128,7 +127,7 @@ class TiersConfig(Section):
     block_tokens: Annotated[int, Field(gt=0, multiple_of=128)] = 256
     """Tokens of a block, and of a page in a store; engines take 256."""
     lengths: Annotated[tuple[Positive, ...], Field(min_length=1)] = (2048, 8192, 32768)
-    """Prefixes, in tokens. The cache holds two of the longest, the stores one."""
+    """Prefixes, in tokens, whole blocks each. The cache holds two of the longest, a store one."""
     stores: Annotated[tuple[Literal["memory", "file"], ...], Field(min_length=1)] = (
         "memory",
         "file",
@@ -141,9 +140,17 @@ class TiersConfig(Section):
     """Times that every prefix is stored, looked up and restored; fewer than 6 have no interval."""
     cost: CostSection = CostSection(gpus=1)
     """The GPUs on which computing a prompt again is modelled, as ``dsv4kv replay`` does."""
-    prefill_tokens: Positive = 8192
-    """Tokens of a step in which prompts are computed there."""
     seed: NonNegative = Field(0, description="Seed of all data.")
+
+    @model_validator(mode="after")
+    def _whole_blocks(self) -> Self:
+        parts = [tokens for tokens in self.lengths if tokens % self.block_tokens]
+        if parts:
+            raise ValueError(
+                f"lengths has {parts[0]}, and stores keep whole blocks: give multiples of "
+                f"block_tokens ({self.block_tokens})"
+            )
+        return self
 
 
 class SideSection(Section):
@@ -153,19 +160,13 @@ class SideSection(Section):
     """Tokens of a block; the two caches may differ."""
     draft_tokens: NonNegative = 0
     """Drafts that may be rolled back: rings have as many rows more, and may differ, too."""
-    formats: Formats = Formats()
-    """Entry formats; caches that differ are refused."""
 
 
 class TransferConfig(Section):
     """Two caches, a request that moves from one to the other, and how that is timed."""
 
-    model: str = "v4-flash"
-    """Model whose layers are cached: a shipped preset or a Hugging Face config.json."""
-    layers: tuple[NonNegative, ...] | None = (0, 1, 2, 3, 4, 5)
-    """Layers that both caches hold; null for all."""
-    draft_layers: bool = False
-    """Also hold the draft (MTP) layers, whose windows must not be lost."""
+    model: ModelSection = ModelSection(layers=(0, 1, 2, 3, 4, 5))
+    """The model whose cache both sides hold."""
     state: StateFormat = "ring"
     """HCA compressor state: a ring of 128 rows, or the running softmax."""
     tokens: Positive = 4099
@@ -181,5 +182,5 @@ class TransferConfig(Section):
     rounds: Annotated[int, Field(ge=6)] = 15
     """How often the request is read to be timed."""
     timeout_s: SecondsAboveZero = 60.0
-    """Longest time without an answer, in seconds; the first may take 30 s more."""
+    """Longest time until the prefill process answers, in seconds."""
     seed: NonNegative = Field(0, description="Seed of all data.")

@@ -47,24 +47,24 @@ def transfer_page(config: TransferConfig, outcome: "Outcome") -> Page:
 
 def _transfer_verdict(config: TransferConfig, outcome: "Outcome") -> Finding:
     steps = counted(config.decode_steps, "decode step")
-    if wrong := len(outcome.failures):
-        return Finding("bad", f"{wrong} of 2 transfers differ after {steps}")
+    if outcome.failures:
+        return Finding("bad", f"the request differs after {steps}")
     return Finding(
         "good",
         f"all {counted(outcome.pages, 'page')} have the digests they were sent with; {steps} "
-        "after each transfer read, bit for bit, what a request reads that stayed",
+        "after the transfer read, bit for bit, what a request reads that stayed",
     )
 
 
 def _sentence(config: TransferConfig, outcome: "Outcome") -> str:
     """What was moved, and how long a prompt takes to come."""
     total = outcome.total
-    end, layers = (format_duration(ns, 2) for ns in (outcome.at_end_ns, outcome.by_layer_ns))
+    taken = format_duration(outcome.prompt_ns, 2)
     return (
         f"{counted(config.timed_tokens, 'token')} are {format_bytes(total.bytes)} in "
         f"{counted(total.pieces, 'piece')}, {total.descriptors:,} where neighbours are merged. A "
-        f"prompt of {counted(config.tokens, 'token')}, computed and moved, takes {end} read at "
-        f"its end and {layers} read layer by layer (one run each)."
+        f"prompt of {counted(config.tokens, 'token')}, computed, moved and verified, takes "
+        f"{taken} (one run)."
     )
 
 
@@ -138,10 +138,8 @@ def _prefixes_table(outcome: "TiersOutcome") -> Table:
         ("compute ms", lambda row: ms(row.computed_ns)),
         ("store ms", lambda row: ms(row.stored)),
     ]
-    cold = [f"{store} is read cold, by {way}" for store, way in outcome.cold.items()]
-    read = "; ".join(cold) or "nothing is read from a disk"
     title = f"Prefixes of {outcome.model}"
-    note = f"compute: modelled on {outcome.gpu}; {read}"
+    note = f"compute: modelled on {outcome.gpu}; files are read from the disk, not its cache"
     return Table(title, columns, outcome.prefixes, note=note, keys=2)
 
 

@@ -83,7 +83,7 @@ def test_a_decode_step_never_waits_for_the_gpu(way: str, settings: tuple[str, ..
 
 def test_prefixes_leave_the_gpu_and_come_back_right() -> None:
     """Gathered by launches, through pinned memory."""
-    asked = ["device=cuda", LAYERS, "lengths=[300,1024]", "stores=[memory]", "rounds=6"]
+    asked = ["device=cuda", LAYERS, "lengths=[256,1024]", "stores=[memory]", "rounds=6"]
     outcome = run_tiers(load_config(None, asked, TiersConfig).config, lambda *_: None)
     assert outcome.failures == []
     assert outcome.checks > 20

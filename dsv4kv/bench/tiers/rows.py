@@ -33,11 +33,6 @@ class Geometry:
     areas: tuple[Area, ...]
     ring: bool
 
-    @property
-    def row_bytes(self) -> list[int]:
-        """Bytes of a row in every area: what two caches must have in common."""
-        return [area.row_bytes for area in self.areas]
-
 
 def geometry_of(family: Family) -> Geometry:
     """Where a family's rows are in one layer."""
@@ -58,13 +53,10 @@ def geometry_of(family: Family) -> Geometry:
     return Geometry(rows, family.piece_bytes, tuple(areas), ring)
 
 
-def rows_needed(family: Family, tokens: int, window_tokens: int, prefix: int = 0) -> range:
-    """Rows that a request needs to go on after ``tokens`` tokens.
-
-    prefix: tokens whose pages are there already; windows and states are of the end alone.
-    """
+def rows_needed(family: Family, tokens: int, window_tokens: int) -> range:
+    """Rows that a request needs to go on after ``tokens`` tokens."""
     if family.kept is Kept.PAGES:
-        return range(prefix // family.ratio, tokens // family.ratio)
+        return range(tokens // family.ratio)
     if family.part == "window":
         return range(max(0, tokens - window_tokens), tokens)
     open_from = tokens // family.ratio * family.ratio

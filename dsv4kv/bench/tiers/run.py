@@ -7,8 +7,8 @@ A restored request and one that never left both go on, and every bit of the two 
 import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -103,21 +103,16 @@ class TiersOutcome:
 
     model: str
     gpu: str  # the GPUs of the model of computing, in words
-    cold: dict[str, str] = field(default_factory=dict)
-    """How reads come from the disk, by store; nothing where there is none."""
     prefixes: list[PrefixRow] = field(default_factory=list)  # by store and length
     copies: list[FamilyRow] = field(default_factory=list)
     """Of the longest prefix, between GPU and host; nothing on a CPU."""
     checks: int = 0  # comparisons made
-    failures: list[str] = field(default_factory=list)  # A sentence for each that failed
+    failures: list[str] = field(default_factory=list)  # a sentence for each that failed
 
     def answers(self) -> list[str]:
         """Whether restoring is worth it: a sentence per store."""
-        return [
-            _worth(rows)
-            for store in dict.fromkeys(row.store for row in self.prefixes)
-            if (rows := [row for row in self.prefixes if row.store == store])
-        ]
+        stores = dict.fromkeys(row.store for row in self.prefixes)
+        return [_worth([row for row in self.prefixes if row.store == name]) for name in stores]
 
 
 def _worth(rows: Sequence[PrefixRow]) -> str:
@@ -146,49 +141,53 @@ def _reach(estimate: Estimate) -> tuple[float, float]:
 def _at_most(time_ns: Estimate) -> str:
     """A time, or its upper end where the interval reaches 0."""
     below, above = _reach(time_ns)
-    known = math.isinf(above) or below < time_ns.value
-    at_most = "" if known else "less than "
-    sure = not known or max(below, above) <= _SURE * time_ns.value
-    time = time_ns.value + (0.0 if known else above)
-    return at_most + format_duration(time, 3 if sure else 2)
+    if time_ns.value <= below < math.inf:
+        return f"less than {format_duration(time_ns.value + above, 2)}"
+    sure = max(below, above) <= _SURE * time_ns.value
+    return format_duration(time_ns.value, 3 if sure else 2)
 
 
 _MORE_TOKENS, _STEPS = 132, 1  # computed and decoded after a restore: every kind of group ends
 _SLOTS = 2
 _SERIAL = 0
+_PREFILL_TOKENS = 8192  # of a step in which prompts are computed, as modelled
 OnStep = Callable[[str, int, int], None]  # called with the next one, and how many of all are done
 
 
 def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
     """Store, look up and restore every prefix; raises ``ConfigError``, ``StoreUnavailable``."""
     torch.set_num_threads(1)
-    plan = check_tiers(config)
-    bench, cost = _bench_config(config), config.cost
+    plan, cost = check_tiers(config), config.cost
     gpu = f"{cost.gpus} × {cost.gpu}" if cost.gpu else f"{cost.gpus} GPU"
     outcome = TiersOutcome(plan.config.name, gpu)
     steps = list(product(dict.fromkeys(config.stores), sorted(set(config.lengths))))
+    longest = max(config.lengths)
     with _folder(config) as folder:
         _check_room(config, plan, folder)
-        built = set_up(bench, None)
+        built = set_up(_bench_config(config), None)
         assert built.drive is not None
         cache = CacheBytes(built.manager)
         requests = Requests(built.manager, built.drive.executor)
-        run = _Run(config, cache, requests, outcome)
+        families, prefill_ns = cache.families.values(), _prefill_model(config, plan)
+        object_bytes = sum(each.objects(longest) * each.object_bytes for each in families)
         for done, (name, tokens) in enumerate(steps):
             on_step(f"{name}, {tokens:,} tokens", done, len(steps))
-            store = run.open(name, folder)
-            try:
-                run.measure(name, store, tokens)
-                if isinstance(store, FileStore):
-                    outcome.cold[name] = store.cold
-            finally:
-                store.close()
+            store: Store = (
+                MemoryStore(2 * object_bytes)
+                if name == "memory"
+                else FileStore(folder, threads=config.threads)
+            )
+            with closing(store):
+                row, wrong = _measure(name, store, cache, requests, tokens, config.rounds)
+            outcome.prefixes.append(replace(row, computed_ns=prefill_ns(tokens)))
+            outcome.checks += len(families)
+            outcome.failures += wrong
         if cache.mover is not None:
-            slot, longest = requests.admit(), max(config.lengths)
+            slot = requests.admit()
             requests.place(slot, _SERIAL, longest)
             moved = cache, cache.mover, slot, longest, config.rounds
-            families = [each for each in cache.families.values() if each.objects(longest)]
-            outcome.copies = [measure_copies(family, *moved) for family in families]
+            some = [each for each in families if each.objects(longest)]
+            outcome.copies = [measure_copies(family, *moved) for family in some]
             requests.release(slot)
     return outcome
 
@@ -200,74 +199,45 @@ def check_tiers(config: TiersConfig) -> CachePlan:
     return plan
 
 
-@dataclass
-class _Run:
-    """One run: a cache with two slots; one stays, one comes back."""
+def _measure(
+    name: str, store: Store, cache: CacheBytes, requests: Requests, tokens: int, rounds: int
+) -> tuple[PrefixRow, list[str]]:
+    """Time rounds of a prefix in one store: a request stays, another one is restored.
 
-    config: TiersConfig
-    cache: CacheBytes
-    requests: Requests
-    outcome: TiersOutcome
-
-    def __post_init__(self) -> None:
-        self._families = list(self.cache.families.values())
-        self._prefill_ns = _prefill_model(self.config, self.cache.manager.plan)
-
-    def open(self, name: str, folder: Path) -> MemoryStore | FileStore:
-        if name == "memory":
-            longest = max(self.config.lengths)
-            sizes = (each.objects(longest) * each.object_bytes for each in self._families)
-            return MemoryStore(4 * sum(sizes))
-        return FileStore(folder, threads=self.config.threads)
-
-    def measure(self, name: str, store: Store, tokens: int) -> None:
-        """One prefix in one store."""
-        requests = self.requests
-        library = Library(self.cache, store, revision="drawn")
-        stayed = requests.admit()
-        requests.place(stayed, _SERIAL, tokens)
-        back = self._measure_prefix(name, library, stayed, tokens)
-        self._verify(name, stayed, back, tokens)
-        for slot in (stayed, back):
-            requests.release(slot)
-
-    def _measure_prefix(self, name: str, library: Library, stayed: int, tokens: int) -> int:
-        """Time every round of a prefix; returns the last restored slot."""
-        back, rounds = self.requests.admit(), list[list[int]]()
-        for number in range(self.config.rounds):
-            self.requests.release(back)
-            back = self.requests.admit()
-            prefix = library.prefix(np.arange(tokens) + number)
-            moments = [perf_counter_ns()]
-            library.store_prefix(prefix, stayed)
-            moments.append(perf_counter_ns())
-            found = library.restore(prefix, back)
-            moments.append(perf_counter_ns())
-            rounds.append(np.diff(moments).tolist())
-            if found.tokens != tokens or found.failed:
-                cause = f" (the first: {library.failure})" if library.failure else ""
-                raise StoreUnavailable(
-                    f"{name}: {tokens:,} tokens were stored and {found.tokens:,} came back; "
-                    f"{library.failures} calls failed{cause} and {library.damaged_objects} "
-                    "objects were damaged: give the store more room, or take another place."
-                )
-            library.clear()
-        useful = sum(f.useful_bytes(tokens) for f in self._families if f.kept is Kept.PAGES)
-        stored_ns, restored = (_estimate(list(each)) for each in zip(*rounds, strict=True))
-        counts = tokens, useful, found.read_bytes
-        times = stored_ns, restored, self._prefill_ns(tokens)
-        self.outcome.prefixes.append(PrefixRow(name, *counts, *times))
-        return back
-
-    def _verify(self, name: str, stayed: int, back: int, tokens: int) -> None:
-        """Both go on, and every bit of both is compared."""
-        for slot in (stayed, back):
-            self.requests.compute(slot, _SERIAL, tokens + _MORE_TOKENS)
-            self.requests.decode(slot, _SERIAL, _STEPS)
-        after = tokens + _MORE_TOKENS + _STEPS
-        found = differences(self.cache, stayed, self.cache, back, after)
-        self.outcome.checks += len(self.cache.families)
-        self.outcome.failures += [f"{name}, {tokens:,} tokens: {each}" for each in found]
+    Then both go on, and every bit of both is compared: a sentence for what differs.
+    """
+    library = Library(cache, store, revision="drawn")
+    stayed, back = requests.admit(), requests.admit()
+    requests.place(stayed, _SERIAL, tokens)
+    times = list[list[int]]()
+    for number in range(rounds):
+        requests.release(back)
+        back = requests.admit()
+        prefix = library.prefix(np.arange(tokens) + number)
+        moments = [perf_counter_ns()]
+        library.store_prefix(prefix, stayed)
+        moments.append(perf_counter_ns())
+        found = library.restore(prefix, back)
+        moments.append(perf_counter_ns())
+        times.append(np.diff(moments).tolist())
+        if found.tokens != tokens:
+            cause = f": {found.damaged} is not there as it was stored" if found.damaged else ""
+            raise StoreUnavailable(
+                f"{name}: {tokens:,} tokens were stored and {found.tokens:,} came back{cause}. "
+                "Take another place."
+            )
+        library.clear()
+    families = cache.families.values()
+    useful = sum(f.useful_bytes(tokens) for f in families if f.kept is Kept.PAGES)
+    stored, restored = (_estimate(list(each)) for each in zip(*times, strict=True))
+    for slot in (stayed, back):
+        requests.compute(slot, _SERIAL, tokens + _MORE_TOKENS)
+        requests.decode(slot, _SERIAL, _STEPS)
+    wrong = differences(cache, stayed, cache, back, tokens + _MORE_TOKENS + _STEPS)
+    for slot in (stayed, back):
+        requests.release(slot)
+    row = PrefixRow(name, tokens, useful, found.read_bytes, stored, restored, None)
+    return row, [f"{name}, {tokens:,} tokens: {each}" for each in wrong]
 
 
 def _prefill_model(config: TiersConfig, plan: CachePlan) -> Callable[[int], float | None]:
@@ -286,7 +256,7 @@ def _prefill_model(config: TiersConfig, plan: CachePlan) -> Callable[[int], floa
         find_rates(config.cost) if stated else None,
         None if stated else open_times(replay, plan.config, plan.schemas, weights).timer,
     )
-    return lambda tokens: clock.prompt_s(0, tokens, config.prefill_tokens) * 1e9
+    return lambda tokens: clock.prompt_s(0, tokens, _PREFILL_TOKENS) * 1e9
 
 
 def document_of(outcome: TiersOutcome) -> dict[str, Any]:
@@ -319,9 +289,8 @@ def _bench_config(config: TiersConfig) -> BenchConfig:
 def _check_room(config: TiersConfig, plan: CachePlan, folder: Path) -> None:
     """Raise ``ConfigError`` where memory or disk do not hold what is moved."""
     longest = plan.total_bytes // plan.num_slots
-    needed = plan.total_bytes + longest * (2 + 2 * ("memory" in config.stores))
-    memory = capture_environment()["memory_bytes"]
-    room = {"memory": (needed, memory or needed), "the disk": (0, needed)}
+    memory = plan.total_bytes + longest * (2 + 2 * ("memory" in config.stores))
+    room = {"memory": (memory, capture_environment()["memory_bytes"] or memory)}
     if "file" in config.stores:
         room["the disk"] = 3 * longest, shutil.disk_usage(folder).free
     for what, (wanted, there) in room.items():
@@ -336,11 +305,11 @@ def _check_room(config: TiersConfig, plan: CachePlan, folder: Path) -> None:
 @contextmanager
 def _folder(config: TiersConfig) -> Iterator[Path]:
     parent = Path(config.folder) if config.folder else user_cache()
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
             if parent is not None:
                 make_folder(parent)
-            folder = held.enter_context(temporary_folder("dsv4kv-tiers-", parent))
+            folder = stack.enter_context(temporary_folder("dsv4kv-tiers-", parent))
         except OSError as error:
             raise StoreUnavailable(
                 f"{parent}: files cannot be written there ({error.strerror}): name another folder."

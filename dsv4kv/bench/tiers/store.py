@@ -7,7 +7,6 @@ name, whatever is killed in between.
 
 import errno
 import os
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -98,14 +97,12 @@ class MemoryStore:
         """Nothing to do."""
 
 
-ResultT = TypeVar("ResultT")
+_ResultT = TypeVar("_ResultT")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class FileStore:
-    """Objects in files of one folder, ``cold`` being how they come from the disk when read."""
-
-    cold = "posix_fadvise(DONTNEED)" if hasattr(os, "posix_fadvise") else ""
+    """Objects in files of one folder, read from the disk and not from the page cache."""
 
     def __init__(self, folder: Path, *, threads: int = 8) -> None:
         """Open the folder, or make it; ``threads`` move files.
@@ -129,19 +126,17 @@ class FileStore:
     def delete(self, names: Sequence[str]) -> None:
         with self._translated():
             for name in names:
-                path = Path(self._path(name))
-                if not path.is_dir():
-                    path.unlink(missing_ok=True)
+                Path(self._path(name)).unlink(missing_ok=True)
 
     def close(self) -> None:
         self._pool.shutdown()
 
     def _each(
-        self, move: Callable[[str, Bytes], ResultT], names: Sequence[str], data: Sequence[Bytes]
-    ) -> list[ResultT]:
+        self, move: Callable[[Path, Bytes], _ResultT], names: Sequence[str], data: Sequence[Bytes]
+    ) -> list[_ResultT]:
         """Move objects with all threads; every thread is done when this returns or raises."""
         pairs = zip(names, data, strict=True)
-        moved = [self._pool.submit(move, name, each) for name, each in pairs]
+        moved = [self._pool.submit(move, Path(self._path(name)), each) for name, each in pairs]
         wait(moved)
         with self._translated():
             return [each.result() for each in moved]
@@ -150,30 +145,20 @@ class FileStore:
         fan = xxhash.xxh3_64_intdigest(name.encode()) & 0xFF
         return f"{self.folder}/{fan:02x}/{name.replace('/', '~')}.kv"
 
-    def _put(self, name: str, data: Bytes) -> None:
-        path = Path(self._path(name))
+    def _put(self, path: Path, data: Bytes) -> None:
         path.parent.mkdir(0o700, exist_ok=True)
-        if path.is_dir() or (path.exists() and not path.is_file()):
-            raise OSError(errno.EEXIST, "there is something that is no object", str(path))
         with replacing(path, 0o600) as file:
             file.write(data.data)
             file.flush()
             os.fdatasync(file.fileno())  # so that reading it back does not wait for writing
 
-    def _get(self, name: str, into: Bytes) -> bool:
-        try:
-            file = _open_plain(Path(self._path(name)))
-        except FileNotFoundError:
+    def _get(self, path: Path, into: Bytes) -> bool:
+        if not path.is_file() or path.stat().st_size != into.nbytes:
             return False
-        try:
-            there = os.fstat(file).st_size == into.nbytes
-            return there and os.preadv(file, [into.data], 0) == into.nbytes
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            return False
-        finally:
-            os.close(file)
+        with path.open("rb", buffering=0) as file:
+            with suppress(OSError, AttributeError):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            return file.readinto(into.data) == into.nbytes
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -190,22 +175,3 @@ class FileStore:
                 f"{self.folder}: it cannot be used as a store ({reason}): name a folder that can "
                 "be written."
             ) from None
-
-
-def _open_plain(path: Path) -> int:
-    """A descriptor of a plain file whose bytes are not in the page cache.
-
-    A pipe or device is never waited for. Raises ``FileNotFoundError``.
-    """
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a circle of links, a socket
-            raise
-        raise FileNotFoundError(error.errno, error.strerror, str(path)) from None
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise FileNotFoundError(errno.ENOENT, "no plain file", str(path))
-    with suppress(OSError, AttributeError):
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-    return file

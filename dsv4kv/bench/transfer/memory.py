@@ -1,7 +1,6 @@
 """The memory of a cache as another process reads it, and where a request is there."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from mmap import mmap
@@ -17,7 +16,7 @@ from dsv4kv.bench.tiers.objects import CacheBytes
 from dsv4kv.bench.tiers.rows import Geometry, geometry_of, rows_needed, stretches
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.errors import ConfigError, StoreFull, StoreUnavailable
+from dsv4kv.errors import StoreFull, StoreUnavailable
 from dsv4kv.model.plan import Family
 from dsv4kv.units import format_bytes
 
@@ -70,9 +69,6 @@ class Memory(CacheBytes):
     """
 
     def __init__(self, manager: KVCacheManager) -> None:
-        """Look at the pools of a cache; raises ``ConfigError`` for one that is on a GPU."""
-        if manager.device.type != "cpu":
-            raise ConfigError(f"a cache on {manager.device}: transfers read the host's memory.")
         super().__init__(manager)
         self.geometries = {name: geometry_of(each) for name, each in self.families.items()}
         self.regions: list[memoryview] = []
@@ -88,9 +84,9 @@ class Memory(CacheBytes):
         sizes = map(len, self.regions)
         return [slice(at - base, at - base + n) for at, n in zip(starts, sizes, strict=True)]
 
-    def rows(self, family: Family, tokens: int, prefix: int = 0) -> range:
+    def rows(self, family: Family, tokens: int) -> range:
         """Rows that a request needs of a family; see ``rows_needed``."""
-        return rows_needed(family, tokens, self.manager.plan.config.window_tokens, prefix)
+        return rows_needed(family, tokens, self.manager.plan.config.window_tokens)
 
     def digests(self, family: Family, ids: Ids, rows: range, page_rows: int) -> list[str]:
         """A digest of every ``page_rows`` rows, of all layers: equal rows, equal digest."""
@@ -110,9 +106,6 @@ class Memory(CacheBytes):
 class FamilyRows:
     """A family of a request: ``rows`` of every layer."""
 
-    format: str  # of its entries; float32 for states
-    ratio: int  # tokens of an entry or a group
-    layers: Sequence[int]  # model indices
     first_region: int  # number of the first layer's pool in the memory
     geometry: Geometry
     rows: range
@@ -122,62 +115,18 @@ class FamilyRows:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Where a request's rows are, and their digests."""
+    """Where a request's rows are, by family, and their digests."""
 
-    model: str
-    hadamard: bool  # whether indexer keys were rotated
     tokens: int
     families: dict[str, FamilyRows]
-    complete: bool  # whether the prompt is computed: before, there are no digests
 
 
-def make_manifest(
-    memory: Memory, slot: int, tokens: int, *, prefix: int = 0, complete: bool = True
-) -> Manifest:
-    """Describe a request of ``tokens`` tokens in a slot, with digests of its rows.
-
-    prefix: tokens whose pages the other side already has; they are omitted.
-    complete: False while the prompt is being computed: pages without digests.
-    """
+def make_manifest(memory: Memory, slot: int, tokens: int) -> Manifest:
+    """Describe a request of ``tokens`` tokens in a slot, with digests of its rows."""
     families = {}
     for name, family in memory.families.items():
-        rows = memory.rows(family, tokens, prefix)
-        ids, geometry = memory.units(family, slot, tokens), memory.geometries[name]
-        digests = memory.digests(family, ids, rows, geometry.rows) if complete else []
-        kind, first = _format_of(family), memory.numbers[name]
-        families[name] = FamilyRows(
-            kind, family.ratio, family.layers, first, geometry, rows, ids, digests
-        )
-    plan = memory.manager.plan
-    return Manifest(plan.config.name, plan.hadamard, tokens, families, complete)
-
-
-def check_manifest(manifest: Manifest, memory: Memory) -> None:
-    """Raise ``ConfigError`` for a request that this cache cannot hold, bit for bit."""
-    plan = memory.manager.plan
-    facts: list[tuple[str, object, object]] = [
-        ("model", manifest.model, plan.config.name),
-        ("rotation of indexer keys", manifest.hadamard, plan.hadamard),
-        ("families", sorted(manifest.families), sorted(memory.families)),
-    ]
-    for name, family in memory.families.items():
-        if (offered := manifest.families.get(name)) is None:
-            break  # the families differ
-        geometry, held = offered.geometry, memory.geometries[name]
-        facts += [
-            (f"{name}: layers", list(offered.layers), list(family.layers)),
-            (f"{name}: format", offered.format, _format_of(family)),
-            (f"{name}: tokens of an entry", offered.ratio, family.ratio),
-            (f"{name}: bytes of a row", geometry.row_bytes, held.row_bytes),
-            (f"{name}: kind of pages (ring)", geometry.ring, held.ring),
-        ]
-    for what, theirs, ours in facts:
-        if theirs != ours:
-            raise ConfigError(
-                f"the two caches differ: {what}: {theirs} there and {ours} here. Rows are moved "
-                "bit for bit, so build both alike."
-            )
-
-
-def _format_of(family: Family) -> str:
-    return family.layout.format.name if family.layout else "float32"
+        rows, geometry = memory.rows(family, tokens), memory.geometries[name]
+        ids = memory.units(family, slot, tokens)
+        digests = memory.digests(family, ids, rows, geometry.rows)
+        families[name] = FamilyRows(memory.numbers[name], geometry, rows, ids, digests)
+    return Manifest(tokens, families)

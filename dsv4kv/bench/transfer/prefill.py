@@ -5,7 +5,6 @@ connection of ``multiprocessing`` and the file that its pools are to be in.
 """
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from multiprocessing.connection import Connection
@@ -27,8 +26,6 @@ from dsv4kv.config.experiments import SideSection, TransferConfig
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.ops.registry import resolve_backend
 
-OnEvent = Callable[[Manifest | int], object]
-
 
 def cache_of(config: TransferConfig, section: SideSection, requests: int) -> BenchConfig:
     """A side's cache as ``dsv4kv bench`` would be asked for it."""
@@ -36,12 +33,7 @@ def cache_of(config: TransferConfig, section: SideSection, requests: int) -> Ben
     return BenchConfig.model_validate(
         {
             "device": "cpu",
-            "model": {
-                "preset": config.model,
-                "layers": config.layers,
-                "draft_layers": config.draft_layers,
-                "formats": section.formats,
-            },
+            "model": config.model,
             "cache": {
                 "block_tokens": section.block_tokens,
                 "max_context_tokens": tokens,
@@ -109,14 +101,10 @@ class Side:
         drive = build_drive(config, manager, Recorder(), resolve_backend("cpu", "cpu"))
         self._executor, self._requests = drive.executor, Requests(manager, drive.executor)
 
-    def prefill(
-        self, serial: int | None, tokens: int, on_event: OnEvent = lambda event: None
-    ) -> int:
+    def prefill(self, serial: int | None, tokens: int) -> int:
         """Compute a prompt in a slot of its own.
 
-        ``on_event`` is called with a manifest for each chunk, each of its layers when it is
-        computed, and the whole request. Without a serial nothing is computed: the request has
-        blocks with arbitrary bytes.
+        Without a serial nothing is computed: the request has blocks with arbitrary bytes.
         """
         slot = self._requests.admit()
         other = self._requests.admit() if self._crowded else None
@@ -126,16 +114,15 @@ class Side:
                 prepare_forward(self._manager, [other], [start], [end])
             if serial is None:
                 prepare_forward(self._manager, [slot], [start], [end])
-                continue
-            step = self._requests.step(slot, serial, end)
-            on_event(make_manifest(self.memory, slot, end, prefix=start, complete=False))
-            for layer in self._executor.layers:
-                replace(self._executor, layers=[layer]).prefill(step)
-                on_event(layer.schema.layer.layer_idx)
+            else:
+                self._executor.prefill(self._requests.step(slot, serial, end))
         if other is not None:
             self.release(other)
-        on_event(make_manifest(self.memory, slot, tokens))
         return slot
+
+    def manifest(self, slot: int) -> Manifest:
+        """What another side reads a request by."""
+        return make_manifest(self.memory, slot, int(self._manager.tokens[slot]))
 
     def draw(self) -> None:
         """Fill all pages with random bytes: unwritten memory has no physical pages."""
@@ -168,7 +155,7 @@ class Side:
 
 
 def serve(pipe: Connection, file: int) -> None:
-    """Compute, hold, decode and release a request as the other process asks, while it is there."""
+    """Compute, hold and decode a request as the other process asks, while it is there."""
     try:
         config: TransferConfig = pipe.recv()
         side = Side(cache_of(config, config.prefill, 2), file=file, crowded=True)
@@ -177,12 +164,13 @@ def serve(pipe: Connection, file: int) -> None:
         while True:
             match pipe.recv():
                 case "compute":
-                    slot = side.prefill(0, config.tokens, pipe.send)
+                    slot = side.prefill(0, config.tokens)
+                    pipe.send(side.manifest(slot))
                 case "hold":
-                    slot = side.prefill(None, config.timed_tokens, pipe.send)
-                case "decode":
+                    slot = side.prefill(None, config.timed_tokens)
+                    pipe.send(side.manifest(slot))
+                case "decode and release":
                     pipe.send(side.decode(slot, 0, config.decode_steps))
-                case "release":
                     side.release(slot)
     except Dsv4kvError as error:
         pipe.send(error)

@@ -21,7 +21,7 @@ from dsv4kv.runs.statistics import Estimate
 from tests.gpu_twin import TwinGpu, twin_gpu
 
 TERMINAL = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
-SMALL = ("model.layers=[0,2,3]", "lengths=[256,700]", "rounds=7")
+SMALL = ("model.layers=[0,2,3]", "lengths=[256,768]", "rounds=7")
 TINY = ("--set", "model.layers=[0,2,3]")
 
 
@@ -43,19 +43,18 @@ def test_prefixes_come_back_right_and_leave_nothing(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    assert any(line.split()[:2] == ["memory", "700"] for line in lines)
+    assert any(line.split()[:2] == ["memory", "768"] for line in lines)
     words = " ".join(line.strip() for line in lines)
     assert "comparisons are equal: digests, and after further steps every bit" in words
-    assert "file: 700 tokens are back in " in words
+    assert "file: 768 tokens are back in " in words
     assert list((tmp_path / "cache").iterdir()) == []
 
     document: dict[str, Any] = json.loads(file.read_text())
     assert [(row["store"], row["tokens"]) for row in document["prefixes"]] == [
-        (store, tokens) for store in ("memory", "file") for tokens in (256, 700)
+        (store, tokens) for store in ("memory", "file") for tokens in (256, 768)
     ]
     assert document["checks"] == 28  # seven families of four prefixes
     assert document["failures"] == []
-    assert document["cold"]["file"] in ("O_DIRECT", "posix_fadvise(DONTNEED)")
     for row in document["prefixes"]:
         assert row["read_bytes"] > row["useful_bytes"] > 0
         assert row["restored"]["half_width"] is not None
@@ -142,7 +141,7 @@ def fail(*_: object) -> None:
 
 @pytest.mark.parametrize(
     ("put", "sentence"),
-    [(lose, "256 tokens were stored and 0 came back"), (fail, "the first: NOAUTH")],
+    [(lose, "256 tokens were stored and 0 came back"), (fail, "error: NOAUTH")],
 )
 def test_a_store_that_loses_objects_or_fails_fails_the_run_with_its_cause(
     put: Callable[..., None], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -156,6 +155,7 @@ def test_a_store_that_loses_objects_or_fails_fails_the_run_with_its_cause(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["--set", "lengths=[700]"], "lengths has 700, and stores keep whole blocks"),
         (["--set", "lengths=[1G]"], "shorten lengths, or hold fewer"),
         (["--set", "stores=[redis]"], "stores is ['redis']: give list of choices memory, file"),
     ],
@@ -174,7 +174,7 @@ def estimate(value: float) -> Estimate:
 
 def made_up(computed_ns: float | None) -> TiersOutcome:
     """2,048 tokens are back in 10 ms, 65,536 in 100 ms; computing takes ``computed_ns`` each."""
-    outcome = TiersOutcome("v4-flash", "1 × h200", cold={"file": "O_DIRECT"}, checks=12)
+    outcome = TiersOutcome("v4-flash", "1 × h200", checks=12)
     for tokens, restored in ((2_048, 1e7), (65_536, 1e8)):
         times = estimate(3e7), estimate(restored)
         row = PrefixRow("file", tokens, 7_885_312, 12_000_000, *times, computed_ns)

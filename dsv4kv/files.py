@@ -147,6 +147,7 @@ DOCUMENT_BYTES = 2**28
 _MOST_PARTS = 2**21  # lists and objects of a JSON text; all requests of a benchmark have less
 _PART = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+\\?"?|([\[{])', re.DOTALL)  # or a string
 _MOST_NODES = 2**18  # of a YAML text, each counted wherever it is used
+_NODE_CHARACTERS = 64  # of a text, which weighs as many nodes as it has times these
 _LONGEST_INTEGER = 256  # characters in YAML, of base 60 or 16, too: still within a float's range
 
 
@@ -252,9 +253,11 @@ def check_yaml_size(root: yaml.Node) -> None:
     def size(node: Any) -> int:
         if id(node) not in sizes:
             sizes[id(node)] = 0
-            value = node.value if isinstance(node, yaml.CollectionNode) else []
-            parts = (part for each in value for part in (each if type(each) is tuple else (each,)))
-            sizes[id(node)] = 1 + sum(size(part) for part in parts)
+            if isinstance(node, yaml.CollectionNode):
+                pairs = (each if type(each) is tuple else (each,) for each in node.value)
+                sizes[id(node)] = 1 + sum(size(part) for pair in pairs for part in pair)
+            else:
+                sizes[id(node)] = 1 + len(node.value) // _NODE_CHARACTERS
         if not 0 < sizes[id(node)] <= _MOST_NODES:
             raise Unparsable("YAML that holds itself, or many times the same")
         return sizes[id(node)]

@@ -5,6 +5,8 @@ import errno
 import gc
 import logging
 import os
+import pickle
+import resource
 import shutil
 import signal
 import socket
@@ -14,9 +16,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import metadata
+from itertools import count
 from pathlib import Path
-from threading import Event, Timer
-from typing import IO, Any, TypeVar
+from threading import Event, Lock, Timer
+from typing import IO, Any, ClassVar, TypeVar
 
 from dsv4kv import __version__
 from dsv4kv.errors import ConfigError, Dsv4kvError
@@ -153,6 +156,115 @@ class Child:
         """Kill the command and all of its group; returns its exit code."""
         self.signal(signal.SIGKILL)
         return self._process.wait()
+
+
+class ChildEnded(Exception):
+    """The child of ``Confined`` ended over what it was given; ``code``: its exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+_SERVE = f"from {__name__} import serve; serve()"
+
+
+class Confined:
+    """An object of a child process, which all of them share: ``make(*given)`` there.
+
+    What libraries in C and Rust do with odd data, such as ending their process, is done there.
+    """
+
+    _child: ClassVar[subprocess.Popen[bytes] | None] = None
+    _lock = Lock()
+    _numbers = count()
+
+    def __init__(self, make: Callable[..., object], *given: Any) -> None:
+        folder = ""
+        with suppress(OSError):  # one that was removed
+            folder = str(Path.cwd())
+        self._made = next(self._numbers), folder, make, given
+
+    def ask(self, method: str, *given: Any, **named: Any) -> Any:
+        """Call a method; raises its ``Dsv4kvError`` or ``ValueError``, or ``ChildEnded``."""
+        with Confined._lock:
+            child = Confined._child = Confined._child or subprocess.Popen(
+                python("-c", _SERVE),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=with_package(os.environ),
+                process_group=0,  # Ctrl-C is for us: it ends with its input
+            )
+            assert child.stdin is not None
+            assert child.stdout is not None
+            answered = False
+            try:
+                with suppress(BrokenPipeError, EOFError):
+                    pickle.dump((self._made, method, given, named), child.stdin, protocol=5)
+                    child.stdin.flush()
+                    error, found = pickle.load(child.stdout)
+                    answered = True
+            finally:
+                if not answered:  # it has ended, or we were interrupted: an answer would come late
+                    Confined._child = None
+                    child.kill()
+                    child.communicate()
+        if not answered:
+            raise ChildEnded(child.returncode)
+        if error:
+            raise error
+        return found
+
+
+def serve() -> None:
+    """Make objects and call them, by requests on standard input, until that ends."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what an encoder prints
+    known: dict[int, object] = {}
+    with suppress(EOFError, BrokenPipeError, pickle.UnpicklingError):  # we were killed
+        while True:
+            (number, folder, make, given), method, rest, named = pickle.load(sys.stdin.buffer)
+            error: Exception | None = None
+            found = None
+            try:
+                if folder:
+                    os.chdir(folder)
+                known[number] = known.get(number) or make(*given)
+                found = getattr(known[number], method)(*rest, **named)
+            except (Dsv4kvError, ValueError) as refusal:
+                error = refusal
+            except Exception as other:
+                error = RuntimeError(f"{type(other).__name__}: {other}")
+            pickle.dump((error, found), answers, protocol=5)
+            answers.flush()
+
+
+@contextmanager
+def bounded_memory(most: int) -> Iterator[None]:
+    """At most so many bytes more than now are given to this process, where the system can."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = Path("/proc/self/statm")
+    if pages.exists():
+        held = int(pages.read_text().split()[0]) * resource.getpagesize()
+        limits = [held + most, *(each for each in (soft, hard) if each >= 0)]
+        resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@contextmanager
+def without_stderr() -> Iterator[None]:
+    """Where libraries say why they end their process."""
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
 
 
 def usable_cores() -> int:

@@ -160,7 +160,15 @@ def test_a_text_of_code_may_have_millions_of_brackets() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [BOMB, MERGES, b"a: &a\n  b: *a\n", b"[" * 5_000, b"!!python/x y"]
+    "text",
+    [
+        BOMB,
+        MERGES,
+        b"- &a " + b"x" * 2**19 + b"\n- *a" * 100,
+        b"a: &a\n  b: *a\n",
+        b"[" * 5_000,
+        b"!!python/x y",
+    ],
 )
 def test_yaml_that_holds_more_than_it_says_is_refused(text: bytes) -> None:
     with pytest.raises(files.Unparsable, match="YAML"):

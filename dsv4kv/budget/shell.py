@@ -3,6 +3,8 @@
 import ast
 import operator
 import re
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,6 +14,7 @@ from dsv4kv.errors import ConfigError
 MOST_CHARACTERS = 2**18
 """Of a text with launch commands, and of what the variables in a statement become."""
 _MOST_IN_ALL = 64 * MOST_CHARACTERS  # of all statements of a script
+_MOST_VARIABLES = 1_000  # that a script sets: every statement has all of them
 _TOKEN = re.compile(
     r"""(?P<join>\\\r?\n) | (?P<escape>\\.?) | (?P<single>'[^']*')
     | (?P<double>"(?:\\.|[^"\\])*") | (?P<comment>(?<![^\s;&|])\#[^\n]*)
@@ -20,6 +23,7 @@ _TOKEN = re.compile(
     | (?P<plain>(?:[^\\'"\s;&|$]|\$(?!\())+|\$) | (?P<open>['"])""",
     re.VERBOSE | re.DOTALL,
 )
+_MOST_BRANCHES = 100  # within each other
 _HIDDEN, _QUOTED = "\0", "\1"  # a dollar sign within single and within double quotes
 _NEXT = "\x1f"  # between the elements of an array
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
@@ -216,9 +220,16 @@ def read_script(
         if not rest or conditions.runs == _NO:
             conditions.leave(end)
             continue
-        own = dict(known)
-        rest = take_assignments(rest, own)
-        size += sum(len(text) for name, text in own.items() if known.get(name) is not text)
+        sets = "=" in rest[0] or rest[0] in _DECLARE or rest[0] in _KEYWORDS
+        own = dict(known) if sets else known
+        rest = take_assignments(rest, own) if sets else rest
+        if len(own) > len(variables) + _MOST_VARIABLES:
+            raise ConfigError(
+                f"line {line}: over {_MOST_VARIABLES:,} variables are set: give the command that "
+                "they make, with its values."
+            )
+        if sets:
+            size += sum(len(text) for name, text in own.items() if known.get(name) is not text)
         _check_size(size, _MOST_IN_ALL)
         if rest:
             filled = bounded(part for word in rest for part in expand(word, own))
@@ -275,6 +286,11 @@ class _Conditions:
             self.branches[-1] = min(1 - earlier, self.tested), earlier
             self.testing = False
         elif word in ("if", "case"):
+            if len(self.branches) == _MOST_BRANCHES:
+                raise ConfigError(
+                    f"over {_MOST_BRANCHES} conditions are within each other: give the command "
+                    "that they choose."
+                )
             self.branches.append((_YES, _NO) if word == "if" else _UNDECIDED)
         elif self.branches and word in ("elif", "else"):
             before = max(this, earlier)
@@ -328,17 +344,18 @@ _BRANCHES = {"if", "elif", "else", "fi", "case", "esac"}
 
 def take_documents(text: str) -> tuple[str, dict[str, str]]:
     """The text with bodies of here documents left blank, and those by the file they go to."""
-    lines, found, absent, place = text.split("\n"), dict[str, str](), set[str](), 0
+    lines, found, place = text.split("\n"), dict[str, str](), 0
+    places = defaultdict[str, list[int]](list)  # of every line
+    for number, line in enumerate(lines):
+        places[line.strip()].append(number)
     while place < len(lines):
         here, into = _HERE.search(lines[place]), _INTO.search(lines[place])
         runs = _SHELL.search(lines[place])
         place += 1
-        if here is None or (runs and not into) or here[2] in absent:
+        ends = places.get(here[2], []) if here and (into or not runs) else []
+        if not ends or ends[-1] < place:
             continue
-        ends = (n for n in range(place, len(lines)) if lines[n].strip() == here[2])
-        if (end := next(ends, None)) is None:
-            absent.add(here[2])
-            continue
+        end = ends[bisect_left(ends, place)]
         found[into[2] if into else ""] = "\n".join(lines[place:end])
         lines[place : end + 1] = [""] * (end + 1 - place)
         place = end

@@ -170,7 +170,7 @@ def _digest(message: Message) -> bytes:
 
 _MEDIA = {None, "CPU", "CPU_PINNED", "DISK", "EXTERNAL", "GPU", "STORAGE"}
 _POLL_MS = 100
-_ANSWER_MS = 2_000  # without an answer so long, nothing more is sent again
+_ANSWER_S = 2.0  # without an answer so long, nothing more is sent again
 _QUIET_S = 5.0  # without a message so long, it is asked whether the last ones were lost
 _MOST_BYTES = 2**24  # of one message; a larger one is none
 _QUEUED = 64  # messages; behind them the publisher waits
@@ -259,7 +259,7 @@ class Socket:
             socket.setsockopt(self._zmq.SUBSCRIBE, b"")
             self._connect(socket, self._url)
             sequence = Sequence(
-                lambda first: self._ask(context, first), after=self._publisher.came
+                lambda first: self._ask(context, first, stop), after=self._publisher.came
             )
             self._publisher.write(sequence.catch_up())
             self._listen(socket, sequence, stop)
@@ -277,7 +277,7 @@ class Socket:
                 asked = True
                 self._publisher.write(sequence.catch_up())
 
-    def _ask(self, context: Any, first: int) -> Iterator[list[bytes]]:
+    def _ask(self, context: Any, first: int, stop: Stop) -> Iterator[list[bytes]]:
         if self._replay is None:
             return
         with context.socket(self._zmq.DEALER) as socket:
@@ -286,11 +286,15 @@ class Socket:
             socket.setsockopt(self._zmq.MAXMSGSIZE, _MOST_BYTES)
             self._connect(socket, self._replay)
             socket.send_multipart([b"", first.to_bytes(8, "big")])
-            while socket.poll(_ANSWER_MS):
+            until_s = monotonic() + _ANSWER_S
+            while not stop.is_set() and monotonic() < until_s:
+                if not socket.poll(_POLL_MS):
+                    continue
                 frames = socket.recv_multipart()
                 if len(frames) > 1 and frames[-2] == END:
                     return
                 yield frames
+                until_s = monotonic() + _ANSWER_S
 
     def _connect(self, socket: Any, url: str) -> None:
         try:

@@ -45,7 +45,7 @@ _SETTINGS = {
 """Of the server's configuration, what is written down."""
 _WORD = re.compile(r"[a-z0-9_.]{1,32}|True|False|None")
 _NAME = re.compile(r"[\w:]+")
-_TIMEOUT_S = 5.0
+_TIMEOUT_S, _LAST_S = 5.0, 1.0  # of a sample, and of the one at the end
 MOST_BYTES = 2**23
 """Of a page; servers' have some hundred kilobytes for every rank."""
 _PARSED_BYTES, _LINE_BYTES = 2**21, 2**12  # of lines that are kept: the parser takes its time
@@ -170,13 +170,13 @@ class Metrics:
         self._sample()
         while not stop.wait(self._every_s):
             self._sample()
-        self._sample()
+        self._sample(_LAST_S)
 
-    def _sample(self) -> None:
+    def _sample(self, limit_s: float = _TIMEOUT_S) -> None:
         from dsv4kv.record.http import ask
 
         try:
-            page = ask(self._url, _TIMEOUT_S, most_bytes=MOST_BYTES)
+            page = ask(self._url, limit_s, most_bytes=MOST_BYTES)
             why = f"status {page.status}" if page.status != 200 else ""
             why = why or ("" if page.is_whole else "page too long")
         except OSError as error:

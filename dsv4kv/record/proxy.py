@@ -38,6 +38,7 @@ from yarl import URL
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import mask_url
+from dsv4kv.processes import Confined
 from dsv4kv.record import usage as us
 from dsv4kv.record.folder import Record, Recording
 from dsv4kv.record.http import fail_with_connection
@@ -49,7 +50,7 @@ _LOOPBACK = "127.0.0.1"
 _RECORDED = ("/completions", "/responses", "/messages", "/generate")
 _KEPT_BODY_BYTES = 2**23  # of a request; a longer one gets no ids
 _KEPT_BYTES = 2**27  # of all running requests
-_LONG_BYTES = 2**18  # rows of longer bodies are made in another thread
+_LONG_BYTES = 2**14  # longer bodies are read in another process: threads share an interpreter
 _SMALL_BYTES = 2**16  # smaller bodies are read before the server is asked
 _CONNECT_S = 30.0
 _IDLE_S = 30.0  # of a connection without a whole head
@@ -305,6 +306,8 @@ class Proxy:
         self._warn, self._warned = warn, False
         self._session: ClientSession | None = None
         self._writer = ThreadPoolExecutor(1)
+        own = recording.salt, veil.grain
+        self._prompts, self._long_prompts = us.Prompts(*own), Confined(us.Prompts, *own)
         self._hurries = False  # the recording ends: prompts that still wait are not looked into
         self._kept_bytes = 0
         self.port = 0
@@ -493,7 +496,8 @@ class Proxy:
                 exchange.first_s = exchange.first_s or time()
                 async with asyncio.timeout(_STALL_S):
                     await passed.write(part)
-                exchange.ends.add(part)
+                for _ in exchange.ends.add(part):
+                    await asyncio.sleep(0)
             await passed.write_eof()
             exchange.end = "done"
         except (ClientError, OSError):
@@ -534,24 +538,14 @@ class Proxy:
         with suppress(Exception):  # the row is written in any case
             row |= exchange.ends.row(self._veil)
         with suppress(Exception):
-            body = {} if self._hurries else us.parse_body(bytes(exchange.body))
-            row |= us.session_of(exchange.request.headers, body, self._veil)
-            row |= self._ids(body, row.get("input_tokens", 0))
+            body = bytearray() if self._hurries else exchange.body
+            headers = {name.lower(): value for name, value in exchange.request.headers.items()}
+            block_bytes = self._recording.place("requests", self._name)
+            given = body, headers, row.get("input_tokens", 0), block_bytes
+            is_long = len(body) > _LONG_BYTES
+            row |= self._long_prompts.ask("row", *given) if is_long else self._prompts.row(*given)
         with suppress(TraceError):  # the recording knows
             self._recording.write("requests", row)
-
-    def _ids(self, body: dict[str, Any], tokens: int) -> Record:
-        """Ids of a prompt by its tokens or else its text, if its length is known."""
-        grain = self._veil.grain
-        if given := us.prompt_tokens(body):
-            return {"ids": self._veil.prompt(given), "grain": grain} if tokens else {}
-        text = us.prompt_text(body)
-        block_bytes = self._recording.place("requests", self._name)
-        block_bytes = block_bytes or us.text_block_bytes(text, tokens, grain)
-        if not block_bytes or not tokens or not text:
-            return {}
-        ids = us.text_ids(text, tokens, block_bytes, self._veil)
-        return {"ids": ids, "grain": grain, "ids_of": "text", "place": block_bytes}
 
 
 def _descriptors() -> int:

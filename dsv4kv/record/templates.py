@@ -10,24 +10,19 @@ memory of a normalizer that makes gigabytes of a text: Rust ends its process whe
 
 import json
 import os
-import pickle
 import re
-import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import signature
-from itertools import count
 from pathlib import Path
 from reprlib import repr as shortened
 from time import process_time
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
@@ -36,7 +31,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import read_document, read_json
-from dsv4kv.processes import python, with_package
+from dsv4kv.processes import ChildEnded, Confined, bounded_memory, without_stderr
 from dsv4kv.record.datasets import Message
 from dsv4kv.traces.files import Defect
 from dsv4kv.units import cut
@@ -49,102 +44,51 @@ RENDER_S = 10.0  # of processor time
 _CHARACTER_BYTES = 256  # and for a character to tokenize, which takes 200
 _LOADED_BYTES = 64  # and for a byte of its file, which takes 10
 _TOLD_CHARACTERS = 200  # of a template's own sentence
-_PAGES = Path("/proc/self/statm")
 _CONFIG = "tokenizer_config.json"
 _FILES = ("chat_template.jinja", "chat_template.json")
 _ENCODER = "encode_messages"
 _MODE = "thinking_mode"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-_SERVE = f"from {__name__} import serve; serve()"
 
 Render = Callable[[Sequence[Message], Sequence[Any] | None, Mapping[str, Any]], str]
 """Makes the text of messages, of the tools they may call and of options of their own."""
 
 
-class Confined:
-    """An object of a child process, which all of them share: ``make(*given)`` there."""
+def confined(name: str, make: Callable[..., object], *given: Any) -> Callable[..., Any]:
+    """Calls a method of ``make(*given)`` in a child process; ``Defect`` where that ends it."""
+    child = Confined(_Limited, make, given)
 
-    _child: ClassVar[subprocess.Popen[bytes] | None] = None
-    _numbers = count()
-
-    def __init__(self, name: str, make: Callable[..., object], *given: Any) -> None:
-        self._name, self._made = name, (next(self._numbers), Path.cwd(), make, given)
-
-    def ask(self, method: str, *given: Any, **named: Any) -> Any:
-        """Call a method; raises what that does, and ``Defect`` where it ends the child."""
-        if Confined._child is None:
-            Confined._child = subprocess.Popen(
-                python("-c", _SERVE),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=with_package(os.environ),
-                process_group=0,  # Ctrl-C is for us: it ends with its input
-            )
-        child = Confined._child
-        assert child.stdin is not None
-        assert child.stdout is not None
-        answered = False
+    def ask(method: str, *given: Any, **named: Any) -> Any:
         try:
-            with suppress(BrokenPipeError, EOFError):
-                pickle.dump(
-                    (RENDER_S, RENDER_BYTES, self._made, method, given, named), child.stdin
-                )
-                child.stdin.flush()
-                error, found = pickle.load(child.stdout)
-                answered = True
-        finally:
-            if not answered:  # it has ended, or we were interrupted: an answer would come late
-                Confined._child = None
-                child.kill()
-                child.communicate()
-        if not answered:
+            return child.ask("call", (RENDER_S, RENDER_BYTES), method, given, named)
+        except ChildEnded as ended:
             why = {
                 -signal.SIGPROF: f"takes more than {RENDER_S:g} s for one conversation",
                 -signal.SIGABRT: "takes more memory than it may",
-            }
-            ended = f"ended its process (code {child.returncode})"
-            raise Defect(f"{self._name} {why.get(child.returncode, ended)}")
-        if error:
-            raise error
-        return found
+            }.get(ended.code, f"ended its process (code {ended.code})")
+            raise Defect(f"{name} {why}") from None
+
+    return ask
 
 
-def serve() -> None:
-    """Make objects and call them, by requests on standard input, until that ends."""
-    global RENDER_S, RENDER_BYTES
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what an encoder prints
-    known: dict[int, object] = {}
-    with suppress(EOFError, BrokenPipeError, pickle.UnpicklingError):  # we were killed
-        while True:
-            request = pickle.load(sys.stdin.buffer)
-            RENDER_S, RENDER_BYTES, (number, folder, make, given), method, rest, named = request
-            error: Exception | None = None
-            found = None
-            try:
-                os.chdir(folder)
-                known[number] = known.get(number) or make(*given)
-                found = getattr(known[number], method)(*rest, **named)
-            except (ConfigError, Defect) as refusal:
-                error = refusal
-            except Exception as other:
-                error = RuntimeError(f"{type(other).__name__}: {other}")
-            pickle.dump((error, found), answers)
-            answers.flush()
+class _Limited:
+    """An object in the child process, under its parent's limits."""
 
+    def __init__(self, make: Callable[..., object], given: Sequence[Any]) -> None:
+        self._make, self._given = make, given
+        self._made: object = None
 
-@contextmanager
-def _bounded_memory(most: int) -> Iterator[None]:
-    """``{{ "a" * 10**10 }}``: Jinja's sandbox bounds no memory, and folds constants early."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if _PAGES.exists():
-        held = int(_PAGES.read_text().split()[0]) * resource.getpagesize()
-        limits = [held + most, *(each for each in (soft, hard) if each >= 0)]
-        resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    def call(
+        self,
+        limits: tuple[float, int],
+        method: str,
+        given: Sequence[Any],
+        named: Mapping[str, Any],
+    ) -> Any:
+        global RENDER_S, RENDER_BYTES
+        RENDER_S, RENDER_BYTES = limits
+        self._made = self._made or self._make(*self._given)
+        return getattr(self._made, method)(*given, **named)
 
 
 @contextmanager
@@ -183,7 +127,7 @@ class Tokens:
         """Token ids of every text; ``special``: with the special tokens that are put around."""
         most = RENDER_BYTES + _CHARACTER_BYTES * sum(map(len, texts))
         try:
-            with _bounded_memory(most), _without_stderr():
+            with bounded_memory(most), without_stderr():
                 # the fast variant does not compute offsets
                 found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)
                 return [encoding.ids for encoding in found]
@@ -193,19 +137,6 @@ class Tokens:
 
 def _said(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
-
-
-@contextmanager
-def _without_stderr() -> Iterator[None]:
-    """Where Rust says why it ends."""
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nothing)
 
 
 def load_tokens(place: Path) -> Tokens:
@@ -226,7 +157,7 @@ def load_tokens(place: Path) -> Tokens:
         )
     most = RENDER_BYTES + _LOADED_BYTES * path.stat().st_size
     try:
-        with _bounded_memory(most), _without_stderr():
+        with bounded_memory(most), without_stderr():
             tokenizer: Tokenizer = Tokenizer.from_file(str(path))
     except BaseException as error:  # a panic of its Rust is no Exception
         raise ConfigError(f"--tokenizer {path}: cannot be used ({_said(error)}).") from None
@@ -244,9 +175,9 @@ def load_template(
     of one of the tokenizer's templates. ``options`` are the template's, for all messages. None
     where there is no template.
     """
-    template = Confined("the chat template", _Renderer, folder, given, dict(options))
+    ask = confined("the chat template", _Renderer, folder, given, dict(options))
     try:
-        return partial(template.ask, "render") if template.ask("exists") else None
+        return partial(ask, "render") if ask("exists") else None
     except Defect as defect:
         raise ConfigError(f"the chat template is broken: {defect}.") from None
 
@@ -357,7 +288,7 @@ def _jinja(named: Mapping[str, str], options: Mapping[str, Any]) -> Render:
     compiled = {}
     for name, text in named.items():
         try:
-            with _bounded_time(RENDER_S), _bounded_memory(RENDER_BYTES):
+            with _bounded_time(RENDER_S), bounded_memory(RENDER_BYTES):
                 compiled[name] = environment.from_string(text)
         except Exception as error:  # of Jinja, and of Python that compiles what Jinja made
             told = cut(f"{type(error).__name__}: {error}".rstrip(": "), _TOLD_CHARACTERS)
@@ -389,7 +320,7 @@ def _refuse(message: str) -> None:
 def _refusing(source: str, file: str) -> Iterator[None]:
     """A template can fail in any way, and say what is in the messages: tell only its own words."""
     try:
-        with _bounded_memory(RENDER_BYTES):
+        with bounded_memory(RENDER_BYTES):
             yield
     except Exception as error:
         said, frames = str(error), walk_tb(error.__traceback__)

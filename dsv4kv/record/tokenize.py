@@ -22,7 +22,7 @@ from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import read_document, whole_text
 from dsv4kv.processes import map_parallel
 from dsv4kv.record.datasets import ASSISTANT, Dialogue, Refused
-from dsv4kv.record.templates import Confined, find_encoders, load_template, load_tokens
+from dsv4kv.record.templates import confined, find_encoders, load_template, load_tokens
 from dsv4kv.record.veil import GRAIN_TOKENS, ROOT, Veil, chained
 from dsv4kv.traces.files import Defect
 from dsv4kv.traces.request import Request
@@ -79,9 +79,9 @@ class Conversations:
         """Load the tokenizer and its template; raises ``ConfigError``."""
         folder = job.tokenizer if job.tokenizer.is_dir() else job.tokenizer.parent
         self._folder = folder
-        tokens = Confined("the tokenizer", load_tokens, job.tokenizer)
+        ask = confined("the tokenizer", load_tokens, job.tokenizer)
         try:
-            self._tokens = Incremental(partial(tokens.ask, "encode"), tokens.ask("splits"))
+            self._tokens = Incremental(partial(ask, "encode"), ask("splits"))
         except Defect as defect:
             raise ConfigError(f"--tokenizer {job.tokenizer}: cannot be used: {defect}.") from None
         self._render = load_template(folder, job.template, job.options)

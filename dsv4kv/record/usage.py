@@ -8,7 +8,7 @@ tokens of an id had in the first prompt of reported length.
 import json
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -41,8 +41,8 @@ class Ends:
         self._unpack = zlib.decompressobj(_ANY_WINDOW) if packed else None
         self._left = _UNPACKED_BYTES
 
-    def add(self, chunk: bytes) -> None:
-        """Add the next part."""
+    def add(self, chunk: bytes) -> Iterator[None]:
+        """Add the next part; yields where others may go on."""
         if self._unpack is None:
             self._keep(chunk)
             return
@@ -52,6 +52,7 @@ class Ends:
                 self._left -= len(part)
                 self._keep(part)
                 chunk = self._unpack.unconsumed_tail
+                yield
 
     def _keep(self, chunk: bytes) -> None:
         if len(self._head) < KEPT_HEAD_BYTES:
@@ -99,21 +100,43 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MOST_TOKENS
 
 
-def session_of(headers: Mapping[str, str], body: Mapping[str, Any], veil: Veil) -> Record:
-    """The session named by a header or a field."""
-    named = [headers.get(name) for name in _SESSION_HEADERS]
-    named += [body.get(name) for name in _SESSION_FIELDS]
-    name = next((name for name in named if isinstance(name, str) and name), None)
-    return {} if name is None else {"session": veil.name(name)}
+class Prompts:
+    """What bodies of requests say of them, for a recording's secret and tokens of an id."""
 
+    def __init__(self, salt: bytes, grain: int) -> None:
+        self._veil = Veil(salt, grain)
 
-def parse_body(content: bytes) -> dict[str, Any]:
-    """The JSON object of a request; empty if it is none."""
-    try:
-        body = from_json(content)
-    except ValueError:
-        return {}
-    return body if isinstance(body, dict) else {}
+    def row(
+        self,
+        content: bytes | bytearray,
+        headers: Mapping[str, str],
+        tokens: int,
+        block_bytes: float | None,
+    ) -> Record:
+        """The session of a request, and ids if its length in ``tokens`` is known.
+
+        ``headers``: by names in small letters. ``block_bytes``: text of an id's tokens; its row
+        has it as ``place``.
+        """
+        body: dict[str, Any] = {}
+        with suppress(ValueError):
+            found = from_json(content)
+            body = found if isinstance(found, dict) else {}
+        named = [headers.get(name) for name in _SESSION_HEADERS]
+        named += [body.get(name) for name in _SESSION_FIELDS]
+        session = next((name for name in named if isinstance(name, str) and name), None)
+        row = {} if session is None else {"session": self._veil.name(session)}
+        grain = self._veil.grain
+        if not tokens:
+            return row
+        if given := prompt_tokens(body):
+            return row | {"ids": self._veil.prompt(given), "grain": grain}
+        text = prompt_text(body)
+        block_bytes = block_bytes or text_block_bytes(text, tokens, grain)
+        if not block_bytes or not text:
+            return row
+        ids = text_ids(text, tokens, block_bytes, self._veil)
+        return row | {"ids": ids, "grain": grain, "ids_of": "text", "place": block_bytes}
 
 
 def prompt_tokens(body: Mapping[str, Any]) -> list[int] | None:

@@ -14,18 +14,19 @@ A file without these has the names, unit and tokens per id that options give, as
 Ids of unsigned 64 bits are kept as the signed numbers of the same bits.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from io import SEEK_CUR, BytesIO
 from itertools import islice
 from math import inf
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.processes import ChildEnded, Confined, bounded_memory, without_stderr
 from dsv4kv.traces import files as tf
 from dsv4kv.traces.paths import Ints, join_runs
 from dsv4kv.traces.request import Batch, IdRuns, Request, as_runs
@@ -33,15 +34,9 @@ from dsv4kv.units import UNITS_PER_SECOND
 
 MAGIC = b"PAR1"
 _GROUP_ROWS = 2**13
-_END_BYTES = 8  # the footer's length, and the magic again
-_LONGEST_FOOTER = 2**26
+_MOST_BYTES = 2**31  # of memory that reading may take, and as much as the file
 _SPARED_ROWS, _SPARED_VALUES = 2**18, 2**22  # that a small file may have in any case
 _VALUES = 64  # of a byte, more: ids of long equal prompts; a row has a byte at least
-_LONGEST_HEADER, _SPARED_BYTES = 2**12, 2**16  # of a page, and what a column has in any case
-_VALUE_BYTES = 16  # 8 and its levels, or 12
-_DICTIONARY = 7
-_HEADERS = {0: 5, 2: _DICTIONARY, 3: 8}  # field of a page's own header, by the page's kind
-_BOOLEANS, _OTHER_INTEGERS, _INT32, _BINARY, _STRUCT = (1, 2), (4, 6), 5, 8, 12
 _NATIVE = tf.TimedFields("arrival_s", "input_tokens", "output_tokens", "prefix_hashes")
 _RUNS, _TURN = ("run_starts", "run_counts"), ("session", "answer_s")
 
@@ -60,14 +55,10 @@ def is_parquet(path: Path) -> bool:
 def read_rows(path: Path, options: tf.ReadOptions) -> Iterator[tuple[str, Request]]:
     """Yield the requests with their places, ``file:row``, from 1; raises as ``read_columns``."""
     number = 0
-    for batch, sizes, group in _read_groups(path, options):
+    for batch, sizes, turns in _read_apart(path, options):
         edges = np.searchsorted(batch.request, np.arange(len(sizes) + 1)).tolist()
         columns = (batch.arrival_s, batch.input_tokens, batch.output_tokens, sizes)
         rows = zip(*(column.tolist() for column in columns), edges, edges[1:], strict=False)
-        turns = (
-            group.column(name).to_pylist() if name in group.schema.names else [None] * len(sizes)
-            for name in _TURN
-        )
         for row, session, answer_s in zip(rows, *turns, strict=True):
             arrival_s, tokens_in, tokens_out, size, low, high = row
             number += 1
@@ -81,14 +72,49 @@ def read_rows(path: Path, options: tf.ReadOptions) -> Iterator[tuple[str, Reques
 
 def read_columns(path: Path, options: tf.ReadOptions) -> Iterator[Batch]:
     """Yield the requests as columns, a row group's at a time; ``TraceError``, ``ConfigError``."""
-    return (batch for batch, *_ in _read_groups(path, options))
+    return (batch for batch, *_ in _read_apart(path, options))
 
 
-def _read_groups(path: Path, options: tf.ReadOptions) -> Iterator[tuple[Batch, Ints, Any]]:
+Group = tuple[Batch, Ints, list[list[Any]]]
+"""Requests, the tokens of an id of each, their sessions and the seconds of their answers."""
+
+
+def _read_apart(path: Path, options: tf.ReadOptions) -> Iterator[Group]:
+    """Read in a child process, which pyarrow ends over damaged files."""
+    groups = Confined(_Groups, path, replace(options, watch=None))
+    size, done = path.stat().st_size, 0
+    try:
+        while found := groups.ask("next"):
+            group, rows = found
+            done += len(group[1])
+            if options.watch:
+                options.watch(size * done // max(rows, 1), size)
+            yield group
+    except ChildEnded as ended:
+        raise TraceError(
+            f"{path}: it is damaged: pyarrow ended over it (code {ended.code})."
+        ) from None
+
+
+class _Groups:
+    """The row groups of a file, one by one."""
+
+    def __init__(self, path: Path, options: tf.ReadOptions) -> None:
+        os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # others take more than is asked for
+        self._groups = read_groups(path, options)
+        self._most_bytes = _MOST_BYTES + path.stat().st_size
+
+    def next(self) -> tuple[Group, int] | None:
+        """The next, and the rows of the file; None at its end."""
+        with bounded_memory(self._most_bytes), without_stderr():
+            return next(self._groups, None)
+
+
+def read_groups(path: Path, options: tf.ReadOptions) -> Iterator[tuple[Group, int]]:
+    """The row groups, and the rows of the file; raises as ``read_columns``."""
     arrow, parquet = _import(path)
     size, block_tokens, done, before_s = path.stat().st_size, 0, 0, -inf
     try:
-        _check_footer(path, size)
         # buffered ahead, every row group that was read would stay in memory
         file = parquet.ParquetFile(path, page_checksum_verification=True, pre_buffer=False)
         names = file.schema_arrow.names
@@ -100,7 +126,8 @@ def _read_groups(path: Path, options: tf.ReadOptions) -> Iterator[tuple[Batch, I
         types = {name: file.schema_arrow.field(name).type for name in {*_TURN} & {*names}}
         names = [n for n in names if n not in types or arrow.types.is_primitive(types[n])]
         _check_size(file, names, size, path)
-        for group in file.iter_batches(_GROUP_ROWS, columns=names):
+        rows = file.metadata.num_rows
+        for group in file.iter_batches(_GROUP_ROWS, columns=names, use_threads=False):
             batch, sizes = _check(group, options, path, done)
             if len({*sizes.tolist(), block_tokens} - {0}) > 1:
                 raise TraceError(f"{path}: rows have several block sizes: a trace has one.")
@@ -112,35 +139,23 @@ def _read_groups(path: Path, options: tf.ReadOptions) -> Iterator[tuple[Batch, I
             before_s = float(batch.arrival_s[-1])
             block_tokens = block_tokens or batch.hash_block_tokens
             done += len(sizes)
-            if options.watch:
-                options.watch(size * done // max(file.metadata.num_rows, 1), size)
-            yield batch, sizes, group
+            turns = [
+                group.column(name).to_pylist() if name in names else [None] * len(sizes)
+                for name in _TURN
+            ]
+            yield (batch, sizes, turns), rows
     except (arrow.ArrowException, OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise TraceError(f"{path}: cannot be read as Parquet ({reason}).") from None
     if not done:
         raise TraceError(f"{path}: the trace has no requests.")
-    if done != file.metadata.num_rows:
-        raise TraceError(
-            f"{path}: it has {done:,} of {file.metadata.num_rows:,} rows: it is damaged."
-        )
-
-
-def _check_footer(path: Path, size: int) -> None:
-    """Refuse a length at the end of a file for which pyarrow would take as much memory."""
-    with path.open("rb") as file:
-        file.seek(max(0, size - _END_BYTES))
-        length, magic = int.from_bytes(file.read(4), "little"), file.read()
-    if magic == MAGIC and length > _LONGEST_FOOTER:
-        raise TraceError(
-            f"{path}: its footer is said to be {length:,} B; up to {_LONGEST_FOOTER >> 20} MiB "
-            "are read: it is damaged, or write larger row groups."
-        )
+    if done != rows:
+        raise TraceError(f"{path}: it has {done:,} of {rows:,} rows: it is damaged.")
 
 
 def _check_size(file: Any, names: Sequence[str], size: int, path: Path) -> None:
     """Refuse before they are read: columns of texts, more values than such a file has."""
-    table, values, chunks = file.metadata, 0, list[tuple[str, Any]]()
+    table, values = file.metadata, 0
     for number in range(table.num_columns):
         column = file.schema.column(number)
         for name in names:
@@ -150,75 +165,12 @@ def _check_size(file: Any, names: Sequence[str], size: int, path: Path) -> None:
                 kind = file.schema_arrow.field(name).type
                 raise TraceError(f"{path}: column {name} is {kind}, not numbers.")
             groups = map(table.row_group, range(table.num_row_groups))
-            mine = [group.column(number) for group in groups]
-            values += sum(chunk.num_values for chunk in mine)
-            chunks += [(f"{path}: column {name}", chunk) for chunk in mine]
-    packed = sum(chunk.total_compressed_size for _, chunk in chunks)
-    if (
-        table.num_rows > _SPARED_ROWS + size
-        or values > _SPARED_VALUES + _VALUES * size
-        or packed > size  # pages that several columns share
-    ):
+            values += sum(group.column(number).num_values for group in groups)
+    if table.num_rows > _SPARED_ROWS + size or values > _SPARED_VALUES + _VALUES * size:
         raise TraceError(
             f"{path}: {table.num_rows:,} rows with {values:,} values in {size:,} B are more than "
             "a trace has: write it as JSON lines."
         )
-    with path.open("rb") as raw:
-        for place, chunk in chunks:
-            _check_pages(raw, chunk, place)
-
-
-def _check_pages(raw: BinaryIO, chunk: Any, place: str) -> None:
-    """Refuse pages that hold more than the footer says: pyarrow makes room for what they say."""
-    at = min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)))
-    end, left = at + chunk.total_compressed_size, chunk.num_values
-    left_bytes = _SPARED_BYTES + _VALUE_BYTES * left
-    while at < end and min(left, left_bytes) >= 0:
-        raw.seek(at)
-        header = BytesIO(raw.read(_LONGEST_HEADER))
-        try:
-            page = _read_struct(header)
-            unpacked, packed, own = page[2], page[3], _HEADERS.get(page[1], 0)
-            values = page[own][1] if own else 0
-            least = min(unpacked, packed, values)
-        except (LookupError, TypeError, OverflowError, RecursionError):
-            raise TraceError(f"{place} has a page whose header cannot be read.") from None
-        if least < 0 or values > chunk.num_values:
-            break
-        at, left_bytes = at + header.tell() + packed, left_bytes - unpacked
-        left -= values if own != _DICTIONARY else 0
-    if left or left_bytes < 0:
-        raise TraceError(f"{place} has pages of other sizes than the footer says: it is damaged.")
-
-
-def _read_struct(file: BytesIO) -> dict[int, Any]:
-    """Integers of 32 bits and structs by their field, in Thrift's compact protocol."""
-    found: dict[int, Any] = {}
-    field = 0
-    while head := file.read(1)[0]:
-        kind, step = head & 15, head >> 4
-        field = field + step if step else _read_integer(file)
-        if kind == _STRUCT:
-            found[field] = _read_struct(file)
-        elif kind == _INT32:
-            found[field] = _read_integer(file)
-        elif kind in _OTHER_INTEGERS:
-            _read_integer(file)
-        elif kind == _BINARY:
-            file.seek(_read_varint(file), SEEK_CUR)
-        elif kind not in _BOOLEANS:
-            raise LookupError
-    return found
-
-
-def _read_varint(file: BytesIO) -> int:
-    byte = file.read(1)[0]
-    return byte if byte < 128 else byte - 128 + 128 * _read_varint(file)
-
-
-def _read_integer(file: BytesIO) -> int:
-    number = _read_varint(file)
-    return (number >> 1) ^ -(number & 1)
 
 
 def _find_columns(names: Sequence[str], options: tf.ReadOptions, path: Path) -> list[str]:

@@ -1,9 +1,9 @@
 """Shell scripts are read in time that grows with their length."""
 
 import re
-import subprocess
-import sys
 import tracemalloc
+from contextlib import nullcontext
+from time import process_time
 
 import pytest
 
@@ -104,8 +104,26 @@ def test_variables_grow_to_a_bound(how: str) -> None:
         tracemalloc.stop()
 
 
-def test_blank_lines_are_passed_over_once() -> None:
-    program = (
-        "from dsv4kv.budget.servers import find_launches; list(find_launches('\\n' * 250_000))"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+LINEAR = {
+    "blank lines": ("\n" * 250_000, ""),
+    "documents without an end": ("\n".join(f"<<X{n}" for n in range(30_000)), ""),
+    "variables": ("\n".join(f"V{n}=" for n in range(32_000)), "over 1,000 variables"),
+    "statements": ("\n".join(f"V{n}=" for n in range(999)) + "\nx" * 120_000, ""),
+    "conditions": ("if a; then x; " * 18_000, "over 100 conditions"),
+}
+
+
+@pytest.mark.parametrize("what", LINEAR)
+def test_a_long_script_takes_seconds_or_is_refused(what: str) -> None:
+    text, sentence = LINEAR[what]
+    begun_s = process_time()
+    with pytest.raises(ConfigError, match=sentence) if sentence else nullcontext():
+        list(find_launches(text))
+    assert process_time() - begun_s < 15
+
+
+def test_a_here_document_ends_at_the_next_line_that_names_it() -> None:
+    text = "cat > a <<E\n1\nE\ncat > b <<E\n2\nE\nE\n"
+    bare, found = shell.take_documents(text)
+    assert found == {"a": "1", "b": "2"}
+    assert bare == "cat > a <<E\n\n\ncat > b <<E\n\n\nE\n"

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from time import monotonic, sleep
 
 import zmq
@@ -23,6 +24,7 @@ class Publisher:
         self._live.setsockopt(zmq.XPUB_VERBOSE, 1)  # also who comes before another has gone
         self._again, self.replay_port = self._bind(zmq.ROUTER, replay_port)
         self.sent: list[Frames] = []
+        self.endless = False  # whether it sends them again and again
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._answer)
         self._thread.start()
@@ -57,7 +59,9 @@ class Publisher:
             if not self._again.poll(10):
                 continue
             client, _, first = self._again.recv_multipart()
-            for message in list(self.sent):
+            for message in cycle(self.sent) if self.endless else list(self.sent):
+                if self._stop.is_set():
+                    return
                 if message[1] >= first:
                     self._again.send_multipart([client, b"", *message])
             self._again.send_multipart([client, b"", b"", END, b""])

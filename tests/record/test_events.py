@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -21,7 +22,7 @@ TOKENS = list(range(256))
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a publisher that answers may take longer than is waited for elsewhere."""
-    monkeypatch.setattr(events, "_ANSWER_MS", int(PATIENCE_S * 1000))
+    monkeypatch.setattr(events, "_ANSWER_S", PATIENCE_S)
 
 
 @contextmanager
@@ -175,3 +176,14 @@ def test_what_cannot_be_read_is_a_record_that_says_so(tmp_path: Path) -> None:
     odd: list[fr.Frames] = [[], [b""], [b"", b"", b""], fr.frames(0, fr.CLEARED)]
     heard: list[Record] = fr.recorded(tmp_path / "recording", odd)
     assert [record.get("what") for record in heard] == ["unreadable"] * 3 + [None]
+
+
+def test_a_socket_that_sends_again_without_end_ends_with_the_recording(tmp_path: Path) -> None:
+    with publishing() as server:
+        server.send(fr.frames(0, fr.CLEARED), lose=True)
+        server.endless = True
+        with listening(tmp_path / "recording", server) as heard:
+            wait_until(lambda: bool(heard))
+            begun_s = monotonic()
+        assert monotonic() - begun_s < 5
+    assert numbers(heard) == [0]

@@ -199,10 +199,11 @@ def test_values_that_make_no_record_are_refused_with_their_place(
 # ---- what a hand has changed --------------------------------------------------------------------
 
 
-def test_a_sample_changed_by_hand_is_refused_with_the_reason(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changed", ["7", "1e999"])
+def test_a_sample_changed_by_hand_is_refused_with_the_reason(tmp_path: Path, changed: str) -> None:
     path = store.save_record(make_record(), tmp_path).path
     sample = make_record().cases[0].operations[0].samples_ns[7]
-    path.write_text(path.read_text().replace(f" {sample},", f" {sample // 2},", 1))
+    path.write_text(path.read_text().replace(f" {sample},", f" {changed},", 1))
     assert refusal(path).startswith(
         f"{path} was changed after it was written: its {store.DIGEST} does not match its values."
     )

@@ -159,7 +159,7 @@ class Child:
 
 
 class ChildEnded(Exception):
-    """The child of ``Confined`` ended over what it was given; ``code``: its exit code."""
+    """The child of ``Confined`` ended during a call; ``code``: its exit code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -241,7 +241,7 @@ def serve() -> None:
 
 @contextmanager
 def bounded_memory(most: int) -> Iterator[None]:
-    """At most so many bytes more than now are given to this process, where the system can."""
+    """Let this process take ``most`` bytes more than now, on Linux; elsewhere any number."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = Path("/proc/self/statm")
     if pages.exists():
@@ -256,7 +256,7 @@ def bounded_memory(most: int) -> Iterator[None]:
 
 @contextmanager
 def without_stderr() -> Iterator[None]:
-    """Where libraries say why they end their process."""
+    """Silence standard error, where libraries write before they end their process."""
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     try:

@@ -157,8 +157,9 @@ def fewest_of_any(
     enough = []
     for tp in (None, 1):
         candidates = resolve(replace(inputs, tp=tp))
-        if found := fewest_gpus(candidates, context_tokens, concurrency):
-            enough += [found] if found.layout.gpus >= least else []
+        found = fewest_gpus(candidates, context_tokens, concurrency)
+        if found and found.layout.gpus >= least:
+            enough.append(found)
     return min(enough, key=lambda found: found.layout.gpus, default=None)
 
 

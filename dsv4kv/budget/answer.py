@@ -249,9 +249,12 @@ def _choose(inputs: Inputs) -> Scenario:
         return scenarios[0]
     context, concurrency = scenarios[0].context_tokens, inputs.concurrency or 1
     is_free = inputs.tp is None and inputs.dp is None and inputs.ep is None
-    if is_free and (found := fewest_of_any(inputs, context, concurrency)):
-        return found
-    if not is_free and (found := fewest_gpus(scenarios, context, concurrency)):
+    found = (
+        fewest_of_any(inputs, context, concurrency)
+        if is_free
+        else fewest_gpus(scenarios, context, concurrency)
+    )
+    if found:
         return found
     last, asked = scenarios[-1], counted(concurrency, "request")
     if not within_limit(last, concurrency):

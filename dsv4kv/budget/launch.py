@@ -27,8 +27,8 @@ _UNSET = re.compile(r"\$\{?\w+|\$\(|\{\{?\s*\w+\s*\}?\}")
 _MODEL = r"\b(?:deepseek|ds)-?{}(?![a-z0-9])"
 _LAYOUT = {"model", "tp", "dp", "pp", "ep", "dp-attention", "context"}
 _NEEDED = ("model", "tp", "dp", "pp")
-_MOST_GUESSED = 20  # unknown flags that are compared with all known ones
 """Inputs without which an answer would be another deployment's."""
+_MOST_GUESSED = 20  # unknown flags that are compared with all known ones
 
 
 @dataclass(frozen=True)

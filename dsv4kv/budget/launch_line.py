@@ -99,7 +99,7 @@ def launch_line(
 
 
 def _still_true(family: Family, inputs: Inputs, typed: Sequence[GivenFlag]) -> list[GivenFlag]:
-    """The flags whose inputs have their values; those of drafts all or none."""
+    """Flags whose inputs still have these values; flags of drafts all or none."""
     drafting = [each for each in typed if each.texts.keys() & _DRAFTING]
     others = [[each] for each in typed if each not in drafting]
     kept = list[GivenFlag]()

@@ -220,15 +220,15 @@ def read_script(
         if not rest or conditions.runs == _NO:
             conditions.leave(end)
             continue
-        sets = "=" in rest[0] or rest[0] in _DECLARE or rest[0] in _KEYWORDS
-        own = dict(known) if sets else known
-        rest = take_assignments(rest, own) if sets else rest
-        if len(own) > len(variables) + _MOST_VARIABLES:
-            raise ConfigError(
-                f"line {line}: over {_MOST_VARIABLES:,} variables are set: give the command that "
-                "they make, with its values."
-            )
-        if sets:
+        own = known
+        if "=" in rest[0] or rest[0] in _DECLARE or rest[0] in _KEYWORDS:
+            own = dict(known)
+            rest = take_assignments(rest, own)
+            if len(own) > len(variables) + _MOST_VARIABLES:
+                raise ConfigError(
+                    f"line {line}: over {_MOST_VARIABLES:,} variables are set: give the command "
+                    "that they make, with its values."
+                )
             size += sum(len(text) for name, text in own.items() if known.get(name) is not text)
         _check_size(size, _MOST_IN_ALL)
         if rest:

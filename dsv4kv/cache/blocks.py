@@ -79,7 +79,7 @@ class BlockPool:
         self._by_hash: dict[int, list[int]] = {}  # blocks in order; the first is found
         self._hash, self._parent = [NO_HASH] * size, [self.num_blocks] * size
         self._children = [0] * size  # registered blocks that follow
-        self._live = [0] * size  # those of them that are held or precede a held one
+        self._live = [0] * size  # registered followers that are held or precede a held one
         self._stamp = [0] * size  # of cached blocks, that of their row in the queue
         # Rows of cached blocks, the least recently used first, and in each the last block first.
         # An entry is valid while its block has the row's stamp.
@@ -230,7 +230,7 @@ class BlockPool:
             self._follow(self._parent[number], -1)
 
     def _forget(self, numbers: list[int]) -> list[int]:
-        """Blocks lose their hashes, which are returned, at once; their followers begin chains."""
+        """Remove the hashes of blocks, returned in order; followers begin new chains."""
         hashes = self._drop_hashes(numbers)
         for number in numbers:
             above = self._parent[number]
@@ -242,7 +242,7 @@ class BlockPool:
         return hashes
 
     def _drop_hashes(self, numbers: list[int]) -> list[int]:
-        """Blocks lose their hashes, which are returned."""
+        """Remove the hashes of blocks; returns them in order."""
         hash_of, by_hash = self._hash, self._by_hash
         hashes = [hash_of[number] for number in numbers]
         for number, hash_ in zip(numbers, hashes, strict=True):

@@ -24,8 +24,8 @@ KERNEL, MEMCPY, MEMSET, GRAPH, OP, RANGE = range(len(KINDS))
 NONE: Final = -1
 """Stands for an absent index, size or count in a column."""
 STEP: Final = "step"
-_NO_RANGE = "no range is named"
 """The range around a step."""
+_NO_RANGE = "no range is named"
 INPUTS: Final = "inputs"
 """The range around synthetic inputs: making a step's data, and counting its bytes."""
 

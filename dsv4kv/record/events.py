@@ -170,7 +170,7 @@ def _digest(message: Message) -> bytes:
 
 _MEDIA = {None, "CPU", "CPU_PINNED", "DISK", "EXTERNAL", "GPU", "STORAGE"}
 _POLL_MS = 100
-_ANSWER_S = 2.0  # without an answer so long, nothing more is sent again
+_ANSWER_S = 2.0  # longest wait for the next message of a replay
 _QUIET_S = 5.0  # without a message so long, it is asked whether the last ones were lost
 _MOST_BYTES = 2**24  # of one message; a larger one is none
 _QUEUED = 64  # messages; behind them the publisher waits

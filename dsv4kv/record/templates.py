@@ -291,8 +291,8 @@ def _jinja(named: Mapping[str, str], options: Mapping[str, Any]) -> Render:
             with _bounded_time(RENDER_S), bounded_memory(RENDER_BYTES):
                 compiled[name] = environment.from_string(text)
         except Exception as error:  # of Jinja, and of Python that compiles what Jinja made
-            told = cut(f"{type(error).__name__}: {error}".rstrip(": "), _TOLD_CHARACTERS)
-            raise ConfigError(f"the chat template {name} is broken: {told}.") from None
+            said = cut(f"{type(error).__name__}: {error}".rstrip(": "), _TOLD_CHARACTERS)
+            raise ConfigError(f"the chat template {name} is broken: {said}.") from None
 
     def render(
         messages: Sequence[Message], tools: Sequence[Any] | None, own: Mapping[str, Any]

@@ -57,8 +57,7 @@ def plan_page(
         f"out {pruned or 'none'}; {left:,} simulated{rates}{on}."
     )
     parts += ["", Text(searched, "dim")]
-    given = question.most_gpus if question.exactly else None
-    for whose, command in launches(best, given) if best else ():
+    for whose, command in launches(best, question.exact_gpus) if best else ():
         parts += [Text(f"{whose}{':' if command else '.'}", "dim")]
         parts += [Command(command)] if command else []
     if slos := list(_relax(answer, question)):
@@ -331,7 +330,6 @@ def dumps(answer: Answer, question: Question) -> str:
 
 def _document(trial: Trial, question: Question) -> dict[str, Any]:
     server, roles = trial.kind.server, trial.roles
-    given = question.most_gpus if question.exactly else None
     return {
         "gpu": server.gpu,
         "layout": server.layout.label,
@@ -349,5 +347,5 @@ def _document(trial: Trial, question: Question) -> dict[str, Any]:
         "near": [slo.label for slo in trial.near(question.slos)] if trial.values_s else None,
         "requests": trial.requests,
         "command": server.command,
-        "commands": {whose: each for whose, each in launches(trial, given) if each},
+        "commands": {whose: each for whose, each in launches(trial, question.exact_gpus) if each},
     }

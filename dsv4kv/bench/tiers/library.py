@@ -87,7 +87,7 @@ def digest(data: Bytes) -> bytes:
 class Restored:
     """What a request has got back."""
 
-    tokens: int = 0  # that it holds: computing goes on here
+    tokens: int = 0  # restored: computing continues after them
     read_bytes: int = 0
     damaged: str = ""  # the first object that was not there as it was stored
 

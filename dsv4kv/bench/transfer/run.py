@@ -59,14 +59,14 @@ class Read:
 def receive(
     memory: Memory, manifest: Manifest, regions: Sequence[memoryview]
 ) -> tuple[int, dict[str, Read]]:
-    """Take a request in, and compare every page with its digest: its slot, and what was read.
+    """Read a request into a slot and compare every page with its digest; returns slot and reads.
 
     ``regions`` are the other cache's.
 
     Raises:
         CacheError: No slot or blocks are free here.
         VerificationError: Received bytes differ from sent bytes.
-        In both cases the slot and its blocks are given back.
+        Either way the slot and its blocks are released.
     """
     manager = memory.manager
     slot = manager.admit_request()

@@ -123,8 +123,7 @@ class _Spread:
 def _host_gpus(trial: Trial, given: int | None) -> tuple[int, bool]:
     """GPUs of a host, and whether that is assumed; of a replica on several hosts, its own.
 
-    As many as are there where that is less, else those that the clock's coefficients were
-    measured with.
+    ``given`` where that is less than the host of the GPU's coefficients, else that host's.
     """
     size, known = trial.kind.server.layout.gpus, trial.kind.server.times.coefficients.host_gpus
     if given and given <= known:

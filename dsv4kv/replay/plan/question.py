@@ -157,6 +157,11 @@ class Question:
         """See ``unseen_tokens``: for think times, which may change the order."""
         return unseen_tokens(self.requests, any_order=True)
 
+    @property
+    def exact_gpus(self) -> int | None:
+        """GPUs that a deployment has to use; None where they are a limit."""
+        return self.most_gpus if self.exactly else None
+
     def counts(self, unit_gpus: int) -> int:
         """How many numbers of units of ``unit_gpus`` each are allowed."""
         if self.exactly:

@@ -21,24 +21,39 @@ class SeenIds:
 
     An id stands for its history, so it is always the same one that comes before it: wherever ids
     count up, every chain that has one of them has all before it in that run. A run is known by
-    its first id and by how much of it was ever seen.
+    its first id and by how much of it was ever seen. A prompt's last id may be partial, and may
+    keep its number while its block fills up.
     """
 
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}
+        self._missing: dict[int, int] = {}  # by a last id: its tokens that no prompt had
 
-    def add(self, starts: list[int], counts: list[int]) -> int:
-        """Remember a chain of runs; returns how many of its leading ids an earlier one had."""
-        seen, known, place = self._seen, 0, 0
+    def add(self, starts: list[int], counts: list[int], id_tokens: int, tokens: int) -> int:
+        """Remember a prompt's runs of ids; returns its leading tokens that an earlier one had."""
+        seen, missing, known, place, last = self._seen, self._missing, 0, 0, -1
         while place < len(starts) and seen.get(starts[place], 0) >= counts[place]:
             known += counts[place]
+            last = starts[place] + counts[place] - 1
             place += 1
         if place < len(starts):
-            known += seen.get(starts[place], 0)
-        while place < len(starts):
-            seen[starts[place]] = counts[place]
-            place += 1
-        return known
+            more = seen.get(starts[place], 0)
+            known += more
+            if more:
+                last = starts[place] + more - 1
+        seen_tokens = min(known * id_tokens - missing.get(last, 0), tokens) if known else 0
+        if place < len(starts):
+            missing.pop(last, 0)  # another id follows it
+            known += sum(counts[place:]) - more
+            last = starts[-1] + counts[-1] - 1
+            missing[last] = known * id_tokens - tokens
+            for start, count in zip(starts[place:], counts[place:], strict=True):
+                seen[start] = count
+        elif last in missing:
+            missing[last] = min(missing[last], known * id_tokens - tokens)
+        if missing.get(last, 1) <= 0:
+            del missing[last]
+        return seen_tokens
 
 
 class ReuseTally:
@@ -75,8 +90,7 @@ class ReuseTally:
         size, keys = self.shared_tokens, served.keys
         ids = served.ids
         runs = _list_runs(ids) if isinstance(ids, (tuple, list)) else self._runs_of(ids)
-        known_ids = self._seen.add(runs[0], runs[1])  # now it was seen, too
-        seen_tokens = min(known_ids * served.id_tokens, served.input_tokens)
+        seen_tokens = self._seen.add(runs[0], runs[1], served.id_tokens, served.input_tokens)
         saved = served.saved = served.position
         seen = seen_tokens // size
         usable = min(seen, max(0, served.input_tokens - self.uncovered_tokens) // size)

@@ -140,6 +140,8 @@ class NumberedPaths:
             past = paths.meet(request)
             if past:
                 owner, _, shared = past[-1]
+                while self._shared[owner] >= shared:  # it has these blocks from another
+                    owner = self._owner[owner]
             self._owner.append(owner)
             self._shared.append(shared)
             self._first.append(self.count)
@@ -163,11 +165,9 @@ class NumberedPaths:
         pieces, end = list[tuple[int, int]](), self._blocks[request]
         while request >= 0:
             shared = self._shared[request]
-            if end > shared:
-                first = self._first[request]
-                pieces.append((first, first + end - shared))
-                end = shared
-            request = self._owner[request]
+            first = self._first[request]
+            pieces.append((first, first + end - shared))
+            end, request = shared, self._owner[request]
         pieces.reverse()
         path = list[int]()
         for begin, stop in pieces:

@@ -26,11 +26,13 @@ def random_chains(seed: int, count: int) -> list[list[int]]:
     return chains
 
 
-@given(st.integers(0, 2**20), st.integers(1, 30))
-def test_what_was_seen_is_what_a_set_has(seed: int, count: int) -> None:
-    seen, plain = SeenIds(), set[int]()
+@given(st.integers(0, 2**20), st.integers(1, 30), st.integers(1, 4))
+def test_what_was_seen_is_what_a_set_of_tokens_has(seed: int, count: int, size: int) -> None:
+    seen, plain, draw = SeenIds(), set[tuple[int, int]](), random.Random(seed)
     for number, chain in enumerate(random_chains(seed, count)):
         runs = chain and max(chain) < 2**63 and number % 2
-        known = seen.add(*list_runs(IdRuns.of(chain) if runs else chain))
-        assert known == sum(one in plain for one in chain)
-        plain.update(chain)
+        tokens = len(chain) * size - (draw.randrange(size) if chain else 0)
+        had = [(chain[token // size], token % size) for token in range(tokens)]
+        known = seen.add(*list_runs(IdRuns.of(chain) if runs else chain), size, tokens)
+        assert known == sum(one in plain for one in had)
+        plain.update(had)

@@ -27,12 +27,15 @@ def cached(pool: BlockPool, *hashes: int, parent: int = 0) -> Ids:
 
 def state(pool: BlockPool) -> dict[str, Any]:
     """Everything that a pool knows: equal before and after a refusal."""
-    lists = pool._hash, pool._parent, pool._children, pool._live, pool._stamp
+    cells = pool._claims, pool._generation, pool._children, pool._stamp
     return {
-        "lists": [cells[:-1] for cells in lists],
-        "arrays": [array.tolist() for array in (pool._refs, pool._generation)],
-        "by_hash": {hash_: blocks.copy() for hash_, blocks in pool._by_hash.items()},
-        "queue": [(stamp, row.copy()) for stamp, row in pool._queue],
+        "cells": [array[: pool.num_blocks].tolist() for array in cells],
+        "hashes": pool._hash.copy(),
+        "by_hash": (
+            pool._by_hash.copy(),
+            {hash_: row.copy() for hash_, row in pool._twins.items()},
+        ),
+        "queue": [(stamp, row[:left].tolist()) for stamp, row, left in pool._queue],
         "free": pool._free[: pool.num_unused].tolist(),
         "counts": (pool.num_free, pool.num_unused, pool.num_cached, pool.num_held),
     }

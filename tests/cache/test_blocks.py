@@ -104,6 +104,28 @@ def test_hashes_that_cannot_be_are_refused(
     assert state(pool) == before
 
 
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=5))
+def test_chains_evicted_together_go_as_one_by_one(prompts: list[tuple[int, int]]) -> None:
+    """``prompts``: blocks shared with the first prompt, and blocks of their own after them."""
+    pools, freed = (BlockPool(200), BlockPool(200)), (list[int](), list[int]())
+    for pool, gone in zip(pools, freed, strict=True):
+        pool.on_freed = lambda blocks, gone=gone: gone.extend(blocks.tolist())
+        for number, (shared, own) in enumerate(prompts):
+            first = range(1, 1 + (prompts[0][1] if number else 0))[:shared]
+            hashes = [*first, *range(100 * number + len(first) + 1, 100 * number + own + 1)]
+            matched = pool.find(hashes)
+            blocks = pool.allocate(len(hashes) + 1 - len(matched), matched)
+            assert blocks is not None
+            whole = np.concatenate([matched, blocks])
+            pool.register(whole[:-1], hashes, [0, *hashes[:-1]])
+            pool.release(whole)
+    cached = pools[0].num_cached
+    assert pools[0].evict(cached)
+    assert all(pools[1].evict(1) for _ in range(cached))
+    assert freed[0] == freed[1]
+    assert state(pools[0]) == state(pools[1])
+
+
 @pytest.mark.parametrize("first_to_go", [0, 1, 2])
 def test_of_blocks_with_one_hash_another_is_found_when_one_goes(first_to_go: int) -> None:
     pool = BlockPool(3)

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from dsv4kv.ops.cuda.inspection import Finding
 
 EPILOG = examples(
-    "dsv4kv kernels                 registers, instructions, widths of accesses",
+    "dsv4kv kernels                 registers, instructions, local memory",
     "dsv4kv kernels --arch sm_90a   of one architecture",
     "dsv4kv kernels --check         fail on any change",
 )
 _CHECK = (
-    "Fail on register spills, on accesses narrower than promised and on any change against the "
-    "baseline."
+    "Fail on register spills, on kernels that do not wait for the one before and on any change "
+    "against the baseline."
 )
 _ARCH = "Architecture, repeatable: sm_80, sm_90a, sm_100a, sm_103a, sm_120."
 _WRITE = "Save the current machine code as baseline."
@@ -36,7 +36,7 @@ def kernels(
     from dsv4kv.ops.cuda import inspection
     from dsv4kv.ops.cuda.compile import nvrtc_version
     from dsv4kv.ops.launches.catalogue import ARCHITECTURES, catalogue
-    from dsv4kv.view.kernels import machine_code_table, registers_table, sum_up
+    from dsv4kv.view.kernels import registers_table, sum_up
     from dsv4kv.view.render import show
 
     if write_baseline and arch:
@@ -51,9 +51,7 @@ def kernels(
     if as_json:
         opt.print_json({"nvrtc": nvrtc, "kernels": [_to_values(finding) for finding in findings]})
     elif not check:
-        one = arch and len(arch) == 1
-        table = machine_code_table(findings) if one else registers_table(findings)
-        show([table, "", sum_up(findings)])
+        show([registers_table(findings), "", sum_up(findings)])
     if write_baseline:
         say(f"baseline: {inspection.save_baseline(findings, nvrtc)}", err=True)
     if before is not None:
@@ -65,7 +63,7 @@ def kernels(
         if not as_json:
             names = {finding.name for finding in findings}
             where = ", ".join(architectures)
-            found = "no local memory, accesses as wide as promised"
+            found = "no local memory, each waits for the one before"
             path = inspection.baseline_path(nvrtc)
             show([f"{len(names)} kernels on {where}: {found}; as in {path}."])
 

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dsv4kv.view.quantity import quantity, size
-from dsv4kv.view.table import ABSENT, Columns, Number, Table, Text
+from dsv4kv.view.table import ABSENT, Number, Table, Text
 
 if TYPE_CHECKING:
     from dsv4kv.ops.cuda.inspection import Finding  # which needs torch
@@ -31,25 +30,6 @@ def registers_table(findings: Sequence["Finding"]) -> Table:
     )
 
 
-def machine_code_table(findings: Sequence["Finding"]) -> Table:
-    """A row for each kernel of one architecture."""
-    columns: Columns = [
-        ("kernel", lambda each: each.kernel),
-        ("works on", lambda each: each.example.subject),
-        ("regs", lambda each: quantity(each.report.registers)),
-        ("instr.", lambda each: quantity(each.report.instructions)),
-        ("shared", lambda each: size(each.report.shared_bytes)),
-        ("local", lambda each: size(each.report.local_bytes)),
-        ("loads", lambda each: Text(_widths("LDG", each.report.accesses))),
-        ("in flight", lambda each: quantity(each.report.under_way)),
-        ("stores", lambda each: Text(_widths("STG", each.report.accesses))),
-    ]
-    note = (
-        "loads and stores: number × bits of a thread; in flight: wide loads before the first wait"
-    )
-    return Table(f"Kernels on {findings[0].architecture}", columns, findings, note=note, keys=2)
-
-
 def sum_up(findings: Sequence["Finding"]) -> Text:
     """How many kernels there are, the most registers, and how many use local memory."""
     kernels = {(finding.kernel, finding.example.subject) for finding in findings}
@@ -62,10 +42,3 @@ def sum_up(findings: Sequence["Finding"]) -> Text:
         "local memory.",
         "strong",
     )
-
-
-def _widths(kind: str, accesses: dict[str, int]) -> str:
-    """``4×32 10×64`` of the accesses to global memory."""
-    pairs = ((name.partition("."), count) for name, count in accesses.items())
-    found = [(int(bits), count) for (prefix, _, bits), count in pairs if prefix == kind]
-    return " ".join(f"{count}×{bits}" for bits, count in sorted(found))

@@ -14,7 +14,6 @@ def finding(
     registers: int = 16,
     local_bytes: int = 0,
     accesses: dict[str, int] | None = None,
-    under_way: int = 16,
     early: int | None = 0,
     products: dict[str, int] | None = None,
 ) -> Finding:
@@ -22,7 +21,7 @@ def finding(
     kernel, _, subject = name.partition(" ")
     module = KernelModule(f"{kernel}.cuh", (("DSV_PAGE_BYTES", 1152),))
     report = KernelReport(
-        kernel, registers, local_bytes, 0, 75, (8, 4), accesses or GOOD, under_way, early,
+        kernel, registers, local_bytes, 0, 75, (8, 4), accesses or GOOD, early,
         products or {},
     )  # fmt: skip
     return Finding(Example(subject, Launch(module, kernel, (1, 1), 256, ())), architecture, report)

@@ -96,33 +96,6 @@ def test_products_of_the_tensor_cores_are_counted(samples: dict[str, KernelRepor
     assert samples["mixed"].products == {}
 
 
-WAITS = r"""
-#include "common.cuh"
-DSV_KERNEL void together(const u8* from, u8* to) {
-    uint4 values[6];
-    for (int i = 0; i < 6; i++) values[i] = dsv_load_ahead(from + 4096 * i);
-    dsv_loads_issued();
-    for (int i = 0; i < 6; i++) dsv_store(to + 4096 * i, values[i]);
-}
-DSV_KERNEL void one_by_one(const u8* from, u8* to) {
-    for (int i = 0; i < 6; i++) dsv_store(to + 4096 * i, *(const uint4*)(from + 4096 * i));
-}
-DSV_KERNEL void chained(const u8* const* places, u8* to) {
-    dsv_store(to, dsv_load<uint4>(*places));
-}
-"""
-
-
-@needs_tools
-def test_loads_before_the_first_wait_are_counted(tmp_path: Path) -> None:
-    reports = inspect_cubins(SM, [compiled(WAITS, tmp_path)])[0]
-    assert {report.kernel: report.under_way for report in reports} == {
-        "together": 6,
-        "one_by_one": 1,  # a store may write what the next load reads
-        "chained": 1,  # an address that is loaded is waited for
-    }
-
-
 @needs_tools
 def test_shared_memory_parameters_and_registers_are_told(samples: dict[str, KernelReport]) -> None:
     assert samples["mixed"].shared_bytes - samples["spilling"].shared_bytes >= 1024

@@ -1,11 +1,11 @@
-"""What a kernel became: registers, local and shared memory, how it loads and stores.
+"""What a kernel became: registers, instructions, local and shared memory, loads and stores.
 
 Read from cubins, and their machine code with NVIDIA's ``nvdisasm``, which needs no GPU. It takes
 half a second to start, so the kernels of one architecture go through it in one piece.
 
-The catalogue's kernels are held against what they promise, and against a baseline: a file of
-registers, instructions and accesses. Another compiler makes other code of the same source, so each
-version that is looked after has a file of its own, ``nvrtc-13.5.json``.
+The catalogue's kernels are compared with a baseline: a file of registers, instructions and
+accesses. Another compiler makes other code of the same source, so each version that is looked
+after has a file of its own, ``nvrtc-13.5.json``.
 """
 
 import functools
@@ -19,13 +19,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from dsv4kv.errors import ConfigError, CudaUnavailable, DeviceError
 from dsv4kv.files import replacing, shipped, temporary_folder
 from dsv4kv.ops.cuda.compile import check_architecture, load_cubins
-from dsv4kv.ops.launches.catalogue import PROMISES, WIDE, Example, Promise
+from dsv4kv.ops.launches.catalogue import Example
 from dsv4kv.ops.launches.launch import KernelModule
 from dsv4kv.processes import find_program, run_bounded, usable_cores
 
@@ -66,13 +65,9 @@ def _facts(section: bytes) -> Iterator[tuple[int, bytes]]:
 
 _INSTRUCTION_BYTES = 16
 _CODE = ".text."
-_INSTRUCTION = re.compile(
-    r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*) *([^;]*)", re.MULTILINE
-)
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
 _MEMORY = re.compile(r"(?:LD|ST|ATOM|RED|UBLKCP)(?!C)[A-Z]*$")  # all but constants (LDC, LDCU)
 _BITS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 256}
-_REGISTER = re.compile(r"\bR([0-9]+)\b")
-_WIDE_BITS = 64  # values: a table's cells and int32 indices are narrower
 _WAIT = "ACQBULK"  # griddepcontrol.wait
 _PRODUCT = re.compile(r"[A-Z]+MMA\.[0-9]+")  # of matrices
 _JUMP = re.compile(r"BRA|BRX|JMP|JMX|CALL|EXIT|RET")
@@ -92,17 +87,11 @@ class KernelReport:
     parameter_bytes: tuple[int, ...]  # size of each parameter
     # instructions by kind and bits of one thread's access, such as ``LDG.128``
     accesses: dict[str, int]
-    # most global loads of 64 bits or more that are issued before the first of them is waited for
-    under_way: int
     # instructions that touch memory or leave the straight line before the one that waits for the
     # kernel in front; None if none waits
     early: int | None
     # instructions for the tensor cores by kind and shape, such as ``HMMA.16816``
     products: dict[str, int] = field(default_factory=dict)
-
-
-Instruction = tuple[str, str]
-"""Mnemonic and operands: ``LDG.E.128``, ``R4, desc[UR4][R2.64]``."""
 
 
 def inspect_cubins(architecture: str, cubins: Sequence[bytes]) -> list[list[KernelReport]]:
@@ -132,9 +121,7 @@ def find_disassembler() -> Path:
     )
 
 
-def _reports(
-    found: dict[str, bytes], instructions: Iterator[list[Instruction]]
-) -> Iterator[KernelReport]:
+def _reports(found: dict[str, bytes], instructions: Iterator[list[str]]) -> Iterator[KernelReport]:
     """Of each kernel of a cubin, whose instructions come in the order of its sections."""
     symbols, texts = found[".symtab"], found[".strtab"]
     usage: dict[tuple[str, int], int] = {}
@@ -144,8 +131,7 @@ def _reports(
             (name_at,) = struct.unpack_from("<I", symbols, symbol * _SYMBOL_BYTES)
             usage[_text_at(texts, name_at), kind] = number
     for name in [each.removeprefix(_CODE) for each in found if each.startswith(_CODE)]:
-        code = next(instructions)
-        mnemonics = [mnemonic for mnemonic, _ in code]
+        mnemonics = next(instructions)
         accesses = Counter(filter(None, map(_access, mnemonics)))
         products = Counter(match[0] for match in map(_PRODUCT.match, mnemonics) if match)
         early = None
@@ -164,14 +150,13 @@ def _reports(
             instructions=len(mnemonics),
             parameter_bytes=tuple(packed >> 18 for _, _, packed in parameters),
             accesses=dict(sorted(accesses.items())),
-            under_way=_loads_under_way(code),
             early=early,
             products=dict(sorted(products.items())),
         )
 
 
-def _disassemble(architecture: str, codes: Sequence[bytes]) -> list[list[Instruction]]:
-    """Instructions of each piece of code, without padding."""
+def _disassemble(architecture: str, codes: Sequence[bytes]) -> list[list[str]]:
+    """Mnemonics of each piece of code, such as ``LDG.E.128``, without padding."""
     with temporary_folder("dsv4kv-code-") as folder:
         (folder / "code").write_bytes(b"".join(codes))
         binary = architecture.replace("sm_", "SM")
@@ -186,11 +171,11 @@ def _disassemble(architecture: str, codes: Sequence[bytes]) -> list[list[Instruc
         words = text.strip()[-500:]
         raise DeviceError(f"nvdisasm failed ({words}): install one as new as NVRTC.")
     found = _INSTRUCTION.findall(text)
-    pieces: list[list[Instruction]] = []
+    pieces: list[list[str]] = []
     start = 0
     for content in codes:
         end = start + len(content) // _INSTRUCTION_BYTES
-        pieces.append([each for each in found[start:end] if each[0] != "NOP"])
+        pieces.append([each for each in found[start:end] if each != "NOP"])
         start = end
     if start != len(found):
         raise DeviceError(
@@ -208,25 +193,6 @@ def _access(mnemonic: str) -> str | None:
         return None
     bits = next((_BITS[part] for part in modifiers if part in _BITS), 32)
     return f"{kind}.{bits}"
-
-
-def _loads_under_way(code: Sequence[Instruction]) -> int:
-    """In the order of the code: branches are followed as if none were taken."""
-    most = issued = 0
-    awaited: set[int] = set()
-    for mnemonic, operands in code:
-        kind, _, bits = (_access(mnemonic) or "").partition(".")
-        loads = kind == "LDG" and int(bits) >= _WIDE_BITS
-        if not (loads or awaited):
-            continue
-        named = [int(number) for number in _REGISTER.findall(operands)]
-        if awaited.intersection(named[1:] if loads else named):
-            issued, awaited = 0, set()
-        if loads:
-            issued += 1
-            most = max(most, issued)
-            awaited.update(range(named[0], named[0] + int(bits) // 32))
-    return most
 
 
 @dataclass(frozen=True)
@@ -288,14 +254,12 @@ def modules_of(examples: Iterable[Example], architecture: str) -> list[KernelMod
     return list(dict.fromkeys(wanted))
 
 
-_COPY = "UBLKCP."
-
 FIRST_DEPENDENT = 90
 """From sm_90 on a kernel may begin before the one in front of it has ended: each waits first."""
 
 
 def broken_promises(findings: Iterable[Finding]) -> Iterator[str]:
-    """A sentence for each promise that machine code does not keep."""
+    """A sentence for each kernel that uses local memory, or does not wait before it begins."""
     for finding in findings:
         where, report = f"{finding.name} on {finding.architecture}", finding.report
         spills = [kind for kind in report.accesses if kind.startswith(("LDL.", "STL."))]
@@ -308,35 +272,6 @@ def broken_promises(findings: Iterable[Finding]) -> Iterator[str]:
         if number >= FIRST_DEPENDENT and report.early != 0:
             behaviour = "never waits" if report.early is None else "touches memory before it waits"
             yield f"{where} {behaviour} for the kernel in front of it: begin with begin_kernel()."
-        promised = [each for name, each in PROMISES.items() if fnmatchcase(finding.name, name)]
-        for promise in promised or [WIDE]:
-            yield from _broken_widths(where, promise, report.accesses)
-            if report.under_way < promise.under_way:
-                yield (
-                    f"{where} waits after {report.under_way} wide loads, not after "
-                    f"{promise.under_way}: the compiler moved the others after the wait."
-                )
-            if promise.copies and not any(kind.startswith(_COPY) for kind in report.accesses):
-                yield f"{where} has no bulk copy into shared memory."
-            if promise.products and not report.products:
-                yield f"{where} has no instruction for the tensor cores."
-
-
-def _broken_widths(where: str, promise: Promise, accesses: dict[str, int]) -> Iterator[str]:
-    loads, stores = _widths("LDG", accesses), _widths("STG", accesses)
-    if promise.loads and max(loads, default=0) < promise.loads:
-        yield f"{where} has no load of {promise.loads} bits, only {_list_bits(loads)}."
-    if promise.stores and min(stores, default=0) < promise.stores:
-        yield f"{where} has stores of {_list_bits(stores)} bits, not {promise.stores} throughout."
-
-
-def _widths(kind: str, accesses: dict[str, int]) -> list[int]:
-    pairs = (name.partition(".") for name in accesses)
-    return sorted(int(bits) for name, _, bits in pairs if name == kind)
-
-
-def _list_bits(widths: list[int]) -> str:
-    return " and ".join(map(str, widths)) or "none"
 
 
 Numbers = dict[str, int]
@@ -395,7 +330,7 @@ def drift(findings: Sequence[Finding], baseline: Baseline) -> Iterator[str]:
 
 def _numbers(finding: Finding) -> Numbers:
     report = finding.report
-    names = ("registers", "instructions", "local_bytes", "shared_bytes", "under_way")
+    names = ("registers", "instructions", "local_bytes", "shared_bytes")
     own = {name: getattr(report, name) for name in names}
     return own | report.accesses | report.products
 

@@ -1,7 +1,6 @@
 """Every kernel that the shipped models need, launched by the scenes that check operations.
 
-Operations themselves make them, so what is compiled and looked at is what a run launches. What
-kernels promise about their machine code is by name here.
+Operations themselves make them, so what is compiled and looked at is what a run launches.
 """
 
 import re
@@ -73,48 +72,6 @@ class Example:
     def runs_on(self, architecture: str) -> bool:
         """Whether an architecture has what the kernel takes."""
         return self.architectures is None or architecture in self.architectures
-
-
-@dataclass(frozen=True)
-class Promise:
-    """How a kernel accesses global memory; widths are bits of one thread's access."""
-
-    # at least one load is this wide: the values. Indices and tables may be narrower
-    loads: int = 0
-    stores: int = 0  # no store is narrower than this
-    under_way: int = 0  # wide loads issued before the first of them is waited for
-    copies: bool = False  # there are bulk copies into shared memory
-    products: bool = False  # tensor cores multiply
-
-
-PROMISES = {
-    # bookkeeping and choices: numbers
-    **dict.fromkeys(("*_blocks *", "[!g]*_topk *", "completed_*", "do_nothing *"), Promise()),
-    "attend *": Promise(products=True),
-    "merge_parts *": Promise(loads=128),
-    "copy_peak *": Promise(loads=128, stores=128, under_way=8),
-    "read_peak *": Promise(loads=128),
-    "write_peak *": Promise(stores=128),
-    "gather_*": Promise(stores=128),
-    "gather_[aet]* fp8_ds_mla *, V4*": Promise(loads=128, under_way=8),  # bf16; e4m3 has 64
-    "gather_* fp8_ds_mla *, V4*ahead": Promise(under_way=16),
-    "gather_window * fp8_*": Promise(loads=64),
-    "*_insert *": Promise(loads=128),  # of norm_rope_insert's weights; its values take 64 bits
-    "[ew]*_insert * fp8_ds_mla *, V4*": Promise(stores=64),  # the row of scales is 8 bytes
-    "indexer_query *": Promise(loads=128, stores=32),
-    "index_scores *": Promise(products=True),
-    "state_*": Promise(loads=128, stores=128),
-    "flush*": Promise(loads=128),
-    "step_write *": Promise(loads=128),
-    "chunk_*": Promise(loads=128),
-    "*flush * csa layers, V4[, ]*scratch": Promise(under_way=16),  # 8 rows of kv and of score
-    "*flush * hca layers, V4[, ]*scratch": Promise(under_way=8),  # 4 rows at a time
-    "*flush * hca layers, V4[, ]*cluster": Promise(copies=True),
-}
-"""By patterns of kernel and subject; all that fit hold. Local memory is promised by none."""
-
-WIDE = Promise(loads=128, stores=128)
-"""Of kernels that no pattern fits."""
 
 
 _CONSTANTS = re.compile(

@@ -39,7 +39,6 @@ EXITS = {
     r"compare (--ab \S+ \S+\.yaml|--ab backend:cpu|results/)": {0, 1, 3},
     r"compare results/LRU.json": {0, 1, 2, 3},
     r"budget .*--concurrency 3000": {1},
-    r"budget --explain startup.log": {0, 1},
     r"lint (serve.sh|.*log|runs)": {0, 1, 2},  # or files that are not there
     r"lint ": {0, 1},
     # dumps, a server, an engine and its results that are not there

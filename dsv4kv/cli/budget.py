@@ -1,7 +1,7 @@
 """``dsv4kv budget``: which contexts and loads fit on which GPUs, and what they cost."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from dsv4kv.engines.names import FAMILIES, HOST_TIERS, engine_family, family_of
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.files import shipped_names, write_named
 from dsv4kv.model.formats import known_formats
-from dsv4kv.units import format_bytes
 from dsv4kv.view.console import say
 from dsv4kv.view.table import Command as Paste
 
@@ -25,9 +24,7 @@ if TYPE_CHECKING:
     from dsv4kv.budget.advice import Option
     from dsv4kv.budget.answer import Answer
     from dsv4kv.budget.flags import GivenFlag
-    from dsv4kv.budget.gpus import Gpu
     from dsv4kv.budget.launch import Reading
-    from dsv4kv.engines.logs.explain import Explanation
     from dsv4kv.view.table import Page
 
 _ask = partial(opt.Row, panel="Question")
@@ -125,9 +122,6 @@ EPILOG = _TOO + examples(
 def budget(
     arguments: typer.Context,
     given: dict[str, str],
-    logs: list[Path] | None = opt.argument(
-        "With --explain: a second log to compare with.", "[LOG]", hidden=True
-    ),
     axis: list[str] | None = opt.option(
         "Sweep an option: context=4K,32K,128K; repeatable.", "NAME=A,B,…", **_OUTPUT
     ),
@@ -141,50 +135,36 @@ def budget(
     chart: Path | None = opt.option(
         "Draw a sweep: .svg, or .html.", "FILE", callback=opt.to_chart, **_OUTPUT
     ),
-    explain: list[Path] | None = opt.option(
-        "Explain the sizes in a start-up log of vLLM or SGLang; two are compared.",
-        "LOG",
-        rare=True,
-        **_OUTPUT,
-    ),
 ) -> None:
     """Estimate KV-cache capacity: requests that fit, GPUs needed, what frees memory.
 
     Splits every answer into what a request costs whatever its length, what every token of context
     costs, and what a step needs for a moment. Memory is binary (1 GiB = 2^30 B), and so are
     counts (1M = 1,048,576). Ends with 1 if what was asked does not fit, in a sweep if anything of
-    it does not, with --explain if a log is of a start that was refused.
+    it does not.
     """
     from dsv4kv.budget.launch import read_command
 
-    if (csv or chart) and (explain or not axis):
+    if (csv or chart) and not axis:
         raise ConfigError("--csv and --chart show a sweep: add --axis context=4K,32K,128K,1M.")
-    if explain:
-        options = {name.replace("_", "-"): text for name, text in given.items()}
-        flags = arguments.meta.get(_FLAGS, [])
-        both = [(str(path), path) for path in (*explain, *(logs or []))]
-        found = explain_logs(both, options, flags)
-    else:
-        if logs:
-            raise ConfigError(f"{logs[0]}: give a log to explain as --explain {logs[0]}.")
-        command, which = given.pop("command", None), given.pop("which", None)
-        named = {name.replace("_", "-"): text for name, text in given.items()}
-        options = {name: named[name] for name in READERS if name in named}
-        reading, typed = None, [({name}, [f"--{name}", text]) for name, text in options.items()]
-        texts = dict(options)
-        if command is not None:
-            reading = read_command(command, which, options.get("model"), set(options)), options
-            texts = {**reading[0].texts, **options}
-            chosen = ["--which", which] if which else []
-            typed.insert(0, (set(), ["--command", command, *chosen]))
-        elif which is not None:
-            raise ConfigError("--which chooses a command of a file: add --command FILE.")
-        engine = texts.get("engine", "dsv4kv")
-        meant, words = _read_flags(engine, arguments.meta.get(_FLAGS, []), options)
-        texts |= meant
-        texts |= _with_dp_attention(texts)
-        typed += words
-        found = _sweep(texts, axis, csv, chart) if axis else size(texts, reading, typed)
+    command, which = given.pop("command", None), given.pop("which", None)
+    named = {name.replace("_", "-"): text for name, text in given.items()}
+    options = {name: named[name] for name in READERS if name in named}
+    reading, typed = None, [({name}, [f"--{name}", text]) for name, text in options.items()]
+    texts = dict(options)
+    if command is not None:
+        reading = read_command(command, which, options.get("model"), set(options)), options
+        texts = {**reading[0].texts, **options}
+        chosen = ["--which", which] if which else []
+        typed.insert(0, (set(), ["--command", command, *chosen]))
+    elif which is not None:
+        raise ConfigError("--which chooses a command of a file: add --command FILE.")
+    engine = texts.get("engine", "dsv4kv")
+    meant, words = _read_flags(engine, arguments.meta.get(_FLAGS, []), options)
+    texts |= meant
+    texts |= _with_dp_attention(texts)
+    typed += words
+    found = _sweep(texts, axis, csv, chart) if axis else size(texts, reading, typed)
     if json_:
         opt.print_json(found.document())
     else:
@@ -201,58 +181,6 @@ class Found(NamedTuple):
     document: Callable[[], Any]
     page: "Callable[[], Page]"
     fits: bool
-
-
-def explain_logs(
-    logs: Sequence[tuple[str, Path]],
-    given: Mapping[str, str] | None = None,
-    flags: Sequence[tuple[str, str]] = (),
-) -> Found:
-    """Explain the sizes in a start-up log with its name, or the change from one to another.
-
-    Options and flags that are given decide where a log is silent.
-    """
-    from dsv4kv.budget.gpus import load_gpu
-    from dsv4kv.budget.launch_line import logged_launch, with_replicas
-    from dsv4kv.engines.logs.explain import explain_startup, make_waterfall
-    from dsv4kv.engines.logs.read import read_log, with_options
-    from dsv4kv.view.explain import explanation_page, waterfall_page
-
-    if len(logs) > 2:
-        raise ConfigError(f"{len(logs)} logs: give one to explain, or two to compare.")
-    given, explained = dict(given or {}), []
-    gpu = load_gpu(given["gpu"]) if "gpu" in given else None
-    for name, path in logs:
-        read = replace(read_log(path), source=name)
-        own = {**given, **_read_flags(read.family, flags, {})[0]}
-        read = with_options(read, own, gpu.arch if gpu else None)
-        found, recovery = explain_startup(read)
-        found = with_replicas(read, recovery, found)
-        if gpu:
-            found = replace(found, meaning=(*found.meaning, _say_gpu(found, gpu)))
-        explained.append((found, recovery))
-    started = not any(log.refused for log, _ in explained)
-    if len(explained) == 1:
-
-        def page() -> "Page":
-            return explanation_page(found, logged_launch(read, recovery, found, given.get("gpu")))
-
-        return Found(partial(asdict, found), page, started)
-    both = make_waterfall(*explained)
-    return Found(partial(asdict, both), partial(waterfall_page, both), started)
-
-
-def _say_gpu(log: "Explanation", gpu: "Gpu") -> str:
-    """What ``--gpu`` decides of a log; ``ConfigError`` if the log's start does not fit on it."""
-    parts, cache = log.measured, log.cache_bytes / 2**30 if log.exact else 0.0
-    used = cache + parts.get("weights", 0.0) + parts.get("CUDA graphs", 0.0)
-    used = max(used, parts.get("free before the weights", 0.0))
-    if used * 2**30 > gpu.memory_bytes:
-        raise ConfigError(
-            f"--gpu {gpu.name}: {log.source} shows {used:,.1f} GiB on one GPU, and {gpu.name} has "
-            f"{format_bytes(gpu.memory_bytes)}: name the log's GPU, or leave --gpu out."
-        )
-    return f"--gpu {gpu.name}: sizes are the log's; formats it does not print are {gpu.arch}'s."
 
 
 _Typed = Sequence[tuple[set[str], list[str]]]

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -14,17 +14,19 @@ import typer
 
 from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
-from dsv4kv.cli.budget import Found, explain_logs, size
+from dsv4kv.cli.budget import Found, size
 from dsv4kv.errors import ConfigError, DoesNotFit, Dsv4kvError, TraceError
 from dsv4kv.files import DOCUMENT_BYTES, temporary_folder
+from dsv4kv.units import format_bytes
 
 if TYPE_CHECKING:
+    from dsv4kv.budget.gpus import Gpu
     from dsv4kv.diagnose.faults.table import Finding as Fault
+    from dsv4kv.engines.logs.explain import Explanation
     from dsv4kv.view.table import Part
 
 EPILOG = examples(
     "dsv4kv explain startup.log              what the number means, known faults",
-    "dsv4kv explain before.log after.log     what changed it",
     "dsv4kv explain serve.sh --gpu b200      what the command allocates, known faults",
     "dsv4kv explain server.sqlite            what the KV cache costs in a profile",
     "dsv4kv explain -                        any of them from standard input",
@@ -61,12 +63,8 @@ def explain(
     with temporary_folder("dsv4kv-explain-") as folder, _named_as_given(folder / "stdin"):
         places = [_save_stdin(folder / "stdin") if each == "-" else each for each in given]
         kinds = [recognise(each) for each in places]
-        if kinds == ["log", "log"]:
-            logs = list(zip(given, map(Path, places), strict=True))
-            answers = [_Answer(given, "log", [explain_logs(logs, options)])]
-        else:
-            asked = zip(kinds, given, places, strict=True)
-            answers = [_explain(*each, options, step) for each in asked]
+        asked = zip(kinds, given, places, strict=True)
+        answers = [_explain(*each, options, step) for each in asked]
         if as_json:
             documents = [each.document() for each in answers]
             opt.print_json(documents if len(documents) > 1 else documents[0])
@@ -117,15 +115,9 @@ class _Answer:
 
     def blocks(self, *, verbose: bool) -> "list[list[Part]]":
         """A block for each finding, headline first; sure faults have a block of their own."""
-        from dsv4kv.view.table import Command, Page
+        from dsv4kv.view.table import Command
 
-        hint, blocks = Command.of("dsv4kv", "lint", *self.files), list[list["Part"]]()
-        for found in self.found:
-            page = found.page()
-            parts = [part for part in page.answer if part != hint]
-            if parts and parts[-1] == "":  # before the hint
-                parts.pop()
-            blocks.append([*Page("", parts, page.sections).parts(verbose=verbose)])
+        blocks = [[*found.page().parts(verbose=verbose)] for found in self.found]
         linted = [*self.linted]
         if self.faults and "-" not in self.files:
             linted.append(Command.of("dsv4kv", "lint", *self.files, *self.options))
@@ -231,7 +223,7 @@ def _sizes(kind: str, name: str, given: str, options: Mapping[str, str]) -> Iter
     from dsv4kv.budget.launch import read_commands
 
     if kind == "log":
-        yield explain_logs([(name, Path(given))], options)
+        yield _log(name, Path(given), options)
     elif kind == "command":
         readings = read_commands(given, options.get("model"), set(options))
         typed = [(set[str](), ["--command", name])]
@@ -241,6 +233,34 @@ def _sizes(kind: str, name: str, given: str, options: Mapping[str, str]) -> Iter
             yield size({**reading.texts, **options}, (reading, dict(options)), only)
     else:
         yield _result(Path(given))
+
+
+def _log(name: str, path: Path, options: Mapping[str, str]) -> Found:
+    """The sizes in a start-up log; options decide where it is silent."""
+    from dsv4kv.budget.gpus import load_gpu
+    from dsv4kv.engines.logs.explain import explain_startup
+    from dsv4kv.engines.logs.read import read_log, with_given
+    from dsv4kv.view.explain import explanation_page
+
+    gpu = load_gpu(options["gpu"]) if "gpu" in options else None
+    log = with_given(replace(read_log(path), source=name), options, gpu.arch if gpu else None)
+    found, _ = explain_startup(log)
+    if gpu:
+        found = replace(found, meaning=(*found.meaning, _say_gpu(found, gpu)))
+    return Found(partial(asdict, found), partial(explanation_page, found), not found.refused)
+
+
+def _say_gpu(log: "Explanation", gpu: "Gpu") -> str:
+    """What ``--gpu`` decides of a log; ``ConfigError`` if the log's start does not fit on it."""
+    parts, cache = log.measured, log.cache_bytes / 2**30 if log.exact else 0.0
+    used = cache + parts.get("weights", 0.0) + parts.get("CUDA graphs", 0.0)
+    used = max(used, parts.get("free before the weights", 0.0))
+    if used * 2**30 > gpu.memory_bytes:
+        raise ConfigError(
+            f"--gpu {gpu.name}: {log.source} shows {used:,.1f} GiB on one GPU, and {gpu.name} has "
+            f"{format_bytes(gpu.memory_bytes)}: name the log's GPU, or leave --gpu out."
+        )
+    return f"--gpu {gpu.name}: sizes are the log's; formats it does not print are {gpu.arch}'s."
 
 
 def _result(path: Path) -> Found:

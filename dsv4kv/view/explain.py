@@ -1,6 +1,6 @@
-"""A start-up log explained: what its number means, what fits, what changes it; or two logs."""
+"""A start-up log explained: what its number means, what fits, what changes it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,19 +10,15 @@ from dsv4kv.view import table as tb
 from dsv4kv.view.quantity import ms, quantity
 
 if TYPE_CHECKING:
-    from dsv4kv.budget.launch_line import LoggedLaunch
-    from dsv4kv.engines.logs.explain import Change, Explanation, Step, Waterfall
+    from dsv4kv.engines.logs.explain import Change, Explanation
     from dsv4kv.replay.clock.measured import Measured
 
 _MAX_CHANGES = 4
 _MAX_CANDIDATES = 5
 
 
-def explanation_page(log: "Explanation", launch: "LoggedLaunch | None") -> tb.Page:
-    """What the printed number means, how many requests fit, and what would change it.
-
-    ``launch`` is the log's command with one of the changes.
-    """
+def explanation_page(log: "Explanation") -> tb.Page:
+    """What the printed number means, how many requests fit, and what would change it."""
     fits: tb.Columns = [
         ("context", lambda fit: quantity(fit.context_tokens)),
         ("requests", lambda fit: quantity(fit.requests)),
@@ -42,12 +38,8 @@ def explanation_page(log: "Explanation", launch: "LoggedLaunch | None") -> tb.Pa
     if log.fits:
         answer += ["", tb.Table("What fits in steady decode", fits, log.fits, note=note)]
     gains = [change for change in log.changes if change.gains]
-    most = _MAX_CHANGES // (2 if launch else 1)
-    if launch and launch.change not in gains[:most]:
-        gains.insert(most - 1, gains.pop(gains.index(launch.change)))
     if gains:
-        answer += ["", _changes(log, gains).first(most), *_launch(launch)]
-    answer += ["", tb.Command.of("dsv4kv", "lint", log.source)]
+        answer += ["", _changes(log, gains).first(_MAX_CHANGES)]
     statements: tb.Columns = [
         ("what", lambda each: each.what),
         ("value", lambda each: tb.Text(each.value)),
@@ -77,7 +69,7 @@ def explanation_page(log: "Explanation", launch: "LoggedLaunch | None") -> tb.Pa
             tb.Table("Memory measured by the engine", ["one GPU", "size"], rows, note=note)
         )
     sections = [tb.Section("Configuration", configuration), tb.Section("Bytes", sizes)]
-    if len(log.changes) > min(len(gains), most):
+    if len(log.changes) > min(len(gains), _MAX_CHANGES):
         sections.append(tb.Section("All changes", [_changes(log, log.changes, "All changes")]))
     if len(log.ranks) > 1:
         ranks: tb.Columns = [
@@ -132,87 +124,6 @@ def _changes(
         ("difference", gain),
     ]
     return tb.Table(title, columns, changes, note="each alone, in the log's KV memory")
-
-
-def _launch(launch: "LoggedLaunch | None") -> Sequence[tb.Part]:
-    if launch is None:
-        return [tb.Text("no launch line: the log does not print the flags for it", "dim")]
-    change, tokens = launch.change, f"{launch.tokens:,}"
-    said = f"{tokens} tokens"
-    if launch.replicas > 1:
-        total = f"{change.printed_tokens:,} tokens, {tokens}"
-        said = said if change.printed_tokens == launch.tokens else total
-        said += f" on each of {launch.replicas} replicas"
-    if change.requests:
-        said = f"{counted(change.requests, 'request')} in {said}"
-    words = [word for name, text in launch.options.items() for word in (f"--{name}", text)]
-    said += f" (other flags not shown); budget --command needs {tb.Command.of(*words)}"
-    said += f" and a GPU that holds as much, as --gpu {launch.example}" * bool(launch.example)
-    return [tb.Text(f"{said}:", "dim"), tb.Command(launch.command)]
-
-
-def waterfall_page(waterfall: "Waterfall") -> tb.Page:
-    """What is between the numbers of two logs, step by step."""
-    before, after = waterfall.before, waterfall.after
-    difference = waterfall.end_tokens - waterfall.start_tokens
-    start, end = waterfall.start_ranks, waterfall.end_ranks
-    counts: dict[str, Callable[[Step], tb.Number]] = {
-        "bytes of a unit": lambda step: tb.Number(f"{step.unit_bytes:,.2f}"),
-        "units": lambda step: tb.Number(f"{step.units:,}"),
-        "units per request": lambda step: tb.Number(f"{step.units_per_request:,.0f}"),
-    }
-    if max(start, end) > 1:
-        counts = {"all ranks": lambda step: tb.Number(f"{step.tokens * step.ranks:,}"), **counts}
-    changing = {
-        name: read
-        for name, read in counts.items()
-        if name == "all ranks" or len(set(map(read, waterfall.steps))) > 1
-    }
-
-    def ends(
-        log: "Explanation", gain: str, tokens: int, ranks: int
-    ) -> tuple[str | tb.Number, ...]:
-        totals = [
-            tb.Number(f"{tokens * ranks:,}" if name == "all ranks" else "") for name in changing
-        ]
-        return log.source, tb.Number(gain), tb.Number(f"{tokens:,}"), *totals
-
-    table = tb.Table(
-        "From one number to the other",
-        ["step", "gain", "tokens of a rank" if max(start, end) > 1 else "tokens", *changing],
-        [
-            ends(before, "", waterfall.start_tokens, start),
-            *(
-                (
-                    tb.Text(step.what),
-                    tb.Number(f"{step.gain_tokens:+,}"),
-                    tb.Number(f"{step.tokens:,}"),
-                    *(read(step) for read in changing.values()),
-                )
-                for step in waterfall.steps
-            ),
-            ends(after, f"{difference:+,}", waterfall.end_tokens, end),
-        ],
-    )
-    sentence = _difference(waterfall)
-    titles = [f"{log.source}: {log.title}" for log in (before, after)]
-    return tb.Page("Two start-up logs", [tb.Text(sentence, "strong"), *titles, "", table])
-
-
-def _difference(both: "Waterfall") -> str:
-    gain, several = both.end_tokens - both.start_tokens, max(both.start_ranks, both.end_ranks) > 1
-    many = f"{abs(gain):,} {'fewer' if gain < 0 else 'more'} tokens" if gain else "as many tokens"
-    said = f"{both.after.source} has {many}{' on a rank' * several} "
-    said += f"{'than' if gain else 'as'} {both.before.source}"
-    if several:
-        start, end = both.start_tokens * both.start_ranks, both.end_tokens * both.end_ranks
-        times = f"{end / start:,.1f} times as many in total: " if start else "in total "
-        said += f", {times}{end:,} on {counted(both.end_ranks, 'rank')} against "
-        said += f"{start:,} on {counted(both.start_ranks, 'rank')}"
-    biggest = max(both.steps, key=lambda step: abs(step.gain_tokens), default=None)
-    if gain and biggest:
-        said += f"; most of it{' on a rank' * several}: {biggest.what} ({biggest.gain_tokens:+,})"
-    return f"{said}."
 
 
 def results_page(runs: "Sequence[Measured]", path: Path) -> tb.Page:

@@ -15,12 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
-from dsv4kv.engines.names import find_engine
 from dsv4kv.runs.store import dumps
 from tests.cli import shell
 from tests.diagnose.faults.results import SGLANG as RUN
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33
-from tests.engines.sizing.deployments import deploy
 from tests.profile.exports import two_replays
 from tests.profile.traces import cpu_events, save
 from tests.runs.records import make_case, make_record
@@ -78,9 +76,6 @@ def test_sizes_are_those_of_budget() -> None:
     def budget(*words: str) -> Any:
         return json.loads(CliRunner().invoke(app, ["budget", *words, "--json"]).stdout)
 
-    for name in ("new", "sglang", "refused"):
-        assert document(name)["answers"] == [budget("--explain", name)]
-    assert document("old", "new")["answers"] == [budget("--explain", "old", "new")]
     for given in ("script", "compose", SERVE):
         assert document(given, "--gpu", "b200")["answers"] == [
             budget("--command", given, "--gpu", "b200")
@@ -244,109 +239,6 @@ def test_operations_of_a_store_are_refused_as_what_they_are(tmp_path: Path) -> N
     done = run(str(path))
     assert (done.exit_code, done.stdout) == (4, "")
     assert done.stderr.startswith(f"error: {path}:1: Mooncake's master wrote this")
-
-
-def sglang_log(arguments: str, **deployed: Any) -> str:
-    """Of 40 GiB on each rank of eight."""
-    deployment = deploy("v4-flash", context=131_072, window_ratio=0.1, **deployed)
-    echo = (
-        f"version 0.5.20 server_args=ServerArgs(model_path='/m/DeepSeek-V4-Flash', {arguments}, "
-        "tp_size=8, context_length=131072, max_running_requests=64, chunked_prefill_size=8192, "
-        "swa_full_tokens_ratio=0.1)"
-    )
-    return "\n".join(
-        (echo, *find_engine("sglang:0.5.20").capacity(deployment, 40 << 30).log_lines)
-    )
-
-
-RANKED = """\
-vllm version 0.25.0
-non-default args: {'model': 'deepseek-ai/DeepSeek-V4-Flash', 'max_model_len': 1048576, \
-'tensor_parallel_size': 2, 'kv_cache_dtype': 'fp8', 'max_num_batched_tokens': 4096, \
-'async_scheduling': True, 'speculative_config': {'method': 'mtp', 'num_speculative_tokens': 2}}
-Model loading took 75.64 GiB memory and 20.219445 seconds
-Available KV cache memory: 10.29 GiB
-GPU KV cache size: 1,993,100 tokens
-Maximum concurrency for 1,048,576 tokens per request: 1.90x
-"""
-LEVERS = {
-    "old": "--tensor-parallel-size 2 --max-model-len 912128 --max-num-batched-tokens 2048",
-    "ranked": "--tensor-parallel-size 1 --max-model-len 1048576 --max-num-batched-tokens 4096",
-    "ranked, limited": "--max-num-seqs 2",
-    "limited": "--enable-dp-attention --max-running-requests 2856 --swa-full-tokens-ratio 0.15",
-    "new": "--max-model-len 1048576 --max-num-batched-tokens 8448 --speculative-config",
-    "alone": "--dp-size 8 --enable-dp-attention --ep-size 8",
-    "ranks": "--tp-size 8 --dp-size 8",
-    "drafts": "--speculative-num-draft-tokens 2",
-}
-"""By the log: what is in its launch line."""
-TEXTS |= {
-    "ranked": RANKED,
-    "ranked, limited": RANKED.replace("}}", "}, 'max_num_seqs': 1}"),
-    "limited": """\
-server_args=ServerArgs(model_path='/m/DeepSeek-V4-Pro', tp_size=8, dp_size=8, \
-enable_dp_attention=True, mem_fraction_static=0.85, context_length=9472, page_size=256, \
-disable_radix_cache=True, disaggregation_mode='prefill')
-[DP0 TP0] DSV4 memory calculation: bytes_per_full_token=32781.44, available_bytes=105.08 GB, \
-full_token=3441920
-[DP0 TP0] DSV4 pool sizes: full=3441920, swa=516096, c4=860480, c128=26890
-[DP0 TP0] max_total_num_tokens=3441920, chunked_prefill_size=8192, max_running_requests=64
-""",
-    "uncounted": "\n".join(VLLM_0_33).replace("num_spec_tokens", "tokens"),
-    "alone": sglang_log("dp_size=1", concurrency=64),
-    "ranks": sglang_log("dp_size=8, enable_dp_attention=True, ep_size=8", concurrency=8),
-    "drafts": sglang_log(
-        "speculative_algorithm='EAGLE', speculative_num_draft_tokens=2", drafts=1, concurrency=64
-    ),
-}
-
-
-@pytest.mark.parametrize("name", LEVERS)
-def test_the_launch_line_of_a_log_prints_the_number_of_a_lever(name: str) -> None:
-    """The line pasted back, and the row that promises it."""
-    shown = run(name).stdout
-    lines = shown.splitlines()
-    place = next(n for n, line in enumerate(lines) if re.search("launch_server|^vllm serve", line))
-    said, _, options = " ".join(lines[place - 4 : place]).partition("; budget --command needs ")
-    found = re.search(
-        r"(?:([\d,]+) requests? in )?([\d,]+) tokens(?:, ([\d,]+))?(?: on each of (\d+) replicas)?"
-        r" \(other flags not shown\)$",
-        said,
-    )
-    assert found is not None
-    requests, total, tokens, ranks = found.groups()
-    assert LEVERS[name] in lines[place]
-    assert len([line for line in lines if f"{requests or total}" in line.split("  ", 1)[-1]]) > 1
-    given = options.replace("and a GPU that holds as much, as", "").rstrip(":").split()
-    words = ["budget", "--command", lines[place], *given]
-    again = CliRunner().invoke(app, [*words, "--verbose"]).stdout
-    tokens = tokens or total
-    plain = tokens.replace(",", "")
-    assert f"GPU KV cache size: {tokens} tokens" in again or f"full_token={plain}" in again
-    if requests:
-        answered = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
-        assert answered["max_concurrency"] >= int(requests.replace(",", "")) * int(ranks or 1)
-
-
-@pytest.mark.parametrize(
-    ("printed", "more"),
-    [
-        ("", "3.56 GiB more weights each"),
-        ("Model loading took 75.64 GiB", "3.56 GiB more weights each"),
-        ("Model loading took 140.2 GiB", None),  # another checkpoint: its weights are not known
-    ],
-)
-def test_replicas_have_what_their_larger_weights_leave(printed: str, more: str | None) -> None:
-    Path("ranked").write_text(re.sub("Model loading took [0-9.]+ GiB", printed, RANKED))
-    changes = document("ranked")["answers"][0]["changes"]
-    offered = [each for each in changes if "instead of TP2" in each["what"]]
-    assert [each["what"].rpartition(", ")[2] for each in offered] == ([more] if more else [])
-    assert all(each["available_bytes"] < 7 << 30 for each in offered)
-
-
-def test_a_log_without_its_flags_has_no_launch_line() -> None:
-    for name in ("uncounted", "sglang"):  # not how many drafts, no ranks
-        assert "no launch line: the log does not print the flags for it" in run(name).stdout
 
 
 @pytest.mark.parametrize("width", ["80", "100"])

@@ -38,7 +38,7 @@ COMMANDS = {
         for words in ("explain", "budget --command")
     ],
     "what people paste": [f"explain pasted{n}.sh" for n in range(len(PASTED))],
-    "start-up logs": [f"budget --explain row{n}.log {e.options}" for n, e in enumerate(ROWS)],
+    "start-up logs": [f"explain row{n}.log {e.options}" for n, e in enumerate(ROWS)],
     "several files": [
         *("explain old new", "explain two --gpu b200", "explain new sglang run result"),
         *(f"explain {each}" for each in TEXTS),

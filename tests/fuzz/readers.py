@@ -298,7 +298,7 @@ READERS = {
         "config.json",
     ),
     "log": Reader(
-        (("budget", "--explain", "FILE"), ("explain", "FILE"), ("explain", "FILE", "--json")),
+        (("explain", "FILE"), ("explain", "FILE", "--json")),
         _text(*(_lines(lines) for lines in (VLLM_0_26, VLLM_0_33, REFUSAL, SGLANG))),
         (damage, odd_words, odd_words),
         "start.log",

@@ -1,9 +1,4 @@
-"""A start-up log explained, and two of them compared.
-
-An explanation says which configuration printed the number, what it means, what really fits, and
-which settings would change it most. Between two logs, settings are changed from the first to the
-second one at a time, in a fixed order; a step is what the printed number changes by.
-"""
+"""A start-up log explained: what printed its number, what that means, and what changes it."""
 
 import re
 from collections.abc import Iterator
@@ -19,7 +14,6 @@ from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import entry_format
 from dsv4kv.model.schema import CacheFormats
-from dsv4kv.units import format_bytes
 
 How = Literal["read", "inferred", "assumed"]
 _CONTEXTS = (4096, 32_768, 131_072, 1_048_576)
@@ -30,8 +24,6 @@ _SIZES = {
     "needed_gib",
     "bytes_per_full_token",
     "kv_gib",
-    "free_gib",
-    "quota_gib",
 }
 """Fields that say how many bytes the tokens take."""
 _ECHOED = {
@@ -106,7 +98,6 @@ class Explanation:
         candidates: Other configurations that agree with the log as well.
         printed_tokens: The log's number; None where it prints none.
         refused: The engine refused to start.
-        shown_tokens: The same by the rules, had it started.
         in_flight_bytes: Reserved on top for the tokens in flight, per request.
         padding_bytes_per_token: Part of ``bytes_per_token`` lost to alignment.
         measured: GiB of everything but the cache, as the log says.
@@ -123,7 +114,6 @@ class Explanation:
     candidates: tuple[str, ...]
     printed_tokens: int | None
     refused: bool
-    shown_tokens: int
     concurrency: float
     context_tokens: int
     in_flight_tokens: int
@@ -139,11 +129,6 @@ class Explanation:
     measured: dict[str, float]
     changes: tuple[Change, ...]
     meaning: tuple[str, ...]
-
-    @property
-    def number(self) -> int:
-        """The printed tokens; of a refused start, what would have been printed."""
-        return self.shown_tokens if self.printed_tokens is None else self.printed_tokens
 
     @property
     def replicas(self) -> int:
@@ -191,7 +176,7 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
     marginal = sum((cost.marginal_bytes for cost in costs), Fraction(0))
     padding = sum((cost.padding_bytes for cost in costs), Fraction(0))
     rules = engine.family.load("log")
-    doubt = getattr(rules, "DOUBT", "") or (
+    doubt = (
         "No known engine version reproduces this log (fork, limit or unmodelled feature?). "
         f"Closest are the rules of {engine.name} for {deployment.model.name}. What follows is "
         "what the log itself prints."
@@ -215,7 +200,6 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
         candidates=tuple(other.title for other in likeliest(found)[1:]) if best.exact else (),
         printed_tokens=reading.printed_tokens,
         refused=reading.refused,
-        shown_tokens=shown_tokens(engine, deployment, best.available_bytes),
         concurrency=float(capacity.concurrency),
         context_tokens=deployment.max_context_tokens,
         in_flight_tokens=deployment.in_flight_tokens,
@@ -386,119 +370,3 @@ def _trials(found: Recovery, log: StartupLog) -> Iterator[tuple[str, Engine, Dep
     newest = find_engine(engine.family.name)
     if newest.name != engine.name:
         yield f"the rules of {newest.name}", newest, deployment, memory
-
-
-# ---- two logs -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Step:
-    """One difference (``rules vllm:0.26 → vllm:0.33``), and the number and units after it.
-
-    ``tokens`` are of a rank; there are ``ranks`` of them after it.
-    """
-
-    what: str
-    gain_tokens: int
-    tokens: int
-    unit_bytes: float
-    units: int
-    units_per_request: float
-    ranks: int
-
-
-@dataclass(frozen=True)
-class Waterfall:
-    """From one log's number to the other's; the gains of the steps add up to the difference."""
-
-    before: Explanation
-    after: Explanation
-    steps: tuple[Step, ...]
-    start_tokens: int
-    end_tokens: int
-    start_ranks: int
-    end_ranks: int
-
-
-def make_waterfall(
-    before: tuple[Explanation, Recovery], after: tuple[Explanation, Recovery]
-) -> Waterfall:
-    """Steps between two explained logs."""
-    (first, start), (second, end) = before, after
-    unexplained = "not explained by the rules of"
-    path = [(f"{unexplained} {first.engine}", start), *_path(start, end)]
-    reached = [
-        (what, state, shown_tokens(state.engine, state.deployment, state.available_bytes))
-        for what, state in path
-    ]
-    reached.append((f"{unexplained} {second.engine}", path[-1][1], second.number))
-    changed = f"data-parallel ranks {first.replicas:,} → {second.replicas:,}"
-    if first.replicas != second.replicas:
-        reached.append((changed, path[-1][1], second.number))
-    steps: list[Step] = []
-    tokens, ranks = first.number, first.replicas
-    for what, state, now in reached:
-        if now != tokens or not what.startswith(unexplained):
-            capacity = state.engine.capacity(state.deployment, state.available_bytes)
-            size, needed = float(capacity.unit_bytes), float(capacity.units_per_request)
-            ranks = second.replicas if what == changed else ranks
-            steps.append(Step(what, now - tokens, now, size, capacity.units, needed, ranks))
-        tokens = now
-    return Waterfall(
-        first,
-        second,
-        tuple(steps),
-        first.number,
-        second.number,
-        first.replicas,
-        second.replicas,
-    )
-
-
-_SETTINGS: dict[str, tuple[str, ...]] = {
-    "model": ("model", "layers", "stage"),
-    "formats": ("formats", "state_bytes", "online_state", "arch"),
-    "draft layers": ("draft_layers", "draft_tokens"),
-    "tokens of a block": ("block_tokens",),
-    "window ratio": ("window_ratio",),
-    "concurrent requests": ("concurrency",),
-    "longest request": ("max_context_tokens",),
-    "tokens in flight": ("in_flight_tokens", "overlap"),
-    "prefixes kept": ("prefix_cache",),
-    "windows of every request's own": ("window_slots",),
-}
-
-
-def _path(start: Recovery, goal: Recovery) -> Iterator[tuple[str, Recovery]]:
-    """Every difference with the configuration after it."""
-    now, other = start, start.deployment.model.kind != goal.deployment.model.kind
-    if now.engine.name != goal.engine.name:
-        label = f"rules {now.engine.name} → {goal.engine.name}"
-        now = replace(now, engine=goal.engine)
-        if start.engine.family != goal.engine.family or other:  # settings mean nothing to it
-            now = replace(now, deployment=goal.deployment)
-            label += ", with its settings"
-        yield label, now
-    for what, fields in _SETTINGS.items():
-        with_it = _SETTINGS["formats"] if other and what == "model" else ()  # they are its own
-        changed = {name: getattr(goal.deployment, name) for name in (*fields, *with_it)}
-        deployment = replace(now.deployment, **changed)
-        if deployment != now.deployment:
-            old, new = (_setting_text(each.deployment, fields[0]) for each in (now, goal))
-            now = replace(now, deployment=deployment)
-            yield f"{what} {old} → {new}", now
-    if now.available_bytes != goal.available_bytes:
-        old, new = format_bytes(now.available_bytes), format_bytes(goal.available_bytes)
-        yield f"memory for the cache {old} → {new}", goal
-
-
-def _setting_text(deployment: Deployment, name: str) -> str:
-    value = getattr(deployment, name)
-    if name == "model":
-        return deployment.model.name
-    if name == "formats":
-        state = "bf16" if deployment.state_bytes == 2 else "fp32"
-        return f"{value.main.name}, {value.indexer.name}, state {state}"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "default" if value is None else f"{value:,}"

@@ -111,15 +111,6 @@ _PATTERNS = (
         rf"context buffers (?P<session_mib>{_NUMBER}) MiB \(ctx=(?P<slot_context>\d+)"
         r"(?:.*?prefill_chunk=(?P<ubatch>\d+))?"
     ),
-    # TensorRT-LLM: available KV cache memory when calculating max tokens: 57.14 GiB, fraction …
-    re.compile(
-        rf"(?i)available KV cache memory when calculating max tokens: (?P<free_gib>{_NUMBER}) GiB"
-        rf"(?:, fraction is set (?P<share>{_NUMBER}))?"
-    ),
-    re.compile(
-        r"(?i)(?:estimated max memory in KV cache ?:|device quota set to) ?"
-        rf"(?P<quota_gib>{_NUMBER}) ?GiB"
-    ),
 )
 _MEMORY = (  # what it says of memory outside the cache, by what that is; SGLang's GB are GiB
     ("weights", re.compile(rf"Model loading took (?P<gib>{_NUMBER}) GiB")),
@@ -151,7 +142,7 @@ _VERSIONS = (
 )
 _LIKELY = re.compile(  # most lines say nothing of the cache
     r"(?i)kv cache|concurrency for|gib kv|maximum model length|no available memory"
-    r"|indexer cache|bytes_per_full_token|pp slice|pool sizes|max_total_num_tokens|device quota"
+    r"|indexer cache|bytes_per_full_token|pp slice|pool sizes|max_total_num_tokens"
     r"|n_slots =|n_ubatch|rs_seq =|buffer size =|\bK \(|context buffers"
 )
 _MOST_READINGS = 4096  # lines that say sizes: a start of hundreds of ranks prints fewer
@@ -217,9 +208,6 @@ NAMES: dict[str, tuple[str, ...]] = {
     "draft_tokens": ("num_speculative_tokens", "speculative_num_draft_tokens"),
     "blocks": ("num_gpu_blocks_override",),
     "experts": ("kt_weight_path", "kt_method"),
-    "expert_parallel": ("ep_size", "expert_parallel_size"),
-    "whole_experts": ("enable_expert_parallel",),
-    "configured_drafts": ("num_spec_tokens",),
 }
 """Spellings of arguments in logs, by our name."""
 _MEANING = {name: key for key, names in NAMES.items() for name in names}
@@ -405,17 +393,10 @@ def _sized(said: list[Reading], lines: int) -> tuple[str, tuple[Reading, ...], s
         f"no cache size in {lines:,} lines: looked for vLLM's 'KV cache size: … "
         "tokens' with 'concurrency for … tokens per request', vLLM's refusal to start, "
         "SGLang's 'bytes_per_full_token=…, full_token=…' or 'max_total_num_tokens=…', "
-        "TensorRT-LLM's 'available KV cache memory', llama.cpp's 'n_slots = …' or ds4's "
-        "'context buffers …'. Give the log of the engine's start."
+        "llama.cpp's 'n_slots = …' or ds4's 'context buffers …'. Give the log of the engine's "
+        "start."
     )
     return "", (), lacking
-
-
-def _trtllm_readings(said: Iterable[Reading]) -> list[Reading]:
-    """The memory of one rank: its lines come twice, after a trial run the final ones."""
-    own = [each for each in said if {"free_gib", "quota_gib"} & set(each.fields)]
-    fields = {name: text for each in own for name, text in each.fields.items()}
-    return [replace(own[0], fields=fields)] if own else []
 
 
 def _slot_readings(said: Iterable[Reading], mark: str) -> list[Reading]:
@@ -492,86 +473,33 @@ def _same_replica(one: str, other: str) -> bool:
 
 _READINGS: dict[str, Callable[[list[Reading]], list[Reading]]] = {
     "vllm": _vllm_readings,
-    "trtllm": _trtllm_readings,
     "sglang": _sglang_readings,
     "llama.cpp": partial(_slot_readings, mark="slots"),
     "ds4": partial(_slot_readings, mark="session_mib"),
 }
 
 
-# ---- options that are given with a log ----------------------------------------------------------
+def with_given(log: StartupLog, given: Mapping[str, str], arch: str | None = None) -> StartupLog:
+    """The log with the model and engine that are given, which decide where the log is silent.
 
-_GIVEN = {
-    "model": "model", "tp": "tensor_parallel", "dp": "data_parallel", "pp": "pipeline_parallel",
-    "context": "context", "step-tokens": "batched", "request-limit": "requests",
-    "memory-fraction": "memory_fraction", "block-tokens": "block", "cache-dtype": "cache_dtype",
-    "window-ratio": "window_ratio", "draft-tokens": "draft_tokens", "kv-blocks": "blocks",
-    "draft-layers": "method", "indexer-format": "fp4_indexer", "overlap": "async",
-    "prefix-cache": "radix_off", "role": "role", "state": "state", "engine": "version",
-    "gpu": "gpu", "gpus": "gpus", "stage-layers": "partition",
-}  # fmt: skip
-"""What a log's arguments call the inputs of ``budget``."""
-_AS_LOGGED = {
-    "draft-layers": {"0": "off", "1": "mtp", "3": "dspark"},
-    "indexer-format": {"mxfp4": "True", "fp8": "False"},
-    "overlap": {"1": "False", "2": "True"},
-    "prefix-cache": {"on": "False", "off": "True"},
-}
-
-
-def with_options(log: StartupLog, given: Mapping[str, str], arch: str | None = None) -> StartupLog:
-    """The log with options of ``budget``, which decide where the log is silent.
-
-    ``arch`` is the given GPU's.
-
-    Raises:
-        ConfigError: An option that the log contradicts, or that says nothing of a log.
+    ``arch`` is the given GPU's. Raises ``ConfigError`` for what the log contradicts.
     """
     arguments = dict(log.arguments) | ({"arch": [arch]} if arch else {})
-    for name, text in given.items():
-        own, value = _GIVEN.get(name), _AS_LOGGED.get(name, {}).get(text, text)
-        if own is None:
-            raise ConfigError(f"--{name}: a log's sizes do not depend on it: leave it out.")
-        if own == "version":
-            log = _with_engine(log, text)
-        elif own == "gpus":
-            _check_gpus(log, text)
-        elif own == "model":
-            file = config_file(text) if preset_named(text) is None else None
-            logged = None if file else preset_named(log.text("model") or "")
-            if logged and logged != preset_named(text):
-                raise _contradicted(log, name, text, logged)
-            log = replace(log, given_file=text if file else "")
-            arguments["model"] = [text]
-        else:
-            echoed = log.text(own)
-            if echoed is not None and own != "method" and not _alike(echoed, value):
-                raise _contradicted(log, name, text, echoed)
-            arguments[own] = [value]
+    if text := given.get("engine"):
+        family, _, version = text.partition(":")
+        if family != log.family:
+            raise _contradicted(log, "engine", text, log.family)
+        if version and log.version and not log.version.startswith(version.removeprefix("v")):
+            raise _contradicted(log, "engine", text, f"{family}:{log.version}")
+        log = replace(log, version=log.version or version or None)
+    if text := given.get("model"):
+        file = config_file(text) if preset_named(text) is None else None
+        logged = None if file else preset_named(log.text("model") or "")
+        if logged and logged != preset_named(text):
+            raise _contradicted(log, "model", text, logged)
+        log = replace(log, given_file=text if file else "")
+        arguments["model"] = [text]
     return replace(log, arguments=arguments)
-
-
-def _with_engine(log: StartupLog, text: str) -> StartupLog:
-    family, _, version = text.partition(":")
-    if family != log.family:
-        raise _contradicted(log, "engine", text, log.family)
-    if version and log.version and not log.version.startswith(version.removeprefix("v")):
-        raise _contradicted(log, "engine", text, f"{family}:{log.version}")
-    return replace(log, version=log.version or version or None)
-
-
-def _check_gpus(log: StartupLog, text: str) -> None:
-    names = ("tensor_parallel", "pipeline_parallel", "data_parallel")
-    sizes = [log.whole(name) or 1 for name in names]
-    inside = log.family == "sglang" and log.is_on("dp_attention")
-    count = sizes[0] * sizes[1] * (1 if inside else sizes[2])
-    if log.whole(names[0]) and scaled(text) != count:
-        raise _contradicted(log, "gpus", text, f"{count} GPUs")
-
-
-def _alike(one: str, other: str) -> bool:
-    first, second = scaled(one), scaled(other)
-    return one.lower() == other.lower() or (first is not None and first == second)
 
 
 def _contradicted(log: StartupLog, name: str, text: str, logged: str) -> ConfigError:

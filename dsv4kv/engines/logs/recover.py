@@ -147,8 +147,6 @@ def _cache_dtype(log: rd.StartupLog, known: Iterable[str]) -> str:
 
 def _drafts(log: rd.StartupLog) -> list[tuple[int, bool]]:
     method = rd.draft_method(log) or ""
-    if method == "off":
-        return [(0, True)]
     named = [(layers, True) for part, layers in DRAFT_LAYERS.items() if part in method]
     return named[:1] or [(0, False), (1, False), (3, False)]
 

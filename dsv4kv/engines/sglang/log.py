@@ -76,10 +76,9 @@ def _deployments(log: StartupLog, reading: Reading, base: Deployment) -> Iterato
     requests = reading.whole("running") or (max(1, limit // log.sharers) if limit else None)
     ratios = [asked] if asked else [None, *(_ratios(reading) or [0.1])]
     role = log.text("role")
-    states = {"fp32": (4,), "bf16": (2,)}.get(log.text("state") or "", (4, 2))
     stage, first, end = (reading.whole(name) for name in ("stage", "first", "end"))
     overlaps = stage is None and not log.is_on("overlap_off")
-    for state, ratio in product(states, ratios):
+    for state, ratio in product((4, 2), ratios):
         deployment = replace(
             base,
             in_flight_tokens=(1 + overlaps) * (log.whole("batched") or _DEFAULT_CHUNK),

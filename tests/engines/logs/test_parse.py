@@ -191,7 +191,6 @@ def plain_text(line: str) -> str:
         "n_slots = 4, n_ctx_slot = 32768",
         "DSV4 pool sizes: full=32768",
         "max_total_num_tokens=32768, chunked_prefill_size=8192, context_len=32768",
-        "available KV cache memory when calculating max tokens: 57.14 GiB",
         "context buffers 751.71 MiB (ctx=32768, backend=x)",
         "KV Cache is allocated. #tokens: 1048576",
     ],

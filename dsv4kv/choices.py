@@ -50,7 +50,6 @@ TRACE_FORMATS = {
     "burstgpt": Choice("BurstGPT's CSV, only lengths", "traces.formats:BURSTGPT"),
     "sharegpt": Choice("lengths of ShareGPT samples", "traces.formats:SHAREGPT"),
     "timed": Choice("JSON lines whose names are given", "traces.formats:TIMED"),
-    "parquet": Choice("a row for every request", "traces.formats:PARQUET"),
     "dsv4kv": Choice("the toolkit's own", "traces.formats:NATIVE"),
     "results": Choice("requests of a benchmark's result file", "traces.results:RESULTS"),
 }
@@ -59,27 +58,8 @@ TRACE_FORMATS = {
 TRACE_LINES = {
     "dsv4kv": Choice("the toolkit's own format", "traces.formats:format_native"),
     "mooncake": Choice("ids of 512 tokens", "traces.formats:format_mooncake"),
-    "mooncake-delta": Choice(
-        "turns of a session say what is new; sessions are found by what prompts begin with",
-        "traces.formats:format_mooncake_delta",
-    ),
-    "timed": Choice(
-        "times in s; read it with --format timed --id-tokens N", "traces.formats:format_timed"
-    ),
 }
 """Formats that traces are written in, a line for every request."""
-
-TRACE_FILES = {
-    "oracle": Choice(
-        "libCacheSim's oracleGeneral, a record for every block reference, a prompt's blocks last "
-        "to first",
-        "traces.writer:write_oracle",
-    ),
-    "parquet": Choice(
-        "columns of the toolkit's own format, in row groups", "traces.parquet:write_parquet"
-    ),
-}
-"""Formats that traces are written in as a whole."""
 
 BACKENDS = {
     "reference": Choice("plain PyTorch, the reference", "ops.reference"),

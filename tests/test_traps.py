@@ -14,7 +14,7 @@ from tests.profile.tools import install
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
-    "aiohttp", "click", "dsv4kv", "jinja2", "matplotlib", "numpy", "pandas", "psutil", "pyarrow",
+    "aiohttp", "click", "dsv4kv", "jinja2", "matplotlib", "numpy", "pandas", "psutil",
     "pydantic", "pynvml", "rich", "sglang", "sitecustomize", "tokenizers", "torch", "typer",
     "usercustomize", "vllm", "xxhash", "yaml", "zmq",
 )  # fmt: skip

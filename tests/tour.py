@@ -62,7 +62,6 @@ EXITS = {
     r"compare --ab (main|HEAD|origin/main) ": {0, 1, 2, 3},
     # of five models one does not fit; a folder that is there the second time
     r"budget .*--axis model=": {1},
-    r"trace convert .*--to mooncake-delta": {0, 4},
     # a log that is not there, and what was recorded of no server
     r"record .*--requests": {2},
     r"trace convert (server|recording)": {4},
@@ -114,7 +113,7 @@ def install(folder: Path) -> Path:
     pip = [str(environment / "bin" / "pip"), "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", wheels, ROOT], check=True)
     (wheel,) = wheels.glob("*.whl")
-    asked = f"{wheel}[cuda,pandas,parquet,record]"
+    asked = f"{wheel}[cuda,pandas,record]"
     subprocess.run([*pip, "install", "-c", ROOT / "constraints.txt", asked], check=True)
     return environment / "bin"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import typer
 
 from dsv4kv import files
-from dsv4kv.choices import STRATEGIES, TRACE_FILES, TRACE_FORMATS, TRACE_LINES, explained, listed
+from dsv4kv.choices import STRATEGIES, TRACE_FORMATS, TRACE_LINES, explained, listed
 from dsv4kv.cli import examples, group
 from dsv4kv.cli import options as opt
 from dsv4kv.core.policies import OFFLINE_POLICIES, POLICIES
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 else:
     FormatName = Literal["auto", *TRACE_FORMATS]
     UnitName = Literal[*UNITS_PER_SECOND]
-    WrittenName = Literal[*TRACE_LINES, *TRACE_FILES]
+    WrittenName = Literal[*TRACE_LINES]
 
 app = group(
     "Summarize, convert, synthesize and tokenize traces; hit rate by cache size.",
@@ -79,7 +79,7 @@ READING = {
 
 SOURCE = opt.required(_SOURCE, "SOURCE")
 OUT_FILE = opt.required(_LINES, "OUT", callback=opt.to_other)
-TO = opt.option(f"{explained(TRACE_LINES | TRACE_FILES)}.", "FORMAT", "--to", default="dsv4kv")
+TO = opt.option(f"{explained(TRACE_LINES)}.", "FORMAT", "--to", default="dsv4kv")
 _FORMAT = f"Format of SOURCE; auto looks at its first line: {listed(TRACE_FORMATS)}."
 FORMAT = opt.option(_FORMAT, "FORMAT", "--format", default="auto")
 
@@ -140,9 +140,9 @@ def info(
         stores = traces.is_stores_only(path)
         options = _read_options(given, stores=stores)
         with _watched_reading(f"reading {source}") as watch:
-            batches = traces.read_batches(path, name, replace(options, watch=watch))
+            requests = traces.read_trace(path, name, replace(options, watch=watch))
             summary = traces.summarize_batches(
-                batches, lambda number: place_of(number, path, name, options)
+                batches_of(requests), lambda number: place_of(number, path, name, options)
             )
         about |= {"format": name, "sha256": traces.trace_sha256(path)}
     about |= asdict(summary)
@@ -154,7 +154,6 @@ def info(
 @app.command(
     epilog=examples(
         "dsv4kv trace convert trace.jsonl first.jsonl.gz --limit 1000",
-        "dsv4kv trace convert trace.jsonl delta.jsonl --to mooncake-delta",
         "dsv4kv trace convert recording trace.jsonl.gz",
     )
 )
@@ -227,17 +226,7 @@ def _check_out(out: Path, to: str) -> None:
 def _write(requests: "Iterable[Request]", out: Path, to: str, *, stores: bool) -> None:
     from dsv4kv.traces import write_trace
 
-    if stores and to in TRACE_FILES:
-        raise TraceError(
-            f"a {to} trace cannot say that it is of what a server stored, and has no hit rate: "
-            f"take {listed(TRACE_LINES)}."
-        )
-    if to in TRACE_FILES:
-        unit = "block references" if to == "oracle" else "requests"
-        amount = f"{TRACE_FILES[to].load()(requests, out):,} {unit}"
-    else:
-        amount = f"{write_trace(requests, out, to, stores=stores):,} requests"
-    say(f"{out}: {amount} written")
+    say(f"{out}: {write_trace(requests, out, to, stores=stores):,} requests written")
 
 
 # ---- tokenize
@@ -403,8 +392,9 @@ def mrc(
     from dsv4kv.replay.mrc.curves import Question, measure_trace
     from dsv4kv.replay.mrc.strategies import prefix_costs
     from dsv4kv.replay.mrc.thin import measure_stream
-    from dsv4kv.traces import read_batches
+    from dsv4kv.traces import read_trace
     from dsv4kv.traces.collect import load_paths
+    from dsv4kv.traces.request import batches_of
     from dsv4kv.view import trace as view
     from dsv4kv.view.html import write_chart
 
@@ -446,7 +436,7 @@ def mrc(
                     f"{name} needs whole prompts, and --memory {memory} keeps some of their "
                     "blocks: leave one of them out."
                 )
-            batches = read_batches(source, trace_format, options)
+            batches = batches_of(read_trace(source, trace_format, options))
             answer = measure_stream(batches, question, parse_bytes(memory))
         else:
             table = load_paths(source, trace_format, options)

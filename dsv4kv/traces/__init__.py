@@ -16,8 +16,7 @@ from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import shipped
 from dsv4kv.traces.files import DEFAULTS, Defect, ReadOptions, backwards, open_trace, parse_object
 from dsv4kv.traces.formats import INPUT_NAMES, TraceFormat, parse_row
-from dsv4kv.traces.parquet import is_parquet, read_columns, read_rows
-from dsv4kv.traces.request import Batch, Request, batches_of
+from dsv4kv.traces.request import Request
 from dsv4kv.traces.results import documents_of, refuse_operations
 from dsv4kv.traces.summary import TraceSummary, summarize_batches
 from dsv4kv.traces.weka import conversation_files, read_weka_folder
@@ -67,9 +66,8 @@ def trace_sha256(path: Path) -> str:
     if path.is_dir():
         named = (f"{trace_sha256(file)}  {file.name}\n" for file in conversation_files(path))
         return hashlib.sha256("".join(named).encode()).hexdigest()
-    if not is_parquet(path):
-        with open_trace(path) as lines:
-            lines.peek()  # what has no line is refused before all of it is read
+    with open_trace(path) as lines:
+        lines.peek()  # what has no line is refused before all of it is read
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -78,7 +76,7 @@ def trace_sha256(path: Path) -> str:
 
 
 def _list_files(folder: Path) -> str:
-    suffixes = (".jsonl", ".json", ".csv", ".gz", ".parquet")
+    suffixes = (".jsonl", ".json", ".csv", ".gz")
     names = sorted(file.name for file in folder.glob("*") if file.name.endswith(suffixes))
     if not names:
         return ""
@@ -92,7 +90,6 @@ __all__ = [
     "TraceSummary",
     "detect_format",
     "is_stores_only",
-    "read_batches",
     "read_placed_trace",
     "read_trace",
     "resolve_trace",
@@ -118,14 +115,6 @@ def read_trace(
     return (request for _, request in read_placed_trace(source, trace_format, options))
 
 
-def read_batches(
-    source: str | Path, trace_format: str = "auto", options: ReadOptions = DEFAULTS
-) -> Iterator[Batch]:
-    """Return the requests of ``read_trace`` as columns, some at a time; raises as it does."""
-    requests, path = read_trace(source, trace_format, options), resolve_trace(source)
-    return read_columns(path, options) if is_parquet(path) else batches_of(requests)
-
-
 def read_placed_trace(
     source: str | Path, trace_format: str = "auto", options: ReadOptions = DEFAULTS
 ) -> Iterator[tuple[str, Request]]:
@@ -133,12 +122,6 @@ def read_placed_trace(
     if trace_format not in ("auto", *FORMATS):
         raise ConfigError(f"{trace_format!r} is not a trace format: take auto, {listed(FORMATS)}.")
     path = resolve_trace(source)
-    if is_parquet(path):
-        if trace_format not in ("auto", "parquet"):
-            raise TraceError(
-                f"{path} is a Parquet file, no {trace_format} trace: leave --format out."
-            )
-        return read_rows(path, options)
     if not path.is_dir():
         return _read_lines(path, trace_format, options)
     if trace_format not in ("auto", "weka"):
@@ -178,7 +161,7 @@ def is_stores_only(path: Path) -> bool:
 
     A prompt that is cached as a whole leaves nothing in a server's events.
     """
-    if not path.is_file() or is_parquet(path):
+    if not path.is_file():
         return False
     with open_trace(path) as lines:
         return _is_marked(lines.peek())
@@ -192,8 +175,6 @@ def detect_format(path: Path) -> str:
     """The format that a file's first line shows; a folder is ``weka``. Raises ``TraceError``."""
     if path.is_dir():
         return "weka"
-    if is_parquet(path):
-        return "parquet"
     with open_trace(path) as lines:
         line = lines.peek()
         if not line:

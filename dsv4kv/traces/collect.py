@@ -63,9 +63,9 @@ def check_histories(table: PathTable, name: Callable[[int], str]) -> None:
     before = np.concatenate([[0], table.ends[:-1]])
     before[table.offsets[request] == np.arange(len(request))] = 0
     columns = table.arrival_s, table.input_tokens, table.output_tokens, table.block_tokens
-    with Histories(len(request) + 1) as histories:  # in memory, as it fits already
-        histories.add(0, Batch(*columns, request, table.starts, table.ends - before))
-        histories.check(name)
+    histories = Histories()
+    histories.add(0, Batch(*columns, request, table.starts, table.ends - before))
+    histories.check(name)
 
 
 def place_of(request: int, source: str | Path, trace_format: str, options: ReadOptions) -> str:

@@ -39,7 +39,7 @@ import numpy as np
 
 from dsv4kv.errors import TraceError
 from dsv4kv.traces import files as tf
-from dsv4kv.traces.request import IdRuns, Request, Sessions, full_blocks, signed
+from dsv4kv.traces.request import IdRuns, Request, signed
 
 Reader = Callable[[tf.TraceLines, tf.ReadOptions], Iterator[Request]]
 
@@ -110,27 +110,23 @@ def in_milliseconds(seconds: float) -> int | float:
 def format_mooncake(requests: Iterable[Request]) -> Iterator[str]:
     """Lines of a trace; raises ``TraceError`` if a request has no ids, or ids of other blocks."""
     for number, request in enumerate(requests):
+        blocks = -(-request.input_tokens // BLOCK_TOKENS)
+        if request.hash_block_tokens != BLOCK_TOKENS or len(request.prefix_hashes) != blocks:
+            size, count = request.hash_block_tokens, len(request.prefix_hashes)
+            has = f"{count:,} ids of {size:,} tokens" if size else "no ids"
+            raise TraceError(
+                f"a mooncake trace has an id for every {BLOCK_TOKENS} tokens of a prompt, the "
+                f"last may be partial, and request {number} has {has} for "
+                f"{request.input_tokens:,}: take another format."
+            )
+        record = {
+            "timestamp": in_milliseconds(request.arrival_s),
+            "input_length": request.input_tokens,
+            "output_length": request.output_tokens,
+            "hash_ids": list(request.prefix_hashes),
+        }
         session = {} if request.session is None else {"session_id": f"{request.session}"}
-        yield _format_line(number, request, 0, **session)
-
-
-def _format_line(number: int, request: Request, first: int, **others: Any) -> str:
-    blocks = -(-request.input_tokens // BLOCK_TOKENS)
-    if request.hash_block_tokens != BLOCK_TOKENS or len(request.prefix_hashes) != blocks:
-        size, count = request.hash_block_tokens, len(request.prefix_hashes)
-        has = f"{count:,} ids of {size:,} tokens" if size else "no ids"
-        raise TraceError(
-            f"a mooncake trace has an id for every {BLOCK_TOKENS} tokens of a prompt, the last "
-            f"may be partial, and request {number} has {has} for {request.input_tokens:,}: take "
-            "another format."
-        )
-    record = {
-        "timestamp": in_milliseconds(request.arrival_s),
-        "input_length": request.input_tokens,
-        "output_length": request.output_tokens,
-        "hash_ids": list(request.prefix_hashes)[first:],
-    }
-    return tf.json_line(record | others)
+        yield tf.json_line(record | session)
 
 
 _START = Request(0.0, 0, 0, (), BLOCK_TOKENS)
@@ -175,36 +171,12 @@ def _extend(before: Request | None, record: dict[str, Any]) -> Request:
     )
 
 
-def format_mooncake_delta(requests: Iterable[Request]) -> Iterator[str]:
-    """Lines of a trace whose sessions are found by what prompts begin with; ``TraceError``."""
-    sessions = Sessions()
-    for number, request in enumerate(requests):
-        session, before = sessions.place(request)
-        known, first = (before.input_tokens, full_blocks(before)) if before else (0, 0)
-        new = request.input_tokens - known
-        yield _format_line(number, request, first, session_id=session, input_length=new)
-
-
 MOONCAKE_DELTA = TraceFormat(
     _read_mooncake_delta,
     frozenset(),
     '{"session_id": …, "timestamp" or "delay": ms, "input_length": new tokens, '
     '"output_length": tokens, "hash_ids": [new ids]}',
 )
-
-
-def format_timed(requests: Iterable[Request]) -> Iterator[str]:
-    """Lines of a trace: times in seconds, the names that are read if none are given."""
-    names = tf.DEFAULTS.fields
-    for request in requests:
-        record: dict[str, Any] = {
-            names.time: request.arrival_s,
-            names.input: request.input_tokens,
-            names.output: request.output_tokens,
-        }
-        if request.hash_block_tokens:
-            record[names.ids] = list(request.prefix_hashes)
-        yield tf.json_line(record)
 
 
 def format_native(requests: Iterable[Request]) -> Iterator[str]:
@@ -417,15 +389,4 @@ def _read_length(record: dict[str, Any], names: Sequence[str], low: int) -> int:
 
 SHAREGPT = TraceFormat(
     _read_sharegpt, frozenset(INPUT_NAMES), '{"prompt_len": tokens, "output_len": tokens}'
-)
-
-
-def _refuse_lines(lines: tf.TraceLines, _: tf.ReadOptions) -> Iterator[Request]:
-    raise tf.Defect("this is no Parquet file: it does not begin with PAR1")
-
-
-PARQUET = TraceFormat(
-    _refuse_lines,
-    frozenset(),
-    "a Parquet file with columns arrival_s, input_tokens, output_tokens, or as --fields names",
 )

@@ -4,8 +4,7 @@
 --save-result`` writes one object a file, or lines with ``--append-result`` (read in SGLang 0.5.23
 and vllm 0.33). Others are written in their fields:
 
-* AIPerf's ``profile_export.jsonl``, a line for every request (0.13; earlier names of fields, too),
-  and its summary ``profile_export_aiperf.json``, which is genai-perf's (0.0.16);
+* AIPerf's ``profile_export.jsonl``, a line for every request (0.13; earlier names of fields, too);
 * guidellm's ``benchmarks.json`` (0.3 and 0.8), a run for every benchmark;
 * InferenceX's rows (``utils/process_result.py``), times in seconds, 10 prompts for each ``conc``.
 """
@@ -92,17 +91,15 @@ def _runs(documents: Sequence[Run]) -> Iterator[Run]:
                 )
             yield _inferencex(row)
         elif isinstance(document.get("request_latency"), dict):
-            yield _summary(document)
-        elif "experiments" in document:
             raise tf.Defect(
-                "genai-perf's raw export has texts and no lengths in tokens: give the "
-                "profile_export_genai_perf.json that was written with it"
+                "this is AIPerf's summary: give the profile_export.jsonl that was written with "
+                "it, a line for every request"
             )
         else:
             yield document
 
 
-# ---- AIPerf and genai-perf ----------------------------------------------------------------------
+# ---- AIPerf -------------------------------------------------------------------------------------
 
 
 def read_aiperf(record: Run) -> Timed | None:
@@ -122,45 +119,10 @@ def read_aiperf(record: Run) -> Timed | None:
     )
 
 
-def _seconds(metric: Mapping[str, Any] | None, statistic: str = "value") -> float | None:
-    if metric is None or metric.get(statistic) is None:
+def _seconds(metric: Mapping[str, Any] | None) -> float | None:
+    if metric is None or metric.get("value") is None:
         return None
-    return float(metric[statistic]) / _PER_SECOND[metric["unit"]]
-
-
-def _summary(document: Run) -> Run:
-    count = int(document["request_count"]["avg"])
-    lengths = [document[f"{side}_sequence_length"]["avg"] for side in ("input", "output")]
-    duration_s = _seconds(document.get("benchmark_duration"), "avg")
-    duration_s = duration_s or count / document["request_throughput"]["avg"]
-    failed = int((document.get("error_request_count") or {"avg": 0})["avg"])
-    names = {"avg": "mean"} | {f"p{share}": f"p{share}" for share in (25, 50, 75, 90, 95)}
-    times = {
-        f"{name}_{ours}_ms": seconds * 1e3
-        for theirs, ours in (("time_to_first_token", "ttft"), ("inter_token_latency", "tpot"))
-        for statistic, name in names.items()
-        if (seconds := _seconds(document.get(theirs), statistic)) is not None
-    }
-    load = document.get("input_config")
-    return _summed(count, failed, duration_s, lengths, times) | {
-        "max_concurrency": _find(load, "concurrency"),
-        "request_rate": _find(load, "request_rate", "rate"),
-    }
-
-
-def _find(value: Any, *names: str) -> float | None:
-    """The first number of a name, at any depth but in a warm-up: versions nest it differently."""
-    if isinstance(value, dict):
-        if "warmup" in (value.get("name"), value.get("kind")):
-            return None
-        number = next(
-            (each for name in names if type(each := value.get(name)) in (int, float)), None
-        )
-        if number is not None:
-            return float(number)
-        value = list(value.values())
-    nested = value if isinstance(value, list) else []
-    return next((each for one in nested if (each := _find(one, *names)) is not None), None)
+    return float(metric["value"]) / _PER_SECOND[metric["unit"]]
 
 
 # ---- guidellm and InferenceX --------------------------------------------------------------------
@@ -331,7 +293,6 @@ RESULTS = TraceFormat(
         {
             "metrics",
             "benchmarks",
-            "experiments",
             "request_latency",
             "tput_per_gpu",
             "completed",

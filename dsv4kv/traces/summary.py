@@ -1,25 +1,20 @@
 """Summary of a trace: tokens, repeated blocks, and whether ids agree.
 
-Which block id follows which is known exactly, whatever the length, in the memory of a batch.
+Which block id follows which is known exactly, in the memory of the different runs of ids.
 
 An id identifies a block and everything before it, so it has one parent: the id before it, or none
 where prompts begin with it. Ids are given as runs of consecutive ids, in which every id but the
 first has its parent next to it. So two runs of a trace either begin with the same id, after the
 same parent, or have no id in common: of each first id the longest run says all, and ids are
 counted without a set of them.
-
-Batches are sorted by first id; where there is more than one they wait in a temporary file, and are
-merged range by range.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from io import FileIO
 from itertools import islice
 from math import inf
-from tempfile import TemporaryFile
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,29 +31,20 @@ RUN = np.dtype(
 Runs = NDArray[np.void]
 
 _BATCH_RUNS = 2**18
-_SAMPLE = 2**10  # rows of a sorted batch that are read together; the first of them is sampled
 
 
 class Histories:
-    """Checks and counts the ids of requests, added in order; a context, for its temporary file."""
+    """Checks and counts the ids of requests, added in order, in the memory of different runs."""
 
     def __init__(self, batch_runs: int = _BATCH_RUNS) -> None:
+        """``batch_runs``: runs that are held before the longest of each first id are kept."""
         self.references = 0  # ids of all requests together
         self._most = batch_runs
         self._parts, self._held = [np.zeros(0, RUN)], 0
-        self._batches: list[_Sorted] = []
         self._conflicts = list[tuple[int, int, int]]()  # two requests and an id that both have
-        self._file: FileIO | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
 
     def add(self, first: int, batch: Batch) -> None:
-        """Add the ids of some requests, from number ``first`` on; raises ``TraceError``."""
+        """Add the ids of some requests, from number ``first`` on."""
         self.references += int(batch.count.sum())
         rows = np.empty(len(batch.start), RUN)
         rows["start"], rows["last"] = batch.start, batch.start + batch.count - 1
@@ -67,14 +53,12 @@ class Histories:
         self._parts.append(rows)
         self._held += len(rows)
         if self._held >= self._most:
-            self._spill()
+            self._most = max(self._most, 2 * len(self._sort()))
 
     def check(self, name: Callable[[int], str]) -> int:
         """Count the different ids; ``name`` says where a request is; raises ``TraceError``."""
-        distinct, furthest = 0, np.zeros(0, RUN)
-        for runs in self._ranges(self._sort()):
-            distinct += int((runs["last"] - runs["start"] + 1).sum())
-            furthest = self._find_inside(np.concatenate([furthest, runs]))
+        runs = self._sort()
+        self._find_inside(runs)
         if self._conflicts:
             *requests, number = min(self._conflicts)
             there, here = sorted(requests)
@@ -83,24 +67,12 @@ class Histories:
                 f"{name(there)}: an id identifies a block and everything before it, so it always "
                 "follows the same id."
             )
-        return distinct
+        return int((runs["last"] - runs["start"] + 1).sum())
 
     def _sort(self) -> Runs:
         rows = self._longest(np.concatenate(self._parts))
-        self._parts, self._held = [np.zeros(0, RUN)], 0
+        self._parts, self._held = [rows], len(rows)
         return rows
-
-    def _spill(self) -> None:
-        """Move the rows to an unnamed file, which ends with this process."""
-        try:
-            if self._file is None:
-                self._file = TemporaryFile(buffering=0)  # noqa: SIM115
-            self._batches.append(_Sorted(self._file, self._sort()))
-        except OSError as error:
-            raise TraceError(
-                f"a temporary file cannot be written ({error.strerror or error}): a long trace is "
-                "sorted on disk; name a folder with room in TMPDIR."
-            ) from None
 
     def _longest(self, rows: Runs) -> Runs:
         rows = rows[rows["start"].argsort(kind="stable")]
@@ -118,68 +90,29 @@ class Histories:
         longest = np.flatnonzero(last == np.maximum.reduceat(last, first)[number])
         return rows[longest[_changes(number[longest])]]
 
-    def _find_inside(self, runs: Runs) -> Runs:
-        """Remember a run that begins inside another; the run that reaches furthest."""
-        if not len(runs):
-            return runs
+    def _find_inside(self, runs: Runs) -> None:
+        """Remember a run that begins inside another."""
         reach = np.maximum.accumulate(runs["last"])
         inside = np.flatnonzero(runs["start"][1:] <= reach[:-1]) + 1
         if len(inside):
             at = inside[runs["request"][inside].argmin()]
             around = int((runs["last"] == reach[at - 1])[:at].argmax())
             self._remember(runs[at], runs[around])
-        furthest: Runs = runs[runs["last"] == reach[-1]][:1]
-        return furthest
 
     def _remember(self, run: Any, other: Any) -> None:
         self._conflicts.append((int(run["request"]), int(other["request"]), int(run["start"])))
-
-    def _ranges(self, rest: Runs) -> Iterator[Runs]:
-        samples = np.sort(
-            np.concatenate([*(batch.samples for batch in self._batches), rest["start"][::_SAMPLE]])
-        )
-        step = max(1, self._most // _SAMPLE)
-        edges = np.unique(samples[::step])[1:].tolist() if self._batches else []
-        for edge in [*edges, None]:
-            cut = len(rest) if edge is None else rest["start"].searchsorted(edge)
-            parts = [batch.below(edge) for batch in self._batches]
-            yield self._longest(np.concatenate([*parts, rest[:cut]]))
-            rest = rest[cut:]
-
-
-class _Sorted:
-    """A sorted batch on disk; ``samples`` are the first ids of every ``_SAMPLE`` of its rows."""
-
-    def __init__(self, file: FileIO, rows: Runs) -> None:
-        self.samples: Ints = rows["start"][::_SAMPLE].copy()
-        self._file, self._begin, self._rows, self._next = file, file.tell(), len(rows), 0
-        rows.tofile(file)
-
-    def below(self, edge: int | None) -> Runs:
-        """The next rows, whose first ids are below ``edge``; all that are left without one."""
-        end = self._rows
-        if edge is not None:
-            block = max(0, int(self.samples.searchsorted(edge)) - 1) * _SAMPLE
-            end = block + int(self._read(block, block + _SAMPLE)["start"].searchsorted(edge))
-        first, self._next = self._next, end
-        return self._read(first, end)
-
-    def _read(self, first: int, end: int) -> Runs:
-        self._file.seek(self._begin + first * RUN.itemsize)
-        return np.fromfile(self._file, RUN, min(end, self._rows) - first)
 
 
 def check_histories_of(
     requests: Iterable[Request], name: Callable[[int], str]
 ) -> Iterator[Request]:
     """Pass requests on, then refuse an id with two histories, as ``Histories.check``."""
-    left, count = iter(requests), 0
-    with Histories() as histories:
-        while rows := list(islice(left, BATCH_REQUESTS)):
-            histories.add(count, Batch.of(rows))
-            count += len(rows)
-            yield from rows
-        histories.check(name)
+    left, count, histories = iter(requests), 0, Histories()
+    while rows := list(islice(left, BATCH_REQUESTS)):
+        histories.add(count, Batch.of(rows))
+        count += len(rows)
+        yield from rows
+    histories.check(name)
 
 
 def _changes(values: Ints) -> NDArray[np.bool_]:
@@ -227,27 +160,26 @@ class TraceSummary:
 
 
 def summarize_batches(batches: Iterable[Batch], name: Callable[[int], str]) -> TraceSummary:
-    """Summarise in one pass, in the memory of a batch and of the different lengths.
+    """Summarise in one pass, in the memory of the different runs of ids and lengths.
 
     ``name`` says where a request is, by its number from 0. Raises ``TraceError``.
     """
     input_lengths, output_lengths = Counter[int](), Counter[int]()
     first_s, last_s = inf, -inf
     count = hash_block_tokens = 0
-    arrivals = 0
-    with Histories() as histories:
-        for batch in batches:
-            input_lengths.update(batch.input_tokens.tolist())
-            output_lengths.update(batch.output_tokens.tolist())
-            times = np.unique(batch.arrival_s)
-            arrivals += len(times) - int(times[0] == last_s)
-            first_s, last_s = min(first_s, float(times[0])), max(last_s, float(times[-1]))
-            hash_block_tokens = hash_block_tokens or batch.hash_block_tokens
-            histories.add(count, batch)
-            count += len(batch.arrival_s)
-        if not count:
-            raise TraceError("There are no requests to summarise.")
-        distinct = histories.check(name)
+    arrivals, histories = 0, Histories()
+    for batch in batches:
+        input_lengths.update(batch.input_tokens.tolist())
+        output_lengths.update(batch.output_tokens.tolist())
+        times = np.unique(batch.arrival_s)
+        arrivals += len(times) - int(times[0] == last_s)
+        first_s, last_s = min(first_s, float(times[0])), max(last_s, float(times[-1]))
+        hash_block_tokens = hash_block_tokens or batch.hash_block_tokens
+        histories.add(count, batch)
+        count += len(batch.arrival_s)
+    if not count:
+        raise TraceError("There are no requests to summarise.")
+    distinct = histories.check(name)
     return TraceSummary(
         requests=count,
         duration_s=last_s - first_s,

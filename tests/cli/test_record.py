@@ -197,7 +197,7 @@ def test_a_part_of_a_recording_is_written(asked: Path, tmp_path: Path) -> None:
     assert line["input_tokens"] == 200
 
 
-@pytest.mark.parametrize("to", ["dsv4kv", "mooncake", "mooncake-delta", "timed"])
+@pytest.mark.parametrize("to", ["dsv4kv", "mooncake"])
 def test_what_was_only_stored_is_marked_and_has_no_hit_rate(
     to: str, stored_only: Path, tmp_path: Path
 ) -> None:
@@ -205,34 +205,23 @@ def test_what_was_only_stored_is_marked_and_has_no_hit_rate(
     done = run("trace", "convert", stored_only, trace, "--to", to)
     assert "stores-only" in done.output
     assert all(line["stores_only"] is True for line in lines(trace))
-    reading = ("--format", "timed", "--id-tokens", "64") if to == "timed" else ()
-    told = run("trace", "info", trace, *reading)
+    told = run("trace", "info", trace)
     assert "stores-only" in told.output
     assert "prefix hits" not in told.output
-    document = json.loads(run("trace", "info", trace, "--json", *reading).output)
+    document = json.loads(run("trace", "info", trace, "--json").output)
     assert document["stores_only"] is True
     assert "hit_share" not in document
-    for command in (("trace", "mrc", trace, *reading), ("replay", trace, "--quiet")):
+    for command in (("trace", "mrc", trace), ("replay", trace, "--quiet")):
         refused = run(*command)
         assert refused.exit_code != 0
         assert "%" not in refused.output
-    assert "it has no hit rate" in run("trace", "mrc", trace, *reading).output
+    assert "it has no hit rate" in run("trace", "mrc", trace).output
 
 
 def test_the_mark_stays_when_the_trace_is_converted(stored_only: Path, tmp_path: Path) -> None:
     run("trace", "convert", stored_only, tmp_path / "one.jsonl")
-    run("trace", "convert", tmp_path / "one.jsonl", tmp_path / "two.jsonl", "--to", "timed")
+    run("trace", "convert", tmp_path / "one.jsonl", tmp_path / "two.jsonl")
     assert all(line["stores_only"] for line in lines(tmp_path / "two.jsonl"))
-
-
-@pytest.mark.parametrize("to", ["oracle"])
-def test_a_format_that_cannot_be_marked_is_refused(
-    to: str, stored_only: Path, tmp_path: Path
-) -> None:
-    done = run("trace", "convert", stored_only, tmp_path / "out", "--to", to)
-    assert done.exit_code == 4
-    assert "take dsv4kv, mooncake, mooncake-delta, timed" in done.output
-    assert not (tmp_path / "out").exists()
 
 
 def test_an_empty_recording_says_what_to_give(tmp_path: Path) -> None:

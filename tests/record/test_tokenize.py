@@ -695,7 +695,7 @@ def test_no_format_tells_text_or_tokens(tmp_path: Path, numbers: Path) -> None:
     marked = list(range(50_001, 51_301))
     rows = [{"prompt": " ".join(map(str, marked[:n])), "id": "SECRET"} for n in (1300, 1200, 40)]
     data, out = write(tmp_path / "data", rows), tmp_path / "out"
-    for to in (*TRACE_LINES, "oracle"):
+    for to in TRACE_LINES:
         code, said = run(data, out, "--tokenizer", numbers, "--to", to)
         assert code == 0, said
         text = out.read_bytes()

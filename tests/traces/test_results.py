@@ -1,8 +1,7 @@
 """Result files of benchmarks become runs with the requests and times that they say.
 
-Fields are those of AIPerf 0.13 (and, in its documentation's older example, before), genai-perf
-0.0.16, guidellm 0.3 and 0.8, and InferenceX's ``utils/process_result.py``; numbers are made up
-where no source is named.
+Fields are those of AIPerf 0.13 (and, in its documentation's older example, before), guidellm 0.3
+and 0.8, and InferenceX's ``utils/process_result.py``; numbers without a source are made up.
 """
 
 import json
@@ -60,31 +59,6 @@ CLOSED = [aiperf(n // 2 * 1000, 1000, 11, 200.0, 80.0) for n in range(8)]
 WARM = [aiperf(-9000, 7, 2, 1.0, 1.0, benchmark_phase="warmup"), *CLOSED]
 
 
-def summary(**load: Any) -> Row:
-    times = {"avg": 210.0, "p25": 150.0, "p50": 200.0, "p75": 250.0, "p90": 300.0, "p99": 900.0}
-    return {
-        "request_count": {"unit": "requests", "avg": 40.0},
-        "request_throughput": {"unit": "requests/sec", "avg": 2.0},
-        "request_latency": {"unit": "ms", "avg": 1000.0},
-        "time_to_first_token": {"unit": "ms"} | times,
-        "inter_token_latency": {"unit": "ms"} | {k: v / 10 for k, v in times.items()},
-        "input_sequence_length": {"unit": "tokens", "avg": 512.0},
-        "output_sequence_length": {"unit": "tokens", "avg": 128.0},
-        "input_config": load,
-    }
-
-
-GENAI_PERF = summary(perf_analyzer={"stimulus": {"concurrency": 8}})
-PHASES = [
-    {"name": "warmup", "kind": "warmup", "type": "concurrency", "concurrency": 64},
-    {"name": "profiling", "kind": "profiling", "type": "concurrency", "concurrency": 8},
-]
-AIPERF_JSON = summary(loadgen={"concurrency": 8}) | {
-    "benchmark_duration": {"unit": "sec", "avg": 20.0},
-    "error_request_count": {"unit": "requests", "avg": 3.0},
-}
-
-
 def guidellm(strategy: Row, old: bool = False, sampled: bool = False) -> Row:
     request = {
         "prompt_tokens": 512, "output_tokens": 128, "request_latency": 2.0,
@@ -125,13 +99,6 @@ RUNS: dict[str, tuple[Any, int, int | None, float, float, float]] = {
     "AIPerf, one after the other": (STEADY, 4, 1, 4.0, 200.0, 80.0),
     "AIPerf, two at once": (CLOSED, 8, 2, 4.0, 200.0, 80.0),
     "AIPerf with a warm-up": (WARM, 8, 2, 4.0, 200.0, 80.0),
-    "genai-perf's summary": (GENAI_PERF, 40, 8, 20.0, 200.0, 20.0),
-    "AIPerf's summary": (AIPERF_JSON, 40, 8, 20.0, 200.0, 20.0),
-    "AIPerf's summary, by phases": (summary(phases=PHASES), 40, 8, 20.0, 200.0, 20.0),
-    "AIPerf's summary, by a rate": (
-        summary(phases=[PHASES[0], {"name": "load", "type": "poisson", "rate": 2.0}]),
-        40, None, 20.0, 200.0, 20.0,
-    ),
     "guidellm 0.8": ({"benchmarks": [guidellm(FOUR)]}, 8, 4, 4.0, 200.0, 20.0),
     "guidellm 0.3": ({"benchmarks": [guidellm(FOUR, old=True)]}, 8, 4, 4.0, 200.0, 20.0),
     "guidellm, a sample": (
@@ -197,9 +164,9 @@ def test_requests_of_a_result_are_a_trace(name: str, tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "genai-perf's raw export": (
-        {"experiments": [{"experiment": {"mode": "concurrency", "value": 1}, "requests": []}]},
-        "give the profile_export_genai_perf.json",
+    "AIPerf's summary": (
+        {"request_count": {"avg": 40.0}, "request_latency": {"unit": "ms", "avg": 1000.0}},
+        "give the profile_export.jsonl",
     ),
     "AIPerf, all cancelled": ([CANCELLED, CANCELLED], "none of its 2 requests succeeded"),
     "AIPerf, a field gone": (
@@ -247,10 +214,9 @@ def test_the_published_cases_are_read() -> None:
     assert [(r.input_tokens, r.output_tokens) for r in run.requests] == [(550, 193)] * 2
 
 
-@pytest.mark.parametrize("documents", [GENAI_PERF, INFERENCEX], ids=["summary", "row"])
-def test_a_summary_is_no_trace(documents: Row, tmp_path: Path) -> None:
+def test_a_row_without_its_requests_is_no_trace(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="dsv4kv calibrate reads it"):
-        list(read_trace(write(tmp_path, documents)))
+        list(read_trace(write(tmp_path, INFERENCEX)))
 
 
 def turn(session: str, tokens: int, ids: list[int], **more: float) -> Row:

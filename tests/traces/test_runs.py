@@ -2,9 +2,7 @@
 
 import json
 from pathlib import Path
-from tempfile import mkdtemp
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +11,6 @@ from dsv4kv.errors import TraceError
 from dsv4kv.traces import read_trace, write_trace
 from dsv4kv.traces.collect import collect_paths, load_paths
 from dsv4kv.traces.request import IdRuns, Request
-from dsv4kv.traces.writer import RECORD, write_oracle
 from tests.replay.texts import ids_of
 
 IDS = st.lists(
@@ -95,22 +92,3 @@ def test_ids_that_contradict_each_other_name_both_lines(tmp_path: Path) -> None:
         TraceError, match=rf"^{path}:3: block id 3 has another history than at {path}:1: an id"
     ):
         load_paths(path)
-
-
-@given(st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5, unique=True), min_size=1))
-def test_oracle_records_list_every_reference_last_block_first(prompts: list[list[int]]) -> None:
-    trace = [Request(0.0, len(p), 0, tuple(p), 1) for p in prompts]
-    flat = [block for prompt in prompts for block in reversed(prompt)]
-    path = Path(mkdtemp()) / "out"
-    assert write_oracle(trace, path) == len(flat)
-    records = np.fromfile(path, RECORD)
-    assert records["id"].tolist() == flat
-    later = [next((j for j in range(i + 1, len(flat)) if flat[j] == b), -1)
-             for i, b in enumerate(flat)]  # fmt: skip
-    assert records["next"].tolist() == later
-
-
-def test_an_oracle_needs_ids(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="no request has block ids"):
-        write_oracle([Request(0.0, 3, 1)], tmp_path / "out")
-    assert not (tmp_path / "out").exists()

@@ -93,7 +93,7 @@ def read_runs(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 _WANTED = (
     "give what sglang.bench_serving --output-file, vllm bench serve --save-result, AIPerf, "
-    "genai-perf, guidellm or InferenceX has written."
+    "guidellm or InferenceX has written."
 )
 
 

@@ -20,12 +20,12 @@ EPILOG = examples(
 )
 _SECOND = "The same content again: after a hit, or of the decode side."
 _FORMAT = "The record format, where bytes do not show it."
-_TABLE = "The request's pages in logical order (.npy, .json)."
+_TABLE = "The request's pages in logical order (.npy)."
 _RATIO = "Tokens of an entry: 4, 128; 0 for a window. Rows are in order then."
 
 
 def inspect(
-    dump: Path = opt.required(".npy, .safetensors, torch.save, or a tier's file of bytes."),
+    dump: Path = opt.required(".npy, .safetensors, or a tier's file of bytes."),
     dump2: Path | None = opt.argument(_SECOND, show_default=True),
     tensor: opt.Text = opt.option("Tensor of a file with several.", "NAME", rare=True),
     format_: opt.Text = opt.option(_FORMAT, "NAME", "--format", rare=True),
@@ -33,8 +33,6 @@ def inspect(
     table: Path | None = opt.option(_TABLE, "FILE"),
     table2: Path | None = opt.option("Block table of the second dump.", "FILE", rare=True),
     ratio: int | None = opt.option(_RATIO, min=0, max=1 << 20),
-    first: int = opt.option("Entry of the first row.", rare=True, min=0, max=1 << 40, default=0),
-    held: int | None = opt.option("Expected entries.", rare=True, min=1),
     model: str = opt.option(opt.MODELS, "NAME|FILE", rare=True, default="v4-flash"),
     as_json: bool = opt.AS_JSON,
 ) -> None:
@@ -50,7 +48,7 @@ def inspect(
 
     if table2 and not dump2:
         raise ConfigError("--table2 is of a second dump: name that, too, or give --table.")
-    context = Request(load_model(model), ratio, first, held)
+    context = Request(load_model(model), ratio)
     asked: dict[str, Any] = {"tensor": tensor, "format_name": format_}
     comparison = None
     with open_console(stderr=True).status("reading pages"):

@@ -4,12 +4,10 @@ import os
 import re
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,17 +15,16 @@ import psutil
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.runs.environment import capture_environment
-from dsv4kv.units import format_bytes, format_duration
+from dsv4kv.units import format_bytes
 
 Status = Literal["good", "note", "missing", "broken"]
-Clock = Callable[[], int]
 
 
 @dataclass(frozen=True)
 class Check:
     """A finding about this machine."""
 
-    topic: str  # ``machine``, ``software``, ``GPU``, ``profilers`` or ``timers``
+    topic: str  # ``machine``, ``software``, ``GPU`` or ``profilers``
     name: str  # what was looked at
     status: Status
     """``missing`` leaves something out, ``broken`` something that `dsv4kv bench` needs."""
@@ -44,7 +41,6 @@ def examine() -> Iterator[Check]:
     yield from check_gpu(environment["versions"])
     has_gpu = environment["versions"]["driver"] is not None
     yield from check_profilers(has_gpu=has_gpu)
-    yield from check_host_clocks()
 
 
 _NEEDED_BYTES = 1 << 30  # torch, two buffers of 256 MiB for memcpy, and the default cache
@@ -247,33 +243,3 @@ def _search(pattern: str, file: Path) -> str | None:
         found = re.search(pattern, file.read_text())
         return found and found[1]
     return None
-
-
-_SPAN_S = 0.2
-_HOST_WITHIN = 0.002  # time servers slew a wall clock by 0.05 % at most; the rest is scheduling
-_LOOKS = 2_000
-
-
-def check_host_clocks(
-    clock_ns: Clock = time.perf_counter_ns,
-    wall_ns: Clock = time.time_ns,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Check]:
-    """Hold the clock that times everything against the wall's, and report its resolution."""
-    started, wall_started = clock_ns(), wall_ns()
-    sleep(_SPAN_S)
-    elapsed, wall_elapsed = clock_ns() - started, wall_ns() - wall_started
-    apart = abs(elapsed / wall_elapsed - 1) if wall_elapsed else 1.0
-    times = f"{format_duration(elapsed)} against {format_duration(wall_elapsed)} of wall clock"
-    good = apart <= _HOST_WITHIN
-    status: Status = "good" if good else "note"
-    advice = "the machine's clock was set during the check, or is not reliable: run this again."
-    found, enables = f"{times}: {apart * 100:.3f} % apart", "every time that is reported"
-    yield Check("timers", "perf_counter", status, found, enables, None if good else advice)
-    looks = [clock_ns() for _ in range(_LOOKS)]
-    steps = [after - before for before, after in pairwise(looks)]
-    step_ns = min((step for step in steps if step), default=0)
-    cost_ns = (looks[-1] - looks[0]) / len(steps)
-    found = f"steps of {format_duration(step_ns)}, {format_duration(cost_ns)} a call"
-    status = "good" if 0 < step_ns <= 1_000 else "note"
-    yield Check("timers", "resolution", status, found, "operations of microseconds")

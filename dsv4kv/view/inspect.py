@@ -24,7 +24,7 @@ def report_inspection(found: Inspection) -> Iterator[Part]:
                 ("kind", lambda each: each.kind),
                 ("rows", lambda each: quantity(each.rows)),
                 ("first at", _place),
-                ("meaning", lambda each: _meaning(faults.FAULTS, each)),
+                ("meaning", lambda each: faults.FAULTS[each.kind]),
             ],
             found.faults,
             note="pages and entries from 0, as they are in the dump",
@@ -79,8 +79,8 @@ def _place(fault: faults.Fault) -> str:
     return place + (f", token {fault.position:,}" if fault.position is not None else "")
 
 
-def _meaning(meanings: dict[str, str], each: faults.Fault | faults.Difference) -> str:
-    return meanings[each.kind] + (f" ({each.detail})" if each.detail else "")
+def _meaning(each: faults.Difference) -> str:
+    return faults.DIFFERENCES[each.kind] + (f" ({each.detail})" if each.detail else "")
 
 
 def report_comparison(found: Comparison) -> Iterator[Part]:
@@ -104,6 +104,6 @@ def report_comparison(found: Comparison) -> Iterator[Part]:
             ("rows", lambda each: quantity(each.rows)),
             ("first entry", lambda each: quantity(each.entry)),
             ("token", lambda each: quantity(each.position)),
-            ("meaning", lambda each: _meaning(faults.DIFFERENCES, each)),
+            ("meaning", _meaning),
         ]
         yield Table("Differences", columns, found.differences)

@@ -1,4 +1,4 @@
-"""What doctor says of a machine, by what is there; clocks that agree and clocks that do not."""
+"""What doctor says of a machine, by what is there."""
 
 from collections import namedtuple
 from pathlib import Path
@@ -20,7 +20,6 @@ HERE: dict[str, Any] = {
 }  # fmt: skip
 DRIVER: dict[str, str | None] = {"driver": "580.65.06", "cuda": "13.0"}
 NO_DRIVER: dict[str, str | None] = {"driver": None, "cuda": None}
-S = 1_000_000_000
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +39,7 @@ def by_name(checks: Any) -> dict[str, Check]:
 
 def test_every_topic_is_looked_at() -> None:
     topics = [check.topic for check in doctor.examine()]
-    assert list(dict.fromkeys(topics)) == [
-        "machine", "software", "GPU", "profilers", "timers",
-    ]  # fmt: skip
+    assert list(dict.fromkeys(topics)) == ["machine", "software", "GPU", "profilers"]
 
 
 @pytest.mark.parametrize(
@@ -194,33 +191,3 @@ def test_counters_are_for_those_whom_the_driver_lets(
     check = by_name(doctor.check_gpu(DRIVER))["counters"]
     assert check.status == status
     assert ("NVreg_RestrictProfilingToAdminUsers=0" in str(check.advice)) == (status == "missing")
-
-
-@pytest.mark.parametrize(
-    ("rate", "step_ns", "clock", "resolution"),
-    [
-        (1.0005, 10, "good", "good"),
-        (0.99, 10, "note", "good"),
-        (1.01, 10, "note", "good"),
-        (0.0, 10, "note", "good"),
-        (1.0, 2_000, "good", "note"),
-        (1.0, 10 * S, "note", "note"),
-    ],
-)
-def test_the_hosts_clock_is_held_against_the_walls(
-    rate: float, step_ns: int, clock: str, resolution: str
-) -> None:
-    """Time passes in a sleep and by 30 ns with every look; the wall's clock may run otherwise."""
-    now = [5 * S]
-
-    def look() -> int:
-        now[0] += 30
-        return now[0] // step_ns * step_ns
-
-    def sleep(seconds: float) -> None:
-        now[0] += round(seconds * S)
-
-    checks = by_name(doctor.check_host_clocks(look, lambda: round(now[0] * rate), sleep))
-    assert checks["perf_counter"].status == clock
-    assert bool(checks["perf_counter"].advice) == (clock == "note")
-    assert checks["resolution"].status == resolution

@@ -10,7 +10,6 @@ from random import Random
 from typing import Any
 
 import numpy as np
-import torch
 import yaml
 
 from dsv4kv.record.folder import STREAMS, Recording
@@ -185,11 +184,6 @@ def _make_dump(folder: Path, random: Random) -> Path:
     return folder / "good.npy"
 
 
-def _make_tensors(folder: Path, random: Random) -> Path:
-    torch.save({"kv": torch.ones((2, 584), dtype=torch.uint8)}, folder / "good.pt")
-    return folder / "good.pt"
-
-
 def _make_safetensors(folder: Path, random: Random) -> Path:
     entry = {"dtype": "U8", "shape": [2, 584], "data_offsets": [0, 1168]}
     header = odd_json(json.dumps({"kv": entry}).encode(), random)
@@ -356,7 +350,6 @@ READERS = {
         (damage, damage, packed),
         "pages.npy",
     ),
-    "tensors": Reader((("inspect", "FILE"),), _make_tensors, (damage,), "kv.pt"),
     "safetensors": Reader(
         (("inspect", "FILE"),), _make_safetensors, (damage,), "kv.safetensors"
     ),

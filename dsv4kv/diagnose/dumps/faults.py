@@ -1,6 +1,6 @@
 """What is wrong with pages of a known record, and where two dumps of one content part."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,6 @@ from dsv4kv.diagnose.dumps.records import (
     odd_peaks,
     odd_scales,
     odd_tails,
-    other_arrangement,
     parse,
     recognise,
     unmarked,
@@ -32,12 +31,6 @@ from dsv4kv.model.formats import EntryFormat
 
 Pairs = NDArray[np.complex128]
 
-FARTHEST = 2**20
-"""Positions that a shift is looked for in, to either side."""
-
-SAME = 0.9
-"""Of a turn that explains all of a difference 1; rounding to bf16 leaves 0.999."""
-
 _AGREED = 0.25
 """Rows of random content agree to 1 / √rows; from here on it is a request's own direction."""
 
@@ -45,7 +38,6 @@ _FAST = 0.02
 """Radians per position of the pairs that are looked at: slower ones turn alike everywhere."""
 
 _FAR = 8  # standard deviations
-_AT_ONCE = 2**13
 
 
 def pairs_of(tail: Bytes) -> Pairs:
@@ -53,29 +45,6 @@ def pairs_of(tail: Bytes) -> Pairs:
     words = np.ascontiguousarray(tail).view(np.uint16).astype(np.uint32) << 16
     values = words.view(np.float32).astype(np.float64)
     return values[:, 0::2] + 1j * values[:, 1::2]
-
-
-def explains(first: Pairs, second: Pairs, speeds: NDArray[np.float64], tokens: int) -> float:
-    """Share of the difference of two rows' pairs [pairs] that a turn by ``tokens`` explains."""
-    product = np.conj(first) * second
-    turned = (np.exp(-1j * tokens * speeds) @ product).real
-    return float(turned / max(np.abs(product).sum(), 1e-30))
-
-
-def shift_between(first: Pairs, second: Pairs, speeds: NDArray[np.float64]) -> int | None:
-    """Tokens that turn one row's pairs [pairs] into the other's; None where no shift does."""
-    product = np.conj(first) * second
-    weight = float(np.abs(product).sum())
-    if not weight:
-        return None
-    best, share, turns = 0, 0.0, np.exp(-1j * np.arange(_AT_ONCE)[:, None] * speeds)
-    for start in range(-FARTHEST, FARTHEST, _AT_ONCE):
-        found = (turns @ (product * np.exp(-1j * start * speeds))).real / weight
-        place = int(found.argmax())
-        if found[place] > share:
-            best, share = start + place, float(found[place])
-    same_size = float(np.abs(np.abs(first) - np.abs(second)).sum() / np.abs(first).sum()) < 0.05
-    return best if share >= SAME and same_size else None
 
 
 def odd_phases(
@@ -103,19 +72,14 @@ FAULTS = {
     "odd scale": "a scale or its padding that no writer gives",
     "scale of other values": "a group whose largest code its scale does not explain",
     "odd rope": "RoPE channels of no everyday size",
-    "other arrangement": "scales split from the rows where they belong into them, or so",
-    "shifted page": "a page whose bytes begin elsewhere",
     "other bytes": "a page of something else",
     "repeated page": "a page that is another one's copy",
     "repeated row": "a row that is another one's copy",
     "zero row": "a row of zeros before one that is written",
-    "zero tail": "rows of zeros at the end of what was written",
     "phase of another position": "RoPE turned as at another position: stale, or another row's",
     "page padding": "bytes after the last row that are not zero",
 }
 """Every kind of fault."""
-
-_SHOWN_SHIFTS = 64  # bytes by which a page may be shifted, to either side
 
 
 @dataclass(frozen=True)
@@ -127,7 +91,6 @@ class Fault:
     page: int  # the first: which page of the dump,
     entry: int | None = None  # which row of it; None for all
     position: int | None = None  # where in its request, in tokens; None where that is not known
-    detail: str = ""  # what more is known of the first
 
 
 @dataclass(frozen=True)
@@ -136,8 +99,6 @@ class Request:
 
     model: DSV4Config  # whose RoPE it is
     ratio: int | None = None  # tokens of an entry, 0 for a window; None where it is not known
-    first: int = 0  # entry of the first row
-    held: int | None = None  # entries that it should have; None where nobody said
 
     @property
     def speeds(self) -> NDArray[np.float64]:
@@ -153,14 +114,14 @@ def find_faults(
     ``order``: pages that are looked at; with ``request`` they are its own, and rows are judged by
     position.
     """
-    kinds = _odd_pages(record, pages, order)
-    found = [Fault(kind, len(hits), hits[0][0], detail=hits[0][1]) for kind, hits in kinds.items()]
-    kept = ~np.isin(order, [page for hits in kinds.values() for page, _ in hits])
+    other = _other_pages(record, pages, order)
+    found = [Fault("other bytes", len(other), other[0])] if other else []
+    kept = ~np.isin(order, other)
     if not kept.any():
         return found
     entries, chosen, positions = record.layout.entries, pages[order[kept]], None
     if request:
-        numbers = np.arange(len(order) * entries) + request.first
+        numbers = np.arange(len(order) * entries)
         whole = (numbers * max(request.ratio or 0, 1)).reshape(len(order), -1)
         positions = whole[kept].reshape(-1)
     for kind, mask in _odd_rows(record, chosen, request, positions).items():
@@ -172,41 +133,19 @@ def find_faults(
     return found
 
 
-def _odd_pages(
-    record: Record, pages: Bytes, order: NDArray[np.int64]
-) -> dict[str, list[tuple[int, str]]]:
-    layout, kinds = record.layout, dict[str, list[tuple[int, str]]]()
-    entry = layout.format
-    other = replace(layout, format=other_arrangement(entry))
+def _other_pages(record: Record, pages: Bytes, order: NDArray[np.int64]) -> list[int]:
+    """Pages whose rows do not fit the record; single faults in many rows are left to the rows."""
+    entry, found = record.layout.format, list[int]()
     for page in dict.fromkeys(order.tolist()):
         one = pages[page : page + 1]
         if not one.any() or _share(record, one) >= SURE:
             continue
-        kind, detail = "other bytes", ""
-        whole = one[:, : other.page_bytes]
-        fits = entry.scale != "none" and whole.shape[1] == other.page_bytes
-        if fits and _share(replace(record, layout=other), whole) >= SURE:
-            kind = "other arrangement"
-        if kind == "other bytes":
-            shift = _shift(record, one)
-            if shift is not None:
-                kind, detail = "shifted page", f"by {shift:+} B"
-        if kind == "other bytes":
-            parsed = parse(layout, one)
-            broken = [have_nan, odd_scales, odd_peaks, odd_tails]
-            counts = np.sum([each(entry, parsed) for each in broken], axis=0)
-            if (counts[parsed.live] <= 1).mean() >= SURE:
-                continue  # single faults in many rows, not another page: reported row by row
-        kinds.setdefault(kind, []).append((page, detail))
-    return kinds
-
-
-def _shift(record: Record, page: Bytes) -> int | None:
-    for size in range(1, _SHOWN_SHIFTS + 1):
-        for shift in (size, -size):
-            if _share(record, np.roll(page, -shift, axis=1)) >= SURE:
-                return shift
-    return None
+        parsed = parse(record.layout, one)
+        broken = [have_nan, odd_scales, odd_peaks, odd_tails]
+        counts = np.sum([each(entry, parsed) for each in broken], axis=0)
+        if (counts[parsed.live] <= 1).mean() < SURE:
+            found.append(page)
+    return found
 
 
 def _share(record: Record, pages: Bytes) -> float:
@@ -237,8 +176,6 @@ def _odd_rows(
         "repeated row": _copies(parsed.whole) & live & ~copies,
         "zero row": ~live & after,
     }
-    if request and request.held is not None and live.any():
-        masks["zero tail"] = ~live & ~after & (np.arange(len(live)) < request.held)
     if layout.padding_bytes and not entry.inline_scales:
         padded = chosen[:, layout.page_bytes - layout.padding_bytes :].any(axis=1)
         masks["page padding"] = np.repeat(padded, layout.entries) & first
@@ -263,8 +200,7 @@ def _copies(rows: Bytes) -> Mask:
 DIFFERENCES = {
     "one step": "values a quantisation step apart: rounding",
     "scale": "the scale of a group, its values alike",
-    "rope": "RoPE channels alone",
-    "position": "RoPE turned as at another position, all else equal",
+    "rope": "RoPE channels alone, as turned at another position",
     "missing": "a row of zeros",
     "elsewhere": "a row that the other dump has at another position",
     "other content": "a row of other content",
@@ -273,8 +209,6 @@ DIFFERENCES = {
 
 MOST_STEPS = 2
 """Numbers of bf16 that rounding may set apart."""
-
-_TURNS_LOOKED_FOR = 4
 
 
 @dataclass(frozen=True)
@@ -297,23 +231,6 @@ class Comparison:
     differences: list[Difference]  # by kind, in the order of the first row
     alone: tuple[int, int] = (0, 0)
     """Rows that the first and the second hold behind the last of the other."""
-
-
-def _find_turn(
-    one: Bytes, other: Bytes, speeds: NDArray[np.float64], known: list[int | None]
-) -> int | None:
-    """Tokens by which a row's tail uint8[bytes] is turned in the other dump; None where unknown.
-
-    Most often one turn has all of them: ``known`` are those searched for, which takes a second.
-    """
-    first, second = (pairs_of(each[None])[0] for each in (one, other))
-    for tokens in known:
-        if tokens is not None and explains(first, second, speeds, tokens) >= SAME:
-            return tokens
-    if len(known) == _TURNS_LOOKED_FOR:
-        return None
-    known.append(shift_between(first, second, speeds))
-    return known[-1]
 
 
 def _names(entry: EntryFormat, one: Parsed, other: Parsed, count: int) -> list[str]:
@@ -397,14 +314,6 @@ def inspect(
     pages = dump.data.reshape(-1, record.layout.page_bytes)
     table = read_table(table_file, len(pages)) if table_file else np.arange(len(pages))
     known = request if table_file or request.ratio is not None else None
-    rows = len(table) * record.layout.entries
-    if request.held is not None and known is None:
-        raise ConfigError("--held counts a request's entries: give --ratio, or its --table.")
-    if request.held is not None and request.held > rows:
-        raise ConfigError(
-            f"--held {request.held:,}: these pages have {rows:,} rows: others of the request are "
-            "missing."
-        )
     found = find_faults(record, pages, table, known)
     return Inspection(dump, record, tried, [], pages, table, found)
 
@@ -427,7 +336,7 @@ def compare(one: Inspection, other: Inspection, request: Request) -> Comparison:
             f"{one.dump.title} holds {kinds[0][0]} and {other.dump.title} {kinds[1][0]}: rows of "
             "two formats are not compared byte by byte."
         )
-    entry, ratio, first = records[0].layout.format, request.ratio or 0, request.first
+    entry, ratio = records[0].layout.format, request.ratio or 0
     left, right = (
         parse(record.layout, each.pages[each.table])
         for record, each in zip(records, (one, other), strict=True)
@@ -439,18 +348,12 @@ def compare(one: Inspection, other: Inspection, request: Request) -> Comparison:
     names = _names(entry, left, right, count)
     known = {row.tobytes(): i for i, row in enumerate(one_by_one) if left.live[i]}
     hits: dict[str, list[tuple[int, str]]] = {}
-    turns, speeds = list[int | None](), request.speeds
     for i in np.flatnonzero(~alike & used).tolist():
         kind, detail = names[i], ""
-        if kind == "rope":
-            turn = _find_turn(left.tail[i], right.tail[i], speeds, turns)
-            if turn is not None:
-                kind, detail = "position", f"{turn:+,} tokens"
-        elif kind == "other content":
-            place = known.get(others[i].tobytes())
-            if place is not None:
-                kind, detail = "elsewhere", f"it is entry {first + place:,} of the first"
-        hits.setdefault(kind, []).append((first + i, detail))
+        place = known.get(others[i].tobytes()) if kind == "other content" else None
+        if place is not None:
+            kind, detail = "elsewhere", f"it is entry {place:,} of the first"
+        hits.setdefault(kind, []).append((i, detail))
     differences = [
         Difference(kind, len(found), found[0][0], found[0][0] * max(ratio, 1), found[0][1])
         for kind, found in hits.items()

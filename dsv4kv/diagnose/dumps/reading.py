@@ -1,21 +1,16 @@
 """Tensors saved from an engine, as bytes.
 
-A file is trusted with nothing: a header is read before anything is allocated, sizes are held
-against the file's own, and no code of a pickle runs.
+A file is trusted with nothing: a header is read before anything is allocated, and sizes are held
+against the file's own.
 """
 
-import json
 import math
-import pickle
-import struct
-import zipfile
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from tokenize import TokenError
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,24 +27,16 @@ MOST_BYTES = 2**36
 
 _MOST_HEADER = 2**24
 _MOST_NPY_HEADER = 2**16
-_LONGEST_GLOBAL = 1_000
-_MOST_PICKLE = 2**22  # some 30,000 tensors
 _MOST_DIMS = 32
 _LONGEST_NAME = 200
 _LONGEST_QUOTE = 300  # of a file's own words in a sentence
 _NPY = b"\x93NUMPY"
+_PICKLES = {".pt", ".pth", ".pkl", ".pickle"}  # of which a tier's may be plain bytes
 _SAFETENSORS_BYTES = {
     "U8": 1, "I8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "U16": 2, "I16": 2, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4,
     "U64": 8, "I64": 8, "F64": 8,
 }  # fmt: skip
-_TORCH_BYTES = {
-    "ByteStorage": 1, "CharStorage": 1, "BoolStorage": 1, "HalfStorage": 2, "BFloat16Storage": 2,
-    "ShortStorage": 2, "IntStorage": 4, "FloatStorage": 4, "LongStorage": 8, "DoubleStorage": 8,
-    "uint16": 2, "uint32": 4, "uint64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "float4_e2m1fn_x2": 1,
-}  # fmt: skip
-"""Bytes of an element, by the name of a storage, or of a dtype that has none of its own."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +57,7 @@ class Dump:
 
 
 def read_dump(path: Path, tensor: str | None = None) -> Dump:
-    """Read ``.npy``, ``.safetensors``, what ``torch.save`` wrote, or a tier's bytes as they are.
+    """Read ``.npy``, ``.safetensors``, or a tier's bytes as they are.
 
     Raises ``TraceError`` for a file that cannot be read, or has another format than it says.
     """
@@ -87,12 +74,11 @@ def read_dump(path: Path, tensor: str | None = None) -> Dump:
         found = {"": (values.view(np.uint8), _as_bytes(shape, values.itemsize))}
     elif path.suffix == ".safetensors":
         found = dict(_read_safetensors(path, size))
-    elif head[:4] == b"PK\x03\x04":
-        found = dict(_read_torch(path, tensor))
-    elif head[:1] == b"\x80" and path.suffix in {".pt", ".pth", ".pkl", ".pickle"}:
+    elif head[:4] == b"PK\x03\x04" or (head[:1] == b"\x80" and path.suffix in _PICKLES):
         raise TraceError(
-            f"{path} is a pickle, which runs code when it is read: save it with torch.save of "
-            "torch 1.6 or newer, as .safetensors, or with numpy.save."
+            f"{path} is a zip file or a pickle, as torch.save writes it, and a pickle runs code "
+            "when it is read: save tensors as .safetensors, or one with "
+            "numpy.save(FILE, tensor.view(torch.uint8).cpu().numpy())."
         )
     else:
         _check_size(path, (size,), 1, size)
@@ -102,7 +88,7 @@ def read_dump(path: Path, tensor: str | None = None) -> Dump:
     if tensor is not None and tensor not in found:
         raise TraceError(f"{path} has no tensor {_quote(tensor)!r}: it has {listed}.")
     if not names:
-        raise TraceError(f"{path} holds no tensor, or only deeper than a dict or list of them.")
+        raise TraceError(f"{path} holds no tensor.")
     if tensor is None and len(names) != 1:
         raise TraceError(f"{path} has {len(names)} tensors: name one with --tensor: {listed}.")
     name = names[0] if tensor is None else tensor
@@ -187,188 +173,20 @@ def _whole_numbers(given: Any, most: int) -> tuple[int, ...]:
     return tuple(given)
 
 
-_UNREAD: Tensor = (np.empty(0, np.uint8), ())
-
-
-def _read_torch(path: Path, wanted: str | None) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a ``torch.save`` file: one, or a dict or list of them.
-
-    The wanted one, or the only one, is mapped; a pickle can name millions of others.
-    """
-    try:
-        with path.open("rb", 0) as raw, zipfile.ZipFile(_Bounded(raw)) as archive:
-            records = {each.filename.partition("/")[2]: each for each in archive.infolist()}
-            pickled = records.get("data.pkl")
-            if pickled is None:
-                raise TraceError(f"{path} is a zip file and not of torch.save: unpack it.")
-            if pickled.file_size > _MOST_PICKLE:
-                raise TraceError(
-                    f"{path} describes its tensors in {pickled.file_size:,} B; {_MOST_PICKLE:,} B "
-                    "are read: save the tensors of pages alone."
-                )
-            saved = _Unpickler(BytesIO(archive.read(pickled))).load()
-            tensors = dict(_tensors(saved))
-            for name, each in tensors.items():
-                is_read = name == wanted or len(tensors) == 1
-                yield name, _map_tensor(path, name, each, records) if is_read else _UNREAD
-    except (*_DAMAGED, pickle.PickleError, zipfile.BadZipFile, zlib.error) as error:
-        reason = _quote(error) or type(error).__name__
-        raise TraceError(
-            f"{path} is not read: it holds more than tensors, or is damaged ({reason})."
-        ) from error
-
-
-_DAMAGED = (
-    ArithmeticError, AttributeError, EOFError, LookupError, NotImplementedError, OSError,
-    RuntimeError, TypeError, ValueError, struct.error,
-)  # fmt: skip
-
-
-class _Bounded:
-    """A file that limits every read, whatever length its own header asks for."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
-
-    def read(self, size: int = -1) -> bytes:
-        found = self._file.read(_MOST_HEADER + 1 if size < 0 else min(size, _MOST_HEADER + 1))
-        if len(found) > _MOST_HEADER:
-            raise ValueError(f"more than {_MOST_HEADER:,} B in one read")
-        return found
-
-
-@dataclass(frozen=True)
-class _Named:
-    """A class or function that a pickle names; nothing is looked up, and nothing called."""
-
-    name: str
-    arguments: tuple[Any, ...] = ()
-
-
-class _Dict(dict[Any, Any]):
-    """A dict of plain keys: to hash a tuple of tuples may take for ever."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        if isinstance(key, str | int | float):
-            super().__setitem__(key, value)
-
-
-def _add_dict(unpickler: Any) -> None:
-    unpickler.append(_Dict())
-
-
-def _reduce(unpickler: Any) -> None:
-    """Keep what a call is given; a copy of that for every call would fill the memory."""
-    arguments, called = unpickler.stack.pop(), unpickler.stack.pop()
-    if type(called) is not _Named or type(arguments) is not tuple:  # a list can hold itself
-        raise ValueError("a call that is none")
-    is_dict = called.name == "collections.OrderedDict"
-    unpickler.append(_Dict() if is_dict else _Named(called.name, arguments))
-
-
-def _build(unpickler: Any) -> None:
-    unpickler.stack.pop()  # attributes
-
-
-_OWN = {pickle.EMPTY_DICT[0]: _add_dict, pickle.REDUCE[0]: _reduce, pickle.BUILD[0]: _build}
-_HASHED_OR_HUGE = (
-    pickle.DICT, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET, pickle.BYTEARRAY8,
-)  # fmt: skip
-
-
-class _Unpickler(pickle._Unpickler):
-    """Plain values, containers, and ``_Named`` in place of all else.
-
-    Operations that hash their arguments, or that allocate by a number alone, are unknown.
-    """
-
-    dispatch = {  # noqa: RUF012
-        key: call
-        for key, call in (pickle._Unpickler.dispatch | _OWN).items()
-        if bytes([key]) not in _HASHED_OR_HUGE
-    }
-
-    def find_class(self, module: str, name: str) -> _Named:
-        """Nothing is imported."""
-        if len(module) + len(name) > _LONGEST_GLOBAL:
-            raise ValueError("a name of thousands of characters")
-        return _Named(f"{module}.{name}")
-
-    def persistent_load(self, arguments: Any) -> _Named:
-        """A storage."""
-        return _Named("storage", arguments)
-
-
-def _tensors(saved: Any) -> Iterator[tuple[str, _Named]]:
-    items: Iterable[tuple[Any, Any]] = [("", saved)]
-    if isinstance(saved, dict | list | tuple):
-        items = saved.items() if isinstance(saved, dict) else enumerate(saved)
-    for name, each in items:
-        while isinstance(each, _Named) and each.name == "torch._utils._rebuild_parameter":
-            each = each.arguments[0]  # noqa: PLW2901
-        if isinstance(each, _Named) and each.name.startswith("torch._utils._rebuild_"):
-            yield str(name)[:_LONGEST_NAME], each
-
-
-def _map_tensor(
-    path: Path, name: str, tensor: _Named, records: Mapping[str, zipfile.ZipInfo]
-) -> Tensor:
-    def refusal(kind: str) -> TraceError:
-        what = f"{path}: tensor {name!r} is no array of numbers on a CPU ({kind})"
-        return TraceError(f"{what}: save .cpu().contiguous() of it.")
-
-    kind = tensor.name.rpartition("_rebuild_")[2]
-    if kind not in ("tensor", "tensor_v2", "tensor_v3"):
-        raise refusal(_quote(kind))
-    storage, offset, shape, strides = tensor.arguments[:4]
-    _, typed, key, _, _ = storage.arguments
-    dtype = tensor.arguments[6].name if kind == "tensor_v3" else typed.name
-    itemsize, record = _TORCH_BYTES[dtype.rpartition(".")[2]], records["data/" + key]
-    numbers = (offset, *shape, *strides)
-    if not all(isinstance(each, int) and 0 <= each <= MOST_BYTES for each in numbers):
-        raise ValueError(f"tensor {name!r} of sizes that are none")
-    if not 0 < len(shape) == len(strides) <= _MOST_DIMS:
-        raise refusal(f"{len(shape)} dimensions")
-    size = path.stat().st_size
-    if not 0 < math.prod(shape) * itemsize <= size:
-        raise TraceError(
-            f"{path}: tensor {name!r} says that it holds {math.prod(shape) * itemsize:,} B, and "
-            f"the file is {size:,} B."
-        )
-    with path.open("rb") as file:  # the record's own header says where its bytes begin
-        file.seek(record.header_offset)
-        header = file.read(30)
-    start = record.header_offset + 30 + sum(struct.unpack("<HH", header[26:]))
-    last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    stored = record.compress_type == zipfile.ZIP_STORED
-    if not stored or (last + 1) * itemsize > record.file_size or start + record.file_size > size:
-        raise ValueError(f"tensor {name!r} is said to be where the file is not")
-    held = np.memmap(path, np.uint8, "r", start, (record.file_size,))
-    rows = held[: record.file_size // itemsize * itemsize].reshape(-1, itemsize)[offset:]
-    steps = (*(stride * itemsize for stride in strides), 1)
-    whole = np.lib.stride_tricks.as_strided(rows, (*shape, itemsize), steps, writeable=False)
-    return np.ascontiguousarray(whole).reshape(-1), _as_bytes(tuple(shape), itemsize)
-
-
 def read_table(path: Path, pages: int) -> NDArray[np.int64]:
-    """A request's pages in logical order: a one-dimensional ``.npy`` of integers, or JSON.
+    """A request's pages in logical order: integers in a ``.npy`` file.
 
     Raises ``TraceError`` for another file, or a page that the dump does not have.
     """
     try:
-        if path.suffix == ".json":
-            with open_regular(path) as file:
-                numbers = np.array(json.loads(file.read(_MOST_HEADER)))
-        else:
-            open_regular(path).close()
-            numbers, _ = _read_npy(path, path.stat().st_size)
+        open_regular(path).close()
+        numbers, _ = _read_npy(path, path.stat().st_size)
         if numbers.dtype == bool:
             raise TypeError("they are true or false")
         table = numbers.reshape(-1).astype(np.int64, casting="safe")
-    except (OSError, ValueError, TypeError, MemoryError, RecursionError, TraceError) as error:
+    except (OSError, ValueError, TypeError, TraceError) as error:
         raise TraceError(
-            f"{path} is no table of pages, integers as .npy or JSON: {_quote(error)}."
+            f"{path} is no table of pages, integers in a .npy file: {_quote(error)}."
         ) from error
     beyond = table[(table < 0) | (table >= pages)]
     if len(beyond):

@@ -1,4 +1,4 @@
-"""A server of OpenAI's API: prompts as token ids where it takes them, else as words.
+"""A server of OpenAI's completions, whose prompts are token ids.
 
 The key of the API comes from the environment and goes into one header; nothing writes it down,
 even where a server's answer quotes it.
@@ -27,27 +27,13 @@ if TYPE_CHECKING:
 
 KEYS = ("DSV4KV_API_KEY", "OPENAI_API_KEY")
 """Variables of the environment that may hold the key, in order."""
-RESETS = ("/flush_cache", "/reset_prefix_cache")
-"""SGLang's and vLLM's (with ``VLLM_SERVER_DEV_MODE=1``)."""
 _LIKELIEST = 5
-_ASKED_S, _SPELLED_S = 10.0, 60.0
+_ASKED_S, _FIRST_S = 10.0, 60.0
 _LINE_BYTES = 2**19  # of an event: one or a few tokens
 _MOST_TOKENS = 1_000  # with log-probabilities, and no more than an event adds
 _BUSY = {429, 503}
 _PATIENCE_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """How long a server that is busy is left alone, each time; longer where it asks for it."""
-_TEXT = (
-    "time year people way day man thing woman life child world school state family student group "
-    "country problem hand part place case week company system program question work number night "
-    "point home water room mother area money story fact month lot right study book eye job word "
-    "business issue side kind head house service friend father power hour game line end member "
-    "law car city name team minute idea body back parent face others level office door health "
-    "person art war history party result change morning reason research girl guy food moment air "
-    "teacher force education foot boy age policy music market sense nation plan college interest "
-    "death course someone experience behind view tree fire glass stone river bridge ship north"
-)
-_WORDS = _TEXT.split()[:128]
-"""Common words, most of them one token: as many different ends can prompts have."""
 
 
 class OpenAiServer:
@@ -55,9 +41,7 @@ class OpenAiServer:
 
     Attributes:
         model: The name that it is asked for.
-        spells: Elements of prompts: ``ids``, ``words`` or ``chat``.
-        around: Tokens that it puts around every prompt: a first one, a chat's template.
-        tokens: Tokens spent on finding that out.
+        tokens: Tokens spent on finding out that it takes prompts as token ids.
     """
 
     def __init__(
@@ -68,21 +52,17 @@ class OpenAiServer:
         *,
         most_s: float = 300.0,
     ) -> None:
-        """Connect, and find out which kind of prompt the server accepts.
+        """Connect, and make sure that the server takes prompts as token ids.
 
         ``most_s``: after this time every connection is cut. Raises ``ConfigError`` for no address
-        of a server, or a key that no header takes, and ``Unreachable``.
+        of a server, one that takes no such prompts, or a key that no header takes, and
+        ``Unreachable``.
         """
         self._ends_s = self.now_s() + most_s
         self._at, self._metrics = _address(url), _address(metrics) if metrics else None
         self._key = _key()
         self.model = model or self._first_model()
-        self.spells, self.around, self.tokens = self._find_spelling()
-
-    @property
-    def behind(self) -> bool:
-        """Whether some of the tokens around a prompt may come behind it."""
-        return self.spells == "chat" and bool(self.around)
+        self.tokens = self._try_ids()
 
     def ask(self, prompt: Prompt, outputs: int, salt: str | None, limit_s: float) -> Answer:
         """The answer to a prompt; with more than one output token it has log-probabilities.
@@ -92,13 +72,16 @@ class OpenAiServer:
         Raises ``Unreachable`` for no answer or a broken one, ``Refused``, and ``Spent`` where
         there is none within ``limit_s``.
         """
-        return self._ask(self.spells, prompt, outputs, salt, limit_s)
-
-    def _ask(
-        self, spells: str, prompt: Prompt, outputs: int, salt: str | None, limit_s: float
-    ) -> Answer:
-        body = self._body(spells, prompt, outputs) | ({"cache_salt": salt} if salt else {})
-        path = "/v1/chat/completions" if spells == "chat" else "/v1/completions"
+        body: dict[str, Any] = {
+            "model": self.model,
+            "prompt": list(prompt),
+            "max_tokens": outputs,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        body |= {"logprobs": _LIKELIEST} if outputs > 1 else {}
+        body |= {"cache_salt": salt} if salt else {}
         ends_s = min(self.now_s() + limit_s, self._ends_s)
         left_s = ends_s - self.now_s()
         late = Spent(f"no answer within the {left_s:,.0f} s that were left")
@@ -106,7 +89,9 @@ class OpenAiServer:
             begun_s = self.now_s()
             heard = _Heard(begun_s, self.now_s)
             try:
-                response = self._asked(path, json.dumps(body), ends_s - begun_s, heard.take_line)
+                response = self._asked(
+                    "/v1/completions", json.dumps(body), ends_s - begun_s, heard.take_line
+                )
             except TimeoutError:
                 raise late from None
             except OSError as error:
@@ -123,22 +108,6 @@ class OpenAiServer:
             self.wait(wait_s)
         raise AssertionError  # patience has no end
 
-    def _body(self, spells: str, prompt: Prompt, outputs: int) -> dict[str, Any]:
-        text = " ".join(_WORDS[each % len(_WORDS)] for each in prompt)
-        body: dict[str, Any] = {
-            "model": self.model,
-            "max_tokens": outputs,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        scored = outputs > 1
-        if spells == "chat":
-            likely = {"logprobs": True, "top_logprobs": _LIKELIEST} if scored else {}
-            return body | likely | {"messages": [{"role": "user", "content": text}]}
-        likely = {"logprobs": _LIKELIEST} if scored else {}
-        return body | likely | {"prompt": list(prompt) if spells == "ids" else text}
-
     def counters(self) -> tuple[Values, bool] | None:
         """Its counters, and whether they speak of drafts; None where it has no page of them."""
         if self._metrics is None:
@@ -153,14 +122,6 @@ class OpenAiServer:
             if response.status == 200 and response.is_whole:
                 return parse(text)[0], "spec_decode" in text or "spec_accept" in text
         return None
-
-    def reset(self) -> bool:
-        """Ask for an empty cache, as either engine is asked."""
-        for path in RESETS:
-            with suppress(OSError):
-                if self._asked(path, "").status == 200:
-                    return True
-        return False
 
     def now_s(self) -> float:
         """Seconds of a clock that never goes back."""
@@ -202,20 +163,24 @@ class OpenAiServer:
             f"{KEYS[0]} if it wants one."
         )
 
-    def _find_spelling(self) -> tuple[str, int, int]:
-        """The first way to spell a prompt that the server takes, tokens it adds, and of it all."""
-        why, prompt = "", tuple(range(2000, 2008))
-        for spells in ("ids", "words", "chat"):
-            try:
-                answer = self._ask(spells, prompt, 1, None, _SPELLED_S)
-            except Refused as refusal:
-                why = str(refusal)
-            except Spent as spent:
-                raise Unreachable(f"{self._at.netloc} does not answer: {spent}") from None
-            else:
-                around = max(0, answer.prompt_tokens - len(prompt))
-                return spells, around, answer.prompt_tokens + 1
-        raise ConfigError(f"{self._at.netloc} takes neither completions nor chats: {why}.")
+    def _try_ids(self) -> int:
+        """Ask one prompt of token ids; return the tokens that it took."""
+        prompt = tuple(range(2000, 2008))
+        try:
+            answer = self.ask(prompt, 1, None, _FIRST_S)
+        except Refused as refusal:
+            raise ConfigError(
+                f"{self._at.netloc} takes no completions of token ids: {refusal}. Ask vLLM or "
+                "SGLang itself, not a gateway."
+            ) from None
+        except Spent as spent:
+            raise Unreachable(f"{self._at.netloc} does not answer: {spent}") from None
+        if answer.prompt_tokens != len(prompt):
+            raise ConfigError(
+                f"{self._at.netloc} counts {answer.prompt_tokens} tokens of a prompt of "
+                f"{len(prompt)} token ids: what hits cannot be known."
+            )
+        return answer.prompt_tokens + 1
 
 
 class _Heard:
@@ -253,12 +218,6 @@ class _Heard:
 
     def _take_likely(self, logprobs: Mapping[str, Any]) -> None:
         if max(len(self._words), len(self._likely)) > _MOST_TOKENS:
-            return
-        if isinstance(logprobs.get("content"), list):
-            for each in logprobs["content"]:
-                self._words.append(str(each.get("token")))
-                likeliest = each.get("top_logprobs") or [each]
-                self._likely.append({str(e["token"]): float(e["logprob"]) for e in likeliest})
             return
         self._words += map(str, logprobs.get("tokens") or [])
         self._likely += [

@@ -6,9 +6,8 @@ from the answers is reported as undecidable, with the reason.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import gcd
-from statistics import median
 from typing import NamedTuple
 
 from dsv4kv.diagnose.probe import questioner as qn
@@ -21,7 +20,6 @@ EDGES = (64, 128, 256, 4_096, 16_384)
 INSIDE_TOKENS = (5_500, 6_500, 9_000, 13_900)
 """Where prompts part: no two intervals of a power of two leave the same hits at all of them."""
 _TRIALS, _OUTPUTS = 6, 8
-_FASTER = 0.6
 _NOISE_FACTOR = 3.0
 _ROUNDING_NATS = 0.25
 """Two steps of a logit between 16 and 32 in bf16: a hit is computed in other shapes than a cold
@@ -32,8 +30,7 @@ _LEAST_LIKELY = -20.0
 _FOREIGN_STEPS = 16
 """Blocks of a prompt that others' are pushed out with."""
 _NEAR = 3
-"""Hits with nothing in between, whose times stand for the GPU's."""
-_SLOWER = 2.0
+"""How often what looks like a loss is tried again."""
 _STORES = ("backuped_tokens", "kv_offload_store", "kv_offload_bytes", "simple_kv_offload_store",
            "kv_offload_total_bytes")  # fmt: skip
 _LOADS = ("load_back_tokens", "prefetched_tokens", "kv_offload_load", "external_prefix_cache_hits",
@@ -60,8 +57,6 @@ class Known:
     step: int = 0  # tokens by which hits grow; 0 while it is not known
     smallest: int = 0  # tokens of the shortest prompt that hits when it is sent again
     lost: int = 0  # tokens that a hit gives up in addition to a prompt's last
-    reset: bool = False  # whether the cache may be emptied
-    wait_s: float = 0.0  # how long to wait in the experiment that does
     why: str = ""  # why nothing can be built on it
 
     def whole(self, tokens: int) -> int:
@@ -81,12 +76,16 @@ def again(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     """The same prompt twice, and again: whether it hits, each time, and how that is known."""
     cold, warm = _first_hit(q, (FIRST_TOKENS, 16_384, LONGEST_TOKENS))
     if warm.cached_tokens is None:
-        yield from _by_time(q, known, [(cold, warm)])
+        known.why = (
+            "the server does not report cached_tokens: give vLLM --enable-prompt-tokens-details, "
+            "SGLang --enable-cache-report"
+        )
+        yield undecided("hits", known.why)
         return
     said = f"a prompt of {warm.prompt_tokens:,} tokens that is sent again hits"
     fresh, *later = _hits_again(q, warm)
     fresh, hits = max(fresh, cold.cached_tokens or 0), [warm.cached_tokens, *later]
-    if fresh > q.server.around:
+    if fresh:
         known.why = (
             f"a prompt that was never sent hits {fresh:,} tokens: the same --seed was asked "
             "before, or cached_tokens counts something else"
@@ -101,8 +100,6 @@ def again(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     elif warm.cached_tokens:
         share = warm.cached_tokens / warm.prompt_tokens
         known.hitting = warm.prompt_tokens
-        if fresh:
-            known.why = f"of every prompt {fresh:,} tokens of a template hit"
         yield Conclusion("hits", f"{said} {share:.1%}", warm.cached_tokens, "good")
     else:
         known.why = "nothing hits"
@@ -150,29 +147,6 @@ def _hits_again(q: qn.Questioner, warm: qn.Answer) -> list[int]:
     return hits
 
 
-def _by_time(
-    q: qn.Questioner, known: Known, pairs: list[tuple[qn.Answer, qn.Answer]]
-) -> Iterator[Conclusion]:
-    """Whether hits show in the time to the first token, where nothing reports them."""
-    known.why = (
-        "the server does not report cached_tokens, and its metrics count other prompts than "
-        "these: it serves others, too, or --metrics is not its page"
-        if q.others
-        else "the server does not report cached_tokens: give vLLM --enable-prompt-tokens-details, "
-        "SGLang --enable-cache-report, or name its --metrics"
-    )
-    for _ in range(_TRIALS - 1):
-        prompt = q.draw(FIRST_TOKENS)
-        pairs.append((q.ask(prompt), q.ask(prompt)))
-    cold, warm = ([pair[side].ttft_s for pair in pairs] for side in (0, 1))
-    ratio = median(warm) / max(median(cold), 1e-9)
-    if ratio < _FASTER and max(warm) < min(cold):
-        said = "the first token of a prompt that is sent again comes after"
-        yield Conclusion("hits", f"{said} {ratio:.0%} of the time; {known.why}", "by time", "good")
-    else:
-        yield undecided("hits", f"{known.why}; times to the first token do not differ enough")
-
-
 def steps(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     """The shortest prompt that hits when it is sent again, and by how much hits grow."""
 
@@ -181,10 +155,7 @@ def steps(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         q.ask(prompt)
         return q.hit(prompt)
 
-    if q.splits:
-        known.why = "the server takes only text, and counts other tokens than words of it"
-        return
-    smallest = _first(q.server.around + 1, known.hitting, lambda tokens: hit(tokens) > 0)
+    smallest = _first(1, known.hitting, lambda tokens: hit(tokens) > 0)
     first = hit(smallest)
     longer = 2 * smallest
     while hit(longer) <= first and longer < LONGEST_TOKENS:
@@ -226,9 +197,6 @@ def _smallest(tokens: int) -> Conclusion:
 
 def edges(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     """Prompts that part one token before, at and behind the end of a block."""
-    if q.server.behind:
-        yield undecided("next token", "a chat's template may end after a prompt's own tokens")
-        return
     offsets = dict.fromkeys((-1, 0, 1, known.lost % known.step + 1))
     found: dict[int, list[bool]] = {offset: [] for offset in offsets}
     given_up = known.lost // known.step * known.step
@@ -316,8 +284,8 @@ def growing(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
 def equality(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     """Whether an answer from the cache is a cold one, beyond what two cold ones differ by.
 
-    Two cold answers to one prompt need a cache that does not know it: by a salt, or emptied; else
-    prompts that are too short to hit show how much answers differ.
+    Two cold answers to one prompt need a cache that does not know it, by a salt; else prompts that
+    are too short to hit show how much answers differ.
     """
     noise, apart = [], []
     for number in range(_TRIALS):
@@ -329,7 +297,7 @@ def equality(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
             return
         if warm.cached_tokens:
             apart.append(distance(cold, warm))
-        other = _cold(q, known, prompt, number)
+        other = _cold(q, prompt, number)
         if other is None:
             short = q.draw(known.smallest - 1)
             cold, other = (q.ask(short, outputs=_OUTPUTS) for _ in range(2))
@@ -350,10 +318,9 @@ def equality(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         yield Conclusion("equality", wrong, "differs", "bad", advice)
 
 
-def _cold(q: qn.Questioner, known: Known, prompt: qn.Prompt, number: int) -> qn.Answer | None:
-    salt = None if known.reset and q.server.reset() else f"probe {number} {prompt[:4]}"
+def _cold(q: qn.Questioner, prompt: qn.Prompt, number: int) -> qn.Answer | None:
     try:
-        answer = q.ask(prompt, outputs=_OUTPUTS, salt=salt)
+        answer = q.ask(prompt, outputs=_OUTPUTS, salt=f"probe {number} {prompt[:4]}")
     except qn.Refused:
         return None
     return None if answer.cached_tokens else answer
@@ -377,9 +344,6 @@ class _Trials:
     q: qn.Questioner
     known: Known
     tokens: int  # what the prompt hits as long as it is whole
-    near: list[float] = field(default_factory=list)
-    """Times to the first token of hits with few tokens in between; s."""
-    far: list[float] = field(default_factory=list)  # and with more of them
     low: int = 0  # the most steps of others that do not lose a prompt
     high: int | None = None  # the fewest that do; None while none did
     shrunk: int = 0  # the most that did not lose one at first, where they always do at last
@@ -393,11 +357,7 @@ class _Trials:
         whole, rest = divmod(foreign_steps, _FOREIGN_STEPS)
         for steps in [*[_FOREIGN_STEPS] * whole, *([rest] if rest else [])]:
             q.ask(q.draw(steps * step + 1 + lost % step))  # so that its last block is kept, too
-        answer = q.ask(prompt)
-        hit = answer.cached_tokens == self.tokens
-        times = self.near if foreign_steps <= _FOREIGN_STEPS else self.far
-        times.extend([answer.ttft_s] * hit)
-        return not hit
+        return q.ask(prompt).cached_tokens != self.tokens
 
     def search(self) -> str:
         """Find ``low`` and ``high``; why there are none, if so."""
@@ -456,7 +416,7 @@ def capacity(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         error = (trials.high - trials.low) * known.step
         said = f"{held:,} tokens (+ {error:,}) are held before a prompt is lost{why}"
         yield Conclusion("capacity", said, held)
-    yield _tier(q, trials, is_stored=_moved(q, _STORES) > before)
+    yield _tier(q, is_lost=trials.high is not None, is_stored=_moved(q, _STORES) > before)
 
 
 def _moved(q: qn.Questioner, words: tuple[str, ...]) -> float:
@@ -468,8 +428,7 @@ def _loaded(q: qn.Questioner) -> float:
     return q.restored or _moved(q, _LOADS)
 
 
-def _tier(q: qn.Questioner, trials: _Trials, *, is_stored: bool) -> Conclusion:
-    near, far, is_lost = trials.near, trials.far, trials.high is not None
+def _tier(q: qn.Questioner, *, is_lost: bool, is_stored: bool) -> Conclusion:
     if loaded := _loaded(q):
         said = f"a tier is read back: the server counts {loaded:,.0f}"
         return Conclusion("tier", said, "read")
@@ -477,24 +436,9 @@ def _tier(q: qn.Questioner, trials: _Trials, *, is_stored: bool) -> Conclusion:
         said = "a tier stores and is never read: prompts are lost while its store counters grow"
         advice = "look at the tier's lookups: keys, its window groups, the policy that prefetches"
         return Conclusion("tier", said, "never read", "bad", advice)
-    if near and far and min(far) > _SLOWER * max(near):
-        later = f"hits after others' tokens come {median(far) / median(near):.1f} times later"
-        return Conclusion("tier", f"a slower tier is read back: {later}", "read")
     if is_lost:
         return Conclusion("tier", "no tier brings back what the GPU has lost", "none")
     return undecided("tier", "nothing was lost that a tier could bring back")
-
-
-def waiting(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
-    """Whether a prompt is still there after a wait."""
-    prompt = q.draw(known.smallest + known.step)
-    q.ask(prompt)
-    if known.wait_s >= q.left_s:
-        raise qn.Spent(f"the budget of {q.ledger.most_s:,.0f} s is used up")
-    q.server.wait(known.wait_s)
-    hit, full = q.hit(prompt), known.whole(len(prompt) - 1)
-    said = f"after {known.wait_s:g} s a prompt hits {hit:,} of {full:,} tokens"
-    yield Conclusion("waiting", said, hit, "good" if hit == full else "note")
 
 
 def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
@@ -522,7 +466,6 @@ PLANNED: Mapping[str, Planned] = {
     "branches": Planned(branches, ("branches",), 2 * sum(INSIDE_TOKENS) + 10 * 4_096),
     "growing": Planned(growing, ("growing",), 4 * _PAIRS),
     "equality": Planned(equality, ("equality",), 5 * _TRIALS * 2_048),
-    "waiting": Planned(waiting, ("waiting",), _PAIRS),
     "capacity": Planned(capacity, ("capacity", "tier"), 0),
 }  # fmt: skip
 """All experiments, in order."""
@@ -542,16 +485,12 @@ def fixed_tokens() -> int:
     return sum(planned.tokens for planned in PLANNED.values())
 
 
-def examine(
-    q: qn.Questioner, known: Known, report: Callable[[str], None] = lambda _: None
-) -> Examination:
+def examine(q: qn.Questioner, report: Callable[[str], None] = lambda _: None) -> Examination:
     """Run all experiments; whatever ends one, what was learned before is kept."""
-    conclusions: list[Conclusion] = []
+    known, conclusions = Known(), list[Conclusion]()
     died, interrupted = "", ""
     for name, planned in PLANNED.items():
-        if name == "waiting" and not known.wait_s:
-            continue
-        q.experiment, why = name, interrupted or died or known.why
+        why = interrupted or died or known.why
         if not why:
             report(name)
             try:

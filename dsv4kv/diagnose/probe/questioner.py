@@ -2,8 +2,7 @@
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from math import ceil
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dsv4kv.errors import StoreUnavailable
@@ -13,11 +12,9 @@ if TYPE_CHECKING:
     from dsv4kv.diagnose.probe.client import OpenAiServer
 
 Prompt = tuple[int, ...]
-"""Token ids, or numbers of words where a server takes text alone."""
+"""Token ids."""
 FIRST_ID, IDS = 1024, 2**14
 """Ordinary tokens: of every vocabulary, and behind the special ones that come first."""
-SETTLES, SETTLE_S = 20, 0.1
-"""How often counters are read again that have not counted a prompt yet, and how long after."""
 ENDINGS = 8
 """Ends that differ from one another at their first token."""
 
@@ -66,29 +63,15 @@ class Ledger:
             raise Spent(f"the budget of {self.most_s:,.0f} s is used up")
 
 
-@dataclass(frozen=True)
-class Observed:
-    """A prompt of an experiment and what became of it: the raw material of every conclusion."""
-
-    experiment: str
-    prompt_tokens: int
-    hit_tokens: int | None
-    ttft_s: float
-
-
 class Questioner:
     """Asks, and keeps count.
 
     Attributes:
         ledger: What is spent.
-        observed: All that was asked, in order.
         counted: Growth of the server's counters, where they are read.
         drafts: Whether its counters speak of drafts.
         restored: Tokens that it says it found beyond the GPU.
-        others: Whether its counters count what was not asked here, or not what was.
-        splits: Whether it counts other tokens than were drawn: words that are no token each.
         overcounted: The first answer that has more cached tokens than its prompt has tokens.
-        experiment: What is being asked for.
     """
 
     def __init__(
@@ -96,16 +79,11 @@ class Questioner:
     ) -> None:
         """``begun_s``: when the budget of time began, on the server's clock; None for now."""
         self.server, self.ledger = server, ledger
-        self.observed: list[Observed] = []
-        self.counted, self.drafts, self.experiment = Counted(), False, ""
-        self.splits = False
+        self.counted, self.drafts = Counted(), False
         self.overcounted: Answer | None = None
         self.restored = 0
-        self.others = False
         self._random = random.Random(seed)
         self._begun_s = server.now_s() if begun_s is None else begun_s
-        self._swell = 1.0
-        self._counts = False
         self._sample()
 
     @property
@@ -120,61 +98,28 @@ class Questioner:
         return tuple(drawn)
 
     def ask(self, prompt: Prompt, *, outputs: int = 1, salt: str | None = None) -> Answer:
-        """The answer to a prompt; where it does not report what was cached, counters may.
+        """The answer to a prompt.
 
-        A prompt's first tokens stand for those that the server puts around it: they are not sent.
         Raises ``Spent`` where it does not fit the budget, and as ``OpenAiServer.ask``.
         """
-        ledger, before = self.ledger, self._counters() if self._counts else None
-        expected = ceil(len(prompt) * self._swell) + outputs
-        ledger.admit(expected, self.left_s)
-        ledger.tokens += expected
+        ledger, tokens = self.ledger, len(prompt) + outputs
+        ledger.admit(tokens, self.left_s)
+        ledger.tokens += tokens
         ledger.prompts += 1
-        sent = prompt[self.server.around :]
-        answer = self.server.ask(sent, outputs, salt, max(self.left_s, 0.001))
-        ledger.tokens += max(0, answer.prompt_tokens + outputs - expected)
-        self.splits |= answer.prompt_tokens != len(prompt)
-        self._swell = max(self._swell, answer.prompt_tokens / max(len(prompt), 512))
+        answer = self.server.ask(prompt, outputs, salt, max(self.left_s, 0.001))
         ledger.s_per_token = max(ledger.s_per_token, answer.took_s / max(len(prompt), 512))
-        if self._counts:
-            self._sample()
-        if answer.cached_tokens is None and before is not None:
-            answer = replace(answer, cached_tokens=self._settle(before, answer.prompt_tokens))
+        self._sample()
         if (answer.cached_tokens or 0) > answer.prompt_tokens:
             self.overcounted = self.overcounted or answer
         self.restored += sum(answer.cached_by.get(tier, 0) for tier in ("host", "storage"))
-        self.observed.append(
-            Observed(self.experiment, answer.prompt_tokens, answer.cached_tokens, answer.ttft_s)
-        )
         return answer
 
     def hit(self, prompt: Prompt) -> int:
         """Tokens of a prompt that were cached; the server is known to report them."""
         return self.ask(prompt).cached_tokens or 0
 
-    def _settle(self, before: tuple[int, int], tokens: int) -> int | None:
-        """What counters say a prompt hit; None unless they come to count this one, and no other.
-
-        Servers update counters after the answer, and count all clients.
-        """
-        for _ in range(SETTLES):
-            hits, asked = self._counters()
-            if asked - before[1] >= tokens or self.left_s <= SETTLE_S:
-                break
-            self.server.wait(SETTLE_S)
-            self._sample()
-        if asked - before[1] == tokens:
-            return hits - before[0]
-        self.others = True
-        return None
-
-    def _counters(self) -> tuple[int, int]:
-        hits = self.counted.hits()
-        return hits[1:] if hits else (0, 0)
-
     def _sample(self) -> None:
         sampled = self.server.counters()
-        self._counts = sampled is not None
         if sampled is not None:
             self.counted.add(sampled[0])
             self.drafts |= sampled[1]

@@ -5,12 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from dsv4kv.diagnose.dumps import faults
 from dsv4kv.diagnose.dumps.faults import Comparison, Inspection, Request
 from dsv4kv.diagnose.dumps.reading import Bytes, Dump
-from dsv4kv.model.config import inverse_frequencies
 from dsv4kv.model.formats import FORMATS
 from tests.diagnose.dumps.pages import FLASH, latents, record_of, written
 
@@ -50,7 +48,7 @@ ROWS, SCALE = slice(5 * ROW, 6 * ROW), slice(SCALES + 40, SCALES + 48)
 PLANTED: dict[str, list[tuple[int | slice, Any]]] = {
     "one step": [(5 * ROW + 3, SOUND[1, 5 * ROW + 3] ^ 1)],
     "scale": [(SCALES + 43, SOUND[1, SCALES + 43] + 1)],
-    "rope": [(slice(5 * ROW + 448, 6 * ROW), SOUND[0, 448:ROW])],  # which no turn makes
+    "rope": [(slice(5 * ROW + 448, 6 * ROW), SOUND[0, 448:ROW])],
     "missing": [(ROWS, 0), (SCALE, 0)],
     "other content": [(ROWS, STRANGE[:ROW])],
     "elsewhere": [
@@ -74,18 +72,6 @@ def test_a_planted_difference_is_named_and_placed(kind: str) -> None:
     assert (found.rows, found.equal) == (COUNT, COUNT - 1)
     assert (difference.kind, difference.entry, difference.position) == (kind, 69, 276)
     assert ("entry 137" in difference.detail) == (kind == "elsewhere")
-
-
-def test_a_turn_of_rope_is_told_in_tokens() -> None:
-    """As where positions are counted from another token: here by 12."""
-    rows = latents(COUNT, 512, seed=3)
-    speeds = torch.tensor(inverse_frequencies(FLASH, 4, "float32"))
-    turn = torch.polar(torch.ones(1), 12 * speeds)
-    tail = torch.view_as_complex(rows[:, -64:].float().reshape(COUNT, 32, 2)) * turn
-    rows[:, -64:] = torch.view_as_real(tail).reshape(COUNT, 64).bfloat16()
-    found = compare(written(MAIN, 64, rows))
-    first = found.differences[0]
-    assert (first.kind, first.entry, first.detail) == ("position", 0, "+12 tokens")
 
 
 def test_the_first_kind_comes_first() -> None:

@@ -1,17 +1,14 @@
 """Dumps of every kind are read, and hostile ones are refused with a sentence."""
 
-import io
 import json
 import os
 import pickle
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from dsv4kv.diagnose.dumps.reading import MOST_BYTES, read_dump, read_table
 from dsv4kv.errors import TraceError
@@ -32,21 +29,14 @@ def npy(shape: str, dtype: str = "'|u1'") -> bytes:
 def test_every_kind_of_file_gives_its_bytes(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", PAGES)
     np.save(tmp_path / "b.npy", PAGES.view(np.float16))
-    torch.save(torch.from_numpy(PAGES), tmp_path / "c.pt")
-    torch.save({"kv": torch.from_numpy(PAGES).view(torch.bfloat16)}, tmp_path / "d.pt")
     entry = {"dtype": "U8", "shape": [4, 96], "data_offsets": [0, 384]}
     (tmp_path / "e.safetensors").write_bytes(safetensors({"kv": entry}, PAGES.tobytes()))
     (tmp_path / "f.bin").write_bytes(PAGES.tobytes())
-    for name in "abcdef":
+    for name in "abef":
         (path,) = tmp_path.glob(f"{name}.*")
         dump = read_dump(path)
         assert dump.data.tobytes() == PAGES.tobytes()
         assert dump.shape == ((384,) if name == "f" else (4, 96))
-
-
-class Evil:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return exec, ("raise SystemExit('it ran')",)
 
 
 HOSTILE = {
@@ -63,8 +53,8 @@ HOSTILE = {
     "digits.npy": (npy(f"(1 << 9, {'9' * 4_000})"), "has no header of numpy.save"),
     "zero.npy": (npy("(0, 584)"), "holds 0 B: give 1 to"),
     "cut.npy": (npy("(4, 96)") + PAGES.tobytes()[:-1], "384 B, and holds 383 B"),
-    "objects.npy": (npy("(4,)", "'|O'") + pickle.dumps([Evil()]), "Python objects"),
-    "pickle.pkl": (pickle.dumps(Evil()), "is a pickle, which runs code"),
+    "objects.npy": (npy("(4,)", "'|O'") + pickle.dumps([1]), "Python objects"),
+    "pickle.pkl": (pickle.dumps([1]), "a pickle runs code when it is read: save tensors as"),
     "long.safetensors": (b"\xff" * 16, "a header of 18,446,744,073,709,551,615 B"),
     "text.safetensors": (safetensors(b"{" * 32), "its header is no JSON"),
     "beyond.safetensors": (
@@ -87,15 +77,14 @@ HOSTILE = {
         ),
         "has 900 tensors: name one with --tensor",
     ),
-    "kind.pt": (b"", "is no array of numbers on a CPU (kkk"),
+    "torch.pt": (b"PK\x03\x04", "numpy.save(FILE, tensor.view(torch.uint8).cpu().numpy())"),
+    "archive.zip": (b"PK\x03\x04", "as torch.save writes it"),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_is_refused_with_a_sentence(name: str, tmp_path: Path) -> None:
     content, sentence = HOSTILE[name]
-    if name == "kind.pt":
-        content = saved(b"ctorch._utils\n_rebuild_" + b"k" * 900 + b"\n)R.")
     (tmp_path / name).write_bytes(content)
     with pytest.raises(TraceError) as refusal:
         read_dump(tmp_path / name)
@@ -111,78 +100,21 @@ def test_a_sparse_file_is_refused_before_its_zeros_are_read(tmp_path: Path) -> N
         read_dump(tmp_path / "tier.bin")
 
 
-def test_what_torch_saved_with_code_in_it_does_not_run(tmp_path: Path) -> None:
-    torch.save({"kv": Evil()}, tmp_path / "evil.pt")
-    with pytest.raises(TraceError, match="holds no tensor"):
-        read_dump(tmp_path / "evil.pt")
-
-
-@pytest.mark.parametrize(
-    ("tensor", "sentence"),
-    [
-        (torch.zeros(1).expand(10**6, 10**6), "says that it holds 4,000,000,000,000 B"),
-        (torch.zeros(4, 4).to_sparse(), "is no array of numbers on a CPU (sparse_tensor"),
-        (torch.zeros(4, 4, device="meta"), "is no array of numbers on a CPU (meta_tensor"),
-        (torch.tensor(5), "is no array of numbers on a CPU"),
-        ({"deeper": {"kv": torch.zeros(4)}}, "holds no tensor, or only deeper"),
-    ],
-)
-def test_a_tensor_without_bytes_of_its_own_in_the_file_is_refused(
-    tensor: object, sentence: str, tmp_path: Path
-) -> None:
-    torch.save(tensor, tmp_path / "odd.pt")
-    with pytest.raises(TraceError) as refusal:
-        read_dump(tmp_path / "odd.pt")
-    assert sentence in str(refusal.value)
-
-
 def test_one_of_several_tensors_is_named(tmp_path: Path) -> None:
-    torch.save({"a": torch.zeros(3), "b": torch.ones(2)}, tmp_path / "two.pt")
+    entries = {
+        name: {"dtype": "F32", "shape": [n], "data_offsets": [first, first + 4 * n]}
+        for name, n, first in (("a", 3, 0), ("b", 2, 12))
+    }
+    path = tmp_path / "two.safetensors"
+    path.write_bytes(safetensors(entries, bytes(20)))
     with pytest.raises(TraceError, match="has 2 tensors: name one with --tensor: a, b"):
-        read_dump(tmp_path / "two.pt")
+        read_dump(path)
     with pytest.raises(TraceError, match="has no tensor 'c': it has a, b"):
-        read_dump(tmp_path / "two.pt", "c")
-    assert read_dump(tmp_path / "two.pt", "b").shape == (8,)
+        read_dump(path, "c")
+    assert read_dump(path, "b").shape == (8,)
 
 
-def saved(pickled: bytes) -> bytes:
-    with zipfile.ZipFile(found := io.BytesIO(), "w") as archive:
-        archive.writestr("a/data.pkl", pickled)
-        archive.writestr("a/version", "3\n")
-        archive.writestr("a/data/0", PAGES.tobytes())
-    return found.getvalue()
-
-
-def tensor(shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -> bytes:
-    """A pickle of a tensor of bytes, as torch.save writes it."""
-    storage = b"((Vstorage\nctorch\nByteStorage\nV0\nVcpu\nJ\x80\x01\0\0tQ"
-    sizes = [pickle.dumps(each, 2)[2:-1] for each in (offset, shape, strides)]
-    return b"ctorch._utils\n_rebuild_tensor_v2\n" + storage + b"".join(sizes) + b"tR."
-
-
-MIB = b"X" + (1 << 20).to_bytes(4, "little") + b"x" * (1 << 20)
-CALL = b"ctorch._utils\n_rebuild_parameter\nq\0"
-NAMES = b"".join(b"U\x06%06dN" % number for number in range(100_000))
-PICKLES = {
-    "arguments": CALL + b"0(" + b"N" * 1_000_000 + b"tq\x010(" + b"h\0h\1R" * 10_000 + b"l.",
-    "attributes": CALL + b"0}(" + NAMES + b"uq\x010h\0" + b"h\1b" * 400_000 + b".",
-    "itself": CALL + b"}U\x09arguments]h\0asb.",
-    "itself2": CALL + b"0]q\x010h\0h\1Rq\x020h\1h\2a0h\2.",
-    "copies": b"]q\0" + tensor((96, 4), (1, 96))[:-1] + b"q\x010h\0(" + b"h\1" * 2_000_000 + b"e.",
-    "called": b"cbuiltins\nbytearray\nJ\0\0\0\x60\x85R.",  # 1.6 GB of zeros
-    "many": b"(" + b"}" * (1 << 22) + b"l.",
-    "memo": b"Nr\xff\xff\xff\x0f.",
-    "globals": MIB + b"q\0" + b"(" + b"h\0U\x01a\x93" * 5_000 + b"l.",
-    "lists": MIB + b"q\0(" + b"h\0" * 5_000 + b"tq\1(" + b"h\1" * 5_000 + b"t.",
-    "laughs": b"}N" + b"\x85q\0h\0\x86" * 200 + b"Ns.",  # a key, were it hashed
-    "deep": b"N" + b"\x85" * 500_000 + b".",
-    "number": b"\x8b" + (1 << 20).to_bytes(4, "little") + b"\x7f" * (1 << 20) + b".",
-    "elsewhere": tensor((4, 96), (96, 1), 1),
-    "strides": tensor((96, 4), (1 << 20, 1)),
-}
-
-
-SMALL = [*(f"{name}.pt" for name in PICKLES), "inflated.pt", "length.npy", "shape.safetensors"]
+SMALL = ["length.npy", "shape.safetensors"]
 _INSPECT = """
 import json, sys
 from typer.testing import CliRunner
@@ -196,17 +128,6 @@ print(json.dumps([(each.exit_code, each.stderr) for each in done]))
 def inspected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
     """Exit code and error of every small file, in one process of 1 GiB and 60 s."""
     folder = tmp_path_factory.mktemp("small")
-    for name, pickled in PICKLES.items():
-        (folder / f"{name}.pt").write_bytes(saved(pickled))
-    with (
-        zipfile.ZipFile(folder / "inflated.pt", "w", zipfile.ZIP_DEFLATED) as zipped,
-        zipped.open("a/data.pkl", "w") as inflated,
-    ):
-        inflated.write(b"].")
-        for _ in range(1_100):
-            inflated.write(bytes(1 << 20))
-    with zipfile.ZipFile(folder / "inflated.pt", "a") as zipped:
-        zipped.writestr("a/version", "3\n")
     (folder / "length.npy").write_bytes(b"\x93NUMPY\x02\0\xff\xff\xff\x7f")
     os.truncate(folder / "length.npy", 2**31 + 100)
     header = {"a": {"dtype": "U8", "shape": [2**61] * 200_000, "data_offsets": [0, 9]}}
@@ -244,24 +165,19 @@ def test_what_is_no_file_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_a_table_names_pages_that_there_are(tmp_path: Path) -> None:
-    (tmp_path / "t.json").write_text("[2, 0, 1]")
     np.save(tmp_path / "t.npy", np.array([[2, 0], [1, 3]], np.int32))
-    assert read_table(tmp_path / "t.json", 3).tolist() == [2, 0, 1]
     assert read_table(tmp_path / "t.npy", 4).tolist() == [2, 0, 1, 3]
     with pytest.raises(TraceError, match=r"names page 3: the dump has pages 0 … 2"):
         read_table(tmp_path / "t.npy", 3)
-    (tmp_path / "x.json").write_text('["a"]')
-    with pytest.raises(TraceError, match="is no table of pages"):
-        read_table(tmp_path / "x.json", 3)
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
         ("huge.npy", npy("(4503599627370496, 512)")),
-        ("many.npz", saved(b"")),
-        ("deep.json", b"[" * 100_000 + b"]" * 100_000),
-        ("true.json", b"[true, false]"),
+        ("many.npz", b"PK\x03\x04"),
+        ("true.npy", npy("(2,)", "'|b1'") + b"\0\1"),
+        ("table.json", b"[2, 0, 1]"),
     ],
 )
 def test_a_hostile_table_is_refused(name: str, content: bytes, tmp_path: Path) -> None:

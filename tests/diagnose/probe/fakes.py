@@ -144,9 +144,6 @@ class FakeServer:
         restores: Whether hits come from a tier, as the server tells.
         stored: Tokens that a tier says it stored for each that was computed.
         counts: Whether it has a page of metrics.
-        lead: Tokens that it puts before every prompt.
-        trail: And behind it.
-        splits: Every such token is two.
     """
 
     cache: Cache
@@ -160,9 +157,6 @@ class FakeServer:
     counts: bool = False
     restores: bool = False
     drafts: bool = False
-    lead: int = 0
-    trail: int = 0
-    splits: int = 1 << 30
     asked: int = 0
     clock_s: float = 0.0
     values: Values = field(default_factory=dict)
@@ -173,8 +167,6 @@ class FakeServer:
 
     def ask(self, prompt: Prompt, outputs: int, salt: str | None, limit_s: float) -> Answer:
         del limit_s
-        doubled = (token for token in prompt for _ in range(1 + (token % self.splits == 0)))
-        prompt = (*[1] * self.lead, *doubled, *[2] * self.trail)
         self.asked += 1
         if self.asked == self.dies_at:
             raise Unreachable("127.0.0.1:1 does not answer (ConnectionResetError: gone)")
@@ -207,25 +199,11 @@ class FakeServer:
             likely.append(moved)
         return tuple(max(each, key=each.__getitem__) for each in likely), tuple(likely)
 
-    @property
-    def around(self) -> int:
-        return self.lead + self.trail
-
-    @property
-    def behind(self) -> bool:
-        return bool(self.trail)
-
     def counters(self) -> tuple[Values, bool] | None:
         return (dict(self.values), self.drafts) if self.counts else None
 
-    def reset(self) -> bool:
-        return False
-
     def now_s(self) -> float:
         return self.clock_s
-
-    def wait(self, seconds: float) -> None:
-        self.clock_s += seconds
 
 
 def draw_setting(engine: str, seed: int) -> Setting:

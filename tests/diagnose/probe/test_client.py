@@ -30,7 +30,6 @@ KEY = "sk-not-to-be-written"
 def serving(
     fake: FakeServer,
     *,
-    takes: str = "ids",
     first: tuple[int, int, dict[str, str]] | None = None,
     model: str = "a-model",
     said: bytes = b"\x1b[31mbusy",
@@ -58,15 +57,10 @@ def serving(
             if first and len(heard) <= first[0]:
                 self._say(first[1], said, first[2])
                 return
-            prompt: Any = body.get("prompt", body.get("messages"))
-            spelled = "ids" if isinstance(prompt, list) else "words"
-            spelled = "chat" if "chat" in self.path else spelled
-            if self.path in {"/flush_cache", "/reset_prefix_cache"} or spelled != takes:
-                self._say(400, "not that")
-                return
-            tokens = _tokens(prompt)
             try:
-                answer = fake.ask(tokens, body["max_tokens"], body.get("cache_salt"), 9.0)
+                answer = fake.ask(
+                    tuple(body["prompt"]), body["max_tokens"], body.get("cache_salt"), 9.0
+                )
             except Unreachable:
                 self.close_connection = True
                 return
@@ -75,13 +69,7 @@ def serving(
                 return
             details = {"cached_tokens": answer.cached_tokens}
             usage = {"prompt_tokens": answer.prompt_tokens, "prompt_tokens_details": details}
-            told = {"tokens": answer.words, "top_logprobs": answer.likely}
-            chat = [
-                {"token": word, "logprob": each[word],
-                 "top_logprobs": [{"token": t, "logprob": p} for t, p in each.items()]}
-                for word, each in zip(answer.words, answer.likely, strict=True)
-            ]  # fmt: skip
-            logprobs = {"content": chat} if takes == "chat" else told
+            logprobs = {"tokens": answer.words, "top_logprobs": answer.likely}
             events = [
                 {"choices": [{"text": "x", "logprobs": logprobs}]},
                 {"choices": [], "usage": usage},
@@ -107,29 +95,41 @@ def serving(
             thread.join()
 
 
-def _tokens(prompt: Any) -> tuple[int, ...]:
-    """Of ids, a text, or a chat: a token for every word."""
-    if isinstance(prompt, list) and isinstance(prompt[0], int):
-        return tuple(prompt)
-    text = prompt if isinstance(prompt, str) else prompt[0]["content"]
-    return tuple(sum(word.encode()) for word in text.split())
-
-
 def fake(**options: Any) -> FakeServer:
     return FakeServer(open_cache(Setting("vllm", 60, 128)), **options)
 
 
-@pytest.mark.parametrize("takes", ["ids", "words", "chat"])
-def test_a_prompt_is_spelled_as_the_server_takes_it(takes: str) -> None:
-    with serving(fake(), takes=takes) as (url, _):
+def test_a_prompt_is_asked_and_its_answer_read() -> None:
+    with serving(fake()) as (url, _):
         server = OpenAiServer(f"{url}/v1/")
-        assert (server.model, server.spells) == ("a-model", takes)
+        assert server.model == "a-model"
         prompt = tuple(range(3000, 3300))
         cold, warm = (server.ask(prompt, 2, None, 10.0) for _ in range(2))
     assert (cold.prompt_tokens, cold.cached_tokens, warm.cached_tokens) == (300, 0, 256)
     assert warm.likely == cold.likely
     assert len(cold.words) == 2
     assert 0 < warm.ttft_s < 10
+
+
+@pytest.mark.parametrize(
+    ("first", "said", "sentence"),
+    [
+        ((9, 400, {}), b"text only", "takes no completions of token ids: the server refused"),
+        (
+            (9, 200, {}),
+            b'data: {"choices": [{}], "usage": {"prompt_tokens": 9}}\n\ndata: [DONE]\n\n',
+            "counts 9 tokens of a prompt of 8 token ids",
+        ),
+    ],
+)
+def test_a_server_that_takes_no_token_ids_is_refused(
+    first: tuple[int, int, dict[str, str]], said: bytes, sentence: str
+) -> None:
+    with serving(fake(), first=first, said=said) as (url, heard):
+        ended = CliRunner().invoke(app, ["probe", url])
+    assert ended.exit_code == 2
+    assert sentence in ended.stderr
+    assert len(heard) == 1
 
 
 def test_the_command_finds_the_rule_and_writes_no_key(
@@ -139,7 +139,7 @@ def test_the_command_finds_the_rule_and_writes_no_key(
     page = tmp_path / "page.html"
     with serving(fake()) as (url, heard):
         words = ["probe", url, "--metrics", f"{url}/metrics", "--html", str(page), "--json"]
-        ended = CliRunner().invoke(app, [*words, "--seed", "1", "--tokens", "600K", "--reset"])
+        ended = CliRunner().invoke(app, [*words, "--seed", "1", "--tokens", "600K"])
     assert ended.exit_code == 0, ended.output
     document = json.loads(ended.stdout)
     told = {each["question"]: each["value"] for each in document["conclusions"]}
@@ -177,7 +177,6 @@ def test_a_busy_server_is_asked_again_when_it_wants(monkeypatch: pytest.MonkeyPa
     with serving(fake(), first=(2, 429, {"retry-after": "9"})) as (url, heard):
         server = OpenAiServer(url)
         answer = server.ask(tuple(range(3000, 3300)), 1, None, 30.0)
-    assert server.spells == "ids"
     assert len(heard) == 4
     assert waited == [9, 9]
     assert answer.took_s < 1
@@ -300,8 +299,7 @@ def test_a_server_that_answers_for_ever_is_cut_off_at_the_end_of_the_budget(
 
 def test_answers_in_another_shape_have_no_log_probabilities() -> None:
     heard = _Heard(0.0)
-    for told in ({"content": [3]}, {"content": [{"top_logprobs": [{"token": "a"}]}]},
-                 {"tokens": 3}, {"top_logprobs": [{"a": None}]}):  # fmt: skip
+    for told in ({"tokens": 3}, {"top_logprobs": [3]}, {"top_logprobs": [{"a": None}]}):
         heard.take({"choices": [{"logprobs": told}], "usage": {"prompt_tokens": 5}}, 1.0)
     assert heard.answer(urlsplit("http://host"), 2.0).likely == ()
 
@@ -328,7 +326,7 @@ LONG = "9" * 4_000
 )
 def test_counts_that_no_request_has_are_none(usage: str) -> None:
     heard = _Heard(0.0)
-    likely = f'{{"content": [{{"token": "a", "logprob": {LONG}}}]}}'
+    likely = f'{{"top_logprobs": [{{"a": {LONG}}}]}}'
     heard.take_line(f'data: {{"choices": [{{"logprobs": {likely}}}], "usage": {usage}}}'.encode())
     with pytest.raises(Unreachable, match="reports no usage"):
         heard.answer(urlsplit("http://host"), 2.0)

@@ -55,7 +55,7 @@ _UNTAGGED = (0, 1)
 """Of vLLM: the version of builds from no tag, whatever they were built from."""
 _ECHO = re.compile(r"non-default args: (\{.*)|\b(ServerArgs\(.*)")
 _PAIR = re.compile(
-    r"['\"]?(\w+)['\"]?\s*[:=]\s*"
+    r"(?<!\w)['\"]?(\w+)['\"]?\s*[:=]\s*"
     r"('(?:[^'\\]|\\.)*'|\"[^\"]*\"|\w+\([^()]*\)|\{[^{}]*\}|[^,(){}\s]+)"
 )
 

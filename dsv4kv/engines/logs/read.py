@@ -25,7 +25,7 @@ _LONGEST_LINE = 1 << 20  # an echoed configuration is long, but not that long
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 _RANK = re.compile(
     r"\((?P<process>[A-Za-z]\w*) pid=\d+\)"  # vLLM: (Worker_TP3 pid=123)
-    r"|\[[\d\-: .,T]*\b(?P<ranks>(?:(?:DP|TP|PP|EP|ATTN_\w+?)\d+\s?)+)\]"  # SGLang: [… TP0]
+    r"|\[[\d\-: .,T]*\b(?P<ranks>(?:(?:DP|TP|PP|EP|ATTN_[A-Za-z_]+)\d+\s?)+)\]"  # SGLang: [… TP0]
 )
 
 
@@ -61,7 +61,7 @@ def read_lines(path: Path) -> Iterator[str]:
         raise ConfigError(f"{path}: cannot be read ({reason}): give a start-up log.") from None
 
 
-_NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
+_NUMBER = r"\d++(?:,\d{3})*+(?:\.\d+)?"  # possessive: a second number takes none of its digits
 _PATTERNS = (
     # Available KV cache memory: 7.01 GiB
     re.compile(rf"(?i)available kv cache memory\W+(?P<available_gib>{_NUMBER})\s*GiB"),
@@ -137,7 +137,7 @@ _PAIR = re.compile(rf"\b(\w+_fixed|full_token|available_bytes|bytes_per_full_tok
 _VERSIONS = (
     re.compile(r"(?i)\b(vllm|sglang)\b[^\n]{0,40}?\bversion\W+v?(\d+\.\d+(?:\.\d+)?)"),
     re.compile(r"(?i)\b(LLM engine) \(v(\d+\.\d+(?:\.\d+)?)"),
-    re.compile(r"(?i)\b(vllm|sglang)[\w./-]*[:=@]+v?(\d+\.\d+\.\d+)"),
+    re.compile(r"(?i)\b(vllm|sglang)[\w./-]{0,80}[:=@]+v?(\d+\.\d+\.\d+)"),
     re.compile(r"(\s)version (\d+\.\d+\.\d+)"),
 )
 _LIKELY = re.compile(  # most lines say nothing of the cache

@@ -1,6 +1,8 @@
 """The table's language: what a condition says, what is not known, and what is refused."""
 
 import json
+import subprocess
+import sys
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -198,3 +200,25 @@ def test_a_number_that_nothing_can_print_is_shown_as_it_is_written(tmp_path: Pat
     path.write_text(LOGGED.replace("4}", f"{number}}}"), encoding="utf-8")
     (found,) = read_subjects(str(path))
     assert found.flags == {"--max-num-seqs": number}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LOGGED + "\n".join([" " * 400] * 15_000),
+        LOGGED + "sparse_mla" * 90_000,
+        LOGGED + "flashinfer-cubin version (" * 40_000,
+        LOGGED + "sglang\n" + "is installed with version " * 40_000,
+        LOGGED.replace("4}", "4, " + "a" * 900_000),
+    ],
+    ids=["blanks", "names", "packages", "installed", "an echoed word"],
+)
+def test_a_log_of_megabytes_is_searched_once(text: str, tmp_path: Path) -> None:
+    (tmp_path / "start.log").write_text(text, encoding="utf-8")
+    program = (
+        "from datetime import date\n"
+        "from dsv4kv.diagnose.faults.subject import read_subjects\n"
+        "from dsv4kv.diagnose.faults.table import judge, load_faults\n"
+        "judge(read_subjects('start.log'), load_faults(), date.today())"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=300)

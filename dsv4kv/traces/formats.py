@@ -123,13 +123,23 @@ def format_mooncake(requests: Iterable[Request]) -> Iterator[str]:
             "timestamp": in_milliseconds(request.arrival_s),
             "input_length": request.input_tokens,
             "output_length": request.output_tokens,
-            "hash_ids": list(request.prefix_hashes),
+            "hash_ids": _listed(request),
         }
         session = {} if request.session is None else {"session_id": f"{request.session}"}
         yield tf.json_line(record | session)
 
 
+def _listed(request: Request) -> list[int]:
+    if len(request.prefix_hashes) > _MOST_LISTED:
+        raise TraceError(
+            f"a prompt of {request.input_tokens:,} tokens has {len(request.prefix_hashes):,} ids, "
+            f"and {_MOST_LISTED:,} at most are listed one by one: take the format dsv4kv."
+        )
+    return list(request.prefix_hashes)
+
+
 _START = Request(0.0, 0, 0, (), BLOCK_TOKENS)
+_MOST_LISTED = 2**23  # ids of a prompt; a line of more is longer than any that is read
 _MOST_HELD = 2**26  # ids of all turns, each with those before it: 512 MiB
 
 

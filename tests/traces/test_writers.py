@@ -7,6 +7,7 @@ from itertools import repeat
 from pathlib import Path
 from tempfile import mkdtemp
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,6 +103,12 @@ def test_what_mooncake_cannot_tell_is_refused(odd: str, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"every 512 tokens .* request 1 has .*another format\.$"):
         write_trace([good, ODD[odd]], path, "mooncake")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_of_millions_of_ids_is_not_listed_one_by_one(tmp_path: Path) -> None:
+    runs = IdRuns(np.array([5]), np.array([2**24]))  # a line of 120 bytes
+    with pytest.raises(TraceError, match=r"16,777,216 ids, and 8,388,608 at most are listed"):
+        write_trace([Request(0.0, 2**33, 1, runs, 512)], tmp_path / "trace", "mooncake")
 
 
 REQUEST = Request(0.25, 100, 7, (3, 4), 64)

@@ -77,7 +77,7 @@ class _Server:
 
     def take(self, record: Record) -> list[Store]:
         """Return the requests that one record of events began."""
-        new: list[Store] = []
+        new: dict[Store, None] = {}
         if record.get("what") == "restart":
             self.forget()
         for event in record.get("events", ()):
@@ -89,9 +89,9 @@ class _Server:
                 self.cached.difference_update(event["removed"])
             elif "stored" in event and _is_chain(event, self):
                 self._store(event, record["ts" if "ts" in record else "at"], new)
-        return new
+        return list(new)
 
-    def _store(self, event: Record, at_s: float, new: list[Store]) -> None:
+    def _store(self, event: Record, at_s: float, new: dict[Store, None]) -> None:
         names, size, parent = event["stored"], int(event["size"]), event["parent"]
         # a block that was never announced has no known ids and no known predecessor
         before = None if parent is None else self.blocks.setdefault(parent, Block(None, (), 0))
@@ -108,7 +108,7 @@ class _Server:
         else:
             cached = already + (before.tokens if before else 0)
             store = Store(at_s, cached, blocks[-1], event.get("grain", size))
-            new.append(store)
+            new[store] = None
         self.tips[names[-1]] = store
 
 
@@ -149,6 +149,7 @@ def _link(before: Block | None, event: Record) -> list[Block]:
 
 
 _MOST_OWN = 2**20  # blocks of a prompt without ids
+_MOST_HELD = 2**27  # ids of prompts by events, which a few bytes add millions of: 1 GiB
 _MERGED = (
     *("arrival_s", "first_s", "last_s", "input_tokens", "output_tokens", "cached_tokens"),
     *("session", "ids", "grain", "ids_of"),
@@ -235,6 +236,12 @@ def read_recording(folder: Path) -> Recorded:
     rows, unsized = _complete(read_stream(folder, "requests"))
     stores_only = not rows
     if stores_only:
+        stores = find_stores(read_stream(folder, "events"))
+        if sum(store.end.tokens // max(1, store.grain_tokens) for store in stores) > _MOST_HELD:
+            raise TraceError(
+                f"{folder}: the prompts of its events have over {_MOST_HELD:,} ids, each with "
+                "those before it: record requests, too (--proxy or --requests), or a shorter time."
+            )
         rows = [
             {
                 "arrival_s": store.at_s,
@@ -243,7 +250,7 @@ def read_recording(folder: Path) -> Recorded:
                 "ids": array("q", store.ids),
                 "grain": store.grain_tokens,
             }
-            for store in find_stores(read_stream(folder, "events"))
+            for store in stores
         ]
     if not rows and unsized:
         raise TraceError(

@@ -2,14 +2,17 @@
 
 import json
 from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import msgspec
 import pytest
 
-from dsv4kv.record.convert import Store, find_stores
-from dsv4kv.record.folder import Record
+from dsv4kv.errors import TraceError
+from dsv4kv.record.convert import Store, find_stores, read_recording
+from dsv4kv.record.folder import Record, Recording
 from tests.record import frames as made
 from tests.record.frames import Frames, frames, recorded, removed, stored
 
@@ -161,3 +164,36 @@ def test_two_servers_with_equal_names_are_kept_apart() -> None:
     event = {"stored": [1], "parent": None, "chain": True, "size": 16, "ids": [3], "grain": 16}
     records = [{"source": f"events:{server}", "ts": 0.0, "events": [event]} for server in range(2)]
     assert lengths(find_stores(records)) == [(16, 0, 0), (16, 0, 0)]
+
+
+def _behind(parents: Iterable[int | None], first: int) -> Record:
+    """A record in which two blocks are stored behind each of the others."""
+    new = count(first)
+    events = [
+        {"stored": [next(new), next(new)], "parent": parent, "chain": True, "size": 64}
+        for parent in parents
+    ]
+    return {"source": "events:0", "ts": 0.0, "events": events}
+
+
+def test_one_message_may_begin_tens_of_thousands_of_requests() -> None:
+    begun_s = process_time()
+    roots = _behind([None] * 40_000, 0)
+    stores = find_stores([roots, _behind(range(1, 80_000, 2), 80_000)])
+    assert len(stores) == 80_000
+    assert process_time() - begun_s < 10
+
+
+def test_prompts_of_events_that_take_gigabytes_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsv4kv.record.convert._MOST_HELD", 5_000)
+    whole = {"stored": list(range(1000)), "parent": None, "chain": True, "size": 64}
+    with Recording(tmp_path / "server") as recording:
+        recording.write("events", {"source": "events:0", "ts": 0.0, "events": [whole]})
+        recording.write("events", _behind([999] * 3, 1000))
+        recording.sync()
+        assert len(read_recording(tmp_path / "server").requests) == 4
+        recording.write("events", _behind([999] * 3, 2000))
+    with pytest.raises(TraceError, match="its events have over 5,000 ids, each with"):
+        read_recording(tmp_path / "server")

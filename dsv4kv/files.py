@@ -163,16 +163,15 @@ def open_regular(path: Path, *, pipes: bool = False) -> BufferedReader:
     """Open a file for reading; ``OSError`` for devices, and pipes unless they are read as well."""
     # without O_NONBLOCK opening a pipe waits until somebody writes
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    file: BufferedReader = BufferedReader(FileIO(descriptor))
-    mode = os.fstat(file.fileno()).st_mode
+    mode = os.fstat(descriptor).st_mode
     if pipes and stat.S_ISFIFO(mode):
         os.set_blocking(descriptor, True)  # a pipe that nobody writes to has ended
     elif not stat.S_ISREG(mode):
-        file.close()
+        os.close(descriptor)
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
-    return file
+    return BufferedReader(FileIO(descriptor))
 
 
 _PACKED = 200  # bytes of one in a gzip file at most: traces of long equal prompts have 120

@@ -140,6 +140,14 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
         files.read_document(tmp_path / "pipe")
 
 
+def test_a_folder_is_refused_by_its_name_and_left_closed(tmp_path: Path) -> None:
+    descriptors = len(list(Path("/dev/fd").iterdir()))
+    with pytest.raises(IsADirectoryError) as refused:
+        files.open_regular(tmp_path)
+    assert refused.value.filename == str(tmp_path)
+    assert len(list(Path("/dev/fd").iterdir())) == descriptors
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

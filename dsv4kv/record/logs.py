@@ -14,13 +14,13 @@ continued recording reads every line once. A rotated file is read to its end fir
 
 import gzip
 import json
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from io import BufferedIOBase
 from math import inf
 from pathlib import Path
 from threading import Event as Stop
@@ -30,7 +30,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.files import check_parts
+from dsv4kv.files import check_parts, open_regular
 from dsv4kv.record.folder import Record, Recording, check_row
 from dsv4kv.record.run import LAST_S
 from dsv4kv.record.veil import Veil
@@ -371,7 +371,7 @@ class _Growing:
         """Whether more has been read than a log of this size can hold."""
         if self._unpacked <= self._believed:
             return False
-        self._believed = _PACKED * self._path.stat().st_size + _SPARED_BYTES
+        self._believed = _PACKED * os.fstat(self._raw.fileno()).st_size + _SPARED_BYTES
         return self._unpacked > self._believed
 
     def lines(self, *, last: bool) -> Iterator[bytes]:
@@ -384,18 +384,23 @@ class _Growing:
         emptied = self._path.suffix != ".gz" and found.st_size < self._at
         if found.st_ino != self._inode or emptied:
             yield from self._whole(last=True)
-            self.close()
-            self._begin()
+            before = self._raw
+            try:
+                self._begin()
+            except OSError:  # it is a file no more, or not yet
+                return
+            before.close()
             yield from self._whole(last=last)
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        self._raw.close()
 
     def _begin(self) -> None:
-        opened: Callable[[Path, str], Any] = gzip.open if self._path.suffix == ".gz" else open
-        self._file: BufferedIOBase = opened(self._path, "rb")
-        self._inode = self._path.stat().st_ino
+        self._raw = open_regular(self._path)
+        is_packed = self._path.suffix == ".gz"
+        self._file = gzip.GzipFile(fileobj=self._raw) if is_packed else self._raw
+        self._inode = os.fstat(self._raw.fileno()).st_ino
         self._at, self._unpacked, self.broken = 0, 0, False
 
     def _whole(self, *, last: bool) -> Iterator[bytes]:

@@ -2,10 +2,12 @@
 
 import gzip
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import sleep
 
 import pytest
 
@@ -138,6 +140,19 @@ def test_files_that_come_into_a_folder_are_read(tmp_path: Path) -> None:
         wait_until(lambda: heard == [1, 2])
     (logs / "log_11").write_text(line(2) + line(3))
     assert read(tmp_path / "recording", logs) == [1, 2, 3]
+
+
+def test_a_log_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(line(1))
+    with following(tmp_path / "recording", log) as heard:
+        wait_until(lambda: heard == [1])
+        log.unlink()
+        os.mkfifo(log)
+        sleep(1)
+        log.unlink()
+        log.write_text(line(2))
+        wait_until(lambda: heard == [1, 2])
 
 
 def test_a_compressed_log_is_read_as_far_as_it_is_written(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError
-from dsv4kv.view.console import open_console
+from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -30,7 +30,12 @@ def watch(
         "Minutes up to the last record.", min=0.1, rare=True, default=10.0
     ),
     limit_s: float | None = opt.option(
-        "How long.", None, "--seconds", rare=True, min=0.0, show_default="until Ctrl-C"
+        "How long; 0 reads what there is, once.",
+        None,
+        "--seconds",
+        rare=True,
+        min=0.0,
+        show_default="until Ctrl-C",
     ),
 ) -> None:
     """Watch the cache of a server that is recorded: hits, churn, cached blocks.
@@ -50,6 +55,9 @@ def watch(
         while True:
             for stream, record in follower.read():
                 watched.take(stream, record)
+                if limit_s and monotonic() - begun_s >= limit_s:
+                    say(f"{recording}: not read to its end in {limit_s:g} s.", err=True)
+                    break
             left_s = 1.0 if limit_s is None else limit_s - (monotonic() - begun_s)
             glance = watched.glance(follower.damaged)
             screen.show(partial(_draw, glance), watch_line(glance), last=left_s <= 0)

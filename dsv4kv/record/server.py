@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from threading import Lock
 from time import monotonic, time
 
 from dsv4kv.record import folder as fd
@@ -391,7 +392,7 @@ def _gauge(values: Values, names: tuple[str, ...]) -> int | None:
 
 
 class Live:
-    """Counts written records, for the status line."""
+    """Counts written records, for the status line; sources write side by side."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock, self._begun_s = clock, clock()
@@ -401,9 +402,14 @@ class Live:
         self.batches = self.gaps = self.unread = self.samples = 0
         self.requests = self.without_usage = 0
         self.input_tokens = self.cached_tokens = 0
+        self._lock = Lock()
 
     def hear(self, stream: str, record: fd.Record) -> None:
         """Count a record."""
+        with self._lock:
+            self._hear(stream, record)
+
+    def _hear(self, stream: str, record: fd.Record) -> None:
         if stream == "events":
             self.batches += "events" in record
             self.unread += record.get("what") == "unreadable"
@@ -430,7 +436,8 @@ class Live:
         before_s, before = (self._begun_s, 0) if whole else self._lately
         self._lately = now_s, self.requests
         rate = (self.requests - before) / max(now_s - before_s, 1e-9)
-        hits, asked = hits_of(self._counted.values())
+        with self._lock:
+            hits, asked = hits_of(self._counted.values())
         if not asked:  # no counters are sampled: by the usage of each request
             hits, asked = self.cached_tokens, self.input_tokens
         rate_of_hits = f"{hits / asked:.1%}" if asked else "not known"

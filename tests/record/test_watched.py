@@ -1,7 +1,10 @@
 """A recording is watched while it grows: each record once, and the last minutes of all."""
 
+import sys
 from io import StringIO
+from itertools import repeat
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -10,7 +13,7 @@ from typer.testing import CliRunner
 
 from dsv4kv.cli import app
 from dsv4kv.record.folder import Record, Recording
-from dsv4kv.record.server import Follower, Glance, Watched
+from dsv4kv.record.server import Follower, Glance, Live, Watched
 from dsv4kv.view.render import show
 from dsv4kv.view.watch import dashboard, watch_line
 from tests.record.frames import frames, recorded, stored
@@ -143,6 +146,35 @@ def test_what_is_no_recording_cannot_be_watched(tmp_path: Path) -> None:
     done = run("watch", tmp_path)
     assert done.exit_code == 2
     assert "is no recording" in done.output
+
+
+def test_a_long_recording_does_not_outlast_the_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Recording(tmp_path / "server").__exit__()
+    endless = repeat(("requests", {"source": "proxy:0", "at": 1.0}))
+    monkeypatch.setattr(Follower, "read", lambda _: endless)
+    done = run("watch", tmp_path / "server", "--seconds", 0.2)
+    assert done.exit_code == 0
+    assert "server: not read to its end in 0.2 s." in done.output
+
+
+def test_a_status_line_may_be_made_while_a_source_counts() -> None:
+    live, before_s = Live(), sys.getswitchinterval()
+
+    def count() -> None:
+        for n in range(3_000):
+            live.hear("metrics", {"source": f"metrics:{n}", "values": {f"vllm:{n}": 1.0}})
+
+    source = Thread(target=count)
+    sys.setswitchinterval(1e-6)
+    try:
+        source.start()
+        while source.is_alive():
+            live.line()
+    finally:
+        sys.setswitchinterval(before_s)
+        source.join()
 
 
 def run(*words: object) -> Any:

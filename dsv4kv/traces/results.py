@@ -42,11 +42,9 @@ def as_runs(documents: Sequence[Run]) -> list[Run]:
     """The runs that a file's documents are of; another kind's is its own; raises ``Defect``."""
     try:
         return list(_runs(documents))
-    except tf.Defect:
-        raise
-    except RecursionError:
-        raise tf.Defect("the benchmark's file is nested too deeply") from None
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError, IndexError) as error:
+        if isinstance(error, tf.Defect):
+            raise
         lacking = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise tf.Defect(f"the benchmark's file is not as its tool writes it ({lacking})") from None
 

@@ -175,17 +175,6 @@ REFUSED = {
     ),
     "guidellm, no metrics": ({"benchmarks": [{"requests": {}}]}, "'metrics' is missing"),
     "guidellm, no list": ({"benchmarks": 3}, "not as its tool writes it"),
-    "a configuration of a thousand lists": (
-        {
-            "request_count": {"avg": 1},
-            "request_latency": {"avg": 1.0, "unit": "ms"},
-            "request_throughput": {"avg": 1.0},
-            "input_sequence_length": {"avg": 1},
-            "output_sequence_length": {"avg": 1},
-            "input_config": json.loads("[" * 900 + "]" * 900),
-        },
-        "nested too deeply",
-    ),
     "InferenceX, no lengths": (
         {k: v for k, v in INFERENCEX.items() if k != "isl"},
         "says no lengths of prompts",

@@ -51,7 +51,7 @@ _GROUPS = {
     },
     "Files": {
         "report": "Show and export saved runs, by file or by name.",
-        "config": "Show, check and explain configurations.",
+        "config": "Show and check configurations; list their keys.",
     },
 }
 _HIDDEN = {

@@ -7,7 +7,7 @@ from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError
 from dsv4kv.view.console import say
 
-app = group("Show, check and explain configurations.", "dsv4kv config show smoke > mine.yaml")
+app = group("Show and check configurations; list their keys.", "dsv4kv config show smoke > mine.yaml")
 
 
 @app.command(epilog=examples("dsv4kv config show smoke > mine.yaml"))

@@ -89,7 +89,8 @@ def _head(log: "Explanation") -> tb.Finding:
         most = log.fits[-1]
         held = counted(most.requests, "request")
         limited = most.held > most.requests
-        fits = f"{held} of {most.context_tokens:,} tokens{' run' * limited}"
+        doing = " run" if limited else " in steady decode"
+        fits = f"{held} of {most.context_tokens:,} tokens{doing}"
         if ranks > 1:
             fits += f" on each of {ranks} ranks, {most.requests * ranks:,} in total"
         if limited:

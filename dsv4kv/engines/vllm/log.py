@@ -324,12 +324,12 @@ def _refusal(reading: Reading, found: Recovery) -> str:
 
 def changes(deployment: Deployment, log: StartupLog) -> Iterator[tuple[str, Deployment]]:
     """Settings that alter the number."""
-    context, flight = deployment.max_context_tokens, deployment.in_flight_tokens
+    flight = deployment.in_flight_tokens
     if flight > _SMALL_CHUNK:
         batches, rest = divmod(flight, log.whole("batched") or flight + 1)
         tokens = f" {_SMALL_CHUNK // batches}" if batches and not rest else ""
         what = f"--max-num-batched-tokens{tokens} ({_SMALL_CHUNK:,} tokens in flight)"
         yield what, replace(deployment, in_flight_tokens=_SMALL_CHUNK)
-    for other in (_SHORT_CONTEXT, deployment.model.max_context_tokens):
-        if other != context:
-            yield f"--max-model-len {other}", replace(deployment, max_context_tokens=other)
+    if deployment.max_context_tokens > _SHORT_CONTEXT:
+        what = f"--max-model-len {_SHORT_CONTEXT}"
+        yield what, replace(deployment, max_context_tokens=_SHORT_CONTEXT)

@@ -116,9 +116,10 @@ class _Around:
         benched = benched if isinstance(benched, dict) else {}
         given = [benched.get(key) for key in ("isl", "osl")]
         lengths = [each for each in given if isinstance(each, int)]
+        own = _environment(document)
         return replace(
             self,
-            variables={**self.variables, **_environment(document)},
+            variables={**self.variables, **own} if own else self.variables,
             family=family,
             gpu=gpu.lower().removeprefix("nvidia-"),
             names=(*names, *self.names),
@@ -419,16 +420,18 @@ def _in_yaml(document: Any, around: _Around, text: str, depth: int = 0) -> Itera
         if whole:
             yield _located(whole, part, around, text)
             return
+        start = around.start
         for key, value in document.items():
             if key in ("environment", "env", "image"):
                 continue
             name, family = str(key), _family_named(re.sub("_?[cC]onfig$", "", str(key)))
             own = document.get(f"{name}_environment")
             place = re.compile(rf"(?m)(?:^|[{{,-])[^\S\n]*['\"]?{re.escape(name)}['\"]?\s*:")
-            found = place.search(text, around.start)
+            found = place.search(text, start)
+            start = found.end() if found else start  # keys come in the text's order
             inner = replace(
                 around if not isinstance(own, dict) else _with(around, _texts(own)),
-                start=found.end() if found else around.start,
+                start=start,
                 family=family if family and family != name else around.family,
                 role=name if name in _ROLES else around.role,
             )
@@ -438,12 +441,12 @@ def _in_yaml(document: Any, around: _Around, text: str, depth: int = 0) -> Itera
 def _in_mapping(document: Mapping[Any, Any], around: _Around) -> tuple[Launch | None, str]:
     """The command that a mapping is as a whole, and a part of its text."""
     container = [word for key in _CONTAINER for word in _words(document.get(key))]
-    image = document.get("image")
-    defaults = document.get("defaults")
-    named = document if not isinstance(defaults, dict) else {**document, **defaults}
-    own = replace(around, variables={**_texts(named), **around.variables})
-    if container and (launch := _in_container(container, str(image or ""), own)):
-        return launch, container[0]
+    if container:
+        defaults = document.get("defaults")
+        named = document if not isinstance(defaults, dict) else {**document, **defaults}
+        own = replace(around, variables={**_texts(named), **around.variables})
+        if launch := _in_container(container, str(document.get("image") or ""), own):
+            return launch, container[0]
     if isinstance(document.get("base_args"), list):  # a recipe of vLLM's
         words = [str(document.get("model_id", "")), *_words(document["base_args"])]
         return _make("vllm", words, around), words[0]

@@ -4,8 +4,8 @@ import ast
 import operator
 import re
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import ChainMap, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -173,7 +173,7 @@ def expand(word: str, variables: Mapping[str, str]) -> list[str]:
     return [each for each in found if each] if "$" in word or _QUOTED in word else found
 
 
-def take_assignments(words: list[str], variables: dict[str, str]) -> list[str]:
+def take_assignments(words: list[str], variables: MutableMapping[str, str]) -> list[str]:
     """The words after ``NAME=value`` and ``export``; what they set goes to ``variables``."""
     rest, size = list(words), 0
     while rest:
@@ -215,30 +215,36 @@ def read_script(
     A variable that is set under a condition which cannot be decided has no value.
     """
     known, conditions, size = dict(variables), _Conditions(decide), 0
+    given = False  # whether a statement has what is known
     for line, words, end in split_statements(text):
         rest = conditions.enter(words, end, known)
         if not rest or conditions.runs == _NO:
             conditions.leave(end)
             continue
-        own = known
+        own, new = known, dict[str, str]()
         if "=" in rest[0] or rest[0] in _DECLARE or rest[0] in _KEYWORDS:
-            own = dict(known)
-            rest = take_assignments(rest, own)
-            if len(own) > len(variables) + _MOST_VARIABLES:
+            rest = take_assignments(rest, ChainMap(new, known))
+            if rest:
+                own = known | new
+            if len(known) + len(new) > len(variables) + _MOST_VARIABLES:
                 raise ConfigError(
                     f"line {line}: over {_MOST_VARIABLES:,} variables are set: give the command "
                     "that they make, with its values."
                 )
-            size += sum(len(text) for name, text in own.items() if known.get(name) is not text)
+            size += sum(len(text) for name, text in new.items() if known.get(name) is not text)
         _check_size(size, _MOST_IN_ALL)
         if rest:
             filled = bounded(part for word in rest for part in expand(word, own))
             size += sum(map(len, filled))
             yield Statement(line, filled, own, tuple(conditions.unset))
-        elif conditions.runs == _YES:
-            known = own
+            given = given or own is known
         else:
-            known = {name: value for name, value in known.items() if own.get(name) == value}
+            known, given = dict(known) if given and new else known, given and not new
+            for name, value in new.items():
+                if conditions.runs == _YES:
+                    known[name] = value
+                elif known.get(name) != value:
+                    known.pop(name, None)
         conditions.leave(end)
 
 

@@ -180,8 +180,7 @@ def build_manager(
     real = config.workload.data == "real"
     if device is None:
         return KVCacheManager(plan, data=real)
-    prepare = config.cache.prepare
-    return KVCacheManager(plan, device.device, data=real, prepare=prepare)
+    return KVCacheManager(plan, device.device, data=real, copies_tables=True)
 
 
 def build_drive(

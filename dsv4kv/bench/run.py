@@ -23,7 +23,7 @@ from dsv4kv.bench.telemetry import MemoryWatch, Telemetry
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import Point
-from dsv4kv.errors import CacheError, ConfigError, Dsv4kvError, PeerUnavailable, VerificationError
+from dsv4kv.errors import CacheError, Dsv4kvError, PeerUnavailable, VerificationError
 from dsv4kv.model.plan import CachePlan, bytes_per_token
 from dsv4kv.ops.check import check_backend, foreign_scenes
 from dsv4kv.ops.registry import ResolvedBackend
@@ -215,11 +215,6 @@ def set_up(config: BenchConfig, memory_bytes: int | None) -> Setup:
     bd.check_contexts(config, plan)
     real = config.workload.data == "real"
     device = find_device(config.device) if real else None
-    if config.cache.prepare == "device" and device is None:
-        raise ConfigError(
-            "cache.prepare is device, and the cache is on the CPU: set it to host, or device to "
-            "cuda."
-        )
     if real:
         bd.check_data_path(plan)
     if memory_bytes is not None:

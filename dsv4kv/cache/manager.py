@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from dsv4kv.cache.blocks import BlockPool, Ids
-from dsv4kv.cache.tables import BlockTable, CopiedTables, DeviceTables, KernelTables
+from dsv4kv.cache.tables import BlockTable, DeviceTables
 from dsv4kv.errors import CacheError, ContextOverflow, OutOfSlots
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.model.schedule import AttentionType
@@ -90,12 +90,11 @@ class KVCacheManager:
         device: torch.device | str = "cpu",
         *,
         data: bool = True,
-        prepare: str | None = None,
+        copies_tables: bool = False,
     ) -> None:
         """Allocate the cache; without ``data`` only its bookkeeping, which is the same.
 
-        ``prepare``: what updates the tables on the device, one of ``choices.PREPARE``; None where
-        the pools are in the host's memory.
+        ``copies_tables``: whether block tables are copied to the device, as where it is a GPU.
         """
         self.plan = plan
         self.device = torch.device(device)
@@ -127,11 +126,8 @@ class KVCacheManager:
         for attn in dict.fromkeys(schema.layer.attn for schema in plan.schemas):
             alike = [schema for schema in plan.schemas if schema.layer.attn is attn]
             self.states[attn] = StateCachePool(alike, plan.num_slots, self.device)
-        if prepare == "host":
-            self.device_tables = CopiedTables(self.tables, self.device)
-        elif prepare == "device":
-            tokens = plan.max_context_tokens
-            self.device_tables = KernelTables(self.tables, tokens, self.device)
+        if copies_tables:
+            self.device_tables = DeviceTables(self.tables, self.device)
 
     @property
     def num_free_slots(self) -> int:
@@ -163,8 +159,6 @@ class KVCacheManager:
         self._slots.release(np.array([slot], dtype=np.int64), np.array([generation]))
         for table in self.tables:
             table.clear(slot)
-        if self.device_tables is not None:
-            self.device_tables.release(slot)
         self.tokens[slot] = 0
 
     def generation(self, slot: int) -> int:

@@ -20,9 +20,6 @@ from dsv4kv.ops.spec import VARIANTS, explain
 INDEXES = {"radix": Choice("to 128 tokens"), "block_hash": Choice("in whole blocks")}
 """How prefixes are found."""
 
-PREPARE = {"host": Choice("which copies them"), "device": Choice("by kernels")}
-"""Who works out a step's blocks for a GPU."""
-
 
 Positive = Annotated[int, Field(gt=0, lt=2**63)]
 NonNegative = Annotated[int, Field(ge=0, lt=2**63)]
@@ -137,9 +134,6 @@ class CacheSection(Section):
     """Max concurrent requests; null takes ``workload.concurrency``."""
     state: StateFormat = "ring"
     """HCA compressor state: a ring of 128 rows, or the running softmax (85 times smaller)."""
-    prepare: Annotated[str, OneOf(PREPARE)] = Field(
-        "host", description=f"Who works out a step's blocks for a GPU: {explained(PREPARE)}."
-    )
     hadamard: bool = True
     """Rotate indexer keys by Hadamard(128) before quantising."""
     rope: Precision = "float32"
@@ -344,10 +338,8 @@ class BenchConfig(Section):
 
     def _check_prefix(self) -> None:
         cache = self.cache
-        wanted = {"sharing": "model", "prepare": "host"}
-        for key, value in wanted.items():
-            if getattr(cache, key) != value:
-                raise ValueError(
-                    f"cache.prefix.index {cache.prefix.index!r} shares blocks: set cache.{key} "
-                    f"to {value} (it is {getattr(cache, key)})"
-                )
+        if cache.sharing != "model":
+            raise ValueError(
+                f"cache.prefix.index {cache.prefix.index!r} shares blocks: set cache.sharing "
+                f"to model (it is {cache.sharing})"
+            )

@@ -29,7 +29,7 @@ def modules_of(config: BenchConfig) -> list[KernelModule]:
         found.extend(modules)
         raise _Found
 
-    small = config.cache.model_copy(update={"num_blocks": 8, "num_slots": 2, "prepare": "device"})
+    small = config.cache.model_copy(update={"num_blocks": 8, "num_slots": 2})
     workload = config.workload.model_copy(update={"concurrency": 2, "limit": 2})
     asked = config.model_copy(update={"cache": small, "workload": workload})
     device = twin_device(TwinGpu())

@@ -1,4 +1,4 @@
-"""Block tables on a device stay the host's, whoever keeps them."""
+"""Block tables on a device stay the host's."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,20 +13,17 @@ from hypothesis import strategies as st
 
 from dsv4kv.cache import tables as staging
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
-from dsv4kv.cache.tables import CopiedTables, KernelTables
 from dsv4kv.errors import CacheError
 from tests.cache.caches import small_plan
 from tests.examples import examples
-from tests.gpu_twin import twin_gpu
 
 CONTEXT, SLOTS = 1024, 3
-each_keeper = pytest.mark.parametrize("prepare", ["host", "device"])
 
 
-def build(prepare: str, sharing: Any = "model", **options: Any) -> KVCacheManager:
+def build(sharing: Any = "model", **options: Any) -> KVCacheManager:
     sizes = {"max_context_tokens": CONTEXT, "num_slots": SLOTS}
     plan = small_plan(layers=(2, 3), sharing=sharing, **sizes | options)
-    return KVCacheManager(plan, prepare=prepare)
+    return KVCacheManager(plan, copies_tables=True)
 
 
 def follow(manager: KVCacheManager, slots: list[int], tokens: list[int]) -> None:
@@ -35,7 +32,6 @@ def follow(manager: KVCacheManager, slots: list[int], tokens: list[int]) -> None
     assert tables is not None
     prepare_forward(manager, slots, np.zeros(len(slots)), tokens)
     tables.publish()
-    tables.prepare(torch.tensor(slots), torch.tensor(tokens))
 
 
 Move = tuple[str, int, int]
@@ -43,28 +39,27 @@ kinds, numbers = st.sampled_from(("to", "release")), st.integers(0, SLOTS - 1)
 moves = st.lists(st.tuples(kinds, numbers, st.integers(0, CONTEXT)), max_size=12)
 
 
-@each_keeper
 @examples(60)
 @given(moves, st.sampled_from(("model", "type", "layer")))
 def test_the_device_holds_the_hosts_blocks_after_any_moves(
-    prepare: str, schedule: list[Move], sharing: str
+    schedule: list[Move], sharing: str
 ) -> None:
-    with twin_gpu():
-        manager, running = build(prepare, sharing), set[int]()
-        for kind, number, tokens in schedule:
-            if kind == "to":
-                if number not in running:
-                    running.add(manager.admit_request())
-                slot = sorted(running)[number % len(running)]
-                follow(manager, [slot], [tokens])
-            elif running:
-                slot = running.pop()
-                manager.release_request(slot, manager.generation(slot))
-        assert manager.device_tables is not None
-        manager.device_tables.check()
-        for table in manager.tables:
-            cells = manager.device_tables.cells[table]
-            assert np.array_equal(cells.numpy(), table.blocks)
+    manager, running = build(sharing), set[int]()
+    for kind, number, tokens in schedule:
+        if kind == "to":
+            if number not in running:
+                running.add(manager.admit_request())
+            slot = sorted(running)[number % len(running)]
+            follow(manager, [slot], [tokens])
+        elif running:
+            slot = running.pop()
+            manager.release_request(slot, manager.generation(slot))
+    assert manager.device_tables is not None
+    manager.device_tables.publish()
+    manager.device_tables.check()
+    for table in manager.tables:
+        cells = manager.device_tables.cells[table]
+        assert np.array_equal(cells.numpy(), table.blocks)
 
 
 def test_without_device_tables_a_view_is_the_hosts_memory() -> None:
@@ -90,7 +85,7 @@ def counted_transfers() -> Iterator[list[int]]:
 
 
 def test_only_cells_that_changed_are_brought_over() -> None:
-    manager = build("host")
+    manager = build()
     slots = [manager.admit_request() for _ in range(2)]
     with counted_transfers() as sizes:
         follow(manager, slots, [300, 128])  # three blocks and one
@@ -102,25 +97,13 @@ def test_only_cells_that_changed_are_brought_over() -> None:
 
 
 def test_a_cell_that_differs_is_named() -> None:
-    manager = build("host")
+    manager = build()
     slot = manager.admit_request()
     follow(manager, [slot], [300])
     tables = manager.device_tables
-    assert isinstance(tables, CopiedTables)
+    assert tables is not None
     tables.cells[manager.tables[0]][0, slot, 1] = 77
     with pytest.raises(
         CacheError, match=r"^1 cells of table model .* column 1: 77 instead of 1\.$"
     ):
         tables.check()
-
-
-def test_a_step_that_kernels_refuse_is_told() -> None:
-    with twin_gpu():
-        manager = build("device", num_blocks=2)
-        tables = manager.device_tables
-        assert isinstance(tables, KernelTables)
-        tables.prepare(torch.tensor([0]), torch.tensor([CONTEXT]))  # eight blocks
-        with pytest.raises(
-            CacheError, match=r"refused a step that the host took: .*OUT_OF_BLOCKS"
-        ):
-            tables.check()

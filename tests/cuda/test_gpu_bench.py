@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 LAYERS = "model.layers=[0,2,3,4]"
-VARIANTS = [(), ("cache.prepare=device",), ("cache.prepare=device", "cache.sharing=layer")]
+VARIANTS = [(), ("cache.sharing=layer",)]
 
 
 def build(config: BenchConfig) -> TwinBench:
@@ -69,7 +69,6 @@ def test_a_decode_step_never_waits_for_the_gpu(way: str, settings: tuple[str, ..
     manager, before = bench.manager, np.array([127, 200])
     slots = np.array([manager.admit_request() for _ in before])
     prepare_forward(manager, slots, np.zeros(2), before)
-    bench.drive.executor.prepare(slots, before)
     with ExitStack() as waits:
         for n in range(4):
             if n == 1:  # the first compiled and loaded what it needs

@@ -16,13 +16,11 @@ import torch
 from torch import Tensor
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.schema import TableGroup
 from dsv4kv.ops import cuda
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.ops.launches import pages, reads
 from dsv4kv.ops.launches.launch import Launch
-from dsv4kv.ops.launches.pages import plan_gather_entries
-from dsv4kv.ops.launches.prepare import DeviceTable, plan_completed, plan_prepare, plan_release
+from dsv4kv.ops.launches.pages import plan_completed, plan_gather_entries
 from dsv4kv.ops.scenes import make_call
 from dsv4kv.ops.spec import VARIANTS
 from dsv4kv.ops.storage import Entries, PartWrite
@@ -140,17 +138,10 @@ def object_moves(ids: Tensor) -> Iterator[Launch]:
 
 
 def _tables() -> Iterator[Launch]:
-    group = TableGroup("csa", ratio=4, entries_per_block=32, layers=(2, 3), lanes=2)
-    table = DeviceTable.allocate(group, 9, SLOTS, 1000, torch.device("cpu"))
-    good = torch.arange(SLOTS)
-    for tokens in ([300, 128, 1000], [1000, 1000, 1000], [100, 0, 700], [5, -1, 9]):
-        yield from plan_prepare([table, table], good, torch.tensor(tokens))
-        yield from plan_prepare([table], good, torch.tensor(tokens))
+    cells = torch.full((2, SLOTS, 8), -1, dtype=torch.int32)
+    cells[:, 0, :3] = torch.arange(3)
     for seed in range(4):
         slots = mixed(40, range(SLOTS), FAR_BEYOND, seed)
-        yield from plan_prepare([table], slots, mixed(40, range(9), FAR_BEYOND, 7))
         positions = mixed(40, range(1000), FAR_BEYOND, seed + 8)
-        entries = torch.empty(len(table.cells), len(slots), dtype=torch.int64)
-        yield plan_completed(table.cells, 4, 32, slots, positions, entries)
-        yield from plan_release([table], slots)
-    yield from plan_release([table], good)
+        entries = torch.empty(len(cells), len(slots), dtype=torch.int64)
+        yield plan_completed(cells, 4, 32, slots, positions, entries)

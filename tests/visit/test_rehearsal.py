@@ -29,7 +29,7 @@ WHOLE = bool(os.environ.get("DSV4KV_VISIT_WHOLE"))
 LIMIT_S = 600
 
 # Steps that differ from another in a setting only, or compile for minutes.
-LEFT_OUT = set() if WHOLE else {"bench_1", "bench_8", "device_tables", "kernels"}
+LEFT_OUT = set() if WHOLE else {"bench_1", "bench_8", "kernels"}
 if not (WHOLE or FULL):  # what each measures is tested alone
     LEFT_OUT |= {"speeds", "dram", "bench_64"}
 KILLED = ["facts", "compile", "speeds"] if KILLS > 2 else ["facts", "compile"]

@@ -190,7 +190,6 @@ class StepExecutor:
                 dependent_launches(self.gpu.dependent),
             ):
                 self.gpu.tables.publish()
-                self.gpu.tables.prepare(view.request_slots, view.tokens_after)
                 op.run_calls(calls, run)
 
     def prefill(self, step: StepTokens) -> None:
@@ -215,19 +214,12 @@ class StepExecutor:
         written = inp.first_written(tokens, plan.config.window_tokens + plan.draft_tokens)
         batch = Step.of(manager, [slot], [written], after)
         step = StepTokens(batch, np.array([serial]), after)
-        self.prepare(np.array([slot]), after)
         if self.gpu is not None:
             self.gpu.tables.publish()
         inputs = self.inputs.take(self._chunk_rows(step), {})
         writes = [(layer, op.chunk_writes(layer)) for layer in self.layers]
         op.run_layers(writes, step.batch.to(self.device), inputs, self._run(step, None))
         self.contexts.place(slot, serial, tokens)
-
-    def prepare(self, slots: Ids, tokens: Ids) -> None:
-        """Let tables on the device follow: slots int64[B] of a whole step hold tokens int64[B]."""
-        if self.gpu is not None:
-            numbers = stage(torch.from_numpy(np.stack([slots, tokens])), self.device)
-            self.gpu.tables.prepare(numbers[0], numbers[1])
 
     def step_operations(self, layer: LayerCache) -> list[op.LayerOperation]:
         """Operations of a decode step on a layer."""

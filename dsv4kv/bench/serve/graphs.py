@@ -17,7 +17,7 @@ from dsv4kv.errors import CacheError
 from dsv4kv.ops.cuda.launch import OneStream, dependent_launches, foresee
 from dsv4kv.ops.cuda.launch import run as launch
 from dsv4kv.ops.launches.launch import KernelModule
-from dsv4kv.ops.launches.prepare import MOST_REQUESTS, plan_completed
+from dsv4kv.ops.launches.pages import plan_completed
 
 
 class Graph(Protocol):
@@ -113,7 +113,6 @@ class DecodeGraphs:
             last[call.name] = call
 
         def run() -> None:
-            self._tables.prepare(view.request_slots, view.tokens_after)
             _find_completed(self._tables, view)
             settings = op.Run(self._outputs, self._longest_tokens, show=show)
             op.run_layers(self._work, view, inputs, settings)
@@ -155,11 +154,6 @@ def foresee_modules(
                 layer.backend.entry_insert(store=part.store, **nothing)
         if tables is not None:
             _find_completed(tables, step)
-            tables.release(0)
-            most = min(plan.num_slots, MOST_REQUESTS)
-            for requests in (*(1 << i for i in range(most.bit_length())), most):  # of every graph
-                slots = torch.full((requests,), -1, device=device)
-                tables.prepare(slots, slots)
     return list(dict.fromkeys(launch.module for launch in launches))
 
 

@@ -277,8 +277,6 @@ class ServingLoop:
             serials = self._serial[slots[some]]
             return StepTokens(batch, serials, kept[some], observed, self._contents)
 
-        if decoding < len(slots):
-            executor.prepare(slots, after)
         if decoding:
             executor.decode(tokens(slice(decoding)))
         for i in range(decoding, len(slots)):  # chunks differ in length: each is a call of its own
@@ -288,8 +286,6 @@ class ServingLoop:
         rejected = kept < after
         if np.count_nonzero(rejected):
             self._prepare("rollback", slots[rejected], after[rejected], kept[rejected])
-            if self._executor is not None:
-                self._executor.prepare(slots[rejected], kept[rejected])
             self.totals.rolled_back_tokens += int((after - kept).sum())
 
     def _advance(self, slots: Ids, kept: Ids, decoding: int) -> None:

@@ -17,7 +17,7 @@ from dsv4kv.model.schema import choose_formats, table_groups
 from dsv4kv.ops import cuda
 from dsv4kv.ops.cuda.launch import foresee
 from dsv4kv.ops.launches import launch as la
-from dsv4kv.ops.launches import pages, prepare, reads
+from dsv4kv.ops.launches import pages, reads
 from dsv4kv.ops.launches.launch import KernelModule, Launch
 from dsv4kv.ops.scenes import Arguments, Scene, make_call, scenes_of
 from dsv4kv.ops.spec import OPERATIONS, VARIANTS, Variant
@@ -170,14 +170,9 @@ def _other_examples() -> Iterator[Example]:
     for launch in reads.plan_select_blocks(scores, lengths, 8, chosen):
         yield Example("long rows", launch)
     (group,) = table_groups(plan_cache(config, max_context_tokens=1, num_slots=1).schemas, "model")
-    table = prepare.DeviceTable.allocate(group, 4096, 4, 131_072, _META)
-    sizes = group.ratio, group.entries_per_block
-    for launch in (
-        *prepare.plan_prepare([table, table], lengths, lengths),
-        *prepare.plan_release([table], lengths),
-        prepare.plan_completed(table.cells, *sizes, lengths, lengths, lengths[None]),
-    ):
-        yield Example("block table", launch)
+    cells, sizes = int32(1, 4, group.blocks_for(131_072)), (group.ratio, group.entries_per_block)
+    completed = pages.plan_completed(cells, *sizes, lengths, lengths, lengths[None])
+    yield Example("block table", completed)
     memory, numbers = _empty(torch.uint8, 4096), int64(2, 2)
     for launch in (
         pages.plan_copy_peak(memory, memory),

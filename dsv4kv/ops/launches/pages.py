@@ -217,3 +217,30 @@ def plan_objects(
     grid = across, blocks_for(layers * count, 1, most_blocks(objects))
     sizes = (count, layers, piece_bytes, stride)
     return Launch(_OBJECTS, f"{way}_objects", grid, THREADS, (objects, table, ids, *sizes))
+
+
+def plan_completed(
+    cells: Tensor,
+    ratio: int,
+    entries_per_block: int,
+    slots: Tensor,
+    positions: Tensor,
+    entries: Tensor,
+) -> Launch:
+    """Physical entries that tokens complete in layers of ``ratio``, −1 where none.
+
+    cells: int32[lanes, rows, width], block tables; slots, positions: int64[T], of every token, a
+    slot of −1 is none; entries: int64[lanes, T or more], written, as ``flush`` takes them later
+    in the same graph.
+    """
+    lanes, rows, width = cells.shape
+    macros = {
+        "DSV_BLOCK_ENTRIES": entries_per_block,
+        "DSV_RATIO": ratio,
+        "DSV_SLOTS": rows,
+        "DSV_WIDTH": width,
+    }
+    module = la.KernelModule.of("completed.cuh", macros)
+    grid = blocks_for(len(slots), _THREADS, most_blocks(slots)), lanes
+    arguments = (cells, slots, positions, entries, len(slots), entries.shape[1])
+    return Launch(module, "completed_entries", grid, _THREADS, arguments)

@@ -10,7 +10,6 @@ from dsv4kv.runs.statistics import summarize
 from dsv4kv.runs.store import load_record
 from visit.desk import Desk
 
-_DEVICE_TABLES = "0"
 _SMALL = (
     "workload.synthetic.requests=2",
     "workload.synthetic.input.low=20",
@@ -29,9 +28,8 @@ _SMALL = (
 
 def run(desk: Desk, batch: str) -> None:
     """Answer the questions of ``questions.BENCH_64`` and its like."""
-    tables = batch == _DEVICE_TABLES
-    requests = 64 if tables else int(batch)
-    settings = ["cache.prepare=device"] if tables else []
+    requests = int(batch)
+    settings: list[str] = []
     if desk.small:
         settings += _SMALL
     else:
@@ -47,7 +45,7 @@ def run(desk: Desk, batch: str) -> None:
         except SystemExit as end:
             desk.note("bench", exit_code=end.code)
         for case in _cases(folder):
-            _answer_tables(desk, case) if tables else _answer(desk, case, batch)
+            _answer(desk, case, batch)
 
 
 def _cases(folder: Path) -> list[Case]:
@@ -66,10 +64,6 @@ def _answer(desk: Desk, case: Case, batch: str) -> None:
         name = f"{each.name} {each.layer_type} {each.temperature or ''}".strip()
         median = summarize(each.samples_ns).median
         desk.note("operation", name=name, median_ns=median, bytes=each.bytes[0])
-
-
-def _answer_tables(desk: Desk, case: Case) -> None:
-    _answer_latency(desk, case, "device_tables", "decode_graph_device", 1e6)
 
 
 def _answer_latency(desk: Desk, case: Case, name: str, latency: str, unit_ns: float) -> None:

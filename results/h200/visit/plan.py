@@ -56,9 +56,6 @@ CALLS: dict[str, tuple[Step, ...]] = {
         Step("flushes", "flushes by blocks an entry", 30, "speeds", asked.FLUSHES),
         Step("bench_1", "bench gpu, 1 request", 65, "bench:1", asked.BENCH_1),
         Step("bench_8", "bench gpu, 8 requests", 65, "bench:8", asked.BENCH_8),
-        Step(
-            "device_tables", "bench gpu, kernels keep tables", 105, "bench:0", asked.DEVICE_TABLES
-        ),
     ),
     "third": (
         Step("doctor", "dsv4kv doctor --check-gpu", 70, "doctor", asked.DOCTOR),

@@ -17,7 +17,7 @@ from visit import workloads
 from visit.place import Place, planned_place
 from visit.workloads import Work
 
-MODULES, COMPILE_S, CORES = 248, 0.46, 16
+MODULES, COMPILE_S, CORES = 244, 0.46, 16
 """What the step ``compile`` builds, and NVRTC's time for one on a host like that."""
 
 H200, H100 = "H200", "H100"
@@ -424,16 +424,6 @@ SANITIZE = (
 BENCH_TESTS = (
     _count("bench_tests_failed", "How many tests of whole cases fail?", "all pass on the twin"),
     _count("bench_tests_passed", "How many of them pass?", "three settings, and each scene", 10),
-)
-
-DEVICE_TABLES = (
-    Question(
-        "device_tables",
-        "How long is a decode step of 64 requests whose block tables kernels keep?",
-        "ms",
-        "the sum of the launches of the step that is captured",
-        _step_ms("cache.prepare=device"),
-    ),
 )
 
 _FLUSHED = "How long does the {} flush of 8,192 tokens take, cold, on random states?"

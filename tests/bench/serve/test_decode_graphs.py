@@ -13,7 +13,7 @@ from dsv4kv.bench.serve.executor import StepTokens
 from dsv4kv.bench.serve.graphs import DecodeGraphs
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.cache.step import Step
-from dsv4kv.cache.tables import CopiedTables, KernelTables
+from dsv4kv.cache.tables import DeviceTables
 from dsv4kv.errors import CacheError
 from tests.bench.serve.gpu_serving import TwinBench, build, cache_bytes, serve_on_twin
 from tests.gpu_twin import twin_gpu
@@ -23,12 +23,10 @@ LENGTHS = ((126, 6), (20, 9), (250, 4), (3, 5))  # a block, a CSA and an HCA ent
 LAYERS = "model.layers=[0,2,3,4]"  # two CSA layers, so that one can be taken for the other
 
 VARIANTS = {
-    "tables copied": (),
-    "tables kept by kernels": ("cache.prepare=device",),
-    "a table per type": ("cache.prepare=device", "cache.sharing=type"),
+    "a table of all": (),
+    "a table per type": ("cache.sharing=type",),
     "a table per layer": ("cache.sharing=layer",),
-    "a table per layer, by kernels": ("cache.sharing=layer", "cache.prepare=device"),
-    "drafts": ("workload.speculative.draft_tokens=2", "cache.prepare=device"),
+    "drafts": ("workload.speculative.draft_tokens=2",),
     "online state": ("cache.state=online",),
     "other formats": ("model.formats.main=bf16", "model.formats.indexer=fp8"),
 }
@@ -86,7 +84,7 @@ def test_graphs_that_read_in_place_equal_the_reference() -> None:
     "settings",
     [
         ("workload.step=engine",),
-        ("cache.prepare=device", "cache.state=online", "ops.variant.step_write=separate"),
+        ("cache.state=online", "ops.variant.step_write=separate"),
         ("model.preset=v4.1-flash", "model.layers=[2, 20, 21]", "workload.step=engine"),
     ],
 )
@@ -101,7 +99,7 @@ def test_what_a_run_launches_was_foreseen_to_be_compiled_ahead(settings: tuple[s
 
 def test_capturing_runs_nothing_on_the_cache() -> None:
     with twin_gpu() as gpu:
-        bench = build(gpu, "workload.concurrency=4", "cache.prepare=device")
+        bench = build(gpu, "workload.concurrency=4")
         untouched = build(gpu, "workload.concurrency=4", "workload.decode=eager")
     found, fresh = cache_bytes(bench.manager), cache_bytes(untouched.manager)
     for name, memory in fresh.items():
@@ -168,7 +166,7 @@ def keep_old_inputs(patcher: Callable[..., Any]) -> Any:
 
 
 def publish_nothing(patcher: Callable[..., Any]) -> Any:
-    return patcher(CopiedTables, "publish", lambda self: None)
+    return patcher(DeviceTables, "publish", lambda self: None)
 
 
 DEFECTS = [skip_fill, fill_once, keep_old_inputs, publish_nothing]
@@ -179,29 +177,3 @@ def test_a_graph_that_does_not_follow_the_step_is_found(defect: Callable[..., An
     with defect(patch.object):
         bench = serve_on_twin(LENGTHS, "workload.concurrency=2", "workload.decode=graph")
     assert bench.drive.verifier.failures
-
-
-def test_kernels_that_miss_a_step_are_found() -> None:
-    calls = []
-
-    def sometimes(self: KernelTables, slots: torch.Tensor, tokens: torch.Tensor) -> None:
-        calls.append(slots)
-        if len(calls) != 12:  # the first ones are foreseen, to be compiled ahead
-            right(self, slots, tokens)
-
-    right = KernelTables.prepare
-    with patch.object(KernelTables, "prepare", sometimes):
-        bench = serve_on_twin(
-            LENGTHS, "workload.concurrency=2", "workload.decode=eager", "cache.prepare=device"
-        )
-    assert len(calls) > 12
-    assert bench.drive.verifier.failures or not tables_agree(bench)
-
-
-def tables_agree(bench: TwinBench) -> bool:
-    assert bench.manager.device_tables is not None
-    try:
-        bench.manager.device_tables.check()
-    except CacheError:
-        return False
-    return True

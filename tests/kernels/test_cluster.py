@@ -1,20 +1,16 @@
 """Entries pooled by a cluster of blocks: the bytes of the other way, whoever comes first."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from dsv4kv.files import shipped
 from dsv4kv.model.formats import FORMATS
 from dsv4kv.ops.launches.launch import Launch
 from dsv4kv.ops.launches.state import plan_compress_chunk, plan_flush, split_of
 from tests.kernels.launches import dirty_scratch
-from tests.kernels.shim.apart import assert_each_fails
 from tests.kernels.shim.twin import run
 from tests.ops import samples
 
@@ -79,73 +75,3 @@ def test_a_cluster_gives_the_bytes_of_scratch_in_every_order(plan: Plan) -> None
     expected = _pages(plan, "scratch")
     for order in ORDERS:
         assert torch.equal(_pages(plan, "cluster", **order), expected), order
-
-
-OTHER_BYTES = {
-    "one warp waits for the rows": (
-        "wait_bytes(&shared.arrived[batch]);",
-        "if (threadIdx.x < kWarpSize) wait_bytes(&shared.arrived[batch]);",
-    ),
-    "folds are merged before they came": (
-        "    cluster_arrive();\n    cluster_wait();\n    fold = merge_runs(shared);\n",
-        "    fold = merge_runs(shared);\n",
-    ),
-    "folds go to the wrong block": (
-        "owner = threadIdx.x / kShare,",
-        "owner = (threadIdx.x / kShare + 1) % kRuns,",
-    ),
-}
-"""Mistakes that show in what is written: a line of the kernel, and what stands there instead."""
-
-ABORTS = {
-    "nobody waits for the rows": (
-        ("        wait_bytes(&shared.arrived[batch]);\n", ""),
-        "shim: a copy that nobody waits for",
-    ),
-    "folds go to blocks that may not have begun": (
-        ("    cluster_wait();  // all blocks have begun: there is a place to send to\n", ""),
-        "shim: shared memory of a block that has not begun",
-    ),
-    "an entry is ended before its channels came": (
-        (
-            "    cluster_arrive();\n    cluster_wait();\n    if (rank == 0 &&",
-            "    if (rank == 0 &&",
-        ),
-        "shim: shared memory of a block that has ended",
-    ),
-}
-"""Mistakes that end the process, and what it says."""
-
-
-@pytest.mark.parametrize("mistake", OTHER_BYTES)
-def test_a_planted_mistake_gives_other_bytes(mistake: str, tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="other bytes"):
-        run_planted(*OTHER_BYTES[mistake], str(tmp_path))
-
-
-def test_planted_mistakes_abort_and_say_which(tmp_path: Path) -> None:
-    folder = str(tmp_path)
-    assert_each_fails(
-        __name__, {f"run_planted(*{a!r}, {folder!r})": b for a, b in ABORTS.values()}
-    )
-
-
-def run_planted(right: str, wrong: str, folder: str) -> None:
-    """Flush in every order with one line of the kernel changed; raises where bytes are others."""
-    kernels = shipped("kernels")
-    pooling = (kernels / "pool_cluster.cuh").read_text()
-    assert pooling.count(right) == 1, right
-    source = (kernels / "flush.cuh").read_text()
-    planted = Path(folder) / "flush.cuh"
-    planted.write_text(
-        source.replace('#include "pool_cluster.cuh"', pooling.replace(right, wrong))
-    )
-    expected, plan = samples.poisoned_store(samples.bf16_entry(HCA)), _flush()
-    for launch in plan("scratch", expected):
-        run(launch)
-    for order in ORDERS:
-        store = samples.poisoned_store(samples.bf16_entry(HCA))
-        (launch,) = plan("cluster", store)
-        module = replace(launch.module, source=str(planted))
-        run(replace(launch, module=module), flags=("-O0", "-w"), **order)
-        assert torch.equal(store.pages, expected.pages), f"other bytes: {order}"

@@ -89,14 +89,3 @@ def test_what_comes_back_is_small_enough(
     with tarfile.open(tmp_path / KEPT) as kept:
         assert sorted(kept.getnames()) == ["dram.txt", "record.json"]
     assert "left out, too large: bench_64.txt" in capsys.readouterr().out
-
-
-def test_a_long_log_keeps_its_beginning_and_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(conductor, "_LOG_BYTES", 20)
-    conduct(tmp_path, steps(("dram", 60)))
-    with tarfile.open(tmp_path / KEPT) as kept:
-        log = kept.extractfile("dram.txt")
-        assert log is not None
-        assert log.read() == b"x" * 10 + b"\n[...]\n" + b"x" * 9 + b"\n"

@@ -1,22 +1,19 @@
 """What a visit will do, and its questions as data."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dsv4kv.bench.predict import H200
-from dsv4kv.config.load import load_config
 from tests.gpu_twin import twin_device, twin_gpu
 from tests.visit import kernels_page
-from visit import questions, report, rows
+from visit import report, rows
 from visit.desk import Desk
 from visit.first_light import modules_of_steps
 from visit.place import TWIN, Place, planned_place
-from visit.plan import CALLS, MOST_S, QUESTIONS, STEPS, tell
-from visit.questions import COMPILE_S, CORES, GPUS, MODULES, Bar, figure, planned_step
+from visit.plan import CALLS, MOST_S, QUESTIONS, STEPS
+from visit.questions import COMPILE_S, CORES, GPUS, MODULES, figure, planned_step
 
 NOTES = Path(__file__).parents[2] / "results" / "h200" / "NOTES.md"
 
@@ -26,23 +23,11 @@ def test_a_call_plans_nine_minutes_at_most(call: str) -> None:
     assert sum(step.limit_s for step in CALLS[call]) <= MOST_S == 9 * 60
 
 
-def test_no_two_steps_and_no_two_questions_share_a_name() -> None:
-    steps = [step for each in CALLS.values() for step in each]
-    assert len(STEPS) == len(steps)
-    assert len(QUESTIONS) == sum(len(step.questions) for step in steps)
-
-
 def test_every_question_has_a_prediction_for_both_cards_and_its_reason() -> None:
     for question in QUESTIONS.values():
         assert all(question.on(gpu) is not None for gpu in GPUS), question.name
         assert question.words.endswith("?")
         assert question.why
-
-
-def test_a_plan_tells_every_step_and_its_limit() -> None:
-    told = tell("first", CALLS["first"])
-    for step in CALLS["first"]:
-        assert f"{step.limit_s} s  {step.name}" in told
 
 
 def test_the_notes_hold_all_predictions_and_answers_as_they_are() -> None:
@@ -67,23 +52,6 @@ def test_a_step_is_predicted_by_the_launches_that_its_configuration_captures() -
     asked = QUESTIONS["graph_64"].on("H200")
     assert asked == sum(each.ns(H200) for each in shipped) / 1e6
     assert asked != pytest.approx(sum(each.ns(H200) for each in gathered) / 1e6, rel=0.1)
-
-
-def test_the_prediction_of_a_step_changes_with_the_shipped_configuration(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    before = QUESTIONS["graph_64"].on("H200")
-    load = load_config
-
-    def load_other(name: str, settings: Sequence[str]) -> Any:
-        return load(name, [*settings, "workload.step=gather"])
-
-    monkeypatch.setattr(questions, "load_config", load_other)
-    planned_step.cache_clear()
-    try:
-        assert QUESTIONS["graph_64"].on("H200") != before
-    finally:
-        planned_step.cache_clear()
 
 
 def test_work_is_predicted_by_its_launches_and_bytes() -> None:
@@ -138,11 +106,6 @@ def test_a_bar_in_shares_holds_on_both_cards(tmp_path: Path) -> None:
         assert verdict(tmp_path, "insert_131072_share", 89.9, gpu) == "missed"
 
 
-def test_a_bar_is_told_with_its_sense_and_its_card() -> None:
-    assert str(Bar("≤", 0.417, ("H200",))) == "≤ 0.417 (H200)"
-    assert str(Bar("≥", 90)) == "≥ 90"
-
-
 def test_an_answer_holds_all_that_a_table_needs(tmp_path: Path) -> None:
     desk = Desk(STEPS["speeds"], tmp_path / "rows.jsonl", tmp_path, small=False, gpu="NVIDIA H200")
     desk.answer("topk_64x1024", 28.25, (28.0, 28.5), samples=40)
@@ -159,12 +122,3 @@ def test_an_answer_holds_all_that_a_table_needs(tmp_path: Path) -> None:
     }
     told = report.table([desk.file], [QUESTIONS["topk_64x1024"]]).splitlines()[-1]
     assert told.endswith(" µs | – | 28.25 µs [28, 28.5], NVIDIA H200: no bar |")
-
-
-def test_of_two_answers_the_later_is_shown(tmp_path: Path) -> None:
-    desk = Desk(STEPS["facts"], tmp_path / "rows.jsonl", tmp_path, small=False, gpu="NVIDIA H100")
-    desk.answer("l2", None, why="a first try")
-    desk.answer("l2", 50.0)
-    told = report.table([desk.file], [QUESTIONS["l2"]])
-    assert "50 MB, NVIDIA H100: no bar" in told
-    assert "a first try" not in told

@@ -28,7 +28,6 @@ COMMANDS: dict[str, list[list[str]]] = {
     "compare": [["compare", "run.json", "run.json"]],
     "config schema": [["config", "schema"]],
     "config show": [["config", "show", "smoke"]],
-    "config validate": [["config", "validate", "smoke"]],
     "conform": [["conform", "vllm"], ["conform", "sglang"]],
     "doctor": [["doctor"]],
     "explain": [["explain", "vllm serve deepseek-ai/DeepSeek-V4-Flash"]],

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 
 KILLS = int(os.environ.get("DSV4KV_KILLS", "3"))
 LONGEST_S = 6.0  # what a command takes on a machine that has other work
-KEPT, OLD = 3, 6  # records that are never to go, and those that `results prune` may remove
+KEPT, OLD = 3, 6  # records that are never to go, and those that `report prune` may remove
 PATIENCE_S = 120.0
 
 _SMALL = [word for setting in TINY for word in ("--set", setting)]
@@ -32,7 +32,7 @@ COMMANDS = {
     "replay": ("replay", "builtin:chat"),
     "sweep": ("replay", "builtin:chat", "--axis", "prefix.policy=lru,fifo,lfu", "--jobs", "2"),
     "report": ("report", "results/kept-0.json", "--html", "page.html"),
-    "prune": ("results", "prune", "--keep", str(KEPT), "--yes"),
+    "prune": ("report", "prune", "--keep", str(KEPT), "--yes"),
     "tiers": ("bench", "tiers", "--set", "lengths=[2048]"),
     "kernels": ("kernels", "--arch", "sm_90a"),
 }

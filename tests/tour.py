@@ -69,12 +69,12 @@ EXITS = {
     r"bench gpu": {6, 8},
     r"profile gpu": {0, 8, 9},
     r"bench --(backend vllm|axis ops.variant)": {0, 6, 8},
-    r"profile (smoke --ncu|(--from )?server.(nsys|ncu)-rep)": {9},
+    r"profile (smoke --ncu|server.(nsys|ncu)-rep)": {9},
     r"profile server.sqlite --step": {0, 9},
 }
 """Exit codes other than 0, by command."""
 
-DOCUMENTS = r"--json|--export|--print-command|config show|--markdown"
+DOCUMENTS = r"--json|--csv|--print-command|config show"
 """What prints lines for programs, as wide as they are."""
 
 

@@ -51,7 +51,7 @@ _GROUPS = {
     },
     "Files": {
         "report": "Show and export saved runs, by file or by name.",
-        "config": "Show and check configurations; list their keys.",
+        "config": "Show configurations and list their keys.",
     },
 }
 _HIDDEN = {
@@ -61,7 +61,7 @@ _HIDDEN = {
     "reads.",
     "replay calibrate": "Fit the step times of replay to measured runs of your own server.",
     "report list": "List saved runs, oldest first, and unfinished sweeps.",
-    "report prune": "Delete the saved runs that match every option given.",
+    "report prune": "Delete saved runs but for the newest.",
 }
 COMMANDS = {name: text for rows in _GROUPS.values() for name, text in rows.items()} | _HIDDEN
 """Every command by name, of one word or two: the first paragraph of its help."""
@@ -70,18 +70,6 @@ _MODULES = {
     **dict.fromkeys(("bench systems", "bench tiers", "bench transfer"), "scenarios"),
     **dict.fromkeys(("conform", "doctor", "lint", "probe"), "checks"),
 }
-_ALIASES = {
-    "calibrate": "replay calibrate",
-    "report show": "report",
-    "results": "report",
-    "results list": "report list",
-    "results prune": "report prune",
-    "results show": "report",
-}
-"""Spellings of before."""
-_OLD_OPTIONS = {"doctor --gpu": "--check-gpu", "probe --model": "--served-model-name"}
-"""Names of before of a command's options, which mean something else in other commands."""
-
 ENDINGS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
@@ -158,7 +146,6 @@ class Program(Group):
         """Find a command of two words or one, and import it."""
         for count in (2, 1):
             name = " ".join(args[:count])
-            name = _ALIASES.get(name, name)
             if name in self.commands:
                 return name, load_command(name), args[count:]
         return super().resolve_command(ctx, args)
@@ -224,10 +211,6 @@ class Command(_Plain, TyperCommand):
 
         ``--json`` prints one document; of commands that also write it, it is ``--json=-``.
         """
-        for number, word in enumerate(args):
-            name, sign, value = word.partition("=")
-            name = _OLD_OPTIONS.get(f"{self.name} {name}", name)
-            args[number] = f"{name}{sign}{value}"
         if "--help-all" not in args:
             if any(
                 each.name == "json_" and not getattr(each, "is_flag", False)

@@ -195,7 +195,7 @@ def op(
             shape = Shape(requests, chosen or None, tokens)
             timed.append(bench.time(shape, capture_environment()["memory_bytes"]))
     page = op_page(name, bench.resolved.name, cases, timed, describe_gpu(device or "auto"))
-    opt.tell(page.answer, op_values(name, cases, timed), as_json=as_json, cut=True)
+    opt.tell(page.answer, op_values(name, cases, timed), as_json=as_json)
 
 
 def _counts(option: str, text: str | None) -> list[int]:

@@ -13,9 +13,9 @@ from dsv4kv.budget.inputs import READERS, SIZED_STATES
 from dsv4kv.choices import explained, listed
 from dsv4kv.cli import Command, examples
 from dsv4kv.cli import options as opt
-from dsv4kv.engines.names import FAMILIES, HOST_TIERS, engine_family, family_of
+from dsv4kv.engines.names import FAMILIES, HOST_TIERS, family_of
 from dsv4kv.errors import ConfigError, DoesNotFit
-from dsv4kv.files import shipped_names, write_named
+from dsv4kv.files import shipped_names
 from dsv4kv.model.formats import known_formats
 from dsv4kv.view.console import say
 from dsv4kv.view.table import Command as Paste
@@ -95,20 +95,12 @@ class BudgetCommand(Command):
         """Keep the engines' flags apart, for ``budget`` to read."""
         from dsv4kv.budget.flags import take_flags
 
-        own, _, _ = (self.epilog or "").partition(_VERSIONS)  # of a help before
-        self.epilog = f"{own}{_VERSIONS}{_versions()}" if "--help-all" in args else own
         ours = {spelling for option in self.params for spelling in option.opts}
         ctx.meta[_FLAGS], rest = take_flags(args, ours)
         return super().parse_args(ctx, rest)
 
 
-def _versions() -> str:
-    found = {name: [each.partition(":")[2] for each in engine_family(name)] for name in FAMILIES}
-    return "\n\n".join(f"{name} {', '.join(each)}" for name, each in found.items() if each)
-
-
 COMMAND = BudgetCommand
-_VERSIONS = "\n\n[bold]Versions[/bold]\n\n"
 _TOO = "With --engine the engine's own flags are options, too: --max-num-seqs, --page-size, …\n\n"
 EPILOG = _TOO + examples(
     "dsv4kv budget --gpu h200 --gpus 8                           what fits on eight H200",
@@ -129,9 +121,6 @@ def budget(
         "--verbose -v", "Print every pool, layout and option.", panel="Output"
     ),
     json_: bool = opt.AS_JSON,
-    csv: Path | None = opt.option(
-        "Write a sweep as CSV.", "FILE", rare=True, callback=opt.to_file, **_OUTPUT
-    ),
     chart: Path | None = opt.option(
         "Draw a sweep: .svg, or .html.", "FILE", callback=opt.to_chart, **_OUTPUT
     ),
@@ -145,8 +134,8 @@ def budget(
     """
     from dsv4kv.budget.launch import read_command
 
-    if (csv or chart) and not axis:
-        raise ConfigError("--csv and --chart show a sweep: add --axis context=4K,32K,128K,1M.")
+    if chart and not axis:
+        raise ConfigError("--chart shows a sweep: add --axis context=4K,32K,128K,1M.")
     command, which = given.pop("command", None), given.pop("which", None)
     named = {name.replace("_", "-"): text for name, text in given.items()}
     options = {name: named[name] for name in READERS if name in named}
@@ -164,13 +153,13 @@ def budget(
     texts |= meant
     texts |= _with_dp_attention(texts)
     typed += words
-    found = _sweep(texts, axis, csv, chart) if axis else size(texts, reading, typed)
+    found = _sweep(texts, axis, chart) if axis else size(texts, reading, typed)
     if json_:
         opt.print_json(found.document())
     else:
         opt.show_page(found.page(), verbose=verbose)
-    for path in filter(None, (csv, chart)):
-        say(f"written: {path}", err=json_)
+    if chart:
+        say(f"written: {chart}", err=json_)
     if not found.fits:
         raise typer.Exit(DoesNotFit.exit_code)
 
@@ -323,19 +312,13 @@ def _without_faults(line: str, engine: str) -> str:
     return " ".join([line, *(switches[each.fault] for each in found if each.is_sure)])
 
 
-def _sweep(
-    texts: Mapping[str, str], axes: Sequence[str], csv: Path | None, chart: Path | None
-) -> Found:
+def _sweep(texts: Mapping[str, str], axes: Sequence[str], chart: Path | None) -> Found:
     from dsv4kv.budget.sweep import parse_axis, run_sweep, to_values
     from dsv4kv.view.budget import sweep_page
     from dsv4kv.view.html import write_chart
-    from dsv4kv.view.render import to_csv
-    from dsv4kv.view.table import tabulate
 
     rows = run_sweep(texts, [parse_axis(text, texts.get("engine", "")) for text in axes])
     values, page = [to_values(row) for row in rows], partial(sweep_page, rows)
-    if csv:
-        write_named(csv, to_csv(tabulate(values)), "--csv")
     if chart:
         write_chart(chart, page().made_now())
     return Found(lambda: values, page, all(row.fits for row in rows))

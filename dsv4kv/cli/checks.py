@@ -57,7 +57,7 @@ def doctor(
     broken = any(check.status == "broken" for check in checks)
     rows = [asdict(check) for check in checks]
     parts = report_checks(checks, verbose=verbose)
-    opt.tell(parts, {"ok": not broken, "checks": rows}, as_json=as_json, cut=not verbose)
+    opt.tell(parts, {"ok": not broken, "checks": rows}, as_json=as_json)
     if broken:
         raise typer.Exit(DeviceError.exit_code)
 
@@ -192,9 +192,7 @@ def probe(
         "Max prompt tokens in total: 500K, 20M.", "COUNT", rare=True, default="4M"
     ),
     seed: int | None = opt.option("RNG seed.", show_default="random", rare=True),
-    html: Path | None = opt.option(
-        "Also write a page to show.", "PAGE.html", callback=opt.to_file
-    ),
+    html: Path | None = opt.HTML,
     as_json: bool = opt.AS_JSON,
 ) -> None:
     """Test a running server's prefix cache with prompts that it has never seen.

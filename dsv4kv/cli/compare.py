@@ -28,11 +28,7 @@ _TURNS = (
     "What alternates. step: two concurrent processes, step by step, which a noisy machine hardly "
     "disturbs; needs the memory of two caches. launch: one process at a time."
 )
-_ORDER = (
-    "Seed of the order in which launches of A and B run; the record's reproduce command has it."
-)
 _ONLY = "Operations to compare; all: everything measured."
-_FAIL_ON = "unclear: end with 3 as soon as one row is UNCLEAR."
 _EXIT_CODES = {"SAME": 0, "FASTER": 0, "SLOWER": 1, "UNCLEAR": 3}
 _LAUNCHES = 7  # of each side
 _ACTIONS = dict.fromkeys(
@@ -60,15 +56,12 @@ def compare(
     turns: opt.Text = opt.option(
         _TURNS, "step|launch", rare=True, show_default="step, on a GPU launch", **_AB
     ),
-    order_seed: int | None = opt.option(_ORDER, rare=True, min=0, show_default="a new one", **_AB),
     only: opt.Text = opt.option(
         _ONLY, "OP,…", show_default="all; of two backends what they bring"
     ),
     floor: str = opt.option("Smallest change that counts.", "SHARE", rare=True, default="1%"),
-    fail_on: str = opt.option(_FAIL_ON, "slower|unclear", rare=True, default="slower"),
     force: bool = opt.flag("--force", "Compare unlike machines or configurations.", rare=True),
     as_json: bool = opt.AS_JSON,
-    as_markdown: bool = opt.flag("--markdown", "Print Markdown, for a pull request.", rare=True),
     verbose: bool = opt.VERBOSE,
     html: Path | None = opt.HTML,
     out: Path = opt.OUT,
@@ -81,32 +74,26 @@ def compare(
     from dsv4kv.view import compare as view
     from dsv4kv.view.table import Command
 
-    if fail_on not in ("slower", "unclear"):
-        raise ConfigError(f"--fail-on {fail_on}: choose slower or unclear.")
-    _refuse(as_json and as_markdown, "--json and --markdown were given: choose one of them.")
     names = only and tuple(opt.split(only))
     smallest, interrupted = _parse_floor(floor), False
     if ab:
         _refuse(sides, "--ab measures both sides now: leave records out.")
         _check_measured(names or ())
-        seed, asked = order_seed, (ab, config, set_ or [], axis or [], launches or _LAUNCHES)
-        seed = secrets.randbelow(1 << 32) if seed is None else seed
-        before, after, interrupted = _measure(*asked, turns, seed, out)
+        asked = (ab, config, set_ or [], axis or [], launches or _LAUNCHES)
+        before, after, interrupted = _measure(*asked, turns, out)
     else:
-        given = config or set_ or axis or launches or turns or order_seed is not None
-        _refuse(given, "--config, --set, --axis, --launches, --turns and --order-seed need --ab.")
+        given = config or set_ or axis or launches or turns
+        _refuse(given, "--config, --set, --axis, --launches and --turns need --ab.")
         before, after = _stored(sides or [])
     found = _judge(before, after, smallest, names, force=force, intended=bool(ab))
-    verdict = found.conclude(fail_on_unclear=fail_on == "unclear")
+    verdict = found.conclude()
     page = view.comparison_page(found, verdict)
     if as_json:
         opt.print_json(view.to_document(found, verdict))
-    elif as_markdown:
-        say(view.to_markdown(found, verdict), end="")
     else:
         again = Command.of("dsv4kv", "compare", *(sides or []), "--verbose")
         more = ["", again] if sides and not verbose else []
-        opt.show_page(page, verbose=verbose, more=view.next_launches(found) or more)
+        opt.show_page(page, verbose=verbose, more=more)
     if html:
         opt.write_page(page.made_now(), html)
     raise typer.Exit(INTERRUPTED if interrupted else _EXIT_CODES[verdict])
@@ -186,7 +173,6 @@ def _measure(
     axes: list[str],
     launches: int,
     turns: str | None,
-    seed: int,
     out: Path,
 ) -> "tuple[Side, Side, bool]":
     from dsv4kv.bench.compare.ab import Duel, Unit, run_duel
@@ -196,6 +182,7 @@ def _measure(
     unit = next((each for each in get_args(Unit) if each == turns), None)
     _refuse(turns and not unit, f"--turns {turns}: choose step or launch.")
     argv = ["dsv4kv", *sys.argv[1:]]
+    seed = secrets.randbelow(1 << 32)
     duel = Duel(ab, config, overrides, axes, launches, argv, seed, unit)
     with opt.watch("bench", "launches", 2 * launches) as watcher:
         sides, interrupted = run_duel(duel, watcher.show_launches)

@@ -31,6 +31,7 @@ EPILOG = examples(
     "dsv4kv explain server.sqlite            what the KV cache costs in a profile",
     "dsv4kv explain -                        any of them from standard input",
 )
+_STEP = "step"  # range of a profile; ``profile --step`` names another
 _GIVEN = (
     "start-up log, launch command, script or compose file, profile of nsys, ncu or "
     "torch.profiler, benchmark result, or run record; - is standard input."
@@ -44,9 +45,6 @@ def explain(
     ),
     gpu: opt.Text = opt.option(opt.GPU, "NAME", show_default="h200"),
     engine: opt.Text = opt.option("Engine and version.", "NAME:VERSION", rare=True),
-    step: str = opt.option(
-        "Range of a profile that is a step.", "NAME", rare=True, default="step"
-    ),
     as_json: bool = opt.AS_JSON,
     verbose: bool = opt.VERBOSE,
 ) -> None:
@@ -64,20 +62,15 @@ def explain(
         places = [_save_stdin(folder / "stdin") if each == "-" else each for each in given]
         kinds = [recognise(each) for each in places]
         asked = zip(kinds, given, places, strict=True)
-        answers = [_explain(*each, options, step) for each in asked]
+        answers = [_explain(*each, options) for each in asked]
         if as_json:
             documents = [each.document() for each in answers]
             opt.print_json(documents if len(documents) > 1 else documents[0])
-        parts, heads = list["Part"](), list[int]()
-        for answer in [] if as_json else answers:
-            parts += [""] * bool(parts)
+        for number, answer in enumerate([] if as_json else answers):
+            show([""] * bool(number))
             if len(answers) > 1:
-                parts.append(Text(", ".join(answer.files), "strong"))
-            for number, block in enumerate(answer.blocks(verbose=verbose)):
-                parts += [""] * bool(number)
-                heads += [len(parts) - 1, len(parts)]  # the file or a blank line, the headline
-                parts += block
-        show(parts, cut=not verbose, heads=heads if len(heads) > 2 else ())
+                show([Text(", ".join(answer.files), "strong")])
+            show(answer.parts(verbose=verbose))
     if not all(answer.is_good for answer in answers):
         raise typer.Exit(1)
 
@@ -113,19 +106,17 @@ class _Answer:
             "faults": [each.as_values() for each in self.faults],
         }
 
-    def blocks(self, *, verbose: bool) -> "list[list[Part]]":
-        """A block for each finding, headline first; sure faults have a block of their own."""
+    def parts(self, *, verbose: bool) -> "Iterator[Part]":
+        """What was found, then known faults in brief."""
         from dsv4kv.view.table import Command
 
-        blocks = [[*found.page().parts(verbose=verbose)] for found in self.found]
-        linted = [*self.linted]
+        for number, found in enumerate(self.found):
+            yield from [""] * bool(number)
+            yield from found.page().parts(verbose=verbose)
+        if self.linted:
+            yield from ("", *self.linted)
         if self.faults and "-" not in self.files:
-            linted.append(Command.of("dsv4kv", "lint", *self.files, *self.options))
-        if any(each.is_sure for each in self.faults):
-            blocks.append(linted)
-        elif linted:
-            blocks[-1] += ["", *linted]
-        return blocks
+            yield Command.of("dsv4kv", "lint", *self.files, *self.options)
 
 
 def recognise(given: str) -> str:
@@ -174,7 +165,7 @@ def _save_stdin(path: Path) -> str:
     return str(path)
 
 
-def _explain(kind: str, name: str, given: str, options: Mapping[str, str], step: str) -> _Answer:
+def _explain(kind: str, name: str, given: str, options: Mapping[str, str]) -> _Answer:
     """Sizes or times, and known faults; the reason where only faults are known."""
     from dsv4kv.diagnose.faults.subject import read_subjects
     from dsv4kv.diagnose.faults.table import judge, load_faults
@@ -182,7 +173,7 @@ def _explain(kind: str, name: str, given: str, options: Mapping[str, str], step:
     from dsv4kv.view.table import Finding, Page
 
     if kind == "profile":
-        return _Answer([name], kind, [_profile(Path(given), step)])
+        return _Answer([name], kind, [_profile(Path(given))])
     try:
         found, failed = list(_sizes(kind, name, given, options)), None
     except Dsv4kvError as error:
@@ -271,7 +262,7 @@ def _result(path: Path) -> Found:
     return Found(partial(results_values, runs), partial(results_page, runs, path), fits=True)
 
 
-def _profile(path: Path, step: str) -> Found:
+def _profile(path: Path) -> Found:
     from dsv4kv.profile.read import is_record, load_profile, record_of_profile
     from dsv4kv.runs.store import dumps, load_record
     from dsv4kv.view.runs import run_page
@@ -279,5 +270,5 @@ def _profile(path: Path, step: str) -> Found:
     if is_record(path):
         record = load_record(path)
     else:
-        record = record_of_profile(load_profile(path, step).profile, path, step, sys.argv)
+        record = record_of_profile(load_profile(path, _STEP).profile, path, _STEP, sys.argv)
     return Found(lambda: json.loads(dumps(record)), partial(run_page, record), fits=True)

@@ -113,15 +113,6 @@ def to_chart(context: typer.Context, param: typer.CallbackParam, value: Any) -> 
     return value
 
 
-def to_page(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
-    """Refuse a file that cannot be written with its folder, which may have to be made."""
-    if value is not None:
-        context.meta.setdefault(OUTPUTS, []).append((param, value))
-        with refused_by(param.opts[0], value, "name another place"):
-            (check_file if value.parent.exists() else check_folder)(value)
-    return value
-
-
 def to_folder(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
     """Refuse a folder that was named and cannot be written; the default one has a substitute."""
     named = context.get_parameter_source(str(param.name))
@@ -169,7 +160,7 @@ SET_RARE = option("Change a setting; repeatable.", "KEY=VALUE", "--set", rare=Tr
 AXIS = option("Sweep a setting; repeatable.", "KEY=A,B,…", "--axis")
 RESUME = option("Resume an interrupted sweep, by its name or file.", "RUN", rare=True)
 OUT = option("Folder for the run record.", default=RESULTS, rare=True, callback=to_folder)
-HTML = option("Also write a page to show.", "PAGE.html", callback=to_page)
+HTML = option("Also write a page to show.", "PAGE.html", callback=to_file)
 AS_JSON = flag("--json", "Print one JSON document.")
 JSON = option("Print one JSON document.", "", "--json", callback=to_file)
 """As ``AS_JSON``; also takes a file to write next to the tables."""
@@ -208,12 +199,11 @@ def show_page(
     verbose: bool,
     more: "Iterable[Part]" = (),
     console: "Console | None" = None,
-    below: int = 0,
 ) -> None:
-    """Print a page, and what follows it: with ``verbose`` all of it, else a screen."""
+    """Print a page, and what follows it: with ``verbose`` all of it, else the answer."""
     from dsv4kv.view.render import show
 
-    show([*page.parts(verbose=verbose), *more], console, cut=not verbose, below=below)
+    show([*page.parts(verbose=verbose), *more], console)
 
 
 def write_page(page: "Page", target: Path) -> None:
@@ -238,14 +228,14 @@ def split(text: str | None) -> list[str]:
     return [each.strip() for each in (text or "").split(",") if each.strip()]
 
 
-def tell(parts: "Iterable[Part]", document: Any, *, as_json: bool, cut: bool = False) -> None:
+def tell(parts: "Iterable[Part]", document: Any, *, as_json: bool) -> None:
     """Print an answer for people, or its document for programs."""
     from dsv4kv.view.render import show
 
     if as_json:
         print_json(document)
     else:
-        show(parts, cut=cut)
+        show(parts)
 
 
 def write_json(text: str, target: str) -> None:

@@ -1,14 +1,13 @@
 """``dsv4kv profile``: which kernels take the time, by whichever profiler is there."""
 
-import os
 import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dsv4kv.choices import listed
-from dsv4kv.cli import Command, examples
+from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
 from dsv4kv.cli.runs import say_saved
 from dsv4kv.errors import ConfigError
@@ -28,10 +27,9 @@ EPILOG = examples(
     "dsv4kv profile server.nsys-rep                   what the KV cache costs your server",
     "dsv4kv profile gpu --nsys --print-command        the command line, for another machine",
     "dsv4kv profile gpu --ncu --kernel gather         bytes in DRAM next to those that must move",
-    "dsv4kv profile --diff before.json after.json     which kernels changed",
 )
 _WITH = {
-    "nsys": "Profile with Nsight Systems; PATH if it is not found.",
+    "nsys": "Profile with Nsight Systems.",
     "ncu": "Profile with Nsight Compute: counts bytes in DRAM.",
     "torch": "Profile with torch.profiler (Kineto).",
 }
@@ -44,42 +42,11 @@ _RULES = "Classes of more kernels in a profile: a file like configs/profile/*.ya
 _FULL = "Every kernel, its full name and how it was launched."
 
 
-class ProfileCommand(Command):
-    """Takes the path of a profiler after ``--nsys`` and ``--ncu``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take ``PATH`` of ``--nsys PATH`` or ``--nsys=PATH``, whose folder is put on PATH."""
-        rest: list[str] = []
-        for word in args:
-            option, _, path = word.partition("=")
-            if option in ("--nsys", "--ncu") and path:
-                _put_on_path(path)
-                rest.append(option)
-            elif rest[-1:] == [f"--{Path(word).name}"] and os.sep in word:
-                _put_on_path(word)
-            else:
-                rest.append(word)
-        return super().parse_args(ctx, rest)
-
-
-def _put_on_path(profiler: str) -> None:
-    if not os.access(profiler, os.X_OK) or Path(profiler).is_dir():
-        raise ConfigError(f"{profiler} is no program: give the path of nsys or ncu itself.")
-    os.environ["PATH"] = f"{Path(profiler).absolute().parent}{os.pathsep}{os.environ['PATH']}"
-
-
-COMMAND = ProfileCommand
-
-
 def profile(
     config: opt.Text = opt.argument(_CONFIG, "FILE|CONFIG"),
     nsys: bool = opt.flag("--nsys", _WITH["nsys"]),
     ncu: bool = opt.flag("--ncu", _WITH["ncu"]),
     torch: bool = opt.flag("--torch", _WITH["torch"], rare=True),
-    from_: Path | None = opt.option("Profile to open.", "FILE", "--from", rare=True),
-    diff: tuple[Path, Path] | None = opt.option(
-        "Compare two profiles that exist.", "A B", show_default=False
-    ),
     set_: opt.Texts = opt.SET,
     steps: int | None = opt.option(
         "Decode steps to profile.", show_default="10, with ncu 1", rare=True, min=1
@@ -92,7 +59,7 @@ def profile(
     print_command: bool = opt.flag(
         "--print-command", "Print the profiler's command line only.", rare=True
     ),
-    verbose: bool = opt.flag("--verbose -v --full", _FULL),
+    verbose: bool = opt.flag("--verbose -v", _FULL),
     out: Path | None = opt.option(
         "Folder for the run record; of a profile that is opened none is written by default.",
         rare=True,
@@ -112,38 +79,28 @@ def profile(
     from dsv4kv.profile.read import load_profile, names_profile, record_of_profile
     from dsv4kv.profile.table import read_rules
     from dsv4kv.runs.store import save_record
-    from dsv4kv.view.profile import diff_page
 
     tools: dict[Tool, bool] = {"nsys": nsys, "ncu": ncu, "torch": torch}
     is_shipped = config in shipped_names("bench")
-    if config is not None and from_ is None and not is_shipped and names_profile(config):
-        from_, config = Path(config), None
-    chosen = [*tools.values(), from_ is not None, diff is not None]
-    _refuse_idle(
-        sum(chosen) > 1,
-        {"--step": step != _STEP, "--rules": rules}
-        if not any(chosen[-2:])
-        else {
-            "CONFIG": config,
-            "--set": set_,
-            "--steps": steps,
-            "--kernel": kernel,
-            "--print-command": print_command,
-        },
-    )
-    own = read_rules(rules) if rules else []
-    if diff is not None:
-        before, after = (load_profile(path, step, own).table for path in diff)
-        page = diff_page(before, after, (diff[0].name, diff[1].name))
-        opt.show_page(page, verbose=verbose)
-        return
+    opened = None
+    if config is not None and not is_shipped and names_profile(config):
+        opened = Path(config)
+    to_open: dict[str, object] = {"--step": step != _STEP, "--rules": rules}
+    to_run: dict[str, object] = {
+        "--set": set_,
+        "--steps": steps,
+        "--kernel": kernel,
+        "--print-command": print_command,
+    }
+    chosen = [*tools.values(), opened is not None]
+    _refuse_idle(sum(chosen) > 1, to_run if opened else to_open)
     argv, given = ["dsv4kv", *sys.argv[1:]], _Output(out, json_, html, verbose)
-    if from_ is not None:
-        source = load_profile(from_, step, own)
-        given.show(source, from_)
+    if opened is not None:
+        source = load_profile(opened, step, read_rules(rules) if rules else [])
+        given.show(source, opened)
         record, saved = source.record, None
         if record is None:
-            record = record_of_profile(source.profile, from_, step, argv)
+            record = record_of_profile(source.profile, opened, step, argv)
             saved = save_record(record, out) if out else None
         given.write(record, saved)
         return
@@ -169,9 +126,7 @@ def profile(
 
 def _refuse_idle(several: bool, given: dict[str, object]) -> None:
     if several:
-        raise ConfigError(
-            "--nsys, --ncu, --torch, --diff and a profile to open: choose one of them."
-        )
+        raise ConfigError("--nsys, --ncu, --torch and a profile to open: choose one of them.")
     if names := [name for name, value in given.items() if value]:
         raise ConfigError(
             f"{', '.join(names)}: of no use here. A profile is opened with --step and --rules; "
@@ -230,7 +185,7 @@ class _Output:
         page = profile_page(source.profile, source.yardstick, layers=layers)
         again = Paste.of("dsv4kv", "profile", path, "--verbose")
         more, console = [] if self.verbose else ["", again], open_console(quiet=self.silent)
-        opt.show_page(page, verbose=self.verbose, more=more, console=console, below=2)
+        opt.show_page(page, verbose=self.verbose, more=more, console=console)
 
     def write(self, record: "RunRecord", saved: "Saved | None") -> None:
         from dsv4kv.runs.store import dumps

@@ -37,7 +37,7 @@ def keep_record(
         saved = save_record(record, folder)
     console = open_console(stderr=True, soft_wrap=True) if silent else open_console()
     parts = report_record(record, saved.path, quiet=silent, verbose=verbose)
-    show(parts, console, cut=not (silent or verbose), below=1)
+    show(parts, console)
     say_saved(saved, silent=silent)
     if json_:
         write_json(dumps(record), json_)

@@ -69,7 +69,6 @@ def _scenario(name: str, load: Callable[[], _Loaded], example: str) -> None:
         axis: opt.Texts = opt.option(
             "Sweep a setting; repeatable.", "KEY=A,B,…", "--axis", rare=True
         ),
-        seed: int | None = opt.option("Seed of the data.", rare=True),
         json_: opt.Text = opt.option(
             "Print one JSON document.", "", "--json", callback=opt.to_file, rare=True
         ),
@@ -82,7 +81,7 @@ def _scenario(name: str, load: Callable[[], _Loaded], example: str) -> None:
         from dsv4kv.view.table import Text
 
         what, root, run, check = load()
-        overrides = [*(set_ or []), *opt.as_settings({"seed": "seed"}, {"seed": seed})]
+        overrides = set_ or []
         silent, documents, wrong = quiet or json_ == "-", list[dict[str, Any]](), list[str]()
         points = expand_axes(load_config(None, overrides, root), overrides, axis or [])
         for point in points:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -458,72 +457,33 @@ _SHAPE = (
     "tree: independent prompts that begin with text from a tree of shared prefixes. chat: "
     "conversations over one system prompt, each turn extending the last."
 )
-_tree = partial(opt.Row, metavar="N", kind=int, panel="Shape tree")
-_MOST = 2**31 - 1
-TREE = {
-    "requests": _tree("Requests.", default="64", bounds=(1, 10_000_000)),
-    "input_mean": _tree(
-        "Mean prompt (log-normal), in tokens.", default="1024", bounds=(1, _MOST), rare=True
-    ),
-    "input_max": _tree("Max prompt, in tokens.", default="131072", bounds=(1, _MOST), rare=True),
-    "output_mean": _tree(
-        "Mean output (log-normal), in tokens.", default="128", bounds=(1, 131_072), rare=True
-    ),
-    "arrival_rate": _tree(
-        "Poisson arrivals per second.", kind=float, default="all at the start", rare=True
-    ),
-    "prefix_branches": _tree(
-        "Children of each prefix; 0 shares nothing.", default="0", bounds=(0, 1_000_000)
-    ),
-    "prefix_depth": _tree(
-        "Levels of the prefix tree.", default="2", bounds=(1, 10_000), rare=True
-    ),
-    "prefix_tokens": _tree(
-        "Tokens that a level adds.", default="512", bounds=(1, _MOST), rare=True
-    ),
-    "hash_block_tokens": _tree(
-        "Tokens per prefix hash.", default="512", bounds=(1, _MOST), rare=True
-    ),
-}
-"""Options of the shape tree: settings of a synthetic workload of bench."""
+_SHAPED = "Change a setting of the tree: those of workload.synthetic; repeatable."
 
 
 @app.command(
     epilog=examples(
-        "dsv4kv trace synth docs.jsonl.gz --requests 1000 --prefix-branches 8",
+        "dsv4kv trace synth docs.jsonl.gz --set requests=1000 --set prefix_branches=8",
         "dsv4kv trace synth chat.jsonl --shape chat",
     )
 )
-@opt.takes(TREE)
 def synth(
-    given: dict[str, Any],
     out: Path = opt.required(_LINES, "OUT"),
     shape: Literal["tree", "chat"] = opt.option(_SHAPE, default="tree"),
+    set_: opt.Texts = opt.option(_SHAPED, "KEY=VALUE", "--set"),
     seed: int = opt.option("Seed: the same one, the same trace.", rare=True, min=0, default=0),
     conversations: int | None = opt.option(
         "Conversations.", min=1, max=1_000_000, show_default="12", panel="Shape chat", rare=True
     ),
 ) -> None:
     """Make a trace; the same options and seed make the same file."""
-    from dsv4kv.config.bench import Lengths, Synthetic
+    from dsv4kv.config.load import load_config
     from dsv4kv.traces import write_trace
     from dsv4kv.traces.synth import chat_trace, synthesize
 
-    wrong = [*given] if shape == "chat" else ["conversations"] if conversations else []
-    for name in wrong:
-        owner = "tree" if shape == "chat" else "chat"
-        spelt = name.replace("_", "-")
-        raise typer.BadParameter(f"--{spelt} belongs to --shape {owner}, not {shape}")
-    prompt = Lengths(mean=given.pop("input_mean", 1024))
-    if prompt.mean > (cut := given.pop("input_max", prompt.high)):
-        raise typer.BadParameter(f"--input-mean {prompt.mean} is above --input-max {cut}")
-    rate = given.get("arrival_rate")
-    if rate is not None and not 1e-6 <= rate <= 1e6:
-        raise typer.BadParameter(
-            f"--arrival-rate {rate}: give requests per second, from 0.000001 to 1,000,000"
-        )
-    prompt = prompt.model_copy(update={"high": cut})
-    output = Lengths(mean=given.pop("output_mean", 128))
-    settings = Synthetic(input=prompt, output=output, **given)
-    made = chat_trace(conversations or 12, seed) if shape == "chat" else synthesize(settings, seed)
+    if set_ if shape == "chat" else conversations:
+        name, owner = ("--set", "tree") if shape == "chat" else ("--conversations", "chat")
+        raise typer.BadParameter(f"{name} belongs to --shape {owner}, not {shape}")
+    settings = [f"workload.synthetic.{each}" for each in set_ or []]
+    tree = load_config(None, settings).config.workload.synthetic
+    made = chat_trace(conversations or 12, seed) if shape == "chat" else synthesize(tree, seed)
     say(f"{out}: {write_trace(made, out):,} requests written")

@@ -21,7 +21,7 @@ from dsv4kv.files import make_folder, read_document, replacing, whole_json
 from dsv4kv.processes import map_parallel
 from dsv4kv.runs.part import Moment, Part, RunId
 from dsv4kv.runs.schema import Case
-from dsv4kv.runs.store import POINTS, UNFINISHED, Entry, Summary, digest, read_int
+from dsv4kv.runs.store import POINTS, digest, read_int
 
 Option = Annotated[str, StringConstraints(max_length=2**20)]
 
@@ -173,19 +173,6 @@ def list_unfinished(out: Path) -> list[Points]:
         with suppress(RecordError):
             found.append(read_points(path))
     return found
-
-
-def as_entry(points: Points) -> Entry:
-    """An unfinished sweep as an entry of its folder."""
-    asked = points.asked
-    summary = Summary(
-        run_id=asked.run_id,
-        started_utc=asked.started_utc,
-        status=UNFINISHED,
-        config=asked.config_source,
-        cases=len(points.cases),
-    )
-    return Entry.of(points.path, summary)
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ import tempfile
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from pydantic import Field, ValidationError
 
-from dsv4kv.errors import ConfigError, RecordError, first_problem
+from dsv4kv.errors import RecordError, first_problem
 from dsv4kv.files import check_parts, make_folder, read_document, replacing, whole_json
 from dsv4kv.runs.part import Moment, Part, RunId
 from dsv4kv.runs.schema import SCHEMA_VERSION, RunRecord
@@ -253,38 +253,15 @@ def _summarize(document: dict[str, Any]) -> Summary:
     )
 
 
-UNFINISHED = "unfinished"
-"""Status of a sweep that has points and no record."""
-_STATUSES = ("complete", "incomplete", "failed", UNFINISHED)
-
-
-def choose(
-    entries: Sequence[Entry],
-    *,
-    keep: int | None = None,
-    older_than_days: int | None = None,
-    status: str | None = None,
-    now: datetime | None = None,
-) -> list[Entry]:
-    """Runs that fit every condition, oldest first; ``keep`` leaves out the newest of them."""
-    if status is not None and status not in _STATUSES:
-        raise ConfigError(f"--status {status}: choose {', '.join(_STATUSES)}.")
-    now = now or datetime.now(UTC)
-    earliest = datetime.min.replace(tzinfo=UTC)
-    before = now - timedelta(days=min(older_than_days or 0, (now - earliest).days))
-    readable = [
-        (datetime.fromisoformat(entry.summary.started_utc), entry.summary.status, entry)
+def older(entries: Sequence[Entry], keep: int) -> list[Entry]:
+    """Readable runs without the newest ``keep``, oldest first."""
+    runs = [
+        (datetime.fromisoformat(entry.summary.started_utc), entry)
         for entry in entries
         if entry.summary
     ]
-    readable.sort(key=lambda run: run[0])
-    if keep is not None:
-        readable = readable[: max(0, len(readable) - keep)]
-    return [
-        entry
-        for started, ended_as, entry in readable
-        if (older_than_days is None or started < before) and status in (None, ended_as)
-    ]
+    runs.sort(key=lambda run: run[0])
+    return [entry for _, entry in runs[: max(0, len(runs) - keep)]]
 
 
 def remove(folder: Path, entries: Sequence[Entry]) -> None:

@@ -9,7 +9,6 @@ from dsv4kv.replay.settings import Known
 from dsv4kv.view.quantity import quantity, share
 from dsv4kv.view.table import ABSENT, Columns, Facts, Finding, Number, Page, Part, Section, Table
 
-_MAX_MINUTES = 30
 _QUANTITIES = {
     "hit_tokens": "prompt tokens hit",
     "evicted": "blocks evicted",
@@ -70,15 +69,7 @@ def answer(found: Against) -> str:
 
 
 def _minutes_table(minutes: Sequence[Minute]) -> Table:
-    """The same by minute; of a long recording those that differ most."""
-    shown, note = list(minutes), "minutes since the first request"
-
-    def size(minute: Minute) -> int:
-        return abs((minute.server.hit_tokens or 0) - (minute.replay.hit_tokens or 0))
-
-    if len(minutes) > _MAX_MINUTES:
-        shown = sorted(sorted(minutes, key=size)[-_MAX_MINUTES:], key=lambda each: each.number)
-        note += f"; the {_MAX_MINUTES} of {len(minutes):,} that differ most, --json has all"
+    """The same by minute."""
 
     def both(name: str, words: str) -> Iterator[tuple[str, Any]]:
         yield f"server {words}", lambda minute: quantity(getattr(minute.server, name))
@@ -94,7 +85,7 @@ def _minutes_table(minutes: Sequence[Minute]) -> Table:
         *both("used", "in use"),
         *both("preempted", "preempted"),
     ]
-    return Table("By minute", columns, shown, note=note)
+    return Table("By minute", columns, minutes, note="minutes since the first request")
 
 
 def against_document(name: str, found: Against, settings: Sequence[Known]) -> dict[str, Any]:

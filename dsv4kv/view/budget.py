@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _MAX_OPTIONS, _MAX_FLAGS, _MAX_POINTS = 3, 6, 12
 _FEW = 0.75  # of the requests that an option promises: fewer in a start with less memory are said
 _LONG_CHANGE = 45  # letters of an option: more make a narrow terminal's row three
-_HEADLINE_CHANGE = 30  # letters of one in the first sentence
 _MAX_LINE = 300  # characters of a log's line, three rows
 _MAX_VALUE = 34  # letters: deepseek-ai/DeepSeek-V4.1-Flash and a little
 
@@ -55,7 +54,7 @@ def budget_page(
         useful = []
     lacks = lacking_bytes(scenario, found.context)
     answer: list[tb.Part] = [
-        _answer(found, _best_sentence(found, options, useful)),
+        _answer(found),
         *(
             tb.Finding("warning", f"{word} is not counted: did you mean {flag}?")
             for word, flag in misspelt.items()
@@ -134,7 +133,7 @@ def _unsaid(scenario: Scenario, given: Mapping[str, str], of_command: bool) -> s
     return f"{others}; for budget --command add {tb.Command.of(*words)}" if words else others
 
 
-def _answer(found: an.Answer, best: str) -> tb.Finding:
+def _answer(found: an.Answer) -> tb.Finding:
     scenario, inputs = found.scenario, found.scenario.inputs
     requests = counted(found.concurrency, "request")
     load = f"{requests} of {found.context:,} tokens"
@@ -142,20 +141,18 @@ def _answer(found: an.Answer, best: str) -> tb.Finding:
     on = _gpus(scenario)
     of = f"{scenario.config.name}, sized as {scenario.engine.name}"
     if not within_limit(scenario, found.concurrency):
-        return tb.Finding(
-            "bad", f"{load} do not run concurrently: {an.limit_sentence(scenario)}.{best}"
-        )
+        return tb.Finding("bad", f"{load} do not run concurrently: {an.limit_sentence(scenario)}.")
     refusal = found.host.refusal if found.host else an.lack_sentence(scenario, found.context)
     if refusal:
         return tb.Finding("bad", refusal)
     if found.refused and found.use.free >= 0:
         return tb.Finding(
-            "bad", f"{scenario.engine.name} refuses to start, though {load} would fit.{best}"
+            "bad", f"{scenario.engine.name} refuses to start, though {load} would fit."
         )
     if not found.fits:
         verb, missing = "does" if found.concurrency == 1 else "do", format_bytes(-found.use.free)
         return tb.Finding(
-            "bad", f"{load} {verb} not fit on {on}: {missing} too much per GPU; {of}.{best}"
+            "bad", f"{load} {verb} not fit on {on}: {missing} too much per GPU; {of}."
         )
     fewest = ""
     if inputs.gpus is None and not (inputs.tp and inputs.dp):
@@ -173,7 +170,7 @@ def _answer(found: an.Answer, best: str) -> tb.Finding:
         load, total = f"{requests} of up to {found.max_context:,} tokens", "longest that fit"
     return tb.Finding(
         "good" if holds else "warning",
-        f"{load} {verb}{clause} on {on}: {of}; {total}.{fewest}{best}",
+        f"{load} {verb}{clause} on {on}: {of}; {total}.{fewest}",
     )
 
 
@@ -195,18 +192,6 @@ def _gpus(scenario: Scenario) -> str:
 def _copies_sentence(found: an.Answer) -> str:
     tp = found.scenario.layout.tp
     return f"TP{tp} replicates the KV cache on {found.kv_copies} GPUs (single KV head)."
-
-
-def _best_sentence(found: an.Answer, options: Sequence[Option], listed: Sequence[Option]) -> str:
-    """The most requests that any option holds on these GPUs; empty where none gains any."""
-    same = [o for o in options if not o.inputs.keys() & {"gpus", "context", "concurrency"}]
-    best = max(same, key=lambda option: option.concurrency, default=None)
-    if best is None or best.concurrency <= found.max_concurrency:
-        return ""
-    short = best in listed and len(best.inputs) > 1
-    change = _change(best, _HEADLINE_CHANGE if short else None)
-    change = change.removeprefix("the ").removesuffix(" below")
-    return f" At best {_held(found, best)} fit: {change}."
 
 
 def _engine_lines(found: an.Answer, *, of_command: bool) -> Iterator[tb.Part]:

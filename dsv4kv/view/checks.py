@@ -1,6 +1,5 @@
 """Verdicts of ``doctor``, ``conform``, ``lint`` and ``probe``, the answer first."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -26,7 +25,6 @@ _LEVELS: dict[str, Level] = {
     "broken": "bad",
     "bad": "bad",
 }
-_LONGEST_PATH = 36
 
 
 def report_checks(checks: "Sequence[Check]", *, verbose: bool) -> Iterator[Part]:
@@ -47,7 +45,7 @@ def report_checks(checks: "Sequence[Check]", *, verbose: bool) -> Iterator[Part]
     columns: Columns = [
         ("", lambda check: mark(_LEVELS[check.status])),
         ("name", lambda check: check.name),
-        ("found", lambda check: Text(_short(check.found))),
+        ("found", lambda check: Text(check.found)),
         ("enables", lambda check: Text(check.enables, "dim")),
     ]
     hidden, rest = (0, "") if verbose else (count["good"], "--verbose")
@@ -85,15 +83,6 @@ def _share(least_us: float | None, measured_us: float | None) -> str:
     if least_us is None or not measured_us:
         return ABSENT
     return f"{100 * least_us / measured_us:.0f} %"
-
-
-def _short(found: str) -> str:
-    return " ".join(
-        re.sub(rf"^/.*?(?=/.{{1,{_LONGEST_PATH}}}$)", "…", word)
-        if len(word) > _LONGEST_PATH
-        else word
-        for word in found.split(" ")
-    )
 
 
 def report_conformity(

@@ -1,4 +1,4 @@
-"""A comparison: for a terminal, a page, a pull request and a program."""
+"""A comparison: for a terminal, a page and a program."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from math import log
 from typing import Any, Final, Literal
 
 from dsv4kv.bench.compare.comparison import OTHER_WORK, Comparison, Row, Side, count_launches
-from dsv4kv.bench.compare.verdict import CONFIDENCE, Judgement, Verdict, fewest_launches
+from dsv4kv.bench.compare.verdict import CONFIDENCE, Judgement, Verdict
 from dsv4kv.runs.quantities import axis_text
 from dsv4kv.runs.replay import ReplayResult
 from dsv4kv.runs.statistics import summarize
@@ -15,10 +15,8 @@ from dsv4kv.units import format_bytes
 from dsv4kv.view import plots
 from dsv4kv.view import table as tb
 from dsv4kv.view.bench import checked, name_run
-from dsv4kv.view.facts import layers_text, pasted
+from dsv4kv.view.facts import layers_text
 from dsv4kv.view.quantity import format_clocked, format_factor, format_number
-from dsv4kv.view.render import markdown_text
-from dsv4kv.view.render import to_markdown as render_markdown
 
 INTERVAL = f"{CONFIDENCE * 100:.0f} % interval"
 LEVELS: Final[dict[Verdict, Literal["good", "warning", "bad"]]] = {
@@ -92,23 +90,6 @@ def conclude(comparison: Comparison, verdict: Verdict) -> str:
         return f"{verdict}: {comparison.rows[0].quantity} {change}{reason}{of_layers}, {names}"
     rows = f"of {len(comparison.rows)} rows {counts}"
     return f"{verdict}: {change} on geometric mean{reason}{of_layers}, {names}; {rows}"
-
-
-def next_launches(comparison: Comparison) -> list[tb.Part]:
-    """The command lines that measure sides of too few launches again; none where all suffice."""
-    few = comparison.overall is not None and comparison.overall.interval is None
-    fewest = fewest_launches((1 - CONFIDENCE) / 2 / (2 * len(comparison.rows) or 1))
-    lines = dict.fromkeys(
-        pasted(record.reproduce)
-        for side in (comparison.before, comparison.after)
-        for record in side.records
-        if few and count_launches(side) < fewest
-    )
-    many = max(_LAUNCHES, fewest)
-    again = [tb.Command(f"{line} --launches {many}") for line in lines if line]
-    if not again:
-        return []
-    return ["", f"Take {many} launches a side, then compare:", *again]
 
 
 def explain(comparison: Comparison) -> str:
@@ -329,25 +310,3 @@ def to_document(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:
         "differences": [asdict(difference) for difference in comparison.differences],
         "forced": comparison.forced,
     }
-
-
-def to_markdown(comparison: Comparison, verdict: Verdict) -> str:
-    """Changed rows in a table, all others folded away."""
-    sides = (comparison.before, comparison.after)
-    lines = [f"**dsv4kv {markdown_text(conclude(comparison, verdict))}**", ""]
-    lines += [f"- {markdown_text(_describe_side(side))}" for side in sides]
-    if comparison.forced:
-        lines.append("- **the sides are not alike and are compared anyway (`--force`)**")
-    said = (*comparison.differences, *comparison.losses, *comparison.missing)
-    lines += [f"- {markdown_text(str(each))}" for each in said]
-    changed = [row for row in comparison.rows if row.judgement.verdict in _CHANGES]
-    others = [row for row in comparison.rows if row.judgement.verdict not in _CHANGES]
-    if changed:
-        lines += ["", render_markdown(_rows_table(comparison, changed))]
-    if others:
-        summary = f"{len(others)} rows without a change that is one"
-        lines += ["", f"<details><summary>{summary}</summary>", ""]
-        lines += [render_markdown(_rows_table(comparison, others)), "", "</details>"]
-    if rows := _list_reuse(*sides):
-        lines += ["", render_markdown(_reuse_table(rows))]
-    return "\n".join([*lines, "", f"<sub>{markdown_text(explain(comparison))}</sub>", ""])

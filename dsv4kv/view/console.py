@@ -1,6 +1,5 @@
 """Where everything is printed: as text, whatever files and names hold."""
 
-import codecs
 import os
 import sys
 from collections.abc import Iterable
@@ -49,16 +48,7 @@ def say(text: str, *, err: bool = False, end: str = "\n") -> None:
         from dsv4kv.files import mask_secrets
 
         whole = mask_secrets(whole)
-    typer.echo((_wrap(whole) if err and sys.stderr.isatty() else whole) + end, err=err, nl=False)
-
-
-def _wrap(text: str) -> str:
-    import shutil
-    from textwrap import TextWrapper
-
-    width = shutil.get_terminal_size().columns
-    wrapper = TextWrapper(width, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(wrapper.fill(line) for line in text.splitlines())
+    typer.echo(whole + end, err=err, nl=False)
 
 
 def print_document(text: str) -> None:
@@ -94,24 +84,8 @@ def open_console(
     return console
 
 
-_PLAIN = {"✓": "+", "✗": "x", "·": ".", "–": "-", "−": "-", "─": "-", "±": "+-", "×": "x"}
-_PLAIN |= {"µ": "u", "→": "->", "←": "<-", "…": "...", "≥": ">=", "≤": "<=", "÷": "/"}
-_PLAIN |= {bar: str(height) for height, bar in enumerate("▁▂▃▄▅▆▇", 1)}
-_PLAIN |= dict.fromkeys("█▉▊▋▌▍▎▏▓▒░▞▚╳", "#")
-"""Characters of tables, numbers and bars where a stream has none of them."""
-
-
 def lose_glyphs_not_answers() -> None:
-    """On a stream that is not UTF-8, print plain characters for what it cannot show, or ?."""
-    codecs.register_error("plain", _plain)
+    """On a stream that is not UTF-8, print ? for what it cannot show."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="plain")
-
-
-def _plain(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    lost = error.object[error.start : error.end]
-    if not set(lost) - set("█▉▊▋▌▍▎▏"):  # a bar: the blocks of other heights are a line of times
-        return "#" * len(lost), error.end
-    return "".join(_PLAIN.get(each, "?") for each in lost), error.end
+            stream.reconfigure(errors="replace")

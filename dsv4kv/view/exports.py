@@ -1,11 +1,13 @@
-"""Records as rows for other programs: CSV, JSON lines, pandas frames, and Markdown for people.
+"""Records as rows for other programs: CSV and pandas frames.
 
-CSV, JSON lines and ``operations`` have one row per quantity and launch; Markdown has one row per
-quantity. Every row begins with ``run_id``, ``config``, ``status``, ``device``, ``backend``, the
-swept settings as ``axis.KEY``, and ``launch``. Times are in ns, sizes in bytes, rates in GB/s
-(10^9 B/s). ``dsv4kv report --schema`` explains all names.
+CSV and ``operations`` have one row per quantity and launch, which begins with ``run_id``,
+``config``, ``status``, ``device``, ``backend``, swept settings as ``axis.KEY``, and ``launch``.
+Times are in ns, sizes in bytes, rates in GB/s (10^9 B/s). ``docs/record-schema.json`` explains all
+names.
 """
 
+import csv
+import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +20,8 @@ from dsv4kv.errors import RecordError
 from dsv4kv.runs import quantities as q
 from dsv4kv.runs.part import Part
 from dsv4kv.runs.schema import Case, RunRecord
-from dsv4kv.runs.statistics import Estimate, summarize
+from dsv4kv.runs.statistics import summarize
 from dsv4kv.runs.store import load_record
-from dsv4kv.view import render
-from dsv4kv.view.facts import layers_text
-from dsv4kv.view.quantity import quantity, us
-from dsv4kv.view.table import Table, tabulate
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -90,37 +88,12 @@ def to_csv(records: Sequence[RunRecord]) -> str:
         return json.dumps(value) if isinstance(value, list | dict | bool) else value
 
     rows = [row for record in records for row in to_rows(record)]
-    return render.to_csv(tabulate([{k: cell(v) for k, v in row.items()} for row in rows]))
-
-
-def to_json_lines(records: Sequence[RunRecord]) -> str:
-    """One JSON object a line."""
-    rows = (row for record in records for row in to_rows(record))
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
-def to_markdown(records: Sequence[RunRecord]) -> str:
-    """A table per record: median of launch medians and its interval."""
-    lines = []
-    for record in records:
-        launches = len(record.launches) or 1
-        launched = f"{launches} launches" if launches > 1 else "one launch, interval within it"
-        status = "" if record.status == "complete" else f", **{record.status}**"
-        facts = filter(None, (record.config_source, launched, layers_text(record.cases)))
-        rows = []
-        for name, group in q.by_quantity(q.list_measured(record)).items():
-            median: Estimate | None = summarize(group[0].samples_ns).estimate
-            rate = group[0].rate_gbps
-            if len(group) > 1:
-                median = q.over_launches([each.median_ns for each in group])
-                rate = q.over_launches([e.rate_gbps.value for e in group if e.rate_gbps])
-            what = ": ".join(filter(None, (name.axis, str(name))))
-            rows.append((what, quantity(len(group)), us(median), quantity(rate)))
-        table = Table("", ["quantity", "launches", "median, µs", "GB/s"], rows)
-        named = f"**{record.run_id}** ({', '.join(facts)}{status})"
-        lines += [render.markdown_text(named), ""]
-        lines += [render.to_markdown(table), ""]
-    return "\n".join(lines) + "\n"
+    file = io.StringIO()
+    names = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(file, list(names), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
+    return file.getvalue()
 
 
 @dataclass(frozen=True)
@@ -146,7 +119,7 @@ class Records:
 
     @cached_property
     def operations(self) -> "DataFrame":
-        """How fast everything is: a row per quantity and launch, the same as ``--export csv``."""
+        """How fast everything is: a row per quantity and launch, the same as ``report --csv``."""
         return self._frame(_operation_rows)
 
     @cached_property

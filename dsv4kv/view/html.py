@@ -1,6 +1,5 @@
 """Pages: parts and charts in sections, in one HTML file without scripts or other files."""
 
-from collections.abc import Sequence
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -8,15 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from dsv4kv import __version__
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import make_folder, refused_by, replacing, whole_text, write_named
+from dsv4kv.files import whole_text, write_named
 from dsv4kv.view.console import escaped
-from dsv4kv.view.plots import file_name, to_png, to_svg, to_svg_file
-from dsv4kv.view.table import MARKS, Chart, Page
+from dsv4kv.view.plots import to_svg, to_svg_file
+from dsv4kv.view.table import MARKS, Page
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-_ELSEWHERE: Final = "name another place"
 _CLASSES: Final = {"good": "good", "warning": "warning", "bad": "bad", "dim": "muted"}
 
 
@@ -34,10 +32,7 @@ def render_page(page: Page) -> str:
 
 def write_page(page: Page, target: Path) -> None:
     """Write a page; an old file is replaced."""
-    with refused_by("--html", target, _ELSEWHERE):
-        make_folder(target.parent)
-        with replacing(target, follow=True) as file:
-            file.write(render_page(page).encode())
+    write_named(target, render_page(page), "--html")
 
 
 def write_chart(target: Path, page: Page) -> None:
@@ -50,22 +45,6 @@ def write_chart(target: Path, page: Page) -> None:
         raise ConfigError(
             f"--chart {target}: there is nothing to draw: name a file .html for the page."
         )
-
-
-def write_charts(charts: Sequence[Chart], folder: Path) -> list[Path]:
-    """Write every chart as SVG and as PNG, and return their paths."""
-    written = []
-    with refused_by("--charts", folder, _ELSEWHERE):
-        make_folder(folder)
-        for number, chart in enumerate(charts):
-            again = sum(file_name(each) == file_name(chart) for each in charts[:number])
-            name = f"{file_name(chart)}-{again + 1}" if again else file_name(chart)
-            files = {".svg": to_svg_file(chart).encode(), ".png": to_png(chart)}
-            for suffix, data in files.items():
-                with replacing(folder / f"{name}{suffix}") as file:
-                    file.write(data)
-                written.append(folder / f"{name}{suffix}")
-    return written
 
 
 @cache

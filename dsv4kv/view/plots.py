@@ -57,11 +57,6 @@ _STYLE: Final[dict[Any, Any]] = {
 }
 
 
-def file_name(chart: Chart) -> str:
-    """The chart's title as the name of a file, without an ending."""
-    return re.sub(r"\W+", "-", chart.title.lower()).strip("-")[:60]
-
-
 def to_svg(chart: Chart, salt: str = "") -> str:
     """An SVG element for a page; with another ``salt`` its ids are others."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -77,26 +72,17 @@ def to_svg(chart: Chart, salt: str = "") -> str:
 
 def to_svg_file(chart: Chart) -> str:
     """An SVG document, on white and with its title."""
-    return _clean(_save(chart, format="svg"))
-
-
-def to_png(chart: Chart) -> bytes:
-    """A PNG, on white and with its title, three pixels to a unit."""
-    return _save(chart, format="png", dpi=216)
+    target = BytesIO()
+    with _drawn(chart) as figure:
+        figure.axes[0].set_title(_fit(chart.title, 72), fontsize=11, fontweight="bold", loc="left")
+        figure.set_facecolor("white")
+        figure.savefig(target, format="svg")
+    return _clean(target.getvalue())
 
 
 def _clean(svg: bytes) -> str:
     text = _CONTROLS.sub("?", svg.decode())
     return re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-
-
-def _save(chart: Chart, **how: Any) -> bytes:
-    target = BytesIO()
-    with _drawn(chart) as figure:
-        figure.axes[0].set_title(_fit(chart.title, 72), fontsize=11, fontweight="bold", loc="left")
-        figure.set_facecolor("white")
-        figure.savefig(target, **how)
-    return target.getvalue()
 
 
 @contextmanager

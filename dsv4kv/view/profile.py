@@ -1,4 +1,4 @@
-"""Profiles: the KV cache's share of the time, kernel by kernel, and differences of two profiles.
+"""Profiles: the KV cache's share of the time, kernel by kernel.
 
 Rates are decimal: 1 GB/s is 10^9 B/s.
 """
@@ -6,7 +6,7 @@ Rates are decimal: 1 GB/s is 10^9 B/s.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from dsv4kv.profile.table import shorten
@@ -14,13 +14,13 @@ from dsv4kv.profile.trace import INPUTS
 from dsv4kv.runs import profile as rp
 from dsv4kv.runs.quantities import Yardstick, yardsticks
 from dsv4kv.runs.schema import RunRecord
-from dsv4kv.runs.statistics import divide, summarize
+from dsv4kv.runs.statistics import summarize
 from dsv4kv.units import counted, format_duration
 from dsv4kv.view import table as tb
-from dsv4kv.view.bench import MAX_ROWS, bench_page, is_known, name_run
+from dsv4kv.view.bench import bench_page, is_known, name_run
 from dsv4kv.view.facts import header, layers_text
 from dsv4kv.view.outcomes import format_with_unit
-from dsv4kv.view.quantity import format_quantity, quantity, size, us
+from dsv4kv.view.quantity import quantity, size, us
 
 _MAX_LINES, _MIN_KERNELS = 9, 3  # of classes and kernels in an answer
 _IDLE = 0.05  # of a step: less is not worth a clause
@@ -388,86 +388,3 @@ def _own_rows(profile: rp.Profile, table: rp.KernelTable) -> list[rp.KernelRow]:
 
 def _percent(part: float, total: float) -> str:
     return f"{part / total * 100:.1f} %"
-
-
-@dataclass(frozen=True)
-class Change:
-    """One kernel in two profiles: time and calls in a step of each; None where it is not in it."""
-
-    name: str
-    category: str
-    before_ns: float | None
-    after_ns: float | None
-    before_calls: float
-    after_calls: float
-
-    @property
-    def difference_ns(self) -> float:
-        """How much longer the second takes."""
-        return (self.after_ns or 0.0) - (self.before_ns or 0.0)
-
-
-def compare_tables(before: rp.KernelTable, after: rp.KernelTable) -> list[Change]:
-    """Changes by kernel, the largest first; per step, or in all where a profile has no steps."""
-    sides = []
-    for table in (before, after):
-        steps = table.num_steps if before.num_steps and after.num_steps else 1
-        times, calls = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-        for row in table.kernels:
-            times[title_of(row), row.category] += row.total_ns
-            calls[title_of(row), row.category] += row.calls
-        sides.append({key: (times[key] / steps, calls[key] / steps) for key in times})
-    changes = []
-    for key in dict.fromkeys([*sides[0], *sides[1]]):
-        (before_ns, before_calls), (after_ns, after_calls) = (
-            side.get(key, (None, 0.0)) for side in sides
-        )
-        changes.append(Change(*key, before_ns, after_ns, before_calls, after_calls))
-    return sorted(changes, key=lambda change: -abs(change.difference_ns))
-
-
-def diff_page(before: rp.KernelTable, after: rp.KernelTable, sides: tuple[str, str]) -> tb.Page:
-    """What one profile spends that the other does not."""
-    changes, answer = compare_tables(before, after), list[tb.Part]()
-    per_step = bool(before.num_steps and after.num_steps)
-    for what, old, new in (
-        ("profilers", before.tool, after.tool),
-        ("GPUs", ", ".join(before.devices), ", ".join(after.devices)),
-    ):
-        if old != new:
-            both = f"{old or 'unknown'}, {new or 'unknown'}"
-            answer.append(tb.Finding("warning", f"different {what}: {both}"))
-    if bool(before.num_steps) != bool(after.num_steps):
-        text = "only one of them has steps: whole profiles are compared"
-        answer.append(tb.Finding("warning", text))
-    if before.steps and after.steps:
-        first, last = (summarize(steps.span_ns).estimate for steps in (before.steps, after.steps))
-        times = " → ".join(f"{format_quantity(one, 1e-3)} µs" for one in (first, last))
-        ratio = format_quantity(divide(last, first))
-        answer.append(tb.Text(f"A step: {times}, {ratio} times as long.", "strong"))
-    answer += ["", _diff_table(changes, sides, per_step=per_step).first(MAX_ROWS)]
-    note = "one profile each: what differs may differ between two runs of one, too"
-    answer.append(tb.Finding("note", note))
-    whole = tb.Section("All kernels", [_diff_table(changes, sides, per_step=per_step)])
-    return tb.Page(f"{sides[0]} and {sides[1]}", answer, [whole])
-
-
-def _diff_table(changes: Sequence[Change], sides: tuple[str, str], *, per_step: bool) -> tb.Table:
-    unit = "µs a step" if per_step else "µs"
-
-    def relative(change: Change) -> tb.Number:
-        if change.before_ns is None or change.after_ns is None:
-            return tb.Number("new" if change.before_ns is None else "gone")
-        share = change.difference_ns / change.before_ns if change.before_ns else None
-        return tb.Number(tb.ABSENT if share is None else f"{share * 100:+.1f}")
-
-    columns: tb.Columns = [
-        ("kernel", lambda change: change.name),
-        ("class", lambda change: change.category),
-        (f"A {unit}", lambda change: us(change.before_ns)),
-        (f"B {unit}", lambda change: us(change.after_ns)),
-        ("B − A", lambda change: tb.Number(f"{change.difference_ns * 1e-3:+,.2f}")),
-        ("%", relative),
-        ("calls A → B", lambda c: tb.Number(f"{c.before_calls:,.4g} → {c.after_calls:,.4g}")),
-    ]
-    return tb.Table("Kernels", columns, changes, note=f"A: {sides[0]}, B: {sides[1]}")

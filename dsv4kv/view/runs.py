@@ -80,8 +80,8 @@ def runs_table(entries: Sequence[Entry]) -> tb.Table:
 def unfinished_table(sweeps: Sequence[Points]) -> tb.Table:
     """Sweeps that were killed, or go on in another process."""
     columns: tb.Columns = [
+        ("file", lambda sweep: str(sweep.path)),
         ("points done", lambda sweep: tb.Number(f"{len(sweep.cases):,} of {sweep.asked.count:,}")),
         ("resume with", lambda sweep: sweep.resume),
     ]
-    caption = "discard: dsv4kv report prune --status unfinished --yes"
-    return tb.Table("Unfinished sweeps", columns, sweeps, caption=caption)
+    return tb.Table("Unfinished sweeps", columns, sweeps)

@@ -1,4 +1,4 @@
-"""Tables, facts and findings as data, which a terminal, a page, Markdown and CSV render.
+"""Tables, facts and findings as data, which a terminal and a page render.
 
 A command's view is a ``Page``: its answer, a list of parts, and sections with the details.
 ``dsv4kv.view.render.show`` prints ``page.parts(verbose=…)``;
@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+from dsv4kv.view.console import one_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,6 +87,7 @@ Columns = Sequence[tuple[str, Read]]
 """Header of every column, and how to read its cells."""
 
 _NUMERIC = re.compile(r"[-+−~<>≤≥×]?\d[\d,.]*(?:[KMGT]|%| [^×]*)?")
+_MOST_ROWS = 10  # of a table of an answer on a terminal
 _MAX_ROWS, _MAX_COLUMNS = 14, 10  # of a table of a page's answer
 _SENTENCE = 28  # letters: a longer text with blanks may be wrapped
 
@@ -142,6 +145,10 @@ class Table:
         less = max(0, len(self.rows) - rows)
         return replace(self, rows=self.rows[:rows], hidden=self.hidden + less)
 
+    def brief(self) -> "Table":
+        """The table as a terminal shows it in an answer, of which ``--verbose`` shows the rest."""
+        return replace(self.first(_MOST_ROWS), caption="", rest="--verbose")
+
     def noted(self, what: str) -> "Table":
         """The table with this in front of its note; itself if it is empty."""
         return replace(self, note="; ".join(filter(None, (what, self.note)))) if what else self
@@ -174,33 +181,13 @@ def _kind(cells: Sequence[Cell]) -> Literal["name", "number", "prose"]:
     return "prose" if any(len(text) > _SENTENCE and " " in text for text in texts) else "name"
 
 
-def tabulate(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Raw values by name: a column for every name; what a row has none of is empty."""
-    headers = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [["" if row.get(name) is None else str(row[name]) for name in headers] for row in rows]
-    return Table("", headers, cells)
-
-
 class Command(str):
     """What a user may paste into a shell: a part of its own, or a fact."""
 
     @classmethod
     def of(cls, *words: object) -> "Command":
         """Make a command of words, each quoted as a shell needs it, on one line."""
-        return cls(" ".join(map(_quoted, map(str, words))))
-
-
-def _quoted(word: str) -> str:
-    if word.isprintable():
-        return shlex.quote(word)
-    shown = word.replace("\\", "\\\\").replace("'", "\\'")
-    return "$'" + "".join(c if c.isprintable() else _in_octal(c) for c in shown) + "'"
-
-
-def _in_octal(character: str) -> str:
-    is_byte = "\udc80" <= character <= "\udcff"  # of a file's name that is no UTF-8
-    content = character.encode("utf-8", "surrogateescape" if is_byte else "replace")
-    return "".join(f"\\{byte:03o}" for byte in content)
+        return cls(shlex.join(one_line(str(word)) for word in words))
 
 
 @dataclass(frozen=True)
@@ -285,10 +272,9 @@ class Page:
         return replace(self, sections=[*self.sections, Section("Run", [Facts(facts)])])
 
     def parts(self, *, verbose: bool) -> Iterator[Part]:
-        """The answer for a terminal, its tables whole; with ``verbose`` also all sections."""
-        rest = "" if verbose else "--verbose"
+        """The answer for a terminal, its tables brief; with ``verbose`` all, and all sections."""
         for part in self.answer:
-            yield replace(part, rest=rest) if isinstance(part, Table) else part
+            yield part.brief() if isinstance(part, Table) and not verbose else part
         for section in filter(lambda each: verbose and each.parts, self.sections):
             yield ""
             first = section.parts[0]

@@ -1,8 +1,7 @@
 """``dsv4kv trace``: what a trace asks for; its hit rate by capacity, rule and policy."""
 
 import json
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 from dsv4kv.choices import listed
 from dsv4kv.core.losses import REASONS
 from dsv4kv.engines.names import RULES
-from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.model.presets import load_model
 from dsv4kv.replay.mrc.curves import Answer, Point
 from dsv4kv.replay.mrc.thin import PARTS
@@ -113,8 +111,7 @@ def mrc_page(source: str, model: str, answer: Answer) -> tb.Page:
         parts += [
             "",
             _outcomes_table(answer, point, outcomes, brief=True),
-            *_explain_foreign(model, point),
-            *_advice(point),
+            *_caution(model, point),
         ]
     else:
         parts += ["", _curve_table(model, answer, limit=_MAX_ROWS)]
@@ -144,7 +141,8 @@ def _gib(count: int) -> str:
 def _sum_up(model: str, answer: Answer, point: Point) -> Iterator[tb.Text]:
     where = f"In a pool of {point.capacity_tokens:,} tokens," if point.capacity_tokens else ""
     where = where or "With unlimited memory,"
-    outcomes = _ruled(model, point) or [*point.strategies, *point.rules, *point.policies]
+    ruled = _ruled(model, point)
+    outcomes = ruled or [*point.strategies, *point.rules, *point.policies]
     sentence = f"{where} {_hits(point, 1)} of prompt tokens hit."
     if not answer.points[-1].token_hits:
         yield tb.Text(
@@ -158,7 +156,7 @@ def _sum_up(model: str, answer: Answer, point: Point) -> Iterator[tb.Text]:
             # other blocks or evictions may hit more than the curve's in the same memory
             bound = f"with unlimited memory at most {answer.points[-1].token_hits:.1%}"
         named = "the best is " if outcomes[1:] else ""
-        if (foreign := _foreign(model, point)) and best.name not in foreign:
+        if 0 < len(ruled) < len(point.rules):
             named = f"the best rule for {model} is "
         sentence = (
             f"{where} {named}{best.label}: {best.hit_share:.1%} of prompt tokens hit ({bound})."
@@ -191,10 +189,7 @@ def _sections(model: str, answer: Answer) -> Iterator[tb.Section]:
     for point in answer.points:
         if outcomes := [*point.rules, *point.policies]:
             table = _outcomes_table(answer, point, outcomes)
-            yield tb.Section(
-                f"Rules, {_capacity(point)}",
-                [table, *_explain_foreign(model, point), *_advice(point)],
-            )
+            yield tb.Section(f"Rules, {_capacity(point)}", [table])
     if last.strategies:
         table = _outcomes_table(answer, last, last.strategies)
         yield tb.Section("Windows and states", [table], f"checkpoints of {model}")
@@ -295,52 +290,11 @@ def _lost(outcome: Outcome, name: str) -> str:
     return f"{outcome.losses.get(name, 0) / outcome.input_tokens:.2%}"
 
 
-def _foreign(model: str, point: Point) -> list[str]:
-    """Rules of no engine, or, for a model with windows, of models without."""
+def _caution(model: str, point: Point) -> Iterator[tb.Finding]:
     kind = load_model(model).kind
-    rules = {outcome.name: RULES[outcome.name] for outcome in point.rules}
-    flat = {name for name, rule in rules.items() if kind != "flat" and "flat" in rule.default_for}
-    return [name for name, rule in rules.items() if not rule.engine or name in flat]
-
-
-def _explain_foreign(model: str, point: Point) -> Iterator[str]:
-    """Why rules that are not the model's may hit more than its own."""
-    names, hits = _foreign(model, point), {o.name: o.hit_tokens for o in point.rules}
-    if not names:
-        return
-    sentence = "ideal is no engine's rule."
-    if names != ["ideal"]:
-        verb, they = ("are no rules", "they keep") if names[1:] else ("is no rule", "it keeps")
-        sentence = f"{listed(names)} {verb} for {model}: {they} no windows."
-    flat = (tokens for name, tokens in hits.items() if not RULES[name].windows)
-    if hits.get("ideal", math.inf) < max(flat, default=0):
-        sentence += " ideal hits less, for it caches partial last blocks too."
-    yield sentence
-
-
-def _advice(point: Point) -> Iterator[str]:
-    settings: dict[tuple[str, str], list[Outcome]] = {}
-    drafts: dict[str, list[Outcome]] = {}
-    for outcome in (o for o in point.rules if o.name in RULES):
-        drafts.setdefault(outcome.name, []).append(outcome)
-        if RULES[outcome.name].windows:
-            family = outcome.name.partition(":")[0]
-            settings.setdefault((family, outcome.speculation), []).append(outcome)
-    for alike in settings.values():
-        yield from _wins(alike, lambda o: RULES[o.name].setting)
-    for name, alike in drafts.items():
-        yield from _wins(alike, lambda o: SPECULATIONS[o.speculation].setting)
-        lost = alike[0].losses.get("draft", 0) / alike[0].input_tokens
-        if lost and len(alike) == 1:
-            others = ",".join(RULES[name].drafts)
-            yield f"{alike[0].label} loses {lost:.1%} to its drafts: try --speculation {others}."
-
-
-def _wins(alike: list[Outcome], setting: Callable[[Outcome], str]) -> Iterator[str]:
-    good, bad = (f(alike, key=lambda o: o.hit_tokens) for f in (max, min))
-    if good.hit_tokens > bad.hit_tokens:
-        gain = f"{good.hit_share - bad.hit_share:.1%} of all prompt tokens"
-        yield f"{setting(good)} ({good.label}) hits {gain} more than {setting(bad)}."
+    rules = dict.fromkeys(o.name for o in point.rules if "flat" in RULES[o.name].default_for)
+    if rules and kind != "flat":
+        yield tb.Finding("note", f"{listed(rules)}: keeps no windows, so no rule for {model}")
 
 
 def _capacity(point: Point) -> str:

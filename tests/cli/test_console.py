@@ -1,7 +1,6 @@
 """What is printed in tables is text, and as wide as it needs to be."""
 
 import json
-import sys
 import unicodedata
 
 import pytest
@@ -73,20 +72,3 @@ def test_a_file_is_as_wide_as_the_widest_table(
     assert open_console().width == 110
     monkeypatch.setenv("COLUMNS", "80")
     assert open_console().width == 80
-
-
-def test_sentences_are_wrapped_between_words_where_errors_are_shown_on_a_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "30")
-    sentence = "error: a/long/path.yaml:3: the value is not one that is allowed here."
-    say(sentence, err=True)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    say(f"{sentence}\nerror: another", err=True)
-    say(sentence)
-    told = capsys.readouterr()
-    first, *wrapped = told.err.splitlines()
-    assert first == told.out.rstrip("\n") == sentence
-    assert " ".join(wrapped[:-1]) == sentence
-    assert wrapped[-1] == "error: another"
-    assert max(map(len, wrapped)) <= 30

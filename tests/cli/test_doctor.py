@@ -1,7 +1,6 @@
 """``dsv4kv doctor``, over checks made up: what it shows does not hang on this machine."""
 
 import json
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -40,17 +39,9 @@ def test_what_to_do_is_told_first_and_then_what_is_here_by_topic(
     assert text(result.stdout) == snapshot
 
 
-@pytest.mark.parametrize(("width", "most"), [("100", 25), ("80", 30)])
-def test_the_answer_is_a_screen_of_what_is_not_good(
-    machine: list[Check], width: str, most: int
-) -> None:
-    for topic in "abcde":  # more than a machine lacks
-        for status in ("good", "missing", "note"):
-            more = Check(topic, topic * 5, status, "not installed", "things of many words " * 3)
-            machine += [more, replace(more, advice="install it, if it is needed at all: " * 2)]
-    lines = run(env={"COLUMNS": width}).stdout.splitlines()
-    assert len(lines) <= most
-    assert lines[0] == "✓ dsv4kv bench can run here: of 34 checks 11 good, 11 notes, 12 missing"
+def test_the_answer_is_what_is_not_good() -> None:
+    lines = run().stdout.splitlines()
+    assert lines[0] == "✓ dsv4kv bench can run here: of 4 checks 1 good, 1 note, 2 missing"
     assert not any(line.startswith("✓") for line in lines[1:])
     assert any("--verbose" in line for line in lines)
 

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -73,13 +72,10 @@ def test_a_file_is_recognised_by_its_content(name: str) -> None:
 
 
 def test_sizes_are_those_of_budget() -> None:
-    def budget(*words: str) -> Any:
-        return json.loads(CliRunner().invoke(app, ["budget", *words, "--json"]).stdout)
-
     for given in ("script", "compose", SERVE):
-        assert document(given, "--gpu", "b200")["answers"] == [
-            budget("--command", given, "--gpu", "b200")
-        ]
+        words = ["budget", "--command", given, "--gpu", "b200", "--json"]
+        sizes = json.loads(CliRunner().invoke(app, words).stdout)
+        assert document(given, "--gpu", "b200")["answers"] == [sizes]
 
 
 def test_faults_are_those_of_lint() -> None:
@@ -119,18 +115,11 @@ def test_standard_input_is_a_file_like_any_other() -> None:
     assert "dsv4kv lint" not in given
 
 
-def test_of_several_files_each_answer_is_shown_and_the_rest_is_counted() -> None:
-    """However many they are; and why it ends with 1, though details of earlier files are cut."""
-    for words in (["new", "sglang", "two", "run", "result"], ["old", *["new", "two"] * 4]):
-        shown, whole = run(*words), run(*words, "--verbose").stdout.splitlines()
-        lines = shown.stdout.splitlines()
-        for title in {*words}:
-            answers = [whole[n + 1] for n, line in enumerate(whole) if line == title]
-            assert [lines[n + 1] for n, line in enumerate(lines) if line == title] == answers
-        assert sum("1 fault found" in line for line in lines) == words.count("two")
-        assert sum("159,383,552 tokens" in line for line in lines) == words.count("two")
-        assert "more lines: --verbose" in lines[-1]
-        assert "" not in [above or line for above, line in pairwise(lines)]
+def test_of_several_files_each_answer_is_shown() -> None:
+    lines = run("new", "sglang", "two", "run", "result").stdout.splitlines()
+    assert [line for line in lines if line in TEXTS] == ["new", "sglang", "two", "run", "result"]
+    assert sum("1 fault found" in line for line in lines) == 1
+    assert "" not in [above or line for above, line in pairwise(lines)]
 
 
 def test_it_ends_with_1_where_something_does_not_fit_or_is_faulty() -> None:
@@ -239,37 +228,6 @@ def test_operations_of_a_store_are_refused_as_what_they_are(tmp_path: Path) -> N
     done = run(str(path))
     assert (done.exit_code, done.stdout) == (4, "")
     assert done.stderr.startswith(f"error: {path}:1: Mooncake's master wrote this")
-
-
-@pytest.mark.parametrize("width", ["80", "100"])
-def test_what_joins_the_engines_count_with_ours_is_not_cut(width: str) -> None:
-    flags = "-tp 8 --max-model-len 128K --gpu-memory-utilization 0.9 --max-num-batched-tokens 8192"
-    found = run(f"vllm serve deepseek-ai/DeepSeek-V4-Pro {flags}", env={"COLUMNS": width})
-    shown = " ".join(found.stdout.split())
-    assert "10 requests of 131,072 tokens fit" in shown
-    assert "more lines: --verbose" in shown
-    assert "· vllm:0.33 counts 1.68 requests, each with 8.90 GiB of prefill workspace" in shown
-    assert "only one prefill runs at a time: 10 fit." in shown
-
-
-DRAFTS = """--speculative-config '{"method": "dspark", "num_speculative_tokens": 7}'"""
-KEYS = """--attention-config '{"use_fp4_indexer_cache":true}'"""
-
-
-@pytest.mark.parametrize("width", ["80", "100"])
-@pytest.mark.parametrize(
-    ("line", "printed"),
-    [
-        (f"{SERVE} --max-num-batched-tokens 8192", "GPU KV cache size: N tokens, Maximum con"),
-        (f"{SERVE} --max-num-batched-tokens 8192 {KEYS} {DRAFTS} -pp 4", "PP3 GPU KV cache size:"),
-        (f"{SERVE} --max-num-batched-tokens 8192 {KEYS} {DRAFTS}", "GPU KV cache size: N tokens"),
-        (f"{DEEP} {ATTENTION} --chunked-prefill-size 4096 --page-size 256", "full_token=N"),
-    ],
-)
-def test_the_engines_own_line_is_never_cut(line: str, printed: str, width: str) -> None:
-    shown = run(line, "--gpu", "b300", env={"COLUMNS": width}).stdout
-    assert printed in re.sub(r"[\d,]{6,}", "N", " ".join(shown.split()))
-    assert len(shown.splitlines()) <= {"80": 34, "100": 26}[width]  # wrapped commands apart
 
 
 TRTLLM = """\

@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", ["evil:f", "flush=evil.py:f"])
 @pytest.mark.parametrize(
     "words",
-    ["bench c.yaml", "profile c.yaml", "config validate c.yaml", "compare --ab c.yaml c.yaml"],
+    ["bench c.yaml", "profile c.yaml", "config show c.yaml", "compare --ab c.yaml c.yaml"],
 )
 def test_a_configuration_names_no_code(name: str, words: str) -> None:
     Path("c.yaml").write_text(f"backend: {name}\n")
@@ -42,7 +42,7 @@ def test_a_configuration_names_no_code(name: str, words: str) -> None:
 
 def test_a_configuration_names_a_backend_of_ours() -> None:
     Path("c.yaml").write_text("backend: reference\n")
-    assert invoke("config", "validate", "c.yaml").exit_code == 0
+    assert invoke("config", "show", "c.yaml").exit_code == 0
 
 
 # As ``python -m dsv4kv`` three times, and torch is imported once.

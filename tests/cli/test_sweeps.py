@@ -221,23 +221,11 @@ def test_a_run_that_is_pruned_leaves_no_points() -> None:
 def test_the_line_that_is_listed_goes_on_in_its_folder(folder: str, whole: list[Case]) -> None:
     Path(folder).parent.mkdir(exist_ok=True)
     Path("results").rename(folder)
-    listed = " ".join(invoke("results", "list", "--folder", folder).stdout.split())
-    line = listed.partition("2 of 4 dsv4kv ")[2].partition(" discard:")[0]
+    listed = " ".join(invoke("report", "list", "--folder", folder).stdout.split())
+    line = listed.partition("2 of 4 dsv4kv ")[2]
     assert invoke(*shlex.split(line), "--quiet").exit_code == 6
     assert the_record(folder).cases == whole
     assert not list(Path(folder).glob("*.points.jsonl"))
-
-
-@pytest.mark.usefixtures("interrupted")
-def test_points_of_unfinished_sweeps_are_discarded_once_told_to() -> None:
-    points, record = points_of(), the_record()
-    prune = ("results", "prune", "--status", "unfinished")
-    assert f"would remove {points}" in invoke(*prune).stdout
-    assert "nothing to remove" in invoke(*prune, "--older-than", "1", "--yes").stderr
-    assert points.exists()
-    assert invoke(*prune, "--yes").exit_code == 0
-    assert not points.exists()
-    assert the_record() == record
 
 
 @pytest.mark.parametrize("address", ["auto", "127.0.0.1:1", "nowhere.invalid:6379"])

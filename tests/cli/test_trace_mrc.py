@@ -87,43 +87,16 @@ def test_a_capacity_that_no_machine_has_is_as_good_as_none() -> None:
     assert "With unlimited memory" in run("builtin:chat", "--capacity", "9" * 30).output
 
 
-FOREIGN = {"v4-flash": {"ideal", "vllm", "sglang"}, "v4.1-flash": {"ideal", "vllm", "sglang"}}
-
-
-@pytest.mark.parametrize("model", ["v4-flash", "v4.1-flash", "v3.2"])
-@pytest.mark.parametrize("rules", ["all", "vllm,ideal", "sglang"])
+@pytest.mark.parametrize("model", ["v4-flash", "v3.2"])
 @pytest.mark.parametrize("capacity", ["4K", "32K"])
-def test_the_best_rule_is_the_models_and_below_the_bound(
-    capacity: str, rules: str, model: str
-) -> None:
-    asked = ("--capacity", capacity, "--rule", rules, "--model", model)
+def test_the_best_rule_is_the_models_and_below_the_bound(capacity: str, model: str) -> None:
+    asked = ("--capacity", capacity, "--rule", "all", "--model", model)
     printed = " ".join(run("builtin:chat", *asked).output.split())
     found = re.search(
-        r", (the best (?:rule for \S+ )?is )?(\S+): ([\d.]+)% of prompt tokens hit "
+        rf", the best rule for {model} is (\S+): ([\d.]+)% of prompt tokens hit "
         r"\(with unlimited memory at most ([\d.]+)%\)",
         printed,
     )
     assert found
-    assert float(found[3]) <= float(found[4])
-    foreign = FOREIGN.get(model, {"ideal"})
-    if "rule for" in (found[1] or ""):
-        assert found[2] not in foreign
-    told = re.search(r"(?:% )(\S+(?:, \S+)*) (?:is|are) no (?:engine's )?rule", printed)
-    named = set(told[1].split(", ")) if told else set()
-    assert named == (foreign if rules == "all" else foreign & {*rules.split(",")})
-
-
-@pytest.mark.parametrize(("tail", "told"), [(1, True), (255, True), (0, False)])
-def test_a_bound_below_an_engines_hits_says_why(tail: int, told: bool) -> None:
-    # four prompts by turns: what two blocks each do not hold, one block each does
-    ids = [([n] if not tail else [n, 100 * turn + n]) for turn in range(1, 5) for n in range(1, 5)]
-    lines = [
-        json.dumps(
-            {"timestamp": 0, "input_length": 512 + tail, "output_length": 1, "hash_ids": each}
-        )
-        for each in ids
-    ]
-    Path("turns.jsonl").write_text("\n".join(lines))
-    asked = ("--capacity", "3072", "--rule", "ideal,vllm,sglang", "--strategy", "none")
-    printed = " ".join(run("turns.jsonl", *asked).output.split())
-    assert ("it caches partial last blocks too" in printed) is told
+    assert float(found[2]) <= float(found[3])
+    assert found[1] not in ("ideal", *(["vllm", "sglang"] if model == "v4-flash" else []))

@@ -264,7 +264,7 @@ READERS = {
         (
             ("report", "FILE"),
             ("report", "FILE", "--json"),
-            ("report", "FILE", "--export", "csv"),
+            ("report", "FILE", "--csv"),
             ("compare", "FILE", "FILE"),
             ("report", "list", "--folder", "."),
             ("report", "prune", "--folder", ".", "--keep", "1"),
@@ -302,7 +302,7 @@ READERS = {
         for name, text in SAMPLES.items()
     },
     "chrome": Reader(
-        (("profile", "--from", "FILE"), ("explain", "FILE")),
+        (("profile", "FILE"), ("explain", "FILE")),
         _make_chrome,
         (damage, odd_json, odd_json, packed),
     ),

@@ -257,50 +257,15 @@ def test_a_file_that_is_no_record_is_listed_with_the_reason(
     assert reason in str(entry.problem)
 
 
-NOW = datetime(2026, 11, 21, tzinfo=UTC)
-STATUSES = ("complete", "failed", "incomplete", "complete")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Runs of the 1st, 8th, 15th and 20th, a note, and a folder."""
-    for day, status in zip((1, 8, 15, 20), STATUSES, strict=True):
-        record = make_record(
-            make_case(status=status, error="why"),
-            run_id=f"run-{day:02}",
-            started_utc=f"2026-11-{day:02}T12:00:00+00:00",
-        )
+@pytest.mark.parametrize(("keep", "chosen"), [(1, [1, 8, 15]), (0, [1, 8, 15, 20]), (9, [])])
+def test_all_runs_but_the_newest_are_older(tmp_path: Path, keep: int, chosen: list[int]) -> None:
+    for day in (20, 1, 8, 15):
+        started = f"2026-11-{day:02}T12:00:00+00:00"
+        record = make_record(run_id=f"run-{day:02}", started_utc=started)
         store.save_record(record, tmp_path)
     (tmp_path / "notes.json").write_text("[]")
-    (tmp_path / "others").mkdir()
-    store.save_record(make_record(run_id="main"), tmp_path / "others")
-    return tmp_path
-
-
-def days(entries: list[store.Entry]) -> list[int]:
-    return [int(entry.file[4:6]) for entry in entries]
-
-
-@pytest.mark.parametrize(
-    ("options", "chosen"),
-    [
-        ({"keep": 1}, [1, 8, 15]),
-        ({"keep": 0}, [1, 8, 15, 20]),
-        ({"keep": 9}, []),
-        ({"older_than_days": 10}, [1, 8]),
-        ({"older_than_days": 0}, [1, 8, 15, 20]),
-        ({"older_than_days": 3_000_000}, []),
-        ({"older_than_days": 10**30}, []),
-        ({"status": "failed"}, [8]),
-        ({"status": "complete", "keep": 2}, [1]),
-        ({"older_than_days": 10, "keep": 3}, [1]),
-    ],
-    ids=str,
-)
-def test_runs_go_that_fit_every_condition(
-    folder: Path, options: dict[str, object], chosen: list[int]
-) -> None:
-    assert days(store.choose(store.list_entries(folder), now=NOW, **options)) == chosen  # type: ignore[arg-type]
+    found = store.older(store.list_entries(tmp_path), keep)
+    assert [int(entry.file[4:6]) for entry in found] == chosen
 
 
 # ---- names of runs, and records of before

@@ -1,4 +1,4 @@
-"""Profiles: whole outputs, what spoils them, and two of them compared."""
+"""Profiles: whole outputs, and what spoils them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -154,56 +154,6 @@ def test_bytes_beyond_what_must_be_moved_are_judged(tmp_path: Path) -> None:
             dram_bytes=moved,
         )
         assert (pr.amplification(row), pr.is_amplified(row)) == (None, False)
-
-
-# ---- two profiles -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def before(tmp_path: Path) -> KernelTable:
-    return from_nsys(tmp_path)
-
-
-@pytest.fixture
-def after(tmp_path: Path) -> KernelTable:
-    """The gather takes half as long, the insert is gone, and something is new."""
-    export = two_replays()
-    kernels = export.rows["CUPTI_ACTIVITY_KIND_KERNEL"]
-    gone = export.string("window_insert")
-    export.rows["CUPTI_ACTIVITY_KIND_KERNEL"] = [k for k in kernels if k["shortName"] != gone]
-    for kernel in kernels:
-        if kernel["shortName"] == export.string("gather_topk"):
-            kernel["end"] -= 5_000
-            kernel["demangledName"] = export.string("void dsv::gather_topk<long>(long*)")
-    export.kernel("brand_new", 101, 170_000, 172_000)
-    (tmp_path / "after").mkdir()
-    return from_nsys(tmp_path / "after", export)
-
-
-def diff(before: KernelTable, after: KernelTable) -> str:
-    return shown(*pr.diff_page(before, after, ("a.json", "b.json")).answer)
-
-
-def test_changes_are_per_step_the_largest_first(
-    before: KernelTable, after: KernelTable, snapshot: SnapshotAssertion
-) -> None:
-    changes = pr.compare_tables(before, after)
-    assert changes[:3] == [
-        pr.Change("window_insert", "insert", 10_000, None, 1, 0),
-        pr.Change("gather_topk", "gather", 10_000, 5_000, 1, 1),
-        pr.Change("brand_new", "other", None, 1_000, 0, 0.5),
-    ]
-    assert {change.difference_ns for change in changes[3:]} == {0}
-    assert diff(before, after) == snapshot
-
-
-def test_what_makes_two_profiles_unlike_is_first(before: KernelTable, tmp_path: Path) -> None:
-    assert diff(before, from_kineto(tmp_path)).startswith("! different profilers: nsys, kineto\n")
-    other = before.model_copy(update={"devices": ["NVIDIA H200"]})
-    assert "! different GPUs: unknown, NVIDIA H200" in diff(before, other)
-    whole = before.model_copy(update={"num_steps": 0, "steps": None})
-    assert {change.difference_ns for change in pr.compare_tables(before, whole)} == {0}
-    assert "only one of them has steps" in diff(before, whole)
 
 
 def test_where_to_look_next_is_in_the_cache(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def _side(duel: Duel, plan: _Plan, outcomes: Sequence[Outcome]) -> Side:
     words += ["--config", duel.config] if duel.config else []
     words += bench_arguments("", duel.overrides, duel.axes)[1:]
     words += ["--turns", duel.turns] if duel.turns else []
-    words += ["--launches", str(duel.launches), "--order-seed", str(duel.order_seed)]
+    words += ["--launches", str(duel.launches)]
     own = [outcome for outcome in outcomes if outcome.task.side == plan.task.side]
     run_id = new_run_id(plan.loaded.config.name, own[0].started if own else datetime.now(UTC))
     known = {"run_id": run_id, "argv": duel.argv, "reproduce": shlex.join(words)}

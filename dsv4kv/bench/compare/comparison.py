@@ -240,19 +240,16 @@ class Comparison:
         """Whether the sides differ where they must not, and are compared anyway."""
         return not self.intended and any(each.kind != "unknown" for each in self.differences)
 
-    def conclude(self, *, fail_on_unclear: bool = False) -> vd.Verdict:
+    def conclude(self) -> vd.Verdict:
         """One verdict: SLOWER as soon as a row is.
 
-        UNCLEAR where the mean of all rows is, where something is missing or lost, or, with
-        ``fail_on_unclear``, where any row is.
+        UNCLEAR where the mean of all rows is, or where something is missing or lost.
         """
         found = {row.judgement.verdict for row in self.rows}
         mean = self.overall.verdict if self.overall else vd.Verdict.UNCLEAR
         if vd.Verdict.SLOWER in (mean, *found):
             return vd.Verdict.SLOWER
         if mean is vd.Verdict.UNCLEAR or self.missing or _empty_case(self):
-            return vd.Verdict.UNCLEAR
-        if fail_on_unclear and vd.Verdict.UNCLEAR in found:
             return vd.Verdict.UNCLEAR
         return vd.Verdict.FASTER if vd.Verdict.FASTER in (mean, *found) else vd.Verdict.SAME
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.view.html import write_chart, write_charts, write_page
+from dsv4kv.view.html import write_chart, write_page
 from dsv4kv.view.runs import runs_page
 from dsv4kv.view.table import Page
 from tests.runs.records import make_case, make_record
@@ -47,8 +47,8 @@ def test_a_page_of_a_hundred_cases_stays_below_a_megabyte_and_a_half(tmp_path: P
     assert (tmp_path / "page.html").stat().st_size < LIMIT_BYTES
 
 
-def test_folders_on_the_way_are_made_and_an_old_page_is_replaced(tmp_path: Path) -> None:
-    target = tmp_path / "new" / "page.html"
+def test_an_old_page_is_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "page.html"
     write_page(runs_page([make_plain()]), target)
     second = make_plain().model_copy(update={"run_id": "second"})
     write_page(runs_page([second]), target)
@@ -56,24 +56,12 @@ def test_folders_on_the_way_are_made_and_an_old_page_is_replaced(tmp_path: Path)
     assert [path.name for path in target.parent.iterdir()] == ["page.html"]
 
 
-def test_a_place_that_cannot_be_written_is_told_with_the_option_that_names_another(
-    tmp_path: Path,
-) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("in the way")
-    with pytest.raises(ConfigError, match=r"^--html .*: cannot be written \(.*\): name"):
-        write_page(runs_page([make_plain()]), blocked / "page.html")
-    with pytest.raises(ConfigError, match=r"^--charts .*: cannot be written \(.*\): name"):
-        write_charts([], blocked)
-
-
-def test_every_chart_is_a_file_of_both_kinds(tmp_path: Path) -> None:
-    charts = runs_page([make_record(), make_record()]).charts()
-    written = write_charts(charts, tmp_path / "charts")
-    assert len(set(written)) == 2 * len(charts) >= 4
-    for path in written:
-        head = path.read_bytes()[:5]
-        assert head == (b"<?xml" if path.suffix == ".svg" else b"\x89PNG\r")
+def test_a_chart_is_a_drawing_with_its_title(tmp_path: Path) -> None:
+    page = runs_page([make_record()])
+    write_chart(tmp_path / "chart.svg", page)
+    drawn = (tmp_path / "chart.svg").read_text("utf-8")
+    assert drawn.startswith("<?xml")
+    assert page.charts()[0].title in drawn
 
 
 def test_control_characters_of_a_record_are_shown_as_escapes(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ ASKED = [
 ]
 PAGES = [
     *(ROOT / name for name in ("README.md", "Makefile", ".ci/run")),
-    *(each for suffix in ("md", "ipynb") for each in sorted((ROOT / "docs").glob(f"*.{suffix}"))),
+    *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / ".github" / "workflows").iterdir()),
 ]
 WORD = r"'[^']+'|-[\w-]+(?:=\S+)?|[\w.+/=:\[\],-]*[\w.\]]"
@@ -113,7 +113,7 @@ def test_pip_resolves_what_the_readme_types_first(tmp_path: Path) -> None:
 
 
 def test_lines_are_found_where_they_are_shown_and_run() -> None:
-    assert {"README.md", "Makefile", "examples.md", "records.ipynb"} <= set(LINES.values())
+    assert {"README.md", "Makefile", "examples.md"} <= set(LINES.values())
     assert "--no-compile --constraint constraints.txt --editable '.[test]'" in LINES
 
 

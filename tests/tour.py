@@ -113,7 +113,7 @@ def install(folder: Path) -> Path:
     pip = [str(environment / "bin" / "pip"), "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", wheels, ROOT], check=True)
     (wheel,) = wheels.glob("*.whl")
-    asked = f"{wheel}[cuda,pandas,record]"
+    asked = f"{wheel}[cuda,record]"
     subprocess.run([*pip, "install", "-c", ROOT / "constraints.txt", asked], check=True)
     return environment / "bin"
 

@@ -245,8 +245,9 @@ def _read_results(lines: tf.TraceLines, _: tf.ReadOptions) -> Iterator[Request]:
         inputs, outputs = run.get("input_lens"), run.get("output_lens")
         if not inputs or not outputs:
             raise tf.Defect(
-                "the result has no requests one by one: dsv4kv calibrate reads it; a trace needs "
-                "every request (--output-details, --save-detailed, AIPerf's profile_export.jsonl)"
+                "the result has no requests one by one: dsv4kv replay calibrate reads it; a trace "
+                "needs every request (--output-details, --save-detailed, AIPerf's "
+                "profile_export.jsonl)"
             )
         count = len(inputs) if isinstance(inputs, list) else 0
         starts = _numbers(run, "start_times", count, tf.MOST_S) or [0.0] * count

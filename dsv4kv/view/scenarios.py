@@ -35,7 +35,7 @@ def systems_page(outcomes: "Sequence[workload.Outcome]") -> Page:
         for key, found in amounts.items()
     ]
     heads = ["system", "quantity", *(policy or "amount" for policy in policies)]
-    return Page("Systems", [verdict, "", Table("Systems", heads, rows, keys=2)])
+    return Page("Systems", [verdict, "", Table("Systems", heads, rows, keys=2, most=30)])
 
 
 def transfer_page(config: TransferConfig, outcome: "Outcome") -> Page:

@@ -87,7 +87,6 @@ Columns = Sequence[tuple[str, Read]]
 """Header of every column, and how to read its cells."""
 
 _NUMERIC = re.compile(r"[-+−~<>≤≥×]?\d[\d,.]*(?:[KMGT]|%| [^×]*)?")
-_MOST_ROWS = 10  # of a table of an answer on a terminal
 _MAX_ROWS, _MAX_COLUMNS = 14, 10  # of a table of a page's answer
 _SENTENCE = 28  # letters: a longer text with blanks may be wrapped
 
@@ -111,6 +110,7 @@ class Table:
     rest: str = ""
     least: Sequence[str] = ()  # headers of the columns that are dropped before the last
     hidden: int = 0  # rows that are not in it, which ``rest`` shows
+    most: int = 10  # rows of it in an answer on a terminal
 
     def __post_init__(self) -> None:
         odd = [len(row) for row in self.cells if len(row) != len(self.columns)]
@@ -147,7 +147,7 @@ class Table:
 
     def brief(self) -> "Table":
         """The table as a terminal shows it in an answer, of which ``--verbose`` shows the rest."""
-        return replace(self.first(_MOST_ROWS), caption="", rest="--verbose")
+        return replace(self.first(self.most), caption="", rest="--verbose")
 
     def noted(self, what: str) -> "Table":
         """The table with this in front of its note; itself if it is empty."""

@@ -67,20 +67,20 @@ def test_a_wrong_operation_is_a_finding_and_fails(report: GpuReport) -> None:
     wrong = replace(report, wrong=["attend on pages: channel 3 is 1, and the reference has 2."])
     rows = [Row("attend csa", 80.0, 160.0, 40.0), Row("flush hca", 10.0, None, 5.0)]
     with patch.object(examined, "examine_gpu", lambda: replace(wrong, rows=rows)):
-        result = CliRunner().invoke(app, ["doctor", "--gpu"])
+        result = CliRunner().invoke(app, ["doctor", "--check-gpu"])
         assert result.exit_code == VerificationError.exit_code
         assert "channel 3 is 1, and the reference has 2." in result.stdout
         assert [*result.stdout.split("attend csa")[1].split()[:6]] == [
             *("80.0", "µs", "160.0", "µs", "25", "%")
         ]
-        told = json.loads(CliRunner().invoke(app, ["doctor", "--gpu", "--json"]).stdout)
+        told = json.loads(CliRunner().invoke(app, ["doctor", "--check-gpu", "--json"]).stdout)
     assert told["ok"] is False
     assert told["rows"][1] == asdict(rows[1])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so_in_a_sentence() -> None:
-    result = CliRunner().invoke(app, ["doctor", "--gpu"])
+    result = CliRunner().invoke(app, ["doctor", "--check-gpu"])
     assert isinstance(result.exception, CudaUnavailable) or result.exit_code
     with pytest.raises(CudaUnavailable, match="torch sees no CUDA device here"):
         examine_gpu()

@@ -320,7 +320,7 @@ READERS = {
     ),
     "results": Reader(
         (
-            ("calibrate", "FILE", "--gpu", "h200", "--quiet"),
+            ("replay", "calibrate", "FILE", "--gpu", "h200", "--quiet"),
             ("lint", "FILE"),
             ("explain", "FILE"),
         ),

@@ -215,7 +215,7 @@ def test_the_published_cases_are_read() -> None:
 
 
 def test_a_row_without_its_requests_is_no_trace(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="dsv4kv calibrate reads it"):
+    with pytest.raises(TraceError, match="dsv4kv replay calibrate reads it"):
         list(read_trace(write(tmp_path, INFERENCEX)))
 
 

@@ -246,7 +246,7 @@ def test_a_key_that_no_header_takes_is_not_shown_and_a_last_newline_is_no_part_o
             OpenAiServer(url)
         assert {key for _, _, key in heard} == {f"Bearer {KEY}"}
         return
-    ended = CliRunner().invoke(app, ["probe", "127.0.0.1:1", "--model", "m"])
+    ended = CliRunner().invoke(app, ["probe", "127.0.0.1:1", "--served-model-name", "m"])
     assert ended.exit_code == 2
     assert f"{KEYS[0]} holds characters" in ended.stderr
     assert "secret" not in ended.output
@@ -291,7 +291,9 @@ def test_a_server_that_answers_for_ever_is_cut_off_at_the_end_of_the_budget(
 ) -> None:
     begun_s = time.monotonic()
     with dripping(beginning, drop) as url:
-        ended = CliRunner().invoke(app, ["probe", url, "--budget", "1s", "--model", "m"])
+        ended = CliRunner().invoke(
+            app, ["probe", url, "--budget", "1s", "--served-model-name", "m"]
+        )
     assert ended.exit_code == 5
     assert "does not answer: no answer within" in ended.stderr
     assert time.monotonic() - begun_s < 60

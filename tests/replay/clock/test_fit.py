@@ -119,7 +119,7 @@ def test_times_of_something_else_are_doubted_and_not_stored(tmp_path: Path) -> N
     given = as_sglang(benched(*RUNS[0]), detailed=True, longest=RUNS[0][2], most=RUNS[0][3])
     path, to = write_lines(tmp_path / "slow.jsonl", [slowed(given, 1000.0)]), tmp_path / "c.yaml"
     settings = [word for each in SETTINGS for word in ("--set", each)]
-    done = run(["calibrate", str(path), *settings, "--name", str(to)])
+    done = run(["replay", "calibrate", str(path), *settings, "--name", str(to)])
     assert done.exit_code == 2
     assert "not stored: " in " ".join(done.output.split())
     assert "off what is known of this GPU in the median" in " ".join(done.output.split())
@@ -131,7 +131,7 @@ def test_a_calibration_is_stored_and_used(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     path = sglang_file(tmp_path, detailed=True, runs=RUNS[:1])
     settings = [word for each in SETTINGS for word in ("--set", each)]
-    done = run(["calibrate", str(path), *settings, "--name", "mine"])
+    done = run(["replay", "calibrate", str(path), *settings, "--name", "mine"])
     assert done.exit_code == 0, done.output
     assert "stored:" in done.stdout
     used = ["--set", "cost.calibration=mine", "--set", "workload.synthetic.requests=4"]

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import log
 from typing import Any, Final, Literal
 
@@ -28,7 +28,7 @@ LEVELS: Final[dict[Verdict, Literal["good", "warning", "bad"]]] = {
 _MANIFOLD = 10  # from here on a change is a ratio
 _LAUNCHES = 7  # of a side: what ``compare --ab`` takes
 _CHANGES = (Verdict.SLOWER, Verdict.FASTER)
-_MAX_LOSSES, _MAX_ROWS, _MAX_DRAWN = 20, 10, 100
+_MAX_LOSSES, _MAX_DRAWN = 20, 100
 
 
 def comparison_page(comparison: Comparison, verdict: Verdict) -> tb.Page:
@@ -43,15 +43,13 @@ def comparison_page(comparison: Comparison, verdict: Verdict) -> tb.Page:
         answer.append(tb.Finding("warning", f"and {len(warnings) - 4} more: --verbose"))
     parts: list[tb.Part] = [*map(_describe_side, sides)]
     if comparison.rows:
-        answer += ["", _comparison_table(comparison, _MAX_ROWS)]
-        parts += [_comparison_table(comparison)] if len(comparison.rows) > _MAX_ROWS else []
+        answer += ["", _comparison_table(comparison)]
         parts.append(tb.Text(explain(comparison), "dim"))
         if any(row.judgement.interval for row in comparison.rows):
             parts.append(_chart(comparison))
     reuse = _list_reuse(*sides)
     if reuse:
-        answer += ["", _reuse_table(reuse).first(_MAX_ROWS)]
-        parts.append(_reuse_table(reuse))
+        answer += ["", _reuse_table(reuse)]
     whats = dict.fromkeys(name_run(record) for side in sides for record in side.records)
     title = f"{sides[1].name} against {sides[0].name}: {'; '.join(whats)}"
     return tb.Page(title, answer, [tb.Section("Comparison", [*parts, *warnings])])
@@ -126,18 +124,8 @@ def _list_warnings(comparison: Comparison) -> Iterator[tb.Finding]:
         yield tb.Finding("warning", f"and {len(sentences) - _MAX_LOSSES} more")
 
 
-def _comparison_table(comparison: Comparison, most: int | None = None) -> tb.Table:
-    """A row per quantity, and the geometric mean; with ``most`` those that changed most."""
-    mean = comparison.overall
-    table = _rows_table(comparison, _choose(comparison.rows, most))
-    note = f"{comparison.after.name} against {comparison.before.name}"
-    footer = [mean] if mean and len(comparison.rows) > 1 else []
-    hidden = len(comparison.rows) - len(table.rows)
-    table = replace(table, title="Comparison", footer=footer, hidden=hidden).noted(note)
-    return table.noted(_layers(comparison.before, comparison.after))
-
-
-def _rows_table(comparison: Comparison, rows: Sequence[Row]) -> tb.Table:
+def _comparison_table(comparison: Comparison) -> tb.Table:
+    rows, mean = _by_change(comparison), comparison.overall
     columns: tb.Columns = [
         ("at", lambda row: row.quantity.axis if isinstance(row, Row) else ""),
         ("quantity", lambda row: str(row.quantity) if isinstance(row, Row) else "geometric mean"),
@@ -154,21 +142,30 @@ def _rows_table(comparison: Comparison, rows: Sequence[Row]) -> tb.Table:
     reasons = dict.fromkeys(row.judgement.reason for row in rows)
     if len(reasons) > 1:
         columns = [*columns, ("why", lambda row: tb.Text(_judgement_of(row).reason, "dim"))]
-    note = "" if len(reasons) > 1 else "".join(reasons)
+    notes = [
+        _layers(comparison.before, comparison.after),
+        f"{comparison.after.name} against {comparison.before.name}",
+        *(reasons if len(reasons) == 1 else ()),
+    ]
     swept = any(row.quantity.axis for row in rows)
-    least = ["before, µs", "after, µs"]
-    columns = columns if swept else columns[1:]
-    return tb.Table("", columns, rows, note, keys=2 if swept else 1, least=least)
+    return tb.Table(
+        "Comparison",
+        columns if swept else columns[1:],
+        rows,
+        "; ".join(filter(None, notes)),
+        footer=[mean] if mean and len(rows) > 1 else [],
+        keys=2 if swept else 1,
+        least=["before, µs", "after, µs"],
+    )
 
 
-def _choose(rows: Sequence[Row], most: int | None) -> list[Row]:
-    """In their order; of too many the slower and faster ones, then those that changed most."""
+def _by_change(comparison: Comparison) -> list[Row]:
+    """Slower and faster ones first, then those that changed most."""
 
     def weight(row: Row) -> tuple[bool, float]:
         return row.judgement.verdict in _CHANGES, abs(log(row.judgement.ratio))
 
-    chosen = sorted(range(len(rows)), key=lambda n: weight(rows[n]), reverse=True)[:most]
-    return [rows[n] for n in sorted(chosen)]
+    return sorted(comparison.rows, key=weight, reverse=True)
 
 
 def _judgement_of(row: Row | Judgement) -> Judgement:
@@ -226,7 +223,7 @@ def _chart(comparison: Comparison) -> tb.Chart:
 
     rows = [
         row(": ".join(filter(None, (each.quantity.axis, str(each.quantity)))), each.judgement)
-        for each in _choose(comparison.rows, _MAX_DRAWN)
+        for each in _by_change(comparison)[:_MAX_DRAWN]
     ]
     rows += [row("geometric mean", comparison.overall)] if comparison.overall else []
     floor = comparison.floor * 100

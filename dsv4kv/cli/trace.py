@@ -65,13 +65,16 @@ READING = {
         kind=UnitName,
         rare=True,
     ),
-    "id_tokens": opt.Row("Tokens per id of a timed trace.", "TOKENS", kind=int, rare=True),
+    "id_tokens": opt.Row(
+        "Tokens per id of a timed trace.", "TOKENS", kind=int, rare=True, bounds=(1, None)
+    ),
     "stagger": opt.Row(
         "Seconds between the starts of a weka folder's conversations.",
         "SECONDS",
         "0",
         kind=float,
         rare=True,
+        bounds=(0, _YEAR_S),
     ),
 }
 """Options of commands that read a trace."""
@@ -91,10 +94,6 @@ def _read_options(given: dict[str, Any], **more: Any) -> "ReadOptions":
     names = fields.split(",") if fields else []
     if fields and (len(names) not in {3, 4} or not all(names)):
         raise typer.BadParameter(f"--fields {fields}: give three or four names, commas between")
-    if stagger is not None and not 0 <= stagger <= _YEAR_S:
-        raise typer.BadParameter(f"--stagger {stagger}: give seconds, from 0 to {_YEAR_S:,}")
-    if id_tokens is not None and id_tokens < 1:
-        raise typer.BadParameter(f"--id-tokens {id_tokens}: an id stands for 1 token or more")
     unit = given.get("time_unit") or "s"
     return ReadOptions(TimedFields(*names), unit, id_tokens, stagger or 0.0, **more)
 
@@ -265,8 +264,8 @@ def tokenize(
     text: bool = opt.flag("--text", _TEXT, rare=True),
     skip: bool = opt.flag("--skip-defects", _DEFECTS, rare=True),
     output_tokens: int = opt.option(_UNANSWERED, min=0, rare=True, default=0),
-    rate: float = opt.option(_RATE, rare=True, default=1.0),
-    gap: float = opt.option(_GAP, rare=True, default=20.0),
+    rate: float = opt.option(_RATE, rare=True, min=1e-6, max=1e6, default=1.0),
+    gap: float = opt.option(_GAP, rare=True, min=1e-6, max=1e6, default=20.0),
     time_field: opt.Text = opt.option(_FIELD, "NAME", rare=True),
     time_unit: UnitName = opt.option(_UNIT, "UNIT", rare=True, default="s"),
     seed: int = opt.option("Seed of the times.", min=0, rare=True, default=0),
@@ -287,9 +286,6 @@ def tokenize(
     from dsv4kv.traces.formats import BLOCK_TOKENS
 
     _check_out(out, to)
-    for name, value in (("--rate", rate), ("--gap", gap)):
-        if not 1e-6 <= value <= 1e6:
-            raise typer.BadParameter(f"{name} {value}: give a number from 0.000001 to 1,000,000")
     options = _object(template_options, "--template-options")
     job = made.Job(tokenizer, made.read_salt(salt), template, options, block_tokens)
     counts = made.Counts()

@@ -13,12 +13,19 @@ from typing import Any, Final, NamedTuple
 from dsv4kv.runs import quantities as q
 from dsv4kv.runs.schema import Case, GpuFacts, Operation, Pool, RunRecord
 from dsv4kv.runs.statistics import Estimate, divide, estimate_rate, summarize
-from dsv4kv.units import counted, format_bytes, format_count, format_duration
+from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view import facts, plots
 from dsv4kv.view import outcomes as oc
 from dsv4kv.view import table as tb
 from dsv4kv.view import telemetry as tm
-from dsv4kv.view.quantity import format_number, format_quantity, quantity, size, us
+from dsv4kv.view.quantity import (
+    format_number,
+    format_quantity,
+    format_setting,
+    quantity,
+    size,
+    us,
+)
 
 MAX_ROWS: Final = 8
 """Rows of a table, and problems, of an answer without ``--verbose``."""
@@ -325,7 +332,7 @@ def _sweep_table(groups: Sequence[oc.Group]) -> tb.Table:
     busy = any(tm.is_busy(case) for case in cases)
 
     def setting(group: oc.Group, path: str) -> str:
-        return _setting(path, group[0].axis[path]) if path in group[0].axis else tb.ABSENT
+        return format_setting(path, group[0].axis[path]) if path in group[0].axis else tb.ABSENT
 
     def number(group: oc.Group, outcome: oc.Outcome, scale: float) -> tb.Number:
         return checked(outcome.across(group), scale, busy=busy)
@@ -354,13 +361,6 @@ def _sweep_table(groups: Sequence[oc.Group]) -> tb.Table:
     return tb.Table("Sweep", columns, groups, note=note, keys=len(axes))
 
 
-def _setting(path: str, value: object) -> str:
-    """A setting as people write it: contexts as ``128K``."""
-    if path == "workload.context" and isinstance(value, int):
-        return format_count(value)
-    return q.setting_text(value)
-
-
 def step_table(cases: Sequence[Case]) -> tb.Table | None:
     """Bytes and time of a decode step by kind of work; None where no case knows."""
     axes, rows = q.axis_names(cases), list[tuple[Case, q.StepShare, float, float]]()
@@ -372,7 +372,7 @@ def step_table(cases: Sequence[Case]) -> tb.Table | None:
         return None
 
     def setting(row: Any, path: str) -> str:
-        return _setting(path, row[0].axis.get(path, tb.ABSENT))
+        return format_setting(path, row[0].axis.get(path, tb.ABSENT))
 
     columns: tb.Columns = [
         *((name.replace("_", " "), partial(setting, path=path)) for path, name in axes.items()),

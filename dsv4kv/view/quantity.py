@@ -4,7 +4,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from dsv4kv.units import format_bytes
+from dsv4kv.units import format_bytes, format_count
 from dsv4kv.view.table import ABSENT, Number, text_of
 
 if TYPE_CHECKING:
@@ -99,9 +99,10 @@ def share(part: int, whole: int, digits: int = 1) -> str:
 
 
 def format_setting(path: str, value: Any) -> str:
-    """A swept setting as people write it: sizes with their unit, all others as in YAML."""
-    is_size = path.endswith("_bytes") and isinstance(value, int)
-    if is_size:
+    """A swept setting as people write it: sizes with their unit, contexts as ``128K``."""
+    if path == "workload.context" and isinstance(value, int):
+        return format_count(value)
+    if path.endswith("_bytes") and isinstance(value, int):
         return format_bytes(value)
     return value if isinstance(value, str) else json.dumps(value)
 

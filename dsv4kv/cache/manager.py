@@ -179,10 +179,6 @@ class KVCacheManager:
             return table.view(layer_idx)
         return self.device_tables.cells[table][table.group.lane_of(layer_idx)]
 
-    def allocate_block(self, group: int = 0) -> Ids:
-        """Take one block outside any request; ``tables[group].allocator`` takes it back."""
-        return self.tables[group].allocator.acquire(1)
-
     def tensors(self) -> Iterator[tuple[str, str, Tensor]]:
         """All tensors of the cache but block tables, with pool name and layer type."""
         kinds = {s.layer.layer_idx: s.layer.attn.value for s in self.plan.schemas}

@@ -1,12 +1,12 @@
 """The backend in torch eager where there is no GPU.
 
 Right, and as fast as eager operations go; not a performance claim. What is not here is done as the
-reference does it. Of a decode step's reads, entries are decoded in pieces, then multiplied: a
-token's for it alone, in float32; only the keys of a request are shared by its tokens.
+reference does it. Of a decode step's reads, entries are decoded in pieces, then multiplied: each
+token's for it alone, in float32.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -254,13 +254,18 @@ def _write(
     normed = pooled * scale * compressor.norm_weight
     if compressor.round_norm:
         normed = normed.bfloat16().float()
-    cos, sin = _turns(compressor, positions)
-    tail = normed[:, compressor.dim - 2 * compressor.rotated_pairs :]
-    real, imaginary = tail[:, 0::2].clone(), tail[:, 1::2].clone()
-    tail[:, 0::2] = real * cos - imaginary * sin
-    tail[:, 1::2] = real * sin + imaginary * cos
+    _turn(
+        normed[:, compressor.dim - 2 * compressor.rotated_pairs :], *_turns(compressor, positions)
+    )
     made = normed.bfloat16() if compressor.round_rope else normed
     indexer_insert(store, made, entries, compressor.hadamard)
+
+
+def _turn(tail: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate pairs of neighbouring channels in place."""
+    real, imaginary = tail[..., 0::2].clone(), tail[..., 1::2].clone()
+    tail[..., 0::2] = real * cos - imaginary * sin
+    tail[..., 1::2] = real * sin + imaginary * cos
 
 
 def _turns(compressor: Compressor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -298,11 +303,7 @@ def indexer_query(
 ) -> None:
     tokens, heads, dims = queries.shape
     values = queries.float()
-    cos, sin = turns[:, None].chunk(2, dim=-1)
-    tail = values[..., dims - turns.shape[-1] :]
-    real, imaginary = tail[..., 0::2].clone(), tail[..., 1::2].clone()
-    tail[..., 0::2] = real * cos - imaginary * sin
-    tail[..., 1::2] = real * sin + imaginary * cos
+    _turn(values[..., dims - turns.shape[-1] :], *turns[:, None].chunk(2, dim=-1))
     turned = values.bfloat16().view(-1, dims)
     data, scales = codec.encode(_QUERY, codec.hadamard(turned) if hadamard else turned)
     assert scales is not None  # the format has one for each
@@ -324,25 +325,12 @@ def index_scores(
     values = queries.view(torch.float8_e4m3fn).float()
     seen = lengths.where(slots >= 0, 0).tolist()
     out.fill_(-math.inf)
-    for run in _runs(slots, one_by_one=blocks is not None):
-        row, keys = table[slots[run.start]], _keys(blocks, run.start, out, max(seen[run]))
+    for t, length in enumerate(seen):
+        keys = _keys(blocks, t, out, length)
         for first in range(0, len(keys), _KEYS):
-            decoded = _decode(store, row, keys[first : first + _KEYS])
-            products = (values[run] @ decoded.T).relu_()
-            scores = torch.bmm(weights[run, None], products)[:, 0]
-            out[run, first : first + len(decoded)] = scores
-    if blocks is None:
-        for t, length in enumerate(seen):
-            out[t, length:] = -math.inf
-
-
-def _runs(slots: Tensor, *, one_by_one: bool) -> Iterator[slice]:
-    """Neighbouring tokens of one slot."""
-    numbers, first = slots.tolist(), 0
-    for t in range(1, len(numbers) + 1):
-        if t == len(numbers) or one_by_one or numbers[t] != numbers[first]:
-            yield slice(first, t)
-            first = t
+            decoded = _decode(store, table[slots[t]], keys[first : first + _KEYS])
+            scores = weights[t] @ (values[t] @ decoded.T).relu_()
+            out[t, first : first + len(decoded)] = scores
 
 
 def _keys(blocks: Tensor | None, t: int, scores: Tensor, length: int) -> Tensor:

@@ -6,7 +6,7 @@ request will have.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -242,10 +242,6 @@ class StepWork:
     after: Ints  # tokens of every request after the step, int64[B]
     positions: Ints  # positions of the step's tokens, int64[T]
     _reads: dict[tuple[int, str], Read] = field(default_factory=dict, init=False)
-
-    def of_all(self, operations: Iterable[tuple[str, bool, LayerCacheSchema]]) -> list[Work]:
-        """The work of operations on layers, each with whether it works on indexer keys."""
-        return [self.of(name, schema, indexer=indexer) for name, indexer, schema in operations]
 
     def of(self, operation: str, schema: LayerCacheSchema, *, indexer: bool) -> Work:
         """The work of one operation on one layer."""

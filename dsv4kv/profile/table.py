@@ -368,16 +368,14 @@ def _gpu_steps(trace: Trace, gaps: Column) -> list[tuple[int, ...]]:
     work, calls, steps = trace.work, trace.calls, len(trace.steps_ns)
     known = calls.step >= 0
     spent = np.bincount(calls.step[known], (calls.end_ns - calls.start_ns)[known], steps)
-    made = np.bincount(calls.step[known], minlength=steps)
     rows: list[tuple[int, ...]] = []
     for group in _groups(work, work.step >= 0):
         step = int(work.step[group[0]])
         begin, end = trace.steps_ns[step].tolist()
         span = int(work.end_ns[group].max() - work.start_ns[group[0]])
         gap = int(np.maximum(gaps[group], 0).sum())
-        device, launches = int(work.device[group[0]]), int(made[step])
-        launch = round(spent[step])
-        rows.append((device, end - begin, span, span - gap, gap, launch, 0, launches, len(group)))
+        device, launch = int(work.device[group[0]]), round(spent[step])
+        rows.append((device, end - begin, span, span - gap, gap, launch, 0))
     return rows
 
 
@@ -391,14 +389,10 @@ def _cpu_steps(trace: Trace) -> list[tuple[int, ...]]:
     def total(rows: NDArray[np.bool_]) -> Column:
         return np.bincount(work.step[rows], work.self_ns[rows], steps).astype(np.int64)
 
-    def count(kind: int) -> Column:
-        return np.bincount(work.step[inside & (work.kind == kind)], minlength=steps)
-
     host = trace.steps_ns[:, 1] - trace.steps_ns[:, 0]
     torch_ns, around_ns = total(inside & (work.kind == OP)), total(inside & (work.kind == RANGE))
     inputs_ns = total((work.step >= 0) & is_input)
     outside = host - torch_ns - around_ns - inputs_ns
-    times = (constant(steps, 0), host, host, torch_ns, outside, around_ns, inputs_ns)
-    columns = (*times, count(RANGE), count(OP))
+    columns = (constant(steps, 0), host, host, torch_ns, outside, around_ns, inputs_ns)
     some = np.unique(work.step[work.step >= 0])
     return list(zip(*(column[some].tolist() for column in columns), strict=True))

@@ -264,18 +264,13 @@ def trace_launches(
     is_step, fit = choose_ranges(
         step, ranges, names.known, called.thread[made], called.start_ns[made]
     )
-    warnings, notes = list[str](), list[str]()
+    warnings: list[str] = []
     if np.any(is_step):
-        in_step, phase, adopted = _lie_in(ranges, is_step, called.thread, called.start_ns)
+        in_step, phase = enclosing(ranges, is_step, called.thread, called.start_ns)
         times_ns = np.stack([ranges.start_ns, ranges.end_ns], axis=1)[is_step]
         inside, said = pick(in_step, call) != NONE, note_usual(step, fit)
-        others = inside & (pick(adopted.astype(np.int64), call) == 1)
-        if np.any(others):
-            share = work.self_ns[others].sum() / max(1, work.self_ns[inside].sum())
-            note = f"{share * 100:.1f} % of the time of work in steps was launched by other"
-            notes.append(f"{note} threads, of the same process and inside of the steps' times")
         if len(call) and not np.any(inside):
-            note = f"no work was launched inside of ranges named {fit!r}, by their processes"
+            note = f"no work was launched inside of ranges named {fit!r}, by their threads"
             warnings.append(f"{note}: name others with --step.")
     else:
         cuts, reason = _repeating(launches)
@@ -293,7 +288,7 @@ def trace_launches(
         steps_ns=times_ns,
         calls=Calls(called.start_ns[made], called.end_ns[made], in_step[made]),
         warnings=[*more.pop("warnings", []), *warnings, *said * is_named],
-        notes=[*said * (not is_named), *notes, *more.pop("notes", [])],
+        notes=[*said * (not is_named), *more.pop("notes", [])],
         **more,
     )
 
@@ -311,7 +306,7 @@ def choose_ranges(
         return asked, step
     for usual in USUAL:
         is_step = _outermost(ranges, np.isin(ranges.name, fitting(names, usual)))
-        if np.any(is_step) and np.any(_lie_in(ranges, is_step, thread, time_ns)[0] != NONE):
+        if np.any(is_step) and np.any(enclosing(ranges, is_step, thread, time_ns)[0] != NONE):
             return is_step, usual
     return asked, step
 
@@ -335,31 +330,6 @@ def note_instead(step: str, instead: str, ranges: Ranges, names: Sequence[str]) 
 def note_usual(step: str, fit: str) -> list[str]:
     """A note if the steps are other ranges than requested."""
     return [] if fit == step else [f"{_NO_RANGE} {step!r}: the steps are {fit!r}"]
-
-
-def _lie_in(
-    ranges: Ranges, is_step: NDArray[np.bool_], thread: Column, time_ns: Column
-) -> tuple[Column, Column, NDArray[np.bool_]]:
-    """The step and the phase of moments on threads, and whether another thread marked the step.
-
-    A moment on a thread without a step is in the one that its process is in, as the backward
-    pass does, which torch launches from a thread of its own; where two are open it is in none.
-    """
-    step, phase = enclosing(ranges, is_step, thread, time_ns)
-    adopted = np.zeros(len(step), dtype=np.bool_)
-    process, owner = thread >> THREAD_BITS, ranges.thread[is_step] >> THREAD_BITS
-    begin, end = ranges.start_ns[is_step], ranges.end_ns[is_step]
-    of_process, nothing = rows_of_each(process), constant(0, 0)
-    for one, rows in rows_of_each(owner).items():
-        mine = rows[np.argsort(begin[rows], kind="stable")]
-        free = of_process.get(one, nothing)
-        free = free[step[free] == NONE]
-        begun = np.searchsorted(begin[mine], time_ns[free], side="right")
-        ended = np.searchsorted(np.sort(end[mine]), time_ns[free], side="right")
-        last = mine[np.maximum(begun - 1, 0)]
-        inside = (begun - ended == 1) & (time_ns[free] < end[last])
-        step[free[inside]], adopted[free[inside]] = last[inside], True
-    return step, phase, adopted
 
 
 def _outermost(ranges: Ranges, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -55,6 +55,8 @@ class OperationRow(Part):
 class StepTimes(Part):
     """One row for each step on each GPU, or for each step on a CPU."""
 
+    model_config = Part.model_config | {"extra": "ignore"}  # older records count launches
+
     device: list[int] = Field(description="GPU; 0 on a CPU.")
     host_ns: list[int] = Field(description="Host: begin to end of the marked range.")
     span_ns: list[int] = Field(description="GPU: first begin to last end; CPU: the host's.")
@@ -65,8 +67,6 @@ class StepTimes(Part):
     """Host calls that launched the work; on a CPU time in operations outside torch."""
     inputs_ns: list[int]
     """CPU: time for synthetic inputs, which is in none of the others; 0 on a GPU."""
-    launches: list[int] = Field(description="How many such calls; on a CPU marked operations.")
-    pieces: list[int] = Field(description="Kernels, copies and fills; on a CPU torch operations.")
 
     @model_validator(mode="after")
     def _columns_agree(self) -> Self:

@@ -292,9 +292,9 @@ class CacheMachine(RuleBasedStateMachine):
         group = draw.randrange(len(self.manager.tables))
         table = self.manager.tables[group]
         if table.allocator.num_free:
-            self.spare.append((table, self.manager.allocate_block(group)))
+            self.spare.append((table, table.allocator.acquire(1)))
         else:
-            self.refused(OutOfBlocks, lambda: self.manager.allocate_block(group))
+            self.refused(OutOfBlocks, lambda: table.allocator.acquire(1))
 
     def give_a_block_back(self, draw: Random) -> None:
         if self.spare:

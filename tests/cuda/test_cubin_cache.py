@@ -189,20 +189,6 @@ def test_a_good_file_under_the_name_of_another_is_not_loaded(compiler: Compiler)
     assert compiler.runs == 3
 
 
-def test_the_folder_follows_the_platforms_cache(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("DSV4KV_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder() == tmp_path / "xdg" / "dsv4kv" / "cubin"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "dsv4kv" / "cubin"
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # a container's user
-    assert cache_folder() == tmp_path / "temporary" / f"dsv4kv-{os.getuid()}" / "cubin"
-
-
 def compile_twice_at_once(folder: str) -> None:
     """Print the digest of what each of two processes got."""
     os.environ["DSV4KV_CACHE_DIR"] = folder

@@ -15,15 +15,13 @@ from torch import Tensor
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import FLAT_FORMATS, EntryFormat, Place, entry_format
-from dsv4kv.ops import cpu, reference, reference_codec
+from dsv4kv.ops import cpu, reference
 from dsv4kv.ops.storage import PageStore
 from tests.ops.samples import (
     POISON,
     each_backend,
-    each_entry,
     nan_output,
     poisoned_store,
-    random_values,
 )
 
 FILE = Path(__file__).with_name("data") / "pages_sglang_0_5_23.json"
@@ -132,28 +130,6 @@ def test_fp8_ds_mla_entry_lies_where_other_engines_put_it(
     scale = entries * 576 + row * 8
     page[scale : scale + 7] = 119
     page[scale + 7] = 0
-    assert torch.equal(store.pages, expected)
-
-
-@each_backend
-@each_entry
-def test_insert_touches_only_the_bytes_of_its_entry(
-    backend: ModuleType, entry: EntryFormat
-) -> None:
-    store, values = poisoned_store(entry), random_values(entry, 4, seed=2)
-    written = [0, 31, 32 + 7, 95]
-    backend.entry_insert(store, values, torch.tensor(written))
-    expected = torch.full_like(store.pages, POISON)
-    for value, index in zip(values.float().tolist(), written, strict=True):
-        page, row = divmod(index, 32)
-        data, scales = reference_codec.encode(entry, value)
-        if entry.inline_scales:
-            cut = entry.value_bytes + (entry.tail_bytes if entry.scales_at == "row_end" else 0)
-            data, scales = data[:cut] + scales + data[cut:], b""
-        start = row * len(data)
-        expected[page, start : start + len(data)] = torch.tensor(list(data))
-        start = 32 * len(data) + row * len(scales)
-        expected[page, start : start + len(scales)] = torch.tensor(list(scales)).byte()
     assert torch.equal(store.pages, expected)
 
 

@@ -42,13 +42,6 @@ def test_other_exports_of_nsys_are_refused_with_what_to_do(content: bytes, tmp_p
         read_profile(path)
 
 
-def test_a_folder_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "step_pqtdir"
-    folder.mkdir()
-    with pytest.raises(ProfileError, match="is no profile that can be read"):
-        read_profile(folder)
-
-
 def test_json_lines_of_nsys_are_no_chrome_trace(tmp_path: Path) -> None:
     path = tmp_path / "step.json"
     path.write_text('{"data":["python"]}\n{"Type":80,"CudaEvent":{"startNs":"1"}}\n')

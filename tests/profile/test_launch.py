@@ -185,19 +185,3 @@ def test_options_that_the_installed_nsys_does_not_list_are_dropped_and_named(
     assert not set(command.dropped) & set(command.words)
     export = la.nsys_export(str(nsys.path), Path("a.nsys-rep"), Path("a.sqlite"))
     assert export.words[1:] == ["export", "--type=sqlite", "--output=a.sqlite", "a.nsys-rep"]
-
-
-def test_the_newest_of_an_image_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for version in ("2025.9.1", "2025.10.1", "2026.1.1"):
-        (tmp_path / version / "bin").mkdir(parents=True)
-    monkeypatch.setitem(la._PLACES, "nsys", (f"{tmp_path}/*/bin",))
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert la.find_profiler("nsys") is None
-    for version in ("2025.9.1", "2025.10.1"):
-        program = tmp_path / version / "bin" / "nsys"
-        program.touch(mode=0o755)
-    assert la.find_profiler("nsys") == str(program)
-    on_path = tmp_path / "nsys"
-    on_path.touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert la.find_profiler("nsys") == str(on_path)

@@ -231,17 +231,6 @@ def test_a_long_default_of_a_column_does_not_multiply(value: str, tmp_path: Path
         assert not any(found.strings)
 
 
-def test_an_index_that_was_added_changes_nothing(tmp_path: Path) -> None:
-    """A statement that needs no other columns gives rows in the order of the index."""
-    path = two_replays().save(tmp_path / "step.sqlite")
-    before = told(read_nsys(path))
-    with sqlite3.connect(path) as database:
-        columns = "start DESC, end, eventType, globalTid, textId"
-        database.execute(f"CREATE INDEX added ON NVTX_EVENTS({columns})")
-    database.close()
-    assert told(read_nsys(path)) == before
-
-
 OLD = ("graphNodeId", "globalPid", "demangledName")
 
 
@@ -254,14 +243,6 @@ def test_columns_that_older_versions_lack_are_done_without(missing: str, tmp_pat
     }
     trace = read(export, tmp_path)
     assert trace.work.step.tolist() == [0, 0, 0, 1, 1, 1, 0, 1, 0, 1]
-
-
-def test_kernels_whose_name_was_not_kept_have_a_number(tmp_path: Path) -> None:
-    export = two_replays()
-    del export.rows["StringIds"]
-    names = [name for kind, name, *_ in told(read(export, tmp_path)) if kind == "kernel"]
-    assert len(set(names)) == 3
-    assert all(name.startswith("kernel ") for name in names)
 
 
 @pytest.mark.parametrize(

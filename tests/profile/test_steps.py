@@ -39,8 +39,6 @@ def test_steps_of_piecewise_graphs_add_up_to_the_capture(writer: str, tmp_path: 
     assert table.notes == [PAUSES]
     assert (table.num_steps, table.outside_calls) == (3, 0)
     assert inside_ns(table) == capture.total_ns
-    assert table.steps is not None
-    assert table.steps.pieces == [1 + 4 * 4 + 1 + 1] * 3
     assert (calls_of(table, captures.INSERT), calls_of(table, captures.ATTENTION)) == (12, 12)
 
 
@@ -129,40 +127,6 @@ def test_where_nothing_repeats_the_whole_capture_is_told(
     told = "no range is named 'step': there are no steps, and the whole capture is reported"
     assert table.notes == [told]
     assert (table.num_steps, inside_ns(table)) == (0, capture.total_ns)
-
-
-@EVERY_WRITER
-def test_work_that_another_thread_launches_inside_a_step_is_the_steps(
-    writer: str, tmp_path: Path
-) -> None:
-    """As torch's autograd does in training."""
-    capture = captures.Capture()
-    for number in range(3):
-        at = number * 1_000
-        capture.mark("step", at, at + 900)
-        capture.launch(at + 10, ("forward", 100))
-        capture.launch(at + 100, ("backward", 300), thread=1)
-    capture.launch(3_000, ("behind", 5), thread=1)
-    table = table_of(capture, writer, tmp_path)
-    assert inside_ns(table) == 3 * 400_000
-    assert table.outside_ns == 5_000
-    (note,) = table.notes
-    assert note.startswith("75.0 % of the time of work in steps was launched by other threads")
-
-
-@EVERY_WRITER
-def test_work_of_another_thread_is_nobodys_where_two_steps_are_open(
-    writer: str, tmp_path: Path
-) -> None:
-    capture = captures.Capture()
-    for thread in (0, 1):
-        capture.mark("step", thread * 50, 900 + thread * 50, thread)
-        capture.launch(100 + thread, ("mine", 10), thread=thread)
-    capture.launch(300, ("whose", 10), thread=2)
-    capture.launch(940, ("of the second", 10), thread=2)
-    table = table_of(capture, writer, tmp_path)
-    assert (calls_of(table, "mine"), calls_of(table, "of the second")) == (2, 1)
-    assert table.outside_calls == 1
 
 
 def test_very_many_threads_and_overlapping_ranges_take_no_longer_than_few() -> None:

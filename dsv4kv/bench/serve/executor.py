@@ -254,13 +254,11 @@ class StepExecutor:
         with self._range("launch"):
             op.run_layers(work, step.batch, inputs, run)
         if self.recorder.enabled or self.mark:
-            counted = self.work_of(step).of_all(
-                [(*call.operation, call.layer.schema) for call, _, _ in spans]
-            )
-            timed = [
-                (call.name, call.layer.schema.layer.attn.value, end_ns - began_ns, *each_work)
-                for (call, began_ns, end_ns), each_work in zip(spans, counted, strict=True)
-            ]
+            counted, timed = self.work_of(step), []
+            for call, began_ns, end_ns in spans:
+                (name, indexer), schema = call.operation, call.layer.schema
+                work_done = counted.of(name, schema, indexer=indexer)
+                timed.append((call.name, schema.layer.attn.value, end_ns - began_ns, *work_done))
             self.recorder.keep_calls(timed)
         busy_ns = sum(end_ns - began_ns for _, began_ns, end_ns in spans)
         self.recorder.excluded_ns += perf_counter_ns() - start_ns - busy_ns

@@ -215,6 +215,6 @@ def test_an_interrupted_run_has_the_totals_of_the_steps_before() -> None:
 def test_a_refusal_of_the_cache_ends_the_run_with_its_sentence() -> None:
     loop, _, manager = make_loop(Collector(), PLAIN, (150, 3))
     for _ in range(7):  # another user of the pool
-        manager.allocate_block()
+        manager.tables[0].allocator.acquire(1)
     with pytest.raises(CacheError, match=r"raise cache\.num_blocks"):
         loop.run()

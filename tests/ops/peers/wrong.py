@@ -26,20 +26,6 @@ def next_row(*given: Any) -> None:
     cpu.gather_topk(*pages, torch.where(within, indices + 1, indices), lengths, out)
 
 
-def slots_in_order(store: PageStore, table: Tensor, slots: Tensor, *others: Any) -> None:
-    cpu.gather_topk(store, table, torch.arange(len(slots)), *others)
-
-
-def double_scale(*given: Any) -> None:
-    cpu.gather_all(*given)
-    given[-1][..., 64:128] *= 2
-
-
-def ignores_lengths(store: PageStore, table: Tensor, slots: Tensor, _: Tensor, out: Any) -> None:
-    rooms = (table[slots] >= 0).sum(dim=1) * store.layout.entries
-    cpu.gather_all(store, table, slots, rooms, out)
-
-
 def leaves_rests(*given: Any) -> None:
     *_, lengths, out = given
     before = out.clone()
@@ -96,13 +82,6 @@ def newest_first(*given: Any) -> None:
     given[-1].copy_(given[-1].flip(1))
 
 
-def writes_a_neighbour(store: PageStore, values: Tensor, entries: Tensor) -> None:
-    cpu.entry_insert(store, values, entries)
-    neighbours = {int(e) + 1 for e in entries if 0 <= e < store.num_entries - 1}
-    free = min(neighbours - set(entries.tolist()))
-    cpu.entry_insert(store, values[:1], torch.tensor([free]))
-
-
 def writes_for_minus_one(store: PageStore, values: Tensor, entries: Tensor) -> None:
     free = min(set(range(store.num_entries)) - set(entries.tolist()))
     cpu.entry_insert(store, values, entries.where(entries != -1, free))
@@ -116,10 +95,6 @@ def writes_padding(store: PageStore, *others: Any) -> None:
 def leaves_the_pad_byte(store: PageStore, values: Tensor, entries: Tensor) -> None:
     cpu.entry_insert(store, values, entries)
     store.scale_rows()[store.scale_index(entries[:1]), 7] = 9
-
-
-def skips_the_last(store: PageStore, values: Tensor, entries: Tensor) -> None:
-    cpu.entry_insert(store, values[:-1], entries[:-1])
 
 
 def first_of_a_row_wins(ring: PageStore, *tokens: Any) -> None:
@@ -167,18 +142,6 @@ def folds_no_constant(*given: Any) -> None:
     given[-1].mul_(given[0].shape[1] ** 0.5 * 128**0.5 * 3)
 
 
-def turns_first_channels(queries: Tensor, *others: Any) -> None:
-    cpu.indexer_query(queries.roll(64, dims=2), *others)
-
-
-def keeps_what_is_negative(*given: Any) -> None:
-    *pages, queries, weights, blocks, out = given
-    negative, score = torch.empty_like(out), cpu.index_scores
-    score(*(*pages, queries ^ 128, weights, blocks, negative))
-    score(*given)
-    out -= negative.where(negative.isfinite(), 0)
-
-
 def scores_what_is_not_seen(*given: Any) -> None:
     store, table, slots, lengths, *others = given
     cpu.index_scores(store, table, slots, lengths.where(lengths != 9, 10), *others)
@@ -205,7 +168,3 @@ def attends_without_sinks(*given: Any) -> None:
 def counts_the_sink_in_lse(*given: Any) -> None:
     cpu.attend(*given)
     torch.logaddexp(given[-1], given[6].expand_as(given[-1]), out=given[-1])
-
-
-def attends_one_token_back(ring: PageStore, slots: Tensor, tokens: Tensor, *others: Any) -> None:
-    cpu.attend(ring, slots, (tokens - 1).clamp(min=0), *others)

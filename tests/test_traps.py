@@ -47,6 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in TRAPS:
         (folder / f"{name}.py").write_text(code)
     write_files(folder)
+    (folder / "matplotlibrc").write_text("text.usetex: True\n")
     (folder.parent / "program.py").write_text(_PROGRAM)
     return folder
 

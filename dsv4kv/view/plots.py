@@ -5,12 +5,16 @@ base units; ``unit`` formats them: ``ns`` as a duration, ``B`` as a binary size,
 follows the number.
 """
 
+import os
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from io import BytesIO
 from math import ceil, log2, nan
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dsv4kv.units import format_bytes, format_duration
@@ -59,6 +63,7 @@ _STYLE: Final[dict[Any, Any]] = {
 
 def to_svg(chart: Chart, salt: str = "") -> str:
     """An SVG element for a page; with another ``salt`` its ids are others."""
+    _load()
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     target = BytesIO()
@@ -85,12 +90,28 @@ def _clean(svg: bytes) -> str:
     return re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
 
 
+def _load() -> None:
+    """Import matplotlib without the ``matplotlibrc`` of the current folder, which is anybody's."""
+    if "matplotlib" in sys.modules:
+        return
+    here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
+    try:
+        os.chdir(Path(__file__).parent)
+        import_module("matplotlib")
+    finally:
+        os.fchdir(here)
+        os.close(here)
+
+
 @contextmanager
 def _drawn(chart: Chart, salt: str = "dsv4kv") -> Iterator["Figure"]:
     """The chart in its style; names in a browser's font where matplotlib's has no glyphs."""
-    from matplotlib import rc_context
+    _load()
+    from matplotlib import rc_context, rcdefaults, rcParams
 
-    with rc_context({**_STYLE, "svg.hashsalt": salt}), warnings.catch_warnings():
+    with rc_context(), warnings.catch_warnings():
+        rcdefaults()
+        rcParams.update({**_STYLE, "svg.hashsalt": salt})
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         yield chart.draw()
 

@@ -163,7 +163,8 @@ def open_regular(path: Path, *, pipes: bool = False) -> BufferedReader:
     """Open a file for reading; ``OSError`` for devices, and pipes unless they are read as well."""
     # without O_NONBLOCK opening a pipe waits until somebody writes
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    mode = os.fstat(descriptor).st_mode
+    found = os.fstat(descriptor)
+    mode = found.st_mode
     if pipes and stat.S_ISFIFO(mode):
         os.set_blocking(descriptor, True)  # a pipe that nobody writes to has ended
     elif not stat.S_ISREG(mode):
@@ -171,7 +172,18 @@ def open_regular(path: Path, *, pipes: bool = False) -> BufferedReader:
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
-    return BufferedReader(FileIO(descriptor))
+    # of /proc: some have no size, and wait for what comes
+    return BufferedReader(FileIO(descriptor) if found.st_size else _Ready(descriptor))
+
+
+class _Ready(FileIO):
+    def readinto(self, buffer: Any) -> int:
+        found: int | None = super().readinto(buffer)
+        if found is None:
+            raise BlockingIOError(errno.EAGAIN, "there is nothing to read yet")
+        return found
+
+    readall = RawIOBase.readall  # by ``readinto``
 
 
 _PACKED = 200  # bytes of one in a gzip file at most: traces of long equal prompts have 120

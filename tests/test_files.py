@@ -140,6 +140,12 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
         files.read_document(tmp_path / "pipe")
 
 
+@pytest.mark.skipif(not os.access("/proc/kmsg", os.R_OK), reason="the kernel's log is not ours")
+def test_a_file_of_the_kernel_is_not_waited_for() -> None:
+    with pytest.raises(BlockingIOError, match="nothing to read yet"):
+        files.read_document(Path("/proc/kmsg"))  # its end never comes
+
+
 def test_a_folder_is_refused_by_its_name_and_left_closed(tmp_path: Path) -> None:
     descriptors = len(list(Path("/dev/fd").iterdir()))
     with pytest.raises(IsADirectoryError) as refused:

@@ -40,7 +40,7 @@ _PROXY = (
 _LOGS = (
     "A log of requests, or a folder of them, followed while it grows: SGLang's --log-requests "
     "(JSON, level 3) or --export-metrics-to-file, vLLM's debug log, Dynamo's request trace, "
-    "AIPerf's profile_export.jsonl, LMCache's lookup hashes."
+    "LMCache's lookup hashes."
 )
 _ONCE = "Read what the logs hold now, then end."
 _PAGE = "Page of the server's counters: http://HOST:PORT/metrics."

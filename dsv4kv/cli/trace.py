@@ -234,10 +234,7 @@ _CONVERSATIONS = (
     "or lines of text; plain or gzip."
 )
 _TOKENIZER = "A model's folder, with its tokenizer.json; or such a file. Never downloaded."
-_TEMPLATE = (
-    "Jinja file, or the name of one of the tokenizer's templates; a file in .py is run: "
-    "DeepSeek's encoding_dsv4.py."
-)
+_TEMPLATE = "Jinja file; a file in .py is run: DeepSeek's encoding_dsv4.py."
 _TEMPLATE_OPTIONS = "Options of the template, such as '{\"enable_thinking\": false}'."
 _TEXT = "Every line is a prompt, whatever it looks like."
 _DEFECTS = "Skip and count records that cannot be read; else the first ends it."
@@ -258,7 +255,7 @@ def tokenize(
     out: Path = OUT_FILE,
     tokenizer: Path = opt.option(_TOKENIZER, "DIR", default=...),
     template: opt.Text = opt.option(
-        _TEMPLATE, "FILE|NAME", "--chat-template", show_default="the tokenizer's"
+        _TEMPLATE, "FILE", "--chat-template", show_default="the tokenizer's"
     ),
     template_options: str = opt.option(_TEMPLATE_OPTIONS, "JSON", rare=True, default="{}"),
     text: bool = opt.flag("--text", _TEXT, rare=True),

@@ -5,8 +5,8 @@ A row has its line's ``id``, ``arrival_s`` and other times since 1970, lengths i
 one request are joined later by its ``id``.
 
 Read in SGLang 0.5.23 (``request_logger.py``, ``request_metrics_exporter.py``), vLLM 0.33
-(``request_logger.py``), LMCache 0.5.6 (``lookup_hash.py``), in AIPerf's record models and in the
-description of Dynamo's ``dynamo.request.trace.v1``.
+(``request_logger.py``), LMCache 0.5.6 (``lookup_hash.py``) and in the description of Dynamo's
+``dynamo.request.trace.v1``.
 
 A log is a file or a folder. The position in each file is written with its rows, so that a
 continued recording reads every line once. A rotated file is read to its end first.
@@ -34,7 +34,6 @@ from dsv4kv.files import check_parts, open_regular
 from dsv4kv.record.folder import Record, Recording, check_row
 from dsv4kv.record.run import LAST_S
 from dsv4kv.record.veil import Veil
-from dsv4kv.traces.results import read_aiperf
 from dsv4kv.units import counted
 
 
@@ -158,23 +157,6 @@ def _dynamo(line: str, veil: Veil) -> Record:
     }
 
 
-def _aiperf(line: str, veil: Veil) -> Record:
-    """``profile_export.jsonl``: a benchmark's client side."""
-    record = _object(line)
-    when, found = record["metadata"], read_aiperf(record)
-    if found is None:
-        raise _Other
-    return {
-        **_named("id", when["x_request_id"], veil),
-        "arrival_s": found.start_s,
-        "first_s": None if found.ttft_s is None else found.start_s + found.ttft_s,
-        "last_s": found.start_s + found.latency_s,
-        "input_tokens": _tokens(found.input_tokens),
-        "output_tokens": _tokens(found.output_tokens),
-        **_named("session", when.get("x_correlation_id") or when.get("conversation_id"), veil),
-    }
-
-
 def _lmcache(line: str, veil: Veil) -> Record:
     """Lookup hashes: chained hashes of the chunks that were looked up."""
     record = _object(line)
@@ -192,7 +174,6 @@ LOGS = {
     "sglang-metrics": Log('"request_parameters"', _sglang_metrics),
     "vllm": Log("token_ids: ", _vllm),
     "dynamo": Log("dynamo.request.trace.", _dynamo),
-    "aiperf": Log('"x_request_id"', _aiperf),
     "lmcache": Log('"chunk_hashes"', _lmcache),
 }
 """Formats of lines. A line is read by the first that can."""

@@ -45,7 +45,7 @@ _CHARACTER_BYTES = 256  # and for a character to tokenize, which takes 200
 _LOADED_BYTES = 64  # and for a byte of its file, which takes 10
 _TOLD_CHARACTERS = 200  # of a template's own sentence
 _CONFIG = "tokenizer_config.json"
-_FILES = ("chat_template.jinja", "chat_template.json")
+_TEMPLATE = "chat_template.jinja"
 _ENCODER = "encode_messages"
 _MODE = "thinking_mode"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -171,9 +171,8 @@ def load_template(
 ) -> Callable[..., str] | None:
     """``render`` of the template of a tokenizer's folder, or of the one given; ``ConfigError``.
 
-    ``given``: a file, of Jinja or, where it ends in ``.py``, of Python, which is run; or the name
-    of one of the tokenizer's templates. ``options`` are the template's, for all messages. None
-    where there is no template.
+    ``given``: a file, of Jinja or, where it ends in ``.py``, of Python, which is run. ``options``
+    are the template's, for all messages. None where there is no template.
     """
     ask = confined("the chat template", _Renderer, folder, given, dict(options))
     try:
@@ -217,15 +216,10 @@ def _load(folder: Path, given: str | None, options: Mapping[str, Any]) -> Render
     config = _read(path) if path.exists() else {}
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: it is no object, so no configuration of a tokenizer.")
-    named = _named(folder, config)
-    if given and given in named:  # before a file that happens to be here
-        named = {"default": named[given]}
-    elif given and os.path.isfile(given):  # noqa: PTH113 (False for a name too long, where Path raises)
-        named = {"default": _read_text(Path(given))}
-    elif given:
-        own = f"; the tokenizer has {', '.join(named)}" if named else ""
-        raise ConfigError(f"--chat-template {given}: there is no such file{own}.")
-    if not named:
+    if given and not os.path.isfile(given):  # noqa: PTH113 (False for a name too long, where Path raises)
+        raise ConfigError(f"--chat-template {given}: there is no such file.")
+    text = _read_text(Path(given)) if given else _own_text(folder, config)
+    if text is None:
         return None
     own_tokens = {
         name: value.get("content") if isinstance(value, dict) else value
@@ -233,26 +227,19 @@ def _load(folder: Path, given: str | None, options: Mapping[str, Any]) -> Render
         if name.endswith("_token")
     }
     special = {name: value for name, value in own_tokens.items() if isinstance(value, str)}
-    return _jinja(named, {**special, **options})
+    return _jinja(text, {**special, **options})
 
 
-def _named(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    for path in (folder / name for name in _FILES):
-        if path.exists():
-            document = _read(path) if path.suffix == ".json" else _read_text(path)
-            found = document.get("chat_template") if isinstance(document, dict) else document
-            more = (folder / "additional_chat_templates").glob("*.jinja")
-            return {each.stem: _read_text(each) for each in more} | {"default": str(found)}
-    found = config.get("chat_template") or {}
-    if isinstance(found, list):
-        try:
-            return {str(each["name"]): str(each["template"]) for each in found}
-        except (TypeError, KeyError):
-            raise ConfigError(
-                f"{folder / _CONFIG}: chat_template is {shortened(found)}, expected a text, or a "
-                "list of objects with name and template."
-            ) from None
-    return {"default": str(found)} if found else {}
+def _own_text(folder: Path, config: Mapping[str, Any]) -> str | None:
+    if (folder / _TEMPLATE).exists():
+        return _read_text(folder / _TEMPLATE)
+    found = config.get("chat_template") or None
+    if not isinstance(found, str | None):
+        raise ConfigError(
+            f"{folder / _CONFIG}: chat_template is {shortened(found)}, expected a text: give a "
+            "file, --chat-template FILE."
+        )
+    return found
 
 
 def _read_text(path: Path) -> str:
@@ -278,26 +265,23 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _jinja(named: Mapping[str, str], options: Mapping[str, Any]) -> Render:
+def _jinja(text: str, options: Mapping[str, Any]) -> Render:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    compiled = {}
-    for name, text in named.items():
-        try:
-            with _bounded_time(RENDER_S), bounded_memory(RENDER_BYTES):
-                compiled[name] = environment.from_string(text)
-        except Exception as error:  # of Jinja, and of Python that compiles what Jinja made
-            said = cut(f"{type(error).__name__}: {error}".rstrip(": "), _TOLD_CHARACTERS)
-            raise ConfigError(f"the chat template {name} is broken: {said}.") from None
+    try:
+        with _bounded_time(RENDER_S), bounded_memory(RENDER_BYTES):
+            compiled = environment.from_string(text)
+    except Exception as error:  # of Jinja, and of Python that compiles what Jinja made
+        said = cut(f"{type(error).__name__}: {error}".rstrip(": "), _TOLD_CHARACTERS)
+        raise ConfigError(f"the chat template is broken: {said}.") from None
 
     def render(
         messages: Sequence[Message], tools: Sequence[Any] | None, own: Mapping[str, Any]
     ) -> str:
-        name = "tool_use" if tools and "tool_use" in compiled else "default"
         values = {
             **options,
             **own,
@@ -306,8 +290,8 @@ def _jinja(named: Mapping[str, str], options: Mapping[str, Any]) -> Render:
             "documents": None,
             "add_generation_prompt": True,
         }
-        with _refusing(named[name], "<template>"):
-            return compiled[name].render(values)
+        with _refusing(text, "<template>"):
+            return compiled.render(values)
 
     return render
 

@@ -2,8 +2,8 @@
 
 The lines in ``logs/`` were written by the classes of SGLang 0.5.23 (``RequestLogger`` at levels 3,
 0 and 2, ``FileRequestMetricsExporter``), vLLM 0.33 (``RequestLogger``, ``NewLineFormatter``) and
-LMCache 0.5.6 (``LookupHashLoggingSubscriber``) for requests made up here; those of Dynamo and
-AIPerf follow their descriptions.
+LMCache 0.5.6 (``LookupHashLoggingSubscriber``) for requests made up here; those of Dynamo
+follow its description.
 """
 
 import json
@@ -94,13 +94,6 @@ def test_dynamo_names_blocks_by_what_came_before() -> None:
     assert first["session"] == second["session"]
 
 
-def test_aiperf_tells_what_clients_saw_of_requests_that_ended_well() -> None:
-    (row,) = rows("aiperf")
-    assert facts(row, "input_tokens", "output_tokens") == [550, 9]
-    assert row["arrival_s"] == pytest.approx(1759813207.5329)
-    assert row["first_s"] - row["arrival_s"] == pytest.approx(0.255886568)
-
-
 def test_lmcache_names_chunks() -> None:
     first, second = rows("lmcache")
     assert facts(first, "input_tokens", "grain", "arrival_s") == [700, 256, 1795391350.5]
@@ -129,7 +122,7 @@ def test_a_line_with_a_number_that_is_none_tells_of_no_request(
 @pytest.mark.parametrize("name", LINES)
 def test_what_was_said_and_who_said_it_is_in_no_row(name: str) -> None:
     text = json.dumps(rows(name))
-    for word in ("secret", "sess", "req-", "cmpl", "agent", "r-1", "worker", "7609a2e7", "0x01"):
+    for word in ("secret", "sess", "req-", "cmpl", "agent", "r-1", "worker", "0x01"):
         assert f'{word}"' not in text.replace('"session"', "")
         assert f'"{word}' not in text.replace('"session"', "")
     assert "5, 6, 7, 8" not in text

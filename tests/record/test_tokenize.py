@@ -482,19 +482,6 @@ def test_an_error_of_an_encoder_tells_nothing_of_the_messages(tmp_path: Path) ->
         render([{"role": "user", "content": "MY SECRET"}], None, {})
 
 
-def test_a_tokenizers_own_template_comes_before_a_file_of_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    listed = [{"name": "tools", "template": "own"}]
-    Path("tokenizer_config.json").write_text(json.dumps({"chat_template": listed}))
-    Path("tools").write_text("another")
-    for name, text in {"tools": "own", "./tools": "another"}.items():
-        render = load_template(tmp_path, name, {})
-        assert render
-        assert render([], None, {}) == text
-
-
 ENCODER = """
 def encode_messages(messages, thinking_mode, drop_thinking=True):
     said = "".join(f"[{m['role']}{'+' if m.get('tools') else ''}]{m['content']}" for m in messages)
@@ -661,15 +648,15 @@ def test_what_is_no_tokenizer_and_no_template_is_said(tmp_path: Path, model: Pat
         (
             ["--tokenizer", model, "--chat-template", template],
             2,
-            "chat template default is broken",
+            "chat template is broken",
         ),
-        (["--tokenizer", model, "--chat-template", "none"], 2, "the tokenizer has default"),
+        (["--tokenizer", model, "--chat-template", "none"], 2, "none: there is no such file"),
         (
             ["--tokenizer", model, "--chat-template", refusing],
             4,
             "(TemplateError in line 1: not today)",
         ),
-        (["--tokenizer", listed], 2, "chat_template is [1], expected a text, or a list"),
+        (["--tokenizer", listed], 2, "chat_template is [1], expected a text: give"),
         (
             ["--tokenizer", fails, "--chat-template", plain],
             4,

@@ -11,7 +11,6 @@ import asyncio
 import re
 import resource
 import socket
-from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,7 +19,7 @@ from logging import CRITICAL, Logger
 from threading import Event as Stop
 from time import monotonic, time
 from typing import Any
-from urllib.parse import SplitResult, unquote
+from urllib.parse import SplitResult
 
 from aiohttp import (
     ClientError,
@@ -93,14 +92,18 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Read ``[HOST:]PORT=URL``; the default host is this machine only; raises ``ConfigError``."""
+    """Read ``[HOST:]PORT=URL``; the default host is this machine only; raises ``ConfigError``.
+
+    Keys are the clients': a URL with a user is refused.
+    """
     listen, _, upstream = text.partition("=")
     host, _, port = listen.rpartition(":")
     sentence = f"--proxy {mask_url(text)}: give PORT=URL, such as 8001=http://127.0.0.1:8000."
     own = parse_url(f"tcp://{host or _LOOPBACK}:{port}", ("tcp",), sentence)
-    if own.hostname is None or own.port is None:
+    server = parse_url(upstream.rstrip("/"), HTTP, sentence)
+    if own.hostname is None or own.port is None or server.username is not None:
         raise ConfigError(sentence)
-    return Address(own.hostname, own.port, parse_url(upstream.rstrip("/"), HTTP, sentence))
+    return Address(own.hostname, own.port, server)
 
 
 class _Fault(Exception):
@@ -296,12 +299,7 @@ class Proxy:
         """
         self._name, self._address = f"{PROXY}{number}", address
         self._recording, self._veil = recording, veil
-        url = address.upstream
-        self._url = url._replace(netloc=url.netloc.rpartition("@")[2], query="", fragment="")
-        self._credentials = ""
-        if url.username is not None:
-            user = f"{unquote(url.username)}:{unquote(url.password or '')}"
-            self._credentials = f"Basic {b64encode(user.encode()).decode()}"
+        self._url = address.upstream._replace(query="", fragment="")
         self._limit = max(4, min(_MOST_DESCRIPTORS, _descriptors() // proxies) // 2)
         self._warn, self._warned = warn, False
         self._session: ClientSession | None = None
@@ -418,8 +416,6 @@ class Proxy:
         if expected := request.headers.get("Expect", ""):
             await _expect(request, expected)
         fields = _passed_on(request.raw_headers)
-        if self._credentials and not any(name.lower() == "authorization" for name, _ in fields):
-            fields.append(("Authorization", self._credentials))
         data: bytes | AsyncIterator[bytes] | None = None
         if request.body_exists:
             data, length = self._upload(exchange), request.content_length

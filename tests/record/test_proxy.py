@@ -326,22 +326,6 @@ async def test_a_client_that_leaves_in_the_middle_of_its_request_is_written(here
     assert (row["status"], row["end"]) == (0, "client left")
 
 
-def test_credentials_of_the_servers_url_are_sent_unless_a_client_has_its_own(
-    tmp_path: Path,
-) -> None:
-    async def test() -> None:
-        async with serving() as (server, direct), ClientSession() as client:
-            upstream, seen = direct.replace("://", "://me:p%40ss@"), []
-            async with proxied(tmp_path / "recording", upstream) as (url, _):
-                for own in ({}, {"Authorization": "Bearer key"}):
-                    async with client.get(f"{url}/echo", headers=own):
-                        seen.append(dict(server.headers)[b"Authorization"])
-                        assert dict(server.headers)[b"Host"] == urlsplit(direct).netloc.encode()
-            assert seen == [b"Basic bWU6cEBzcw==", b"Bearer key"]
-
-    asyncio.run(test())
-
-
 def test_a_recording_that_cannot_be_written_is_said_and_requests_are_passed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -468,3 +452,8 @@ def test_only_this_machine_reaches_a_proxy_unless_a_host_is_named() -> None:
     )
     assert named.is_public
     assert not parse_address("[::1]:8001=http://h").is_public
+
+
+def test_a_servers_url_with_a_user_is_refused_without_its_password() -> None:
+    with pytest.raises(ConfigError, match=r"^--proxy \*\*\*@h: give PORT=URL"):
+        parse_address("8001=http://me:secret@h")

@@ -129,7 +129,7 @@ def _unsaid(scenario: Scenario, given: Mapping[str, str], of_command: bool) -> s
         if name.replace("-", "_") in OURS - {"concurrency"} and text != defaults.get(name)
         for word in (f"--{name}", text)
     ]
-    others = "; flags of no size are not shown" * of_command
+    others = "; flags that change no size are not shown" * of_command
     return f"{others}; for budget --command add {tb.Command.of(*words)}" if words else others
 
 
@@ -159,7 +159,7 @@ def _answer(found: an.Answer) -> tb.Finding:
         asked = f"{counted(inputs.concurrency or 1, 'request')} of {found.context:,} tokens"
         fewest = f" Min GPUs for {asked}: {layout.gpus:,}."
     if not within_limit(scenario, found.max_concurrency + 1):
-        fewest += f" More never run concurrently: {an.limit_sentence(scenario)}."
+        fewest += f" No more run concurrently: {an.limit_sentence(scenario)}."
     verb = "fits" if found.concurrency == 1 else "fit"
     clause, holds = _tight_start(found)
     total = f"{found.max_tokens:,} tokens in total"
@@ -219,8 +219,8 @@ def _engine_lines(found: an.Answer, *, of_command: bool) -> Iterator[tb.Part]:
         tokens = found.tokens_between
         between = f": {tokens[0]:,} to {tokens[1]:,} tokens" if tokens else " of KV memory"
         printed = any("KV cache memory" in line for line in found.log_lines)
-        option = "with budget --command … --kv-memory" if of_command else "--kv-memory"
-        exact = f"give your log's {option}" if printed else "`dsv4kv explain` your log"
+        option = "by budget --command … --kv-memory" if of_command else "by --kv-memory"
+        exact = f"size your start {option} of its log" if printed else "`dsv4kv explain` your log"
         of = "Assumed, not measured:" if found.spread_assumed else "9 in 10 starts"
         yield f"{of} ± {format_bytes(spread)}{between}; {exact}."
 
@@ -372,7 +372,7 @@ def view_command(
     costly = {cost.flag.spelling for cost in known}
     others = [flag.spelling for flag in reading.counted if flag.spelling not in costly]
     free = (
-        f"flags of no cost, or without a default to compare with: {', '.join(others)}"
+        f"flags that take no memory, or have no default to compare with: {', '.join(others)}"
         if others
         else ""
     )

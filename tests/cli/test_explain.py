@@ -105,7 +105,7 @@ def test_the_line_for_lint_has_what_decided_the_faults() -> None:
 def test_the_options_it_names_exist() -> None:
     shown = " ".join(run("script", "--verbose").stdout.split())
     assert "9 in 10 starts" in shown
-    assert "give your log's --kv-memory" not in shown
+    assert "size your start by --kv-memory of its log" not in shown
     assert "budget --command … --kv-memory" in shown
 
 
@@ -248,7 +248,7 @@ def test_a_launch_line_has_only_flags_of_its_command(tokens: str) -> None:
     *_, said, line = run("agg.yaml", "--gpu", "b200").stdout.splitlines()
     assert "kv_block_size" not in line
     assert line.startswith("trtllm-serve" if tokens == "128" else "dsv4kv budget --command")
-    assert ("flags of no size are not shown" in said) == (tokens == "128")
+    assert ("flags that change no size are not shown" in said) == (tokens == "128")
 
 
 @pytest.mark.parametrize("partition", ["", "8,9,9,8,6", "8,8,8,8,8"])

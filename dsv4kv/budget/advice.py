@@ -222,7 +222,8 @@ def _changes(scenario: Scenario, asked: tuple[int, int]) -> Iterator[_Change]:
         yield _Change({"draft_layers": 0, "draft_tokens": 0}, "without drafts", "no speculation")
     for place, name, reason in _FORMATS:
         yield _Change({place: name}, f"--{place.replace('_', '-')} {name}", reason)
-    if settings.memory_fraction < _MORE_MEMORY:
+    leaves_room = scenario.engine.logits_room == "headroom"  # for activations, too: no less of it
+    if settings.memory_fraction < _MORE_MEMORY and not leaves_room:
         change = f"{_word(family, 'memory_fraction')} {float(_MORE_MEMORY):g}"
         yield _Change({"memory_fraction": _MORE_MEMORY}, change, "less headroom")
 

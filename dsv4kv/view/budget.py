@@ -59,6 +59,7 @@ def budget_page(
             tb.Finding("warning", f"{word} is not counted: did you mean {flag}?")
             for word, flag in misspelt.items()
         ),
+        *(_overfull(found) if "memory_fraction" not in scenario.settings.assumed else ()),
     ]
     if found.kv_copies > 1 and not lacks:
         answer.append(_copies_sentence(found))
@@ -98,7 +99,7 @@ def budget_page(
         else ""
     )
     missing = f"Not counted: {', '.join(an.overhead_of(found).unknown)}."
-    memory = [_peak_table(found), *_overfull(found), missing, _pools_table(found)]
+    memory: list[tb.Part] = [_peak_table(found), missing, _pools_table(found)]
     sections.append(tb.Section("Memory", memory, units))
     if host:
         sections.append(tb.Section("Host memory", list(_host_parts(host))))

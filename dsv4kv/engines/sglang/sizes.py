@@ -296,10 +296,6 @@ class SglangEngine(ct.Engine):
         source = "SGLang's own estimate, handle_gpu_memory_settings"
         headroom = [ct.Held(what, int(mib * ct.MIB), source) for what, mib in parts.items() if mib]
         unknown = ("what a step really uses of what is left free", "buffers of DeepEP")
-        whole, share = sum(held.size_bytes for held in headroom), given.get("memory_fraction")
-        if share and whole > (1 - share) * machine.memory_bytes:
-            more = f"{whole / ct.GIB:.1f} GiB by SGLang's own estimate, more than is left free"
-            return ct.Overhead((), (), (f"activations and graphs: {more}", *unknown))
         return ct.Overhead((), tuple(headroom), unknown)
 
     def loading(self, deployment: ct.Deployment, step_tokens: int) -> ct.Loading:

@@ -91,10 +91,8 @@ def _scenario(name: str, load: Callable[[], _Loaded], example: str) -> None:
                 page, found, failures = run(point.config, _reports_to(watcher, name))
             at = ", ".join(f"{key}={value}" for key, value in point.axis.items())
             if not silent:
-                more = ", ".join(section.heading for section in page.sections if not verbose)
                 show([Text(at, "strong"), ""] if at else [])
                 opt.show_page(page, verbose=verbose)
-                show([Text(f"{more}: --verbose", "dim")] if more else [])
                 show([""] if at else [])
             config = point.config.model_dump(mode="json")
             document = {"dsv4kv": __version__, "config": config, **found}

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dsv4kv.config.experiments import TransferConfig
-from dsv4kv.runs.statistics import Estimate, divide
+from dsv4kv.runs.statistics import divide
 from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view.quantity import ms, percent, quantity, size
-from dsv4kv.view.table import ABSENT, Columns, Finding, Number, Page, Section, Table, Text
+from dsv4kv.view.table import Columns, Finding, Number, Page, Table, Text
 
 if TYPE_CHECKING:
     from dsv4kv.bench.systems import workload
-    from dsv4kv.bench.tiers.run import FamilyRow, TiersOutcome
+    from dsv4kv.bench.tiers.run import TiersOutcome
     from dsv4kv.bench.transfer.run import Moved, Outcome
 
 
@@ -41,8 +41,7 @@ def systems_page(outcomes: "Sequence[workload.Outcome]") -> Page:
 def transfer_page(config: TransferConfig, outcome: "Outcome") -> Page:
     """The answer, whether all is right, and the tables."""
     answer = Text(_sentence(config, outcome), "strong"), _transfer_verdict(config, outcome)
-    tables = _families_table(outcome), "", _engines_table(config, outcome)
-    return Page("Transfer", [*answer, "", *tables])
+    return Page("Transfer", [*answer, "", _families_table(outcome)])
 
 
 def _transfer_verdict(config: TransferConfig, outcome: "Outcome") -> Finding:
@@ -98,24 +97,8 @@ def _families_table(outcome: "Outcome") -> Table:
     )
 
 
-def _engines_table(config: TransferConfig, outcome: "Outcome") -> Table:
-    t = outcome.total
-    rows: list[tuple[str | Number, ...]] = [
-        ("read here", size(t.bytes), quantity(t.pieces), quantity(t.descriptors))
-    ]
-    for name, sent in outcome.engines.items():
-        cells = (size(sent.bytes), quantity(sent.descriptors)) if sent else (Number(ABSENT),) * 2
-        rows.append((name, *cells, Number(ABSENT)))
-    return Table(
-        f"{counted(config.timed_tokens, 'token')}, sent by",
-        ["engine", "bytes", "descriptors", "merged"],
-        rows,
-        note="of the layers that are held; engines by the rules of their connectors",
-    )
-
-
 def tiers_page(outcome: "TiersOutcome") -> Page:
-    """The answer, whether all is right, and the prefixes; then copies of a GPU."""
+    """The answer, whether all is right, and the prefixes."""
     failed = f"{len(outcome.failures):,} of {outcome.checks:,} comparisons failed"
     equal = (
         f"all {outcome.checks:,} comparisons are equal: digests, and after further steps "
@@ -123,9 +106,7 @@ def tiers_page(outcome: "TiersOutcome") -> Page:
     )
     verdict = Finding("bad", failed) if outcome.failures else Finding("good", equal)
     answers = [Text(sentence, "strong") for sentence in outcome.answers()]
-    copies = [_copies_table(outcome)] if outcome.copies else []
-    sections = [Section(table.title, [table]) for table in copies]
-    return Page("Tiers", [*answers, verdict, "", _prefixes_table(outcome)], sections)
+    return Page("Tiers", [*answers, verdict, "", _prefixes_table(outcome)])
 
 
 def _prefixes_table(outcome: "TiersOutcome") -> Table:
@@ -141,26 +122,3 @@ def _prefixes_table(outcome: "TiersOutcome") -> Table:
     title = f"Prefixes of {outcome.model}"
     note = f"compute: modelled on {outcome.gpu}; files are read from the disk, not its cache"
     return Table(title, columns, outcome.prefixes, note=note, keys=2)
-
-
-def _copies_table(outcome: "TiersOutcome") -> Table:
-    def way(name: str, header: str) -> Columns:
-        return [
-            (header, lambda row: _rate(row, getattr(row, name).time)),
-            ("by pages", lambda row: _rate(row, getattr(row, name).by_pages)),
-            ("% of copy", lambda row: percent(getattr(row, name).share)),
-        ]
-
-    columns: Columns = [
-        ("family", lambda row: row.family),
-        ("bytes", lambda row: size(row.bytes)),
-        *way("store_way", "to host GB/s"),
-        *way("restore_way", "back GB/s"),
-    ]
-    title = "Between the GPU and pinned memory of the host"
-    note = "gathered by one launch; by pages: a copy for every piece; % of one copy as large"
-    return Table(title, columns, outcome.copies, note=note)
-
-
-def _rate(row: "FamilyRow", time_ns: Estimate) -> Number:
-    return quantity(divide(Estimate(row.bytes, 0.0), time_ns))

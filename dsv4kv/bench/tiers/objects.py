@@ -108,7 +108,9 @@ class Mover:
         if not len(host):
             return
         numbers = torch.from_numpy(np.ascontiguousarray(rows)).to(self._device)
-        buffer = self._room(len(host))
+        if len(self._buffer) < len(host):
+            self._buffer = torch.empty(len(host), dtype=torch.uint8, device=self._device)
+        buffer = self._buffer[: len(host)]
         table = self._tables[family.name]
         launch = plan_objects(way, table, numbers, buffer, family.piece_bytes, stride)
         if way == "take":
@@ -117,35 +119,8 @@ class Mover:
         else:
             buffer.copy_(host, non_blocking=True)
             run(launch)
-        self._settle()
-
-    def by_pages(self, way: Way, family: Family, rows: Ids, data: Objects) -> None:
-        """The same by a copy for every piece: the baseline of gathering."""
-        pools, pieces = self._pools[family.name], torch.from_numpy(data)
-        for layer, pool in enumerate(pools):
-            for number, row in enumerate(rows[layer].tolist()):
-                _copy(way, pieces[number, layer], pool[row])
-        self._settle()
-
-    def whole(self, way: Way, host: Bytes) -> None:
-        """Copy as many bytes between buffer and host, and nothing else: the limit of both."""
-        _copy(way, torch.from_numpy(host), self._room(len(host)))
-        self._settle()
-
-    def _settle(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-    def _room(self, size: int) -> Tensor:
-        """The buffer; one that is too small is replaced, when nothing uses it."""
-        if len(self._buffer) < size:
-            self._buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
-        return self._buffer[:size]
-
-
-def _copy(way: Way, host: Tensor, device: Tensor) -> None:
-    target, source = (host, device) if way == "take" else (device, host)
-    target.copy_(source, non_blocking=True)
 
 
 def _as_one(family: Family, objects: Objects) -> tuple[Tensor, int]:

@@ -9,21 +9,19 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from dsv4kv.bench.build import check_data_path, plan_from
-from dsv4kv.bench.protocol import timed_ns
 from dsv4kv.bench.run import set_up
 from dsv4kv.bench.serve.executor import Requests
 from dsv4kv.bench.tiers.library import Library
-from dsv4kv.bench.tiers.objects import CacheBytes, Mover, differences
+from dsv4kv.bench.tiers.objects import CacheBytes, differences
 from dsv4kv.bench.tiers.store import FileStore, MemoryStore, Store
 from dsv4kv.budget.lookup import find_weight_facts
 from dsv4kv.config.bench import BenchConfig, CacheSection, MeasureSection, WorkloadSection
@@ -32,45 +30,15 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.clock import VirtualClock
 from dsv4kv.errors import ConfigError, StoreUnavailable
 from dsv4kv.files import make_folder, temporary_folder, user_cache
-from dsv4kv.model.plan import CachePlan, Family, Kept
+from dsv4kv.model.plan import CachePlan, Kept
 from dsv4kv.replay.clock.sources import open_times
 from dsv4kv.replay.clock.steps import build_weights
 from dsv4kv.replay.costs import StepTables, find_rates
 from dsv4kv.runs.environment import capture_environment
-from dsv4kv.runs.statistics import Estimate, divide, summarize
+from dsv4kv.runs.statistics import Estimate, summarize
 from dsv4kv.units import format_bytes, format_duration
 
 _SURE = 0.01  # share of a time within which three digits of it are known
-
-
-@dataclass(frozen=True)
-class Way:
-    """One direction between a GPU and the host, in nanoseconds."""
-
-    time: Estimate  # gathered by one launch
-    limit: Estimate  # one copy of as many bytes
-    by_pages: Estimate  # a copy for every layer's piece
-
-    @property
-    def share(self) -> Estimate:
-        """Of the limit's rate."""
-        return divide(self.limit, self.time)
-
-
-@dataclass(frozen=True)
-class FamilyRow:
-    """Objects of a family, from a GPU to the host's pinned memory and back."""
-
-    family: str
-    objects: int
-    object_bytes: int  # of each
-    store_way: Way
-    restore_way: Way
-
-    @property
-    def bytes(self) -> int:
-        """Of all objects."""
-        return self.objects * self.object_bytes
 
 
 @dataclass(frozen=True)
@@ -104,8 +72,6 @@ class TiersOutcome:
     model: str
     gpu: str  # the GPUs of the model of computing, in words
     prefixes: list[PrefixRow] = field(default_factory=list)  # by store and length
-    copies: list[FamilyRow] = field(default_factory=list)
-    """Of the longest prefix, between GPU and host; nothing on a CPU."""
     checks: int = 0  # comparisons made
     failures: list[str] = field(default_factory=list)  # a sentence for each that failed
 
@@ -182,13 +148,6 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
             outcome.prefixes.append(replace(row, computed_ns=prefill_ns(tokens)))
             outcome.checks += len(families)
             outcome.failures += wrong
-        if cache.mover is not None:
-            slot = requests.admit()
-            requests.place(slot, _SERIAL, longest)
-            moved = cache, cache.mover, slot, longest, config.rounds
-            some = [each for each in families if each.objects(longest)]
-            outcome.copies = [measure_copies(family, *moved) for family in some]
-            requests.release(slot)
     return outcome
 
 
@@ -315,27 +274,3 @@ def _folder(config: TiersConfig) -> Iterator[Path]:
                 f"{parent}: files cannot be written there ({error.strerror}): name another folder."
             ) from None
         yield folder
-
-
-_MOST_BYTES = 256 << 20  # of a family at a time
-
-
-def measure_copies(
-    family: Family, cache: CacheBytes, mover: Mover, slot: int, tokens: int, rounds: int
-) -> FamilyRow:
-    """Move a family of a request there and back: gathered, as one copy, and page by page."""
-    count = min(family.objects(tokens), max(1, _MOST_BYTES // family.object_bytes))
-    units = cache.units(family, slot, tokens)[:, :count]
-    data, host = cache.new_objects(family, count), mover.room(count * family.object_bytes)
-
-    def direction(way: Literal["take", "put"]) -> Way:
-        calls = (
-            partial(mover.gathered, way, family, units, data),
-            partial(mover.whole, way, host),
-            partial(mover.by_pages, way, family, units, data),
-        )
-        taken = [[timed_ns(call) for call in calls] for _ in range(rounds)]
-        return Way(*(_estimate(list(each)) for each in zip(*taken, strict=True)))
-
-    ways = direction("take"), direction("put")
-    return FamilyRow(family.name, count, family.object_bytes, *ways)

@@ -22,12 +22,7 @@ from dsv4kv.bench.transfer.prefill import Side, cache_of
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.config.experiments import TransferConfig
-from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.host import Sent
-from dsv4kv.engines.names import ENGINES, TRANSFERS, find_engine
-from dsv4kv.errors import ConfigError, Dsv4kvError, StoreUnavailable, VerificationError
-from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import choose_formats
+from dsv4kv.errors import Dsv4kvError, StoreUnavailable, VerificationError
 from dsv4kv.processes import Child, python, with_package
 from dsv4kv.runs.statistics import Estimate, divide, summarize
 
@@ -140,8 +135,6 @@ class Outcome:
     memcpy_gbps: Estimate | None  # of one copy of as many bytes
     prompt_ns: int  # from asking for a prompt until it is computed, read and verified
     pages: int  # digests that were compared of the timed request
-    engines: Mapping[str, Sent | None]
-    """What an engine would send for this request; None where that is not known."""
     failures: list[str] = field(default_factory=list)  # what is wrong, in sentences
 
     @property
@@ -222,7 +215,6 @@ def decode(
         *(rates["all"], rates["memcpy"]),
         prompt_ns,
         pages=sum(len(each.digests) for each in manifest.families.values()),
-        engines=engines_beside(config),
         failures=failures,
     )
 
@@ -270,25 +262,6 @@ def _measure(
         times = summarize([spent[name] for spent in taken[1:]])  # the first warms up
         rates[name] = divide(Estimate(sizes.get(name, size), 0.0), times.estimate)
     return rates
-
-
-def engines_beside(config: TransferConfig) -> dict[str, Sent | None]:
-    """What engines would send for this request, of the layers that are held."""
-    model, formats = load_model(config.model.preset), config.model.formats
-    found: dict[str, Sent | None] = {}
-    for name in (each for each in TRANSFERS if each in ENGINES):
-        deployment = Deployment(
-            model=model,
-            formats=choose_formats(model, formats.main, formats.window, formats.indexer),
-            max_context_tokens=config.timed_tokens,
-            in_flight_tokens=config.chunk_tokens,
-            layers=config.model.layers,
-        )
-        try:
-            found[name] = find_engine(name).sent(deployment, config.timed_tokens)
-        except ConfigError:
-            found[name] = None
-    return found
 
 
 def document_of(outcome: Outcome) -> dict[str, Any]:

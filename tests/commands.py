@@ -44,7 +44,6 @@ COMMANDS: dict[str, list[list[str]]] = {
     "replay calibrate": [["replay", "calibrate", "results.jsonl", "--gpu", "h200"]],
     "report": [["report", "run.json", "--html", "page.html"]],
     "report list": [["report", "list", "--folder", "."]],
-    "report prune": [["report", "prune", "--folder", ".", "--keep", "9"]],
     "trace convert": [["trace", "convert", "trace.jsonl", "copy.jsonl"]],
     "trace info": [["trace", "info", "trace.jsonl"]],
     "trace mrc": [["trace", "mrc", "trace.jsonl", "--capacity", "1K,64K"]],

@@ -61,7 +61,6 @@ _HIDDEN = {
     "reads.",
     "replay calibrate": "Fit the step times of replay to measured runs of your own server.",
     "report list": "List saved runs, oldest first, and unfinished sweeps.",
-    "report prune": "Delete saved runs but for the newest.",
 }
 COMMANDS = {name: text for rows in _GROUPS.values() for name, text in rows.items()} | _HIDDEN
 """Every command by name, of one word or two: the first paragraph of its help."""

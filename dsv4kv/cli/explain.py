@@ -145,13 +145,10 @@ def recognise(given: str) -> str:
 
 def _refuse_trace(path: Path) -> None:
     from dsv4kv.traces import FORMATS, detect_format
-    from dsv4kv.traces.results import NoRequests
 
     try:
         name = detect_format(path)
-    except TraceError as error:
-        if isinstance(error.__cause__, NoRequests):
-            raise
+    except TraceError:
         return
     if name in FORMATS:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""``dsv4kv report``: saved runs shown, exported, listed and pruned."""
+"""``dsv4kv report``: saved runs shown, exported and listed."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def report(
 ) -> None:
     """Show and export saved runs, by file or by name.
 
-    `dsv4kv report list` lists them, `dsv4kv report prune` deletes some.
+    `dsv4kv report list` lists them.
     """
     from dsv4kv.runs.store import dumps, load_record
     from dsv4kv.view.exports import to_csv
@@ -91,29 +91,3 @@ def list_runs(folder: Path = _FOLDER, as_json: bool = opt.AS_JSON) -> None:
     for entry in entries:
         if entry.problem:
             say(one_line(f"warning: {entry.problem}"), err=True)
-
-
-@app.command("report prune", epilog=examples("dsv4kv report prune --keep 30 --yes"))
-def prune(
-    folder: Path = _FOLDER,
-    keep: int = opt.option("Keep the newest N.", "N", min=0, default=...),
-    yes: bool = opt.flag("--yes", "Actually delete; default: a dry run."),
-) -> None:
-    """Delete saved runs but for the newest.
-
-    Unreadable files stay.
-    """
-    from dsv4kv.runs.store import list_entries, older, remove
-
-    entries = list_entries(folder)
-    chosen = older(entries, keep)
-    for entry in chosen:
-        if yes:
-            remove(folder, [entry])
-        say(one_line(f"{'removed' if yes else 'would remove'} {folder / entry.file}"))
-    if not chosen:
-        count = sum(entry.summary is not None for entry in entries)
-        say(f"nothing to remove: none of {count:,} runs fits.", err=True)
-    elif not yes:
-        sentence = "1 run: --yes removes it." if len(chosen) == 1 else ""
-        say(sentence or f"{len(chosen)} runs: --yes removes them.", err=True)

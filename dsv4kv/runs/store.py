@@ -10,12 +10,12 @@ import re
 import secrets
 import stat
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 from pydantic import Field, ValidationError
 
@@ -205,13 +205,6 @@ class Entry(Part):
     summary: Summary | None
     problem: str | None
 
-    @classmethod
-    def of(cls, path: Path, summary: Summary | None, problem: str | None = None) -> Self:
-        """The entry of a file; raises ``OSError``."""
-        facts = path.stat()
-        known = {"size_bytes": facts.st_size, "modified_ns": facts.st_mtime_ns}
-        return cls(file=path.name, summary=summary, problem=problem, **known)
-
 
 def list_entries(folder: Path) -> list[Entry]:
     """Every ``.json`` file of a folder by name, so by time; not validated. ``RecordError``."""
@@ -235,7 +228,16 @@ def list_entries(folder: Path) -> list[Entry]:
                 problem = str(error)
             except (AttributeError, KeyError, TypeError, ValueError):
                 problem = _no_record(str(file))
-            found.append(Entry.of(file, summary, problem))
+            facts = file.stat()
+            found.append(
+                Entry(
+                    file=file.name,
+                    size_bytes=facts.st_size,
+                    modified_ns=facts.st_mtime_ns,
+                    summary=summary,
+                    problem=problem,
+                )
+            )
     return found
 
 
@@ -251,29 +253,6 @@ def _summarize(document: dict[str, Any]) -> Summary:
         launches=len(document.get("launches", ())) or 1,
         git_sha=document["environment"]["git_sha"],
     )
-
-
-def older(entries: Sequence[Entry], keep: int) -> list[Entry]:
-    """Readable runs without the newest ``keep``, oldest first."""
-    runs = [
-        (datetime.fromisoformat(entry.summary.started_utc), entry)
-        for entry in entries
-        if entry.summary
-    ]
-    runs.sort(key=lambda run: run[0])
-    return [entry for _, entry in runs[: max(0, len(runs) - keep)]]
-
-
-def remove(folder: Path, entries: Sequence[Entry]) -> None:
-    """Remove the files of entries and their unfinished sweeps; raises ``RecordError``."""
-    for entry in entries:
-        try:
-            (folder / entry.file).unlink(missing_ok=True)
-            (folder / entry.file).with_suffix(POINTS).unlink(missing_ok=True)
-        except OSError as error:
-            raise RecordError(
-                f"{folder / entry.file} cannot be removed ({error.strerror})."
-            ) from None
 
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")

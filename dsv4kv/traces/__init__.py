@@ -17,14 +17,13 @@ from dsv4kv.files import shipped
 from dsv4kv.traces.files import DEFAULTS, Defect, ReadOptions, backwards, open_trace, parse_object
 from dsv4kv.traces.formats import INPUT_NAMES, TraceFormat, parse_row
 from dsv4kv.traces.request import Request
-from dsv4kv.traces.results import documents_of, refuse_operations
+from dsv4kv.traces.results import documents_of
 from dsv4kv.traces.summary import TraceSummary, summarize_batches
 from dsv4kv.traces.weka import conversation_files, read_weka_folder
 from dsv4kv.traces.writer import STORES_MARK, write_trace
 
 _BUILTIN = "builtin:"
 _SUFFIX = ".jsonl.gz"
-_LISTED = 6
 _TURNS = 1000
 """Lines that are looked at for a turn without a time, which makes a trace one of turns."""
 
@@ -45,8 +44,7 @@ def resolve_trace(source: str | Path) -> Path:
         raise TraceError(f"{path}: cannot be read ({error.strerror}).") from None
     if is_folder and not conversation_files(path):
         raise TraceError(
-            f"{path} is a folder without conversations (*.json, *.json.gz): name one trace "
-            f"file{_list_files(path)}."
+            f"{path} is a folder without conversations (*.json, *.json.gz): name one trace file."
         )
     if is_folder or is_file:
         return path
@@ -55,10 +53,7 @@ def resolve_trace(source: str | Path) -> Path:
             f"{path}: it is a pipe or a device, and a trace is read more than once: write it to a "
             "file."
         )
-    raise TraceError(
-        f"{path}: there is no such trace file; shipped: {', '.join(names)}"
-        f"{_list_files(path.parent)}."
-    )
+    raise TraceError(f"{path}: there is no such trace file; shipped: {', '.join(names)}.")
 
 
 def trace_sha256(path: Path) -> str:
@@ -73,15 +68,6 @@ def trace_sha256(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror}).") from None
-
-
-def _list_files(folder: Path) -> str:
-    suffixes = (".jsonl", ".json", ".csv", ".gz")
-    names = sorted(file.name for file in folder.glob("*") if file.name.endswith(suffixes))
-    if not names:
-        return ""
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return f"; in {folder}: {', '.join(names[:_LISTED])}{more}"
 
 
 __all__ = [
@@ -189,8 +175,6 @@ def detect_format(path: Path) -> str:
                     islice(records, _TURNS) if name == "mooncake" and "session_id" in names else ()
                 )
                 return "mooncake-delta" if any("timestamp" not in each for each in later) else name
-        if isinstance(names, dict):
-            refuse_operations(names)
         raise Defect(
             f"the first line is of no known format, which are {listed(FORMATS)}: of other fields "
             "dsv4kv trace convert --format timed --fields T,IN,OUT makes one, of text dsv4kv "

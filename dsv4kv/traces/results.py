@@ -49,23 +49,7 @@ def as_runs(documents: Sequence[Run]) -> list[Run]:
         raise tf.Defect(f"the benchmark's file is not as its tool writes it ({lacking})") from None
 
 
-class NoRequests(tf.Defect):
-    """Operations of a store, which no reader of requests can use."""
-
-
-def refuse_operations(document: Mapping[str, Any]) -> None:
-    """Raise ``NoRequests`` for the first line of what Mooncake's master traces."""
-    if document.get("type") == "master_rpc_trace":
-        raise NoRequests(
-            "Mooncake's master wrote this: operations on a store's keys, without prompts or their "
-            "lengths. Give a trace of requests, as dsv4kv record server writes of a server that "
-            "uses the store"
-        )
-
-
 def _runs(documents: Sequence[Run]) -> Iterator[Run]:
-    for document in documents[:1]:
-        refuse_operations(document)
     if documents and all({"metadata", "metrics"} <= each.keys() for each in documents):
         phases = ("benchmark_phase", "credit_phase")
         lines = [
@@ -108,12 +92,11 @@ def read_aiperf(record: Run) -> Timed | None:
     if record.get("error") or not metrics.get("output_sequence_length"):
         return None
     start_ns = when.get("request_start_ns", when.get("timestamp_ns"))
-    first = metrics.get("time_to_first_token", metrics.get("ttft"))
     return Timed(
         start_ns / 1e9,
         int(metrics["input_sequence_length"]["value"]),
         int(metrics["output_sequence_length"]["value"]),
-        _seconds(first),
+        _seconds(metrics.get("time_to_first_token", metrics.get("ttft"))),
         _seconds(metrics.get("inter_token_latency")),
         _seconds(metrics["request_latency"]) or 0.0,
     )
@@ -140,19 +123,11 @@ def _guidellm(benchmark: Run) -> Run:
         "max_concurrency": 1 if kind == "synchronous" else strategy.get("streams"),
         "request_rate": strategy.get("rate"),
     }
-    if good and len(good) == count:
-        return _of_requests([_read_guidellm(each) for each in good], failed) | load
-    times: Run = {}
-    for theirs, ours in (("time_to_first_token_ms", "ttft"), ("inter_token_latency_ms", "tpot")):
-        found = metrics[theirs]["successful"]
-        found = found | {f"p{share}": found["percentiles"][f"p{share}"] for share in (25, 75, 90)}
-        times |= {
-            f"{name}_{ours}_ms": found[name] for name in ("mean", "median", "p25", "p75", "p90")
-        }
-    lengths = [
-        metrics[f"{side}_token_count"]["successful"]["mean"] for side in ("prompt", "output")
-    ]
-    return _summed(count, failed, benchmark["duration"], lengths, times) | load
+    if len(good) != count:
+        raise tf.Defect(
+            f"guidellm kept {len(good):,} of its {count:,} requests: run it without a sample"
+        )
+    return _of_requests([_read_guidellm(each) for each in good], failed) | load
 
 
 def _read_guidellm(request: Run) -> Timed:
@@ -173,33 +148,24 @@ def _inferencex(row: Run) -> Run:
     count = int(row["conc"]) * _INFERENCEX_ROUNDS
     gpus = sum(int(row.get(f"num_{role}_gpu") or 0) for role in ("prefill", "decode"))
     gpus = gpus or int(row["tp"])
-    lengths = [row["isl"], row["osl"]]
-    duration_s = count * sum(lengths) / (row["tput_per_gpu"] * gpus)
+    duration_s = count * (row["isl"] + row["osl"]) / (row["tput_per_gpu"] * gpus)
     times = {
         f"{name}_ms": seconds * 1e3
         for name, seconds in row.items()
         if name.endswith(("_ttft", "_tpot")) and seconds is not None
     }
-    return _summed(count, 0, duration_s, lengths, times) | {
+    return times | {
+        "completed": count,
+        "failed": 0,
+        "duration": duration_s,
+        "total_input_tokens": round(row["isl"] * count),
+        "total_output_tokens": round(row["osl"] * count),
         "max_concurrency": int(row["conc"]),
         "assumed": f"{_INFERENCEX_ROUNDS} requests for each concurrent one, of the given lengths",
     }
 
 
 # ---- what they are written as -------------------------------------------------------------------
-
-
-def _summed(
-    count: int, failed: int, duration_s: float, lengths: Sequence[float], times: Run
-) -> Run:
-    totals = zip(("input", "output"), lengths, strict=True)
-    return {
-        "completed": count,
-        "failed": failed,
-        "duration": duration_s,
-        **{f"total_{side}_tokens": round(mean * count) for side, mean in totals},
-        **times,
-    }
 
 
 def _of_requests(rows: Sequence[Timed], failed: int) -> Run:

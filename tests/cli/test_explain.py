@@ -169,10 +169,6 @@ TRACES = {
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:01:51.1,9,2",
         "is a trace (azure)",
     ),
-    "master": (
-        '{"type": "master_rpc_trace", "version": 2}\n{"op": "Get"}',
-        "Give a trace of requests",
-    ),
 }
 
 
@@ -221,14 +217,6 @@ def test_what_is_no_file_is_said_to_be_none(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Path, "stat", stat)
     assert "locked: cannot be read (Permission denied)" in run("locked").stderr
     assert "/dev/null: it is a folder, a pipe or a device" in run("/dev/null").stderr
-
-
-def test_operations_of_a_store_are_refused_as_what_they_are(tmp_path: Path) -> None:
-    path = tmp_path / "master.jsonl"
-    path.write_text('{"type": "master_rpc_trace", "version": 2}\n{"op": "BatchExistKey"}\n')
-    done = run(str(path))
-    assert (done.exit_code, done.stdout) == (4, "")
-    assert done.stderr.startswith(f"error: {path}:1: Mooncake's master wrote this")
 
 
 TRTLLM = """\

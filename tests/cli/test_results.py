@@ -1,4 +1,4 @@
-"""The folder of saved runs: listed, shown and pruned by ``dsv4kv report``."""
+"""The folder of saved runs: listed and shown by ``dsv4kv report``."""
 
 import json
 import re
@@ -39,10 +39,6 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         save_record(record.model_copy(update={"run_id": run_id}), Path("results"))
     Path("results/notes.json").write_text("[]")
     return tmp_path / "results"
-
-
-def records() -> list[str]:
-    return sorted(path.stem for path in Path("results").glob("*.json") if path.stem in RUNS)
 
 
 def test_list_tells_every_run_and_warns_of_what_is_none(snapshot: SnapshotAssertion) -> None:
@@ -87,20 +83,3 @@ def test_a_whole_name_is_that_run_and_not_a_longer_one(results: Path) -> None:
     for name in ("run", "run-2"):
         save_record(make_record(run_id=name), results)
     assert "run, started" in run("run", "--verbose").stdout
-
-
-def test_a_run_that_cannot_be_removed_is_not_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_path: Path, *, missing_ok: bool) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    result = run("prune", "--keep", "0", "--yes")
-    assert (result.exit_code, result.stdout) == (7, "")
-    assert "aaaaaa.json cannot be removed (Permission denied)" in result.stderr
-
-
-def test_prune_removes_what_it_names_once_told_to() -> None:
-    result = run("prune", "--keep", "1", "--yes")
-    assert result.stdout.count("removed ") == 2
-    assert records() == ["20261103T000000Z-default-cccccc"]
-    assert Path("results/notes.json").exists()

@@ -211,12 +211,6 @@ def test_a_point_with_a_number_that_no_run_can_have_is_done_again() -> None:
 
 
 @pytest.mark.usefixtures("interrupted")
-def test_a_run_that_is_pruned_leaves_no_points() -> None:
-    assert invoke("report", "prune", "--keep", "0", "--yes").exit_code == 0
-    assert list(Path("results").glob("*.points.jsonl")) == []
-
-
-@pytest.mark.usefixtures("interrupted")
 @pytest.mark.parametrize("folder", ["elsewhere", "my results", "a/b"])
 def test_the_line_that_is_listed_goes_on_in_its_folder(folder: str, whole: list[Case]) -> None:
     Path(folder).parent.mkdir(exist_ok=True)

@@ -267,7 +267,6 @@ READERS = {
             ("report", "FILE", "--csv"),
             ("compare", "FILE", "FILE"),
             ("report", "list", "--folder", "."),
-            ("report", "prune", "--folder", ".", "--keep", "1"),
         ),
         _make_record,
         (with_digest, with_digest, with_digest, damage, odd_json),

@@ -257,17 +257,6 @@ def test_a_file_that_is_no_record_is_listed_with_the_reason(
     assert reason in str(entry.problem)
 
 
-@pytest.mark.parametrize(("keep", "chosen"), [(1, [1, 8, 15]), (0, [1, 8, 15, 20]), (9, [])])
-def test_all_runs_but_the_newest_are_older(tmp_path: Path, keep: int, chosen: list[int]) -> None:
-    for day in (20, 1, 8, 15):
-        started = f"2026-11-{day:02}T12:00:00+00:00"
-        record = make_record(run_id=f"run-{day:02}", started_utc=started)
-        store.save_record(record, tmp_path)
-    (tmp_path / "notes.json").write_text("[]")
-    found = store.older(store.list_entries(tmp_path), keep)
-    assert [int(entry.file[4:6]) for entry in found] == chosen
-
-
 # ---- names of runs, and records of before
 
 

@@ -36,7 +36,7 @@ def aiperf(start_ms: int, tokens: int, out: int, ttft: float, itl: float, **when
     }
 
 
-# the documentation's records, shortened: working-with-profile-exports.md, and its older example
+# the documentation's records, shortened: working-with-profile-exports.md
 DOCUMENTED = aiperf(0, 550, 9, 255.886568, 5.2048325)
 CANCELLED = {
     "metadata": {"request_start_ns": 1_759_879_161_119_147_826, "was_cancelled": True},
@@ -67,18 +67,13 @@ def guidellm(strategy: Row, old: bool = False, sampled: bool = False) -> Row:
     start = "start_time" if old else "request_start_time"
     good = [request | {start: 100.0 + n // 4 * 2.0} for n in range(8)]
     totals = {"successful": 8, "incomplete": 2, "errored": 1, "total": 11}
-    shares = {f"p{share}": float(share) for share in (25, 75, 90)}
-    times = {"successful": {"mean": 200.0, "median": 190.0, "percentiles": shares}}
-    lengths = {"successful": {"mean": 512.0}}
-    metrics: Row = {"time_to_first_token_ms": times, "inter_token_latency_ms": times}
-    metrics |= {"prompt_token_count": lengths, "output_token_count": lengths}
     benchmark = {
         "args" if old else "config": {"strategy": strategy},
         "requests": {"successful": good[: 2 if sampled else 8], "incomplete": [], "errored": []},
         "duration": 4.0,
     }
     held = {"request_totals": totals}
-    return benchmark | ({"metrics": metrics} | held if old else {"metrics": metrics | held})
+    return benchmark | ({"metrics": {}, **held} if old else {"metrics": held})
 
 
 FOUR = {"type_": "concurrent", "streams": 4}
@@ -101,9 +96,6 @@ RUNS: dict[str, tuple[Any, int, int | None, float, float, float]] = {
     "AIPerf with a warm-up": (WARM, 8, 2, 4.0, 200.0, 80.0),
     "guidellm 0.8": ({"benchmarks": [guidellm(FOUR)]}, 8, 4, 4.0, 200.0, 20.0),
     "guidellm 0.3": ({"benchmarks": [guidellm(FOUR, old=True)]}, 8, 4, 4.0, 200.0, 20.0),
-    "guidellm, a sample": (
-        {"benchmarks": [guidellm(FOUR, sampled=True)]}, 8, 4, 4.0, 190.0, 190.0,
-    ),
     "guidellm, synchronous": (
         {"benchmarks": [guidellm({"type_": "synchronous"})]}, 8, 1, 4.0, 200.0, 20.0,
     ),
@@ -174,6 +166,10 @@ REFUSED = {
         "not as its tool writes it",
     ),
     "guidellm, no metrics": ({"benchmarks": [{"requests": {}}]}, "'metrics' is missing"),
+    "guidellm, a sample": (
+        {"benchmarks": [guidellm(FOUR, sampled=True)]},
+        "kept 2 of its 8 requests",
+    ),
     "guidellm, no list": ({"benchmarks": 3}, "not as its tool writes it"),
     "InferenceX, no lengths": (
         {k: v for k, v in INFERENCEX.items() if k != "isl"},
@@ -190,16 +186,6 @@ def test_a_result_that_says_too_little_is_refused_in_a_sentence(name: str, tmp_p
         read_results([path])
     with pytest.raises(TraceError, match=sentence):
         list(read_trace(path))
-
-
-def test_operations_of_a_store_are_no_requests(tmp_path: Path) -> None:
-    head = {"type": "master_rpc_trace", "version": 2, "time_unit": "us"}
-    event = {"id": "read-1", "timestamp_us": 5000, "op": "BatchExistKey", "keys": ["a/page-0"]}
-    path, sentence = write(tmp_path, [head, event]), "Mooncake's master wrote this"
-    with pytest.raises(TraceError, match=rf"result\.json:1: {sentence}"):
-        list(read_trace(path))
-    with pytest.raises(RecordError, match=sentence):
-        read_results([path])
 
 
 CASES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "cases"

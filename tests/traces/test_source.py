@@ -8,15 +8,9 @@ from dsv4kv.errors import TraceError
 from dsv4kv.traces import resolve_trace, trace_sha256
 
 
-def test_a_missing_file_lists_the_traces_beside_it_and_the_shipped(tmp_path: Path) -> None:
-    for name in ("b.csv", "a.jsonl", "notes.txt", *(f"c{i}.gz" for i in range(6))):
-        (tmp_path / name).touch()
-    with pytest.raises(TraceError) as caught:
+def test_a_missing_file_names_the_shipped_traces(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"there is no such trace file; shipped: builtin:chat\.$"):
         resolve_trace(tmp_path / "missing.jsonl")
-    assert str(caught.value) == (
-        f"{tmp_path / 'missing.jsonl'}: there is no such trace file; shipped: builtin:chat; "
-        f"in {tmp_path}: a.jsonl, b.csv, c0.gz, c1.gz, c2.gz, c3.gz and 2 more."
-    )
 
 
 def test_the_digest_of_a_folder_follows_its_names_and_its_bytes(tmp_path: Path) -> None:

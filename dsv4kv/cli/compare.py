@@ -91,7 +91,7 @@ def compare(
     if as_json:
         opt.print_json(view.to_document(found, verdict))
     else:
-        again = Command.of("dsv4kv", "compare", *(sides or []), "--verbose")
+        again = Command.of("dsv4kv", "compare", *(sides or []), *["--force"] * force, "--verbose")
         more = ["", again] if sides and not verbose else []
         opt.show_page(page, verbose=verbose, more=more)
     if html:

@@ -104,6 +104,8 @@ _SCHEMAS = {
     WHERE: _fields({"places": cs.dict_schema(_TEXT, _PLACE)}),
     "metrics": _fields(_OF_SOURCE, values=cs.dict_schema(_TEXT, _NUMBER)),
 }
+_OF_GAP = {"notes": ("from_s", "at"), "events": ("first", "last")}
+"""Fields of a row about a gap."""
 _VALIDATORS = {name: SchemaValidator(schema) for name, schema in _SCHEMAS.items()}
 
 
@@ -117,8 +119,11 @@ def parse_record(stream: str, line: bytes) -> Record:
     """The record of a line; raises ``ValueError``."""
     check_parts(line.decode("latin-1"))
     record = from_json(line)
-    where = isinstance(record, dict) and record.get("what") == WHERE
-    checked: Record = _VALIDATORS[WHERE if where else stream].validate_python(record)
+    what = record.get("what") if isinstance(record, dict) else None
+    checked: Record = _VALIDATORS[WHERE if what == WHERE else stream].validate_python(record)
+    needed = _OF_GAP.get(stream, ()) if what == "gap" else ()
+    if not checked.keys() >= {*needed, *(("source",) if "place" in checked else ())}:
+        raise ValueError("a field is missing")
     return checked
 
 

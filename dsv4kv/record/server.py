@@ -374,7 +374,7 @@ def _by_source(grown: Values) -> dict[str, int]:
     for key, value in grown.items():
         name, _, labels = key.partition("{")
         label = _BY_SOURCE.get(name.removesuffix("_total"))
-        known = dict(part.split("=", 1) for part in labels.rstrip("}").split(",") if part)
+        known = dict(part.partition("=")[::2] for part in labels.rstrip("}").split(","))
         if label in known:
             found[known[label]] += round(value)
     return dict(found)

@@ -1,6 +1,6 @@
 """A server's own settings, as settings of a replay: from its metrics and its launch command."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from dsv4kv.budget.inputs import READERS
@@ -21,6 +21,7 @@ from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 
 _DEFAULT_MODEL = "v4-flash"
+_DIGITS = 15  # of a size; a recording may have any text
 _BLOCK_TOKENS = "cache.block_tokens"
 _COMMAND, _LOG = "the launch command", "the log of its start"
 _METRICS = "the server's metrics"
@@ -54,7 +55,7 @@ def settings_of(
     chosen = _rule(server, command, log, rule, load_model(preset.value))
     yield chosen
     if not find_rule(chosen.value).groups:  # what metrics call a block may be a part of one
-        size = metrics.get("block_size") or metrics.get("page_size")
+        size = str(_whole(metrics, "block_size") or _whole(metrics, "page_size") or "")
         yield from _first(_BLOCK_TOKENS, (size, _METRICS), (texts.get("block-tokens"), _COMMAND))
     tokens = log.readings[0].whole("full_token") if log else None  # SGLang's; vLLM logs none
     size_by_log = (log.whole("block") if log else None) or PAGE_TOKENS
@@ -108,11 +109,16 @@ def _rule(
 def _blocks_by_metrics(server: Server) -> str | None:
     """The pool's capacity: in blocks less the null block (vLLM), or in tokens (SGLang)."""
     found = server.settings
-    if found.get("num_gpu_blocks", "").isdecimal():
-        return str(int(found["num_gpu_blocks"]) - 1)
-    if found.get("num_tokens", "").isdecimal():
-        return str(int(found["num_tokens"]) // int(found.get("page_size", PAGE_TOKENS)))
+    if blocks := _whole(found, "num_gpu_blocks"):
+        return str(blocks - 1)
+    if tokens := _whole(found, "num_tokens"):
+        return str(tokens // (_whole(found, "page_size") or PAGE_TOKENS))
     return None
+
+
+def _whole(settings: Mapping[str, str], name: str) -> int | None:
+    text = settings.get(name, "")
+    return int(text) if text.isdecimal() and len(text) <= _DIGITS else None
 
 
 def open_pool(

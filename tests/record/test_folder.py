@@ -16,7 +16,14 @@ import pytest
 from dsv4kv.errors import TraceError
 from dsv4kv.record import folder as under_test
 from dsv4kv.record.convert import describe, read_recording
-from dsv4kv.record.folder import STREAMS, Recording, is_recording, read_stream, segments
+from dsv4kv.record.folder import (
+    STREAMS,
+    Recording,
+    is_recording,
+    parse_record,
+    read_stream,
+    segments,
+)
 from dsv4kv.record.server import Follower, Live
 
 KILLS = int(os.environ.get("DSV4KV_KILLS", "3"))
@@ -200,6 +207,7 @@ ODD_ROWS = {
         {"events": [{"removed": "x"}]},
         {"events": [3]},
         {"what": "gap", "first": "x", "last": 2},
+        {"what": "gap", "first": 1},
         {"place": "x"},
         {"what": "where", "places": 3},
     ],
@@ -218,7 +226,11 @@ ODD_ROWS = {
         {"place": [1]},
     ],
     "metrics": [{"values": {"vllm:prompt_tokens": "x"}}, {"values": {"a": float("inf")}}],
-    "notes": [{"from_s": "x"}, {"what": "server", "settings": {"block_size": []}}],
+    "notes": [
+        {"from_s": "x"},
+        {"what": "gap"},
+        {"what": "server", "settings": {"block_size": []}},
+    ],
 }
 
 
@@ -237,6 +249,11 @@ def test_a_row_that_no_source_writes_is_damaged(
     with pytest.raises(TraceError, match=r"\.jsonl:1: this line is damaged"):
         list(read_stream(folder, stream))
     assert [each for name, each in Follower(folder).read() if name == stream] == []
+
+
+def test_a_place_without_its_source_is_damaged() -> None:
+    with pytest.raises(ValueError, match="a field is missing"):
+        parse_record("requests", b'{"at":1.0,"place":[1,2]}')
 
 
 def test_a_file_of_no_number_is_none_and_a_link_is_not_written_to(tmp_path: Path) -> None:

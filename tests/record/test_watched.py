@@ -78,6 +78,7 @@ def test_tokens_found_are_told_apart_by_where_they_were(tmp_path: Path) -> None:
             values = {
                 "vllm:prompt_tokens_cached_by_source_total{engine=0,source=device}": 30.0 * times,
                 "vllm:prompt_tokens_cached_by_source_total{engine=0,source=host}": 10.0 * times,
+                "sglang:cached_tokens_total{odd}": 5.0 * times,
                 "vllm:prefix_cache_hits_total": 30.0 * times,
                 "vllm:prefix_cache_queries_total": 100.0 * times,
                 "vllm:num_preemptions_total": float(times),

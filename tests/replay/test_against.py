@@ -16,10 +16,13 @@ from typer.testing import CliRunner
 
 from dsv4kv.cli import app
 from dsv4kv.engines.names import find_rule
+from dsv4kv.engines.rule import ENGINE_BLOCK_TOKENS as PAGE_TOKENS
 from dsv4kv.model.presets import load_model
 from dsv4kv.record.folder import Record, Recording
+from dsv4kv.record.server import Server
 from dsv4kv.replay.paced import Paced, Span
 from dsv4kv.replay.rules import Pool
+from dsv4kv.replay.settings import settings_of
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 
@@ -279,3 +282,12 @@ def test_what_cannot_be_compared_is_refused_with_what_to_give(tmp_path: Path) ->
     for path in folder.glob("metrics.*"):
         path.unlink()
     assert "whose server it is is not known" in refused(folder, "--against")
+
+
+@pytest.mark.parametrize("size", ["0", "x", "9" * 5_000])
+def test_a_size_that_no_server_has_is_not_known(size: str) -> None:
+    settings = {"num_tokens": "640", "page_size": size, "block_size": size, "num_gpu_blocks": size}
+    server = Server("vllm", settings, [], [], 0, None, [], None, [])
+    known = {each.key: each.value for each in settings_of(server, None, None, None, None)}
+    assert known.get("cache.block_tokens") is None
+    assert known["cache.num_blocks"] == str(640 // PAGE_TOKENS)

@@ -455,5 +455,5 @@ def test_only_this_machine_reaches_a_proxy_unless_a_host_is_named() -> None:
 
 
 def test_a_servers_url_with_a_user_is_refused_without_its_password() -> None:
-    with pytest.raises(ConfigError, match=r"^--proxy \*\*\*@h: give PORT=URL"):
+    with pytest.raises(ConfigError, match=r"^--proxy 8001=http://\*\*\*@h: give PORT=URL"):
         parse_address("8001=http://me:secret@h")

@@ -666,7 +666,7 @@ def test_what_is_no_tokenizer_and_no_template_is_said(tmp_path: Path, model: Pat
         (["--tokenizer", model, "--chat-template", "9" * 300], 2, "there is no such file"),
         (["--tokenizer", model, "--salt", data / "x"], 2, "--salt"),
         (["--tokenizer", model, "--template-options", "[]"], 2, "give a JSON object"),
-        (["--tokenizer", model, "--rate", "0"], 2, "give a number from 0.000001"),
+        (["--tokenizer", model, "--rate", "0"], 2, "0.000001"),
     ):
         told, said = run(data, out, *arguments)
         assert (told, sentence in said) == (code, True), said

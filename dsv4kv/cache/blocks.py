@@ -204,12 +204,14 @@ class BlockPool:
             self.generation(row).tobytes() != as_ids(generations).tobytes()
         ):
             raise self._refusal(ids, "not all are still held by who took them")
-        evicted: list[int] = []
-        done, freed = row.size, NO_BLOCKS
         if self.policy == "lru" and self._by_hash and self._are_chain(row, self._held_bytes):
             self._cache_chain(row)
-        elif parts := self._split(row):
-            chain, freed = parts
+            if self.observers:
+                self._notify("released", row)
+            return row.size
+        evicted: list[int] = []
+        if parts := self._split(row):
+            done, (chain, freed) = row.size, parts
             self._claims[freed] = 0
             if chain.size:
                 self._cache_chain(chain)

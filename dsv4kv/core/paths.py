@@ -140,7 +140,7 @@ class NumberedPaths:
             past = paths.meet(request)
             if past:
                 owner, _, shared = past[-1]
-                while self._shared[owner] >= shared:  # it has these blocks from another
+                while owner >= 0 and self._shared[owner] >= shared:  # they are of its own owner
                     owner = self._owner[owner]
             self._owner.append(owner)
             self._shared.append(shared)

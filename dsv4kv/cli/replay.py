@@ -49,20 +49,6 @@ SHORTHANDS = {
     ),
     "gpu": _step(opt.GPU, "NAME", "h200", key="cost.gpu"),
     "gpus": _step("Number of GPUs.", "N", "2", kind=int, key="cost.gpus"),
-    "bandwidth": _step(
-        "Memory bandwidth of one GPU instead.",
-        "GB/s",
-        kind=float,
-        key="cost.bandwidth_gbps",
-        rare=True,
-    ),
-    "peaks": _step(
-        "Bandwidth as a run of `dsv4kv bench` measured it.",
-        "RUN.json",
-        key="cost.peaks",
-        rare=True,
-    ),
-    "tflops": _step("Arithmetic of one GPU.", "TFLOP/s", kind=float, key="cost.tflops", rare=True),
 }
 """Options that stand for settings."""
 _SERVER: dict[str, Any] = {"panel": "A recorded server"}

@@ -28,10 +28,6 @@ from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.model.schema import StateFormat
 
-CLOCKS = {
-    "model": Choice("few coefficients of the GPU, fitted on public points or calibrated"),
-    "stated": Choice("overhead + bytes / bandwidth + arithmetic / rate, as given"),
-}
 """Where the times of steps come from."""
 
 WRITE_POLICIES = {
@@ -159,19 +155,10 @@ class SchedulerSection(Section):
     speculative: Speculative = Field(Speculative(), description="Speculative decoding.")
 
 
-_STATED = ("bandwidth_gbps", "peaks", "bandwidth_share", "tflops", "overhead_us")
-
-
 class CostSection(Section):
     """How long a step takes, and on what."""
 
-    source: Annotated[str, OneOf(CLOCKS)] | None = Field(
-        None,
-        description=f"Where the times of steps come from: {explained(CLOCKS)}. null takes stated "
-        f"where one of {', '.join(_STATED)} is given, and model otherwise.",
-    )
-    gpu: str | None = "h200"
-    """A GPU of the catalogue; null where bandwidth_gbps is given."""
+    gpu: str = Field("h200", description="A GPU of the catalogue.")
     gpus: Annotated[int, Field(gt=0, le=65_536)] = 2
     """GPUs that bear a step together."""
     tp: Positive | None = None
@@ -188,41 +175,10 @@ class CostSection(Section):
     """Whether tokens reach the experts of other ranks through DeepEP (SGLang's moe-a2a-backend
     deepep)."""
     calibration: str | None = None
-    """By source model: what dsv4kv replay calibrate stored, by its name or file, instead of the
-    GPU's coefficients in configs/gpus."""
+    """What dsv4kv replay calibrate stored, by its name or file, instead of the GPU's
+    coefficients in configs/gpus."""
     weight_bytes: Positive | None = None
     """Size of all weights in bytes; null derives it from the model's matrices."""
-    bandwidth_gbps: Speed | None = None
-    """By source stated: memory bandwidth of one GPU in 10^9 B/s, instead of the datasheet's."""
-    peaks: str | None = None
-    """By source stated: a run record of ``dsv4kv bench`` whose measured copy is the bandwidth of
-    one GPU."""
-    bandwidth_share: Annotated[float, Field(ge=1e-6, le=1)] = 0.9
-    """By source stated: part of a datasheet's bandwidth that a step gets; what is measured or
-    given counts whole."""
-    tflops: Speed = 800.0
-    """By source stated: arithmetic that prompts and decoding get out of one GPU, in 10^12
-    operations a second."""
-    overhead_us: Annotated[int, Field(ge=0, le=YEAR_S * 10**6)] = 2000
-    """By source stated: time of a step that depends on nothing, in µs."""
-
-    @property
-    def clock(self) -> str:
-        """The source that times come from."""
-        return self.source or ("stated" if self.changed(*_STATED) else "model")
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if self.clock != "stated" and (unused := self.changed(*_STATED)):
-            raise ValueError(
-                f"{unused} is a number of source stated, and source {self.clock} times steps "
-                "without it: leave it out, or write source: stated"
-            )
-        if self.calibration is not None and self.clock != "model":
-            raise ValueError(
-                f"calibration is given and the source is {self.clock}: write source: model"
-            )
-        return self
 
 
 class TierSection(Section):

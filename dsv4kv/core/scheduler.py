@@ -140,7 +140,7 @@ class Scheduler:
 
     def _quiet_steps(self) -> int:
         """Decode steps in which no request begins, or needs or frees blocks; it may end."""
-        if self._drafts.window > 1 or self.clock.counts_tokens or self.prefilling or self.paused:
+        if self._drafts.window > 1 or self.prefilling or self.paused:
             return 1
         if self._preemption.preempted:  # others may be admitted in the next step
             return 1
@@ -339,7 +339,6 @@ class Scheduler:
     def start_decoding(self, served: Served) -> None:
         served.left = served.output_tokens - served.generated
         served.begun, served.verified = served.position, 0
-        served.drafts = self._drafts.window > 1
         served.due = served.windows = 0
         self.decoding.append(served)
 
@@ -347,7 +346,6 @@ class Scheduler:
         self.decoding.remove(served)
         served.generated = served.output_tokens - served.left
         served.reached = max(served.reached, served.position)
-        self.clock.leave(served)
 
     def stop(self, served: Served) -> None:
         if served in self.prefilling:
@@ -415,7 +413,7 @@ class Scheduler:
             self.cache.get_new_blocks(sum([blocks for _, blocks in lacking]))
             for served, blocks in lacking:
                 served.blocks += blocks
-        if self._drafts.window > 1 or self.clock.counts_tokens:
+        if self._drafts.window > 1:
             tokens, contexts = self._verify(decoding)
         else:
             tokens, contexts = len(decoding), 0
@@ -447,7 +445,6 @@ class Scheduler:
             self.rolled_back += tokens - kept
             if not served.left:
                 self._finished.append(served)
-        self.clock.verify(befores, taken)
         pairs = zip(befores, taken, strict=True)
         return sum(taken), sum([(before + tokens) * tokens for before, tokens in pairs])
 

@@ -28,7 +28,7 @@ class Served:
     __slots__ = (
         "_keys", "_trace_blocks", "admitted_s", "arrival_s", "begun", "blocked_by", "blocks",
         "committed",
-        "deferred", "drafts", "due", "ended_s", "evictions", "find_keys", "finished_s",
+        "deferred", "due", "ended_s", "evictions", "find_keys", "finished_s",
         "first_token_s", "found", "generated", "id_tokens", "ids", "input_tokens",
         "lease", "left", "marks", "number", "offered", "output_tokens", "pauses", "place",
         "position", "prompt_tokens", "rank", "reached", "ready_s", "saved", "sent_tokens",
@@ -83,7 +83,6 @@ class Served:
         self.due = 0  # tokens at which its next step needs or frees something, while it decodes
         self.verified = 0  # steps in which it decoded since it began to
         self.windows = 0  # pages of windows that its decoded tokens hold, where they are counted
-        self.drafts = False  # whether these verify drafts
         self.session = 0  # its conversation, where a router goes by it
         self._keys: list[int] | None = None
         self._trace_blocks: list[int] | None = None

@@ -163,18 +163,6 @@ class Pooling:
     entry: EntryFormat  # format of an entry
 
 
-def pooled_bytes(pool: Pooling) -> tuple[int, int, int, int]:
-    """Writes of a decoded token without and with an entry; of a chunk's row, and its entry."""
-    row, whole = (
-        spec.step_write_bytes(pool, pool.entry, 1, entries, online=pool.online)
-        for entries in (0, 1)
-    )
-    chunk_row, entry = (
-        spec.compress_chunk_bytes(pool, pool.entry, *each, 0) for each in ((1, 0), (0, 1))
-    )
-    return row, whole, chunk_row, entry
-
-
 def pooling_of(schema: LayerCacheSchema, *, indexer: bool) -> Pooling | None:
     """Of a layer's compressed KV or its indexer keys; None where they are not pooled."""
     page = _page(schema, indexer)

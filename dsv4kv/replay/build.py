@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 
 import numpy as np
 
 from dsv4kv.config.replay import ArrivalSection, ReplayConfig
 from dsv4kv.core.arrivals import Source
-from dsv4kv.core.clock import Rates, Tables, VirtualClock
+from dsv4kv.core.clock import VirtualClock
 from dsv4kv.core.losses import ReuseTally
 from dsv4kv.core.outcome import Outcome
 from dsv4kv.core.policies import make_policy
@@ -20,7 +20,6 @@ from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.processes import without_collector
 from dsv4kv.replay.clock.sources import open_times
 from dsv4kv.replay.clock.steps import ModelTimes, WeightModel, build_weights
-from dsv4kv.replay.costs import fill_tables, find_rates
 from dsv4kv.replay.memory import MemoryPlan, arch_of, check_fit, plan_memory
 from dsv4kv.replay.requests import KeysOf, keys_on, open_arrivals, shared_tokens
 from dsv4kv.replay.rules import Pool, open_cache, open_tally
@@ -92,39 +91,25 @@ class Parts:
 
     config: ReplayConfig  # with what its server says
     memory: MemoryPlan
-    rates: Rates | None  # how fast work is done, by source stated; None by another
-    times: ModelTimes | None  # how long steps take by another source; None by stated
+    times: ModelTimes  # how long steps take
     weights: WeightModel
     shared_tokens: int  # tokens of the blocks that prompts share
     # what an engine's cache is given; None for the toolkit's own, or without reuse
     engine: Pool | None
     keys: KeysOf  # the blocks of every prompt that can be shared
-    longest_tokens: int  # how long a request gets
-
-    @cached_property
-    def tables(self) -> Tables:
-        """The work of a step; they are large, so they are filled when they are needed."""
-        memory = self.memory
-        tables = fill_tables(memory.model, memory.schemas, self.longest_tokens)
-        return tables.weighed(self.weights)
 
 
 def find_parts(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
     config = by_server(config)
     memory = plan_memory(config)
     weights = build_weights(config, memory.model, memory.schemas)
-    rates, times = None, None
-    if config.cost.clock == "stated":
-        rates = find_rates(config.cost)
-    else:
-        times = open_times(config, memory.model, memory.schemas, weights)
+    times = open_times(config, memory.model, memory.schemas, weights)
     trace_tokens = next((r.hash_block_tokens for r in requests if r.hash_block_tokens), 0)
     engine = _find_pool(config, memory, requests)
     tokens = memory.block_tokens if engine else shared_tokens(trace_tokens, memory.block_tokens)
-    longest = min(memory.max_context_tokens, max(r.total_tokens for r in requests))
     numbered = engine.numbered if engine else None
     keys = keys_on(tokens) if numbered is None else lambda served: numbered.path(served.number)
-    return Parts(config, memory, rates, times, weights, tokens, engine, keys, longest)
+    return Parts(config, memory, times, weights, tokens, engine, keys)
 
 
 def _find_pool(
@@ -194,13 +179,13 @@ def build_replay(
     parts = parts or find_parts(config, requests)
     config, memory = parts.config, parts.memory
     check_fit(config.cost, memory, parts.weights)
-    clock = VirtualClock(parts.tables, parts.rates, parts.times.timer if parts.times else None)
-    ranks = parts.times.layout.dp if parts.times else 1
+    times = parts.times
+    clock, ranks = VirtualClock(times.timer), times.layout.dp
     step_tokens = config.scheduler.step_tokens
     tiers = None
     reuse = any(request.hash_block_tokens for request in requests)
     if reuse:
-        compute_s = partial(clock.prompt_s, chunk_tokens=step_tokens // ranks)
+        compute_s = partial(times.timer.prompt_s, chunk_tokens=step_tokens // ranks)
         tiers = build_tiers(config, memory, parts.shared_tokens, clock, compute_s, shared)
     below = below or tiers
     prompts: Prompts
@@ -210,15 +195,14 @@ def build_replay(
         prompts = EnginePrompts(cache, tally, below, places, windows=rule.windows)
     else:
         prompts = _own_prompts(config, memory, parts.shared_tokens, below, reuse=reuse)
-    client_s = parts.times.client_s if parts.times else 0.0
     speculative = config.scheduler.speculative
     scheduler = Scheduler(
-        source or open_arrivals(requests, config.workload, parts.keys, client_s),
+        source or open_arrivals(requests, config.workload, parts.keys, times.client_s),
         _find_limits(config, memory, ranks),
         prompts,
         Drafts(speculative.draft_tokens, speculative.acceptance, config.measure.seed),
         clock,
-        Outcome(config.measure.points, memory.block_tokens, client_s),
+        Outcome(config.measure.points, memory.block_tokens, times.client_s),
     )
     return Replay(parts, requests, scheduler, tiers)
 

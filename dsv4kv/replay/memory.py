@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import ceil
 
-from dsv4kv.budget.gpus import Gpu, load_gpu
+from dsv4kv.budget.gpus import load_gpu
 from dsv4kv.config.replay import CostSection, ReplayConfig
 from dsv4kv.core.strategy import Strategy
 from dsv4kv.engines.contract import RESERVE, SHARE, Deployment
@@ -49,15 +49,8 @@ def _engine_bytes(
 
 
 def arch_of(cost: CostSection) -> str | None:
-    """What the named GPU's kernels are compiled for; None where only its rates are known."""
-    gpu = _named_gpu(cost)
-    return gpu.arch if gpu else None
-
-
-def _named_gpu(cost: CostSection) -> Gpu | None:
-    if cost.gpu is None or cost.bandwidth_gbps is not None or cost.peaks is not None:
-        return None
-    return load_gpu(cost.gpu)
+    """What the GPU's kernels are compiled for."""
+    return load_gpu(cost.gpu).arch
 
 
 def describe_deployment(
@@ -229,10 +222,8 @@ def _divide(
 
 
 def check_fit(cost: CostSection, memory: MemoryPlan, weights: WeightModel) -> None:
-    """Refuse GPUs that cannot hold their shares of weights and cache, where memory is known."""
-    gpu = _named_gpu(cost)
-    if gpu is None:
-        return
+    """Refuse GPUs that cannot hold their shares of weights and cache."""
+    gpu = load_gpu(cost.gpu)
     usable = int(gpu.memory_bytes * SHARE) - RESERVE
     held = weights.held_bytes + memory.held_bytes
     if held <= usable * cost.gpus:
@@ -243,6 +234,5 @@ def check_fit(cost: CostSection, memory: MemoryPlan, weights: WeightModel) -> No
         f"{format_bytes(-(-held // cost.gpus) - usable)} ({format_bytes(usable)} of its "
         f"{format_bytes(gpu.memory_bytes)} can be used: {float(SHARE):.0%} less "
         f"{format_bytes(RESERVE)}, as dsv4kv budget has it). {ceil(held / usable)} are the "
-        "minimum: give cost.gpus (--gpus), or less cache.memory_bytes. With --bandwidth instead "
-        "of --gpu, memory capacity is not checked."
+        "minimum: give cost.gpus (--gpus), or less cache.memory_bytes."
     )

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from dsv4kv.config.load import Point
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.core.linear import COUNTS
+from dsv4kv.core.clock import COUNTS
 from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import Dsv4kvError, TraceError
 from dsv4kv.processes import without_collector
@@ -32,8 +32,6 @@ PartT = TypeVar("PartT", bound=Part)
 def describe_replay(replay: Replay) -> rr.ReplayResult:
     memory, outcome, scheduler = replay.memory, replay.outcome, replay.scheduler
     tally, cache, clock = replay.prompts.tally, scheduler.cache, scheduler.clock
-    done = clock.done._asdict()
-    counts = dict(zip(COUNTS, done.pop("counts"), strict=True))
     lost = tally.lost | {"in_flight": tally.in_flight_tokens}
     moments = outcome.series.moments
     names = [name for name in rr.ReplaySeries.model_fields if name != "at_ns"]
@@ -71,8 +69,13 @@ def describe_replay(replay: Replay) -> rr.ReplayResult:
         ),
         rounding_bytes=round(outcome.peak_rounding_tokens * memory.token_bytes),
         reuse=reuse,
-        clock="stated" if replay.times is None else replay.config.cost.clock,
-        work=rr.ReplayWork(**done, counts=counts, idle_ns=round(clock.idle_s * _NS)),
+        clock="model",
+        work=rr.ReplayWork(
+            steps=clock.steps,
+            copy_bytes=clock.copy_bytes,
+            counts=dict(zip(COUNTS, clock.counts, strict=True)),
+            idle_ns=round(clock.idle_s * _NS),
+        ),
         arrived_ns=arrival_span_ns(replay.config, replay.requests),
         mean_decoding=round(outcome.mean_decoding, 3),
         pauses=outcome.pauses,
@@ -97,16 +100,12 @@ def arrival_span_ns(config: ReplayConfig, requests: Sequence[Request]) -> int | 
 def list_constants(replay: Replay) -> list[rr.Constant]:
     """Every number that the times depend on, with its source."""
     cost, weights, given = replay.config.cost, replay.parts.weights, "as configured"
-    times, rates = replay.times, replay.parts.rates
-    rows: list[tuple[str, float, str, str]] = [("GPUs", cost.gpus, "", given)]
-    if times is not None:
-        rows.append(("client, HTTP, tokenizer", times.client_s * 1e3, "ms", times.source))
-        rows += [(*constant, times.source) for constant in times.constants()]
-    elif rates is not None:
-        gbps = rates.bytes_per_s / cost.gpus / 1e9
-        rows.append(("memory bandwidth of a GPU", gbps, "GB/s", rates.source))
-        rows.append(("arithmetic of a GPU", cost.tflops, "TFLOP/s", given))
-        rows.append(("overhead of a step", cost.overhead_us, "µs", given))
+    times = replay.times
+    rows: list[tuple[str, float, str, str]] = [
+        ("GPUs", cost.gpus, "", given),
+        ("client, HTTP, tokenizer", times.client_s * 1e3, "ms", times.source),
+        *((*constant, times.source) for constant in times.constants()),
+    ]
     token_bytes, experts = replay.memory.token_bytes, weights.experts_per_token
     rows += [
         ("weights read by every step", weights.dense_bytes / 1e9, "GB", weights.source),
@@ -174,15 +173,14 @@ def describe_totals(replay: Replay, *, ended: bool) -> Totals:
 
 
 def list_latencies(
-    samples_ns: Mapping[str, list[int]], clocks: Sequence[ModelTimes | None]
+    samples_ns: Mapping[str, list[int]], clocks: Sequence[ModelTimes]
 ) -> list[Latency]:
     """Virtual times of what was served, with the largest error of the servers' clocks."""
-    known = [clock.held_out for clock in clocks if clock]
     return [
         Latency(
             name=name,
             samples_ns=samples,
-            factor=max(each.of(name) for each in known) if len(known) == len(clocks) else None,
+            factor=max(clock.held_out.of(name) for clock in clocks),
         )
         for name, samples in samples_ns.items()
         if samples

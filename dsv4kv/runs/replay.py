@@ -140,19 +140,12 @@ class Reuse(Part):
 
 
 class ReplayWork(Part):
-    """What all steps did."""
+    """What all steps did; older records also have bytes by operation, which are not read."""
+
+    model_config = Part.model_config | {"extra": "ignore"}
 
     steps: int = Field(description="Steps.")
-    weight_bytes: int = Field(description="Weights read.")
-    update_bytes: int = Field(description="Moved to bring tokens into the cache.")
-    score_bytes: int = 0
-    """Moved by decode steps to score keys; in older records, 0, this is in ``gather_bytes``."""
-    select_bytes: int = 0
-    """Moved by decode steps to choose among the scores; 0 in older records."""
-    attend_bytes: int = Field(0, description="By decode steps to attend; 0 in older records.")
-    gather_bytes: int = Field(description="Moved by prompt chunks to read the cache.")
     copy_bytes: int = Field(description="Moved to keep windows and states and to bring them back.")
-    operations: int = Field(description="Multiplications and additions.")
     counts: dict[str, int] = Field(default_factory=dict)
     """What took time on the rank with the most to do, by name; empty in older records."""
     idle_ns: int = Field(description="Time in which no request was served.")
@@ -241,7 +234,7 @@ class ReplayResult(Part):
     """A replay of a trace in virtual time."""
 
     clock: str = "stated"
-    """The source of times: ``stated`` or ``model``; ``table`` and ``aiconfigurator`` in older
+    """The source of times: ``model``; ``stated``, ``table`` and ``aiconfigurator`` in older
     records."""
     constants: list[Constant] = Field(description="Everything the times depend on.")
     extrapolated: list[str] = Field(default_factory=list)

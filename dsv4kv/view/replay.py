@@ -96,7 +96,7 @@ def _title(record: RunRecord) -> str:
 
 
 def _gpus(case: Case) -> str:
-    gpu = setting(case, "cost.gpu") or f"GPU of {setting(case, 'cost.bandwidth_gbps')} GB/s"
+    gpu = setting(case, "cost.gpu")
     replicas = len(case.replay.fleet.replicas) if case.replay and case.replay.fleet else 0
     gpus = f"{setting(case, 'cost.gpus')} × {gpu}"
     return f"{counted(replicas, 'replica')} of {gpus}" if replicas else gpus

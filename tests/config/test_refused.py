@@ -55,8 +55,7 @@ def test_a_configuration_is_refused_with_its_sentences(
 
 
 BEYOND_SENSE = """
-cost.bandwidth_gbps=1e308 cost.bandwidth_gbps=1e-308 cost.tflops=1e-308 cost.gpus=1000000
-cost.bandwidth_share=1e-308 cost.overhead_us=9223372036854775807
+cost.gpus=1000000
 fleet.transfer.gbps=1e-308 fleet.transfer.setup_ms=1e308 fleet.transfer.descriptor_us=1e308
 fleet.slo.ttft_ms=1e308 fleet.think_s=1e308 fleet.dynamo.prefill_load_scale=1e308
 tiers.host.ratio=1e308 tiers.disk.write_gbps=1e-308 tiers.remote.latency_us=1e308

@@ -125,7 +125,6 @@ def cases() -> Iterator[tuple[str, Settings]]:
     yield "conversation, 12 GiB, idle tier", (*base, "tiers.host.capacity_bytes=8MiB")
     yield "synthetic, ideal", ("workload.trace=null",)
     yield "synthetic, vllm-v4:semantic", ("workload.trace=null", "prefix.rule=vllm-v4:semantic")
-    yield "stated clock", (*SHORT, "cost.source=stated", "prefix.rule=vllm-v4:4096")
 
 
 def measure(settings: Settings) -> dict[str, Any]:

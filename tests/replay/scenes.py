@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from dsv4kv.config.load import load_config
@@ -13,6 +14,8 @@ from dsv4kv.replay.build import Replay, build_replay
 from dsv4kv.traces.request import Request
 
 BLOCK = 128
+CLOCK = Path(__file__).parent / "data" / "clock.yaml"
+"""Times of steps without a client's between an answer and the next request."""
 SMALL = {
     "model.preset": "v4-flash",
     "model.layers": "[0, 2, 3]",
@@ -20,7 +23,7 @@ SMALL = {
     "cache.num_blocks": 64,
     "scheduler.max_requests": 8,
     "scheduler.step_tokens": 512,
-    "cost.source": "stated",
+    "cost.calibration": str(CLOCK),
 }
 
 

@@ -10,10 +10,9 @@ from dsv4kv.replay.build import build_replay, read_requests
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 MOONCAKE = DATA / "mooncake" / "conversation_trace.jsonl"
-# One request at a time, none of its output, blocks and checkpoints without end, which no GPU has:
-# hence a bandwidth.
+# One request at a time, none of its output, blocks and checkpoints without end.
 UNBOUNDED = [
-    "cost.bandwidth_gbps=4320",
+    "cost.gpus=64",
     f"workload.trace={MOONCAKE}",
     "workload.arrivals=closed",
     "workload.concurrency=1",

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv4kv.budget.gpus import load_gpu
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.model.presets import load_model
@@ -39,7 +40,7 @@ def replay_alone(requests: list[Request], rule: str, blocks: int, **chosen: Any)
         workload__arrivals="closed",
         workload__concurrency=1,
         workload__max_output_tokens=1,
-        **({"cost__bandwidth_gbps": 4320} | chosen),
+        **chosen,
     )
 
 
@@ -71,14 +72,14 @@ def assert_same(made: Replay, expected: Outcome) -> None:
 @pytest.mark.parametrize(
     ("rule", "gpu", "blocks", "lost"),
     [
-        ("vllm-v41", None, 150, "replay"),
+        ("vllm-v41", "b200", 150, "replay"),
         ("vllm-v41", "h200", 300, "replay"),
-        ("sglang-v41", None, 120, "last_token"),
-        ("sglang-v41:encoder", None, 30, "replay"),
+        ("sglang-v41", "b200", 120, "last_token"),
+        ("sglang-v41:encoder", "b200", 30, "replay"),
     ],
 )
 def test_v41_computes_windows_again_in_a_replay_as_in_an_analysis(
-    rule: str, gpu: str | None, blocks: int, lost: str
+    rule: str, gpu: str, blocks: int, lost: str
 ) -> None:
     draw = random.Random(1)
     prompts: list[tuple[int, ...]] = []
@@ -91,9 +92,8 @@ def test_v41_computes_windows_again_in_a_replay_as_in_an_analysis(
         for number, ids in enumerate(prompts)
     ]
     chunk, chosen = 4 * BLOCK, {"model__preset": "v4.1-flash", "scheduler__step_tokens": 4 * BLOCK}
-    named = {"cost__gpu": gpu, "cost__bandwidth_gbps": None} if gpu else {}
-    made = replay_alone(requests, rule, blocks, **chosen, **named)
-    arch = "sm_90" if gpu else None
+    made = replay_alone(requests, rule, blocks, cost__gpu=gpu, **chosen)
+    arch = load_gpu(gpu).arch
     size = RULES[rule].block_tokens_on(arch) or 0
     pool = Pool(
         collect_paths(requests), blocks * size, size, load_model("v4.1-flash"), chunk, arch=arch

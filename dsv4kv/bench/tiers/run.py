@@ -27,13 +27,11 @@ from dsv4kv.budget.lookup import find_weight_facts
 from dsv4kv.config.bench import BenchConfig, CacheSection, MeasureSection, WorkloadSection
 from dsv4kv.config.experiments import TiersConfig
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.core.clock import VirtualClock
 from dsv4kv.errors import ConfigError, StoreUnavailable
 from dsv4kv.files import make_folder, temporary_folder, user_cache
 from dsv4kv.model.plan import CachePlan, Kept
 from dsv4kv.replay.clock.sources import open_times
 from dsv4kv.replay.clock.steps import build_weights
-from dsv4kv.replay.costs import StepTables, find_rates
 from dsv4kv.runs.environment import capture_environment
 from dsv4kv.runs.statistics import Estimate, summarize
 from dsv4kv.units import format_bytes, format_duration
@@ -207,15 +205,9 @@ def _prefill_model(config: TiersConfig, plan: CachePlan) -> Callable[[int], floa
     replay = ReplayConfig(model=config.model, cost=config.cost)
     if find_weight_facts(config.model.preset, plan.config) is None:
         return lambda tokens: None
-    tables = StepTables(plan.config, plan.schemas, max(config.lengths))
     weights = build_weights(replay, plan.config, plan.schemas)
-    stated = config.cost.clock == "stated"
-    clock = VirtualClock(
-        tables.weighed(weights),
-        find_rates(config.cost) if stated else None,
-        None if stated else open_times(replay, plan.config, plan.schemas, weights).timer,
-    )
-    return lambda tokens: clock.prompt_s(0, tokens, _PREFILL_TOKENS) * 1e9
+    timer = open_times(replay, plan.config, plan.schemas, weights).timer
+    return lambda tokens: timer.prompt_s(0, tokens, _PREFILL_TOKENS) * 1e9
 
 
 def document_of(outcome: TiersOutcome) -> dict[str, Any]:

@@ -17,16 +17,16 @@ from functools import cached_property
 
 import numpy as np
 
+from dsv4kv.budget.gpus import load_gpu
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.core.linear import COUNTS
+from dsv4kv.core.clock import COUNTS
 from dsv4kv.core.served import Served
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import Parts, build_replay, find_parts
 from dsv4kv.replay.clock.coefficients import Coefficients, HeldOut, MeasuredOn
 from dsv4kv.replay.clock.measured import Floats, Measured
-from dsv4kv.replay.clock.sources import find_gpu
 from dsv4kv.replay.clock.steps import ModelTimes
 
 
@@ -85,7 +85,6 @@ class Scene:
     @property
     def times(self) -> ModelTimes:
         """By the coefficients that there are so far."""
-        assert isinstance(self.parts.times, ModelTimes)
         return self.parts.times
 
     @property
@@ -93,7 +92,7 @@ class Scene:
         """The deployment, as a calibration names it."""
         model, layout = self.parts.memory.model, self.times.layout
         return MeasuredOn(
-            gpu=find_gpu(self.config.cost).name, model=model.name, layout=layout.label
+            gpu=load_gpu(self.config.cost.gpu).name, model=model.name, layout=layout.label
         )
 
     def count(self, times: ModelTimes) -> Spent:
@@ -106,7 +105,7 @@ class Scene:
         while scheduler.turn():
             if clock.steps > steps:  # it may have waited
                 instants.append(clock.now_s)
-                counted.append([*map(float, clock.done.counts), clock.idle_s])
+                counted.append([*map(float, clock.counts), clock.idle_s])
             steps = clock.steps
 
         def at(moments: Sequence[float]) -> Floats:
@@ -145,7 +144,7 @@ def open_scenes(
 
 
 def _deployment(config: str | None, overrides: Sequence[str], run: Measured) -> ReplayConfig:
-    own = ["cost.source=model", "prefix.reuse=false", "workload.trace=null"]
+    own = ["prefix.reuse=false", "workload.trace=null"]
     own += ["workload.arrivals=" + ("trace" if run.concurrency is None else "closed")]
     if run.concurrency is not None:
         own.append(f"workload.concurrency={run.concurrency}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dsv4kv.budget.gpus import Gpu, load_gpu
+from dsv4kv.budget.gpus import load_gpu
 from dsv4kv.budget.layout import Layout, LayoutWish, candidate_layouts
 from dsv4kv.config.replay import CostSection, ReplayConfig
 from dsv4kv.errors import ConfigError
@@ -24,10 +24,10 @@ def open_times(
         ConfigError: An unknown GPU, a layout the model cannot have, a file that cannot be read,
             or nothing known of the deployment.
     """
-    cost, gpu = config.cost, find_gpu(config.cost)
+    cost, gpu = config.cost, load_gpu(config.cost.gpu)
     if gpu.bandwidth_gbps is None:
         raise ConfigError(
-            f"the bandwidth of {gpu.name} is not in the catalogue: give cost.bandwidth_gbps."
+            f"the bandwidth of {gpu.name} is not in the catalogue, so a step cannot be timed."
         )
     deployment = Deployment(
         layers=len(schemas),
@@ -42,16 +42,6 @@ def open_times(
         return ModelTimes(deployment, find_coefficients(gpu, weights.expert_kind))
     here = MeasuredOn(gpu=gpu.name, model=model.name, layout=deployment.layout.label)
     return ModelTimes(deployment, find_calibration(cost.calibration).used_on(here))
-
-
-def find_gpu(cost: CostSection) -> Gpu:
-    """The GPU named; raises ``ConfigError`` with the nearest names."""
-    if cost.gpu is None:
-        raise ConfigError(
-            "no memory bandwidth is given: name a GPU (cost.gpu), a bandwidth "
-            "(cost.bandwidth_gbps) or a run that measured one (cost.peaks)."
-        )
-    return load_gpu(cost.gpu)
 
 
 def find_layout(cost: CostSection, model: DSV4Config) -> Layout:

@@ -7,7 +7,7 @@ from dsv4kv.budget import weights as wt
 from dsv4kv.budget.layout import Layout
 from dsv4kv.budget.lookup import find_weight_facts
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.core.linear import LinearTimes
+from dsv4kv.core.clock import LinearTimes
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import LayerCacheSchema

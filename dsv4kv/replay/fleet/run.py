@@ -403,7 +403,7 @@ class Fleet:
                 heappush(self._arrivals, (served.finished_s, served.number, 1))
                 continue
             self._done += 1
-            client_s = replica.parts.times.client_s if replica.parts.times else 0.0
+            client_s = replica.parts.times.client_s
             self._follow(served.number, replica.now_s + client_s, answered=True)
 
     def _follow(self, number: int, now_s: float, *, answered: bool) -> None:

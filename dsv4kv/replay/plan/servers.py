@@ -62,7 +62,6 @@ class Server:
 
     @property
     def times(self) -> ModelTimes:
-        assert self.parts.times is not None
         return self.parts.times
 
 
@@ -86,11 +85,8 @@ def open_server(
     cost = asked.cost.model_copy(update={"gpu": gpu, "gpus": layout.gpus})
     server = asked.server.model_copy(update={"engine": engine, "command": command})
     config = asked.model_copy(update={"cost": cost, "server": server})
-    if cost.clock == "stated":
-        raise ConfigError("plan needs a clock with an error: cost.source model.")
     longest = max(question.requests, key=lambda each: each.total_tokens)
     parts = find_parts(config, [longest])
-    assert parts.times is not None
     if (started := parts.times.layout) != layout:
         raise ConfigError(
             f"--args {args!r} makes {layout.label} {started.label}: layouts are searched; leave "

@@ -15,6 +15,7 @@ from dsv4kv.replay.build import build_replay
 from dsv4kv.traces.request import Request
 from tests.engines.oracles.asking import needs_engines
 from tests.engines.oracles.scheduled import AMPLE, PAGE, Step, Workload, answered, read_workloads
+from tests.replay.scenes import CLOCK
 
 RULES = {None: "dense", 0: "semantic", 4096: "4096"}
 
@@ -31,7 +32,7 @@ def steps_of(workload: Workload) -> list[Step]:
         "scheduler.max_requests": workload.running,
         "workload.arrivals": "closed",
         "workload.concurrency": workload.concurrency,
-        "cost.source": "stated",  # no client's time passes between an end and the next request
+        "cost.calibration": CLOCK,
     }
     config = load_config(None, [f"{k}={v}" for k, v in settings.items()], ReplayConfig).config
     requests = [Request(0.0, n, out, tuple(pages), PAGE) for pages, n, out in workload.requests]
@@ -41,8 +42,9 @@ def steps_of(workload: Workload) -> list[Step]:
     while scheduler.turn():
         for served in (*scheduler.decoding, *scheduler.ended):
             watch.note(served)
-        if scheduler.clock.steps > len(steps):  # it may have waited
-            steps.append(watch.step)
+        if taken := scheduler.clock.steps - len(steps):  # 0 if it waited
+            step = Step({number: tokens // taken for number, tokens in watch.step.items()})
+            steps += [step] * taken  # steps in which nothing but decoding happens
             watch.step = Step()
         scheduler.ended.clear()
     return steps

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dsv4kv.budget.gpus import Gpu
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.core.linear import COUNTS, Counts, LinearTimes, Stretch
+from dsv4kv.core.clock import COUNTS, Counts, LinearTimes, Stretch
 from dsv4kv.core.served import Served
 from dsv4kv.replay.build import Replay, build_replay
 from dsv4kv.replay.clock.coefficients import Coefficients, find_coefficients
@@ -96,7 +96,7 @@ class Point:
         return " ".join(words)
 
     def config(self, **settings: Any) -> ReplayConfig:
-        """The run as a replay; ``cost__source="table"`` changes a setting."""
+        """The run as a replay; ``cost__dp=2`` changes a setting."""
         row = self.row
         chosen = {
             "model.preset": self.model,

@@ -20,7 +20,7 @@ from dsv4kv.replay.clock.steps import ModelTimes
 from dsv4kv.traces.request import Request
 
 SETTINGS = ("model.preset=v4-flash", "cost.gpu=h200", "cost.gpus=8", "cache.num_blocks=24000",
-            "cache.memory_bytes=null", "prefix.reuse=false", "cost.source=model")  # fmt: skip
+            "cache.memory_bytes=null", "prefix.reuse=false")  # fmt: skip
 MEANT = {
     "decode_layer_us": 1.3, "bandwidth_share": 0.8, "prompt_layer_us": 0.7, "tflops": 1.5,
     "client_ms": 0.6, "split_context_ns": 1.4,

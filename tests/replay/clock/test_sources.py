@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from dsv4kv.budget.gpus import gpu_names, load_gpu
-from dsv4kv.config.replay import CostSection, ReplayConfig
+from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
 from dsv4kv.replay.build import Replay, build_replay
@@ -17,7 +17,7 @@ from dsv4kv.traces.request import Request
 from tests.replay.clock.test_steps import COEFFICIENTS
 from tests.replay.scenes import request, small_config
 
-MODEL = {"cost__source": "model", "cost__gpus": 8}
+MODEL = {"cost__calibration": None, "cost__gpus": 8}
 
 
 def small_model(**settings: Any) -> ReplayConfig:
@@ -35,34 +35,6 @@ def lengths(*pairs: tuple[int, int], at: float = 0.0) -> list[Request]:
 
 
 # ---- which --------------------------------------------------------------------------------------
-
-
-def test_left_out_the_source_is_the_model_and_rates_are_stated_where_one_is_given() -> None:
-    assert CostSection().clock == "model"
-    given = {
-        "tflops": 1,
-        "bandwidth_gbps": 1,
-        "overhead_us": 1,
-        "peaks": "x",
-        "bandwidth_share": 1,
-    }
-    assert {CostSection(**{name: value}).clock for name, value in given.items()} == {"stated"}
-
-
-@pytest.mark.parametrize(
-    ("cost", "sentence"),
-    [
-        (
-            {"source": "model", "tflops": 100},
-            "tflops is a number of source stated.*source: stated",
-        ),
-        ({"calibration": "x.yaml", "source": "stated"}, "write source: model"),
-        ({"source": "guess"}, "model"),
-    ],
-)
-def test_numbers_of_another_source_are_refused(cost: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=f"(?s){sentence}"):
-        CostSection(**cost)
 
 
 def test_every_gpu_with_a_bandwidth_has_a_clock() -> None:
@@ -142,7 +114,7 @@ def test_ranks_without_a_prompt_decode_beside_one_unless_there_are_drafts(drafts
     }
     prompt = lengths((4000, 1), at=1e-4)
     beside, behind = (
-        served([*lengths((100, 60)), *between, *prompt], **shared).scheduler.clock.done.steps
+        served([*lengths((100, 60)), *between, *prompt], **shared).scheduler.clock.steps
         for between in ([], lengths((1, 1), at=1e-4))
     )
     chunks, decoded = 1 + 8, 59

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.budget.layout import Layout
-from dsv4kv.core.linear import NOTHING, Stretch
+from dsv4kv.core.clock import NOTHING, Stretch
 from dsv4kv.replay.clock import steps as ste
 from dsv4kv.replay.clock.coefficients import BORROWED, Coefficients, HeldOut
 

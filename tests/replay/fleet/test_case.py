@@ -193,7 +193,6 @@ def test_whatever_is_mixed_adds_up(seed: int, kinds: list[str], router: str) -> 
         fleet__replicas=1,
         fleet__mixed=json.dumps([f"{1 + n % 2} {kind}" for n, kind in enumerate(kinds)]),
         fleet__router=router,
-        cost__source="model",
     )
     requests = random_requests(seed, 30, 10)
     case = serve_point(Point({}, config), requests, lambda done: None)

@@ -1,4 +1,4 @@
-"""Every command that the README or a guide shows is understood: its name, options and values."""
+"""Every command that the README, a guide or a workflow has is understood: its name, options and values."""
 
 import re
 import shlex
@@ -21,7 +21,7 @@ COMMAND = re.compile(r"^\s*(?:\$ |- run: )?(?:sudo )?(dsv4kv (?!prints:).*)$", r
 def commands(page: Path) -> list[str]:
     """Commands in the blocks of a page, each on one line, and in the table of questions."""
     whole = page.read_text("utf-8")
-    text = "\n".join(BLOCK.findall(whole))
+    text = whole if page.suffix == ".yml" else "\n".join(BLOCK.findall(whole))
     questions = re.findall(r"^\| .*\? \| `(.*?)` \|", whole, re.MULTILINE)
     shown = COMMAND.findall(re.sub(r"\\\n\s*", "", text))
     return [*shown, *(f"dsv4kv {command}" for command in questions)]
@@ -51,7 +51,12 @@ def examples(epilog: str) -> list[str]:
 
 
 HELPS = all_helps(typer.main.get_command(app))
-SHOWN = [(page.name, command) for page in PAGES for command in dict.fromkeys(commands(page))]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+SHOWN = [
+    (page.name, command)
+    for page in (*PAGES, *WORKFLOWS)
+    for command in dict.fromkeys(commands(page))
+]
 SHOWN += [
     (f"{name} --help", command) for name, text in HELPS.items() for command in examples(text)
 ]

@@ -1,4 +1,4 @@
-"""Every command that the README, a guide or a workflow has is understood: its name, options and values."""
+"""Every command that README, guides and workflows show is understood: name, options, values."""
 
 import re
 import shlex

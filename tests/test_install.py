@@ -113,7 +113,7 @@ def test_pip_resolves_what_the_readme_types_first(tmp_path: Path) -> None:
 
 
 def test_lines_are_found_where_they_are_shown_and_run() -> None:
-    assert {"README.md", "Makefile", "examples.md"} <= set(LINES.values())
+    assert {"README.md", "Makefile"} <= set(LINES.values())
     assert "--no-compile --constraint constraints.txt --editable '.[test]'" in LINES
 
 

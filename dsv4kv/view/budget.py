@@ -220,8 +220,8 @@ def _engine_lines(found: an.Answer, *, of_command: bool) -> Iterator[tb.Part]:
         tokens = found.tokens_between
         between = f": {tokens[0]:,} to {tokens[1]:,} tokens" if tokens else " of KV memory"
         printed = any("KV cache memory" in line for line in found.log_lines)
-        option = "by budget --command … --kv-memory" if of_command else "by --kv-memory"
-        exact = f"size your start {option} of its log" if printed else "`dsv4kv explain` your log"
+        option = "budget --command … --kv-memory" if of_command else "--kv-memory of its log"
+        exact = f"size your start by {option}" if printed else "`dsv4kv explain` your log"
         of = "Assumed, not measured:" if found.spread_assumed else "9 in 10 starts"
         yield f"{of} ± {format_bytes(spread)}{between}; {exact}."
 

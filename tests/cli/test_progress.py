@@ -68,7 +68,7 @@ COMMANDS = [
     ("info TRACE", ["reading TRACE"]),
     ("mrc TRACE --rule vllm", ["reading TRACE", "measuring"]),
     ("convert TRACE out.jsonl", ["converting TRACE"]),
-    ("convert TRACE out --to oracle --sort", ["converting TRACE"]),
+    ("convert TRACE out --to mooncake --sort", ["converting TRACE"]),
 ]
 
 

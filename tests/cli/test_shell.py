@@ -202,7 +202,7 @@ def test_few_of_our_own_modules_are_imported(command: str, most: int) -> None:
     [
         ("dsv4kv bu", ["budget"]),
         ("dsv4kv config sc", ["schema"]),
-        ("dsv4kv trace convert a b --to o", ["oracle"]),
+        ("dsv4kv trace convert a b --to m", ["mooncake"]),
     ],
 )
 def test_a_shell_is_offered_commands_and_choices(line: str, offered: list[str]) -> None:

@@ -11,7 +11,8 @@ import asyncio
 import re
 import resource
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -400,7 +401,8 @@ class Proxy:
             exchange.end = "client left"
             return await _say(exchange, str(fault), fault.status)
         except (asyncio.CancelledError, ConnectionError):
-            exchange.end = "client left"
+            if exchange.end != "done":
+                exchange.end = "client left"
             raise
         finally:
             exchange.last_s = time()
@@ -492,8 +494,9 @@ class Proxy:
                 exchange.first_s = exchange.first_s or time()
                 async with asyncio.timeout(_STALL_S):
                     await passed.write(part)
-                for _ in exchange.ends.add(part):
-                    await asyncio.sleep(0)
+                if answer.content.at_eof():
+                    exchange.end = "done"
+                await _take(exchange.ends.add(part))
             await passed.write_eof()
             exchange.end = "done"
         except (ClientError, OSError):
@@ -542,6 +545,15 @@ class Proxy:
             row |= self._long_prompts.ask("row", *given) if is_long else self._prompts.row(*given)
         with suppress(TraceError):  # the recording knows
             self._recording.write("requests", row)
+
+
+async def _take(unpacking: Iterator[None]) -> None:
+    """Let others go on between parts; a client that has them all may be gone before the last."""
+    try:
+        for _ in unpacking:
+            await asyncio.sleep(0)
+    finally:
+        deque(unpacking, 0)
 
 
 def _descriptors() -> int:

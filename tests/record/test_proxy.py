@@ -6,13 +6,15 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
+from itertools import repeat
 from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import urlsplit
 
 import pytest
@@ -113,6 +115,22 @@ async def test_usage_is_read_in_a_packed_answer_that_is_passed_on_packed(
         through, direct = [await client.post(one, json=body) for one in (url, plain)]
         assert await through.read() == await direct.read()
     assert (await here.row()).get("cached_tokens") == cached
+
+
+@in_scene
+async def test_a_client_that_has_it_all_may_leave_while_it_is_unpacked(here: Scene) -> None:
+    add = Ends.add
+
+    def slowly(self: Ends, part: bytes) -> Iterator[None]:
+        yield from repeat(None, 5_000)
+        yield from add(self, part)
+
+    with patch.object(Ends, "add", slowly):
+        async with ClientSession(auto_decompress=False) as client:
+            body = {"mode": "packed", "coding": "gzip"}
+            await (await client.post(here.url + COMPLETIONS, json=body)).read()
+        row = await here.row()
+    assert (row.get("cached_tokens"), row["end"]) == (256, "done")
 
 
 @in_scene

@@ -19,6 +19,7 @@ from dsv4kv.files import Unparsable, load_yaml, read_document
 
 _DEEPEST = 20
 _MOST_SHELLS = 1_000  # words of a document that are read as scripts themselves
+_MOST_SEARCHED = 2**24  # characters, for keys of YAML
 _MOST_LAUNCHES = 256  # each of which is judged by the whole text
 MODEL_FLAGS = ("--model", "--model-path", "--model_path", "-m", "-hf")
 _NEGATIVE = re.compile(r"-\d+(\.\d+)?")
@@ -97,6 +98,27 @@ class _Around:
     benched_tokens: int = 0
     start: int = 0
     shells: Iterator[int] = field(default_factory=lambda: iter(range(_MOST_SHELLS)))
+    settings: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    searched: list[int] = field(default_factory=list)
+
+    def settings_of(self, text: str) -> list[tuple[str, str]]:
+        """The flags of a file of settings; each is read once, and no more than a text may have."""
+        if text not in self.settings:
+            if len(text) + sum(map(len, self.settings)) > sh.MOST_CHARACTERS:
+                raise ConfigError("its files of settings are longer than 256 KiB together.")
+            documents = load_yaml(text)
+            self.settings[text] = _given(documents[0] if documents else {})
+        return self.settings[text]
+
+    def find_key(self, name: str, text: str) -> int:
+        """Where a key of YAML ends; in a text of many that are not found, where one may begin."""
+        if sum(self.searched) > _MOST_SEARCHED:
+            return self.start
+        place = re.compile(rf"(?m)(?:^|[{{,-])[^\S\n]*['\"]?{re.escape(name)}['\"]?\s*:")
+        found = place.search(text, self.start)
+        end = found.end() if found else len(text)
+        self.searched[:] = [sum(self.searched) + end - self.start]
+        return found.end() if found else self.start
 
     def within(self, document: Mapping[Any, Any]) -> "_Around":
         """The same with what a mapping says of all that is in it."""
@@ -324,8 +346,7 @@ def _make(family: str, arguments: list[str], around: _Around) -> Launch:
         text = around.files.get(Path(value).name) or around.files.get(value)
         if spelling.replace("_", "-") in _SETTINGS and text is not None:
             with suppress(Unparsable):
-                documents = load_yaml(sh.fill_in(text, around.variables))
-                settings += _given(documents[0] if documents else {})
+                settings += around.settings_of(sh.fill_in(text, around.variables))
                 pairs = [pair for pair in pairs if pair != (spelling, value)]
     served = [value for name, value in pairs if name == "--served-model-name"]
     return Launch(
@@ -426,9 +447,7 @@ def _in_yaml(document: Any, around: _Around, text: str, depth: int = 0) -> Itera
                 continue
             name, family = str(key), _family_named(re.sub("_?[cC]onfig$", "", str(key)))
             own = document.get(f"{name}_environment")
-            place = re.compile(rf"(?m)(?:^|[{{,-])[^\S\n]*['\"]?{re.escape(name)}['\"]?\s*:")
-            found = place.search(text, start)
-            start = found.end() if found else start  # keys come in the text's order
+            start = replace(around, start=start).find_key(name, text)  # in the text's order
             inner = replace(
                 around if not isinstance(own, dict) else _with(around, _texts(own)),
                 start=start,

@@ -216,6 +216,15 @@ def test_settings_of_a_file_next_to_the_command_count(tmp_path: Path, started: s
     assert read_command(str(script), model="v4-flash").texts["tp"] == "8"
 
 
+def test_a_file_of_settings_is_read_once_for_all_commands(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("".join(f"key{n}: {n}\n" for n in range(9_000)))
+    script = tmp_path / "serve.sh"
+    script.write_text("vllm serve m --config own.yaml\n" * 40, encoding="utf-8")
+    began = time.process_time()
+    assert read_command(str(script), model="v4-flash")
+    assert time.process_time() - began < 8
+
+
 def test_a_script_is_sized_for_the_gpu_that_its_name_says(tmp_path: Path) -> None:
     path = tmp_path / "dsv4_fp4_b300_vllm.sh"
     path.write_text("vllm serve deepseek-ai/DeepSeek-V4-Pro -tp 8", "utf-8")

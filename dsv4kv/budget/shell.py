@@ -24,6 +24,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _MOST_BRANCHES = 100  # within each other
+_LONGEST_COMPARED = 1_000  # characters: a pattern takes the product of both
 _HIDDEN, _QUOTED = "\0", "\1"  # a dollar sign within single and within double quotes
 _NEXT = "\x1f"  # between the elements of an array
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
@@ -335,6 +336,8 @@ _UNDECIDED = (_UNKNOWN, _UNKNOWN)
 
 
 def _compare(words: list[str]) -> float:
+    if any(len(word) > _LONGEST_COMPARED for word in words):
+        return _UNKNOWN
     match words:
         case ["-n" | "-z" as how, text]:
             return bool(text) == (how == "-n")

@@ -110,8 +110,17 @@ LINEAR = {
     "variables": ("\n".join(f"V{n}=" for n in range(32_000)), "over 1,000 variables"),
     "statements": ("\n".join(f"V{n}=" for n in range(999)) + "\nx" * 120_000, ""),
     "assignments": ("\n".join(f"V{n % 999}={n}" for n in range(24_000)), ""),
+    "patterns": (
+        f"P={'a' * 120_000}\nQ={'a' * 60_000}\n" + "if [[ $P == *${Q}b* ]]; then a; fi\n" * 9,
+        "",
+    ),
+    "numbers": (f"if [ {'9' * 5_000} -gt 1 ]; then a; fi\n", ""),
     "conditions": ("if a; then x; " * 18_000, "over 100 conditions"),
     "keys": ("a: &a [x]\n" + "".join(f"b{n}: &b{n} [*a]\n" for n in range(12_000)), ""),
+    "keys written otherwise": (
+        "a:\n" + "".join(f'  "\\x61b{n}": [1]\n' for n in range(4_000)) + f"# {'- ' * 80_000}\n",
+        "",
+    ),
     "environments": (
         f"env: {{{', '.join(f'A{n}: b' for n in range(6_000))}}}\na:\n"
         + "".join(f"  k{n}: {{env: {{B: c}}}}\n" for n in range(6_000)),

@@ -71,9 +71,14 @@ def _of_case(record: RunRecord, case: Case) -> Row:
 
 
 def to_csv(records: Sequence[RunRecord]) -> str:
-    """Rows with a header; every swept setting is a column, empty where a run did not sweep it."""
+    """Rows with a header; every swept setting is a column, empty where a run did not sweep it.
+
+    A text that a spreadsheet would calculate, such as ``=1+1``, begins with an apostrophe.
+    """
 
     def cell(value: Any) -> Any:
+        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+            return f"'{value}"
         return json.dumps(value) if isinstance(value, list | dict | bool) else value
 
     rows = [row for record in records for row in to_rows(record)]

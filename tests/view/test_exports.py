@@ -4,6 +4,8 @@ import csv
 import io
 import json
 
+import pytest
+
 from dsv4kv.view.exports import to_csv, to_rows
 from tests.bench.compare.launched import make_launched_record
 from tests.runs.records import make_failed_case, make_record, make_sweep_cases
@@ -41,3 +43,10 @@ def test_a_record_without_samples_exports_nothing_and_does_not_fail() -> None:
     record = make_record(make_failed_case())
     assert to_rows(record) == []
     assert to_csv([record]) == "\n"
+
+
+@pytest.mark.parametrize("name", ['=cmd|"/c calc"!A1', "+1", "-1", "@SUM(1)", "\t=1"])
+def test_a_spreadsheet_calculates_no_name(name: str) -> None:
+    case = make_record().cases[0].model_copy(update={"backend": name})
+    rows = csv.DictReader(io.StringIO(to_csv([make_record(case)])))
+    assert {row["backend"] for row in rows} == {f"'{name}"}

@@ -172,7 +172,7 @@ def open_regular(path: Path, *, pipes: bool = False) -> BufferedReader:
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
-    # of /proc: some have no size, and wait for what comes
+    # some files of /proc have no size and block until there is something to read
     return BufferedReader(FileIO(descriptor) if found.st_size else _Ready(descriptor))
 
 

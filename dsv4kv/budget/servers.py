@@ -99,7 +99,7 @@ class _Around:
     start: int = 0
     shells: Iterator[int] = field(default_factory=lambda: iter(range(_MOST_SHELLS)))
     settings: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    searched: list[int] = field(default_factory=list)
+    searched: list[int] = field(default_factory=lambda: [0])  # characters; all share the cell
 
     def settings_of(self, text: str) -> list[tuple[str, str]]:
         """The flags of a file of settings; each is read once, and no more than a text may have."""
@@ -110,15 +110,15 @@ class _Around:
             self.settings[text] = _given(documents[0] if documents else {})
         return self.settings[text]
 
-    def find_key(self, name: str, text: str) -> int:
-        """Where a key of YAML ends; in a text of many that are not found, where one may begin."""
-        if sum(self.searched) > _MOST_SEARCHED:
-            return self.start
+    def find_key(self, name: str, text: str, start: int) -> int:
+        """Where a YAML key from ``start`` on ends; ``start`` where the search costs too much."""
+        if self.searched[0] > _MOST_SEARCHED:
+            return start
         place = re.compile(rf"(?m)(?:^|[{{,-])[^\S\n]*['\"]?{re.escape(name)}['\"]?\s*:")
-        found = place.search(text, self.start)
+        found = place.search(text, start)
         end = found.end() if found else len(text)
-        self.searched[:] = [sum(self.searched) + end - self.start]
-        return found.end() if found else self.start
+        self.searched[0] += end - start
+        return found.end() if found else start
 
     def within(self, document: Mapping[Any, Any]) -> "_Around":
         """The same with what a mapping says of all that is in it."""
@@ -447,7 +447,7 @@ def _in_yaml(document: Any, around: _Around, text: str, depth: int = 0) -> Itera
                 continue
             name, family = str(key), _family_named(re.sub("_?[cC]onfig$", "", str(key)))
             own = document.get(f"{name}_environment")
-            start = replace(around, start=start).find_key(name, text)  # in the text's order
+            start = around.find_key(name, text, start)  # in the text's order
             inner = replace(
                 around if not isinstance(own, dict) else _with(around, _texts(own)),
                 start=start,

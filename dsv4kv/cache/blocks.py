@@ -283,7 +283,7 @@ class BlockPool:
         return kept
 
     def _climb(self, numbers: list[int], seen: set[int]) -> None:
-        """Add cached blocks, and those before them, to what was seen."""
+        """Add cached blocks and all that precede them to ``seen``."""
         for number in numbers:
             above = number
             while self._stamp_at[above] and above not in seen:

@@ -1,4 +1,4 @@
-"""``dsv4kv config``: show and explain configurations."""
+"""``dsv4kv config``: show configurations and list their keys."""
 
 from dsv4kv.cli import examples, group
 from dsv4kv.cli import options as opt

@@ -31,7 +31,6 @@ EPILOG = examples(
     "dsv4kv explain server.sqlite            what the KV cache costs in a profile",
     "dsv4kv explain -                        any of them from standard input",
 )
-_STEP = "step"  # range of a profile; ``profile --step`` names another
 _GIVEN = (
     "start-up log, launch command, script or compose file, profile of nsys, ncu or "
     "torch.profiler, benchmark result, or run record; - is standard input."
@@ -107,7 +106,7 @@ class _Answer:
         }
 
     def parts(self, *, verbose: bool) -> "Iterator[Part]":
-        """What was found, then known faults in brief."""
+        """Sizes or times, then known faults in brief."""
         from dsv4kv.view.table import Command
 
         for number, found in enumerate(self.found):
@@ -261,11 +260,12 @@ def _result(path: Path) -> Found:
 
 def _profile(path: Path) -> Found:
     from dsv4kv.profile.read import is_record, load_profile, record_of_profile
+    from dsv4kv.profile.trace import STEP
     from dsv4kv.runs.store import dumps, load_record
     from dsv4kv.view.runs import run_page
 
     if is_record(path):
         record = load_record(path)
     else:
-        record = record_of_profile(load_profile(path, _STEP).profile, path, _STEP, sys.argv)
+        record = record_of_profile(load_profile(path, STEP).profile, path, STEP, sys.argv)
     return Found(lambda: json.loads(dumps(record)), partial(run_page, record), fits=True)

@@ -450,7 +450,7 @@ _SHAPE = (
     "tree: independent prompts that begin with text from a tree of shared prefixes. chat: "
     "conversations over one system prompt, each turn extending the last."
 )
-_SHAPED = "Change a setting of the tree: those of workload.synthetic; repeatable."
+_SHAPED = "Change a setting of the tree (workload.synthetic); repeatable."
 
 
 @app.command(

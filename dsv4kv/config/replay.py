@@ -28,8 +28,6 @@ from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.model.schema import StateFormat
 
-"""Where the times of steps come from."""
-
 WRITE_POLICIES = {
     "write_through": Choice("immediately"),
     "write_through_selective": Choice("when used a second time"),

@@ -31,8 +31,8 @@ class Stretch(NamedTuple):
     rows: int  # requests
     contexts: int  # tokens that they see in the first step, summed over them
     steps: int  # steps at most, and at least one
-    copies_s: float  # time that is added to the time of what was counted,
-    idle_s: float  # and then this one
+    copies_s: float  # of all copies so far, added to the counted time
+    idle_s: float  # added to both
     until_s: float  # no step begins then or later
 
 
@@ -137,6 +137,10 @@ class VirtualClock:
         return self.idle_s + self._busy_s
 
     @property
+    def _copies_s(self) -> float:
+        return self.copy_bytes / self._timer.copy_bytes_per_s
+
+    @property
     def counts(self) -> Counts:
         return tuple(self._counts)
 
@@ -157,8 +161,7 @@ class VirtualClock:
 
         ``contexts`` are the tokens that they see in the first one. Returns the steps taken.
         """
-        copies_s = self.copy_bytes / self._timer.copy_bytes_per_s
-        stretch = Stretch(rows, contexts, steps, copies_s, self.idle_s, until_s)
+        stretch = Stretch(rows, contexts, steps, self._copies_s, self.idle_s, until_s)
         taken, counts = self._timer.decode(self.counts, stretch)
         self._counts = list(counts)
         self.steps += taken
@@ -176,8 +179,7 @@ class VirtualClock:
             self.idle_s = math.nextafter(self.idle_s, math.inf)
 
     def _duration(self) -> float:
-        copies_s = self.copy_bytes / self._timer.copy_bytes_per_s
-        return self._timer.seconds(self.counts) + copies_s
+        return self._timer.seconds(self.counts) + self._copies_s
 
 
 def _prompts(chunks: Sequence[tuple[Served, Span]]) -> tuple[int, int, int]:

@@ -263,22 +263,3 @@ def new_run_id(name: str, now: datetime) -> str:
     """Unique name of a run, sorted by time: ``20261121T041903Z-default-3fa9c1``."""
     safe_name = _UNSAFE.sub("-", name)[:_LONGEST_NAME].strip("-.") or "run"
     return f"{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{safe_name}-{secrets.token_hex(3)}"
-
-
-def schema_text() -> str:
-    """JSON Schema (2020-12) of the files that ``dsv4kv bench`` writes, as it is published."""
-    schema = RunRecord.model_json_schema(mode="serialization")
-    schema["properties"][DIGEST] = {
-        "description": (
-            "SHA-256 of the document without this value, as JSON with sorted keys, no blanks, and "
-            "characters beyond ASCII escaped; the first records have none."
-        ),
-        "pattern": "^[0-9a-f]{64}$",
-        "title": "Content Sha256",
-        "type": "string",
-    }
-    head = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"dsv4kv run record, version {SCHEMA_VERSION}",
-    }
-    return json.dumps(head | schema | head, indent=2) + "\n"

@@ -6,21 +6,28 @@ runs.
 """
 
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from math import inf
 from pathlib import Path
 
-from dsv4kv.choices import TRACE_FORMATS, listed
+from dsv4kv.choices import TRACE_FORMATS, TRACE_LINES, choose, listed
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import shipped
-from dsv4kv.traces.files import DEFAULTS, Defect, ReadOptions, backwards, open_trace, parse_object
+from dsv4kv.traces.files import (
+    DEFAULTS,
+    Defect,
+    ReadOptions,
+    backwards,
+    open_trace,
+    parse_object,
+    writing,
+)
 from dsv4kv.traces.formats import INPUT_NAMES, TraceFormat, parse_row
 from dsv4kv.traces.request import Request
 from dsv4kv.traces.results import documents_of
 from dsv4kv.traces.summary import TraceSummary, summarize_batches
 from dsv4kv.traces.weka import conversation_files, read_weka_folder
-from dsv4kv.traces.writer import STORES_MARK, write_trace
 
 _BUILTIN = "builtin:"
 _SUFFIX = ".jsonl.gz"
@@ -142,6 +149,10 @@ def _read_lines(
             raise Defect(f"{defect}. A {name} trace is {FORMATS[name].shape}") from None
 
 
+_STORES_MARK = "stores_only"
+"""Field of every line of a trace of stored blocks."""
+
+
 def is_stores_only(path: Path) -> bool:
     """Whether a trace lists what a server stored, not what was requested: it has no hit rate.
 
@@ -154,7 +165,27 @@ def is_stores_only(path: Path) -> bool:
 
 
 def _is_marked(line: str) -> bool:
-    return f'"{STORES_MARK}"' in line and parse_object(line).get(STORES_MARK) is True
+    return f'"{_STORES_MARK}"' in line and parse_object(line).get(_STORES_MARK) is True
+
+
+def write_trace(
+    requests: Iterable[Request], path: Path, trace_format: str = "dsv4kv", *, stores: bool = False
+) -> int:
+    """Write the requests, compressed if ``path`` ends in ``.gz``; return how many there were.
+
+    ``stores``: mark them as what a server stored. The file appears under its name when it is
+    complete, so a trace may be written over the file it is read from. Raises ``TraceError``.
+    """
+    write_lines = choose(TRACE_LINES, trace_format, "a format that traces are written in").load()
+    count = 0
+    with writing(path) as file:
+        for line in write_lines(requests):
+            marked = f'{line.rstrip()[:-1]},"{_STORES_MARK}":true}}\n' if stores else line
+            file.write(marked.encode())
+            count += 1
+        if not count:
+            raise TraceError(f"{path}: not written, there are no requests.")
+    return count
 
 
 def detect_format(path: Path) -> str:

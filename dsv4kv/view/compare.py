@@ -26,7 +26,6 @@ LEVELS: Final[dict[Verdict, Literal["good", "warning", "bad"]]] = {
     Verdict.UNCLEAR: "warning",
 }
 _MANIFOLD = 10  # from here on a change is a ratio
-_LAUNCHES = 7  # of a side: what ``compare --ab`` takes
 _CHANGES = (Verdict.SLOWER, Verdict.FASTER)
 _MAX_LOSSES, _MAX_DRAWN = 20, 100
 

@@ -1,4 +1,4 @@
-"""A start-up log explained: what its number means, what fits, what changes it."""
+"""A start-up log explained: the meaning of its number, requests that fit, and levers."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -146,7 +146,7 @@ class Table:
         return replace(self, rows=self.rows[:rows], hidden=self.hidden + less)
 
     def brief(self) -> "Table":
-        """The table as a terminal shows it in an answer, of which ``--verbose`` shows the rest."""
+        """The table of an answer on a terminal: its first rows; ``--verbose`` shows the rest."""
         return replace(self.first(self.most), caption="", rest="--verbose")
 
     def noted(self, what: str) -> "Table":

@@ -167,7 +167,7 @@ def test_tables_that_differ_at_the_end_fail_the_case(monkeypatch: pytest.MonkeyP
     right = DeviceTables.publish
 
     def publish(self: DeviceTables) -> None:
-        if any(table.held.any() for table in self.cells):  # what is given back last is lost
+        if any(table.held.any() for table in self.cells):  # the block given back last is lost
             right(self)
 
     monkeypatch.setattr(DeviceTables, "publish", publish)

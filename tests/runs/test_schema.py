@@ -7,11 +7,31 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dsv4kv.runs.store import dumps, schema_text
+from dsv4kv.runs.schema import SCHEMA_VERSION, RunRecord
+from dsv4kv.runs.store import DIGEST, dumps
 from tests.bench.compare.launched import make_launched_record
 from tests.runs.records import make_record
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "record-schema.json"
+
+
+def schema_text() -> str:
+    """JSON Schema (2020-12) of the files that ``dsv4kv bench`` writes, as it is published."""
+    schema = RunRecord.model_json_schema(mode="serialization")
+    schema["properties"][DIGEST] = {
+        "description": (
+            "SHA-256 of the document without this value, as JSON with sorted keys, no blanks, and "
+            "characters beyond ASCII escaped; the first records have none."
+        ),
+        "pattern": "^[0-9a-f]{64}$",
+        "title": "Content Sha256",
+        "type": "string",
+    }
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"dsv4kv run record, version {SCHEMA_VERSION}",
+    }
+    return json.dumps(head | schema | head, indent=2) + "\n"
 
 
 def fields(value: Any, schema: dict[str, Any], definitions: dict[str, Any]) -> None:

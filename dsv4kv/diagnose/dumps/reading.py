@@ -31,7 +31,7 @@ _MOST_DIMS = 32
 _LONGEST_NAME = 200
 _LONGEST_QUOTE = 300  # of a file's own words in a sentence
 _NPY = b"\x93NUMPY"
-_PICKLES = {".pt", ".pth", ".pkl", ".pickle"}  # of which a tier's may be plain bytes
+_PICKLES = {".pt", ".pth", ".pkl", ".pickle"}  # a tier's file may have one, too
 _SAFETENSORS_BYTES = {
     "U8": 1, "I8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "U16": 2, "I16": 2, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4,

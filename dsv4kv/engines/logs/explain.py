@@ -1,4 +1,4 @@
-"""A start-up log explained: what printed its number, what that means, and what changes it."""
+"""A start-up log explained: the rules behind its number, its meaning, and its levers."""
 
 import re
 from collections.abc import Iterator

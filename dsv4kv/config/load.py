@@ -32,7 +32,7 @@ Location = tuple[str | int, ...]
 """Names and list indices from the top of a configuration to a value."""
 
 _MOST_PROBLEMS = 20  # of a configuration that are printed
-_MOST_BYTES = 1 << 20  # YAML is read slowly, and a configuration has two pages
+_MOST_BYTES = 1 << 18  # YAML is read slowly, and a configuration has two pages
 _FOLDERS: dict[Root, str] = {
     BenchConfig: "bench",
     ReplayConfig: "replay",

@@ -49,6 +49,7 @@ _TIMEOUT_S, _LAST_S = 5.0, 1.0  # of a sample, and of the one at the end
 MOST_BYTES = 2**23
 """Of a page; servers' have some hundred kilobytes for every rank."""
 _PARSED_BYTES, _LINE_BYTES = 2**21, 2**12  # of lines that are kept: the parser takes its time
+_MOST_SERIES = 2**16  # whose growth is counted
 
 _HITS = {
     "vLLM": ("vllm:prefix_cache_hits", "vllm:prefix_cache_queries"),
@@ -111,6 +112,8 @@ class Counted:
         """The next sample; of the first nothing is known to have grown."""
         fell = False
         for name, value in values.items():
+            if name not in self.grown and len(self.grown) >= _MOST_SERIES:
+                continue
             before = self._last.get(name, value if not self._last else 0.0)
             if value < before and _is_counter(name):
                 before, fell = 0.0, True

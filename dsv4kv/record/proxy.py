@@ -432,7 +432,7 @@ class Proxy:
         )
         try:
             answer = exchange.answer = await asked
-            if answer.status == 101 or answer.version not in _VERSIONS:
+            if answer.status < 200 or answer.version not in _VERSIONS:
                 answer.close()
                 raise ClientError("it was asked for no other protocol")
         except (ClientError, OSError):

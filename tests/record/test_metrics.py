@@ -106,6 +106,14 @@ def test_growth_over_any_samples_is_that_of_its_parts(values: list[int]) -> None
     assert counted.grown["sglang:prompt_tokens_total"] == sum(parts)
 
 
+def test_series_without_end_are_counted_up_to_a_limit() -> None:
+    counted = Counted()
+    for first in range(0, 200_000, 50_000):
+        page = {f"vllm:nixl_x{{engine={each}}}": 1.0 for each in range(first, first + 50_000)}
+        counted.add(page)
+    assert len(counted.grown) == 2**16
+
+
 @given(st.text('vllm:prompt_tokens{}="\\, #1e+N\n', max_size=80))
 def test_any_page_is_read(text: str) -> None:
     parse(text)

@@ -120,7 +120,7 @@ def unpack(payload: bytes) -> Batch:
         ):
             raise ValueError("too many blocks")
         return Batch(float(at_s), found, _whole(0 if rank is None else rank))
-    except (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, TypeError, LookupError, RecursionError) as error:
         raise Unreadable(str(error)) from None
 
 

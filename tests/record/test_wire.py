@@ -1,6 +1,7 @@
 """Batches of either engine and any age are read alike; what is none says so."""
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -108,6 +109,7 @@ for _ in range(900):
         {"block_hashes": [1]},
         stored([1.5], None, TOKENS, 16),
         stored([1], None, ["one"], 16),
+        stored([1], None, [[]] * 16, 16),
         stored([1], None, [*TOKENS[1:], 2**63], 16),
         stored([1], None, [*TOKENS[1:], -1], 16),
         stored([1], None, [*TOKENS[1:], True], 16),
@@ -121,6 +123,25 @@ for _ in range(900):
 def test_an_event_without_what_it_needs_makes_the_batch_unreadable(event: Any) -> None:
     with pytest.raises(Unreadable):
         batch(event)
+
+
+PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats()
+TEXTS = st.text(max_size=2) | st.binary(max_size=2)
+ODD = st.recursive(
+    PLAIN | TEXTS,
+    lambda parts: st.lists(parts, max_size=3) | st.dictionaries(st.text(max_size=2), parts),
+    max_leaves=4,
+)
+
+
+@given(st.sampled_from(sorted(stored([1], None, TOKENS, 16))), ODD, st.booleans(), ODD)
+def test_any_value_of_a_field_is_read_or_makes_the_batch_unreadable(
+    field: str, odd: Any, listed: bool, at_s: Any
+) -> None:
+    event = stored([1], None, TOKENS, 16) | {field: [odd] if listed else odd}
+    for payload in ([1.5, [event], 0], [at_s, [event], odd], odd):
+        with suppress(Unreadable):
+            unpack(msgspec.msgpack.encode(payload))
 
 
 @given(st.binary(max_size=64))

@@ -77,7 +77,7 @@ def parse(text: str) -> tuple[Values, dict[str, str]]:
             kept = ",".join(f"{key}={labels[key]}" for key in known)
             key = f"{name}{{{kept}}}" if kept else name
             values[key] = values.get(key, 0.0) + value
-    return values, settings
+    return {key: value for key, value in values.items() if abs(value) <= MOST_VALUE}, settings
 
 
 def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
@@ -94,7 +94,7 @@ def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
         try:
             (family,) = text_string_to_metric_families(line)
             value = float(family.samples[0].value)
-        except (ValueError, OverflowError):  # one line that is none leaves the others
+        except Exception:  # one line that the parser fails at leaves the others
             continue
         if abs(value) <= MOST_VALUE:
             yield family.samples[0].name, family.samples[0].labels, value

@@ -114,12 +114,23 @@ def test_series_without_end_are_counted_up_to_a_limit() -> None:
     assert len(counted.grown) == 2**16
 
 
-@given(st.text('vllm:prompt_tokens{}="\\, #1e+N\n', max_size=80))
+@given(st.text('ab{}="\\, #1e+N\t\n', max_size=40))
 def test_any_page_is_read(text: str) -> None:
     parse(text)
+    parse("vllm:prompt_tokens{" + text)
+    parse('vllm:prompt_tokens{a="1",' + text + "} 1")
 
 
-@pytest.mark.parametrize("line", ["vllm:prompt_tokens_total NaN", "vllm:prompt_tokens +Inf", "x"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm:prompt_tokens_total NaN",
+        "vllm:prompt_tokens +Inf",
+        "x",
+        'vllm:prompt_tokens{a="1", ="x"} 1',
+        'vllm:prompt_tokens{a="1"} 9e18\nvllm:prompt_tokens{a="2"} 9e18',
+    ],
+)
 def test_what_is_no_number_is_left_out(line: str) -> None:
     assert parse(line) == ({}, {})
 

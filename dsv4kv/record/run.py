@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Protocol
 from urllib.parse import SplitResult, urlsplit
 
-from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.errors import ConfigError, Dsv4kvError, TraceError
 from dsv4kv.record.folder import Recording
 
 SYNC_S = 1.0
@@ -59,7 +59,8 @@ def run(
     """Listen to all sources; sync every second, then ``tick``; raises ``Dsv4kvError``.
 
     Ends when every source has, after ``limit_s``, by Ctrl-C, or when one fails. All received data
-    is then written. Where the recording cannot be, proxies go on: ``warn`` is given a sentence.
+    is then written. Where the recording cannot be, or a source fails as none should, proxies go
+    on: ``warn`` is given a sentence.
     """
     stop, failures = Stop(), list[BaseException]()
     # Python 3.11 takes a thread for ended once Ctrl-C has interrupted its join
@@ -75,7 +76,7 @@ def run(
     def over() -> bool:
         if end_s is not None and monotonic() >= end_s:
             return True
-        if recording.failure:
+        if _why(recording, failures):
             return all(end.is_set() for end in proxies)
         return bool(failures) or all(end.is_set() for end in ended)
 
@@ -84,9 +85,9 @@ def run(
             thread.start()
             begun.append(end)
         while not over():
-            if recording.failure and not warned:
+            if (why := _why(recording, failures)) and not warned:
                 warned = True
-                warn(f"{recording.failure} Requests are passed on until Ctrl-C.")
+                warn(f"{why} Requests are passed on until Ctrl-C.")
             wait_s = min(monotonic() + SYNC_S, inf if end_s is None else end_s)
             for end in ended:
                 end.wait(max(0.0, wait_s - monotonic()))
@@ -103,6 +104,13 @@ def run(
         finally:
             if failure := recording.failure or next(iter(failures), None):
                 raise failure
+
+
+def _why(recording: Recording, failures: Sequence[BaseException]) -> str:
+    """Why nothing more is written though requests can be passed on; empty where all is well."""
+    if recording.failure:
+        return str(recording.failure)
+    return next((f"{each!r}." for each in failures if not isinstance(each, Dsv4kvError)), "")
 
 
 def _guarded(source: Source, stop: Stop, failures: list[BaseException], ended: Event) -> None:

@@ -344,10 +344,24 @@ async def test_a_client_that_leaves_in_the_middle_of_its_request_is_written(here
     assert (row["status"], row["end"]) == (0, "client left")
 
 
-def test_a_recording_that_cannot_be_written_is_said_and_requests_are_passed_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class Failing:
+    """A source that fails once it is told to."""
+
+    def __init__(self) -> None:
+        self.told = threading.Event()
+
+    def run(self, stop: threading.Event) -> None:
+        if self.told.wait(60):
+            raise IndexError("list index out of range")
+
+
+@pytest.mark.parametrize("fails", ["recording", "source"])
+def test_where_a_recording_or_a_source_fails_it_is_said_and_requests_are_passed_on(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures, said, over = list[BaseException](), list[str](), threading.Event()
+    failing = Failing()
+    beside = [failing] if fails == "source" else []
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -363,7 +377,7 @@ def test_a_recording_that_cannot_be_written_is_said_and_requests_are_passed_on(
 
                 def record() -> None:
                     try:
-                        run([proxy], recording, tick=tick, warn=said.append)
+                        run([proxy, *beside], recording, tick=tick, warn=said.append)
                     except BaseException as error:
                         failures.append(error)
 
@@ -375,8 +389,11 @@ def test_a_recording_that_cannot_be_written_is_said_and_requests_are_passed_on(
                 body = {"mode": "much", "mib": 8}
                 answer = await client.post(url, json=body)
                 await answer.content.readexactly(2**20)
-                monkeypatch.setattr(os, "fsync", full)
-                recording.write("notes", {"what": "gap"})
+                if beside:
+                    failing.told.set()
+                else:
+                    monkeypatch.setattr(os, "fsync", full)
+                    recording.write("notes", {"what": "gap"})
                 while not said:
                     await asyncio.sleep(0.01)
                 assert len(await answer.read()) == 7 * 2**20
@@ -387,9 +404,9 @@ def test_a_recording_that_cannot_be_written_is_said_and_requests_are_passed_on(
 
     asyncio.run(test())
     (failure,), (sentence,) = failures, said
-    assert isinstance(failure, TraceError)
-    assert sentence == f"{failure} Requests are passed on until Ctrl-C."
-    assert "No space left on device" in sentence
+    assert isinstance(failure, IndexError if beside else TraceError)
+    assert sentence.endswith(" Requests are passed on until Ctrl-C.")
+    assert ("list index" if beside else "No space left on device") in sentence
 
 
 def test_requests_that_run_at_the_end_finish_and_are_written(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from dsv4kv.bench.serve.inputs import PromptContents
 from dsv4kv.bench.serve.loop import ServingLoop, count_tokens, open_requests
 from dsv4kv.bench.serve.reuse import PrefixReuse
 from dsv4kv.bench.serve.verifier import Verifier
-from dsv4kv.bench.telemetry import MemoryWatch, Telemetry
+from dsv4kv.bench.telemetry import Telemetry
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import Point
@@ -31,7 +31,6 @@ from dsv4kv.ops.spec import choose
 from dsv4kv.runs import schema as sc
 from dsv4kv.runs.assemble import Invocation, begin_record, end_record, make_case
 from dsv4kv.runs.points import run_points
-from dsv4kv.runs.telemetry import MemorySeries
 
 
 def describe_cache(
@@ -169,7 +168,7 @@ def run_case(
             with telemetry.window("memcpy"):
                 memcpy = sc.Memcpy(bytes=2 * size, samples_ns=measure_memcpy(size))
         with telemetry.window("serve"):
-            totals, memory, interrupted, problem = _serve(setup, on_progress, turns)
+            totals, interrupted, problem = _serve(setup, on_progress, turns)
         try:
             if setup.manager.device_tables is not None:
                 setup.manager.device_tables.check()
@@ -201,7 +200,6 @@ def run_case(
         if verifier
         else sc.NOTHING_CHECKED,
         telemetry=telemetry.describe(),
-        memory=memory,
         gathers_because=setup.drive.gathers_because if setup.drive else None,
         **setup.facts(),
         **figures,
@@ -249,17 +247,15 @@ def make_loop(
 
 def _serve(
     setup: Setup, on_progress: Progress, turns: Turns | None
-) -> tuple[sc.Totals, MemorySeries, bool, str | None]:
-    """Run the loop: totals, memory over time, whether interrupted, and what went wrong."""
+) -> tuple[sc.Totals, bool, str | None]:
+    """Run the loop: totals, whether interrupted, and what went wrong."""
     manager, executor = setup.manager, setup.drive.executor if setup.drive else None
     loop, reuse = make_loop(setup, setup.recorder, executor, turns)
-    memory = MemoryWatch(manager, setup.recorder, reuse)
     interrupted, problem = False, None
     together = turns is not None and setup.config.measure.threads == 1
     try:
         with one_cpu() if together else nullcontext():
             for tokens in loop.steps():
-                memory.look()
                 on_progress(tokens)
     except KeyboardInterrupt:
         interrupted = True
@@ -269,7 +265,7 @@ def _serve(
     if ended and reuse is not None:
         reuse.forget()
     totals = sc.Totals(**asdict(loop.totals), blocks_left=manager.num_held_blocks if ended else 0)
-    return totals, memory.series(), interrupted, problem
+    return totals, interrupted, problem
 
 
 def _measure_device(

@@ -12,7 +12,7 @@ from dsv4kv.model.schema import Sharing
 from dsv4kv.runs.part import Moment, Part, RunId, Temperature
 from dsv4kv.runs.profile import Profile
 from dsv4kv.runs.replay import ReplayResult
-from dsv4kv.runs.telemetry import MemorySeries, Telemetry
+from dsv4kv.runs.telemetry import Telemetry
 
 SCHEMA_VERSION: Final = 2
 
@@ -160,6 +160,8 @@ class Peak(Part):
 class Case(Part):
     """One configuration's measurements; a sweep has several."""
 
+    model_config = Part.model_config | {"extra": "ignore"}  # older records have memory over time
+
     axis: dict[str, Any] = Field(description="Values of swept settings, empty without a sweep.")
     status: Literal["complete", "incomplete", "failed", "skipped"]
     """``incomplete`` after Ctrl-C, ``failed`` with a sentence in ``error``, ``skipped`` with one
@@ -194,8 +196,6 @@ class Case(Part):
     launch: int = Field(0, description="Which of ``launches`` measured it.")
     telemetry: Telemetry | None = None
     """Telemetry of the machine during the run; null where that was not polled."""
-    memory: MemorySeries | None = None
-    """What was held over time; null where that was not watched."""
     profile: Profile | None = None
     """Which kernels took the time; null where nothing was profiled."""
     replay: ReplayResult | None = None

@@ -1,16 +1,15 @@
-"""What the machine did while a case was measured, and which memory was allocated when."""
+"""What the machine did while a case was measured."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, Literal
 
 from dsv4kv.runs.schema import Case
-from dsv4kv.runs.telemetry import MeasuredWindow, MemorySeries
+from dsv4kv.runs.telemetry import MeasuredWindow
 from dsv4kv.runs.windows import WindowState, window_state
-from dsv4kv.view import plots
-from dsv4kv.view.quantity import format_number, quantity, size
-from dsv4kv.view.table import ABSENT, Finding, Number, Part, Read, Section, Table, Text
+from dsv4kv.view.quantity import format_number, quantity
+from dsv4kv.view.table import ABSENT, Finding, Number, Read, Section, Table, Text
 
 BUSY_CPUS: Final = 0.5  # of other processes; one of our polls is a thousandth
 _EXPECTED = {"power cap"}  # at full load on parts that are rated by their power
@@ -131,46 +130,6 @@ def _few(names: Sequence[str]) -> str:
 
 
 def sections(case: Case) -> Iterator[Section]:
-    """Memory over time, and the table of windows."""
-    if case.memory and case.memory.at_ns:
-        yield Section("Memory over time", _held(case.memory))
+    """The table of windows."""
     if table := telemetry_table(case):
         yield Section("Telemetry", [table])
-
-
-def _held(series: MemorySeries) -> list[Part]:
-    """Blocks and slots in use over time."""
-    unit_bytes: Mapping[str, int] = {
-        each.name: sum(pool.unit_bytes for pool in series.pools if pool.unit == each.name)
-        for each in series.units
-    }
-    stride = series.stride_steps
-    points = "a point per step" if stride == 1 else f"the fullest of every {stride:,} steps"
-    table = Table(
-        "Memory over time",
-        [
-            ("units", lambda each: each.name),
-            ("of", lambda each: quantity(each.units)),
-            ("max", lambda each: quantity(max(each.held, default=0))),
-            ("max %", lambda each: quantity(100 * max(each.held, default=0) / (each.units or 1))),
-            ("max bytes", lambda each: size(max(each.held) * unit_bytes[each.name])),
-        ],
-        series.units,
-        note=points,
-    )
-    seconds = [at * _NS for at in series.at_ns]
-    held = {each.name: each.held for each in series.units}
-    sizes: dict[str, list[int]] = {}  # by pool, layer types together
-    for pool in series.pools:
-        before = sizes.get(pool.name, [0] * len(series.at_ns))
-        sizes[pool.name] = [
-            b + n * pool.unit_bytes for b, n in zip(before, held[pool.unit], strict=True)
-        ]
-    chart = plots.lines(
-        "Memory in use, by pool",
-        [plots.Line(name, seconds, counts) for name, counts in sizes.items()],
-        x="seconds since the first step",
-        unit="B",
-        stacked=True,
-    )
-    return [table, chart]

@@ -129,20 +129,6 @@ def make_hostile_record() -> RunRecord:
     ).model_copy(update={"run_id": ATTACK})
 
 
-def make_memory() -> tm.MemorySeries:
-    """Blocks of two pools and slots of one that fill in a second, with a prefix cache."""
-    held = {"blocks": [0, 60, 80], "slots": [1, 2, 1], "cached blocks": [0, 30, 70]}
-    units = {"blocks": 100, "slots": 2, "cached blocks": 100}
-    pools = [("main", "csa", "blocks", 1 << 20), ("main", "hca", "blocks", 1 << 20)]
-    pools += [("state", "hca", "slots", 1 << 24)]
-    return tm.MemorySeries(
-        stride_steps=1,
-        at_ns=[0, 500_000_000, 1_000_000_000],
-        units=[tm.HeldUnits(name=name, units=units[name], held=held[name]) for name in held],
-        pools=[tm.HeldPool(name=n, layer_type=t, unit=u, unit_bytes=b) for n, t, u, b in pools],
-    )
-
-
 def make_replay_record(*axes: str, replicas: int = 0) -> RunRecord:
     """A replay of a few requests, or a sweep."""
     overrides = ["workload.trace=builtin:chat", "workload.limit=12"]
@@ -172,7 +158,7 @@ def make_long_names() -> RunRecord:
 
 
 RECORDS: dict[str, list[RunRecord]] = {
-    "one case": [records.make_record(records.make_case(memory=make_memory()))],
+    "one case": [records.make_record(records.make_case())],
     "bookkeeping": [records.make_record(records.make_case(operations=[], memcpy=None))],
     "a sweep": [records.make_record(*records.make_sweep_cases())],
     "launches": [make_launched([1_000_000, 1_020_000, 1_010_000])],

@@ -479,8 +479,10 @@ class Proxy:
         for name, value in fields:
             passed.headers.add(name, value)
         passed.content_length = answer.content_length
-        if "Transfer-Encoding" in exchange.request.headers:
-            passed.force_close()  # aiohttp 3.14 puts its trailers before the next request's fields
+        if {"Transfer-Encoding", "Upgrade"} & {*map(str.title, exchange.request.headers)}:
+            # aiohttp 3.14 puts trailers before the next request's fields, and drops the request
+            # that comes with one that asks for another protocol
+            passed.force_close()
         await passed.prepare(exchange.request)
         if not answer.content.total_bytes:
             exchange.request.writer.send_headers()

@@ -101,6 +101,28 @@ def test_requests_of_one_client_are_answered_in_order(tmp_path: Path) -> None:
     assert Through(tmp_path, answer, asking(GET + GET, len(both))).got == both
 
 
+@pytest.mark.parametrize("method", [b"GET", b"POST"])
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket", b"foo"])
+def test_no_client_takes_another_answer_for_the_one_behind_an_upgrade(
+    protocol: bytes, method: bytes, tmp_path: Path
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n" + head.split()[1][:6])
+
+    async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        upgrade = b" /first HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nupgrade: " + protocol
+        body = b"\r\nContent-Length: 5\r\n\r\nabcde" if method == b"POST" else b"\r\n\r\n"
+        writer.write(method + upgrade + body + GET.replace(b"/ ", b"/secon "))
+        got = await reader.readuntil(b"/first")
+        await asyncio.sleep(0.2)
+        writer.write(LAST.replace(b"/ ", b"/third "))
+        return got + await reader.read()
+
+    got = Through(tmp_path, answer, ask).got
+    assert b"/third" not in got or b"/secon" in got
+
+
 def test_an_answer_that_ends_with_its_connection_is_whole(tmp_path: Path) -> None:
     served = answering(b"HTTP/1.1 200 OK\r\n\r\nall of it")
     assert content(Through(tmp_path, served, asking(LAST)).got) == b"all of it"

@@ -63,7 +63,7 @@ class TwinGpu:
         """Stands for ``Launcher.load``: a twin is built when it is first run."""
         self.foreseen.update(modules)
 
-    def capture(self, run: Callable[[], None]) -> "TwinGraph":
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """Stands for ``cuda_capture``: warms up, then captures."""
         run()
         kept: list[Launch] = []
@@ -74,20 +74,13 @@ class TwinGpu:
             self._capturing = None
         if kept:
             self.captured.append(kept)
-        return TwinGraph(self, kept)
 
+        def replay() -> None:
+            self.replays += 1
+            for launch in kept:
+                twin.run(launch)
 
-@dataclass
-class TwinGraph:
-    """Captured launches."""
-
-    gpu: TwinGpu
-    launches: list[Launch]
-
-    def replay(self) -> None:
-        self.gpu.replays += 1
-        for launch in self.launches:
-            twin.run(launch)
+        return replay
 
 
 class TwinEvent:

@@ -215,7 +215,7 @@ def build_drive(
         layers=layers,
         inputs=inputs.to(manager.device),
         recorder=recorder,
-        observer=verifier,
+        observer=verifier.look,
         chooser=EntryChooser(topk, seed),
         outputs=Outputs(manager.device, topk, window),
         device=manager.device,

@@ -11,7 +11,7 @@ import torch
 
 from dsv4kv.bench import protocol
 from dsv4kv.bench.protocol import Budget, Event, Timing, measure_memcpy
-from dsv4kv.bench.serve.graphs import Capture, Graph, cuda_capture
+from dsv4kv.bench.serve.graphs import Capture, Replay, cuda_capture
 from dsv4kv.errors import CudaUnavailable
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import prepare
@@ -128,15 +128,15 @@ class CallTimer:
         most_ns: int | None = None,
     ) -> Timing:
         """Time one of the calls, all of one kind; it ends after ``most_ns`` in any case."""
-        graph, rounds = self._capture(calls), 1
+        replay, rounds = self._capture(calls), 1
         if calls:
-            take = partial(self._take, graph.replay)
+            take = partial(self._take, replay)
             rounds = protocol.rounds_for(take, self._rules, _MOST_ROUNDS)
         if rounds > 1:
-            graph = self._capture([*calls] * rounds)
+            replay = self._capture([*calls] * rounds)
         idle_ns = math.inf if self._worked_ns is None else self._clock_ns() - self._worked_ns
         timing = protocol.measure(
-            partial(self._take, graph.replay),
+            partial(self._take, replay),
             rounds * max(1, len(calls)),
             self._rules if most_ns is None else self._rules.within(most_ns),
             was_idle=idle_ns > self._rules.idle_ns,
@@ -173,7 +173,7 @@ class CallTimer:
         nothing = pages.plan_nothing(torch.empty(1, device=self.device.device))
         return self.measure([prepare(nothing)] * _CHAIN, EMPTY_KERNEL).samples_ns
 
-    def _capture(self, calls: Sequence[Callable[[], object]]) -> Graph:
+    def _capture(self, calls: Sequence[Callable[[], object]]) -> Replay:
         def run() -> None:
             for call in calls:
                 call()

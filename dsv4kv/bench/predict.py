@@ -19,7 +19,7 @@ from dsv4kv.bench.build import build_drive, build_manager, plan_from
 from dsv4kv.bench.device import CudaDevice
 from dsv4kv.bench.protocol import Event
 from dsv4kv.bench.serve.executor import Recorder
-from dsv4kv.bench.serve.graphs import Graph
+from dsv4kv.bench.serve.graphs import Replay
 from dsv4kv.bench.serve.operations import decode_operations, name_of
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import CudaUnavailable
@@ -144,12 +144,12 @@ def plan_step(config: BenchConfig, card: Card, tokens: int) -> list[Planned]:
 
         captured: list[tuple[list[tuple[str, int]], list[Launch]]] = []
 
-        def capture(run: Callable[[], None]) -> Graph:
+        def capture(run: Callable[[], None]) -> Replay:
             calls.clear()
             launches.clear()
             run()
             captured.append((list(calls), list(launches)))
-            return cast(Graph, None)
+            return run
 
         names = {name: partial(note, name) for name in OPERATIONS}
         noting = replace(resolved, backend=cast(Backend, SimpleNamespace(**names)))

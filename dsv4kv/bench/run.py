@@ -264,8 +264,9 @@ def _serve(
     ended = not interrupted and problem is None
     if ended and reuse is not None:
         reuse.forget()
-    totals = sc.Totals(**asdict(loop.totals), blocks_left=manager.num_held_blocks if ended else 0)
-    return totals, interrupted, problem
+    if ended:
+        loop.totals.blocks_left = manager.num_held_blocks
+    return loop.totals, interrupted, problem
 
 
 def _measure_device(

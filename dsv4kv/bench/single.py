@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -197,23 +197,17 @@ class _HostEvent:
         return float(end._at_ns - self._at_ns) / 1e6
 
 
-@dataclass(frozen=True)
-class _HostGraph:
-    """Work that is replayed by doing it again."""
-
-    replay: Callable[[], None]
-
-    @classmethod
-    def capture(cls, run: Callable[[], None]) -> Self:
-        run()
-        return cls(run)
+def _repeat(run: Callable[[], None]) -> Callable[[], None]:
+    """Stands for a capture: work is replayed by doing it again."""
+    run()
+    return run
 
 
 def host_device() -> CudaDevice:
     """The CPU as a device that calls are timed on."""
     sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     cache = max((_bytes(each.read_text()) for each in sizes), default=_TYPICAL_CACHE_BYTES)
-    return CudaDevice(torch.device("cpu"), "cpu", 0, cache, _HostEvent, lambda: _HostGraph.capture)
+    return CudaDevice(torch.device("cpu"), "cpu", 0, cache, _HostEvent, lambda: _repeat)
 
 
 def _bytes(text: str) -> int:

@@ -6,7 +6,7 @@ away. Times are integer nanoseconds, sizes bytes, rates computed only when repor
 
 from typing import Any, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from dsv4kv.model.schema import Sharing
 from dsv4kv.runs.part import Moment, Part, RunId, Temperature
@@ -108,7 +108,9 @@ class CacheSummary(Part):
 
 
 class Totals(Part):
-    """What went through the cache."""
+    """What went through the cache; the only part that is filled while it runs."""
+
+    model_config = ConfigDict(frozen=False)
 
     requests: int = Field(description="Requests served to the end.")
     rejected: int = Field(description="Requests longer than the cache can hold, not served.")

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -52,9 +51,8 @@ class Device:
         self.now_ns += self.replay_ns
 
     def timer(self) -> CallTimer:
-        graph = SimpleNamespace(replay=self.replay)
-        capture: Any = lambda _run: graph  # noqa: E731
-        device = CudaDevice(torch.device("cpu"), "", 0, 0, self.make_event, lambda: capture)
+        capture = lambda: lambda _run: self.replay  # noqa: E731
+        device = CudaDevice(torch.device("cpu"), "", 0, 0, self.make_event, capture)
         return CallTimer(device, rules=QUICK, sleep=self.sleep, clock_ns=lambda: self.now_ns)
 
     def call(self) -> None:
@@ -119,7 +117,7 @@ class Gpu(TwinGpu):
         self.calls = 0
         run()
         self.sizes.append(self.calls)
-        return SimpleNamespace(replay=lambda: None)
+        return lambda: None
 
     def call(self) -> None:
         self.calls += 1

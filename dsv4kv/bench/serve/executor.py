@@ -5,12 +5,11 @@ Sampling is cheap to call; nothing is aggregated.
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from time import perf_counter_ns
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,12 +28,6 @@ from dsv4kv.ops.cuda.launch import dependent_launches
 from dsv4kv.ops.work import CountedLayers, StepWork
 
 _samples = partial(array, "q")
-
-
-Latency = tuple[str, int]  # name and nanoseconds
-
-Timed = tuple[str, str, int, int, int, int]
-"""Operation, layer type, nanoseconds, entries, useful bytes, floating-point operations."""
 
 
 class Recorder:
@@ -56,20 +49,13 @@ class Recorder:
 
     def keep(self, name: str, start_ns: int) -> None:
         """Keep the time since ``start_ns`` (of ``now_ns``) as a latency."""
-        self.keep_all([(name, self.now_ns() - start_ns)])
-
-    def keep_all(self, latencies: Iterable[Latency]) -> None:
-        """Keep latencies of a step."""
         if self.enabled:
-            for name, ns in latencies:
-                self.latencies[name].append(ns)
+            self.latencies[name].append(self.now_ns() - start_ns)
 
-    def keep_calls(self, calls: Iterable[Timed]) -> None:
-        """Keep what operations took; one without entries is no sample."""
-        if self.enabled:
-            for name, layer_type, *sample in calls:
-                if sample[1]:
-                    self.operations[name, layer_type].extend(sample)  # whole, though Ctrl-C comes
+    def keep_call(self, name: str, layer_type: str, *sample: int) -> None:
+        """Keep what an operation took; one without entries is no sample."""
+        if self.enabled and sample[1]:
+            self.operations[name, layer_type].extend(sample)  # whole, though Ctrl-C comes
 
     @contextmanager
     def excluded(self) -> Iterator[None]:
@@ -100,21 +86,8 @@ class StepTokens:
         return self.contents.rows(np.broadcast_to(serials, positions.shape), positions, rejected)
 
 
-class StepObserver(Protocol):
-    """Looks at what a layer's reads returned, wherever that is."""
-
-    def window_gathered(self, layer: LayerCache, step: StepTokens, out: Tensor) -> None:
-        """``out`` bf16[B, W, D] holds the windows of the batch."""
-
-    def entries_gathered(
-        self, layer: LayerCache, step: StepTokens, indices: Tensor, out: Tensor, indexer: bool
-    ) -> None:
-        """``out`` bf16[B, K, ·] holds the entries ``indices`` int[B, K]; −1 was not asked for."""
-
-    def layer_attended(
-        self, layer: LayerCache, step: StepTokens, asked: inp.Queries, found: op.Reads
-    ) -> None:
-        """``found`` holds what a layer scored, selected and attended to."""
+Observer = Callable[[StepTokens, op.Call, inp.StepInputs], None]
+"""Looks at what a read returned, wherever that is."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +110,7 @@ class StepExecutor:
     layers: Sequence[LayerCache]  # the cache
     inputs: inp.InputBank  # data, on the device of the cache
     recorder: Recorder  # takes the samples
-    observer: StepObserver  # is shown the reads of observed steps
+    observer: Observer  # is shown the reads of observed steps
     chooser: inp.EntryChooser  # chooses what CSA layers gather
     outputs: op.Outputs  # where reads write
     device: torch.device  # where the cache is
@@ -174,38 +147,17 @@ class StepExecutor:
         """One token of every request, or one and its drafts: insert, flush, read."""
         graphs = self._take_graphs(step)
         with self._making_inputs(step):
-            inputs, chosen = self._decode_inputs(step)
-        show = partial(self._show, step, inputs.queries, chosen) if step.observed else None
-        if self.gpu is None:
-            self._run_on_host(self._decoding, step, inputs, show)
-        elif graphs is not None:
-            self._replay(graphs, step, inputs, show)
+            inputs = self._decode_inputs(step)
+        if graphs is not None:
+            self._replay(graphs, step, inputs)
         else:
-            with self.recorder.excluded():
-                view, run = step.batch.to(self.device), self._run(step, show)
-                calls = op.fill_calls(self._decoding, view, inputs, run)
-            with (
-                self._range("launch"),
-                self._span("decode_eager", step),
-                dependent_launches(self.gpu.dependent),
-            ):
-                self.gpu.tables.publish()
-                op.run_calls(calls, run)
+            self._execute(self._decoding, step, inputs, "decode_eager")
 
     def prefill(self, step: StepTokens) -> None:
         """One prompt chunk of one request: insert and compress, then read what is visible."""
         with self._making_inputs(step):
             inputs = self.inputs.take(self._chunk_rows(step), {})
-        show = partial(self._show, step, None, {}) if step.observed else None
-        if self.gpu is None:
-            self._run_on_host(self._prefilling, step, inputs, show)
-            return
-        with self.recorder.excluded():
-            run = self._run(step, show)
-            calls = op.fill_calls(self._prefilling, step.batch.to(self.device), inputs, run)
-        with self._range("launch"):
-            self.gpu.tables.publish()
-            op.run_calls(calls, run)
+        self._execute(self._prefilling, step, inputs)
 
     def place(self, manager: KVCacheManager, slot: int, serial: int, tokens: int) -> None:
         """Place the entries of a prompt of ``tokens`` tokens; its end is written as served."""
@@ -218,7 +170,7 @@ class StepExecutor:
             self.gpu.tables.publish()
         inputs = self.inputs.take(self._chunk_rows(step), {})
         writes = [(layer, op.chunk_writes(layer)) for layer in self.layers]
-        op.run_layers(writes, step.batch.to(self.device), inputs, self._run(step, None))
+        op.run_layers(writes, step.batch.to(self.device), inputs, self._run(step, inputs))
         self.contexts.place(slot, serial, tokens)
 
     def step_operations(self, layer: LayerCache) -> list[op.LayerOperation]:
@@ -231,35 +183,47 @@ class StepExecutor:
         after, positions = step.batch.tokens_after.numpy(), step.batch.positions.numpy()
         return StepWork(self.counted, after, positions)
 
-    def _run(self, step: StepTokens, show: Callable[[op.Call], None] | None) -> op.Run:
-        def look(call: op.Call) -> None:
-            assert show is not None
-            with self.recorder.excluded():
-                show(call)
+    def _run(
+        self, step: StepTokens, inputs: inp.StepInputs, spans: op.Spans | None = None
+    ) -> op.Run:
+        """How a step is run; with ``spans`` its caller excludes the time that looking takes."""
 
-        return op.Run(
-            self.outputs, int(step.batch.tokens_after.max()), show=look if show else None
-        )
+        def show(call: op.Call) -> None:
+            with self.recorder.excluded() if spans is None else nullcontext():
+                self.observer(step, call, inputs)
 
-    def _run_on_host(
-        self,
-        work: op.Work,
-        step: StepTokens,
-        inputs: inp.StepInputs,
-        show: Callable[[op.Call], None] | None,
+        longest, mark = int(step.batch.tokens_after.max()), None if spans is None else self.mark
+        return op.Run(self.outputs, longest, spans, show if step.observed else None, mark)
+
+    def _execute(
+        self, work: op.Work, step: StepTokens, inputs: inp.StepInputs, span: str = ""
     ) -> None:
+        """Run operations one by one; ``span`` names what is timed of them on a GPU."""
+        if self.gpu is None:
+            self._run_on_host(work, step, inputs)
+            return
+        with self.recorder.excluded():
+            run = self._run(step, inputs)
+            calls = op.fill_calls(work, step.batch.to(self.device), inputs, run)
+        dependent = bool(span) and self.gpu.dependent
+        with self._range("launch"), self._span(span, step), dependent_launches(dependent):
+            self.gpu.tables.publish()
+            op.run_calls(calls, run)
+
+    def _run_on_host(self, work: op.Work, step: StepTokens, inputs: inp.StepInputs) -> None:
         """Time every operation; all else is no part of the step."""
-        start_ns, spans = perf_counter_ns(), list[tuple[op.Call, int, int]]()
-        run = op.Run(self.outputs, int(step.batch.tokens_after.max()), spans, show, self.mark)
+        start_ns, spans = perf_counter_ns(), op.Spans()
         with self._range("launch"):
-            op.run_layers(work, step.batch, inputs, run)
-        if self.recorder.enabled or self.mark:
-            counted, timed = self.work_of(step), []
+            op.run_layers(work, step.batch, inputs, self._run(step, inputs, spans))
+        if self.recorder.enabled:
+            counted = self.work_of(step)
             for call, began_ns, end_ns in spans:
                 (name, indexer), schema = call.operation, call.layer.schema
-                work_done = counted.of(name, schema, indexer=indexer)
-                timed.append((call.name, schema.layer.attn.value, end_ns - began_ns, *work_done))
-            self.recorder.keep_calls(timed)
+                kind, work_done = (
+                    schema.layer.attn.value,
+                    counted.of(name, schema, indexer=indexer),
+                )
+                self.recorder.keep_call(call.name, kind, end_ns - began_ns, *work_done)
         busy_ns = sum(end_ns - began_ns for _, began_ns, end_ns in spans)
         self.recorder.excluded_ns += perf_counter_ns() - start_ns - busy_ns
 
@@ -272,16 +236,16 @@ class StepExecutor:
     def _range(self, name: str) -> AbstractContextManager[object]:
         return nullcontext() if self.mark is None else self.mark(name)
 
-    def _decode_inputs(self, step: StepTokens) -> tuple[inp.StepInputs, Mapping[int, Tensor]]:
-        """Data of a decode step, and the entries that layers gather, int32[B, K] by ratio."""
+    def _decode_inputs(self, step: StepTokens) -> inp.StepInputs:
+        """Data of a decode step, and the entries that layers gather."""
         after = step.batch.tokens_after.numpy()
         rows = step.rows(step.batch.request_ids.numpy(), step.batch.positions.numpy())
-        chosen = {ratio: self.chooser.choose(after // ratio) for ratio in self._ratios}
-        numbers, topk = torch.from_numpy(rows), chosen
+        topk = {ratio: self.chooser.choose(after // ratio) for ratio in self._ratios}
+        numbers = torch.from_numpy(rows)
         if self.gpu is not None:
             numbers = stage(numbers, self.device)
-            topk = {ratio: stage(each, self.device) for ratio, each in chosen.items()}
-        return self.inputs.take(numbers, topk, step.batch.positions), chosen
+            topk = {ratio: stage(each, self.device) for ratio, each in topk.items()}
+        return self.inputs.take(numbers, topk, step.batch.positions)
 
     def _chunk_rows(self, step: StepTokens) -> slice | Tensor:
         """Input rows of a prompt chunk: one after another, unless prompts share contents."""
@@ -299,13 +263,7 @@ class StepExecutor:
         eager = self.gpu.in_turns and self._turns[step.observed] % 2 == 0
         return None if eager else self.gpu.graphs
 
-    def _replay(
-        self,
-        graphs: DecodeGraphs,
-        step: StepTokens,
-        inputs: inp.StepInputs,
-        show: Callable[[op.Call], None] | None,
-    ) -> None:
+    def _replay(self, graphs: DecodeGraphs, step: StepTokens, inputs: inp.StepInputs) -> None:
         assert self.gpu is not None
         graph = graphs.graph_for(step.batch.num_requests)
         with self.recorder.excluded(), self._range("inputs"):
@@ -313,48 +271,19 @@ class StepExecutor:
         with self._range("replay"), self._span("decode_graph", step):
             self.gpu.tables.publish()
             graphs.replay(graph, step.batch)
-        if show is not None:
+        if step.observed:
             with self.recorder.excluded():
                 for call in graph.shown:
-                    show(call)
+                    self.observer(step, call, inputs)
                 # The layers of a graph share outputs: read each again, to see what it wrote.
-                reads = [
-                    (layer, op.read_operations(layer, engine=self.in_place))
-                    for layer in self.layers
-                ]
-                view = step.batch.to(self.device)
-                op.run_layers(reads, view, inputs, self._run(step, show))
-
-    def _show(
-        self,
-        step: StepTokens,
-        asked: inp.Queries | None,
-        chosen: Mapping[int, Tensor],
-        call: op.Call,
-    ) -> None:
-        layer, (operation, indexer) = call.layer, call.operation
-        if operation == "attend":
-            assert asked is not None
-            assert call.reads is not None
-            self.observer.layer_attended(layer, step, asked, call.reads)
-            return
-        out = call.tensors["out"][: step.batch.num_requests]
-        if operation == "gather_window":
-            self.observer.window_gathered(layer, step, out)
-        elif operation == "gather_topk":
-            indices = chosen[layer.schema.layer.ratio]
-            self.observer.entries_gathered(layer, step, indices, out, False)
-        else:
-            lengths = step.batch.tokens_after // layer.schema.layer.ratio
-            entries = torch.arange(int(lengths.max())).expand(len(lengths), -1)
-            indices = entries.masked_fill(entries >= lengths[:, None], -1)
-            visible = out[:, : indices.shape[1]]
-            self.observer.entries_gathered(layer, step, indices, visible, indexer)
+                reads = [(e, op.read_operations(e, engine=self.in_place)) for e in self.layers]
+                view, run = step.batch.to(self.device), self._run(step, inputs, op.Spans())
+                op.run_layers(reads, view, inputs, run)
 
     @contextmanager
     def _span(self, name: str, step: StepTokens) -> Iterator[None]:
         """Time a decode step on the host and on the GPU; one that is looked at is not timed."""
-        if self.gpu is None or step.observed or not self.recorder.enabled:
+        if self.gpu is None or not name or step.observed or not self.recorder.enabled:
             yield
             return
         start_ns = self.recorder.now_ns()

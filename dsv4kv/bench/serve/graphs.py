@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,15 +19,10 @@ from dsv4kv.ops.cuda.launch import run as launch
 from dsv4kv.ops.launches.launch import KernelModule
 from dsv4kv.ops.launches.pages import plan_completed
 
+Replay = Callable[[], None]
+"""Does captured work again, on the current stream."""
 
-class Graph(Protocol):
-    """Captured work."""
-
-    def replay(self) -> None:
-        """Do it, on the current stream."""
-
-
-Capture = Callable[[Callable[[], None]], Graph]
+Capture = Callable[[Callable[[], None]], Replay]
 """Calls a function to warm up, then again to capture what it launches."""
 
 
@@ -36,7 +31,7 @@ class DecodeGraph:
     """A decode step of at most ``requests`` requests."""
 
     requests: int  # batch size it was captured for
-    graph: Graph  # the capture
+    replay: Replay
     shown: tuple[op.Call, ...]  # the last read into each output
 
 
@@ -99,7 +94,7 @@ class DecodeGraphs:
         """Run a step: its numbers in one transfer, then the graph; always on one stream."""
         self._stream.check(self._inputs.window.device)
         self._step.fill(step)
-        graph.graph.replay()
+        graph.replay()
 
     def _capture(self, capture: Capture, requests: int) -> DecodeGraph:
         self._step.fill(None)  # so that warming up does not touch the cache
@@ -118,8 +113,8 @@ class DecodeGraphs:
             op.run_layers(self._work, view, inputs, settings)
 
         with dependent_launches(self._dependent):
-            graph = capture(run)
-        return DecodeGraph(requests, graph, tuple(last.values()))
+            replay = capture(run)
+        return DecodeGraph(requests, replay, tuple(last.values()))
 
 
 def _any_inputs(inputs: InputBank, tokens: int, topk: dict[int, Tensor]) -> StepInputs:
@@ -161,7 +156,7 @@ def cuda_capture() -> Capture:
     """Captures in CUDA graphs that share one memory pool: capture the largest first."""
     pool: list[Any] = [None]
 
-    def capture(run: Callable[[], None]) -> Graph:
+    def capture(run: Callable[[], None]) -> Replay:
         # The first call loads kernels and makes torch's allocations, which a capture must not; on
         # a stream of its own, as torch asks for.
         make_stream: Any = torch.cuda.Stream
@@ -175,7 +170,7 @@ def cuda_capture() -> Capture:
         with torch.cuda.graph(graph, pool=pool[0]):
             run()
         pool[0] = graph.pool()
-        captured: Graph = graph
-        return captured
+        replay: Replay = graph.replay
+        return replay
 
     return capture

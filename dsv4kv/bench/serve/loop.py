@@ -5,14 +5,14 @@ arrival times. Every state is an array over slots; a step has no Python loop ove
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
 
 from dsv4kv.bench.launches import Turns
-from dsv4kv.bench.serve.executor import Latency, Recorder, StepExecutor, StepTokens
+from dsv4kv.bench.serve.executor import Recorder, StepExecutor, StepTokens
 from dsv4kv.bench.serve.inputs import PromptContents
 from dsv4kv.bench.serve.reuse import NEVER, PrefixReuse
 from dsv4kv.cache.blocks import Ids
@@ -20,6 +20,7 @@ from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
 from dsv4kv.config.bench import PLACED_OUTPUT_TOKENS, BenchConfig, WorkloadSection
 from dsv4kv.errors import TraceError
+from dsv4kv.runs.schema import Totals
 from dsv4kv.traces import ReadOptions, read_trace
 from dsv4kv.traces.request import Request
 from dsv4kv.traces.synth import synthesize
@@ -35,26 +36,6 @@ def unused_bytes(manager: KVCacheManager, slots: Ids) -> int:
                 used = int((tokens // ratio).sum()) * int(schema.bytes_per_token * ratio)
                 unused += table.allocator.num_held * schema.block_bytes - used
     return unused
-
-
-@dataclass
-class LoopTotals:
-    """What went through the cache so far."""
-
-    requests: int = 0
-    rejected: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    drafted_tokens: int = 0
-    rolled_back_tokens: int = 0
-    resumed_tokens: int = 0
-    placed_tokens: int = 0
-    steps: int = 0
-    steps_in_turns: int = 0
-    wall_ns: int = 0
-    peak_blocks: int = 0
-    peak_rounding_bytes: int = 0
-    peak_requests: int = 0
 
 
 class ServingLoop:
@@ -77,7 +58,8 @@ class ServingLoop:
         after what earlier ones have in common with them, which ``contents`` knows. With ``turns``
         steps alternate with another process.
         """
-        self.totals = LoopTotals()
+        nothing: dict[str, Any] = dict.fromkeys(Totals.model_fields, 0)
+        self.totals = Totals.model_construct(**nothing)
         self._manager = manager
         self._waiting: Iterator[Request] = iter(requests)
         self._next: Request | None = next(self._waiting, None)
@@ -100,9 +82,8 @@ class ServingLoop:
         tables = len(manager.tables)
         self._reserved = np.zeros((tables, slots), dtype=np.int64)  # blocks at full length
         self._stop = np.full(slots, NEVER)  # where the next prompt chunk ends at the latest
-        self._latencies: list[Latency] = []
 
-    def run(self) -> LoopTotals:
+    def run(self) -> Totals:
         """Serve every request to its end; ``totals`` is right at any moment."""
         for _ in self.steps():
             pass
@@ -135,15 +116,11 @@ class ServingLoop:
                     self._turns.hand_on()
             self.totals.wall_ns = self._recorder.now_ns() - start_ns
 
-    def _keep(self, name: str, start_ns: int) -> None:
-        self._latencies.append((name, self._recorder.now_ns() - start_ns))
-
     def _step(self) -> tuple[Ids, Ids, int] | None:
         """A step: its slots, the tokens each keeps and how many decode; None after the last."""
         self._recorder.enabled = self.totals.steps >= self._measure.warmup_steps
         self._admit()
         if not self._active.size:
-            self._recorder.keep_all(self._latencies)
             return None
         start_ns = self._recorder.now_ns()
         slots, take, decoding = self._choose_tokens()
@@ -159,11 +136,9 @@ class ServingLoop:
         if self._executor is not None:
             self._execute(self._executor, slots, before, after, before + kept, decoding)
         self._roll_back(slots, after, before + kept)
-        self._keep("step", start_ns)
+        self._recorder.keep("step", start_ns)
         if decoding == len(slots):
-            self._keep("decode_step", start_ns)
-        self._recorder.keep_all(self._latencies)
-        self._latencies = []
+            self._recorder.keep("decode_step", start_ns)
         self._progress += int(kept.sum()) * (self._workload.context or 1)
         return slots, kept, decoding
 
@@ -189,7 +164,7 @@ class ServingLoop:
     def _start(self, request: Request, blocks: Ids) -> None:
         start_ns = self._recorder.now_ns()
         slot = self._manager.admit_request()
-        self._keep("admit", start_ns)
+        self._recorder.keep("admit", start_ns)
         self._active = np.append(self._active, slot)
         self._generation[slot] = self._manager.generation(slot)
         self._serial[slot] = self._admitted
@@ -218,7 +193,7 @@ class ServingLoop:
             return 0
         start_ns = self._recorder.now_ns()
         resumed = self._reuse.begin(slot, request)
-        self._keep("resume", start_ns)
+        self._recorder.keep("resume", start_ns)
         self._stop[slot] = self._reuse.next_stop(slot)
         self.totals.resumed_tokens += resumed
         return resumed
@@ -246,7 +221,7 @@ class ServingLoop:
         if self._reuse is not None:
             self._reuse.make_room(slots, after)
         prepare_forward(self._manager, slots, before, after)
-        self._keep(name, start_ns)
+        self._recorder.keep(name, start_ns)
 
     def _draw_kept(self, take: Ids, decoding: int) -> Ids:
         """Tokens that will stay of those taken: the others are drafts to be rejected."""
@@ -315,7 +290,7 @@ class ServingLoop:
             self._reuse.end(slot)
         start_ns = self._recorder.now_ns()
         self._manager.release_request(slot, int(self._generation[slot]))
-        self._keep("release", start_ns)
+        self._recorder.keep("release", start_ns)
         self._active = self._active[self._active != slot]
         self._reserved[:, slot] = 0
         self.totals.requests += 1

@@ -163,8 +163,8 @@ class Run:
 
     outputs: Outputs  # where reads write
     longest_tokens: int  # most tokens of a request, or room for them
-    # takes (call, start, end in ns) of every operation; None where a device runs them later
-    spans: "list[tuple[Call, int, int]] | None" = None
+    # takes every operation's; None where a device runs them later
+    spans: "Spans | None" = None
     # is given every call that read
     show: "Callable[[Call], None] | None" = None
     # makes a range of a profiler around an operation
@@ -183,6 +183,10 @@ class Call(NamedTuple):
     def name(self) -> str:
         """As in a record."""
         return name_of(*self.operation)
+
+
+Spans = list[tuple[Call, int, int]]
+"""Calls, with when they began and ended, in ns."""
 
 
 def fill_calls(work: Work, step: Step, inputs: StepInputs, run: Run) -> list[Call]:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dsv4kv.bench.serve.executor import StepTokens
-from dsv4kv.bench.serve.inputs import InputBank, PlacedContexts, Queries
-from dsv4kv.bench.serve.operations import Reads
+from dsv4kv.bench.serve.inputs import InputBank, PlacedContexts, Queries, StepInputs
+from dsv4kv.bench.serve.operations import Call, Reads
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.layers import Compressors, LayerCache
 from dsv4kv.model.formats import EntryFormat
@@ -44,6 +44,16 @@ class At(NamedTuple):
         return int(self.step.rows(self.b, np.array([position]))[0])
 
 
+def gathered(step: StepTokens, call: Call, inputs: StepInputs) -> Tensor:
+    """Entries int[B, K] that a call has gathered; −1 was not asked for."""
+    ratio = call.layer.schema.layer.ratio
+    if call.operation[0] == "gather_topk":
+        return inputs.topk[ratio].cpu()
+    lengths = step.batch.tokens_after // ratio
+    entries = torch.arange(int(lengths.max())).expand(len(lengths), -1)
+    return entries.masked_fill(entries >= lengths[:, None], -1)
+
+
 @dataclass
 class Verifier:
     """Samples one output of one request of every gather it is shown, or of every attention."""
@@ -55,7 +65,21 @@ class Verifier:
     checks: Counter[str] = field(default_factory=Counter)  # comparisons made, by operation
     failures: list[str] = field(default_factory=list)  # a sentence for each output that differed
 
-    def window_gathered(self, layer: LayerCache, step: StepTokens, out: Tensor) -> None:
+    def look(self, step: StepTokens, call: Call, inputs: StepInputs) -> None:
+        """Check what a read of one layer returned."""
+        layer, (operation, indexer) = call.layer, call.operation
+        if operation == "attend":
+            assert inputs.queries is not None
+            assert call.reads is not None
+            self._check_layer(layer, step, inputs.queries, call.reads)
+            return
+        out = call.tensors["out"][: step.batch.num_requests]
+        if operation == "gather_window":
+            self._check_window(layer, step, out)
+        else:
+            self._check_entries(layer, step, gathered(step, call, inputs), out, indexer)
+
+    def _check_window(self, layer: LayerCache, step: StepTokens, out: Tensor) -> None:
         """Window entries must equal the quantised inputs, bit for bit."""
         assert layer.window is not None
         at = At(layer, step, self._any(step.batch.num_requests))
@@ -67,13 +91,13 @@ class Verifier:
             self._fail("gather_window", at, f"position {tokens - visible + i}")
         self.checks["gather_window"] += 1
 
-    def entries_gathered(
+    def _check_entries(
         self, layer: LayerCache, step: StepTokens, indices: Tensor, out: Tensor, indexer: bool
     ) -> None:
         """Entries must equal their tokens' pooling, within rounding; what is none, zeros."""
         name = "indexer keys" if indexer else "compressed KV"
         at = At(layer, step, self._any(step.batch.num_requests))
-        asked, found = indices[at.b] >= 0, out[at.b].cpu()
+        asked, found = indices[at.b] >= 0, out[at.b, : indices.shape[1]].cpu()
         if bool(found[~asked].count_nonzero()):
             self._fail(name, at, "entries that were not asked for")
         places = asked.nonzero().squeeze(1)
@@ -82,7 +106,7 @@ class Verifier:
             self._check_entry(name, at, indexer, int(indices[at.b, k]), found[k])
         self.checks[name] += 1
 
-    def layer_attended(
+    def _check_layer(
         self, layer: LayerCache, step: StepTokens, asked: Queries, found: Reads
     ) -> None:
         """Check what a token scored, selected and attended to by the bytes in its pages."""

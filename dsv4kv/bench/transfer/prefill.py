@@ -12,14 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dsv4kv.bench.build import build_drive, build_manager, check_data_path, plan_from
 from dsv4kv.bench.serve.executor import Recorder, Requests, StepTokens
-from dsv4kv.bench.serve.inputs import EntryChooser, Queries
-from dsv4kv.bench.serve.operations import Reads
+from dsv4kv.bench.serve.inputs import EntryChooser, StepInputs
+from dsv4kv.bench.serve.operations import Call
 from dsv4kv.bench.transfer.memory import Manifest, Memory, make_manifest, share
-from dsv4kv.cache.layers import LayerCache
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.experiments import SideSection, TransferConfig
@@ -60,22 +58,8 @@ class Seen:
     def digest(self) -> str:
         return str(self._hash.hexdigest())
 
-    def window_gathered(self, layer: LayerCache, step: StepTokens, out: Tensor) -> None:
-        self._add(out)
-
-    def entries_gathered(
-        self, layer: LayerCache, step: StepTokens, indices: Tensor, out: Tensor, indexer: bool
-    ) -> None:
-        self._add(indices, out)
-
-    def layer_attended(
-        self, layer: LayerCache, step: StepTokens, asked: Queries, found: Reads
-    ) -> None:
-        self._add(found.attended, found.lse)
-
-    def _add(self, *tensors: Tensor) -> None:
-        for tensor in tensors:
-            self._hash.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    def look(self, step: StepTokens, call: Call, inputs: StepInputs) -> None:
+        self._hash.update(call.tensors["out"].view(torch.uint8).numpy().data)
 
 
 class Side:
@@ -135,7 +119,7 @@ class Side:
         """Decode some steps; returns a digest of all they read and of the rows at the end."""
         seen = Seen()
         chooser = EntryChooser(self._executor.outputs.index_topk, self._seed)
-        executor = replace(self._executor, observer=seen, chooser=chooser)
+        executor = replace(self._executor, observer=seen.look, chooser=chooser)
         Requests(self._manager, executor).decode(slot, serial, steps, observed=True)
         return f"{seen.digest()}:{self.rows(slot)}"
 

@@ -7,11 +7,12 @@ import torch
 
 from dsv4kv.bench.build import Drive, build_drive, build_manager, plan_from
 from dsv4kv.bench.serve.executor import Recorder
-from dsv4kv.bench.serve.loop import LoopTotals, ServingLoop
+from dsv4kv.bench.serve.loop import ServingLoop
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.ops.registry import resolve_backend
 from dsv4kv.ops.spec import choose
+from dsv4kv.runs.schema import Totals
 from tests.bench.serve.serving import make_config, make_requests
 from tests.gpu_twin import TwinGpu, twin_device, twin_gpu
 
@@ -26,7 +27,7 @@ class TwinBench:
     recorder: Recorder
     drive: Drive
 
-    def serve(self, *lengths: tuple[int, int]) -> LoopTotals:
+    def serve(self, *lengths: tuple[int, int]) -> Totals:
         """Serve requests of (input, output) tokens."""
         requests, settled = make_requests(*lengths), self.config
         executor = self.drive.executor

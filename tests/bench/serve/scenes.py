@@ -11,13 +11,14 @@ from unittest.mock import patch
 from hypothesis import strategies as st
 
 from dsv4kv.bench.serve.executor import Recorder
-from dsv4kv.bench.serve.loop import LoopTotals, ServingLoop
+from dsv4kv.bench.serve.loop import ServingLoop
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import Sharing
+from dsv4kv.runs.schema import Totals
 from tests.bench.serve.serving import make_requests, serving
 
 LAYERS = (0, 2, 3, 4, 5)  # SWA, CSA, HCA, CSA, HCA of V4-Flash
@@ -114,7 +115,7 @@ class Log:
     """All steps of a run, and the cache they ran on."""
 
     manager: KVCacheManager
-    totals: LoopTotals = field(default_factory=LoopTotals)
+    totals: Totals = field(init=False)
     steps: list[Step] = field(default_factory=list)
     progress: list[int] = field(default_factory=list)
     admitted: list[int] = field(default_factory=list)

@@ -6,12 +6,13 @@ from typing import Any
 
 from dsv4kv.bench.build import Drive, build_drive, plan_from
 from dsv4kv.bench.serve.executor import Recorder
-from dsv4kv.bench.serve.loop import LoopTotals, ServingLoop
+from dsv4kv.bench.serve.loop import ServingLoop
 from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import load_config
 from dsv4kv.ops.registry import resolve_backend
+from dsv4kv.runs.schema import Totals
 from dsv4kv.traces.request import Request
 
 Meddle = Callable[[KVCacheManager, int], None]
@@ -31,7 +32,7 @@ _TINY = (
 class Served:
     """What a run leaves behind."""
 
-    totals: LoopTotals
+    totals: Totals
     manager: KVCacheManager
     recorder: Recorder
     verifier: Verifier

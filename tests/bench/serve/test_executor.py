@@ -157,8 +157,7 @@ def test_inputs_choices_and_checks_are_not_timed(monkeypatch: pytest.MonkeyPatch
     for name in ("gather_topk", "gather_all", "gather_window"):
         take(cpu, name, 7)
     for owner, name in (
-        (Verifier, "window_gathered"),
-        (Verifier, "entries_gathered"),
+        (Verifier, "look"),
         (EntryChooser, "choose"),
         (StepTokens, "rows"),
         (Outputs, "take"),

@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 
 from dsv4kv.bench.build import build_manager, build_reuse, plan_from
 from dsv4kv.bench.serve.executor import Recorder, StepTokens
-from dsv4kv.bench.serve.inputs import PromptContents
-from dsv4kv.bench.serve.loop import LoopTotals, ServingLoop
+from dsv4kv.bench.serve.inputs import PromptContents, StepInputs
+from dsv4kv.bench.serve.loop import ServingLoop
+from dsv4kv.bench.serve.operations import Call
 from dsv4kv.bench.serve.reuse import PrefixReuse, prompt_keys
+from dsv4kv.bench.serve.verifier import gathered
 from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.cache.checkpoints import CheckpointPool
-from dsv4kv.cache.layers import LayerCache
 from dsv4kv.errors import CacheError, ConfigError, NotOwner
 from dsv4kv.ops.registry import load_backend
+from dsv4kv.runs.schema import Totals
 from dsv4kv.traces.request import Request
 from tests.bench.serve.serving import drive_on_cpu, make_config
 from tests.examples import examples
@@ -70,42 +72,33 @@ class Gathered:
         found = self.rows.setdefault(place, row.clone())
         self.conflicts += not torch.equal(found, row)
 
-    def window_gathered(self, layer: LayerCache, step: StepTokens, out: torch.Tensor) -> None:
+    def look(self, step: StepTokens, call: Call, inputs: StepInputs) -> None:
+        layer, out = call.layer.schema.layer.layer_idx, call.tensors["out"]
+        window = call.operation[0] == "gather_window"
+        kind = "window" if window else "keys" if call.operation[1] else "entries"
         for b, serial in enumerate(step.requests.tolist()):
             end = int(step.batch.tokens_after[b])
             if end > step.kept[b]:
                 continue  # rejected drafts are of no consequence
-            visible = min(end, out.shape[1])
-            for i in range(0, visible, 7):
-                place = (serial, layer.schema.layer.layer_idx, "window", end - visible + i)
-                self._keep(place, out[b, i])
-
-    def entries_gathered(
-        self,
-        layer: LayerCache,
-        step: StepTokens,
-        indices: torch.Tensor,
-        out: torch.Tensor,
-        indexer: bool,
-    ) -> None:
-        kind = "keys" if indexer else "entries"
-        for b, serial in enumerate(step.requests.tolist()):
-            if int(step.batch.tokens_after[b]) > step.kept[b]:
-                continue
-            for k, entry in enumerate(indices[b].tolist()):
-                if entry >= 0:
-                    self._keep((serial, layer.schema.layer.layer_idx, kind, entry), out[b, k])
+            if window:
+                visible = min(end, out.shape[1])
+                rows = {i: end - visible + i for i in range(0, visible, 7)}
+            else:
+                rows = dict(enumerate(gathered(step, call, inputs)[b].tolist()))
+            for row, place in rows.items():
+                if place >= 0:
+                    self._keep((serial, layer, kind, place), out[b, row])
 
 
 def serve(
     requests: Sequence[Request], *options: str, observer: Any = None
-) -> tuple[LoopTotals, PrefixReuse | None, list[str]]:
+) -> tuple[Totals, PrefixReuse | None, list[str]]:
     """Serve with data; totals, what was reused, and failed checks."""
     config = make_config(*COMMON, *options)
     manager, recorder = build_manager(config, plan_from(config), None), Recorder()
     drive = drive_on_cpu(config, manager, recorder)
     if observer is not None:
-        drive.executor.observer = observer
+        drive.executor.observer = observer.look
     reuse = build_reuse(config, manager, load_backend("cpu"))
     served = (manager, requests, config, recorder, drive.executor)
     loop = ServingLoop(*served, reuse, PromptContents())
@@ -117,7 +110,7 @@ def serve(
 
 
 @lru_cache(maxsize=2)  # most variants have the same
-def serve_without_reuse(options: tuple[str, ...]) -> tuple[LoopTotals, Gathered]:
+def serve_without_reuse(options: tuple[str, ...]) -> tuple[Totals, Gathered]:
     gathered = Gathered()
     totals, _, _ = serve(draw_requests(14), *options, observer=gathered)
     return totals, gathered
@@ -166,7 +159,7 @@ def test_junctions_win_back_what_ends_alone_lose() -> None:
     assert junctions.resumed_tokens > ends.resumed_tokens
 
 
-def decide(requests: Sequence[Request], *options: str) -> tuple[LoopTotals, PrefixReuse]:
+def decide(requests: Sequence[Request], *options: str) -> tuple[Totals, PrefixReuse]:
     """Totals of a run without data, and what was reused."""
     config = make_config(*COMMON, *options, "workload.data=none")
     manager = build_manager(config, plan_from(config), None)

@@ -128,27 +128,6 @@ there: caches do not replace strictly by age."""
 
 _ROTATED_BYTES = 256 << 20  # outputs take turns over so much at least, four times an H200's L2
 
-_MOST_INFORMATIVE = (
-    "index_scores",
-    "attend",
-    "select_topk",
-    "gather_topk",
-    "gather_all",
-    "step_write",
-    "flush",
-    "window_insert",
-    "indexer_gather_all",
-)
-"""Timed first, in this order, after operations that are listed nowhere: those are new."""
-
-_LESS_INFORMATIVE = (
-    "indexer_query",
-    "gather_window",
-    "state_append",
-    "indexer_flush",
-    "indexer_state_append",
-)
-
 
 @dataclass(frozen=True)
 class Figure:
@@ -163,12 +142,6 @@ class Figure:
     def name(self) -> str:
         """As in a record."""
         return op.name_of(*self.operation)
-
-    @property
-    def rank(self) -> tuple[bool, int]:
-        """The lower, the more it says."""
-        order = (*_MOST_INFORMATIVE, *_LESS_INFORMATIVE)
-        return self.hot, order.index(self.name) if self.name in order else -1
 
 
 def list_figures(executor: StepExecutor, requests: int, seed: int) -> list[Figure]:
@@ -198,11 +171,11 @@ def list_figures(executor: StepExecutor, requests: int, seed: int) -> list[Figur
 def measure_figures(
     executor: StepExecutor, timer: CallTimer, figures: Sequence[Figure]
 ) -> tuple[list[Operation], list[NotMeasured]]:
-    """Time figures, the most informative first; those without time left, with the reason.
+    """Time figures, cold ones first; those without time left, with the reason.
 
     Overwrites what the cache holds.
     """
-    ranked = sorted(figures, key=lambda figure: figure.rank)
+    ranked = sorted(figures, key=lambda figure: figure.hot)
     measured = {
         id(figure): _measure(executor, timer, figure, len(figures) - n)
         for n, figure in enumerate(ranked)

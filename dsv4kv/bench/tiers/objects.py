@@ -1,8 +1,8 @@
 """The bytes of a live cache as rows and objects of families: gathered, put back, compared.
 
-On a CPU the pools are read and written where they are, states looked at as bytes. On a GPU a
-``Mover`` gathers all layers of a family by one launch into a buffer, which is copied as a whole to
-the host's pinned memory.
+On a CPU the pools are read and written where they are, states looked at as bytes. On a GPU one
+launch gathers all layers of a family into a buffer, which is copied as a whole to pinned memory of
+the host.
 """
 
 import numpy as np
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dsv4kv.bench.tiers.rows import geometry_of, rows_needed, stretches
-from dsv4kv.bench.tiers.store import Bytes
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.model.plan import Family, Kept, families_of
@@ -26,18 +25,17 @@ class CacheBytes:
     """Objects of the families of a cache that has data, by the families' names."""
 
     def __init__(self, manager: KVCacheManager) -> None:
-        self.manager, device = manager, manager.device
+        self.manager = manager
         self.families = {family.name: family for family in families_of(manager.plan)}
         # uint8[blocks or slots, piece_bytes] of every layer: the cache's memory
         self.pools = {name: _pools(manager, each) for name, each in self.families.items()}
-        self.mover: Mover | None = None
-        if device.type != "cpu":
-            self.mover = Mover(device, self.pools)
+        self.by_launches = manager.device.type != "cpu"
+        self._buffer = torch.empty(0, dtype=torch.uint8, device=manager.device)
 
     def new_objects(self, family: Family, count: int) -> Objects:
         """Room on the host for objects, pinned for a GPU."""
-        size = count * family.object_bytes
-        room = self.mover.room(size) if self.mover else np.empty(size, np.uint8)
+        size, pinned = count * family.object_bytes, self.manager.device.type == "cuda"
+        room: Objects = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).numpy()
         return room.reshape(count, *family.object_shape)
 
     def units(self, family: Family, slot: int, tokens: int) -> Ids:
@@ -53,19 +51,40 @@ class CacheBytes:
 
     def take(self, family: Family, ids: Ids, into: Objects) -> None:
         """Gather objects from the cache: ``ids`` int64[layers, n], as ``units`` gives them."""
-        if self.mover is not None:
-            self.mover.gathered("take", family, ids, into)
+        if self.by_launches:
+            self._move("take", family, ids, into)
             return
         for layer, pool in enumerate(self.pools[family.name]):
             into[:, layer] = pool.numpy()[ids[layer]]
 
     def put(self, family: Family, ids: Ids, data: Objects) -> None:
         """Put objects into the cache: the inverse of ``take``."""
-        if self.mover is not None:
-            self.mover.gathered("put", family, ids, data)
+        if self.by_launches:
+            self._move("put", family, ids, data)
             return
         for layer, pool in enumerate(self.pools[family.name]):
             pool.numpy()[ids[layer]] = data[:, layer]
+
+    def _move(self, way: Way, family: Family, ids: Ids, objects: Objects) -> None:
+        """Move objects through a buffer next to the cache; one thread at a time."""
+        assert objects.flags.c_contiguous
+        host, device = torch.from_numpy(objects.reshape(-1)), self.manager.device
+        if not len(host):
+            return
+        numbers = torch.from_numpy(np.ascontiguousarray(ids)).to(device)
+        if len(self._buffer) < len(host):
+            self._buffer = torch.empty_like(host, device=device)
+        table, buffer = pool_table(self.pools[family.name]), self._buffer[: len(host)]
+        sizes = family.piece_bytes, family.object_bytes
+        launch = plan_objects(way, table, numbers, buffer, *sizes)
+        if way == "take":
+            run(launch)
+            host.copy_(buffer, non_blocking=True)
+        else:
+            buffer.copy_(host, non_blocking=True)
+            run(launch)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
 
 def _pools(manager: KVCacheManager, family: Family) -> list[Tensor]:
@@ -85,49 +104,6 @@ def _pools(manager: KVCacheManager, family: Family) -> list[Tensor]:
             pieces = [] if state is None else [x.flatten(1).view(torch.uint8) for x in state]
         by_layer |= {s.layer.layer_idx: x for s, x in zip(having, pieces, strict=True)}
     return [by_layer[layer] for layer in family.layers]
-
-
-class Mover:
-    """Moves objects of families through a buffer next to the cache. One thread at a time."""
-
-    def __init__(self, device: torch.device, pools: dict[str, list[Tensor]]) -> None:
-        """Move what is in ``pools``: uint8[blocks or slots, piece_bytes] of every layer."""
-        self._device, self._pools = device, pools
-        self._tables = {name: pool_table(each) for name, each in pools.items()}
-        self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
-
-    def room(self, size: int) -> Bytes:
-        """uint8[size] of new memory, pinned for a GPU."""
-        pinned = self._device.type == "cuda"
-        room: Bytes = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).numpy()
-        return room
-
-    def gathered(self, way: Way, family: Family, rows: Ids, objects: Objects) -> None:
-        """Move objects, rows int64[layers, n], to the host's memory, or put them back."""
-        host, stride = _as_one(family, objects)
-        if not len(host):
-            return
-        numbers = torch.from_numpy(np.ascontiguousarray(rows)).to(self._device)
-        if len(self._buffer) < len(host):
-            self._buffer = torch.empty(len(host), dtype=torch.uint8, device=self._device)
-        buffer = self._buffer[: len(host)]
-        table = self._tables[family.name]
-        launch = plan_objects(way, table, numbers, buffer, family.piece_bytes, stride)
-        if way == "take":
-            run(launch)
-            host.copy_(buffer, non_blocking=True)
-        else:
-            buffer.copy_(host, non_blocking=True)
-            run(launch)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
-
-def _as_one(family: Family, objects: Objects) -> tuple[Tensor, int]:
-    """All memory from the first object to the end of the last, and bytes between beginnings."""
-    stride = objects.strides[0] if len(objects) > 1 else family.object_bytes
-    size = (len(objects) - 1) * stride + family.object_bytes if len(objects) else 0
-    return torch.from_numpy(np.lib.stride_tricks.as_strided(objects, (size,), (1,))), stride
 
 
 def differences(

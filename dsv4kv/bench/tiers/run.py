@@ -125,7 +125,6 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
     gpu = f"{cost.gpus} × {cost.gpu}" if cost.gpu else f"{cost.gpus} GPU"
     outcome = TiersOutcome(plan.config.name, gpu)
     steps = list(product(dict.fromkeys(config.stores), sorted(set(config.lengths))))
-    longest = max(config.lengths)
     with _folder(config) as folder:
         _check_room(config, plan, folder)
         built = set_up(_bench_config(config), None)
@@ -133,14 +132,10 @@ def run_tiers(config: TiersConfig, on_step: OnStep) -> TiersOutcome:
         cache = CacheBytes(built.manager)
         requests = Requests(built.manager, built.drive.executor)
         families, prefill_ns = cache.families.values(), _prefill_model(config, plan)
-        object_bytes = sum(each.objects(longest) * each.object_bytes for each in families)
         for done, (name, tokens) in enumerate(steps):
             on_step(f"{name}, {tokens:,} tokens", done, len(steps))
-            store: Store = (
-                MemoryStore(2 * object_bytes)
-                if name == "memory"
-                else FileStore(folder, threads=config.threads)
-            )
+            memory = name == "memory"
+            store: Store = MemoryStore() if memory else FileStore(folder, threads=config.threads)
             with closing(store):
                 row, wrong = _measure(name, store, cache, requests, tokens, config.rounds)
             outcome.prefixes.append(replace(row, computed_ns=prefill_ns(tokens)))

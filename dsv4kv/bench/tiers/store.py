@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Lock
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -20,7 +19,6 @@ from numpy.typing import NDArray
 
 from dsv4kv.errors import StoreFull, StoreUnavailable
 from dsv4kv.files import make_folder, replacing
-from dsv4kv.units import format_bytes
 
 Bytes = NDArray[np.uint8]  # uint8[n], contiguous: a view of the caller's memory, never kept
 
@@ -56,42 +54,29 @@ class Store(Protocol):
 
 
 class MemoryStore:
-    """Objects in this process's memory, up to ``capacity_bytes``."""
+    """Objects in this process's memory."""
 
-    def __init__(self, capacity_bytes: int) -> None:
-        self.capacity_bytes, self.used_bytes = capacity_bytes, 0
-        self._objects: dict[str, Bytes] = {}
-        self._lock = Lock()
+    def __init__(self) -> None:
+        self.objects: dict[str, Bytes] = {}
 
     def put(self, names: Sequence[str], data: Sequence[Bytes]) -> None:
-        for name, each in zip(names, data, strict=True):
-            copy = each.copy()
-            with self._lock:
-                used = self.used_bytes + len(each) - len(self._objects.get(name, ()))
-                if used > self.capacity_bytes:
-                    raise StoreFull(
-                        f"host memory: {name} of {format_bytes(len(each))} does not fit: "
-                        f"{format_bytes(self.used_bytes)} of {format_bytes(self.capacity_bytes)} "
-                        "are in use. Delete objects, or give the store more."
-                    )
-                self._objects[name], self.used_bytes = copy, used
+        self.objects.update(zip(names, [each.copy() for each in data], strict=True))
 
     def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
         found = np.zeros(len(names), np.bool_)
         for place, (name, room) in enumerate(zip(names, into, strict=True)):
-            kept = self._objects.get(name)
+            kept = self.objects.get(name)
             if kept is not None and len(kept) == len(room):
                 np.copyto(room, kept)
                 found[place] = True
         return found
 
     def exists(self, names: Sequence[str]) -> Found:
-        return np.fromiter((name in self._objects for name in names), np.bool_, len(names))
+        return np.fromiter((name in self.objects for name in names), np.bool_, len(names))
 
     def delete(self, names: Sequence[str]) -> None:
-        with self._lock:
-            for name in names:
-                self.used_bytes -= len(self._objects.pop(name, ()))
+        for name in names:
+            self.objects.pop(name, None)
 
     def close(self) -> None:
         """Nothing to do."""

@@ -17,7 +17,7 @@ KINDS = pytest.mark.parametrize("kind", ["memory", "file"])
 @contextmanager
 def opened(kind: str, folder: Path) -> Iterator[Store]:
     """A store of this kind; of files, whatever was put there before."""
-    store: Store = FileStore(folder) if kind == "file" else MemoryStore(1 << 30)
+    store: Store = FileStore(folder) if kind == "file" else MemoryStore()
     with closing(store):
         yield store
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dsv4kv.bench.serve import inputs
-from dsv4kv.bench.tiers.objects import CacheBytes, Mover, Objects
+from dsv4kv.bench.tiers.objects import CacheBytes, Objects
 from dsv4kv.bench.tiers.run import PrefixRow, TiersOutcome
 from dsv4kv.bench.tiers.store import MemoryStore
 from dsv4kv.cache.manager import KVCacheManager
@@ -82,7 +82,7 @@ def gpu() -> Iterator[TwinGpu]:
 
     def on_twin(cache: CacheBytes, manager: KVCacheManager) -> None:
         look(cache, manager)
-        cache.mover = Mover(manager.device, cache.pools)
+        cache.by_launches = True
 
     with (
         twin_gpu() as made,

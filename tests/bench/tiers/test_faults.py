@@ -12,11 +12,11 @@ import pytest
 
 from dsv4kv.bench.tiers.library import Library, Restored
 from dsv4kv.bench.tiers.objects import CacheBytes, Objects
-from dsv4kv.bench.tiers.store import Bytes, FileStore, Found, Store
+from dsv4kv.bench.tiers.store import Bytes, FileStore, Found, MemoryStore, Store
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.model.plan import Family, Kept
 from tests.bench.tiers.kinds import file_of
-from tests.bench.tiers.world import PlainStore, World, tokens_of
+from tests.bench.tiers.world import World, tokens_of
 
 TOKENS = 384
 
@@ -26,7 +26,7 @@ class Stored:
 
     def __init__(self, *settings: str, store: Store | None = None) -> None:
         self.world = World(*settings)
-        self.store = store or PlainStore()
+        self.store = store or MemoryStore()
         self.library = self.open()
         self.prefix = self.library.prefix(tokens_of(1, TOKENS))
         self.stayed, left = self.world.admit(), self.world.admit()
@@ -44,7 +44,7 @@ class Stored:
 
     @property
     def objects(self) -> dict[str, Bytes]:
-        assert isinstance(self.store, PlainStore)
+        assert isinstance(self.store, MemoryStore)
         return self.store.objects
 
     def names(self, family: str) -> list[str]:
@@ -143,7 +143,7 @@ def test_what_is_wrong_in_a_file_is_found(fault: str, tmp_path: Path) -> None:
         assert stored.restore().tokens == TOKENS
 
 
-class Forgetful(PlainStore):
+class Forgetful(MemoryStore):
     """Says that an object is there, and has lost it when it is asked for."""
 
     def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:

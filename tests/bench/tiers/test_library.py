@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.bench.tiers.library import Restored
-from dsv4kv.bench.tiers.store import Bytes
+from dsv4kv.bench.tiers.store import Bytes, MemoryStore
 from dsv4kv.errors import CacheError, OutOfBlocks, StoreFull, StoreUnavailable
-from tests.bench.tiers.world import PlainStore, World, on_twin, tokens_of
+from tests.bench.tiers.world import World, on_twin, tokens_of
 from tests.examples import examples
 
 BLOCK = 128
@@ -24,7 +24,7 @@ def world(model: str = "v4-flash", *options: str) -> World:
 
 def check_round_trip(here: World, length: int, chunks: list[int], end: int) -> None:
     """Store a prompt, restore it elsewhere, and go on beside one that never left."""
-    library = here.library(PlainStore())
+    library = here.library(MemoryStore())
     prefix = library.prefix(tokens_of(1, length))
     stayed, left = here.admit(), here.admit()
     for slot in (stayed, left):
@@ -81,7 +81,7 @@ def test_a_cache_on_a_gpu_stores_and_restores_the_same(model: str) -> None:
 
 def test_a_prefix_that_does_not_fit_is_refused_and_nothing_has_changed() -> None:
     world = World("model.layers=[2,3]", "cache.num_blocks=4")
-    library = world.library(PlainStore())
+    library = world.library(MemoryStore())
     slot, other = world.admit(), world.admit()
     world.compute(slot, 1, 384)
     prefix = library.prefix(tokens_of(1, 384))
@@ -95,7 +95,7 @@ def test_a_prefix_that_does_not_fit_is_refused_and_nothing_has_changed() -> None
 
 @pytest.mark.parametrize("tokens", [0, 100, 256])
 def test_a_request_of_other_tokens_is_not_stored(tokens: int) -> None:
-    here, store = world("v4-flash", "model.layers=[2,3]"), PlainStore()
+    here, store = world("v4-flash", "model.layers=[2,3]"), MemoryStore()
     library, slot = here.library(store), here.admit()
     here.compute(slot, 1, tokens)
     with pytest.raises(CacheError, match=rf"has {tokens} tokens and the prefix 1 blocks of 128"):
@@ -106,7 +106,7 @@ def test_a_request_of_other_tokens_is_not_stored(tokens: int) -> None:
 
 def test_two_requests_restore_one_prefix_at_once() -> None:
     here = world("v4-flash", "model.layers=[2,3]")
-    library = here.library(PlainStore())
+    library = here.library(MemoryStore())
     prefix, slots = library.prefix(tokens_of(1, 384)), [here.admit() for _ in range(3)]
     here.compute(slots[0], 1, 384)
     library.store_prefix(prefix, slots[0])
@@ -125,7 +125,7 @@ def test_two_requests_restore_one_prefix_at_once() -> None:
 @given(lost=st.sets(st.integers(0, 60)), ends=st.sets(st.integers(1, 4)))
 def test_a_request_can_resume_where_everything_is_there(lost: set[int], ends: set[int]) -> None:
     """Whatever objects are gone: by the definition, name by name."""
-    here, store = world("v4-flash", "model.layers=[2,3]"), PlainStore()
+    here, store = world("v4-flash", "model.layers=[2,3]"), MemoryStore()
     library, slot = here.library(store), here.admit()
     prefix = library.prefix(tokens_of(1, 5 * BLOCK))
     for end in sorted({*ends, 5}):
@@ -145,11 +145,11 @@ def test_a_request_can_resume_where_everything_is_there(lost: set[int], ends: se
     back = here.admit()
     assert library.restore(prefix, back).tokens == max(expected, default=0) * BLOCK
     library.clear()
-    assert store.used_bytes == 0
+    assert store.objects == {}
     here.release(back)
 
 
-class Broken(PlainStore):
+class Broken(MemoryStore):
     """Raises in the middle of what is put while it has an error."""
 
     error: StoreUnavailable | None = None

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.tiers.store import MemoryStore, Store
-from dsv4kv.errors import StoreFull
+from dsv4kv.bench.tiers.store import Store
 from tests.bench.tiers.kinds import KINDS, SIZES, content, opened, poisoned
 from tests.examples import examples
 
@@ -96,17 +95,3 @@ def test_a_name_that_several_write_and_read_at_once_is_one_of_theirs_whole(
     with opened(kind, folder) as store, ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
         assert store.exists(names).all()
-
-
-def test_memory_keeps_as_much_as_it_was_given_and_no_more() -> None:
-    store, room = MemoryStore(100), poisoned(60)
-    store.put(["a", "b"], [content(1, 60), content(2, 40)])
-    for data in (["c"], [content(3, 1)]), (["a"], [content(4, 61)]):
-        with pytest.raises(StoreFull, match="B does not fit: 100 B of 100 B are in use"):
-            store.put(*data)
-    assert store.exists(["a", "b", "c"]).tolist() == [True, True, False]
-    assert store.get(["a"], [room]).all()
-    assert (room == content(1, 60)).all()
-    store.put(["a"], [content(4, 60)])  # in place of what was there
-    store.delete(["b", "nothing"])
-    assert store.used_bytes == 60

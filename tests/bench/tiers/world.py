@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from dsv4kv.bench.build import plan_from
 from dsv4kv.bench.serve.executor import Recorder, Requests
 from dsv4kv.bench.tiers.library import Library
-from dsv4kv.bench.tiers.objects import CacheBytes, Mover, differences
-from dsv4kv.bench.tiers.store import MemoryStore, Store
+from dsv4kv.bench.tiers.objects import CacheBytes, differences
+from dsv4kv.bench.tiers.store import Store
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.ops.cuda import launch as launching
 from tests.bench.serve.serving import drive_on_cpu, make_config
@@ -23,14 +23,6 @@ MODELS = {
     "v4.1-flash": ("model.preset=v4.1-flash", "model.layers=[0,2,3,20]"),
 }
 """A few layers of every attention."""
-
-
-class PlainStore(MemoryStore):
-    """Objects in this process, which tests look at and damage."""
-
-    def __init__(self) -> None:
-        super().__init__(1 << 40)
-        self.objects = self._objects
 
 
 class World(Requests):
@@ -66,12 +58,8 @@ class World(Requests):
 @contextmanager
 def on_twin(cache: CacheBytes) -> Iterator[None]:
     """Let a cache's objects move as they do on a GPU."""
-    with patch.object(launching, "_launcher", TwinGpu):
-        cache.mover = Mover(cache.manager.device, cache.pools)
-        try:
-            yield
-        finally:
-            cache.mover = None
+    with patch.object(launching, "_launcher", TwinGpu), patch.object(cache, "by_launches", True):
+        yield
 
 
 def tokens_of(serial: int, count: int) -> NDArray[np.uint32]:

@@ -171,6 +171,7 @@ def _digest(message: Message) -> bytes:
 _MEDIA = {None, "CPU", "CPU_PINNED", "DISK", "EXTERNAL", "GPU", "STORAGE"}
 _POLL_MS = 100
 _ANSWER_S = 2.0  # longest wait for the next message of a replay
+_REPLAY_S = 30.0  # for all of them, while new messages wait
 _QUIET_S = 5.0  # without a message so long, it is asked whether the last ones were lost
 _MOST_BYTES = 2**24  # of one message; a larger one is none
 _QUEUED = 64  # messages; behind them the publisher waits
@@ -286,15 +287,18 @@ class Socket:
             socket.setsockopt(self._zmq.MAXMSGSIZE, _MOST_BYTES)
             self._connect(socket, self._replay)
             socket.send_multipart([b"", first.to_bytes(8, "big")])
-            until_s = monotonic() + _ANSWER_S
-            while not stop.is_set() and monotonic() < until_s:
+            asked_s, reached = monotonic(), first - 1
+            until_s = asked_s + _ANSWER_S
+            while not stop.is_set() and monotonic() < min(until_s, asked_s + _REPLAY_S):
                 if not socket.poll(_POLL_MS):
                     continue
                 frames = socket.recv_multipart()
                 if len(frames) > 1 and frames[-2] == END:
                     return
                 yield frames
-                until_s = monotonic() + _ANSWER_S
+                number = int.from_bytes(frames[-2], "big") if len(frames) > 1 else -1
+                if number > reached:  # what is said again is no answer
+                    reached, until_s = number, monotonic() + _ANSWER_S
 
     def _connect(self, socket: Any, url: str) -> None:
         try:

@@ -6,10 +6,10 @@
     metrics.000000.jsonl     samples of the server's counters
     salt                     the secret; without it, no guess at a prompt can be tested
 
-Lines are flushed and synced once a second, so a kill loses no more: the torn last line is cut when
-the recording is opened again, and the time in between is noted as a gap. A large file is followed
-by the next, whose first line has the position of every source, so that only the last file is read
-to continue.
+Lines are written and synced once a second, beside the sources, which a slow disk must not keep: a
+kill loses no more. The torn last line is cut when the recording is opened again, and the time in
+between is noted as a gap. A large file is followed by the next, whose first line has the position
+of every source, so that only the last file is read to continue.
 """
 
 import errno
@@ -38,6 +38,7 @@ _SALT = "salt"
 _SALT_BYTES = 32
 WHERE = "where"
 _LINE_BYTES = 2**26  # of a row
+_WAITING_BYTES = 2**26  # of lines not written yet; beyond them a source waits for the disk
 _CUT_BYTES = 2**20  # read at once while the end of the last whole line is looked for
 _ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -141,7 +142,8 @@ class Stream:
     def __init__(self, folder: Path, name: str, rotate_bytes: int) -> None:
         """Cut a torn last line and continue after it."""
         self._folder, self._name, self._rotate_bytes = folder, name, rotate_bytes
-        self._lock, self._dirty = Lock(), False
+        self._adding, self._writing = Lock(), Lock()
+        self._lines = bytearray()  # not written yet
         files = segments(folder, name)
         self.places: dict[str, Any] = {}  # position of each source, by its name
         self.last_s = 0.0
@@ -154,44 +156,40 @@ class Stream:
     def write(self, record: Record) -> None:
         """Append a record, with the ``place`` of its ``source``."""
         line = _ENCODE(record).encode() + b"\n"
-        with self._lock:
+        with self._adding:
             if "place" in record:
                 self.places[record["source"]] = record["place"]
-            self._file.write(line)
-            self._dirty = True
-            if self._file.tell() >= self._rotate_bytes:
-                self._rotate()
+            self._lines += line
+        if len(self._lines) >= _WAITING_BYTES:
+            self.sync()
 
     def sync(self) -> None:
-        """Flush all lines to the disk; ``FileNotFoundError`` where the file was deleted."""
-        with self._lock:
+        """Write all lines to the disk; ``FileNotFoundError`` where the file was deleted."""
+        with self._writing:
             if not os.fstat(self._file.fileno()).st_nlink:
                 raise FileNotFoundError(errno.ENOENT, "deleted")
-            if not self._dirty:
+            with self._adding:
+                lines, self._lines, places = self._lines, bytearray(), dict(self.places)
+            if not lines:
                 return
+            self._file.write(lines)
             self._file.flush()
-            self._dirty = False
-            descriptor = os.dup(self._file.fileno())
-        try:
-            os.fsync(descriptor)  # without the lock, so that writers need not wait for the disk
-        finally:
-            os.close(descriptor)
+            os.fsync(self._file.fileno())
+            if self._file.tell() >= self._rotate_bytes:
+                self._rotate(places)
 
     def close(self) -> None:
-        """Flush and close."""
+        """Write all lines and close."""
         try:
             self.sync()
         finally:
             self._file.close()
 
-    def _rotate(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
+    def _rotate(self, places: Record) -> None:
         self._file.close()
         self._number += 1
         self._file = self._open()
-        first = {"what": WHERE, "places": self.places}
-        self._file.write(_ENCODE(first).encode() + b"\n")
+        self._file.write(_ENCODE({"what": WHERE, "places": places}).encode() + b"\n")
 
     def _open(self) -> BufferedWriter:
         path = self._folder / f"{self._name}.{self._number:06}.jsonl"
@@ -263,7 +261,7 @@ class Recording:
         return self._streams[stream].places.get(source)
 
     def sync(self) -> None:
-        """Flush all streams to the disk; raises ``TraceError``."""
+        """Write all streams to the disk; raises ``TraceError``."""
         with self._failing():
             for stream in self._streams.values():
                 stream.sync()

@@ -91,6 +91,16 @@ def test_what_was_sent_before_anybody_listened_is_asked_for(tmp_path: Path) -> N
             wait_until(lambda: numbers(heard) == [0, 1, 2])
 
 
+def test_a_socket_that_sends_the_same_without_end_keeps_nothing_new_away(tmp_path: Path) -> None:
+    with publishing() as server:
+        server.endless = True
+        server.send(fr.frames(0, fr.CLEARED), lose=True)
+        with listening(tmp_path / "recording", server) as heard:
+            wait_until(lambda: numbers(heard) == [0])
+            server.send(fr.frames(1, fr.CLEARED))
+            wait_until(lambda: numbers(heard) == [0, 1])
+
+
 def test_a_recording_goes_on_with_what_came_while_nobody_listened(tmp_path: Path) -> None:
     with publishing() as server:
         server.send(fr.frames(0, fr.CLEARED), lose=True)

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from shutil import rmtree
@@ -111,11 +112,47 @@ def test_a_recording_goes_on_where_each_source_stopped_also_in_an_older_file(
         recording.write("events", {"source": "early", "place": [7, 1.5]})
         for number in range(30):
             recording.write("events", {"source": "late", "place": number})
+            recording.sync()
     assert len(segments(folder, "events")) > 5
     with Recording(folder, rotate_bytes=200) as recording:
         assert recording.place("events", "early") == [7, 1.5]
         assert recording.place("events", "late") == 29
         assert recording.place("events", "never") is None
+
+
+def test_a_source_does_not_wait_for_a_disk_that_writes_slowly(tmp_path: Path) -> None:
+    writes, goes_on, written = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow:
+        def __init__(self, file: Any) -> None:
+            self._file = file
+
+        def write(self, lines: bytes) -> int:
+            writes.set()
+            goes_on.wait(30)
+            return int(self._file.write(lines))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
+    def source() -> None:
+        for number in range(1, 1000):
+            recording.write("events", {"source": "one", "place": number})
+        written.set()
+
+    folder = tmp_path / "recording"
+    with Recording(folder) as recording:
+        stream = recording._streams["events"]
+        stream._file = Slow(stream._file)  # type: ignore[assignment]
+        recording.write("events", {"source": "one", "place": 0})
+        syncing = threading.Thread(target=recording.sync)
+        syncing.start()
+        threading.Thread(target=source).start()
+        assert written.wait(30)
+        assert writes.wait(30)
+        goes_on.set()
+        syncing.join()
+    assert numbers(folder) == list(range(1000))
 
 
 def test_a_file_that_was_begun_and_not_written_hides_no_place(tmp_path: Path) -> None:

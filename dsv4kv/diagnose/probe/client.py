@@ -5,6 +5,7 @@ even where a server's answer quotes it.
 """
 
 import json
+import math
 import os
 import re
 import time
@@ -219,11 +220,14 @@ class _Heard:
     def _take_likely(self, logprobs: Mapping[str, Any]) -> None:
         if max(len(self._words), len(self._likely)) > _MOST_TOKENS:
             return
-        self._words += map(str, logprobs.get("tokens") or [])
-        self._likely += [
+        likely = [
             {str(word): float(value) for word, value in (each or {}).items()}
             for each in logprobs.get("top_logprobs") or []
         ]
+        if not all(math.isfinite(value) for each in likely for value in each.values()):
+            raise ValueError("no logarithms of probabilities")
+        self._likely += likely
+        self._words += map(str, logprobs.get("tokens") or [])
 
     def answer(self, at: SplitResult, now_s: float) -> Answer:
         """The whole answer; raises ``Unreachable`` for one without its count of tokens."""

@@ -1,6 +1,7 @@
 """The client asks a server over HTTP, and the command shows what it learned."""
 
 import json
+import math
 import signal
 import socket
 import subprocess
@@ -301,7 +302,10 @@ def test_a_server_that_answers_for_ever_is_cut_off_at_the_end_of_the_budget(
 
 def test_answers_in_another_shape_have_no_log_probabilities() -> None:
     heard = _Heard(0.0)
-    for told in ({"tokens": 3}, {"top_logprobs": [3]}, {"top_logprobs": [{"a": None}]}):
+    for value in (None, math.nan, -math.inf):
+        event = {"choices": [{"logprobs": {"tokens": ["a"], "top_logprobs": [{"a": value}]}}]}
+        heard.take(event, 1.0)
+    for told in ({"tokens": 3}, {"top_logprobs": [3]}):
         heard.take({"choices": [{"logprobs": told}], "usage": {"prompt_tokens": 5}}, 1.0)
     assert heard.answer(urlsplit("http://host"), 2.0).likely == ()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +65,13 @@ def ask(
             return Answer(answer.status, answer.headers, bytes(content[:most_bytes]), whole)
 
     try:
-        return asyncio.run(run())
+        with asyncio.Runner() as runner:
+            kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                runner.get_loop()  # Ctrl-C in the middle of it leaves half a loop behind
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, kept)
+            return runner.run(run())
     except (ClientError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
         if isinstance(error, OSError) and error.errno:

@@ -16,8 +16,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from logging import CRITICAL, Logger
 from threading import Event as Stop
+from threading import Lock
 from time import monotonic, time
 from typing import Any
 from urllib.parse import SplitResult
@@ -307,6 +309,7 @@ class Proxy:
         self._writer = ThreadPoolExecutor(1)
         own = recording.salt, veil.grain
         self._prompts, self._long_prompts = us.Prompts(*own), Confined(us.Prompts, *own)
+        self._block_bytes, self._settling = recording.place("requests", self._name), Lock()
         self._hurries = False  # the recording ends: prompts that still wait are not looked into
         self._kept_bytes = 0
         self.port = 0
@@ -316,6 +319,8 @@ class Proxy:
         asyncio.run(self._listen(stop))
 
     async def _listen(self, stop: Stop) -> None:
+        # of tasks of aiohttp 3.14 that end with their connection, which is recorded
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
         clients = web.Server(self._serve, request_factory=_Request, handler_cancellation=True)
         runner = web.ServerRunner(clients, shutdown_timeout=_FINISH_S)
         await runner.setup()
@@ -539,14 +544,23 @@ class Proxy:
         with suppress(Exception):  # the row is written in any case
             row |= exchange.ends.row(self._veil)
         with suppress(Exception):
-            body = bytearray() if self._hurries else exchange.body
-            headers = {name.lower(): value for name, value in exchange.request.headers.items()}
-            block_bytes = self._recording.place("requests", self._name)
-            given = body, headers, row.get("input_tokens", 0), block_bytes
-            is_long = len(body) > _LONG_BYTES
-            row |= self._long_prompts.ask("row", *given) if is_long else self._prompts.row(*given)
+            row |= self._read_body(exchange, row.get("input_tokens", 0))
         with suppress(TraceError):  # the recording knows
             self._recording.write("requests", row)
+
+    def _read_body(self, exchange: _Exchange, tokens: int) -> Record:
+        """What a body says; the first prompt's size of text pieces is the recording's."""
+        body = bytearray() if self._hurries else exchange.body
+        headers = {name.lower(): value for name, value in exchange.request.headers.items()}
+        is_long = len(body) > _LONG_BYTES
+        ask = partial(self._long_prompts.ask, "row") if is_long else self._prompts.row
+        found: Record = ask(body, headers, tokens, self._block_bytes)
+        if place := found.get("place"):
+            with self._settling:
+                self._block_bytes = self._block_bytes or place
+            if place != self._block_bytes:  # another's was first, in the meantime
+                found = ask(body, headers, tokens, self._block_bytes)
+        return found
 
 
 async def _take(unpacking: Iterator[None]) -> None:

@@ -1,7 +1,11 @@
 """The proxy between raw ends: what it passes on, and what no client or server gets it to do."""
 
 import asyncio
+import gc
 import json
+import os
+import signal
+import warnings
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ import pytest
 
 from dsv4kv.record import proxy as proxies
 from dsv4kv.record.folder import Record, read_stream
+from dsv4kv.record.http import ask
 from dsv4kv.record.usage import KEPT_TAIL_BYTES, Ends, prompt_text, text_ids
 from dsv4kv.record.veil import Veil
 from tests.record.serving import proxied
@@ -652,3 +657,40 @@ def test_what_a_row_cannot_be_made_of_stops_no_answer(
     went = Through(tmp_path, answer, asking(raw))
     assert went.got.endswith(b"\r\n\r\nab")
     assert [row["end"] for row in went.rows] == ["done"]
+
+
+def test_a_server_that_leaves_at_once_is_no_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        got, place = b"", writer.get_extra_info("peername")
+        for wait_s in (0, 0.001, 0.002, 0.005) * 5:
+            reader, writer = await asyncio.open_connection(*place)
+            writer.write(POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n")
+            await asyncio.sleep(wait_s)
+            writer.write(b"0\r\n\r\n")
+            got += await reader.read()
+            writer.close()
+        return got
+
+    assert Through(tmp_path, answer, ask).got.count(b" 502 ") == 20
+    gc.collect()
+    assert not caplog.records
+
+
+def test_ctrl_c_while_a_loop_is_made_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = asyncio.new_event_loop
+
+    def interrupted() -> asyncio.AbstractEventLoop:
+        os.kill(os.getpid(), signal.SIGINT)
+        return make()
+
+    monkeypatch.setattr(asyncio.events, "new_event_loop", interrupted)
+    with warnings.catch_warnings(record=True) as warned:
+        with pytest.raises(KeyboardInterrupt):
+            ask("http://127.0.0.1:1", 1.0)
+        gc.collect()
+    assert not warned

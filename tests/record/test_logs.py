@@ -144,6 +144,13 @@ def test_a_line_that_was_damaged_is_a_row_or_none(name: str, data: st.DataObject
     read_line(line[:at], VEIL)
 
 
+@pytest.mark.parametrize("name", LOGS)
+def test_a_line_that_only_speaks_of_a_format_has_no_request(name: str) -> None:
+    said = {"message": f"a client asked: what is {LOGS[name].mark}v1?"}
+    for text in (json.dumps(said), json.dumps([said]), json.dumps({"a": said}), said["message"]):
+        assert read_line(text, VEIL) is None
+
+
 def test_a_token_of_more_than_63_bits_loses_no_row() -> None:
     line = LINES["sglang"].read_text("utf-8").splitlines()[0]
     row = read_line(line.replace("[1, 2, 3,", f"[{2**63}, 2, 3,"), VEIL)

@@ -1,6 +1,7 @@
 """The proxy passes everything on as it is, and writes down when and how much."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from inspect import Parameter, Signature, signature
 from itertools import repeat
 from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 from urllib.parse import urlsplit
@@ -342,6 +344,34 @@ async def test_a_client_that_leaves_in_the_middle_of_its_request_is_written(here
     writer.close()
     row = await here.row()
     assert (row["status"], row["end"]) == (0, "client left")
+
+
+def test_prompts_that_are_read_side_by_side_have_pieces_of_one_size(tmp_path: Path) -> None:
+    began, goes_on, rows = threading.Event(), threading.Event(), list[Any]()
+    with Recording(tmp_path / "recording") as recording:
+        proxy = Proxy(0, parse_address("0=http://localhost:1"), recording, Veil(recording.salt))
+        prompts = proxy._prompts
+
+        class Child:
+            def ask(self, name: str, *given: Any) -> Any:
+                began.set()
+                row = getattr(prompts, name)(*given)
+                assert goes_on.wait(30)
+                return row
+
+        def read(text: str, tokens: int) -> None:
+            body = bytearray(json.dumps({"prompt": text}).encode())
+            exchange: Any = SimpleNamespace(body=body, request=SimpleNamespace(headers={}))
+            rows.append(proxy._read_body(exchange, tokens))
+
+        proxy._long_prompts = Child()  # type: ignore[assignment]
+        long = threading.Thread(target=read, args=("a long document " * 3000, 8_000))
+        long.start()
+        assert began.wait(30)
+        read("the quick brown fox " * 200, 1_300)
+        goes_on.set()
+        long.join()
+    assert len({row["place"] for row in rows}) == 1
 
 
 class Failing:

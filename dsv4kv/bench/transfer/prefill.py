@@ -5,10 +5,9 @@ connection of ``multiprocessing`` and the file that its pools are to be in.
 """
 
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from hashlib import blake2b
 from multiprocessing.connection import Connection
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from dsv4kv.bench.build import build_drive, build_manager, check_data_path, plan
 from dsv4kv.bench.serve.executor import Recorder, Requests, StepTokens
 from dsv4kv.bench.serve.inputs import EntryChooser, StepInputs
 from dsv4kv.bench.serve.operations import Call
-from dsv4kv.bench.transfer.memory import Manifest, Memory, make_manifest, share
+from dsv4kv.bench.transfer.memory import Memory, make_manifest, share
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.experiments import SideSection, TransferConfig
@@ -49,20 +48,7 @@ def cache_of(config: TransferConfig, section: SideSection, requests: int) -> Ben
     )
 
 
-@dataclass
-class Seen:
-    """Hashes everything that decode steps read: equal bits, equal digest."""
-
-    _hash: Any = field(default_factory=lambda: blake2b(digest_size=16))
-
-    def digest(self) -> str:
-        return str(self._hash.hexdigest())
-
-    def look(self, step: StepTokens, call: Call, inputs: StepInputs) -> None:
-        self._hash.update(call.tensors["out"].view(torch.uint8).numpy().data)
-
-
-class Side:
+class Side(Requests):
     """A cache, filled with what is drawn from a seed: equal on both sides."""
 
     def __init__(
@@ -77,36 +63,30 @@ class Side:
         plan = plan_from(config)
         check_data_path(plan)
         self._seed, self._chunk_tokens = config.measure.seed, config.workload.step_tokens
-        manager = build_manager(config, plan, None)
+        manager, self._crowded = build_manager(config, plan, None), crowded
         shared = None if file is None else share(manager, file)
         self.memory = Memory(manager)
         self.places = [] if shared is None else self.memory.places(shared)
-        self._manager, self._crowded = manager, crowded
         drive = build_drive(config, manager, Recorder(), resolve_backend("cpu", "cpu"))
-        self._executor, self._requests = drive.executor, Requests(manager, drive.executor)
+        super().__init__(manager, drive.executor)
 
     def prefill(self, serial: int | None, tokens: int) -> int:
         """Compute a prompt in a slot of its own.
 
         Without a serial nothing is computed: the request has blocks with arbitrary bytes.
         """
-        slot = self._requests.admit()
-        other = self._requests.admit() if self._crowded else None
+        slot, other = self.admit(), self.admit() if self._crowded else None
         for start in range(0, tokens, self._chunk_tokens):
             end = min(start + self._chunk_tokens, tokens)
             if other is not None:
-                prepare_forward(self._manager, [other], [start], [end])
+                prepare_forward(self.manager, [other], [start], [end])
             if serial is None:
-                prepare_forward(self._manager, [slot], [start], [end])
+                prepare_forward(self.manager, [slot], [start], [end])
             else:
-                self._executor.prefill(self._requests.step(slot, serial, end))
+                self.compute(slot, serial, end)
         if other is not None:
             self.release(other)
         return slot
-
-    def manifest(self, slot: int) -> Manifest:
-        """What another side reads a request by."""
-        return make_manifest(self.memory, slot, int(self._manager.tokens[slot]))
 
     def draw(self) -> None:
         """Fill all pages with random bytes: unwritten memory has no physical pages."""
@@ -115,27 +95,22 @@ class Side:
             pool = np.frombuffer(region, dtype=np.uint8)
             pool[:] = np.frombuffer(random.bytes(len(pool)), dtype=np.uint8)
 
-    def decode(self, slot: int, serial: int, steps: int) -> str:
+    def go_on(self, slot: int, serial: int, steps: int) -> str:
         """Decode some steps; returns a digest of all they read and of the rows at the end."""
-        seen = Seen()
-        chooser = EntryChooser(self._executor.outputs.index_topk, self._seed)
-        executor = replace(self._executor, observer=seen.look, chooser=chooser)
-        Requests(self._manager, executor).decode(slot, serial, steps, observed=True)
-        return f"{seen.digest()}:{self.rows(slot)}"
-
-    def rows(self, slot: int) -> str:
-        """A digest of every row that a request needs, whatever pages they are in."""
-        memory, tokens = self.memory, int(self._manager.tokens[slot])
         found = blake2b(digest_size=16)
+
+        def look(step: StepTokens, call: Call, inputs: StepInputs) -> None:
+            found.update(call.tensors["out"].view(torch.uint8).numpy().data)
+
+        chooser = EntryChooser(self.executor.outputs.index_topk, self._seed)
+        executor = replace(self.executor, observer=look, chooser=chooser)
+        Requests(self.manager, executor).decode(slot, serial, steps, observed=True)
+        memory, tokens = self.memory, int(self.manager.tokens[slot])
         for family in memory.families.values():
-            rows = memory.rows(family, tokens)
-            ids = memory.units(family, slot, tokens)
+            rows, ids = memory.rows(family, tokens), memory.units(family, slot, tokens)
+            # of all together, whatever pages they are in
             found.update("".join(memory.digests(family, ids, rows, tokens + 1)).encode())
         return found.hexdigest()
-
-    def release(self, slot: int) -> None:
-        """Forget a request."""
-        self._requests.release(slot)
 
 
 def serve(pipe: Connection, file: int) -> None:
@@ -149,12 +124,12 @@ def serve(pipe: Connection, file: int) -> None:
             match pipe.recv():
                 case "compute":
                     slot = side.prefill(0, config.tokens)
-                    pipe.send(side.manifest(slot))
+                    pipe.send(make_manifest(side.memory, slot, config.tokens))
                 case "hold":
                     slot = side.prefill(None, config.timed_tokens)
-                    pipe.send(side.manifest(slot))
+                    pipe.send(make_manifest(side.memory, slot, config.timed_tokens))
                 case "decode and release":
-                    pipe.send(side.decode(slot, 0, config.decode_steps))
+                    pipe.send(side.go_on(slot, 0, config.decode_steps))
                     side.release(slot)
     except Dsv4kvError as error:
         pipe.send(error)

@@ -233,7 +233,7 @@ def _move_prompt(config: TransferConfig, side: Side, prefill: Prefill) -> tuple[
     taken_ns = perf_counter_ns() - start
     stayed = prefill.ask("decode and release")
     if not failures:
-        if side.decode(slot, 0, config.decode_steps) != stayed:
+        if side.go_on(slot, 0, config.decode_steps) != stayed:
             failures.append(
                 f"{config.decode_steps} decode steps do not read what a request reads that never "
                 "left."

@@ -144,7 +144,7 @@ def test_shared_memory_has_no_name_that_could_stay(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_difference_ends_the_command_with_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    decode, ours = Side.decode, threading.current_thread()
+    go_on, ours = Side.go_on, threading.current_thread()
 
     @contextmanager
     def beside(asked: TransferConfig) -> Iterator[tuple[Prefill, None]]:
@@ -152,10 +152,10 @@ def test_a_difference_ends_the_command_with_its_sentence(monkeypatch: pytest.Mon
             yield prefill, None
 
     def differ(side: Side, *given: Any) -> str:
-        return "other" if threading.current_thread() is ours else decode(side, *given)
+        return "other" if threading.current_thread() is ours else go_on(side, *given)
 
     monkeypatch.setattr("dsv4kv.bench.transfer.run.prefill_process", beside)
-    monkeypatch.setattr(Side, "decode", differ)
+    monkeypatch.setattr(Side, "go_on", differ)
     result = transfer()
     assert result.exit_code == 6
     assert "error: 2 decode steps do not read what" in " ".join(result.stderr.split())

@@ -59,13 +59,13 @@ def test_decode_steps_after_a_transfer_read_what_they_would_have_read(
     for n, tokens in enumerate(LENGTHS):
         slot = source.prefill(n, tokens)
         there = move(source, slot, target, tokens)
-        stayed = source.decode(slot, n, STEPS)
-        assert target.decode(there, n, STEPS) == stayed, tokens
+        stayed = source.go_on(slot, n, STEPS)
+        assert target.go_on(there, n, STEPS) == stayed, tokens
         source.release(slot)
         target.release(there)
     slot = target.prefill(9, 129)
     back = move(target, slot, source, 129)
-    assert source.decode(back, 9, STEPS) == target.decode(slot, 9, STEPS)
+    assert source.go_on(back, 9, STEPS) == target.go_on(slot, 9, STEPS)
     source.release(other)
     empty = move(source, source.prefill(10, 0), target, 0)
     assert target.memory.manager.tokens[empty] == 0

@@ -144,6 +144,7 @@ DOCUMENT_BYTES = 2**28
 """The largest document that is held as a whole; a few times as much is needed to parse it."""
 
 
+_MOST_VALUES = 2**24  # of a JSON text: 256 MiB of measured times have less
 _MOST_PARTS = 2**21  # lists and objects of a JSON text; all requests of a benchmark have less
 _PART = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+\\?"?|([\[{])', re.DOTALL)  # or a string
 _MOST_NODES = 2**18  # of a YAML text, each counted wherever it is used
@@ -233,7 +234,12 @@ def read_json(path: Path, most_bytes: int = DOCUMENT_BYTES) -> Any:
 
 
 def check_parts(text: str) -> None:
-    """Raise ``Unparsable`` for a JSON text of millions of lists, each of 25 times its bytes."""
+    """Raise ``Unparsable`` for a JSON text of millions of lists, each of 25 times its bytes.
+
+    And for one of more values than have room: each takes up to 20 times its bytes.
+    """
+    if len(text) > _MOST_VALUES and text.count(",") > _MOST_VALUES:
+        raise Unparsable(f"JSON of over {_MOST_VALUES:,} values")
     if len(text) <= _MOST_PARTS or text.count("[") + text.count("{") <= _MOST_PARTS:
         return
     parts = (found for found in _PART.finditer(text) if found[1])  # strings may have any

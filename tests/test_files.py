@@ -127,10 +127,10 @@ def test_a_document_is_read_up_to_its_limit_and_refused_beyond(tmp_path: Path) -
         assert caught.value.errno == errno.EFBIG
 
 
-def test_a_configuration_of_megabytes_is_a_sentence(tmp_path: Path) -> None:
+def test_a_large_configuration_is_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_bytes(b"#" * (2**20 + 1))
-    with pytest.raises(ConfigError, match="it is larger than 1 MiB"):
+    path.write_bytes(b"#" * (2**18 + 1))
+    with pytest.raises(ConfigError, match=r"it is larger than 0\.25 MiB"):
         load_config(str(path))
 
 
@@ -160,8 +160,9 @@ def test_a_folder_is_refused_by_its_name_and_left_closed(tmp_path: Path) -> None
         ("[" * 5_000, "nested too deeply, or a number of thousands"),
         ("9" * 5_000, "nested too deeply, or a number of thousands"),
         (f"[{'[],' * 2**21}[]]", "JSON of over 2,097,152 lists and objects"),
+        (f"[{'1,' * 2**24}1,1]", "JSON of over 16,777,216 values"),
     ],
-    ids=["deep", "digits", "lists"],
+    ids=["deep", "digits", "lists", "values"],
 )
 def test_what_no_parser_reads_is_a_sentence(text: str, sentence: str) -> None:
     with pytest.raises(files.Unparsable, match=sentence):

@@ -173,7 +173,7 @@ _POLL_MS = 100
 _ANSWER_S = 2.0  # longest wait for the next message of a replay
 _REPLAY_S = 30.0  # for all of them, while new messages wait
 _QUIET_S = 5.0  # without a message so long, it is asked whether the last ones were lost
-_MOST_BYTES = 2**24  # of one message; a larger one is none
+_MOST_BYTES = 2**23  # of one message; a larger one is none
 _QUEUED = 64  # messages; behind them the publisher waits
 
 

@@ -6,6 +6,7 @@ runs.
 """
 
 import hashlib
+import os
 from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from math import inf
@@ -66,8 +67,9 @@ def resolve_trace(source: str | Path) -> Path:
 def trace_sha256(path: Path) -> str:
     """Digest of a file's bytes; a folder's is of its conversations' digests and their names."""
     if path.is_dir():
-        named = (f"{trace_sha256(file)}  {file.name}\n" for file in conversation_files(path))
-        return hashlib.sha256("".join(named).encode()).hexdigest()
+        files = conversation_files(path)
+        named = (b"%s  %s\n" % (trace_sha256(f).encode(), os.fsencode(f.name)) for f in files)
+        return hashlib.sha256(b"".join(named)).hexdigest()
     with open_trace(path) as lines:
         lines.peek()  # what has no line is refused before all of it is read
     try:

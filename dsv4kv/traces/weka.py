@@ -37,7 +37,10 @@ def read_weka_folder(folder: Path, options: tf.ReadOptions) -> Iterator[Placed]:
     placed: list[Placed] = []
     sizes: dict[int, Path] = {}
     files = conversation_files(folder)
-    read = [0, *accumulate(path.stat().st_size for path in files)]
+    try:
+        read = [0, *accumulate(path.stat().st_size for path in files)]
+    except OSError as error:
+        raise TraceError(f"{error.filename}: cannot be read ({error.strerror}).") from None
     for number, path in enumerate(files):
         with tf.open_trace(path) as lines:
             found = _read_placed(lines, number, number * options.stagger_s)

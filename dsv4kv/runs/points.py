@@ -94,10 +94,15 @@ class Points:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
+            kept = (
+                f"{len(self.cases):,} are finished and stay there"
+                if self.cases
+                else "none is kept"
+            )
+            go_on = "go on with --resume" if self.cases else "begin it again"
             raise RecordError(
                 f"{self.path} cannot be written ({error.strerror}). Of {self.asked.count:,} "
-                f"points {len(self.cases):,} are finished and stay there: make room, or let it be "
-                "written, and go on with --resume."
+                f"points {kept}: make room, or let it be written, and {go_on}."
             ) from None
         self.cases[number] = case
 

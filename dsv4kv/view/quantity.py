@@ -117,6 +117,8 @@ def _exponent(value: float) -> int:
 
 
 def round_up(value: float) -> float:
-    """The next value of two digits."""
-    digits = 1 - math.floor(math.log10(value)) if value > 0 else 0
+    """The next value of two digits; one that is nearly out of range, itself."""
+    if not 1e-300 < value < 1e300:
+        return value
+    digits = 1 - math.floor(math.log10(value))
     return float(math.ceil(value * 10.0**digits) / 10.0**digits)

@@ -131,6 +131,9 @@ def test_points_that_cannot_be_kept_end_the_sweep_with_a_sentence() -> None:
     points.path.mkdir()
     with pytest.raises(RecordError, match=r"Of 4 points 2 are finished and stay there: make room"):
         points.keep(2, points.cases[1])
+    kept = points.cases.pop(0), points.cases.pop(1)
+    with pytest.raises(RecordError, match=r"none is kept: make room, or .* begin it again\.$"):
+        points.keep(2, kept[1])
 
 
 @pytest.mark.usefixtures("interrupted")

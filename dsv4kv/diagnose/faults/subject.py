@@ -191,7 +191,8 @@ def _has_results(path: Path) -> bool:
     except (OSError, TraceError):
         return False
     if {"looked_at", "known_faults"} <= first.keys():
-        found = len(first.get("findings") or ())
+        findings = first.get("findings")
+        found = len(findings) if isinstance(findings, list) else 0
         raise ConfigError(
             f"{path}: this is what lint --json printed, with {counted(found, 'finding')}: give "
             "the command, log or result that it looked at."

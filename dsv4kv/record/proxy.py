@@ -106,6 +106,9 @@ def parse_address(text: str) -> Address:
     server = parse_url(upstream.rstrip("/"), HTTP, sentence)
     if own.hostname is None or own.port is None or server.username is not None:
         raise ConfigError(sentence)
+    near = {own.hostname, _LOOPBACK, "localhost", "::1", "0.0.0.0", "::"}
+    if server.port == own.port and server.hostname in near:
+        raise ConfigError(f"{sentence} This is the proxy's own address.")
     return Address(own.hostname, own.port, server)
 
 

@@ -23,6 +23,7 @@ KEPT_TAIL_BYTES = 65_536
 _LEAST_TOKENS = 256  # of the first prompt: in a shorter one, what a template adds weighs more
 _UNSEEN_TOKENS = 2**16  # of images and the like, whose text is shorter than its tokens
 _UNPACKED_BYTES = 2**24  # looked at of an answer
+_MEMBER_BYTES = 2**10  # that a gzip member counts in addition: an empty one has 20
 _TRIES = 4  # to read what may be the usage
 _SESSION_HEADERS = ("x-session-id", "x-conversation-id", "x-correlation-id", "x-smg-routing-key")
 _SESSION_FIELDS = ("session_id", "prompt_cache_key")
@@ -47,11 +48,13 @@ class Ends:
             self._keep(chunk)
             return
         with suppress(zlib.error):
-            while chunk and not self._unpack.eof and self._left > 0:
+            while chunk and self._left > 0:
+                if self._unpack.eof:  # gzip may have several members
+                    self._unpack = zlib.decompressobj(_ANY_WINDOW)
                 part = self._unpack.decompress(chunk, KEPT_TAIL_BYTES)
-                self._left -= len(part)
+                self._left -= len(part) + _MEMBER_BYTES * self._unpack.eof
                 self._keep(part)
-                chunk = self._unpack.unconsumed_tail
+                chunk = self._unpack.unconsumed_tail or self._unpack.unused_data
                 yield
 
     def _keep(self, chunk: bytes) -> None:

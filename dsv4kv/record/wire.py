@@ -8,8 +8,9 @@ older versions.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
+
+from dsv4kv.traces.files import MOST_S
 
 BlockHash = int | bytes
 
@@ -36,7 +37,7 @@ _PARTIAL = ("sliding", "chunked", "mamba")
 """Prefixes of the kinds of groups that keep a window or a state."""
 
 
-_MOST_EVENTS, _MOST_HASHES = 2**18, 2**21  # of a batch
+_MOST_EVENTS, _MOST_HASHES = 2**17, 2**21  # of a batch: its row is one that readers take
 _MOST_PARTS = 2**21  # lists and maps of a payload; each of one byte takes 70 B
 _LISTS_AND_MAPS = bytes(range(0x80, 0xA0))  # how those begin that have few elements
 _LONGEST_NAMES = 1_000  # of a request's adapter and tenant, with which every block is hashed
@@ -109,7 +110,7 @@ def unpack(payload: bytes) -> Batch:
             raise ValueError("millions of lists")
         at_s, events, *rest = msgspec.msgpack.decode(payload)
         rank = next(iter(rest), None)
-        if not isfinite(at_s):
+        if not -MOST_S <= at_s <= MOST_S:
             raise ValueError("no time")
         if len(events) > _MOST_EVENTS:
             raise ValueError("too many events")

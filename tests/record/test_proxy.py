@@ -519,6 +519,12 @@ def test_only_this_machine_reaches_a_proxy_unless_a_host_is_named() -> None:
     assert not parse_address("[::1]:8001=http://h").is_public
 
 
+@pytest.mark.parametrize("text", ["8001=http://localhost:8001", "0.0.0.0:81=http://127.0.0.1:81"])
+def test_a_proxy_before_itself_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="This is the proxy's own address"):
+        parse_address(text)
+
+
 def test_a_servers_url_with_a_user_is_refused_without_its_password() -> None:
     with pytest.raises(ConfigError, match=r"^--proxy 8001=http://\*\*\*@h: give PORT=URL"):
         parse_address("8001=http://me:secret@h")

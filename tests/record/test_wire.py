@@ -91,7 +91,7 @@ def test_an_offloaded_block_without_tokens_says_where_it_is_and_leaves_its_batch
     assert (cpu.hashes, cpu.medium, cpu.is_chain) == ((1,), "CPU", False)
 
 
-@pytest.mark.parametrize("at_s", [math.nan, math.inf])
+@pytest.mark.parametrize("at_s", [math.nan, math.inf, 1e300])
 def test_a_batch_of_no_time_is_unreadable(at_s: float) -> None:
     with pytest.raises(Unreadable):
         unpack(msgspec.msgpack.encode([at_s, [CLEARED], 0]))

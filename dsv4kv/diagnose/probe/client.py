@@ -287,8 +287,9 @@ def _plain(text: str) -> str:
 
 
 def _hide_key(text: str) -> str:
-    """The text with ``***`` for the key, in any case and with the escapes of JSON."""
-    key = r"\\*".join(map(re.escape, _key()))
+    """The text with ``***`` for the key, in any case and with the escapes of JSON and of URLs."""
+    spelled = (rf"(?:{re.escape(one)}|u00{ord(one):02x}|%{ord(one):02x})" for one in _key())
+    key = r"\\*".join(spelled)
     return re.sub(key, "***", text, flags=re.IGNORECASE) if key else text
 
 

@@ -218,6 +218,8 @@ def test_a_server_that_does_not_answer_is_a_sentence(
         (400, {"said": KEY.upper().encode()}),
         (400, {"said": b" " * 1990 + b"sk-\x1bnot-to-\x7fbe-written"}),
         (400, {"said": rf'"{KEY.replace("-", chr(92) + "-")}"'.encode()}),
+        (400, {"said": KEY.replace("-", r"\u002D").encode()}),
+        (400, {"said": KEY.replace("-", "%2d").encode()}),
         (308, {"location": f"https://elsewhere/?key={KEY}"}),
         (200, {"model": f"model {KEY}"}),
         (200, {"said": f'data: {{"error": {{"message": "{KEY}"}}}}\n'.encode()}),

@@ -18,8 +18,7 @@ from dsv4kv.core.scheduler import Drafts, Limits, Scheduler
 from dsv4kv.core.tree import PrefixTree
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.processes import without_collector
-from dsv4kv.replay.clock.sources import open_times
-from dsv4kv.replay.clock.steps import ModelTimes, WeightModel, build_weights
+from dsv4kv.replay.clock.steps import ModelTimes, WeightModel, build_weights, open_times
 from dsv4kv.replay.memory import MemoryPlan, arch_of, check_fit, plan_memory
 from dsv4kv.replay.requests import KeysOf, keys_on, open_arrivals, shared_tokens
 from dsv4kv.replay.rules import Pool, open_cache, open_tally

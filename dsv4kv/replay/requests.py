@@ -1,12 +1,11 @@
 """A replay's requests: when they come, and the grid on which their prompts share blocks."""
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 from dsv4kv.config.replay import ArrivalSection
 from dsv4kv.core.arrivals import Arrivals
 from dsv4kv.core.served import Served
-from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.errors import ConfigError
 from dsv4kv.traces.request import IdRuns, Request, signed
 
 KeysOf = Callable[[Served], list[int]]  # the whole shared blocks of a request
@@ -58,21 +57,9 @@ def open_arrivals(
     longest, closed = section.max_output_tokens, section.arrivals == "closed"
     times_s = list[float]()
     if not closed:
-        check_order(requests)
         times_s = [(r.arrival_s - requests[0].arrival_s) / section.speed for r in requests]
 
     def begin(number: int, arrival_s: float) -> Served:
         return begin_serving(number, requests[number], arrival_s, keys, longest)
 
     return Arrivals(begin, len(requests), times_s, section.concurrency if closed else 0, client_s)
-
-
-def check_order(requests: Sequence[Request]) -> None:
-    """Refuse a trace whose clock runs backwards; raises ``TraceError``."""
-    for number, (before, after) in enumerate(pairwise(requests), start=2):
-        if after.arrival_s < before.arrival_s:
-            raise TraceError(
-                f"request {number:,} of the trace arrives at {after.arrival_s:g} s, the one "
-                f"before it at {before.arrival_s:g} s: the clock runs backwards. Sort the trace "
-                "by time, or leave its times aside with workload.arrivals=closed."
-            )

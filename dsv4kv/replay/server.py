@@ -15,8 +15,7 @@ from dsv4kv.engines.names import chosen_rule, family_of, find_engine, replayed_e
 from dsv4kv.engines.rule import Family
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.presets import load_model
-from dsv4kv.replay.clock.sources import find_layout
-from dsv4kv.replay.clock.steps import find_weights
+from dsv4kv.replay.clock.steps import find_layout, find_weights
 
 SectionT = TypeVar("SectionT", bound=Section)
 _SIZES = ("tp", "dp", "pp", "ep")

@@ -11,12 +11,12 @@ from dsv4kv.budget.answer import answer
 from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.names import RULES, find_engine
-from dsv4kv.errors import ConfigError, DoesNotFit, TraceError
+from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.replay.build import build_replay
 from dsv4kv.replay.memory import plan_memory
-from dsv4kv.replay.requests import begin_serving, check_order, keys_on
+from dsv4kv.replay.requests import begin_serving, keys_on
 from dsv4kv.traces.request import IdRuns, Request
 from tests.replay.scenes import replay, request, small_config
 
@@ -90,15 +90,6 @@ def test_runs_of_ids_have_the_keys_of_their_ids(ids: list[int], tokens: int) -> 
 def test_unsigned_ids_stay_apart() -> None:
     ids = [2**64 - 1, 2**63, 5]
     assert len(set(keys_of(request(ids), 128))) == 3
-
-
-def test_a_clock_that_runs_backwards_is_told_with_its_request() -> None:
-    requests = [request([1], at=3.0), request([2], at=4.0), request([3], at=2.5)]
-    with pytest.raises(TraceError, match=r"request 3 .* at 2.5 s, the one before it at 4 s"):
-        check_order(requests)
-    with pytest.raises(TraceError, match=r"workload\.arrivals=closed"):
-        replay(requests)
-    assert replay(requests, workload__arrivals="closed").outcome.finished == 3
 
 
 FLASH = {"model__layers": None, "cache__num_blocks": None, "cache__memory_bytes": 40 * GIB}

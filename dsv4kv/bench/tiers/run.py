@@ -30,8 +30,7 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError, StoreUnavailable
 from dsv4kv.files import make_folder, temporary_folder, user_cache
 from dsv4kv.model.plan import CachePlan, Kept
-from dsv4kv.replay.clock.sources import open_times
-from dsv4kv.replay.clock.steps import build_weights
+from dsv4kv.replay.clock.steps import build_weights, open_times
 from dsv4kv.runs.environment import capture_environment
 from dsv4kv.runs.statistics import Estimate, summarize
 from dsv4kv.units import format_bytes, format_duration

@@ -4,14 +4,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsv4kv.budget import weights as wt
-from dsv4kv.budget.layout import Layout
+from dsv4kv.budget.gpus import load_gpu
+from dsv4kv.budget.layout import Layout, LayoutWish, candidate_layouts
 from dsv4kv.budget.lookup import find_weight_facts
-from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.config.replay import CostSection, ReplayConfig
 from dsv4kv.core.clock import LinearTimes
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import LayerCacheSchema
-from dsv4kv.replay.clock.coefficients import BORROWED, CONSTANTS, Coefficients
+from dsv4kv.replay.clock.coefficients import (
+    BORROWED,
+    CONSTANTS,
+    Coefficients,
+    MeasuredOn,
+    find_calibration,
+    find_coefficients,
+)
 
 
 @dataclass(frozen=True)
@@ -181,3 +189,41 @@ class ModelTimes:
     def by(self, coefficients: Coefficients) -> "ModelTimes":
         """The same deployment by other coefficients."""
         return ModelTimes(self._made, coefficients)
+
+
+def open_times(
+    config: ReplayConfig,
+    model: DSV4Config,
+    schemas: Sequence[LayerCacheSchema],
+    weights: WeightModel,
+) -> ModelTimes:
+    """Times of steps by coefficients: calibrated, or the GPU's.
+
+    Raises:
+        ConfigError: An unknown GPU, a layout the model cannot have, a file that cannot be read,
+            or nothing known of the deployment.
+    """
+    cost, gpu = config.cost, load_gpu(config.cost.gpu)
+    if gpu.bandwidth_gbps is None:
+        raise ConfigError(
+            f"the bandwidth of {gpu.name} is not in the catalogue, so a step cannot be timed."
+        )
+    deployment = Deployment(
+        layers=len(schemas),
+        state_bytes=2 * model.hidden_size,
+        weights=weights,
+        layout=find_layout(cost, model),
+        draft_passes=config.scheduler.speculative.draft_tokens,
+        all_to_all=cost.all_to_all,
+        bytes_per_s=gpu.bandwidth_gbps * 1e9,
+    )
+    if cost.calibration is None:
+        return ModelTimes(deployment, find_coefficients(gpu, weights.expert_kind))
+    here = MeasuredOn(gpu=gpu.name, model=model.name, layout=deployment.layout.label)
+    return ModelTimes(deployment, find_calibration(cost.calibration).used_on(here))
+
+
+def find_layout(cost: CostSection, model: DSV4Config) -> Layout:
+    """How the GPUs are used; raises ``ConfigError`` where the model cannot be spread so."""
+    wish = LayoutWish(cost.gpus, cost.tp, cost.dp, cost.pp, cost.ep)
+    return candidate_layouts(model, wish, cost.gpus)[0]

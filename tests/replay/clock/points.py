@@ -173,7 +173,7 @@ def run_point(point: Point, **settings: Any) -> Replay:
 
 def count_point(point: Point, **settings: Any) -> Spent:
     """Replay a point and count; in a closed loop the order of things depends on no rate."""
-    with patch("dsv4kv.replay.clock.sources.find_coefficients", _launched_at_once):
+    with patch("dsv4kv.replay.clock.steps.find_coefficients", _launched_at_once):
         made = build_replay(point.config(**settings), point.requests)
     assert made.times is not None
     made.scheduler._arrivals._client_s = 0.0  # type: ignore[attr-defined]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
@@ -100,7 +99,8 @@ def record(
 
     def draw() -> None:
         line = live.line()
-        screen.show(lambda: Line(line, no_wrap=True, overflow="ellipsis"), line)
+        with suppress(OSError):  # a terminal that is gone, a log on a full disk
+            screen.show(lambda: Line(line, no_wrap=True, overflow="ellipsis"), line)
 
     is_new = not out.exists()
     with Recording(out, hear=live.hear, about=about) as recording:
@@ -111,8 +111,8 @@ def record(
                 *_proxies_of(proxy or [], recording, veil),
             ]
             for number, log in enumerate(requests or []):
-                path, warn = Path(log), partial(say, err=True)
-                source = RequestLog(number, path, recording, veil, follow=not once, warn=warn)
+                path, follow = Path(log), not once
+                source = RequestLog(number, path, recording, veil, follow=follow, warn=_warn)
                 sources.append(source)
             for number, page in enumerate(metrics or []):
                 sources.append(Metrics(number, page, every_s, recording))
@@ -123,8 +123,13 @@ def record(
         console = open_console(stderr=True, quiet=quiet)
         # Ctrl-C is the way to end it
         with suppress(KeyboardInterrupt), Redrawn(console, transient=True) as screen:
-            run(sources, recording, limit_s=limit_s, tick=draw, warn=partial(say, err=True))
+            run(sources, recording, limit_s=limit_s, tick=draw, warn=_warn)
     show([f"{out}: {live.line(whole=True)}"])
+
+
+def _warn(text: str) -> None:
+    with suppress(OSError):
+        say(text, err=True)
 
 
 def _events_of(
@@ -142,7 +147,6 @@ def _events_of(
 def _proxies_of(proxies: list[str], recording: "Recording", veil: "Veil") -> "Iterator[Source]":
     from dsv4kv.record.proxy import Proxy, parse_address
 
-    warn = partial(say, err=True)
     for number, text in enumerate(proxies):
         address = parse_address(text)
         if address.is_public:
@@ -152,4 +156,4 @@ def _proxies_of(proxies: list[str], recording: "Recording", veil: "Veil") -> "It
                 "encrypted.",
                 err=True,
             )
-        yield Proxy(number, address, recording, veil, proxies=len(proxies), warn=warn)
+        yield Proxy(number, address, recording, veil, proxies=len(proxies), warn=_warn)

@@ -283,7 +283,8 @@ class Socket:
             return
         with context.socket(self._zmq.DEALER) as socket:
             socket.setsockopt(self._zmq.LINGER, 0)
-            socket.setsockopt(self._zmq.RCVHWM, 0)  # a publisher drops what is not taken
+            # a publisher drops what is not taken, and is asked for it again
+            socket.setsockopt(self._zmq.RCVHWM, _QUEUED)
             socket.setsockopt(self._zmq.MAXMSGSIZE, _MOST_BYTES)
             self._connect(socket, self._replay)
             socket.send_multipart([b"", first.to_bytes(8, "big")])

@@ -19,7 +19,6 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from io import BufferedWriter
 from pathlib import Path
 from threading import Lock
 from time import time
@@ -136,6 +135,10 @@ def lines_of(path: Path, at: int = 0) -> Iterator[bytes]:
             yield line
 
 
+def _line_of(record: Record) -> bytes:
+    return _ENCODE(record).encode() + b"\n"
+
+
 class Stream:
     """One of the streams, open at its end."""
 
@@ -151,11 +154,12 @@ class Stream:
             _cut_torn_line(files[-1])
             next(filter(self._recall, reversed(files)), None)  # the last may have no line yet
         self._number = _number(files[-1]) if files else 0
-        self._file = self._open()
+        self._file, self._is_broken = self._open(), False
+        self._end = os.fstat(self._file).st_size  # of the last line that is written
 
     def write(self, record: Record) -> None:
         """Append a record, with the ``place`` of its ``source``."""
-        line = _ENCODE(record).encode() + b"\n"
+        line = _line_of(record)
         with self._adding:
             if "place" in record:
                 self.places[record["source"]] = record["place"]
@@ -164,40 +168,56 @@ class Stream:
             self.sync()
 
     def sync(self) -> None:
-        """Write all lines to the disk; ``FileNotFoundError`` where the file was deleted."""
+        """Write all lines to the disk; ``FileNotFoundError`` where the file was deleted.
+
+        After an ``OSError`` no more is written: what follows a torn line cannot be read.
+        """
         with self._writing:
-            if not os.fstat(self._file.fileno()).st_nlink:
-                raise FileNotFoundError(errno.ENOENT, "deleted")
-            with self._adding:
-                lines, self._lines, places = self._lines, bytearray(), dict(self.places)
-            if not lines:
+            if self._is_broken:
                 return
-            self._file.write(lines)
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            if self._file.tell() >= self._rotate_bytes:
-                self._rotate(places)
+            try:
+                self._write()
+            except OSError:
+                self._is_broken = True
+                with suppress(OSError):
+                    os.ftruncate(self._file, self._end)
+                raise
 
     def close(self) -> None:
         """Write all lines and close."""
         try:
             self.sync()
         finally:
-            self._file.close()
+            os.close(self._file)
 
-    def _rotate(self, places: Record) -> None:
-        self._file.close()
-        self._number += 1
-        self._file = self._open()
-        self._file.write(_ENCODE({"what": WHERE, "places": places}).encode() + b"\n")
+    def _write(self) -> None:
+        if not os.fstat(self._file).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "deleted")
+        with self._adding:
+            lines, places = bytes(self._lines), dict(self.places)
+        if not lines:
+            return
+        os.ftruncate(self._file, self._end)  # Ctrl-C may have come in the middle, last time
+        left = memoryview(lines)
+        while left:
+            left = left[os.write(self._file, left) :]
+        os.fsync(self._file)
+        with self._adding:
+            self._end += len(lines)
+            del self._lines[: len(lines)]
+        if self._end >= self._rotate_bytes:
+            full, self._number = self._file, self._number + 1
+            self._file = self._open()
+            os.close(full)
+            self._end = os.write(self._file, _line_of({"what": WHERE, "places": places}))
 
-    def _open(self) -> BufferedWriter:
+    def _open(self) -> int:
         path = self._folder / f"{self._name}.{self._number:06}.jsonl"
         flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK
         # refuses a link, and a pipe without a reader
         descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
         _sync_folder(self._folder)
-        return os.fdopen(descriptor, "ab")
+        return descriptor
 
     def _recall(self, path: Path) -> bool:
         record = None
@@ -269,7 +289,7 @@ class Recording:
     @contextmanager
     def _failing(self) -> Iterator[None]:
         if self.failure:
-            raise self.failure
+            raise TraceError(str(self.failure))
         try:
             yield
         except OSError as error:

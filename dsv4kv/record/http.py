@@ -65,13 +65,14 @@ def ask(
             return Answer(answer.status, answer.headers, bytes(content[:most_bytes]), whole)
 
     try:
-        with asyncio.Runner() as runner:
-            kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
-                runner.get_loop()  # Ctrl-C in the middle of it leaves half a loop behind
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, kept)
+        kept, runner = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}), asyncio.Runner()
+        try:
+            runner.get_loop()  # Ctrl-C in the middle of it would leave half a loop behind
+            signal.pthread_sigmask(signal.SIG_SETMASK, kept)
             return runner.run(run())
+        finally:
+            runner.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, kept)
     except (ClientError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
         if isinstance(error, OSError) and error.errno:

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Protocol
 from urllib.parse import SplitResult, urlsplit
 
-from dsv4kv.errors import ConfigError, Dsv4kvError, TraceError
+from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.record.folder import Recording
 
 SYNC_S = 1.0
@@ -59,8 +59,8 @@ def run(
     """Listen to all sources; sync every second, then ``tick``; raises ``Dsv4kvError``.
 
     Ends when every source has, after ``limit_s``, by Ctrl-C, or when one fails. All received data
-    is then written. Where the recording cannot be, or a source fails as none should, proxies go
-    on: ``warn`` is given a sentence.
+    is then written. Where the recording cannot be, or another source fails for other reasons than
+    how it was asked for, proxies go on: ``warn`` is given a sentence.
     """
     stop, failures = Stop(), list[BaseException]()
     # Python 3.11 takes a thread for ended once Ctrl-C has interrupted its join
@@ -110,7 +110,8 @@ def _why(recording: Recording, failures: Sequence[BaseException]) -> str:
     """Why nothing more is written though requests can be passed on; empty where all is well."""
     if recording.failure:
         return str(recording.failure)
-    return next((f"{each!r}." for each in failures if not isinstance(each, Dsv4kvError)), "")
+    said = (str(e) if isinstance(e, TraceError) else f"{e!r}." for e in failures)
+    return "" if any(isinstance(each, ConfigError) for each in failures) else next(said, "")
 
 
 def _guarded(source: Source, stop: Stop, failures: list[BaseException], ended: Event) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
+from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -120,20 +122,15 @@ def test_a_recording_goes_on_where_each_source_stopped_also_in_an_older_file(
         assert recording.place("events", "never") is None
 
 
-def test_a_source_does_not_wait_for_a_disk_that_writes_slowly(tmp_path: Path) -> None:
-    writes, goes_on, written = threading.Event(), threading.Event(), threading.Event()
+def test_a_source_does_not_wait_for_a_disk_that_writes_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes, goes_on, written, write = (*(threading.Event() for _ in range(3)), os.write)
 
-    class Slow:
-        def __init__(self, file: Any) -> None:
-            self._file = file
-
-        def write(self, lines: bytes) -> int:
-            writes.set()
-            goes_on.wait(30)
-            return int(self._file.write(lines))
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._file, name)
+    def slow(descriptor: int, lines: bytes) -> int:
+        writes.set()
+        assert goes_on.wait(30)
+        return write(descriptor, lines)
 
     def source() -> None:
         for number in range(1, 1000):
@@ -142,17 +139,49 @@ def test_a_source_does_not_wait_for_a_disk_that_writes_slowly(tmp_path: Path) ->
 
     folder = tmp_path / "recording"
     with Recording(folder) as recording:
-        stream = recording._streams["events"]
-        stream._file = Slow(stream._file)  # type: ignore[assignment]
+        monkeypatch.setattr(os, "write", slow)
         recording.write("events", {"source": "one", "place": 0})
         syncing = threading.Thread(target=recording.sync)
         syncing.start()
+        assert writes.wait(30)
         threading.Thread(target=source).start()
         assert written.wait(30)
-        assert writes.wait(30)
         goes_on.set()
         syncing.join()
     assert numbers(folder) == list(range(1000))
+
+
+@pytest.mark.parametrize("ends", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("at", ["write", "fsync"])
+def test_no_line_follows_one_that_was_written_in_part(
+    at: str, ends: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, fsync = os.write, os.fsync
+
+    def write_half(descriptor: int, lines: bytes) -> int:
+        write(descriptor, lines[: len(lines) // 2])
+        raise ends
+
+    def fail(descriptor: int) -> None:
+        raise ends
+
+    folder = tmp_path / "recording"
+    with Recording(folder) as recording:
+        recording.write("events", {"source": "one", "place": 0})
+        recording.sync()
+        recording.write("events", {"source": "one", "place": 1})
+        monkeypatch.setattr(os, at, write_half if at == "write" else fail)
+        with pytest.raises((TraceError, KeyboardInterrupt)):
+            recording.sync()
+        monkeypatch.setattr(os, "write", write)
+        monkeypatch.setattr(os, "fsync", fsync)
+        with suppress(TraceError):
+            recording.write("events", {"source": "one", "place": 2})
+    kept = [0] if isinstance(ends, OSError) else [0, 1, 2]
+    assert numbers(folder) == kept
+    with Recording(folder) as recording:
+        recording.write("events", {"source": "one", "place": 3})
+    assert numbers(folder) == [*kept, 3]
 
 
 def test_a_file_that_was_begun_and_not_written_hides_no_place(tmp_path: Path) -> None:
@@ -213,7 +242,12 @@ def test_a_full_disk_is_said_and_what_was_written_is_kept(
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(TraceError, match=r"No space left on device.*is kept"):
             recording.sync()
-        assert recording.failure
+        failure = recording.failure
+        assert failure
+        for _ in range(100):
+            with pytest.raises(TraceError, match="is kept"):
+                recording.sync()
+        assert len(list(traceback.walk_tb(failure.__traceback__))) < 20
     assert numbers(folder)[:1] == [1]
 
 

@@ -4,8 +4,8 @@ import asyncio
 import gc
 import gzip
 import json
-import os
 import signal
+import threading
 import warnings
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -693,13 +693,13 @@ def test_a_server_that_leaves_at_once_is_no_traceback(
 
 
 def test_ctrl_c_while_a_loop_is_made_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = asyncio.new_event_loop
+    make = asyncio.selector_events.BaseSelectorEventLoop.__init__
 
-    def interrupted() -> asyncio.AbstractEventLoop:
-        os.kill(os.getpid(), signal.SIGINT)
-        return make()
+    def interrupted(*given: Any) -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        make(*given)
 
-    monkeypatch.setattr(asyncio.events, "new_event_loop", interrupted)
+    monkeypatch.setattr(asyncio.selector_events.BaseSelectorEventLoop, "__init__", interrupted)
     with warnings.catch_warnings(record=True) as warned:
         with pytest.raises(KeyboardInterrupt):
             ask("http://127.0.0.1:1", 1.0)

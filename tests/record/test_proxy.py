@@ -377,21 +377,20 @@ def test_prompts_that_are_read_side_by_side_have_pieces_of_one_size(tmp_path: Pa
 class Failing:
     """A source that fails once it is told to."""
 
-    def __init__(self) -> None:
-        self.told = threading.Event()
+    def __init__(self, error: Exception) -> None:
+        self.told, self._error = threading.Event(), error
 
     def run(self, stop: threading.Event) -> None:
         if self.told.wait(60):
-            raise IndexError("list index out of range")
+            raise self._error
 
 
-@pytest.mark.parametrize("fails", ["recording", "source"])
+@pytest.mark.parametrize("fails", [None, IndexError("no such"), TraceError("no such log")])
 def test_where_a_recording_or_a_source_fails_it_is_said_and_requests_are_passed_on(
-    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fails: Exception | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures, said, over = list[BaseException](), list[str](), threading.Event()
-    failing = Failing()
-    beside = [failing] if fails == "source" else []
+    beside = [Failing(fails)] if fails else []
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -420,7 +419,7 @@ def test_where_a_recording_or_a_source_fails_it_is_said_and_requests_are_passed_
                 answer = await client.post(url, json=body)
                 await answer.content.readexactly(2**20)
                 if beside:
-                    failing.told.set()
+                    beside[0].told.set()
                 else:
                     monkeypatch.setattr(os, "fsync", full)
                     recording.write("notes", {"what": "gap"})
@@ -434,9 +433,9 @@ def test_where_a_recording_or_a_source_fails_it_is_said_and_requests_are_passed_
 
     asyncio.run(test())
     (failure,), (sentence,) = failures, said
-    assert isinstance(failure, IndexError if beside else TraceError)
+    assert isinstance(failure, type(fails) if fails else TraceError)
     assert sentence.endswith(" Requests are passed on until Ctrl-C.")
-    assert ("list index" if beside else "No space left on device") in sentence
+    assert ("no such" if fails else "No space left on device") in sentence
 
 
 def test_requests_that_run_at_the_end_finish_and_are_written(tmp_path: Path) -> None:

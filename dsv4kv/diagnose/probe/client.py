@@ -192,6 +192,7 @@ class _Heard:
         self._words: list[str] = []
         self._likely: list[Mapping[str, float]] = []
         self._counts: Mapping[str, Any] = {}
+        self._is_odd = False
         self._error = ", or reports no usage in streams"
 
     def take_line(self, line: bytes) -> bool:
@@ -213,9 +214,10 @@ class _Heard:
             self._first_s = self._first_s or now_s - self._begun_s
             logprobs = choice.get("logprobs") if isinstance(choice, dict) else None
             if isinstance(logprobs, dict):
-                # not as agreed
-                with suppress(ValueError, LookupError, TypeError, AttributeError, OverflowError):
+                try:
                     self._take_likely(logprobs)
+                except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
+                    self._is_odd = True  # not as agreed
 
     def _take_likely(self, logprobs: Mapping[str, Any]) -> None:
         if max(len(self._words), len(self._likely)) > _MOST_TOKENS:
@@ -239,7 +241,7 @@ class _Heard:
             counts.get("cached_tokens"),
             self._first_s,
             tuple(self._words),
-            tuple(self._likely),
+            () if self._is_odd else tuple(self._likely),
             counts.get("cached_by", {}),
             now_s - self._begun_s,
         )

@@ -292,8 +292,9 @@ def equality(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         prompt = q.draw(known.smallest + 3 * known.step + 8)
         cold = q.ask(prompt, outputs=_OUTPUTS)
         warm = q.ask(prompt, outputs=_OUTPUTS)
-        if not cold.likely or not warm.likely:
-            yield undecided("equality", "the server returns no log-probabilities")
+        if not cold.likely or len(warm.likely) != len(cold.likely):
+            some = "" if not (cold.likely or warm.likely) else " of every token"
+            yield undecided("equality", f"the server returns no log-probabilities{some}")
             return
         if warm.cached_tokens:
             apart.append(distance(cold, warm))

@@ -304,7 +304,7 @@ def test_a_server_that_answers_for_ever_is_cut_off_at_the_end_of_the_budget(
 
 def test_answers_in_another_shape_have_no_log_probabilities() -> None:
     heard = _Heard(0.0)
-    for value in (None, math.nan, -math.inf):
+    for value in (-0.1, None, math.nan, -math.inf):
         event = {"choices": [{"logprobs": {"tokens": ["a"], "top_logprobs": [{"a": value}]}}]}
         heard.take(event, 1.0)
     for told in ({"tokens": 3}, {"top_logprobs": [3]}):

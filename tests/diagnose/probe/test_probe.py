@@ -233,6 +233,19 @@ def test_one_stale_hit_of_six_is_a_fault() -> None:
     assert values(probe(fake))["equality"].level == "bad"
 
 
+def test_answers_of_which_the_cache_tells_less_are_not_called_equal() -> None:
+    fake = server()
+
+    def output(prompt: Prompt, outputs: int, wrong: float) -> Any:
+        words, likely = FakeServer._output(fake, prompt, outputs, 0.0)
+        return (words[:1], likely[:1]) if wrong else (words, likely)
+
+    fake.stale = 1.0
+    fake._output = output  # type: ignore[method-assign]
+    found = values(probe(fake))["equality"]
+    assert (found.level, "of every token" in found.answer) == ("undecided", True)
+
+
 class Shrinking:
     """An LRU cache of blocks that loses one of them for ever with every tenth prompt."""
 

@@ -251,6 +251,8 @@ class Recording:
         ``hear`` is called with every record; ``about`` is noted at its start.
         """
         self._folder, self._clock, self._hear = folder, clock, hear
+        self._piece: float | None = None
+        self._settling = Lock()
         try:
             if folder.is_dir() and any(folder.iterdir()) and not (folder / _SALT).exists():
                 raise TraceError(
@@ -279,6 +281,15 @@ class Recording:
     def place(self, stream: str, source: str) -> Any:
         """Position of a source, also of an earlier process; None if it is new."""
         return self._streams[stream].places.get(source)
+
+    def text_piece(self, found: float | None = None) -> float | None:
+        """Bytes of text that stand for the tokens of an id: the first that any proxy found."""
+        with self._settling:
+            if self._piece is None:
+                places = self._streams["requests"].places
+                known = (place for _, place in sorted(places.items()) if isinstance(place, float))
+                self._piece = next(known, found)
+            return self._piece
 
     def sync(self) -> None:
         """Write all streams to the disk; raises ``TraceError``."""

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from logging import CRITICAL, Logger
 from threading import Event as Stop
-from threading import Lock
 from time import monotonic, time
 from typing import Any
 from urllib.parse import SplitResult
@@ -312,7 +311,6 @@ class Proxy:
         self._writer = ThreadPoolExecutor(1)
         own = recording.salt, veil.grain
         self._prompts, self._long_prompts = us.Prompts(*own), Confined(us.Prompts, *own)
-        self._block_bytes, self._settling = recording.place("requests", self._name), Lock()
         self._hurries = False  # the recording ends: prompts that still wait are not looked into
         self._kept_bytes = 0
         self.port = 0
@@ -557,12 +555,10 @@ class Proxy:
         headers = {name.lower(): value for name, value in exchange.request.headers.items()}
         is_long = len(body) > _LONG_BYTES
         ask = partial(self._long_prompts.ask, "row") if is_long else self._prompts.row
-        found: Record = ask(body, headers, tokens, self._block_bytes)
-        if place := found.get("place"):
-            with self._settling:
-                self._block_bytes = self._block_bytes or place
-            if place != self._block_bytes:  # another's was first, in the meantime
-                found = ask(body, headers, tokens, self._block_bytes)
+        found: Record = ask(body, headers, tokens, self._recording.text_piece())
+        place = found.get("place")
+        if place and place != (settled := self._recording.text_piece(place)):
+            found = ask(body, headers, tokens, settled)  # another's was first, in the meantime
         return found
 
 

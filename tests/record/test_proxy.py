@@ -349,8 +349,9 @@ async def test_a_client_that_leaves_in_the_middle_of_its_request_is_written(here
 def test_prompts_that_are_read_side_by_side_have_pieces_of_one_size(tmp_path: Path) -> None:
     began, goes_on, rows = threading.Event(), threading.Event(), list[Any]()
     with Recording(tmp_path / "recording") as recording:
-        proxy = Proxy(0, parse_address("0=http://localhost:1"), recording, Veil(recording.salt))
-        prompts = proxy._prompts
+        address, veil = parse_address("0=http://localhost:1"), Veil(recording.salt)
+        first, second = (Proxy(number, address, recording, veil) for number in range(2))
+        prompts = first._prompts
 
         class Child:
             def ask(self, name: str, *given: Any) -> Any:
@@ -359,16 +360,16 @@ def test_prompts_that_are_read_side_by_side_have_pieces_of_one_size(tmp_path: Pa
                 assert goes_on.wait(30)
                 return row
 
-        def read(text: str, tokens: int) -> None:
+        def read(proxy: Proxy, text: str, tokens: int) -> None:
             body = bytearray(json.dumps({"prompt": text}).encode())
             exchange: Any = SimpleNamespace(body=body, request=SimpleNamespace(headers={}))
             rows.append(proxy._read_body(exchange, tokens))
 
-        proxy._long_prompts = Child()  # type: ignore[assignment]
-        long = threading.Thread(target=read, args=("a long document " * 3000, 8_000))
+        first._long_prompts = Child()  # type: ignore[assignment]
+        long = threading.Thread(target=read, args=(first, "a long document " * 3000, 8_000))
         long.start()
         assert began.wait(30)
-        read("the quick brown fox " * 200, 1_300)
+        read(second, "the quick brown fox " * 200, 1_300)
         goes_on.set()
         long.join()
     assert len({row["place"] for row in rows}) == 1

@@ -157,15 +157,18 @@ class Stream:
         self._file, self._is_broken = self._open(), False
         self._end = os.fstat(self._file).st_size  # of the last line that is written
 
-    def write(self, record: Record) -> None:
-        """Append a record, with the ``place`` of its ``source``."""
+    def write(self, record: Record, *, waits: bool = True) -> bool:
+        """Append a record, with the ``place`` of its ``source``; who does not wait may lose it."""
+        if len(self._lines) >= _WAITING_BYTES:
+            if not waits:
+                return False
+            self.sync()
         line = _line_of(record)
         with self._adding:
             if "place" in record:
                 self.places[record["source"]] = record["place"]
             self._lines += line
-        if len(self._lines) >= _WAITING_BYTES:
-            self.sync()
+        return True
 
     def sync(self) -> None:
         """Write all lines to the disk; ``FileNotFoundError`` where the file was deleted.
@@ -272,11 +275,16 @@ class Recording:
         except OSError as error:
             raise _unwritable(folder, error) from None
 
-    def write(self, stream: str, record: Record) -> None:
-        """Append a record, with the current time if it has none; raises ``TraceError``."""
+    def write(self, stream: str, record: Record, *, waits: bool = True) -> bool:
+        """Append a record, with the current time if it has none; raises ``TraceError``.
+
+        False where the disk is so slow that who does not wait loses it.
+        """
         with self._failing():
-            self._streams[stream].write({"at": self._clock()} | record)
-        self._hear(stream, record)
+            kept = self._streams[stream].write({"at": self._clock()} | record, waits=waits)
+        if kept:
+            self._hear(stream, record)
+        return kept
 
     def place(self, stream: str, source: str) -> Any:
         """Position of a source, also of an earlier process; None if it is new."""

@@ -306,7 +306,7 @@ class Proxy:
         self._recording, self._veil = recording, veil
         self._url = address.upstream._replace(query="", fragment="")
         self._limit = max(4, min(_MOST_DESCRIPTORS, _descriptors() // proxies) // 2)
-        self._warn, self._warned = warn, False
+        self._warn, self._warned, self._loses = warn, False, False
         self._session: ClientSession | None = None
         self._writer = ThreadPoolExecutor(1)
         own = recording.salt, veil.grain
@@ -547,7 +547,9 @@ class Proxy:
         with suppress(Exception):
             row |= self._read_body(exchange, row.get("input_tokens", 0))
         with suppress(TraceError):  # the recording knows
-            self._recording.write("requests", row)
+            if not self._recording.write("requests", row, waits=False) and not self._loses:
+                self._loses = True
+                self._warn("--proxy: the disk is too slow, requests are passed on unrecorded.")
 
     def _read_body(self, exchange: _Exchange, tokens: int) -> Record:
         """What a body says; the first prompt's size of text pieces is the recording's."""

@@ -38,6 +38,7 @@ _PARTIAL = ("sliding", "chunked", "mamba")
 
 
 _MOST_EVENTS, _MOST_HASHES = 2**17, 2**21  # of a batch: its row is one that readers take
+_MOST_GROUPS = 2**10  # of a cache
 _MOST_PARTS = 2**21  # lists and maps of a payload; each of one byte takes 70 B
 _LISTS_AND_MAPS = bytes(range(0x80, 0xA0))  # how those begin that have few elements
 _LONGEST_NAMES = 1_000  # of a request's adapter and tenant, with which every block is hashed
@@ -144,7 +145,7 @@ def _stored(fields: Mapping[str, Any]) -> Stored:
         tokens=tokens,
         block_tokens=_whole(fields["block_size"], 1 if tokens else 0),
         medium=_text(fields.get("medium")),
-        group=_optional(fields.get("group_idx")),
+        group=_optional(fields.get("group_idx"), _MOST_GROUPS),
         kind=_text(fields.get("kv_cache_spec_kind")),
         window=_optional(fields.get("kv_cache_spec_sliding_window")),
         session=_text(fields.get("session_id")),
@@ -157,7 +158,7 @@ _MADE: dict[str, Callable[[Mapping[str, Any]], Event]] = {
     "BlockRemoved": lambda fields: Removed(
         _hashes(fields["block_hashes"]),
         _text(fields.get("medium")),
-        _optional(fields.get("group_idx")),
+        _optional(fields.get("group_idx"), _MOST_GROUPS),
     ),
     "AllBlocksCleared": lambda _: Cleared(),
 }
@@ -195,14 +196,14 @@ def _is_shallow(value: Any, left: int = 50) -> bool:
     return left > 0 and all(_is_shallow(each, left - 1) for each in parts)
 
 
-def _whole(value: Any, low: int = 0) -> int:
-    if type(value) is not int or not low <= value < 2**63:
+def _whole(value: Any, low: int = 0, high: int = 2**63) -> int:
+    if type(value) is not int or not low <= value < high:
         raise ValueError(f"{value!r}"[:40])
     return value
 
 
-def _optional(value: Any) -> int | None:
-    return None if value is None else _whole(value)
+def _optional(value: Any, high: int = 2**63) -> int | None:
+    return None if value is None else _whole(value, 0, high)
 
 
 def _text(value: Any) -> str | None:

@@ -1,6 +1,7 @@
 """A running server's cache at a glance: tables for a terminal, a line for a log."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 from dsv4kv.record.server import Glance
 from dsv4kv.units import counted
@@ -8,6 +9,8 @@ from dsv4kv.view.quantity import quantity, share
 from dsv4kv.view.table import ABSENT, Columns, Number, Part, Table, Text
 
 _MINUTE_S = 60.0
+K = TypeVar("K")
+_MOST_ROWS = 20  # of a table
 _SILENT_S = 60.0  # the slowest page of metrics is sampled more often
 
 
@@ -21,7 +24,7 @@ def dashboard(glance: Glance) -> Iterator[Part]:
     ]
     rows += [
         (f"… on {where}", quantity(hit), Number(""), share(hit, asked))
-        for where, hit in glance.sources.items()
+        for where, hit in _largest(glance.sources)
     ]
     rows = rows or [("not reported by the server", absent, absent, ABSENT)]
     yield from ("", Table("Hits", ["prompt tokens", "hit", "requested", "hit rate"], rows))
@@ -47,8 +50,14 @@ def dashboard(glance: Glance) -> Iterator[Part]:
             ("share", lambda item: share(item[1], cached)),
         ]
         note = "stored less evicted, since the recording began, without blocks cached before"
-        groups = list(glance.groups.items())
+        groups = _largest(glance.groups)
         yield from ("", Table("Cached blocks (inferred)", columns, groups, note=note))
+
+
+def _largest(counts: Mapping[K, int]) -> list[tuple[K, int]]:
+    """The largest in their order: of what a server names there may be thousands."""
+    largest = dict(sorted(counts.items(), key=lambda item: -item[1])[:_MOST_ROWS])
+    return [item for item in counts.items() if item[0] in largest]
 
 
 def watch_line(glance: Glance) -> str:

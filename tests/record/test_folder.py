@@ -151,6 +151,19 @@ def test_a_source_does_not_wait_for_a_disk_that_writes_slowly(
     assert numbers(folder) == list(range(1000))
 
 
+def test_who_does_not_wait_loses_rows_that_have_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(under_test, "_WAITING_BYTES", 100)
+    with Recording(tmp_path / "recording") as recording:
+        rows = [{"source": "one", "place": number} for number in range(30)]
+        kept = [recording.write("events", row, waits=False) for row in rows]
+        assert recording.write("events", {"source": "one", "place": 30})
+    few = sum(kept)
+    assert kept == [True] * few + [False] * (30 - few)
+    assert numbers(tmp_path / "recording") == [*range(few), 30]
+
+
 @pytest.mark.parametrize("ends", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 @pytest.mark.parametrize("at", ["write", "fsync"])
 def test_no_line_follows_one_that_was_written_in_part(

@@ -55,6 +55,23 @@ def test_every_record_is_read_once_also_over_files_and_half_lines(tmp_path: Path
         assert "1 damaged row skipped" in done.stdout
 
 
+def test_of_many_groups_the_largest_are_shown_and_rows_are_kept_without_their_ids(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = {"size": 16, "chain": False, "parent": None}
+    with Recording(tmp_path / "server", clock=lambda: BEGUN_S) as recording:
+        events = [{"stored": list(range(g + 1)), "group": g, **of} for g in range(100)]
+        recording.write("events", {"source": "events:0", "ts": BEGUN_S, "events": events})
+        for ids in ([1] * 1000, [2] * 1000):
+            recording.write("requests", {"source": "proxy:0", "grain": 64, "ids": ids})
+    found = watched(tmp_path / "server")
+    show(dashboard(found.glance()))
+    groups = [line.split()[0] for line in capsys.readouterr().out.splitlines()[-20:]]
+    assert groups == [str(number) for number in range(80, 100)]
+    assert [len(row["ids"]) for row in found._rows] == [1, 1]
+    assert found.glance().requests == 2
+
+
 @pytest.mark.parametrize("family", BLOCKS)
 def test_hits_are_those_that_the_server_told_in_the_last_minutes(
     family: str, tmp_path: Path

@@ -114,6 +114,8 @@ for _ in range(900):
         stored([1], None, [*TOKENS[1:], -1], 16),
         stored([1], None, [*TOKENS[1:], True], 16),
         stored([1], None, TOKENS, 0),
+        stored([1], None, TOKENS, 32, group_idx=2**10),
+        removed(1, group_idx=2**10),
         stored([1, 2], None, TOKENS, 16, extra_keys=[["a"]]),
         stored([1], None, TOKENS, 16, extra_keys=[NESTED]),
         [],

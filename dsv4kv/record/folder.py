@@ -156,6 +156,8 @@ class Stream:
         self._number = _number(files[-1]) if files else 0
         self._file, self._is_broken = self._open(), False
         self._end = os.fstat(self._file).st_size  # of the last line that is written
+        if not self._end and self.places:  # it was killed between two files
+            self._begin_file(self.places)
 
     def write(self, record: Record, *, waits: bool = True) -> bool:
         """Append a record, with the ``place`` of its ``source``; who does not wait may lose it."""
@@ -212,7 +214,10 @@ class Stream:
             full, self._number = self._file, self._number + 1
             self._file = self._open()
             os.close(full)
-            self._end = os.write(self._file, _line_of({"what": WHERE, "places": places}))
+            self._begin_file(places)
+
+    def _begin_file(self, places: Record) -> None:
+        self._end = os.write(self._file, _line_of({"what": WHERE, "places": places}))
 
     def _open(self) -> int:
         path = self._folder / f"{self._name}.{self._number:06}.jsonl"

@@ -238,6 +238,7 @@ def _optional(value: Any, kind: Callable[[Any], Any]) -> Any:
 
 
 _POLL_S = 0.3
+_MOST_OPEN = 64  # logs of a folder; others are opened again when they change
 _MOST_BYTES = 2**26  # of a line; a longer one is about no request, and left out
 _LONGEST_LINE = 2**30  # of what is a log at all
 _PACKED = 100  # bytes of one on disk at most: logs have about 10
@@ -272,6 +273,7 @@ class RequestLog:
         self._name, self._path, self._follow = f"requests:{number}", path, follow
         self._recording, self._veil = recording, veil
         self._open: dict[Path, _Growing] = {}
+        self._left: dict[Path, tuple[list[int], tuple[int, int]]] = {}  # read, and closed
         self._lines = self._rows = 0
         self._warn, self._end_s = warn, inf
 
@@ -300,36 +302,62 @@ class RequestLog:
 
     def _read(self, stop: Stop) -> None:
         """Read what is new; ``TimeoutError`` where that takes too long after a stop."""
-        for path in sorted(self._path.iterdir()) if self._path.is_dir() else [self._path]:
+        is_folder = self._path.is_dir()
+        listed = sorted(self._path.iterdir()) if is_folder else [self._path]
+        for path in listed:
             source = f"{self._name}:{self._veil.name(path.name)}"
-            if path not in self._open and path.is_file():
-                place = self._recording.place("requests", source)
-                self._open[path] = _Growing(path, place)
-                self._rows += place is not None  # rows of it were written before
-            if path not in self._open:
-                continue
-            file = self._open[path]
-            for line in file.lines(last=not self._follow):
-                if stop.is_set():
-                    self._end_s = min(self._end_s, monotonic() + LAST_S)
-                    if monotonic() >= self._end_s:
-                        raise TimeoutError
-                if file.is_packed_too_well():
-                    raise TraceError(
-                        f"--requests {path}: it unpacks to over {_PACKED} times its size, which "
-                        "no log does: name another."
-                    )
-                if file.skipped > _LONGEST_LINE:
-                    raise TraceError(
-                        f"--requests {path}: a line is longer than 1 GiB, so this is no log: name "
-                        "another."
-                    )
-                row = read_line(line.decode("utf-8", "replace"), self._veil)
-                self._lines += 1
-                if row is not None:
-                    self._rows += 1
-                    place = {"source": source, "place": file.place}
-                    self._recording.write("requests", row | place)
+            if path in self._open or self._opens(path, source):
+                self._read_file(path, source, stop)
+            if len(self._open) > _MOST_OPEN:
+                oldest = next(iter(self._open))
+                file = self._open.pop(oldest)
+                self._left[oldest] = file.place, file.state()
+                file.close()
+        for path in self._open.keys() - {*listed} if is_folder else ():
+            self._open.pop(path).close()  # it was deleted, and read to its end
+
+    def _opens(self, path: Path, source: str) -> bool:
+        """Open a file that is new, or has changed since it was left."""
+        if not path.is_file():
+            return False
+        place = self._recording.place("requests", source)
+        if path in self._left:
+            place, state = self._left[path]
+            if state == _state(path.stat()):
+                return False
+        else:
+            self._rows += place is not None  # rows of it were written before
+        self._open[path] = _Growing(path, place)
+        return True
+
+    def _read_file(self, path: Path, source: str, stop: Stop) -> None:
+        file = self._open[path]
+        for line in file.lines(last=not self._follow):
+            if stop.is_set():
+                self._end_s = min(self._end_s, monotonic() + LAST_S)
+                if monotonic() >= self._end_s:
+                    raise TimeoutError
+            if file.is_packed_too_well():
+                raise TraceError(
+                    f"--requests {path}: it unpacks to over {_PACKED} times its size, which "
+                    "no log does: name another."
+                )
+            if file.skipped > _LONGEST_LINE:
+                raise TraceError(
+                    f"--requests {path}: a line is longer than 1 GiB, so this is no log: name "
+                    "another."
+                )
+            row = read_line(line.decode("utf-8", "replace"), self._veil)
+            self._lines += 1
+            if row is not None:
+                self._rows += 1
+                place = {"source": source, "place": file.place}
+                self._recording.write("requests", row | place)
+
+
+def _state(found: os.stat_result) -> tuple[int, int]:
+    """What changes where a log grows, or is another."""
+    return found.st_ino, found.st_size
 
 
 class _Growing:
@@ -370,6 +398,10 @@ class _Growing:
                 return
             before.close()
             yield from self._whole(last=last)
+
+    def state(self) -> tuple[int, int]:
+        """Of the file that is open."""
+        return _state(os.fstat(self._raw.fileno()))
 
     def close(self) -> None:
         """Close the file."""

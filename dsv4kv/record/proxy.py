@@ -438,7 +438,9 @@ class Proxy:
         )
         try:
             answer = exchange.answer = await asked
-            if answer.status < 200 or answer.version not in _VERSIONS:
+            coding = ",".join(answer.headers.getall("Transfer-Encoding", ())).strip().lower()
+            odd = answer.status < 200 or answer.version not in _VERSIONS
+            if odd or coding not in {"", "chunked"}:
                 answer.close()
                 raise ClientError("it was asked for no other protocol")
         except (ClientError, OSError):

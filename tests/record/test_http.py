@@ -148,7 +148,15 @@ def test_a_request_of_another_version_is_refused(version: str, tmp_path: Path) -
     assert through.connections == 0
 
 
-@pytest.mark.parametrize("begin", [b"HTTP/0.9 200", b"HTTP/2.0 200", b"HTTP/1.1 000"])
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"HTTP/0.9 200",
+        b"HTTP/2.0 200",
+        b"HTTP/1.1 000",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\nX:",
+    ],
+)
 def test_an_answer_of_another_version_or_kind_is_not_passed_on(
     begin: bytes, tmp_path: Path
 ) -> None:

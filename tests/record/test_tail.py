@@ -142,6 +142,28 @@ def test_files_that_come_into_a_folder_are_read(tmp_path: Path) -> None:
     assert read(tmp_path / "recording", logs) == [1, 2, 3]
 
 
+def test_of_many_logs_few_are_open_and_deleted_ones_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsv4kv.record.logs._MOST_OPEN", 3)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for number in range(20):
+        (logs / f"{number:02}.log").write_text(line(number))
+    before = len([*Path("/dev/fd").iterdir()])
+    with following(tmp_path / "recording", logs) as heard:
+        wait_until(lambda: len(heard) == 20)
+        for number in (0, 19):
+            with (logs / f"{number:02}.log").open("a") as file:
+                file.write(line(100 + number))
+        wait_until(lambda: len(heard) == 22)
+        assert len([*Path("/dev/fd").iterdir()]) - before < 15
+        for path in logs.iterdir():
+            path.unlink()
+        wait_until(lambda: len([*Path("/dev/fd").iterdir()]) - before < 12)
+    assert sorted(heard) == [*range(20), 100, 119]
+
+
 def test_a_log_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(line(1))

@@ -5,6 +5,7 @@ import pytest
 from dsv4kv.budget.flags import merge, read_flag, take_flags, wrong_engine
 from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.engines.flags import Texts, find_flag
+from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
 
 
@@ -110,6 +111,15 @@ def test_a_word_means_what_it_does_there(
     assert read_inputs(texts)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_variables_of_a_launch_line_mean_what_they_are_written_for(family: str) -> None:
+    for meant, text in FAMILIES[family].launch.written.items():
+        variable, given, value = text.partition("=")
+        if given and variable.isupper():
+            name, _, asked = meant.partition("=")
+            assert merge(family, [read_flag(family, variable, value)]) == {name: asked}
+
+
 def test_draft_tokens_that_are_given_are_not_the_engines_own() -> None:
     """Whatever their order; SGLang 0.5.23: ``_auto_choose_speculative_params``."""
     flags = [("--speculative-num-draft-tokens", "2"), ("--speculative-algorithm", "EAGLE")]
@@ -126,6 +136,7 @@ def test_draft_tokens_that_are_given_are_not_the_engines_own() -> None:
         ("vllm", "--speculative-config", "{mtp", "--speculative-config: '{mtp' is not a JSON"),
         ("vllm", "--speculative-config", "[" * 2000, "is not a JSON object"),
         ("vllm", "--speculative-config", '{"method":"ngram"}', "drafts by 'ngram' are not"),
+        ("sglang", "SGLANG_DSV4_COMPRESS_STATE_DTYPE", "online", "'online' is not a state of SG"),
     ],
 )
 def test_a_value_that_is_none_is_a_sentence_with_its_word(

@@ -184,7 +184,10 @@ FAMILY = rl.Family(
         drafts="--speculative-algorithm EAGLE --speculative-num-steps {count} "
         "--speculative-eagle-topk 1 --speculative-num-draft-tokens {verified}",
         role="--disaggregation-mode {role}",
-        written={"state=bf16": "SGLANG_DSV4_COMPRESS_STATE_DTYPE=bfloat16"},
+        written={
+            "state=bf16": "SGLANG_DSV4_COMPRESS_STATE_DTYPE=bfloat16",
+            "state=online": "SGLANG_OPT_USE_ONLINE_COMPRESS=1",
+        },
         counts_verified=True,
         tp_spans_replicas=True,
     ),

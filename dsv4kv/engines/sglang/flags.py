@@ -1,5 +1,6 @@
 """Flags of SGLang 0.5.23. Source: ``arg_groups/fields``, ``environ.py``."""
 
+from dsv4kv.choices import choose
 from dsv4kv.engines import flags as fl
 
 _SGLANG_DRAFTS = {"DSPARK": 8}
@@ -20,8 +21,8 @@ def _dspark_block(text: str) -> fl.Texts:
 
 
 def _state_dtype(text: str) -> fl.Texts:
-    known = {"float32": "fp32", "bfloat16": "bf16"}
-    return {"state": known.get(text.lower(), text.lower())}
+    known = {"float32": "fp32", "fp32": "fp32", "bfloat16": "bf16", "bf16": "bf16"}
+    return {"state": choose(known, text.strip().lower(), "a state of SGLang's compressors")}
 
 
 def _gigabytes(text: str) -> fl.Texts:

@@ -310,6 +310,8 @@ for _name, _text in _HIDDEN.items():
 def main() -> None:
     """Run the program; ends the process with its exit code."""
     os.environ["PYTHONSAFEPATH"] = "1"  # no child imports from the current folder
+    if not os.environ.get("COLUMNS", "0").strip("0"):  # as some shells without a terminal say
+        os.environ.pop("COLUMNS", None)
     gc.set_threshold(50_000)  # what start-up makes stays: it is not searched for cycles
     on_endings()
     lose_glyphs_not_answers()

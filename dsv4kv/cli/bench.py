@@ -83,7 +83,8 @@ def bench(
     overrides, axes = [*(set_ or []), *opt.as_settings(SHORTHANDS, given)], axis or []
     request = Request("bench", config, overrides, axes, out, resume)
     if launches == 1:
-        record, sweep = _run_once(request.restated(), quiet=silent)
+        with opt.alone(wanted=json_ == "-"):
+            record, sweep = _run_once(request.restated(), quiet=silent)
         keep_record(record, out, json_, silent=silent, verbose=verbose)
         close_sweep(sweep)
     else:
@@ -173,6 +174,7 @@ def op(
     """
     from dsv4kv.bench.device import describe_gpu
     from dsv4kv.bench.single import OperationBench, Shape
+    from dsv4kv.ops.spec import OPERATIONS
     from dsv4kv.runs.environment import capture_environment
     from dsv4kv.view.bench import op_page, op_values
 
@@ -181,7 +183,7 @@ def op(
     axes = [_counts("--batch", batch), _counts("--topk", topk), _counts("--context", context)]
     bench = OperationBench(name, [*opt.as_settings(keys, given), *(set_ or [])], seconds)
     console = open_console(stderr=True, quiet=as_json)
-    with console.status("") as status:
+    with opt.alone(wanted=as_json), console.status("") as status:
 
         def report(what: str) -> None:
             status.update(f"{name}: {what}")
@@ -195,7 +197,9 @@ def op(
             shape = Shape(requests, chosen or None, tokens)
             timed.append(bench.time(shape, capture_environment()["memory_bytes"]))
     page = op_page(name, bench.resolved.name, cases, timed, describe_gpu(device or "auto"))
-    opt.tell(page.answer, op_values(name, cases, timed), as_json=as_json)
+    own = ["", f"A backend of your own: {name}({', '.join(OPERATIONS[name].signature.split())})"]
+    parts = [*page.answer, *([] if backend else own)]
+    opt.tell(parts, op_values(name, cases, timed), as_json=as_json)
 
 
 def _counts(option: str, text: str | None) -> list[int]:

@@ -4,7 +4,10 @@ A file or folder that cannot be written, or that the command reads, is refused b
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -236,6 +239,23 @@ def tell(parts: "Iterable[Part]", document: Any, *, as_json: bool) -> None:
         print_json(document)
     else:
         show(parts)
+
+
+@contextmanager
+def alone(*, wanted: bool) -> Iterator[None]:
+    """Standard output is for the document alone: what else is printed goes to standard error."""
+    if not wanted:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def write_json(text: str, target: str) -> None:

@@ -185,10 +185,11 @@ def _failed(module: str, error: BaseException) -> ConfigError:
 
 def _get(target: Any, path: str) -> Any:
     for part in filter(None, path.split(".")):
-        if not hasattr(target, part):
+        try:
+            target = getattr(target, part)
+        except Exception as error:  # a module's own __getattr__ raises anything
             where = Path(getattr(target, "__name__", type(target).__name__)).name
-            raise ConfigError(f"{where} has no {part!r}.")
-        target = getattr(target, part)
+            raise ConfigError(f"{where} has no {part!r} ({describe_raised(error)}).") from None
     return target
 
 
@@ -210,7 +211,9 @@ def _formats(target: Any) -> tuple[str, ...] | None:
     formats = getattr(target, "formats", None)
     if formats is None:
         return None
-    named = isinstance(formats, list | tuple | set | frozenset) and set(formats) <= known
+    named = isinstance(formats, list | tuple | set | frozenset) and all(
+        isinstance(each, str) and each in known for each in formats
+    )
     if not named or not formats:
         raise ConfigError(
             f"its formats are {formats!r}: a tuple of names out of {', '.join(sorted(known))} is "

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,9 +18,9 @@ def axis_names(cases: Sequence[Case]) -> dict[str, str]:
     """Short name of every swept setting: the last part of its path unless two share it."""
     paths = list(dict.fromkeys(path for case in cases for path in case.axis))
     last = [path.rpartition(".")[2] for path in paths]
+    counts = Counter(last)
     return {
-        path: path if last.count(name) > 1 else name
-        for path, name in zip(paths, last, strict=True)
+        path: path if counts[name] > 1 else name for path, name in zip(paths, last, strict=True)
     }
 
 

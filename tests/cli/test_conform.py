@@ -69,3 +69,24 @@ def test_an_engine_that_dies_under_the_check_is_a_sentence(tmp_path: Path) -> No
     result = CliRunner().invoke(app, ["conform", "vllm", "--python", engine_that_ends(tmp_path)])
     assert result.exit_code == 8
     assert "its Python has ended" in result.output
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "a banner",
+        "[1]",
+        "{}",
+        '{"version": 1, "traits": {}}',
+        "[" * 5000,
+        '{"missing": 3}',
+        "\\xff",
+    ],
+)
+def test_a_python_that_says_something_else_is_a_sentence(said: str, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\nprint({said!r})\n")
+    python.chmod(0o755)
+    ended = CliRunner().invoke(app, ["conform", "vllm", "--python", str(python)])
+    assert ended.exit_code not in (0, 1, 70)
+    assert ended.stderr.startswith("error: ")

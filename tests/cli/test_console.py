@@ -1,6 +1,9 @@
 """What is printed in tables is text, and as wide as it needs to be."""
 
 import json
+import os
+import subprocess
+import sys
 import unicodedata
 
 import pytest
@@ -63,6 +66,13 @@ def test_colours_of_the_toolkit_reach_a_terminal(monkeypatch: pytest.MonkeyPatch
     with console.capture() as captured:
         console.print(Text("green \x1b[31m", style="green"))
     assert captured.get() == "\x1b[32mgreen [31m\x1b[0m\n"
+
+
+def test_no_columns_at_all_are_those_that_are_not_known() -> None:
+    asked = {**os.environ, "COLUMNS": "0"}
+    words = [sys.executable, "-P", "-m", "dsv4kv", "budget"]
+    done = subprocess.run(words, env=asked, capture_output=True, text=True, check=True)
+    assert "requests of" in done.stdout
 
 
 def test_a_file_is_as_wide_as_the_widest_table(

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -124,6 +126,40 @@ def test_a_backend_that_ends_the_program_is_a_failure_of_its_own() -> None:
     done = run("gather_topk", "--backend", "leaves.py:gather_topk", *SMALL)
     assert done.exit_code == 6
     assert "gather_topk raised SystemExit in leaves.py:5: 0\n" in done.stderr
+
+
+def test_what_a_backend_prints_is_no_part_of_a_document(tmp_path: Path) -> None:
+    printing = MINE.replace("    cpu.", "    print('compiled')\n    cpu.")
+    Path("prints.py").write_text(printing)
+    words = ("bench", "op", "gather_topk", "--backend", "prints.py:gather_topk", *SMALL, "--json")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "dsv4kv", *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert json.loads(done.stdout)
+    assert "compiled" in done.stderr
+
+
+def test_the_arguments_of_a_backend_are_said() -> None:
+    said = " ".join(run("gather_topk", *SMALL).stdout.split())
+    assert "A backend of your own: gather_topk(store:pages, table:int32[S,W], slots:int64" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (MINE + "gather_topk.formats = ({1: 2}, [3], 'fp8_ds_mla')\n", "its formats are "),
+        ("def __getattr__(name): raise RuntimeError(name)\n", "has no 'gather_topk' (RuntimeE"),
+    ],
+)
+def test_a_backend_of_odd_attributes_is_a_sentence(text: str, sentence: str) -> None:
+    Path("odd.py").write_text(text)
+    done = run("gather_topk", "--backend", "odd.py:gather_topk", *SMALL)
+    assert done.exit_code == 2
+    assert sentence in done.stderr
 
 
 def test_a_backend_without_a_case_here_is_not_taken_for_right() -> None:

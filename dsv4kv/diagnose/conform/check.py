@@ -27,6 +27,7 @@ from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.names import RULES, find_engine
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.errors import PeerUnavailable
+from dsv4kv.files import Unparsable, parse_json
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.processes import Child, find_program
@@ -232,6 +233,9 @@ _START = (
 )
 
 
+_MOST_ANSWER = 2**24  # characters
+
+
 class _Undriven(PeerUnavailable):
     """Why an engine's Python does not answer."""
 
@@ -242,7 +246,7 @@ class Driven:
     def __init__(self, engine: str, given: IO[str], answers: IO[str]) -> None:
         """Wait until the engine is there; raises ``PeerUnavailable`` with why it is not."""
         self.engine, self._given, self._answers = engine, given, answers
-        first = self._answer()
+        first = self._answer({"missing": str}, {"version": str, "traits": dict})
         if "missing" in first:
             raise _Undriven(first["missing"])
         self.version: str = first["version"]
@@ -253,14 +257,20 @@ class Driven:
         with suppress(BrokenPipeError):  # then there is no answer either
             self._given.write(json.dumps(asdict(sequence)) + "\n")
             self._given.flush()
-        return self._answer()
+        return self._answer({"broken": dict, "done": int})
 
-    def _answer(self) -> dict[str, Any]:
-        line = self._answers.readline()
+    def _answer(self, *kinds: Mapping[str, type]) -> dict[str, Any]:
+        """A line with the fields of one of ``kinds``, each of its type."""
+        line = self._answers.readline(_MOST_ANSWER)
         if not line:
             raise _Undriven("its Python has ended")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        with suppress(Unparsable):
+            answer = parse_json(line)
+            for kind in kinds if isinstance(answer, dict) else ():
+                if all(isinstance(answer.get(name), type_) for name, type_ in kind.items()):
+                    found: dict[str, Any] = answer
+                    return found
+        raise _Undriven(f"its Python printed {line[:60]!r}, which no driver says")
 
 
 @contextmanager
@@ -281,7 +291,7 @@ def drive(engine: str, python: str | None = None, package: Path | None = None) -
     answered, answers = os.pipe()
     start, where = _START.format(folder=str(FOLDER)), str(package.resolve()) if package else ""
     ask, command = os.fdopen(given, "w"), [program, "-c", start, engine, where, str(questions)]
-    with os.fdopen(answered) as hear:
+    with os.fdopen(answered, errors="replace") as hear:
         child = Child(command, stdout=answers, pass_fds=(questions,))
         os.close(questions)
         os.close(answers)

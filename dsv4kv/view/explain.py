@@ -113,7 +113,7 @@ def _changes(
 
     def value(change: "Change") -> tb.Number:
         count = change.requests
-        return tb.Number(counted(count, "request") if count else f"{change.printed_tokens:,}")
+        return tb.Number(counted(count or change.printed_tokens, "request" if count else "token"))
 
     def gain(change: "Change") -> tb.Number:
         more = change.requests - log.fits[-1].requests if change.requests else change.gain_tokens
@@ -124,7 +124,9 @@ def _changes(
         ("new value", value),
         ("difference", gain),
     ]
-    return tb.Table(title, columns, changes, note="each alone, in the log's KV memory")
+    limited = any(fit.held > fit.requests for fit in log.fits)
+    note = "each alone, in the log's KV memory" + "; tokens alone run no more requests" * limited
+    return tb.Table(title, columns, changes, note=note)
 
 
 def results_page(runs: "Sequence[Measured]", path: Path) -> tb.Page:

@@ -61,7 +61,8 @@ def plan_page(
         parts += [Text(f"{whose}{':' if command else '.'}", "dim")]
         parts += [Command(command)] if command else []
     if slos := list(_relax(answer, question)):
-        parts += [Text("limits that this keeps within the model's error:", "dim")]
+        what = "limits that this keeps" if best else "limits that can be kept"
+        parts += [Text(f"{what} within the model's error:", "dim")]
         parts += [Command.of("dsv4kv", "plan", *again, *slos)]
     if best and trace:
         parts += [Text("the same as a replay:", "dim"), _replay(best, trace, settings)]

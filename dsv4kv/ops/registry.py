@@ -189,7 +189,8 @@ def _get(target: Any, path: str) -> Any:
             target = getattr(target, part)
         except Exception as error:  # a module's own __getattr__ raises anything
             where = Path(getattr(target, "__name__", type(target).__name__)).name
-            raise ConfigError(f"{where} has no {part!r} ({describe_raised(error)}).") from None
+            why = "" if isinstance(error, AttributeError) else f" ({describe_raised(error)})"
+            raise ConfigError(f"{where} has no {part!r}{why}.") from None
     return target
 
 

@@ -305,33 +305,39 @@ class RequestLog:
         is_folder = self._path.is_dir()
         listed = sorted(self._path.iterdir()) if is_folder else [self._path]
         for path in listed:
-            source = f"{self._name}:{self._veil.name(path.name)}"
-            if path in self._open or self._opens(path, source):
-                self._read_file(path, source, stop)
+            if path in self._open or self._opens(path):
+                self._read_file(path, stop)
             if len(self._open) > _MOST_OPEN:
                 oldest = next(iter(self._open))
                 file = self._open.pop(oldest)
                 self._left[oldest] = file.place, file.state()
                 file.close()
         for path in self._open.keys() - {*listed} if is_folder else ():
-            self._open.pop(path).close()  # it was deleted, and read to its end
+            self._read_file(path, stop)  # it was deleted
+            self._open.pop(path).close()
 
-    def _opens(self, path: Path, source: str) -> bool:
+    def _source(self, path: Path) -> str:
+        return f"{self._name}:{self._veil.name(path.name)}"
+
+    def _opens(self, path: Path) -> bool:
         """Open a file that is new, or has changed since it was left."""
         if not path.is_file():
             return False
-        place = self._recording.place("requests", source)
-        if path in self._left:
-            place, state = self._left[path]
-            if state == _state(path.stat()):
-                return False
-        else:
-            self._rows += place is not None  # rows of it were written before
-        self._open[path] = _Growing(path, place)
+        place = self._recording.place("requests", self._source(path))
+        try:
+            if path in self._left:
+                place, state = self._left[path]
+                if state == _state(path.stat()):
+                    return False
+            file = _Growing(path, place)
+        except FileNotFoundError:  # just deleted
+            return False
+        self._rows += place is not None and path not in self._left  # rows of before
+        self._open[path] = file
         return True
 
-    def _read_file(self, path: Path, source: str, stop: Stop) -> None:
-        file = self._open[path]
+    def _read_file(self, path: Path, stop: Stop) -> None:
+        file, source = self._open[path], self._source(path)
         for line in file.lines(last=not self._follow):
             if stop.is_set():
                 self._end_s = min(self._end_s, monotonic() + LAST_S)

@@ -142,6 +142,23 @@ def test_files_that_come_into_a_folder_are_read(tmp_path: Path) -> None:
     assert read(tmp_path / "recording", logs) == [1, 2, 3]
 
 
+def test_a_log_that_is_deleted_from_a_folder_is_read_to_its_end(tmp_path: Path) -> None:
+    logs, stop = tmp_path / "logs", threading.Event()
+    logs.mkdir()
+    log = logs / "log"
+    log.write_text(line(1))
+    with Recording(tmp_path / "recording") as recording:
+        source = RequestLog(0, logs, recording, Veil(recording.salt))
+        source._read(stop)
+        with log.open("a") as file:
+            file.write(line(2))
+            log.unlink()
+        source._read(stop)
+        assert not source._open
+    rows = read_stream(tmp_path / "recording", "requests")
+    assert [row["input_tokens"] for row in rows] == [1, 2]
+
+
 def test_of_many_logs_few_are_open_and_deleted_ones_are_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,8 @@ EPILOG = examples(
     "dsv4kv record server --proxy 8001=http://127.0.0.1:8000            requests through it",
     "dsv4kv record server --requests sglang.log --metrics http://127.0.0.1:30000",
 )
+_UNHEARD = OSError, SystemExit
+"""Of a log on a full disk, a terminal or a pipe that is gone: rich ends at a closed pipe."""
 _EVENTS: dict[str, Any] = {"panel": "KV events"}
 _REQUESTS: dict[str, Any] = {"panel": "Requests"}
 _METRICS: dict[str, Any] = {"panel": "Metrics"}
@@ -99,7 +101,7 @@ def record(
 
     def draw() -> None:
         line = live.line()
-        with suppress(OSError):  # a terminal that is gone, a log on a full disk
+        with suppress(*_UNHEARD):
             screen.show(lambda: Line(line, no_wrap=True, overflow="ellipsis"), line)
 
     is_new = not out.exists()
@@ -128,7 +130,7 @@ def record(
 
 
 def _warn(text: str) -> None:
-    with suppress(OSError):
+    with suppress(*_UNHEARD):
         say(text, err=True)
 
 

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import pytest
 from aiohttp import ClientSession
 
+from dsv4kv.cli import record as commands
 from dsv4kv.record.folder import Recording, read_stream
 from tests.cli.shell import invoke as run
 from tests.ports import free_port
@@ -421,3 +422,14 @@ def test_a_recording_that_is_refused_makes_no_folder(
     monkeypatch.chdir(tmp_path)
     assert run("record", "server", *source, "--once").exit_code != 0
     assert not Path("server").exists()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SystemExit(1)])
+def test_a_sentence_that_nobody_can_hear_ends_no_recording(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(commands, "say", fail)
+    commands._warn("requests are passed on")

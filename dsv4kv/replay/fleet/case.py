@@ -65,7 +65,7 @@ def describe_all(fleet: Fleet, fates: oc.Fates) -> rr.ReplayResult:
     return first.model_copy(
         update={
             "pools": add_pools([each.pools for each in found]),
-            "constants": list(_all_constants(fleet)),
+            "constants": list(_all_constants(fleet.replicas)),
             "remainder_bytes": sum(each.remainder_bytes for each in found),
             "rounding_bytes": sum(each.rounding_bytes for each in found),
             "reuse": rn.add([r.reuse for r in computing], same=("shared_tokens",)),
@@ -96,12 +96,19 @@ def add_pools(replicas: Sequence[Sequence[rr.ReplayPool]]) -> list[rr.ReplayPool
     return found
 
 
-def _all_constants(fleet: Fleet) -> Iterator[rr.Constant]:
-    """Those of replicas that compute prompts, and others of those that decode."""
-    first, *others = (rn.list_constants(pool[0].replay) for pool in fleet.pools)
-    yield from first
-    for row in (row for rows in others for row in rows if row not in first):
-        yield row.model_copy(update={"name": f"decode 0: {row.name}"})
+def _all_constants(replicas: Sequence[Replica]) -> Iterator[rr.Constant]:
+    """The first replica's constants, and others' that differ, named by the first of a kind."""
+    known: set[tuple[str, float, str, str]] = set()
+    kinds = {each.settings: each for each in reversed(replicas)}
+    for replica in reversed(kinds.values()):
+        rows = rn.list_constants(replica.replay)
+        first = replica is replicas[0]
+        for row in rows:
+            if (key := (row.name, row.value, row.unit, row.source)) not in known:
+                name = row.name if first else f"{replica.name}: {row.name}"
+                yield row.model_copy(update={"name": name})
+            if first:
+                known.add(key)
 
 
 def add_series(series: Sequence[rr.ReplaySeries], points: int) -> rr.ReplaySeries:

@@ -135,6 +135,13 @@ def test_a_setting_without_effect_is_told_with_what_to_do(
     assert bool(found) == bool(said)
 
 
+def test_constants_of_other_replicas_are_named_by_the_first_of_their_kind() -> None:
+    (case,) = run(fleet__replicas=1, fleet__mixed='["2 cost.gpus=4"]').cases
+    found = {each.name: each.value for each in result(case).constants}
+    assert (found["GPUs"], found["replica 1: GPUs"]) == (2, 4)
+    assert {name.partition(": ")[0] for name in found if ": " in name} == {"replica 1"}
+
+
 def test_what_replicas_with_other_blocks_hold_twice_is_counted_by_the_trace() -> None:
     """Two replicas of 128 and of 256 tokens a block, each given both of two equal prompts."""
     config = small_config(

@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -333,8 +333,7 @@ def run_bench(invocation: Invocation[BenchConfig], watcher: Watcher) -> sc.RunRe
     if turns and memory_bytes:
         memory_bytes //= 2  # the other process has a cache as well
     done = kept.cases if kept else {}
-    left = [point.config for n, point in enumerate(points) if n not in done]
-    watcher.start(sum(count_tokens(each.workload, each.measure.seed) for each in left))
+    watcher.start(_count_all([p for n, p in enumerate(points) if n not in done]))
 
     def work(number: int) -> sc.Case:
         watcher.case(points[number])
@@ -343,6 +342,21 @@ def run_bench(invocation: Invocation[BenchConfig], watcher: Watcher) -> sc.RunRe
 
     cases = run_points(invocation.sweep, len(points), work)
     return end_record(begun, cases, len(points))
+
+
+def _count_all(cases: Sequence[Point[BenchConfig]]) -> int:
+    """Tokens of all cases; a workload that several cases share is read once."""
+    counts: dict[Hashable, int] = {}
+    total = 0
+    for case in cases:
+        workload, seed = case.config.workload, case.config.measure.seed
+        requests = (workload.source, workload.trace_format, workload.skip, workload.limit)
+        placed = (workload.context, workload.concurrency) if workload.context else None
+        key = (requests, placed, workload.synthetic, seed)
+        if key not in counts:
+            counts[key] = count_tokens(workload, seed)
+        total += counts[key]
+    return total
 
 
 def _run(

@@ -323,16 +323,18 @@ class RequestLog:
         """Open a file that is new, or has changed since it was left."""
         if not path.is_file():
             return False
-        place = self._recording.place("requests", self._source(path))
         try:
             if path in self._left:
                 place, state = self._left[path]
                 if state == _state(path.stat()):
                     return False
-            file = _Growing(path, place)
+                file = _Growing(path, place)
+            else:
+                before = self._recording.place("requests", self._source(path))
+                file = _Growing(path, before)
+                self._rows += before is not None  # rows of it were written before
         except FileNotFoundError:  # just deleted
             return False
-        self._rows += place is not None and path not in self._left  # rows of before
         self._open[path] = file
         return True
 

@@ -12,7 +12,7 @@ import re
 import resource
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -438,9 +438,8 @@ class Proxy:
         )
         try:
             answer = exchange.answer = await asked
-            coding = ",".join(answer.headers.getall("Transfer-Encoding", ())).strip().lower()
             odd = answer.status < 200 or answer.version not in _VERSIONS
-            if odd or coding not in {"", "chunked"}:
+            if odd or _is_packed(answer.headers.getall("Transfer-Encoding", [])):
                 answer.close()
                 raise ClientError("it was asked for no other protocol")
         except (ClientError, OSError):
@@ -487,7 +486,7 @@ class Proxy:
         for name, value in fields:
             passed.headers.add(name, value)
         passed.content_length = answer.content_length
-        if {"Transfer-Encoding", "Upgrade"} & {*map(str.title, exchange.request.headers)}:
+        if any(name in exchange.request.headers for name in ("Transfer-Encoding", "Upgrade")):
             # aiohttp 3.14 puts trailers before the next request's fields, and drops the request
             # that comes with one that asks for another protocol
             passed.force_close()
@@ -600,10 +599,15 @@ def _target(request: web.BaseRequest) -> str:
         target = target if target.startswith("/") else f"/{target}"
     if not target.startswith("/"):
         raise _Fault(f"{target[:80]!a} is no path of a server")
-    coding = ",".join(request.headers.getall("Transfer-Encoding", []))
-    if coding.strip().lower() not in {"", "chunked"} or not target.isascii():
+    codings = request.headers.getall("Transfer-Encoding", [])
+    if _is_packed(codings) or not target.isascii():
         raise _Fault(_NOT_PLAIN)
     return target
+
+
+def _is_packed(codings: Sequence[str]) -> bool:
+    """Whether a body comes in more than chunks, by its fields ``Transfer-Encoding``."""
+    return ",".join(codings).strip().lower() not in {"", "chunked"}
 
 
 async def _expect(request: web.BaseRequest, expected: str) -> None:

@@ -197,24 +197,16 @@ def test_no_line_follows_one_that_was_written_in_part(
     assert numbers(folder) == [*kept, 3]
 
 
-def test_a_kill_between_two_files_forgets_no_place(tmp_path: Path) -> None:
-    folder = tmp_path / "recording"
-    with Recording(folder) as recording:
-        recording.write("events", {"source": "one", "place": 1})
-    (folder / "events.000001.jsonl").touch()
-    with Recording(folder) as recording:
-        recording.write("events", {"source": "two", "place": 2})
-    with Recording(folder) as recording:
-        assert [recording.place("events", name) for name in ("one", "two")] == [1, 2]
-
-
-def test_a_file_that_was_begun_and_not_written_hides_no_place(tmp_path: Path) -> None:
+def test_a_file_that_was_begun_and_not_written_hides_and_forgets_no_place(tmp_path: Path) -> None:
     folder = tmp_path / "recording"
     with Recording(folder) as recording:
         recording.write("events", {"source": "one", "place": 1})
     (folder / "events.000001.jsonl").touch()
     with Recording(folder) as recording:
         assert recording.place("events", "one") == 1
+        recording.write("events", {"source": "two", "place": 2})
+    with Recording(folder) as recording:
+        assert [recording.place("events", name) for name in ("one", "two")] == [1, 2]
 
 
 def test_stops_and_starts_are_notes_with_the_time_between(tmp_path: Path) -> None:

@@ -376,13 +376,13 @@ def test_prompts_that_are_read_side_by_side_have_pieces_of_one_size(tmp_path: Pa
 
 
 class Failing:
-    """A source that fails once it is told to."""
+    """A source that fails when its event is set."""
 
     def __init__(self, error: Exception) -> None:
-        self.told, self._error = threading.Event(), error
+        self.due, self._error = threading.Event(), error
 
     def run(self, stop: threading.Event) -> None:
-        if self.told.wait(60):
+        if self.due.wait(60):
             raise self._error
 
 
@@ -420,7 +420,7 @@ def test_where_a_recording_or_a_source_fails_it_is_said_and_requests_are_passed_
                 answer = await client.post(url, json=body)
                 await answer.content.readexactly(2**20)
                 if beside:
-                    beside[0].told.set()
+                    beside[0].due.set()
                 else:
                     monkeypatch.setattr(os, "fsync", full)
                     recording.write("notes", {"what": "gap"})

@@ -219,11 +219,8 @@ class StepExecutor:
             counted = self.work_of(step)
             for call, began_ns, end_ns in spans:
                 (name, indexer), schema = call.operation, call.layer.schema
-                kind, work_done = (
-                    schema.layer.attn.value,
-                    counted.of(name, schema, indexer=indexer),
-                )
-                self.recorder.keep_call(call.name, kind, end_ns - began_ns, *work_done)
+                work_done, kind = counted.of(name, schema, indexer=indexer), schema.layer.attn
+                self.recorder.keep_call(call.name, kind.value, end_ns - began_ns, *work_done)
         busy_ns = sum(end_ns - began_ns for _, began_ns, end_ns in spans)
         self.recorder.excluded_ns += perf_counter_ns() - start_ns - busy_ns
 

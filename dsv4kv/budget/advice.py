@@ -19,7 +19,7 @@ from dsv4kv.budget.scenario import Scenario, fix_layout, resolve
 from dsv4kv.engines.flags import flag_for
 from dsv4kv.errors import ConfigError
 
-_LESS_IN_FLIGHT = 2048
+_CHUNKS = 2048, 1024  # tokens of a prompt in a step: fewer slow prefill
 _MORE_MEMORY = Fraction(95, 100)
 _FORMATS = (
     ("indexer_format", "mxfp4", "4-bit indexer keys"),
@@ -68,10 +68,13 @@ def advise(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Op
         return Option(words, reason, freed, held, fits(other, *asked), other, inputs)
 
     changes, options = list(_changes(scenario, asked)), list[Option]()
+    chunk = _chunk(scenario.inputs)
     for each in changes:
         with suppress(ConfigError):
             found = option(_apply(scenario, [each]), [each], each.reason)
-            options += [found] if found.freed_bytes > 0 or found.concurrency > most else []
+            milder = [o.concurrency for o in options if [*o.inputs] == [*found.inputs] == [chunk]]
+            more = found.concurrency > max(milder, default=most)
+            options += [found] if more or (found.freed_bytes > 0 and not milder) else []
     if len(taken := _combine(scenario, changes, asked)) > 1:
         found = option(_apply(scenario, taken), taken, "together")
         best = max((each.concurrency for each in options), default=most)
@@ -105,7 +108,7 @@ def _combine(
     """The changes that hold most requests together, none of them idle.
 
     In every layout each setting that gains is taken, in place of one of the same input; drafts
-    are not given up for it.
+    are not given up for it. Of two values of an input that hold as many the first is taken.
     """
 
     def value(taken: Sequence[_Change]) -> tuple[int, int]:
@@ -128,8 +131,10 @@ def _combine(
         if reached[0] > most:
             best, most = taken, reached[0]
     for each in reversed(best):
-        without = [one for one in best if one is not each]
-        best = without if value(without)[0] == most else best
+        rest = [one for one in best if one is not each]
+        same = (one for one in changes if one.inputs.keys() == each.inputs.keys())
+        milder = ([one if old is each else old for old in best] for one in same)
+        best = next(fewer for fewer in (rest, *milder) if value(fewer)[0] == most)
     return best
 
 
@@ -195,10 +200,10 @@ def _changes(scenario: Scenario, asked: tuple[int, int]) -> Iterator[_Change]:
     """Settings that may help, the cheapest first."""
     inputs, settings = scenario.inputs, scenario.settings
     family = scenario.engine.name.partition(":")[0]
-    if settings.in_flight_tokens > _LESS_IN_FLIGHT:
-        name = "in_flight_tokens" if inputs.in_flight_tokens else "step_tokens"
-        change = f"{_word(family, name)} {_LESS_IN_FLIGHT}"
-        yield _Change({name: _LESS_IN_FLIGHT}, change, "smaller chunks of prompts")
+    chunk = _chunk(inputs)
+    for tokens in (tokens for tokens in _CHUNKS if tokens < settings.in_flight_tokens):
+        change = f"{_word(family, chunk)} {tokens}"
+        yield _Change({chunk: tokens}, change, "smaller chunks of prompts")
     if settings.window_slots == "kept":
         change = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS=1"
         yield _Change({"window_slots": "freed"}, change, "frees window slots out of the window")
@@ -226,6 +231,10 @@ def _changes(scenario: Scenario, asked: tuple[int, int]) -> Iterator[_Change]:
     if settings.memory_fraction < _MORE_MEMORY and not leaves_room:
         change = f"{_word(family, 'memory_fraction')} {float(_MORE_MEMORY):g}"
         yield _Change({"memory_fraction": _MORE_MEMORY}, change, "less headroom")
+
+
+def _chunk(inputs: Inputs) -> str:
+    return "in_flight_tokens" if inputs.in_flight_tokens else "step_tokens"
 
 
 def _layout_changes(scenario: Scenario, asked: tuple[int, int]) -> Iterator[_Change]:

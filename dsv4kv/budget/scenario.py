@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 from dsv4kv.budget.gpus import Gpu
@@ -181,7 +181,7 @@ def _given_in(inputs: Inputs) -> dict[str, Any]:
 
 
 def resolve(inputs: Inputs) -> list[Scenario]:
-    """Look everything up; one scenario per possible layout, from few GPUs to many.
+    """Look everything up; a scenario per layout that the engine takes, from few GPUs to many.
 
     Raises:
         ConfigError: An unknown name, a contradictory layout, weights that are not known.
@@ -205,11 +205,15 @@ def resolve(inputs: Inputs) -> list[Scenario]:
         settings = replace(settings, assumed=settings.assumed | reasons)
         return Scenario(inputs, config, gpu, layout, weights, formats, engine, settings, machine)
 
-    return [
-        scenario(layout)
-        for wish in wishes
-        for layout in candidate_layouts(config, wish, MOST_GPUS)
-    ]
+    found, refused = list[Scenario](), list[ConfigError]()
+    for layout in chain.from_iterable(candidate_layouts(config, w, MOST_GPUS) for w in wishes):
+        try:
+            found.append(scenario(layout))
+        except ConfigError as error:
+            refused.append(error)
+    if refused and not found:
+        raise refused[0]
+    return found
 
 
 def _settle(inputs: Inputs, engine: Engine, machine: Machine, replicas: int) -> Settings:

@@ -207,3 +207,19 @@ def test_one_live_session_is_not_offered_to_be_two() -> None:
     options = advise(scenario(engine="ds4", gpus="2"), 2**17, 1)
     assert options
     assert not any("request_limit" in each.inputs for each in options)
+
+
+def test_ranks_of_sglang_that_share_a_chunk_get_whole_pages() -> None:
+    ranks = {"engine": "sglang", "gpus": "16", "tp": "1", "dp": "16", "context": "128K"}
+    with pytest.raises(ConfigError, match=r"128 tokens per rank.*multiple of 4,096"):
+        resolve(ask(**ranks, step_tokens="2048"))
+    found = answer(ask(**ranks, step_tokens="8192"))
+    words = changes(advise(found.scenario, found.context, 1))
+    assert not any("chunked" in each for each in words)
+
+
+def test_smaller_chunks_are_offered_where_they_hold_more() -> None:
+    found = answer(ask(model="v4-pro", gpu="h200", gpus="8", engine="vllm:0.33", context="1M"))
+    best, one = advise(found.scenario, found.context, 1)[:2]
+    assert "--max-num-batched-tokens 1024" in best.change
+    assert one.change == "--max-num-batched-tokens 2048"  # alone both hold the same

@@ -26,6 +26,11 @@ _EVICTION_TOKENS = 128  # SGLANG_SWA_EVICTION_INTERVAL
 _LEAST_GUESSED_REQUESTS, _MOST_GUESSED_REQUESTS = 2048, 4096
 
 
+def page_of(kind: str) -> int:
+    """Tokens of a page that is not given."""
+    return _FLAT_PAGE_TOKENS if kind == "flat" else DEFAULT_PAGE_TOKENS
+
+
 class Pools:
     """Prices, fixed sizes and slots of one rank's pools.
 
@@ -70,7 +75,7 @@ class Pools:
         speculative = deployment.draft_layers > 0 or drafts > 0  # on every stage of a pipeline
         shares = speculative and not (flat or deployment.window_slots == "own")
         self.inflation = (self.windows + 1) / self.windows if shares else 1.0
-        page = deployment.block_tokens or (_FLAT_PAGE_TOKENS if flat else DEFAULT_PAGE_TOKENS)
+        page = deployment.block_tokens or page_of(model.kind)
         self.page_tokens = page
         self.csa_ring = 16 if speculative else 8
         self.hca_ring = 1 if deployment.online_state else 256 if speculative else 128

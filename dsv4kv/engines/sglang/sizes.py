@@ -18,7 +18,14 @@ from dsv4kv.engines.host import Sent, sent_of
 from dsv4kv.engines.names import chosen_rule
 from dsv4kv.engines.rule import Rule
 from dsv4kv.engines.sglang import FAMILY, Build
-from dsv4kv.engines.sglang.layout import CHARGED_INDEXER_BYTES, Pools, build_pools, lay_out
+from dsv4kv.engines.sglang.layout import (
+    CHARGED_INDEXER_BYTES,
+    Pools,
+    build_pools,
+    lay_out,
+    page_of,
+)
+from dsv4kv.errors import ConfigError
 
 _CLASSES = (  # up to MiB of memory: tokens of a chunk, largest decode graph below TP4, and from
     (20 * 1024, 2048, 8, 8),
@@ -80,6 +87,17 @@ def _kept_parts(build: Build, machine: ct.Machine, given: ct.Given) -> dict[str,
     if given.get("draft_layers"):
         parts["drafts"] = float(build.draft_reserve_mib)
     return parts
+
+
+def _check_chunk(machine: ct.Machine, given: ct.Given) -> None:
+    """Of SGLang's own checks, ``check_server_args``: ranks of DP attention share a chunk."""
+    page = given.get("block_tokens") or page_of(machine.kind)
+    tokens = given.get("step_tokens", page * machine.dp) // machine.dp
+    if tokens % page and given.get("role") != "decode":
+        raise ConfigError(
+            f"SGLang does not start with chunks of {tokens:,} tokens per rank, not whole pages: "
+            f"give --chunked-prefill-size a multiple of {page * machine.dp:,}."
+        )
 
 
 def _logits_limit(build: Build, machine: ct.Machine, used: Fraction) -> ct.Default:
@@ -250,6 +268,7 @@ class SglangEngine(ct.Engine):
 
     def defaults(self, machine: ct.Machine, given: ct.Given) -> ct.Defaults:
         build, mib = self.build, machine.memory_bytes / ct.MIB
+        _check_chunk(machine, given)
         tokens, _ = _class_of(machine)
         kept = sum(_kept_parts(build, machine, given).values())
         share = Fraction(str(round((mib - kept) / mib, 3)))

@@ -73,8 +73,8 @@ def advise(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Op
         with suppress(ConfigError):
             found = option(_apply(scenario, [each]), [each], each.reason)
             milder = [o.concurrency for o in options if [*o.inputs] == [*found.inputs] == [chunk]]
-            more = found.concurrency > max(milder, default=most)
-            options += [found] if more or (found.freed_bytes > 0 and not milder) else []
+            gains = found.concurrency > max(milder, default=most)
+            options += [found] if gains or (found.freed_bytes > 0 and not milder) else []
     if len(taken := _combine(scenario, changes, asked)) > 1:
         found = option(_apply(scenario, taken), taken, "together")
         best = max((each.concurrency for each in options), default=most)

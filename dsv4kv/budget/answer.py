@@ -402,8 +402,9 @@ def peak_lines(found: Answer) -> Iterator[Line]:
 def overfull(found: Answer) -> int:
     """Bytes that the engine estimates for what its share leaves free, if that is less; else 0."""
     use = found.use
-    wanted = sum(held.size_bytes for held in overhead_of(found).headroom) + use.headroom
-    return wanted if wanted > use.memory - use.budget else 0
+    wanted = sum(held.size_bytes for held in overhead_of(found).headroom)
+    rounded = use.memory // 1000  # engines give their own share with three digits
+    return wanted if wanted > use.memory - use.budget + rounded else 0
 
 
 def _reason(found: Answer, name: str) -> str:

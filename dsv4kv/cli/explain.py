@@ -231,10 +231,17 @@ def _log(name: str, path: Path, options: Mapping[str, str]) -> Found:
 
     gpu = load_gpu(options["gpu"]) if "gpu" in options else None
     log = with_given(replace(read_log(path), source=name), options, gpu.arch if gpu else None)
-    found, _ = explain_startup(log)
+    found, best = explain_startup(log)
+    layouts = list[str]()
     if gpu:
         found = replace(found, meaning=(*found.meaning, _say_gpu(found, gpu)))
-    return Found(partial(asdict, found), partial(explanation_page, found), not found.refused)
+        model = best.deployment.model.name
+        layouts = ["dsv4kv", "budget", "--model", model, "--gpu", gpu.name, "--engine"]
+        layouts += [found.engine, "--context", str(found.context_tokens)]
+        for setting, flag in (("tensor_parallel", "--tp"), ("data_parallel", "--dp")):
+            layouts += [flag, str(count)] if (count := log.whole(setting)) else []
+    page = partial(explanation_page, found, layouts if found.exact else ())
+    return Found(partial(asdict, found), page, not found.refused)
 
 
 def _say_gpu(log: "Explanation", gpu: "Gpu") -> str:

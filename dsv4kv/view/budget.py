@@ -64,7 +64,7 @@ def budget_page(
     if found.kv_copies > 1 and not lacks:
         answer.append(_copies_sentence(found))
     if "engine" in given:
-        answer += _engine_lines(found, of_command=bool(command))
+        answer += _engine_lines(found)
     facts = _facts(found, curve)
     answer += [] if command or lacks else ["", facts]
     if inputs.host_tier is None and (inputs.host_ratio or inputs.host_size):
@@ -195,7 +195,7 @@ def _copies_sentence(found: an.Answer) -> str:
     return f"TP{tp} replicates the KV cache on {found.kv_copies} GPUs (single KV head)."
 
 
-def _engine_lines(found: an.Answer, *, of_command: bool) -> Iterator[tb.Part]:
+def _engine_lines(found: an.Answer) -> Iterator[tb.Part]:
     engine, capacity = found.scenario.engine, found.capacity
     if ":" in (asked := found.scenario.inputs.engine) and asked != engine.name:
         yield f"{asked} is answered by the rules of {engine.name}."
@@ -220,8 +220,7 @@ def _engine_lines(found: an.Answer, *, of_command: bool) -> Iterator[tb.Part]:
         tokens = found.tokens_between
         between = f": {tokens[0]:,} to {tokens[1]:,} tokens" if tokens else " of KV memory"
         printed = any("KV cache memory" in line for line in found.log_lines)
-        option = "budget --command … --kv-memory" if of_command else "--kv-memory of its log"
-        exact = f"size your start by {option}" if printed else "`dsv4kv explain` your log"
+        exact = "give budget the --kv-memory that its log prints" if printed else "`dsv4kv explain` your log"
         of = "Assumed, not measured:" if found.spread_assumed else "9 in 10 starts"
         yield f"{of} ± {format_bytes(spread)}{between}; {exact}."
 
@@ -332,7 +331,7 @@ def _change(option: Option, most: int | None = None) -> str:
     words = option.change.replace(layout, label)
     if most is None or len(words) <= most:
         return words
-    settings = counted(option.change.replace(layout, "").count("--"), "flag")
+    settings = counted(len(given.keys() - {"gpus", "tp", "dp", "ep"}), "flag")
     return f"{label} and {settings} below" if "tp" in given else f"the {settings} below"
 
 

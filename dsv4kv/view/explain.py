@@ -17,8 +17,11 @@ _MAX_CHANGES = 4
 _MAX_CANDIDATES = 5
 
 
-def explanation_page(log: "Explanation") -> tb.Page:
-    """What the printed number means, how many requests fit, and what would change it."""
+def explanation_page(log: "Explanation", layouts: Sequence[str] = ()) -> tb.Page:
+    """What the printed number means, how many requests fit, and what would change it.
+
+    ``layouts`` are the words of a command that compares this layout with others.
+    """
     fits: tb.Columns = [
         ("context", lambda fit: quantity(fit.context_tokens)),
         ("requests", lambda fit: quantity(fit.requests)),
@@ -40,6 +43,12 @@ def explanation_page(log: "Explanation") -> tb.Page:
     gains = [change for change in log.changes if change.gains]
     if gains:
         answer += ["", _changes(log, gains).first(_MAX_CHANGES)]
+    if layouts:
+        answer += [
+            "",
+            tb.Text("Other layouts, in assumed memory:", "dim"),
+            tb.Command.of(*layouts),
+        ]
     statements: tb.Columns = [
         ("what", lambda each: each.what),
         ("value", lambda each: tb.Text(each.value)),
@@ -124,8 +133,9 @@ def _changes(
         ("new value", value),
         ("difference", gain),
     ]
-    limited = any(fit.held > fit.requests for fit in log.fits)
-    note = "each alone, in the log's KV memory" + "; tokens alone run no more requests" * limited
+    limited = any(fit.held > fit.requests for fit in log.fits[-1:])
+    binds = "; the request limit binds: more tokens alone run no more" * limited
+    note = f"each alone, in the log's KV memory{binds}"
     return tb.Table(title, columns, changes, note=note)
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -102,11 +103,18 @@ def test_the_line_for_lint_has_what_decided_the_faults() -> None:
     assert "dsv4kv lint tiered --engine sglang:0.5.23" in shown
 
 
+def test_a_log_whose_gpu_is_given_has_a_line_that_compares_layouts() -> None:
+    shown = run("sglang", "--gpu", "h200").stdout
+    line = next(line for line in shown.splitlines() if line.startswith("dsv4kv budget"))
+    assert "--engine sglang:0.5.20" in line
+    assert CliRunner().invoke(app, shlex.split(line)[1:]).exit_code == 0
+    assert "dsv4kv budget" not in run("sglang").stdout
+
+
 def test_the_options_it_names_exist() -> None:
     shown = " ".join(run("script", "--verbose").stdout.split())
     assert "9 in 10 starts" in shown
-    assert "size your start by --kv-memory of its log" not in shown
-    assert "budget --command … --kv-memory" in shown
+    assert "give budget the --kv-memory that its log prints" in shown
 
 
 def test_standard_input_is_a_file_like_any_other() -> None:

@@ -14,6 +14,7 @@ from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import entry_format
 from dsv4kv.model.schema import CacheFormats
+from dsv4kv.units import counted
 
 How = Literal["read", "inferred", "assumed"]
 _CONTEXTS = (4096, 32_768, 131_072, 1_048_576)
@@ -73,7 +74,7 @@ class Fit:
 class Change:
     """Another setting, and what would be printed with it.
 
-    ``requests`` of the longest context run with it, where a limit of requests binds without.
+    ``requests`` of the longest context run with it, where tokens do not say so.
     """
 
     what: str
@@ -213,9 +214,9 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
         padding_bytes_per_token=float(padding),
         fits=fits,
         measured=log.memory,
-        changes=_changes(best, log, reading, fits[-1]) if best.exact else (),
+        changes=_changes(best, log, reading, fits) if best.exact else (),
         meaning=(
-            *([] if best.exact else [doubt]),
+            *(_others(found, log, reading, fits) if best.exact else [doubt]),
             *rules.meaning(log, reading, best, capacity),
         ),
     )
@@ -280,10 +281,26 @@ def _fits(found: Recovery, log: StartupLog, reading: Reading, cache_bytes: int) 
     fits = []
     for length in [*(length for length in _CONTEXTS if length < longest), longest]:
         count = _held(found, cache_bytes, length) if found.exact else shared // length
-        if not count and shared >= length:  # its windows are kept by other rules
-            count = shared // length
         fits.append(Fit(length, min(count, most or count), count))
     return tuple(fits)
+
+
+def _others(
+    found: list[Recovery], log: StartupLog, reading: Reading, fits: tuple[Fit, ...]
+) -> Iterator[str]:
+    """Versions that print the same and hold another number of requests."""
+    for other in likeliest(found)[1:]:
+        cache_bytes = other.engine.capacity(other.deployment, other.available_bytes).cache_bytes
+        theirs = {fit.context_tokens: fit.requests for fit in fits}
+        for fit in reversed(_fits(other, log, reading, cache_bytes)):
+            ours = theirs[fit.context_tokens]
+            if other.engine != found[0].engine and fit.requests != ours:
+                requests = counted(fit.requests, "request")
+                yield (
+                    f"Not certain: {other.engine.name} prints the same and runs {requests} of "
+                    f"{fit.context_tokens:,} tokens, not {ours:,}: add --engine NAME:VERSION."
+                )
+                return
 
 
 def _held(found: Recovery, cache_bytes: int, context_tokens: int, *, prompts: int = 0) -> int:
@@ -296,32 +313,55 @@ def _held(found: Recovery, cache_bytes: int, context_tokens: int, *, prompts: in
 
 
 def _changes(
-    found: Recovery, log: StartupLog, reading: Reading, longest: Fit
+    found: Recovery, log: StartupLog, reading: Reading, fits: tuple[Fit, ...]
 ) -> tuple[Change, ...]:
     """Every change with its gain, the one that alters the number most first; of a cap, none.
 
-    A limit of requests that binds comes before all; none is lowered to fewer than memory holds.
+    What runs more of the longest requests comes before what prints more tokens. No limit of
+    requests is lowered to fewer than memory holds, and no tokens are gained for fewer requests.
     """
-    full = reading.whole("full_token") or 0
-    if found.engine.unit == "slot":
+    engine, longest = found.engine, fits[-1]
+    if engine.unit == "slot":
         return ()
-    if found.units < full:
-        what = "without the cap of full tokens (--max-total-tokens)"
-        return (Change(what, full, full - found.units, found.available_bytes),)
-    now = shown_tokens(found.engine, found.deployment, found.available_bytes)
-    changes = []
-    for what, engine, deployment, memory in _trials(found, log):
+    now = shown_tokens(engine, found.deployment, found.available_bytes)
+    if uncapped := _uncapped(found, log, reading, now):
+        return (uncapped,)
+    running, changes = list[Change](), list[Change]()
+    for what, rules, deployment, memory in _trials(found, log):
         limit = deployment.concurrency
         if limit and limit != found.deployment.concurrency and limit < longest.held:
             continue
+        other = replace(found, engine=rules, deployment=deployment)
         try:
-            tokens = shown_tokens(engine, deployment, memory)
+            tokens = shown_tokens(rules, deployment, memory)
+            cache_bytes = rules.capacity(deployment, memory).cache_bytes
+            held = [_held(other, cache_bytes, fit.context_tokens) for fit in fits]
         except ConfigError:  # the engine does not serve it
             continue
-        changes.append(Change(what, tokens, tokens - now, memory))
-    gaining = (change for change in changes if change.gain_tokens)
-    ordered = sorted(gaining, key=lambda change: -abs(change.gain_tokens))
-    return (*_raised_limit(found, log, longest, now), *ordered)
+        gain = tokens - now
+        if not gain and held[-1] > longest.held == longest.requests:
+            running.append(Change(what, tokens, gain, memory, held[-1]))
+        elif gain < 0 or (
+            gain and all(n >= fit.requests for n, fit in zip(held, fits, strict=True))
+        ):
+            changes.append(Change(what, tokens, gain, memory))
+    changes.sort(key=lambda change: -abs(change.gain_tokens))
+    return (*_raised_limit(found, log, longest, now), *running, *changes)
+
+
+def _uncapped(found: Recovery, log: StartupLog, reading: Reading, printed: int) -> Change | None:
+    """Without the flag that lets fewer tokens run than memory holds."""
+    full, memory = reading.whole("full_token") or 0, found.available_bytes
+    if found.units < full:
+        what = "without the cap of full tokens (--max-total-tokens)"
+        return Change(what, full, full - found.units, memory)
+    if log.whole("blocks") and (gib := reading.number("available_gib")):
+        memory = int(gib * GIB)
+        tokens = shown_tokens(found.engine, found.deployment, memory)
+        if tokens > printed:
+            what = "without --num-gpu-blocks-override"
+            return Change(what, tokens, tokens - printed, memory)
+    return None
 
 
 def _raised_limit(
@@ -355,7 +395,10 @@ def _trials(found: Recovery, log: StartupLog) -> Iterator[tuple[str, Engine, Dep
     engine, deployment, memory = found.engine, found.deployment, found.available_bytes
     launch = engine.family.launch
     rules = engine.family.load("log")
-    yield getattr(rules, "MORE_MEMORY", "1 GiB more memory"), engine, deployment, memory + GIB
+    if not log.whole("blocks"):  # which are no more with more memory
+        name = "kv-memory" if log.whole("kv_memory") else "memory-fraction"
+        flag = flag_for(engine.family.name, name)
+        yield f"1 GiB more memory ({flag})", engine, deployment, memory + GIB
     if deployment.draft_layers:
         without = replace(deployment, draft_layers=0, draft_tokens=0)
         yield f"without {launch.drafts.partition(' ')[0]}", engine, without, memory
@@ -365,7 +408,7 @@ def _trials(found: Recovery, log: StartupLog) -> Iterator[tuple[str, Engine, Dep
         flag = launch.written.get("indexer_format=mxfp4", "indexer keys in mxfp4")
         what = f"{flag.format()} (changes numerics)"
         yield what, engine, replace(deployment, formats=formats), memory
-    for what, changed in rules.changes(deployment, log) if hasattr(rules, "changes") else ():
+    for what, changed in rules.changes(deployment, log):
         yield what, engine, changed, memory
     newest = find_engine(engine.family.name)
     if newest.name != engine.name:

@@ -207,6 +207,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "method": ("method", "speculative_algorithm"),
     "draft_tokens": ("num_speculative_tokens", "speculative_num_draft_tokens"),
     "blocks": ("num_gpu_blocks_override",),
+    "kv_memory": ("kv_cache_memory_bytes",),
+    "chunked": ("enable_chunked_prefill",),
     "experts": ("kt_weight_path", "kt_method"),
 }
 """Spellings of arguments in logs, by our name."""
@@ -221,6 +223,7 @@ _LIKELY_ARGUMENTS = (  # every name has one of these; most lines of a log have n
     "--", "model", "size", "max", "context", "fraction", "utilization", "dtype", "async", "fp4",
     "tokens_ratio", "method", "specul", "override", "serve ", "rchitecture", "disable", "encoder",
     "PARTITION", "kt_", "disagg", "enable_dp", "enable_expert", ".gguf", "general.name", "ascend",
+    "memory_bytes", "chunked",
 )  # fmt: skip
 _NAMED = (
     ("partition", re.compile(r"(?:VLLM|SGLANG)_PP_LAYER_PARTITION\W+(\d+(?:,\d+)+)")),

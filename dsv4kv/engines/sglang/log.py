@@ -20,7 +20,6 @@ _ROUND = (64, 32, 16, 8, 4, 2, 1)
 _DEFAULT_CHUNK = 8192
 _SMALL_RATIO = 0.05
 _PAGE = 256
-MORE_MEMORY = "1 GiB more memory (--mem-fraction-static)"
 
 
 def recover(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
@@ -172,7 +171,10 @@ def meaning(
 
 
 def changes(deployment: Deployment, log: StartupLog) -> Iterator[tuple[str, Deployment]]:
-    """Settings that alter the number."""
+    """Settings that alter the number, or how many requests run."""
+    if deployment.window_slots is None:  # frees nothing where the version frees them by default
+        what = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS=1"
+        yield what, replace(deployment, window_slots="freed")
     if deployment.window_ratio is None or deployment.window_ratio > _SMALL_RATIO:
         what = f"--swa-full-tokens-ratio {_SMALL_RATIO}"
         yield what, replace(deployment, window_ratio=_SMALL_RATIO)

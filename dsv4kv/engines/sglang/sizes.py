@@ -382,11 +382,12 @@ def _bound(pools: Pools, full: int) -> str:
     tokens, chunk = pools.deployment.max_context_tokens, pools.chunk_tokens
     spare = 0 if pools.frees_windows else int(chunk / pools.window_ratio)
     held = (full - spare) // _full_tokens(pools, tokens, 1)
-    kept = "free what they leave" if pools.frees_windows else "keep those of their whole prompt"
+    span = "its window alone" if pools.frees_windows else "its whole prompt"
     return (
-        f"Its {full:,} full tokens hold {full // max(tokens, 1):,} requests of {tokens:,} tokens, "
-        f"its {pools.window_slots(full):,} window slots {held:,} that {kept} "
-        "(SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS): the fewer bind."
+        f"Full tokens ({full:,}) hold {full // max(tokens, 1):,} requests of {tokens:,} tokens, "
+        f"window slots ({pools.window_slots(full):,}) hold {held:,}: a request keeps slots of "
+        f"{span} (SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS="
+        f"{int(pools.frees_windows)})."
     )
 
 

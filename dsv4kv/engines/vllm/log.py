@@ -17,7 +17,6 @@ from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.units import format_bytes
 
-MORE_MEMORY = "1 GiB more memory (--gpu-memory-utilization)"
 V41_DTYPES = ("auto", "fp8", "fp8_ds_mla", "nvfp4_ds_mla")
 V41_SITES = (("sm_90", None), ("sm_100", None), ("sm_100", "FLASHMLA_SPARSE_DSV41"))
 """GPUs and backends whose formats of V4.1 differ."""
@@ -325,9 +324,11 @@ def _refusal(reading: Reading, found: Recovery) -> str:
 def changes(deployment: Deployment, log: StartupLog) -> Iterator[tuple[str, Deployment]]:
     """Settings that alter the number."""
     flight = deployment.in_flight_tokens
-    if flight > _SMALL_CHUNK:
-        batches, rest = divmod(flight, log.whole("batched") or flight + 1)
-        tokens = f" {_SMALL_CHUNK // batches}" if batches and not rest else ""
+    batches, rest = divmod(flight, log.whole("batched") or flight + 1)
+    chunk = _SMALL_CHUNK // batches if batches and not rest else None
+    whole = (log.text("chunked") or "").lower() == "false"  # then a chunk is a longest prompt
+    if flight > _SMALL_CHUNK and not whole and (chunk or flight) >= (log.whole("requests") or 0):
+        tokens = "" if chunk is None else f" {chunk}"
         what = f"--max-num-batched-tokens{tokens} ({_SMALL_CHUNK:,} tokens in flight)"
         yield what, replace(deployment, in_flight_tokens=_SMALL_CHUNK)
     if deployment.max_context_tokens > _SHORT_CONTEXT:

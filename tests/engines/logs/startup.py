@@ -31,6 +31,16 @@ VLLM_0_33 = (
 )
 """The log of vLLM 0.33 with three draft layers: 13,270 blocks, 7,022 blocks per request."""
 
+BLOCKS_GIVEN = (
+    (
+        "version 0.33.0, non-default args: {'model_tag': 'deepseek-ai/DeepSeek-V4-Flash', "
+        "'tensor_parallel_size': 4, 'max_model_len': 32768, 'max_num_batched_tokens': 8192}"
+    ),
+    "Available KV cache memory: 60.00 GiB",
+    "Overriding num_gpu_blocks=64281 with num_gpu_blocks_override=5000",
+    "GPU KV cache size: 24,058 tokens, Maximum concurrency for 32,768 tokens per request: 0.73x",
+)
+
 REFUSAL = (
     (
         "ValueError: To serve at least one request with the model's max seq len (30000), "
@@ -41,6 +51,29 @@ REFUSAL = (
     ),
 )
 """The refusal of vllm#44376 (vLLM 0.22)."""
+
+WINDOWS_KEPT = (
+    (
+        "server_args=ServerArgs(model_path='deepseek-ai/DeepSeek-V4-Flash', tp_size=8, "
+        "context_length=1048576, chunked_prefill_size=16384, swa_full_tokens_ratio=0.1, "
+        "max_running_requests=256)"
+    ),
+    (
+        "DSV4 memory calculation: bytes_per_full_token=7705.45, available_bytes=130.86 GB, "
+        "c128_state_fixed=2.53 GB, full_token=17882368"
+    ),
+    "DSV4 pool sizes: full=17882368, swa=1788160, c4=4470592, c128=139706",
+)
+"""SGLang 0.5.17, which keeps the windows of whole prompts, or 0.5.19, which frees them."""
+
+KTRANSFORMERS = (
+    "--model /mnt/DeepSeek-V4-Flash --kt-weight-path /mnt/DeepSeek-V4-Flash --kt-method MXFP4",
+    "DSV4 memory calculation: bytes_per_full_token=15955.85, available_bytes=19.30 GB, "
+    "full_token=1298688",
+    "DSV4 pool sizes: full=1298688, swa=129792, c4=324672, c128=10146",
+    "max_total_num_tokens=1298688, max_running_requests=256, context_len=1048576",
+)
+"""The numbers of KTransformers' issue 1978."""
 
 SGLANG = (
     (

@@ -4,7 +4,15 @@ import pytest
 
 from dsv4kv.engines.logs.explain import Explanation, explain_startup
 from dsv4kv.errors import ConfigError
-from tests.engines.logs.startup import SGLANG, VLLM_0_26, VLLM_0_33, parsed
+from tests.engines.logs.startup import (
+    BLOCKS_GIVEN,
+    KTRANSFORMERS,
+    SGLANG,
+    VLLM_0_26,
+    VLLM_0_33,
+    WINDOWS_KEPT,
+    parsed,
+)
 
 
 def explained(lines: list[str] | tuple[str, ...]) -> Explanation:
@@ -56,3 +64,44 @@ def test_a_limit_of_requests_that_binds_is_raised_and_never_lowered() -> None:
     assert 64 < first.requests < found.fits[-1].held  # every one has states, one is in prefill
     assert first.what == f"--max-running-requests {first.requests}"
     assert not [change for change in others if "running-requests" in change.what]
+
+
+def test_a_longer_request_never_fits_more_often() -> None:
+    kept = explained(("SGLang version 0.5.17", *WINDOWS_KEPT))
+    assert kept.engine == "sglang:0.5.17"
+    assert [fit.requests for fit in kept.fits] == [256, 54, 13, 1]
+    few = explained(KTRANSFORMERS)  # 129,792 window slots
+    assert [fit.held for fit in few.fits] == [31, 3, 0, 0]
+
+
+def test_versions_that_print_the_same_and_hold_another_number_are_named() -> None:
+    first = explained(WINDOWS_KEPT).meaning[0]
+    assert "sglang:0.5.17 prints the same and runs 1 request of 1,048,576 tokens, not 17" in first
+    assert not [each for each in explained(SGLANG).meaning if "prints the same" in each]
+
+
+def test_no_lever_gains_tokens_for_fewer_requests() -> None:
+    kept = explained(("SGLang version 0.5.17", *WINDOWS_KEPT)).changes
+    assert kept[0].what == "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS=1"
+    assert (kept[0].requests, kept[0].gain_tokens) == (17, 0)
+    assert not [each for each in kept if "ratio" in each.what]
+    freed = explained(("SGLang version 0.5.19", *WINDOWS_KEPT)).changes
+    assert not [each for each in freed if "WINDOW_SLOTS" in each.what]
+
+
+@pytest.mark.parametrize(
+    ("setting", "gone", "instead"),
+    [
+        ("kv_cache_memory_bytes=32212254720", "--gpu-memory-utilization", "--kv-cache-memory"),
+        ("num_gpu_blocks_override=5000", "--gpu-memory-utilization", "--num-gpu-blocks-override"),
+        ("max_num_seqs=2048", "--max-num-batched-tokens", "--gpu-memory-utilization"),
+        ("enable_chunked_prefill=False", "--max-num-batched-tokens", "--gpu-memory-utilization"),
+    ],
+)
+def test_no_lever_of_vllm_is_refused_or_changes_nothing(
+    setting: str, gone: str, instead: str
+) -> None:
+    lines = (setting, *(BLOCKS_GIVEN if "blocks" in setting else VLLM_0_33))
+    levers = " ".join(change.what for change in explained(lines).changes)
+    assert gone not in levers
+    assert instead in levers

@@ -16,10 +16,11 @@ from dsv4kv.budget.fit import (
 )
 from dsv4kv.budget.inputs import Inputs
 from dsv4kv.budget.scenario import Scenario, fix_layout, resolve
-from dsv4kv.engines.flags import flag_for
+from dsv4kv.engines.flags import SLOTTED, flag_for
 from dsv4kv.errors import ConfigError
 
 _CHUNKS = 2048, 1024  # tokens of a prompt in a step: fewer slow prefill
+_ENOUGH = 0.98  # of the most requests: a setting that adds less is not worth its line
 _MORE_MEMORY = Fraction(95, 100)
 _FORMATS = (
     ("indexer_format", "mxfp4", "4-bit indexer keys"),
@@ -73,8 +74,10 @@ def advise(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Op
         with suppress(ConfigError):
             found = option(_apply(scenario, [each]), [each], each.reason)
             milder = [o.concurrency for o in options if [*o.inputs] == [*found.inputs] == [chunk]]
-            gains = found.concurrency > max(milder, default=most)
-            options += [found] if gains or (found.freed_bytes > 0 and not milder) else []
+            gains = found.freed_bytes > 0 or found.concurrency > most
+            if milder:
+                gains = found.concurrency * _ENOUGH > max(milder)
+            options += [found] if gains else []
     if len(taken := _combine(scenario, changes, asked)) > 1:
         found = option(_apply(scenario, taken), taken, "together")
         best = max((each.concurrency for each in options), default=most)
@@ -108,7 +111,7 @@ def _combine(
     """The changes that hold most requests together, none of them idle.
 
     In every layout each setting that gains is taken, in place of one of the same input; drafts
-    are not given up for it. Of two values of an input that hold as many the first is taken.
+    are not given up for it. Of two values of an input that hold nearly as many the first is taken.
     """
 
     def value(taken: Sequence[_Change]) -> tuple[int, int]:
@@ -134,7 +137,7 @@ def _combine(
         rest = [one for one in best if one is not each]
         same = (one for one in changes if one.inputs.keys() == each.inputs.keys())
         milder = ([one if old is each else old for old in best] for one in same)
-        best = next(fewer for fewer in (rest, *milder) if value(fewer)[0] == most)
+        best = next(fewer for fewer in (rest, *milder) if value(fewer)[0] >= _ENOUGH * most)
     return best
 
 
@@ -211,11 +214,12 @@ def _changes(scenario: Scenario, asked: tuple[int, int]) -> Iterator[_Change]:
     is_fixed = scenario.engine.family.has_flags and flag == "--request-limit"  # ds4's one session
     if settings.request_limit and not is_fixed:  # as it is given: SGLang's is of all replicas
         limit = inputs.request_limit or settings.assumed["request_limit"].value
-        twice = "twice as many concurrent requests"
-        yield _Change({"request_limit": 2 * limit}, f"{flag} {2 * limit}", twice)
         half = max(limit // 2, 1)  # half of one is that one, which gains nothing
         fewer = "half as many, less allocated at start-up"
-        yield _Change({"request_limit": half}, f"{flag} {half}", fewer)
+        divides = scenario.engine.unit == "slot" and not inputs.unified_slots
+        for count, why in ((2 * limit, "twice as many concurrent requests"), (half, fewer)):
+            whole = f" {flag_for(family, SLOTTED)} {count * scenario.context_tokens}"
+            yield _Change({"request_limit": count}, f"{flag} {count}{whole * divides}", why)
     yield from _layout_changes(scenario, asked)
     if inputs.state == "fp32":
         yield _Change({"state": "online"}, "--state online", "HCA keeps a running softmax")

@@ -94,6 +94,8 @@ def merge(family: str, given: Iterable[GivenFlag]) -> fl.Texts:
 
 
 def _settle(texts: fl.Texts) -> None:
+    for name in (fl.KEYS, fl.VALUES):
+        texts.pop(name, None)
     unified, batch = texts.get("unified-slots"), texts.pop(fl.BATCH, None)
     if (total := texts.pop(fl.SLOTTED, None)) and int(total):  # 0 is the model's own
         slots = 1 if unified or "request-limit" not in texts else int(texts["request-limit"])

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,15 @@ from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.budget.scenario import fix_layout, resolve
 from dsv4kv.budget.servers import MODEL_FLAGS, Launch, find_launches
 from dsv4kv.budget.shell import MOST_CHARACTERS
-from dsv4kv.engines.flags import NOTHING, Texts, find_flag, near_flag
+from dsv4kv.engines.flags import (
+    KEYS,
+    NOTHING,
+    VALUES,
+    Texts,
+    find_flag,
+    near_flag,
+    read_object,
+)
 from dsv4kv.engines.names import FAMILIES, find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import mask_secrets, open_regular
@@ -174,11 +182,12 @@ def _interpret(
     unset = [(about, words) for about, words in unset if about not in options]
     unread += _without_value(unset, flags, {"model": bool(named), "tp": not whole})
     merged, sizes = _merged(launch, flags), ("gpus", *_NEEDED[1:])
+    _check_types(flags)
     spread = [word for word in launch.unread if "," not in word]
     if spread and not any(name in {*merged, *absent} or name in options for name in sizes):
         raise ConfigError(
             f"{', '.join(launch.unread)}: not read, and it may give the layout: add --tp (1 for "
-            "one GPU), or set the variable in the environment."
+            "one GPU), set the variable in the environment, or put the file beside the script."
         )
     is_given = "context" in merged or "context" in options
     if launch.role and launch.benched_tokens and not is_given:
@@ -206,6 +215,18 @@ def _interpret(
     return Reading(launch, tuple(flags), texts | {"engine": name}, tuple(unread))
 
 
+def _check_types(flags: Iterable[GivenFlag]) -> None:
+    """Keys and values of V4 are one cache, which llama.cpp refuses in two types."""
+    types = {KEYS: "f16", VALUES: "f16"}
+    for each in flags:
+        types |= {name: text for name, text in each.texts.items() if name in types}
+    if types[KEYS] != types[VALUES]:
+        raise ConfigError(
+            f"llama.cpp does not start with -ctk {types[KEYS]} and -ctv {types[VALUES]}: give "
+            "both the same type."
+        )
+
+
 def _without_value(
     unset: Iterable[tuple[str, str]], flags: Iterable[GivenFlag], may: Mapping[str, bool]
 ) -> Iterator[str]:
@@ -228,7 +249,7 @@ def _read_flags(launch: Launch) -> tuple[list[GivenFlag], list[tuple[str, str]]]
     flags, unset = list[GivenFlag](), list[tuple[str, str]]()
     for name, value in [*launch.variables.items(), *launch.flags]:
         flag = find_flag(launch.family, name)
-        if not name.startswith("-") and not (flag and flag.is_variable):
+        if not name.startswith("-") and not (flag and name in flag.spellings.split()):
             continue
         if flag and flag.means not in (None, NOTHING) and not flag.switch and not value:
             raise ConfigError(f"{name}: the value is missing.")
@@ -236,7 +257,17 @@ def _read_flags(launch: Launch) -> tuple[list[GivenFlag], list[tuple[str, str]]]
             unset.append((flag.means.input, f"{name} {value}"))
         else:
             flags.append(read_flag(launch.family, name, value))
+            flags += _uncounted_inside(launch.family, value)
     return flags, unset
+
+
+def _uncounted_inside(family: str, value: str) -> Iterator[GivenFlag]:
+    """Keys of a JSON object that are flags, too, and change sizes uncounted."""
+    with suppress(ConfigError):
+        for key, text in read_object(value).items() if value.startswith("{") else ():
+            flag = find_flag(family, f"--{key}")
+            if flag and not flag.means and text is not None:
+                yield read_flag(family, f"--{key}", str(text))
 
 
 def _named(names: Iterable[str]) -> str | None:

@@ -122,7 +122,9 @@ def _flags(family: Family, inputs: Inputs, typed: Sequence[GivenFlag]) -> Iterat
         names = {name.replace("-", "_") for name in merge(family.name, [each])}
         if each.flag and (each.texts.keys() & _DRAFTING or not names & skipped):
             skipped |= names
-            yield each.flag.name if each.flag.switch else _join(each.flag, each.value)
+            yield (
+                each.spelling if each.flag.switch else _join(each.flag, each.value, each.spelling)
+            )
     for field in fields(Inputs):
         value = getattr(inputs, field.name)
         if field.name in skipped or value == field.default:
@@ -144,9 +146,9 @@ def _flag(family: str, name: str, value: Any) -> str:
             with suppress(ConfigError):
                 read = flag.means.of(word) if flag.means and flag.written else {}
                 if [*read] == [name] and READERS[name](read[name]) == value:
-                    return flag.name if flag.switch else _join(flag, word)
+                    return flag.name if flag.switch else _join(flag, word, flag.name)
     raise KeyError(name)
 
 
-def _join(flag: Flag, text: str) -> str:
-    return f"{flag.name}{'=' if flag.is_variable else ' '}{shlex.quote(text)}"
+def _join(flag: Flag, text: str, spelling: str) -> str:
+    return f"{spelling}{'=' if flag.is_variable else ' '}{shlex.quote(text)}"

@@ -10,6 +10,7 @@ from dsv4kv.budget import weights as wt
 from dsv4kv.budget.gpus import Gpu, load_gpu, plain_memory
 from dsv4kv.budget.inputs import DEFAULT_GPU, Inputs
 from dsv4kv.budget.quantised import experts_of_name, storage_of_name
+from dsv4kv.engines.names import family_of
 from dsv4kv.errors import ConfigError, find_name
 from dsv4kv.files import shipped
 from dsv4kv.model import presets as ps
@@ -51,6 +52,12 @@ def find_formats(inputs: Inputs, config: DSV4Config) -> CacheFormats:
 
 def find_weights(inputs: Inputs, config: DSV4Config) -> wt.Weights:
     """The weights given, or derived from the model; ``ConfigError`` where neither is known."""
+    family = family_of(inputs.engine)
+    if family and family.offloads and inputs.weights is None:
+        raise ConfigError(
+            f"{family.title} has experts on the CPU, and how large the weights on its GPUs are is "
+            "not known: give their size to budget with --weights."
+        )
     own = _model_file(inputs.model)
     try:
         if own is None:

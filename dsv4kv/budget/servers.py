@@ -42,6 +42,7 @@ _UNIT = re.compile(r"(?m)^\[(?:Service|Container|program:.*)\]")
 _SETTINGS = {"--config", "--extra-engine-args", "--extra-llm-api-options"}
 """Flags that name a file of more flags, which a script or a ConfigMap next to it may hold."""
 _ROLES = {"prefill", "decode", "aggregated", "agg"}
+_SIDES = {f"{role}_environment" for role in _ROLES}
 _PROGRAM = re.compile(r"(?:.*/)?(?:python[\d.]*|(?:ba|z|da)?sh|sleep|tail|nginx|uv|ray|tini|env)")
 
 
@@ -100,6 +101,8 @@ class _Around:
     shells: Iterator[int] = field(default_factory=lambda: iter(range(_MOST_SHELLS)))
     settings: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     searched: list[int] = field(default_factory=lambda: [0])  # characters; all share the cell
+    sides: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of prefill and decode, which a recipe has beside or above their flags."""
 
     def settings_of(self, text: str) -> list[tuple[str, str]]:
         """The flags of a file of settings; each is read once, and no more than a text may have."""
@@ -146,6 +149,7 @@ class _Around:
             gpu=gpu.lower().removeprefix("nvidia-"),
             names=(*names, *self.names),
             benched_tokens=sum(lengths) if len(lengths) > 1 else self.benched_tokens,
+            sides={**self.sides, **{key: document[key] for key in document if key in _SIDES}},
         )
 
 
@@ -342,12 +346,18 @@ def _make(family: str, arguments: list[str], around: _Around) -> Launch:
     family = next(forks, family)
     pairs = list(_pairs(family, words))
     settings: list[tuple[str, str]] = []
+    files = {Path(name).name: text for name, text in around.files.items()}  # of any mount
     for spelling, value in pairs:
-        text = around.files.get(Path(value).name) or around.files.get(value)
-        if spelling.replace("_", "-") in _SETTINGS and text is not None:
-            with suppress(Unparsable):
-                settings += around.settings_of(sh.fill_in(text, around.variables))
-                pairs = [pair for pair in pairs if pair != (spelling, value)]
+        if spelling.replace("_", "-") not in _SETTINGS:
+            continue
+        pairs = [pair for pair in pairs if pair != (spelling, value)]
+        text = around.files.get(value) or files.get(Path(value).name)
+        try:
+            read = around.settings_of(sh.fill_in(text, around.variables)) if text else None
+        except Unparsable:
+            read = None
+        settings += read or ()
+        unread += [f"{spelling} {value}"] * (read is None)
     served = [value for name, value in pairs if name == "--served-model-name"]
     return Launch(
         family,
@@ -446,7 +456,7 @@ def _in_yaml(document: Any, around: _Around, text: str, depth: int = 0) -> Itera
             if key in ("environment", "env", "image"):
                 continue
             name, family = str(key), _family_named(re.sub("_?[cC]onfig$", "", str(key)))
-            own = document.get(f"{name}_environment")
+            own = around.sides.get(f"{name}_environment")
             start = around.find_key(name, text, start)  # in the text's order
             inner = replace(
                 around if not isinstance(own, dict) else _with(around, _texts(own)),

@@ -94,6 +94,7 @@ def read_object(text: str) -> dict[str, object]:
 
 OWN_DRAFTS, OWN_TIER, SIMPLE = "own-draft-tokens", "own-host-tier", "simple-offload"
 TOKENS, SLOTTED, BATCH = "kv-tokens", "slots-tokens", "batch-tokens"
+KEYS, VALUES = "type-of-keys", "type-of-values"
 """Not inputs themselves: ``budget.flags.merge`` turns them into some."""
 
 DRAFT_LAYERS = {"dspark": 3, "mtp": 1, "eagle": 1, "nextn": 1, "deepseek": 1}

@@ -351,6 +351,7 @@ class Family:
         by_layers: Several GPUs share its layers, not its heads.
         marks: Flags that no other engine of its program has (a fork).
         base: The engine that it is a fork of.
+        offloads: Some experts are on the CPU.
         logs: The module that reads logs of its start, where that is not its folder's ``log``.
         block_tokens: Tokens of a block of V4, unless given.
         days: Versions with other sizes by the day of their wheels' files.
@@ -374,6 +375,7 @@ class Family:
     by_layers: bool = False
     marks: tuple[str, ...] = ()
     base: str = ""
+    offloads: bool = False
     logs: str = ""
     block_tokens: int = ENGINE_BLOCK_TOKENS
 

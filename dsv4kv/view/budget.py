@@ -220,7 +220,7 @@ def _engine_lines(found: an.Answer) -> Iterator[tb.Part]:
         tokens = found.tokens_between
         between = f": {tokens[0]:,} to {tokens[1]:,} tokens" if tokens else " of KV memory"
         printed = any("KV cache memory" in line for line in found.log_lines)
-        exact = "give budget the --kv-memory that its log prints" if printed else "`dsv4kv explain` your log"
+        exact = "give budget its log's --kv-memory" if printed else "`dsv4kv explain` your log"
         of = "Assumed, not measured:" if found.spread_assumed else "9 in 10 starts"
         yield f"{of} ± {format_bytes(spread)}{between}; {exact}."
 

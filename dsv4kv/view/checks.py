@@ -155,11 +155,7 @@ def report_findings(
 def _sum_up(subjects: "Sequence[Subject]", found: "Sequence[Found]", known: int) -> Finding:
     looked_at = []
     for each in subjects:
-        version = (
-            f" ({each.version or 'version unknown: add --engine'})"
-            if each.kind == "command"
-            else ""
-        )
+        version = f" ({each.version or 'version unknown'})" if each.kind == "command" else ""
         missing = " (no arguments in it: give the command, too)" if each.flags is None else ""
         looked_at.append(each.title + (missing if each.kind == "log" else version))
     of, sure = ", ".join(looked_at), sum(each.is_sure for each in found)

@@ -249,6 +249,20 @@ resources: {gpu_type: b200}
          "block-tokens": "256", "gpu": "b200"},
     ),
     Pasted(
+        "roles",
+        """model: {path: deepseek-v4-pro}
+backend:
+  type: sglang
+  prefill_environment: {SGLANG_DSV4_COMPRESS_STATE_DTYPE: bfloat16}
+  decode_environment: {SGLANG_OPT_USE_ONLINE_COMPRESS: "1", PYTHONUNBUFFERED: "1"}
+  sglang_config:
+    prefill: {tensor-parallel-size: 8, chunked-prefill-size: 65536}
+    decode: {tensor-parallel-size: 8, max-running-requests: 4096}
+""",
+        {"engine": "sglang", "model": "v4-pro", "role": "decode", "state": "online"},
+        which="decode",
+    ),
+    Pasted(
         "trtllm",
         """kind: ConfigMap
 data:

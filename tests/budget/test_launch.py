@@ -25,7 +25,8 @@ def test_a_published_command_means_what_it_says(published: Published) -> None:
     reading = read_command(published.text)
     assert reading.texts.items() >= published.texts.items()
     assert {told.spelling for told in reading.uncounted} == set(published.uncounted)
-    found = answer(read_inputs({**reading.texts, "gpu": published.gpu}))
+    weights = {"weights": "80GiB"} if "--kt-num-gpu-experts" in published.uncounted else {}
+    found = answer(read_inputs({**reading.texts, "gpu": published.gpu, **weights}))
     line = launch_line(found.scenario, found.context, found.max_concurrency, reading.flags)
     assert found.scenario.engine.family.launch.program in line
 
@@ -214,6 +215,42 @@ def test_settings_of_a_file_next_to_the_command_count(tmp_path: Path, started: s
     script = tmp_path / "serve.sh"
     script.write_text(f"{started}\n", encoding="utf-8")
     assert read_command(str(script), model="v4-flash").texts["tp"] == "8"
+
+
+def test_flags_inside_a_json_value_that_are_not_counted_are_named() -> None:
+    config = '{"host_cache_size": 64000000000, "max_tokens": 400000}'
+    line = f"trtllm-serve deepseek-ai/DeepSeek-V4-Flash --tp_size 8 --kv_cache_config '{config}'"
+    reading = read_command(line)
+    assert [each.spelling for each in reading.uncounted] == ["--host_cache_size"]
+    assert reading.texts["kv-blocks"] == "3125"
+
+
+MOUNTED = """cat > /tmp/own.yaml <<EOF
+max-model-len: 262144
+tensor-parallel-size: 4
+EOF
+docker run --gpus all -v /tmp/own.yaml:/etc/own.yaml vllm/vllm-openai:v0.29.0 \\
+  --model deepseek-ai/DeepSeek-V4-Flash --config /etc/own.yaml
+"""
+
+
+def test_settings_that_a_script_writes_count_wherever_they_are_mounted() -> None:
+    texts = read_command(MOUNTED).texts
+    assert (texts["tp"], texts["context"]) == ("4", "262144")
+
+
+@pytest.mark.parametrize(
+    ("started", "ranks"),
+    [("vllm serve", "-tp"), ("sglang serve", "--tp"), ("trtllm-serve", "--tp_size")],
+)
+def test_settings_that_are_not_there_are_named_and_may_give_the_layout(
+    started: str, ranks: str
+) -> None:
+    line = f"{started} deepseek-ai/DeepSeek-V4-Flash --config cfg/serve.yaml"
+    with pytest.raises(ConfigError, match=r"--config cfg/serve.yaml: not read.* the layout"):
+        read_command(line)
+    given = read_command(f"{line} {ranks} 8")
+    assert "--config cfg/serve.yaml" in given.unread
 
 
 def test_a_file_of_settings_is_read_once_for_all_commands(tmp_path: Path) -> None:

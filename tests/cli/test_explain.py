@@ -114,7 +114,7 @@ def test_a_log_whose_gpu_is_given_has_a_line_that_compares_layouts() -> None:
 def test_the_options_it_names_exist() -> None:
     shown = " ".join(run("script", "--verbose").stdout.split())
     assert "9 in 10 starts" in shown
-    assert "give budget the --kv-memory that its log prints" in shown
+    assert "give budget its log's --kv-memory" in shown
 
 
 def test_standard_input_is_a_file_like_any_other() -> None:

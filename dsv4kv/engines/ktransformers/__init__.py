@@ -16,6 +16,7 @@ FAMILY = Family(
     launch=replace(SGLANG.launch, words=(), images=("ktransformers",)),
     has_flags=True,
     base=SGLANG.name,
+    offloads=True,
     logs="dsv4kv.engines.sglang.log",
     marks=("--kt-weight-path", "--kt-method"),
 )

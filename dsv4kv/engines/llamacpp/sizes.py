@@ -92,7 +92,8 @@ class LlamaEngine(ct.SlotEngine):
         parts = self.slot_parts(deployment, deployment.max_context_tokens)
         slots, one = self.slots(deployment), sum(parts.values())
         sizes = [f"{what} {slots * size / ct.MIB:,.2f}" for what, size in parts.items() if size]
-        fewer = f" -np 1 takes {one / ct.MIB:,.2f} MiB." if slots > 1 else ""
+        which = "-np 1" if deployment.unified_slots else "A slot"
+        fewer = f" {which} takes {one / ct.MIB:,.2f} MiB." if slots > 1 else ""
         return (
             f"{slots} slot{'s' * (slots != 1)} of {pad(deployment.max_context_tokens):,} tokens, "
             f"allocated whole at start: {slots * one / ct.MIB:,.2f} MiB ({', '.join(sizes)})."

@@ -243,7 +243,8 @@ def _statements(log: StartupLog, reading: Reading, found: Recovery) -> Iterator[
     yield known("rules", found.engine.name + version, log.version, "inferred")
     yield known("model", deployment.model.name, named_model(log))
     yield known("draft layers", str(deployment.draft_layers), draft_method(log))
-    yield known("indexer", deployment.formats.indexer.name, log.text("fp4_indexer"))
+    if found.engine.unit != "slot":
+        yield known("indexer", deployment.formats.indexer.name, log.text("fp4_indexer"))
     context = reading.whole("context") or reading.whole("refused_context") or log.whole("context")
     tokens = f"{deployment.max_context_tokens:,} tokens"
     yield known("longest request", tokens, context, "assumed")

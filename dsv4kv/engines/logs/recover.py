@@ -48,8 +48,9 @@ class Recovery:
             self.engine.name,
             deployment.model.name,
             f"{drafts} draft layer{'s' if drafts != 1 else ''}",
-            f"indexer {deployment.formats.indexer.name}",
         ]
+        if self.engine.unit != "slot":  # whose caches are of one type
+            parts.append(f"indexer {deployment.formats.indexer.name}")
         if self.engine.unit == "block":
             parts.append(f"{deployment.in_flight_tokens:,} tokens in flight")
         if deployment.state_bytes == 2:

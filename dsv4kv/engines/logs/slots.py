@@ -59,5 +59,7 @@ def meaning(
         yield f"The printed buffers are {buffers:,.2f} MiB in all."
     if session := reading.number("session_mib"):
         yield f"The printed context buffers are {session:,.2f} MiB."
+    if not (buffers or session or reading.fields.get("kv_type")):
+        yield "Not certain: this log prints no cache type and no ubatch; the usual are assumed."
     if found.exact:
         yield capacity.note

@@ -80,7 +80,5 @@ FLAGS: tuple[fl.Flag, ...] = (
             fl.NOTHING, written=False),
     fl.flag("--cuda_graph_config", fl.GRAPHS, written=False),
     fl.flag("--host_cache_size", f"{fl.HOST}, which is not sized"),
-    fl.flag("--extra_llm_api_options --extra_engine_args --config",
-            "a file of settings, which is not read"),
 )  # fmt: skip
 """In the order in which they are listed."""

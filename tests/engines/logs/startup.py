@@ -68,8 +68,10 @@ WINDOWS_KEPT = (
 
 KTRANSFORMERS = (
     "--model /mnt/DeepSeek-V4-Flash --kt-weight-path /mnt/DeepSeek-V4-Flash --kt-method MXFP4",
-    "DSV4 memory calculation: bytes_per_full_token=15955.85, available_bytes=19.30 GB, "
-    "full_token=1298688",
+    (
+        "DSV4 memory calculation: bytes_per_full_token=15955.85, available_bytes=19.30 GB, "
+        "full_token=1298688"
+    ),
     "DSV4 pool sizes: full=1298688, swa=129792, c4=324672, c128=10146",
     "max_total_num_tokens=1298688, max_running_requests=256, context_len=1048576",
 )

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from dsv4kv.budget.advice import advise
 from dsv4kv.budget.answer import answer
+from dsv4kv.budget.fit import max_concurrency
 from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.budget.launch import read_command
 from dsv4kv.budget.launch_line import launch_line
@@ -20,6 +22,7 @@ from dsv4kv.engines.contract import MIB, Deployment
 from dsv4kv.engines.ds4.sizes import Ds4Engine
 from dsv4kv.engines.ktransformers.sizes import KtEngine
 from dsv4kv.engines.llamacpp.sizes import LlamaEngine, pad
+from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 
@@ -54,6 +57,9 @@ def test_slots_of_llama_cpp_are_what_it_prints(flags: str, mib: float) -> None:
     assert shared / MIB == pytest.approx(mib, abs=0.006)
     assert found.capacity
     assert f"{shared / MIB:,.2f} MiB" in found.capacity.note
+    one = f"{shared / 4 / MIB:,.2f} MiB"
+    assert (f"-np 1 takes {one}" in found.capacity.note) == ("-np" not in flags)
+    assert (f"A slot takes {one}" in found.capacity.note) == ("-np 4" in flags)
     assert found.max_concurrency == (4 if "-np 1" not in flags else 1)
 
 
@@ -126,12 +132,50 @@ def test_a_full_token_of_ktransformers_has_its_published_price(
     assert pools.bytes_per_full_token / pools.inflation == pytest.approx(price, abs=0.006)
 
 
+@pytest.mark.parametrize("types", ["-ctk q8_0", "-ctk q8_0 -ctv f16", "--cache-type-v q4_0"])
+def test_keys_and_values_of_two_types_are_refused_as_llama_cpp_does(types: str) -> None:
+    with pytest.raises(ConfigError, match="give both the same type"):
+        read_command(f"llama-server -m DeepSeek-V4-Flash-Q4.gguf {types}")
+
+
+def test_variables_of_llama_cpp_are_its_flags() -> None:
+    given = "LLAMA_ARG_CTX_SIZE=32768 LLAMA_ARG_N_PARALLEL=1 llama-server"
+    typed = read_command("llama-server -m DeepSeek-V4-Flash-Q4.gguf -c 32768 -np 1").texts
+    assert read_command(f"{given} -m DeepSeek-V4-Flash-Q4.gguf").texts == typed
+
+
+@pytest.mark.parametrize("flags", ["-c 32768 -np 4", "-c 8192", "-c 8192 -np 4 -kvu"])
+def test_more_slots_are_advised_with_the_context_that_keeps_theirs(flags: str) -> None:
+    """``-np`` alone would divide ``-c``, of unified slots, too, unless ``-kvu`` is given."""
+    launch = "llama-server -m DeepSeek-V4-Flash-Q4.gguf"
+    served = {"gpu": "b300", "gpus": "1", "weights": "150GiB"}
+    found = answer(read_inputs({**read_command(f"{launch} {flags}").texts, **served}))
+    more = next(each for each in advise(found.scenario, 8192, 4) if "-np 8" in each.change)
+    kept = "-kvu" if "-kvu" in flags else ""
+    words = f"{launch} {more.change} {'-c 8192' if kept else ''} {kept}"
+    again = answer(read_inputs({**read_command(words).texts, **served}))
+    assert (again.context, again.max_concurrency) == (8192, more.concurrency) == (8192, 8)
+
+
+def test_experts_on_the_cpu_have_weights_that_are_given() -> None:
+    asked = {"engine": "ktransformers", "model": "v4-flash", "gpu": "h100"}
+    with pytest.raises(ConfigError, match="experts on the CPU"):
+        resolve(read_inputs(asked))
+    assert resolve(read_inputs({**asked, "weights": "40GiB"}))
+
+
 def test_a_command_of_ktransformers_is_its_own() -> None:
     text = (
         "python -m sglang.launch_server --model /m/DeepSeek-V4-Flash --kt-method MXFP4 "
         "--kt-weight-path /m --kt-num-gpu-experts 1 --tensor-parallel-size 1"
     )
-    assert read_command(text).texts["engine"] == "ktransformers"
+    reading = read_command(text)
+    assert reading.texts["engine"] == "ktransformers"
+    (one,) = resolve(read_inputs({**reading.texts, "gpu": "h100", "weights": "40GiB"}))
+    line = launch_line(
+        one, one.context_tokens, max_concurrency(one, one.context_tokens), reading.flags
+    )
+    assert "--kt-method MXFP4 --kt-weight-path /m" in line
     assert Fraction(KtEngine().capacity(deployed("v4-flash", 32768), 2**34).unit_bytes) > 15_955
 
 

@@ -262,6 +262,9 @@ class ReplayMeasure(Section):
     """Moments of the series over time that are kept, at most."""
 
 
+_SIZES = ("memory_bytes", "num_blocks", "num_checkpoints", "checkpoint_share")
+
+
 class ReplayConfig(Section):
     """A cache, a trace, a scheduler, and what a step costs."""
 
@@ -288,10 +291,17 @@ class ReplayConfig(Section):
                 "tokens that scheduler.max_requests decode in one step: raise the one or lower "
                 "the other"
             )
-        if self.prefix.rule != "ideal" and (unused := self.prefix.changed("policy", "strategy")):
+        engine, rule = self.server.engine, self.prefix.rule
+        own = f"server.engine {engine!r}" if engine else f"prefix.rule {rule!r}"
+        if (engine or rule != "ideal") and (unused := self.prefix.changed("policy", "strategy")):
             raise ValueError(
-                f"prefix.{unused} says how the ideal rule works, and prefix.rule "
-                f"{self.prefix.rule!r} has a way of its own: leave it out, or use ideal"
+                f"prefix.{unused} says how the ideal rule works, and {own} has a way of its own: "
+                "leave it out, or use ideal"
+            )
+        if engine and (unused := self.cache.changed(*_SIZES)):
+            raise ValueError(
+                f"cache.{unused} says how large the cache is, and {own} has a size of its own: "
+                "leave it out, or give the flags of the server, --set 'server.command=…'"
             )
         if self.fleet.exists and self.workload.arrivals == "closed":
             raise ValueError(

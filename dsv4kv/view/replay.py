@@ -109,6 +109,7 @@ def _slo(fleet: ReplayFleet | None) -> str:
 
 def _case_answer(record: RunRecord, case: Case) -> Iterator[tb.Part]:
     problems = [f for f in (*judge_status(case), *judge_replay(case)) if f.is_problem]
+    problems += [tb.Finding("warning", text)] if (text := _other_rule(case)) else []
     yield from problems
     result, totals, cache = case.replay, case.totals, case.cache
     if result is None or totals is None or cache is None:
@@ -158,6 +159,20 @@ def _rule_of_plan(model: str) -> str:
     if preset_named(model) is None:
         return "--rule NAME"
     return f"--rule {chosen_rule(FAMILIES['sglang'], load_model(model).kind, {})}"
+
+
+def _other_rule(case: Case) -> str:
+    """Whose rule it is, where the engine has another one for the model."""
+    name, model = case.replay.reuse.rule if case.replay else "", setting(case, "model.preset")
+    rule = RULES.get(name, IDEAL)
+    family = FAMILIES.get(rule.engine.partition(":")[0])
+    if family is None or rule.groups or preset_named(model or "") is None:
+        return ""
+    kind = load_model(model).kind
+    if not any(kind in each.default_for for each in family.rules.values() if each != rule):
+        return ""
+    own = chosen_rule(family, kind, {})
+    return f"{name} is {family.title}'s rule for models without windows; for {model}: --rule {own}"
 
 
 def _kept_s(case: Case) -> float:
@@ -254,6 +269,7 @@ def _reuse_table(case: Case, reuse: Reuse, limit: int | None = None) -> tb.Table
     if rest := sum(tokens for _, tokens in lost[len(rows) - 2 :]):
         rows.append(("lost: other reasons", rest, "--verbose lists them"))
     note = f"prompts share blocks of {reuse.shared_tokens:,} tokens"
+    note += "; remedies are flags of the server" * bool(RULES.get(reuse.rule, IDEAL).engine)
     return losses_table("Prompt tokens", rows, reuse.prompt_tokens, note)
 
 
@@ -271,7 +287,8 @@ def losses_table(
 
 def remedy_of(case: Case, reason: str) -> str:
     """What gets lost tokens back, as the command takes it; after ``try`` only a replay can say."""
-    rule = RULES.get(setting(case, "prefix.rule"), IDEAL)
+    applied = case.replay.reuse.rule if case.replay else setting(case, "prefix.rule")
+    rule = RULES.get(applied, IDEAL)  # a server's engine has chosen it, if one is given
     waits = setting(case, "prefix.defer") is not False
     plain = {
         "last_token": "none: always computed",

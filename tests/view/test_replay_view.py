@@ -9,6 +9,7 @@ from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.losses import REASONS
 from dsv4kv.engines.names import RULES
+from dsv4kv.errors import ConfigError
 from dsv4kv.replay.mrc.strategies import parse_strategy
 from dsv4kv.runs.replay import FleetReplica, ReplayFleet, Reuse
 from dsv4kv.runs.schema import Case
@@ -90,6 +91,34 @@ def test_a_sweep_over_rules_names_the_setting_that_hits_most() -> None:
     assert finding.sentence.endswith(f" more than {RULES[worst].setting}")
     axes = ("prefix.rule=vllm-v4:dense,vllm-v4:semantic", "prefix.defer=true,false")
     assert replay.compare_rules(run("cache.num_blocks=3000", axes=axes).cases) == []
+
+
+def test_a_rule_without_windows_is_named_where_the_engine_has_another() -> None:
+    for rule, own in (("vllm", "vllm-v4:semantic"), ("vllm-v4:dense", ""), ("ideal", "")):
+        (case,) = run(f"prefix.rule={rule}").cases
+        case.config.setdefault("model", {})["preset"] = "v4-flash"
+        said = replay._other_rule(case)
+        assert said.endswith(f"--rule {own}" if own else said)
+        assert bool(said) == bool(own)
+
+
+def test_the_remedies_of_a_server_are_its_engines() -> None:
+    replayed = run("prefix.rule=sglang-v4:tail").cases[0].replay
+    assert replayed
+    case = under(server__engine="sglang").model_copy(update={"replay": replayed})
+    told = [replay.remedy_of(case, reason) for reason in ("no_checkpoint", "evicted_block")]
+    rule = RULES[replayed.reuse.rule]
+    assert told == [rule.remedies["no_checkpoint"], rule.remedies["evicted_block"]]
+
+
+@pytest.mark.parametrize(
+    "unused",
+    ["prefix.strategy=full", "prefix.policy=fifo", "cache.memory_bytes=30GiB",
+     "cache.checkpoint_share=0.3"],
+)  # fmt: skip
+def test_a_server_is_not_given_what_its_engine_decides(unused: str) -> None:
+    with pytest.raises(ConfigError, match=r"server.engine 'sglang' has a (way|size) of its own"):
+        load_config("default", ["server.engine=sglang", unused], ReplayConfig)
 
 
 def test_a_record_from_before_there_were_rules_is_one_of_the_ideal_rule() -> None:

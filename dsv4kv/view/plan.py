@@ -61,8 +61,10 @@ def plan_page(
         parts += [Text(f"{whose}{':' if command else '.'}", "dim")]
         parts += [Command(command)] if command else []
     if slos := list(_relax(answer, question)):
-        what = "limits that this keeps" if best else "limits that can be kept"
-        parts += [Text(f"{what} within the model's error:", "dim")]
+        kept = " and ".join(slos[1::2]).replace("=", " ≤ ")
+        what = f"this keeps {kept}" if best else "limits that can be kept"
+        after = "; a plan for it" if best else ""
+        parts += [Text(f"{what} within the model's error{after}:", "dim")]
         parts += [Command.of("dsv4kv", "plan", *again, *slos)]
     if best and trace:
         parts += [Text("the same as a replay:", "dim"), _replay(best, trace, settings)]
@@ -95,7 +97,8 @@ def _found(best: Trial, answer: Answer, question: Question) -> Iterator[Part]:
         if best.requests * (1 - slo.percent / 100) < 1:
             yield f"{slo.label} of {counted(best.requests, 'request')} is close to the maximum."
     if near:
-        safe = "Nothing that was tried is safe."
+        limits = [f"{slo.label} ≤ {_seconds(slo.limit_s / best.error(slo))}" for slo in near]
+        safe = f"Nothing that was tried is safe: {', '.join(limits)} would be."
         if answer.safer:
             what = _rate(answer.safer) if question.exactly else _cost(answer.safer, question)
             safe = f"Safe: {_describe(answer.safer)}, {what}."

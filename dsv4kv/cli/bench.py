@@ -174,6 +174,7 @@ def op(
     """
     from dsv4kv.bench.device import describe_gpu
     from dsv4kv.bench.single import OperationBench, Shape
+    from dsv4kv.ops import reference
     from dsv4kv.ops.spec import OPERATIONS
     from dsv4kv.runs.environment import capture_environment
     from dsv4kv.view.bench import op_page, op_values
@@ -198,6 +199,8 @@ def op(
             timed.append(bench.time(shape, capture_environment()["memory_bytes"]))
     page = op_page(name, bench.resolved.name, cases, timed, describe_gpu(device or "auto"))
     own = ["", f"A backend of your own: {name}({', '.join(OPERATIONS[name].signature.split())})"]
+    code = getattr(reference, name).__code__
+    own.append(f"Its meaning, in torch: {code.co_filename}:{code.co_firstlineno}")
     parts = [*page.answer, *([] if backend else own)]
     opt.tell(parts, op_values(name, cases, timed), as_json=as_json)
 

@@ -175,7 +175,10 @@ def _load_file(path: Path) -> Any:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[spec.name]
-        raise _failed(path.name, error) from error
+        failed = _failed(path.name, error)
+        if isinstance(error, ModuleNotFoundError):
+            failed = ConfigError(f"{failed} A file imports from installed packages alone.")
+        raise failed from error
     return module
 
 
@@ -201,8 +204,8 @@ def _operations(target: Any, name: str) -> dict[str, Function]:
     if operations := {each: function for each, function in found.items() if callable(function)}:
         return operations
     raise ConfigError(
-        "it is no function named as an operation, and has none: name it one of "
-        f"{', '.join(OPERATIONS)}."
+        f"{name or 'it'} has not the name of an operation, and no function that has: name it one "
+        f"of {', '.join(OPERATIONS)}."
     )
 
 

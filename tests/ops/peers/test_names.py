@@ -85,7 +85,7 @@ REFUSALS = {
     "mine:nothing": "mine has no 'nothing'.",
     "mine:seven.x": "int has no 'x'.",
     "mine:other": (
-        f"it is no function named as an operation, and has none: name it one of {CHOICES}."
+        f"it has not the name of an operation, and no function that has: name it one of {CHOICES}."
     ),
     "mine:Both": (
         "gather_all is called with (store, table, slots, lengths, out), by position, and this "

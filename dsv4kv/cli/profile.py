@@ -38,7 +38,10 @@ _CONFIG = (
     f"run: a YAML file, {listed(shipped_names('bench'))}."
 )
 _RANGE = "Range in a profile that is a step; * is a wildcard."
-_RULES = "Classes of more kernels in a profile: a file like configs/profile/*.yaml."
+_RULES = (
+    "Classes of more kernels: YAML with engine: NAME and rules: {gather: [PATTERN]}; also insert, "
+    "compress, indexer and attention."
+)
 _FULL = "Every kernel, its full name and how it was launched."
 
 

@@ -153,6 +153,7 @@ def _comparison_table(comparison: Comparison) -> tb.Table:
         rows,
         "; ".join(filter(None, notes)),
         footer=[mean] if mean and len(rows) > 1 else [],
+        caption="" if comparison.virtual else "change: median ratio of launches, not of medians",
         keys=2 if swept else 1,
         least=["before, µs", "after, µs"],
     )

@@ -105,8 +105,8 @@ def _answer(
             words += f", {word} {found[name]:.1f} %" if found.get(name) else ""
         yield tb.Text("; ".join(filter(None, (words, step, layers))) + ".", "strong")
     else:
-        sentence = "no kernel is classified, so the cost of the KV cache is unknown"
-        yield tb.Finding("warning", f"{sentence}: add patterns with --rules FILE")
+        sentence = "no kernel is classified, so the KV cache's cost is unknown"
+        yield tb.Finding("warning", f"{sentence}: add patterns with profile --rules FILE")
         if step:
             yield tb.Text(f"{step[0].upper()}{step[1:]}.", "strong")
     if doubt:
@@ -172,7 +172,7 @@ def _doubts(table: rp.KernelTable) -> Iterator[tb.Finding]:
     ]
     if unknown:
         shown = ", ".join(dict.fromkeys(unknown[:3])) + (", …" if len(unknown) > 3 else "")
-        advice = "; add patterns with --rules FILE" if _engines(table.kernels) else ""
+        advice = "; add patterns with profile --rules FILE" if _engines(table.kernels) else ""
         sentence = f"not classified, but named like cache kernels: {shown}{advice}"
         yield tb.Finding("warning", sentence)
     audited = [row for row in table.operations if amplification(row) is not None]

@@ -275,7 +275,7 @@ def limit_sentence(scenario: Scenario) -> str:
     """How many requests the engine runs concurrently, and by which of its flags."""
     settings, engine = scenario.settings, scenario.engine.name
     flag = flag_for(engine.partition(":")[0], "request-limit")
-    source = "is its own" if "request_limit" in settings.assumed else "is given"
+    source = "by default" if "request_limit" in settings.assumed else "is given"
     replica = " a replica" if scenario.layout.dp > 1 else ""
     return f"{engine} runs {settings.request_limit:,}{replica} ({flag} {source})"
 

@@ -22,6 +22,8 @@ from dsv4kv.model.schema import CacheFormats
 MOST_GPUS = 1024
 """Where the search for enough GPUs ends."""
 
+_LAYER_GPUS = (1, 2, 3, 4, 6, 8, 12, 16)  # that are tried of an engine without heads to split by
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -191,9 +193,11 @@ def resolve(inputs: Inputs) -> list[Scenario]:
     launch = engine.family.launch
     one = launch.program if launch.ranks_are_replicas else ""
     wishes = [LayoutWish(inputs.gpus, inputs.tp, inputs.dp, inputs.pp, inputs.ep, one)]
-    if engine.family.by_layers and not (inputs.tp or inputs.pp):
-        counts = (inputs.gpus,) if inputs.gpus else (1, 2, 4, 8)
-        wishes = [LayoutWish(count, 1, inputs.dp or 1, count, inputs.ep) for count in counts]
+    if engine.family.by_layers and inputs.tp in (None, 1):
+        given = inputs.gpus or inputs.pp
+        counts = (given,) if given else _LAYER_GPUS
+        dp, ep = inputs.dp or 1, inputs.ep
+        wishes = [LayoutWish(count, 1, dp, inputs.pp or count, ep) for count in counts]
     weights = find_weights(inputs, config)
 
     def scenario(layout: Layout) -> Scenario:

@@ -204,7 +204,7 @@ def _engine_lines(found: an.Answer) -> Iterator[tb.Part]:
         yield tb.Text(f"{engine.name} prints{seen}:", "dim")
         yield from (f"  {_first_sentence(line)}" for line in _binding_lines(found))
     elif capacity:
-        yield tb.Text(f"{engine.name} prints no such line{seen}.", "dim")
+        yield tb.Text(f"{engine.name} logs no capacity{seen}.", "dim")
     if capacity:
         yield from filter(None, [capacity.note])
         for sentence in _differences(found, capacity):  # cut after the tables

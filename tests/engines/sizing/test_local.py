@@ -185,3 +185,18 @@ def test_without_a_context_llama_cpp_takes_the_models_own(flags: str) -> None:
     inputs = read_inputs(texts | {"gpu": "h200", "weights": "80GiB"})
     assert "context" not in texts
     assert [launch_line(each, 2**20, 4) for each in resolve(inputs)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "ranks"),
+    [({}, 12), ({"pp": "10"}, 10), ({"gpus": "8"}, 8), ({"tp": "1"}, 12)],
+)
+def test_gpus_of_llama_cpp_share_layers_and_nothing_else(
+    asked: dict[str, str], ranks: int
+) -> None:
+    texts = {"engine": "llama.cpp", "model": "v4-flash", "gpu": "rtx-4090", "context": "4K"}
+    found = answer(read_inputs(texts | asked)).scenario
+    assert (found.layout.pp, found.layout.gpus, found.layout.ep) == (ranks, ranks, 1)
+    if "gpus" in asked:
+        more = [each.change for each in advise(found, 4096, 1)]
+        assert any(change.startswith("--gpus 12") for change in more)

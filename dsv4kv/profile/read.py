@@ -1,6 +1,7 @@
 """Profiles read from files; a profiler's own file becomes a record, which is all to keep of it."""
 
 import hashlib
+import re
 import shlex
 import zlib
 from collections.abc import Sequence
@@ -25,8 +26,8 @@ from dsv4kv.runs.quantities import Yardstick, yardsticks
 from dsv4kv.runs.schema import Environment, RunRecord
 from dsv4kv.runs.store import load_record, new_run_id
 
-_RECORD = '"schema_version"'
-_OF_TRACES = ('"traceEvents"', '"schemaVersion"', '"ph"', _RECORD)
+_RECORD = re.compile(rb'"schema_version"\s*:\s*\d')  # others have a text there
+_OF_TRACES = ('"traceEvents"', '"schemaVersion"', '"ph"')
 _HEAD_CHARACTERS = 200
 _HEAD_BYTES = 1 << 16
 _EXPORT_TIMEOUT_S = 600.0
@@ -71,8 +72,8 @@ def is_profile(path: Path) -> bool:
     if path.name.lower().endswith((*_REPORTS, ".ncu-rep")):
         return True
     _, begin = _head(path)
-    of_trace = _is_json(begin) and any(key.encode() in begin for key in _OF_TRACES)
-    return of_trace or begin.startswith(_SQLITE)
+    of_trace = any(key.encode() in begin for key in _OF_TRACES) or _RECORD.search(begin)
+    return bool(_is_json(begin) and of_trace) or begin.startswith(_SQLITE)
 
 
 def _head(path: Path) -> tuple[bool, bytes]:
@@ -151,7 +152,7 @@ def load_profile(path: Path, step: str, rules: Sequence[Rule] = ()) -> Source:
 
 def is_record(path: Path) -> bool:
     """Whether a JSON file is a run record."""
-    return _RECORD.encode() in _head(path)[1][:_HEAD_CHARACTERS]
+    return bool(_RECORD.search(_head(path)[1][:_HEAD_CHARACTERS]))
 
 
 ELSEWHERE = "not in the profile"

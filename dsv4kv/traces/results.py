@@ -155,6 +155,8 @@ def _inferencex(row: Run) -> Run:
         if name.endswith(("_ttft", "_tpot")) and seconds is not None
     }
     return times | {
+        "framework": row.get("framework"),
+        "hw": row.get("hw"),
         "completed": count,
         "failed": 0,
         "duration": duration_s,

@@ -5,6 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dsv4kv.budget.gpus import gpu_names
+from dsv4kv.budget.inputs import DEFAULT_GPU
 from dsv4kv.units import counted, format_bytes
 from dsv4kv.view import table as tb
 from dsv4kv.view.quantity import ms, quantity
@@ -156,8 +158,11 @@ def results_page(runs: "Sequence[Measured]", path: Path) -> tb.Page:
         ("duration s", lambda run: quantity(run.duration_s)),
     ]
     engines = ", ".join(dict.fromkeys(run.engine for run in runs))
-    again = tb.Command.of("dsv4kv", "replay", "calibrate", path, "--gpu", "h200", "--name", "mine")
-    return tb.Page("Benchmark", [tb.Table(f"Benchmark of {engines}", columns, runs), "", again])
+    assumed = ", ".join(dict.fromkeys(f"assumed: {run.assumed}" for run in runs if run.assumed))
+    table = tb.Table(f"Benchmark of {engines}", columns, runs, note=assumed)
+    gpu = next((run.gpu for run in runs if run.gpu in gpu_names()), DEFAULT_GPU)
+    again = tb.Command.of("dsv4kv", "replay", "calibrate", path, "--gpu", gpu, "--name", "mine")
+    return tb.Page("Benchmark", [table, "", again])
 
 
 def results_values(runs: "Sequence[Measured]") -> list[dict[str, Any]]:

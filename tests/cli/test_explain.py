@@ -72,6 +72,14 @@ def test_a_file_is_recognised_by_its_content(name: str) -> None:
     assert document(name)["kind"] == KINDS[name]
 
 
+def test_a_summary_of_aiperf_is_no_record(tmp_path: Path) -> None:
+    summary = {"schema_version": "1.0", "request_latency": {"unit": "ms", "avg": 48.2}}
+    (tmp_path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    said = run(str(tmp_path / "summary.json"))
+    assert said.exit_code
+    assert "this is AIPerf's summary" in " ".join(said.stderr.split())
+
+
 def test_sizes_are_those_of_budget() -> None:
     for given in ("script", "compose", SERVE):
         words = ["budget", "--command", given, "--gpu", "b200", "--json"]

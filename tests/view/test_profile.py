@@ -69,7 +69,7 @@ def test_the_headline_is_the_share_of_the_cache(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kernel", "sentence"),
     [
-        ("nvjet_gemm", "! no kernel is classified, so the cost of the KV cache is unknown"),
+        ("nvjet_gemm", "! no kernel is classified, so the KV cache's cost is unknown"),
         ("my_kv_cache_copy", "! not classified, but named like cache kernels: my_kv_cache_copy"),
         ("flash_fwd_splitkv_mla_kernel", "KV cache: 0.0 % of busy time, attention 100.0 %"),
     ],

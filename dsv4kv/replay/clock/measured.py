@@ -44,6 +44,7 @@ class Measured:
     latencies: Sequence[tuple[str, float, float]]
     # tokens that a decode step yields for a request; None where it is not said
     accepted: float | None
+    gpu: str = ""  # as the file calls it
 
 
 def read_results(paths: Sequence[Path]) -> list[Measured]:
@@ -98,9 +99,9 @@ _WANTED = (
 
 
 def _read_run(name: str, given: Mapping[str, Any]) -> Measured:
-    engine = max(
-        replayed_engines(), key=lambda name: len(set(FAMILIES[name].result_fields) & set(given))
-    )
+    said = str(given.get("framework") or "").lower()
+    fields = {each: set(FAMILIES[each].result_fields) for each in replayed_engines()}
+    engine = max(fields, key=lambda each: (each in said, len(fields[each] & set(given))))
     if not {"completed", "duration"} <= set(given):
         raise RecordError(f"{name} has no completed and no duration; {_WANTED}")
     _check(name, given)
@@ -117,6 +118,11 @@ def _read_run(name: str, given: Mapping[str, Any]) -> Measured:
     for latency, _, seconds in measured:
         if not seconds > 0:
             raise RecordError(f"{name} has a {latency} of {seconds:g} s: times are above 0.")
+        if latency == "tpot" and seconds < _LEAST_TPOT_S:
+            raise RecordError(
+                f"{name} has a TPOT of {seconds * 1e3:g} ms: no model is that fast, so answers "
+                "were not streamed, or the number is not of a token."
+            )
     return Measured(
         name,
         engine,
@@ -126,6 +132,7 @@ def _read_run(name: str, given: Mapping[str, Any]) -> Measured:
         _number(given, "duration"),
         measured,
         _number(given, "accept_length", "spec_decode_acceptance_length"),
+        str(given.get("hw") or "").lower(),
     )
 
 

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from dsv4kv.cli import app
 from dsv4kv.errors import ConfigError, RecordError
 from dsv4kv.replay.clock.fit import open_scenes
 from dsv4kv.replay.clock.measured import Measured, read_results
 from tests.replay.clock.servers import SETTINGS, as_sglang, as_vllm, lengths, write_lines
+from tests.traces.test_results import INFERENCEX
 
 SEEN: dict[str, Any] = {
     "input_lens": [each.input_tokens for each in lengths(4)],
@@ -128,6 +131,7 @@ def test_what_is_no_result_is_refused(tmp_path: Path, text: str, sentence: str) 
         ({"ttfts": [-1.0] * 4}, "ttfts has something else than numbers"),
         ({"itls": [[-0.1] * 9] * 4}, "itls has something else than numbers"),
         ({"ttfts": [0.0] * 4}, "a ttft of 0 s: times are above 0"),
+        ({"itls": [[1e-6] * 9] * 4}, r"a TPOT of 0\.\S+ ms: no model is that fast"),
     ],
 )
 def test_what_no_benchmark_writes_is_refused_by_its_name(
@@ -135,6 +139,14 @@ def test_what_no_benchmark_writes_is_refused_by_its_name(
 ) -> None:
     with pytest.raises(RecordError, match=sentence):
         read(tmp_path, SGLANG | changed)
+
+
+def test_a_row_of_inferencex_has_its_engine_and_its_gpu(tmp_path: Path) -> None:
+    (run,) = read(tmp_path, INFERENCEX | {"hw": "b200"})
+    assert (run.engine, run.gpu) == ("sglang", "b200")
+    shown = CliRunner().invoke(app, ["explain", str(tmp_path / "result.jsonl")]).stdout
+    assert "Benchmark of sglang  assumed: 10 requests for each concurrent one" in shown
+    assert "--gpu b200 --name mine" in shown
 
 
 @pytest.mark.parametrize("gone", ["ttfts", "itls", "output_lens"])

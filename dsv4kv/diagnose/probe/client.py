@@ -220,16 +220,19 @@ class _Heard:
                     self._is_odd = True  # not as agreed
 
     def _take_likely(self, logprobs: Mapping[str, Any]) -> None:
-        if max(len(self._words), len(self._likely)) > _MOST_TOKENS:
+        if len(self._words) > _MOST_TOKENS:
             return
+        words = [str(word) for word in logprobs.get("tokens") or []]
         likely = [
-            {str(word): float(value) for word, value in (each or {}).items()}
+            {str(word): float(value) for word, value in each.items()}
             for each in logprobs.get("top_logprobs") or []
         ]
+        if len(words) != len(likely) or not all(likely):
+            raise ValueError("no log-probabilities of every token")
         if not all(math.isfinite(value) for each in likely for value in each.values()):
             raise ValueError("no logarithms of probabilities")
         self._likely += likely
-        self._words += map(str, logprobs.get("tokens") or [])
+        self._words += words
 
     def answer(self, at: SplitResult, now_s: float) -> Answer:
         """The whole answer; raises ``Unreachable`` for one without its count of tokens."""

@@ -302,20 +302,26 @@ def test_a_server_that_answers_for_ever_is_cut_off_at_the_end_of_the_budget(
     assert time.monotonic() - begun_s < 60
 
 
-def test_answers_in_another_shape_have_no_log_probabilities() -> None:
+@pytest.mark.parametrize(
+    "told",
+    [
+        *({"tokens": ["a"], "top_logprobs": [{"a": odd}]} for odd in (None, math.nan, -math.inf)),
+        *({"tokens": ["a"], "top_logprobs": odd} for odd in (None, [None], [{}], [3])),
+        *({"tokens": odd, "top_logprobs": [{"a": -0.1}]} for odd in (None, [], 3)),
+        {"top_logprobs": [{"a": -0.1}]},
+    ],
+)
+def test_answers_in_another_shape_have_no_log_probabilities(told: dict[str, Any]) -> None:
     heard = _Heard(0.0)
-    for value in (-0.1, None, math.nan, -math.inf):
-        event = {"choices": [{"logprobs": {"tokens": ["a"], "top_logprobs": [{"a": value}]}}]}
-        heard.take(event, 1.0)
-    for told in ({"tokens": 3}, {"top_logprobs": [3]}):
-        heard.take({"choices": [{"logprobs": told}], "usage": {"prompt_tokens": 5}}, 1.0)
+    for each in ({"tokens": ["a"], "top_logprobs": [{"a": -0.1}]}, told):
+        heard.take({"choices": [{"logprobs": each}], "usage": {"prompt_tokens": 5}}, 1.0)
     assert heard.answer(urlsplit("http://host"), 2.0).likely == ()
 
 
 def test_of_log_probabilities_no_more_is_kept_than_was_asked_for() -> None:
     heard = _Heard(0.0)
     for tokens in (200_000, *[500] * 20):
-        likely = {"top_logprobs": [{"a": -1.0}] * tokens}
+        likely = {"tokens": ["a"] * tokens, "top_logprobs": [{"a": -1.0}] * tokens}
         event = {"choices": [{"logprobs": likely}], "usage": {"prompt_tokens": 5}}
         heard.take_line(f"data: {json.dumps(event)}".encode())
     assert len(heard.answer(urlsplit("http://host"), 2.0).likely) == 1_500
@@ -334,7 +340,7 @@ LONG = "9" * 4_000
 )
 def test_counts_that_no_request_has_are_none(usage: str) -> None:
     heard = _Heard(0.0)
-    likely = f'{{"top_logprobs": [{{"a": {LONG}}}]}}'
+    likely = f'{{"tokens": ["a"], "top_logprobs": [{{"a": {LONG}}}]}}'
     heard.take_line(f'data: {{"choices": [{{"logprobs": {likely}}}], "usage": {usage}}}'.encode())
     with pytest.raises(Unreachable, match="reports no usage"):
         heard.answer(urlsplit("http://host"), 2.0)

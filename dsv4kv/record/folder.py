@@ -212,7 +212,7 @@ class Stream:
             del self._lines[: len(lines)]
         if self._end >= self._rotate_bytes:
             full, self._number = self._file, self._number + 1
-            self._file = self._open()
+            self._file, self._end = self._open(), 0
             os.close(full)
             self._begin_file(places)
 

@@ -197,6 +197,34 @@ def test_no_line_follows_one_that_was_written_in_part(
     assert numbers(folder) == [*kept, 3]
 
 
+@pytest.mark.parametrize("ends", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_stream_that_cannot_begin_its_next_file_leaves_that_empty(
+    ends: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, folder = os.write, tmp_path / "recording"
+
+    def fail(descriptor: int, lines: bytes) -> int:
+        if b'"where"' in lines:
+            raise ends
+        return write(descriptor, lines)
+
+    with Recording(folder, rotate_bytes=200) as recording:
+        for number in range(10):
+            recording.write("events", {"source": "one", "place": number})
+        monkeypatch.setattr(os, "write", fail)
+        with pytest.raises((TraceError, KeyboardInterrupt)):
+            recording.sync()
+        assert [path.stat().st_size for path in segments(folder, "events")][1:] == [0]
+        monkeypatch.setattr(os, "write", write)
+        with suppress(TraceError):
+            recording.write("events", {"source": "one", "place": 10})
+    kept = [*range(10 if isinstance(ends, OSError) else 11)]
+    assert numbers(folder) == kept
+    with Recording(folder) as recording:
+        recording.write("events", {"source": "one", "place": 11})
+    assert numbers(folder) == [*kept, 11]
+
+
 def test_a_file_that_was_begun_and_not_written_hides_and_forgets_no_place(tmp_path: Path) -> None:
     folder = tmp_path / "recording"
     with Recording(folder) as recording:

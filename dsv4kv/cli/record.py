@@ -117,7 +117,7 @@ def record(
                 source = RequestLog(number, path, recording, veil, follow=follow, warn=_warn)
                 sources.append(source)
             for number, page in enumerate(metrics or []):
-                sources.append(Metrics(number, page, every_s, recording))
+                sources.append(Metrics(number, page, every_s, recording, _warn))
         except Dsv4kvError:
             if is_new:
                 rmtree(out)

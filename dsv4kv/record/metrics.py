@@ -5,7 +5,7 @@ labels that say where tokens were found and which rank counted; names of models 
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from threading import Event as Stop
 from typing import Any
 
@@ -160,12 +160,25 @@ def hits_of(counted: Iterable[Counted]) -> tuple[int, int]:
 class Metrics:
     """Samples a page every few seconds."""
 
-    def __init__(self, number: int, url: str, every_s: float, recording: Recording) -> None:
-        """``number``: of the page among those that are sampled; raises ``ConfigError``."""
+    def __init__(
+        self,
+        number: int,
+        url: str,
+        every_s: float,
+        recording: Recording,
+        warn: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        """``number``: of the page among those that are sampled; raises ``ConfigError``.
+
+        ``warn`` is given a sentence about the first sample that is missed.
+        """
         shown = mask_url(url)
-        parse_url(url, HTTP, f"{shown!r} is no page of metrics: give http://HOST:PORT/metrics.")
-        self._name, self._url, self._every_s = f"metrics:{number}", url, every_s
-        self._recording = recording
+        sentence = f"{shown!r} is no page of metrics: give http://HOST:PORT/metrics."
+        parts = parse_url(url, HTTP, sentence)
+        path = parts.path if parts.path.strip("/") else "/metrics"
+        self._url = parts._replace(path=path).geturl()
+        self._name, self._shown, self._every_s = f"metrics:{number}", shown, every_s
+        self._recording, self._warn, self._is_warned = recording, warn, False
         self._settings: dict[str, str] = {}
 
     def run(self, stop: Stop) -> None:
@@ -185,6 +198,9 @@ class Metrics:
         except OSError as error:
             why = type(error).__name__
         if why:
+            if not self._is_warned:
+                self._is_warned = True
+                self._warn(f"--metrics {self._shown}: a sample is missing ({why}).")
             self._recording.write("metrics", {"source": self._name, "what": "gap", "why": why})
             return
         values, settings = parse(page.content.decode("utf-8", "replace"))

@@ -177,7 +177,7 @@ def serving(pages: list[str]) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             page = pages.pop(0) if len(pages) > 1 else pages[0]
-            self.send_response(200 if page else 503)
+            self.send_response((200 if page else 503) if self.path == "/metrics" else 404)
             self.end_headers()
             with suppress(ConnectionError):  # who has read enough leaves
                 self.wfile.write(page.encode())
@@ -210,6 +210,21 @@ def test_a_page_is_sampled_and_one_that_is_missed_is_a_gap(tmp_path: Path) -> No
     assert samples[1]["why"] == "status 503"
     assert count(samples)["metrics:0"].hits() == ("SGLang", 40, 100)
     assert "hit rate by the server 40.0%" in live.line()
+
+
+@pytest.mark.parametrize("path", ["", "/", "/metrics", "/other"])
+def test_a_page_without_a_path_is_metrics_and_one_that_is_missed_is_said_once(
+    path: str, tmp_path: Path
+) -> None:
+    stop, said = threading.Event(), list[str]()
+    stop.set()
+    with serving([VLLM]) as url, Recording(tmp_path / "recording") as recording:
+        page = url.removesuffix("/metrics") + path
+        Metrics(0, page, 1.0, recording, said.append).run(stop)  # samples twice
+    found = list(read_stream(tmp_path / "recording", "metrics"))
+    sampled = path != "/other"
+    assert ["values" in sample for sample in found] == [sampled] * 2
+    assert said == ([] if sampled else [f"--metrics {page}: a sample is missing (status 404)."])
 
 
 def test_settings_are_noted_once(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from math import inf
 from pathlib import Path
 from threading import Event as Stop
 from time import monotonic
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic_core import from_json
 
@@ -273,7 +273,8 @@ class RequestLog:
         self._name, self._path, self._follow = f"requests:{number}", path, follow
         self._recording, self._veil = recording, veil
         self._open: dict[Path, _Growing] = {}
-        self._left: dict[Path, tuple[list[int], tuple[int, int]]] = {}  # read, and closed
+        self._left: dict[Path, tuple[int, int]] = {}  # states of those that are closed
+        self._places: dict[int, list[int]] = {}  # by inode: a log may get another name
         self._lines = self._rows = 0
         self._warn, self._end_s = warn, inf
 
@@ -310,7 +311,7 @@ class RequestLog:
             if len(self._open) > _MOST_OPEN:
                 oldest = next(iter(self._open))
                 file = self._open.pop(oldest)
-                self._left[oldest] = file.place, file.state()
+                self._left[oldest] = file.state()
                 file.close()
         for path in self._open.keys() - {*listed} if is_folder else ():
             self._read_file(path, stop)  # it was deleted
@@ -324,15 +325,11 @@ class RequestLog:
         if not path.is_file():
             return False
         try:
-            if path in self._left:
-                place, state = self._left[path]
-                if state == _state(path.stat()):
-                    return False
-                file = _Growing(path, place)
-            else:
-                before = self._recording.place("requests", self._source(path))
-                file = _Growing(path, before)
-                self._rows += before is not None  # rows of it were written before
+            if self._left.get(path) == _state(path.stat()):
+                return False
+            before = self._recording.place("requests", self._source(path))
+            file = _Growing(path, self._places, before)
+            self._rows += before is not None  # rows of it were written before
         except FileNotFoundError:  # just deleted
             return False
         self._open[path] = file
@@ -369,18 +366,19 @@ def _state(found: os.stat_result) -> tuple[int, int]:
 
 
 class _Growing:
-    def __init__(self, path: Path, place: Any = None) -> None:
-        """``place``: inode and bytes read before; ``skipped`` are of a line that is too long."""
-        self._path, self.skipped = path, 0
+    def __init__(self, path: Path, places: dict[int, list[int]], place: Any = None) -> None:
+        """``places``: by inode, what was read; ``place``: what was by an earlier process.
+
+        ``skipped`` are bytes of a line that is too long.
+        """
+        self._path, self._places, self.skipped = path, places, 0
         self._unpacked = self._believed = 0  # bytes read, and how many a log of this size may have
-        self._begin()
-        if isinstance(place, list) and place[0] == self._inode:
-            self._at = place[1]
+        self._begin(open_regular(path), place)
 
     @property
     def place(self) -> list[int]:
         """Inode, and bytes read."""
-        return [self._inode, self._at]
+        return [*self._place]
 
     def is_packed_too_well(self) -> bool:
         """Whether more has been read than a log of this size can hold."""
@@ -396,15 +394,19 @@ class _Growing:
             found = self._path.stat()
         except FileNotFoundError:
             return
-        emptied = self._path.suffix != ".gz" and found.st_size < self._at
-        if found.st_ino != self._inode or emptied:
+        inode, at = self._place
+        is_other = found.st_ino != inode
+        emptied = not is_other and self._path.suffix != ".gz" and found.st_size < at
+        if is_other or emptied:
             yield from self._whole(last=True)
-            before = self._raw
             try:
-                self._begin()
+                raw = open_regular(self._path)
             except OSError:  # it is a file no more, or not yet
                 return
-            before.close()
+            self.close()
+            self._begin(raw)
+            if emptied:
+                self._place[1] = 0
             yield from self._whole(last=last)
 
     def state(self) -> tuple[int, int]:
@@ -412,20 +414,24 @@ class _Growing:
         return _state(os.fstat(self._raw.fileno()))
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; where it was deleted, what has its inode next is another."""
+        if not os.fstat(self._raw.fileno()).st_nlink:
+            self._places.pop(self._place[0], None)
         self._raw.close()
 
-    def _begin(self) -> None:
-        self._raw = open_regular(self._path)
+    def _begin(self, raw: BinaryIO, place: Any = None) -> None:
+        self._raw = raw
         is_packed = self._path.suffix == ".gz"
-        self._file = gzip.GzipFile(fileobj=self._raw) if is_packed else self._raw
-        self._inode = os.fstat(self._raw.fileno()).st_ino
-        self._at, self._unpacked, self.broken = 0, 0, False
+        self._file = gzip.GzipFile(fileobj=raw) if is_packed else raw
+        inode = os.fstat(raw.fileno()).st_ino
+        is_known = isinstance(place, list) and place[0] == inode
+        self._place = self._places.setdefault(inode, [*place] if is_known else [inode, 0])
+        self._unpacked, self.broken = 0, False
 
     def _whole(self, *, last: bool) -> Iterator[bytes]:
         while True:
             try:
-                self._file.seek(self._at)
+                self._file.seek(self._place[1])
                 line = self._file.readline(_MOST_BYTES)
                 self.broken = False
             except (EOFError, zlib.error, gzip.BadGzipFile):  # its end has not been written yet
@@ -434,7 +440,7 @@ class _Growing:
             ended, is_part = line.endswith(b"\n"), len(line) == _MOST_BYTES
             if not line or not (ended or is_part or last):
                 return
-            self._at += len(line)
+            self._place[1] += len(line)
             self._unpacked += max(len(line), _LINE_BYTES)
             if self.skipped or (is_part and not ended):
                 self.skipped = 0 if ended else self.skipped + len(line)

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from time import sleep
 
@@ -119,6 +120,30 @@ def test_a_log_that_is_rotated_is_read_to_its_end_and_then_the_next(tmp_path: Pa
         log.rename(tmp_path / "log.1")
         log.write_text(line(3))
         wait_until(lambda: heard == [1, 2, 3])
+
+
+@pytest.mark.parametrize("most_open", [64, 1])
+def test_logs_that_are_renamed_in_a_folder_are_not_read_again(
+    most_open: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsv4kv.record.logs._MOST_OPEN", most_open)
+    logs, stop = tmp_path / "logs", threading.Event()
+    logs.mkdir()
+    names = [logs / name for name in ("a.log", "a.log.1", "a.log.2", "a.log.3")]
+    with Recording(tmp_path / "recording") as recording:
+        source = RequestLog(0, logs, recording, Veil(recording.salt))
+        for number in range(5):
+            for old, new in pairwise(reversed(names)):
+                if new.exists():
+                    new.replace(old)
+            names[0].write_text(line(2 * number))
+            source._read(stop)
+            with names[0].open("a") as file:
+                file.write(line(2 * number + 1))
+        stop.set()
+        source.run(stop)
+    rows = read_stream(tmp_path / "recording", "requests")
+    assert sorted(row["input_tokens"] for row in rows) == [*range(10)]
 
 
 def test_a_log_that_is_emptied_is_read_from_its_beginning(tmp_path: Path) -> None:

@@ -311,7 +311,7 @@ class RequestLog:
             if len(self._open) > _MOST_OPEN:
                 oldest = next(iter(self._open))
                 file = self._open.pop(oldest)
-                self._left[oldest] = file.state()
+                self._left[oldest] = file.state
                 file.close()
         for path in self._open.keys() - {*listed} if is_folder else ():
             self._read_file(path, stop)  # it was deleted
@@ -409,10 +409,6 @@ class _Growing:
                 self._place[1] = 0
             yield from self._whole(last=last)
 
-    def state(self) -> tuple[int, int]:
-        """Of the file that is open."""
-        return _state(os.fstat(self._raw.fileno()))
-
     def close(self) -> None:
         """Close the file; where it was deleted, what has its inode next is another."""
         if not os.fstat(self._raw.fileno()).st_nlink:
@@ -426,9 +422,10 @@ class _Growing:
         inode = os.fstat(raw.fileno()).st_ino
         is_known = isinstance(place, list) and place[0] == inode
         self._place = self._places.setdefault(inode, [*place] if is_known else [inode, 0])
-        self._unpacked, self.broken = 0, False
+        self._unpacked, self.broken, self.state = 0, False, (inode, 0)  # as it is read
 
     def _whole(self, *, last: bool) -> Iterator[bytes]:
+        self.state = _state(os.fstat(self._raw.fileno()))
         while True:
             try:
                 self._file.seek(self._place[1])

@@ -206,6 +206,30 @@ def test_of_many_logs_few_are_open_and_deleted_ones_are_closed(
     assert sorted(heard) == [*range(20), 100, 119]
 
 
+def test_what_comes_before_a_log_is_left_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsv4kv.record.logs._MOST_OPEN", 1)
+    logs, heard = tmp_path / "logs", list[int]()
+    logs.mkdir()
+    for number in (1, 2):
+        (logs / f"{number}.log").write_text(line(number))
+
+    def hear(stream: str, record: Record) -> None:
+        heard.extend([record["input_tokens"]] if stream == "requests" else [])
+        if heard == [1, 2]:
+            with (logs / "1.log").open("a") as file:
+                file.write(line(3))
+
+    with Recording(tmp_path / "recording", hear=hear) as recording:
+        source = RequestLog(0, logs, recording, Veil(recording.salt))
+        source._read(threading.Event())
+        stop = threading.Event()
+        stop.set()
+        source.run(stop)
+    assert heard == [1, 2, 3]
+
+
 def test_a_log_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(line(1))

@@ -425,7 +425,10 @@ class _Growing:
         self._unpacked, self.broken, self.state = 0, False, (inode, 0)  # as it is read
 
     def _whole(self, *, last: bool) -> Iterator[bytes]:
-        self.state = _state(os.fstat(self._raw.fileno()))
+        state = _state(os.fstat(self._raw.fileno()))
+        if self.broken and state == self.state:  # unpacking it again finds no more
+            return
+        self.state = state
         while True:
             try:
                 self._file.seek(self._place[1])

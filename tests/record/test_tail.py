@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from time import sleep
+from unittest.mock import patch
 
 import pytest
 
@@ -251,6 +252,22 @@ def test_a_compressed_log_is_read_as_far_as_it_is_written(tmp_path: Path) -> Non
     log.write_bytes(whole)
     assert before[:1] in ([], [1])
     assert read(tmp_path / "recording", log) == [1] * 2000 + [2]
+
+
+def test_half_a_gzip_is_not_read_again_before_it_grows(tmp_path: Path) -> None:
+    log, stop, numbers = tmp_path / "log.gz", threading.Event(), [*range(200)] * 50
+    whole = gzip.compress("".join(map(line, numbers)).encode())
+    log.write_bytes(whole[: len(whole) // 2])
+    with Recording(tmp_path / "recording") as recording:
+        source = RequestLog(0, log, recording, Veil(recording.salt))
+        source._read(stop)
+        with patch("gzip.GzipFile.readline", side_effect=AssertionError):
+            source._read(stop)
+        log.write_bytes(whole)
+        stop.set()
+        source.run(stop)
+    rows = read_stream(tmp_path / "recording", "requests")
+    assert [row["input_tokens"] for row in rows] == numbers
 
 
 def test_a_line_without_end_is_read_where_nothing_more_is_waited_for(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from math import inf
 from pathlib import Path
 from threading import Event as Stop
@@ -108,6 +108,7 @@ def cached_by(details: Any) -> dict[str, int] | None:
     return {name: _tokens(details[name]) for name in known if details.get(name) is not None}
 
 
+_AHEAD = timedelta(days=1)  # of a log's clock: another host's, or of another time zone
 _VLLM_TIME = r"(\d\d-\d\d \d\d:\d\d:\d\d)"
 _VLLM_ASKED = re.compile(
     _VLLM_TIME + r" \[[^]]{,200}\] (?:Received request|Request) (\S{,500}?)(?: details)?: prompt: "
@@ -218,9 +219,9 @@ def _named(field: str, name: Any, veil: Veil) -> Record:
 
 def _month_clock(text: str) -> float:
     """Seconds since 1970 of a local time without a year: the last such day."""
-    now = datetime.now(UTC).astimezone()
-    found = datetime.strptime(f"{now.year}-{text}", "%Y-%m-%d %H:%M:%S").astimezone()
-    return (found if found <= now else found.replace(year=now.year - 1)).timestamp()
+    latest = datetime.now(UTC).astimezone() + _AHEAD
+    found = datetime.strptime(f"{latest.year}-{text}", "%Y-%m-%d %H:%M:%S").astimezone()
+    return (found if found <= latest else found.replace(year=latest.year - 1)).timestamp()
 
 
 def _numbers(text: str) -> list[int]:

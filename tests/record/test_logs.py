@@ -9,6 +9,7 @@ follow its description.
 import json
 import subprocess
 import sys
+from datetime import datetime, tzinfo
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,31 @@ def test_a_line_of_older_versions_of_vllm_is_read() -> None:
     row = read_line(line, VEIL)
     assert row is not None
     assert row["input_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("now", "written", "year"),
+    [
+        ("2026-07-01T12:00:00", "07-01 11:59:59", 2026),
+        ("2026-07-01T12:00:00", "07-01 12:00:03", 2026),  # a clock that is ahead
+        ("2026-07-01T12:00:00", "07-02 02:00:00", 2026),  # of another time zone
+        ("2026-07-01T12:00:00", "07-03 00:00:00", 2025),
+        ("2026-12-31T23:59:59", "01-01 00:00:01", 2027),
+        ("2027-01-01T00:00:01", "12-31 23:59:59", 2026),
+    ],
+)
+def test_a_line_of_vllm_is_of_the_year_that_ends_tomorrow(
+    now: str, written: str, year: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> "Clock":
+            return cls.fromisoformat(now).astimezone(tz)
+
+    monkeypatch.setattr("dsv4kv.record.logs.datetime", Clock)
+    row = read_line(f"INFO {written} [a] Request b: prompt: '', prompt_token_ids: [5]", VEIL)
+    assert row is not None
+    assert row["arrival_s"] == datetime.fromisoformat(f"{year}-{written}").timestamp()
 
 
 def test_dynamo_names_blocks_by_what_came_before() -> None:

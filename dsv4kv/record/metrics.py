@@ -119,7 +119,8 @@ class Counted:
                 before, fell = 0.0, True
             self.grown[name] = self.grown.get(name, 0.0) + value - before
         self.restarts += fell
-        self._last = dict(values)
+        counted = {name: value for name, value in values.items() if name in self.grown}
+        self._last = counted if fell else self._last | counted  # a page may leave series out
 
     def hits(self) -> tuple[str, int, int] | None:
         """Whose counters, tokens found, tokens asked for; None if nothing was asked for."""

@@ -84,6 +84,15 @@ HITS = {
         ("SGLang", 4, 10),
         0,
     ),
+    "a series that a page leaves out": (
+        [
+            {"sglang:prompt_tokens_total": 100.0, "sglang:cached_tokens_total": 70.0},
+            {"sglang:prompt_tokens_total": 200.0},
+            {"sglang:prompt_tokens_total": 300.0, "sglang:cached_tokens_total": 90.0},
+        ],
+        ("SGLang", 20, 200),
+        0,
+    ),
     "gauges may fall": ([{"vllm:kv_cache_usage_perc": value} for value in (0.9, 0.1)], None, 0),
 }
 

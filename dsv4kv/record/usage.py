@@ -73,14 +73,20 @@ class Ends:
             with suppress(ValueError):
                 name = str(from_json(b'"' + found[1] + b'"'))
             row["id"] = veil.name(name)
+        begun = _USAGE.search(self._head) if b'"message_start"' in self._head else None
+        first: dict[str, Any] = {}  # /messages begins its stream with the prompt's counts
+        with suppress(ValueError, RecursionError):
+            first = _object_at(self._head, begun.end()) if begun else {}
         for match in reversed(list(_USAGE.finditer(self._tail))[-_TRIES:]):
-            try:
-                text = self._tail[match.end() :].decode("utf-8", "replace")
-                usage, _ = json.JSONDecoder().raw_decode(text)
-                return row | counts_of(usage)
-            except (ValueError, RecursionError):
-                continue
+            with suppress(ValueError, RecursionError):
+                return row | counts_of(first | _object_at(self._tail, match.end()))
         return row
+
+
+def _object_at(text: bytearray, place: int) -> dict[str, Any]:
+    found: dict[str, Any]
+    found, _ = json.JSONDecoder().raw_decode(text[place:].decode("utf-8", "replace"))
+    return found
 
 
 def counts_of(usage: Mapping[str, Any]) -> Record:
@@ -88,8 +94,12 @@ def counts_of(usage: Mapping[str, Any]) -> Record:
     detailed = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     details = detailed if isinstance(detailed, dict) else {}
     cached = details.get("cached_tokens", usage.get("cached_tokens"))
+    tokens = usage.get("prompt_tokens", usage.get("input_tokens"))
+    if "prompt_tokens" not in usage and type(tokens) is int:  # /messages counts the cached beside
+        beside = (usage.get(f"cache_{each}_input_tokens") for each in ("read", "creation"))
+        tokens += sum(each for each in beside if type(each) is int)
     counts = {
-        "input_tokens": usage.get("prompt_tokens", usage.get("input_tokens")),
+        "input_tokens": tokens,
         "output_tokens": usage.get("completion_tokens", usage.get("output_tokens")),
         "cached_tokens": usage.get("cache_read_input_tokens", cached),
         "cached_by": cached_by(usage.get("cached_tokens_details") or details or None),

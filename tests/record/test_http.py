@@ -550,6 +550,27 @@ def test_of_an_answer_of_beginnings_few_are_read(
     assert 0 < sum(read) <= 4 * KEPT_TAIL_BYTES
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("filler", [0, 2**17])
+@pytest.mark.parametrize(("read", "creation"), [(400, None), (0, 400), (300, 100)])
+def test_messages_count_what_was_cached_beside_the_rest(
+    read: int, creation: int | None, filler: int, is_streamed: bool
+) -> None:
+    usage = {"input_tokens": 600, "cache_read_input_tokens": read, "output_tokens": 1}
+    usage |= {} if creation is None else {"cache_creation_input_tokens": creation}
+    text, ended = {"text": "a" * filler}, {"output_tokens": 7}
+    parts = [{"id": "a", "content": text, "usage": usage | ended}]
+    if is_streamed:
+        begun = {"type": "message_start", "message": {"id": "a", "usage": usage}}
+        parts = [begun, text, {"type": "message_delta", "usage": ended}]
+    ends = Ends()
+    for part in parts:
+        list(ends.add(f"data: {json.dumps(part)}\n\n".encode()))
+    counts = {"input_tokens": 1000, "cached_tokens": read, "output_tokens": 7}
+    row = ends.row(Veil(b"x"))
+    assert {name: row[name] for name in row.keys() - {"id"}} == counts
+
+
 def test_of_a_packed_answer_no_more_is_unpacked_than_an_answer_has() -> None:
     import zlib
 

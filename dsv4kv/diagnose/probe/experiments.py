@@ -112,11 +112,15 @@ def again(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         yield Conclusion("hits", said, 0, "bad", advice)
 
 
-def _overcounted(answer: qn.Answer) -> Conclusion:
+def _overcounted(answer: qn.Answer, most: int) -> Conclusion:
     cached, tokens = answer.cached_tokens, answer.prompt_tokens
     reports = f"of a prompt of {tokens:,} tokens the server reports {cached:,} as cached"
     advice = "its cached_tokens are wrong, and so are hit rates and bills that are made of them"
-    return Conclusion("hits", f"{reports}: more than there are", cached, "bad", advice)
+    if most == tokens:
+        return Conclusion("hits", f"{reports}: more than there are", cached, "bad", advice)
+    said = f"{reports}, and only {most:,} of them were ever sent"
+    advice = f"{advice}; or it answers from other prompts' tokens: serve without prefix caching"
+    return Conclusion("hits", said, cached, "bad", advice)
 
 
 def _first_hit(q: qn.Questioner, sizes: tuple[int, ...]) -> tuple[qn.Answer, qn.Answer]:
@@ -207,7 +211,8 @@ def edges(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
             common = q.draw(edge + offset)
             with suppress(qn.Refused):  # longer than the server takes: shorter ones decide, too
                 q.ask(common + q.draw(rest - offset, 0))
-                hits.append(q.hit(common + q.draw(rest - offset, 1)) >= edge - given_up)
+                hit = q.hit(common + q.draw(rest - offset, 1), len(common))
+                hits.append(hit >= edge - given_up)
     behind = next((n for n, hits in found.items() if n >= 0 and hits and all(hits)), None)
     if any(found[-1]) or behind is None:
         yield undecided("next token", "prompts that part at the end of a block hit differently")
@@ -232,11 +237,11 @@ def branches(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         start = q.draw(common)
         with suppress(qn.Refused):  # longer than the server takes
             q.ask(start + q.draw(rest, 0))
-            hits[common], parted = q.hit(start + q.draw(rest, 1)), start
+            hits[common], parted = q.hit(start + q.draw(rest, 1), common), start
     if not hits:
         yield undecided("branches", "the server takes no prompts that are long enough")
     elif not any(hits.values()):
-        times = [q.hit(parted + q.draw(rest, ending)) for ending in (2, 3)]
+        times = [q.hit(parted + q.draw(rest, ending), len(parted)) for ending in (2, 3)]
         when = next((n for n, tokens in enumerate(times, start=3) if tokens), None)
         said = "a prompt that parts in the middle of another never hits"
         if when is not None:
@@ -273,7 +278,7 @@ def growing(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     q.ask(prompt)
     for _ in range(3):
         held, prompt = len(prompt), prompt + q.draw(known.step + 7)
-        short.append(known.whole(held) - q.hit(prompt))
+        short.append(known.whole(held) - q.hit(prompt, held))
     if max(short) <= 0:
         yield Conclusion("growing", "a continued prompt hits all that was cached", 0, "good")
     else:
@@ -503,8 +508,9 @@ def examine(q: qn.Questioner, report: Callable[[str], None] = lambda _: None) ->
             except (qn.Spent, qn.Refused) as error:
                 why = str(error)
                 known.why = "" if known.step else why
-        if q.overcounted and known.why != (fault := _overcounted(q.overcounted)).answer:
-            conclusions = [fault, *(each for each in conclusions if each.question != "hits")]
+        if q.overcounted and known.why != (fault := _overcounted(*q.overcounted)).answer:
+            void = {"hits", *planned.answers}  # what was concluded from such hits
+            conclusions = [fault, *(each for each in conclusions if each.question not in void)]
             known.why = fault.answer
         answered = {each.question for each in conclusions}
         missing = [question for question in planned.answers if question not in answered]

@@ -71,7 +71,7 @@ class Questioner:
         counted: Growth of the server's counters, where they are read.
         drafts: Whether its counters speak of drafts.
         restored: Tokens that it says it found beyond the GPU.
-        overcounted: The first answer that has more cached tokens than its prompt has tokens.
+        overcounted: The first answer that has more cached tokens than there are, and how many are.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Questioner:
         """``begun_s``: when the budget of time began, on the server's clock; None for now."""
         self.server, self.ledger = server, ledger
         self.counted, self.drafts = Counted(), False
-        self.overcounted: Answer | None = None
+        self.overcounted: tuple[Answer, int] | None = None
         self.restored = 0
         self._random = random.Random(seed)
         self._begun_s = server.now_s() if begun_s is None else begun_s
@@ -110,13 +110,20 @@ class Questioner:
         ledger.s_per_token = max(ledger.s_per_token, answer.took_s / max(len(prompt), 512))
         self._sample()
         if (answer.cached_tokens or 0) > answer.prompt_tokens:
-            self.overcounted = self.overcounted or answer
+            self.overcounted = self.overcounted or (answer, answer.prompt_tokens)
         self.restored += sum(answer.cached_by.get(tier, 0) for tier in ("host", "storage"))
         return answer
 
-    def hit(self, prompt: Prompt) -> int:
-        """Tokens of a prompt that were cached; the server is known to report them."""
-        return self.ask(prompt).cached_tokens or 0
+    def hit(self, prompt: Prompt, sent: int | None = None) -> int:
+        """Tokens of a prompt that were cached; the server is known to report them.
+
+        ``sent``: how many of them were asked before, where that is not all.
+        """
+        answer = self.ask(prompt)
+        hit = answer.cached_tokens or 0
+        if sent is not None and hit > sent:
+            self.overcounted = self.overcounted or (answer, sent)
+        return hit
 
     def _sample(self) -> None:
         sampled = self.server.counters()

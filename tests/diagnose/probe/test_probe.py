@@ -221,6 +221,24 @@ def test_more_cached_tokens_than_a_prompt_has_are_a_fault(more: int) -> None:
     assert {each.level for name, each in told.items() if name != "hits"} == {"undecided"}
 
 
+@pytest.mark.parametrize("compared", [256, 4_096])
+def test_hits_of_tokens_that_were_never_sent_are_a_fault(compared: int) -> None:
+    """A cache that takes prompts for equal whose first tokens are."""
+    longest, cache = Counter[Prompt](), open_cache(Setting("vllm", 300))
+
+    def serve(prompt: Prompt) -> int:
+        start, most = prompt[:compared], (len(prompt) - 1) // 256 * 256
+        false = min(longest[start], most) if len(prompt) > compared else 0
+        longest[start] = max(longest[start], most)
+        return max(cache(prompt), false)
+
+    told = values(probe(FakeServer(serve)))
+    assert told["hits"].level == "bad"
+    assert "of them were ever sent" in told["hits"].answer
+    levels = {each.level for name, each in told.items() if name in ("growing", "equality")}
+    assert levels == {"undecided"}
+
+
 def test_one_stale_hit_of_six_is_a_fault() -> None:
     fake, noise = server(noise=0.02), random.Random(1)
 

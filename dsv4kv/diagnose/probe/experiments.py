@@ -21,6 +21,8 @@ INSIDE_TOKENS = (5_500, 6_500, 9_000, 13_900)
 """Where prompts part: no two intervals of a power of two leave the same hits at all of them."""
 _TRIALS, _OUTPUTS = 6, 8
 _NOISE_FACTOR = 3.0
+_MOST_NOISE_NATS = 1.0
+"""Cold answers that differ by more are like nothing: an answer from the cache may be any."""
 _ROUNDING_NATS = 0.25
 """Two steps of a logit between 16 and 32 in bf16: a hit is computed in other shapes than a cold
 prompt, while two cold ones have the same and may be equal to the bit."""
@@ -313,7 +315,9 @@ def equality(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         return
     most, off = max(noise), max(apart)  # the worst: a rare stale hit is wrong, too
     said = f"up to {off:.2g} nats from cold ones, which differ by up to {most:.2g}"
-    if off <= _NOISE_FACTOR * most:
+    if most > _MOST_NOISE_NATS and off <= _NOISE_FACTOR * most:
+        yield undecided("equality", f"two cold answers differ by up to {most:.2g} nats")
+    elif off <= _NOISE_FACTOR * most:
         yield Conclusion("equality", f"answers from the cache are {said}", "equal", "good")
     elif off <= _NOISE_FACTOR * most + _ROUNDING_NATS:
         rounding = "no more than rounding makes of other shapes"

@@ -71,6 +71,7 @@ def test_settings_are_recovered_and_noise_is_no_fault(engine: str, seed: int) ->
         ({"tells": False}, "hits", "undecided", "--enable-prompt-tokens-details"),
         ({"stale": 0.5, "noise": 0.02, "salts": True}, "equality", "bad", "WRONG"),
         ({"stale": 0.5, "noise": 0.02, "salts": False}, "equality", "bad", "WRONG"),
+        ({"stale": 0.5, "noise": 2.0}, "equality", "undecided", "two cold answers differ"),
         ({"stale": 1.0}, "equality", "bad", "WRONG"),  # cold answers are equal to the bit
         ({"stale": 0.2}, "equality", "note", "no more than rounding makes of other shapes"),
         ({"stale": 0.03}, "equality", "note", "no more than rounding makes of other shapes"),

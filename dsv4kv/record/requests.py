@@ -56,8 +56,10 @@ class Requests:
         fitting = [one for one in known if not one.parts & {part, (source, True)}]
         for one in sorted(fitting, key=lambda one: begun not in one.parts):
             if _agree(one.row, row, timed=begun not in one.parts):
+                # a log's line of its end may know when it came, whatever the log's time zone
+                is_known = "arrival_s" in row and one.parts == {begun}
                 one.parts.add(part)
-                mine, other = (one.row, row) if source else (row, one.row)
+                mine, other = (row, one.row) if is_known or not source else (one.row, row)
                 one.row = other | mine | (_ids_of(other) or _ids_of(mine))
                 return None
         known.append(One(row, {part}))

@@ -152,6 +152,15 @@ def test_rows_of_one_id_are_of_one_request_where_they_agree(
     assert (live.requests, count_requests(rows)) == (len(lengths), len(lengths))
 
 
+def test_a_log_of_another_time_zone_whose_end_has_the_epoch_tells_how_long_it_took(
+    tmp_path: Path,
+) -> None:
+    log: Record = {"source": "requests:0:1", "id": 7, "input_tokens": 64}
+    rows = [log | {"arrival_s": 9 * 3600.0}, log | {"arrival_s": 0.0, "last_s": 2.0}]
+    (request,) = read_recording(recorded(tmp_path, rows)).requests
+    assert (request.arrival_s, request.answer_s) == (0.0, 2.0)
+
+
 @pytest.mark.parametrize("first", ["log", "proxy"])
 def test_what_a_log_says_of_an_exchange_is_of_that_request(first: str, tmp_path: Path) -> None:
     log: Record = {"source": "requests:0:1", "id": 7, "arrival_s": 0.5, "cached_tokens": 32}

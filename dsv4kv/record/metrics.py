@@ -194,8 +194,10 @@ class Metrics:
 
         try:
             page = ask(self._url, limit_s, most_bytes=MOST_BYTES)
-            why = f"status {page.status}" if page.status != 200 else ""
-            why = why or ("" if page.is_whole else "page too long")
+            values, settings = parse(page.content.decode("utf-8", "replace"))
+            why = "" if values or settings else "no counters of a cache"
+            why = why if page.is_whole else "page too long"
+            why = why if page.status == 200 else f"status {page.status}"
         except OSError as error:
             why = type(error).__name__
         if why:
@@ -204,7 +206,6 @@ class Metrics:
                 self._warn(f"--metrics {self._shown}: a sample is missing ({why}).")
             self._recording.write("metrics", {"source": self._name, "what": "gap", "why": why})
             return
-        values, settings = parse(page.content.decode("utf-8", "replace"))
         self._recording.write("metrics", {"source": self._name, "values": values})
         if settings != self._settings:
             self._settings = settings

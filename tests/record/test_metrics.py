@@ -170,13 +170,19 @@ def test_of_lines_that_are_none_little_is_parsed(
     assert sum(lengths) <= 2**21
 
 
-def test_a_page_that_does_not_end_is_a_gap(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "why"),
+    [("# \n" * 3_000_000, "page too long"), ("<html>\n", "no counters of a cache")],
+)
+def test_a_page_that_has_no_end_or_no_counters_is_a_gap(
+    page: str, why: str, tmp_path: Path
+) -> None:
     stop = threading.Event()
     stop.set()
-    with serving(["# \n" * 3_000_000]) as url, Recording(tmp_path / "recording") as recording:
+    with serving([page]) as url, Recording(tmp_path / "recording") as recording:
         Metrics(0, url, 1.0, recording).run(stop)
     samples = list(read_stream(tmp_path / "recording", "metrics"))
-    assert [sample["why"] for sample in samples] == ["page too long"] * 2
+    assert [sample["why"] for sample in samples] == [why] * 2
 
 
 @contextmanager

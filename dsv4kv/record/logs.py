@@ -109,29 +109,31 @@ def cached_by(details: Any) -> dict[str, int] | None:
 
 
 _AHEAD = timedelta(days=1)  # of a log's clock: another host's, or of another time zone
-_VLLM_TIME = r"(\d\d-\d\d \d\d:\d\d:\d\d)"
-_VLLM_ASKED = re.compile(
-    _VLLM_TIME + r" \[[^]]{,200}\] (?:Received request|Request) (\S{,500}?)(?: details)?: prompt: "
-)
+_VLLM_BEGIN = re.compile(r"(\d\d-\d\d \d\d:\d\d:\d\d) \[[^]]{,200}\] ")
+_VLLM_BEGIN_CHARS = 1_000
+_VLLM_ASKED = re.compile(r"(?:Received request|Request) (\S{,500}?)(?: details)?: prompt: ")
 _VLLM_IDS = ", prompt_token_ids: ["
 _VLLM_ANSWERED = re.compile(
-    _VLLM_TIME + r" \[[^]]{,200}\] Generated response (\S+)(?: \(streaming complete\))? details: "
+    r"Generated response (\S+)(?: \(streaming complete\))? details: "
     r"output_token_ids: [\[(]([\d, ]*)[\])]\s*"
 )
 
 
 def _vllm(line: str, veil: Veil) -> Record:
     """``--enable-log-requests`` with ``VLLM_LOGGING_LEVEL=DEBUG``: tokens asked, then answered."""
-    if asked := _VLLM_ASKED.search(line):
+    begun = _VLLM_BEGIN.search(line, 0, _VLLM_BEGIN_CHARS)  # what follows may quote another
+    if begun is None:
+        raise _Other
+    if asked := _VLLM_ASKED.match(line, begun.end()):
         _, named, after = line[asked.end() - 2 :].rpartition(_VLLM_IDS)  # the text is before it
         ids, closed, _ = after.partition("]")
         if not named or not closed:
             raise _Other
-        row = {"id": veil.name(asked[2]), "arrival_s": _month_clock(asked[1])}
+        row = {"id": veil.name(asked[1]), "arrival_s": _month_clock(begun[1])}
         return row | _prompt({"input_ids": _numbers(ids)}, veil)
-    if answered := _VLLM_ANSWERED.search(line):
-        row = {"id": veil.name(answered[2]), "last_s": _month_clock(answered[1])}
-        return row | {"output_tokens": len(_numbers(answered[3]))}
+    if answered := _VLLM_ANSWERED.match(line, begun.end()):
+        row = {"id": veil.name(answered[1]), "last_s": _month_clock(begun[1])}
+        return row | {"output_tokens": len(_numbers(answered[2]))}
     raise _Other
 
 

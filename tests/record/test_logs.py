@@ -74,6 +74,21 @@ def test_vllms_debug_log_tells_tokens_and_not_those_that_a_prompt_quotes() -> No
     assert other_answered["output_tokens"] == 2  # of pieces that were streamed none counts
 
 
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        "11-27 10:00:00 [a] Request cmpl-5 details: prompt: , prompt_token_ids: [1, 2, 3]",
+        "11-27 10:00:00 [a] Generated response cmpl-5 details: output_token_ids: [1, 2]",
+    ],
+)
+@pytest.mark.parametrize(
+    "begin", ["INFO 11-27 09:00:00 [b] ", "INFO 11-27 09:00:00 [b] Generated "]
+)
+def test_what_a_line_of_vllm_quotes_is_no_request(begin: str, quoted: str) -> None:
+    assert read_line(f"INFO {quoted}", VEIL) is not None
+    assert read_line(f"{begin}response a: output: '{quoted}', output_token_ids: [7]", VEIL) is None
+
+
 def test_a_line_of_older_versions_of_vllm_is_read() -> None:
     line = (
         "INFO 11-22 10:00:00 [logger.py:43] Received request cmpl-1: prompt: 'a', params: "

@@ -120,7 +120,7 @@ def _read_run(name: str, given: Mapping[str, Any]) -> Measured:
             raise RecordError(f"{name} has a {latency} of {seconds:g} s: times are above 0.")
         if latency == "tpot" and seconds < _LEAST_TPOT_S:
             raise RecordError(
-                f"{name} has a TPOT of {seconds * 1e3:g} ms: no model is that fast, so answers "
+                f"{name} has a TPOT of {seconds * 1e3:.2g} ms: no model is that fast, so answers "
                 "were not streamed, or the number is not of a token."
             )
     return Measured(

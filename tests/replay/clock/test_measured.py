@@ -131,7 +131,7 @@ def test_what_is_no_result_is_refused(tmp_path: Path, text: str, sentence: str) 
         ({"ttfts": [-1.0] * 4}, "ttfts has something else than numbers"),
         ({"itls": [[-0.1] * 9] * 4}, "itls has something else than numbers"),
         ({"ttfts": [0.0] * 4}, "a ttft of 0 s: times are above 0"),
-        ({"itls": [[1e-6] * 9] * 4}, r"a TPOT of 0\.\S+ ms: no model is that fast"),
+        ({"itls": [[1e-6] * 9] * 4}, r"a TPOT of \S+ ms: no model is that fast"),
     ],
 )
 def test_what_no_benchmark_writes_is_refused_by_its_name(

@@ -69,7 +69,7 @@ def test_a_single_launch_is_unclear_and_ends_with_3(before: str, single: str) ->
     assert result.exit_code == 3
     assert "! UNCLEAR: " in result.stdout
     rows = json.loads(run(before, single, "--json").stdout)["rows"]
-    assert {row["reason"] for row in rows} == {"too few launches: 8 verdicts take 5 a side"}
+    assert {row["reason"] for row in rows} == {"too few launches: 8 verdicts need 5 a side"}
     assert {row["interval"] for row in rows} == {None}
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dsv4kv.runs.statistics import t_quantile
+from dsv4kv.units import counted
 
 _FEWEST_LAUNCHES = 4
 
@@ -243,7 +244,7 @@ def _too_few(launches: Sequence[int], verdicts: int, alone: str) -> str:
         return ""
     if max(launches) == 1:
         return alone
-    return f"too few launches: {verdicts} verdicts take {fewest} a side"
+    return f"too few launches: {counted(verdicts, 'verdict')} need {fewest} a side"
 
 
 def _without_drift(before: Launches, after: Launches) -> tuple[Sequence[float], Sequence[float]]:

@@ -93,7 +93,7 @@ def test_many_verdicts_at_once_take_more_launches_and_say_how_many() -> None:
     assert judged(four, slower).verdict is SLOWER
     found = judged(four, slower, verdicts=25)
     assert (found.verdict, found.interval) == (UNCLEAR, None)
-    assert found.reason == "too few launches: 25 verdicts take 5 a side"
+    assert found.reason == "too few launches: 25 verdicts need 5 a side"
     assert vd.judge_pairs([2.0] * 4, verdicts=25).reason == found.reason
 
 

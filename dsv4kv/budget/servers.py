@@ -102,7 +102,7 @@ class _Around:
     settings: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     searched: list[int] = field(default_factory=lambda: [0])  # characters; all share the cell
     sides: Mapping[str, Any] = field(default_factory=dict)
-    """Variables of prefill and decode, which a recipe has beside or above their flags."""
+    """Variables of prefill and decode, which a recipe has next to or above their flags."""
 
     def settings_of(self, text: str) -> list[tuple[str, str]]:
         """The flags of a file of settings; each is read once, and no more than a text may have."""

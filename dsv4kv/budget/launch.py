@@ -187,7 +187,7 @@ def _interpret(
     if spread and not any(name in {*merged, *absent} or name in options for name in sizes):
         raise ConfigError(
             f"{', '.join(launch.unread)}: not read, and it may give the layout: add --tp (1 for "
-            "one GPU), set the variable in the environment, or put the file in the script's folder."
+            "one GPU), set the variable in the environment, or put the file next to the script."
         )
     is_given = "context" in merged or "context" in options
     if launch.role and launch.benched_tokens and not is_given:

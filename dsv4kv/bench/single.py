@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from dsv4kv.bench import build as bd
 from dsv4kv.bench.device import CallTimer, CudaDevice, find_device, measure_baseline
 from dsv4kv.bench.figures import list_figures, measure_figures
-from dsv4kv.bench.protocol import Budget
+from dsv4kv.bench.protocol import Budget, Timing
 from dsv4kv.bench.run import gpu_uuid
 from dsv4kv.bench.serve.executor import Recorder, StepExecutor
 from dsv4kv.bench.telemetry import Telemetry
@@ -25,13 +25,15 @@ from dsv4kv.config.load import load_config
 from dsv4kv.errors import ConfigError, PeerUnavailable, VerificationError
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.model.schedule import AttentionType
-from dsv4kv.ops.check import check_scenes, foreign_scenes
+from dsv4kv.ops.check import check_again, check_scenes, foreign_scenes, read_by
 from dsv4kv.ops.scenes import scenes_of
 from dsv4kv.ops.spec import OPERATIONS, READS
 from dsv4kv.runs.assemble import make_case
+from dsv4kv.runs.part import Temperature
 from dsv4kv.runs.schema import Case, Operation
 
 _SEEDS = 4  # random draws of every scene that is checked
+_COMPARED = 4  # calls of a row that are compared after they were timed
 _TURNS = 2  # how often two backends are timed alternately
 _TYPICAL_CACHE_BYTES = 32 << 20
 
@@ -127,9 +129,11 @@ class OperationBench:
                 for figure in list_figures(mine, shape.batch, config.measure.seed):
                     if figure.name == self._name and not figure.hot:
                         budget = Budget(self._seconds / turns)
-                        timer = CallTimer(
+                        timer = _CheckedTimer(
                             device, telemetry.windows, telemetry.was_throttled, budget
                         )
+                        timer.own = getattr(self.own.backend, self._base)
+                        timer.subject = f"{self._base} of {backend.name}, batch {shape.batch}"
                         found += measure_figures(mine, timer, [figure])[0]
                 timed[backend.name] = _pooled(timed.get(backend.name), found)
         given = {"batch": shape.batch, "topk": plan.config.index_topk, "context": shape.context}
@@ -179,6 +183,35 @@ def _pooled(before: Sequence[Operation] | None, found: list[Operation]) -> list[
         )
         for old, each in zip(before, found, strict=True)
     ]
+
+
+class _CheckedTimer(CallTimer):
+    """Times calls, and then does some of them again, as they were timed, to compare them."""
+
+    own: Callable[..., None]  # answers the same arguments
+    subject: str  # what is timed, in words
+
+    def measure(
+        self,
+        calls: Sequence[Callable[[], object]],
+        name: str,
+        layer_type: str | None = None,
+        temperature: Temperature | None = None,
+        most_ns: int | None = None,
+    ) -> Timing:
+        """As a ``CallTimer``; raises ``VerificationError`` where a call's outputs are wrong."""
+        some = [cast("partial[None]", each) for each in calls[:: -(-len(calls) // _COMPARED)]]
+        operation = name if name in OPERATIONS else name.removeprefix("indexer_")
+        given = [{k: each.keywords[k] for k in OPERATIONS[operation].names} for each in some]
+        before = [read_by(operation, each) for each in given]
+        timing = super().measure(calls, name, layer_type, temperature, most_ns)
+        for call, arguments, old in zip(some, given, before, strict=True):
+            problem = check_again(operation, self._capture([call]), self.own, arguments)
+            if not all(map(torch.equal, old, read_by(operation, arguments))):
+                problem = "it changed what it only reads."
+            if problem:
+                raise VerificationError(f"{self.subject}, as timed: {problem}\nNothing is ranked.")
+        return timing
 
 
 class _HostEvent:

@@ -7,6 +7,7 @@ summation and 16-bit factors can make of them.
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +103,38 @@ def check_scene(
     except Exception as error:
         return "it raised " + describe_raised(error).partition("\n")[0]
     return next(_differences(scene, found, *expect(scene, seed)), None)
+
+
+def read_by(operation: str, arguments: Arguments) -> list[Tensor]:
+    """Copies of the tensors that a call only reads, and the sums of its pages: pools are large."""
+    row = OPERATIONS[operation]
+    read = [arguments[name] for name in row.names if name not in row.writes]
+    flat = [e for each in read for e in (vars(each).values() if type(each) is Entries else [each])]
+    sums = [each.pages.sum(dim=1) for each in flat if isinstance(each, PageStore)]
+    return [*sums, *(each.clone() for each in flat if isinstance(each, Tensor))]
+
+
+def check_again(
+    operation: str, again: Callable[[], None], own: Callable[..., None], arguments: Arguments
+) -> str | None:
+    """Do a call again: what differs from ``own`` on the same arguments, None if nothing.
+
+    Pages that are written are copied twice, outputs are overwritten before.
+    """
+    writes = {name: arguments[name] for name in OPERATIONS[operation].writes}
+    outputs = {k: e for k, e in writes.items() if isinstance(e, Tensor) and k != "state"}
+    for each in outputs.values():
+        each.fill_(torch.nan if each.is_floating_point() else 0xA5)
+    old, right = (arguments | deepcopy(writes) for _ in range(2))
+    again()
+    found = arguments | {name: each.clone() for name, each in outputs.items()}
+    own(**right)
+    compressor, leeway = arguments.get("compressor"), Leeway.NONE
+    if compressor or "parts" in arguments or arguments.get("hadamard"):
+        rotated = compressor is not None and compressor.turns_rounded
+        leeway = Leeway.ROTATED_SUM if rotated else Leeway.SUM
+    scene = Scene(operation, "what is timed", None, lambda _: arguments, leeway)
+    return next(_differences(scene, *(Call(each, []) for each in (found, right, old))), None)
 
 
 def expect(scene: Scene, seed: int) -> tuple[Call, Call]:
@@ -221,6 +254,8 @@ def _queries(found: Arguments, expected: Arguments) -> Iterator[str]:
 
 
 def _pages(found: PageStore, expected: PageStore, old: PageStore, leeway: Leeway) -> Iterator[str]:
+    if found is expected:
+        return
     layout = found.layout
     yield from _reshaped("pages", found.pages, expected.pages)
     wrong = found.pages != expected.pages

@@ -119,6 +119,38 @@ def test_a_wrong_backend_is_not_timed() -> None:
     assert "Nothing was timed." in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ("out[:, 64:] = 0.0", "request 0, row 64, channel "),
+        ("table.zero_()", "it changed what it only reads."),
+        ("indices.clamp_(min=9)", "it changed what it only reads."),
+        ("store.pages[0].fill_(0)", "it changed what it only reads."),
+        ("out.fill_(torch.nan)", "it left its output as it was"),
+    ],
+)
+def test_a_backend_that_is_wrong_only_where_it_is_timed_is_not_ranked(
+    wrong: str, problem: str
+) -> None:
+    Path("large.py").write_text(
+        f"import torch\n{MINE}    if out.shape[1] > 100:\n        {wrong}\n"
+    )
+    done = run("gather_topk", "--backend", "large.py:gather_topk", *SMALL)
+    assert (done.exit_code, done.stdout) == (6, "")
+    assert f"gather_topk of large.py:gather_topk, batch 2, as timed: {problem}" in done.stderr
+    assert "Nothing is ranked." in done.stderr
+
+
+def test_what_writes_into_pages_is_compared_as_it_was_timed() -> None:
+    text = MINE.replace("gather_topk(store, table, slots, indices, lengths, out)", "{}")
+    call = "window_insert(ring, values, slots, positions)"
+    stray = "    if len(ring.pages) != 4:\n        ring.pages[-1, 0] ^= 1\n"
+    Path("stray.py").write_text(text.replace("{}", call) + stray)
+    done = run("window_insert", "--backend", "stray.py:window_insert", *SMALL)
+    assert done.exit_code == 6
+    assert "window_insert of stray.py:window_insert, batch 2, as timed: entry " in done.stderr
+
+
 def test_a_backend_that_ends_the_program_is_a_failure_of_its_own() -> None:
     Path("leaves.py").write_text(
         MINE.replace("    cpu.gather", "    raise SystemExit(0)\n    cpu.gather")

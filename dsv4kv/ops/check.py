@@ -99,7 +99,7 @@ def check_scene(
         function(**found.arguments)
         found = found.to(_CPU)  # waits: what went wrong on a GPU shows here
     except VerificationError as error:
-        return str(error)
+        return str(error).partition("\n")[0]
     except Exception as error:
         return "it raised " + describe_raised(error).partition("\n")[0]
     return next(_differences(scene, found, *expect(scene, seed)), None)

@@ -18,8 +18,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import torch
+
 from dsv4kv.choices import BACKENDS, PEERS, choose, listed
-from dsv4kv.errors import ConfigError, PeerUnavailable, VerificationError
+from dsv4kv.errors import ConfigError, Dsv4kvError, PeerUnavailable, VerificationError
 from dsv4kv.model.formats import FORMATS
 from dsv4kv.ops.spec import OPERATIONS, Backend, Choice, write_in_turn
 from dsv4kv.ops.storage import Entries, PageStore
@@ -306,7 +308,7 @@ def _call(
     if formats is None or held <= set(formats):
         try:
             function(*(arguments[each] for each in OPERATIONS[name].names))
-        except Exception:
+        except (Dsv4kvError, torch.OutOfMemoryError):
             raise
         except BaseException as error:  # SystemExit would end this program as if all was well
             raise VerificationError(f"{name} raised {describe_raised(error)}") from error

@@ -48,7 +48,10 @@ WRONG = {
     "gather_all=changes_lengths": (CSA, "it changed its argument 'lengths'."),
     "gather_all=writes_behind_its_output": (CSA, "it wrote memory after its arguments."),
     "gather_all=cleans_a_page": (CSA, "entry 32 (page 1, row 0) was written, and should not "),
-    "gather_all=raises": (CSA, "it raised RuntimeError in wrong.py:77: invalid device function"),
+    "gather_all=raises": (
+        CSA,
+        "gather_all raised RuntimeError in wrong.py:77: invalid device function",
+    ),
     "gather_all=ends_the_program": (CSA, "gather_all raised SystemExit in wrong.py:49: 0"),
     "gather_all=raises_what_cannot_be_read": (
         CSA,
@@ -136,7 +139,7 @@ def test_every_operation_has_a_defect_that_is_found() -> None:
 def test_a_disagreement_is_a_sentence() -> None:
     found = check("gather_all=raises")
     assert [str(each) for each in found] == [
-        f"gather_all of gather_all=raises on {pages}: it raised "
+        f"gather_all of gather_all=raises on {pages}: gather_all raised "
         "RuntimeError in wrong.py:77: invalid device function"
         for pages in (CSA, KEYS, HCA)
     ]

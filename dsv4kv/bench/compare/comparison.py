@@ -243,13 +243,13 @@ class Comparison:
     def conclude(self) -> vd.Verdict:
         """One verdict: SLOWER as soon as a row is.
 
-        UNCLEAR where the mean of all rows is, or where something is missing or lost.
+        UNCLEAR where the mean of all rows is, or where something is missing or has failed.
         """
         found = {row.judgement.verdict for row in self.rows}
         mean = self.overall.verdict if self.overall else vd.Verdict.UNCLEAR
         if vd.Verdict.SLOWER in (mean, *found):
             return vd.Verdict.SLOWER
-        if mean is vd.Verdict.UNCLEAR or self.missing or _empty_case(self):
+        if mean is vd.Verdict.UNCLEAR or self.missing or _has_failed(self):
             return vd.Verdict.UNCLEAR
         return vd.Verdict.FASTER if vd.Verdict.FASTER in (mean, *found) else vd.Verdict.SAME
 
@@ -434,8 +434,13 @@ def _mean_of_rows(
     return vd.Launches(means, [began_s[key] for key in whole])
 
 
-def _empty_case(comparison: Comparison) -> bool:
-    """Whether a side lacks a case: none of its launches ended it; cases both skip do not count."""
+def _has_failed(comparison: Comparison) -> bool:
+    """Whether a launch or case failed, or no launch of a side ended a case that is not skipped."""
+    records = (*comparison.before.records, *comparison.after.records)
+    statuses = {str(each.status) for record in records for each in record.cases}
+    statuses |= {each.status for record in records for each in record.launches}
+    if statuses - {"complete", "incomplete", "skipped"}:
+        return True
     sides = [
         [case for record in side.records for case in record.cases]
         for side in (comparison.before, comparison.after)

@@ -46,7 +46,11 @@ def load_side(text: str) -> Side:
             f"{text!r} has a comma with no file on one side of it: give A1.json,A2.json."
         )
     paths = [path for part in parts for path in _expand(Path(part))]
-    return Side(text, tuple(load_record(path) for path in paths))
+    records = tuple(load_record(path) for path in paths)
+    runs = [record.run_id for record in records]
+    if twice := next((run for run in runs if runs.count(run) > 1), None):
+        raise ConfigError(f"{text} has the run {twice} twice: name each run once.")
+    return Side(text, records)
 
 
 def list_launched(side: Side) -> dict[Quantity, list[Launched]]:

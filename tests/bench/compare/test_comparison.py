@@ -173,6 +173,8 @@ def test_a_side_is_a_file_several_files_or_a_folder(tmp_path: Path) -> None:
     assert [r.run_id for r in load_side(str(paths[1])).records] == ["run-1"]
     assert [r.run_id for r in load_side(f"{paths[2]},{paths[0]}").records] == ["run-2", "run-0"]
     assert [r.run_id for r in load_side(str(tmp_path)).records] == ["run-0", "run-1", "run-2"]
+    with pytest.raises(ConfigError, match="has the run run-1 twice: name each run once"):
+        load_side(f"{paths[1]},{paths[1]}")
 
 
 @pytest.mark.parametrize("text", ["{},", ",{}", "{},,{}", ","])

@@ -198,8 +198,9 @@ def op(
             shape = Shape(requests, chosen or None, tokens)
             timed.append(bench.time(shape, capture_environment()["memory_bytes"]))
     page = op_page(name, bench.resolved.name, cases, timed, describe_gpu(device or "auto"))
-    own = ["", f"A backend of your own: {name}({', '.join(OPERATIONS[name].signature.split())})"]
-    code = getattr(reference, name).__code__
+    base = name if name in OPERATIONS else name.removeprefix("indexer_")
+    own = ["", f"A backend of your own: {base}({', '.join(OPERATIONS[base].signature.split())})"]
+    code = getattr(reference, base).__code__
     own.append(f"Its meaning, in torch: {code.co_filename}:{code.co_firstlineno}")
     parts = [*page.answer, *([] if backend else own)]
     opt.tell(parts, op_values(name, cases, timed), as_json=as_json)

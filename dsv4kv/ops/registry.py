@@ -206,8 +206,7 @@ def _operations(target: Any, name: str) -> dict[str, Function]:
     if operations := {each: function for each, function in found.items() if callable(function)}:
         return operations
     raise ConfigError(
-        f"{name or 'it'} has not the name of an operation, and no function that has: name it one "
-        f"of {', '.join(OPERATIONS)}."
+        f"{name or 'it'} has no operation's name: name it one of {', '.join(OPERATIONS)}."
     )
 
 

@@ -160,6 +160,35 @@ def test_a_backend_that_ends_the_program_is_a_failure_of_its_own(error: str) -> 
     assert f"gather_topk raised {error} in leaves.py:5: 0\n" in done.stderr
 
 
+EXCHANGED = MINE.replace("    cpu.", "    out.data = torch.empty_like(out)\n    cpu.")
+LATER = """
+import time
+from threading import Thread
+from dsv4kv.ops import cpu
+
+def late(*arguments):
+    time.sleep(0.05)
+    cpu.gather_topk(*arguments)
+
+def gather_topk(store, table, slots, indices, lengths, out):
+    Thread(target=late, args=(store, table, slots, indices, lengths, out)).start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (f"import torch\n{EXCHANGED}", "it exchanged the memory of an argument"),
+        (LATER, "it left its output as it was"),
+    ],
+)
+def test_what_is_not_written_when_the_call_returns_is_wrong(text: str, problem: str) -> None:
+    Path("late.py").write_text(text)
+    done = run("gather_topk", "--backend", "late.py:gather_topk", *SMALL)
+    assert done.exit_code == 6
+    assert problem in " ".join(done.stderr.split())
+
+
 def test_what_a_backend_prints_is_no_part_of_a_document(tmp_path: Path) -> None:
     printing = MINE.replace("    cpu.", "    print('compiled')\n    cpu.")
     Path("prints.py").write_text(printing)
@@ -176,8 +205,10 @@ def test_what_a_backend_prints_is_no_part_of_a_document(tmp_path: Path) -> None:
 
 
 def test_the_arguments_of_a_backend_are_said() -> None:
-    said = " ".join(run("gather_topk", *SMALL).stdout.split())
-    assert "A backend of your own: gather_topk(store:pages, table:int32[S,W], slots:int64" in said
+    for name in ("gather_all", "indexer_gather_all"):
+        said = " ".join(run(name, *SMALL).stdout.split())
+        assert "A backend of your own: gather_all(store:pages, table:int32[S,W], slots:" in said
+        assert re.search(r"Its meaning, in torch: \S+reference.py:\d+$", said)
 
 
 @pytest.mark.parametrize(

@@ -84,9 +84,7 @@ def test_a_module_or_object_brings_every_function_named_as_an_operation(
 REFUSALS = {
     "mine:nothing": "mine has no 'nothing'.",
     "mine:seven.x": "int has no 'x'.",
-    "mine:other": (
-        f"it has not the name of an operation, and no function that has: name it one of {CHOICES}."
-    ),
+    "mine:other": f"other has no operation's name: name it one of {CHOICES}.",
     "mine:Both": (
         "gather_all is called with (store, table, slots, lengths, out), by position, and this "
         "function takes (self, store, table, slots, lengths, out)."
@@ -180,7 +178,7 @@ def test_a_file_s_neighbours_are_not_imported(
     monkeypatch.chdir(tmp_path)
     assert refusal("mine.py:x") == (
         "backend 'mine.py:x': importing mine.py failed (ModuleNotFoundError in mine.py:1: "
-        "No module named 'neighbour_of_it')."
+        "No module named 'neighbour_of_it'). A file imports from installed packages alone."
     )
 
 

@@ -2,6 +2,7 @@
 
 The sentence says what was given, what is allowed, and what to do. Exit code 1 is left to
 verdicts (``compare``, ``budget``) and 2 is also what the command line uses for wrong arguments.
+Nothing of others is imported here: a sentence is told also while that is interrupted.
 """
 
 import re
@@ -137,3 +138,38 @@ def find_name(given: str, names: Sequence[str], what: str, otherwise: str = "") 
     close = get_close_matches(key, names, 2, cutoff=0.5)
     guess = f" (did you mean {' or '.join(close)}?)" if close else ""
     raise ConfigError(f"no {what} {given!r}{guess}: give one of {', '.join(names)}{otherwise}.")
+
+
+_GIVEN = re.compile(
+    r"((?:--api-key(?:=|[\"',\s]+)|\b[A-Z_]*(?:TOKEN|API_KEY|PASSWORD|SECRET)=)'?)[^\s\"'\\]+"
+)
+# a field of JSON, also inside a text of JSON
+_FIELD = re.compile(
+    r"([\"'][\w-]{0,40}(?i:password|passwd|secret|token|api_?key)"
+    r"\\{0,8}[\"']\s{0,8}:\s{0,8}\\{0,8}([\"']))(?:(?!\2)[^\\])+"
+)
+# a word that holds "@", in text or in JSON, whose strings escape line ends
+_WITH_AT = re.compile(
+    r"(^|[\s\"]|\\[bfnrt])((?:[^\s\"\\@]|\\[^bfnrtu\"])++@(?:[^\s\"\\]|\\[^bfnrtu\"])*)"
+)
+_USER = re.compile(r"[^@]*?://(?:[^/]*|[^/:]*:.*)@|(?:[^/:@=]*=)?[^/:@]+:(?!//).+@")
+
+
+def mask_secrets(text: str) -> str:
+    """A text or JSON without users and passwords of addresses, and without keys of a command."""
+    return _GIVEN.sub(r"\1***", _FIELD.sub(r"\1***", _WITH_AT.sub(_mask_word, text)))
+
+
+def _mask_word(found: re.Match[str]) -> str:
+    return found[1] + (mask_url(found[2]) if _USER.match(found[2]) else found[2])
+
+
+def mask_url(url: str) -> str:
+    """What a user gave as an address, without user, password, query and fragment.
+
+    All before the last ``@`` may be a password: this is for what is wrong with it, too.
+    """
+    scheme, mark, rest = url.rpartition("://") if url.count("://") == 1 else ("", "", url)
+    _, at, place = rest.rpartition("@")
+    shown, *hidden = re.split("[?#;]", place, maxsplit=1)
+    return f"{scheme}{mark}{'***@' if at else ''}{shown}{'?***' if hidden else ''}"

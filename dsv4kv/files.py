@@ -23,7 +23,7 @@ from typing import Any, cast
 import yaml
 from platformdirs import user_cache_path, user_data_path
 
-from dsv4kv.errors import ConfigError
+from dsv4kv.errors import ConfigError, mask_secrets
 
 
 @contextmanager
@@ -316,47 +316,12 @@ def whole_text(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-_GIVEN = re.compile(
-    r"((?:--api-key(?:=|[\"',\s]+)|\b[A-Z_]*(?:TOKEN|API_KEY|PASSWORD|SECRET)=)'?)[^\s\"'\\]+"
-)
-# a field of JSON, also inside a text of JSON
-_FIELD = re.compile(
-    r"([\"'][\w-]{0,40}(?i:password|passwd|secret|token|api_?key)"
-    r"\\{0,8}[\"']\s{0,8}:\s{0,8}\\{0,8}([\"']))(?:(?!\2)[^\\])+"
-)
-# a word that holds "@", in text or in JSON, whose strings escape line ends
-_WITH_AT = re.compile(
-    r"(^|[\s\"]|\\[bfnrt])((?:[^\s\"\\@]|\\[^bfnrtu\"])++@(?:[^\s\"\\]|\\[^bfnrtu\"])*)"
-)
-_USER = re.compile(r"[^@]*?://(?:[^/]*|[^/:]*:.*)@|(?:[^/:@=]*=)?[^/:@]+:(?!//).+@")
-
-
 def make_folder(folder: Path, mode: int = 0o777) -> None:
     """Make a folder and those above it; raises ``OSError``."""
     try:
         folder.mkdir(mode, parents=True, exist_ok=True)
     except RecursionError:  # a thousand folders within each other
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(folder)) from None
-
-
-def mask_secrets(text: str) -> str:
-    """A text or JSON without users and passwords of addresses, and without keys of a command."""
-    return _GIVEN.sub(r"\1***", _FIELD.sub(r"\1***", _WITH_AT.sub(_mask_word, text)))
-
-
-def _mask_word(found: re.Match[str]) -> str:
-    return found[1] + (mask_url(found[2]) if _USER.match(found[2]) else found[2])
-
-
-def mask_url(url: str) -> str:
-    """What a user gave as an address, without user, password, query and fragment.
-
-    All before the last ``@`` may be a password: this is for what is wrong with it, too.
-    """
-    scheme, mark, rest = url.rpartition("://") if url.count("://") == 1 else ("", "", url)
-    _, at, place = rest.rpartition("@")
-    shown, *hidden = re.split("[?#;]", place, maxsplit=1)
-    return f"{scheme}{mark}{'***@' if at else ''}{shown}{'?***' if hidden else ''}"
 
 
 def whole_json(document: Any) -> Any:

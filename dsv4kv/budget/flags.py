@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from dsv4kv.engines import flags as fl
 from dsv4kv.engines.names import FAMILIES
-from dsv4kv.errors import ConfigError
-from dsv4kv.files import mask_secrets
+from dsv4kv.errors import ConfigError, mask_secrets
 
 Pairs = list[tuple[str, str]]
 """Flags with their values, empty for a switch."""

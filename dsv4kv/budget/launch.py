@@ -27,8 +27,8 @@ from dsv4kv.engines.flags import (
     read_object,
 )
 from dsv4kv.engines.names import FAMILIES, find_engine
-from dsv4kv.errors import ConfigError
-from dsv4kv.files import mask_secrets, open_regular
+from dsv4kv.errors import ConfigError, mask_secrets
+from dsv4kv.files import open_regular
 from dsv4kv.model.presets import config_file, preset_named, preset_names
 
 _UNSET = re.compile(r"\$\{?\w+|\$\(|\{\{?\s*\w+\s*\}?\}")

@@ -313,10 +313,10 @@ def main() -> None:
     if not os.environ.get("COLUMNS", "0").strip("0"):  # as some shells without a terminal say
         os.environ.pop("COLUMNS", None)
     gc.set_threshold(50_000)  # what start-up makes stays: it is not searched for cycles
-    on_endings()
     lose_glyphs_not_answers()
     debug = _take("--debug", sys.argv)
     try:
+        on_endings()
         app(prog_name="dsv4kv")
     except SystemExit as end:
         if _reader_left(end):

@@ -23,8 +23,7 @@ from threading import Event as Stop
 from time import monotonic
 from typing import Any
 
-from dsv4kv.errors import ConfigError
-from dsv4kv.files import mask_url
+from dsv4kv.errors import ConfigError, mask_url
 from dsv4kv.record.folder import Record, Recording, check_row
 from dsv4kv.record.run import missing_package, parse_url
 from dsv4kv.record.veil import LEAST_TOKENS, Veil

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from threading import Event as Stop
 from typing import Any
 
-from dsv4kv.files import mask_url
+from dsv4kv.errors import mask_url
 from dsv4kv.record.folder import MOST_VALUE, Recording
 from dsv4kv.record.run import HTTP, parse_url
 

@@ -37,8 +37,7 @@ from aiohttp.connector import Connection
 from aiohttp.http import HttpVersion10, HttpVersion11, RawRequestMessage
 from yarl import URL
 
-from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.files import mask_url
+from dsv4kv.errors import ConfigError, TraceError, mask_url
 from dsv4kv.processes import Confined
 from dsv4kv.record import usage as us
 from dsv4kv.record.folder import Record, Recording

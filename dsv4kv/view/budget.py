@@ -16,7 +16,7 @@ from dsv4kv.budget.sweep import Row
 from dsv4kv.engines.contract import Capacity
 from dsv4kv.engines.host import HostTier
 from dsv4kv.engines.names import find_engine
-from dsv4kv.files import mask_secrets
+from dsv4kv.errors import mask_secrets
 from dsv4kv.units import counted, format_bytes, format_count
 from dsv4kv.view import table as tb
 from dsv4kv.view.plots import MAX_LINES, Bar, Line, bars, lines

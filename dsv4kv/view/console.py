@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from dsv4kv.errors import mask_secrets
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -45,8 +47,6 @@ def say(text: str, *, err: bool = False, end: str = "\n") -> None:
     """Print text on standard output, or sentences without secrets on standard error."""
     whole = _printable(text)
     if err:
-        from dsv4kv.files import mask_secrets
-
         whole = mask_secrets(whole)
     typer.echo(whole + end, err=err, nl=False)
 

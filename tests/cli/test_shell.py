@@ -145,6 +145,7 @@ def test_ctrl_c_ends_with_130_and_a_sentence(
     ("module", "words", "code", "said"),
     [
         ("typer", ["--version"], -signal.SIGINT, ""),
+        ("yaml", ["budget"], 130, "interrupted before there was an answer.\n"),
         ("mdurl", ["bench", "--none"], 130, "interrupted before there was an answer.\n"),
     ],
 )

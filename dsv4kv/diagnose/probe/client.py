@@ -17,8 +17,7 @@ from urllib.parse import SplitResult
 from pydantic_core import from_json
 
 from dsv4kv.diagnose.probe.questioner import Answer, Prompt, Refused, Spent, Unreachable
-from dsv4kv.errors import ConfigError
-from dsv4kv.files import mask_url
+from dsv4kv.errors import ConfigError, mask_url
 from dsv4kv.record.metrics import MOST_BYTES, Values, parse
 from dsv4kv.record.run import HTTP, parse_url
 from dsv4kv.record.usage import counts_of

@@ -101,8 +101,15 @@ def open_database(path: Path) -> Iterator[Database]:
     """Open an export of nsys to read it; raises ``ProfileError``."""
     if not path.is_file():
         raise ProfileError(f"{path} does not exist: name a profile, as results/RUN/step.sqlite.")
+    for beside in (Path(f"{path.resolve()}-{end}") for end in ("journal", "wal")):
+        if beside.is_file() and beside.stat().st_size:
+            raise ProfileError(
+                f"{path} is still being written, or was left unfinished: {beside.name} has a part "
+                "of it. End what writes it, or export it again with `nsys export --type=sqlite`."
+            )
     try:
-        uri = f"{path.resolve().as_uri()}?mode=ro"
+        # SQLite then neither opens nor makes a file beside it: a pipe there would never answer
+        uri = f"{path.resolve().as_uri()}?immutable=1"
         with closing(sqlite3.connect(uri, uri=True)) as connection:
             # a damaged file can lead SQLite in a circle: reading it ends with an error
             most = _FEWEST_OPERATIONS + _OPERATIONS * path.stat().st_size

@@ -1,7 +1,8 @@
 """Exports of nsys: steps, phases, names and sizes, whatever tables and columns there are."""
 
+import os
 import sqlite3
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,32 @@ def test_a_database_that_leads_in_a_circle_ends_with_a_sentence(tmp_path: Path) 
     path = two_replays().save(tmp_path / "step.sqlite")
     with pytest.raises(ProfileError, match="interrupted"), open_database(path) as database:
         database._connection.execute(f"{ENDLESS} SELECT COUNT(*) FROM r")
+
+
+@pytest.mark.parametrize("mode", ["DELETE", "WAL"])
+def test_nothing_beside_a_database_is_opened_or_made(mode: str, tmp_path: Path) -> None:
+    path = two_replays().save(tmp_path / "step.sqlite")
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(f"PRAGMA journal_mode = {mode}")
+    os.mkfifo(pipe := tmp_path / f"step.sqlite-{'wal' if mode == 'WAL' else 'journal'}")
+    before = set(tmp_path.iterdir())
+    with os.fdopen(os.open(pipe, os.O_RDWR), "wb", buffering=0) as held:  # else opening it waits
+        held.write(b"x")
+        assert len(read_nsys(path).steps_ns) == 2
+    assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("mode", ["PERSIST", "WAL"])
+def test_a_database_that_is_being_written_is_refused(mode: str, tmp_path: Path) -> None:
+    path = two_replays().save(tmp_path / "step.sqlite")
+    with closing(sqlite3.connect(path)) as writer:
+        writer.execute(f"PRAGMA journal_mode = {mode}")
+        writer.execute("CREATE TABLE more (id)")
+        writer.execute("INSERT INTO more VALUES (1)")
+        with pytest.raises(
+            ProfileError, match=r"still being written.* step\.sqlite-(wal|journal)"
+        ):
+            read_nsys(path)
 
 
 def test_texts_of_many_megabytes_are_refused_with_a_sentence(tmp_path: Path) -> None:

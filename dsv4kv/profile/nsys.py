@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dsv4kv.errors import ProfileError
 from dsv4kv.profile import trace as tr
@@ -128,10 +129,16 @@ def open_database(path: Path) -> Iterator[Database]:
 
 
 _PUSH_POP, _START_END = 59, 60
+_LATEST_NS = 1 << 61  # so that differences fit an int64; today is 2^60.6
+
+
+def _are_timed(rows: tr.Ranges | tr.Work) -> NDArray[np.bool_]:
+    """Which rows have a begin and an end: a capture may cut them off."""
+    return (rows.start_ns >= 0) & (rows.end_ns >= rows.start_ns) & (rows.end_ns <= _LATEST_NS)
 
 
 def read_ranges(database: Database, names: tr.Names) -> tuple[tr.Ranges, int]:
-    """Ranges of all domains that end, and how many do not."""
+    """Ranges of all domains that have times, and how many do not."""
     start, end, kind, thread, text_id, text = database.read(
         "NVTX_EVENTS",
         ("start", "end", "eventType", "globalTid", "textId"),
@@ -142,8 +149,8 @@ def read_ranges(database: Database, names: tr.Names) -> tuple[tr.Ranges, int]:
     typeless = (kind == tr.NONE) & (end != tr.NONE)  # an event without a kind
     is_range = (kind == _PUSH_POP) | (kind == _START_END) | typeless
     ranges = tr.Ranges(thread[is_range], start[is_range], end[is_range], name[is_range])
-    ended = ranges.end_ns >= ranges.start_ns
-    return ranges.where(ended), int(np.count_nonzero(~ended))
+    timed = _are_timed(ranges)
+    return ranges.where(timed), int(np.count_nonzero(~timed))
 
 
 def number_texts(database: Database, ids: tr.Column, names: tr.Names, instead: str) -> tr.Column:
@@ -250,30 +257,30 @@ def read_nsys(path: Path, step: str = tr.STEP) -> tr.Trace:
     with open_database(path) as database:
         names = tr.Names()
         work, launch, node = read_work(database, names)
-        ended = work.end_ns >= work.start_ns  # a capture may cut work off
-        work, launch, left = work.where(ended), launch[ended], int(np.count_nonzero(~ended))
-        called, keys = _read_calls(database, launch)
+        timed = _are_timed(work)
+        work, launch, left = work.where(timed), launch[timed], int(np.count_nonzero(~timed))
+        called, keys, no_calls = _read_calls(database, launch)
         call, of_graph = tr.find(keys, launch), np.zeros(len(called), dtype=np.bool_)
-        by_graph = (node[ended] > 0) | (work.kind == tr.GRAPH)
+        by_graph = (node[timed] > 0) | (work.kind == tr.GRAPH)
         of_graph[call[(call != tr.NONE) & by_graph]] = True
         ranges, cut_off = read_ranges(database, names)
         device, devices = read_devices(database, work, launch)
         launches = tr.Launches(called, of_graph, call, replace(work, device=device))
         facts = database.rows("META_DATA_EXPORT", ("name", "value"))
         schema = next((value for name, value in facts if name == "EXPORT_SCHEMA_VERSION"), None)
-        cut = {"piece of work": left, "range": cut_off}
+        cut = {"piece of work": left, "call": no_calls, "range": cut_off}
         more = {
             "devices": devices,
             "version": f"export schema {schema}" if schema else None,
             "warnings": [*_read_diagnostics(database), *_judge(work)],
             "notes": [
-                f"omitted: {counted(n, what)} without an end" for what, n in cut.items() if n
+                f"omitted: {counted(n, what)} without a valid time" for what, n in cut.items() if n
             ],
         }
         return tr.trace_launches("nsys", step, ranges, names, launches, **more)
 
 
-def _read_calls(database: Database, launch: tr.Column) -> tuple[tr.Ranges, tr.Column]:
+def _read_calls(database: Database, launch: tr.Column) -> tuple[tr.Ranges, tr.Column, int]:
     thread, start, end, correlation = database.read(
         f"{_PREFIX}RUNTIME", ("globalTid", "start", "end", "correlationId")
     )
@@ -283,7 +290,9 @@ def _read_calls(database: Database, launch: tr.Column) -> tuple[tr.Ranges, tr.Co
     # or unified memory's copies, without one, would find it
     keys[correlation == tr.NONE] = tr.NONE
     end = np.maximum(start, end)
-    return tr.Ranges(thread, start, end, tr.constant(len(thread), tr.NONE)), keys
+    called = tr.Ranges(thread, start, end, tr.constant(len(thread), tr.NONE))
+    timed = _are_timed(called)
+    return called.where(timed), keys[timed], int(np.count_nonzero(~timed))
 
 
 def _read_diagnostics(database: Database) -> list[str]:

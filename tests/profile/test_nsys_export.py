@@ -72,7 +72,7 @@ def test_a_step_that_the_capture_cut_off_is_left_out_beside_whole_ones(tmp_path:
     trace = read(export, tmp_path)
     assert len(trace.steps_ns) == 2
     assert np.count_nonzero(trace.work.step == NONE) == 1
-    assert trace.notes == ["omitted: 1 range without an end"]
+    assert trace.notes == ["omitted: 1 range without a valid time"]
 
 
 def test_work_without_a_call_is_in_no_step_though_a_call_has_no_number_either(
@@ -159,13 +159,22 @@ def test_cuda_devices_of_processes_are_the_gpus_of_the_machine(tmp_path: Path) -
     assert trace.devices == {2: "GPU number 2", 3: "GPU number 3"}
 
 
-@pytest.mark.parametrize("end", [None, 0, 20])
-def test_work_without_an_end_is_left_out_and_told(end: int | None, tmp_path: Path) -> None:
-    export = two_replays()
-    export.kernel("cut_off", 100, 70_000, end)
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [(70_000, None), (70_000, 0), (70_000, 20), (None, 9), (-(2**63), 2**63 - 1), (5, 2**62)],
+)
+def test_what_has_no_valid_time_is_left_out_and_told(
+    start: int | None, end: int | None, tmp_path: Path
+) -> None:
+    export, is_call = two_replays(), start is None or end in (2**63 - 1, 2**62)
+    export.add("KERNEL", start=start, end=end, correlationId=100, globalPid=GLOBAL_PID)
+    named = {"eventType": START_END, "text": "step", "globalTid": THREAD}
+    export.add("NVTX_EVENTS", start=start, end=end, **named)
+    export.add("RUNTIME", start=start, end=end, globalTid=THREAD, correlationId=100)
     trace = read(export, tmp_path)
-    assert len(trace.work) == 10
-    assert trace.notes == ["omitted: 1 piece of work without an end"]
+    assert (len(trace.work), len(trace.steps_ns), len(trace.calls.step)) == (10, 2, 4)
+    left_out = ["1 piece of work", *["1 call"] * is_call, "1 range"]
+    assert trace.notes == [f"omitted: {each} without a valid time" for each in left_out]
 
 
 @pytest.mark.parametrize("table", sorted(set(two_replays().rows)))

@@ -21,6 +21,9 @@ Moment = Annotated[str, AfterValidator(_check_moment)]
 RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """Unique name of a run, which is the name of its file without an ending."""
 
+Nanoseconds = Annotated[int, Field(ge=0, lt=2**63)]
+"""A duration."""
+
 Temperature = Literal["cold", "hot", "L2-resident"]
 """How an operation was timed, see ``Operation.temperature``."""
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from dsv4kv.model.schema import Sharing
-from dsv4kv.runs.part import Moment, Part, RunId, Temperature
+from dsv4kv.runs.part import Moment, Nanoseconds, Part, RunId, Temperature
 from dsv4kv.runs.profile import Profile
 from dsv4kv.runs.replay import ReplayResult
 from dsv4kv.runs.telemetry import Telemetry
@@ -25,7 +25,7 @@ class Operation(Part):
     name: str = Field(description="Operation, as in ``dsv4kv.ops``: ``gather_topk``, …")
     layer_type: str
     """Attention type of its layers: ``swa``, ``csa`` or ``hca``."""
-    samples_ns: list[int] = Field(description="Duration of every timed call.")
+    samples_ns: list[Nanoseconds] = Field(description="Duration of every timed call.")
     entries: list[int] = Field(description="Entries (rows, tokens) each timed call worked on.")
     bytes: list[int]
     """Useful bytes read and written by each, by the byte model."""
@@ -70,7 +70,7 @@ class Latency(Part):
     name: str
     """``prepare``, ``admit``, ``release``, ``step``, ``decode_step``; on a GPU ``decode_graph``
     and ``decode_eager`` with ``_host`` (until all is launched) or ``_device`` (on its clock)."""
-    samples_ns: list[int] = Field(description="Duration of every timed call.")
+    samples_ns: list[Nanoseconds] = Field(description="Duration of every timed call.")
     factor: float | None = None
     """Of a model's times: nine of ten held-out points lay between what it said divided by this
     and multiplied with it; null where they were measured, or nothing is known of the error."""
@@ -146,7 +146,7 @@ class Memcpy(Part):
     """Bandwidth of a plain copy on this machine, in this run, on the same threads."""
 
     bytes: int = Field(gt=0, description="Bytes read plus bytes written by one copy.")
-    samples_ns: list[int] = Field(description="Duration of every copy.")
+    samples_ns: list[Nanoseconds] = Field(description="Duration of every copy.")
 
 
 class Peak(Part):
@@ -155,7 +155,7 @@ class Peak(Part):
     name: PeakName
     """What was done: a copy reads and writes every byte, with our own accesses or with torch's."""
     bytes: int = Field(gt=0, description="Bytes read plus bytes written by one call.")
-    samples_ns: list[int] = Field(description="Duration of every call.")
+    samples_ns: list[Nanoseconds] = Field(description="Duration of every call.")
     throttled: int = Field(0, description="Samples dropped, as the GPU was throttled during them.")
 
 
@@ -187,7 +187,7 @@ class Case(Part):
     memcpy: Memcpy | None
     """The baseline of rates on the CPU; null elsewhere, and when the run moved no data."""
     peaks: list[Peak] = Field(default_factory=list, description="The yardsticks on a GPU.")
-    empty_kernel_ns: list[int] | None = None
+    empty_kernel_ns: list[Nanoseconds] | None = None
     """What a kernel that does nothing takes in a chain of them: no operation on a GPU takes less
     for each of its kernels; null where that was not timed."""
     not_measured: list[NotMeasured] = Field(default_factory=list)

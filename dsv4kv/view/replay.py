@@ -141,8 +141,8 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[tb.Part]:
     else:
         yield from ("", _reuse_table(case, reuse, MAX_LOSSES))
     yield from ("", _times_table(case.latencies))
-    if record.trace_source:  # the command that answers the next question
-        model, gpu = setting(case, "model.preset"), setting(case, "cost.gpu")
+    model, gpu = setting(case, "model.preset"), setting(case, "cost.gpu")
+    if record.trace_source and isinstance(model, str):  # what answers the next question
         most = max(reuse.lost_tokens, key=lambda reason: reuse.lost_tokens[reason], default="")
         kinds = ["--gpu", gpu] if gpu else []
         slo = f"ttft_p99={_LIMIT_S if late else _kept_s(case):g}s"

@@ -185,6 +185,8 @@ CASE = json.loads(store.dumps(make_record()))["cases"][0]
         ({"run_id": "../../victim"}, "run_id: String should match pattern"),
         ({"run_id": "\ud800"}, "is not a run record"),
         ({"cases": [CASE | {"memcpy": {"bytes": 0, "samples_ns": []}}]}, "cases.0.memcpy.bytes: "),
+        *(({"cases": [CASE | {"memcpy": {"bytes": 1, "samples_ns": [n]}}]}, "samples_ns.0: ")
+          for n in (-1, 2**63)),
         ({"cases": [CASE | {"cache": CASE["cache"] | {"sharing": "table"}}]},
          "cases.0.cache.sharing: "),
     ],

@@ -14,7 +14,7 @@ from dsv4kv.replay.mrc.strategies import parse_strategy
 from dsv4kv.runs.replay import FleetReplica, ReplayFleet, Reuse
 from dsv4kv.runs.schema import Case
 from dsv4kv.view import replay
-from dsv4kv.view.table import Finding
+from dsv4kv.view.table import Command, Finding
 from tests.replay.test_run import run
 from tests.runs.records import make_case
 
@@ -153,6 +153,14 @@ def test_an_overloaded_server_is_a_warning_and_its_ttft_no_headline(
     assert bool(good) != late
     (headline,) = (str(part) for part in answer[:3] if "hit the cache" in str(part))
     assert ("TTFT" in headline) != late
+
+
+@pytest.mark.parametrize("model", [None, 5])
+def test_a_record_without_the_name_of_a_model_offers_no_next_command(model: object) -> None:
+    record = run().model_copy(update={"trace_source": "chat.jsonl"})
+    assert any(isinstance(part, Command) for part in replay.replay_page(record).answer)
+    record.cases[0].config["model"] = {"preset": model}
+    assert not any(isinstance(part, Command) for part in replay.replay_page(record).answer)
 
 
 GIB = 2**30

@@ -74,7 +74,7 @@ def _agree(a: Record, b: Record, *, timed: bool) -> bool:
         if name in a and name in b:
             apart = abs(a[name] - b[name])
             beside = min(apart % _ZONE_S, -apart % _ZONE_S)
-            return bool(apart <= _NEAR_S or (apart <= _FARTHEST_ZONE_S and beside <= 1))
+            return bool(apart <= _FARTHEST_ZONE_S + _NEAR_S and beside <= _NEAR_S)
     return True
 
 

@@ -126,6 +126,9 @@ B: Record = {"source": "requests:0:b", "id": 7}
         (  # the log and the export of one server, in time zones an hour and a half apart
             [A | {"arrival_s": 0.0, "last_s": 1.0, "input_tokens": 64},
              B | {"arrival_s": 5400.2, "last_s": 5401.0, "input_tokens": 64}], [64]),
+        (  # a server an hour east of the proxy, which logs a long prompt after seconds
+            [ASKED | {"id": 7, "input_tokens": 64},
+             A | {"arrival_s": 3604.0, "input_tokens": 64}], [64]),
         (  # a log that was rotated, and a clock that is off
             [A | {"arrival_s": 0.0, "input_tokens": 64},
              B | {"arrival_s": 3.0, "last_s": 9.0, "input_tokens": 64}], [64]),

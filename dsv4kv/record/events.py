@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import import_module
 from threading import Event as Stop
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 from dsv4kv.errors import ConfigError, mask_url
@@ -32,6 +32,7 @@ from dsv4kv.record.wire import Batch, Cleared, Event, Removed, Stored, Unreadabl
 WAIT_S = 2.0
 _WAITING, _WAITING_BYTES = 256, 2**25  # of messages held while one is missing; then it is a gap
 _REMEMBERED = 4096  # of which it is known that they came
+_AHEAD_S = 60.0  # that a publisher's clock may be: one wrong time must not hide what follows
 
 _NUMBER_BYTES = 8
 END = b"\xff" * _NUMBER_BYTES
@@ -72,7 +73,7 @@ class Sequence:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """``after``: number and time of the last message before this process."""
-        self.next, self._last_s = (after[0] + 1, after[1]) if after else (0, 0.0)
+        self.next, self._last_s = (after[0] + 1, _believed(after[1])) if after else (0, 0.0)
         self._ask, self._clock = ask, clock
         self._early: dict[int, Message] = {}
         self._since_s = 0.0  # when something began to be missing
@@ -155,12 +156,16 @@ class Sequence:
     def _in_turn(self) -> Iterator[Item]:
         while message := self._early.pop(self.next, None):
             self.next += 1
-            self._last_s = message.batch.at_s
+            self._last_s = _believed(message.batch.at_s)
             self._came[message.number] = _digest(message)
             if len(self._came) > _REMEMBERED:
                 del self._came[next(iter(self._came))]
             self._since_s = self._clock()
             yield message
+
+
+def _believed(at_s: float) -> float:
+    return min(at_s, time() + _AHEAD_S)
 
 
 def _digest(message: Message) -> bytes:

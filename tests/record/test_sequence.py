@@ -1,7 +1,9 @@
 """Messages come out in order, once, whatever the network did; what never came is a gap."""
 
 from collections.abc import Iterable
+from time import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,6 +104,18 @@ def test_no_more_than_so_many_wait() -> None:
 def test_a_server_that_begins_anew_is_a_restart() -> None:
     before, after = Server(3), Server(2, begun_s=100.0)
     assert taken(Sequence(), before.sent + after.sent) == [0, 1, 2, "restart", 0, 1]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_message_of_a_time_far_ahead_hides_no_restart(
+    resumed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsv4kv.record.events._REMEMBERED", 1)
+    sequence = Sequence(after=(2, 1e11)) if resumed else Sequence()
+    before = [] if resumed else [*Server(2).sent, frames(2, CLEARED, at_s=1e11)]
+    after = Server(2, begun_s=time() + 3600.0)
+    expected = [*range(len(before)), "restart", 0, 1]
+    assert taken(sequence, before + after.sent) == expected
 
 
 def test_of_a_restarted_server_the_first_messages_are_asked_for() -> None:

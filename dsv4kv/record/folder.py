@@ -331,7 +331,14 @@ class Recording:
 
     def _note_start(self, about: Record) -> None:
         notes = segments(self._folder, "notes")
-        last = [record for record in _records(notes[-1], last=False) if "at" in record][-1:]
+        known = [record for record in _records(notes[-1], last=False) if "at" in record]
+        last = known[-1:]
+        sizes = [record["id_tokens"] for record in known if "id_tokens" in record][-1:]
+        if sizes and "id_tokens" in about and sizes != [about["id_tokens"]]:
+            raise TraceError(  # no trace has both
+                f"{self._folder}: an id of it stands for {sizes[0]!r} tokens: continue it with "
+                f"--id-tokens {sizes[0]!r}, or name a new folder."
+            )
         seen_s = max(stream.last_s for stream in self._streams.values())
         if last:
             why = "stopped" if last[0].get("what") == "stop" else "killed"

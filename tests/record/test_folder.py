@@ -248,6 +248,14 @@ def test_stops_and_starts_are_notes_with_the_time_between(tmp_path: Path) -> Non
     assert (gap["from_s"], gap["at"], gap["why"]) == (1, 2, "stopped")
 
 
+def test_a_recording_is_continued_with_ids_of_its_size_only(tmp_path: Path) -> None:
+    for _ in range(2):
+        Recording(tmp_path / "a", about={"id_tokens": 64}).__exit__()
+    Recording(tmp_path / "a").__exit__()
+    with pytest.raises(TraceError, match="continue it with --id-tokens 64, or name a new folder"):
+        Recording(tmp_path / "a", about={"id_tokens": 16})
+
+
 def test_two_processes_do_not_record_into_one_folder(tmp_path: Path) -> None:
     with (
         Recording(tmp_path / "recording"),

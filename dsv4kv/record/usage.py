@@ -27,6 +27,7 @@ _MEMBER_BYTES = 2**10  # that a gzip member counts in addition: an empty one has
 _TRIES = 4  # to read what may be the usage
 _SESSION_HEADERS = ("x-session-id", "x-conversation-id", "x-correlation-id", "x-smg-routing-key")
 _SESSION_FIELDS = ("session_id", "prompt_cache_key")
+_APART = ("cache_read_input_tokens", "cache_creation_input_tokens")
 _PACKED = ("gzip", "x-gzip", "deflate")
 _ANY_WINDOW = 47  # of zlib: 32 KiB, gzip's head or zlib's
 _ID = re.compile(rb'(?<!\\)"id"\s*:\s*"((?:[^"\\]|\\.)*)"')
@@ -73,20 +74,16 @@ class Ends:
             with suppress(ValueError):
                 name = str(from_json(b'"' + found[1] + b'"'))
             row["id"] = veil.name(name)
-        begun = _USAGE.search(self._head) if b'"message_start"' in self._head else None
-        first: dict[str, Any] = {}  # /messages begins its stream with the prompt's counts
-        with suppress(ValueError, RecursionError):
-            first = _object_at(self._head, begun.end()) if begun else {}
-        for match in reversed(list(_USAGE.finditer(self._tail))[-_TRIES:]):
+        ends = list(_USAGE.finditer(self._head))[:1] + list(_USAGE.finditer(self._tail))[-_TRIES:]
+        counts: Record = {}
+        for match in reversed(ends):  # Anthropic's streams have the prompt's at the beginning
             with suppress(ValueError, RecursionError):
-                return row | counts_of(first | _object_at(self._tail, match.end()))
-        return row
-
-
-def _object_at(text: bytearray, place: int) -> dict[str, Any]:
-    found: dict[str, Any]
-    found, _ = json.JSONDecoder().raw_decode(text[place:].decode("utf-8", "replace"))
-    return found
+                text = match.string[match.end() :].decode("utf-8", "replace")
+                usage, _ = json.JSONDecoder().raw_decode(text)
+                counts = counts_of(usage) | counts
+            if "input_tokens" in counts:
+                break
+        return row | counts
 
 
 def counts_of(usage: Mapping[str, Any]) -> Record:
@@ -94,12 +91,11 @@ def counts_of(usage: Mapping[str, Any]) -> Record:
     detailed = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     details = detailed if isinstance(detailed, dict) else {}
     cached = details.get("cached_tokens", usage.get("cached_tokens"))
-    tokens = usage.get("prompt_tokens", usage.get("input_tokens"))
-    if "prompt_tokens" not in usage and type(tokens) is int:  # /messages counts the cached beside
-        beside = (usage.get(f"cache_{each}_input_tokens") for each in ("read", "creation"))
-        tokens += sum(each for each in beside if type(each) is int)
+    asked = usage.get("prompt_tokens", usage.get("input_tokens"))
+    if "prompt_tokens" not in usage and type(asked) is int:  # Anthropic's leave out the cached
+        asked += sum(each for each in map(usage.get, _APART) if type(each) is int)
     counts = {
-        "input_tokens": tokens,
+        "input_tokens": asked,
         "output_tokens": usage.get("completion_tokens", usage.get("output_tokens")),
         "cached_tokens": usage.get("cache_read_input_tokens", cached),
         "cached_by": cached_by(usage.get("cached_tokens_details") or details or None),

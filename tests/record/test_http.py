@@ -532,6 +532,13 @@ def test_a_number_is_no_text_of_a_prompt(body: dict[str, Any], text: bytes) -> N
     assert prompt_text(body) == text
 
 
+ANTHROPIC = {
+    "input_tokens": 600,
+    "cache_read_input_tokens": 300,
+    "cache_creation_input_tokens": 100,
+}
+
+
 @pytest.mark.parametrize("text", [b'{"usage":', b'"usage":{"b":[' + b"1," * 18 + b"1],"])
 def test_of_an_answer_of_beginnings_few_are_read(
     text: bytes, monkeypatch: pytest.MonkeyPatch
@@ -550,25 +557,24 @@ def test_of_an_answer_of_beginnings_few_are_read(
     assert 0 < sum(read) <= 4 * KEPT_TAIL_BYTES
 
 
-@pytest.mark.parametrize("is_streamed", [False, True])
-@pytest.mark.parametrize("filler", [0, 2**17])
-@pytest.mark.parametrize(("read", "creation"), [(400, None), (0, 400), (300, 100)])
-def test_messages_count_what_was_cached_beside_the_rest(
-    read: int, creation: int | None, filler: int, is_streamed: bool
-) -> None:
-    usage = {"input_tokens": 600, "cache_read_input_tokens": read, "output_tokens": 1}
-    usage |= {} if creation is None else {"cache_creation_input_tokens": creation}
-    text, ended = {"text": "a" * filler}, {"output_tokens": 7}
-    parts = [{"id": "a", "content": text, "usage": usage | ended}]
-    if is_streamed:
-        begun = {"type": "message_start", "message": {"id": "a", "usage": usage}}
-        parts = [begun, text, {"type": "message_delta", "usage": ended}]
+@pytest.mark.parametrize(
+    "events",
+    [
+        [{"usage": ANTHROPIC | {"output_tokens": 7}}],
+        [
+            {"type": "message_start", "message": {"usage": ANTHROPIC | {"output_tokens": 0}}},
+            {"type": "content_block_delta", "delta": {"text": "a" * KEPT_TAIL_BYTES}},
+            {"type": "message_delta", "usage": {"output_tokens": 7}},
+        ],
+        [{"usage": ANTHROPIC | {"output_tokens": 7}, "schema": {"usage": {"type": "string"}}}],
+    ],
+)
+def test_usage_is_read_wherever_its_parts_are(events: list[Record]) -> None:
     ends = Ends()
-    for part in parts:
-        list(ends.add(f"data: {json.dumps(part)}\n\n".encode()))
-    counts = {"input_tokens": 1000, "cached_tokens": read, "output_tokens": 7}
-    row = ends.row(Veil(b"x"))
-    assert {name: row[name] for name in row.keys() - {"id"}} == counts
+    for each in events:
+        list(ends.add(f"data: {json.dumps(each)}\n\n".encode()))
+    counts = {"input_tokens": 1000, "output_tokens": 7, "cached_tokens": 300}
+    assert ends.row(Veil(b"x")) == counts
 
 
 def test_of_a_packed_answer_no_more_is_unpacked_than_an_answer_has() -> None:

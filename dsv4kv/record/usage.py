@@ -74,6 +74,8 @@ class Ends:
             with suppress(ValueError):
                 name = str(from_json(b'"' + found[1] + b'"'))
             row["id"] = veil.name(name)
+        if self._head.lstrip().startswith(b"["):  # answers to a batch: no count is of all
+            return row
         ends = list(_USAGE.finditer(self._head))[:1] + list(_USAGE.finditer(self._tail))[-_TRIES:]
         counts: Record = {}
         for match in reversed(ends):  # Anthropic's streams have the prompt's at the beginning
@@ -136,7 +138,7 @@ class Prompts:
         session = next((name for name in named if isinstance(name, str) and name), None)
         row = {} if session is None else {"session": self._veil.name(session)}
         grain = self._veil.grain
-        if not tokens:
+        if not tokens or _is_batch(body):
             return row
         if given := prompt_tokens(body):
             return row | {"ids": self._veil.prompt(given), "grain": grain}
@@ -146,6 +148,12 @@ class Prompts:
             return row
         ids = text_ids(text, tokens, block_bytes, self._veil)
         return row | {"ids": ids, "grain": grain, "ids_of": "text", "place": block_bytes}
+
+
+def _is_batch(body: Mapping[str, Any]) -> bool:
+    given = (body.get(name) for name in ("prompt", "text", "input_ids"))
+    lists = (each for each in given if isinstance(each, list) and len(each) > 1)
+    return any(type(each[0]) is not int for each in lists)
 
 
 def prompt_tokens(body: Mapping[str, Any]) -> list[int] | None:

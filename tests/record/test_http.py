@@ -17,7 +17,7 @@ import pytest
 from dsv4kv.record import proxy as proxies
 from dsv4kv.record.folder import Record, read_stream
 from dsv4kv.record.http import ask
-from dsv4kv.record.usage import KEPT_TAIL_BYTES, Ends, prompt_text, text_ids
+from dsv4kv.record.usage import KEPT_TAIL_BYTES, Ends, Prompts, prompt_text, text_ids
 from dsv4kv.record.veil import Veil
 from tests.record.serving import proxied
 
@@ -575,6 +575,18 @@ def test_usage_is_read_wherever_its_parts_are(events: list[Record]) -> None:
         list(ends.add(f"data: {json.dumps(each)}\n\n".encode()))
     counts = {"input_tokens": 1000, "output_tokens": 7, "cached_tokens": 300}
     assert ends.row(Veil(b"x")) == counts
+
+
+def test_an_answer_to_a_batch_has_no_count_of_all() -> None:
+    ends = Ends()
+    list(ends.add(json.dumps([{"meta_info": {"prompt_tokens": n}} for n in (300, 400)]).encode()))
+    assert ends.row(Veil(b"x")) == {}
+
+
+@pytest.mark.parametrize("name", ["prompt", "text"])
+def test_a_batch_has_no_ids_and_settles_no_size_of_pieces(name: str) -> None:
+    body = json.dumps({name: ["a" * 900, "b" * 900]}).encode()
+    assert Prompts(b"x", 64).row(body, {}, 600, None) == {}
 
 
 def test_of_a_packed_answer_no_more_is_unpacked_than_an_answer_has() -> None:

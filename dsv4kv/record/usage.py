@@ -1,8 +1,8 @@
 """Token counts and ids of requests to an OpenAI-compatible API and their answers.
 
-Only the beginning and the end of an answer, streamed or not, are read: they have its id and
-``usage``. A prompt's ids come from its tokens, or from its text in pieces of as many bytes as the
-tokens of an id had in the first prompt of reported length.
+Only the beginning, the end and the last ``usage`` before it are read of an answer, streamed or
+not: they have its id and counts. A prompt's ids come from its tokens, or from its text in pieces
+of as many bytes as the tokens of an id had in the first prompt of reported length.
 """
 
 import json
@@ -38,7 +38,7 @@ class Ends:
     """Beginning and end of an answer; ``coding`` is its ``Content-Encoding``."""
 
     def __init__(self, coding: str = "") -> None:
-        self._head, self._tail = bytearray(), bytearray()
+        self._head, self._usage, self._tail = bytearray(), bytearray(), bytearray()
         packed = coding.strip().lower() in _PACKED
         self._unpack = zlib.decompressobj(_ANY_WINDOW) if packed else None
         self._left = _UNPACKED_BYTES
@@ -61,8 +61,11 @@ class Ends:
     def _keep(self, chunk: bytes) -> None:
         if len(self._head) < KEPT_HEAD_BYTES:
             self._head += chunk[: KEPT_HEAD_BYTES - len(self._head)]
-        self._tail += chunk[-KEPT_TAIL_BYTES:]
+        self._tail += chunk
         if len(self._tail) > 2 * KEPT_TAIL_BYTES:
+            at = self._tail.rfind(b'"usage"', 0, -KEPT_TAIL_BYTES)
+            if at >= 0:  # log-probabilities of a long prompt come behind it
+                self._usage = self._tail[at : at + KEPT_HEAD_BYTES]
             del self._tail[:-KEPT_TAIL_BYTES]
 
     def row(self, veil: Veil) -> Record:
@@ -76,7 +79,8 @@ class Ends:
             row["id"] = veil.name(name)
         if self._head.lstrip().startswith(b"["):  # answers to a batch: no count is of all
             return row
-        ends = list(_USAGE.finditer(self._head))[:1] + list(_USAGE.finditer(self._tail))[-_TRIES:]
+        kept = self._head, self._usage, self._tail
+        ends = [each for text in kept for each in list(_USAGE.finditer(text))[-_TRIES:]]
         counts: Record = {}
         for match in reversed(ends):  # Anthropic's streams have the prompt's at the beginning
             with suppress(ValueError, RecursionError):

@@ -567,6 +567,10 @@ def test_of_an_answer_of_beginnings_few_are_read(
             {"type": "message_delta", "usage": {"output_tokens": 7}},
         ],
         [{"usage": ANTHROPIC | {"output_tokens": 7}, "schema": {"usage": {"type": "string"}}}],
+        [
+            {"text": "a" * KEPT_TAIL_BYTES},
+            {"usage": ANTHROPIC | {"output_tokens": 7}, "logprobs": "a" * 3 * KEPT_TAIL_BYTES},
+        ],
     ],
 )
 def test_usage_is_read_wherever_its_parts_are(events: list[Record]) -> None:

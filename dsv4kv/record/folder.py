@@ -64,7 +64,7 @@ _ID = cs.int_schema(ge=-(2**63), lt=2**63)
 _IDS, _MAYBE = cs.list_schema(_ID, max_length=2**21), cs.nullable_schema(_ID)
 _NUMBER = cs.float_schema(ge=-MOST_VALUE, le=MOST_VALUE)
 _WHERE = cs.union_schema([_ID, _TIME])
-_PLACE = cs.union_schema([cs.list_schema(_WHERE, min_length=2, max_length=2), _WHERE])
+_PLACE = cs.union_schema([cs.list_schema(_WHERE, min_length=2, max_length=3), _WHERE])
 _STORED = {"stored": _IDS, "parent": _MAYBE, "size": _COUNT, "chain": cs.bool_schema()}
 _OF_ALL = {"medium": cs.nullable_schema(_TEXT), "group": cs.nullable_schema(_COUNT)}
 _EVENT = cs.union_schema(

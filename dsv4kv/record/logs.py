@@ -246,6 +246,8 @@ _MOST_BYTES = 2**26  # of a line; a longer one is about no request, and left out
 _LONGEST_LINE = 2**30  # of what is a log at all
 _PACKED = 100  # bytes of one on disk at most: logs have about 10
 _SPARED_BYTES = 2**24  # that a small log may have in any case
+_HEAD_BYTES = 2**12  # by which a log is known again
+_BROKEN = (EOFError, zlib.error, gzip.BadGzipFile)
 _LINE_BYTES = 2**6  # that any line counts: a thousand empty ones take one byte
 
 
@@ -331,7 +333,7 @@ class RequestLog:
             if self._left.get(path) == _state(path.stat()):
                 return False
             before = self._recording.place("requests", self._source(path))
-            file = _Growing(path, self._places, before)
+            file = _Growing(path, self._veil, self._places, before)
             self._rows += before is not None  # rows of it were written before
         except FileNotFoundError:  # just deleted
             return False
@@ -369,19 +371,21 @@ def _state(found: os.stat_result) -> tuple[int, int]:
 
 
 class _Growing:
-    def __init__(self, path: Path, places: dict[int, list[int]], place: Any = None) -> None:
+    def __init__(
+        self, path: Path, veil: Veil, places: dict[int, list[int]], place: Any = None
+    ) -> None:
         """``places``: by inode, what was read; ``place``: what was by an earlier process.
 
         ``skipped`` are bytes of a line that is too long.
         """
-        self._path, self._places, self.skipped = path, places, 0
+        self._path, self._veil, self._places, self.skipped = path, veil, places, 0
         self._unpacked = self._believed = 0  # bytes read, and how many a log of this size may have
         self._begin(open_regular(path), place)
 
     @property
     def place(self) -> list[int]:
-        """Inode, and bytes read."""
-        return [*self._place]
+        """Inode, bytes read, and a name of the first of them."""
+        return [*self._place, self._veil.name(self._head)]
 
     def is_packed_too_well(self) -> bool:
         """Whether more has been read than a log of this size can hold."""
@@ -409,7 +413,7 @@ class _Growing:
             self.close()
             self._begin(raw)
             if emptied:
-                self._place[1] = 0
+                self._place[1], self._head = 0, b""
             yield from self._whole(last=last)
 
     def close(self) -> None:
@@ -424,8 +428,13 @@ class _Growing:
         self._file = gzip.GzipFile(fileobj=raw) if is_packed else raw
         inode = os.fstat(raw.fileno()).st_ino
         is_known = isinstance(place, list) and place[0] == inode
-        self._place = self._places.setdefault(inode, [*place] if is_known else [inode, 0])
+        self._place = self._places.setdefault(inode, [*place[:2]] if is_known else [inode, 0])
         self._unpacked, self.broken, self.state = 0, False, (inode, 0)  # as it is read
+        self._head = b""
+        with suppress(*_BROKEN):
+            self._head = self._file.read(min(self._place[1], _HEAD_BYTES))
+        if is_known and place[2:] not in ([], [self._veil.name(self._head)]):
+            self._place[1], self._head = 0, b""  # another log, which was given the inode again
 
     def _whole(self, *, last: bool) -> Iterator[bytes]:
         state = _state(os.fstat(self._raw.fileno()))
@@ -437,13 +446,14 @@ class _Growing:
                 self._file.seek(self._place[1])
                 line = self._file.readline(_MOST_BYTES)
                 self.broken = False
-            except (EOFError, zlib.error, gzip.BadGzipFile):  # its end has not been written yet
+            except _BROKEN:  # its end has not been written yet
                 self.broken = True
                 return
             ended, is_part = line.endswith(b"\n"), len(line) == _MOST_BYTES
             if not line or not (ended or is_part or last):
                 return
             self._place[1] += len(line)
+            self._head += line[: _HEAD_BYTES - len(self._head)]
             self._unpacked += max(len(line), _LINE_BYTES)
             if self.skipped or (is_part and not ended):
                 self.skipped = 0 if ended else self.skipped + len(line)

@@ -156,6 +156,14 @@ def test_a_log_that_is_emptied_is_read_from_its_beginning(tmp_path: Path) -> Non
         wait_until(lambda: heard == [1, 2, 3])
 
 
+def test_a_log_that_began_anew_with_its_inode_is_read_from_its_beginning(tmp_path: Path) -> None:
+    log, folder = tmp_path / "log", tmp_path / "recording"
+    log.write_text(line(1))
+    assert read(folder, log) == [1]
+    log.write_text(line(2) + line(3))
+    assert read(folder, log) == [1, 2, 3]
+
+
 def test_files_that_come_into_a_folder_are_read(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()

@@ -51,7 +51,7 @@ _FIRST_ARGUMENT = (
 _MANGLED = re.compile(r"_Z(?:NK?)?(?=\d)")
 _MANGLED_ARGUMENT = re.compile(r"I(?:L[ij]\d+E)*N?(?:S\w?_|St)?(?=\d)")  # S1_: named before
 _LENGTH = re.compile(r"\d{1,9}")
-_LONGEST_NAME = 2**16  # looked at: kernels within kernels take the square of it
+_LONGEST_NAME = 2**11  # looked at, by dozens of rules; kernels within kernels take its square
 
 
 def shorten(name: str) -> str:

@@ -1,6 +1,7 @@
 """Kernel names and what they say of a kernel."""
 
 import os
+import re
 from pathlib import Path
 from time import process_time
 
@@ -10,7 +11,7 @@ import yaml
 from dsv4kv.bench.serve.operations import LayerOperation
 from dsv4kv.errors import ConfigError
 from dsv4kv.ops.launches.catalogue import catalogue
-from dsv4kv.profile.table import find_rule, read_rules, shipped_rules, shorten
+from dsv4kv.profile.table import Rule, find_rule, read_rules, shipped_rules, shorten
 
 KERNELS = yaml.safe_load(Path(__file__).with_name("engine_kernels.yaml").read_text("utf-8"))
 ENGINES: dict[str, dict[str, list[str]]] = KERNELS["engines"]
@@ -73,6 +74,12 @@ def test_a_name_of_kernels_within_kernels_is_cut() -> None:
     begun_s = process_time()
     shorten("device_kernel<" * 300_000 + "a")
     assert process_time() - begun_s < 5
+
+
+@pytest.mark.parametrize(("blanks", "known"), [(2_000, True), (2_100, False)])
+def test_rules_look_at_the_begin_of_a_name(blanks: int, known: bool) -> None:
+    rule = Rule("mine", re.compile("flush"), "compress")
+    assert (find_rule(" " * blanks + "flush", [rule]) is rule) == known
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -132,8 +133,15 @@ def to_other(context: typer.Context, param: typer.CallbackParam, value: Any) -> 
 
 
 def keep_inputs(context: Any) -> None:
-    """Refuse an output that another argument names as an input; raises ``ConfigError``."""
-    for param, path in context.meta.get(OUTPUTS, ()):
+    """Refuse an output that another argument names, too; raises ``ConfigError``."""
+    outputs = context.meta.get(OUTPUTS, ())
+    for (one, path), (other, same) in combinations(outputs, 2):
+        is_special = path.exists() and not path.is_file()
+        if not is_special and os.path.realpath(path) == os.path.realpath(same):
+            raise ConfigError(
+                f"{one.opts[0]} and {other.opts[0]} are both {path}: name two files."
+            )
+    for param, path in outputs:
         if not path.is_file():
             continue
         for name, value in context.params.items():

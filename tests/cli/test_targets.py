@@ -97,6 +97,15 @@ def test_a_trace_that_cannot_be_written_is_refused_before_another_is_read(
     assert sentence in result.stderr
 
 
+@pytest.mark.parametrize("command", ["replay gone.jsonl --chart", "plan gone --slo x=1s --html"])
+@pytest.mark.parametrize("same", ["a.svg", "folder/../a.svg", "link"])
+def test_two_outputs_of_one_name_are_refused_before_the_work(command: str, same: str) -> None:
+    Path("link").symlink_to("a.svg")
+    said = refused(f"{command} a.svg", "--json", same)
+    assert said.startswith("error: --")
+    assert said.endswith(": name two files.\n")
+
+
 def test_a_read_only_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its permissions, which do not bind root, so they are asked for here."""
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != Path("folder"))

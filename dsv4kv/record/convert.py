@@ -19,7 +19,7 @@ from typing import overload
 from dsv4kv.errors import TraceError
 from dsv4kv.record.folder import Record, read_stream
 from dsv4kv.record.metrics import count
-from dsv4kv.record.requests import One, Requests, is_exchange, says_hits
+from dsv4kv.record.requests import One, Requests, is_answered, is_exchange, says_hits
 from dsv4kv.record.veil import ROOT, chained
 from dsv4kv.traces.request import Request
 from dsv4kv.units import counted
@@ -162,8 +162,8 @@ _STORES_ONLY = (
 )
 
 _NO_USAGE = (
-    "answers had no usage; streamed ones have it if clients ask for it (stream_options: "
-    "include_usage) or the server adds it (vLLM's --enable-force-include-usage)"
+    "answers had no usage, or were cut before it; streamed ones have it if clients ask for it "
+    "(stream_options: include_usage) or the server adds it (vLLM's --enable-force-include-usage)"
 )
 
 
@@ -347,10 +347,10 @@ def _complete(records: Iterable[Record]) -> tuple[list[Record], int]:
         elif "ids" in row:
             row["ids"] = array("q", row["ids"])  # there are thousands, of many requests
         if is_exchange(record):
-            row["done"] = record.get("end") == "done" and record.get("status", 0) < 400
+            row["answered"] = is_answered(record)
         found.append(requests.add(record, row, f"request {number}"))
     rows = [one.row for one in found if one]
-    unsized = sum(row.pop("done", False) and not _is_known(row) for row in rows)
+    unsized = sum(row.pop("answered", False) and not _is_known(row) for row in rows)
     return [row for row in rows if _is_known(row)], unsized
 
 

@@ -42,7 +42,7 @@ from dsv4kv.processes import Confined
 from dsv4kv.record import usage as us
 from dsv4kv.record.folder import Record, Recording
 from dsv4kv.record.http import fail_with_connection
-from dsv4kv.record.requests import PROXY
+from dsv4kv.record.requests import PROXY, is_answered
 from dsv4kv.record.run import HTTP, parse_url
 from dsv4kv.record.veil import Veil
 
@@ -545,13 +545,14 @@ class Proxy:
         with suppress(Exception):  # the row is written in any case
             row |= exchange.ends.row(self._veil)
         with suppress(Exception):
-            row |= self._read_body(exchange, row.get("input_tokens", 0))
+            tokens = row.get("input_tokens", 0) if is_answered(row) else None
+            row |= self._read_body(exchange, tokens)
         with suppress(TraceError):  # the recording knows
             if not self._recording.write("requests", row, waits=False) and not self._loses:
                 self._loses = True
                 self._warn("--proxy: the disk is too slow, requests are passed on unrecorded.")
 
-    def _read_body(self, exchange: _Exchange, tokens: int) -> Record:
+    def _read_body(self, exchange: _Exchange, tokens: int | None) -> Record:
         """What a body says; the first prompt's size of text pieces is the recording's."""
         body = bytearray() if self._hurries else exchange.body
         headers = {name.lower(): value for name, value in exchange.request.headers.items()}

@@ -22,6 +22,11 @@ def is_exchange(row: Record) -> bool:
     return str(row.get("source", "")).startswith(PROXY)
 
 
+def is_answered(row: Record) -> bool:
+    """Whether a row of a proxy is of a request that a server took, be its answer whole or cut."""
+    return bool(0 < row.get("status", 0) < 400)
+
+
 def says_hits(row: Record) -> bool:
     """Whether a row of ``requests`` has its hits, no more of them than tokens of the prompt."""
     return bool(0 <= row.get("cached_tokens", -1) <= row.get("input_tokens", -1))

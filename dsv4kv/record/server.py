@@ -15,7 +15,7 @@ from time import monotonic, time
 
 from dsv4kv.record import folder as fd
 from dsv4kv.record.metrics import Counted, Values, count, hits_of
-from dsv4kv.record.requests import Requests, count_requests, outline, says_hits
+from dsv4kv.record.requests import Requests, count_requests, is_answered, outline, says_hits
 from dsv4kv.units import counted
 
 _FAMILIES = ("vllm", "sglang")
@@ -422,7 +422,7 @@ class Live:
         elif stream == "requests" and "input_tokens" in record:
             self._request(record)
         elif stream == "requests":
-            self.without_usage += record.get("end") == "done"
+            self.without_usage += is_answered(record)
 
     def _request(self, record: fd.Record) -> None:
         """Count a request once, though a log has several lines of it."""

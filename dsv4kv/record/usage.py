@@ -125,12 +125,13 @@ class Prompts:
         self,
         content: bytes | bytearray,
         headers: Mapping[str, str],
-        tokens: int,
+        tokens: int | None,
         block_bytes: float | None,
     ) -> Record:
-        """The session of a request, and ids if its length in ``tokens`` is known.
+        """The session of a request, and ids if its length is known.
 
-        ``headers``: by names in small letters. ``block_bytes``: text of an id's tokens; its row
+        ``headers``: by names in small letters. ``tokens``: 0 where the answer does not say, None
+        where no server took the request. ``block_bytes``: text of an id's tokens; its row
         has it as ``place``.
         """
         body: dict[str, Any] = {}
@@ -142,10 +143,13 @@ class Prompts:
         session = next((name for name in named if isinstance(name, str) and name), None)
         row = {} if session is None else {"session": self._veil.name(session)}
         grain = self._veil.grain
-        if not tokens or _is_batch(body):
+        if tokens is None:
             return row
         if given := prompt_tokens(body):
-            return row | {"ids": self._veil.prompt(given), "grain": grain}
+            ids = self._veil.prompt(given)
+            return row | {"input_tokens": tokens or len(given), "ids": ids, "grain": grain}
+        if not tokens or _is_batch(body):
+            return row
         text = prompt_text(body)
         block_bytes = block_bytes or text_block_bytes(text, tokens, grain)
         if not block_bytes or not text:

@@ -67,10 +67,13 @@ ASKED: Record = {"source": "proxy:0", "arrival_s": 1.0, "status": 200, "end": "d
 
 
 def test_requests_of_unknown_length_are_left_out_and_that_is_told(tmp_path: Path) -> None:
-    failed = [ASKED | {"status": 503}, ASKED | {"end": "client left"}]
-    folder = recorded(tmp_path, [ASKED | {"input_tokens": 300}, ASKED, ASKED, *failed])
-    read = read_recording(folder)
-    assert (len(read.requests), read.unsized) == (1, 2)
+    failed = [ASKED | {"status": 503}, ASKED | {"status": 0, "end": "client left"}]
+    cut = ASKED | {"end": "client left"}
+    rows, live = [ASKED | {"input_tokens": 300}, ASKED, cut, *failed], Live()
+    for row in rows:
+        live.hear("requests", row)
+    read = read_recording(recorded(tmp_path, rows))
+    assert (len(read.requests), read.unsized, live.without_usage) == (1, 2, 2)
     assert "2 requests skipped: their length is not known: answers had no usage" in "; ".join(
         describe(read)
     )

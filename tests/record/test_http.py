@@ -622,6 +622,21 @@ def test_tokens_of_more_than_63_bits_lose_no_row(tmp_path: Path) -> None:
     assert (row["input_tokens"], len(row["ids"])) == (64, 1)
 
 
+@pytest.mark.parametrize(("status", "tokens"), [(b"200 OK", 128), (b"503 Full", None)])
+def test_a_prompt_of_tokens_has_its_length_also_where_its_answer_is_cut(
+    status: bytes, tokens: int | None, tmp_path: Path
+) -> None:
+    body = json.dumps({"prompt": [*range(128)]}).encode()
+    raw = POST + b"Content-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(body), body)
+    answer = b"HTTP/1.1 %b\r\nContent-Length: 99\r\n\r\n{" % status
+    (row,) = Through(tmp_path, answering(answer), asking(raw)).rows
+    assert (row["end"], row.get("input_tokens"), "ids" in row) == (
+        "server left",
+        tokens,
+        tokens is not None,
+    )
+
+
 def test_idle_connections_make_room_for_whoever_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,8 @@
 
 An operation is its name and numbers, as a driver in ``dsv4kv/diagnose/conform/driven`` does it:
 
-* ``admit``: a request by number, its pages of 256 tokens (equal numbers, equal tokens), tokens of
-  its prompt and of its answer.
+* ``admit``: a request by number, its pages of 256 tokens (equal numbers, equal tokens; 2n + 1
+  differs from 2n in its last token), tokens of its prompt and of its answer.
 * ``step``: schedule one step and take a result; the number of accepted drafts.
 * ``finish``: take the result of a step that is still under way.
 * ``abort``: a request. ``reset``: the prefix cache. ``preempt``: all that run.
@@ -188,7 +188,13 @@ def _operate(
     draw: random.Random, settings: dict[str, Any], longest: int, *, served: bool
 ) -> Sequence:
     drawn = draw_prompts(draw, count=_PROMPTS, longest=longest)
-    prompts = [prompt for prompt in drawn if len(prompt[1]) <= longest]
+    # Equal pages behind different beginnings are different blocks. Pages that differ late are not
+    # served: where a draft's key has the first tokens of the next page, the rules take the page.
+    naming, named = random.Random(f"{drawn}"), dict[int, int]()
+    few = naming.choice([10, 2000])
+    for page in (page for _, pages in drawn for page in pages):
+        named.setdefault(page, naming.randrange(0, few, 1 + served))
+    prompts = [(n, [named[page] for page in pages]) for n, pages in drawn if len(pages) <= longest]
     if served:
         return expect(Sequence(settings, serve_prompts(prompts, [0] * len(prompts))))
     operations = draw_operations(draw, prompts, _LENGTH, drafts=3)
@@ -201,9 +207,14 @@ def expect(sequence: Sequence) -> Sequence:
     prompts: list[Prompt] = [(tokens, pages) for _, _, pages, tokens, _ in served]
     if not prompts:
         return sequence
-    asked, settings = enumerate(prompts), sequence.settings
+    settings, known = sequence.settings, dict[tuple[int, ...], int]()
+    asked = list[Request]()
+    for number, (tokens, pages) in enumerate(prompts):
+        starts = (tuple(pages[: n + 1]) for n in range(len(pages)))
+        ids = tuple(known.setdefault(start, len(known)) for start in starts)
+        asked.append(Request(float(number), tokens, 1, ids, PAGE))
     pool = Pool(
-        collect_paths(Request(float(n), t, 1, tuple(p), PAGE) for n, (t, p) in asked),
+        collect_paths(asked),
         settings["blocks"] * PAGE,
         PAGE,
         load_model(_MODEL),

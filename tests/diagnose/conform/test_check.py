@@ -18,7 +18,14 @@ from tests.diagnose.conform.toy import TRAITS, Toy
 
 @pytest.mark.parametrize(
     ("fault", "kind"),
-    [("leak", "blocks"), ("misses", "hits"), ("stuck", "ends"), ("raises", "calls"), ("", "")],
+    [
+        ("unchained", "hits"),
+        ("misses", "hits"),
+        ("stuck", "ends"),
+        ("leak", "blocks"),
+        ("raises", "calls"),
+        ("", ""),
+    ],
 )
 def test_a_planted_fault_is_found_and_shrunk(fault: str, kind: str) -> None:
     verdict = conform(Toy(fault), 4000, seed=0)

@@ -38,9 +38,10 @@ def test_hits_of_nothing_with_drafts_are_found_before_their_fix_and_not_after() 
     assert "hits 0 of them" in found.says
 
 
-def verdict_on_planted(engine: str, operations: int) -> Verdict:
+def verdict_on_planted(fault: str, operations: int) -> Verdict:
     """Of a manager that ``leaking`` has."""
-    command: list[str | Path] = [PYTHON, HERE / "leaking.py", engine, FOLDER / engine]
+    engine = fault.partition("-")[0]
+    command: list[str | Path] = [PYTHON, HERE / "leaking.py", fault, FOLDER / engine]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -65,3 +66,10 @@ def test_a_block_lost_now_and_then_is_found_and_shrunk(engine: str, operations: 
     failure = verdict.failures["blocks"]
     assert "are lost: neither free nor held" in failure.says
     assert len(failure.sequence.operations) <= 20
+
+
+@pytest.mark.parametrize("hashed", ["unchained", "short"])
+def test_a_block_that_is_found_for_another_prompt_is_found(hashed: str) -> None:
+    """The hash of a block leaves out what is before it, or its last token."""
+    failure = verdict_on_planted(f"vllm-{hashed}", 4000).failures["reads"]
+    assert len(failure.sequence.operations) <= 5

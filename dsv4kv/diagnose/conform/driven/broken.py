@@ -68,6 +68,7 @@ def bare_package(name: str, folder: str) -> None:
     sys.modules[name] = package
 
 
+PAGE = 256
 NOTED: dict[str, str] = {}
 """By invariant, the first sentence about how it broke in the present sequence."""
 
@@ -185,6 +186,13 @@ def check_pool(
         if times[number] > 1:
             note("blocks", f"{name.format(number)} is held twice")
     check_free(times, free, counted)
+
+
+def spell(pages: Iterable[int], tokens: int) -> list[int]:
+    """The tokens of a prompt; pages 2n and 2n + 1 differ in their last token only."""
+    spelled = [page // 2 * PAGE + i for page in pages for i in range(PAGE)]
+    spelled[PAGE - 1 :: PAGE] = pages
+    return spelled[:tokens]
 
 
 def answer(driver: Any, engine: Any, asked: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Optional
 from unittest.mock import MagicMock
 
-from .broken import Broken, Operated, bare_package, check_pool, find_package, note, stand_in
+from .broken import Broken, Operated, bare_package, check_pool, find_package, note, spell, stand_in
 
 NAME = "sglang"
 MEMORY = "sglang.srt.mem_cache"
@@ -301,7 +301,8 @@ class Session(Operated):
         self._cache.evict(params)
 
     def _do_admit(self, number, pages, tokens, output):
-        self._waiting.append(Running(self._engine, number, _spell(pages, tokens), output))
+        spelled = array("q", spell(pages, tokens))
+        self._waiting.append(Running(self._engine, number, spelled, output))
 
     def _do_step(self, accepted=0):
         self._prefill() or self._decode()
@@ -330,7 +331,7 @@ class Session(Operated):
             self._retract(request)
 
     def _serve(self, number, pages, tokens):
-        request = Running(self._engine, number, _spell(pages, tokens), 1)
+        request = Running(self._engine, number, array("q", spell(pages, tokens)), 1)
         self._begin(request)
         hit = request.prefix_len
         while request.extend_end < tokens:
@@ -484,7 +485,3 @@ class Session(Operated):
         free = allocator.swa_attn_allocator.get_all_free_pages().tolist()
         counted = allocator.swa_available_size() // PAGE
         check_pool("page {} of windows", windows, filter(None, mapped), free, counted)
-
-
-def _spell(pages, tokens):
-    return array("q", (page * PAGE + i for page in pages for i in range(PAGE)))[:tokens]

@@ -14,7 +14,7 @@ from collections import deque
 from functools import cache
 from types import SimpleNamespace
 
-from .broken import Broken, Operated, add_absent, check_free, find_package, note
+from .broken import Broken, Operated, add_absent, check_free, find_package, note, spell
 
 NAME = "vllm"
 PAGE, GRAIN = 256, 4
@@ -211,7 +211,7 @@ class Session(Operated):
             self._update(0)
 
     def _do_admit(self, number, pages, tokens, output):
-        spelled = [page * PAGE + i for page in pages for i in range(PAGE)][:tokens]
+        spelled = spell(pages, tokens)
         engine = self._engine
         request = engine.Request(
             str(number),

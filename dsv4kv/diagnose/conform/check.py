@@ -131,12 +131,12 @@ _RETENTION = {
 
 def draw_vllm(draw: random.Random, traits: Traits) -> Sequence:
     """A sequence for vLLM: a pool of at least what it demands at its start."""
-    served, newest = draw.random() < 1 / _SERVED, traits["lookahead"]
+    served, newest = draw.random() < 1 / _SERVED, traits.get("lookahead")
     chunk, longest, ahead = draw.choice([256, 512, 1024]), draw.choice([3, 6]), draw.random() < 0.5
     context = longest * PAGE + 64
     room = least_blocks(context, (1 + ahead) * chunk) + draw.choice([0, 4, 20, 60, 200, 600])
     speculation = draw.choice([*SPECULATIONS] if newest else ["none", "mtp+connector"])
-    retention = draw.choice([*_RETENTION]) if traits["retention"] else None
+    retention = draw.choice([*_RETENTION]) if traits.get("retention") else None
     # The rules know evictions of the newest version's steps, one at a time and without the blocks
     # that drafts take beyond a prompt.
     evicts = newest and not ahead and speculation == "none"
@@ -162,8 +162,8 @@ def draw_sglang(draw: random.Random, traits: Traits) -> Sequence:
     windows = min(pages, 2 * running + chunk + draw.choice([1, 3, 10, 40]))
     dense = draw.random() < 0.5
     if served:  # of older versions the rules know what a roomy pool hits that keeps all windows
-        spare = draw.choice([0, 1, 3, 10]) if traits["newest"] else _ROOMY // 10
-        windows, dense = longest + spare, dense or not traits["newest"]
+        spare = draw.choice([0, 1, 3, 10]) if traits.get("newest") else _ROOMY // 10
+        windows, dense = longest + spare, dense or not traits.get("newest")
         pages = 10 * windows  # the share that it has by default
     settings: dict[str, Any] = {
         "rule": "sglang-v4:dense" if dense else "sglang-v4:tail",
@@ -278,10 +278,19 @@ class Driven:
         with suppress(Unparsable):
             answer = parse_json(line)
             for kind in kinds if isinstance(answer, dict) else ():
-                if all(isinstance(answer.get(name), type_) for name, type_ in kind.items()):
+                typed = all(isinstance(answer.get(name), type_) for name, type_ in kind.items())
+                if typed and ("broken" not in kind or _is_sound(answer)):
                     found: dict[str, Any] = answer
                     return found
         raise _Undriven(f"its Python printed {line[:60]!r}, which no driver says")
+
+
+def _is_sound(answer: dict[str, Any]) -> bool:
+    """Whether operations were done, and what broke are invariants, each with how and when."""
+    return answer["done"] > 0 and all(
+        kind in INVARIANTS and isinstance(seen, list) and [*map(type, seen)] == [str, int]
+        for kind, seen in answer["broken"].items()
+    )
 
 
 @contextmanager

@@ -100,9 +100,12 @@ def again(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         )
         yield replace(undecided("hits", known.why), advice="ask one replica that is idle")
     elif warm.cached_tokens:
-        share = warm.cached_tokens / warm.prompt_tokens
-        known.hitting = warm.prompt_tokens
-        yield Conclusion("hits", f"{said} {share:.1%}", warm.cached_tokens, "good")
+        said = f"{said} {warm.cached_tokens / warm.prompt_tokens:.1%}"
+        known.hitting, level = warm.prompt_tokens, "note" if _is_little(warm) else "good"
+        if level == "note" and warm.prompt_tokens >= LONGEST_TOKENS:
+            known.why, level = said, "bad"
+        advice = _LITTLE if level == "bad" else ""
+        yield Conclusion("hits", said, warm.cached_tokens, level, advice)
     else:
         known.why = "nothing hits"
         most = f"{warm.prompt_tokens:,} tokens{': the server drafts' if q.drafts else ''}"
@@ -112,6 +115,14 @@ def again(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         )
         said = f"0 % of a prompt hits that is sent again, up to {most}"
         yield Conclusion("hits", said, 0, "bad", advice)
+
+
+_LITTLE = "not all that is computed is cached, or counted: try its manager with dsv4kv conform"
+
+
+def _is_little(warm: qn.Answer) -> bool:
+    """Whether it hits less than half: with one whole block, of any size, it would hit more."""
+    return warm.cached_tokens is not None and 2 * warm.cached_tokens < warm.prompt_tokens
 
 
 def _overcounted(answer: qn.Answer, most: int) -> Conclusion:
@@ -137,7 +148,7 @@ def _first_hit(q: qn.Questioner, sizes: tuple[int, ...]) -> tuple[qn.Answer, qn.
             if tokens == SHORT_TOKENS:
                 raise
             return _first_hit(q, (SHORT_TOKENS,))
-        if pair[1].cached_tokens != 0:
+        if not _is_little(pair[1]):
             break
     assert pair
     return pair
@@ -169,6 +180,7 @@ def steps(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     if hit(longer) <= first:
         known.why = f"prompts of up to {longer:,} tokens hit {first:,}, and never more"
         yield _smallest(smallest)
+        yield Conclusion("step", known.why, first, "bad", _LITTLE)
         return
     larger = _first(smallest, longer, lambda tokens: hit(tokens) > first)
     step = larger - smallest

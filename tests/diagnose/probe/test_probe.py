@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle, takewhile
 from typing import Any
@@ -167,12 +168,23 @@ def test_a_server_of_short_prompts_is_asked_short_ones() -> None:
     assert told["branches"].answer == "the server takes no prompts that are long enough"
 
 
-def test_hits_that_do_not_grow_end_the_search() -> None:
+@pytest.mark.parametrize(
+    ("counts", "question"),
+    [
+        (lambda hit: min(hit, 256), "hits"),
+        (lambda hit: hit // 512 * 256, "hits"),
+        (lambda hit: 4096 * (hit >= 4096), "step"),
+    ],
+)
+def test_hits_of_little_are_a_fault_and_end_the_search(
+    counts: Callable[[int], int], question: str
+) -> None:
     """OpenAI-like servers may count blocks, or no more than so many tokens."""
     cache = open_cache(Setting("vllm", 300))
     ledger = Ledger(10**8, 1e9)
-    told = values(probe(FakeServer(lambda prompt: min(cache(prompt), 256)), ledger))
-    assert told["step"].level == told["capacity"].level == "undecided"
+    told = values(probe(FakeServer(lambda prompt: counts(cache(prompt))), ledger))
+    assert [name for name, each in told.items() if each.level == "bad"] == [question]
+    assert told["capacity"].level == "undecided"
     assert ledger.tokens < 600_000
 
 

@@ -110,7 +110,7 @@ def open_database(path: Path) -> Iterator[Database]:
             )
     try:
         # SQLite then neither opens nor makes a file beside it: a pipe there would never answer
-        uri = f"{path.resolve().as_uri()}?immutable=1"
+        uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
         with closing(sqlite3.connect(uri, uri=True)) as connection:
             # a damaged file can lead SQLite in a circle: reading it ends with an error
             most = _FEWEST_OPERATIONS + _OPERATIONS * path.stat().st_size

@@ -218,7 +218,7 @@ class Weights:
         return ceil(held + whole.expert_bytes * share)
 
 
-_DSPARK_LAYERS, _DSPARK_SOURCES, _MARKOV_RANK = 3, 3, 256
+_DSPARK_SOURCES, _MARKOV_RANK = 3, 256
 
 
 def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:

@@ -156,7 +156,7 @@ def keep_points(
         traces_sha256={
             trace: trace_sha256(resolve_trace(trace)) for trace in sorted({t for t in traces if t})
         },
-        points_sha256=hash_points([config for _, config in wanted]),
+        points_sha256=hash_points([config for _, config in wanted], traces),
         count=len(points),
     )
     if request.resume is not None:

@@ -5,10 +5,11 @@ A process that is killed while it writes one leaves a line that is cut short: th
 again.
 """
 
+import hashlib
 import json
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from dsv4kv.errors import RecordError
-from dsv4kv.files import make_folder, read_document, replacing, whole_json
+from dsv4kv.files import make_folder, read_document, replacing, user_calibrations, whole_json
 from dsv4kv.processes import map_parallel
 from dsv4kv.runs.part import Moment, Part, RunId
 from dsv4kv.runs.schema import Case
@@ -55,14 +56,33 @@ _AGREE = {
     "machine": "another machine, and its points are timed",
     "config_sha256": "another text of the configuration",
     "traces_sha256": "another trace",
-    "points_sha256": "other settings or axes",
+    "points_sha256": "other settings, axes or files that they name",
     "count": "another number of points",
 }
 
 
-def hash_points(configs: Sequence[dict[str, Any]]) -> str:
-    """Digest of the whole configurations of all points, in order."""
-    return digest(whole_json({"points": list(configs)}))
+def hash_points(configs: Sequence[dict[str, Any]], hashed: Container[str | None] = ()) -> str:
+    """Digest of the whole configurations of all points, in order, and of files that they name.
+
+    A calibration may be stored by its name. Of ``hashed`` files there is a digest elsewhere.
+    """
+    folder, files = user_calibrations(), dict[str, str]()
+    for text in sorted(set(_texts([*configs]))):
+        name = text.partition(":")[0]  # of FILE.py:FUNCTION
+        for path in (name, str(folder and folder / f"{name}.yaml")):
+            if text not in hashed and os.path.isfile(path):  # noqa: PTH113 (of any text)
+                with open(path, "rb") as file:  # noqa: PTH123
+                    files[path] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digest(whole_json({"points": list(configs), "files": files}))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for each in value.values() if isinstance(value, dict) else ():
+        yield from _texts(each)
+    for each in value if isinstance(value, list) else ():
+        yield from _texts(each)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typer.testing import Result
 from dsv4kv.bench.run import run_case
 from dsv4kv.errors import INTERRUPTED, RecordError
 from dsv4kv.replay.build import build_replay
-from dsv4kv.runs.points import read_points
+from dsv4kv.runs.points import hash_points, read_points
 from dsv4kv.runs.schema import Case, RunRecord
 from dsv4kv.runs.store import load_record
 from tests.bench.settings import TINY
@@ -109,9 +109,19 @@ def test_a_sweep_goes_on_as_it_was_asked_or_not_at_all(whole: list[Case]) -> Non
     other = invoke("replay", "--resume", name, "--memory", "1GiB")
     assert (other.exit_code, "differs from its settings" in other.stderr) == (2, True)
     other = run("--resume", name, "--set", "measure.seed=7")
-    assert (other.exit_code, "other settings or axes" in other.stderr) == (7, True)
+    assert (other.exit_code, "other settings, axes or files" in other.stderr) == (7, True)
     assert run("--resume", name, "--jobs", "1").exit_code == 6
     assert the_record().cases == whole
+
+
+@pytest.mark.parametrize("named", ["cal.yaml", "my_gather.py:gather_topk"])
+def test_points_are_of_the_files_that_their_settings_name(empty_folder: Path, named: str) -> None:
+    path, config = Path(named.partition(":")[0]), {"cost": {"any": [named]}, "seed": 7}
+    path.write_text("one", encoding="utf-8")
+    one, again = hash_points([config]), hash_points([config])
+    path.write_text("two", encoding="utf-8")
+    assert one == again != hash_points([config])
+    assert hash_points([config], [named]) == hash_points([config], [named]) != one
 
 
 @pytest.mark.usefixtures("interrupted")

@@ -306,7 +306,7 @@ def map_parallel(
         begin = {}
     count = -1 if jobs is None else jobs
     if jobs is not None and isinstance(items, Sized):
-        count = min(jobs, len(items))
+        count = min(jobs, len(items) or 1)
     try:
         with parallel_config(backend=backend, n_jobs=count, **begin):
             order = "generator" if in_order else "generator_unordered"

@@ -109,6 +109,7 @@ def halve(number: int) -> int:
 
 def test_every_item_comes_with_its_result() -> None:
     assert sorted(map_parallel(halve, [2, 4, 6], 2)) == [(2, 1), (4, 2), (6, 3)]
+    assert list(map_parallel(halve, [], 2)) == []
 
 
 def test_a_killed_worker_is_a_sentence() -> None:

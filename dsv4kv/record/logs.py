@@ -112,11 +112,17 @@ _AHEAD = timedelta(days=1)  # of a log's clock: another host's, or of another ti
 _VLLM_BEGIN = re.compile(r"(\d\d-\d\d \d\d:\d\d:\d\d) \[[^]]{,200}\] ")
 _VLLM_BEGIN_CHARS = 1_000
 _VLLM_ASKED = re.compile(r"(?:Received request|Request) (\S{,500}?)(?: details)?: prompt: ")
+_VLLM_PART = re.compile(r"^(cmpl-.+(?=-0$)|(?:resp_|chatcmpl-).+(?=_0$)).*")
 _VLLM_IDS = ", prompt_token_ids: ["
 _VLLM_ANSWERED = re.compile(
     r"Generated response (\S+)(?: \(streaming complete\))? details: "
     r"output_token_ids: [\[(]([\d, ]*)[\])]\s*"
 )
+
+
+def _answered(name: str, veil: Veil) -> int:
+    """The id of an answer, of which the log names the first part: ``cmpl-7-0``, ``resp_7_0``."""
+    return veil.name(_VLLM_PART.sub(r"\1", name))
 
 
 def _vllm(line: str, veil: Veil) -> Record:
@@ -129,10 +135,10 @@ def _vllm(line: str, veil: Veil) -> Record:
         ids, closed, _ = after.partition("]")
         if not named or not closed:
             raise _Other
-        row = {"id": veil.name(asked[1]), "arrival_s": _month_clock(begun[1])}
+        row = {"id": _answered(asked[1], veil), "arrival_s": _month_clock(begun[1])}
         return row | _prompt({"input_ids": _numbers(ids)}, veil)
     if answered := _VLLM_ANSWERED.match(line, begun.end()):
-        row = {"id": veil.name(answered[1]), "last_s": _month_clock(begun[1])}
+        row = {"id": _answered(answered[1], veil), "last_s": _month_clock(begun[1])}
         return row | {"output_tokens": len(_numbers(answered[2]))}
     raise _Other
 

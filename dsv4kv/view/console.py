@@ -48,7 +48,13 @@ def say(text: str, *, err: bool = False, end: str = "\n") -> None:
     whole = _printable(text)
     if err:
         whole = mask_secrets(whole)
-    typer.echo(whole + end, err=err, nl=False)
+    try:
+        typer.echo(whole + end, err=err, nl=False)
+    except OSError as error:
+        if not err or isinstance(error, BrokenPipeError):
+            raise
+        # a full disk: the exit code still says it, which Python would replace as it flushes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def print_document(text: str) -> None:

@@ -161,6 +161,12 @@ def test_ctrl_c_while_something_is_imported_is_no_traceback(
     assert (done.returncode, done.stderr) == (code, said)
 
 
+def test_a_full_disk_behind_stderr_leaves_the_exit_code() -> None:
+    words = [sys.executable, "-P", "-m", "dsv4kv", "lint", "none.sh"]
+    with Path("/dev/full").open("wb") as full:
+        assert subprocess.run(words, stdout=full, stderr=full, check=False).returncode == 2
+
+
 @pytest.mark.parametrize("arguments", [["--version"], ["config", "schema", "--json"]])
 def test_a_closed_pipe_ends_the_program_quietly(arguments: list[str]) -> None:
     with subprocess.Popen(

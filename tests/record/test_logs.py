@@ -89,6 +89,24 @@ def test_what_a_line_of_vllm_quotes_is_no_request(begin: str, quoted: str) -> No
     assert read_line(f"{begin}response a: output: '{quoted}', output_token_ids: [7]", VEIL) is None
 
 
+@pytest.mark.parametrize(
+    ("asked", "answered"),
+    [
+        ("cmpl-7a-0", "cmpl-7a"),
+        ("resp_7a_0", "resp_7a"),
+        ("chatcmpl-7a", "chatcmpl-7a"),
+        ("cmpl-7a-1", "cmpl-7a-1"),  # another prompt of a batch
+        ("own-0", "own-0"),
+    ],
+)
+def test_a_request_of_vllm_has_the_id_of_its_answer(asked: str, answered: str) -> None:
+    """``completion/serving.py`` and ``responses/serving.py`` of vLLM 0.33 number the parts."""
+    line = f"INFO 11-22 10:00:00 [a] Request {asked} details: prompt: '', prompt_token_ids: [5], "
+    row = read_line(line, VEIL)
+    assert row is not None
+    assert row["id"] == VEIL.name(answered)
+
+
 def test_a_line_of_older_versions_of_vllm_is_read() -> None:
     line = (
         "INFO 11-22 10:00:00 [logger.py:43] Received request cmpl-1: prompt: 'a', params: "

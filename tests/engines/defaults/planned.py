@@ -2,7 +2,8 @@
 
 ``python -m tests.engines.defaults.planned`` asks vLLM 0.33.0 and SGLang 0.5.23 again, as
 ``tests.engines.oracles.planned`` does. Tokens of a step, their overlap and the limit of requests
-are those that ``recorded.jsonl`` has of their own functions; the memory is that of ``budget``.
+are those that ``recorded.jsonl`` has of their own functions; the memory of a new row is that of
+``budget``.
 """
 
 import json
@@ -16,7 +17,7 @@ from dsv4kv.engines.formats import Site, stored_formats
 from tests.budget.questions import ask
 from tests.engines.oracles.planned import ENGINES, about, answered
 
-FILE = Path(__file__).parent / "planned.jsonl"
+FILE = KNOWN = Path(__file__).parent / "planned.jsonl"
 RECORDED = Path(__file__).parent / "recorded.jsonl"
 VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
 CASES = list(
@@ -49,8 +50,10 @@ def recorded(engine: str, gpu: str, layout: tuple[int, int]) -> dict[str, Any]:
     return found
 
 
-def setting_of(engine: str, model: str, gpu: str, layout: tuple[int, int]) -> dict[str, Any]:
-    """A deployment as the planner's script reads it."""
+def setting_of(
+    engine: str, model: str, gpu: str, layout: tuple[int, int], memory: int | None
+) -> dict[str, Any]:
+    """A deployment as the planner's script reads it; without ``memory`` by that of ``budget``."""
     found = default_answer(engine, model, gpu, layout)
     scenario, told = found.scenario, recorded(engine, gpu, layout)
     config, arch = scenario.config, scenario.gpu.arch
@@ -61,7 +64,7 @@ def setting_of(engine: str, model: str, gpu: str, layout: tuple[int, int]) -> di
         "drafts": 0,
         "draft_tokens": 0,
         "context": config.max_context_tokens,
-        "memory": available_bytes(scenario, 0, found.context),
+        "memory": memory or available_bytes(scenario, 0, found.context),
     }
     if engine == "vllm":
         return both | {
@@ -91,10 +94,13 @@ def setting_of(engine: str, model: str, gpu: str, layout: tuple[int, int]) -> di
 
 
 def main() -> None:
-    """Write the file; the same answers give the same bytes."""
+    """Write the file anew, for the memory that it has; the same answers give the same bytes."""
+    rows = map(json.loads, KNOWN.read_text("utf-8").splitlines())
+    known = {json.dumps([row["engine"], row["case"]]): row["memory"] for row in rows}
     lines = []
     for engine in VERSIONS:
-        settings = [setting_of(engine, *case) for case in CASES]
+        memory = [known.get(json.dumps([engine, case])) for case in CASES]
+        settings = [setting_of(engine, *case, of) for case, of in zip(CASES, memory, strict=True)]
         for case, told in zip(CASES, answered(engine, settings), strict=True):
             lines.append({"engine": engine, "case": case, "memory": told["memory"],
                           "answer": told["answer"]})  # fmt: skip

@@ -87,6 +87,8 @@ class Ends:
                 text = match.string[match.end() :].decode("utf-8", "replace")
                 usage, _ = json.JSONDecoder().raw_decode(text)
                 counts = counts_of(usage) | counts
+                if isinstance(name := usage.get("id"), str):  # SGLang's, behind a long answer
+                    row.setdefault("id", veil.name(name))
             if "input_tokens" in counts:
                 break
         return row | counts

@@ -42,7 +42,7 @@ def as_runs(documents: Sequence[Run]) -> list[Run]:
     """The runs that a file's documents are of; another kind's is its own; raises ``Defect``."""
     try:
         return list(_runs(documents))
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, IndexError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError, IndexError) as error:
         if isinstance(error, tf.Defect):
             raise
         lacking = f"{error} is missing" if isinstance(error, KeyError) else str(error)

@@ -581,6 +581,14 @@ def test_usage_is_read_wherever_its_parts_are(events: list[Record]) -> None:
     assert ends.row(Veil(b"x")) == counts
 
 
+def test_the_id_of_an_answer_is_found_behind_its_text() -> None:
+    ends, told = Ends(), {"id": "a7", "prompt_tokens": 1000, "completion_tokens": 1500}
+    answer = {"text": "a" * 2**13, "output_ids": [7] * 1500, "meta_info": told}  # SGLang's
+    list(ends.add(json.dumps(answer).encode()))
+    veil = Veil(b"x")
+    assert ends.row(veil)["id"] == veil.name("a7")
+
+
 def test_an_answer_to_a_batch_has_no_count_of_all() -> None:
     ends = Ends()
     list(ends.add(json.dumps([{"meta_info": {"prompt_tokens": n}} for n in (300, 400)]).encode()))

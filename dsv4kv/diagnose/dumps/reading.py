@@ -188,6 +188,11 @@ def read_table(path: Path, pages: int) -> NDArray[np.int64]:
         raise TraceError(
             f"{path} is no table of pages, integers in a .npy file: {_quote(error)}."
         ) from error
+    if len(table) > pages:
+        raise TraceError(
+            f"{path} names {len(table):,} pages, and the dump has {pages:,}: a request has each "
+            "once, without what pads a table."
+        )
     beyond = table[(table < 0) | (table >= pages)]
     if len(beyond):
         raise TraceError(f"{path} names page {beyond[0]}: the dump has pages 0 … {pages - 1}.")

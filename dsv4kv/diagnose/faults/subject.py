@@ -424,7 +424,8 @@ def _is_random(run: Mapping[str, Any]) -> bool:
 
 
 def _are_whole(numbers: Any) -> TypeGuard[list[int]]:
-    return isinstance(numbers, list) and set(map(type, numbers)) == {int}
+    whole = isinstance(numbers, list) and set(map(type, numbers)) == {int}
+    return whole and max(map(abs, numbers)) < 2**62
 
 
 def _same_prompts(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

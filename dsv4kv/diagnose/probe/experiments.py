@@ -306,14 +306,15 @@ def equality(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     Two cold answers to one prompt need a cache that does not know it, by a salt; else prompts that
     are too short to hit show how much answers differ.
     """
-    noise, apart = [], []
+    noise, apart, lengths = list[float](), list[float](), set[int]()
     for number in range(_TRIALS):
         prompt = q.draw(known.smallest + 3 * known.step + 8)
         cold = q.ask(prompt, outputs=_OUTPUTS)
         warm = q.ask(prompt, outputs=_OUTPUTS)
-        if not cold.likely or len(warm.likely) != len(cold.likely):
-            some = "" if not (cold.likely or warm.likely) else " of every token"
-            yield undecided("equality", f"the server returns no log-probabilities{some}")
+        lengths |= {len(cold.likely), len(warm.likely)}
+        if 0 in lengths or any(len(each) < 2 for each in (*cold.likely, *warm.likely)):
+            others = "" if 0 in lengths else " of words that were not chosen"
+            yield undecided("equality", f"the server returns no log-probabilities{others}")
             return
         if warm.cached_tokens:
             apart.append(distance(cold, warm))
@@ -327,8 +328,10 @@ def equality(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         return
     most, off = max(noise), max(apart)  # the worst: a rare stale hit is wrong, too
     said = f"up to {off:.2g} nats from cold ones, which differ by up to {most:.2g}"
-    if most > _MOST_NOISE_NATS and off <= _NOISE_FACTOR * most:
-        yield undecided("equality", f"two cold answers differ by up to {most:.2g} nats")
+    if off <= _NOISE_FACTOR * most and (most > _MOST_NOISE_NATS or len(lengths) > 1):
+        ends = f"answers have {min(lengths)} to {max(lengths)} tokens"
+        differ = f"two cold answers differ by up to {most:.2g} nats"
+        yield undecided("equality", differ if most > _MOST_NOISE_NATS else ends)
     elif off <= _NOISE_FACTOR * most:
         yield Conclusion("equality", f"answers from the cache are {said}", "equal", "good")
     elif off <= _NOISE_FACTOR * most + _ROUNDING_NATS:

@@ -167,8 +167,11 @@ def test_what_is_no_file_is_refused(name: str, tmp_path: Path) -> None:
 def test_a_table_names_pages_that_there_are(tmp_path: Path) -> None:
     np.save(tmp_path / "t.npy", np.array([[2, 0], [1, 3]], np.int32))
     assert read_table(tmp_path / "t.npy", 4).tolist() == [2, 0, 1, 3]
-    with pytest.raises(TraceError, match=r"names page 3: the dump has pages 0 … 2"):
+    with pytest.raises(TraceError, match=r"names 4 pages, and the dump has 3"):
         read_table(tmp_path / "t.npy", 3)
+    np.save(tmp_path / "t.npy", np.array([2, 4], np.int32))
+    with pytest.raises(TraceError, match=r"names page 4: the dump has pages 0 … 3"):
+        read_table(tmp_path / "t.npy", 4)
 
 
 @pytest.mark.parametrize(

@@ -264,17 +264,27 @@ def test_one_stale_hit_of_six_is_a_fault() -> None:
     assert values(probe(fake))["equality"].level == "bad"
 
 
-def test_answers_of_which_the_cache_tells_less_are_not_called_equal() -> None:
+@pytest.mark.parametrize(
+    ("ends", "listed", "level", "why"),
+    [
+        (1, 9, "undecided", "answers have 1 to 8 tokens"),
+        (8, 1, "undecided", "no log-probabilities of words that were not chosen"),
+    ],
+)
+def test_answers_of_which_the_cache_tells_less_are_not_called_equal(
+    ends: int, listed: int, level: str, why: str
+) -> None:
     fake = server()
 
     def output(prompt: Prompt, outputs: int, wrong: float) -> Any:
         words, likely = FakeServer._output(fake, prompt, outputs, 0.0)
-        return (words[:1], likely[:1]) if wrong else (words, likely)
+        few = [dict(list(each.items())[:listed]) for each in likely]
+        return (words[:ends], few[:ends]) if wrong else (words, few)
 
     fake.stale = 1.0
     fake._output = output  # type: ignore[method-assign]
     found = values(probe(fake))["equality"]
-    assert (found.level, "of every token" in found.answer) == ("undecided", True)
+    assert (found.level, why in found.answer) == (level, True)
 
 
 class Shrinking:

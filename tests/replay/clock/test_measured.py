@@ -141,6 +141,11 @@ def test_what_no_benchmark_writes_is_refused_by_its_name(
         read(tmp_path, SGLANG | changed)
 
 
+def test_a_row_of_inferencex_that_failed_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="is not as its tool writes it"):
+        read(tmp_path, INFERENCEX | {"tput_per_gpu": 0})
+
+
 def test_a_row_of_inferencex_has_its_engine_and_its_gpu(tmp_path: Path) -> None:
     (run,) = read(tmp_path, INFERENCEX | {"hw": "b200"})
     assert (run.engine, run.gpu) == ("sglang", "b200")

@@ -347,12 +347,12 @@ def _shown(name: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value or 'none'}"
 
 
-Kind = Literal["whole", "taken", "part", "left"]
+Kind = Literal["whole", "taken", "part", "more", "left"]
 
 
 @dataclass(frozen=True)
 class Line:
-    """One step from a GPU's memory to its KV; a ``part`` is of the line before it."""
+    """One step from a GPU's memory to its KV; a ``part`` is of the line before, ``more`` not."""
 
     kind: Kind
     what: str
@@ -382,8 +382,10 @@ def peak_lines(found: Answer) -> Iterator[Line]:
     if not overfull(found):  # a part is never larger than its whole
         for held in overhead.headroom:
             yield Line("part", *held)
+        estimated = sum(held.size_bytes for held in overhead.headroom)
         if use.headroom:
-            yield Line("part", "indexer logits", use.headroom, _reason(found, "logits_limit"))
+            kind: Kind = "part" if estimated + use.headroom < use.memory - use.budget else "more"
+            yield Line(kind, "indexer logits", use.headroom, _reason(found, "logits_limit"))
     yield Line("taken", "weights", use.weights, scenario.weights.source)
     if "reserve" in scenario.settings.assumed:
         known = sum(held.size_bytes for held in overhead.reserve)

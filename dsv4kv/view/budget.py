@@ -441,7 +441,13 @@ def _pools_table(found: an.Answer) -> tb.Table:
 
 
 def _peak_table(found: an.Answer) -> tb.Table:
-    signs = {"whole": "", "taken": "− ", "part": "    of it ", "left": "= "}
+    signs = {
+        "whole": "",
+        "taken": "− ",
+        "part": "    of it ",
+        "more": "    not in it ",
+        "left": "= ",
+    }
     columns: tb.Columns = [
         ("one GPU", lambda line: f"{signs[line.kind]}{line.what}"),
         ("size", lambda line: size(abs(line.size_bytes))),

@@ -308,10 +308,13 @@ class SglangEngine(ct.Engine):
     def overhead(
         self, deployment: ct.Deployment, step_tokens: int, machine: ct.Machine, given: ct.Given
     ) -> ct.Overhead:
-        """What SGLang itself takes to be needed in what its share leaves of a GPU."""
-        parts = _kept_parts(self.build, machine, {**given, "step_tokens": step_tokens})
-        if machine.dp > 1 and "activations of a chunk" in parts:  # a rank's share of the chunk
-            parts["activations of a chunk"] /= machine.dp
+        """What SGLang itself takes to be needed in what its share leaves of a GPU.
+
+        A share that was given leaves it to a rank's own chunk; SGLang's own share to the chunk of
+        all ranks of DP attention.
+        """
+        rank = {"step_tokens": step_tokens} if "memory_fraction" in given else {}
+        parts = _kept_parts(self.build, machine, {**given, **rank})
         source = "SGLang's own estimate, handle_gpu_memory_settings"
         headroom = [ct.Held(what, int(mib * ct.MIB), source) for what, mib in parts.items() if mib]
         unknown = ("what a step really uses of what is left free", "buffers of DeepEP")

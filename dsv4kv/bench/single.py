@@ -25,7 +25,7 @@ from dsv4kv.config.load import load_config
 from dsv4kv.errors import ConfigError, PeerUnavailable, VerificationError
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.model.schedule import AttentionType
-from dsv4kv.ops.check import check_again, check_scenes, foreign_scenes, read_by
+from dsv4kv.ops.check import check_again, check_scenes, foreign_scenes, read_by, turn_pages
 from dsv4kv.ops.scenes import scenes_of
 from dsv4kv.ops.spec import OPERATIONS, READS
 from dsv4kv.runs.assemble import make_case
@@ -206,7 +206,9 @@ class _CheckedTimer(CallTimer):
         before = [read_by(operation, each) for each in given]
         timing = super().measure(calls, name, layer_type, temperature, most_ns)
         for call, arguments, old in zip(some, given, before, strict=True):
+            turn_pages(operation, arguments)
             problem = check_again(operation, self._capture([call]), self.own, arguments)
+            turn_pages(operation, arguments)
             if not all(map(torch.equal, old, read_by(operation, arguments))):
                 problem = "it changed what it only reads."
             if problem:

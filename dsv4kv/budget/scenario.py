@@ -22,7 +22,7 @@ from dsv4kv.model.schema import CacheFormats
 MOST_GPUS = 1024
 """Where the search for enough GPUs ends."""
 
-_LAYER_GPUS = (1, 2, 3, 4, 6, 8, 12, 16)  # that are tried of an engine without heads to split by
+_LAYER_GPUS = range(1, 17)  # that are tried of an engine without heads to split by
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def resolve(inputs: Inputs) -> list[Scenario]:
     wishes = [LayoutWish(inputs.gpus, inputs.tp, inputs.dp, inputs.pp, inputs.ep, one)]
     if engine.family.by_layers and inputs.tp in (None, 1):
         given = inputs.gpus or inputs.pp
-        counts = (given,) if given else _LAYER_GPUS
+        counts = [given] if given else _LAYER_GPUS
         dp, ep = inputs.dp or 1, inputs.ep
         wishes = [LayoutWish(count, 1, dp, inputs.pp or count, ep) for count in counts]
     weights = find_weights(inputs, config)

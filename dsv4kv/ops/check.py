@@ -113,13 +113,31 @@ def _places(arguments: Arguments) -> list[int]:
     return [each.data_ptr() for each in arguments.values() if isinstance(each, Tensor)]
 
 
+_TURNED = 1024  # pages that are copied at a time
+
+
 def read_by(operation: str, arguments: Arguments) -> list[Tensor]:
     """Copies of the tensors that a call only reads, and the sums of its pages: pools are large."""
+    read = _read(operation, arguments)
+    sums = [each.pages.sum(dim=1) for each in read if isinstance(each, PageStore)]
+    return [*sums, *(each.clone() for each in read if isinstance(each, Tensor))]
+
+
+def turn_pages(operation: str, arguments: Arguments) -> None:
+    """Turn the order of the pages that a call only reads: what it kept of them is wrong then."""
+    for pages in (each.pages for each in _read(operation, arguments) if type(each) is PageStore):
+        for first in range(0, len(pages) // 2, _TURNED):
+            last = min(first + _TURNED, len(pages) // 2)
+            end = pages[len(pages) - last : len(pages) - first]
+            kept = pages[first:last].flip(0)
+            pages[first:last] = end.flip(0)
+            end.copy_(kept)
+
+
+def _read(operation: str, arguments: Arguments) -> list[Any]:
     row = OPERATIONS[operation]
     read = [arguments[name] for name in row.names if name not in row.writes]
-    flat = [e for each in read for e in (vars(each).values() if type(each) is Entries else [each])]
-    sums = [each.pages.sum(dim=1) for each in flat if isinstance(each, PageStore)]
-    return [*sums, *(each.clone() for each in flat if isinstance(each, Tensor))]
+    return [e for each in read for e in (vars(each).values() if type(each) is Entries else [each])]
 
 
 def check_again(

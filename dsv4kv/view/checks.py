@@ -163,7 +163,8 @@ def _sum_up(subjects: "Sequence[Subject]", found: "Sequence[Found]", known: int)
     if not found and unknown:
         return Finding("warning", f"no faults of {' and '.join(sorted(unknown))} are known: {of}")
     if not found:
-        return Finding("good", f"none of {known} known faults: {of}")
+        is_whole = all(each.flags is not None for each in subjects if each.kind == "log")
+        return Finding("good" if is_whole else "warning", f"none of {known} known faults: {of}")
     possible = f", {len(found) - sure} possible" if len(found) > sure else ""
     text = f"{counted(sure, 'fault')} found{possible}, of {known} known: {of}"
     return Finding("bad" if sure else "warning", text)

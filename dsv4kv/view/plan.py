@@ -63,9 +63,8 @@ def plan_page(
     if slos := list(_relax(answer, question)):
         kept = " and ".join(slos[1::2]).replace("=", " ≤ ")
         what = f"this keeps {kept}" if best else "limits that can be kept"
-        after = "; a plan for it" if best else ""
-        parts += [Text(f"{what} within the model's error{after}:", "dim")]
-        parts += [Command.of("dsv4kv", "plan", *again, *slos)]
+        parts += [Text(f"{what} within the model's error{'.' if best else ':'}", "dim")]
+        parts += [] if best else [Command.of("dsv4kv", "plan", *again, *slos)]
     if best and trace:
         parts += [Text("the same as a replay:", "dim"), _replay(best, trace, settings)]
     chart = _chart(answer, question)

@@ -127,6 +127,10 @@ def test_a_wrong_backend_is_not_timed() -> None:
         ("indices.clamp_(min=9)", "it changed what it only reads."),
         ("store.pages[0].fill_(0)", "it changed what it only reads."),
         ("out.fill_(torch.nan)", "it left its output as it was"),
+        (
+            "out.copy_(gather_topk.__dict__.setdefault(f'{indices.data_ptr()}', out.clone()))",
+            "request 0, row ",
+        ),
     ],
 )
 def test_a_backend_that_is_wrong_only_where_it_is_timed_is_not_ranked(

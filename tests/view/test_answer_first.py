@@ -185,7 +185,7 @@ def test_an_answer_has_a_line_to_paste(name: str) -> None:
 def test_verbose_adds_to_the_answer(name: str) -> None:
     answer, full = printed(ANSWERS[name]), printed(f"{ANSWERS[name]} --verbose")
     answer = answer.rpartition("record:")[0] or answer
-    above = re.split(r"(?m)^.*\d more (?:row|column|line)|^✓ none of", answer)[0]
+    above = re.split(r"(?m)^.*\d more (?:row|column|line)|^[✓!] none of", answer)[0]
     assert full.startswith(above.rpartition("\ndsv4kv")[0] or above)
     assert len(full) > 1.5 * len(answer)
 
@@ -228,14 +228,17 @@ def test_the_replay_of_a_plan_has_its_hit_rate() -> None:
     assert f"{share[1]} of prompt tokens hit" in printed(replay.removeprefix("dsv4kv "))
 
 
+def relaxed(asked: str) -> str:
+    """The answer to the limit that can be kept, or that what was found keeps."""
+    shown = printed(asked)
+    (limit,) = re.findall(r"ttft_p\d\d(?:=| ≤ )(\S+s)(?: within|\n)", shown)[-1:]
+    return printed(re.sub(r"(ttft_p\d\d)=\S+", rf"\1={limit}", asked))
+
+
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("limit", ["100ms", "200ms"])
 def test_limits_that_a_plan_suggests_are_kept_by_a_safe_deployment(limit: str) -> None:
-    lines = printed(f"plan builtin:chat --gpu h200 --slo ttft_p99={limit}").splitlines()
-    said = re.compile("within the model's error.*:$")
-    (at,) = (n for n, line in enumerate(lines) if said.search(line))
-    suggested = lines[at + 1]
-    again = printed(suggested.removeprefix("dsv4kv "))
+    again = relaxed(f"plan builtin:chat --gpu h200 --slo ttft_p99={limit}")
     assert again.startswith("✓") or "Safe: " in again
 
 
@@ -248,11 +251,7 @@ def test_limits_suggested_on_a_long_trace_are_kept_by_servers_that_are_not_the_c
     )
     Path("calm.jsonl").write_text("".join(lines))
     asked = "plan calm.jsonl --gpu b200 --router round_robin --split none --slo ttft_p50=600ms"
-    lines_told = printed(asked).splitlines()
-    said = "within the model's error; a plan for it:"
-    (at,) = (n for n, line in enumerate(lines_told) if line.endswith(said))
-    suggested = lines_told[at + 1]
-    again = printed(suggested.removeprefix("dsv4kv "))
+    again = relaxed(asked)
     assert "(2 GPUs)" in again
     assert "Safe: 1 × b200 TP4, 4 GPUs." in again
 

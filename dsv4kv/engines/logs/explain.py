@@ -214,7 +214,7 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
         padding_bytes_per_token=float(padding),
         fits=fits,
         measured=log.memory,
-        changes=_changes(best, log, reading, fits) if best.exact else (),
+        changes=_changes_of_all(found, log, reading, fits) if best.exact else (),
         meaning=(
             *(_others(found, log, reading, fits) if best.exact else [doubt]),
             *rules.meaning(log, reading, best, capacity),
@@ -311,6 +311,19 @@ def _held(found: Recovery, cache_bytes: int, context_tokens: int, *, prompts: in
     free = cache_bytes - engine.shared_bytes(deployment)
     free -= prompts * engine.request_bytes(deployment, context_tokens, in_flight=chunk)
     return max(0, free) // engine.request_bytes(deployment, context_tokens, in_flight=steady)
+
+
+def _changes_of_all(
+    found: list[Recovery], log: StartupLog, reading: Reading, fits: tuple[Fit, ...]
+) -> tuple[Change, ...]:
+    """The changes of the first; what gains by it alone, and not by other versions, is left out."""
+    changes = _changes(found[0], log, reading, fits)
+    for other in (each for each in likeliest(found)[1:] if each.engine != found[0].engine):
+        cache_bytes = other.engine.capacity(other.deployment, other.available_bytes).cache_bytes
+        theirs = _changes(other, log, reading, _fits(other, log, reading, cache_bytes))
+        names = {each.what for each in theirs if each.gains}
+        changes = tuple(each for each in changes if each.what in names or not each.gains)
+    return changes
 
 
 def _changes(

@@ -94,7 +94,7 @@ _MORE_PAGES = {
     "evicted_block": "more memory: --mem-fraction-static",
     "alignment": "a smaller --page-size",
 }
-_MORE = "--swa-full-tokens-ratio above 0.1; more memory"
+_MORE = "try another --swa-full-tokens-ratio; more memory"
 _ONE_POOL = rl.Variant(
     "radix tree of pages, one pool",
     "sglang:0.5.23",
@@ -122,7 +122,7 @@ RULES = {
         _V4, "windows of whole prompts, in a pool a tenth as large", f"{_FREES}=0",
         flags={"window_slots": "kept"}, retention=rl.EVERYWHERE,
         remedies={
-            "evicted_block": f"only the windows of the last pages (sglang-v4:tail); {_MORE}",
+            "evicted_block": "only the windows of the last pages (sglang-v4:tail); more memory",
             "evicted_checkpoint": _MORE, "no_checkpoint": _MORE,
         },
     ),
@@ -131,7 +131,7 @@ RULES = {
         flags={"window_slots": "freed"}, retention=_TAIL,
         remedies={
             "evicted_checkpoint": _MORE,
-            "no_checkpoint": f"windows of whole prompts (sglang-v4:dense) with {_MORE}",
+            "no_checkpoint": "try windows of whole prompts (sglang-v4:dense)",
         },
     ),
     "sglang-v41": _rule(

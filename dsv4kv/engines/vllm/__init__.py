@@ -125,12 +125,12 @@ RULES = {
         4096, "… at every 4,096 tokens, ends and junctions",
         Retention(4096, ends=True),
         evicted_block=_FEWER, evicted_checkpoint=_FEWER,
-        no_checkpoint="a shorter --prefix-cache-retention-interval, where memory is left",
+        no_checkpoint="try another --prefix-cache-retention-interval",
     ),
     "vllm-v4:semantic": _every(
         0, "… only at ends of prompts and junctions", Retention(ends=True),
         evicted_checkpoint="more memory: --gpu-memory-utilization",
-        no_checkpoint="--prefix-cache-retention-interval 4096 (vllm-v4:4096)",
+        no_checkpoint="try --prefix-cache-retention-interval 4096 (vllm-v4:4096)",
     ),
     "vllm-v41": replace(
         _V4,

@@ -111,6 +111,7 @@ def cached_by(details: Any) -> dict[str, int] | None:
 _AHEAD = timedelta(days=1)  # of a log's clock: another host's, or of another time zone
 _VLLM_BEGIN = re.compile(r"(\d\d-\d\d \d\d:\d\d:\d\d) \[[^]]{,200}\] ")
 _VLLM_BEGIN_CHARS = 1_000
+_COLOUR = re.compile(r"\x1b\[[\d;]{,20}m")
 _VLLM_ASKED = re.compile(r"(?:Received request|Request) (\S{,500}?)(?: details)?: prompt: ")
 _VLLM_PART = re.compile(r"^(cmpl-.+(?=-0$)|(?:resp_|chatcmpl-).+(?=_0$)).*")
 _VLLM_IDS = ", prompt_token_ids: ["
@@ -127,6 +128,7 @@ def _answered(name: str, veil: Veil) -> int:
 
 def _vllm(line: str, veil: Veil) -> Record:
     """``--enable-log-requests`` with ``VLLM_LOGGING_LEVEL=DEBUG``: tokens asked, then answered."""
+    line = _COLOUR.sub("", line)
     begun = _VLLM_BEGIN.search(line, 0, _VLLM_BEGIN_CHARS)  # what follows may quote another
     if begun is None:
         raise _Other

@@ -95,14 +95,15 @@ class Address:
 def parse_address(text: str) -> Address:
     """Read ``[HOST:]PORT=URL``; the default host is this machine only; raises ``ConfigError``.
 
-    Keys are the clients': a URL with a user is refused.
+    Keys and queries are the clients': a URL with a user or a query is refused.
     """
     listen, _, upstream = text.partition("=")
     host, _, port = listen.rpartition(":")
     sentence = f"--proxy {mask_url(text)}: give PORT=URL, such as 8001=http://127.0.0.1:8000."
     own = parse_url(f"tcp://{host or _LOOPBACK}:{port}", ("tcp",), sentence)
     server = parse_url(upstream.rstrip("/"), HTTP, sentence)
-    if own.hostname is None or own.port is None or server.username is not None:
+    odd = server.username is not None or server.query or server.fragment or " " in upstream
+    if own.hostname is None or own.port is None or odd:
         raise ConfigError(sentence)
     near = {own.hostname, _LOOPBACK, "localhost", "::1", "0.0.0.0", "::"}
     if server.port == own.port and server.hostname in near:

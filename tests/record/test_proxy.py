@@ -543,6 +543,12 @@ def test_a_proxy_before_itself_is_refused(text: str) -> None:
         parse_address(text)
 
 
+@pytest.mark.parametrize("odd", ["/base?api-version=1", "/base#a", "/a b"])
+def test_a_servers_url_has_nothing_that_would_be_lost(odd: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--proxy 8001=http://h/.*: give PORT=URL"):
+        parse_address(f"8001=http://h{odd}")
+
+
 def test_a_servers_url_with_a_user_is_refused_without_its_password() -> None:
     with pytest.raises(ConfigError, match=r"^--proxy 8001=http://\*\*\*@h: give PORT=URL"):
         parse_address("8001=http://me:secret@h")

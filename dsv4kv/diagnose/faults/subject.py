@@ -9,7 +9,7 @@ import json
 import math
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -168,12 +168,15 @@ def _of_file(path: Path, family: str, stated: str) -> list[Subject]:
         return [_of_log(text, path.name, family, stated)]
     if kind == "command":
         return _of_commands(text, path.name)
-    runs = list(read_runs(path))
-    documents = [run for _, run in runs]
-    return [
-        Subject(name, "result", "bench", fields=facts_of(run, documents[:number]))
-        for number, (name, run) in enumerate(runs)
-    ]
+    subjects, before = list[Subject](), dict[Any, Mapping[str, Any]]()
+    for name, run in read_runs(path):
+        prompts = _prompts_of(run)
+        subjects.append(
+            Subject(name, "result", "bench", fields=facts_of(run, before.get(prompts)))
+        )
+        if prompts:
+            before[prompts] = run
+    return subjects
 
 
 def _has_results(path: Path) -> bool:
@@ -340,7 +343,7 @@ _EVEN = 0.02
 """Prompts that differ less in length are random tokens: only their text is tokenized again."""
 
 
-def facts_of(run: Mapping[str, Any], before: Sequence[Mapping[str, Any]] = ()) -> dict[str, str]:
+def facts_of(run: Mapping[str, Any], same: Mapping[str, Any] | None = None) -> dict[str, str]:
     """Plain fields as text, and what follows from them.
 
     * ``failed_requests``: that were sent and did not succeed;
@@ -357,15 +360,13 @@ def facts_of(run: Mapping[str, Any], before: Sequence[Mapping[str, Any]] = ()) -
 
     Args:
         run: The document.
-        before: Documents before it in the same file.
+        same: The last run before it in the file that sent the same prompts.
     """
     plain = {key: str(value) for key, value in run.items() if isinstance(value, str | int | float)}
-    return plain | dict(_derived(run, before))
+    return plain | dict(_derived(run, same))
 
 
-def _derived(
-    run: Mapping[str, Any], before: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[str, str]]:
+def _derived(run: Mapping[str, Any], same: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     yield "failed_requests", str(_failed(run))
     if _is_random(run):
         yield "random_tokens", "yes"
@@ -386,7 +387,6 @@ def _derived(
         "waiting_tokens_per_s": at_once * mean / ttft * 1e3 if at_once and mean and ttft else None,
     }
     yield from ((name, f"{value:g}") for name, value in found.items() if value)
-    same = next((each for each in reversed(before) if _same_prompts(each, run)), None)
     if same is not None:
         yield "repeats", "yes"
         earlier = _number(same, "median_ttft_ms")
@@ -428,11 +428,13 @@ def _are_whole(numbers: Any) -> TypeGuard[list[int]]:
     return whole and max(map(abs, numbers)) < 2**62
 
 
-def _same_prompts(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Random prompts of one seed are the same where their lengths are: a seed draws both."""
-    keys = ("input_lens",) if one.get("input_lens") else ("total_input_tokens", "total_input")
-    same = [one.get(key) == other.get(key) for key in keys if one.get(key) is not None]
-    return bool(same) and all(same) and _is_random(one) and _is_random(other)
+def _prompts_of(run: Mapping[str, Any]) -> Any:
+    """What equal random prompts of one seed have in common: their lengths, which a seed draws."""
+    lengths = run.get("input_lens")
+    totals = [run.get(key) for key in ("total_input_tokens", "total_input")]
+    if not _is_random(run) or not (lengths or any(totals)):
+        return None
+    return json.dumps(lengths or totals)
 
 
 def _number(run: Mapping[str, Any], *keys: str) -> float | None:

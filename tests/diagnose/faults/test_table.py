@@ -139,7 +139,7 @@ def test_what_follows_from_a_result() -> None:
     run = {"completed": 8, "num_prompts": 10, "max_concurrency": 4, "dataset_name": "random",
            "total_input_tokens": 8000, "median_ttft_ms": 100.0, "output_lens": [4, 4, 2, 4],
            "errors": ["", "x"]}  # fmt: skip
-    facts = facts_of(run, [run | {"median_ttft_ms": 400.0}])
+    facts = facts_of(run, run | {"median_ttft_ms": 400.0})
     assert facts["failed_requests"] == "2"
     assert (facts["rounds"], facts["prompt_tokens_per_s"]) == ("2", "10000")
     assert (facts["repeats"], facts["repeats_ttft"]) == ("yes", "0.25")

@@ -402,7 +402,7 @@ class Live:
         self._counted = dict[str, Counted]()
         self.batches = self.gaps = self.unread = self.samples = 0
         self.requests = self.without_usage = 0
-        self.input_tokens = self.cached_tokens = 0
+        self.input_tokens = self.cached_tokens = self.with_hits = 0
         self._lock = Lock()
 
     def hear(self, stream: str, record: fd.Record) -> None:
@@ -430,6 +430,7 @@ class Live:
         if says_hits(record):
             self.input_tokens += record["input_tokens"]
             self.cached_tokens += record["cached_tokens"]
+            self.with_hits += 1
 
     def line(self, *, whole: bool = False) -> str:
         """The status line; requests per second since the last one, or since the begin."""
@@ -439,9 +440,11 @@ class Live:
         rate = (self.requests - before) / max(now_s - before_s, 1e-9)
         with self._lock:
             hits, asked = hits_of(self._counted.values())
+        of = ""
         if not asked:  # no counters are sampled: by the usage of each request
             hits, asked = self.cached_tokens, self.input_tokens
-        rate_of_hits = f"{hits / asked:.1%}" if asked else "not known"
+            of = f" of {self.with_hits:,} requests" if self.with_hits < self.requests else ""
+        rate_of_hits = f"{hits / asked:.1%}{of}" if asked else "not known"
         parts = [
             f"{now_s - self._begun_s:,.0f} s",
             f"{counted(self.requests, 'request')} ({rate:,.1f}/s)",

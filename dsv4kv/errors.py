@@ -2,7 +2,7 @@
 
 The sentence says what was given, what is allowed, and what to do. Exit code 1 is left to
 verdicts (``compare``, ``budget``) and 2 is also what the command line uses for wrong arguments.
-Nothing of others is imported here: a sentence is told also while that is interrupted.
+No other package is imported here: a sentence is printed while such an import is interrupted, too.
 """
 
 import re

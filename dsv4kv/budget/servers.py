@@ -20,6 +20,7 @@ from dsv4kv.files import Unparsable, load_yaml, read_document
 _DEEPEST = 20
 _MOST_SHELLS = 1_000  # words of a document that are read as scripts themselves
 _MOST_SEARCHED = 2**24  # characters, for keys of YAML
+_MOST_UNREAD = 32  # words without a meaning that are named
 _MOST_LAUNCHES = 256  # each of which is judged by the whole text
 MODEL_FLAGS = ("--model", "--model-path", "--model_path", "-m", "-hf")
 _NEGATIVE = re.compile(r"-\d+(\.\d+)?")
@@ -347,17 +348,16 @@ def _make(family: str, arguments: list[str], around: _Around) -> Launch:
     pairs = list(_pairs(family, words))
     settings: list[tuple[str, str]] = []
     files = {Path(name).name: text for name, text in around.files.items()}  # of any mount
-    for spelling, value in pairs:
-        if spelling.replace("_", "-") not in _SETTINGS:
-            continue
-        pairs = [pair for pair in pairs if pair != (spelling, value)]
+    for spelling, value in [pair for pair in pairs if pair[0].replace("_", "-") in _SETTINGS]:
         text = around.files.get(value) or files.get(Path(value).name)
         try:
             read = around.settings_of(sh.fill_in(text, around.variables)) if text else None
         except Unparsable:
             read = None
         settings += read or ()
-        unread += [f"{spelling} {value}"] * (read is None)
+        if read is None and len(unread) < _MOST_UNREAD:
+            unread.append(f"{spelling} {value}")
+    pairs = [pair for pair in pairs if pair[0].replace("_", "-") not in _SETTINGS]
     served = [value for name, value in pairs if name == "--served-model-name"]
     return Launch(
         family,

@@ -146,8 +146,9 @@ def keep_inputs(context: Any) -> None:
             continue
         for name, value in context.params.items():
             given = value if isinstance(value, list | tuple) else [value]
-            paths = [Path(each) for each in given if isinstance(each, str | Path)]
-            if name != param.name and any(_is_same(path, each) for each in paths):
+            texts = [str(each) for each in given if isinstance(each, str | Path)]
+            texts += [each for text in texts for each in text.partition("=")[2].split(",")]
+            if name != param.name and any(_is_same(path, Path(each)) for each in texts):
                 named = param.opts[0] if param.opts[0].startswith("-") else param.metavar
                 raise ConfigError(
                     f"{named} {path} would overwrite what the command reads: name another file."

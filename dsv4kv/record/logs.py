@@ -122,7 +122,7 @@ _VLLM_ANSWERED = re.compile(
 
 
 def _answered(name: str, veil: Veil) -> int:
-    """The id of an answer, of which the log names the first part: ``cmpl-7-0``, ``resp_7_0``."""
+    """The id of an answer: logs name its first part, ``cmpl-7-0`` or ``resp_7_0``."""
     return veil.name(_VLLM_PART.sub(r"\1", name))
 
 

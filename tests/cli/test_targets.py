@@ -145,6 +145,8 @@ def test_a_pipe_is_written_to_and_stays_a_pipe() -> None:
     [
         "report FILE --html",
         "replay FILE --json",
+        "replay builtin:chat --set server.command=FILE --json",
+        "replay builtin:chat --axis cost.calibration=a,FILE --json",
         "trace convert FILE",
         "trace tokenize --tokenizer . FILE",
     ],

@@ -316,7 +316,7 @@ def _held(found: Recovery, cache_bytes: int, context_tokens: int, *, prompts: in
 def _changes_of_all(
     found: list[Recovery], log: StartupLog, reading: Reading, fits: tuple[Fit, ...]
 ) -> tuple[Change, ...]:
-    """The changes of the first; what gains by it alone, and not by other versions, is left out."""
+    """The changes of the first, without those that gain by its version alone."""
     changes = _changes(found[0], log, reading, fits)
     for other in (each for each in likeliest(found)[1:] if each.engine != found[0].engine):
         cache_bytes = other.engine.capacity(other.deployment, other.available_bytes).cache_bytes

@@ -111,6 +111,8 @@ class _Around:
             if len(text) + sum(map(len, self.settings)) > sh.MOST_CHARACTERS:
                 raise ConfigError("its files of settings are longer than 256 KiB together.")
             documents = load_yaml(text)
+            if [*map(type, documents)] not in ([], [dict]):
+                raise Unparsable("they are no mapping of flags")
             self.settings[text] = _given(documents[0] if documents else {})
         return self.settings[text]
 

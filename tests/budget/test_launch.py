@@ -225,6 +225,13 @@ def test_flags_inside_a_json_value_that_are_not_counted_are_named() -> None:
     assert reading.texts["kv-blocks"] == "3125"
 
 
+def test_a_file_of_settings_that_is_no_mapping_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("[tensor_parallel_size, 8]", encoding="utf-8")
+    script = tmp_path / "serve.sh"
+    script.write_text("vllm serve m -tp 2 --config own.yaml\n", encoding="utf-8")
+    assert "--config own.yaml" in read_command(str(script), model="v4-flash").unread
+
+
 MOUNTED = """cat > /tmp/own.yaml <<EOF
 max-model-len: 262144
 tensor-parallel-size: 4

@@ -306,8 +306,8 @@ def test_a_server_that_answers_for_ever_is_cut_off_at_the_end_of_the_budget(
     "told",
     [
         *({"tokens": ["a"], "top_logprobs": [{"a": odd}]} for odd in (None, math.nan, -math.inf)),
-        *({"tokens": ["a"], "top_logprobs": odd} for odd in (None, [None], [{}], [3])),
-        *({"tokens": odd, "top_logprobs": [{"a": -0.1}]} for odd in (None, [], 3)),
+        *({"tokens": ["a"], "top_logprobs": odd} for odd in list[Any]((None, [None], [{}], [3]))),
+        *({"tokens": odd, "top_logprobs": [{"a": -0.1}]} for odd in list[Any]((None, [], 3))),
         {"top_logprobs": [{"a": -0.1}]},
     ],
 )

@@ -143,7 +143,8 @@ class _Request(web.BaseRequest):
 
 def _read_little(transport: asyncio.Transport | None) -> None:
     """In a turn of the loop: asyncio's 256 KiB are 43,000 small chunks, 0.1 s for all others."""
-    transport.max_size = 2**13  # type: ignore[union-attr]
+    if transport is not None:  # it may have been lost
+        transport.max_size = 2**13  # type: ignore[attr-defined]
 
 
 class _FromServer(ClientResponse):

@@ -20,6 +20,7 @@ _SETUP = """
 from mypyc.build import mypycify
 from setuptools import setup
 options = ["--follow-imports=silent", "--ignore-missing-imports", "--config-file="]
+options.append("--explicit-package-bases")  # whatever is above the temporary folder
 setup(name="core", packages=[], ext_modules=mypycify(
     [*options, *{files!r}], opt_level="2", group_name="dsv4kv_core"))
 """

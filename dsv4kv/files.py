@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import stat
 import tempfile
 import zlib
@@ -121,8 +122,12 @@ def write_named(path: Path, text: str, option: str) -> None:
 @contextmanager
 def temporary_folder(prefix: str, within: Path | None = None) -> Iterator[Path]:
     """A new folder for this user alone, in ``within`` or where temporary files are kept."""
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=within) as folder:
-        yield Path(folder)
+    folder = Path(within or tempfile.gettempdir()) / f"{prefix}{secrets.token_hex(8)}"
+    try:  # before it is made: Ctrl-C may come at once
+        folder.mkdir(mode=0o700)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _open_unnamed(folder: Path, mode: int) -> int | None:

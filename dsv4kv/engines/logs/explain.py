@@ -1,7 +1,7 @@
 """A start-up log explained: the rules behind its number, its meaning, and its levers."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
@@ -70,6 +70,9 @@ class Fit:
         return self.context_tokens * self.requests
 
 
+Fits = tuple[Fit, ...]
+
+
 @dataclass(frozen=True)
 class Change:
     """Another setting, and what would be printed with it.
@@ -126,7 +129,7 @@ class Explanation:
     in_flight_bytes: int
     bytes_per_token: float
     padding_bytes_per_token: float
-    fits: tuple[Fit, ...]
+    fits: Fits
     measured: dict[str, float]
     changes: tuple[Change, ...]
     meaning: tuple[str, ...]
@@ -173,7 +176,7 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
             "v4-flash, or give the log from its first line, with the arguments."
         )
     engine, deployment = best.engine, best.deployment
-    capacity, costs = engine.capacity(deployment, best.available_bytes), engine.costs(deployment)
+    capacity, costs = best.capacity, engine.costs(deployment)
     marginal = sum((cost.marginal_bytes for cost in costs), Fraction(0))
     padding = sum((cost.padding_bytes for cost in costs), Fraction(0))
     rules = engine.family.load("log")
@@ -182,7 +185,9 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
         f"Closest are the rules of {engine.name} for {deployment.model.name}. What follows is "
         "what the log itself prints."
     )
-    fits = _fits(best, log, reading, capacity.cache_bytes)
+    fits = _fits(best, log, reading)
+    alike = likeliest(found)[1:] if best.exact else []
+    others = [(o, _fits(o, log, reading)) for o in alike if o.engine != engine]
     explanation = Explanation(
         source=log.source,
         engine=engine.name,
@@ -198,7 +203,7 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
             for each in log.readings
         ),
         statements=tuple(_statements(log, reading, best)),
-        candidates=tuple(other.title for other in likeliest(found)[1:]) if best.exact else (),
+        candidates=tuple(other.title for other in alike),
         printed_tokens=reading.printed_tokens,
         refused=reading.refused,
         concurrency=float(capacity.concurrency),
@@ -214,21 +219,13 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
         padding_bytes_per_token=float(padding),
         fits=fits,
         measured=log.memory,
-        changes=_changes_of_all(found, log, reading, fits) if best.exact else (),
+        changes=_changes_of_all([(best, fits), *others], log, reading) if best.exact else (),
         meaning=(
-            *(_others(found, log, reading, fits) if best.exact else [doubt]),
+            *(_others(fits, others) if best.exact else [doubt]),
             *rules.meaning(log, reading, best, capacity),
         ),
     )
     return explanation, best
-
-
-def shown_tokens(engine: Engine, deployment: Deployment, available_bytes: int) -> int:
-    """Tokens by the rules: as they are printed, or as many requests as the engine counts."""
-    capacity = engine.capacity(deployment, available_bytes)
-    if capacity.printed_tokens is not None:
-        return capacity.printed_tokens
-    return int(capacity.concurrency * deployment.max_context_tokens)
 
 
 def _statements(log: StartupLog, reading: Reading, found: Recovery) -> Iterator[Statement]:
@@ -268,7 +265,7 @@ def _flight(log: StartupLog, found: Recovery) -> str:
     return f"{flight:,}{times} ({span})"
 
 
-def _fits(found: Recovery, log: StartupLog, reading: Reading, cache_bytes: int) -> tuple[Fit, ...]:
+def _fits(found: Recovery, log: StartupLog, reading: Reading) -> Fits:
     """Requests by their length, no more than the rank runs; of no known rules, as printed."""
     engine, deployment = found.engine, found.deployment
     longest = deployment.max_context_tokens
@@ -281,54 +278,47 @@ def _fits(found: Recovery, log: StartupLog, reading: Reading, cache_bytes: int) 
         return (Fit(longest, int(printed), int(printed)),) if printed else ()
     fits = []
     for length in [*(length for length in _CONTEXTS if length < longest), longest]:
-        count = _held(found, cache_bytes, length) if found.exact else shared // length
+        count = _held(found, length) if found.exact else shared // length
         fits.append(Fit(length, min(count, most or count), count))
     return tuple(fits)
 
 
-def _others(
-    found: list[Recovery], log: StartupLog, reading: Reading, fits: tuple[Fit, ...]
-) -> Iterator[str]:
+def _others(fits: Fits, others: Sequence[tuple[Recovery, Fits]]) -> Iterator[str]:
     """Versions that print the same and hold another number of requests."""
-    for other in likeliest(found)[1:]:
-        cache_bytes = other.engine.capacity(other.deployment, other.available_bytes).cache_bytes
-        theirs = {fit.context_tokens: fit.requests for fit in fits}
-        for fit in reversed(_fits(other, log, reading, cache_bytes)):
-            ours = theirs[fit.context_tokens]
-            if other.engine != found[0].engine and fit.requests != ours:
+    ours = {fit.context_tokens: fit.requests for fit in fits}
+    for other, theirs in others:
+        for fit in reversed(theirs):
+            if fit.requests != ours[fit.context_tokens]:
                 requests = counted(fit.requests, "request")
                 yield (
                     f"Not certain: {other.engine.name} prints the same and runs {requests} of "
-                    f"{fit.context_tokens:,} tokens, not {ours:,}: add --engine NAME:VERSION."
+                    f"{fit.context_tokens:,} tokens, not {ours[fit.context_tokens]:,}: add "
+                    "--engine NAME:VERSION."
                 )
                 return
 
 
-def _held(found: Recovery, cache_bytes: int, context_tokens: int, *, prompts: int = 0) -> int:
+def _held(found: Recovery, context_tokens: int, *, prompts: int = 0) -> int:
     """Requests in steady decode, next to ``prompts`` that each have a chunk in flight."""
     engine, deployment = found.engine, found.deployment
     steady, chunk = 1 + deployment.draft_tokens, deployment.in_flight_tokens
-    free = cache_bytes - engine.shared_bytes(deployment)
+    free = found.capacity.cache_bytes - engine.shared_bytes(deployment)
     free -= prompts * engine.request_bytes(deployment, context_tokens, in_flight=chunk)
     return max(0, free) // engine.request_bytes(deployment, context_tokens, in_flight=steady)
 
 
 def _changes_of_all(
-    found: list[Recovery], log: StartupLog, reading: Reading, fits: tuple[Fit, ...]
+    exact: Sequence[tuple[Recovery, Fits]], log: StartupLog, reading: Reading
 ) -> tuple[Change, ...]:
     """The changes of the first, without those that gain by its version alone."""
-    changes = _changes(found[0], log, reading, fits)
-    for other in (each for each in likeliest(found)[1:] if each.engine != found[0].engine):
-        cache_bytes = other.engine.capacity(other.deployment, other.available_bytes).cache_bytes
-        theirs = _changes(other, log, reading, _fits(other, log, reading, cache_bytes))
+    changes, *others = (_changes(each, log, reading, fits) for each, fits in exact)
+    for theirs in others:
         names = {each.what for each in theirs if each.gains}
         changes = tuple(each for each in changes if each.what in names or not each.gains)
     return changes
 
 
-def _changes(
-    found: Recovery, log: StartupLog, reading: Reading, fits: tuple[Fit, ...]
-) -> tuple[Change, ...]:
+def _changes(found: Recovery, log: StartupLog, reading: Reading, fits: Fits) -> tuple[Change, ...]:
     """Every change with its gain, the one that alters the number most first; of a cap, none.
 
     What runs more of the longest requests comes before what prints more tokens. No limit of
@@ -337,7 +327,7 @@ def _changes(
     engine, longest = found.engine, fits[-1]
     if engine.unit == "slot":
         return ()
-    now = shown_tokens(engine, found.deployment, found.available_bytes)
+    now = found.shown_tokens
     if uncapped := _uncapped(found, log, reading, now):
         return (uncapped,)
     running, changes = list[Change](), list[Change]()
@@ -345,11 +335,10 @@ def _changes(
         limit = deployment.concurrency
         if limit and limit != found.deployment.concurrency and limit < longest.held:
             continue
-        other = replace(found, engine=rules, deployment=deployment)
+        other = replace(found, engine=rules, deployment=deployment, available_bytes=memory)
         try:
-            tokens = shown_tokens(rules, deployment, memory)
-            cache_bytes = rules.capacity(deployment, memory).cache_bytes
-            held = [_held(other, cache_bytes, fit.context_tokens) for fit in fits]
+            tokens = other.shown_tokens
+            held = [_held(other, fit.context_tokens) for fit in fits]
         except ConfigError:  # the engine does not serve it
             continue
         gain = tokens - now
@@ -371,7 +360,7 @@ def _uncapped(found: Recovery, log: StartupLog, reading: Reading, printed: int) 
         return Change(what, full, full - found.units, memory)
     if log.whole("blocks") and (gib := reading.number("available_gib")):
         memory = int(gib * GIB)
-        tokens = shown_tokens(found.engine, found.deployment, memory)
+        tokens = replace(found, available_bytes=memory).shown_tokens
         if tokens > printed:
             what = "without --num-gpu-blocks-override"
             return Change(what, tokens, tokens - printed, memory)
@@ -388,14 +377,12 @@ def _raised_limit(
     best = None
     while low < high and flag:
         limit = (low + high + 1) // 2
-        deployment = replace(found.deployment, concurrency=limit)
+        raised = replace(found, deployment=replace(found.deployment, concurrency=limit))
         try:
-            raised = replace(found, deployment=deployment)
-            cache = engine.capacity(deployment, memory).cache_bytes
-            tokens = shown_tokens(engine, deployment, memory)
+            tokens = raised.shown_tokens
         except ConfigError:  # nothing is left for the cache
             tokens = 0
-        if tokens and _held(raised, cache, longest.context_tokens, prompts=1) >= limit - 1:
+        if tokens and _held(raised, longest.context_tokens, prompts=1) >= limit - 1:
             low, best = limit, (limit, tokens)
         else:
             high = limit - 1

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from typing import Any
 
-from dsv4kv.engines.contract import Deployment, Engine
+from dsv4kv.engines.contract import Capacity, Deployment, Engine
 from dsv4kv.engines.flags import DRAFT_LAYERS
 from dsv4kv.engines.formats import Site, stored_formats
 from dsv4kv.engines.logs import read as rd
@@ -38,6 +39,19 @@ class Recovery:
     flight_range: tuple[int, int]
     score: tuple[int, ...] = ()
     exact: bool = True
+
+    @cached_property
+    def capacity(self) -> Capacity:
+        """What fits into its memory; raises ``ConfigError`` where nothing does."""
+        return self.engine.capacity(self.deployment, self.available_bytes)
+
+    @property
+    def shown_tokens(self) -> int:
+        """Tokens by the rules: as they are printed, or as many requests as the engine counts."""
+        capacity = self.capacity
+        if capacity.printed_tokens is not None:
+            return capacity.printed_tokens
+        return int(capacity.concurrency * self.deployment.max_context_tokens)
 
     @property
     def title(self) -> str:

@@ -29,7 +29,6 @@ from dsv4kv.ops.check import check_again, check_scenes, foreign_scenes, read_by,
 from dsv4kv.ops.scenes import scenes_of
 from dsv4kv.ops.spec import OPERATIONS, READS
 from dsv4kv.runs.assemble import make_case
-from dsv4kv.runs.part import Temperature
 from dsv4kv.runs.schema import Case, Operation
 
 _SEEDS = 4  # random draws of every scene that is checked
@@ -61,7 +60,7 @@ class OperationBench:
             known = ", ".join(sorted(OPERATIONS))
             raise ConfigError(f"there is no operation {name!r}: choose one of {known}.")
         reads = "engine" if base in READS else "gather"
-        self._name, self._base, self._seconds = name, base, seconds
+        self._name, self.operation, self._seconds = name, base, seconds
         self._settings = ["workload.decode=eager", f"workload.step={reads}", *settings]
         self._config = self._load(Shape(1, None, 1024), "model.layers=null")
         every = bd.plan_from(self._config)
@@ -90,13 +89,14 @@ class OperationBench:
         resolved, cases = self.resolved, 0
         draw = partial(foreign_scenes, resolved) if resolved.foreign else scenes_of
         for seed in range(config.measure.seed, config.measure.seed + _SEEDS):
-            scenes = [each for each in draw(plan, seed) if each.operation == self._base]
+            scenes = [each for each in draw(plan, seed) if each.operation == self.operation]
             cases += len(scenes)
             if wrong := check_scenes(resolved.name, resolved.backend, scenes, where, seed):
                 raise VerificationError(f"{wrong[0]}\nNothing was timed.")
         if not cases:
             raise PeerUnavailable(
-                f"{self._base} of {resolved.name} takes no pages of this cache: nothing checked."
+                f"{self.operation} of {resolved.name} takes no pages of this cache: "
+                "nothing checked."
             )
         return cases
 
@@ -130,10 +130,14 @@ class OperationBench:
                     if figure.name == self._name and not figure.hot:
                         budget = Budget(self._seconds / turns)
                         timer = _CheckedTimer(
-                            device, telemetry.windows, telemetry.was_throttled, budget
+                            self.operation,
+                            getattr(self.own.backend, self.operation),
+                            f"{self.operation} of {backend.name}, batch {shape.batch}",
+                            device,
+                            telemetry.windows,
+                            telemetry.was_throttled,
+                            budget,
                         )
-                        timer.own = getattr(self.own.backend, self._base)
-                        timer.subject = f"{self._base} of {backend.name}, batch {shape.batch}"
                         found += measure_figures(mine, timer, [figure])[0]
                 timed[backend.name] = _pooled(timed.get(backend.name), found)
         given = {"batch": shape.batch, "topk": plan.config.index_topk, "context": shape.context}
@@ -188,31 +192,30 @@ def _pooled(before: Sequence[Operation] | None, found: list[Operation]) -> list[
 class _CheckedTimer(CallTimer):
     """Times calls, and then does some of them again, as they were timed, to compare them."""
 
-    own: Callable[..., None]  # answers the same arguments
-    subject: str  # what is timed, in words
+    def __init__(
+        self, operation: str, own: Callable[..., None], subject: str, *timer: Any
+    ) -> None:
+        """``own`` answers the same arguments; ``subject`` is timed, in words."""
+        super().__init__(*timer)
+        self._operation, self._own, self._subject = operation, own, subject
 
-    def measure(
-        self,
-        calls: Sequence[Callable[[], object]],
-        name: str,
-        layer_type: str | None = None,
-        temperature: Temperature | None = None,
-        most_ns: int | None = None,
-    ) -> Timing:
+    def measure(self, calls: Sequence[Callable[[], object]], *about: Any, **more: Any) -> Timing:
         """As a ``CallTimer``; raises ``VerificationError`` where a call's outputs are wrong."""
+        operation = self._operation
         some = [cast("partial[None]", each) for each in calls[:: -(-len(calls) // _COMPARED)]]
-        operation = name if name in OPERATIONS else name.removeprefix("indexer_")
         given = [{k: each.keywords[k] for k in OPERATIONS[operation].names} for each in some]
         before = [read_by(operation, each) for each in given]
-        timing = super().measure(calls, name, layer_type, temperature, most_ns)
+        timing = super().measure(calls, *about, **more)
         for call, arguments, old in zip(some, given, before, strict=True):
             turn_pages(operation, arguments)
-            problem = check_again(operation, self._capture([call]), self.own, arguments)
+            problem = check_again(operation, self._capture([call]), self._own, arguments)
             turn_pages(operation, arguments)
             if not all(map(torch.equal, old, read_by(operation, arguments))):
                 problem = "it changed what it only reads."
             if problem:
-                raise VerificationError(f"{self.subject}, as timed: {problem}\nNothing is ranked.")
+                raise VerificationError(
+                    f"{self._subject}, as timed: {problem}\nNothing is ranked."
+                )
         return timing
 
 

@@ -198,9 +198,9 @@ def op(
             shape = Shape(requests, chosen or None, tokens)
             timed.append(bench.time(shape, capture_environment()["memory_bytes"]))
     page = op_page(name, bench.resolved.name, cases, timed, describe_gpu(device or "auto"))
-    base = name if name in OPERATIONS else name.removeprefix("indexer_")
-    own = ["", f"A backend of your own: {base}({', '.join(OPERATIONS[base].signature.split())})"]
-    code = getattr(reference, base).__code__
+    taken = ", ".join(OPERATIONS[bench.operation].signature.split())
+    own = ["", f"A backend of your own: {bench.operation}({taken})"]
+    code = getattr(reference, bench.operation).__code__
     own.append(f"Its meaning, in torch: {code.co_filename}:{code.co_firstlineno}")
     parts = [*page.answer, *([] if backend else own)]
     opt.tell(parts, op_values(name, cases, timed), as_json=as_json)

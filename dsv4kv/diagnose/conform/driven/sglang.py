@@ -19,11 +19,21 @@ from types import SimpleNamespace
 from typing import Optional
 from unittest.mock import MagicMock
 
-from .broken import Broken, Operated, bare_package, check_pool, find_package, note, spell, stand_in
+from .broken import (
+    PAGE,
+    Broken,
+    Operated,
+    bare_package,
+    check_pool,
+    find_package,
+    note,
+    spell,
+    stand_in,
+)
 
 NAME = "sglang"
 MEMORY = "sglang.srt.mem_cache"
-PAGE, WINDOW = 256, 128
+WINDOW = 128
 _REAL = (
     "allocator.base allocator.paged allocator.swa base_prefix_cache base_swa_memory_pool "
     "cache_init_params common evict_policy events hicache_storage radix_cache unified_cache "

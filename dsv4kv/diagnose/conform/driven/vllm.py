@@ -14,10 +14,10 @@ from collections import deque
 from functools import cache
 from types import SimpleNamespace
 
-from .broken import Broken, Operated, add_absent, check_free, find_package, note, spell
+from .broken import PAGE, Broken, Operated, add_absent, check_free, find_package, note, spell
 
 NAME = "vllm"
-PAGE, GRAIN = 256, 4
+GRAIN = 4
 PATIENCE = 300
 MISSING = ("uvloop", "xgrammar", "partial_json_parser", "llguidance", "gguf")
 

@@ -35,6 +35,7 @@ LSE_ERROR = 2.0**-10
 
 _CPU = torch.device("cpu")
 _AXES = {"B": "request", "T": "token", "H": "head", "D": "channel"}
+_TURNED = 1024  # pages that are copied at a time, as their order is turned
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,6 @@ def check_scene(
 
 def _places(arguments: Arguments) -> list[int]:
     return [each.data_ptr() for each in arguments.values() if isinstance(each, Tensor)]
-
-
-_TURNED = 1024  # pages that are copied at a time
 
 
 def read_by(operation: str, arguments: Arguments) -> list[Tensor]:

@@ -195,9 +195,13 @@ class Metrics:
         try:
             page = ask(self._url, limit_s, most_bytes=MOST_BYTES)
             values, settings = parse(page.content.decode("utf-8", "replace"))
-            why = "" if values or settings else "no counters of a cache"
-            why = why if page.is_whole else "page too long"
-            why = why if page.status == 200 else f"status {page.status}"
+            why = ""
+            if page.status != 200:
+                why = f"status {page.status}"
+            elif not page.is_whole:
+                why = "page too long"
+            elif not values and not settings:
+                why = "no counters of a cache"
         except OSError as error:
             why = type(error).__name__
         if why:

@@ -317,10 +317,15 @@ class Search:
         whole.known |= other.known
         return safer
 
-    def list_nearest(self) -> list[Trial]:
-        """Return the trials that came nearest to keeping the limits, of two kinds of server."""
-        slos, found = self.question.slos, dict[str, Trial]()
-        most = {trial.kind.label: trial for trial in sorted(self.trials, key=lambda t: t.units)}
+    def list_nearest(self, below: float = math.inf, besides: Collection[str] = ()) -> list[Trial]:
+        """Return the trials that came nearest to keeping the limits, of two kinds of server.
+
+        They cost less than ``below``, by servers that are not in ``besides``.
+        """
+        slos, found, most = self.question.slos, dict[str, Trial](), dict[str, Trial]()
+        for trial in sorted(self.trials, key=lambda t: t.units):
+            if trial.cost < below and trial.kind.servers not in besides:
+                most[trial.kind.label] = trial
         for trial in sorted(most.values(), key=lambda t: (-t.came, -t.served, t.excess(slos))):
             found.setdefault(trial.kind.servers, trial)
         return [*found.values()][:2]
@@ -334,7 +339,10 @@ class Search:
 
 
 def plan(search: Search) -> Answer:
-    """Search the window, then its two best (or nearest) servers on the whole trace."""
+    """Search the window, then its two best (or nearest) servers on the whole trace.
+
+    The window is the busiest part: what costs less and came near its limits follows.
+    """
     gc.freeze()  # else requests are searched for cycles again and again, a fifth of the time
     with without_collector():
         question, last = search.question, search
@@ -343,6 +351,12 @@ def plan(search: Search) -> Answer:
         if screened and len(search.requests) < len(question.requests):
             last = search.restart(screened, question.requests)
             found = last.find_best()
+            below = found[0].cost if found else math.inf
+            servers = {each.kind.servers for each in screened}
+            if not question.exactly and (near := search.list_nearest(below, servers)):
+                labels = {each.kind.label for each in near}
+                last.kinds = [*last.kinds, *(k for k in search.kinds if k.label in labels)]
+                found = last.find_best()
         best, second, *_ = *found, None, None
         if best and last is not search and not question.exactly:
             first = search.restart(found, search.requests).find_safer(best)

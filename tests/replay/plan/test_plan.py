@@ -19,7 +19,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.replay.plan.question import Question, Slo, busiest, parse_slos, poisson, unseen_tokens
 from dsv4kv.replay.plan.search import WINDOW, Search, Tally, list_kinds, plan
 from dsv4kv.replay.plan.servers import Bounds, layouts_of, name_args, open_server
-from dsv4kv.replay.plan.trial import Kind, Split, parse_splits, simulate
+from dsv4kv.replay.plan.trial import Kind, Split, Trial, parse_splits, simulate
 from dsv4kv.traces.request import Request
 from dsv4kv.view.plan import plan_page
 from tests.replay.clock.test_fit import run
@@ -218,6 +218,31 @@ def test_the_whole_trace_says_how_many_are_enough_and_not_its_fullest_window() -
     assert whole is not None
     assert answer.best.cost == whole
     assert answer.best.cost < search.find_cheapest()[0].cost
+
+
+def test_a_server_that_only_the_window_refuses_is_tried_on_the_whole_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = replace(question(1, "ttft_p50=100s"), requests=small_trace(1, 60), most_gpus=16)
+    kinds = [each for each in kinds_of(asked, gpus=["b200"]) if each.router == "round_robin"]
+    needed = {"b200 TP4": (3, 3), "b200 TP8": (2, 2), "b200 TP2": (9, 5)}  # window, whole
+
+    def simulate_known(
+        asked: Question, requests: Sequence[Request], kind: Kind, units: int, speed: float,
+        *_: object, **__: object,
+    ) -> Trial:  # fmt: skip
+        least = needed.get(kind.server.label, (99, 99))[requests is asked.requests]
+        count, meets = len(requests), units >= least
+        served = count if meets else count * units // (2 * least)
+        times_s = {slo.label: 0.1 for slo in asked.slos} if meets else {}
+        return Trial(
+            kind, units, speed, kind.cost(units, asked), times_s, 1, 1, meets, count, count, served
+        )
+
+    monkeypatch.setattr("dsv4kv.replay.plan.search.simulate", simulate_known)
+    best = plan(open_search(asked, kinds, window=20)).best
+    assert best is not None
+    assert (best.kind.server.label, best.units) == ("b200 TP2", 5)
 
 
 def test_with_think_times_a_queue_makes_requests_come_later_and_one_replica_may_do() -> None:

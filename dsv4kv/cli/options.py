@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from itertools import combinations
@@ -18,7 +18,15 @@ import typer
 
 from dsv4kv.choices import listed
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import check_file, check_folder, refused_by, shipped_names, write_named
+from dsv4kv.files import (
+    check_file,
+    check_folder,
+    load_yaml,
+    read_document,
+    refused_by,
+    shipped_names,
+    write_named,
+)
 from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
@@ -142,17 +150,40 @@ def keep_inputs(context: Any) -> None:
                 f"{one.opts[0]} and {other.opts[0]} are both {path}: name two files."
             )
     for param, path in outputs:
-        if not path.is_file():
-            continue
+        texts = list[str]()
         for name, value in context.params.items():
             given = value if isinstance(value, list | tuple) else [value]
-            texts = [str(each) for each in given if isinstance(each, str | Path)]
-            texts += [each for text in texts for each in text.partition("=")[2].split(",")]
-            if name != param.name and any(_is_same(path, Path(each)) for each in texts):
-                named = param.opts[0] if param.opts[0].startswith("-") else param.metavar
-                raise ConfigError(
-                    f"{named} {path} would overwrite what the command reads: name another file."
-                )
+            own = name in (param.name, "folder", "out")
+            texts += [] if own else [str(each) for each in given if isinstance(each, str | Path)]
+        texts += [each for text in texts for each in text.partition("=")[2].split(",")]
+        named = param.opts[0] if param.opts[0].startswith("-") else param.metavar
+        keep_input(named, path, texts)
+
+
+def keep_input(named: str, output: Path, inputs: Iterable[str | Path]) -> None:
+    """Refuse an output that is an input, is in one, or that a configuration among them names."""
+    if not output.is_file():
+        return
+    for path in map(Path, inputs):
+        found = [path, *_files_of(path)]
+        if any(_is_same(each, other) for each in found for other in (output, output.parent)):
+            raise ConfigError(
+                f"{named} {output} would overwrite what the command reads: name another file."
+            )
+
+
+def _files_of(path: Path) -> Iterator[Path]:
+    """Files that the settings of a YAML file name."""
+    values: list[Any] = []
+    if path.suffix in (".yaml", ".yml"):
+        with suppress(OSError, ValueError):
+            values = load_yaml(read_document(path).decode())
+    while values:
+        value = values.pop()
+        values += value.values() if isinstance(value, dict) else []
+        values += value if isinstance(value, list) else []
+        if isinstance(value, str):
+            yield Path(value)
 
 
 def _is_same(one: Path, other: Path) -> bool:

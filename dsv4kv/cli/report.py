@@ -44,6 +44,8 @@ def report(
     if not runs:
         raise RecordError("no record was named: give a file that `dsv4kv bench` saved.")
     paths = [_find(run, folder) for run in runs]
+    if html:
+        opt.keep_input("--html", html, paths)
     records = [load_record(path) for path in paths]
     if as_csv:
         say(to_csv(records), end="")

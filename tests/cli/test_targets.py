@@ -145,6 +145,8 @@ def test_a_pipe_is_written_to_and_stays_a_pipe() -> None:
     [
         "report FILE --html",
         "replay FILE --json",
+        "replay . --against --json",
+        "replay --config replay.yaml --json",
         "replay builtin:chat --set server.command=FILE --json",
         "replay builtin:chat --axis cost.calibration=a,FILE --json",
         "trace convert FILE",
@@ -159,6 +161,7 @@ def test_what_a_command_reads_is_not_written_over(
     row = {"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]}
     file.write_text(json.dumps(row))
     link.symlink_to(file)
+    Path("replay.yaml").write_text(f"workload: {{trace: {file}}}")
     before = file.read_bytes()
     words = command.replace("FILE", str(file)).split()
     for out in (file, link):

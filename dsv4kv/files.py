@@ -5,6 +5,7 @@ inside it in an installed wheel. A reader never waits: it opens regular files on
 """
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -74,11 +75,12 @@ def check_file(path: Path) -> None:
         _check_place(path.parent)
 
 
-def check_folder(path: Path) -> None:
-    """Raise the ``OSError`` of files in a folder that may have to be made; writes nothing."""
+def check_folder(path: Path) -> Path:
+    """Where a folder is or will be made; raises the ``OSError`` that files in it would."""
     while not os.path.lexists(path) and path.name:
         path = path.parent
     _check_place(path)
+    return path
 
 
 def _check_place(folder: Path) -> None:
@@ -227,6 +229,12 @@ def read_document(path: Path, most_bytes: int = DOCUMENT_BYTES, *, packed: bool 
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {most_bytes / 2**20:g} MiB", str(path))
     return content
+
+
+def hash_file(path: Path | str) -> str:
+    """SHA-256 of a file's bytes; ``OSError``."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path, most_bytes: int = DOCUMENT_BYTES) -> Any:

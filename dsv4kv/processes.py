@@ -80,37 +80,24 @@ def run_bounded(
     Raises ``subprocess.TimeoutExpired`` where it was killed, as it ran longer or printed more than
     ``most_bytes``.
     """
-    program = find_program(command[0])
-    if program is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
-    with subprocess.Popen(
-        [program, *command[1:]],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        env=env,
-        process_group=0,
-    ) as process:
-        killed = Event()
+    child, killed = Child(command, stdout=subprocess.PIPE, stderr=stderr, env=env), Event()
 
-        def kill() -> None:
-            killed.set()
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    def kill() -> None:
+        killed.set()
+        child.signal(signal.SIGKILL)
 
-        timer = Timer(timeout_s, kill)
-        try:
-            timer.start()  # it waits for the thread, which an interrupt meanwhile leaves to us
-            assert process.stdout is not None
-            output = process.stdout.read(most_bytes + 1)
-            if len(output) > most_bytes:
-                kill()
-            code = process.wait()
-        except BaseException:
+    timer = Timer(timeout_s, kill)
+    try:
+        timer.start()  # it waits for the thread, which an interrupt meanwhile leaves to us
+        output = child.read(most_bytes + 1)
+        if len(output) > most_bytes:
             kill()
-            raise
-        finally:
-            timer.cancel()
+        code = child.wait()
+    except BaseException:
+        kill()
+        raise
+    finally:
+        timer.cancel()
     if killed.is_set():
         raise subprocess.TimeoutExpired(command, timeout_s)
     return code, output.decode(errors="replace")
@@ -131,7 +118,7 @@ class Child:
         """Start it, with options of ``subprocess.Popen``; ``OSError`` without such a program."""
         program = find_program(command[0])
         if program is None:
-            raise OSError(errno.ENOEXEC, "there is no such program", command[0])
+            raise FileNotFoundError(errno.ENOENT, "there is no such program", command[0])
         wrapper = [sys.executable, "-I", "-S", "-c", _ENDING_WITH_PARENT]
         self._process = subprocess.Popen(
             [*(wrapper if sys.platform == "linux" else []), program, *command[1:]],
@@ -142,6 +129,11 @@ class Child:
             pass_fds=pass_fds,
             process_group=0,
         )
+
+    def read(self, size: int) -> bytes:
+        """So much of what it writes, or all; then no more is taken."""
+        with self._process.stdout as output:  # type: ignore[union-attr] # a pipe
+            return output.read(size)
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Exit code, negative for a signal; raises ``subprocess.TimeoutExpired``."""

@@ -6,13 +6,19 @@ away. Times are integer nanoseconds, sizes bytes, rates computed only when repor
 
 from typing import Any, Final, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from dsv4kv.model.schema import Sharing
-from dsv4kv.runs.part import Moment, Nanoseconds, Part, RunId, Temperature
-from dsv4kv.runs.profile import Profile
-from dsv4kv.runs.replay import ReplayResult
-from dsv4kv.runs.telemetry import Telemetry
+from dsv4kv.runs.parts import (
+    Moment,
+    Nanoseconds,
+    Part,
+    Profile,
+    ReplayResult,
+    RunId,
+    Telemetry,
+    Temperature,
+)
 
 SCHEMA_VERSION: Final = 2
 
@@ -107,10 +113,8 @@ class CacheSummary(Part):
     pools: list[Pool] = Field(description="Every pool; empty when the run moved no data.")
 
 
-class Totals(Part):
+class Totals(Part, frozen=False):
     """What went through the cache; the only part that is filled while it runs."""
-
-    model_config = ConfigDict(frozen=False)
 
     requests: int = Field(description="Requests served to the end.")
     rejected: int = Field(description="Requests longer than the cache can hold, not served.")
@@ -159,10 +163,8 @@ class Peak(Part):
     throttled: int = Field(0, description="Samples dropped, as the GPU was throttled during them.")
 
 
-class Case(Part):
+class Case(Part, extra="ignore"):
     """One configuration's measurements; a sweep has several."""
-
-    model_config = Part.model_config | {"extra": "ignore"}  # older records have memory over time
 
     axis: dict[str, Any] = Field(description="Values of swept settings, empty without a sweep.")
     status: Literal["complete", "incomplete", "failed", "skipped"]

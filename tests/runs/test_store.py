@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import RecordError
 from dsv4kv.runs import store
-from dsv4kv.runs.telemetry import Telemetry
+from dsv4kv.runs.parts import Telemetry
 from tests.runs.records import make_case, make_environment, make_record, make_sweep_cases
 from tests.runs.telemetries import make_telemetry
 

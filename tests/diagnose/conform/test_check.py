@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.diagnose.conform import check as se
-from dsv4kv.diagnose.conform.check import conform, drive
-from dsv4kv.diagnose.conform.driven import broken
+from dsv4kv.diagnose import conform as se
+from dsv4kv.diagnose.conform import conform, drive
+from dsv4kv.diagnose.conform import driven as broken
 from dsv4kv.errors import PeerUnavailable
 from tests.diagnose.conform.toy import TRAITS, Toy
 
@@ -106,7 +106,7 @@ def test_every_prompt_fits_the_context_and_the_pools_hold_it(engine: str) -> Non
         settings = sequence.settings
         longest = settings["context"]
         ahead = (1 + settings.get("ahead", False)) * settings["chunk_tokens"]
-        least = se.least_blocks(longest, ahead) if engine == "vllm" else longest // se.PAGE
+        least = se.least_blocks(longest, ahead) if engine == "vllm" else longest // broken.PAGE
         assert settings["blocks"] >= least
         admitted = [op for op in sequence.operations if op[0] == "admit"]
         assert all(tokens + output <= longest for *_, tokens, output in admitted)

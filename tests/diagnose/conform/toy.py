@@ -15,8 +15,9 @@ from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
-from dsv4kv.diagnose.conform.check import PAGE, Driven, Operation, Sequence
-from dsv4kv.diagnose.conform.driven import broken
+from dsv4kv.diagnose.conform import Driven, Operation, Sequence
+from dsv4kv.diagnose.conform import driven as broken
+from dsv4kv.diagnose.conform.driven import PAGE
 
 BLOCK = 64
 TRAITS = {"lookahead": False, "retention": False}
@@ -36,7 +37,7 @@ class Toy(Driven):
 
 
 class Session:
-    """An empty cache; operations are those of ``dsv4kv/diagnose/conform/check.py``."""
+    """An empty cache; operations are those of ``dsv4kv/diagnose/conform``."""
 
     def __init__(self, toy: Toy, settings: dict[str, Any]) -> None:
         self._toy, self._faults, self._settings = toy, toy.faults, settings

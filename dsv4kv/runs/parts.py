@@ -1,14 +1,215 @@
-"""What a replay found, in the record's terms: reuse, memory, work, and the model behind the times.
+"""Parts of the run record: what a profiler, a poller of the machine, and a replay fill in.
 
-Times are virtual: what a clock says, in nanoseconds since the first arrival.
+Times are integer nanoseconds, of telemetry since polling began, of a replay virtual: what a clock
+says since the first arrival. Sizes are bytes. Tables of many rows are kept as columns, lists of
+one length.
 """
 
 from collections import Counter
-from typing import Any, Literal, Self
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from dsv4kv.runs.part import Part
+from dsv4kv.config.bench import Section
+
+
+def _check_moment(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError(f"{text} has no time zone: {text}Z would be UTC")
+    return text
+
+
+Moment = Annotated[str, AfterValidator(_check_moment)]
+"""A time as ISO 8601 with its zone, which can be compared with any other."""
+
+RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+"""Unique name of a run, which is the name of its file without an ending."""
+
+Nanoseconds = Annotated[int, Field(ge=0, lt=2**63)]
+"""A duration."""
+
+Temperature = Literal["cold", "hot", "L2-resident"]
+"""How an operation was timed, see ``Operation.temperature``."""
+
+
+class Part(BaseModel):
+    """A part of the record: frozen, documented by its attribute docstrings.
+
+    Parts with ``extra="ignore"`` once had more fields: records of before load without them.
+    """
+
+    model_config = Section.model_config
+
+
+class Columns(Part):
+    """A table as columns, those that are there of one length."""
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> Self:
+        columns = {name: getattr(self, name) for name in type(self).model_fields}
+        found = {name: len(column) for name, column in columns.items() if column is not None}
+        if len(set(found.values())) > 1:
+            lengths = ", ".join(f"{name} {length:,}" for name, length in found.items())
+            raise ValueError(f"columns differ in length: {lengths}")
+        return self
+
+
+Integers = list[int | None] | None
+"""A column with an element for every poll of its table, null where there was no answer; null where
+there never was one, and ``Telemetry.absent`` says why."""
+
+
+class Samples(Columns, extra="ignore"):
+    """Polls of one kind."""
+
+    at_ns: list[int] = Field(description="When each was made.")
+
+
+class GpuSamples(Samples):
+    """The GPU's state, 25 times a second."""
+
+    sm_clock_mhz: Integers = Field(None, description="Clock of the multiprocessors.")
+    memory_clock_mhz: Integers = Field(None, description="Clock of the memory.")
+    reasons: Integers = None
+    """Why clocks are not higher: the bits of NVML's clock event reasons."""
+    power_mw: Integers = Field(None, description="Power at that instant.")
+    temperature_c: Integers = Field(None, description="Temperature of the GPU.")
+
+
+class GpuChecks(Samples):
+    """What is asked of the GPU five times a second."""
+
+    other_processes: Integers = Field(None, description="Other processes that compute on it.")
+
+
+class HostSamples(Samples):
+    """The host's state, five times a second."""
+
+    cpu_mhz: Integers = Field(None, description="Clock of the CPU that the run was on.")
+    machine_busy_ns: Integers = None
+    """Processor time that all processes have used since the machine started."""
+    own_cpu_ns: Integers = Field(None, description="Processor time that this run has used.")
+
+
+class MeasuredWindow(Part, extra="ignore"):
+    """When something was measured, and how."""
+
+    name: str = Field(description="An operation, a peak, or ``serve``, ``memcpy``, ….")
+    layer_type: str | None = Field(None, description="Of an operation.")
+    temperature: Temperature | None = Field(None, description="Of an operation timed both ways.")
+    started_ns: int = Field(description="Begin.")
+    ended_ns: int = Field(description="End.")
+    converged: bool | None = None
+    """Whether the median was known to 0.5 % when sampling ended; null where nothing waited
+    for that."""
+
+
+class Telemetry(Part, extra="ignore"):
+    """Polls of the machine during the measurement."""
+
+    interval_ns: int = Field(gt=0, description="Between two polls.")
+    windows: list[MeasuredWindow] = Field(description="What was measured when.")
+    gpu_samples: GpuSamples | None = Field(None, description="The GPU's state.")
+    gpu_checks: GpuChecks | None = Field(None, description="Who else uses the GPU.")
+    host_samples: HostSamples | None = Field(None, description="The host's state.")
+    absent: dict[str, str] = Field(description="What could not be read every time, and why.")
+
+
+Category = Literal["insert", "gather", "compress", "indexer", "attention", "other"]
+CATEGORIES: Final[tuple[Category, ...]] = get_args(Category)
+CACHE_CATEGORIES: Final[tuple[Category, ...]] = CATEGORIES[:4]
+"""Those that are work on the cache: attention reads it, but would be there without."""
+OTHER: Final[Category] = "other"
+
+
+class KernelRow(Part, extra="ignore"):
+    """All calls of one kernel in the steps, or in the whole profile where there are no steps."""
+
+    name: str = Field(description="Full name.")
+    kind: Literal["kernel", "memcpy", "memset", "graph", "op", "range"]
+    """``graph``: a graph traced as a whole; on a CPU ``op`` (of torch) and ``range`` (marked)."""
+    category: Category = Field(description="What it does to a KV cache, by ``configs/profile/``.")
+    engine: str | None = Field(description="Whose rule says so; null where none fits.")
+    operation: str | None = Field(description="Operation of the toolkit that it belongs to.")
+    phase: str | None
+    """Innermost marked range inside the step that launched most of its calls."""
+    calls: int = Field(description="How often it ran.")
+    total_ns: int
+    """All of its time; on a CPU the time that nothing inside it accounts for."""
+    median_ns: int = Field(description="Median of a call.")
+    min_ns: int = Field(description="Shortest call.")
+    gap_ns: int | None = Field(description="Median idle time before it, within a step.")
+    useful_bytes: int | None
+    """Bytes it must move by the byte model, all calls; where it is an operation on its own."""
+    counted_bytes: int | None = Field(description="Counted bytes: of a copy, or in DRAM (ncu).")
+
+
+class OperationRow(Part):
+    """An operation of the toolkit: all its kernels, or its marked range on a CPU."""
+
+    name: str = Field(description="Operation, as in ``dsv4kv.ops``; on a CPU with the layer type.")
+    category: Category = Field(description="What it does to a KV cache.")
+    calls: int = Field(description="How often it ran (its most frequent kernel did).")
+    total_ns: int = Field(description="All of its time.")
+    useful_bytes: int | None = Field(description="Bytes it must move by the byte model.")
+    dram_bytes: int | None = Field(description="Bytes moved in DRAM, as ncu counted them.")
+
+
+class StepTimes(Columns, extra="ignore"):
+    """One row for each step on each GPU, or for each step on a CPU."""
+
+    device: list[int] = Field(description="GPU; 0 on a CPU.")
+    host_ns: list[int] = Field(description="Host: begin to end of the marked range.")
+    span_ns: list[int] = Field(description="GPU: first begin to last end; CPU: the host's.")
+    busy_ns: list[int]
+    """GPU: time with at least one piece of work; on a CPU time in torch operations."""
+    gap_ns: list[int] = Field(description="GPU: span less busy; CPU: outside operations.")
+    launch_ns: list[int]
+    """Host calls that launched the work; on a CPU time in operations outside torch."""
+    inputs_ns: list[int]
+    """CPU: time for synthetic inputs, which is in none of the others; 0 on a GPU."""
+
+    @model_validator(mode="after")
+    def _has_steps(self) -> Self:
+        if not self.device:
+            raise ValueError("there are no steps: null says so")
+        return self
+
+
+class KernelTable(Part):
+    """A profile, whichever profiler it is from."""
+
+    tool: Literal["nsys", "ncu", "kineto"]
+    """Profiler that wrote it; ``kineto`` is torch.profiler."""
+    tool_version: str | None = Field(description="Version of the profiler or of its file format.")
+    devices: list[str] = Field(description="Names of the GPUs that worked.")
+    kernels: list[KernelRow] = Field(description="Kernels, copies, operations; longest first.")
+    operations: list[OperationRow]
+    """The toolkit's; empty in profiles of others."""
+    num_steps: int = Field(description="Steps; 0 where the profile has none.")
+    steps: StepTimes | None = Field(description="Their times; null without steps.")
+    timeline: dict[str, Any] | None = None
+    """Only in older records: one step, piece by piece."""
+    outside_calls: int = Field(description="Pieces outside all steps, in none of the tables.")
+    outside_ns: int = Field(description="Their time.")
+    warnings: list[str] = Field(description="What spoils the numbers, worst first.")
+    notes: list[str] = Field(description="What else to know.")
+
+
+class Profile(Part):
+    """What was profiled, how, and what was found."""
+
+    why: str = Field(description="Which profiler, and why this one.")
+    command: list[str] = Field(description="The profiler's; empty inside the process.")
+    files: list[str] = Field(description="What the profiler wrote.")
+    step_requests: list[int]
+    """Of every profiled step; empty for others' profiles."""
+    useful_bytes: dict[str, int]
+    """Bytes that operations of all profiled steps must move, by the byte model."""
+    table: KernelTable | None = Field(description="What was found; null while it is not read yet.")
+    memory: dict[str, Any] | None = None
+    """Only in older records: memory around the building of the pools."""
 
 
 class FleetReplica(Part):
@@ -139,10 +340,8 @@ class Reuse(Part):
         return self
 
 
-class ReplayWork(Part):
+class ReplayWork(Part, extra="ignore"):
     """What all steps did; older records also have bytes by operation, which are not read."""
-
-    model_config = Part.model_config | {"extra": "ignore"}
 
     steps: int = Field(description="Steps.")
     copy_bytes: int = Field(description="Moved to keep windows and states and to bring them back.")
@@ -151,7 +350,7 @@ class ReplayWork(Part):
     idle_ns: int = Field(description="Time in which no request was served.")
 
 
-class ReplaySeries(Part):
+class ReplaySeries(Columns):
     """What was held at moments of the replay."""
 
     at_ns: list[int] = Field(description="When.")
@@ -162,13 +361,6 @@ class ReplaySeries(Part):
     running: list[int] = Field(description="Requests that ran, or that a tier restored for.")
     paused: list[int] = Field(description="Requests that held a slot and did not.")
     waiting: list[int] = Field(description="Requests without a slot.")
-
-    @model_validator(mode="after")
-    def _columns_agree(self) -> Self:
-        lengths = {name: len(getattr(self, name)) for name in type(self).model_fields}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"the series differ in length: {lengths}")
-        return self
 
 
 class ReplayTier(Part):

@@ -89,7 +89,9 @@ def run_bounded(
     timer = Timer(timeout_s, kill)
     try:
         timer.start()  # it waits for the thread, which an interrupt meanwhile leaves to us
-        output = child.read(most_bytes + 1)
+        assert child.stdout is not None
+        with child.stdout as printed:
+            output = printed.read(most_bytes + 1)
         if len(output) > most_bytes:
             kill()
         code = child.wait()
@@ -110,6 +112,7 @@ class Child:
         self,
         command: Sequence[str],
         *,
+        stdin: int = subprocess.DEVNULL,
         stdout: int | IO[bytes] = subprocess.DEVNULL,
         stderr: int | IO[bytes] = subprocess.DEVNULL,
         env: Mapping[str, str] | None = None,
@@ -122,18 +125,14 @@ class Child:
         wrapper = [sys.executable, "-I", "-S", "-c", _ENDING_WITH_PARENT]
         self._process = subprocess.Popen(
             [*(wrapper if sys.platform == "linux" else []), program, *command[1:]],
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             env=env,
             pass_fds=pass_fds,
             process_group=0,
         )
-
-    def read(self, size: int) -> bytes:
-        """So much of what it writes, or all; then no more is taken."""
-        with self._process.stdout as output:  # type: ignore[union-attr] # a pipe
-            return output.read(size)
+        self.stdin, self.stdout = self._process.stdin, self._process.stdout  # where they are pipes
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Exit code, negative for a signal; raises ``subprocess.TimeoutExpired``."""
@@ -290,11 +289,11 @@ def map_parallel(
 
     if ray is None:
         backend, lost = "loky", BrokenProcessPool
-        task = partial(_run, work)
+        task = partial(_run, work, None)
         begin = {"initializer": begin_worker, "initargs": (os.getpid(),)}
     else:
         backend, lost = _connect(ray)
-        task = partial(_run_there, work, str(Path.cwd()), __version__)
+        task = partial(_run, work, (str(Path.cwd()), __version__))
         begin = {}
     count = -1 if jobs is None else jobs
     if jobs is not None and isinstance(items, Sized):
@@ -324,14 +323,12 @@ def begin_worker(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _run(work: Callable[[Any], Any], item: Any) -> tuple[Any, Any]:
-    return item, work(item)
-
-
-def _run_there(work: Callable[[Any], Any], folder: str, version: str, item: Any) -> Any:
-    if version != __version__:
-        raise RuntimeError(f"dsv4kv is {version} where it was asked, {__version__} here")
-    os.chdir(folder)
+def _run(work: Callable[[Any], Any], asked: tuple[str, str] | None, item: Any) -> tuple[Any, Any]:
+    """``asked``: the working folder and version of a run whose workers are on other machines."""
+    if asked and asked[1] != __version__:
+        raise RuntimeError(f"dsv4kv is {asked[1]} where it was asked, {__version__} here")
+    if asked:
+        os.chdir(asked[0])
     return item, work(item)
 
 

@@ -67,9 +67,7 @@ def examine_gpu(settings: Sequence[str] = _SETTINGS) -> GpuReport:
     device, facts = find_device("cuda"), describe_gpu("cuda")
     if device is None:
         raise CudaUnavailable("doctor --check-gpu looks at a GPU, and device cuda is none here.")
-    configs = {
-        name: load_config("gpu", [*settings, *own]).config for name, own in STEPS.items()
-    }
+    configs = {name: load_config("gpu", [*settings, *own]).config for name, own in STEPS.items()}
     scenes = scenes_of(plan_from(configs["engine"]), _SEED)
     wrong = [
         f"{each.operation} on {each.subject}: {each.problem}"

@@ -71,8 +71,7 @@ class GpuSamples(Samples):
 
     sm_clock_mhz: Integers = Field(None, description="Clock of the multiprocessors.")
     memory_clock_mhz: Integers = Field(None, description="Clock of the memory.")
-    reasons: Integers = None
-    """Why clocks are not higher: the bits of NVML's clock event reasons."""
+    reasons: Integers = Field(None, description="Limits of clocks: NVML's clock event reasons.")
     power_mw: Integers = Field(None, description="Power at that instant.")
     temperature_c: Integers = Field(None, description="Temperature of the GPU.")
 
@@ -87,8 +86,7 @@ class HostSamples(Samples):
     """The host's state, five times a second."""
 
     cpu_mhz: Integers = Field(None, description="Clock of the CPU that the run was on.")
-    machine_busy_ns: Integers = None
-    """Processor time that all processes have used since the machine started."""
+    machine_busy_ns: Integers = Field(None, description="CPU time of all processes since boot.")
     own_cpu_ns: Integers = Field(None, description="Processor time that this run has used.")
 
 
@@ -132,16 +130,13 @@ class KernelRow(Part, extra="ignore"):
     category: Category = Field(description="What it does to a KV cache, by ``configs/profile/``.")
     engine: str | None = Field(description="Whose rule says so; null where none fits.")
     operation: str | None = Field(description="Operation of the toolkit that it belongs to.")
-    phase: str | None
-    """Innermost marked range inside the step that launched most of its calls."""
+    phase: str | None = Field(description="Innermost range that launched most of its calls.")
     calls: int = Field(description="How often it ran.")
-    total_ns: int
-    """All of its time; on a CPU the time that nothing inside it accounts for."""
+    total_ns: int = Field(description="Its time; on a CPU without what is inside it.")
     median_ns: int = Field(description="Median of a call.")
     min_ns: int = Field(description="Shortest call.")
     gap_ns: int | None = Field(description="Median idle time before it, within a step.")
-    useful_bytes: int | None
-    """Bytes it must move by the byte model, all calls; where it is an operation on its own."""
+    useful_bytes: int | None = Field(description="By the byte model, where it is an operation.")
     counted_bytes: int | None = Field(description="Counted bytes: of a copy, or in DRAM (ncu).")
 
 
@@ -162,13 +157,10 @@ class StepTimes(Columns, extra="ignore"):
     device: list[int] = Field(description="GPU; 0 on a CPU.")
     host_ns: list[int] = Field(description="Host: begin to end of the marked range.")
     span_ns: list[int] = Field(description="GPU: first begin to last end; CPU: the host's.")
-    busy_ns: list[int]
-    """GPU: time with at least one piece of work; on a CPU time in torch operations."""
+    busy_ns: list[int] = Field(description="GPU: time with any work; CPU: in torch operations.")
     gap_ns: list[int] = Field(description="GPU: span less busy; CPU: outside operations.")
-    launch_ns: list[int]
-    """Host calls that launched the work; on a CPU time in operations outside torch."""
-    inputs_ns: list[int]
-    """CPU: time for synthetic inputs, which is in none of the others; 0 on a GPU."""
+    launch_ns: list[int] = Field(description="Host calls that launched it; CPU: outside torch.")
+    inputs_ns: list[int] = Field(description="CPU: for synthetic inputs, in none of the others.")
 
     @model_validator(mode="after")
     def _has_steps(self) -> Self:
@@ -180,17 +172,14 @@ class StepTimes(Columns, extra="ignore"):
 class KernelTable(Part):
     """A profile, whichever profiler it is from."""
 
-    tool: Literal["nsys", "ncu", "kineto"]
-    """Profiler that wrote it; ``kineto`` is torch.profiler."""
+    tool: Literal["nsys", "ncu", "kineto"] = Field(description="Profiler; ``kineto`` is torch's.")
     tool_version: str | None = Field(description="Version of the profiler or of its file format.")
     devices: list[str] = Field(description="Names of the GPUs that worked.")
     kernels: list[KernelRow] = Field(description="Kernels, copies, operations; longest first.")
-    operations: list[OperationRow]
-    """The toolkit's; empty in profiles of others."""
+    operations: list[OperationRow] = Field(description="The toolkit's; empty in others' profiles.")
     num_steps: int = Field(description="Steps; 0 where the profile has none.")
     steps: StepTimes | None = Field(description="Their times; null without steps.")
-    timeline: dict[str, Any] | None = None
-    """Only in older records: one step, piece by piece."""
+    timeline: dict[str, Any] | None = Field(None, description="In older records: one whole step.")
     outside_calls: int = Field(description="Pieces outside all steps, in none of the tables.")
     outside_ns: int = Field(description="Their time.")
     warnings: list[str] = Field(description="What spoils the numbers, worst first.")
@@ -203,10 +192,8 @@ class Profile(Part):
     why: str = Field(description="Which profiler, and why this one.")
     command: list[str] = Field(description="The profiler's; empty inside the process.")
     files: list[str] = Field(description="What the profiler wrote.")
-    step_requests: list[int]
-    """Of every profiled step; empty for others' profiles."""
-    useful_bytes: dict[str, int]
-    """Bytes that operations of all profiled steps must move, by the byte model."""
+    step_requests: list[int] = Field(description="Of every profiled step; empty for others'.")
+    useful_bytes: dict[str, int] = Field(description="Of all profiled steps, by the byte model.")
     table: KernelTable | None = Field(description="What was found; null while it is not read yet.")
     memory: dict[str, Any] | None = None
     """Only in older records: memory around the building of the pools."""
@@ -216,24 +203,19 @@ class FleetReplica(Part):
     """One server."""
 
     name: str = Field(description="What it does, and which it is.")
-    role: Literal["both", "prefill", "decode"]
-    """Whether it computes prompts, decodes, or both."""
+    role: Literal["both", "prefill", "decode"] = Field(description="What it computes.")
     gpus: int = Field(description="GPUs that it has.")
     requests: int = Field(description="Requests that it was given.")
     prompt_tokens: int = Field(description="Of their prompts; of a decode replica, what was sent.")
-    saved_tokens: int
-    """Prompt tokens that it found cached; 0 for a decode replica, which computes none."""
+    saved_tokens: int = Field(description="Prompt tokens found cached; 0 for a decode replica.")
     computed_tokens: int = Field(description="Computed prompt tokens, repeats included.")
-    output_tokens: int
-    """Tokens of answers that it gave; what a prefill replica samples after a prompt is none."""
+    output_tokens: int = Field(description="Of answers; what prefill samples last is none.")
     peak_requests: int = Field(description="Max requests that held a slot.")
     busy_ns: int = Field(description="Time in which it had steps to take.")
     queued_ns: int = Field(description="Time that its requests waited for a slot, together.")
     held_bytes: int = Field(description="Blocks of prompts that it has cached at the end.")
-    settings: str = ""
-    """In what it differs from the rest of the configuration; empty where in nothing."""
-    sent_bytes: int = 0
-    """Of prompts that it sent to decode replicas, by one rank; every rank sends as much."""
+    settings: str = Field("", description="Where it differs from the rest of the fleet.")
+    sent_bytes: int = Field(0, description="Of prompts sent to decode replicas, by each rank.")
     sending_waited_ns: int = Field(0, description="Time that prompts waited for others' sending.")
 
 
@@ -241,21 +223,16 @@ class ReplayFleet(Part):
     """Several servers behind a router."""
 
     router: str = Field(description="Who chose the replica that computed a prompt.")
-    decode_router: str | None
-    """Who chose the replica that decoded; null where the same one did."""
+    decode_router: str | None = Field(description="Who chose where to decode; null for the same.")
     replicas: list[FleetReplica] = Field(description="Those that computed prompts first.")
     prompt_tokens: int = Field(description="Tokens of all prompts that were served.")
     saved_tokens: int = Field(description="Prompt tokens that a replica found cached.")
-    pooled_saved_tokens: int
-    """What one pool with the blocks of all replicas would save, evicting the least recently used,
-    one request at a time."""
+    pooled_saved_tokens: int = Field(description="What one pool of all blocks would save, by LRU.")
     ideal_saved_tokens: int = Field(description="What one pool would save that forgets nothing.")
     held_bytes: int = Field(description="Blocks of prompts cached at the end, each replica's.")
     repeated_bytes: int = Field(description="Bytes that a replica before has as well.")
-    slo: dict[str, float]
-    """What a request had to keep to be good, in ns by the name of the time; empty without."""
-    good_requests: int
-    """Requests that kept it; all that were served where there was nothing to keep."""
+    slo: dict[str, float] = Field(description="What a good request keeps, in ns by name of time.")
+    good_requests: int = Field(description="Requests that kept it; all served, if there is none.")
     gpu_hour_price: float | None = Field(description="Of a GPU; null where none was given.")
 
     @property
@@ -309,18 +286,14 @@ class Reuse(Part):
 
     shared_tokens: int = Field(description="Tokens of the blocks that prompts share.")
     rule: str = Field("ideal", description="How prompts were found, kept and evicted.")
-    setting: str = ""
-    """What a user of the engine writes to have the rule; empty where there is nothing to write."""
+    setting: str = Field("", description="What a user of the engine writes to have the rule.")
     requests: int = Field(description="Requests admitted.")
     prompt_blocks: int = Field(description="Whole shared blocks of their prompts.")
     found_blocks: int = Field(description="Blocks among them that were cached.")
     prompt_tokens: int = Field(description="Tokens of their prompts.")
-    seen_tokens: int
-    """Tokens that an earlier prompt had: what a cache that forgets nothing could save."""
+    seen_tokens: int = Field(description="Of earlier prompts: the most that could be saved.")
     saved_tokens: int = Field(description="Tokens that were not computed.")
-    lost_tokens: dict[str, int]
-    """Seen and computed again, by reason; ``in_flight`` where another request was just
-    computing them."""
+    lost_tokens: dict[str, int] = Field(description="Seen and computed again, by reason.")
     computed_tokens: int = Field(description="Prompt tokens computed, repeats included.")
     again_tokens: int = Field(description="Tokens computed twice, by a preemption.")
     deferred_requests: int = Field(description="Requests that waited for another one's prefix.")
@@ -367,16 +340,13 @@ class ReplayTier(Part):
     """One level of memory below the GPUs."""
 
     name: str = Field(description="``host``, ``disk`` or ``remote``.")
-    capacity_bytes: int
-    """Its memory: all of it, or what context has of it where tails have a pool of their own."""
-    tail_capacity_bytes: int | None
-    """What windows and states have of it; null where they share it with context."""
+    capacity_bytes: int = Field(description="All of it; for context, where tails have their own.")
+    tail_capacity_bytes: int | None = Field(description="For windows and states; null if shared.")
     peak_bytes: int = Field(description="Most that it held.")
     hit_tokens: int = Field(description="Tokens of prompts that it gave.")
     read_bytes: int = Field(description="Read from it.")
     written_bytes: int = Field(description="Written to it.")
-    useful_bytes: int
-    """Entries and keys of the context in both, without padding, windows and states."""
+    useful_bytes: int = Field(description="Entries and keys of the context, in both directions.")
     reads: int = Field(description="Transfers out of it.")
     writes: int = Field(description="Transfers into it.")
     read_waited_ns: int = Field(description="Time for which reads waited for others, together.")
@@ -397,13 +367,10 @@ class ReplayTiers(Part):
     tiers: list[ReplayTier] = Field(description="The one next to the GPUs first.")
     object_tokens: int = Field(description="Tokens of an object of context.")
     context_bytes: int = Field(description="Bytes of one, as it is kept.")
-    tail_bytes: int
-    """Bytes of the windows and states kept at a place; 0 where there are none of their own."""
-    asked_tokens: int
-    """Cached once, of prompts, and not on the GPU with what it takes to go on."""
+    tail_bytes: int = Field(description="Of windows and states at a place; 0 if with context.")
+    asked_tokens: int = Field(description="Prompt tokens cached once and not whole on the GPU.")
     restored_tokens: int = Field(description="Tokens that were brought back.")
-    lost_tokens: dict[str, int]
-    """Tokens that were not, of all tiers, by reason."""
+    lost_tokens: dict[str, int] = Field(description="Not restored by any tier, by reason.")
 
     @model_validator(mode="after")
     def _tokens_add_up(self) -> Self:
@@ -425,33 +392,24 @@ class ReplayTiers(Part):
 class ReplayResult(Part):
     """A replay of a trace in virtual time."""
 
-    clock: str = "stated"
-    """The source of times: ``model``; ``stated``, ``table`` and ``aiconfigurator`` in older
-    records."""
+    clock: str = Field("stated", description="``model``; older records have others.")
     constants: list[Constant] = Field(description="Everything the times depend on.")
     extrapolated: list[str] = Field(default_factory=list)
     """What was timed outside of a table of steps, in older records."""
-    pools: list[ReplayPool]
-    """How the memory is divided; of a fleet a pool for every size of its units."""
+    pools: list[ReplayPool] = Field(description="How memory is divided; a fleet's by unit size.")
     remainder_bytes: int = Field(description="Memory that was too little for one more block.")
     padding_bytes: int = Field(description="Bytes of a block that never hold anything.")
-    rounding_bytes: int
-    """Room in held blocks beyond the tokens there, when most blocks were held."""
+    rounding_bytes: int = Field(description="Room beyond tokens when most blocks were held.")
     reuse: Reuse = Field(description="Prompts against what was cached.")
     work: ReplayWork = Field(description="What all steps did.")
     arrived_ns: int | None = None
     """From the first arrival to the last; null where requests follow answers, and in older
     records."""
-    mean_decoding: float = 0.0
-    """Requests that decoded concurrently, on average while anybody ran."""
+    mean_decoding: float = Field(0.0, description="Mean requests decoding while anybody ran.")
     pauses: int = Field(description="How often a request was paused.")
     evictions: int = Field(description="How often a paused request was preempted and recomputed.")
     rejected: dict[str, int] = Field(description="Requests that could never be served, by reason.")
     series: ReplaySeries = Field(description="What was held over time.")
-    tiers: ReplayTiers | None = None
-    """What was kept below the GPUs; null where nothing was."""
-    fleet: ReplayFleet | None = None
-    """The servers, where there were several: all else is their sum; null for one server."""
-    data: dict[str, Any] | None = None
-    """Only in older records, of replays that also moved bytes: the cache's part of their times was
-    measured."""
+    tiers: ReplayTiers | None = Field(None, description="What was kept below the GPUs, if any.")
+    fleet: ReplayFleet | None = Field(None, description="The servers; null for one server.")
+    data: dict[str, Any] | None = Field(None, description="In older records that moved bytes.")

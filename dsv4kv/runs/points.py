@@ -17,16 +17,9 @@ from typing import Annotated, Any, Generic, Literal
 
 from pydantic import Field, StringConstraints
 
+from dsv4kv import files
 from dsv4kv.config.load import ConfigT, Loaded, Point
 from dsv4kv.errors import RecordError
-from dsv4kv.files import (
-    hash_file,
-    make_folder,
-    read_document,
-    replacing,
-    user_calibrations,
-    whole_json,
-)
 from dsv4kv.processes import map_parallel
 from dsv4kv.runs.environment import capture_environment
 from dsv4kv.runs.parts import Moment, Part, RunId
@@ -76,13 +69,13 @@ def hash_points(configs: Sequence[dict[str, Any]], hashed: Container[str | None]
 
     A calibration may be stored by its name. Of ``hashed`` files there is a digest elsewhere.
     """
-    folder, files = user_calibrations(), dict[str, str]()
+    folder, named = files.user_calibrations(), dict[str, str]()
     for text in sorted(set(_texts([*configs]))):
         name = text.partition(":")[0]  # of FILE.py:FUNCTION
         for path in (name, str(folder and folder / f"{name}.yaml")):
             if text not in hashed and os.path.isfile(path):  # noqa: PTH113 (of any text)
-                files[path] = hash_file(path)
-    return digest(whole_json({"points": list(configs), "files": files}))
+                named[path] = files.hash_file(path)
+    return digest(files.whole_json({"points": list(configs), "files": named}))
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -116,7 +109,7 @@ class Points:
 
     def keep(self, number: int, case: Case) -> None:
         """Append a finished point, on disk when this returns; raises ``RecordError``."""
-        line = json.dumps(whole_json(_Line(point=number, case=case).model_dump(mode="json")))
+        line = json.dumps(files.whole_json(_Line(point=number, case=case).model_dump(mode="json")))
         try:
             with self.path.open("ab") as file:
                 file.write(f"{line}\n".encode())
@@ -150,7 +143,7 @@ def find_points(run: str, out: Path) -> Path:
 def read_points(path: Path) -> Points:
     """Read a sweep's file; raises ``RecordError`` if what was asked cannot be read."""
     try:
-        first, *lines = read_document(path).splitlines()
+        first, *lines = files.read_document(path).splitlines()
         points = Points(path, Asked.model_validate_json(first))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no sweep of this dsv4kv"
@@ -167,15 +160,15 @@ def open_points(
     path: Path, asked: Asked, points: Sequence[tuple[dict[str, Any], dict[str, Any]]]
 ) -> Points:
     """Begin a sweep's file, or resume the one that is there; raises ``RecordError``."""
-    asked = Asked.model_validate(whole_json(asked.model_dump()))
+    asked = Asked.model_validate(files.whole_json(asked.model_dump()))
     try:
         if path.exists():
             if not path.read_bytes().endswith(b"\n"):
                 with path.open("ab") as file:
                     file.write(b"\n")
         else:
-            make_folder(path.parent)
-            with replacing(path) as file:
+            files.make_folder(path.parent)
+            with files.replacing(path) as file:
                 file.write(f"{asked.model_dump_json()}\n".encode())
     except OSError as error:
         raise RecordError(f"{path} cannot be written ({error.strerror}).") from None
@@ -189,7 +182,7 @@ def open_points(
                 "begin a new sweep."
             )
     for number, case in found.cases.items():
-        wanted = whole_json(list(points[number])) if number in range(len(points)) else None
+        wanted = files.whole_json(list(points[number])) if number in range(len(points)) else None
         if [case.axis, case.config] != wanted or case.launch:
             raise RecordError(
                 f"{path} has a line of point {number} that is none of this sweep: remove it, "

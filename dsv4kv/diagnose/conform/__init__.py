@@ -11,7 +11,6 @@ An operation is its name and numbers, as a driver in ``dsv4kv/diagnose/conform/d
 """
 
 import json
-import os
 import random
 import sys
 from collections import Counter
@@ -19,8 +18,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from io import TextIOWrapper
 from math import ceil
 from pathlib import Path
+from subprocess import PIPE
 from typing import IO, Any
 
 from dsv4kv.diagnose.conform.driven import PAGE
@@ -172,10 +173,7 @@ def draw_sglang(draw: random.Random, traits: Traits) -> Sequence:
     return _operate(draw, settings, longest, served=served)
 
 
-DRAWN: dict[str, Callable[[random.Random, Traits], Sequence]] = {
-    "vllm": draw_vllm,
-    "sglang": draw_sglang,
-}
+DRAWN = {"vllm": draw_vllm, "sglang": draw_sglang}
 """How sequences are drawn, by engine."""
 
 
@@ -310,27 +308,25 @@ def drive(engine: str, python: str | None = None, package: Path | None = None) -
         raise PeerUnavailable(
             f"{package} holds no folder {engine}: name the one that the package is in."
         )
-    questions, given = os.pipe()
-    answered, answers = os.pipe()
     start = _START.format(folder=str(Path(__file__).parent))
-    where = str(package.resolve()) if package else ""
-    ask, command = os.fdopen(given, "w"), [program, "-c", start, engine, where, str(questions)]
-    with os.fdopen(answered, errors="replace") as hear:
-        child = Child(command, stdout=answers, pass_fds=(questions,))
-        os.close(questions)
-        os.close(answers)
-        try:
-            yield Driven(engine, ask, hear)
-        except _Undriven as error:
-            raise PeerUnavailable(
-                f"{engine} cannot be checked with {program}: {error}. Take the Python of an "
-                f"environment in which {engine} is installed (--python), or a folder with its "
-                "package (--package)."
-            ) from None
-        finally:
-            child.kill()
-            with suppress(BrokenPipeError):
-                ask.close()
+    command = [program, "-c", start, engine, str(package.resolve()) if package else ""]
+    child = Child(command, stdin=PIPE, stdout=PIPE)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    ask, hear = TextIOWrapper(child.stdin), TextIOWrapper(child.stdout, errors="replace")
+    try:
+        yield Driven(engine, ask, hear)
+    except _Undriven as error:
+        raise PeerUnavailable(
+            f"{engine} cannot be checked with {program}: {error}. Take the Python of an "
+            f"environment in which {engine} is installed (--python), or a folder with its "
+            "package (--package)."
+        ) from None
+    finally:
+        child.kill()
+        with suppress(BrokenPipeError):
+            ask.close()
+        hear.close()
 
 
 SHORT, STUBBORN = 20, 5

@@ -212,10 +212,9 @@ def serve(driver: Any, folder: str | None, given: Iterable[str], answers: IO[str
 
 
 def main() -> None:
-    """``python -c "...main()" ENGINE FOLDER FD``: questions come by a file descriptor."""
-    name, folder, questions = sys.argv[1:]
+    """``python -c "...main()" ENGINE FOLDER``: questions come on standard input."""
+    name, folder = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what an engine prints is no answer
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
-    with os.fdopen(int(questions)) as given:
-        serve(import_module(f"{__package__}.{name}"), folder or None, given, answers)
+    serve(import_module(f"{__package__}.{name}"), folder or None, sys.stdin, answers)

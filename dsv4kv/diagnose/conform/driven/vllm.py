@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: F401, B905
+# ruff: noqa: F401, B905, I001
 # It runs in the engine's environment, where nothing is typed.
 """vLLM's own scheduler and cache manager with DeepSeek-V4's groups, driven by operations.
 
@@ -15,15 +15,7 @@ from functools import cache
 from types import SimpleNamespace
 
 from . import (
-    PAGE,
-    Broken,
-    Operated,
-    add_absent,
-    check_free,
-    find_package,
-    name_parts,
-    note,
-    spell,
+    PAGE, Broken, Operated, add_absent, check_free, find_package, name_parts, note, spell,
 )  # fmt: skip
 
 NAME = "vllm"

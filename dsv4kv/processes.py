@@ -27,8 +27,7 @@ from dsv4kv.errors import ConfigError, Dsv4kvError
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
-OWN_TREE = Path(__file__).resolve().parents[1]
-"""The folder that this package is in."""
+OWN_TREE = Path(__file__).resolve().parents[1]  # the folder that this package is in
 
 _PR_SET_PDEATHSIG = 1
 # replaces itself by its arguments: what Popen calls after a fork is unsafe where threads are
@@ -275,12 +274,10 @@ def map_parallel(
 ) -> Generator[tuple[ItemT, ResultT]]:
     """Yield every item with its result, in order or as soon as that is there.
 
-    Of ``items``, twice as many as processes are taken ahead. ``jobs``: processes; None takes one
-    for each CPU of the Ray cluster at the address ``ray``, whose workers need this version of the
-    package and the files of this working folder; without it processes here.
-
-    Raises what ``work`` does, ``Dsv4kvError`` where a worker was killed, and ``ConfigError``
-    without Ray or a cluster.
+    Of ``items``, twice as many as processes are taken ahead. ``jobs``: processes here, or of the
+    Ray cluster at the address ``ray``, whose workers need this version of the package and the
+    files of this working folder; None takes one for each CPU. Raises what ``work`` does,
+    ``Dsv4kvError`` where a worker was killed, and ``ConfigError`` without Ray or a cluster.
     """
     # joblib imports numpy and pools, which only commands that work in parallel pay for
     from concurrent.futures.process import BrokenProcessPool

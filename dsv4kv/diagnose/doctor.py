@@ -26,8 +26,7 @@ class Check:
 
     topic: str  # ``machine``, ``software``, ``GPU`` or ``profilers``
     name: str  # what was looked at
-    status: Status
-    """``missing`` leaves something out, ``broken`` something that `dsv4kv bench` needs."""
+    status: Status  # ``missing`` leaves something out, ``broken`` something that bench needs
     found: str  # what is there
     enables: str  # what it is for
     advice: str | None = None  # what to do; None where nothing is to be done

@@ -12,10 +12,8 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config, inverse_frequencies
 from dsv4kv.model.formats import EntryFormat
 
-_AGREED = 0.25
-"""Rows of random content agree to 1 / √rows; from here on it is a request's own direction."""
-_FAST = 0.02
-"""Radians per position of the pairs that are looked at: slower ones turn alike everywhere."""
+_AGREED = 0.25  # rows of random content agree to 1 / √rows; from here on it is a direction
+_FAST = 0.02  # radians per position of the pairs that are looked at: slower ones turn alike
 _FAR = 8  # standard deviations
 
 FAULTS = {
@@ -184,8 +182,7 @@ class Comparison:
     rows: int  # logical rows that both have
     equal: int  # bit for bit
     differences: list[Difference]  # by kind, in the order of the first row
-    alone: tuple[int, int] = (0, 0)
-    """Rows that the first and the second hold behind the last of the other."""
+    alone: tuple[int, int] = (0, 0)  # rows of either behind the last of the other
 
 
 @dataclass(frozen=True)
@@ -240,10 +237,7 @@ def inspect(
 
 
 def compare(one: Inspection, other: Inspection, request: Request) -> Comparison:
-    """Two dumps by logical position.
-
-    Raises ``ConfigError`` if one is not recognised, or they hold different records.
-    """
+    """Two dumps by logical position; ``ConfigError`` if they hold different or unknown records."""
     records, rows = [], []
     for each in (one, other):
         if each.record is None:

@@ -32,8 +32,7 @@ _CLAUSE = r"(>=|<=|==|!=|>|<)(\d+(?:\.\d+){0,3})"
 _RELEASE = re.compile(r"v?(\d+(?:\.\d+){0,3})")
 _PLACES = 4
 
-Truth = bool | None
-"""Whether a condition holds; None where that is not known."""
+Truth = bool | None  # whether a condition holds; None where that is not known
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
 

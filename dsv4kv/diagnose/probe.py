@@ -15,8 +15,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.units import counted
 
 SHORT_TOKENS, FIRST_TOKENS, LONGEST_TOKENS = 1_000, 4_200, 40_000
-EDGES = (64, 128, 256, 4_096, 16_384)
-"""Sizes of blocks, retention intervals and chunks that engines have."""
+EDGES = (64, 128, 256, 4_096, 16_384)  # sizes of blocks, retention intervals and chunks
 INSIDE_TOKENS = (5_500, 6_500, 9_000, 13_900)
 """Where prompts part: no two intervals of a power of two leave the same hits at all of them."""
 _TRIALS, _OUTPUTS = 6, 8
@@ -226,7 +225,6 @@ def edges(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
 
 
 _RETAIN = "vLLM: --prefix-cache-retention-interval 4096; SGLang: keep windows dense"
-_NTH = {2: "second", 3: "third", 4: "fourth"}
 
 
 def branches(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
@@ -242,11 +240,11 @@ def branches(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         yield undecided("branches", "the server takes no prompts that are long enough")
     elif not any(hits.values()):
         times = [q.hit(parted + q.draw(rest, ending), len(parted)) for ending in (2, 3)]
-        when = next((n for n, tokens in enumerate(times, start=3) if tokens), None)
         said = "a prompt that parts in the middle of another never hits"
-        if when is not None:
-            said = f"a prompt that parts in the middle of others hits from the {_NTH[when]} on"
-        yield Conclusion("branches", said, 0 if when else "never", advice=_RETAIN)
+        if any(times):
+            nth = "third" if times[0] else "fourth"
+            said = f"a prompt that parts in the middle of others hits from the {nth} on"
+        yield Conclusion("branches", said, 0 if any(times) else "never", advice=_RETAIN)
     else:
         yield _inside(hits, known)
 

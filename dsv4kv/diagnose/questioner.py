@@ -26,21 +26,17 @@ from dsv4kv.record.usage import counts_of
 if TYPE_CHECKING:
     from dsv4kv.record.http import Answer as Response
 
-Prompt = tuple[int, ...]
-"""Token ids."""
-KEYS = ("DSV4KV_API_KEY", "OPENAI_API_KEY")
-"""Variables of the environment that may hold the key, in order."""
+Prompt = tuple[int, ...]  # token ids
+KEYS = ("DSV4KV_API_KEY", "OPENAI_API_KEY")  # variables that may hold the key, in order
 _LIKELIEST = 5
 _ASKED_S, _FIRST_S = 10.0, 60.0
 _LINE_BYTES = 2**19  # of an event: one or a few tokens
 _MOST_TOKENS = 1_000  # with log-probabilities, and no more than an event adds
 _BUSY = {429, 503}
-_PATIENCE_S = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""How long a server that is busy is left alone, each time; longer where it asks for it."""
+_PATIENCE_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # that a busy server is left alone, if it asks no more
 _FIRST_ID, _IDS = 1024, 2**14
 """Ordinary tokens: of every vocabulary, and behind the special ones that come first."""
-_ENDINGS = 8
-"""Ends that differ from one another at their first token."""
+_ENDINGS = 8  # ends that differ from one another at their first token
 
 
 class Unreachable(StoreUnavailable):

@@ -29,11 +29,9 @@ from dsv4kv.units import cut
 
 Bytes = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
-Tensor = tuple[Bytes, tuple[int, ...]]
-"""Its bytes and its sizes."""
+Tensor = tuple[Bytes, tuple[int, ...]]  # its bytes and its sizes
 
-MOST_BYTES = 2**36
-"""The largest tensor that is looked at: it is mapped, and read page by page."""
+MOST_BYTES = 2**36  # the largest tensor that is looked at: it is mapped, and read page by page
 _MOST_HEADER = 2**24
 _MOST_NPY_HEADER = 2**16
 _MOST_DIMS = 32
@@ -204,8 +202,7 @@ def read_table(path: Path, pages: int) -> NDArray[np.int64]:
     return table
 
 
-SURE = 0.75
-"""Share of the nonzero rows that must fit a record for it to be recognised."""
+SURE = 0.75  # share of the nonzero rows that must fit a record for it to be recognised
 _FEWEST_ROWS = 4
 _FEWEST_SIGNS = 0.2
 _SAMPLED_PAGES = 128

@@ -51,8 +51,7 @@ _OTHER_MODEL = re.compile(
 _V4_PARSER = re.compile(r"deepseek[-_]?v4(?![.\d])", re.IGNORECASE)
 _GPU_NAME = re.compile(r"NVIDIA (?:RTX )?([A-Z]{1,3}\d{2,4}(?:-3e)?)")
 _MODEL_NAME = re.compile(r"(?i)DeepSeek-?V[\d.]+(?:-?(?:Flash|Pro))?")
-_UNTAGGED = (0, 1)
-"""Of vLLM: the version of builds from no tag, whatever they were built from."""
+_UNTAGGED = (0, 1)  # of vLLM: the version of builds from no tag, whatever they were built from
 _ECHO = re.compile(r"non-default args: (\{.*)|\b(ServerArgs\(.*)")
 _PAIR = re.compile(
     r"(?<!\w)['\"]?(\w+)['\"]?\s*[:=]\s*"
@@ -72,11 +71,11 @@ class Subject:
     variables: Mapping[str, str] | None = field(default_factory=dict)
     """The environment, as far as a command sets it; None of a log, which is silent."""
     inputs: Mapping[str, str] | None = None  # what of ours the flags mean
-    fields: Mapping[str, str] = field(default_factory=dict)
-    """Of a result: its fields, and what follows from them."""
+    fields: Mapping[str, str] = field(default_factory=dict)  # of a result, with what follows
     text: str = ""  # what is searched for lines
-    model: str | None = None
-    """A preset, ``v4`` where no more is known, ``other`` for another family."""
+    model: str | None = (
+        None  # a preset, ``v4`` where no more is known, ``other`` for another family
+    )
     arch: str | None = None  # what the GPU's kernels are compiled for
 
 
@@ -328,8 +327,7 @@ def _literal(text: str) -> Any:
     return text
 
 
-_EVEN = 0.02
-"""Prompts that differ less in length are random tokens: only their text is tokenized again."""
+_EVEN = 0.02  # prompts that differ less in length are random: only their text is tokenized again
 
 
 def facts_of(run: Mapping[str, Any], same: Mapping[str, Any] | None = None) -> dict[str, str]:

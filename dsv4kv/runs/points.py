@@ -214,8 +214,7 @@ class Sweep:
         return self.jobs != 1 or self.ray is not None
 
 
-HERE = Sweep()
-"""One point after the other, none of them kept."""
+HERE = Sweep()  # one point after the other, none of them kept
 
 
 def run_points(

@@ -295,16 +295,13 @@ Column = Sequence[Value | None] | None
 class WindowState:
     """The machine during a window; None where it was not recorded."""
 
-    sm_clock_mhz: tuple[Value, Value] | None = None
-    """Lowest and highest clock of the multiprocessors."""
+    sm_clock_mhz: tuple[Value, Value] | None = None  # lowest and highest of the SMs
     memory_clock_mhz: tuple[Value, Value] | None = None  # likewise the memory's
-    limits: dict[str, float] = field(default_factory=dict)
-    """What held clocks down, and for which share of the time."""
+    limits: dict[str, float] = field(default_factory=dict)  # share of time by what held clocks
     power_w: float | None = None  # mean power
     temperature_c: Value | None = None  # highest temperature
     other_processes: Value | None = None  # most other processes that computed on the GPU at once
-    cpu_mhz: tuple[Value, Value] | None = None
-    """Lowest and highest clock of the CPU that the run was on."""
+    cpu_mhz: tuple[Value, Value] | None = None  # lowest and highest of the CPU it ran on
     other_cpus: float | None = None  # CPUs that others kept busy, in the mean
 
     @property

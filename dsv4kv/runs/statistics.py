@@ -27,8 +27,7 @@ class Estimate:
 
     value: float  # the number
     half_width: float | None  # half of the interval, or its longer arm; None where it is unknown
-    arms: tuple[float, float] | None = None
-    """How far it reaches below and above the value; None where that is the same."""
+    arms: tuple[float, float] | None = None  # its reach below and above; None if the same
 
     @property
     def is_lopsided(self) -> bool:
@@ -48,10 +47,8 @@ class Summary:
     minimum: float  # smallest sample
     maximum: float  # largest sample
     total: float  # sum of the samples
-    outliers: int
-    """Samples beyond the Tukey fences (1.5 IQR outside the quartiles); none is dropped."""
-    percentiles: dict[float, float]
-    """Percentiles 50, 90, 99 and 99.9 with at least ten samples beyond."""
+    outliers: int  # samples beyond the Tukey fences (1.5 IQR outside the quartiles), all kept
+    percentiles: dict[float, float]  # 50, 90, 99 and 99.9 with at least ten samples beyond
 
     @property
     def estimate(self) -> Estimate:
@@ -95,14 +92,10 @@ def estimate_rate(amounts: Sequence[float], durations: Sequence[float]) -> Estim
     A median of per-call rates would let many small calls outvote the few that move the bytes.
     The uncertainty, of a ratio estimator: with residuals r = amount - rate * duration, the
     standard error is sqrt(n / (n - 1) * sum(r^2)) / total time (W. G. Cochran, Sampling
-    Techniques, 6.4), times Student's t for a 95 % interval.
-
-    Returns None if no time passed; below six calls there is no half-width. Raises ``ValueError``
-    where there is not one duration per amount.
+    Techniques, 6.4), times Student's t for a 95 % interval; unknown below six calls. None if no
+    time passed.
     """
     work, time = np.asarray(amounts, np.float64), np.asarray(durations, np.float64)
-    if len(work) != len(time):
-        raise ValueError(f"{len(work)} amounts for {len(time)} durations")
     total, n = float(time.sum()), len(time)
     if not total:
         return None
@@ -143,8 +136,7 @@ def _factors(estimate: Estimate) -> tuple[float, float]:
 def _median_interval(ordered: NDArray[np.float64]) -> tuple[float, float] | None:
     """Ends of the median's interval, two order statistics; None below six samples.
 
-    The k-th smallest is above the median only if fewer than k samples are below it, and that
-    count is binomial(n, 1/2) whatever the distribution.
+    Fewer than k samples are below the median with binomial(n, 1/2), whatever the distribution.
     """
     n = len(ordered)
     log_factorial = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, n + 1)))))

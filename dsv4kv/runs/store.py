@@ -25,8 +25,7 @@ from dsv4kv.runs.parts import Moment, Part, RunId
 from dsv4kv.runs.schema import SCHEMA_VERSION, RunRecord
 
 DIGEST = "content_sha256"
-POINTS = ".points.jsonl"
-"""Ends the name of the file of finished points of an unfinished sweep, next to its record."""
+POINTS = ".points.jsonl"  # ends the name of an unfinished sweep's file, next to its record
 _MOST_INTEGER = 2**256  # whose square a float can hold
 _DROPPED = {
     "evicted_objects", "good_output_tokens", "orphaned_checkpoints", "read_ns", "read_operations",

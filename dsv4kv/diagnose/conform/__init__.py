@@ -94,10 +94,9 @@ def draw_operations(
 def shrink(
     sequence: Sequence, broken: Callable[[Sequence], bool], patience: int = 400
 ) -> Sequence:
-    """The shortest sequence that is found to be still broken.
+    """The shortest sequence that is found to be still broken, of ``patience`` that are tried.
 
-    Chunks are removed, first half of the operations, then smaller ones (ddmin). ``patience``:
-    how many shorter sequences are tried.
+    Chunks are removed, first half of the operations, then smaller ones (ddmin).
     """
     kept, tried = sequence.operations, 0
     size = max(1, len(kept) // 2)
@@ -114,8 +113,7 @@ def shrink(
     return replace(sequence, operations=kept)
 
 
-Traits = Mapping[str, bool]
-"""Variants of the hit rules that an engine's version has."""
+Traits = Mapping[str, bool]  # variants of the hit rules that an engine's version has
 _MODEL = "v4-flash"
 _LENGTH, _PROMPTS = 200, 16
 _SERVED = 4  # of so many sequences one has the hits of prompts one after the other
@@ -173,8 +171,7 @@ def draw_sglang(draw: random.Random, traits: Traits) -> Sequence:
     return _operate(draw, settings, longest, served=served)
 
 
-DRAWN = {"vllm": draw_vllm, "sglang": draw_sglang}
-"""How sequences are drawn, by engine."""
+DRAWN = {"vllm": draw_vllm, "sglang": draw_sglang}  # how sequences are drawn, by engine
 
 
 def _operate(
@@ -339,8 +336,7 @@ class Failure:
     """An invariant that broke."""
 
     kind: str  # which of ``INVARIANTS``
-    says: str
-    """What was seen: at the end of the shortest sequence, or at first if it did not repeat."""
+    says: str  # what was seen: at the end of the shortest, or at first if it did not repeat
     sequence: Sequence  # the shortest that was found; the first if it did not repeat
     found_after: int  # operations that had been done when it was first seen
     repeats: bool  # whether the invariant breaks each time that the sequence is asked
@@ -352,10 +348,8 @@ class Verdict:
 
     operations: int = 0  # operations done
     sequences: int = 0  # sequences they were in
-    failures: dict[str, Failure] = field(default_factory=dict)
-    """By invariant, the shortest of each that was found."""
-    broken: Counter[str] = field(default_factory=Counter)
-    """In how many sequences each invariant broke."""
+    failures: dict[str, Failure] = field(default_factory=dict)  # by invariant, the shortest
+    broken: Counter[str] = field(default_factory=Counter)  # sequences, by invariant that broke
 
 
 def conform(

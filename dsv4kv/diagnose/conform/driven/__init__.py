@@ -60,8 +60,7 @@ def bare_package(name: str, folder: str) -> None:
 
 
 PAGE = 256
-NOTED: dict[str, str] = {}
-"""By invariant, the first sentence about how it broke in the present sequence."""
+NOTED: dict[str, str] = {}  # by invariant, how it broke first in the present sequence
 
 
 class Broken(Exception):

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: B905, D102, F401, I001, PLR0402
+# ruff: noqa: B905, D102, F401, I001
 # It runs in the engine's environment, where nothing is typed.
 """SGLang's own unified radix tree and allocators with a window, driven by operations.
 
@@ -15,6 +15,7 @@ import inspect
 import sys
 from array import array
 from collections import deque
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Optional
 from unittest.mock import MagicMock
@@ -77,34 +78,31 @@ def _ceil_align(value, size):
 
 
 def _fill_in():
-    import sglang.srt.utils as utils
-    import sglang.srt.utils.common as common
-    import sglang.srt.utils.invariants as invariants
-    import sglang.srt.utils.rank_consensus_checker as ranks
-    import sglang.srt.platforms as platforms
-    import sglang.srt.session.streaming_session as session
-    import sglang.srt.runtime_context as context
-    import sglang.srt.mem_cache.allocator.page_interleave as interleave
-    import sglang.srt.disaggregation.kv_events as kv_events
-    import sglang.srt.layers.attention.dsv4.unified_kv_gate as ring
-    import sglang.kernels.ops.attention.dsv4.unified_kv_kernels.env_gate as old_ring  # to 0.5.22
+    """Give stand-ins the functions that are called, and switch off what a GPU has."""
 
+    def no(*_, **__):
+        return False
+
+    devices = dict.fromkeys(("is_npu", "is_hip", "is_cuda", "is_xpu", "is_cpu"), no)
+    checks = dict.fromkeys(("expect", "Invariant", "IsTrue"), lambda *_, **__: None)
+    ring = {"is_unified_kv_triton": no}
+    for module, names in {
+        "srt.utils": devices | {"get_bool_env_var": no},
+        "srt.utils.common": devices | {"ceil_align": _ceil_align},
+        "srt.utils.invariants": checks | {"Bucket": MagicMock()},
+        "srt.utils.rank_consensus_checker": {"rank_consensus": lambda *_, **__: lambda each: each},
+        "srt.session.streaming_session": {"is_virtual_node": no, "StreamingSession": _no_session},
+        "srt.mem_cache.allocator.page_interleave": {"page_interleave_shard_size": lambda _: 1},
+        "srt.layers.attention.dsv4.unified_kv_gate": ring,
+        "kernels.ops.attention.dsv4.unified_kv_kernels.env_gate": ring,  # to 0.5.22
+    }.items():
+        vars(import_module(f"sglang.{module}")).update(names)
+    kv_events = import_module("sglang.srt.disaggregation.kv_events")
     if not hasattr(kv_events, "__file__"):  # a stand-in
         kv_events.StorageMedium = MagicMock()
-    ring.is_unified_kv_triton = old_ring.is_unified_kv_triton = lambda: False
-    common.ceil_align = _ceil_align
-    for name in ("is_npu", "is_hip", "is_cuda", "is_xpu", "is_cpu"):
-        setattr(utils, name, lambda: False)
-        setattr(common, name, lambda: False)
-    utils.get_bool_env_var = lambda *_: False
-    invariants.expect = invariants.Invariant = invariants.IsTrue = lambda *_, **__: None
-    invariants.Bucket = MagicMock()
-    ranks.rank_consensus = lambda *_, **__: lambda function: function
-    platforms.current_platform.get_paged_allocator_cls = lambda: None
-    session.is_virtual_node = lambda _: False
-    session.StreamingSession = _no_session
-    interleave.page_interleave_shard_size = lambda _: 1
-    context.get_serving().strip_thinking_cache = False
+    platform = import_module("sglang.srt.platforms").current_platform
+    platform.get_paged_allocator_cls = lambda: None
+    import_module("sglang.srt.runtime_context").get_serving().strip_thinking_cache = False
 
 
 def _no_session(*_, **__):

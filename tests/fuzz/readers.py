@@ -46,13 +46,13 @@ class Reader:
     """A way to read files.
 
     Attributes:
-        commands: Command lines; FILE is the file's path.
+        commands: FILE is the file's path.
         make: Writes a good file into a folder and returns it.
         mutations: Ways to make it odd.
         name: Of the odd file.
     """
 
-    commands: Sequence[Sequence[str]]
+    commands: Sequence[str]
     make: Callable[[Path, Random], Path]
     mutations: Sequence[mt.Mutation]
     name: str = "odd.json"
@@ -155,14 +155,13 @@ def _recorded(stream: str) -> Reader:
             recording.write("notes", note)
         return folder / "recording" / f"{stream}.000000.jsonl"
 
-    against = ("--against", "--rule", "vllm", "--memory", "10GiB")
     return Reader(
         (
-            ("trace", "convert", "recording", "out.jsonl"),
-            ("trace", "info", "recording"),
-            ("replay", "recording", *against),
-            ("watch", "recording", "--seconds", "0"),
-            ("record", "recording", "--requests", "record/record.json", "--once", "--quiet"),
+            "trace convert recording out.jsonl",
+            "trace info recording",
+            "replay recording --against --rule vllm --memory 10GiB",
+            "watch recording --seconds 0",
+            "record recording --requests record/record.json --once --quiet",
         ),
         make,
         (mt.damage, mt.odd_json, mt.odd_json),
@@ -194,11 +193,11 @@ _COEFFICIENTS = yaml.safe_dump(
     yaml.safe_load((SHIPPED / "gpus" / "h200.yaml").read_text())["clock"]["fp4"]
 )
 _TRACE = (
-    ("trace", "info", "FILE"),
-    ("trace", "info", "FILE", "--json"),
-    ("trace", "convert", "FILE", "out.jsonl"),
-    ("trace", "mrc", "FILE", "--capacity", "1K,64K"),
-    ("replay", "FILE", "--out", "results"),
+    "trace info FILE",
+    "trace info FILE --json",
+    "trace convert FILE out.jsonl",
+    "trace mrc FILE --capacity 1K,64K",
+    "replay FILE --out results",
 )
 
 
@@ -250,39 +249,42 @@ ODD_KEYS = (
 )
 
 
+_ASKED: dict[str, Any] = {
+    "run_id": "a", "started_utc": "2026-11-23T03:00:00+00:00", "command": "replay",
+    "version": "0.1.0", "machine": None, "config_source": "default", "config_sha256": "c",
+    "overrides": [], "axes": ["prefix.policy=lru,lfu"], "traces_sha256": {}, "points_sha256": "e",
+    "count": 2,
+}  # fmt: skip
 READERS = {
     "record": Reader(
         (
-            ("report", "FILE"),
-            ("report", "FILE", "--json"),
-            ("report", "FILE", "--csv"),
-            ("compare", "FILE", "FILE"),
-            ("report", "list", "--folder", "."),
+            "report FILE",
+            "report FILE --json",
+            "report FILE --csv",
+            "compare FILE FILE",
+            "report list --folder .",
         ),
         _make_record,
         (with_digest, with_digest, with_digest, mt.damage, mt.odd_json),
     ),
-    "page": Reader((("report", "FILE", "--html", "page.html"),), _make_record, (with_digest,)),
+    "page": Reader(("report FILE --html page.html",), _make_record, (with_digest,)),
     "config": Reader(
-        (("config", "validate", "FILE"), ("config", "show", "FILE")),
-        _text(*_YAML),
-        (mt.damage, mt.odd_words, mt.odd_yaml),
-        "odd.yaml",
+        ("config show FILE",), _text(*_YAML), (mt.damage, mt.odd_words, mt.odd_yaml), "odd.yaml"
     ),
     "replay config": Reader(
-        (("replay", "none.jsonl", "--config", "FILE"),),
+        ("replay none.jsonl --config FILE",),
         _text(*_REPLAY),
         (mt.damage, mt.odd_words, mt.odd_yaml),
         "odd.yaml",
     ),
     "model": Reader(
-        (("budget", "--model", "FILE"), ("budget", "--model", "FILE", "--engine", "vllm:0.33")),
+        ("budget --model FILE", "budget --model FILE --engine vllm:0.33"),
         _text(json.dumps(HUGGING_FACE)),
         (mt.damage, mt.odd_json, mt.odd_json),
         "config.json",
     ),
     "log": Reader(
-        (("explain", "FILE"), ("explain", "FILE", "--json")),
+        ("explain FILE", "explain FILE --json"),
         _text(*(_lines(lines) for lines in (VLLM_0_26, VLLM_0_33, REFUSAL, SGLANG))),
         (mt.damage, mt.odd_words, mt.odd_words),
         "start.log",
@@ -294,68 +296,52 @@ READERS = {
         for name, text in SAMPLES.items()
     },
     "chrome": Reader(
-        (("profile", "FILE"), ("explain", "FILE")),
+        ("profile FILE", "explain FILE"),
         _make_chrome,
         (mt.damage, mt.odd_json, mt.odd_json, packed),
     ),
     "nsys": Reader(
-        (("profile", "FILE"),),
+        ("profile FILE",),
         _make_export,
         (mt.damage, in_database, in_database, in_database),
         "odd.sqlite",
     ),
     "command": Reader(
-        (("budget", "--command", "FILE"), ("lint", "FILE"), ("lint", "FILE", "--json")),
+        ("budget --command FILE", "lint FILE", "lint FILE --json"),
         _text(*(launch.text for launch in LAUNCHES)),
         (mt.damage, mt.odd_words, mt.odd_yaml),
         "serve.yaml",
     ),
     "results": Reader(
-        (
-            ("replay", "calibrate", "FILE", "--gpu", "h200", "--quiet"),
-            ("lint", "FILE"),
-            ("explain", "FILE"),
-        ),
+        ("replay calibrate FILE --gpu h200 --quiet", "lint FILE", "explain FILE"),
         _text(_RESULTS),
         (mt.damage, mt.odd_json, mt.odd_json),
         "runs.jsonl",
     ),
     **{f"recorded {stream}": _recorded(stream) for stream in STREAMS},
     "requests": Reader(
-        (("record", "recording", "--requests", "FILE", "--once", "--quiet"),),
+        ("record recording --requests FILE --once --quiet",),
         _text(*(path.read_text() for path in (_HERE / "record" / "logs").iterdir())),
         (mt.damage, mt.odd_json, mt.odd_words),
         "requests.log",
     ),
     "coefficients": Reader(
-        (("replay", "builtin:chat", "--quiet", "--set", "cost.calibration=./FILE"),),
+        ("replay builtin:chat --quiet --set cost.calibration=./FILE",),
         _text(_COEFFICIENTS),
         (mt.damage, mt.odd_words, mt.odd_yaml),
         "mine.yaml",
     ),
     "dump": Reader(
-        (
-            ("inspect", "FILE", "--entries", "64"),
-            ("inspect", "FILE", "--table", "FILE", "--ratio", "4"),
-        ),
+        ("inspect FILE --entries 64", "inspect FILE --table FILE --ratio 4"),
         _make_dump,
         (mt.damage, mt.damage, packed),
         "pages.npy",
     ),
-    "safetensors": Reader(
-        (("inspect", "FILE"),), _make_safetensors, (mt.damage,), "kv.safetensors"
-    ),
+    "safetensors": Reader(("inspect FILE",), _make_safetensors, (mt.damage,), "kv.safetensors"),
     "points": Reader(
-        (
-            ("report", "list", "--folder", "."),
-            ("replay", "--resume", "FILE", "--quiet"),
-        ),
-        _text(json.dumps({"run_id": "a", "started_utc": "2026-11-23T03:00:00+00:00",
-                          "command": "replay", "version": "0.1.0", "machine": None,
-                          "config_source": "default", "config_sha256": "c", "overrides": [],
-                          "axes": ["prefix.policy=lru,lfu"], "traces_sha256": {},
-                          "points_sha256": "e", "count": 2}), "\n", '{"point": 0, "case": {}}\n'),
+        ("report list --folder .", "replay --resume FILE --quiet"),
+        _text(json.dumps(_ASKED), "\n", '{"point": 0, "case": {}}\n'),
         (mt.damage, mt.odd_json),
         "a.points.jsonl",
     ),
-}  # fmt: skip
+}

@@ -16,7 +16,6 @@ PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
 _TAIL = (1 - CONFIDENCE) / 2
 _NORMAL_QUANTILE = 1.959964  # of 1 - _TAIL
-_TUKEY = 1.5
 _LOPSIDED = 2.0
 _FEWEST_SAMPLES = 6  # for an interval: the range of five covers the median in 93.75 % only
 
@@ -39,15 +38,13 @@ class Estimate:
 class Summary:
     """What the samples of one quantity say, in the unit of the samples."""
 
-    n: int  # number of samples, outliers included
+    n: int  # number of samples
     median: float  # middle of the samples
     ci_low: float | None  # lower end of the median's 95 % interval; None below six samples
     ci_high: float | None  # upper end of that interval
     iqr: float  # distance between the quartiles
     minimum: float  # smallest sample
     maximum: float  # largest sample
-    total: float  # sum of the samples
-    outliers: int  # samples beyond the Tukey fences (1.5 IQR outside the quartiles), all kept
     percentiles: dict[float, float]  # 50, 90, 99 and 99.9 with at least ten samples beyond
 
     @property
@@ -60,23 +57,18 @@ class Summary:
 
 
 def summarize(samples_ns: Sequence[float]) -> Summary:
-    """Summarize samples; quantiles interpolate linearly. ``ValueError`` without samples."""
-    if not len(samples_ns):
-        raise ValueError("no samples to summarize")
+    """Summarize one sample or more; quantiles interpolate linearly."""
     ordered = np.sort(np.asarray(samples_ns, dtype=np.float64))
     low, median, high = (float(q) for q in np.percentile(ordered, (25, 50, 75)))
-    fence = _TUKEY * (high - low)
     interval = _median_interval(ordered)
     return Summary(
         n=len(ordered),
         median=median,
-        ci_low=interval[0] if interval else None,
-        ci_high=interval[1] if interval else None,
+        ci_low=interval and interval[0],
+        ci_high=interval and interval[1],
         iqr=high - low,
         minimum=float(ordered[0]),
         maximum=float(ordered[-1]),
-        total=float(ordered.sum()),
-        outliers=int(np.sum((ordered < low - fence) | (ordered > high + fence))),
         # with ten samples beyond; in integers, as 100 - 99.9 is inexact
         percentiles={
             p: float(np.percentile(ordered, p))

@@ -10,12 +10,8 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
-
-DEFECT = 70
-"""Exit code after an unexpected error (EX_SOFTWARE of sysexits.h)."""
-
+INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
+DEFECT = 70  # exit code after an unexpected error (EX_SOFTWARE of sysexits.h)
 _LONGEST, _SHOWN = 8_000, 500  # characters of a sentence, and of both its ends where it is cut
 
 
@@ -118,14 +114,8 @@ def first_problem(errors: Sequence[Mapping[str, Any]]) -> str:
 def find_name(given: str, names: Sequence[str], what: str, otherwise: str = "") -> str:
     """The known name that was meant: case, spaces and underscores do not matter.
 
-    Args:
-        given: As typed.
-        names: Names that exist.
-        what: Kind of thing, for the sentence: ``GPU``.
-        otherwise: What else can be given, to end the sentence.
-
-    Raises:
-        ConfigError: No such name, or the start of several; names the nearest.
+    ``what``: kind of thing, for the sentence; ``otherwise`` ends it. Raises ``ConfigError`` for no
+    such name, or the start of several; names the nearest.
     """
     key = re.sub(r"[\s_]+", "-", given.strip().lower())
     if key in names:
@@ -165,9 +155,9 @@ def _mask_word(found: re.Match[str]) -> str:
 
 
 def mask_url(url: str) -> str:
-    """What a user gave as an address, without user, password, query and fragment.
+    """An address without user, password, query and fragment, also where it is wrong.
 
-    All before the last ``@`` may be a password: this is for what is wrong with it, too.
+    All before the last ``@`` may be a password.
     """
     scheme, mark, rest = url.rpartition("://") if url.count("://") == 1 else ("", "", url)
     _, at, place = rest.rpartition("@")

@@ -5,6 +5,7 @@ inside it in an installed wheel. A reader never waits: it opens regular files on
 """
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -33,8 +34,7 @@ def replacing(path: Path, mode: int = 0o666, *, follow: bool = False) -> Iterato
 
     It has no name before that where the system can do so (Linux, most file systems): a process
     that is killed leaves nothing. Elsewhere it is a neighbour of ``path``. A device or a pipe
-    stays and is written to. ``mode``: permissions, from which the umask takes away. ``follow``: a
-    link stays, too, and the file that it leads to is replaced.
+    stays and is written to, and with ``follow`` a link. ``mode`` is less the umask.
     """
     path = _behind_links(path) if follow else path
     if _is_special(path):
@@ -74,11 +74,12 @@ def check_file(path: Path) -> None:
         _check_place(path.parent)
 
 
-def check_folder(path: Path) -> None:
-    """Raise the ``OSError`` of files in a folder that may have to be made; writes nothing."""
+def check_folder(path: Path) -> Path:
+    """Where a folder is or will be made; raises the ``OSError`` that files in it would."""
     while not os.path.lexists(path) and path.name:
         path = path.parent
     _check_place(path)
+    return path
 
 
 def _check_place(folder: Path) -> None:
@@ -145,8 +146,7 @@ def _neighbour(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
-DOCUMENT_BYTES = 2**28
-"""The largest document that is held as a whole; a few times as much is needed to parse it."""
+DOCUMENT_BYTES = 2**28  # of a document that is held as a whole; parsing takes a few times that
 
 
 _MOST_VALUES = 2**24  # of a JSON text: 256 MiB of measured times have less
@@ -229,6 +229,12 @@ def read_document(path: Path, most_bytes: int = DOCUMENT_BYTES, *, packed: bool 
     return content
 
 
+def hash_file(path: Path | str) -> str:
+    """SHA-256 of a file's bytes; ``OSError``."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def read_json(path: Path, most_bytes: int = DOCUMENT_BYTES) -> Any:
     """Read a JSON document; raises as ``read_document`` and ``parse_json``."""
     try:
@@ -239,10 +245,7 @@ def read_json(path: Path, most_bytes: int = DOCUMENT_BYTES) -> Any:
 
 
 def check_parts(text: str) -> None:
-    """Raise ``Unparsable`` for a JSON text of millions of lists, each of 25 times its bytes.
-
-    And for one of more values than have room: each takes up to 20 times its bytes.
-    """
+    """Raise ``Unparsable`` for JSON of millions of lists or values: up to 25 times its bytes."""
     if len(text) > _MOST_VALUES and text.count(",") > _MOST_VALUES:
         raise Unparsable(f"JSON of over {_MOST_VALUES:,} values")
     if len(text) <= _MOST_PARTS or text.count("[") + text.count("{") <= _MOST_PARTS:

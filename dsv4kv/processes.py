@@ -27,8 +27,7 @@ from dsv4kv.errors import ConfigError, Dsv4kvError
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
-OWN_TREE = Path(__file__).resolve().parents[1]
-"""The folder that this package is in."""
+OWN_TREE = Path(__file__).resolve().parents[1]  # the folder that this package is in
 
 _PR_SET_PDEATHSIG = 1
 # replaces itself by its arguments: what Popen calls after a fork is unsafe where threads are
@@ -80,37 +79,26 @@ def run_bounded(
     Raises ``subprocess.TimeoutExpired`` where it was killed, as it ran longer or printed more than
     ``most_bytes``.
     """
-    program = find_program(command[0])
-    if program is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
-    with subprocess.Popen(
-        [program, *command[1:]],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        env=env,
-        process_group=0,
-    ) as process:
-        killed = Event()
+    child, killed = Child(command, stdout=subprocess.PIPE, stderr=stderr, env=env), Event()
 
-        def kill() -> None:
-            killed.set()
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    def kill() -> None:
+        killed.set()
+        child.signal(signal.SIGKILL)
 
-        timer = Timer(timeout_s, kill)
-        try:
-            timer.start()  # it waits for the thread, which an interrupt meanwhile leaves to us
-            assert process.stdout is not None
-            output = process.stdout.read(most_bytes + 1)
-            if len(output) > most_bytes:
-                kill()
-            code = process.wait()
-        except BaseException:
+    timer = Timer(timeout_s, kill)
+    try:
+        timer.start()  # it waits for the thread, which an interrupt meanwhile leaves to us
+        assert child.stdout is not None
+        with child.stdout as printed:
+            output = printed.read(most_bytes + 1)
+        if len(output) > most_bytes:
             kill()
-            raise
-        finally:
-            timer.cancel()
+        code = child.wait()
+    except BaseException:
+        kill()
+        raise
+    finally:
+        timer.cancel()
     if killed.is_set():
         raise subprocess.TimeoutExpired(command, timeout_s)
     return code, output.decode(errors="replace")
@@ -123,6 +111,7 @@ class Child:
         self,
         command: Sequence[str],
         *,
+        stdin: int = subprocess.DEVNULL,
         stdout: int | IO[bytes] = subprocess.DEVNULL,
         stderr: int | IO[bytes] = subprocess.DEVNULL,
         env: Mapping[str, str] | None = None,
@@ -131,17 +120,18 @@ class Child:
         """Start it, with options of ``subprocess.Popen``; ``OSError`` without such a program."""
         program = find_program(command[0])
         if program is None:
-            raise OSError(errno.ENOEXEC, "there is no such program", command[0])
+            raise FileNotFoundError(errno.ENOENT, "there is no such program", command[0])
         wrapper = [sys.executable, "-I", "-S", "-c", _ENDING_WITH_PARENT]
         self._process = subprocess.Popen(
             [*(wrapper if sys.platform == "linux" else []), program, *command[1:]],
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             env=env,
             pass_fds=pass_fds,
             process_group=0,
         )
+        self.stdin, self.stdout = self._process.stdin, self._process.stdout  # where they are pipes
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Exit code, negative for a signal; raises ``subprocess.TimeoutExpired``."""
@@ -284,12 +274,10 @@ def map_parallel(
 ) -> Generator[tuple[ItemT, ResultT]]:
     """Yield every item with its result, in order or as soon as that is there.
 
-    Of ``items``, twice as many as processes are taken ahead. ``jobs``: processes; None takes one
-    for each CPU of the Ray cluster at the address ``ray``, whose workers need this version of the
-    package and the files of this working folder; without it processes here.
-
-    Raises what ``work`` does, ``Dsv4kvError`` where a worker was killed, and ``ConfigError``
-    without Ray or a cluster.
+    Of ``items``, twice as many as processes are taken ahead. ``jobs``: processes here, or of the
+    Ray cluster at the address ``ray``, whose workers need this version of the package and the
+    files of this working folder; None takes one for each CPU. Raises what ``work`` does,
+    ``Dsv4kvError`` where a worker was killed, and ``ConfigError`` without Ray or a cluster.
     """
     # joblib imports numpy and pools, which only commands that work in parallel pay for
     from concurrent.futures.process import BrokenProcessPool
@@ -298,11 +286,11 @@ def map_parallel(
 
     if ray is None:
         backend, lost = "loky", BrokenProcessPool
-        task = partial(_run, work)
+        task = partial(_run, work, None)
         begin = {"initializer": begin_worker, "initargs": (os.getpid(),)}
     else:
         backend, lost = _connect(ray)
-        task = partial(_run_there, work, str(Path.cwd()), __version__)
+        task = partial(_run, work, (str(Path.cwd()), __version__))
         begin = {}
     count = -1 if jobs is None else jobs
     if jobs is not None and isinstance(items, Sized):
@@ -332,14 +320,12 @@ def begin_worker(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _run(work: Callable[[Any], Any], item: Any) -> tuple[Any, Any]:
-    return item, work(item)
-
-
-def _run_there(work: Callable[[Any], Any], folder: str, version: str, item: Any) -> Any:
-    if version != __version__:
-        raise RuntimeError(f"dsv4kv is {version} where it was asked, {__version__} here")
-    os.chdir(folder)
+def _run(work: Callable[[Any], Any], asked: tuple[str, str] | None, item: Any) -> tuple[Any, Any]:
+    """``asked``: the working folder and version of a run whose workers are on other machines."""
+    if asked and asked[1] != __version__:
+        raise RuntimeError(f"dsv4kv is {asked[1]} where it was asked, {__version__} here")
+    if asked:
+        os.chdir(asked[0])
     return item, work(item)
 
 

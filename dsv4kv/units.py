@@ -24,8 +24,7 @@ _QUANTITY = re.compile(
 
 _DURATION = re.compile(r"^\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([smh]?)\s*$", re.I | re.ASCII)
 
-MOST_POINTS = 4096
-"""Points of one sweep, whose configurations are all held."""
+MOST_POINTS = 4096  # points of one sweep, whose configurations are all held
 
 
 def check_points(values: Iterable[int]) -> None:

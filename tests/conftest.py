@@ -215,7 +215,7 @@ of a check has most of the property. ``make full`` tries every one."""
 @pytest.fixture
 def fresh_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     """Judge faults on a day of 2026: their rows are in doubt after a day that each names."""
-    from dsv4kv.diagnose.faults import table
+    from dsv4kv.diagnose import faults as table
 
     given, day = table.judge, date(2026, 11, 26)
     monkeypatch.setattr(table, "judge", lambda subjects, faults, _: given(subjects, faults, day))

@@ -8,15 +8,11 @@ import ast
 import json
 import subprocess
 import sys
-from collections import defaultdict
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
-from statistics import median
 
 PACKAGE = "dsv4kv"
-SHORT_LINES = 60
 STEP = ["bench", "smoke", "--set", "measure.verify_every=0"], ["ServingLoop._step"]
 """A command, and the function in it that is one step of the serving loop."""
 REPLAY = ["replay", "builtin:chat", "--set", "workload.limit=1", "--rule"]
@@ -69,36 +65,12 @@ class Module:
     def room(self) -> str:
         return [*self.name.split("."), PACKAGE][1]
 
-    @cached_property
-    def tree(self) -> ast.Module:
-        return ast.parse(self.text)
-
-    @property
-    def imports(self) -> set[str]:
-        """Everything of the package that it imports, wherever, as modules or what is in them."""
-        return {
-            name
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE)
-            for alias in node.names
-            for name in (str(node.module), f"{node.module}.{alias.name}")
-        }
-
-    @property
-    def functions(self) -> list[int]:
-        """Lines of every function."""
-        return [
-            (node.end_lineno or 0) - node.lineno + 1
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        ]
-
     def constructs(self, *names: str) -> bool:
         """Whether one of these is called."""
         return any(
             isinstance(node, ast.Call)
             and (getattr(node.func, "id", "") in names or getattr(node.func, "attr", "") in names)
-            for node in ast.walk(self.tree)
+            for node in ast.walk(ast.parse(self.text))
         )
 
 
@@ -110,20 +82,8 @@ def read_modules(folder: Path) -> list[Module]:
     ]
 
 
-def count_lonely(modules: list[Module]) -> tuple[int, int, int]:
-    """Short modules, those that only a module of their folder imports, and the lines of these."""
-    users: dict[str, set[str]] = defaultdict(set)
-    for module in modules:
-        for name in module.imports:
-            users[name].add(module.name)
-    short = [m for m in modules if m.lines < SHORT_LINES and not m.name.endswith("__init__")]
-    lonely = [
-        module
-        for module in short
-        if len(users[module.name]) == 1
-        and next(iter(users[module.name])).rpartition(".")[0] == module.name.rpartition(".")[0]
-    ]
-    return len(short), len(lonely), sum(module.lines for module in lonely)
+def count_lines(path: Path) -> int:
+    return len(path.read_text("utf-8").splitlines())
 
 
 def trace_calls(folder: Path, words: list[str], names: list[str]) -> list[list[str]]:
@@ -153,9 +113,6 @@ def count_changes(step: list[str]) -> int:
 def list_measures(folder: Path) -> list[tuple[str, str]]:
     """Every measure by name."""
     modules = read_modules(folder)
-    lengths = sorted(lines for module in modules for lines in module.functions)
-    ninetieth = lengths[len(lengths) * 9 // 10]
-    short, lonely, lonely_lines = count_lonely(modules)
     step = [step for step in trace_calls(folder, *STEP) if len(step) > 100][-1]
     rooms = {path.split("/")[0] for path in step}
     replays = [
@@ -163,15 +120,11 @@ def list_measures(folder: Path) -> list[tuple[str, str]]:
         for rule in RULES
     ]
     tables = {m.room for m in modules if m.constructs("Table", "new_table", "add_column")}
-    names = [module.name.rpartition(".")[2] for module in modules]
-    repeated = {name for name in names if names.count(name) > 1 and name != "__init__"}
     command_lines = sum(module.lines for module in modules if module.room == "cli")
     return [
         ("modules", f"{len(modules):,}"),
         ("lines", f"{sum(module.lines for module in modules):,}"),
-        (f"modules under {SHORT_LINES} lines", f"{short:,}"),
-        ("of them with one importer, in their folder", f"{lonely:,} with {lonely_lines:,} lines"),
-        ("lines of a function: median; 90 % up to", f"{median(lengths):.0f}; {ninetieth}"),
+        ("lines of tests", f"{sum(map(count_lines, (folder / 'tests').rglob('*.py'))):,}"),
         ("a decode step: files", f"{len(set(step)):,}"),
         ("a decode step: rooms", f"{len(rooms):,}"),
         ("a decode step: changes of room", f"{count_changes(step):,}"),
@@ -181,7 +134,6 @@ def list_measures(folder: Path) -> list[tuple[str, str]]:
         ),
         ("rooms in which tables are made", f"{len(tables)}: {', '.join(sorted(tables))}"),
         ("lines of cli", f"{command_lines:,}"),
-        ("file names that repeat", f"{len(repeated):,}"),
     ]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 from typer.testing import CliRunner
 
 from dsv4kv.cli import COMMANDS, Program, _take, app, load_command
@@ -82,6 +83,13 @@ def test_a_command_is_understood(
 
 def test_pages_are_free_of_phrases_that_are_hard_to_read() -> None:
     assert list(find(PAGES)) == []
+
+
+def test_the_site_leads_to_every_guide_and_to_nothing_else() -> None:
+    entries = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"]
+    named = sorted(page for entry in entries for page in entry.values())
+    docs = ROOT / "docs"
+    assert named == sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))
 
 
 def test_the_readme_tells_every_command() -> None:

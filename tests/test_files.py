@@ -272,3 +272,17 @@ def test_gzip_that_unpacks_to_very_much_is_refused_before_it_is(tmp_path: Path) 
 def test_a_sentence_that_quotes_very_much_is_cut() -> None:
     assert str(ConfigError("word " * 1_000)) == "word " * 1_000
     assert len(str(ConfigError("begin" + "x" * 10_000 + "end."))) < 1_100
+
+
+def test_the_cache_is_where_the_platform_has_caches_and_nowhere_without_a_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def nobody(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert files.user_cache() == tmp_path / "dsv4kv"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    assert files.user_cache() is None

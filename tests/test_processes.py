@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from dsv4kv.processes import Child, find_program, map_parallel, run_bounded
 from dsv4kv.replay.mrc.curves import Question, measure_trace
 from dsv4kv.traces.collect import load_paths
 from tests.process_tree import descendants, is_running
+from tests.record.sockets import wait_until
 
 SLEEP = (sys.executable, "-c", "import time; print('asleep', flush=True); time.sleep(600)")
 # one that starts another of its group and ends last
@@ -28,13 +27,6 @@ DEAF = (
         "print('deaf', flush=True)\ntime.sleep(600)"
     ),
 )
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_child_has_what_it_was_given_and_nothing_else(tmp_path: Path) -> None:
@@ -56,11 +48,11 @@ def test_a_child_has_what_it_was_given_and_nothing_else(tmp_path: Path) -> None:
 
 def test_signals_reach_the_whole_group() -> None:
     child = Child(FAMILY)
-    wait_for(lambda: descendants(child._process.pid))
+    wait_until(lambda: bool(descendants(child._process.pid)))
     family = [child._process.pid, *descendants(child._process.pid)]
     child.signal(signal.SIGINT)
     assert child.wait(120) == -signal.SIGINT
-    wait_for(lambda: not any(map(is_running, family)))
+    wait_until(lambda: not any(map(is_running, family)))
 
 
 def test_a_child_that_hears_nothing_can_be_killed() -> None:
@@ -96,7 +88,7 @@ def test_no_child_outlives_a_killed_process(command: tuple[str, ...]) -> None:
     left = descendants(process.pid)
     process.kill()
     process.communicate()
-    wait_for(lambda: not any(map(is_running, left)))
+    wait_until(lambda: not any(map(is_running, left)))
 
 
 def halve(number: int) -> int:

@@ -17,9 +17,8 @@ from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import prepare
 from dsv4kv.ops.launches import pages
 from dsv4kv.ops.launches.launch import most_blocks
-from dsv4kv.runs.part import Temperature
+from dsv4kv.runs.parts import MeasuredWindow, Temperature
 from dsv4kv.runs.schema import GpuFacts, Memcpy, Peak, PeakName
-from dsv4kv.runs.telemetry import MeasuredWindow
 
 
 @dataclass(frozen=True)

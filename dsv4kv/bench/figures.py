@@ -25,7 +25,7 @@ from dsv4kv.cache.step import Completed, Step
 from dsv4kv.ops.spec import OPERATIONS, READS
 from dsv4kv.ops.storage import PageStore
 from dsv4kv.ops.work import StepWork
-from dsv4kv.runs.part import Temperature
+from dsv4kv.runs.parts import Temperature
 from dsv4kv.runs.schema import NotMeasured, Operation
 
 _BLOCK_TOKENS = 128  # every compress ratio divides it

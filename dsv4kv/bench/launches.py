@@ -19,7 +19,7 @@ from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import DEFECT, INTERRUPTED, Dsv4kvError, RecordError
 from dsv4kv.files import temporary_folder
 from dsv4kv.processes import OWN_TREE, Child, python, with_package
-from dsv4kv.runs.assemble import as_options, begin_record
+from dsv4kv.runs.points import as_options, begin_record
 from dsv4kv.runs.schema import Launch, RunRecord
 from dsv4kv.runs.store import load_record
 

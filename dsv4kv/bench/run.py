@@ -29,8 +29,7 @@ from dsv4kv.ops.check import check_backend, foreign_scenes
 from dsv4kv.ops.registry import ResolvedBackend
 from dsv4kv.ops.spec import choose
 from dsv4kv.runs import schema as sc
-from dsv4kv.runs.assemble import Invocation, begin_record, end_record, make_case
-from dsv4kv.runs.points import run_points
+from dsv4kv.runs.points import Invocation, begin_record, end_record, make_case, run_points
 
 
 def describe_cache(

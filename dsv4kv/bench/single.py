@@ -28,7 +28,7 @@ from dsv4kv.model.schedule import AttentionType
 from dsv4kv.ops.check import check_again, check_scenes, foreign_scenes, read_by, turn_pages
 from dsv4kv.ops.scenes import scenes_of
 from dsv4kv.ops.spec import OPERATIONS, READS
-from dsv4kv.runs.assemble import make_case
+from dsv4kv.runs.points import make_case
 from dsv4kv.runs.schema import Case, Operation
 
 _SEEDS = 4  # random draws of every scene that is checked

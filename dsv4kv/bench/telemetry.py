@@ -16,9 +16,8 @@ from time import perf_counter_ns, sleep
 from typing import IO, Any, Self, TypeVar
 
 from dsv4kv.processes import python, with_package
-from dsv4kv.runs.part import Part
-from dsv4kv.runs.telemetry import GpuChecks, GpuSamples, HostSamples, MeasuredWindow
-from dsv4kv.runs.telemetry import Telemetry as TelemetryRecord
+from dsv4kv.runs.parts import GpuChecks, GpuSamples, HostSamples, MeasuredWindow, Part
+from dsv4kv.runs.parts import Telemetry as TelemetryRecord
 
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 """NVML's clock event reasons that make a sample worthless: hardware slowdown, thermal slowdown by

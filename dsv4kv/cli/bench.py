@@ -100,8 +100,7 @@ def bench(
 def _run_once(request: Request, *, quiet: bool) -> "tuple[RunRecord, Sweep]":
     from dsv4kv.bench.run import check_variants, run_bench
     from dsv4kv.config.load import expand_axes, load_config
-    from dsv4kv.runs.assemble import Invocation
-    from dsv4kv.runs.points import Sweep
+    from dsv4kv.runs.points import Invocation, Sweep
 
     loaded = load_config(request.config, request.overrides)
     cases = expand_axes(loaded, request.overrides, request.axes)

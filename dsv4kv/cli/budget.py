@@ -295,7 +295,7 @@ def _write_launch(
 
 def _without_faults(line: str, engine: str) -> str:
     """A launch line with the switches whose absence is a known fault of this version."""
-    from dsv4kv.diagnose.faults.table import judge, load_faults
+    from dsv4kv.diagnose.faults import judge, load_faults
     from dsv4kv.engines.flags import find_flag
 
     family = engine.partition(":")[0]
@@ -306,7 +306,7 @@ def _without_faults(line: str, engine: str) -> str:
     }
     if not switches:
         return line
-    from dsv4kv.diagnose.faults.subject import read_subjects
+    from dsv4kv.diagnose.subjects import read_subjects
 
     found = judge(read_subjects(line, engine), [*switches], date.today())
     return " ".join([line, *(switches[each.fault] for each in found if each.is_sure)])

@@ -92,8 +92,8 @@ def conform(
     as_json: bool = opt.AS_JSON,
 ) -> None:
     """Check an engine's cache manager: lost blocks, false hits, stuck requests."""
-    from dsv4kv.diagnose.conform.check import INVARIANTS, drive
-    from dsv4kv.diagnose.conform.check import conform as check
+    from dsv4kv.diagnose.conform import INVARIANTS, drive
+    from dsv4kv.diagnose.conform import conform as check
     from dsv4kv.view.checks import report_conformity
 
     with (
@@ -150,8 +150,8 @@ def lint(
     run. What depends on something unknown, a version or a model, is possible. Ends with
     1 if a fault is found for sure.
     """
-    from dsv4kv.diagnose.faults.subject import read_subjects
-    from dsv4kv.diagnose.faults.table import judge, load_faults
+    from dsv4kv.diagnose.faults import judge, load_faults
+    from dsv4kv.diagnose.subjects import read_subjects
     from dsv4kv.view.checks import report_findings
 
     subjects, faults = read_subjects(given, engine, gpu), load_faults()
@@ -201,9 +201,8 @@ def probe(
     how much is held, whether tiers are read back and whether cached answers are right; or says
     why it cannot be known. Ends with 1 if a fault is found, 5 if the server stops answering.
     """
-    from dsv4kv.diagnose.probe.client import OpenAiServer
-    from dsv4kv.diagnose.probe.experiments import SHORT_TOKENS, examine, fixed_tokens
-    from dsv4kv.diagnose.probe.questioner import Ledger, Questioner
+    from dsv4kv.diagnose.probe import FIXED_TOKENS, SHORT_TOKENS, examine
+    from dsv4kv.diagnose.questioner import Ledger, OpenAiServer, Questioner
     from dsv4kv.view.checks import probe_page
 
     ledger = Ledger(parse_count(tokens), parse_seconds(budget))
@@ -212,7 +211,7 @@ def probe(
             f"--tokens {tokens} --budget {budget}: a prompt that is sent twice takes "
             f"{3 * SHORT_TOKENS:,} tokens and a second at least."
         )
-    rule_tokens = min(fixed_tokens(), ledger.most_tokens)
+    rule_tokens = min(FIXED_TOKENS, ledger.most_tokens)
     spent = f"this asks for at most {ledger.most_tokens:,} tokens in {ledger.most_s:,.0f} s"
     if rule_tokens < ledger.most_tokens:
         spent += f": up to {rule_tokens:,} to learn the rule, the rest for the capacity"

@@ -21,7 +21,7 @@ from dsv4kv.units import format_bytes
 
 if TYPE_CHECKING:
     from dsv4kv.budget.gpus import Gpu
-    from dsv4kv.diagnose.faults.table import Finding as Fault
+    from dsv4kv.diagnose.faults import Finding as Fault
     from dsv4kv.engines.logs.explain import Explanation
     from dsv4kv.view.table import Part
 
@@ -121,8 +121,8 @@ class _Answer:
 def recognise(given: str) -> str:
     """What was given: ``log``, ``command``, ``profile`` or ``result``; raises ``ConfigError``."""
     from dsv4kv.budget.servers import find_launches
-    from dsv4kv.diagnose.faults.subject import as_path
-    from dsv4kv.diagnose.faults.subject import recognise as recognise_text
+    from dsv4kv.diagnose.subjects import as_path
+    from dsv4kv.diagnose.subjects import recognise as recognise_text
     from dsv4kv.profile.read import is_profile
 
     path = as_path(given)
@@ -163,8 +163,8 @@ def _save_stdin(path: Path) -> str:
 
 def _explain(kind: str, name: str, given: str, options: Mapping[str, str]) -> _Answer:
     """Sizes or times, and known faults; the reason where only faults are known."""
-    from dsv4kv.diagnose.faults.subject import read_subjects
-    from dsv4kv.diagnose.faults.table import judge, load_faults
+    from dsv4kv.diagnose.faults import judge, load_faults
+    from dsv4kv.diagnose.subjects import read_subjects
     from dsv4kv.view.checks import brief_findings
     from dsv4kv.view.table import Finding, Page
 

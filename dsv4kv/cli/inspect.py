@@ -11,7 +11,7 @@ from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dsv4kv.diagnose.dumps.faults import Inspection
+    from dsv4kv.diagnose.dumps import Inspection
 
 EPILOG = examples(
     "dsv4kv inspect pages.npy                                  which record, which faults",
@@ -40,8 +40,8 @@ def inspect(
 
     With two dumps: the first difference by position, and its kind.
     """
-    from dsv4kv.diagnose.dumps.faults import Request, compare
-    from dsv4kv.diagnose.dumps.faults import inspect as look
+    from dsv4kv.diagnose.dumps import Request, compare
+    from dsv4kv.diagnose.dumps import inspect as look
     from dsv4kv.model.presets import load_model
     from dsv4kv.view.console import open_console
     from dsv4kv.view.inspect import report_comparison, report_inspection

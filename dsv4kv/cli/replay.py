@@ -103,8 +103,7 @@ def replay(
     from dsv4kv.record.folder import is_recording
     from dsv4kv.replay.fleet.case import serve_point
     from dsv4kv.replay.run import run_replay
-    from dsv4kv.runs.assemble import Invocation
-    from dsv4kv.runs.points import Sweep
+    from dsv4kv.runs.points import Invocation, Sweep
     from dsv4kv.view.config import schema_table
     from dsv4kv.view.html import write_chart
     from dsv4kv.view.render import show

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 Moment = tuple[float, tuple[int, ...]]
-"""The time, and the values of the other columns of ``runs.replay.ReplaySeries``."""
+"""The time, and the values of the other columns of ``runs.parts.ReplaySeries``."""
 
 
 class Series:

@@ -1,6 +1,5 @@
 """Check a machine: parts found, their use, and how to get missing ones."""
 
-import os
 import re
 import shutil
 import tempfile
@@ -13,6 +12,7 @@ from typing import Any, Literal
 
 import psutil
 
+from dsv4kv import files
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.runs.environment import capture_environment
 from dsv4kv.units import format_bytes
@@ -26,8 +26,7 @@ class Check:
 
     topic: str  # ``machine``, ``software``, ``GPU`` or ``profilers``
     name: str  # what was looked at
-    status: Status
-    """``missing`` leaves something out, ``broken`` something that `dsv4kv bench` needs."""
+    status: Status  # ``missing`` leaves something out, ``broken`` something that bench needs
     found: str  # what is there
     enables: str  # what it is for
     advice: str | None = None  # what to do; None where nothing is to be done
@@ -70,7 +69,9 @@ def check_machine(environment: dict[str, Any], results: Path = Path("results")) 
     enables = "a CPU clock that does not fall between steps"
     yield Check(machine, "governor", status, found, enables, advice if slow else None)
 
-    available = _available_bytes()
+    available = None
+    with suppress(OSError, RuntimeError, ValueError):  # a container without /proc/meminfo
+        available = int(psutil.virtual_memory().available)
     sizes = ((environment["memory_bytes"], "in all"), (available, "available"))
     found = ", ".join(f"{format_bytes(size)} {word}" for size, word in sizes if size is not None)
     short = available is not None and available < _NEEDED_BYTES
@@ -89,20 +90,12 @@ def check_machine(environment: dict[str, Any], results: Path = Path("results")) 
     yield check
 
 
-def _available_bytes() -> int | None:
-    with suppress(OSError, RuntimeError, ValueError):  # a container without /proc/meminfo
-        return int(psutil.virtual_memory().available)
-    return None
-
-
 def check_folder(topic: str, name: str, folder: Path, enables: str, advice: str) -> Check:
     """Whether files can be kept in a folder, or in the one that it will be made in."""
-    there = folder
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+    try:
+        free = shutil.disk_usage(files.check_folder(folder)).free
+    except OSError:
         return Check(topic, name, "missing", f"{folder} cannot be written", enables, advice)
-    free = shutil.disk_usage(there).free
     found = f"{folder}, {format_bytes(free)} free"
     if free < _LEAST_DISK_BYTES:
         return Check(topic, name, "missing", found, enables, "free some space.")

@@ -9,7 +9,7 @@ import torch
 from dsv4kv.bench import predict
 from dsv4kv.bench.build import plan_from
 from dsv4kv.bench.device import CudaDevice, describe_gpu, find_device
-from dsv4kv.bench.predict import Card, Planned
+from dsv4kv.bench.predict import Card
 from dsv4kv.bench.run import run_case
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import load_config
@@ -67,7 +67,7 @@ def examine_gpu(settings: Sequence[str] = _SETTINGS) -> GpuReport:
     device, facts = find_device("cuda"), describe_gpu("cuda")
     if device is None:
         raise CudaUnavailable("doctor --check-gpu looks at a GPU, and device cuda is none here.")
-    configs = {name: _config([*settings, *own]) for name, own in STEPS.items()}
+    configs = {name: load_config("gpu", [*settings, *own]).config for name, own in STEPS.items()}
     scenes = scenes_of(plan_from(configs["engine"]), _SEED)
     wrong = [
         f"{each.operation} on {each.subject}: {each.problem}"
@@ -80,10 +80,6 @@ def examine_gpu(settings: Sequence[str] = _SETTINGS) -> GpuReport:
     checks = len(scenes) + sum(case.verification.checks for case in cases.values())
     rows = list(_list_rows(configs, cases, card))
     return GpuReport(card, wrong, checks, rows)
-
-
-def _config(settings: Sequence[str]) -> BenchConfig:
-    return load_config("gpu", settings).config
 
 
 def _card(name: str, device: CudaDevice, case: Case) -> Card:
@@ -113,31 +109,23 @@ def _list_rows(
     shown: set[tuple[str, str]] = set()
     for name, case in cases.items():
         step = predict.plan_step(configs[name], card, TOKENS)
+        timed = {
+            (each.name, each.layer_type): each.samples_ns
+            for each in reversed(case.operations)  # of two, the first
+            if each.temperature != "hot"
+        }
         for each in step:
             key = each.name, each.layer_type
             if each.name != "tables" and key not in shown:
-                yield _of_operation(each, case, card)
+                least = card.roofline_ns(each.bytes, each.flops) / 1e3
+                predicted, measured = each.ns(card) / 1e3, _us(timed.get(key, []))
+                yield Row(f"{each.name} {each.layer_type}", predicted, measured, least)
             shown.add(key)
         spans = next((e for e in case.latencies if e.name == "decode_graph_device"), None)
         predicted = sum(each.ns(card) for each in step) / 1e3
         least = sum(card.roofline_ns(each.bytes, each.flops) for each in step) / 1e3
         measured = _us(spans.samples_ns) if spans else None
         yield Row(f"{name} step, a graph", predicted, measured, least)
-
-
-def _of_operation(planned: Planned, case: Case, card: Card) -> Row:
-    found = next(
-        (
-            each.samples_ns
-            for each in case.operations
-            if (each.name, each.layer_type) == (planned.name, planned.layer_type)
-            and each.temperature != "hot"
-        ),
-        [],
-    )
-    least = card.roofline_ns(planned.bytes, planned.flops) / 1e3
-    name = f"{planned.name} {planned.layer_type}"
-    return Row(name, planned.ns(card) / 1e3, _us(found), least)
 
 
 def _us(samples_ns: Sequence[int]) -> float | None:

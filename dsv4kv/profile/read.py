@@ -1,6 +1,5 @@
 """Profiles read from files; a profiler's own file becomes a record, which is all to keep of it."""
 
-import hashlib
 import re
 import shlex
 import zlib
@@ -13,15 +12,15 @@ from typing import Any
 
 from dsv4kv import __version__
 from dsv4kv.errors import ProfileError
-from dsv4kv.files import open_regular, temporary_folder, unpack
+from dsv4kv.files import hash_file, open_regular, temporary_folder, unpack
 from dsv4kv.profile.kineto import read_kineto
 from dsv4kv.profile.launch import export_nsys, find_profiler
 from dsv4kv.profile.ncu import read_ncu
 from dsv4kv.profile.nsys import read_nsys
 from dsv4kv.profile.table import Rule, bounded_matching, build_table, shipped_rules
 from dsv4kv.profile.trace import STEP, Trace
-from dsv4kv.runs.assemble import make_case
-from dsv4kv.runs.profile import KernelTable, Profile
+from dsv4kv.runs.parts import KernelTable, Profile
+from dsv4kv.runs.points import make_case
 from dsv4kv.runs.quantities import Yardstick, yardsticks
 from dsv4kv.runs.schema import Environment, RunRecord
 from dsv4kv.runs.store import load_record, new_run_id
@@ -164,8 +163,7 @@ def record_of_profile(profile: Profile, path: Path, step: str, argv: Sequence[st
     assert profile.table is not None
     now = datetime.now(UTC)
     moment = now.isoformat(timespec="seconds")
-    with path.open("rb") as file:
-        content_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    content_sha256 = hash_file(path)
     steps = [] if step == STEP else ["--step", step]
     case = make_case(
         config={"name": path.name},

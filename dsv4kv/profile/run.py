@@ -30,8 +30,8 @@ from dsv4kv.profile.ncu import reader
 from dsv4kv.profile.read import read_profile
 from dsv4kv.profile.table import build_table, shipped_rules
 from dsv4kv.profile.trace import STEP
-from dsv4kv.runs.assemble import begin_record, end_record, make_case
-from dsv4kv.runs.profile import Profile
+from dsv4kv.runs.parts import Profile
+from dsv4kv.runs.points import begin_record, end_record, make_case
 from dsv4kv.runs.schema import Case, RunRecord
 from dsv4kv.runs.store import dumps, load_record, new_run_id
 

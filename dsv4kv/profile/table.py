@@ -30,7 +30,7 @@ from dsv4kv.profile.trace import (
     constant,
     split_rows,
 )
-from dsv4kv.runs.profile import (
+from dsv4kv.runs.parts import (
     CATEGORIES,
     OTHER,
     Category,

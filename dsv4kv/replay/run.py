@@ -17,10 +17,16 @@ from dsv4kv.replay.build import Replay, build_replay, forget_paths, read_request
 from dsv4kv.replay.clock.steps import ModelTimes
 from dsv4kv.replay.tier import Tier
 from dsv4kv.replay.tiers import Tiers
-from dsv4kv.runs import replay as rr
-from dsv4kv.runs.assemble import Invocation, as_options, begin_record, end_record, make_case
-from dsv4kv.runs.part import Part
-from dsv4kv.runs.points import run_points
+from dsv4kv.runs import parts as rr
+from dsv4kv.runs.parts import Part
+from dsv4kv.runs.points import (
+    Invocation,
+    as_options,
+    begin_record,
+    end_record,
+    make_case,
+    run_points,
+)
 from dsv4kv.runs.schema import CacheSummary, Case, Latency, RunRecord, Totals
 from dsv4kv.traces import resolve_trace, trace_sha256
 from dsv4kv.traces.request import Request

@@ -5,24 +5,27 @@ A process that is killed while it writes one leaves a line that is cut short: th
 again.
 """
 
-import hashlib
 import json
 import os
 import shlex
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal
 
 from pydantic import Field, StringConstraints
 
+from dsv4kv import files
+from dsv4kv.config.load import ConfigT, Loaded, Point
 from dsv4kv.errors import RecordError
-from dsv4kv.files import make_folder, read_document, replacing, user_calibrations, whole_json
 from dsv4kv.processes import map_parallel
-from dsv4kv.runs.part import Moment, Part, RunId
-from dsv4kv.runs.schema import Case
-from dsv4kv.runs.store import POINTS, digest, read_int
+from dsv4kv.runs.environment import capture_environment
+from dsv4kv.runs.parts import Moment, Part, RunId
+from dsv4kv.runs.schema import NOTHING_CHECKED, Case, Environment, GpuFacts, RunRecord
+from dsv4kv.runs.store import POINTS, digest, new_run_id, read_int
+from dsv4kv.traces import resolve_trace, trace_sha256
 
 Option = Annotated[str, StringConstraints(max_length=2**20)]
 
@@ -66,14 +69,13 @@ def hash_points(configs: Sequence[dict[str, Any]], hashed: Container[str | None]
 
     A calibration may be stored by its name. Of ``hashed`` files there is a digest elsewhere.
     """
-    folder, files = user_calibrations(), dict[str, str]()
+    folder, named = files.user_calibrations(), dict[str, str]()
     for text in sorted(set(_texts([*configs]))):
         name = text.partition(":")[0]  # of FILE.py:FUNCTION
         for path in (name, str(folder and folder / f"{name}.yaml")):
             if text not in hashed and os.path.isfile(path):  # noqa: PTH113 (of any text)
-                with open(path, "rb") as file:  # noqa: PTH123
-                    files[path] = hashlib.file_digest(file, "sha256").hexdigest()
-    return digest(whole_json({"points": list(configs), "files": files}))
+                named[path] = files.hash_file(path)
+    return digest(files.whole_json({"points": list(configs), "files": named}))
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -107,19 +109,17 @@ class Points:
 
     def keep(self, number: int, case: Case) -> None:
         """Append a finished point, on disk when this returns; raises ``RecordError``."""
-        line = json.dumps(whole_json(_Line(point=number, case=case).model_dump(mode="json")))
+        line = json.dumps(files.whole_json(_Line(point=number, case=case).model_dump(mode="json")))
         try:
             with self.path.open("ab") as file:
                 file.write(f"{line}\n".encode())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            kept = (
-                f"{len(self.cases):,} are finished and stay there"
-                if self.cases
-                else "none is kept"
-            )
-            go_on = "go on with --resume" if self.cases else "begin it again"
+            kept, go_on = "none is kept", "begin it again"
+            if self.cases:
+                kept = f"{len(self.cases):,} are finished and stay there"
+                go_on = "go on with --resume"
             raise RecordError(
                 f"{self.path} cannot be written ({error.strerror}). Of {self.asked.count:,} "
                 f"points {kept}: make room, or let it be written, and {go_on}."
@@ -143,7 +143,7 @@ def find_points(run: str, out: Path) -> Path:
 def read_points(path: Path) -> Points:
     """Read a sweep's file; raises ``RecordError`` if what was asked cannot be read."""
     try:
-        first, *lines = read_document(path).splitlines()
+        first, *lines = files.read_document(path).splitlines()
         points = Points(path, Asked.model_validate_json(first))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no sweep of this dsv4kv"
@@ -160,15 +160,15 @@ def open_points(
     path: Path, asked: Asked, points: Sequence[tuple[dict[str, Any], dict[str, Any]]]
 ) -> Points:
     """Begin a sweep's file, or resume the one that is there; raises ``RecordError``."""
-    asked = Asked.model_validate(whole_json(asked.model_dump()))
+    asked = Asked.model_validate(files.whole_json(asked.model_dump()))
     try:
         if path.exists():
             if not path.read_bytes().endswith(b"\n"):
                 with path.open("ab") as file:
                     file.write(b"\n")
         else:
-            make_folder(path.parent)
-            with replacing(path) as file:
+            files.make_folder(path.parent)
+            with files.replacing(path) as file:
                 file.write(f"{asked.model_dump_json()}\n".encode())
     except OSError as error:
         raise RecordError(f"{path} cannot be written ({error.strerror}).") from None
@@ -182,7 +182,7 @@ def open_points(
                 "begin a new sweep."
             )
     for number, case in found.cases.items():
-        wanted = whole_json(list(points[number])) if number in range(len(points)) else None
+        wanted = files.whole_json(list(points[number])) if number in range(len(points)) else None
         if [case.axis, case.config] != wanted or case.launch:
             raise RecordError(
                 f"{path} has a line of point {number} that is none of this sweep: remove it, "
@@ -214,8 +214,7 @@ class Sweep:
         return self.jobs != 1 or self.ray is not None
 
 
-HERE = Sweep()
-"""One point after the other, none of them kept."""
+HERE = Sweep()  # one point after the other, none of them kept
 
 
 def run_points(
@@ -253,3 +252,77 @@ def run_points(
         if not cases or not isinstance(error, KeyboardInterrupt):
             raise
     return [cases[number] for number in sorted(cases)]
+
+
+@dataclass(frozen=True)
+class Invocation(Generic[ConfigT]):
+    """How a run was asked for."""
+
+    argv: Sequence[str]  # the command line
+    loaded: Loaded[ConfigT]  # the configuration file with overrides applied
+    points: Sequence[Point[ConfigT]]  # of the sweep; one without axes
+    overrides: Sequence[str]  # ``a.b=c`` options, in effect
+    axes: Sequence[str]  # ``a.b=1,2`` options
+    sweep: Sweep = HERE  # how its points are done
+
+
+def as_options(overrides: Sequence[str], axes: Sequence[str]) -> list[str]:
+    """Words of a command line for settings and axes."""
+    options = [("--set", each) for each in overrides] + [("--axis", each) for each in axes]
+    return [word for option in options for word in option]
+
+
+def make_case(*, error: str | None = None, interrupted: bool = False, **known: Any) -> Case:
+    """A case with the given values alone; failed if there is an error."""
+    nothing: dict[str, Any] = {
+        "axis": {},
+        "status": "failed" if error else "incomplete" if interrupted else "complete",
+        "error": error,
+        "cache": None,
+        "totals": None,
+        "operations": [],
+        "latencies": [],
+        "memcpy": None,
+        "verification": NOTHING_CHECKED,
+    }
+    return Case(**nothing | known)
+
+
+def begin_record(
+    loaded: Loaded[Any],
+    trace: str | None,
+    *,
+    argv: Sequence[str],
+    reproduce: str,
+    gpu: GpuFacts | None = None,
+    sweep: Sweep | None = None,
+) -> dict[str, Any]:
+    """Fields of a record that are known before the run; raises ``TraceError``.
+
+    ``sweep`` that was begun before has its run's name and start.
+    """
+    started, kept = datetime.now(UTC), sweep.points if sweep else None
+    asked = kept.asked if kept else None
+    return {
+        "run_id": asked.run_id if asked else new_run_id(loaded.config.name, started),
+        "started_utc": asked.started_utc if asked else started.isoformat(timespec="seconds"),
+        "argv": list(argv),
+        "reproduce": reproduce,
+        "config_source": loaded.source,
+        "config_sha256": loaded.sha256,
+        "trace_source": trace,
+        "trace_sha256": trace_sha256(resolve_trace(trace)) if trace else None,
+        "seed": loaded.config.measure.seed,
+        "environment": Environment(**capture_environment(), gpu=gpu),
+    }
+
+
+def end_record(begun: dict[str, Any], cases: Sequence[Case], points: int = 1) -> RunRecord:
+    """The record of a run of ``points`` cases that has ended, maybe before its end."""
+    statuses = [case.status for case in cases] + ["incomplete"] * (len(cases) < points)
+    return RunRecord(
+        **begun,
+        ended_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        status=next((s for s in ("failed", "incomplete") if s in statuses), "complete"),
+        cases=list(cases),
+    )

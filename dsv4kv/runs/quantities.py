@@ -1,15 +1,16 @@
-"""What a record measured: operations and latencies, baselines of rates, shares of a step."""
+"""What a record measured: quantities, baselines of rates, shares of a step, a window's polls."""
 
 import json
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from dsv4kv.budget.gpus import gpu_names, load_gpu
+from dsv4kv.runs.parts import MeasuredWindow, Samples, Telemetry
 from dsv4kv.runs.schema import Case, GpuFacts, Operation, RunRecord
 from dsv4kv.runs.statistics import Estimate, estimate_rate, summarize
 
@@ -33,12 +34,8 @@ def swept(cases: Sequence[Case]) -> str:
 def axis_text(case: Case) -> str:
     """The swept settings of a case: ``block_tokens=256, concurrency=8``."""
     names = axis_names([case])
-    return ", ".join(f"{names[path]}={setting_text(v)}" for path, v in case.axis.items())
-
-
-def setting_text(value: Any) -> str:
-    """A setting as it is written in YAML: ``8``, ``true``, ``[0, 2]``, ``radix``."""
-    return value if isinstance(value, str) else json.dumps(value)
+    written = {path: v if isinstance(v, str) else json.dumps(v) for path, v in case.axis.items()}
+    return ", ".join(f"{names[path]}={text}" for path, text in written.items())
 
 
 @dataclass(frozen=True)
@@ -83,15 +80,10 @@ class Measured:
         return sum(self.bytes) / len(self.bytes) if self.bytes else 0.0
 
 
-def list_measured(record: RunRecord) -> list[Measured]:
-    """Every quantity that has samples, in the record's order."""
-    return [measured for case in record.cases for measured in measured_in(case)]
-
-
-def by_quantity(measured: Iterable[Measured]) -> dict[Quantity, list[Measured]]:
-    """The launches of every quantity together."""
+def by_quantity(record: RunRecord) -> dict[Quantity, list[Measured]]:
+    """Every quantity that has samples with its launches, in the record's order."""
     groups: dict[Quantity, list[Measured]] = {}
-    for each in measured:
+    for each in (measured for case in record.cases for measured in measured_in(case)):
         groups.setdefault(each.quantity, []).append(each)
     return groups
 
@@ -168,8 +160,7 @@ def allocated_bytes(case: Case) -> int | None:
 
 # ---- baselines of rates: plain copies on the same machine, in the same run
 
-COPIES = ("copy", "torch_copy")
-"""Peaks that read and write as much: with our own accesses, and with torch's."""
+_COPIES = ("copy", "torch_copy")  # with our own accesses, and with torch's
 
 
 @dataclass(frozen=True)
@@ -194,9 +185,9 @@ def yardsticks(case: Case) -> list[Yardstick]:
     found = [
         Yardstick(peak.name, peak.bytes, peak.samples_ns, peak.throttled) for peak in case.peaks
     ]
-    copies = [each for each in found if each.name in COPIES]
+    copies = [each for each in found if each.name in _COPIES]
     copies.sort(key=lambda each: -each.rate.value if each.rate else 0.0)
-    return [*copies, *(each for each in found if each.name not in COPIES)]
+    return [*copies, *(each for each in found if each.name not in _COPIES)]
 
 
 _MEMORY_WITHIN = 0.03  # a driver keeps a part of the memory, a product with more has 10 % more
@@ -205,18 +196,11 @@ _SIZE = re.compile(r"\d+gb")
 _SLOWER_MEMORY = "pcie"  # cards with the name and size of a module, and other memory
 
 
-def datasheet_gbps(gpu: GpuFacts) -> int | None:
-    """Memory bandwidth in GB/s; None rather than a guess."""
-    return _on_datasheet(gpu, "bandwidth_gbps")
+def on_datasheet(gpu: GpuFacts, figure: str) -> int | None:
+    """The figure on which all GPUs of the catalogue agree that this may be, or None.
 
-
-def datasheet_tflops(gpu: GpuFacts, *, fp8: bool) -> int | None:
-    """Dense rate of the tensor cores in TFLOP/s, of FP8 or bf16; None rather than a guess."""
-    return _on_datasheet(gpu, "fp8_tflops" if fp8 else "bf16_tflops")
-
-
-def _on_datasheet(gpu: GpuFacts, figure: str) -> int | None:
-    """The figure on which all GPUs of the catalogue agree that this may be."""
+    ``bandwidth_gbps``, or dense TFLOP/s of the tensor cores: ``fp8_tflops``, ``bf16_tflops``.
+    """
     words, found = set(_WORD.findall(gpu.name.lower())), set[int]()
     for known in map(load_gpu, gpu_names()):
         needed = {word for word in _WORD.findall(known.name) if not _SIZE.fullmatch(word)}
@@ -238,14 +222,12 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 """Operations of a decode step by kind, in the order of a step."""
 
-BOOKKEEPING = "bookkeeping"
-
 
 @dataclass(frozen=True)
 class StepShare:
     """What one kind of work takes of a decode step, of all layers held and all requests."""
 
-    kind: str  # one of ``KINDS``, or ``BOOKKEEPING``
+    kind: str  # one of ``KINDS``, or ``bookkeeping``
     bytes: float  # useful bytes, by the byte model
     ns: float  # time: the mean on a CPU, the sum of the operations' medians on a GPU
 
@@ -260,18 +242,13 @@ def step_shares(case: Case) -> list[StepShare]:
     for each in case.operations:
         calls, size, time_ns = per_step(case, each)
         if calls:
-            kind = kind_of(each.name)
+            kind = next((kind for kind, names in KINDS.items() if each.name in names), "write")
             share = found[kind]
             found[kind] = replace(share, bytes=share.bytes + size, ns=share.ns + time_ns)
     shares = [share for share in found.values() if share.ns]
     prepare = _samples(case, "prepare")
-    bookkeeping = StepShare(BOOKKEEPING, 0, sum(prepare) / len(prepare) if prepare else 0)
+    bookkeeping = StepShare("bookkeeping", 0, sum(prepare) / len(prepare) if prepare else 0)
     return [*shares, bookkeeping] if shares else []
-
-
-def kind_of(name: str) -> str:
-    """The kind of an operation, by its name."""
-    return next((kind for kind, names in KINDS.items() if name in names), "write")
 
 
 def per_step(case: Case, operation: Operation) -> tuple[float, float, float]:
@@ -291,3 +268,107 @@ def per_step(case: Case, operation: Operation) -> tuple[float, float, float]:
 
 def _samples(case: Case, name: str) -> Sequence[int]:
     return next((each.samples_ns for each in case.latencies if each.name == name), [])
+
+
+# ---- what a machine did during a window: polls joined to it by time
+
+REASONS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "thermal slowdown by software",
+    0x40: "thermal slowdown by hardware",
+    0x80: "power brake",
+    0x200: "board limit",
+    0x400: "voltage reliability",
+}
+"""NVML's clock event reasons that are limits; idle (0x1) and a user's clocks (0x2) are not."""
+
+_STEADY = 0.02  # a step of 15 MHz is 0.8 % of a clock: two are noise, more are a change
+_NEAR_NS = 400_000_000  # two of the seldom polls
+
+Value = int | float
+Column = Sequence[Value | None] | None
+
+
+@dataclass(frozen=True)
+class WindowState:
+    """The machine during a window; None where it was not recorded."""
+
+    sm_clock_mhz: tuple[Value, Value] | None = None  # lowest and highest of the SMs
+    memory_clock_mhz: tuple[Value, Value] | None = None  # likewise the memory's
+    limits: dict[str, float] = field(default_factory=dict)  # share of time by what held clocks
+    power_w: float | None = None  # mean power
+    temperature_c: Value | None = None  # highest temperature
+    other_processes: Value | None = None  # most other processes that computed on the GPU at once
+    cpu_mhz: tuple[Value, Value] | None = None  # lowest and highest of the CPU it ran on
+    other_cpus: float | None = None  # CPUs that others kept busy, in the mean
+
+    @property
+    def clock_moved(self) -> bool:
+        """Whether the multiprocessors' clock was not one and the same all the time."""
+        if self.sm_clock_mhz is None:
+            return False
+        low, high = self.sm_clock_mhz
+        return high - low > _STEADY * high
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether clocks were held down or moved."""
+        return bool(self.limits) or self.clock_moved
+
+
+def window_state(telemetry: Telemetry, window: MeasuredWindow) -> WindowState:
+    """Join what was polled to a window."""
+    gpu, checks, host = telemetry.gpu_samples, telemetry.gpu_checks, telemetry.host_samples
+    power_mw = _values(gpu, "power_mw", window)
+    reasons = [int(bits) for bits in _values(gpu, "reasons", window)]
+    counts = {name: sum(bool(bits & bit) for bits in reasons) for bit, name in REASONS.items()}
+    busy_ns = _growth(host, "machine_busy_ns", window)
+    own_ns = _growth(host, "own_cpu_ns", window)
+    return WindowState(
+        sm_clock_mhz=_range(_values(gpu, "sm_clock_mhz", window)),
+        memory_clock_mhz=_range(_values(gpu, "memory_clock_mhz", window)),
+        limits={name: n / len(reasons) for name, n in counts.items() if n},
+        power_w=sum(power_mw) / len(power_mw) / 1e3 if power_mw else None,
+        temperature_c=max(_values(gpu, "temperature_c", window), default=None),
+        other_processes=max(_values(checks, "other_processes", window), default=None),
+        cpu_mhz=_range(_values(host, "cpu_mhz", window)),
+        other_cpus=max(0.0, (busy_ns[0] - own_ns[0]) / busy_ns[1]) if busy_ns and own_ns else None,
+    )
+
+
+def _values(samples: Samples | None, column: str, window: MeasuredWindow) -> list[Value]:
+    """Values of the polls inside a window; where there are none, of the polls around it."""
+    series: Column = getattr(samples, column, None)
+    if samples is None or series is None:
+        return []
+    first = bisect_left(samples.at_ns, window.started_ns)
+    last = bisect_right(samples.at_ns, window.ended_ns)
+    if first < last:
+        return [value for value in series[first:last] if value is not None]
+    near = range(max(0, first - 1), min(last + 1, len(series)))
+    earliest, latest = window.started_ns - _NEAR_NS, window.ended_ns + _NEAR_NS
+    around = [series[i] for i in near if earliest <= samples.at_ns[i] <= latest]
+    return [value for value in around if value is not None]
+
+
+def _growth(
+    samples: Samples | None, column: str, window: MeasuredWindow
+) -> tuple[Value, int] | None:
+    """Growth of a counter between the polls around a window, and the ns between; None without."""
+    series: Column = getattr(samples, column, None)
+    if samples is None or series is None:
+        return None
+    before = bisect_right(samples.at_ns, window.started_ns) - 1
+    after = bisect_left(samples.at_ns, window.ended_ns)
+    if before < 0 or after >= len(series) or before == after:
+        return None
+    start, end = series[before], series[after]
+    if start is None or end is None:
+        return None
+    return end - start, samples.at_ns[after] - samples.at_ns[before]
+
+
+def _range(values: Sequence[Value]) -> tuple[Value, Value] | None:
+    return (min(values), max(values)) if values else None

@@ -6,13 +6,19 @@ away. Times are integer nanoseconds, sizes bytes, rates computed only when repor
 
 from typing import Any, Final, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from dsv4kv.model.schema import Sharing
-from dsv4kv.runs.part import Moment, Nanoseconds, Part, RunId, Temperature
-from dsv4kv.runs.profile import Profile
-from dsv4kv.runs.replay import ReplayResult
-from dsv4kv.runs.telemetry import Telemetry
+from dsv4kv.runs.parts import (
+    Moment,
+    Nanoseconds,
+    Part,
+    Profile,
+    ReplayResult,
+    RunId,
+    Telemetry,
+    Temperature,
+)
 
 SCHEMA_VERSION: Final = 2
 
@@ -23,12 +29,10 @@ class Operation(Part):
     """All calls of one operation on one kind of layer."""
 
     name: str = Field(description="Operation, as in ``dsv4kv.ops``: ``gather_topk``, …")
-    layer_type: str
-    """Attention type of its layers: ``swa``, ``csa`` or ``hca``."""
+    layer_type: str = Field(description="Attention of its layers: ``swa``, ``csa`` or ``hca``.")
     samples_ns: list[Nanoseconds] = Field(description="Duration of every timed call.")
     entries: list[int] = Field(description="Entries (rows, tokens) each timed call worked on.")
-    bytes: list[int]
-    """Useful bytes read and written by each, by the byte model."""
+    bytes: list[int] = Field(description="Useful bytes moved by each, by the byte model.")
     flops: list[int] = Field(default_factory=list)
     """Floating-point operations of each timed call's matrix products; empty without any."""
     temperature: Temperature | None = None
@@ -107,10 +111,8 @@ class CacheSummary(Part):
     pools: list[Pool] = Field(description="Every pool; empty when the run moved no data.")
 
 
-class Totals(Part):
+class Totals(Part, frozen=False):
     """What went through the cache; the only part that is filled while it runs."""
-
-    model_config = ConfigDict(frozen=False)
 
     requests: int = Field(description="Requests served to the end.")
     rejected: int = Field(description="Requests longer than the cache can hold, not served.")
@@ -118,12 +120,10 @@ class Totals(Part):
     output_tokens: int = Field(description="Tokens generated (accepted, with speculation).")
     drafted_tokens: int = Field(description="Draft tokens proposed.")
     rolled_back_tokens: int = Field(description="Draft tokens rolled back.")
-    resumed_tokens: int = 0
-    """Prompt tokens that were not processed again, as an earlier prompt began with them."""
+    resumed_tokens: int = Field(0, description="Prompt tokens that an earlier one computed.")
     placed_tokens: int = Field(0, description="Prompt tokens that were placed, not processed.")
     steps: int = Field(description="Steps run.")
-    steps_in_turns: int = 0
-    """Steps that were interleaved with another process, as ``compare --ab`` runs two."""
+    steps_in_turns: int = Field(0, description="Interleaved with another process, by ``--ab``.")
     wall_ns: int = Field(description="Time from first to last step, without checks.")
     peak_blocks: int = Field(description="Max blocks allocated, all tables together.")
     peak_rounding_bytes: int = Field(description="Held bytes beyond valid entries, at the peak.")
@@ -152,17 +152,14 @@ class Memcpy(Part):
 class Peak(Part):
     """What the memory of a GPU gives at best, in this run."""
 
-    name: PeakName
-    """What was done: a copy reads and writes every byte, with our own accesses or with torch's."""
+    name: PeakName = Field(description="A copy reads and writes all: our accesses or torch's.")
     bytes: int = Field(gt=0, description="Bytes read plus bytes written by one call.")
     samples_ns: list[Nanoseconds] = Field(description="Duration of every call.")
     throttled: int = Field(0, description="Samples dropped, as the GPU was throttled during them.")
 
 
-class Case(Part):
+class Case(Part, extra="ignore"):
     """One configuration's measurements; a sweep has several."""
-
-    model_config = Part.model_config | {"extra": "ignore"}  # older records have memory over time
 
     axis: dict[str, Any] = Field(description="Values of swept settings, empty without a sweep.")
     status: Literal["complete", "incomplete", "failed", "skipped"]
@@ -181,11 +178,9 @@ class Case(Part):
     backend_version: str | None = Field(None, description="Version of the package they come from.")
     cache: CacheSummary | None = Field(description="The cache; null if building failed.")
     totals: Totals | None = Field(description="What went through it; null if it never ran.")
-    operations: list[Operation]
-    """One row per operation and layer type; empty when the run moved no data."""
+    operations: list[Operation] = Field(description="By operation and layer type; empty if none.")
     latencies: list[Latency] = Field(description="Bookkeeping and steps.")
-    memcpy: Memcpy | None
-    """The baseline of rates on the CPU; null elsewhere, and when the run moved no data."""
+    memcpy: Memcpy | None = Field(description="Baseline of rates on the CPU; null elsewhere.")
     peaks: list[Peak] = Field(default_factory=list, description="The yardsticks on a GPU.")
     empty_kernel_ns: list[Nanoseconds] | None = None
     """What a kernel that does nothing takes in a chain of them: no operation on a GPU takes less
@@ -193,15 +188,11 @@ class Case(Part):
     not_measured: list[NotMeasured] = Field(default_factory=list)
     """Operations without a figure."""
     verification: Verification = Field(description="Checks against the reference.")
-    gathers_because: str | None = None
-    """Why decode steps gather, as a clause, where it was not asked for; null elsewhere."""
+    gathers_because: str | None = Field(None, description="Why steps gather, where not asked for.")
     launch: int = Field(0, description="Which of ``launches`` measured it.")
-    telemetry: Telemetry | None = None
-    """Telemetry of the machine during the run; null where that was not polled."""
-    profile: Profile | None = None
-    """Which kernels took the time; null where nothing was profiled."""
-    replay: ReplayResult | None = None
-    """What a replay in virtual time found; its latencies and totals are virtual too."""
+    telemetry: Telemetry | None = Field(None, description="Of the machine; null if not polled.")
+    profile: Profile | None = Field(None, description="Kernels' time; null if not profiled.")
+    replay: ReplayResult | None = Field(None, description="A replay's results, in virtual time.")
 
 
 class GpuFacts(Part):
@@ -225,8 +216,7 @@ class Environment(Part):
     memory_bytes: int | None = Field(description="Physical memory.")
     load_1min: float | None = Field(description="Load average when the run began.")
     governor: str | None = Field(description="CPU frequency governor.")
-    versions: dict[str, str | None]
-    """Versions of dsv4kv, torch, numpy, CUDA and driver; null where absent."""
+    versions: dict[str, str | None] = Field(description="Of dsv4kv, torch, numpy, CUDA, driver.")
     variables: dict[str, str] = Field(description="Variables that change speed, by allow-list.")
     git_sha: str | None = Field(description="Revision of the source tree, if run from one.")
     git_dirty: bool | None = Field(description="Whether that tree had uncommitted changes.")
@@ -242,9 +232,7 @@ class Launch(Part):
     status: Literal["complete", "incomplete", "failed", "crashed", "timeout", "out_of_memory"]
     """``failed``: a case did, or it was refused; the last three ended without a record."""
     error: str | None = Field(description="Why it is not complete.")
-    pair: str = ""
-    """Name that it shares with the launch whose steps were interleaved with its own; empty
-    alone."""
+    pair: str = Field("", description="Shared with the launch whose steps were interleaved.")
 
 
 class RunRecord(Part):

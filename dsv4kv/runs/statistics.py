@@ -16,7 +16,6 @@ PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
 _TAIL = (1 - CONFIDENCE) / 2
 _NORMAL_QUANTILE = 1.959964  # of 1 - _TAIL
-_TUKEY = 1.5
 _LOPSIDED = 2.0
 _FEWEST_SAMPLES = 6  # for an interval: the range of five covers the median in 93.75 % only
 
@@ -27,8 +26,7 @@ class Estimate:
 
     value: float  # the number
     half_width: float | None  # half of the interval, or its longer arm; None where it is unknown
-    arms: tuple[float, float] | None = None
-    """How far it reaches below and above the value; None where that is the same."""
+    arms: tuple[float, float] | None = None  # its reach below and above; None if the same
 
     @property
     def is_lopsided(self) -> bool:
@@ -40,18 +38,14 @@ class Estimate:
 class Summary:
     """What the samples of one quantity say, in the unit of the samples."""
 
-    n: int  # number of samples, outliers included
+    n: int  # number of samples
     median: float  # middle of the samples
     ci_low: float | None  # lower end of the median's 95 % interval; None below six samples
     ci_high: float | None  # upper end of that interval
     iqr: float  # distance between the quartiles
     minimum: float  # smallest sample
     maximum: float  # largest sample
-    total: float  # sum of the samples
-    outliers: int
-    """Samples beyond the Tukey fences (1.5 IQR outside the quartiles); none is dropped."""
-    percentiles: dict[float, float]
-    """Percentiles 50, 90, 99 and 99.9 with at least ten samples beyond."""
+    percentiles: dict[float, float]  # 50, 90, 99 and 99.9 with at least ten samples beyond
 
     @property
     def estimate(self) -> Estimate:
@@ -63,23 +57,18 @@ class Summary:
 
 
 def summarize(samples_ns: Sequence[float]) -> Summary:
-    """Summarize samples; quantiles interpolate linearly. ``ValueError`` without samples."""
-    if not len(samples_ns):
-        raise ValueError("no samples to summarize")
+    """Summarize one sample or more; quantiles interpolate linearly."""
     ordered = np.sort(np.asarray(samples_ns, dtype=np.float64))
     low, median, high = (float(q) for q in np.percentile(ordered, (25, 50, 75)))
-    fence = _TUKEY * (high - low)
     interval = _median_interval(ordered)
     return Summary(
         n=len(ordered),
         median=median,
-        ci_low=interval[0] if interval else None,
-        ci_high=interval[1] if interval else None,
+        ci_low=interval and interval[0],
+        ci_high=interval and interval[1],
         iqr=high - low,
         minimum=float(ordered[0]),
         maximum=float(ordered[-1]),
-        total=float(ordered.sum()),
-        outliers=int(np.sum((ordered < low - fence) | (ordered > high + fence))),
         # with ten samples beyond; in integers, as 100 - 99.9 is inexact
         percentiles={
             p: float(np.percentile(ordered, p))
@@ -95,14 +84,10 @@ def estimate_rate(amounts: Sequence[float], durations: Sequence[float]) -> Estim
     A median of per-call rates would let many small calls outvote the few that move the bytes.
     The uncertainty, of a ratio estimator: with residuals r = amount - rate * duration, the
     standard error is sqrt(n / (n - 1) * sum(r^2)) / total time (W. G. Cochran, Sampling
-    Techniques, 6.4), times Student's t for a 95 % interval.
-
-    Returns None if no time passed; below six calls there is no half-width. Raises ``ValueError``
-    where there is not one duration per amount.
+    Techniques, 6.4), times Student's t for a 95 % interval; unknown below six calls. None if no
+    time passed.
     """
     work, time = np.asarray(amounts, np.float64), np.asarray(durations, np.float64)
-    if len(work) != len(time):
-        raise ValueError(f"{len(work)} amounts for {len(time)} durations")
     total, n = float(time.sum()), len(time)
     if not total:
         return None
@@ -143,8 +128,7 @@ def _factors(estimate: Estimate) -> tuple[float, float]:
 def _median_interval(ordered: NDArray[np.float64]) -> tuple[float, float] | None:
     """Ends of the median's interval, two order statistics; None below six samples.
 
-    The k-th smallest is above the median only if fewer than k samples are below it, and that
-    count is binomial(n, 1/2) whatever the distribution.
+    Fewer than k samples are below the median with binomial(n, 1/2), whatever the distribution.
     """
     n = len(ordered)
     log_factorial = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, n + 1)))))

@@ -15,18 +15,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from pydantic import Field, ValidationError
 
 from dsv4kv.errors import RecordError, first_problem
 from dsv4kv.files import check_parts, make_folder, read_document, replacing, whole_json
-from dsv4kv.runs.part import Moment, Part, RunId
+from dsv4kv.runs.parts import Moment, Part, RunId
 from dsv4kv.runs.schema import SCHEMA_VERSION, RunRecord
 
 DIGEST = "content_sha256"
-POINTS = ".points.jsonl"
-"""Ends the name of the file of finished points of an unfinished sweep, next to its record."""
+POINTS = ".points.jsonl"  # ends the name of an unfinished sweep's file, next to its record
 _MOST_INTEGER = 2**256  # whose square a float can hold
 _DROPPED = {
     "evicted_objects", "good_output_tokens", "orphaned_checkpoints", "read_ns", "read_operations",
@@ -44,24 +43,22 @@ class Saved:
 
 def save_record(record: RunRecord, folder: Path) -> Saved:
     """Write ``folder/RUN_ID.json``, or into the temporary folder; raises ``RecordError``."""
-    content, name = dumps(record).encode(), f"{record.run_id}.json"
-    try:
-        make_folder(folder)
-        with replacing(folder / name) as file:
-            file.write(content)
-        return Saved(folder / name, None)
-    except OSError as error:
-        refused = f"{folder} cannot be written ({error.strerror})"
-    path = Path(tempfile.gettempdir()) / name
-    try:
-        with replacing(path) as file:
-            file.write(content)
-    except OSError as error:
-        raise RecordError(
-            f"{refused}, nor can the temporary folder ({error.strerror}): free some space, or set "
-            "TMPDIR to a folder that can be written."
-        ) from error
-    return Saved(path, f"{refused}: the record is saved in {path.parent} instead.")
+    content, name, reasons = dumps(record).encode(), f"{record.run_id}.json", list[str]()
+    for place in (folder, Path(tempfile.gettempdir())):
+        try:
+            make_folder(place)
+            with replacing(place / name) as file:
+                file.write(content)
+        except OSError as error:
+            reasons.append(f"{error.strerror}")
+        else:
+            instead = f"the record is saved in {place} instead."
+            problem = f"{folder} cannot be written ({reasons[0]}): {instead}" if reasons else None
+            return Saved(place / name, problem)
+    raise RecordError(
+        f"{folder} cannot be written ({reasons[0]}), nor can the temporary folder ({reasons[1]}): "
+        "free some space, or set TMPDIR to a folder that can be written."
+    )
 
 
 def load_record(path: Path) -> RunRecord:
@@ -101,7 +98,8 @@ def loads(text: str, name: str) -> RunRecord:
 def _read_document(text: str, name: str) -> dict[str, Any]:
     try:
         check_parts(text)
-        document: Any = json.loads(text, parse_constant=_refuse_constant, parse_int=read_int)
+        # int refuses NaN and infinities
+        document: Any = json.loads(text, parse_constant=int, parse_int=read_int)
         if "\\u" in text:  # halves of a character, which no text can have
             json.dumps(document, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -171,10 +169,6 @@ def _no_record(name: str) -> str:
     return f"{name} is not a run record: name a .json file of `dsv4kv bench`."
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(name)
-
-
 def read_int(digits: str) -> int:
     """An integer of JSON; raises ``ValueError`` for one that no run can have."""
     number = int(digits)
@@ -221,14 +215,13 @@ def list_entries(folder: Path) -> list[Entry]:
         with suppress(OSError):  # a link in a circle, or removed since
             if not stat.S_ISREG(file.stat().st_mode):
                 continue
-            summary, problem = None, None
+            summary, problem, facts = None, None, file.stat()
             try:
                 summary = _summarize(_read_document(_read(file), str(file)))
             except RecordError as error:
                 problem = str(error)
             except (AttributeError, KeyError, TypeError, ValueError):
                 problem = _no_record(str(file))
-            facts = file.stat()
             found.append(
                 Entry(
                     file=file.name,
@@ -255,11 +248,7 @@ def _summarize(document: dict[str, Any]) -> Summary:
     )
 
 
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-_LONGEST_NAME = 60  # a file name may have 255 bytes
-
-
 def new_run_id(name: str, now: datetime) -> str:
     """Unique name of a run, sorted by time: ``20261121T041903Z-default-3fa9c1``."""
-    safe_name = _UNSAFE.sub("-", name)[:_LONGEST_NAME].strip("-.") or "run"
+    safe_name = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:60].strip("-.") or "run"
     return f"{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{safe_name}-{secrets.token_hex(3)}"

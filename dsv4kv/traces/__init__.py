@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dsv4kv.choices import TRACE_FORMATS, TRACE_LINES, choose, listed
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.files import shipped
+from dsv4kv.files import hash_file, shipped
 from dsv4kv.traces.files import (
     DEFAULTS,
     Defect,
@@ -73,8 +73,7 @@ def trace_sha256(path: Path) -> str:
     with open_trace(path) as lines:
         lines.peek()  # what has no line is refused before all of it is read
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return hash_file(path)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror}).") from None
 

@@ -282,7 +282,8 @@ def roof(
     intensity, rate = _intensity(operation), _flop_rate(operation)
     if intensity is None or rate is None or operation.temperature == "hot":
         return tb.ABSENT, tb.Number(tb.ABSENT)
-    peak = q.datasheet_tflops(gpu, fp8=operation.name == "index_scores") if gpu else None
+    figure = "fp8_tflops" if operation.name == "index_scores" else "bf16_tflops"
+    peak = q.on_datasheet(gpu, figure) if gpu else None
     allowed = {"memory": intensity * copy.value} if copy else {}
     allowed |= {"tensor cores": peak * 1e3} if peak else {}
     if not allowed:
@@ -311,7 +312,7 @@ def _latencies_table(case: Case) -> tb.Table:
 
 def _launches_table(record: RunRecord) -> tb.Table:
     rows = []
-    for name, found in q.by_quantity(q.list_measured(record)).items():
+    for name, found in q.by_quantity(record).items():
         medians = [each.median_ns for each in found]
         rates = [rate.value for each in found if (rate := each.rate_gbps)]
         rows.append((name, medians, rates))
@@ -442,7 +443,7 @@ def _rate_charts(case: Case, gpu: GpuFacts | None) -> Iterator[tb.Chart]:
         return
     found.sort(key=lambda pair: -pair[1].value)
     limits = {each.name: rate.value for each in q.yardsticks(case) if (rate := each.rate)}
-    promised = q.datasheet_gbps(gpu) if gpu else None
+    promised = q.on_datasheet(gpu, "bandwidth_gbps") if gpu else None
     limits |= {"datasheet": float(promised)} if promised else {}
     rows = [oc.estimate_bar(name, rate, "") for name, rate in found]
     yield plots.bars("Rate of each operation, GB/s", rows, dots=True, lines=limits)

@@ -4,18 +4,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dsv4kv.diagnose.faults.table import known_engines
+from dsv4kv.diagnose.faults import known_engines
 from dsv4kv.units import counted
 from dsv4kv.view.table import ABSENT, Columns, Finding, Level, Page, Part, Table, Text, mark
 
 if TYPE_CHECKING:
-    from dsv4kv.diagnose.conform.check import Verdict
+    from dsv4kv.diagnose.conform import Verdict
     from dsv4kv.diagnose.doctor import Check
-    from dsv4kv.diagnose.faults.subject import Subject
-    from dsv4kv.diagnose.faults.table import Finding as Found
+    from dsv4kv.diagnose.faults import Finding as Found
     from dsv4kv.diagnose.gpu import GpuReport
-    from dsv4kv.diagnose.probe.experiments import Conclusion, Examination
-    from dsv4kv.diagnose.probe.questioner import Ledger
+    from dsv4kv.diagnose.probe import Conclusion, Examination
+    from dsv4kv.diagnose.questioner import Ledger
+    from dsv4kv.diagnose.subjects import Subject
 
 _LEVELS: dict[str, Level] = {
     "good": "good",

@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 
 from dsv4kv.bench.compare.comparison import OTHER_WORK, Comparison, Row, Side, count_launches
 from dsv4kv.bench.compare.verdict import CONFIDENCE, Judgement, Verdict
+from dsv4kv.runs.parts import ReplayResult
 from dsv4kv.runs.quantities import axis_text
-from dsv4kv.runs.replay import ReplayResult
 from dsv4kv.runs.statistics import summarize
 from dsv4kv.units import format_bytes
 from dsv4kv.view import plots

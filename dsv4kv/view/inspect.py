@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from dsv4kv.diagnose.dumps import faults
-from dsv4kv.diagnose.dumps.faults import Comparison, Inspection
-from dsv4kv.diagnose.dumps.records import SURE
+from dsv4kv.diagnose import dumps as faults
+from dsv4kv.diagnose.dumps import Comparison, Inspection
+from dsv4kv.diagnose.records import SURE
 from dsv4kv.units import counted
 from dsv4kv.view.quantity import quantity
 from dsv4kv.view.table import Columns, Finding, Number, Part, Table

@@ -11,7 +11,7 @@ from typing import Any
 
 from dsv4kv.profile.table import shorten
 from dsv4kv.profile.trace import INPUTS
-from dsv4kv.runs import profile as rp
+from dsv4kv.runs import parts as rp
 from dsv4kv.runs.quantities import Yardstick, yardsticks
 from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.statistics import summarize

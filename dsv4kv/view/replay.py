@@ -6,8 +6,8 @@ from statistics import median
 
 from dsv4kv.engines.names import FAMILIES, IDEAL, RULES, chosen_rule
 from dsv4kv.model.presets import load_model, preset_named
+from dsv4kv.runs.parts import FleetReplica, ReplayFleet, ReplayResult, ReplayTiers, Reuse
 from dsv4kv.runs.quantities import axis_names, axis_text, clock_factor, swept
-from dsv4kv.runs.replay import FleetReplica, ReplayFleet, ReplayResult, ReplayTiers, Reuse
 from dsv4kv.runs.schema import Case, Latency, RunRecord, Totals
 from dsv4kv.runs.statistics import summarize
 from dsv4kv.units import counted, format_bytes, format_duration

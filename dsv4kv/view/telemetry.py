@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, Literal
 
+from dsv4kv.runs.parts import MeasuredWindow
+from dsv4kv.runs.quantities import WindowState, window_state
 from dsv4kv.runs.schema import Case
-from dsv4kv.runs.telemetry import MeasuredWindow
-from dsv4kv.runs.windows import WindowState, window_state
 from dsv4kv.view.quantity import format_number, quantity
 from dsv4kv.view.table import ABSENT, Finding, Number, Read, Section, Table, Text
 

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from dsv4kv.bench import polling
-from dsv4kv.runs.telemetry import GpuSamples, HostSamples
+from dsv4kv.runs.parts import GpuSamples, HostSamples
 from tests.bench.fake_nvml import OTHER_UUID, OWN_PID, UUID, FakeNvml, refuse
 
 PID = 77

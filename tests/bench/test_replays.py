@@ -12,7 +12,7 @@ from dsv4kv.bench.device import EMPTY_KERNEL, CallTimer, CudaDevice
 from dsv4kv.bench.protocol import Event, Rules
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.ops.launches.launch import Launch
-from dsv4kv.runs.telemetry import MeasuredWindow
+from dsv4kv.runs.parts import MeasuredWindow
 from tests.gpu_twin import FEW_REPLAYS, SAMPLES, TwinGpu, twin_device
 
 MS = 1_000_000

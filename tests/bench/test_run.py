@@ -9,7 +9,7 @@ from dsv4kv.bench.run import run_bench
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import Point, expand_axes, load_config
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.runs.assemble import Invocation
+from dsv4kv.runs.points import Invocation
 from dsv4kv.runs.schema import RunRecord
 from tests.bench.settings import BOOKS, TINY
 

@@ -12,8 +12,8 @@ from dsv4kv.bench import telemetry as module
 from dsv4kv.bench.device import EMPTY_KERNEL
 from dsv4kv.bench.run import run_case
 from dsv4kv.bench.telemetry import Telemetry, parse_lines
+from dsv4kv.runs.parts import Telemetry as TelemetryRecord
 from dsv4kv.runs.schema import Case
-from dsv4kv.runs.telemetry import Telemetry as TelemetryRecord
 from tests.bench.fake_nvml import UUID
 from tests.bench.settings import ANY_STEP, tiny_config
 from tests.gpu_twin import twin_gpu

@@ -141,7 +141,7 @@ def test_outputs_that_differ_are_told_and_end_badly(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "place",
     [
-        "dsv4kv.runs.assemble.capture_environment",
+        "dsv4kv.runs.points.capture_environment",
         "dsv4kv.bench.run.count_tokens",
         "dsv4kv.bench.build.KVCacheManager",
         "dsv4kv.bench.build.build_drive",

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
-from dsv4kv.diagnose.conform import check
+from dsv4kv.diagnose import conform as check
 from tests.diagnose.conform.toy import Toy
 
 

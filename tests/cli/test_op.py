@@ -15,7 +15,7 @@ from dsv4kv.bench.single import OperationBench
 from dsv4kv.errors import PeerUnavailable
 from dsv4kv.model.formats import entry_format
 from dsv4kv.ops.spec import gather_topk_bytes
-from dsv4kv.runs.assemble import make_case
+from dsv4kv.runs.points import make_case
 from dsv4kv.runs.schema import Case, Memcpy
 from dsv4kv.view.bench import op_page
 from tests.cli import shell

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
 from dsv4kv.profile.run import choose_tool
-from dsv4kv.runs.profile import KernelTable, Profile
+from dsv4kv.runs.parts import KernelTable, Profile
 from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.store import load_record
 from tests.bench.settings import TINY

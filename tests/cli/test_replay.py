@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
-from dsv4kv.runs.replay import ReplayTiers
+from dsv4kv.runs.parts import ReplayTiers
 from dsv4kv.runs.store import load_record
 from dsv4kv.traces import resolve_trace
 from tests.cli import shell

@@ -20,16 +20,7 @@ from tests.commands import COMMANDS, leaves, write_files
 from tests.diagnose.faults.results import SGLANG as SGLANG_RUN
 from tests.diagnose.faults.results import VLLM as VLLM_RUN
 from tests.engines.logs.startup import REFUSAL, SGLANG, VLLM_0_26, VLLM_0_33
-from tests.fuzz.mutate import (
-    Mutation,
-    bend,
-    damage,
-    dump,
-    odd_database,
-    odd_json,
-    odd_words,
-    odd_yaml,
-)
+from tests.fuzz import mutate as mt
 from tests.profile.exports import two_replays
 from tests.profile.kernel_profiles import from_kineto, make_profile
 from tests.profile.traces import cpu_events, gpu_events, save
@@ -55,15 +46,15 @@ class Reader:
     """A way to read files.
 
     Attributes:
-        commands: Command lines; FILE is the file's path.
+        commands: FILE is the file's path.
         make: Writes a good file into a folder and returns it.
         mutations: Ways to make it odd.
         name: Of the odd file.
     """
 
-    commands: Sequence[Sequence[str]]
+    commands: Sequence[str]
     make: Callable[[Path, Random], Path]
-    mutations: Sequence[Mutation]
+    mutations: Sequence[mt.Mutation]
     name: str = "odd.json"
 
     def make_odd(self, folder: Path, random: Random) -> Path:
@@ -71,7 +62,7 @@ class Reader:
         source, target = self.make(folder, random), folder / self.name
         mutation = random.choice(self.mutations)
         if mutation is in_database:
-            odd_database(source, random)
+            mt.odd_database(source, random)
             source.rename(target)
         else:
             target.write_bytes(mutation(source.read_bytes(), random))
@@ -87,16 +78,16 @@ def with_digest(content: bytes, random: Random) -> bytes:
     """A record bent by somebody who can work out its digest."""
     document = json.loads(content)
     document.pop(DIGEST)
-    document = bend(document, random)
+    document = mt.bend(document, random)
     try:
-        return dump(document | {DIGEST: digest(document)})
+        return mt.dump(document | {DIGEST: digest(document)})
     except (TypeError, ValueError, RecursionError):  # no digest of this
-        return dump(document)
+        return mt.dump(document)
 
 
 def packed(content: bytes, random: Random) -> bytes:
     """Damage before and after packing."""
-    return damage(gzip.compress(odd_json(content, random)), random)
+    return mt.damage(gzip.compress(mt.odd_json(content, random)), random)
 
 
 def _text(*texts: str) -> Callable[[Path, Random], Path]:
@@ -164,17 +155,16 @@ def _recorded(stream: str) -> Reader:
             recording.write("notes", note)
         return folder / "recording" / f"{stream}.000000.jsonl"
 
-    against = ("--against", "--rule", "vllm", "--memory", "10GiB")
     return Reader(
         (
-            ("trace", "convert", "recording", "out.jsonl"),
-            ("trace", "info", "recording"),
-            ("replay", "recording", *against),
-            ("watch", "recording", "--seconds", "0"),
-            ("record", "recording", "--requests", "record/record.json", "--once", "--quiet"),
+            "trace convert recording out.jsonl",
+            "trace info recording",
+            "replay recording --against --rule vllm --memory 10GiB",
+            "watch recording --seconds 0",
+            "record recording --requests record/record.json --once --quiet",
         ),
         make,
-        (damage, odd_json, odd_json),
+        (mt.damage, mt.odd_json, mt.odd_json),
         f"recording/{stream}.000000.jsonl",
     )
 
@@ -186,7 +176,7 @@ def _make_dump(folder: Path, random: Random) -> Path:
 
 def _make_safetensors(folder: Path, random: Random) -> Path:
     entry = {"dtype": "U8", "shape": [2, 584], "data_offsets": [0, 1168]}
-    header = odd_json(json.dumps({"kv": entry}).encode(), random)
+    header = mt.odd_json(json.dumps({"kv": entry}).encode(), random)
     content = len(header).to_bytes(8, "little") + header + bytes(1168)
     (folder / "good").write_bytes(content)
     return folder / "good"
@@ -203,11 +193,11 @@ _COEFFICIENTS = yaml.safe_dump(
     yaml.safe_load((SHIPPED / "gpus" / "h200.yaml").read_text())["clock"]["fp4"]
 )
 _TRACE = (
-    ("trace", "info", "FILE"),
-    ("trace", "info", "FILE", "--json"),
-    ("trace", "convert", "FILE", "out.jsonl"),
-    ("trace", "mrc", "FILE", "--capacity", "1K,64K"),
-    ("replay", "FILE", "--out", "results"),
+    "trace info FILE",
+    "trace info FILE --json",
+    "trace convert FILE out.jsonl",
+    "trace mrc FILE --capacity 1K,64K",
+    "replay FILE --out results",
 )
 
 
@@ -259,110 +249,99 @@ ODD_KEYS = (
 )
 
 
+_ASKED: dict[str, Any] = {
+    "run_id": "a", "started_utc": "2026-11-23T03:00:00+00:00", "command": "replay",
+    "version": "0.1.0", "machine": None, "config_source": "default", "config_sha256": "c",
+    "overrides": [], "axes": ["prefix.policy=lru,lfu"], "traces_sha256": {}, "points_sha256": "e",
+    "count": 2,
+}  # fmt: skip
 READERS = {
     "record": Reader(
         (
-            ("report", "FILE"),
-            ("report", "FILE", "--json"),
-            ("report", "FILE", "--csv"),
-            ("compare", "FILE", "FILE"),
-            ("report", "list", "--folder", "."),
+            "report FILE",
+            "report FILE --json",
+            "report FILE --csv",
+            "compare FILE FILE",
+            "report list --folder .",
         ),
         _make_record,
-        (with_digest, with_digest, with_digest, damage, odd_json),
+        (with_digest, with_digest, with_digest, mt.damage, mt.odd_json),
     ),
-    "page": Reader((("report", "FILE", "--html", "page.html"),), _make_record, (with_digest,)),
+    "page": Reader(("report FILE --html page.html",), _make_record, (with_digest,)),
     "config": Reader(
-        (("config", "validate", "FILE"), ("config", "show", "FILE")),
-        _text(*_YAML),
-        (damage, odd_words, odd_yaml),
-        "odd.yaml",
+        ("config show FILE",), _text(*_YAML), (mt.damage, mt.odd_words, mt.odd_yaml), "odd.yaml"
     ),
     "replay config": Reader(
-        (("replay", "none.jsonl", "--config", "FILE"),),
+        ("replay none.jsonl --config FILE",),
         _text(*_REPLAY),
-        (damage, odd_words, odd_yaml),
+        (mt.damage, mt.odd_words, mt.odd_yaml),
         "odd.yaml",
     ),
     "model": Reader(
-        (("budget", "--model", "FILE"), ("budget", "--model", "FILE", "--engine", "vllm:0.33")),
+        ("budget --model FILE", "budget --model FILE --engine vllm:0.33"),
         _text(json.dumps(HUGGING_FACE)),
-        (damage, odd_json, odd_json),
+        (mt.damage, mt.odd_json, mt.odd_json),
         "config.json",
     ),
     "log": Reader(
-        (("explain", "FILE"), ("explain", "FILE", "--json")),
+        ("explain FILE", "explain FILE --json"),
         _text(*(_lines(lines) for lines in (VLLM_0_26, VLLM_0_33, REFUSAL, SGLANG))),
-        (damage, odd_words, odd_words),
+        (mt.damage, mt.odd_words, mt.odd_words),
         "start.log",
     ),
     **{
-        f"trace {name}": Reader(_TRACE, _text(text), (damage, odd_json, odd_words, packed), "odd")
+        f"trace {name}": Reader(
+            _TRACE, _text(text), (mt.damage, mt.odd_json, mt.odd_words, packed), "odd"
+        )
         for name, text in SAMPLES.items()
     },
     "chrome": Reader(
-        (("profile", "FILE"), ("explain", "FILE")),
+        ("profile FILE", "explain FILE"),
         _make_chrome,
-        (damage, odd_json, odd_json, packed),
+        (mt.damage, mt.odd_json, mt.odd_json, packed),
     ),
     "nsys": Reader(
-        (("profile", "FILE"),),
+        ("profile FILE",),
         _make_export,
-        (damage, in_database, in_database, in_database),
+        (mt.damage, in_database, in_database, in_database),
         "odd.sqlite",
     ),
     "command": Reader(
-        (("budget", "--command", "FILE"), ("lint", "FILE"), ("lint", "FILE", "--json")),
+        ("budget --command FILE", "lint FILE", "lint FILE --json"),
         _text(*(launch.text for launch in LAUNCHES)),
-        (damage, odd_words, odd_yaml),
+        (mt.damage, mt.odd_words, mt.odd_yaml),
         "serve.yaml",
     ),
     "results": Reader(
-        (
-            ("replay", "calibrate", "FILE", "--gpu", "h200", "--quiet"),
-            ("lint", "FILE"),
-            ("explain", "FILE"),
-        ),
+        ("replay calibrate FILE --gpu h200 --quiet", "lint FILE", "explain FILE"),
         _text(_RESULTS),
-        (damage, odd_json, odd_json),
+        (mt.damage, mt.odd_json, mt.odd_json),
         "runs.jsonl",
     ),
     **{f"recorded {stream}": _recorded(stream) for stream in STREAMS},
     "requests": Reader(
-        (("record", "recording", "--requests", "FILE", "--once", "--quiet"),),
+        ("record recording --requests FILE --once --quiet",),
         _text(*(path.read_text() for path in (_HERE / "record" / "logs").iterdir())),
-        (damage, odd_json, odd_words),
+        (mt.damage, mt.odd_json, mt.odd_words),
         "requests.log",
     ),
     "coefficients": Reader(
-        (("replay", "builtin:chat", "--quiet", "--set", "cost.calibration=./FILE"),),
+        ("replay builtin:chat --quiet --set cost.calibration=./FILE",),
         _text(_COEFFICIENTS),
-        (damage, odd_words, odd_yaml),
+        (mt.damage, mt.odd_words, mt.odd_yaml),
         "mine.yaml",
     ),
     "dump": Reader(
-        (
-            ("inspect", "FILE", "--entries", "64"),
-            ("inspect", "FILE", "--table", "FILE", "--ratio", "4"),
-        ),
+        ("inspect FILE --entries 64", "inspect FILE --table FILE --ratio 4"),
         _make_dump,
-        (damage, damage, packed),
+        (mt.damage, mt.damage, packed),
         "pages.npy",
     ),
-    "safetensors": Reader(
-        (("inspect", "FILE"),), _make_safetensors, (damage,), "kv.safetensors"
-    ),
+    "safetensors": Reader(("inspect FILE",), _make_safetensors, (mt.damage,), "kv.safetensors"),
     "points": Reader(
-        (
-            ("report", "list", "--folder", "."),
-            ("replay", "--resume", "FILE", "--quiet"),
-        ),
-        _text(json.dumps({"run_id": "a", "started_utc": "2026-11-23T03:00:00+00:00",
-                          "command": "replay", "version": "0.1.0", "machine": None,
-                          "config_source": "default", "config_sha256": "c", "overrides": [],
-                          "axes": ["prefix.policy=lru,lfu"], "traces_sha256": {},
-                          "points_sha256": "e", "count": 2}), "\n", '{"point": 0, "case": {}}\n'),
-        (damage, odd_json),
+        ("report list --folder .", "replay --resume FILE --quiet"),
+        _text(json.dumps(_ASKED), "\n", '{"point": 0, "case": {}}\n'),
+        (mt.damage, mt.odd_json),
         "a.points.jsonl",
     ),
-}  # fmt: skip
+}

@@ -7,6 +7,7 @@ the seed; ``--only NUMBER`` runs one again and keeps its file.
 
 import argparse
 import os
+import re
 import resource
 import shutil
 import signal
@@ -51,10 +52,9 @@ def run_case(number: int, folder: Path, seed: int = 0) -> tuple[str, str | None]
         return f"{name}: {' '.join(command)[:200]!a}", _problem(command, folder)
     reader = READERS[name]
     path = reader.make_odd(folder, random)
-    words = random.choice(reader.commands)
-    places = {"FILE": str(path), "RECORD": "record/record.json"}
-    command = [places.get(word, word.replace("./FILE", str(path))) for word in words]
-    return f"{name}: {' '.join(words)}", _problem(command, folder)
+    line = random.choice(reader.commands)
+    command = [re.sub(r"^FILE$|\./FILE", lambda _: str(path), word) for word in line.split()]
+    return f"{name}: {line}", _problem(command, folder)
 
 
 def _problem(command: list[str], folder: Path) -> str | None:

@@ -6,7 +6,7 @@ from typing import Any
 from dsv4kv.profile.kineto import read_kineto
 from dsv4kv.profile.nsys import read_nsys
 from dsv4kv.profile.table import build_table, shipped_rules
-from dsv4kv.runs.profile import KernelTable, Profile
+from dsv4kv.runs.parts import KernelTable, Profile
 from dsv4kv.runs.quantities import Yardstick
 from tests.profile.exports import Export, two_replays
 from tests.profile.traces import Event, cpu_events, save

@@ -10,7 +10,7 @@ import pytest
 from dsv4kv.profile.read import read_profile
 from dsv4kv.profile.table import build_table, shipped_rules
 from dsv4kv.profile.trace import USUAL, Ranges, enclosing
-from dsv4kv.runs.profile import KernelTable
+from dsv4kv.runs.parts import KernelTable
 from tests.profile import captures
 
 EVERY_WRITER = pytest.mark.parametrize("writer", captures.WRITERS)

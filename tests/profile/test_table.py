@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dsv4kv.profile.nsys import read_nsys
 from dsv4kv.profile.table import build_table, shipped_rules
 from dsv4kv.profile.trace import KERNEL, NONE, Column, Trace, constant, make_work
-from dsv4kv.runs.profile import KernelRow, KernelTable
+from dsv4kv.runs.parts import KernelRow, KernelTable
 from tests.profile.exports import two_replays
 from tests.profile.kernel_profiles import from_kineto, from_nsys
 from tests.profile.traces import event, gpu_events

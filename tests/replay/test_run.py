@@ -12,7 +12,7 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import TraceError
 from dsv4kv.replay.build import check_ids, read_requests
 from dsv4kv.replay.run import Server, run_replay, serve_alone
-from dsv4kv.runs.assemble import Invocation
+from dsv4kv.runs.points import Invocation
 from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.store import load_record, save_record
 from tests.replay.scenes import SMALL, request, small_config

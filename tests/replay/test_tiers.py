@@ -14,7 +14,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import Replay, build_replay, read_requests
 from dsv4kv.replay.run import describe_replay
 from dsv4kv.replay.tiers import Tiers
-from dsv4kv.runs.replay import ReplayTiers
+from dsv4kv.runs.parts import ReplayTiers
 from dsv4kv.traces.request import Request
 from tests.engines.test_host import CHUNKS, PROMPTS
 from tests.examples import examples

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dsv4kv.runs import telemetry as tm
+from dsv4kv.runs import parts as tm
 
 INTERVAL_NS = 40_000_000
 WINDOW_NS = 500_000_000

@@ -21,7 +21,6 @@ def test_the_summary_equals_the_definitions_of_the_standard_library(samples: lis
     assert summary.median == statistics.median(samples)
     assert summary.minimum == min(samples)
     assert summary.maximum == max(samples)
-    assert summary.total == pytest.approx(sum(samples))
     if len(samples) > 1:
         low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
         assert summary.iqr == pytest.approx(high - low)
@@ -61,13 +60,6 @@ def test_a_percentile_is_told_only_with_ten_samples_beyond_it(case: tuple[int, f
     assert percentile not in summarize(range(too_few)).percentiles
     enough = range(too_few + 1)
     assert summarize(enough).percentiles[percentile] == pytest.approx(too_few * percentile / 100)
-
-
-def test_outliers_are_counted_by_tukey_fences_and_kept() -> None:
-    summary = summarize([10, 11, 12, 13, 14, 15, 16, 17, 1000])
-    assert summary.outliers == 1
-    assert summary.maximum == 1000
-    assert summary.n == 9
 
 
 @pytest.mark.parametrize("calls", [6, 7, 10, 30, 200])

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.runs.telemetry import Telemetry
-from dsv4kv.runs.windows import REASONS, WindowState, window_state
+from dsv4kv.runs.parts import Telemetry
+from dsv4kv.runs.quantities import REASONS, WindowState, window_state
 from tests.runs import telemetries as tl
 
 

@@ -21,7 +21,7 @@ from dsv4kv.cli import app
 from dsv4kv.errors import ProfileError
 from dsv4kv.profile import kineto
 from dsv4kv.profile.read import load_profile
-from dsv4kv.runs.profile import KernelTable, Profile
+from dsv4kv.runs.parts import KernelTable, Profile
 from dsv4kv.runs.store import dumps
 from dsv4kv.view.profile import profile_page, record_page
 from tests.profile.exports import two_replays

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from dsv4kv.runs.profile import KernelTable, OperationRow, Profile
+from dsv4kv.runs.parts import KernelTable, OperationRow, Profile
 from dsv4kv.view import profile as pr
 from tests.profile.exports import Export, two_replays
 from tests.profile.kernel_profiles import YARDSTICK, from_kineto, from_nsys, make_profile

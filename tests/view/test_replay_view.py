@@ -11,7 +11,7 @@ from dsv4kv.core.losses import REASONS
 from dsv4kv.engines.names import RULES
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.mrc.strategies import parse_strategy
-from dsv4kv.runs.replay import FleetReplica, ReplayFleet, Reuse
+from dsv4kv.runs.parts import FleetReplica, ReplayFleet, Reuse
 from dsv4kv.runs.schema import Case
 from dsv4kv.view import replay
 from dsv4kv.view.table import Command, Finding

@@ -6,9 +6,9 @@ import pytest
 from rich.cells import cell_len
 from syrupy.assertion import SnapshotAssertion
 
+from dsv4kv.runs.parts import HostSamples
 from dsv4kv.runs.schema import Case, RunRecord, Verification
 from dsv4kv.runs.statistics import Estimate
-from dsv4kv.runs.telemetry import HostSamples
 from dsv4kv.view.bench import checked, judge_run
 from dsv4kv.view.runs import report_record
 from dsv4kv.view.table import Finding, text_of

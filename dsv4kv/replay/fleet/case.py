@@ -13,7 +13,7 @@ from dsv4kv.replay import run as rn
 from dsv4kv.replay.build import Replay
 from dsv4kv.replay.fleet import outcome as oc
 from dsv4kv.replay.fleet.run import Fleet, Replica
-from dsv4kv.runs import replay as rr
+from dsv4kv.runs import parts as rr
 from dsv4kv.runs.schema import Case, Totals
 from dsv4kv.traces.request import Request
 

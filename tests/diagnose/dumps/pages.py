@@ -4,8 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsv4kv.diagnose.dumps.reading import Bytes
-from dsv4kv.diagnose.dumps.records import Record
+from dsv4kv.diagnose.records import Bytes, Record
 from dsv4kv.model.config import inverse_frequencies
 from dsv4kv.model.formats import EntryFormat, PageLayout
 from dsv4kv.model.presets import load_model

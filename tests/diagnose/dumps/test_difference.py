@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsv4kv.diagnose.dumps import faults
-from dsv4kv.diagnose.dumps.faults import Comparison, Inspection, Request
-from dsv4kv.diagnose.dumps.reading import Bytes, Dump
+from dsv4kv.diagnose import dumps as faults
+from dsv4kv.diagnose.dumps import Comparison, Inspection, Request
+from dsv4kv.diagnose.records import Bytes, Dump
 from dsv4kv.model.formats import FORMATS
 from tests.diagnose.dumps.pages import FLASH, latents, record_of, written
 

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsv4kv.diagnose.dumps.faults import Fault, Request, find_faults
-from dsv4kv.diagnose.dumps.reading import Bytes
+from dsv4kv.diagnose.dumps import Fault, Request, find_faults
+from dsv4kv.diagnose.records import Bytes
 from dsv4kv.model.formats import FLAT_FORMATS, FORMATS, EntryFormat
 from tests.diagnose.dumps.pages import FLASH, latents, record_of, written
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsv4kv.diagnose.dumps.reading import MOST_BYTES, read_dump, read_table
+from dsv4kv.diagnose.records import MOST_BYTES, read_dump, read_table
 from dsv4kv.errors import TraceError
 
 PAGES = np.arange(4 * 96, dtype=np.uint8).reshape(4, 96)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dsv4kv.diagnose.dumps.reading import Bytes, Dump
-from dsv4kv.diagnose.dumps.records import candidates, known_records, recognise, unmarked
+from dsv4kv.diagnose.records import Bytes, Dump, candidates, known_records, recognise, unmarked
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import EntryFormat
 from tests.diagnose.dumps.pages import latents, written

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.diagnose.faults.subject import read_subjects
-from dsv4kv.diagnose.faults.table import Finding, judge, load_faults
+from dsv4kv.diagnose.faults import Finding, judge, load_faults
+from dsv4kv.diagnose.subjects import read_subjects
 from tests.diagnose.faults.results import FAULTY_RUNS, HEALTHY_RUNS, RANDOM
 from tests.diagnose.faults.servers import FAULTY, HEALTHY, Case
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.diagnose.faults import subject
-from dsv4kv.diagnose.faults.subject import Subject, facts_of, read_subjects
-from dsv4kv.diagnose.faults.table import Condition, Fault, Truth, judge, known_engines, load_faults
+from dsv4kv.diagnose import subjects as subject
+from dsv4kv.diagnose.faults import Condition, Fault, Truth, judge, known_engines, load_faults
+from dsv4kv.diagnose.subjects import Subject, facts_of, read_subjects
 from tests.diagnose.faults.results import VLLM
 
 ROW: dict[str, Any] = {
@@ -202,8 +202,8 @@ def test_a_log_of_megabytes_is_searched_once(text: str, tmp_path: Path) -> None:
     (tmp_path / "start.log").write_text(text, encoding="utf-8")
     program = (
         "from datetime import date\n"
-        "from dsv4kv.diagnose.faults.subject import read_subjects\n"
-        "from dsv4kv.diagnose.faults.table import judge, load_faults\n"
+        "from dsv4kv.diagnose.subjects import read_subjects\n"
+        "from dsv4kv.diagnose.faults import judge, load_faults\n"
         "judge(read_subjects('start.log'), load_faults(), date.today())"
     )
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=300)

@@ -7,7 +7,7 @@ from zlib import crc32
 
 from dsv4kv.core.hashed import HashedCache
 from dsv4kv.core.radix import Pages, SglangCache, SglangWindowCache
-from dsv4kv.diagnose.probe.questioner import Answer, Prompt, Refused, Unreachable
+from dsv4kv.diagnose.questioner import Answer, Prompt, Refused, Unreachable
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.model.presets import load_model

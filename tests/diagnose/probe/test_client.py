@@ -20,8 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
-from dsv4kv.diagnose.probe.client import KEYS, OpenAiServer, _Heard
-from dsv4kv.diagnose.probe.questioner import Refused, Unreachable
+from dsv4kv.diagnose.questioner import KEYS, OpenAiServer, Refused, Unreachable, _Heard
 from tests.diagnose.probe.fakes import FakeServer, Setting, open_cache
 
 KEY = "sk-not-to-be-written"

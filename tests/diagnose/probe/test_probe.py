@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.diagnose.probe.experiments import PLANNED, Conclusion, Examination, examine
-from dsv4kv.diagnose.probe.questioner import Answer, Ledger, Prompt, Questioner, Refused
+from dsv4kv.diagnose.probe import PLANNED, Conclusion, Examination, examine
+from dsv4kv.diagnose.questioner import Answer, Ledger, Prompt, Questioner, Refused
 from tests.diagnose.probe.fakes import FakeServer, Setting, draw_setting, open_cache
 from tests.examples import FULL
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 sys.path.append(str(Path(__file__).parents[3] / "dsv4kv" / "diagnose" / "conform"))
-from driven import broken, sglang, vllm
+import driven
+from driven import sglang, vllm
 
 
 class LeakingVllm(vllm.Session):
@@ -73,4 +74,4 @@ if __name__ == "__main__":
     driver, session = LEAKING[sys.argv[1]]
     kept = {name: getattr(driver, name) for name in ("NAME", "load", "traits")}
     made = SimpleNamespace(Session=session, **kept)
-    broken.serve(made, sys.argv[2], sys.stdin, sys.stdout)
+    driven.serve(made, sys.argv[2], sys.stdin, sys.stdout)

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from dsv4kv.diagnose.conform.check import Prompt, draw_prompts
+from dsv4kv.diagnose.conform import Prompt, draw_prompts
 from tests.engines.oracles import record
 from tests.engines.oracles.asking import HERE, ask
 from tests.engines.oracles.recorded import PAGE, Trace, draw_traces

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from dsv4kv.diagnose.conform.check import Prompt, draw_prompts
+from dsv4kv.diagnose.conform import Prompt, draw_prompts
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.paths import PathTable
 from dsv4kv.traces.request import Request

@@ -6,4 +6,4 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[3] / "dsv4kv" / "diagnose" / "conform"))
-from driven.broken import bare_package, stand_in  # noqa: F401
+from driven import bare_package, stand_in  # noqa: F401

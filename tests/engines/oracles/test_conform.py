@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.diagnose.conform.check import Driven, Verdict, conform, drive
+from dsv4kv.diagnose.conform import Driven, Verdict, conform, drive
 from tests.engines.oracles.asking import HERE, needs_engines
 
 FOLDER = Path(os.environ.get("DSV4KV_ENGINES", "."))

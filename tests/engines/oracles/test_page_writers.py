@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dsv4kv.diagnose.dumps.reading import read_dump
-from dsv4kv.diagnose.dumps.records import candidates, known_records, recognise
+from dsv4kv.diagnose.records import candidates, known_records, read_dump, recognise
 from dsv4kv.model.formats import FLAT_FORMATS, EntryFormat
 from tests.diagnose.dumps.pages import latents, written
 from tests.engines.oracles.asking import HERE

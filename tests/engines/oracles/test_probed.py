@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.diagnose.probe.questioner import Prompt, Refused
+from dsv4kv.diagnose.questioner import Prompt, Refused
 from tests.diagnose.probe.fakes import Cache, FakeServer, Setting, draw_setting, open_cache
 from tests.diagnose.probe.test_probe import check, probe, values
 from tests.engines.oracles.asking import HERE, engines_folder, needs_engines

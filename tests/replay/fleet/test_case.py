@@ -17,8 +17,8 @@ from dsv4kv.replay.fleet.case import add_series, serve_point
 from dsv4kv.replay.fleet.outcome import repeated_bytes, shared_bytes
 from dsv4kv.replay.fleet.run import list_pools
 from dsv4kv.replay.run import run_replay
-from dsv4kv.runs.assemble import Invocation
-from dsv4kv.runs.replay import ReplayResult, ReplaySeries
+from dsv4kv.runs.parts import ReplayResult, ReplaySeries
+from dsv4kv.runs.points import Invocation
 from dsv4kv.runs.schema import Case, RunRecord
 from tests.replay.fleet.scenes import run_fleet
 from tests.replay.scenes import SMALL, random_requests, request, small_config

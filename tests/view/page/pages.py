@@ -18,9 +18,9 @@ from dsv4kv.replay.plan import question as plans
 from dsv4kv.replay.plan.question import parse_slos, poisson
 from dsv4kv.replay.plan.search import Search, Tally, list_kinds, plan
 from dsv4kv.replay.run import run_replay
-from dsv4kv.runs import telemetry as tm
-from dsv4kv.runs.assemble import Invocation
-from dsv4kv.runs.profile import KernelRow, KernelTable, Profile
+from dsv4kv.runs import parts as tm
+from dsv4kv.runs.parts import KernelRow, KernelTable, Profile
+from dsv4kv.runs.points import Invocation
 from dsv4kv.runs.schema import Case, Launch, RunRecord
 from dsv4kv.traces.collect import load_paths
 from dsv4kv.view.budget import sweep_page

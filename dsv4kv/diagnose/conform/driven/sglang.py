@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: B905, D102, F401, I001, PLR0402
+# ruff: noqa: B905, D102, F401, I001
 # It runs in the engine's environment, where nothing is typed.
 """SGLang's own unified radix tree and allocators with a window, driven by operations.
 
@@ -15,21 +15,15 @@ import inspect
 import sys
 from array import array
 from collections import deque
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Optional
 from unittest.mock import MagicMock
 
-from .broken import (
-    PAGE,
-    Broken,
-    Operated,
-    bare_package,
-    check_pool,
-    find_package,
-    note,
-    spell,
+from . import (
+    PAGE, Broken, Operated, bare_package, check_pool, find_package, name_parts, note, spell,
     stand_in,
-)
+)  # fmt: skip
 
 NAME = "sglang"
 MEMORY = "sglang.srt.mem_cache"
@@ -84,37 +78,31 @@ def _ceil_align(value, size):
 
 
 def _fill_in():
-    import sglang.srt.utils as utils
-    import sglang.srt.utils.common as common
-    import sglang.srt.utils.invariants as invariants
-    import sglang.srt.utils.rank_consensus_checker as ranks
-    import sglang.srt.platforms as platforms
-    import sglang.srt.session.streaming_session as session
-    import sglang.srt.runtime_context as context
-    import sglang.srt.mem_cache.allocator.page_interleave as interleave
-    import sglang.srt.disaggregation.kv_events as kv_events
-    import sglang.srt.layers.attention.dsv4.unified_kv_gate as ring
-    import sglang.kernels.ops.attention.dsv4.unified_kv_kernels.env_gate as old_ring  # to 0.5.22
+    """Give stand-ins the functions that are called, and switch off what a GPU has."""
 
-    def as_it_is(*_, **__):
-        return lambda function: function
+    def no(*_, **__):
+        return False
 
+    devices = dict.fromkeys(("is_npu", "is_hip", "is_cuda", "is_xpu", "is_cpu"), no)
+    checks = dict.fromkeys(("expect", "Invariant", "IsTrue"), lambda *_, **__: None)
+    ring = {"is_unified_kv_triton": no}
+    for module, names in {
+        "srt.utils": devices | {"get_bool_env_var": no},
+        "srt.utils.common": devices | {"ceil_align": _ceil_align},
+        "srt.utils.invariants": checks | {"Bucket": MagicMock()},
+        "srt.utils.rank_consensus_checker": {"rank_consensus": lambda *_, **__: lambda each: each},
+        "srt.session.streaming_session": {"is_virtual_node": no, "StreamingSession": _no_session},
+        "srt.mem_cache.allocator.page_interleave": {"page_interleave_shard_size": lambda _: 1},
+        "srt.layers.attention.dsv4.unified_kv_gate": ring,
+        "kernels.ops.attention.dsv4.unified_kv_kernels.env_gate": ring,  # to 0.5.22
+    }.items():
+        vars(import_module(f"sglang.{module}")).update(names)
+    kv_events = import_module("sglang.srt.disaggregation.kv_events")
     if not hasattr(kv_events, "__file__"):  # a stand-in
         kv_events.StorageMedium = MagicMock()
-    ring.is_unified_kv_triton = old_ring.is_unified_kv_triton = lambda: False
-    common.ceil_align = _ceil_align
-    for name in ("is_npu", "is_hip", "is_cuda", "is_xpu", "is_cpu"):
-        setattr(utils, name, lambda: False)
-        setattr(common, name, lambda: False)
-    utils.get_bool_env_var = lambda *_: False
-    invariants.expect = invariants.Invariant = invariants.IsTrue = lambda *_, **__: None
-    invariants.Bucket = MagicMock()
-    ranks.rank_consensus = as_it_is
-    platforms.current_platform.get_paged_allocator_cls = lambda: None
-    session.is_virtual_node = lambda _: False
-    session.StreamingSession = _no_session
-    interleave.page_interleave_shard_size = lambda _: 1
-    context.get_serving().strip_thinking_cache = False
+    platform = import_module("sglang.srt.platforms").current_platform
+    platform.get_paged_allocator_cls = lambda: None
+    import_module("sglang.srt.runtime_context").get_serving().strip_thinking_cache = False
 
 
 def _no_session(*_, **__):
@@ -132,19 +120,37 @@ def _class_of(path, name, names):
 
 
 class Request:
-    """What the cache asks of a request."""
+    """What the cache asks of a request; its answer and its progress."""
 
-    def __init__(self, engine, tokens):
-        self.rid, self.priority = "", 0
+    def __init__(self, engine, tokens, number="", output=1):
+        self.rid, self.priority = str(number), 0
         self.session_id = self.extra_key = self.cache_salt = None
-        self.kv_rotation_base = self.lock = self.last_node = None
+        self.kv_rotation_base = self.positional_embed_overrides = None
         self.origin_input_ids = self.full_untruncated_fill_ids = tokens
         self.swa_branching_seqlen = self.mamba_branching_seqlen = None
-        self.extend_end = self.prefix_len = 0
         self.skip_radix_cache_insert = self.done = False
-        self.positional_embed_overrides = None
-        self.kv = engine.held()
+        self.output, self.generated, self.chain = output, 0, []
+        name_parts(self.chain, tokens, PAGE)
+        self.begin(engine)
         self.kv.req_pool_idx = 0
+
+    def begin(self, engine):
+        """Start, or start again, with the generated tokens as part of the prompt."""
+        self.kv = engine.held()
+        self.prefix_len = self.extend_end = self.steps = 0  # of decoding
+        self.last_node = self.lock = None
+
+    @property
+    def tokens(self):
+        return len(self.full_untruncated_fill_ids)
+
+    def generate(self):
+        """One more token of the answer."""
+        self.generated += 1
+        token = array("q", [-(int(self.rid) << 20) - self.generated])
+        self.full_untruncated_fill_ids = self.full_untruncated_fill_ids + token
+        name_parts(self.chain, self.full_untruncated_fill_ids, PAGE)
+        self.done = self.generated >= self.output
 
     def finished(self):
         return self.done
@@ -227,44 +233,6 @@ def traits(engine):
     return {"newest": "ceil_align(" in kept}
 
 
-class Running(Request):
-    """A request with its answer and its progress."""
-
-    def __init__(self, engine, number, tokens, output):
-        super().__init__(engine, tokens)
-        self.rid, self.output, self.generated = str(number), output, 0
-        self.steps = 0  # of decoding
-        self.chain = _chain(tokens)
-
-    @property
-    def tokens(self):
-        return len(self.full_untruncated_fill_ids)
-
-    def generate(self):
-        """One more token of the answer."""
-        self.generated += 1
-        self.full_untruncated_fill_ids = self.full_untruncated_fill_ids + array(
-            "q", [-(int(self.rid) << 20) - self.generated]
-        )
-        if not self.tokens % PAGE:
-            self.chain = _chain(self.full_untruncated_fill_ids)
-        self.done = self.generated >= self.output
-
-    def retract(self, engine):
-        """Start again, with the generated tokens as part of the prompt."""
-        self.kv = engine.held()
-        self.prefix_len = self.extend_end = self.steps = 0
-        self.last_node = self.lock = None
-
-
-def _chain(tokens):
-    """A name of every whole page that covers all before it, too."""
-    made = [0]
-    for start in range(0, len(tokens) - PAGE + 1, PAGE):
-        made.append(hash((made[-1], *tokens[start : start + PAGE])))
-    return made[1:]
-
-
 class Session(Operated):
     """An empty cache."""
 
@@ -296,23 +264,20 @@ class Session(Operated):
                 raise Broken
         self._count()
         self._cache.sanity_check()
-        self._evict_all()
+        everything = self._settings["pages"] * PAGE
+        evicted = self._engine.base_prefix_cache.EvictParams(
+            num_tokens=everything, swa_num_tokens=everything
+        )
+        self._cache.evict(evicted)
         for name, pool in (("context", "full"), ("windows", "swa")):
             free = getattr(self._allocator, f"{pool}_available_size")() // PAGE
             total = self._settings["pages" if pool == "full" else "window_pages"]
             if free != total:
                 note("ends", f"all has ended, and {free} of {total} pages of {name} are free")
 
-    def _evict_all(self):
-        everything = self._settings["pages"] * PAGE
-        params = self._engine.base_prefix_cache.EvictParams(
-            num_tokens=everything, swa_num_tokens=everything
-        )
-        self._cache.evict(params)
-
     def _do_admit(self, number, pages, tokens, output):
         spelled = array("q", spell(pages, tokens))
-        self._waiting.append(Running(self._engine, number, spelled, output))
+        self._waiting.append(Request(self._engine, spelled, number, output))
 
     def _do_step(self, accepted=0):
         self._prefill() or self._decode()
@@ -341,7 +306,7 @@ class Session(Operated):
             self._retract(request)
 
     def _serve(self, number, pages, tokens):
-        request = Running(self._engine, number, array("q", spell(pages, tokens)), 1)
+        request = Request(self._engine, array("q", spell(pages, tokens)), number)
         self._begin(request)
         hit = request.prefix_len
         while request.extend_end < tokens:
@@ -437,7 +402,7 @@ class Session(Operated):
     def _retract(self, request):
         self._running.remove(request)
         self._release(request, checkpoint=False)
-        request.retract(self._engine)
+        request.begin(self._engine)
         self._waiting.appendleft(request)
 
     def _release(self, request, *, checkpoint):

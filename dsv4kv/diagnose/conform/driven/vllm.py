@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: F401, B905
+# ruff: noqa: F401, B905, I001
 # It runs in the engine's environment, where nothing is typed.
 """vLLM's own scheduler and cache manager with DeepSeek-V4's groups, driven by operations.
 
@@ -14,7 +14,9 @@ from collections import deque
 from functools import cache
 from types import SimpleNamespace
 
-from .broken import PAGE, Broken, Operated, add_absent, check_free, find_package, note, spell
+from . import (
+    PAGE, Broken, Operated, add_absent, check_free, find_package, name_parts, note, spell,
+)  # fmt: skip
 
 NAME = "vllm"
 GRAIN = 4
@@ -222,7 +224,7 @@ class Session(Operated):
             **_fitting(engine.Request, eos_token_id=None),
         )
         chain = self._chains[str(number)] = []
-        self._extend(chain, spelled)
+        name_parts(chain, spelled, GRAIN)
         self._scheduler.add_request(request)
 
     def _do_finish(self, accepted=0):
@@ -304,19 +306,12 @@ class Session(Operated):
         )  # fmt: skip
         self._scheduler.update_from_output(output, made)
         for rid, request in sampled.items():
-            self._extend(self._chains[rid], request.all_token_ids)
+            name_parts(self._chains[rid], request.all_token_ids, GRAIN)
         number = self._settings["draft_tokens"]
         if self._settings["speculation"] != "none" and not self._settings["ahead"]:
             alive = [rid for rid in sampled if rid in self._scheduler.requests]
             made = self._engine.DraftTokenIds(alive, [[7] * number for _ in alive])
             self._scheduler.update_draft_token_ids(made)
-
-    @staticmethod
-    def _extend(chain, tokens):
-        """Name every four tokens; a name covers all before them, too."""
-        for start in range(len(chain) * GRAIN, len(tokens) - GRAIN + 1, GRAIN):
-            before = chain[-1] if chain else 0
-            chain.append(hash((before, *tokens[start : start + GRAIN])))
 
     def _write(self, rid, begin, end):
         chain = self._chains[rid]
@@ -358,7 +353,20 @@ class Session(Operated):
                 return
 
     def _count(self):
-        counts = self._held()
+        counts, owners = [0] * len(self._pool.blocks), {}
+        tables = [
+            (group, table)
+            for group, manager in enumerate(self._groups)
+            for table in manager.req_to_blocks.values()
+        ]
+        for group, block in ((group, block) for group, table in tables for block in table):
+            counts[block.block_id] += not block.is_null
+            if not block.is_null and owners.setdefault(block.block_id, group) != group:
+                both = f"groups {owners[block.block_id]} and {group}"
+                note("blocks", f"{both} hold block {block.block_id}")
+        for _, deferred in getattr(self._scheduler, "deferred_frees", ()):
+            for block in deferred:
+                counts[block.block_id] += 1
         for block, count in zip(self._pool.blocks, counts):
             if block.ref_cnt != count and not block.is_null:
                 what = f"block {block.block_id} says that {block.ref_cnt} use it, and {count} do"
@@ -367,18 +375,3 @@ class Session(Operated):
                 note("blocks", f"block {block.block_id} is held {count} times and is not cached")
         free = [block.block_id for block in self._pool.free_block_queue.get_all_free_blocks()]
         check_free(counts, free, self._pool.get_num_free_blocks())
-
-    def _held(self):
-        counts, owners = [0] * len(self._pool.blocks), {}
-        for group, manager in enumerate(self._groups):
-            for table in manager.req_to_blocks.values():
-                for block in table:
-                    if not block.is_null:
-                        counts[block.block_id] += 1
-                        if owners.setdefault(block.block_id, group) != group:
-                            both = f"groups {owners[block.block_id]} and {group}"
-                            note("blocks", f"{both} hold block {block.block_id}")
-        for _, deferred in getattr(self._scheduler, "deferred_frees", ()):
-            for block in deferred:
-                counts[block.block_id] += 1
-        return counts

@@ -1,4 +1,4 @@
-"""A server of OpenAI's completions, whose prompts are token ids.
+"""Asks a server of OpenAI's completions prompts of token ids that it has never seen.
 
 The key of the API comes from the environment and goes into one header; nothing writes it down,
 even where a server's answer quotes it.
@@ -7,33 +7,61 @@ even where a server's answer quotes it.
 import json
 import math
 import os
+import random
 import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult
 
 from pydantic_core import from_json
 
-from dsv4kv.diagnose.probe.questioner import Answer, Prompt, Refused, Spent, Unreachable
-from dsv4kv.errors import ConfigError, mask_url
-from dsv4kv.record.metrics import MOST_BYTES, Values, parse
+from dsv4kv.errors import ConfigError, StoreUnavailable, mask_url
+from dsv4kv.record.metrics import MOST_BYTES, Counted, Values, parse
 from dsv4kv.record.run import HTTP, parse_url
 from dsv4kv.record.usage import counts_of
 
 if TYPE_CHECKING:
     from dsv4kv.record.http import Answer as Response
 
-KEYS = ("DSV4KV_API_KEY", "OPENAI_API_KEY")
-"""Variables of the environment that may hold the key, in order."""
+Prompt = tuple[int, ...]  # token ids
+KEYS = ("DSV4KV_API_KEY", "OPENAI_API_KEY")  # variables that may hold the key, in order
 _LIKELIEST = 5
 _ASKED_S, _FIRST_S = 10.0, 60.0
 _LINE_BYTES = 2**19  # of an event: one or a few tokens
 _MOST_TOKENS = 1_000  # with log-probabilities, and no more than an event adds
 _BUSY = {429, 503}
-_PATIENCE_S = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""How long a server that is busy is left alone, each time; longer where it asks for it."""
+_PATIENCE_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # that a busy server is left alone, if it asks no more
+_FIRST_ID, _IDS = 1024, 2**14
+"""Ordinary tokens: of every vocabulary, and behind the special ones that come first."""
+_ENDINGS = 8  # ends that differ from one another at their first token
+
+
+class Unreachable(StoreUnavailable):
+    """A server that does not answer, or no longer."""
+
+
+class Refused(Exception):
+    """A prompt that a server does not take: too long, or a field that it does not know."""
+
+
+class Spent(Exception):
+    """What is to be asked next would go beyond the budget."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server said to one prompt."""
+
+    prompt_tokens: int  # as it counts them
+    cached_tokens: int | None  # of these, found in its cache; None where it does not report that
+    ttft_s: float  # until the first token came
+    words: tuple[str, ...] = ()  # the tokens of its answer
+    likely: tuple[Mapping[str, float], ...] = ()  # log-probabilities of the likeliest, in nats
+    cached_by: Mapping[str, int] = field(default_factory=dict)  # by tier, where it reports that
+    took_s: float = 0.0  # from when it was asked, and not too busy to answer, to the end
 
 
 class OpenAiServer:
@@ -67,10 +95,8 @@ class OpenAiServer:
     def ask(self, prompt: Prompt, outputs: int, salt: str | None, limit_s: float) -> Answer:
         """The answer to a prompt; with more than one output token it has log-probabilities.
 
-        ``salt`` keeps it apart from equal prompts.
-
-        Raises ``Unreachable`` for no answer or a broken one, ``Refused``, and ``Spent`` where
-        there is none within ``limit_s``.
+        ``salt`` keeps it apart from equal prompts. Raises ``Unreachable`` for no answer or a
+        broken one, ``Refused``, and ``Spent`` where there is none within ``limit_s``.
         """
         body: dict[str, Any] = {
             "model": self.model,
@@ -83,9 +109,8 @@ class OpenAiServer:
         body |= {"logprobs": _LIKELIEST} if outputs > 1 else {}
         body |= {"cache_salt": salt} if salt else {}
         ends_s = min(self.now_s() + limit_s, self._ends_s)
-        left_s = ends_s - self.now_s()
-        late = Spent(f"no answer within the {left_s:,.0f} s that were left")
-        for patience_s in (*_PATIENCE_S, None):
+        left_s, patience = ends_s - self.now_s(), iter(_PATIENCE_S)
+        while True:
             begun_s = self.now_s()
             heard = _Heard(begun_s, self.now_s)
             try:
@@ -93,11 +118,10 @@ class OpenAiServer:
                     "/v1/completions", json.dumps(body), ends_s - begun_s, heard.take_line
                 )
             except TimeoutError:
-                raise late from None
-            except OSError as error:
-                raise Unreachable(_gone(self._at, error)) from None
+                raise Spent(f"no answer within the {left_s:,.0f} s that were left") from None
             if response.status == 200:
                 return heard.answer(self._at, self.now_s())
+            patience_s = next(patience, None)
             if response.status not in _BUSY or patience_s is None:
                 raise _refusal(response)
             asked = response.headers.get("retry-after") or ""
@@ -106,7 +130,6 @@ class OpenAiServer:
             if wait_s >= ends_s - self.now_s():
                 raise Spent(f"the server is busy ({response.status}), for longer than was left")
             self.wait(wait_s)
-        raise AssertionError  # patience has no end
 
     def counters(self) -> tuple[Values, bool] | None:
         """Its counters, and whether they speak of drafts; None where it has no page of them."""
@@ -145,19 +168,20 @@ class OpenAiServer:
         url = self._at._replace(path=self._at.path + path).geturl()
         limit_s = min(limit_s, self._ends_s - self.now_s())
         sent = None if body is None else body.encode()
-        return ask(url, limit_s, body=sent, headers=headers, take=take)
+        try:
+            return ask(url, limit_s, body=sent, headers=headers, take=take)
+        except OSError as error:
+            if body is not None and isinstance(error, TimeoutError):
+                raise
+            why = _plain(str(error)) or type(error).__name__
+            raise Unreachable(f"{self._at.netloc} does not answer ({why})") from None
 
     def _first_model(self) -> str:
-        try:
-            response = self._asked("/v1/models")
-            if response.status == 200:
-                name = str(from_json(response.content)["data"][0]["id"])
-                if _plain(name) == name:  # what is sent is shown, too
-                    return name
-        except OSError as error:
-            raise Unreachable(_gone(self._at, error)) from None
-        except (ValueError, LookupError, TypeError):
-            pass
+        response = self._asked("/v1/models")
+        with suppress(ValueError, LookupError, TypeError):
+            name = str(from_json(response.content)["data"][0]["id"])
+            if response.status == 200 and _plain(name) == name:  # what is sent is shown, too
+                return name
         raise ConfigError(
             f"{self._at.netloc} names no model at /v1/models: give --model NAME, and a key in "
             f"{KEYS[0]} if it wants one."
@@ -212,15 +236,13 @@ class _Heard:
         for choice in choices if isinstance(choices, list) else []:
             self._first_s = self._first_s or now_s - self._begun_s
             logprobs = choice.get("logprobs") if isinstance(choice, dict) else None
-            if isinstance(logprobs, dict):
+            if isinstance(logprobs, dict) and len(self._words) <= _MOST_TOKENS:
                 try:
                     self._take_likely(logprobs)
                 except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
                     self._is_odd = True  # not as agreed
 
     def _take_likely(self, logprobs: Mapping[str, Any]) -> None:
-        if len(self._words) > _MOST_TOKENS:
-            return
         words = [str(word) for word in logprobs.get("tokens") or []]
         likely = [
             {str(word): float(value) for word, value in each.items()}
@@ -257,8 +279,7 @@ def _address(url: str) -> SplitResult:
     parts = parse_url(url if "://" in url else f"http://{url}", HTTP, sentence)
     if "@" in parts.netloc:
         raise ConfigError(sentence)
-    path = parts.path.rstrip("/")
-    return parts._replace(path=path.removesuffix("/v1"))
+    return parts._replace(path=parts.path.rstrip("/").removesuffix("/v1"))
 
 
 def _key() -> str:
@@ -285,17 +306,94 @@ def _refusal(response: "Response") -> Exception:
 
 
 def _plain(text: str) -> str:
-    """What a server said, on one line, without commands to a terminal and without the key."""
+    """What a server said, on one line, without commands to a terminal.
+
+    With ``***`` for the key, in any case and with the escapes of JSON and of URLs.
+    """
     line = "".join(each for each in " ".join(text.split()) if each.isprintable())
-    return _hide_key(line)[:200]
-
-
-def _hide_key(text: str) -> str:
-    """The text with ``***`` for the key, in any case and with the escapes of JSON and of URLs."""
     spelled = (rf"(?:{re.escape(one)}|u00{ord(one):02x}|%{ord(one):02x})" for one in _key())
     key = r"\\*".join(spelled)
-    return re.sub(key, "***", text, flags=re.IGNORECASE) if key else text
+    return (re.sub(key, "***", line, flags=re.IGNORECASE) if key else line)[:200]
 
 
-def _gone(at: SplitResult, error: Exception) -> str:
-    return f"{at.netloc} does not answer ({_plain(str(error)) or type(error).__name__})"
+@dataclass
+class Ledger:
+    """What may be spent, and what is."""
+
+    most_tokens: int  # of all prompts and answers
+    most_s: float  # of all of it
+    tokens: int = 0
+    prompts: int = 0
+    s_per_token: float = 0.0
+
+
+class Questioner:
+    """Asks within a budget of tokens and time, and keeps count.
+
+    Attributes:
+        ledger: What is spent.
+        counted: Growth of the server's counters, where they are read.
+        drafts: Whether its counters speak of drafts.
+        restored: Tokens that it says it found beyond the GPU.
+        overcounted: The first answer that has more cached tokens than there are, and how many are.
+    """
+
+    def __init__(
+        self, server: OpenAiServer, ledger: Ledger, seed: int, begun_s: float | None = None
+    ) -> None:
+        """``begun_s``: when the budget of time began, on the server's clock; None for now."""
+        self.server, self.ledger = server, ledger
+        self.counted, self.drafts = Counted(), False
+        self.overcounted: tuple[Answer, int] | None = None
+        self.restored = 0
+        self._random = random.Random(seed)
+        self._begun_s = server.now_s() if begun_s is None else begun_s
+        self._sample()
+
+    def draw(self, tokens: int, ending: int = 0) -> Prompt:
+        """Random tokens; of two endings the first tokens differ."""
+        drawn = self._random.choices(range(_FIRST_ID, _FIRST_ID + _IDS), k=tokens)
+        drawn[:1] = [each - each % _ENDINGS + ending for each in drawn[:1]]
+        return tuple(drawn)
+
+    def ask(
+        self,
+        prompt: Prompt,
+        *,
+        outputs: int = 1,
+        salt: str | None = None,
+        sent: int | None = None,
+    ) -> Answer:
+        """The answer to a prompt.
+
+        ``sent``: how many of its tokens were asked before, where that is not all. Raises ``Spent``
+        where it does not fit the budget, and as ``OpenAiServer.ask``.
+        """
+        ledger, tokens = self.ledger, len(prompt) + outputs
+        left_s = ledger.most_s - (self.server.now_s() - self._begun_s)
+        if ledger.tokens + tokens > ledger.most_tokens:
+            raise Spent(f"the budget of {ledger.most_tokens:,} tokens is used up")
+        if left_s <= tokens * ledger.s_per_token:
+            raise Spent(f"the budget of {ledger.most_s:,.0f} s is used up")
+        ledger.tokens += tokens
+        ledger.prompts += 1
+        answer = self.server.ask(prompt, outputs, salt, max(left_s, 0.001))
+        ledger.s_per_token = max(ledger.s_per_token, answer.took_s / max(len(prompt), 512))
+        self._sample()
+        cached, most = answer.cached_tokens or 0, answer.prompt_tokens
+        if sent is not None and cached <= most:
+            most = sent
+        if cached > most:
+            self.overcounted = self.overcounted or (answer, most)
+        self.restored += sum(answer.cached_by.get(tier, 0) for tier in ("host", "storage"))
+        return answer
+
+    def hit(self, prompt: Prompt, sent: int | None = None) -> int:
+        """Tokens of a prompt that were cached; the server is known to report them."""
+        return self.ask(prompt, sent=sent).cached_tokens or 0
+
+    def _sample(self) -> None:
+        sampled = self.server.counters()
+        if sampled is not None:
+            self.counted.add(sampled[0])
+            self.drafts |= sampled[1]

@@ -7,7 +7,7 @@ of it; nothing of it is run. What is not known makes a condition neither true no
 
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
@@ -15,45 +15,34 @@ from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from dsv4kv.engines.names import replayed_engines
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import shipped, shipped_names
 
 if TYPE_CHECKING:
-    from dsv4kv.diagnose.faults.subject import Subject
+    from dsv4kv.diagnose.subjects import Subject
 
-ANY_VERSION = "*"
 _COMPARE = {
     ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt,
     "<": operator.lt,
 }  # fmt: skip
-_CLAUSE = re.compile(r"(>=|<=|==|!=|>|<)\s*(\d+(?:\.\d+){0,3})")
+_CLAUSE = r"(>=|<=|==|!=|>|<)(\d+(?:\.\d+){0,3})"
 _RELEASE = re.compile(r"v?(\d+(?:\.\d+){0,3})")
 _PLACES = 4
 
-Truth = bool | None
-"""Whether a condition holds; None where that is not known."""
-
-
-class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
+Truth = bool | None  # whether a condition holds; None where that is not known
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
-class Condition(_Row):
+class Condition(BaseModel, extra="forbid", frozen=True):
     """One condition: about exactly one thing, with at most one predicate."""
 
-    flag: str | None = None
-    """A flag of the engine, dashes or underscores; without a predicate: it is given."""
-    variable: str | None = None  # A variable of the environment, likewise
-    input: str | None = None
-    """What the command means in the words of ``dsv4kv budget``: ``host-tier``."""
-    field: str | None = None
-    """A field of a result, or what follows from its fields (``facts_of``)."""
+    flag: str | None = None  # of the engine; without a predicate: it is given
+    variable: str | None = None  # of the environment, likewise
+    input: str | None = None  # what flags mean in the words of ``dsv4kv budget``: ``host-tier``
+    field: str | None = None  # of a result, or what follows from its fields (``facts_of``)
     line: str | None = None  # A regular expression that a line has
     model: Names | None = None  # presets, or families of them: ``v4``, ``v4.1``, ``v3.2``
     gpu: Names | None = None  # what the GPU's kernels are compiled for: ``sm_90``
@@ -77,9 +66,11 @@ class Condition(_Row):
             return any(f"{subject.model}-".startswith(f"{name}-") for name in self.model)
         if self.gpu is not None and subject.arch is not None:
             return subject.arch in self.gpu
-        kind = next((name for name in _VALUED if getattr(self, name) is not None), None)
-        given = subject.given(kind) if kind else None
-        return None if given is None or kind is None else self._fits(given, getattr(self, kind))
+        for kind in ("flag", "variable", "input", "field"):
+            name, given = getattr(self, kind), getattr(subject, f"{kind}s")
+            if name is not None and given is not None:
+                return self._fits(given, name)
+        return None
 
     def _fits(self, given: Mapping[str, str], name: str) -> bool:
         value = given.get(plain(name) if self.flag else name)
@@ -98,29 +89,25 @@ class Condition(_Row):
         return number > self.above if self.above is not None else number < (self.below or 0.0)
 
 
-_VALUED = ("flag", "variable", "input", "field")
-
-
 def known_engines() -> tuple[str, ...]:
     """What faults may be of: engines, and ``bench`` for results of a benchmark."""
     return (*replayed_engines(), "bench")
 
 
-class Fault(_Row):
+class Fault(BaseModel, extra="forbid", frozen=True):
     """One known fault."""
 
     id: str = Field(pattern=r"[a-z0-9-]+")  # its name
     engine: str  # whose; ``bench`` is a trap of benchmarks
-    versions: str
+    versions: str = Field(pattern=rf"^(\*|{_CLAUSE}(,{_CLAUSE})*)$")
     """Releases that have it: clauses such as ``>=0.21``, which must all hold; ``*`` is any."""
     fixed_in: str | None = None  # the release that has it no more; None where there is none yet
     when: tuple[Condition, ...] = Field(min_length=1)  # conditions, all of which hold
     symptom: str = Field(min_length=10)  # what is seen
-    effect: str = Field(min_length=3)
-    """How much it costs, with its unit and where that was measured."""
+    effect: str = Field(min_length=3)  # what it costs, with a unit and where it was measured
     workaround: str = Field(min_length=5)  # what to do
+    # the thread
     source: str = Field(pattern=r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+")
-    """The thread."""
     seen: date  # when that was last looked at
     until: date  # when it should be looked at again; a finding after that is only possible
 
@@ -138,12 +125,12 @@ class Fault(_Row):
 
     def covers(self, version: str | None) -> Truth:
         """Whether a release has it."""
-        if self.versions == ANY_VERSION:
+        if self.versions == "*":
             return True
         if version is None:
             return None
-        wanted = release(version)
-        return all(_COMPARE[sign](wanted, other) for sign, other in _clauses(self.versions))
+        wanted, clauses = release(version), re.findall(_CLAUSE, self.versions)
+        return all(_COMPARE[sign](wanted, release(other)) for sign, other in clauses)
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -151,19 +138,8 @@ def release(version: str) -> tuple[int, ...]:
     match = _RELEASE.match(version.strip())
     if match is None:
         raise ConfigError(f"{version[:60]!r} is no version: give one such as 0.33 or 0.5.23.")
-    return _padded(match[1])
-
-
-def _padded(text: str) -> tuple[int, ...]:
-    numbers = [int(part) for part in text.split(".")]
+    numbers = [int(part) for part in match[1].split(".")]
     return tuple(numbers + [0] * (_PLACES - len(numbers)))
-
-
-def _clauses(text: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for part in text.split(",") if text != ANY_VERSION else ():
-        match = _CLAUSE.fullmatch(part.strip())
-        assert match is not None, text
-        yield match[1], _padded(match[2])
 
 
 def plain(name: str) -> str:
@@ -193,7 +169,7 @@ class Finding:
         return not self.doubts
 
     def as_values(self) -> dict[str, Any]:
-        """As plain values."""
+        """For JSON."""
         row = self.fault.model_dump(mode="json", exclude={"when"})
         return {"of": self.subject.title, "sure": self.is_sure, "doubts": list(self.doubts)} | row
 
@@ -206,7 +182,11 @@ def judge(subjects: Sequence["Subject"], faults: Sequence[Fault], today: date) -
             continue
         held = [condition.holds(subject) for condition in fault.when]
         unknown = [each for truth, each in zip(held, fault.when, strict=True) if truth is None]
-        if False not in held and all(map(_is_likely, unknown)):
+        # shown although these are unknown: most set no variable, all have a model and a GPU
+        is_likely = all(
+            each.model or each.gpu or (each.variable and each.given is False) for each in unknown
+        )
+        if False not in held and is_likely:
             doubts = {
                 f"the version is not known: {fault.engine} {fault.versions} has it": covered
                 is None,
@@ -217,9 +197,3 @@ def judge(subjects: Sequence["Subject"], faults: Sequence[Fault], today: date) -
             }
             found.append(Finding(fault, subject, tuple(text for text, so in doubts.items() if so)))
     return sorted(found, key=lambda each: not each.is_sure)
-
-
-def _is_likely(unknown: Condition) -> bool:
-    """Whether a fault is shown although this is unknown: most set no variable, all have a GPU."""
-    unset = unknown.variable is not None and unknown.given is False
-    return unset or unknown.model is not None or unknown.gpu is not None

@@ -9,7 +9,7 @@ import json
 import math
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -20,7 +20,7 @@ from dsv4kv.budget.flags import GivenFlag, merge, read_flag
 from dsv4kv.budget.gpus import gpu_names, load_gpu
 from dsv4kv.budget.servers import find_launches
 from dsv4kv.choices import listed
-from dsv4kv.diagnose.faults.table import load_faults, plain, release
+from dsv4kv.diagnose.faults import load_faults, plain, release
 from dsv4kv.engines.flags import find_flag
 from dsv4kv.engines.logs.read import find_fields, read_lines, scan_log
 from dsv4kv.engines.names import FAMILIES, replayed_engines
@@ -51,8 +51,7 @@ _OTHER_MODEL = re.compile(
 _V4_PARSER = re.compile(r"deepseek[-_]?v4(?![.\d])", re.IGNORECASE)
 _GPU_NAME = re.compile(r"NVIDIA (?:RTX )?([A-Z]{1,3}\d{2,4}(?:-3e)?)")
 _MODEL_NAME = re.compile(r"(?i)DeepSeek-?V[\d.]+(?:-?(?:Flash|Pro))?")
-_UNTAGGED = (0, 1)
-"""Of vLLM: the version of builds from no tag, whatever they were built from."""
+_UNTAGGED = (0, 1)  # of vLLM: the version of builds from no tag, whatever they were built from
 _ECHO = re.compile(r"non-default args: (\{.*)|\b(ServerArgs\(.*)")
 _PAIR = re.compile(
     r"(?<!\w)['\"]?(\w+)['\"]?\s*[:=]\s*"
@@ -65,28 +64,19 @@ class Subject:
     """One thing that is looked at."""
 
     title: str  # what it is, for who reads
-    kind: Kind  # what kind of thing
+    kind: Kind
     engine: str  # ``vllm`` or ``sglang``, ``bench`` of a result; empty where that is not known
-    version: str | None = None  # of the engine, where it is known
-    flags: Mapping[str, str] | None = None
-    """Flags by name, dashes for underscores; None where they are not known."""
+    version: str | None = None  # of the engine; None, here and below, where it is not known
+    flags: Mapping[str, str] | None = None  # by name, dashes for underscores
     variables: Mapping[str, str] | None = field(default_factory=dict)
     """The environment, as far as a command sets it; None of a log, which is silent."""
-    inputs: Mapping[str, str] = field(default_factory=dict)  # what of ours the flags mean
-    fields: Mapping[str, str] = field(default_factory=dict)
-    """Of a result: its fields, and what follows from them."""
+    inputs: Mapping[str, str] | None = None  # what of ours the flags mean
+    fields: Mapping[str, str] = field(default_factory=dict)  # of a result, with what follows
     text: str = ""  # what is searched for lines
-    model: str | None = None
-    """A preset, ``v4`` where no more is known, ``other`` for another family; None where it is not
-    known."""
+    model: str | None = (
+        None  # a preset, ``v4`` where no more is known, ``other`` for another family
+    )
     arch: str | None = None  # what the GPU's kernels are compiled for
-
-    def given(self, kind: str) -> Mapping[str, str] | None:
-        """All flags, variables, inputs or fields; None where they are not known."""
-        if kind == "input":
-            return None if self.flags is None else self.inputs
-        kinds = {"flag": self.flags, "variable": self.variables, "field": self.fields}
-        return kinds[kind]
 
 
 def read_subjects(given: str, engine: str | None = None, gpu: str | None = None) -> list[Subject]:
@@ -168,12 +158,15 @@ def _of_file(path: Path, family: str, stated: str) -> list[Subject]:
         return [_of_log(text, path.name, family, stated)]
     if kind == "command":
         return _of_commands(text, path.name)
-    subjects, before = list[Subject](), dict[Any, Mapping[str, Any]]()
+    subjects, before = list[Subject](), dict[str, Mapping[str, Any]]()
     for name, run in read_runs(path):
-        prompts = _prompts_of(run)
-        subjects.append(
-            Subject(name, "result", "bench", fields=facts_of(run, before.get(prompts)))
-        )
+        # equal random prompts of one seed have their lengths in common, which a seed draws
+        lengths = run.get("input_lens")
+        totals = [run.get(key) for key in ("total_input_tokens", "total_input")]
+        is_known = _is_random(run) and (lengths or any(totals))
+        prompts = json.dumps(lengths or totals) if is_known else ""
+        fields = facts_of(run, before.get(prompts))
+        subjects.append(Subject(name, "result", "bench", fields=fields))
         if prompts:
             before[prompts] = run
     return subjects
@@ -242,12 +235,10 @@ def _model(flags: Mapping[str, str]) -> str | None:
     preset = next((found for name in named if (found := preset_named(name))), None)
     if preset:
         return preset
-    if any(_V4_PARSER.search(flags.get(name, "")) for name in _PARSERS):
+    parsers = ("--tokenizer-mode", "--reasoning-parser", "--tool-call-parser")
+    if any(_V4_PARSER.search(flags.get(name, "")) for name in parsers):
         return "v4"
     return "other" if any(map(_OTHER_MODEL.search, named)) else None
-
-
-_PARSERS = ("--tokenizer-mode", "--reasoning-parser", "--tool-call-parser")
 
 
 def _tagged(version: str | None) -> str | None:
@@ -293,7 +284,7 @@ def _of_log(text: str, source: str, family: str, stated: str) -> Subject:
         _tagged(log.version),
         flags,
         None,
-        _inputs(engine, flags.items()) if flags else {},
+        None if flags is None else _inputs(engine, flags.items()),
         text=text,
         model=_model(flags or {})
         or _model({"--model": name[0] if name else ""})
@@ -311,10 +302,16 @@ def _echoed(line: str) -> dict[str, str] | None:
     given = _literal(text)
     if not isinstance(given, dict):  # something in it is no literal
         given = {name: _literal(value) for name, value in _PAIR.findall(text)}
-    on = {name: value for name, value in given.items() if value is not None}
-    return {
-        name if value is not False else f"no_{name}": _written(value) for name, value in on.items()
-    }
+    written = dict[str, str]()
+    for name, value in given.items():
+        if isinstance(value, bool):
+            written[name if value else f"no_{name}"] = ""
+        elif value is not None:
+            written[name] = str(value)
+            if isinstance(value, dict | list):
+                with suppress(TypeError, ValueError):
+                    written[name] = json.dumps(value)
+    return written
 
 
 def _literal(text: str) -> Any:
@@ -330,17 +327,7 @@ def _literal(text: str) -> Any:
     return text
 
 
-def _written(value: Any) -> str:
-    if isinstance(value, bool):
-        return ""
-    with suppress(TypeError, ValueError):
-        return json.dumps(value) if isinstance(value, dict | list) else str(value)
-    return str(value)
-
-
-_RANDOM = ("random", "random-ids")
-_EVEN = 0.02
-"""Prompts that differ less in length are random tokens: only their text is tokenized again."""
+_EVEN = 0.02  # prompts that differ less in length are random: only their text is tokenized again
 
 
 def facts_of(run: Mapping[str, Any], same: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -358,19 +345,16 @@ def facts_of(run: Mapping[str, Any], same: Mapping[str, Any] | None = None) -> d
       no lighter load, which makes the first token sooner by itself;
     * ``full_outputs``: share of answers that are as long as the longest, where every one is known.
 
-    Args:
-        run: The document.
-        same: The last run before it in the file that sent the same prompts.
+    ``same``: the last run before it in the file that sent the same prompts.
     """
-    plain = {key: str(value) for key, value in run.items() if isinstance(value, str | int | float)}
-    return plain | dict(_derived(run, same))
-
-
-def _derived(run: Mapping[str, Any], same: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
-    yield "failed_requests", str(_failed(run))
-    if _is_random(run):
-        yield "random_tokens", "yes"
+    facts = {key: str(value) for key, value in run.items() if isinstance(value, str | int | float)}
     completed, at_once = _number(run, "completed"), _number(run, "max_concurrency")
+    asked, errors = _number(run, "num_prompts") or completed or 0.0, run.get("errors")
+    by_error = sum(map(bool, errors)) if isinstance(errors, list) else 0
+    failed = max(_number(run, "failed") or 0, asked - (completed or 0.0), by_error)
+    facts["failed_requests"] = str(int(failed))
+    if _is_random(run):
+        facts["random_tokens"] = "yes"
     prompts = _number(run, "total_input_tokens", "total_input")
     mean = prompts / completed if prompts and completed else None
     ttft, tpot = (
@@ -386,35 +370,25 @@ def _derived(run: Mapping[str, Any], same: Mapping[str, Any] | None) -> Iterator
         "prompt_tokens_per_s": mean / median_ttft * 1e3 if mean and median_ttft else None,
         "waiting_tokens_per_s": at_once * mean / ttft * 1e3 if at_once and mean and ttft else None,
     }
-    yield from ((name, f"{value:g}") for name, value in found.items() if value)
     if same is not None:
-        yield "repeats", "yes"
+        facts["repeats"] = "yes"
         earlier = _number(same, "median_ttft_ms")
-        loads = [
-            [_number(each, key) or math.inf for key in ("request_rate", "max_concurrency")]
-            for each in (run, same)
-        ]
-        as_loaded = all(mine >= theirs for mine, theirs in zip(*loads, strict=True))
+        loads = ("request_rate", "max_concurrency")  # without a number there is no limit
+        as_loaded = all(
+            (_number(run, key) or math.inf) >= (_number(same, key) or math.inf) for key in loads
+        )
         if median_ttft and earlier and as_loaded:
-            yield "repeats_ttft", f"{median_ttft / earlier:g}"
+            found["repeats_ttft"] = median_ttft / earlier
     outputs = run.get("output_lens")
     if _are_whole(outputs) and max(outputs) > 1:
-        yield "full_outputs", f"{outputs.count(max(outputs)) / len(outputs):g}"
-
-
-def _failed(run: Mapping[str, Any]) -> int:
-    """By the count of those, by what was asked and completed, or by errors."""
-    counted = _number(run, "failed") or 0
-    asked, completed = _number(run, "num_prompts"), _number(run, "completed") or 0.0
-    errors = run.get("errors")
-    by_error = sum(map(bool, errors)) if isinstance(errors, list) else 0
-    return int(max(counted, (asked or completed) - completed, by_error))
+        found["full_outputs"] = outputs.count(max(outputs)) / len(outputs)
+    return facts | {name: f"{value:g}" for name, value in found.items() if value}
 
 
 def _is_random(run: Mapping[str, Any]) -> bool:
     named = run.get("dataset_name")
     if named is not None:
-        return named in _RANDOM
+        return named in ("random", "random-ids")
     if run.get("random_input_len") is not None and not run.get("sharegpt_output_len"):
         return True
     inputs = run.get("input_lens")  # vLLM names no dataset, and no text is as long as another
@@ -426,15 +400,6 @@ def _is_random(run: Mapping[str, Any]) -> bool:
 def _are_whole(numbers: Any) -> TypeGuard[list[int]]:
     whole = isinstance(numbers, list) and set(map(type, numbers)) == {int}
     return whole and max(map(abs, numbers)) < 2**62
-
-
-def _prompts_of(run: Mapping[str, Any]) -> Any:
-    """What equal random prompts of one seed have in common: their lengths, which a seed draws."""
-    lengths = run.get("input_lens")
-    totals = [run.get(key) for key in ("total_input_tokens", "total_input")]
-    if not _is_random(run) or not (lengths or any(totals)):
-        return None
-    return json.dumps(lengths or totals)
 
 
 def _number(run: Mapping[str, Any], *keys: str) -> float | None:

@@ -10,29 +10,24 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import NamedTuple
 
-from dsv4kv.diagnose.probe import questioner as qn
+from dsv4kv.diagnose import questioner as qn
 from dsv4kv.errors import ConfigError
 from dsv4kv.units import counted
 
 SHORT_TOKENS, FIRST_TOKENS, LONGEST_TOKENS = 1_000, 4_200, 40_000
-EDGES = (64, 128, 256, 4_096, 16_384)
-"""Sizes of blocks, retention intervals and chunks that engines have."""
+EDGES = (64, 128, 256, 4_096, 16_384)  # sizes of blocks, retention intervals and chunks
 INSIDE_TOKENS = (5_500, 6_500, 9_000, 13_900)
 """Where prompts part: no two intervals of a power of two leave the same hits at all of them."""
 _TRIALS, _OUTPUTS = 6, 8
 _NOISE_FACTOR = 3.0
-_MOST_NOISE_NATS = 1.0
-"""Cold answers that differ by more are like nothing: an answer from the cache may be any."""
+_MOST_NOISE_NATS = 1.0  # cold answers that differ by more are like nothing
 _ROUNDING_NATS = 0.25
 """Two steps of a logit between 16 and 32 in bf16: a hit is computed in other shapes than a cold
 prompt, while two cold ones have the same and may be equal to the bit."""
-_REPEATS = 4
-"""How often a prompt is sent to see whether it hits each time."""
+_REPEATS = 4  # of a prompt, to see whether it hits each time
 _LEAST_LIKELY = -20.0
-_FOREIGN_STEPS = 16
-"""Blocks of a prompt that others' are pushed out with."""
-_NEAR = 3
-"""How often what looks like a loss is tried again."""
+_FOREIGN_STEPS = 16  # blocks of a prompt that others' are pushed out with
+_NEAR = 3  # how often what looks like a loss is tried again
 _STORES = ("backuped_tokens", "kv_offload_store", "kv_offload_bytes", "simple_kv_offload_store",
            "kv_offload_total_bytes")  # fmt: skip
 _LOADS = ("load_back_tokens", "prefetched_tokens", "kv_offload_load", "external_prefix_cache_hits",
@@ -45,8 +40,7 @@ class Conclusion:
 
     question: str  # its name
     answer: str  # a sentence; why it is undecidable where it is
-    value: int | str | None = None
-    """The same for programs: tokens, or a word; None where it is undecidable."""
+    value: int | str | None = None  # for programs: tokens, or a word; None if undecidable
     level: str = "note"  # ``good``, ``note``, ``bad`` for a fault, ``undecided``
     advice: str = ""  # the setting to change
 
@@ -84,9 +78,12 @@ def again(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         )
         yield undecided("hits", known.why)
         return
-    said = f"a prompt of {warm.prompt_tokens:,} tokens that is sent again hits"
-    fresh, *later = _hits_again(q, warm)
-    fresh, hits = max(fresh, cold.cached_tokens or 0), [warm.cached_tokens, *later]
+    prompt = q.draw(warm.prompt_tokens if warm.cached_tokens else SHORT_TOKENS)
+    fresh, hits = cold.cached_tokens or 0, [warm.cached_tokens]
+    with suppress(qn.Spent):  # what is known already is worth saying
+        fresh = max(fresh, q.hit(prompt))
+        for _ in range(_REPEATS):
+            hits = [*hits, q.hit(prompt)]
     if fresh:
         known.why = (
             f"a prompt that was never sent hits {fresh:,} tokens: the same --seed was asked "
@@ -100,11 +97,13 @@ def again(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         )
         yield replace(undecided("hits", known.why), advice="ask one replica that is idle")
     elif warm.cached_tokens:
+        known.hitting, level, advice = warm.prompt_tokens, "good", ""
+        said = f"a prompt of {warm.prompt_tokens:,} tokens that is sent again hits"
         said = f"{said} {warm.cached_tokens / warm.prompt_tokens:.1%}"
-        known.hitting, level = warm.prompt_tokens, "note" if _is_little(warm) else "good"
-        if level == "note" and warm.prompt_tokens >= LONGEST_TOKENS:
-            known.why, level = said, "bad"
-        advice = _LITTLE if level == "bad" else ""
+        if _is_little(warm):
+            level = "note"
+            if warm.prompt_tokens >= LONGEST_TOKENS:
+                known.why, level, advice = said, "bad", _LITTLE
         yield Conclusion("hits", said, warm.cached_tokens, level, advice)
     else:
         known.why = "nothing hits"
@@ -154,16 +153,6 @@ def _first_hit(q: qn.Questioner, sizes: tuple[int, ...]) -> tuple[qn.Answer, qn.
     return pair
 
 
-def _hits_again(q: qn.Questioner, warm: qn.Answer) -> list[int]:
-    prompt = q.draw(warm.prompt_tokens if warm.cached_tokens else SHORT_TOKENS)
-    hits = [0]
-    with suppress(qn.Spent):  # what is known already is worth saying
-        hits = [q.hit(prompt)]
-        for _ in range(_REPEATS):
-            hits.append(q.hit(prompt))
-    return hits
-
-
 def steps(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     """The shortest prompt that hits when it is sent again, and by how much hits grow."""
 
@@ -173,18 +162,18 @@ def steps(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         return q.hit(prompt)
 
     smallest = _first(1, known.hitting, lambda tokens: hit(tokens) > 0)
-    first = hit(smallest)
-    longer = 2 * smallest
+    said = f"prompts of {smallest:,} tokens and more hit"
+    shortest = Conclusion("smallest prefix", said, smallest)
+    first, longer = hit(smallest), 2 * smallest
     while hit(longer) <= first and longer < LONGEST_TOKENS:
         longer *= 2
     if hit(longer) <= first:
         known.why = f"prompts of up to {longer:,} tokens hit {first:,}, and never more"
-        yield _smallest(smallest)
+        yield shortest
         yield Conclusion("step", known.why, first, "bad", _LITTLE)
         return
     larger = _first(smallest, longer, lambda tokens: hit(tokens) > first)
-    step = larger - smallest
-    lost = smallest - 1 - first
+    step, lost = larger - smallest, smallest - 1 - first
     known.step, known.smallest, known.lost = step, smallest, lost
     expected = {smallest - 1: 0, smallest: first} | {
         n: known.whole(n - 1)
@@ -194,10 +183,10 @@ def steps(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     if odd:
         known.why, known.step = f"a prompt of {odd[0]:,} tokens does not hit as others do", 0
         if min(odd) > smallest:
-            yield _smallest(smallest)
+            yield shortest
         yield undecided("step", known.why)
         return
-    yield _smallest(smallest)
+    yield shortest
     yield Conclusion("step", f"hits grow by {step:,} tokens", step)
     said, advice = f"every hit loses {lost:,} tokens, {lost // step} of its blocks", ""
     if not lost:
@@ -207,10 +196,6 @@ def steps(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     else:
         advice = "MTP with a KV connector costs a block a hit in vLLM"
     yield Conclusion("drafts", said, lost, "note" if lost else "good", advice)
-
-
-def _smallest(tokens: int) -> Conclusion:
-    return Conclusion("smallest prefix", f"prompts of {tokens:,} tokens and more hit", tokens)
 
 
 def edges(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
@@ -240,7 +225,6 @@ def edges(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
 
 
 _RETAIN = "vLLM: --prefix-cache-retention-interval 4096; SGLang: keep windows dense"
-_NTH = {2: "second", 3: "third", 4: "fourth"}
 
 
 def branches(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
@@ -256,18 +240,17 @@ def branches(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         yield undecided("branches", "the server takes no prompts that are long enough")
     elif not any(hits.values()):
         times = [q.hit(parted + q.draw(rest, ending), len(parted)) for ending in (2, 3)]
-        when = next((n for n, tokens in enumerate(times, start=3) if tokens), None)
         said = "a prompt that parts in the middle of another never hits"
-        if when is not None:
-            said = f"a prompt that parts in the middle of others hits from the {_NTH[when]} on"
-        yield Conclusion("branches", said, 0 if when else "never", advice=_RETAIN)
+        if any(times):
+            nth = "third" if times[0] else "fourth"
+            said = f"a prompt that parts in the middle of others hits from the {nth} on"
+        yield Conclusion("branches", said, 0 if any(times) else "never", advice=_RETAIN)
     else:
         yield _inside(hits, known)
 
 
 def _inside(hits: Mapping[int, int], known: Known) -> Conclusion:
-    step = known.step
-    ends = (known.lost, known.lost + 1)
+    step, ends = known.step, (known.lost, known.lost + 1)
     if all(
         any(hit == max(0, n - lost) // step * step for lost in ends) for n, hit in hits.items()
     ):
@@ -318,8 +301,10 @@ def equality(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
             return
         if warm.cached_tokens:
             apart.append(distance(cold, warm))
-        other = _cold(q, prompt, number)
-        if other is None:
+        other = None
+        with suppress(qn.Refused):  # it knows no salt
+            other = q.ask(prompt, outputs=_OUTPUTS, salt=f"probe {number} {prompt[:4]}")
+        if other is None or other.cached_tokens:
             short = q.draw(known.smallest - 1)
             cold, other = (q.ask(short, outputs=_OUTPUTS) for _ in range(2))
         noise.append(distance(cold, other))
@@ -341,14 +326,6 @@ def equality(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         advice = "a stale window or state at a hit's end: serve without prefix caching until fixed"
         wrong = f"answers from the cache are WRONG: {said}"
         yield Conclusion("equality", wrong, "differs", "bad", advice)
-
-
-def _cold(q: qn.Questioner, prompt: qn.Prompt, number: int) -> qn.Answer | None:
-    try:
-        answer = q.ask(prompt, outputs=_OUTPUTS, salt=f"probe {number} {prompt[:4]}")
-    except qn.Refused:
-        return None
-    return None if answer.cached_tokens else answer
 
 
 def distance(one: qn.Answer, other: qn.Answer) -> float:
@@ -441,7 +418,16 @@ def capacity(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         error = (trials.high - trials.low) * known.step
         said = f"{held:,} tokens (+ {error:,}) are held before a prompt is lost{why}"
         yield Conclusion("capacity", said, held)
-    yield _tier(q, is_lost=trials.high is not None, is_stored=_moved(q, _STORES) > before)
+    if loaded := _loaded(q):
+        yield Conclusion("tier", f"a tier is read back: the server counts {loaded:,.0f}", "read")
+    elif trials.high is None:
+        yield undecided("tier", "nothing was lost that a tier could bring back")
+    elif _moved(q, _STORES) > before:
+        said = "a tier stores and is never read: prompts are lost while its store counters grow"
+        advice = "look at the tier's lookups: keys, its window groups, the policy that prefetches"
+        yield Conclusion("tier", said, "never read", "bad", advice)
+    else:
+        yield Conclusion("tier", "no tier brings back what the GPU has lost", "none")
 
 
 def _moved(q: qn.Questioner, words: tuple[str, ...]) -> float:
@@ -451,19 +437,6 @@ def _moved(q: qn.Questioner, words: tuple[str, ...]) -> float:
 def _loaded(q: qn.Questioner) -> float:
     """What the server says came back from beyond the GPU; answers count tokens."""
     return q.restored or _moved(q, _LOADS)
-
-
-def _tier(q: qn.Questioner, *, is_lost: bool, is_stored: bool) -> Conclusion:
-    if loaded := _loaded(q):
-        said = f"a tier is read back: the server counts {loaded:,.0f}"
-        return Conclusion("tier", said, "read")
-    if is_stored and is_lost:
-        said = "a tier stores and is never read: prompts are lost while its store counters grow"
-        advice = "look at the tier's lookups: keys, its window groups, the policy that prefetches"
-        return Conclusion("tier", said, "never read", "bad", advice)
-    if is_lost:
-        return Conclusion("tier", "no tier brings back what the GPU has lost", "none")
-    return undecided("tier", "nothing was lost that a tier could bring back")
 
 
 def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
@@ -505,9 +478,8 @@ class Examination:
     interrupted: bool = False  # whether Ctrl-C ended it
 
 
-def fixed_tokens() -> int:
-    """The most tokens asked before the capacity is looked for, with blocks of up to 1,024."""
-    return sum(planned.tokens for planned in PLANNED.values())
+FIXED_TOKENS = sum(planned.tokens for planned in PLANNED.values())
+"""The most tokens asked before the capacity is looked for, with blocks of up to 1,024."""
 
 
 def examine(q: qn.Questioner, report: Callable[[str], None] = lambda _: None) -> Examination:

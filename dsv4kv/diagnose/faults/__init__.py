@@ -1,1 +1,0 @@
-"""Known faults of engines and benchmarks, kept as data, and which of them a server has."""

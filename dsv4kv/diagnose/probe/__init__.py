@@ -1,1 +1,0 @@
-"""A running server is asked, from outside, what its prefix cache does."""

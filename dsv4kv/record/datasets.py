@@ -81,7 +81,7 @@ def read_dialogues(
         rows: Iterator[str | dict[str, Any]] = iter(lines)
         if options.text or not first.startswith(("{", "[")):
             rows = ({_PROMPTS[0]: line.rstrip("\r\n")} for line in lines)
-        elif tf.is_array(first):
+        elif first.startswith("["):
             rows = tf.json_array(lines)
         for row in rows:
             place = f"{path}:{lines.number}"

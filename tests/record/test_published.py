@@ -21,7 +21,7 @@ from dsv4kv.record.veil import Veil
 from dsv4kv.replay.against import spans_of
 from dsv4kv.replay.paced import Paced
 from dsv4kv.replay.rules import Pool, run_rule
-from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.paths import collect_paths
 from tests.engines.oracles.published import RULES, SEEDS, Workload, read_published
 from tests.record.sockets import publishing, wait_until
 from tests.record.test_events import listening

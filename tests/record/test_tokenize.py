@@ -35,7 +35,7 @@ from dsv4kv.record.tokenize import (  # noqa: E402
 from dsv4kv.record.veil import Veil  # noqa: E402
 from dsv4kv.replay.rules import Pool, run_rule  # noqa: E402
 from dsv4kv.traces import read_trace  # noqa: E402
-from dsv4kv.traces.collect import collect_paths  # noqa: E402
+from dsv4kv.traces.paths import collect_paths  # noqa: E402
 from dsv4kv.traces.request import Request  # noqa: E402
 from tests.engines.oracles import chains  # noqa: E402
 from tests.engines.oracles.recorded import PAGE, Trace, read_traces  # noqa: E402

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import TraceError
-from dsv4kv.traces import read_trace, write_trace
-from dsv4kv.traces.collect import collect_paths, load_paths
+from dsv4kv.traces import load_paths, read_trace, write_trace
+from dsv4kv.traces.paths import collect_paths
 from dsv4kv.traces.request import IdRuns, Request
 from tests.replay.texts import ids_of
 

@@ -278,7 +278,7 @@ def tokenize(
     from dsv4kv.processes import usable_cores
     from dsv4kv.record import tokenize as made
     from dsv4kv.record.convert import in_blocks
-    from dsv4kv.record.datasets import DataOptions, read_dialogues
+    from dsv4kv.record.tokenize import DataOptions, read_dialogues
     from dsv4kv.traces.formats import BLOCK_TOKENS
 
     _check_out(out, to)

@@ -31,9 +31,9 @@ from pydantic_core import from_json
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import check_parts, open_regular
+from dsv4kv.record import Veil
 from dsv4kv.record.folder import Record, Recording, check_row
 from dsv4kv.record.run import LAST_S
-from dsv4kv.record.veil import Veil
 from dsv4kv.units import counted
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from dsv4kv.errors import mask_url
 from dsv4kv.record.folder import MOST_VALUE, Recording
-from dsv4kv.record.run import HTTP, parse_url
+from dsv4kv.record.run import HTTP, ask, parse_url
 
 Values = dict[str, float]
 
@@ -190,8 +190,6 @@ class Metrics:
         self._sample(_LAST_S)
 
     def _sample(self, limit_s: float = _TIMEOUT_S) -> None:
-        from dsv4kv.record.http import ask
-
         try:
             page = ask(self._url, limit_s, most_bytes=MOST_BYTES)
             values, settings = parse(page.content.decode("utf-8", "replace"))

@@ -39,12 +39,11 @@ from yarl import URL
 
 from dsv4kv.errors import ConfigError, TraceError, mask_url
 from dsv4kv.processes import Confined
+from dsv4kv.record import Veil
 from dsv4kv.record import usage as us
+from dsv4kv.record.convert import PROXY, is_answered
 from dsv4kv.record.folder import Record, Recording
-from dsv4kv.record.http import fail_with_connection
-from dsv4kv.record.requests import PROXY, is_answered
-from dsv4kv.record.run import HTTP, parse_url
-from dsv4kv.record.veil import Veil
+from dsv4kv.record.run import HTTP, fail_with_connection, parse_url
 
 _LOOPBACK = "127.0.0.1"
 _RECORDED = ("/completions", "/responses", "/messages", "/generate")

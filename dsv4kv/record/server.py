@@ -14,8 +14,8 @@ from threading import Lock
 from time import monotonic, time
 
 from dsv4kv.record import folder as fd
+from dsv4kv.record.convert import Requests, count_requests, is_answered, outline, says_hits
 from dsv4kv.record.metrics import Counted, Values, count, hits_of
-from dsv4kv.record.requests import Requests, count_requests, is_answered, outline, says_hits
 from dsv4kv.units import counted
 
 _FAMILIES = ("vllm", "sglang")

@@ -32,7 +32,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import read_document, read_json
 from dsv4kv.processes import ChildEnded, Confined, bounded_memory, without_stderr
-from dsv4kv.record.datasets import Message
 from dsv4kv.traces.files import Defect
 from dsv4kv.units import cut
 
@@ -50,6 +49,7 @@ _ENCODER = "encode_messages"
 _MODE = "thinking_mode"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
+Message = dict[str, Any]
 Render = Callable[[Sequence[Message], Sequence[Any] | None, Mapping[str, Any]], str]
 """Makes the text of messages, of the tools they may call and of options of their own."""
 

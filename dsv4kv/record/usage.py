@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from dsv4kv.record import Veil, chained
 from dsv4kv.record.folder import MOST_TOKENS, Record
 from dsv4kv.record.logs import cached_by
-from dsv4kv.record.veil import Veil, chained
 
 KEPT_HEAD_BYTES = 4_096
 KEPT_TAIL_BYTES = 65_536

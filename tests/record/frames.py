@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from dsv4kv.record import Veil
 from dsv4kv.record.events import Publisher, Sequence
 from dsv4kv.record.folder import Record, Recording, read_stream
-from dsv4kv.record.veil import Veil
 
 PUBLISHED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "kv_events"
 SAMPLES = (

@@ -11,9 +11,9 @@ from typing import Any
 
 from aiohttp import web
 
+from dsv4kv.record import Veil
 from dsv4kv.record.folder import Record, Recording
 from dsv4kv.record.proxy import Proxy, parse_address
-from dsv4kv.record.veil import Veil
 from tests.record.sockets import wait_until
 
 PIECES = 4

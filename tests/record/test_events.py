@@ -8,10 +8,9 @@ from time import monotonic
 
 import pytest
 
-from dsv4kv.record import events
+from dsv4kv.record import Veil, events
 from dsv4kv.record.events import Publisher, Socket, ranks_of
 from dsv4kv.record.folder import Record, Recording, read_stream
-from dsv4kv.record.veil import Veil
 from tests.record import frames as fr
 from tests.record import sockets
 from tests.record.sockets import PATIENCE_S, publishing, wait_until

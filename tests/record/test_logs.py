@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv4kv.record import Veil
 from dsv4kv.record.folder import Record
 from dsv4kv.record.logs import LOGS, read_line
-from dsv4kv.record.veil import Veil
 
 LINES = {path.stem: path for path in (Path(__file__).parent / "logs").iterdir()}
 VEIL = Veil(b"s" * 32)
@@ -223,7 +223,7 @@ def test_a_token_of_more_than_63_bits_loses_no_row() -> None:
 def test_a_prompt_that_quotes_a_log_again_and_again_is_read_in_no_time(begin: str) -> None:
     program = (
         "from dsv4kv.record.logs import read_line\n"
-        "from dsv4kv.record.veil import Veil\n"
+        "from dsv4kv.record import Veil\n"
         f"assert read_line({begin!r} * 200_000 + 'prompt_token_ids: None', Veil(b's')) is None"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)  # else hours

@@ -23,11 +23,11 @@ import pytest
 from aiohttp import ClientError, ClientSession, TCPConnector
 
 from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.record import Veil
 from dsv4kv.record.folder import Record, Recording, read_stream
 from dsv4kv.record.proxy import Proxy, _Connection, parse_address
 from dsv4kv.record.run import run
 from dsv4kv.record.usage import Ends
-from dsv4kv.record.veil import Veil
 from tests.ports import free_port
 from tests.record.serving import PIECES, Server, proxied, proxying, serving
 from tests.record.stress import until_open

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from dsv4kv.cli import app
 from dsv4kv.engines.names import find_rule
 from dsv4kv.model.presets import load_model
+from dsv4kv.record import Veil
 from dsv4kv.record.convert import find_stores, read_recording
 from dsv4kv.record.events import Publisher, Sequence
 from dsv4kv.record.folder import Recording, read_stream
 from dsv4kv.record.logs import RequestLog
 from dsv4kv.record.server import read_server
-from dsv4kv.record.veil import Veil
 from dsv4kv.replay.against import spans_of
 from dsv4kv.replay.paced import Paced
 from dsv4kv.replay.rules import Pool, run_rule

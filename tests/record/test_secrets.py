@@ -13,10 +13,10 @@ from typing import Any
 
 from aiohttp import ClientSession
 
+from dsv4kv.record import Veil
 from dsv4kv.record.folder import Recording, read_stream, segments
 from dsv4kv.record.logs import RequestLog
 from dsv4kv.record.metrics import Metrics
-from dsv4kv.record.veil import Veil
 from tests.record.frames import frames, recorded, stored
 from tests.record.serving import proxied, serving
 from tests.record.test_logs import LINES

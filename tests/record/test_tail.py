@@ -14,9 +14,9 @@ from unittest.mock import patch
 import pytest
 
 from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.record import Veil
 from dsv4kv.record.folder import Record, Recording, read_stream
 from dsv4kv.record.logs import RequestLog
-from dsv4kv.record.veil import Veil
 from tests.record.sockets import wait_until
 
 

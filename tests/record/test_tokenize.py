@@ -21,18 +21,18 @@ from dsv4kv.cli import app  # noqa: E402
 from dsv4kv.engines.names import RULES  # noqa: E402
 from dsv4kv.engines.rule import SPECULATIONS  # noqa: E402
 from dsv4kv.errors import ConfigError, TraceError  # noqa: E402
-from dsv4kv.record import templates  # noqa: E402
-from dsv4kv.record.datasets import DataOptions, read_dialogues  # noqa: E402
+from dsv4kv.record import Veil, templates  # noqa: E402
 from dsv4kv.record.templates import Tokens, load_template  # noqa: E402
 from dsv4kv.record.tokenize import (  # noqa: E402
     Arrivals,
     Counts,
+    DataOptions,
     Incremental,
     Job,
     arrange,
+    read_dialogues,
     tokenize,
 )
-from dsv4kv.record.veil import Veil  # noqa: E402
 from dsv4kv.replay.rules import Pool, run_rule  # noqa: E402
 from dsv4kv.traces import read_trace  # noqa: E402
 from dsv4kv.traces.paths import collect_paths  # noqa: E402

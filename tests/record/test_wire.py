@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.record.wire import Batch, Cleared, Removed, Stored, Unreadable, unpack
+from dsv4kv.record.events import Batch, Cleared, Removed, Stored, Unreadable, unpack
 from tests.record.frames import CLEARED, removed, stored
 
 TOKENS = list(range(32))

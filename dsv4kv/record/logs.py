@@ -19,13 +19,12 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import inf
 from pathlib import Path
 from threading import Event as Stop
 from time import monotonic
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from pydantic_core import from_json
 
@@ -41,8 +40,7 @@ class _Other(ValueError):
     """The line has another format."""
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
+class Log(NamedTuple):
     """A format of lines: ``mark`` is in each of them, ``read`` makes a row or raises."""
 
     mark: str
@@ -64,7 +62,7 @@ def _sglang(line: str, veil: Veil) -> Record:
     """``--log-requests --log-requests-format json``; ids from level 3 on."""
     record = _object(line)
     asked = record["obj"]
-    row = _named("id", record["rid"], veil) | _named("session", asked.get("session_id"), veil)
+    row = _names(veil, record["rid"], asked.get("session_id"))
     at_s = datetime.fromisoformat(record["timestamp"]).timestamp()  # in this machine's time zone
     if record["event"] == "request.received":
         return row | {"arrival_s": at_s} | _prompt(asked, veil)
@@ -78,7 +76,7 @@ def _sglang_metrics(line: str, veil: Veil) -> Record:
     """``--export-metrics-to-file-dir``: a line for every request that has ended."""
     info = _object(line)
     asked = from_json(info["request_parameters"])
-    row = _named("id", info["id"], veil) | _named("session", asked.get("session_id"), veil)
+    row = _names(veil, info["id"], asked.get("session_id"))
     return row | _finished_at(info, None) | _prompt(asked, veil)
 
 
@@ -121,11 +119,6 @@ _VLLM_ANSWERED = re.compile(
 )
 
 
-def _answered(name: str, veil: Veil) -> int:
-    """The id of an answer: logs name its first part, ``cmpl-7-0`` or ``resp_7_0``."""
-    return veil.name(_VLLM_PART.sub(r"\1", name))
-
-
 def _vllm(line: str, veil: Veil) -> Record:
     """``--enable-log-requests`` with ``VLLM_LOGGING_LEVEL=DEBUG``: tokens asked, then answered."""
     line = _COLOUR.sub("", line)
@@ -137,12 +130,15 @@ def _vllm(line: str, veil: Veil) -> Record:
         ids, closed, _ = after.partition("]")
         if not named or not closed:
             raise _Other
-        row = {"id": _answered(asked[1], veil), "arrival_s": _month_clock(begun[1])}
-        return row | _prompt({"input_ids": _numbers(ids)}, veil)
-    if answered := _VLLM_ANSWERED.match(line, begun.end()):
-        row = {"id": _answered(answered[1], veil), "last_s": _month_clock(begun[1])}
-        return row | {"output_tokens": len(_numbers(answered[2]))}
-    raise _Other
+        row: Record = {"arrival_s": _month_clock(begun[1])}
+        row |= _prompt({"input_ids": [int(one) for one in ids.split(",") if one.strip()]}, veil)
+    elif asked := _VLLM_ANSWERED.match(line, begun.end()):
+        tokens = [one for one in asked[2].split(",") if one.strip()]
+        row = {"last_s": _month_clock(begun[1]), "output_tokens": len(tokens)}
+    else:
+        raise _Other
+    # logs name the first part of an answer, ``cmpl-7-0`` or ``resp_7_0``
+    return row | {"id": veil.name(_VLLM_PART.sub(r"\1", asked[1]))}
 
 
 def _dynamo(line: str, veil: Veil) -> Record:
@@ -153,16 +149,15 @@ def _dynamo(line: str, veil: Veil) -> Record:
     if record["event_type"] != "request_end":
         raise _Other
     request = record["request"]
-    replay = request["replay"]
+    replay, agent = request["replay"], record.get("agent_context") or {}
     size, hashes = _tokens(replay["trace_block_size"]), replay["input_sequence_hashes"]
     return {
-        **_named("id", request["request_id"], veil),
+        **_names(veil, request["request_id"], agent.get("session_id")),
         "arrival_s": float(request["request_received_ms"]) / 1e3,
         "last_s": float(record["event_time_unix_ms"]) / 1e3,
         "output_tokens": _tokens(request["output_tokens"]),
         "cached_tokens": _optional(request.get("cached_tokens"), _tokens),
         **_hashed(_tokens(replay["input_length"]), size, hashes, veil),
-        **_named("session", (record.get("agent_context") or {}).get("session_id"), veil),
     }
 
 
@@ -170,7 +165,7 @@ def _lmcache(line: str, veil: Veil) -> Record:
     """Lookup hashes: chained hashes of the chunks that were looked up."""
     record = _object(line)
     return {
-        **_named("id", record["request_id"], veil),
+        **_names(veil, record["request_id"]),
         "arrival_s": float(record["timestamp"]),
         **_hashed(
             _tokens(record["seq_len"]), _tokens(record["chunk_size"]), record["chunk_hashes"], veil
@@ -200,6 +195,12 @@ def _object(line: str) -> dict[str, Any]:
     return record
 
 
+def _names(veil: Veil, request: Any, session: Any = None) -> Record:
+    """A client's names of a request and its session, whatever JSON they are."""
+    known = {"id": request, "session": session}
+    return {field: veil.name(name) for field, name in known.items() if name is not None}
+
+
 def _prompt(asked: Mapping[str, Any], veil: Veil) -> Record:
     tokens = asked.get("input_ids")
     if not isinstance(tokens, list) or not tokens or set(map(type, tokens)) != {int}:
@@ -214,17 +215,8 @@ def _hashed(tokens: int, size: int, hashes: Any, veil: Veil) -> Record:
     """Ids of a prompt by its blocks' hashes, without a partial last block."""
     if not size or not isinstance(hashes, list) or len(hashes) < tokens // size:
         raise _Other
-    full = tokens // size
-    return {
-        "input_tokens": tokens,
-        "ids": [veil.name(one) for one in hashes[:full]],
-        "grain": size,
-    }
-
-
-def _named(field: str, name: Any, veil: Veil) -> Record:
-    """A client's name for something, whatever JSON it is."""
-    return {} if name is None else {field: veil.name(name)}
+    ids = [veil.name(one) for one in hashes[: tokens // size]]
+    return {"input_tokens": tokens, "ids": ids, "grain": size}
 
 
 def _month_clock(text: str) -> float:
@@ -232,10 +224,6 @@ def _month_clock(text: str) -> float:
     latest = datetime.now(UTC).astimezone() + _AHEAD
     found = datetime.strptime(f"{latest.year}-{text}", "%Y-%m-%d %H:%M:%S").astimezone()
     return (found if found <= latest else found.replace(year=latest.year - 1)).timestamp()
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(one) for one in text.split(",") if one.strip()]
 
 
 def _tokens(value: Any) -> int:
@@ -319,52 +307,37 @@ class RequestLog:
         is_folder = self._path.is_dir()
         listed = sorted(self._path.iterdir()) if is_folder else [self._path]
         for path in listed:
-            if path in self._open or self._opens(path):
-                self._read_file(path, stop)
+            source = f"{self._name}:{self._veil.name(path.name)}"
+            if path in self._open or self._opens(path, source):
+                self._read_file(path, source, stop)
             if len(self._open) > _MOST_OPEN:
                 oldest = next(iter(self._open))
                 file = self._open.pop(oldest)
                 self._left[oldest] = file.state
                 file.close()
-        for path in self._open.keys() - {*listed} if is_folder else ():
-            self._read_file(path, stop)  # it was deleted
+        for path in self._open.keys() - {*listed} if is_folder else ():  # deleted
+            self._read_file(path, f"{self._name}:{self._veil.name(path.name)}", stop)
             self._open.pop(path).close()
 
-    def _source(self, path: Path) -> str:
-        return f"{self._name}:{self._veil.name(path.name)}"
-
-    def _opens(self, path: Path) -> bool:
+    def _opens(self, path: Path, source: str) -> bool:
         """Open a file that is new, or has changed since it was left."""
-        if not path.is_file():
-            return False
         try:
-            if self._left.get(path) == _state(path.stat()):
+            if not path.is_file() or self._left.get(path) == _state(path.stat()):
                 return False
-            before = self._recording.place("requests", self._source(path))
-            file = _Growing(path, self._veil, self._places, before)
-            self._rows += before is not None  # rows of it were written before
+            before = self._recording.place("requests", source)
+            self._open[path] = _Growing(path, self._veil, self._places, before)
         except FileNotFoundError:  # just deleted
             return False
-        self._open[path] = file
+        self._rows += before is not None  # rows of it were written before
         return True
 
-    def _read_file(self, path: Path, stop: Stop) -> None:
-        file, source = self._open[path], self._source(path)
+    def _read_file(self, path: Path, source: str, stop: Stop) -> None:
+        file = self._open[path]
         for line in file.lines(last=not self._follow):
             if stop.is_set():
                 self._end_s = min(self._end_s, monotonic() + LAST_S)
                 if monotonic() >= self._end_s:
                     raise TimeoutError
-            if file.is_packed_too_well():
-                raise TraceError(
-                    f"--requests {path}: it unpacks to over {_PACKED} times its size, which "
-                    "no log does: name another."
-                )
-            if file.skipped > _LONGEST_LINE:
-                raise TraceError(
-                    f"--requests {path}: a line is longer than 1 GiB, so this is no log: name "
-                    "another."
-                )
             row = read_line(line.decode("utf-8", "replace"), self._veil)
             self._lines += 1
             if row is not None:
@@ -382,11 +355,9 @@ class _Growing:
     def __init__(
         self, path: Path, veil: Veil, places: dict[int, list[int]], place: Any = None
     ) -> None:
-        """``places``: by inode, what was read; ``place``: what was by an earlier process.
-
-        ``skipped`` are bytes of a line that is too long.
-        """
-        self._path, self._veil, self._places, self.skipped = path, veil, places, 0
+        """``places``: by inode, what was read; ``place``: what was by an earlier process."""
+        self._path, self._veil, self._places = path, veil, places
+        self._skipped = 0  # bytes of a line that is too long
         self._unpacked = self._believed = 0  # bytes read, and how many a log of this size may have
         self._begin(open_regular(path), place)
 
@@ -395,15 +366,8 @@ class _Growing:
         """Inode, bytes read, and a name of the first of them."""
         return [*self._place, self._veil.name(self._head)]
 
-    def is_packed_too_well(self) -> bool:
-        """Whether more has been read than a log of this size can hold."""
-        if self._unpacked <= self._believed:
-            return False
-        self._believed = _PACKED * os.fstat(self._raw.fileno()).st_size + _SPARED_BYTES
-        return self._unpacked > self._believed
-
     def lines(self, *, last: bool) -> Iterator[bytes]:
-        """New whole lines; with ``last`` also an unfinished one."""
+        """New whole lines; with ``last`` also an unfinished one. Raises ``TraceError``."""
         yield from self._whole(last=last)
         try:
             found = self._path.stat()
@@ -463,7 +427,19 @@ class _Growing:
             self._place[1] += len(line)
             self._head += line[: _HEAD_BYTES - len(self._head)]
             self._unpacked += max(len(line), _LINE_BYTES)
-            if self.skipped or (is_part and not ended):
-                self.skipped = 0 if ended else self.skipped + len(line)
+            if self._skipped or (is_part and not ended):
+                self._skipped = 0 if ended else self._skipped + len(line)
                 line = b""
+            self._check()
             yield line
+
+    def _check(self) -> None:
+        if self._unpacked > self._believed:
+            self._believed = _PACKED * os.fstat(self._raw.fileno()).st_size + _SPARED_BYTES
+        why = ""
+        if self._unpacked > self._believed:
+            why = f"it unpacks to over {_PACKED} times its size, which no log does"
+        elif self._skipped > _LONGEST_LINE:
+            why = "a line is longer than 1 GiB, so this is no log"
+        if why:
+            raise TraceError(f"--requests {self._path}: {why}: name another.")

@@ -181,11 +181,6 @@ def load_template(
         raise ConfigError(f"the chat template is broken: {defect}.") from None
 
 
-def find_encoders(folder: Path) -> list[Path]:
-    """Python files next to a tokenizer that may be used as a template."""
-    return sorted(folder.glob("encoding/encoding*.py"))
-
-
 class _Renderer:
     """A chat template, in the child process."""
 
@@ -212,41 +207,33 @@ class _Renderer:
 def _load(folder: Path, given: str | None, options: Mapping[str, Any]) -> Render | None:
     if given and given.endswith(".py"):
         return _encoder(Path(given), options)
-    path = folder / _CONFIG
-    config = _read(path) if path.exists() else {}
+    path, own = folder / _CONFIG, folder / _TEMPLATE
+    config = _read(path, read_json) if path.exists() else {}
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: it is no object, so no configuration of a tokenizer.")
     if given and not os.path.isfile(given):  # noqa: PTH113 (False for a name too long, where Path raises)
         raise ConfigError(f"--chat-template {given}: there is no such file.")
-    text = _read_text(Path(given)) if given else _own_text(folder, config)
+    text = config.get("chat_template") or None
+    if given or own.exists():
+        text = _read(Path(given or own), _read_text)
+    if not isinstance(text, str | None):
+        raise ConfigError(
+            f"{path}: chat_template is {shortened(text)}, expected a text: give a file, "
+            "--chat-template FILE."
+        )
     if text is None:
         return None
-    own_tokens = {
-        name: value.get("content") if isinstance(value, dict) else value
-        for name, value in config.items()
-        if name.endswith("_token")
-    }
-    special = {name: value for name, value in own_tokens.items() if isinstance(value, str)}
+    named = {name: value for name, value in config.items() if name.endswith("_token")}
+    tokens = {name: v.get("content") if isinstance(v, dict) else v for name, v in named.items()}
+    special = {name: token for name, token in tokens.items() if isinstance(token, str)}
     return _jinja(text, {**special, **options})
 
 
-def _own_text(folder: Path, config: Mapping[str, Any]) -> str | None:
-    if (folder / _TEMPLATE).exists():
-        return _read_text(folder / _TEMPLATE)
-    found = config.get("chat_template") or None
-    if not isinstance(found, str | None):
-        raise ConfigError(
-            f"{folder / _CONFIG}: chat_template is {shortened(found)}, expected a text: give a "
-            "file, --chat-template FILE."
-        )
-    return found
-
-
 def _read_text(path: Path) -> str:
-    return str(_read(path, lambda path: read_document(path).decode()))
+    return read_document(path).decode()
 
 
-def _read(path: Path, read: Callable[[Path], Any] = read_json) -> Any:
+def _read(path: Path, read: Callable[[Path], Any]) -> Any:
     try:
         return read(path)
     except (OSError, ValueError) as error:
@@ -285,7 +272,7 @@ def _jinja(text: str, options: Mapping[str, Any]) -> Render:
         values = {
             **options,
             **own,
-            "messages": [_reasoned(message) for message in messages],
+            "messages": list(map(_reasoned, messages)),
             "tools": tools,
             "documents": None,
             "add_generation_prompt": True,
@@ -325,7 +312,7 @@ def _encoder(path: Path, options: Mapping[str, Any]) -> Render:
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None  # it ends in .py
     assert spec.loader is not None
-    module, source = module_from_spec(spec), _read_text(path)
+    module, source = module_from_spec(spec), _read(path, _read_text)
     try:
         spec.loader.exec_module(module)
         encode = getattr(module, _ENCODER)
@@ -343,19 +330,12 @@ def _encoder(path: Path, options: Mapping[str, Any]) -> Render:
     def render(
         messages: Sequence[Message], tools: Sequence[Any] | None, own: Mapping[str, Any]
     ) -> str:
+        found = [dict(message) for message in messages]
+        if tools:
+            if not any(each["role"] == "system" for each in found):
+                found.insert(0, {"role": "system", "content": ""})
+            next(each for each in found if each["role"] == "system")["tools"] = tools
         with _refusing(source, str(path)):
-            return str(encode(_with_tools(messages, tools), **{**options, **own}))
+            return str(encode(found, **{**options, **own}))
 
     return render
-
-
-def _with_tools(messages: Sequence[Message], tools: Sequence[Any] | None) -> list[Message]:
-    found = [dict(message) for message in messages]
-    if not tools:
-        return found
-    system = next((each for each in found if each["role"] == "system"), None)
-    if system is None:
-        system = {"role": "system", "content": ""}
-        found.insert(0, system)
-    system["tools"] = tools
-    return found

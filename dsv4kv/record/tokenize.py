@@ -31,7 +31,7 @@ from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import read_document, whole_text
 from dsv4kv.processes import map_parallel
 from dsv4kv.record import GRAIN_TOKENS, ROOT, Veil, chained
-from dsv4kv.record.templates import Message, confined, find_encoders, load_template, load_tokens
+from dsv4kv.record.templates import Message, confined, load_template, load_tokens
 from dsv4kv.traces import files as tf
 from dsv4kv.traces.files import Defect
 from dsv4kv.traces.request import Request
@@ -66,9 +66,9 @@ class DataOptions:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A record that cannot be taken: where it is, and why."""
+    """A record that cannot be taken."""
 
-    place: str
+    place: str  # ``file:line``
     why: str
 
 
@@ -265,7 +265,7 @@ class Conversations:
 
     def _chat(self, dialogue: Dialogue) -> Iterator[Turn]:
         if self._render is None:
-            encoders = find_encoders(self._folder)
+            encoders = sorted(self._folder.glob("encoding/encoding*.py"))
             hint = f", such as {encoders[0]}, which is run" if encoders else ""
             raise ConfigError(
                 f"{self._folder}: the tokenizer has no chat template: give one, --chat-template "
@@ -275,7 +275,7 @@ class Conversations:
         is_answer = [message["role"] == ASSISTANT for message in messages]
         first = is_answer.index(False) if False in is_answer else len(messages)
         answers = [place for place, is_one in enumerate(is_answer) if is_one and place > first]
-        if messages[-1]["role"] != ASSISTANT:
+        if not is_answer[-1]:
             answers.append(len(messages))  # not yet answered
         if not answers:
             raise Defect("all messages are the assistant's: there is no prompt")

@@ -70,9 +70,8 @@ class Ends:
 
     def row(self, veil: Veil) -> Record:
         """Id and token counts that the answer has."""
-        found = _ID.search(self._head)
         row: Record = {}
-        if found:
+        if found := _ID.search(self._head):
             name = found[1].decode("utf-8", "replace")
             with suppress(ValueError):
                 name = str(from_json(b'"' + found[1] + b'"'))
@@ -147,14 +146,14 @@ class Prompts:
         grain = self._veil.grain
         if tokens is None:
             return row
-        if given := prompt_tokens(body):
-            ids = self._veil.prompt(given)
-            return row | {"input_tokens": tokens or len(given), "ids": ids, "grain": grain}
-        if not tokens or _is_batch(body):
-            return row
+        for given in (body.get(name) for name in ("prompt", "input_ids", "prompt_token_ids")):
+            if isinstance(given, list) and given and set(map(type, given)) == {int}:
+                ids = self._veil.prompt(given)
+                return row | {"input_tokens": tokens or len(given), "ids": ids, "grain": grain}
         text = prompt_text(body)
-        block_bytes = block_bytes or text_block_bytes(text, tokens, grain)
-        if not block_bytes or not text:
+        if not block_bytes and _LEAST_TOKENS <= tokens <= len(text):
+            block_bytes = len(text) / tokens * grain
+        if not tokens or _is_batch(body) or not block_bytes or not text:
             return row
         ids = text_ids(text, tokens, block_bytes, self._veil)
         return row | {"ids": ids, "grain": grain, "ids_of": "text", "place": block_bytes}
@@ -164,15 +163,6 @@ def _is_batch(body: Mapping[str, Any]) -> bool:
     given = (body.get(name) for name in ("prompt", "text", "input_ids"))
     lists = (each for each in given if isinstance(each, list) and len(each) > 1)
     return any(type(each[0]) is not int for each in lists)
-
-
-def prompt_tokens(body: Mapping[str, Any]) -> list[int] | None:
-    """The tokens of a prompt that is given as tokens."""
-    for name in ("prompt", "input_ids", "prompt_token_ids"):
-        tokens = body.get(name)
-        if isinstance(tokens, list) and tokens and set(map(type, tokens)) == {int}:
-            return tokens
-    return None
 
 
 def prompt_text(body: Mapping[str, Any]) -> bytes:
@@ -186,11 +176,6 @@ def prompt_text(body: Mapping[str, Any]) -> bytes:
             elif isinstance(each, dict):
                 texts.append(json.dumps(each, ensure_ascii=False, sort_keys=True))
     return "\n".join(texts).encode("utf-8", "replace")
-
-
-def text_block_bytes(text: bytes, tokens: int, grain: int) -> float | None:
-    """Bytes of text per ``grain`` tokens of a prompt; None for short or odd prompts."""
-    return len(text) / tokens * grain if _LEAST_TOKENS <= tokens <= len(text) else None
 
 
 def text_ids(text: bytes, tokens: int, block_bytes: float, veil: Veil) -> list[int]:

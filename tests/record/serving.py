@@ -81,10 +81,6 @@ class Server:
         packed = gzip.compress(json.dumps(document).encode(), mtime=0)
         return web.Response(body=packed, headers={"Content-Encoding": body["coding"]})
 
-    async def _odd(self, request: web.Request, body: Record) -> web.StreamResponse:
-        told = usage(300) | {"prompt_tokens_details": [256], "cached_tokens": 64}
-        return web.json_response({"id": "chatcmpl", "choices": [], "usage": told})
-
     async def _stream(self, request: web.Request, body: Record) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)

@@ -576,6 +576,10 @@ USAGE: dict[str, tuple[list[bytes], Record]] = {
     "of each prompt of a batch": (
         [json.dumps([{"meta_info": {"prompt_tokens": n}} for n in (300, 400)]).encode()], {},
     ),
+    "of another shape": (
+        [b'{"usage":{"prompt_tokens":300,"prompt_tokens_details":[1],"cached_tokens":64}}'],
+        {"input_tokens": 300, "cached_tokens": 64},
+    ),
     "without end": ([b'{"usage": {"prompt_tokens_details": {"device": 1e999}}}'], {}),
 }  # fmt: skip
 

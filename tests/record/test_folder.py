@@ -85,25 +85,21 @@ def test_whatever_is_left_of_the_last_line_the_others_are_kept(tmp_path: Path) -
         assert path.read_bytes() == whole[:begin]
 
 
-def test_a_long_torn_line_is_cut_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("torn", "kept"), [(b'{"at":1', [1]), (b'{"at":' + b"1" * 100, [1]), (None, [])]
+)
+def test_a_torn_line_of_any_length_is_cut_also_where_it_is_the_only_one(
+    torn: bytes | None, kept: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(under_test, "_CUT_BYTES", 16)
-    with Recording(tmp_path / "recording") as recording:
+    folder = tmp_path / "recording"
+    with Recording(folder) as recording:
         recording.write("events", {"source": "one", "place": 1})
-    (path,) = segments(tmp_path / "recording", "events")
-    with path.open("ab") as file:
-        file.write(b'{"at":' + b"1" * 100)
-    with Recording(tmp_path / "recording"):
-        assert numbers(tmp_path / "recording") == [1]
-
-
-def test_a_file_with_one_torn_line_begins_anew(tmp_path: Path) -> None:
-    with Recording(tmp_path / "recording"):
-        pass
-    (path,) = segments(tmp_path / "recording", "events")
-    path.write_bytes(b'{"at":1')
-    with Recording(tmp_path / "recording") as recording:
-        recording.write("events", {"source": "one", "place": 1})
-    assert numbers(tmp_path / "recording") == [1]
+    (path,) = segments(folder, "events")
+    path.write_bytes(path.read_bytes() + torn if torn else b'{"at":1')
+    with Recording(folder) as recording:
+        recording.write("events", {"source": "one", "place": 2})
+    assert numbers(folder) == [*kept, 2]
 
 
 def test_a_recording_goes_on_where_each_source_stopped_also_in_an_older_file(

@@ -19,6 +19,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import inf
 from pathlib import Path
@@ -275,7 +276,7 @@ class RequestLog:
         self._recording, self._veil = recording, veil
         self._open: dict[Path, _Growing] = {}
         self._left: dict[Path, tuple[int, int]] = {}  # states of those that are closed
-        self._places: dict[int, list[int]] = {}  # by inode: a log may get another name
+        self._places: dict[int, _Place] = {}  # by inode: a log may get another name
         self._lines = self._rows = 0
         self._warn, self._end_s = warn, inf
 
@@ -351,9 +352,15 @@ def _state(found: os.stat_result) -> tuple[int, int]:
     return found.st_ino, found.st_size
 
 
+@dataclass(slots=True)
+class _Place:
+    at: int = 0  # bytes read
+    head: bytes = b""  # the first of them, by which a log is known again
+
+
 class _Growing:
     def __init__(
-        self, path: Path, veil: Veil, places: dict[int, list[int]], place: Any = None
+        self, path: Path, veil: Veil, places: dict[int, _Place], place: Any = None
     ) -> None:
         """``places``: by inode, what was read; ``place``: what was by an earlier process."""
         self._path, self._veil, self._places = path, veil, places
@@ -364,7 +371,7 @@ class _Growing:
     @property
     def place(self) -> list[int]:
         """Inode, bytes read, and a name of the first of them."""
-        return [*self._place, self._veil.name(self._head)]
+        return [self._inode, self._place.at, self._veil.name(self._place.head)]
 
     def lines(self, *, last: bool) -> Iterator[bytes]:
         """New whole lines; with ``last`` also an unfinished one. Raises ``TraceError``."""
@@ -373,9 +380,9 @@ class _Growing:
             found = self._path.stat()
         except FileNotFoundError:
             return
-        inode, at = self._place
-        is_other = found.st_ino != inode
-        emptied = not is_other and self._path.suffix != ".gz" and found.st_size < at
+        is_other = found.st_ino != self._inode
+        shrunk = self._path.suffix != ".gz" and found.st_size < self._place.at
+        emptied = not is_other and shrunk
         if is_other or emptied:
             yield from self._whole(last=True)
             try:
@@ -383,30 +390,36 @@ class _Growing:
             except OSError:  # it is a file no more, or not yet
                 return
             self.close()
-            self._begin(raw)
             if emptied:
-                self._place[1], self._head = 0, b""
+                self._places.pop(self._inode, None)
+            self._begin(raw)
             yield from self._whole(last=last)
 
     def close(self) -> None:
         """Close the file; where it was deleted, what has its inode next is another."""
         if not os.fstat(self._raw.fileno()).st_nlink:
-            self._places.pop(self._place[0], None)
+            self._places.pop(self._inode, None)
         self._raw.close()
 
     def _begin(self, raw: BinaryIO, place: Any = None) -> None:
         self._raw = raw
         is_packed = self._path.suffix == ".gz"
         self._file = gzip.GzipFile(fileobj=raw) if is_packed else raw
-        inode = os.fstat(raw.fileno()).st_ino
+        self._inode = inode = os.fstat(raw.fileno()).st_ino
         is_known = isinstance(place, list) and place[0] == inode
-        self._place = self._places.setdefault(inode, [*place[:2]] if is_known else [inode, 0])
+        known = self._places.get(inode, _Place(place[1]) if is_known else _Place())
         self._unpacked, self.broken, self.state = 0, False, (inode, 0)  # as it is read
-        self._head = b""
+        head = b""
         with suppress(*_BROKEN):
-            self._head = self._file.read(min(self._place[1], _HEAD_BYTES))
-        if is_known and place[2:] not in ([], [self._veil.name(self._head)]):
-            self._place[1], self._head = 0, b""  # another log, which was given the inode again
+            head = self._file.read(min(known.at, _HEAD_BYTES))
+        if inode in self._places:
+            is_same = head == known.head
+        else:
+            is_same = not is_known or place[2:] in ([], [self._veil.name(head)])
+        if not is_same:  # another log, which was given the inode again
+            known, head = _Place(), b""
+        known.head = head
+        self._place = self._places[inode] = known
 
     def _whole(self, *, last: bool) -> Iterator[bytes]:
         state = _state(os.fstat(self._raw.fileno()))
@@ -415,7 +428,7 @@ class _Growing:
         self.state = state
         while True:
             try:
-                self._file.seek(self._place[1])
+                self._file.seek(self._place.at)
                 line = self._file.readline(_MOST_BYTES)
                 self.broken = False
             except _BROKEN:  # its end has not been written yet
@@ -424,8 +437,8 @@ class _Growing:
             ended, is_part = line.endswith(b"\n"), len(line) == _MOST_BYTES
             if not line or not (ended or is_part or last):
                 return
-            self._place[1] += len(line)
-            self._head += line[: _HEAD_BYTES - len(self._head)]
+            self._place.at += len(line)
+            self._place.head += line[: _HEAD_BYTES - len(self._place.head)]
             self._unpacked += max(len(line), _LINE_BYTES)
             if self._skipped or (is_part and not ended):
                 self._skipped = 0 if ended else self._skipped + len(line)

@@ -57,6 +57,7 @@ _GRACE_S = 1.0  # an idle connection is closed for others then; less in a flood 
 _LEAST_GRACE_S = 0.05
 _KEPT_S = 2.5  # the same for one that has sent a request before
 _STALL_S = 120.0  # for a client that neither sends its body nor reads its answer
+_LEAST_BYTES_S = 64.0  # of a body: a byte now and then would keep a place from others for ever
 _FINISH_S = 2.5  # for running requests when the proxy ends, and again after they are cut
 _POLL_S = 0.05
 _MOST_DESCRIPTORS = 8_192
@@ -460,12 +461,16 @@ class Proxy:
 
     async def _upload(self, exchange: _Exchange) -> AsyncIterator[bytes]:
         """Yield the body of a request as it comes; keep a copy until it is too long."""
+        left_s = _STALL_S
         try:
             while True:
-                async with asyncio.timeout(_STALL_S):
+                begun_s = monotonic()
+                async with asyncio.timeout(left_s):
                     part = await exchange.request.content.readany()
                 if not part:
                     return
+                left_s += len(part) / _LEAST_BYTES_S - (monotonic() - begun_s)
+                left_s = min(left_s, _STALL_S)
                 length = len(exchange.body) + len(part)
                 if length > _KEPT_BODY_BYTES or self._kept_bytes + len(part) > _KEPT_BYTES:
                     self._let_go(exchange)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 RENDER_BYTES = 1 << 30  # of memory that a chat template may take for one conversation
 RENDER_S = 10.0  # of processor time
 _CHARACTER_BYTES = 256  # and for a character to tokenize, which takes 200
+_CHARACTER_S = 1e-4  # which takes 1e-6; a pattern of the tokenizer may take its length squared
 _LOADED_BYTES = 64  # and for a byte of its file, which takes 10
 _TOLD_CHARACTERS = 200  # of a template's own sentence
 _CONFIG = "tokenizer_config.json"
@@ -125,9 +126,10 @@ class Tokens:
 
     def encode(self, texts: list[str], special: bool = False) -> list[list[int]]:
         """Token ids of every text; ``special``: with the special tokens that are put around."""
-        most = RENDER_BYTES + _CHARACTER_BYTES * sum(map(len, texts))
+        length = sum(map(len, texts))
+        most, most_s = RENDER_BYTES + _CHARACTER_BYTES * length, RENDER_S + _CHARACTER_S * length
         try:
-            with bounded_memory(most), without_stderr():
+            with _bounded_time(most_s), bounded_memory(most), without_stderr():
                 # the fast variant does not compute offsets
                 found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)
                 return [encoding.ids for encoding in found]

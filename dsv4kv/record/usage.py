@@ -10,6 +10,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from hashlib import blake2b
 from typing import Any
 
 from pydantic_core import from_json
@@ -21,6 +22,7 @@ from dsv4kv.record.logs import cached_by
 KEPT_HEAD_BYTES = 4_096
 KEPT_TAIL_BYTES = 65_536
 _LEAST_TOKENS = 256  # of the first prompt: in a shorter one, what a template adds weighs more
+_MOST_BYTES = 16  # of text for a token of the first prompt: more is text that is no prompt's
 _UNSEEN_TOKENS = 2**16  # of images and the like, whose text is shorter than its tokens
 _UNPACKED_BYTES = 2**24  # looked at of an answer
 _MEMBER_BYTES = 2**10  # that a gzip member counts in addition: an empty one has 20
@@ -30,6 +32,8 @@ _SESSION_FIELDS = ("session_id", "prompt_cache_key")
 _APART = ("cache_read_input_tokens", "cache_creation_input_tokens")
 _PACKED = ("gzip", "x-gzip", "deflate")
 _ANY_WINDOW = 47  # of zlib: 32 KiB, gzip's head or zlib's
+_FILE = re.compile(r'(?<=base64,)[\w+/=-]{256,}|(?<="data": ")[\w+/=-]{256,}')
+"""An image or another file in a message, whose bytes say nothing of its tokens."""
 _ID = re.compile(rb'(?<!\\)"id"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _USAGE = re.compile(rb'(?<!\\)"(?:usage|meta_info)"\s*:\s*(?=\{)')
 
@@ -95,18 +99,23 @@ class Ends:
 
 def counts_of(usage: Mapping[str, Any]) -> Record:
     """The counts that a server reports, those that a request can have; raises ``ValueError``."""
-    detailed = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    known = {name: value for name, value in usage.items() if value is not None}
+    detailed = known.get("prompt_tokens_details") or known.get("input_tokens_details")
     details = detailed if isinstance(detailed, dict) else {}
-    cached = details.get("cached_tokens", usage.get("cached_tokens"))
-    asked = usage.get("prompt_tokens", usage.get("input_tokens"))
-    if "prompt_tokens" not in usage and type(asked) is int:  # Anthropic's leave out the cached
-        asked += sum(each for each in map(usage.get, _APART) if type(each) is int)
+    cached = details.get("cached_tokens")
+    asked = known.get("prompt_tokens", known.get("input_tokens"))
+    if cached is None and "prompt_tokens" not in known and type(asked) is int:
+        # Anthropic's count leaves out the cached
+        asked += sum(each for each in map(known.get, _APART) if type(each) is int)
+    if cached is None:
+        cached = known.get("cache_read_input_tokens", known.get("cached_tokens"))
     counts = {
         "input_tokens": asked,
-        "output_tokens": usage.get("completion_tokens", usage.get("output_tokens")),
-        "cached_tokens": usage.get("cache_read_input_tokens", cached),
-        "cached_by": cached_by(usage.get("cached_tokens_details") or details or None),
+        "output_tokens": known.get("completion_tokens", known.get("output_tokens")),
+        "cached_tokens": cached,
     }
+    with suppress(ValueError):
+        counts["cached_by"] = cached_by(known.get("cached_tokens_details") or details)
     return {name: value for name, value in counts.items() if _is_count(value)}
 
 
@@ -137,8 +146,8 @@ class Prompts:
         """
         body: dict[str, Any] = {}
         with suppress(ValueError):
-            found = from_json(content)
-            body = found if isinstance(found, dict) else {}
+            parsed = from_json(content)
+            body = parsed if isinstance(parsed, dict) else {}
         named = [headers.get(name) for name in _SESSION_HEADERS]
         named += [body.get(name) for name in _SESSION_FIELDS]
         session = next((name for name in named if isinstance(name, str) and name), None)
@@ -146,12 +155,15 @@ class Prompts:
         grain = self._veil.grain
         if tokens is None:
             return row
-        for given in (body.get(name) for name in ("prompt", "input_ids", "prompt_token_ids")):
-            if isinstance(given, list) and given and set(map(type, given)) == {int}:
+        for found in map(body.get, ("prompt", "input_ids", "prompt_token_ids", "token_ids")):
+            given = found if isinstance(found, list) else []
+            if len(given) == 1 and isinstance(given[0], list):  # a batch of one
+                (given,) = given
+            if set(map(type, given)) == {int}:
                 ids = self._veil.prompt(given)
                 return row | {"input_tokens": tokens or len(given), "ids": ids, "grain": grain}
         text = prompt_text(body)
-        if not block_bytes and _LEAST_TOKENS <= tokens <= len(text):
+        if not block_bytes and _LEAST_TOKENS <= tokens <= len(text) <= _MOST_BYTES * tokens:
             block_bytes = len(text) / tokens * grain
         if not tokens or _is_batch(body) or not block_bytes or not text:
             return row
@@ -174,8 +186,13 @@ def prompt_text(body: Mapping[str, Any]) -> bytes:
             if isinstance(each, str):
                 texts.append(each)
             elif isinstance(each, dict):
-                texts.append(json.dumps(each, ensure_ascii=False, sort_keys=True))
+                text = json.dumps(each, ensure_ascii=False, sort_keys=True)
+                texts.append(_FILE.sub(_name_file, text))
     return "\n".join(texts).encode("utf-8", "replace")
+
+
+def _name_file(found: re.Match[str]) -> str:
+    return blake2b(found[0].encode("utf-8", "replace"), digest_size=16).hexdigest()
 
 
 def text_ids(text: bytes, tokens: int, block_bytes: float, veil: Veil) -> list[int]:

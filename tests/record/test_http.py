@@ -522,6 +522,26 @@ def test_a_number_is_no_text_of_a_prompt(body: dict[str, Any], text: bytes) -> N
     assert prompt_text(body) == text
 
 
+def test_a_file_in_a_prompt_is_one_word_and_settles_no_size_of_pieces() -> None:
+    def body(file: str, said: str = "") -> bytes:
+        parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{file}"}}]
+        text = {"type": "text", "text": said}
+        return json.dumps({"messages": [{"role": "user", "content": [*parts, text]}]}).encode()
+
+    prompts = Prompts(b"x", 64)
+    assert prompts.row(body("A" * 10**6), {}, 1_000, None) == {}
+    assert prompts.row(body("", "a" * 10**5), {}, 1_000, None) == {}
+    said = prompt_text(json.loads(body("A" * 10**6, "b" * 4_000)))
+    assert len(said) < 4_200
+    assert said != prompt_text(json.loads(body("C" * 10**6, "b" * 4_000)))
+
+
+@pytest.mark.parametrize("body", [{"token_ids": [1, 2] * 64}, {"prompt": [[1, 2] * 64]}])
+def test_tokens_of_a_prompt_are_its_ids(body: dict[str, Any]) -> None:
+    same = Prompts(b"x", 64).row(json.dumps({"prompt": [1, 2] * 64}).encode(), {}, 0, None)
+    assert Prompts(b"x", 64).row(json.dumps(body).encode(), {}, 0, None) == same
+
+
 @pytest.mark.parametrize("name", ["prompt", "text"])
 def test_a_batch_has_no_ids_and_settles_no_size_of_pieces(name: str) -> None:
     body = json.dumps({name: ["a" * 900, "b" * 900]}).encode()
@@ -579,6 +599,17 @@ USAGE: dict[str, tuple[list[bytes], Record]] = {
     "of another shape": (
         [b'{"usage":{"prompt_tokens":300,"prompt_tokens_details":[1],"cached_tokens":64}}'],
         {"input_tokens": 300, "cached_tokens": 64},
+    ),
+    "with another engine's fields": (
+        [(b'{"usage":{"prompt_tokens":null,"input_tokens":90,"completion_tokens":7,'
+         b'"cache_read_input_tokens":50,"cached_tokens_details":{"device":"cuda:0"},'
+         b'"input_tokens_details":{"cached_tokens":50}}}')],
+        {"input_tokens": 90, "output_tokens": 7, "cached_tokens": 50},
+    ),
+    "with nulls": (
+        [(b'{"usage":{"prompt_tokens":100,"cache_read_input_tokens":null,"cached_tokens":50,'
+         b'"prompt_tokens_details":{"cached_tokens":null}}}')],
+        {"input_tokens": 100, "cached_tokens": 50},
     ),
     "without end": ([b'{"usage": {"prompt_tokens_details": {"device": 1e999}}}'], {}),
 }  # fmt: skip
@@ -649,11 +680,22 @@ def test_a_connection_without_a_whole_head_is_closed_after_a_while(
     assert got == (OK + b"ab" if begun == GET else b"")
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 0.05], ids=["silent", "a byte now and then"])
 def test_a_body_that_does_not_come_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pause_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proxies, "_STALL_S", 0.2)
-    went = Through(tmp_path, silent, asking(POST + b"Content-Length: 99999\r\n\r\n{"))
+
+    async def trickle(reader: Reader, writer: Writer) -> bytes:
+        writer.write(POST + b"Content-Length: 99999\r\n\r\n{")
+        while not reader.at_eof() and pause_s:
+            await asyncio.sleep(pause_s)
+            writer.write(b"1")
+            if reader._buffer:  # type: ignore[attr-defined]
+                break
+        return await reader.read()
+
+    went = Through(tmp_path, silent, trickle)
     assert b" 408 " in went.got.splitlines()[0]
     assert went.ends == [(408, "client left")]
 

@@ -414,25 +414,34 @@ def test_a_template_that_cannot_be_compiled_is_broken(
 GROWS = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 
 
+SEEKS = {"type": "Replace", "pattern": {"Regex": "a*a*[bd]"}, "content": "c"}
+
+
 @pytest.mark.parametrize(
-    "grows",
+    ("normalizer", "too_much"),
     [
-        {"type": "Sequence", "normalizers": [GROWS] * 34},
-        {**GROWS, "content": "a" * 2**20},
+        ({"type": "Sequence", "normalizers": [GROWS] * 34}, "memory than it may"),
+        ({**GROWS, "content": "a" * 2**20}, "memory than it may"),
+        (SEEKS, "than 1 s"),
     ],
-    ids=["again and again", "at once"],
+    ids=["grows again and again", "grows at once", "seeks"],
 )
-def test_a_tokenizer_takes_no_more_than_a_bounded_memory(
-    tmp_path: Path, model: Path, grows: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_a_tokenizer_takes_no_more_than_it_may(
+    tmp_path: Path,
+    model: Path,
+    normalizer: dict[str, Any],
+    too_much: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(templates, "RENDER_BYTES", 2**26)
+    monkeypatch.setattr(templates, "RENDER_S", 1.0)
     made = json.loads((model / "tokenizer.json").read_text())
-    (tmp_path / "tokenizer.json").write_text(json.dumps({**made, "normalizer": grows}))
-    rows = [{"prompt": "b c"}, {"prompt": "a" * 4096}, {"prompt": "b d"}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**made, "normalizer": normalizer}))
+    rows = [{"prompt": "b c"}, {"prompt": "a" * 4096 + "cd"}, {"prompt": "b d"}]
     data = write(tmp_path / "data", rows)
     code, said = run(data, tmp_path / "out", "--tokenizer", tmp_path, "--skip-defects")
     assert code == 0, said
-    assert "2: the tokenizer takes more memory than it may" in said
+    assert f"2: the tokenizer takes more {too_much}" in said
     assert len(list(read_trace(tmp_path / "out"))) == 2
 
 

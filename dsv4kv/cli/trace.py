@@ -291,8 +291,10 @@ def tokenize(
         reading = DataOptions(text, time_field, time_unit, skip, watch)
         requests = made.arrange(
             made.tokenize(read_dialogues(data, reading), job, count),
-            made.Arrivals(rate, gap, seed),
             counts,
+            rate=rate,
+            gap_s=gap,
+            seed=seed,
             block_tokens=block_tokens,
             output_tokens=output_tokens,
             skip=skip,

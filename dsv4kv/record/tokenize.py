@@ -389,15 +389,6 @@ def _work(job: Job, dialogues: list[Dialogue | Refused]) -> list[Turns]:
     return list(map(_here[0][1].turns, dialogues))
 
 
-@dataclass(frozen=True)
-class Arrivals:
-    """Arrivals of a data set without times."""
-
-    rate: float = 1.0  # conversations per second, a Poisson process
-    gap_s: float = 20.0  # mean time between turns, exponential
-    seed: int = 0  # seed of both
-
-
 @dataclass
 class Counts:
     """Counts of a data set."""
@@ -413,20 +404,23 @@ class Counts:
 
 def arrange(
     conversations: Iterable[Turns],
-    arrivals: Arrivals,
     counts: Counts,
     *,
+    rate: float = 1.0,
+    gap_s: float = 20.0,
+    seed: int = 0,
     block_tokens: int = GRAIN_TOKENS,
     output_tokens: int = 0,
     skip: bool = False,
 ) -> Iterator[Request]:
     """Return requests in order of arrival, from 0 s; memory is the conversations under way.
 
-    ``arrivals`` are for data without times, ``output_tokens`` for requests without a known answer,
-    ``counts`` is added to; ``skip``: skip refused records, which else raise ``TraceError``, as
-    conversations in another order do.
+    Without times, ``rate`` conversations begin in a second (Poisson), and turns ``gap_s`` apart on
+    average (exponential). ``output_tokens`` are of requests without a known answer, ``counts`` is
+    added to; ``skip``: skip refused records, which else raise ``TraceError``, as conversations in
+    another order do.
     """
-    begins, gaps = np.random.default_rng(arrivals.seed).spawn(2)
+    begins, gaps = np.random.default_rng(seed).spawn(2)
     waiting: list[tuple[float, int, Request]] = []
     places, begin_s, origin_s = count(), 0.0, None
     for turns in conversations:
@@ -435,7 +429,7 @@ def arrange(
                 raise TraceError(f"{turns.place}: {turns.why}.")
             counts.refused, counts.first = counts.refused + 1, counts.first or turns
             continue
-        drawn_s = begin_s + begins.exponential(1 / arrivals.rate)
+        drawn_s = begin_s + begins.exponential(1 / rate)
         at_s = drawn_s if turns[0].sent_s is None else turns[0].sent_s
         origin_s = at_s if origin_s is None else origin_s
         if at_s < begin_s and counts.conversations:
@@ -448,7 +442,7 @@ def arrange(
             yield heapq.heappop(waiting)[2]
         for number, turn in enumerate(turns):
             if number:
-                after_s = at_s + gaps.exponential(arrivals.gap_s)
+                after_s = at_s + gaps.exponential(gap_s)
                 at_s = after_s if turn.sent_s is None else max(at_s, turn.sent_s)
             request = Request(
                 arrival_s=round(at_s - origin_s, 6),

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
 from itertools import repeat
@@ -52,16 +52,12 @@ class Scene:
         async with self.client.post(url + COMPLETIONS, json=body) as answer:
             return await answer.read()
 
-    async def send(self, raw: bytes, *, eof: bool = False) -> bytes:
+    async def send(self, raw: bytes) -> bytes:
         """What comes over a connection of its own on which these bytes are sent."""
         address = urlsplit(self.url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
         writer.write(raw)
-        answer = b""
-        with suppress(OSError):  # of a head that is too long the rest is not read
-            if eof:
-                writer.write_eof()
-            answer = await reader.read()
+        answer = await reader.read()
         writer.close()
         return answer
 
@@ -299,28 +295,6 @@ async def test_much_is_passed_on_in_little_memory(here: Scene) -> None:
     assert size == 32 * 2**20
     assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
     tracemalloc.stop()
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"\x00\xff\r\n\r\n",
-        b"POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-        b"GET /echo HTTP/1.1\r\nX-A: b\r\n c\r\nBad Header\r\n\r\n",
-        b"GET /echo HTTP/1.1\r\nX-Odd: \xff\xfe\r\nCookie: \xe9\r\n\r\n",
-        b"GET /echo HTTP/1.0\r\n\r\n",
-        b"GET / HTTP/1.1\r\nX-Long: " + b"a" * 2**18 + b"\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 99999\r\n\r\n{",
-        b"POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-    ],
-)
-@in_scene
-async def test_hostile_requests_do_no_harm(here: Scene, raw: bytes) -> None:
-    await here.send(raw, eof=True)
-    assert await here.ask(tokens=7)
-    while not any(row.get("input_tokens") == 7 for row in here.rows):
-        await asyncio.sleep(0.01)
 
 
 @in_scene

@@ -385,7 +385,7 @@ def _veiled(event: Event, veil: Veil) -> Record:
         size = event.block_tokens
         record = {"stored": names, "parent": parent, "size": size, "chain": event.is_chain}
         if event.is_chain and size >= LEAST_TOKENS:
-            grain = veil.grain_of(size)
+            grain = size if size % veil.grain else veil.grain
             parts: list[tuple[Any, object]] = [(event.tokens, None)]
             if event.extras:
                 places = range(0, len(event.tokens), size)

@@ -196,7 +196,7 @@ def test_a_line_that_was_damaged_is_a_row_or_none(name: str, data: st.DataObject
 
 @pytest.mark.parametrize("name", LOGS)
 def test_a_line_that_only_speaks_of_a_format_has_no_request(name: str) -> None:
-    said = {"message": f"a client asked: what is {LOGS[name].mark}v1?"}
+    said = {"message": f"a client asked: what is {LOGS[name][0]}v1?"}
     for text in (json.dumps(said), json.dumps([said]), json.dumps({"a": said}), said["message"]):
         assert read_line(text, VEIL) is None
 

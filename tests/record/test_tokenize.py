@@ -25,7 +25,6 @@ from dsv4kv.record import Veil, templates  # noqa: E402
 from dsv4kv.record.templates import Tokens, load_template  # noqa: E402
 from dsv4kv.record.tokenize import (  # noqa: E402
     Counts,
-    DataOptions,
     Incremental,
     Job,
     arrange,
@@ -116,8 +115,8 @@ def make(data: Path, tokenizer: Path, **options: Any) -> list[Request]:
     """The requests of a data set."""
     job = Job(tokenizer, options.pop("salt", SALT), block_tokens=options.get("block_tokens", 64))
     processes = options.pop("processes", 1)
-    read = DataOptions(**{n: options.pop(n) for n in ("text", "time") if n in options})
-    made = tokenize(read_dialogues(data, read), job, processes)
+    read = {n: options.pop(n) for n in ("text", "time") if n in options}
+    made = tokenize(read_dialogues(data, **read), job, processes)
     return list(arrange(made, Counts(), **options))
 
 

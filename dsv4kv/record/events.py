@@ -372,7 +372,6 @@ _QUEUED = 64  # messages; behind them the publisher waits
 
 
 def _veiled(event: Event, veil: Veil) -> Record:
-    """The record of an event."""
     if isinstance(event, Cleared):
         return {"cleared": True}
     names = [veil.name(one) for one in event.hashes]

@@ -314,7 +314,6 @@ class RequestLog:
             self._open.pop(path).close()
 
     def _opens(self, path: Path, source: str) -> bool:
-        """Open a file that is new, or has changed since it was left."""
         try:
             if not path.is_file() or self._left.get(path) == _state(path.stat()):
                 return False

@@ -313,7 +313,6 @@ class Incremental:
     """
 
     def __init__(self, encode: Callable[..., list[list[int]]], splits: Sequence[str]) -> None:
-        """``encode`` and ``splits``: as ``Tokens`` has them."""
         self._encode, self._passes = encode, list(map(re.compile, splits))
         self._known: dict[str, list[int]] = {}
         self._text, self._count = "", 0

@@ -278,7 +278,6 @@ def tokenize(
     from dsv4kv.processes import usable_cores
     from dsv4kv.record import tokenize as made
     from dsv4kv.record.convert import in_blocks
-    from dsv4kv.record.tokenize import DataOptions, read_dialogues
     from dsv4kv.traces.formats import BLOCK_TOKENS
 
     _check_out(out, to)
@@ -288,11 +287,15 @@ def tokenize(
     large = data.is_file() and data.stat().st_size >= _PARALLEL_BYTES
     count = processes or (usable_cores() if large else 1)
     with _watched_reading(f"tokenizing {data}") as watch:
-        reading = DataOptions(text, time_field, time_unit, skip, watch)
+        dialogues = made.read_dialogues(
+            data, text=text, time=time_field, time_unit=time_unit, skip=skip, watch=watch
+        )
         requests = made.arrange(
-            made.tokenize(read_dialogues(data, reading), job, count),
-            made.Arrivals(rate, gap, seed),
+            made.tokenize(dialogues, job, count),
             counts,
+            rate=rate,
+            gap_s=gap,
+            seed=seed,
             block_tokens=block_tokens,
             output_tokens=output_tokens,
             skip=skip,

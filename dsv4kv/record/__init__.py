@@ -57,10 +57,6 @@ class Veil:
             numbers.append(_number(found.digest()))
         return numbers
 
-    def grain_of(self, block_tokens: int) -> int:
-        """Tokens that one number of a server's block stands for."""
-        return block_tokens if block_tokens % self.grain else self.grain
-
     def prompt(self, tokens: Sequence[int], extra: object = None) -> list[int]:
         """Ids of a prompt's full blocks of ``grain`` tokens, and of those before each."""
         return list(chained(self.content(tokens, self.grain, extra)))

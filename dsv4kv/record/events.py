@@ -372,7 +372,6 @@ _QUEUED = 64  # messages; behind them the publisher waits
 
 
 def _veiled(event: Event, veil: Veil) -> Record:
-    """The record of an event."""
     if isinstance(event, Cleared):
         return {"cleared": True}
     names = [veil.name(one) for one in event.hashes]
@@ -385,7 +384,7 @@ def _veiled(event: Event, veil: Veil) -> Record:
         size = event.block_tokens
         record = {"stored": names, "parent": parent, "size": size, "chain": event.is_chain}
         if event.is_chain and size >= LEAST_TOKENS:
-            grain = veil.grain_of(size)
+            grain = size if size % veil.grain else veil.grain
             parts: list[tuple[Any, object]] = [(event.tokens, None)]
             if event.extras:
                 places = range(0, len(event.tokens), size)

@@ -25,7 +25,7 @@ from math import inf
 from pathlib import Path
 from threading import Event as Stop
 from time import monotonic
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from pydantic_core import from_json
 
@@ -41,19 +41,12 @@ class _Other(ValueError):
     """The line has another format."""
 
 
-class Log(NamedTuple):
-    """A format of lines: ``mark`` is in each of them, ``read`` makes a row or raises."""
-
-    mark: str
-    read: Callable[[str, Veil], Record]
-
-
 def read_line(line: str, veil: Veil) -> Record | None:
     """The row of a line of any format; None if it has no request."""
-    for log in LOGS.values():
-        if log.mark in line:
+    for mark, read in LOGS.values():
+        if mark in line:
             with suppress(Exception):  # anything may have the mark in it
-                row = log.read(line, veil)
+                row = read(line, veil)
                 known = {name: value for name, value in row.items() if value is not None}
                 return check_row("requests", known)
     return None
@@ -174,14 +167,14 @@ def _lmcache(line: str, veil: Veil) -> Record:
     }
 
 
-LOGS = {
-    "sglang": Log('"event": "request.', _sglang),
-    "sglang-metrics": Log('"request_parameters"', _sglang_metrics),
-    "vllm": Log("token_ids: ", _vllm),
-    "dynamo": Log("dynamo.request.trace.", _dynamo),
-    "lmcache": Log('"chunk_hashes"', _lmcache),
+LOGS: dict[str, tuple[str, Callable[[str, Veil], Record]]] = {
+    "sglang": ('"event": "request.', _sglang),
+    "sglang-metrics": ('"request_parameters"', _sglang_metrics),
+    "vllm": ("token_ids: ", _vllm),
+    "dynamo": ("dynamo.request.trace.", _dynamo),
+    "lmcache": ('"chunk_hashes"', _lmcache),
 }
-"""Formats of lines. A line is read by the first that can."""
+"""Formats of lines: a mark that is in each, and what makes a row or raises; the first that can."""
 
 
 def _object(line: str) -> dict[str, Any]:
@@ -321,7 +314,6 @@ class RequestLog:
             self._open.pop(path).close()
 
     def _opens(self, path: Path, source: str) -> bool:
-        """Open a file that is new, or has changed since it was left."""
         try:
             if not path.is_file() or self._left.get(path) == _state(path.stat()):
                 return False

@@ -335,17 +335,16 @@ class Proxy:
         await runner.setup()
         opened = _Open(self._limit)
 
-        def connect() -> _Connection:
-            return _Connection(
-                clients,
-                opened,
-                access_log=None,
-                logger=Logger("proxy", CRITICAL + 1),
-                auto_decompress=False,
-                keepalive_timeout=_IDLE_S,
-                lingering_time=1.0,
-            )
-
+        connect = partial(
+            _Connection,
+            clients,
+            opened,
+            access_log=None,
+            logger=Logger("proxy", CRITICAL + 1),
+            auto_decompress=False,
+            keepalive_timeout=_IDLE_S,
+            lingering_time=1.0,
+        )
         loop, place = asyncio.get_running_loop(), (self._address.host, self._address.port)
         try:
             server = await loop.create_server(connect, *place, start_serving=False)
@@ -429,8 +428,11 @@ class Proxy:
         if request.spoken not in _VERSIONS:
             raise _Fault(_NOT_PLAIN)
         target = _target(request)
-        if expected := request.headers.get("Expect", ""):
-            await _expect(request, expected)
+        expected = request.headers.get("Expect", "")
+        if expected and expected.lower() != "100-continue":
+            raise _Fault(f"nothing but 100-continue can be expected, not {expected[:80]!a}", 417)
+        if expected and request.version >= HttpVersion11:
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         fields = _passed_on(request.raw_headers)
         data: bytes | AsyncIterator[bytes] | None = None
         if request.body_exists:
@@ -621,13 +623,6 @@ def _target(request: web.BaseRequest) -> str:
 def _is_packed(codings: Sequence[str]) -> bool:
     """Whether a body comes in more than chunks, by its fields ``Transfer-Encoding``."""
     return ",".join(codings).strip().lower() not in {"", "chunked"}
-
-
-async def _expect(request: web.BaseRequest, expected: str) -> None:
-    if expected.lower() != "100-continue":
-        raise _Fault(f"nothing but 100-continue can be expected, not {expected[:80]!a}", 417)
-    if request.version >= HttpVersion11:
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 def _passed_on(raw: tuple[tuple[bytes, bytes], ...]) -> list[tuple[str, str]]:

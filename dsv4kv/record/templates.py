@@ -57,11 +57,11 @@ Render = Callable[[Sequence[Message], Sequence[Any] | None, Mapping[str, Any]], 
 
 def confined(name: str, make: Callable[..., object], *given: Any) -> Callable[..., Any]:
     """Calls a method of ``make(*given)`` in a child process; ``Defect`` where that ends it."""
-    child = Confined(_Limited, make, given)
+    child = Confined(_limited, (RENDER_S, RENDER_BYTES), make, *given)
 
     def ask(method: str, *given: Any, **named: Any) -> Any:
         try:
-            return child.ask("call", (RENDER_S, RENDER_BYTES), method, given, named)
+            return child.ask(method, *given, **named)
         except ChildEnded as ended:
             why = {
                 -signal.SIGPROF: f"takes more than {RENDER_S:g} s for one conversation",
@@ -72,24 +72,11 @@ def confined(name: str, make: Callable[..., object], *given: Any) -> Callable[..
     return ask
 
 
-class _Limited:
-    """An object in the child process, under its parent's limits."""
-
-    def __init__(self, make: Callable[..., object], given: Sequence[Any]) -> None:
-        self._make, self._given = make, given
-        self._made: object = None
-
-    def call(
-        self,
-        limits: tuple[float, int],
-        method: str,
-        given: Sequence[Any],
-        named: Mapping[str, Any],
-    ) -> Any:
-        global RENDER_S, RENDER_BYTES
-        RENDER_S, RENDER_BYTES = limits
-        self._made = self._made or self._make(*self._given)
-        return getattr(self._made, method)(*given, **named)
+def _limited(limits: tuple[float, int], make: Callable[..., object], *given: Any) -> object:
+    """Make an object in the child process, under its parent's limits."""
+    global RENDER_S, RENDER_BYTES
+    RENDER_S, RENDER_BYTES = limits
+    return make(*given)
 
 
 @contextmanager

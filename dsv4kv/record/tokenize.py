@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from itertools import count, islice, repeat
+from itertools import count, islice
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, NamedTuple
@@ -51,20 +51,6 @@ _ANSWERS = ("completion", "response", "output")
 
 
 @dataclass(frozen=True, slots=True)
-class DataOptions:
-    """How a data set is read."""
-
-    text: bool = False  # every line is a prompt, whatever it looks like
-    # Field of a record, and of messages that have it, that says when it was sent; an ISO 8601 time
-    # or a number. None where there is none
-    time: str | None = None
-    time_unit: str = "s"  # unit of numbers
-    # Give records that cannot be read as ``Refused`` instead of ending with the first
-    skip: bool = False
-    watch: tf.Watch | None = None  # hears how many bytes of how many have been read
-
-
-@dataclass(frozen=True, slots=True)
 class Refused:
     """A record that cannot be taken."""
 
@@ -86,16 +72,32 @@ class Dialogue:
     options: Mapping[str, Any] = field(default_factory=dict)  # of the template, for these messages
 
 
+Sent = Callable[[Mapping[str, Any]], float | None]
+"""When a record or a message was sent, in s, where that is known."""
+
+
 def read_dialogues(
-    path: Path, options: DataOptions = DataOptions()
+    path: Path,
+    *,
+    text: bool = False,
+    time: str | None = None,
+    time_unit: str = "s",
+    skip: bool = False,
+    watch: tf.Watch | None = None,
 ) -> Iterator[Dialogue | Refused]:
-    """Yield the records of a data set; raises ``TraceError``."""
-    with tf.open_trace(path, watch=options.watch) as lines:
+    """Yield the records of a data set; raises ``TraceError``.
+
+    ``text``: every line is a prompt, whatever it looks like. ``time``: field of records, and of
+    messages that have it, that says when they were sent, an ISO 8601 time or a number in
+    ``time_unit``. ``skip``: yield records that cannot be read as ``Refused`` instead of ending.
+    """
+    sent: Sent = partial(_time, time, time_unit) if time else lambda _: None
+    with tf.open_trace(path, watch) as lines:
         if not lines.peek():
             raise Defect("the file is empty")
         first = lines.peek().lstrip()
         rows: Iterator[str | dict[str, Any]] = iter(lines)
-        if options.text or not first.startswith(("{", "[")):
+        if text or not first.startswith(("{", "[")):
             rows = ({_PROMPTS[0]: line.rstrip("\r\n")} for line in lines)
         elif first.startswith("["):
             rows = tf.json_array(lines)
@@ -103,21 +105,21 @@ def read_dialogues(
             place = f"{path}:{lines.number}"
             try:
                 record = tf.parse_object(row) if isinstance(row, str) else row
-                yield _dialogue(place, record, options)
+                yield _dialogue(place, record, sent)
             except Defect as defect:
-                if not options.skip:
+                if not skip:
                     raise
                 yield Refused(place, str(defect))
 
 
-def _dialogue(place: str, record: dict[str, Any], options: DataOptions) -> Dialogue:
+def _dialogue(place: str, record: dict[str, Any], sent: Sent) -> Dialogue:
     body = record.get("body", record)  # of OpenAI's batches
     if not isinstance(body, dict):
         raise Defect(f"body is a JSON {type(body).__name__}, expected an object")
     name = next((name for name in (*_MESSAGES, *_PROMPTS) if name in body), None)
     if name is None:
         raise Defect(f"none of {', '.join((*_MESSAGES, *_PROMPTS))} is in the record")
-    sent_s = None if options.time is None else _time(record, options)
+    sent_s = sent(record)
     if name in _PROMPTS:
         answer = next((record[name] for name in _ANSWERS if record.get(name)), None)
         given = {name: body[name]} | ({} if answer is None else {"answer": answer})
@@ -131,15 +133,9 @@ def _dialogue(place: str, record: dict[str, Any], options: DataOptions) -> Dialo
     if not isinstance(own, dict):
         raise Defect(f"chat_template_kwargs is {shortened(own)}, expected an object")
     messages = [_message(number, turn) for number, turn in enumerate(turns, 1)]
-    known = repeat(None) if options.time is None else (_time(turn, options) for turn in turns)
-    times = list(zip(turns, known, strict=False))
-    return Dialogue(
-        place,
-        messages,
-        [sent_s if not number and at is None else at for number, (_, at) in enumerate(times)],
-        tools=body.get("tools"),
-        options=own,
-    )
+    first_s, *later = map(sent, turns)
+    times = [sent_s if first_s is None else first_s, *later]
+    return Dialogue(place, messages, times, tools=body.get("tools"), options=own)
 
 
 def _message(number: int, turn: Any) -> Message:
@@ -175,18 +171,17 @@ def _text(number: int, content: Any) -> str | None:
     return "\n".join(texts)
 
 
-def _time(record: Mapping[str, Any], options: DataOptions) -> float | None:
-    assert options.time is not None
-    value = record.get(options.time)
+def _time(name: str, unit: str, record: Mapping[str, Any]) -> float | None:
+    value = record.get(name)
     if value is None:
         return None
     if not isinstance(value, str):
-        return tf.read_time(record, options.time, options.time_unit)
+        return tf.read_time(record, name, unit)
     try:
         when = datetime.fromisoformat(value)
     except ValueError:
         raise Defect(
-            f"{options.time} is {shortened(value)}, expected an ISO 8601 time or a number"
+            f"{name} is {shortened(value)}, expected an ISO 8601 time or a number"
         ) from None
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
@@ -318,7 +313,6 @@ class Incremental:
     """
 
     def __init__(self, encode: Callable[..., list[list[int]]], splits: Sequence[str]) -> None:
-        """``encode`` and ``splits``: as ``Tokens`` has them."""
         self._encode, self._passes = encode, list(map(re.compile, splits))
         self._known: dict[str, list[int]] = {}
         self._text, self._count = "", 0
@@ -389,15 +383,6 @@ def _work(job: Job, dialogues: list[Dialogue | Refused]) -> list[Turns]:
     return list(map(_here[0][1].turns, dialogues))
 
 
-@dataclass(frozen=True)
-class Arrivals:
-    """Arrivals of a data set without times."""
-
-    rate: float = 1.0  # conversations per second, a Poisson process
-    gap_s: float = 20.0  # mean time between turns, exponential
-    seed: int = 0  # seed of both
-
-
 @dataclass
 class Counts:
     """Counts of a data set."""
@@ -413,20 +398,23 @@ class Counts:
 
 def arrange(
     conversations: Iterable[Turns],
-    arrivals: Arrivals,
     counts: Counts,
     *,
+    rate: float = 1.0,
+    gap_s: float = 20.0,
+    seed: int = 0,
     block_tokens: int = GRAIN_TOKENS,
     output_tokens: int = 0,
     skip: bool = False,
 ) -> Iterator[Request]:
     """Return requests in order of arrival, from 0 s; memory is the conversations under way.
 
-    ``arrivals`` are for data without times, ``output_tokens`` for requests without a known answer,
-    ``counts`` is added to; ``skip``: skip refused records, which else raise ``TraceError``, as
-    conversations in another order do.
+    Without times, ``rate`` conversations begin in a second (Poisson), and turns ``gap_s`` apart on
+    average (exponential). ``output_tokens`` are of requests without a known answer, ``counts`` is
+    added to; ``skip``: skip refused records, which else raise ``TraceError``, as conversations in
+    another order do.
     """
-    begins, gaps = np.random.default_rng(arrivals.seed).spawn(2)
+    begins, gaps = np.random.default_rng(seed).spawn(2)
     waiting: list[tuple[float, int, Request]] = []
     places, begin_s, origin_s = count(), 0.0, None
     for turns in conversations:
@@ -435,7 +423,7 @@ def arrange(
                 raise TraceError(f"{turns.place}: {turns.why}.")
             counts.refused, counts.first = counts.refused + 1, counts.first or turns
             continue
-        drawn_s = begin_s + begins.exponential(1 / arrivals.rate)
+        drawn_s = begin_s + begins.exponential(1 / rate)
         at_s = drawn_s if turns[0].sent_s is None else turns[0].sent_s
         origin_s = at_s if origin_s is None else origin_s
         if at_s < begin_s and counts.conversations:
@@ -448,7 +436,7 @@ def arrange(
             yield heapq.heappop(waiting)[2]
         for number, turn in enumerate(turns):
             if number:
-                after_s = at_s + gaps.exponential(arrivals.gap_s)
+                after_s = at_s + gaps.exponential(gap_s)
                 at_s = after_s if turn.sent_s is None else max(at_s, turn.sent_s)
             request = Request(
                 arrival_s=round(at_s - origin_s, 6),

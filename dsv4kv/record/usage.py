@@ -165,16 +165,13 @@ class Prompts:
         text = prompt_text(body)
         if not block_bytes and _LEAST_TOKENS <= tokens <= len(text) <= _MOST_BYTES * tokens:
             block_bytes = len(text) / tokens * grain
-        if not tokens or _is_batch(body) or not block_bytes or not text:
+        given = [body.get(name) for name in ("prompt", "text", "input_ids")]
+        lists = [each for each in given if isinstance(each, list) and len(each) > 1]
+        is_batch = any(type(each[0]) is not int for each in lists)
+        if not tokens or is_batch or not block_bytes or not text:
             return row
         ids = text_ids(text, tokens, block_bytes, self._veil)
         return row | {"ids": ids, "grain": grain, "ids_of": "text", "place": block_bytes}
-
-
-def _is_batch(body: Mapping[str, Any]) -> bool:
-    given = (body.get(name) for name in ("prompt", "text", "input_ids"))
-    lists = (each for each in given if isinstance(each, list) and len(each) > 1)
-    return any(type(each[0]) is not int for each in lists)
 
 
 def prompt_text(body: Mapping[str, Any]) -> bytes:

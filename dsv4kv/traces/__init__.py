@@ -5,16 +5,19 @@ Readers of lines stream: memory is a few lines, whatever the file's size. What m
 runs.
 """
 
+import gzip
 import hashlib
 import os
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack
 from itertools import islice
 from math import inf
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from dsv4kv.choices import TRACE_FORMATS, TRACE_LINES, choose, listed
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.files import shipped
+from dsv4kv.files import replacing, shipped
 from dsv4kv.traces.files import (
     DEFAULTS,
     Defect,
@@ -22,7 +25,6 @@ from dsv4kv.traces.files import (
     json_records,
     open_trace,
     parse_object,
-    writing,
 )
 from dsv4kv.traces.formats import (
     INPUT_NAMES,
@@ -201,14 +203,24 @@ def write_trace(
     complete, so a trace may be written over the file it is read from. Raises ``TraceError``.
     """
     write_lines = choose(TRACE_LINES, trace_format, "a format that traces are written in").load()
+    if path.is_dir():
+        raise TraceError(f"{path} is a folder: name the file to write.")
     count = 0
-    with writing(path) as file:
-        for line in write_lines(requests):
-            marked = f'{line.rstrip()[:-1]},"{_STORES_MARK}":true}}\n' if stores else line
-            file.write(marked.encode())
-            count += 1
-        if not count:
-            raise TraceError(f"{path}: not written, there are no requests.")
+    try:
+        with ExitStack() as opened:
+            file: BinaryIO = opened.enter_context(replacing(path, follow=True))
+            if path.suffix == ".gz":
+                # no time and no name in the header: equal traces are equal files
+                packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0)
+                file = cast(BinaryIO, opened.enter_context(packed))
+            for line in write_lines(requests):
+                marked = f'{line.rstrip()[:-1]},"{_STORES_MARK}":true}}\n' if stores else line
+                file.write(marked.encode())
+                count += 1
+            if not count:
+                raise TraceError(f"{path}: not written, there are no requests.")
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be written ({error.strerror or error}).") from None
     return count
 
 

@@ -1,6 +1,5 @@
 """Trace files: lines of plain or gzip text, checked fields of their records, and writing one."""
 
-import gzip
 import json
 import os
 import re
@@ -10,7 +9,7 @@ from codecs import BOM_UTF8, getincrementaldecoder
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedReader, BufferedWriter
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,7 +23,6 @@ from dsv4kv.files import (
     explain,
     open_regular,
     parse_json,
-    replacing,
     unpack,
 )
 from dsv4kv.units import UNITS_PER_SECOND
@@ -378,20 +376,3 @@ def read_counted_ids(
             f"{input_tokens:,} tokens, the last may be partial{'' if partial else ' or omitted'}"
         )
     return ids
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[BufferedWriter | gzip.GzipFile]:
-    """Open a file that appears when the block succeeds, gzip by its name; ``TraceError``."""
-    if path.is_dir():
-        raise TraceError(f"{path} is a folder: name the file to write.")
-    try:
-        with replacing(path, follow=True) as raw:
-            if path.suffix != ".gz":
-                yield raw
-                return
-            # no time and no name in the header: equal traces are equal files
-            with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as compressed:
-                yield compressed
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be written ({error.strerror or error}).") from None

@@ -496,10 +496,9 @@ def _read_weka_request(
     is_plain = ids is not None and (not len(ids) or ids.starts.min() > 1)
     if not is_plain and not (is_list and set(map(type, value)) <= {int}):
         raise tf.Defect("hash_ids is no list of whole numbers")
-    if ids is None or not bool(
-        ((ids.starts >= 0) & (ids.starts < ID_BOUND) & (ids.counts <= ID_BOUND - ids.starts)).all()
-    ):
+    if ids is None or not ((ids.starts >= 0) & (ids.counts <= ID_BOUND - ids.starts)).all():
         raise tf.Defect(f"hash_ids go from {min(value)} to {max(value)}, expected 0 to 2^40")
+    is_known = type(took_s) in (int, float) and 0 <= took_s <= tf.MOST_S
     if len(ids) != input_tokens // size:
         raise tf.Defect(
             f"hash_ids has {len(ids):,} ids, expected {input_tokens // size:,}: one per full "
@@ -512,9 +511,7 @@ def _read_weka_request(
         prefix_hashes=ids.moved(offset),
         hash_block_tokens=size,
         session=session,
-        answer_s=float(took_s)
-        if type(took_s) in (int, float) and 0 <= took_s <= tf.MOST_S
-        else None,
+        answer_s=float(took_s) if is_known else None,
     )
 
 

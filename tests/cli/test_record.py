@@ -18,7 +18,7 @@ from dsv4kv.cli import record as commands
 from dsv4kv.record.folder import Recording, read_stream
 from tests.cli.shell import invoke as run
 from tests.ports import free_port
-from tests.record.frames import frames, recorded, stored
+from tests.record.frames import frames, recorded, stored, written
 from tests.record.serving import serving
 
 TOKENS = list(range(1024))
@@ -169,8 +169,7 @@ def test_without_the_extra_a_sentence_says_how_to_install_it(
 
 
 def test_a_recording_that_is_no_trace_says_what_to_give(asked: Path, tmp_path: Path) -> None:
-    with Recording(tmp_path / "empty"):
-        pass
+    written(tmp_path / "empty", "events")
     run("record", asked, "--requests", LOGS / "lmcache.jsonl", "--once")
     for folder, said in (
         (tmp_path / "empty", "no request was recorded"),

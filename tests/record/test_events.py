@@ -154,13 +154,6 @@ def test_what_tells_blocks_of_equal_tokens_apart_does_so_here(
     assert plain_ids[:2] != others[:2]
 
 
-def test_a_block_and_its_removal_have_one_number(tmp_path: Path) -> None:
-    message = fr.frames(0, fr.stored([-1], None, TOKENS[:16], 16), fr.removed(2**64 - 1))
-    (record,) = fr.recorded(tmp_path / "recording", [message])
-    kept, gone = record["events"]
-    assert kept["stored"] == gone["removed"]
-
-
 def test_of_blocks_so_small_that_counting_would_tell_no_content_is_written(tmp_path: Path) -> None:
     (record,) = fr.recorded(
         tmp_path / "recording", [fr.frames(0, fr.stored([1, 2], None, [5, 6], 1))]

@@ -62,11 +62,17 @@ class Through:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         upstream = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with server, proxied(self._folder, upstream) as (url, _):
-            reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+            place = "127.0.0.1", urlsplit(url).port
+            reader, writer = await asyncio.open_connection(*place)
             try:
-                return await asyncio.wait_for(self._ask(reader, writer), 30)
+                got = await asyncio.wait_for(self._ask(reader, writer), 30)
             finally:
                 writer.close()
+            reader, writer = await asyncio.open_connection(*place)
+            writer.write(LAST.replace(b"GET /", b"CONNECT a:1"))  # whatever it was, others go on
+            assert b" 405 " in await asyncio.wait_for(reader.read(), 30)
+            writer.close()
+            return got
 
 
 def answering(said: bytes | Callable[[bytes], bytes], heads: list[bytes] | None = None) -> Answer:
@@ -179,6 +185,12 @@ PASSED = {
     "a refused request for tokens is recorded as the client's": Case(
         EXPECTING, OK + b"no", b"HTTP/1.1 417 ", ends=[(417, "client left")]
     ),
+    "bytes that are none of a text are passed on": Case(
+        LAST.replace(b"a\r", b"a\r\nX-Odd: \xff\xfe\r\nCookie: \xe9\r", 1), OK + b"ab", HEAD, b"ab"
+    ),
+    "bytes that are no request are refused": Case(
+        b"\x00\xff\r\n\r\n", OK, b"HTTP/1.", has=(b" 400 ",), connections=0
+    ),
     "CONNECT does not reach the server": Case(
         LAST.replace(b"GET /", b"CONNECT a:1"), OK, b"HTTP/1.1 405 ", has=(OWN,), connections=0
     ),
@@ -209,6 +221,7 @@ PASSED = {
             b"Content-Length: 5\r\nTransfer-Encoding: chunked",
             b"Content-Length: 5\r\nContent-Length: 6",
             b"Content-Length: +5",
+            b"Content-Length: -1",
             b"Content-Length: 5, 5",
             b"Transfer-Encoding: gzip, chunked",
             b"Transfer-Encoding: xchunked",

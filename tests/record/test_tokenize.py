@@ -24,9 +24,7 @@ from dsv4kv.errors import ConfigError, TraceError  # noqa: E402
 from dsv4kv.record import Veil, templates  # noqa: E402
 from dsv4kv.record.templates import Tokens, load_template  # noqa: E402
 from dsv4kv.record.tokenize import (  # noqa: E402
-    Arrivals,
     Counts,
-    DataOptions,
     Incremental,
     Job,
     arrange,
@@ -48,7 +46,6 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 WORDS = ["the", "cache", "keeps", "what", "a", "prompt", "begins", "with", "again", "é", "漢字"]
-ONE_A_SECOND = Arrivals()
 
 
 @pytest.fixture(scope="module")
@@ -114,15 +111,13 @@ def write(path: Path, rows: Sequence[Any]) -> Path:
     return path
 
 
-def make(
-    data: Path, tokenizer: Path, arrivals: Arrivals = ONE_A_SECOND, **options: Any
-) -> list[Request]:
+def make(data: Path, tokenizer: Path, **options: Any) -> list[Request]:
     """The requests of a data set."""
     job = Job(tokenizer, options.pop("salt", SALT), block_tokens=options.get("block_tokens", 64))
     processes = options.pop("processes", 1)
-    read = DataOptions(**{n: options.pop(n) for n in ("text", "time") if n in options})
-    made = tokenize(read_dialogues(data, read), job, processes)
-    return list(arrange(made, arrivals, Counts(), **options))
+    read = {n: options.pop(n) for n in ("text", "time") if n in options}
+    made = tokenize(read_dialogues(data, **read), job, processes)
+    return list(arrange(made, Counts(), **options))
 
 
 def test_a_request_has_the_tokens_of_its_rendered_prompt_and_of_its_answer(
@@ -485,8 +480,8 @@ def test_conversations_arrive_at_the_rate_and_their_turns_after_each_other(
 ) -> None:
     rows = [as_openai([("user", "a"), ("assistant", "b")] * 2)] * 400
     data = write(tmp_path / "data", rows)
-    made = make(data, model, Arrivals(rate=5.0, gap_s=3.0, seed=1))
-    assert made == make(data, model, Arrivals(rate=5.0, gap_s=3.0, seed=1))
+    made = make(data, model, rate=5.0, gap_s=3.0, seed=1)
+    assert made == make(data, model, rate=5.0, gap_s=3.0, seed=1)
     times = [request.arrival_s for request in made]
     assert times == sorted(times)
     assert times[0] == 0

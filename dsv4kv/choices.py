@@ -45,7 +45,7 @@ TRACE_FORMATS = {
     "mooncake-delta": Choice(
         "turns that say what is new in a session", "traces.formats:MOONCAKE_DELTA"
     ),
-    "weka": Choice("a conversation, or a folder of them", "traces.weka:WEKA"),
+    "weka": Choice("a conversation, or a folder of them", "traces.formats:WEKA"),
     "azure": Choice("Azure's CSV, only lengths", "traces.formats:AZURE"),
     "burstgpt": Choice("BurstGPT's CSV, only lengths", "traces.formats:BURSTGPT"),
     "sharegpt": Choice("lengths of ShareGPT samples", "traces.formats:SHAREGPT"),

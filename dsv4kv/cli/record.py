@@ -10,13 +10,13 @@ from dsv4kv import __version__
 from dsv4kv.cli import examples
 from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError, Dsv4kvError
-from dsv4kv.record.veil import GRAIN_TOKENS, LEAST_TOKENS
+from dsv4kv.record import GRAIN_TOKENS, LEAST_TOKENS
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
+    from dsv4kv.record import Veil
     from dsv4kv.record.folder import Recording
     from dsv4kv.record.run import Source
-    from dsv4kv.record.veil import Veil
 
 EPILOG = examples(
     "dsv4kv record server --events tcp://127.0.0.1:5557                 until Ctrl-C",
@@ -77,12 +77,12 @@ def record(
     from rich.text import Text as Line
 
     from dsv4kv.cli.progress import Redrawn
+    from dsv4kv.record import Veil
     from dsv4kv.record.folder import Recording
     from dsv4kv.record.logs import RequestLog
     from dsv4kv.record.metrics import Metrics
     from dsv4kv.record.run import run
     from dsv4kv.record.server import Live
-    from dsv4kv.record.veil import Veil
     from dsv4kv.view.render import show
 
     if not (events or proxy or requests or metrics):

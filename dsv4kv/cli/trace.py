@@ -120,8 +120,8 @@ def info(
     from dsv4kv.record.convert import read_recording
     from dsv4kv.record.folder import is_recording
     from dsv4kv.record.server import describe_breaks, read_server
-    from dsv4kv.traces.collect import place_of
-    from dsv4kv.traces.request import batches_of
+    from dsv4kv.traces import place_of
+    from dsv4kv.traces.paths import batches_of
     from dsv4kv.view.trace import describe_trace
 
     about: dict[str, Any] = {"source": source}
@@ -173,8 +173,7 @@ def convert(
     from dsv4kv.record.convert import describe, in_blocks, read_recording
     from dsv4kv.record.folder import is_recording
     from dsv4kv.record.server import describe_breaks, read_server
-    from dsv4kv.traces import is_stores_only, read_trace
-    from dsv4kv.traces.collect import place_of
+    from dsv4kv.traces import is_stores_only, place_of, read_trace
     from dsv4kv.traces.formats import BLOCK_TOKENS
     from dsv4kv.traces.summary import check_histories_of
 
@@ -279,7 +278,6 @@ def tokenize(
     from dsv4kv.processes import usable_cores
     from dsv4kv.record import tokenize as made
     from dsv4kv.record.convert import in_blocks
-    from dsv4kv.record.datasets import DataOptions, read_dialogues
     from dsv4kv.traces.formats import BLOCK_TOKENS
 
     _check_out(out, to)
@@ -289,11 +287,15 @@ def tokenize(
     large = data.is_file() and data.stat().st_size >= _PARALLEL_BYTES
     count = processes or (usable_cores() if large else 1)
     with _watched_reading(f"tokenizing {data}") as watch:
-        reading = DataOptions(text, time_field, time_unit, skip, watch)
+        dialogues = made.read_dialogues(
+            data, text=text, time=time_field, time_unit=time_unit, skip=skip, watch=watch
+        )
         requests = made.arrange(
-            made.tokenize(read_dialogues(data, reading), job, count),
-            made.Arrivals(rate, gap, seed),
+            made.tokenize(dialogues, job, count),
             counts,
+            rate=rate,
+            gap_s=gap,
+            seed=seed,
             block_tokens=block_tokens,
             output_tokens=output_tokens,
             skip=skip,
@@ -384,9 +386,8 @@ def mrc(
     from dsv4kv.replay.mrc.curves import Question, measure_trace
     from dsv4kv.replay.mrc.strategies import prefix_costs
     from dsv4kv.replay.mrc.thin import measure_stream
-    from dsv4kv.traces import read_trace
-    from dsv4kv.traces.collect import load_paths
-    from dsv4kv.traces.request import batches_of
+    from dsv4kv.traces import load_paths, read_trace
+    from dsv4kv.traces.paths import batches_of
     from dsv4kv.view import trace as view
     from dsv4kv.view.html import write_chart
 

@@ -24,7 +24,7 @@ from dsv4kv.record.run import HTTP, parse_url
 from dsv4kv.record.usage import counts_of
 
 if TYPE_CHECKING:
-    from dsv4kv.record.http import Answer as Response
+    from dsv4kv.record.run import Answer as Response
 
 Prompt = tuple[int, ...]  # token ids
 KEYS = ("DSV4KV_API_KEY", "OPENAI_API_KEY")  # variables that may hold the key, in order
@@ -135,7 +135,7 @@ class OpenAiServer:
         """Its counters, and whether they speak of drafts; None where it has no page of them."""
         if self._metrics is None:
             return None
-        from dsv4kv.record.http import ask
+        from dsv4kv.record.run import ask
 
         page = self._metrics._replace(path=self._metrics.path or "/metrics").geturl()
         limit_s = min(_ASKED_S, self._ends_s - self.now_s())
@@ -161,7 +161,7 @@ class OpenAiServer:
         limit_s: float = _ASKED_S,
         take: Callable[[bytes], object] | None = None,
     ) -> "Response":
-        from dsv4kv.record.http import ask
+        from dsv4kv.record.run import ask
 
         headers = {"Content-Type": "application/json"}
         headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}

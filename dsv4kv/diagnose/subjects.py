@@ -28,8 +28,8 @@ from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import open_regular
 from dsv4kv.model.presets import preset_named
 from dsv4kv.replay.clock.measured import read_runs
-from dsv4kv.traces.files import open_trace
-from dsv4kv.traces.results import RESULTS, documents_of
+from dsv4kv.traces.files import json_records, open_trace
+from dsv4kv.traces.results import RESULTS
 from dsv4kv.units import counted
 
 Kind = Literal["command", "log", "result"]
@@ -183,7 +183,7 @@ def _has_results(path: Path) -> bool:
         if not begin.startswith((b"{", b"[")):
             return False
         with open_trace(path) as lines:
-            first = next(documents_of(lines), {})
+            first = next(json_records(lines), {})
     except (OSError, TraceError):
         return False
     if {"looked_at", "known_faults"} <= first.keys():

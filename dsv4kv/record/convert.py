@@ -9,22 +9,111 @@ generated tokens look alike. A single block right after a request's last one is 
 more blocks as another request, even where a prompt was computed in several steps.
 """
 
+import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import overload
 
 from dsv4kv.errors import TraceError
+from dsv4kv.record import ROOT, chained
 from dsv4kv.record.folder import Record, read_stream
 from dsv4kv.record.metrics import count
-from dsv4kv.record.requests import One, Requests, is_answered, is_exchange, says_hits
-from dsv4kv.record.veil import ROOT, chained
 from dsv4kv.traces.request import Request
 from dsv4kv.units import counted
 
-_GPU = {None, "GPU"}
+PROXY = "proxy:"
+"""How the name of a proxy begins, as a source."""
+_LATELY = 64  # requests of one id that a row may still be of
+_NEAR_S = 60.0  # clocks of two hosts
+_ZONE_S, _FARTHEST_ZONE_S = 900, 14 * 3600  # a log's clock may be of another time zone
+
+
+def is_exchange(row: Record) -> bool:
+    """Whether a row of ``requests`` is a request of its own, as a proxy's is, whatever its id."""
+    return str(row.get("source", "")).startswith(PROXY)
+
+
+def is_answered(row: Record) -> bool:
+    """Whether a row of a proxy is of a request that a server took, be its answer whole or cut."""
+    return bool(0 < row.get("status", 0) < 400)
+
+
+def says_hits(row: Record) -> bool:
+    """Whether a row of ``requests`` has its hits, no more of them than tokens of the prompt."""
+    return bool(0 <= row.get("cached_tokens", -1) <= row.get("input_tokens", -1))
+
+
+@dataclass(slots=True)
+class One:
+    """A request: what its rows say, and its sources, each with whether the row ended it."""
+
+    row: Record
+    parts: set[tuple[str, bool]]
+
+
+class Requests:
+    """Requests by id: a row is of one that has no such row yet, and agrees; else of a new one.
+
+    Of the ``most`` ids seen last.
+    """
+
+    def __init__(self, most: int = sys.maxsize) -> None:
+        self._of, self._most = dict[object, list[One]](), most
+
+    def add(self, record: Record, row: Record, otherwise: object) -> One | None:
+        """A new request, of an id or of ``otherwise``; None if ``row`` went into one."""
+        source = "" if is_exchange(record) else str(record.get("source"))
+        part = source, not source or "last_s" in record or "output_tokens" in record
+        begun = source, False
+        name = record.get("id", otherwise)
+        known = self._of[name] = self._of.pop(name, [])[-_LATELY:]
+        if len(self._of) > self._most:
+            del self._of[next(iter(self._of))]
+        fitting = [one for one in known if not one.parts & {part, (source, True)}]
+        for one in sorted(fitting, key=lambda one: begun not in one.parts):
+            if _agree(one.row, row, timed=begun not in one.parts):
+                # a log's line of its end may know when it came, whatever the log's time zone
+                is_known = "arrival_s" in row and one.parts == {begun}
+                one.parts.add(part)
+                mine, other = (row, one.row) if is_known or not source else (one.row, row)
+                one.row = other | mine | (_ids_of(other) or _ids_of(mine))
+                return None
+        known.append(One(row, {part}))
+        return known[-1]
+
+
+def _agree(a: Record, b: Record, *, timed: bool) -> bool:
+    lengths = {row["input_tokens"] for row in (a, b) if "input_tokens" in row}
+    if len(lengths) > 1 or (_ids_of(a) and _ids_of(b) and a["ids"] != b["ids"]):
+        return False
+    for name in ("arrival_s", "last_s") if timed else ():
+        if name in a and name in b:
+            apart = abs(a[name] - b[name])
+            beside = min(apart % _ZONE_S, -apart % _ZONE_S)
+            return bool(apart <= _FARTHEST_ZONE_S + _NEAR_S and beside <= _NEAR_S)
+    return True
+
+
+def _ids_of(row: Record) -> Record:
+    known = "ids" in row and row.get("ids_of") != "text"
+    return {name: row[name] for name in ("ids", "grain")} | {"ids_of": None} if known else {}
+
+
+def outline(row: Record) -> Record:
+    """The fields of a row that decide which request it belongs to."""
+    names = ("arrival_s", "last_s", "input_tokens", "grain", "ids_of")
+    found = {name: row[name] for name in names if row.get(name) is not None}
+    compared = row.get("ids") and "grain" in row and row.get("ids_of") != "text"
+    return found | ({"ids": hash(tuple(row["ids"]))} if compared else {})
+
+
+def count_requests(rows: Iterable[Record]) -> int:
+    """How many requests there are."""
+    requests = Requests()
+    found = [requests.add(row, outline(row), f"row {n}") for n, row in enumerate(rows)]
+    return sum(one is not None for one in found)
 
 
 @dataclass(slots=True, eq=False)
@@ -70,25 +159,23 @@ class _Server:
     group: list[int | None] = field(default_factory=list)
     size: int = 0  # tokens of its blocks; smaller ones are parts of blocks
 
-    def forget(self) -> None:
-        """Clear the cache; chains stay known."""
-        self.cached.clear()
-        self.tips.clear()
-
     def take(self, record: Record) -> list[Store]:
         """Return the requests that one record of events began."""
         new: dict[Store, None] = {}
-        if record.get("what") == "restart":
-            self.forget()
-        for event in record.get("events", ()):
-            if "cleared" in event:
-                self.forget()
-            elif event.get("medium") not in _GPU:
+        restarted = [{"cleared": True}] * (record.get("what") == "restart")
+        for event in [*restarted, *record.get("events", ())]:
+            if "cleared" in event:  # chains stay known
+                self.cached.clear()
+                self.tips.clear()
+            elif event.get("medium") not in {None, "GPU"}:
                 continue
             elif "removed" in event and event.get("group") in self.group:
                 self.cached.difference_update(event["removed"])
-            elif "stored" in event and _is_chain(event, self):
-                self._store(event, record["ts" if "ts" in record else "at"], new)
+            elif event.get("chain") and event["stored"]:
+                self.group = self.group or [event.get("group")]
+                if event.get("group") in self.group and event["size"] >= self.size:
+                    self.size = int(event["size"])
+                    self._store(event, record["ts" if "ts" in record else "at"], new)
         return list(new)
 
     def _store(self, event: Record, at_s: float, new: dict[Store, None]) -> None:
@@ -112,27 +199,6 @@ class _Server:
         self.tips[names[-1]] = store
 
 
-def find_stores(records: Iterable[Record]) -> list[Store]:
-    """Return all requests, in order, by records of the stream ``events``."""
-    servers: dict[str, _Server] = {}
-    return [
-        store
-        for record in records
-        for store in servers.setdefault(record["source"], _Server()).take(record)
-    ]
-
-
-def _is_chain(event: Record, server: _Server) -> bool:
-    if not event["chain"] or not event["stored"]:
-        return False
-    if not server.group:
-        server.group.append(event.get("group"))
-    if event.get("group") not in server.group:
-        return False
-    server.size = max(server.size, int(event["size"]))
-    return int(event["size"]) == server.size
-
-
 def _link(before: Block | None, event: Record) -> list[Block]:
     names, size = event["stored"], event["size"]
     contents = event.get("ids") or names
@@ -146,6 +212,16 @@ def _link(before: Block | None, event: Record) -> list[Block]:
         before = Block(before, own, tokens + (number + 1) * size)
         blocks.append(before)
     return blocks
+
+
+def find_stores(records: Iterable[Record]) -> list[Store]:
+    """Return all requests, in order, by records of the stream ``events``."""
+    servers: dict[str, _Server] = {}
+    return [
+        store
+        for record in records
+        for store in servers.setdefault(record["source"], _Server()).take(record)
+    ]
 
 
 _MOST_OWN = 2**20  # blocks of a prompt without ids
@@ -167,51 +243,11 @@ _NO_USAGE = (
 )
 
 
-class Rows(Sequence[Request]):
-    """Requests of ordered rows, made on access because rows are smaller."""
-
-    def __init__(self, rows: Sequence[Record], whole: "Rows | None" = None) -> None:
-        """``whole``: the rows that these are a slice of; it sets times and sessions."""
-        self._rows = rows
-        self._begun_s: float = whole._begun_s if whole else rows[0]["arrival_s"]
-        named = dict.fromkeys(row["session"] for row in rows if "session" in row)
-        own = {name: number for number, name in enumerate(named)}
-        self._sessions: dict[int, int] = whole._sessions if whole else own
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @overload
-    def __getitem__(self, place: int) -> Request: ...
-    @overload
-    def __getitem__(self, place: slice) -> "Rows": ...
-    def __getitem__(self, place: int | slice) -> "Request | Rows":
-        if isinstance(place, slice):
-            return Rows(self._rows[place], self)
-        return self._request(self._rows[place])
-
-    def __iter__(self) -> Iterator[Request]:
-        return map(self._request, self._rows)
-
-    def _request(self, row: Record) -> Request:
-        """Ids are of full blocks; the rest of a prompt has none."""
-        last_s = row.get("last_s")
-        return Request(
-            arrival_s=row["arrival_s"] - self._begun_s,
-            input_tokens=row["input_tokens"],
-            output_tokens=row.get("output_tokens", 0),
-            prefix_hashes=tuple(row.get("ids", ())),
-            hash_block_tokens=row.get("grain", 0),
-            session=self._sessions.get(row.get("session", -1)),
-            answer_s=None if last_s is None else max(0.0, last_s - row["arrival_s"]),
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """The requests of a recording."""
 
-    requests: Sequence[Request]  # in order of arrival, from 0 s
+    requests: list[Request]  # in order of arrival, from 0 s
     # Whether they are known by events only: fully cached prompts are missing, so there is no hit
     # rate
     stores_only: bool
@@ -235,23 +271,7 @@ def read_recording(folder: Path) -> Recorded:
     """Read the requests of a proxy or a log, else rebuilt from events; raises ``TraceError``."""
     rows, unsized = _complete(read_stream(folder, "requests"))
     stores_only = not rows
-    if stores_only:
-        stores = find_stores(read_stream(folder, "events"))
-        if sum(store.end.tokens // max(1, store.grain_tokens) for store in stores) > _MOST_HELD:
-            raise TraceError(
-                f"{folder}: the prompts of its events have over {_MOST_HELD:,} ids, each with "
-                "those before it: record requests, too (--proxy or --requests), or a shorter time."
-            )
-        rows = [
-            {
-                "arrival_s": store.at_s,
-                "input_tokens": store.end.tokens,
-                "output_tokens": store.output_tokens,
-                "ids": array("q", store.ids),
-                "grain": store.grain_tokens,
-            }
-            for store in stores
-        ]
+    rows = rows or _stored(folder)
     if not rows and unsized:
         raise TraceError(
             f"{folder}: {counted(unsized, 'request')} recorded, and of none is the length known: "
@@ -263,42 +283,105 @@ def read_recording(folder: Path) -> Recorded:
             "--requests), or one of events (--events)."
         )
     rows.sort(key=lambda row: row["arrival_s"])
-    sizes = {row["grain"] for row in rows if row.get("ids")}
-    if len(sizes) > 1:
-        raise TraceError(
-            f"{folder}: ids of {' and '.join(map(str, sorted(sizes)))} tokens: a trace has one "
-            "size; record servers of different block sizes separately."
-        )
-    begin = end = _OWN_IDS
-    for row in rows if sizes else ():  # prompts without ids get unshared ones
-        if not row.get("ids"):
-            (size,) = sizes
-            if row["input_tokens"] // size > _MOST_OWN:
-                raise TraceError(
-                    f"{folder}: a prompt of {row['input_tokens']:,} tokens has no ids, and those "
-                    f"of others are of {size}: record more than {size} tokens an id, --id-tokens."
-                )
-            begin, end = end, end + row["input_tokens"] // size
-            row |= {"ids": range(begin, end), "grain": size, "ids_of": "length"}
-    begun_s = rows[0]["arrival_s"]
+    own_blocks, begun_s = _add_own_ids(folder, rows), rows[0]["arrival_s"]
     first_s, last_s = (
         [None if (at := row.get(name)) is None else at - begun_s for row in rows]
         for name in ("first_s", "last_s")
     )
     counters = count(read_stream(folder, "metrics")).values()
     return Recorded(
-        Rows(rows),
+        _requests_of(rows),
         stores_only,
         [row["cached_tokens"] if says_hits(row) else None for row in rows],
         begun_s,
         first_s,
         last_s,
         [row.get("ids_of") or "tokens" for row in rows],
-        end - _OWN_IDS,
+        own_blocks,
         [hits for counted in counters if (hits := counted.hits())],
         unsized,
         sum("cached_tokens" in row and not says_hits(row) for row in rows),
     )
+
+
+def _requests_of(rows: list[Record]) -> list[Request]:
+    """Requests of rows in order; ids are of full blocks, the rest of a prompt has none."""
+    named = dict.fromkeys(row["session"] for row in rows if "session" in row)
+    sessions = {name: number for number, name in enumerate(named)}
+    return [
+        Request(
+            arrival_s=row["arrival_s"] - rows[0]["arrival_s"],
+            input_tokens=row["input_tokens"],
+            output_tokens=row.get("output_tokens", 0),
+            prefix_hashes=row.get("ids", ()),
+            hash_block_tokens=row.get("grain", 0),
+            session=sessions.get(row.get("session", -1)),
+            answer_s=max(0.0, row["last_s"] - row["arrival_s"]) if "last_s" in row else None,
+        )
+        for row in rows
+    ]
+
+
+def _complete(records: Iterable[Record]) -> tuple[list[Record], int]:
+    """Requests of known length, and the number of answered ones without."""
+    requests, found = Requests(), list[One | None]()
+    for number, record in enumerate(records):
+        if "what" in record:
+            continue
+        row = {name: record[name] for name in _MERGED if record.get(name) is not None}
+        if "grain" not in row:
+            row.pop("ids", None)
+        elif "ids" in row:
+            row["ids"] = array("q", row["ids"])  # there are thousands, of many requests
+        if is_exchange(record):
+            row["answered"] = is_answered(record)
+        found.append(requests.add(record, row, f"request {number}"))
+    rows = [one.row for one in found if one]
+    known = [row for row in rows if row.get("input_tokens") and "arrival_s" in row]
+    unsized = sum(row.get("answered", False) for row in rows)
+    return known, unsized - sum(row.get("answered", False) for row in known)
+
+
+def _stored(folder: Path) -> list[Record]:
+    """Rows of requests that are known by events only."""
+    stores = find_stores(read_stream(folder, "events"))
+    if sum(store.end.tokens // max(1, store.grain_tokens) for store in stores) > _MOST_HELD:
+        raise TraceError(
+            f"{folder}: the prompts of its events have over {_MOST_HELD:,} ids, each with "
+            "those before it: record requests, too (--proxy or --requests), or a shorter time."
+        )
+    return [
+        {
+            "arrival_s": store.at_s,
+            "input_tokens": store.end.tokens,
+            "output_tokens": store.output_tokens,
+            "ids": array("q", store.ids),
+            "grain": store.grain_tokens,
+        }
+        for store in stores
+    ]
+
+
+def _add_own_ids(folder: Path, rows: list[Record]) -> int:
+    """Give unshared ids to prompts without any, where others have some; returns how many."""
+    sizes = {row["grain"] for row in rows if row.get("ids")}
+    if len(sizes) > 1:
+        raise TraceError(
+            f"{folder}: ids of {' and '.join(map(str, sorted(sizes)))} tokens: a trace has one "
+            "size; record servers of different block sizes separately."
+        )
+    end = _OWN_IDS
+    for size in sizes:
+        for row in (row for row in rows if not row.get("ids")):
+            blocks = row["input_tokens"] // size
+            if blocks > _MOST_OWN:
+                raise TraceError(
+                    f"{folder}: a prompt of {row['input_tokens']:,} tokens has no ids, and those "
+                    f"of others are of {size}: record more than {size} tokens an id, --id-tokens."
+                )
+            row |= {"ids": range(end, end + blocks), "grain": size, "ids_of": "length"}
+            end += blocks
+    return end - _OWN_IDS
 
 
 def describe(recorded: Recorded) -> list[str]:
@@ -329,33 +412,8 @@ def describe(recorded: Recorded) -> list[str]:
         for engine, found, asked in recorded.counters
     ]
     said = {_STORES_ONLY: True} | missing if recorded.stores_only else own | missing
-    return [
-        *(sentence for sentence, is_so in said.items() if is_so),
-        *([] if recorded.stores_only else counters),
-    ]
-
-
-def _complete(records: Iterable[Record]) -> tuple[list[Record], int]:
-    """Requests of known length, and the number of answered ones without."""
-    requests, found = Requests(), list[One | None]()
-    for number, record in enumerate(records):
-        if "what" in record:
-            continue
-        row = {name: record[name] for name in _MERGED if record.get(name) is not None}
-        if "grain" not in row:
-            row.pop("ids", None)
-        elif "ids" in row:
-            row["ids"] = array("q", row["ids"])  # there are thousands, of many requests
-        if is_exchange(record):
-            row["answered"] = is_answered(record)
-        found.append(requests.add(record, row, f"request {number}"))
-    rows = [one.row for one in found if one]
-    unsized = sum(row.pop("answered", False) and not _is_known(row) for row in rows)
-    return [row for row in rows if _is_known(row)], unsized
-
-
-def _is_known(row: Record) -> bool:
-    return bool(row.get("input_tokens")) and "arrival_s" in row
+    sentences = [sentence for sentence, is_so in said.items() if is_so]
+    return sentences if recorded.stores_only else sentences + counters
 
 
 def in_blocks(requests: Iterable[Request], size: int) -> Iterator[Request]:

@@ -31,9 +31,9 @@ from pydantic_core import from_json
 
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import check_parts, open_regular
+from dsv4kv.record import Veil
 from dsv4kv.record.folder import Record, Recording, check_row
 from dsv4kv.record.run import LAST_S
-from dsv4kv.record.veil import Veil
 from dsv4kv.units import counted
 
 
@@ -41,20 +41,12 @@ class _Other(ValueError):
     """The line has another format."""
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
-    """A format of lines: ``mark`` is in each of them, ``read`` makes a row or raises."""
-
-    mark: str
-    read: Callable[[str, Veil], Record]
-
-
 def read_line(line: str, veil: Veil) -> Record | None:
     """The row of a line of any format; None if it has no request."""
-    for log in LOGS.values():
-        if log.mark in line:
+    for mark, read in LOGS.values():
+        if mark in line:
             with suppress(Exception):  # anything may have the mark in it
-                row = log.read(line, veil)
+                row = read(line, veil)
                 known = {name: value for name, value in row.items() if value is not None}
                 return check_row("requests", known)
     return None
@@ -64,7 +56,7 @@ def _sglang(line: str, veil: Veil) -> Record:
     """``--log-requests --log-requests-format json``; ids from level 3 on."""
     record = _object(line)
     asked = record["obj"]
-    row = _named("id", record["rid"], veil) | _named("session", asked.get("session_id"), veil)
+    row = _names(veil, record["rid"], asked.get("session_id"))
     at_s = datetime.fromisoformat(record["timestamp"]).timestamp()  # in this machine's time zone
     if record["event"] == "request.received":
         return row | {"arrival_s": at_s} | _prompt(asked, veil)
@@ -78,7 +70,7 @@ def _sglang_metrics(line: str, veil: Veil) -> Record:
     """``--export-metrics-to-file-dir``: a line for every request that has ended."""
     info = _object(line)
     asked = from_json(info["request_parameters"])
-    row = _named("id", info["id"], veil) | _named("session", asked.get("session_id"), veil)
+    row = _names(veil, info["id"], asked.get("session_id"))
     return row | _finished_at(info, None) | _prompt(asked, veil)
 
 
@@ -121,11 +113,6 @@ _VLLM_ANSWERED = re.compile(
 )
 
 
-def _answered(name: str, veil: Veil) -> int:
-    """The id of an answer: logs name its first part, ``cmpl-7-0`` or ``resp_7_0``."""
-    return veil.name(_VLLM_PART.sub(r"\1", name))
-
-
 def _vllm(line: str, veil: Veil) -> Record:
     """``--enable-log-requests`` with ``VLLM_LOGGING_LEVEL=DEBUG``: tokens asked, then answered."""
     line = _COLOUR.sub("", line)
@@ -137,12 +124,15 @@ def _vllm(line: str, veil: Veil) -> Record:
         ids, closed, _ = after.partition("]")
         if not named or not closed:
             raise _Other
-        row = {"id": _answered(asked[1], veil), "arrival_s": _month_clock(begun[1])}
-        return row | _prompt({"input_ids": _numbers(ids)}, veil)
-    if answered := _VLLM_ANSWERED.match(line, begun.end()):
-        row = {"id": _answered(answered[1], veil), "last_s": _month_clock(begun[1])}
-        return row | {"output_tokens": len(_numbers(answered[2]))}
-    raise _Other
+        row: Record = {"arrival_s": _month_clock(begun[1])}
+        row |= _prompt({"input_ids": [int(one) for one in ids.split(",") if one.strip()]}, veil)
+    elif asked := _VLLM_ANSWERED.match(line, begun.end()):
+        tokens = [one for one in asked[2].split(",") if one.strip()]
+        row = {"last_s": _month_clock(begun[1]), "output_tokens": len(tokens)}
+    else:
+        raise _Other
+    # logs name the first part of an answer, ``cmpl-7-0`` or ``resp_7_0``
+    return row | {"id": veil.name(_VLLM_PART.sub(r"\1", asked[1]))}
 
 
 def _dynamo(line: str, veil: Veil) -> Record:
@@ -153,16 +143,15 @@ def _dynamo(line: str, veil: Veil) -> Record:
     if record["event_type"] != "request_end":
         raise _Other
     request = record["request"]
-    replay = request["replay"]
+    replay, agent = request["replay"], record.get("agent_context") or {}
     size, hashes = _tokens(replay["trace_block_size"]), replay["input_sequence_hashes"]
     return {
-        **_named("id", request["request_id"], veil),
+        **_names(veil, request["request_id"], agent.get("session_id")),
         "arrival_s": float(request["request_received_ms"]) / 1e3,
         "last_s": float(record["event_time_unix_ms"]) / 1e3,
         "output_tokens": _tokens(request["output_tokens"]),
         "cached_tokens": _optional(request.get("cached_tokens"), _tokens),
         **_hashed(_tokens(replay["input_length"]), size, hashes, veil),
-        **_named("session", (record.get("agent_context") or {}).get("session_id"), veil),
     }
 
 
@@ -170,7 +159,7 @@ def _lmcache(line: str, veil: Veil) -> Record:
     """Lookup hashes: chained hashes of the chunks that were looked up."""
     record = _object(line)
     return {
-        **_named("id", record["request_id"], veil),
+        **_names(veil, record["request_id"]),
         "arrival_s": float(record["timestamp"]),
         **_hashed(
             _tokens(record["seq_len"]), _tokens(record["chunk_size"]), record["chunk_hashes"], veil
@@ -178,14 +167,14 @@ def _lmcache(line: str, veil: Veil) -> Record:
     }
 
 
-LOGS = {
-    "sglang": Log('"event": "request.', _sglang),
-    "sglang-metrics": Log('"request_parameters"', _sglang_metrics),
-    "vllm": Log("token_ids: ", _vllm),
-    "dynamo": Log("dynamo.request.trace.", _dynamo),
-    "lmcache": Log('"chunk_hashes"', _lmcache),
+LOGS: dict[str, tuple[str, Callable[[str, Veil], Record]]] = {
+    "sglang": ('"event": "request.', _sglang),
+    "sglang-metrics": ('"request_parameters"', _sglang_metrics),
+    "vllm": ("token_ids: ", _vllm),
+    "dynamo": ("dynamo.request.trace.", _dynamo),
+    "lmcache": ('"chunk_hashes"', _lmcache),
 }
-"""Formats of lines. A line is read by the first that can."""
+"""Formats of lines: a mark that is in each, and what makes a row or raises; the first that can."""
 
 
 def _object(line: str) -> dict[str, Any]:
@@ -198,6 +187,12 @@ def _object(line: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise _Other
     return record
+
+
+def _names(veil: Veil, request: Any, session: Any = None) -> Record:
+    """A client's names of a request and its session, whatever JSON they are."""
+    known = {"id": request, "session": session}
+    return {field: veil.name(name) for field, name in known.items() if name is not None}
 
 
 def _prompt(asked: Mapping[str, Any], veil: Veil) -> Record:
@@ -214,17 +209,8 @@ def _hashed(tokens: int, size: int, hashes: Any, veil: Veil) -> Record:
     """Ids of a prompt by its blocks' hashes, without a partial last block."""
     if not size or not isinstance(hashes, list) or len(hashes) < tokens // size:
         raise _Other
-    full = tokens // size
-    return {
-        "input_tokens": tokens,
-        "ids": [veil.name(one) for one in hashes[:full]],
-        "grain": size,
-    }
-
-
-def _named(field: str, name: Any, veil: Veil) -> Record:
-    """A client's name for something, whatever JSON it is."""
-    return {} if name is None else {field: veil.name(name)}
+    ids = [veil.name(one) for one in hashes[: tokens // size]]
+    return {"input_tokens": tokens, "ids": ids, "grain": size}
 
 
 def _month_clock(text: str) -> float:
@@ -232,10 +218,6 @@ def _month_clock(text: str) -> float:
     latest = datetime.now(UTC).astimezone() + _AHEAD
     found = datetime.strptime(f"{latest.year}-{text}", "%Y-%m-%d %H:%M:%S").astimezone()
     return (found if found <= latest else found.replace(year=latest.year - 1)).timestamp()
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(one) for one in text.split(",") if one.strip()]
 
 
 def _tokens(value: Any) -> int:
@@ -287,7 +269,7 @@ class RequestLog:
         self._recording, self._veil = recording, veil
         self._open: dict[Path, _Growing] = {}
         self._left: dict[Path, tuple[int, int]] = {}  # states of those that are closed
-        self._places: dict[int, list[int]] = {}  # by inode: a log may get another name
+        self._places: dict[int, _Place] = {}  # by inode: a log may get another name
         self._lines = self._rows = 0
         self._warn, self._end_s = warn, inf
 
@@ -319,52 +301,36 @@ class RequestLog:
         is_folder = self._path.is_dir()
         listed = sorted(self._path.iterdir()) if is_folder else [self._path]
         for path in listed:
-            if path in self._open or self._opens(path):
-                self._read_file(path, stop)
+            source = f"{self._name}:{self._veil.name(path.name)}"
+            if path in self._open or self._opens(path, source):
+                self._read_file(path, source, stop)
             if len(self._open) > _MOST_OPEN:
                 oldest = next(iter(self._open))
                 file = self._open.pop(oldest)
                 self._left[oldest] = file.state
                 file.close()
-        for path in self._open.keys() - {*listed} if is_folder else ():
-            self._read_file(path, stop)  # it was deleted
+        for path in self._open.keys() - {*listed} if is_folder else ():  # deleted
+            self._read_file(path, f"{self._name}:{self._veil.name(path.name)}", stop)
             self._open.pop(path).close()
 
-    def _source(self, path: Path) -> str:
-        return f"{self._name}:{self._veil.name(path.name)}"
-
-    def _opens(self, path: Path) -> bool:
-        """Open a file that is new, or has changed since it was left."""
-        if not path.is_file():
-            return False
+    def _opens(self, path: Path, source: str) -> bool:
         try:
-            if self._left.get(path) == _state(path.stat()):
+            if not path.is_file() or self._left.get(path) == _state(path.stat()):
                 return False
-            before = self._recording.place("requests", self._source(path))
-            file = _Growing(path, self._veil, self._places, before)
-            self._rows += before is not None  # rows of it were written before
+            before = self._recording.place("requests", source)
+            self._open[path] = _Growing(path, self._veil, self._places, before)
         except FileNotFoundError:  # just deleted
             return False
-        self._open[path] = file
+        self._rows += before is not None  # rows of it were written before
         return True
 
-    def _read_file(self, path: Path, stop: Stop) -> None:
-        file, source = self._open[path], self._source(path)
+    def _read_file(self, path: Path, source: str, stop: Stop) -> None:
+        file = self._open[path]
         for line in file.lines(last=not self._follow):
             if stop.is_set():
                 self._end_s = min(self._end_s, monotonic() + LAST_S)
                 if monotonic() >= self._end_s:
                     raise TimeoutError
-            if file.is_packed_too_well():
-                raise TraceError(
-                    f"--requests {path}: it unpacks to over {_PACKED} times its size, which "
-                    "no log does: name another."
-                )
-            if file.skipped > _LONGEST_LINE:
-                raise TraceError(
-                    f"--requests {path}: a line is longer than 1 GiB, so this is no log: name "
-                    "another."
-                )
             row = read_line(line.decode("utf-8", "replace"), self._veil)
             self._lines += 1
             if row is not None:
@@ -378,40 +344,37 @@ def _state(found: os.stat_result) -> tuple[int, int]:
     return found.st_ino, found.st_size
 
 
+@dataclass(slots=True)
+class _Place:
+    at: int = 0  # bytes read
+    head: bytes = b""  # the first of them, by which a log is known again
+
+
 class _Growing:
     def __init__(
-        self, path: Path, veil: Veil, places: dict[int, list[int]], place: Any = None
+        self, path: Path, veil: Veil, places: dict[int, _Place], place: Any = None
     ) -> None:
-        """``places``: by inode, what was read; ``place``: what was by an earlier process.
-
-        ``skipped`` are bytes of a line that is too long.
-        """
-        self._path, self._veil, self._places, self.skipped = path, veil, places, 0
+        """``places``: by inode, what was read; ``place``: what was by an earlier process."""
+        self._path, self._veil, self._places = path, veil, places
+        self._skipped = 0  # bytes of a line that is too long
         self._unpacked = self._believed = 0  # bytes read, and how many a log of this size may have
         self._begin(open_regular(path), place)
 
     @property
     def place(self) -> list[int]:
         """Inode, bytes read, and a name of the first of them."""
-        return [*self._place, self._veil.name(self._head)]
-
-    def is_packed_too_well(self) -> bool:
-        """Whether more has been read than a log of this size can hold."""
-        if self._unpacked <= self._believed:
-            return False
-        self._believed = _PACKED * os.fstat(self._raw.fileno()).st_size + _SPARED_BYTES
-        return self._unpacked > self._believed
+        return [self._inode, self._place.at, self._veil.name(self._place.head)]
 
     def lines(self, *, last: bool) -> Iterator[bytes]:
-        """New whole lines; with ``last`` also an unfinished one."""
+        """New whole lines; with ``last`` also an unfinished one. Raises ``TraceError``."""
         yield from self._whole(last=last)
         try:
             found = self._path.stat()
         except FileNotFoundError:
             return
-        inode, at = self._place
-        is_other = found.st_ino != inode
-        emptied = not is_other and self._path.suffix != ".gz" and found.st_size < at
+        is_other = found.st_ino != self._inode
+        shrunk = self._path.suffix != ".gz" and found.st_size < self._place.at
+        emptied = not is_other and shrunk
         if is_other or emptied:
             yield from self._whole(last=True)
             try:
@@ -419,30 +382,36 @@ class _Growing:
             except OSError:  # it is a file no more, or not yet
                 return
             self.close()
-            self._begin(raw)
             if emptied:
-                self._place[1], self._head = 0, b""
+                self._places.pop(self._inode, None)
+            self._begin(raw)
             yield from self._whole(last=last)
 
     def close(self) -> None:
         """Close the file; where it was deleted, what has its inode next is another."""
         if not os.fstat(self._raw.fileno()).st_nlink:
-            self._places.pop(self._place[0], None)
+            self._places.pop(self._inode, None)
         self._raw.close()
 
     def _begin(self, raw: BinaryIO, place: Any = None) -> None:
         self._raw = raw
         is_packed = self._path.suffix == ".gz"
         self._file = gzip.GzipFile(fileobj=raw) if is_packed else raw
-        inode = os.fstat(raw.fileno()).st_ino
+        self._inode = inode = os.fstat(raw.fileno()).st_ino
         is_known = isinstance(place, list) and place[0] == inode
-        self._place = self._places.setdefault(inode, [*place[:2]] if is_known else [inode, 0])
+        known = self._places.get(inode, _Place(place[1]) if is_known else _Place())
         self._unpacked, self.broken, self.state = 0, False, (inode, 0)  # as it is read
-        self._head = b""
+        head = b""
         with suppress(*_BROKEN):
-            self._head = self._file.read(min(self._place[1], _HEAD_BYTES))
-        if is_known and place[2:] not in ([], [self._veil.name(self._head)]):
-            self._place[1], self._head = 0, b""  # another log, which was given the inode again
+            head = self._file.read(min(known.at, _HEAD_BYTES))
+        if inode in self._places:
+            is_same = head == known.head
+        else:
+            is_same = not is_known or place[2:] in ([], [self._veil.name(head)])
+        if not is_same:  # another log, which was given the inode again
+            known, head = _Place(), b""
+        known.head = head
+        self._place = self._places[inode] = known
 
     def _whole(self, *, last: bool) -> Iterator[bytes]:
         state = _state(os.fstat(self._raw.fileno()))
@@ -451,7 +420,7 @@ class _Growing:
         self.state = state
         while True:
             try:
-                self._file.seek(self._place[1])
+                self._file.seek(self._place.at)
                 line = self._file.readline(_MOST_BYTES)
                 self.broken = False
             except _BROKEN:  # its end has not been written yet
@@ -460,10 +429,22 @@ class _Growing:
             ended, is_part = line.endswith(b"\n"), len(line) == _MOST_BYTES
             if not line or not (ended or is_part or last):
                 return
-            self._place[1] += len(line)
-            self._head += line[: _HEAD_BYTES - len(self._head)]
+            self._place.at += len(line)
+            self._place.head += line[: _HEAD_BYTES - len(self._place.head)]
             self._unpacked += max(len(line), _LINE_BYTES)
-            if self.skipped or (is_part and not ended):
-                self.skipped = 0 if ended else self.skipped + len(line)
+            if self._skipped or (is_part and not ended):
+                self._skipped = 0 if ended else self._skipped + len(line)
                 line = b""
+            self._check()
             yield line
+
+    def _check(self) -> None:
+        if self._unpacked > self._believed:
+            self._believed = _PACKED * os.fstat(self._raw.fileno()).st_size + _SPARED_BYTES
+        why = ""
+        if self._unpacked > self._believed:
+            why = f"it unpacks to over {_PACKED} times its size, which no log does"
+        elif self._skipped > _LONGEST_LINE:
+            why = "a line is longer than 1 GiB, so this is no log"
+        if why:
+            raise TraceError(f"--requests {self._path}: {why}: name another.")

@@ -11,7 +11,7 @@ from typing import Any
 
 from dsv4kv.errors import mask_url
 from dsv4kv.record.folder import MOST_VALUE, Recording
-from dsv4kv.record.run import HTTP, parse_url
+from dsv4kv.record.run import HTTP, ask, parse_url
 
 Values = dict[str, float]
 
@@ -30,17 +30,9 @@ _KEPT = re.compile(
 )
 _LABELS = {"cache_source", "dp_rank", "engine", "pp_rank", "source", "tp_rank"}
 _SETTINGS = {
-    "block_size",
-    "cache_dtype",
-    "enable_prefix_caching",
-    "gpu_memory_utilization",
-    "kv_cache_memory_bytes",
-    "num_cpu_blocks",
-    "num_gpu_blocks",
-    "num_gpu_blocks_override",
-    "page_size",
-    "prefix_caching_hash_algo",
-    "sliding_window",
+    *("block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization"),
+    *("kv_cache_memory_bytes", "num_cpu_blocks", "num_gpu_blocks", "num_gpu_blocks_override"),
+    *("page_size", "prefix_caching_hash_algo", "sliding_window"),
 }
 """Of the server's configuration, what is written down."""
 _WORD = re.compile(r"[a-z0-9_.]{1,32}|True|False|None")
@@ -56,6 +48,7 @@ _HITS = {
     "SGLang": ("sglang:cached_tokens", "sglang:prompt_tokens"),
 }
 """Whose counters make a hit rate: tokens found, of tokens asked for."""
+_COUNTERS = {name for names in _HITS.values() for name in names}
 
 
 def parse(text: str) -> tuple[Values, dict[str, str]]:
@@ -115,7 +108,9 @@ class Counted:
             if name not in self.grown and len(self.grown) >= _MOST_SERIES:
                 continue
             before = self._last.get(name, value if not self._last else 0.0)
-            if value < before and _is_counter(name):
+            base = name.partition("{")[0]  # gauges may fall
+            is_counter = base.endswith(("_total", "_count", "_sum")) or base in _COUNTERS
+            if value < before and is_counter:
                 before, fell = 0.0, True
             self.grown[name] = self.grown.get(name, 0.0) + value - before
         self.restarts += fell
@@ -133,14 +128,6 @@ class Counted:
     def _sum(self, name: str) -> float:
         totals = (name, f"{name}_total")
         return sum(value for key, value in self.grown.items() if key.partition("{")[0] in totals)
-
-
-def _is_counter(name: str) -> bool:
-    """Whether a fall means that it began anew: gauges may fall."""
-    base = name.partition("{")[0]
-    return base.endswith(("_total", "_count", "_sum")) or base in {
-        name for names in _HITS.values() for name in names
-    }
 
 
 def count(samples: Iterable[Mapping[str, Any]]) -> dict[str, Counted]:
@@ -173,12 +160,11 @@ class Metrics:
 
         ``warn`` is given a sentence about the first sample that is missed.
         """
-        shown = mask_url(url)
-        sentence = f"{shown!r} is no page of metrics: give http://HOST:PORT/metrics."
+        self._name, self._shown, self._every_s = f"metrics:{number}", mask_url(url), every_s
+        sentence = f"{self._shown!r} is no page of metrics: give http://HOST:PORT/metrics."
         parts = parse_url(url, HTTP, sentence)
         path = parts.path if parts.path.strip("/") else "/metrics"
         self._url = parts._replace(path=path).geturl()
-        self._name, self._shown, self._every_s = f"metrics:{number}", shown, every_s
         self._recording, self._warn, self._is_warned = recording, warn, False
         self._settings: dict[str, str] = {}
 
@@ -190,8 +176,6 @@ class Metrics:
         self._sample(_LAST_S)
 
     def _sample(self, limit_s: float = _TIMEOUT_S) -> None:
-        from dsv4kv.record.http import ask
-
         try:
             page = ask(self._url, limit_s, most_bytes=MOST_BYTES)
             values, settings = parse(page.content.decode("utf-8", "replace"))

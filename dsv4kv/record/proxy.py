@@ -39,12 +39,11 @@ from yarl import URL
 
 from dsv4kv.errors import ConfigError, TraceError, mask_url
 from dsv4kv.processes import Confined
+from dsv4kv.record import Veil
 from dsv4kv.record import usage as us
+from dsv4kv.record.convert import PROXY, is_answered
 from dsv4kv.record.folder import Record, Recording
-from dsv4kv.record.http import fail_with_connection
-from dsv4kv.record.requests import PROXY, is_answered
-from dsv4kv.record.run import HTTP, parse_url
-from dsv4kv.record.veil import Veil
+from dsv4kv.record.run import HTTP, fail_with_connection, parse_url
 
 _LOOPBACK = "127.0.0.1"
 _RECORDED = ("/completions", "/responses", "/messages", "/generate")
@@ -58,6 +57,7 @@ _GRACE_S = 1.0  # an idle connection is closed for others then; less in a flood 
 _LEAST_GRACE_S = 0.05
 _KEPT_S = 2.5  # the same for one that has sent a request before
 _STALL_S = 120.0  # for a client that neither sends its body nor reads its answer
+_LEAST_BYTES_S = 64.0  # of a body: a byte now and then would keep a place from others for ever
 _FINISH_S = 2.5  # for running requests when the proxy ends, and again after they are cut
 _POLL_S = 0.05
 _MOST_DESCRIPTORS = 8_192
@@ -335,17 +335,16 @@ class Proxy:
         await runner.setup()
         opened = _Open(self._limit)
 
-        def connect() -> _Connection:
-            return _Connection(
-                clients,
-                opened,
-                access_log=None,
-                logger=Logger("proxy", CRITICAL + 1),
-                auto_decompress=False,
-                keepalive_timeout=_IDLE_S,
-                lingering_time=1.0,
-            )
-
+        connect = partial(
+            _Connection,
+            clients,
+            opened,
+            access_log=None,
+            logger=Logger("proxy", CRITICAL + 1),
+            auto_decompress=False,
+            keepalive_timeout=_IDLE_S,
+            lingering_time=1.0,
+        )
         loop, place = asyncio.get_running_loop(), (self._address.host, self._address.port)
         try:
             server = await loop.create_server(connect, *place, start_serving=False)
@@ -429,8 +428,11 @@ class Proxy:
         if request.spoken not in _VERSIONS:
             raise _Fault(_NOT_PLAIN)
         target = _target(request)
-        if expected := request.headers.get("Expect", ""):
-            await _expect(request, expected)
+        expected = request.headers.get("Expect", "")
+        if expected and expected.lower() != "100-continue":
+            raise _Fault(f"nothing but 100-continue can be expected, not {expected[:80]!a}", 417)
+        if expected and request.version >= HttpVersion11:
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         fields = _passed_on(request.raw_headers)
         data: bytes | AsyncIterator[bytes] | None = None
         if request.body_exists:
@@ -461,12 +463,16 @@ class Proxy:
 
     async def _upload(self, exchange: _Exchange) -> AsyncIterator[bytes]:
         """Yield the body of a request as it comes; keep a copy until it is too long."""
+        left_s = _STALL_S
         try:
             while True:
-                async with asyncio.timeout(_STALL_S):
+                begun_s = monotonic()
+                async with asyncio.timeout(left_s):
                     part = await exchange.request.content.readany()
                 if not part:
                     return
+                left_s += len(part) / _LEAST_BYTES_S - (monotonic() - begun_s)
+                left_s = min(left_s, _STALL_S)
                 length = len(exchange.body) + len(part)
                 if length > _KEPT_BODY_BYTES or self._kept_bytes + len(part) > _KEPT_BYTES:
                     self._let_go(exchange)
@@ -617,13 +623,6 @@ def _target(request: web.BaseRequest) -> str:
 def _is_packed(codings: Sequence[str]) -> bool:
     """Whether a body comes in more than chunks, by its fields ``Transfer-Encoding``."""
     return ",".join(codings).strip().lower() not in {"", "chunked"}
-
-
-async def _expect(request: web.BaseRequest, expected: str) -> None:
-    if expected.lower() != "100-continue":
-        raise _Fault(f"nothing but 100-continue can be expected, not {expected[:80]!a}", 417)
-    if request.version >= HttpVersion11:
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 def _passed_on(raw: tuple[tuple[bytes, bytes], ...]) -> list[tuple[str, str]]:

@@ -14,8 +14,8 @@ from threading import Lock
 from time import monotonic, time
 
 from dsv4kv.record import folder as fd
+from dsv4kv.record.convert import Requests, count_requests, is_answered, outline, says_hits
 from dsv4kv.record.metrics import Counted, Values, count, hits_of
-from dsv4kv.record.requests import Requests, count_requests, is_answered, outline, says_hits
 from dsv4kv.units import counted
 
 _FAMILIES = ("vllm", "sglang")
@@ -48,23 +48,24 @@ class Held:
     blocks: Counter[int] = field(default_factory=Counter)
     stored: int = 0  # blocks ever stored
     removed: int = 0  # blocks ever removed
+    last_s: float | None = None  # time of the last message
+    restarted: bool = False  # since then
     _sizes: dict[int, int] = field(default_factory=dict)
     _parts: Counter[tuple[int, int]] = field(default_factory=Counter)  # of blocks, and no blocks
 
     def take(self, record: fd.Record) -> int:
         """Read a record of events; returns the blocks that were removed."""
         before = self.removed
-        restarted = record.get("what") == "restart"
-        for event in ({"cleared": restarted},) * restarted + tuple(record.get("events", ())):
+        restarted = [{"cleared": True}] * (record.get("what") == "restart")
+        for event in [*restarted, *record.get("events", ())]:
             if "cleared" in event:
                 self.blocks.clear()
                 self._parts.clear()
             elif event.get("medium") in {None, "GPU"}:
-                self._count(event)
+                self._count(event, event.get("group", 0))
         return self.removed - before
 
-    def _count(self, event: fd.Record) -> None:
-        group = event.get("group", 0)
+    def _count(self, event: fd.Record, group: int) -> None:
         if "stored" in event:
             names, size = event["stored"], event["size"]
             if size < self._sizes.setdefault(group, size):
@@ -105,35 +106,45 @@ class Server:
 def read_server(folder: Path) -> Server:
     """Read a recording's server; raises ``TraceError`` if it cannot be read."""
     samples = [each for each in fd.read_stream(folder, "metrics") if "values" in each]
-    notes = list(fd.read_stream(folder, "notes"))
-    heard = _Heard()
+    notes, last = list(fd.read_stream(folder, "notes")), samples[-1]["values"] if samples else {}
+    held, lost, restarts = dict[str, Held](), 0, list[Window]()
+    evicted = list[tuple[float, int]]()
     for record in fd.read_stream(folder, "events"):
-        heard.take(record)
-    counted, restarts = _count_samples(samples)
+        lost += record["last"] - record["first"] + 1 if record.get("what") == "gap" else 0
+        cache = held.setdefault(record["source"], Held())
+        removed, ts = cache.take(record), record.get("ts")
+        cache.restarted |= record.get("what") == "restart"
+        if ts is None:
+            continue
+        # a cache restarts where messages do, or where it is cleared
+        restarted = cache.restarted or any("cleared" in each for each in record.get("events", ()))
+        if cache.last_s is not None and restarted:
+            restarts.append((cache.last_s, ts))
+        if removed:
+            evicted.append((ts, removed))
+        cache.last_s, cache.restarted = ts, False
+    grown, fell = _count_samples(samples)
+    names = {key.partition(":")[0] for each in samples for key in each["values"]}
+    settings = dict[str, str]()
+    for note in notes:
+        settings |= note.get("settings", {}) if note.get("what") == "server" else {}
+    for key, value in (pair for each in samples for pair in each["values"].items()):
+        if (base := _base(key)) in _SIZES:
+            settings[_SIZES[base]] = f"{value:.0f}"
+    used = [(each["at"], used_share(each["values"])) for each in samples]
     # ranks with a cache each, by labels of counters
-    ranks = {
-        rank for each in samples[-1:] for key in each["values"] for rank in _RANK.findall(key)
-    }
+    ranks = {rank for key in last for rank in _RANK.findall(key)}
     return Server(
-        family=next((found for found in map(family_of, samples) if found), ""),
-        settings={
-            name: value
-            for stream, records in (("notes", notes), ("metrics", samples))
-            for record in records
-            for name, value in settings_in(stream, record).items()
-        },
-        restarts=_merge(heard.restarts + restarts),
+        family=next((family for family in _FAMILIES if family in names), ""),
+        settings=settings,
+        restarts=_merge(restarts + fell),
         unrecorded=[(note["from_s"], note["at"]) for note in notes if note.get("what") == "gap"],
-        lost_messages=heard.lost_messages,
-        evicted=heard.evicted if heard.sources else None,
-        used=[
-            (each["at"], used)
-            for each in samples
-            if (used := used_share(each["values"])) is not None
-        ],
+        lost_messages=lost,
+        evicted=evicted if held else None,
+        used=[(at, share) for at, share in used if share is not None],
         preempted=_preempted(samples),
-        counted=counted,
-        replicas=max(len(ranks), len(heard.sources), 1),
+        counted=grown,
+        replicas=max(len(ranks), len(held), 1),
     )
 
 
@@ -158,39 +169,10 @@ def used_share(values: Values) -> float | None:
     return next((max(found) for found in named if found), None)
 
 
-@dataclass
-class _Heard:
-    """What a server's events say of it."""
-
-    restarts: list[Window] = field(default_factory=list)
-    evicted: list[tuple[float, int]] = field(default_factory=list)
-    lost_messages: int = 0
-    sources: dict[str, tuple[Held, float | None]] = field(default_factory=dict)  # and last time
-    _restarted: set[str] = field(default_factory=set)
-
-    def take(self, record: fd.Record) -> None:
-        """Read a record of events: a cache restarts where messages do, or where it is cleared."""
-        source, ts = record["source"], record.get("ts")
-        held, last_s = self.sources.setdefault(source, (Held(), None))
-        removed = held.take(record)
-        if record.get("what") == "gap":
-            self.lost_messages += record["last"] - record["first"] + 1
-        elif record.get("what") == "restart":
-            self._restarted.add(source)
-        if ts is None:
-            return
-        cleared = any("cleared" in event for event in record.get("events", ()))
-        if last_s is not None and (cleared or source in self._restarted):
-            self.restarts.append((last_s, ts))
-        if removed:
-            self.evicted.append((ts, removed))
-        self._restarted.discard(source)
-        self.sources[source] = held, ts
-
-
 def _count_samples(
     samples: Iterable[fd.Record],
 ) -> tuple[list[tuple[float, int, int]], list[Window]]:
+    """Growth of hits from sample to sample, and when counters began anew."""
     grown, restarts = list[tuple[float, int, int]](), list[Window]()
     pages: dict[str, tuple[Counted, fd.Record]] = {}
     for sample in samples:
@@ -209,24 +191,6 @@ def _count_samples(
     return grown, restarts
 
 
-def family_of(sample: fd.Record) -> str:
-    """The engine whose counters a sample has, or an empty text."""
-    names = {key.partition(":")[0] for key in sample["values"]}
-    return next((family for family in _FAMILIES if family in names), "")
-
-
-def settings_in(stream: str, record: fd.Record) -> dict[str, str]:
-    """The server's settings that a record has."""
-    if stream == "notes" and record.get("what") == "server":
-        return dict(record.get("settings", {}))
-    if stream == "metrics":
-        values = record.get("values", {}).items()
-        return {
-            _SIZES[_base(key)]: f"{value:.0f}" for key, value in values if _base(key) in _SIZES
-        }
-    return {}
-
-
 def _merge(windows: list[Window]) -> list[Window]:
     """Intersect overlapping windows: one event seen twice."""
     merged: list[Window] = []
@@ -240,7 +204,7 @@ def _merge(windows: list[Window]) -> list[Window]:
 
 def _preempted(samples: Sequence[fd.Record]) -> list[tuple[float, int]] | None:
     totals = [(each["at"], _sum(each["values"], _PREEMPTED)) for each in samples]
-    known = [(at, int(total)) for at, total in totals if total is not None]
+    known = [(at, total) for at, total in totals if total is not None]
     grown = [
         (at, after - before * (after >= before)) for (_, before), (at, after) in pairwise(known)
     ]
@@ -256,24 +220,24 @@ class Follower:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._at: dict[Path, int] = {}  # bytes read of every file
+        self._at = Counter[Path]()  # bytes read of every file
         self.damaged = 0  # lines that were skipped
 
     def read(self) -> Iterator[tuple[str, fd.Record]]:
         """Yield the stream and record of every whole line since the last call."""
         for stream in fd.STREAMS:
             for path in fd.segments(self._folder, stream):
-                if path.stat().st_size > self._at.get(path, 0):
-                    for record in self._lines(path):
+                if path.stat().st_size > self._at[path]:
+                    for record in self._records(stream, path):
                         yield stream, record
 
-    def _lines(self, path: Path) -> Iterator[fd.Record]:
-        for line in fd.lines_of(path, self._at.get(path, 0)):
+    def _records(self, stream: str, path: Path) -> Iterator[fd.Record]:
+        for line in fd.lines_of(path, self._at[path]):
             if not line.endswith(b"\n"):  # its end has not been written yet
                 return
-            self._at[path] = self._at.get(path, 0) + len(line)
+            self._at[path] += len(line)
             try:
-                record = fd.parse_record(path.name.partition(".")[0], line)
+                record = fd.parse_record(stream, line)
             except ValueError:  # trace convert says which line is damaged
                 self.damaged += 1
                 continue
@@ -310,7 +274,7 @@ class Watched:
     _now_s: float = 0.0
     _rows: deque[fd.Record] = field(default_factory=deque)
     _samples: deque[fd.Record] = field(default_factory=deque)
-    _moved: deque[tuple[float, int, int]] = field(default_factory=deque)
+    _moved: deque[fd.Record] = field(default_factory=deque)
     _held: dict[str, Held] = field(default_factory=dict)
 
     def take(self, stream: str, record: fd.Record) -> None:
@@ -321,18 +285,17 @@ class Watched:
             held = self._held.setdefault(record["source"], Held())
             before = held.stored
             removed = held.take(record)
-            self._moved.append((record["at"], held.stored - before, removed))
+            stored = held.stored - before
+            self._moved.append({"at": record["at"], "stored": stored, "removed": removed})
         elif stream == "metrics" and "values" in record:
             self._samples.append(record)
         elif stream == "requests":
             ids = record.get("ids")  # which tell rows apart, and take a megabyte
             self._rows.append(record | {"ids": [hash(tuple(ids))]} if ids else record)
         begin_s = self._now_s - self.window_s
-        for records in (self._rows, self._samples):
+        for records in (self._rows, self._samples, self._moved):
             while records and records[0].get("at", 0.0) < begin_s:
                 records.popleft()
-        while self._moved and self._moved[0][0] < begin_s:
-            self._moved.popleft()
 
     def glance(self, damaged: int = 0) -> Glance:
         """Sum up the last minutes; ``damaged``: rows that were skipped."""
@@ -350,9 +313,8 @@ class Watched:
             groups.update(held.blocks)
         for row in answered:
             by_device.update(row.get("cached_by", {}))
-        moved = [sum(each) for each in list(zip(*self._moved, strict=True))[1:]] or [0, 0]
+        moved = [sum(each[of] for each in self._moved) for of in ("stored", "removed")]
         stored, removed = moved if self._held else (None, None)
-        preempted = _sum(grown, _PREEMPTED)
         return Glance(
             max(1.0, min(self.window_s, self._now_s - self._first_s)),
             max(0.0, self.clock() - self._now_s),
@@ -361,10 +323,10 @@ class Watched:
             count_requests(self._rows),
             stored,
             removed,
-            None if preempted is None else int(preempted),
+            _sum(grown, _PREEMPTED),
             used_share(values),
-            _gauge(values, _RUNNING),
-            _gauge(values, _WAITING),
+            _sum(values, _RUNNING),
+            _sum(values, _WAITING),
             dict(sorted(groups.items())),
             damaged,
         )
@@ -381,15 +343,10 @@ def _by_source(grown: Values) -> dict[str, int]:
     return dict(found)
 
 
-def _sum(values: Values, names: tuple[str, ...]) -> float | None:
+def _sum(values: Values, names: tuple[str, ...]) -> int | None:
     """Sum of all samples of the names, with or without ``_total``; None without any."""
     found = [value for key, value in values.items() if _base(key).removesuffix("_total") in names]
-    return sum(found) if found else None
-
-
-def _gauge(values: Values, names: tuple[str, ...]) -> int | None:
-    found = _sum(values, names)
-    return None if found is None else int(found)
+    return int(sum(found)) if found else None
 
 
 class Live:
@@ -406,31 +363,25 @@ class Live:
         self._lock = Lock()
 
     def hear(self, stream: str, record: fd.Record) -> None:
-        """Count a record."""
+        """Count a record; a request once, though a log has several lines of it."""
         with self._lock:
-            self._hear(stream, record)
-
-    def _hear(self, stream: str, record: fd.Record) -> None:
-        if stream == "events":
-            self.batches += "events" in record
-            self.unread += record.get("what") == "unreadable"
-            if record.get("what") == "gap":
-                self.gaps += record["last"] - record["first"] + 1
-        elif stream == "metrics" and "values" in record:
-            self.samples += 1
-            self._counted.setdefault(record["source"], Counted()).add(record["values"])
-        elif stream == "requests" and "input_tokens" in record:
-            self._request(record)
-        elif stream == "requests":
-            self.without_usage += is_answered(record)
-
-    def _request(self, record: fd.Record) -> None:
-        """Count a request once, though a log has several lines of it."""
-        self.requests += self._known.add(record, outline(record), self.requests) is not None
-        if says_hits(record):
-            self.input_tokens += record["input_tokens"]
-            self.cached_tokens += record["cached_tokens"]
-            self.with_hits += 1
+            if stream == "events":
+                self.batches += "events" in record
+                self.unread += record.get("what") == "unreadable"
+                if record.get("what") == "gap":
+                    self.gaps += record["last"] - record["first"] + 1
+            elif stream == "metrics" and "values" in record:
+                self.samples += 1
+                self._counted.setdefault(record["source"], Counted()).add(record["values"])
+            elif stream == "requests" and "input_tokens" in record:
+                new = self._known.add(record, outline(record), self.requests)
+                self.requests += new is not None
+                if says_hits(record):
+                    self.input_tokens += record["input_tokens"]
+                    self.cached_tokens += record["cached_tokens"]
+                    self.with_hits += 1
+            elif stream == "requests":
+                self.without_usage += is_answered(record)
 
     def line(self, *, whole: bool = False) -> str:
         """The status line; requests per second since the last one, or since the begin."""
@@ -444,17 +395,14 @@ class Live:
         if not asked:  # no counters are sampled: by the usage of each request
             hits, asked = self.cached_tokens, self.input_tokens
             of = f" of {self.with_hits:,} requests" if self.with_hits < self.requests else ""
-        rate_of_hits = f"{hits / asked:.1%}{of}" if asked else "not known"
-        parts = [
-            f"{now_s - self._begun_s:,.0f} s",
-            f"{counted(self.requests, 'request')} ({rate:,.1f}/s)",
-            f"hit rate by the server {rate_of_hits}",
-            f"{counted(self.batches, 'message')} of events",
-            f"{self.gaps:,} missing",
-            counted(self.samples, "sample"),
-        ]
-        if self.unread:
-            parts.insert(5, f"{self.unread:,} that could not be read")
-        if self.without_usage:
-            parts.insert(2, f"{self.without_usage:,} without usage")
-        return ", ".join(parts)
+        parts = {
+            f"{now_s - self._begun_s:,.0f} s": True,
+            f"{counted(self.requests, 'request')} ({rate:,.1f}/s)": True,
+            f"{self.without_usage:,} without usage": self.without_usage,
+            f"hit rate by the server {f'{hits / asked:.1%}{of}' if asked else 'not known'}": True,
+            f"{counted(self.batches, 'message')} of events": True,
+            f"{self.gaps:,} missing": True,
+            f"{self.unread:,} that could not be read": self.unread,
+            counted(self.samples, "sample"): True,
+        }
+        return ", ".join(part for part, is_said in parts.items() if is_said)

@@ -32,7 +32,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import read_document, read_json
 from dsv4kv.processes import ChildEnded, Confined, bounded_memory, without_stderr
-from dsv4kv.record.datasets import Message
 from dsv4kv.traces.files import Defect
 from dsv4kv.units import cut
 
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
 RENDER_BYTES = 1 << 30  # of memory that a chat template may take for one conversation
 RENDER_S = 10.0  # of processor time
 _CHARACTER_BYTES = 256  # and for a character to tokenize, which takes 200
+_CHARACTER_S = 1e-4  # which takes 1e-6; a pattern of the tokenizer may take its length squared
 _LOADED_BYTES = 64  # and for a byte of its file, which takes 10
 _TOLD_CHARACTERS = 200  # of a template's own sentence
 _CONFIG = "tokenizer_config.json"
@@ -50,17 +50,18 @@ _ENCODER = "encode_messages"
 _MODE = "thinking_mode"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
+Message = dict[str, Any]
 Render = Callable[[Sequence[Message], Sequence[Any] | None, Mapping[str, Any]], str]
 """Makes the text of messages, of the tools they may call and of options of their own."""
 
 
 def confined(name: str, make: Callable[..., object], *given: Any) -> Callable[..., Any]:
     """Calls a method of ``make(*given)`` in a child process; ``Defect`` where that ends it."""
-    child = Confined(_Limited, make, given)
+    child = Confined(_limited, (RENDER_S, RENDER_BYTES), make, *given)
 
     def ask(method: str, *given: Any, **named: Any) -> Any:
         try:
-            return child.ask("call", (RENDER_S, RENDER_BYTES), method, given, named)
+            return child.ask(method, *given, **named)
         except ChildEnded as ended:
             why = {
                 -signal.SIGPROF: f"takes more than {RENDER_S:g} s for one conversation",
@@ -71,24 +72,11 @@ def confined(name: str, make: Callable[..., object], *given: Any) -> Callable[..
     return ask
 
 
-class _Limited:
-    """An object in the child process, under its parent's limits."""
-
-    def __init__(self, make: Callable[..., object], given: Sequence[Any]) -> None:
-        self._make, self._given = make, given
-        self._made: object = None
-
-    def call(
-        self,
-        limits: tuple[float, int],
-        method: str,
-        given: Sequence[Any],
-        named: Mapping[str, Any],
-    ) -> Any:
-        global RENDER_S, RENDER_BYTES
-        RENDER_S, RENDER_BYTES = limits
-        self._made = self._made or self._make(*self._given)
-        return getattr(self._made, method)(*given, **named)
+def _limited(limits: tuple[float, int], make: Callable[..., object], *given: Any) -> object:
+    """Make an object in the child process, under its parent's limits."""
+    global RENDER_S, RENDER_BYTES
+    RENDER_S, RENDER_BYTES = limits
+    return make(*given)
 
 
 @contextmanager
@@ -125,9 +113,10 @@ class Tokens:
 
     def encode(self, texts: list[str], special: bool = False) -> list[list[int]]:
         """Token ids of every text; ``special``: with the special tokens that are put around."""
-        most = RENDER_BYTES + _CHARACTER_BYTES * sum(map(len, texts))
+        length = sum(map(len, texts))
+        most, most_s = RENDER_BYTES + _CHARACTER_BYTES * length, RENDER_S + _CHARACTER_S * length
         try:
-            with bounded_memory(most), without_stderr():
+            with _bounded_time(most_s), bounded_memory(most), without_stderr():
                 # the fast variant does not compute offsets
                 found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)
                 return [encoding.ids for encoding in found]
@@ -181,11 +170,6 @@ def load_template(
         raise ConfigError(f"the chat template is broken: {defect}.") from None
 
 
-def find_encoders(folder: Path) -> list[Path]:
-    """Python files next to a tokenizer that may be used as a template."""
-    return sorted(folder.glob("encoding/encoding*.py"))
-
-
 class _Renderer:
     """A chat template, in the child process."""
 
@@ -212,41 +196,33 @@ class _Renderer:
 def _load(folder: Path, given: str | None, options: Mapping[str, Any]) -> Render | None:
     if given and given.endswith(".py"):
         return _encoder(Path(given), options)
-    path = folder / _CONFIG
-    config = _read(path) if path.exists() else {}
+    path, own = folder / _CONFIG, folder / _TEMPLATE
+    config = _read(path, read_json) if path.exists() else {}
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: it is no object, so no configuration of a tokenizer.")
     if given and not os.path.isfile(given):  # noqa: PTH113 (False for a name too long, where Path raises)
         raise ConfigError(f"--chat-template {given}: there is no such file.")
-    text = _read_text(Path(given)) if given else _own_text(folder, config)
+    text = config.get("chat_template") or None
+    if given or own.exists():
+        text = _read(Path(given or own), _read_text)
+    if not isinstance(text, str | None):
+        raise ConfigError(
+            f"{path}: chat_template is {shortened(text)}, expected a text: give a file, "
+            "--chat-template FILE."
+        )
     if text is None:
         return None
-    own_tokens = {
-        name: value.get("content") if isinstance(value, dict) else value
-        for name, value in config.items()
-        if name.endswith("_token")
-    }
-    special = {name: value for name, value in own_tokens.items() if isinstance(value, str)}
+    named = {name: value for name, value in config.items() if name.endswith("_token")}
+    tokens = {name: v.get("content") if isinstance(v, dict) else v for name, v in named.items()}
+    special = {name: token for name, token in tokens.items() if isinstance(token, str)}
     return _jinja(text, {**special, **options})
 
 
-def _own_text(folder: Path, config: Mapping[str, Any]) -> str | None:
-    if (folder / _TEMPLATE).exists():
-        return _read_text(folder / _TEMPLATE)
-    found = config.get("chat_template") or None
-    if not isinstance(found, str | None):
-        raise ConfigError(
-            f"{folder / _CONFIG}: chat_template is {shortened(found)}, expected a text: give a "
-            "file, --chat-template FILE."
-        )
-    return found
-
-
 def _read_text(path: Path) -> str:
-    return str(_read(path, lambda path: read_document(path).decode()))
+    return read_document(path).decode()
 
 
-def _read(path: Path, read: Callable[[Path], Any] = read_json) -> Any:
+def _read(path: Path, read: Callable[[Path], Any]) -> Any:
     try:
         return read(path)
     except (OSError, ValueError) as error:
@@ -285,7 +261,7 @@ def _jinja(text: str, options: Mapping[str, Any]) -> Render:
         values = {
             **options,
             **own,
-            "messages": [_reasoned(message) for message in messages],
+            "messages": list(map(_reasoned, messages)),
             "tools": tools,
             "documents": None,
             "add_generation_prompt": True,
@@ -325,7 +301,7 @@ def _encoder(path: Path, options: Mapping[str, Any]) -> Render:
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None  # it ends in .py
     assert spec.loader is not None
-    module, source = module_from_spec(spec), _read_text(path)
+    module, source = module_from_spec(spec), _read(path, _read_text)
     try:
         spec.loader.exec_module(module)
         encode = getattr(module, _ENCODER)
@@ -343,19 +319,12 @@ def _encoder(path: Path, options: Mapping[str, Any]) -> Render:
     def render(
         messages: Sequence[Message], tools: Sequence[Any] | None, own: Mapping[str, Any]
     ) -> str:
+        found = [dict(message) for message in messages]
+        if tools:
+            if not any(each["role"] == "system" for each in found):
+                found.insert(0, {"role": "system", "content": ""})
+            next(each for each in found if each["role"] == "system")["tools"] = tools
         with _refusing(source, str(path)):
-            return str(encode(_with_tools(messages, tools), **{**options, **own}))
+            return str(encode(found, **{**options, **own}))
 
     return render
-
-
-def _with_tools(messages: Sequence[Message], tools: Sequence[Any] | None) -> list[Message]:
-    found = [dict(message) for message in messages]
-    if not tools:
-        return found
-    system = next((each for each in found if each["role"] == "system"), None)
-    if system is None:
-        system = {"role": "system", "content": ""}
-        found.insert(0, system)
-    system["tools"] = tools
-    return found

@@ -1,5 +1,12 @@
 """A data set of conversations as a trace: a request for every answer, with ids of its blocks.
 
+    {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}
+    {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
+    {"prompt": "…", "completion": "…"}
+
+JSON lines or one JSON array, plain or gzip; what does not begin like one is text, every line of it
+a prompt. Memory is one record.
+
 A prompt is the messages before an answer, rendered by the chat template and tokenized, as a server
 gets them, so shared ids are what a server could reuse. Ids are made by ``Veil``: neither text nor
 tokens are written.
@@ -11,9 +18,11 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,11 +30,161 @@ import numpy as np
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import read_document, whole_text
 from dsv4kv.processes import map_parallel
-from dsv4kv.record.datasets import ASSISTANT, Dialogue, Refused
-from dsv4kv.record.templates import confined, find_encoders, load_template, load_tokens
-from dsv4kv.record.veil import GRAIN_TOKENS, ROOT, Veil, chained
+from dsv4kv.record import GRAIN_TOKENS, ROOT, Veil, chained
+from dsv4kv.record.templates import Message, confined, load_template, load_tokens
+from dsv4kv.traces import files as tf
 from dsv4kv.traces.files import Defect
 from dsv4kv.traces.request import Request
+
+ASSISTANT = "assistant"
+_ROLES = ("system", "developer", "user", ASSISTANT, "tool", "function")
+_SPEAKERS = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model", ASSISTANT), ASSISTANT),
+    **dict.fromkeys(("tool", "function_response", "observation"), "tool"),
+    "system": "system",
+}
+"""Names of who speaks in ShareGPT's conversations, by role."""
+_MESSAGES = ("messages", "conversations", "conversation")
+_PROMPTS = ("prompt", "text")
+_ANSWERS = ("completion", "response", "output")
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A record that cannot be taken."""
+
+    place: str  # ``file:line``
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """One record."""
+
+    place: str  # ``file:line``
+    messages: Sequence[Message]  # by role; empty where the record is a single prompt
+    # When each message was sent, as far as it is known; of a prompt one time
+    sent_s: Sequence[float | None]
+    prompt: str = ""  # text that is continued as it is
+    answer: str | None = None  # what followed on the prompt, if that is known
+    tools: Sequence[Any] | None = None  # what the messages may call, for the template
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the template, for these messages
+
+
+Sent = Callable[[Mapping[str, Any]], float | None]
+"""When a record or a message was sent, in s, where that is known."""
+
+
+def read_dialogues(
+    path: Path,
+    *,
+    text: bool = False,
+    time: str | None = None,
+    time_unit: str = "s",
+    skip: bool = False,
+    watch: tf.Watch | None = None,
+) -> Iterator[Dialogue | Refused]:
+    """Yield the records of a data set; raises ``TraceError``.
+
+    ``text``: every line is a prompt, whatever it looks like. ``time``: field of records, and of
+    messages that have it, that says when they were sent, an ISO 8601 time or a number in
+    ``time_unit``. ``skip``: yield records that cannot be read as ``Refused`` instead of ending.
+    """
+    sent: Sent = partial(_time, time, time_unit) if time else lambda _: None
+    with tf.open_trace(path, watch) as lines:
+        if not lines.peek():
+            raise Defect("the file is empty")
+        first = lines.peek().lstrip()
+        rows: Iterator[str | dict[str, Any]] = iter(lines)
+        if text or not first.startswith(("{", "[")):
+            rows = ({_PROMPTS[0]: line.rstrip("\r\n")} for line in lines)
+        elif first.startswith("["):
+            rows = tf.json_array(lines)
+        for row in rows:
+            place = f"{path}:{lines.number}"
+            try:
+                record = tf.parse_object(row) if isinstance(row, str) else row
+                yield _dialogue(place, record, sent)
+            except Defect as defect:
+                if not skip:
+                    raise
+                yield Refused(place, str(defect))
+
+
+def _dialogue(place: str, record: dict[str, Any], sent: Sent) -> Dialogue:
+    body = record.get("body", record)  # of OpenAI's batches
+    if not isinstance(body, dict):
+        raise Defect(f"body is a JSON {type(body).__name__}, expected an object")
+    name = next((name for name in (*_MESSAGES, *_PROMPTS) if name in body), None)
+    if name is None:
+        raise Defect(f"none of {', '.join((*_MESSAGES, *_PROMPTS))} is in the record")
+    sent_s = sent(record)
+    if name in _PROMPTS:
+        answer = next((record[name] for name in _ANSWERS if record.get(name)), None)
+        given = {name: body[name]} | ({} if answer is None else {"answer": answer})
+        if wrong := next((name for name, text in given.items() if type(text) is not str), None):
+            raise Defect(f"{wrong} is {shortened(given[wrong])}, expected a text")
+        return Dialogue(place, (), (sent_s,), body[name], answer)
+    turns = body[name]
+    if not isinstance(turns, list) or not turns:
+        raise Defect(f"{name} is {shortened(turns)}, expected a list of messages, at least one")
+    own = body.get("chat_template_kwargs") or {}
+    if not isinstance(own, dict):
+        raise Defect(f"chat_template_kwargs is {shortened(own)}, expected an object")
+    messages = [_message(number, turn) for number, turn in enumerate(turns, 1)]
+    first_s, *later = map(sent, turns)
+    times = [sent_s if first_s is None else first_s, *later]
+    return Dialogue(place, messages, times, tools=body.get("tools"), options=own)
+
+
+def _message(number: int, turn: Any) -> Message:
+    if not isinstance(turn, dict):
+        raise Defect(f"message {number} is {shortened(turn)}, expected an object")
+    if "from" in turn:
+        speaker = turn["from"]
+        known = _SPEAKERS.get(speaker, speaker) if isinstance(speaker, str) else speaker
+        turn = {"role": known, "content": turn.get("value")}
+    role = turn.get("role")
+    if role not in _ROLES:
+        raise Defect(
+            f"message {number} is by {shortened(role)}, expected one of {', '.join(_ROLES)} or, "
+            f"as ShareGPT names them, {', '.join(_SPEAKERS)}"
+        )
+    content = _text(number, turn.get("content"))
+    if content is None and not turn.get("tool_calls"):
+        raise Defect(f"message {number} has no content")
+    known = turn | {"content": content}
+    # of what is null a template knows less than of what is not there
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _text(number: int, content: Any) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    texts = []
+    for part in content if isinstance(content, list) else [content]:
+        text = part.get("text") if isinstance(part, dict) else part
+        if not isinstance(text, str):
+            raise Defect(f"message {number} has {shortened(part)}: only text can be tokenized")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _time(name: str, unit: str, record: Mapping[str, Any]) -> float | None:
+    value = record.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        return tf.read_time(record, name, unit)
+    try:
+        when = datetime.fromisoformat(value)
+    except ValueError:
+        raise Defect(
+            f"{name} is {shortened(value)}, expected an ISO 8601 time or a number"
+        ) from None
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+
 
 _BATCH = 32  # records that a process is given at once
 MOST_CHARACTERS = 2**24  # of a text; 200 bytes each while it is tokenized, which cannot be refused
@@ -61,14 +220,13 @@ class Turn(NamedTuple):
 Turns = list[Turn] | Refused
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """How text becomes ids."""
 
     tokenizer: Path  # folder with a ``tokenizer.json``, or such a file
     salt: bytes  # key of the ids
     template: str | None = None  # chat template, as ``load_template`` takes it
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the template
+    options: Mapping[str, Any] = {}  # of the template
     block_tokens: int = GRAIN_TOKENS  # tokens of an id
 
 
@@ -102,7 +260,7 @@ class Conversations:
 
     def _chat(self, dialogue: Dialogue) -> Iterator[Turn]:
         if self._render is None:
-            encoders = find_encoders(self._folder)
+            encoders = sorted(self._folder.glob("encoding/encoding*.py"))
             hint = f", such as {encoders[0]}, which is run" if encoders else ""
             raise ConfigError(
                 f"{self._folder}: the tokenizer has no chat template: give one, --chat-template "
@@ -112,7 +270,7 @@ class Conversations:
         is_answer = [message["role"] == ASSISTANT for message in messages]
         first = is_answer.index(False) if False in is_answer else len(messages)
         answers = [place for place, is_one in enumerate(is_answer) if is_one and place > first]
-        if messages[-1]["role"] != ASSISTANT:
+        if not is_answer[-1]:
             answers.append(len(messages))  # not yet answered
         if not answers:
             raise Defect("all messages are the assistant's: there is no prompt")
@@ -127,11 +285,8 @@ class Conversations:
             answer = None
             if place < len(messages):  # a model's output, tool calls as JSON
                 said, calls = messages[place], messages[place].get("tool_calls")
-                parts = (
-                    said.get("reasoning_content"),
-                    said.get("content"),
-                    calls and json.dumps(calls),
-                )
+                parts = [said.get("reasoning_content"), said.get("content")]
+                parts += [calls and json.dumps(calls)]
                 answer = "".join(part for part in parts if isinstance(part, str))
             yield self._turn(dialogue.sent_s[place - 1], self._tokens.encode(text), answer)
 
@@ -158,7 +313,6 @@ class Incremental:
     """
 
     def __init__(self, encode: Callable[..., list[list[int]]], splits: Sequence[str]) -> None:
-        """``encode`` and ``splits``: as ``Tokens`` has them."""
         self._encode, self._passes = encode, list(map(re.compile, splits))
         self._known: dict[str, list[int]] = {}
         self._text, self._count = "", 0
@@ -187,7 +341,11 @@ class Incremental:
     def _parts(self, text: str) -> list[str]:
         parts = [("", text)]
         for pattern in self._passes:
-            parts = [each for token, after in parts for each in _cut_before(pattern, token, after)]
+            cut = list[tuple[str, str]]()
+            for token, after in parts:
+                begin, *rest = pattern.split(after)
+                cut += [(token, begin), *zip(rest[::2], rest[1::2], strict=True)]
+            parts = cut
         return [token + after for token, after in parts if token or after]
 
 
@@ -198,12 +356,6 @@ def _bounded(text: str) -> str:
             f"{MOST_CHARACTERS:,} that a text may have"
         )
     return whole_text(text)
-
-
-def _cut_before(pattern: re.Pattern[str], token: str, after: str) -> Iterator[tuple[str, str]]:
-    begin, *rest = pattern.split(after)
-    yield token, begin
-    yield from zip(rest[::2], rest[1::2], strict=True)
 
 
 def tokenize(
@@ -231,15 +383,6 @@ def _work(job: Job, dialogues: list[Dialogue | Refused]) -> list[Turns]:
     return list(map(_here[0][1].turns, dialogues))
 
 
-@dataclass(frozen=True)
-class Arrivals:
-    """Arrivals of a data set without times."""
-
-    rate: float = 1.0  # conversations per second, a Poisson process
-    gap_s: float = 20.0  # mean time between turns, exponential
-    seed: int = 0  # seed of both
-
-
 @dataclass
 class Counts:
     """Counts of a data set."""
@@ -255,20 +398,23 @@ class Counts:
 
 def arrange(
     conversations: Iterable[Turns],
-    arrivals: Arrivals,
     counts: Counts,
     *,
+    rate: float = 1.0,
+    gap_s: float = 20.0,
+    seed: int = 0,
     block_tokens: int = GRAIN_TOKENS,
     output_tokens: int = 0,
     skip: bool = False,
 ) -> Iterator[Request]:
     """Return requests in order of arrival, from 0 s; memory is the conversations under way.
 
-    ``arrivals`` are for data without times, ``output_tokens`` for requests without a known answer,
-    ``counts`` is added to; ``skip``: skip refused records, which else raise ``TraceError``, as
-    conversations in another order do.
+    Without times, ``rate`` conversations begin in a second (Poisson), and turns ``gap_s`` apart on
+    average (exponential). ``output_tokens`` are of requests without a known answer, ``counts`` is
+    added to; ``skip``: skip refused records, which else raise ``TraceError``, as conversations in
+    another order do.
     """
-    begins, gaps = np.random.default_rng(arrivals.seed).spawn(2)
+    begins, gaps = np.random.default_rng(seed).spawn(2)
     waiting: list[tuple[float, int, Request]] = []
     places, begin_s, origin_s = count(), 0.0, None
     for turns in conversations:
@@ -277,7 +423,7 @@ def arrange(
                 raise TraceError(f"{turns.place}: {turns.why}.")
             counts.refused, counts.first = counts.refused + 1, counts.first or turns
             continue
-        drawn_s = begin_s + begins.exponential(1 / arrivals.rate)
+        drawn_s = begin_s + begins.exponential(1 / rate)
         at_s = drawn_s if turns[0].sent_s is None else turns[0].sent_s
         origin_s = at_s if origin_s is None else origin_s
         if at_s < begin_s and counts.conversations:
@@ -290,7 +436,7 @@ def arrange(
             yield heapq.heappop(waiting)[2]
         for number, turn in enumerate(turns):
             if number:
-                after_s = at_s + gaps.exponential(arrivals.gap_s)
+                after_s = at_s + gaps.exponential(gap_s)
                 at_s = after_s if turn.sent_s is None else max(at_s, turn.sent_s)
             request = Request(
                 arrival_s=round(at_s - origin_s, 6),

@@ -10,17 +10,19 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from hashlib import blake2b
 from typing import Any
 
 from pydantic_core import from_json
 
+from dsv4kv.record import Veil, chained
 from dsv4kv.record.folder import MOST_TOKENS, Record
 from dsv4kv.record.logs import cached_by
-from dsv4kv.record.veil import Veil, chained
 
 KEPT_HEAD_BYTES = 4_096
 KEPT_TAIL_BYTES = 65_536
 _LEAST_TOKENS = 256  # of the first prompt: in a shorter one, what a template adds weighs more
+_MOST_BYTES = 16  # of text for a token of the first prompt: more is text that is no prompt's
 _UNSEEN_TOKENS = 2**16  # of images and the like, whose text is shorter than its tokens
 _UNPACKED_BYTES = 2**24  # looked at of an answer
 _MEMBER_BYTES = 2**10  # that a gzip member counts in addition: an empty one has 20
@@ -30,6 +32,8 @@ _SESSION_FIELDS = ("session_id", "prompt_cache_key")
 _APART = ("cache_read_input_tokens", "cache_creation_input_tokens")
 _PACKED = ("gzip", "x-gzip", "deflate")
 _ANY_WINDOW = 47  # of zlib: 32 KiB, gzip's head or zlib's
+_FILE = re.compile(r'(?<=base64,)[\w+/=-]{256,}|(?<="data": ")[\w+/=-]{256,}')
+"""An image or another file in a message, whose bytes say nothing of its tokens."""
 _ID = re.compile(rb'(?<!\\)"id"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _USAGE = re.compile(rb'(?<!\\)"(?:usage|meta_info)"\s*:\s*(?=\{)')
 
@@ -70,9 +74,8 @@ class Ends:
 
     def row(self, veil: Veil) -> Record:
         """Id and token counts that the answer has."""
-        found = _ID.search(self._head)
         row: Record = {}
-        if found:
+        if found := _ID.search(self._head):
             name = found[1].decode("utf-8", "replace")
             with suppress(ValueError):
                 name = str(from_json(b'"' + found[1] + b'"'))
@@ -96,18 +99,23 @@ class Ends:
 
 def counts_of(usage: Mapping[str, Any]) -> Record:
     """The counts that a server reports, those that a request can have; raises ``ValueError``."""
-    detailed = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    known = {name: value for name, value in usage.items() if value is not None}
+    detailed = known.get("prompt_tokens_details") or known.get("input_tokens_details")
     details = detailed if isinstance(detailed, dict) else {}
-    cached = details.get("cached_tokens", usage.get("cached_tokens"))
-    asked = usage.get("prompt_tokens", usage.get("input_tokens"))
-    if "prompt_tokens" not in usage and type(asked) is int:  # Anthropic's leave out the cached
-        asked += sum(each for each in map(usage.get, _APART) if type(each) is int)
+    cached = details.get("cached_tokens")
+    asked = known.get("prompt_tokens", known.get("input_tokens"))
+    if cached is None and "prompt_tokens" not in known and type(asked) is int:
+        # Anthropic's count leaves out the cached
+        asked += sum(each for each in map(known.get, _APART) if type(each) is int)
+    if cached is None:
+        cached = known.get("cache_read_input_tokens", known.get("cached_tokens"))
     counts = {
         "input_tokens": asked,
-        "output_tokens": usage.get("completion_tokens", usage.get("output_tokens")),
-        "cached_tokens": usage.get("cache_read_input_tokens", cached),
-        "cached_by": cached_by(usage.get("cached_tokens_details") or details or None),
+        "output_tokens": known.get("completion_tokens", known.get("output_tokens")),
+        "cached_tokens": cached,
     }
+    with suppress(ValueError):
+        counts["cached_by"] = cached_by(known.get("cached_tokens_details") or details)
     return {name: value for name, value in counts.items() if _is_count(value)}
 
 
@@ -138,8 +146,8 @@ class Prompts:
         """
         body: dict[str, Any] = {}
         with suppress(ValueError):
-            found = from_json(content)
-            body = found if isinstance(found, dict) else {}
+            parsed = from_json(content)
+            body = parsed if isinstance(parsed, dict) else {}
         named = [headers.get(name) for name in _SESSION_HEADERS]
         named += [body.get(name) for name in _SESSION_FIELDS]
         session = next((name for name in named if isinstance(name, str) and name), None)
@@ -147,32 +155,23 @@ class Prompts:
         grain = self._veil.grain
         if tokens is None:
             return row
-        if given := prompt_tokens(body):
-            ids = self._veil.prompt(given)
-            return row | {"input_tokens": tokens or len(given), "ids": ids, "grain": grain}
-        if not tokens or _is_batch(body):
-            return row
+        for found in map(body.get, ("prompt", "input_ids", "prompt_token_ids", "token_ids")):
+            given = found if isinstance(found, list) else []
+            if len(given) == 1 and isinstance(given[0], list):  # a batch of one
+                (given,) = given
+            if set(map(type, given)) == {int}:
+                ids = self._veil.prompt(given)
+                return row | {"input_tokens": tokens or len(given), "ids": ids, "grain": grain}
         text = prompt_text(body)
-        block_bytes = block_bytes or text_block_bytes(text, tokens, grain)
-        if not block_bytes or not text:
+        if not block_bytes and _LEAST_TOKENS <= tokens <= len(text) <= _MOST_BYTES * tokens:
+            block_bytes = len(text) / tokens * grain
+        given = [body.get(name) for name in ("prompt", "text", "input_ids")]
+        lists = [each for each in given if isinstance(each, list) and len(each) > 1]
+        is_batch = any(type(each[0]) is not int for each in lists)
+        if not tokens or is_batch or not block_bytes or not text:
             return row
         ids = text_ids(text, tokens, block_bytes, self._veil)
         return row | {"ids": ids, "grain": grain, "ids_of": "text", "place": block_bytes}
-
-
-def _is_batch(body: Mapping[str, Any]) -> bool:
-    given = (body.get(name) for name in ("prompt", "text", "input_ids"))
-    lists = (each for each in given if isinstance(each, list) and len(each) > 1)
-    return any(type(each[0]) is not int for each in lists)
-
-
-def prompt_tokens(body: Mapping[str, Any]) -> list[int] | None:
-    """The tokens of a prompt that is given as tokens."""
-    for name in ("prompt", "input_ids", "prompt_token_ids"):
-        tokens = body.get(name)
-        if isinstance(tokens, list) and tokens and set(map(type, tokens)) == {int}:
-            return tokens
-    return None
 
 
 def prompt_text(body: Mapping[str, Any]) -> bytes:
@@ -184,13 +183,13 @@ def prompt_text(body: Mapping[str, Any]) -> bytes:
             if isinstance(each, str):
                 texts.append(each)
             elif isinstance(each, dict):
-                texts.append(json.dumps(each, ensure_ascii=False, sort_keys=True))
+                text = json.dumps(each, ensure_ascii=False, sort_keys=True)
+                texts.append(_FILE.sub(_name_file, text))
     return "\n".join(texts).encode("utf-8", "replace")
 
 
-def text_block_bytes(text: bytes, tokens: int, grain: int) -> float | None:
-    """Bytes of text per ``grain`` tokens of a prompt; None for short or odd prompts."""
-    return len(text) / tokens * grain if _LEAST_TOKENS <= tokens <= len(text) else None
+def _name_file(found: re.Match[str]) -> str:
+    return blake2b(found[0].encode("utf-8", "replace"), digest_size=16).hexdigest()
 
 
 def text_ids(text: bytes, tokens: int, block_bytes: float, veil: Veil) -> list[int]:

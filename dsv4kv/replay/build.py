@@ -24,10 +24,10 @@ from dsv4kv.replay.requests import KeysOf, keys_on, open_arrivals, shared_tokens
 from dsv4kv.replay.rules import Pool, open_cache, open_tally
 from dsv4kv.replay.server import by_server, holds_chunks
 from dsv4kv.replay.tiers import SharedTiers, Tiers, build_tiers
-from dsv4kv.traces import ReadOptions, read_trace
-from dsv4kv.traces.collect import check_histories, collect_paths, place_of
-from dsv4kv.traces.paths import PathTable, number_prompts
+from dsv4kv.traces import ReadOptions, place_of, read_trace
+from dsv4kv.traces.paths import PathTable, collect_paths, number_prompts
 from dsv4kv.traces.request import IdRuns, Request, list_runs
+from dsv4kv.traces.summary import check_histories
 from dsv4kv.traces.synth import synthesize
 
 

@@ -17,7 +17,7 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.record.server import Server
 from dsv4kv.replay.memory import arch_of, plan_memory
 from dsv4kv.replay.rules import Pool
-from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.paths import collect_paths
 from dsv4kv.traces.request import Request
 
 _DEFAULT_MODEL = "v4-flash"

@@ -5,35 +5,63 @@ Readers of lines stream: memory is a few lines, whatever the file's size. What m
 runs.
 """
 
+import gzip
 import hashlib
 import os
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack
 from itertools import islice
 from math import inf
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from dsv4kv.choices import TRACE_FORMATS, TRACE_LINES, choose, listed
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.files import hash_file, shipped
+from dsv4kv.files import hash_file, replacing, shipped
 from dsv4kv.traces.files import (
     DEFAULTS,
     Defect,
     ReadOptions,
-    backwards,
+    json_records,
     open_trace,
     parse_object,
-    writing,
 )
-from dsv4kv.traces.formats import INPUT_NAMES, TraceFormat, parse_row
+from dsv4kv.traces.formats import (
+    INPUT_NAMES,
+    TraceFormat,
+    conversation_files,
+    parse_row,
+    read_weka_folder,
+)
+from dsv4kv.traces.paths import PathTable, collect_paths
 from dsv4kv.traces.request import Request
-from dsv4kv.traces.results import documents_of
-from dsv4kv.traces.summary import TraceSummary, summarize_batches
-from dsv4kv.traces.weka import conversation_files, read_weka_folder
+from dsv4kv.traces.summary import TraceSummary, check_histories, summarize_batches
+
+__all__ = [
+    "FORMATS",
+    "ReadOptions",
+    "TraceSummary",
+    "detect_format",
+    "is_stores_only",
+    "load_paths",
+    "place_of",
+    "read_placed_trace",
+    "read_trace",
+    "resolve_trace",
+    "summarize_batches",
+    "trace_sha256",
+    "write_trace",
+]
+
+FORMATS: dict[str, TraceFormat] = {name: row.load() for name, row in TRACE_FORMATS.items()}
+"""All formats by name. Where a line has marks of two, the first here is taken."""
 
 _BUILTIN = "builtin:"
 _SUFFIX = ".jsonl.gz"
 _TURNS = 1000
 """Lines that are looked at for a turn without a time, which makes a trace one of turns."""
+_STORES_MARK = "stores_only"
+"""Field of every line of a trace of stored blocks."""
 
 
 def resolve_trace(source: str | Path) -> Path:
@@ -78,29 +106,10 @@ def trace_sha256(path: Path) -> str:
         raise TraceError(f"{path}: cannot be read ({error.strerror}).") from None
 
 
-__all__ = [
-    "FORMATS",
-    "ReadOptions",
-    "TraceSummary",
-    "detect_format",
-    "is_stores_only",
-    "read_placed_trace",
-    "read_trace",
-    "resolve_trace",
-    "summarize_batches",
-    "trace_sha256",
-    "write_trace",
-]
-
-
-FORMATS: dict[str, TraceFormat] = {name: row.load() for name, row in TRACE_FORMATS.items()}
-"""All formats by name. Where a line has marks of two, the first here is taken."""
-
-
 def read_trace(
     source: str | Path, trace_format: str = "auto", options: ReadOptions = DEFAULTS
 ) -> Iterator[Request]:
-    """Return the requests of a trace file, folder or ``builtin:NAME``, one at a time.
+    """The requests of a trace file, folder or ``builtin:NAME``, one at a time.
 
     They come in file order, or in order of arrival where the format is merged or sorted. Raises
     ``ConfigError`` for an unknown format and ``TraceError``: immediately if there is no such file,
@@ -112,7 +121,7 @@ def read_trace(
 def read_placed_trace(
     source: str | Path, trace_format: str = "auto", options: ReadOptions = DEFAULTS
 ) -> Iterator[tuple[str, Request]]:
-    """Return the requests with their places, ``file:line``; raises as ``read_trace`` does."""
+    """The requests with their places, ``file:line``; raises as ``read_trace`` does."""
     if trace_format not in ("auto", *FORMATS):
         raise ConfigError(f"{trace_format!r} is not a trace format: take auto, {listed(FORMATS)}.")
     path = resolve_trace(source)
@@ -139,10 +148,14 @@ def _read_lines(
                     "Record requests, too: dsv4kv record --proxy or --requests."
                 )
             for request in FORMATS[name].read(lines, options):
-                place = f"{path}:{lines.number}"
-                if request.arrival_s < before_s and not options.any_order:
-                    raise backwards(place, request.arrival_s, before_s)
-                before_s = request.arrival_s
+                place, at_s = f"{path}:{lines.number}", request.arrival_s
+                if at_s < before_s and not options.any_order:
+                    raise TraceError(
+                        f"{place}: the request arrives at {at_s:,.3f} s, the one before it at "
+                        f"{before_s:,.3f} s: the clock runs backwards. Sort the trace: dsv4kv "
+                        "trace convert SOURCE OUT --sort."
+                    )
+                before_s = at_s
                 yield place, request
             if before_s == -inf:
                 raise Defect("the trace has no requests")
@@ -150,8 +163,19 @@ def _read_lines(
             raise Defect(f"{defect}. A {name} trace is {FORMATS[name].shape}") from None
 
 
-_STORES_MARK = "stores_only"
-"""Field of every line of a trace of stored blocks."""
+def load_paths(
+    source: str | Path, trace_format: str = "auto", options: ReadOptions = DEFAULTS
+) -> PathTable:
+    """Read a trace for analysis and make sure that it can be one; raises ``TraceError``."""
+    table = collect_paths(read_trace(source, trace_format, options))
+    check_histories(table, lambda request: place_of(request, source, trace_format, options))
+    return table
+
+
+def place_of(request: int, source: str | Path, trace_format: str, options: ReadOptions) -> str:
+    """File and line of a request: reads the trace again up to it, places are not kept for all."""
+    placed = read_placed_trace(source, trace_format, options)
+    return next(islice(placed, request, None))[0]
 
 
 def is_stores_only(path: Path) -> bool:
@@ -178,14 +202,24 @@ def write_trace(
     complete, so a trace may be written over the file it is read from. Raises ``TraceError``.
     """
     write_lines = choose(TRACE_LINES, trace_format, "a format that traces are written in").load()
+    if path.is_dir():
+        raise TraceError(f"{path} is a folder: name the file to write.")
     count = 0
-    with writing(path) as file:
-        for line in write_lines(requests):
-            marked = f'{line.rstrip()[:-1]},"{_STORES_MARK}":true}}\n' if stores else line
-            file.write(marked.encode())
-            count += 1
-        if not count:
-            raise TraceError(f"{path}: not written, there are no requests.")
+    try:
+        with ExitStack() as opened:
+            file: BinaryIO = opened.enter_context(replacing(path, follow=True))
+            if path.suffix == ".gz":
+                # no time and no name in the header: equal traces are equal files
+                packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0)
+                file = cast(BinaryIO, opened.enter_context(packed))
+            for line in write_lines(requests):
+                marked = f'{line.rstrip()[:-1]},"{_STORES_MARK}":true}}\n' if stores else line
+                file.write(marked.encode())
+                count += 1
+            if not count:
+                raise TraceError(f"{path}: not written, there are no requests.")
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be written ({error.strerror or error}).") from None
     return count
 
 
@@ -198,14 +232,13 @@ def detect_format(path: Path) -> str:
         if not line:
             raise Defect("the file is empty")
         is_json = line.lstrip().startswith(("{", "["))
-        records = documents_of(lines) if is_json else iter(())
+        records = json_records(lines) if is_json else iter(())
         # an empty array has no requests of any format
         names: Collection[str] = next(records, INPUT_NAMES) if is_json else parse_row(line)
         for name, trace_format in FORMATS.items():
             if trace_format.marks.intersection(names):
-                later = (
-                    islice(records, _TURNS) if name == "mooncake" and "session_id" in names else ()
-                )
+                turns = name == "mooncake" and "session_id" in names
+                later = islice(records, _TURNS) if turns else ()
                 return "mooncake-delta" if any("timestamp" not in each for each in later) else name
         raise Defect(
             f"the first line is of no known format, which are {listed(FORMATS)}: of other fields "

@@ -1,6 +1,5 @@
 """Trace files: lines of plain or gzip text, checked fields of their records, and writing one."""
 
-import gzip
 import json
 import os
 import re
@@ -10,7 +9,7 @@ from codecs import BOM_UTF8, getincrementaldecoder
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedReader, BufferedWriter
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,7 +23,6 @@ from dsv4kv.files import (
     explain,
     open_regular,
     parse_json,
-    replacing,
     unpack,
 )
 from dsv4kv.units import UNITS_PER_SECOND
@@ -44,15 +42,6 @@ _WATCHED_LINES = 256  # between two words to who watches
 
 class Defect(ValueError):
     """What is wrong with the line just read: a sentence without place and full stop."""
-
-
-def backwards(place: str, arrival_s: float, before_s: float) -> TraceError:
-    """The error of a request that arrives before the one above it."""
-    return TraceError(
-        f"{place}: the request arrives at {arrival_s:,.3f} s, the one before it at "
-        f"{before_s:,.3f} s: the clock runs backwards. Sort the trace: dsv4kv trace convert "
-        "SOURCE OUT --sort."
-    )
 
 
 class TraceLines:
@@ -86,7 +75,7 @@ class TraceLines:
             self.number += 1
             if not self.number % _WATCHED_LINES:
                 self._report_position()
-            line = self._read(self._file.readline, _MAX_LINE_BYTES + 1)
+            line = _read(self._file.readline, _MAX_LINE_BYTES + 1)
             if not line:
                 break
             if len(line) + blank > _MAX_LINE_BYTES:
@@ -102,7 +91,7 @@ class TraceLines:
     def rest(self) -> str:
         """Return all that is left, of one document."""
         begin, self._ahead = self._ahead, ""
-        text = begin + _decode(self._read(self._file.read, DOCUMENT_BYTES + 1))
+        text = begin + _decode(_read(self._file.read, DOCUMENT_BYTES + 1))
         if len(text) > DOCUMENT_BYTES:
             raise Defect(
                 f"the document is larger than {DOCUMENT_BYTES // 2**20} MiB, and is read as a "
@@ -116,20 +105,21 @@ class TraceLines:
             line, self._ahead = self._ahead, ""
             return line
         self._report_position()
-        content = self._read(self._file.read, max(least_bytes, _PIECE_BYTES))
+        content = _read(self._file.read, max(least_bytes, _PIECE_BYTES))
         return _decode(content, lambda part: self._decoder.decode(part, final=not part))
-
-    def _read(self, read: Callable[[int], bytes], most_bytes: int) -> bytes:
-        try:
-            return read(most_bytes)
-        except EOFError:
-            raise Defect("the gzip data ends early: the file is truncated") from None
-        except (OSError, zlib.error) as error:
-            raise Defect(f"the file cannot be read ({error})") from None
 
     def _report_position(self) -> None:
         if self._watch:
             self._watch(self._raw.tell(), self._size)
+
+
+def _read(read: Callable[[int], bytes], most_bytes: int) -> bytes:
+    try:
+        return read(most_bytes)
+    except EOFError:
+        raise Defect("the gzip data ends early: the file is truncated") from None
+    except (OSError, zlib.error) as error:
+        raise Defect(f"the file cannot be read ({error})") from None
 
 
 def _decode(content: bytes, decode: Callable[[bytes], str] = bytes.decode) -> str:
@@ -193,12 +183,12 @@ ODD_ID = 2**63 - 1
 
 
 def read_tokens(record: Mapping[str, Any], name: str, low: int) -> int:
-    """Return a token count of at least ``low``; a bool or a float is a ``Defect``."""
+    """A token count from ``low`` to ``MAX_TOKENS``; a bool or a float is a ``Defect``."""
     return checked_tokens(required(record, name), name, low)
 
 
 def checked_tokens(value: Any, name: str, low: int) -> int:
-    """Return ``value`` if it is a whole number from ``low`` to ``MAX_TOKENS``."""
+    """The value, if it is such a count."""
     if type(value) is not int or not low <= value <= MAX_TOKENS:
         raise Defect(
             f"{name} is {reprlib.repr(value)}, "
@@ -208,7 +198,7 @@ def checked_tokens(value: Any, name: str, low: int) -> int:
 
 
 def read_time(record: Mapping[str, Any], name: str, unit: str) -> float:
-    """Return a time within ``MOST_S`` of 0, in s; ``unit`` is the file's."""
+    """A time within ``MOST_S`` of 0, in s; ``unit`` is the file's."""
     value, per_second = required(record, name), _PER_SECOND[unit]
     most = MOST_S * per_second
     if type(value) not in {int, float} or not abs(value) <= most:
@@ -219,7 +209,7 @@ def read_time(record: Mapping[str, Any], name: str, unit: str) -> float:
 
 
 def read_numbers(record: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """Return a list of whole numbers as a tuple."""
+    """A list of whole numbers."""
     value = required(record, name)
     if type(value) is not list or not set(map(type, value)) <= {int}:
         raise Defect(f"{name} is {reprlib.repr(value)}, expected a list of whole numbers")
@@ -241,7 +231,7 @@ def checked_ids(ids: tuple[int, ...], name: str) -> tuple[int, ...]:
 
 
 def required(record: Mapping[str, Any], name: str) -> Any:
-    """Return a field that every record of the format has."""
+    """A field that every record of the format has."""
     if name not in record:
         raise Defect(f"{name} is missing")
     return record[name]
@@ -253,13 +243,17 @@ _SEPARATOR = re.compile(r"[ \t\r\n]*([],]?)[ \t\r\n]*")
 
 
 def json_records(lines: TraceLines) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a trace: one on every line, or all in one array."""
-    return json_array(lines) if is_array(lines.peek()) else map(parse_object, lines)
+    """Yield the objects of a trace: one on every line, all in one array, or one over many lines.
 
-
-def is_array(line: str) -> bool:
-    """Whether a first line begins an array."""
-    return line.lstrip().startswith("[")
+    The last is known by its first line, which has a brace only.
+    """
+    first = lines.peek().strip()
+    if first.startswith("["):
+        yield from json_array(lines)
+    elif first == "{":
+        yield parse_object(lines.rest())
+    else:
+        yield from map(parse_object, lines)
 
 
 def json_line(record: dict[str, Any]) -> str:
@@ -270,19 +264,16 @@ def json_line(record: dict[str, Any]) -> str:
 def parse_object(line: str) -> dict[str, Any]:
     """Parse one line that holds one JSON object."""
     try:
-        _check_parts(line)
-        return _checked_object(from_json(line))
-    except Defect:
-        raise
+        check_parts(line)
+        value = from_json(line)
     except ValueError:  # json is slower, but takes half characters, and says what is wrong
-        pass
-    try:
-        return _checked_object(parse_json(line))
-    except Unparsable as error:
-        cut = (
-            "" if line.endswith("\n") else "; the file ends inside this line and may be truncated"
-        )
-        raise Defect(f"{error}{cut}") from None
+        try:
+            value = parse_json(line)
+        except Unparsable as error:
+            whole = line.endswith("\n")
+            cut = "" if whole else "; the file ends inside this line and may be truncated"
+            raise Defect(f"{error}{cut}") from None
+    return _checked_object(value)
 
 
 def json_array(lines: TraceLines) -> Iterator[dict[str, Any]]:
@@ -290,16 +281,19 @@ def json_array(lines: TraceLines) -> Iterator[dict[str, Any]]:
 
     ``lines.number`` follows the elements, so that a defect names its own line.
     """
-    array = _Array(lines)
-    separator = array.separator()
-    while separator != "]":
-        value, end = array.element()
-        yield _checked_object(value)
-        array.move(end)
+    try:
+        array = _Array(lines)
         separator = array.separator()
-        if not separator:
-            raise Defect("after this element the JSON array neither continues nor ends")
-    if not array.is_empty():
+        while separator != "]":
+            value, end = array.element()
+            yield _checked_object(value)
+            array.move(end)
+            separator = array.separator()
+            if not separator:
+                raise Defect("after this element the JSON array neither continues nor ends")
+    except Unparsable as error:
+        raise Defect(str(error)) from None
+    if array.rest:
         raise Defect("text follows the end of the JSON array")
 
 
@@ -309,12 +303,15 @@ class _Array:
     def __init__(self, lines: TraceLines) -> None:
         lines.peek()
         self._lines, self._text, self._place = lines, lines.piece(), 0
-        _check_parts(self._text)
+        check_parts(self._text)
         self._line = lines.number  # of the place
         self.move(self._text.index("[") + 1)
 
+    @property
+    def rest(self) -> str:
+        return self._text[self._place :]
+
     def move(self, place: int) -> None:
-        """Go on to a place of the text."""
         self._line += self._text.count("\n", self._place, place)
         self._place = place
 
@@ -339,32 +336,21 @@ class _Array:
                 if (error.msg.startswith("Unterminated") or near_end) and self._grow():
                     continue  # the element went on in text that had not been read
                 self._lines.number += self._text.count("\n", self._place, error.pos)
-                raise Defect(str(explain(error))) from None
+                raise explain(error) from None
             except (ValueError, RecursionError) as error:
-                raise Defect(str(explain(error))) from None
-
-    def is_empty(self) -> bool:
-        """Whether nothing is left."""
-        return self._place == len(self._text)
+                raise explain(error) from None
 
     def _grow(self) -> bool:
         """Read on, and forget the lines before; whether there was more."""
         if len(self._text) - self._place > DOCUMENT_BYTES:
             raise Defect(f"an element is longer than {DOCUMENT_BYTES >> 20} MiB")
-        _check_parts(self._text[self._place :])
+        check_parts(self.rest)
         begin = self._text.rfind("\n", 0, self._place) + 1
         left = self._text[begin:]
         more = self._lines.piece(len(left))
         if more:
             self._text, self._place = left + more, self._place - begin
         return bool(more)
-
-
-def _check_parts(text: str) -> None:
-    try:
-        check_parts(text)
-    except Unparsable as error:
-        raise Defect(str(error)) from None
 
 
 def _checked_object(value: Any) -> dict[str, Any]:
@@ -390,20 +376,3 @@ def read_counted_ids(
             f"{input_tokens:,} tokens, the last may be partial{'' if partial else ' or omitted'}"
         )
     return ids
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[BufferedWriter | gzip.GzipFile]:
-    """Open a file that appears when the block succeeds, gzip by its name; ``TraceError``."""
-    if path.is_dir():
-        raise TraceError(f"{path} is a folder: name the file to write.")
-    try:
-        with replacing(path, follow=True) as raw:
-            if path.suffix != ".gz":
-                yield raw
-                return
-            # no time and no name in the header: equal traces are equal files
-            with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as compressed:
-                yield compressed
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be written ({error.strerror or error}).") from None

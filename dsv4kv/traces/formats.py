@@ -1,4 +1,4 @@
-"""Formats of one request a line, read and written.
+"""Formats of traces, read and written: one request a line, but for ``weka``.
 
 ``mooncake`` (kvcache-ai/Mooncake): JSON lines, times in milliseconds; each of the ``hash_ids``
 stands for 512 tokens and their history, the last may be partial.
@@ -25,14 +25,23 @@ up to nine fractional digits; 2024 adds a UTC offset. Without an offset a time i
 
 ``sharegpt``: prompt and output lengths, JSON lines or one JSON array. Lengths go by several names;
 a list of token ids stands for its length. ``arrival_s`` is optional (0: all wait from the start).
+
+``weka`` (callanjfox/kv-cache-tester): agentic traces, one JSON file per conversation. ``hash_ids``
+stand for full blocks. Requests of type ``subagent`` nest requests of their own, whose times count
+from the sub-agent's start. A folder is merged on one clock: conversation k, by file name, starts
+k × stagger seconds after the first.
 """
 
 import csv
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import accumulate
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -119,23 +128,19 @@ def format_mooncake(requests: Iterable[Request]) -> Iterator[str]:
                 f"last may be partial, and request {number} has {has} for "
                 f"{request.input_tokens:,}: take another format."
             )
+        if blocks > _MOST_LISTED:
+            raise TraceError(
+                f"a prompt of {request.input_tokens:,} tokens has {blocks:,} ids, and "
+                f"{_MOST_LISTED:,} at most are listed one by one: take the format dsv4kv."
+            )
         record = {
             "timestamp": in_milliseconds(request.arrival_s),
             "input_length": request.input_tokens,
             "output_length": request.output_tokens,
-            "hash_ids": _listed(request),
+            "hash_ids": list(request.prefix_hashes),
         }
         session = {} if request.session is None else {"session_id": f"{request.session}"}
         yield tf.json_line(record | session)
-
-
-def _listed(request: Request) -> list[int]:
-    if len(request.prefix_hashes) > _MOST_LISTED:
-        raise TraceError(
-            f"a prompt of {request.input_tokens:,} tokens has {len(request.prefix_hashes):,} ids, "
-            f"and {_MOST_LISTED:,} at most are listed one by one: take the format dsv4kv."
-        )
-    return list(request.prefix_hashes)
 
 
 _START = Request(0.0, 0, 0, (), BLOCK_TOKENS)
@@ -202,7 +207,7 @@ def format_native(requests: Iterable[Request]) -> Iterator[str]:
             if isinstance(ids, IdRuns):
                 record["prefix_runs"] = np.stack([ids.starts, ids.counts], axis=1).ravel().tolist()
             else:
-                record["prefix_hashes"] = ids
+                record["prefix_hashes"] = list(ids)
             record["hash_block_tokens"] = request.hash_block_tokens
         turn = {"session": request.session, "answer_s": request.answer_s}
         record |= {name: value for name, value in turn.items() if value is not None}
@@ -310,8 +315,7 @@ def _read_csv(
 
 
 def _row_tokens(row: dict[str, str], name: str, low: int) -> int:
-    text = row[name]
-    value = int(text) if _WHOLE_NUMBER.fullmatch(text) else text
+    value = int(row[name]) if _WHOLE_NUMBER.fullmatch(row[name]) else row[name]
     return tf.checked_tokens(value, name, low)
 
 
@@ -368,11 +372,8 @@ BURSTGPT = TraceFormat(
 
 INPUT_NAMES = ("prompt_len", "input_length", "prompt_tokens", "prompt_token_ids", "input_ids")
 OUTPUT_NAMES = (
-    "output_len",
-    "output_length",
-    "completion_tokens",
-    "output_token_ids",
-    "output_ids",
+    *("output_len", "output_length", "completion_tokens"),
+    *("output_token_ids", "output_ids"),
 )
 
 
@@ -399,4 +400,125 @@ def _read_length(record: dict[str, Any], names: Sequence[str], low: int) -> int:
 
 SHAREGPT = TraceFormat(
     _read_sharegpt, frozenset(INPUT_NAMES), '{"prompt_len": tokens, "output_len": tokens}'
+)
+
+
+ID_BOUND = 2**40
+"""Weka's ids are below it, so ids of many conversations can be kept apart in 64 bits."""
+_SUFFIXES = (".json", ".json.gz")
+_MAX_NESTING = 64
+
+Placed = tuple[str, Request]
+"""A request, and where in its file it is."""
+
+
+def conversation_files(folder: Path) -> list[Path]:
+    """The files of a folder that may be conversations, in order of their names."""
+    files = (path for path in folder.iterdir() if path.name.endswith(_SUFFIXES))
+    return sorted(files, key=attrgetter("name"))  # paths take ten times as long to compare
+
+
+def read_weka_folder(folder: Path, options: tf.ReadOptions) -> Iterator[Placed]:
+    """Yield all conversations' requests in order of arrival; all are held; ``TraceError``."""
+    placed: list[Placed] = []
+    sizes: dict[int, Path] = {}
+    files = conversation_files(folder)
+    try:
+        read = [0, *accumulate(path.stat().st_size for path in files)]
+    except OSError as error:
+        raise TraceError(f"{error.filename}: cannot be read ({error.strerror}).") from None
+    for number, path in enumerate(files):
+        with tf.open_trace(path) as lines:
+            found = _read_conversation(lines, number, number * options.stagger_s)
+        placed += [(f"{path}: {place}", request) for place, request in found]
+        if found:
+            sizes.setdefault(found[0][1].hash_block_tokens, path)
+        if options.watch:
+            options.watch(read[number + 1], read[-1])
+    if len(sizes) > 1:
+        (one, first), (two, second), *_ = sizes.items()
+        raise TraceError(
+            f"{second}: block_size is {two}, {first} has {one}: a trace has one block size."
+        )
+    if not placed:
+        raise TraceError(f"{folder}: no conversation of the folder has a request.")
+    yield from sorted(placed, key=lambda item: item[1].arrival_s)
+
+
+def _read_weka(lines: tf.TraceLines, _: tf.ReadOptions) -> Iterator[Request]:
+    placed = _read_conversation(lines, 0, 0.0)
+    yield from sorted((request for _, request in placed), key=lambda each: each.arrival_s)
+
+
+def _read_conversation(lines: tf.TraceLines, number: int, begin_s: float) -> list[Placed]:
+    text = lines.rest()
+    lines.number = 1  # one document: places inside it say more than its lines
+    conversation = tf.parse_object(text)
+    size = tf.read_tokens(conversation, "block_size", low=1)
+    scope = tf.required(conversation, "hash_id_scope")
+    if scope not in ("local", "global"):
+        raise tf.Defect(f"hash_id_scope is {scope!r}, expected local or global")
+    # local ids are moved to where no other conversation has any
+    offset = (number + 1) * ID_BOUND if scope == "local" else 0
+    found: list[Placed] = []
+
+    def read_level(level: dict[str, Any], place: str, start_s: float) -> None:
+        requests = tf.required(level, "requests")
+        if not isinstance(requests, list) or place.count(".") > _MAX_NESTING:
+            raise tf.Defect(
+                f"{place}requests is no list, or nested more than {_MAX_NESTING} times"
+            )
+        for index, record in enumerate(requests):
+            here = f"{place}requests[{index}]"
+            try:
+                if not isinstance(record, dict):
+                    raise tf.Defect("an object is expected")
+                time_s = start_s + tf.read_time(record, "t", "seconds")
+                if record.get("type") != "subagent":
+                    found.append((here, _read_weka_request(record, time_s, size, offset, number)))
+            except tf.Defect as defect:
+                raise tf.Defect(f"{here}: {defect}") from None
+            if record.get("type") == "subagent":
+                read_level(record, f"{here}.", time_s)
+
+    read_level(conversation, "", begin_s)
+    return found
+
+
+def _read_weka_request(
+    record: dict[str, Any], time_s: float, size: int, offset: int, session: int
+) -> Request:
+    input_tokens, value = tf.read_tokens(record, "in", low=1), tf.required(record, "hash_ids")
+    took_s, is_list, ids = record.get("api_time", -1), type(value) is list, None
+    with suppress(TypeError, OverflowError):
+        ids = IdRuns.of(value) if is_list else None
+    # IdRuns takes true and false for 1 and 0; types of all ids take as long as reading the rest
+    is_plain = ids is not None and (not len(ids) or ids.starts.min() > 1)
+    if not is_plain and not (is_list and set(map(type, value)) <= {int}):
+        raise tf.Defect("hash_ids is no list of whole numbers")
+    if ids is None or not ((ids.starts >= 0) & (ids.counts <= ID_BOUND - ids.starts)).all():
+        raise tf.Defect(f"hash_ids go from {min(value)} to {max(value)}, expected 0 to 2^40")
+    is_known = type(took_s) in (int, float) and 0 <= took_s <= tf.MOST_S
+    if len(ids) != input_tokens // size:
+        raise tf.Defect(
+            f"hash_ids has {len(ids):,} ids, expected {input_tokens // size:,}: one per full "
+            f"block of {size} of {input_tokens:,} tokens"
+        )
+    return Request(
+        arrival_s=time_s,
+        input_tokens=input_tokens,
+        output_tokens=tf.read_tokens(record, "out", low=0),
+        prefix_hashes=ids.moved(offset),
+        hash_block_tokens=size,
+        session=session,
+        answer_s=float(took_s) if is_known else None,
+    )
+
+
+WEKA = TraceFormat(
+    _read_weka,
+    frozenset({"hash_id_scope"}),
+    'one conversation, {"block_size": tokens, "hash_id_scope": "local" or "global", '
+    '"requests": [{"t": s, "type": …, "in": tokens, "out": tokens, "hash_ids": [...]}]}, or a '
+    "folder of them",
 )

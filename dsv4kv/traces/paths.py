@@ -12,15 +12,85 @@ how deep in the order it is. That is Mattson's stack algorithm on stretches inst
 its cost grows with requests and with how often prompts part, not with their length.
 """
 
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.core.paths import BlockPaths, NumberedPaths
-from dsv4kv.errors import ConfigError
+from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.traces.request import IdRuns, Request, signed
 
 Ints = NDArray[np.int64]
+
+NO_IDS = (
+    "no request has block ids: shared prefixes are unknown. Take a trace with hash_ids, "
+    "or make one with: dsv4kv trace synth."
+)
+BATCH_REQUESTS = 256
+"""Requests read together: few, for their prompts may be long."""
+_ONE = array("q", [1])
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive requests as columns."""
+
+    arrival_s: NDArray[np.float64]  # float64[requests]
+    input_tokens: Ints  # int64[requests]
+    output_tokens: Ints  # int64[requests]
+    hash_block_tokens: int  # tokens that one id stands for; 0 where no request has ids
+    request: Ints  # int64[runs]: whose the run of ids is, from 0; in the order of the prompts
+    start: Ints  # int64[runs]: its first id
+    count: Ints  # int64[runs]: its length; the run is as long as can be
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> Self:
+        """The columns of at least one request."""
+        start, count, lengths = array("q"), array("q"), list[int]()
+        for each in requests:
+            ids = each.prefix_hashes
+            if type(ids) is IdRuns:  # isinstance asks Sequence's registry, for every request
+                start.frombytes(ids.starts.tobytes())
+                count.frombytes(ids.counts.tobytes())
+                lengths.append(len(ids.starts))
+            else:
+                start.extend(signed(ids))
+                count.extend(_ONE * len(ids))
+                lengths.append(len(ids))
+        request = np.repeat(np.arange(len(requests)), lengths)
+        return cls(
+            np.array([each.arrival_s for each in requests], np.float64),
+            np.array([each.input_tokens for each in requests], np.int64),
+            np.array([each.output_tokens for each in requests], np.int64),
+            next((size for each in requests if (size := each.hash_block_tokens)), 0),
+            *join_runs(request, np.frombuffer(start, np.int64), np.frombuffer(count, np.int64)),
+        )
+
+    def ids_of_each(self) -> Ints:
+        """int64[requests]: ids of every prompt."""
+        counts = np.zeros(len(self.arrival_s), np.int64)
+        np.add.at(counts, self.request, self.count)
+        return counts
+
+
+def batches_of(requests: Iterable[Request]) -> Iterator[Batch]:
+    """The requests as columns, a few hundred at a time."""
+    left = iter(requests)
+    while rows := list(islice(left, BATCH_REQUESTS)):
+        yield Batch.of(rows)
+
+
+def join_runs(request: Ints, start: Ints, count: Ints) -> tuple[Ints, Ints, Ints]:
+    """Join runs of a request where one begins at the id that another ends before; int64[runs]."""
+    follows = (request[1:] == request[:-1]) & (start[1:] == start[:-1] + count[:-1])
+    first = np.flatnonzero(np.concatenate([[True], ~follows])[: len(start)])
+    joined = np.add.reduceat(count, first) if len(first) else count
+    return request[first], start[first], joined
 
 
 @dataclass(frozen=True)
@@ -72,12 +142,37 @@ class PathTable:
         return int(self.counts.sum())
 
 
-def join_runs(request: Ints, start: Ints, count: Ints) -> tuple[Ints, Ints, Ints]:
-    """Join runs of a request where one begins at the id that another ends before; int64[runs]."""
-    follows = (request[1:] == request[:-1]) & (start[1:] == start[:-1] + count[:-1])
-    first = np.flatnonzero(np.concatenate([[True], ~follows])[: len(start)])
-    joined = np.add.reduceat(count, first) if len(first) else count
-    return request[first], start[first], joined
+def collect_paths(requests: Iterable[Request]) -> PathTable:
+    """Read all requests into arrays, in the memory of their runs of ids; raises ``TraceError``."""
+    batches = list(batches_of(requests))
+    if not any(len(batch.request) for batch in batches):
+        raise TraceError(NO_IDS)
+    before = np.cumsum([0, *(len(batch.arrival_s) for batch in batches)])
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(batch, name) for batch in batches])
+        for name in ("arrival_s", "input_tokens", "output_tokens", "start", "count")
+    }
+    columns["request"] = np.concatenate(
+        [first + batch.request for first, batch in zip(before, batches, strict=False)]
+    )
+    size = max(batch.hash_block_tokens for batch in batches)
+    return table_of(Batch(**columns, hash_block_tokens=size))
+
+
+def table_of(batch: Batch) -> PathTable:
+    """The table of some requests."""
+    counts = batch.ids_of_each()
+    before = np.repeat(counts.cumsum() - counts, np.bincount(batch.request, minlength=len(counts)))
+    return PathTable(
+        block_tokens=batch.hash_block_tokens,
+        arrival_s=batch.arrival_s,
+        input_tokens=batch.input_tokens,
+        output_tokens=batch.output_tokens,
+        counts=counts,
+        offsets=np.searchsorted(batch.request, np.arange(len(counts) + 1)),
+        starts=batch.start,
+        ends=batch.count.cumsum() - before,
+    )
 
 
 @dataclass(frozen=True)
@@ -110,8 +205,8 @@ class Reuse:
 
 
 def find_reuse(table: PathTable, grain_tokens: int, *, whole_blocks: bool = False) -> Reuse:
-    """Find every prompt's past in one pass; arguments and errors as ``cut_paths`` has them."""
-    paths = cut_paths(table, grain_tokens, whole_blocks=whole_blocks, key_tokens=0)
+    """Find every prompt's past in one pass; arguments and errors as ``number_prompts`` has."""
+    paths = _cut(table, grain_tokens, 0, whole_blocks)
     columns = np.array(paths.stretches(), np.int64).reshape(5, -1)
     blocks, tokens = (np.array(each, np.int64) for each in (paths.blocks, paths.tokens))
     return Reuse(grain_tokens, blocks, tokens, *columns)
@@ -120,20 +215,15 @@ def find_reuse(table: PathTable, grain_tokens: int, *, whole_blocks: bool = Fals
 def number_prompts(
     table: PathTable, block_tokens: int, key_tokens: int = 0, *, whole_blocks: bool = True
 ) -> NumberedPaths:
-    """Prompts of a trace as numbers of blocks; see ``cut_paths``."""
-    return NumberedPaths(
-        cut_paths(table, block_tokens, whole_blocks=whole_blocks, key_tokens=key_tokens)
-    )
+    """Prompts of a trace as numbers of blocks of a divisor of its tokens per id, or a multiple.
 
-
-def cut_paths(
-    table: PathTable, block_tokens: int, *, whole_blocks: bool, key_tokens: int
-) -> BlockPaths:
-    """The paths of a trace in blocks of a divisor of its tokens per id, or a multiple of them.
-
-    ``whole_blocks``: leave a prompt's partial last block out of the cache; ``key_tokens``: tokens
-    after a block that distinguish it, as ``BlockPaths`` says. Raises ``ConfigError``.
+    ``key_tokens``: tokens after a block that distinguish it, as ``BlockPaths`` says;
+    ``whole_blocks``: leave a prompt's partial last block out of the cache. Raises ``ConfigError``.
     """
+    return NumberedPaths(_cut(table, block_tokens, key_tokens, whole_blocks))
+
+
+def _cut(table: PathTable, block_tokens: int, key_tokens: int, whole_blocks: bool) -> BlockPaths:
     ids = table.block_tokens
     if block_tokens <= 0 or (ids % block_tokens and block_tokens % ids):
         raise ConfigError(

@@ -1,20 +1,12 @@
-"""Requests of a trace: block ids as runs of consecutive ids, requests as columns, sessions."""
+"""Requests of a trace: block ids as runs of consecutive ids, and sessions."""
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
-
-from dsv4kv.traces.paths import Ints, join_runs
-
-NO_IDS = (
-    "no request has block ids: shared prefixes are unknown. Take a trace with hash_ids, "
-    "or make one with: dsv4kv trace synth."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +18,12 @@ class Request:
     output_tokens: int  # generated length in tokens, at least 0
     # One id per ``hash_block_tokens`` tokens of the prompt (the last may stand for a partial
     # block), equal ids meaning equal tokens *and* equal history; empty where the trace has none. A
-    # tuple, or ``IdRuns`` where ids come in long runs
+    # tuple or an array, or ``IdRuns`` where ids come in long runs
     prefix_hashes: Sequence[int] = ()
     hash_block_tokens: int = 0  # tokens one id stands for; 0 where the trace has none
     # Number of the conversation it is a turn of; None where the trace does not say
     session: int | None = field(default=None, compare=False)
-    # How long its answer took when it was recorded; None where not known. Requests are equal
-    # whether it is known or not
+    # How long its answer took when it was recorded; None where not known
     answer_s: float | None = field(default=None, compare=False)
 
     @property
@@ -135,60 +126,6 @@ def signed(ids: Sequence[int]) -> "array[int]":
         return array("q", [(number + 2**63) % 2**64 - 2**63 for number in ids])
 
 
-BATCH_REQUESTS = 256
-"""Requests read together: few, for their prompts may be long."""
-_ONE = array("q", [1])
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Consecutive requests as columns."""
-
-    arrival_s: NDArray[np.float64]  # float64[requests]
-    input_tokens: Ints  # int64[requests]
-    output_tokens: Ints  # int64[requests]
-    hash_block_tokens: int  # tokens that one id stands for; 0 where no request has ids
-    request: Ints  # int64[runs]: whose the run of ids is, from 0; in the order of the prompts
-    start: Ints  # int64[runs]: its first id
-    count: Ints  # int64[runs]: its length; the run is as long as can be
-
-    @classmethod
-    def of(cls, requests: Sequence[Request]) -> Self:
-        """The columns of at least one request."""
-        start, count, lengths = array("q"), array("q"), list[int]()
-        for each in requests:
-            ids = each.prefix_hashes
-            if type(ids) is IdRuns:  # isinstance asks Sequence's registry, for every request
-                start.frombytes(ids.starts.tobytes())
-                count.frombytes(ids.counts.tobytes())
-                lengths.append(len(ids.starts))
-            else:
-                start.extend(signed(ids))
-                count.extend(_ONE * len(ids))
-                lengths.append(len(ids))
-        request = np.repeat(np.arange(len(requests)), lengths)
-        return cls(
-            np.array([each.arrival_s for each in requests], np.float64),
-            np.array([each.input_tokens for each in requests], np.int64),
-            np.array([each.output_tokens for each in requests], np.int64),
-            next((size for each in requests if (size := each.hash_block_tokens)), 0),
-            *join_runs(request, np.frombuffer(start, np.int64), np.frombuffer(count, np.int64)),
-        )
-
-    def ids_of_each(self) -> Ints:
-        """int64[requests]: ids of every prompt."""
-        counts = np.zeros(len(self.arrival_s), np.int64)
-        np.add.at(counts, self.request, self.count)
-        return counts
-
-
-def batches_of(requests: Iterable[Request]) -> Iterator[Batch]:
-    """The requests as columns, a few hundred at a time."""
-    left = iter(requests)
-    while rows := list(islice(left, BATCH_REQUESTS)):
-        yield Batch.of(rows)
-
-
 class Sessions:
     """Finds the session of every request, given in order.
 
@@ -211,20 +148,19 @@ class Sessions:
         else:
             session, before = self._count, None
             self._count += 1
-        if full := full_blocks(request):
+        if full := _full_blocks(request):
             self._last[ids[full - 1]] = session, request
         return session, before
 
 
-def full_blocks(request: Request) -> int:
-    """Blocks of the prompt that are full and have an id."""
+def _full_blocks(request: Request) -> int:
     size = request.hash_block_tokens
     return min(request.input_tokens // size, len(request.prefix_hashes)) if size else 0
 
 
 def _extends(before: Request, request: Request) -> bool:
     prompts = (as_runs(each.prefix_hashes) for each in (before, request))
-    one, other = (prompt.first(min(full_blocks(before), len(prompt))) for prompt in prompts)
+    one, other = (prompt.first(min(_full_blocks(before), len(prompt))) for prompt in prompts)
     return request.input_tokens > before.input_tokens and np.array_equal(
         one.array(), other.array()
     )

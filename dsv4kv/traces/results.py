@@ -27,7 +27,7 @@ _FULL = 0.75
 """Mean requests in flight, as a share of the peak: more means a client with a constant load."""
 
 
-class Timed(NamedTuple):
+class _Timed(NamedTuple):
     """A request that succeeded; times in seconds, None where nothing was streamed."""
 
     start_s: float
@@ -57,15 +57,12 @@ def _runs(documents: Sequence[Run]) -> Iterator[Run]:
             for each in documents
             if "warmup" not in [each["metadata"].get(phase) for phase in phases]
         ]
-        found = [row for row in map(read_aiperf, lines) if row]
+        found = [row for row in map(_read_aiperf, lines) if row]
         yield _of_requests(found, len(lines) - len(found))
         return
     for document in documents:
-        row = (
-            document | metrics
-            if isinstance(metrics := document.get("metrics"), dict)
-            else document
-        )
+        metrics = document.get("metrics")
+        row = document | metrics if isinstance(metrics, dict) else document
         if "benchmarks" in document:
             yield from map(_guidellm, document["benchmarks"])
         elif "tput_per_gpu" in row and "conc" in row:
@@ -83,16 +80,13 @@ def _runs(documents: Sequence[Run]) -> Iterator[Run]:
             yield document
 
 
-# ---- AIPerf -------------------------------------------------------------------------------------
-
-
-def read_aiperf(record: Run) -> Timed | None:
+def _read_aiperf(record: Run) -> _Timed | None:
     """A request of AIPerf's export; None if it failed or was cancelled."""
     when, metrics = record["metadata"], record["metrics"]
     if record.get("error") or not metrics.get("output_sequence_length"):
         return None
     start_ns = when.get("request_start_ns", when.get("timestamp_ns"))
-    return Timed(
+    return _Timed(
         start_ns / 1e9,
         int(metrics["input_sequence_length"]["value"]),
         int(metrics["output_sequence_length"]["value"]),
@@ -108,14 +102,11 @@ def _seconds(metric: Mapping[str, Any] | None) -> float | None:
     return float(metric["value"]) / _PER_SECOND[metric["unit"]]
 
 
-# ---- guidellm and InferenceX --------------------------------------------------------------------
-
-
 def _guidellm(benchmark: Run) -> Run:
     requests, metrics = benchmark["requests"], benchmark["metrics"]
     good = requests["successful"]
     total = benchmark.get("request_totals") or metrics["request_totals"]
-    count, failed = total["successful"], total["errored"]
+    count = total["successful"]
     config = benchmark.get("config") or benchmark.get("args") or {}
     strategy = config.get("strategy") or {}
     kind = strategy.get("type_")
@@ -127,21 +118,23 @@ def _guidellm(benchmark: Run) -> Run:
         raise tf.Defect(
             f"guidellm kept {len(good):,} of its {count:,} requests: run it without a sample"
         )
-    return _of_requests([_read_guidellm(each) for each in good], failed) | load
+    started = "start_time" if good and "start_time" in good[0] else "request_start_time"
+    rows = [
+        _Timed(
+            float(request[started]),
+            int(request["prompt_tokens"]),
+            int(request["output_tokens"]),
+            _milliseconds(request.get("time_to_first_token_ms")),
+            _milliseconds(request.get("inter_token_latency_ms")),
+            float(request["request_latency"]),
+        )
+        for request in good
+    ]
+    return _of_requests(rows, total["errored"]) | load
 
 
-def _read_guidellm(request: Run) -> Timed:
-    start_s = request["start_time"] if "start_time" in request else request["request_start_time"]
-    names = ("time_to_first_token_ms", "inter_token_latency_ms")
-    first_ms, gap_ms = (request.get(name) for name in names)
-    return Timed(
-        float(start_s),
-        int(request["prompt_tokens"]),
-        int(request["output_tokens"]),
-        None if first_ms is None else first_ms / 1e3,
-        None if gap_ms is None else gap_ms / 1e3,
-        float(request["request_latency"]),
-    )
+def _milliseconds(value: float | None) -> float | None:
+    return None if value is None else value / 1e3
 
 
 def _inferencex(row: Run) -> Run:
@@ -167,10 +160,8 @@ def _inferencex(row: Run) -> Run:
     }
 
 
-# ---- what they are written as -------------------------------------------------------------------
-
-
-def _of_requests(rows: Sequence[Timed], failed: int) -> Run:
+def _of_requests(rows: Sequence[_Timed], failed: int) -> Run:
+    """A run in the fields of ``vllm bench serve``."""
     if not rows:
         raise tf.Defect(f"none of its {failed:,} requests succeeded")
     rows = sorted(rows)
@@ -204,12 +195,9 @@ def _of_requests(rows: Sequence[Timed], failed: int) -> Run:
     return run
 
 
-# ---- as a trace ---------------------------------------------------------------------------------
-
-
 def _read_results(lines: tf.TraceLines, _: tf.ReadOptions) -> Iterator[Request]:
     offset_s = 0.0
-    for run in as_runs(list(documents_of(lines))):
+    for run in as_runs(list(tf.json_records(lines))):
         inputs, outputs = run.get("input_lens"), run.get("output_lens")
         if not inputs or not outputs:
             raise tf.Defect(
@@ -245,28 +233,10 @@ def _number(value: Any, name: str, most: int) -> float:
     return float(value)
 
 
-def documents_of(lines: tf.TraceLines) -> Iterator[Run]:
-    """The objects of a file: one on every line, all in one array, or one over many lines."""
-    first = lines.peek()
-    if tf.is_array(first):
-        yield from tf.json_array(lines)
-    elif first.strip() == "{":
-        yield tf.parse_object(lines.rest())
-    else:
-        yield from map(tf.parse_object, lines)
-
-
 RESULTS = TraceFormat(
     _read_results,
     frozenset(
-        {
-            "metrics",
-            "benchmarks",
-            "request_latency",
-            "tput_per_gpu",
-            "completed",
-            "input_lens",
-        }
+        ["metrics", "benchmarks", "request_latency", "tput_per_gpu", "completed", "input_lens"]
     ),
     "a benchmark's result with every request: AIPerf's profile_export.jsonl, guidellm's "
     "benchmarks.json, sglang.bench_serving --output-details, vllm bench serve --save-detailed",

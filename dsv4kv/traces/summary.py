@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.errors import TraceError
-from dsv4kv.traces.paths import Ints
-from dsv4kv.traces.request import BATCH_REQUESTS, Batch, Request
+from dsv4kv.traces.paths import BATCH_REQUESTS, Batch, Ints, PathTable
+from dsv4kv.traces.request import Request
 
 RUN = np.dtype(
     [("start", "i8"), ("last", "i8"), ("parent", "i8"), ("root", "?"), ("request", "i8")]
@@ -58,7 +58,12 @@ class Histories:
     def check(self, name: Callable[[int], str]) -> int:
         """Count the different ids; ``name`` says where a request is; raises ``TraceError``."""
         runs = self._sort()
-        self._find_inside(runs)
+        reach = np.maximum.accumulate(runs["last"])
+        inside = np.flatnonzero(runs["start"][1:] <= reach[:-1]) + 1
+        if len(inside):  # a run begins inside another
+            at = inside[runs["request"][inside].argmin()]
+            around = int((runs["last"] == reach[at - 1])[:at].argmax())
+            self._remember(runs[at], runs[around])
         if self._conflicts:
             *requests, number = min(self._conflicts)
             there, here = sorted(requests)
@@ -70,11 +75,8 @@ class Histories:
         return int((runs["last"] - runs["start"] + 1).sum())
 
     def _sort(self) -> Runs:
-        rows = self._longest(np.concatenate(self._parts))
-        self._parts, self._held = [rows], len(rows)
-        return rows
-
-    def _longest(self, rows: Runs) -> Runs:
+        """Keep the longest run of each first id, in order of these."""
+        rows = np.concatenate(self._parts)
         rows = rows[rows["start"].argsort(kind="stable")]
         begins = _changes(rows["start"])
         first, number = np.flatnonzero(begins), begins.cumsum() - 1
@@ -84,23 +86,26 @@ class Histories:
         if len(differs):
             at = differs[rows["request"][differs].argmin()]
             self._remember(rows[at], rows[group[at]])
-        if not len(rows):
-            return rows
-        last = rows["last"]
-        longest = np.flatnonzero(last == np.maximum.reduceat(last, first)[number])
-        return rows[longest[_changes(number[longest])]]
-
-    def _find_inside(self, runs: Runs) -> None:
-        """Remember a run that begins inside another."""
-        reach = np.maximum.accumulate(runs["last"])
-        inside = np.flatnonzero(runs["start"][1:] <= reach[:-1]) + 1
-        if len(inside):
-            at = inside[runs["request"][inside].argmin()]
-            around = int((runs["last"] == reach[at - 1])[:at].argmax())
-            self._remember(runs[at], runs[around])
+        if len(rows):
+            last = rows["last"]
+            longest = np.flatnonzero(last == np.maximum.reduceat(last, first)[number])
+            rows = rows[longest[_changes(number[longest])]]
+        self._parts, self._held = [rows], len(rows)
+        return rows
 
     def _remember(self, run: Any, other: Any) -> None:
         self._conflicts.append((int(run["request"]), int(other["request"]), int(run["start"])))
+
+
+def check_histories(table: PathTable, name: Callable[[int], str]) -> None:
+    """Refuse a table in which an id has two histories, as ``Histories.check``."""
+    request = np.repeat(np.arange(len(table)), np.diff(table.offsets))
+    before = np.concatenate([[0], table.ends[:-1]])
+    before[table.offsets[request] == np.arange(len(request))] = 0
+    columns = table.arrival_s, table.input_tokens, table.output_tokens, table.block_tokens
+    histories = Histories()
+    histories.add(0, Batch(*columns, request, table.starts, table.ends - before))
+    histories.check(name)
 
 
 def check_histories_of(

@@ -18,10 +18,11 @@ from dsv4kv.cli import record as commands
 from dsv4kv.record.folder import Recording, read_stream
 from tests.cli.shell import invoke as run
 from tests.ports import free_port
-from tests.record.frames import frames, recorded, stored
+from tests.record.frames import frames, recorded, stored, written
 from tests.record.serving import serving
 
 TOKENS = list(range(1024))
+LOGS = Path(__file__).parents[1] / "record" / "logs"
 
 
 @pytest.fixture
@@ -118,23 +119,6 @@ def test_a_sentence_about_an_address_tells_no_secret(
     assert "host" in done.output or "127.0.0.1" in done.output
 
 
-@pytest.mark.parametrize("option", ["--events", "--requests"])
-def test_a_file_that_is_an_address_is_told_without_its_secrets(
-    option: str, tmp_path: Path
-) -> None:
-    done = run("record", tmp_path / "recording", option, "me:SEC/RET@host:1")
-    assert done.exit_code in {2, 4}, done.output
-    assert "***@host:1" in done.output
-    assert "SEC/RET" not in done.output
-
-
-def test_an_address_that_zmq_does_not_take_is_told_without_its_password(tmp_path: Path) -> None:
-    url = "tcp://me:SECRET@127.0.0.1:9"
-    done = run("record", tmp_path / "recording", "--events", url, "--seconds", "9")
-    assert done.exit_code == 2, done.output
-    assert "tcp://***@127.0.0.1:9: cannot be listened to" in done.output
-
-
 @pytest.mark.parametrize("line", ["{}\n", "\n"])
 def test_a_log_that_unpacks_to_what_none_holds_is_refused(line: str, tmp_path: Path) -> None:
     log = tmp_path / "log.gz"
@@ -146,40 +130,64 @@ def test_a_log_that_unpacks_to_what_none_holds_is_refused(line: str, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "said", "makes"),
     [
-        ("--metrics http://127.0.0.1:1 --seconds 1 --every 1e308", "--every"),
-        ("--metrics http://127.0.0.1:1 --seconds 1 --every nan", "--every"),
-        ("--events tcp://127.0.0.1:1 --replay tcp://127.0.0.1:1 --ranks 100000000", "--ranks"),
-        ("--requests /dev/zero --once", "is no file"),
+        ("--metrics http://127.0.0.1:1 --seconds 1 --every 1e308", "--every", False),
+        ("--metrics http://127.0.0.1:1 --seconds 1 --every nan", "--every", False),
+        ("--events tcp://127.0.0.1:1 --ranks 100000000", "--ranks", False),
+        ("--requests /dev/zero --once", "is no file", False),
+        ("--requests absent.log --once", "there is no such log", False),
+        ("--events absent.bin", "is not the address of a publisher", False),
+        ("--requests me:SECRET@host:1", "***@host:1", False),
+        ("--events me:SECRET@host:1", "***@host:1", False),
+        ("--events tcp://me:SECRET@127.0.0.1:9", "tcp://***@127.0.0.1:9: cannot be", True),
+        ("--proxy {taken}=http://127.0.0.1:1", "take another port", True),
     ],
-)
-def test_what_no_source_can_be_is_a_sentence(words: str, said: str, tmp_path: Path) -> None:
-    done = run("record", tmp_path / "recording", *words.split())
+)  # fmt: skip
+def test_what_no_source_can_be_is_a_sentence_without_secrets_and_makes_no_folder(
+    words: str, said: str, makes: bool, tmp_path: Path
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run("record", tmp_path / "server", *words.format(taken=port).split())
     assert done.exit_code == 2, done.output
-    assert said in done.stderr
+    assert said in " ".join(done.stderr.split())
+    assert "SECRET" not in done.output
+    assert (tmp_path / "server").exists() == makes
+
+
+@pytest.mark.parametrize("package", ["zmq", "msgspec"])
+def test_without_the_extra_a_sentence_says_how_to_install_it(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    done = run("record", tmp_path / "recording", "--events", "tcp://127.0.0.1:5557")
+    assert done.exit_code == 2
+    assert "pip install 'dsv4kv[record]'" in done.output
+
+
+def test_a_recording_that_is_no_trace_says_what_to_give(asked: Path, tmp_path: Path) -> None:
+    written(tmp_path / "empty", "events")
+    run("record", asked, "--requests", LOGS / "lmcache.jsonl", "--once")
+    for folder, said in (
+        (tmp_path / "empty", "no request was recorded"),
+        (asked, "ids of 64 and 256 tokens"),
+    ):
+        done = run("trace", "convert", folder, tmp_path / "out")
+        assert done.exit_code == 4
+        assert said in done.output
 
 
 def test_a_recording_becomes_a_trace_in_order_of_arrival(asked: Path, tmp_path: Path) -> None:
     done = run("trace", "convert", asked, tmp_path / "trace.jsonl")
     assert done.exit_code == 0, done.output
     assert "by the server 128 of 350 prompt tokens were cached (36.57%), of 2 of 3" in done.output
-    assert lines(tmp_path / "trace.jsonl")[:2] == [
-        {
-            "arrival_s": 0.0,
-            "input_tokens": 150,
-            "output_tokens": 5,
-            "prefix_hashes": [1, 2],
-            "hash_block_tokens": 64,
-        },
-        {
-            "arrival_s": 2.5,
-            "input_tokens": 200,
-            "output_tokens": 7,
-            "prefix_hashes": [1, 2, 4],
-            "hash_block_tokens": 64,
-        },
-    ]
+    names = "arrival_s", "input_tokens", "output_tokens", "prefix_hashes", "hash_block_tokens"
+    rows = [(0.0, 150, 5, [1, 2], 64), (2.5, 200, 7, [1, 2, 4], 64)]
+    expected = [dict(zip(names, row, strict=True)) for row in rows]
+    assert lines(tmp_path / "trace.jsonl")[:2] == expected
 
 
 def test_ids_of_512_tokens_are_of_all_before_and_a_rest_is_shared_with_nothing(
@@ -223,17 +231,6 @@ def test_the_mark_stays_when_the_trace_is_converted(stored_only: Path, tmp_path:
     run("trace", "convert", stored_only, tmp_path / "one.jsonl")
     run("trace", "convert", tmp_path / "one.jsonl", tmp_path / "two.jsonl")
     assert all(line["stores_only"] for line in lines(tmp_path / "two.jsonl"))
-
-
-def test_an_empty_recording_says_what_to_give(tmp_path: Path) -> None:
-    with Recording(tmp_path / "recording"):
-        pass
-    done = run("trace", "convert", tmp_path / "recording", tmp_path / "out")
-    assert done.exit_code == 4
-    assert "no request was recorded" in done.output
-
-
-LOGS = Path(__file__).parents[1] / "record" / "logs"
 
 
 def test_a_log_of_requests_becomes_a_trace(tmp_path: Path) -> None:
@@ -284,13 +281,6 @@ def test_a_recording_of_stores_alone_has_no_hit_rate(stored_only: Path) -> None:
     document = json.loads(run("trace", "info", stored_only, "--json").output)
     assert (document["format"], document["stores_only"]) == ("recording", True)
     assert "hit_share" not in document
-
-
-def test_ids_of_two_sizes_are_no_trace(asked: Path, tmp_path: Path) -> None:
-    run("record", asked, "--requests", LOGS / "lmcache.jsonl", "--once")
-    done = run("trace", "convert", asked, tmp_path / "trace.jsonl")
-    assert done.exit_code == 4
-    assert "ids of 64 and 256 tokens" in done.output
 
 
 def test_prompts_known_by_their_text_are_told_so_and_tokens_are_better(
@@ -390,38 +380,6 @@ def test_a_proxy_that_others_reach_says_what_that_means(tmp_path: Path) -> None:
     done = run(*words, "0.0.0.0:0=http://127.0.0.1:8000")
     assert "anyone who reaches it uses the server behind it" in done.output
     assert "whoever" not in run(*words, "0=http://127.0.0.1:8000").output
-
-
-def test_a_source_that_fails_ends_the_recording_with_its_sentence(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        done = run("record", tmp_path / "recording", "--proxy", f"{port}=http://127.0.0.1:1")
-    assert done.exit_code == 2
-    assert "take another port" in done.output
-
-
-@pytest.mark.parametrize(
-    ("package", "option", "value"),
-    [("zmq", "--events", "tcp://127.0.0.1:5557"), ("msgspec", "--events", "tcp://127.0.0.1:5557")],
-)
-def test_without_the_extra_a_sentence_says_how_to_install_it(
-    package: str, option: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    done = run("record", tmp_path / "recording", option, value)
-    assert done.exit_code == 2
-    assert "pip install 'dsv4kv[record]'" in done.output
-
-
-@pytest.mark.parametrize("source", [("--requests", "absent.log"), ("--events", "absent.bin")])
-def test_a_recording_that_is_refused_makes_no_folder(
-    source: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run("record", "server", *source, "--once").exit_code != 0
-    assert not Path("server").exists()
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SystemExit(1)])

@@ -9,7 +9,7 @@ from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import trace as command
-from dsv4kv.traces.collect import load_paths
+from dsv4kv.traces import load_paths
 from dsv4kv.traces.paths import find_reuse
 
 

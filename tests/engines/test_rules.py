@@ -11,8 +11,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.presets import load_model
 from dsv4kv.replay.rules import Outcome, Pool, rule_of, run_rule
-from dsv4kv.traces.collect import collect_paths
-from dsv4kv.traces.paths import PathTable, find_reuse
+from dsv4kv.traces.paths import PathTable, collect_paths, find_reuse
 from dsv4kv.traces.request import Request
 from tests.replay.texts import conversation, needs_conversation, to_table
 

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from dsv4kv.record import Veil
 from dsv4kv.record.events import Publisher, Sequence
-from dsv4kv.record.folder import Record, Recording, read_stream
-from dsv4kv.record.veil import Veil
+from dsv4kv.record.folder import Record, Recording, read_stream, segments
 
 PUBLISHED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "kv_events"
 SAMPLES = (
@@ -59,3 +59,11 @@ def recorded(folder: Path, messages: list[Frames], **options: Any) -> list[Recor
             publisher.write(sequence.take(message))
         publisher.write(sequence.give_up(at_once=True))
     return list(read_stream(folder, "events"))
+
+
+def written(folder: Path, stream: str, *rows: Record, **options: Any) -> Path:
+    """Record some rows; returns the last file of their stream."""
+    with Recording(folder, **options) as recording:
+        for row in rows:
+            recording.write(stream, row)
+    return segments(folder, stream)[-1]

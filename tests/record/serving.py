@@ -11,9 +11,9 @@ from typing import Any
 
 from aiohttp import web
 
+from dsv4kv.record import Veil
 from dsv4kv.record.folder import Record, Recording
 from dsv4kv.record.proxy import Proxy, parse_address
-from dsv4kv.record.veil import Veil
 from tests.record.sockets import wait_until
 
 PIECES = 4
@@ -80,10 +80,6 @@ class Server:
         document = {"id": "chatcmpl", "text": "a" * 10**6, "usage": usage(300, cached_tokens=256)}
         packed = gzip.compress(json.dumps(document).encode(), mtime=0)
         return web.Response(body=packed, headers={"Content-Encoding": body["coding"]})
-
-    async def _odd(self, request: web.Request, body: Record) -> web.StreamResponse:
-        told = usage(300) | {"prompt_tokens_details": [256], "cached_tokens": 64}
-        return web.json_response({"id": "chatcmpl", "choices": [], "usage": told})
 
     async def _stream(self, request: web.Request, body: Record) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

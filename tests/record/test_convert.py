@@ -6,10 +6,17 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import TraceError
-from dsv4kv.record.convert import describe, read_recording
+from dsv4kv.record.convert import count_requests, describe, read_recording
 from dsv4kv.record.folder import Record, Recording
-from dsv4kv.record.requests import count_requests
 from dsv4kv.record.server import Live
+
+
+def counted(rows: list[Record]) -> tuple[int, int]:
+    """How many requests the status line and a watched recording have of rows."""
+    live = Live()
+    for row in rows:
+        live.hear("requests", row)
+    return live.requests, count_requests(rows)
 
 
 def recorded(folder: Path, rows: list[Record]) -> Path:
@@ -52,17 +59,6 @@ def test_sessions_are_numbered_and_answers_have_their_times(tmp_path: Path) -> N
     assert [request.answer_s for request in found] == [0.25, 1.5, None, None]
 
 
-def test_a_part_is_counted_as_the_whole_is(tmp_path: Path) -> None:
-    rows: list[Record] = [
-        {"arrival_s": 10.0 + n, "input_tokens": 5, "session": n} for n in range(4)
-    ]
-    whole = read_recording(recorded(tmp_path / "server", rows)).requests
-    assert list(whole[1:3]) == list(whole)[1:3]
-    assert [request.session for request in whole[2:]] == [2, 3]
-    assert whole[2:][0].arrival_s == 2.0
-    assert list(whole[4:]) == []
-
-
 ASKED: Record = {"source": "proxy:0", "arrival_s": 1.0, "status": 200, "end": "done"}
 
 
@@ -72,27 +68,20 @@ def test_requests_of_unknown_length_are_left_out_and_that_is_told(tmp_path: Path
     rows, live = [ASKED | {"input_tokens": 300}, ASKED, cut, *failed], Live()
     for row in rows:
         live.hear("requests", row)
-    read = read_recording(recorded(tmp_path, rows))
+    read = read_recording(recorded(tmp_path / "server", rows))
     assert (len(read.requests), read.unsized, live.without_usage) == (1, 2, 2)
-    assert "2 requests skipped: their length is not known: answers had no usage" in "; ".join(
-        describe(read)
-    )
-
-
-def test_where_no_length_is_known_the_sentence_says_why(tmp_path: Path) -> None:
+    said = "; ".join(describe(read))
+    assert "2 requests skipped: their length is not known: answers had no usage" in said
     with pytest.raises(TraceError, match="2 requests recorded, and of none is the length known"):
-        read_recording(recorded(tmp_path, [ASKED, ASKED]))
+        read_recording(recorded(tmp_path / "other", [ASKED, ASKED]))
 
 
 def test_every_exchange_is_a_request_whatever_its_answers_id(tmp_path: Path) -> None:
     rows = [ASKED | {"arrival_s": float(n), "input_tokens": 64 + n, "id": 7} for n in range(240)]
     log: Record = {"source": "requests:0:1", "id": 7, "arrival_s": 500.0, "input_tokens": 64}
-    live = Live()
-    for row in [*rows, log]:
-        live.hear("requests", row)
     read = read_recording(recorded(tmp_path, [*rows, log]))
     assert [each.input_tokens for each in read.requests] == [*range(64, 304), 64]
-    assert (live.requests, count_requests([log, *rows])) == (241, 241)  # the log's came by itself
+    assert counted([*rows, log]) == counted([log, *rows]) == (241, 241)  # the log's by itself
 
 
 def test_an_id_that_a_client_repeats_is_of_a_request_each_time(tmp_path: Path) -> None:
@@ -107,13 +96,10 @@ def test_an_id_that_a_client_repeats_is_of_a_request_each_time(tmp_path: Path) -
         [*begun, *ended],
         [row for pair in zip(begun, ended, strict=True) for row in pair],
     ):
-        live = Live()
-        for row in rows:
-            live.hear("requests", row)
         read = read_recording(recorded(tmp_path / str(len(list(tmp_path.iterdir()))), rows))
         assert [each.output_tokens for each in read.requests] == [*range(20)]
         assert [each.input_tokens for each in read.requests] == [64 + n for n in range(20)]
-        assert (live.requests, count_requests(rows)) == (20, 20)
+        assert counted(rows) == (20, 20)
 
 
 A: Record = {"source": "requests:0:a", "id": 7}
@@ -150,12 +136,9 @@ B: Record = {"source": "requests:0:b", "id": 7}
 def test_rows_of_one_id_are_of_one_request_where_they_agree(
     rows: list[Record], lengths: list[int], tmp_path: Path
 ) -> None:
-    live = Live()
-    for row in rows:
-        live.hear("requests", row)
     read = read_recording(recorded(tmp_path, rows))
     assert [each.input_tokens for each in read.requests] == lengths
-    assert (live.requests, count_requests(rows)) == (len(lengths), len(lengths))
+    assert counted(rows) == (len(lengths), len(lengths))
 
 
 def test_a_log_of_another_time_zone_whose_end_has_the_epoch_tells_how_long_it_took(
@@ -173,10 +156,8 @@ def test_what_a_log_says_of_an_exchange_is_of_that_request(first: str, tmp_path:
     log |= {"ids": [5], "input_tokens": 64}
     exchange = ASKED | {"id": 7, "input_tokens": 64, "ids": [9], "ids_of": "text"}
     rows = [log, exchange] if first == "log" else [exchange, log]
-    live = Live()
-    for row in rows:
-        live.hear("requests", row)
     read = read_recording(recorded(tmp_path, rows))
     (request,) = read.requests
-    assert (request.prefix_hashes, read.ids_of, read.cached_tokens) == ((5,), ["tokens"], [32])
-    assert (live.requests, count_requests(rows)) == (1, 1)
+    assert (list(request.prefix_hashes), read.ids_of) == ([5], ["tokens"])
+    assert read.cached_tokens == [32]
+    assert counted(rows) == (1, 1)

@@ -8,10 +8,9 @@ from time import monotonic
 
 import pytest
 
-from dsv4kv.record import events
+from dsv4kv.record import Veil, events
 from dsv4kv.record.events import Publisher, Socket, ranks_of
 from dsv4kv.record.folder import Record, Recording, read_stream
-from dsv4kv.record.veil import Veil
 from tests.record import frames as fr
 from tests.record import sockets
 from tests.record.sockets import PATIENCE_S, publishing, wait_until
@@ -81,14 +80,6 @@ def test_a_socket_gives_every_message_also_what_was_lost(
     filed = [plain(record) for record in fr.recorded(with_salt(tmp_path / "filed"), messages)]
     assert heard == filed
     assert [plain(record) for record in read_stream(folder, "events")] == filed
-
-
-def test_what_was_sent_before_anybody_listened_is_asked_for(tmp_path: Path) -> None:
-    with publishing() as server:
-        for number in range(3):
-            server.send(fr.frames(number, fr.CLEARED), lose=True)
-        with listening(tmp_path / "recording", server) as heard:
-            wait_until(lambda: numbers(heard) == [0, 1, 2])
 
 
 def test_a_socket_that_sends_the_same_without_end_keeps_nothing_new_away(tmp_path: Path) -> None:
@@ -161,13 +152,6 @@ def test_what_tells_blocks_of_equal_tokens_apart_does_so_here(
     (record,) = fr.recorded(tmp_path / "recording", [fr.frames(0, *events)])
     plain_ids, others = (event["ids"] for event in record["events"])
     assert plain_ids[:2] != others[:2]
-
-
-def test_a_block_and_its_removal_have_one_number(tmp_path: Path) -> None:
-    message = fr.frames(0, fr.stored([-1], None, TOKENS[:16], 16), fr.removed(2**64 - 1))
-    (record,) = fr.recorded(tmp_path / "recording", [message])
-    kept, gone = record["events"]
-    assert kept["stored"] == gone["removed"]
 
 
 def test_of_blocks_so_small_that_counting_would_tell_no_content_is_written(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from dsv4kv.record import folder as under_test
 from dsv4kv.record.convert import describe, read_recording
 from dsv4kv.record.folder import (
     STREAMS,
+    Record,
     Recording,
     is_recording,
     parse_record,
@@ -28,6 +29,7 @@ from dsv4kv.record.folder import (
     segments,
 )
 from dsv4kv.record.server import Follower, Live
+from tests.record.frames import written
 
 KILLS = int(os.environ.get("DSV4KV_KILLS", "3"))
 
@@ -44,6 +46,10 @@ with Recording(Path(sys.argv[1]), rotate_bytes=4096) as recording:
         recording.sync()
         print(number, flush=True)
 """
+
+
+def event(number: int) -> Record:
+    return {"source": "one", "place": number}
 
 
 def numbers(folder: Path) -> list[int]:
@@ -71,10 +77,7 @@ def test_a_kill_loses_nothing_that_was_synced_and_leaves_a_gap(tmp_path: Path) -
 
 def test_whatever_is_left_of_the_last_line_the_others_are_kept(tmp_path: Path) -> None:
     folder = tmp_path / "recording"
-    with Recording(folder) as recording:
-        for number in (1, 2, 3):
-            recording.write("events", {"source": "one", "place": number})
-    (path,) = segments(folder, "events")
+    path = written(folder, "events", *map(event, (1, 2, 3)))
     whole = path.read_bytes()
     begin = whole.rstrip(b"\n").rindex(b"\n") + 1
     for end in range(begin, len(whole), 5):
@@ -85,25 +88,18 @@ def test_whatever_is_left_of_the_last_line_the_others_are_kept(tmp_path: Path) -
         assert path.read_bytes() == whole[:begin]
 
 
-def test_a_long_torn_line_is_cut_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("torn", "kept"), [(b'{"at":1', [1]), (b'{"at":' + b"1" * 100, [1]), (None, [])]
+)
+def test_a_torn_line_of_any_length_is_cut_also_where_it_is_the_only_one(
+    torn: bytes | None, kept: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(under_test, "_CUT_BYTES", 16)
-    with Recording(tmp_path / "recording") as recording:
-        recording.write("events", {"source": "one", "place": 1})
-    (path,) = segments(tmp_path / "recording", "events")
-    with path.open("ab") as file:
-        file.write(b'{"at":' + b"1" * 100)
-    with Recording(tmp_path / "recording"):
-        assert numbers(tmp_path / "recording") == [1]
-
-
-def test_a_file_with_one_torn_line_begins_anew(tmp_path: Path) -> None:
-    with Recording(tmp_path / "recording"):
-        pass
-    (path,) = segments(tmp_path / "recording", "events")
-    path.write_bytes(b'{"at":1')
-    with Recording(tmp_path / "recording") as recording:
-        recording.write("events", {"source": "one", "place": 1})
-    assert numbers(tmp_path / "recording") == [1]
+    folder = tmp_path / "recording"
+    path = written(folder, "events", event(1))
+    path.write_bytes(path.read_bytes() + torn if torn else b'{"at":1')
+    written(folder, "events", event(2))
+    assert numbers(folder) == [*kept, 2]
 
 
 def test_a_recording_goes_on_where_each_source_stopped_also_in_an_older_file(
@@ -134,13 +130,13 @@ def test_a_source_does_not_wait_for_a_disk_that_writes_slowly(
 
     def source() -> None:
         for number in range(1, 1000):
-            recording.write("events", {"source": "one", "place": number})
+            recording.write("events", event(number))
         written.set()
 
     folder = tmp_path / "recording"
     with Recording(folder) as recording:
         monkeypatch.setattr(os, "write", slow)
-        recording.write("events", {"source": "one", "place": 0})
+        recording.write("events", event(0))
         syncing = threading.Thread(target=recording.sync)
         syncing.start()
         assert writes.wait(30)
@@ -156,79 +152,53 @@ def test_who_does_not_wait_loses_rows_that_have_no_room(
 ) -> None:
     monkeypatch.setattr(under_test, "_WAITING_BYTES", 100)
     with Recording(tmp_path / "recording") as recording:
-        rows = [{"source": "one", "place": number} for number in range(30)]
+        rows = [event(number) for number in range(30)]
         kept = [recording.write("events", row, waits=False) for row in rows]
-        assert recording.write("events", {"source": "one", "place": 30})
+        assert recording.write("events", event(30))
     few = sum(kept)
     assert kept == [True] * few + [False] * (30 - few)
     assert numbers(tmp_path / "recording") == [*range(few), 30]
 
 
 @pytest.mark.parametrize("ends", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("at", ["write", "fsync"])
+@pytest.mark.parametrize("at", ["write", "fsync", "next file"])
 def test_no_line_follows_one_that_was_written_in_part(
     at: str, ends: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, fsync = os.write, os.fsync
+    write, folder = os.write, tmp_path / "recording"
 
     def write_half(descriptor: int, lines: bytes) -> int:
-        write(descriptor, lines[: len(lines) // 2])
+        if at == "next file" and b'"where"' not in lines:
+            return write(descriptor, lines)
+        write(descriptor, lines[: 0 if at == "next file" else len(lines) // 2])
         raise ends
 
     def fail(descriptor: int) -> None:
         raise ends
 
-    folder = tmp_path / "recording"
-    with Recording(folder) as recording:
-        recording.write("events", {"source": "one", "place": 0})
-        recording.sync()
-        recording.write("events", {"source": "one", "place": 1})
-        monkeypatch.setattr(os, at, write_half if at == "write" else fail)
-        with pytest.raises((TraceError, KeyboardInterrupt)):
-            recording.sync()
-        monkeypatch.setattr(os, "write", write)
-        monkeypatch.setattr(os, "fsync", fsync)
-        with suppress(TraceError):
-            recording.write("events", {"source": "one", "place": 2})
-    kept = [0] if isinstance(ends, OSError) else [0, 1, 2]
-    assert numbers(folder) == kept
-    with Recording(folder) as recording:
-        recording.write("events", {"source": "one", "place": 3})
-    assert numbers(folder) == [*kept, 3]
-
-
-@pytest.mark.parametrize("ends", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_a_stream_that_cannot_begin_its_next_file_leaves_that_empty(
-    ends: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write, folder = os.write, tmp_path / "recording"
-
-    def fail(descriptor: int, lines: bytes) -> int:
-        if b'"where"' in lines:
-            raise ends
-        return write(descriptor, lines)
-
     with Recording(folder, rotate_bytes=200) as recording:
-        for number in range(10):
-            recording.write("events", {"source": "one", "place": number})
-        monkeypatch.setattr(os, "write", fail)
-        with pytest.raises((TraceError, KeyboardInterrupt)):
-            recording.sync()
-        assert [path.stat().st_size for path in segments(folder, "events")][1:] == [0]
-        monkeypatch.setattr(os, "write", write)
+        recording.write("events", event(0))
+        recording.sync()
+        for number in range(1, 10):
+            recording.write("events", event(number))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, *(("fsync", fail) if at == "fsync" else ("write", write_half)))
+            with pytest.raises((TraceError, KeyboardInterrupt)):
+                recording.sync()
+        sizes = [path.stat().st_size for path in segments(folder, "events")]
+        assert sizes[1:] == ([0] if at == "next file" else [])
         with suppress(TraceError):
-            recording.write("events", {"source": "one", "place": 10})
-    kept = [*range(10 if isinstance(ends, OSError) else 11)]
+            recording.write("events", event(10))
+    failed = isinstance(ends, OSError)
+    kept = [*range(11 if not failed else 10 if at == "next file" else 1)]
     assert numbers(folder) == kept
-    with Recording(folder) as recording:
-        recording.write("events", {"source": "one", "place": 11})
+    written(folder, "events", event(11))
     assert numbers(folder) == [*kept, 11]
 
 
 def test_a_file_that_was_begun_and_not_written_hides_and_forgets_no_place(tmp_path: Path) -> None:
     folder = tmp_path / "recording"
-    with Recording(folder) as recording:
-        recording.write("events", {"source": "one", "place": 1})
+    written(folder, "events", event(1))
     (folder / "events.000001.jsonl").touch()
     with Recording(folder) as recording:
         assert recording.place("events", "one") == 1
@@ -274,8 +244,7 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
 
 def test_only_its_owner_may_read_a_recording(tmp_path: Path) -> None:
     folder = tmp_path / "recording"
-    with Recording(folder):
-        pass
+    written(folder, "events")
     assert folder.stat().st_mode & 0o077 == 0
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
 
@@ -288,9 +257,9 @@ def test_a_full_disk_is_said_and_what_was_written_is_kept(
 
     folder = tmp_path / "recording"
     with Recording(folder) as recording:
-        recording.write("events", {"source": "one", "place": 1})
+        recording.write("events", event(1))
         recording.sync()
-        recording.write("events", {"source": "one", "place": 2})
+        recording.write("events", event(2))
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(TraceError, match=r"No space left on device.*is kept"):
             recording.sync()
@@ -314,10 +283,7 @@ def test_a_recording_whose_files_are_deleted_is_none(tmp_path: Path) -> None:
 
 def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "recording"
-    with Recording(folder) as recording:
-        for number in (1, 2):
-            recording.write("events", {"source": "one", "place": number})
-    (path,) = segments(folder, "events")
+    path = written(folder, "events", event(1), event(2))
     path.write_text("{oh\n" + path.read_text())
     with pytest.raises(TraceError, match=r"events.000000.jsonl:1: this line is damaged"):
         numbers(folder)
@@ -364,8 +330,7 @@ def test_a_row_that_no_source_writes_is_damaged(
     stream: str, odd: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = tmp_path / "recording"
-    with Recording(folder):
-        pass
+    written(folder, "events")
     row = {"at": 1.0, "source": "one"} | odd
     (path,) = segments(folder, stream)
     path.write_text(json.dumps(row) + "\n")
@@ -381,8 +346,7 @@ def test_a_place_without_its_source_is_damaged() -> None:
 
 def test_a_file_of_no_number_is_none_and_a_link_is_not_written_to(tmp_path: Path) -> None:
     folder, other = tmp_path / "recording", tmp_path / "other"
-    with Recording(folder):
-        pass
+    written(folder, "events")
     (folder / "events.1e5.jsonl").write_text("{}\n")
     assert list(read_stream(folder, "events")) == []
     other.write_text("whole\nwithout an end")
@@ -396,8 +360,7 @@ def test_a_file_of_no_number_is_none_and_a_link_is_not_written_to(tmp_path: Path
 @pytest.mark.parametrize("name", ["salt", *(f"{stream}.000000.jsonl" for stream in STREAMS)])
 def test_a_pipe_in_a_recording_is_refused_without_waiting(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "recording"
-    with Recording(folder) as recording:
-        recording.write("requests", {"source": "proxy:0", "arrival_s": 1.0, "input_tokens": 9})
+    written(folder, "requests", {"source": "proxy:0", "arrival_s": 1.0, "input_tokens": 9})
     (folder / name).unlink()
     os.mkfifo(folder / name)
     with pytest.raises(TraceError), Recording(folder):
@@ -408,17 +371,14 @@ def test_a_pipe_in_a_recording_is_refused_without_waiting(name: str, tmp_path: P
 
 
 def test_a_prompt_without_ids_gets_no_more_of_them_than_fit(tmp_path: Path) -> None:
-    with Recording(tmp_path / "recording") as recording:
-        for row in ({"input_tokens": 2**24}, {"input_tokens": 1, "ids": [1], "grain": 1}):
-            recording.write("requests", {"arrival_s": 1.0} | row)
+    rows = {"input_tokens": 2**24}, {"input_tokens": 1, "ids": [1], "grain": 1}
+    written(tmp_path / "recording", "requests", *({"arrival_s": 1.0} | row for row in rows))
     with pytest.raises(TraceError, match=r"16,777,216 tokens has no ids"):
         read_recording(tmp_path / "recording")
 
 
 def test_a_tail_of_zeros_is_not_read_to_its_end(tmp_path: Path) -> None:
-    with Recording(tmp_path / "recording") as recording:
-        recording.write("requests", {"arrival_s": 1.0, "input_tokens": 9})
-    (path,) = segments(tmp_path / "recording", "requests")
+    path = written(tmp_path / "recording", "requests", {"arrival_s": 1.0, "input_tokens": 9})
     os.truncate(path, 2**40)
     assert [name for name, _ in Follower(tmp_path / "recording").read()].count("requests") == 1
     with pytest.raises(TraceError, match=r"\.jsonl:2: this line is damaged"):
@@ -428,9 +388,8 @@ def test_a_tail_of_zeros_is_not_read_to_its_end(tmp_path: Path) -> None:
 
 
 def test_ids_of_no_size_and_hits_beyond_a_prompt_are_not_known(tmp_path: Path) -> None:
-    with Recording(tmp_path / "recording") as recording:
-        row = {"arrival_s": 1.0, "input_tokens": 9, "cached_tokens": 10, "ids": [1]}
-        recording.write("requests", row)
+    row = {"arrival_s": 1.0, "input_tokens": 9, "cached_tokens": 10, "ids": [1]}
+    written(tmp_path / "recording", "requests", row)
     found = read_recording(tmp_path / "recording")
     assert found.cached_tokens == [None]
     assert "more hits than tokens for 1 prompt" in describe(found)[1]

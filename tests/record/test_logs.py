@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsv4kv.record import Veil
 from dsv4kv.record.folder import Record
 from dsv4kv.record.logs import LOGS, read_line
-from dsv4kv.record.veil import Veil
 
 LINES = {path.stem: path for path in (Path(__file__).parent / "logs").iterdir()}
 VEIL = Veil(b"s" * 32)
@@ -37,41 +37,48 @@ def test_every_format_has_lines_here() -> None:
     assert set(LINES) == set(LOGS)
 
 
-def test_sglang_tells_everything_at_level_3() -> None:
-    received, finished, *_ = rows("sglang")
-    assert received["id"] == finished["id"]
-    assert received["session"] == finished["session"] == VEIL.name("sess")
-    assert received["ids"] == finished["ids"] == VEIL.prompt(range(1, 200))
-    assert facts(finished, "input_tokens", "output_tokens", "cached_tokens") == [199, 2, 128]
-    assert finished["cached_by"] == {"device": 64, "host": 64}
+ALL, SESSION = VEIL.prompt(range(1, 200)), VEIL.name("sess")
+LEVEL_3 = {"input_tokens": 199, "output_tokens": 2, "cached_tokens": 128, "ids": ALL}
+AT = 1_795_391_347.25
+READ: list[tuple[str, int, Record]] = [
+    ("sglang", 0, {"session": SESSION, "ids": ALL}),
+    ("sglang", 1, LEVEL_3 | {"session": SESSION, "cached_by": {"device": 64, "host": 64}}),
+    ("sglang", 3, {"ids": None, "input_tokens": 199, "cached_tokens": 128}),  # below level 3
+    ("sglang", 5, {"ids": None, "input_tokens": 3000, "cached_tokens": 128}),
+    ("sglang-metrics", 0, LEVEL_3 | {"arrival_s": AT, "first_s": AT + 0.125, "last_s": AT + 0.5}),
+    ("vllm", 0, {"ids": VEIL.prompt(range(1, 151)), "input_tokens": 150, "output_tokens": None}),
+    ("vllm", 1, {"output_tokens": 3}),
+    ("vllm", 2, {"input_tokens": 70}),  # not those that a prompt quotes
+    ("vllm", 3, {"output_tokens": 2}),  # of pieces that were streamed none counts
+    ("dynamo", 0, {"input_tokens": 150, "output_tokens": 20, "cached_tokens": 0, "grain": 64,
+                   "arrival_s": AT + 3.0, "last_s": AT + 3.9}),
+    ("lmcache", 0, {"input_tokens": 700, "grain": 256, "arrival_s": AT + 3.25}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "number", "told"), READ)
+def test_a_line_tells_lengths_hits_times_and_ids(name: str, number: int, told: Record) -> None:
+    row = rows(name)[number]
+    found = {field: row.get(field) for field in told}
+    assert found == {
+        field: pytest.approx(value) if field.endswith("_s") else value
+        for field, value in told.items()
+    }
+
+
+def test_lines_of_a_request_have_its_id_and_blocks_are_named_by_what_came_before() -> None:
+    for name in ("sglang", "vllm"):
+        asked, answered, *_ = rows(name)
+        assert asked["id"] == answered["id"]
+    _, finished, *_ = rows("sglang")
     assert finished["last_s"] - finished["arrival_s"] == pytest.approx(0.5)
-
-
-def test_sglang_below_level_3_has_no_ids_and_still_tells_lengths() -> None:
-    _, _, _, nothing, _, cut = rows("sglang")
-    assert facts(nothing, "ids", "input_tokens", "cached_tokens") == [None, 199, 128]
-    assert facts(cut, "ids", "input_tokens", "cached_tokens") == [None, 3000, 128]
-
-
-def test_sglangs_files_of_metrics_tell_when_a_request_came() -> None:
-    (row,) = rows("sglang-metrics")
-    assert facts(row, "arrival_s", "first_s", "last_s") == [
-        1795391347.25,
-        1795391347.375,
-        1795391347.75,
-    ]
-    assert facts(row, "input_tokens", "output_tokens", "cached_tokens") == [199, 2, 128]
-    assert row["ids"] == VEIL.prompt(range(1, 200))
-
-
-def test_vllms_debug_log_tells_tokens_and_not_those_that_a_prompt_quotes() -> None:
-    asked, answered, other, other_answered = rows("vllm")
-    assert asked["id"] == answered["id"]
-    assert asked["ids"] == VEIL.prompt(range(1, 151))
-    assert facts(asked, "input_tokens", "output_tokens") == [150, None]
-    assert answered["output_tokens"] == 3
-    assert other["input_tokens"] == 70
-    assert other_answered["output_tokens"] == 2  # of pieces that were streamed none counts
+    first, second, wrapped = rows("dynamo")
+    assert len(first["ids"]) == 2  # of full blocks
+    assert first["ids"][0] == wrapped["ids"][0]
+    assert first["session"] == second["session"]
+    for one, other in ((first, second), rows("lmcache")):
+        assert one["ids"][0] == other["ids"][0]
+        assert one["ids"][1] != other["ids"][1]
 
 
 @pytest.mark.parametrize(
@@ -144,24 +151,6 @@ def test_a_line_of_vllm_is_of_the_year_that_ends_tomorrow(
     assert row["arrival_s"] == datetime.fromisoformat(f"{year}-{written}").timestamp()
 
 
-def test_dynamo_names_blocks_by_what_came_before() -> None:
-    first, second, wrapped = rows("dynamo")
-    assert facts(first, "input_tokens", "output_tokens", "cached_tokens") == [150, 20, 0]
-    assert facts(first, "arrival_s", "last_s") == [1795391350.25, 1795391351.15]
-    assert len(first["ids"]) == 2  # of full blocks
-    assert second["ids"][0] == first["ids"][0] == wrapped["ids"][0]
-    assert second["ids"][1] != first["ids"][1]
-    assert first["grain"] == 64
-    assert first["session"] == second["session"]
-
-
-def test_lmcache_names_chunks() -> None:
-    first, second = rows("lmcache")
-    assert facts(first, "input_tokens", "grain", "arrival_s") == [700, 256, 1795391350.5]
-    assert first["ids"][0] == second["ids"][0]
-    assert first["ids"][1] != second["ids"][1]
-
-
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [
@@ -207,7 +196,7 @@ def test_a_line_that_was_damaged_is_a_row_or_none(name: str, data: st.DataObject
 
 @pytest.mark.parametrize("name", LOGS)
 def test_a_line_that_only_speaks_of_a_format_has_no_request(name: str) -> None:
-    said = {"message": f"a client asked: what is {LOGS[name].mark}v1?"}
+    said = {"message": f"a client asked: what is {LOGS[name][0]}v1?"}
     for text in (json.dumps(said), json.dumps([said]), json.dumps({"a": said}), said["message"]):
         assert read_line(text, VEIL) is None
 
@@ -223,7 +212,7 @@ def test_a_token_of_more_than_63_bits_loses_no_row() -> None:
 def test_a_prompt_that_quotes_a_log_again_and_again_is_read_in_no_time(begin: str) -> None:
     program = (
         "from dsv4kv.record.logs import read_line\n"
-        "from dsv4kv.record.veil import Veil\n"
+        "from dsv4kv.record import Veil\n"
         f"assert read_line({begin!r} * 200_000 + 'prompt_token_ids: None', Veil(b's')) is None"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)  # else hours

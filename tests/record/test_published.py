@@ -12,16 +12,16 @@ from typer.testing import CliRunner
 from dsv4kv.cli import app
 from dsv4kv.engines.names import find_rule
 from dsv4kv.model.presets import load_model
+from dsv4kv.record import Veil
 from dsv4kv.record.convert import find_stores, read_recording
 from dsv4kv.record.events import Publisher, Sequence
 from dsv4kv.record.folder import Recording, read_stream
 from dsv4kv.record.logs import RequestLog
 from dsv4kv.record.server import read_server
-from dsv4kv.record.veil import Veil
 from dsv4kv.replay.against import spans_of
 from dsv4kv.replay.paced import Paced
 from dsv4kv.replay.rules import Pool, run_rule
-from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.paths import collect_paths
 from tests.engines.oracles.published import RULES, SEEDS, Workload, read_published
 from tests.record.sockets import publishing, wait_until
 from tests.record.test_events import listening
@@ -82,6 +82,9 @@ def test_a_recording_replayed_by_the_same_rule_hits_what_the_manager_answered(
     for number, workload in enumerate(workloads(engine, rule)):
         folder = record(tmp_path / str(number), engine, workload)
         assert replayed(folder, workload) == workload.hits
+        # blocks that are cached in part are no prompts of their own
+        stores = find_stores(read_stream(folder, "events"))
+        assert {store.end.tokens % workload.page for store in stores} <= {0}
 
 
 @pytest.mark.parametrize(("engine", "rule"), EVERY)
@@ -161,16 +164,6 @@ def test_events_alone_tell_what_was_cached_of_prompts_that_are_computed_at_once(
         found = [(store.end.tokens, store.cached_tokens) for store in stores]
         skipped = leave_out(told, found)
         assert all(tokens - cached == size for tokens, cached in skipped)
-
-
-@pytest.mark.parametrize("rule", RULES["vllm"][1:])
-def test_blocks_that_are_cached_in_part_are_no_prompts_of_their_own(
-    rule: str, tmp_path: Path
-) -> None:
-    for number, workload in enumerate(workloads("vllm", rule)):
-        folder = record(tmp_path / str(number), "vllm", workload)
-        stores = find_stores(read_stream(folder, "events"))
-        assert {store.end.tokens % workload.page for store in stores} == {0}
 
 
 @pytest.mark.parametrize(

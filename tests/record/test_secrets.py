@@ -13,11 +13,11 @@ from typing import Any
 
 from aiohttp import ClientSession
 
+from dsv4kv.record import Veil
 from dsv4kv.record.folder import Recording, read_stream, segments
 from dsv4kv.record.logs import RequestLog
 from dsv4kv.record.metrics import Metrics
-from dsv4kv.record.veil import Veil
-from tests.record.frames import frames, recorded, stored
+from tests.record.frames import frames, recorded, stored, written
 from tests.record.serving import proxied, serving
 from tests.record.test_logs import LINES
 from tests.record.test_metrics import serving as serving_metrics
@@ -164,6 +164,5 @@ def test_of_a_proxy(tmp_path: Path) -> None:
 
 
 def test_marks_are_found_where_they_are(tmp_path: Path) -> None:
-    with Recording(tmp_path / "recording") as recording:
-        recording.write("requests", {"source": json.dumps(WORD), "ids": [TOKENS[5]]})
+    written(tmp_path / "recording", "requests", {"source": json.dumps(WORD), "ids": [TOKENS[5]]})
     assert told(tmp_path / "recording") == [WORD, str(TOKENS[5])]

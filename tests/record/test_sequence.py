@@ -124,17 +124,14 @@ def test_of_a_restarted_server_the_first_messages_are_asked_for() -> None:
     assert taken(sequence, [*before.sent, after.sent[3]]) == [*range(5), "restart", *range(4)]
 
 
-def test_a_recording_goes_on_after_its_last_message() -> None:
-    server = Server(6)
+@pytest.mark.parametrize(("begun_s", "found"), [(0.0, [3, 4, 5]), (100.0, ["restart", *range(6)])])
+def test_a_recording_goes_on_after_its_last_message_if_its_publisher_is_the_same(
+    begun_s: float, found: list[Short]
+) -> None:
+    server = Server(6, begun_s)
     sequence = Sequence(server.again, after=(2, 2.0))
-    assert short(sequence.catch_up()) == [3, 4, 5]
+    assert short(sequence.catch_up()) == found
     assert taken(sequence, server.sent) == []
-
-
-def test_another_publisher_in_the_place_of_the_one_before_is_a_restart() -> None:
-    after = Server(6, begun_s=100.0)
-    sequence = Sequence(after.again, after=(2, 2.0))
-    assert short(sequence.catch_up()) == ["restart", *range(6)]
 
 
 def test_restarts_are_told_from_messages_that_come_twice() -> None:

@@ -4,19 +4,17 @@ import gzip
 import json
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from time import sleep
 from unittest.mock import patch
 
 import pytest
 
 from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.record import Veil
 from dsv4kv.record.folder import Record, Recording, read_stream
 from dsv4kv.record.logs import RequestLog
-from dsv4kv.record.veil import Veil
 from tests.record.sockets import wait_until
 
 
@@ -26,32 +24,56 @@ def line(number: int) -> str:
     return json.dumps(row | {"seq_len": number, "chunk_hashes": []}) + "\n"
 
 
-def read(folder: Path, log: Path) -> list[int]:
+def lines(*numbers: int) -> str:
+    return "".join(map(line, numbers))
+
+
+def add(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def read(folder: Path, log: Path, said: list[str] | None = None) -> list[int]:
     """Read what is there now; everything that was recorded."""
     with Recording(folder) as recording:
-        source = RequestLog(0, log, recording, Veil(recording.salt), follow=False)
+        veil, heard = Veil(recording.salt), [] if said is None else said
+        source = RequestLog(0, log, recording, veil, follow=False, warn=heard.append)
         source.run(threading.Event())
     return [record["input_tokens"] for record in read_stream(folder, "requests")]
 
 
-@contextmanager
-def following(folder: Path, log: Path) -> Iterator[list[int]]:
-    """Follow a log; gives what was read."""
-    stop, heard = threading.Event(), list[int]()
+Steps = Sequence[Callable[[], object]]
+
+
+def follow(folder: Path, log: Path, steps: Steps) -> list[int]:
+    """Read what each step adds, as a log that is followed; everything that was recorded."""
+    stop = threading.Event()
+    with Recording(folder) as recording:
+        source = RequestLog(0, log, recording, Veil(recording.salt))
+        for step in steps:
+            source._read(stop)
+            step()
+        stop.set()
+        source.run(stop)
+    return [record["input_tokens"] for record in read_stream(folder, "requests")]
+
+
+def test_a_log_is_followed_until_it_is_stopped(tmp_path: Path) -> None:
+    log, stop, heard = tmp_path / "log", threading.Event(), list[int]()
+    log.write_text(line(1))
 
     def hear(stream: str, record: Record) -> None:
-        if stream == "requests":
-            heard.append(record["input_tokens"])
+        heard.extend([record["input_tokens"]] if stream == "requests" else [])
 
-    with Recording(folder, hear=hear) as recording:
+    with Recording(tmp_path / "recording", hear=hear) as recording:
         source = RequestLog(0, log, recording, Veil(recording.salt))
         thread = threading.Thread(target=source.run, args=(stop,))
         thread.start()
-        try:
-            yield heard
-        finally:
-            stop.set()
-            thread.join()
+        wait_until(lambda: heard == [1])
+        add(log, line(2))
+        wait_until(lambda: heard == [1, 2])
+        stop.set()
+        thread.join()
 
 
 def test_what_is_not_read_when_a_recording_is_stopped_is_said_and_read_later(
@@ -60,27 +82,36 @@ def test_what_is_not_read_when_a_recording_is_stopped_is_said_and_read_later(
     monkeypatch.setattr("dsv4kv.record.logs.LAST_S", 0.0)
     log, folder, stop = tmp_path / "log", tmp_path / "recording", threading.Event()
     said = list[str]()
-    log.write_text("".join(map(line, range(1, 10))))
+    log.write_text(lines(*range(1, 10)))
 
     def hear(stream: str, record: Record) -> None:
         if record.get("input_tokens") == 4:
             stop.set()
 
-    for follow in (True, False):
+    for follows in (True, False):
         with Recording(folder, hear=hear) as recording:
             veil = Veil(recording.salt)
-            RequestLog(0, log, recording, veil, follow=follow, warn=said.append).run(stop)
+            RequestLog(0, log, recording, veil, follow=follows, warn=said.append).run(stop)
     assert said == [f"--requests {log}: not read to its end; the same command reads on."] * 2
     assert read(folder, log) == [*range(1, 10)]
 
 
-def test_a_log_is_read_on_where_it_was_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("first", "then", "whole"),
+    [
+        (lines(1, 2) + "of something else\n", lines(1, 2) + "of something else\n" + line(3), 3),
+        (lines(1), lines(2, 3), 3),  # a log that began anew with its inode
+    ],
+)
+def test_a_log_is_read_on_where_it_was_left(
+    first: str, then: str, whole: int, tmp_path: Path
+) -> None:
     log, folder = tmp_path / "log", tmp_path / "recording"
-    log.write_text(line(1) + "of something else\n" + line(2))
-    assert read(folder, log) == [1, 2]
-    with log.open("a") as file:
-        file.write(line(3))
-    assert read(folder, log) == [1, 2, 3]
+    log.write_text(first)
+    before = read(folder, log)
+    log.write_text(then)
+    assert read(folder, log) == [*range(1, whole + 1)]
+    assert before == [*range(1, len(before) + 1)]
 
 
 def test_a_line_that_is_longer_than_any_is_left_out(
@@ -99,196 +130,165 @@ def test_a_line_that_is_longer_than_any_is_left_out(
             read(tmp_path / f"recording-{number}", path)
 
 
-def test_what_comes_is_read_whole_lines_only(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text(line(1))
-    with following(tmp_path / "recording", log) as heard, log.open("a") as file:
-        file.write(line(2)[:10])
-        file.flush()
-        wait_until(lambda: heard == [1])
-        file.write(line(2)[10:])
-        file.flush()
-        wait_until(lambda: heard == [1, 2])
+def rotate(log: Path) -> None:
+    add(log, line(2))
+    log.rename(log.with_suffix(".1"))
+    log.write_text(line(3))
 
 
-def test_a_log_that_is_rotated_is_read_to_its_end_and_then_the_next(tmp_path: Path) -> None:
+def become_a_pipe(log: Path) -> None:
+    log.unlink()
+    os.mkfifo(log)
+
+
+def become_a_file(log: Path) -> None:
+    log.unlink()
+    log.write_text(line(2))
+
+
+GROWING: dict[str, list[Callable[[Path], object]]] = {
+    "lines come whole": [
+        lambda log: add(log, line(2)[:10]),
+        lambda log: add(log, line(2)[10:]),
+    ],
+    "it is rotated, and read to its end first": [rotate],
+    "it is emptied": [lambda log: add(log, line(2)), lambda log: log.write_text(line(3))],
+    "it becomes a pipe, which is not waited for": [become_a_pipe, become_a_file],
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_every_line_is_read_once_while_a_log_grows(name: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(line(1))
-    with following(tmp_path / "recording", log) as heard:
-        wait_until(lambda: heard == [1])
-        with log.open("a") as file:
-            file.write(line(2))
-        log.rename(tmp_path / "log.1")
-        log.write_text(line(3))
-        wait_until(lambda: heard == [1, 2, 3])
+    steps: Steps = [lambda step=step: step(log) for step in GROWING[name]]  # type: ignore[misc]
+    found = follow(tmp_path / "recording", log, steps)
+    assert found == ([1, 2, 3] if "rotated" in name or "emptied" in name else [1, 2])
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    (tmp_path / "logs").mkdir()
+    return tmp_path / "logs"
 
 
 @pytest.mark.parametrize("most_open", [64, 1])
 def test_logs_that_are_renamed_in_a_folder_are_not_read_again(
-    most_open: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    most_open: int, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dsv4kv.record.logs._MOST_OPEN", most_open)
-    logs, stop = tmp_path / "logs", threading.Event()
-    logs.mkdir()
     names = [logs / name for name in ("a.log", "a.log.1", "a.log.2", "a.log.3")]
-    with Recording(tmp_path / "recording") as recording:
-        source = RequestLog(0, logs, recording, Veil(recording.salt))
-        for number in range(5):
-            for old, new in pairwise(reversed(names)):
-                if new.exists():
-                    new.replace(old)
-            names[0].write_text(line(2 * number))
-            source._read(stop)
-            with names[0].open("a") as file:
-                file.write(line(2 * number + 1))
-        stop.set()
-        source.run(stop)
-    rows = read_stream(tmp_path / "recording", "requests")
-    assert sorted(row["input_tokens"] for row in rows) == [*range(10)]
+
+    def rotate_all(number: int) -> None:
+        for old, new in pairwise(reversed(names)):
+            if new.exists():
+                new.replace(old)
+        names[0].write_text(line(2 * number))
+
+    steps = list[Callable[[], object]]()
+    for number in range(5):
+        steps.append(lambda n=number: rotate_all(n))  # type: ignore[misc]
+        steps.append(lambda n=number: add(names[0], line(2 * n + 1)))  # type: ignore[misc]
+    assert sorted(follow(tmp_path / "recording", logs, steps)) == [*range(10)]
 
 
-def test_a_log_that_is_emptied_is_read_from_its_beginning(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text(line(1) + line(2))
-    with following(tmp_path / "recording", log) as heard:
-        wait_until(lambda: heard == [1, 2])
-        log.write_text(line(3))
-        wait_until(lambda: heard == [1, 2, 3])
-
-
-def test_a_log_that_began_anew_with_its_inode_is_read_from_its_beginning(tmp_path: Path) -> None:
-    log, folder = tmp_path / "log", tmp_path / "recording"
-    log.write_text(line(1))
-    assert read(folder, log) == [1]
-    log.write_text(line(2) + line(3))
-    assert read(folder, log) == [1, 2, 3]
-
-
-def test_files_that_come_into_a_folder_are_read(tmp_path: Path) -> None:
-    logs = tmp_path / "logs"
-    logs.mkdir()
+def test_files_that_come_into_a_folder_are_read(logs: Path, tmp_path: Path) -> None:
     (logs / "log_10").write_text(line(1))
-    with following(tmp_path / "recording", logs) as heard:
-        wait_until(lambda: heard == [1])
-        (logs / "log_11").write_text(line(2))
-        wait_until(lambda: heard == [1, 2])
-    (logs / "log_11").write_text(line(2) + line(3))
+    log = logs / "log_11"
+    assert follow(tmp_path / "recording", logs, [lambda: log.write_text(line(2))]) == [1, 2]
+    add(log, line(3))
     assert read(tmp_path / "recording", logs) == [1, 2, 3]
 
 
-def test_a_log_that_is_deleted_from_a_folder_is_read_to_its_end(tmp_path: Path) -> None:
-    logs, stop = tmp_path / "logs", threading.Event()
-    logs.mkdir()
+def test_a_log_that_is_deleted_from_a_folder_is_read_to_its_end(
+    logs: Path, tmp_path: Path
+) -> None:
     log = logs / "log"
     log.write_text(line(1))
-    with Recording(tmp_path / "recording") as recording:
-        source = RequestLog(0, logs, recording, Veil(recording.salt))
-        source._read(stop)
+
+    def delete() -> None:
         with log.open("a") as file:
             file.write(line(2))
             log.unlink()
-        source._read(stop)
-        assert not source._open
-    rows = read_stream(tmp_path / "recording", "requests")
-    assert [row["input_tokens"] for row in rows] == [1, 2]
+
+    assert follow(tmp_path / "recording", logs, [delete]) == [1, 2]
 
 
 def test_of_many_logs_few_are_open_and_deleted_ones_are_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dsv4kv.record.logs._MOST_OPEN", 3)
-    logs = tmp_path / "logs"
-    logs.mkdir()
     for number in range(20):
         (logs / f"{number:02}.log").write_text(line(number))
-    before = len([*Path("/dev/fd").iterdir()])
-    with following(tmp_path / "recording", logs) as heard:
-        wait_until(lambda: len(heard) == 20)
+
+    def open_now() -> int:
+        return len([*Path("/dev/fd").iterdir()])
+
+    def grow() -> None:
         for number in (0, 19):
-            with (logs / f"{number:02}.log").open("a") as file:
-                file.write(line(100 + number))
-        wait_until(lambda: len(heard) == 22)
-        assert len([*Path("/dev/fd").iterdir()]) - before < 15
+            add(logs / f"{number:02}.log", line(100 + number))
+
+    def delete() -> None:
+        assert open_now() - before < 15
         for path in logs.iterdir():
             path.unlink()
-        wait_until(lambda: len([*Path("/dev/fd").iterdir()]) - before < 12)
-    assert sorted(heard) == [*range(20), 100, 119]
+
+    def look() -> None:
+        assert open_now() - before < 12
+
+    before = open_now()
+    found = follow(tmp_path / "recording", logs, [grow, delete, look])
+    assert sorted(found) == [*range(20), 100, 119]
 
 
 def test_what_comes_before_a_log_is_left_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dsv4kv.record.logs._MOST_OPEN", 1)
-    logs, heard = tmp_path / "logs", list[int]()
-    logs.mkdir()
+    heard, stop = list[int](), threading.Event()
     for number in (1, 2):
         (logs / f"{number}.log").write_text(line(number))
 
     def hear(stream: str, record: Record) -> None:
         heard.extend([record["input_tokens"]] if stream == "requests" else [])
         if heard == [1, 2]:
-            with (logs / "1.log").open("a") as file:
-                file.write(line(3))
+            add(logs / "1.log", line(3))
 
     with Recording(tmp_path / "recording", hear=hear) as recording:
         source = RequestLog(0, logs, recording, Veil(recording.salt))
-        source._read(threading.Event())
-        stop = threading.Event()
+        source._read(stop)
         stop.set()
         source.run(stop)
     assert heard == [1, 2, 3]
 
 
-def test_a_log_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text(line(1))
-    with following(tmp_path / "recording", log) as heard:
-        wait_until(lambda: heard == [1])
-        log.unlink()
-        os.mkfifo(log)
-        sleep(1)
-        log.unlink()
-        log.write_text(line(2))
-        wait_until(lambda: heard == [1, 2])
-
-
-def test_a_compressed_log_is_read_as_far_as_it_is_written(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl.gz"
-    whole = gzip.compress((line(1) * 2000 + line(2)).encode())
+def test_a_compressed_log_is_read_as_far_as_it_is_written_and_half_of_it_once(
+    tmp_path: Path,
+) -> None:
+    log, numbers, said = tmp_path / "log.gz", [*range(200)] * 50, list[str]()
+    whole = gzip.compress(lines(*numbers).encode())
     log.write_bytes(whole[: len(whole) // 2])
-    before = read(tmp_path / "recording", log)
-    log.write_bytes(whole)
-    assert before[:1] in ([], [1])
-    assert read(tmp_path / "recording", log) == [1] * 2000 + [2]
+    before = read(tmp_path / "other", log, said)
+    assert before == numbers[: len(before)]
+    assert said == [f"--requests {log}: log.gz: no whole gzip"]
 
-
-def test_half_a_gzip_is_not_read_again_before_it_grows(tmp_path: Path) -> None:
-    log, stop, numbers = tmp_path / "log.gz", threading.Event(), [*range(200)] * 50
-    whole = gzip.compress("".join(map(line, numbers)).encode())
-    log.write_bytes(whole[: len(whole) // 2])
-    with Recording(tmp_path / "recording") as recording:
-        source = RequestLog(0, log, recording, Veil(recording.salt))
-        source._read(stop)
-        with patch("gzip.GzipFile.readline", side_effect=AssertionError):
-            source._read(stop)
+    def grow() -> None:
+        reading.stop()
         log.write_bytes(whole)
-        stop.set()
-        source.run(stop)
-    rows = read_stream(tmp_path / "recording", "requests")
-    assert [row["input_tokens"] for row in rows] == numbers
+
+    reading = patch("gzip.GzipFile.readline", side_effect=AssertionError)
+    assert follow(tmp_path / "recording", log, [reading.start, grow]) == numbers
+    assert read(tmp_path / "other", log) == numbers
 
 
 def test_a_line_without_end_is_read_where_nothing_more_is_waited_for(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text(line(1) + line(2).rstrip())
+    (tmp_path / "log").write_text(lines(1, 2).rstrip())
     assert read(tmp_path / "recording", tmp_path / "log") == [1, 2]
 
 
 def test_a_log_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with (
-        Recording(tmp_path / "recording") as recording,
-        pytest.raises(ConfigError, match="there is no such log"),
-    ):
-        RequestLog(0, tmp_path / "log", recording, Veil(recording.salt))
+    with pytest.raises(ConfigError, match="there is no such log"):
+        read(tmp_path / "recording", tmp_path / "log")
 
 
 def test_a_log_of_which_no_line_is_understood_is_an_error(tmp_path: Path) -> None:
@@ -298,8 +298,7 @@ def test_a_log_of_which_no_line_is_understood_is_an_error(tmp_path: Path) -> Non
         read(folder, log)
     log.write_text(line(1))
     assert read(folder, log) == [1]
-    with log.open("a") as file:
-        file.write("INFO nothing to do\n")
+    add(log, "INFO nothing to do\n")
     assert read(folder, log) == [1]
     log.write_text("")
     assert read(tmp_path / "other", log) == []
@@ -310,15 +309,3 @@ def test_a_gzip_of_which_nothing_can_be_read_is_an_error(content: bytes, tmp_pat
     (tmp_path / "log.gz").write_bytes(content)
     with pytest.raises(TraceError, match="0 lines read"):
         read(tmp_path / "recording", tmp_path / "log.gz")
-
-
-def test_half_a_gzip_is_said_to_be_no_whole_one(tmp_path: Path) -> None:
-    log, said = tmp_path / "log.gz", list[str]()
-    whole = gzip.compress("".join(map(line, range(1, 10_000))).encode())
-    log.write_bytes(whole[: len(whole) // 2])
-    with Recording(tmp_path / "recording") as recording:
-        source = RequestLog(
-            0, log, recording, Veil(recording.salt), follow=False, warn=said.append
-        )
-        source.run(threading.Event())
-    assert said == [f"--requests {log}: log.gz: no whole gzip"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.record.wire import Batch, Cleared, Removed, Stored, Unreadable, unpack
+from dsv4kv.record.events import Batch, Cleared, Removed, Stored, Unreadable, unpack
 from tests.record.frames import CLEARED, removed, stored
 
 TOKENS = list(range(32))
@@ -19,47 +19,44 @@ def batch(*events: Any, rest: tuple[Any, ...] = (0,)) -> Batch:
     return unpack(msgspec.msgpack.encode([1.5, list(events), *rest]))
 
 
-def test_maps_and_arrays_are_the_same_events() -> None:
-    maps = [stored([1, 2], 9, TOKENS, 16, medium="GPU"), removed(1, medium="GPU"), CLEARED]
-    arrays = [
-        ["BlockStored", [1, 2], 9, TOKENS, 16, None, "GPU"],
-        ["BlockRemoved", [1], "GPU"],
-        ["AllBlocksCleared"],
-    ]
-    assert batch(*maps) == batch(*arrays)
+ONE = stored([1], None, TOKENS[:16], 16)
+SAME: dict[str, tuple[Batch, Batch]] = {
+    "maps and arrays": (
+        batch(stored([1, 2], 9, TOKENS, 16, medium="GPU"), removed(1, medium="GPU"), CLEARED),
+        batch(["BlockStored", [1, 2], 9, TOKENS, 16, None, "GPU"], ["BlockRemoved", [1], "GPU"],
+              ["AllBlocksCleared"]),
+    ),
+    "the oldest arrays, which end before the medium": (
+        Batch(1.5, (Stored((1, 2), None, tuple(TOKENS), 16), Removed((1,)), Cleared())),
+        batch(["BlockStored", [1, 2], None, TOKENS, 16, None], ["BlockRemoved", [1]],
+              ["AllBlocksCleared"]),
+    ),
+    "fields and events of later versions": (
+        batch(ONE | {"origin": "reuse", "ownership": {"tier": 2}}, {"type": "BlockMoved"},
+              ["BlockPinned", 3], rest=(0, "more")),
+        batch(ONE),
+    ),
+    "signed and unsigned names": (
+        batch(stored([-1], None, TOKENS[:16], 16)),
+        batch(stored([2**64 - 1], None, TOKENS[:16], 16)),
+    ),
+    "names that are whole digests": (
+        batch(stored([b"a" * 32], b"b" * 32, TOKENS[:16], 16)),
+        Batch(1.5, (Stored((b"a" * 32,), b"b" * 32, tuple(TOKENS[:16]), 16),)),
+    ),
+    "tokens in pairs, of which the first counts": (
+        batch(stored([1, 2], None, [[token, token + 1] for token in TOKENS], 16)),
+        batch(stored([1, 2], None, TOKENS, 16)),
+    ),
+    "no rank": (batch(CLEARED, rest=()), batch(CLEARED, rest=(None,))),
+    "a rank": (batch(CLEARED, rest=(3,)), Batch(1.5, (Cleared(),), 3)),
+}  # fmt: skip
 
 
-def test_the_oldest_arrays_end_before_the_medium() -> None:
-    expected = (Stored((1, 2), None, tuple(TOKENS), 16), Removed((1,)), Cleared())
-    arrays = [["BlockStored", [1, 2], None, TOKENS, 16, None], ["BlockRemoved", [1]]]
-    assert batch(*arrays, ["AllBlocksCleared"]).events == expected
-
-
-def test_fields_and_events_of_later_versions_are_left_alone() -> None:
-    event = stored([1], None, TOKENS[:16], 16, origin="reuse", ownership={"tier": 2})
-    known = batch(stored([1], None, TOKENS[:16], 16))
-    assert batch(event, {"type": "BlockMoved"}, ["BlockPinned", 3], rest=(0, "more")) == known
-
-
-def test_signed_and_unsigned_numbers_name_the_same_block() -> None:
-    one, other = (batch(stored([value], None, TOKENS[:16], 16)) for value in (-1, 2**64 - 1))
+@pytest.mark.parametrize("name", SAME)
+def test_batches_of_either_engine_and_any_age_are_the_same_events(name: str) -> None:
+    one, other = SAME[name]
     assert one == other
-
-
-def test_blocks_may_be_named_by_whole_digests() -> None:
-    (event,) = batch(stored([b"a" * 32], b"b" * 32, TOKENS[:16], 16)).events
-    assert isinstance(event, Stored)
-    assert (event.hashes, event.parent) == ((b"a" * 32,), b"b" * 32)
-
-
-def test_of_tokens_in_pairs_the_first_counts() -> None:
-    pairs = [[token, token + 1] for token in TOKENS]
-    assert batch(stored([1, 2], None, pairs, 16)) == batch(stored([1, 2], None, TOKENS, 16))
-
-
-def test_the_rank_may_be_left_out() -> None:
-    assert batch(CLEARED, rest=()).rank == batch(CLEARED, rest=(None,)).rank == 0
-    assert batch(CLEARED, rest=(3,)).rank == 3
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from dsv4kv.record.server import Server
 from dsv4kv.replay.paced import Paced, Span
 from dsv4kv.replay.rules import Pool
 from dsv4kv.replay.settings import settings_of
-from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.paths import collect_paths
 from dsv4kv.traces.request import Request
 
 MODEL = load_model("v4-flash")

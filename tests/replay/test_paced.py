@@ -8,7 +8,7 @@ from dsv4kv.engines.names import find_rule
 from dsv4kv.model.presets import load_model
 from dsv4kv.replay.paced import Paced, Span
 from dsv4kv.replay.rules import Pool
-from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.paths import collect_paths
 from dsv4kv.traces.request import Request
 
 MODEL = load_model("v4-flash")

@@ -14,7 +14,7 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.replay.build import Replay
 from dsv4kv.replay.rules import Outcome, Pool, run_rule
 from dsv4kv.traces import read_trace
-from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.paths import collect_paths
 from dsv4kv.traces.request import Request
 from tests.examples import examples
 from tests.replay.scenes import replay

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from dsv4kv.traces.collect import collect_paths, load_paths
-from dsv4kv.traces.paths import PathTable
+from dsv4kv.traces import load_paths
+from dsv4kv.traces.paths import PathTable, collect_paths
 from dsv4kv.traces.request import Request
 
 CONVERSATION = (

@@ -100,6 +100,3 @@ def test_the_conversation_trace_has_its_published_curve() -> None:
         for capacity in PUBLISHED
     }
     assert shares == PUBLISHED
-
-
-# ---- ids that contradict each other -------------------------------------------------------------

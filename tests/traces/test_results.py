@@ -205,42 +205,6 @@ def test_a_row_without_its_requests_is_no_trace(tmp_path: Path) -> None:
         list(read_trace(write(tmp_path, INFERENCEX)))
 
 
-def turn(session: str, tokens: int, ids: list[int], **more: float) -> Row:
-    return {
-        "session_id": session,
-        "input_length": tokens,
-        "output_length": 9,
-        "hash_ids": ids,
-    } | more
-
-
-TURNS = {
-    "sessions one by one": (
-        [turn("a", 600, [1, 2], timestamp=0), turn("a", 500, [3], delay=2000.5)],
-        [(0.0, 600), (2.0005, 1100)],
-    ),
-    "sessions that interleave": (
-        [turn("a", 512, [1], timestamp=0), turn("b", 512, [2], timestamp=5),
-         turn("b", 512, [3], delay=10), turn("a", 512, [4], delay=1000)],
-        [(0.0, 512), (0.005, 512), (0.015, 1024), (1.0, 1024)],
-    ),
-    "a group beside them": (
-        [turn("a", 513, [7, 8], timestamp=1000, group_id=0), turn("a", 511, [9], delay=1)],
-        [(1.0, 513), (1.001, 1024)],
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", TURNS)
-def test_a_trace_of_turns_is_known_by_a_line_without_a_time(name: str, tmp_path: Path) -> None:
-    records, expected = TURNS[name]
-    path = write(tmp_path, records)
-    assert detect_format(path) == "mooncake-delta"
-    assert [(r.arrival_s, r.input_tokens) for r in read_trace(path)] == expected
-    every = [turn("a", 512, [1], timestamp=0), turn("a", 1024, [1, 2], timestamp=9)]
-    assert detect_format(write(tmp_path, every)) == "mooncake"
-
-
 @pytest.mark.parametrize(
     "odd",
     [

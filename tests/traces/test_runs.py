@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import TraceError
-from dsv4kv.traces import read_trace, write_trace
-from dsv4kv.traces.collect import collect_paths, load_paths
+from dsv4kv.traces import load_paths, read_trace, write_trace
+from dsv4kv.traces.paths import collect_paths
 from dsv4kv.traces.request import IdRuns, Request
 from tests.replay.texts import ids_of
 
@@ -75,19 +75,10 @@ def test_runs_that_are_not_those_of_the_prompt_are_refused(runs: object, tmp_pat
         list(read_trace(path))
 
 
-def mooncake(folder: Path, *prompts: list[int], times: tuple[int, ...] = ()) -> Path:
-    path = folder / "trace.jsonl"
-    moments = times or tuple(range(len(prompts)))
-    lines = [
-        {"timestamp": t, "input_length": 512 * len(p), "output_length": 1, "hash_ids": p}
-        for t, p in zip(moments, prompts, strict=True)
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
 def test_ids_that_contradict_each_other_name_both_lines(tmp_path: Path) -> None:
-    path = mooncake(tmp_path, [1, 2, 3], [7], [1, 9, 3])
+    path = tmp_path / "trace.jsonl"
+    ids = [1, 2, 3], [7], [1, 9, 3]
+    write_trace((Request(0.0, 512 * len(each), 1, tuple(each), 512) for each in ids), path)
     with pytest.raises(
         TraceError, match=rf"^{path}:3: block id 3 has another history than at {path}:1: an id"
     ):

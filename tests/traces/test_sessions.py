@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import TraceError
-from dsv4kv.traces import ReadOptions, read_trace
+from dsv4kv.traces import ReadOptions, detect_format, read_trace
 from dsv4kv.traces.files import TimedFields
 from dsv4kv.traces.request import Request
 
@@ -23,36 +23,47 @@ def turn(session: str, tokens: int, ids: list[int], **time: float) -> dict[str, 
     return {"session_id": session} | size | time
 
 
-def test_a_later_turn_goes_on_from_the_prompt_of_the_turn_before(tmp_path: Path) -> None:
-    path = write(
-        tmp_path, turn("a", 1024, [1, 2], timestamp=0), turn("a", 600, [3, 4], timestamp=2000)
-    )
-    assert list(read_trace(path, "mooncake-delta")) == [
-        Request(0.0, 1024, 5, (1, 2), 512),
-        Request(2.0, 1624, 5, (1, 2, 3, 4), 512),
-    ]
+# turns, then time, tokens and ids of the requests; whether a line has no time of its own
+DELTAS: dict[str, tuple[list[dict[str, object]], list[tuple[float, int, tuple[int, ...]]]]] = {
+    "a later turn goes on from the one before": (
+        [turn("a", 1024, [1, 2], timestamp=0), turn("a", 600, [3, 4], timestamp=2000)],
+        [(0.0, 1024, (1, 2)), (2.0, 1624, (1, 2, 3, 4))],
+    ),
+    "a partial last block is told anew": (
+        [turn("a", 700, [1, 2], timestamp=0), turn("a", 700, [9, 3], timestamp=1)],
+        [(0.0, 700, (1, 2)), (0.001, 1400, (1, 9, 3))],
+    ),
+    "or keeps its id": (
+        [turn("a", 700, [1, 2], timestamp=0), turn("a", 700, [3], timestamp=1)],
+        [(0.0, 700, (1, 2)), (0.001, 1400, (1, 2, 3))],
+    ),
+    "a delay counts from the turn before, and turns come in order of time": (
+        [turn("a", 512, [1], timestamp=1000), turn("a", 512, [2], delay=3000),
+         turn("b", 512, [5], timestamp=2000), turn("a", 512, [3], delay=500.5)],
+        [(1.0, 512, (1,)), (2.0, 512, (5,)), (4.0, 1024, (1, 2)), (4.5005, 1536, (1, 2, 3))],
+    ),
+    "sessions interleave": (
+        [turn("a", 512, [1], timestamp=0), turn("b", 512, [2], timestamp=5),
+         turn("b", 512, [3], delay=10), turn("a", 512, [4], delay=1000)],
+        [(0.0, 512, (1,)), (0.005, 512, (2,)), (0.015, 1024, (2, 3)), (1.0, 1024, (1, 4))],
+    ),
+    "a group beside them": (
+        [turn("a", 513, [7, 8], timestamp=1000, group_id=0), turn("a", 511, [9], delay=1)],
+        [(1.0, 513, (7, 8)), (1.001, 1024, (7, 9))],
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("new", "whole"), [([9, 3], (1, 9, 3)), ([3], (1, 2, 3))])
-def test_a_partial_last_block_is_told_anew_or_keeps_its_id(
-    new: list[int], whole: tuple[int, ...], tmp_path: Path
+@pytest.mark.parametrize("name", DELTAS)
+def test_turns_say_what_is_new_and_are_known_by_a_line_without_a_time(
+    name: str, tmp_path: Path
 ) -> None:
-    path = write(tmp_path, turn("a", 700, [1, 2], timestamp=0), turn("a", 700, new, timestamp=1))
-    assert [request.prefix_hashes for request in read_trace(path, "mooncake-delta")][1] == whole
-
-
-def test_a_delay_counts_from_the_turn_before_and_turns_come_in_order_of_time(
-    tmp_path: Path,
-) -> None:
-    path = write(
-        tmp_path,
-        turn("a", 512, [1], timestamp=1000),
-        turn("a", 512, [2], delay=3000),
-        turn("b", 512, [5], timestamp=2000),
-        turn("a", 512, [3], delay=500),
-    )
-    trace = [(r.arrival_s, r.input_tokens) for r in read_trace(path, "mooncake-delta")]
-    assert trace == [(1.0, 512), (2.0, 512), (4.0, 1024), (4.5, 1536)]
+    records, expected = DELTAS[name]
+    path = write(tmp_path, *records)
+    is_delta = any("delay" in each for each in records)
+    assert detect_format(path) == ("mooncake-delta" if is_delta else "mooncake")
+    requests = read_trace(path, "mooncake-delta")
+    assert [(r.arrival_s, r.input_tokens, r.prefix_hashes) for r in requests] == expected
 
 
 @pytest.mark.parametrize(

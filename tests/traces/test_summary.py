@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import TraceError
-from dsv4kv.traces.request import Batch, IdRuns, Request
+from dsv4kv.traces.paths import Batch
+from dsv4kv.traces.request import IdRuns, Request
 from dsv4kv.traces.summary import Histories
 from tests.examples import examples
 from tests.traces.scenes import summarize

@@ -34,7 +34,7 @@ from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
 from dsv4kv.processes import Child, find_program
 from dsv4kv.replay.rules import Pool, run_rule
-from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.paths import collect_paths
 from dsv4kv.traces.request import Request
 
 Prompt = tuple[int, list[int]]

@@ -9,8 +9,7 @@ from typing import Self
 import numpy as np
 
 from dsv4kv.replay.fleet.run import Fleet, Replica
-from dsv4kv.traces.collect import collect_paths
-from dsv4kv.traces.paths import Ints, find_reuse, number_prompts
+from dsv4kv.traces.paths import Ints, collect_paths, find_reuse, number_prompts
 from dsv4kv.traces.request import Request
 
 

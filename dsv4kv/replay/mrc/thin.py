@@ -17,9 +17,16 @@ from numpy.typing import NDArray
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.replay.mrc.curves import Answer, Point, Question, capacity_for, pick_capacities
 from dsv4kv.replay.mrc.strategies import prefix_costs
-from dsv4kv.traces.collect import table_of
-from dsv4kv.traces.paths import Ints, PathTable, Reuse, find_reuse, join_runs
-from dsv4kv.traces.request import NO_IDS, Batch
+from dsv4kv.traces.paths import (
+    NO_IDS,
+    Batch,
+    Ints,
+    PathTable,
+    Reuse,
+    find_reuse,
+    join_runs,
+    table_of,
+)
 
 _SPLITS = 3
 PARTS = 2**_SPLITS  # parts of what is kept, whose spread gives its error

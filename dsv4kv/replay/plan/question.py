@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.files import MAX_TOKENS
-from dsv4kv.traces.paths import find_reuse
+from dsv4kv.traces.paths import collect_paths, find_reuse
 from dsv4kv.traces.request import Request
 
 _SLO = re.compile(r"(ttft|tpot|latency)_p(\d{1,2}(?:\.\d{1,3})?)=(\d+(?:\.\d+)?)(ms|s)")

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from dsv4kv.diagnose.conform import Prompt, draw_prompts
-from dsv4kv.traces.collect import collect_paths
-from dsv4kv.traces.paths import PathTable
+from dsv4kv.traces.paths import PathTable, collect_paths
 from dsv4kv.traces.request import Request
 from tests.engines.oracles.asking import HERE, read_kept
 

@@ -15,7 +15,7 @@ from dsv4kv.engines.contract import MIB
 from dsv4kv.engines.names import find_rule
 from dsv4kv.model.presets import load_model
 from dsv4kv.replay.rules import Pool, open_cache
-from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.paths import collect_paths
 from dsv4kv.traces.request import Request
 
 RECORDED = Path(__file__).with_name("llama_0.3.36.jsonl")

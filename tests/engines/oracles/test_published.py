@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsv4kv.record.wire import Event, Removed, Stored, unpack
+from dsv4kv.record.events import Event, Removed, Stored, unpack
 from tests.engines.oracles.asking import needs_engines
 from tests.engines.oracles.published import RULES, Workload, published, read_published
 

@@ -8,7 +8,7 @@ from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.model.presets import load_model
 from dsv4kv.replay.rules import Pool, run_rule
-from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.paths import collect_paths
 from dsv4kv.traces.request import Request
 from tests.engines.oracles import record
 from tests.engines.oracles.asking import needs_engines

@@ -6,7 +6,7 @@ import pytest
 
 from dsv4kv.model.presets import load_model
 from dsv4kv.replay.mrc.curves import Question, measure_trace
-from dsv4kv.traces.collect import collect_paths
+from dsv4kv.traces.paths import collect_paths
 from dsv4kv.traces.request import Request
 from tests.replay.scenes import BLOCK, random_requests, replay
 

@@ -17,8 +17,9 @@ from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.replay.mrc.curves import Question, measure_trace
 from dsv4kv.replay.mrc.thin import PARTS, RUN_BYTES, Kept, _choice, measure_stream, thin
 from dsv4kv.traces import read_trace, write_trace
-from dsv4kv.traces.collect import check_histories, collect_paths
-from dsv4kv.traces.request import Batch, Request
+from dsv4kv.traces.paths import Batch, collect_paths
+from dsv4kv.traces.request import Request
+from dsv4kv.traces.summary import check_histories
 from tests.examples import FULL
 from tests.replay import texts as te
 

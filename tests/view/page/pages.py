@@ -22,7 +22,7 @@ from dsv4kv.runs import parts as tm
 from dsv4kv.runs.parts import KernelRow, KernelTable, Profile
 from dsv4kv.runs.points import Invocation
 from dsv4kv.runs.schema import Case, Launch, RunRecord
-from dsv4kv.traces.collect import load_paths
+from dsv4kv.traces import load_paths
 from dsv4kv.view.budget import sweep_page
 from dsv4kv.view.compare import comparison_page
 from dsv4kv.view.html import render_page

@@ -329,24 +329,19 @@ def test_of_log_probabilities_no_more_is_kept_than_was_asked_for() -> None:
 LONG = "9" * 4_000
 
 
-@pytest.mark.parametrize(
-    "usage",
-    [
-        f'{{"prompt_tokens": {LONG}}}',
-        '{"prompt_tokens": 5, "prompt_tokens_details": {"device": 1e999}}',
-        '{"prompt_tokens": 5, "prompt_tokens_details": {"device": -1}}',
-    ],
-)
-def test_counts_that_no_request_has_are_none(usage: str) -> None:
-    heard = _Heard(0.0)
+def test_counts_that_no_request_has_are_none() -> None:
+    heard, usage = _Heard(0.0), f'{{"prompt_tokens": {LONG}}}'
     likely = f'{{"tokens": ["a"], "top_logprobs": [{{"a": {LONG}}}]}}'
     heard.take_line(f'data: {{"choices": [{{"logprobs": {likely}}}], "usage": {usage}}}'.encode())
     with pytest.raises(Unreachable, match="reports no usage"):
         heard.answer(urlsplit("http://host"), 2.0)
 
 
-def test_of_cached_tokens_only_a_number_that_can_be_is_taken() -> None:
-    details = {"cached_tokens": int(LONG)}
+@pytest.mark.parametrize(
+    "details",
+    [{"cached_tokens": int(LONG)}, {"device": float("inf")}, {"device": -1}, {"device": "cuda:0"}],
+)
+def test_of_cached_tokens_only_a_number_that_can_be_is_taken(details: dict[str, Any]) -> None:
     heard = _Heard(0.0)
     usage = {"prompt_tokens": 5, "prompt_tokens_details": details}
     heard.take({"choices": [{}], "usage": usage}, 1.0)

@@ -7,17 +7,14 @@ from functools import partial
 import numpy as np
 import torch
 
-from dsv4kv.bench.device import CudaDevice
-from dsv4kv.bench.protocol import DeviceClock
-from dsv4kv.bench.serve.executor import Gpu, Recorder, StepExecutor
+from dsv4kv.bench.device import CudaDevice, DeviceClock
+from dsv4kv.bench.serve.executor import Gpu, Outputs, Recorder, StepExecutor, read_operations
 from dsv4kv.bench.serve.graphs import DecodeGraphs, foresee_modules
 from dsv4kv.bench.serve.inputs import EntryChooser, InputBank, PlacedContexts
-from dsv4kv.bench.serve.operations import Outputs, read_operations
 from dsv4kv.bench.serve.reuse import PrefixReuse
 from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.cache.checkpoints import CheckpointPool
-from dsv4kv.cache.layers import Compressors, LayerCache, build_layers
-from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.manager import Compressors, KVCacheManager, LayerCache, build_layers
 from dsv4kv.choices import PEERS, choose
 from dsv4kv.config.bench import INDEXES, BenchConfig
 from dsv4kv.core.policies import make_policy

@@ -16,11 +16,8 @@ import numpy as np
 import torch
 
 from dsv4kv.bench.build import build_drive, build_manager, plan_from
-from dsv4kv.bench.device import CudaDevice
-from dsv4kv.bench.protocol import Event
-from dsv4kv.bench.serve.executor import Recorder
-from dsv4kv.bench.serve.graphs import Replay
-from dsv4kv.bench.serve.operations import decode_operations, name_of
+from dsv4kv.bench.device import CudaDevice, Event, Replay
+from dsv4kv.bench.serve.executor import Recorder, decode_operations, name_of
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import CudaUnavailable
 from dsv4kv.ops.cuda.launch import foresee

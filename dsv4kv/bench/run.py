@@ -10,10 +10,18 @@ from typing import Any, Protocol
 import torch
 
 from dsv4kv.bench import build as bd
-from dsv4kv.bench.device import CallTimer, CudaDevice, describe_gpu, find_device, measure_peaks
+from dsv4kv.bench.device import (
+    Budget,
+    CallTimer,
+    CudaDevice,
+    describe_gpu,
+    find_device,
+    gpu_uuid,
+    measure_memcpy,
+    measure_peaks,
+)
 from dsv4kv.bench.figures import list_figures, measure_figures
 from dsv4kv.bench.launches import Turns, bench_arguments, one_cpu
-from dsv4kv.bench.protocol import Budget, measure_memcpy
 from dsv4kv.bench.serve.executor import Recorder, StepExecutor
 from dsv4kv.bench.serve.inputs import PromptContents
 from dsv4kv.bench.serve.loop import ServingLoop, count_tokens, open_requests
@@ -286,14 +294,6 @@ def _measure_device(
         "peaks": peaks,
         "empty_kernel_ns": floor or None,
     }
-
-
-def gpu_uuid(device: CudaDevice | None) -> str | None:
-    """The UUID of the GPU that a run uses; None on the CPU."""
-    if device is None or device.device.type != "cuda":
-        return None
-    facts: Any = torch.cuda.get_device_properties(device.device)
-    return str(facts.uuid)
 
 
 class Watcher(Protocol):

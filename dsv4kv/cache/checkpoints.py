@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from dsv4kv.cache.blocks import BlockPool, Ids, as_ids
-from dsv4kv.cache.manager import KVCacheManager, StateCachePool
-from dsv4kv.cache.tables import BlockTable
+from dsv4kv.cache.manager import BlockTable, KVCacheManager, StateCachePool
 from dsv4kv.errors import CacheError, ConfigError, OutOfBlocks
 from dsv4kv.model.plan import CHECKPOINT_TOKENS, at_whole_block
 from dsv4kv.ops.spec import Backend

@@ -9,8 +9,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from dsv4kv.cache.manager import EntryGroup, KVCacheManager
-from dsv4kv.cache.tables import BlockTable, stage
+from dsv4kv.cache.manager import BlockTable, EntryGroup, KVCacheManager, stage
 from dsv4kv.errors import CacheError, NotOwner
 
 EntryFamily = tuple[BlockTable, int, int]

@@ -173,7 +173,7 @@ def op(
     from the reference; nothing is timed then.
     """
     from dsv4kv.bench.device import describe_gpu
-    from dsv4kv.bench.single import OperationBench, Shape
+    from dsv4kv.bench.figures import OperationBench, Shape
     from dsv4kv.ops import reference
     from dsv4kv.ops.spec import OPERATIONS
     from dsv4kv.runs.environment import capture_environment

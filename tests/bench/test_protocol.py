@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench import protocol
+from dsv4kv.bench import device as protocol
 from dsv4kv.bench.serve import executor as module
 from dsv4kv.bench.serve.executor import Recorder
 

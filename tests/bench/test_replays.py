@@ -8,8 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from dsv4kv.bench.device import EMPTY_KERNEL, CallTimer, CudaDevice
-from dsv4kv.bench.protocol import Event, Rules
+from dsv4kv.bench.device import EMPTY_KERNEL, CallTimer, CudaDevice, Event, Rules
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.ops.launches.launch import Launch
 from dsv4kv.runs.telemetry import MeasuredWindow
@@ -130,7 +129,7 @@ class Gpu(TwinGpu):
 @pytest.fixture(autouse=True)
 def few_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = replace(FEW_REPLAYS, unit_ns=5 * REPLAY_NS + 1)
-    monkeypatch.setattr("dsv4kv.bench.protocol.RULES", rules)
+    monkeypatch.setattr("dsv4kv.bench.device.RULES", rules)
 
 
 def test_a_graph_is_captured_anew_where_a_replay_would_be_too_short() -> None:

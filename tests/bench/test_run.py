@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.bench.protocol import measure_memcpy
+from dsv4kv.bench.device import measure_memcpy
 from dsv4kv.bench.run import run_bench
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import Point, expand_axes, load_config

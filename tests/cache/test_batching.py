@@ -5,7 +5,12 @@ from random import Random
 import numpy as np
 import pytest
 
-from dsv4kv.cache.batching import KVBlockAllocator, PausedRequests, Routing, RoutingStore
+from dsv4kv.bench.systems.block_system import (
+    KVBlockAllocator,
+    PausedRequests,
+    Routing,
+    RoutingStore,
+)
 from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.errors import CacheError, ConfigError, NotOwner
 from tests.cache.blocks import chain, ids

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.cache import tables as staging
+from dsv4kv.cache import manager as staging
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import CacheError
 from tests.cache.caches import small_plan
@@ -80,7 +80,7 @@ def counted_transfers() -> Iterator[list[int]]:
         sizes.append(numbers.numel())
         return right(numbers, device)
 
-    with patch("dsv4kv.cache.tables.stage", stage):
+    with patch("dsv4kv.cache.manager.stage", stage):
         yield sizes
 
 

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from dsv4kv.cache.blocks import Ids
-from dsv4kv.cache.manager import KVCacheManager, prepare_forward
+from dsv4kv.cache.manager import NO_BLOCK, BlockTable, KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
-from dsv4kv.cache.tables import NO_BLOCK, BlockTable
 from dsv4kv.errors import CacheError, ContextOverflow, NotOwner, OutOfBlocks, OutOfSlots
 from tests.cache.caches import bookkeeping, snapshot
 from tests.examples import examples

@@ -1,29 +1,21 @@
 """Decode steps captured as graphs, one for each batch size, and replayed with other numbers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from dsv4kv.bench.serve import operations as op
+from dsv4kv.bench.device import Capture, Replay
+from dsv4kv.bench.serve import executor as ex
 from dsv4kv.bench.serve.inputs import InputBank, StepInputs
-from dsv4kv.cache.layers import LayerCache
-from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.manager import DeviceTables, KVCacheManager, LayerCache
 from dsv4kv.cache.step import Step
-from dsv4kv.cache.tables import DeviceTables
 from dsv4kv.errors import CacheError
 from dsv4kv.ops.cuda.launch import OneStream, dependent_launches, foresee
 from dsv4kv.ops.cuda.launch import run as launch
 from dsv4kv.ops.launches.launch import KernelModule
 from dsv4kv.ops.launches.pages import plan_completed
-
-Replay = Callable[[], None]
-"""Does captured work again, on the current stream."""
-
-Capture = Callable[[Callable[[], None]], Replay]
-"""Calls a function to warm up, then again to capture what it launches."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +24,7 @@ class DecodeGraph:
 
     requests: int  # batch size it was captured for
     replay: Replay
-    shown: tuple[op.Call, ...]  # the last read into each output
+    shown: tuple[ex.Call, ...]  # the last read into each output
 
 
 class DecodeGraphs:
@@ -44,7 +36,7 @@ class DecodeGraphs:
         tables: DeviceTables,
         inputs: InputBank,
         capture: Capture,
-        outputs: op.Outputs,
+        outputs: ex.Outputs,
         *,
         most_requests: int,
         tokens_each: int,
@@ -60,14 +52,14 @@ class DecodeGraphs:
         self._tables, self._dependent, self._stream = tables, dependent, OneStream()
         self._outputs, self._longest_tokens = outputs, longest_tokens
         engine, tokens = inputs.asks is not None, most_requests * tokens_each
-        self._work = [(e, op.decode_operations(e, fused=True, engine=engine)) for e in layers]
+        self._work = [(e, ex.decode_operations(e, fused=True, engine=engine)) for e in layers]
         device = inputs.window.device
         groups = [layer.group for layer in layers if layer.group is not None]
         self._step = Step.room(groups, most_requests, tokens_each, device)
         nothing = torch.full(
             (most_requests, outputs.index_topk), -1, dtype=torch.int32, device=device
         )
-        gathered = [] if engine else op.selecting_ratios(layers)
+        gathered = [] if engine else ex.selecting_ratios(layers)
         topk = {ratio: nothing.clone() for ratio in gathered}
         self._inputs = _any_inputs(inputs, tokens, topk)
         # largest first: all there may be, and the powers of two below
@@ -102,15 +94,15 @@ class DecodeGraphs:
         tokens = len(view.token_slots)
         topk = {ratio: chosen[:requests] for ratio, chosen in self._inputs.topk.items()}
         inputs = replace(self._inputs.of_tokens(lambda rows: rows[:tokens]), topk=topk)
-        last: dict[str, op.Call] = {}
+        last: dict[str, ex.Call] = {}
 
-        def show(call: op.Call) -> None:
+        def show(call: ex.Call) -> None:
             last[call.name] = call
 
         def run() -> None:
             _find_completed(self._tables, view)
-            settings = op.Run(self._outputs, self._longest_tokens, show=show)
-            op.run_layers(self._work, view, inputs, settings)
+            settings = ex.Run(self._outputs, self._longest_tokens, show=show)
+            ex.run_layers(self._work, view, inputs, settings)
 
         with dependent_launches(self._dependent):
             replay = capture(run)
@@ -135,13 +127,13 @@ def foresee_modules(
     device, plan, engine = manager.device, manager.plan, inputs.asks is not None
     step = Step.room(manager.entry_groups, 1, 1, device)
     topk = torch.full((1, plan.config.index_topk), -1, dtype=torch.int32, device=device)
-    taken = _any_inputs(inputs, 1, dict.fromkeys(op.selecting_ratios(layers), topk))
-    outputs = op.Outputs(device, plan.config.index_topk, plan.config.window_tokens)
-    run, tables = op.Run(outputs, plan.schemas[0].block_tokens), manager.device_tables
+    taken = _any_inputs(inputs, 1, dict.fromkeys(ex.selecting_ratios(layers), topk))
+    outputs = ex.Outputs(device, plan.config.index_topk, plan.config.window_tokens)
+    run, tables = ex.Run(outputs, plan.schemas[0].block_tokens), manager.device_tables
     with foresee() as launches:
-        op.run_layers([(e, op.prefill_operations(e)) for e in layers], step, taken, run)
-        decoding = [(e, op.all_decode_operations(e, engine=engine)) for e in layers]
-        op.run_layers(decoding, step, taken, run)
+        ex.run_layers([(e, ex.prefill_operations(e)) for e in layers], step, taken, run)
+        decoding = [(e, ex.all_decode_operations(e, engine=engine)) for e in layers]
+        ex.run_layers(decoding, step, taken, run)
         for layer in layers:  # what fills a cache that is measured
             for part in map(layer.part, layer.parts):
                 values = torch.empty(1, part.store.layout.format.dims, dtype=torch.bfloat16)
@@ -150,27 +142,3 @@ def foresee_modules(
         if tables is not None:
             _find_completed(tables, step)
     return list(dict.fromkeys(launch.module for launch in launches))
-
-
-def cuda_capture() -> Capture:
-    """Captures in CUDA graphs that share one memory pool: capture the largest first."""
-    pool: list[Any] = [None]
-
-    def capture(run: Callable[[], None]) -> Replay:
-        # The first call loads kernels and makes torch's allocations, which a capture must not; on
-        # a stream of its own, as torch asks for.
-        make_stream: Any = torch.cuda.Stream
-        side = make_stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            run()
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        graph: Any = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool[0]):
-            run()
-        pool[0] = graph.pool()
-        replay: Replay = graph.replay
-        return replay
-
-    return capture

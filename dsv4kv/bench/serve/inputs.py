@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dsv4kv.cache.blocks import Ids
-from dsv4kv.cache.layers import LayerCache
+from dsv4kv.cache.manager import LayerCache
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import PageLayout
 from dsv4kv.model.plan import CHECKPOINT_TOKENS

@@ -9,11 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsv4kv.bench.serve.executor import StepTokens
+from dsv4kv.bench.serve.executor import Call, Reads, StepTokens
 from dsv4kv.bench.serve.inputs import InputBank, PlacedContexts, Queries, StepInputs
-from dsv4kv.bench.serve.operations import Call, Reads
 from dsv4kv.cache.blocks import Ids
-from dsv4kv.cache.layers import Compressors, LayerCache
+from dsv4kv.cache.manager import Compressors, LayerCache
 from dsv4kv.model.formats import EntryFormat
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.ops import codec, reference, reference_codec

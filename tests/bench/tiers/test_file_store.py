@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.bench.tiers.store import FileStore
+from dsv4kv.bench.library import FileStore
 from dsv4kv.errors import StoreFull, StoreUnavailable
 from tests.bench.tiers.kinds import content, file_of, poisoned
 

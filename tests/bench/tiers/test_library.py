@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.tiers.library import Restored
-from dsv4kv.bench.tiers.store import Bytes, MemoryStore
+from dsv4kv.bench.library import Bytes, MemoryStore, Restored
 from dsv4kv.errors import CacheError, OutOfBlocks, StoreFull, StoreUnavailable
 from tests.bench.tiers.world import World, on_twin, tokens_of
 from tests.examples import examples

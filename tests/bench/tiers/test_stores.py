@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.tiers.store import Store
+from dsv4kv.bench.library import Store
 from tests.bench.tiers.kinds import KINDS, SIZES, content, opened, poisoned
 from tests.examples import examples
 

@@ -18,11 +18,10 @@ import numpy as np
 import torch
 
 from dsv4kv.bench.build import check_data_path, plan_from
+from dsv4kv.bench.library import FileStore, Library, MemoryStore, Store
+from dsv4kv.bench.objects import CacheBytes, differences
 from dsv4kv.bench.run import set_up
 from dsv4kv.bench.serve.executor import Requests
-from dsv4kv.bench.tiers.library import Library
-from dsv4kv.bench.tiers.objects import CacheBytes, differences
-from dsv4kv.bench.tiers.store import FileStore, MemoryStore, Store
 from dsv4kv.budget.lookup import find_weight_facts
 from dsv4kv.config.bench import BenchConfig, CacheSection, MeasureSection, WorkloadSection
 from dsv4kv.config.experiments import TiersConfig

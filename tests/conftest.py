@@ -66,14 +66,13 @@ SLOW = {
     ".": "cuda fuzz kernels systems visit test_documented_commands"
     " test_docs_outputs test_docs_records test_endings test_install test_kills test_processes"
     " test_traps",
-    "bench": "test_build test_case test_gpu_case test_launches test_memory_series"
-    " test_run test_telemetry test_timed_kernels",
+    "bench": "test_case test_gpu_case test_launches test_telemetry test_timed_kernels",
     "cache": "test_blocks_machine test_machine test_sharing_machine",
     "cli": "test_bench test_budget test_compare test_doctor test_explain test_foreign_code"
     " test_golden test_kernels test_launches test_op test_profile test_progress"
     " test_record test_replay test_results test_screen test_shell test_sweeps test_without_torch",
     "replay/clock": "test_points",
-    "bench/compare": "test_ab test_comparison test_verdict test_worktrees",
+    "bench/compare": "test_ab test_comparison test_verdict",
     "engines": "logs/test_recovery logs/test_explain oracles test_own test_rules",
     "profile": ".",
     "bench/transfer": "test_bench_transfer test_side",

@@ -1,4 +1,8 @@
-"""The GPU of a run, and equal calls timed on it: captured in a graph and replayed."""
+"""The device of a run, and equal calls timed on it: warm up until flat, sample until known.
+
+The rules are the same for GPUs and CPUs: what differs is how units of work are timed. On a GPU
+calls are captured in a graph and replayed.
+"""
 
 import math
 from collections import defaultdict
@@ -7,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +33,9 @@ Clock = Callable[[], int]
 
 Throttled = Callable[[int, int], bool]
 """Whether the device was slowed by force between two moments of the clock."""
+
+Event = Any
+"""A moment on a device: ``torch.cuda.Event`` with timing, or what has its calls."""
 
 
 @dataclass(frozen=True)
@@ -92,26 +99,31 @@ def measure(
     rules: Rules,
     *,
     was_idle: bool = True,
-    clock_ns: Clock | None = None,
+    clock_ns: Clock = perf_counter_ns,
     throttled: Throttled | None = None,
 ) -> Timing:
     """Warm up and sample units of ``calls`` calls each; throttled ones are dropped."""
-    clock_ns = clock_ns or perf_counter_ns
-    unit_ns = _warm_up(take, rules, was_idle, clock_ns)
-    started_ns = clock_ns()
-    batches, converged = _sample(take, unit_ns, rules, clock_ns)
-    ended_ns = clock_ns()
-    whole = [unit for *_, units in batches for unit in units]
-    units_ns = whole
+    count = _batch(_warm_up(take, rules, was_idle, clock_ns), rules)
+    started_ns, elapsed_ns, converged = clock_ns(), 0, False
+    batches: list[tuple[int, int, list[int]]] = []  # begin, end and samples of what was together
+    whole: list[int] = []
+    while not converged and (not batches or elapsed_ns < rules.most_ns):
+        began_ns, units_ns = clock_ns(), take(count)
+        batches.append((began_ns, clock_ns(), units_ns))
+        whole += units_ns
+        elapsed_ns = clock_ns() - started_ns
+        enough = len(whole) >= rules.fewest_samples and elapsed_ns >= rules.least_ns
+        converged = enough and is_known(whole, rules)
+    ended_ns, kept = clock_ns(), whole
     # asking is costly: once where the device was never throttled
     if throttled is not None and throttled(batches[0][0], batches[-1][1]):
-        units_ns = [unit for *span, units in batches if not throttled(*span) for unit in units]
-    left_out = len(whole) - len(units_ns)
+        kept = [unit for *span, units in batches if not throttled(*span) for unit in units]
+    left_out = len(whole) - len(kept)
     return Timing(
-        samples_ns=[round(unit / calls) for unit in units_ns],
+        samples_ns=[round(unit / calls) for unit in kept],
         started_ns=started_ns,
         ended_ns=ended_ns,
-        converged=converged if not left_out else bool(units_ns) and is_known(units_ns, rules),
+        converged=converged if not left_out else bool(kept) and is_known(kept, rules),
         throttled=left_out,
     )
 
@@ -139,7 +151,10 @@ def _warm_up(take: Take, rules: Rules, was_idle: bool, clock_ns: Clock) -> float
     window_ns = rules.window_ns if was_idle else rules.rewarm_window_ns
     started_ns, before = clock_ns(), math.inf
     while True:
-        unit_ns = _window_median(take, window_ns, rules, clock_ns)
+        window_started_ns, found = clock_ns(), take(1)
+        while clock_ns() - window_started_ns < window_ns:
+            found += take(_batch(found[-1], rules))
+        unit_ns = float(np.median(found))
         elapsed_ns = clock_ns() - started_ns
         is_flat = abs(unit_ns - before) <= rules.flat * unit_ns
         if (is_flat and elapsed_ns >= least_ns) or elapsed_ns >= rules.most_warmup_ns:
@@ -147,58 +162,25 @@ def _warm_up(take: Take, rules: Rules, was_idle: bool, clock_ns: Clock) -> float
         before = unit_ns
 
 
-def _window_median(take: Take, window_ns: int, rules: Rules, clock_ns: Clock) -> float:
-    started_ns = clock_ns()
-    found = take(1)
-    while clock_ns() - started_ns < window_ns:
-        found += take(_batch(found[-1], rules))
-    return float(np.median(found))
-
-
-_Batch = tuple[int, int, list[int]]
-"""Begin, end and samples of units that were handed over together."""
-
-
-def _sample(
-    take: Take, unit_ns: float, rules: Rules, clock_ns: Clock
-) -> tuple[list[_Batch], bool]:
-    started_ns, count = clock_ns(), _batch(unit_ns, rules)
-    batches: list[_Batch] = []
-    found: list[int] = []
-    while True:
-        began_ns, units_ns = clock_ns(), take(count)
-        batches.append((began_ns, clock_ns(), units_ns))
-        found += units_ns
-        elapsed_ns = clock_ns() - started_ns
-        enough = len(found) >= rules.fewest_samples and elapsed_ns >= rules.least_ns
-        if enough and is_known(found, rules):
-            return batches, True
-        if elapsed_ns >= rules.most_ns:
-            return batches, False
-
-
 def _batch(unit_ns: float, rules: Rules) -> int:
     return max(1, min(_MOST_AT_ONCE, math.ceil(rules.batch_ns / max(1.0, unit_ns))))
 
 
 def timed_ns(call: Callable[[], object]) -> int:
-    """Nanoseconds of one call."""
     started_ns = perf_counter_ns()
     call()
     return perf_counter_ns() - started_ns
 
 
-class Event(Protocol):
-    """A moment on a device; ``torch.cuda.Event`` with timing."""
+_FILL = 0x5A  # not zero: untouched zero pages share one physical page and copy too fast
 
-    def record(self) -> None:
-        """The moment is when all work launched so far is done."""
 
-    def synchronize(self) -> None:
-        """Wait for the moment."""
-
-    def elapsed_time(self, end: "Event") -> float:
-        """Milliseconds from this moment to another."""
+def measure_memcpy(size_bytes: int, repeats: int = 10) -> list[int]:
+    """Durations in ns of copies, each moving twice its size, after one untimed copy."""
+    source = torch.full((size_bytes,), _FILL, dtype=torch.uint8)
+    copy = partial(torch.ones_like(source).copy_, source)
+    copy()
+    return [timed_ns(copy) for _ in range(repeats)]
 
 
 class DeviceClock:
@@ -246,19 +228,6 @@ class Budget:
         """Time for the first of the measurements; None where not even ``least_ns`` is left."""
         left_ns = self._end_ns - self._clock_ns()
         return None if left_ns < least_ns else max(least_ns, left_ns // measurements)
-
-
-_FILL = 0x5A  # not zero: untouched zero pages share one physical page and copy too fast
-
-
-def measure_memcpy(size_bytes: int, repeats: int = 10) -> list[int]:
-    """Durations in ns of copies, each moving twice its size, after one untimed copy."""
-    import torch
-
-    source = torch.full((size_bytes,), _FILL, dtype=torch.uint8)
-    copy = partial(torch.ones_like(source).copy_, source)
-    copy()
-    return [timed_ns(copy) for _ in range(repeats)]
 
 
 Replay = Callable[[], None]
@@ -317,19 +286,18 @@ def find_device(wanted: str) -> CudaDevice | None:
             "torch sees no CUDA device here: install a torch built for CUDA on a machine with an "
             "NVIDIA GPU and driver, or set a configuration's device to cpu or auto."
         )
-    device = torch.device("cuda", torch.cuda.current_device())
+    device, event = torch.device("cuda", torch.cuda.current_device()), torch.cuda.Event
     return CudaDevice(
         device,
         architecture=architecture_of(*torch.cuda.get_device_capability(device)),
         free_bytes=torch.cuda.mem_get_info(device)[0],
         l2_bytes=torch.cuda.get_device_properties(device).L2_cache_size,
-        make_event=_make_event,
+        make_event=partial(event, enable_timing=True),
         make_capture=cuda_capture,
     )
 
 
 def describe_gpu(wanted: str) -> GpuFacts | None:
-    """The GPU that ``auto``, ``cpu`` or ``cuda`` stands for here; None without."""
     if wanted == "cpu" or not torch.cuda.is_available():
         return None
     facts = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -348,12 +316,6 @@ def gpu_uuid(device: CudaDevice | None) -> str | None:
         return None
     facts: Any = torch.cuda.get_device_properties(device.device)
     return str(facts.uuid)
-
-
-def _make_event() -> Event:
-    make: Any = torch.cuda.Event
-    event: Event = make(enable_timing=True)
-    return event
 
 
 EMPTY_KERNEL = "empty kernel"
@@ -406,16 +368,14 @@ class CallTimer:
         most_ns: int | None = None,
     ) -> Timing:
         """Time one of the calls, all of one kind; it ends after ``most_ns`` in any case."""
-        replay, rounds = self._capture(calls), 1
-        if calls:
-            take = partial(self._take, replay)
-            rounds = rounds_for(take, self._rules, _MOST_ROUNDS)
+        replay = self._capture(calls)
+        rounds = rounds_for(partial(self._take, replay), self._rules, _MOST_ROUNDS)
         if rounds > 1:
             replay = self._capture([*calls] * rounds)
         idle_ns = math.inf if self._worked_ns is None else self._clock_ns() - self._worked_ns
         timing = measure(
             partial(self._take, replay),
-            rounds * max(1, len(calls)),
+            rounds * len(calls),
             self._rules if most_ns is None else self._rules.within(most_ns),
             was_idle=idle_ns > self._rules.idle_ns,
             clock_ns=self._clock_ns,
@@ -447,7 +407,6 @@ class CallTimer:
         return [round(start.elapsed_time(end) * 1e6) for start, end in pairs]
 
     def time_floor(self) -> list[int]:
-        """Nanoseconds of an empty kernel."""
         nothing = pages.plan_nothing(torch.empty(1, device=self.device.device))
         return self.measure([prepare(nothing)] * _CHAIN, EMPTY_KERNEL).samples_ns
 

@@ -4,6 +4,10 @@ Cold calls each work on memory of their own: pages in another layer or under ano
 inputs, other outputs. When the first comes round again, the caches have seen all the others;
 where those are too few bytes to drive it out, the row says L2-resident instead. Nothing is
 flushed or copied inside the timed region. Hot calls are one call again and again.
+
+``bench op`` times one operation at a batch, a top k and a context, once it equals the reference.
+On the CPU its calls run one after the other by the same rules, and the last-level cache stands for
+the L2.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,8 +32,7 @@ from dsv4kv.bench.device import (
     measure_baseline,
 )
 from dsv4kv.bench.serve import executor as ex
-from dsv4kv.bench.serve.executor import Recorder, StepExecutor
-from dsv4kv.bench.serve.inputs import InputBank, StepInputs
+from dsv4kv.bench.serve.inputs import InputBank
 from dsv4kv.bench.telemetry import Telemetry
 from dsv4kv.cache.manager import EntryGroup, LayerCache
 from dsv4kv.cache.step import Completed, Step
@@ -115,16 +118,11 @@ def fill_layers(layers: Sequence[LayerCache], generator: torch.Generator) -> Non
             _fill_pages(layer, layer.window, generator)
         for part in map(layer.part, layer.parts):
             _fill_pages(layer, part.store, generator)
-            if part.state is not None:
-                fill_state(part.state, generator)
-
-
-def fill_state(state: Tensor, generator: torch.Generator) -> None:
-    """Fill compressor states, as they are allocated: kv and score, or running sums."""
-    on_device = torch.Generator(state.device).manual_seed(generator.initial_seed())
-    state.normal_(generator=on_device)
-    if state.dim() == 3:  # max, denominator, weighted sum
-        state[:, 1].abs_().add_(1)
+            if (state := part.state) is not None:
+                on_device = torch.Generator(state.device).manual_seed(generator.initial_seed())
+                state.normal_(generator=on_device)
+                if state.dim() == 3:  # running sums: max, denominator, weighted sum
+                    state[:, 1].abs_().add_(1)
 
 
 def _fill_pages(layer: LayerCache, store: PageStore, generator: torch.Generator) -> None:
@@ -159,11 +157,10 @@ class Figure:
 
     @property
     def name(self) -> str:
-        """As in a record."""
         return ex.name_of(*self.operation)
 
 
-def list_figures(executor: StepExecutor, requests: int, seed: int) -> list[Figure]:
+def list_figures(executor: ex.StepExecutor, requests: int, seed: int) -> list[Figure]:
     """Fill the cache, and list every operation of a decode step, by layer type, cold and hot.
 
     The requests are as long as the pools hold.
@@ -187,25 +184,6 @@ def list_figures(executor: StepExecutor, requests: int, seed: int) -> list[Figur
     return figures
 
 
-def measure_figures(
-    executor: StepExecutor, timer: CallTimer, figures: Sequence[Figure]
-) -> tuple[list[Operation], list[NotMeasured]]:
-    """Time figures, cold ones first; those without time left, with the reason.
-
-    Overwrites what the cache holds.
-    """
-    ranked = sorted(figures, key=lambda figure: figure.hot)
-    measured = {
-        id(figure): _measure(executor, timer, figure, len(figures) - n)
-        for n, figure in enumerate(ranked)
-    }
-    found = [measured[id(figure)] for figure in figures]
-    return (
-        [each for each in found if isinstance(each, Operation)],
-        [each for each in found if isinstance(each, NotMeasured)],
-    )
-
-
 def _alike(
     layers: Sequence[LayerCache], *, engine: bool
 ) -> Iterator[tuple[list[LayerCache], list[ex.LayerOperation]]]:
@@ -225,21 +203,41 @@ def _alike(
             yield alike, left
 
 
+def measure_figures(
+    executor: ex.StepExecutor, timer: CallTimer, figures: Sequence[Figure]
+) -> tuple[list[Operation], list[NotMeasured]]:
+    """Time figures, cold ones first; those without time left, with the reason.
+
+    Overwrites what the cache holds.
+    """
+    found: dict[int, Operation | NotMeasured] = {}
+    for n, place in enumerate(sorted(range(len(figures)), key=lambda i: figures[i].hot)):
+        found[place] = _measure(executor, timer, figures[place], len(figures) - n)
+    each = [found[place] for place in range(len(figures))]
+    return (
+        [row for row in each if isinstance(row, Operation)],
+        [row for row in each if isinstance(row, NotMeasured)],
+    )
+
+
 def _measure(
-    executor: StepExecutor, timer: CallTimer, figure: Figure, figures_left: int
+    executor: ex.StepExecutor, timer: CallTimer, figure: Figure, figures_left: int
 ) -> Operation | NotMeasured:
     most_ns = timer.share_ns(figures_left)
     known: dict[str, Any] = {"name": figure.name, "layer_type": figure.layer_type}
     unknown = known | {"temperature": "hot" if figure.hot else "cold"}
     if most_ns is None:
         return NotMeasured(**unknown, why="budget")
-    layer, step, tokens = figure.stages[0]
     calls, turns = _make_calls(executor, timer, figure)
+    layer, step, tokens = figure.stages[0]
     after = np.full(step.num_requests, tokens)
     work = StepWork(executor.counted, after, after - 1)
     operation, indexer = figure.operation
     entries, moved, flops = work.of(operation, layer.schema, indexer=indexer)
-    distinct = moved * min(_places(figure), turns)
+    places = len(figure.stages)  # calls on other pages, rings and states than any before
+    if OPERATIONS[operation].of_slots:
+        places = len({each.schema.layer.layer_idx for each, _, _ in figure.stages})
+    distinct = moved * min(places, turns)
     temperature: Temperature = "hot"
     if not figure.hot:
         cold = distinct >= COLD_L2S * timer.device.l2_bytes
@@ -263,33 +261,28 @@ def _measure(
     )
 
 
-def _places(figure: Figure) -> int:
-    """How many calls work on other pages, rings and states than any before."""
-    if OPERATIONS[figure.operation[0]].of_slots:
-        return len({layer.schema.layer.layer_idx for layer, _, _ in figure.stages})
-    return len(figure.stages)
-
-
 def _make_calls(
-    executor: StepExecutor, timer: CallTimer, figure: Figure
+    executor: ex.StepExecutor, timer: CallTimer, figure: Figure
 ) -> tuple[list[Callable[[], None]], int]:
     """The operation on every stage, each with its own inputs, and how many outputs take turns."""
-    stages, operation = figure.stages, figure.operation
+    stages, operation, device = figure.stages, figure.operation, executor.device
 
     def make(number: int, run: ex.Run) -> tuple[Callable[[], None], Tensor | None]:
-        layer, step, _ = stages[number]
-        reads = None
+        layer, step, tokens = stages[number]
+        ratio, reads = layer.schema.layer.ratio, None
+        lengths = np.full(step.num_requests, tokens // max(1, ratio))
         if operation[0] in READS:
             reads = run.outputs.reads(layer, step.num_tokens, run.longest_tokens)
-            _fill_reads(executor, reads, stages[number])
-        inputs = _draw_inputs(executor, stages[number], number)
-        tensors = ex.arguments(layer, operation, step, inputs, run, reads)
+            _fill_reads(reads, executor.chooser.choose(lengths))
+        rows = torch.from_numpy(InputBank.rows(number, np.arange(step.num_requests))).to(device)
+        chosen = {ratio: executor.chooser.choose(lengths).to(device)}
+        inputs = executor.inputs.take(rows, chosen, step.positions.cpu())
+        tensors = ex.Filling(layer, step, inputs, run, reads).arguments(operation)
         assert tensors is not None  # all requests have entries
         return partial(getattr(layer.backend, operation[0]), **tensors), tensors.get("out")
 
     def make_run() -> ex.Run:
-        sizes = executor.outputs.index_topk, executor.outputs.window_tokens
-        return ex.Run(ex.Outputs(executor.device, *sizes), stages[0][2])
+        return ex.Run(executor.outputs.another(), stages[0][2])
 
     _, out = make(0, make_run())
     turns = len(stages)
@@ -300,28 +293,15 @@ def _make_calls(
     return [make(number, runs[number % turns])[0] for number in range(len(stages))], turns
 
 
-def _fill_reads(executor: StepExecutor, reads: ex.Reads, stage: Stage) -> None:
+def _fill_reads(reads: ex.Reads, chosen: Tensor) -> None:
     """Fill what the operations before would have written: any scores, and entries all over."""
-    layer, step, tokens = stage
-    lengths = np.full(step.num_requests, tokens // max(1, layer.schema.layer.ratio))
-    reads.chosen.copy_(executor.chooser.choose(lengths))
+    reads.chosen.copy_(chosen)
     reads.scores.normal_()
     reads.weights.normal_()
     codes = torch.randn(reads.codes.shape, device=reads.codes.device)
     reads.codes.copy_(codes.to(torch.float8_e4m3fn).view(torch.uint8))
     blocks = torch.arange(reads.blocks.shape[1], device=reads.blocks.device)
     reads.blocks.copy_(blocks.expand_as(reads.blocks))
-
-
-def _draw_inputs(executor: StepExecutor, stage: Stage, number: int) -> StepInputs:
-    """Data of a step's tokens in memory of its own, and what CSA layers choose to read."""
-    layer, step, tokens = stage
-    rows = InputBank.rows(number, np.arange(step.num_requests))
-    ratio, device = layer.schema.layer.ratio, executor.device
-    lengths = np.full(step.num_requests, tokens // max(1, ratio))
-    chosen = executor.chooser.choose(lengths).to(device)
-    numbers = torch.from_numpy(rows).to(device)
-    return executor.inputs.take(numbers, {ratio: chosen}, step.positions.cpu())
 
 
 _SEEDS = 4  # random draws of every scene that is checked
@@ -338,10 +318,6 @@ class Shape:
     topk: int | None  # entries that a token selects; None is the model's
     context: int  # tokens of every request
 
-    def settings(self) -> list[str]:
-        """As settings of a benchmark."""
-        return [f"workload.concurrency={self.batch}", f"cache.max_context_tokens={self.context}"]
-
 
 class OperationBench:
     """Checks and times one operation of a backend, and our own one next to it."""
@@ -355,33 +331,33 @@ class OperationBench:
         reads = "engine" if base in READS else "gather"
         self._name, self.operation, self._seconds = name, base, seconds
         self._settings = ["workload.decode=eager", f"workload.step={reads}", *settings]
-        self._config = self._load(Shape(1, None, 1024), "model.layers=null")
-        every = bd.plan_from(self._config)
+        config = self._load(None)
         types: dict[AttentionType, int] = {}
-        for schema in sorted(every.schemas, key=lambda each: not each.layer.selects):
+        for schema in sorted(bd.plan_from(config).schemas, key=lambda e: not e.layer.selects):
             types.setdefault(schema.layer.attn, schema.layer.layer_idx)
-        self._layers = sorted(types.values())
-        self.device = find_device(self._config.device)
-        self.own = bd.resolve(self._config.model_copy(update={"backend": None}), self.device)
-        self.resolved = bd.resolve(self._config, self.device)
+        self._small = self._load(sorted(types.values()))  # a layer of each type
+        self.device = find_device(config.device)
+        self.own = bd.resolve(config.model_copy(update={"backend": None}), self.device)
+        self.resolved = bd.resolve(config, self.device)
         if self.resolved.foreign and base not in self.resolved.foreign:
             brought = ", ".join(self.resolved.foreign)
             raise ConfigError(f"{self.resolved.name} has {brought}, and no {base}.")
 
-    def _load(self, shape: Shape, *more: str) -> BenchConfig:
-        return load_config("default", [*self._settings, *shape.settings(), *more]).config
+    def _load(self, layers: list[int] | None, batch: int = 1, context: int = 1024) -> BenchConfig:
+        held = "null" if layers is None else layers
+        sizes = f"workload.concurrency={batch}", f"cache.max_context_tokens={context}"
+        return load_config("default", [*self._settings, *sizes, f"model.layers={held}"]).config
 
     def check(self) -> int:
         """Cases that equal the reference.
 
         Raises ``VerificationError`` for one that does not, ``PeerUnavailable`` if there is none.
         """
-        config = self._load(Shape(1, None, 1024), f"model.layers={self._layers}")
-        bd.check_data_path(plan := bd.plan_from(config))
+        bd.check_data_path(plan := bd.plan_from(self._small))
         where = self.device.device if self.device else torch.device("cpu")
-        resolved, cases = self.resolved, 0
+        resolved, cases, first = self.resolved, 0, self._small.measure.seed
         draw = partial(foreign_scenes, resolved) if resolved.foreign else scenes_of
-        for seed in range(config.measure.seed, config.measure.seed + _SEEDS):
+        for seed in range(first, first + _SEEDS):
             scenes = [each for each in draw(plan, seed) if each.operation == self.operation]
             cases += len(scenes)
             if wrong := check_scenes(resolved.name, resolved.backend, scenes, where, seed):
@@ -395,9 +371,7 @@ class OperationBench:
 
     def time(self, shape: Shape, memory_bytes: int | None = None) -> list[Case]:
         """The operation at a shape, of the backend and of our own where that is another."""
-        config = self._load(shape, f"model.layers={self._layers}")
-        layers = self._with_operation(config)
-        config = self._load(shape, f"model.layers={layers}")
+        config = self._load(self._layers_with_operation(), shape.batch, shape.context)
         plan = bd.plan_from(config)
         if shape.topk:
             model = plan.config.model_copy(update={"index_topk": shape.topk})
@@ -409,29 +383,15 @@ class OperationBench:
         torch.set_num_threads(config.measure.threads)
         executor = self._build(config, plan)
         backends = list({each.name: each for each in (self.own, self.resolved)}.values())
+        turns = _TURNS if len(backends) > 1 else 1
         timed: dict[str, list[Operation]] = {}
         with Telemetry(gpu_uuid(self.device)) as telemetry:
-            device = self.device or host_device()
             known = measure_baseline(self.device, config.measure.memcpy_bytes)
-            turns = _TURNS if len(backends) > 1 else 1
             for backend in backends * turns:
-                mine = replace(
-                    executor, layers=[replace(e, backend=backend.backend) for e in executor.layers]
-                )
-                found: list[Operation] = []
-                for figure in list_figures(mine, shape.batch, config.measure.seed):
-                    if figure.name == self._name and not figure.hot:
-                        budget = Budget(self._seconds / turns)
-                        timer = _CheckedTimer(
-                            self.operation,
-                            getattr(self.own.backend, self.operation),
-                            f"{self.operation} of {backend.name}, batch {shape.batch}",
-                            device,
-                            telemetry.windows,
-                            telemetry.was_throttled,
-                            budget,
-                        )
-                        found += measure_figures(mine, timer, [figure])[0]
+                layers = [replace(e, backend=backend.backend) for e in executor.layers]
+                mine = replace(executor, layers=layers)
+                about = f"{self.operation} of {backend.name}, batch {shape.batch}"
+                found = self._time_once(mine, shape.batch, about, telemetry, turns)
                 timed[backend.name] = _pooled(timed.get(backend.name), found)
         given = {"batch": shape.batch, "topk": plan.config.index_topk, "context": shape.context}
         return [
@@ -449,20 +409,32 @@ class OperationBench:
             for backend in reversed(backends)
         ]
 
-    def _build(self, config: BenchConfig, plan: CachePlan) -> StepExecutor:
-        manager = bd.build_manager(config, plan, self.device)
-        return bd.build_drive(config, manager, Recorder(), self.own, self.device).executor
+    def _time_once(
+        self, executor: ex.StepExecutor, batch: int, about: str, telemetry: Telemetry, turns: int
+    ) -> list[Operation]:
+        found: list[Operation] = []
+        own = getattr(self.own.backend, self.operation)
+        for figure in list_figures(executor, batch, self._small.measure.seed):
+            if figure.name == self._name and not figure.hot:
+                polled = telemetry.windows, telemetry.was_throttled, Budget(self._seconds / turns)
+                device = self.device or host_device()
+                timer = _CheckedTimer(self.operation, own, about, device, *polled)
+                found += measure_figures(executor, timer, [figure])[0]
+        return found
 
-    def _with_operation(self, config: BenchConfig) -> list[int]:
+    def _build(self, config: BenchConfig, plan: CachePlan) -> ex.StepExecutor:
+        manager = bd.build_manager(config, plan, self.device)
+        return bd.build_drive(config, manager, ex.Recorder(), self.own, self.device).executor
+
+    def _layers_with_operation(self) -> list[int]:
         """Layers on which a decode step has the operation, one of a type."""
-        small = self._load(Shape(1, None, 1024), f"model.layers={self._layers}")
-        executor = self._build(small, bd.plan_from(small))
+        executor = self._build(self._small, bd.plan_from(self._small))
         figures = list_figures(executor, 1, 0)
         names = {each.name for each in figures}
         if self._name not in names:
             raise ConfigError(
-                f"{self._name} is not an operation of a decode step of {config.model.preset}: "
-                f"choose one of {', '.join(sorted(names))}."
+                f"{self._name} is not an operation of a decode step of "
+                f"{self._small.model.preset}: choose one of {', '.join(sorted(names))}."
             )
         types = {each.layer_type for each in figures if each.name == self._name}
         held = {each.schema.layer.attn.value: each.schema.layer for each in executor.layers}
@@ -528,18 +500,16 @@ class _HostEvent:
         return float(end._at_ns - self._at_ns) / 1e6
 
 
-def _repeat(run: Callable[[], None]) -> Callable[[], None]:
-    """Stands for a capture: work is replayed by doing it again."""
-    run()
-    return run
-
-
 def host_device() -> CudaDevice:
-    """The CPU as a device that calls are timed on."""
-    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-    cache = max((_bytes(each.read_text()) for each in sizes), default=_TYPICAL_CACHE_BYTES)
-    return CudaDevice(torch.device("cpu"), "cpu", 0, cache, _HostEvent, lambda: _repeat)
+    """The CPU as a device that calls are timed on; work is replayed by doing it again."""
+    sizes = [
+        int(path.read_text().strip().removesuffix("K")) << 10
+        for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    ]
+    cache = max(sizes, default=_TYPICAL_CACHE_BYTES)
 
+    def repeat(run: Callable[[], None]) -> Callable[[], None]:
+        run()
+        return run
 
-def _bytes(text: str) -> int:
-    return int(text.strip().removesuffix("K")) << 10
+    return CudaDevice(torch.device("cpu"), "cpu", 0, cache, _HostEvent, lambda: repeat)

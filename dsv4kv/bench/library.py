@@ -328,10 +328,15 @@ class Library:
         return restored
 
     def _load(self, prefix: Prefix, slot: int, end: int, digests: dict[str, bytes]) -> Restored:
+        """Put objects into the cache, up to the first that is not there as it was stored."""
         read_bytes = 0
         for pieces in self._pieces(prefix, slot, end):
-            if damaged := self._read(pieces, digests):
-                return Restored(damaged=damaged)
+            names = [name for each in pieces for name in each.names]
+            rows = [row for each in pieces for row in each.rows]
+            found = self.store.get(names, rows).tolist()
+            for name, row, there in zip(names, rows, found, strict=True):
+                if not there or digest(row) != digests[name]:
+                    return Restored(damaged=name)
             for each in pieces:
                 self.cache.put(each.family, each.units, each.copies)
                 read_bytes += each.copies.nbytes
@@ -383,13 +388,3 @@ class Library:
             return None
         rows = content.reshape(-1, _DIGEST_BYTES)
         return {name: row.tobytes() for name, row in zip(names, rows, strict=True)}
-
-    def _read(self, pieces: Sequence[_Piece], digests: dict[str, bytes]) -> str:
-        """Read objects; the name of the first that is not there as it was stored, or empty."""
-        names = [name for each in pieces for name in each.names]
-        into = [row for each in pieces for row in each.rows]
-        found = self.store.get(names, into)
-        for name, row, there in zip(names, into, found.tolist(), strict=True):
-            if not there or digest(row) != digests[name]:
-                return name
-        return ""

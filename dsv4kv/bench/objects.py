@@ -93,19 +93,17 @@ def describe(
     Whole pages of one size are one stretch each, padding included, so that neighbours touch.
     """
     first, last = _cut(rows, source.rows, target.rows)
-    starts, targets, lengths = list[Ids](), list[Ids](), list[Ids]()
-    whole = np.zeros(len(first), dtype=bool)
-    if source == target:
-        whole = last - first == source.rows
-        starts.append(_pages(source, source_ids, first[whole]))
-        targets.append(_pages(target, target_ids, first[whole]))
-        lengths.append(np.full(int(whole.sum()), source.page_bytes))
+    whole = (last - first == source.rows) & (source == target)
+    pages = first[whole]
+    found = [(_pages(source, source_ids, pages), _pages(target, target_ids, pages))]
+    lengths = [np.full(len(pages), source.page_bytes)]
     first, last = first[~whole], last[~whole]
     for mine, theirs in zip(source.areas, target.areas, strict=True):
-        starts.append(_places(source, mine, source_ids, first))
-        targets.append(_places(target, theirs, target_ids, first))
+        here = _places(source, mine, source_ids, first)
+        found.append((here, _places(target, theirs, target_ids, first)))
         lengths.append((last - first) * mine.row_bytes)
-    return Descriptors(*map(np.concatenate, (starts, targets, lengths)))
+    starts, targets = (np.concatenate(each) for each in zip(*found, strict=True))
+    return Descriptors(starts, targets, np.concatenate(lengths))
 
 
 def coalesce(each: Descriptors) -> Descriptors:
@@ -182,17 +180,17 @@ class CacheBytes:
         """Gather objects from the cache: ``ids`` int64[layers, n], as ``units`` gives them."""
         if self.by_launches:
             self._move("take", family, ids, into)
-            return
-        for layer, pool in enumerate(self.pools[family.name]):
-            into[:, layer] = pool.numpy()[ids[layer]]
+        else:
+            for layer, pool in enumerate(self.pools[family.name]):
+                into[:, layer] = pool.numpy()[ids[layer]]
 
     def put(self, family: Family, ids: Ids, data: Objects) -> None:
         """Put objects into the cache: the inverse of ``take``."""
         if self.by_launches:
             self._move("put", family, ids, data)
-            return
-        for layer, pool in enumerate(self.pools[family.name]):
-            pool.numpy()[ids[layer]] = data[:, layer]
+        else:
+            for layer, pool in enumerate(self.pools[family.name]):
+                pool.numpy()[ids[layer]] = data[:, layer]
 
     def _move(self, way: Way, family: Family, ids: Ids, objects: Objects) -> None:
         """Move objects through a buffer next to the cache; one thread at a time."""

@@ -34,8 +34,9 @@ from dsv4kv.bench.objects import (
     rows_needed,
     stretches,
 )
-from dsv4kv.bench.serve.executor import Call, Recorder, Requests, StepTokens
+from dsv4kv.bench.serve.executor import Call, Recorder, StepTokens
 from dsv4kv.bench.serve.inputs import EntryChooser, StepInputs
+from dsv4kv.bench.serve.loop import Requests
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.config.bench import BenchConfig
@@ -109,7 +110,6 @@ class Memory(CacheBytes):
         return [slice(at - base, at - base + n) for at, n in zip(starts, sizes, strict=True)]
 
     def rows(self, family: Family, tokens: int) -> range:
-        """Rows that a request needs of a family; see ``rows_needed``."""
         return rows_needed(family, tokens, self.manager.plan.config.window_tokens)
 
     def digests(self, family: Family, ids: Ids, rows: range, page_rows: int) -> list[str]:

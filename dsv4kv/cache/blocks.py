@@ -113,7 +113,6 @@ class BlockPool:
 
     @property
     def num_held(self) -> int:
-        """Blocks with holders."""
         return self.num_blocks - self.num_unused - self.num_cached
 
     def refs(self, ids: Ids) -> Ids:

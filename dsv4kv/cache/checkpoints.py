@@ -35,7 +35,6 @@ class CheckpointPool:
 
     @property
     def num_free(self) -> int:
-        """Checkpoints that can still be saved."""
         return self._numbers.num_free
 
     def save(self, slot: int) -> int:
@@ -65,7 +64,6 @@ class CheckpointPool:
         self._numbers.check_held(np.array([checkpoint]))
 
     def release(self, checkpoint: int) -> None:
-        """Give a checkpoint's room back."""
         self._numbers.release(np.array([checkpoint]))
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:

@@ -47,10 +47,6 @@ class BlockTable:
         # written since they were last copied to the device; None without such a copy
         self.changes: list[Cells] | None = None
 
-    def view(self, layer_idx: int) -> torch.Tensor:
-        """int32[slots, width] for one layer; shares the host's memory and never moves."""
-        return torch.from_numpy(self.blocks[self.group.lane_of(layer_idx)])
-
     def missing(self, slots: Ids, needed: Ids) -> Ids:
         """Blocks each slot lacks, int64[B], negative where it holds too many. Changes nothing.
 
@@ -98,7 +94,6 @@ class BlockTable:
         self.held[slot] = end
 
     def clear(self, slot: int) -> None:
-        """Give back all blocks of a slot."""
         held = int(self.held[slot])
         if not held:
             return
@@ -211,10 +206,13 @@ class StateCachePool:
             for schema in schemas
             if schema.window
         ]
-        shapes = [schema.state_shape for schema in schemas]
-        self.state = _allocate(shapes, max_requests, device)
-        shapes = [schema.indexer_state_shape for schema in schemas]
-        self.indexer_state = _allocate(shapes, max_requests, device)
+        self.state, self.indexer_state = (
+            _allocate([shape for shape in shapes if shape], max_requests, device)
+            for shapes in (
+                [schema.state_shape for schema in schemas],
+                [schema.indexer_state_shape for schema in schemas],
+            )
+        )
         for slot in range(max_requests):
             self.reset_slot(slot)
 
@@ -228,16 +226,14 @@ class StateCachePool:
                 state[:, slot, scores] = -math.inf
 
     def states(self) -> list[Tensor]:
-        """The compressor states there are."""
         return [state for state in (self.state, self.indexer_state) if state is not None]
 
 
 def _allocate(
     shapes: Sequence[tuple[int, ...]], slots: int, device: torch.device
 ) -> Tensor | None:
-    """States of the layers that have one; theirs is one shape."""
-    held = [shape for shape in shapes if shape]
-    return torch.empty(len(held), slots, *held[0], device=device) if held else None
+    """States of layers, all of one shape."""
+    return torch.empty(len(shapes), slots, *shapes[0], device=device) if shapes else None
 
 
 class KVCacheManager:
@@ -290,7 +286,6 @@ class KVCacheManager:
 
     @property
     def num_free_slots(self) -> int:
-        """Slots for further requests."""
         return self._slots.num_free
 
     @property
@@ -334,9 +329,10 @@ class KVCacheManager:
 
     def view(self, table: BlockTable, layer_idx: int) -> torch.Tensor:
         """int32[slots, width]: a layer's block table where its pools are; never moves."""
+        lane = table.group.lane_of(layer_idx)
         if self.device_tables is None:
-            return table.view(layer_idx)
-        return self.device_tables.cells[table][table.group.lane_of(layer_idx)]
+            return torch.from_numpy(table.blocks[lane])
+        return self.device_tables.cells[table][lane]
 
     def tensors(self) -> Iterator[tuple[str, str, Tensor]]:
         """All tensors of the cache but block tables, with pool name and layer type."""
@@ -428,7 +424,6 @@ class CompressedCache:
 
     @property
     def is_pooled(self) -> bool:
-        """Whether entries are pooled from a state."""
         return self.state is not None
 
     @cached_property

@@ -346,7 +346,7 @@ def run_profiled(
         requests=config.workload.concurrency,
         warmup=config.measure.warmup_steps,
     )
-    loop, _ = make_loop(setup, recorder, profiled)
+    loop = make_loop(setup, recorder, profiled)
     with suppress(Enough):
         loop.run()
     if not profiled.step_requests:

@@ -184,7 +184,8 @@ class CacheMachine(RuleBasedStateMachine):
     def visible(self, layer: int, slot: int) -> Ids:
         """Physical entries of a request's valid entries, through the view kernels read."""
         logical = np.arange(self.running[slot].tokens // RATIOS[layer])
-        blocks = self.table_of(layer).view(layer)[slot].numpy().astype(np.int64)
+        view = self.manager.view(self.table_of(layer), layer)
+        blocks = view[slot].numpy().astype(np.int64)
         size = self.per_block[layer]
         return blocks[logical // size] * size + logical % size
 

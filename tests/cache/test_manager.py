@@ -109,7 +109,9 @@ def test_memory_never_moves() -> None:
         pools = [pool.main.pages for pool in manager.pools.values()]
         rings = [ring.pages for states in manager.states.values() for ring in states.windows]
         states = [tensor for pool in manager.states.values() for tensor in pool.states()]
-        tables = [table.view(layer) for table in manager.tables for layer in table.group.layers]
+        tables = [
+            manager.view(table, layer) for table in manager.tables for layer in table.group.layers
+        ]
         return [tensor.data_ptr() for tensor in pools + rings + states + tables]
 
     before = addresses()

@@ -34,7 +34,3 @@ def insert_row(cache: PrefixCacheManager, tokens: Tokens, slot: int, version: in
     lease = cache.pin(tokens)
     cache.extend_row(lease, tokens[lease.length :], slot, version)
     cache.release(lease)
-
-
-def no_copy(source: int, target: int, tokens: int) -> None:
-    """Of rows that hold nothing."""

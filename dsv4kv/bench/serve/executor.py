@@ -1,6 +1,8 @@
 """Runs a step's operations on real bytes, layer by layer, as a decoder would, and takes samples.
 
-Sampling is cheap to call; nothing is aggregated.
+A layer's operations are listed once; a step runs them in order, each called by keyword with the
+tensors of the layer, the step, the step's inputs and the outputs. Sampling is cheap to call;
+nothing is aggregated.
 """
 
 from array import array
@@ -9,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import chain
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,23 +20,25 @@ from torch import Tensor
 
 from dsv4kv.bench.device import DeviceClock
 from dsv4kv.bench.serve import inputs as inp
-from dsv4kv.bench.serve.inputs import StepInputs
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import (
     CompressedCache,
     DeviceTables,
     KVCacheManager,
     LayerCache,
-    prepare_forward,
     stage,
 )
 from dsv4kv.cache.step import Step
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.plan import CHECKPOINT_TOKENS
 from dsv4kv.model.schedule import AttentionType, chooses_candidates
 from dsv4kv.ops.cuda.launch import dependent_launches
 from dsv4kv.ops.spec import OPERATIONS, READS
 from dsv4kv.ops.storage import Entries, PartWrite
 from dsv4kv.ops.work import CountedLayers, StepWork
+
+if TYPE_CHECKING:
+    from dsv4kv.bench.serve.graphs import DecodeGraphs
 
 LayerOperation = tuple[str, bool]  # an operation by its name, and whether it works on indexer keys
 
@@ -43,9 +46,6 @@ Tensors = dict[str, Any]  # arguments of an operation by keyword
 
 Work = Sequence[tuple[LayerCache, Sequence[LayerOperation]]]
 """Layers in order, and the operations of a step on each."""
-
-if TYPE_CHECKING:
-    from dsv4kv.bench.serve.graphs import DecodeGraphs
 
 
 def name_of(operation: str, indexer: bool) -> str:
@@ -62,18 +62,19 @@ def decode_operations(
     fused: insert and flush as one operation, where a layer has compressed KV.
     engine: read in place, as engines do; else gather.
     """
-    reads = read_operations(layer, engine=engine)
-    inserts = [_insertion(layer, part) for part in layer.parts if part not in layer.pooled_parts]
-    if fused and layer.pooled_parts:
-        return [("step_write", False), *inserts, *reads]
-    writes = [(name, part) for part in layer.pooled_parts for name in ("state_append", "flush")]
-    return [*_window(layer, "window_insert"), *writes, *inserts, *reads]
+    pooled = layer.pooled_parts
+    inserts = [_insertion(layer, part) for part in layer.parts if part not in pooled]
+    writes = [("step_write", False)]
+    if not fused or not pooled:
+        appended = [(name, part) for part in pooled for name in ("state_append", "flush")]
+        writes = [*_window(layer, "window_insert"), *appended]
+    return [*writes, *inserts, *read_operations(layer, engine=engine)]
 
 
 def all_decode_operations(layer: LayerCache, *, engine: bool = False) -> list[LayerOperation]:
     """Of a decode step fused and not: each of them once."""
-    both = [decode_operations(layer, fused=fused, engine=engine) for fused in (False, True)]
-    return list(dict.fromkeys(chain(*both)))
+    single, fused = (decode_operations(layer, fused=f, engine=engine) for f in (False, True))
+    return list(dict.fromkeys([*single, *fused]))
 
 
 def prefill_operations(layer: LayerCache) -> list[LayerOperation]:
@@ -149,6 +150,10 @@ class Outputs:
         self.index_topk, self.window_tokens = index_topk, window_tokens
         self._buffers: dict[str, Tensor] = {}
 
+    def another(self) -> "Outputs":
+        """Outputs of the same sizes in other memory."""
+        return Outputs(self._device, self.index_topk, self.window_tokens)
+
     def reads(self, layer: LayerCache, tokens: int, longest_tokens: int) -> Reads:
         """For the reads of a decode step of a layer."""
         model, ratio = layer.model, max(1, layer.schema.layer.ratio)
@@ -175,20 +180,6 @@ class Outputs:
         return self._buffers[name][:size].view(shape)
 
 
-@dataclass
-class Run:
-    """How the operations of a step are run."""
-
-    outputs: Outputs  # where reads write
-    longest_tokens: int  # most tokens of a request, or room for them
-    # takes every operation's; None where a device runs them later
-    spans: "Spans | None" = None
-    # is given every call that read
-    show: "Callable[[Call], None] | None" = None
-    # makes a range of a profiler around an operation
-    mark: Callable[[str], AbstractContextManager[object]] | None = None
-
-
 class Call(NamedTuple):
     """An operation on one layer, ready to be called."""
 
@@ -207,15 +198,33 @@ Spans = list[tuple[Call, int, int]]
 """Calls, with when they began and ended, in ns."""
 
 
-def fill_calls(work: Work, step: Step, inputs: StepInputs, run: Run) -> list[Call]:
+@dataclass
+class Run:
+    """How the operations of a step are run."""
+
+    outputs: Outputs  # where reads write
+    longest_tokens: int  # most tokens of a request, or room for them
+    spans: Spans | None = None  # takes every operation's; None where a device runs them later
+    show: Callable[[Call], None] | None = None  # is given every call that read
+    # makes a range of a profiler around an operation
+    mark: Callable[[str], AbstractContextManager[object]] | None = None
+
+
+def run_layers(work: Work, step: Step, inputs: inp.StepInputs, run: Run) -> None:
+    """Run the operations of every layer."""
+    run_calls(fill_calls(work, step, inputs, run), run)
+
+
+def fill_calls(work: Work, step: Step, inputs: inp.StepInputs, run: Run) -> list[Call]:
     """The calls of a step in order, their arguments filled: nothing is left to do between them."""
     calls = []
     for layer, operations in work:
         reads = None
         if ("attend", False) in operations:
             reads = run.outputs.reads(layer, step.num_tokens, run.longest_tokens)
+        filling = Filling(layer, step, inputs, run, reads)
         for each in operations:
-            tensors = arguments(layer, each, step, inputs, run, reads)
+            tensors = filling.arguments(each)
             if tensors is not None:
                 calls.append(Call(layer, each, tensors, reads))
     return calls
@@ -238,133 +247,121 @@ def run_calls(calls: Iterable[Call], run: Run) -> None:
             run.show(call)
 
 
-def run_layers(work: Work, step: Step, inputs: StepInputs, run: Run) -> None:
-    """Run the operations of every layer."""
-    run_calls(fill_calls(work, step, inputs, run), run)
+class Filling(NamedTuple):
+    """What fills the arguments of operations on a layer."""
 
+    layer: LayerCache
+    step: Step
+    inputs: inp.StepInputs
+    run: Run
+    reads: Reads | None
 
-def arguments(
-    layer: LayerCache,
-    each: LayerOperation,
-    step: Step,
-    inputs: StepInputs,
-    run: Run,
-    reads: Reads | None,
-) -> Tensors | None:
-    """The arguments of one operation on one layer; None where it has nothing to do."""
-    (operation, indexer), ratio = each, layer.schema.layer.ratio
-    part = layer.indexer if indexer else layer.main
-    given: Tensors = {
-        "ring": layer.window,
-        "table": layer.blocks,
-        "hadamard": layer.hadamard,
-        "values": inputs.window,
-        "slots": step.token_slots,
-        "positions": step.positions,
-        "lengths": step.seen.get(ratio),
-    }
-    if part is not None:
-        given |= {"store": part.store, "compressor": part.compressor, "state": part.state}
-        given["page_entries"] = part.store.layout.entries
-    own: Tensors | None = {}
-    if operation in READS:
+    def arguments(self, each: LayerOperation) -> Tensors | None:
+        """The arguments of an operation; None where it has nothing to do."""
+        (operation, indexer), layer, step = each, self.layer, self.step
+        part = layer.indexer if indexer else layer.main
+        given: Tensors = {
+            "ring": layer.window,
+            "table": layer.blocks,
+            "hadamard": layer.hadamard,
+            "values": self.inputs.window,
+            "slots": step.token_slots,
+            "positions": step.positions,
+            "lengths": step.seen.get(layer.schema.layer.ratio),
+        }
+        if part is not None:
+            given |= {"store": part.store, "compressor": part.compressor, "state": part.state}
+            given["page_entries"] = part.store.layout.entries
+        own: Tensors | None = {}
+        if operation in READS:
+            own = self._of_read(operation)
+        elif operation.startswith("gather_"):
+            own = self._of_gather(each, part)
+        elif operation == "step_write":
+            own = {"parts": tuple(map(self._part_write, layer.pooled_parts))}
+        elif part is not None and operation != "window_insert":
+            own = self._of_write(operation, part)
+        if own is None:
+            return None
+        given |= own
+        return {name: given[name] for name in OPERATIONS[operation].names}
+
+    def _of_gather(self, each: LayerOperation, part: CompressedCache | None) -> Tensors | None:
+        operation, ratio, outputs = each[0], self.layer.schema.layer.ratio, self.run.outputs
+        rows, dims = outputs.window_tokens, self.layer.model.head_dim
+        if part is not None and operation != "gather_window":
+            every = self.run.longest_tokens // ratio
+            rows = outputs.index_topk if operation == "gather_topk" else every
+            dims = part.store.layout.format.dims
+        if not rows:
+            return None
+        return {
+            "slots": self.step.request_slots,
+            "lengths": self.step.lengths.get(ratio),
+            "tokens": self.step.tokens_after,
+            "indices": self.inputs.topk.get(ratio),
+            "out": outputs.take(name_of(*each), self.step.num_requests, rows, dims),
+        }
+
+    def _of_write(self, operation: str, part: CompressedCache) -> Tensors | None:
+        step, group = self.step, self.layer.group
+        assert group is not None
+        if operation == "flush":
+            done = step.completed[group]
+            return done._asdict() if len(done.entries) else None
+        values = self.inputs.entries(part.store.layout.format.dims)
+        own: Tensors = {"entries": step.entries[group], "values": values, "keys": values}
+        own |= self.inputs.pooled(part.compressor)
+        if operation == "state_append":
+            _check_append(part, step)
+        elif operation == "compress_chunk":
+            if step.num_requests != 1:
+                raise ConfigError(f"a chunk belongs to one request, not to {step.num_requests}.")
+            slot, start = step.first_token
+            own |= {"slot": slot, "start": start, "entries": step.completed[group].entries}
+        return own
+
+    def _part_write(self, indexer: bool) -> PartWrite:
+        part, group = self.layer.part(indexer), self.layer.group
+        _check_append(part, self.step)
+        assert part.compressor is not None
+        assert part.state is not None
+        assert group is not None
+        rows = self.inputs.pooled(part.compressor)
+        given = part.compressor, part.state, rows["kv"], rows["score"]
+        return PartWrite(*given, part.store, self.step.entries[group])
+
+    def _of_read(self, operation: str) -> Tensors | None:
+        """What a read of a decode step in place has of its own, by the names of its row."""
+        layer, step, reads, asked = self.layer, self.step, self.reads, self.inputs.queries
+        model, ratio = layer.model, layer.schema.layer.ratio
         assert reads is not None
-        own = _of_read(operation, layer, step, inputs, reads)
-    elif operation.startswith("gather_"):
-        own = _of_gather(each, layer, part, step, inputs, run)
-    elif operation == "step_write":
-        own = {"parts": tuple(_part_write(layer, i, step, inputs) for i in layer.pooled_parts)}
-    elif part is not None and operation != "window_insert":
-        own = _of_write(operation, layer, part, step, inputs)
-    if own is None:
-        return None
-    given |= own
-    return {name: given[name] for name in OPERATIONS[operation].names}
-
-
-def _of_gather(
-    each: LayerOperation,
-    layer: LayerCache,
-    part: CompressedCache | None,
-    step: Step,
-    inputs: StepInputs,
-    run: Run,
-) -> Tensors | None:
-    operation, ratio = each[0], layer.schema.layer.ratio
-    rows, dims = run.outputs.window_tokens, layer.model.head_dim
-    if part is not None and operation != "gather_window":
-        every = run.longest_tokens // ratio
-        rows = run.outputs.index_topk if operation == "gather_topk" else every
-        dims = part.store.layout.format.dims
-    if not rows:
-        return None
-    asked = {"slots": step.request_slots, "lengths": step.lengths.get(ratio)}
-    asked |= {"tokens": step.tokens_after, "indices": inputs.topk.get(ratio)}
-    return asked | {"out": run.outputs.take(name_of(*each), step.num_requests, rows, dims)}
-
-
-def _of_write(
-    operation: str, layer: LayerCache, part: CompressedCache, step: Step, inputs: StepInputs
-) -> Tensors | None:
-    assert layer.group is not None
-    if operation == "flush":
-        done = step.completed[layer.group]
-        return done._asdict() if len(done.entries) else None
-    values = inputs.entries(part.store.layout.format.dims)
-    own: Tensors = {"entries": step.entries[layer.group], "values": values, "keys": values}
-    own |= inputs.pooled(part.compressor)
-    if operation == "state_append":
-        _check_append(part, step)
-    elif operation == "compress_chunk":
-        if step.num_requests != 1:
-            raise ConfigError(f"a chunk belongs to one request, not to {step.num_requests}.")
-        slot, start = step.first_token
-        done = step.completed[layer.group]
-        own |= {"slot": slot, "start": start, "entries": done.entries}
-    return own
-
-
-def _of_read(
-    operation: str, layer: LayerCache, step: Step, inputs: StepInputs, reads: Reads
-) -> Tensors | None:
-    """What a read of a decode step in place has of its own, by the names of its row."""
-    if operation != "attend" and not reads.scores.shape[1]:
-        return None  # no key yet to choose from
-    model, ratio, asked = layer.model, layer.schema.layer.ratio, inputs.queries
-    assert asked is not None
-    if operation == "indexer_query":
-        asks = {"queries": asked.indexer, "weights": asked.weights, "turns": asked.turns[ratio]}
-        return asks | {"out": reads.codes, "out_weights": reads.weights}
-    if operation == "select_blocks":
-        assert model.candidates is not None
-        entries = model.candidates.block_entries
-        return {"scores": reads.scores, "block_entries": entries, "out": reads.blocks}
-    if operation == "attend":
-        found = None
-        if layer.main is not None:
-            assert layer.blocks is not None
-            chosen = None if layer.schema.layer.attn is AttentionType.HCA else reads.chosen
-            found = Entries(layer.main.store, layer.blocks, step.seen[ratio], chosen)
-        asks = {"queries": asked.attention, "sinks": asked.sinks, "tokens": step.seen[1]}
-        sizes = {"window": model.window_tokens, "scale": model.head_dim**-0.5}
-        return asks | sizes | {"entries": found, "out": reads.attended, "lse": reads.lse}
-    blocks = {"blocks": reads.blocks if layer.is_narrow else None}
-    if operation == "select_topk":
-        return blocks | {"scores": reads.scores, "out": reads.chosen, "entries": reads.entries}
-    assert layer.indexer is not None
-    keys = {"store": layer.indexer.store, "out": reads.scores}
-    return blocks | keys | {"queries": reads.codes, "weights": reads.weights}
-
-
-def _part_write(layer: LayerCache, indexer: bool, step: Step, inputs: StepInputs) -> PartWrite:
-    part = layer.part(indexer)
-    _check_append(part, step)
-    assert part.compressor is not None
-    assert part.state is not None
-    assert layer.group is not None
-    rows = inputs.pooled(part.compressor)
-    given = part.compressor, part.state, rows["kv"], rows["score"]
-    return PartWrite(*given, part.store, step.entries[layer.group])
+        assert asked is not None
+        if operation == "attend":
+            found = None
+            if layer.main is not None:
+                assert layer.blocks is not None
+                chosen = None if layer.schema.layer.attn is AttentionType.HCA else reads.chosen
+                found = Entries(layer.main.store, layer.blocks, step.seen[ratio], chosen)
+            asks = {"queries": asked.attention, "sinks": asked.sinks, "tokens": step.seen[1]}
+            sizes = {"window": model.window_tokens, "scale": model.head_dim**-0.5}
+            return asks | sizes | {"entries": found, "out": reads.attended, "lse": reads.lse}
+        if not reads.scores.shape[1]:
+            return None  # no key yet to choose from
+        if operation == "indexer_query":
+            asks = {"queries": asked.indexer, "weights": asked.weights}
+            outputs = {"out": reads.codes, "out_weights": reads.weights}
+            return asks | outputs | {"turns": asked.turns[ratio]}
+        if operation == "select_blocks":
+            assert model.candidates is not None
+            entries = model.candidates.block_entries
+            return {"scores": reads.scores, "block_entries": entries, "out": reads.blocks}
+        blocks = {"blocks": reads.blocks if layer.is_narrow else None}
+        if operation == "select_topk":
+            return blocks | {"scores": reads.scores, "out": reads.chosen, "entries": reads.entries}
+        assert layer.indexer is not None
+        keys = {"store": layer.indexer.store, "out": reads.scores}
+        return blocks | keys | {"queries": reads.codes, "weights": reads.weights}
 
 
 def _check_append(part: CompressedCache, step: Step) -> None:
@@ -400,11 +397,6 @@ class Recorder:
         """Keep the time since ``start_ns`` (of ``now_ns``) as a latency."""
         if self.enabled:
             self.latencies[name].append(self.now_ns() - start_ns)
-
-    def keep_call(self, name: str, layer_type: str, *sample: int) -> None:
-        """Keep what an operation took; one without entries is no sample."""
-        if self.enabled and sample[1]:
-            self.operations[name, layer_type].extend(sample)  # whole, though Ctrl-C comes
 
     @contextmanager
     def excluded(self) -> Iterator[None]:
@@ -494,9 +486,19 @@ class StepExecutor:
 
     def decode(self, step: StepTokens) -> None:
         """One token of every request, or one and its drafts: insert, flush, read."""
-        graphs = self._take_graphs(step)
+        batch, gpu = step.batch, self.gpu
+        graphs = gpu.graphs if gpu is not None else None
+        if gpu is not None and gpu.in_turns:  # observed steps take turns among themselves
+            self._turns[step.observed] += 1
+            graphs = graphs if self._turns[step.observed] % 2 else None
         with self._making_inputs(step):
-            inputs = self._decode_inputs(step)
+            after, positions = batch.tokens_after.numpy(), batch.positions.numpy()
+            rows = torch.from_numpy(step.rows(batch.request_ids.numpy(), positions))
+            topk = {ratio: self.chooser.choose(after // ratio) for ratio in self._ratios}
+            if gpu is not None:
+                rows = stage(rows, self.device)
+                topk = {ratio: stage(each, self.device) for ratio, each in topk.items()}
+            inputs = self.inputs.take(rows, topk, batch.positions)
         if graphs is not None:
             self._replay(graphs, step, inputs)
         else:
@@ -512,7 +514,9 @@ class StepExecutor:
         """Place the entries of a prompt of ``tokens`` tokens; its end is written as served."""
         assert self.contexts is not None
         after, plan = np.array([tokens]), manager.plan
-        written = inp.first_written(tokens, plan.config.window_tokens + plan.draft_tokens)
+        # early enough for ring and states
+        rows = plan.config.window_tokens + plan.draft_tokens
+        written = max(0, (tokens - rows) // CHECKPOINT_TOKENS * CHECKPOINT_TOKENS)
         batch = Step.of(manager, [slot], [written], after)
         step = StepTokens(batch, np.array([serial]), after)
         if self.gpu is not None:
@@ -559,17 +563,18 @@ class StepExecutor:
 
     def _run_on_host(self, work: Work, step: StepTokens, inputs: inp.StepInputs) -> None:
         """Time every operation; all else is no part of the step."""
-        start_ns, spans = perf_counter_ns(), Spans()
+        start_ns, spans, recorder = perf_counter_ns(), Spans(), self.recorder
         with self._range("launch"):
             run_layers(work, step.batch, inputs, self._run(step, inputs, spans))
-        if self.recorder.enabled:
+        if recorder.enabled:
             counted = self.work_of(step)
             for call, began_ns, end_ns in spans:
                 (name, indexer), schema = call.operation, call.layer.schema
-                work_done, kind = counted.of(name, schema, indexer=indexer), schema.layer.attn
-                self.recorder.keep_call(call.name, kind.value, end_ns - began_ns, *work_done)
+                done, kind = counted.of(name, schema, indexer=indexer), schema.layer.attn.value
+                if done[0]:  # one without entries is no sample; whole, though Ctrl-C comes
+                    recorder.operations[call.name, kind].extend((end_ns - began_ns, *done))
         busy_ns = sum(end_ns - began_ns for _, began_ns, end_ns in spans)
-        self.recorder.excluded_ns += perf_counter_ns() - start_ns - busy_ns
+        recorder.excluded_ns += perf_counter_ns() - start_ns - busy_ns
 
     @contextmanager
     def _making_inputs(self, step: StepTokens) -> Iterator[None]:
@@ -580,17 +585,6 @@ class StepExecutor:
     def _range(self, name: str) -> AbstractContextManager[object]:
         return nullcontext() if self.mark is None else self.mark(name)
 
-    def _decode_inputs(self, step: StepTokens) -> inp.StepInputs:
-        """Data of a decode step, and the entries that layers gather."""
-        after = step.batch.tokens_after.numpy()
-        rows = step.rows(step.batch.request_ids.numpy(), step.batch.positions.numpy())
-        topk = {ratio: self.chooser.choose(after // ratio) for ratio in self._ratios}
-        numbers = torch.from_numpy(rows)
-        if self.gpu is not None:
-            numbers = stage(numbers, self.device)
-            topk = {ratio: stage(each, self.device) for ratio, each in topk.items()}
-        return self.inputs.take(numbers, topk, step.batch.positions)
-
     def _chunk_rows(self, step: StepTokens) -> slice | Tensor:
         """Input rows of a prompt chunk: one after another, unless prompts share contents."""
         positions = step.batch.positions.numpy()
@@ -598,14 +592,6 @@ class StepExecutor:
             return stage(torch.from_numpy(step.rows(0, positions)), self.device)
         first = int(step.rows(0, positions[:1])[0])
         return slice(first, first + len(positions))  # a view, not a copy
-
-    def _take_graphs(self, step: StepTokens) -> "DecodeGraphs | None":
-        """The graphs if it is their turn; observed steps take turns among themselves."""
-        if self.gpu is None:
-            return None
-        self._turns[step.observed] += 1
-        eager = self.gpu.in_turns and self._turns[step.observed] % 2 == 0
-        return None if eager else self.gpu.graphs
 
     def _replay(self, graphs: "DecodeGraphs", step: StepTokens, inputs: inp.StepInputs) -> None:
         assert self.gpu is not None
@@ -634,42 +620,3 @@ class StepExecutor:
         with self.gpu.clock.span(f"{name}_device"):
             yield
         self.recorder.keep(f"{name}_host", start_ns)
-
-
-class Requests:
-    """Requests driven one by one, where no loop schedules them; one serial has the same tokens."""
-
-    def __init__(self, manager: KVCacheManager, executor: StepExecutor) -> None:
-        self.manager, self.executor = manager, executor
-
-    def admit(self) -> int:
-        """A slot for a request."""
-        return self.manager.admit_request()
-
-    def release(self, slot: int) -> None:
-        """A request ends."""
-        self.manager.release_request(slot, self.manager.generation(slot))
-
-    def place(self, slot: int, serial: int, tokens: int) -> None:
-        """Let a request that was just admitted hold a prompt, its end written as served."""
-        prepare_forward(self.manager, [slot], [0], [tokens])
-        self.executor.place(self.manager, slot, serial, tokens)
-
-    def compute(self, slot: int, serial: int, *ends: int) -> None:
-        """Compute a prompt in chunks up to each of these tokens, as far as they are ahead."""
-        for end in ends:
-            if end > self.manager.tokens[slot]:
-                self.executor.prefill(self.step(slot, serial, end))
-
-    def decode(self, slot: int, serial: int, steps: int, *, observed: bool = False) -> None:
-        """Decode a token in each step."""
-        for _ in range(steps):
-            after = int(self.manager.tokens[slot]) + 1
-            self.executor.decode(self.step(slot, serial, after, observed=observed))
-
-    def step(self, slot: int, serial: int, after: int, *, observed: bool = False) -> StepTokens:
-        """Prepare a request for the tokens up to ``after``; the caller executes them."""
-        before = int(self.manager.tokens[slot])
-        prepare_forward(self.manager, [slot], [before], [after])
-        batch = Step.of(self.manager, [slot], [before], [after])
-        return StepTokens(batch, np.array([serial]), np.array([after]), observed=observed)

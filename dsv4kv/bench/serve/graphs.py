@@ -1,6 +1,5 @@
 """Decode steps captured as graphs, one for each batch size, and replayed with other numbers."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 from dsv4kv.bench.device import Capture, Replay
 from dsv4kv.bench.serve import executor as ex
 from dsv4kv.bench.serve.inputs import InputBank, StepInputs
-from dsv4kv.cache.manager import DeviceTables, KVCacheManager, LayerCache
+from dsv4kv.cache.manager import DeviceTables, KVCacheManager
 from dsv4kv.cache.step import Step
 from dsv4kv.errors import CacheError
 from dsv4kv.ops.cuda.launch import OneStream, dependent_launches, foresee
@@ -32,36 +31,31 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        layers: Sequence[LayerCache],
-        tables: DeviceTables,
-        inputs: InputBank,
+        executor: ex.StepExecutor,
+        manager: KVCacheManager,
         capture: Capture,
-        outputs: ex.Outputs,
-        *,
         most_requests: int,
-        tokens_each: int,
-        longest_tokens: int,
-        dependent: bool = False,
+        *,
+        dependent: bool,
     ) -> None:
         """Capture all of them, with data of the shapes that steps will have.
 
-        ``capture`` makes the graphs, which share one pool of memory; nothing else may let
-        ``outputs`` grow. ``tokens_each``: of a request, one and drafts. ``dependent``: a kernel is
-        set up while the one before it still runs.
+        ``capture`` makes the graphs, which share one pool of memory and have outputs of their own,
+        that nothing else lets grow. ``dependent``: a kernel is set up while the one before it
+        still runs.
         """
-        self._tables, self._dependent, self._stream = tables, dependent, OneStream()
-        self._outputs, self._longest_tokens = outputs, longest_tokens
-        engine, tokens = inputs.asks is not None, most_requests * tokens_each
+        device, plan, engine = executor.device, manager.plan, executor.in_place
+        assert manager.device_tables is not None
+        self._tables, self._dependent, self._stream = manager.device_tables, dependent, OneStream()
+        self._outputs = executor.outputs.another()
+        self._longest_tokens = plan.max_context_tokens
+        layers, tokens_each = executor.layers, 1 + plan.draft_tokens
         self._work = [(e, ex.decode_operations(e, fused=True, engine=engine)) for e in layers]
-        device = inputs.window.device
         groups = [layer.group for layer in layers if layer.group is not None]
         self._step = Step.room(groups, most_requests, tokens_each, device)
-        nothing = torch.full(
-            (most_requests, outputs.index_topk), -1, dtype=torch.int32, device=device
-        )
         gathered = [] if engine else ex.selecting_ratios(layers)
-        topk = {ratio: nothing.clone() for ratio in gathered}
-        self._inputs = _any_inputs(inputs, tokens, topk)
+        topk = {ratio: _no_entries(manager, most_requests) for ratio in gathered}
+        self._inputs = _any_inputs(executor.inputs, most_requests * tokens_each, topk)
         # largest first: all there may be, and the powers of two below
         powers = (1 << i for i in reversed(range((most_requests - 1).bit_length())))
         self._graphs = [self._capture(capture, size) for size in (most_requests, *powers)]
@@ -111,7 +105,7 @@ class DecodeGraphs:
 
 def _any_inputs(inputs: InputBank, tokens: int, topk: dict[int, Tensor]) -> StepInputs:
     first = torch.zeros(tokens, dtype=torch.int64)
-    return inputs.take(first.to(inputs.window.device), topk, first)
+    return inputs.take(first.to(inputs.every.window.device), topk, first)
 
 
 def _find_completed(tables: DeviceTables, step: Step) -> None:
@@ -120,19 +114,21 @@ def _find_completed(tables: DeviceTables, step: Step) -> None:
         launch(plan_completed(tables.cells[table], ratio, per_block, *numbers))
 
 
-def foresee_modules(
-    layers: Sequence[LayerCache], manager: KVCacheManager, inputs: InputBank
-) -> list[KernelModule]:
+def _no_entries(manager: KVCacheManager, requests: int) -> Tensor:
+    size = requests, manager.plan.config.index_topk
+    return torch.full(size, -1, dtype=torch.int32, device=manager.device)
+
+
+def foresee_modules(executor: ex.StepExecutor, manager: KVCacheManager) -> list[KernelModule]:
     """Modules that chunks and decode steps will launch, by a step that launches nothing."""
-    device, plan, engine = manager.device, manager.plan, inputs.asks is not None
+    layers, device, tables = executor.layers, manager.device, manager.device_tables
     step = Step.room(manager.entry_groups, 1, 1, device)
-    topk = torch.full((1, plan.config.index_topk), -1, dtype=torch.int32, device=device)
-    taken = _any_inputs(inputs, 1, dict.fromkeys(ex.selecting_ratios(layers), topk))
-    outputs = ex.Outputs(device, plan.config.index_topk, plan.config.window_tokens)
-    run, tables = ex.Run(outputs, plan.schemas[0].block_tokens), manager.device_tables
+    topk = dict.fromkeys(ex.selecting_ratios(layers), _no_entries(manager, 1))
+    taken = _any_inputs(executor.inputs, 1, topk)
+    run = ex.Run(executor.outputs.another(), manager.plan.schemas[0].block_tokens)
     with foresee() as launches:
         ex.run_layers([(e, ex.prefill_operations(e)) for e in layers], step, taken, run)
-        decoding = [(e, ex.all_decode_operations(e, engine=engine)) for e in layers]
+        decoding = [(e, ex.all_decode_operations(e, engine=executor.in_place)) for e in layers]
         ex.run_layers(decoding, step, taken, run)
         for layer in layers:  # what fills a cache that is measured
             for part in map(layer.part, layer.parts):

@@ -1,10 +1,10 @@
 """Blocks: requests of a batch share prefixes, pause where memory is short, resume, start again."""
 
 from collections import Counter, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,9 @@ class PausedRequests:
                 f"give 0..{pool.num_blocks}."
             )
         self._pool, self.budget = pool, budget_blocks
-        self._paused: dict[Hashable, tuple[Ids, int]] = {}  # blocks, and how many are missing
+        self._paused: dict[Any, tuple[Ids, int]] = {}  # blocks, and how many are missing
 
     def __len__(self) -> int:
-        """Paused requests."""
         return len(self._paused)
 
     def pause(self, request: Hashable, ids: Ids, missing: int = 1) -> None:
@@ -42,7 +41,7 @@ class PausedRequests:
         self._pool.check_held(np.unique(ids))
         self._paused[request] = ids.copy(), missing
 
-    def resume(self) -> list[tuple[Hashable, Ids]]:
+    def resume(self) -> list[tuple[Any, Ids]]:
         """Resume those that memory allows, oldest first; none overtakes an older one.
 
         Returns each request with the blocks it was missing, already taken for it.
@@ -52,26 +51,25 @@ class PausedRequests:
             for request in list(islice(self._paused, self._num_able()))
         ]
 
-    def evict_over_budget(self) -> list[Hashable]:
+    def evict_over_budget(self) -> list[Any]:
         """Take the blocks of the newest paused requests, no more of them than it takes.
 
         What they give back lets the oldest resume, which is left to ``resume``; the budget is for
         those that still cannot.
         """
-        evicted = list[Hashable]()
-        while self._paused and self._staying_blocks() > self.budget:
+        evicted = list[Any]()
+        while self._paused and self._held_alone(self._num_able()) > self.budget:
             evicted.append(self.evict_newest())
         return evicted
 
-    def evict_newest(self) -> Hashable:
-        """Take the blocks of the request that was paused last."""
+    def evict_newest(self) -> Any:
         if not self._paused:
             raise CacheError("no request is paused. Nothing was changed.")
         request, (ids, _) = self._paused.popitem()
         self._pool.release(ids)
         return request
 
-    def forget(self) -> list[Hashable]:
+    def forget(self) -> list[Any]:
         """Forget all of them, oldest first: a reset takes their blocks."""
         paused, self._paused = self._paused, {}
         return list(paused)
@@ -79,18 +77,15 @@ class PausedRequests:
     @property
     def num_held(self) -> int:
         """Blocks that paused requests alone hold, each counted once however many share it."""
-        return self._held_alone([ids for ids, _ in self._paused.values()])
+        return self._held_alone(0)
 
     def _num_able(self) -> int:
         needed = accumulate(missing for _, missing in self._paused.values())
         return sum(blocks <= self._pool.num_free for blocks in needed)
 
-    def _staying_blocks(self) -> int:
-        staying = islice(self._paused.values(), self._num_able(), None)
-        return self._held_alone([ids for ids, _ in staying])
-
-    def _held_alone(self, held: Sequence[Ids]) -> int:
-        """Blocks that no other request holds."""
+    def _held_alone(self, first: int) -> int:
+        """Blocks that no other request holds than the paused ones from the ``first`` on."""
+        held = [ids for ids, _ in islice(self._paused.values(), first, None)]
         blocks, times = np.unique(np.concatenate([*held, NO_BLOCKS]), return_counts=True)
         return int(np.count_nonzero(self._pool.refs(blocks) == times))
 
@@ -192,7 +187,6 @@ class KVBlockAllocator:
         return self.pool.num_evictable
 
     def get_total_used(self) -> int:
-        """Blocks that are held."""
         return self.pool.num_held
 
     def get_active_used(self) -> int:
@@ -280,7 +274,6 @@ class Batch:
         """One step; returns what ended in it."""
         paused = self.blocks.paused
         for request, blocks in paused.resume():
-            assert isinstance(request, Request)
             request.blocks = np.concatenate([request.blocks, blocks])
             self.running.append(request)
         self._admit()
@@ -289,21 +282,20 @@ class Batch:
         if not self.running and not evicted and len(paused) and not finished:
             evicted = [paused.evict_newest()]  # nobody is left who could give blocks back
         for each in evicted:
-            assert isinstance(each, Request)
             self._preempt(each)
         self.counts["requests restarted"] += len(evicted)
         kept = "max blocks of paused requests"
         self.counts[kept] = max(self.counts[kept], self.blocks.get_paused_used())
         return finished
 
-    def reset(self, *, preserve_prefix_cache: bool, preserve_counters: bool) -> None:
+    def reset(self, preserved: str) -> None:
         """Take all blocks from all requests, which are recomputed."""
-        asleep = [each for each in self.blocks.paused.forget() if isinstance(each, Request)]
-        self.blocks.reset(preserve_prefix_cache=preserve_prefix_cache)
+        asleep = self.blocks.paused.forget()
+        self.blocks.reset(preserve_prefix_cache=preserved in ("prefix_cache", "both"))
         for request in reversed([*self.running, *asleep]):
             self._preempt(request)
         self.running.clear()
-        if not preserve_counters:
+        if preserved not in ("counters", "both"):
             self.counts.clear()
 
     def _count(self, event: BlockEvent) -> None:
@@ -429,10 +421,7 @@ class Batch:
             turns = [turn for each in ended for turn in chat.after(each.turn, each.tokens)]
             before, answered = answered, answered + len(ended)
             if reset != "none" and before < half <= answered:
-                self.reset(
-                    preserve_prefix_cache=reset in ("prefix_cache", "both"),
-                    preserve_counters=reset in ("counters", "both"),
-                )
+                self.reset(reset)
         pool, check = self.blocks.pool, self.outcome.check
         check("blocks", not pool.num_held, f"{pool.num_held} are still held at the end.")
         cached = pool.num_cached
@@ -442,7 +431,6 @@ class Batch:
 
 
 def run_blocks(config: SystemsConfig, model: wl.Model) -> wl.Outcome:
-    """Serve the conversations by each policy."""
     outcome, chosen = wl.Outcome("blocks"), config.blocks.policy
     for policy in get_args(Policy) if chosen == "both" else (chosen,):
         batch = Batch(config, model, policy, outcome)

@@ -33,7 +33,7 @@ from dsv4kv.config.load import load_config
 from dsv4kv.errors import ConfigError, StoreFull, StoreUnavailable
 
 SMALL = ["model.layers=[0,2,3]", "tokens=259", "timed_tokens=1024", "chunk_tokens=256", "rounds=6"]
-SMALL += ["decode_steps=2", "timeout_s=20"]
+SMALL += ["decode_steps=2", "timeout_s=60"]
 SHM = Path("/dev/shm")
 
 

@@ -24,7 +24,7 @@ app = group(COMMANDS["bench systems"], "dsv4kv bench systems")
 
 
 def _systems() -> _Loaded:
-    from dsv4kv.bench.systems.workload import run_systems
+    from dsv4kv.bench.systems import run_systems
     from dsv4kv.config.experiments import SystemsConfig
     from dsv4kv.view.scenarios import systems_page
 

@@ -10,7 +10,7 @@ from dsv4kv.view.quantity import ms, percent, quantity, size
 from dsv4kv.view.table import Columns, Finding, Number, Page, Table, Text
 
 if TYPE_CHECKING:
-    from dsv4kv.bench.systems import workload
+    from dsv4kv.bench import systems as workload
     from dsv4kv.bench.tiers import TiersOutcome
     from dsv4kv.bench.transfer import Moved, Outcome
 

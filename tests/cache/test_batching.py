@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from dsv4kv.bench.systems.block_system import (
+from dsv4kv.bench.block_system import (
     KVBlockAllocator,
     PausedRequests,
     Routing,

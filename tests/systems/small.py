@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from dsv4kv.bench.systems.slot_system import PrefixCacheManager
-from dsv4kv.bench.systems.workload import Model, Tokens
+from dsv4kv.bench.slot_system import PrefixCacheManager
+from dsv4kv.bench.systems import Model, Tokens
 from dsv4kv.config.experiments import SystemsConfig
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.systems import block_system
-from dsv4kv.bench.systems.block_system import names_of, resumable_blocks
+from dsv4kv.bench import block_system
+from dsv4kv.bench.block_system import names_of, resumable_blocks
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 

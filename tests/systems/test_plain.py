@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.systems.block_system import RoutingStore
-from dsv4kv.bench.systems.slot_system import PrefixCacheManager, SlotAllocator
-from dsv4kv.bench.systems.workload import _FACTOR
+from dsv4kv.bench.block_system import RoutingStore
+from dsv4kv.bench.slot_system import PrefixCacheManager, SlotAllocator
+from dsv4kv.bench.systems import _FACTOR
 from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.errors import NotOwner
 from tests.systems import plain as pl

@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from dsv4kv.bench.systems import slot_system as sl
+from dsv4kv.bench import slot_system as sl
 from tests.systems.small import insert_row
 
 

@@ -9,8 +9,8 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from dsv4kv.bench import systems as wl
 from dsv4kv.bench.library import page_digests
-from dsv4kv.bench.systems import workload as wl
 from dsv4kv.cache.blocks import NO_BLOCKS, NO_HASH, BlockEvent, BlockPool, Ids, Policy
 from dsv4kv.config.experiments import SystemsConfig
 from dsv4kv.errors import CacheError, ConfigError

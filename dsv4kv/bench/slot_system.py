@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsv4kv.bench.systems import workload as wl
+from dsv4kv.bench import systems as wl
 from dsv4kv.config.experiments import SystemsConfig
 from dsv4kv.core.policies import LRU
 from dsv4kv.core.tree import Lease, PrefixTree, path_to

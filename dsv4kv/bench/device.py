@@ -172,15 +172,16 @@ def timed_ns(call: Callable[[], object]) -> int:
     return perf_counter_ns() - started_ns
 
 
+_COPIES = 10
 _FILL = 0x5A  # not zero: untouched zero pages share one physical page and copy too fast
 
 
-def measure_memcpy(size_bytes: int, repeats: int = 10) -> list[int]:
+def measure_memcpy(size_bytes: int) -> list[int]:
     """Durations in ns of copies, each moving twice its size, after one untimed copy."""
     source = torch.full((size_bytes,), _FILL, dtype=torch.uint8)
     copy = partial(torch.ones_like(source).copy_, source)
     copy()
-    return [timed_ns(copy) for _ in range(repeats)]
+    return [timed_ns(copy) for _ in range(_COPIES)]
 
 
 class DeviceClock:
@@ -207,27 +208,6 @@ class DeviceClock:
         for name, start, end in self._spans:
             found[name].append(round(start.elapsed_time(end) * 1e6))
         return dict(found)
-
-
-_FOREVER_NS = 1 << 62
-
-
-class Budget:
-    """A number of seconds from now on, for several measurements.
-
-    A measurement that needs less than its share leaves the rest to those that follow; where not
-    all can have the least they need, the first have it.
-    """
-
-    def __init__(self, seconds: float | None, clock_ns: Clock = perf_counter_ns) -> None:
-        """``seconds``: None sets no limit."""
-        self._clock_ns = clock_ns
-        self._end_ns = clock_ns() + (_FOREVER_NS if seconds is None else round(seconds * 1e9))
-
-    def share_ns(self, measurements: int, least_ns: int) -> int | None:
-        """Time for the first of the measurements; None where not even ``least_ns`` is left."""
-        left_ns = self._end_ns - self._clock_ns()
-        return None if left_ns < least_ns else max(least_ns, left_ns // measurements)
 
 
 Replay = Callable[[], None]
@@ -311,7 +291,6 @@ def describe_gpu(wanted: str) -> GpuFacts | None:
 
 
 def gpu_uuid(device: CudaDevice | None) -> str | None:
-    """The UUID of the GPU that a run uses; None on the CPU."""
     if device is None or device.device.type != "cuda":
         return None
     facts: Any = torch.cuda.get_device_properties(device.device)
@@ -321,6 +300,7 @@ def gpu_uuid(device: CudaDevice | None) -> str | None:
 EMPTY_KERNEL = "empty kernel"
 
 _CHAIN = 64  # empty kernels, one after the other
+_FOREVER_NS = 1 << 62
 _MOST_ROUNDS = 512  # capturing and instantiating more takes longer than it gains
 
 # About 2 ms at 2 GHz: longer than the host takes to launch any graph here. From then on every
@@ -340,24 +320,32 @@ class CallTimer:
         device: CudaDevice,
         windows: list[MeasuredWindow] | None = None,
         throttled: Throttled | None = None,
-        budget: Budget | None = None,
+        seconds: float | None = None,
         *,
         rules: Rules | None = None,
         sleep: Callable[[int], None] | None = None,
         clock_ns: Clock = perf_counter_ns,
     ) -> None:
-        """``sleep`` lets the device wait for a number of cycles; None where it cannot."""
+        """``seconds`` are for all that is measured; None sets no limit.
+
+        ``sleep`` lets the device wait for a number of cycles; None where it cannot.
+        """
         self.device = device
         self._windows = [] if windows is None else windows
-        self._throttled, self._budget = throttled, budget or Budget(None)
-        self._rules, self._clock_ns = rules or RULES, clock_ns
+        self._rules, self._clock_ns, self._throttled = rules or RULES, clock_ns, throttled
+        self._end_ns = clock_ns() + (_FOREVER_NS if seconds is None else round(seconds * 1e9))
         on_gpu: Any = torch.cuda._sleep if device.device.type == "cuda" else None
         self._sleep = sleep or on_gpu
         self._worked_ns: int | None = None
 
     def share_ns(self, measurements: int) -> int | None:
-        """Time for the first of the measurements to come; None where too little is left."""
-        return self._budget.share_ns(measurements, self._rules.least_total_ns)
+        """Time for the first of the measurements to come; None where too little is left.
+
+        One that needs less leaves the rest to those that follow; where not all can have the least
+        they need, the first have it.
+        """
+        left_ns, least_ns = self._end_ns - self._clock_ns(), self._rules.least_total_ns
+        return None if left_ns < least_ns else max(least_ns, left_ns // measurements)
 
     def measure(
         self,

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from dsv4kv.bench import build as bd
 from dsv4kv.bench.device import (
-    Budget,
     CallTimer,
     CudaDevice,
     Timing,
@@ -35,7 +34,7 @@ from dsv4kv.bench.serve import executor as ex
 from dsv4kv.bench.serve.inputs import InputBank
 from dsv4kv.bench.telemetry import Telemetry
 from dsv4kv.cache.manager import EntryGroup, LayerCache
-from dsv4kv.cache.step import Completed, Step
+from dsv4kv.cache.step import Step
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import ConfigError, PeerUnavailable, VerificationError
@@ -61,28 +60,20 @@ def uniform_step(requests: int, tokens: int, table: Tensor, group: EntryGroup | 
     worked out here, so that a timed call computes nothing but its operation. ``table``: blocks of
     every slot, int32[at least requests, width]; ``group``: None without compressed KV.
     """
-    slots = torch.arange(requests, device=table.device)
-    after = torch.full((requests,), tokens, device=table.device)
-    lengths, entries = {}, {}
+    step = Step.room([group] if group else [], requests, 1, table.device)
+    for slots in (step.request_slots, step.token_slots):
+        torch.arange(requests, out=slots)
+    step.tokens_after.fill_(tokens)
+    step.positions.fill_(tokens - 1)
+    for each in (step.lengths, step.seen):
+        for ratio, entries in each.items():
+            entries.fill_(tokens // ratio)
     if group is not None:
         _, _, ratio, per_block = group
         logical = tokens // ratio - 1
         blocks = table[:requests, logical // per_block].long()
-        entries[group] = blocks * per_block + logical % per_block
-        lengths[ratio] = after // ratio
-    return Step(
-        request_slots=slots,
-        tokens_after=after,
-        token_slots=slots,
-        positions=after - 1,
-        lengths=lengths,
-        seen={1: after} | lengths,
-        entries=entries,
-        completed={g: Completed(slots, after - 1, each) for g, each in entries.items()},
-        request_ids=slots,
-        max_request_tokens=1,
-        first_token=(0, tokens - 1),
-    )
+        step.entries[group].copy_(blocks * per_block + logical % per_block)
+    return step
 
 
 Stage = tuple[LayerCache, Step, int]
@@ -416,7 +407,7 @@ class OperationBench:
         own = getattr(self.own.backend, self.operation)
         for figure in list_figures(executor, batch, self._small.measure.seed):
             if figure.name == self._name and not figure.hot:
-                polled = telemetry.windows, telemetry.was_throttled, Budget(self._seconds / turns)
+                polled = telemetry.windows, telemetry.was_throttled, self._seconds / turns
                 device = self.device or host_device()
                 timer = _CheckedTimer(self.operation, own, about, device, *polled)
                 found += measure_figures(executor, timer, [figure])[0]

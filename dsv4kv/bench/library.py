@@ -261,7 +261,6 @@ class Library:
         return Prefix(self.namespace, tokens, self.block_tokens)
 
     def clear(self) -> None:
-        """Delete what was stored by this library."""
         self.store.delete(self._written)
         self._written = []
 

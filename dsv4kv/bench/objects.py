@@ -41,7 +41,6 @@ class Geometry:
 
 
 def geometry_of(family: Family) -> Geometry:
-    """Where a family's rows are in one layer."""
     ring = family.kept is not Kept.PAGES
     if family.layout is not None:
         page = family.layout.format

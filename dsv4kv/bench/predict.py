@@ -44,7 +44,6 @@ class Card:
         return each * self.multiprocessors * self.clock_ghz
 
     def roofline_ns(self, moved: int, flops: int = 0) -> float:
-        """Least time of bytes and products."""
         return max(moved / self.copy_gbps, flops / self.flops)
 
 
@@ -120,7 +119,6 @@ class Planned:
     flops: int = 0
 
     def ns(self, card: Card) -> float:
-        """How long it should take."""
         return predict_ns(self.launches, self.bytes, self.flops, card)
 
 

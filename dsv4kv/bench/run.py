@@ -11,7 +11,6 @@ import torch
 
 from dsv4kv.bench import build as bd
 from dsv4kv.bench.device import (
-    Budget,
     CallTimer,
     CudaDevice,
     describe_gpu,
@@ -243,7 +242,6 @@ def _find_problem(setup: Setup, cache: sc.CacheSummary, totals: sc.Totals) -> st
 
 
 def _list_operations(recorder: Recorder) -> list[sc.Operation]:
-    """Operations that were timed one by one."""
     found = []
     for (name, layer_type), samples in sorted(recorder.operations.items()):
         samples_ns, entries, moved, flops = (samples[i::4].tolist() for i in range(4))
@@ -258,8 +256,8 @@ def _measure_device(
 ) -> dict[str, Any]:
     """Single operations and their baselines; no request uses the cache any more."""
     measure, requests = setup.config.measure, setup.config.workload.concurrency
-    budget = Budget(measure.figures_seconds)
-    timer = CallTimer(device, telemetry.windows, telemetry.was_throttled, budget)
+    polled = telemetry.windows, telemetry.was_throttled
+    timer = CallTimer(device, *polled, measure.figures_seconds)
     floor = timer.time_floor()
     peaks = measure_peaks(device, measure.memcpy_bytes, timer)
     figures = list_figures(drive.executor, requests, measure.seed)

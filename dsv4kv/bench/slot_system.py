@@ -56,11 +56,9 @@ class SlotAllocator:
         self._free ^= 1 << slot
 
     def is_free(self, slot: int) -> bool:
-        """Whether a slot is free; ``NotOwner`` beyond the slots."""
         return bool(self._free >> self._known(slot) & 1)
 
     def version(self, slot: int) -> int:
-        """How often a slot has been handed out; ``NotOwner`` beyond the slots."""
         return self._versions[self._known(slot)]
 
     def _known(self, slot: int) -> int:

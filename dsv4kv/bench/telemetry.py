@@ -134,7 +134,6 @@ class Telemetry:
         return any((poll.get("reasons") or 0) & THROTTLED for poll in often[first:last])
 
     def describe(self) -> TelemetryRecord:
-        """Everything that was polled, and when what was measured, as a record has it."""
         readings, began_ns = self.readings, self.started_ns
         spans = [(each.started_ns - began_ns, each.ended_ns - began_ns) for each in self.windows]
         return TelemetryRecord(

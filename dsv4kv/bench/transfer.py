@@ -183,19 +183,17 @@ def cache_of(config: TransferConfig, section: SideSection, requests: int) -> Ben
 class Side(Requests):
     """A cache, filled with what is drawn from a seed: equal on both sides."""
 
-    def __init__(
-        self, config: BenchConfig, *, file: int | None = None, crowded: bool = False
-    ) -> None:
+    def __init__(self, config: BenchConfig, file: int | None = None) -> None:
         """Build it; raises ``ConfigError``, or ``StoreFull`` for too little shared memory.
 
-        ``file``: its pools are in this one, at ``places``. ``crowded``: another prompt is
-        interleaved with each, so that blocks are scattered.
+        ``file``: its pools are in this one, at ``places``, and another prompt is interleaved with
+        each, so that blocks are scattered.
         """
         torch.set_num_threads(1)
         plan = plan_from(config)
         check_data_path(plan)
         self._seed, self._chunk_tokens = config.measure.seed, config.workload.step_tokens
-        manager, self._crowded = build_manager(config, plan, None), crowded
+        manager, self._crowded = build_manager(config, plan, None), file is not None
         shared = None if file is None else share(manager, file)
         self.memory = Memory(manager)
         self.places = [] if shared is None else self.memory.places(shared)
@@ -249,7 +247,7 @@ def serve(pipe: Connection, file: int) -> None:
     """Compute, hold and decode a request as the other process asks, while it is there."""
     try:
         config: TransferConfig = pipe.recv()
-        side = Side(cache_of(config, config.prefill, 2), file=file, crowded=True)
+        side = Side(cache_of(config, config.prefill, 2), file)
         side.draw()
         pipe.send(side.places)
         while True:

@@ -56,12 +56,10 @@ class Step:
 
     @property
     def num_requests(self) -> int:
-        """Requests of the step, B."""
         return len(self.request_slots)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the step, T."""
         return len(self.positions)
 
     @classmethod

@@ -134,10 +134,11 @@ class Clock:
 
 def test_where_not_all_can_have_the_least_the_first_have_it() -> None:
     clock = Clock()
-    budget = protocol.Budget(2.5, clock)
+    rules = replace(protocol.RULES, rewarm_window_ns=0, least_ns=S)
+    timer = CallTimer(twin_device(TwinGpu()), seconds=2.5, rules=rules, clock_ns=clock)
     shares = []
     for left in (4, 3, 2, 1):
-        shares.append(budget.share_ns(left, S))
+        shares.append(timer.share_ns(left))
         clock.now_ns += shares[-1] or 0
     assert shares == [S, S, None, None]
 
@@ -153,9 +154,9 @@ def test_rules_within_a_time_end_in_it(total_ms: int) -> None:
 def test_figures_of_a_gpu_end_with_their_budget(seconds: float) -> None:
     """Rows that never converge take all they may, and one batch each beyond it."""
     clock, batch_ns = Clock(), protocol.RULES.batch_ns
-    budget = protocol.Budget(seconds, clock)
+    timer = CallTimer(twin_device(TwinGpu()), seconds=seconds, clock_ns=clock)
     for left in range(30, 0, -1):
-        share_ns = budget.share_ns(left, LEAST_NS)
+        share_ns = timer.share_ns(left)
         clock.now_ns += 0 if share_ns is None else share_ns + batch_ns
     assert clock.now_ns <= seconds * S + batch_ns + LEAST_NS
 

@@ -26,7 +26,6 @@ class Side:
 
     @property
     def cases(self) -> list[Case]:
-        """Those of all its runs."""
         return [case for record in self.records for case in record.cases]
 
 

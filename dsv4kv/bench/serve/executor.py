@@ -85,7 +85,6 @@ def prefill_operations(layer: LayerCache) -> list[LayerOperation]:
 
 
 def chunk_writes(layer: LayerCache) -> list[LayerOperation]:
-    """What a prompt chunk writes."""
     pooled = layer.pooled_parts
     return _window(layer, "window_insert") + [
         ("compress_chunk", part) if part in pooled else _insertion(layer, part)
@@ -190,7 +189,6 @@ class Call(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As in a record."""
         return name_of(*self.operation)
 
 
@@ -532,7 +530,6 @@ class StepExecutor:
         return decode_operations(layer, fused=fused, engine=self.in_place)
 
     def work_of(self, step: StepTokens) -> StepWork:
-        """Counts entries and bytes of a step's operations."""
         after, positions = step.batch.tokens_after.numpy(), step.batch.positions.numpy()
         return StepWork(self.counted, after, positions)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dsv4kv.cache.blocks import BlockEvent, Ids
-from dsv4kv.cache.checkpoints import CheckpointPool, resume_request, shared_table
+from dsv4kv.cache.checkpoints import CheckpointPool, shared_table
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import CacheError, NotOwner, OutOfBlocks
 from dsv4kv.model.plan import checkpoint_bytes
@@ -121,8 +121,7 @@ class Behind:
 
     def resume(self, tokens: int, blocks: Ids | None = None) -> None:
         prefix = self.blocks if blocks is None else blocks
-        place = (self.manager, self.slot, tokens, prefix, self.pool, self.checkpoint)
-        resume_request(*place, None)
+        self.pool.resume(self.slot, tokens, prefix, self.checkpoint, None)
 
     def refuses(self, error: type[CacheError], tokens: int, blocks: Ids | None = None) -> None:
         before = state(self.allocator)

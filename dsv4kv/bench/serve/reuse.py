@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dsv4kv.cache.blocks import Ids
-from dsv4kv.cache.checkpoints import CheckpointPool, resume_request, shared_table
+from dsv4kv.cache.checkpoints import CheckpointPool, shared_table
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import Windows
 from dsv4kv.core.tree import Lease, PrefixTree
@@ -141,10 +141,9 @@ class PrefixReuse:
                     count = self._deepest_checkpoint(keys[: count - 1])
         if count:  # share the chain's blocks, and copy one that will be written in
             key = keys[count - 1]
-            saved = self.checkpoints, self.saved[key]
             with self._pinned(keys[:count]) as lease:
                 blocks, tokens = np.array(lease.values, np.int64), count * self._key_tokens
-                resume_request(self._manager, slot, tokens, blocks, *saved, self._backend)
+                self.checkpoints.resume(slot, tokens, blocks, self.saved[key], self._backend)
             self.saved.move_to_end(key)
         return count
 

@@ -66,14 +66,13 @@ SLOW = {
     ".": "cuda fuzz kernels systems visit test_documented_commands"
     " test_docs_outputs test_docs_records test_endings test_install test_kills test_processes"
     " test_traps",
-    "bench": "test_build test_case test_gpu_case test_launches test_memory_series"
-    " test_run test_telemetry test_timed_kernels",
+    "bench": "test_case test_gpu_case test_launches test_telemetry test_timed_kernels",
     "cache": "test_blocks_machine test_machine test_sharing_machine",
     "cli": "test_bench test_budget test_compare test_doctor test_explain test_foreign_code"
     " test_golden test_kernels test_launches test_op test_profile test_progress"
     " test_record test_replay test_results test_screen test_shell test_sweeps test_without_torch",
     "replay/clock": "test_points",
-    "bench/compare": "test_ab test_comparison test_verdict test_worktrees",
+    "bench/compare": "test_ab test_comparison test_verdict",
     "engines": "logs/test_recovery logs/test_explain oracles test_own test_rules",
     "profile": ".",
     "bench/transfer": "test_bench_transfer test_side",
@@ -87,7 +86,7 @@ SLOW = {
     "replay": "test_machine test_preemption"
     " test_real_trace test_rules test_rules_machine test_tiers",
     "runs": "test_statistics test_store",
-    "bench/serve": "test_decode_graphs test_engine_step test_executor test_loop test_placing"
+    "bench/serve": "test_decode_graphs test_executor test_loop test_placing"
     " test_prefix_reuse test_verifier",
     "budget": "test_advice test_fit test_launch test_shell",
     "bench/tiers": "test_bench_tiers test_faults test_library",
@@ -182,8 +181,8 @@ THINNED = {
     "bench/serve/test_decode_graphs.py::test_a_graph_that_does_not_follow_the_step_is_found": 1,
     "bench/serve/test_decode_graphs.py::test_graphs_leave_the_bytes_that_single_launches_leave": 1,
     "bench/serve/test_decode_graphs.py::test_what_graphs_gather_equals_the_reference": 1,
-    "bench/serve/test_engine_step.py::test_a_right_cache_passes_every_check": 1,
-    "bench/serve/test_engine_step.py::test_anything_wrong_is_found": 3,
+    "bench/serve/test_verifier.py::test_a_right_cache_read_in_place_passes_every_check": 1,
+    "bench/serve/test_verifier.py::test_anything_wrong_that_is_read_in_place_is_found": 3,
     "bench/serve/test_placing.py::test_placed_contexts_are_decoded_and_pass_every_check": 1,
     "bench/serve/test_placing.py::test_windows_and_states_are_as_served": 2,
     "bench/serve/test_prefix_reuse.py::test_a_prefix_that_is_not_brought_back_is_found": 1,

@@ -12,8 +12,7 @@ from unittest.mock import patch
 
 import torch
 
-from dsv4kv.bench.device import CallTimer, CudaDevice
-from dsv4kv.bench.protocol import Event, Rules
+from dsv4kv.bench.device import CallTimer, CudaDevice, Event, Rules
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.ops.launches.launch import KernelModule, Launch
 from tests.examples import FULL
@@ -126,7 +125,7 @@ def twin_gpu(free_bytes: int = 1 << 34, l2_bytes: int = 0) -> Iterator[TwinGpu]:
     with (
         patch.object(launching, "_launcher", lambda: gpu),
         patch("dsv4kv.bench.run.find_device", find),
-        patch("dsv4kv.bench.protocol.RULES", FEW_REPLAYS),
+        patch("dsv4kv.bench.device.RULES", FEW_REPLAYS),
         nullcontext() if FULL else patch.object(CallTimer, "_take", _take),
     ):
         yield gpu

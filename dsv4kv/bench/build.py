@@ -7,17 +7,14 @@ from functools import partial
 import numpy as np
 import torch
 
-from dsv4kv.bench.device import CudaDevice
-from dsv4kv.bench.protocol import DeviceClock
-from dsv4kv.bench.serve.executor import Gpu, Recorder, StepExecutor
+from dsv4kv.bench.device import CudaDevice, DeviceClock
+from dsv4kv.bench.serve.executor import Gpu, Outputs, Recorder, StepExecutor, read_operations
 from dsv4kv.bench.serve.graphs import DecodeGraphs, foresee_modules
 from dsv4kv.bench.serve.inputs import EntryChooser, InputBank, PlacedContexts
-from dsv4kv.bench.serve.operations import Outputs, read_operations
 from dsv4kv.bench.serve.reuse import PrefixReuse
 from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.cache.checkpoints import CheckpointPool
-from dsv4kv.cache.layers import Compressors, LayerCache, build_layers
-from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.manager import Compressors, KVCacheManager, LayerCache, build_layers
 from dsv4kv.choices import PEERS, choose
 from dsv4kv.config.bench import INDEXES, BenchConfig
 from dsv4kv.core.policies import make_policy
@@ -36,7 +33,6 @@ from dsv4kv.ops.spec import choose as choose_variants
 from dsv4kv.ops.storage import Compressor, make_rope, random_compressor
 from dsv4kv.units import format_bytes
 
-_ADVICE = "lower cache.max_context_tokens, cache.num_blocks or workload.concurrency"
 _HOST_BYTES_PER_BLOCK = 32  # free list, marks and generation of the allocator, 8 bytes each
 
 
@@ -97,39 +93,23 @@ def check_memory(
 ) -> None:
     """Raise ``ConfigError`` where a run needs more memory than the machine has."""
     blocks = sum(plan.num_blocks[group.name] * group.lanes for group in plan.groups)
-    needed = blocks * _HOST_BYTES_PER_BLOCK
-    advice = ""
+    needed, advice = blocks * _HOST_BYTES_PER_BLOCK, "."
     if config.workload.data == "real" and on_host:
-        needed += plan.total_bytes + _checkpoint_bytes(config, plan)
-        needed += 2 * config.measure.memcpy_bytes + _rope_bytes(plan)
-        advice = ", hold fewer layers (model.layers), or set workload.data to none"
+        needed += _data_bytes(config, plan)
+        advice = ", hold fewer layers (model.layers), or set workload.data to none."
     else:
         needed += sum(pool.total_bytes for pool in plan.pools if pool.name == "tables")
     if needed > memory_bytes:
         raise ConfigError(
             f"this run needs {format_bytes(needed)} and the machine has "
-            f"{format_bytes(memory_bytes)}{_advise(config, plan, needed, memory_bytes)}{advice}."
+            f"{format_bytes(memory_bytes)}{_advise(config, plan, needed, memory_bytes)}{advice}"
         )
-
-
-def _advise(config: BenchConfig, plan: CachePlan, needed: int, memory_bytes: int) -> str:
-    """What to lower; where contexts are placed also how many would fit."""
-    workload = config.workload
-    if not workload.context:
-        return f": {_ADVICE}"
-    each = plan.total_bytes // plan.num_slots
-    left = max(0, plan.num_slots - -(-(needed - memory_bytes) // each))
-    return (
-        f", enough for {left} contexts of {workload.placed_tokens:,} tokens: lower "
-        "workload.context or workload.concurrency"
-    )
 
 
 def check_device_memory(config: BenchConfig, plan: CachePlan, device: CudaDevice) -> None:
     """Raise ``ConfigError`` where a run needs more memory than the GPU has free."""
-    needed = plan.total_bytes + _checkpoint_bytes(config, plan) + 2 * config.measure.memcpy_bytes
+    needed = _data_bytes(config, plan)
     needed += 2 * _output_bytes(plan, config.workload.concurrency)  # graphs have their own
-    needed += _rope_bytes(plan)
     if needed > device.free_bytes:
         raise ConfigError(
             f"this run needs {format_bytes(needed)} of GPU memory and "
@@ -137,6 +117,30 @@ def check_device_memory(config: BenchConfig, plan: CachePlan, device: CudaDevice
             f"{_advise(config, plan, needed, device.free_bytes)}, or hold fewer layers "
             "(model.layers)."
         )
+
+
+def _data_bytes(config: BenchConfig, plan: CachePlan) -> int:
+    """Bytes of pools, checkpoints, angles, and of what is copied to compare rates with."""
+    prefix, angles = config.cache.prefix, 0
+    if plan.rope != "float64":  # a row of float32 for each entry that a request can have
+        rows = sum(plan.max_context_tokens // ratio for ratio in _ratios(plan))
+        angles = 4 * plan.config.rope_dim * rows
+    each = sum(map(checkpoint_bytes, plan.schemas))
+    checkpoints = 0 if prefix.index == "none" else prefix.checkpoints * each
+    return plan.total_bytes + checkpoints + 2 * config.measure.memcpy_bytes + angles
+
+
+def _advise(config: BenchConfig, plan: CachePlan, needed: int, memory_bytes: int) -> str:
+    """What to lower; where contexts are placed also how many would fit."""
+    workload = config.workload
+    if not workload.context:
+        return ": lower cache.max_context_tokens, cache.num_blocks or workload.concurrency"
+    each = plan.total_bytes // plan.num_slots
+    left = max(0, plan.num_slots - -(-(needed - memory_bytes) // each))
+    return (
+        f", enough for {left} contexts of {workload.placed_tokens:,} tokens: lower "
+        "workload.context or workload.concurrency"
+    )
 
 
 def _output_bytes(plan: CachePlan, requests: int) -> int:
@@ -177,10 +181,9 @@ def build_manager(
     config: BenchConfig, plan: CachePlan, device: CudaDevice | None
 ) -> KVCacheManager:
     """Allocate the cache, with its data if the workload has any."""
+    where, on_gpu = device.device if device else "cpu", device is not None
     real = config.workload.data == "real"
-    if device is None:
-        return KVCacheManager(plan, data=real)
-    return KVCacheManager(plan, device.device, data=real, copies_tables=True)
+    return KVCacheManager(plan, where, data=real, copies_tables=on_gpu)
 
 
 def build_drive(
@@ -222,8 +225,7 @@ def build_drive(
         contexts=contexts,
     )
     if device is not None:
-        modules = foresee_modules(layers, manager, executor.inputs)
-        compile_ahead(modules, device.device)
+        compile_ahead(foresee_modules(executor, manager), device.device)
         executor.gpu = _build_gpu(config, manager, executor, device, resolved.variants)
     return Drive(executor, verifier, why if step is None and why else None)
 
@@ -255,30 +257,14 @@ def _build_gpu(
     device: CudaDevice,
     variants: Choice,
 ) -> Gpu:
-    tables, decode = manager.device_tables, config.workload.decode
+    tables, decode, graphs = manager.device_tables, config.workload.decode, None
     assert tables is not None
     dependent = variants.get(STEP_LAUNCH) == "dependent"
-    graphs = None
     if decode != "eager":
-        graphs = DecodeGraphs(
-            executor.layers,
-            tables,
-            executor.inputs,
-            device.make_capture(),
-            Outputs(executor.device, executor.outputs.index_topk, executor.outputs.window_tokens),
-            most_requests=config.workload.concurrency,
-            tokens_each=1 + manager.plan.draft_tokens,
-            longest_tokens=manager.plan.max_context_tokens,
-            dependent=dependent,
-        )
-    return Gpu(
-        tables,
-        DeviceClock(device.make_event),
-        graphs,
-        in_turns=decode == "both",
-        fused=variants.get("step_write") != "separate",
-        dependent=dependent,
-    )
+        made = executor, manager, device.make_capture(), config.workload.concurrency
+        graphs = DecodeGraphs(*made, dependent=dependent)
+    fused, clock = variants.get("step_write") != "separate", DeviceClock(device.make_event)
+    return Gpu(tables, clock, graphs, decode == "both", fused, dependent)
 
 
 def build_reuse(
@@ -302,12 +288,6 @@ def build_reuse(
     )
 
 
-def _checkpoint_bytes(config: BenchConfig, plan: CachePlan) -> int:
-    prefix = config.cache.prefix
-    each = sum(map(checkpoint_bytes, plan.schemas))
-    return 0 if prefix.index == "none" else prefix.checkpoints * each
-
-
 def _draw_compressors(plan: CachePlan, seed: int) -> Compressors:
     """Random ones on the host; layers of one ratio share a table of angles."""
     generator = torch.Generator().manual_seed(seed)
@@ -327,8 +307,8 @@ def _draw_compressors(plan: CachePlan, seed: int) -> Compressors:
 
 
 def _moved(compressors: Compressors, device: torch.device) -> Compressors:
-    shared = {main.ratio: main.rope for main, _ in compressors.values()}
-    ropes = {ratio: rope.to(device) for ratio, rope in shared.items()}
+    ropes = {main.ratio: main.rope for main, _ in compressors.values()}
+    ropes = {ratio: rope.to(device) for ratio, rope in ropes.items()}
 
     def move(compressor: Compressor) -> Compressor:
         return replace(compressor, rope=ropes[compressor.ratio]).to(device)
@@ -343,11 +323,3 @@ def _ratios(plan: CachePlan) -> set[int]:
     """Ratios of the layers that rotate entries, which DSA layers do not."""
     layers = (schema.layer for schema in plan.schemas)
     return {each.ratio for each in layers if each.owns_kv and each.attn is not AttentionType.DSA}
-
-
-def _rope_bytes(plan: CachePlan) -> int:
-    """Bytes of the tables of angles: a row of float32 for each entry that a request can have."""
-    if plan.rope == "float64":
-        return 0
-    rows = sum(plan.max_context_tokens // ratio for ratio in _ratios(plan))
-    return 4 * plan.config.rope_dim * rows

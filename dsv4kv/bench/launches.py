@@ -19,7 +19,7 @@ from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import DEFECT, INTERRUPTED, Dsv4kvError, RecordError
 from dsv4kv.files import temporary_folder
 from dsv4kv.processes import OWN_TREE, Child, python, with_package
-from dsv4kv.runs.points import as_options, begin_record
+from dsv4kv.runs.points import begin_record
 from dsv4kv.runs.schema import Launch, RunRecord
 from dsv4kv.runs.store import load_record
 
@@ -51,7 +51,6 @@ class Turns:
         return not self._alone
 
     def hand_on(self) -> None:
-        """Let the other work."""
         if not self._alone:
             try:
                 os.write(self._ends[1], b"!")
@@ -121,16 +120,6 @@ class Outcome:
     exit_code: int  # of the process; negative for a signal
     pair: str = ""  # name that it shares with the launch it was interleaved with; empty alone
 
-    @property
-    def refused(self) -> bool:
-        """Whether it could not begin: another launch of the same would not either."""
-        return self.status == "failed" and self.record is None
-
-    @property
-    def duration_s(self) -> float:
-        """Wall time of the process, imports and all."""
-        return (self.ended - self.started).total_seconds()
-
 
 def run_fresh(tasks: Sequence[Task], timeout_s: float) -> list[Outcome]:
     """Run one task, or two with interleaved steps; Ctrl-C is passed on to them."""
@@ -163,7 +152,6 @@ class _Running:
             )
 
     def conclude(self, code: int, end: End, timeout_s: float, pair: str) -> Outcome:
-        """What became of it, now that it has ended."""
         ended, record, problem = datetime.now(UTC), None, None
         try:
             record = next((load_record(path) for path in sorted(self._out.glob("*.json"))), None)
@@ -234,11 +222,6 @@ _PATIENCE = 10  # times the slowest launch so far
 OnProgress = Callable[[Sequence[Outcome], Task], None]
 
 
-def bench_arguments(source: str, overrides: Sequence[str], axes: Sequence[str]) -> tuple[str, ...]:
-    """Arguments of ``dsv4kv bench`` for a configuration."""
-    return (source, *as_options(overrides, axes))
-
-
 def run_launches(
     tasks: Sequence[Task], on_progress: OnProgress, together: int = 1
 ) -> list[Outcome]:
@@ -253,10 +236,16 @@ def run_launches(
         for begin in range(0, len(tasks), together):
             on_progress(outcomes, tasks[begin])
             before = {outcome.task for outcome in outcomes}
-            ran = run_fresh(tasks[begin : begin + together], _timeout_s(outcomes))
+            walls = [each.ended - each.started for each in outcomes if each.record]
+            slowest_s = max((wall.total_seconds() for wall in walls), default=0.0)
+            timeout_s = max(_SHORTEST_TIMEOUT_S, _PATIENCE * slowest_s)
+            together_now = tasks[begin : begin + together]
+            ran = run_fresh(together_now, timeout_s if slowest_s else _FIRST_TIMEOUT_S)
             outcomes += ran
             for outcome in ran:
-                if outcome.refused and outcome.task not in before:
+                # one that could not begin: another launch of the same would not either
+                refused = outcome.status == "failed" and outcome.record is None
+                if refused and outcome.task not in before:
                     side = f"{outcome.task.side}: " if outcome.task.side else ""
                     lines = str(outcome.error).splitlines()
                     error = Dsv4kvError("\n".join(side + line for line in lines))
@@ -310,8 +299,3 @@ def merge(
         return records[0].model_copy(update=fields)
     begun = begin_record(loaded, None, argv=[], reproduce="")
     return RunRecord(**begun | {"trace_source": loaded.config.workload.trace} | fields)
-
-
-def _timeout_s(outcomes: Sequence[Outcome]) -> float:
-    slowest = max((outcome.duration_s for outcome in outcomes if outcome.record), default=0.0)
-    return max(_SHORTEST_TIMEOUT_S, _PATIENCE * slowest) if slowest else _FIRST_TIMEOUT_S

@@ -185,6 +185,13 @@ def poll(
 
 def main(pid: int, interval_ns: int, uuid: str | None = None) -> None:
     """Poll the host that process ``pid`` is on, and the GPU that it uses."""
+
+    def write(line: dict[str, Any]) -> None:
+        print(json.dumps(line), flush=True)  # noqa: T201
+
+    def stopped(seconds: float) -> bool:
+        return bool(select.select([sys.stdin], [], [], seconds)[0])
+
     gpu = None
     if uuid is not None:
         try:
@@ -192,17 +199,8 @@ def main(pid: int, interval_ns: int, uuid: str | None = None) -> None:
 
             gpu = NvmlGpu(pynvml, uuid, pid)
         except (ImportError, GpuGone) as error:
-            _write({"kind": "absent", "gpu": str(error)})
-            gpu = None
-    poll(gpu, HostReader(pid), _write, _stopped, interval_ns)
-
-
-def _write(line: dict[str, Any]) -> None:
-    print(json.dumps(line), flush=True)  # noqa: T201
-
-
-def _stopped(seconds: float) -> bool:
-    return bool(select.select([sys.stdin], [], [], seconds)[0])
+            write({"kind": "absent", "gpu": str(error)})
+    poll(gpu, HostReader(pid), write, stopped, interval_ns)
 
 
 if __name__ == "__main__":

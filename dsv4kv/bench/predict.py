@@ -16,11 +16,8 @@ import numpy as np
 import torch
 
 from dsv4kv.bench.build import build_drive, build_manager, plan_from
-from dsv4kv.bench.device import CudaDevice
-from dsv4kv.bench.protocol import Event
-from dsv4kv.bench.serve.executor import Recorder
-from dsv4kv.bench.serve.graphs import Replay
-from dsv4kv.bench.serve.operations import decode_operations, name_of
+from dsv4kv.bench.device import CudaDevice, Replay
+from dsv4kv.bench.serve.executor import Recorder, decode_operations, name_of
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import CudaUnavailable
 from dsv4kv.ops.cuda.launch import foresee
@@ -47,7 +44,6 @@ class Card:
         return each * self.multiprocessors * self.clock_ghz
 
     def roofline_ns(self, moved: int, flops: int = 0) -> float:
-        """Least time of bytes and products."""
         return max(moved / self.copy_gbps, flops / self.flops)
 
 
@@ -123,7 +119,6 @@ class Planned:
     flops: int = 0
 
     def ns(self, card: Card) -> float:
-        """How long it should take."""
         return predict_ns(self.launches, self.bytes, self.flops, card)
 
 
@@ -154,7 +149,7 @@ def plan_step(config: BenchConfig, card: Card, tokens: int) -> list[Planned]:
         names = {name: partial(note, name) for name in OPERATIONS}
         noting = replace(resolved, backend=cast(Backend, SimpleNamespace(**names)))
         device = CudaDevice(
-            torch.device("meta"), card.architecture, 1 << 62, 1, _no_event, lambda: capture
+            torch.device("meta"), card.architecture, 1 << 62, 1, object, lambda: capture
         )
         manager = build_manager(config, plan_from(config), device)
         drive = build_drive(config, manager, Recorder(), noting, device)
@@ -177,7 +172,3 @@ def plan_step(config: BenchConfig, card: Card, tokens: int) -> list[Planned]:
         kind = layer.schema.layer.attn.value
         planned.append(Planned(name_of(name, indexer), kind, tuple(found[start:end]), *counted))
     return planned
-
-
-def _no_event() -> Event:
-    raise AssertionError("nothing is timed")

@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -10,15 +10,20 @@ from typing import Any, Protocol
 import torch
 
 from dsv4kv.bench import build as bd
-from dsv4kv.bench.device import CallTimer, CudaDevice, describe_gpu, find_device, measure_peaks
+from dsv4kv.bench.device import (
+    CallTimer,
+    CudaDevice,
+    describe_gpu,
+    find_device,
+    gpu_uuid,
+    measure_memcpy,
+    measure_peaks,
+)
 from dsv4kv.bench.figures import list_figures, measure_figures
-from dsv4kv.bench.launches import Turns, bench_arguments, one_cpu
-from dsv4kv.bench.protocol import Budget, measure_memcpy
+from dsv4kv.bench.launches import Turns, one_cpu
 from dsv4kv.bench.serve.executor import Recorder, StepExecutor
 from dsv4kv.bench.serve.inputs import PromptContents
 from dsv4kv.bench.serve.loop import ServingLoop, count_tokens, open_requests
-from dsv4kv.bench.serve.reuse import PrefixReuse
-from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.bench.telemetry import Telemetry
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import BenchConfig
@@ -29,7 +34,14 @@ from dsv4kv.ops.check import check_backend, foreign_scenes
 from dsv4kv.ops.registry import ResolvedBackend
 from dsv4kv.ops.spec import choose
 from dsv4kv.runs import schema as sc
-from dsv4kv.runs.points import Invocation, begin_record, end_record, make_case, run_points
+from dsv4kv.runs.points import (
+    Invocation,
+    as_options,
+    begin_record,
+    end_record,
+    make_case,
+    run_points,
+)
 
 
 def describe_cache(
@@ -69,51 +81,6 @@ def describe_cache(
     )
 
 
-def find_problem(
-    cache: sc.CacheSummary, totals: sc.Totals, verifier: Verifier | None
-) -> str | None:
-    """The first thing that must not happen and did."""
-    for pool in cache.pools:
-        if pool.predicted_bytes != pool.allocated_bytes:
-            return (
-                f"the {pool.name} pools of {pool.layer_type} layers take {pool.allocated_bytes} B "
-                f"where the plan says {pool.predicted_bytes} B."
-            )
-    if verifier is not None and verifier.failures:
-        return f"{len(verifier.failures)} sampled outputs differ from the reference."
-    if totals.blocks_left:
-        return f"{totals.blocks_left} blocks are still held although every request has ended."
-    if totals.rejected and not totals.peak_requests:
-        return (
-            f"none of {totals.rejected} requests fits into the cache: raise "
-            "cache.max_context_tokens or cache.num_blocks."
-        )
-    return None
-
-
-def list_operations(recorder: Recorder) -> list[sc.Operation]:
-    """Operations that were timed one by one."""
-    found = []
-    for (name, layer_type), samples in sorted(recorder.operations.items()):
-        samples_ns, entries, moved, flops = (samples[i::4].tolist() for i in range(4))
-        known = {"samples_ns": samples_ns, "entries": entries, "bytes": moved}
-        flops = flops if any(flops) else []
-        found.append(sc.Operation(name=name, layer_type=layer_type, flops=flops, **known))
-    return found
-
-
-def list_latencies(
-    recorder: Recorder, device_ns: Mapping[str, Sequence[int]] | None = None
-) -> list[sc.Latency]:
-    """Latencies on the host, and spans on the device's clock."""
-    found = {name: samples.tolist() for name, samples in recorder.latencies.items()}
-    found |= {name: list(samples) for name, samples in (device_ns or {}).items()}
-    return [sc.Latency(name=name, samples_ns=found[name]) for name in sorted(found)]
-
-
-Progress = Callable[[int], None]
-
-
 @dataclass(frozen=True)
 class Setup:
     """A case that is ready to run."""
@@ -126,21 +93,17 @@ class Setup:
     recorder: Recorder  # takes the samples
     drive: bd.Drive | None  # none where no data is moved
 
-    def _foreign_cases(self) -> dict[str, int]:
-        if not self.resolved.foreign or self.config.workload.data != "real":
-            return {}
-        scenes = foreign_scenes(self.resolved, self.plan, self.config.measure.seed)
-        return dict(Counter(scene.operation for scene in scenes))
-
     def facts(self) -> dict[str, Any]:
         """What a record says of the configuration, the device and the operations."""
-        resolved = self.resolved
+        resolved, scenes = self.resolved, []
+        if resolved.foreign and self.config.workload.data == "real":
+            scenes = foreign_scenes(resolved, self.plan, self.config.measure.seed)
         return {
             "config": self.config.model_dump(mode="json"),
             "device": "cuda" if self.device else "cpu",
             "backend": resolved.name,
             "foreign": list(resolved.foreign),
-            "foreign_cases": self._foreign_cases(),
+            "foreign_cases": dict(Counter(scene.operation for scene in scenes)),
             "variants": dict(resolved.variants),
             "backend_version": resolved.version,
         }
@@ -149,7 +112,7 @@ class Setup:
 def run_case(
     axis: dict[str, Any],
     config: BenchConfig,
-    on_progress: Progress,
+    on_progress: Callable[[int], None],
     memory_bytes: int | None = None,
     turns: Turns | None = None,
 ) -> sc.Case:
@@ -160,46 +123,43 @@ def run_case(
     memory; ``turns`` are taken with another process.
     Raises ``ConfigError`` or ``TraceError`` or ``DeviceError`` or ``VerificationError``.
     """
-    setup, memcpy = set_up(config, memory_bytes), None
-    with Telemetry(gpu_uuid(setup.device)) as telemetry:
-        if setup.drive is not None and setup.device is None:
+    setup = set_up(config, memory_bytes)
+    drive, device, memcpy = setup.drive, setup.device, None
+    with Telemetry(gpu_uuid(device)) as telemetry:
+        if drive is not None and device is None:
             size = config.measure.memcpy_bytes
             with telemetry.window("memcpy"):
                 memcpy = sc.Memcpy(bytes=2 * size, samples_ns=measure_memcpy(size))
         with telemetry.window("serve"):
             totals, interrupted, problem = _serve(setup, on_progress, turns)
-        try:
-            if setup.manager.device_tables is not None:
-                setup.manager.device_tables.check()
-        except CacheError as error:
-            problem = problem or str(error)
         cache = describe_cache(config, setup.plan, setup.manager)
-        verifier = setup.drive.verifier if setup.drive else None
-        problem = problem or find_problem(cache, totals, verifier)
-        figures: dict[str, Any] = {"operations": list_operations(setup.recorder)}
-        if setup.drive and setup.device and not problem and not interrupted:
+        problem = problem or _find_problem(setup, cache, totals)
+        figures: dict[str, Any] = {"operations": _list_operations(setup.recorder)}
+        if drive and device and not problem and not interrupted:
             try:
-                figures = _measure_device(setup, setup.drive, setup.device, telemetry)
+                figures = _measure_device(setup, drive, device, telemetry)
             except KeyboardInterrupt:  # what was served is measured all the same
                 interrupted = True
-    gpu = setup.drive.executor.gpu if setup.drive else None
+    gpu = drive.executor.gpu if drive else None
+    latencies = {name: samples.tolist() for name, samples in setup.recorder.latencies.items()}
+    latencies |= gpu.clock.read_ns() if gpu else {}
+    verification = sc.NOTHING_CHECKED
+    if drive is not None:
+        checks, failures = drive.verifier.checks, drive.verifier.failures
+        verification = sc.Verification(
+            checks=checks.total(), by_operation=dict(sorted(checks.items())), failures=failures
+        )
     return make_case(
         error=problem,
         interrupted=interrupted,
         axis=axis,
         cache=cache,
         totals=totals,
-        latencies=list_latencies(setup.recorder, gpu.clock.read_ns() if gpu else None),
+        latencies=[sc.Latency(name=n, samples_ns=latencies[n]) for n in sorted(latencies)],
         memcpy=memcpy,
-        verification=sc.Verification(
-            checks=verifier.checks.total(),
-            by_operation=dict(sorted(verifier.checks.items())),
-            failures=verifier.failures,
-        )
-        if verifier
-        else sc.NOTHING_CHECKED,
+        verification=verification,
         telemetry=telemetry.describe(),
-        gathers_because=setup.drive.gathers_because if setup.drive else None,
+        gathers_because=drive.gathers_because if drive else None,
         **setup.facts(),
         **figures,
     )
@@ -226,46 +186,75 @@ def set_up(config: BenchConfig, memory_bytes: int | None) -> Setup:
             raise VerificationError(f"{sentences}\nNothing was timed.")
     recorder = Recorder()
     manager = bd.build_manager(config, plan, device)
-    drive = None
-    if real:
-        drive = bd.build_drive(config, manager, recorder, resolved, device)
+    drive = bd.build_drive(config, manager, recorder, resolved, device) if real else None
     return Setup(config, plan, device, resolved, manager, recorder, drive)
 
 
 def make_loop(
     setup: Setup, recorder: Recorder, executor: StepExecutor | None, turns: Turns | None = None
-) -> tuple[ServingLoop, PrefixReuse | None]:
-    """The loop that serves a case's workload, and what shares prefixes in it."""
+) -> ServingLoop:
     config = setup.config
     requests = open_requests(config.workload, config.measure.seed)
     reuse = bd.build_reuse(config, setup.manager, setup.resolved.backend)
     contents = PromptContents() if reuse else None
     served = setup.manager, requests, config, recorder, executor
-    return ServingLoop(*served, reuse, contents, turns), reuse
+    return ServingLoop(*served, reuse, contents, turns)
 
 
 def _serve(
-    setup: Setup, on_progress: Progress, turns: Turns | None
+    setup: Setup, on_progress: Callable[[int], None], turns: Turns | None
 ) -> tuple[sc.Totals, bool, str | None]:
     """Run the loop: totals, whether interrupted, and what went wrong."""
-    manager, executor = setup.manager, setup.drive.executor if setup.drive else None
-    loop, reuse = make_loop(setup, setup.recorder, executor, turns)
-    interrupted, problem = False, None
+    executor = setup.drive.executor if setup.drive else None
+    loop = make_loop(setup, setup.recorder, executor, turns)
     together = turns is not None and setup.config.measure.threads == 1
     try:
         with one_cpu() if together else nullcontext():
             for tokens in loop.steps():
                 on_progress(tokens)
     except KeyboardInterrupt:
-        interrupted = True
+        return loop.totals, True, None
     except CacheError as error:
-        problem = str(error)
-    ended = not interrupted and problem is None
-    if ended and reuse is not None:
-        reuse.forget()
-    if ended:
-        loop.totals.blocks_left = manager.num_held_blocks
-    return loop.totals, interrupted, problem
+        return loop.totals, False, str(error)
+    if loop.reuse is not None:
+        loop.reuse.forget()
+    loop.totals.blocks_left = setup.manager.num_held_blocks
+    return loop.totals, False, None
+
+
+def _find_problem(setup: Setup, cache: sc.CacheSummary, totals: sc.Totals) -> str | None:
+    """The first thing that must not happen and did."""
+    try:
+        if setup.manager.device_tables is not None:
+            setup.manager.device_tables.check()
+    except CacheError as error:
+        return str(error)
+    for pool in cache.pools:
+        if pool.predicted_bytes != pool.allocated_bytes:
+            return (
+                f"the {pool.name} pools of {pool.layer_type} layers take {pool.allocated_bytes} B "
+                f"where the plan says {pool.predicted_bytes} B."
+            )
+    if setup.drive is not None and (failures := setup.drive.verifier.failures):
+        return f"{len(failures)} sampled outputs differ from the reference."
+    if totals.blocks_left:
+        return f"{totals.blocks_left} blocks are still held although every request has ended."
+    if totals.rejected and not totals.peak_requests:
+        return (
+            f"none of {totals.rejected} requests fits into the cache: raise "
+            "cache.max_context_tokens or cache.num_blocks."
+        )
+    return None
+
+
+def _list_operations(recorder: Recorder) -> list[sc.Operation]:
+    found = []
+    for (name, layer_type), samples in sorted(recorder.operations.items()):
+        samples_ns, entries, moved, flops = (samples[i::4].tolist() for i in range(4))
+        known = {"samples_ns": samples_ns, "entries": entries, "bytes": moved}
+        flops = flops if any(flops) else []
+        found.append(sc.Operation(name=name, layer_type=layer_type, flops=flops, **known))
+    return found
 
 
 def _measure_device(
@@ -273,8 +262,8 @@ def _measure_device(
 ) -> dict[str, Any]:
     """Single operations and their baselines; no request uses the cache any more."""
     measure, requests = setup.config.measure, setup.config.workload.concurrency
-    budget = Budget(measure.figures_seconds)
-    timer = CallTimer(device, telemetry.windows, telemetry.was_throttled, budget)
+    polled = telemetry.windows, telemetry.was_throttled
+    timer = CallTimer(device, *polled, measure.figures_seconds)
     floor = timer.time_floor()
     peaks = measure_peaks(device, measure.memcpy_bytes, timer)
     figures = list_figures(drive.executor, requests, measure.seed)
@@ -287,25 +276,15 @@ def _measure_device(
     }
 
 
-def gpu_uuid(device: CudaDevice | None) -> str | None:
-    """The UUID of the GPU that a run uses; None on the CPU."""
-    if device is None or device.device.type != "cuda":
-        return None
-    facts: Any = torch.cuda.get_device_properties(device.device)
-    return str(facts.uuid)
-
-
 class Watcher(Protocol):
     """Receives the progress of a run."""
 
     def start(self, total_tokens: int) -> None:
         """The run begins and will process about ``total_tokens``."""
 
-    def case(self, case: Point[BenchConfig]) -> None:
-        """Another case begins."""
+    def case(self, case: Point[BenchConfig]) -> None: ...
 
-    def advance(self, tokens: int) -> None:
-        """More tokens are done."""
+    def advance(self, tokens: int) -> None: ...
 
 
 def check_variants(points: Sequence[Point[BenchConfig]]) -> None:
@@ -319,12 +298,12 @@ def check_variants(points: Sequence[Point[BenchConfig]]) -> None:
 def run_bench(invocation: Invocation[BenchConfig], watcher: Watcher) -> sc.RunRecord:
     """Run every case; a case that fails does not end a sweep. Raises ``Dsv4kvError``."""
     loaded, points, kept = invocation.loaded, invocation.points, invocation.sweep.points
-    words = bench_arguments(loaded.source, invocation.overrides, invocation.axes)
+    options = as_options(invocation.overrides, invocation.axes)
     begun = begin_record(
         loaded,
         points[0].config.workload.source,
         argv=invocation.argv,
-        reproduce=shlex.join(["dsv4kv", "bench", *words]),
+        reproduce=shlex.join(["dsv4kv", "bench", loaded.source, *options]),
         gpu=describe_gpu(loaded.config.device),
         sweep=invocation.sweep,
     )
@@ -335,9 +314,21 @@ def run_bench(invocation: Invocation[BenchConfig], watcher: Watcher) -> sc.RunRe
     watcher.start(_count_all([p for n, p in enumerate(points) if n not in done]))
 
     def work(number: int) -> sc.Case:
-        watcher.case(points[number])
-        alone = len(points) == 1
-        return _run(points[number], watcher, memory_bytes, turns, alone=alone)
+        """Run one case; in a sweep, one that cannot begin leaves the others' results alone."""
+        point = points[number]
+        watcher.case(point)
+        try:
+            return run_case(point.axis, point.config, watcher.advance, memory_bytes, turns)
+        except (Dsv4kvError, KeyboardInterrupt) as error:
+            if len(points) == 1:
+                raise
+            config, backend = point.config.model_dump(mode="json"), point.config.backend or ""
+            facts: dict[str, Any] = {"axis": point.axis, "config": config, "backend": backend}
+            if isinstance(error, KeyboardInterrupt):
+                return make_case(**facts, interrupted=True)
+            if isinstance(error, PeerUnavailable):
+                facts["status"] = "skipped"
+            return make_case(**facts, error=str(error))
 
     cases = run_points(invocation.sweep, len(points), work)
     return end_record(begun, cases, len(points))
@@ -356,26 +347,3 @@ def _count_all(cases: Sequence[Point[BenchConfig]]) -> int:
             counts[key] = count_tokens(workload, seed)
         total += counts[key]
     return total
-
-
-def _run(
-    point: Point[BenchConfig],
-    watcher: Watcher,
-    memory_bytes: int | None,
-    turns: Turns | None,
-    *,
-    alone: bool,
-) -> sc.Case:
-    """Run one case; in a sweep, one that cannot begin leaves the others' results alone."""
-    try:
-        return run_case(point.axis, point.config, watcher.advance, memory_bytes, turns)
-    except (Dsv4kvError, KeyboardInterrupt) as error:
-        if alone:
-            raise
-        config, backend = point.config.model_dump(mode="json"), point.config.backend or ""
-        facts: dict[str, Any] = {"axis": point.axis, "config": config, "backend": backend}
-        if isinstance(error, KeyboardInterrupt):
-            return make_case(**facts, interrupted=True)
-        if isinstance(error, PeerUnavailable):
-            facts["status"] = "skipped"
-        return make_case(**facts, error=str(error))

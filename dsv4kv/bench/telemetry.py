@@ -100,7 +100,13 @@ class Telemetry:
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
             died = self._process.poll() is not None
-            self._stop(self._process)
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            try:
+                self._process.wait(_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
             self.readings = self._polled()
             if died:
                 self.readings.absent["telemetry"] = "polling ended before the run did"
@@ -109,13 +115,14 @@ class Telemetry:
 
     @contextmanager
     def window(self, name: str) -> Iterator[None]:
-        """Keep when a part of the run begins and ends."""
         started_ns = perf_counter_ns()
         try:
             yield
         finally:
-            span = {"started_ns": started_ns, "ended_ns": perf_counter_ns()}
-            self.windows.append(MeasuredWindow(name=name, **span))
+            ended_ns = perf_counter_ns()
+            self.windows.append(
+                MeasuredWindow(name=name, started_ns=started_ns, ended_ns=ended_ns)
+            )
 
     def was_throttled(self, started_ns: int, ended_ns: int) -> bool:
         """Whether a poll so far in a span, or the last before it, found the GPU throttled."""
@@ -126,15 +133,14 @@ class Telemetry:
         return any((poll.get("reasons") or 0) & THROTTLED for poll in often[first:last])
 
     def describe(self) -> TelemetryRecord:
-        """Everything that was polled, and when what was measured, as a record has it."""
         readings, began_ns = self.readings, self.started_ns
-        moved = [
-            {name: getattr(each, name) - began_ns for name in ("started_ns", "ended_ns")}
-            for each in self.windows
-        ]
+        spans = [(each.started_ns - began_ns, each.ended_ns - began_ns) for each in self.windows]
         return TelemetryRecord(
             interval_ns=self.interval_ns,
-            windows=[w.model_copy(update=u) for w, u in zip(self.windows, moved, strict=True)],
+            windows=[
+                each.model_copy(update={"started_ns": start, "ended_ns": end})
+                for each, (start, end) in zip(self.windows, spans, strict=True)
+            ],
             gpu_samples=_samples(GpuSamples, readings.often, began_ns),
             gpu_checks=_samples(GpuChecks, readings.seldom, began_ns),
             host_samples=_samples(HostSamples, readings.host, began_ns),
@@ -146,15 +152,6 @@ class Telemetry:
             return self.readings
         size = os.fstat(self._lines.fileno()).st_size
         return parse_lines(os.pread(self._lines.fileno(), size, 0).splitlines())
-
-    def _stop(self, process: "subprocess.Popen[bytes]") -> None:
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            process.wait(_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 P = TypeVar("P", bound=Part)

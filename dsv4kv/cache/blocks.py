@@ -113,7 +113,6 @@ class BlockPool:
 
     @property
     def num_held(self) -> int:
-        """Blocks with holders."""
         return self.num_blocks - self.num_unused - self.num_cached
 
     def refs(self, ids: Ids) -> Ids:
@@ -164,8 +163,10 @@ class BlockPool:
         Room is never made of the matched ones.
         """
         if not 0 <= count <= self.num_unused:
-            needed = self._needed(self._known(as_ids(matched)))
-            if not 0 <= count <= self.num_free - needed:
+            seen = self._kept()
+            kept = len(seen)
+            self._climb(self._known(as_ids(matched)), seen)
+            if not 0 <= count <= self.num_free - (len(seen) - kept):
                 return None
         self.retain(matched)
         return self.acquire(count)
@@ -484,13 +485,6 @@ class BlockPool:
         self.num_unused = end
         if self.on_freed is not None:
             self.on_freed(ids)
-
-    def _needed(self, numbers: list[int]) -> int:
-        """Evictable blocks that would not be if these were retained."""
-        seen = self._kept()
-        kept = len(seen)
-        self._climb(numbers, seen)
-        return len(seen) - kept
 
     def _known(self, row: Ids) -> list[int]:
         if not self._claims[self._in_pool(row)].all():

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from dsv4kv.cache.blocks import BlockPool, Ids, as_ids
-from dsv4kv.cache.manager import KVCacheManager, StateCachePool
-from dsv4kv.cache.tables import BlockTable
+from dsv4kv.cache.manager import BlockTable, KVCacheManager, StateCachePool
 from dsv4kv.errors import CacheError, ConfigError, OutOfBlocks
 from dsv4kv.model.plan import CHECKPOINT_TOKENS, at_whole_block
 from dsv4kv.ops.spec import Backend
@@ -36,7 +35,6 @@ class CheckpointPool:
 
     @property
     def num_free(self) -> int:
-        """Checkpoints that can still be saved."""
         return self._numbers.num_free
 
     def save(self, slot: int) -> int:
@@ -57,17 +55,64 @@ class CheckpointPool:
 
     def restore(self, checkpoint: int, slot: int) -> None:
         """Put a checkpoint back, into any slot; raises ``NotOwner`` if it was released."""
-        self.check_saved(checkpoint)
+        self._numbers.check_held(np.array([checkpoint]))
         for theirs, mine in self._pairs():
             theirs[slot].copy_(mine[checkpoint], non_blocking=True)
 
-    def check_saved(self, checkpoint: int) -> None:
-        """Raise ``NotOwner`` if a checkpoint was released, or never saved."""
-        self._numbers.check_held(np.array([checkpoint]))
-
     def release(self, checkpoint: int) -> None:
-        """Give a checkpoint's room back."""
         self._numbers.release(np.array([checkpoint]))
+
+    def resume(
+        self, slot: int, tokens: int, blocks: Ids, checkpoint: int, backend: Backend | None
+    ) -> None:
+        """Give a request that was just admitted the first ``tokens`` tokens of a cached prefix.
+
+        Whole blocks are shared. The last one is copied where ``tokens`` fill entries of it and not
+        all, for this request will write there: its own block takes the page of every layer.
+
+        blocks: int64[n], the prefix's in order, enough for these tokens.
+        checkpoint: window and state after exactly these tokens.
+        backend: copies pages; None where the cache has no data.
+
+        Raises:
+            OutOfBlocks: A block is to be copied, and only the prefix's own are free.
+            NotOwner: A slot without request, a released checkpoint, or a free block in the prefix.
+            CacheError: The slot holds something already, or the blocks are too few. Nothing has
+                changed, as in every case.
+        """
+        manager, (table, allocator) = self._manager, shared_table(self._manager)
+        manager.check_running(np.array([slot]))
+        self._numbers.check_held(np.array([checkpoint]))
+        if table.held[slot] or manager.tokens[slot]:
+            raise CacheError(f"slot {slot} has tokens already: resume before its first step.")
+        block_tokens = manager.plan.schemas[0].block_tokens
+        whole, needed = tokens // block_tokens, table.group.blocks_for(tokens)
+        prefix = as_ids(blocks[:needed])
+        if len(prefix) < needed or not 0 <= tokens <= manager.plan.max_context_tokens:
+            raise CacheError(
+                f"{len(blocks)} blocks of {block_tokens} tokens and rows of "
+                f"{manager.plan.max_context_tokens} cannot hold a prefix of {tokens} tokens. "
+                "Nothing was changed."
+            )
+        # Its own last block is not made of the prefix's, that which is copied included.
+        own = allocator.allocate(needed - whole, prefix)
+        if own is None:
+            raise OutOfBlocks(
+                f"1 block is needed and {allocator.num_free} of {allocator.num_blocks} are free: "
+                "raise cache.num_blocks, or lower concurrency or context. Nothing was changed."
+            )
+        if needed > whole and backend is not None:
+            sources, targets = (
+                torch.from_numpy(each).to(manager.device) for each in (prefix[whole:], own)
+            )
+            for pool in manager.pools.values():
+                for store in filter(None, (pool.main, pool.indexer)):
+                    backend.page_copy(store=store, sources=sources, targets=targets)
+        self.restore(checkpoint, slot)
+        table.adopt(slot, np.concatenate([prefix[:whole], own]))
+        manager.tokens[slot] = tokens
+        if needed > whole:
+            allocator.release(prefix[whole:])
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         for attn, mine in self._pools.items():
@@ -87,62 +132,3 @@ def shared_table(manager: KVCacheManager) -> tuple[BlockTable, BlockPool]:
             "model, or cache.prefix.index to none."
         )
     return manager.tables[0], manager.tables[0].allocator
-
-
-def resume_request(
-    manager: KVCacheManager,
-    slot: int,
-    tokens: int,
-    blocks: Ids,
-    checkpoints: CheckpointPool,
-    checkpoint: int,
-    backend: Backend | None,
-) -> None:
-    """Give a request that was just admitted the first ``tokens`` tokens of a cached prefix.
-
-    Whole blocks are shared. The last one is copied where ``tokens`` fill entries of it and not
-    all, for this request will write there: its own block takes the page of every layer.
-
-    blocks: int64[n], the prefix's in order, enough for these tokens.
-    checkpoint: window and state after exactly these tokens.
-    backend: copies pages; None where the cache has no data.
-
-    Raises:
-        OutOfBlocks: A block is to be copied, and only the prefix's own are free.
-        NotOwner: A slot without request, a released checkpoint, or a free block in the prefix.
-        CacheError: The slot holds something already, or the blocks are too few. Nothing has
-            changed, as in every case.
-    """
-    table, allocator = shared_table(manager)
-    manager.check_running(np.array([slot]))
-    checkpoints.check_saved(checkpoint)
-    if table.held[slot] or manager.tokens[slot]:
-        raise CacheError(f"slot {slot} has tokens already: resume before its first step.")
-    block_tokens = manager.plan.schemas[0].block_tokens
-    whole, needed = tokens // block_tokens, table.group.blocks_for(tokens)
-    prefix = as_ids(blocks[:needed])
-    if len(prefix) < needed or not 0 <= tokens <= manager.plan.max_context_tokens:
-        raise CacheError(
-            f"{len(blocks)} blocks of {block_tokens} tokens and rows of "
-            f"{manager.plan.max_context_tokens} cannot hold a prefix of {tokens} tokens. "
-            "Nothing was changed."
-        )
-    # Its own last block is not made of the prefix's, that which is copied included.
-    own = allocator.allocate(needed - whole, prefix)
-    if own is None:
-        raise OutOfBlocks(
-            f"1 block is needed and {allocator.num_free} of {allocator.num_blocks} are free: "
-            "raise cache.num_blocks, or lower concurrency or context. Nothing was changed."
-        )
-    if needed > whole and backend is not None:
-        sources, targets = (
-            torch.from_numpy(each).to(manager.device) for each in (prefix[whole:], own)
-        )
-        for pool in manager.pools.values():
-            for store in filter(None, (pool.main, pool.indexer)):
-                backend.page_copy(store=store, sources=sources, targets=targets)
-    checkpoints.restore(checkpoint, slot)
-    table.adopt(slot, np.concatenate([prefix[:whole], own]))
-    manager.tokens[slot] = tokens
-    if needed > whole:
-        allocator.release(prefix[whole:])

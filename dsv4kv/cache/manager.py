@@ -6,6 +6,9 @@ Host arrays hold the truth about positions and blocks; nothing here reads from a
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +16,163 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from dsv4kv.cache.blocks import BlockPool, Ids
-from dsv4kv.cache.tables import BlockTable, DeviceTables
-from dsv4kv.errors import CacheError, ContextOverflow, OutOfSlots
+from dsv4kv.errors import CacheError, ConfigError, ContextOverflow, OutOfBlocks, OutOfSlots
+from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import CachePlan
-from dsv4kv.model.schedule import AttentionType
-from dsv4kv.model.schema import LayerCacheSchema
-from dsv4kv.ops.storage import PageStore
+from dsv4kv.model.schedule import AttentionType, keyed_layers, scores_candidates
+from dsv4kv.model.schema import LayerCacheSchema, TableGroup
+from dsv4kv.ops.spec import Backend
+from dsv4kv.ops.storage import Compressor, PageStore
+
+NO_BLOCK = -1
+Cells = tuple[Ids, Ids]
+"""Rows and columns."""
+
+
+class BlockTable:
+    """Blocks held by every slot, and the free blocks after them."""
+
+    def __init__(
+        self, group: TableGroup, num_blocks: int, num_slots: int, max_context_tokens: int
+    ) -> None:
+        """Build an empty table whose rows can hold ``max_context_tokens`` tokens."""
+        self.group = group
+        self.allocator = BlockPool(num_blocks)
+        width = group.blocks_for(max_context_tokens)
+        # the same ids in every lane; ``NO_BLOCK`` beyond what is held
+        self.blocks = np.full((group.lanes, num_slots, width), NO_BLOCK, dtype=np.int32)
+        self.held = np.zeros(num_slots, dtype=np.int64)  # blocks of each slot
+        # how often each slot gave blocks back: entries computed before may be another's since
+        self.returns = np.zeros(num_slots, dtype=np.int64)
+        # written since they were last copied to the device; None without such a copy
+        self.changes: list[Cells] | None = None
+
+    def missing(self, slots: Ids, needed: Ids) -> Ids:
+        """Blocks each slot lacks, int64[B], negative where it holds too many. Changes nothing.
+
+        Raises:
+            OutOfBlocks: More are lacking than are free or become so by the same change; a block
+                that is given back and is another request's, too, does not.
+        """
+        lacking: Ids = needed - self.held[slots]
+        if not np.count_nonzero(lacking):
+            return lacking
+        short = int(np.maximum(lacking, 0).sum()) - self.allocator.num_free
+        if short > 0:
+            rows, columns = self._surplus(slots, lacking)
+            short -= self.allocator.num_freed(self.blocks[0, rows, columns])
+        if short > 0:
+            raise OutOfBlocks(
+                f"the step needs {short} blocks more than the {self.allocator.num_free} free of "
+                f"{self.allocator.num_blocks}: raise cache.num_blocks, or lower concurrency or "
+                "context. Nothing was changed."
+            )
+        return lacking
+
+    def change(self, slots: Ids, lacking: Ids) -> None:
+        """Give back, then take what ``missing`` returned."""
+        if not np.count_nonzero(lacking):
+            return
+        held = self.held[slots]
+        if np.count_nonzero(lacking < 0):
+            rows, columns = self._surplus(slots, lacking)
+            self.allocator.release(self.blocks[0, rows, columns])
+            self.returns[slots[lacking < 0]] += 1
+            self.blocks[:, rows, columns] = NO_BLOCK
+            self._note(rows, columns)
+        rows, columns = _cells(slots, held, np.maximum(lacking, 0))
+        self.blocks[:, rows, columns] = self.allocator.acquire(len(rows))
+        self._note(rows, columns)
+        self.held[slots] = held + lacking
+
+    def adopt(self, slot: int, blocks: Ids) -> None:
+        """Let a slot hold blocks int64[n], whose references count it, after those it holds."""
+        held = int(self.held[slot])
+        end = held + len(blocks)
+        self.blocks[:, slot, held:end] = blocks
+        self._note(np.full(len(blocks), slot), np.arange(held, end))
+        self.held[slot] = end
+
+    def clear(self, slot: int) -> None:
+        held = int(self.held[slot])
+        if not held:
+            return
+        self.allocator.release(self.blocks[0, slot, :held])
+        self.returns[slot] += 1
+        self.blocks[:, slot, :held] = NO_BLOCK
+        self._note(np.full(held, slot), np.arange(held))
+        self.held[slot] = 0
+
+    def _surplus(self, slots: Ids, lacking: Ids) -> Cells:
+        surplus = np.maximum(-lacking, 0)
+        return _cells(slots, self.held[slots] - surplus, surplus)
+
+    def _note(self, rows: Ids, columns: Ids) -> None:
+        if self.changes is not None:
+            self.changes.append((rows, columns))
+
+
+def _cells(slots: Ids, starts: Ids, counts: Ids) -> Cells:
+    """Cells (row, column) of ``counts`` columns from ``starts`` on in every row."""
+    rows = np.repeat(slots, counts)
+    ends = np.cumsum(counts)
+    columns = np.arange(len(rows), dtype=np.int64) + np.repeat(starts - ends + counts, counts)
+    return rows, columns
+
+
+def stage(numbers: Tensor, device: torch.device) -> Tensor:
+    """Copy a host tensor to a device without waiting for it.
+
+    A GPU copies from a pinned buffer that torch does not reuse before the copy is done, so
+    ``numbers`` may change immediately.
+    """
+    if device.type == "cuda":
+        return numbers.pin_memory().to(device, non_blocking=True)
+    return numbers.to(device, copy=True)
+
+
+class DeviceTables:
+    """Copies of the host's block tables on a device."""
+
+    cells: dict[BlockTable, Tensor]
+    """By host table, int32[lanes, slots, width] on the device; never moves."""
+
+    def __init__(self, tables: Sequence[BlockTable], device: torch.device) -> None:
+        """Copy every table once; from then on they note what changes."""
+        self._device = device
+        self.cells = {}
+        for table in tables:
+            table.changes = []
+            self.cells[table] = stage(torch.from_numpy(table.blocks), device)
+
+    def publish(self) -> None:
+        """Copy the cells that changed as they are now, in one transfer for each table."""
+        for table, copy in self.cells.items():
+            if not table.changes:
+                continue
+            rows, columns = (np.concatenate(each) for each in zip(*table.changes, strict=True))
+            table.changes = []
+            lanes, slots, width = table.blocks.shape
+            lane_starts = np.arange(lanes)[:, None] * (slots * width)
+            cells = (lane_starts + rows * width + columns).ravel()
+            delta = np.stack([cells, table.blocks.reshape(-1)[cells]])
+            index, blocks = stage(torch.from_numpy(delta), self._device)
+            copy.view(-1).index_copy_(0, index, blocks.int())
+
+    def check(self) -> None:
+        """Raise ``CacheError`` unless the device's tables are the host's; waits for the device."""
+        self.publish()
+        for table, cells in self.cells.items():
+            differing = np.argwhere(cells.cpu().numpy() != table.blocks)
+            if len(differing):
+                lane, slot, column = differing[0]
+                found = int(cells[lane, slot, column])
+                raise CacheError(
+                    f"{len(differing)} cells of table {table.group.name} on the device are not "
+                    f"the host's, first lane {lane}, slot {slot}, column {column}: {found} "
+                    f"instead of {table.blocks[lane, slot, column]}."
+                )
+
 
 EntryGroup = tuple[BlockTable, int, int, int]
 """Table, lane, ratio and entries per block: layers that agree in them write the same entries."""
@@ -52,10 +206,13 @@ class StateCachePool:
             for schema in schemas
             if schema.window
         ]
-        shapes = [schema.state_shape for schema in schemas]
-        self.state = _allocate(shapes, max_requests, device)
-        shapes = [schema.indexer_state_shape for schema in schemas]
-        self.indexer_state = _allocate(shapes, max_requests, device)
+        self.state, self.indexer_state = (
+            _allocate([shape for shape in shapes if shape], max_requests, device)
+            for shapes in (
+                [schema.state_shape for schema in schemas],
+                [schema.indexer_state_shape for schema in schemas],
+            )
+        )
         for slot in range(max_requests):
             self.reset_slot(slot)
 
@@ -69,16 +226,14 @@ class StateCachePool:
                 state[:, slot, scores] = -math.inf
 
     def states(self) -> list[Tensor]:
-        """The compressor states there are."""
         return [state for state in (self.state, self.indexer_state) if state is not None]
 
 
 def _allocate(
     shapes: Sequence[tuple[int, ...]], slots: int, device: torch.device
 ) -> Tensor | None:
-    """States of the layers that have one; theirs is one shape."""
-    held = [shape for shape in shapes if shape]
-    return torch.empty(len(held), slots, *held[0], device=device) if held else None
+    """States of layers, all of one shape."""
+    return torch.empty(len(shapes), slots, *shapes[0], device=device) if shapes else None
 
 
 class KVCacheManager:
@@ -131,7 +286,6 @@ class KVCacheManager:
 
     @property
     def num_free_slots(self) -> int:
-        """Slots for further requests."""
         return self._slots.num_free
 
     @property
@@ -175,9 +329,10 @@ class KVCacheManager:
 
     def view(self, table: BlockTable, layer_idx: int) -> torch.Tensor:
         """int32[slots, width]: a layer's block table where its pools are; never moves."""
+        lane = table.group.lane_of(layer_idx)
         if self.device_tables is None:
-            return table.view(layer_idx)
-        return self.device_tables.cells[table][table.group.lane_of(layer_idx)]
+            return torch.from_numpy(table.blocks[lane])
+        return self.device_tables.cells[table][lane]
 
     def tensors(self) -> Iterator[tuple[str, str, Tensor]]:
         """All tensors of the cache but block tables, with pool name and layer type."""
@@ -253,3 +408,129 @@ def _check(manager: KVCacheManager, slots: Ids, before: Ids, after: Ids) -> None
             f"a request would have {longest} tokens and a table row holds {limit}: raise "
             "cache.max_context_tokens. Nothing was changed."
         )
+
+
+@dataclass(frozen=True)
+class CompressedCache:
+    """Entries of one kind in one layer, and how they come to be."""
+
+    store: PageStore  # pages of the entries
+    ratio: int  # tokens of an entry
+    # parameters; None where entries are stored as they are given (DeepSeek-V3.2)
+    compressor: Compressor | None
+    # compressor state of every slot; None where an entry is of one value, which nothing is pooled
+    # with (DeepSeek-V4.1's keys, and its entries where the ratio is 1)
+    state: Tensor | None
+
+    @property
+    def is_pooled(self) -> bool:
+        return self.state is not None
+
+    @cached_property
+    def max_append_tokens(self) -> int:
+        """Most tokens of a request between flushes: more would overwrite what a flush reads."""
+        assert self.compressor is not None
+        assert self.state is not None
+        return 1 if self.state.dim() == 3 else self.state.shape[2] - self.compressor.rows + 1
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """Everything of one layer that stays the same from step to step.
+
+    Nothing in it ever moves, so a captured graph may keep the addresses.
+    """
+
+    model: DSV4Config  # facts of the model
+    schema: LayerCacheSchema  # layout of the layer
+    backend: Backend  # operations
+    window: PageStore | None  # ring of every slot; None without window (DeepSeek-V3.2)
+    # compressed KV that the layer reads, its own or its owner's; None without any
+    main: CompressedCache | None
+    # indexer keys that it reads likewise; None where it selects no entries by them
+    indexer: CompressedCache | None
+    table: BlockTable | None  # block table of these; None without compressed KV
+    blocks: Tensor | None  # int32[slots, width], the layer's view of the table
+    lane: int  # the layer's lane in the table
+    hadamard: bool = False  # indexer keys that are stored as they are given are rotated
+
+    @cached_property
+    def parts(self) -> list[bool]:
+        """Compressed KV (False) and indexer keys (True), as far as the layer writes them."""
+        if not self.schema.layer.owns_kv:
+            return []
+        return [i for i, part in ((False, self.main), (True, self.indexer)) if part is not None]
+
+    def part(self, indexer: bool) -> CompressedCache:
+        """Compressed KV, or the indexer keys; raises ``ConfigError`` where there are none."""
+        part = self.indexer if indexer else self.main
+        if part is None:
+            spec, what = self.schema.layer, "indexer" if indexer else "compressed KV"
+            raise ConfigError(f"layer {spec.layer_idx} ({spec.attn}) has no {what}.")
+        return part
+
+    @cached_property
+    def pooled_parts(self) -> list[bool]:
+        """The ``parts`` that are pooled from a state."""
+        return [indexer for indexer in self.parts if self.part(indexer).is_pooled]
+
+    @cached_property
+    def is_narrow(self) -> bool:
+        """Whether it scores candidate blocks alone."""
+        return scores_candidates(self.model, self.schema.layer)
+
+    @cached_property
+    def group(self) -> EntryGroup | None:
+        """What decides which entries of a step are its own here; None without compressed KV."""
+        if self.table is None or self.main is None:
+            return None
+        return self.table, self.lane, self.main.ratio, self.main.store.layout.entries
+
+
+Compressors = dict[int, tuple[Compressor, Compressor | None]]
+"""Compressor and indexer's compressor of every layer that owns compressed KV and has one."""
+
+
+def build_layers(
+    manager: KVCacheManager, backend: Backend, compressors: Compressors
+) -> dict[int, LayerCache]:
+    """Bind every layer held to its memory and to operations, by index; raises ``ConfigError``."""
+    plan = manager.plan
+    if plan.schemas and not manager.states:
+        raise ConfigError(f"{plan.config.name} has no data here: workload.data is none.")
+    left: dict[AttentionType, list[Iterator[Any]]] = {}
+    for attn, pool in manager.states.items():
+        states = (() if each is None else each for each in (pool.state, pool.indexer_state))
+        left[attn] = [iter(pool.windows), *map(iter, states)]
+    layers: dict[int, LayerCache] = {}
+    keyed = keyed_layers(schema.layer for schema in plan.schemas)
+    for schema in plan.schemas:
+        spec, main, keys, table, blocks = schema.layer, None, None, None, None
+        windows, main_states, keys_states = left[spec.attn]
+        if spec.owns_kv:
+            pages = manager.pools[spec.layer_idx]
+            table = next(each for each in manager.tables if spec.layer_idx in each.group.layers)
+            blocks = manager.view(table, spec.layer_idx)
+            compressor, keys_compressor = compressors.get(spec.layer_idx, (None, None))
+            state = next(main_states) if schema.state_shape else None
+            main = CompressedCache(pages.main, spec.ratio, compressor, state)
+            state = next(keys_states) if schema.indexer_state_shape else None
+            if pages.indexer and spec.layer_idx in keyed:
+                keys = CompressedCache(pages.indexer, spec.ratio, keys_compressor, state)
+        elif spec.ratio:  # the entries of another, whose keys it reads where it selects by them
+            owner = layers[spec.kv_owner]
+            main, table, blocks = owner.main, owner.table, owner.blocks
+            keys = owner.indexer if spec.selects else None
+        layers[spec.layer_idx] = LayerCache(
+            model=plan.config,
+            schema=schema,
+            backend=backend,
+            window=next(windows) if schema.window else None,
+            main=main,
+            indexer=keys,
+            table=table,
+            blocks=blocks,
+            lane=table.group.lane_of(spec.kv_owner) if table else 0,
+            hadamard=plan.hadamard,
+        )
+    return layers

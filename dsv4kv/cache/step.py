@@ -1,6 +1,6 @@
 """The tokens of one step as tensors: built once, read by every layer's operations."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -9,12 +9,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from dsv4kv.cache.manager import EntryGroup, KVCacheManager
-from dsv4kv.cache.tables import BlockTable, stage
+from dsv4kv.cache.manager import BlockTable, EntryGroup, KVCacheManager, stage
 from dsv4kv.errors import CacheError, NotOwner
 
 EntryFamily = tuple[BlockTable, int, int]
 """Table, ratio and entries per block: the entries of its lanes are worked out together."""
+
+Change = Callable[[Tensor], Tensor]
 
 _NO_SLOT, _NO_ENTRY = -1, -1
 
@@ -55,12 +56,10 @@ class Step:
 
     @property
     def num_requests(self) -> int:
-        """Requests of the step, B."""
         return len(self.request_slots)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the step, T."""
         return len(self.positions)
 
     @classmethod
@@ -149,18 +148,23 @@ class Step:
     def first(self, requests: int) -> "Step":
         """The numbers of the first requests of a ``room``; shares its memory."""
         tokens = requests * self.max_request_tokens
-        slots, positions = self.token_slots[:tokens], self.positions[:tokens]
-        entries = {group: each[:tokens] for group, each in self.entries.items()}
+        step = self._changed(lambda each: each[:requests], lambda each: each[:tokens])
+        numbers = step.token_slots, step.positions
+        done = {group: Completed(*numbers, each) for group, each in step.entries.items()}
+        return replace(step, completed=done)
+
+    def _changed(self, of_request: Change, of_token: Change) -> "Step":
+        """The same with its numbers changed, those by request and those by token."""
         return replace(
             self,
-            request_slots=self.request_slots[:requests],
-            tokens_after=self.tokens_after[:requests],
-            token_slots=slots,
-            positions=positions,
-            lengths={ratio: each[:requests] for ratio, each in self.lengths.items()},
-            seen={ratio: each[:tokens] for ratio, each in self.seen.items()},
-            entries=entries,
-            completed={g: Completed(slots, positions, each) for g, each in entries.items()},
+            request_slots=of_request(self.request_slots),
+            tokens_after=of_request(self.tokens_after),
+            token_slots=of_token(self.token_slots),
+            positions=of_token(self.positions),
+            lengths={ratio: of_request(each) for ratio, each in self.lengths.items()},
+            seen={ratio: of_token(each) for ratio, each in self.seen.items()},
+            entries={group: of_token(each) for group, each in self.entries.items()},
+            completed={g: Completed(*map(of_token, done)) for g, done in self.completed.items()},
         )
 
     def fill(self, step: "Step | None") -> None:
@@ -188,22 +192,16 @@ class Step:
         """The same on a device, in one transfer; the host's own memory as it is."""
         if device.type == "cpu":
             return self
-        given = [*self._counted(), *self.entries.values()]
-        given += [each for done in self.completed.values() for each in done]
+        given: list[Tensor] = []
+
+        def keep(each: Tensor) -> Tensor:
+            given.append(each)
+            return each
+
+        self._changed(keep, keep)
         sizes = [len(each) for each in given]
         staged = iter(torch.split_with_sizes(stage(torch.cat(given), device), sizes))
-        slots, token_slots, positions, after = (next(staged) for _ in range(4))
-        return replace(
-            self,
-            request_slots=slots,
-            token_slots=token_slots,
-            positions=positions,
-            tokens_after=after,
-            lengths={ratio: next(staged) for ratio in sorted(self.lengths)},
-            seen={ratio: next(staged) for ratio in sorted(self.seen)},
-            entries={group: next(staged) for group in self.entries},
-            completed={g: Completed(*(next(staged) for _ in range(3))) for g in self.completed},
-        )
+        return self._changed(lambda _: next(staged), lambda _: next(staged))
 
     def check_current(self) -> None:
         """Raise ``NotOwner`` if a request has left its slot or was prepared otherwise since.

@@ -114,13 +114,14 @@ def _run_once(request: Request, *, quiet: bool) -> "tuple[RunRecord, Sweep]":
 
 
 def _run_launches(asked: Request, launches: int, *, quiet: bool) -> "RunRecord":
-    from dsv4kv.bench.launches import Task, bench_arguments, merge, run_launches
+    from dsv4kv.bench.launches import Task, merge, run_launches
     from dsv4kv.config.load import expand_axes, load_config
+    from dsv4kv.runs.points import as_options
     from dsv4kv.runs.store import new_run_id, save_record
 
     loaded = load_config(asked.config, asked.overrides)
     expand_axes(loaded, asked.overrides, asked.axes)  # refuses what every launch would refuse
-    arguments = bench_arguments(loaded.source, asked.overrides, asked.axes)
+    arguments = loaded.source, *as_options(asked.overrides, asked.axes)
     again = shlex.join(["dsv4kv", "bench", *arguments, "--launches", str(launches)])
     run_id = new_run_id(loaded.config.name, datetime.now(UTC))
     known = {"run_id": run_id, "argv": ["dsv4kv", *sys.argv[1:]], "reproduce": again}
@@ -172,7 +173,7 @@ def op(
     from the reference; nothing is timed then.
     """
     from dsv4kv.bench.device import describe_gpu
-    from dsv4kv.bench.single import OperationBench, Shape
+    from dsv4kv.bench.figures import OperationBench, Shape
     from dsv4kv.ops import reference
     from dsv4kv.ops.spec import OPERATIONS
     from dsv4kv.runs.environment import capture_environment

@@ -24,7 +24,7 @@ app = group(COMMANDS["bench systems"], "dsv4kv bench systems")
 
 
 def _systems() -> _Loaded:
-    from dsv4kv.bench.systems.workload import run_systems
+    from dsv4kv.bench.systems import run_systems
     from dsv4kv.config.experiments import SystemsConfig
     from dsv4kv.view.scenarios import systems_page
 
@@ -37,7 +37,7 @@ def _systems() -> _Loaded:
 
 
 def _tiers() -> _Loaded:
-    from dsv4kv.bench.tiers.run import check_tiers, document_of, run_tiers
+    from dsv4kv.bench.tiers import check_tiers, document_of, run_tiers
     from dsv4kv.config.experiments import TiersConfig
     from dsv4kv.view.scenarios import tiers_page
 
@@ -49,7 +49,7 @@ def _tiers() -> _Loaded:
 
 
 def _transfer() -> _Loaded:
-    from dsv4kv.bench.transfer.run import document_of, run_transfer
+    from dsv4kv.bench.transfer import document_of, run_transfer
     from dsv4kv.config.experiments import TransferConfig
     from dsv4kv.view.scenarios import transfer_page
 

@@ -20,9 +20,9 @@ from dsv4kv.config.replay import CostSection
 from dsv4kv.model.schema import StateFormat
 
 SYSTEMS = {
-    "pools": Choice("pools of blocks for every layer", "bench.systems.workload:run_pools"),
-    "slots": Choice("a row of KV for every request", "bench.systems.slot_system:run_slots"),
-    "blocks": Choice("blocks with several holders", "bench.systems.block_system:run_blocks"),
+    "pools": Choice("pools of blocks for every layer", "bench.systems:run_pools"),
+    "slots": Choice("a row of KV for every request", "bench.slot_system:run_slots"),
+    "blocks": Choice("blocks with several holders", "bench.block_system:run_blocks"),
 }
 """Ways to keep a cache that ``bench systems`` runs side by side."""
 

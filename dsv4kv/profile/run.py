@@ -18,8 +18,7 @@ import torch
 
 from dsv4kv.bench.device import describe_gpu, find_device, measure_baseline
 from dsv4kv.bench.run import describe_cache, make_loop, set_up
-from dsv4kv.bench.serve.executor import Recorder, StepExecutor, StepTokens
-from dsv4kv.bench.serve.operations import name_of
+from dsv4kv.bench.serve.executor import Recorder, StepExecutor, StepTokens, name_of
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import ConfigError, ProfileError
@@ -347,7 +346,7 @@ def run_profiled(
         requests=config.workload.concurrency,
         warmup=config.measure.warmup_steps,
     )
-    loop, _ = make_loop(setup, recorder, profiled)
+    loop = make_loop(setup, recorder, profiled)
     with suppress(Enough):
         loop.run()
     if not profiled.step_requests:

@@ -67,7 +67,7 @@ def _describe_side(side: Side) -> str:
 
 
 def _layers(*sides: Side) -> str:
-    return layers_text(case for side in sides for record in side.records for case in record.cases)
+    return layers_text(case for side in sides for case in side.cases)
 
 
 def conclude(comparison: Comparison, verdict: Verdict) -> str:

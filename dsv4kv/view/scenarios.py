@@ -10,9 +10,9 @@ from dsv4kv.view.quantity import ms, percent, quantity, size
 from dsv4kv.view.table import Columns, Finding, Number, Page, Table, Text
 
 if TYPE_CHECKING:
-    from dsv4kv.bench.systems import workload
-    from dsv4kv.bench.tiers.run import TiersOutcome
-    from dsv4kv.bench.transfer.run import Moved, Outcome
+    from dsv4kv.bench import systems as workload
+    from dsv4kv.bench.tiers import TiersOutcome
+    from dsv4kv.bench.transfer import Moved, Outcome
 
 
 def systems_page(outcomes: "Sequence[workload.Outcome]") -> Page:

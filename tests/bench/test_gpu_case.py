@@ -8,7 +8,7 @@ import torch
 from dsv4kv.bench.device import find_device
 from dsv4kv.bench.figures import FEWEST_CALLS, MOST_CALLS, fill_layers
 from dsv4kv.bench.run import run_case
-from dsv4kv.cache.tables import DeviceTables
+from dsv4kv.cache.manager import DeviceTables
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError, CudaUnavailable, VerificationError
 from dsv4kv.ops import cpu

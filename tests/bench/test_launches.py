@@ -1,7 +1,10 @@
 """Launches: fresh processes, what becomes of those that go wrong, and one record of them all."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.bench.launches import Outcome, Task, bench_arguments, merge, run_fresh, run_launches
+from dsv4kv.bench.launches import Outcome, Task, merge, one_cpu, run_fresh, run_launches
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.processes import OWN_TREE
+from dsv4kv.runs.points import as_options
 from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.store import dumps
 from tests.bench.settings import BOOKS, TINY
@@ -20,7 +24,7 @@ from tests.examples import FULL
 from tests.runs.records import make_case, make_record
 
 RECORD = Path("record.json")
-OURS = Task(bench_arguments("smoke", [*TINY, BOOKS], []))
+OURS = Task(("smoke", *as_options([*TINY, BOOKS], [])))
 # A package that stands in for another revision: it does what its first argument says.
 PROGRAM = """
 import os, pathlib, signal, sys, time
@@ -247,3 +251,80 @@ def test_ctrl_c_reaches_both_of_two_launches(tree: Path, ctrl_c: Callable[[int],
     both = run_fresh([Task(("interruptible",), tree)] * 2, 60)
     assert [(outcome.interrupted, outcome.exit_code) for outcome in both] == [(True, 130)] * 2
     assert all(outcome.record for outcome in both)
+
+
+# Two processes for every line; each writes its name at each of its turns, in capitals where they
+# take turns, and leaves, or dies, after so many. Forked, they import once.
+PLAYERS = """
+import json, os, sys, time
+from dsv4kv.bench.launches import VARIABLE, Turns, ring
+def play(log, name, count, start_s, end):
+    time.sleep(start_s)
+    turns = Turns.join() if end != "ignorant" else None
+    if turns: turns.meet()
+    for _ in range(count):
+        in_turn = turns.wait() if turns else False
+        os.write(log, (name if in_turn else name.lower()).encode())
+        if turns: turns.hand_on()
+    if end == "killed": os.kill(os.getpid(), 9)
+for processes in json.loads(sys.argv[1]):
+    read_end, log = os.pipe()
+    started = []
+    with ring() as places:
+        for process, place in zip(processes, places):
+            started.append(os.fork())
+            if not started[-1]:
+                for end in {*places[0], *places[1]} - {*place}: os.close(end)
+                os.environ[VARIABLE] = ",".join(map(str, place))
+                play(log, *process)
+                os._exit(0)
+    os.close(log)
+    for each in started: os.waitpid(each, 0)
+    print(os.read(read_end, 100).decode())
+"""
+
+
+def run_two(*lines: tuple[tuple[str, int, float, str], tuple[str, int, float, str]]) -> list[str]:
+    """What the two processes of every line wrote."""
+    done = subprocess.run(
+        [sys.executable, "-c", PLAYERS, json.dumps(lines)],
+        env=os.environ | {"PYTHONPATH": str(OWN_TREE)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    return done.stdout.split()
+
+
+def test_two_processes_take_turns_from_the_first_to_the_last() -> None:
+    assert run_two(
+        (("A", 5, 0, ""), ("B", 5, 0, "")),
+        (("A", 2, 0.5, ""), ("B", 2, 0, "")),  # one that is ready waits for the other
+        (("A", 2, 0, ""), ("B", 2, 0.5, "")),
+    ) == ["ABABABABAB", "ABAB", "ABAB"]
+
+
+def test_one_that_has_ended_holds_nobody_up() -> None:
+    """And what the other does from then on is told not to be in turns."""
+    written = run_two(
+        (("A", 2, 0, ""), ("B", 5, 0, "")),
+        (("A", 2, 0, "killed"), ("B", 5, 0, "")),
+        (("A", 5, 0, ""), ("B", 2, 0, "")),
+        (("A", 5, 0, ""), ("B", 2, 0, "killed")),
+    )
+    assert [each.upper() for each in written[:2]] == ["ABABBBB"] * 2
+    assert [each[-2:] for each in written[2:]] == ["aa"] * 2
+
+
+def test_one_that_knows_of_no_turns_runs_first_and_alone() -> None:
+    ignorant, other = ("A", 3, 0.3, "ignorant"), ("B", 3, 0.0, "")
+    assert run_two((ignorant, other), (other, ignorant)) == ["aaabbb"] * 2
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads are not bound here")
+def test_both_stay_on_one_cpu_while_they_take_turns_and_no_longer() -> None:
+    allowed = os.sched_getaffinity(0)
+    with one_cpu():
+        assert os.sched_getaffinity(0) == {max(allowed)}
+    assert os.sched_getaffinity(0) == allowed

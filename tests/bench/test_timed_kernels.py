@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dsv4kv.bench.device import CallTimer, measure_peaks
+from dsv4kv.bench.device import CallTimer, Timing, measure_peaks
 from dsv4kv.bench.figures import list_figures, measure_figures
-from dsv4kv.bench.protocol import Timing
 from tests.bench.serve.gpu_serving import build
 from tests.examples import FULL
 from tests.gpu_twin import TwinGpu, twin_device, twin_gpu

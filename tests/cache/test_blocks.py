@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.cache.blocks import BlockEvent, BlockPool
 from dsv4kv.errors import CacheError, ConfigError, NotOwner, OutOfBlocks
-from tests.cache.blocks import chain, ids, state
+from tests.cache.caches import chain, ids, state
 
 
 def refuses(

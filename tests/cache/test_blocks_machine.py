@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.errors import CacheError, NotOwner
-from tests.cache.blocks import state
+from tests.cache.caches import state
 from tests.examples import examples
 
 HASHES = list(range(1, 32))

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from dsv4kv.cache.blocks import Ids
-from dsv4kv.cache.manager import KVCacheManager, prepare_forward
+from dsv4kv.cache.manager import NO_BLOCK, BlockTable, KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
-from dsv4kv.cache.tables import NO_BLOCK, BlockTable
 from dsv4kv.errors import CacheError, ContextOverflow, NotOwner, OutOfBlocks, OutOfSlots
 from tests.cache.caches import bookkeeping, snapshot
 from tests.examples import examples
@@ -185,7 +184,8 @@ class CacheMachine(RuleBasedStateMachine):
     def visible(self, layer: int, slot: int) -> Ids:
         """Physical entries of a request's valid entries, through the view kernels read."""
         logical = np.arange(self.running[slot].tokens // RATIOS[layer])
-        blocks = self.table_of(layer).view(layer)[slot].numpy().astype(np.int64)
+        view = self.manager.view(self.table_of(layer), layer)
+        blocks = view[slot].numpy().astype(np.int64)
         size = self.per_block[layer]
         return blocks[logical // size] * size + logical % size
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dsv4kv.cache.blocks import NO_BLOCKS
-from dsv4kv.cache.checkpoints import CheckpointPool, resume_request
+from dsv4kv.cache.checkpoints import CheckpointPool
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import OutOfBlocks
 from tests.cache.caches import small_plan
@@ -109,7 +109,7 @@ class Cache:
             return
         checkpoint = self.pool.save(source)
         with suppress(OutOfBlocks):
-            resume_request(manager, slot, tokens, blocks, self.pool, checkpoint, None)
+            self.pool.resume(slot, tokens, blocks, checkpoint, None)
             self.tokens[slot] = tokens
         self.check()
         self.pool.release(checkpoint)

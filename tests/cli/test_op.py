@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.bench.single import OperationBench
+from dsv4kv.bench.figures import OperationBench
 from dsv4kv.errors import PeerUnavailable
 from dsv4kv.model.formats import entry_format
 from dsv4kv.ops.spec import gather_topk_bytes
@@ -37,7 +37,7 @@ SMALL = ("--context", "1K", "--batch", "2", "--seconds", "1.5")
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dsv4kv.bench.protocol.RULES", FEW_REPLAYS)
+    monkeypatch.setattr("dsv4kv.bench.device.RULES", FEW_REPLAYS)
     Path("mine.py").write_text(MINE)
     Path("wrong.py").write_text(WRONG)
 

@@ -10,7 +10,7 @@ from dsv4kv.bench.build import build_drive, build_manager, plan_from
 from dsv4kv.bench.device import find_device
 from dsv4kv.bench.run import run_case
 from dsv4kv.bench.serve.executor import Recorder, StepTokens
-from dsv4kv.bench.tiers.run import run_tiers
+from dsv4kv.bench.tiers import run_tiers
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.cache.step import Step
 from dsv4kv.config.bench import BenchConfig

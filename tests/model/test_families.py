@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.tiers.objects import CacheBytes, Objects
+from dsv4kv.bench.objects import CacheBytes, Objects
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.model.plan import CachePlan, Family, Kept, bytes_per_token, families_of, plan_cache

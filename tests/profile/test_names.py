@@ -8,7 +8,7 @@ from time import process_time
 import pytest
 import yaml
 
-from dsv4kv.bench.serve.operations import LayerOperation
+from dsv4kv.bench.serve.executor import LayerOperation
 from dsv4kv.errors import ConfigError
 from dsv4kv.ops.launches.catalogue import catalogue
 from dsv4kv.profile.table import Rule, find_rule, read_rules, shipped_rules, shorten

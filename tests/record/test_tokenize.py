@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
-from dsv4kv.bench.tiers.library import page_digests  # noqa: E402
+from dsv4kv.bench.library import page_digests  # noqa: E402
 from dsv4kv.choices import TRACE_LINES  # noqa: E402
 from dsv4kv.cli import app  # noqa: E402
 from dsv4kv.engines.names import RULES  # noqa: E402

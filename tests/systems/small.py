@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from dsv4kv.bench.systems.slot_system import PrefixCacheManager
-from dsv4kv.bench.systems.workload import Model, Tokens
+from dsv4kv.bench.slot_system import PrefixCacheManager
+from dsv4kv.bench.systems import Model, Tokens
 from dsv4kv.config.experiments import SystemsConfig
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
@@ -34,7 +34,3 @@ def insert_row(cache: PrefixCacheManager, tokens: Tokens, slot: int, version: in
     lease = cache.pin(tokens)
     cache.extend_row(lease, tokens[lease.length :], slot, version)
     cache.release(lease)
-
-
-def no_copy(source: int, target: int, tokens: int) -> None:
-    """Of rows that hold nothing."""

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from dsv4kv.bench.systems.block_system import Batch
-from dsv4kv.bench.systems.workload import Outcome
+from dsv4kv.bench.block_system import Batch
+from dsv4kv.bench.systems import Outcome
 from dsv4kv.cache.blocks import Policy
 from tests.examples import examples
 from tests.systems.small import MODEL, small

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from dsv4kv.bench.systems.slot_system import KvRows, SlotAllocator, SlotScheduler
-from dsv4kv.cache.batching import RoutingStore
+from dsv4kv.bench.block_system import RoutingStore
+from dsv4kv.bench.slot_system import KvRows, SlotAllocator, SlotScheduler
 from dsv4kv.cache.blocks import BlockPool
-from dsv4kv.cache.tables import BlockTable
+from dsv4kv.cache.manager import BlockTable
 from dsv4kv.cli import app
 from dsv4kv.ops import cpu
 from tests.systems.small import SETTINGS

@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.systems.slot_system import PrefixCacheManager, SlotAllocator
-from dsv4kv.bench.systems.workload import _FACTOR
-from dsv4kv.cache.batching import RoutingStore
+from dsv4kv.bench.block_system import RoutingStore
+from dsv4kv.bench.slot_system import PrefixCacheManager, SlotAllocator
+from dsv4kv.bench.systems import _FACTOR
 from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.errors import NotOwner
 from tests.systems import plain as pl
-from tests.systems.small import MODEL, insert_row, no_copy
+from tests.systems.small import MODEL, insert_row
 
 SEEDS = pytest.mark.parametrize("seed", range(20))
 
@@ -82,11 +82,8 @@ def test_slots_and_versions_are_the_same(seed: int) -> None:
 
 @SEEDS
 def test_a_tree_finds_prefixes_of_the_same_length(seed: int) -> None:
-    draw, cache, plain = (
-        Random(seed),
-        PrefixCacheManager(10**6, no_copy, lambda _: 1),
-        pl.PlainRadix(),
-    )
+    draw, plain = Random(seed), pl.PlainRadix()
+    cache = PrefixCacheManager(10**6, lambda _: 1)
     for slot in range(60):
         tokens = draw.choices(range(3), k=draw.randint(1, 12))
         found = cache.find(np.array(tokens, np.int32))

@@ -3,8 +3,8 @@
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from dsv4kv.bench.systems import block_system, slot_system
-from dsv4kv.bench.systems.workload import Outcome, Row
+from dsv4kv.bench import block_system, slot_system
+from dsv4kv.bench.systems import Outcome, Row
 from dsv4kv.view.scenarios import systems_page
 from tests.view.terminal import shown
 

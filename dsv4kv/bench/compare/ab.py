@@ -13,12 +13,13 @@ from random import Random
 from typing import Literal
 
 from dsv4kv.bench.compare.comparison import Side
-from dsv4kv.bench.launches import OnProgress, Outcome, Task, bench_arguments, merge, run_launches
+from dsv4kv.bench.launches import OnProgress, Outcome, Task, merge, run_launches
 from dsv4kv.config.load import LoadedConfig, expand_axes, find_config, load_config
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import temporary_folder
 from dsv4kv.processes import OWN_TREE, run_bounded
 from dsv4kv.runs.environment import capture_environment
+from dsv4kv.runs.points import as_options
 from dsv4kv.runs.store import new_run_id
 
 HERE = "."
@@ -37,10 +38,8 @@ def checked_out(revision: str) -> Iterator[Path]:
     if revision == HERE:
         yield _with_package(Path(top), revision)
         return
-    doing = f"find the revision {revision}"
-    commit = _git(
-        "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}", doing=doing
-    )
+    asked, doing = f"{revision}^{{commit}}", f"find the revision {revision}"
+    commit = _git("rev-parse", "--verify", "--end-of-options", asked, doing=doing)
     with temporary_folder("dsv4kv-revision-") as folder:
         tree, doing = folder / commit[:12], f"check out {revision}"
         # not a work tree: a process that is killed would leave its name in the repository
@@ -130,7 +129,11 @@ def run_duel(duel: Duel, on_progress: OnProgress) -> tuple[tuple[Side, Side], bo
         raise ConfigError(f"--config {duel.config}: A and B are the configurations: leave it out.")
     with ExitStack() as stack:  # revisions are checked out as long as the block lasts
         plans = [_plan(duel, index, stack) for index in range(2)]
-        unit = duel.turns or _choose_unit(plans)
+        unit = duel.turns
+        if unit is None:  # two caches fit into a host's memory; a GPU's is filled by one
+            on_host = all(plan.loaded.config.device == "cpu" for plan in plans)
+            no_gpu = on_host or capture_environment()["versions"]["driver"] is None
+            unit = "step" if no_gpu else "launch"
         order = draw_order(duel.launches, unit, duel.order_seed)
         tasks = [plans[side].task for side in order]
         outcomes = run_launches(tasks, on_progress, together=2 if unit == "step" else 1)
@@ -155,13 +158,6 @@ def draw_order(launches: int, unit: Unit, seed: int) -> list[int]:
     return order
 
 
-def _choose_unit(plans: Sequence[_Plan]) -> Unit:
-    """Two caches fit into a host's memory; a GPU's is filled by one."""
-    if all(plan.loaded.config.device == "cpu" for plan in plans):
-        return "step"
-    return "step" if capture_environment()["versions"]["driver"] is None else "launch"
-
-
 def _parse(reference: str) -> tuple[str, str]:
     """Kind and value: ``backend:cpu``, ``config:smoke``, ``mine.yaml``, ``git:main``, ``main``."""
     kind, _, value = reference.partition(":")
@@ -182,14 +178,14 @@ def _plan(duel: Duel, index: int, stack: ExitStack) -> _Plan:
     # both revisions run this text, not whatever each has under that name
     source = str(find_config(loaded.source).resolve()) if kind == "git" else loaded.source
     tree = stack.enter_context(checked_out(value)) if kind == "git" else OWN_TREE
-    arguments = bench_arguments(source, overrides, duel.axes)
+    arguments = source, *as_options(overrides, duel.axes)
     return _Plan(Task(arguments, tree, NAMES[index]), loaded)
 
 
 def _side(duel: Duel, plan: _Plan, outcomes: Sequence[Outcome]) -> Side:
     words = ["dsv4kv", "compare", "--ab", *duel.references]
     words += ["--config", duel.config] if duel.config else []
-    words += bench_arguments("", duel.overrides, duel.axes)[1:]
+    words += as_options(duel.overrides, duel.axes)
     words += ["--turns", duel.turns] if duel.turns else []
     words += ["--launches", str(duel.launches)]
     own = [outcome for outcome in outcomes if outcome.task.side == plan.task.side]

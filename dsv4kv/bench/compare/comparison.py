@@ -24,6 +24,10 @@ class Side:
     name: str
     records: tuple[RunRecord, ...]  # runs of it; every launch of every run counts
 
+    @property
+    def cases(self) -> list[Case]:
+        return [case for record in self.records for case in record.cases]
+
 
 @dataclass(frozen=True)
 class Launched:
@@ -38,6 +42,9 @@ class Launched:
     did."""
 
 
+By = dict[Quantity, list[Launched]]  # what the launches of a side measured
+
+
 def load_side(text: str) -> Side:
     """Read a side: a record, several separated by commas, or a folder of them."""
     parts = [part.strip() for part in text.split(",")]
@@ -45,7 +52,14 @@ def load_side(text: str) -> Side:
         raise ConfigError(
             f"{text!r} has a comma with no file on one side of it: give A1.json,A2.json."
         )
-    paths = [path for part in parts for path in _expand(Path(part))]
+    paths = list[Path]()
+    for path in map(Path, parts):
+        found = [path]
+        if path.is_dir():
+            found = sorted(each for each in path.glob("*.json") if each.name[0] != ".")
+        if not found:
+            raise RecordError(f"{path} holds no records: name a folder with .json files of bench.")
+        paths += found
     records = tuple(load_record(path) for path in paths)
     runs = [record.run_id for record in records]
     if twice := next((run for run in runs if runs.count(run) > 1), None):
@@ -53,17 +67,21 @@ def load_side(text: str) -> Side:
     return Side(text, records)
 
 
-def list_launched(side: Side) -> dict[Quantity, list[Launched]]:
-    """What the launches of a side measured, of cases that ran to their end."""
-    found: dict[Quantity, list[Launched]] = {}
+def list_launched(side: Side, only: Sequence[str] = ()) -> By:
+    """What the launches of a side measured of operations, in cases that ran to their end."""
+    names = {name for each in only for name in (each, f"indexer_{each}")}
+    found: By = {}
     for index, record in enumerate(side.records):
         for case in record.cases:
-            if case.status == "complete":
-                each = record.launches[case.launch] if record.launches else record
-                began_s = datetime.fromisoformat(each.started_utc).timestamp()
-                process, pair = (index, case.launch), _pair(record, case)
-                for measured in measured_in(case):
-                    launched = Launched(measured, process, began_s, pair)
+            if case.status != "complete":
+                continue
+            launch = record.launches[case.launch] if record.launches else None
+            began_s = datetime.fromisoformat((launch or record).started_utc).timestamp()
+            alternated = case.totals is not None and case.totals.steps_in_turns > 0
+            pair = launch.pair if launch and alternated else ""
+            for measured in measured_in(case):
+                if not only or measured.quantity.name in names:
+                    launched = Launched(measured, (index, case.launch), began_s, pair)
                     found.setdefault(measured.quantity, []).append(launched)
     return found
 
@@ -93,20 +111,6 @@ def list_losses(side: Side) -> Iterator[str]:
                 )
 
 
-def _expand(path: Path) -> Sequence[Path]:
-    if not path.is_dir():
-        return [path]
-    found = sorted(each for each in path.glob("*.json") if not each.name.startswith("."))
-    if not found:
-        raise RecordError(f"{path} holds no records: name a folder with .json files of bench.")
-    return found
-
-
-def _pair(record: RunRecord, case: Case) -> str:
-    alternated = case.totals is not None and case.totals.steps_in_turns > 0
-    return record.launches[case.launch].pair if record.launches and alternated else ""
-
-
 # What dsv4kv is compared for, and what no run shares with the next.
 _MEANT = ("versions.dsv4kv", "git_sha", "git_dirty", "load_1min")
 _VARIABLES = "variables."  # not there means not set, and that is a difference
@@ -131,48 +135,39 @@ class Difference:
 
 def list_differences(before: Side, after: Side) -> list[Difference]:
     """Everything that two sides must share and do not; a side must also agree with itself."""
-    reads: dict[Kind, Any] = {"machine": _machine, "config": _settings}
+    sides = [_read_fields(side) for side in (before, after)]
     differences = list[Difference]()
-    for kind, read in reads.items():
-        sides = [_gather(read, side) for side in (before, after)]
-        for field in dict.fromkeys([*sides[0], *sides[1]]):
-            first, second = (side.get(field, []) for side in sides)
-            known = bool(first and second) or field.startswith(_VARIABLES)
-            if len(first) > 1 or first != second:
-                shown = [" or ".join(values) or "not there" for values in (first, second)]
-                differences.append(Difference(kind if known else "unknown", field, *shown))
+    for kind, field in sorted({**sides[0], **sides[1]}, key=lambda each: each[0] != "machine"):
+        first, second = (side.get((kind, field), []) for side in sides)
+        known = bool(first and second) or field.startswith(_VARIABLES)
+        if len(first) > 1 or first != second:
+            shown = [" or ".join(values) or "not there" for values in (first, second)]
+            differences.append(Difference(kind if known else "unknown", field, *shown))
     return differences
 
 
-def _gather(read: Any, side: Side) -> dict[str, list[str]]:
-    """Every value that the records of a side have in a field, each once."""
-    found: dict[str, list[str]] = {}
+def _read_fields(side: Side) -> dict[tuple[Kind, str], list[str]]:
+    """Every value that the records of a side have in a field, each once, as text.
+
+    Settings are of every case, under the point of the sweep that it belongs to.
+    """
+    read = list[tuple[Kind, str, Any]]()
     for record in side.records:
-        for field, value in read(record):
-            values = found.setdefault(field, [])
-            if (text := "unknown" if value is None else str(value)) not in values:
-                values.append(text)
+        values = record.environment.model_dump(mode="json")
+        values["gpu"] = values["gpu"] or {"name": "none"}
+        read += [("machine", f, value) for f, value in _flatten(values) if f not in _MEANT]
+        read.append(("config", "trace_sha256", record.trace_sha256))
+        for case in record.cases:
+            settings = {"ran on": case.device, "backend_version": case.backend_version}
+            settings |= {name: value for name, value in case.config.items() if name != "name"}
+            prefix = f"[{axis_text(case)}] " if case.axis else ""
+            read += [("config", f, value) for f, value in _flatten(settings, prefix)]
+    found: dict[tuple[Kind, str], list[str]] = {}
+    for kind, field, value in read:
+        texts = found.setdefault((kind, field), [])
+        if (text := "unknown" if value is None else str(value)) not in texts:
+            texts.append(text)
     return found
-
-
-def _machine(record: RunRecord) -> Iterator[tuple[str, Any]]:
-    values = record.environment.model_dump(mode="json")
-    values["gpu"] = values["gpu"] or {"name": "none"}
-    for field, value in _flatten(values):
-        if field not in _MEANT:
-            yield field, value
-
-
-def _settings(record: RunRecord) -> Iterator[tuple[str, Any]]:
-    """Settings of every case, under the point of the sweep they belong to."""
-    yield "trace_sha256", record.trace_sha256
-    for case in record.cases:
-        prefix = f"[{axis_text(case)}] " if case.axis else ""
-        yield f"{prefix}ran on", case.device
-        yield f"{prefix}backend_version", case.backend_version
-        for field, value in _flatten(case.config):
-            if field != "name":
-                yield prefix + field, value
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -181,19 +176,6 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
-
-
-Ratios = dict[str, float]  # of every pair, by its name
-
-
-def pair_up(before: Sequence[Launched], after: Sequence[Launched]) -> Ratios:
-    """Ratio of the times, after to before, of each pair; empty without pairs."""
-    firsts = {each.pair: each.measured for each in before if each.pair}
-    return {
-        each.pair: ratio_of_calls(firsts[each.pair], each.measured)
-        for each in after
-        if each.pair in firsts
-    }
 
 
 OTHER_WORK = "other work"
@@ -253,9 +235,20 @@ class Comparison:
         mean = self.overall.verdict if self.overall else vd.Verdict.UNCLEAR
         if vd.Verdict.SLOWER in (mean, *found):
             return vd.Verdict.SLOWER
-        if mean is vd.Verdict.UNCLEAR or self.missing or _has_failed(self):
+        if mean is vd.Verdict.UNCLEAR or self.missing or self._has_failed():
             return vd.Verdict.UNCLEAR
         return vd.Verdict.FASTER if vd.Verdict.FASTER in (mean, *found) else vd.Verdict.SAME
+
+    def _has_failed(self) -> bool:
+        """Whether one failed, or no launch of a side ended a case that is not skipped."""
+        sides = self.before, self.after
+        statuses = {str(case.status) for side in sides for case in side.cases}
+        statuses |= {e.status for side in sides for r in side.records for e in r.launches}
+        if statuses - {"complete", "incomplete", "skipped"}:
+            return True
+        tried = {axis_text(c) for side in sides for c in side.cases if c.status != "skipped"}
+        ended = [{axis_text(c) for c in side.cases if c.status == "complete"} for side in sides]
+        return not tried or any(tried - each for each in ended)
 
 
 def compare(
@@ -271,13 +264,13 @@ def compare(
 
     ``only``: names of operations. Raises ``ConfigError`` where none of them is on both sides.
     """
-    first, second = (_chosen(list_launched(side), only) for side in (before, after))
-    both = [quantity for quantity in first if quantity in second]
-    timed = [  # a clock that is too coarse gives 0, which has no ratio
-        q for q in both if all(each.measured.median_ns > 0 for each in first[q] + second[q])
-    ]
-    small = _small(timed, first, second)
-    shared = [q for q in timed if q not in small]
+    first, second = (list_launched(side, only) for side in (before, after))
+    both = {q: (first[q], second[q]) for q in first if q in second}
+    timed = {  # a clock that is too coarse gives 0, which has no ratio
+        q: (a, b) for q, (a, b) in both.items() if all(e.measured.median_ns > 0 for e in [*a, *b])
+    }
+    small = _small(timed)
+    shared = {q: pair for q, pair in timed.items() if q not in small}
     if only and not shared:
         raise ConfigError(
             f"--only {','.join(only)}: not measured on both sides. Operations that gather need "
@@ -285,22 +278,21 @@ def compare(
         )
     halves = 2 if len(shared) > 1 else 1  # half of the error rate is the mean's
     verdicts = halves * len(shared)
-    pairs = {q: pair_up(first[q], second[q]) for q in shared}
-    rows = tuple(_row(q, first[q], second[q], pairs[q], floor, verdicts) for q in shared)
-    alike = {row.quantity: pairs[row.quantity] for row in rows if not row.other_work}
+    rows = tuple(_row(quantity, *pair, floor, verdicts) for quantity, pair in shared.items())
+    alike = [shared[row.quantity] for row in rows if not row.other_work]
     return Comparison(
         before=before,
         after=after,
         floor=floor,
         rows=rows,
-        overall=_judge_all(first, second, alike, floor, halves),
-        in_turns=any(pairs.values()),
-        virtual=bool(rows) and all(_is_virtual(first[q] + second[q]) for q in shared),
+        overall=_judge_all(alike, floor, halves),
+        in_turns=any(_ratios(*pair) for pair in shared.values()),
+        virtual=bool(rows) and all(map(_is_virtual, shared.values())),
         missing=tuple(
             f"{quantity} is only in {side.name}"
-            for side, own, other in ((before, first, second), (after, second, first))
+            for side, own in ((before, first), (after, second))
             for quantity in own
-            if quantity not in other
+            if quantity not in both
         ),
         losses=(
             *(loss for side in (before, after) for loss in list_losses(side)),
@@ -315,140 +307,105 @@ def compare(
 
 def brought_by(before: Side, after: Side) -> tuple[str, ...]:
     """Operations that two backends bring; empty where the backends are the same."""
-    cases = [
-        [case for record in side.records for case in record.cases] for side in (before, after)
-    ]
-    if {case.backend for case in cases[0]} == {case.backend for case in cases[1]}:
+    if {case.backend for case in before.cases} == {case.backend for case in after.cases}:
         return ()
-    return tuple(dict.fromkeys(name for side in cases for case in side for name in case.foreign))
+    cases = [*before.cases, *after.cases]
+    return tuple(dict.fromkeys(name for case in cases for name in case.foreign))
 
 
-def _chosen(launched: dict[Quantity, list[Launched]], only: Sequence[str]) -> Any:
-    if not only:
-        return launched
-    names = {name for each in only for name in (each, f"indexer_{each}")}
-    return {quantity: each for quantity, each in launched.items() if quantity.name in names}
+Sides = tuple[list[Launched], list[Launched]]
+"""A quantity before and after."""
 
 
-def _small(
-    quantities: Sequence[Quantity], *sides: dict[Quantity, list[Launched]]
-) -> list[Quantity]:
+def _small(timed: dict[Quantity, Sides]) -> list[Quantity]:
     """Measured quantities whose time is next to nothing on both sides."""
     spent = [
-        {q: sum(sum(each.measured.samples_ns) for each in side[q]) for q in quantities}
-        for side in sides
+        {q: sum(sum(each.measured.samples_ns) for each in pair[side]) for q, pair in timed.items()}
+        for side in range(2)
     ]
     return [
         q
-        for q in quantities
-        if not _is_virtual(sides[0][q])
+        for q, pair in timed.items()
+        if not _is_virtual(pair)
         and all(times[q] < _SMALL * sum(times.values()) for times in spent)
     ]
 
 
+def _is_virtual(sides: Sides) -> bool:
+    return all(each.measured.virtual for side in sides for each in side)
+
+
+def _ratios(before: Sequence[Launched], after: Sequence[Launched]) -> dict[str, float]:
+    """Ratio of the times, after to before, of each pair by its name; empty without pairs."""
+    firsts = {each.pair: each.measured for each in before if each.pair}
+    return {
+        each.pair: ratio_of_calls(firsts[each.pair], each.measured)
+        for each in after
+        if each.pair in firsts
+    }
+
+
 def _row(
-    quantity: Quantity,
-    before: Sequence[Launched],
-    after: Sequence[Launched],
-    pairs: Ratios,
-    floor: float,
-    verdicts: int,
+    quantity: Quantity, before: list[Launched], after: list[Launched], floor: float, verdicts: int
 ) -> Row:
-    sides = _launches(before), _launches(after)
-    factors = [[e.measured.factor for e in side if e.measured.factor] for side in (before, after)]
-    virtual = _is_virtual([*before, *after])
-    judgement = _judge(sides, list(pairs.values()), floor, verdicts, virtual=virtual)
-    if reason := _other_work(before, after, floor):
+    sides = before, after
+    launches = [
+        vd.Launches([e.measured.median_ns for e in side], [e.began_s for e in side])
+        for side in sides
+    ]
+    ratios = list(_ratios(*sides).values())
+    judgement = _judge(launches, ratios, floor, verdicts, virtual=_is_virtual(sides))
+    sizes = [sum(e.measured.bytes_per_call for e in side) / len(side) for side in sides]
+    if abs(sizes[1] - sizes[0]) > floor * sizes[0]:
+        reason = f"{OTHER_WORK}: {' against '.join(map(format_bytes, sizes))} a call"
         judgement = replace(judgement, verdict=vd.Verdict.UNCLEAR, reason=reason)
     # the least sure of a side counts
-    least_sure = max(factors[0], default=None), max(factors[1], default=None)
-    return Row(quantity, *sides, judgement, least_sure)
+    factors = [
+        max((e.measured.factor for e in side if e.measured.factor), default=None) for side in sides
+    ]
+    return Row(quantity, launches[0], launches[1], judgement, (factors[0], factors[1]))
 
 
 def _judge(
-    sides: tuple[vd.Launches, vd.Launches],
+    sides: Sequence[vd.Launches],
     ratios: Sequence[float],
     floor: float,
     verdicts: int,
     *,
     virtual: bool,
 ) -> vd.Judgement:
+    before, after = sides
     if virtual:
-        before, after = (float(np.median(side.values)) for side in sides)
-        return vd.judge_exact(before, after, floor)
-    return vd.judge_pairs(ratios, floor, verdicts) if ratios else vd.judge(*sides, floor, verdicts)
+        medians = float(np.median(before.values)), float(np.median(after.values))
+        return vd.judge_exact(*medians, floor)
+    if ratios:
+        return vd.judge_pairs(ratios, floor, verdicts)
+    return vd.judge(before, after, floor, verdicts)
 
 
-def _launches(launched: Sequence[Launched]) -> vd.Launches:
-    return vd.Launches(
-        [each.measured.median_ns for each in launched], [each.began_s for each in launched]
-    )
-
-
-def _is_virtual(launched: Sequence[Launched]) -> bool:
-    return all(each.measured.virtual for each in launched)
-
-
-def _other_work(before: Sequence[Launched], after: Sequence[Launched], floor: float) -> str:
-    """How the bytes of a call differ by more than the floor; empty where they do not."""
-    sizes = [
-        sum(each.measured.bytes_per_call for each in launched) / len(launched)
-        for launched in (before, after)
-    ]
-    if abs(sizes[1] - sizes[0]) <= floor * sizes[0]:
-        return ""
-    return f"{OTHER_WORK}: {' against '.join(map(format_bytes, sizes))} a call"
-
-
-def _judge_all(
-    before: dict[Quantity, list[Launched]],
-    after: dict[Quantity, list[Launched]],
-    pairs: dict[Quantity, Ratios],
-    floor: float,
-    verdicts: int,
-) -> vd.Judgement | None:
+def _judge_all(rows: Sequence[Sides], floor: float, verdicts: int) -> vd.Judgement | None:
     """The verdict on the geometric mean of rows; None without a launch that has them all."""
-    ratios = list[float]()
-    if any(pairs.values()):
-        whole = set.intersection(*map(set, pairs.values()))  # pairs that lack no row
-        logs = [[np.log(row[pair]) for row in pairs.values()] for pair in sorted(whole)]
+    pairs, ratios = [_ratios(*row) for row in rows], list[float]()
+    if any(pairs):
+        whole = set.intersection(*map(set, pairs))  # pairs that lack no row
+        logs = [[np.log(row[pair]) for row in pairs] for pair in sorted(whole)]
         ratios = [float(np.exp(np.mean(each))) for each in logs]
         if not ratios:
             return None
-    sides = _mean_of_rows(before, list(pairs)), _mean_of_rows(after, list(pairs))
+    sides = [_mean_of_rows([row[side] for row in rows]) for side in range(2)]
     if not ratios and not all(side.values for side in sides):
         return None
-    virtual = all(_is_virtual(side[quantity]) for side in (before, after) for quantity in pairs)
-    return _judge(sides, ratios, floor, verdicts, virtual=virtual)
+    return _judge(sides, ratios, floor, verdicts, virtual=all(map(_is_virtual, rows)))
 
 
-def _mean_of_rows(
-    measured: dict[Quantity, list[Launched]], quantities: Sequence[Quantity]
-) -> vd.Launches:
+def _mean_of_rows(rows: Sequence[Sequence[Launched]]) -> vd.Launches:
     """Geometric mean of the rows' medians, launch by launch; launches that lack a row are out."""
     # rows of one launch rise and fall together: the interval is over launches, as for any row
     logs: dict[tuple[int, int], list[float]] = {}
     began_s: dict[tuple[int, int], float] = {}
-    for quantity in quantities:
-        for each in measured[quantity]:
-            logs.setdefault(each.process, []).append(math.log(each.measured.median_ns))
-            began_s[each.process] = each.began_s
-    whole = {key: values for key, values in logs.items() if len(values) == len(quantities)}
+    for each in (each for row in rows for each in row):
+        logs.setdefault(each.process, []).append(math.log(each.measured.median_ns))
+        began_s[each.process] = each.began_s
+    whole = {key: values for key, values in logs.items() if len(values) == len(rows)}
     means = [math.exp(sum(values) / len(values)) for values in whole.values()]
     return vd.Launches(means, [began_s[key] for key in whole])
-
-
-def _has_failed(comparison: Comparison) -> bool:
-    """Whether a launch or case failed, or no launch of a side ended a case that is not skipped."""
-    records = (*comparison.before.records, *comparison.after.records)
-    statuses = {str(each.status) for record in records for each in record.cases}
-    statuses |= {each.status for record in records for each in record.launches}
-    if statuses - {"complete", "incomplete", "skipped"}:
-        return True
-    sides = [
-        [case for record in side.records for case in record.cases]
-        for side in (comparison.before, comparison.after)
-    ]
-    tried = {axis_text(case) for side in sides for case in side if case.status != "skipped"}
-    ended = [{axis_text(case) for case in side if case.status == "complete"} for side in sides]
-    return not tried or any(tried - each for each in ended)

@@ -63,30 +63,26 @@ def middle(compared: Logs) -> float:
 
 def ratio_of_sides(before: Sequence[float], after: Sequence[float], tail: float) -> Ratio:
     """Ratio of two sets of launches, at least two each, above 0; ``tail``: beyond either end."""
-    compared = compare_sides(before, after)
-    if cut := _cut_of_sides(len(before), len(after), tail):
-        return _between(compared, compared[cut - 1], compared[-cut])
-    first, second = np.log(before), np.log(after)
-    return _as_wide_as(compared, float(second.mean() - first.mean()), _welch(first, second, tail))
+    cut, logs = _cut_of_sides(len(before), len(after), tail), (np.log(before), np.log(after))
+    mean, reach = float(logs[1].mean() - logs[0].mean()), 0.0 if cut else _welch(*logs, tail)
+    return _interval(compare_sides(before, after), cut, mean, reach)
 
 
 def ratio_of_pairs(ratios: Sequence[float], tail: float) -> Ratio:
     """Ratio of pairs of launches that saw the same machine, at least two; ``tail`` as above."""
-    compared = compare_pairs(ratios)
-    if cut := _cut_of_pairs(len(ratios), tail):
-        return _between(compared, compared[cut - 1], compared[-cut])
-    logs = np.log(ratios)
-    error = float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
-    return _as_wide_as(compared, float(logs.mean()), t_quantile(tail, len(logs) - 1) * error)
+    logs, reach = np.log(ratios), 0.0
+    if not (cut := _cut_of_pairs(len(ratios), tail)):
+        error = float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
+        reach = t_quantile(tail, len(logs) - 1) * error
+    return _interval(compare_pairs(ratios), cut, float(logs.mean()), reach)
 
 
-def _between(compared: Logs, low: float, high: float) -> Ratio:
-    return Ratio(middle(compared), math.exp(low), math.exp(high))
-
-
-def _as_wide_as(compared: Logs, mean: float, reach: float) -> Ratio:
+def _interval(compared: Logs, cut: int, mean: float, reach: float) -> Ratio:
+    """Without a cut: all that was seen or Student's interval, whichever is wider."""
     low, high = min(compared[0], mean - reach), max(compared[-1], mean + reach)
-    return _between(compared, low, high)
+    if cut:
+        low, high = compared[cut - 1], compared[-cut]
+    return Ratio(middle(compared), math.exp(low), math.exp(high))
 
 
 def _welch(first: Logs, second: Logs, tail: float) -> float:
@@ -129,6 +125,7 @@ DEFAULT_FLOOR = 0.01  # changes below 1 % are nobody's regression
 
 _TAIL = (1 - CONFIDENCE) / 2
 _SAME_WITHIN_FLOORS = 3
+_DIFFER = "the launches differ too much"
 # Standard errors from which a trend counts. Of sides that ran one after the other it may explain
 # all of a change, so a hint is enough; of interleaved sides only what chance left of it.
 _DRIFT_T_APART = 1.0
@@ -209,21 +206,15 @@ def judge_exact(before: float, after: float, floor: float = DEFAULT_FLOOR) -> Ju
 def _conclude(ratio: Ratio, floor: float, launches: int) -> Judgement:
     verdict, reason = _read(ratio, floor), ""
     if verdict is Verdict.UNCLEAR:
-        small = ratio.inside(1 + _SAME_WITHIN_FLOORS * floor)
-        why = "a change as small as the floor" if small else "the launches differ too much"
-        many = deciding_launches(ratio, floor, launches)
+        wide = _SAME_WITHIN_FLOORS * floor
+        why = "a change as small as the floor" if ratio.inside(1 + wide) else _DIFFER
+        # Launches of a side whose interval would be beyond the floor, or within three: intervals
+        # are taken to shrink with the root of the launches, around the same ratio.
+        change, reach = abs(math.log(ratio.value)), math.log(ratio.high / ratio.low) / 2
+        margin = max(math.log1p(wide) - change, change - math.log1p(floor))
+        many = max(launches + 1, math.ceil(launches * (reach / margin) ** 2))
         reason = f"{why}: about {many:,} a side would decide"
     return Judgement(verdict, ratio.value, (ratio.low, ratio.high), reason)
-
-
-def deciding_launches(ratio: Ratio, floor: float, launches: int) -> int:
-    """Launches of a side whose interval would lie beyond the floor, or within three.
-
-    Intervals are taken to shrink with the root of the launches, around the same ratio.
-    """
-    change, reach = abs(math.log(ratio.value)), math.log(ratio.high / ratio.low) / 2
-    margin = max(math.log1p(_SAME_WITHIN_FLOORS * floor) - change, change - math.log1p(floor))
-    return max(launches + 1, math.ceil(launches * (reach / margin) ** 2))
 
 
 def _read(ratio: Ratio, floor: float) -> Verdict:

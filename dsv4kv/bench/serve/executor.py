@@ -1,31 +1,375 @@
 """Runs a step's operations on real bytes, layer by layer, as a decoder would, and takes samples.
 
-Sampling is cheap to call; nothing is aggregated.
+A layer's operations are listed once; a step runs them in order, each called by keyword with the
+tensors of the layer, the step, the step's inputs and the outputs. Sampling is cheap to call;
+nothing is aggregated.
 """
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dsv4kv.bench.protocol import DeviceClock
+from dsv4kv.bench.device import DeviceClock
 from dsv4kv.bench.serve import inputs as inp
-from dsv4kv.bench.serve import operations as op
-from dsv4kv.bench.serve.graphs import DecodeGraphs
 from dsv4kv.cache.blocks import Ids
-from dsv4kv.cache.layers import LayerCache
-from dsv4kv.cache.manager import KVCacheManager, prepare_forward
+from dsv4kv.cache.manager import (
+    CompressedCache,
+    DeviceTables,
+    KVCacheManager,
+    LayerCache,
+    stage,
+)
 from dsv4kv.cache.step import Step
-from dsv4kv.cache.tables import DeviceTables, stage
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.plan import CHECKPOINT_TOKENS
+from dsv4kv.model.schedule import AttentionType, chooses_candidates
 from dsv4kv.ops.cuda.launch import dependent_launches
+from dsv4kv.ops.spec import OPERATIONS, READS
+from dsv4kv.ops.storage import Entries, PartWrite
 from dsv4kv.ops.work import CountedLayers, StepWork
+
+if TYPE_CHECKING:
+    from dsv4kv.bench.serve.graphs import DecodeGraphs
+
+LayerOperation = tuple[str, bool]  # an operation by its name, and whether it works on indexer keys
+
+Tensors = dict[str, Any]  # arguments of an operation by keyword
+
+Work = Sequence[tuple[LayerCache, Sequence[LayerOperation]]]
+"""Layers in order, and the operations of a step on each."""
+
+
+def name_of(operation: str, indexer: bool) -> str:
+    """Name in a record: operations on indexer keys and on compressed KV have different ones."""
+    named = indexer and not operation.startswith("indexer_")
+    return f"indexer_{operation}" if named else operation
+
+
+def decode_operations(
+    layer: LayerCache, *, fused: bool, engine: bool = False
+) -> list[LayerOperation]:
+    """A decode step: insert, flush what is complete, read what attention reads.
+
+    fused: insert and flush as one operation, where a layer has compressed KV.
+    engine: read in place, as engines do; else gather.
+    """
+    pooled = layer.pooled_parts
+    inserts = [_insertion(layer, part) for part in layer.parts if part not in pooled]
+    writes = [("step_write", False)]
+    if not fused or not pooled:
+        appended = [(name, part) for part in pooled for name in ("state_append", "flush")]
+        writes = [*_window(layer, "window_insert"), *appended]
+    return [*writes, *inserts, *read_operations(layer, engine=engine)]
+
+
+def all_decode_operations(layer: LayerCache, *, engine: bool = False) -> list[LayerOperation]:
+    """Of a decode step fused and not: each of them once."""
+    single, fused = (decode_operations(layer, fused=f, engine=engine) for f in (False, True))
+    return list(dict.fromkeys([*single, *fused]))
+
+
+def prefill_operations(layer: LayerCache) -> list[LayerOperation]:
+    """A prompt chunk of one request: insert and compress, then read what is visible."""
+    kinds = ((False, layer.main), (True, layer.indexer))
+    reads = [("gather_all", indexer) for indexer, part in kinds if part is not None]
+    return [*chunk_writes(layer), *reads]
+
+
+def chunk_writes(layer: LayerCache) -> list[LayerOperation]:
+    pooled = layer.pooled_parts
+    return _window(layer, "window_insert") + [
+        ("compress_chunk", part) if part in pooled else _insertion(layer, part)
+        for part in layer.parts
+    ]
+
+
+def read_operations(layer: LayerCache, *, engine: bool) -> list[LayerOperation]:
+    """What a decode step reads of a layer: in place, as engines do, or gathered."""
+    if not engine:
+        reads = [("gather_all", True)] if layer.indexer is not None else []
+        if layer.main is not None:
+            every = layer.schema.layer.attn is AttentionType.HCA
+            reads.append(("gather_all" if every else "gather_topk", False))
+        return [*reads, *_window(layer, "gather_window")]
+    if layer.indexer is None or not layer.schema.layer.selects:
+        return [("attend", False)]
+    chooses = chooses_candidates(layer.model, layer.schema.layer)
+    return [(read, False) for read in READS if read != "select_blocks" or chooses]
+
+
+def _insertion(layer: LayerCache, indexer: bool) -> LayerOperation:
+    if layer.part(indexer).compressor is not None:
+        return "norm_rope_insert", indexer
+    return "indexer_insert" if indexer else "entry_insert", indexer
+
+
+def _window(layer: LayerCache, operation: str) -> list[LayerOperation]:
+    return [] if layer.window is None else [(operation, False)]
+
+
+def selecting_ratios(layers: Iterable[LayerCache]) -> list[int]:
+    """Ratios of the layers that gather selected entries, each once."""
+    gather = ("gather_topk", False)
+    gathering = (each for each in layers if gather in read_operations(each, engine=False))
+    return sorted({each.schema.layer.ratio for each in gathering})
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What the reads of a decode step write, layer by layer into the same memory.
+
+    Layers that take what another one selected find it in ``chosen`` and ``blocks``, which the
+    layers between leave as they are. Shapes: see ``ops.spec``.
+    """
+
+    codes: Tensor
+    weights: Tensor
+    scores: Tensor
+    blocks: Tensor
+    chosen: Tensor
+    entries: Tensor
+    attended: Tensor
+    lse: Tensor
+
+
+class Outputs:
+    """Buffers that reads fill in rotation; they grow to the largest size and never shrink."""
+
+    def __init__(self, device: torch.device, index_topk: int, window_tokens: int) -> None:
+        self._device = device
+        self.index_topk, self.window_tokens = index_topk, window_tokens
+        self._buffers: dict[str, Tensor] = {}
+
+    def another(self) -> "Outputs":
+        """Outputs of the same sizes in other memory."""
+        return Outputs(self._device, self.index_topk, self.window_tokens)
+
+    def reads(self, layer: LayerCache, tokens: int, longest_tokens: int) -> Reads:
+        """For the reads of a decode step of a layer."""
+        model, ratio = layer.model, max(1, layer.schema.layer.ratio)
+        heads, candidates, topk = model.index_heads, model.candidates, self.index_topk
+        kept, keys = (tokens, candidates.blocks if candidates else 0), longest_tokens // ratio
+        if candidates and layer.is_narrow:
+            keys = candidates.blocks * candidates.block_entries
+        return Reads(
+            codes=self.take("codes", tokens, heads, model.index_dim, dtype=torch.uint8),
+            weights=self.take("weights", tokens, heads, dtype=torch.float32),
+            scores=self.take("scores", tokens, keys, dtype=torch.float32),
+            blocks=self.take("blocks", *kept, dtype=torch.int32),
+            chosen=self.take(f"chosen {ratio}", tokens, topk, dtype=torch.int32),
+            entries=self.take("entries", tokens, topk, dtype=torch.int32),
+            attended=self.take("attended", tokens, model.num_heads, model.head_dim),
+            lse=self.take("lse", tokens, model.num_heads, dtype=torch.float32),
+        )
+
+    def take(self, name: str, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        """A tensor of this shape over the buffer ``name``, which is of one type."""
+        size = torch.Size(shape).numel()
+        if name not in self._buffers or self._buffers[name].numel() < size:
+            self._buffers[name] = torch.empty(size, dtype=dtype, device=self._device)
+        return self._buffers[name][:size].view(shape)
+
+
+class Call(NamedTuple):
+    """An operation on one layer, ready to be called."""
+
+    layer: LayerCache
+    operation: LayerOperation
+    tensors: Tensors
+    reads: Reads | None  # where reads in place write
+
+    @property
+    def name(self) -> str:
+        return name_of(*self.operation)
+
+
+Spans = list[tuple[Call, int, int]]
+"""Calls, with when they began and ended, in ns."""
+
+
+@dataclass
+class Run:
+    """How the operations of a step are run."""
+
+    outputs: Outputs  # where reads write
+    longest_tokens: int  # most tokens of a request, or room for them
+    spans: Spans | None = None  # takes every operation's; None where a device runs them later
+    show: Callable[[Call], None] | None = None  # is given every call that read
+    # makes a range of a profiler around an operation
+    mark: Callable[[str], AbstractContextManager[object]] | None = None
+
+
+def run_layers(work: Work, step: Step, inputs: inp.StepInputs, run: Run) -> None:
+    """Run the operations of every layer."""
+    run_calls(fill_calls(work, step, inputs, run), run)
+
+
+def fill_calls(work: Work, step: Step, inputs: inp.StepInputs, run: Run) -> list[Call]:
+    """The calls of a step in order, their arguments filled: nothing is left to do between them."""
+    calls = []
+    for layer, operations in work:
+        reads = None
+        if ("attend", False) in operations:
+            reads = run.outputs.reads(layer, step.num_tokens, run.longest_tokens)
+        filling = Filling(layer, step, inputs, run, reads)
+        for each in operations:
+            tensors = filling.arguments(each)
+            if tensors is not None:
+                calls.append(Call(layer, each, tensors, reads))
+    return calls
+
+
+def run_calls(calls: Iterable[Call], run: Run) -> None:
+    """Run the calls of a step, one after the other."""
+    unmarked = nullcontext()
+    for call in calls:
+        operation = call.operation[0]
+        function = getattr(call.layer.backend, operation)
+        marked = f"{call.name} {call.layer.schema.layer.attn}" if run.mark else ""
+        with run.mark(marked) if run.mark else unmarked:
+            start_ns = perf_counter_ns()
+            function(**call.tensors)
+            end_ns = perf_counter_ns()
+        if run.spans is not None:
+            run.spans.append((call, start_ns, end_ns))
+        if run.show is not None and (operation == "attend" or operation.startswith("gather_")):
+            run.show(call)
+
+
+class Filling(NamedTuple):
+    """What fills the arguments of operations on a layer."""
+
+    layer: LayerCache
+    step: Step
+    inputs: inp.StepInputs
+    run: Run
+    reads: Reads | None
+
+    def arguments(self, each: LayerOperation) -> Tensors | None:
+        """The arguments of an operation; None where it has nothing to do."""
+        (operation, indexer), layer, step = each, self.layer, self.step
+        part = layer.indexer if indexer else layer.main
+        given: Tensors = {
+            "ring": layer.window,
+            "table": layer.blocks,
+            "hadamard": layer.hadamard,
+            "values": self.inputs.window,
+            "slots": step.token_slots,
+            "positions": step.positions,
+            "lengths": step.seen.get(layer.schema.layer.ratio),
+        }
+        if part is not None:
+            given |= {"store": part.store, "compressor": part.compressor, "state": part.state}
+            given["page_entries"] = part.store.layout.entries
+        own: Tensors | None = {}
+        if operation in READS:
+            own = self._of_read(operation)
+        elif operation.startswith("gather_"):
+            own = self._of_gather(each, part)
+        elif operation == "step_write":
+            own = {"parts": tuple(map(self._part_write, layer.pooled_parts))}
+        elif part is not None and operation != "window_insert":
+            own = self._of_write(operation, part)
+        if own is None:
+            return None
+        given |= own
+        return {name: given[name] for name in OPERATIONS[operation].names}
+
+    def _of_gather(self, each: LayerOperation, part: CompressedCache | None) -> Tensors | None:
+        operation, ratio, outputs = each[0], self.layer.schema.layer.ratio, self.run.outputs
+        rows, dims = outputs.window_tokens, self.layer.model.head_dim
+        if part is not None and operation != "gather_window":
+            every = self.run.longest_tokens // ratio
+            rows = outputs.index_topk if operation == "gather_topk" else every
+            dims = part.store.layout.format.dims
+        if not rows:
+            return None
+        return {
+            "slots": self.step.request_slots,
+            "lengths": self.step.lengths.get(ratio),
+            "tokens": self.step.tokens_after,
+            "indices": self.inputs.topk.get(ratio),
+            "out": outputs.take(name_of(*each), self.step.num_requests, rows, dims),
+        }
+
+    def _of_write(self, operation: str, part: CompressedCache) -> Tensors | None:
+        step, group = self.step, self.layer.group
+        assert group is not None
+        if operation == "flush":
+            done = step.completed[group]
+            return done._asdict() if len(done.entries) else None
+        values = self.inputs.entries(part.store.layout.format.dims)
+        own: Tensors = {"entries": step.entries[group], "values": values, "keys": values}
+        own |= self.inputs.pooled(part.compressor)
+        if operation == "state_append":
+            _check_append(part, step)
+        elif operation == "compress_chunk":
+            if step.num_requests != 1:
+                raise ConfigError(f"a chunk belongs to one request, not to {step.num_requests}.")
+            slot, start = step.first_token
+            own |= {"slot": slot, "start": start, "entries": step.completed[group].entries}
+        return own
+
+    def _part_write(self, indexer: bool) -> PartWrite:
+        part, group = self.layer.part(indexer), self.layer.group
+        _check_append(part, self.step)
+        assert part.compressor is not None
+        assert part.state is not None
+        assert group is not None
+        rows = self.inputs.pooled(part.compressor)
+        given = part.compressor, part.state, rows["kv"], rows["score"]
+        return PartWrite(*given, part.store, self.step.entries[group])
+
+    def _of_read(self, operation: str) -> Tensors | None:
+        """What a read of a decode step in place has of its own, by the names of its row."""
+        layer, step, reads, asked = self.layer, self.step, self.reads, self.inputs.queries
+        model, ratio = layer.model, layer.schema.layer.ratio
+        assert reads is not None
+        assert asked is not None
+        if operation == "attend":
+            found = None
+            if layer.main is not None:
+                assert layer.blocks is not None
+                chosen = None if layer.schema.layer.attn is AttentionType.HCA else reads.chosen
+                found = Entries(layer.main.store, layer.blocks, step.seen[ratio], chosen)
+            asks = {"queries": asked.attention, "sinks": asked.sinks, "tokens": step.seen[1]}
+            sizes = {"window": model.window_tokens, "scale": model.head_dim**-0.5}
+            return asks | sizes | {"entries": found, "out": reads.attended, "lse": reads.lse}
+        if not reads.scores.shape[1]:
+            return None  # no key yet to choose from
+        if operation == "indexer_query":
+            asks = {"queries": asked.indexer, "weights": asked.weights}
+            outputs = {"out": reads.codes, "out_weights": reads.weights}
+            return asks | outputs | {"turns": asked.turns[ratio]}
+        if operation == "select_blocks":
+            assert model.candidates is not None
+            entries = model.candidates.block_entries
+            return {"scores": reads.scores, "block_entries": entries, "out": reads.blocks}
+        blocks = {"blocks": reads.blocks if layer.is_narrow else None}
+        if operation == "select_topk":
+            return blocks | {"scores": reads.scores, "out": reads.chosen, "entries": reads.entries}
+        assert layer.indexer is not None
+        keys = {"store": layer.indexer.store, "out": reads.scores}
+        return blocks | keys | {"queries": reads.codes, "weights": reads.weights}
+
+
+def _check_append(part: CompressedCache, step: Step) -> None:
+    """Raise ``ConfigError`` for more tokens of a request than the state holds until the flush."""
+    if step.max_request_tokens > part.max_append_tokens:
+        raise ConfigError(
+            f"{step.max_request_tokens} tokens of a request together, and its compressor state "
+            f"takes {part.max_append_tokens}: raise draft_tokens, or use compress_chunk."
+        )
+
 
 _samples = partial(array, "q")
 
@@ -51,11 +395,6 @@ class Recorder:
         """Keep the time since ``start_ns`` (of ``now_ns``) as a latency."""
         if self.enabled:
             self.latencies[name].append(self.now_ns() - start_ns)
-
-    def keep_call(self, name: str, layer_type: str, *sample: int) -> None:
-        """Keep what an operation took; one without entries is no sample."""
-        if self.enabled and sample[1]:
-            self.operations[name, layer_type].extend(sample)  # whole, though Ctrl-C comes
 
     @contextmanager
     def excluded(self) -> Iterator[None]:
@@ -86,7 +425,7 @@ class StepTokens:
         return self.contents.rows(np.broadcast_to(serials, positions.shape), positions, rejected)
 
 
-Observer = Callable[[StepTokens, op.Call, inp.StepInputs], None]
+Observer = Callable[[StepTokens, Call, inp.StepInputs], None]
 """Looks at what a read returned, wherever that is."""
 
 
@@ -96,7 +435,7 @@ class Gpu:
 
     tables: DeviceTables  # block tables on the device
     clock: DeviceClock  # times steps there; a host's clock would time their launches
-    graphs: DecodeGraphs | None = None  # captured decode steps; None launches every operation
+    graphs: "DecodeGraphs | None" = None  # captured decode steps; None launches every operation
     # every other decode step is launched operation by operation, to be compared
     in_turns: bool = False
     fused: bool = True  # a step writes a layer with one kernel, not with one for each operation
@@ -112,7 +451,7 @@ class StepExecutor:
     recorder: Recorder  # takes the samples
     observer: Observer  # is shown the reads of observed steps
     chooser: inp.EntryChooser  # chooses what CSA layers gather
-    outputs: op.Outputs  # where reads write
+    outputs: Outputs  # where reads write
     device: torch.device  # where the cache is
     gpu: Gpu | None = None  # none on the CPU
     contexts: inp.PlacedContexts | None = None  # places prompts; None where they are served
@@ -121,17 +460,17 @@ class StepExecutor:
     _turns: Counter[bool] = field(default_factory=Counter, init=False)
 
     @cached_property
-    def _decoding(self) -> op.Work:
+    def _decoding(self) -> Work:
         fused, engine = self.gpu is not None, self.in_place  # each is timed by itself on the CPU
-        return [(e, op.decode_operations(e, fused=fused, engine=engine)) for e in self.layers]
+        return [(e, decode_operations(e, fused=fused, engine=engine)) for e in self.layers]
 
     @cached_property
-    def _prefilling(self) -> op.Work:
-        return [(layer, op.prefill_operations(layer)) for layer in self.layers]
+    def _prefilling(self) -> Work:
+        return [(layer, prefill_operations(layer)) for layer in self.layers]
 
     @cached_property
     def _ratios(self) -> list[int]:
-        return [] if self.in_place else op.selecting_ratios(self.layers)
+        return [] if self.in_place else selecting_ratios(self.layers)
 
     @cached_property
     def counted(self) -> CountedLayers:
@@ -145,9 +484,19 @@ class StepExecutor:
 
     def decode(self, step: StepTokens) -> None:
         """One token of every request, or one and its drafts: insert, flush, read."""
-        graphs = self._take_graphs(step)
+        batch, gpu = step.batch, self.gpu
+        graphs = gpu.graphs if gpu is not None else None
+        if gpu is not None and gpu.in_turns:  # observed steps take turns among themselves
+            self._turns[step.observed] += 1
+            graphs = graphs if self._turns[step.observed] % 2 else None
         with self._making_inputs(step):
-            inputs = self._decode_inputs(step)
+            after, positions = batch.tokens_after.numpy(), batch.positions.numpy()
+            rows = torch.from_numpy(step.rows(batch.request_ids.numpy(), positions))
+            topk = {ratio: self.chooser.choose(after // ratio) for ratio in self._ratios}
+            if gpu is not None:
+                rows = stage(rows, self.device)
+                topk = {ratio: stage(each, self.device) for ratio, each in topk.items()}
+            inputs = self.inputs.take(rows, topk, batch.positions)
         if graphs is not None:
             self._replay(graphs, step, inputs)
         else:
@@ -163,40 +512,39 @@ class StepExecutor:
         """Place the entries of a prompt of ``tokens`` tokens; its end is written as served."""
         assert self.contexts is not None
         after, plan = np.array([tokens]), manager.plan
-        written = inp.first_written(tokens, plan.config.window_tokens + plan.draft_tokens)
+        # early enough for ring and states
+        rows = plan.config.window_tokens + plan.draft_tokens
+        written = max(0, (tokens - rows) // CHECKPOINT_TOKENS * CHECKPOINT_TOKENS)
         batch = Step.of(manager, [slot], [written], after)
         step = StepTokens(batch, np.array([serial]), after)
         if self.gpu is not None:
             self.gpu.tables.publish()
         inputs = self.inputs.take(self._chunk_rows(step), {})
-        writes = [(layer, op.chunk_writes(layer)) for layer in self.layers]
-        op.run_layers(writes, step.batch.to(self.device), inputs, self._run(step, inputs))
+        writes = [(layer, chunk_writes(layer)) for layer in self.layers]
+        run_layers(writes, step.batch.to(self.device), inputs, self._run(step, inputs))
         self.contexts.place(slot, serial, tokens)
 
-    def step_operations(self, layer: LayerCache) -> list[op.LayerOperation]:
+    def step_operations(self, layer: LayerCache) -> list[LayerOperation]:
         """Operations of a decode step on a layer."""
         fused = self.gpu is not None and self.gpu.fused
-        return op.decode_operations(layer, fused=fused, engine=self.in_place)
+        return decode_operations(layer, fused=fused, engine=self.in_place)
 
     def work_of(self, step: StepTokens) -> StepWork:
-        """Counts entries and bytes of a step's operations."""
         after, positions = step.batch.tokens_after.numpy(), step.batch.positions.numpy()
         return StepWork(self.counted, after, positions)
 
-    def _run(
-        self, step: StepTokens, inputs: inp.StepInputs, spans: op.Spans | None = None
-    ) -> op.Run:
+    def _run(self, step: StepTokens, inputs: inp.StepInputs, spans: Spans | None = None) -> Run:
         """How a step is run; with ``spans`` its caller excludes the time that looking takes."""
 
-        def show(call: op.Call) -> None:
+        def show(call: Call) -> None:
             with self.recorder.excluded() if spans is None else nullcontext():
                 self.observer(step, call, inputs)
 
         longest, mark = int(step.batch.tokens_after.max()), None if spans is None else self.mark
-        return op.Run(self.outputs, longest, spans, show if step.observed else None, mark)
+        return Run(self.outputs, longest, spans, show if step.observed else None, mark)
 
     def _execute(
-        self, work: op.Work, step: StepTokens, inputs: inp.StepInputs, span: str = ""
+        self, work: Work, step: StepTokens, inputs: inp.StepInputs, span: str = ""
     ) -> None:
         """Run operations one by one; ``span`` names what is timed of them on a GPU."""
         if self.gpu is None:
@@ -204,25 +552,26 @@ class StepExecutor:
             return
         with self.recorder.excluded():
             run = self._run(step, inputs)
-            calls = op.fill_calls(work, step.batch.to(self.device), inputs, run)
+            calls = fill_calls(work, step.batch.to(self.device), inputs, run)
         dependent = bool(span) and self.gpu.dependent
         with self._range("launch"), self._span(span, step), dependent_launches(dependent):
             self.gpu.tables.publish()
-            op.run_calls(calls, run)
+            run_calls(calls, run)
 
-    def _run_on_host(self, work: op.Work, step: StepTokens, inputs: inp.StepInputs) -> None:
+    def _run_on_host(self, work: Work, step: StepTokens, inputs: inp.StepInputs) -> None:
         """Time every operation; all else is no part of the step."""
-        start_ns, spans = perf_counter_ns(), op.Spans()
+        start_ns, spans, recorder = perf_counter_ns(), Spans(), self.recorder
         with self._range("launch"):
-            op.run_layers(work, step.batch, inputs, self._run(step, inputs, spans))
-        if self.recorder.enabled:
+            run_layers(work, step.batch, inputs, self._run(step, inputs, spans))
+        if recorder.enabled:
             counted = self.work_of(step)
             for call, began_ns, end_ns in spans:
                 (name, indexer), schema = call.operation, call.layer.schema
-                work_done, kind = counted.of(name, schema, indexer=indexer), schema.layer.attn
-                self.recorder.keep_call(call.name, kind.value, end_ns - began_ns, *work_done)
+                done, kind = counted.of(name, schema, indexer=indexer), schema.layer.attn.value
+                if done[0]:  # one without entries is no sample; whole, though Ctrl-C comes
+                    recorder.operations[call.name, kind].extend((end_ns - began_ns, *done))
         busy_ns = sum(end_ns - began_ns for _, began_ns, end_ns in spans)
-        self.recorder.excluded_ns += perf_counter_ns() - start_ns - busy_ns
+        recorder.excluded_ns += perf_counter_ns() - start_ns - busy_ns
 
     @contextmanager
     def _making_inputs(self, step: StepTokens) -> Iterator[None]:
@@ -233,17 +582,6 @@ class StepExecutor:
     def _range(self, name: str) -> AbstractContextManager[object]:
         return nullcontext() if self.mark is None else self.mark(name)
 
-    def _decode_inputs(self, step: StepTokens) -> inp.StepInputs:
-        """Data of a decode step, and the entries that layers gather."""
-        after = step.batch.tokens_after.numpy()
-        rows = step.rows(step.batch.request_ids.numpy(), step.batch.positions.numpy())
-        topk = {ratio: self.chooser.choose(after // ratio) for ratio in self._ratios}
-        numbers = torch.from_numpy(rows)
-        if self.gpu is not None:
-            numbers = stage(numbers, self.device)
-            topk = {ratio: stage(each, self.device) for ratio, each in topk.items()}
-        return self.inputs.take(numbers, topk, step.batch.positions)
-
     def _chunk_rows(self, step: StepTokens) -> slice | Tensor:
         """Input rows of a prompt chunk: one after another, unless prompts share contents."""
         positions = step.batch.positions.numpy()
@@ -252,15 +590,7 @@ class StepExecutor:
         first = int(step.rows(0, positions[:1])[0])
         return slice(first, first + len(positions))  # a view, not a copy
 
-    def _take_graphs(self, step: StepTokens) -> DecodeGraphs | None:
-        """The graphs if it is their turn; observed steps take turns among themselves."""
-        if self.gpu is None:
-            return None
-        self._turns[step.observed] += 1
-        eager = self.gpu.in_turns and self._turns[step.observed] % 2 == 0
-        return None if eager else self.gpu.graphs
-
-    def _replay(self, graphs: DecodeGraphs, step: StepTokens, inputs: inp.StepInputs) -> None:
+    def _replay(self, graphs: "DecodeGraphs", step: StepTokens, inputs: inp.StepInputs) -> None:
         assert self.gpu is not None
         graph = graphs.graph_for(step.batch.num_requests)
         with self.recorder.excluded(), self._range("inputs"):
@@ -273,9 +603,9 @@ class StepExecutor:
                 for call in graph.shown:
                     self.observer(step, call, inputs)
                 # The layers of a graph share outputs: read each again, to see what it wrote.
-                reads = [(e, op.read_operations(e, engine=self.in_place)) for e in self.layers]
-                view, run = step.batch.to(self.device), self._run(step, inputs, op.Spans())
-                op.run_layers(reads, view, inputs, run)
+                reads = [(e, read_operations(e, engine=self.in_place)) for e in self.layers]
+                view, run = step.batch.to(self.device), self._run(step, inputs, Spans())
+                run_layers(reads, view, inputs, run)
 
     @contextmanager
     def _span(self, name: str, step: StepTokens) -> Iterator[None]:
@@ -287,42 +617,3 @@ class StepExecutor:
         with self.gpu.clock.span(f"{name}_device"):
             yield
         self.recorder.keep(f"{name}_host", start_ns)
-
-
-class Requests:
-    """Requests driven one by one, where no loop schedules them; one serial has the same tokens."""
-
-    def __init__(self, manager: KVCacheManager, executor: StepExecutor) -> None:
-        self.manager, self.executor = manager, executor
-
-    def admit(self) -> int:
-        """A slot for a request."""
-        return self.manager.admit_request()
-
-    def release(self, slot: int) -> None:
-        """A request ends."""
-        self.manager.release_request(slot, self.manager.generation(slot))
-
-    def place(self, slot: int, serial: int, tokens: int) -> None:
-        """Let a request that was just admitted hold a prompt, its end written as served."""
-        prepare_forward(self.manager, [slot], [0], [tokens])
-        self.executor.place(self.manager, slot, serial, tokens)
-
-    def compute(self, slot: int, serial: int, *ends: int) -> None:
-        """Compute a prompt in chunks up to each of these tokens, as far as they are ahead."""
-        for end in ends:
-            if end > self.manager.tokens[slot]:
-                self.executor.prefill(self.step(slot, serial, end))
-
-    def decode(self, slot: int, serial: int, steps: int, *, observed: bool = False) -> None:
-        """Decode a token in each step."""
-        for _ in range(steps):
-            after = int(self.manager.tokens[slot]) + 1
-            self.executor.decode(self.step(slot, serial, after, observed=observed))
-
-    def step(self, slot: int, serial: int, after: int, *, observed: bool = False) -> StepTokens:
-        """Prepare a request for the tokens up to ``after``; the caller executes them."""
-        before = int(self.manager.tokens[slot])
-        prepare_forward(self.manager, [slot], [before], [after])
-        batch = Step.of(self.manager, [slot], [before], [after])
-        return StepTokens(batch, np.array([serial]), np.array([after]), observed=observed)

@@ -1,29 +1,20 @@
 """Decode steps captured as graphs, one for each batch size, and replayed with other numbers."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from dsv4kv.bench.serve import operations as op
+from dsv4kv.bench.device import Capture, Replay
+from dsv4kv.bench.serve import executor as ex
 from dsv4kv.bench.serve.inputs import InputBank, StepInputs
-from dsv4kv.cache.layers import LayerCache
-from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.cache.manager import DeviceTables, KVCacheManager
 from dsv4kv.cache.step import Step
-from dsv4kv.cache.tables import DeviceTables
 from dsv4kv.errors import CacheError
 from dsv4kv.ops.cuda.launch import OneStream, dependent_launches, foresee
 from dsv4kv.ops.cuda.launch import run as launch
 from dsv4kv.ops.launches.launch import KernelModule
 from dsv4kv.ops.launches.pages import plan_completed
-
-Replay = Callable[[], None]
-"""Does captured work again, on the current stream."""
-
-Capture = Callable[[Callable[[], None]], Replay]
-"""Calls a function to warm up, then again to capture what it launches."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +23,7 @@ class DecodeGraph:
 
     requests: int  # batch size it was captured for
     replay: Replay
-    shown: tuple[op.Call, ...]  # the last read into each output
+    shown: tuple[ex.Call, ...]  # the last read into each output
 
 
 class DecodeGraphs:
@@ -40,36 +31,31 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        layers: Sequence[LayerCache],
-        tables: DeviceTables,
-        inputs: InputBank,
+        executor: ex.StepExecutor,
+        manager: KVCacheManager,
         capture: Capture,
-        outputs: op.Outputs,
-        *,
         most_requests: int,
-        tokens_each: int,
-        longest_tokens: int,
-        dependent: bool = False,
+        *,
+        dependent: bool,
     ) -> None:
         """Capture all of them, with data of the shapes that steps will have.
 
-        ``capture`` makes the graphs, which share one pool of memory; nothing else may let
-        ``outputs`` grow. ``tokens_each``: of a request, one and drafts. ``dependent``: a kernel is
-        set up while the one before it still runs.
+        ``capture`` makes the graphs, which share one pool of memory and have outputs of their own,
+        that nothing else lets grow. ``dependent``: a kernel is set up while the one before it
+        still runs.
         """
-        self._tables, self._dependent, self._stream = tables, dependent, OneStream()
-        self._outputs, self._longest_tokens = outputs, longest_tokens
-        engine, tokens = inputs.asks is not None, most_requests * tokens_each
-        self._work = [(e, op.decode_operations(e, fused=True, engine=engine)) for e in layers]
-        device = inputs.window.device
+        device, plan, engine = executor.device, manager.plan, executor.in_place
+        assert manager.device_tables is not None
+        self._tables, self._dependent, self._stream = manager.device_tables, dependent, OneStream()
+        self._outputs = executor.outputs.another()
+        self._longest_tokens = plan.max_context_tokens
+        layers, tokens_each = executor.layers, 1 + plan.draft_tokens
+        self._work = [(e, ex.decode_operations(e, fused=True, engine=engine)) for e in layers]
         groups = [layer.group for layer in layers if layer.group is not None]
         self._step = Step.room(groups, most_requests, tokens_each, device)
-        nothing = torch.full(
-            (most_requests, outputs.index_topk), -1, dtype=torch.int32, device=device
-        )
-        gathered = [] if engine else op.selecting_ratios(layers)
-        topk = {ratio: nothing.clone() for ratio in gathered}
-        self._inputs = _any_inputs(inputs, tokens, topk)
+        gathered = [] if engine else ex.selecting_ratios(layers)
+        topk = {ratio: _no_entries(manager, most_requests) for ratio in gathered}
+        self._inputs = _any_inputs(executor.inputs, most_requests * tokens_each, topk)
         # largest first: all there may be, and the powers of two below
         powers = (1 << i for i in reversed(range((most_requests - 1).bit_length())))
         self._graphs = [self._capture(capture, size) for size in (most_requests, *powers)]
@@ -102,15 +88,15 @@ class DecodeGraphs:
         tokens = len(view.token_slots)
         topk = {ratio: chosen[:requests] for ratio, chosen in self._inputs.topk.items()}
         inputs = replace(self._inputs.of_tokens(lambda rows: rows[:tokens]), topk=topk)
-        last: dict[str, op.Call] = {}
+        last: dict[str, ex.Call] = {}
 
-        def show(call: op.Call) -> None:
+        def show(call: ex.Call) -> None:
             last[call.name] = call
 
         def run() -> None:
             _find_completed(self._tables, view)
-            settings = op.Run(self._outputs, self._longest_tokens, show=show)
-            op.run_layers(self._work, view, inputs, settings)
+            settings = ex.Run(self._outputs, self._longest_tokens, show=show)
+            ex.run_layers(self._work, view, inputs, settings)
 
         with dependent_launches(self._dependent):
             replay = capture(run)
@@ -119,7 +105,7 @@ class DecodeGraphs:
 
 def _any_inputs(inputs: InputBank, tokens: int, topk: dict[int, Tensor]) -> StepInputs:
     first = torch.zeros(tokens, dtype=torch.int64)
-    return inputs.take(first.to(inputs.window.device), topk, first)
+    return inputs.take(first.to(inputs.every.window.device), topk, first)
 
 
 def _find_completed(tables: DeviceTables, step: Step) -> None:
@@ -128,20 +114,22 @@ def _find_completed(tables: DeviceTables, step: Step) -> None:
         launch(plan_completed(tables.cells[table], ratio, per_block, *numbers))
 
 
-def foresee_modules(
-    layers: Sequence[LayerCache], manager: KVCacheManager, inputs: InputBank
-) -> list[KernelModule]:
+def _no_entries(manager: KVCacheManager, requests: int) -> Tensor:
+    size = requests, manager.plan.config.index_topk
+    return torch.full(size, -1, dtype=torch.int32, device=manager.device)
+
+
+def foresee_modules(executor: ex.StepExecutor, manager: KVCacheManager) -> list[KernelModule]:
     """Modules that chunks and decode steps will launch, by a step that launches nothing."""
-    device, plan, engine = manager.device, manager.plan, inputs.asks is not None
+    layers, device, tables = executor.layers, manager.device, manager.device_tables
     step = Step.room(manager.entry_groups, 1, 1, device)
-    topk = torch.full((1, plan.config.index_topk), -1, dtype=torch.int32, device=device)
-    taken = _any_inputs(inputs, 1, dict.fromkeys(op.selecting_ratios(layers), topk))
-    outputs = op.Outputs(device, plan.config.index_topk, plan.config.window_tokens)
-    run, tables = op.Run(outputs, plan.schemas[0].block_tokens), manager.device_tables
+    topk = dict.fromkeys(ex.selecting_ratios(layers), _no_entries(manager, 1))
+    taken = _any_inputs(executor.inputs, 1, topk)
+    run = ex.Run(executor.outputs.another(), manager.plan.schemas[0].block_tokens)
     with foresee() as launches:
-        op.run_layers([(e, op.prefill_operations(e)) for e in layers], step, taken, run)
-        decoding = [(e, op.all_decode_operations(e, engine=engine)) for e in layers]
-        op.run_layers(decoding, step, taken, run)
+        ex.run_layers([(e, ex.prefill_operations(e)) for e in layers], step, taken, run)
+        decoding = [(e, ex.all_decode_operations(e, engine=executor.in_place)) for e in layers]
+        ex.run_layers(decoding, step, taken, run)
         for layer in layers:  # what fills a cache that is measured
             for part in map(layer.part, layer.parts):
                 values = torch.empty(1, part.store.layout.format.dims, dtype=torch.bfloat16)
@@ -150,27 +138,3 @@ def foresee_modules(
         if tables is not None:
             _find_completed(tables, step)
     return list(dict.fromkeys(launch.module for launch in launches))
-
-
-def cuda_capture() -> Capture:
-    """Captures in CUDA graphs that share one memory pool: capture the largest first."""
-    pool: list[Any] = [None]
-
-    def capture(run: Callable[[], None]) -> Replay:
-        # The first call loads kernels and makes torch's allocations, which a capture must not; on
-        # a stream of its own, as torch asks for.
-        make_stream: Any = torch.cuda.Stream
-        side = make_stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            run()
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        graph: Any = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool[0]):
-            run()
-        pool[0] = graph.pool()
-        replay: Replay = graph.replay
-        return replay
-
-    return capture

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dsv4kv.cache.blocks import Ids
-from dsv4kv.cache.layers import LayerCache
+from dsv4kv.cache.manager import LayerCache
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import PageLayout
-from dsv4kv.model.plan import CHECKPOINT_TOKENS
 from dsv4kv.ops.storage import Compressor, PageStore, rope_rows
 from dsv4kv.traces.request import Request
 
@@ -137,11 +136,6 @@ class InputBank:
                 turns={},
                 sinks=draw(config.num_heads),
             )
-
-    @property
-    def window(self) -> Tensor:
-        """Window values of the tokens."""
-        return self.every.window
 
     def _draw(self, channels: int, generator: torch.Generator) -> Tensor:
         data = torch.randn(_DISTINCT_TOKENS, channels, generator=generator)
@@ -296,11 +290,6 @@ class PlacedContexts:
     def _owner(self, layer: LayerCache) -> LayerCache:
         index = layer.schema.layer.kv_owner
         return next(each for each in self._layers if each.schema.layer.layer_idx == index)
-
-
-def first_written(tokens: int, window_rows: int) -> int:
-    """Where the written end of a placed prompt begins: early enough for ring and states."""
-    return max(0, (tokens - window_rows) // CHECKPOINT_TOKENS * CHECKPOINT_TOKENS)
 
 
 def _draw(layer: LayerCache, like: PageStore, generator: torch.Generator) -> _Bank:

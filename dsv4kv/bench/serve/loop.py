@@ -60,27 +60,20 @@ class ServingLoop:
         """
         nothing: dict[str, Any] = dict.fromkeys(Totals.model_fields, 0)
         self.totals = Totals.model_construct(**nothing)
-        self._manager = manager
-        self._waiting: Iterator[Request] = iter(requests)
-        self._next: Request | None = next(self._waiting, None)
+        self._manager, self._recorder, self._executor = manager, recorder, executor
+        self.reuse, self._contents, self._turns = reuse, contents, turns or Turns()
         self._workload, self._measure = config.workload, config.measure
         self._drafts = config.workload.speculative
-        self._recorder = recorder
-        self._executor = executor
-        self._progress = 0  # tokens done since the last yield
-        self._reuse = reuse
-        self._contents = contents
-        self._turns = turns or Turns()
+        self._waiting: Iterator[Request] = iter(requests)
+        self._next: Request | None = next(self._waiting, None)
         self._random = np.random.default_rng(config.measure.seed)
-        self._admitted = 0
+        self._admitted = self._progress = 0  # requests; tokens done since the last yield
         self._active: Ids = np.empty(0, dtype=np.int64)  # in order of admission
         slots = manager.plan.num_slots
-        self._position, self._prompt_left, self._output_left, self._first_output, self._serial = (
-            np.zeros(slots, dtype=np.int64) for _ in range(5)
-        )
-        self._generation: Ids = np.zeros(slots, dtype=np.int64)
-        tables = len(manager.tables)
-        self._reserved = np.zeros((tables, slots), dtype=np.int64)  # blocks at full length
+        self._position, self._prompt_left, self._output_left = np.zeros((3, slots), np.int64)
+        self._first_output, self._serial, self._generation = np.zeros((3, slots), np.int64)
+        # blocks at full length
+        self._reserved = np.zeros((len(manager.tables), slots), dtype=np.int64)
         self._stop = np.full(slots, NEVER)  # where the next prompt chunk ends at the latest
 
     def run(self) -> Totals:
@@ -134,8 +127,23 @@ class ServingLoop:
                 self.totals.peak_blocks = held
                 self.totals.peak_rounding_bytes = unused_bytes(self._manager, self._active)
         if self._executor is not None:
-            self._execute(self._executor, slots, before, after, before + kept, decoding)
-        self._roll_back(slots, after, before + kept)
+            every, done = self._measure.verify_every, self.totals.steps
+            observed = every > 0 and done % every == 0
+
+            def tokens(some: slice) -> StepTokens:
+                batch = Step.of(self._manager, slots[some], before[some], after[some])
+                known = self._serial[slots[some]], (before + kept)[some]
+                return StepTokens(batch, *known, observed, self._contents)
+
+            if decoding:
+                self._executor.decode(tokens(slice(decoding)))
+            for i in range(decoding, len(slots)):  # chunks differ in length: each is a call
+                self._executor.prefill(tokens(slice(i, i + 1)))
+        rejected = kept < take
+        if np.count_nonzero(rejected):
+            back = (before + kept)[rejected]
+            self._prepare("rollback", slots[rejected], after[rejected], back)
+            self.totals.rolled_back_tokens += int((take - kept).sum())
         self._recorder.keep("step", start_ns)
         if decoding == len(slots):
             self._recorder.keep("decode_step", start_ns)
@@ -168,7 +176,14 @@ class ServingLoop:
         self._active = np.append(self._active, slot)
         self._generation[slot] = self._manager.generation(slot)
         self._serial[slot] = self._admitted
-        resumed = self._begin_reuse(slot, request)
+        resumed = 0
+        if self._contents is not None:
+            self._contents.add(self._admitted, request)
+        if self.reuse is not None:
+            start_ns = self._recorder.now_ns()
+            resumed, self._stop[slot] = self.reuse.begin(slot, request)
+            self._recorder.keep("resume", start_ns)
+            self.totals.resumed_tokens += resumed
         if self._workload.context:
             resumed = request.input_tokens
             with self._recorder.excluded():
@@ -184,19 +199,6 @@ class ServingLoop:
         self._reserved[:, slot] = blocks
         self._admitted += 1
         self.totals.peak_requests = max(self.totals.peak_requests, len(self._active))
-
-    def _begin_reuse(self, slot: int, request: Request) -> int:
-        """Tokens that the request need not compute."""
-        if self._contents is not None:
-            self._contents.add(self._admitted, request)
-        if self._reuse is None:
-            return 0
-        start_ns = self._recorder.now_ns()
-        resumed = self._reuse.begin(slot, request)
-        self._recorder.keep("resume", start_ns)
-        self._stop[slot] = self._reuse.next_stop(slot)
-        self.totals.resumed_tokens += resumed
-        return resumed
 
     def _choose_tokens(self) -> tuple[Ids, Ids, int]:
         """Ids of the step and the tokens each takes: first those that decode, then chunks."""
@@ -218,8 +220,8 @@ class ServingLoop:
 
     def _prepare(self, name: str, slots: Ids, before: Ids, after: Ids) -> None:
         start_ns = self._recorder.now_ns()
-        if self._reuse is not None:
-            self._reuse.make_room(slots, after)
+        if self.reuse is not None:
+            self.reuse.make_room(slots, after)
         prepare_forward(self._manager, slots, before, after)
         self._recorder.keep(name, start_ns)
 
@@ -235,45 +237,16 @@ class ServingLoop:
         self.totals.drafted_tokens += int(drafted.sum())
         return kept
 
-    def _execute(
-        self,
-        executor: StepExecutor,
-        slots: Ids,
-        before: Ids,
-        after: Ids,
-        kept: Ids,
-        decoding: int,
-    ) -> None:
-        every = self._measure.verify_every
-        observed = every > 0 and self.totals.steps % every == 0
-
-        def tokens(some: slice) -> StepTokens:
-            batch = Step.of(self._manager, slots[some], before[some], after[some])
-            serials = self._serial[slots[some]]
-            return StepTokens(batch, serials, kept[some], observed, self._contents)
-
-        if decoding:
-            executor.decode(tokens(slice(decoding)))
-        for i in range(decoding, len(slots)):  # chunks differ in length: each is a call of its own
-            executor.prefill(tokens(slice(i, i + 1)))
-
-    def _roll_back(self, slots: Ids, after: Ids, kept: Ids) -> None:
-        rejected = kept < after
-        if np.count_nonzero(rejected):
-            self._prepare("rollback", slots[rejected], after[rejected], kept[rejected])
-            self.totals.rolled_back_tokens += int((after - kept).sum())
-
     def _advance(self, slots: Ids, kept: Ids, decoding: int) -> None:
         decoders, chunks = slots[:decoding], slots[decoding:]
         self._position[slots] += kept
         self._output_left[decoders] -= kept[:decoding]
         self._prompt_left[chunks] -= kept[decoding:]
-        if self._reuse is not None:
+        if self.reuse is not None:
             for slot in chunks.tolist():
-                self._reuse.reach(slot, int(self._position[slot]))
-                self._stop[slot] = self._reuse.next_stop(slot)
+                self._stop[slot] = self.reuse.reach(slot, int(self._position[slot]))
                 if not self._prompt_left[slot]:
-                    self._reuse.finish_prompt(slot)
+                    self.reuse.finish_prompt(slot)
         answered = chunks[self._prompt_left[chunks] == 0]  # a prompt's end gives one token
         self.totals.input_tokens += int(kept[decoding:].sum())
         self.totals.output_tokens += int(
@@ -281,19 +254,16 @@ class ServingLoop:
         )
         done = slots[(self._prompt_left[slots] == 0) & (self._output_left[slots] == 0)]
         for slot in done.tolist():
-            self._finish(slot)
-
-    def _finish(self, slot: int) -> None:
-        if self._contents is not None:
-            self._contents.remove(int(self._serial[slot]))
-        if self._reuse is not None:
-            self._reuse.end(slot)
-        start_ns = self._recorder.now_ns()
-        self._manager.release_request(slot, int(self._generation[slot]))
-        self._recorder.keep("release", start_ns)
-        self._active = self._active[self._active != slot]
-        self._reserved[:, slot] = 0
-        self.totals.requests += 1
+            if self._contents is not None:
+                self._contents.remove(int(self._serial[slot]))
+            if self.reuse is not None:
+                self.reuse.end(slot)
+            start_ns = self._recorder.now_ns()
+            self._manager.release_request(slot, int(self._generation[slot]))
+            self._recorder.keep("release", start_ns)
+            self._active = self._active[self._active != slot]
+            self._reserved[:, slot] = 0
+            self.totals.requests += 1
 
 
 def open_requests(workload: WorkloadSection, seed: int) -> Iterator[Request]:
@@ -329,3 +299,39 @@ def count_tokens(workload: WorkloadSection, seed: int) -> int:
             f"{source}: no request is left after skipping {workload.skip}: lower workload.skip."
         )
     return tokens
+
+
+class Requests:
+    """Requests driven one by one, where no loop schedules them; one serial has the same tokens."""
+
+    def __init__(self, manager: KVCacheManager, executor: StepExecutor) -> None:
+        self.manager, self.executor = manager, executor
+
+    def admit(self) -> int:
+        return self.manager.admit_request()
+
+    def release(self, slot: int) -> None:
+        self.manager.release_request(slot, self.manager.generation(slot))
+
+    def place(self, slot: int, serial: int, tokens: int) -> None:
+        """Let a request that was just admitted hold a prompt, its end written as served."""
+        prepare_forward(self.manager, [slot], [0], [tokens])
+        self.executor.place(self.manager, slot, serial, tokens)
+
+    def compute(self, slot: int, serial: int, *ends: int) -> None:
+        """Compute a prompt in chunks up to each of these tokens, as far as they are ahead."""
+        for end in ends:
+            if end > self.manager.tokens[slot]:
+                self.executor.prefill(self._step(slot, serial, end))
+
+    def decode(self, slot: int, serial: int, steps: int, *, observed: bool = False) -> None:
+        """Decode a token in each step."""
+        for _ in range(steps):
+            after = int(self.manager.tokens[slot]) + 1
+            self.executor.decode(self._step(slot, serial, after, observed=observed))
+
+    def _step(self, slot: int, serial: int, after: int, *, observed: bool = False) -> StepTokens:
+        before = int(self.manager.tokens[slot])
+        prepare_forward(self.manager, [slot], [before], [after])
+        batch = Step.of(self.manager, [slot], [before], [after])
+        return StepTokens(batch, np.array([serial]), np.array([after]), observed=observed)

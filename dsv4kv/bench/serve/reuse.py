@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dsv4kv.cache.blocks import Ids
-from dsv4kv.cache.checkpoints import CheckpointPool, resume_request, shared_table
+from dsv4kv.cache.checkpoints import CheckpointPool, shared_table
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.config.bench import Windows
 from dsv4kv.core.tree import Lease, PrefixTree
@@ -57,8 +57,11 @@ class PrefixReuse:
         self._block_keys = self._block_tokens // key_tokens
         self._prompts: dict[int, _Prompt] = {}
 
-    def begin(self, slot: int, request: Request) -> int:
-        """Resume a request that was just admitted; returns the tokens it need not compute."""
+    def begin(self, slot: int, request: Request) -> tuple[int, int]:
+        """Resume a request that was just admitted: the tokens it need not compute, and a stop.
+
+        The next prompt chunk must end there, for a checkpoint is due.
+        """
         size = self._key_tokens
         keys = prompt_keys(request, size)
         usable = keys[: (request.input_tokens - 1) // size]  # one token is computed
@@ -68,19 +71,15 @@ class PrefixReuse:
         lease = self.index.pin(usable[:whole])
         stops = self._stops(len(keys) * size, matched * size, resumed * size)
         self._prompts[slot] = _Prompt(keys, lease, stops)
-        return resumed * size
+        return resumed * size, stops[0]
 
-    def next_stop(self, slot: int) -> int:
-        """Position at which the next prompt chunk must end, for a checkpoint is due there."""
-        stops = self._prompts[slot].stops
-        return stops[0] if stops else NEVER
-
-    def reach(self, slot: int, position: int) -> None:
-        """A request has computed its prompt up to ``position``: save what is due there."""
+    def reach(self, slot: int, position: int) -> int:
+        """A prompt is computed up to ``position``: save what is due; returns the next stop."""
         prompt = self._prompts[slot]
-        if prompt.stops and position == prompt.stops[0]:
+        if position == prompt.stops[0]:
             self._save(slot, prompt.keys[position // self._key_tokens - 1])
             prompt.stops.pop(0)
+        return prompt.stops[0]
 
     def finish_prompt(self, slot: int) -> None:
         """A request has computed its whole prompt: others may share its blocks from now on."""
@@ -140,19 +139,13 @@ class PrefixReuse:
                 count = self._deepest_checkpoint(whole)
                 while count % self._block_keys:
                     count = self._deepest_checkpoint(keys[: count - 1])
-        if count:
-            self._share(slot, keys[:count])
+        if count:  # share the chain's blocks, and copy one that will be written in
+            key = keys[count - 1]
+            with self._pinned(keys[:count]) as lease:
+                blocks, tokens = np.array(lease.values, np.int64), count * self._key_tokens
+                self.checkpoints.resume(slot, tokens, blocks, self.saved[key], self._backend)
+            self.saved.move_to_end(key)
         return count
-
-    def _share(self, slot: int, keys: list[int]) -> None:
-        """Let a slot share the blocks of a cached chain, and copy one that it will write in."""
-        tokens, key = len(keys) * self._key_tokens, keys[-1]
-        saved = self.checkpoints, self.saved[key]
-
-        with self._pinned(keys) as lease:
-            values = np.array(lease.values, np.int64)
-            resume_request(self._manager, slot, tokens, values, *saved, self._backend)
-        self.saved.move_to_end(key)
 
     @contextmanager
     def _pinned(self, keys: list[int]) -> Iterator[Lease]:
@@ -170,12 +163,15 @@ class PrefixReuse:
         return 0
 
     def _stops(self, last: int, matched: int, resumed: int) -> list[int]:
-        """Positions after ``resumed``, up to ``last``, where checkpoints are due, in order."""
+        """Positions after ``resumed`` where checkpoints are due, in order, and one never reached.
+
+        The last is at most ``last``.
+        """
         if self._windows == "periodic":
             period = self._period_tokens
-            return list(range((resumed // period + 1) * period, last + 1, period))
+            return [*range((resumed // period + 1) * period, last + 1, period), NEVER]
         junction = {matched} if self._windows == "ends+junctions" else set()
-        return sorted(stop for stop in {last} | junction if stop > resumed)
+        return [*sorted(stop for stop in {last} | junction if stop > resumed), NEVER]
 
     def _save(self, slot: int, key: int) -> None:
         if key in self.saved:

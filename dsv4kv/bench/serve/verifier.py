@@ -9,11 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsv4kv.bench.serve.executor import StepTokens
+from dsv4kv.bench.serve.executor import Call, Reads, StepTokens
 from dsv4kv.bench.serve.inputs import InputBank, PlacedContexts, Queries, StepInputs
-from dsv4kv.bench.serve.operations import Call, Reads
 from dsv4kv.cache.blocks import Ids
-from dsv4kv.cache.layers import Compressors, LayerCache
+from dsv4kv.cache.manager import Compressors, LayerCache
 from dsv4kv.model.formats import EntryFormat
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.ops import codec, reference, reference_codec
@@ -69,53 +68,51 @@ class Verifier:
         """Check what a read of one layer returned."""
         layer, (operation, indexer) = call.layer, call.operation
         if operation == "attend":
-            assert inputs.queries is not None
-            assert call.reads is not None
-            self._check_layer(layer, step, inputs.queries, call.reads)
+            self._check_reads(layer, step, inputs, call)
             return
-        out = call.tensors["out"][: step.batch.num_requests]
+        out, at = call.tensors["out"], At(layer, step, self._any(step.batch.num_requests))
+        found = out[at.b].cpu()
         if operation == "gather_window":
-            self._check_window(layer, step, out)
+            self._check_window(at, found)
         else:
-            self._check_entries(layer, step, gathered(step, call, inputs), out, indexer)
+            indices = gathered(step, call, inputs)[at.b]
+            self._check_entries(at, indices, found[: len(indices)], indexer)
 
-    def _check_window(self, layer: LayerCache, step: StepTokens, out: Tensor) -> None:
+    def _check_window(self, at: At, found: Tensor) -> None:
         """Window entries must equal the quantised inputs, bit for bit."""
-        assert layer.window is not None
-        at = At(layer, step, self._any(step.batch.num_requests))
-        tokens, found = int(step.batch.tokens_after[at.b]), out[at.b].cpu()
-        visible = min(tokens, out.shape[1])
+        assert at.layer.window is not None
+        tokens = int(at.step.batch.tokens_after[at.b])
+        visible = min(tokens, len(found))
         i = self._any(visible)
-        expected = self._window(layer.window.layout.format, at.row(tokens - visible + i))
+        expected = self._window(at.layer.window.layout.format, at.row(tokens - visible + i))
         if not torch.equal(found[i], expected) or bool(found[visible:].count_nonzero()):
             self._fail("gather_window", at, f"position {tokens - visible + i}")
         self.checks["gather_window"] += 1
 
-    def _check_entries(
-        self, layer: LayerCache, step: StepTokens, indices: Tensor, out: Tensor, indexer: bool
-    ) -> None:
+    def _check_entries(self, at: At, indices: Tensor, found: Tensor, indexer: bool) -> None:
         """Entries must equal their tokens' pooling, within rounding; what is none, zeros."""
         name = "indexer keys" if indexer else "compressed KV"
-        at = At(layer, step, self._any(step.batch.num_requests))
-        asked, found = indices[at.b] >= 0, out[at.b, : indices.shape[1]].cpu()
+        asked = indices >= 0
         if bool(found[~asked].count_nonzero()):
             self._fail(name, at, "entries that were not asked for")
         places = asked.nonzero().squeeze(1)
         if len(places):
             k = int(places[self._any(len(places))])
-            self._check_entry(name, at, indexer, int(indices[at.b, k]), found[k])
+            self._check_entry(name, at, indexer, int(indices[k]), found[k])
         self.checks[name] += 1
 
-    def _check_layer(
-        self, layer: LayerCache, step: StepTokens, asked: Queries, found: Reads
+    def _check_reads(
+        self, layer: LayerCache, step: StepTokens, inputs: StepInputs, call: Call
     ) -> None:
         """Check what a token scored, selected and attended to by the bytes in its pages."""
+        assert inputs.queries is not None
+        assert call.reads is not None
         t = self._any(step.batch.num_tokens)
         at = At(layer, step, int(step.batch.request_ids[t]))
         tokens = int(step.batch.positions[t]) + 1  # that it sees, itself included
         if layer.indexer is not None and layer.schema.layer.selects:
-            self._check_scores(at, t, tokens, found)
-        self._check_attention(at, t, tokens, asked, found)
+            self._check_scores(at, t, tokens, call.reads)
+        self._check_attention(at, t, tokens, inputs.queries, call.reads)
 
     def _any(self, count: int) -> int:
         return int(self.random.integers(count))
@@ -139,19 +136,13 @@ class Verifier:
         if not error <= SCORE_ERROR * scores[columns].abs().max():
             self._fail("index_scores", at, f"a score of token {tokens - 1}")
         self.checks["index_scores"] += 1
-        self._check_selection(at, t, tokens, found, blocks)
-
-    def _check_selection(
-        self, at: At, t: int, tokens: int, found: Reads, blocks: Tensor | None
-    ) -> None:
         part, row = at.layer.part(indexer=False), torch.from_numpy(at.blocks)
         chosen, entries = (torch.empty_like(found.chosen[:1]).cpu() for _ in range(2))
         lengths, slots = torch.tensor([tokens // part.ratio]), torch.tensor([0])
-        given = found.scores[t : t + 1].cpu(), lengths, blocks, row[None], slots
+        given = scores[None], lengths, blocks, row[None], slots
         reference.select_topk(*given, part.store.layout.entries, chosen, entries)
-        if not torch.equal(chosen[0], found.chosen[t].cpu()) or not torch.equal(
-            entries[0], found.entries[t].cpu()
-        ):
+        pairs = ((chosen, found.chosen), (entries, found.entries))
+        if not all(torch.equal(right[0], taken[t].cpu()) for right, taken in pairs):
             self._fail("select_topk", at, f"the selection of token {tokens - 1}")
         self.checks["select_topk"] += 1
 
@@ -225,16 +216,24 @@ class Verifier:
 
     def _window(self, form: EntryFormat, row: int) -> Tensor:
         """A window entry as it must come back, from its token's input row: bf16[D]."""
-        return _read(form, _encoded(form, self.inputs.window[row]))
+        return _read(form, _encoded(form, self.inputs.every.window[row]))
 
     def _entry(self, at: At, indexer: bool, entry: int) -> Rows:
         """Entry of a request from its tokens' inputs, worked out in float64."""
         part, compressor = at.layer.part(indexer), self._made(at, indexer)
         form = part.store.layout.format
-        if compressor is not None and part.is_pooled:
-            return _encoded(form, self._pooled(compressor, at, entry))
-        first, last = entry * part.ratio, (entry + 1) * part.ratio - 1
         every, dims = self.inputs.every, form.dims
+        if compressor is not None and part.is_pooled:
+            first = entry * compressor.ratio
+            end = first + compressor.ratio
+            positions = np.arange(end - compressor.rows, end)
+            rows = torch.from_numpy(at.step.rows(at.b, np.maximum(positions, 0)))
+            kv, score = every.kv[compressor.channels][rows], every.score[compressor.channels][rows]
+            score = score + compressor.ape[torch.from_numpy(positions % compressor.ratio)]
+            score[torch.from_numpy(positions < 0)] = -torch.inf  # before the start
+            kv, score = reference.group_of_tokens(compressor, kv, score)
+            return _encoded(form, reference.finish(compressor, reference.pool(kv, score), first))
+        first, last = entry * part.ratio, (entry + 1) * part.ratio - 1
         values = every.entries(dims)
         assert values is not None
         given = values[at.row(last)]
@@ -242,20 +241,6 @@ class Verifier:
             return _encoded(form, reference.finish(compressor, given.double(), first))
         rotated = indexer and at.layer.hadamard
         return _encoded(form, reference.rotate(given.double()) if rotated else given)
-
-    def _pooled(self, compressor: Compressor, at: At, entry: int) -> Tensor:
-        first = entry * compressor.ratio
-        positions = np.arange(first + compressor.ratio - compressor.rows, first + compressor.ratio)
-        rows = torch.from_numpy(at.step.rows(at.b, np.maximum(positions, 0)))
-        every, channels = self.inputs.every, compressor.channels
-        kv = every.kv[channels][rows]
-        score = (
-            every.score[channels][rows]
-            + compressor.ape[torch.from_numpy(positions % compressor.ratio)]
-        )
-        score[torch.from_numpy(positions < 0)] = -torch.inf  # before the start
-        kv, score = reference.group_of_tokens(compressor, kv, score)
-        return reference.finish(compressor, reference.pool(kv, score), first)
 
     def _fail(self, name: str, at: At, what: str) -> None:
         spec, request = at.layer.schema.layer, int(at.step.requests[at.b])

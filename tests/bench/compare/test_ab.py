@@ -1,13 +1,15 @@
-"""A against B: in which order they run, what each runs, and what is kept."""
+"""A against B: in which order they run, what each runs, what is kept, and revisions as folders."""
 
+import subprocess
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from dsv4kv.bench.compare.ab import Duel, Unit, draw_order, run_duel
+from dsv4kv.bench.compare.ab import Duel, Unit, checked_out, draw_order, run_duel
 from dsv4kv.bench.compare.comparison import count_launches
 from dsv4kv.bench.launches import Outcome, Task
 from dsv4kv.errors import ConfigError
@@ -78,8 +80,6 @@ def test_two_backends_run_the_same_configuration(ran: list[Task]) -> None:
 def test_two_revisions_run_the_text_of_this_configuration_in_trees_of_their_own(
     ran: list[Task], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from contextlib import nullcontext
-
     trees = {"main": tmp_path / "main", ".": tmp_path / "here"}
     monkeypatch.setattr("dsv4kv.bench.compare.ab.checked_out", lambda ref: nullcontext(trees[ref]))
     run(duel("git:main", ".", config="smoke"))
@@ -164,3 +164,81 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(
     with pytest.raises(ConfigError, match=sentence):
         run(duel(first, second, config=config))
     assert ran == []
+
+
+def git(*arguments: str) -> str:
+    identity = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+    done = subprocess.run(
+        ("git", *identity, *arguments), capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with two revisions of a package; the tests run in it."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (tmp_path / "tmp").mkdir()
+    package = tmp_path / "clone" / "dsv4kv"
+    package.mkdir(parents=True)
+    monkeypatch.chdir(package.parent)
+    git("init", "--quiet", "--initial-branch=main")
+    for text in ("one", "two"):
+        (package / "__main__.py").write_text(text)
+        git("add", ".")
+        git("commit", "--quiet", "--message", text)
+    return package.parent
+
+
+def left_behind(clone: Path) -> tuple[int, list[Path]]:
+    """Work trees that git knows beside the clone, and files in the temporary folder."""
+    trees = git("worktree", "list", "--porcelain").count("worktree ") - 1
+    return trees, list((clone.parent / "tmp").iterdir())
+
+
+def test_a_revision_is_a_folder_with_its_files_and_then_gone(clone: Path) -> None:
+    with checked_out("HEAD~1") as tree:
+        assert (tree / "dsv4kv" / "__main__.py").read_text() == "one"
+    assert not tree.exists()
+    assert left_behind(clone) == (0, [])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_nothing_is_left_behind_however_the_block_ends(
+    clone: Path, error: type[BaseException]
+) -> None:
+    with pytest.raises(error), checked_out("main"):
+        raise error
+    assert left_behind(clone) == (0, [])
+
+
+@pytest.mark.parametrize("revision", ["gone", "--help", "-q", "HEAD:dsv4kv", ""])
+def test_what_is_no_revision_is_refused(clone: Path, revision: str) -> None:
+    with (
+        pytest.raises(ConfigError, match="git could not find the revision"),
+        checked_out(revision),
+    ):
+        pass
+    assert left_behind(clone) == (0, [])
+
+
+def test_a_revision_without_the_package_is_refused(clone: Path) -> None:
+    git("rm", "--quiet", "-r", "dsv4kv")
+    git("commit", "--quiet", "--allow-empty", "--message", "empty")
+    with pytest.raises(ConfigError, match="holds no dsv4kv"), checked_out("HEAD"):
+        pass
+    assert left_behind(clone) == (0, [])
+
+
+@pytest.mark.usefixtures("clone")
+def test_outside_a_clone_the_sentence_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with (
+        pytest.raises(ConfigError, match="find the source tree that main is of: run --ab"),
+        checked_out("main"),
+    ):
+        pass

@@ -1,11 +1,18 @@
 """Comparisons of made-up runs: which rows there are, what is said of them, and of all."""
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
-from dsv4kv.bench.compare.comparison import Comparison, brought_by, compare, load_side
+from dsv4kv.bench.compare.comparison import (
+    Comparison,
+    brought_by,
+    compare,
+    list_differences,
+    load_side,
+)
 from dsv4kv.bench.compare.verdict import Verdict
 from dsv4kv.errors import ConfigError
 from dsv4kv.runs.schema import Case, Launch, RunRecord
@@ -17,7 +24,7 @@ from tests.bench.compare.launched import (
     make_launches,
     make_side,
 )
-from tests.runs.records import make_failed_case
+from tests.runs.records import H200, make_environment, make_failed_case, make_record
 
 FLOOR = 0.01
 SAME, FASTER, SLOWER, UNCLEAR = Verdict
@@ -184,3 +191,141 @@ def test_nothing_beside_a_comma_is_refused_and_not_taken_for_this_folder(
     path = str(save(tmp_path, 0))
     with pytest.raises(ConfigError, match="has a comma with no file on one side of it"):
         load_side(text.format(path, path))
+
+
+def told(before: RunRecord, after: RunRecord) -> list[str]:
+    return [str(d) for d in list_differences(make_side("A", before), make_side("B", after))]
+
+
+def on(**environment: Any) -> RunRecord:
+    return make_launched_record(environment=make_environment(**environment))
+
+
+def configured(**changes: Any) -> RunRecord:
+    """A run whose configuration has some top-level values changed, or taken out with None."""
+    case = make_launched_case(0, {}, 0)
+    config = {k: v for k, v in (case.config | changes).items() if v != "taken out"}
+    return make_launched_record(cases=[case.model_copy(update={"config": config})])
+
+
+def test_a_run_is_like_another_of_the_same_machine_and_configuration() -> None:
+    assert told(make_launched_record(seed=1), make_launched_record(seed=2)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"cpu": "Arm Neoverse-V2"}, "cpu: AMD EPYC 9554 against Arm Neoverse-V2"),
+        ({"governor": "powersave"}, "governor: unknown against powersave"),
+        ({"hostname_sha256": "1" * 64}, f"hostname_sha256: {'0' * 64} against {'1' * 64}"),
+        ({"variables": {}}, "variables.OMP_NUM_THREADS: 1 against not there"),
+        ({"gpu": H200}, "gpu.name: none against NVIDIA H200"),
+        (
+            {"versions": {"dsv4kv": "0.1.0", "torch": "2.14.0", "numpy": "2.4.6"}},
+            "versions.torch: 2.13.0+cpu against 2.14.0",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_another_machine_or_software_is_told_by_field(
+    changes: dict[str, Any], sentence: str
+) -> None:
+    assert f"machine: {sentence}" in told(on(), on(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"git_sha": "f" * 40},
+        {"git_dirty": False},
+        {"load_1min": 9.0},
+        {"versions": make_environment().versions | {"dsv4kv": "0.2.0"}},
+    ],
+    ids=lambda value: next(iter(value)),
+)
+def test_another_revision_and_another_load_are_no_difference(changes: dict[str, Any]) -> None:
+    assert told(on(), on(**changes)) == []
+
+
+def test_a_setting_that_one_version_does_not_know_is_told_and_does_not_matter() -> None:
+    (difference,) = list_differences(
+        make_side("A", configured(backend="taken out")), make_side("B", configured())
+    )
+    assert difference.kind == "unknown"
+    assert str(difference) == "unknown: backend: not there against unknown"
+
+
+def test_a_side_that_mixes_machines_is_told_even_if_the_other_mixes_the_same() -> None:
+    sides = [make_side(name, on(cpu="one"), on(cpu="another")) for name in "AB"]
+    assert [str(d) for d in list_differences(*sides)] == [
+        "machine: cpu: one or another against one or another"
+    ]
+
+
+CALLS = 51
+
+
+def in_turns(case: Case) -> Case:
+    assert case.totals
+    return case.model_copy(update={"totals": case.totals.model_copy(update={"steps_in_turns": 9})})
+
+
+def moody_record(
+    seed: int,
+    factors: dict[str, float] | None = None,
+    *,
+    order: tuple[int, ...] = tuple(range(7)),
+    took_turns: bool = True,
+) -> RunRecord:
+    """Seven launches on a machine that is several times as slow at times, call by call."""
+    cases = []
+    for launch, pair in enumerate(order):
+        mood = Random(f"mood {pair}")
+        hour = mood.uniform(1, 2)
+        moods = [hour * mood.choice((1.0, 1.7, 3.0)) for _ in range(CALLS)]
+        case = make_launched_case(launch, factors or {}, seed)
+        operations = [
+            operation.model_copy(
+                update={
+                    "samples_ns": [
+                        round(ns * m) for ns, m in zip(operation.samples_ns, moods, strict=True)
+                    ]
+                }
+            )
+            for operation in case.operations
+        ]
+        case = case.model_copy(update={"operations": operations, "latencies": []})
+        cases.append(in_turns(case) if took_turns else case)
+    launches = [
+        each.model_copy(update={"pair": f"pair-{pair}"})
+        for each, pair in zip(make_launches(len(order)), order, strict=True)
+    ]
+    return make_record(*cases, launches=launches, run_id=f"run-{seed}")
+
+
+def test_what_the_machine_did_to_both_launches_of_a_pair_cancels() -> None:
+    found = compared(moody_record(1), moody_record(2, {"flush": 1.05}))
+    assert found.in_turns
+    assert verdicts(found) == {
+        "gather_topk csa": SAME,
+        "flush csa": SLOWER,
+        "window_insert csa": SAME,
+    }
+    ratios = {row.quantity.name: row.judgement.ratio for row in found.rows}
+    assert ratios["flush"] == pytest.approx(1.05, abs=0.01)
+    assert "interleaved steps" in explain(found)
+
+
+def test_a_launch_without_its_partner_is_left_out() -> None:
+    before, after = moody_record(1), moody_record(2, {"flush": 1.05})
+    after = after.model_copy(update={"cases": after.cases[1:], "launches": after.launches})
+    found = compared(before, after)
+    whole = compared(before, moody_record(2, {"flush": 1.05}))
+    assert verdicts(found)["flush csa"] is SLOWER
+    assert found.rows[0].judgement.interval != whole.rows[0].judgement.interval
+
+
+def test_a_pair_of_which_one_knew_of_no_turns_is_no_pair() -> None:
+    """As of a revision that is older than turns."""
+    found = compared(moody_record(1), moody_record(2, took_turns=False))
+    assert not found.in_turns

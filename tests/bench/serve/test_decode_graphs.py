@@ -11,9 +11,8 @@ import torch
 
 from dsv4kv.bench.serve.executor import StepTokens
 from dsv4kv.bench.serve.graphs import DecodeGraphs
-from dsv4kv.cache.manager import prepare_forward
+from dsv4kv.cache.manager import DeviceTables, prepare_forward
 from dsv4kv.cache.step import Step
-from dsv4kv.cache.tables import DeviceTables
 from dsv4kv.errors import CacheError
 from tests.bench.serve.gpu_serving import TwinBench, build, cache_bytes, serve_on_twin
 from tests.gpu_twin import twin_gpu

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv4kv.bench.build import plan_from
-from dsv4kv.bench.serve import executor, loop, operations
-from dsv4kv.bench.serve.executor import Recorder, StepTokens
+from dsv4kv.bench.serve import executor, loop
+from dsv4kv.bench.serve.executor import Outputs, Recorder, StepTokens
 from dsv4kv.bench.serve.inputs import EntryChooser
-from dsv4kv.bench.serve.operations import Outputs
 from dsv4kv.bench.serve.verifier import Verifier
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
@@ -134,7 +133,7 @@ def test_inputs_choices_and_checks_are_not_timed(monkeypatch: pytest.MonkeyPatch
     Of operations that an operation consists of, none takes time of its own.
     """
     now, inside = [0], [False]
-    for module in (executor, operations, loop):
+    for module in (executor, loop):
         monkeypatch.setattr(module, "perf_counter_ns", lambda: now[0])
 
     def take(target: Any, name: str, duration: int) -> None:

@@ -1,21 +1,26 @@
 """The serving loop: what goes in comes out, whatever is served over whatever cache."""
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dsv4kv.bench.serve.executor import Recorder, StepExecutor, StepTokens
-from dsv4kv.bench.serve.loop import ServingLoop
-from dsv4kv.cache.manager import KVCacheManager
+from dsv4kv.bench.serve.loop import ServingLoop, unused_bytes
+from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import CacheError
+from dsv4kv.model.plan import plan_cache
+from dsv4kv.model.presets import load_model
 from tests.bench.serve.scenes import Scene, run, scenes
 from tests.bench.serve.serving import make_requests, serving
+from tests.examples import examples
 
 
 @given(scenes())
@@ -218,3 +223,48 @@ def test_a_refusal_of_the_cache_ends_the_run_with_its_sentence() -> None:
         manager.tables[0].allocator.acquire(1)
     with pytest.raises(CacheError, match=r"raise cache\.num_blocks"):
         loop.run()
+
+
+CONTEXT_TOKENS = 2000
+
+
+def fill(tokens: Sequence[int], preset: str = "v4-flash", **options: Any) -> KVCacheManager:
+    """A cache whose slots hold requests of these lengths."""
+    plan = plan_cache(
+        load_model(preset), max_context_tokens=CONTEXT_TOKENS, num_slots=len(tokens), **options
+    )
+    manager = KVCacheManager(plan, data=False)
+    slots = [manager.admit_request() for _ in tokens]
+    prepare_forward(manager, slots, [0] * len(tokens), tokens)
+    return manager
+
+
+def brute_force(manager: KVCacheManager, slots: Sequence[int]) -> int:
+    """Bytes of held pages less bytes of entries: layer by layer, slot by slot."""
+    unused = 0
+    for schema in manager.plan.schemas:
+        for table in manager.tables:
+            if schema.layer.layer_idx not in table.group.layers:
+                continue
+            row = table.blocks[table.group.lane_of(schema.layer.layer_idx)]
+            for page in filter(None, (schema.main, schema.indexer)):
+                for slot in slots:
+                    pages = sum(block >= 0 for block in row[slot])
+                    entries = int(manager.tokens[slot]) // schema.layer.ratio
+                    unused += pages * page.page_bytes - entries * page.format.entry_bytes
+    return unused
+
+
+@examples(150)
+@given(
+    tokens=st.lists(st.integers(0, CONTEXT_TOKENS), min_size=1, max_size=4),
+    preset=st.sampled_from(("v4-flash", "v4-pro", "v4.1-flash", "v3.2")),
+    sharing=st.sampled_from(("model", "type", "layer")),
+    block_tokens=st.sampled_from((128, 256, 640)),
+)
+def test_rounding_is_what_held_pages_hold_beyond_entries(
+    tokens: list[int], preset: str, sharing: str, block_tokens: int
+) -> None:
+    manager = fill(tokens, preset, sharing=sharing, block_tokens=block_tokens)
+    slots = list(range(len(tokens)))
+    assert unused_bytes(manager, np.array(slots)) == brute_force(manager, slots)

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from dsv4kv.bench.build import check_contexts, check_memory, plan_from
-from dsv4kv.bench.serve.executor import Recorder, Requests
+from dsv4kv.bench.serve.executor import Recorder
+from dsv4kv.bench.serve.loop import Requests
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError
 from tests.bench.serve.defects import Break, flip_page_byte, swap_blocks, zero_pages

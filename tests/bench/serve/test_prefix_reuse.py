@@ -14,10 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dsv4kv.bench.build import build_manager, build_reuse, plan_from
-from dsv4kv.bench.serve.executor import Recorder, StepTokens
+from dsv4kv.bench.serve.executor import Call, Recorder, StepTokens
 from dsv4kv.bench.serve.inputs import PromptContents, StepInputs
 from dsv4kv.bench.serve.loop import ServingLoop
-from dsv4kv.bench.serve.operations import Call
 from dsv4kv.bench.serve.reuse import PrefixReuse, prompt_keys
 from dsv4kv.bench.serve.verifier import gathered
 from dsv4kv.cache.blocks import BlockPool

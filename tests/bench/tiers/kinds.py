@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsv4kv.bench.tiers.store import Bytes, FileStore, MemoryStore, Store
+from dsv4kv.bench.library import Bytes, FileStore, MemoryStore, Store
 
 POISON = 0xA5
 SIZES = (0, 1, 31, 32, 33, 64, 40_960)

@@ -10,10 +10,10 @@ from unittest.mock import patch
 import pytest
 from typer.testing import CliRunner, Result
 
+from dsv4kv.bench.library import MemoryStore
+from dsv4kv.bench.objects import CacheBytes, Objects
 from dsv4kv.bench.serve import inputs
-from dsv4kv.bench.tiers.objects import CacheBytes, Objects
-from dsv4kv.bench.tiers.run import PrefixRow, TiersOutcome
-from dsv4kv.bench.tiers.store import MemoryStore
+from dsv4kv.bench.tiers import PrefixRow, TiersOutcome
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.cli import app
 from dsv4kv.errors import StoreUnavailable

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsv4kv.bench.tiers.library import Library, Restored
-from dsv4kv.bench.tiers.objects import CacheBytes, Objects
-from dsv4kv.bench.tiers.store import Bytes, FileStore, Found, MemoryStore, Store
+from dsv4kv.bench.library import Bytes, FileStore, Found, Library, MemoryStore, Restored, Store
+from dsv4kv.bench.objects import CacheBytes, Objects
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.model.plan import Family, Kept
 from tests.bench.tiers.kinds import file_of

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsv4kv.bench.tiers.store import FileStore
+from dsv4kv.bench.library import FileStore
 from tests.bench.tiers.kinds import content, poisoned
 
 KILLS = int(os.environ.get("DSV4KV_STORE_KILLS", "2"))

@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from functools import cache
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.tiers.library import Restored
-from dsv4kv.bench.tiers.store import Bytes, MemoryStore
+from dsv4kv.bench.library import Bytes, MemoryStore, Prefix, Restored, namespace_of
 from dsv4kv.errors import CacheError, OutOfBlocks, StoreFull, StoreUnavailable
+from dsv4kv.model.plan import CachePlan, plan_cache
+from dsv4kv.model.presets import load_model
+from dsv4kv.model.schema import choose_formats
 from tests.bench.tiers.world import World, on_twin, tokens_of
 from tests.examples import examples
 
@@ -175,3 +178,36 @@ def test_what_was_stored_in_part_is_not_found(error: StoreUnavailable) -> None:
     assert library.restore(prefix, back).tokens == 384
     for each in (slot, back):
         here.release(each)
+
+
+FLASH = load_model("v4-flash")
+
+
+def plan(**changes: object) -> CachePlan:
+    return plan_cache(FLASH, **({"max_context_tokens": 512, "num_slots": 1} | changes))  # type: ignore[arg-type]
+
+
+def test_keys_are_sglangs_page_hashes() -> None:
+    """Recorded from SGLang 0.5.23: tokens 0 … 255, then 256 … 511 after them."""
+    assert Prefix("", np.arange(600), 256).keys == [
+        "8808405eec6fbe306fe3369f88daed79dd5613ddbb5e801f632b01d6218c5f08",
+        "705440bca5981da70aa2be86254ecd2a1d66e6b280edf72ba0c3b17074bb9061",
+    ]
+
+
+def test_other_models_weights_formats_and_layouts_have_other_names() -> None:
+    base = plan()
+    others = [
+        plan(block_tokens=256),
+        plan(layers=range(42)),
+        plan(draft_tokens=1),
+        plan(hadamard=False),
+        plan(state="online"),
+        plan(formats=choose_formats(FLASH, indexer="fp8")),
+        plan_cache(load_model("v4-pro"), max_context_tokens=512, num_slots=1),
+    ]
+    names = [namespace_of(each, "1") for each in [base, *others]]
+    names.append(namespace_of(base, "2"))
+    assert len(set(names)) == len(names)
+    same = plan(max_context_tokens=4096, num_slots=3, sharing="type")
+    assert namespace_of(same, "1") == namespace_of(base, "1")

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.bench.build import plan_from
-from dsv4kv.bench.serve.executor import Recorder, Requests
-from dsv4kv.bench.tiers.library import Library
-from dsv4kv.bench.tiers.objects import CacheBytes, differences
-from dsv4kv.bench.tiers.store import Store
+from dsv4kv.bench.library import Library, Store
+from dsv4kv.bench.objects import CacheBytes, differences
+from dsv4kv.bench.serve.executor import Recorder
+from dsv4kv.bench.serve.loop import Requests
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.ops.cuda import launch as launching
 from tests.bench.serve.serving import drive_on_cpu, make_config

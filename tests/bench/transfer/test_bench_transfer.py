@@ -13,18 +13,27 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-import dsv4kv.bench.transfer.prefill as sides
-from dsv4kv.bench.transfer import memory as sharing
-from dsv4kv.bench.transfer.memory import Manifest, Memory, make_manifest, shared_file
-from dsv4kv.bench.transfer.prefill import Side, cache_of, serve
-from dsv4kv.bench.transfer.run import Outcome, Prefill, decode, prefill_process
+from dsv4kv.bench import transfer as sharing
+from dsv4kv.bench.transfer import (
+    Manifest,
+    Memory,
+    Outcome,
+    Prefill,
+    Side,
+    cache_of,
+    decode,
+    make_manifest,
+    prefill_process,
+    serve,
+    shared_file,
+)
 from dsv4kv.cli import app
 from dsv4kv.config.experiments import TransferConfig
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import ConfigError, StoreFull, StoreUnavailable
 
 SMALL = ["model.layers=[0,2,3]", "tokens=259", "timed_tokens=1024", "chunk_tokens=256", "rounds=6"]
-SMALL += ["decode_steps=2", "timeout_s=20"]
+SMALL += ["decode_steps=2", "timeout_s=60"]
 SHM = Path("/dev/shm")
 
 
@@ -103,7 +112,7 @@ def test_pages_that_have_moved_under_their_numbers_fail_the_run(
         finally:
             row[:] = truth
 
-    monkeypatch.setattr(sides, "make_manifest", virtual)
+    monkeypatch.setattr(sharing, "make_manifest", virtual)
     (failure,) = moved("tokens=300").failures
     assert failure.startswith("2 decode steps do not read what")
 
@@ -154,7 +163,7 @@ def test_a_difference_ends_the_command_with_its_sentence(monkeypatch: pytest.Mon
     def differ(side: Side, *given: Any) -> str:
         return "other" if threading.current_thread() is ours else go_on(side, *given)
 
-    monkeypatch.setattr("dsv4kv.bench.transfer.run.prefill_process", beside)
+    monkeypatch.setattr("dsv4kv.bench.transfer.prefill_process", beside)
     monkeypatch.setattr(Side, "go_on", differ)
     result = transfer()
     assert result.exit_code == 6

@@ -8,9 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench.tiers.rows import coalesce, describe, geometry_of, rows_needed
-from dsv4kv.bench.transfer.memory import Memory, make_manifest
-from dsv4kv.bench.transfer.run import receive
+from dsv4kv.bench.objects import coalesce, describe, geometry_of, rows_needed
+from dsv4kv.bench.transfer import Memory, make_manifest, receive
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import OutOfBlocks
 from dsv4kv.model.formats import FORMATS, PageLayout

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.bench.transfer.memory import Manifest, make_manifest
-from dsv4kv.bench.transfer.prefill import Side
-from dsv4kv.bench.transfer.run import receive
+from dsv4kv.bench.transfer import Manifest, Side, make_manifest, receive
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import VerificationError
 

@@ -1,20 +1,28 @@
-"""When measuring begins and ends, on a machine whose speed the test decides."""
+"""When measuring begins and ends, on machines and devices whose speed the test decides."""
 
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
+from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench import protocol
+from dsv4kv.bench import device as protocol
+from dsv4kv.bench.device import EMPTY_KERNEL, CallTimer, CudaDevice, Event, Rules
 from dsv4kv.bench.serve import executor as module
 from dsv4kv.bench.serve.executor import Recorder
+from dsv4kv.ops.cuda import launch as launching
+from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.runs.parts import MeasuredWindow
+from tests.gpu_twin import FEW_REPLAYS, SAMPLES, TwinGpu, twin_device
 
 S, MS = 1_000_000_000, 1_000_000
 Speed = Callable[[float], float]
@@ -126,10 +134,11 @@ class Clock:
 
 def test_where_not_all_can_have_the_least_the_first_have_it() -> None:
     clock = Clock()
-    budget = protocol.Budget(2.5, clock)
+    rules = replace(protocol.RULES, rewarm_window_ns=0, least_ns=S)
+    timer = CallTimer(twin_device(TwinGpu()), seconds=2.5, rules=rules, clock_ns=clock)
     shares = []
     for left in (4, 3, 2, 1):
-        shares.append(budget.share_ns(left, S))
+        shares.append(timer.share_ns(left))
         clock.now_ns += shares[-1] or 0
     assert shares == [S, S, None, None]
 
@@ -145,9 +154,9 @@ def test_rules_within_a_time_end_in_it(total_ms: int) -> None:
 def test_figures_of_a_gpu_end_with_their_budget(seconds: float) -> None:
     """Rows that never converge take all they may, and one batch each beyond it."""
     clock, batch_ns = Clock(), protocol.RULES.batch_ns
-    budget = protocol.Budget(seconds, clock)
+    timer = CallTimer(twin_device(TwinGpu()), seconds=seconds, clock_ns=clock)
     for left in range(30, 0, -1):
-        share_ns = budget.share_ns(left, LEAST_NS)
+        share_ns = timer.share_ns(left)
         clock.now_ns += 0 if share_ns is None else share_ns + batch_ns
     assert clock.now_ns <= seconds * S + batch_ns + LEAST_NS
 
@@ -174,3 +183,145 @@ def test_the_clock_shows_all_time_but_the_excluded(spans: list[tuple[bool, int]]
                 now[0] += duration
                 raise KeyboardInterrupt
         assert recorder.now_ns() == sum(ns for excluded, ns in spans if not excluded)
+
+
+QUICK = Rules(
+    unit_ns=0,
+    warmup_ns=3 * MS,
+    window_ns=MS,
+    rewarm_window_ns=MS,
+    idle_ns=5 * MS,
+    most_warmup_ns=10 * MS,
+    batch_ns=4 * MS,
+    least_ns=MS,
+    fewest_samples=6,
+    most_ns=50 * MS,
+)
+
+
+@dataclass
+class Device:
+    """Does at once what it is asked for, in ``replay_ns``; the host's clock is the device's."""
+
+    replay_ns: int = MS
+    now_ns: int = 0
+    waits: int = 0
+    log: list[str] = field(default_factory=list)
+
+    def make_event(self) -> "Moment":
+        return Moment(self)
+
+    def sleep(self, cycles: int) -> None:
+        assert cycles > 1_000_000  # half a millisecond at least
+        self.log.append("sleep")
+
+    def replay(self) -> None:
+        self.log.append("replay")
+        self.now_ns += self.replay_ns
+
+    def timer(self) -> CallTimer:
+        capture = lambda: lambda _run: self.replay  # noqa: E731
+        device = CudaDevice(torch.device("cpu"), "", 0, 0, self.make_event, capture)
+        return CallTimer(device, rules=QUICK, sleep=self.sleep, clock_ns=lambda: self.now_ns)
+
+    def call(self) -> None:
+        """What a replay stands for."""
+
+    def batches(self) -> list[str]:
+        """What was launched between two waits: s, r and e for sleep, replay and event."""
+        text = "".join({"record": "e", "wait": " "}.get(word, word[0]) for word in self.log)
+        return text.split()
+
+
+@dataclass
+class Moment:
+    device: Device
+    at_ns: int = -1
+    waited: bool = False
+
+    def record(self) -> None:
+        self.device.log.append("record")
+        self.at_ns = self.device.now_ns
+
+    def synchronize(self) -> None:
+        self.device.waits += 1
+        self.device.log.append("wait")
+
+    def elapsed_time(self, end: Event) -> float:
+        assert isinstance(end, Moment)
+        assert self.device.log[-1] == "wait", "read before the device was done"
+        return (end.at_ns - self.at_ns) / 1e6
+
+
+def test_every_replay_has_a_pair_of_events_behind_one_sleep_a_batch() -> None:
+    device = Device()
+    device.timer().measure([device.call], "call")
+    assert {batch[0] for batch in device.batches()} == {"s"}
+    assert {batch[1:].replace("ere", "") for batch in device.batches()} == {""}
+    assert max(len(batch) for batch in device.batches()) == 1 + 3 * 4  # of 4 ms
+
+
+def test_the_device_is_warmed_up_fully_once_and_briefly_from_then_on() -> None:
+    device = Device()
+    timer = device.timer()
+    first, second = (timer.measure([device.call], "call") for _ in range(2))
+    assert first.started_ns >= QUICK.warmup_ns > second.started_ns - first.ended_ns
+
+
+REPLAY_NS = 1_000  # of the twin's clock, whatever a graph holds
+
+
+@dataclass
+class Gpu(TwinGpu):
+    """Counts the calls of every capture.
+
+    Attributes:
+        sizes: Calls that each capture held.
+    """
+
+    sizes: list[int] = field(default_factory=list)
+    calls: int = 0
+
+    def capture(self, run: Callable[[], None]) -> Any:
+        self.calls = 0
+        run()
+        self.sizes.append(self.calls)
+        return lambda: None
+
+    def call(self) -> None:
+        self.calls += 1
+
+    def prepare(self, launch: Launch) -> Callable[[], None]:
+        assert launch.kernel == "do_nothing"
+        return self.call
+
+
+@pytest.fixture
+def few_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = replace(FEW_REPLAYS, unit_ns=5 * REPLAY_NS + 1)
+    monkeypatch.setattr("dsv4kv.bench.device.RULES", rules)
+
+
+@pytest.mark.usefixtures("few_replays")
+def test_a_graph_is_captured_anew_where_a_replay_would_be_too_short() -> None:
+    gpu = Gpu()
+    windows: list[MeasuredWindow] = []
+    timer = CallTimer(twin_device(gpu), windows)
+    samples = timer.measure([gpu.call] * 4, "gather", "csa", "cold").samples_ns
+    assert gpu.sizes == [4, 6 * 4]
+    assert samples == [round(REPLAY_NS / 24)] * SAMPLES
+    (window,) = windows
+    assert (window.name, window.layer_type, window.temperature) == ("gather", "csa", "cold")
+    assert window.started_ns <= window.ended_ns
+
+
+@pytest.mark.usefixtures("few_replays")
+def test_the_floor_is_a_chain_of_empty_kernels() -> None:
+    gpu = Gpu()
+    windows: list[MeasuredWindow] = []
+    with patch.object(launching, "_launcher", lambda: gpu):
+        samples = CallTimer(twin_device(gpu), windows).time_floor()
+    nodes = 6 * 64  # of a chain of 64, repeated until it takes as long as a replay must
+    assert gpu.sizes == [64, nodes]
+    assert [window.name for window in windows] == [EMPTY_KERNEL]
+    assert samples == [round(REPLAY_NS / nodes)] * SAMPLES

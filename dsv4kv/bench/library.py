@@ -10,21 +10,156 @@ hash: SHA-256 over the key before, nothing for the first, and the page's tokens 
 32-bit numbers.
 """
 
+import errno
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import xxhash
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from dsv4kv.bench.tiers.objects import CacheBytes, Objects
-from dsv4kv.bench.tiers.store import Bytes, Store
+from dsv4kv.bench.objects import CacheBytes, Objects
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import prepare_forward
-from dsv4kv.errors import CacheError
+from dsv4kv.errors import CacheError, StoreFull, StoreUnavailable
+from dsv4kv.files import make_folder, replacing
 from dsv4kv.model.plan import CachePlan, Family, Kept, families_of
+
+Bytes = NDArray[np.uint8]  # uint8[n], contiguous: a view of the caller's memory, never kept
+
+Found = NDArray[np.bool_]  # bool[n], one for every name that was given
+
+
+class MemoryStore:
+    """Objects by name, in this process's memory; every call may be made from several threads.
+
+    A store that cannot answer raises ``StoreUnavailable``, and the next call tries anew.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Bytes] = {}
+
+    def put(self, names: Sequence[str], data: Sequence[Bytes]) -> None:
+        """Keep copies under names, in place of what was there; whole when this returns.
+
+        Raises ``StoreUnavailable`` or its subclass ``StoreFull``: stored objects are whole.
+        """
+        self.objects.update(zip(names, [each.copy() for each in data], strict=True))
+
+    def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
+        """Fill ``into`` with objects; which were there and of that length.
+
+        What ``into`` holds for the others is not defined.
+        """
+        found = np.zeros(len(names), np.bool_)
+        for place, (name, room) in enumerate(zip(names, into, strict=True)):
+            kept = self.objects.get(name)
+            if kept is not None and len(kept) == len(room):
+                np.copyto(room, kept)
+                found[place] = True
+        return found
+
+    def exists(self, names: Sequence[str]) -> Found:
+        """Which objects are there, of whatever length."""
+        return np.fromiter((name in self.objects for name in names), np.bool_, len(names))
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Forget objects; those that are not there are passed over."""
+        for name in names:
+            self.objects.pop(name, None)
+
+    def close(self) -> None:
+        """Let go of files and threads; what is kept stays."""
+
+
+_ResultT = TypeVar("_ResultT")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class FileStore:
+    """``MemoryStore`` in files of a folder, read from the disk and not from the page cache."""
+
+    def __init__(self, folder: Path, *, threads: int = 8) -> None:
+        """Open the folder, or make it; ``threads`` move files.
+
+        Raises ``StoreUnavailable`` where it cannot be made or written.
+        """
+        self.folder, self._pool = folder, ThreadPoolExecutor(threads, "file-store")
+        with self._translated():
+            make_folder(folder, 0o700)
+
+    def put(self, names: Sequence[str], data: Sequence[Bytes]) -> None:
+        self._each(self._put, names, data)
+
+    def get(self, names: Sequence[str], into: Sequence[Bytes]) -> Found:
+        return np.array(self._each(self._get, names, into), np.bool_)
+
+    def exists(self, names: Sequence[str]) -> Found:
+        there = (os.path.isfile(self._path(name)) for name in names)  # noqa: PTH113 it is faster
+        return np.fromiter(there, np.bool_, len(names))
+
+    def delete(self, names: Sequence[str]) -> None:
+        with self._translated():
+            for name in names:
+                Path(self._path(name)).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def _each(
+        self, move: Callable[[Path, Bytes], _ResultT], names: Sequence[str], data: Sequence[Bytes]
+    ) -> list[_ResultT]:
+        """Move objects with all threads; every thread is done when this returns or raises."""
+        pairs = zip(names, data, strict=True)
+        moved = [self._pool.submit(move, Path(self._path(name)), each) for name, each in pairs]
+        wait(moved)
+        with self._translated():
+            return [each.result() for each in moved]
+
+    def _path(self, name: str) -> str:
+        fan = xxhash.xxh3_64_intdigest(name.encode()) & 0xFF
+        return f"{self.folder}/{fan:02x}/{name.replace('/', '~')}.kv"
+
+    def _put(self, path: Path, data: Bytes) -> None:
+        path.parent.mkdir(0o700, exist_ok=True)
+        with replacing(path, 0o600) as file:
+            file.write(data.data)
+            file.flush()
+            os.fdatasync(file.fileno())  # so that reading it back does not wait for writing
+
+    def _get(self, path: Path, into: Bytes) -> bool:
+        if not path.is_file() or path.stat().st_size != into.nbytes:
+            return False
+        with path.open("rb", buffering=0) as file:
+            with suppress(OSError, AttributeError):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            return file.readinto(into.data) == into.nbytes
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if error.errno in _FULL:
+                raise StoreFull(
+                    f"{self.folder}: no room for another object ({reason}): delete some, or name "
+                    "a folder on a larger disk."
+                ) from None
+            raise StoreUnavailable(
+                f"{self.folder}: it cannot be used as a store ({reason}): name a folder that can "
+                "be written."
+            ) from None
+
+
+Store = MemoryStore | FileStore
 
 _DIGEST_BYTES = 16
 _CHUNK_BYTES = 32 << 20  # moved at a time: enough for many threads of a store, little of memory
@@ -126,7 +261,6 @@ class Library:
         return Prefix(self.namespace, tokens, self.block_tokens)
 
     def clear(self) -> None:
-        """Delete what was stored by this library."""
         self.store.delete(self._written)
         self._written = []
 
@@ -193,10 +327,15 @@ class Library:
         return restored
 
     def _load(self, prefix: Prefix, slot: int, end: int, digests: dict[str, bytes]) -> Restored:
+        """Put objects into the cache, up to the first that is not there as it was stored."""
         read_bytes = 0
         for pieces in self._pieces(prefix, slot, end):
-            if damaged := self._read(pieces, digests):
-                return Restored(damaged=damaged)
+            names = [name for each in pieces for name in each.names]
+            rows = [row for each in pieces for row in each.rows]
+            found = self.store.get(names, rows).tolist()
+            for name, row, there in zip(names, rows, found, strict=True):
+                if not there or digest(row) != digests[name]:
+                    return Restored(damaged=name)
             for each in pieces:
                 self.cache.put(each.family, each.units, each.copies)
                 read_bytes += each.copies.nbytes
@@ -248,13 +387,3 @@ class Library:
             return None
         rows = content.reshape(-1, _DIGEST_BYTES)
         return {name: row.tobytes() for name, row in zip(names, rows, strict=True)}
-
-    def _read(self, pieces: Sequence[_Piece], digests: dict[str, bytes]) -> str:
-        """Read objects; the name of the first that is not there as it was stored, or empty."""
-        names = [name for each in pieces for name in each.names]
-        into = [row for each in pieces for row in each.rows]
-        found = self.store.get(names, into)
-        for name, row, there in zip(names, into, found.tolist(), strict=True):
-            if not there or digest(row) != digests[name]:
-                return name
-        return ""

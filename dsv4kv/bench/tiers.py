@@ -18,11 +18,10 @@ import numpy as np
 import torch
 
 from dsv4kv.bench.build import check_data_path, plan_from
+from dsv4kv.bench.library import FileStore, Library, MemoryStore, Store
+from dsv4kv.bench.objects import CacheBytes, differences
 from dsv4kv.bench.run import set_up
-from dsv4kv.bench.serve.executor import Requests
-from dsv4kv.bench.tiers.library import Library
-from dsv4kv.bench.tiers.objects import CacheBytes, differences
-from dsv4kv.bench.tiers.store import FileStore, MemoryStore, Store
+from dsv4kv.bench.serve.loop import Requests
 from dsv4kv.budget.lookup import find_weight_facts
 from dsv4kv.config.bench import BenchConfig, CacheSection, MeasureSection, WorkloadSection
 from dsv4kv.config.experiments import TiersConfig
@@ -58,7 +57,6 @@ class PrefixRow:
 
     @property
     def amplification(self) -> float:
-        """Bytes read for each that is useful."""
         return self.read_bytes / self.useful_bytes if self.useful_bytes else 0.0
 
 
@@ -96,7 +94,6 @@ def _worth(rows: Sequence[PrefixRow]) -> str:
 
 
 def _reach(estimate: Estimate) -> tuple[float, float]:
-    """How far its interval reaches below and above."""
     reach = math.inf if estimate.half_width is None else estimate.half_width
     return estimate.arms or (reach, reach)
 
@@ -180,7 +177,8 @@ def _measure(
         library.clear()
     families = cache.families.values()
     useful = sum(f.useful_bytes(tokens) for f in families if f.kept is Kept.PAGES)
-    stored, restored = (_estimate(list(each)) for each in zip(*times, strict=True))
+    # the first warms up
+    stored, restored = (summarize(list(each)).estimate for each in zip(*times[1:], strict=True))
     for slot in (stayed, back):
         requests.compute(slot, _SERIAL, tokens + _MORE_TOKENS)
         requests.decode(slot, _SERIAL, _STEPS)
@@ -192,26 +190,18 @@ def _measure(
 
 
 def _prefill_model(config: TiersConfig, plan: CachePlan) -> Callable[[int], float | None]:
-    """Nanoseconds of a prompt, chunk by chunk, as ``replay`` models it.
-
-    None for a model whose weights are not known.
-    """
-    replay = ReplayConfig(model=config.model, cost=config.cost)
-    if find_weight_facts(config.model.preset, plan.config) is None:
+    """Nanoseconds of a prompt, chunk by chunk, as ``replay`` models it; None without weights."""
+    replay, model = ReplayConfig(model=config.model, cost=config.cost), plan.config
+    if find_weight_facts(config.model.preset, model) is None:
         return lambda tokens: None
-    weights = build_weights(replay, plan.config, plan.schemas)
-    timer = open_times(replay, plan.config, plan.schemas, weights).timer
+    weights = build_weights(replay, model, plan.schemas)
+    timer = open_times(replay, model, plan.schemas, weights).timer
     return lambda tokens: timer.prompt_s(0, tokens, _PREFILL_TOKENS) * 1e9
 
 
 def document_of(outcome: TiersOutcome) -> dict[str, Any]:
     """All of it for JSON: times in ns, intervals as half-widths."""
     return asdict(outcome) | {"answers": outcome.answers()}
-
-
-def _estimate(samples_ns: list[int]) -> Estimate:
-    """The first warms up."""
-    return summarize(samples_ns[1:]).estimate
 
 
 def _bench_config(config: TiersConfig) -> BenchConfig:

@@ -143,7 +143,6 @@ class Outcome:
         self.check("tokens", np.array_equal(tokens, said), sentence, turn.answer_tokens)
 
     def counted(self, quantity: str, unit: Unit, value: float) -> None:
-        """Add what was counted."""
         self.rows.append(Row(quantity, unit, float(value)))
 
 

@@ -12,13 +12,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsv4kv.bench.systems import workload as wl
+from dsv4kv.bench import systems as wl
 from dsv4kv.config.experiments import SystemsConfig
 from dsv4kv.core.policies import LRU
 from dsv4kv.core.tree import Lease, PrefixTree, path_to
 from dsv4kv.errors import NotOwner
 
 NO_SLOT = -1
+
+Copy = Callable[[int, int, int], None]
+"""Copies a row's first tokens to another: is called as (from_slot, to_slot, tokens)."""
 
 
 class SlotAllocator:
@@ -30,7 +33,6 @@ class SlotAllocator:
 
     @property
     def free_count(self) -> int:
-        """Free slots."""
         return self._free.bit_count()
 
     def alloc(self) -> int:
@@ -54,11 +56,9 @@ class SlotAllocator:
         self._free ^= 1 << slot
 
     def is_free(self, slot: int) -> bool:
-        """Whether a slot is free; ``NotOwner`` beyond the slots."""
         return bool(self._free >> self._known(slot) & 1)
 
     def version(self, slot: int) -> int:
-        """How often a slot has been handed out; ``NotOwner`` beyond the slots."""
         return self._versions[self._known(slot)]
 
     def _known(self, slot: int) -> int:
@@ -78,19 +78,10 @@ class Found(NamedTuple):
 class PrefixCacheManager:
     """Remembers which rows hold which tokens; it does not own rows."""
 
-    def __init__(
-        self,
-        max_capacity: int,
-        copy_kv: Callable[[int, int, int], None],
-        version: Callable[[int], int],
-    ) -> None:
-        """Start empty, for ``max_capacity`` tokens.
-
-        ``copy_kv``: is called as (from_slot, to_slot, tokens). ``version``: the version that a
-        slot has now, as ``SlotAllocator.version`` gives it.
-        """
+    def __init__(self, max_capacity: int, version: Callable[[int], int]) -> None:
+        """Start empty, for ``max_capacity`` tokens; ``version`` of a slot, now."""
         self.tree = PrefixTree(LRU(), chained=False)
-        self._capacity, self._copy, self._version = max_capacity, copy_kv, version
+        self._capacity, self._version = max_capacity, version
         self.release = self.tree.release
 
     def pin(self, tokens: Sequence[int] | wl.Tokens) -> Lease:
@@ -117,21 +108,14 @@ class PrefixCacheManager:
             run.rows = [(slot, version), *others]
         return lease.length
 
-    def find(self, tokens: wl.Tokens, copy_to: int | None = None) -> Found:
-        """Look up the longest prefix that a row still holds, and the row; counts as a use.
-
-        ``copy_to``: a slot into which it is copied.
-        """
+    def find(self, tokens: wl.Tokens) -> Found:
+        """Look up the longest prefix that a row still holds, and the row; counts as a use."""
         lease = self.pin(tokens)
         path = reversed(path_to(lease.run) if lease.run else [])
         valid = (Found(run.end, *row) for run in path for row in run.rows if self._is_valid(*row))
         found = next(valid, Found())
-        if copy_to is not None and found.length:
-            self._copy(found.slot, copy_to, found.length)
         self.release(lease)
         return found
-
-    copy_kv = find
 
     def _is_valid(self, slot: int, version: int) -> bool:
         return self._version(slot) == version
@@ -155,9 +139,9 @@ class SlotScheduler:
     is copied into another.  Has the version changed, the request starts at 0.
     """
 
-    def __init__(self, slots: SlotAllocator, cache: PrefixCacheManager) -> None:
+    def __init__(self, slots: SlotAllocator, cache: PrefixCacheManager, copy: Copy) -> None:
         """Seat in ``slots``; ``cache`` must have been made with ``slots.version``."""
-        self._slots, self._cache = slots, cache
+        self._slots, self._cache, self._copy = slots, cache, copy
         self._written = [0] * slots.max_slots  # tokens in each slot
 
     def begin(self, tokens: wl.Tokens, found: Found) -> Seat | None:
@@ -173,7 +157,9 @@ class SlotScheduler:
             if not valid:
                 length = 0
             elif slot != found.slot:  # else it is in its place, under a new version
-                length = copied = self._cache.copy_kv(tokens[:length], slot).length
+                source = self._cache.find(tokens[:length])
+                self._copy(source.slot, slot, source.length)
+                length = copied = source.length
         return Seat(slot, length, copied, self._cache.pin(tokens))
 
     def record(self, seat: Seat, tokens: wl.Tokens) -> None:
@@ -196,7 +182,6 @@ class KvRows:
         self.kv = np.zeros((slots, tokens, wl.KV_WORDS), dtype=np.uint64)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy the first tokens of a row to another."""
         self.kv[target, :tokens] = self.kv[source, :tokens]
 
 
@@ -214,8 +199,8 @@ def run_slots(config: SystemsConfig, model: wl.Model) -> wl.Outcome:
     outcome, counts = wl.Outcome("slots"), Counter[str]()
     rows = KvRows(config.slots.slots, config.chat.longest_tokens)
     slots = SlotAllocator(config.slots.slots)
-    cache = PrefixCacheManager(config.slots.cached_tokens, rows.copy, slots.version)
-    scheduler, chat = SlotScheduler(slots, cache), wl.Chat(config.chat, config.seed)
+    cache = PrefixCacheManager(config.slots.cached_tokens, slots.version)
+    scheduler, chat = SlotScheduler(slots, cache, rows.copy), wl.Chat(config.chat, config.seed)
     waiting, running = deque[tuple[wl.Turn, Found]](), list[tuple[wl.Turn, Seat]]()
     texts = dict[int, wl.Tokens]()  # prompt and answer so far, by slot
 

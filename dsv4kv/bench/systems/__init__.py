@@ -1,1 +1,0 @@
-"""``bench systems``: the cache in the three configurations that it grew from, on one workload."""

@@ -71,8 +71,7 @@ def plan(
     from dsv4kv.config.fleet import ROUTERS
     from dsv4kv.replay.plan import question as asking
     from dsv4kv.replay.plan import search as searching
-    from dsv4kv.replay.plan.servers import name_args
-    from dsv4kv.replay.plan.trial import parse_splits
+    from dsv4kv.replay.plan.trial import name_args, parse_splits
     from dsv4kv.view.html import write_page
     from dsv4kv.view.plan import dumps, plan_page
 

@@ -172,7 +172,7 @@ def _compare(
     from dsv4kv.record.folder import is_recording
     from dsv4kv.record.server import read_server
     from dsv4kv.replay.against import MOST_PLAYS, Comparison, check_comparable
-    from dsv4kv.replay.settings import open_pool, settings_of
+    from dsv4kv.replay.server import open_pool, settings_of
     from dsv4kv.view.against import against_document, against_page
     from dsv4kv.view.html import write_page
 

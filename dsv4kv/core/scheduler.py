@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsv4kv.core.arrivals import Source
 from dsv4kv.core.clock import Span, VirtualClock
 from dsv4kv.core.outcome import Outcome
 from dsv4kv.core.preemption import LastAdmitted, Pauses, Preemption, Retraction
 from dsv4kv.core.prompts import Prompts
-from dsv4kv.core.served import NEVER, Served, insert_by_age
+from dsv4kv.core.served import NEVER, Served, Source, insert_by_age
 
 
 @dataclass(frozen=True)
@@ -313,7 +312,7 @@ class Scheduler:
         moved_bytes = self.prompts.begin(served, needed)
         if admitted_s is None:
             served.position = max(served.position, served.sent_tokens)
-        self._copy(moved_bytes)
+        self.clock.copy(moved_bytes)
         served.admitted_s = now_s if admitted_s is None else admitted_s
         served.place = self._admitted
         self._admitted += 1
@@ -391,7 +390,7 @@ class Scheduler:
         self.computed_tokens += position - served.position
         served.position = position
         served.reached = max(served.reached, position)
-        self._copy(self.prompts.commit(served))
+        self.clock.copy(self.prompts.commit(served))
 
     def _end_prompt(self, served: Served) -> None:
         self.prefilling.remove(served)
@@ -478,10 +477,6 @@ class Scheduler:
         self._held[served.rank] -= 1
         self.in_slots -= 1
         self.prompts.end(served)
-
-    def _copy(self, moved_bytes: int) -> None:
-        if moved_bytes:
-            self.clock.copy(moved_bytes)
 
 
 def _is_blocked(served: Served, begun: list[Served]) -> bool:

@@ -20,9 +20,9 @@ from dsv4kv.engines.rule import ENGINE_BLOCK_TOKENS as PAGE_TOKENS
 from dsv4kv.model.presets import load_model
 from dsv4kv.record.folder import Record, Recording
 from dsv4kv.record.server import Server
-from dsv4kv.replay.paced import Paced, Span
+from dsv4kv.replay.against import Paced, Span
 from dsv4kv.replay.rules import Pool
-from dsv4kv.replay.settings import settings_of
+from dsv4kv.replay.server import settings_of
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 

@@ -6,7 +6,7 @@ import pytest
 
 from dsv4kv.engines.names import find_rule
 from dsv4kv.model.presets import load_model
-from dsv4kv.replay.paced import Paced, Span
+from dsv4kv.replay.against import Paced, Span
 from dsv4kv.replay.rules import Pool
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request

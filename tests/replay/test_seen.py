@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.core.losses import SeenIds
+from dsv4kv.core.outcome import SeenIds
 from dsv4kv.traces.request import IdRuns, list_runs
 
 

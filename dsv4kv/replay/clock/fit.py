@@ -25,9 +25,8 @@ from dsv4kv.core.served import Served
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import Parts, build_replay, find_parts
-from dsv4kv.replay.clock.coefficients import Coefficients, HeldOut, MeasuredOn
 from dsv4kv.replay.clock.measured import Floats, Measured
-from dsv4kv.replay.clock.steps import ModelTimes
+from dsv4kv.replay.clock.steps import Coefficients, HeldOut, MeasuredOn, ModelTimes
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,15 @@ class Scene:
             columns = np.array(counted).T
             return np.stack([np.interp(moments, instants, column) for column in columns], 1)
 
-        rows = [_moments_of(served) for served in scheduler.ended]
+        rows = list[tuple[float, float, float, int]]()
+        for each in scheduler.ended:
+            if each.finished_s is None or each.first_token_s is None:
+                raise ConfigError(
+                    f"a request of {each.input_tokens:,} and {each.output_tokens:,} tokens cannot "
+                    "be served by this configuration: give the server's own settings by --set."
+                )
+            moments = each.arrival_s, each.first_token_s, each.finished_s
+            rows.append((*moments, each.output_tokens))
         last_s = max(row[2] for row in rows)
         rows = [row for row in rows if row[3] > 1]
         if not rows:
@@ -125,15 +132,6 @@ class Scene:
         for each in spent:
             each[..., -1] /= _waiting_s(self.run, times)
         return Spent(*spent)
-
-
-def _moments_of(served: Served) -> tuple[float, float, float, int]:
-    if served.finished_s is None or served.first_token_s is None:
-        raise ConfigError(
-            f"a request of {served.input_tokens:,} and {served.output_tokens:,} tokens cannot be "
-            "served by this configuration: give the server's own settings by --set."
-        )
-    return served.arrival_s, served.first_token_s, served.finished_s, served.output_tokens
 
 
 def open_scenes(
@@ -243,12 +241,14 @@ class Fit:
 
     def median_error(self, quantity: str) -> float | None:
         """Median of |predicted / measured − 1| over held-out runs; None without any."""
-        errors = [
-            abs(each.left_out_s / each.measured_s - 1)
-            for each in self.compared
-            if each.quantity == quantity and each.left_out_s is not None
-        ]
+        errors = [abs(ratio - 1) for ratio in _held_out_ratios(self.compared, quantity)]
         return float(np.median(errors)) if errors else None
+
+
+def _held_out_ratios(compared: Sequence[Compared], quantity: str) -> list[float]:
+    """Predicted over measured, of runs that were left out."""
+    rows = [each for each in compared if each.quantity == quantity]
+    return [each.left_out_s / each.measured_s for each in rows if each.left_out_s is not None]
 
 
 def fit_runs(scenes: Sequence[Scene], on_replay: Callable[[int, int], None]) -> Fit:
@@ -303,11 +303,8 @@ def _doubts(fitted: Sequence[Compared], known: Sequence[Compared]) -> tuple[str,
         (fitted, _STRAYS, "what fits best"),
     ):
         for quantity in dict.fromkeys(each.quantity for each in rows):
-            logs = [
-                abs(math.log(each.fitted_s / each.measured_s))
-                for each in rows
-                if each.quantity == quantity
-            ]
+            own = [each for each in rows if each.quantity == quantity]
+            logs = [abs(math.log(each.fitted_s / each.measured_s)) for each in own]
             if (off := math.exp(float(np.median(logs)))) > most:
                 found.append(
                     f"{quantity} is × {off:.2g} off {whose} in the median: these are times of "
@@ -436,26 +433,20 @@ def _held_out(compared: Sequence[Compared], before: HeldOut) -> HeldOut:
     """Factors that hold nine of ten errors of held-out runs; as before where none was held out."""
     found = {}
     for name, known in before:
-        logs = [
-            abs(np.log(each.left_out_s / each.measured_s))
-            for each in compared
-            if each.quantity == name and each.left_out_s is not None
-        ]
-        factor = float(np.exp(np.quantile(logs, 0.9))) if logs else known
+        logs = np.abs(np.log(_held_out_ratios(compared, name)))
+        factor = float(np.exp(np.quantile(logs, 0.9))) if len(logs) else known
         found[name] = max(1.05, np.ceil(factor * 20) / 20)
     return HeldOut(**found)
 
 
 def dumps(fit: Fit) -> str:
     """The fit as JSON."""
-    compared = [
-        asdict(each) | {"share": None if math.isnan(each.share) else each.share}
-        for each in fit.compared
-    ]
+    shares = [None if math.isnan(each.share) else each.share for each in fit.compared]
+    pairs = zip(fit.compared, shares, strict=True)
     document = {
         "coefficients": fit.coefficients.model_dump(),
         "estimates": [asdict(e) | {"determined": e.determined} for e in fit.estimates],
-        "compared": compared,
+        "compared": [asdict(each) | {"share": share} for each, share in pairs],
         "doubts": list(fit.doubts),
     }
     return json.dumps(document, indent=1)

@@ -46,8 +46,9 @@ class History:
 
     def last_used_s(self, asked: Served, replica: int, tokens: int) -> float:
         """When the last of ``tokens`` matched tokens was sent there."""
-        last = tokens // asked.id_tokens - 1 if tokens else -1
-        return self._kept[replica][asked.trace_blocks[last]] if tokens else -1.0
+        if not tokens:
+            return -1.0
+        return self._kept[replica][asked.trace_blocks[tokens // asked.id_tokens - 1]]
 
     def add(self, asked: Served, replica: int) -> None:
         kept = self._kept[replica]
@@ -128,13 +129,10 @@ class CacheAware(LeastLoaded):
     sent. Source: ``sgl-model-gateway/src/policies/cache_aware.rs``; facts of SGLang 0.5.23.
     """
 
-    def __init__(self, name: str, section: FleetSection, replicas: int, draw: Random) -> None:
-        super().__init__(name, section, replicas, draw)
-        self._rule = section.gateway
-        self._evict_s = _EVICTION_S
+    _evict_s = 0.0  # when it did last
 
     def choose(self, asked: Served, views: Views) -> int:
-        rule, loads = self._rule, [view.requests for view in views]
+        rule, loads = self.section.gateway, [view.requests for view in views]
         most, fewest = max(loads), min(loads)
         is_far = most - fewest > rule.balance_abs_threshold
         found = self.past.matched_tokens(asked)
@@ -148,9 +146,9 @@ class CacheAware(LeastLoaded):
 
     def sent(self, asked: Served, replica: int) -> None:
         self.past.add(asked, replica)
-        if asked.arrival_s >= self._evict_s and asked.id_tokens:
+        if asked.arrival_s >= self._evict_s + _EVICTION_S and asked.id_tokens:
             self.past.shrink(_TREE_TOKENS // asked.id_tokens)
-            self._evict_s = asked.arrival_s + _EVICTION_S
+            self._evict_s = asked.arrival_s
 
 
 class ConsistentHashing(Router):
@@ -334,4 +332,5 @@ class Affinity(Router):
 
 def open_router(name: str, section: FleetSection, replicas: int, draw: Random) -> Router:
     router: Router = ROUTERS[name].load()(name, section, replicas, draw)
-    return router
+    ttl_s = section.router_session_affinity_ttl_secs
+    return Affinity(router, ttl_s) if ttl_s else router

@@ -18,8 +18,7 @@ from dsv4kv.processes import without_collector
 from dsv4kv.replay.build import Parts, find_parts
 from dsv4kv.replay.fleet.run import FindParts
 from dsv4kv.replay.plan.question import Question
-from dsv4kv.replay.plan.servers import Bounds, layouts_of, open_server
-from dsv4kv.replay.plan.trial import Kind, Split, Trial, simulate
+from dsv4kv.replay.plan.trial import Bounds, Kind, Split, Trial, layouts_of, open_server, simulate
 from dsv4kv.traces.request import Request
 from dsv4kv.units import counted
 
@@ -104,17 +103,12 @@ def list_kinds(
     return kinds
 
 
-def remember_parts() -> FindParts:
-    """Return a ``find_parts`` that runs once for all simulations of a server on a window."""
-    known: dict[tuple[str, int], Parts] = {}
+class RememberedParts(dict[tuple[str, int], Parts]):
+    """A ``find_parts`` that runs once for all simulations of a server on a window."""
 
-    def find(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
+    def __call__(self, config: ReplayConfig, requests: Sequence[Request]) -> Parts:
         key = config.model_dump_json(exclude={"fleet", "workload"}), len(requests)
-        if key not in known:
-            known[key] = find_parts(config, requests)
-        return known[key]
-
-    return find
+        return self.get(key) or self.setdefault(key, find_parts(config, requests))
 
 
 @dataclass(frozen=True)
@@ -136,7 +130,7 @@ class Search:
     requests: Sequence[Request]
     tally: Tally = field(default_factory=Tally)
     start: WarmStart = WarmStart()
-    find_parts: FindParts = field(default_factory=remember_parts)
+    find_parts: FindParts = field(default_factory=RememberedParts)
     on_trial: Callable[[Trial], None] = lambda _: None
     looser: Mapping[tuple[object, ...], Trial] = field(default_factory=dict)
     known: dict[tuple[object, ...], Trial] = field(default_factory=dict, init=False)
@@ -158,8 +152,8 @@ class Search:
         return replace(self, kinds=kinds, requests=requests, tally=Tally(), start=start)
 
     def _simulate(self, kind: Kind, units: int, speed: float, *, to_end: bool = False) -> Trial:
-        asked, find = self.question, self.find_parts
-        trial = simulate(asked, self.requests, kind, units, speed, find, to_end=to_end)
+        asked = self.question, self.requests
+        trial = simulate(*asked, kind, units, speed, self.find_parts, to_end=to_end)
         if gc.get_freeze_count() and gc.get_count()[0] > _GARBAGE:
             gc.collect()
             gc.freeze()
@@ -373,15 +367,10 @@ def _undominated(best: Trial, second: Trial, tried: Sequence[Trial]) -> Trial:
     def figures(trial: Trial) -> tuple[float, ...]:
         return trial.cost, -trial.rate, *trial.values_s.values()
 
-    better = [
-        each
-        for each in tried
-        if each.meets
-        and (each.kind.label, each.units) != (best.kind.label, best.units)
-        and all(map(le, figures(each), figures(second)))
-        and figures(each) != figures(second)
-    ]
-    return min(better, key=figures, default=second)
+    own = best.kind.label, best.units
+    others = [each for each in tried if each.meets and (each.kind.label, each.units) != own]
+    better = [each for each in others if all(map(le, figures(each), figures(second)))]
+    return min([second, *better], key=figures)
 
 
 def front(

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from dsv4kv.budget.gpus import Gpu
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.core.clock import COUNTS, Counts, LinearTimes, Stretch
+from dsv4kv.core.clock import COUNTS, Counts, LinearTimes
 from dsv4kv.core.served import Served
 from dsv4kv.replay.build import Replay, build_replay
-from dsv4kv.replay.clock.coefficients import Coefficients, find_coefficients
+from dsv4kv.replay.clock.steps import Coefficients, find_coefficients
 from dsv4kv.traces.request import Request
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "serving"
@@ -158,9 +158,8 @@ class _Watch:
         self.steps.append(self._timer.step(rows, tokens, contexts, prompt, fullest, prefix))
         return self.steps[-1]
 
-    def decode(self, counts: Counts, stretch: Stretch) -> tuple[int, Counts]:
+    def decode(self, counts: Counts, rows: int, contexts: int, *rest: float) -> tuple[int, Counts]:
         """One step, so that the moment of each is known."""
-        rows, contexts, *_ = stretch
         return 1, tuple(map(add, counts, self.step(rows, rows, contexts, 0, 0, 0)))
 
 

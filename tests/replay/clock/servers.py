@@ -15,8 +15,7 @@ from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.served import Served
 from dsv4kv.replay.build import Parts, build_replay, find_parts
-from dsv4kv.replay.clock.coefficients import Coefficients
-from dsv4kv.replay.clock.steps import ModelTimes
+from dsv4kv.replay.clock.steps import Coefficients, ModelTimes
 from dsv4kv.traces.request import Request
 
 SETTINGS = ("model.preset=v4-flash", "cost.gpu=h200", "cost.gpus=8", "cache.num_blocks=24000",

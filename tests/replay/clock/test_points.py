@@ -8,8 +8,7 @@ import pytest
 from dsv4kv.budget.gpus import load_gpu
 from dsv4kv.budget.layout import Layout
 from dsv4kv.replay.build import find_parts
-from dsv4kv.replay.clock.coefficients import Coefficients, find_coefficients
-from dsv4kv.replay.clock.steps import Deployment, ModelTimes
+from dsv4kv.replay.clock.steps import Coefficients, Deployment, ModelTimes, find_coefficients
 from tests.examples import FULL
 from tests.replay.clock import fit
 from tests.replay.clock.points import ABSENT, Floats, count_point, points, run_point

@@ -12,7 +12,7 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
 from dsv4kv.replay.build import Replay, build_replay
-from dsv4kv.replay.clock.coefficients import BORROWED, MeasuredOn, find_coefficients
+from dsv4kv.replay.clock.steps import BORROWED, MeasuredOn, find_coefficients
 from dsv4kv.traces.request import Request
 from tests.replay.clock.test_steps import COEFFICIENTS
 from tests.replay.scenes import request, small_config

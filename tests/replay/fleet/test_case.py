@@ -13,8 +13,7 @@ from dsv4kv.config.load import Point, expand_axes, load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import read_requests
-from dsv4kv.replay.fleet.case import add_series, serve_point
-from dsv4kv.replay.fleet.outcome import repeated_bytes, shared_bytes
+from dsv4kv.replay.fleet.case import add_series, repeated_bytes, serve_point, shared_bytes
 from dsv4kv.replay.fleet.run import list_pools
 from dsv4kv.replay.run import run_replay
 from dsv4kv.runs.assemble import Invocation

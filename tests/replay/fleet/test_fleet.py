@@ -15,10 +15,9 @@ from dsv4kv.core.fleet import InUse
 from dsv4kv.core.served import Served
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import build_replay
-from dsv4kv.replay.fleet.outcome import ideal_saved_tokens
+from dsv4kv.replay.fleet.case import ideal_saved_tokens
 from dsv4kv.replay.fleet.routers import Ring
-from dsv4kv.replay.fleet.run import Fleet
-from dsv4kv.replay.fleet.transfer import find_sent
+from dsv4kv.replay.fleet.run import Fleet, find_sent
 from dsv4kv.replay.memory import plan_memory
 from dsv4kv.replay.run import describe_replay, describe_totals
 from dsv4kv.traces.request import Request

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dsv4kv.model.presets import load_model
-from dsv4kv.replay.mrc.curves import Question, measure_trace
+from dsv4kv.replay.mrc import Question, measure_trace
 from dsv4kv.traces.collect import collect_paths
 from dsv4kv.traces.request import Request
 from tests.replay.scenes import BLOCK, random_requests, replay

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.replay.mrc.strategies import apply_policy
+from dsv4kv.replay.mrc import apply_policy
 from dsv4kv.replay.rules import Outcome
 from dsv4kv.traces.paths import PathTable, find_reuse, number_prompts
 from tests.replay.texts import Text, texts, to_table

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.core.strategy import Strategy
+from dsv4kv.core.prompts import Strategy
 from dsv4kv.errors import ConfigError
-from dsv4kv.replay.mrc.strategies import apply_strategy, parse_strategy
+from dsv4kv.replay.mrc import apply_strategy, parse_strategy
 from dsv4kv.replay.rules import Outcome
 from dsv4kv.traces.paths import find_reuse
 from tests.replay.texts import BLOCK, Text, conversation, needs_conversation, texts, to_table

@@ -12,8 +12,7 @@ from dsv4kv.budget.launch import read_command
 from dsv4kv.budget.layout import Layout
 from dsv4kv.budget.scenario import resolve
 from dsv4kv.replay.plan.launches import launches
-from dsv4kv.replay.plan.servers import Bounds, open_server
-from dsv4kv.replay.plan.trial import Kind, Split, Trial
+from dsv4kv.replay.plan.trial import Bounds, Kind, Split, Trial, open_server
 from tests.replay.plan.test_plan import SETTINGS, question
 
 DYNAMO = "python -m dynamo.frontend --router-mode kv"

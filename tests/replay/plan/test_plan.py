@@ -18,8 +18,16 @@ from dsv4kv.budget.scenario import resolve
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.plan.question import Question, Slo, busiest, parse_slos, poisson, unseen_tokens
 from dsv4kv.replay.plan.search import WINDOW, Search, Tally, list_kinds, plan
-from dsv4kv.replay.plan.servers import Bounds, layouts_of, name_args, open_server
-from dsv4kv.replay.plan.trial import Kind, Split, parse_splits, simulate
+from dsv4kv.replay.plan.trial import (
+    Bounds,
+    Kind,
+    Split,
+    layouts_of,
+    name_args,
+    open_server,
+    parse_splits,
+    simulate,
+)
 from dsv4kv.traces.request import Request
 from dsv4kv.view.plan import plan_page
 from tests.replay.clock.test_fit import run

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.replay.mrc.curves import Answer, Point, Question, capacity_for, pick_capacities
-from dsv4kv.replay.mrc.strategies import prefix_costs
+from dsv4kv.replay.mrc import Answer, Point, Question, capacity_for, pick_capacities, prefix_costs
 from dsv4kv.traces.collect import table_of
 from dsv4kv.traces.paths import Ints, PathTable, Reuse, find_reuse, join_runs
 from dsv4kv.traces.request import NO_IDS, Batch
@@ -30,12 +29,14 @@ RUN_BYTES = 512
 
 @dataclass(frozen=True)
 class Kept:
-    """Blocks of some requests."""
+    """Blocks of some requests, in runs: whose, from 0 without gaps, rising; first number; length.
 
-    request: Ints  # int64[runs]: whose the run is, from 0 without gaps, rising
-    start: Ints  # int64[runs]: its first number
-    count: Ints  # int64[runs]: its length
-    # int64[requests]: tokens that the request's last block is short of, where it is kept
+    ``lack``, int64[requests], is what the request's last block is short of, where it is kept.
+    """
+
+    request: Ints
+    start: Ints
+    count: Ints
     lack: Ints
 
     @classmethod
@@ -75,9 +76,8 @@ class Kept:
         nothing = np.zeros(len(self.lack), np.int64)
         ids = self.request, self.start, self.count
         batch = Batch(np.zeros(len(nothing)), nothing, nothing, block_tokens, *ids)
-        return table_of(
-            replace(batch, input_tokens=batch.ids_of_each() * block_tokens - self.lack)
-        )
+        tokens = batch.ids_of_each() * block_tokens - self.lack
+        return table_of(replace(batch, input_tokens=tokens))
 
 
 def hash_numbers(numbers: Ints) -> NDArray[np.float64]:
@@ -146,8 +146,7 @@ class _Part:
 
     def misses(self, capacity_blocks: int | None) -> NDArray[np.float64]:
         """float64[2]: blocks and tokens of all prompts that a cache does not find."""
-        reuse = self.reuse
-        all_of_it = np.array([reuse.blocks.sum(), reuse.tokens.sum()], np.float64)
+        all_of_it = np.array([self.reuse.blocks.sum(), self.reuse.tokens.sum()], np.float64)
         if capacity_blocks is None:
             return self.every * (all_of_it - self._found(None))
         # a cache finds what has fewer blocks above it: n of them show as n / every, rounded at

@@ -97,9 +97,8 @@ def replay(
 
     Which blocks are found, evicted and held is exact; times come with their error.
     """
-    from dsv4kv.config.fleet import unused_setting
     from dsv4kv.config.load import expand_axes, load_config
-    from dsv4kv.config.replay import ReplayConfig
+    from dsv4kv.config.replay import ReplayConfig, unused_setting
     from dsv4kv.record.folder import is_recording
     from dsv4kv.replay.fleet.case import serve_point
     from dsv4kv.replay.run import run_replay

@@ -143,33 +143,14 @@ Moment = tuple[float, tuple[int, ...]]
 """The time, and the values of the other columns of ``runs.replay.ReplaySeries``."""
 
 
-class Series:
-    """Keeps moments at least ``_gap_s`` apart; the gap doubles when there are too many."""
-
-    def __init__(self, points: int) -> None:
-        self.moments: list[Moment] = []
-        self._points = points
-        self._gap_s = self._next_s = 0.0
-
-    def add(self, scheduler: "Scheduler", now_s: float) -> None:
-        if now_s < self._next_s:
-            return
-        cache, paused = scheduler.cache, len(scheduler.paused)
-        held = cache.private, cache.shared, cache.cached, cache.windows
-        runs = scheduler.in_slots - paused, paused, len(scheduler.waiting)
-        self.moments.append((now_s, held + runs))
-        if len(self.moments) > self._points:
-            self.moments = self.moments[::2]
-            span_s = self.moments[-1][0] - self.moments[0][0]
-            self._gap_s = max(2 * self._gap_s, span_s / self._points)
-        self._next_s = self.moments[-1][0] + self._gap_s
-
-
 _NS = 1e9
 
 
 class Outcome:
-    """Collects what a scheduler reports."""
+    """Collects what a scheduler reports.
+
+    Moments are at least ``_gap_s`` apart, which doubles when there are too many.
+    """
 
     def __init__(self, points: int, block_tokens: int, client_s: float = 0.0) -> None:
         """Keep ``points`` moments of the series; ``client_s`` pass outside the server."""
@@ -180,7 +161,8 @@ class Outcome:
         self.samples_ns: dict[str, list[int]] = {
             name: [] for name in ("queueing", "ttft", "tpot", "latency")
         }
-        self.series = Series(points)
+        self.moments: list[Moment] = []
+        self._points, self._gap_s, self._next_s = points, 0.0, 0.0
         # ``peak_rounding_tokens`` had the blocks of running requests room for, beyond those they
         # had, when most blocks were in use
         self.peak_blocks = self.peak_rounding_tokens = 0
@@ -222,7 +204,8 @@ class Outcome:
         """Look at what is held after a step; requests that have ended are still there."""
         clock, cache = scheduler.clock, scheduler.cache
         now_s = clock.now_s
-        self.series.add(scheduler, now_s)
+        if now_s >= self._next_s:
+            self._keep_moment(scheduler, now_s)
         busy_s = now_s - clock.idle_s
         self._decoded_s += len(scheduler.decoding) * (busy_s - self._busy_s)
         self._busy_s = busy_s
@@ -238,3 +221,14 @@ class Outcome:
             for each in [*scheduler.prefilling, *scheduler.loading]:
                 room += max(0, each.blocks * size - each.prompt_tokens)
             self.peak_rounding_tokens = room
+
+    def _keep_moment(self, scheduler: "Scheduler", now_s: float) -> None:
+        cache, paused = scheduler.cache, len(scheduler.paused)
+        held = cache.private, cache.shared, cache.cached, cache.windows
+        runs = scheduler.in_slots - paused, paused, len(scheduler.waiting)
+        self.moments.append((now_s, held + runs))
+        if len(self.moments) > self._points:
+            self.moments = self.moments[::2]
+            span_s = self.moments[-1][0] - self.moments[0][0]
+            self._gap_s = max(2 * self._gap_s, span_s / self._points)
+        self._next_s = self.moments[-1][0] + self._gap_s

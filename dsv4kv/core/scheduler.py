@@ -169,8 +169,6 @@ class Scheduler:
                 self._finished.append(served)
         self._preemption.stepped(taken)
 
-    # ---- who runs -------------------------------------------------------------------------------
-
     def _schedule(self) -> list[tuple[Served, Span]]:
         self._receive()
         for served in [each for each in self.loading if each.ready_s <= self.clock.now_s]:
@@ -180,7 +178,12 @@ class Scheduler:
         chunks = list[tuple[Served, Span]]()
         if not self.prefilling and not self.waiting:
             return chunks
-        budgets = self._budgets()
+        limits, decoded = self._limits, 0
+        if not limits.alone:
+            decoded = len(self.decoding)
+            if self._drafts.window > 1:
+                decoded = sum([min(each.left, self._drafts.window) for each in self.decoding])
+        budgets = [limits.chunk_tokens - decoded // limits.ranks] * limits.ranks
         for served in self.prefilling[:]:
             if served in self.prefilling:  # it may be preempted for another
                 self._add_chunk(served, chunks, budgets)
@@ -201,18 +204,15 @@ class Scheduler:
         self._delayed_steps += 1
         return True
 
-    def _budgets(self) -> list[int]:
-        limits, decoded = self._limits, 0
-        if not limits.alone:
-            decoded = len(self.decoding)
-            if self._drafts.window > 1:
-                decoded = sum([min(each.left, self._drafts.window) for each in self.decoding])
-        return [limits.chunk_tokens - decoded // limits.ranks] * limits.ranks
-
     def _receive(self) -> None:
         in_flight = len(self.waiting) + self.in_slots
         while (served := self._arrivals.take(self.clock.now_s, in_flight)) is not None:
-            if reason := self._impossible(served):
+            reason = self.cache.refuses(served.total_tokens)
+            if self._limits.blocks_for(served.total_tokens) > self.cache.total:
+                reason = "longer than all blocks together"
+            if served.total_tokens > self._limits.max_context_tokens:
+                reason = "longer than the longest context"
+            if reason:
                 self.outcome.rejected[reason] += 1
                 self._report(served)
             else:
@@ -221,13 +221,6 @@ class Scheduler:
                 self.waiting.append(served)
                 self.prompts.arrive(served)
                 in_flight += 1
-
-    def _impossible(self, served: Served) -> str:
-        if served.total_tokens > self._limits.max_context_tokens:
-            return "longer than the longest context"
-        if self._limits.blocks_for(served.total_tokens) > self.cache.total:
-            return "longer than all blocks together"
-        return self.cache.refuses(served.total_tokens)
 
     def start_again(self, served: Served) -> None:
         """Take everything from a request, which will be recomputed."""
@@ -324,8 +317,6 @@ class Scheduler:
         else:
             insert_by_age(self.prefilling, served)
 
-    # ---- blocks of requests that decode ---------------------------------------------------------
-
     def lacks(self, served: Served) -> int:
         end = min(served.position + self._drafts.window, served.total_tokens)
         return max(0, self._limits.blocks_for(end) - served.blocks)
@@ -352,8 +343,6 @@ class Scheduler:
         else:
             self.stop_decoding(served)
         self.start_again(served)
-
-    # ---- what they do ---------------------------------------------------------------------------
 
     def _prefill(self, chunks: list[tuple[Served, Span]]) -> None:
         decoding = self._decoding_beside(chunks)

@@ -15,12 +15,13 @@ from dsv4kv.core.prompts import Below, EnginePrompts, IdealCache, IdealPrompts, 
 from dsv4kv.core.scheduler import Drafts, Limits, Scheduler
 from dsv4kv.core.served import Arrivals, Served, Source
 from dsv4kv.core.tree import PrefixTree
+from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.processes import without_collector
 from dsv4kv.replay.clock.steps import ModelTimes, WeightModel, build_weights, open_times
 from dsv4kv.replay.memory import MemoryPlan, arch_of, check_fit, plan_memory
 from dsv4kv.replay.rules import Pool, open_cache, open_tally
-from dsv4kv.replay.server import by_server, holds_chunks
+from dsv4kv.replay.server import by_server
 from dsv4kv.replay.tiers import SharedTiers, Tiers, build_tiers
 from dsv4kv.traces import ReadOptions, read_trace
 from dsv4kv.traces.collect import check_histories, collect_paths, place_of
@@ -170,7 +171,7 @@ def _find_pool(
     size, speculative = memory.block_tokens, config.scheduler.speculative
     named = any(len(request.prefix_hashes) for request in requests)
     table = _collect(requests) if named else collect_paths(_name_apart(requests, size))
-    drafts = memory.drafts
+    drafts, engine = memory.drafts, config.server.engine or ""
     accepted = (speculative.acceptance**n for n in range(1, speculative.draft_tokens + 1))
     return Pool(
         table,
@@ -181,7 +182,7 @@ def _find_pool(
         drafts,
         arch_of(config.cost),
         windows=memory.num_checkpoints,
-        holds_chunks=holds_chunks(config.server),
+        holds_chunks=bool(engine) and find_engine(engine).holds_chunks,
         tokens_per_step=1 + sum(accepted),
         numbered=number_prompts(table, size, drafts.key_tokens),
         step_tokens=1 + speculative.draft_tokens,

@@ -6,10 +6,10 @@ to the block it ends at, and goes when the block does; one that is computed agai
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice, product
 from math import lcm
 from operator import methodcaller
@@ -181,8 +181,10 @@ def apply_policy(
             f"a cache of {capacity_blocks:,} blocks is smaller than the longest prompt, "
             f"{longest:,} blocks of {reuse.grain_tokens} tokens."
         )
-    policy = make_policy(name, numbered if name == OFFLINE else None)
-    paths = map(numbered.path, range(len(numbered)))
+    paths: Iterable[list[int]] = map(numbered.path, range(len(numbered)))
+    if name == OFFLINE:
+        paths = list(paths)
+    policy = make_policy(name, paths if isinstance(paths, list) else None)
     hits = PrefixTree(policy).serve(paths, capacity_blocks)
     found = np.array(hits, np.int64)
     tokens = np.minimum(found * reuse.grain_tokens, reuse.tokens)
@@ -300,25 +302,34 @@ def measure_trace(
         parse_strategy(name, window_tokens=costs.window_tokens, layers=costs.layers)
         for name in question.strategies
     ]
-    sizes: list[int | None] = [*question.capacities_tokens]
-    if not sizes:
-        sizes = [blocks * grain for blocks in pick_capacities(reuse, question.points)]
-    parts = _part_by_size(table, reuse, [*sizes, None])
+    bounded = dict.fromkeys(
+        question.capacities_tokens
+        or [blocks * grain for blocks in pick_capacities(reuse, question.points)]
+    )
+    # by capacity in tokens, None for no bound, how many requests can run in it
+    counts: dict[int | None, int] = {
+        size: int((reuse.blocks <= size // grain).sum()) for size in bounded
+    }
+    if not all(counts.values()):
+        raise ConfigError(
+            f"a capacity of {min(bounded):,} tokens is smaller than every prompt, "
+            f"of {int(reuse.tokens.min()):,} tokens and more: no request could run."
+        )
+    counts[None] = len(table)
+    parts = {count: _part(table, reuse, count) for count in set(counts.values())}
     enough = capacity_for(reuse, 0.9)
-    steps = len(parts) + len(sizes) * len(question.rules) * len(question.speculations)
-    numbers, watch = iter(range(1, steps + 1)), watch or (lambda done, steps: None)
-    bounded = [size for size in sizes if size is not None]
     points = list(product(bounded, question.rules, question.speculations))
+    steps = len(counts) + len(points)
+    numbers, watch = iter(range(1, steps + 1)), watch or (lambda done, steps: None)
     run, found = partial(_run_rule, table, question), dict[tuple[int, str, str], Outcome]()
     one_by_one = ((point, run(point)) for point in points)
     for point, outcome in map_parallel(run, points, jobs) if jobs > 1 else one_by_one:
         found[point] = outcome
         watch(next(numbers), steps)
     answered = []
-    for tokens, part in parts:
-        here = product([] if tokens is None else [tokens], question.rules, question.speculations)
-        rules = [found[point] for point in here]
-        answered.append(_measure(part, tokens, question, strategies, costs, rules))
+    for tokens, count in counts.items():
+        rules = tuple(found[point] for point in points if point[0] == tokens)
+        answered.append(_measure(table, reuse, parts[count], tokens, question, strategies, rules))
         watch(next(numbers), steps)
     return Answer(
         requests=len(table),
@@ -335,69 +346,50 @@ def measure_trace(
 
 @dataclass(frozen=True)
 class _Part:
-    """The requests of a trace, ``whole`` with ``references`` blocks, that can run.
+    """The requests of a trace that can run: their places, int64, and what is theirs alone."""
 
-    ``requests`` are their places, int64; ``table``, ``reuse`` and ``numbered`` are theirs alone.
-    """
-
-    whole: PathTable
-    references: int
     requests: Ints
     table: PathTable
     reuse: Reuse
-    numbered: NumberedPaths
+
+    @cached_property
+    def numbered(self) -> NumberedPaths:
+        return number_prompts(self.table, self.reuse.grain_tokens, whole_blocks=False)
 
 
-def _part_by_size(
-    table: PathTable, reuse: Reuse, sizes: Sequence[int | None]
-) -> list[tuple[int | None, _Part]]:
-    """Every capacity in tokens, None for no bound, with the requests that can run in it."""
-    grain, references = reuse.grain_tokens, int(reuse.blocks.sum())
-    blocks = [None if size is None else size // grain for size in sizes]
-    counts = [len(table) if b is None else int((reuse.blocks <= b).sum()) for b in blocks]
-    parts = {}
-    for count in sorted(set(counts)):
-        if not count:
-            least = min(size for size in sizes if size is not None)
-            raise ConfigError(
-                f"a capacity of {least:,} tokens is smaller than every prompt, "
-                f"of {int(reuse.tokens.min()):,} tokens and more: no request could run."
-            )
-        requests, some, its = np.arange(count), table, reuse
-        if count < len(table):
-            requests = np.sort(np.argsort(reuse.blocks, kind="stable")[:count])
-            some = table.select(requests)
-            its = find_reuse(some, grain)
-        numbered = number_prompts(some, grain, whole_blocks=False)
-        parts[count] = _Part(table, references, requests, some, its, numbered)
-    return [(size, parts[count]) for size, count in zip(sizes, counts, strict=True)]
+def _part(table: PathTable, reuse: Reuse, count: int) -> _Part:
+    if count == len(table):
+        return _Part(np.arange(count), table, reuse)
+    requests = np.sort(np.argsort(reuse.blocks, kind="stable")[:count])
+    some = table.select(requests)
+    return _Part(requests, some, find_reuse(some, reuse.grain_tokens))
 
 
 def _measure(
+    table: PathTable,
+    whole: Reuse,
     part: _Part,
     tokens: int | None,
     question: Question,
     strategies: Sequence[Strategy],
-    costs: PrefixCosts,
-    rules: Sequence[Outcome],
+    rules: tuple[Outcome, ...],
 ) -> Point:
-    reuse, prompts = part.reuse, part.whole.input_tokens
+    reuse, costs = part.reuse, prefix_costs(question.model)
     blocks = None if tokens is None else tokens // reuse.grain_tokens
-    among = methodcaller("among", prompts, part.requests)
+    outcomes = [apply_strategy(each, part.table, reuse, blocks) for each in strategies]
+    among = methodcaller("among", table.input_tokens, part.requests)
+    names = () if blocks is None else question.policies
+    policies = [apply_policy(n, part.table, reuse, part.numbered, blocks or 0) for n in names]
     return Point(
         capacity_tokens=tokens,
         capacity_blocks=blocks,
         capacity_bytes=None if tokens is None else int(tokens * costs.token_bytes),
-        rejected=len(part.whole) - len(part.table),
-        block_hits=int(reuse.found_blocks(blocks).sum()) / part.references,
-        token_hits=int(reuse.found_tokens(blocks).sum()) / part.whole.total_input_tokens,
-        strategies=tuple(among(apply_strategy(s, part.table, reuse, blocks)) for s in strategies),
-        rules=tuple(rules),
-        policies=tuple(
-            among(apply_policy(name, part.table, reuse, part.numbered, blocks))
-            for name in question.policies
-            if blocks is not None
-        ),
+        rejected=len(table) - len(part.table),
+        block_hits=int(reuse.found_blocks(blocks).sum()) / int(whole.blocks.sum()),
+        token_hits=int(reuse.found_tokens(blocks).sum()) / table.total_input_tokens,
+        strategies=tuple(map(among, outcomes)),
+        rules=rules,
+        policies=tuple(map(among, policies)),
     )
 
 

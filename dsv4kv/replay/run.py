@@ -34,7 +34,7 @@ def describe_replay(replay: Replay) -> rr.ReplayResult:
     memory, outcome, scheduler = replay.memory, replay.outcome, replay.scheduler
     tally, cache, clock = replay.prompts.tally, scheduler.cache, scheduler.clock
     lost = tally.lost | {"in_flight": tally.in_flight_tokens}
-    moments = outcome.series.moments
+    moments = outcome.moments
     names = [name for name in rr.ReplaySeries.model_fields if name != "at_ns"]
     counted = ("requests", "prompt_blocks", "found_blocks", "prompt_tokens", "seen_tokens")
     pools = (

@@ -12,7 +12,7 @@ from dsv4kv.budget.scenario import Scenario, resolve
 from dsv4kv.choices import listed
 from dsv4kv.config.bench import Section
 from dsv4kv.config.load import load_config
-from dsv4kv.config.replay import ReplayConfig, ServerSection, TierSection
+from dsv4kv.config.replay import ReplayConfig, TierSection
 from dsv4kv.engines.flags import Texts
 from dsv4kv.engines.logs.read import StartupLog, named_model
 from dsv4kv.engines.names import (
@@ -20,7 +20,6 @@ from dsv4kv.engines.names import (
     RULES,
     chosen_rule,
     family_of,
-    find_engine,
     find_rule,
     replayed_engines,
 )
@@ -105,11 +104,6 @@ def _host(asked: TierSection, scenario: Scenario) -> TierSection:
     blocks, _ = scenario.engine.blocks(deployment, capacity.units)
     ratio = inputs.host_ratio or Fraction(tier.pools[0].pages, blocks)
     return _changed(asked, ratio=float(ratio))
-
-
-def holds_chunks(server: ServerSection) -> bool:
-    """Whether a running request holds the windows of all of its prompt's last chunk."""
-    return bool(server.engine) and find_engine(server.engine or "").holds_chunks
 
 
 def _changed(section: SectionT, **values: Any) -> SectionT:

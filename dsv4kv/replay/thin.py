@@ -80,18 +80,16 @@ class Kept:
         return table_of(replace(batch, input_tokens=tokens))
 
 
-def hash_numbers(numbers: Ints) -> NDArray[np.float64]:
-    """0 to below 1 by splitmix64 (Steele et al., OOPSLA 2014), the same on every machine."""
+def _choice(pairs: Ints, level: int, side: int) -> Ints:
+    """0 or 1 for every pair of ids: which of both is kept.
+
+    By splitmix64 (Steele et al., OOPSLA 2014), the same on every machine.
+    """
+    numbers = pairs + level * 0x5851F42D4C957F2D % 2**62
     mixed = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)) / 2.0**53
-
-
-def _choice(pairs: Ints, level: int, side: int) -> Ints:
-    """0 or 1 for every pair of ids: which of both is kept."""
-    chosen = hash_numbers(pairs + level * 0x5851F42D4C957F2D % 2**62) >= 0.5
-    return chosen.astype(np.int64) ^ side
+    return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(63)).astype(np.int64) ^ side
 
 
 @dataclass

@@ -158,20 +158,18 @@ class Tiers:
             ask.refused = "too_short"
         elif self._on_the_way + size > most:
             ask.refused = "prefetch_limit"
-        else:
-            self._on_the_way += size
-            self._begin_fetch(ask, missing, now_s)
-
-    def _begin_fetch(self, ask: Fetch, missing: Sequence[Hashable], now_s: float) -> None:
+        if ask.refused:
+            return
+        self._on_the_way += size
         for tier in self._lower:
-            keys = [k for k in missing if k not in ask.own and tier.ready_s(k) <= now_s]
-            if not keys:
+            held = [k for k in missing if k not in ask.own and tier.ready_s(k) <= now_s]
+            if not held:
                 continue
             begin_s = max(now_s, tier.read.free_s)
-            end_s = tier.move(tier.read, now_s, keys)
-            for number, key in enumerate(keys, start=1):
+            end_s = tier.move(tier.read, now_s, held)
+            for number, key in enumerate(held, start=1):
                 tier.use(key)
-                there_s = begin_s + (end_s - begin_s) * number / len(keys)
+                there_s = begin_s + (end_s - begin_s) * number / len(held)
                 ask.own[key] = tier, there_s
                 self._put(0, key, there_s)
         self._first.move(self._first.write, now_s, list(ask.own))

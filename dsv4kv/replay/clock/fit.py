@@ -113,14 +113,13 @@ class Scene:
             return np.stack([np.interp(moments, instants, column) for column in columns], 1)
 
         rows = list[tuple[float, float, float, int]]()
-        for each in scheduler.ended:
-            if each.finished_s is None or each.first_token_s is None:
+        for one in scheduler.ended:
+            if one.finished_s is None or one.first_token_s is None:
                 raise ConfigError(
-                    f"a request of {each.input_tokens:,} and {each.output_tokens:,} tokens cannot "
+                    f"a request of {one.input_tokens:,} and {one.output_tokens:,} tokens cannot "
                     "be served by this configuration: give the server's own settings by --set."
                 )
-            moments = each.arrival_s, each.first_token_s, each.finished_s
-            rows.append((*moments, each.output_tokens))
+            rows.append((one.arrival_s, one.first_token_s, one.finished_s, one.output_tokens))
         last_s = max(row[2] for row in rows)
         rows = [row for row in rows if row[3] > 1]
         if not rows:

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from math import inf
 from random import Random
 
-from dsv4kv.config.fleet import ROUTERS, DynamoSection, FleetSection
+from dsv4kv.config.replay import ROUTERS, DynamoSection, FleetSection
 from dsv4kv.core.fleet import View
 from dsv4kv.core.served import Served
 

@@ -9,9 +9,8 @@ from itertools import count
 from random import Random
 from typing import NamedTuple
 
-from dsv4kv.config.fleet import FleetSection, TransferSection
 from dsv4kv.config.load import change_config
-from dsv4kv.config.replay import ReplayConfig, TiersSection
+from dsv4kv.config.replay import FleetSection, ReplayConfig, TiersSection, TransferSection
 from dsv4kv.core.clock import VirtualClock
 from dsv4kv.core.fleet import Endpoint, View
 from dsv4kv.core.served import NEVER, Hit, Served

@@ -15,9 +15,8 @@ import numpy as np
 
 from dsv4kv.budget.launch_line import launch_command
 from dsv4kv.budget.layout import Layout, LayoutWish, candidate_layouts
-from dsv4kv.config.fleet import GroupSection
 from dsv4kv.config.load import load_config
-from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.config.replay import GroupSection, ReplayConfig
 from dsv4kv.core.served import Served
 from dsv4kv.engines.names import family_of, replayed_engines, sends_of
 from dsv4kv.errors import ConfigError, DoesNotFit

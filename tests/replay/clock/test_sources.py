@@ -71,8 +71,6 @@ def test_a_calibration_of_another_deployment_is_less_sure_and_says_so(
         path.write_text(yaml.safe_dump(fitted.model_dump()))
         found.append(served(lengths((300, 5)), cost__calibration=path).times)
     alike, other = found
-    assert alike is not None
-    assert other is not None
     assert (alike.source, alike.held_out) == ("made up", COEFFICIENTS.held_out)
     assert said in other.source
     assert other.held_out == COEFFICIENTS.held_out.widened(BORROWED)
@@ -94,7 +92,6 @@ def test_requests_take_turns_on_ranks_and_wait_for_a_slot_of_their_own() -> None
     two: dict[str, Any] = {"cost__dp": 2, "cost__gpus": 2, "scheduler__prompts": "alone"}
     first, second, third = (64, 200), (64, 2), (64, 2)
     made = served(lengths(first, second, third), scheduler__max_requests=2, **two)
-    assert made.times is not None
     waited_ns, latencies_ns = (made.outcome.samples_ns[name] for name in ("queueing", "latency"))
     assert sorted(waited_ns)[-1] >= 0.99 * (max(latencies_ns) - made.times.client_s * 2e9)
     free = served(lengths(first, second, third), scheduler__max_requests=4, **two)
@@ -140,7 +137,6 @@ def test_delayed_prompts_wait_for_every_rank_and_not_for_ever() -> None:
 def test_a_client_is_in_every_first_token_and_between_requests_of_a_closed_loop() -> None:
     closed: dict[str, Any] = {"workload__arrivals": "closed", "workload__concurrency": 1}
     made = served(lengths(*[(300, 5)] * 4), **closed)
-    assert made.times is not None
     client_s, clock = made.times.client_s, made.scheduler.clock
     assert clock.idle_s == pytest.approx(4 * client_s)
     assert min(made.outcome.samples_ns["ttft"]) > client_s * 1e9

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dsv4kv.config.fleet import ROUTERS
 from dsv4kv.config.load import load_config
-from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.config.replay import ROUTERS, ReplayConfig
 from dsv4kv.core.fleet import InUse
 from dsv4kv.core.served import Served
 from dsv4kv.errors import ConfigError
@@ -21,8 +20,7 @@ from dsv4kv.replay.fleet.run import Fleet, find_sent
 from dsv4kv.replay.memory import plan_memory
 from dsv4kv.replay.run import describe_replay, describe_totals
 from dsv4kv.traces.request import Request
-from tests.replay.fleet.scenes import run_fleet
-from tests.replay.scenes import LONG, SHORT, random_requests, request, small_config
+from tests.replay.scenes import LONG, SHORT, random_requests, request, run_fleet, small_config
 
 RULES = ("ideal", "vllm", "sglang", "vllm-v4:semantic", "sglang-v4:tail")
 V41_RULES = ("vllm-v41", "sglang-v41", "sglang-v41:encoder")

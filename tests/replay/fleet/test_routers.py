@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from dsv4kv.config.fleet import ROUTERS, DynamoSection, FleetSection
+from dsv4kv.config.replay import ROUTERS, DynamoSection, FleetSection
 from dsv4kv.core.fleet import View
 from dsv4kv.core.served import Served
 from dsv4kv.replay.fleet import routers

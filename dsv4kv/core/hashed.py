@@ -1,10 +1,12 @@
 """vLLM's prefix cache: context, windows and states of every request in one block pool.
 
+Cached blocks have reference counts and a free queue; those that hold nothing are counted.
+
 A hit ends at a whole block of context whose last window and state blocks are cached in all groups,
 and leaves the last token to be computed.  Blocks behind a window are freed before every step;
 which of them stay cached is the retention.  Requests are known by numbers.
-Source: vLLM 0.33, ``single_type_kv_cache_manager.py``, ``kv_cache_coordinator.py``,
-``v1/core/kv_cache_manager.py`` (``allocate_slots``).
+Source: vLLM 0.33, ``v1/core/block_pool.py``, ``single_type_kv_cache_manager.py``,
+``kv_cache_coordinator.py``, ``v1/core/kv_cache_manager.py`` (``allocate_slots``).
 """
 
 from bisect import bisect_right
@@ -18,7 +20,7 @@ from dsv4kv.core.served import Hit, Served
 
 
 class Entry:
-    """Cached blocks, in the free queue while no request uses them.
+    """A cached block, or those of a window that a hit needs together; queued while not in use.
 
     An entry whose blocks are freed at different times is split into pieces: the entry itself
     holds the last ones, ``pieces`` lists it and the others, last blocks first.

@@ -28,7 +28,11 @@ def kept_places(prompt_tokens: int, period_tokens: int, end: tuple[int, int] | N
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way to keep windows and states."""
+    """One way to keep windows and states, which a request needs to go on behind cached blocks.
+
+    Source: arXiv:2606.19348 §3.5.2 (full, periodic, zero); the bounded replay of DeepSeek-V4.1;
+    ends of prompts and where prompts part are policies of this toolkit.
+    """
 
     name: str  # as users write it
     # ``full`` keeps every window entry; ``periodic`` a checkpoint at every multiple of

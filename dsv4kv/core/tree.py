@@ -37,7 +37,6 @@ class PrefixTree:
         self.held = 0  # values held now; keys, where there are no values
         self.pinned = 0  # values that leases hold; keys, where there are no values
         self.cached = 0  # keys held now
-        self.runs = 0
         self._policy, self._size, self._chained = policy, block_keys, chained
         self._requests = 0
 
@@ -142,7 +141,6 @@ class PrefixTree:
             blocks = -(-run.end // self._size) - run.start // self._size
             run.values = values[len(values) - blocks :]
         above.children[keys[0]] = run
-        self.runs += 1
         self.cached += run.length
         self.held += self.count(run)
         self._policy.admit(run)
@@ -200,7 +198,6 @@ class PrefixTree:
             upper.values = run.values[: -(-at // self._size) - first]
             run.values = run.values[at // self._size - first :]
         run.parent, run.keys, run.start, run.length = upper, keys[inside:], at, run.length - inside
-        self.runs += 1
         return upper
 
     def _enter(self, above: Run, keys: list[int], values: list[int]) -> tuple[Run, int]:
@@ -239,7 +236,6 @@ class PrefixTree:
             assert above is not None
             del above.children[run.keys[0]]
             run.parent, run.ticket = None, 0
-            self.runs -= 1
             self.held -= owned
             self._offer(above)
         self.cached -= dropped

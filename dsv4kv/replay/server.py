@@ -1,4 +1,4 @@
-"""A server as its engine starts it: pools, host memory, limits and rule, as in ``budget``."""
+"""A server as settings of a replay: as its engine starts it, as in ``budget``, or as recorded."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""One tier: the objects that it holds, and the transfers into it and out of it.
+"""One tier: what it keeps of prompts by a rule, and the transfers into it and out of it.
 
 An object is a block of context, or a tail: the windows and states with which a request resumes
 behind a block. Blocks are evicted after those behind them; a tail goes with its block or before.

@@ -42,31 +42,22 @@ class Spent:
     whole: Floats
 
     def predict(self, run: Measured, times: ModelTimes) -> Floats:
-        """Seconds of everything that was measured, in the order of ``quantities_of``."""
+        """Seconds of everything that was measured, in the order of ``Measured.quantities``."""
         rates = np.append(times.timer.rates, _waiting_s(run, times))
         values = {"ttft": self.ttft @ rates + times.client_s, "tpot": self.tpot @ rates}
         ordered = {name: np.sort(each) for name, each in values.items()}
         found = []
-        for name, share, _ in run.latencies:
-            times_s = ordered[name]
+        for name, share, _ in run.quantities:
+            times_s = ordered.get(name, self.whole @ rates[:, None] + times.client_s)
             place, places = share / 100 * (len(times_s) - 1), np.arange(len(times_s))
             found.append(
                 times_s.mean() if math.isnan(share) else np.interp(place, places, times_s)
             )
-        if run.duration_s:
-            found.append(self.whole @ rates + times.client_s)
         return np.array(found)
 
 
 def _waiting_s(run: Measured, times: ModelTimes) -> float:
     return 1.0 if run.concurrency is None else times.client_s
-
-
-def quantities_of(run: Measured) -> tuple[list[str], Floats]:
-    """What was measured, by name, and how many seconds."""
-    names = [name for name, *_ in run.latencies] + ["throughput"] * bool(run.duration_s)
-    seconds = [seconds for *_, seconds in run.latencies]
-    return names, np.array(seconds + ([run.duration_s] if run.duration_s else []))
 
 
 @dataclass(frozen=True)
@@ -340,7 +331,7 @@ def _residuals(
     """Weighted logarithms of predicted over measured; a latency counts once, however often."""
     found = []
     for scene, each in zip(scenes, spent, strict=True):
-        names, measured = quantities_of(scene.run)
+        names, _, measured = zip(*scene.run.quantities, strict=True)
         predicted = each.predict(scene.run, scene.times.by(coefficients))
         queued = {"ttft": _QUEUED_TTFT} if scene.run.concurrency != 1 else {}
         usual = _QUEUED if queued else 1.0
@@ -417,14 +408,12 @@ def _compare(
 ) -> list[Compared]:
     rows = []
     for scene, each, without in zip(scenes, spent, left_out, strict=True):
-        run, times = scene.run, scene.times.by(fitted)
-        names, measured = quantities_of(run)
-        shares = [share for _, share, _ in run.latencies] + [float("nan")]
-        predicted = each.predict(run, times)
-        for place, name in enumerate(names):
+        run = scene.run
+        predicted = each.predict(run, scene.times.by(fitted))
+        for place, (name, share, measured_s) in enumerate(run.quantities):
             others = None if without is None else float(without[place])
-            numbers = float(measured[place]), float(predicted[place]), others
-            rows.append(Compared(run.name, name, shares[place], *numbers))
+            numbers = measured_s, float(predicted[place]), others
+            rows.append(Compared(run.name, name, share, *numbers))
     return rows
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from dsv4kv.config.load import Point
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.replay import run as rn
-from dsv4kv.replay.build import Replay
 from dsv4kv.replay.fleet.run import Fleet, Replica
 from dsv4kv.runs import replay as rr
 from dsv4kv.runs.schema import Case, Totals
@@ -110,9 +109,6 @@ class Fates:
         ]
 
 
-_NS = 1e9
-
-
 def serve_point(
     point: Point[ReplayConfig], requests: Sequence[Request], on_progress: Callable[[int], None]
 ) -> Case:
@@ -146,24 +142,19 @@ def serve_point(
 
 def describe_all(fleet: Fleet, fates: Fates) -> rr.ReplayResult:
     replays = [replica.replay for replica in fleet.replicas]
-    found = [
-        rn.describe_replay(Replay(each.parts, each.requests, each.scheduler)) for each in replays
-    ]
+    found = [rn.describe_replay(each) for each in replays]
     computing = found[: len(fleet.pools[0])]
-    first = found[0]
-    return first.model_copy(
-        update={
+    summed = ("remainder_bytes", "rounding_bytes", "pauses", "evictions", "rejected")
+    sums = {n: rn.add_values(n, [getattr(each, n) for each in found]) for n in summed}
+    return found[0].model_copy(
+        update=sums
+        | {
             "pools": add_pools([each.pools for each in found]),
             "constants": list(_all_constants(fleet.replicas)),
-            "remainder_bytes": sum(each.remainder_bytes for each in found),
-            "rounding_bytes": sum(each.rounding_bytes for each in found),
             "reuse": rn.add([r.reuse for r in computing], same=("shared_tokens",)),
             "work": rn.add([each.work for each in found]),
             "arrived_ns": rn.arrival_span_ns(fleet.config, fleet.requests),
             "mean_decoding": mean(r.mean_decoding for r in found[-len(fleet.pools[-1]) :]),
-            "pauses": sum(each.pauses for each in found),
-            "evictions": sum(each.evictions for each in found),
-            "rejected": rn.add_values("", [each.rejected for each in found]),
             "series": add_series([each.series for each in found], fleet.config.measure.points),
             "tiers": rn.describe_tiers([each.tiers for each in replays if each.tiers]),
             "fleet": describe_fleet(fleet, fates),
@@ -174,10 +165,10 @@ def describe_all(fleet: Fleet, fates: Fates) -> rr.ReplayResult:
 def add_pools(replicas: Sequence[Sequence[rr.ReplayPool]]) -> list[rr.ReplayPool]:
     """The pools of all replicas by their names, a row for every size of a unit."""
     alike: dict[str, dict[int, list[rr.ReplayPool]]] = {}
-    for pool in (pool for pools in replicas for pool in pools):
+    for pool in chain.from_iterable(replicas):
         alike.setdefault(pool.name, {}).setdefault(pool.unit_bytes, []).append(pool)
     found = []
-    for pools in (pools for sizes in alike.values() for pools in sizes.values()):
+    for pools in chain.from_iterable(sizes.values() for sizes in alike.values()):
         counts = [pool.units for pool in pools if pool.units is not None]
         bare = [pool.model_copy(update={"units": None}) for pool in pools]
         units = sum(counts) if len(counts) == len(pools) else None

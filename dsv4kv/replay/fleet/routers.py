@@ -178,30 +178,12 @@ def _least(costs: Sequence[float], draw: Random) -> int:
     return places[0] if len(places) == 1 else draw.choice(places)
 
 
-def dynamo_costs(
-    rule: DynamoSection, asked: Served, views: Views, block_tokens: int
-) -> list[float]:
-    """The cost of every replica, in blocks.
-
-    What is cached is taken from the prompt tokens to compute, and not below zero.
-    Source: ai-dynamo 1.6.1, ``lib/kv-router/src/scheduling/selector/default.rs``.
-    """
-    credit, scale = rule.overlap_score_credit or 0.0, rule.prefill_load_scale or 0.0
-    request, costs = rule.decode_active_request_weight or 0.0, []
-    for view in views:
-        overlap = credit * view.device_tokens + _HOST_WEIGHT * view.host_tokens
-        overlap += _DISK_WEIGHT * view.disk_tokens
-        tokens = view.prefill_tokens + asked.input_tokens - overlap
-        prefill = max(0.0, tokens / block_tokens)
-        costs.append(scale * prefill + view.decode_blocks + request * view.requests)
-    return costs
-
-
 class Dynamo(Router):
     """dynamo's KV router: prompt tokens to compute, blocks in use and requests, in blocks.
 
     The least cost, among equals any, as at ``router_temperature`` 0. Without ``use_kv_events`` it
     knows what it sent where in the last two minutes (its ``router_ttl_secs``).
+    Source: ai-dynamo 1.6.1, ``lib/kv-router/src/scheduling/selector/default.rs``.
     """
 
     looks = frozenset({"prefix", "blocks"})
@@ -217,8 +199,19 @@ class Dynamo(Router):
         if not self.rule.use_kv_events:
             for view, tokens in zip(views, self.past.matched_tokens(asked), strict=True):
                 view.device_tokens = tokens
-        costs = dynamo_costs(self.rule, asked, views, self.section.block_tokens or 1)
-        return _least(costs, self.draw)
+        return _least(self.costs(asked, views), self.draw)
+
+    def costs(self, asked: Served, views: Views) -> list[float]:
+        """In blocks; what is cached is taken from the prompt tokens, and not below zero."""
+        rule, size, costs = self.rule, self.section.block_tokens or 1, []
+        credit, scale = rule.overlap_score_credit or 0.0, rule.prefill_load_scale or 0.0
+        for view in views:
+            overlap = credit * view.device_tokens + _HOST_WEIGHT * view.host_tokens
+            overlap += _DISK_WEIGHT * view.disk_tokens
+            prefill = max(0.0, (view.prefill_tokens + asked.input_tokens - overlap) / size)
+            active = (rule.decode_active_request_weight or 0.0) * view.requests
+            costs.append(scale * prefill + view.decode_blocks + active)
+        return costs
 
     def sent(self, asked: Served, replica: int) -> None:
         if not self.rule.use_kv_events:
@@ -234,43 +227,37 @@ class DynamoDecode(Dynamo):
 # ---- llm-d --------------------------------------------------------------------------------------
 
 
-def precise_scores(found: Sequence[float]) -> list[float]:
-    """``precise-prefix-cache-scorer``: 0 to 1 of those with any (``precise_prefix_cache.go``)."""
-    there = [tokens for tokens in found if tokens] or [0]
-    low, width = min(there), max(there) - min(there)
-    return [((t - low) / width if width else 1.0) if t else 0.0 for t in found]
-
-
 _PREFIX, _UTILIZATION, _QUEUE, _CPU_TIER = 3.0, 2.0, 2.0, 0.8
 """Weights of its scorers, and what a block in host memory counts in the index."""
 
 
-def llmd_scores(prefixes: Sequence[float], views: Views) -> list[float]:
-    """The weighted sum of all scorers, for every replica.
-
-    Source: llm-d-inference-scheduler and gateway-api-inference-extension, ``scorer``: prefixes as
-    given; ``kv-cache-utilization-scorer`` 1 − usage; ``queue-scorer`` from 1 for the shortest
-    queue to 0 for the longest.
-    """
-    longest = max(view.waiting for view in views)
-    width = longest - min(view.waiting for view in views)
-    return [
-        _PREFIX * prefix
-        + _UTILIZATION * (1 - view.usage)
-        + _QUEUE * ((longest - view.waiting) / width if width else 1.0)
-        for prefix, view in zip(prefixes, views, strict=True)
-    ]
-
-
 class Llmd(Router):
-    """llm-d's endpoint picker with an index by events; host memory counts ``_CPU_TIER``."""
+    """llm-d's endpoint picker with an index by events; host memory counts ``_CPU_TIER``.
+
+    Source: llm-d-inference-scheduler and gateway-api-inference-extension, ``scorer``:
+    ``precise-prefix-cache-scorer`` from 0 for the shortest prefix that there is to 1;
+    ``kv-cache-utilization-scorer`` 1 − usage; ``queue-scorer`` from 1 for the shortest queue to 0
+    for the longest.
+    """
 
     looks = frozenset({"load", "prefix"})
 
     def choose(self, asked: Served, views: Views) -> int:
+        return _least([-score for score in self.scores(views)], self.draw)
+
+    def scores(self, views: Views) -> list[float]:
+        """The weighted sum of all scorers, for every replica."""
         found = [view.device_tokens + _CPU_TIER * view.host_tokens for view in views]
-        scores = llmd_scores(precise_scores(found), views)
-        return _least([-score for score in scores], self.draw)
+        there = [tokens for tokens in found if tokens] or [0]
+        low, width = min(there), max(there) - min(there)
+        longest = max(view.waiting for view in views)
+        span, scores = longest - min(view.waiting for view in views), []
+        for view, tokens in zip(views, found, strict=True):
+            prefix = (tokens - low) / width if width else 1.0
+            queue = (longest - view.waiting) / span if span else 1.0
+            score = _PREFIX * (prefix if tokens else 0.0)
+            scores.append(score + _UTILIZATION * (1 - view.usage) + _QUEUE * queue)
+        return scores
 
 
 # ---- vLLM's production stack --------------------------------------------------------------------

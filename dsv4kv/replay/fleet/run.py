@@ -1,4 +1,7 @@
-"""Serving a trace by several replicas: what comes next, anywhere, is done next."""
+"""Serving a trace by several replicas: what comes next, anywhere, is done next.
+
+Prompts may be on their way from a prefill replica to a decode replica.
+"""
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence

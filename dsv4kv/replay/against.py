@@ -9,10 +9,10 @@ even distances between its first token and its last.
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, starmap
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,23 +34,11 @@ class Span(NamedTuple):
     last_s: float
 
 
-@dataclass
-class Played:
-    """What came of it."""
-
-    hits: list[int]  # prompt tokens that every request need not compute
-    rejected: int = 0  # requests that can never run
-    evicted: list[tuple[float, int]] = field(default_factory=list)  # when, how many blocks
-    # blocks that requests held at every moment that was asked for
-    used: list[int] = field(default_factory=list)
-    preempted: list[float] = field(default_factory=list)  # when a request was
-
-
 _EMPTY, _LOOK, _BEGIN, _STORE, _GROW, _END = range(6)
 
 
 class Paced:
-    """A trace on its way through an engine's cache."""
+    """A trace on its way through an engine's cache, and what came of it."""
 
     def __init__(
         self,
@@ -68,7 +56,11 @@ class Paced:
         self._at_once, self._advance, self._size = at_once, advance, pool.block_tokens
         self._tokens = pool.table.input_tokens.tolist()
         self._outputs = pool.table.output_tokens.tolist()
-        self._played = Played([0] * len(pool.table))
+        self.hits = [0] * len(pool.table)  # prompt tokens that every request need not compute
+        self.rejected = 0  # requests that can never run
+        self.evicted: list[tuple[float, int]] = []  # when, how many blocks
+        self.used: list[int] = []  # blocks that requests held at every one of ``looks``
+        self.preempted: list[float] = []  # when a request was
         self._counted: set[int] = set()
         self._late: set[int] = set()  # of those that wait, which should have ended by now
         self._agenda = [(at, -1, _EMPTY) for at in emptied]
@@ -76,7 +68,7 @@ class Paced:
         self._agenda += [(span.begin_s, n, _BEGIN) for n, span in enumerate(spans)]
         self._empty()
 
-    def run(self) -> Played:
+    def run(self) -> Self:
         happens = {_BEGIN: self._come, _STORE: self._store, _GROW: self._grow, _END: self._end}
         heapq.heapify(self._agenda)
         while self._agenda:
@@ -84,13 +76,13 @@ class Paced:
             if what == _EMPTY:
                 self._empty()
             elif what == _LOOK:
-                self._played.used.append(self._cache.private + self._cache.shared)
+                self.used.append(self._cache.private + self._cache.shared)
             else:
                 happens[what](number)
             if evicted := self._cache.evicted - self._seen:
-                self._played.evicted.append((self._now_s, evicted))
+                self.evicted.append((self._now_s, evicted))
                 self._seen += evicted
-        return self._played
+        return self
 
     def _empty(self) -> None:
         self._cache, self._seen = open_cache(self._rule, self._pool), 0
@@ -102,7 +94,7 @@ class Paced:
     def _come(self, number: int) -> None:
         self._advance()
         if self._cache.refuses(self._tokens[number]):
-            self._played.rejected += 1
+            self.rejected += 1
         else:
             self._waiting.append(number)
             self._admit()
@@ -133,7 +125,7 @@ class Paced:
         hit = self._cache.begin(number, self._tokens[number])
         begun = self._cache.computed_from(hit)
         if number not in self._counted:
-            self._played.hits[number] = begun
+            self.hits[number] = begun
             self._counted.add(number)
         self._running[number], self._resumed[number] = 0, begun
         late = number in self._late
@@ -180,7 +172,7 @@ class Paced:
         youngest = next(reversed(self._running))
         self._let_go(youngest)
         self._waiting.appendleft(youngest)
-        self._played.preempted.append(self._now_s)
+        self.preempted.append(self._now_s)
         return youngest
 
     def _end(self, number: int) -> None:
@@ -322,7 +314,7 @@ class Comparison:
         causes = self._causes(plain) if self._apart(plain) else []
         return self._report(plain, [cause for cause in causes if cause.low or cause.high])
 
-    def _causes(self, plain: Played) -> list[Cause]:
+    def _causes(self, plain: Paced) -> list[Cause]:
         causes, model = list[Cause](), plain
         if self._restarts:
             model = self._play()
@@ -342,11 +334,11 @@ class Comparison:
         causes += self._order(model)
         return causes
 
-    def _cause(self, name: str, before: Played, after: Played, seen: str) -> Cause:
+    def _cause(self, name: str, before: Paced, after: Paced, seen: str) -> Cause:
         grown = self._sum(after) - self._sum(before)
         return Cause(name, grown, grown, seen)
 
-    def _between(self, name: str, model: Played, others: Sequence[Played], seen: str) -> Cause:
+    def _between(self, name: str, model: Paced, others: Sequence[Paced], seen: str) -> Cause:
         """What is between the replay and others of it, where the server's hits are there, too.
 
         Request by request: no more than it differs, and no more than the others do.
@@ -358,7 +350,7 @@ class Comparison:
             fewer, more = np.maximum(fewer, np.minimum(apart, 0)), np.clip(apart, 0, more)
         return Cause(name, int(fewer.sum()), int(more.sum()), seen)
 
-    def _unrecorded(self, model: Played) -> Iterator[Cause]:
+    def _unrecorded(self, model: Paced) -> Iterator[Cause]:
         ends = [self._since(end) for _, end in self._server.unrecorded]
         inside = [end for end in ends if self._spans[0].begin_s < end < self._spans[-1].begin_s]
         if inside:
@@ -366,11 +358,11 @@ class Comparison:
             times = f"{len(inside)}, until " + ", ".join(map(_clock, inside[:3]))
             yield self._between("recording paused", model, [emptied], times)
 
-    def _smaller_pool(self, model: Played) -> tuple[int, Played] | None:
+    def _smaller_pool(self, model: Paced) -> tuple[int, Paced] | None:
         """A smaller pool with which the replay finds what the server found, if there is one."""
         apart = self._apart(model)
         size = self._pool.block_tokens
-        best: tuple[int, int, Played] | None = None
+        best: tuple[int, int, Paced] | None = None
         if apart < _NOTABLE * self._asked:
             return None
         for shares in (_POOLS, (-_BETWEEN, _BETWEEN)):
@@ -395,7 +387,7 @@ class Comparison:
         )
         yield Cause("prompts of unknown tokens", unknown, unknown, "only their length is known")
 
-    def _ids_of_text(self, model: Played) -> Iterator[Cause]:
+    def _ids_of_text(self, model: Paced) -> Iterator[Cause]:
         """Ids made of text say only about what prompts share."""
         by_text = np.array([of == "text" for of in self._recorded.ids_of]) & self._reported
         if by_text.any() and self._by_request:
@@ -404,7 +396,7 @@ class Comparison:
             count = f"of {int(by_text.sum()):,} prompts"
             yield Cause("ids made of text", low, high, count)
 
-    def _in_flight(self, model: Played) -> Iterator[Cause]:
+    def _in_flight(self, model: Paced) -> Iterator[Cause]:
         """Whether prompts are found while they are being computed."""
         if all(one.first_s <= other.begin_s for one, other in pairwise(self._spans)):
             return
@@ -412,7 +404,7 @@ class Comparison:
         name = "prompts found while they are computed"
         yield self._between(name, model, [other], "replayed both ways")
 
-    def _order(self, model: Played) -> Iterator[Cause]:
+    def _order(self, model: Paced) -> Iterator[Cause]:
         if not model.evicted:
             return
         size, blocks = self._pool.block_tokens, self._pool.blocks
@@ -437,7 +429,7 @@ class Comparison:
         tokens: int | None = None,
         at_once: bool | None = None,
         emptied: Sequence[float] | None = None,
-    ) -> Played:
+    ) -> Paced:
         """A replay with another pool, or what is in flight found, or other restarts."""
         return Paced(
             self._pool if tokens is None else replace(self._pool, tokens=tokens),
@@ -449,10 +441,10 @@ class Comparison:
             advance=self._advance,
         ).run()
 
-    def _sum(self, played: Played) -> int:
+    def _sum(self, played: Paced) -> int:
         return int(np.array(played.hits)[self._reported].sum())
 
-    def _apart(self, played: Played) -> int:
+    def _apart(self, played: Paced) -> int:
         """Tokens by which requests differ; in all, where only counters have them."""
         if not self._by_request:
             return abs(self._answered - self._sum(played))
@@ -462,7 +454,7 @@ class Comparison:
     def _since(self, at_s: float) -> float:
         return at_s - self._recorded.begun_s
 
-    def _report(self, played: Played, causes: list[Cause]) -> Against:
+    def _report(self, played: Paced, causes: list[Cause]) -> Against:
         difference = self._answered - self._sum(played)
         low, high = sum(each.low for each in causes), sum(each.high for each in causes)
         rest = min(0, difference - low) if difference < low else max(0, difference - high)
@@ -486,7 +478,7 @@ class Comparison:
         total = Minute(-1, len(starts), self._asked, *(whole for _, whole in sides))
         return Against(total, minutes, causes, rest, list(self._cautions(played)))
 
-    def _rows(self, played: Played, starts: NDArray[np.float64]) -> list[Sequence[Rows | None]]:
+    def _rows(self, played: Paced, starts: NDArray[np.float64]) -> list[Sequence[Rows | None]]:
         """What the server and the replay counted, by the fields of ``Side``."""
         server, since, known = self._server, self._since, self._reported
 
@@ -506,7 +498,7 @@ class Comparison:
             (of_requests(np.array(played.hits)), *ours),
         ]
 
-    def _cautions(self, played: Played) -> Iterator[str]:
+    def _cautions(self, played: Paced) -> Iterator[str]:
         if played.rejected:
             yield f"{played.rejected:,} requests are too long for the pool of the replay"
         if self._server.replicas > 1:

@@ -5,9 +5,8 @@ request waits. (The rules: SGLang 0.5.23, ``hicache``; vLLM 0.33, ``v1/kv_offloa
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from dsv4kv.config.replay import ReplayConfig, TiersSection
 from dsv4kv.core.clock import VirtualClock
@@ -32,22 +31,12 @@ class Fetch:
     refused: str = ""  # why nothing was fetched although there was something; empty where it was
 
 
-@dataclass(frozen=True)
-class SharedTiers:
-    """Tiers that several servers have in common, filled by the first that is built."""
+class SharedTiers(dict[str, Tier]):
+    """Tiers that several servers have in common, by name, made by the first that is built."""
 
-    names: Collection[str]  # which of ``host``, ``disk`` and ``remote``
-    tiers: dict[str, Tier] = field(default_factory=dict)  # they, by name
-    # the block before every block that any server offered
-    parents: dict[int, int | None] = field(default_factory=dict)
-
-    def find(self, name: str, make: Callable[[], Tier]) -> Tier:
-        """The tier of a name: the common one, or one of its own."""
-        if name not in self.names:
-            return make()
-        if name not in self.tiers:
-            self.tiers[name] = make()
-        return self.tiers[name]
+    def __init__(self) -> None:
+        super().__init__()
+        self.parents: dict[int, int | None] = {}  # the block before every one that was offered
 
 
 class Tiers:
@@ -353,11 +342,9 @@ def build_tiers(
             "when they are evicted: take write_through or write_through_selective (its "
             "store_threshold of 2), or a rule of SGLang."
         )
-    shared = shared or SharedTiers(())
-    tiers = [
-        shared.find(
-            name, partial(Tier, name, section, size_tier(name, config, memory, stored), stored)
-        )
-        for name, section in levels.items()
-    ]
+    shared, tiers = SharedTiers() if shared is None else shared, list[Tier]()
+    for name, section in levels.items():
+        own = Tier(name, section, size_tier(name, config, memory, stored), stored)
+        is_common = name in config.fleet.shared_tiers
+        tiers.append(shared.setdefault(name, own) if is_common else own)
     return Tiers(tiers, config.tiers, stored, shared_tokens, clock, compute_s, shared.parents)

@@ -13,8 +13,7 @@ from random import Random
 from typing import NamedTuple
 
 from dsv4kv.config.load import change_config
-from dsv4kv.config.replay import FleetSection, ReplayConfig, TiersSection, TransferSection
-from dsv4kv.core.clock import VirtualClock
+from dsv4kv.config.replay import FleetSection, ReplayConfig, TiersSection
 from dsv4kv.core.fleet import Endpoint, View
 from dsv4kv.core.served import NEVER, Hit, Served
 from dsv4kv.engines.host import Sent
@@ -71,14 +70,6 @@ def _send_blocks(memory: MemoryPlan, tokens: int, found_tokens: int) -> Sent:
     return Sent(size, (blocks + 1) * len(memory.schemas))
 
 
-class Link(Channel):
-    """Sends prompts one at a time: setup + pieces · each + bytes / rate, of one rank."""
-
-    def __init__(self, section: TransferSection, sent: SentOf) -> None:
-        super().__init__(section.gbps, section.descriptor_us, setup_ms=section.setup_ms)
-        self.sent = sent
-
-
 class Received:
     """Below a decode replica's cache: prompts that another replica has computed; see ``Below``.
 
@@ -88,22 +79,21 @@ class Received:
 
     fetches = False
 
-    def __init__(self, clock: Callable[[], VirtualClock], block_tokens: int) -> None:
-        """``clock`` is the decode replica's; ``block_tokens`` are the tokens of a shared block."""
-        # links that requests on their way will be sent over, by their numbers
-        self.senders: dict[int, Link] = {}
-        self._clock, self._tokens = clock, block_tokens
+    def __init__(self, replica: "Replica") -> None:
+        self.senders: dict[int, Replica] = {}  # of requests on their way, by their numbers
+        self._own = replica
 
     def fetch(self, served: Served, found: int, usable: int) -> None:
         """Nothing: it is sent when the request begins."""
 
     def restore(self, served: Served, hit: Hit, usable: int) -> Hit:
         """All of a prompt, at ``served.ready_s``."""
-        link = self.senders.pop(served.number, None)
-        if link is None:
+        sender = self.senders.pop(served.number, None)
+        if sender is None:
             return hit
-        sent = link.sent(served.input_tokens, hit.resumed * self._tokens)
-        served.ready_s = link.move(self._clock().now_s, sent.descriptors, sent.bytes)
+        found_tokens = hit.resumed * self._own.parts.shared_tokens
+        sent = sender.sent(served.input_tokens, found_tokens)
+        served.ready_s = sender.link.move(self._own.now_s, sent.descriptors, sent.bytes)
         return Hit(usable, usable, usable)
 
     def offer(self, served: Served, blocks: int, tails: Sequence[int]) -> None:
@@ -181,10 +171,11 @@ class Replica:
         self.name, self.parts, self.config = name, parts, group.config
         self.settings = shlex.join(group.settings)  # what differs from the configuration
         fleet, memory = self.config.fleet, parts.memory
-        self.link = Link(fleet.transfer, sent)  # to send prompts over
-        self.received: Received | None = None  # prompts that are sent to it, where it only decodes
-        if decodes:
-            self.received = Received(lambda: self.replay.scheduler.clock, parts.shared_tokens)
+        way = fleet.transfer  # over which it sends prompts, one at a time
+        self.link = Channel(way.gbps, way.descriptor_us, setup_ms=way.setup_ms)
+        self.sent = sent
+        # prompts that are sent to it, where it only decodes
+        self.received = Received(self) if decodes else None
         delay_s = fleet.event_delay_ms / 1e3
         # where it is sent requests
         self.endpoint = Endpoint(looks, delay_s, parts.shared_tokens, memory.block_tokens)
@@ -354,7 +345,7 @@ class Fleet:
         self._longest = config.workload.max_output_tokens
         fleet = config.fleet
         check_sessions(requests, fleet)
-        self._shared = SharedTiers(fleet.shared_tiers)
+        self._shared = SharedTiers()
         self._draw = Random(config.measure.seed)
         self._pools = [
             self._open(groups, name, decodes=stage > 0)
@@ -368,7 +359,7 @@ class Fleet:
             self._sessions = find_sessions(requests)
         self._arrivals: list[tuple[float, int, int]] = []  # when, whose, to which pool
         self._next: dict[tuple[int, bool], list[tuple[int, float]]] = {}
-        self._senders: dict[int, Link] = {}
+        self._senders: dict[int, Replica] = {}
         self._busy: list[tuple[float, int, int, int]] = []  # when, entry, pool, replica
         self._entries: dict[tuple[int, int], int] = {}
         self._order, self._done = count(), 0
@@ -480,7 +471,7 @@ class Fleet:
             output = output if longest is None else min(output, longest)
             goes_on = len(self._pools) > 1 and not stage and output > 1
             if goes_on and served.finished_s is not None:
-                self._senders[served.number] = replica.link
+                self._senders[served.number] = replica
                 heappush(self._arrivals, (served.finished_s, served.number, 1))
                 continue
             self._done += 1

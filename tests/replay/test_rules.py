@@ -167,7 +167,6 @@ def test_with_drafts_the_shipped_trace_hits_the_same(
     assert expected.losses["draft"] > 0
 
 
-# ---- ideal --------------------------------------------------------------------------------------
 # trace mrc's ideal rule also keeps and finds the partial last block of a prompt and lets a hit
 # cover the last token; the serving loop computes both, and names them as losses.
 
@@ -183,9 +182,6 @@ def test_without_bound_ideal_saves_all_but_partial_blocks_and_last_tokens(
     computed = tally.lost["alignment"] + tally.lost["last_token"]
     expected = analyse(requests, "ideal", 10_000, id_letters * LETTER, CHUNK)
     assert tally.saved_tokens + computed == expected.hit_tokens == tally.seen_tokens
-
-
-# ---- requests side by side ----------------------------------------------------------------------
 
 
 def random_chains(seed: int, count: int) -> list[list[int]]:

@@ -116,8 +116,6 @@ class LeastLoaded(Router):
         return min(range(len(views)), key=lambda place: views[place].requests)
 
 
-# ---- SGLang's gateway ---------------------------------------------------------------------------
-
 _EVICTION_S = 120.0  # between evictions from the tree: eviction_interval_secs
 _TREE_TOKENS = 67_108_864 // 4  # that it keeps of a replica: max_tree_size, 4 characters a token
 
@@ -162,9 +160,6 @@ class ConsistentHashing(Router):
 
     def choose(self, asked: Served, views: Views) -> int:
         return self.ring.find(asked.session)
-
-
-# ---- dynamo -------------------------------------------------------------------------------------
 
 
 _HOST_WEIGHT, _DISK_WEIGHT, _TTL_S = 0.75, 0.25, 120.0
@@ -224,9 +219,6 @@ class DynamoDecode(Dynamo):
     looks = frozenset({"blocks"})
 
 
-# ---- llm-d --------------------------------------------------------------------------------------
-
-
 _PREFIX, _UTILIZATION, _QUEUE, _CPU_TIER = 3.0, 2.0, 2.0, 0.8
 """Weights of its scorers, and what a block in host memory counts in the index."""
 
@@ -259,8 +251,6 @@ class Llmd(Router):
             scores.append(score + _UTILIZATION * (1 - view.usage) + _QUEUE * queue)
         return scores
 
-
-# ---- vLLM's production stack --------------------------------------------------------------------
 
 _KV_AWARE_TOKENS = 2000  # of a prompt that may be computed: kv_aware_threshold
 

@@ -34,9 +34,6 @@ def lengths(*pairs: tuple[int, int], at: float = 0.0) -> list[Request]:
     return [request(at=at, input_tokens=given, output=made) for given, made in pairs]
 
 
-# ---- which --------------------------------------------------------------------------------------
-
-
 def test_every_gpu_with_a_bandwidth_has_a_clock() -> None:
     for name in gpu_names():
         coefficients = find_coefficients(load_gpu(name), "fp4")
@@ -82,9 +79,6 @@ def test_a_file_without_coefficients_is_a_sentence(tmp_path: Path, content: byte
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"(?s)cost.calibration: .*has no coefficients"):
         served(lengths((300, 5)), cost__calibration=path)
-
-
-# ---- what a replay makes of them ----------------------------------------------------------------
 
 
 def test_requests_take_turns_on_ranks_and_wait_for_a_slot_of_their_own() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from dsv4kv.config.load import Point
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.replay import run as rn
+from dsv4kv.replay.build import Replay
 from dsv4kv.replay.fleet.run import Fleet, Replica
 from dsv4kv.runs import replay as rr
 from dsv4kv.runs.schema import Case, Totals
@@ -142,7 +143,9 @@ def serve_point(
 
 def describe_all(fleet: Fleet, fates: Fates) -> rr.ReplayResult:
     replays = [replica.replay for replica in fleet.replicas]
-    found = [rn.describe_replay(each) for each in replays]
+    found = [  # what a tier that several share gave adds up for all together alone
+        rn.describe_replay(Replay(each.parts, each.requests, each.scheduler)) for each in replays
+    ]
     computing = found[: len(fleet.pools[0])]
     summed = ("remainder_bytes", "rounding_bytes", "pauses", "evictions", "rejected")
     sums = {n: rn.add_values(n, [getattr(each, n) for each in found]) for n in summed}

@@ -14,7 +14,7 @@ from dsv4kv.core.fleet import InUse
 from dsv4kv.core.served import Served
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import build_replay
-from dsv4kv.replay.fleet.case import ideal_saved_tokens
+from dsv4kv.replay.fleet.case import Fates, describe_all, ideal_saved_tokens
 from dsv4kv.replay.fleet.routers import Ring
 from dsv4kv.replay.fleet.run import Fleet, find_sent
 from dsv4kv.replay.memory import plan_memory
@@ -115,6 +115,7 @@ def test_ample_memory_that_all_share_saves_what_one_ideal_pool_saves(router: str
     assert saved_tokens(run_fleet(small_config(**fleet, **AMPLE), requests)) <= saved_tokens(alone)
     together = run_fleet(small_config(**fleet, **AMPLE, **shared), requests)
     assert saved_tokens(together) == saved_tokens(alone) == ideal_saved_tokens(requests, 128)
+    assert describe_all(together, Fates(together)).tiers  # once, whoever shares them
     if router == "round_robin":
         assert [len(replica.served) for replica in together.replicas] == [3, 3, 3]
 

@@ -11,13 +11,13 @@ import pytest
 
 from dsv4kv import choices
 from dsv4kv.choices import Choice, choose, explained
-from dsv4kv.config import bench, experiments, fleet, replay
+from dsv4kv.config import bench, experiments, replay
 from dsv4kv.core import policies
 from dsv4kv.errors import ConfigError
 
 REGISTRIES = {
     name: registry
-    for module in (choices, policies, bench, fleet, replay, experiments)
+    for module in (choices, policies, bench, replay, experiments)
     for name, registry in vars(module).items()
     if isinstance(registry, dict) and name.isupper()
     if all(isinstance(row, Choice) for row in registry.values())

@@ -16,10 +16,10 @@ from typer.testing import CliRunner, Result
 
 from dsv4kv.choices import STRATEGIES
 from dsv4kv.cli import app
-from dsv4kv.config.fleet import ROUTERS
+from dsv4kv.config.replay import ROUTERS
 from dsv4kv.engines.flags import flags_of
 from dsv4kv.engines.names import FAMILIES, RULES
-from dsv4kv.replay.mrc.strategies import parse_strategy
+from dsv4kv.replay.mrc import parse_strategy
 from dsv4kv.view.replay import BELOW
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

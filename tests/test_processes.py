@@ -11,7 +11,7 @@ import pytest
 from dsv4kv.budget.lookup import find_model
 from dsv4kv.errors import ConfigError, Dsv4kvError
 from dsv4kv.processes import Child, find_program, map_parallel, run_bounded
-from dsv4kv.replay.mrc.curves import Question, measure_trace
+from dsv4kv.replay.mrc import Question, measure_trace
 from dsv4kv.traces import load_paths
 from tests.process_tree import descendants, is_running
 from tests.record.sockets import wait_until

@@ -24,7 +24,7 @@ class Gpu:
         bandwidth_gbps: Memory bandwidth on the datasheet, in 10^9 B/s.
         fp8_tflops: Dense FP8 rate of its tensor cores on the datasheet, in 10^12 FLOP/s.
         given_bytes: Memory as the user gave it, instead of the above.
-        clock: Coefficients of a step by the type of its experts (``clock.coefficients``).
+        clock: Coefficients of a step by the type of its experts (``replay.clock.steps``).
     """
 
     name: str

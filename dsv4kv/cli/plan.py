@@ -68,11 +68,10 @@ def plan(
 
     GPU kinds, layouts, routers and replicas are searched; candidates within bounds are replayed.
     """
-    from dsv4kv.config.fleet import ROUTERS
+    from dsv4kv.config.replay import ROUTERS
     from dsv4kv.replay.plan import question as asking
     from dsv4kv.replay.plan import search as searching
-    from dsv4kv.replay.plan.servers import name_args
-    from dsv4kv.replay.plan.trial import parse_splits
+    from dsv4kv.replay.plan.trial import name_args, parse_splits
     from dsv4kv.view.html import write_page
     from dsv4kv.view.plan import dumps, plan_page
 

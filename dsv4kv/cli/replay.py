@@ -97,9 +97,8 @@ def replay(
 
     Which blocks are found, evicted and held is exact; times come with their error.
     """
-    from dsv4kv.config.fleet import unused_setting
     from dsv4kv.config.load import expand_axes, load_config
-    from dsv4kv.config.replay import ReplayConfig
+    from dsv4kv.config.replay import ReplayConfig, unused_setting
     from dsv4kv.record.folder import is_recording
     from dsv4kv.replay.fleet.case import serve_point
     from dsv4kv.replay.run import run_replay
@@ -171,7 +170,7 @@ def _compare(
     from dsv4kv.record.folder import is_recording
     from dsv4kv.record.server import read_server
     from dsv4kv.replay.against import MOST_PLAYS, Comparison, check_comparable
-    from dsv4kv.replay.settings import open_pool, settings_of
+    from dsv4kv.replay.server import open_pool, settings_of
     from dsv4kv.view.against import against_document, against_page
     from dsv4kv.view.html import write_page
 

@@ -383,9 +383,8 @@ def mrc(
     """
     from dsv4kv.budget.gpus import load_gpu
     from dsv4kv.budget.lookup import find_model
-    from dsv4kv.replay.mrc.curves import Question, measure_trace
-    from dsv4kv.replay.mrc.strategies import prefix_costs
-    from dsv4kv.replay.mrc.thin import measure_stream
+    from dsv4kv.replay.mrc import Question, measure_trace, prefix_costs
+    from dsv4kv.replay.thin import measure_stream
     from dsv4kv.traces import load_paths, read_trace
     from dsv4kv.traces.paths import batches_of
     from dsv4kv.view import trace as view

@@ -4,7 +4,7 @@ The descriptions of the fields are the documentation: ``dsv4kv config schema`` p
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic_core import CoreSchema, core_schema
@@ -240,15 +240,6 @@ class WorkloadSection(RequestsSection):
         return self.context + outputs - 1 if self.context else 0
 
 
-def _variant_keys() -> dict[str, Any]:
-    """A key for every operation that has variants: their names, or null."""
-    literal: Any = Literal
-    return {
-        operation: (literal[tuple(names)] | None, Field(None, description=explain(operation)))
-        for operation, names in VARIANTS.items()
-    }
-
-
 if TYPE_CHECKING:  # the registry makes the keys: no checker can know them
     VariantSection = Section
 else:
@@ -256,7 +247,10 @@ else:
         "VariantSection",
         __base__=Section,
         __doc__="Kernels to compare, by operation; null takes the GPU's best.",
-        **_variant_keys(),
+        **{
+            name: (Literal[tuple(variants)] | None, Field(None, description=explain(name)))
+            for name, variants in VARIANTS.items()
+        },
     )
 
 
@@ -302,20 +296,32 @@ class BenchConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        slots = self.cache.num_slots
-        if slots is not None and self.workload.concurrency > slots:
+        cache, workload, index = self.cache, self.workload, self.cache.prefix.index
+        slots = cache.num_slots
+        if slots is not None and workload.concurrency > slots:
             raise ValueError(
-                f"workload.concurrency ({self.workload.concurrency}) is above cache.num_slots "
+                f"workload.concurrency ({workload.concurrency}) is above cache.num_slots "
                 f"({slots}): lower the one or raise the other"
             )
-        if self.cache.prefix.index != "none":
-            self._check_prefix()
-        if self.workload.context:
-            self._check_context()
-        if self.cache.state == "online" and self.workload.speculative.draft_tokens:
+        if index != "none" and cache.sharing != "model":
             raise ValueError(
-                "cache.state 'online' cannot roll back rejected drafts: use 'ring', "
-                "or set workload.speculative.draft_tokens to 0"
+                f"cache.prefix.index {index!r} shares blocks: set cache.sharing to model (it is "
+                f"{cache.sharing})"
+            )
+        if workload.context and index != "none":
+            raise ValueError(
+                f"workload.context ({workload.context}) places contexts, which share no prefix: "
+                "set cache.prefix.index to none, or workload.context to null"
+            )
+        if workload.context and workload.max_output_tokens == 1:
+            raise ValueError(
+                "workload.max_output_tokens is 1, and the first token is of the prompt: nothing "
+                "would be decoded after workload.context; raise it to at least 2"
+            )
+        if cache.state == "online" and workload.speculative.draft_tokens:
+            raise ValueError(
+                "cache.state 'online' cannot roll back rejected drafts: use 'ring', or set "
+                "workload.speculative.draft_tokens to 0"
             )
         return self
 
@@ -323,23 +329,3 @@ class BenchConfig(Section):
     def max_context_tokens(self) -> int:
         """Longest request that a table row holds: a placed one always is."""
         return max(self.cache.max_context_tokens, self.workload.placed_tokens)
-
-    def _check_context(self) -> None:
-        if self.cache.prefix.index != "none":
-            raise ValueError(
-                f"workload.context ({self.workload.context}) places contexts, which share no "
-                "prefix: set cache.prefix.index to none, or workload.context to null"
-            )
-        if self.workload.max_output_tokens == 1:
-            raise ValueError(
-                "workload.max_output_tokens is 1, and the first token is of the prompt: nothing "
-                "would be decoded after workload.context; raise it to at least 2"
-            )
-
-    def _check_prefix(self) -> None:
-        cache = self.cache
-        if cache.sharing != "model":
-            raise ValueError(
-                f"cache.prefix.index {cache.prefix.index!r} shares blocks: set cache.sharing "
-                f"to model (it is {cache.sharing})"
-            )

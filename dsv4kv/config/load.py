@@ -184,13 +184,21 @@ def _gather(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
     return results
 
 
-# ---- options
-
-
 def _parse(root: Root, option: str, text: str) -> list[_Setting]:
     """The setting that ``KEY=VALUE`` means; of an axis, one for every value."""
     place = f"{option} {text}"
-    path, value = _split(place, text, root)
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not name or not equals:
+        raise ConfigError(f"{place}: write KEY=VALUE, for example cache.block_tokens=256.")
+    if name not in keys(root):
+        raise ConfigError(f"{place}: {unknown_key(name, root)}")
+    key, path = keys(root)[name], tuple(name.split("."))
+    if key.is_section:
+        names = ", ".join(keys_of(name, root))
+        raise ConfigError(f"{place}: {name} is a section: set one of its keys ({names}).")
+    if not value:
+        null = f"; write {name}=null for none" if key.nullable else ""
+        raise ConfigError(f"{place}: the value is missing{null}.")
     if option != "--axis":
         return [_Setting(path, _parse_yaml(value, lambda line: place)[0], place)]
     if value.endswith(","):
@@ -202,25 +210,6 @@ def _parse(root: Root, option: str, text: str) -> list[_Setting]:
 
 def _overrides(root: Root, option: str, texts: Iterable[str]) -> list[_Setting]:
     return [setting for (setting,) in _gather(partial(_parse, root, option), texts)]
-
-
-def _split(option: str, text: str, root: Root) -> tuple[tuple[str, ...], str]:
-    """Split ``KEY=VALUE``; the key exists and takes a value."""
-    path, equals, value = (part.strip() for part in text.partition("="))
-    if not path or not equals:
-        raise ConfigError(f"{option}: write KEY=VALUE, for example cache.block_tokens=256.")
-    if path not in keys(root):
-        raise ConfigError(f"{option}: {unknown_key(path, root)}")
-    if keys(root)[path].is_section:
-        names = ", ".join(keys_of(path, root))
-        raise ConfigError(f"{option}: {path} is a section: set one of its keys ({names}).")
-    if not value:
-        null = f"; write {path}=null for none" if keys(root)[path].nullable else ""
-        raise ConfigError(f"{option}: the value is missing{null}.")
-    return tuple(path.split(".")), value
-
-
-# ---- YAML
 
 
 class _Refused(yaml.MarkedYAMLError):
@@ -291,9 +280,8 @@ def _parse_yaml(text: str, place: Callable[[int], str]) -> tuple[Any, yaml.Node 
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        if isinstance(error, _Refused):
-            sentence = str(error.problem)
-        else:
+        sentence = str(error.problem)
+        if not isinstance(error, _Refused):
             reasons = ", ".join(filter(None, (error.context, error.problem)))
             tab = " (indent with spaces, not tabs)" if "'\\t'" in reasons else ""
             sentence = f"this is not YAML: {reasons}{tab}."
@@ -439,9 +427,6 @@ def _number(value: Any, key: Key) -> Any:
         except ConfigError:
             return value  # validation refuses it and names the place
     return value
-
-
-# ---- messages
 
 
 def _dotted(location: Location) -> str:

@@ -54,7 +54,7 @@ class Cache:
         return ""
 
     def get_new_blocks(self, blocks: int) -> None:
-        """Give a request blocks of its own; raises ``OutOfBlocks`` and changes nothing."""
+        """Give a request blocks; raises ``OutOfBlocks`` and changes nothing."""
         if blocks > self.uncached and blocks > self.available:
             raise OutOfBlocks(f"{blocks:,} blocks are needed and {self.available:,} can be had.")
         self.alloc(blocks)
@@ -97,9 +97,9 @@ class EngineCache(Cache):
         self.block_tokens = block_tokens
         self.replayed_tokens = 0  # tokens at a hit's end that are computed again
 
-    @abstractmethod
     def refuses_alone(self, request: int, tokens: int) -> bool:
         """Whether a prompt has no room even where no other request runs."""
+        return self.refuses(tokens) != ""
 
     def admitted_blocks(self, tokens: int, resumed: int) -> int:
         """Blocks that a prompt behind a hit has still to be left, once it has begun."""
@@ -117,10 +117,6 @@ class EngineCache(Cache):
     @abstractmethod
     def find(self, request: int, tokens: int) -> Hit:
         """What a prompt of this length would hit; nothing changes."""
-
-    def peek(self, request: int, tokens: int) -> int:
-        """Blocks of context that a prompt of this length would find; nothing changes."""
-        return self.find(request, tokens).found
 
     @abstractmethod
     def fits(self, request: int, tokens: int, promised: int, step_tokens: int) -> bool:

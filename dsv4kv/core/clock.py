@@ -5,7 +5,6 @@ Time is a function of the work done so far, never a sum of rounded times.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from dsv4kv.core.served import Served
 
@@ -23,17 +22,6 @@ COUNTS = (
 )
 """What takes time; one rank is the one with the most to do, and all wait for it."""
 NOTHING: Counts = (0,) * len(COUNTS)
-
-
-class Stretch(NamedTuple):
-    """Steps in which the same requests decode a token each."""
-
-    rows: int  # requests
-    contexts: int  # tokens that they see in the first step, summed over them
-    steps: int  # steps at most, and at least one
-    copies_s: float  # of all copies so far, added to the counted time
-    idle_s: float  # added to both
-    until_s: float  # no step begins then or later
 
 
 class LinearTimes:
@@ -95,8 +83,17 @@ class LinearTimes:
             total += self.seconds(self.step(0, 0, 0, tokens, tokens, tokens * begin))
         return total
 
-    def decode(self, counts: Counts, stretch: Stretch) -> tuple[int, Counts]:
-        rows, contexts, steps, copies_s, idle_s, until_s = stretch
+    def decode(
+        self,
+        counts: Counts,  # so far
+        rows: int,  # requests that decode a token each
+        contexts: int,  # tokens that they see in the first step, summed over them
+        steps: int,  # at most, and at least one
+        copies_s: float,  # of all copies so far, added to the counted time
+        idle_s: float,  # added to both
+        until_s: float,  # no step begins then or later
+    ) -> tuple[int, Counts]:
+        """Take equal decode steps; returns how many, and the counts behind them."""
         layers, drafts, weights, seen, prompts, mflop, states, sent, prefix = counts
         first = self.step(rows, rows, contexts, 0, 0, 0)
         step_layers, step_drafts, step_weights, step_mflop = first[0], first[1], first[2], first[5]
@@ -161,16 +158,18 @@ class VirtualClock:
 
         ``contexts`` are the tokens that they see in the first one. Returns the steps taken.
         """
-        stretch = Stretch(rows, contexts, steps, self._copies_s, self.idle_s, until_s)
-        taken, counts = self._timer.decode(self.counts, stretch)
+        taken, counts = self._timer.decode(
+            self.counts, rows, contexts, steps, self._copies_s, self.idle_s, until_s
+        )
         self._counts = list(counts)
         self.steps += taken
         self._busy_s = self._duration()
         return taken
 
     def copy(self, moved_bytes: int) -> None:
-        self.copy_bytes += moved_bytes
-        self._busy_s = self._duration()
+        if moved_bytes:
+            self.copy_bytes += moved_bytes
+            self._busy_s = self._duration()
 
     def wait_until(self, time_s: float) -> None:
         """Do nothing until then; nothing happens where that is past."""

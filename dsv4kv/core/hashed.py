@@ -1,10 +1,12 @@
 """vLLM's prefix cache: context, windows and states of every request in one block pool.
 
+Cached blocks have reference counts and a free queue; those that hold nothing are counted.
+
 A hit ends at a whole block of context whose last window and state blocks are cached in all groups,
 and leaves the last token to be computed.  Blocks behind a window are freed before every step;
 which of them stay cached is the retention.  Requests are known by numbers.
-Source: vLLM 0.33, ``single_type_kv_cache_manager.py``, ``kv_cache_coordinator.py``,
-``v1/core/kv_cache_manager.py`` (``allocate_slots``).
+Source: vLLM 0.33, ``v1/core/block_pool.py``, ``single_type_kv_cache_manager.py``,
+``kv_cache_coordinator.py``, ``v1/core/kv_cache_manager.py`` (``allocate_slots``).
 """
 
 from bisect import bisect_right
@@ -12,9 +14,137 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import lcm
 
-from dsv4kv.core.pool import BlockPool, Entry
+from dsv4kv.core.cache import EngineCache
+from dsv4kv.core.prompts import kept_places
 from dsv4kv.core.served import Hit, Served
-from dsv4kv.core.strategy import kept_places
+
+
+class Entry:
+    """A cached block, or those of a window that a hit needs together; queued while not in use.
+
+    An entry whose blocks are freed at different times is split into pieces: the entry itself
+    holds the last ones, ``pieces`` lists it and the others, last blocks first.
+    """
+
+    __slots__ = (
+        "after", "before", "behind", "blocks", "copy", "first", "found", "key", "pieces", "refs",
+        "whole",
+    )  # fmt: skip
+
+    def __init__(self, key: int, blocks: int) -> None:
+        self.key = key  # hash of the content
+        self.blocks = blocks
+        self.refs = 1  # requests that use it
+        self.after = 0  # blocks of the whole entry that follow these
+        # the entry that it is a piece of; None where it is none, or that entry itself
+        self.whole: Entry | None = None
+        self.pieces = _NO_PIECES  # all pieces; empty where it has not been split
+        self.copy: Entry | None = None  # the next younger entry of the same key
+        self.first = True  # whether it is in ``BlockPool.entries``
+        self.found = True  # whether it is there, or a ``copy`` of one that is
+        self.before: Entry | None = None  # in the free queue
+        self.behind: Entry | None = None
+
+
+_NO_PIECES: list[Entry] = []
+
+
+class BlockPool(EngineCache):
+    """Blocks of one size, evicted in the order in which they were freed."""
+
+    def __init__(self, blocks: int, block_tokens: int = 1, chunk_tokens: int = 1) -> None:
+        super().__init__(blocks, block_tokens, chunk_tokens)
+        self.changes = 0  # number of times that ``entries`` changed
+        self.entries: dict[int, Entry] = {}  # the oldest entry of every key
+        self._front, self._back = Entry(-1, 0), Entry(-1, 0)
+        self._front.behind, self._back.before = self._back, self._front
+
+    def evict(self, blocks: int) -> None:
+        self.cached -= blocks
+        self.evicted += blocks
+        self.uncached += blocks
+        while blocks > 0:
+            entry = self._front.behind
+            assert entry is not None
+            whole = entry if entry.whole is None else entry.whole
+            self._forget(whole)
+            if entry.blocks > blocks:  # the others stay, of no use, until they are evicted too
+                entry.blocks -= blocks
+                return
+            blocks -= entry.blocks
+            self._unlink(entry)
+            if whole.pieces:
+                whole.pieces.remove(entry)  # one that lists itself would never be freed
+
+    def cache(self, key: int, blocks: int) -> Entry:
+        """Cache blocks in use under a key; an older entry of the key is found first."""
+        entry = Entry(key, blocks)
+        self.shared += blocks
+        self.changes += 1
+        older = self.entries.setdefault(key, entry)
+        if older is not entry:
+            while older.copy is not None:
+                older = older.copy
+            older.copy = entry
+            entry.first = False
+        return entry
+
+    def touch(self, entry: Entry) -> None:
+        """Let one more request use an entry, all its pieces included."""
+        for piece in entry.pieces or [entry]:
+            if piece.refs == 0:
+                self._unlink(piece)
+                self.cached -= piece.blocks
+                self.shared += piece.blocks
+            piece.refs += 1
+
+    def free(self, entry: Entry) -> None:
+        """Let one request less use an entry or piece; without any it joins the queue's end."""
+        entry.refs -= 1
+        if entry.refs == 0:
+            last = self._back.before
+            assert last is not None
+            last.behind, entry.before = entry, last
+            entry.behind, self._back.before = self._back, entry
+            self.cached += entry.blocks
+            self.shared -= entry.blocks
+
+    def split(self, entry: Entry, after: int) -> None:
+        """Cut an entry so that its last ``after`` blocks can be freed apart from the others."""
+        for place, piece in enumerate(entry.pieces or [entry]):
+            if piece.after < after < piece.after + piece.blocks:
+                entry.pieces = entry.pieces or [entry]
+                first = Entry(entry.key, piece.after + piece.blocks - after)
+                first.after, first.whole, first.refs = after, entry, piece.refs
+                piece.blocks = after - piece.after
+                entry.pieces.insert(place + 1, first)
+                return
+
+    def _unlink(self, entry: Entry) -> None:
+        before, behind = entry.before, entry.behind
+        assert before is not None
+        assert behind is not None
+        before.behind, behind.before = behind, before
+        entry.before = entry.behind = None
+
+    def _forget(self, entry: Entry) -> None:
+        if not entry.found:
+            return
+        entry.found = False
+        self.changes += 1
+        if entry.first:
+            if entry.copy is None:
+                del self.entries[entry.key]
+            else:
+                self.entries[entry.key] = entry.copy
+                entry.copy.first = True
+            return
+        older = self.entries[entry.key]
+        while older.copy is not entry:
+            assert older.copy is not None
+            older = older.copy
+        older.copy = entry.copy
+
 
 UNBOUNDED_TOKENS = 1 << 40  # tokens of the one block of a ring: more than a request has
 
@@ -23,7 +153,7 @@ UNBOUNDED_TOKENS = 1 << 40  # tokens of the one block of a ring: more than a req
 class Part:
     """Blocks of a group in a row that are cached, found and evicted together."""
 
-    blocks: int  # how many
+    blocks: int
     end_tokens: int  # end of the last one, from the end of a block of context
     followed: bool  # whether its key covers the tokens behind the block of context, too
     drafts: bool  # whether a draft's layer may be among them
@@ -143,8 +273,6 @@ class HashedCache(BlockPool):
         self._running: list[Held] = []  # by number; of the others ``_NOBODY``
         self._asked = (-1, 0, 0)
         self._found = Hit(0, 0, 0)
-        self._read = -1
-        self._paths = list[int](), list[int]()
         self._most: list[int] = []  # most blocks in a decode step, by tokens
         self._needs: list[int] = []  # blocks that a decode step needs, by tokens in a period
         self._frees: list[int] = []  # blocks that it frees before
@@ -158,16 +286,11 @@ class HashedCache(BlockPool):
         """What a prompt would hit; looked up once for as long as nothing is cached or evicted."""
         asked = (request, tokens, self.changes)
         if asked != self._asked:
-            path, followed = self._read_paths(request)
+            path, followed = self._path_of(request)
             self._asked = asked
             limit = (tokens - 1) // self.block_tokens
             self._found = Hit(*self._look_up(path, followed, limit))
         return self._found
-
-    def _read_paths(self, request: int) -> tuple[list[int], list[int]]:
-        if self._read != request:
-            self._read, self._paths = request, self._path_of(request)
-        return self._paths
 
     def _look_up(self, path: list[int], followed: list[int], limit: int) -> tuple[int, int, int]:
         cached = self.entries
@@ -203,7 +326,13 @@ class HashedCache(BlockPool):
         return True
 
     def refuses(self, tokens: int) -> str:
-        if max(self.admitted_blocks(tokens, 0), self._most_blocks(tokens)) <= self.total:
+        most = self.admitted_blocks(tokens, 0)
+        if tokens:  # of a decode step
+            periods = max(0, (tokens - 1) // self._period - 1)
+            grown = periods * (self._period // self.block_tokens)
+            decoding = self._most[tokens - 1 - periods * self._period] + grown + self._rings
+            most = max(most, decoding)
+        if most <= self.total:
             return ""
         chunk = ", with windows and states of a chunk" if self.groups else ""
         return f"longer than all blocks together{chunk}"
@@ -239,23 +368,27 @@ class HashedCache(BlockPool):
         return sum([group.needed for group in self.groups if not group.cached])
 
     def _idle_hit(self, request: int, resumed: int) -> int:
+        """Blocks of a hit that no request uses."""
         if not resumed:
             return 0
-        path, followed = self._read_paths(request)
-        cached, idle = self.entries, 0
-        for number in path[:resumed]:
-            idle += _idle_blocks(cached[number])
+        path, followed = self._path_of(request)
+        keys, idle = path[:resumed], 0
         for part in self._parts:
             if part.end_tokens <= 0:
                 numbers = followed if part.followed else path
-                idle += _idle_blocks(cached[part.row + numbers[resumed - 1]])
+                keys.append(part.row + numbers[resumed - 1])
+        for key in keys:
+            entry = self.entries[key]
+            for piece in entry.pieces or [entry]:
+                if not piece.refs:
+                    idle += piece.blocks
         return idle
 
     def begin(self, request: int, tokens: int) -> Hit:
         hit = self.find(request, tokens)
         resumed = hit.resumed
         at = resumed * self.block_tokens
-        path, followed = self._read_paths(request)
+        path, followed = self._path_of(request)
         held = Held(path, followed, at)
         for number in path[:resumed]:
             entry = self.entries[number]
@@ -341,7 +474,10 @@ class HashedCache(BlockPool):
                     table.entries.append(self.cache(part.row + number, part.blocks))
                     table.ends.append(place * size + part.end_tokens)
             if len(table.group.parts) > 1 and len(table.ends) > before + 1:
-                _sort_from(table, before)
+                ends, entries = table.ends[before:], table.entries[before:]
+                order = sorted(range(len(ends)), key=ends.__getitem__)
+                table.ends[before:] = [ends[place] for place in order]
+                table.entries[before:] = [entries[place] for place in order]
 
     def reserve(self, request: int, position: int) -> int:
         held, place = self._running[request], position % self._period
@@ -478,39 +614,15 @@ class HashedCache(BlockPool):
             wait = 0 if self._needs[place] or self._frees[place] else wait + 1
             self._waits[place] = wait
 
-    def _most_blocks(self, tokens: int) -> int:
-        if not tokens:
-            return 0
-        periods = max(0, (tokens - 1) // self._period - 1)
-        grown = periods * (self._period // self.block_tokens)
-        return self._most[tokens - 1 - periods * self._period] + grown + self._rings
-
     def refuses_alone(self, request: int, tokens: int) -> bool:
         hit = self.find(request, tokens)
         before = hit.resumed * self.block_tokens
         for end in self.chunk_ends(self.computed_from(hit), tokens):
-            if self._held_between(before, end) > self.total:
+            held = -(-end // self.block_tokens)
+            for group in self.groups:
+                size = group.block_tokens
+                held += -(-end // size) - max(0, before // size - group.needed)
+            if held > self.total:
                 return True
             before = end
         return False
-
-    def _held_between(self, begin: int, end: int) -> int:
-        blocks = -(-end // self.block_tokens)
-        for group in self.groups:
-            size = group.block_tokens
-            blocks += -(-end // size) - max(0, begin // size - group.needed)
-        return blocks
-
-
-def _idle_blocks(entry: Entry) -> int:
-    if not entry.pieces:
-        return 0 if entry.refs else entry.blocks
-    return sum([piece.blocks for piece in entry.pieces if not piece.refs])
-
-
-def _sort_from(table: BlockTable, first: int) -> None:
-    ends = table.ends[first:]
-    order = sorted(range(len(ends)), key=ends.__getitem__)
-    entries = table.entries[first:]
-    table.ends[first:] = [ends[place] for place in order]
-    table.entries[first:] = [entries[place] for place in order]

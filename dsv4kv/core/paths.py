@@ -150,18 +150,11 @@ class NumberedPaths:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def __getitem__(self, request: int) -> list[int]:
-        if request >= len(self._blocks):
-            raise IndexError(request)
-        return self._find(request)
-
     def path(self, request: int) -> list[int]:
         """The numbers of a request's blocks; not to be changed."""
-        if request != self._asked:
-            self._asked, self._path = request, self._find(request)
-        return self._path
-
-    def _find(self, request: int) -> list[int]:
+        if request == self._asked:
+            return self._path
+        self._asked = request
         pieces, end = list[tuple[int, int]](), self._blocks[request]
         while request >= 0:
             shared = self._shared[request]
@@ -169,7 +162,7 @@ class NumberedPaths:
             pieces.append((first, first + end - shared))
             end, request = shared, self._owner[request]
         pieces.reverse()
-        path = list[int]()
+        self._path = list[int]()
         for begin, stop in pieces:
-            path += range(begin, stop)
-        return path
+            self._path += range(begin, stop)
+        return self._path

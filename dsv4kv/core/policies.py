@@ -5,9 +5,9 @@ The cache keeps eviction prefix-closed: only a run that nothing follows and no r
 chosen until it is offered again.  Sizes are in keys.
 """
 
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Protocol
 
 from dsv4kv.choices import Choice, choose
 from dsv4kv.errors import ConfigError
@@ -134,22 +134,15 @@ class LFU(Policy):
         self.order.push(run, (run.uses, run.moment))
 
 
-class Schedule(Protocol):
-    """The chained keys of every request to come."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, request: int, /) -> list[int]: ...
-
-
 class Belady(Policy):
     """With the whole trace known, what is needed last goes first: the offline bound.
 
-    Requests must be pinned in the order of the schedule, each until its blocks are stored.  A
-    run's last block is never needed before its first: so a run loses its end as far as that is
-    needed at one time, and is judged again.
+    ``schedule`` has the chained keys of every request, which must be pinned in its order, each
+    until its blocks are stored.  A run's last block is never needed before its first: so a run
+    loses its end as far as that is needed at one time, and is judged again.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Sequence[list[int]]) -> None:
         super().__init__()
         self._keys = schedule
         self._uses: list[list[int]] = []  # when each of their keys is used next
@@ -198,7 +191,7 @@ OFFLINE_POLICIES = {
 }
 
 
-def make_policy(name: str, schedule: Schedule | None = None) -> Policy:
+def make_policy(name: str, schedule: Sequence[list[int]] | None = None) -> Policy:
     """A policy of ``POLICIES``, or ``OFFLINE`` with its ``schedule``; raises ``ConfigError``."""
     kind = choose(POLICIES | OFFLINE_POLICIES, name, "an eviction policy").load()
     if name == OFFLINE and schedule is None:

@@ -79,9 +79,8 @@ class Pauses(Preemption):
 
     def _staying_blocks(self) -> int:
         """Blocks that those hold for themselves that could not resume now."""
-        per_shared = self._scheduler.cache.per_shared
-        staying = self._paused[self._able() :]
-        return sum([each.blocks - each.committed * per_shared for each in staying])
+        shared, staying = self._scheduler.cache.per_shared, self._paused[self._able() :]
+        return sum([each.blocks - each.committed * shared for each in staying])
 
     def _start_again(self) -> None:
         served = self._paused.pop()
@@ -152,8 +151,9 @@ class Retraction(Preemption):
             return 0
         size = self._scheduler.block_tokens
         left = sum([min(each.left, _CLIPPED_TOKENS) for each in decoding])
+        own = [max(each.output_tokens - each.generated, 0) for each in (served, *begun)]
         kept = float(left) * self.ratio
-        kept += sum([_may_generate(each) + size for each in (served, *begun)])
+        kept += sum([min(tokens, _CLIPPED_TOKENS) + size for tokens in own])
         prompt = served.prompt_tokens
         return int((prompt + kept) // size) + 1 - -(-prompt // size)
 
@@ -165,10 +165,6 @@ class Retraction(Preemption):
 
     def idle(self) -> None:
         self.ratio = FIRST_RATIO
-
-
-def _may_generate(served: Served) -> int:
-    return min(max(served.output_tokens - served.generated, 0), _CLIPPED_TOKENS)
 
 
 class LastAdmitted(Preemption):

@@ -106,15 +106,11 @@ class SglangCache(EngineCache):
         self._leaves: list[tuple[int, int, TreeNode]] = []
         self._most_leaves = 64
         self._changes = 0  # nodes that came, went or were split
-        self._read, self._path = -1, list[int]()
         self._asked = (-1, 0, 0)
         self._answer: tuple[TreeNode, int] = self.root, 0
 
     def refuses(self, tokens: int) -> str:
         return "longer than all blocks together" if self._pages(tokens) > self.total else ""
-
-    def refuses_alone(self, request: int, tokens: int) -> bool:
-        return self.refuses(tokens) != ""
 
     def chunk_ends(self, begin: int, tokens: int) -> list[int]:
         """Where the chunks of a prompt end: whole pages."""
@@ -131,7 +127,7 @@ class SglangCache(EngineCache):
         return needed + promised <= self.uncached + self.cached
 
     def begin(self, request: int, tokens: int) -> Hit:
-        path = self._read_path(request)
+        path = self._path_of(request)
         node = self._match_prefix(path, self._limit(path, tokens))
         self._inc_lock_ref(node, self.root)
         pages = self._pages(tokens) - node.end
@@ -171,17 +167,12 @@ class SglangCache(EngineCache):
     def _limit(self, path: list[int], tokens: int) -> int:
         return min(max(0, tokens - self._uncovered - self._key) // self._size, len(path))
 
-    def _read_path(self, request: int) -> list[int]:
-        if self._read != request:
-            self._read, self._path = request, self._path_of(request)
-        return self._path
-
     def _match(self, request: int, tokens: int) -> tuple[TreeNode, int]:
         """What a prompt would find; looked up once for as long as the tree stays as it is."""
         asked = (request, tokens, self._changes)
         if self._asked != asked:
             self._asked = asked
-            path = self._read_path(request)
+            path = self._path_of(request)
             self._answer = self._walk(self.root, path, self._limit(path, tokens), use=False)
         return self._answer
 
@@ -248,7 +239,7 @@ class SglangCache(EngineCache):
 
     def _unlocked(self, request: int, node: TreeNode, end: int) -> int:
         """Unlocked pages of a prompt's path, up to page ``end`` of a node on it."""
-        if not end or not self.root.children[self._read_path(request)[0]].lock_ref:
+        if not end or not self.root.children[self._path_of(request)[0]].lock_ref:
             return end  # below an unlocked node all are unlocked
         kept = end
         while not node.lock_ref:
@@ -348,7 +339,7 @@ class SglangWindowCache(SglangCache):
         return windows <= self._spare_windows and needed + promised <= available
 
     def begin(self, request: int, tokens: int) -> Hit:
-        path = self._read_path(request)
+        path = self._path_of(request)
         node, found, marked = self._resume(path, self._limit(path, tokens))
         running = Running(path, tokens, self.root, self._pages(tokens) - node.end)
         self._running[request] = running

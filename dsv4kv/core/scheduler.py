@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsv4kv.core.arrivals import Source
 from dsv4kv.core.clock import Span, VirtualClock
 from dsv4kv.core.outcome import Outcome
 from dsv4kv.core.preemption import LastAdmitted, Pauses, Preemption, Retraction
 from dsv4kv.core.prompts import Prompts
-from dsv4kv.core.served import NEVER, Served, insert_by_age
+from dsv4kv.core.served import NEVER, Served, Source, insert_by_age
 
 
 @dataclass(frozen=True)
@@ -170,8 +169,6 @@ class Scheduler:
                 self._finished.append(served)
         self._preemption.stepped(taken)
 
-    # ---- who runs -------------------------------------------------------------------------------
-
     def _schedule(self) -> list[tuple[Served, Span]]:
         self._receive()
         for served in [each for each in self.loading if each.ready_s <= self.clock.now_s]:
@@ -181,7 +178,12 @@ class Scheduler:
         chunks = list[tuple[Served, Span]]()
         if not self.prefilling and not self.waiting:
             return chunks
-        budgets = self._budgets()
+        limits, decoded = self._limits, 0
+        if not limits.alone:
+            decoded = len(self.decoding)
+            if self._drafts.window > 1:
+                decoded = sum([min(each.left, self._drafts.window) for each in self.decoding])
+        budgets = [limits.chunk_tokens - decoded // limits.ranks] * limits.ranks
         for served in self.prefilling[:]:
             if served in self.prefilling:  # it may be preempted for another
                 self._add_chunk(served, chunks, budgets)
@@ -202,18 +204,15 @@ class Scheduler:
         self._delayed_steps += 1
         return True
 
-    def _budgets(self) -> list[int]:
-        limits, decoded = self._limits, 0
-        if not limits.alone:
-            decoded = len(self.decoding)
-            if self._drafts.window > 1:
-                decoded = sum([min(each.left, self._drafts.window) for each in self.decoding])
-        return [limits.chunk_tokens - decoded // limits.ranks] * limits.ranks
-
     def _receive(self) -> None:
         in_flight = len(self.waiting) + self.in_slots
         while (served := self._arrivals.take(self.clock.now_s, in_flight)) is not None:
-            if reason := self._impossible(served):
+            reason = self.cache.refuses(served.total_tokens)
+            if self._limits.blocks_for(served.total_tokens) > self.cache.total:
+                reason = "longer than all blocks together"
+            if served.total_tokens > self._limits.max_context_tokens:
+                reason = "longer than the longest context"
+            if reason:
                 self.outcome.rejected[reason] += 1
                 self._report(served)
             else:
@@ -222,13 +221,6 @@ class Scheduler:
                 self.waiting.append(served)
                 self.prompts.arrive(served)
                 in_flight += 1
-
-    def _impossible(self, served: Served) -> str:
-        if served.total_tokens > self._limits.max_context_tokens:
-            return "longer than the longest context"
-        if self._limits.blocks_for(served.total_tokens) > self.cache.total:
-            return "longer than all blocks together"
-        return self.cache.refuses(served.total_tokens)
 
     def start_again(self, served: Served) -> None:
         """Take everything from a request, which will be recomputed."""
@@ -313,7 +305,7 @@ class Scheduler:
         moved_bytes = self.prompts.begin(served, needed)
         if admitted_s is None:
             served.position = max(served.position, served.sent_tokens)
-        self._copy(moved_bytes)
+        self.clock.copy(moved_bytes)
         served.admitted_s = now_s if admitted_s is None else admitted_s
         served.place = self._admitted
         self._admitted += 1
@@ -324,8 +316,6 @@ class Scheduler:
             self.loading.append(served)
         else:
             insert_by_age(self.prefilling, served)
-
-    # ---- blocks of requests that decode ---------------------------------------------------------
 
     def lacks(self, served: Served) -> int:
         end = min(served.position + self._drafts.window, served.total_tokens)
@@ -353,8 +343,6 @@ class Scheduler:
         else:
             self.stop_decoding(served)
         self.start_again(served)
-
-    # ---- what they do ---------------------------------------------------------------------------
 
     def _prefill(self, chunks: list[tuple[Served, Span]]) -> None:
         decoding = self._decoding_beside(chunks)
@@ -391,7 +379,7 @@ class Scheduler:
         self.computed_tokens += position - served.position
         served.position = position
         served.reached = max(served.reached, position)
-        self._copy(self.prompts.commit(served))
+        self.clock.copy(self.prompts.commit(served))
 
     def _end_prompt(self, served: Served) -> None:
         self.prefilling.remove(served)
@@ -478,10 +466,6 @@ class Scheduler:
         self._held[served.rank] -= 1
         self.in_slots -= 1
         self.prompts.end(served)
-
-    def _copy(self, moved_bytes: int) -> None:
-        if moved_bytes:
-            self.clock.copy(moved_bytes)
 
 
 def _is_blocked(served: Served, begun: list[Served]) -> bool:

@@ -86,9 +86,6 @@ class SlotCache(EngineCache):
     def refuses(self, tokens: int) -> str:
         return "" if tokens <= self._size * self.block_tokens else "longer than a slot"
 
-    def refuses_alone(self, request: int, tokens: int) -> bool:
-        return bool(self.refuses(tokens))
-
     def fits(self, request: int, tokens: int, promised: int, step_tokens: int) -> bool:
         return any(slot.request < 0 for slot in self._slots)
 

@@ -37,7 +37,6 @@ class PrefixTree:
         self.held = 0  # values held now; keys, where there are no values
         self.pinned = 0  # values that leases hold; keys, where there are no values
         self.cached = 0  # keys held now
-        self.runs = 0
         self._policy, self._size, self._chained = policy, block_keys, chained
         self._requests = 0
 
@@ -58,7 +57,13 @@ class PrefixTree:
         length, request = run.end, self._requests
         path = self._use(run)
         self._hold(path)
-        return Lease(length, self._join(path, length), request, run)
+        values = list[int]()
+        if self._size:  # below a fork inside a block, the copy counts
+            for each in path:
+                del values[each.start // self._size :]
+                values += each.values
+            del values[-(-length // self._size) :]
+        return Lease(length, values, request, run)
 
     def insert(self, keys: list[int], values: list[int]) -> list[int]:
         """Store a chain with its last values, one more use; returns the values taken over."""
@@ -91,7 +96,14 @@ class PrefixTree:
         if run is None:
             raise NotOwner("the lease has been released before. Nothing was changed.")
         lease.run = None
-        self._let_go(path_to(run), lease.moment)
+        path = path_to(run)
+        for each in path:  # the request used them at the moment of its lease
+            each.pins -= 1
+            if not each.pins:
+                self.pinned -= self.count(each)
+            self._policy.refresh(each, lease.moment)
+        if path:
+            self._offer(path[-1])
 
     def evict(self, count: int) -> list[int]:
         """Evict ``count`` values, children before parents, and return them."""
@@ -126,9 +138,9 @@ class PrefixTree:
         above.ticket = 0
         run = Run(above, keys, above.end, len(keys))
         if self._size:
-            run.values = values[len(values) - self._blocks(run.start, run.end) :]
+            blocks = -(-run.end // self._size) - run.start // self._size
+            run.values = values[len(values) - blocks :]
         above.children[keys[0]] = run
-        self.runs += 1
         self.cached += run.length
         self.held += self.count(run)
         self._policy.admit(run)
@@ -186,7 +198,6 @@ class PrefixTree:
             upper.values = run.values[: -(-at // self._size) - first]
             run.values = run.values[at // self._size - first :]
         run.parent, run.keys, run.start, run.length = upper, keys[inside:], at, run.length - inside
-        self.runs += 1
         return upper
 
     def _enter(self, above: Run, keys: list[int], values: list[int]) -> tuple[Run, int]:
@@ -225,15 +236,11 @@ class PrefixTree:
             assert above is not None
             del above.children[run.keys[0]]
             run.parent, run.ticket = None, 0
-            self.runs -= 1
             self.held -= owned
             self._offer(above)
         self.cached -= dropped
         self._policy.dropped(run)
         return gone
-
-    def _blocks(self, begin: int, end: int) -> int:
-        return -(-end // self._size) - begin // self._size
 
     def _owned(self, run: Run, at: int) -> list[int]:
         """Values that go when the keys from ``at`` on do."""
@@ -254,16 +261,6 @@ class PrefixTree:
             above = above.parent
         return 0
 
-    def _join(self, path: list[Run], length: int) -> list[int]:
-        """Values of the first ``length`` keys; below a fork inside a block, the copy counts."""
-        values = list[int]()
-        if self._size:
-            for run in path:
-                del values[run.start // self._size :]
-                values += run.values
-            del values[-(-length // self._size) :]
-        return values
-
     def _use(self, run: Run) -> list[Run]:
         self._policy.serve(self._requests)
         self._requests += 1
@@ -278,16 +275,6 @@ class PrefixTree:
                 self.pinned += self.count(run)
                 run.ticket = 0
             run.pins += 1
-
-    def _let_go(self, path: list[Run], moment: int) -> None:
-        """Undo ``_hold``; the request that held the runs last used them at ``moment``."""
-        for run in path:
-            run.pins -= 1
-            if not run.pins:
-                self.pinned -= self.count(run)
-            self._policy.refresh(run, moment)
-        if path:
-            self._offer(path[-1])
 
     def _offer(self, run: Run) -> None:
         """Let a run be evicted, if no lease holds it and nothing follows it."""

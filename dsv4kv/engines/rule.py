@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
-from dsv4kv.core.strategy import kept_places
+from dsv4kv.core.prompts import kept_places
 
 ENGINE_BLOCK_TOKENS = 256
 """Tokens of a block or page that engines take for DeepSeek-V4."""

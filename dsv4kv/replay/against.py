@@ -1,24 +1,194 @@
 """A recorded server against a replay of its requests, and causes of the difference.
 
 Both are counted by the minute. What explains the difference is replayed with one thing changed at
-a time, so every cause has its tokens: exactly, or between two bounds.
+a time, so every cause has its tokens: exactly, or between two bounds. A replay is at the server's
+own pace: a request begins when its prompt has room, and takes a block for what it generates at
+even distances between its first token and its last.
 """
 
-from collections import defaultdict
+import heapq
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise, starmap
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.engines.names import find_rule
+from dsv4kv.engines.rule import Variant
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.record.convert import Recorded
 from dsv4kv.record.server import Server
-from dsv4kv.replay.paced import Paced, Played, Span
-from dsv4kv.replay.rules import Pool
+from dsv4kv.replay.rules import Pool, open_cache
 from dsv4kv.traces.paths import Ints, find_reuse
+
+
+class Span(NamedTuple):
+    """When a request began, gave its first token and ended, in seconds."""
+
+    begin_s: float
+    first_s: float
+    last_s: float
+
+
+_EMPTY, _LOOK, _BEGIN, _STORE, _GROW, _END = range(6)
+
+
+class Paced:
+    """A trace on its way through an engine's cache, and what came of it."""
+
+    def __init__(
+        self,
+        pool: Pool,  # the cache and the prompts
+        rule: Variant,  # an engine's
+        spans: Sequence[Span],  # of every request
+        *,
+        at_once: bool,  # whether others find a prompt as soon as it begins, or when it is computed
+        # when the cache lost everything, and requests that ran with it
+        emptied: Sequence[float] = (),
+        looks: Sequence[float] = (),  # when to look at the blocks in use
+        advance: Callable[[], object] = lambda: None,  # is called with every request that begins
+    ) -> None:
+        self._pool, self._rule, self._spans = pool, rule, spans
+        self._at_once, self._advance, self._size = at_once, advance, pool.block_tokens
+        self._tokens = pool.table.input_tokens.tolist()
+        self._outputs = pool.table.output_tokens.tolist()
+        self.hits = [0] * len(pool.table)  # prompt tokens that every request need not compute
+        self.rejected = 0  # requests that can never run
+        self.evicted: list[tuple[float, int]] = []  # when, how many blocks
+        self.used: list[int] = []  # blocks that requests held at every one of ``looks``
+        self.preempted: list[float] = []  # when a request was
+        self._counted: set[int] = set()
+        self._late: set[int] = set()  # of those that wait, which should have ended by now
+        self._agenda = [(at, -1, _EMPTY) for at in emptied]
+        self._agenda += [(at, len(spans), _LOOK) for at in looks]
+        self._agenda += [(span.begin_s, n, _BEGIN) for n, span in enumerate(spans)]
+        self._empty()
+
+    def run(self) -> Self:
+        happens = {_BEGIN: self._come, _STORE: self._store, _GROW: self._grow, _END: self._end}
+        heapq.heapify(self._agenda)
+        while self._agenda:
+            self._now_s, number, what = heapq.heappop(self._agenda)
+            if what == _EMPTY:
+                self._empty()
+            elif what == _LOOK:
+                self.used.append(self._cache.private + self._cache.shared)
+            else:
+                happens[what](number)
+            if evicted := self._cache.evicted - self._seen:
+                self.evicted.append((self._now_s, evicted))
+                self._seen += evicted
+        return self
+
+    def _empty(self) -> None:
+        self._cache, self._seen = open_cache(self._rule, self._pool), 0
+        self._running: dict[int, int] = {}  # blocks of what each has generated, oldest first
+        self._resumed: dict[int, int] = {}  # where prompts that are not computed yet go on
+        self._due: dict[int, int] = {}  # tokens at which each next needs or frees a block
+        self._waiting: deque[int] = deque()
+
+    def _come(self, number: int) -> None:
+        self._advance()
+        if self._cache.refuses(self._tokens[number]):
+            self.rejected += 1
+        else:
+            self._waiting.append(number)
+            self._admit()
+        _, first_s, last_s = self._spans[number]
+        size, tokens = self._size, self._tokens[number]
+        grown = -(-(tokens + max(0, self._outputs[number] - 1)) // size) - -(-tokens // size)
+        step_s = (last_s - first_s) / max(1, grown)
+        heapq.heappush(self._agenda, (first_s, number, _STORE))
+        for place in range(grown):
+            heapq.heappush(self._agenda, (first_s + (place + 0.5) * step_s, number, _GROW))
+        heapq.heappush(self._agenda, (last_s, number, _END))
+
+    def _admit(self) -> None:
+        """Begin with those that wait, in their order, as long as there is room."""
+        cache, waiting = self._cache, self._waiting
+        while waiting:
+            number, begun = waiting[0], self._resumed.items()
+            promised = sum(
+                cache.admitted_blocks(self._tokens[n], at // self._size) for n, at in begun
+            )
+            if not cache.fits(number, self._tokens[number], promised, self._pool.chunk_tokens):
+                return
+            self._begin(waiting.popleft())
+            if number in waiting:  # it was preempted
+                return
+
+    def _begin(self, number: int) -> None:
+        hit = self._cache.begin(number, self._tokens[number])
+        begun = self._cache.computed_from(hit)
+        if number not in self._counted:
+            self.hits[number] = begun
+            self._counted.add(number)
+        self._running[number], self._resumed[number] = 0, begun
+        late = number in self._late
+        if self._at_once or late:
+            self._store(number)
+        if late and number in self._running:
+            self._let_go(number)
+
+    def _store(self, number: int) -> None:
+        begun = self._resumed.pop(number, None)
+        if begun is None:
+            return
+        tokens, cache = self._tokens[number], self._cache
+        for end in cache.chunk_ends(begun, tokens):
+            while cache.lacks(number, end):
+                if self._preempt() == number:
+                    return
+            cache.compute(number, end)
+        if self._outputs[number] > 1:
+            cache.decode(number)
+            cache.lacks(number, tokens + 1)  # frees what is behind windows
+
+    def _grow(self, number: int) -> None:
+        """Take a block for what is generated; the youngest request gives way."""
+        if number not in self._running:
+            return
+        cache, tokens = self._cache, self._tokens[number]
+        if cache.reserves:  # its windows move on, too
+            end = (-(-tokens // self._size) + self._running[number]) * self._size
+            position = self._due.get(number, tokens)
+            while position <= end:
+                while (due := cache.reserve(number, position)) < 0:
+                    if self._preempt() == number:
+                        return
+                position = self._due[number] = max(due, position + 1)
+        else:
+            while cache.available < 1:
+                if self._preempt() == number:
+                    return
+            cache.get_new_blocks(1)
+        self._running[number] += 1
+
+    def _preempt(self) -> int:
+        youngest = next(reversed(self._running))
+        self._let_go(youngest)
+        self._waiting.appendleft(youngest)
+        self.preempted.append(self._now_s)
+        return youngest
+
+    def _end(self, number: int) -> None:
+        if number in self._running:
+            self._store(number)
+        if number in self._running:
+            self._let_go(number)
+            self._admit()
+        elif number in self._waiting:
+            self._late.add(number)
+
+    def _let_go(self, number: int) -> None:
+        self._resumed.pop(number, None)
+        self._due.pop(number, None)
+        self._cache.end(number, self._running.pop(number))
+
 
 MINUTE_S = 60.0
 _POOLS, _BETWEEN = (3 / 4, 1 / 2, 1 / 4), 1 / 8
@@ -27,7 +197,6 @@ MOST_PLAYS = 11  # how often requests are replayed at most
 _BETTER = 0.8  # a smaller pool is named if it leaves less than this of the difference
 _NOTABLE = 0.01  # of all prompt tokens
 _ORDER = 0.9  # a pool so much smaller bounds what another order of eviction may lose
-
 
 Rows = Sequence[tuple[float, int]]  # when, and how many
 
@@ -141,16 +310,16 @@ class Comparison:
         self._beyond = np.where(self._reported, np.maximum(self._found - seen, 0), 0)
 
     def explain(self) -> Against:
-        plain = self._play()
+        plain = self._play(emptied=())
         causes = self._causes(plain) if self._apart(plain) else []
         return self._report(plain, [cause for cause in causes if cause.low or cause.high])
 
-    def _causes(self, plain: Played) -> list[Cause]:
+    def _causes(self, plain: Paced) -> list[Cause]:
         causes, model = list[Cause](), plain
         if self._restarts:
-            model, before = self._play(emptied=self._restarts), plain
+            model = self._play()
             times = f"{len(self._restarts)}, at " + ", ".join(map(_clock, self._restarts[:3]))
-            causes.append(self._cause("the cache began anew", before, model, times))
+            causes.append(self._cause("the cache began anew", plain, model, times))
         causes += self._unrecorded(model)
         smaller = self._smaller_pool(model)
         if smaller is not None:
@@ -165,11 +334,11 @@ class Comparison:
         causes += self._order(model)
         return causes
 
-    def _cause(self, name: str, before: Played, after: Played, seen: str) -> Cause:
+    def _cause(self, name: str, before: Paced, after: Paced, seen: str) -> Cause:
         grown = self._sum(after) - self._sum(before)
         return Cause(name, grown, grown, seen)
 
-    def _between(self, name: str, model: Played, others: Sequence[Played], seen: str) -> Cause:
+    def _between(self, name: str, model: Paced, others: Sequence[Paced], seen: str) -> Cause:
         """What is between the replay and others of it, where the server's hits are there, too.
 
         Request by request: no more than it differs, and no more than the others do.
@@ -181,7 +350,7 @@ class Comparison:
             fewer, more = np.maximum(fewer, np.minimum(apart, 0)), np.clip(apart, 0, more)
         return Cause(name, int(fewer.sum()), int(more.sum()), seen)
 
-    def _unrecorded(self, model: Played) -> Iterator[Cause]:
+    def _unrecorded(self, model: Paced) -> Iterator[Cause]:
         ends = [self._since(end) for _, end in self._server.unrecorded]
         inside = [end for end in ends if self._spans[0].begin_s < end < self._spans[-1].begin_s]
         if inside:
@@ -189,18 +358,18 @@ class Comparison:
             times = f"{len(inside)}, until " + ", ".join(map(_clock, inside[:3]))
             yield self._between("recording paused", model, [emptied], times)
 
-    def _smaller_pool(self, model: Played) -> tuple[int, Played] | None:
+    def _smaller_pool(self, model: Paced) -> tuple[int, Paced] | None:
         """A smaller pool with which the replay finds what the server found, if there is one."""
         apart = self._apart(model)
         size = self._pool.block_tokens
-        best: tuple[int, int, Played] | None = None
+        best: tuple[int, int, Paced] | None = None
         if apart < _NOTABLE * self._asked:
             return None
         for shares in (_POOLS, (-_BETWEEN, _BETWEEN)):
             middle = best[1] if best and shares is not _POOLS else 0
             for share in shares:
                 blocks = middle + int(self._pool.blocks * share)
-                tried = self._play(pool=self._sized(blocks * size), emptied=self._restarts)
+                tried = self._play(tokens=blocks * size)
                 if not tried.rejected and (best is None or self._apart(tried) < best[0]):
                     best = self._apart(tried), blocks, tried
         if best is None or best[0] > _BETTER * apart:
@@ -218,7 +387,7 @@ class Comparison:
         )
         yield Cause("prompts of unknown tokens", unknown, unknown, "only their length is known")
 
-    def _ids_of_text(self, model: Played) -> Iterator[Cause]:
+    def _ids_of_text(self, model: Paced) -> Iterator[Cause]:
         """Ids made of text say only about what prompts share."""
         by_text = np.array([of == "text" for of in self._recorded.ids_of]) & self._reported
         if by_text.any() and self._by_request:
@@ -227,20 +396,20 @@ class Comparison:
             count = f"of {int(by_text.sum()):,} prompts"
             yield Cause("ids made of text", low, high, count)
 
-    def _in_flight(self, model: Played) -> Iterator[Cause]:
+    def _in_flight(self, model: Paced) -> Iterator[Cause]:
         """Whether prompts are found while they are being computed."""
         if all(one.first_s <= other.begin_s for one, other in pairwise(self._spans)):
             return
-        other = self._play(at_once=not self._rule.policy.finds_scheduled, emptied=self._restarts)
+        other = self._play(at_once=not self._rule.policy.finds_scheduled)
         name = "prompts found while they are computed"
         yield self._between(name, model, [other], "replayed both ways")
 
-    def _order(self, model: Played) -> Iterator[Cause]:
+    def _order(self, model: Paced) -> Iterator[Cause]:
         if not model.evicted:
             return
         size, blocks = self._pool.block_tokens, self._pool.blocks
-        roomy = self._play(pool=self._sized(size * 16 * blocks), emptied=self._restarts)
-        tight = self._play(pool=self._sized(size * int(_ORDER * blocks)), emptied=self._restarts)
+        roomy = self._play(tokens=size * 16 * blocks)
+        tight = self._play(tokens=size * int(_ORDER * blocks))
         name, seen = "order of eviction", f"pools of {_ORDER:.0%} and of any size"
         yield self._between(name, model, [tight, roomy], seen)
 
@@ -257,28 +426,25 @@ class Comparison:
     def _play(
         self,
         *,
-        pool: Pool | None = None,
+        tokens: int | None = None,
         at_once: bool | None = None,
-        emptied: Sequence[float] = (),
-    ) -> Played:
-        once = self._rule.policy.finds_scheduled if at_once is None else at_once
+        emptied: Sequence[float] | None = None,
+    ) -> Paced:
+        """A replay with another pool, or what is in flight found, or other restarts."""
         return Paced(
-            pool or self._pool,
+            self._pool if tokens is None else replace(self._pool, tokens=tokens),
             self._rule,
             self._spans,
-            at_once=once,
-            emptied=emptied,
+            at_once=self._rule.policy.finds_scheduled if at_once is None else at_once,
+            emptied=self._restarts if emptied is None else emptied,
             looks=self._looks,
             advance=self._advance,
         ).run()
 
-    def _sized(self, tokens: int) -> Pool:
-        return replace(self._pool, tokens=tokens)
-
-    def _sum(self, played: Played) -> int:
+    def _sum(self, played: Paced) -> int:
         return int(np.array(played.hits)[self._reported].sum())
 
-    def _apart(self, played: Played) -> int:
+    def _apart(self, played: Paced) -> int:
         """Tokens by which requests differ; in all, where only counters have them."""
         if not self._by_request:
             return abs(self._answered - self._sum(played))
@@ -288,7 +454,7 @@ class Comparison:
     def _since(self, at_s: float) -> float:
         return at_s - self._recorded.begun_s
 
-    def _report(self, played: Played, causes: list[Cause]) -> Against:
+    def _report(self, played: Paced, causes: list[Cause]) -> Against:
         difference = self._answered - self._sum(played)
         low, high = sum(each.low for each in causes), sum(each.high for each in causes)
         rest = min(0, difference - low) if difference < low else max(0, difference - high)
@@ -312,7 +478,7 @@ class Comparison:
         total = Minute(-1, len(starts), self._asked, *(whole for _, whole in sides))
         return Against(total, minutes, causes, rest, list(self._cautions(played)))
 
-    def _rows(self, played: Played, starts: NDArray[np.float64]) -> list[Sequence[Rows | None]]:
+    def _rows(self, played: Paced, starts: NDArray[np.float64]) -> list[Sequence[Rows | None]]:
         """What the server and the replay counted, by the fields of ``Side``."""
         server, since, known = self._server, self._since, self._reported
 
@@ -332,7 +498,7 @@ class Comparison:
             (of_requests(np.array(played.hits)), *ours),
         ]
 
-    def _cautions(self, played: Played) -> Iterator[str]:
+    def _cautions(self, played: Paced) -> Iterator[str]:
         if played.rejected:
             yield f"{played.rejected:,} requests are too long for the pool of the replay"
         if self._server.replicas > 1:
@@ -364,7 +530,8 @@ class Comparison:
 
 def _by_minute(columns: Sequence[Rows | None], numbers: Sequence[int]) -> tuple[list[Side], Side]:
     """Every minute, and all of them: hits and evictions outside the minutes, too."""
-    folds: list[Callable[[Sequence[int]], int | None]] = [sum, sum, _most, sum]
+    most = partial(max, default=None)
+    folds: list[Callable[[Sequence[int]], int | None]] = [sum, sum, most, sum]
     table = list[list[int | None]]()
     for rows, fold in zip(columns, folds, strict=True):
         minutes = defaultdict[int, list[int]](list)
@@ -372,13 +539,9 @@ def _by_minute(columns: Sequence[Rows | None], numbers: Sequence[int]) -> tuple[
             minutes[int(at // MINUTE_S)].append(number)
         table.append([None if rows is None else fold(minutes[minute]) for minute in numbers])
     found, gone = (None if rows is None else sum(n for _, n in rows) for rows in columns[:2])
-    used = _most([each for each in table[2] if each is not None])
+    used = max((each for each in table[2] if each is not None), default=None)
     stopped = None if columns[3] is None else sum(each or 0 for each in table[3])
     return list(starmap(Side, zip(*table, strict=True))), Side(found, gone, used, stopped)
-
-
-def _most(numbers: Sequence[int]) -> int | None:
-    return max(numbers, default=None)
 
 
 def _clock(at_s: float) -> str:

@@ -1,6 +1,6 @@
 """From a configuration to a scheduler that is ready to run."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -8,27 +8,82 @@ from itertools import islice
 import numpy as np
 
 from dsv4kv.config.replay import ArrivalSection, ReplayConfig
-from dsv4kv.core.arrivals import Source
 from dsv4kv.core.clock import VirtualClock
-from dsv4kv.core.losses import ReuseTally
-from dsv4kv.core.outcome import Outcome
+from dsv4kv.core.outcome import Outcome, ReuseTally
 from dsv4kv.core.policies import make_policy
-from dsv4kv.core.prompts import Below, EnginePrompts, IdealCache, IdealPrompts, Prompts
+from dsv4kv.core.prompts import Below, EnginePrompts, IdealCache, IdealPrompts, Places, Prompts
 from dsv4kv.core.scheduler import Drafts, Limits, Scheduler
+from dsv4kv.core.served import Arrivals, Served, Source
 from dsv4kv.core.tree import PrefixTree
+from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.processes import without_collector
 from dsv4kv.replay.clock.steps import ModelTimes, WeightModel, build_weights, open_times
 from dsv4kv.replay.memory import MemoryPlan, arch_of, check_fit, plan_memory
-from dsv4kv.replay.requests import KeysOf, keys_on, open_arrivals, shared_tokens
 from dsv4kv.replay.rules import Pool, open_cache, open_tally
-from dsv4kv.replay.server import by_server, holds_chunks
+from dsv4kv.replay.server import by_server
 from dsv4kv.replay.tiers import SharedTiers, Tiers, build_tiers
 from dsv4kv.traces import ReadOptions, place_of, read_trace
 from dsv4kv.traces.paths import PathTable, collect_paths, number_prompts
-from dsv4kv.traces.request import IdRuns, Request, list_runs
+from dsv4kv.traces.request import IdRuns, Request, list_runs, signed
 from dsv4kv.traces.summary import check_histories
 from dsv4kv.traces.synth import synthesize
+
+KeysOf = Callable[[Served], list[int]]  # the whole shared blocks of a request
+
+
+def shared_tokens(trace_block_tokens: int, cache_block_tokens: int) -> int:
+    """Tokens of a shared block: the larger of a trace's block and a cache's."""
+    if not trace_block_tokens:
+        return cache_block_tokens
+    small, large = sorted((trace_block_tokens, cache_block_tokens))
+    if large % small:
+        raise ConfigError(
+            f"cache.block_tokens is {cache_block_tokens} and an id of the trace covers "
+            f"{trace_block_tokens} tokens: neither divides the other, so no whole block could "
+            f"ever be found again; take a multiple of 128 that divides {trace_block_tokens} or "
+            "is a multiple of it."
+        )
+    return large
+
+
+def keys_on(tokens: int) -> KeysOf:
+    """The keys of prompts in shared blocks of ``tokens``: the last id of every whole one."""
+
+    def keys(served: Served) -> list[int]:
+        ids = served.ids
+        if not served.id_tokens or not len(ids):
+            return []
+        step = max(1, tokens // served.id_tokens)
+        known = ids.array().tolist() if isinstance(ids, IdRuns) else signed(ids).tolist()
+        return known[step - 1 :: step][: served.input_tokens // tokens]
+
+    return keys
+
+
+def begin_serving(
+    number: int, request: Request, arrival_s: float, keys: KeysOf, longest_output: int | None
+) -> Served:
+    """A request as it comes; outputs are cut to ``longest_output`` tokens."""
+    output, tokens = request.output_tokens, request.input_tokens
+    output = output if longest_output is None else min(output, longest_output)
+    ids = request.prefix_hashes, request.hash_block_tokens
+    return Served(number, arrival_s, tokens, output, keys, *ids)
+
+
+def open_arrivals(
+    requests: Sequence[Request], section: ArrivalSection, keys: KeysOf, client_s: float = 0.0
+) -> Arrivals:
+    """Requests as they come; closed ones ``client_s`` after the answer that they waited for."""
+    longest, closed = section.max_output_tokens, section.arrivals == "closed"
+    times_s = list[float]()
+    if not closed:
+        times_s = [(r.arrival_s - requests[0].arrival_s) / section.speed for r in requests]
+
+    def begin(number: int, arrival_s: float) -> Served:
+        return begin_serving(number, requests[number], arrival_s, keys, longest)
+
+    return Arrivals(begin, len(requests), times_s, section.concurrency if closed else 0, client_s)
 
 
 def read_options(workload: ArrivalSection) -> ReadOptions:
@@ -58,10 +113,6 @@ def _collect(requests: Sequence[Request]) -> PathTable:
     if not _LAST or _LAST[0][0] is not requests:
         _LAST[:] = [(requests, collect_paths(requests))]
     return _LAST[0][1]
-
-
-def forget_paths() -> None:
-    _LAST.clear()
 
 
 def read_requests(config: ReplayConfig) -> list[Request]:
@@ -120,7 +171,7 @@ def _find_pool(
     size, speculative = memory.block_tokens, config.scheduler.speculative
     named = any(len(request.prefix_hashes) for request in requests)
     table = _collect(requests) if named else collect_paths(_name_apart(requests, size))
-    drafts = memory.drafts
+    drafts, engine = memory.drafts, config.server.engine or ""
     accepted = (speculative.acceptance**n for n in range(1, speculative.draft_tokens + 1))
     return Pool(
         table,
@@ -131,7 +182,7 @@ def _find_pool(
         drafts,
         arch_of(config.cost),
         windows=memory.num_checkpoints,
-        holds_chunks=holds_chunks(config.server),
+        holds_chunks=bool(engine) and find_engine(engine).holds_chunks,
         tokens_per_step=1 + sum(accepted),
         numbered=number_prompts(table, size, drafts.key_tokens),
         step_tokens=1 + speculative.draft_tokens,
@@ -176,42 +227,22 @@ def build_replay(
 ) -> Replay:
     """Build everything a replay needs."""
     parts = parts or find_parts(config, requests)
-    config, memory = parts.config, parts.memory
+    config, memory, times = parts.config, parts.memory, parts.times
     check_fit(config.cost, memory, parts.weights)
-    times = parts.times
     clock, ranks = VirtualClock(times.timer), times.layout.dp
-    step_tokens = config.scheduler.step_tokens
+    scheduling, policy = config.scheduler, memory.rule.policy
+    chunk_tokens = scheduling.step_tokens // ranks
     tiers = None
     reuse = any(request.hash_block_tokens for request in requests)
     if reuse:
-        compute_s = partial(times.timer.prompt_s, chunk_tokens=step_tokens // ranks)
+        compute_s = partial(times.timer.prompt_s, chunk_tokens=chunk_tokens)
         tiers = build_tiers(config, memory, parts.shared_tokens, clock, compute_s, shared)
-    below = below or tiers
-    prompts: Prompts
-    if parts.engine:
-        rule, pool, places = memory.rule, parts.engine, tiers.stored.places if tiers else None
-        cache, tally = open_cache(rule, pool), open_tally(rule, pool)
-        prompts = EnginePrompts(cache, tally, below, places, windows=rule.windows)
-    else:
-        prompts = _own_prompts(config, memory, parts.shared_tokens, below, reuse=reuse)
-    speculative = config.scheduler.speculative
-    scheduler = Scheduler(
-        source or open_arrivals(requests, config.workload, parts.keys, times.client_s),
-        _find_limits(config, memory, ranks),
-        prompts,
-        Drafts(speculative.draft_tokens, speculative.acceptance, config.measure.seed),
-        clock,
-        Outcome(config.measure.points, memory.block_tokens, times.client_s),
-    )
-    return Replay(parts, requests, scheduler, tiers)
-
-
-def _find_limits(config: ReplayConfig, memory: MemoryPlan, ranks: int) -> Limits:
-    scheduling, policy = config.scheduler, memory.rule.policy
+    places = tiers.stored.places if tiers else None
+    prompts = _open_prompts(parts, below or tiers, places, reuse=reuse)
     alone = policy.prompts_alone if scheduling.prompts is None else scheduling.prompts == "alone"
     paused = None if policy.prompts_alone else int(memory.num_blocks * scheduling.paused_share)
-    return Limits(
-        chunk_tokens=scheduling.step_tokens // ranks,
+    limits = Limits(
+        chunk_tokens=chunk_tokens,
         slots=max(1, scheduling.max_requests // ranks),
         block_tokens=memory.block_tokens,
         ratio=memory.group.ratio,
@@ -223,21 +254,34 @@ def _find_limits(config: ReplayConfig, memory: MemoryPlan, ranks: int) -> Limits
         alone=alone,
         delay=scheduling.delay_prompts,
     )
+    drafts, seed = scheduling.speculative, config.measure.seed
+    scheduler = Scheduler(
+        source or open_arrivals(requests, config.workload, parts.keys, times.client_s),
+        limits,
+        prompts,
+        Drafts(drafts.draft_tokens, drafts.acceptance, seed),
+        clock,
+        Outcome(config.measure.points, memory.block_tokens, times.client_s),
+    )
+    return Replay(parts, requests, scheduler, tiers)
 
 
-def _own_prompts(
-    config: ReplayConfig, memory: MemoryPlan, tokens: int, below: Below | None, *, reuse: bool
+def _open_prompts(
+    parts: Parts, below: Below | None, places: Places | None, *, reuse: bool
 ) -> Prompts:
+    config, memory, tokens = parts.config, parts.memory, parts.shared_tokens
+    if parts.engine:
+        rule, pool = memory.rule, parts.engine
+        cache, tally = open_cache(rule, pool), open_tally(rule, pool)
+        return EnginePrompts(cache, tally, below, places, windows=rule.windows)
     if memory.strategy.period_tokens % tokens:
         raise ConfigError(
             f"prefix.strategy is {memory.strategy.name}: prompts share blocks of {tokens:,} "
             "tokens, and a checkpoint inside one is never found again: take a multiple of "
             f"{tokens:,}."
         )
-    per_shared = tokens // memory.block_tokens
-    tree = None
-    if reuse and config.prefix.reuse:
-        tree = PrefixTree(make_policy(config.prefix.policy))
+    per_shared, prefix = tokens // memory.block_tokens, config.prefix
+    tree = PrefixTree(make_policy(prefix.policy)) if reuse and prefix.reuse else None
     return IdealPrompts(
         IdealCache(memory.num_blocks, per_shared, tree, memory.num_checkpoints),
         ReuseTally(list_runs, tokens),

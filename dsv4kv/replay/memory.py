@@ -7,7 +7,7 @@ from math import ceil
 
 from dsv4kv.budget.gpus import load_gpu
 from dsv4kv.config.replay import CostSection, ReplayConfig
-from dsv4kv.core.strategy import Strategy
+from dsv4kv.core.prompts import Strategy
 from dsv4kv.engines.contract import RESERVE, SHARE, Deployment
 from dsv4kv.engines.names import find_rule
 from dsv4kv.engines.rule import Speculation, Variant
@@ -18,7 +18,7 @@ from dsv4kv.model.plan import HeldBytes, bytes_per_token, held_bytes
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.replay.clock.steps import WeightModel
-from dsv4kv.replay.mrc.strategies import parse_strategy
+from dsv4kv.replay.mrc import parse_strategy
 from dsv4kv.replay.rules import WINDOW_RATIO, check_model, find_drafts, layout_of
 from dsv4kv.units import counted, format_bytes
 
@@ -49,7 +49,6 @@ def _engine_bytes(
 
 
 def arch_of(cost: CostSection) -> str | None:
-    """What the GPU's kernels are compiled for."""
     return load_gpu(cost.gpu).arch
 
 
@@ -99,20 +98,20 @@ class MemoryPlan:
         return float(bytes_per_token(self.schemas))
 
     @property
+    def used_bytes(self) -> int:
+        """What slots, checkpoints of a known number and blocks take."""
+        checkpoints = (self.num_checkpoints or 0) * self.checkpoint_bytes
+        slots = self.num_slots * self.slot_bytes
+        return slots + checkpoints + self.num_blocks * self.block_bytes
+
+    @property
     def held_bytes(self) -> int:
-        """All memory, or what slots, checkpoints of a known number and blocks take."""
-        return self._parts_bytes if self.total_bytes is None else self.total_bytes
+        return self.used_bytes if self.total_bytes is None else self.total_bytes
 
     @property
     def remainder_bytes(self) -> int:
         """Memory that is too little for one more block."""
-        return self.held_bytes - self._parts_bytes
-
-    @property
-    def _parts_bytes(self) -> int:
-        checkpoints = (self.num_checkpoints or 0) * self.checkpoint_bytes
-        slots = self.num_slots * self.slot_bytes
-        return slots + checkpoints + self.num_blocks * self.block_bytes
+        return self.held_bytes - self.used_bytes
 
 
 def plan_memory(config: ReplayConfig) -> MemoryPlan:

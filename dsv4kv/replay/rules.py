@@ -14,7 +14,7 @@ from dsv4kv.choices import choose, listed
 from dsv4kv.core import hashed
 from dsv4kv.core.cache import EngineCache
 from dsv4kv.core.hashed import HashedCache
-from dsv4kv.core.losses import ReuseTally
+from dsv4kv.core.outcome import ReuseTally
 from dsv4kv.core.paths import NumberedPaths
 from dsv4kv.core.radix import Pages, SglangCache, SglangWindowCache
 from dsv4kv.core.served import Served
@@ -59,16 +59,21 @@ class Pool:
     def blocks(self) -> int:
         return self.tokens // self.block_tokens
 
+    @property
+    def numbers(self) -> NumberedPaths:
+        known, size = self.numbered, self.block_tokens
+        return known or number_prompts(self.table, size, self.speculation.key_tokens)
+
 
 def find_drafts(name: str, rule: rl.Variant, speculation: str) -> rl.Speculation:
     """How a rule drafts; raises ``ConfigError`` where its hits are not known."""
-    if speculation in rule.drafts:
-        return rl.SPECULATIONS[speculation]
     choose(rl.SPECULATIONS, speculation, "a speculation")
-    raise ConfigError(
-        f"what {speculation} makes of hits is not known for the rule {name}: "
-        f"take {listed(rule.drafts)}."
-    )
+    if speculation not in rule.drafts:
+        raise ConfigError(
+            f"what {speculation} makes of hits is not known for the rule {name}: "
+            f"take {listed(rule.drafts)}."
+        )
+    return rl.SPECULATIONS[speculation]
 
 
 def check_model(name: str, rule: rl.Variant, model: DSV4Config) -> None:
@@ -105,31 +110,23 @@ def rule_of(variant: rl.Variant, pool: Pool) -> rl.Rule:
     return rl.Rule(layout, variant.retention, variant.policy)
 
 
-# ---- caches -------------------------------------------------------------------------------------
-
-
 def open_cache(variant: rl.Variant, pool: Pool) -> EngineCache:
     rule = rule_of(variant, pool)
-    if variant.policy.index == "slots":
-        return open_slots(variant, pool)
-    if variant.policy.index == "hashed":
-        return open_hashed(rule, pool)
-    return open_radix(rule, pool, windows=variant.groups)
+    match variant.policy.index:
+        case "slots":
+            return _open_slots(variant, pool)
+        case "hashed":
+            return _open_hashed(rule, pool)
+    return _open_radix(rule, pool, windows=variant.groups)
 
 
-def numbered_of(pool: Pool) -> NumberedPaths:
-    if pool.numbered is not None:
-        return pool.numbered
-    return number_prompts(pool.table, pool.block_tokens, pool.speculation.key_tokens)
-
-
-def open_hashed(rule: rl.Rule, pool: Pool) -> HashedCache:
+def _open_hashed(rule: rl.Rule, pool: Pool) -> HashedCache:
     size, drafts, period = pool.block_tokens, pool.speculation, rule.retention.period_tokens
     if (period or 0) % size:
         raise ConfigError(f"a retention of {period} tokens must be whole blocks of {size} tokens.")
     groups = cut_groups(rule, pool)
     parts = [part for group in groups for part in group.parts if part.followed]
-    context = followed = numbered_of(pool)
+    context = followed = pool.numbers
     if parts:
         ends = max(max(0, part.end_tokens) for part in parts)
         followed = number_prompts(pool.table, size, ends)
@@ -167,7 +164,7 @@ def cut_groups(rule: rl.Rule, pool: Pool) -> list[hashed.Group]:
     return groups
 
 
-def open_slots(variant: rl.Variant, pool: Pool) -> SlotCache:
+def _open_slots(variant: rl.Variant, pool: Pool) -> SlotCache:
     engine, model, size = find_engine(variant.engine), pool.model, pool.block_tokens
     assert isinstance(engine, SlotEngine)
     policy = variant.policy
@@ -177,7 +174,7 @@ def open_slots(variant: rl.Variant, pool: Pool) -> SlotCache:
         pool.blocks,
         size,
         pool.slots or policy.slots,
-        numbered_of(pool).path,
+        pool.numbers.path,
         ubatch=ubatch,
         unified=not pool.slots,
         checkpoints=policy.checkpoints,
@@ -186,7 +183,7 @@ def open_slots(variant: rl.Variant, pool: Pool) -> SlotCache:
     )
 
 
-def open_radix(rule: rl.Rule, pool: Pool, *, windows: bool) -> SglangCache:
+def _open_radix(rule: rl.Rule, pool: Pool, *, windows: bool) -> SglangCache:
     size, window = pool.block_tokens, pool.model.window_tokens
     if windows and size < window:
         raise ConfigError(
@@ -196,7 +193,7 @@ def open_radix(rule: rl.Rule, pool: Pool, *, windows: bool) -> SglangCache:
     pages = Pages(
         pool.blocks,
         size,
-        numbered_of(pool).path,
+        pool.numbers.path,
         key_tokens=pool.speculation.key_tokens,
         uncovered_tokens=rule.uncovered_tokens,
         chunk_tokens=pool.chunk_tokens,
@@ -208,9 +205,6 @@ def open_radix(rule: rl.Rule, pool: Pool, *, windows: bool) -> SglangCache:
         tokens_per_step=pool.tokens_per_step,
     )
     return SglangWindowCache(pages) if windows else SglangCache(pages)
-
-
-# ---- a trace, request by request ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -321,16 +315,11 @@ def _serve(name: str, variant: rl.Variant, pool: Pool) -> Outcome:
 
 def open_tally(variant: rl.Variant, pool: Pool) -> ReuseTally:
     """Counts of hits, and of further hits of an unbounded cache of single tokens."""
-    needs, uncovered = draft_needs(variant, pool), variant.policy.uncovered
+    drafts, uncovered = pool.speculation, variant.policy.uncovered
+    needs = drafts.key_tokens, 0
+    if drafts.drops and not variant.windows:
+        needs = 0, pool.block_tokens
+    elif drafts.drops:
+        groups = cut_groups(rule_of(variant, pool), pool)
+        needs = max(part.end_tokens for group in groups for part in group.parts), 0
     return ReuseTally(list_runs, pool.block_tokens, needs, uncovered(pool.model.window_tokens))
-
-
-def draft_needs(variant: rl.Variant, pool: Pool) -> tuple[int, int]:
-    """Tokens after a hit that must be known for drafts, and tokens that a hit drops."""
-    drafts = pool.speculation
-    if not drafts.drops:
-        return drafts.key_tokens, 0
-    if not variant.windows:
-        return 0, pool.block_tokens
-    groups = cut_groups(rule_of(variant, pool), pool)
-    return max(part.end_tokens for group in groups for part in group.parts), 0

@@ -4,6 +4,7 @@ import gc
 import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from dsv4kv.core.clock import COUNTS
 from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import Dsv4kvError, TraceError
 from dsv4kv.processes import without_collector
-from dsv4kv.replay.build import Replay, build_replay, forget_paths, read_requests
+from dsv4kv.replay.build import Replay, build_replay, read_requests
 from dsv4kv.replay.clock.steps import ModelTimes
 from dsv4kv.replay.tier import Tier
 from dsv4kv.replay.tiers import Tiers
@@ -39,7 +40,7 @@ def describe_replay(replay: Replay) -> rr.ReplayResult:
     memory, outcome, scheduler = replay.memory, replay.outcome, replay.scheduler
     tally, cache, clock = replay.prompts.tally, scheduler.cache, scheduler.clock
     lost = tally.lost | {"in_flight": tally.in_flight_tokens}
-    moments = outcome.series.moments
+    moments = outcome.moments
     names = [name for name in rr.ReplaySeries.model_fields if name != "at_ns"]
     counted = ("requests", "prompt_blocks", "found_blocks", "prompt_tokens", "seen_tokens")
     pools = (
@@ -182,15 +183,12 @@ def list_latencies(
     samples_ns: Mapping[str, list[int]], clocks: Sequence[ModelTimes]
 ) -> list[Latency]:
     """Virtual times of what was served, with the largest error of the servers' clocks."""
-    return [
-        Latency(
-            name=name,
-            samples_ns=samples,
-            factor=max(clock.held_out.of(name) for clock in clocks),
-        )
-        for name, samples in samples_ns.items()
-        if samples
-    ]
+    found = []
+    for name, samples in samples_ns.items():
+        if samples:
+            factor = max(clock.held_out.of(name) for clock in clocks)
+            found.append(Latency(name=name, samples_ns=samples, factor=factor))
+    return found
 
 
 def describe_tiers(found: Sequence[Tiers]) -> rr.ReplayTiers | None:
@@ -256,8 +254,6 @@ def describe_tier(tier: Tier, tiers: Tiers) -> rr.ReplayTier:
 OnProgress = Callable[[int, int], None]
 """Is called with how many requests are done, of how many, over all cases; with how many points
 where several are done concurrently."""
-
-
 Serve = Callable[[Point[ReplayConfig], Sequence[Request], Callable[[int], None]], Case]
 """Replays a point of the requests given, and says how many are done."""
 
@@ -270,22 +266,12 @@ def run_replay(
     trace = loaded.config.workload.trace
     words = ["dsv4kv", "replay", *([trace] if trace else []), "--config", loaded.source]
     words += as_options(invocation.overrides, invocation.axes)
-    begun = begin_record(
-        loaded,
-        trace,
-        argv=invocation.argv,
-        reproduce=shlex.join(words),
-        sweep=sweep,
-    )
+    reproduce = shlex.join(words)
+    begun = begin_record(loaded, trace, argv=invocation.argv, reproduce=reproduce, sweep=sweep)
     digests = sweep.points.asked.traces_sha256 if sweep.points else {}
     server = Server(points, serve or serve_alone, digests)
-    cases = run_points(
-        sweep,
-        len(points),
-        server if sweep.parallel else partial(server, on_progress=on_progress),
-        on_progress,
-    )
-    return end_record(begun, cases, len(points))
+    one = server if sweep.parallel else partial(server, on_progress=on_progress)
+    return end_record(begun, run_points(sweep, len(points), one, on_progress), len(points))
 
 
 class Server:
@@ -320,7 +306,6 @@ class Server:
                 if count > 1:
                     gc.collect()  # caches are full of cycles
                 else:
-                    forget_paths()
                     gc.freeze()  # the program ends soon: no search for cycles in all of it
             return case
         except Dsv4kvError as error:
@@ -333,17 +318,14 @@ def serve_alone(
     point: Point[ReplayConfig], requests: Sequence[Request], on_progress: Callable[[int], None]
 ) -> Case:
     """Serve the trace by one server and describe what came of it; see ``Serve``."""
-    replay = build_replay(point.config, requests)
-    problem, ended = None, False
-    done = 0
-    try:
+    replay, ended, done = build_replay(point.config, requests), False, 0
+    with suppress(KeyboardInterrupt):
         while replay.scheduler.turn():
             if replay.outcome.finished > done:
                 done = replay.outcome.finished
                 on_progress(done)
-        ended, problem = True, _find_problem(replay)
-    except KeyboardInterrupt:
-        pass
+        ended = True
+    problem = _find_problem(replay) if ended else None
     return replayed_case(
         point,
         problem,
@@ -356,14 +338,14 @@ def serve_alone(
 
 
 def _find_problem(replay: Replay) -> str | None:
-    ledger, outcome = replay.scheduler.cache, replay.outcome
+    cache, outcome = replay.scheduler.cache, replay.outcome
     if not outcome.finished:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in outcome.rejected.items())
         return (
             f"none of {len(replay.requests):,} requests fits ({reasons}): give more "
             "cache.memory_bytes or cache.num_blocks, or raise cache.max_context_tokens."
         )
-    if held := abs(ledger.private) + ledger.shared:
+    if held := abs(cache.private) + cache.shared:
         return f"{held} blocks are still held although every request has ended."
     return None
 

@@ -1,4 +1,4 @@
-"""One tier: the objects that it holds, and the transfers into it and out of it.
+"""One tier: what it keeps of prompts by a rule, and the transfers into it and out of it.
 
 An object is a block of context, or a tail: the windows and states with which a request resumes
 behind a block. Blocks are evicted after those behind them; a tail goes with its block or before.
@@ -8,12 +8,126 @@ for each other.
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import ceil
+from typing import NamedTuple
 
-from dsv4kv.config.replay import TierSection
+from dsv4kv.config.replay import ReplayConfig, TierSection
 from dsv4kv.core.policies import Run, make_policy
-from dsv4kv.replay.stored import Sizes, Stored
+from dsv4kv.core.served import Served
+from dsv4kv.engines.formats import PLACES, Site, stored_formats
+from dsv4kv.engines.host import HostPool, Offloaded
+from dsv4kv.engines.names import find_engine, find_rule
+from dsv4kv.engines.rule import NOWHERE, Retention
+from dsv4kv.errors import ConfigError
+from dsv4kv.model.plan import Kept, bytes_per_token, families_in
+from dsv4kv.model.schema import build_schema, choose_formats
+from dsv4kv.replay.memory import MemoryPlan, arch_of, describe_deployment
+from dsv4kv.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What tiers keep."""
+
+    objects: Offloaded  # of a block of context, and of a place to resume at
+    useful_bytes: Fraction  # of a token: entries and keys, without padding
+    kept: Retention  # where an engine leaves tails; the toolkit's own cache says so itself
+    block_tokens: int  # tokens of its blocks
+
+    def places(self, served: Served, before: int, after: int) -> list[int]:
+        """Blocks behind which tails stay; SGLang's are ends of chunks and of context found."""
+        size, places = self.block_tokens, {served.found, after}
+        if not self.kept.chunks:
+            places = {place // size for place in self.kept.places(served.prompt_tokens, size)}
+        return sorted(place for place in places if before < place <= after)
+
+
+def find_stored(config: ReplayConfig, memory: MemoryPlan, shared_tokens: int) -> Stored:
+    """What is kept by ``prefix.rule``, in shared blocks of ``shared_tokens``."""
+    name = config.prefix.rule
+    rule = find_rule(name)
+    if config.tiers.retention_tokens is not None and "retention" not in rule.flags:
+        raise ConfigError(f"tiers.retention_tokens goes with vllm-v4 rules, not with {name}.")
+    chunk_tokens = config.tiers.chunk_tokens if config.tiers.layout == "lmcache" else None
+    if not rule.engine:
+        if chunk_tokens is not None:
+            raise ConfigError(f"tiers.layout lmcache goes with rules of vLLM, not with {name}.")
+        objects = _own_objects(memory, shared_tokens)
+        useful_bytes = bytes_per_token(memory.schemas)
+        return Stored(objects, useful_bytes, NOWHERE, memory.block_tokens)
+    engine, model, formats = find_engine(rule.engine), memory.model, config.model.formats
+    site = Site(engine.name, model, arch_of(config.cost))
+    asked = {place: getattr(formats, place) for place in PLACES}
+    names = (stored for stored, _ in stored_formats(site, asked).values())
+    held, stored_in = (
+        describe_deployment(config, model, memory.schemas),
+        choose_formats(model, *names),
+    )
+    deployment = replace(held, formats=stored_in, arch=site.arch)
+    objects = engine.objects(deployment, config.tiers.retention_tokens, chunk_tokens)
+    kept = NOWHERE if chunk_tokens is not None else rule.retention
+    if chunk_tokens is None and not rule.windows:
+        objects = replace(objects, tail=())
+    elif not kept.chunks and config.tiers.retention_tokens is not None:
+        kept = replace(kept, period_tokens=config.tiers.retention_tokens, ends=True)
+    schemas = [build_schema(model, each.layer, formats=stored_in) for each in memory.schemas]
+    return Stored(objects, bytes_per_token(schemas), kept, memory.block_tokens)
+
+
+def _own_objects(memory: MemoryPlan, shared_tokens: int) -> Offloaded:
+    """Families of this toolkit's cache; what ``full`` keeps with a block goes with it."""
+    blocks = shared_tokens // memory.block_tokens
+    pages, ends, kind = list[HostPool](), list[HostPool](), memory.strategy.kind
+    for each in families_in(memory.schemas):
+        if each.kept is Kept.PAGES:
+            pages.append(HostPool(each.name, blocks, each.object_bytes))
+        elif each.kept is Kept.WINDOW and kind not in ("full", "zero"):
+            ends.append(HostPool(each.name, 1, each.object_bytes))
+    if kind == "full" and memory.beside_bytes:
+        pages.append(HostPool("windows and states", blocks, memory.beside_bytes))
+    return Offloaded(tuple(pages), tuple(ends))
+
+
+class Sizes(NamedTuple):
+    """Bytes of a tier for context, and for tails where these have a pool of their own."""
+
+    context_bytes: int
+    tail_bytes: int | None
+
+
+def size_tier(name: str, config: ReplayConfig, memory: MemoryPlan, stored: Stored) -> Sizes:
+    """How a tier's memory is divided; raises ``ConfigError``."""
+    tier: TierSection = getattr(config.tiers, name)
+    objects, policy = stored.objects, find_rule(config.prefix.rule).policy
+    sizes = Sizes(tier.capacity_bytes or 0, None)
+    if tier.ratio is not None:
+        blocks = int(memory.num_blocks * tier.ratio) // objects.context[0].pages
+        sizes = Sizes(blocks * objects.context_bytes, None)
+        if policy.index != "hashed" and objects.tail:  # vLLM's blocks hold either
+            windows = memory.num_blocks
+            if memory.num_checkpoints is not None:
+                windows = memory.num_checkpoints
+            tails = int(windows * tier.ratio) * objects.tail_bytes
+            sizes = Sizes(sizes.context_bytes, tails)
+    if name == "host" and policy.host_by_ratio and tier.ratio is None:
+        raise ConfigError(
+            "tiers.host.capacity_bytes: SGLang sizes host memory only by --hicache-ratio for "
+            "these models: give tiers.host.ratio."
+        )
+    if tier.ratio is not None and objects.blocks > 1:
+        raise ConfigError(
+            f"tiers.{name}.ratio: LMCache's memory is given in bytes: give "
+            f"tiers.{name}.capacity_bytes."
+        )
+    if sizes.context_bytes < objects.context_bytes:
+        raise ConfigError(
+            f"tiers.{name} has {format_bytes(sizes.context_bytes)}, and one object of context "
+            f"takes {format_bytes(objects.context_bytes)}: give it more."
+        )
+    return sizes
+
 
 NEVER = float("inf")
 
@@ -154,13 +268,10 @@ class Tier:
         size_bytes = contexts * self._context_bytes + tails * self._tail_bytes
         return self._objects.operations(contexts, tails), size_bytes
 
-    def load(self, now_s: float, keys: Sequence[Hashable]) -> float:
+    def move(self, channel: Channel, now_s: float, keys: Sequence[Hashable]) -> float:
+        """Load or store objects by ``read`` or ``write``; returns when that ends."""
         self.moved_blocks += sum(isinstance(key, int) for key in keys)
-        return self.read.move(now_s, *self.volume(keys))
-
-    def store(self, now_s: float, keys: Sequence[Hashable]) -> float:
-        self.moved_blocks += sum(isinstance(key, int) for key in keys)
-        return self.write.move(now_s, *self.volume(keys))
+        return channel.move(now_s, *self.volume(keys))
 
     def _place(self, key: Hashable) -> tuple[int, _Room]:
         if isinstance(key, int):

@@ -5,9 +5,8 @@ request waits. (The rules: SGLang 0.5.23, ``hicache``; vLLM 0.33, ``v1/kv_offloa
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from dsv4kv.config.replay import ReplayConfig, TiersSection
 from dsv4kv.core.clock import VirtualClock
@@ -15,8 +14,7 @@ from dsv4kv.core.served import Hit, Served
 from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.memory import MemoryPlan
-from dsv4kv.replay.stored import Stored, find_stored, size_tier
-from dsv4kv.replay.tier import NEVER, Tier, tail_of
+from dsv4kv.replay.tier import NEVER, Stored, Tier, find_stored, size_tier, tail_of
 
 TIMEOUT_S, TIMEOUT_PER_1024_S = 1.0, 0.25  # SGLang's longest wait for a fetch, by its tokens
 
@@ -33,22 +31,12 @@ class Fetch:
     refused: str = ""  # why nothing was fetched although there was something; empty where it was
 
 
-@dataclass(frozen=True)
-class SharedTiers:
-    """Tiers that several servers have in common, filled by the first that is built."""
+class SharedTiers(dict[str, Tier]):
+    """Tiers that several servers have in common, by name, made by the first that is built."""
 
-    names: Collection[str]  # which of ``host``, ``disk`` and ``remote``
-    tiers: dict[str, Tier] = field(default_factory=dict)  # they, by name
-    # the block before every block that any server offered
-    parents: dict[int, int | None] = field(default_factory=dict)
-
-    def find(self, name: str, make: Callable[[], Tier]) -> Tier:
-        """The tier of a name: the common one, or one of its own."""
-        if name not in self.names:
-            return make()
-        if name not in self.tiers:
-            self.tiers[name] = make()
-        return self.tiers[name]
+    def __init__(self) -> None:
+        super().__init__()
+        self.parents: dict[int, int | None] = {}  # the block before every one that was offered
 
 
 class Tiers:
@@ -71,22 +59,15 @@ class Tiers:
         self.restored_tokens = 0  # of these; the others are lost at a tier
         self._section, self._tokens, self._clock = section, block_tokens, clock
         self._compute_s, self._blocks = compute_s, stored.objects.blocks
+        # whether going on behind an object of context takes more than it
+        self._needs_ends = bool(stored.objects.tail) or stored.objects.ends_inside
         self._offers: Counter[Hashable] = Counter()
         self._kept: dict[Hashable, Tier] = {}  # ever, and where last
         self._parents = parents
         self._fetches: dict[int, Fetch] = {}
         self._on_the_way = 0
         self._first, self._lower = tiers[0], tiers[1:]
-
-    @property
-    def object_tokens(self) -> int:
-        return self._blocks * self._tokens
-
-    @property
-    def fetches(self) -> bool:
-        return bool(self._lower)
-
-    # ---- what is written ------------------------------------------------------------------------
+        self.fetches, self.object_tokens = bool(self._lower), self._blocks * self._tokens
 
     def offer(self, served: Served, blocks: int, tails: Iterable[int]) -> None:
         """A prompt's leading blocks are cached, and tails behind some; write what is to be."""
@@ -101,25 +82,21 @@ class Tiers:
         self._offers.update(keys)
         self._offers.update(behind)
         when_s = self._clock.now_s
-        for tier in self.tiers:
+        for place, tier in enumerate(self.tiers):
             tier.serve()
-            when_s = self._write_through(tier, [*keys, *behind], when_s)
+            new = []
+            for key in (*keys, *behind):
+                if key in tier:
+                    tier.use(key)
+                elif self._offers[key] >= tier.section.threshold and tier.fits(key):
+                    new.append(key)
+            if new and tier.section.write != "write_back":
+                when_s = self._store(place, new, when_s)
 
     def forget(self, blocks: Sequence[int], tails: Sequence[int]) -> None:
         if self._first.section.write == "write_back":
             gone = [*(tail_of(block) for block in tails), *reversed(blocks)]
             self._write_back(0, gone, self._clock.now_s)
-
-    def _write_through(self, tier: Tier, keys: Sequence[Hashable], now_s: float) -> float:
-        new = []
-        for key in keys:
-            if key in tier:
-                tier.use(key)
-            elif self._offers[key] >= tier.section.threshold and tier.fits(key):
-                new.append(key)
-        if not new or tier.section.write == "write_back":
-            return now_s
-        return self._store(self.tiers.index(tier), new, now_s)
 
     def _write_back(self, place: int, keys: Sequence[Hashable], now_s: float) -> None:
         tier = self.tiers[place]
@@ -131,7 +108,7 @@ class Tiers:
 
     def _store(self, place: int, keys: Sequence[Hashable], now_s: float) -> float:
         tier = self.tiers[place]
-        ready_s = tier.store(now_s, keys)
+        ready_s = tier.move(tier.write, now_s, keys)
         for key in keys:
             self._put(place, key, ready_s)
         return ready_s
@@ -144,16 +121,12 @@ class Tiers:
         if gone and below < len(self.tiers) and self.tiers[below].section.write == "write_back":
             self._write_back(below, gone, self._clock.now_s)
 
-    # ---- what is fetched ------------------------------------------------------------------------
-
     def fetch(self, served: Served, found: int, usable: int) -> None:
         """A request has come; the GPU holds ``found`` blocks: fetch what is below the first."""
-        if not self._lower:
-            return
         now_s = self._clock.now_s
         ask = self._fetches[served.number] = Fetch(now_s)
         keys = self._keys(served, usable)
-        first, reach = found // self._blocks, found // self._blocks
+        first = reach = found // self._blocks
         while reach < len(keys) and self._source(keys[reach], now_s):
             reach += 1
         best = self._last_end(keys, reach, lambda key: self._source(key, now_s) is not None)
@@ -174,23 +147,21 @@ class Tiers:
             ask.refused = "too_short"
         elif self._on_the_way + size > most:
             ask.refused = "prefetch_limit"
-        else:
-            self._on_the_way += size
-            self._begin_fetch(ask, missing, now_s)
-
-    def _begin_fetch(self, ask: Fetch, missing: Sequence[Hashable], now_s: float) -> None:
+        if ask.refused:
+            return
+        self._on_the_way += size
         for tier in self._lower:
-            keys = [k for k in missing if k not in ask.own and tier.ready_s(k) <= now_s]
-            if not keys:
+            held = [k for k in missing if k not in ask.own and tier.ready_s(k) <= now_s]
+            if not held:
                 continue
             begin_s = max(now_s, tier.read.free_s)
-            end_s = tier.load(now_s, keys)
-            for number, key in enumerate(keys, start=1):
+            end_s = tier.move(tier.read, now_s, held)
+            for number, key in enumerate(held, start=1):
                 tier.use(key)
-                there_s = begin_s + (end_s - begin_s) * number / len(keys)
+                there_s = begin_s + (end_s - begin_s) * number / len(held)
                 ask.own[key] = tier, there_s
                 self._put(0, key, there_s)
-        self._first.store(now_s, list(ask.own))
+        self._first.move(self._first.write, now_s, list(ask.own))
 
     def _settle(self, ask: Fetch | None, now_s: float) -> float:
         """The moment at which fetched objects count; others are dropped."""
@@ -209,8 +180,6 @@ class Tiers:
             self._on_the_way -= self._first.volume(list(ask.own))[1]
         return at_s
 
-    # ---- what is brought back -------------------------------------------------------------------
-
     def restore(self, served: Served, hit: Hit, usable: int) -> Hit:
         """Bring back what goes beyond a hit, of ``usable`` blocks; the hit with it."""
         now_s, host = self._clock.now_s, self._first
@@ -228,7 +197,7 @@ class Tiers:
             refused = self._refuses(hit.resumed, resumed, needed, at_s)
             if not refused:
                 self._use(needed)
-                served.ready_s = self._first.load(at_s, needed)
+                served.ready_s = host.move(host.read, at_s, needed)
         found = hit.resumed if refused else resumed
         if served.admitted_s is None:
             blocks = (hit.resumed, found, resumed)
@@ -331,11 +300,6 @@ class Tiers:
             reach -= 1
         return reach
 
-    @property
-    def _needs_ends(self) -> bool:
-        """Whether going on behind an object of context takes more than it."""
-        return bool(self.stored.objects.tail) or self.stored.objects.ends_inside
-
     def _end_of(self, key: int) -> Hashable:
         """What has the windows and states behind an object of context."""
         return key if self.stored.objects.ends_inside else tail_of(key)
@@ -378,11 +342,9 @@ def build_tiers(
             "when they are evicted: take write_through or write_through_selective (its "
             "store_threshold of 2), or a rule of SGLang."
         )
-    shared = shared or SharedTiers(())
-    tiers = [
-        shared.find(
-            name, partial(Tier, name, section, size_tier(name, config, memory, stored), stored)
-        )
-        for name, section in levels.items()
-    ]
+    shared, tiers = SharedTiers() if shared is None else shared, list[Tier]()
+    for name, section in levels.items():
+        own = Tier(name, section, size_tier(name, config, memory, stored), stored)
+        is_common = name in config.fleet.shared_tiers
+        tiers.append(shared.setdefault(name, own) if is_common else own)
     return Tiers(tiers, config.tiers, stored, shared_tokens, clock, compute_s, shared.parents)

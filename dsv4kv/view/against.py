@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dsv4kv.replay.against import Against, Minute
-from dsv4kv.replay.settings import Known
+from dsv4kv.replay.server import Known
 from dsv4kv.view.quantity import quantity, share
 from dsv4kv.view.table import ABSENT, Columns, Facts, Finding, Number, Page, Part, Section, Table
 

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator
 
-from dsv4kv.replay.clock.coefficients import CONSTANTS
 from dsv4kv.replay.clock.fit import FEWEST_TO_LEAVE_OUT, Compared, Estimate, Fit
+from dsv4kv.replay.clock.steps import CONSTANTS
 from dsv4kv.runs.statistics import Estimate as Interval
 from dsv4kv.units import counted
 from dsv4kv.view.quantity import format_number, quantity

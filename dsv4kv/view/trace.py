@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from dsv4kv.choices import listed
-from dsv4kv.core.losses import REASONS
+from dsv4kv.core.outcome import REASONS
 from dsv4kv.engines.names import RULES
 from dsv4kv.model.presets import load_model
-from dsv4kv.replay.mrc.curves import Answer, Point
-from dsv4kv.replay.mrc.thin import PARTS
+from dsv4kv.replay.mrc import Answer, Point
 from dsv4kv.replay.rules import Outcome
+from dsv4kv.replay.thin import PARTS
 from dsv4kv.runs.statistics import Estimate
 from dsv4kv.traces import TraceSummary
 from dsv4kv.units import format_bytes

@@ -23,7 +23,7 @@ import numpy as np
 from dsv4kv.config.load import Point, load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.served import Served
-from dsv4kv.replay import requests
+from dsv4kv.replay import build
 from dsv4kv.replay.build import read_requests
 from dsv4kv.replay.fleet.case import serve_point
 
@@ -137,7 +137,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         came.append(Served(*args, **kwargs))
         return came[-1]
 
-    with patch.object(requests, "Served", spy):
+    with patch.object(build, "Served", spy):
         case = serve_point(Point({}, config), read_requests(config), lambda done: None)
     for served in came:
         if served.finished_s is not None:

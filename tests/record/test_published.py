@@ -18,8 +18,7 @@ from dsv4kv.record.events import Publisher, Sequence
 from dsv4kv.record.folder import Recording, read_stream
 from dsv4kv.record.logs import RequestLog
 from dsv4kv.record.server import read_server
-from dsv4kv.replay.against import spans_of
-from dsv4kv.replay.paced import Paced
+from dsv4kv.replay.against import Paced, spans_of
 from dsv4kv.replay.rules import Pool, run_rule
 from dsv4kv.traces.paths import collect_paths
 from tests.engines.oracles.published import RULES, SEEDS, Workload, read_published

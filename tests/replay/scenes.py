@@ -11,6 +11,7 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.scheduler import Scheduler
 from dsv4kv.core.served import Served
 from dsv4kv.replay.build import Replay, build_replay
+from dsv4kv.replay.fleet.run import Fleet
 from dsv4kv.traces.request import Request
 
 BLOCK = 128
@@ -88,3 +89,10 @@ def random_requests(
 def everyone(scheduler: Scheduler) -> list[Served]:
     """All requests that hold blocks."""
     return [*scheduler.decoding, *scheduler.prefilling, *scheduler.paused]
+
+
+def run_fleet(config: ReplayConfig, requests: Sequence[Request]) -> Fleet:
+    fleet = Fleet(config, requests)
+    for _ in fleet.run():
+        pass
+    return fleet

@@ -6,10 +6,9 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from dsv4kv.core.arrivals import Arrivals
 from dsv4kv.core.policies import POLICIES
 from dsv4kv.core.prompts import IdealCache
-from dsv4kv.core.served import Served
+from dsv4kv.core.served import Arrivals, Served
 from dsv4kv.replay.build import Replay, build_replay
 from tests.examples import examples
 from tests.replay.scenes import LONG, SHORT, everyone, random_requests, small_config

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.budget.gpus import load_gpu
+from dsv4kv.core.outcome import SeenIds
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.model.presets import load_model
@@ -15,7 +16,7 @@ from dsv4kv.replay.build import Replay
 from dsv4kv.replay.rules import Outcome, Pool, run_rule
 from dsv4kv.traces import read_trace
 from dsv4kv.traces.paths import collect_paths
-from dsv4kv.traces.request import Request
+from dsv4kv.traces.request import IdRuns, Request, list_runs
 from tests.examples import examples
 from tests.replay.scenes import replay
 from tests.replay.texts import Text, to_requests
@@ -166,7 +167,6 @@ def test_with_drafts_the_shipped_trace_hits_the_same(
     assert expected.losses["draft"] > 0
 
 
-# ---- ideal --------------------------------------------------------------------------------------
 # trace mrc's ideal rule also keeps and finds the partial last block of a prompt and lets a hit
 # cover the last token; the serving loop computes both, and names them as losses.
 
@@ -184,4 +184,30 @@ def test_without_bound_ideal_saves_all_but_partial_blocks_and_last_tokens(
     assert tally.saved_tokens + computed == expected.hit_tokens == tally.seen_tokens
 
 
-# ---- requests side by side ----------------------------------------------------------------------
+def random_chains(seed: int, count: int) -> list[list[int]]:
+    """Chains that part from others anywhere; an id always follows the same one."""
+    draw = random.Random(seed)
+    chains: list[list[int]] = []
+    fresh = draw.choice([0, 2**63 - 2_000, 2**63])  # ids of 64 bits wrap around
+    for _ in range(count):
+        before = draw.choice([[], *chains])
+        chain = before[: draw.randint(0, len(before))]
+        for _ in range(draw.randint(0, 4)):
+            fresh += draw.randint(1, 3)
+            length = draw.randint(1, 6)
+            chain = [*chain, *range(fresh, fresh + length)]
+            fresh += length
+        chains.append(chain)
+    return chains
+
+
+@given(st.integers(0, 2**20), st.integers(1, 30), st.integers(1, 4))
+def test_what_was_seen_is_what_a_set_of_tokens_has(seed: int, count: int, size: int) -> None:
+    seen, plain, draw = SeenIds(), set[tuple[int, int]](), random.Random(seed)
+    for number, chain in enumerate(random_chains(seed, count)):
+        runs = chain and max(chain) < 2**63 and number % 2
+        tokens = len(chain) * size - (draw.randrange(size) if chain else 0)
+        had = [(chain[token // size], token % size) for token in range(tokens)]
+        known = seen.add(*list_runs(IdRuns.of(chain) if runs else chain), size, tokens)
+        assert known == sum(one in plain for one in had)
+        plain.update(had)

@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from dsv4kv.core.hashed import HashedCache, Held
-from dsv4kv.core.pool import BlockPool, Entry
+from dsv4kv.core.hashed import BlockPool, Entry, HashedCache, Held
 from dsv4kv.core.radix import SglangCache, SglangWindowCache, TreeNode
 from dsv4kv.engines.names import RULES
 from dsv4kv.replay.build import build_replay

@@ -11,13 +11,8 @@ from dsv4kv.traces import load_paths
 from dsv4kv.traces.paths import PathTable, collect_paths
 from dsv4kv.traces.request import Request
 
-CONVERSATION = (
-    Path(__file__).resolve().parents[2].parent
-    / "shared"
-    / "data"
-    / "mooncake"
-    / "conversation_trace.jsonl"
-)
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+CONVERSATION = DATA / "mooncake" / "conversation_trace.jsonl"
 needs_conversation = pytest.mark.skipif(
     not CONVERSATION.exists(), reason="Mooncake's conversation trace is not on this machine"
 )

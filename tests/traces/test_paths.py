@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.replay.mrc.curves import capacity_for, hit_curve
+from dsv4kv.replay.mrc import capacity_for, hit_curve
 from dsv4kv.traces.paths import find_reuse, number_prompts
 from tests.replay import texts as te
 

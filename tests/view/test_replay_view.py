@@ -7,10 +7,10 @@ import pytest
 
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.core.losses import REASONS
+from dsv4kv.core.outcome import REASONS
 from dsv4kv.engines.names import RULES
 from dsv4kv.errors import ConfigError
-from dsv4kv.replay.mrc.strategies import parse_strategy
+from dsv4kv.replay.mrc import parse_strategy
 from dsv4kv.runs.parts import FleetReplica, ReplayFleet, Reuse
 from dsv4kv.runs.schema import Case
 from dsv4kv.view import replay

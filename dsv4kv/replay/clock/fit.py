@@ -25,9 +25,8 @@ from dsv4kv.core.served import Served
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import Parts, build_replay, find_parts
-from dsv4kv.replay.clock.coefficients import Coefficients, HeldOut, MeasuredOn
 from dsv4kv.replay.clock.measured import Floats, Measured
-from dsv4kv.replay.clock.steps import ModelTimes
+from dsv4kv.replay.clock.steps import Coefficients, HeldOut, MeasuredOn, ModelTimes
 
 
 @dataclass(frozen=True)
@@ -43,31 +42,22 @@ class Spent:
     whole: Floats
 
     def predict(self, run: Measured, times: ModelTimes) -> Floats:
-        """Seconds of everything that was measured, in the order of ``quantities_of``."""
+        """Seconds of everything that was measured, in the order of ``Measured.quantities``."""
         rates = np.append(times.timer.rates, _waiting_s(run, times))
         values = {"ttft": self.ttft @ rates + times.client_s, "tpot": self.tpot @ rates}
         ordered = {name: np.sort(each) for name, each in values.items()}
         found = []
-        for name, share, _ in run.latencies:
-            times_s = ordered[name]
+        for name, share, _ in run.quantities:
+            times_s = ordered.get(name, self.whole @ rates[:, None] + times.client_s)
             place, places = share / 100 * (len(times_s) - 1), np.arange(len(times_s))
             found.append(
                 times_s.mean() if math.isnan(share) else np.interp(place, places, times_s)
             )
-        if run.duration_s:
-            found.append(self.whole @ rates + times.client_s)
         return np.array(found)
 
 
 def _waiting_s(run: Measured, times: ModelTimes) -> float:
     return 1.0 if run.concurrency is None else times.client_s
-
-
-def quantities_of(run: Measured) -> tuple[list[str], Floats]:
-    """What was measured, by name, and how many seconds."""
-    names = [name for name, *_ in run.latencies] + ["throughput"] * bool(run.duration_s)
-    seconds = [seconds for *_, seconds in run.latencies]
-    return names, np.array(seconds + ([run.duration_s] if run.duration_s else []))
 
 
 @dataclass(frozen=True)
@@ -113,7 +103,14 @@ class Scene:
             columns = np.array(counted).T
             return np.stack([np.interp(moments, instants, column) for column in columns], 1)
 
-        rows = [_moments_of(served) for served in scheduler.ended]
+        rows = list[tuple[float, float, float, int]]()
+        for one in scheduler.ended:
+            if one.finished_s is None or one.first_token_s is None:
+                raise ConfigError(
+                    f"a request of {one.input_tokens:,} and {one.output_tokens:,} tokens cannot "
+                    "be served by this configuration: give the server's own settings by --set."
+                )
+            rows.append((one.arrival_s, one.first_token_s, one.finished_s, one.output_tokens))
         last_s = max(row[2] for row in rows)
         rows = [row for row in rows if row[3] > 1]
         if not rows:
@@ -125,15 +122,6 @@ class Scene:
         for each in spent:
             each[..., -1] /= _waiting_s(self.run, times)
         return Spent(*spent)
-
-
-def _moments_of(served: Served) -> tuple[float, float, float, int]:
-    if served.finished_s is None or served.first_token_s is None:
-        raise ConfigError(
-            f"a request of {served.input_tokens:,} and {served.output_tokens:,} tokens cannot be "
-            "served by this configuration: give the server's own settings by --set."
-        )
-    return served.arrival_s, served.first_token_s, served.finished_s, served.output_tokens
 
 
 def open_scenes(
@@ -243,12 +231,14 @@ class Fit:
 
     def median_error(self, quantity: str) -> float | None:
         """Median of |predicted / measured − 1| over held-out runs; None without any."""
-        errors = [
-            abs(each.left_out_s / each.measured_s - 1)
-            for each in self.compared
-            if each.quantity == quantity and each.left_out_s is not None
-        ]
+        errors = [abs(ratio - 1) for ratio in _held_out_ratios(self.compared, quantity)]
         return float(np.median(errors)) if errors else None
+
+
+def _held_out_ratios(compared: Sequence[Compared], quantity: str) -> list[float]:
+    """Predicted over measured, of runs that were left out."""
+    rows = [each for each in compared if each.quantity == quantity]
+    return [each.left_out_s / each.measured_s for each in rows if each.left_out_s is not None]
 
 
 def fit_runs(scenes: Sequence[Scene], on_replay: Callable[[int, int], None]) -> Fit:
@@ -303,11 +293,8 @@ def _doubts(fitted: Sequence[Compared], known: Sequence[Compared]) -> tuple[str,
         (fitted, _STRAYS, "what fits best"),
     ):
         for quantity in dict.fromkeys(each.quantity for each in rows):
-            logs = [
-                abs(math.log(each.fitted_s / each.measured_s))
-                for each in rows
-                if each.quantity == quantity
-            ]
+            own = [each for each in rows if each.quantity == quantity]
+            logs = [abs(math.log(each.fitted_s / each.measured_s)) for each in own]
             if (off := math.exp(float(np.median(logs)))) > most:
                 found.append(
                     f"{quantity} is × {off:.2g} off {whose} in the median: these are times of "
@@ -344,7 +331,7 @@ def _residuals(
     """Weighted logarithms of predicted over measured; a latency counts once, however often."""
     found = []
     for scene, each in zip(scenes, spent, strict=True):
-        names, measured = quantities_of(scene.run)
+        names, _, measured = zip(*scene.run.quantities, strict=True)
         predicted = each.predict(scene.run, scene.times.by(coefficients))
         queued = {"ttft": _QUEUED_TTFT} if scene.run.concurrency != 1 else {}
         usual = _QUEUED if queued else 1.0
@@ -421,14 +408,12 @@ def _compare(
 ) -> list[Compared]:
     rows = []
     for scene, each, without in zip(scenes, spent, left_out, strict=True):
-        run, times = scene.run, scene.times.by(fitted)
-        names, measured = quantities_of(run)
-        shares = [share for _, share, _ in run.latencies] + [float("nan")]
-        predicted = each.predict(run, times)
-        for place, name in enumerate(names):
+        run = scene.run
+        predicted = each.predict(run, scene.times.by(fitted))
+        for place, (name, share, measured_s) in enumerate(run.quantities):
             others = None if without is None else float(without[place])
-            numbers = float(measured[place]), float(predicted[place]), others
-            rows.append(Compared(run.name, name, shares[place], *numbers))
+            numbers = measured_s, float(predicted[place]), others
+            rows.append(Compared(run.name, name, share, *numbers))
     return rows
 
 
@@ -436,26 +421,20 @@ def _held_out(compared: Sequence[Compared], before: HeldOut) -> HeldOut:
     """Factors that hold nine of ten errors of held-out runs; as before where none was held out."""
     found = {}
     for name, known in before:
-        logs = [
-            abs(np.log(each.left_out_s / each.measured_s))
-            for each in compared
-            if each.quantity == name and each.left_out_s is not None
-        ]
-        factor = float(np.exp(np.quantile(logs, 0.9))) if logs else known
+        logs = np.abs(np.log(_held_out_ratios(compared, name)))
+        factor = float(np.exp(np.quantile(logs, 0.9))) if len(logs) else known
         found[name] = max(1.05, np.ceil(factor * 20) / 20)
     return HeldOut(**found)
 
 
 def dumps(fit: Fit) -> str:
     """The fit as JSON."""
-    compared = [
-        asdict(each) | {"share": None if math.isnan(each.share) else each.share}
-        for each in fit.compared
-    ]
+    shares = [None if math.isnan(each.share) else each.share for each in fit.compared]
+    pairs = zip(fit.compared, shares, strict=True)
     document = {
         "coefficients": fit.coefficients.model_dump(),
         "estimates": [asdict(e) | {"determined": e.determined} for e in fit.estimates],
-        "compared": compared,
+        "compared": [asdict(each) | {"share": share} for each, share in pairs],
         "doubts": list(fit.doubts),
     }
     return json.dumps(document, indent=1)

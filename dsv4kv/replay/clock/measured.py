@@ -46,6 +46,12 @@ class Measured:
     accepted: float | None
     gpu: str = ""  # as the file calls it
 
+    @property
+    def quantities(self) -> list[tuple[str, float, float]]:
+        """Everything measured: latencies, and ``throughput``, the seconds of the whole run."""
+        whole = [("throughput", math.nan, self.duration_s)] if self.duration_s else []
+        return [*self.latencies, *whole]
+
 
 def read_results(paths: Sequence[Path]) -> list[Measured]:
     """All runs of some files; raises ``RecordError``, also where a run is there twice."""
@@ -165,19 +171,16 @@ def _check(name: str, given: Mapping[str, Any]) -> None:
         if timed and _finite(value) and value < 0:
             raise RecordError(f"{name}: {key} is {value!r}: no number below 0 is; {_WANTED}")
     listed = {key: value for key in _BY_REQUEST if (value := given.get(key))}
-    requests = len(listed.get("input_lens", ())) if _is_list(listed.get("input_lens")) else None
+    inputs = listed.get("input_lens")
+    requests = len(inputs) if isinstance(inputs, list) else None
     for key, values in listed.items():
-        if not _is_list(values) or len(values) != (requests or len(values)):
+        if not isinstance(values, list) or len(values) != (requests or len(values)):
             wanted = f"a list of {requests:,}, as input_lens is," if requests else "a list"
             raise RecordError(f"{name}: {key} is not {wanted} with a value for each; {_WANTED}")
         nested = values if key == "itls" else [values]
-        numbers = [n for each in nested for n in (each if _is_list(each) else [None])]
+        numbers = [n for each in nested for n in (each if isinstance(each, list) else [None])]
         if key != "errors" and not all(_finite(n) and n >= 0 for n in numbers):
             raise RecordError(f"{name}: {key} has something else than numbers from 0; {_WANTED}")
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 def _finite(value: Any) -> TypeGuard[float]:

@@ -1,25 +1,172 @@
-"""How long a step of a deployment takes, by its weights and a few coefficients of its GPU."""
+"""How long a step of a deployment takes: by its weights and a few numbers of its GPU.
+
+These coefficients come with their source and their error.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from dsv4kv.budget import weights as wt
-from dsv4kv.budget.gpus import load_gpu
+from dsv4kv.budget.gpus import Gpu, load_gpu
 from dsv4kv.budget.layout import Layout, LayoutWish, candidate_layouts
 from dsv4kv.budget.lookup import find_weight_facts
+from dsv4kv.choices import listed
 from dsv4kv.config.replay import CostSection, ReplayConfig
 from dsv4kv.core.clock import LinearTimes
 from dsv4kv.errors import ConfigError
+from dsv4kv.files import load_yaml, read_document, user_calibrations
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import LayerCacheSchema
-from dsv4kv.replay.clock.coefficients import (
-    BORROWED,
-    CONSTANTS,
-    Coefficients,
-    MeasuredOn,
-    find_calibration,
-    find_coefficients,
-)
+
+_MOST_BYTES = 2**20
+BORROWED = 1.5
+"""An unmeasured GPU's error, for a measured one's: what leaving out a whole GPU added was less."""
+
+_Time = Annotated[float, Field(ge=0)]
+_Rate = Annotated[float, Field(gt=0)]
+_Factor = Annotated[float, Field(ge=1)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class HeldOut(_Frozen):
+    """How far times were off on points that the coefficients were not fitted on.
+
+    Nine of ten lay between a time divided by its factor and multiplied with it.
+    """
+
+    ttft: _Factor  # factor of times to the first token, and of waiting
+    tpot: _Factor  # factor of times per output token, and of steps
+    throughput: _Factor  # factor of tokens a second, and of whole requests
+
+    def widened(self, factor: float) -> "HeldOut":
+        """The same where less is known."""
+        return HeldOut(**{name: value * factor for name, value in self})
+
+    def of(self, latency: str) -> float:
+        """The factor of a latency of a replay."""
+        names = {"queueing": "ttft", "ttft": "ttft", "tpot": "tpot"}
+        return float(getattr(self, names.get(latency, "throughput")))
+
+
+class MeasuredOn(_Frozen):
+    """The deployment that coefficients were calibrated on."""
+
+    gpu: str  # of the catalogue
+    model: str  # that was served
+    layout: str  # how it was spread over the GPUs
+
+
+class Coefficients(_Frozen):
+    """What a step takes: physical, none below 0, linear in what ``steps.COUNTS`` counts."""
+
+    decode_layer_us: _Time
+    """Of every layer of a decode pass, whatever the batch: launches, norms, exchange, in µs."""
+    draft_us: _Time  # of every pass of the draft layer, in µs
+    bandwidth_share: _Rate  # part of the datasheet's bandwidth at which weights are read
+    context_ns: _Time
+    """Of 1,000 tokens of context that a decoded token sees, on a rank with all heads, in ns."""
+    split_context_ns: _Time
+    """The same where tensor parallelism splits the heads: the KV is one head's and is not."""
+    prompt_layer_us: _Time
+    """To launch a layer of a prompt chunk, in µs: a chunk takes no less, and longer ones more."""
+    state_passes: _Time
+    """How often a rank moves the hidden states of a prompt through its memory in every layer: what
+    no parallelism divides, norms, hyper-connections, indexer, reductions."""
+    all_to_all_ns: _Time
+    """Of every token of a prompt and layer, where experts are reached through DeepEP, in ns."""
+    tflops: _Rate  # what matrices get out of one GPU, in 10^12 operations a second
+    prefix_ns: _Time  # of 1,000 tokens before its chunk that a prompt token sees, in ns
+    host_gpus: Annotated[int, Field(ge=1)] = 8  # of one host
+    across_hosts: _Factor = 1.0  # factor of a layer where tensor parallelism leaves a host
+    client_ms: _Time
+    """From sending a request to its being scheduled, and back: client, HTTP, tokenizer, in ms."""
+    held_out: HeldOut  # the error on held-out points
+    source: str  # points that they were fitted on
+    measured_on: MeasuredOn | None = None  # the deployment that they were fitted on, if it was one
+
+    def used_on(self, other: MeasuredOn) -> "Coefficients":
+        """The same for a deployment, which may be another one: then with more error."""
+        pairs = [(was, getattr(other, name)) for name, was in self.measured_on or ()]
+        if not (changed := [f"{now}, calibrated with {was}" for was, now in pairs if was != now]):
+            return self
+        return self.model_copy(
+            update={
+                "held_out": self.held_out.widened(BORROWED),
+                "source": f"not calibrated for this deployment ({'; '.join(changed)}), so with "
+                f"{BORROWED:g} times the error: {self.source}",
+            }
+        )
+
+
+CONSTANTS = {
+    "decode_layer_us": ("a layer of decoding", "µs"),
+    "draft_us": ("a pass of the draft layer", "µs"),
+    "bandwidth_share": ("share of the bandwidth", ""),
+    "context_ns": ("1,000 tokens of context", "ns"),
+    "split_context_ns": ("… with split heads", "ns"),
+    "prompt_layer_us": ("to launch a layer of a prompt chunk", "µs"),
+    "state_passes": ("hidden states of prompts moved", "times a layer"),
+    "all_to_all_ns": ("… and of a token by DeepEP", "ns"),
+    "tflops": ("matrices", "TFLOP/s"),
+    "prefix_ns": ("1,000 tokens of prefix", "ns"),
+}
+"""Coefficients of steps in words, and their units."""
+
+_RELATIVES = {"sm_100": "b200", "sm_103": "b300", "sm_90": "h200"}
+_EXPERTS = {"fp4": ("fp4", "nvfp4"), "nvfp4": ("nvfp4", "fp4")}
+
+
+def find_coefficients(gpu: Gpu, experts: str) -> Coefficients:
+    """Coefficients of a GPU for a type of experts, or of its nearest relative, with more error."""
+    own = _known(gpu, experts)
+    if own is not None:
+        return own
+    relative = gpu if gpu.clock else load_gpu(_RELATIVES.get(gpu.arch or "", "h200"))
+    found = _known(relative, experts) or Coefficients(**next(iter(relative.clock.values())))
+    scale = (gpu.bf16_tflops or 0) / (relative.bf16_tflops or 1) or 1.0
+    return found.model_copy(
+        update={
+            "tflops": found.tflops * scale,
+            "held_out": found.held_out.widened(BORROWED),
+            "source": f"no points of {gpu.name} with {experts} experts: as {relative.name}, "
+            f"matrices by the datasheets; {found.source}",
+        }
+    )
+
+
+def _known(gpu: Gpu, experts: str) -> Coefficients | None:
+    for kind in _EXPERTS.get(experts, (experts,)):
+        if kind in gpu.clock:
+            return Coefficients(**gpu.clock[kind])
+    return None
+
+
+def find_calibration(name: str) -> Coefficients:
+    """What ``dsv4kv replay calibrate`` stored by a name, or in a file; raises ``ConfigError``."""
+    path, folder = Path(name), user_calibrations()
+    known = sorted(each.stem for each in folder.glob("*.yaml")) if folder else []
+    if folder and name in known:  # before a file that happens to be here
+        path = folder / f"{name}.yaml"
+    elif not path.suffix and not path.exists():
+        raise ConfigError(
+            f"cost.calibration is {name!r}, which is no file and no stored calibration: "
+            f"{listed(known) if known else 'there is none yet'}; replay calibrate makes one."
+        )
+    try:
+        (document,) = load_yaml(read_document(path, _MOST_BYTES).decode())
+        return Coefficients(**document)
+    except (OSError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"cost.calibration: {path} has no coefficients of a clock: {error}. Give a file that "
+            f"has {', '.join(Coefficients.model_fields)}."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -44,18 +191,9 @@ class WeightModel:
         """
         return 1 - self.experts_per_token / self.experts
 
-    def step_bytes(self, tokens: int) -> int:
-        """Bytes that a step reads, by its tokens."""
-        touched: float = 1 - self.left_alone**tokens
-        return self.dense_bytes + round(self.expert_bytes * touched)
-
 
 def find_weights(config: ReplayConfig, model: DSV4Config) -> tuple[wt.WeightFacts, wt.Weights]:
-    """What the weights of a configuration are made of, and take.
-
-    Raises:
-        ConfigError: The sizes of the model's matrices are not known.
-    """
+    """What weights are made of, and take; ``ConfigError`` where the matrices are not known."""
     facts = find_weight_facts(config.model.preset, model)
     if facts is None:
         raise ConfigError(
@@ -81,9 +219,11 @@ def build_weights(
     counts = [known[spec] for spec in alike]
     dense = sum(count for count, _ in counts) + facts.vocab_size * model.hidden_size
     routed = sum(count for _, count in counts) * per_token // facts.n_routed_experts
-    parts = [_part(weights, schema) for schema in schemas]
-    dense_bytes = round(sum(part[0] for part in parts) + weights.embedding.dense_bytes)
-    expert_bytes = round(sum(part[1] for part in parts) + weights.embedding.expert_bytes)
+    layers = (schema.layer for schema in schemas)
+    parts = [weights.draft if n.is_draft else weights.layers[n.layer_idx] for n in layers]
+    parts.append(weights.embedding)
+    dense_bytes = round(sum(float(part.dense_bytes) for part in parts))
+    expert_bytes = round(sum(float(part.expert_bytes) for part in parts))
     return WeightModel(
         dense_bytes=dense_bytes,
         expert_bytes=expert_bytes,
@@ -95,12 +235,6 @@ def build_weights(
         expert_parameters=routed,
         expert_kind=facts.storage.experts.name,
     )
-
-
-def _part(weights: wt.Weights, schema: LayerCacheSchema) -> tuple[float, float]:
-    draft = schema.layer.is_draft
-    part = weights.draft if draft else weights.layers[schema.layer.layer_idx]
-    return float(part.dense_bytes), float(part.expert_bytes)
 
 
 @dataclass(frozen=True)
@@ -133,17 +267,15 @@ class Deployment:
 
 
 class ModelTimes:
-    """Times of a deployment's steps by a few coefficients.
-
-    ``client_s`` are from sending a request to its being scheduled, and back. ``held_out`` is the
-    error on points that were not fitted.
-    """
+    """Times of a deployment's steps by a few coefficients."""
 
     def __init__(self, deployment: Deployment, coefficients: Coefficients) -> None:
         self._made, self.coefficients, self.layout = deployment, coefficients, deployment.layout
         error = coefficients.held_out  # of points without a pipeline
+        # the error on points that were not fitted
         self.held_out = error.widened(BORROWED) if self.layout.pp > 1 else error
         self.source = coefficients.source
+        # from sending a request to its being scheduled, and back
         self.client_s = coefficients.client_ms / 1e3
         split, leaves_host = self.layout.tp > 1, self.layout.tp > coefficients.host_gpus
         context_ns = coefficients.split_context_ns if split else coefficients.context_ns
@@ -197,12 +329,7 @@ def open_times(
     schemas: Sequence[LayerCacheSchema],
     weights: WeightModel,
 ) -> ModelTimes:
-    """Times of steps by coefficients: calibrated, or the GPU's.
-
-    Raises:
-        ConfigError: An unknown GPU, a layout the model cannot have, a file that cannot be read,
-            or nothing known of the deployment.
-    """
+    """Times of steps by coefficients: calibrated, or the GPU's; raises ``ConfigError``."""
     cost, gpu = config.cost, load_gpu(config.cost.gpu)
     if gpu.bandwidth_gbps is None:
         raise ConfigError(

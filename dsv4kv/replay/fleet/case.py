@@ -1,8 +1,10 @@
 """The record of a fleet: the case of a replay for all replicas together, and a row for each."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
+from math import lcm
 from statistics import mean
 
 import numpy as np
@@ -11,13 +13,100 @@ from dsv4kv.config.load import Point
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.replay import run as rn
 from dsv4kv.replay.build import Replay
-from dsv4kv.replay.fleet import outcome as oc
 from dsv4kv.replay.fleet.run import Fleet, Replica
 from dsv4kv.runs import parts as rr
 from dsv4kv.runs.schema import Case, Totals
+from dsv4kv.traces.paths import Ints, collect_paths, find_reuse, number_prompts
 from dsv4kv.traces.request import Request
 
+
+def ideal_saved_tokens(
+    requests: Sequence[Request], block_tokens: int, blocks: int | None = None
+) -> int:
+    """Tokens that an LRU pool of ``blocks`` would save, a request at a time; 0 without ids."""
+    if not any(len(request.prefix_hashes) for request in requests):
+        return 0
+    table = collect_paths(requests)
+    reuse = find_reuse(table, block_tokens, whole_blocks=True)
+    usable = (table.input_tokens - 1) // block_tokens
+    found = reuse.found_blocks(blocks)
+    return int((found.clip(max=usable) * block_tokens).sum())
+
+
+def shared_bytes(replica: Replica) -> int:
+    return replica.replay.scheduler.cache.per_shared * replica.replay.memory.block_bytes
+
+
+def held_blocks(replica: Replica) -> Ints:
+    """int64: the shared blocks that the prompts it was given would find again."""
+    look_up = replica.replay.scheduler.prompts.look_up
+    return _distinct(served.keys[: look_up(served)] for served in replica.served)
+
+
+def _distinct(blocks: Iterable[list[int]]) -> Ints:
+    return np.unique(np.fromiter(chain.from_iterable(blocks), np.int64))
+
+
+def repeated_bytes(fleet: Fleet) -> int:
+    """What replicas have that one before has; other sizes count in common multiples."""
+    replicas = fleet.replicas
+    names = {
+        (each.config.prefix.rule, each.config.prefix.speculation, each.parts.shared_tokens)
+        for each in replicas
+    }
+    size = lcm(*(each.parts.shared_tokens for each in replicas))
+    if len(names) == 1:
+        held = [held_blocks(replica) for replica in replicas]
+    elif any(len(request.prefix_hashes) for request in fleet.requests):
+        path = number_prompts(collect_paths(fleet.requests), size).path
+        held = [
+            _distinct(path(each.number)[: it.found_tokens(each) // size] for each in it.served)
+            for it in replicas
+        ]
+    else:
+        return 0
+    seen, total = np.zeros(0, np.int64), 0
+    for replica, blocks in zip(replicas, held, strict=True):
+        each_bytes = size // replica.parts.shared_tokens * shared_bytes(replica)
+        total += int(np.isin(blocks, seen).sum()) * each_bytes
+        seen = np.union1d(seen, blocks)
+    return total
+
+
 _NS = 1e9
+
+
+class Fates:
+    """What requests that were served to their end waited for, in the order in which they ended.
+
+    ``times`` are in s by number and name, as ``Outcome`` has them, ``samples_ns`` by name; a split
+    fleet's first token is the decode replica's.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        ended = [
+            (served.finished_s, served.number, replica.replay.outcome)
+            for replica in fleet.replicas
+            for served in replica.served
+            if served.finished_s is not None and fleet.answers[served.number] is served
+        ]
+        self.times = {
+            number: its.times(fleet.answers[number], fleet.prompts[number])
+            for _, number, its in sorted(ended, key=lambda each: each[:2])
+        }
+        self.numbers, rows = list(self.times), list(self.times.values())
+        self.samples_ns = {
+            name: [round(spans[name] * _NS) for spans in rows if name in spans]
+            for name in ("queueing", "ttft", "tpot", "latency")
+        }
+
+    def good(self, limits_s: Mapping[str, float]) -> list[int]:
+        """Requests that kept every limit; a time that a request has not, it keeps."""
+        return [
+            number
+            for number, spans in self.times.items()
+            if all(spans.get(name, 0.0) <= limit_s for name, limit_s in limits_s.items())
+        ]
 
 
 def serve_point(
@@ -30,51 +119,44 @@ def serve_point(
     with suppress(KeyboardInterrupt):
         for done in fleet.run():
             on_progress(done)
-    fates = oc.Fates.of(fleet)
+    fates = Fates(fleet)
     if fleet.ended and not fates.numbers:
         problem = (
             f"none of {len(fleet.requests):,} requests fits any replica: give more "
             "cache.memory_bytes or cache.num_blocks, or raise cache.max_context_tokens."
         )
     for replica in fleet.replicas if fleet.ended else ():
-        ledger = replica.replay.scheduler.cache
-        if not problem and (held := abs(ledger.private) + ledger.shared):
-            problem = (
-                f"{held} blocks of {replica.name} are still held although every request ended."
-            )
+        cache = replica.replay.scheduler.cache
+        if not problem and (held := abs(cache.private) + cache.shared):
+            problem = f"{held} blocks of {replica.name} are still held although all have ended."
     return rn.replayed_case(
         point,
         problem,
         interrupted=not fleet.ended,
         cache=rn.describe_cache(fleet.replicas[0].replay),
         totals=_totals(fleet, fates),
-        latencies=rn.list_latencies(
-            fates.samples_ns, [replica.replay.times for replica in fleet.replicas]
-        ),
+        latencies=rn.list_latencies(fates.samples_ns, [r.replay.times for r in fleet.replicas]),
         replay=describe_all(fleet, fates),
     )
 
 
-def describe_all(fleet: Fleet, fates: oc.Fates) -> rr.ReplayResult:
+def describe_all(fleet: Fleet, fates: Fates) -> rr.ReplayResult:
     replays = [replica.replay for replica in fleet.replicas]
-    found = [
+    found = [  # what a tier that several share gave adds up for all together alone
         rn.describe_replay(Replay(each.parts, each.requests, each.scheduler)) for each in replays
     ]
     computing = found[: len(fleet.pools[0])]
-    first = found[0]
-    return first.model_copy(
-        update={
+    summed = ("remainder_bytes", "rounding_bytes", "pauses", "evictions", "rejected")
+    sums = {n: rn.add_values(n, [getattr(each, n) for each in found]) for n in summed}
+    return found[0].model_copy(
+        update=sums
+        | {
             "pools": add_pools([each.pools for each in found]),
             "constants": list(_all_constants(fleet.replicas)),
-            "remainder_bytes": sum(each.remainder_bytes for each in found),
-            "rounding_bytes": sum(each.rounding_bytes for each in found),
             "reuse": rn.add([r.reuse for r in computing], same=("shared_tokens",)),
             "work": rn.add([each.work for each in found]),
             "arrived_ns": rn.arrival_span_ns(fleet.config, fleet.requests),
             "mean_decoding": mean(r.mean_decoding for r in found[-len(fleet.pools[-1]) :]),
-            "pauses": sum(each.pauses for each in found),
-            "evictions": sum(each.evictions for each in found),
-            "rejected": rn.add_values("", [each.rejected for each in found]),
             "series": add_series([each.series for each in found], fleet.config.measure.points),
             "tiers": rn.describe_tiers([each.tiers for each in replays if each.tiers]),
             "fleet": describe_fleet(fleet, fates),
@@ -85,10 +167,10 @@ def describe_all(fleet: Fleet, fates: oc.Fates) -> rr.ReplayResult:
 def add_pools(replicas: Sequence[Sequence[rr.ReplayPool]]) -> list[rr.ReplayPool]:
     """The pools of all replicas by their names, a row for every size of a unit."""
     alike: dict[str, dict[int, list[rr.ReplayPool]]] = {}
-    for pool in (pool for pools in replicas for pool in pools):
+    for pool in chain.from_iterable(replicas):
         alike.setdefault(pool.name, {}).setdefault(pool.unit_bytes, []).append(pool)
     found = []
-    for pools in (pools for sizes in alike.values() for pools in sizes.values()):
+    for pools in chain.from_iterable(sizes.values() for sizes in alike.values()):
         counts = [pool.units for pool in pools if pool.units is not None]
         bare = [pool.model_copy(update={"units": None}) for pool in pools]
         units = sum(counts) if len(counts) == len(pools) else None
@@ -128,7 +210,7 @@ def add_series(series: Sequence[rr.ReplaySeries], points: int) -> rr.ReplaySerie
     )
 
 
-def _totals(fleet: Fleet, fates: oc.Fates) -> Totals:
+def _totals(fleet: Fleet, fates: Fates) -> Totals:
     found = [rn.describe_totals(each.replay, ended=fleet.ended) for each in fleet.replicas]
     total = rn.add(found)
     return total.model_copy(
@@ -141,7 +223,7 @@ def _totals(fleet: Fleet, fates: oc.Fates) -> Totals:
     )
 
 
-def describe_fleet(fleet: Fleet, fates: oc.Fates) -> rr.ReplayFleet:
+def describe_fleet(fleet: Fleet, fates: Fates) -> rr.ReplayFleet:
     section, computing = fleet.config.fleet, fleet.pools[0]
     replicas = [
         _describe_replica(fleet, replica, decodes=place >= len(computing))
@@ -150,7 +232,7 @@ def describe_fleet(fleet: Fleet, fates: oc.Fates) -> rr.ReplayFleet:
     memories = [replica.replay.memory for replica in computing]
     pooled_tokens = sum(memory.num_blocks * memory.block_tokens for memory in memories)
     tokens = min(replica.parts.shared_tokens for replica in computing)
-    ideal = partial(oc.ideal_saved_tokens, fleet.requests, tokens)
+    ideal = partial(ideal_saved_tokens, fleet.requests, tokens)
     return rr.ReplayFleet(
         router=section.router,
         decode_router=section.decode_router if section.is_split else None,
@@ -160,7 +242,7 @@ def describe_fleet(fleet: Fleet, fates: oc.Fates) -> rr.ReplayFleet:
         pooled_saved_tokens=ideal(pooled_tokens // tokens),
         ideal_saved_tokens=ideal(),
         held_bytes=sum(replica.held_bytes for replica in replicas),
-        repeated_bytes=oc.repeated_bytes(fleet),
+        repeated_bytes=repeated_bytes(fleet),
         slo={name: limit_s * _NS for name, limit_s in section.slo.limits_s.items()},
         good_requests=len(fates.good(section.slo.limits_s)),
         gpu_hour_price=section.gpu_hour_price,
@@ -168,14 +250,12 @@ def describe_fleet(fleet: Fleet, fates: oc.Fates) -> rr.ReplayFleet:
 
 
 def _describe_replica(fleet: Fleet, replica: Replica, *, decodes: bool) -> rr.FleetReplica:
-    scheduler, link = replica.replay.scheduler, replica.link
+    scheduler, link, split = replica.replay.scheduler, replica.link, replica.config.fleet.is_split
     answers = [each for each in replica.served if fleet.answers[each.number] is each]
     tally, clock = replica.replay.prompts.tally, scheduler.clock
-    is_split = replica.config.fleet.is_split
-    queued = replica.replay.outcome.samples_ns["queueing"]
     return rr.FleetReplica(
         name=replica.name,
-        role="decode" if decodes else "prefill" if is_split else "both",
+        role="decode" if decodes else "prefill" if split else "both",
         gpus=replica.config.cost.gpus,
         requests=len(replica.served),
         prompt_tokens=tally.prompt_tokens,
@@ -184,8 +264,8 @@ def _describe_replica(fleet: Fleet, replica: Replica, *, decodes: bool) -> rr.Fl
         output_tokens=sum(each.output_tokens for each in answers if each.finished_s is not None),
         peak_requests=replica.replay.outcome.peak_requests,
         busy_ns=round((clock.now_s - clock.idle_s) * _NS),
-        queued_ns=sum(queued),
-        held_bytes=len(oc.held_blocks(replica)) * oc.shared_bytes(replica),
+        queued_ns=sum(replica.replay.outcome.samples_ns["queueing"]),
+        held_bytes=len(held_blocks(replica)) * shared_bytes(replica),
         sent_bytes=link.moved_bytes,
         sending_waited_ns=round(link.waited_s * _NS),
         settings=replica.settings,

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from math import inf
 from random import Random
 
-from dsv4kv.config.fleet import ROUTERS, DynamoSection, FleetSection
+from dsv4kv.config.replay import ROUTERS, DynamoSection, FleetSection
 from dsv4kv.core.fleet import View
 from dsv4kv.core.served import Served
 
@@ -46,8 +46,9 @@ class History:
 
     def last_used_s(self, asked: Served, replica: int, tokens: int) -> float:
         """When the last of ``tokens`` matched tokens was sent there."""
-        last = tokens // asked.id_tokens - 1 if tokens else -1
-        return self._kept[replica][asked.trace_blocks[last]] if tokens else -1.0
+        if not tokens:
+            return -1.0
+        return self._kept[replica][asked.trace_blocks[tokens // asked.id_tokens - 1]]
 
     def add(self, asked: Served, replica: int) -> None:
         kept = self._kept[replica]
@@ -115,8 +116,6 @@ class LeastLoaded(Router):
         return min(range(len(views)), key=lambda place: views[place].requests)
 
 
-# ---- SGLang's gateway ---------------------------------------------------------------------------
-
 _EVICTION_S = 120.0  # between evictions from the tree: eviction_interval_secs
 _TREE_TOKENS = 67_108_864 // 4  # that it keeps of a replica: max_tree_size, 4 characters a token
 
@@ -128,13 +127,10 @@ class CacheAware(LeastLoaded):
     sent. Source: ``sgl-model-gateway/src/policies/cache_aware.rs``; facts of SGLang 0.5.23.
     """
 
-    def __init__(self, name: str, section: FleetSection, replicas: int, draw: Random) -> None:
-        super().__init__(name, section, replicas, draw)
-        self._rule = section.gateway
-        self._evict_s = _EVICTION_S
+    _evict_s = 0.0  # when it did last
 
     def choose(self, asked: Served, views: Views) -> int:
-        rule, loads = self._rule, [view.requests for view in views]
+        rule, loads = self.section.gateway, [view.requests for view in views]
         most, fewest = max(loads), min(loads)
         is_far = most - fewest > rule.balance_abs_threshold
         found = self.past.matched_tokens(asked)
@@ -148,9 +144,9 @@ class CacheAware(LeastLoaded):
 
     def sent(self, asked: Served, replica: int) -> None:
         self.past.add(asked, replica)
-        if asked.arrival_s >= self._evict_s and asked.id_tokens:
+        if asked.arrival_s >= self._evict_s + _EVICTION_S and asked.id_tokens:
             self.past.shrink(_TREE_TOKENS // asked.id_tokens)
-            self._evict_s = asked.arrival_s + _EVICTION_S
+            self._evict_s = asked.arrival_s
 
 
 class ConsistentHashing(Router):
@@ -166,9 +162,6 @@ class ConsistentHashing(Router):
         return self.ring.find(asked.session)
 
 
-# ---- dynamo -------------------------------------------------------------------------------------
-
-
 _HOST_WEIGHT, _DISK_WEIGHT, _TTL_S = 0.75, 0.25, 120.0
 """Its defaults: what a block in host memory, or on a disk, takes from the cost, and
 ``router_ttl_secs``."""
@@ -180,30 +173,12 @@ def _least(costs: Sequence[float], draw: Random) -> int:
     return places[0] if len(places) == 1 else draw.choice(places)
 
 
-def dynamo_costs(
-    rule: DynamoSection, asked: Served, views: Views, block_tokens: int
-) -> list[float]:
-    """The cost of every replica, in blocks.
-
-    What is cached is taken from the prompt tokens to compute, and not below zero.
-    Source: ai-dynamo 1.6.1, ``lib/kv-router/src/scheduling/selector/default.rs``.
-    """
-    credit, scale = rule.overlap_score_credit or 0.0, rule.prefill_load_scale or 0.0
-    request, costs = rule.decode_active_request_weight or 0.0, []
-    for view in views:
-        overlap = credit * view.device_tokens + _HOST_WEIGHT * view.host_tokens
-        overlap += _DISK_WEIGHT * view.disk_tokens
-        tokens = view.prefill_tokens + asked.input_tokens - overlap
-        prefill = max(0.0, tokens / block_tokens)
-        costs.append(scale * prefill + view.decode_blocks + request * view.requests)
-    return costs
-
-
 class Dynamo(Router):
     """dynamo's KV router: prompt tokens to compute, blocks in use and requests, in blocks.
 
     The least cost, among equals any, as at ``router_temperature`` 0. Without ``use_kv_events`` it
     knows what it sent where in the last two minutes (its ``router_ttl_secs``).
+    Source: ai-dynamo 1.6.1, ``lib/kv-router/src/scheduling/selector/default.rs``.
     """
 
     looks = frozenset({"prefix", "blocks"})
@@ -219,8 +194,19 @@ class Dynamo(Router):
         if not self.rule.use_kv_events:
             for view, tokens in zip(views, self.past.matched_tokens(asked), strict=True):
                 view.device_tokens = tokens
-        costs = dynamo_costs(self.rule, asked, views, self.section.block_tokens or 1)
-        return _least(costs, self.draw)
+        return _least(self.costs(asked, views), self.draw)
+
+    def costs(self, asked: Served, views: Views) -> list[float]:
+        """In blocks; what is cached is taken from the prompt tokens, and not below zero."""
+        rule, size, costs = self.rule, self.section.block_tokens or 1, []
+        credit, scale = rule.overlap_score_credit or 0.0, rule.prefill_load_scale or 0.0
+        for view in views:
+            overlap = credit * view.device_tokens + _HOST_WEIGHT * view.host_tokens
+            overlap += _DISK_WEIGHT * view.disk_tokens
+            prefill = max(0.0, (view.prefill_tokens + asked.input_tokens - overlap) / size)
+            active = (rule.decode_active_request_weight or 0.0) * view.requests
+            costs.append(scale * prefill + view.decode_blocks + active)
+        return costs
 
     def sent(self, asked: Served, replica: int) -> None:
         if not self.rule.use_kv_events:
@@ -233,49 +219,38 @@ class DynamoDecode(Dynamo):
     looks = frozenset({"blocks"})
 
 
-# ---- llm-d --------------------------------------------------------------------------------------
-
-
-def precise_scores(found: Sequence[float]) -> list[float]:
-    """``precise-prefix-cache-scorer``: 0 to 1 of those with any (``precise_prefix_cache.go``)."""
-    there = [tokens for tokens in found if tokens] or [0]
-    low, width = min(there), max(there) - min(there)
-    return [((t - low) / width if width else 1.0) if t else 0.0 for t in found]
-
-
 _PREFIX, _UTILIZATION, _QUEUE, _CPU_TIER = 3.0, 2.0, 2.0, 0.8
 """Weights of its scorers, and what a block in host memory counts in the index."""
 
 
-def llmd_scores(prefixes: Sequence[float], views: Views) -> list[float]:
-    """The weighted sum of all scorers, for every replica.
-
-    Source: llm-d-inference-scheduler and gateway-api-inference-extension, ``scorer``: prefixes as
-    given; ``kv-cache-utilization-scorer`` 1 − usage; ``queue-scorer`` from 1 for the shortest
-    queue to 0 for the longest.
-    """
-    longest = max(view.waiting for view in views)
-    width = longest - min(view.waiting for view in views)
-    return [
-        _PREFIX * prefix
-        + _UTILIZATION * (1 - view.usage)
-        + _QUEUE * ((longest - view.waiting) / width if width else 1.0)
-        for prefix, view in zip(prefixes, views, strict=True)
-    ]
-
-
 class Llmd(Router):
-    """llm-d's endpoint picker with an index by events; host memory counts ``_CPU_TIER``."""
+    """llm-d's endpoint picker with an index by events; host memory counts ``_CPU_TIER``.
+
+    Source: llm-d-inference-scheduler and gateway-api-inference-extension, ``scorer``:
+    ``precise-prefix-cache-scorer`` from 0 for the shortest prefix that there is to 1;
+    ``kv-cache-utilization-scorer`` 1 − usage; ``queue-scorer`` from 1 for the shortest queue to 0
+    for the longest.
+    """
 
     looks = frozenset({"load", "prefix"})
 
     def choose(self, asked: Served, views: Views) -> int:
+        return _least([-score for score in self.scores(views)], self.draw)
+
+    def scores(self, views: Views) -> list[float]:
+        """The weighted sum of all scorers, for every replica."""
         found = [view.device_tokens + _CPU_TIER * view.host_tokens for view in views]
-        scores = llmd_scores(precise_scores(found), views)
-        return _least([-score for score in scores], self.draw)
+        there = [tokens for tokens in found if tokens] or [0]
+        low, width = min(there), max(there) - min(there)
+        longest = max(view.waiting for view in views)
+        span, scores = longest - min(view.waiting for view in views), []
+        for view, tokens in zip(views, found, strict=True):
+            prefix = (tokens - low) / width if width else 1.0
+            queue = (longest - view.waiting) / span if span else 1.0
+            score = _PREFIX * (prefix if tokens else 0.0)
+            scores.append(score + _UTILIZATION * (1 - view.usage) + _QUEUE * queue)
+        return scores
 
-
-# ---- vLLM's production stack --------------------------------------------------------------------
 
 _KV_AWARE_TOKENS = 2000  # of a prompt that may be computed: kv_aware_threshold
 
@@ -334,4 +309,5 @@ class Affinity(Router):
 
 def open_router(name: str, section: FleetSection, replicas: int, draw: Random) -> Router:
     router: Router = ROUTERS[name].load()(name, section, replicas, draw)
-    return router
+    ttl_s = section.router_session_affinity_ttl_secs
+    return Affinity(router, ttl_s) if ttl_s else router

@@ -1,25 +1,107 @@
-"""Serving a trace by several replicas: what comes next, anywhere, is done next."""
+"""Serving a trace by several replicas: what comes next, anywhere, is done next.
+
+Prompts may be on their way from a prefill replica to a decode replica.
+"""
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
 from typing import NamedTuple
 
-from dsv4kv.config.fleet import FleetSection
 from dsv4kv.config.load import change_config
-from dsv4kv.config.replay import ReplayConfig, TiersSection
+from dsv4kv.config.replay import FleetSection, ReplayConfig, TiersSection
 from dsv4kv.core.fleet import Endpoint, View
-from dsv4kv.core.served import NEVER, Served
+from dsv4kv.core.served import NEVER, Hit, Served
+from dsv4kv.engines.host import Sent
+from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
-from dsv4kv.replay.build import Parts, Replay, build_replay, find_parts
-from dsv4kv.replay.fleet.routers import Affinity, Router, open_router
-from dsv4kv.replay.fleet.transfer import Link, Received, SentOf, find_sent
-from dsv4kv.replay.requests import begin_serving
+from dsv4kv.replay.build import Parts, Replay, begin_serving, build_replay, find_parts
+from dsv4kv.replay.fleet.routers import Router, open_router
+from dsv4kv.replay.memory import MemoryPlan, describe_deployment
+from dsv4kv.replay.tier import Channel
 from dsv4kv.replay.tiers import SharedTiers
 from dsv4kv.traces.request import Request, Sessions
+
+SentOf = Callable[[int, int], Sent]
+"""What is sent, by tokens of the prompt and tokens that the other side has."""
+
+_WHOLE = 1024  # tokens from which on a further block adds context alone
+
+
+def find_sent(config: ReplayConfig, memory: MemoryPlan) -> SentOf:
+    """What every rank sends, as ``fleet.transfer.engine`` has it; raises ``ConfigError``."""
+    name = config.fleet.transfer.engine
+    if name == "blocks" or not config.fleet.is_split:
+        return partial(_send_blocks, memory)
+    engine = find_engine(name)
+    held = describe_deployment(config, memory.model, memory.schemas)
+    deployment = replace(held, block_tokens=256)
+
+    @cache
+    def whole(tokens: int) -> Sent:
+        found = engine.sent(deployment, tokens)
+        if found is None:
+            raise ConfigError(
+                f"fleet.transfer.engine is {name}: how it sends {memory.model.name} is not known: "
+                "take blocks."
+            )
+        return found
+
+    def beyond(tokens: int, found: int) -> Sent:
+        sent = whole(tokens)
+        if not found:
+            return sent
+        more, base = whole(found + _WHOLE), whole(_WHOLE)
+        size = sent.bytes - (more.bytes - base.bytes)
+        return Sent(size, sent.descriptors - (more.descriptors - base.descriptors))
+
+    whole(_WHOLE)  # refused before anything runs
+    return beyond
+
+
+def _send_blocks(memory: MemoryPlan, tokens: int, found_tokens: int) -> Sent:
+    """Blocks of context, and windows and states of a request; a piece for every layer's."""
+    blocks = -(-tokens // memory.block_tokens) - found_tokens // memory.block_tokens
+    size = blocks * memory.block_bytes + memory.slot_bytes
+    return Sent(size, (blocks + 1) * len(memory.schemas))
+
+
+class Received:
+    """Below a decode replica's cache: prompts that another replica has computed; see ``Below``.
+
+    A request that begins has its prompt sent, without the blocks that are cached here. Its last
+    token is computed again, as vLLM does, and gives the first token of the answer.
+    """
+
+    fetches = False
+
+    def __init__(self, replica: "Replica") -> None:
+        self.senders: dict[int, Replica] = {}  # of requests on their way, by their numbers
+        self._own = replica
+
+    def fetch(self, served: Served, found: int, usable: int) -> None:
+        """Nothing: it is sent when the request begins."""
+
+    def restore(self, served: Served, hit: Hit, usable: int) -> Hit:
+        """All of a prompt, at ``served.ready_s``."""
+        sender = self.senders.pop(served.number, None)
+        if sender is None:
+            return hit
+        found_tokens = hit.resumed * self._own.parts.shared_tokens
+        sent = sender.sent(served.input_tokens, found_tokens)
+        served.ready_s = sender.link.move(self._own.now_s, sent.descriptors, sent.bytes)
+        return Hit(usable, usable, usable)
+
+    def offer(self, served: Served, blocks: int, tails: Sequence[int]) -> None:
+        """Nothing is kept below."""
+
+    def forget(self, blocks: Sequence[int], tails: Sequence[int]) -> None:
+        """Nothing is kept below."""
+
 
 FindParts = Callable[[ReplayConfig, Sequence[Request]], Parts]
 """Works out what replicas that are set alike have in common: ``find_parts``, or remembers it."""
@@ -89,20 +171,18 @@ class Replica:
         self.name, self.parts, self.config = name, parts, group.config
         self.settings = shlex.join(group.settings)  # what differs from the configuration
         fleet, memory = self.config.fleet, parts.memory
-        self.link = Link(fleet.transfer, sent)  # to send prompts over
-        self.received: Received | None = None  # prompts that are sent to it, where it only decodes
-        if decodes:
-            self.received = Received(lambda: self.replay.scheduler.clock, parts.shared_tokens)
+        way = fleet.transfer  # over which it sends prompts, one at a time
+        self.link = Channel(way.gbps, way.descriptor_us, setup_ms=way.setup_ms)
+        self.sent = sent
+        # prompts that are sent to it, where it only decodes
+        self.received = Received(self) if decodes else None
         delay_s = fleet.event_delay_ms / 1e3
         # where it is sent requests
         self.endpoint = Endpoint(looks, delay_s, parts.shared_tokens, memory.block_tokens)
         self.replay = build(self.config, parts=parts, source=self.endpoint, below=self.received)
+        self.served = self.endpoint.served
         self.replay.scheduler.records = records
         self.endpoint.run_by(self.replay.scheduler, peeks=parts.engine is not None)
-
-    @property
-    def served(self) -> list[Served]:
-        return self.endpoint.served
 
     @property
     def now_s(self) -> float:
@@ -208,15 +288,13 @@ def check_sessions(requests: Sequence[Request], fleet: FleetSection) -> None:
         )
 
 
-Turn = tuple[int | None, bool, float]
-"""The request that one follows, None where it comes by itself; whether it follows its answer
-rather than its arrival; and how much later, by itself since the start, in s."""
-
-
 def find_turns(
     requests: Sequence[Request], sessions: Sequence[int], config: ReplayConfig
-) -> Iterator[Turn]:
+) -> Iterator[tuple[int | None, bool, float]]:
     """When every request comes, in order.
+
+    Gives the request that it follows, None where it comes by itself; whether it follows its answer
+    rather than its arrival; and how much later, by itself since the start, in s.
 
     With think times a request follows the last answer of its conversation that it could have
     seen when it was recorded; while all before it were being answered, the last of these comes
@@ -264,9 +342,10 @@ class Fleet:
         self.prompts = dict[int, Served]()  # requests by number, where their prompts are computed
         self.answers = dict[int, Served]()  # requests by number, where they decode
         self._find, self._records = find, records
+        self._longest = config.workload.max_output_tokens
         fleet = config.fleet
         check_sessions(requests, fleet)
-        self._shared = SharedTiers(fleet.shared_tiers)
+        self._shared = SharedTiers()
         self._draw = Random(config.measure.seed)
         self._pools = [
             self._open(groups, name, decodes=stage > 0)
@@ -280,7 +359,7 @@ class Fleet:
             self._sessions = find_sessions(requests)
         self._arrivals: list[tuple[float, int, int]] = []  # when, whose, to which pool
         self._next: dict[tuple[int, bool], list[tuple[int, float]]] = {}
-        self._senders: dict[int, Link] = {}
+        self._senders: dict[int, Replica] = {}
         self._busy: list[tuple[float, int, int, int]] = []  # when, entry, pool, replica
         self._entries: dict[tuple[int, int], int] = {}
         self._order, self._done = count(), 0
@@ -302,8 +381,6 @@ class Fleet:
         if fleet.block_tokens is None:
             fleet = fleet.model_copy(update={"block_tokens": parts[0].memory.block_tokens})
         router = open_router(name, fleet, sum(group.replicas for group in groups), self._draw)
-        if fleet.router_session_affinity_ttl_secs:
-            router = Affinity(router, fleet.router_session_affinity_ttl_secs)
         build = partial(build_replay, requests=self.requests, shared=self._shared)
         make = partial(
             Replica, looks=router.looks, build=build, decodes=decodes, records=self._records
@@ -327,7 +404,11 @@ class Fleet:
             comes_s = self._arrivals[0][0] if self._arrivals else NEVER
             turn_s = self._next_turn_s()
             if turn_s < comes_s:
-                self._turn(comes_s)
+                _, _, stage, place = heappop(self._busy)
+                endpoint = self.pools[stage][place].endpoint
+                again_s = endpoint.turn(min(comes_s, self._next_turn_s()))
+                self._schedule(stage, place, again_s)
+                self._collect(stage, place)
             elif comes_s < NEVER:
                 self._receive(*heappop(self._arrivals))
                 yield self._done
@@ -339,13 +420,6 @@ class Fleet:
                 self._collect(stage, place)
         self.ended = True
         yield self._done
-
-    def _turn(self, until_s: float) -> None:
-        _, _, stage, place = heappop(self._busy)
-        endpoint = self.pools[stage][place].endpoint
-        again_s = endpoint.turn(min(until_s, self._next_turn_s()))
-        self._schedule(stage, place, again_s)
-        self._collect(stage, place)
 
     def _next_turn_s(self) -> float:
         """When a replica of those in order has something to do next."""
@@ -364,8 +438,7 @@ class Fleet:
                 heappush(self._busy, (when_s, entry, stage, place))
 
     def _receive(self, now_s: float, number: int, stage: int) -> None:
-        request = self.requests[number]
-        longest = self.config.workload.max_output_tokens
+        request, longest = self.requests[number], self._longest
         if len(self._pools) > 1 and not stage:
             longest = 1 if longest is None else min(1, longest)
 
@@ -394,12 +467,11 @@ class Fleet:
             return
         ended, replica.endpoint.ended = replica.endpoint.ended, []
         for served in ended:
-            output = self.requests[served.number].output_tokens
-            if self.config.workload.max_output_tokens is not None:
-                output = min(output, self.config.workload.max_output_tokens)
+            output, longest = self.requests[served.number].output_tokens, self._longest
+            output = output if longest is None else min(output, longest)
             goes_on = len(self._pools) > 1 and not stage and output > 1
             if goes_on and served.finished_s is not None:
-                self._senders[served.number] = replica.link
+                self._senders[served.number] = replica
                 heappush(self._arrivals, (served.finished_s, served.number, 1))
                 continue
             self._done += 1
@@ -407,7 +479,5 @@ class Fleet:
             self._follow(served.number, replica.now_s + client_s, answered=True)
 
     def _follow(self, number: int, now_s: float, *, answered: bool) -> None:
-        if not self._next:
-            return
         for after, gap_s in self._next.pop((number, answered), ()):
             heappush(self._arrivals, (now_s + gap_s, after, 0))

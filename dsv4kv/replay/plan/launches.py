@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dsv4kv.budget.layout import NODE_GPUS
-from dsv4kv.config.fleet import FleetSection
+from dsv4kv.config.replay import FleetSection
 from dsv4kv.engines.names import family_of
 from dsv4kv.replay.plan.trial import Trial
 from dsv4kv.units import counted

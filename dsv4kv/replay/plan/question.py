@@ -38,8 +38,7 @@ class Slo:
 
     @property
     def label(self) -> str:
-        """``ttft_p99``."""
-        return f"{self.name}_p{self.percent:g}"
+        return f"{self.name}_p{self.percent:g}"  # ttft_p99
 
 
 def parse_slos(texts: Sequence[str]) -> tuple[Slo, ...]:
@@ -188,14 +187,11 @@ def busiest(requests: Sequence[Request], count: int) -> list[Request]:
     """The ``count`` requests in a row with most prompt tokens a second, from 0; or all."""
     if len(requests) <= count:
         return list(requests)
-    total, best, place = sum(r.input_tokens for r in requests[:count]), 0.0, 0
-    for begin in range(len(requests) - count):
-        span_s = requests[begin + count - 1].arrival_s - requests[begin].arrival_s
-        if total > best * max(span_s, 1e-9):
-            best, place = total / max(span_s, 1e-9), begin
-        total += requests[begin + count].input_tokens - requests[begin].input_tokens
-    first_s = requests[place].arrival_s
-    window = requests[place : place + count]
+    total = np.cumsum([0, *(request.input_tokens for request in requests)])
+    arrival_s = np.array([request.arrival_s for request in requests])
+    span_s = np.maximum(arrival_s[count - 1 : -1] - arrival_s[:-count], 1e-9)
+    place = int(np.argmax((total[count:-1] - total[: -count - 1]) / span_s))
+    window, first_s = requests[place : place + count], requests[place].arrival_s
     return [replace(each, arrival_s=each.arrival_s - first_s) for each in window]
 
 

@@ -18,8 +18,7 @@ from dsv4kv.processes import without_collector
 from dsv4kv.replay.build import Parts, find_parts
 from dsv4kv.replay.fleet.run import FindParts
 from dsv4kv.replay.plan.question import Question
-from dsv4kv.replay.plan.servers import Bounds, layouts_of, open_server
-from dsv4kv.replay.plan.trial import Kind, Split, Trial, simulate
+from dsv4kv.replay.plan.trial import Bounds, Kind, Split, Trial, layouts_of, open_server, simulate
 from dsv4kv.traces.request import Request
 from dsv4kv.units import counted
 
@@ -104,27 +103,12 @@ def list_kinds(
     return kinds
 
 
-def remember_parts() -> FindParts:
-    """Return a ``find_parts`` that runs once for all simulations of a server on a window."""
-    known: dict[tuple[str, int], Parts] = {}
+class RememberedParts(dict[tuple[str, int], Parts]):
+    """A ``find_parts`` that runs once for all simulations of a server on a window."""
 
-    def find(config: ReplayConfig, requests: Sequence[Request]) -> Parts:
+    def __call__(self, config: ReplayConfig, requests: Sequence[Request]) -> Parts:
         key = config.model_dump_json(exclude={"fleet", "workload"}), len(requests)
-        if key not in known:
-            known[key] = find_parts(config, requests)
-        return known[key]
-
-    return find
-
-
-@dataclass(frozen=True)
-class WarmStart:
-    """Kinds by label, units and speeds by servers that are tried first, and how precise a rate."""
-
-    preferred: Collection[str] = ()
-    units: Mapping[str, int] = field(default_factory=dict)
-    speeds: Mapping[str, float] = field(default_factory=dict)
-    nearer: float = _NEARER
+        return self.get(key) or self.setdefault(key, find_parts(config, requests))
 
 
 @dataclass
@@ -135,8 +119,11 @@ class Search:
     kinds: Sequence[Kind]
     requests: Sequence[Request]
     tally: Tally = field(default_factory=Tally)
-    start: WarmStart = WarmStart()
-    find_parts: FindParts = field(default_factory=remember_parts)
+    preferred: Collection[str] = ()  # labels of kinds that are tried first
+    first_units: Mapping[str, int] = field(default_factory=dict)  # by servers
+    first_speeds: Mapping[str, float] = field(default_factory=dict)
+    nearer: float = _NEARER  # how precise a highest rate is
+    find_parts: FindParts = field(default_factory=RememberedParts)
     on_trial: Callable[[Trial], None] = lambda _: None
     looser: Mapping[tuple[object, ...], Trial] = field(default_factory=dict)
     known: dict[tuple[object, ...], Trial] = field(default_factory=dict, init=False)
@@ -147,19 +134,21 @@ class Search:
 
     def restart(self, found: Sequence[Trial], requests: Sequence[Request]) -> "Search":
         """Return a search on another window, of the servers of ``found``."""
-        servers = {each.kind.servers for each in found}
-        start = WarmStart(
+        units = {each.kind.servers: each.units // _FEWER for each in found}
+        return replace(
+            self,
+            kinds=[kind for kind in self.kinds if kind.servers in units],
+            requests=requests,
+            tally=Tally(),
             preferred={each.kind.label for each in found},
-            units={each.kind.servers: each.units // _FEWER for each in found},
-            speeds={each.kind.servers: each.speed for each in found if each.meets},
+            first_units=units,
+            first_speeds={each.kind.servers: each.speed for each in found if each.meets},
             nearer=_NEAR,
         )
-        kinds = [kind for kind in self.kinds if kind.servers in servers]
-        return replace(self, kinds=kinds, requests=requests, tally=Tally(), start=start)
 
     def _simulate(self, kind: Kind, units: int, speed: float, *, to_end: bool = False) -> Trial:
-        asked, find = self.question, self.find_parts
-        trial = simulate(asked, self.requests, kind, units, speed, find, to_end=to_end)
+        asked = self.question, self.requests
+        trial = simulate(*asked, kind, units, speed, self.find_parts, to_end=to_end)
         if gc.get_freeze_count() and gc.get_count()[0] > _GARBAGE:
             gc.collect()
             gc.freeze()
@@ -190,7 +179,7 @@ class Search:
 
         def order(kind: Kind) -> tuple[bool, float]:
             least = kind.cost(kind.min_units(asked.speed), asked)
-            return kind.label not in self.start.preferred, least
+            return kind.label not in self.preferred, least
 
         for kind in sorted(self.kinds, key=order):
             others = [each for each in found if each.kind.servers != kind.servers]
@@ -219,7 +208,7 @@ class Search:
             needed = f"prefill alone needs ≥ {counted(low, name)}, {reason}"
             self.tally.reasons.setdefault(kind.label, needed)
             return None
-        units = high if to_beat else max(low, min(high, self.start.units.get(kind.servers, 1)))
+        units = high if to_beat else max(low, min(high, self.first_units.get(kind.servers, 1)))
         while not to_beat and found and units < high and kind.cost(units, asked) < found[0].cost:
             units += 1  # the runner-up is most likely no cheaper than the best
         soon = _SOON * units
@@ -238,7 +227,7 @@ class Search:
         """Return the deployment of all GPUs that keeps every limit at the highest rate."""
         gpus = self.question.most_gpus
         best: Trial | None = None
-        for kind in sorted(kinds, key=lambda k: k.label not in self.start.preferred):
+        for kind in sorted(kinds, key=lambda k: k.label not in self.preferred):
             if gpus % kind.gpus:
                 reason = f"{counted(gpus, 'GPU')} are no multiple of {kind.gpus}"
                 self.tally.reasons.setdefault(kind.label, reason)
@@ -248,9 +237,8 @@ class Search:
 
     def _find_highest_rate(self, kind: Kind, units: int, best: Trial | None) -> Trial | None:
         """A deployment at its highest rate, if above the best's; a first rate is halved twice."""
-        start, nearer = self.start, self.start.nearer
-        begin = start.speeds.get(kind.servers, self.question.speed)
-        further = _LITTLE_FASTER if kind.servers in start.speeds else _FASTER
+        nearer, begin = self.nearer, self.first_speeds.get(kind.servers, self.question.speed)
+        further = _LITTLE_FASTER if kind.servers in self.first_speeds else _FASTER
         speed = best.speed * nearer if best else begin
         found, high = None, math.inf
         trace_s = self.requests[-1].arrival_s - self.requests[0].arrival_s
@@ -289,10 +277,8 @@ class Search:
         bounds = {id(kind.bounds): replace(kind.bounds, question=tight) for kind in self.kinds}
         kinds = [replace(kind, bounds=bounds[id(kind.bounds)]) for kind in self.kinds]
         kinds = [kind for kind in kinds if kind.bounds.broken() is None]
-        start = replace(self.start, units={}, speeds={best.kind.servers: best.speed})
-        search = replace(
-            self, question=tight, kinds=kinds, tally=Tally(), start=start, looser=self.known
-        )
+        search = replace(self, question=tight, kinds=kinds, tally=Tally(), looser=self.known)
+        search.first_units, search.first_speeds = {}, {best.kind.servers: best.speed}
         if asked.exactly:
             safer = search.find_fastest([k for k in kinds if k.servers == best.kind.servers])
         else:
@@ -360,7 +346,7 @@ def plan(search: Search) -> Answer:
         best, second, *_ = *found, None, None
         if best and last is not search and not question.exactly:
             first = search.restart(found, search.requests).find_safer(best)
-            last.start = replace(last.start, preferred={first.kind.label} if first else ())
+            last.preferred = {first.kind.label} if first else ()
         safer = last.find_safer(best) if best else None
         if best and not safer and last is not search and not question.exactly:
             safer = search.find_safer_on(last, best)
@@ -387,15 +373,10 @@ def _undominated(best: Trial, second: Trial, tried: Sequence[Trial]) -> Trial:
     def figures(trial: Trial) -> tuple[float, ...]:
         return trial.cost, -trial.rate, *trial.values_s.values()
 
-    better = [
-        each
-        for each in tried
-        if each.meets
-        and (each.kind.label, each.units) != (best.kind.label, best.units)
-        and all(map(le, figures(each), figures(second)))
-        and figures(each) != figures(second)
-    ]
-    return min(better, key=figures, default=second)
+    own = best.kind.label, best.units
+    others = [each for each in tried if each.meets and (each.kind.label, each.units) != own]
+    better = [each for each in others if all(map(le, figures(each), figures(second)))]
+    return min([second, *better], key=figures)
 
 
 def front(

@@ -19,8 +19,8 @@ import numpy as np
 
 from dsv4kv.budget.gpus import load_gpu
 from dsv4kv.core.clock import COUNTS
-from dsv4kv.replay.clock.coefficients import Coefficients, HeldOut
 from dsv4kv.replay.clock.fit import _least_squares
+from dsv4kv.replay.clock.steps import Coefficients, HeldOut
 from tests.replay.clock.points import FIXED, Floats, Point, Spent, count_point, points
 
 GUESSES = {

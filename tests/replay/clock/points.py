@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from dsv4kv.budget.gpus import Gpu
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.core.clock import COUNTS, Counts, LinearTimes, Stretch
+from dsv4kv.core.clock import COUNTS, Counts, LinearTimes
 from dsv4kv.core.served import Served
-from dsv4kv.replay.build import Replay, build_replay
-from dsv4kv.replay.clock.coefficients import Coefficients, find_coefficients
+from dsv4kv.replay.build import build_replay
+from dsv4kv.replay.clock.steps import Coefficients, find_coefficients
 from dsv4kv.traces.request import Request
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "serving"
@@ -95,8 +95,9 @@ class Point:
             words.append(f"{_DRAFTS} {drafts} --speculative-num-draft-tokens {drafts + 1}")
         return " ".join(words)
 
-    def config(self, **settings: Any) -> ReplayConfig:
-        """The run as a replay; ``cost__dp=2`` changes a setting."""
+    @property
+    def config(self) -> ReplayConfig:
+        """The run as a replay."""
         row = self.row
         chosen = {
             "model.preset": self.model,
@@ -109,7 +110,7 @@ class Point:
             "cost.gpu": self.gpu,
             "cost.gpus": row["gpus"],
             "cost.experts": row["quant"],
-        } | {name.replace("__", "."): value for name, value in settings.items()}
+        }
         texts = [f"{key}={value}" for key, value in chosen.items()]
         return load_config("default", texts, ReplayConfig).config
 
@@ -158,24 +159,15 @@ class _Watch:
         self.steps.append(self._timer.step(rows, tokens, contexts, prompt, fullest, prefix))
         return self.steps[-1]
 
-    def decode(self, counts: Counts, stretch: Stretch) -> tuple[int, Counts]:
+    def decode(self, counts: Counts, rows: int, contexts: int, *rest: float) -> tuple[int, Counts]:
         """One step, so that the moment of each is known."""
-        rows, contexts, *_ = stretch
         return 1, tuple(map(add, counts, self.step(rows, rows, contexts, 0, 0, 0)))
 
 
-def run_point(point: Point, **settings: Any) -> Replay:
-    """Replay a point to its end."""
-    made = build_replay(point.config(**settings), point.requests)
-    made.scheduler.run()
-    return made
-
-
-def count_point(point: Point, **settings: Any) -> Spent:
+def count_point(point: Point) -> Spent:
     """Replay a point and count; in a closed loop the order of things depends on no rate."""
     with patch("dsv4kv.replay.clock.steps.find_coefficients", _launched_at_once):
-        made = build_replay(point.config(**settings), point.requests)
-    assert made.times is not None
+        made = build_replay(point.config, point.requests)
     made.scheduler._arrivals._client_s = 0.0  # type: ignore[attr-defined]
     watch, scheduler, taken = _Watch(made.times.timer), made.scheduler, {0.0: 0}
     scheduler.clock._timer = cast(LinearTimes, watch)

@@ -14,9 +14,8 @@ import numpy as np
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.served import Served
-from dsv4kv.replay.build import Parts, build_replay, find_parts
-from dsv4kv.replay.clock.coefficients import Coefficients
-from dsv4kv.replay.clock.steps import ModelTimes
+from dsv4kv.replay.build import build_replay, find_parts
+from dsv4kv.replay.clock.steps import Coefficients
 from dsv4kv.traces.request import Request
 
 SETTINGS = ("model.preset=v4-flash", "cost.gpu=h200", "cost.gpus=8", "cache.num_blocks=24000",
@@ -38,7 +37,7 @@ class Server:
         return load_config(None, [*self.settings, *more], ReplayConfig).config
 
     def planted(self) -> Coefficients:
-        known = _times(find_parts(self.config(), [Request(0.0, 8, 2)])).coefficients
+        known = find_parts(self.config(), [Request(0.0, 8, 2)]).times.coefficients
         changed = {name: getattr(known, name) * factor for name, factor in MEANT.items()}
         return known.model_copy(update=changed)
 
@@ -50,7 +49,7 @@ class Server:
         own = (f"workload.arrivals={arrivals}", f"workload.concurrency={concurrency or 1}")
         config = self.config(*own, *more)
         parts = find_parts(config, requests)
-        times = _times(parts).by(self.planted())
+        times = parts.times.by(self.planted())
         made = build_replay(config, requests, parts=replace(parts, times=times))
         made.scheduler.ended = ended = list[Served]()
         made.scheduler.run()
@@ -70,11 +69,6 @@ class Server:
             "completed": len(requests),
             "max_concurrency": concurrency,
         }
-
-
-def _times(parts: Parts) -> ModelTimes:
-    assert isinstance(parts.times, ModelTimes)
-    return parts.times
 
 
 def _row(served: Served, client_s: float) -> tuple[float, float, float]:

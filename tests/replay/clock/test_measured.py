@@ -97,6 +97,10 @@ def test_requests_that_come_by_a_rate_come_when_they_came(tmp_path: Path) -> Non
         ('{"completed": 4}', "has no completed and no duration"),
         ('{"completed": 4, "duration": 2}', "how long its requests are"),
         ("", "no run of a benchmark"),
+        (
+            '{"completed": 4, "duration": 2, "total_input_tokens": 40, "total_output_tokens": 8}',
+            "nothing to compare with",
+        ),
     ],
 )
 def test_what_is_no_result_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
@@ -199,10 +203,6 @@ def test_more_tokens_a_step_than_the_server_drafts_are_refused(tmp_path: Path) -
     assert open_scenes(None, [*SETTINGS, "scheduler.speculative.draft_tokens=3"], runs)
 
 
-def test_a_result_without_times_is_refused(tmp_path: Path) -> None:
-    bare = {"completed": 4, "duration": 2.0, "total_input_tokens": 40, "total_output_tokens": 8}
-    (tmp_path / "result.json").write_text(json.dumps(bare))
-    with pytest.raises(RecordError, match="nothing to compare with"):
-        read_results([tmp_path / "result.json"])
+def test_a_file_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"cannot be read \(No such file or directory\)"):
         read_results([tmp_path / "absent.json"])

@@ -7,12 +7,11 @@ import pytest
 
 from dsv4kv.budget.gpus import load_gpu
 from dsv4kv.budget.layout import Layout
-from dsv4kv.replay.build import find_parts
-from dsv4kv.replay.clock.coefficients import Coefficients, find_coefficients
-from dsv4kv.replay.clock.steps import Deployment, ModelTimes
+from dsv4kv.replay.build import build_replay, find_parts
+from dsv4kv.replay.clock.steps import Coefficients, Deployment, ModelTimes, find_coefficients
 from tests.examples import FULL
 from tests.replay.clock import fit
-from tests.replay.clock.points import ABSENT, Floats, count_point, points, run_point
+from tests.replay.clock.points import ABSENT, Floats, count_point, points
 from tests.replay.scenes import request, small_config
 
 pytestmark = pytest.mark.skipif(not points(), reason=ABSENT)
@@ -70,7 +69,8 @@ def test_the_shipped_coefficients_are_those_that_the_fit_finds() -> None:
 def test_the_clock_of_a_replay_says_what_the_fit_says() -> None:
     """With a client in the loop, whose time the fit adds afterwards."""
     (point,) = (each for each in points() if each.name == "b300.pro.fp4.low-latency.c1")
-    made = run_point(point)
+    made = build_replay(point.config, point.requests)
+    made.scheduler.run()
     samples = made.outcome.samples_ns
     shipped = find_coefficients(load_gpu(point.gpu), "fp4")
     counted = fit.Counted(point, count_point(point))

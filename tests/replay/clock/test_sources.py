@@ -12,7 +12,7 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
 from dsv4kv.replay.build import Replay, build_replay
-from dsv4kv.replay.clock.coefficients import BORROWED, MeasuredOn, find_coefficients
+from dsv4kv.replay.clock.steps import BORROWED, MeasuredOn, find_coefficients
 from dsv4kv.traces.request import Request
 from tests.replay.clock.test_steps import COEFFICIENTS
 from tests.replay.scenes import request, small_config
@@ -32,9 +32,6 @@ def served(requests: list[Request], **settings: Any) -> Replay:
 
 def lengths(*pairs: tuple[int, int], at: float = 0.0) -> list[Request]:
     return [request(at=at, input_tokens=given, output=made) for given, made in pairs]
-
-
-# ---- which --------------------------------------------------------------------------------------
 
 
 def test_every_gpu_with_a_bandwidth_has_a_clock() -> None:
@@ -71,8 +68,6 @@ def test_a_calibration_of_another_deployment_is_less_sure_and_says_so(
         path.write_text(yaml.safe_dump(fitted.model_dump()))
         found.append(served(lengths((300, 5)), cost__calibration=path).times)
     alike, other = found
-    assert alike is not None
-    assert other is not None
     assert (alike.source, alike.held_out) == ("made up", COEFFICIENTS.held_out)
     assert said in other.source
     assert other.held_out == COEFFICIENTS.held_out.widened(BORROWED)
@@ -86,15 +81,11 @@ def test_a_file_without_coefficients_is_a_sentence(tmp_path: Path, content: byte
         served(lengths((300, 5)), cost__calibration=path)
 
 
-# ---- what a replay makes of them ----------------------------------------------------------------
-
-
 def test_requests_take_turns_on_ranks_and_wait_for_a_slot_of_their_own() -> None:
     """One slot a rank: the third waits for the first, whatever becomes free of the other."""
     two: dict[str, Any] = {"cost__dp": 2, "cost__gpus": 2, "scheduler__prompts": "alone"}
     first, second, third = (64, 200), (64, 2), (64, 2)
     made = served(lengths(first, second, third), scheduler__max_requests=2, **two)
-    assert made.times is not None
     waited_ns, latencies_ns = (made.outcome.samples_ns[name] for name in ("queueing", "latency"))
     assert sorted(waited_ns)[-1] >= 0.99 * (max(latencies_ns) - made.times.client_s * 2e9)
     free = served(lengths(first, second, third), scheduler__max_requests=4, **two)
@@ -140,7 +131,6 @@ def test_delayed_prompts_wait_for_every_rank_and_not_for_ever() -> None:
 def test_a_client_is_in_every_first_token_and_between_requests_of_a_closed_loop() -> None:
     closed: dict[str, Any] = {"workload__arrivals": "closed", "workload__concurrency": 1}
     made = served(lengths(*[(300, 5)] * 4), **closed)
-    assert made.times is not None
     client_s, clock = made.times.client_s, made.scheduler.clock
     assert clock.idle_s == pytest.approx(4 * client_s)
     assert min(made.outcome.samples_ns["ttft"]) > client_s * 1e9

@@ -8,20 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv4kv.config.fleet import MOST_REPLICAS, FleetSection, unused_setting
 from dsv4kv.config.load import Point, expand_axes, load_config
-from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.config.replay import MOST_REPLICAS, FleetSection, ReplayConfig, unused_setting
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import read_requests
-from dsv4kv.replay.fleet.case import add_series, serve_point
-from dsv4kv.replay.fleet.outcome import repeated_bytes, shared_bytes
+from dsv4kv.replay.fleet.case import add_series, repeated_bytes, serve_point, shared_bytes
 from dsv4kv.replay.fleet.run import list_pools
 from dsv4kv.replay.run import run_replay
 from dsv4kv.runs.parts import ReplayResult, ReplaySeries
 from dsv4kv.runs.points import Invocation
 from dsv4kv.runs.schema import Case, RunRecord
-from tests.replay.fleet.scenes import run_fleet
-from tests.replay.scenes import SMALL, random_requests, request, small_config
+from tests.replay.scenes import SMALL, random_requests, request, run_fleet, small_config
 
 SETTINGS = SMALL | {"workload.trace": "builtin:chat", "workload.speed": 40}
 

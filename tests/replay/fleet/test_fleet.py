@@ -8,22 +8,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dsv4kv.config.fleet import ROUTERS
 from dsv4kv.config.load import load_config
-from dsv4kv.config.replay import ReplayConfig
+from dsv4kv.config.replay import ROUTERS, ReplayConfig
 from dsv4kv.core.fleet import InUse
 from dsv4kv.core.served import Served
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import build_replay
-from dsv4kv.replay.fleet.outcome import ideal_saved_tokens
+from dsv4kv.replay.fleet.case import Fates, describe_all, ideal_saved_tokens
 from dsv4kv.replay.fleet.routers import Ring
-from dsv4kv.replay.fleet.run import Fleet
-from dsv4kv.replay.fleet.transfer import find_sent
+from dsv4kv.replay.fleet.run import Fleet, find_sent
 from dsv4kv.replay.memory import plan_memory
 from dsv4kv.replay.run import describe_replay, describe_totals
 from dsv4kv.traces.request import Request
-from tests.replay.fleet.scenes import run_fleet
-from tests.replay.scenes import LONG, SHORT, random_requests, request, small_config
+from tests.replay.scenes import LONG, SHORT, random_requests, request, run_fleet, small_config
 
 RULES = ("ideal", "vllm", "sglang", "vllm-v4:semantic", "sglang-v4:tail")
 V41_RULES = ("vllm-v41", "sglang-v41", "sglang-v41:encoder")
@@ -118,6 +115,7 @@ def test_ample_memory_that_all_share_saves_what_one_ideal_pool_saves(router: str
     assert saved_tokens(run_fleet(small_config(**fleet, **AMPLE), requests)) <= saved_tokens(alone)
     together = run_fleet(small_config(**fleet, **AMPLE, **shared), requests)
     assert saved_tokens(together) == saved_tokens(alone) == ideal_saved_tokens(requests, 128)
+    assert describe_all(together, Fates(together)).tiers  # once, whoever shares them
     if router == "round_robin":
         assert [len(replica.served) for replica in together.replicas] == [3, 3, 3]
 

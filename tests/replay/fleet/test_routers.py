@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from dsv4kv.config.fleet import ROUTERS, DynamoSection, FleetSection
+from dsv4kv.config.replay import ROUTERS, DynamoSection, FleetSection
 from dsv4kv.core.fleet import View
 from dsv4kv.core.served import Served
 from dsv4kv.replay.fleet import routers
@@ -35,12 +35,6 @@ BUSY = View(device_tokens=32, prefill_tokens=80, decode_blocks=8, requests=1)
 TEN_BLOCKS = asked(tokens=160)
 
 
-def dynamo(name: str, **settings: object) -> DynamoSection:
-    router = opened(name, dynamo=DynamoSection(**settings))
-    rule: DynamoSection = router.rule  # type: ignore[attr-defined]
-    return rule
-
-
 @pytest.mark.parametrize(
     ("name", "settings", "costs"),
     [
@@ -53,9 +47,10 @@ def dynamo(name: str, **settings: object) -> DynamoSection:
     ],
 )
 def test_dynamos_costs(name: str, settings: dict[str, object], costs: list[float]) -> None:
-    found = routers.dynamo_costs(dynamo(name, **settings), TEN_BLOCKS, [HOT, BUSY], 16)
-    assert found == pytest.approx(costs, rel=1e-15)
-    assert opened(name, dynamo=DynamoSection(**settings)).choose(TEN_BLOCKS, [HOT, BUSY]) == 1
+    router = opened(name, dynamo=DynamoSection(**settings))
+    assert isinstance(router, routers.Dynamo)
+    assert router.costs(TEN_BLOCKS, [HOT, BUSY]) == pytest.approx(costs, rel=1e-15)
+    assert router.choose(TEN_BLOCKS, [HOT, BUSY]) == 1
 
 
 def test_dynamo_without_events_knows_what_it_sent_for_two_minutes() -> None:
@@ -113,10 +108,13 @@ def test_consistent_hashing_keeps_sessions_and_moves_few_when_a_replica_joins() 
 
 
 def test_llm_d_adds_a_prefix_from_the_least_to_the_most_a_free_cache_and_a_short_queue() -> None:
-    assert routers.precise_scores((100, 80, 60)) == [1.0, 0.5, 0.0]
-    assert routers.precise_scores((0, 7, 0)) == [0.0, 1.0, 0.0]
-    views = [View(waiting=4, usage=0.75), View(waiting=0, usage=0.25), View(waiting=1, usage=0.5)]
-    assert routers.llmd_scores([0.5, 0.0, 1.0], views) == [2.0, 3.5, 5.5]
+    router = opened("llm-d:precise")
+    assert isinstance(router, routers.Llmd)
+    for found, scores in (((80, 60, 100), (2.0, 3.5, 5.5)), ((0, 7, 0), (0.5, 6.5, 2.5))):
+        views = [View(waiting=4, usage=0.75), View(usage=0.25), View(waiting=1, usage=0.5)]
+        for view, tokens in zip(views, found, strict=True):
+            view.device_tokens = tokens
+        assert router.scores(views) == list(scores)
 
 
 def test_the_production_stack_goes_by_session_where_more_than_2000_tokens_are_missing() -> None:

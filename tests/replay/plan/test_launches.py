@@ -12,8 +12,7 @@ from dsv4kv.budget.launch import read_command
 from dsv4kv.budget.layout import Layout
 from dsv4kv.budget.scenario import resolve
 from dsv4kv.replay.plan.launches import launches
-from dsv4kv.replay.plan.servers import Bounds, open_server
-from dsv4kv.replay.plan.trial import Kind, Split, Trial
+from dsv4kv.replay.plan.trial import Bounds, Kind, Split, Trial, open_server
 from tests.replay.plan.test_plan import SETTINGS, question
 
 DYNAMO = "python -m dynamo.frontend --router-mode kv"
@@ -196,30 +195,20 @@ def test_a_split_is_routed_by_the_decode_router_that_was_planned(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "layout", "host"),
+    ("given", "gpu", "tp", "units", "where"),
     [
-        (None, Layout(tp=2), "host1 of 8 GPUs (assumed)"),
-        (6, Layout(tp=2), "host1 of 6 GPUs"),
-        (16, Layout(tp=2), "host1 of 8 GPUs (assumed)"),
+        (None, "b300", 2, 3, "on host1 of 8 GPUs (assumed)"),
+        (6, "b300", 2, 3, "on host1 of 6 GPUs"),
+        (16, "b300", 2, 3, "on host1 of 8 GPUs (assumed)"),
+        (None, "gb300", 4, 2, "1 on each of host{1..2} of 4 GPUs"),
+        (None, "gb300", 8, 2, "1 on each of host{1..2} of 8 GPUs (assumed)"),
     ],
 )
-def test_a_host_has_the_gpus_that_are_given_or_is_said_to_be_assumed(
-    gpus: int | None, layout: Layout, host: str
+def test_a_host_has_the_gpus_that_are_given_or_known_or_is_said_to_be_assumed(
+    given: int | None, gpu: str, tp: int, units: int, where: str
 ) -> None:
-    (whose, _), *_ = launches(trial_of("sglang", "round_robin", None, 3, layout), gpus)
-    assert whose == f"3 replicas, on {host}"
-
-
-@pytest.mark.parametrize(
-    ("layout", "units", "host"),
-    [
-        (Layout(tp=4), 2, "host{1..2} of 4 GPUs"),
-        (Layout(tp=8), 2, "host{1..2} of 8 GPUs (assumed)"),
-    ],
-)
-def test_a_host_of_gb300_has_four(layout: Layout, units: int, host: str) -> None:
-    trial = trial_of("sglang", "round_robin", None, units, layout, gpu="gb300")
-    assert next(launches(trial))[0] == f"2 replicas, 1 on each of {host}"
+    trial = trial_of("sglang", "round_robin", None, units, Layout(tp=tp), gpu=gpu)
+    assert next(launches(trial, given))[0] == f"{units} replicas, {where}"
 
 
 def test_the_production_stack_gets_a_model_for_each_url() -> None:

@@ -2,10 +2,12 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +20,17 @@ from dsv4kv.budget.scenario import resolve
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.plan.question import Question, Slo, busiest, parse_slos, poisson, unseen_tokens
 from dsv4kv.replay.plan.search import WINDOW, Search, Tally, list_kinds, plan
-from dsv4kv.replay.plan.servers import Bounds, layouts_of, name_args, open_server
-from dsv4kv.replay.plan.trial import Kind, Split, Trial, parse_splits, simulate
+from dsv4kv.replay.plan.trial import (
+    Bounds,
+    Kind,
+    Split,
+    Trial,
+    layouts_of,
+    name_args,
+    open_server,
+    parse_splits,
+    simulate,
+)
 from dsv4kv.traces.request import Request
 from dsv4kv.view.plan import plan_page
 from tests.replay.clock.test_fit import run
@@ -169,12 +180,6 @@ def test_a_launch_command_is_read_as_the_layout_it_was_written_for(
         assert texts["model"] == preset
 
 
-def test_the_path_of_a_model_is_one_word_of_a_launch_command() -> None:
-    path = "it's; $(x)"
-    command = launch_command("sglang", path, layouts_of("v4-flash")[0])
-    assert path in shlex.split(command)
-
-
 def test_every_deployment_considered_is_ruled_out_or_simulated() -> None:
     asked, tally = question(1, "ttft_p90=900ms", "tpot_p50=30ms"), Tally()
     answer = plan(open_search(asked, kinds_of(asked, tally=tally, gpus=["b200"]), tally))
@@ -303,20 +308,28 @@ def test_a_queue_that_grows_breaks_a_limit_however_long_it_is() -> None:
     assert simulate(asked, requests, kinds[0], 2, 1.0).meets
 
 
+SPLITS_REFUSED = ("1", "0:1", "a:b", "1:2:3", "-1:1", f"{'9' * 400}:1")
+
+
 @pytest.mark.parametrize(
-    ("texts", "said"),
+    ("read", "given", "said"),
     [
-        (["ttft=2s"], "write a time, its percentile and its limit"),
-        (["ttft_p99=0s"], "write a time"),
-        ([f"ttft_p99={'9' * 400}s"], "at most a day"),
-        (["ttft_p99=2s", "ttft_p99=3s"], "has a limit already"),
-        (["tpot_p50=50ms"], "how long a request may wait"),
-        ([], "how long a request may wait"),
+        (parse_slos, ["ttft=2s"], "write a time, its percentile and its limit"),
+        (parse_slos, ["ttft_p99=0s"], "write a time"),
+        (parse_slos, [f"ttft_p99={'9' * 400}s"], "at most a day"),
+        (parse_slos, ["ttft_p99=2s", "ttft_p99=3s"], "has a limit already"),
+        (parse_slos, ["tpot_p50=50ms"], "how long a request may wait"),
+        (parse_slos, [], "how long a request may wait"),
+        *((parse_splits, [text], "write prefill and decode replicas") for text in SPLITS_REFUSED),
+        (partial(poisson, 10**400, 1, 1.0), 0, "give at most 2,147,483,647 tokens"),
+        (partial(poisson, 1, 10**400, 1.0), 0, "give at most 2,147,483,647 tokens"),
     ],
 )
-def test_limits_that_cannot_be_searched_for_are_refused(texts: list[str], said: str) -> None:
+def test_what_cannot_be_searched_for_is_refused(
+    read: Callable[[Any], object], given: object, said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
-        parse_slos(texts)
+        read(given)
 
 
 @pytest.mark.parametrize(
@@ -365,18 +378,6 @@ def test_args_that_choose_a_layout_are_refused() -> None:
 
 def test_half_a_character_in_args_is_replaced() -> None:
     assert name_args(["\udcff", ""]) == {"args 1": "?", "": ""}  # which JSON can hold
-
-
-@pytest.mark.parametrize("lengths", [(10**400, 1), (1, 10**400)])
-def test_lengths_that_no_request_has_are_refused(lengths: tuple[int, int]) -> None:
-    with pytest.raises(ConfigError, match="give at most 2,147,483,647 tokens"):
-        poisson(*lengths, rate=1.0, seed=0)
-
-
-@pytest.mark.parametrize("text", ["1", "0:1", "a:b", "1:2:3", "-1:1", f"{'9' * 400}:1"])
-def test_a_split_of_another_form_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="write prefill and decode replicas"):
-        parse_splits([text])
 
 
 @pytest.mark.parametrize(("split", "speed"), [("none", "2000"), ("1:1", "200")])

@@ -13,7 +13,7 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.model.presets import load_model
 from dsv4kv.profile.read import load_profile, record_of_profile
 from dsv4kv.replay.fleet.case import serve_point
-from dsv4kv.replay.mrc.curves import Question, measure_trace
+from dsv4kv.replay.mrc import Question, measure_trace
 from dsv4kv.replay.plan import question as plans
 from dsv4kv.replay.plan.question import parse_slos, poisson
 from dsv4kv.replay.plan.search import Search, Tally, list_kinds, plan

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.replay.mrc.curves import Answer, Point, Question, capacity_for, pick_capacities
-from dsv4kv.replay.mrc.strategies import prefix_costs
+from dsv4kv.replay.mrc import Answer, Point, Question, capacity_for, pick_capacities, prefix_costs
 from dsv4kv.traces.paths import (
     NO_IDS,
     Batch,
@@ -37,12 +36,14 @@ RUN_BYTES = 512
 
 @dataclass(frozen=True)
 class Kept:
-    """Blocks of some requests."""
+    """Blocks of some requests, in runs: whose, from 0 without gaps, rising; first number; length.
 
-    request: Ints  # int64[runs]: whose the run is, from 0 without gaps, rising
-    start: Ints  # int64[runs]: its first number
-    count: Ints  # int64[runs]: its length
-    # int64[requests]: tokens that the request's last block is short of, where it is kept
+    ``lack``, int64[requests], is what the request's last block is short of, where it is kept.
+    """
+
+    request: Ints
+    start: Ints
+    count: Ints
     lack: Ints
 
     @classmethod
@@ -82,23 +83,20 @@ class Kept:
         nothing = np.zeros(len(self.lack), np.int64)
         ids = self.request, self.start, self.count
         batch = Batch(np.zeros(len(nothing)), nothing, nothing, block_tokens, *ids)
-        return table_of(
-            replace(batch, input_tokens=batch.ids_of_each() * block_tokens - self.lack)
-        )
-
-
-def hash_numbers(numbers: Ints) -> NDArray[np.float64]:
-    """0 to below 1 by splitmix64 (Steele et al., OOPSLA 2014), the same on every machine."""
-    mixed = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)) / 2.0**53
+        tokens = batch.ids_of_each() * block_tokens - self.lack
+        return table_of(replace(batch, input_tokens=tokens))
 
 
 def _choice(pairs: Ints, level: int, side: int) -> Ints:
-    """0 or 1 for every pair of ids: which of both is kept."""
-    chosen = hash_numbers(pairs + level * 0x5851F42D4C957F2D % 2**62) >= 0.5
-    return chosen.astype(np.int64) ^ side
+    """0 or 1 for every pair of ids: which of both is kept.
+
+    By splitmix64 (Steele et al., OOPSLA 2014), the same on every machine.
+    """
+    numbers = pairs + level * 0x5851F42D4C957F2D % 2**62
+    mixed = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(63)).astype(np.int64) ^ side
 
 
 @dataclass
@@ -153,8 +151,7 @@ class _Part:
 
     def misses(self, capacity_blocks: int | None) -> NDArray[np.float64]:
         """float64[2]: blocks and tokens of all prompts that a cache does not find."""
-        reuse = self.reuse
-        all_of_it = np.array([reuse.blocks.sum(), reuse.tokens.sum()], np.float64)
+        all_of_it = np.array([self.reuse.blocks.sum(), self.reuse.tokens.sum()], np.float64)
         if capacity_blocks is None:
             return self.every * (all_of_it - self._found(None))
         # a cache finds what has fewer blocks above it: n of them show as n / every, rounded at

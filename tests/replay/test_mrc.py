@@ -1,14 +1,19 @@
-"""Where a hit resumes, what is written, and where the rest went, against a plain replay."""
+"""Strategies and policies on a trace against plain replays, and against a replay with a tier."""
+
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.core.strategy import Strategy
+from dsv4kv.core.prompts import Strategy
 from dsv4kv.errors import ConfigError
-from dsv4kv.replay.mrc.strategies import apply_strategy, parse_strategy
+from dsv4kv.model.presets import load_model
+from dsv4kv.replay.mrc import Question, apply_policy, apply_strategy, measure_trace, parse_strategy
 from dsv4kv.replay.rules import Outcome
-from dsv4kv.traces.paths import find_reuse
+from dsv4kv.traces.paths import PathTable, collect_paths, find_reuse, number_prompts
+from dsv4kv.traces.request import Request
+from tests.replay import scenes
 from tests.replay.texts import BLOCK, Text, conversation, needs_conversation, texts, to_table
 from tests.traces.test_paths import found_by_lru
 
@@ -146,3 +151,69 @@ def test_the_conversation_trace_resumes_as_published(name: str, layers: int) -> 
     outcome = on_conversation(name, layers)
     found = (round(outcome.hit_share, 4), round(outcome.written_per_new_token, 3))
     assert found == PUBLISHED[name, layers]
+
+
+def run(name: str, table: PathTable, grain: int, capacity: int) -> Outcome:
+    numbered = number_prompts(table, grain, whole_blocks=False)
+    return apply_policy(name, table, find_reuse(table, grain), numbered, capacity)
+
+
+@given(texts(), st.sampled_from([2, 4, 8]), st.integers(0, 20))
+def test_least_recently_used_simulated_is_what_the_distances_say(
+    prompts: list[Text], grain: int, spare: int
+) -> None:
+    table = to_table(prompts)
+    reuse = find_reuse(table, grain)
+    capacity = int(reuse.blocks.max()) + spare
+    outcome = run("lru", table, grain, capacity)
+    assert outcome.resumed_tokens.tolist() == reuse.found_tokens(capacity).tolist()
+    assert outcome.losses["evicted_block"] + outcome.hit_tokens == reuse.found_tokens(None).sum()
+
+
+def test_a_cache_smaller_than_a_prompt_is_refused() -> None:
+    table = to_table([tuple(range(9))])
+    with pytest.raises(ConfigError, match="2 blocks is smaller than the longest prompt, 3 blocks"):
+        run("lru", table, 4, 2)
+
+
+MODEL = load_model("v4-flash")
+FULL_BLOCK_BYTES = 328_512
+"""A block of three layers of Flash with the windows and states that ``full`` keeps beside it."""
+
+
+def parting(count: int) -> list[Request]:
+    """Prompts of whole blocks, each of which ends with a block of its own."""
+    return [
+        replace(
+            each,
+            input_tokens=scenes.BLOCK * (1 + len(each.prefix_hashes)),
+            output_tokens=1,
+            prefix_hashes=(*each.prefix_hashes, -number),
+        )
+        for number, each in enumerate(scenes.random_requests(5, count, 8), start=1)
+    ]
+
+
+@pytest.mark.parametrize("blocks", [40, 90])
+def test_a_replay_with_a_tier_saves_what_the_curve_finds_at_its_size(blocks: int) -> None:
+    requests = parting(150)
+    question = Question(MODEL, capacities_tokens=(16 * scenes.BLOCK, blocks * scenes.BLOCK))
+    answer = measure_trace(collect_paths(requests), question)
+    gpu, host, _ = answer.points
+    served = scenes.replay(
+        requests,
+        workload__arrivals="closed",
+        workload__concurrency=1,
+        prefix__strategy="full",
+        cache__num_blocks=16,
+        tiers__host__capacity_bytes=blocks * FULL_BLOCK_BYTES,
+        tiers__host__read_gbps=10**6,
+        tiers__host__write_gbps=10**6,
+        tiers__host__latency_us=0,
+        tiers__compare=False,
+    )
+    tally = served.prompts.tally
+    assert served.tiers
+    assert served.tiers.stored.objects.context_bytes == FULL_BLOCK_BYTES
+    assert tally.saved_tokens == round(host.token_hits * answer.input_tokens)
+    assert host.token_hits > gpu.token_hits > 0

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from dsv4kv.budget.lookup import find_model
 from dsv4kv.cli import app
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.replay.mrc.curves import Question, measure_trace
-from dsv4kv.replay.mrc.thin import PARTS, RUN_BYTES, Kept, _choice, measure_stream, thin
+from dsv4kv.replay.mrc import Question, measure_trace
+from dsv4kv.replay.thin import PARTS, RUN_BYTES, Kept, _choice, measure_stream, thin
 from dsv4kv.traces import read_trace, write_trace
 from dsv4kv.traces.paths import Batch, collect_paths
 from dsv4kv.traces.request import Request

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dsv4kv.budget import weights as wt
 from dsv4kv.budget.gpus import Gpu, load_gpu
@@ -17,7 +17,7 @@ from dsv4kv.budget.lookup import find_weight_facts
 from dsv4kv.choices import listed
 from dsv4kv.config.replay import CostSection, ReplayConfig
 from dsv4kv.core.clock import LinearTimes
-from dsv4kv.errors import ConfigError
+from dsv4kv.errors import ConfigError, first_problem
 from dsv4kv.files import load_yaml, read_document, user_calibrations
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schema import LayerCacheSchema
@@ -26,9 +26,9 @@ _MOST_BYTES = 2**20
 BORROWED = 1.5
 """An unmeasured GPU's error, for a measured one's: what leaving out a whole GPU added was less."""
 
-_Time = Annotated[float, Field(ge=0)]
-_Rate = Annotated[float, Field(gt=0)]
-_Factor = Annotated[float, Field(ge=1)]
+_Time = Annotated[float, Field(ge=0, le=1e6)]  # times end within what a clock can show
+_Rate = Annotated[float, Field(ge=1e-3, le=1e9)]
+_Factor = Annotated[float, Field(ge=1, le=1e3)]
 
 
 class _Frozen(BaseModel):
@@ -163,8 +163,9 @@ def find_calibration(name: str) -> Coefficients:
         (document,) = load_yaml(read_document(path, _MOST_BYTES).decode())
         return Coefficients(**document)
     except (OSError, TypeError, ValueError) as error:
+        why = first_problem(error.errors()) if isinstance(error, ValidationError) else error
         raise ConfigError(
-            f"cost.calibration: {path} has no coefficients of a clock: {error}. Give a file that "
+            f"cost.calibration: {path} has no coefficients of a clock: {why}. Give a file that "
             f"has {', '.join(Coefficients.model_fields)}."
         ) from error
 

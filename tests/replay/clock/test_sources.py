@@ -73,7 +73,9 @@ def test_a_calibration_of_another_deployment_is_less_sure_and_says_so(
     assert other.held_out == COEFFICIENTS.held_out.widened(BORROWED)
 
 
-@pytest.mark.parametrize("content", [b"decode_layer_us: -1\n", b"", b"{{", b"\xf1\x00\x9c"])
+@pytest.mark.parametrize(
+    "content", [b"decode_layer_us: -1\n", b"state_passes: 1e+30\n", b"", b"{{", b"\xf1\x00\x9c"]
+)
 def test_a_file_without_coefficients_is_a_sentence(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "mine.yaml"
     path.write_bytes(content)

@@ -5,12 +5,14 @@ from dataclasses import asdict, dataclass, is_dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
-from dsv4kv.budget.advice import Option, advise, fewest_of_any
 from dsv4kv.budget.fit import (
+    Option,
     RankUse,
+    advise,
     available_bytes,
     costs_of,
     fewest_gpus,
+    fewest_of_any,
     fits,
     lacking_bytes,
     max_concurrency,
@@ -24,10 +26,16 @@ from dsv4kv.budget.inputs import Inputs
 from dsv4kv.budget.layout import NODE_GPUS
 from dsv4kv.budget.lookup import find_formats
 from dsv4kv.budget.scenario import Scenario, Settings, resolve
-from dsv4kv.engines.contract import UNMEASURED, Capacity, Deployment, Overhead, PoolCost
-from dsv4kv.engines.flags import flag_for
-from dsv4kv.engines.host import HostTier, HostWish
-from dsv4kv.engines.names import FAMILIES
+from dsv4kv.engines.contract import (
+    UNMEASURED,
+    Capacity,
+    Deployment,
+    HostTier,
+    HostWish,
+    Overhead,
+    PoolCost,
+)
+from dsv4kv.engines.names import FAMILIES, flag_for
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import bytes_per_request, bytes_per_token
@@ -38,37 +46,28 @@ from dsv4kv.units import counted, format_bytes
 
 @dataclass(frozen=True)
 class Answer:
-    """Everything that is known about one deployment.
-
-    Attributes:
-        context: Tokens of a request: as asked, or the most that fit, or the model's limit.
-        concurrency: Concurrent requests: as given, or the most that fit; 1 where none does.
-        max_context: Longest context of as many requests as asked (else of one), up to the model's.
-        use: Memory of the tightest GPU.
-        cached_bytes: One request's entries, keys and windows over all layers, without padding,
-            state and copies: the figure that papers quote.
-        token_bytes: Marginal bytes of one token of context, without these either.
-        kv_copies: Copies of every request's KV: tensor parallel ranks share one KV head.
-        stages: The capacity of every pipeline stage; None where nothing is left for a cache.
-        host: What one GPU's rank keeps in host memory.
-        sent_bytes: Bytes of a prompt that a prefill rank sends to the decode side, where known.
-        decode_pool_tokens: The smallest pool of a decode rank for these requests, none retracted.
-    """
+    """Everything that is known about one deployment."""
 
     scenario: Scenario
-    context: int
-    concurrency: int
+    context: int  # tokens of a request: as asked, or the most that fit, or the model's limit
+    concurrency: int  # concurrent requests: as given, or the most that fit; 1 where none does
     fits: bool
     max_concurrency: int
+    # longest context of as many requests as asked (else of one), up to the model's
     max_context: int
-    use: RankUse
+    use: RankUse  # memory of the tightest GPU
     costs: tuple[PoolCost, ...]
+    # one request's entries, keys and windows over all layers, without padding, state and copies:
+    # the figure that papers quote
     cached_bytes: int
-    token_bytes: Fraction
-    kv_copies: int
+    token_bytes: Fraction  # marginal bytes of one token of context, without these either
+    kv_copies: int  # copies of every request's KV: tensor parallel ranks share one KV head
+    # the capacity of every pipeline stage; None where nothing is left for a cache
     stages: tuple[Capacity | None, ...]
-    host: HostTier | None
+    host: HostTier | None  # what one GPU's rank keeps in host memory
+    # bytes of a prompt that a prefill rank sends to the decode side, where known
     sent_bytes: int | None
+    # the smallest pool of a decode rank for these requests, none retracted
     decode_pool_tokens: int | None
 
     @property

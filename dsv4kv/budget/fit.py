@@ -8,12 +8,19 @@ logits would be too large, and allocate them in different places (``LogitsRoom``
 Source: sglang#39095, vllm#45663; vLLM 0.20 to 0.33, SGLang 0.5.12 to 0.5.23.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from math import ceil
+from typing import Any, NamedTuple
 
-from dsv4kv.budget.scenario import Scenario
+from dsv4kv.budget.inputs import Inputs
+from dsv4kv.budget.scenario import Scenario, fix_layout, resolve
 from dsv4kv.engines.contract import PoolCost
+from dsv4kv.engines.flags import SLOTTED
+from dsv4kv.engines.names import flag_for
+from dsv4kv.errors import ConfigError
 
 _CSA_RATIO = 4
 _ALIGN_KEYS = 256
@@ -28,32 +35,20 @@ def indexer_logits_bytes(query_tokens: int, context_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class RankUse:
-    """How one GPU's memory is used, in bytes.
-
-    Attributes:
-        budget: The usable share, or the memory that is given.
-        reserve: Kept for activations, graphs and communication.
-        transient: Indexer logits within the budget.
-        headroom: Indexer logits beyond the budget.
-        shared: Cache held without any request.
-        fixed: Cache of every request, whatever its length.
-        in_flight: Cache reserved for the tokens of a chunk.
-        tokens: Cache that grows with the tokens, useful bytes.
-        lost: Cache lost to alignment and to rounding up to whole blocks.
-    """
+    """How one GPU's memory is used, in bytes."""
 
     stage: int
     memory: int
-    budget: int
+    budget: int  # the usable share, or the memory that is given
     weights: int
-    reserve: int
-    transient: int
-    headroom: int
-    shared: int
-    fixed: int
-    in_flight: int
-    tokens: int
-    lost: int
+    reserve: int  # kept for activations, graphs and communication
+    transient: int  # indexer logits within the budget
+    headroom: int  # indexer logits beyond the budget
+    shared: int  # cache held without any request
+    fixed: int  # cache of every request, whatever its length
+    in_flight: int  # cache reserved for the tokens of a chunk
+    tokens: int  # cache that grows with the tokens, useful bytes
+    lost: int  # cache lost to alignment and to rounding up to whole blocks
 
     @property
     def cache(self) -> int:
@@ -242,3 +237,239 @@ def curve(scenario: Scenario) -> list[tuple[int, int]]:
     limit = scenario.config.max_context_tokens
     contexts = sorted({min(tokens, limit) for tokens in CURVE_TOKENS})
     return [(tokens, max_concurrency(scenario, tokens)) for tokens in contexts]
+
+
+# ---- from advice.py
+
+
+_CHUNKS = 2048, 1024  # tokens of a prompt in a step: fewer slow prefill
+_ENOUGH = 0.98  # of the most requests: a setting that adds less is not worth its line
+_MORE_MEMORY = Fraction(95, 100)
+_FORMATS = (
+    ("indexer_format", "mxfp4", "4-bit indexer keys"),
+    ("main_format", "fp8_ds_mla", "FP8 entries"),
+    ("window_format", "fp8_ds_mla", "FP8 window entries"),
+)
+_NUMERIC = {"state", *(name for name, _, _ in _FORMATS)}
+"""Inputs of ``_FORMATS``, and the compressor's state: their values change outputs."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One change of the deployment: the options to give (``--in-flight-tokens 2048``), and why."""
+
+    change: str
+    reason: str
+    freed_bytes: int  # bytes it frees on the tightest GPU
+    concurrency: int  # requests of the context that fit with it concurrently
+    fits: bool  # whether what was asked fits with it
+    scenario: Scenario  # the deployment with it
+    inputs: Mapping[str, Any] = field(default_factory=dict)  # what it replaces of ``Inputs``
+
+
+def advise(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Option]:
+    """Changes that gain something, those with which most requests fit first.
+
+    Where it does not fit, those that make it fit come first: settings, then more GPUs, then
+    serving less. Of settings the cheapest leads for a load that is given, else the largest gain.
+    """
+    asked = (context_tokens, concurrency)
+    free, most = tightest_free_bytes(scenario, *asked), max_concurrency(scenario, context_tokens)
+
+    def option(other: Scenario, taken: Sequence[_Change], reason: str) -> Option:
+        freed = tightest_free_bytes(other, *asked) - free
+        held, words = max_concurrency(other, context_tokens), " ".join(one.words for one in taken)
+        inputs = _inputs(taken)
+        reason += "; changes numerics" * (not _NUMERIC.isdisjoint(inputs))
+        return Option(words, reason, freed, held, fits(other, *asked), other, inputs)
+
+    changes, options = list(_changes(scenario, asked)), list[Option]()
+    chunk = _chunk(scenario.inputs)
+    for each in changes:
+        with suppress(ConfigError):
+            found = option(_apply(scenario, [each]), [each], each.reason)
+            milder = [o.concurrency for o in options if [*o.inputs] == [*found.inputs] == [chunk]]
+            gains = found.freed_bytes > 0 or found.concurrency > most
+            if milder:
+                gains = found.concurrency * _ENOUGH > max(milder)
+            options += [found] if gains else []
+    if len(taken := _combine(scenario, changes, asked)) > 1:
+        found = option(_apply(scenario, taken), taken, "together")
+        best = max((each.concurrency for each in options), default=most)
+        options += [found] if found.concurrency > best else []
+    by_gain = sorted(options, key=lambda each: (-each.concurrency, -each.freed_bytes))
+    if fits(scenario, *asked):
+        return by_gain
+    if scenario.inputs.concurrency is None:
+        options = list(by_gain)
+    if more := _more_gpus(scenario, *asked):
+        layout = more.layout
+        change = f"--gpus {layout.gpus} --tp {layout.tp} --dp {layout.dp}"
+        inputs = {"gpus": layout.gpus, "tp": layout.tp, "dp": layout.dp, "ep": None}
+        options.append(option(more, [_Change(inputs, change, "")], "more GPUs"))
+    if most:
+        change, reason = f"--concurrency {most}", "fewer concurrent requests"
+        less = {"concurrency": most}
+        options.append(Option(change, reason, -free, most, True, scenario, less))
+    if tokens := max_context(scenario, concurrency):
+        change, reason = f"--context {tokens}", "shorter requests"
+        less = {"context": tokens}
+        held = max_concurrency(scenario, tokens)
+        options.append(Option(change, reason, -free, held, True, scenario, less))
+    enough = [each for each in options if each.fits]
+    return enough + [each for each in by_gain if not each.fits]
+
+
+def _combine(
+    scenario: Scenario, changes: Sequence["_Change"], asked: tuple[int, int]
+) -> list["_Change"]:
+    """The changes that hold most requests together, none of them idle.
+
+    In every layout each setting that gains is taken, in place of one of the same input; drafts
+    are not given up for it. Of two values of an input that hold nearly as many the first is taken.
+    """
+
+    def value(taken: Sequence[_Change]) -> tuple[int, int]:
+        with suppress(ConfigError):
+            other = _apply(scenario, taken)
+            return max_concurrency(other, asked[0]), tightest_free_bytes(other, *asked)
+        return -1, 0
+
+    layouts = [[each] for each in changes if "tp" in each.inputs]
+    settings = [one for one in changes if "tp" not in one.inputs and "without" not in one.words]
+    limits = [one for one in settings if "request_limit" in one.inputs]
+    best, most = list[_Change](), -1
+    for layout in ([], *layouts):
+        taken = layout
+        reached = value(taken)
+        for each in (*settings, *limits):  # a limit may bind once there is memory
+            other = [one for one in taken if not one.inputs.keys() & each.inputs.keys()]
+            if (found := value([*other, each])) > reached:
+                taken, reached = [*other, each], found
+        if reached[0] > most:
+            best, most = taken, reached[0]
+    for each in reversed(best):
+        rest = [one for one in best if one is not each]
+        same = (one for one in changes if one.inputs.keys() == each.inputs.keys())
+        milder = ([one if old is each else old for old in best] for one in same)
+        best = next(fewer for fewer in (rest, *milder) if value(fewer)[0] >= _ENOUGH * most)
+    return best
+
+
+def _inputs(taken: Sequence["_Change"]) -> dict[str, Any]:
+    return {name: value for each in taken for name, value in each.inputs.items()}
+
+
+def _apply(scenario: Scenario, taken: Sequence["_Change"]) -> Scenario:
+    (other,) = resolve(replace(fix_layout(scenario), **_inputs(taken)))
+    return other
+
+
+def _more_gpus(scenario: Scenario, context_tokens: int, concurrency: int) -> Scenario | None:
+    """The fewest GPUs that do, laid out as by default or as replicas of one GPU."""
+    if scenario.is_sized:
+        return None
+    inputs = replace(scenario.inputs, gpus=None, tp=None, dp=None, ep=None)
+    return fewest_of_any(inputs, context_tokens, concurrency, scenario.layout.gpus + 1)
+
+
+def fewest_of_any(
+    inputs: Inputs, context_tokens: int, concurrency: int, least: int = 1
+) -> Scenario | None:
+    """The fewest GPUs that do, by tensor parallelism, else as replicas of one GPU each."""
+    enough = []
+    for tp in (None, 1):
+        candidates = resolve(replace(inputs, tp=tp))
+        found = fewest_gpus(candidates, context_tokens, concurrency)
+        if found and found.layout.gpus >= least:
+            enough.append(found)
+    return min(enough, key=lambda found: found.layout.gpus, default=None)
+
+
+def spread_layers(scenario: Scenario, context_tokens: int, concurrency: int) -> tuple[int, ...]:
+    """Layers of every pipeline stage with which the tightest has most memory left.
+
+    A layer moves from the tightest stage to the roomiest as long as that gains.
+    """
+    best = tuple(len(stage) for stage in scenario.stages)
+    while True:
+        stages = range(len(best))
+        free = [free_bytes(scenario, stage, context_tokens, concurrency) for stage in stages]
+        tight, roomy = free.index(min(free)), free.index(max(free))
+        sizes = list(best)
+        sizes[tight], sizes[roomy] = sizes[tight] - 1, sizes[roomy] + 1
+        try:
+            (other,) = resolve(replace(fix_layout(scenario), stage_layers=tuple(sizes)))
+            gains = tightest_free_bytes(other, context_tokens, concurrency) > min(free)
+        except ConfigError:  # the engine does not serve such stages
+            gains = False
+        if not gains or not sizes[tight]:
+            return best
+        best, scenario = tuple(sizes), other
+
+
+class _Change(NamedTuple):
+    inputs: Mapping[str, Any]
+    words: str
+    reason: str
+
+
+def _changes(scenario: Scenario, asked: tuple[int, int]) -> Iterator[_Change]:
+    """Settings that may help, the cheapest first."""
+    inputs, settings = scenario.inputs, scenario.settings
+    family = scenario.engine.name.partition(":")[0]
+    chunk = _chunk(inputs)
+    for tokens in (tokens for tokens in _CHUNKS if tokens < settings.in_flight_tokens):
+        change = f"{_word(family, chunk)} {tokens}"
+        yield _Change({chunk: tokens}, change, "smaller chunks of prompts")
+    if settings.window_slots == "kept":
+        change = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS=1"
+        yield _Change({"window_slots": "freed"}, change, "frees window slots out of the window")
+    flag = _word(family, "request_limit")
+    is_fixed = scenario.engine.family.flags and flag == "--request-limit"  # ds4's one session
+    if settings.request_limit and not is_fixed:  # as it is given: SGLang's is of all replicas
+        limit = inputs.request_limit or settings.assumed["request_limit"].value
+        half = max(limit // 2, 1)  # half of one is that one, which gains nothing
+        fewer = "half as many, less allocated at start-up"
+        divides = scenario.engine.unit == "slot" and not inputs.unified_slots
+        for count, why in ((2 * limit, "twice as many concurrent requests"), (half, fewer)):
+            whole = f" {flag_for(family, SLOTTED)} {count * scenario.context_tokens}"
+            yield _Change({"request_limit": count}, f"{flag} {count}{whole * divides}", why)
+    yield from _layout_changes(scenario, asked)
+    if inputs.state == "fp32":
+        yield _Change({"state": "online"}, "--state online", "HCA keeps a running softmax")
+    if inputs.block_tokens is not None:
+        yield _Change(
+            {"block_tokens": None}, "without --block-tokens", "the engine's own block size"
+        )
+    if inputs.draft_layers or inputs.draft_tokens:
+        yield _Change({"draft_layers": 0, "draft_tokens": 0}, "without drafts", "no speculation")
+    for place, name, reason in _FORMATS:
+        yield _Change({place: name}, f"--{place.replace('_', '-')} {name}", reason)
+    leaves_room = scenario.engine.logits_room == "headroom"  # for activations, too: no less of it
+    if settings.memory_fraction < _MORE_MEMORY and not leaves_room:
+        change = f"{_word(family, 'memory_fraction')} {float(_MORE_MEMORY):g}"
+        yield _Change({"memory_fraction": _MORE_MEMORY}, change, "less headroom")
+
+
+def _chunk(inputs: Inputs) -> str:
+    return "in_flight_tokens" if inputs.in_flight_tokens else "step_tokens"
+
+
+def _layout_changes(scenario: Scenario, asked: tuple[int, int]) -> Iterator[_Change]:
+    if scenario.is_sized:  # which is this layout's
+        return
+    variable = _word(scenario.engine.family.name, "stage_layers")
+    if scenario.layout.pp > 1 and not variable.startswith("-"):
+        sizes = spread_layers(scenario, *asked)
+        change = f"{variable}={','.join(map(str, sizes))}"
+        yield _Change({"stage_layers": sizes}, change, "layers where memory is left")
+    ranks = scenario.layout.tp * scenario.layout.dp
+    for tp in (tp for tp in range(1, scenario.layout.tp) if ranks % tp == 0):
+        copies = f"{'fewer' if tp > 1 else 'no'} copies of the KV cache"
+        replicas = {"tp": tp, "dp": ranks // tp, "ep": None}
+        yield _Change(replicas, f"--tp {tp} --dp {ranks // tp}", copies)
+
+
+def _word(family: str, name: str) -> str:
+    return flag_for(family, name.replace("_", "-"))

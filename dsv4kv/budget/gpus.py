@@ -14,30 +14,22 @@ from dsv4kv.units import format_bytes
 
 @dataclass(frozen=True)
 class Gpu:
-    """One kind of GPU, or a plain amount of memory.
-
-    Attributes:
-        marketed_gb: Memory on the datasheet, in GB.
-        driver_mib: Memory as the driver reports it, in MiB.
-        cuda_mib: Memory as CUDA gives it to programs, in MiB, as logs of engines print it.
-        arch: What its kernels are compiled for: ``sm_90``, ``gfx950``.
-        bandwidth_gbps: Memory bandwidth on the datasheet, in 10^9 B/s.
-        fp8_tflops: Dense FP8 rate of its tensor cores on the datasheet, in 10^12 FLOP/s.
-        given_bytes: Memory as the user gave it, instead of the above.
-        clock: Coefficients of a step by the type of its experts (``clock.coefficients``).
-    """
+    """One kind of GPU, or a plain amount of memory."""
 
     name: str
     title: str
     source: str
-    marketed_gb: int | None = None
-    driver_mib: int | None = None
+    marketed_gb: int | None = None  # memory on the datasheet, in GB
+    driver_mib: int | None = None  # memory as the driver reports it, in MiB
+    # memory as CUDA gives it to programs, in MiB, as logs of engines print it
     cuda_mib: int | None = None
-    arch: str | None = None
-    bandwidth_gbps: int | None = None
+    arch: str | None = None  # what its kernels are compiled for: ``sm_90``, ``gfx950``
+    bandwidth_gbps: int | None = None  # memory bandwidth on the datasheet, in 10^9 B/s
+    # dense FP8 rate of its tensor cores on the datasheet, in 10^12 FLOP/s
     fp8_tflops: int | None = None
     bf16_tflops: int | None = None
-    given_bytes: int | None = None
+    given_bytes: int | None = None  # memory as the user gave it, instead of the above
+    # coefficients of a step by the type of its experts (``clock.coefficients``)
     clock: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
 
     @property

@@ -27,27 +27,18 @@ _LAYER_GPUS = range(1, 17)  # that are tried of an engine without heads to split
 
 @dataclass(frozen=True)
 class Settings:
-    """Inputs that decide a deployment's sizes, next to model, GPU and layout.
-
-    Attributes:
-        reserve: Bytes of the usable share kept for activations, graphs and communication.
-        step_tokens: Tokens of one step of one replica.
-        request_limit: Requests that one replica runs concurrently; None for any number.
-        logits_limit: Bytes that the indexer's logits are cut to; None where they are not.
-        extra_slots: Requests that a decode side receives while others run.
-        assumed: Defaults that were taken, by the name of the input.
-    """
+    """Inputs that decide a deployment's sizes, next to model, GPU and layout."""
 
     memory_fraction: Fraction
-    reserve: int
-    step_tokens: int
+    reserve: int  # bytes of the usable share kept for activations, graphs and communication
+    step_tokens: int  # tokens of one step of one replica
     overlap: int
     in_flight_tokens: int
-    request_limit: int | None
-    logits_limit: int | None
+    request_limit: int | None  # requests that one replica runs concurrently; None for any number
+    logits_limit: int | None  # bytes that the indexer's logits are cut to; None where they are not
     window_slots: str | None
-    extra_slots: int
-    assumed: Defaults
+    extra_slots: int  # requests that a decode side receives while others run
+    assumed: Defaults  # defaults that were taken, by the name of the input
 
 
 @dataclass(frozen=True)

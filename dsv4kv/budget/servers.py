@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dsv4kv.budget import shell as sh
-from dsv4kv.engines.flags import Flag, find_flag
-from dsv4kv.engines.names import FAMILIES
+from dsv4kv.engines.flags import Flag
+from dsv4kv.engines.names import FAMILIES, find_flag
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import Unparsable, load_yaml, read_document
 
@@ -49,29 +49,20 @@ _PROGRAM = re.compile(r"(?:.*/)?(?:python[\d.]*|(?:ba|z|da)?sh|sleep|tail|nginx|
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch command, with the version that its image or its installation names.
-
-    Attributes:
-        flags: With their values, empty for a switch, the model first.
-        line: Where it begins, from 1.
-        role: Its side, where it is one of prefill and decode.
-        names: What else names its model, the likeliest first.
-        benched_tokens: The longest request of the benchmark that is next to it.
-        unread: Words whose meaning nothing says, and variables that were read as unset.
-        mentioned: The only model that the whole text names, comments included.
-    """
+    """One launch command, with the version that its image or its installation names."""
 
     family: str
     version: str | None
-    flags: tuple[tuple[str, str], ...]
+    flags: tuple[tuple[str, str], ...]  # with their values, empty for a switch, the model first
     variables: Mapping[str, str]
-    line: int = 1
-    role: str = ""
+    line: int = 1  # where it begins, from 1
+    role: str = ""  # its side, where it is one of prefill and decode
     gpu: str = ""
-    names: tuple[str, ...] = ()
-    benched_tokens: int = 0
+    names: tuple[str, ...] = ()  # what else names its model, the likeliest first
+    benched_tokens: int = 0  # the longest request of the benchmark that is next to it
+    # words whose meaning nothing says, and variables that were read as unset
     unread: tuple[str, ...] = ()
-    mentioned: str | None = None
+    mentioned: str | None = None  # the only model that the whole text names, comments included
 
     @property
     def started(self) -> tuple[Any, ...]:

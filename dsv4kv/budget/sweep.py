@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dsv4kv.budget.answer import Answer, answer, published_bytes
-from dsv4kv.budget.flags import read_flag
-from dsv4kv.budget.inputs import READERS, Inputs, read_inputs
+from dsv4kv.budget.inputs import READERS, Inputs, read_flag, read_inputs
 from dsv4kv.budget.lookup import find_formats, find_model
-from dsv4kv.engines.flags import find_flag
+from dsv4kv.engines.names import find_flag
 from dsv4kv.errors import ConfigError, DoesNotFit, find_name
 from dsv4kv.units import check_points
 
@@ -42,21 +41,15 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One point of a sweep, with the value of every axis as written.
-
-    Attributes:
-        cached_bytes: One request's cache at its context, without padding, state and copies.
-        token_bytes: Marginal bytes of one token of context, without padding and copies.
-        too_much: There is no answer because no number of GPUs is enough.
-    """
+    """One point of a sweep, with the value of every axis as written."""
 
     point: dict[str, str]
     inputs: Inputs
-    cached_bytes: int
-    token_bytes: float
+    cached_bytes: int  # one request's cache at its context, without padding, state and copies
+    token_bytes: float  # marginal bytes of one token of context, without padding and copies
     found: Answer | None
     problem: str | None = None
-    too_much: bool = False
+    too_much: bool = False  # there is no answer because no number of GPUs is enough
 
     @property
     def fits(self) -> bool:

@@ -134,18 +134,13 @@ _NOTHING = Fraction(0)
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes of a layer or of several.
+    """Bytes of a layer or of several."""
 
-    Attributes:
-        dense_bytes: All but the routed experts; the ranks of a replica share them.
-        copied_bytes: The part of it that ``Loading.copies`` keeps on every rank.
-        widened_bytes: What ``Loading.widens_output`` adds.
-    """
-
+    # all but the routed experts; the ranks of a replica share them
     dense_bytes: Fraction = _NOTHING
     expert_bytes: Fraction = _NOTHING
-    copied_bytes: Fraction = _NOTHING
-    widened_bytes: Fraction = _NOTHING
+    copied_bytes: Fraction = _NOTHING  # the part of it that ``Loading.copies`` keeps on every rank
+    widened_bytes: Fraction = _NOTHING  # what ``Loading.widens_output`` adds
 
     def scaled(self, factor: Fraction) -> "Part":
         """The same part at another size."""
@@ -157,29 +152,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of a whole model, layer by layer.
-
-    Attributes:
-        embedding: The embedding; the output head is as large.
-        first: What comes with the embedding: projections of engrams.
-        draft: One draft layer.
-        drafting: What draft layers have once, by how many there are.
-        experts: Routed experts of a layer; None where they are not known to be whole.
-        expert_width: Channels of an expert that tensor parallelism splits.
-        parameters: Without draft layers; None where not known.
-        host_bytes: Tables in host memory, once for every node.
-    """
+    """Weights of a whole model, layer by layer."""
 
     layers: tuple[Part, ...]
-    draft: Part
-    embedding: Part
-    experts: int | None
-    parameters: int | None
+    draft: Part  # one draft layer
+    embedding: Part  # the embedding; the output head is as large
+    experts: int | None  # routed experts of a layer; None where they are not known to be whole
+    parameters: int | None  # without draft layers; None where not known
     source: str
-    host_bytes: int = 0
-    first: Part = Part()
-    drafting: tuple[Part, ...] = ()
-    expert_width: int = 0
+    host_bytes: int = 0  # tables in host memory, once for every node
+    first: Part = Part()  # what comes with the embedding: projections of engrams
+    drafting: tuple[Part, ...] = ()  # what draft layers have once, by how many there are
+    expert_width: int = 0  # channels of an expert that tensor parallelism splits
 
     @property
     def total_bytes(self) -> int:

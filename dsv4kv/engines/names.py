@@ -6,12 +6,15 @@ Nothing is imported but rows: ``--help`` reads these registries alone.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from dsv4kv import engines
 from dsv4kv.choices import Choice, choose
+from dsv4kv.engines.flags import NOTHING, Flag
 from dsv4kv.engines.rule import Family, Variant
 from dsv4kv.errors import ConfigError, find_name
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from dsv4kv.engines.contract import Engine
 
 _FIRST = ("dsv4kv", "vllm", "sglang", "trtllm")
-
+_NEAR = 0.885  # of two spellings' letters: one of nine differs, and two of twenty
 
 _FOLDERS = [module.name for module in iter_modules(engines.__path__) if module.ispkg]
 _FOLDERS.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
@@ -162,3 +165,44 @@ def chosen_rule(family: Family, kind: str, flags: dict[str, Any]) -> str:
         f"server has {asked}, and the rules of {family.title} are {known}: choose one of these, "
         "or name a rule."
     )
+
+
+# ---- flags
+
+
+def find_flag(family: str, spelling: str) -> Flag | None:
+    """The flag of a spelling, dashes or underscores; None where the engine has no such flag."""
+    return _by_spelling(family).get(_plain(spelling))
+
+
+def near_flag(family: str, spelling: str) -> str:
+    """The flag of sizes that an unknown spelling is a letter or two from; empty where none is."""
+    known = {
+        _plain(each): each
+        for flag in FAMILIES[family].flags
+        for each in flag.spellings.split()
+        if flag.means is not NOTHING
+    }
+    found = get_close_matches(_plain(spelling), known, 1, _NEAR)
+    return known[found[0]] if found else ""
+
+
+def flag_for(family: str, name: str) -> str:
+    """An engine's flag for an input: ``--max-num-seqs`` for ``request-limit``."""
+    flags = _by_spelling(family).values()
+    return next(
+        (each.name for each in flags if each.means and each.means.input == name), f"--{name}"
+    )
+
+
+@cache
+def _by_spelling(family: str) -> dict[str, Flag]:
+    found: dict[str, Flag] = {}
+    for flag in FAMILIES[family].flags if family in FAMILIES else ():
+        for spelling in flag.spellings.split():
+            found.setdefault(_plain(spelling), flag)  # the first of a spelling counts
+    return found
+
+
+def _plain(spelling: str) -> str:
+    return spelling.replace("_", "-") if spelling.startswith("--") else spelling

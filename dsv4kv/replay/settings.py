@@ -8,7 +8,7 @@ from dsv4kv.budget.launch import Reading
 from dsv4kv.choices import listed
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.engines.logs.read import StartupLog, named_model
+from dsv4kv.engines.logs import StartupLog, named_model
 from dsv4kv.engines.names import FAMILIES, RULES, chosen_rule, find_rule
 from dsv4kv.engines.rule import ENGINE_BLOCK_TOKENS as PAGE_TOKENS
 from dsv4kv.errors import ConfigError

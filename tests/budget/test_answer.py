@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from dsv4kv.budget.advice import advise
 from dsv4kv.budget.answer import answer, lack_sentence, peak_lines, prefix_document
+from dsv4kv.budget.fit import advise
 from dsv4kv.errors import ConfigError, DoesNotFit
 from tests.budget.questions import ask
 

@@ -7,8 +7,7 @@ import pytest
 
 from dsv4kv.budget.answer import answer
 from dsv4kv.budget.inputs import read_inputs
-from dsv4kv.budget.launch import command_document, flag_costs, read_command
-from dsv4kv.budget.launch_line import launch_line
+from dsv4kv.budget.launch import command_document, flag_costs, launch_line, read_command
 from dsv4kv.errors import ConfigError
 from tests.budget.launches import LAUNCHES, Published
 

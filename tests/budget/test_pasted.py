@@ -8,8 +8,7 @@ import pytest
 
 from dsv4kv.budget.answer import answer
 from dsv4kv.budget.inputs import read_inputs
-from dsv4kv.budget.launch import Reading, read_command
-from dsv4kv.budget.launch_line import launch_line
+from dsv4kv.budget.launch import Reading, launch_line, read_command
 from dsv4kv.errors import ConfigError
 from tests.budget.pasted import PASTED, Pasted
 

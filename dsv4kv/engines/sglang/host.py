@@ -10,8 +10,15 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from dsv4kv.engines.contract import Capacity, Deployment
-from dsv4kv.engines.host import HostPool, HostTier, HostWish, Offloaded, objects_of
+from dsv4kv.engines.contract import (
+    Capacity,
+    Deployment,
+    HostPool,
+    HostTier,
+    HostWish,
+    Offloaded,
+    objects_of,
+)
 from dsv4kv.engines.sglang import BUILDS
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import PageLayout

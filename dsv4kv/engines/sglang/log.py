@@ -5,8 +5,8 @@ from dataclasses import replace
 from itertools import product
 
 from dsv4kv.engines.contract import GIB, Capacity, Deployment
-from dsv4kv.engines.logs.read import Reading, StartupLog, draft_method
-from dsv4kv.engines.logs.recover import Recovery, engines_of, possible_deployments
+from dsv4kv.engines.logs import Reading, StartupLog, draft_method
+from dsv4kv.engines.recover import Recovery, engines_of, possible_deployments
 from dsv4kv.engines.sglang.sizes import SglangEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.units import format_bytes

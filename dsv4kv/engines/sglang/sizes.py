@@ -14,7 +14,9 @@ from fractions import Fraction
 from math import ceil
 
 from dsv4kv.engines import contract as ct
-from dsv4kv.engines.host import Sent, sent_of
+from dsv4kv.engines.contract import Sent, sent_of
+from dsv4kv.engines.ktransformers import BUILD as KT_BUILD
+from dsv4kv.engines.ktransformers import FAMILY as KT
 from dsv4kv.engines.names import chosen_rule
 from dsv4kv.engines.rule import Rule
 from dsv4kv.engines.sglang import FAMILY, Build
@@ -361,6 +363,16 @@ class SglangEngine(ct.Engine):
         pending = hca * rows * pools.hca_row_bytes
         pending += pairs * pools.pair_ring * pools.pair_row_bytes
         return Sent(sent.bytes + pending, sent.descriptors + hca + pairs)
+
+
+class KtEngine(SglangEngine):
+    """KTransformers' one version: sglang-kt 0.7.2, and a log of May 2026."""
+
+    family = KT
+
+    def __init__(self) -> None:
+        super().__init__(KT_BUILD)
+        self.name = KT.name
 
 
 def _full_tokens(pools: Pools, tokens: int, in_flight: int) -> int:

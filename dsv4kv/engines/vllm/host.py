@@ -13,8 +13,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dsv4kv.engines.contract import Capacity, Deployment
-from dsv4kv.engines.host import HostPool, HostTier, HostWish, Offloaded, objects_of
+from dsv4kv.engines.contract import (
+    Capacity,
+    Deployment,
+    HostPool,
+    HostTier,
+    HostWish,
+    Offloaded,
+    objects_of,
+)
 from dsv4kv.engines.rule import Group, Retention
 from dsv4kv.engines.vllm import RELEASES
 from dsv4kv.engines.vllm.layout import LayerGroup

@@ -47,18 +47,13 @@ class Page:
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers under one block table; before they are split, a bucket of layers.
+    """Layers under one block table; before they are split, a bucket of layers."""
 
-    Attributes:
-        rows: Every layer's pages, in model order.
-        window_tokens: Tokens behind the current one that stay readable; None keeps all.
-        ring: One block of a request is written round and round.
-    """
-
-    rows: tuple[tuple[Page, ...], ...]
+    rows: tuple[tuple[Page, ...], ...]  # every layer's pages, in model order
     block_tokens: int
+    # tokens behind the current one that stay readable; None keeps all
     window_tokens: int | None = None
-    ring: bool = False
+    ring: bool = False  # one block of a request is written round and round
 
     @property
     def whole(self) -> bool:
@@ -311,15 +306,10 @@ def _padded(bucket: LayerGroup, full: LayerGroup) -> LayerGroup:
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """The blocks of one rank.
+    """The blocks of one rank."""
 
-    Attributes:
-        groups: Of the whole model.
-        held: The same groups with this rank's layers only.
-    """
-
-    groups: tuple[LayerGroup, ...]
-    held: tuple[LayerGroup, ...]
+    groups: tuple[LayerGroup, ...]  # of the whole model
+    held: tuple[LayerGroup, ...]  # the same groups with this rank's layers only
     unit_bytes: int
 
     @property

@@ -11,8 +11,8 @@ from functools import cached_property
 from itertools import product
 
 from dsv4kv.engines.contract import GIB, Capacity, Deployment
-from dsv4kv.engines.logs.read import Reading, StartupLog
-from dsv4kv.engines.logs.recover import Recovery, engines_of, possible_deployments
+from dsv4kv.engines.logs import Reading, StartupLog
+from dsv4kv.engines.recover import Recovery, engines_of, possible_deployments
 from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.units import format_bytes

@@ -17,7 +17,7 @@ from fractions import Fraction
 from math import log2, prod
 
 from dsv4kv.engines import contract as ct
-from dsv4kv.engines.host import Sent, sent_of
+from dsv4kv.engines.contract import Sent, sent_of
 from dsv4kv.engines.names import chosen_rule
 from dsv4kv.engines.rule import Group, Layout, Piece, Rule
 from dsv4kv.engines.vllm import FAMILY, Release

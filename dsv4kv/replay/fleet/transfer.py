@@ -8,7 +8,7 @@ from dsv4kv.config.fleet import TransferSection
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.clock import VirtualClock
 from dsv4kv.core.served import Hit, Served
-from dsv4kv.engines.host import Sent
+from dsv4kv.engines.contract import Sent
 from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.memory import MemoryPlan, describe_deployment

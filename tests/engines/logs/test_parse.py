@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.engines.logs.read import find_arguments, find_fields, parse_log, read_lines, read_log
+from dsv4kv.engines.logs import find_arguments, find_fields, parse_log, read_lines, read_log
 from dsv4kv.errors import ConfigError
 from tests.engines.logs.startup import (
     REFUSAL,
@@ -156,7 +156,7 @@ LONG = {
 
 @pytest.mark.parametrize("what", LONG)
 def test_a_long_line_is_searched_once(what: str) -> None:
-    program = f"from dsv4kv.engines.logs.read import scan_log\nscan_log([{LONG[what]!r}], '')"
+    program = f"from dsv4kv.engines.logs import scan_log\nscan_log([{LONG[what]!r}], '')"
     subprocess.run([sys.executable, "-"], input=program, text=True, check=True, timeout=300)
 
 

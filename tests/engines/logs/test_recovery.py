@@ -5,9 +5,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.logs.read import named_model
-from dsv4kv.engines.logs.recover import Recovery, recover
+from dsv4kv.engines.logs import named_model
 from dsv4kv.engines.names import engine_family, find_engine
+from dsv4kv.engines.recover import Recovery, find_recoveries
 from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError
 from tests.engines.logs.startup import SGLANG, VLLM_0_26, VLLM_0_33, parsed
@@ -21,7 +21,7 @@ _METHOD = {0: "None", 1: "mtp", 3: "dspark"}
 
 def recovered(lines: list[str] | tuple[str, ...]) -> list[Recovery]:
     log = parsed(lines)
-    return recover(log, log.readings[0])
+    return find_recoveries(log, log.readings[0])
 
 
 def told(name: str, deployment: Deployment, memory: int) -> list[str]:

@@ -24,8 +24,7 @@ from dsv4kv.budget.fit import (
 )
 from dsv4kv.budget.inputs import Inputs
 from dsv4kv.budget.layout import NODE_GPUS
-from dsv4kv.budget.lookup import find_formats
-from dsv4kv.budget.scenario import Scenario, Settings, resolve
+from dsv4kv.budget.scenario import Scenario, Settings, find_formats, resolve
 from dsv4kv.engines.contract import (
     UNMEASURED,
     Capacity,
@@ -87,16 +86,14 @@ class Answer:
         share = scenario.settings.memory_fraction
         free = scenario.gpu.memory_bytes - int(scenario.settings.reserve / share)
         for stage, found in enumerate(self.stages):
-            weights, fraction = scenario.weight_bytes[stage], scenario.settings.memory_fraction
-            said = scenario.engine.starved(free, weights, fraction)
-            own = found.log_lines if found else filter(None, [said])
+            said = scenario.engine.starved(free, scenario.weight_bytes[stage], share)
             prefix = f"PP{stage} " if len(self.stages) > 1 else ""
+            own = found.log_lines if found else filter(None, [said])
             lines += [f"{prefix}{line}" for line in own]
         return tuple(lines)
 
     @property
     def refused(self) -> bool:
-        """Whether the engine refuses to start."""
         return _refused(self.capacity) or bool(self.host and self.host.refusal)
 
     @property
@@ -119,7 +116,7 @@ class Answer:
         if not spread or capacity is None or capacity.printed_tokens is None:
             return None
         scenario, stage = self.scenario, self.stages.index(capacity)
-        replica = -(-self.concurrency // scenario.layout.dp)
+        replica = scenario.of_replica(self.concurrency)
         deployment = scenario.deployment(stage, self.context, replica)
         memory = available_bytes(scenario, stage, self.context)
         low, high = (
@@ -164,14 +161,13 @@ def answer(inputs: Inputs) -> Answer:
         context = max_context(scenario, inputs.concurrency) or limit
     most = max_concurrency(scenario, context)
     concurrency = inputs.concurrency or max(most, 1)
-    use = use_of(scenario, context, concurrency)
+    use, count = use_of(scenario, context, concurrency), scenario.of_replica(concurrency)
+    starts = not lacking_bytes(scenario, context)
     stages = tuple(
-        None
-        if lacking_bytes(scenario, context)
-        else capacity_of(scenario, stage, context, concurrency)
+        capacity_of(scenario, stage, context, concurrency) if starts else None
         for stage in range(scenario.layout.pp)
     )
-    replica = scenario.deployment(use.stage, context, -(-concurrency // scenario.layout.dp))
+    replica = scenario.deployment(use.stage, context, count)
     host = host_of(scenario, replica, stages[use.stage])
     sent = scenario.engine.sent(replica, context) if inputs.role else None
     formats = find_formats(inputs, scenario.config)
@@ -192,9 +188,7 @@ def answer(inputs: Inputs) -> Answer:
         stages=stages,
         host=host,
         sent_bytes=sent.bytes if sent else None,
-        decode_pool_tokens=scenario.engine.decode_pool_tokens(
-            replica, -(-concurrency // scenario.layout.dp)
-        ),
+        decode_pool_tokens=scenario.engine.decode_pool_tokens(replica, count),
     )
 
 
@@ -207,13 +201,11 @@ def host_of(
     if tier is None or capacity is None or not capacity.units:
         return None
     if not inputs.hisparse and tier not in engine.family.host_tiers:
-        known = ", ".join(
-            f"{name} of {family.name}"
-            for family in FAMILIES.values()
-            for name in family.host_tiers
-        )
+        families = FAMILIES.values()
+        tiers = (f"{name} of {each.name}" for each in families for name in each.host_tiers)
+        known = ", ".join(tiers)
         raise ConfigError(f"--host-tier {tier}: {engine.name} has none; known are {known}.")
-    ranks = min(layout.gpus, NODE_GPUS)
+    ranks, replica = min(layout.gpus, NODE_GPUS), layout.tp * layout.pp
     wish = HostWish(
         tier,
         ratio=inputs.host_ratio,
@@ -223,8 +215,8 @@ def host_of(
         storage=inputs.host_storage,
         ranks=ranks,
         tp=layout.tp,
-        replica_ranks=layout.tp * layout.pp,
-        node_replicas=max(1, ranks // (layout.tp * layout.pp)),
+        replica_ranks=replica,
+        node_replicas=max(1, ranks // replica),
         retention=inputs.retention,
         chunk_tokens=inputs.host_chunk,
     )
@@ -248,11 +240,10 @@ def _choose(inputs: Inputs) -> Scenario:
         return scenarios[0]
     context, concurrency = scenarios[0].context_tokens, inputs.concurrency or 1
     is_free = inputs.tp is None and inputs.dp is None and inputs.ep is None
-    found = (
-        fewest_of_any(inputs, context, concurrency)
-        if is_free
-        else fewest_gpus(scenarios, context, concurrency)
-    )
+    if is_free:
+        found = fewest_of_any(inputs, context, concurrency)
+    else:
+        found = fewest_gpus(scenarios, context, concurrency)
     if found:
         return found
     last, asked = scenarios[-1], counted(concurrency, "request")
@@ -272,11 +263,11 @@ def _choose(inputs: Inputs) -> Scenario:
 
 def limit_sentence(scenario: Scenario) -> str:
     """How many requests the engine runs concurrently, and by which of its flags."""
-    settings, engine = scenario.settings, scenario.engine.name
-    flag = flag_for(engine.partition(":")[0], "request-limit")
+    settings, engine = scenario.settings, scenario.engine
+    flag = flag_for(engine.family.name, "request-limit")
     source = "by default" if "request_limit" in settings.assumed else "is given"
     replica = " a replica" if scenario.layout.dp > 1 else ""
-    return f"{engine} runs {settings.request_limit:,}{replica} ({flag} {source})"
+    return f"{engine.name} runs {settings.request_limit:,}{replica} ({flag} {source})"
 
 
 def lack_sentence(scenario: Scenario, context_tokens: int) -> str:
@@ -307,7 +298,7 @@ def capacity_of(
         memory += transient_bytes(scenario, context_tokens)
     if memory <= 0:
         return None
-    replica = -(-concurrency // scenario.layout.dp)
+    replica = scenario.of_replica(concurrency)
     return scenario.engine.capacity(scenario.deployment(stage, context_tokens, replica), memory)
 
 
@@ -327,9 +318,7 @@ class Assumption:
 
 
 def assumptions(scenario: Scenario) -> list[Assumption]:
-    """Default settings that were taken, with their reasons."""
-    family = scenario.engine.name.partition(":")[0]
-    assumed = dict(scenario.settings.assumed)
+    family, assumed = scenario.engine.family.name, dict(scenario.settings.assumed)
     if "reserve" in assumed:
         assumed["reserve"] = scenario.kept(0, scenario.context_tokens)
     return [
@@ -431,7 +420,6 @@ _UNITS = {
 def to_document(
     found: Answer, options: list[Option], curve: list[tuple[int, int]]
 ) -> dict[str, Any]:
-    """The whole answer as plain values; fractions of bytes become floats."""
     scenario, use = found.scenario, found.use
     inputs, layout, gpu = scenario.inputs, scenario.layout, scenario.gpu
     used = asdict(use) | {"cache": use.cache, "free": use.free}
@@ -490,7 +478,6 @@ def to_document(
 
 
 def _request(found: Answer) -> dict[str, Any]:
-    """One request: on the model as papers count it, and on the tightest GPU as it is stored."""
     return {
         "cached_bytes": found.cached_bytes,
         "token_bytes": float(found.token_bytes),

@@ -1,4 +1,4 @@
-"""What fits: one forward function of context and concurrency, and searches on it.
+"""What fits, and what to change: one forward function of context and concurrency, and searches.
 
 The model of a step: one request fills its context with a chunk of ``in_flight_tokens``, all others
 decode. So the reserve for tokens in flight is taken once per replica, and the indexer's logits of
@@ -52,7 +52,6 @@ class RankUse:
 
     @property
     def cache(self) -> int:
-        """Bytes of cache."""
         return self.shared + self.fixed + self.in_flight + self.tokens + self.lost
 
     @property
@@ -75,16 +74,16 @@ def tightest_free_bytes(scenario: Scenario, context_tokens: int, concurrency: in
 
 def available_bytes(scenario: Scenario, stage: int, context_tokens: int) -> int:
     """Bytes of a rank that are left for its cache, or given to it."""
-    inputs = scenario.inputs
+    inputs, engine = scenario.inputs, scenario.engine
     if inputs.kv_memory is not None:
         return inputs.kv_memory
     taken = scenario.weight_bytes[stage] + scenario.reserve_bytes(stage, context_tokens)
     left = scenario.budget_bytes - taken - transient_bytes(scenario, context_tokens)
-    if scenario.engine.shares_rest:
+    if engine.shares_rest:
         left = int(left * scenario.settings.memory_fraction)
     if inputs.kv_blocks is None:
         return left
-    engine, deployment = scenario.engine, scenario.deployment(stage, context_tokens)
+    deployment = scenario.deployment(stage, context_tokens)
     units = ceil(inputs.kv_blocks * engine.capacity(deployment, 0).unit_bytes)
     if engine.logits_room != "headroom":
         return units
@@ -136,7 +135,7 @@ def lacking_bytes(scenario: Scenario, context_tokens: int) -> int:
 def within_limit(scenario: Scenario, concurrency: int) -> bool:
     """Whether the engine runs that many requests concurrently, whatever memory there is."""
     limit = scenario.settings.request_limit
-    return limit is None or ceil(concurrency / scenario.layout.dp) <= limit
+    return limit is None or scenario.of_replica(concurrency) <= limit
 
 
 def max_concurrency(scenario: Scenario, context_tokens: int, less: int = 0) -> int:
@@ -163,22 +162,18 @@ def fewest_gpus(
 
 def use_of(scenario: Scenario, context_tokens: int, concurrency: int) -> RankUse:
     """How the memory of the tightest rank is used."""
-    stage = min(
-        range(scenario.layout.pp),
-        key=lambda stage: free_bytes(scenario, stage, context_tokens, concurrency),
-    )
-    shared, in_flight, requests = _cache_bytes(scenario, stage, context_tokens, concurrency)
-    count = ceil(concurrency / scenario.layout.dp)
-    costs = costs_of(scenario, stage, context_tokens, concurrency)
+    asked = context_tokens, concurrency
+    stage = min(range(scenario.layout.pp), key=lambda each: free_bytes(scenario, each, *asked))
+    shared, in_flight, requests = _cache_bytes(scenario, stage, *asked)
+    count, costs = scenario.of_replica(concurrency), costs_of(scenario, stage, *asked)
     tokens = int(count * context_tokens * sum(cost.marginal_bytes for cost in costs))
     fixed = count * sum(cost.fixed_bytes for cost in costs)
     weights, reserve = scenario.weight_bytes[stage], scenario.reserve_bytes(stage, context_tokens)
     transient = transient_bytes(scenario, context_tokens)
-    available = available_bytes(scenario, stage, context_tokens)
     return RankUse(
         stage=stage,
         memory=scenario.gpu.memory_bytes,
-        budget=available + weights + reserve + transient,
+        budget=available_bytes(scenario, stage, context_tokens) + weights + reserve + transient,
         weights=weights,
         reserve=reserve,
         transient=transient,
@@ -195,7 +190,7 @@ def costs_of(
     scenario: Scenario, stage: int, context_tokens: int, concurrency: int
 ) -> tuple[PoolCost, ...]:
     """What one request costs on a rank of a stage, pool by pool."""
-    count = ceil(concurrency / scenario.layout.dp)
+    count = scenario.of_replica(concurrency)
     return scenario.engine.costs(scenario.deployment(stage, context_tokens, count))
 
 
@@ -203,13 +198,12 @@ def _cache_bytes(
     scenario: Scenario, stage: int, context_tokens: int, concurrency: int
 ) -> tuple[int, int, int]:
     """Bytes of cache on a rank: held anyway, reserved for a chunk, held by decoding requests."""
-    count = ceil(concurrency / scenario.layout.dp)
-    engine, deployment = scenario.engine, scenario.deployment(stage, context_tokens, count)
+    count, engine = scenario.of_replica(concurrency), scenario.engine
+    deployment = scenario.deployment(stage, context_tokens, count)
     decoded = 1 + deployment.draft_tokens
-    chunk = max(deployment.in_flight_tokens, decoded)
     steady, filling = (
         engine.request_bytes(deployment, context_tokens, in_flight=flight)
-        for flight in (decoded, chunk)
+        for flight in (decoded, max(deployment.in_flight_tokens, decoded))
     )
     return engine.shared_bytes(deployment), filling - steady, count * steady
 
@@ -239,8 +233,7 @@ def curve(scenario: Scenario) -> list[tuple[int, int]]:
     return [(tokens, max_concurrency(scenario, tokens)) for tokens in contexts]
 
 
-# ---- from advice.py
-
+# ---- advice
 
 _CHUNKS = 2048, 1024  # tokens of a prompt in a step: fewer slow prefill
 _ENOUGH = 0.98  # of the most requests: a setting that adds less is not worth its line
@@ -260,11 +253,17 @@ class Option:
 
     change: str
     reason: str
-    freed_bytes: int  # bytes it frees on the tightest GPU
+    freed_bytes: int  # on the tightest GPU
     concurrency: int  # requests of the context that fit with it concurrently
     fits: bool  # whether what was asked fits with it
     scenario: Scenario  # the deployment with it
     inputs: Mapping[str, Any] = field(default_factory=dict)  # what it replaces of ``Inputs``
+
+
+class _Change(NamedTuple):
+    inputs: Mapping[str, Any]
+    words: str
+    reason: str
 
 
 def advise(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Option]:
@@ -303,26 +302,24 @@ def advise(scenario: Scenario, context_tokens: int, concurrency: int) -> list[Op
     if scenario.inputs.concurrency is None:
         options = list(by_gain)
     if more := _more_gpus(scenario, *asked):
-        layout = more.layout
-        change = f"--gpus {layout.gpus} --tp {layout.tp} --dp {layout.dp}"
-        inputs = {"gpus": layout.gpus, "tp": layout.tp, "dp": layout.dp, "ep": None}
-        options.append(option(more, [_Change(inputs, change, "")], "more GPUs"))
-    if most:
-        change, reason = f"--concurrency {most}", "fewer concurrent requests"
-        less = {"concurrency": most}
-        options.append(Option(change, reason, -free, most, True, scenario, less))
-    if tokens := max_context(scenario, concurrency):
-        change, reason = f"--context {tokens}", "shorter requests"
-        less = {"context": tokens}
-        held = max_concurrency(scenario, tokens)
-        options.append(Option(change, reason, -free, held, True, scenario, less))
+        sizes = {name: getattr(more.layout, name) for name in ("gpus", "tp", "dp")}
+        words = " ".join(f"--{name} {size}" for name, size in sizes.items())
+        options.append(option(more, [_Change({**sizes, "ep": None}, words, "")], "more GPUs"))
+    for name, count, reason in (
+        ("concurrency", most, "fewer concurrent requests"),
+        ("context", max_context(scenario, concurrency), "shorter requests"),
+    ):
+        if count:
+            held = most if name == "concurrency" else max_concurrency(scenario, count)
+            change, less = f"--{name} {count}", {name: count}
+            options.append(Option(change, reason, -free, held, True, scenario, less))
     enough = [each for each in options if each.fits]
     return enough + [each for each in by_gain if not each.fits]
 
 
 def _combine(
-    scenario: Scenario, changes: Sequence["_Change"], asked: tuple[int, int]
-) -> list["_Change"]:
+    scenario: Scenario, changes: Sequence[_Change], asked: tuple[int, int]
+) -> list[_Change]:
     """The changes that hold most requests together, none of them idle.
 
     In every layout each setting that gains is taken, in place of one of the same input; drafts
@@ -340,8 +337,7 @@ def _combine(
     limits = [one for one in settings if "request_limit" in one.inputs]
     best, most = list[_Change](), -1
     for layout in ([], *layouts):
-        taken = layout
-        reached = value(taken)
+        taken, reached = layout, value(layout)
         for each in (*settings, *limits):  # a limit may bind once there is memory
             other = [one for one in taken if not one.inputs.keys() & each.inputs.keys()]
             if (found := value([*other, each])) > reached:
@@ -356,17 +352,16 @@ def _combine(
     return best
 
 
-def _inputs(taken: Sequence["_Change"]) -> dict[str, Any]:
+def _inputs(taken: Sequence[_Change]) -> dict[str, Any]:
     return {name: value for each in taken for name, value in each.inputs.items()}
 
 
-def _apply(scenario: Scenario, taken: Sequence["_Change"]) -> Scenario:
+def _apply(scenario: Scenario, taken: Sequence[_Change]) -> Scenario:
     (other,) = resolve(replace(fix_layout(scenario), **_inputs(taken)))
     return other
 
 
 def _more_gpus(scenario: Scenario, context_tokens: int, concurrency: int) -> Scenario | None:
-    """The fewest GPUs that do, laid out as by default or as replicas of one GPU."""
     if scenario.is_sized:
         return None
     inputs = replace(scenario.inputs, gpus=None, tp=None, dp=None, ep=None)
@@ -377,13 +372,10 @@ def fewest_of_any(
     inputs: Inputs, context_tokens: int, concurrency: int, least: int = 1
 ) -> Scenario | None:
     """The fewest GPUs that do, by tensor parallelism, else as replicas of one GPU each."""
-    enough = []
-    for tp in (None, 1):
-        candidates = resolve(replace(inputs, tp=tp))
-        found = fewest_gpus(candidates, context_tokens, concurrency)
-        if found and found.layout.gpus >= least:
-            enough.append(found)
-    return min(enough, key=lambda found: found.layout.gpus, default=None)
+    asked = context_tokens, concurrency
+    found = (fewest_gpus(resolve(replace(inputs, tp=tp)), *asked) for tp in (None, 1))
+    enough = [each for each in found if each and each.layout.gpus >= least]
+    return min(enough, key=lambda each: each.layout.gpus, default=None)
 
 
 def spread_layers(scenario: Scenario, context_tokens: int, concurrency: int) -> tuple[int, ...]:
@@ -391,16 +383,15 @@ def spread_layers(scenario: Scenario, context_tokens: int, concurrency: int) -> 
 
     A layer moves from the tightest stage to the roomiest as long as that gains.
     """
-    best = tuple(len(stage) for stage in scenario.stages)
+    asked, best = (context_tokens, concurrency), tuple(len(stage) for stage in scenario.stages)
     while True:
-        stages = range(len(best))
-        free = [free_bytes(scenario, stage, context_tokens, concurrency) for stage in stages]
+        free = [free_bytes(scenario, stage, *asked) for stage in range(len(best))]
         tight, roomy = free.index(min(free)), free.index(max(free))
         sizes = list(best)
         sizes[tight], sizes[roomy] = sizes[tight] - 1, sizes[roomy] + 1
         try:
             (other,) = resolve(replace(fix_layout(scenario), stage_layers=tuple(sizes)))
-            gains = tightest_free_bytes(other, context_tokens, concurrency) > min(free)
+            gains = tightest_free_bytes(other, *asked) > min(free)
         except ConfigError:  # the engine does not serve such stages
             gains = False
         if not gains or not sizes[tight]:
@@ -408,68 +399,61 @@ def spread_layers(scenario: Scenario, context_tokens: int, concurrency: int) -> 
         best, scenario = tuple(sizes), other
 
 
-class _Change(NamedTuple):
-    inputs: Mapping[str, Any]
-    words: str
-    reason: str
-
-
 def _changes(scenario: Scenario, asked: tuple[int, int]) -> Iterator[_Change]:
     """Settings that may help, the cheapest first."""
-    inputs, settings = scenario.inputs, scenario.settings
-    family = scenario.engine.name.partition(":")[0]
+    inputs, settings, engine = scenario.inputs, scenario.settings, scenario.engine
     chunk = _chunk(inputs)
     for tokens in (tokens for tokens in _CHUNKS if tokens < settings.in_flight_tokens):
-        change = f"{_word(family, chunk)} {tokens}"
+        change = f"{_word(scenario, chunk)} {tokens}"
         yield _Change({chunk: tokens}, change, "smaller chunks of prompts")
     if settings.window_slots == "kept":
         change = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS=1"
         yield _Change({"window_slots": "freed"}, change, "frees window slots out of the window")
-    flag = _word(family, "request_limit")
-    is_fixed = scenario.engine.family.flags and flag == "--request-limit"  # ds4's one session
+    flag = _word(scenario, "request_limit")
+    is_fixed = engine.family.flags and flag == "--request-limit"  # ds4's one session
     if settings.request_limit and not is_fixed:  # as it is given: SGLang's is of all replicas
         limit = inputs.request_limit or settings.assumed["request_limit"].value
         half = max(limit // 2, 1)  # half of one is that one, which gains nothing
         fewer = "half as many, less allocated at start-up"
-        divides = scenario.engine.unit == "slot" and not inputs.unified_slots
+        divides = engine.unit == "slot" and not inputs.unified_slots
         for count, why in ((2 * limit, "twice as many concurrent requests"), (half, fewer)):
-            whole = f" {flag_for(family, SLOTTED)} {count * scenario.context_tokens}"
+            whole = f" {_word(scenario, SLOTTED)} {count * scenario.context_tokens}"
             yield _Change({"request_limit": count}, f"{flag} {count}{whole * divides}", why)
-    yield from _layout_changes(scenario, asked)
-    if inputs.state == "fp32":
-        yield _Change({"state": "online"}, "--state online", "HCA keeps a running softmax")
-    if inputs.block_tokens is not None:
-        yield _Change(
-            {"block_tokens": None}, "without --block-tokens", "the engine's own block size"
-        )
-    if inputs.draft_layers or inputs.draft_tokens:
-        yield _Change({"draft_layers": 0, "draft_tokens": 0}, "without drafts", "no speculation")
+    if not scenario.is_sized:  # which is this layout's
+        yield from _layout_changes(scenario, asked)
+    state, block = inputs.state == "fp32", inputs.block_tokens is not None
+    drafts, place = bool(inputs.draft_layers or inputs.draft_tokens), "block_tokens"
+    for holds, new, change, why in (
+        (state, {"state": "online"}, "--state online", "HCA keeps a running softmax"),
+        (block, {place: None}, "without --block-tokens", "the engine's own block size"),
+        (drafts, {"draft_layers": 0, "draft_tokens": 0}, "without drafts", "no speculation"),
+    ):
+        if holds:
+            yield _Change(new, change, why)
     for place, name, reason in _FORMATS:
         yield _Change({place: name}, f"--{place.replace('_', '-')} {name}", reason)
-    leaves_room = scenario.engine.logits_room == "headroom"  # for activations, too: no less of it
+    leaves_room = engine.logits_room == "headroom"  # for activations, too: no less of it
     if settings.memory_fraction < _MORE_MEMORY and not leaves_room:
-        change = f"{_word(family, 'memory_fraction')} {float(_MORE_MEMORY):g}"
+        change = f"{_word(scenario, 'memory_fraction')} {float(_MORE_MEMORY):g}"
         yield _Change({"memory_fraction": _MORE_MEMORY}, change, "less headroom")
 
 
-def _chunk(inputs: Inputs) -> str:
-    return "in_flight_tokens" if inputs.in_flight_tokens else "step_tokens"
-
-
 def _layout_changes(scenario: Scenario, asked: tuple[int, int]) -> Iterator[_Change]:
-    if scenario.is_sized:  # which is this layout's
-        return
-    variable = _word(scenario.engine.family.name, "stage_layers")
-    if scenario.layout.pp > 1 and not variable.startswith("-"):
+    layout, variable = scenario.layout, _word(scenario, "stage_layers")
+    if layout.pp > 1 and not variable.startswith("-"):
         sizes = spread_layers(scenario, *asked)
         change = f"{variable}={','.join(map(str, sizes))}"
         yield _Change({"stage_layers": sizes}, change, "layers where memory is left")
-    ranks = scenario.layout.tp * scenario.layout.dp
-    for tp in (tp for tp in range(1, scenario.layout.tp) if ranks % tp == 0):
+    ranks = layout.tp * layout.dp
+    for tp in (tp for tp in range(1, layout.tp) if ranks % tp == 0):
         copies = f"{'fewer' if tp > 1 else 'no'} copies of the KV cache"
         replicas = {"tp": tp, "dp": ranks // tp, "ep": None}
         yield _Change(replicas, f"--tp {tp} --dp {ranks // tp}", copies)
 
 
-def _word(family: str, name: str) -> str:
-    return flag_for(family, name.replace("_", "-"))
+def _word(scenario: Scenario, name: str) -> str:
+    return flag_for(scenario.engine.family.name, name.replace("_", "-"))
+
+
+def _chunk(inputs: Inputs) -> str:
+    return "in_flight_tokens" if inputs.in_flight_tokens else "step_tokens"

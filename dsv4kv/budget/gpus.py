@@ -63,7 +63,6 @@ class Gpu:
 
 
 def gpu_names() -> list[str]:
-    """Names of the catalogue, sorted."""
     return shipped_names("gpus")
 
 
@@ -76,6 +75,5 @@ def load_gpu(name: str) -> Gpu:
 
 
 def plain_memory(memory_bytes: int) -> Gpu:
-    """A GPU whose memory alone is known, in bytes."""
     title = f"GPU with {format_bytes(memory_bytes)}"
     return Gpu(name=title, title=title, source="as given", given_bytes=memory_bytes)

@@ -182,7 +182,6 @@ class Inputs:
 
     @property
     def cache_given(self) -> bool:
-        """Whether the memory for KV is given."""
         return bool(self.kv_memory or self.kv_blocks)
 
 

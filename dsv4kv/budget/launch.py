@@ -55,17 +55,14 @@ class Reading:
 
     @property
     def counted(self) -> list[GivenFlag]:
-        """Flags that are used."""
         return [each for each in self.flags if each.flag and each.flag.means]
 
     @property
     def uncounted(self) -> list[GivenFlag]:
-        """Flags that change sizes and are not counted."""
         return [each for each in self.flags if each.flag and not each.flag.means]
 
     @property
     def unknown(self) -> list[GivenFlag]:
-        """Flags that are not known to change sizes."""
         return [each for each in self.flags if each.flag is None]
 
     @cached_property
@@ -323,7 +320,6 @@ def flag_costs(reading: Reading, given: Texts, found: Answer) -> Iterator[FlagCo
 
 
 def command_document(reading: Reading, costs: Iterable[FlagCost]) -> dict[str, Any]:
-    """The command as plain values."""
     by_flag = {cost.flag.spelling: cost for cost in costs}
     return {
         "engine": reading.launch.family,
@@ -426,7 +422,6 @@ def launch_line(
 
 
 def _still_true(family: rl.Family, inputs: Inputs, typed: Sequence[GivenFlag]) -> list[GivenFlag]:
-    """Flags whose inputs still have these values; flags of drafts all or none."""
     drafting = [each for each in typed if each.texts.keys() & _DRAFTING]
     others = [[each] for each in typed if each not in drafting]
     kept = list[GivenFlag]()

@@ -26,7 +26,6 @@ class Layout:
 
     @property
     def gpus(self) -> int:
-        """GPUs altogether."""
         return self.tp * self.dp * self.pp
 
     @cached_property

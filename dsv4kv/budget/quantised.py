@@ -57,12 +57,10 @@ class Storage:
 
     @property
     def output(self) -> Stored:
-        """Type of the first of the output's two projections."""
         return self.dense if self.own else BF16
 
     @property
     def words(self) -> str:
-        """All of it in words."""
         assumed = f" ({self.assumed})" if self.assumed else ""
         return f"{self.experts.name} experts, {self.dense.name} elsewhere{assumed}"
 

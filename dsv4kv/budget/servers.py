@@ -120,28 +120,23 @@ class _Around:
     def within(self, document: Mapping[Any, Any]) -> "_Around":
         """The same with what a mapping says of all that is in it."""
         said = [document.get(key) for key in ("type", "backend", "engine", "framework")]
-        family = next(filter(None, map(_family_named, said)), self.family)
-        model = document.get("model")
-        inner = (
-            [model.get(key) for key in ("name", "path")] if isinstance(model, dict) else [model]
-        )
-        inner += [document.get(key) for key in _NAMING]
-        names = [each for each in inner if isinstance(each, str)]
-        inside = [document, document.get("resources"), document.get("nodeSelector")]
+        model, benched = document.get("model"), document.get("benchmark")
+        naming = [document.get(key) for key in ("model", *_NAMING)]
+        if isinstance(model, dict):
+            naming[:1] = [model.get("name"), model.get("path")]
+        inside = (document, document.get("resources"), document.get("nodeSelector"))
         keys = ("gpu_type", "nvidia.com/gpu.product")
         gpus = [each.get(key) for each in inside if isinstance(each, dict) for key in keys]
         gpu = next((each for each in gpus if isinstance(each, str)), self.gpu)
-        benched = document.get("benchmark")
-        benched = benched if isinstance(benched, dict) else {}
-        given = [benched.get(key) for key in ("isl", "osl")]
+        given = [benched.get(key) for key in ("isl", "osl")] if isinstance(benched, dict) else []
         lengths = [each for each in given if isinstance(each, int)]
         own = _environment(document)
         return replace(
             self,
             variables={**self.variables, **own} if own else self.variables,
-            family=family,
+            family=next(filter(None, map(_family_named, said)), self.family),
             gpu=gpu.lower().removeprefix("nvidia-"),
-            names=(*names, *self.names),
+            names=(*(each for each in naming if isinstance(each, str)), *self.names),
             benched_tokens=sum(lengths) if len(lengths) > 1 else self.benched_tokens,
             sides={**self.sides, **{key: document[key] for key in document if key in _SIDES}},
         )
@@ -170,13 +165,14 @@ def find_launches(
             f"it has {len(found):,} launch commands: give those that you mean, at most "
             f"{_MOST_LAUNCHES}."
         )
+    ascend = "ascend-910b" if _ASCEND.search(text) else ""
     for launch in found:
         version = pinned[2] if pinned and pinned[1] == launch.family else None
         own = {name: v for name, v in launch.variables.items() if outer.get(name) != v}
-        gpu = launch.gpu or ("ascend-910b" if _ASCEND.search(text) else "")
-        whole = replace(launch, variables=own, version=launch.version or version, gpu=gpu)
-        is_nightly = nightly and nightly[1] == whole.family and whole.version is None
-        yield _dated(whole, nightly[2]) if nightly and is_nightly else whole
+        version, gpu = launch.version or version, launch.gpu or ascend
+        whole = replace(launch, variables=own, version=version, gpu=gpu)
+        dated = nightly and nightly[1] == whole.family and version is None
+        yield _dated(whole, nightly[2]) if nightly and dated else whole
 
 
 def _dated(launch: Launch, day: str) -> Launch:
@@ -189,7 +185,6 @@ def _dated(launch: Launch, day: str) -> Launch:
 
 
 def _as_yaml(text: str) -> list[dict[Any, Any]] | None:
-    """Documents that are mappings; None for anything else, such as a script."""
     if "\n" not in text.strip() and not text.lstrip().startswith(("{", "[")):
         return None  # a line with JSON among its words, which is a mapping to YAML
     if _UNIT.search(text):
@@ -217,9 +212,8 @@ def _config_maps(documents: Iterable[Mapping[Any, Any]]) -> Iterator[tuple[str, 
 
 def _settings_in(folder: Path, text: str) -> Iterator[tuple[str, str]]:
     for flag in _SETTINGS:
-        for value in re.findall(
-            rf"{flag.replace('-', '[-_]')}(?:=|\s+|\W{{3,9}})([\w./-]+)", text
-        ):
+        named = rf"{flag.replace('-', '[-_]')}(?:=|\s+|\W{{3,9}})([\w./-]+)"
+        for value in re.findall(named, text):
             with suppress(OSError, ValueError):
                 name = Path(value).name
                 yield name, read_document(folder / name, 2**18).decode()
@@ -255,11 +249,8 @@ def _as_shell(text: str) -> str:
 def _in_shell(
     text: str, around: _Around, *, decide: bool = True, depth: int = 0
 ) -> Iterator[Launch]:
-    # without Markdown's fences and prompts, lines kept
-    bare = re.sub(r"^[^\S\n]*(```.*|[$>%]\s+(?=\S))", "", text, flags=re.MULTILINE).replace(
-        "`", " "
-    )
-    for each in sh.read_script(bare, around.variables, decide=decide):
+    bare = re.sub(r"(?m)^[^\S\n]*(```.*|[$>%]\s+(?=\S))", "", text)  # no fences, no prompts
+    for each in sh.read_script(bare.replace("`", " "), around.variables, decide=decide):
         words, own = each.words, replace(around, variables=each.variables)
         if launch := _launch(words, own, depth):
             unset = tuple(f"${name}, which is not set" for name in each.unset)
@@ -292,7 +283,6 @@ def _with(around: _Around, variables: Mapping[str, str]) -> _Around:
 
 
 def _container(words: list[str]) -> tuple[str, list[str], dict[str, str]]:
-    """The image of ``docker run``, the words that it runs, and its variables."""
     if not (_RUNNERS & set(words) and "run" in words):
         return "", [], {}
     place, entry = words.index("run") + 1, ""
@@ -318,10 +308,8 @@ def _family_named(text: object) -> str:
 
 def _family_of_image(word: str) -> str:
     """Whose server an image starts: ``vllm/vllm-openai:v0.26.0``; empty for others."""
-    for name, family in FAMILIES.items():
-        if any(part in word.lower() for part in family.launch.images):
-            return name
-    return ""
+    images = {part: name for name, row in FAMILIES.items() for part in row.launch.images}
+    return next((name for part, name in images.items() if part in word.lower()), "")
 
 
 def _set_before(words: list[str]) -> dict[str, str]:
@@ -338,10 +326,12 @@ def _make(family: str, arguments: list[str], around: _Around) -> Launch:
     words, unread = _to_read(arguments)
     forks = (name for name, row in FAMILIES.items() if set(row.marks) & set(words))
     family = next(forks, family)
-    pairs = list(_pairs(family, words))
-    settings: list[tuple[str, str]] = []
+    settings, own = list[tuple[str, str]](), list[tuple[str, str]]()
     files = {Path(name).name: text for name, text in around.files.items()}  # of any mount
-    for spelling, value in [pair for pair in pairs if pair[0].replace("_", "-") in _SETTINGS]:
+    for spelling, value in _pairs(family, words):
+        if spelling.replace("_", "-") not in _SETTINGS:
+            own.append((spelling, value))
+            continue
         text = around.files.get(value) or files.get(Path(value).name)
         try:
             read = around.settings_of(sh.fill_in(text, around.variables)) if text else None
@@ -350,12 +340,11 @@ def _make(family: str, arguments: list[str], around: _Around) -> Launch:
         settings += read or ()
         if read is None and len(unread) < _MOST_UNREAD:
             unread.append(f"{spelling} {value}")
-    pairs = [pair for pair in pairs if pair[0].replace("_", "-") not in _SETTINGS]
-    served = [value for name, value in pairs if name == "--served-model-name"]
+    served = [value for name, value in own if name == "--served-model-name"]
     return Launch(
         family,
         None,
-        (*settings, *pairs),  # a flag that was typed wins
+        (*settings, *own),  # a flag that was typed wins
         around.variables,
         role=around.role,
         gpu=around.gpu,
@@ -405,12 +394,11 @@ def _to_read(arguments: list[str]) -> tuple[list[str], list[str]]:
     """The words of a server's own, without files that it writes to; those that have no value."""
     own, unread, before = list[str](), list[str](), ""
     for word in arguments:
+        redirects = re.match(r"\d?[<>]", word) or re.fullmatch(r"\d?[<>]+", before)
         path = re.search("(?i)model|path|ckpt", word) and not own
-        if re.match(r"\d?[<>]", word) or re.fullmatch(r"\d?[<>]+", before):
-            pass
-        elif word.startswith("$") and not before.startswith("-") and not path:
+        if not redirects and word.startswith("$") and not before.startswith("-") and not path:
             unread.append(word)
-        elif re.search(r"\w", word):
+        elif not redirects and re.search(r"\w", word):
             own.append(word)
         before = word if "=" not in word else "="
     return own, unread
@@ -461,7 +449,6 @@ def _in_yaml(document: Any, around: _Around, text: str, depth: int = 0) -> Itera
 
 
 def _in_mapping(document: Mapping[Any, Any], around: _Around) -> tuple[Launch | None, str]:
-    """The command that a mapping is as a whole, and a part of its text."""
     container = [word for key in _CONTAINER for word in _words(document.get(key))]
     if container:
         defaults = document.get("defaults")

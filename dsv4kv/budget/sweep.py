@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from dsv4kv.budget.answer import Answer, answer, published_bytes
 from dsv4kv.budget.inputs import READERS, Inputs, read_flag, read_inputs
-from dsv4kv.budget.lookup import find_formats, find_model
+from dsv4kv.budget.scenario import find_formats, find_model
 from dsv4kv.engines.names import find_flag
 from dsv4kv.errors import ConfigError, DoesNotFit, find_name
 from dsv4kv.units import check_points
@@ -113,7 +113,6 @@ def _run(texts: Mapping[str, str], point: dict[str, str]) -> Row:
 
 
 def to_values(row: Row) -> dict[str, Any]:
-    """One row as plain values: its axes, the columns, and the problem if there is one."""
     found = row.found
     answers = {name: read(found) if found else None for name, read in COLUMNS.items()}
     answers |= {"cached_bytes_per_request": row.cached_bytes, "bytes_per_token": row.token_bytes}

@@ -380,7 +380,7 @@ def mrc(
     compressor state are there too: strategies say what is kept of them, rules what engines do.
     """
     from dsv4kv.budget.gpus import load_gpu
-    from dsv4kv.budget.lookup import find_model
+    from dsv4kv.budget.scenario import find_model
     from dsv4kv.replay.mrc.curves import Question, measure_trace
     from dsv4kv.replay.mrc.strategies import prefix_costs
     from dsv4kv.replay.mrc.thin import measure_stream

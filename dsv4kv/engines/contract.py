@@ -112,6 +112,15 @@ class Deployment:
     unified_slots: bool = False
 
 
+class Start(NamedTuple):
+    """A rank when its engine starts."""
+
+    deployment: Deployment
+    step_tokens: int
+    machine: Machine
+    given: Given
+
+
 @dataclass(frozen=True)
 class PoolCost:
     """What one kind of storage costs on one rank, over all layers of one type."""
@@ -240,11 +249,9 @@ class Offloaded:
 
     @property
     def tail_bytes(self) -> int:
-        """Bytes of one place to resume at."""
         return sum(pool.total_bytes for pool in self.tail)
 
     def operations(self, contexts: int, tails: int) -> int:
-        """Operations that move contexts and tails."""
         pages = (sum(pool.pages for pool in pools) for pools in (self.context, self.tail))
         return sum(count * each for count, each in zip((contexts, tails), pages, strict=True))
 
@@ -349,7 +356,6 @@ class Engine(ABC):
         return Rule(Layout(tuple(groups), 0, model.window_tokens), EVERYWHERE, Policy())
 
     def defaults(self, machine: Machine, given: Given) -> Defaults:
-        """The engine's default settings on these GPUs."""
         own = "this toolkit's"
         return {
             "memory_fraction": Default(SHARE, own),
@@ -359,15 +365,11 @@ class Engine(ABC):
             "logits_limit": Default(512 * MIB, "engines score a chunk in pieces, as vLLM does"),
         }
 
-    def overhead(
-        self, deployment: Deployment, step_tokens: int, machine: Machine, given: Given
-    ) -> Overhead:
+    def overhead(self, start: Start) -> Overhead:
         """Memory of a GPU that is neither weights nor cache, as far as it is known."""
         return UNKNOWN
 
-    def reserve(
-        self, deployment: Deployment, step_tokens: int, machine: Machine, given: Given
-    ) -> Default | None:
+    def reserve(self, start: Start) -> Default | None:
         """Bytes that a rank keeps for all but weights, cache and logits; None where not fitted."""
         return None
 
@@ -385,7 +387,6 @@ class Engine(ABC):
         return ""
 
     def host_tier(self, deployment: Deployment, capacity: Capacity, wish: HostWish) -> HostTier:
-        """Its pools in host memory."""
         if not self.family.host_tiers:
             raise ConfigError(f"--host-tier {wish.tier}: {self.name} has none.")
         tier: HostTier = self.family.load("host").size_tier(self, deployment, capacity, wish)
@@ -430,16 +431,13 @@ class SlotEngine(Engine):
         """What the slots are, in a sentence."""
 
     def slots(self, deployment: Deployment) -> int:
-        """Slots that are allocated."""
         return deployment.concurrency or 1
 
     def shared_bytes(self, deployment: Deployment) -> int:
-        """Bytes of all slots."""
         parts = self.slot_parts(deployment, deployment.max_context_tokens)
         return self.slots(deployment) * sum(parts.values())
 
     def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
-        """Nothing: it has its slot."""
         return 0
 
     def blocks(self, deployment: Deployment, units: int) -> tuple[int, int | None]:
@@ -448,7 +446,6 @@ class SlotEngine(Engine):
         return min(units, self.slots(deployment)) * blocks, None
 
     def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
-        """Slots that would fit."""
         slot = sum(self.slot_parts(deployment, deployment.max_context_tokens).values())
         units = max(0, available_bytes) // slot
         return Capacity(
@@ -461,6 +458,13 @@ class SlotEngine(Engine):
             log_lines=(),
             note=self.note(replace(deployment, layers=None)),
         )
+
+
+def refuse(refusals: Mapping[str, bool]) -> None:
+    """Raise ``ConfigError`` with the first sentence that holds."""
+    for sentence, holds in refusals.items():
+        if holds:
+            raise ConfigError(sentence)
 
 
 V4_ONLY = ("v4",)

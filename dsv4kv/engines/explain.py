@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Literal
 
 from dsv4kv.engines.contract import GIB, Deployment, Engine
-from dsv4kv.engines.logs import Reading, StartupLog, draft_method, named_model
+from dsv4kv.engines.logs import StartupLog, draft_method, named_model
 from dsv4kv.engines.names import find_engine, flag_for
 from dsv4kv.engines.recover import Recovery, find_recoveries, possible_deployments
 from dsv4kv.errors import ConfigError
@@ -81,7 +81,6 @@ class Change:
 
     @property
     def gains(self) -> bool:
-        """Whether more fits, or more run."""
         return self.gain_tokens > 0 or self.requests is not None
 
 
@@ -133,8 +132,8 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
     Raises:
         ConfigError: A log that is not understood, or of a model other than DeepSeek-V4 and V4.1.
     """
-    reading, unnamed = log.readings[0], named_model(log) is None
-    found = find_recoveries(log, reading)
+    reading, unnamed = log.smallest, named_model(log) is None
+    found = find_recoveries(log)
     if not found:
         for deployment, _ in possible_deployments(log):
             find_engine(log.family).costs(deployment)  # says what it does not serve
@@ -154,11 +153,11 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
             "v4-flash, or give the log from its first line, with the arguments."
         )
     engine, deployment, capacity = best.engine, best.deployment, best.capacity
-    costs, fits = engine.costs(deployment), _fits(best, log, reading)
+    costs, fits = engine.costs(deployment), _fits(best, log)
     padding = sum((cost.padding_bytes for cost in costs), Fraction(0))
     marginal = sum((cost.marginal_bytes for cost in costs), padding)
     alike = [each for each in found[1:] if best.exact and each.score == best.score]
-    others = [(each, _fits(each, log, reading)) for each in alike if each.engine != engine]
+    others = [(each, _fits(each, log)) for each in alike if each.engine != engine]
     doubt = (
         "No known engine version reproduces this log (fork, limit or unmodelled feature?). "
         f"Closest are the rules of {engine.name} for {deployment.model.name}. What follows is "
@@ -178,7 +177,7 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
             )
             for each in log.readings
         ),
-        statements=tuple(_statements(log, reading, best)),
+        statements=tuple(_statements(log, best)),
         candidates=tuple(other.title for other in alike),
         printed_tokens=reading.printed_tokens,
         refused=reading.refused,
@@ -195,17 +194,17 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
         padding_bytes_per_token=float(padding),
         fits=fits,
         measured=log.memory,
-        changes=_changes_of_all([(best, fits), *others], log, reading) if best.exact else (),
+        changes=_changes_of_all([(best, fits), *others], log) if best.exact else (),
         meaning=(
             *(_others(fits, others) if best.exact else [doubt]),
-            *engine.family.load("log").meaning(log, reading, best, capacity),
+            *engine.family.load("log").meaning(log, best, capacity),
         ),
     )
     return explanation, best
 
 
-def _statements(log: StartupLog, reading: Reading, found: Recovery) -> Iterator[Statement]:
-    deployment = found.deployment
+def _statements(log: StartupLog, found: Recovery) -> Iterator[Statement]:
+    deployment, reading = found.deployment, log.smallest
     derived: How = "inferred" if found.exact else "assumed"
 
     def known(what: str, value: str, read: object, otherwise: How = derived) -> Statement:
@@ -236,9 +235,9 @@ def _statements(log: StartupLog, reading: Reading, found: Recovery) -> Iterator[
             yield known(what, value, True)
 
 
-def _fits(found: Recovery, log: StartupLog, reading: Reading) -> Fits:
+def _fits(found: Recovery, log: StartupLog) -> Fits:
     """Requests by their length, no more than the rank runs; of no known rules, as printed."""
-    engine, deployment = found.engine, found.deployment
+    engine, deployment, reading = found.engine, found.deployment, log.smallest
     longest = deployment.max_context_tokens
     if engine.unit == "slot":
         return (Fit(longest, found.units, found.units),)
@@ -277,18 +276,16 @@ def _held(found: Recovery, context_tokens: int, *, prompts: int = 0) -> int:
     return max(0, free) // engine.request_bytes(deployment, context_tokens, in_flight=steady)
 
 
-def _changes_of_all(
-    exact: Sequence[tuple[Recovery, Fits]], log: StartupLog, reading: Reading
-) -> tuple[Change, ...]:
+def _changes_of_all(exact: Sequence[tuple[Recovery, Fits]], log: StartupLog) -> tuple[Change, ...]:
     """The changes of the first, without those that gain by its version alone."""
-    changes, *others = (_changes(each, log, reading, fits) for each, fits in exact)
+    changes, *others = (_changes(each, log, fits) for each, fits in exact)
     for theirs in others:
         names = {each.what for each in theirs if each.gains}
         changes = tuple(each for each in changes if each.what in names or not each.gains)
     return changes
 
 
-def _changes(found: Recovery, log: StartupLog, reading: Reading, fits: Fits) -> tuple[Change, ...]:
+def _changes(found: Recovery, log: StartupLog, fits: Fits) -> tuple[Change, ...]:
     """Every change with its gain, the one that alters the number most first; of a cap, none.
 
     What runs more of the longest requests comes before what prints more tokens. No limit of
@@ -298,7 +295,7 @@ def _changes(found: Recovery, log: StartupLog, reading: Reading, fits: Fits) -> 
     if engine.unit == "slot":
         return ()
     now = found.shown_tokens
-    if uncapped := _uncapped(found, log, reading, now):
+    if uncapped := _uncapped(found, log, now):
         return (uncapped,)
     running, changes = list[Change](), list[Change]()
     for what, rules, deployment, memory in _trials(found, log):
@@ -322,9 +319,10 @@ def _changes(found: Recovery, log: StartupLog, reading: Reading, fits: Fits) -> 
     return (*_raised_limit(found, log, longest, now), *running, *changes)
 
 
-def _uncapped(found: Recovery, log: StartupLog, reading: Reading, printed: int) -> Change | None:
+def _uncapped(found: Recovery, log: StartupLog, printed: int) -> Change | None:
     """Without the flag that lets fewer tokens run than memory holds."""
-    full, memory = reading.whole("full_token") or 0, found.available_bytes
+    reading, memory = log.smallest, found.available_bytes
+    full = reading.whole("full_token") or 0
     if found.units < full:
         what = "without the cap of full tokens (--max-total-tokens)"
         return Change(what, full, full - found.units, memory)

@@ -40,7 +40,6 @@ def scaled(text: str) -> int | None:
 
 
 def as_is(name: str) -> Meaning:
-    """A value as it is written."""
     return Meaning(lambda text: {name: text}, name)
 
 
@@ -74,7 +73,6 @@ def named(name: str) -> Meaning:
 
 
 def cache_dtype(text: str) -> Texts:
-    """An engine's name for its cache dtype."""
     return {} if text == "auto" else {"cache-dtype": "bfloat16" if text == "bf16" else text}
 
 

@@ -238,12 +238,10 @@ class Reading:
     stages: Mapping[int, float] = field(default_factory=dict)
 
     def number(self, name: str) -> float | None:
-        """A field as a number; None where it is missing."""
         text = self.fields.get(name)
         return None if text is None else float(text.replace(",", ""))
 
     def whole(self, name: str) -> int | None:
-        """A field as a whole number; None where it is missing."""
         text = self.fields.get(name)
         return None if text is None else int(float(text.replace(",", "")))
 
@@ -255,7 +253,6 @@ class Reading:
 
     @property
     def refused(self) -> bool:
-        """Whether the start was refused."""
         return "refused_context" in self.fields or "no_memory" in self.fields
 
 
@@ -273,13 +270,17 @@ class StartupLog:
     memory: dict[str, float] = field(default_factory=dict)
     given_file: str = ""  # the config.json of its model, as given
 
+    @property
+    def smallest(self) -> Reading:
+        """The size that is explained."""
+        return self.readings[0]
+
     def text(self, name: str) -> str | None:
         """An argument's last value; of the model, the first (drafts come later)."""
         values = self.arguments.get(name)
         return None if values is None else values[0 if name == "model" else -1]
 
     def is_on(self, name: str) -> bool:
-        """Whether an argument's last value is true."""
         return (self.text(name) or "").lower() == "true"
 
     @property
@@ -311,7 +312,6 @@ def read_log(path: Path) -> StartupLog:
 
 
 def parse_log(lines: Iterable[str], source: str) -> StartupLog:
-    """Parse the lines of a log; raises ``ConfigError`` as ``read_log`` does."""
     log, lacking = scan_log(lines, source)
     if lacking:
         raise ConfigError(f"{source}: {lacking}")
@@ -483,7 +483,6 @@ _OTHER_FAMILIES = re.compile(
 
 
 def v4_presets() -> list[str]:
-    """Presets that the engines' V4 rules describe."""
     return [name for name in preset_names() if re.fullmatch(r"v4-\w+", name)]
 
 

@@ -42,7 +42,6 @@ class SizedEngine:
     version: Any = None
 
     def load(self) -> "Engine":
-        """Import the class that sizes its caches."""
         module, _, name = self.family.sizes.partition(":")
         made = getattr(self.family.load(module), name)
         engine: Engine = made(self.version) if self.version else made()

@@ -52,7 +52,6 @@ class Recovery:
 
     @property
     def title(self) -> str:
-        """Engine, model and what distinguishes it, for lists of candidates."""
         one, unit = self.deployment, self.engine.unit
         parts = {
             self.engine.name: True,
@@ -65,15 +64,14 @@ class Recovery:
         return ", ".join(part for part, shown in parts.items() if shown)
 
     def with_flight(self, tokens: int) -> "Recovery":
-        """The same with another number of tokens in flight."""
         return replace(self, deployment=replace(self.deployment, in_flight_tokens=tokens))
 
 
-def find_recoveries(log: lg.StartupLog, reading: lg.Reading) -> list[Recovery]:
+def find_recoveries(log: lg.StartupLog) -> list[Recovery]:
     """Configurations that print what the log says, the likeliest first; else the nearest."""
     rules = FAMILIES[log.family].load("log")
     first: dict[tuple[str, int], Recovery] = {}
-    for found in [*rules.recover(log, reading)] or rules.nearest(log, reading):
+    for found in [*rules.recover(log)] or rules.nearest(log):
         first.setdefault((found.title, found.units), found)
     return sorted(first.values(), key=lambda recovery: recovery.score, reverse=True)
 
@@ -155,10 +153,11 @@ def _cache_dtype(log: lg.StartupLog, known: Iterable[str]) -> str:
 # ---- slots
 
 
-def recover(log: lg.StartupLog, reading: lg.Reading) -> Iterator[Recovery]:
+def recover(log: lg.StartupLog) -> Iterator[Recovery]:
     """The slots that a log names; where it prints buffers, those that have their bytes."""
+    reading = log.smallest
     session, buffers = reading.number("session_mib"), reading.number("buffers_mib")
-    for found in nearest(log, reading):
+    for found in nearest(log):
         engine, one = found.engine, found.deployment
         assert isinstance(engine, SlotEngine)
         printed, off = found.available_bytes / MIB, 0.006 * (reading.whole("buffers") or 0)
@@ -169,9 +168,9 @@ def recover(log: lg.StartupLog, reading: lg.Reading) -> Iterator[Recovery]:
             yield replace(found, exact=True)
 
 
-def nearest(log: lg.StartupLog, reading: lg.Reading) -> Iterator[Recovery]:
+def nearest(log: lg.StartupLog) -> Iterator[Recovery]:
     """The slots that a log names, whatever bytes it prints."""
-    engine = find_engine(log.family)
+    engine, reading = find_engine(log.family), log.smallest
     assert isinstance(engine, SlotEngine)
     for base, agreeing in possible_deployments(log):
         one = replace(
@@ -191,10 +190,8 @@ def nearest(log: lg.StartupLog, reading: lg.Reading) -> Iterator[Recovery]:
         yield Recovery(engine, one, memory, slots, (1, 1), score=score, exact=False)
 
 
-def meaning(
-    log: lg.StartupLog, reading: lg.Reading, found: Recovery, capacity: Capacity
-) -> Iterator[str]:
-    """What the slots are."""
+def meaning(log: lg.StartupLog, found: Recovery, capacity: Capacity) -> Iterator[str]:
+    reading = log.smallest
     if buffers := reading.number("buffers_mib"):
         yield f"The printed buffers are {buffers:,.2f} MiB in all."
     if session := reading.number("session_mib"):

@@ -253,7 +253,6 @@ class Variant:
 
     @property
     def windows(self) -> bool:
-        """Whether a hit needs windows and states, too."""
         return self.groups and self.retention != NOWHERE
 
     def block_tokens_on(self, arch: str | None) -> int | None:
@@ -333,7 +332,6 @@ class Family:
         return any(rule.policy.prompts_alone for rule in self.rules.values())
 
     def load(self, module: str) -> Any:
-        """Import a module of its folder, or what reads its logs."""
         if module == "log" and self.slots:
             return import_module("dsv4kv.engines.recover")
         folder = (self.base or self.name).replace(".", "")

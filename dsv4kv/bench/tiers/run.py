@@ -23,7 +23,7 @@ from dsv4kv.bench.serve.executor import Requests
 from dsv4kv.bench.tiers.library import Library
 from dsv4kv.bench.tiers.objects import CacheBytes, differences
 from dsv4kv.bench.tiers.store import FileStore, MemoryStore, Store
-from dsv4kv.budget.lookup import find_weight_facts
+from dsv4kv.budget.weights import find_weight_facts
 from dsv4kv.config.bench import BenchConfig, CacheSection, MeasureSection, WorkloadSection
 from dsv4kv.config.experiments import TiersConfig
 from dsv4kv.config.replay import ReplayConfig

@@ -21,7 +21,6 @@ _CSA_STATE, _INDEXER_STATE, _HCA_STATE = 65_536, 16_384, 524_288  # kv and score
 
 
 def pad(cells: int) -> int:
-    """Cells in whole steps."""
     return -(-cells // _CELLS) * _CELLS
 
 
@@ -33,7 +32,6 @@ class LlamaEngine(ct.SlotEngine):
     seen_in_logs = True
 
     def slot_parts(self, deployment: ct.Deployment, tokens: int) -> dict[str, int]:
-        """Bytes of one slot of a context, by cache."""
         row = _ROW_BYTES.get(deployment.cache_dtype)
         if row is None:
             raise ConfigError(

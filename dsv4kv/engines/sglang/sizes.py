@@ -170,7 +170,6 @@ class SglangEngine(ct.Engine):
         self.holds_chunks = not build.frees_windows
 
     def pools(self, deployment: ct.Deployment) -> Pools:
-        """Prices of one rank."""
         return build_pools(self.build, deployment)
 
     def rule(self, deployment: ct.Deployment, flags: ct.Given | None = None) -> Rule:
@@ -307,16 +306,16 @@ class SglangEngine(ct.Engine):
         reason = "SGLang's disaggregation_decode_extra_slots for this request limit"
         return {"extra_slots": ct.Default(2 * each if each <= _FEW else 0, reason)} | defaults
 
-    def overhead(
-        self, deployment: ct.Deployment, step_tokens: int, machine: ct.Machine, given: ct.Given
-    ) -> ct.Overhead:
+    def overhead(self, start: ct.Start) -> ct.Overhead:
         """What SGLang itself takes to be needed in what its share leaves of a GPU.
 
         A share that was given leaves it to a rank's own chunk; SGLang's own share to the chunk of
         all ranks of DP attention.
         """
-        rank = {"step_tokens": step_tokens} if "memory_fraction" in given else {}
-        parts = _kept_parts(self.build, machine, {**given, **rank})
+        given = dict(start.given)
+        if "memory_fraction" in given:
+            given["step_tokens"] = start.step_tokens
+        parts = _kept_parts(self.build, start.machine, given)
         source = "SGLang's own estimate, handle_gpu_memory_settings"
         headroom = [ct.Held(what, int(mib * ct.MIB), source) for what, mib in parts.items() if mib]
         unknown = ("what a step really uses of what is left free", "buffers of DeepEP")

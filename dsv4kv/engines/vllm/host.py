@@ -45,8 +45,7 @@ def size_tier(
     if wish.tier.startswith("lmcache"):
         tier = _size_lmcache(engine, deployment, wish)
     else:
-        sized = _size_offloading if wish.tier == "native" else _size_simple
-        tier = sized(engine, deployment, capacity, wish)
+        tier = _size_blocks(engine, deployment, int(capacity.unit_bytes), wish)
     if wish.memory_bytes is None or tier.node_bytes <= wish.memory_bytes:
         return tier
     refusal = (
@@ -56,44 +55,29 @@ def size_tier(
     return replace(tier, refusal=refusal)
 
 
-def _size_offloading(
-    engine: "VllmEngine", deployment: Deployment, capacity: Capacity, wish: HostWish
+def _size_blocks(
+    engine: "VllmEngine", deployment: Deployment, block: int, wish: HostWish
 ) -> HostTier:
-    """OffloadingConnector: chunks of a region that a replica's ranks share."""
-    if not wish.size_bytes:
-        raise ConfigError(
-            "vLLM's OffloadingConnector needs a size: add --kv-offloading-size, GiB."
-        )
-    shared = shares_copy(deployment, wish)
-    copies = 1 if shared else wish.replica_ranks
-    chunk = _aligned(int(capacity.unit_bytes) * copies)
-    pool = HostPool("chunks of a block", wish.size_bytes // chunk, chunk)
-    whose = "one copy serves all its ranks" if shared else f"{copies} ranks have a copy each"
-    whose = whose if wish.replica_ranks > 1 else "alone"
-    return HostTier(
-        "OffloadingConnector",
-        (pool,),
-        wish.node_replicas,
-        _kept(engine, deployment, pool.pages, wish.retention),
-        holder="replica",
-        notes=(f"A chunk is a block of any group; {whose}.",),
-    )
-
-
-def _size_simple(
-    engine: "VllmEngine", deployment: Deployment, capacity: Capacity, wish: HostWish
-) -> HostTier:
-    """SimpleCPUOffloadConnector: blocks of every rank's share of the size."""
-    given = _SIMPLE_BYTES if wish.size_bytes is None else wish.size_bytes
-    block = int(capacity.unit_bytes)
-    pool = HostPool("blocks", max(1, given // wish.replica_ranks // block), block)
-    return HostTier(
-        "SimpleCPUOffloadConnector",
-        (pool,),
-        wish.ranks,
-        _kept(engine, deployment, pool.pages, wish.retention),
-        notes=(f"{given:,} B are for all {wish.replica_ranks} ranks of a replica.",),
-    )
+    """OffloadingConnector: a region that a replica's ranks share; or blocks of every rank."""
+    ranks = wish.replica_ranks
+    if wish.tier == "native":
+        if not wish.size_bytes:
+            raise ConfigError(
+                "vLLM's OffloadingConnector needs a size: add --kv-offloading-size, GiB."
+            )
+        shared = shares_copy(deployment, wish)
+        whose = "one copy serves all its ranks" if shared else f"{ranks} ranks have a copy each"
+        note = f"A chunk is a block of any group; {whose if ranks > 1 else 'alone'}."
+        chunk = _aligned(block * (1 if shared else ranks))
+        pool = HostPool("chunks of a block", wish.size_bytes // chunk, chunk)
+        name, holder, copies = "OffloadingConnector", "replica", wish.node_replicas
+    else:
+        given = _SIMPLE_BYTES if wish.size_bytes is None else wish.size_bytes
+        note = f"{given:,} B are for all {ranks} ranks of a replica."
+        pool = HostPool("blocks", max(1, given // ranks // block), block)
+        name, holder, copies = "SimpleCPUOffloadConnector", "rank", wish.ranks
+    kept = _kept(engine, deployment, pool.pages, wish.retention)
+    return HostTier(name, (pool,), copies, kept, holder, (note,))
 
 
 def _size_lmcache(engine: "VllmEngine", deployment: Deployment, wish: HostWish) -> HostTier:
@@ -117,7 +101,7 @@ def _size_lmcache(engine: "VllmEngine", deployment: Deployment, wish: HostWish) 
         notes.append("LMCache's server has its own size: give --l1-size-gb as --host-size.")
     keeps = {"tokens of context": pool.pages * tokens} if size else {}
     name = "LMCacheConnectorV1" if local else "LMCacheMPConnector"
-    return HostTier(name, (pool,), 1, keeps, holder="server", notes=tuple(notes))
+    return HostTier(name, (pool,), 1, keeps, "server", tuple(notes))
 
 
 def _chunks(
@@ -193,10 +177,8 @@ def counted_tokens(groups: Sequence[Group], chunks: int, context_tokens: int) ->
     """Tokens that vLLM counts for the chunks, in requests of one length."""
     each = 0
     for group in groups:
-        needed = -(-context_tokens // group.block_tokens)
-        if group.seen_tokens is not None:
-            needed = min(needed, -(-(group.seen_tokens + 1) // group.block_tokens))
-        each += needed
+        seen = context_tokens if group.seen_tokens is None else group.seen_tokens + 1
+        each += -(-min(context_tokens, seen) // group.block_tokens)
     return chunks * context_tokens // each
 
 

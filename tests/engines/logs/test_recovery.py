@@ -21,7 +21,7 @@ _METHOD = {0: "None", 1: "mtp", 3: "dspark"}
 
 def recovered(lines: list[str] | tuple[str, ...]) -> list[Recovery]:
     log = parsed(lines)
-    return find_recoveries(log, log.readings[0])
+    return find_recoveries(log)
 
 
 def told(name: str, deployment: Deployment, memory: int) -> list[str]:

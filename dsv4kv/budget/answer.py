@@ -148,12 +148,7 @@ class Answer:
 
 
 def answer(inputs: Inputs) -> Answer:
-    """Answer a question: what fits, how many GPUs, or whether both fit.
-
-    Raises:
-        ConfigError: Anything that cannot be looked up.
-        DoesNotFit: No number of GPUs is enough.
-    """
+    """What fits, how many GPUs, or whether both fit; raises ``ConfigError``, ``DoesNotFit``."""
     scenario = _choose(inputs)
     limit = scenario.config.max_context_tokens
     context = inputs.context or limit

@@ -193,11 +193,7 @@ READERS: dict[str, Callable[[str], Any]] = {
 
 
 def read_inputs(texts: Mapping[str, str]) -> Inputs:
-    """Read inputs as people write them, by option name (``in-flight-tokens``: ``8K``).
-
-    Raises:
-        ConfigError: A value that is not of its kind; names the option.
-    """
+    """Read inputs by option name (``in-flight-tokens``: ``8K``); raises ``ConfigError``."""
     from dsv4kv.model.presets import preset_of  # pydantic, which no help needs
 
     values = {}

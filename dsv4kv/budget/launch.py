@@ -85,10 +85,8 @@ def read_command(
 
     Of several commands ``which`` is its number from 1 or a part of it; ``model`` is what it
     serves, where its own name for the model does not say; ``options`` are the inputs that are
-    given separately, whose flags may have no value; a ``whole`` one has its ranks.
-
-    Raises:
-        ConfigError: No command, several without a choice, or a value that cannot be read.
+    given separately, whose flags may have no value; a ``whole`` one has its ranks. Raises
+    ``ConfigError`` for no command, several without a choice, or a value that cannot be read.
     """
     with _launches(given) as launches:
         return _interpret(_choose(launches, which), model, options, whole=whole)

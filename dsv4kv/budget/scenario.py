@@ -203,11 +203,7 @@ def _given_in(inputs: Inputs) -> dict[str, Any]:
 
 
 def resolve(inputs: Inputs) -> list[Scenario]:
-    """Look everything up; a scenario per layout that the engine takes, from few GPUs to many.
-
-    Raises:
-        ConfigError: An unknown name, a contradictory layout, weights that are not known.
-    """
+    """A scenario per layout that the engine takes, from few GPUs to many; or ``ConfigError``."""
     config, gpu, engine = find_model(inputs.model), find_gpu(inputs), find_engine(inputs.engine)
     _refuse(inputs, config, engine, gpu)
     launch = engine.family.launch

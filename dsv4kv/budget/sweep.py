@@ -58,11 +58,7 @@ class Row:
 
 
 def parse_axis(text: str, engine: str = "") -> Axis:
-    """Parse ``context=4K,32K``; a flag of ``engine`` is the input that it means.
-
-    Raises:
-        ConfigError: Another input, or a value that is missing, comes twice or cannot be read.
-    """
+    """Parse ``context=4K,32K``, or a flag of ``engine``; raises ``ConfigError``."""
     name, equals, rest = text.partition("=")
     if not equals:
         raise ConfigError(f"--axis {text}: write NAME=A,B, for example context=32K,128K.")
@@ -81,10 +77,6 @@ def run_sweep(texts: Mapping[str, str], axes: Sequence[Axis]) -> list[Row]:
     """Answer every combination, the last axis changing fastest.
 
     A combination without an answer keeps its sentence; if none has one, the first is raised.
-
-    Raises:
-        ConfigError: An axis given twice or also as an option, or a value that cannot be read.
-        DoesNotFit: No number of GPUs is enough.
     """
     names = [axis.name for axis in axes]
     for name in names:

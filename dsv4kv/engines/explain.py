@@ -127,11 +127,7 @@ class Explanation:
 
 
 def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
-    """Explain the smallest size of a log.
-
-    Raises:
-        ConfigError: A log that is not understood, or of a model other than DeepSeek-V4 and V4.1.
-    """
+    """Explain the smallest size of a log; raises ``ConfigError`` where it is not understood."""
     reading, unnamed = log.smallest, named_model(log) is None
     found = find_recoveries(log)
     if not found:

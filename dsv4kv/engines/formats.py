@@ -153,10 +153,9 @@ _KEPT: tuple[tuple[str, Callable[[Any], bool], dict[str, tuple[str, ...]]], ...]
 
 
 def stored_formats(site: Site, asked: Mapping[Place, str | None]) -> dict[Place, tuple[str, str]]:
-    """Name and reason of the format of every place; an empty reason where it was asked for.
+    """Name and reason of the format of every place; no reason where it was asked for.
 
-    Raises:
-        ConfigError: A format or dtype that the engine does not keep on such a GPU.
+    Raises ``ConfigError`` for a format or dtype that the engine does not keep on such a GPU.
     """
     family, own, there = site.family, site.model.formats, replace(site, dtype="auto")
     dtypes = _first(_DTYPES, there)

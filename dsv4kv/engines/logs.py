@@ -33,10 +33,7 @@ def read_lines(path: Path) -> Iterator[str]:
     """Yield every line without colours and line ends; of ``-``, standard input.
 
     Plain or gzip-compressed, in UTF-8 or UTF-16; other bytes are replaced; the file is streamed. A
-    line is cut after 1 MiB.
-
-    Raises:
-        ConfigError: A file that cannot be read, or has more than 256 MiB when unpacked.
+    line is cut after 1 MiB. Raises ``ConfigError``, for more than 256 MiB unpacked, too.
     """
     left, is_rest = DOCUMENT_BYTES, False
     try:
@@ -378,10 +375,7 @@ def _slot_readings(said: Iterable[Reading], mark: str) -> list[Reading]:
 
 
 def _sglang_readings(said: Iterable[Reading]) -> list[Reading]:
-    """Sizes, each with the slice of layers, pools and limits that its rank printed.
-
-    Of several sizes of a rank's pools the last is what runs.
-    """
+    """Sizes with the layers, pools and limits that their ranks printed, the last of them."""
     slices: dict[str, dict[str, str]] = {}
     found: list[Reading] = []
     for each in said:
@@ -487,11 +481,7 @@ def v4_presets() -> list[str]:
 
 
 def named_model(log: StartupLog) -> str | None:
-    """The preset, or config.json, that the log's model name means; None where it names none.
-
-    Raises:
-        ConfigError: A model with another cache.
-    """
+    """The preset, or config.json, that the log names, if any; or ``ConfigError`` for others."""
     reported = (log.text("model") or "").lower()
     if preset_named(reported) is None:  # a path that a container mounts
         reported = (log.text("served") or reported).lower()

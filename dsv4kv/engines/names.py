@@ -103,11 +103,7 @@ def replayed_engines() -> list[str]:
 
 
 def find_engine(name: str) -> "Engine":
-    """The rules of an engine: ``vllm:0.33``, a version between two, or ``vllm`` for the newest.
-
-    Raises:
-        ConfigError: No such engine or version; names the nearest.
-    """
+    """The rules of ``vllm:0.31``, or of the newest ``vllm``; ``ConfigError`` for an unknown."""
     family, _, version = name.strip().lower().partition(":")
     known = engine_family(family)
     if known and version:

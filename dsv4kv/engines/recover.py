@@ -91,11 +91,7 @@ def possible_deployments(log: lg.StartupLog) -> Iterator[tuple[Deployment, int]]
     """Every model, number of draft layers and format that the log does not rule out.
 
     With the number of the log's statements that agree: model name, drafts, indexer format. V4.1 is
-    stored as the newest engine does on each GPU and backend.
-
-    Raises:
-        ConfigError: The log names a model whose cache is not DeepSeek-V4's, or a cache dtype
-            that no published log of it has had.
+    stored as the newest engine does on each GPU and backend. Raises ``ConfigError``.
     """
     named, rules = lg.named_model(log), FAMILIES[log.family].load("log")
     own = named in (lg.V41, lg.V32)  # stored by GPU and backend

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 class Pasted:
     """An input with the options and the environment that are given besides."""
 
-    kind: str
+    kind: str  # or where it is published
     text: str
     texts: dict[str, str] = field(default_factory=dict)
     which: str | None = None
@@ -19,6 +19,8 @@ class Pasted:
     environment: dict[str, str] = field(default_factory=dict)
     unread: str = ""
     refused: str = ""
+    gpu: str = "b200"
+    uncounted: tuple[str, ...] | None = None  # flags that change sizes and are not counted
 
 
 VLLM_2 = {"engine": "vllm", "tp": "2", "context": "131072"}

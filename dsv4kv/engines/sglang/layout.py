@@ -31,23 +31,7 @@ def page_of(kind: str) -> int:
 
 
 class Pools:
-    """Prices, fixed sizes and slots of one rank's pools.
-
-    Attributes:
-        low: Ratio (1 or 2) of every held owner of V4.1.
-        windows: Layers whose windows are priced.
-        inflation: Factor for the draft worker: (layers + 1) / layers.
-        csa_ring: Rows of CSA state of a window or page.
-        hca_ring: Rows of HCA state of a request (or window).
-        request_windows: The pool of windows has a fixed size.
-        decodes: Prompts are filled elsewhere: no chunks, and no prefixes kept for reuse.
-        window_entry_bytes: Priced bytes of a window entry, page padding included.
-        window_bytes_per_token: Priced bytes of a window slot in every layer, with its CSA state.
-        bytes_per_full_token: The coefficient that SGLang divides by and logs.
-        chunk_tokens: Tokens of one step; two are in flight where steps overlap.
-        window_tokens_per_request: Window slots of one request at worst, in steady decode.
-        fixed_window_tokens: Window slots of a fixed size.
-    """
+    """Prices, fixed sizes and slots of one rank's pools."""
 
     def __init__(self, build: Build, deployment: Deployment) -> None:
         model, formats, drafts = deployment.model, deployment.formats, deployment.draft_tokens
@@ -72,10 +56,10 @@ class Pools:
         self.windows = len(kinds) if build.stage_layers else len(model.compress_ratios)
         speculative = deployment.draft_layers > 0 or drafts > 0  # on every stage of a pipeline
         shares = speculative and not (flat or deployment.window_slots == "own")
-        self.inflation = (self.windows + 1) / self.windows if shares else 1.0
+        self.inflation = (self.windows + 1) / self.windows if shares else 1.0  # the draft worker's
         page = deployment.block_tokens or page_of(model.kind)
         self.page_tokens = page
-        self.csa_ring = 16 if speculative else 8
+        self.csa_ring = 16 if speculative else 8  # rows of CSA state of a window or page
         self.hca_ring = 1 if deployment.online_state else 256 if speculative else 128
         slots, ratio = deployment.window_slots, deployment.window_ratio
         self.frees_windows = (  # without a radix tree, too
@@ -85,7 +69,7 @@ class Pools:
         )
         self.window_ratio = DEFAULT_WINDOW_RATIO if ratio is None else ratio
         sized = build.request_windows and ratio is None and deployment.concurrency is not None
-        self.request_windows = flat or sized or deployment.window_slots == "own"
+        self.request_windows = flat or sized or deployment.window_slots == "own"  # of a fixed size
         self.decodes = build.request_windows and deployment.role == "decode"
         self.extra_slots = deployment.extra_slots if self.decodes else 0
 
@@ -105,9 +89,9 @@ class Pools:
         self.keyed = sum(layer.selects for layer in own) if flat else 0
         share = 0.0 if self.request_windows else self.window_ratio
         price = share * self.window_bytes_per_token + self._context_bytes_per_token()
-        self.bytes_per_full_token = price * self.inflation
+        self.bytes_per_full_token = price * self.inflation  # what SGLang divides by and logs
 
-        self.chunk_tokens = deployment.in_flight_tokens // (1 + deployment.overlap)
+        self.chunk_tokens = deployment.in_flight_tokens // (1 + deployment.overlap)  # of one step
         self.window_tokens_per_request = self._window_tokens_per_request()
         self.fixed_window_tokens = self._fixed_window_tokens()
 

@@ -91,11 +91,7 @@ class LayerGroup:
 
 
 def build_buckets(deployment: Deployment, layers: Sequence[LayerSpec]) -> list[LayerGroup]:
-    """The full-context bucket first, then windows and states, where there are any.
-
-    Raises:
-        ConfigError: A format, state or block size that vLLM does not have, or no compressed layer.
-    """
+    """Full context first, then windows and states; ``ConfigError`` for what vLLM does not have."""
     model, formats, kind = deployment.model, deployment.formats, deployment.model.kind
     hopper = deployment.arch == "sm_90"
     if deployment.arch is None:
@@ -208,10 +204,7 @@ def split_buckets(
 
 
 def _closest_divisor(counts: Sequence[int], lowest: int) -> int:
-    """The d, from ``lowest`` up, that pads the counts to multiples of d with least padding.
-
-    Of several, the largest.
-    """
+    """The largest d from ``lowest`` up that pads counts to multiples of d with least padding."""
     return min(
         range(max(lowest, 1), max(*counts, lowest) + 1),
         key=lambda d: (sum(-count % d for count in counts), -d),

@@ -155,12 +155,11 @@ def test_a_model_with_another_cache_is_told(model: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
+    "line", [
         "Resolved architecture: DeepseekV41ForCausalLM",
         "hf_config=Config(architectures=['DeepseekV32ForCausalLM'])",
-    ],
-)
+    ]
+)  # fmt: skip
 def test_a_log_that_names_another_architecture_is_not_understood(line: str) -> None:
     with pytest.raises(ConfigError, match="not understood: the log is of 'DeepseekV"):
         recovered([line, *VLLM_0_33])
@@ -168,15 +167,14 @@ def test_a_log_that_names_another_architecture_is_not_understood(line: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("model", "expected"),
-    [
+    ("model", "expected"), [
         ("deepseek-ai/DeepSeek-V4-Flash", "v4-flash"),
         ("/m/DeepSeek-V4-Flash-0731", "v4-flash"),
         ("deepseek_v4_pro", "v4-pro"),
         ("hub/models--deepseek-ai--DeepSeek-V4-Pro/snapshots/78", "v4-pro"),
         ("/model", None),
-    ],
-)
+    ]
+)  # fmt: skip
 def test_a_models_name_is_told_from_its_path(model: str, expected: str | None) -> None:
     assert named_model(parsed([f"model='{model}'", *VLLM_0_33[1:]])) == expected
 

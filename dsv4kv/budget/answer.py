@@ -5,35 +5,11 @@ from dataclasses import asdict, dataclass, is_dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
-from dsv4kv.budget.fit import (
-    Option,
-    RankUse,
-    advise,
-    available_bytes,
-    costs_of,
-    fewest_gpus,
-    fewest_of_any,
-    fits,
-    lacking_bytes,
-    max_concurrency,
-    max_context,
-    tightest_free_bytes,
-    transient_bytes,
-    use_of,
-    within_limit,
-)
+from dsv4kv.budget import fit as ft
 from dsv4kv.budget.inputs import Inputs
 from dsv4kv.budget.layout import NODE_GPUS
 from dsv4kv.budget.scenario import Scenario, Settings, find_formats, resolve
-from dsv4kv.engines.contract import (
-    UNMEASURED,
-    Capacity,
-    Deployment,
-    HostTier,
-    HostWish,
-    Overhead,
-    PoolCost,
-)
+from dsv4kv.engines import contract as ct
 from dsv4kv.engines.names import FAMILIES, flag_for
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.config import DSV4Config
@@ -52,25 +28,21 @@ class Answer:
     concurrency: int  # concurrent requests: as given, or the most that fit; 1 where none does
     fits: bool
     max_concurrency: int
-    # longest context of as many requests as asked (else of one), up to the model's
-    max_context: int
-    use: RankUse  # memory of the tightest GPU
-    costs: tuple[PoolCost, ...]
+    max_context: int  # the longest of as many requests as asked, else of one
+    use: ft.RankUse  # memory of the tightest GPU
+    costs: tuple[ct.PoolCost, ...]
     # one request's entries, keys and windows over all layers, without padding, state and copies:
     # the figure that papers quote
     cached_bytes: int
     token_bytes: Fraction  # marginal bytes of one token of context, without these either
     kv_copies: int  # copies of every request's KV: tensor parallel ranks share one KV head
-    # the capacity of every pipeline stage; None where nothing is left for a cache
-    stages: tuple[Capacity | None, ...]
-    host: HostTier | None  # what one GPU's rank keeps in host memory
-    # bytes of a prompt that a prefill rank sends to the decode side, where known
-    sent_bytes: int | None
-    # the smallest pool of a decode rank for these requests, none retracted
-    decode_pool_tokens: int | None
+    stages: tuple[ct.Capacity | None, ...]  # by pipeline stage; None where no cache fits
+    host: ct.HostTier | None  # what one GPU's rank keeps in host memory
+    sent_bytes: int | None  # of a prompt, from a prefill rank to the decode side
+    decode_pool_tokens: int | None  # the smallest pool that never retracts these
 
     @property
-    def capacity(self) -> Capacity | None:
+    def capacity(self) -> ct.Capacity | None:
         """The smallest stage's, which all stages take; None where one has nothing left."""
         known = [each for each in self.stages if each]
         if len(known) < len(self.stages):
@@ -81,7 +53,7 @@ class Answer:
     def log_lines(self) -> tuple[str, ...]:
         """What the engine prints when it starts; with a pipeline, with the stage before it."""
         scenario, lines = self.scenario, list[str]()
-        if lacking_bytes(scenario, self.context):
+        if ft.lacking_bytes(scenario, self.context):
             return ()
         share = scenario.settings.memory_fraction
         free = scenario.gpu.memory_bytes - int(scenario.settings.reserve / share)
@@ -107,7 +79,7 @@ class Answer:
     def spread_assumed(self) -> bool:
         """Whether no recorded start of this engine says ``spread_bytes``."""
         reason = self.scenario.kept(self.use.stage, self.context).reason
-        return reason == UNMEASURED.reason or bool(self.scenario.engine.family.base)
+        return reason == ct.UNMEASURED.reason or bool(self.scenario.engine.family.base)
 
     @property
     def tokens_between(self) -> tuple[int, int] | None:
@@ -118,7 +90,7 @@ class Answer:
         scenario, stage = self.scenario, self.stages.index(capacity)
         replica = scenario.of_replica(self.concurrency)
         deployment = scenario.deployment(stage, self.context, replica)
-        memory = available_bytes(scenario, stage, self.context)
+        memory = ft.available_bytes(scenario, stage, self.context)
         low, high = (
             scenario.engine.capacity(deployment, max(0, memory + change)).printed_tokens or 0
             for change in (-spread, spread)
@@ -131,7 +103,7 @@ class Answer:
         between = self.tokens_between
         if between and between[0] < self.context:
             return 0
-        return max_concurrency(self.scenario, self.context, self.spread_bytes)
+        return ft.max_concurrency(self.scenario, self.context, self.spread_bytes)
 
     @property
     def low_context(self) -> int | None:
@@ -139,7 +111,7 @@ class Answer:
         inputs = self.scenario.inputs
         if not inputs.concurrency or inputs.context or not inputs.gpus:
             return None
-        return max_context(self.scenario, self.concurrency, self.spread_bytes)
+        return ft.max_context(self.scenario, self.concurrency, self.spread_bytes)
 
     @property
     def max_tokens(self) -> int:
@@ -153,11 +125,11 @@ def answer(inputs: Inputs) -> Answer:
     limit = scenario.config.max_context_tokens
     context = inputs.context or limit
     if inputs.context is None and inputs.concurrency is not None and inputs.gpus is not None:
-        context = max_context(scenario, inputs.concurrency) or limit
-    most = max_concurrency(scenario, context)
+        context = ft.max_context(scenario, inputs.concurrency) or limit
+    most = ft.max_concurrency(scenario, context)
     concurrency = inputs.concurrency or max(most, 1)
-    use, count = use_of(scenario, context, concurrency), scenario.of_replica(concurrency)
-    starts = not lacking_bytes(scenario, context)
+    use, count = ft.use_of(scenario, context, concurrency), scenario.of_replica(concurrency)
+    starts = not ft.lacking_bytes(scenario, context)
     stages = tuple(
         capacity_of(scenario, stage, context, concurrency) if starts else None
         for stage in range(scenario.layout.pp)
@@ -172,11 +144,11 @@ def answer(inputs: Inputs) -> Answer:
         scenario=scenario,
         context=context,
         concurrency=concurrency,
-        fits=fits(scenario, context, concurrency) and not refused,
+        fits=ft.fits(scenario, context, concurrency) and not refused,
         max_concurrency=most,
-        max_context=max_context(scenario, inputs.concurrency or 1),
+        max_context=ft.max_context(scenario, inputs.concurrency or 1),
         use=use,
-        costs=costs_of(scenario, use.stage, context, concurrency),
+        costs=ft.costs_of(scenario, use.stage, context, concurrency),
         cached_bytes=cached,
         token_bytes=per_token,
         kv_copies=scenario.layout.tp,
@@ -188,8 +160,8 @@ def answer(inputs: Inputs) -> Answer:
 
 
 def host_of(
-    scenario: Scenario, deployment: Deployment, capacity: Capacity | None
-) -> HostTier | None:
+    scenario: Scenario, deployment: ct.Deployment, capacity: ct.Capacity | None
+) -> ct.HostTier | None:
     """The host pools of one rank; None where none are asked for, or the GPU has no cache."""
     inputs, engine, layout = scenario.inputs, scenario.engine, scenario.layout
     tier = "hisparse" if inputs.hisparse else inputs.host_tier
@@ -201,7 +173,7 @@ def host_of(
         known = ", ".join(tiers)
         raise ConfigError(f"--host-tier {tier}: {engine.name} has none; known are {known}.")
     ranks, replica = min(layout.gpus, NODE_GPUS), layout.tp * layout.pp
-    wish = HostWish(
+    wish = ct.HostWish(
         tier,
         ratio=inputs.host_ratio,
         size_bytes=inputs.host_size,
@@ -236,19 +208,19 @@ def _choose(inputs: Inputs) -> Scenario:
     context, concurrency = scenarios[0].context_tokens, inputs.concurrency or 1
     is_free = inputs.tp is None and inputs.dp is None and inputs.ep is None
     if is_free:
-        found = fewest_of_any(inputs, context, concurrency)
+        found = ft.fewest_of_any(inputs, context, concurrency)
     else:
-        found = fewest_gpus(scenarios, context, concurrency)
+        found = ft.fewest_gpus(scenarios, context, concurrency)
     if found:
         return found
     last, asked = scenarios[-1], counted(concurrency, "request")
-    if not within_limit(last, concurrency):
+    if not ft.within_limit(last, concurrency):
         raise DoesNotFit(f"{asked} do not run concurrently: {limit_sentence(last)}.")
     if lack := lack_sentence(last, context):
         raise DoesNotFit(lack)
-    if any(option.fits for option in advise(last, context, concurrency)):
+    if any(option.fits for option in ft.advise(last, context, concurrency)):
         return last  # which is answered with these options, and a line to paste
-    missing = format_bytes(-tightest_free_bytes(last, context, concurrency))
+    missing = format_bytes(-ft.tightest_free_bytes(last, context, concurrency))
     raise DoesNotFit(
         f"{asked} of {context:,} tokens cannot fit on {last.layout.gpus:,} GPUs "
         f"({last.layout.label}), where the search ends: every GPU lacks {missing}; ask for fewer "
@@ -267,7 +239,7 @@ def limit_sentence(scenario: Scenario) -> str:
 
 def lack_sentence(scenario: Scenario, context_tokens: int) -> str:
     """Why a server does not start with the memory for KV that is given; empty if it does."""
-    if not (lacking := lacking_bytes(scenario, context_tokens)):
+    if not (lacking := ft.lacking_bytes(scenario, context_tokens)):
         return ""
     weights, gpu, layout = max(scenario.weight_bytes), scenario.gpu, scenario.layout
     reserve = scenario.reserve_bytes(scenario.weight_bytes.index(weights), context_tokens)
@@ -283,21 +255,21 @@ def lack_sentence(scenario: Scenario, context_tokens: int) -> str:
 
 def capacity_of(
     scenario: Scenario, stage: int, context_tokens: int, concurrency: int
-) -> Capacity | None:
+) -> ct.Capacity | None:
     """What fits into the memory of a stage; None where nothing is left for a cache.
 
     Only an engine that profiles its logits sets them aside.
     """
-    memory = available_bytes(scenario, stage, context_tokens)
+    memory = ft.available_bytes(scenario, stage, context_tokens)
     if scenario.engine.logits_room != "profiled" and not scenario.inputs.cache_given:
-        memory += transient_bytes(scenario, context_tokens)
+        memory += ft.transient_bytes(scenario, context_tokens)
     if memory <= 0:
         return None
     replica = scenario.of_replica(concurrency)
     return scenario.engine.capacity(scenario.deployment(stage, context_tokens, replica), memory)
 
 
-def _refused(capacity: Capacity | None) -> bool:
+def _refused(capacity: ct.Capacity | None) -> bool:
     return bool(capacity and capacity.log_lines and capacity.printed_tokens is None)
 
 
@@ -343,7 +315,7 @@ class Line:
     source: str
 
 
-def overhead_of(found: Answer) -> Overhead:
+def overhead_of(found: Answer) -> ct.Overhead:
     """Memory of the tightest GPU that is neither weights nor cache, as far as it is known."""
     return found.scenario.overhead(found.use.stage, found.context)
 
@@ -413,7 +385,7 @@ _UNITS = {
 
 
 def to_document(
-    found: Answer, options: list[Option], curve: list[tuple[int, int]]
+    found: Answer, options: list[ft.Option], curve: list[tuple[int, int]]
 ) -> dict[str, Any]:
     scenario, use = found.scenario, found.use
     inputs, layout, gpu = scenario.inputs, scenario.layout, scenario.gpu
@@ -510,7 +482,7 @@ def prefix_document(scenario: Scenario, context_tokens: int) -> dict[str, Any] |
     }
 
 
-def _host(tier: HostTier | None) -> dict[str, Any] | None:
+def _host(tier: ct.HostTier | None) -> dict[str, Any] | None:
     if tier is None:
         return None
     pools = [asdict(pool) | {"total_bytes": pool.total_bytes} for pool in tier.pools]

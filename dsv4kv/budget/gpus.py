@@ -21,12 +21,10 @@ class Gpu:
     source: str
     marketed_gb: int | None = None  # memory on the datasheet, in GB
     driver_mib: int | None = None  # memory as the driver reports it, in MiB
-    # memory as CUDA gives it to programs, in MiB, as logs of engines print it
-    cuda_mib: int | None = None
+    cuda_mib: int | None = None  # as CUDA gives it to programs, and logs of engines print it
     arch: str | None = None  # what its kernels are compiled for: ``sm_90``, ``gfx950``
     bandwidth_gbps: int | None = None  # memory bandwidth on the datasheet, in 10^9 B/s
-    # dense FP8 rate of its tensor cores on the datasheet, in 10^12 FLOP/s
-    fp8_tflops: int | None = None
+    fp8_tflops: int | None = None  # dense rate of its tensor cores on the datasheet
     bf16_tflops: int | None = None
     given_bytes: int | None = None  # memory as the user gave it, instead of the above
     # coefficients of a step by the type of its experts (``clock.coefficients``)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from dsv4kv.choices import Choice, choose
 from dsv4kv.engines import flags as fl
@@ -22,40 +22,29 @@ SIZED_STATES = {
 DEFAULT_GPU = "h200"
 
 
-_MOST_DRAFTS = 1024
-
-
 def _text(text: str) -> str:
     if not text:
         raise ConfigError("the value is missing.")
     return text
 
 
-def _few(text: str) -> int:
-    if (count := parse_count(text)) > _MOST_DRAFTS:
-        raise ConfigError(f"{text} is too many: give at most {_MOST_DRAFTS:,}.")
-    return count
+_Number = TypeVar("_Number", int, Fraction)
 
 
-def _at_least_one(parse: Callable[[str], int], refused: str) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if (found := parse(text)) < 1:
-            raise ConfigError(f"{text} is too {refused}.")
+def _within(
+    parse: Callable[[str], _Number], refused: str, least: int = 0, most: int | None = None
+) -> Callable[[str], _Number]:
+    def read(text: str) -> _Number:
+        if (found := parse(text)) < least or (most is not None and found > most):
+            raise ConfigError(f"{text} is {refused}.")
         return found
 
     return read
 
 
-_positive = _at_least_one(parse_count, "few: give at least 1")
-_size = _at_least_one(parse_bytes, "little: give at least 1 B")
-
-
-def _fraction(text: str) -> Fraction:
-    if (value := _number(text)) > 1:
-        raise ConfigError(f"{text} is no share of a GPU: give a number above 0, at most 1.")
-    return value
-
-
+_few = _within(parse_count, "too many: give at most 1,024", most=1024)
+_positive = _within(parse_count, "too few: give at least 1", 1)
+_size = _within(parse_bytes, "too little: give at least 1 B", 1)
 _EXPONENT = re.compile(r"[eE][+-]?\d{3,}")  # beyond every memory, and beyond patience
 _LONGEST_NUMBER = 100  # characters: a float holds any of them
 
@@ -70,6 +59,9 @@ def _number(text: str) -> Fraction:
     if value <= 0:
         raise ConfigError(f"{text} is too little: give a number above 0.")
     return value
+
+
+_fraction = _within(_number, "no share of a GPU: give a number above 0, at most 1", most=1)
 
 
 def _state(text: str) -> str:
@@ -138,14 +130,12 @@ class Inputs:
     state: Annotated[str, _state] = "fp32"
     draft_layers: Few = 0
     draft_tokens: Few = 0
-    # tokens of one step of one replica, in SGLang of all; so is the request limit
-    step_tokens: Count = None
+    step_tokens: Count = None  # of one replica, in SGLang of all; so is the request limit
     overlap: Count = None
     in_flight_tokens: Count = None
     request_limit: Count = None
     logits_limit: Size = None
-    # tokens of the largest CUDA graph that is counted before the cache is sized
-    graphs: Annotated[int | None, parse_count] = None
+    graphs: Annotated[int | None, parse_count] = None  # of the largest that is counted first
     window_ratio: Share = None
     window_slots: Annotated[str | None, _one_of("freed", "kept", "own")] = None
     attention_backend: Text = None
@@ -157,8 +147,7 @@ class Inputs:
     role: Annotated[str | None, _one_of("prefill", "decode")] = None
     dcp: Annotated[int, _positive] = 1  # ranks that a request's context is spread over in decode
     prefill_cp: Annotated[int, _positive] = 1
-    # layers of every pipeline stage
-    stage_layers: Annotated[tuple[int, ...] | None, _layers] = None
+    stage_layers: Annotated[tuple[int, ...] | None, _layers] = None  # of every stage
     hisparse: On = None
     hisparse_ratio: Annotated[int, _positive] = 2
     unified_memory: On = None
@@ -172,10 +161,8 @@ class Inputs:
     host_memory: Size = None
     host_layout: Annotated[str, _text] = "page_first"
     host_storage: Text = None
-    # see ``Deployment``, as for ``window_slots``
-    bounded_replay: Annotated[str | None, _one_of("on", "off")] = None
-    # SGLang's replicas are ranks of one server (``on``) or servers
-    dp_attention: Annotated[str, _one_of("on", "off")] = "on"
+    bounded_replay: Annotated[str | None, _one_of("on", "off")] = None  # see ``Deployment``
+    dp_attention: Annotated[str, _one_of("on", "off")] = "on"  # in one server (SGLang)
     host_chunk: Count = None
     retention: Annotated[int | None, _retention] = 0
     engine: Annotated[str, _text] = "dsv4kv"
@@ -207,8 +194,7 @@ def read_inputs(texts: Mapping[str, str]) -> Inputs:
     return Inputs(**values)
 
 
-# ---- from flags.py
-
+# ---- flags of engines: separated from our options, read, and merged to inputs
 
 Pairs = list[tuple[str, str]]
 """Flags with their values, empty for a switch."""
@@ -245,7 +231,6 @@ class GivenFlag:
 
     @property
     def effect(self) -> str:
-        """What it does to sizes; empty where that is not known."""
         return self.flag.effect if self.flag else ""
 
     @property

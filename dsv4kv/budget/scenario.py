@@ -314,9 +314,7 @@ def _formats(
         for place, (name, reason) in stored.items()
         if reason and not engine.own
     }
-    main, window, indexer = (stored[place][0] for place in PLACES)
-    given = replace(inputs, main_format=main, window_format=window, indexer_format=indexer)
-    return find_formats(given, config), reasons
+    return choose_formats(config, *(stored[place][0] for place in PLACES)), reasons
 
 
 def fix_layout(scenario: Scenario) -> Inputs:

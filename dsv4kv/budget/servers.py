@@ -60,8 +60,7 @@ class Launch:
     gpu: str = ""
     names: tuple[str, ...] = ()  # what else names its model, the likeliest first
     benched_tokens: int = 0  # the longest request of the benchmark that is next to it
-    # words whose meaning nothing says, and variables that were read as unset
-    unread: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()  # words that nothing explains, variables read as unset
     mentioned: str | None = None  # the only model that the whole text names, comments included
 
     @property
@@ -306,12 +305,6 @@ def _family_named(text: object) -> str:
     return plain if plain in FAMILIES else ""
 
 
-def _family_of_image(word: str) -> str:
-    """Whose server an image starts: ``vllm/vllm-openai:v0.26.0``; empty for others."""
-    images = {part: name for name, row in FAMILIES.items() for part in row.launch.images}
-    return next((name for part, name in images.items() if part in word.lower()), "")
-
-
 def _set_before(words: list[str]) -> dict[str, str]:
     own: dict[str, str] = {}
     for flag, word in zip(["", *words], words, strict=False):
@@ -480,17 +473,14 @@ def _in_container(words: list[str], image: str, around: _Around, depth: int = 0)
     """The server of a container's words, or of its image where these are flags alone."""
     filled = sh.bounded(  # ${variable}, and {tensor_parallel} of a recipe
         sh.fill_in(
-            re.sub(
-                r"(?<!\$)\{(\w+)\}",
-                lambda m: "$" * (m[1] in around.variables) + m[0],
-                word,
-            ),
+            re.sub(r"(?<!\$)\{(\w+)\}", lambda m: "$" * (m[1] in around.variables) + m[0], word),
             around.variables,
         )
         for word in words
     )
     launch = _launch(filled, around, depth)
-    family = _family_of_image(image)
+    images = {part: name for name, row in FAMILIES.items() for part in row.launch.images}
+    family = next((name for part, name in images.items() if part in image.lower()), "")
     bare = filled[:1] and not (_PROGRAM.fullmatch(filled[0]) or filled[0] in ("-m", "-c"))
     bare = bare or any(word.endswith(".gguf") for word in filled)  # -m is llama.cpp's model
     if launch is None and bare and (filled[0].startswith("-") or "/" in filled[0]):

@@ -83,13 +83,11 @@ class Deployment:
     # tokens one request may have in flight: step tokens times concurrent batches (up to vLLM 0.25,
     # of one batch)
     in_flight_tokens: int
-    # indices of the layers this rank holds, without drafts; None for all
-    layers: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | None = None  # that this rank holds, without drafts; None for all
     draft_layers: int = 0
     concurrency: int | None = None  # requests to be served concurrently; None without a limit
     block_tokens: int | None = None  # tokens of context in a block; None takes the engine's own
-    # bytes of one element of the compressor state: 4 (float32) or 2 (bfloat16)
-    state_bytes: int = 4
+    state_bytes: int = 4  # of an element of the compressor state: 4 or 2 (bfloat16)
     online_state: bool = False  # HCA keeps its state as a running softmax
     draft_tokens: int = 0
     window_ratio: float | None = None  # SGLang's ``swa_full_tokens_ratio``
@@ -103,13 +101,11 @@ class Deployment:
     prefix_cache: bool = True
     overlap: bool = True
     role: str | None = None
-    # compressed entries of CSA layers for one on the GPU (SGLang's HiSparse)
-    hisparse_ratio: int = 1
+    hisparse_ratio: int = 1  # compressed entries of CSA layers for one on the GPU
     extra_slots: int = 0
     stage: int = 0
     cache_dtype: str = "auto"
-    # llama.cpp's slots have the whole context each, and one window of drafts
-    unified_slots: bool = False
+    unified_slots: bool = False  # llama.cpp's have the whole context each
 
 
 class Start(NamedTuple):
@@ -131,8 +127,7 @@ class PoolCost:
     fixed_bytes: int = 0  # per request, whatever its length, in steady decode
     in_flight_bytes: int = 0  # per request on top, reserved for the tokens in flight
     marginal_bytes: Fraction = Fraction(0)  # per token of context, useful bytes only
-    # per token of context on top, lost to alignment of full pages
-    padding_bytes: Fraction = Fraction(0)
+    padding_bytes: Fraction = Fraction(0)  # per token on top, lost in full pages
     shared_bytes: int = 0  # held once, however many requests run
 
 
@@ -144,10 +139,8 @@ class Capacity:
     units: int  # blocks (or, for SGLang, full tokens) that fit
     unit_bytes: Fraction  # bytes of one of them, over all layers
     units_per_request: Fraction  # of one request of ``max_context_tokens``, reserve included
-    # the number of tokens that the engine prints; None where it prints none
-    printed_tokens: int | None
-    # concurrent requests of ``max_context_tokens`` that fit, as the engine counts
-    concurrency: Fraction
+    printed_tokens: int | None  # that the engine prints; None where it prints none
+    concurrency: Fraction  # requests of ``max_context_tokens`` that it counts to fit
     log_lines: tuple[str, ...]  # the lines the engine logs, word for word, without prefixes
     note: str = ""  # which of several pools binds, in a sentence
 
@@ -185,8 +178,7 @@ class HostWish:
     tp: int = 1
     replica_ranks: int = 1
     node_replicas: int = 1
-    # tokens between the windows that vLLM keeps in addition to the last; None keeps every block's
-    retention: int | None = 0
+    retention: int | None = 0  # tokens between kept windows; None keeps every block's
     chunk_tokens: int | None = None
 
 
@@ -238,8 +230,7 @@ class Offloaded:
     """What a tier keeps of a prompt; a pool's ``pages`` are objects, moved one at a time."""
 
     context: tuple[HostPool, ...]  # of ``blocks`` blocks, which are kept and found together
-    # windows and states at a place to resume at; empty where none are needed
-    tail: tuple[HostPool, ...] = ()
+    tail: tuple[HostPool, ...] = ()  # windows and states at a place to resume at
     blocks: int = 1
     ends_inside: bool = False  # the windows and states at its end are in ``context``
 
@@ -307,18 +298,14 @@ class Engine(ABC):
 
     family: ClassVar[Family]
     name: str
-    # sizes were checked against published start-up logs, not only its source
-    seen_in_logs: bool = False
+    seen_in_logs: bool = False  # sizes were checked against published logs, too
     own: ClassVar[bool] = False  # it is this toolkit's cache
     logits_room: ClassVar[LogitsRoom] = "share"
     unit: ClassVar[str] = "block"  # what ``Capacity`` counts: ``block``, ``full token``
     block_tokens: ClassVar[int] = 128
-    # a running request holds all windows of its prompt's last chunk (SGLang)
-    holds_chunks: bool = False
-    # step tokens and request limit are for all replicas together
-    shares_limits: ClassVar[bool] = False
-    # its share is of what weights and a step leave of a GPU, not of all of it
-    shares_rest: ClassVar[bool] = False
+    holds_chunks: bool = False  # a request holds windows of its prompt's last chunk
+    shares_limits: ClassVar[bool] = False  # step tokens and limit are of all replicas
+    shares_rest: ClassVar[bool] = False  # its share is of what weights and a step leave
     counts_batches: bool = True  # every step that overlaps has its tokens in flight
 
     @abstractmethod

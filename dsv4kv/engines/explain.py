@@ -93,8 +93,7 @@ class Explanation:
     seen_in_logs: bool  # these rules were checked against published logs
     exact: bool
     title: str
-    # what every rank printed, the smallest first; the smallest is explained
-    ranks: tuple[RankSize, ...]
+    ranks: tuple[RankSize, ...]  # what every rank printed, the explained one first
     statements: tuple[Statement, ...]
     candidates: tuple[str, ...]  # other configurations that agree with the log as well
     printed_tokens: int | None  # the log's number; None where it prints none

@@ -121,8 +121,7 @@ class Flag:
     effect: str  # what it does to sizes
     means: Meaning | None = None  # the inputs that a value means; None where it is not counted
     switch: bool = False
-    # a command that starts a server takes it, not only a file or a wrapper of it
-    written: bool = True
+    written: bool = True  # a command that starts a server takes it, not only a file
 
     @property
     def name(self) -> str:

@@ -40,7 +40,7 @@ class Site:
     @property
     def version(self) -> Any:
         """The engine's row of its version; None where it has no versions."""
-        return ENGINES[self.engine].version
+        return ENGINES[self.engine][1]
 
     @property
     def sm100(self) -> bool:

@@ -231,8 +231,7 @@ class Reading:
     rank: str  # as the line's prefix names it; empty without
     fields: dict[str, str]
     one_line: bool = False  # vLLM printed tokens and concurrency in one line
-    # least GiB for the cache that a rank of each pipeline stage printed
-    stages: Mapping[int, float] = field(default_factory=dict)
+    stages: Mapping[int, float] = field(default_factory=dict)  # least GiB by pipeline stage
 
     def number(self, name: str) -> float | None:
         text = self.fields.get(name)
@@ -261,8 +260,7 @@ class StartupLog:
     family: str
     version: str | None
     readings: tuple[Reading, ...]  # one for every size that was logged, the smallest first
-    # every value an argument was given, in order
-    arguments: dict[str, list[str]] = field(default_factory=dict)
+    arguments: dict[str, list[str]] = field(default_factory=dict)  # all values, in order
     # GiB outside the cache by use: the largest of all ranks, of free memory the least
     memory: dict[str, float] = field(default_factory=dict)
     given_file: str = ""  # the config.json of its model, as given

@@ -4,8 +4,6 @@ Nothing is imported but rows: ``--help`` reads these registries alone.
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -33,32 +31,12 @@ FAMILIES: dict[str, Family] = {
 """Every engine's row, by its name without a version."""
 
 
-@dataclass(frozen=True)
-class SizedEngine:
-    """A row of ``ENGINES``: a version of an engine, None where it has one alone."""
-
-    explains: str
-    family: Family
-    version: Any = None
-
-    def load(self) -> "Engine":
-        module, _, name = self.family.sizes.partition(":")
-        made = getattr(self.family.load(module), name)
-        engine: Engine = made(self.version) if self.version else made()
-        return engine
-
-
-def _versions(family: Family) -> Iterator[tuple[str, SizedEngine]]:
-    if not family.versions:
-        yield family.name, SizedEngine(family.title, family)
-    for version in family.versions:
-        first = "" if version.oldest == version.newest else f"{version.oldest} to "
-        explains = f"{family.title} {first}{version.newest}"
-        yield f"{family.name}:{version.newest}", SizedEngine(explains, family, version)
-
-
-ENGINES = dict(row for family in FAMILIES.values() for row in _versions(family))
-"""Whose rules size the cache; of a family, the oldest first."""
+ENGINES = {
+    f"{family.name}:{version.newest}" if version else family.name: (family, version)
+    for family in FAMILIES.values()
+    for version in family.versions or (None,)
+}
+"""Whose rules size the cache, with their row; of a family, the oldest first."""
 
 
 def engine_family(family: str) -> list[str]:
@@ -106,14 +84,19 @@ def find_engine(name: str) -> "Engine":
     """The rules of ``vllm:0.31``, or of the newest ``vllm``; ``ConfigError`` for an unknown."""
     family, _, version = name.strip().lower().partition(":")
     known = engine_family(family)
-    if known and version:
-        return ENGINES[_covering(name, family, version.removeprefix("v"), known)].load()
     if family in RULES and family not in FAMILIES:
         raise ConfigError(
             f"{family} is a rule of hits, for dsv4kv replay --rule {family}: how it sizes its "
             "cache is not known."
         )
-    return ENGINES[known[-1] if known else find_name(name, list(ENGINES), "engine")].load()
+    if known and version:
+        found = _covering(name, family, version.removeprefix("v"), known)
+    else:
+        found = known[-1] if known else find_name(name, list(ENGINES), "engine")
+    row, release = ENGINES[found]
+    module, _, made = row.sizes.partition(":")
+    engine: Engine = getattr(row.load(module), made)(*filter(None, [release]))
+    return engine
 
 
 def _covering(name: str, family: str, version: str, known: list[str]) -> str:
@@ -185,9 +168,8 @@ def near_flag(family: str, spelling: str) -> str:
 def flag_for(family: str, name: str) -> str:
     """An engine's flag for an input: ``--max-num-seqs`` for ``request-limit``."""
     flags = _by_spelling(family).values()
-    return next(
-        (each.name for each in flags if each.means and each.means.input == name), f"--{name}"
-    )
+    means = (each.name for each in flags if each.means and each.means.input == name)
+    return next(means, f"--{name}")
 
 
 @cache

@@ -33,8 +33,7 @@ class Group:
 
     storage: str  # ``context``, ``window``, ``csa state`` or ``hca state``
     block_tokens: int
-    # tokens before the next one that it reads; None for all of them
-    seen_tokens: int | None = None
+    seen_tokens: int | None = None  # tokens before the next one that it reads; None: all
     cached: bool = True  # other requests find its blocks; else a hit computes them again
     ring: bool = False  # a request has one block, written round and round
     pieces: tuple[Piece, ...] = ()
@@ -100,22 +99,15 @@ class Policy:
 
     # ``hashed`` blocks of one pool, a ``radix`` tree of pages, or ``slots`` of requests
     index: Literal["hashed", "radix", "slots"] = "radix"
-    # a block is found once it is scheduled, by requests of the same step too (vLLM, in
-    # ``allocate_slots``)
-    finds_scheduled: bool = False
-    # prompts are computed in steps of their own, and requests retracted when decoding lacks pages
-    # (SGLang)
-    prompts_alone: bool = False
-    # a hit's last window is computed again; a hit of a window or less is none
-    replays: bool = False
+    finds_scheduled: bool = False  # a block is found once it is scheduled (vLLM)
+    prompts_alone: bool = False  # prompts have steps of their own (SGLang)
+    replays: bool = False  # a hit's last window is computed again; no hit is that short
     leaves_window: bool = False  # no hit covers a prompt's last window; else not its last token
     drops: bool = False  # a hit drops its last block, for a draft model to compute
-    # the GPU's evicted blocks can be written to host memory (``write_back``)
-    writes_evicted: bool = True
+    writes_evicted: bool = True  # evicted blocks can be written to the host
     host_by_ratio: bool = False  # host memory is sized by a ratio of the GPU's pools alone
     hit_blocks: int = 1  # blocks that a hit is a multiple of (groups of several sizes of blocks)
-    # slots of a server, and whether they have checkpoints (llama.cpp's four, ds4's one)
-    slots: int = 0
+    slots: int = 0  # of a server: llama.cpp's four, ds4's one
     checkpoints: bool = False
 
     def uncovered(self, window_tokens: int) -> int:
@@ -236,20 +228,16 @@ class Variant:
     explains: str
     engine: str = ""  # whose rule, with its version; empty for the rule of no engine
     setting: str = ""  # what a user of the engine writes to have it
-    # settings that choose it, by the names of ``budget``'s inputs
-    flags: Mapping[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, Any] = field(default_factory=dict)  # inputs of ``budget`` that choose it
     kinds: tuple[str, ...] = KINDS
-    # generations for which the engine has it, where ``flags`` are as given
-    default_for: tuple[str, ...] = ()
+    default_for: tuple[str, ...] = ()  # generations that have it, with ``flags`` as given
     drafts: tuple[str, ...] = ("none",)  # ways to draft with which its hits are known
-    # windows and states are kept in blocks or pages; else in slots of requests
-    groups: bool = False
+    groups: bool = False  # windows and states are kept in blocks; else in slots of requests
     retention: Retention = NOWHERE
     policy: Policy = Policy()
     block_tokens: int = ENGINE_BLOCK_TOKENS
     hopper_block_tokens: int | None = None
-    # what gets lost tokens back, by the reason of the loss
-    remedies: Mapping[str, str] = field(default_factory=dict)
+    remedies: Mapping[str, str] = field(default_factory=dict)  # by the reason of a loss
 
     @property
     def windows(self) -> bool:
@@ -277,8 +265,7 @@ class Launch:
     replicas: str = ""  # arguments for several replicas
     drafts: str = ""  # arguments for drafts by MTP
     role: str = ""  # arguments for a prefill or decode side
-    # flags and variables for an ``input=value``
-    written: Mapping[str, str] = field(default_factory=dict)
+    written: Mapping[str, str] = field(default_factory=dict)  # flags by ``input=value``
     counts_verified: bool = False  # draft tokens include the token that is verified with them
     tp_spans_replicas: bool = False  # tensor parallel ranks are counted over all replicas
     ranks_are_replicas: bool = False  # all ranks of a server are replicas, or it is one
@@ -302,28 +289,22 @@ class Family:
     name: str
     title: str
     sizes: str  # ``module:class`` in its folder, or its base's, that sizes caches of a version
-    # rows with ``newest`` and ``oldest``, the oldest first; none for an engine of one version
-    versions: tuple[Any, ...] = ()
+    versions: tuple[Any, ...] = ()  # with ``newest`` and ``oldest``, the oldest first
     rules: Mapping[str, Variant] = field(default_factory=dict)
-    # settings that choose a rule, where they are not given
-    assumes: Mapping[str, Any] = field(default_factory=dict)
+    assumes: Mapping[str, Any] = field(default_factory=dict)  # settings that are not given
     launch: Launch = Launch()
     flags: tuple[Flag, ...] = ()  # in the order in which they are listed
     limits: tuple[Limit, ...] = ()
-    # what keeps prefixes in host memory, by name, in one line each
-    host_tiers: Mapping[str, str] = field(default_factory=dict)
-    # versions with other sizes by the day of their wheels' files
-    days: Mapping[str, str] = field(default_factory=dict)
-    # how its newest version sends prompts from prefill to decode; empty if not known
-    sends: str = ""
+    host_tiers: Mapping[str, str] = field(default_factory=dict)  # what they are, by name
+    days: Mapping[str, str] = field(default_factory=dict)  # versions by their wheels' day
+    sends: str = ""  # how prompts go from prefill to decode; empty if not known
     result_fields: tuple[str, ...] = ()  # fields that only results of its own benchmark have
     log_mark: str = ""  # what a log of its start has before the arguments
     by_layers: bool = False  # several GPUs share its layers, not its heads
     marks: tuple[str, ...] = ()  # flags that no other engine of its program has (a fork)
     base: str = ""  # the engine that it is a fork of
     offloads: bool = False  # some experts are on the CPU
-    # its caches are whole slots, and logs of its start are read by ``recover``
-    slots: bool = False
+    slots: bool = False  # caches are whole slots, whose logs ``recover`` reads
     block_tokens: int = ENGINE_BLOCK_TOKENS  # tokens of a block of V4, unless given
 
     @property

@@ -434,6 +434,54 @@ sglang serve --model-path deepseek-ai/DeepSeek-V4-Pro --tp 8
     ),
     Pasted(
         "wrapping",
+        "model: deepseek-ai/DeepSeek-V4-Pro\ntensor-parallel-size: 8\nmax-model-len: 128k\n",
+        PRO_8 | {"engine": "vllm", "context": "128000"},
+    ),
+    Pasted(
+        "wrapping",
+        """spec:
+  containers:
+    - name: server
+      image: vllm/vllm-openai:v0.33.0
+      env: [{name: VLLM_SPARSE_INDEXER_MAX_LOGITS_MB, value: "256"}]
+      args: ["--model", "deepseek-ai/DeepSeek-V4-Flash", "--max-num-seqs", "8"]
+""",
+        {"engine": "vllm:0.33.0", "logits-limit": "256MiB", "request-limit": "8"},
+    ),
+    Pasted(
+        "wrapping",
+        """services:
+  llama:
+    image: ghcr.io/ggml-org/llama.cpp:server-cuda
+    command: -m /models/DeepSeek-V4-Flash.gguf -c 131072 -np 2
+""",
+        {"engine": "llama.cpp", "context": "65536"},
+        options={"weights": "150GiB"},
+    ),
+    Pasted(
+        "wrapping",
+        "srun --container-image=lmsysorg/sglang:v0.5.20-cu130 bash -c "
+        '"python -m sglang.launch_server --model deepseek-ai/DeepSeek-V4-Pro"',
+        {"engine": "sglang:0.5.20", "model": "v4-pro"},
+    ),
+    Pasted(
+        "wrapping",  # no YAML
+        """vllm serve DeepSeek-V4-Flash --speculative-config '{"method": "mtp", "n": 1}' -tp 4""",
+        {"tp": "4", "draft-layers": "1"},
+    ),
+    Pasted(
+        "wrapping",
+        """cat > /tmp/own.yaml <<EOF
+max-model-len: 262144
+tensor-parallel-size: 4
+EOF
+docker run --gpus all -v /tmp/own.yaml:/etc/own.yaml vllm/vllm-openai:v0.29.0 \\
+  --model deepseek-ai/DeepSeek-V4-Flash --config /etc/own.yaml
+""",
+        {"tp": "4", "context": "262144"},
+    ),
+    Pasted(
+        "wrapping",
         "kubectl exec p -- sh -c 'llama-server -m /m/DeepSeek-V4-Flash-Q4.gguf -c 65536 -np 2'",
         {"engine": "llama.cpp", "model": "v4-flash", "context": "32768", "request-limit": "2"},
         options={"weights": "150GiB"},

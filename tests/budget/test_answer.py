@@ -72,10 +72,7 @@ def test_all_stages_take_what_the_smallest_holds_and_each_prints_its_line() -> N
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
-        (
-            "sglang",
-            "Loaded weights leave no GPU memory .* Raise --mem-fraction-static above 2.9",
-        ),
+        ("sglang", "Loaded weights leave no GPU memory .* Raise --mem-fraction-static above 2.9"),
         ("vllm", "No available memory for the cache blocks. Try increasing `gpu_memory_utili"),
         ("dsv4kv", None),
     ],

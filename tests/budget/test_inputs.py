@@ -47,11 +47,7 @@ def test_a_value_is_read(name: str, text: str, value: object) -> None:
             f"--host-ratio: '{'9' * 400}' is not a number: write 0.9 or 1/2.",
         ),
         ("memory-fraction", "1/0", "--memory-fraction: '1/0' is not a number: write 0.9 or 1/2."),
-        (
-            "host-ratio",
-            "0",
-            "--host-ratio: 0 is too little: give a number above 0.",
-        ),
+        ("host-ratio", "0", "--host-ratio: 0 is too little: give a number above 0."),
         (
             "state",
             "fp16",

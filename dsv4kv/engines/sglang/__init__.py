@@ -20,32 +20,23 @@ class Build:
 
     newest: str
     oldest: str
-    # entries are priced with their page's padding (585 B, 864 B instead of 584 B)
-    padded: bool = False
-    # windows are priced for this rank's layers; before, for all and drafts
-    stage_layers: bool = True
-    # CSA states: a ring for every 128-token ``window`` or for every ``page``
-    state_per: Literal["window", "page"] = "window"
-    # HCA states are rows of every request; before, a ring for every window
-    hca_state_fixed: bool = True
-    # with a request limit and no ratio given, windows get a fixed size
-    request_windows: bool = False
+    padded: bool = False  # entries are priced with their page's padding: 585 B, not 584 B
+    stage_layers: bool = True  # windows of this rank's layers; before, of all and drafts
+    state_per: Literal["window", "page"] = "window"  # what has a ring of CSA states
+    hca_state_fixed: bool = True  # rows of every request; before, a ring for a window
+    request_windows: bool = False  # with a request limit and no ratio a fixed size
     frees_windows: bool = True  # by default a running request frees window slots out of its window
     bounds_logits: bool = False  # the indexer's logits are cut to a share of what the cache leaves
-    # decode graphs are captured up to the request limit, where one is given
-    caps_graphs: bool = False
+    caps_graphs: bool = False  # decode graphs are captured up to the request limit
     checks_windows: bool = False  # a pool of windows that holds no request is refused at the start
     # V4.1's entries are priced with their pages' padding, and pages that its pools reserve are
     # taken off; before, every entry as V4's
     v41_pages: bool = False
     leaves_window: bool = False  # Of V4.1, no hit covers a prompt's last window by default
-    # On SM100 V4.1's scores are bf16, in pieces that fill half their bound
-    half_scores: bool = False
-    # drafts have an embedding and a head of their own until the cache is sized
-    draft_heads: bool = True
+    half_scores: bool = False  # V4.1's are bf16 on SM100, in pieces that fill half their bound
+    draft_heads: bool = True  # drafts have their own until the cache is sized
     draft_reserve_mib: int = 0  # kept for drafts, when the share of the cache is guessed
-    # fixed sizes that the line shows, in order, between memory and tokens
-    fields: tuple[str, ...] = ("c128_state_fixed",)
+    fields: tuple[str, ...] = ("c128_state_fixed",)  # that the line shows, in order
     flags: tuple[str, ...] = ()  # switches that the line shows first
     seen_in_logs: bool = False
     kinds: tuple[str, ...] = ("v4",)  # generations of models it serves

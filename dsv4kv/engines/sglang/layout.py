@@ -53,12 +53,13 @@ class Pools:
                 "KV, and SGLang does not start with such a stage: choose fewer of them (--pp)."
             )
         self.csa, self.hca = 0 if self.low else kinds.count("csa"), kinds.count("hca")
+        low = {ratio: self.low.count(ratio) for ratio in (1, 2)}
+        self.layers = low | {4: self.csa, 128: self.hca}  # that store entries, by ratio
         self.windows = len(kinds) if build.stage_layers else len(model.compress_ratios)
         speculative = deployment.draft_layers > 0 or drafts > 0  # on every stage of a pipeline
         shares = speculative and not (flat or deployment.window_slots == "own")
         self.inflation = (self.windows + 1) / self.windows if shares else 1.0  # the draft worker's
-        page = deployment.block_tokens or page_of(model.kind)
-        self.page_tokens = page
+        self.page_tokens = page = deployment.block_tokens or page_of(model.kind)
         self.csa_ring = 16 if speculative else 8  # rows of CSA state of a window or page
         self.hca_ring = 1 if deployment.online_state else 256 if speculative else 128
         slots, ratio = deployment.window_slots, deployment.window_ratio
@@ -246,10 +247,9 @@ def lay_out(pools: Pools) -> Layout:
 
 def _context_pieces(pools: Pools) -> Iterator[Piece]:
     formats, page = pools.deployment.formats, pools.page_tokens
-    layers = {ratio: pools.low.count(ratio) for ratio in (1, 2)} | {4: pools.csa, 128: pools.hca}
     amd = (pools.deployment.arch or "").startswith("gfx")
     apart = amd and formats.indexer.name == "mxfp4"  # values and scales are pools of their own
-    for ratio, count in layers.items():
+    for ratio, count in pools.layers.items():
         if not count:
             continue
         entries, name = page // ratio, f"deepseek_v4_c{ratio}"

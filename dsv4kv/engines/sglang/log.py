@@ -24,20 +24,18 @@ _PAGE = 256
 
 def recover(log: StartupLog) -> Iterator[Recovery]:
     """Every configuration of SGLang that gives the numbers of a reading."""
+    reading = log.smallest
+    reported, gib = reading.number("bytes_per_full_token"), reading.number("kv_gib")
     for found, agreeing, price in _configurations(log):
-        if _agrees(log.smallest, price):
+        size = (reading.printed_tokens or 0) * price / GIB
+        agrees = gib is None or abs(size - gib) <= 2 * _ROUNDING
+        if reported is not None:
+            agrees = f"{price:.2f}" == f"{reported:.2f}"
+        if agrees:
             # between configurations of one price: drafts only where logged, float32 first
             drafts = int(bool(draft_method(log)) or not found.deployment.draft_layers)
             plain = (drafts, int(found.deployment.state_bytes == 4))
             yield replace(found, score=(int(found.exact), agreeing, *plain))
-
-
-def _agrees(reading: Reading, price: float) -> bool:
-    reported, gib = reading.number("bytes_per_full_token"), reading.number("kv_gib")
-    if reported is not None:
-        return f"{price:.2f}" == f"{reported:.2f}"
-    size = (reading.printed_tokens or 0) * price / GIB
-    return gib is None or abs(size - gib) <= 2 * _ROUNDING
 
 
 def nearest(log: StartupLog) -> Iterator[Recovery]:

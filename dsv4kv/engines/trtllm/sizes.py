@@ -7,14 +7,7 @@ these rules could be compared with.
 from collections import Counter
 from fractions import Fraction
 
-from dsv4kv.engines.contract import (
-    Capacity,
-    Deployment,
-    Engine,
-    PoolCost,
-    held_layers,
-    refuse,
-)
+from dsv4kv.engines.contract import Capacity, Deployment, Engine, PoolCost, held_layers, refuse
 from dsv4kv.engines.trtllm import FAMILY
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.schedule import DRAFT, LayerSpec

@@ -18,8 +18,7 @@ class Release:
 
     newest: str
     oldest: str
-    # how window groups are cut: ``tuples`` up to 0.28, ``patterns`` from 0.29
-    grouping: Grouping = "tuples"
+    grouping: Grouping = "tuples"  # of windows: ``patterns`` from 0.29
     packing: Packing = "slots"  # what makes the bytes of a block
     # a request's need is weighted by each group's bytes, against the full group's, and window
     # pages are padded to context pages; otherwise its blocks are counted
@@ -36,8 +35,7 @@ class Release:
     overlap_stages: bool = False  # with pipeline stages, too, a step is scheduled while others run
     counts_graphs: bool = False  # an estimate of CUDA graphs is taken before the cache is sized
     bounds_scores: bool = False  # V4.1's indexer scores are bounded in the step that is profiled
-    # On SM100 V4.1 has records of its own, and a key's scale is there four times
-    sm100_formats: bool = False
+    sm100_formats: bool = False  # V4.1 has records of its own on SM100
 
     @property
     def half_keys(self) -> bool:

@@ -13,15 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dsv4kv.engines.contract import (
-    Capacity,
-    Deployment,
-    HostPool,
-    HostTier,
-    HostWish,
-    Offloaded,
-    objects_of,
-)
+from dsv4kv.engines import contract as ct
 from dsv4kv.engines.rule import Group, Retention
 from dsv4kv.engines.vllm import RELEASES
 from dsv4kv.engines.vllm.layout import LayerGroup
@@ -39,8 +31,8 @@ _NODE_RANKS = 8
 
 
 def size_tier(
-    engine: "VllmEngine", deployment: Deployment, capacity: Capacity, wish: HostWish
-) -> HostTier:
+    engine: "VllmEngine", deployment: ct.Deployment, capacity: ct.Capacity, wish: ct.HostWish
+) -> ct.HostTier:
     """The tier of a wish; raises ``ConfigError`` for what it does not have, or refuses."""
     if wish.tier.startswith("lmcache"):
         tier = _size_lmcache(engine, deployment, wish)
@@ -56,8 +48,8 @@ def size_tier(
 
 
 def _size_blocks(
-    engine: "VllmEngine", deployment: Deployment, block: int, wish: HostWish
-) -> HostTier:
+    engine: "VllmEngine", deployment: ct.Deployment, block: int, wish: ct.HostWish
+) -> ct.HostTier:
     """OffloadingConnector: a region that a replica's ranks share; or blocks of every rank."""
     ranks = wish.replica_ranks
     if wish.tier == "native":
@@ -69,18 +61,20 @@ def _size_blocks(
         whose = "one copy serves all its ranks" if shared else f"{ranks} ranks have a copy each"
         note = f"A chunk is a block of any group; {whose if ranks > 1 else 'alone'}."
         chunk = _aligned(block * (1 if shared else ranks))
-        pool = HostPool("chunks of a block", wish.size_bytes // chunk, chunk)
+        pool = ct.HostPool("chunks of a block", wish.size_bytes // chunk, chunk)
         name, holder, copies = "OffloadingConnector", "replica", wish.node_replicas
     else:
         given = _SIMPLE_BYTES if wish.size_bytes is None else wish.size_bytes
         note = f"{given:,} B are for all {ranks} ranks of a replica."
-        pool = HostPool("blocks", max(1, given // ranks // block), block)
+        pool = ct.HostPool("blocks", max(1, given // ranks // block), block)
         name, holder, copies = "SimpleCPUOffloadConnector", "rank", wish.ranks
     kept = _kept(engine, deployment, pool.pages, wish.retention)
-    return HostTier(name, (pool,), copies, kept, holder, (note,))
+    return ct.HostTier(name, (pool,), copies, kept, holder, (note,))
 
 
-def _size_lmcache(engine: "VllmEngine", deployment: Deployment, wish: HostWish) -> HostTier:
+def _size_lmcache(
+    engine: "VllmEngine", deployment: ct.Deployment, wish: ct.HostWish
+) -> ct.HostTier:
     """LMCacheMPConnector: a server's memory; LMCacheConnectorV1: memory of the first rank."""
     local, kind = wish.tier == "lmcache-local", deployment.model.kind
     if kind == "v41" and not local:
@@ -101,14 +95,14 @@ def _size_lmcache(engine: "VllmEngine", deployment: Deployment, wish: HostWish) 
         notes.append("LMCache's server has its own size: give --l1-size-gb as --host-size.")
     keeps = {"tokens of context": pool.pages * tokens} if size else {}
     name = "LMCacheConnectorV1" if local else "LMCacheMPConnector"
-    return HostTier(name, (pool,), 1, keeps, "server", tuple(notes))
+    return ct.HostTier(name, (pool,), 1, keeps, "server", tuple(notes))
 
 
 def _chunks(
-    engine: "VllmEngine", deployment: Deployment, tokens: int, size_bytes: int
-) -> HostPool:
+    engine: "VllmEngine", deployment: ct.Deployment, tokens: int, size_bytes: int
+) -> ct.HostPool:
     chunk = _aligned(chunk_bytes(engine.layout(deployment).groups, tokens))
-    return HostPool(f"chunks of {tokens:,} tokens", size_bytes // chunk, chunk)
+    return ct.HostPool(f"chunks of {tokens:,} tokens", size_bytes // chunk, chunk)
 
 
 def chunk_bytes(tables: Sequence[LayerGroup], chunk_tokens: int) -> int:
@@ -127,15 +121,18 @@ def chunk_bytes(tables: Sequence[LayerGroup], chunk_tokens: int) -> int:
 
 
 def find_objects(
-    engine: "VllmEngine", deployment: Deployment, retention: int | None, chunk_tokens: int | None
-) -> Offloaded:
+    engine: "VllmEngine",
+    deployment: ct.Deployment,
+    retention: int | None,
+    chunk: int | None,
+) -> ct.Offloaded:
     """Chunks of a block, for one copy; or chunks of LMCache, which have the windows inside."""
-    if chunk_tokens is not None:
-        pool = replace(_chunks(engine, deployment, chunk_tokens, 0), pages=1)
+    if chunk is not None:
+        pool = replace(_chunks(engine, deployment, chunk, 0), pages=1)
         block = engine.layout(deployment).groups[0].block_tokens
-        return Offloaded((pool,), (), chunk_tokens // block, ends_inside=True)
+        return ct.Offloaded((pool,), (), chunk // block, ends_inside=True)
     offloaded_groups(engine, deployment, retention)
-    return objects_of(engine.rule(replace(deployment, bounded_replay=None)).layout, _ALIGN)
+    return ct.objects_of(engine.rule(replace(deployment, bounded_replay=None)).layout, _ALIGN)
 
 
 def _check_version(engine: "VllmEngine") -> None:
@@ -146,7 +143,7 @@ def _check_version(engine: "VllmEngine") -> None:
 
 
 def offloaded_groups(
-    engine: "VllmEngine", deployment: Deployment, retention: int | None = 0
+    engine: "VllmEngine", deployment: ct.Deployment, retention: int | None = 0
 ) -> list[Group]:
     """Groups whose blocks hits need: no rings, and no windows that are computed again (V4.1)."""
     _check_version(engine)
@@ -159,7 +156,7 @@ def offloaded_groups(
     return [group for group in groups if group.cached]
 
 
-def shares_copy(deployment: Deployment, wish: HostWish) -> bool:
+def shares_copy(deployment: ct.Deployment, wish: ct.HostWish) -> bool:
     """Whether all ranks of a replica share one copy: tensor parallel alone, on one node.
 
     V4.1's ring of states is not known to vLLM as equal on all ranks, nor is AMD's memory shared.
@@ -203,7 +200,7 @@ def stored_chunks(group: Group, align: int, prompt_tokens: int, retention: int |
 
 
 def _kept(
-    engine: "VllmEngine", deployment: Deployment, chunks: int, retention: int | None
+    engine: "VllmEngine", deployment: ct.Deployment, chunks: int, retention: int | None
 ) -> dict[str, int]:
     groups = offloaded_groups(engine, deployment, retention)
     context, align = deployment.max_context_tokens, groups[0].block_tokens

@@ -51,8 +51,7 @@ class LayerGroup:
 
     rows: tuple[tuple[Page, ...], ...]  # every layer's pages, in model order
     block_tokens: int
-    # tokens behind the current one that stay readable; None keeps all
-    window_tokens: int | None = None
+    window_tokens: int | None = None  # that stay readable behind the current one
     ring: bool = False  # one block of a request is written round and round
 
     @property
@@ -163,18 +162,6 @@ def _check(deployment: Deployment, kind: str, block: int, smallest: int) -> None
             block <= 0 or block % smallest > 0,
     }  # fmt: skip
     refuse(refusals)
-
-
-def _check_owners(deployment: Deployment, layers: Sequence[LayerSpec], held: set[int]) -> None:
-    for layer in layers:
-        if layer.layer_idx in held and layer.ratio and layer.kv_owner not in held:
-            raise ConfigError(
-                f"layer {layer.layer_idx} reads the KV of layer {layer.kv_owner}, which is in "
-                "another pipeline stage: starts of vLLM with such stages are known, and are not "
-                "sized. `dsv4kv explain` the start's log, or choose stages that begin at layer "
-                f"{', '.join(str(owner) for owner in deployment.model.kv_owners or ())} "
-                "(VLLM_PP_LAYER_PARTITION)."
-            )
 
 
 # ---- groups and their blocks --------------------------------------------------------------------
@@ -293,7 +280,15 @@ def lay_out(release: Release, deployment: Deployment) -> BlockLayout:
     served = deployment, f"vllm:{release.newest}", release.kinds
     layers, of_rank = layers_of(*served), {layer.layer_idx for layer in held_layers(*served)}
     buckets = build_buckets(deployment, layers)
-    _check_owners(deployment, layers, of_rank)
+    for layer in layers:
+        if layer.layer_idx in of_rank and layer.ratio and layer.kv_owner not in of_rank:
+            raise ConfigError(
+                f"layer {layer.layer_idx} reads the KV of layer {layer.kv_owner}, which is in "
+                "another pipeline stage: starts of vLLM with such stages are known, and are not "
+                "sized. `dsv4kv explain` the start's log, or choose stages that begin at layer "
+                f"{', '.join(str(owner) for owner in deployment.model.kv_owners or ())} "
+                "(VLLM_PP_LAYER_PARTITION)."
+            )
     groups = split_buckets(buckets, release.grouping, pad=release.weighted)
     held = [
         replace(group, rows=tuple(row for row in group.rows if row[0].layer.layer_idx in of_rank))

@@ -37,16 +37,6 @@ def _size_batches(release: Release, machine: ct.Machine) -> tuple[int, int, str]
     return 2048, 256, f"{machine.gpu}" if small else "GPUs below 70 GiB"
 
 
-def _overlap(release: Release, machine: ct.Machine) -> ct.Default:
-    if not release.batches_counted:
-        return ct.Default(1, "this vLLM counts the tokens of one step")
-    if machine.pp == 1:
-        return ct.Default(2, "vLLM schedules a step while one runs (async_scheduling)")
-    further = ", and one scheduled" * release.overlap_stages
-    reason = f"a step in every stage of the pipeline{further}"
-    return ct.Default(machine.pp + release.overlap_stages, reason)
-
-
 _Kind = tuple[str, str]  # pool and layer type
 
 
@@ -239,11 +229,18 @@ class VllmEngine(ct.Engine):
         release = self.release
         tokens, requests, of = _size_batches(release, machine)
         limit = min(requests, given.get("step_tokens") or tokens)
+        steps, why = 2, "vLLM schedules a step while one runs (async_scheduling)"
+        if machine.pp > 1:
+            steps = machine.pp + release.overlap_stages
+            why = "a step in every stage of the pipeline"
+            why += ", and one scheduled" * release.overlap_stages
+        if not release.batches_counted:
+            steps, why = 1, "this vLLM counts the tokens of one step"
         return {
             "memory_fraction": ct.Default(Fraction(92, 100), "vLLM's gpu_memory_utilization"),
             "reserve": ct.UNMEASURED,
             "step_tokens": ct.Default(tokens, f"vLLM's max_num_batched_tokens on {of}"),
-            "overlap": _overlap(release, machine),
+            "overlap": ct.Default(steps, why),
             "request_limit": ct.Default(limit, f"vLLM's max_num_seqs on {of}, of every replica"),
             "logits_limit": ct.Default(512 * ct.MIB, "vLLM's VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"),
         }

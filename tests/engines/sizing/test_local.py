@@ -186,8 +186,7 @@ def test_without_a_context_llama_cpp_takes_the_models_own(flags: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "ranks"),
-    [({}, 9), ({"pp": "10"}, 10), ({"gpus": "8"}, 8), ({"tp": "1"}, 9)],
+    ("asked", "ranks"), [({}, 9), ({"pp": "10"}, 10), ({"gpus": "8"}, 8), ({"tp": "1"}, 9)]
 )
 def test_gpus_of_llama_cpp_share_layers_and_nothing_else(
     asked: dict[str, str], ranks: int

@@ -8,6 +8,7 @@ logits would be too large, and allocate them in different places (``LogitsRoom``
 Source: sglang#39095, vllm#45663; vLLM 0.20 to 0.33, SGLang 0.5.12 to 0.5.23.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -210,17 +211,10 @@ def _cache_bytes(
 
 def _largest(holds: Callable[[int], bool], most: int | None = None) -> int:
     """Largest number up to ``most`` for which a falling condition holds; 0 if not even for 1."""
-    low, high = 0, 1
-    while (most is None or high < most) and holds(high):
+    low, high = 0, most + 1 if most else 1  # which does not hold
+    while most is None and holds(high):
         low, high = high, high * 2
-    if most is not None and high >= most:
-        if holds(most):
-            return most
-        high = most
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    return low + bisect_left(range(low + 1, high), True, key=lambda number: not holds(number))
 
 
 CURVE_TOKENS = (4096, 32_768, 131_072, 1_048_576)

@@ -15,11 +15,10 @@ from dsv4kv.budget import shell as sh
 from dsv4kv.engines.flags import Flag
 from dsv4kv.engines.names import FAMILIES, find_flag
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import Unparsable, load_yaml, read_document
+from dsv4kv.files import Unparsable, YamlLoader, load_yaml, read_document
 
 _DEEPEST = 20
 _MOST_SHELLS = 1_000  # words of a document that are read as scripts themselves
-_MOST_SEARCHED = 2**24  # characters, for keys of YAML
 _MOST_UNREAD = 32  # words without a meaning that are named
 _MOST_LAUNCHES = 256  # each of which is judged by the whole text
 MODEL_FLAGS = ("--model", "--model-path", "--model_path", "-m", "-hf")
@@ -88,10 +87,8 @@ class _Around:
     gpu: str = ""
     names: tuple[str, ...] = ()
     benched_tokens: int = 0
-    start: int = 0
     shells: Iterator[int] = field(default_factory=lambda: iter(range(_MOST_SHELLS)))
     settings: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    searched: list[int] = field(default_factory=lambda: [0])  # characters; all share the cell
     sides: Mapping[str, Any] = field(default_factory=dict)
     """Variables of prefill and decode, which a recipe has next to or above their flags."""
 
@@ -105,16 +102,6 @@ class _Around:
                 raise Unparsable("they are no mapping of flags")
             self.settings[text] = _given(documents[0] if documents else {})
         return self.settings[text]
-
-    def find_key(self, name: str, text: str, start: int) -> int:
-        """Where a YAML key from ``start`` on ends; ``start`` where the search costs too much."""
-        if self.searched[0] > _MOST_SEARCHED:
-            return start
-        place = re.compile(rf"(?m)(?:^|[{{,-])[^\S\n]*['\"]?{re.escape(name)}['\"]?\s*:")
-        found = place.search(text, start)
-        end = found.end() if found else len(text)
-        self.searched[0] += end - start
-        return found.end() if found else start
 
     def within(self, document: Mapping[Any, Any]) -> "_Around":
         """The same with what a mapping says of all that is in it."""
@@ -158,7 +145,7 @@ def find_launches(
         found = list(_in_script(text, _Around(outer, files)))
     else:
         around = _Around(outer, files | dict(_config_maps(documents)))
-        found = list(_in_yaml(documents, around, text))
+        found = list(_in_yaml(documents, around))
     if len(found) > _MOST_LAUNCHES:
         raise ConfigError(
             f"it has {len(found):,} launch commands: give those that you mean, at most "
@@ -183,13 +170,31 @@ def _dated(launch: Launch, day: str) -> Launch:
     return replace(launch, version=before[-1], unread=(*launch.unread, said))
 
 
+class _Placed(str):
+    """A text of YAML, with the line that it begins in, from 0."""
+
+    line = 0
+
+
+class _Loader(YamlLoader):
+    """Keeps the lines of texts."""
+
+    def construct_placed(self, node: Any) -> _Placed:
+        found = _Placed(node.value)
+        found.line = node.start_mark.line + (node.style in ("|", ">"))  # a block begins below
+        return found
+
+
+_Loader.add_constructor("tag:yaml.org,2002:str", _Loader.construct_placed)
+
+
 def _as_yaml(text: str) -> list[dict[Any, Any]] | None:
     if "\n" not in text.strip() and not text.lstrip().startswith(("{", "[")):
         return None  # a line with JSON among its words, which is a mapping to YAML
     if _UNIT.search(text):
         return None
     try:
-        documents = [each for each in load_yaml(text) if each is not None]
+        documents = [each for each in load_yaml(text, _Loader) if each is not None]
     except Unparsable:
         return None
     if len(documents) == 1 and isinstance(documents[0], list):
@@ -409,53 +414,56 @@ def _is_value(flag: Flag | None, following: list[str]) -> bool:
 _CONTAINER = ("entrypoint", "command", "args", "cmd")
 
 
-def _in_yaml(document: Any, around: _Around, text: str, depth: int = 0) -> Iterator[Launch]:
+def _in_yaml(document: Any, around: _Around, depth: int = 0) -> Iterator[Launch]:
     if depth > _DEEPEST:
         return
     if isinstance(document, str):
         with suppress(ConfigError):
             for launch in filter(lambda found: found.flags, _in_shell(document, around)):
-                yield _located(launch, document, around, text)
+                yield _located(launch, document)
     elif isinstance(document, list):
         for each in document:
-            yield from _in_yaml(each, around, text, depth + 1)
+            yield from _in_yaml(each, around, depth + 1)
     elif isinstance(document, dict):
         around = around.within(document)
-        whole, part = _in_mapping(document, around)
-        if whole:
-            yield _located(whole, part, around, text)
+        if whole := _in_mapping(document, around):
+            yield whole
             return
-        start = around.start
         for key, value in document.items():
             if key in ("environment", "env", "image"):
                 continue
             name, family = str(key), _family_named(re.sub("_?[cC]onfig$", "", str(key)))
             own = around.sides.get(f"{name}_environment")
-            start = around.find_key(name, text, start)  # in the text's order
             inner = replace(
                 around if not isinstance(own, dict) else _with(around, _texts(own)),
-                start=start,
                 family=family if family and family != name else around.family,
                 role=name if name in _ROLES else around.role,
             )
-            yield from _in_yaml(value, inner, text, depth + 1)
+            yield from _in_yaml(value, inner, depth + 1)
 
 
-def _in_mapping(document: Mapping[Any, Any], around: _Around) -> tuple[Launch | None, str]:
-    container = [word for key in _CONTAINER for word in _words(document.get(key))]
-    if container:
+def _located(launch: Launch, part: Any) -> Launch:
+    """A launch in the line of the words of a document that say it."""
+    first = part[0] if isinstance(part, list) and part else part
+    return replace(launch, line=launch.line + getattr(first, "line", 0))
+
+
+def _in_mapping(document: Mapping[Any, Any], around: _Around) -> Launch | None:
+    """The command that a mapping is as a whole."""
+    parts = [document[key] for key in _CONTAINER if document.get(key)]
+    if container := [word for part in parts for word in _words(part)]:
         defaults = document.get("defaults")
         named = document if not isinstance(defaults, dict) else {**document, **defaults}
         own = replace(around, variables={**_texts(named), **around.variables})
         if launch := _in_container(container, str(document.get("image") or ""), own):
-            return launch, container[0]
-    if isinstance(document.get("base_args"), list):  # a recipe of vLLM's
-        words = [str(document.get("model_id", "")), *_words(document["base_args"])]
-        return _make("vllm", words, around), words[0]
+            return _located(launch, parts[0])
+    if isinstance(base := document.get("base_args"), list):  # a recipe of vLLM's
+        model = document.get("model_id", "")
+        return _located(_make("vllm", [str(model), *_words(base)], around), model or base)
     given = _given(document)
     family = _family_of_flags(given, around.family, min(3, len(document)))
     if not family:
-        return None, ""
+        return None
     role = find_flag(family, "--disaggregation-mode")
     is_said = any(find_flag(family, spelling) is role for spelling, _ in given)
     if around.role in ("prefill", "decode") and role and role.means and not is_said:
@@ -466,7 +474,7 @@ def _in_mapping(document: Mapping[Any, Any], around: _Around) -> tuple[Launch | 
     launch = replace(launch, flags=(*given, *launch.flags))
     served = (value for name, value in given if name.replace("_", "-") == "--served-model-name")
     launch = replace(launch, names=(*served, *launch.names))
-    return launch, f"{next(iter(document))}"
+    return _located(launch, next(iter(document)))
 
 
 def _in_container(words: list[str], image: str, around: _Around, depth: int = 0) -> Launch | None:
@@ -540,8 +548,3 @@ def _family_of_flags(given: Iterable[tuple[str, str]], family: str, least: int) 
     }
     best = max(counts, key=lambda name: counts[name])
     return best if counts[best] >= (2 if family else max(2, least)) else ""
-
-
-def _located(launch: Launch, part: str, around: _Around, text: str) -> Launch:
-    place = text.find(part.partition("\n")[0].strip()[:40], around.start)
-    return replace(launch, line=launch.line + text.count("\n", 0, max(place, 0)))

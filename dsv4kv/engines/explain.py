@@ -1,6 +1,7 @@
 """A start-up log explained: the rules behind its number, its meaning, and its levers."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -335,23 +336,22 @@ def _raised_limit(
 ) -> Iterator[Change]:
     """The limit with which as many requests run as memory holds, one of them in prefill."""
     engine, memory = found.engine, found.available_bytes
-    flag = flag_for(engine.family.name, "request-limit")
-    low, high = longest.requests, longest.held
-    best = None
-    while low < high and flag:
-        limit = (low + high + 1) // 2
-        raised = replace(found, deployment=replace(found.deployment, concurrency=limit))
+
+    def raised(limit: int) -> Recovery:
+        return replace(found, deployment=replace(found.deployment, concurrency=limit))
+
+    def lacks(limit: int) -> bool:
         try:
-            tokens = raised.shown_tokens
+            held = _held(raised(limit), longest.context_tokens, prompts=1)
+            return held < limit - 1 or not raised(limit).shown_tokens
         except ConfigError:  # nothing is left for the cache
-            tokens = 0
-        if tokens and _held(raised, longest.context_tokens, prompts=1) >= limit - 1:
-            low, best = limit, (limit, tokens)
-        else:
-            high = limit - 1
-    if best:
-        limit, tokens = best
-        what = f"{flag} {limit * (log.sharers if engine.shares_limits else 1)}"
+            return True
+
+    limits = range(longest.requests + 1, longest.held + 1)
+    if place := bisect_left(limits, True, key=lacks):
+        limit, tokens = limits[place - 1], raised(limits[place - 1]).shown_tokens
+        asked = limit * (log.sharers if engine.shares_limits else 1)
+        what = f"{flag_for(engine.family.name, 'request-limit')} {asked}"
         yield Change(what, tokens, tokens - printed, memory, limit)
 
 

@@ -410,14 +410,16 @@ def _vllm_readings(said: Iterable[Reading]) -> list[Reading]:
             available.append(each)
     found: list[Reading] = []
     for size in sizes:
-        near = (other for other in available if _same_replica(size.rank, other.rank))
-        least = min((gib for other in near if (gib := other.number("available_gib"))), default=0)
-        fields = ({"available_gib": str(least)} if least else {}) | size.fields
-        stages: dict[int, float] = {}
-        for other in available:
-            stage, gib = _STAGE.search(other.rank), other.number("available_gib")
-            if stage and gib and _same_replica(size.rank, other.rank):
+        near = [
+            (other.rank, gib)
+            for other in available
+            if _same_replica(size.rank, other.rank) and (gib := other.number("available_gib"))
+        ]
+        least, stages = min((gib for _, gib in near), default=0), dict[int, float]()
+        for rank, gib in near:
+            if stage := _STAGE.search(rank):
                 stages[int(stage[1])] = min(gib, stages.get(int(stage[1]), gib))
+        fields = ({"available_gib": str(least)} if least else {}) | size.fields
         reading = replace(size, fields=fields, stages=stages)
         found += [reading] if reading not in found else []
     return found

@@ -488,7 +488,9 @@ def named_model(log: StartupLog) -> str | None:
     preset, made = preset_named(reported), log.text("architecture")
     if log.given_file:
         return log.given_file
-    known = {**dict.fromkeys(v4_presets(), "V4"), V41: "V41"}
+    known = dict.fromkeys(v4_presets(), "V4")
+    if log.family not in ("llama.cpp", "ds4"):
+        known[V41] = "V41"
     if log.family == "sglang":
         known[V32] = "V32"
     generation = re.match(r"Deepseek(V4|V41|V32)(?!\d)", made) if made else None

@@ -154,6 +154,13 @@ def test_a_model_with_another_cache_is_told(model: str) -> None:
         recovered([f"model='/m/{model}'", *VLLM_0_33[1:]])
 
 
+def test_slots_of_another_model_are_told() -> None:
+    name = "llama_model_loader: - kv 2: general.name str = DeepSeek V4.1 Flash"
+    slots = "srv load_model: initializing, n_slots = 4, n_ctx_slot = 32768, kv_unified = 'true'"
+    with pytest.raises(ConfigError, match=r"'deepseek v4.1 flash', whose cache the rules do not"):
+        recovered([name, slots])
+
+
 @pytest.mark.parametrize(
     "line", [
         "Resolved architecture: DeepseekV41ForCausalLM",

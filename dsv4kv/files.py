@@ -307,12 +307,12 @@ for _kind in ("int", "float"):
     YamlLoader.add_constructor(f"tag:yaml.org,2002:{_kind}", _construct_number)
 
 
-def load_yaml(text: str) -> list[Any]:
+def load_yaml(text: str, loader: type[YamlLoader] = YamlLoader) -> list[Any]:
     """The documents of a YAML text; ``Unparsable`` also where aliases make it much larger."""
     try:
         for node in yaml.compose_all(text, YamlLoader):
             check_yaml_size(node)
-        return list(yaml.load_all(text, YamlLoader))
+        return list(yaml.load_all(text, loader))
     except RecursionError:
         raise Unparsable("YAML that is nested too deeply") from None
     except (yaml.YAMLError, ValueError, TypeError) as error:

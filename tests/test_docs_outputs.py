@@ -17,7 +17,6 @@ from typer.testing import CliRunner, Result
 from dsv4kv.choices import STRATEGIES
 from dsv4kv.cli import app
 from dsv4kv.config.replay import ROUTERS
-from dsv4kv.engines.flags import flags_of
 from dsv4kv.engines.names import FAMILIES, RULES
 from dsv4kv.replay.mrc import parse_strategy
 from dsv4kv.view.replay import BELOW
@@ -101,7 +100,7 @@ def test_a_replay_of_the_pages_runs(
 
 
 def test_every_flag_of_an_engine_is_on_its_page_with_what_it_decides() -> None:
-    for flag in (flag for family in FAMILIES for flag in flags_of(family)):
+    for flag in (flag for family in FAMILIES for flag in FAMILIES[family].flags):
         assert f"`{flag.name}`" in PAGES["flags"]
         assert not flag.means or f"| `{flag.name}` | {flag.effect} |" in PAGES["flags"]
     for engine in ("vllm", "sglang", "trtllm"):

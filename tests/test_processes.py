@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.budget.lookup import find_model
+from dsv4kv.budget.scenario import find_model
 from dsv4kv.errors import ConfigError, Dsv4kvError
 from dsv4kv.processes import Child, find_program, map_parallel, run_bounded
 from dsv4kv.replay.mrc import Question, measure_trace

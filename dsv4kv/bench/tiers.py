@@ -22,7 +22,7 @@ from dsv4kv.bench.library import FileStore, Library, MemoryStore, Store
 from dsv4kv.bench.objects import CacheBytes, differences
 from dsv4kv.bench.run import set_up
 from dsv4kv.bench.serve.loop import Requests
-from dsv4kv.budget.lookup import find_weight_facts
+from dsv4kv.budget.weights import find_weight_facts
 from dsv4kv.config.bench import BenchConfig, CacheSection, MeasureSection, WorkloadSection
 from dsv4kv.config.experiments import TiersConfig
 from dsv4kv.config.replay import ReplayConfig

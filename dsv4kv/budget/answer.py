@@ -5,29 +5,12 @@ from dataclasses import asdict, dataclass, is_dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
-from dsv4kv.budget.advice import Option, advise, fewest_of_any
-from dsv4kv.budget.fit import (
-    RankUse,
-    available_bytes,
-    costs_of,
-    fewest_gpus,
-    fits,
-    lacking_bytes,
-    max_concurrency,
-    max_context,
-    tightest_free_bytes,
-    transient_bytes,
-    use_of,
-    within_limit,
-)
+from dsv4kv.budget import fit as ft
 from dsv4kv.budget.inputs import Inputs
 from dsv4kv.budget.layout import NODE_GPUS
-from dsv4kv.budget.lookup import find_formats
-from dsv4kv.budget.scenario import Scenario, Settings, resolve
-from dsv4kv.engines.contract import UNMEASURED, Capacity, Deployment, Overhead, PoolCost
-from dsv4kv.engines.flags import flag_for
-from dsv4kv.engines.host import HostTier, HostWish
-from dsv4kv.engines.names import FAMILIES
+from dsv4kv.budget.scenario import Scenario, Settings, find_formats, resolve
+from dsv4kv.engines import contract as ct
+from dsv4kv.engines.names import FAMILIES, flag_for
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.plan import bytes_per_request, bytes_per_token
@@ -38,41 +21,28 @@ from dsv4kv.units import counted, format_bytes
 
 @dataclass(frozen=True)
 class Answer:
-    """Everything that is known about one deployment.
-
-    Attributes:
-        context: Tokens of a request: as asked, or the most that fit, or the model's limit.
-        concurrency: Concurrent requests: as given, or the most that fit; 1 where none does.
-        max_context: Longest context of as many requests as asked (else of one), up to the model's.
-        use: Memory of the tightest GPU.
-        cached_bytes: One request's entries, keys and windows over all layers, without padding,
-            state and copies: the figure that papers quote.
-        token_bytes: Marginal bytes of one token of context, without these either.
-        kv_copies: Copies of every request's KV: tensor parallel ranks share one KV head.
-        stages: The capacity of every pipeline stage; None where nothing is left for a cache.
-        host: What one GPU's rank keeps in host memory.
-        sent_bytes: Bytes of a prompt that a prefill rank sends to the decode side, where known.
-        decode_pool_tokens: The smallest pool of a decode rank for these requests, none retracted.
-    """
+    """Everything that is known about one deployment."""
 
     scenario: Scenario
-    context: int
-    concurrency: int
+    context: int  # tokens of a request: as asked, or the most that fit, or the model's limit
+    concurrency: int  # concurrent requests: as given, or the most that fit; 1 where none does
     fits: bool
     max_concurrency: int
-    max_context: int
-    use: RankUse
-    costs: tuple[PoolCost, ...]
+    max_context: int  # the longest of as many requests as asked, else of one
+    use: ft.RankUse  # memory of the tightest GPU
+    costs: tuple[ct.PoolCost, ...]
+    # one request's entries, keys and windows over all layers, without padding, state and copies:
+    # the figure that papers quote
     cached_bytes: int
-    token_bytes: Fraction
-    kv_copies: int
-    stages: tuple[Capacity | None, ...]
-    host: HostTier | None
-    sent_bytes: int | None
-    decode_pool_tokens: int | None
+    token_bytes: Fraction  # marginal bytes of one token of context, without these either
+    kv_copies: int  # copies of every request's KV: tensor parallel ranks share one KV head
+    stages: tuple[ct.Capacity | None, ...]  # by pipeline stage; None where no cache fits
+    host: ct.HostTier | None  # what one GPU's rank keeps in host memory
+    sent_bytes: int | None  # of a prompt, from a prefill rank to the decode side
+    decode_pool_tokens: int | None  # the smallest pool that never retracts these
 
     @property
-    def capacity(self) -> Capacity | None:
+    def capacity(self) -> ct.Capacity | None:
         """The smallest stage's, which all stages take; None where one has nothing left."""
         known = [each for each in self.stages if each]
         if len(known) < len(self.stages):
@@ -83,21 +53,19 @@ class Answer:
     def log_lines(self) -> tuple[str, ...]:
         """What the engine prints when it starts; with a pipeline, with the stage before it."""
         scenario, lines = self.scenario, list[str]()
-        if lacking_bytes(scenario, self.context):
+        if ft.lacking_bytes(scenario, self.context):
             return ()
         share = scenario.settings.memory_fraction
         free = scenario.gpu.memory_bytes - int(scenario.settings.reserve / share)
         for stage, found in enumerate(self.stages):
-            weights, fraction = scenario.weight_bytes[stage], scenario.settings.memory_fraction
-            said = scenario.engine.starved(free, weights, fraction)
-            own = found.log_lines if found else filter(None, [said])
+            said = scenario.engine.starved(free, scenario.weight_bytes[stage], share)
             prefix = f"PP{stage} " if len(self.stages) > 1 else ""
+            own = found.log_lines if found else filter(None, [said])
             lines += [f"{prefix}{line}" for line in own]
         return tuple(lines)
 
     @property
     def refused(self) -> bool:
-        """Whether the engine refuses to start."""
         return _refused(self.capacity) or bool(self.host and self.host.refusal)
 
     @property
@@ -111,7 +79,7 @@ class Answer:
     def spread_assumed(self) -> bool:
         """Whether no recorded start of this engine says ``spread_bytes``."""
         reason = self.scenario.kept(self.use.stage, self.context).reason
-        return reason == UNMEASURED.reason or bool(self.scenario.engine.family.base)
+        return reason == ct.UNMEASURED.reason or bool(self.scenario.engine.family.base)
 
     @property
     def tokens_between(self) -> tuple[int, int] | None:
@@ -120,9 +88,9 @@ class Answer:
         if not spread or capacity is None or capacity.printed_tokens is None:
             return None
         scenario, stage = self.scenario, self.stages.index(capacity)
-        replica = -(-self.concurrency // scenario.layout.dp)
+        replica = scenario.of_replica(self.concurrency)
         deployment = scenario.deployment(stage, self.context, replica)
-        memory = available_bytes(scenario, stage, self.context)
+        memory = ft.available_bytes(scenario, stage, self.context)
         low, high = (
             scenario.engine.capacity(deployment, max(0, memory + change)).printed_tokens or 0
             for change in (-spread, spread)
@@ -135,7 +103,7 @@ class Answer:
         between = self.tokens_between
         if between and between[0] < self.context:
             return 0
-        return max_concurrency(self.scenario, self.context, self.spread_bytes)
+        return ft.max_concurrency(self.scenario, self.context, self.spread_bytes)
 
     @property
     def low_context(self) -> int | None:
@@ -143,7 +111,7 @@ class Answer:
         inputs = self.scenario.inputs
         if not inputs.concurrency or inputs.context or not inputs.gpus:
             return None
-        return max_context(self.scenario, self.concurrency, self.spread_bytes)
+        return ft.max_context(self.scenario, self.concurrency, self.spread_bytes)
 
     @property
     def max_tokens(self) -> int:
@@ -152,27 +120,21 @@ class Answer:
 
 
 def answer(inputs: Inputs) -> Answer:
-    """Answer a question: what fits, how many GPUs, or whether both fit.
-
-    Raises:
-        ConfigError: Anything that cannot be looked up.
-        DoesNotFit: No number of GPUs is enough.
-    """
+    """What fits, how many GPUs, or whether both fit; raises ``ConfigError``, ``DoesNotFit``."""
     scenario = _choose(inputs)
     limit = scenario.config.max_context_tokens
     context = inputs.context or limit
     if inputs.context is None and inputs.concurrency is not None and inputs.gpus is not None:
-        context = max_context(scenario, inputs.concurrency) or limit
-    most = max_concurrency(scenario, context)
+        context = ft.max_context(scenario, inputs.concurrency) or limit
+    most = ft.max_concurrency(scenario, context)
     concurrency = inputs.concurrency or max(most, 1)
-    use = use_of(scenario, context, concurrency)
+    use, count = ft.use_of(scenario, context, concurrency), scenario.of_replica(concurrency)
+    starts = not ft.lacking_bytes(scenario, context)
     stages = tuple(
-        None
-        if lacking_bytes(scenario, context)
-        else capacity_of(scenario, stage, context, concurrency)
+        capacity_of(scenario, stage, context, concurrency) if starts else None
         for stage in range(scenario.layout.pp)
     )
-    replica = scenario.deployment(use.stage, context, -(-concurrency // scenario.layout.dp))
+    replica = scenario.deployment(use.stage, context, count)
     host = host_of(scenario, replica, stages[use.stage])
     sent = scenario.engine.sent(replica, context) if inputs.role else None
     formats = find_formats(inputs, scenario.config)
@@ -182,40 +144,36 @@ def answer(inputs: Inputs) -> Answer:
         scenario=scenario,
         context=context,
         concurrency=concurrency,
-        fits=fits(scenario, context, concurrency) and not refused,
+        fits=ft.fits(scenario, context, concurrency) and not refused,
         max_concurrency=most,
-        max_context=max_context(scenario, inputs.concurrency or 1),
+        max_context=ft.max_context(scenario, inputs.concurrency or 1),
         use=use,
-        costs=costs_of(scenario, use.stage, context, concurrency),
+        costs=ft.costs_of(scenario, use.stage, context, concurrency),
         cached_bytes=cached,
         token_bytes=per_token,
         kv_copies=scenario.layout.tp,
         stages=stages,
         host=host,
         sent_bytes=sent.bytes if sent else None,
-        decode_pool_tokens=scenario.engine.decode_pool_tokens(
-            replica, -(-concurrency // scenario.layout.dp)
-        ),
+        decode_pool_tokens=scenario.engine.decode_pool_tokens(replica, count),
     )
 
 
 def host_of(
-    scenario: Scenario, deployment: Deployment, capacity: Capacity | None
-) -> HostTier | None:
+    scenario: Scenario, deployment: ct.Deployment, capacity: ct.Capacity | None
+) -> ct.HostTier | None:
     """The host pools of one rank; None where none are asked for, or the GPU has no cache."""
     inputs, engine, layout = scenario.inputs, scenario.engine, scenario.layout
     tier = "hisparse" if inputs.hisparse else inputs.host_tier
     if tier is None or capacity is None or not capacity.units:
         return None
     if not inputs.hisparse and tier not in engine.family.host_tiers:
-        known = ", ".join(
-            f"{name} of {family.name}"
-            for family in FAMILIES.values()
-            for name in family.host_tiers
-        )
+        families = FAMILIES.values()
+        tiers = (f"{name} of {each.name}" for each in families for name in each.host_tiers)
+        known = ", ".join(tiers)
         raise ConfigError(f"--host-tier {tier}: {engine.name} has none; known are {known}.")
-    ranks = min(layout.gpus, NODE_GPUS)
-    wish = HostWish(
+    ranks, replica = min(layout.gpus, NODE_GPUS), layout.tp * layout.pp
+    wish = ct.HostWish(
         tier,
         ratio=inputs.host_ratio,
         size_bytes=inputs.host_size,
@@ -224,8 +182,8 @@ def host_of(
         storage=inputs.host_storage,
         ranks=ranks,
         tp=layout.tp,
-        replica_ranks=layout.tp * layout.pp,
-        node_replicas=max(1, ranks // (layout.tp * layout.pp)),
+        replica_ranks=replica,
+        node_replicas=max(1, ranks // replica),
         retention=inputs.retention,
         chunk_tokens=inputs.host_chunk,
     )
@@ -249,21 +207,20 @@ def _choose(inputs: Inputs) -> Scenario:
         return scenarios[0]
     context, concurrency = scenarios[0].context_tokens, inputs.concurrency or 1
     is_free = inputs.tp is None and inputs.dp is None and inputs.ep is None
-    found = (
-        fewest_of_any(inputs, context, concurrency)
-        if is_free
-        else fewest_gpus(scenarios, context, concurrency)
-    )
+    if is_free:
+        found = ft.fewest_of_any(inputs, context, concurrency)
+    else:
+        found = ft.fewest_gpus(scenarios, context, concurrency)
     if found:
         return found
     last, asked = scenarios[-1], counted(concurrency, "request")
-    if not within_limit(last, concurrency):
+    if not ft.within_limit(last, concurrency):
         raise DoesNotFit(f"{asked} do not run concurrently: {limit_sentence(last)}.")
     if lack := lack_sentence(last, context):
         raise DoesNotFit(lack)
-    if any(option.fits for option in advise(last, context, concurrency)):
+    if any(option.fits for option in ft.advise(last, context, concurrency)):
         return last  # which is answered with these options, and a line to paste
-    missing = format_bytes(-tightest_free_bytes(last, context, concurrency))
+    missing = format_bytes(-ft.tightest_free_bytes(last, context, concurrency))
     raise DoesNotFit(
         f"{asked} of {context:,} tokens cannot fit on {last.layout.gpus:,} GPUs "
         f"({last.layout.label}), where the search ends: every GPU lacks {missing}; ask for fewer "
@@ -273,16 +230,16 @@ def _choose(inputs: Inputs) -> Scenario:
 
 def limit_sentence(scenario: Scenario) -> str:
     """How many requests the engine runs concurrently, and by which of its flags."""
-    settings, engine = scenario.settings, scenario.engine.name
-    flag = flag_for(engine.partition(":")[0], "request-limit")
+    settings, engine = scenario.settings, scenario.engine
+    flag = flag_for(engine.family.name, "request-limit")
     source = "by default" if "request_limit" in settings.assumed else "is given"
     replica = " a replica" if scenario.layout.dp > 1 else ""
-    return f"{engine} runs {settings.request_limit:,}{replica} ({flag} {source})"
+    return f"{engine.name} runs {settings.request_limit:,}{replica} ({flag} {source})"
 
 
 def lack_sentence(scenario: Scenario, context_tokens: int) -> str:
     """Why a server does not start with the memory for KV that is given; empty if it does."""
-    if not (lacking := lacking_bytes(scenario, context_tokens)):
+    if not (lacking := ft.lacking_bytes(scenario, context_tokens)):
         return ""
     weights, gpu, layout = max(scenario.weight_bytes), scenario.gpu, scenario.layout
     reserve = scenario.reserve_bytes(scenario.weight_bytes.index(weights), context_tokens)
@@ -298,21 +255,21 @@ def lack_sentence(scenario: Scenario, context_tokens: int) -> str:
 
 def capacity_of(
     scenario: Scenario, stage: int, context_tokens: int, concurrency: int
-) -> Capacity | None:
+) -> ct.Capacity | None:
     """What fits into the memory of a stage; None where nothing is left for a cache.
 
     Only an engine that profiles its logits sets them aside.
     """
-    memory = available_bytes(scenario, stage, context_tokens)
+    memory = ft.available_bytes(scenario, stage, context_tokens)
     if scenario.engine.logits_room != "profiled" and not scenario.inputs.cache_given:
-        memory += transient_bytes(scenario, context_tokens)
+        memory += ft.transient_bytes(scenario, context_tokens)
     if memory <= 0:
         return None
-    replica = -(-concurrency // scenario.layout.dp)
+    replica = scenario.of_replica(concurrency)
     return scenario.engine.capacity(scenario.deployment(stage, context_tokens, replica), memory)
 
 
-def _refused(capacity: Capacity | None) -> bool:
+def _refused(capacity: ct.Capacity | None) -> bool:
     return bool(capacity and capacity.log_lines and capacity.printed_tokens is None)
 
 
@@ -328,9 +285,7 @@ class Assumption:
 
 
 def assumptions(scenario: Scenario) -> list[Assumption]:
-    """Default settings that were taken, with their reasons."""
-    family = scenario.engine.name.partition(":")[0]
-    assumed = dict(scenario.settings.assumed)
+    family, assumed = scenario.engine.family.name, dict(scenario.settings.assumed)
     if "reserve" in assumed:
         assumed["reserve"] = scenario.kept(0, scenario.context_tokens)
     return [
@@ -360,7 +315,7 @@ class Line:
     source: str
 
 
-def overhead_of(found: Answer) -> Overhead:
+def overhead_of(found: Answer) -> ct.Overhead:
     """Memory of the tightest GPU that is neither weights nor cache, as far as it is known."""
     return found.scenario.overhead(found.use.stage, found.context)
 
@@ -430,9 +385,8 @@ _UNITS = {
 
 
 def to_document(
-    found: Answer, options: list[Option], curve: list[tuple[int, int]]
+    found: Answer, options: list[ft.Option], curve: list[tuple[int, int]]
 ) -> dict[str, Any]:
-    """The whole answer as plain values; fractions of bytes become floats."""
     scenario, use = found.scenario, found.use
     inputs, layout, gpu = scenario.inputs, scenario.layout, scenario.gpu
     used = asdict(use) | {"cache": use.cache, "free": use.free}
@@ -491,7 +445,6 @@ def to_document(
 
 
 def _request(found: Answer) -> dict[str, Any]:
-    """One request: on the model as papers count it, and on the tightest GPU as it is stored."""
     return {
         "cached_bytes": found.cached_bytes,
         "token_bytes": float(found.token_bytes),
@@ -529,7 +482,7 @@ def prefix_document(scenario: Scenario, context_tokens: int) -> dict[str, Any] |
     }
 
 
-def _host(tier: HostTier | None) -> dict[str, Any] | None:
+def _host(tier: ct.HostTier | None) -> dict[str, Any] | None:
     if tier is None:
         return None
     pools = [asdict(pool) | {"total_bytes": pool.total_bytes} for pool in tier.pools]

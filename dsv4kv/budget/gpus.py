@@ -14,30 +14,20 @@ from dsv4kv.units import format_bytes
 
 @dataclass(frozen=True)
 class Gpu:
-    """One kind of GPU, or a plain amount of memory.
-
-    Attributes:
-        marketed_gb: Memory on the datasheet, in GB.
-        driver_mib: Memory as the driver reports it, in MiB.
-        cuda_mib: Memory as CUDA gives it to programs, in MiB, as logs of engines print it.
-        arch: What its kernels are compiled for: ``sm_90``, ``gfx950``.
-        bandwidth_gbps: Memory bandwidth on the datasheet, in 10^9 B/s.
-        fp8_tflops: Dense FP8 rate of its tensor cores on the datasheet, in 10^12 FLOP/s.
-        given_bytes: Memory as the user gave it, instead of the above.
-        clock: Coefficients of a step by the type of its experts (``replay.clock.steps``).
-    """
+    """One kind of GPU, or a plain amount of memory."""
 
     name: str
     title: str
     source: str
-    marketed_gb: int | None = None
-    driver_mib: int | None = None
-    cuda_mib: int | None = None
-    arch: str | None = None
-    bandwidth_gbps: int | None = None
-    fp8_tflops: int | None = None
+    marketed_gb: int | None = None  # memory on the datasheet, in GB
+    driver_mib: int | None = None  # memory as the driver reports it, in MiB
+    cuda_mib: int | None = None  # as CUDA gives it to programs, and logs of engines print it
+    arch: str | None = None  # what its kernels are compiled for: ``sm_90``, ``gfx950``
+    bandwidth_gbps: int | None = None  # memory bandwidth on the datasheet, in 10^9 B/s
+    fp8_tflops: int | None = None  # dense rate of its tensor cores on the datasheet
     bf16_tflops: int | None = None
-    given_bytes: int | None = None
+    given_bytes: int | None = None  # memory as the user gave it, instead of the above
+    # coefficients of a step by the type of its experts (``replay.clock.steps``)
     clock: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
 
     @property
@@ -71,7 +61,6 @@ class Gpu:
 
 
 def gpu_names() -> list[str]:
-    """Names of the catalogue, sorted."""
     return shipped_names("gpus")
 
 
@@ -84,6 +73,5 @@ def load_gpu(name: str) -> Gpu:
 
 
 def plain_memory(memory_bytes: int) -> Gpu:
-    """A GPU whose memory alone is known, in bytes."""
     title = f"GPU with {format_bytes(memory_bytes)}"
     return Gpu(name=title, title=title, source="as given", given_bytes=memory_bytes)

@@ -2,31 +2,26 @@
 
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+import shlex
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from dsv4kv.budget.answer import Answer
 from dsv4kv.budget.fit import max_concurrency, tightest_free_bytes
-from dsv4kv.budget.flags import GivenFlag, merge, read_flag
 from dsv4kv.budget.gpus import gpu_names
-from dsv4kv.budget.inputs import read_inputs
-from dsv4kv.budget.scenario import fix_layout, resolve
+from dsv4kv.budget.inputs import READERS, GivenFlag, Inputs, merge, read_flag, read_inputs
+from dsv4kv.budget.layout import Layout
+from dsv4kv.budget.scenario import Scenario, fix_layout, resolve
 from dsv4kv.budget.servers import MODEL_FLAGS, Launch, find_launches
 from dsv4kv.budget.shell import MOST_CHARACTERS
-from dsv4kv.engines.flags import (
-    KEYS,
-    NOTHING,
-    VALUES,
-    Texts,
-    find_flag,
-    near_flag,
-    read_object,
-)
-from dsv4kv.engines.names import FAMILIES, find_engine
+from dsv4kv.engines import names as nm
+from dsv4kv.engines import rule as rl
+from dsv4kv.engines.flags import KEYS, NOTHING, OWN_DRAFTS, VALUES, Flag, Texts, read_object
 from dsv4kv.errors import ConfigError, mask_secrets
 from dsv4kv.files import open_regular
 from dsv4kv.model.presets import config_file, preset_named, preset_names
@@ -53,17 +48,14 @@ class Reading:
 
     @property
     def counted(self) -> list[GivenFlag]:
-        """Flags that are used."""
         return [each for each in self.flags if each.flag and each.flag.means]
 
     @property
     def uncounted(self) -> list[GivenFlag]:
-        """Flags that change sizes and are not counted."""
         return [each for each in self.flags if each.flag and not each.flag.means]
 
     @property
     def unknown(self) -> list[GivenFlag]:
-        """Flags that are not known to change sizes."""
         return [each for each in self.flags if each.flag is None]
 
     @cached_property
@@ -71,7 +63,7 @@ class Reading:
         """Of the first of these, those that are nearly a flag of sizes, with that flag."""
         family = self.launch.family
         spellings = (each.spelling for each in self.unknown[:_MOST_GUESSED])
-        return {each: near for each in spellings if (near := near_flag(family, each))}
+        return {each: near for each in spellings if (near := nm.near_flag(family, each))}
 
 
 def read_command(
@@ -86,10 +78,8 @@ def read_command(
 
     Of several commands ``which`` is its number from 1 or a part of it; ``model`` is what it
     serves, where its own name for the model does not say; ``options`` are the inputs that are
-    given separately, whose flags may have no value; a ``whole`` one has its ranks.
-
-    Raises:
-        ConfigError: No command, several without a choice, or a value that cannot be read.
+    given separately, whose flags may have no value; a ``whole`` one has its ranks. Raises
+    ``ConfigError`` for no command, several without a choice, or a value that cannot be read.
     """
     with _launches(given) as launches:
         return _interpret(_choose(launches, which), model, options, whole=whole)
@@ -193,7 +183,7 @@ def _interpret(
     if launch.role and launch.benched_tokens and not is_given:
         merged["context"] = str(launch.benched_tokens)
         unread.append(f"a longest request: its benchmark's {launch.benched_tokens:,} tokens")
-    ranks = () if FAMILIES[launch.family].by_layers else _NEEDED[1:]
+    ranks = () if nm.FAMILIES[launch.family].by_layers else _NEEDED[1:]
     texts = {name: "1" for name in ranks if name not in absent} | merged
     if named:
         texts["model"] = named
@@ -208,7 +198,7 @@ def _interpret(
         texts["gpu"] = launch.gpu
     name = f"{launch.family}:{launch.version}" if launch.version else launch.family
     try:
-        find_engine(name)
+        nm.find_engine(name)
     except ConfigError:  # an unknown version: the newest one's rules
         unread.append(f"version {launch.version}, of no known rules: the newest are taken")
         name = launch.family
@@ -248,7 +238,7 @@ def _read_flags(launch: Launch) -> tuple[list[GivenFlag], list[tuple[str, str]]]
     """Flags with what they mean; inputs and words of those whose value nothing sets."""
     flags, unset = list[GivenFlag](), list[tuple[str, str]]()
     for name, value in [*launch.variables.items(), *launch.flags]:
-        flag = find_flag(launch.family, name)
+        flag = nm.find_flag(launch.family, name)
         if not name.startswith("-") and not (flag and name in flag.spellings.split()):
             continue
         if flag and flag.means not in (None, NOTHING) and not flag.switch and not value:
@@ -265,7 +255,7 @@ def _uncounted_inside(family: str, value: str) -> Iterator[GivenFlag]:
     """Keys of a JSON object that are flags, too, and change sizes uncounted."""
     with suppress(ConfigError):
         for key, text in read_object(value).items() if value.startswith("{") else ():
-            flag = find_flag(family, f"--{key}")
+            flag = nm.find_flag(family, f"--{key}")
             if flag and not flag.means and text is not None:
                 yield read_flag(family, f"--{key}", str(text))
 
@@ -321,7 +311,6 @@ def flag_costs(reading: Reading, given: Texts, found: Answer) -> Iterator[FlagCo
 
 
 def command_document(reading: Reading, costs: Iterable[FlagCost]) -> dict[str, Any]:
-    """The command as plain values."""
     by_flag = {cost.flag.spelling: cost for cost in costs}
     return {
         "engine": reading.launch.family,
@@ -345,3 +334,137 @@ def command_document(reading: Reading, costs: Iterable[FlagCost]) -> dict[str, A
         "not_known_to_change_sizes": [flag.spelling for flag in reading.unknown],
         "not_read": list(reading.unread),
     }
+
+
+# ---- the launch command of a deployment, in its engine's own flags
+
+_NAMES = {
+    "v4-flash": "deepseek-ai/DeepSeek-V4-Flash",
+    "v4-pro": "deepseek-ai/DeepSeek-V4-Pro",
+    "v4.1-flash": "deepseek-ai/DeepSeek-V4.1-Flash",
+}
+OURS = {*("engine", "gpu", "hbm", "weights", "reserve", "concurrency"), "host_memory"}
+"""Inputs that no launch command says."""
+_WRITTEN = {
+    *OURS, "model", "checkpoint", "gpus", "tp", "dp", "pp", "ep", "draft_layers", "draft_tokens",
+}  # fmt: skip
+"""Those, and what ``launch_command`` writes."""
+_DRAFTING = {"draft-layers", "draft-tokens", OWN_DRAFTS}
+
+
+def launch_command(
+    engine: str, preset: str, layout: Layout, drafts: int = 0, args: str = ""
+) -> str:
+    """The command that starts one server; ``ConfigError`` where its flags are not known."""
+    family = nm.family_of(engine)
+    launch = family.launch if family else rl.Launch()
+    parts = {
+        launch.arguments: True,
+        launch.stages: layout.pp > 1,
+        launch.replicas: layout.dp > 1,
+        launch.drafts: drafts > 0,
+    }
+    if not launch.arguments or any(needed and not words for words, needed in parts.items()):
+        known = " or ".join(nm.replayed_engines())
+        raise ConfigError(f"--engine {engine}: choose {known}, or a version of theirs.")
+    words = " ".join([launch.program, *(words for words, needed in parts.items() if needed)])
+    line = words.format(
+        model=shlex.quote(_NAMES.get(preset, preset)),
+        ranks=layout.tp * layout.dp,
+        count=drafts,
+        verified=drafts + 1,
+        **vars(layout),
+    )
+    return f"{line} {args}".rstrip()
+
+
+def launch_line(
+    scenario: Scenario, context_tokens: int, requests: int, typed: Sequence[GivenFlag] = ()
+) -> str:
+    """The command that starts a deployment, read again and found to hold as many requests.
+
+    Flags that were ``typed`` are kept as they are where they still hold. Empty where the engine
+    has no such flags.
+    """
+    inputs, family = scenario.inputs, nm.family_of(scenario.engine.name)
+    assert family is not None
+    shown = [each for each in typed if each.flag and each.flag.written and not each.is_secret]
+    kept = _still_true(family, inputs, shown)
+    drafts = inputs.draft_tokens - (family.launch.counts_verified and inputs.draft_tokens > 0)
+    drafts = 0 if any(each.texts.keys() & _DRAFTING for each in kept) else drafts
+    try:
+        given = list(_flags(family, inputs, kept))
+        line = launch_command(
+            family.name, inputs.checkpoint or inputs.model, scenario.layout, drafts
+        )
+        flags = [word for word in given if word.startswith("-") and word not in line.split()]
+        variables = [word for word in given if not word.startswith("-")]
+        line = " ".join([*variables, line, *flags])
+        read = read_inputs(read_command(line).texts)
+        again, *others = resolve(replace(read, **{name: getattr(inputs, name) for name in OURS}))
+    except (ConfigError, KeyError):
+        return ""
+    same = not others and again.layout.gpus == scenario.layout.gpus
+    return line if same and max_concurrency(again, context_tokens) == requests else ""
+
+
+def _still_true(family: rl.Family, inputs: Inputs, typed: Sequence[GivenFlag]) -> list[GivenFlag]:
+    drafting = [each for each in typed if each.texts.keys() & _DRAFTING]
+    others = [[each] for each in typed if each not in drafting]
+    kept = list[GivenFlag]()
+    for group in [drafting, *others]:
+        texts = merge(family.name, group)
+        names = {name.replace("-", "_") for name in texts}
+        with suppress(ConfigError):
+            read = read_inputs(texts)
+            if all(getattr(read, name) == getattr(inputs, name) for name in names):
+                kept += group
+    return kept
+
+
+def _flags(family: rl.Family, inputs: Inputs, typed: Sequence[GivenFlag]) -> Iterator[str]:
+    """A flag, or a variable, for every input that was given; ``KeyError`` for no flag."""
+    said = family.launch.written
+    written = {
+        name: said[f"{name}={value}"]
+        for name, value in vars(inputs).items()
+        if f"{name}={value}" in said
+    }
+    for words in written.values():
+        yield words.format(host_gib=(inputs.host_size or 0) / 2**30)
+    sized = any("{host_gib" in words for words in written.values())
+    skipped = _WRITTEN | set(written) | ({"host_size"} if sized else set())
+    for each in typed:
+        names = {name.replace("-", "_") for name in merge(family.name, [each])}
+        if each.flag and (each.texts.keys() & _DRAFTING or not names & skipped):
+            skipped |= names
+            yield (
+                each.spelling if each.flag.switch else _join(each.flag, each.value, each.spelling)
+            )
+    for field in fields(Inputs):
+        value = getattr(inputs, field.name)
+        if field.name in skipped or value == field.default:
+            continue
+        try:
+            yield _flag(family.name, field.name.replace("_", "-"), value)
+        except KeyError:
+            if (field.name, value) != ("block_tokens", family.block_tokens):  # its own anyway
+                raise
+
+
+def _flag(family: str, name: str, value: Any) -> str:
+    """The flag, or variable, that is read as a value; raises ``KeyError``."""
+    text = f"{float(value):g}" if isinstance(value, Fraction) else str(value)
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else text
+    text = str(value >> 20) if name == "logits-limit" else text
+    for flag in nm.FAMILIES[family].flags:
+        for word in ("1", text) if flag.is_variable else ("on" if flag.switch else text,):
+            with suppress(ConfigError):
+                read = flag.means.of(word) if flag.means and flag.written else {}
+                if [*read] == [name] and READERS[name](read[name]) == value:
+                    return flag.name if flag.switch else _join(flag, word, flag.name)
+    raise KeyError(name)
+
+
+def _join(flag: Flag, text: str, spelling: str) -> str:
+    return f"{spelling}{'=' if flag.is_variable else ' '}{shlex.quote(text)}"

@@ -26,7 +26,6 @@ class Layout:
 
     @property
     def gpus(self) -> int:
-        """GPUs altogether."""
         return self.tp * self.dp * self.pp
 
     @cached_property
@@ -61,9 +60,7 @@ def candidate_layouts(config: DSV4Config, wish: LayoutWish, most_gpus: int) -> l
 
     By default a replica grows by tensor parallelism to a server of eight GPUs, and more servers
     are more replicas, as engines are started; where all ranks or none are replicas, all are.
-
-    Raises:
-        ConfigError: The wish contradicts itself or the model.
+    Raises ``ConfigError`` for a wish that contradicts itself or the model.
     """
     pp = wish.pp or 1
     if pp > config.num_layers:

@@ -57,21 +57,18 @@ class Storage:
 
     @property
     def output(self) -> Stored:
-        """Type of the first of the output's two projections."""
         return self.dense if self.own else BF16
 
     @property
     def words(self) -> str:
-        """All of it in words."""
         assumed = f" ({self.assumed})" if self.assumed else ""
         return f"{self.experts.name} experts, {self.dense.name} elsewhere{assumed}"
 
 
 def read_storage(config: Config, expert_dtype: str | None, name: str) -> Storage:
-    """Read a ``quantization_config``; ``expert_dtype`` is the key of DeepSeek's own files.
+    """Read a ``quantization_config``; raises ``ConfigError`` for a method that is not known.
 
-    Raises:
-        ConfigError: A method whose bytes are not known; says which, and what to give.
+    ``expert_dtype`` is the key of DeepSeek's own files.
     """
     method = str(config.get("quant_method") or ("mlx" if "bits" in config else "")).lower()
     if not method:
@@ -244,11 +241,7 @@ _BY_NAME: tuple[tuple[str, Config | None], ...] = (
 
 
 def storage_of_name(name: str) -> Storage | None:
-    """What a checkpoint's name says of its types; None where it says nothing.
-
-    Raises:
-        ConfigError: A name of a format whose bits are not known from it.
-    """
+    """What a checkpoint's name says of its types, if anything; raises ``ConfigError``."""
     for words, config in _BY_NAME:
         if re.search(words, name.lower()):
             if config is None:

@@ -6,18 +6,19 @@ from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
-from dsv4kv.budget.gpus import Gpu
-from dsv4kv.budget.inputs import Inputs
+from dsv4kv.budget.gpus import Gpu, load_gpu, plain_memory
+from dsv4kv.budget.inputs import DEFAULT_GPU, Inputs
 from dsv4kv.budget.layout import Layout, LayoutWish, candidate_layouts
-from dsv4kv.budget.lookup import find_formats, find_gpu, find_model, find_weights
-from dsv4kv.budget.weights import Weights
-from dsv4kv.engines.contract import Default, Defaults, Deployment, Engine, Machine, Overhead
+from dsv4kv.budget.weights import Weights, find_weights, model_file
+from dsv4kv.engines.contract import Default, Defaults, Deployment, Engine, Machine, Overhead, Start
 from dsv4kv.engines.formats import PLACES, Site, stored_formats
 from dsv4kv.engines.names import engine_family, find_engine
-from dsv4kv.errors import ConfigError
+from dsv4kv.errors import ConfigError, find_name
+from dsv4kv.model import presets as ps
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.schedule import AttentionType, build_schedule
-from dsv4kv.model.schema import CacheFormats
+from dsv4kv.model.schema import CacheFormats, choose_formats
+from dsv4kv.units import format_bytes
 
 MOST_GPUS = 1024
 """Where the search for enough GPUs ends."""
@@ -25,29 +26,46 @@ MOST_GPUS = 1024
 _LAYER_GPUS = range(1, 17)  # that are tried of an engine without heads to split by
 
 
+def find_model(name: str) -> DSV4Config:
+    """A preset, or a config.json; raises ``ConfigError`` with the nearest names."""
+    name = ps.preset_of(name)
+    if model_file(name):
+        return ps.load_model(name)
+    otherwise = ", or the path of a Hugging Face config.json"
+    return ps.load_model(find_name(name, ps.preset_names(), "model", otherwise))
+
+
+def find_gpu(inputs: Inputs) -> Gpu:
+    """The GPU named, or the memory given; raises ``ConfigError``."""
+    if inputs.hbm is None:
+        return load_gpu(inputs.gpu or DEFAULT_GPU)
+    if inputs.gpu is not None:
+        raise ConfigError(
+            f"--gpu {inputs.gpu} and --hbm {format_bytes(inputs.hbm)} both give a GPU's memory: "
+            "keep one."
+        )
+    return plain_memory(inputs.hbm)
+
+
+def find_formats(inputs: Inputs, config: DSV4Config) -> CacheFormats:
+    """Formats of the entries on one rank; raises ``ConfigError`` with the choices."""
+    return choose_formats(config, inputs.main_format, inputs.window_format, inputs.indexer_format)
+
+
 @dataclass(frozen=True)
 class Settings:
-    """Inputs that decide a deployment's sizes, next to model, GPU and layout.
-
-    Attributes:
-        reserve: Bytes of the usable share kept for activations, graphs and communication.
-        step_tokens: Tokens of one step of one replica.
-        request_limit: Requests that one replica runs concurrently; None for any number.
-        logits_limit: Bytes that the indexer's logits are cut to; None where they are not.
-        extra_slots: Requests that a decode side receives while others run.
-        assumed: Defaults that were taken, by the name of the input.
-    """
+    """Inputs that decide a deployment's sizes, next to model, GPU and layout."""
 
     memory_fraction: Fraction
-    reserve: int
-    step_tokens: int
+    reserve: int  # bytes of the usable share kept for activations, graphs and communication
+    step_tokens: int  # tokens of one step of one replica
     overlap: int
     in_flight_tokens: int
-    request_limit: int | None
-    logits_limit: int | None
+    request_limit: int | None  # requests that one replica runs concurrently; None for any number
+    logits_limit: int | None  # bytes that the indexer's logits are cut to; None where they are not
     window_slots: str | None
-    extra_slots: int
-    assumed: Defaults
+    extra_slots: int  # requests that a decode side receives while others run
+    assumed: Defaults  # defaults that were taken, by the name of the input
 
 
 @dataclass(frozen=True)
@@ -77,7 +95,6 @@ class Scenario:
 
     @property
     def budget_bytes(self) -> int:
-        """Bytes of one GPU that may be used."""
         share = 1 if self.engine.shares_rest else self.settings.memory_fraction
         return int(self.gpu.memory_bytes * share)
 
@@ -125,10 +142,14 @@ class Scenario:
             unified_slots=bool(inputs.unified_slots) or "request_limit" in settings.assumed,
         )
 
+    def start(self, stage: int, context_tokens: int) -> Start:
+        """A rank of a stage when its engine starts."""
+        deployment, given = self.deployment(stage, context_tokens), _given_in(self.inputs)
+        return Start(deployment, self.settings.step_tokens, self.machine, given)
+
     def overhead(self, stage: int, context_tokens: int) -> Overhead:
         """Memory of a rank of a stage that is neither weights nor cache, as far as it is known."""
-        deployment, given = self.deployment(stage, context_tokens), _given_in(self.inputs)
-        return self.engine.overhead(deployment, self.settings.step_tokens, self.machine, given)
+        return self.engine.overhead(self.start(stage, context_tokens))
 
     def kept(self, stage: int, context_tokens: int) -> Default:
         """What a rank keeps for all but weights and cache, with what nine in ten are within.
@@ -138,21 +159,20 @@ class Scenario:
         assumed = self.settings.assumed.get("reserve")
         if assumed is None:
             return Default(self.settings.reserve, "as given")
-        deployment, given = self.deployment(stage, context_tokens), _given_in(self.inputs)
-        machine = replace(self.machine, dp=self.layout.dp)
-        tokens = self.settings.step_tokens
-        if found := self.engine.reserve(deployment, tokens, machine, given):
+        start, machine = (
+            self.start(stage, context_tokens),
+            replace(self.machine, dp=self.layout.dp),
+        )
+        if found := self.engine.reserve(start._replace(machine=machine)):
             return found
-        known = sum(held.size_bytes for held in self.overhead(stage, context_tokens).reserve)
+        known = sum(held.size_bytes for held in self.engine.overhead(start).reserve)
         return assumed._replace(value=max(assumed.value, known))
 
     def reserve_bytes(self, stage: int, context_tokens: int) -> int:
-        """Bytes of ``kept``."""
         return int(self.kept(stage, context_tokens).value)
 
     @cached_property
     def weight_bytes(self) -> tuple[int, ...]:
-        """Weights on one rank of every stage."""
         found = []
         for stage, layers in enumerate(self.stages):
             deployment = self.deployment(stage, self.context_tokens)
@@ -166,15 +186,15 @@ class Scenario:
     @cached_property
     def indexed_ratio(self) -> int | None:
         """Fewest tokens of an indexer key; None for a model without indexer."""
-        ratios = [
-            layer.ratio
-            for layer in build_schedule(self.config)
-            if layer.attn in (AttentionType.CSA, AttentionType.DSA)
-        ]
+        indexed = AttentionType.CSA, AttentionType.DSA
+        ratios = [each.ratio for each in build_schedule(self.config) if each.attn in indexed]
         return min(ratios) if ratios and self.formats.indexer.entry_bytes else None
 
+    def of_replica(self, requests: int) -> int:
+        """The most of some concurrent requests that one replica has."""
+        return -(-requests // self.layout.dp)
+
     def drafts_of(self, stage: int) -> int:
-        """Draft layers of a stage: the last one has them."""
         return self.inputs.draft_layers if stage == self.layout.pp - 1 else 0
 
 
@@ -183,11 +203,7 @@ def _given_in(inputs: Inputs) -> dict[str, Any]:
 
 
 def resolve(inputs: Inputs) -> list[Scenario]:
-    """Look everything up; a scenario per layout that the engine takes, from few GPUs to many.
-
-    Raises:
-        ConfigError: An unknown name, a contradictory layout, weights that are not known.
-    """
+    """A scenario per layout that the engine takes, from few GPUs to many; or ``ConfigError``."""
     config, gpu, engine = find_model(inputs.model), find_gpu(inputs), find_engine(inputs.engine)
     _refuse(inputs, config, engine, gpu)
     launch = engine.family.launch
@@ -265,30 +281,25 @@ def _settle(inputs: Inputs, engine: Engine, machine: Machine, replicas: int) -> 
 
 def _refuse(inputs: Inputs, config: DSV4Config, engine: Engine, gpu: Gpu) -> None:
     amd, keeps = (gpu.arch or "").startswith("gfx"), inputs.prefix_cache == "on"
+    radix = inputs.hisparse and keeps and inputs.role != "decode"
     asked = {  # by the name of a limit: whether it is asked for, and what it is
         "dcp": (inputs.dcp > 1, "decode context parallelism"),
         "prefill_cp": (inputs.prefill_cp > 1, "prefill context parallelism"),
         "hisparse": (inputs.hisparse, "HiSparse"),
-        "hisparse_radix": (inputs.hisparse and keeps and inputs.role != "decode", "HiSparse"),
-        "unified_memory": (
-            inputs.unified_memory, "unified memory (pools that borrow from each other)"
-        ),
-        "unified_kv": (
-            inputs.unified_kv and amd,
-            "unified KV (a ring of windows for every request, on AMD's GPUs)",
-        ),
+        "hisparse_radix": (radix, "HiSparse"),
+        "unified_memory": (inputs.unified_memory,
+                           "unified memory (pools that borrow from each other)"),
+        "unified_kv": (inputs.unified_kv and amd,
+                       "unified KV (a ring of windows for every request, on AMD's GPUs)"),
     }  # fmt: skip
     for limit in engine.family.limits:
-        given, name = asked.get(limit.asked, (False, ""))
+        given, name = asked[limit.asked]
         if not given or config.kind not in limit.kinds:
             continue
+        why = f"what {engine.name} keeps of {config.name} with it is not sized."
         if limit.said and engine.name == engine_family(engine.family.name)[-1]:
-            raise ConfigError(
-                f'{name}: {engine.name} refuses it for {config.name}: "{limit.said}".'
-            )
-        raise ConfigError(
-            f"{name}: what {engine.name} keeps of {config.name} with it is not sized."
-        )
+            why = f'{engine.name} refuses it for {config.name}: "{limit.said}".'
+        raise ConfigError(f"{name}: {why}")
 
 
 def _formats(
@@ -303,13 +314,10 @@ def _formats(
         for place, (name, reason) in stored.items()
         if reason and not engine.own
     }
-    main, window, indexer = (stored[place][0] for place in PLACES)
-    given = replace(inputs, main_format=main, window_format=window, indexer_format=indexer)
-    return find_formats(given, config), reasons
+    return choose_formats(config, *(stored[place][0] for place in PLACES)), reasons
 
 
 def fix_layout(scenario: Scenario) -> Inputs:
-    """The inputs of a scenario with its layout written out."""
     layout = scenario.layout
     return replace(
         scenario.inputs, gpus=layout.gpus, tp=layout.tp, dp=layout.dp, pp=layout.pp, ep=layout.ep

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from dsv4kv.budget import shell as sh
-from dsv4kv.engines.flags import Flag, find_flag
-from dsv4kv.engines.names import FAMILIES
+from dsv4kv.engines.flags import Flag
+from dsv4kv.engines.names import FAMILIES, find_flag
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import Unparsable, load_yaml, read_document
+from dsv4kv.files import Unparsable, YamlLoader, load_yaml, read_document
 
 _DEEPEST = 20
 _MOST_SHELLS = 1_000  # words of a document that are read as scripts themselves
-_MOST_SEARCHED = 2**24  # characters, for keys of YAML
 _MOST_UNREAD = 32  # words without a meaning that are named
 _MOST_LAUNCHES = 256  # each of which is judged by the whole text
 MODEL_FLAGS = ("--model", "--model-path", "--model_path", "-m", "-hf")
@@ -39,7 +38,7 @@ _ASCEND = re.compile(
 _PINNED = re.compile(rf"\b({'|'.join(FAMILIES)})(?:\s*==\s*|(?:-\w+)?:v?)(\d+\.\d+(?:\.\d+)?)")
 _NIGHTLY = re.compile(rf"\b({'|'.join(FAMILIES)})(?:-\w+)?:nightly[\w.-]*?-(20\d{{6}})\b")
 _NAMING = ("model_id", "model_source", "modelURL", "model_name", "hf_model_id")
-_UNIT = re.compile(r"(?m)^\[(?:Service|Container|program:.*)\]")
+_UNIT = re.compile(r"(?m)^\[Service\]")
 _SETTINGS = {"--config", "--extra-engine-args", "--extra-llm-api-options"}
 """Flags that name a file of more flags, which a script or a ConfigMap next to it may hold."""
 _ROLES = {"prefill", "decode", "aggregated", "agg"}
@@ -49,29 +48,19 @@ _PROGRAM = re.compile(r"(?:.*/)?(?:python[\d.]*|(?:ba|z|da)?sh|sleep|tail|nginx|
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch command, with the version that its image or its installation names.
-
-    Attributes:
-        flags: With their values, empty for a switch, the model first.
-        line: Where it begins, from 1.
-        role: Its side, where it is one of prefill and decode.
-        names: What else names its model, the likeliest first.
-        benched_tokens: The longest request of the benchmark that is next to it.
-        unread: Words whose meaning nothing says, and variables that were read as unset.
-        mentioned: The only model that the whole text names, comments included.
-    """
+    """One launch command, with the version that its image or its installation names."""
 
     family: str
     version: str | None
-    flags: tuple[tuple[str, str], ...]
+    flags: tuple[tuple[str, str], ...]  # with their values, empty for a switch, the model first
     variables: Mapping[str, str]
-    line: int = 1
-    role: str = ""
+    line: int = 1  # where it begins, from 1
+    role: str = ""  # its side, where it is one of prefill and decode
     gpu: str = ""
-    names: tuple[str, ...] = ()
-    benched_tokens: int = 0
-    unread: tuple[str, ...] = ()
-    mentioned: str | None = None
+    names: tuple[str, ...] = ()  # what else names its model, the likeliest first
+    benched_tokens: int = 0  # the longest request of the benchmark that is next to it
+    unread: tuple[str, ...] = ()  # words that nothing explains, variables read as unset
+    mentioned: str | None = None  # the only model that the whole text names, comments included
 
     @property
     def started(self) -> tuple[Any, ...]:
@@ -98,10 +87,8 @@ class _Around:
     gpu: str = ""
     names: tuple[str, ...] = ()
     benched_tokens: int = 0
-    start: int = 0
     shells: Iterator[int] = field(default_factory=lambda: iter(range(_MOST_SHELLS)))
     settings: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    searched: list[int] = field(default_factory=lambda: [0])  # characters; all share the cell
     sides: Mapping[str, Any] = field(default_factory=dict)
     """Variables of prefill and decode, which a recipe has next to or above their flags."""
 
@@ -116,41 +103,26 @@ class _Around:
             self.settings[text] = _given(documents[0] if documents else {})
         return self.settings[text]
 
-    def find_key(self, name: str, text: str, start: int) -> int:
-        """Where a YAML key from ``start`` on ends; ``start`` where the search costs too much."""
-        if self.searched[0] > _MOST_SEARCHED:
-            return start
-        place = re.compile(rf"(?m)(?:^|[{{,-])[^\S\n]*['\"]?{re.escape(name)}['\"]?\s*:")
-        found = place.search(text, start)
-        end = found.end() if found else len(text)
-        self.searched[0] += end - start
-        return found.end() if found else start
-
     def within(self, document: Mapping[Any, Any]) -> "_Around":
         """The same with what a mapping says of all that is in it."""
         said = [document.get(key) for key in ("type", "backend", "engine", "framework")]
-        family = next(filter(None, map(_family_named, said)), self.family)
-        model = document.get("model")
-        inner = (
-            [model.get(key) for key in ("name", "path")] if isinstance(model, dict) else [model]
-        )
-        inner += [document.get(key) for key in _NAMING]
-        names = [each for each in inner if isinstance(each, str)]
-        inside = [document, document.get("resources"), document.get("nodeSelector")]
+        model, benched = document.get("model"), document.get("benchmark")
+        naming = [document.get(key) for key in ("model", *_NAMING)]
+        if isinstance(model, dict):
+            naming[:1] = [model.get("name"), model.get("path")]
+        inside = (document, document.get("resources"), document.get("nodeSelector"))
         keys = ("gpu_type", "nvidia.com/gpu.product")
         gpus = [each.get(key) for each in inside if isinstance(each, dict) for key in keys]
         gpu = next((each for each in gpus if isinstance(each, str)), self.gpu)
-        benched = document.get("benchmark")
-        benched = benched if isinstance(benched, dict) else {}
-        given = [benched.get(key) for key in ("isl", "osl")]
+        given = [benched.get(key) for key in ("isl", "osl")] if isinstance(benched, dict) else []
         lengths = [each for each in given if isinstance(each, int)]
         own = _environment(document)
         return replace(
             self,
             variables={**self.variables, **own} if own else self.variables,
-            family=family,
+            family=next(filter(None, map(_family_named, said)), self.family),
             gpu=gpu.lower().removeprefix("nvidia-"),
-            names=(*names, *self.names),
+            names=(*(each for each in naming if isinstance(each, str)), *self.names),
             benched_tokens=sum(lengths) if len(lengths) > 1 else self.benched_tokens,
             sides={**self.sides, **{key: document[key] for key in document if key in _SIDES}},
         )
@@ -173,19 +145,20 @@ def find_launches(
         found = list(_in_script(text, _Around(outer, files)))
     else:
         around = _Around(outer, files | dict(_config_maps(documents)))
-        found = list(_in_yaml(documents, around, text))
+        found = list(_in_yaml(documents, around))
     if len(found) > _MOST_LAUNCHES:
         raise ConfigError(
             f"it has {len(found):,} launch commands: give those that you mean, at most "
             f"{_MOST_LAUNCHES}."
         )
+    ascend = "ascend-910b" if _ASCEND.search(text) else ""
     for launch in found:
         version = pinned[2] if pinned and pinned[1] == launch.family else None
         own = {name: v for name, v in launch.variables.items() if outer.get(name) != v}
-        gpu = launch.gpu or ("ascend-910b" if _ASCEND.search(text) else "")
-        whole = replace(launch, variables=own, version=launch.version or version, gpu=gpu)
-        is_nightly = nightly and nightly[1] == whole.family and whole.version is None
-        yield _dated(whole, nightly[2]) if nightly and is_nightly else whole
+        version, gpu = launch.version or version, launch.gpu or ascend
+        whole = replace(launch, variables=own, version=version, gpu=gpu)
+        dated = nightly and nightly[1] == whole.family and version is None
+        yield _dated(whole, nightly[2]) if nightly and dated else whole
 
 
 def _dated(launch: Launch, day: str) -> Launch:
@@ -197,14 +170,31 @@ def _dated(launch: Launch, day: str) -> Launch:
     return replace(launch, version=before[-1], unread=(*launch.unread, said))
 
 
+class _Placed(str):
+    """A text of YAML, with the line that it begins in, from 0."""
+
+    line = 0
+
+
+class _Loader(YamlLoader):
+    """Keeps the lines of texts."""
+
+    def construct_placed(self, node: Any) -> _Placed:
+        found = _Placed(node.value)
+        found.line = node.start_mark.line + (node.style in ("|", ">"))  # a block begins below
+        return found
+
+
+_Loader.add_constructor("tag:yaml.org,2002:str", _Loader.construct_placed)
+
+
 def _as_yaml(text: str) -> list[dict[Any, Any]] | None:
-    """Documents that are mappings; None for anything else, such as a script."""
     if "\n" not in text.strip() and not text.lstrip().startswith(("{", "[")):
         return None  # a line with JSON among its words, which is a mapping to YAML
     if _UNIT.search(text):
         return None
     try:
-        documents = [each for each in load_yaml(text) if each is not None]
+        documents = [each for each in load_yaml(text, _Loader) if each is not None]
     except Unparsable:
         return None
     if len(documents) == 1 and isinstance(documents[0], list):
@@ -226,9 +216,8 @@ def _config_maps(documents: Iterable[Mapping[Any, Any]]) -> Iterator[tuple[str, 
 
 def _settings_in(folder: Path, text: str) -> Iterator[tuple[str, str]]:
     for flag in _SETTINGS:
-        for value in re.findall(
-            rf"{flag.replace('-', '[-_]')}(?:=|\s+|\W{{3,9}})([\w./-]+)", text
-        ):
+        named = rf"{flag.replace('-', '[-_]')}(?:=|\s+|\W{{3,9}})([\w./-]+)"
+        for value in re.findall(named, text):
             with suppress(OSError, ValueError):
                 name = Path(value).name
                 yield name, read_document(folder / name, 2**18).decode()
@@ -245,8 +234,7 @@ def _in_script(text: str, around: _Around) -> Iterator[Launch]:
 
 
 def _as_shell(text: str) -> str:
-    """A unit of systemd, Quadlet or supervisord as shell, of Markdown the code; lines kept."""
-    text = re.sub(r"(?m)(?<=\s)[`^][^\S\n]*$\n", "\\\\\n", text)  # continued as on Windows
+    """A unit of systemd as shell, of Markdown the code; lines kept."""
     if len(re.findall(r"(?m)^[^\S\n]*```", text)) > 1:
         parts = re.split(r"(?m)^([^\S\n]*```.*)$", text)
         prose = {n for n in range(len(parts)) if n % 4 != 2}  # text, fence, code, fence
@@ -255,20 +243,15 @@ def _as_shell(text: str) -> str:
         )
     if not _UNIT.search(text):
         return text
-    image = re.search(r"(?m)^Image=(\S+)", text)
-    text = re.sub(r"(?mi)^environment=", "export ", text)
-    text = re.sub(r"(?m)^(?:ExecStart|command)=[-@:+!|]*", "", text)
-    return re.sub(r"(?m)^Exec=", f"podman run {image[1]} " if image else "", text)
+    text = re.sub(r"(?m)^Environment=", "export ", text)
+    return re.sub(r"(?m)^ExecStart=[-@:+!|]*", "", text)
 
 
 def _in_shell(
     text: str, around: _Around, *, decide: bool = True, depth: int = 0
 ) -> Iterator[Launch]:
-    # without Markdown's fences and prompts, lines kept
-    bare = re.sub(r"^[^\S\n]*(```.*|[$>%]\s+(?=\S))", "", text, flags=re.MULTILINE).replace(
-        "`", " "
-    )
-    for each in sh.read_script(bare, around.variables, decide=decide):
+    bare = re.sub(r"(?m)^[^\S\n]*(```.*|[$>%]\s+(?=\S))", "", text)  # no fences, no prompts
+    for each in sh.read_script(bare.replace("`", " "), around.variables, decide=decide):
         words, own = each.words, replace(around, variables=each.variables)
         if launch := _launch(words, own, depth):
             unset = tuple(f"${name}, which is not set" for name in each.unset)
@@ -301,7 +284,6 @@ def _with(around: _Around, variables: Mapping[str, str]) -> _Around:
 
 
 def _container(words: list[str]) -> tuple[str, list[str], dict[str, str]]:
-    """The image of ``docker run``, the words that it runs, and its variables."""
     if not (_RUNNERS & set(words) and "run" in words):
         return "", [], {}
     place, entry = words.index("run") + 1, ""
@@ -325,14 +307,6 @@ def _family_named(text: object) -> str:
     return plain if plain in FAMILIES else ""
 
 
-def _family_of_image(word: str) -> str:
-    """Whose server an image starts: ``vllm/vllm-openai:v0.26.0``; empty for others."""
-    for name, family in FAMILIES.items():
-        if any(part in word.lower() for part in family.launch.images):
-            return name
-    return ""
-
-
 def _set_before(words: list[str]) -> dict[str, str]:
     own: dict[str, str] = {}
     for flag, word in zip(["", *words], words, strict=False):
@@ -347,10 +321,12 @@ def _make(family: str, arguments: list[str], around: _Around) -> Launch:
     words, unread = _to_read(arguments)
     forks = (name for name, row in FAMILIES.items() if set(row.marks) & set(words))
     family = next(forks, family)
-    pairs = list(_pairs(family, words))
-    settings: list[tuple[str, str]] = []
+    settings, own = list[tuple[str, str]](), list[tuple[str, str]]()
     files = {Path(name).name: text for name, text in around.files.items()}  # of any mount
-    for spelling, value in [pair for pair in pairs if pair[0].replace("_", "-") in _SETTINGS]:
+    for spelling, value in _pairs(family, words):
+        if spelling.replace("_", "-") not in _SETTINGS:
+            own.append((spelling, value))
+            continue
         text = around.files.get(value) or files.get(Path(value).name)
         try:
             read = around.settings_of(sh.fill_in(text, around.variables)) if text else None
@@ -359,12 +335,11 @@ def _make(family: str, arguments: list[str], around: _Around) -> Launch:
         settings += read or ()
         if read is None and len(unread) < _MOST_UNREAD:
             unread.append(f"{spelling} {value}")
-    pairs = [pair for pair in pairs if pair[0].replace("_", "-") not in _SETTINGS]
-    served = [value for name, value in pairs if name == "--served-model-name"]
+    served = [value for name, value in own if name == "--served-model-name"]
     return Launch(
         family,
         None,
-        (*settings, *pairs),  # a flag that was typed wins
+        (*settings, *own),  # a flag that was typed wins
         around.variables,
         role=around.role,
         gpu=around.gpu,
@@ -414,12 +389,11 @@ def _to_read(arguments: list[str]) -> tuple[list[str], list[str]]:
     """The words of a server's own, without files that it writes to; those that have no value."""
     own, unread, before = list[str](), list[str](), ""
     for word in arguments:
+        redirects = re.match(r"\d?[<>]", word) or re.fullmatch(r"\d?[<>]+", before)
         path = re.search("(?i)model|path|ckpt", word) and not own
-        if re.match(r"\d?[<>]", word) or re.fullmatch(r"\d?[<>]+", before):
-            pass
-        elif word.startswith("$") and not before.startswith("-") and not path:
+        if not redirects and word.startswith("$") and not before.startswith("-") and not path:
             unread.append(word)
-        elif re.search(r"\w", word):
+        elif not redirects and re.search(r"\w", word):
             own.append(word)
         before = word if "=" not in word else "="
     return own, unread
@@ -437,54 +411,56 @@ def _is_value(flag: Flag | None, following: list[str]) -> bool:
 _CONTAINER = ("entrypoint", "command", "args", "cmd")
 
 
-def _in_yaml(document: Any, around: _Around, text: str, depth: int = 0) -> Iterator[Launch]:
+def _in_yaml(document: Any, around: _Around, depth: int = 0) -> Iterator[Launch]:
     if depth > _DEEPEST:
         return
     if isinstance(document, str):
         with suppress(ConfigError):
             for launch in filter(lambda found: found.flags, _in_shell(document, around)):
-                yield _located(launch, document, around, text)
+                yield _located(launch, document)
     elif isinstance(document, list):
         for each in document:
-            yield from _in_yaml(each, around, text, depth + 1)
+            yield from _in_yaml(each, around, depth + 1)
     elif isinstance(document, dict):
         around = around.within(document)
-        whole, part = _in_mapping(document, around)
-        if whole:
-            yield _located(whole, part, around, text)
+        if whole := _in_mapping(document, around):
+            yield whole
             return
-        start = around.start
         for key, value in document.items():
             if key in ("environment", "env", "image"):
                 continue
             name, family = str(key), _family_named(re.sub("_?[cC]onfig$", "", str(key)))
             own = around.sides.get(f"{name}_environment")
-            start = around.find_key(name, text, start)  # in the text's order
             inner = replace(
                 around if not isinstance(own, dict) else _with(around, _texts(own)),
-                start=start,
                 family=family if family and family != name else around.family,
                 role=name if name in _ROLES else around.role,
             )
-            yield from _in_yaml(value, inner, text, depth + 1)
+            yield from _in_yaml(value, inner, depth + 1)
 
 
-def _in_mapping(document: Mapping[Any, Any], around: _Around) -> tuple[Launch | None, str]:
-    """The command that a mapping is as a whole, and a part of its text."""
-    container = [word for key in _CONTAINER for word in _words(document.get(key))]
-    if container:
+def _located(launch: Launch, part: Any) -> Launch:
+    """A launch in the line of the words of a document that say it."""
+    first = part[0] if isinstance(part, list) and part else part
+    return replace(launch, line=launch.line + getattr(first, "line", 0))
+
+
+def _in_mapping(document: Mapping[Any, Any], around: _Around) -> Launch | None:
+    """The command that a mapping is as a whole."""
+    parts = [document[key] for key in _CONTAINER if document.get(key)]
+    if container := [word for part in parts for word in _words(part)]:
         defaults = document.get("defaults")
         named = document if not isinstance(defaults, dict) else {**document, **defaults}
         own = replace(around, variables={**_texts(named), **around.variables})
         if launch := _in_container(container, str(document.get("image") or ""), own):
-            return launch, container[0]
-    if isinstance(document.get("base_args"), list):  # a recipe of vLLM's
-        words = [str(document.get("model_id", "")), *_words(document["base_args"])]
-        return _make("vllm", words, around), words[0]
+            return _located(launch, parts[0])
+    if isinstance(base := document.get("base_args"), list):  # a recipe of vLLM's
+        model = document.get("model_id", "")
+        return _located(_make("vllm", [str(model), *_words(base)], around), model or base)
     given = _given(document)
     family = _family_of_flags(given, around.family, min(3, len(document)))
     if not family:
-        return None, ""
+        return None
     role = find_flag(family, "--disaggregation-mode")
     is_said = any(find_flag(family, spelling) is role for spelling, _ in given)
     if around.role in ("prefill", "decode") and role and role.means and not is_said:
@@ -495,24 +471,21 @@ def _in_mapping(document: Mapping[Any, Any], around: _Around) -> tuple[Launch | 
     launch = replace(launch, flags=(*given, *launch.flags))
     served = (value for name, value in given if name.replace("_", "-") == "--served-model-name")
     launch = replace(launch, names=(*served, *launch.names))
-    return launch, f"{next(iter(document))}"
+    return _located(launch, next(iter(document)))
 
 
 def _in_container(words: list[str], image: str, around: _Around, depth: int = 0) -> Launch | None:
     """The server of a container's words, or of its image where these are flags alone."""
     filled = sh.bounded(  # ${variable}, and {tensor_parallel} of a recipe
         sh.fill_in(
-            re.sub(
-                r"(?<!\$)\{(\w+)\}",
-                lambda m: "$" * (m[1] in around.variables) + m[0],
-                word,
-            ),
+            re.sub(r"(?<!\$)\{(\w+)\}", lambda m: "$" * (m[1] in around.variables) + m[0], word),
             around.variables,
         )
         for word in words
     )
     launch = _launch(filled, around, depth)
-    family = _family_of_image(image)
+    images = {part: name for name, row in FAMILIES.items() for part in row.launch.images}
+    family = next((name for part, name in images.items() if part in image.lower()), "")
     bare = filled[:1] and not (_PROGRAM.fullmatch(filled[0]) or filled[0] in ("-m", "-c"))
     bare = bare or any(word.endswith(".gguf") for word in filled)  # -m is llama.cpp's model
     if launch is None and bare and (filled[0].startswith("-") or "/" in filled[0]):
@@ -572,8 +545,3 @@ def _family_of_flags(given: Iterable[tuple[str, str]], family: str, least: int) 
     }
     best = max(counts, key=lambda name: counts[name])
     return best if counts[best] >= (2 if family else max(2, least)) else ""
-
-
-def _located(launch: Launch, part: str, around: _Around, text: str) -> Launch:
-    place = text.find(part.partition("\n")[0].strip()[:40], around.start)
-    return replace(launch, line=launch.line + text.count("\n", 0, max(place, 0)))

@@ -1,11 +1,10 @@
 """Shell scripts, read and never run: statements, quotes, variables, arrays and conditions."""
 
-import ast
 import operator
 import re
 from bisect import bisect_left
 from collections import ChainMap, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -33,7 +32,6 @@ _VARIABLE = re.compile(
     r"(?P<mark>[$\1])(?:(?P<plain>\w+)|\((?P<pod>\w+)\)"
     r"|\{(?P<name>\w+)(?P<all>\[[@*]\])?(?:(?P<how>:?[-=+?])(?P<other>[^}]{0,999}))?\})"
 )
-_ARITHMETIC = re.compile(r"[$\1]\(\((?P<sum>[\w\s${}+*/%<>=!?:()-]{1,200})\)\)")
 _KEYWORDS = {"exec", "sudo", "nohup", "time", "env", "do", "command", "$", "!", "{", "(", "eval"}
 _DECLARE = {"export", "declare", "local", "readonly", "typeset", "-a", "-x"}
 _HERE = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
@@ -111,61 +109,21 @@ def fill_in(word: str, variables: Mapping[str, str], *, split: bool = False) -> 
 
     def value(match: re.Match[str]) -> str:
         nonlocal size
-        found = own_value(match)
-        size += len(found)
-        _check_size(size, MOST_CHARACTERS)
-        return found
-
-    def own_value(match: re.Match[str]) -> str:
         found, how = variables.get(match["plain"] or match["name"] or match["pod"]), match["how"]
         if how and "+" in how:
             found = match["other"] if found else ""
         elif found is None and how and how[-1] in "-=":
             found = fill_in(match["other"], variables)
         if found is None:
-            return "$" + match[0][1:]
-        found = found if match["all"] else found.partition(_NEXT)[0]
-        return re.sub(r"\s+", _NEXT, found) if split and match["mark"] == "$" else found
+            text = "$" + match[0][1:]
+        else:
+            text = found if match["all"] else found.partition(_NEXT)[0]
+            text = re.sub(r"\s+", _NEXT, text) if split and match["mark"] == "$" else text
+        size += len(text)
+        _check_size(size, MOST_CHARACTERS)
+        return text
 
-    def result(match: re.Match[str]) -> str:
-        found = _calculate(match["sum"], variables)
-        return "$" + match[0][1:] if found is None else str(found)
-
-    filled = _ARITHMETIC.sub(result, _VARIABLE.sub(value, word))
-    return filled.replace(_HIDDEN, "$").replace(_QUOTED, "$")
-
-
-_OPERATIONS: dict[type[ast.AST], Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,
-    ast.FloorDiv: operator.floordiv, ast.Gt: operator.gt, ast.GtE: operator.ge,
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Eq: operator.eq, ast.NotEq: operator.ne,
-}  # fmt: skip
-
-
-def _calculate(text: str, variables: Mapping[str, str]) -> int | None:
-    """A sum of whole numbers and variables; None for another, or where one has no value."""
-    condition, asks, rest = text.partition("?")
-    if asks:
-        decided, (yes, _, no) = _calculate(condition, variables), rest.partition(":")
-        return None if decided is None else _calculate(yes if decided else no, variables)
-
-    def solve(node: ast.AST) -> int:
-        match node:
-            case ast.Constant(value=int(value)) if value < 10**15:
-                return value
-            case ast.Name(id=name) if len(variables[name]) < 16:
-                return int(variables[name])
-            case ast.BinOp(left=left, op=how, right=right):
-                return _OPERATIONS[type(how)](solve(left), solve(right))
-            case ast.Compare(left=left, ops=[how], comparators=[right]):
-                return _OPERATIONS[type(how)](solve(left), solve(right))
-        raise ValueError
-
-    plain = re.sub(r"\$\{?(\w+)\}?", r"\1", text.replace("/", "//")).strip()
-    try:
-        return int(solve(ast.parse(plain, mode="eval").body))
-    except (ArithmeticError, LookupError, RecursionError, SyntaxError, ValueError):
-        return None
+    return _VARIABLE.sub(value, word).replace(_HIDDEN, "$").replace(_QUOTED, "$")
 
 
 def expand(word: str, variables: Mapping[str, str]) -> list[str]:
@@ -265,11 +223,9 @@ class _Conditions:
 
     @property
     def runs(self) -> float:
-        """Whether the statement runs."""
         return min([self.guard, *(this for this, _ in self.branches)])
 
     def enter(self, words: list[str], end: str, variables: Mapping[str, str]) -> list[str]:
-        """The words of a statement, without its conditions."""
         while words and (words[0] in _BRANCHES or (self.testing and words[0] == "then")):
             self._branch(words[0])
             words = [] if words[0] == "case" else words[1:]

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dsv4kv.budget.answer import Answer, answer, published_bytes
-from dsv4kv.budget.flags import read_flag
-from dsv4kv.budget.inputs import READERS, Inputs, read_inputs
-from dsv4kv.budget.lookup import find_formats, find_model
-from dsv4kv.engines.flags import find_flag
+from dsv4kv.budget.inputs import READERS, Inputs, read_flag, read_inputs
+from dsv4kv.budget.scenario import find_formats, find_model
+from dsv4kv.engines.names import find_flag
 from dsv4kv.errors import ConfigError, DoesNotFit, find_name
 from dsv4kv.units import check_points
 
@@ -42,21 +41,15 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One point of a sweep, with the value of every axis as written.
-
-    Attributes:
-        cached_bytes: One request's cache at its context, without padding, state and copies.
-        token_bytes: Marginal bytes of one token of context, without padding and copies.
-        too_much: There is no answer because no number of GPUs is enough.
-    """
+    """One point of a sweep, with the value of every axis as written."""
 
     point: dict[str, str]
     inputs: Inputs
-    cached_bytes: int
-    token_bytes: float
+    cached_bytes: int  # one request's cache at its context, without padding, state and copies
+    token_bytes: float  # marginal bytes of one token of context, without padding and copies
     found: Answer | None
     problem: str | None = None
-    too_much: bool = False
+    too_much: bool = False  # there is no answer because no number of GPUs is enough
 
     @property
     def fits(self) -> bool:
@@ -65,11 +58,7 @@ class Row:
 
 
 def parse_axis(text: str, engine: str = "") -> Axis:
-    """Parse ``context=4K,32K``; a flag of ``engine`` is the input that it means.
-
-    Raises:
-        ConfigError: Another input, or a value that is missing, comes twice or cannot be read.
-    """
+    """Parse ``context=4K,32K``, or a flag of ``engine``; raises ``ConfigError``."""
     name, equals, rest = text.partition("=")
     if not equals:
         raise ConfigError(f"--axis {text}: write NAME=A,B, for example context=32K,128K.")
@@ -88,10 +77,6 @@ def run_sweep(texts: Mapping[str, str], axes: Sequence[Axis]) -> list[Row]:
     """Answer every combination, the last axis changing fastest.
 
     A combination without an answer keeps its sentence; if none has one, the first is raised.
-
-    Raises:
-        ConfigError: An axis given twice or also as an option, or a value that cannot be read.
-        DoesNotFit: No number of GPUs is enough.
     """
     names = [axis.name for axis in axes]
     for name in names:
@@ -120,7 +105,6 @@ def _run(texts: Mapping[str, str], point: dict[str, str]) -> Row:
 
 
 def to_values(row: Row) -> dict[str, Any]:
-    """One row as plain values: its axes, the columns, and the problem if there is one."""
     found = row.found
     answers = {name: read(found) if found else None for name, read in COLUMNS.items()}
     answers |= {"cached_bytes_per_request": row.cached_bytes, "bytes_per_token": row.token_bytes}

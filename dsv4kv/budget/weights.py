@@ -10,15 +10,23 @@ V4.1's engram tables are looked up row by row and lie in host memory by default 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 from math import ceil
 from operator import add
+from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from dsv4kv.budget import quantised as qt
+from dsv4kv.budget.inputs import Inputs
 from dsv4kv.budget.layout import Layout
-from dsv4kv.budget.quantised import BF16, KINDS, Storage, read_storage
 from dsv4kv.engines.contract import EVENLY, Loading
+from dsv4kv.engines.names import family_of
+from dsv4kv.errors import ConfigError
+from dsv4kv.files import shipped
+from dsv4kv.model import presets as ps
 from dsv4kv.model.config import DSV4Config, Positive
 from dsv4kv.model.schedule import AttentionType, LayerSpec, build_schedule
 from dsv4kv.units import format_bytes
@@ -53,20 +61,19 @@ class WeightFacts(BaseModel):
     engram_n_heads: Positive | None = None
     expert_dtype: str | None = None
     quantization_config: dict[str, Any] = {}
-    stored: Storage | None = None
+    stored: qt.Storage | None = None
     published_parameters: float | None = None
     source: str = "Hugging Face config.json"
 
     @property
-    def storage(self) -> Storage:
+    def storage(self) -> qt.Storage:
         """Types of the matrices: as given, else as the file says; raises ``ConfigError``."""
         if self.stored is not None:
             return self.stored
-        return read_storage(self.quantization_config, self.expert_dtype, self.source)
+        return qt.read_storage(self.quantization_config, self.expert_dtype, self.source)
 
     def with_experts(self, kind: str) -> "WeightFacts":
-        """The same with routed experts of another type."""
-        changed = replace(self.storage, experts=KINDS[kind], drafts=KINDS[kind], assumed="")
+        changed = replace(self.storage, experts=qt.KINDS[kind], drafts=qt.KINDS[kind], assumed="")
         return self.model_copy(update={"stored": changed})
 
 
@@ -134,21 +141,14 @@ _NOTHING = Fraction(0)
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes of a layer or of several.
+    """Bytes of a layer or of several."""
 
-    Attributes:
-        dense_bytes: All but the routed experts; the ranks of a replica share them.
-        copied_bytes: The part of it that ``Loading.copies`` keeps on every rank.
-        widened_bytes: What ``Loading.widens_output`` adds.
-    """
-
-    dense_bytes: Fraction = _NOTHING
+    dense_bytes: Fraction = _NOTHING  # all but routed experts; a replica's ranks share them
     expert_bytes: Fraction = _NOTHING
-    copied_bytes: Fraction = _NOTHING
-    widened_bytes: Fraction = _NOTHING
+    copied_bytes: Fraction = _NOTHING  # the part of it that ``Loading.copies`` keeps on every rank
+    widened_bytes: Fraction = _NOTHING  # what ``Loading.widens_output`` adds
 
     def scaled(self, factor: Fraction) -> "Part":
-        """The same part at another size."""
         return Part(*(size * factor for size in vars(self).values()))
 
     def __add__(self, other: "Part") -> "Part":
@@ -157,29 +157,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of a whole model, layer by layer.
-
-    Attributes:
-        embedding: The embedding; the output head is as large.
-        first: What comes with the embedding: projections of engrams.
-        draft: One draft layer.
-        drafting: What draft layers have once, by how many there are.
-        experts: Routed experts of a layer; None where they are not known to be whole.
-        expert_width: Channels of an expert that tensor parallelism splits.
-        parameters: Without draft layers; None where not known.
-        host_bytes: Tables in host memory, once for every node.
-    """
+    """Weights of a whole model, layer by layer."""
 
     layers: tuple[Part, ...]
-    draft: Part
-    embedding: Part
-    experts: int | None
-    parameters: int | None
+    draft: Part  # one draft layer
+    embedding: Part  # the embedding; the output head is as large
+    experts: int | None  # routed experts of a layer; None where they are not known to be whole
+    parameters: int | None  # without draft layers; None where not known
     source: str
-    host_bytes: int = 0
-    first: Part = Part()
-    drafting: tuple[Part, ...] = ()
-    expert_width: int = 0
+    host_bytes: int = 0  # tables in host memory, once for every node
+    first: Part = Part()  # what comes with the embedding: projections of engrams
+    drafting: tuple[Part, ...] = ()  # what draft layers have once, by how many there are
+    expert_width: int = 0  # channels of an expert that tensor parallelism splits
 
     @property
     def total_bytes(self) -> int:
@@ -188,7 +177,6 @@ class Weights:
         return ceil(whole.dense_bytes + whole.expert_bytes)
 
     def drafts(self, layers: int) -> Part:
-        """Draft layers, with what they share."""
         drafting = self.drafting[min(layers, len(self.drafting)) - 1 :][:1] if layers else ()
         return sum(drafting, self.draft.scaled(Fraction(layers)))
 
@@ -234,7 +222,9 @@ def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
     # MTP mixes the embedding with the hidden state, DSpark the states of three layers, and it has
     # two matrices of transitions; no rank has a part of them
     mtp = 2 * hidden**2 * dense
-    dspark = _DSPARK_SOURCES * hidden**2 * dense + 2 * facts.vocab_size * _MARKOV_RANK * BF16.each
+    dspark = (
+        _DSPARK_SOURCES * hidden**2 * dense + 2 * facts.vocab_size * _MARKOV_RANK * qt.BF16.each
+    )
     embedding = facts.vocab_size * hidden
     channels, streams = facts.engram_head_dim or 0, (_STREAMS + 1) * hidden
     # what a token looks up in each engram table; their rows are fp8, with a scale byte for 32
@@ -246,7 +236,7 @@ def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
         draft=_weigh(config, few, draft, count_layer(config, few, draft)),
         drafting=(Part(mtp, copied_bytes=mtp), Part(mtp, copied_bytes=mtp),
                   Part(dspark, copied_bytes=dspark)),
-        embedding=Part(embedding * BF16.each),
+        embedding=Part(embedding * qt.BF16.each),
         first=Part(len(facts.engram_num_embeddings) * columns * streams * dense),
         experts=facts.n_routed_experts,
         expert_width=facts.moe_intermediate_size,
@@ -258,7 +248,6 @@ def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
 
 
 def scale_weights(weights: Weights, total_bytes: int, source: str) -> Weights:
-    """The same weights with another total."""
     factor = Fraction(total_bytes, weights.total_bytes)
     return replace(
         weights,
@@ -304,11 +293,95 @@ def _weigh(
     return Part(
         (dense - in_bf16 - output) * each
         + output * storage.output.each
-        + in_bf16 * BF16.each
+        + in_bf16 * qt.BF16.each
         + mixing,
         routed,
         (hidden * (facts.q_lora_rank + config.head_dim) + scores) * each
-        + in_bf16 * BF16.each
+        + in_bf16 * qt.BF16.each
         + mixing,
-        output * (BF16.each - storage.output.each),
+        output * (qt.BF16.each - storage.output.each),
     )
+
+
+# ---- weights by name
+
+
+def model_file(name: str) -> Path | None:
+    """The config.json that a name is the path of; None for a known model or no file."""
+    return None if name in ps.preset_names() else ps.config_file(name)
+
+
+def find_weights(inputs: Inputs, config: DSV4Config) -> Weights:
+    """The weights given, or derived from the model; ``ConfigError`` where neither is known."""
+    family = family_of(inputs.engine)
+    if family and family.offloads and inputs.weights is None:
+        raise ConfigError(
+            f"{family.title} has experts on the CPU, and how large the weights on its GPUs are is "
+            "not known: give their size to budget with --weights."
+        )
+    own = model_file(inputs.model)
+    try:
+        if own is None:
+            derived = _known_weights(config.name, inputs.checkpoint or inputs.model)
+        else:
+            facts = find_weight_facts(inputs.model, config)
+            derived = derive_weights(config, facts) if facts else None
+    except ConfigError:
+        if inputs.weights is None:
+            raise
+        derived = None if own else _known_weights(config.name, "")
+    if inputs.weights is not None:
+        if derived is None:
+            return spread_weights(config, inputs.weights)
+        return scale_weights(derived, inputs.weights, "as given, spread as derived")
+    if derived is None:
+        raise ConfigError(
+            f"how large the weights of {config.name} are is not known: give --weights 150GiB, the "
+            "size of the checkpoint."
+        )
+    return derived
+
+
+def find_weight_facts(model: str, config: DSV4Config) -> WeightFacts | None:
+    """The sizes behind the weights of a preset or a config.json; None where not known."""
+    own = model_file(model)
+    if own is None:
+        return _known_facts(config.name)
+    document = ps.read_config(own)
+    text = document | document.get("text_config", {})
+    if isinstance(text.get("quantization"), dict):  # MLX has its rules under this key
+        text["quantization_config"] = {"quant_method": "mlx"} | text["quantization"]
+    if ps.is_v41(text):
+        text.setdefault("quantization_config", {"quant_method": "fp8", "expert_dtype": "fp4"})
+    text["source"] = f"{own.parent.name}/{own.name}"
+    try:
+        return WeightFacts.model_validate(text)
+    except ValidationError:
+        return None
+
+
+@cache
+def _known_facts(name: str) -> WeightFacts | None:
+    path = shipped("configs") / "weights" / f"{name}.yaml"
+    if not path.is_file():
+        return None
+    return WeightFacts(**yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+@cache
+def _known_weights(name: str, checkpoint: str) -> Weights | None:
+    """A preset's weights, as the name of a checkpoint says that they are stored."""
+    facts, config = _known_facts(name), ps.load_model(name)
+    if facts is None or not checkpoint:
+        return None if facts is None else derive_weights(config, facts)
+    stored = qt.storage_of_name(checkpoint) or facts.storage
+
+    def count(experts: int) -> int:
+        pruned = facts.model_copy(update={"n_routed_experts": experts})
+        return derive_weights(config, pruned).parameters or 0
+
+    left = qt.experts_of_name(checkpoint, facts.n_routed_experts, count)
+    changes = {"n_routed_experts": left, "stored": stored}
+    if changes != {"n_routed_experts": facts.n_routed_experts, "stored": facts.storage}:
+        changes["source"] = f"the name {checkpoint[:100]}, {left} experts a layer"
+    return derive_weights(config, facts.model_copy(update=changes))

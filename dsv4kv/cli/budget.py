@@ -21,9 +21,9 @@ from dsv4kv.view.console import say
 from dsv4kv.view.table import Command as Paste
 
 if TYPE_CHECKING:
-    from dsv4kv.budget.advice import Option
     from dsv4kv.budget.answer import Answer
-    from dsv4kv.budget.flags import GivenFlag
+    from dsv4kv.budget.fit import Option
+    from dsv4kv.budget.inputs import GivenFlag
     from dsv4kv.budget.launch import Reading
     from dsv4kv.view.table import Page
 
@@ -93,7 +93,7 @@ class BudgetCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep the engines' flags apart, for ``budget`` to read."""
-        from dsv4kv.budget.flags import take_flags
+        from dsv4kv.budget.inputs import take_flags
 
         ours = {spelling for option in self.params for spelling in option.opts}
         ctx.meta[_FLAGS], rest = take_flags(args, ours)
@@ -184,8 +184,8 @@ def _read_flags(
     Raises:
         ConfigError: These, and a value that is not of its kind.
     """
-    from dsv4kv.budget.flags import merge, read_flag, wrong_engine
-    from dsv4kv.engines.flags import find_flag
+    from dsv4kv.budget.inputs import merge, read_flag, wrong_engine
+    from dsv4kv.engines.names import find_flag
 
     if not flags:
         return {}, []
@@ -219,12 +219,10 @@ def size(
     typed: _Typed | None = None,
 ) -> Found:
     """Size a deployment; of a launch command, with what was given in addition to it."""
-    from dsv4kv.budget.advice import advise
     from dsv4kv.budget.answer import answer, overhead_of, peak_lines, to_document
-    from dsv4kv.budget.fit import curve
+    from dsv4kv.budget.fit import advise, curve
     from dsv4kv.budget.inputs import read_inputs
-    from dsv4kv.budget.launch import command_document, flag_costs
-    from dsv4kv.budget.launch_line import OURS
+    from dsv4kv.budget.launch import OURS, command_document, flag_costs
     from dsv4kv.view.budget import budget_page, view_command
 
     try:
@@ -277,7 +275,7 @@ def _write_launch(
 
     Where no launch command says it, what was typed with the option added.
     """
-    from dsv4kv.budget.launch_line import launch_line
+    from dsv4kv.budget.launch import launch_line
 
     if option is None and as_read:
         return ""
@@ -296,7 +294,7 @@ def _write_launch(
 def _without_faults(line: str, engine: str) -> str:
     """A launch line with the switches whose absence is a known fault of this version."""
     from dsv4kv.diagnose.faults import judge, load_faults
-    from dsv4kv.engines.flags import find_flag
+    from dsv4kv.engines.names import find_flag
 
     family = engine.partition(":")[0]
     switches = {

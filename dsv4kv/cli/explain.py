@@ -22,7 +22,7 @@ from dsv4kv.units import format_bytes
 if TYPE_CHECKING:
     from dsv4kv.budget.gpus import Gpu
     from dsv4kv.diagnose.faults import Finding as Fault
-    from dsv4kv.engines.logs.explain import Explanation
+    from dsv4kv.engines.explain import Explanation
     from dsv4kv.view.table import Part
 
 EPILOG = examples(
@@ -225,8 +225,8 @@ def _sizes(kind: str, name: str, given: str, options: Mapping[str, str]) -> Iter
 def _log(name: str, path: Path, options: Mapping[str, str]) -> Found:
     """The sizes in a start-up log; options decide where it is silent."""
     from dsv4kv.budget.gpus import load_gpu
-    from dsv4kv.engines.logs.explain import explain_startup
-    from dsv4kv.engines.logs.read import read_log, with_given
+    from dsv4kv.engines.explain import explain_startup
+    from dsv4kv.engines.logs import read_log, with_given
     from dsv4kv.view.explain import explanation_page
 
     gpu = load_gpu(options["gpu"]) if "gpu" in options else None

@@ -165,7 +165,7 @@ def _compare(
     verbose: bool,
 ) -> None:
     from dsv4kv.budget.launch import read_command
-    from dsv4kv.engines.logs.read import read_log
+    from dsv4kv.engines.logs import read_log
     from dsv4kv.record.convert import read_recording
     from dsv4kv.record.folder import is_recording
     from dsv4kv.record.server import read_server

@@ -382,7 +382,7 @@ def mrc(
     compressor state are there too: strategies say what is kept of them, rules what engines do.
     """
     from dsv4kv.budget.gpus import load_gpu
-    from dsv4kv.budget.lookup import find_model
+    from dsv4kv.budget.scenario import find_model
     from dsv4kv.replay.mrc import Question, measure_trace, prefix_costs
     from dsv4kv.replay.thin import measure_stream
     from dsv4kv.traces import load_paths, read_trace

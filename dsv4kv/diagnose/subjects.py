@@ -16,14 +16,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
-from dsv4kv.budget.flags import GivenFlag, merge, read_flag
 from dsv4kv.budget.gpus import gpu_names, load_gpu
+from dsv4kv.budget.inputs import GivenFlag, merge, read_flag
 from dsv4kv.budget.servers import find_launches
 from dsv4kv.choices import listed
 from dsv4kv.diagnose.faults import load_faults, plain, release
-from dsv4kv.engines.flags import find_flag
-from dsv4kv.engines.logs.read import find_fields, read_lines, scan_log
-from dsv4kv.engines.names import FAMILIES, replayed_engines
+from dsv4kv.engines.logs import find_fields, read_lines, scan_log
+from dsv4kv.engines.names import FAMILIES, find_flag, replayed_engines
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.files import open_regular
 from dsv4kv.model.presets import preset_named

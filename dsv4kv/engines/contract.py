@@ -7,7 +7,6 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from dsv4kv.engines.host import HostTier, HostWish, Offloaded, Sent
 from dsv4kv.engines.rule import EVERYWHERE, Family, Group, Layout, Policy, Rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
@@ -23,14 +22,10 @@ at their limit before the cache is sized, or in what the share leaves free."""
 
 @dataclass(frozen=True)
 class Machine:
-    """The GPUs of a deployment when its engine starts; ``dp`` counts replicas in one server.
-
-    Attributes:
-        memory_bytes: As the driver reports it, by which engines choose their defaults.
-    """
+    """The GPUs of a deployment when its engine starts; ``dp`` counts replicas in one server."""
 
     gpu: str
-    memory_bytes: int
+    memory_bytes: int  # as the driver reports it, by which engines choose their defaults
     tp: int = 1
     dp: int = 1
     pp: int = 1
@@ -80,120 +75,216 @@ UNKNOWN = Overhead((), (), (
 
 @dataclass(frozen=True)
 class Deployment:
-    """One replica of a model on one rank (GPU): what an engine sizes.
-
-    Attributes:
-        in_flight_tokens: Tokens one request may have in flight: step tokens times concurrent
-            batches (up to vLLM 0.25, of one batch).
-        layers: Indices of the layers this rank holds, without drafts; None for all.
-        concurrency: Requests to be served concurrently; None without a limit.
-        block_tokens: Tokens of context in a block; None takes the engine's own.
-        state_bytes: Bytes of one element of the compressor state: 4 (float32) or 2 (bfloat16).
-        online_state: HCA keeps its state as a running softmax.
-        window_ratio: SGLang's ``swa_full_tokens_ratio``.
-        arch: What the GPU's kernels are compiled for: ``sm_90``.
-        window_slots: In SGLang, a running request's slots out of the window are ``freed`` or
-            ``kept``, or it has windows of its ``own`` (V4.1's encoder replay).
-        bounded_replay: V4.1 recomputes windows behind a hit (vLLM), or runs late layers on a
-            prompt's last window alone (SGLang); None is the version's own.
-        unified_slots: llama.cpp's slots have the whole context each, and one window of drafts.
-        hisparse_ratio: Compressed entries of CSA layers for one on the GPU (SGLang's HiSparse).
-    """
+    """One replica of a model on one rank (GPU): what an engine sizes."""
 
     model: DSV4Config
     formats: CacheFormats
     max_context_tokens: int
+    # tokens one request may have in flight: step tokens times concurrent batches (up to vLLM 0.25,
+    # of one batch)
     in_flight_tokens: int
-    layers: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | None = None  # that this rank holds, without drafts; None for all
     draft_layers: int = 0
-    concurrency: int | None = None
-    block_tokens: int | None = None
-    state_bytes: int = 4
-    online_state: bool = False
+    concurrency: int | None = None  # requests to be served concurrently; None without a limit
+    block_tokens: int | None = None  # tokens of context in a block; None takes the engine's own
+    state_bytes: int = 4  # of an element of the compressor state: 4 or 2 (bfloat16)
+    online_state: bool = False  # HCA keeps its state as a running softmax
     draft_tokens: int = 0
-    window_ratio: float | None = None
-    arch: str | None = None
+    window_ratio: float | None = None  # SGLang's ``swa_full_tokens_ratio``
+    arch: str | None = None  # what the GPU's kernels are compiled for: ``sm_90``
+    # In SGLang, a running request's slots out of the window are ``freed`` or ``kept``, or it has
+    # windows of its ``own`` (V4.1's encoder replay)
     window_slots: str | None = None
+    # V4.1 recomputes windows behind a hit (vLLM), or runs late layers on a prompt's last window
+    # alone (SGLang); None is the version's own
     bounded_replay: bool | None = None
     prefix_cache: bool = True
     overlap: bool = True
     role: str | None = None
-    hisparse_ratio: int = 1
+    hisparse_ratio: int = 1  # compressed entries of CSA layers for one on the GPU
     extra_slots: int = 0
     stage: int = 0
     cache_dtype: str = "auto"
-    unified_slots: bool = False
+    unified_slots: bool = False  # llama.cpp's have the whole context each
+
+
+class Start(NamedTuple):
+    """A rank when its engine starts."""
+
+    deployment: Deployment
+    step_tokens: int
+    machine: Machine
+    given: Given
 
 
 @dataclass(frozen=True)
 class PoolCost:
-    """What one kind of storage costs on one rank, over all layers of one type.
+    """What one kind of storage costs on one rank, over all layers of one type."""
 
-    Attributes:
-        pool: ``main``, ``indexer``, ``window``, ``state`` or ``tables``.
-        layer_type: ``swa``, ``csa``, ``hca``, ``dsa``, ``draft`` or ``all``.
-        fixed_bytes: Per request, whatever its length, in steady decode.
-        in_flight_bytes: Per request on top, reserved for the tokens in flight.
-        marginal_bytes: Per token of context, useful bytes only.
-        padding_bytes: Per token of context on top, lost to alignment of full pages.
-        shared_bytes: Held once, however many requests run.
-    """
-
-    pool: str
-    layer_type: str
+    pool: str  # ``main``, ``indexer``, ``window``, ``state`` or ``tables``
+    layer_type: str  # ``swa``, ``csa``, ``hca``, ``dsa``, ``draft`` or ``all``
     layers: int
-    fixed_bytes: int = 0
-    in_flight_bytes: int = 0
-    marginal_bytes: Fraction = Fraction(0)
-    padding_bytes: Fraction = Fraction(0)
-    shared_bytes: int = 0
+    fixed_bytes: int = 0  # per request, whatever its length, in steady decode
+    in_flight_bytes: int = 0  # per request on top, reserved for the tokens in flight
+    marginal_bytes: Fraction = Fraction(0)  # per token of context, useful bytes only
+    padding_bytes: Fraction = Fraction(0)  # per token on top, lost in full pages
+    shared_bytes: int = 0  # held once, however many requests run
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What fits into the memory an engine is given.
-
-    Attributes:
-        units: Blocks (or, for SGLang, full tokens) that fit.
-        unit_bytes: Bytes of one of them, over all layers.
-        units_per_request: Of one request of ``max_context_tokens``, reserve included.
-        printed_tokens: The number of tokens that the engine prints; None where it prints none.
-        concurrency: Concurrent requests of ``max_context_tokens`` that fit, as the engine counts.
-        log_lines: The lines the engine logs, word for word, without prefixes.
-        note: Which of several pools binds, in a sentence.
-    """
+    """What fits into the memory an engine is given."""
 
     cache_bytes: int
-    units: int
-    unit_bytes: Fraction
-    units_per_request: Fraction
-    printed_tokens: int | None
-    concurrency: Fraction
-    log_lines: tuple[str, ...]
-    note: str = ""
+    units: int  # blocks (or, for SGLang, full tokens) that fit
+    unit_bytes: Fraction  # bytes of one of them, over all layers
+    units_per_request: Fraction  # of one request of ``max_context_tokens``, reserve included
+    printed_tokens: int | None  # that the engine prints; None where it prints none
+    concurrency: Fraction  # requests of ``max_context_tokens`` that it counts to fit
+    log_lines: tuple[str, ...]  # the lines the engine logs, word for word, without prefixes
+    note: str = ""  # which of several pools binds, in a sentence
 
 
 @dataclass(frozen=True)
 class Loading:
-    """What an engine loads of V4 beyond an even share of the checkpoint.
+    """What an engine loads of V4 beyond an even share of the checkpoint."""
 
-    Attributes:
-        copies: Every tensor parallel rank holds a copy of what heads cannot split: projections
-            to the query's latent and KV head, compressors, indexer, router, hyper-connections.
-        widens_output: The first of the output's two projections is unpacked to bf16.
-        draft_heads: Drafts have an own embedding and head when the cache is sized.
-        expert_step: Slices of experts are padded to a multiple of this many channels.
-        held_bytes: Tables and buffers of every rank that are there before a step runs.
-    """
-
+    # every tensor parallel rank holds a copy of what heads cannot split: projections to the
+    # query's latent and KV head, compressors, indexer, router, hyper-connections
     copies: bool = False
-    widens_output: bool = False
-    draft_heads: bool = False
-    expert_step: int = 0
-    held_bytes: int = 0
+    widens_output: bool = False  # the first of the output's two projections is unpacked to bf16
+    draft_heads: bool = False  # drafts have an own embedding and head when the cache is sized
+    expert_step: int = 0  # slices of experts are padded to a multiple of this many channels
+    held_bytes: int = 0  # tables and buffers of every rank that are there before a step runs
 
 
 EVENLY = Loading()
+
+
+# ---- outside the GPU: what engines keep in host memory, and send of prompts
+
+
+@dataclass(frozen=True)
+class HostWish:
+    """The host memory that is asked for."""
+
+    tier: str
+    ratio: Fraction | None = None
+    size_bytes: int | None = None  # memory that the tier is given, as its engine counts it
+    memory_bytes: int | None = None  # memory that is free on a node before the engine starts
+    layout: str = "page_first"
+    storage: str | None = None
+    ranks: int = 1
+    tp: int = 1
+    replica_ranks: int = 1
+    node_replicas: int = 1
+    retention: int | None = 0  # tokens between kept windows; None keeps every block's
+    chunk_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class HostPool:
+    """One pool of one rank."""
+
+    name: str
+    pages: int
+    page_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.pages * self.page_bytes
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a rank of a prefill side sends of a prompt, in pages of layers' buffers."""
+
+    bytes: int
+    descriptors: int
+
+
+@dataclass(frozen=True)
+class HostTier:
+    """What one rank or replica keeps in host memory."""
+
+    name: str
+    pools: tuple[HostPool, ...]
+    copies: int  # ranks or replicas of a node that have such pools, each its own
+    keeps: dict[str, int]  # what the pools hold, in words and counts
+    holder: str = "rank"  # whose the pools are: ``rank``, ``replica`` or ``server``
+    notes: tuple[str, ...] = ()
+    gpu_bytes: int = 0  # what it takes of a GPU outside the cache
+    refusal: str = ""  # why the engine does not start with it; empty where it does
+
+    @property
+    def holder_bytes(self) -> int:
+        return sum(pool.total_bytes for pool in self.pools)
+
+    @property
+    def node_bytes(self) -> int:
+        return self.copies * self.holder_bytes
+
+
+@dataclass(frozen=True)
+class Offloaded:
+    """What a tier keeps of a prompt; a pool's ``pages`` are objects, moved one at a time."""
+
+    context: tuple[HostPool, ...]  # of ``blocks`` blocks, which are kept and found together
+    tail: tuple[HostPool, ...] = ()  # windows and states at a place to resume at
+    blocks: int = 1
+    ends_inside: bool = False  # the windows and states at its end are in ``context``
+
+    @property
+    def context_bytes(self) -> int:
+        return sum(pool.total_bytes for pool in self.context)
+
+    @property
+    def tail_bytes(self) -> int:
+        return sum(pool.total_bytes for pool in self.tail)
+
+    def operations(self, contexts: int, tails: int) -> int:
+        pages = (sum(pool.pages for pool in pools) for pools in (self.context, self.tail))
+        return sum(count * each for count, each in zip((contexts, tails), pages, strict=True))
+
+
+def objects_of(layout: Layout, align: int = 1) -> Offloaded:
+    """Objects of a block of context, and of a boundary's windows and states.
+
+    In one pool for all groups a block is an object, its bytes a multiple of ``align``; in separate
+    pools every part of a block is one.
+    """
+    full, *others = layout.groups
+    behind = [group for group in others if group.cached and not group.ring]
+    if not layout.unit_bytes:
+        context, places = (
+            tuple(HostPool(each.name, 1, each.block_bytes) for g in groups for each in g.pieces)
+            for groups in ([full], behind)
+        )
+        return Offloaded(context, places)
+    size = -(-layout.unit_bytes // align) * align
+    tail = sum(group.needed for group in behind)
+    pools = (HostPool("windows and states", tail, size),) if tail else ()
+    return Offloaded((HostPool("context", 1, size),), pools)
+
+
+def sent_of(layout: Layout, tokens: int, *, clips: bool = False) -> Sent:
+    """Bytes of a prompt that a rank sends: whole blocks, and those that a window covers.
+
+    With ``clips`` as many blocks of a window as it may ever cover.
+    """
+    size = descriptors = 0
+    for group in layout.groups:
+        grain, blocks = group.block_tokens, -(-tokens // group.block_tokens)
+        if group.seen_tokens is not None and clips:
+            blocks = min(blocks, -(-(group.seen_tokens + 1) // grain) + 1)
+        elif group.seen_tokens is not None:
+            blocks -= max(0, tokens - group.seen_tokens) // grain
+        size += blocks * group.block_bytes
+        descriptors += blocks * group.buffers
+    return Sent(size, descriptors)
+
+
+# ---- engines
 
 
 def rope_bytes(deployment: Deployment) -> int:
@@ -203,29 +294,19 @@ def rope_bytes(deployment: Deployment) -> int:
 
 
 class Engine(ABC):
-    """One version of an engine: pure functions of a deployment, which raise ``ConfigError``.
-
-    Attributes:
-        seen_in_logs: Sizes were checked against published start-up logs, not only its source.
-        own: It is this toolkit's cache.
-        unit: What ``Capacity`` counts: ``block``, ``full token``.
-        holds_chunks: A running request holds all windows of its prompt's last chunk (SGLang).
-        shares_limits: Step tokens and request limit are for all replicas together.
-        counts_batches: Every step that overlaps has its tokens in flight.
-        shares_rest: Its share is of what weights and a step leave of a GPU, not of all of it.
-    """
+    """One version of an engine: pure functions of a deployment, which raise ``ConfigError``."""
 
     family: ClassVar[Family]
     name: str
-    seen_in_logs: bool = False
-    own: ClassVar[bool] = False
+    seen_in_logs: bool = False  # sizes were checked against published logs, too
+    own: ClassVar[bool] = False  # it is this toolkit's cache
     logits_room: ClassVar[LogitsRoom] = "share"
-    unit: ClassVar[str] = "block"
+    unit: ClassVar[str] = "block"  # what ``Capacity`` counts: ``block``, ``full token``
     block_tokens: ClassVar[int] = 128
-    holds_chunks: bool = False
-    shares_limits: ClassVar[bool] = False
-    shares_rest: ClassVar[bool] = False
-    counts_batches: bool = True
+    holds_chunks: bool = False  # a request holds windows of its prompt's last chunk
+    shares_limits: ClassVar[bool] = False  # step tokens and limit are of all replicas
+    shares_rest: ClassVar[bool] = False  # its share is of what weights and a step leave
+    counts_batches: bool = True  # every step that overlaps has its tokens in flight
 
     @abstractmethod
     def costs(self, deployment: Deployment) -> tuple[PoolCost, ...]:
@@ -262,7 +343,6 @@ class Engine(ABC):
         return Rule(Layout(tuple(groups), 0, model.window_tokens), EVERYWHERE, Policy())
 
     def defaults(self, machine: Machine, given: Given) -> Defaults:
-        """The engine's default settings on these GPUs."""
         own = "this toolkit's"
         return {
             "memory_fraction": Default(SHARE, own),
@@ -272,15 +352,11 @@ class Engine(ABC):
             "logits_limit": Default(512 * MIB, "engines score a chunk in pieces, as vLLM does"),
         }
 
-    def overhead(
-        self, deployment: Deployment, step_tokens: int, machine: Machine, given: Given
-    ) -> Overhead:
+    def overhead(self, start: Start) -> Overhead:
         """Memory of a GPU that is neither weights nor cache, as far as it is known."""
         return UNKNOWN
 
-    def reserve(
-        self, deployment: Deployment, step_tokens: int, machine: Machine, given: Given
-    ) -> Default | None:
+    def reserve(self, start: Start) -> Default | None:
         """Bytes that a rank keeps for all but weights, cache and logits; None where not fitted."""
         return None
 
@@ -298,7 +374,6 @@ class Engine(ABC):
         return ""
 
     def host_tier(self, deployment: Deployment, capacity: Capacity, wish: HostWish) -> HostTier:
-        """Its pools in host memory."""
         if not self.family.host_tiers:
             raise ConfigError(f"--host-tier {wish.tier}: {self.name} has none.")
         tier: HostTier = self.family.load("host").size_tier(self, deployment, capacity, wish)
@@ -343,16 +418,13 @@ class SlotEngine(Engine):
         """What the slots are, in a sentence."""
 
     def slots(self, deployment: Deployment) -> int:
-        """Slots that are allocated."""
         return deployment.concurrency or 1
 
     def shared_bytes(self, deployment: Deployment) -> int:
-        """Bytes of all slots."""
         parts = self.slot_parts(deployment, deployment.max_context_tokens)
         return self.slots(deployment) * sum(parts.values())
 
     def request_bytes(self, deployment: Deployment, tokens: int, *, in_flight: int) -> int:
-        """Nothing: it has its slot."""
         return 0
 
     def blocks(self, deployment: Deployment, units: int) -> tuple[int, int | None]:
@@ -361,7 +433,6 @@ class SlotEngine(Engine):
         return min(units, self.slots(deployment)) * blocks, None
 
     def capacity(self, deployment: Deployment, available_bytes: int) -> Capacity:
-        """Slots that would fit."""
         slot = sum(self.slot_parts(deployment, deployment.max_context_tokens).values())
         units = max(0, available_bytes) // slot
         return Capacity(
@@ -374,6 +445,13 @@ class SlotEngine(Engine):
             log_lines=(),
             note=self.note(replace(deployment, layers=None)),
         )
+
+
+def refuse(refusals: Mapping[str, bool]) -> None:
+    """Raise ``ConfigError`` with the first sentence that holds."""
+    for sentence, holds in refusals.items():
+        if holds:
+            raise ConfigError(sentence)
 
 
 V4_ONLY = ("v4",)

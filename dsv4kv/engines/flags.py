@@ -1,18 +1,16 @@
 """Flags and variables of engines that change sizes, and the inputs of ``budget`` that they mean.
 
-Every engine's folder has its rows in ``flags.py``. A flag that means nothing changes sizes in a
-way that no answer counts; its text says which.
+Every engine's folder has its rows. A flag that means nothing changes sizes in a way that no answer
+counts; its text says which.
 """
 
 import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fractions import Fraction
-from functools import cache, partial
+from functools import partial
 
-from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
 
 Texts = dict[str, str]
@@ -21,7 +19,6 @@ _SCALE = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SCALE |= {letter.upper(): 2 ** (10 * power) for power, letter in enumerate("kmgt", 1)}
 _NUMBER = re.compile(r"(-?\d[\d_,]{0,30}(?:\.\d{1,12})?)\s*([kmgtKMGT]?)(?:i?B)?")
 _OFF = ("false", "0", "no", "off", "")
-_NEAR = 0.885  # of two spellings' letters: one of nine differs, and two of twenty
 _PLAIN_NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,12})?")
 
 
@@ -43,7 +40,6 @@ def scaled(text: str) -> int | None:
 
 
 def as_is(name: str) -> Meaning:
-    """A value as it is written."""
     return Meaning(lambda text: {name: text}, name)
 
 
@@ -77,7 +73,6 @@ def named(name: str) -> Meaning:
 
 
 def cache_dtype(text: str) -> Texts:
-    """An engine's name for its cache dtype."""
     return {} if text == "auto" else {"cache-dtype": "bfloat16" if text == "bf16" else text}
 
 
@@ -95,7 +90,7 @@ def read_object(text: str) -> dict[str, object]:
 OWN_DRAFTS, OWN_TIER, SIMPLE = "own-draft-tokens", "own-host-tier", "simple-offload"
 TOKENS, SLOTTED, BATCH = "kv-tokens", "slots-tokens", "batch-tokens"
 KEYS, VALUES = "type-of-keys", "type-of-values"
-"""Not inputs themselves: ``budget.flags.merge`` turns them into some."""
+"""Not inputs themselves: ``budget.inputs.merge`` turns them into some."""
 
 DRAFT_LAYERS = {"dspark": 3, "mtp": 1, "eagle": 1, "nextn": 1, "deepseek": 1}
 """Layers with a window that a way to draft adds, by a part of its name."""
@@ -120,75 +115,43 @@ def in_bytes(number: object, unit: int, name: str) -> str:
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag or variable of an engine; a switch takes no value.
+    """A flag or variable of an engine; a switch takes no value."""
 
-    Attributes:
-        spellings: Its names, the usual one first; a variable is in capitals.
-        effect: What it does to sizes.
-        means: The inputs that a value means; None where it is not counted.
-        written: A command that starts a server takes it, not only a file or a wrapper of it.
-    """
-
-    spellings: str
-    effect: str
-    means: Meaning | None = None
+    spellings: str  # its names, the usual one first; a variable is in capitals
+    effect: str  # what it does to sizes
+    means: Meaning | None = None  # the inputs that a value means; None where it is not counted
     switch: bool = False
-    written: bool = True
+    written: bool = True  # a command that starts a server takes it, not only a file
 
     @property
     def name(self) -> str:
-        """The usual spelling."""
         return self.spellings.split()[0]
 
     @property
     def is_variable(self) -> bool:
-        """Whether it is a variable of the environment."""
         return self.name[0] != "-"
 
 
-flag, switch = Flag, partial(Flag, switch=True)
+def flag(
+    spellings: str,
+    effect: str,
+    means: Meaning | Callable[[str], Texts] | str | None = None,
+    *,
+    switch: bool = False,
+    written: bool = True,
+) -> Flag:
+    """A row; what it means may be the name of an input that is a number, or its reader."""
+    if isinstance(means, str):
+        means = counted(means)
+    elif means and not isinstance(means, Meaning):
+        means = Meaning(means)
+    return Flag(spellings, effect, means, switch, written)
 
+
+switch = partial(flag, switch=True)
 
 NOTHING = Meaning(lambda _: {})
 HOST = "host memory"
 PART = "ranks that a request's context is spread over: refused by name"
 WEIGHTS = "changes the weights: give their size with --weights"
 GRAPHS = "memory of CUDA graphs, which --reserve stands for"
-
-
-def flags_of(family: str) -> tuple[Flag, ...]:
-    """Every flag of an engine; none where its folder has none."""
-    found = FAMILIES.get(family)
-    if found is None or not found.has_flags:
-        return ()
-    flags: tuple[Flag, ...] = found.load("flags").FLAGS
-    return flags
-
-
-def find_flag(family: str, spelling: str) -> Flag | None:
-    """The flag of a spelling, dashes or underscores; None where the engine has no such flag."""
-    return _by_spelling(family).get(_plain(spelling))
-
-
-def near_flag(family: str, spelling: str) -> str:
-    """The flag of sizes that an unknown spelling is a letter or two from; empty where none is."""
-    decide = (each for each in flags_of(family) if each.means is not NOTHING)
-    known = {_plain(each): each for flag in decide for each in flag.spellings.split()}
-    found = get_close_matches(_plain(spelling), known, 1, _NEAR)
-    return known[found[0]] if found else ""
-
-
-@cache
-def _by_spelling(family: str) -> dict[str, Flag]:
-    flags = reversed(flags_of(family))  # the first of a spelling counts
-    return {_plain(each): flag for flag in flags for each in flag.spellings.split()}
-
-
-def flag_for(family: str, name: str) -> str:
-    """An engine's flag for an input: ``--max-num-seqs`` for ``request-limit``."""
-    flags = (flag for flag in flags_of(family) if flag.means and flag.means.input == name)
-    return next((flag.name for flag in flags), f"--{name}")
-
-
-def _plain(spelling: str) -> str:
-    return spelling.replace("_", "-") if spelling.startswith("--") else spelling

@@ -1,6 +1,6 @@
 """What an engine stores: by its version, the GPU's architecture, its backend and its layout.
 
-One table, first match wins. What is in no row keeps the model's own formats.
+What is in no row keeps the model's own formats.
 Source: vLLM 0.33.0 (``models/deepseek_v41/nvidia/model.py`` and ``attention.py``,
 ``v1/attention/backends/mla/indexer.py``, ``utils/deep_gemm.py``); SGLang 0.5.23 (``arg_groups``:
 ``deepseek_v4_hook.py`` and ``overrides.py``; ``mem_cache/deepseek_v4_memory_pool.py``).
@@ -8,7 +8,7 @@ Source: vLLM 0.33.0 (``models/deepseek_v41/nvidia/model.py`` and ``attention.py`
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from dsv4kv.engines.names import ENGINES
 from dsv4kv.errors import ConfigError
@@ -35,13 +35,12 @@ class Site:
 
     @property
     def family(self) -> str:
-        """The engine without its version."""
         return self.engine.partition(":")[0]
 
     @property
     def version(self) -> Any:
         """The engine's row of its version; None where it has no versions."""
-        return ENGINES[self.engine].version
+        return ENGINES[self.engine][1]
 
     @property
     def sm100(self) -> bool:
@@ -80,51 +79,53 @@ _ENTRY, _PLAIN = "fp8_ds_mla", "plain rows, which FlashInfer's backend stores on
 _AS_SM100 = "as on SM100: which GPU it is is not known"
 _WHOLE, _HALF = "fp8_group32_interleaved", "fp4_interleaved"
 
-_Rule = tuple[str, str, Callable[[Site], bool], Stored]
-_TABLE: tuple[_Rule, ...] = (
-    ("vllm", "v4", lambda s: s.plain and s.dtype.startswith("fp8"),
-     Stored("fp8", "fp8", "fp8", _PLAIN)),
-    ("vllm", "v4", lambda s: s.plain, Stored("bf16", "bf16", "fp8", _PLAIN)),
-    ("vllm", "v4", lambda _: True, Stored(_ENTRY, _ENTRY, "fp8", "vLLM's for V4 on every GPU")),
-    ("vllm", "v41", lambda s: s.arch is None, Stored(_HALF, _WHOLE, "fp8", _AS_SM100)),
-    ("vllm", "v41", lambda s: not s.version.sm100_formats,
+_T = TypeVar("_T")
+_Table = tuple[tuple[str, tuple[str, ...], Callable[[Site], bool], _T], ...]
+"""By engine and generations of models; the first row that applies counts."""
+_TABLE: _Table[Stored] = (
+    ("vllm", ("v41",), lambda s: s.arch is None, Stored(_HALF, _WHOLE, "fp8", _AS_SM100)),
+    ("vllm", ("v41",), lambda s: not s.version.sm100_formats,
      Stored(_ENTRY, _ENTRY, "fp8", "V4's record, on every GPU up to 0.30")),
-    ("vllm", "v41", lambda s: s.plain and s.dtype.startswith("fp8"),
+    ("vllm", ("v4", "v41"), lambda s: s.plain and s.dtype.startswith("fp8"),
      Stored("fp8", "fp8", "fp8", _PLAIN)),
-    ("vllm", "v41", lambda s: s.plain, Stored("bf16", "bf16", "fp8", _PLAIN)),
-    ("vllm", "v41", lambda s: s.mega,
+    ("vllm", ("v4", "v41"), lambda s: s.plain, Stored("bf16", "bf16", "fp8", _PLAIN)),
+    ("vllm", ("v4",), lambda _: True, Stored(_ENTRY, _ENTRY, "fp8", "vLLM's for V4 on every GPU")),
+    ("vllm", ("v41",), lambda s: s.mega,
      Stored(_HALF, _WHOLE, "fp8", "nvfp4_ds_mla of mega attention, vLLM's on SM100 up to TP8")),
-    ("vllm", "v41", lambda s: s.sm100,
+    ("vllm", ("v41",), lambda s: s.sm100,
      Stored(_WHOLE, _WHOLE, "fp8", "vLLM's V4.1 records on SM100 without mega attention")),
-    ("vllm", "v41", lambda _: True,
+    ("vllm", ("v41",), lambda _: True,
      Stored(_ENTRY, _ENTRY, "fp8", "V4's record: V4.1's are read on SM100 only")),
-    ("vllm", "flat", lambda s: s.dtype == "nvfp4_ds_mla",
+    ("vllm", ("flat",), lambda s: s.dtype == "nvfp4_ds_mla",
      Stored("nvfp4", "", "fp8", "nvfp4_ds_mla, on SM100")),
-    ("vllm", "flat", lambda s: s.dtype.startswith("fp8"), Stored(_ENTRY, "", "fp8", "as given")),
-    ("vllm", "flat", lambda _: True,
+    ("vllm", ("flat",), lambda s: s.dtype.startswith("fp8"),
+     Stored(_ENTRY, "", "fp8", "as given")),
+    ("vllm", ("flat",), lambda _: True,
      Stored("bf16", "", "fp8", "vLLM's auto for V3.2; --kv-cache-dtype fp8 stores 656 B")),
-    ("sglang", "v4", lambda s: s.backend == "trtllm",
+    ("sglang", ("v4",), lambda s: s.backend == "trtllm",
      Stored("fp8", "fp8", "fp8", "uniform FP8 for the backend trtllm")),
-    ("sglang", "v4", lambda _: True,
+    ("sglang", ("v4",), lambda _: True,
      Stored(_ENTRY, _ENTRY, "fp8", "SGLang's SGLANG_DSV4_KV_LAYOUT=v4, on every GPU")),
-    ("sglang", "v41", lambda s: s.arch is None, Stored("fp4", "fp8_group32", "mxfp4", _AS_SM100)),
-    ("sglang", "v41", lambda s: not s.version.v41_pages,
+    ("sglang", ("v41",), lambda s: s.arch is None,
+     Stored("fp4", "fp8_group32", "mxfp4", _AS_SM100)),
+    ("sglang", ("v41",), lambda s: not s.version.v41_pages,
      Stored(_ENTRY, _ENTRY, "mxfp4", "V4's record: SGLANG_DSV4_KV_LAYOUT=v4 up to 0.5.22")),
-    ("sglang", "v41", lambda s: s.sglang_mega,
+    ("sglang", ("v41",), lambda s: s.sglang_mega,
      Stored("fp4", "fp8_group32", "mxfp4", "flashmla_mega: SM100, attention not tensor parallel")),
-    ("sglang", "v41", lambda s: s.sm100,
+    ("sglang", ("v41",), lambda s: s.sm100,
      Stored(_ENTRY, _ENTRY, "mxfp4", "V4's record: tensor parallel attention")),
-    ("sglang", "v41", lambda _: True,
+    ("sglang", ("v41",), lambda _: True,
      Stored(_ENTRY, _ENTRY, "mxfp4", "V4's record: V4.1's are read on SM100 and gfx950")),
-    ("sglang", "flat", lambda s: s.sm100 and s.dtype != "bfloat16",
+    ("sglang", ("flat",), lambda s: s.sm100 and s.dtype != "bfloat16",
      Stored("fp8", "", "fp8", "SGLang's backend trtllm on SM100 keeps 576 e4m3")),
-    ("sglang", "flat", lambda s: s.dtype.startswith("fp8"), Stored(_ENTRY, "", "fp8", "as given")),
-    ("sglang", "flat", lambda _: True,
+    ("sglang", ("flat",), lambda s: s.dtype.startswith("fp8"),
+     Stored(_ENTRY, "", "fp8", "as given")),
+    ("sglang", ("flat",), lambda _: True,
      Stored("bf16", "", "fp8", "SGLang's for V3.2 below SM100")),
 )  # fmt: skip
 
 _FP8 = ("fp8", "fp8_e4m3")
-_DTYPES: tuple[tuple[str, tuple[str, ...], Callable[[Site], bool], tuple[str, ...]], ...] = (
+_DTYPES: _Table[tuple[str, ...]] = (
     ("vllm", ("v4", "v41"), lambda s: s.plain, ("bfloat16", *_FP8)),
     ("vllm", ("v4",), lambda _: True, (*_FP8, "fp8_ds_mla")),
     ("vllm", ("v41",), lambda s: s.mega, ("fp8", "fp8_ds_mla", "nvfp4_ds_mla")),
@@ -134,7 +135,7 @@ _DTYPES: tuple[tuple[str, tuple[str, ...], Callable[[Site], bool], tuple[str, ..
     ("sglang", ("v4", "v41"), lambda _: True, ("fp8_e4m3",)),
     ("sglang", ("flat",), lambda _: True, ("bfloat16", "fp8_e4m3")),
 )
-"""Values of ``--kv-cache-dtype`` other than ``auto``, first match wins. Source: vLLM 0.33.0
+"""Values of ``--kv-cache-dtype`` other than ``auto``. Source: vLLM 0.33.0
 (``_resolve_dsv4_kv_cache_dtype`` of either model), SGLang 0.5.23 (``overrides.py``)."""
 
 _SM100 = ("sm_100", "sm_103")
@@ -152,19 +153,20 @@ _KEPT: tuple[tuple[str, Callable[[Any], bool], dict[str, tuple[str, ...]]], ...]
 
 
 def stored_formats(site: Site, asked: Mapping[Place, str | None]) -> dict[Place, tuple[str, str]]:
-    """Name and reason of the format of every place; an empty reason where it was asked for.
+    """Name and reason of the format of every place; no reason where it was asked for.
 
-    Raises:
-        ConfigError: A format or dtype that the engine does not keep on such a GPU.
+    Raises ``ConfigError`` for a format or dtype that the engine does not keep on such a GPU.
     """
-    family, own, kind = site.family, site.model.formats, site.model.kind
-    _check_dtype(site)
-    rows = (
-        stored
-        for engine, of, applies, stored in _TABLE
-        if (engine, of) == (family, kind) and applies(site)
-    )
-    found = next(rows, Stored("", "", "", "the model's own"))
+    family, own, there = site.family, site.model.formats, replace(site, dtype="auto")
+    dtypes = _first(_DTYPES, there)
+    if dtypes and site.dtype not in ("auto", *dtypes):
+        backend = f" and {site.backend}" if site.backend else ""
+        raise ConfigError(
+            f"--kv-cache-dtype {site.dtype}: {site.engine} keeps {site.model.name} on "
+            f"{site.arch or 'such a GPU'}{backend} in auto, {', '.join(dtypes)}: choose one "
+            "of these."
+        )
+    found = _first(_TABLE, site) or Stored("", "", "", "the model's own")
     if family == "vllm" and site.version.sm100_formats and site.sm100:
         found = found._replace(indexer="fp8_ue8m0x4")
     chosen: dict[Place, tuple[str, str]] = {}
@@ -180,18 +182,13 @@ def stored_formats(site: Site, asked: Mapping[Place, str | None]) -> dict[Place,
     return chosen
 
 
-def _check_dtype(site: Site) -> None:
-    there = replace(site, dtype="auto")
-    for engine, kinds, applies, dtypes in _DTYPES:
-        if engine == site.family and site.model.kind in kinds and applies(there):
-            if site.dtype in ("auto", *dtypes):
-                return
-            backend = f" and {site.backend}" if site.backend else ""
-            raise ConfigError(
-                f"--kv-cache-dtype {site.dtype}: {site.engine} keeps {site.model.name} on "
-                f"{site.arch or 'such a GPU'}{backend} in auto, {', '.join(dtypes)}: choose one "
-                "of these."
-            )
+def _first(table: _Table[_T], site: Site) -> _T | None:
+    found = (
+        value
+        for family, kinds, applies, value in table
+        if family == site.family and site.model.kind in kinds and applies(site)
+    )
+    return next(found, None)
 
 
 def _check(site: Site, place: Place, name: str) -> None:

@@ -4,14 +4,15 @@ Nothing is imported but rows: ``--help`` reads these registries alone.
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from dsv4kv import engines
 from dsv4kv.choices import Choice, choose
+from dsv4kv.engines.flags import NOTHING, Flag
 from dsv4kv.engines.rule import Family, Variant
 from dsv4kv.errors import ConfigError, find_name
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from dsv4kv.engines.contract import Engine
 
 _FIRST = ("dsv4kv", "vllm", "sglang", "trtllm")
-
+_NEAR = 0.885  # of two spellings' letters: one of nine differs, and two of twenty
 
 _FOLDERS = [module.name for module in iter_modules(engines.__path__) if module.ispkg]
 _FOLDERS.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
@@ -30,33 +31,12 @@ FAMILIES: dict[str, Family] = {
 """Every engine's row, by its name without a version."""
 
 
-@dataclass(frozen=True)
-class SizedEngine:
-    """A row of ``ENGINES``: a version of an engine, None where it has one alone."""
-
-    explains: str
-    family: Family
-    version: Any = None
-
-    def load(self) -> "Engine":
-        """Import the class that sizes its caches."""
-        module, _, name = self.family.sizes.partition(":")
-        made = getattr(self.family.load(module), name)
-        engine: Engine = made(self.version) if self.version else made()
-        return engine
-
-
-def _versions(family: Family) -> Iterator[tuple[str, SizedEngine]]:
-    if not family.versions:
-        yield family.name, SizedEngine(family.title, family)
-    for version in family.versions:
-        first = "" if version.oldest == version.newest else f"{version.oldest} to "
-        explains = f"{family.title} {first}{version.newest}"
-        yield f"{family.name}:{version.newest}", SizedEngine(explains, family, version)
-
-
-ENGINES = dict(row for family in FAMILIES.values() for row in _versions(family))
-"""Whose rules size the cache; of a family, the oldest first."""
+ENGINES = {
+    f"{family.name}:{version.newest}" if version else family.name: (family, version)
+    for family in FAMILIES.values()
+    for version in family.versions or (None,)
+}
+"""Whose rules size the cache, with their row; of a family, the oldest first."""
 
 
 def engine_family(family: str) -> list[str]:
@@ -101,21 +81,22 @@ def replayed_engines() -> list[str]:
 
 
 def find_engine(name: str) -> "Engine":
-    """The rules of an engine: ``vllm:0.33``, a version between two, or ``vllm`` for the newest.
-
-    Raises:
-        ConfigError: No such engine or version; names the nearest.
-    """
+    """The rules of ``vllm:0.31``, or of the newest ``vllm``; ``ConfigError`` for an unknown."""
     family, _, version = name.strip().lower().partition(":")
     known = engine_family(family)
-    if known and version:
-        return ENGINES[_covering(name, family, version.removeprefix("v"), known)].load()
     if family in RULES and family not in FAMILIES:
         raise ConfigError(
             f"{family} is a rule of hits, for dsv4kv replay --rule {family}: how it sizes its "
             "cache is not known."
         )
-    return ENGINES[known[-1] if known else find_name(name, list(ENGINES), "engine")].load()
+    if known and version:
+        found = _covering(name, family, version.removeprefix("v"), known)
+    else:
+        found = known[-1] if known else find_name(name, list(ENGINES), "engine")
+    row, release = ENGINES[found]
+    module, _, made = row.sizes.partition(":")
+    engine: Engine = getattr(row.load(module), made)(*filter(None, [release]))
+    return engine
 
 
 def _covering(name: str, family: str, version: str, known: list[str]) -> str:
@@ -162,3 +143,43 @@ def chosen_rule(family: Family, kind: str, flags: dict[str, Any]) -> str:
         f"server has {asked}, and the rules of {family.title} are {known}: choose one of these, "
         "or name a rule."
     )
+
+
+# ---- flags
+
+
+def find_flag(family: str, spelling: str) -> Flag | None:
+    """The flag of a spelling, dashes or underscores; None where the engine has no such flag."""
+    return _by_spelling(family).get(_plain(spelling))
+
+
+def near_flag(family: str, spelling: str) -> str:
+    """The flag of sizes that an unknown spelling is a letter or two from; empty where none is."""
+    known = {
+        _plain(each): each
+        for flag in FAMILIES[family].flags
+        for each in flag.spellings.split()
+        if flag.means is not NOTHING
+    }
+    found = get_close_matches(_plain(spelling), known, 1, _NEAR)
+    return known[found[0]] if found else ""
+
+
+def flag_for(family: str, name: str) -> str:
+    """An engine's flag for an input: ``--max-num-seqs`` for ``request-limit``."""
+    flags = _by_spelling(family).values()
+    means = (each.name for each in flags if each.means and each.means.input == name)
+    return next(means, f"--{name}")
+
+
+@cache
+def _by_spelling(family: str) -> dict[str, Flag]:
+    found: dict[str, Flag] = {}
+    for flag in FAMILIES[family].flags if family in FAMILIES else ():
+        for spelling in flag.spellings.split():
+            found.setdefault(_plain(spelling), flag)  # the first of a spelling counts
+    return found
+
+
+def _plain(spelling: str) -> str:
+    return spelling.replace("_", "-") if spelling.startswith("--") else spelling

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 from dsv4kv.core.prompts import kept_places
+from dsv4kv.engines.flags import Flag
 
 ENGINE_BLOCK_TOKENS = 256
 """Tokens of a block or page that engines take for DeepSeek-V4."""
@@ -28,20 +29,13 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Blocks under one block table, or a pool.
+    """Blocks under one block table, or a pool."""
 
-    Attributes:
-        storage: ``context``, ``window``, ``csa state`` or ``hca state``.
-        seen_tokens: Tokens before the next one that it reads; None for all of them.
-        cached: Other requests find its blocks; else a hit computes them again.
-        ring: A request has one block, written round and round.
-    """
-
-    storage: str
+    storage: str  # ``context``, ``window``, ``csa state`` or ``hca state``
     block_tokens: int
-    seen_tokens: int | None = None
-    cached: bool = True
-    ring: bool = False
+    seen_tokens: int | None = None  # tokens before the next one that it reads; None: all
+    cached: bool = True  # other requests find its blocks; else a hit computes them again
+    ring: bool = False  # a request has one block, written round and round
     pieces: tuple[Piece, ...] = ()
 
     @property
@@ -51,7 +45,6 @@ class Group:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block."""
         return sum(piece.block_bytes for piece in self.pieces)
 
     @property
@@ -84,17 +77,12 @@ class Layout:
 class Retention:
     """After which tokens windows and states stay cached.
 
-    Attributes:
-        period_tokens: Every period; 0 for none, None for every block.
-        ends: At the last block boundary before a prompt's last token.
-        chunks: At the end of every chunk of a prompt.
-
     Unless it is ``NOWHERE``, also where the context that a prompt found ends.
     """
 
-    period_tokens: int | None = 0
-    ends: bool = False
-    chunks: bool = False
+    period_tokens: int | None = 0  # every period; 0 for none, None for every block
+    ends: bool = False  # at the last block boundary before a prompt's last token
+    chunks: bool = False  # at the end of every chunk of a prompt
 
     def places(self, prompt_tokens: int, block_tokens: int) -> list[int]:
         """Places in a prompt, rising, whose windows stay by period and end."""
@@ -107,33 +95,19 @@ NOWHERE, EVERYWHERE = Retention(), Retention(None)
 
 @dataclass(frozen=True)
 class Policy:
-    """Admission of requests, and the definition of a hit.
+    """Admission of requests, and the definition of a hit."""
 
-    Attributes:
-        index: ``hashed`` blocks of one pool, a ``radix`` tree of pages, or ``slots`` of requests.
-        finds_scheduled: A block is found once it is scheduled, by requests of the same step too
-            (vLLM, in ``allocate_slots``).
-        prompts_alone: Prompts are computed in steps of their own, and requests retracted when
-            decoding lacks pages (SGLang).
-        replays: A hit's last window is computed again; a hit of a window or less is none.
-        leaves_window: No hit covers a prompt's last window; else not its last token.
-        drops: A hit drops its last block, for a draft model to compute.
-        writes_evicted: The GPU's evicted blocks can be written to host memory (``write_back``).
-        hit_blocks: Blocks that a hit is a multiple of (groups of several sizes of blocks).
-        slots: Slots of a server, and whether they have checkpoints (llama.cpp's four, ds4's one).
-        host_by_ratio: Host memory is sized by a ratio of the GPU's pools alone.
-    """
-
+    # ``hashed`` blocks of one pool, a ``radix`` tree of pages, or ``slots`` of requests
     index: Literal["hashed", "radix", "slots"] = "radix"
-    finds_scheduled: bool = False
-    prompts_alone: bool = False
-    replays: bool = False
-    leaves_window: bool = False
-    drops: bool = False
-    writes_evicted: bool = True
-    host_by_ratio: bool = False
-    hit_blocks: int = 1
-    slots: int = 0
+    finds_scheduled: bool = False  # a block is found once it is scheduled (vLLM)
+    prompts_alone: bool = False  # prompts have steps of their own (SGLang)
+    replays: bool = False  # a hit's last window is computed again; no hit is that short
+    leaves_window: bool = False  # no hit covers a prompt's last window; else not its last token
+    drops: bool = False  # a hit drops its last block, for a draft model to compute
+    writes_evicted: bool = True  # evicted blocks can be written to the host
+    host_by_ratio: bool = False  # host memory is sized by a ratio of the GPU's pools alone
+    hit_blocks: int = 1  # blocks that a hit is a multiple of (groups of several sizes of blocks)
+    slots: int = 0  # of a server: llama.cpp's four, ds4's one
     checkpoints: bool = False
 
     def uncovered(self, window_tokens: int) -> int:
@@ -181,12 +155,10 @@ class Rule:
 
     @property
     def replayed_tokens(self) -> int:
-        """Tokens at a hit's end that are computed again."""
         return self.policy.replayed(self.layout.window_tokens)
 
     @property
     def uncovered_tokens(self) -> int:
-        """Tokens at a prompt's end that no hit covers."""
         return self.policy.uncovered(self.layout.window_tokens)
 
     @property
@@ -251,43 +223,30 @@ pairs of tokens), each with one MTP module."""
 
 @dataclass(frozen=True)
 class Variant:
-    """A rule that users name, for a deployment of its engine's newest version.
-
-    Attributes:
-        engine: Whose rule, with its version; empty for the rule of no engine.
-        setting: What a user of the engine writes to have it.
-        flags: Settings that choose it, by the names of ``budget``'s inputs.
-        default_for: Generations for which the engine has it, where ``flags`` are as given.
-        drafts: Ways to draft with which its hits are known.
-        groups: Windows and states are kept in blocks or pages; else in slots of requests.
-        remedies: What gets lost tokens back, by the reason of the loss.
-    """
+    """A rule that users name, for a deployment of its engine's newest version."""
 
     explains: str
-    engine: str = ""
-    setting: str = ""
-    flags: Mapping[str, Any] = field(default_factory=dict)
+    engine: str = ""  # whose rule, with its version; empty for the rule of no engine
+    setting: str = ""  # what a user of the engine writes to have it
+    flags: Mapping[str, Any] = field(default_factory=dict)  # inputs of ``budget`` that choose it
     kinds: tuple[str, ...] = KINDS
-    default_for: tuple[str, ...] = ()
-    drafts: tuple[str, ...] = ("none",)
-    groups: bool = False
+    default_for: tuple[str, ...] = ()  # generations that have it, with ``flags`` as given
+    drafts: tuple[str, ...] = ("none",)  # ways to draft with which its hits are known
+    groups: bool = False  # windows and states are kept in blocks; else in slots of requests
     retention: Retention = NOWHERE
     policy: Policy = Policy()
     block_tokens: int = ENGINE_BLOCK_TOKENS
     hopper_block_tokens: int | None = None
-    remedies: Mapping[str, str] = field(default_factory=dict)
+    remedies: Mapping[str, str] = field(default_factory=dict)  # by the reason of a loss
 
     @property
     def windows(self) -> bool:
-        """Whether a hit needs windows and states, too."""
         return self.groups and self.retention != NOWHERE
 
     def block_tokens_on(self, arch: str | None) -> int | None:
         """Tokens of a block by GPU; None where a trace's own are taken."""
-        if not self.engine:
-            return None
         hopper = arch == "sm_90" and self.hopper_block_tokens
-        return hopper or self.block_tokens
+        return (hopper or self.block_tokens) if self.engine else None
 
 
 @dataclass(frozen=True)
@@ -296,32 +255,20 @@ class Launch:
 
     Texts are formatted with ``model``, ``tp``, ``dp``, ``pp``, ``ep``, ``ranks`` (tp · dp),
     ``count`` of drafts, ``verified`` (count + 1), ``host_gib`` and ``role``.
-
-    Attributes:
-        words: Words that begin a command, most specific first.
-        images: Parts of names of container images.
-        stages: Arguments for several pipeline stages.
-        replicas: Arguments for several replicas.
-        drafts: Arguments for drafts by MTP.
-        role: Arguments for a prefill or decode side.
-        written: Flags and variables for an ``input=value``.
-        counts_verified: Draft tokens include the token that is verified with them.
-        tp_spans_replicas: Tensor parallel ranks are counted over all replicas.
-        ranks_are_replicas: All ranks of a server are replicas, or it is one.
     """
 
-    words: tuple[tuple[str, ...], ...] = ()
-    images: tuple[str, ...] = ()
+    words: tuple[tuple[str, ...], ...] = ()  # words that begin a command, most specific first
+    images: tuple[str, ...] = ()  # parts of names of container images
     program: str = ""
     arguments: str = ""
-    stages: str = ""
-    replicas: str = ""
-    drafts: str = ""
-    role: str = ""
-    written: Mapping[str, str] = field(default_factory=dict)
-    counts_verified: bool = False
-    tp_spans_replicas: bool = False
-    ranks_are_replicas: bool = False
+    stages: str = ""  # arguments for several pipeline stages
+    replicas: str = ""  # arguments for several replicas
+    drafts: str = ""  # arguments for drafts by MTP
+    role: str = ""  # arguments for a prefill or decode side
+    written: Mapping[str, str] = field(default_factory=dict)  # flags by ``input=value``
+    counts_verified: bool = False  # draft tokens include the token that is verified with them
+    tp_spans_replicas: bool = False  # tensor parallel ranks are counted over all replicas
+    ranks_are_replicas: bool = False  # all ranks of a server are replicas, or it is one
 
 
 class Limit(NamedTuple):
@@ -337,47 +284,28 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """An engine: its folder's row.
-
-    Attributes:
-        sizes: ``module:class`` in its folder that sizes caches, called with a version.
-        versions: Rows with ``newest`` and ``oldest``, the oldest first; none for an engine of
-            one version.
-        assumes: Settings that choose a rule, where they are not given.
-        has_flags: Its folder has ``flags``.
-        host_tiers: What keeps prefixes in host memory, by name, in one line each.
-        result_fields: Fields that only results of its own benchmark have.
-        log_mark: What a log of its start has before the arguments.
-        by_layers: Several GPUs share its layers, not its heads.
-        marks: Flags that no other engine of its program has (a fork).
-        base: The engine that it is a fork of.
-        offloads: Some experts are on the CPU.
-        logs: The module that reads logs of its start, where that is not its folder's ``log``.
-        block_tokens: Tokens of a block of V4, unless given.
-        days: Versions with other sizes by the day of their wheels' files.
-        sends: How its newest version sends prompts from prefill to decode; empty if not known.
-    """
+    """An engine: its folder's row."""
 
     name: str
     title: str
-    sizes: str
-    versions: tuple[Any, ...] = ()
+    sizes: str  # ``module:class`` in its folder, or its base's, that sizes caches of a version
+    versions: tuple[Any, ...] = ()  # with ``newest`` and ``oldest``, the oldest first
     rules: Mapping[str, Variant] = field(default_factory=dict)
-    assumes: Mapping[str, Any] = field(default_factory=dict)
+    assumes: Mapping[str, Any] = field(default_factory=dict)  # settings that are not given
     launch: Launch = Launch()
-    has_flags: bool = False
+    flags: tuple[Flag, ...] = ()  # in the order in which they are listed
     limits: tuple[Limit, ...] = ()
-    host_tiers: Mapping[str, str] = field(default_factory=dict)
-    days: Mapping[str, str] = field(default_factory=dict)
-    sends: str = ""
-    result_fields: tuple[str, ...] = ()
-    log_mark: str = ""
-    by_layers: bool = False
-    marks: tuple[str, ...] = ()
-    base: str = ""
-    offloads: bool = False
-    logs: str = ""
-    block_tokens: int = ENGINE_BLOCK_TOKENS
+    host_tiers: Mapping[str, str] = field(default_factory=dict)  # what they are, by name
+    days: Mapping[str, str] = field(default_factory=dict)  # versions by their wheels' day
+    sends: str = ""  # how prompts go from prefill to decode; empty if not known
+    result_fields: tuple[str, ...] = ()  # fields that only results of its own benchmark have
+    log_mark: str = ""  # what a log of its start has before the arguments
+    by_layers: bool = False  # several GPUs share its layers, not its heads
+    marks: tuple[str, ...] = ()  # flags that no other engine of its program has (a fork)
+    base: str = ""  # the engine that it is a fork of
+    offloads: bool = False  # some experts are on the CPU
+    slots: bool = False  # caches are whole slots, whose logs ``recover`` reads
+    block_tokens: int = ENGINE_BLOCK_TOKENS  # tokens of a block of V4, unless given
 
     @property
     def prompts_alone(self) -> bool:
@@ -385,7 +313,7 @@ class Family:
         return any(rule.policy.prompts_alone for rule in self.rules.values())
 
     def load(self, module: str) -> Any:
-        """Import a module of its folder, or what reads its logs."""
-        if module == "log" and self.logs:
-            return import_module(self.logs)
-        return import_module(f"dsv4kv.engines.{self.name.replace('.', '')}.{module}")
+        if module == "log" and self.slots:
+            return import_module("dsv4kv.engines.recover")
+        folder = (self.base or self.name).replace(".", "")
+        return import_module(f"dsv4kv.engines.{folder}.{module}")

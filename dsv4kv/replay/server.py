@@ -14,7 +14,7 @@ from dsv4kv.config.bench import Section
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig, TierSection
 from dsv4kv.engines.flags import Texts
-from dsv4kv.engines.logs.read import StartupLog, named_model
+from dsv4kv.engines.logs import StartupLog, named_model
 from dsv4kv.engines.names import (
     FAMILIES,
     RULES,

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from dsv4kv.config.replay import ReplayConfig, TierSection
 from dsv4kv.core.policies import Run, make_policy
 from dsv4kv.core.served import Served
+from dsv4kv.engines.contract import HostPool, Offloaded
 from dsv4kv.engines.formats import PLACES, Site, stored_formats
-from dsv4kv.engines.host import HostPool, Offloaded
 from dsv4kv.engines.names import find_engine, find_rule
 from dsv4kv.engines.rule import NOWHERE, Retention
 from dsv4kv.errors import ConfigError

@@ -7,14 +7,12 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from dsv4kv.budget import answer as an
-from dsv4kv.budget.advice import Option
-from dsv4kv.budget.fit import lacking_bytes, max_concurrency, within_limit
+from dsv4kv.budget.fit import Option, lacking_bytes, max_concurrency, within_limit
 from dsv4kv.budget.inputs import DEFAULT_GPU
-from dsv4kv.budget.launch_line import OURS
+from dsv4kv.budget.launch import OURS
 from dsv4kv.budget.scenario import Scenario
 from dsv4kv.budget.sweep import Row
-from dsv4kv.engines.contract import Capacity
-from dsv4kv.engines.host import HostTier
+from dsv4kv.engines.contract import Capacity, HostTier
 from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import mask_secrets
 from dsv4kv.units import counted, format_bytes, format_count

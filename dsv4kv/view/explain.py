@@ -12,7 +12,7 @@ from dsv4kv.view import table as tb
 from dsv4kv.view.quantity import ms, quantity
 
 if TYPE_CHECKING:
-    from dsv4kv.engines.logs.explain import Change, Explanation
+    from dsv4kv.engines.explain import Change, Explanation
     from dsv4kv.replay.clock.measured import Measured
 
 _MAX_CHANGES = 4

@@ -4,23 +4,13 @@ Flags and values are theirs, layout of lines too where it matters; what has noth
 sizes is shortened here and there.
 """
 
-from dataclasses import dataclass, field
+from functools import partial
 
-
-@dataclass(frozen=True)
-class Published:
-    """One command: what of ours it means, what it does that is not counted, or why it is none."""
-
-    source: str
-    text: str
-    gpu: str = "h200"
-    texts: dict[str, str] = field(default_factory=dict)
-    uncounted: tuple[str, ...] = ()
-    refused: str = ""
-
+from tests.budget.pasted import Pasted
 
 PARSERS = "--tokenizer-mode deepseek_v4 --tool-call-parser deepseek_v4 --enable-auto-tool-choice"
 
+Published = partial(Pasted, gpu="h200", uncounted=())
 LAUNCHES = (
     Published(
         "huggingface.co/deepseek-ai/DeepSeek-V4-Pro-0813, README",
@@ -31,9 +21,9 @@ LAUNCHES = (
   --attention-config '{"use_fp4_indexer_cache": true}' \\
   --speculative-config '{"method":"dspark","num_speculative_tokens":7}'
 """,
-        "b300",
-        {"model": "v4-pro", "dp": "4", "tp": "1", "indexer-format": "mxfp4", "draft-layers": "3",
-         "draft-tokens": "7", "block-tokens": "256"},
+        gpu="b300",
+        texts={"model": "v4-pro", "dp": "4", "tp": "1", "indexer-format": "mxfp4",
+               "draft-layers": "3", "draft-tokens": "7", "block-tokens": "256"},
     ),
     Published(
         "huggingface.co/deepseek-ai/DeepSeek-V4-Pro-0813, README",
@@ -47,8 +37,8 @@ LAUNCHES = (
   --chunked-prefill-size 4096 \\
   --swa-full-tokens-ratio 0.1 \\
 """,
-        "gb300",
-        {"model": "v4-pro", "tp": "4", "memory-fraction": "0.90", "step-tokens": "4096",
+        gpu="gb300",
+        texts={"model": "v4-pro", "tp": "4", "memory-fraction": "0.90", "step-tokens": "4096",
          "window-ratio": "0.1", "draft-layers": "3"},
     ),
     Published(
@@ -60,9 +50,9 @@ LAUNCHES = (
 --compilation-config '{{"cudagraph_mode":"FULL_AND_PIECEWISE", "custom_ops":["all"]}}' \\
 --attention_config.use_fp4_indexer_cache=True \\
 {PARSERS} --reasoning-parser deepseek_v4""",
-        "b200",
-        {"model": "v4-flash", "dp": "8", "memory-fraction": "0.85", "indexer-format": "mxfp4"},
-        (),
+        gpu="b200",
+        texts={"model": "v4-flash", "dp": "8", "memory-fraction": "0.85",
+               "indexer-format": "mxfp4"},
     ),
     Published(
         "vllm#40778",
@@ -72,8 +62,8 @@ vllm/vllm-openai:deepseekv4-cu130 /models/DeepSeek-V4-Flash --trust-remote-code 
 --kv-cache-dtype fp8 --block-size 256 --enable-expert-parallel --tensor-parallel-size 2 \
 --attention_config.use_fp4_indexer_cache=True {PARSERS} --host 0.0.0.0 \
 --gpu-memory-utilization 0.95 --async-scheduling --enable-prefix-caching --max-num-seqs 2""",
-        "b200",
-        {"model": "v4-flash", "tp": "2", "overlap": "2", "request-limit": "2",
+        gpu="b200",
+        texts={"model": "v4-flash", "tp": "2", "overlap": "2", "request-limit": "2",
          "memory-fraction": "0.95"},
     ),
     Published(
@@ -100,7 +90,7 @@ vllm/vllm-openai:deepseekv4-cu130 /models/DeepSeek-V4-Flash --trust-remote-code 
       --tokenizer-mode deepseek_v4
       --speculative-config '{"method":"dspark","num_speculative_tokens":7}'
 """,
-        "h20",
+        gpu="h20",
         refused="--model /model",
     ),
     Published(
@@ -115,10 +105,9 @@ vllm/vllm-openai:deepseekv4-cu130 /models/DeepSeek-V4-Flash --trust-remote-code 
     --max-cudagraph-capture-size 128 \\
     --prefix-cache-retention-interval auto \\
     --speculative-config '{"method":"mtp","num_speculative_tokens":3}'""",
-        "gb300",
-        {"tp": "1", "pp": "1", "indexer-format": "mxfp4", "draft-layers": "1",
+        gpu="gb300",
+        texts={"tp": "1", "pp": "1", "indexer-format": "mxfp4", "draft-layers": "1",
          "draft-tokens": "3"},
-        (),
     ),
     Published(
         "docs.vllm.ai: adaptive verification",
@@ -132,17 +121,8 @@ vllm serve deepseek-ai/DeepSeek-V4-Flash-DSpark \\
     "enable_adaptive_verification": true
   }'
 ```""",
-        "b300",
-        {"model": "v4-flash", "draft-layers": "3", "draft-tokens": "7", "tp": "1"},
-    ),
-    Published(
-        "llm-infer-cal, README",
-        """vllm serve deepseek-ai/DeepSeek-V4-Flash \\
-    --tensor-parallel-size 4 --max-model-len 1048576 \\
-    --trust-remote-code --gpu-memory-utilization 0.9 \\
-    --attention-backend auto""",
-        "h100",
-        {"tp": "4", "context": "1048576", "memory-fraction": "0.9"},
+        gpu="b300",
+        texts={"model": "v4-flash", "draft-layers": "3", "draft-tokens": "7", "tp": "1"},
     ),
     Published(
         "jasl/vllm ds4-sm120, benchmark notes",
@@ -154,8 +134,8 @@ vllm serve deepseek-ai/DeepSeek-V4-Flash-DSpark \\
   --enable-expert-parallel \\
   --gpu-memory-utilization 0.95 \\
   --speculative_config '{{"method":"mtp","num_speculative_tokens":2}}'""",
-        "rtx-pro-6000",
-        {"context": "65536", "tp": "2", "draft-layers": "1", "draft-tokens": "2"},
+        gpu="rtx-pro-6000",
+        texts={"context": "65536", "tp": "2", "draft-layers": "1", "draft-tokens": "2"},
     ),
     Published(
         "ds4-sm120-harness, README",
@@ -169,15 +149,15 @@ vllm serve deepseek-ai/DeepSeek-V4-Flash \\
   --attention_config.use_fp4_indexer_cache=True \\
   --speculative_config '{"method":"mtp","num_speculative_tokens":2}'
 """,
-        "b200",
-        {"tp": "4", "indexer-format": "mxfp4", "draft-tokens": "2"},
+        gpu="b200",
+        texts={"tp": "4", "indexer-format": "mxfp4", "draft-tokens": "2"},
     ),
     Published(
         "vllm#48660",
         "`vllm serve deepseek-ai/DeepSeek-V4-Flash   -tp 4    -ep   --attention-backend "
         "FLASHINFER_MLA_SPARSE_DSV4   --kv-cache-dtype fp8 --port 8003`",
-        "b200",
-        {
+        gpu="b200",
+        texts={
             "tp": "4",
             "model": "v4-flash",
             "cache-dtype": "fp8",
@@ -191,8 +171,8 @@ vllm serve deepseek-ai/DeepSeek-V4-Flash \\
   --kv-cache-dtype fp8 --block-size 256 --enable-expert-parallel \\
   --tensor-parallel-size 8 \\
   --model-loader-extra-config '{"enable_multithread_load": true, "num_threads": 12}'""",
-        "b300",
-        {"model": "v4-pro", "tp": "8"},
+        gpu="b300",
+        texts={"model": "v4-pro", "tp": "8"},
     ),
     Published(
         "vllm#41834",
@@ -201,30 +181,8 @@ vllm serve deepseek-ai/DeepSeek-V4-Flash \\
     --speculative-config '{"method": "mtp", "num_speculative_tokens": 2}' \\
     --compilation-config '{"cudagraph_mode":"FULL_AND_PIECEWISE","custom_ops":["all"]}' \\
     --enable-prefix-caching --max-cudagraph-capture-size 8 -tp 2 -pp 1""",
-        "rtx-pro-6000",
-        {"tp": "2", "pp": "1", "draft-layers": "1"},
-        (),
-    ),
-    Published(
-        "a guide to V4 with SGLang",
-        """docker run --gpus all --ipc=host -p 30000:30000 \\
-  -v ~/.cache/huggingface:/root/.cache/huggingface \\
-  lmsysorg/sglang:dev \\
-  python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V4-Flash \\
-  --trust-remote-code --tp 4 \\
-  --tool-call-parser deepseekv4 --reasoning-parser deepseek-v4""",
-        "h200",
-        {"engine": "sglang", "model": "v4-flash", "tp": "4"},
-    ),
-    Published(
-        "a harness for 8 x B200",
-        """python -m sglang.launch_server \\
-  --model-path deepseek-ai/DeepSeek-V4-Pro \\
-  --host 0.0.0.0 --port 30000 --tp 8 \\
-  --attention-backend fa3 --enable-deterministic-inference \\
-  --mem-fraction-static 0.90""",
-        "b200",
-        {"model": "v4-pro", "tp": "8", "memory-fraction": "0.90"},
+        gpu="rtx-pro-6000",
+        texts={"tp": "2", "pp": "1", "draft-layers": "1"},
     ),
     Published(
         "AIME26 on 8 x B200 with SGLang",
@@ -233,8 +191,9 @@ vllm serve deepseek-ai/DeepSeek-V4-Flash \\
   --speculative-dspark-block-size 4 --disable-flashinfer-autotune \\
   --swa-full-tokens-ratio 0.1 --mem-fraction-static 0.85 --enable-cache-report \\
   --host 0.0.0.0 --port 30000 --max-running-requests 4""",
-        "b200",
-        {"draft-layers": "3", "draft-tokens": "5", "request-limit": "4", "window-ratio": "0.1"},
+        gpu="b200",
+        texts={"draft-layers": "3", "draft-tokens": "5", "request-limit": "4",
+               "window-ratio": "0.1"},
     ),
     Published(
         "SGLang cookbook: B200, Pro, low latency",
@@ -244,22 +203,20 @@ vllm serve deepseek-ai/DeepSeek-V4-Flash \\
     --speculative-eagle-topk 1 --speculative-num-draft-tokens 4 \\
     --chunked-prefill-size 4096 --disable-flashinfer-autotune \\
     --mem-fraction-static 0.88""",
-        "b200",
-        {"draft-layers": "1", "draft-tokens": "4", "step-tokens": "4096"},
+        gpu="b200",
+        texts={"draft-layers": "1", "draft-tokens": "4", "step-tokens": "4096"},
     ),
     Published(
         "SGLang cookbook: H200, Flash, throughput",
         "sglang serve --trust-remote-code --model-path deepseek-ai/DeepSeek-V4-Flash "
         "--tp 4 --moe-runner-backend marlin",
-        "h200",
-        {"tp": "4", "model": "v4-flash"},
+        texts={"tp": "4", "model": "v4-flash"},
     ),
     Published(
         "InferenceX#2128",
         "sglang serve --model-path deepseek-ai/DeepSeek-V4-Pro --tp 8 --moe-runner-backend marlin "
         "--mem-fraction-static 0.88",
-        "h200",
-        {"memory-fraction": "0.88", "tp": "8"},
+        texts={"memory-fraction": "0.88", "tp": "8"},
     ),
     Published(
         "sglang#34822",
@@ -283,8 +240,8 @@ python -m sglang.launch_server     \\
 --dp 4   \\
 --enable-dp-attention  \\
 --enable-dp-lm-head""",
-        "h100",
-        {"tp": "1", "dp": "4", "context": "1024000", "kv-blocks": "2048000",
+        gpu="h100",
+        texts={"tp": "1", "dp": "4", "context": "1024000", "kv-blocks": "2048000",
          "prefix-cache": "off", "step-tokens": "65536"},
     ),
     Published(
@@ -296,10 +253,11 @@ python -m sglang.launch_server     \\
   --tensor-parallel-size 4 --attention-backend flashinfer --mem-fraction-static 0.9 \\
   --chunked-prefill-size 2048 --max-running-requests 2 --trust-remote-code \\
   --cuda-graph-bs 1 2 4 --cuda-graph-max-bs 4 --disable-radix-cache""",
-        "h100",
-        {"engine": "ktransformers", "model": "v4-flash", "request-limit": "2",
+        gpu="h100",
+        texts={"engine": "ktransformers", "model": "v4-flash", "request-limit": "2",
          "prefix-cache": "off"},
-        ("--cuda-graph-max-bs", "--kt-num-gpu-experts"),
+        options={"weights": "80GiB"},
+        uncounted=("--cuda-graph-max-bs", "--kt-num-gpu-experts"),
     ),
     Published(
         "sglang: DSpark with prefill and decode apart",
@@ -308,9 +266,10 @@ python -m sglang.launch_server     \\
  --cuda-graph-max-bs 32 --max-running-requests 256 --mem-fraction-static 0.9 \\
  --disaggregation-mode decode --disaggregation-ib-device "mlx5_1,mlx5_2" \\
  --speculative-algo DSPARK --load-balance-method round_robin""",
-        "h20",
-        {"tp": "1", "dp": "8", "request-limit": "256", "draft-layers": "3", "role": "decode"},
-        ("--cuda-graph-max-bs",),
+        gpu="h20",
+        texts={"tp": "1", "dp": "8", "request-limit": "256", "draft-layers": "3",
+               "role": "decode"},
+        uncounted=("--cuda-graph-max-bs",),
     ),
     Published(
         "two DGX Sparks with SGLang",
@@ -337,10 +296,10 @@ docker run --gpus all -d --name spark --network host \\
     --swa-full-tokens-ratio 0.2 --cuda-graph-max-bs-decode "$CG_BS" \\
     --max-running-requests "$MAX_REQ" ${SGLANG_EXTRA:-}
 """,
-        "gb10",
-        {"model": "v4-flash", "context": "327680", "memory-fraction": "0.72",
+        gpu="gb10",
+        texts={"model": "v4-flash", "context": "327680", "memory-fraction": "0.72",
          "window-ratio": "0.2", "request-limit": "32"},
-        ("--cuda-graph-max-bs-decode",),
+        uncounted=("--cuda-graph-max-bs-decode",),
     ),
     Published(
         "a snapshot hook for V4 on two H200",
@@ -351,9 +310,7 @@ docker run --gpus all -d --name spark --network host \\
   --tensor-parallel-size 2 --pipeline-parallel-size 1 \\
   --gpu-memory-utilization 0.90 --max-model-len 32768 \\
   --compilation-config '{"cudagraph_mode":"PIECEWISE", "custom_ops":["all"]}'""",
-        "h200",
-        {"tp": "2", "context": "32768", "logits-limit": "256MiB"},
-        (),
+        texts={"tp": "2", "context": "32768", "logits-limit": "256MiB"},
     ),
     Published(
         "vllm-project.github.io#196: JSON that is not quoted",
@@ -364,16 +321,15 @@ docker run --gpus all -d --name spark --network host \\
   --data-parallel-size 8 \\
   --compilation-config {"cudagraph_mode":"FULL_AND_PIECEWISE", "custom_ops":["all"]} \\
 """,
-        "b300",
-        {"dp": "8", "model": "v4-pro"},
-        (),
+        gpu="b300",
+        texts={"dp": "8", "model": "v4-pro"},
     ),
     Published(
         "TensorRT-LLM: GVR V2",
         "trtllm-serve deepseek-ai/DeepSeek-V4-Flash \\\n"
         "  --config gvr_v2.yaml --tp_size 8 --ep_size 8",
-        "b200",
-        {"engine": "trtllm", "model": "v4-flash", "tp": "8", "ep": "8"},
+        gpu="b200",
+        texts={"engine": "trtllm", "model": "v4-flash", "tp": "8", "ep": "8"},
     ),
     Published(
         "TensorRT-LLM: autodeploy of Flash",
@@ -394,8 +350,8 @@ sglang serve \\
   --moe-runner-backend flashinfer_mxfp4 --speculative-algo EAGLE \\
   --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4 \\
   --chunked-prefill-size 4096 --host 0.0.0.0 --port 30000""",
-        "b200",
-        {"tp": "4", "draft-layers": "1", "draft-tokens": "4"},
+        gpu="b200",
+        texts={"tp": "4", "draft-layers": "1", "draft-tokens": "4"},
     ),
     Published(
         "vllm-project/recipes: DeepSeek-V4-Flash.yaml, its model",
@@ -411,8 +367,8 @@ sglang serve \\
     - "--block-size"
     - "256"
 """,
-        "b300",
-        {"engine": "vllm", "model": "v4-flash", "block-tokens": "256"},
+        gpu="b300",
+        texts={"engine": "vllm", "model": "v4-flash", "block-tokens": "256"},
     ),
     Published(
         "vllm-deepseek-v4-sm89#108",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 class Pasted:
     """An input with the options and the environment that are given besides."""
 
-    kind: str
+    kind: str  # or where it is published
     text: str
     texts: dict[str, str] = field(default_factory=dict)
     which: str | None = None
@@ -19,6 +19,8 @@ class Pasted:
     environment: dict[str, str] = field(default_factory=dict)
     unread: str = ""
     refused: str = ""
+    gpu: str = "b200"
+    uncounted: tuple[str, ...] | None = None  # flags that change sizes and are not counted
 
 
 VLLM_2 = {"engine": "vllm", "tp": "2", "context": "131072"}
@@ -86,27 +88,6 @@ ExecStart=-/opt/sg/bin/python -m sglang.launch_server --model-path /m/DeepSeek-V
 Restart=always
 """,
         PRO_8 | {"engine": "sglang", "state": "bf16"},
-    ),
-    Pasted(
-        "unit",
-        """[Unit]
-Description=DeepSeek
-[Container]
-Image=docker.io/vllm/vllm-openai:v0.30.0
-Environment=VLLM_SPARSE_INDEXER_MAX_LOGITS_MB=256
-Exec=--model deepseek-ai/DeepSeek-V4-Pro --tensor-parallel-size 8
-[Install]
-WantedBy=default.target
-""",
-        PRO_8 | {"engine": "vllm:0.30.0", "logits-limit": "256MiB"},
-    ),
-    Pasted(
-        "unit",
-        """[program:llm]
-environment=CUDA_VISIBLE_DEVICES="0,1"
-command=/srv/venv/bin/vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 2 --max-model-len 128K
-""",
-        VLLM_2,
     ),
     # ---- scripts
     Pasted(
@@ -396,12 +377,6 @@ That's all; it isn't more.
     ),
     Pasted(
         "wrapping",
-        "docker run --gpus all -p 8000:8000 `\n  vllm/vllm-openai:v0.30.0 `\n"
-        "  deepseek-ai/DeepSeek-V4-Pro `\n  --tensor-parallel-size 8\n",
-        PRO_8 | {"engine": "vllm:0.30.0"},
-    ),
-    Pasted(
-        "wrapping",
         """servingEngineSpec:
   modelSpec:
     - name: dsv4
@@ -429,6 +404,54 @@ PY
 sglang serve --model-path deepseek-ai/DeepSeek-V4-Pro --tp 8
 """,
         PRO_8 | {"engine": "sglang"},
+    ),
+    Pasted(
+        "wrapping",
+        "model: deepseek-ai/DeepSeek-V4-Pro\ntensor-parallel-size: 8\nmax-model-len: 128k\n",
+        PRO_8 | {"engine": "vllm", "context": "128000"},
+    ),
+    Pasted(
+        "wrapping",
+        """spec:
+  containers:
+    - name: server
+      image: vllm/vllm-openai:v0.33.0
+      env: [{name: VLLM_SPARSE_INDEXER_MAX_LOGITS_MB, value: "256"}]
+      args: ["--model", "deepseek-ai/DeepSeek-V4-Flash", "--max-num-seqs", "8"]
+""",
+        {"engine": "vllm:0.33.0", "logits-limit": "256MiB", "request-limit": "8"},
+    ),
+    Pasted(
+        "wrapping",
+        """services:
+  llama:
+    image: ghcr.io/ggml-org/llama.cpp:server-cuda
+    command: -m /models/DeepSeek-V4-Flash.gguf -c 131072 -np 2
+""",
+        {"engine": "llama.cpp", "context": "65536"},
+        options={"weights": "150GiB"},
+    ),
+    Pasted(
+        "wrapping",
+        "srun --container-image=lmsysorg/sglang:v0.5.20-cu130 bash -c "
+        '"python -m sglang.launch_server --model deepseek-ai/DeepSeek-V4-Pro"',
+        {"engine": "sglang:0.5.20", "model": "v4-pro"},
+    ),
+    Pasted(
+        "wrapping",  # no YAML
+        """vllm serve DeepSeek-V4-Flash --speculative-config '{"method": "mtp", "n": 1}' -tp 4""",
+        {"tp": "4", "draft-layers": "1"},
+    ),
+    Pasted(
+        "wrapping",
+        """cat > /tmp/own.yaml <<EOF
+max-model-len: 262144
+tensor-parallel-size: 4
+EOF
+docker run --gpus all -v /tmp/own.yaml:/etc/own.yaml vllm/vllm-openai:v0.29.0 \\
+  --model deepseek-ai/DeepSeek-V4-Flash --config /etc/own.yaml
+""",
+        {"tp": "4", "context": "262144"},
     ),
     Pasted(
         "wrapping",

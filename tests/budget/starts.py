@@ -15,7 +15,8 @@ import numpy as np
 from dsv4kv.budget.answer import Answer, answer
 from dsv4kv.budget.inputs import Inputs, read_inputs
 from dsv4kv.budget.launch import read_command
-from dsv4kv.budget.lookup import find_model, find_weights
+from dsv4kv.budget.scenario import find_model
+from dsv4kv.budget.weights import find_weights
 from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import Dsv4kvError
 
@@ -155,9 +156,7 @@ def terms(start: Start) -> dict[str, float]:
     scenario = start.found.scenario
     engine, machine = scenario.engine, replace(scenario.machine, dp=scenario.layout.dp)
     assert isinstance(engine, VllmEngine)
-    given = {name: value for name, value in vars(scenario.inputs).items() if value is not None}
-    deployment = scenario.deployment(0, start.found.context)
-    return engine.kept_terms(deployment, scenario.settings.step_tokens, machine, given)
+    return engine.kept_terms(scenario.start(0, start.found.context)._replace(machine=machine))
 
 
 def kept(start: Start) -> float:

@@ -7,13 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.budget.advice import Option, _apply, _changes, advise, spread_layers
 from dsv4kv.budget.answer import answer
-from dsv4kv.budget.fit import fits, max_concurrency, tightest_free_bytes
+from dsv4kv.budget.fit import (
+    Option,
+    _apply,
+    _changes,
+    advise,
+    fits,
+    max_concurrency,
+    spread_layers,
+    tightest_free_bytes,
+)
 from dsv4kv.budget.inputs import READERS
-from dsv4kv.budget.launch_line import launch_line
+from dsv4kv.budget.launch import launch_line
 from dsv4kv.budget.scenario import Scenario, fix_layout, resolve
-from dsv4kv.engines.flags import find_flag
+from dsv4kv.engines.names import find_flag
 from dsv4kv.errors import ConfigError
 from tests.budget.questions import ask, scenario, scenarios
 from tests.examples import examples

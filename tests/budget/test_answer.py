@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from dsv4kv.budget.advice import advise
 from dsv4kv.budget.answer import answer, lack_sentence, peak_lines, prefix_document
+from dsv4kv.budget.fit import advise
 from dsv4kv.errors import ConfigError, DoesNotFit
 from tests.budget.questions import ask
 
@@ -72,10 +72,7 @@ def test_all_stages_take_what_the_smallest_holds_and_each_prints_its_line() -> N
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
-        (
-            "sglang",
-            "Loaded weights leave no GPU memory .* Raise --mem-fraction-static above 2.9",
-        ),
+        ("sglang", "Loaded weights leave no GPU memory .* Raise --mem-fraction-static above 2.9"),
         ("vllm", "No available memory for the cache blocks. Try increasing `gpu_memory_utili"),
         ("dsv4kv", None),
     ],

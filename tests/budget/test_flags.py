@@ -2,10 +2,9 @@
 
 import pytest
 
-from dsv4kv.budget.flags import merge, read_flag, take_flags, wrong_engine
-from dsv4kv.budget.inputs import read_inputs
-from dsv4kv.engines.flags import Texts, find_flag
-from dsv4kv.engines.names import FAMILIES
+from dsv4kv.budget.inputs import merge, read_flag, read_inputs, take_flags, wrong_engine
+from dsv4kv.engines.flags import Texts
+from dsv4kv.engines.names import FAMILIES, find_flag
 from dsv4kv.errors import ConfigError
 
 

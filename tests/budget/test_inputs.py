@@ -9,8 +9,7 @@ from dsv4kv.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [
+    ("name", "text", "value"), [
         ("context", "128K", 131_072),
         ("context", " 1M ", 1_048_576),
         ("concurrency", "1_000", 1000),
@@ -23,8 +22,8 @@ from dsv4kv.errors import ConfigError
         ("host-ratio", "0.5", Fraction(1, 2)),
         ("draft-tokens", "0", 0),
         ("state", "online", "online"),
-    ],
-)
+    ]
+)  # fmt: skip
 def test_a_value_is_read(name: str, text: str, value: object) -> None:
     assert getattr(read_inputs({name: text}), name.replace("-", "_")) == value
 
@@ -48,11 +47,7 @@ def test_a_value_is_read(name: str, text: str, value: object) -> None:
             f"--host-ratio: '{'9' * 400}' is not a number: write 0.9 or 1/2.",
         ),
         ("memory-fraction", "1/0", "--memory-fraction: '1/0' is not a number: write 0.9 or 1/2."),
-        (
-            "host-ratio",
-            "0",
-            "--host-ratio: 0 is too little: give a number above 0.",
-        ),
+        ("host-ratio", "0", "--host-ratio: 0 is too little: give a number above 0."),
         (
             "state",
             "fp16",

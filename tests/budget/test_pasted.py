@@ -8,9 +8,9 @@ import pytest
 
 from dsv4kv.budget.answer import answer
 from dsv4kv.budget.inputs import read_inputs
-from dsv4kv.budget.launch import Reading, read_command
-from dsv4kv.budget.launch_line import launch_line
+from dsv4kv.budget.launch import Reading, launch_line, read_command
 from dsv4kv.errors import ConfigError
+from tests.budget.launches import LAUNCHES
 from tests.budget.pasted import PASTED, Pasted
 
 CASES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "cases"
@@ -61,9 +61,12 @@ def check(pasted: Pasted, text: str) -> None:
         return
     texts, reading = read(pasted, text)
     assert texts.items() >= pasted.texts.items(), texts
-    assert pasted.unread in " ".join(reading.unread)
-    assert bool(pasted.unread) == bool(reading.unread)
-    found = answer(read_inputs({"gpu": "b200"} | texts))
+    if pasted.uncounted is not None:
+        assert {told.spelling for told in reading.uncounted} == set(pasted.uncounted)
+    else:
+        assert pasted.unread in " ".join(reading.unread)
+        assert bool(pasted.unread) == bool(reading.unread)
+    found = answer(read_inputs({"gpu": pasted.gpu} | texts))
     layout, is_open = found.scenario.layout, "else the fewest" in " ".join(reading.unread)
     assert layout.tp == (layout.gpus if is_open else int(texts.get("tp", "1")))
     program = found.scenario.engine.family.launch.program
@@ -71,7 +74,9 @@ def check(pasted: Pasted, text: str) -> None:
     assert program in line or program in FROM_FILES
 
 
-@pytest.mark.parametrize("pasted", PASTED, ids=lambda each: f"{each.kind}: {each.text[:40]!r}")
+@pytest.mark.parametrize(
+    "pasted", PASTED + LAUNCHES, ids=lambda each: f"{each.kind}: {each.text[:40]!r}"
+)
 def test_what_people_paste_is_read_or_refused_with_the_reason(pasted: Pasted) -> None:
     check(pasted, pasted.text)
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.budget.layout import Layout
-from dsv4kv.budget.lookup import find_weight_facts
-from dsv4kv.budget.weights import Part, WeightFacts, Weights, derive_weights
+from dsv4kv.budget.weights import Part, WeightFacts, Weights, derive_weights, find_weight_facts
 from dsv4kv.engines.contract import EVENLY, Loading
 from dsv4kv.files import shipped
 from dsv4kv.model.presets import load_model

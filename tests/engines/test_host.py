@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from dsv4kv.engines.host import Sent
+from dsv4kv.engines.contract import Sent
 from dsv4kv.engines.names import find_engine
 from dsv4kv.engines.vllm.host import offloaded_groups, stored_chunks
 from dsv4kv.engines.vllm.sizes import VllmEngine

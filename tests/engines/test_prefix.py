@@ -81,14 +81,13 @@ def test_a_hit_is_whole_blocks_of_what_is_cached_and_shorter_than_the_prompt(
 
 
 @pytest.mark.parametrize(
-    ("kept", "places"),
-    [
+    ("kept", "places"), [
         (Retention(), []),
         (Retention(None), [256, 512, 768, 1024]),
         (Retention(ends=True), [768]),
         (Retention(512, ends=True), [512, 768, 1024]),
-    ],
-)
+    ]
+)  # fmt: skip
 def test_windows_stay_behind_periods_and_the_last_block_before_the_last_token(
     kept: Retention, places: list[int]
 ) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from dsv4kv.budget.lookup import find_model
+from dsv4kv.budget.scenario import find_model
 from dsv4kv.cli import app
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.replay.mrc import Question, measure_trace

@@ -1,5 +1,6 @@
 """ds4: antirez's server of one live session."""
 
+from dsv4kv.engines import flags as fl
 from dsv4kv.engines.rule import Family, Launch, Policy, Variant
 
 RULES = {
@@ -14,13 +15,21 @@ RULES = {
     )
 }
 
+FLAGS = (
+    fl.flag("--model -m", "the model", fl.as_is("model")),
+    fl.flag("--ctx -c", "tokens of the one live session", "context"),
+    fl.flag("DS4_METAL_PREFILL_CHUNK", "rows of the ring and scratch", "step-tokens"),
+    fl.flag("--kv-disk-dir", "sessions on disk: 13,764 B a token and 22.9 MiB each"),
+    fl.flag("--kv-disk-space-mb", f"{fl.HOST}: disk for sessions, 4,096 MB"),
+)
+
 FAMILY = Family(
     "ds4",
     "ds4",
     "sizes:Ds4Engine",
     rules=RULES,
     launch=Launch(words=(("ds4-server",), ("ds4",)), program="ds4-server", arguments="-m {model}"),
-    has_flags=True,
+    flags=FLAGS,
     by_layers=True,
-    logs="dsv4kv.engines.logs.slots",
+    slots=True,
 )

@@ -4,7 +4,6 @@ Every request of a context has its blocks, its slot and its row of the block tab
 N requests is N times the cost of one, and nothing is reserved for tokens in flight.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -32,7 +31,22 @@ class OwnEngine(Engine):
         one, kinds = self.plan(deployment, 1), dict[str, list[LayerCacheSchema]]()
         for schema in one.schemas:
             kinds.setdefault(schema.layer.kind, []).append(schema)
-        costs = [cost for kind, schemas in kinds.items() for cost in _costs_of(kind, schemas)]
+        costs = list[PoolCost]()
+        for kind, schemas in kinds.items():
+            for pool in ("main", "indexer"):
+                pages: list[PageLayout] = [page for s in schemas if (page := getattr(s, pool))]
+                used = sum(page.entries * page.format.entry_bytes for page in pages)
+                lost, tokens = (
+                    sum(page.page_bytes for page in pages) - used,
+                    one.schemas[0].block_tokens,
+                )
+                if used:
+                    useful, padding = Fraction(used, tokens), Fraction(lost, tokens)
+                    costs.append(PoolCost(pool, kind, len(pages), 0, 0, useful, padding))
+            for pool in ("window", "state"):
+                sizes = [size for s in schemas if (size := getattr(s, f"{pool}_bytes"))]
+                if sizes:
+                    costs.append(PoolCost(pool, kind, len(sizes), fixed_bytes=sum(sizes)))
         tables = sum(pool.total_bytes for pool in one.pools if pool.name == "tables")
         if tables:
             costs.append(PoolCost("tables", "all", 1, fixed_bytes=tables))
@@ -100,21 +114,3 @@ def _lay_out(sharing: Sharing, deployment: Deployment) -> tuple[list[tuple[Table
     of_layer = {schema.layer.layer_idx: schema.block_bytes for schema in plan.schemas}
     groups = [(group, sum(map(of_layer.__getitem__, group.layers))) for group in plan.groups]
     return groups, sum(schema.slot_bytes for schema in plan.schemas)
-
-
-def _costs_of(kind: str, schemas: Sequence[LayerCacheSchema]) -> list[PoolCost]:
-    costs = []
-    for pool in ("main", "indexer"):
-        pages: list[PageLayout] = [page for each in schemas if (page := getattr(each, pool))]
-        used = sum(page.entries * page.format.entry_bytes for page in pages)
-        lost, tokens = sum(page.page_bytes for page in pages) - used, schemas[0].block_tokens
-        if used:
-            useful, padding = Fraction(used, tokens), Fraction(lost, tokens)
-            costs.append(PoolCost(pool, kind, len(pages), 0, 0, useful, padding))
-    for pool, sizes in (
-        ("window", [schema.window_bytes for schema in schemas if schema.window_bytes]),
-        ("state", [schema.state_bytes for schema in schemas if schema.state_bytes]),
-    ):
-        if sizes:
-            costs.append(PoolCost(pool, kind, len(sizes), fixed_bytes=sum(sizes)))
-    return costs

@@ -21,7 +21,6 @@ _CSA_STATE, _INDEXER_STATE, _HCA_STATE = 65_536, 16_384, 524_288  # kv and score
 
 
 def pad(cells: int) -> int:
-    """Cells in whole steps."""
     return -(-cells // _CELLS) * _CELLS
 
 
@@ -33,7 +32,6 @@ class LlamaEngine(ct.SlotEngine):
     seen_in_logs = True
 
     def slot_parts(self, deployment: ct.Deployment, tokens: int) -> dict[str, int]:
-        """Bytes of one slot of a context, by cache."""
         row = _ROW_BYTES.get(deployment.cache_dtype)
         if row is None:
             raise ConfigError(
@@ -46,6 +44,10 @@ class LlamaEngine(ct.SlotEngine):
         window = min(length, deployment.model.window_tokens + deployment.in_flight_tokens)
         raw = length if deployment.window_slots == "kept" else pad(window)
         states = 1 + (deployment.draft_tokens if drafts else 0)
+        # a slot's share of a draft layer's window: keys and values, always in f16
+        shared = self.slots(deployment) if deployment.unified_slots else 1
+        held = shared * deployment.model.window_tokens + deployment.in_flight_tokens
+        drafted = length if deployment.window_slots == "kept" else pad(min(length, held))
         compressed = pad(-(-length // 4))
         return {
             "raw": raw * row * len(kinds),  # of a draft layer in the same file, too
@@ -53,7 +55,7 @@ class LlamaEngine(ct.SlotEngine):
             "HCA": pad(-(-length // 128)) * row * hca,
             "indexer": compressed * key * csa,
             "states": states * ((_CSA_STATE + _INDEXER_STATE) * csa + _HCA_STATE * hca),
-            "MTP": self._draft_window(deployment, length) * drafts,
+            "MTP": 2 * drafted * _ROW_BYTES["f16"] // shared * drafts,
         }
 
     host_bytes = 8 * ct.GIB  # --cache-ram
@@ -67,14 +69,6 @@ class LlamaEngine(ct.SlotEngine):
         entries += (tokens // 128) * kinds.count("hca") * row
         window = deployment.model.window_tokens * len(kinds) * row
         return window + parts["states"] + entries + 12 * tokens
-
-    def _draft_window(self, deployment: ct.Deployment, length: int) -> int:
-        """A slot's share of a draft layer's window: keys and values, always in f16."""
-        slots, window = self.slots(deployment), deployment.model.window_tokens
-        shared = slots if deployment.unified_slots else 1
-        window = shared * window + deployment.in_flight_tokens
-        cells = length if deployment.window_slots == "kept" else pad(min(length, window))
-        return 2 * cells * _ROW_BYTES["f16"] // shared
 
     def costs(self, deployment: ct.Deployment) -> tuple[ct.PoolCost, ...]:
         parts = self.slot_parts(deployment, deployment.max_context_tokens)

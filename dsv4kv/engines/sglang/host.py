@@ -10,8 +10,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from dsv4kv.engines.contract import Capacity, Deployment
-from dsv4kv.engines.host import HostPool, HostTier, HostWish, Offloaded, objects_of
+from dsv4kv.engines import contract as ct
 from dsv4kv.engines.sglang import BUILDS
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import PageLayout
@@ -34,8 +33,8 @@ _ORDER = (
 
 
 def size_tier(
-    engine: "SglangEngine", deployment: Deployment, capacity: Capacity, wish: HostWish
-) -> HostTier:
+    engine: "SglangEngine", deployment: ct.Deployment, capacity: ct.Capacity, wish: ct.HostWish
+) -> ct.HostTier:
     """The host pools of one rank; raises ``ConfigError`` for what SGLang refuses whatever fits."""
     if engine.name != _SINCE:
         name = "HiSparse" if wish.tier == "hisparse" else "HiCache"
@@ -44,9 +43,9 @@ def size_tier(
         full, entries = capacity.units, _PAGE // 4
         page = engine.pools(deployment).csa
         page *= PageLayout(deployment.formats.main, entries).page_bytes
-        pool = HostPool("dsv4_hisparse_c4", -(-(full // 4) // entries), page)
+        pool = ct.HostPool("dsv4_hisparse_c4", -(-(full // 4) // entries), page)
         kept = {"tokens of context, a part of them on the GPU": full}
-        tier = HostTier("HiSparse", (pool,), wish.ranks, kept)
+        tier = ct.HostTier("HiSparse", (pool,), wish.ranks, kept)
         return replace(tier, refusal=_refusal(tier, wish))
     if not deployment.prefix_cache or deployment.role == "decode":
         raise ConfigError(
@@ -65,8 +64,8 @@ def size_tier(
 
 
 def _v4_tier(
-    engine: "SglangEngine", deployment: Deployment, full_tokens: int, wish: HostWish
-) -> HostTier:
+    engine: "SglangEngine", deployment: ct.Deployment, full_tokens: int, wish: ct.HostWish
+) -> ct.HostTier:
     """V4 and V4.1: pages of full tokens and of windows, each by the ratio."""
     if wish.size_bytes:
         raise ConfigError(
@@ -87,8 +86,8 @@ def _v4_tier(
     windows = pools.window_slots(full_tokens)
     pages = int(-(-full_tokens // _PAGE) * float(wish.ratio))
     tails = int(-(-windows // _PAGE) * float(wish.ratio))
-    objects = objects_of(engine.rule(deployment).layout)
-    made = [HostPool("kv", pages, 0)]  # the anchor of the pages holds nothing
+    objects = ct.objects_of(engine.rule(deployment).layout)
+    made = [ct.HostPool("kv", pages, 0)]  # the anchor of the pages holds nothing
     made += [replace(pool, pages=pages) for pool in objects.context]
     made += [replace(pool, pages=tails) for pool in objects.tail]
     kept = {"tokens of context": pages * _PAGE}
@@ -96,7 +95,7 @@ def _v4_tier(
         kept["windows (a prefix resumes where it has one)"] = tails
     places = {name: place for place, name in enumerate(_ORDER)}
     staged = (min(pool.pages, _STAGED_PAGES) * pool.page_bytes for pool in made)
-    return HostTier(
+    return ct.HostTier(
         "HiCache",
         tuple(sorted(made, key=lambda pool: places.get(pool.name, len(_ORDER)))),
         wish.ranks,
@@ -106,8 +105,8 @@ def _v4_tier(
 
 
 def find_objects(
-    engine: "SglangEngine", deployment: Deployment, retention: int | None, chunk: int | None
-) -> Offloaded:
+    engine: "SglangEngine", deployment: ct.Deployment, retention: int | None, chunk: int | None
+) -> ct.Offloaded:
     """A page of every pool; raises ``ConfigError`` for pages that HiCache does not have."""
     if chunk is not None:
         raise ConfigError("LMCache's chunks are known behind vLLM alone.")
@@ -116,25 +115,25 @@ def find_objects(
             f"HiCache keeps these models in pages of {_PAGE} tokens, not "
             f"{deployment.block_tokens}: leave cache.block_tokens out."
         )
-    return objects_of(engine.rule(deployment).layout)
+    return ct.objects_of(engine.rule(deployment).layout)
 
 
 def _flat_tier(
-    engine: "SglangEngine", deployment: Deployment, full_tokens: int, wish: HostWish
-) -> HostTier:
+    engine: "SglangEngine", deployment: ct.Deployment, full_tokens: int, wish: ct.HostWish
+) -> ct.HostTier:
     """V3.2: tokens by the ratio or the size, and a page more; keys have a page more again."""
     layout = engine.rule(deployment).layout
-    page, (kv, keys) = layout.groups[0].block_tokens, objects_of(layout).context
+    page, (kv, keys) = layout.groups[0].block_tokens, ct.objects_of(layout).context
     cell = kv.page_bytes // page
     ratio = wish.ratio or _fitting_ratio(cell + keys.page_bytes // page, full_tokens, page, wish)
     tokens = wish.size_bytes // cell if wish.size_bytes else int(full_tokens * float(ratio))
     pages = tokens // page + 1
     made = (replace(kv, pages=pages), replace(keys, pages=pages + 1))
     kept = {"tokens of context": pages * page}
-    return HostTier("HiCache", made, wish.ranks, kept)
+    return ct.HostTier("HiCache", made, wish.ranks, kept)
 
 
-def _fitting_ratio(cell: int, full_tokens: int, page: int, wish: HostWish) -> Fraction:
+def _fitting_ratio(cell: int, full_tokens: int, page: int, wish: ct.HostWish) -> Fraction:
     """What SGLang takes where neither ratio nor size is given: 2, or as much as fits."""
     if wish.memory_bytes is None:
         return _RATIO
@@ -143,7 +142,7 @@ def _fitting_ratio(cell: int, full_tokens: int, page: int, wish: HostWish) -> Fr
     return min(_RATIO, Fraction(budget * (1 - _SLACK) / held))
 
 
-def _refusal(tier: HostTier, wish: HostWish) -> str:
+def _refusal(tier: ct.HostTier, wish: ct.HostWish) -> str:
     """Every pool must fit into a rank's share of what is free, 10 GiB kept."""
     if wish.memory_bytes is None:
         return ""

@@ -9,7 +9,7 @@ Source: SGLang 0.5.12 to 0.5.23, ``pool_configurator.py``. Floats are used where
 from collections.abc import Iterator
 from functools import lru_cache
 
-from dsv4kv.engines.contract import Deployment, held_layers
+from dsv4kv.engines.contract import Deployment, held_layers, refuse
 from dsv4kv.engines.rule import Group, Layout, Piece
 from dsv4kv.engines.sglang import Build
 from dsv4kv.errors import ConfigError
@@ -27,31 +27,13 @@ _LEAST_GUESSED_REQUESTS, _MOST_GUESSED_REQUESTS = 2048, 4096
 
 
 def page_of(kind: str) -> int:
-    """Tokens of a page that is not given."""
     return _FLAT_PAGE_TOKENS if kind == "flat" else DEFAULT_PAGE_TOKENS
 
 
 class Pools:
-    """Prices, fixed sizes and slots of one rank's pools.
-
-    Attributes:
-        low: Ratio (1 or 2) of every held owner of V4.1.
-        windows: Layers whose windows are priced.
-        inflation: Factor for the draft worker: (layers + 1) / layers.
-        csa_ring: Rows of CSA state of a window or page.
-        hca_ring: Rows of HCA state of a request (or window).
-        request_windows: The pool of windows has a fixed size.
-        decodes: Prompts are filled elsewhere: no chunks, and no prefixes kept for reuse.
-        window_entry_bytes: Priced bytes of a window entry, page padding included.
-        window_bytes_per_token: Priced bytes of a window slot in every layer, with its CSA state.
-        bytes_per_full_token: The coefficient that SGLang divides by and logs.
-        chunk_tokens: Tokens of one step; two are in flight where steps overlap.
-        window_tokens_per_request: Window slots of one request at worst, in steady decode.
-        fixed_window_tokens: Window slots of a fixed size.
-    """
+    """Prices, fixed sizes and slots of one rank's pools."""
 
     def __init__(self, build: Build, deployment: Deployment) -> None:
-        """Price one rank; raises ``ConfigError`` for what SGLang does not serve."""
         model, formats, drafts = deployment.model, deployment.formats, deployment.draft_tokens
         self.flat = flat = model.kind == "flat"  # V3.2, whose drafts are like its other layers
         if not flat:
@@ -71,13 +53,14 @@ class Pools:
                 "KV, and SGLang does not start with such a stage: choose fewer of them (--pp)."
             )
         self.csa, self.hca = 0 if self.low else kinds.count("csa"), kinds.count("hca")
+        low = {ratio: self.low.count(ratio) for ratio in (1, 2)}
+        self.layers = low | {4: self.csa, 128: self.hca}  # that store entries, by ratio
         self.windows = len(kinds) if build.stage_layers else len(model.compress_ratios)
         speculative = deployment.draft_layers > 0 or drafts > 0  # on every stage of a pipeline
         shares = speculative and not (flat or deployment.window_slots == "own")
-        self.inflation = (self.windows + 1) / self.windows if shares else 1.0
-        page = deployment.block_tokens or page_of(model.kind)
-        self.page_tokens = page
-        self.csa_ring = 16 if speculative else 8
+        self.inflation = (self.windows + 1) / self.windows if shares else 1.0  # the draft worker's
+        self.page_tokens = page = deployment.block_tokens or page_of(model.kind)
+        self.csa_ring = 16 if speculative else 8  # rows of CSA state of a window or page
         self.hca_ring = 1 if deployment.online_state else 256 if speculative else 128
         slots, ratio = deployment.window_slots, deployment.window_ratio
         self.frees_windows = (  # without a radix tree, too
@@ -87,7 +70,7 @@ class Pools:
         )
         self.window_ratio = DEFAULT_WINDOW_RATIO if ratio is None else ratio
         sized = build.request_windows and ratio is None and deployment.concurrency is not None
-        self.request_windows = flat or sized or deployment.window_slots == "own"
+        self.request_windows = flat or sized or deployment.window_slots == "own"  # of a fixed size
         self.decodes = build.request_windows and deployment.role == "decode"
         self.extra_slots = deployment.extra_slots if self.decodes else 0
 
@@ -107,9 +90,9 @@ class Pools:
         self.keyed = sum(layer.selects for layer in own) if flat else 0
         share = 0.0 if self.request_windows else self.window_ratio
         price = share * self.window_bytes_per_token + self._context_bytes_per_token()
-        self.bytes_per_full_token = price * self.inflation
+        self.bytes_per_full_token = price * self.inflation  # what SGLang divides by and logs
 
-        self.chunk_tokens = deployment.in_flight_tokens // (1 + deployment.overlap)
+        self.chunk_tokens = deployment.in_flight_tokens // (1 + deployment.overlap)  # of one step
         self.window_tokens_per_request = self._window_tokens_per_request()
         self.fixed_window_tokens = self._fixed_window_tokens()
 
@@ -264,10 +247,9 @@ def lay_out(pools: Pools) -> Layout:
 
 def _context_pieces(pools: Pools) -> Iterator[Piece]:
     formats, page = pools.deployment.formats, pools.page_tokens
-    layers = {ratio: pools.low.count(ratio) for ratio in (1, 2)} | {4: pools.csa, 128: pools.hca}
     amd = (pools.deployment.arch or "").startswith("gfx")
     apart = amd and formats.indexer.name == "mxfp4"  # values and scales are pools of their own
-    for ratio, count in layers.items():
+    for ratio, count in pools.layers.items():
         if not count:
             continue
         entries, name = page // ratio, f"deepseek_v4_c{ratio}"
@@ -291,35 +273,27 @@ _V41_PAIRS = (
 
 def _check(build: Build, deployment: Deployment) -> None:
     formats, page, kind = deployment.formats, deployment.block_tokens, deployment.model.kind
-    pair = formats.main.name, formats.window.name
-    known = (_V4_PAIR, *_V41_PAIRS) if kind == "v41" and build.v41_pages else (_V4_PAIR,)
-    if pair not in known:
-        raise ConfigError(
-            f"SGLang's rules are known for {'; '.join(' and '.join(each) for each in known)}, not "
-            f"{' and '.join(pair)}: choose these for main and window."
-        )
-    if kind == "v41" and formats.indexer.name != "mxfp4":
-        raise ConfigError(
-            f"SGLang keeps V4.1's indexer keys in mxfp4, not {formats.indexer.name}: choose it."
-        )
-    if formats.indexer.name == "bf16":
-        raise ConfigError("SGLang keeps indexer keys in fp8 or mxfp4, not bf16: choose one.")
-    if deployment.state_bytes not in (2, 4):
-        raise ConfigError("SGLang keeps the compressor state in fp32 or bf16: choose one of them.")
-    if page is not None and (page <= 0 or page % 128):
-        raise ConfigError(f"block_tokens is {page}: SGLang's pages are multiples of 128 tokens.")
-    if deployment.online_state and deployment.draft_layers:
-        raise ConfigError("SGLang's online HCA state cannot be rolled back: leave drafts out.")
-    if deployment.window_slots == "own" and (kind != "v41" or deployment.concurrency is None):
-        raise ConfigError(
-            "SGLang's encoder replay (windows of every request's own) is for V4.1, with "
-            "--max-running-requests: leave it out, or give these."
-        )
-    if deployment.window_slots == "own" and deployment.draft_layers and not build.v41_pages:
-        raise ConfigError(
-            "SGLang's encoder replay with drafts is known of 0.5.23: leave the drafts out."
-        )
-    if deployment.window_ratio is not None and not 0 < deployment.window_ratio <= 1:
-        raise ConfigError(
-            f"the window ratio is {deployment.window_ratio}: SGLang takes more than 0, up to 1."
-        )
+    pair, ratio = (formats.main.name, formats.window.name), deployment.window_ratio
+    own, v41 = deployment.window_slots == "own", kind == "v41"
+    known = (_V4_PAIR, *_V41_PAIRS) if v41 and build.v41_pages else (_V4_PAIR,)
+    pairs, key = "; ".join(" and ".join(each) for each in known), formats.indexer.name
+    refuse({
+        f"SGLang's rules are known for {pairs}, not {' and '.join(pair)}: choose these for main "
+        "and window.": pair not in known,
+        f"SGLang keeps V4.1's indexer keys in mxfp4, not {key}: choose it.":
+            v41 and key != "mxfp4",
+        "SGLang keeps indexer keys in fp8 or mxfp4, not bf16: choose one.": key == "bf16",
+        "SGLang keeps the compressor state in fp32 or bf16: choose one of them.":
+            deployment.state_bytes not in (2, 4),
+        f"block_tokens is {page}: SGLang's pages are multiples of 128 tokens.":
+            page is not None and (page <= 0 or page % 128 > 0),
+        "SGLang's online HCA state cannot be rolled back: leave drafts out.":
+            deployment.online_state and deployment.draft_layers > 0,
+        "SGLang's encoder replay (windows of every request's own) is for V4.1, with "
+        "--max-running-requests: leave it out, or give these.":
+            own and (not v41 or deployment.concurrency is None),
+        "SGLang's encoder replay with drafts is known of 0.5.23: leave the drafts out.":
+            own and deployment.draft_layers > 0 and not build.v41_pages,
+        f"the window ratio is {ratio}: SGLang takes more than 0, up to 1.":
+            ratio is not None and not 0 < ratio <= 1,
+    })  # fmt: skip

@@ -5,8 +5,8 @@ from dataclasses import replace
 from itertools import product
 
 from dsv4kv.engines.contract import GIB, Capacity, Deployment
-from dsv4kv.engines.logs.read import Reading, StartupLog, draft_method
-from dsv4kv.engines.logs.recover import Recovery, engines_of, possible_deployments
+from dsv4kv.engines.logs import Reading, StartupLog, draft_method
+from dsv4kv.engines.recover import Recovery, engines_of, possible_deployments
 from dsv4kv.engines.sglang.sizes import SglangEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.units import format_bytes
@@ -22,45 +22,43 @@ _SMALL_RATIO = 0.05
 _PAGE = 256
 
 
-def recover(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
+def recover(log: StartupLog) -> Iterator[Recovery]:
     """Every configuration of SGLang that gives the numbers of a reading."""
-    for found, agreeing, price in _configurations(log, reading):
-        if _agrees(reading, price):
+    reading = log.smallest
+    reported, gib = reading.number("bytes_per_full_token"), reading.number("kv_gib")
+    for found, agreeing, price in _configurations(log):
+        size = (reading.printed_tokens or 0) * price / GIB
+        agrees = gib is None or abs(size - gib) <= 2 * _ROUNDING
+        if reported is not None:
+            agrees = f"{price:.2f}" == f"{reported:.2f}"
+        if agrees:
             # between configurations of one price: drafts only where logged, float32 first
             drafts = int(bool(draft_method(log)) or not found.deployment.draft_layers)
             plain = (drafts, int(found.deployment.state_bytes == 4))
             yield replace(found, score=(int(found.exact), agreeing, *plain))
 
 
-def _agrees(reading: Reading, price: float) -> bool:
-    reported, gib = reading.number("bytes_per_full_token"), reading.number("kv_gib")
-    if reported is not None:
-        return f"{price:.2f}" == f"{reported:.2f}"
-    size = (reading.printed_tokens or 0) * price / GIB
-    return gib is None or abs(size - gib) <= 2 * _ROUNDING
-
-
-def nearest(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
+def nearest(log: StartupLog) -> Iterator[Recovery]:
     """Configurations of SGLang that do not give the numbers exactly; the closest scores best."""
-    reported = reading.number("bytes_per_full_token") or 0
-    for found, agreeing, price in _configurations(log, reading):
+    reported = log.smallest.number("bytes_per_full_token") or 0
+    for found, agreeing, price in _configurations(log):
         off = -round(100 * abs(price - reported))
         yield replace(found, score=(agreeing, off), exact=False)
 
 
-def _configurations(log: StartupLog, reading: Reading) -> Iterator[tuple[Recovery, int, float]]:
+def _configurations(log: StartupLog) -> Iterator[tuple[Recovery, int, float]]:
     """With how well the log's words agree, and the bytes of a full token.
 
     Of the version the log names, or of those whose line has the same fields.
     """
-    engines, named = engines_of(log)
+    (engines, named), reading = engines_of(log), log.smallest
     shown = {name for name in reading.fields if name.endswith("_fixed")}
     priced = "bytes_per_full_token" in reading.fields
     alike = [each for each in engines if priced and shown == set(each.build.fields)]
     for engine, (base, agreeing) in product(
         engines if named else alike or engines, possible_deployments(log)
     ):
-        for deployment in _deployments(log, reading, base):
+        for deployment in _deployments(log, base):
             try:
                 price = engine.pools(deployment).bytes_per_full_token
             except ConfigError:  # this version does not serve it
@@ -68,10 +66,9 @@ def _configurations(log: StartupLog, reading: Reading) -> Iterator[tuple[Recover
             yield _found(engine, deployment, reading), agreeing, price
 
 
-def _deployments(log: StartupLog, reading: Reading, base: Deployment) -> Iterator[Deployment]:
+def _deployments(log: StartupLog, base: Deployment) -> Iterator[Deployment]:
     """State formats and window ratios that are possible; what the log prints comes first."""
-    asked = log.number("window_ratio")
-    limit = log.whole("requests")
+    asked, limit, reading = log.number("window_ratio"), log.whole("requests"), log.smallest
     requests = reading.whole("running") or (max(1, limit // log.sharers) if limit else None)
     ratios = [asked] if asked else [None, *(_ratios(reading) or [0.1])]
     role = log.text("role")
@@ -140,10 +137,8 @@ def _found(engine: SglangEngine, deployment: Deployment, reading: Reading) -> Re
 # ---- what it means ------------------------------------------------------------------------------
 
 
-def meaning(
-    log: StartupLog, reading: Reading, found: Recovery, capacity: Capacity
-) -> Iterator[str]:
-    """What the number means, in sentences."""
+def meaning(log: StartupLog, found: Recovery, capacity: Capacity) -> Iterator[str]:
+    reading = log.smallest
     running, full = reading.printed_tokens or 0, reading.whole("full_token") or 0
     if running < full:
         yield (
@@ -171,7 +166,6 @@ def meaning(
 
 
 def changes(deployment: Deployment, log: StartupLog) -> Iterator[tuple[str, Deployment]]:
-    """Settings that alter the number, or how many requests run."""
     if deployment.window_slots is None:  # frees nothing where the version frees them by default
         what = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS=1"
         yield what, replace(deployment, window_slots="freed")

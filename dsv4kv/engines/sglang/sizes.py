@@ -8,13 +8,15 @@ and start-up logs of 0.5.15 and of the build of September 2026. The prefill grap
 off by default in all of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil
 
 from dsv4kv.engines import contract as ct
-from dsv4kv.engines.host import Sent, sent_of
+from dsv4kv.engines.contract import Sent, sent_of
+from dsv4kv.engines.ktransformers import BUILD as KT_BUILD
+from dsv4kv.engines.ktransformers import FAMILY as KT
 from dsv4kv.engines.names import chosen_rule
 from dsv4kv.engines.rule import Rule
 from dsv4kv.engines.sglang import FAMILY, Build
@@ -118,18 +120,6 @@ def _logits_limit(build: Build, machine: ct.Machine, used: Fraction) -> ct.Defau
     return ct.Default(2 * ct.GIB, "SGLang's bound of V4.1's scores")
 
 
-def _calculation_line(
-    pools: Pools, available_bytes: int, fixed: Mapping[str, float], full: int
-) -> str:
-    build = pools.build
-    shown = [f"{flag}=False" for flag in build.flags]
-    shown.append(f"bytes_per_full_token={pools.bytes_per_full_token:.2f}")
-    shown.append(f"available_bytes={available_bytes / ct.GIB:.2f} GB")
-    shown += [f"{field}={fixed[field] / ct.GIB:.2f} GB" for field in build.fields]
-    shown.append(f"full_token={full}")
-    return f"DSV4 memory calculation: {', '.join(shown)}"
-
-
 def _refusal(pools: Pools, available_bytes: int, full: int) -> str:
     windows = pools.fixed_bytes(0)["swa_fixed"]
     if pools.request_windows:
@@ -168,7 +158,6 @@ class SglangEngine(ct.Engine):
         self.holds_chunks = not build.frees_windows
 
     def pools(self, deployment: ct.Deployment) -> Pools:
-        """Prices of one rank."""
         return build_pools(self.build, deployment)
 
     def rule(self, deployment: ct.Deployment, flags: ct.Given | None = None) -> Rule:
@@ -194,9 +183,8 @@ class SglangEngine(ct.Engine):
                 ("indexer", keyed, CHARGED_INDEXER_BYTES * keyed),
             )
             return tuple(ct.PoolCost(n, "dsa", k, marginal_bytes=Fraction(b)) for n, k, b in rows)
-        drafts = Fraction(pools.inflation) - 1
         costs = [*_context_costs(pools), *_window_costs(pools)]
-        if drafts:
+        if drafts := Fraction(pools.inflation) - 1:
             growth = sum(cost.marginal_bytes + cost.padding_bytes for cost in costs) * drafts
             layers = deployment.draft_layers
             costs.append(ct.PoolCost("window", "draft", layers, marginal_bytes=growth))
@@ -209,10 +197,8 @@ class SglangEngine(ct.Engine):
         the slots of its window, or of its whole prompt where they are not freed.
         """
         pools = self.pools(deployment)
-        units = _full_tokens(pools, tokens, in_flight)
-        return int(units * pools.bytes_per_full_token) + sum(
-            cost.fixed_bytes for cost in self.costs(deployment)
-        )
+        size = int(_full_tokens(pools, tokens, in_flight) * pools.bytes_per_full_token)
+        return size + sum(cost.fixed_bytes for cost in self.costs(deployment))
 
     def shared_bytes(self, deployment: ct.Deployment) -> int:
         """States of all requests that may run and of a spare one, and windows of a fixed size."""
@@ -239,7 +225,12 @@ class SglangEngine(ct.Engine):
                 f"DSV4 pool PP slice: rank={deployment.stage} layers=[{held[0]},{held[-1] + 1}) "
                 f"local={len(held)}/{every}"
             )
-        lines.append(refused or _calculation_line(pools, available_bytes, fixed, full))
+        shown = [f"{flag}=False" for flag in self.build.flags]
+        shown.append(f"bytes_per_full_token={pools.bytes_per_full_token:.2f}")
+        shown.append(f"available_bytes={available_bytes / ct.GIB:.2f} GB")
+        shown += [f"{name}={fixed[name] / ct.GIB:.2f} GB" for name in self.build.fields]
+        line = ", ".join([*shown, f"full_token={full}"])
+        lines.append(refused or f"DSV4 memory calculation: {line}")
         if pools.flat:
             lines = [f"max_total_num_tokens={full}"]
         taken = int(full * pools.bytes_per_full_token + sum(fixed.values()))
@@ -305,16 +296,16 @@ class SglangEngine(ct.Engine):
         reason = "SGLang's disaggregation_decode_extra_slots for this request limit"
         return {"extra_slots": ct.Default(2 * each if each <= _FEW else 0, reason)} | defaults
 
-    def overhead(
-        self, deployment: ct.Deployment, step_tokens: int, machine: ct.Machine, given: ct.Given
-    ) -> ct.Overhead:
+    def overhead(self, start: ct.Start) -> ct.Overhead:
         """What SGLang itself takes to be needed in what its share leaves of a GPU.
 
         A share that was given leaves it to a rank's own chunk; SGLang's own share to the chunk of
         all ranks of DP attention.
         """
-        rank = {"step_tokens": step_tokens} if "memory_fraction" in given else {}
-        parts = _kept_parts(self.build, machine, {**given, **rank})
+        given = dict(start.given)
+        if "memory_fraction" in given:
+            given["step_tokens"] = start.step_tokens
+        parts = _kept_parts(self.build, start.machine, given)
         source = "SGLang's own estimate, handle_gpu_memory_settings"
         headroom = [ct.Held(what, int(mib * ct.MIB), source) for what, mib in parts.items() if mib]
         unknown = ("what a step really uses of what is left free", "buffers of DeepEP")
@@ -363,6 +354,16 @@ class SglangEngine(ct.Engine):
         return Sent(sent.bytes + pending, sent.descriptors + hca + pairs)
 
 
+class KtEngine(SglangEngine):
+    """KTransformers' one version: sglang-kt 0.7.2, and a log of May 2026."""
+
+    family = KT
+
+    def __init__(self) -> None:
+        super().__init__(KT_BUILD)
+        self.name = KT.name
+
+
 def _full_tokens(pools: Pools, tokens: int, in_flight: int) -> int:
     """Full tokens that a request takes out of the pool, in whole pages.
 
@@ -395,48 +396,35 @@ def _bound(pools: Pools, full: int) -> str:
 
 
 def _state_costs(pools: Pools) -> list[ct.PoolCost]:
-    requests = pools.deployment.concurrency
-    pairs = pools.low.count(2)
-    rows = (("hca", pools.hca, pools.hca_state_bytes), ("csa", pairs, pools.pair_state_bytes))
-    return [
-        ct.PoolCost(
-            "state",
-            kind,
-            layers,
-            fixed_bytes=0 if requests else (size(128) - size(0)) // 128,
-            shared_bytes=size(requests or 0),
-        )
-        for kind, layers, size in rows
-        if layers and size(0)
-    ]
+    requests, pairs = pools.deployment.concurrency, pools.low.count(2)
+    costs = []
+    for kind, layers, size in (
+        ("hca", pools.hca, pools.hca_state_bytes),
+        ("csa", pairs, pools.pair_state_bytes),
+    ):
+        fixed = 0 if requests else (size(128) - size(0)) // 128
+        if layers and size(0):
+            shared = size(requests or 0)
+            costs.append(ct.PoolCost("state", kind, layers, fixed, shared_bytes=shared))
+    return costs
 
 
-def _context_costs(pools: Pools) -> list[ct.PoolCost]:
+def _context_costs(pools: Pools) -> Iterator[ct.PoolCost]:
     """Entries and keys by ratio; what SGLang prices beyond their bytes is padding."""
-    formats, low = pools.deployment.formats, sorted(set(pools.low))
-    spread = 4 * pools.deployment.hisparse_ratio
-    main, keys = formats.main.entry_bytes, formats.indexer.entry_bytes
-    rows: list[tuple[str, str, int, int, int, float]] = []
-    for ratio in low:
-        count = pools.low.count(ratio)
-        rows.append(("main", "csa", count, ratio, main, pools.entry_bytes(ratio)))
-        rows.append(("indexer", "csa", count, ratio, keys, pools.low_key_bytes))
-    rows += [
-        ("main", "csa", pools.csa, spread, main, pools.entry_bytes(4)),
-        ("indexer", "csa", pools.csa, 4, keys, CHARGED_INDEXER_BYTES),
-        ("main", "hca", pools.hca, 128, main, pools.entry_bytes(128)),
-    ]
-    return [
-        ct.PoolCost(
-            pool,
-            kind,
-            layers,
-            marginal_bytes=Fraction(used * layers, ratio),
-            padding_bytes=(Fraction(priced) - used) * layers / ratio,
-        )
-        for pool, kind, layers, ratio, used, priced in rows
-        if layers
-    ]
+    formats = pools.deployment.formats
+
+    def cost(pool: str, ratio: int, spread: int, used: int, priced: float) -> ct.PoolCost:
+        layers, kind = pools.layers[ratio], "hca" if ratio == 128 else "csa"
+        padding = (Fraction(priced) - used) * layers / spread
+        useful = Fraction(used * layers, spread)
+        return ct.PoolCost(pool, kind, layers, marginal_bytes=useful, padding_bytes=padding)
+
+    for ratio in filter(pools.layers.__getitem__, pools.layers):
+        spread = ratio * pools.deployment.hisparse_ratio if ratio == 4 else ratio
+        yield cost("main", ratio, spread, formats.main.entry_bytes, pools.entry_bytes(ratio))
+        if ratio != 128:
+            priced = CHARGED_INDEXER_BYTES if ratio == 4 else pools.low_key_bytes
+            yield cost("indexer", ratio, ratio, formats.indexer.entry_bytes, priced)
 
 
 def _window_costs(pools: Pools) -> list[ct.PoolCost]:

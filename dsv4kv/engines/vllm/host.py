@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dsv4kv.engines.contract import Capacity, Deployment
-from dsv4kv.engines.host import HostPool, HostTier, HostWish, Offloaded, objects_of
+from dsv4kv.engines import contract as ct
 from dsv4kv.engines.rule import Group, Retention
 from dsv4kv.engines.vllm import RELEASES
 from dsv4kv.engines.vllm.layout import LayerGroup
@@ -32,14 +31,13 @@ _NODE_RANKS = 8
 
 
 def size_tier(
-    engine: "VllmEngine", deployment: Deployment, capacity: Capacity, wish: HostWish
-) -> HostTier:
+    engine: "VllmEngine", deployment: ct.Deployment, capacity: ct.Capacity, wish: ct.HostWish
+) -> ct.HostTier:
     """The tier of a wish; raises ``ConfigError`` for what it does not have, or refuses."""
     if wish.tier.startswith("lmcache"):
         tier = _size_lmcache(engine, deployment, wish)
     else:
-        sized = _size_offloading if wish.tier == "native" else _size_simple
-        tier = sized(engine, deployment, capacity, wish)
+        tier = _size_blocks(engine, deployment, int(capacity.unit_bytes), wish)
     if wish.memory_bytes is None or tier.node_bytes <= wish.memory_bytes:
         return tier
     refusal = (
@@ -49,47 +47,34 @@ def size_tier(
     return replace(tier, refusal=refusal)
 
 
-def _size_offloading(
-    engine: "VllmEngine", deployment: Deployment, capacity: Capacity, wish: HostWish
-) -> HostTier:
-    """OffloadingConnector: chunks of a region that a replica's ranks share."""
-    if not wish.size_bytes:
-        raise ConfigError(
-            "vLLM's OffloadingConnector needs a size: add --kv-offloading-size, GiB."
-        )
-    shared = shares_copy(deployment, wish)
-    copies = 1 if shared else wish.replica_ranks
-    chunk = _aligned(int(capacity.unit_bytes) * copies)
-    pool = HostPool("chunks of a block", wish.size_bytes // chunk, chunk)
-    whose = "one copy serves all its ranks" if shared else f"{copies} ranks have a copy each"
-    whose = whose if wish.replica_ranks > 1 else "alone"
-    return HostTier(
-        "OffloadingConnector",
-        (pool,),
-        wish.node_replicas,
-        _kept(engine, deployment, pool.pages, wish.retention),
-        holder="replica",
-        notes=(f"A chunk is a block of any group; {whose}.",),
-    )
+def _size_blocks(
+    engine: "VllmEngine", deployment: ct.Deployment, block: int, wish: ct.HostWish
+) -> ct.HostTier:
+    """OffloadingConnector: a region that a replica's ranks share; or blocks of every rank."""
+    ranks = wish.replica_ranks
+    if wish.tier == "native":
+        if not wish.size_bytes:
+            raise ConfigError(
+                "vLLM's OffloadingConnector needs a size: add --kv-offloading-size, GiB."
+            )
+        shared = shares_copy(deployment, wish)
+        whose = "one copy serves all its ranks" if shared else f"{ranks} ranks have a copy each"
+        note = f"A chunk is a block of any group; {whose if ranks > 1 else 'alone'}."
+        chunk = _aligned(block * (1 if shared else ranks))
+        pool = ct.HostPool("chunks of a block", wish.size_bytes // chunk, chunk)
+        name, holder, copies = "OffloadingConnector", "replica", wish.node_replicas
+    else:
+        given = _SIMPLE_BYTES if wish.size_bytes is None else wish.size_bytes
+        note = f"{given:,} B are for all {ranks} ranks of a replica."
+        pool = ct.HostPool("blocks", max(1, given // ranks // block), block)
+        name, holder, copies = "SimpleCPUOffloadConnector", "rank", wish.ranks
+    kept = _kept(engine, deployment, pool.pages, wish.retention)
+    return ct.HostTier(name, (pool,), copies, kept, holder, (note,))
 
 
-def _size_simple(
-    engine: "VllmEngine", deployment: Deployment, capacity: Capacity, wish: HostWish
-) -> HostTier:
-    """SimpleCPUOffloadConnector: blocks of every rank's share of the size."""
-    given = _SIMPLE_BYTES if wish.size_bytes is None else wish.size_bytes
-    block = int(capacity.unit_bytes)
-    pool = HostPool("blocks", max(1, given // wish.replica_ranks // block), block)
-    return HostTier(
-        "SimpleCPUOffloadConnector",
-        (pool,),
-        wish.ranks,
-        _kept(engine, deployment, pool.pages, wish.retention),
-        notes=(f"{given:,} B are for all {wish.replica_ranks} ranks of a replica.",),
-    )
-
-
-def _size_lmcache(engine: "VllmEngine", deployment: Deployment, wish: HostWish) -> HostTier:
+def _size_lmcache(
+    engine: "VllmEngine", deployment: ct.Deployment, wish: ct.HostWish
+) -> ct.HostTier:
     """LMCacheMPConnector: a server's memory; LMCacheConnectorV1: memory of the first rank."""
     local, kind = wish.tier == "lmcache-local", deployment.model.kind
     if kind == "v41" and not local:
@@ -110,14 +95,14 @@ def _size_lmcache(engine: "VllmEngine", deployment: Deployment, wish: HostWish) 
         notes.append("LMCache's server has its own size: give --l1-size-gb as --host-size.")
     keeps = {"tokens of context": pool.pages * tokens} if size else {}
     name = "LMCacheConnectorV1" if local else "LMCacheMPConnector"
-    return HostTier(name, (pool,), 1, keeps, holder="server", notes=tuple(notes))
+    return ct.HostTier(name, (pool,), 1, keeps, "server", tuple(notes))
 
 
 def _chunks(
-    engine: "VllmEngine", deployment: Deployment, tokens: int, size_bytes: int
-) -> HostPool:
+    engine: "VllmEngine", deployment: ct.Deployment, tokens: int, size_bytes: int
+) -> ct.HostPool:
     chunk = _aligned(chunk_bytes(engine.layout(deployment).groups, tokens))
-    return HostPool(f"chunks of {tokens:,} tokens", size_bytes // chunk, chunk)
+    return ct.HostPool(f"chunks of {tokens:,} tokens", size_bytes // chunk, chunk)
 
 
 def chunk_bytes(tables: Sequence[LayerGroup], chunk_tokens: int) -> int:
@@ -136,15 +121,18 @@ def chunk_bytes(tables: Sequence[LayerGroup], chunk_tokens: int) -> int:
 
 
 def find_objects(
-    engine: "VllmEngine", deployment: Deployment, retention: int | None, chunk_tokens: int | None
-) -> Offloaded:
+    engine: "VllmEngine",
+    deployment: ct.Deployment,
+    retention: int | None,
+    chunk: int | None,
+) -> ct.Offloaded:
     """Chunks of a block, for one copy; or chunks of LMCache, which have the windows inside."""
-    if chunk_tokens is not None:
-        pool = replace(_chunks(engine, deployment, chunk_tokens, 0), pages=1)
+    if chunk is not None:
+        pool = replace(_chunks(engine, deployment, chunk, 0), pages=1)
         block = engine.layout(deployment).groups[0].block_tokens
-        return Offloaded((pool,), (), chunk_tokens // block, ends_inside=True)
+        return ct.Offloaded((pool,), (), chunk // block, ends_inside=True)
     offloaded_groups(engine, deployment, retention)
-    return objects_of(engine.rule(replace(deployment, bounded_replay=None)).layout, _ALIGN)
+    return ct.objects_of(engine.rule(replace(deployment, bounded_replay=None)).layout, _ALIGN)
 
 
 def _check_version(engine: "VllmEngine") -> None:
@@ -155,7 +143,7 @@ def _check_version(engine: "VllmEngine") -> None:
 
 
 def offloaded_groups(
-    engine: "VllmEngine", deployment: Deployment, retention: int | None = 0
+    engine: "VllmEngine", deployment: ct.Deployment, retention: int | None = 0
 ) -> list[Group]:
     """Groups whose blocks hits need: no rings, and no windows that are computed again (V4.1)."""
     _check_version(engine)
@@ -168,7 +156,7 @@ def offloaded_groups(
     return [group for group in groups if group.cached]
 
 
-def shares_copy(deployment: Deployment, wish: HostWish) -> bool:
+def shares_copy(deployment: ct.Deployment, wish: ct.HostWish) -> bool:
     """Whether all ranks of a replica share one copy: tensor parallel alone, on one node.
 
     V4.1's ring of states is not known to vLLM as equal on all ranks, nor is AMD's memory shared.
@@ -186,10 +174,8 @@ def counted_tokens(groups: Sequence[Group], chunks: int, context_tokens: int) ->
     """Tokens that vLLM counts for the chunks, in requests of one length."""
     each = 0
     for group in groups:
-        needed = -(-context_tokens // group.block_tokens)
-        if group.seen_tokens is not None:
-            needed = min(needed, -(-(group.seen_tokens + 1) // group.block_tokens))
-        each += needed
+        seen = context_tokens if group.seen_tokens is None else group.seen_tokens + 1
+        each += -(-min(context_tokens, seen) // group.block_tokens)
     return chunks * context_tokens // each
 
 
@@ -214,7 +200,7 @@ def stored_chunks(group: Group, align: int, prompt_tokens: int, retention: int |
 
 
 def _kept(
-    engine: "VllmEngine", deployment: Deployment, chunks: int, retention: int | None
+    engine: "VllmEngine", deployment: ct.Deployment, chunks: int, retention: int | None
 ) -> dict[str, int]:
     groups = offloaded_groups(engine, deployment, retention)
     context, align = deployment.max_context_tokens, groups[0].block_tokens

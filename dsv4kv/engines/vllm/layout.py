@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import lcm
 
-from dsv4kv.engines.contract import Deployment, held_layers, layers_of
+from dsv4kv.engines.contract import Deployment, held_layers, layers_of, refuse
 from dsv4kv.engines.vllm import Grouping, Packing, Release
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.schedule import LayerSpec
@@ -47,37 +47,27 @@ class Page:
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers under one block table; before they are split, a bucket of layers.
+    """Layers under one block table; before they are split, a bucket of layers."""
 
-    Attributes:
-        rows: Every layer's pages, in model order.
-        window_tokens: Tokens behind the current one that stay readable; None keeps all.
-        ring: One block of a request is written round and round.
-    """
-
-    rows: tuple[tuple[Page, ...], ...]
+    rows: tuple[tuple[Page, ...], ...]  # every layer's pages, in model order
     block_tokens: int
-    window_tokens: int | None = None
-    ring: bool = False
+    window_tokens: int | None = None  # that stay readable behind the current one
+    ring: bool = False  # one block of a request is written round and round
 
     @property
-    def whole(self) -> bool:
-        """Whether it keeps the whole context."""
+    def whole(self) -> bool:  # keeps the whole context
         return self.window_tokens is None and not self.ring
 
     @cached_property
-    def pages(self) -> tuple[Page, ...]:
-        """Pages of one block, over all layers."""
+    def pages(self) -> tuple[Page, ...]:  # of one block, over all layers
         return tuple(page for row in self.rows for page in row)
 
     @cached_property
-    def page_bytes(self) -> int:
-        """Bytes of one block's pages."""
+    def page_bytes(self) -> int:  # of one block
         return sum(page.page_bytes for page in self.pages)
 
     @cached_property
-    def sizes(self) -> Counter[int]:
-        """How many pages of a block have which size."""
+    def sizes(self) -> Counter[int]:  # pages of a block by size
         return Counter(page.page_bytes for page in self.pages)
 
     @property
@@ -100,16 +90,15 @@ class LayerGroup:
 
 
 def build_buckets(deployment: Deployment, layers: Sequence[LayerSpec]) -> list[LayerGroup]:
-    """The full-context bucket first, then windows and states, where there are any.
-
-    Raises:
-        ConfigError: A format, state or block size that vLLM does not have, or no compressed layer.
-    """
+    """Full context first, then windows and states; ``ConfigError`` for what vLLM does not have."""
     model, formats, kind = deployment.model, deployment.formats, deployment.model.kind
-    block = deployment.block_tokens
-    if block is None:
-        block = _v41_block(deployment) if kind == "v41" else {"v4": 256, "flat": 64}[kind]
-    _check(deployment, kind, block)
+    hopper = deployment.arch == "sm_90"
+    if deployment.arch is None:
+        hopper = formats.window.name == "fp8_ds_mla"
+    low = 64 if hopper else 128  # blocks of V4.1 that attention and indexer read
+    usual, smallest = {"v4": (256, 128), "v41": (low, low), "flat": (64, 64)}[kind]
+    block = usual if deployment.block_tokens is None else deployment.block_tokens
+    _check(deployment, kind, block, smallest)
     flat = kind == "flat"
     align = _PACKED_ALIGN if formats.window.name == "fp8_ds_mla" else _PLAIN_ALIGN
     align = 1 if flat else align
@@ -155,53 +144,24 @@ def build_buckets(deployment: Deployment, layers: Sequence[LayerSpec]) -> list[L
     return buckets
 
 
-def _v41_block(deployment: Deployment) -> int:
-    """Blocks that attention and indexer read: 64 tokens on Hopper, else 128."""
-    hopper = deployment.arch == "sm_90"
-    if deployment.arch is None:
-        hopper = deployment.formats.window.name == "fp8_ds_mla"
-    return 64 if hopper else 128
-
-
-def _check(deployment: Deployment, kind: str, block: int) -> None:
+def _check(deployment: Deployment, kind: str, block: int, smallest: int) -> None:
     formats = deployment.formats
     main, window = formats.main.name, formats.window.name
-    if kind == "v4" and formats.main != formats.window:
-        raise ConfigError(
-            f"vLLM keeps window and compressed KV in one format, not {window} and {main}: choose "
-            "fp8_ds_mla, bf16 or fp8 for both."
-        )
-    if kind == "v41" and (main, window) not in _PAIRS:
-        pairs = "; ".join(" and ".join(pair) for pair in sorted(_PAIRS))
-        raise ConfigError(
-            f"vLLM keeps V4.1 not in {main} with windows in {window}: choose {pairs}."
-        )
-    if formats.indexer.name == "bf16":
-        raise ConfigError("vLLM keeps indexer keys in fp8 or mxfp4, not bf16: choose one of them.")
-    if deployment.state_bytes != _STATE_BYTES or deployment.online_state:
-        raise ConfigError(
-            "vLLM keeps the compressor state of every token of a window in float32: "
-            "choose the state fp32."
-        )
-    smallest, of = {
-        "v4": (128, ""),
-        "v41": (_v41_block(deployment), " for V4.1"),
-        "flat": (64, " for V3.2"),
-    }[kind]
-    if block <= 0 or block % smallest:
-        raise ConfigError(f"block_tokens is {block}: vLLM needs a multiple of {smallest}{of}.")
-
-
-def _check_owners(deployment: Deployment, layers: Sequence[LayerSpec], held: set[int]) -> None:
-    for layer in layers:
-        if layer.layer_idx in held and layer.ratio and layer.kv_owner not in held:
-            raise ConfigError(
-                f"layer {layer.layer_idx} reads the KV of layer {layer.kv_owner}, which is in "
-                "another pipeline stage: starts of vLLM with such stages are known, and are not "
-                "sized. `dsv4kv explain` the start's log, or choose stages that begin at layer "
-                f"{', '.join(str(owner) for owner in deployment.model.kv_owners or ())} "
-                "(VLLM_PP_LAYER_PARTITION)."
-            )
+    pairs = "; ".join(" and ".join(pair) for pair in sorted(_PAIRS))
+    of = {"v4": "", "v41": " for V4.1", "flat": " for V3.2"}[kind]
+    refusals = {
+        f"vLLM keeps window and compressed KV in one format, not {window} and {main}: choose "
+        "fp8_ds_mla, bf16 or fp8 for both.": kind == "v4" and formats.main != formats.window,
+        f"vLLM keeps V4.1 not in {main} with windows in {window}: choose {pairs}.":
+            kind == "v41" and (main, window) not in _PAIRS,
+        "vLLM keeps indexer keys in fp8 or mxfp4, not bf16: choose one of them.":
+            formats.indexer.name == "bf16",
+        "vLLM keeps the compressor state of every token of a window in float32: choose the state "
+        "fp32.": deployment.state_bytes != _STATE_BYTES or deployment.online_state,
+        f"block_tokens is {block}: vLLM needs a multiple of {smallest}{of}.":
+            block <= 0 or block % smallest > 0,
+    }  # fmt: skip
+    refuse(refusals)
 
 
 # ---- groups and their blocks --------------------------------------------------------------------
@@ -212,35 +172,26 @@ def split_buckets(
 ) -> list[LayerGroup]:
     """The groups of a model: the full-context bucket whole, the others in nearly equal parts.
 
-    Args:
-        buckets: Full context first.
-        grouping: How the parts' size is found: ``tuples`` up to 0.28, ``patterns`` from 0.29.
-        pad: Window and state pages take the size of the next larger full-context page, so that
-            they can share its place (up to 0.26).
-
-    Raises:
-        ConfigError: A window or state page larger than every full-context page, when padding.
+    Up to 0.26 (``pad``) window and state pages take the size of the next larger full-context page,
+    so that they can share its place; ``ConfigError`` where none is larger.
     """
     full, *others = buckets
     if grouping == "tuples":
-        divisor = closest_divisor([bucket.repeats for bucket in buckets], full.repeats)
-        tuples = [_layer_tuples(_padded(bucket, full) if pad else bucket) for bucket in others]
-        counts = [-(-len(bucket.rows) // divisor) for bucket in tuples]
+        divisor = _closest_divisor([bucket.repeats for bucket in buckets], full.repeats)
+        others = [_layer_tuples(_padded(bucket, full) if pad else bucket) for bucket in others]
+        counts = [-(-len(bucket.rows) // divisor) for bucket in others]
     else:
-        tuples, (_, *counts) = others, _part_counts(buckets)
+        _, *counts = _part_counts(buckets)
     parts = [
         replace(bucket, rows=bucket.rows[i::count])
-        for bucket, count in zip(tuples, counts, strict=True)
+        for bucket, count in zip(others, counts, strict=True)
         for i in range(count)
     ]
     return [full, *parts]
 
 
-def closest_divisor(counts: Sequence[int], lowest: int) -> int:
-    """The d, from ``lowest`` up, that pads the counts to multiples of d with least padding.
-
-    Of several, the largest.
-    """
+def _closest_divisor(counts: Sequence[int], lowest: int) -> int:
+    """The largest d from ``lowest`` up that pads counts to multiples of d with least padding."""
     return min(
         range(max(lowest, 1), max(*counts, lowest) + 1),
         key=lambda d: (sum(-count % d for count in counts), -d),
@@ -250,10 +201,8 @@ def closest_divisor(counts: Sequence[int], lowest: int) -> int:
 def block_bytes(groups: Sequence[LayerGroup], packing: Packing, full: LayerGroup) -> int:
     """Bytes of one block over all held layers, whichever group it belongs to.
 
-    Args:
-        groups: With this rank's pages, full context first.
-        packing: The rule.
-        full: The full-context group of the whole model, whose page sizes ``tuples`` falls back to.
+    ``groups`` have this rank's pages, full context first; ``full`` is the whole model's, to whose
+    page sizes ``tuples`` falls back.
     """
     if packing == "widest":
         return max(group.page_bytes for group in groups)
@@ -275,23 +224,20 @@ def _layer_tuples(bucket: LayerGroup) -> LayerGroup:
 
 
 def _part_counts(buckets: Sequence[LayerGroup]) -> list[int]:
-    """Buckets of equally many pages of each size repeat a pattern; mixed ones stay whole."""
+    """Buckets of equally many pages of each size repeat a pattern; mixed ones stay whole.
+
+    Without a pattern, windows and states fill what a block must hold anyway.
+    """
     balanced = [bucket for bucket in buckets if len(set(bucket.sizes.values())) == 1]
     lowest = max((bucket.repeats for bucket in balanced if len(bucket.sizes) > 1), default=0)
-    if not lowest:
-        return _state_parts(buckets)
-    divisor = closest_divisor([bucket.repeats for bucket in balanced], lowest)
-    return [-(-bucket.repeats // divisor) if bucket in balanced else 1 for bucket in buckets]
-
-
-def _state_parts(buckets: Sequence[LayerGroup]) -> list[int]:
-    """Without a pattern, windows and states fill what a block must hold anyway."""
-    anchor = max(
-        bucket.page_bytes if bucket.whole else bucket.pages[0].page_bytes for bucket in buckets
-    )
+    if lowest:
+        divisor = _closest_divisor([bucket.repeats for bucket in balanced], lowest)
+        return [-(-bucket.repeats // divisor) if bucket in balanced else 1 for bucket in buckets]
+    first = [bucket.pages[0].page_bytes for bucket in buckets]
+    held = [b.page_bytes if b.whole else one for b, one in zip(buckets, first, strict=True)]
     return [
-        1 if bucket.whole else -(-len(bucket.pages) // (anchor // bucket.pages[0].page_bytes))
-        for bucket in buckets
+        1 if bucket.whole else -(-len(bucket.pages) // (max(held) // one))
+        for bucket, one in zip(buckets, first, strict=True)
     ]
 
 
@@ -311,15 +257,10 @@ def _padded(bucket: LayerGroup, full: LayerGroup) -> LayerGroup:
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """The blocks of one rank.
+    """The blocks of one rank."""
 
-    Attributes:
-        groups: Of the whole model.
-        held: The same groups with this rank's layers only.
-    """
-
-    groups: tuple[LayerGroup, ...]
-    held: tuple[LayerGroup, ...]
+    groups: tuple[LayerGroup, ...]  # of the whole model
+    held: tuple[LayerGroup, ...]  # the same groups with this rank's layers only
     unit_bytes: int
 
     @property
@@ -339,7 +280,15 @@ def lay_out(release: Release, deployment: Deployment) -> BlockLayout:
     served = deployment, f"vllm:{release.newest}", release.kinds
     layers, of_rank = layers_of(*served), {layer.layer_idx for layer in held_layers(*served)}
     buckets = build_buckets(deployment, layers)
-    _check_owners(deployment, layers, of_rank)
+    for layer in layers:
+        if layer.layer_idx in of_rank and layer.ratio and layer.kv_owner not in of_rank:
+            raise ConfigError(
+                f"layer {layer.layer_idx} reads the KV of layer {layer.kv_owner}, which is in "
+                "another pipeline stage: starts of vLLM with such stages are known, and are not "
+                "sized. `dsv4kv explain` the start's log, or choose stages that begin at layer "
+                f"{', '.join(str(owner) for owner in deployment.model.kv_owners or ())} "
+                "(VLLM_PP_LAYER_PARTITION)."
+            )
     groups = split_buckets(buckets, release.grouping, pad=release.weighted)
     held = [
         replace(group, rows=tuple(row for row in group.rows if row[0].layer.layer_idx in of_rank))

@@ -6,13 +6,14 @@ allows leaves at most one or two numbers of blocks per request, and they the tok
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import accumulate, product
 
 from dsv4kv.engines.contract import GIB, Capacity, Deployment
-from dsv4kv.engines.logs.read import Reading, StartupLog
-from dsv4kv.engines.logs.recover import Recovery, engines_of, possible_deployments
+from dsv4kv.engines.logs import StartupLog
+from dsv4kv.engines.recover import Recovery, engines_of, possible_deployments
 from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.units import format_bytes
@@ -28,17 +29,16 @@ _SMALL_CHUNK, _SHORT_CONTEXT = 2048, 131_072
 
 @dataclass(frozen=True)
 class _Search:
-    """A log, one reading, and a version with a deployment of one token in flight to try."""
+    """A log, and a version with a deployment of one token in flight to try."""
 
     log: StartupLog
-    reading: Reading
     engine: VllmEngine
     deployment: Deployment
     agreeing: int
+    gib: float | None  # that the rank, or a stage of its pipeline, printed
 
     @property
     def context(self) -> int:
-        """Tokens of the longest request."""
         return self.deployment.max_context_tokens
 
     @cached_property
@@ -65,24 +65,34 @@ class _Search:
         """Bytes of a block; raises ``ConfigError`` where the version does not serve the setup."""
         return self.engine.layout(self.deployment).unit_bytes
 
+    @property
+    def block_range(self) -> range | None:
+        """Numbers of blocks that the memory allows, known to a hundredth of a GiB."""
+        if reported := self.log.whole("blocks"):
+            return range(reported, reported + 1)
+        if self.gib is None:
+            return None
+        low, high = ((self.gib + by) * GIB for by in (-_ROUNDING_GIB, _ROUNDING_GIB))
+        return range(max(1, int(low // self.unit_bytes)), int(high // self.unit_bytes) + 1)
+
     def found(self, memory: int, units: int, flights: tuple[int, int]) -> Recovery:
         """A configuration with the likeliest of equal numbers of tokens in flight."""
-        flight, likely = self._choose(*flights), self.flights
-        agrees = int(flight in likely) if likely else 0
+        low, high = flights
+        likely = (
+            each for each in self.flights
+            if low <= min(each, high) and (each <= high or high == self.context)
+        )  # fmt: skip
+        rounded = (high // step * step for step in _ROUND)
+        flight = next(likely, None) or next(each for each in rounded if each >= low)
         roundness = next(rank for rank, step in enumerate(_ROUND) if flight % step == 0)
-        score = (agrees, self.agreeing, -roundness)
+        score = (int(flight in self.flights), self.agreeing, -roundness)
         found = Recovery(self.engine, self.deployment, memory, units, flights, score)
         return found.with_flight(flight)
 
-    def _choose(self, low: int, high: int) -> int:
-        for likely in self.flights:
-            if low <= min(likely, high) and (likely <= high or high == self.context):
-                return likely
-        return next(high // step * step for step in _ROUND if high // step * step >= low)
 
-
-def _searches(log: StartupLog, reading: Reading) -> Iterator[_Search]:
+def _searches(log: StartupLog) -> Iterator[_Search]:
     """The version the log names, or all that word their lines this way, by possible setup."""
+    reading = log.smallest
     reported = reading.whole("context") or reading.whole("refused_context")
     context = reported or log.whole("context")
     if context is None:
@@ -91,56 +101,52 @@ def _searches(log: StartupLog, reading: Reading) -> Iterator[_Search]:
     for engine, (deployment, agreeing) in product(engines, possible_deployments(log)):
         one_line = "tokens" not in reading.fields or engine.release.one_line == reading.one_line
         asked = replace(deployment, max_context_tokens=context, concurrency=log.whole("requests"))
-        for own, staged in _stages(log, reading, engine, asked) if named or one_line else ():
-            search = _Search(log, own, engine, staged, agreeing)
-            try:
+        for gib, staged in _stages(log, engine, asked) if named or one_line else ():
+            search = _Search(log, engine, staged, agreeing, gib)
+            with suppress(ConfigError):  # this version does not serve it
                 _ = search.unit_bytes
-            except ConfigError:  # this version does not serve it
-                continue
-            yield search
+                yield search
 
 
 def _stages(
-    log: StartupLog, reading: Reading, engine: VllmEngine, deployment: Deployment
-) -> Iterator[tuple[Reading, Deployment]]:
+    log: StartupLog, engine: VllmEngine, deployment: Deployment
+) -> Iterator[tuple[float | None, Deployment]]:
     """A rank of every pipeline stage, with the memory that it printed; drafts are on the last."""
-    count = log.whole("pipeline_parallel") or 1
+    count, reading = log.whole("pipeline_parallel") or 1, log.smallest
+    printed = reading.number("available_gib")
     if count == 1:
-        yield reading, deployment
+        yield printed, deployment
         return
     listed = [int(part) for part in (log.text("partition") or "").split(",") if part]
     sizes = listed or engine.stage_layers(deployment.model.num_layers, count)
-    end = 0
-    for stage, size in enumerate(sizes):
-        begin, end = end, end + size
-        drafts = deployment.draft_layers if stage == len(sizes) - 1 else 0
-        held = tuple(range(begin, end))
+    ends = list(accumulate(sizes))
+    for stage, (size, end) in enumerate(zip(sizes, ends, strict=True)):
+        drafts = deployment.draft_layers if end == ends[-1] else 0
+        held = tuple(range(end - size, end))
         staged = replace(deployment, layers=held, stage=stage, draft_layers=drafts)
-        if gib := reading.stages.get(stage):
-            yield replace(reading, fields=reading.fields | {"available_gib": str(gib)}), staged
-        elif not reading.stages:
-            yield reading, staged
+        if stage in reading.stages or not reading.stages:
+            yield reading.stages.get(stage, printed), staged
 
 
-def recover(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
+def recover(log: StartupLog) -> Iterator[Recovery]:
     """Every configuration of vLLM that gives the numbers of a reading.
 
     Where the log prints the tokens of a step, those in flight are a multiple of them.
     """
-    solve = _solve_refusal if "refused_context" in reading.fields else _solve
-    for search in _searches(log, reading):
+    solve = _solve_refusal if "refused_context" in log.smallest.fields else _solve
+    for search in _searches(log):
         for found in solve(search):
             if found.score[0] or not search.flights:
                 yield found
 
 
-def nearest(log: StartupLog, reading: Reading) -> Iterator[Recovery]:
+def nearest(log: StartupLog) -> Iterator[Recovery]:
     """Configurations of vLLM that do not give the numbers exactly; the closest scores best."""
-    tokens = reading.whole("tokens") or 0
-    for search in _searches(log, reading):
+    tokens = log.smallest.whole("tokens") or 0
+    for search in _searches(log):
         for flight in search.flights or _DEFAULT_FLIGHT:
             needed, context = search.blocks_counted(flight), search.context
-            span = _block_range(search) or range(tokens * needed // context, 0)
+            span = search.block_range or range(tokens * needed // context, 0)
             off = abs(span.start * context // needed - tokens)
             memory, score = span.start * search.unit_bytes, (search.agreeing, -off)
             found = search.found(memory, span.start, (flight, flight)).with_flight(flight)
@@ -156,10 +162,10 @@ def _solve(search: _Search) -> Iterator[Recovery]:
 
 def _pairs(search: _Search) -> Iterator[tuple[int, int]]:
     """Blocks, and blocks per request, that print the reading's tokens and concurrency."""
-    tokens, context = search.reading.whole("tokens"), search.context
+    tokens, context = search.log.smallest.whole("tokens"), search.context
     if not tokens:
         return
-    span, found = _block_range(search), list[tuple[int, int]]()
+    span, found = search.block_range, list[tuple[int, int]]()
     if span is not None:
         guesses = ((blocks, blocks * context // tokens) for blocks in span)
         found = [(blocks, guess + by) for blocks, guess in guesses for by in (-1, 0, 1)]
@@ -167,23 +173,12 @@ def _pairs(search: _Search) -> Iterator[tuple[int, int]]:
         for flight in search.flights or _DEFAULT_FLIGHT:
             needed = search.blocks_counted(flight)
             found += [(-(-tokens * needed // context) + by, needed) for by in (-1, 0, 1)]
-    reported = search.reading.number("concurrency")
+    reported = search.log.smallest.number("concurrency")
     for blocks, needed in found:
         if blocks < 1 or needed < 1 or int(blocks / needed * context) != tokens:
             continue
         if reported is None or f"{blocks / needed:.2f}" == f"{reported:.2f}":
             yield blocks, needed
-
-
-def _block_range(search: _Search) -> range | None:
-    """Numbers of blocks that the memory allows, known to a hundredth of a GiB."""
-    if reported := search.log.whole("blocks"):
-        return range(reported, reported + 1)
-    available = search.reading.number("available_gib")
-    if available is None:
-        return None
-    low, high = ((available + by) * GIB for by in (-_ROUNDING_GIB, _ROUNDING_GIB))
-    return range(max(1, int(low // search.unit_bytes)), int(high // search.unit_bytes) + 1)
 
 
 def _span(
@@ -197,15 +192,14 @@ def _span(
 
 def _solve_refusal(search: _Search) -> Iterator[Recovery]:
     """Tokens in flight that need the GiB of a refusal, and let the length fit that it names."""
-    reading, engine, context = search.reading, search.engine, search.context
+    reading, engine, context = search.log.smallest, search.engine, search.context
     needed, checked = reading.number("needed_gib"), reading.number("checked_gib")
     if needed is None or checked is None:
         return
 
     def gib(flight: int) -> float:
-        return engine.needed_bytes(
-            replace(search.deployment, in_flight_tokens=flight), context
-        ) / GIB  # fmt: skip
+        flying = replace(search.deployment, in_flight_tokens=flight)
+        return engine.needed_bytes(flying, context) / GIB
 
     flights = _span(needed - _ROUNDING_GIB, needed + _ROUNDING_GIB, context, gib)
     if flights is None:
@@ -213,52 +207,52 @@ def _solve_refusal(search: _Search) -> Iterator[Recovery]:
     unit = search.unit_bytes
     memory = int(checked * GIB) + (unit if engine.release.null_block else 0)
     found, fitting = search.found(memory, memory // unit, flights), reading.whole("fitting")
-    if fitting is None:
-        yield found
-        return
-    held, more = (engine.needed_bytes(found.deployment, fitting + by) / GIB for by in (0, 1))
-    if held <= checked + _ROUNDING_GIB and more > checked - _ROUNDING_GIB:
+    held, more = (
+        engine.needed_bytes(found.deployment, (fitting or 0) + by) / GIB for by in (0, 1)
+    )
+    fits = held <= checked + _ROUNDING_GIB and more > checked - _ROUNDING_GIB
+    if fitting is None or fits:
         yield found
 
 
 # ---- what it means ------------------------------------------------------------------------------
 
 
-def _split(found: Recovery) -> tuple[int, int, int, int, int]:
-    """Blocks of a request: context, windows and states, reserve, as counted, as really held."""
-    deployment, context = found.deployment, found.deployment.max_context_tokens
-    engine, steady = found.engine, 1 + deployment.draft_tokens
-    assert isinstance(engine, VllmEngine)
-    layout = engine.layout(deployment)
-    own = layout.groups[0].blocks(context, 0)
-    quiet = engine.blocks_counted(found.with_flight(steady).deployment, context)
-    counted = engine.blocks_counted(deployment, context)
-    return own, quiet - own, counted - quiet, counted, layout.blocks(context, steady)
-
-
-def meaning(
-    log: StartupLog, reading: Reading, found: Recovery, capacity: Capacity
-) -> Iterator[str]:
+def meaning(log: StartupLog, found: Recovery, capacity: Capacity) -> Iterator[str]:
     """What the number means, in sentences; only sums that give the printed numbers."""
-    context, unit = found.deployment.max_context_tokens, float(capacity.unit_bytes)
-    own, fixed, in_flight, counted, held = _split(found)
-    if found.deployment.layers:
-        yield _stage_sentence(log, reading, found)
+    reading, deployment, engine = log.smallest, found.deployment, found.engine
+    assert isinstance(engine, VllmEngine)
+    context, unit = deployment.max_context_tokens, float(capacity.unit_bytes)
+    if deployment.layers:
+        yield _stage_sentence(log, found)
     if not found.exact:
-        yield from _printed(log, reading)
+        yield from _printed(log)
         return
+    layout, steady = engine.layout(deployment), 1 + deployment.draft_tokens
+    own, held = layout.groups[0].blocks(context, 0), layout.blocks(context, steady)
+    counted = engine.blocks_counted(deployment, context)
+    quiet = engine.blocks_counted(found.with_flight(steady).deployment, context)
     if "tokens" in reading.fields:
         yield (
             f"{reading.fields['tokens']} tokens is not a capacity: vLLM computes it as "
             f"{capacity.units:,} blocks ÷ {counted:,.0f} blocks per request of {context:,} tokens "
             f"× {context:,}."
         )
-    else:
-        yield _refusal(reading, found)
+    else:  # blocks as the check at start-up counts them, whose size may differ from the pool's
+        block, needed = (
+            engine.checked_block_bytes(deployment),
+            engine.needed_bytes(deployment, context),
+        )
+        checked = int((reading.number("checked_gib") or 0) * GIB)
+        yield (
+            f"The start was refused: one request of {context:,} tokens needs {needed // block:,} "
+            f"blocks of {block:,} B ({needed / GIB:.2f} GiB), and {checked / GIB:.2f} GiB hold "
+            f"{checked // block:,}."
+        )
     yield (
-        f"Of these {counted:,.0f} blocks {own:,.0f} are context, {in_flight:,.0f} "
-        f"({format_bytes(in_flight * unit)}) prefill workspace for "
-        f"{found.deployment.in_flight_tokens:,} tokens in flight, {fixed:,.0f} windows and states."
+        f"Of these {counted:,.0f} blocks {own:,.0f} are context, {counted - quiet:,.0f} "
+        f"({format_bytes((counted - quiet) * unit)}) prefill workspace for "
+        f"{deployment.in_flight_tokens:,} tokens in flight, {quiet - own:,.0f} windows and states."
     )
     yield (
         f"In steady decode such a request takes {held:,.0f} blocks "
@@ -266,8 +260,9 @@ def meaning(
     )
 
 
-def _printed(log: StartupLog, reading: Reading) -> Iterator[str]:
+def _printed(log: StartupLog) -> Iterator[str]:
     """What the numbers of no known rules say by themselves."""
+    reading = log.smallest
     tokens, concurrency = reading.whole("tokens"), reading.number("concurrency")
     context, batched = reading.whole("context"), log.whole("batched")
     needed, checked = reading.number("needed_gib"), reading.number("checked_gib")
@@ -282,9 +277,9 @@ def _printed(log: StartupLog, reading: Reading) -> Iterator[str]:
     if (log.whole("pipeline_parallel") or 1) > 1:
         return
     sizes: dict[int, tuple[str, set[tuple[int, int]]]] = {}
-    for search in _searches(log, reading):
+    for search in _searches(log):
         pairs = sizes.setdefault(search.unit_bytes, (search.engine.name, set()))[1]
-        pairs.update(_pairs(search) if _block_range(search) else ())
+        pairs.update(_pairs(search) if search.block_range else ())
     for unit, (name, pairs) in sorted(sizes.items()):
         for blocks, needed in pairs if len(pairs) == 1 else ():
             yield (
@@ -293,9 +288,10 @@ def _printed(log: StartupLog, reading: Reading) -> Iterator[str]:
             )
 
 
-def _stage_sentence(log: StartupLog, reading: Reading, found: Recovery) -> str:
+def _stage_sentence(log: StartupLog, found: Recovery) -> str:
     if found.exact:
         return f"Pipeline stage {found.deployment.stage} binds: it holds the fewest requests."
+    reading = log.smallest
     stages = range(log.whole("pipeline_parallel") or 1)
     sizes = [f"PP{stage} {gib:.2f} GiB" for stage, gib in sorted(reading.stages.items())]
     printed = f"{', '.join(sizes)} is printed" if sizes else "none is printed"
@@ -305,20 +301,6 @@ def _stage_sentence(log: StartupLog, reading: Reading, found: Recovery) -> str:
         missing.append("the layers of each stage (VLLM_PP_LAYER_PARTITION)")
     lacks = f" Missing to size it: {' and '.join(missing)}." * bool(missing)
     return f"A pipeline: of the stages' memory {printed}; another stage binds.{lacks}"
-
-
-def _refusal(reading: Reading, found: Recovery) -> str:
-    """Blocks as the check at start-up counts them, whose size may differ from the pool's."""
-    engine, deployment = found.engine, found.deployment
-    assert isinstance(engine, VllmEngine)
-    unit, context = engine.checked_block_bytes(deployment), deployment.max_context_tokens
-    needed = engine.needed_bytes(deployment, context)
-    checked = int((reading.number("checked_gib") or 0) * GIB)
-    return (
-        f"The start was refused: one request of {context:,} tokens needs {needed // unit:,} "
-        f"blocks of {unit:,} B ({needed / GIB:.2f} GiB), and {checked / GIB:.2f} GiB hold "
-        f"{checked // unit:,}."
-    )
 
 
 def changes(deployment: Deployment, log: StartupLog) -> Iterator[tuple[str, Deployment]]:

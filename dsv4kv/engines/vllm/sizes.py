@@ -11,13 +11,13 @@ Source: vLLM 0.20.2 to 0.33.0 (``gpu_worker.py``, ``kv_cache_utils.py``, ``kv_ca
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import log2, prod
 
 from dsv4kv.engines import contract as ct
-from dsv4kv.engines.host import Sent, sent_of
+from dsv4kv.engines.contract import Sent, sent_of
 from dsv4kv.engines.names import chosen_rule
 from dsv4kv.engines.rule import Group, Layout, Piece, Rule
 from dsv4kv.engines.vllm import FAMILY, Release
@@ -37,38 +37,32 @@ def _size_batches(release: Release, machine: ct.Machine) -> tuple[int, int, str]
     return 2048, 256, f"{machine.gpu}" if small else "GPUs below 70 GiB"
 
 
-def _overlap(release: Release, machine: ct.Machine) -> ct.Default:
-    if not release.batches_counted:
-        return ct.Default(1, "this vLLM counts the tokens of one step")
-    if machine.pp == 1:
-        return ct.Default(2, "vLLM schedules a step while one runs (async_scheduling)")
-    why = "a step in every stage of the pipeline"
-    if release.overlap_stages:
-        return ct.Default(machine.pp + 1, f"{why}, and one scheduled")
-    return ct.Default(machine.pp, why)
-
-
 _Kind = tuple[str, str]  # pool and layer type
 
 
-def _context_costs(full: LayerGroup, unit_bytes: int) -> list[ct.PoolCost]:
-    pages = _by_kind(full.pages)
-    if not pages:  # a pipeline stage without compressed layers holds the blocks all the same
-        return [
-            ct.PoolCost("main", "all", 0, padding_bytes=Fraction(unit_bytes, full.block_tokens))
-        ]
-    costs = []
-    for kind, held in pages.items():
-        whole = Fraction(unit_bytes * sum(page.page_bytes for page in held), full.page_bytes)
-        used = Fraction(sum(page.used_bytes for page in held), full.block_tokens)
-        padding, count = whole / full.block_tokens - used, len({page.layer for page in held})
-        costs.append(ct.PoolCost(*kind, count, marginal_bytes=used, padding_bytes=padding))
-    return costs
+def _by_kind(group: LayerGroup) -> dict[_Kind, list[Page]]:
+    """Window pages of all layers but drafts are one kind; the others are kept by layer type."""
+    kinds: dict[_Kind, list[Page]] = {}
+    for page in group.pages:
+        one = page.pool != "window" or page.layer.is_draft
+        kinds.setdefault((page.pool, page.layer.kind if one else "all"), []).append(page)
+    return kinds
+
+
+def _context_costs(full: LayerGroup, unit_bytes: int) -> Iterator[ct.PoolCost]:
+    if not full.pages:  # a pipeline stage without compressed layers holds the blocks all the same
+        whole = Fraction(unit_bytes, full.block_tokens)
+        yield ct.PoolCost("main", "all", 0, padding_bytes=whole)
+    for kind, pages in _by_kind(full).items():
+        whole = Fraction(unit_bytes * sum(page.page_bytes for page in pages), full.page_bytes)
+        used = Fraction(sum(page.used_bytes for page in pages), full.block_tokens)
+        padding, count = whole / full.block_tokens - used, len({page.layer for page in pages})
+        yield ct.PoolCost(*kind, count, marginal_bytes=used, padding_bytes=padding)
 
 
 def _window_costs(
     groups: Sequence[LayerGroup], unit_bytes: int, deployment: ct.Deployment
-) -> list[ct.PoolCost]:
+) -> Iterator[ct.PoolCost]:
     context, steady = deployment.max_context_tokens, 1 + deployment.draft_tokens
     fixed: Counter[_Kind] = Counter()
     flight: Counter[_Kind] = Counter()
@@ -78,38 +72,24 @@ def _window_costs(
         more = max(0, group.blocks(context, deployment.in_flight_tokens) - least)
         fixed.update(_share(unit_bytes * least, group))
         flight.update(_share(unit_bytes * more, group))
-        for kind, pages in _by_kind(group.pages).items():
+        for kind, pages in _by_kind(group).items():
             layers.setdefault(kind, set()).update(page.layer.layer_idx for page in pages)
-    return [
-        ct.PoolCost(
-            *kind, len(layers.get(kind, ())), fixed_bytes=size, in_flight_bytes=flight[kind]
-        )
-        for kind, size in fixed.items()
-    ]
+    for kind, size in fixed.items():
+        count = len(layers.get(kind, ()))
+        yield ct.PoolCost(*kind, count, fixed_bytes=size, in_flight_bytes=flight[kind])
 
 
 def _share(total_bytes: int, group: LayerGroup) -> dict[_Kind, int]:
     """Bytes by kind, in proportion to the pages, adding up exactly."""
-    pages = _by_kind(group.pages)
-    if not pages:
+    if not group.pages:
         return {("window", "all"): total_bytes}
     shares: dict[_Kind, int] = {}
     seen = given = 0
-    for kind, held in pages.items():
-        seen += sum(page.page_bytes for page in held)
+    for kind, pages in _by_kind(group).items():
+        seen += sum(page.page_bytes for page in pages)
         upto = total_bytes * seen // group.page_bytes
         shares[kind], given = upto - given, upto
     return shares
-
-
-def _by_kind(pages: Sequence[Page]) -> dict[_Kind, list[Page]]:
-    """Window pages of all layers but drafts are one kind; the others are kept by layer type."""
-    kinds: dict[_Kind, list[Page]] = {}
-    for page in pages:
-        kind = page.layer.kind
-        layer_type = kind if page.pool != "window" or page.layer.is_draft else "all"
-        kinds.setdefault((page.pool, layer_type), []).append(page)
-    return kinds
 
 
 _DOCS = "See https://docs.vllm.ai/en/latest/configuration/conserving_memory/ for more details."
@@ -162,9 +142,7 @@ class VllmEngine(ct.Engine):
         return Rule(Layout(groups, layout.unit_bytes, window), variant.retention, policy)
 
     def costs(self, deployment: ct.Deployment) -> tuple[ct.PoolCost, ...]:
-        layout = self.layout(deployment)
-        full, *others = layout.held
-        unit = layout.unit_bytes
+        (full, *others), unit = self.layout(deployment).held, self.layout(deployment).unit_bytes
         return (*_context_costs(full, unit), *_window_costs(others, unit, deployment))
 
     def request_bytes(self, deployment: ct.Deployment, tokens: int, *, in_flight: int) -> int:
@@ -181,10 +159,8 @@ class VllmEngine(ct.Engine):
         if not self.release.weighted:
             return layout.blocks(tokens, flight)
         weights = [table.page_bytes for table in layout.weighed]
-        need = sum(
-            table.blocks(tokens, flight) * weight
-            for table, weight in zip(layout.groups, weights, strict=True)
-        )
+        weighed = zip(layout.groups, weights, strict=True)
+        need = sum(table.blocks(tokens, flight) * weight for table, weight in weighed)
         return -(-need // weights[0])
 
     def capacity(self, deployment: ct.Deployment, available_bytes: int) -> ct.Capacity:
@@ -253,61 +229,75 @@ class VllmEngine(ct.Engine):
         release = self.release
         tokens, requests, of = _size_batches(release, machine)
         limit = min(requests, given.get("step_tokens") or tokens)
+        steps, why = 2, "vLLM schedules a step while one runs (async_scheduling)"
+        if machine.pp > 1:
+            steps = machine.pp + release.overlap_stages
+            why = "a step in every stage of the pipeline"
+            why += ", and one scheduled" * release.overlap_stages
+        if not release.batches_counted:
+            steps, why = 1, "this vLLM counts the tokens of one step"
         return {
             "memory_fraction": ct.Default(Fraction(92, 100), "vLLM's gpu_memory_utilization"),
             "reserve": ct.UNMEASURED,
             "step_tokens": ct.Default(tokens, f"vLLM's max_num_batched_tokens on {of}"),
-            "overlap": _overlap(release, machine),
+            "overlap": ct.Default(steps, why),
             "request_limit": ct.Default(limit, f"vLLM's max_num_seqs on {of}, of every replica"),
             "logits_limit": ct.Default(512 * ct.MIB, "vLLM's VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"),
         }
 
-    def overhead(
-        self, deployment: ct.Deployment, step_tokens: int, machine: ct.Machine, given: ct.Given
-    ) -> ct.Overhead:
-        """Workspace and buffers of the version that was read."""
+    def overhead(self, start: ct.Start) -> ct.Overhead:
+        """Workspace and buffers of one rank in a step of the version that was read."""
+        one, tokens = start.deployment, start.step_tokens
         if not self.release.null_block:
             return ct.UNKNOWN
-        backend = str(given.get("attention_backend") or "")
-        return overhead_of(deployment, step_tokens, flashinfer="FLASHINFER" in backend.upper())
+        if "FLASHINFER" in str(start.given.get("attention_backend")).upper():
+            rows = [("workspace of FlashInfer", _FLASHINFER_BYTES, "flashinfer_sparse.py")]
+        else:
+            size, why = workspace_bytes(one, tokens), "four prompts' KV in bf16, or keys of the"
+            indices = tokens * one.model.index_topk * 4
+            rows = [
+                ("workspace of prompts", size, f"{why} indexer"),
+                ("top-k indices", indices, "topk_indices_buffer"),
+            ]
+            if 128 in one.model.compress_ratios:
+                size, why = hca_index_bytes(one, tokens), "two c128a buffers, for prompts"
+                rows.append(("indices of HCA entries", size, f"{why} and for decoding"))
+        held = (ct.Held(what, size, f"vLLM 0.33.0: {source}") for what, size, source in rows)
+        return ct.Overhead(tuple(held), (), ct.UNKNOWN.unknown)
 
-    def reserve(
-        self, deployment: ct.Deployment, step_tokens: int, machine: ct.Machine, given: ct.Given
-    ) -> ct.Default:
+    def reserve(self, start: ct.Start) -> ct.Default:
         """By the terms of a start, each as large as ``KEPT`` says."""
-        counted = self.kept_terms(deployment, step_tokens, machine, given)
-        size = sum(KEPT[name] * count for name, count in counted.items())
+        size = sum(KEPT[name] * count for name, count in self.kept_terms(start).items())
         spread = max(_SPREAD_GIB, size / 5)
         reason = f"fitted to recorded starts: 9 in 10 are within ± {spread:.1f} GiB"
         return ct.Default(int(size * ct.GIB), reason, int(spread * ct.GIB))
 
-    def kept_terms(
-        self, deployment: ct.Deployment, step_tokens: int, machine: ct.Machine, given: ct.Given
-    ) -> dict[str, float]:
+    def kept_terms(self, start: ct.Start) -> dict[str, float]:
         """How much there is of each term of ``KEPT``, and of the workspace that is computed.
 
         Activations go with the tokens of a step and the width of the model, buffers between ranks
         with the logarithm of their number; more than two GB10 are linked by a network. Up to 0.30
         the scores of V4.1's indexer are as large as a step times the context.
         """
+        deployment, machine, release = start.deployment, start.machine, self.release
         arch, ranks = deployment.arch or "", machine.tp * machine.dp
-        step, context = step_tokens / 8192, deployment.max_context_tokens / 2**20
+        step, context = start.step_tokens / 8192, deployment.max_context_tokens / 2**20
         counted = {
             "step": step * deployment.model.hidden_size / 4096,
             "ranks": log2(ranks),
             "linked": float(arch == "sm_121" and ranks > 2),
         }
         if arch.startswith(("sm_9", "sm_10")):
-            counted["workspace"] = workspace_bytes(deployment, step_tokens) / ct.GIB
+            counted["workspace"] = workspace_bytes(deployment, start.step_tokens) / ct.GIB
         else:
             counted["context"] = context
-        graph = given.get("graphs")
+        graph = start.given.get("graphs")
         if graph is None:  # max_cudagraph_capture_size
-            requests = given.get("request_limit") or _size_batches(self.release, machine)[1]
+            requests = start.given.get("request_limit") or _size_batches(release, machine)[1]
             graph = min(2 * requests * (1 + deployment.draft_tokens), 512)
-        if self.release.counts_graphs and graph:
+        if release.counts_graphs and graph:
             counted |= {"graphs": 1.0, "graph_tokens": graph / 512}
-        if deployment.model.kind == "v41" and not self.release.bounds_scores:
+        if deployment.model.kind == "v41" and not release.bounds_scores:
             key = "scores" if arch.startswith("sm_10") else "older_scores"
             counted[key] = step * context
         return counted
@@ -385,10 +375,8 @@ KEPT = {
 _SPREAD_GIB = 2.5
 
 
-# ---- workspaces
-#
-# One workspace is shared by all layers and is as large as the largest request for it, rounded up
-# to 256 B a tensor. Of several backends FlashMLA's is known. Source: vLLM 0.33.0: flashmla.py,
+# ---- workspaces: one is shared by all layers and as large as the largest request for it, rounded
+# up to 256 B a tensor. Of several backends FlashMLA's is known. Source: vLLM 0.33.0: flashmla.py,
 # sparse_mla.py and attention.py of models/deepseek_v4, flash_mla_mega_attn.py of
 # models/deepseek_v41, model_executor/layers/sparse_attn_indexer.py, v1/worker/workspace.py.
 
@@ -399,24 +387,6 @@ _LONG_CONTEXT = 256 * 1024
 _RADIX_BYTES = 1024 * 1024
 _FLASHINFER_BYTES = 128 * 1024 * 1024  # _FLASHINFER_DSV4_WORKSPACE_BUFFER_SIZE
 _TOPK_ALIGN = 128
-
-
-def overhead_of(
-    deployment: ct.Deployment, step_tokens: int, *, flashinfer: bool = False
-) -> ct.Overhead:
-    """Workspace and buffers of one rank in a step, by backend."""
-    rows = [("workspace of FlashInfer", _FLASHINFER_BYTES, "flashinfer_sparse.py")]
-    if not flashinfer:
-        size, indices = workspace_bytes(deployment, step_tokens), deployment.model.index_topk * 4
-        rows = [
-            ("workspace of prompts", size, "four prompts' KV in bf16, or keys of the indexer"),
-            ("top-k indices", step_tokens * indices, "topk_indices_buffer"),
-        ]
-        if 128 in deployment.model.compress_ratios:
-            size, why = hca_index_bytes(deployment, step_tokens), "two c128a buffers, for prompts"
-            rows.append(("indices of HCA entries", size, f"{why} and for decoding"))
-    held = (ct.Held(what, size, f"vLLM 0.33.0: {source}") for what, size, source in rows)
-    return ct.Overhead(tuple(held), (), ct.UNKNOWN.unknown)
 
 
 def workspace_bytes(deployment: ct.Deployment, step_tokens: int) -> int:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dsv4kv.budget import weights as wt
 from dsv4kv.budget.gpus import Gpu, load_gpu
 from dsv4kv.budget.layout import Layout, LayoutWish, candidate_layouts
-from dsv4kv.budget.lookup import find_weight_facts
+from dsv4kv.budget.weights import find_weight_facts
 from dsv4kv.choices import listed
 from dsv4kv.config.replay import CostSection, ReplayConfig
 from dsv4kv.core.clock import LinearTimes

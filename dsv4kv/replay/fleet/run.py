@@ -16,7 +16,7 @@ from dsv4kv.config.load import change_config
 from dsv4kv.config.replay import FleetSection, ReplayConfig, TiersSection
 from dsv4kv.core.fleet import Endpoint, View
 from dsv4kv.core.served import NEVER, Hit, Served
-from dsv4kv.engines.host import Sent
+from dsv4kv.engines.contract import Sent
 from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import Parts, Replay, begin_serving, build_replay, find_parts

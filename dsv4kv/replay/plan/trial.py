@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from dsv4kv.budget.launch_line import launch_command
+from dsv4kv.budget.launch import launch_command
 from dsv4kv.budget.layout import Layout, LayoutWish, candidate_layouts
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import GroupSection, ReplayConfig

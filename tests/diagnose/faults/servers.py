@@ -27,7 +27,7 @@ class Case:
 
 def published(source: str, part: str = "") -> str:
     """A command of the tests of ``budget --command``."""
-    return next(each.text for each in LAUNCHES if each.source == source and part in each.text)
+    return next(each.text for each in LAUNCHES if each.kind == source and part in each.text)
 
 
 def died(*lines: str) -> str:
@@ -350,11 +350,11 @@ _TODAY = ("vllm:0.33", "sglang:0.5.23")
 _LEFT = {"sglang#34822"}  # it has a fault today, too
 HEALTHY = (
     *(
-        Case(each.source, each.text, _TODAY["sglang" in each.text and "vllm" not in each.text])
+        Case(each.kind, each.text, _TODAY["sglang" in each.text and "vllm" not in each.text])
         for each in LAUNCHES
         if "trtllm" not in each.text
         and "no launch command" not in each.refused
-        and each.source not in _LEFT
+        and each.kind not in _LEFT
     ),
     Case("vllm#41168", """VLLM_ENGINE_READY_TIMEOUT_S=3600 python3 \\
   -m vllm.entrypoints.cli.main \\

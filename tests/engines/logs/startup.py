@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from dsv4kv.engines.logs.read import StartupLog, parse_log
+from dsv4kv.engines.logs import StartupLog, parse_log
 
 VLLM_0_26 = (
     "vLLM API server version 0.26.0",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsv4kv.engines.logs.explain import Explanation, explain_startup
+from dsv4kv.engines.explain import Explanation, explain_startup
 from dsv4kv.errors import ConfigError
 from tests.engines.logs.startup import (
     BLOCKS_GIVEN,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.engines.logs.read import find_arguments, find_fields, parse_log, read_lines, read_log
+from dsv4kv.engines.logs import find_arguments, find_fields, parse_log, read_lines, read_log
 from dsv4kv.errors import ConfigError
 from tests.engines.logs.startup import (
     REFUSAL,
@@ -29,8 +29,7 @@ NOISE = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_siz
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
-    [
+    ("line", "expected"), [
         ("max_model_len=8192, x", ("context", "8192")),
         ("{'max_model_len': 8192}", ("context", "8192")),
         ('{"max_model_len": 8192}', ("context", "8192")),
@@ -43,22 +42,21 @@ NOISE = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_siz
         ("█▄█▀ █  █  model   /m/DeepSeek-V4-Flash", ("model", "/m/DeepSeek-V4-Flash")),
         ("'speculative_algorithm': 'EAGLE'", ("method", "EAGLE")),
         ("kv_cache_dtype='fp8',", ("cache_dtype", "fp8")),
-    ],
-)
+    ]
+)  # fmt: skip
 def test_arguments_are_found_in_every_spelling(line: str, expected: tuple[str, str]) -> None:
     assert list(find_arguments(line)) == [expected]
 
 
 @pytest.mark.parametrize(
-    ("line", "version"),
-    [
+    ("line", "version"), [
         ("vLLM API server version 0.26.0", "0.26.0"),
         ("Initializing a V1 LLM engine (v0.33.0) with config", "0.33.0"),
         ("▄▄ ▄█ █     █  version 0.25.0", "0.25.0"),
         ("image: docker.io/vllm/vllm-openai:v0.26.0-cu129", "0.26.0"),
         ("sglang version: 0.5.23", "0.5.23"),
-    ],
-)
+    ]
+)  # fmt: skip
 def test_the_version_is_found_where_it_stands(line: str, version: str) -> None:
     assert parsed([line, VLLM_0_33[-1]]).version == version
 
@@ -156,7 +154,7 @@ LONG = {
 
 @pytest.mark.parametrize("what", LONG)
 def test_a_long_line_is_searched_once(what: str) -> None:
-    program = f"from dsv4kv.engines.logs.read import scan_log\nscan_log([{LONG[what]!r}], '')"
+    program = f"from dsv4kv.engines.logs import scan_log\nscan_log([{LONG[what]!r}], '')"
     subprocess.run([sys.executable, "-"], input=program, text=True, check=True, timeout=300)
 
 
@@ -192,15 +190,14 @@ def plain_text(line: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
+    "line", [
         "n_slots = 4, n_ctx_slot = 32768",
         "DSV4 pool sizes: full=32768",
         "max_total_num_tokens=32768, chunked_prefill_size=8192, context_len=32768",
         "context buffers 751.71 MiB (ctx=32768, backend=x)",
         "KV Cache is allocated. #tokens: 1048576",
-    ],
-)
+    ]
+)  # fmt: skip
 def test_a_line_without_its_optional_fields_gives_the_others(line: str) -> None:
     found = find_fields(line)
     assert found

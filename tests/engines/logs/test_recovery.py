@@ -5,9 +5,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.logs.read import named_model
-from dsv4kv.engines.logs.recover import Recovery, recover
+from dsv4kv.engines.logs import named_model
 from dsv4kv.engines.names import engine_family, find_engine
+from dsv4kv.engines.recover import Recovery, find_recoveries
 from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError
 from tests.engines.logs.startup import SGLANG, VLLM_0_26, VLLM_0_33, parsed
@@ -21,7 +21,7 @@ _METHOD = {0: "None", 1: "mtp", 3: "dspark"}
 
 def recovered(lines: list[str] | tuple[str, ...]) -> list[Recovery]:
     log = parsed(lines)
-    return recover(log, log.readings[0])
+    return find_recoveries(log)
 
 
 def told(name: str, deployment: Deployment, memory: int) -> list[str]:
@@ -154,13 +154,19 @@ def test_a_model_with_another_cache_is_told(model: str) -> None:
         recovered([f"model='/m/{model}'", *VLLM_0_33[1:]])
 
 
+def test_slots_of_another_model_are_told() -> None:
+    name = "llama_model_loader: - kv 2: general.name str = DeepSeek V4.1 Flash"
+    slots = "srv load_model: initializing, n_slots = 4, n_ctx_slot = 32768, kv_unified = 'true'"
+    with pytest.raises(ConfigError, match=r"'deepseek v4.1 flash', whose cache the rules do not"):
+        recovered([name, slots])
+
+
 @pytest.mark.parametrize(
-    "line",
-    [
+    "line", [
         "Resolved architecture: DeepseekV41ForCausalLM",
         "hf_config=Config(architectures=['DeepseekV32ForCausalLM'])",
-    ],
-)
+    ]
+)  # fmt: skip
 def test_a_log_that_names_another_architecture_is_not_understood(line: str) -> None:
     with pytest.raises(ConfigError, match="not understood: the log is of 'DeepseekV"):
         recovered([line, *VLLM_0_33])
@@ -168,15 +174,14 @@ def test_a_log_that_names_another_architecture_is_not_understood(line: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("model", "expected"),
-    [
+    ("model", "expected"), [
         ("deepseek-ai/DeepSeek-V4-Flash", "v4-flash"),
         ("/m/DeepSeek-V4-Flash-0731", "v4-flash"),
         ("deepseek_v4_pro", "v4-pro"),
         ("hub/models--deepseek-ai--DeepSeek-V4-Pro/snapshots/78", "v4-pro"),
         ("/model", None),
-    ],
-)
+    ]
+)  # fmt: skip
 def test_a_models_name_is_told_from_its_path(model: str, expected: str | None) -> None:
     assert named_model(parsed([f"model='{model}'", *VLLM_0_33[1:]])) == expected
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.engines.logs.explain import explain_startup
+from dsv4kv.engines.explain import explain_startup
 from dsv4kv.errors import ConfigError
 from tests.engines.logs.startup import parsed
 from tests.engines.oracles.planned import read_settings

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.engines.contract import Capacity
-from dsv4kv.engines.host import HostWish
+from dsv4kv.engines.contract import Capacity, HostWish
 from dsv4kv.engines.names import FAMILIES, find_engine
 from dsv4kv.engines.vllm import host
 from dsv4kv.engines.vllm.sizes import VllmEngine

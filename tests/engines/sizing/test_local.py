@@ -11,17 +11,15 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.budget.advice import advise
 from dsv4kv.budget.answer import answer
-from dsv4kv.budget.fit import max_concurrency
+from dsv4kv.budget.fit import advise, max_concurrency
 from dsv4kv.budget.inputs import read_inputs
-from dsv4kv.budget.launch import read_command
-from dsv4kv.budget.launch_line import launch_line
+from dsv4kv.budget.launch import launch_line, read_command
 from dsv4kv.budget.scenario import resolve
 from dsv4kv.engines.contract import MIB, Deployment
 from dsv4kv.engines.ds4.sizes import Ds4Engine
-from dsv4kv.engines.ktransformers.sizes import KtEngine
 from dsv4kv.engines.llamacpp.sizes import LlamaEngine, pad
+from dsv4kv.engines.sglang.sizes import KtEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schema import choose_formats
@@ -188,8 +186,7 @@ def test_without_a_context_llama_cpp_takes_the_models_own(flags: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "ranks"),
-    [({}, 9), ({"pp": "10"}, 10), ({"gpus": "8"}, 8), ({"tp": "1"}, 9)],
+    ("asked", "ranks"), [({}, 9), ({"pp": "10"}, 10), ({"gpus": "8"}, 8), ({"tp": "1"}, 9)]
 )
 def test_gpus_of_llama_cpp_share_layers_and_nothing_else(
     asked: dict[str, str], ranks: int

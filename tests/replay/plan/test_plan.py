@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from dsv4kv.budget.inputs import read_inputs
-from dsv4kv.budget.launch import read_command
-from dsv4kv.budget.launch_line import launch_command
+from dsv4kv.budget.launch import launch_command, read_command
 from dsv4kv.budget.layout import Layout
 from dsv4kv.budget.scenario import resolve
 from dsv4kv.errors import ConfigError

@@ -1,30 +1,25 @@
 """A start-up log explained: the rules behind its number, its meaning, and its levers."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
 from dsv4kv.engines.contract import GIB, Deployment, Engine
-from dsv4kv.engines.flags import flag_for
-from dsv4kv.engines.logs.read import Reading, StartupLog, draft_method, named_model
-from dsv4kv.engines.logs.recover import Recovery, likeliest, possible_deployments, recover
-from dsv4kv.engines.names import find_engine
+from dsv4kv.engines.logs import StartupLog, draft_method, named_model
+from dsv4kv.engines.names import find_engine, flag_for
+from dsv4kv.engines.recover import Recovery, find_recoveries, possible_deployments
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import entry_format
-from dsv4kv.model.schema import CacheFormats
 from dsv4kv.units import counted
 
 How = Literal["read", "inferred", "assumed"]
 _CONTEXTS = (4096, 32_768, 131_072, 1_048_576)
 _SIZES = {
-    "buffers_mib",
-    "session_mib",
-    "available_gib",
-    "needed_gib",
-    "bytes_per_full_token",
-    "kv_gib",
+    *("buffers_mib", "session_mib", "available_gib", "needed_gib"),
+    *("bytes_per_full_token", "kv_gib"),
 }
 """Fields that say how many bytes the tokens take."""
 _ECHOED = {
@@ -66,7 +61,6 @@ class Fit:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all of them."""
         return self.context_tokens * self.requests
 
 
@@ -88,36 +82,23 @@ class Change:
 
     @property
     def gains(self) -> bool:
-        """Whether more fits, or more run."""
         return self.gain_tokens > 0 or self.requests is not None
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A log explained.
-
-    Attributes:
-        seen_in_logs: These rules were checked against published logs.
-        ranks: What every rank printed, the smallest first; the smallest is explained.
-        candidates: Other configurations that agree with the log as well.
-        printed_tokens: The log's number; None where it prints none.
-        refused: The engine refused to start.
-        in_flight_bytes: Reserved on top for the tokens in flight, per request.
-        padding_bytes_per_token: Part of ``bytes_per_token`` lost to alignment.
-        measured: GiB of everything but the cache, as the log says.
-        meaning: The number in sentences.
-    """
+    """A log explained."""
 
     source: str
     engine: str
-    seen_in_logs: bool
+    seen_in_logs: bool  # these rules were checked against published logs
     exact: bool
     title: str
-    ranks: tuple[RankSize, ...]
+    ranks: tuple[RankSize, ...]  # what every rank printed, the explained one first
     statements: tuple[Statement, ...]
-    candidates: tuple[str, ...]
-    printed_tokens: int | None
-    refused: bool
+    candidates: tuple[str, ...]  # other configurations that agree with the log as well
+    printed_tokens: int | None  # the log's number; None where it prints none
+    refused: bool  # the engine refused to start
     concurrency: float
     context_tokens: int
     in_flight_tokens: int
@@ -126,37 +107,29 @@ class Explanation:
     unit_bytes: float
     cache_bytes: int
     fixed_bytes: int
-    in_flight_bytes: int
+    in_flight_bytes: int  # reserved on top for the tokens in flight, per request
     bytes_per_token: float
-    padding_bytes_per_token: float
+    padding_bytes_per_token: float  # part of ``bytes_per_token`` lost to alignment
     fits: Fits
-    measured: dict[str, float]
+    measured: dict[str, float]  # GiB of everything but the cache, as the log says
     changes: tuple[Change, ...]
-    meaning: tuple[str, ...]
+    meaning: tuple[str, ...]  # the number in sentences
 
     @property
     def replicas(self) -> int:
         """Data-parallel ranks, each with as many tokens; ranks of a replica hold the same."""
         read = {each.what: each.value for each in self.statements}.get("data parallel", "1")
-        names = {_replica_of(each.rank, number) for number, each in enumerate(self.ranks)}
+        names = set[str]()
+        for number, each in enumerate(self.ranks):
+            named, within = re.search(r"DP\d+", each.rank), re.match("TP|PP|EP|ATTN_", each.rank)
+            names.add(named[0] if named else "" if within else f"{number}")
         return max(len(names), int(read) if read.isdigit() else 1)
 
 
-def _replica_of(rank: str, number: int) -> str:
-    if named := re.search(r"DP\d+", rank):
-        return named[0]
-    within = re.match(r"(?:TP|PP|EP|ATTN_)", rank)
-    return "" if within else f"{number}"
-
-
 def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
-    """Explain the smallest size of a log.
-
-    Raises:
-        ConfigError: A log that is not understood, or of a model other than DeepSeek-V4 and V4.1.
-    """
-    reading = log.readings[0]
-    found = recover(log, reading)
+    """Explain the smallest size of a log; raises ``ConfigError`` where it is not understood."""
+    reading, unnamed = log.smallest, named_model(log) is None
+    found = find_recoveries(log)
     if not found:
         for deployment, _ in possible_deployments(log):
             find_engine(log.family).costs(deployment)  # says what it does not serve
@@ -164,7 +137,7 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
             f"{log.source}: a size, but not for how many tokens per request, or with settings "
             "that the rules do not serve: give the whole log of the start, with max_model_len."
         )
-    best, unnamed = found[0], named_model(log) is None
+    best = found[0]
     if not best.exact and unnamed:
         raise ConfigError(
             f"{log.source}: not understood: its numbers follow from no known rules, and it does "
@@ -175,19 +148,17 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
             f"{log.source}: it names no model, and its numbers may be of any: add --model "
             "v4-flash, or give the log from its first line, with the arguments."
         )
-    engine, deployment = best.engine, best.deployment
-    capacity, costs = best.capacity, engine.costs(deployment)
-    marginal = sum((cost.marginal_bytes for cost in costs), Fraction(0))
+    engine, deployment, capacity = best.engine, best.deployment, best.capacity
+    costs, fits = engine.costs(deployment), _fits(best, log)
     padding = sum((cost.padding_bytes for cost in costs), Fraction(0))
-    rules = engine.family.load("log")
+    marginal = sum((cost.marginal_bytes for cost in costs), padding)
+    alike = [each for each in found[1:] if best.exact and each.score == best.score]
+    others = [(each, _fits(each, log)) for each in alike if each.engine != engine]
     doubt = (
         "No known engine version reproduces this log (fork, limit or unmodelled feature?). "
         f"Closest are the rules of {engine.name} for {deployment.model.name}. What follows is "
         "what the log itself prints."
     )
-    fits = _fits(best, log, reading)
-    alike = likeliest(found)[1:] if best.exact else []
-    others = [(o, _fits(o, log, reading)) for o in alike if o.engine != engine]
     explanation = Explanation(
         source=log.source,
         engine=engine.name,
@@ -202,7 +173,7 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
             )
             for each in log.readings
         ),
-        statements=tuple(_statements(log, reading, best)),
+        statements=tuple(_statements(log, best)),
         candidates=tuple(other.title for other in alike),
         printed_tokens=reading.printed_tokens,
         refused=reading.refused,
@@ -215,21 +186,21 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
         cache_bytes=capacity.cache_bytes,
         fixed_bytes=sum(cost.fixed_bytes for cost in costs),
         in_flight_bytes=sum(cost.in_flight_bytes for cost in costs),
-        bytes_per_token=float(marginal + padding),
+        bytes_per_token=float(marginal),
         padding_bytes_per_token=float(padding),
         fits=fits,
         measured=log.memory,
-        changes=_changes_of_all([(best, fits), *others], log, reading) if best.exact else (),
+        changes=_changes_of_all([(best, fits), *others], log) if best.exact else (),
         meaning=(
             *(_others(fits, others) if best.exact else [doubt]),
-            *rules.meaning(log, reading, best, capacity),
+            *engine.family.load("log").meaning(log, best, capacity),
         ),
     )
     return explanation, best
 
 
-def _statements(log: StartupLog, reading: Reading, found: Recovery) -> Iterator[Statement]:
-    deployment = found.deployment
+def _statements(log: StartupLog, found: Recovery) -> Iterator[Statement]:
+    deployment, reading = found.deployment, log.smallest
     derived: How = "inferred" if found.exact else "assumed"
 
     def known(what: str, value: str, read: object, otherwise: How = derived) -> Statement:
@@ -242,11 +213,16 @@ def _statements(log: StartupLog, reading: Reading, found: Recovery) -> Iterator[
     yield known("draft layers", str(deployment.draft_layers), draft_method(log))
     if found.engine.unit != "slot":
         yield known("indexer", deployment.formats.indexer.name, log.text("fp4_indexer"))
+    longest = deployment.max_context_tokens
     context = reading.whole("context") or reading.whole("refused_context") or log.whole("context")
-    tokens = f"{deployment.max_context_tokens:,} tokens"
-    yield known("longest request", tokens, context, "assumed")
+    yield known("longest request", f"{longest:,} tokens", context, "assumed")
     if found.engine.unit == "block":
-        yield known("tokens in flight", _flight(log, found), False)
+        (low, high), flight = found.flight_range, deployment.in_flight_tokens
+        span = "exactly" if low == high else f"{low:,} to {high:,} give the same"
+        span = f"{low:,} or more give the same" if high >= longest else span
+        step = log.whole("batched")
+        times = f" = {flight // step} × {step:,}" if step and flight % step == 0 else ""
+        yield known("tokens in flight", f"{flight:,}{times} ({span})", False)
         yield known("blocks", f"{found.units:,}", False)
     else:
         yield known("state", "fp32" if deployment.state_bytes == 4 else "bf16", False)
@@ -255,19 +231,9 @@ def _statements(log: StartupLog, reading: Reading, found: Recovery) -> Iterator[
             yield known(what, value, True)
 
 
-def _flight(log: StartupLog, found: Recovery) -> str:
-    (low, high), flight = found.flight_range, found.deployment.in_flight_tokens
-    span = "exactly" if low == high else f"{low:,} to {high:,} give the same"
-    if high >= found.deployment.max_context_tokens:
-        span = f"{low:,} or more give the same"
-    batched = log.whole("batched")
-    times = f" = {flight // batched} × {batched:,}" if batched and flight % batched == 0 else ""
-    return f"{flight:,}{times} ({span})"
-
-
-def _fits(found: Recovery, log: StartupLog, reading: Reading) -> Fits:
+def _fits(found: Recovery, log: StartupLog) -> Fits:
     """Requests by their length, no more than the rank runs; of no known rules, as printed."""
-    engine, deployment = found.engine, found.deployment
+    engine, deployment, reading = found.engine, found.deployment, log.smallest
     longest = deployment.max_context_tokens
     if engine.unit == "slot":
         return (Fit(longest, found.units, found.units),)
@@ -288,12 +254,11 @@ def _others(fits: Fits, others: Sequence[tuple[Recovery, Fits]]) -> Iterator[str
     ours = {fit.context_tokens: fit.requests for fit in fits}
     for other, theirs in others:
         for fit in reversed(theirs):
-            if fit.requests != ours[fit.context_tokens]:
-                requests = counted(fit.requests, "request")
+            if fit.requests != (own := ours[fit.context_tokens]):
                 yield (
-                    f"Not certain: {other.engine.name} prints the same and runs {requests} of "
-                    f"{fit.context_tokens:,} tokens, not {ours[fit.context_tokens]:,}: add "
-                    "--engine NAME:VERSION."
+                    f"Not certain: {other.engine.name} prints the same and runs "
+                    f"{counted(fit.requests, 'request')} of {fit.context_tokens:,} tokens, not "
+                    f"{own:,}: add --engine NAME:VERSION."
                 )
                 return
 
@@ -307,18 +272,16 @@ def _held(found: Recovery, context_tokens: int, *, prompts: int = 0) -> int:
     return max(0, free) // engine.request_bytes(deployment, context_tokens, in_flight=steady)
 
 
-def _changes_of_all(
-    exact: Sequence[tuple[Recovery, Fits]], log: StartupLog, reading: Reading
-) -> tuple[Change, ...]:
+def _changes_of_all(exact: Sequence[tuple[Recovery, Fits]], log: StartupLog) -> tuple[Change, ...]:
     """The changes of the first, without those that gain by its version alone."""
-    changes, *others = (_changes(each, log, reading, fits) for each, fits in exact)
+    changes, *others = (_changes(each, log, fits) for each, fits in exact)
     for theirs in others:
         names = {each.what for each in theirs if each.gains}
         changes = tuple(each for each in changes if each.what in names or not each.gains)
     return changes
 
 
-def _changes(found: Recovery, log: StartupLog, reading: Reading, fits: Fits) -> tuple[Change, ...]:
+def _changes(found: Recovery, log: StartupLog, fits: Fits) -> tuple[Change, ...]:
     """Every change with its gain, the one that alters the number most first; of a cap, none.
 
     What runs more of the longest requests comes before what prints more tokens. No limit of
@@ -328,7 +291,7 @@ def _changes(found: Recovery, log: StartupLog, reading: Reading, fits: Fits) -> 
     if engine.unit == "slot":
         return ()
     now = found.shown_tokens
-    if uncapped := _uncapped(found, log, reading, now):
+    if uncapped := _uncapped(found, log, now):
         return (uncapped,)
     running, changes = list[Change](), list[Change]()
     for what, rules, deployment, memory in _trials(found, log):
@@ -352,9 +315,10 @@ def _changes(found: Recovery, log: StartupLog, reading: Reading, fits: Fits) -> 
     return (*_raised_limit(found, log, longest, now), *running, *changes)
 
 
-def _uncapped(found: Recovery, log: StartupLog, reading: Reading, printed: int) -> Change | None:
+def _uncapped(found: Recovery, log: StartupLog, printed: int) -> Change | None:
     """Without the flag that lets fewer tokens run than memory holds."""
-    full, memory = reading.whole("full_token") or 0, found.available_bytes
+    reading, memory = log.smallest, found.available_bytes
+    full = reading.whole("full_token") or 0
     if found.units < full:
         what = "without the cap of full tokens (--max-total-tokens)"
         return Change(what, full, full - found.units, memory)
@@ -372,45 +336,42 @@ def _raised_limit(
 ) -> Iterator[Change]:
     """The limit with which as many requests run as memory holds, one of them in prefill."""
     engine, memory = found.engine, found.available_bytes
-    flag = flag_for(engine.family.name, "request-limit")
-    low, high = longest.requests, longest.held
-    best = None
-    while low < high and flag:
-        limit = (low + high + 1) // 2
-        raised = replace(found, deployment=replace(found.deployment, concurrency=limit))
+
+    def raised(limit: int) -> Recovery:
+        return replace(found, deployment=replace(found.deployment, concurrency=limit))
+
+    def lacks(limit: int) -> bool:
         try:
-            tokens = raised.shown_tokens
+            held = _held(raised(limit), longest.context_tokens, prompts=1)
+            return held < limit - 1 or not raised(limit).shown_tokens
         except ConfigError:  # nothing is left for the cache
-            tokens = 0
-        if tokens and _held(raised, longest.context_tokens, prompts=1) >= limit - 1:
-            low, best = limit, (limit, tokens)
-        else:
-            high = limit - 1
-    if best:
-        limit, tokens = best
-        what = f"{flag} {limit * (log.sharers if engine.shares_limits else 1)}"
+            return True
+
+    limits = range(longest.requests + 1, longest.held + 1)
+    if place := bisect_left(limits, True, key=lacks):
+        limit, tokens = limits[place - 1], raised(limits[place - 1]).shown_tokens
+        asked = limit * (log.sharers if engine.shares_limits else 1)
+        what = f"{flag_for(engine.family.name, 'request-limit')} {asked}"
         yield Change(what, tokens, tokens - printed, memory, limit)
 
 
 def _trials(found: Recovery, log: StartupLog) -> Iterator[tuple[str, Engine, Deployment, int]]:
     engine, deployment, memory = found.engine, found.deployment, found.available_bytes
-    launch = engine.family.launch
-    rules = engine.family.load("log")
+    family, launch = engine.family, engine.family.launch
     if not log.whole("blocks"):  # which are no more with more memory
         name = "kv-memory" if log.whole("kv_memory") else "memory-fraction"
-        flag = flag_for(engine.family.name, name)
+        flag = flag_for(family.name, name)
         yield f"1 GiB more memory ({flag})", engine, deployment, memory + GIB
     if deployment.draft_layers:
         without = replace(deployment, draft_layers=0, draft_tokens=0)
         yield f"without {launch.drafts.partition(' ')[0]}", engine, without, memory
     if deployment.formats.indexer.name == "fp8" and deployment.arch != "sm_90":
-        keys = entry_format("indexer", "mxfp4")
-        formats = CacheFormats(deployment.formats.main, deployment.formats.window, keys)
+        formats = replace(deployment.formats, indexer=entry_format("indexer", "mxfp4"))
         flag = launch.written.get("indexer_format=mxfp4", "indexer keys in mxfp4")
         what = f"{flag.format()} (changes numerics)"
         yield what, engine, replace(deployment, formats=formats), memory
-    for what, changed in rules.changes(deployment, log):
+    for what, changed in family.load("log").changes(deployment, log):
         yield what, engine, changed, memory
-    newest = find_engine(engine.family.name)
+    newest = find_engine(family.name)
     if newest.name != engine.name:
         yield f"the rules of {newest.name}", newest, deployment, memory

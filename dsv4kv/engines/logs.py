@@ -33,10 +33,7 @@ def read_lines(path: Path) -> Iterator[str]:
     """Yield every line without colours and line ends; of ``-``, standard input.
 
     Plain or gzip-compressed, in UTF-8 or UTF-16; other bytes are replaced; the file is streamed. A
-    line is cut after 1 MiB.
-
-    Raises:
-        ConfigError: A file that cannot be read, or has more than 256 MiB when unpacked.
+    line is cut after 1 MiB. Raises ``ConfigError``, for more than 256 MiB unpacked, too.
     """
     left, is_rest = DOCUMENT_BYTES, False
     try:
@@ -62,84 +59,58 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 _NUMBER = r"\d++(?:,\d{3})*+(?:\.\d+)?"  # possessive: a second number takes none of its digits
-_PATTERNS = (
+_PATTERNS = [re.compile(pattern) for pattern in (
     # Available KV cache memory: 7.01 GiB
-    re.compile(rf"(?i)available kv cache memory\W+(?P<available_gib>{_NUMBER})\s*GiB"),
+    rf"(?i)available kv cache memory\W+(?P<available_gib>{_NUMBER})\s*GiB",
     # GPU KV cache size: 63,859 tokens; "CPU", "XPU", "GPU + host"
-    re.compile(rf"(?i)kv cache size\W+(?P<tokens>{_NUMBER}) tokens"),
+    rf"(?i)kv cache size\W+(?P<tokens>{_NUMBER}) tokens",
     # Maximum concurrency for 33,792 tokens per request: 1.89x
-    re.compile(
-        rf"(?i)concurrency for (?P<context>{_NUMBER}) tokens[^:]{{0,80}}:"
-        rf"\s*(?P<concurrency>{_NUMBER})x"
-    ),
+    (rf"(?i)concurrency for (?P<context>{_NUMBER}) tokens[^:]{{0,80}}:"
+    rf"\s*(?P<concurrency>{_NUMBER})x"),
     # To serve at least one request with the model's max seq len (30000), (6.66 GiB …
-    re.compile(
-        rf"(?i)max(?:imum)? (?:seq|model)\w* len\w*\W+(?P<refused_context>{_NUMBER})\W+"
-        rf"(?P<needed_gib>{_NUMBER}) GiB"
-        rf".{{0,200}}?needed.{{0,200}}?\((?P<checked_gib>{_NUMBER}) GiB\)"
-    ),
-    re.compile(rf"(?i)estimated maximum model length is (?P<fitting>{_NUMBER})"),
-    re.compile(r"(?i)(?P<no_memory>no available memory for the cache blocks)"),
-    re.compile(r"(?i)using (?P<indexer>FP8|MXFP4|FP4) indexer cache"),
+    (rf"(?i)max(?:imum)? (?:seq|model)\w* len\w*\W+(?P<refused_context>{_NUMBER})\W+"
+    rf"(?P<needed_gib>{_NUMBER}) GiB.{{0,200}}?needed"
+    rf".{{0,200}}?\((?P<checked_gib>{_NUMBER}) GiB\)"),
+    rf"(?i)estimated maximum model length is (?P<fitting>{_NUMBER})",
+    r"(?i)(?P<no_memory>no available memory for the cache blocks)",
+    r"(?i)using (?P<indexer>FP8|MXFP4|FP4) indexer cache",
     # DSV4 pool PP slice: rank=1 layers=[30,61) local=31/62
-    re.compile(r"PP slice: rank=(?P<stage>\d+) layers=\[(?P<first>\d+),(?P<end>\d+)\)"),
+    r"PP slice: rank=(?P<stage>\d+) layers=\[(?P<first>\d+),(?P<end>\d+)\)",
     # DSV4 pool sizes: full=32768, swa=3200, c4=8192; the last line of a rank is what runs
-    re.compile(r"(?i)DSV4 pool sizes: full=(?P<full>\d+)(?:, swa=(?P<swa>\d+))?"),
+    r"(?i)DSV4 pool sizes: full=(?P<full>\d+)(?:, swa=(?P<swa>\d+))?",
     # max_total_num_tokens=32768, …, max_running_requests=1, context_len=32768
-    re.compile(
-        r"\bmax_total_num_tokens=(?P<total>\d+)(?:.*?max_running_requests=(?P<running>\d+))?"
-    ),
+    r"\bmax_total_num_tokens=(?P<total>\d+)(?:.*?max_running_requests=(?P<running>\d+))?",
     # KV Cache is allocated. dtype: torch.bfloat16, #tokens: 1048576, KV size: 45.67 GB
-    re.compile(
-        r"KV Cache is allocated\b.{0,200}?(?:dtype: torch\.(?P<kv_dtype>\w+?)(?:fn)?, )?"
-        r"#tokens: (?P<total>\d+)"
-        rf"(?:, KV size: (?P<kv_gib>{_NUMBER}) GB)?"
-    ),
+    (r"KV Cache is allocated\b.{0,200}?(?:dtype: torch\.(?P<kv_dtype>\w+?)(?:fn)?, )?"
+    rf"#tokens: (?P<total>\d+)(?:, KV size: (?P<kv_gib>{_NUMBER}) GB)?"),
     # llama.cpp: initializing, n_slots = 4, n_ctx_slot = 32768, kv_unified = 'true'; at -lv 4 more
-    re.compile(
-        r"n_slots = (?P<slots>\d+), n_ctx_slot = (?P<slot_context>\d+)"
-        r"(?:, kv_unified = '(?P<unified>\w+)')?"
-    ),
-    re.compile(r"\bn_ubatch\s*= (?P<ubatch>\d+)"),
-    re.compile(
-        r", +[1-9]\d* layers, .{0,80}?\bK \((?P<kv_type>\w+)\):.{0,80}?\bV \(\w+\): +0\.00"
-    ),
-    re.compile(r"\brs_seq = (?P<taken_back>\d+)"),
-    re.compile(rf"\b(?:KV|state) buffer size =\s*(?P<buffer_mib>{_NUMBER}) MiB"),
+    (r"n_slots = (?P<slots>\d+), n_ctx_slot = (?P<slot_context>\d+)"
+    r"(?:, kv_unified = '(?P<unified>\w+)')?"),
+    r"\bn_ubatch\s*= (?P<ubatch>\d+)",
+    r", +[1-9]\d* layers, .{0,80}?\bK \((?P<kv_type>\w+)\):.{0,80}?\bV \(\w+\): +0\.00",
+    r"\brs_seq = (?P<taken_back>\d+)",
+    rf"\b(?:KV|state) buffer size =\s*(?P<buffer_mib>{_NUMBER}) MiB",
     # ds4: context buffers 751.71 MiB (ctx=32768, backend=…, prefill_chunk=2048, …)
-    re.compile(
-        rf"context buffers (?P<session_mib>{_NUMBER}) MiB \(ctx=(?P<slot_context>\d+)"
-        r"(?:.*?prefill_chunk=(?P<ubatch>\d+))?"
-    ),
-)
-_MEMORY = (  # what it says of memory outside the cache, by what that is; SGLang's GB are GiB
-    ("weights", re.compile(rf"Model loading took (?P<gib>{_NUMBER}) GiB")),
-    ("weights", re.compile(rf"Load weight end\b.{{0,300}}?\bmem usage=(?P<gib>{_NUMBER}) GB")),
-    (
-        "CUDA graphs",
-        re.compile(rf"Graph capturing finished in .{{0,80}}? took (?P<gib>{_NUMBER}) GiB"),
-    ),
-    (
-        "CUDA graphs",
-        re.compile(rf"Capture .{{0,80}}? end\b.{{0,300}}?\bmem usage=(?P<gib>{_NUMBER}) GB"),
-    ),
-    (
-        "free before the weights",
-        re.compile(rf"Load weight begin\b.{{0,300}}?avail mem=(?P<gib>{_NUMBER}) GB"),
-    ),
-    (
-        "free next to the cache",
-        re.compile(rf"Memory pool end\b.{{0,300}}?avail mem=(?P<gib>{_NUMBER}) GB"),
-    ),
-)
+    (rf"context buffers (?P<session_mib>{_NUMBER}) MiB \(ctx=(?P<slot_context>\d+)"
+    r"(?:.*?prefill_chunk=(?P<ubatch>\d+))?"),
+)]  # fmt: skip
+_MEMORY = [(what, re.compile(pattern.replace("GIB", f"(?P<gib>{_NUMBER})"))) for what, pattern in (
+    ("weights", r"Model loading took GIB GiB"),
+    ("weights", r"Load weight end\b.{0,300}?\bmem usage=GIB GB"),
+    ("CUDA graphs", r"Graph capturing finished in .{0,80}? took GIB GiB"),
+    ("CUDA graphs", r"Capture .{0,80}? end\b.{0,300}?\bmem usage=GIB GB"),
+    ("free before the weights", r"Load weight begin\b.{0,300}?avail mem=GIB GB"),
+    ("free next to the cache", r"Memory pool end\b.{0,300}?avail mem=GIB GB"),
+)]  # fmt: skip
+"""What it says of memory outside the cache, by what that is; SGLang's GB are GiB."""
 _SGLANG = re.compile(r"\bbytes_per_full_token=")
 _PAIR = re.compile(rf"\b(\w+_fixed|full_token|available_bytes|bytes_per_full_token)=({_NUMBER})")
-_VERSIONS = (
-    re.compile(r"(?i)\b(vllm|sglang)\b[^\n]{0,40}?\bversion\W+v?(\d+\.\d+(?:\.\d+)?)"),
-    re.compile(r"(?i)\b(LLM engine) \(v(\d+\.\d+(?:\.\d+)?)"),
-    re.compile(r"(?i)\b(vllm|sglang)[\w./-]{0,80}[:=@]+v?(\d+\.\d+\.\d+)"),
-    re.compile(r"(\s)version (\d+\.\d+\.\d+)"),
-)
+_VERSIONS = [re.compile(pattern) for pattern in (
+    r"(?i)\b(?:vllm|sglang)\b[^\n]{0,40}?\bversion\W+v?(\d+\.\d+(?:\.\d+)?)",
+    r"(?i)\bLLM engine \(v(\d+\.\d+(?:\.\d+)?)",
+    r"(?i)\b(?:vllm|sglang)[\w./-]{0,80}[:=@]+v?(\d+\.\d+\.\d+)",
+    r"\sversion (\d+\.\d+\.\d+)",
+)]  # fmt: skip
 _LIKELY = re.compile(  # most lines say nothing of the cache
     r"(?i)kv cache|concurrency for|gib kv|maximum model length|no available memory"
     r"|indexer cache|bytes_per_full_token|pp slice|pool sizes|max_total_num_tokens"
@@ -182,7 +153,7 @@ def find_version(line: str) -> str | None:
     if not any(part in line for part in ("ersion", "engine (", "vllm", "sglang")):
         return None
     found = (pattern.search(line) for pattern in _VERSIONS)
-    return next((match[2] for match in found if match), None)
+    return next((match[1] for match in found if match), None)
 
 
 NAMES: dict[str, tuple[str, ...]] = {
@@ -225,16 +196,16 @@ _LIKELY_ARGUMENTS = (  # every name has one of these; most lines of a log have n
     "PARTITION", "kt_", "disagg", "enable_dp", "enable_expert", ".gguf", "general.name", "ascend",
     "memory_bytes", "chunked",
 )  # fmt: skip
-_NAMED = (
-    ("partition", re.compile(r"(?:VLLM|SGLANG)_PP_LAYER_PARTITION\W+(\d+(?:,\d+)+)")),
-    ("architecture", re.compile(r"rchitectures?\W{1,4}(\w+For\w+)")),
-    ("served", re.compile(r"served[-_]model[-_]name\W+([\w./-]+)")),
-    ("arch", re.compile(r"(?:vllm[_-]|plugin )(ascend)\b")),
-    ("model", re.compile(r"\bvllm serve\s+(?!-)(\S+)")),
-    ("model", re.compile(r"(?<![^\s'\"])([^\s'\"]+\.gguf)\b")),
-    ("model", re.compile(r"\bgeneral\.name\s+str\s*=\s*(\S.*)")),
-    ("model", re.compile(r"\bmodel\s{2,}(\S+)\s*$")),  # of the banner
-)
+_NAMED = [(name, re.compile(pattern)) for name, pattern in (
+    ("partition", r"(?:VLLM|SGLANG)_PP_LAYER_PARTITION\W+(\d+(?:,\d+)+)"),
+    ("architecture", r"rchitectures?\W{1,4}(\w+For\w+)"),
+    ("served", r"served[-_]model[-_]name\W+([\w./-]+)"),
+    ("arch", r"(?:vllm[_-]|plugin )(ascend)\b"),
+    ("model", r"\bvllm serve\s+(?!-)(\S+)"),
+    ("model", r"(?<![^\s'\"])([^\s'\"]+\.gguf)\b"),
+    ("model", r"\bgeneral\.name\s+str\s*=\s*(\S.*)"),
+    ("model", r"\bmodel\s{2,}(\S+)\s*$"),  # of the banner
+)]  # fmt: skip
 _NOTHING = {"none", "null", "-1"}
 
 
@@ -255,26 +226,18 @@ def find_arguments(line: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Reading:
-    """What one rank said, numbers as written.
+    """What one rank said, numbers as written."""
 
-    Attributes:
-        rank: As the line's prefix names it; empty without.
-        one_line: vLLM printed tokens and concurrency in one line.
-        stages: Least GiB for the cache that a rank of each pipeline stage printed.
-    """
-
-    rank: str
+    rank: str  # as the line's prefix names it; empty without
     fields: dict[str, str]
-    one_line: bool = False
-    stages: Mapping[int, float] = field(default_factory=dict)
+    one_line: bool = False  # vLLM printed tokens and concurrency in one line
+    stages: Mapping[int, float] = field(default_factory=dict)  # least GiB by pipeline stage
 
     def number(self, name: str) -> float | None:
-        """A field as a number; None where it is missing."""
         text = self.fields.get(name)
         return None if text is None else float(text.replace(",", ""))
 
     def whole(self, name: str) -> int | None:
-        """A field as a whole number; None where it is missing."""
         text = self.fields.get(name)
         return None if text is None else int(float(text.replace(",", "")))
 
@@ -286,29 +249,26 @@ class Reading:
 
     @property
     def refused(self) -> bool:
-        """Whether the start was refused."""
         return "refused_context" in self.fields or "no_memory" in self.fields
 
 
 @dataclass(frozen=True)
 class StartupLog:
-    """A log, read.
-
-    Attributes:
-        readings: One for every size that was logged, the smallest first.
-        arguments: Every value an argument was given, in order.
-        memory: GiB outside the cache by use: the largest of all ranks, of free
-            memory the least.
-        given_file: The config.json of its model, as given.
-    """
+    """A log, read."""
 
     source: str
     family: str
     version: str | None
-    readings: tuple[Reading, ...]
-    arguments: dict[str, list[str]] = field(default_factory=dict)
+    readings: tuple[Reading, ...]  # one for every size that was logged, the smallest first
+    arguments: dict[str, list[str]] = field(default_factory=dict)  # all values, in order
+    # GiB outside the cache by use: the largest of all ranks, of free memory the least
     memory: dict[str, float] = field(default_factory=dict)
-    given_file: str = ""
+    given_file: str = ""  # the config.json of its model, as given
+
+    @property
+    def smallest(self) -> Reading:
+        """The size that is explained."""
+        return self.readings[0]
 
     def text(self, name: str) -> str | None:
         """An argument's last value; of the model, the first (drafts come later)."""
@@ -316,7 +276,6 @@ class StartupLog:
         return None if values is None else values[0 if name == "model" else -1]
 
     def is_on(self, name: str) -> bool:
-        """Whether an argument's last value is true."""
         return (self.text(name) or "").lower() == "true"
 
     @property
@@ -348,7 +307,6 @@ def read_log(path: Path) -> StartupLog:
 
 
 def parse_log(lines: Iterable[str], source: str) -> StartupLog:
-    """Parse the lines of a log; raises ``ConfigError`` as ``read_log`` does."""
     log, lacking = scan_log(lines, source)
     if lacking:
         raise ConfigError(f"{source}: {lacking}")
@@ -415,10 +373,7 @@ def _slot_readings(said: Iterable[Reading], mark: str) -> list[Reading]:
 
 
 def _sglang_readings(said: Iterable[Reading]) -> list[Reading]:
-    """Sizes, each with the slice of layers, pools and limits that its rank printed.
-
-    Of several sizes of a rank's pools the last is what runs.
-    """
+    """Sizes with the layers, pools and limits that their ranks printed, the last of them."""
     slices: dict[str, dict[str, str]] = {}
     found: list[Reading] = []
     for each in said:
@@ -455,14 +410,16 @@ def _vllm_readings(said: Iterable[Reading]) -> list[Reading]:
             available.append(each)
     found: list[Reading] = []
     for size in sizes:
-        near = (other for other in available if _same_replica(size.rank, other.rank))
-        least = min((gib for other in near if (gib := other.number("available_gib"))), default=0)
-        fields = ({"available_gib": str(least)} if least else {}) | size.fields
-        stages: dict[int, float] = {}
-        for other in available:
-            stage, gib = _STAGE.search(other.rank), other.number("available_gib")
-            if stage and gib and _same_replica(size.rank, other.rank):
+        near = [
+            (other.rank, gib)
+            for other in available
+            if _same_replica(size.rank, other.rank) and (gib := other.number("available_gib"))
+        ]
+        least, stages = min((gib for _, gib in near), default=0), dict[int, float]()
+        for rank, gib in near:
+            if stage := _STAGE.search(rank):
                 stages[int(stage[1])] = min(gib, stages.get(int(stage[1]), gib))
+        fields = ({"available_gib": str(least)} if least else {}) | size.fields
         reading = replace(size, fields=fields, stages=stages)
         found += [reading] if reading not in found else []
     return found
@@ -520,23 +477,20 @@ _OTHER_FAMILIES = re.compile(
 
 
 def v4_presets() -> list[str]:
-    """Presets that the engines' V4 rules describe."""
     return [name for name in preset_names() if re.fullmatch(r"v4-\w+", name)]
 
 
 def named_model(log: StartupLog) -> str | None:
-    """The preset, or config.json, that the log's model name means; None where it names none.
-
-    Raises:
-        ConfigError: A model with another cache.
-    """
+    """The preset, or config.json, that the log names, if any; or ``ConfigError`` for others."""
     reported = (log.text("model") or "").lower()
     if preset_named(reported) is None:  # a path that a container mounts
         reported = (log.text("served") or reported).lower()
     preset, made = preset_named(reported), log.text("architecture")
     if log.given_file:
         return log.given_file
-    known = {**dict.fromkeys(v4_presets(), "V4"), V41: "V41"}
+    known = dict.fromkeys(v4_presets(), "V4")
+    if log.family not in ("llama.cpp", "ds4"):
+        known[V41] = "V41"
     if log.family == "sglang":
         known[V32] = "V32"
     generation = re.match(r"Deepseek(V4|V41|V32)(?!\d)", made) if made else None

@@ -1,1 +1,0 @@
-"""Start-up logs of serving engines: read, recover the configuration, explain the number."""

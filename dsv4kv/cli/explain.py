@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from functools import partial
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dsv4kv.cli import examples
+from dsv4kv.cli import command
 from dsv4kv.cli import options as opt
 from dsv4kv.cli.budget import Found, size
 from dsv4kv.errors import ConfigError, DoesNotFit, Dsv4kvError, TraceError
@@ -25,25 +24,24 @@ if TYPE_CHECKING:
     from dsv4kv.engines.logs.explain import Explanation
     from dsv4kv.view.table import Part
 
-EPILOG = examples(
-    "dsv4kv explain startup.log              what the number means, known faults",
-    "dsv4kv explain serve.sh --gpu b200      what the command allocates, known faults",
-    "dsv4kv explain server.sqlite            what the KV cache costs in a profile",
-    "dsv4kv explain -                        any of them from standard input",
-)
 _GIVEN = (
     "start-up log, launch command, script or compose file, profile of nsys, ncu or "
     "torch.profiler, benchmark result, or run record; - is standard input."
 )
 
 
+@command(
+    "explain",
+    "dsv4kv explain startup.log              what the number means, known faults",
+    "dsv4kv explain serve.sh --gpu b200      what the command allocates, known faults",
+    "dsv4kv explain server.sqlite            what the KV cache costs in a profile",
+    "dsv4kv explain -                        any of them from standard input",
+)
 def explain(
     given: list[str] = opt.required(f"A {_GIVEN}", "FILE…"),
-    model: opt.Text = opt.option(
-        opt.MODELS, "NAME|FILE", show_default="the file's, else v4-flash"
-    ),
-    gpu: opt.Text = opt.option(opt.GPU, "NAME", show_default="h200"),
-    engine: opt.Text = opt.option("Engine and version.", "NAME:VERSION", rare=True),
+    model: opt.Text = opt.option(opt.MODELS, "NAME|FILE", shown="the file's, else v4-flash"),
+    gpu: opt.Text = opt.option(opt.GPU, "NAME", shown="h200"),
+    engine: opt.Text = opt.rare("Engine and version.", "NAME:VERSION"),
     as_json: bool = opt.AS_JSON,
     verbose: bool = opt.VERBOSE,
 ) -> None:
@@ -57,11 +55,17 @@ def explain(
 
     texts = {"model": model, "gpu": gpu, "engine": engine}
     options = {name: text for name, text in texts.items() if text is not None}
-    with temporary_folder("dsv4kv-explain-") as folder, _named_as_given(folder / "stdin"):
-        places = [_save_stdin(folder / "stdin") if each == "-" else each for each in given]
-        kinds = [recognise(each) for each in places]
-        asked = zip(kinds, given, places, strict=True)
-        answers = [_explain(*each, options) for each in asked]
+    with temporary_folder("dsv4kv-explain-") as folder:
+        stdin = folder / "stdin"
+        if "-" in given:
+            stdin.write_bytes(sys.stdin.buffer.read(DOCUMENT_BYTES + 1))  # which no reader takes
+        places = [str(stdin) if each == "-" else each for each in given]
+        try:
+            kinds = [recognise(each) for each in places]
+            asked = zip(kinds, given, places, strict=True)
+            answers = [_explain(*each, options) for each in asked]
+        except Dsv4kvError as error:
+            raise type(error)(str(error).replace(str(stdin), "-")) from None
         if as_json:
             documents = [each.document() for each in answers]
             opt.print_json(documents if len(documents) > 1 else documents[0])
@@ -72,14 +76,6 @@ def explain(
             show(answer.parts(verbose=verbose))
     if not all(answer.is_good for answer in answers):
         raise typer.Exit(1)
-
-
-@contextmanager
-def _named_as_given(stdin: Path) -> Iterator[None]:
-    try:
-        yield
-    except Dsv4kvError as error:
-        raise type(error)(str(error).replace(str(stdin), "-")) from None
 
 
 @dataclass(frozen=True)
@@ -156,11 +152,6 @@ def _refuse_trace(path: Path) -> None:
         )
 
 
-def _save_stdin(path: Path) -> str:
-    path.write_bytes(sys.stdin.buffer.read(DOCUMENT_BYTES + 1))  # which no reader takes
-    return str(path)
-
-
 def _explain(kind: str, name: str, given: str, options: Mapping[str, str]) -> _Answer:
     """Sizes or times, and known faults; the reason where only faults are known."""
     from dsv4kv.diagnose.faults.subject import read_subjects
@@ -219,7 +210,12 @@ def _sizes(kind: str, name: str, given: str, options: Mapping[str, str]) -> Iter
             only = typed if len(readings) == 1 else None
             yield size({**reading.texts, **options}, (reading, dict(options)), only)
     else:
-        yield _result(Path(given))
+        from dsv4kv.replay.clock.measured import read_results
+        from dsv4kv.view.explain import results_page, results_values
+
+        runs = read_results([Path(given)])
+        page = partial(results_page, runs, Path(given))
+        yield Found(partial(results_values, runs), page, fits=True)
 
 
 def _log(name: str, path: Path, options: Mapping[str, str]) -> Found:
@@ -255,14 +251,6 @@ def _say_gpu(log: "Explanation", gpu: "Gpu") -> str:
             f"{format_bytes(gpu.memory_bytes)}: name the log's GPU, or leave --gpu out."
         )
     return f"--gpu {gpu.name}: sizes are the log's; formats it does not print are {gpu.arch}'s."
-
-
-def _result(path: Path) -> Found:
-    from dsv4kv.replay.clock.measured import read_results
-    from dsv4kv.view.explain import results_page, results_values
-
-    runs = read_results([path])
-    return Found(partial(results_values, runs), partial(results_page, runs, path), fits=True)
 
 
 def _profile(path: Path) -> Found:

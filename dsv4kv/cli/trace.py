@@ -11,7 +11,7 @@ import typer
 
 from dsv4kv import files
 from dsv4kv.choices import STRATEGIES, TRACE_FORMATS, TRACE_LINES, explained, listed
-from dsv4kv.cli import examples, group
+from dsv4kv.cli import command, group
 from dsv4kv.cli import options as opt
 from dsv4kv.core.policies import OFFLINE_POLICIES, POLICIES
 from dsv4kv.engines.names import RULES
@@ -34,10 +34,7 @@ else:
     UnitName = Literal[*UNITS_PER_SECOND]
     WrittenName = Literal[*TRACE_LINES]
 
-app = group(
-    "Summarize, convert, synthesize and tokenize traces; hit rate by cache size.",
-    "dsv4kv trace info builtin:chat",
-)
+app = group("trace", "dsv4kv trace info builtin:chat")
 
 _YEAR_S = 365 * 86_400
 _SHORT_S = 1.0  # shorter work draws no bar
@@ -107,7 +104,7 @@ def _watched_reading(name: str) -> "Iterator[Watch]":
 # ---- info and convert
 
 
-@app.command(epilog=examples("dsv4kv trace info builtin:chat"))
+@command("trace info", "dsv4kv trace info builtin:chat")
 @opt.takes(READING)
 def info(
     given: dict[str, Any],
@@ -149,11 +146,10 @@ def info(
     opt.tell(parts, about, as_json=as_json)
 
 
-@app.command(
-    epilog=examples(
-        "dsv4kv trace convert trace.jsonl first.jsonl.gz --limit 1000",
-        "dsv4kv trace convert recording trace.jsonl.gz",
-    )
+@command(
+    "trace convert",
+    "dsv4kv trace convert trace.jsonl first.jsonl.gz --limit 1000",
+    "dsv4kv trace convert recording trace.jsonl.gz",
 )
 @opt.takes(READING)
 def convert(
@@ -161,8 +157,8 @@ def convert(
     source: str = SOURCE,
     out: Path = OUT_FILE,
     trace_format: FormatName = FORMAT,
-    skip: int = opt.option("Requests to skip at the start.", min=0, rare=True, default=0),
-    limit: int | None = opt.option("Max requests to write.", min=1, show_default="all"),
+    skip: int = opt.rare("Requests to skip at the start.", min=0, default=0),
+    limit: int | None = opt.option("Max requests to write.", min=1, shown="all"),
     sort: bool = opt.flag("--sort", "Sort by arrival; equal times keep their order.", rare=True),
     to: WrittenName = TO,
 ) -> None:
@@ -244,32 +240,30 @@ _GAP = "Mean time between turns (exponential), in seconds."
 _FIELD = "Field of records, or of messages, that says when they were sent: ISO 8601, or a number."
 _UNIT = f"Unit of numbers: {listed(UNITS_PER_SECOND)}."
 _SALT = "Salt for block ids (16–64 bytes); reuse it, or a recording's, to get identical ids."
-_PROCESSES: dict[str, Any] = {"min": 1, "max": 1024, "show_default": "one for every core"}
+_PROCESSES: dict[str, Any] = {"min": 1, "max": 1024, "shown": "one for every core"}
 
 
-@app.command(
-    epilog=examples("dsv4kv trace tokenize sharegpt.json t.jsonl.gz --tokenizer DeepSeek-V3")
+@command(
+    "trace tokenize", "dsv4kv trace tokenize sharegpt.json t.jsonl.gz --tokenizer DeepSeek-V3"
 )
 def tokenize(
     data: Path = opt.required(_CONVERSATIONS, "DATA"),
     out: Path = OUT_FILE,
     tokenizer: Path = opt.option(_TOKENIZER, "DIR", default=...),
-    template: opt.Text = opt.option(
-        _TEMPLATE, "FILE", "--chat-template", show_default="the tokenizer's"
-    ),
-    template_options: str = opt.option(_TEMPLATE_OPTIONS, "JSON", rare=True, default="{}"),
+    template: opt.Text = opt.option(_TEMPLATE, "FILE", "--chat-template", shown="the tokenizer's"),
+    template_options: str = opt.rare(_TEMPLATE_OPTIONS, "JSON", default="{}"),
     text: bool = opt.flag("--text", _TEXT, rare=True),
     skip: bool = opt.flag("--skip-defects", _DEFECTS, rare=True),
-    output_tokens: int = opt.option(_UNANSWERED, min=0, rare=True, default=0),
-    rate: float = opt.option(_RATE, rare=True, min=1e-6, max=1e6, default=1.0),
-    gap: float = opt.option(_GAP, rare=True, min=1e-6, max=1e6, default=20.0),
-    time_field: opt.Text = opt.option(_FIELD, "NAME", rare=True),
-    time_unit: UnitName = opt.option(_UNIT, "UNIT", rare=True, default="s"),
-    seed: int = opt.option("Seed of the times.", min=0, rare=True, default=0),
-    block_tokens: int = opt.option("Tokens per id.", min=1, rare=True, default=64),
-    salt: Path | None = opt.option(_SALT, "FILE", rare=True, show_default="random"),
+    output_tokens: int = opt.rare(_UNANSWERED, min=0, default=0),
+    rate: float = opt.rare(_RATE, min=1e-6, max=1e6, default=1.0),
+    gap: float = opt.rare(_GAP, min=1e-6, max=1e6, default=20.0),
+    time_field: opt.Text = opt.rare(_FIELD, "NAME"),
+    time_unit: UnitName = opt.rare(_UNIT, "UNIT", default="s"),
+    seed: int = opt.rare("Seed of the times.", min=0, default=0),
+    block_tokens: int = opt.rare("Tokens per id.", min=1, default=64),
+    salt: Path | None = opt.rare(_SALT, "FILE", shown="random"),
     to: WrittenName = TO,
-    processes: int | None = opt.option("Processes.", rare=True, **_PROCESSES),
+    processes: int | None = opt.rare("Processes.", **_PROCESSES),
 ) -> None:
     """Make a trace of conversations or prompts: lengths, sessions and ids of blocks of tokens.
 
@@ -337,42 +331,34 @@ _MEMORY = (
     "its blocks, each with a 95 % interval. Only the curve: strategies, rules and policies need "
     "whole prompts."
 )
+_CURVES = "Draw the curves: .svg or .html."
 _CHUNK = "Tokens of a prompt computed in one step (max_num_batched_tokens)."
 
 
-@app.command(
-    epilog=examples(
-        "dsv4kv trace mrc builtin:chat                            hits by capacity",
-        "dsv4kv trace mrc builtin:chat --capacity 1M --rule all   by engines' rules",
-    )
+@command(
+    "trace mrc",
+    "dsv4kv trace mrc builtin:chat                            hits by capacity",
+    "dsv4kv trace mrc builtin:chat --capacity 1M --rule all   by engines' rules",
 )
 @opt.takes(READING)
 def mrc(
     given: dict[str, Any],
     source: str = opt.required(f"With block ids: {_SOURCE}", "SOURCE"),
     model: str = opt.option(opt.MODELS, "NAME|FILE", default="v4-flash"),
-    block_tokens: opt.Text = opt.option(
-        _BLOCK, "TOKENS", rare=True, show_default="the trace's; for rules 256"
-    ),
-    capacity: opt.Text = opt.option(_CAPACITY, "SIZES", show_default="ten that show the curve"),
+    block_tokens: opt.Text = opt.rare(_BLOCK, "TOKENS", shown="the trace's; for rules 256"),
+    capacity: opt.Text = opt.option(_CAPACITY, "SIZES", shown="ten that show the curve"),
     strategy: str = opt.option(_STRATEGY, "NAMES", default=_STRATEGIES),
     rule: opt.Text = opt.option(_RULE, "NAMES"),
-    speculation: str = opt.option(_SPECULATION, "NAMES", rare=True, default="none"),
-    policy: opt.Text = opt.option(_POLICY, "NAMES", rare=True),
-    memory: opt.Text = opt.option(_MEMORY, "BYTES", rare=True),
-    jobs: int = opt.option(
-        "Processes for the rules.", "N", "--jobs", "-j", min=1, rare=True, default=1
-    ),
-    chunk_tokens: str = opt.option(_CHUNK, "TOKENS", rare=True, default="8192"),
-    gpu: str = opt.option(opt.GPU, "NAME", rare=True, default="h200"),
-    trace_format: FormatName = opt.option(
-        _FORMAT, "FORMAT", "--format", rare=True, default="auto"
-    ),
+    speculation: str = opt.rare(_SPECULATION, "NAMES", default="none"),
+    policy: opt.Text = opt.rare(_POLICY, "NAMES"),
+    memory: opt.Text = opt.rare(_MEMORY, "BYTES"),
+    jobs: int = opt.rare("Processes for the rules.", "N", "--jobs", "-j", min=1, default=1),
+    chunk_tokens: str = opt.rare(_CHUNK, "TOKENS", default="8192"),
+    gpu: str = opt.rare(opt.GPU, "NAME", default="h200"),
+    trace_format: FormatName = opt.rare(_FORMAT, "FORMAT", "--format", default="auto"),
     as_json: bool = opt.AS_JSON,
     verbose: bool = opt.VERBOSE,
-    chart: Path | None = opt.option(
-        "Draw the curves: .svg or .html.", "FILE", callback=opt.to_chart
-    ),
+    chart: Path | None = opt.option(_CURVES, "FILE", callback=opt.to_chart),
 ) -> None:
     """Print the prefix hit rate of a trace by cache capacity, exactly, and why hits are lost.
 
@@ -450,23 +436,21 @@ _SHAPE = (
     "tree: independent prompts that begin with text from a tree of shared prefixes. chat: "
     "conversations over one system prompt, each turn extending the last."
 )
+_CHAT: dict[str, Any] = {"panel": "Shape chat", "min": 1}
 _SHAPED = "Change a setting of the tree (workload.synthetic); repeatable."
 
 
-@app.command(
-    epilog=examples(
-        "dsv4kv trace synth docs.jsonl.gz --set requests=1000 --set prefix_branches=8",
-        "dsv4kv trace synth chat.jsonl --shape chat",
-    )
+@command(
+    "trace synth",
+    "dsv4kv trace synth docs.jsonl.gz --set requests=1000 --set prefix_branches=8",
+    "dsv4kv trace synth chat.jsonl --shape chat",
 )
 def synth(
     out: Path = opt.required(_LINES, "OUT"),
     shape: Literal["tree", "chat"] = opt.option(_SHAPE, default="tree"),
     set_: opt.Texts = opt.option(_SHAPED, "KEY=VALUE", "--set"),
-    seed: int = opt.option("Seed: the same one, the same trace.", rare=True, min=0, default=0),
-    conversations: int | None = opt.option(
-        "Conversations.", min=1, max=1_000_000, show_default="12", panel="Shape chat", rare=True
-    ),
+    seed: int = opt.rare("Seed: the same one, the same trace.", min=0, default=0),
+    conversations: int | None = opt.rare("Conversations.", max=1_000_000, shown="12", **_CHAT),
 ) -> None:
     """Make a trace; the same options and seed make the same file."""
     from dsv4kv.config.load import load_config

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.runs.quantities import within
 from dsv4kv.runs.statistics import Estimate, summarize
-from dsv4kv.view import quantity as qt
+from dsv4kv.view import table as qt
 
 SIZES = st.floats(min_value=1e-6, max_value=1e9)
 

@@ -1,25 +1,23 @@
-"""``dsv4kv report``: saved runs shown, exported and listed."""
+"""``dsv4kv report`` and ``config``: saved runs and configurations, shown, exported and listed."""
 
 from pathlib import Path
 
-from dsv4kv.cli import examples, group
+from dsv4kv.cli import command, group
 from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError, RecordError
 from dsv4kv.view.console import one_line, print_document, say
 
-_SHOWN = (
+_RUNS = "Run records: a file, the beginning or end of a run's name, or last."
+_CSV = "Print rows as CSV: one per quantity and launch."
+_FOLDER = opt.rare("Folder of run records.", "FOLDER", default=opt.RESULTS)
+
+
+@command(
+    "report",
     "dsv4kv report results/A.json                    its tables again",
     "dsv4kv report last --html page.html             the newest run, as a page for a browser",
     "dsv4kv report results/A.json --csv              rows for a spreadsheet",
 )
-_RUNS = "Run records: a file, the beginning or end of a run's name, or last."
-_CSV = "Print rows as CSV: one per quantity and launch."
-_FOLDER = opt.option("Folder of run records.", "FOLDER", default=opt.RESULTS, rare=True)
-
-app = group("Show and export saved runs, by file or by name.", _SHOWN[0])
-
-
-@app.command("report", epilog=examples(*_SHOWN))
 def report(
     runs: opt.Texts = opt.argument(_RUNS, "RUN…"),
     as_json: bool = opt.AS_JSON,
@@ -73,7 +71,7 @@ def _find(run: str, folder: Path) -> Path:
     return folder / f"{found[0]}.json"
 
 
-@app.command("report list", epilog=examples("dsv4kv report list"))
+@command("report list", "dsv4kv report list")
 def list_runs(folder: Path = _FOLDER, as_json: bool = opt.AS_JSON) -> None:
     """List saved runs, oldest first, and unfinished sweeps."""
     from dsv4kv.runs.points import list_unfinished
@@ -91,3 +89,27 @@ def list_runs(folder: Path = _FOLDER, as_json: bool = opt.AS_JSON) -> None:
     for entry in entries:
         if entry.problem:
             say(one_line(f"warning: {entry.problem}"), err=True)
+
+
+group("config", "dsv4kv config show smoke > mine.yaml")
+
+
+@command("config show", "dsv4kv config show smoke > mine.yaml")
+def show(
+    source: opt.Text = opt.argument("A YAML file or a shipped name.", "CONFIG", shown="default"),
+    overrides: opt.Texts = opt.SET,
+) -> None:
+    """Print the resolved configuration: every key with its value, as documented YAML."""
+    from dsv4kv.config.keys import render_yaml
+    from dsv4kv.config.load import load_config
+
+    say(render_yaml(load_config(source, overrides or ()).config), end="")
+
+
+@command("config schema", "dsv4kv config schema --json")
+def schema(as_json: bool = opt.flag("--json", "Print the JSON schema.")) -> None:
+    """Explain every key: type, what is allowed, default, meaning."""
+    from dsv4kv.config.bench import BenchConfig
+    from dsv4kv.view.config import schema_table
+
+    opt.tell([schema_table()], BenchConfig.model_json_schema(), as_json=as_json)

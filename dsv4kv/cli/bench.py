@@ -40,7 +40,6 @@ SHORTHANDS = {
 }
 """Options that stand for settings."""
 
-_CONFIG = "A YAML file, or a scenario of --list."
 _LAUNCHES = "Fresh processes to run it in; tables then show medians over launches."
 
 
@@ -56,7 +55,7 @@ _LAUNCHES = "Fresh processes to run it in; tables then show medians over launche
 @opt.takes(SHORTHANDS)
 def bench(
     given: dict[str, Any],
-    config: opt.Text = opt.argument(_CONFIG),
+    config: opt.Text = opt.argument("A YAML file, or a scenario of --list."),
     set_: opt.Texts = opt.SET,
     axis: opt.Texts = opt.AXIS,
     resume: opt.Text = opt.RESUME,
@@ -100,16 +99,15 @@ def bench(
 def _run_once(request: Request, *, quiet: bool) -> "tuple[RunRecord, Sweep]":
     from dsv4kv.bench.run import check_variants, run_bench
     from dsv4kv.config.load import expand_axes, load_config
-    from dsv4kv.runs.assemble import Invocation
-    from dsv4kv.runs.points import Sweep
+    from dsv4kv.runs import assemble, points
 
     loaded = load_config(request.config, request.overrides)
     cases = expand_axes(loaded, request.overrides, request.axes)
     check_variants(cases)
     traces = [case.config.workload.source for case in cases]
-    sweep = Sweep(keep_points(request, loaded, cases, traces, timed=True))
+    sweep = points.Sweep(keep_points(request, loaded, cases, traces, timed=True))
     argv = ["dsv4kv", *sys.argv[1:]]
-    invocation = Invocation(argv, loaded, cases, request.overrides, request.axes, sweep)
+    invocation = assemble.Invocation(argv, loaded, cases, request.overrides, request.axes, sweep)
     with opt.watch("bench", "tokens", quiet=quiet) as watcher:
         return run_bench(invocation, watcher), sweep
 
@@ -142,7 +140,6 @@ def _run_launches(asked: Request, launches: int, *, quiet: bool) -> "RunRecord":
 
 _OPERATION = "Operation of a decode step: gather_topk, attend, index_scores, step_write, …"
 _OTHER = f"{listed(BACKENDS | PEERS)}, or your own my_gather.py:gather_topk."
-_TOPK = "Entries that a token selects."
 
 
 @command(
@@ -155,7 +152,7 @@ _TOPK = "Entries that a token selects."
 def op(
     name: str = opt.required(_OPERATION, "NAME"),
     batch: str = opt.option("Requests.", "N,…", default="8"),
-    topk: opt.Text = opt.option(_TOPK, "N,…", shown="the model's"),
+    topk: opt.Text = opt.option("Entries that a token selects.", "N,…", shown="the model's"),
     context: str = opt.option("Tokens of every request.", "TOKENS,…", default="8K"),
     backend: opt.Text = opt.option(_OTHER, "NAME|FILE:FUNCTION", shown="our own"),
     model: str = opt.rare(opt.MODELS, "NAME|FILE", default="v4-flash"),
@@ -272,8 +269,7 @@ def _scenario(name: str, load: Callable[[], _Loaded], example: str) -> None:
     ) -> None:
         # with axes the JSON is a list of documents, each with its values in ``axis``
         from dsv4kv.config.load import expand_axes, load_config
-        from dsv4kv.view.render import show
-        from dsv4kv.view.table import Text
+        from dsv4kv.view import render, table
 
         what, root, run, check = load()
         overrides = set_ or []
@@ -286,9 +282,9 @@ def _scenario(name: str, load: Callable[[], _Loaded], example: str) -> None:
                 page, found, failures = run(point.config, partial(report, watcher))
             at = ", ".join(f"{key}={value}" for key, value in point.axis.items())
             if not silent:
-                show([Text(at, "strong"), ""] if at else [])
+                render.show([table.Text(at, "strong"), ""] if at else [])
                 opt.show_page(page, verbose=verbose)
-                show([""] if at else [])
+                render.show([""] if at else [])
             config = point.config.model_dump(mode="json")
             document = {"dsv4kv": __version__, "config": config, **found}
             documents.append({"axis": point.axis, **document} if at else document)

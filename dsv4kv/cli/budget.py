@@ -312,11 +312,10 @@ def _without_faults(line: str, engine: str) -> str:
 
 def _sweep(texts: Mapping[str, str], axes: Sequence[str], chart: Path | None) -> Found:
     from dsv4kv.budget.sweep import parse_axis, run_sweep, to_values
-    from dsv4kv.view.budget import sweep_page
-    from dsv4kv.view.html import write_chart
+    from dsv4kv.view import budget, html
 
     rows = run_sweep(texts, [parse_axis(text, texts.get("engine", "")) for text in axes])
-    values, page = [to_values(row) for row in rows], partial(sweep_page, rows)
+    values, page = [to_values(row) for row in rows], partial(budget.sweep_page, rows)
     if chart:
-        write_chart(chart, page().made_now())
+        html.write_chart(chart, page().made_now())
     return Found(lambda: values, page, all(row.fits for row in rows))

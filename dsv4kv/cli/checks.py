@@ -82,15 +82,14 @@ def conform(
     as_json: bool = opt.AS_JSON,
 ) -> None:
     """Check an engine's cache manager: lost blocks, false hits, stuck requests."""
-    from dsv4kv.diagnose.conform.check import INVARIANTS, drive
-    from dsv4kv.diagnose.conform.check import conform as check
+    from dsv4kv.diagnose.conform import check
     from dsv4kv.view.checks import report_conformity
 
     with (
-        drive(engine, python, package) as manager,
+        check.drive(engine, python, package) as manager,
         opt.watch("conform", "operations", operations, quiet=as_json) as watcher,
     ):
-        verdict = check(
+        verdict = check.conform(
             manager, operations, seed, lambda at: watcher.reach(at.operations, operations)
         )
     failures = list(verdict.failures.values())
@@ -103,7 +102,7 @@ def conform(
         "broken": dict(verdict.broken),
         "failures": [asdict(failure) for failure in failures],
     }
-    parts = report_conformity(engine, manager.version, verdict, INVARIANTS)
+    parts = report_conformity(engine, manager.version, verdict, check.INVARIANTS)
     opt.tell(parts, document, as_json=as_json)
     if failures:
         raise typer.Exit(1)
@@ -135,12 +134,11 @@ def lint(
     run. What depends on something unknown, a version or a model, is possible. Ends with
     1 if a fault is found for sure.
     """
-    from dsv4kv.diagnose.faults.subject import read_subjects
-    from dsv4kv.diagnose.faults.table import judge, load_faults
+    from dsv4kv.diagnose.faults import subject, table
     from dsv4kv.view.checks import report_findings
 
-    subjects, faults = read_subjects(given, engine, gpu), load_faults()
-    found = judge(subjects, faults, date.today())
+    subjects, faults = subject.read_subjects(given, engine, gpu), table.load_faults()
+    found = table.judge(subjects, faults, date.today())
     names = ("title", "engine", "version")
     document = {
         "looked_at": [{name: getattr(each, name) for name in names} for each in subjects],
@@ -159,7 +157,6 @@ _URL = (
 
 
 _NAME = "Its name of the model."
-_TOKENS = "Max prompt tokens in total: 500K, 20M."
 
 
 @command(
@@ -175,7 +172,7 @@ def probe(
     ),
     metrics: opt.Text = opt.option("Its metrics page, for tiers and drafts.", "URL"),
     budget: str = opt.option("Max time: 90s, 5m, 1h.", "TIME", default="5m"),
-    tokens: str = opt.rare(_TOKENS, "COUNT", default="4M"),
+    tokens: str = opt.rare("Max prompt tokens in total: 500K, 20M.", "COUNT", default="4M"),
     seed: int | None = opt.rare("RNG seed.", shown="random"),
     html: Path | None = opt.HTML,
     as_json: bool = opt.AS_JSON,
@@ -232,7 +229,6 @@ def probe(
 
 _SECOND = "The same content again: after a hit, or of the decode side."
 _FORMAT = "The record format, where bytes do not show it."
-_TABLE = "The request's pages in logical order (.npy)."
 _RATIO = "Tokens of an entry: 4, 128; 0 for a window. Rows are in order then."
 
 
@@ -248,7 +244,7 @@ def inspect(
     tensor: opt.Text = opt.rare("Tensor of a file with several.", "NAME"),
     format_: opt.Text = opt.rare(_FORMAT, "NAME", "--format"),
     entries: int | None = opt.rare("Entries of a page.", min=1),
-    table: Path | None = opt.option(_TABLE, "FILE"),
+    table: Path | None = opt.option("The request's pages in logical order (.npy).", "FILE"),
     table2: Path | None = opt.rare("Block table of the second dump.", "FILE"),
     ratio: int | None = opt.option(_RATIO, min=0, max=1 << 20),
     model: str = opt.rare(opt.MODELS, "NAME|FILE", default="v4-flash"),
@@ -258,21 +254,20 @@ def inspect(
 
     With two dumps: the first difference by position, and its kind.
     """
-    from dsv4kv.diagnose.dumps.faults import Request, compare
-    from dsv4kv.diagnose.dumps.faults import inspect as look
+    from dsv4kv.diagnose.dumps import faults
     from dsv4kv.model.presets import load_model
     from dsv4kv.view.checks import report_comparison, report_inspection
 
     if table2 and not dump2:
         raise ConfigError("--table2 is of a second dump: name that, too, or give --table.")
-    context = Request(load_model(model), ratio)
+    context = faults.Request(load_model(model), ratio)
     asked: dict[str, Any] = {"tensor": tensor, "format_name": format_}
     comparison = None
     with open_console(stderr=True).status("reading pages"):
-        found = [look(dump, context, **asked, entries=entries, table_file=table)]
+        found = [faults.inspect(dump, context, **asked, entries=entries, table_file=table)]
         if dump2 is not None:
-            found.append(look(dump2, context, **asked, table_file=table2))
-            comparison = compare(found[0], found[1], context)
+            found.append(faults.inspect(dump2, context, **asked, table_file=table2))
+            comparison = faults.compare(found[0], found[1], context)
     dumps: list[dict[str, Any]] = [
         {
             "file": str(each.dump.path),

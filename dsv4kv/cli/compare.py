@@ -34,10 +34,6 @@ _ACTIONS = dict.fromkeys(
     ("admit", "decode_step", "resume", "release", "step")
 )  # next to operations
 
-_FORCE = "Compare unlike machines or configurations."
-_INTERLEAVED = "step, on a GPU launch"
-_BROUGHT = "all; of two backends what they bring"
-
 
 @command(
     "compare",
@@ -54,10 +50,10 @@ def compare(
     set_: opt.Texts = opt.SET_RARE,
     axis: opt.Texts = opt.rare("Sweep a setting of both.", "KEY=A,B,…", **_AB),
     launches: int | None = opt.option("Fresh processes of each side.", min=1, shown="7", **_AB),
-    turns: opt.Text = opt.rare(_TURNS, "step|launch", shown=_INTERLEAVED, **_AB),
-    only: opt.Text = opt.option(_ONLY, "OP,…", shown=_BROUGHT),
+    turns: opt.Text = opt.rare(_TURNS, "step|launch", shown="step, on a GPU launch", **_AB),
+    only: opt.Text = opt.option(_ONLY, "OP,…", shown="all; of two backends what they bring"),
     floor: str = opt.rare("Smallest change that counts.", "SHARE", default="1%"),
-    force: bool = opt.flag("--force", _FORCE, rare=True),
+    force: bool = opt.flag("--force", "Compare unlike machines or configurations.", rare=True),
     as_json: bool = opt.AS_JSON,
     verbose: bool = opt.VERBOSE,
     html: Path | None = opt.HTML,

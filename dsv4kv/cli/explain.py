@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -50,8 +50,7 @@ def explain(
     A file is recognised by its content. Prints sizes or times, and known faults of the engine.
     Ends with 1 if something does not fit or a fault is certain.
     """
-    from dsv4kv.view.render import show
-    from dsv4kv.view.table import Text
+    from dsv4kv.view import render, table
 
     texts = {"model": model, "gpu": gpu, "engine": engine}
     options = {name: text for name, text in texts.items() if text is not None}
@@ -64,38 +63,31 @@ def explain(
             kinds = [recognise(each) for each in places]
             asked = zip(kinds, given, places, strict=True)
             answers = [_explain(*each, options) for each in asked]
+            if as_json:
+                documents = [each.document() for each in answers]
+                opt.print_json(documents if len(documents) > 1 else documents[0])
+            for number, answer in enumerate([] if as_json else answers):
+                render.show([""] * bool(number) + [table.strong(answer.file)] * (len(answers) > 1))
+                render.show(answer.parts(verbose=verbose))
         except Dsv4kvError as error:
             raise type(error)(str(error).replace(str(stdin), "-")) from None
-        if as_json:
-            documents = [each.document() for each in answers]
-            opt.print_json(documents if len(documents) > 1 else documents[0])
-        for number, answer in enumerate([] if as_json else answers):
-            show([""] * bool(number))
-            if len(answers) > 1:
-                show([Text(", ".join(answer.files), "strong")])
-            show(answer.parts(verbose=verbose))
-    if not all(answer.is_good for answer in answers):
+    fits = all(each.fits for answer in answers for each in answer.found)
+    if not fits or any(each.is_sure for answer in answers for each in answer.faults):
         raise typer.Exit(1)
 
 
 @dataclass(frozen=True)
 class _Answer:
-    files: Sequence[str]
+    file: str
     kind: str
     found: Sequence[Found]  # of a script one for each command
     linted: "Sequence[Part]" = ()  # known faults, in brief
     options: Sequence[str] = ()  # of lint, with which it finds the same
-    faults: "Sequence[Fault]" = field(default_factory=list)
-
-    @property
-    def is_good(self) -> bool:
-        return all(each.fits for each in self.found) and not any(
-            each.is_sure for each in self.faults
-        )
+    faults: "Sequence[Fault]" = ()
 
     def document(self) -> dict[str, Any]:
         return {
-            "files": list(self.files),
+            "files": [self.file],
             "kind": self.kind,
             "answers": [each.document() for each in self.found],
             "faults": [each.as_values() for each in self.faults],
@@ -110,21 +102,20 @@ class _Answer:
             yield from found.page().parts(verbose=verbose)
         if self.linted:
             yield from ("", *self.linted)
-        if self.faults and "-" not in self.files:
-            yield Command.of("dsv4kv", "lint", *self.files, *self.options)
+        if self.faults and self.file != "-":
+            yield Command.of("dsv4kv", "lint", self.file, *self.options)
 
 
 def recognise(given: str) -> str:
     """What was given: ``log``, ``command``, ``profile`` or ``result``; raises ``ConfigError``."""
     from dsv4kv.budget.servers import find_launches
-    from dsv4kv.diagnose.faults.subject import as_path
-    from dsv4kv.diagnose.faults.subject import recognise as recognise_text
+    from dsv4kv.diagnose.faults import subject
     from dsv4kv.profile.read import is_profile
 
-    path = as_path(given)
+    path = subject.as_path(given)
     if path is not None and is_profile(path):
         return "profile"
-    kind, text = recognise_text(path) if path else ("command", given)
+    kind, text = subject.recognise(path) if path else ("command", given)
     launches, why = kind != "command", ""
     if not launches:
         try:
@@ -154,26 +145,25 @@ def _refuse_trace(path: Path) -> None:
 
 def _explain(kind: str, name: str, given: str, options: Mapping[str, str]) -> _Answer:
     """Sizes or times, and known faults; the reason where only faults are known."""
-    from dsv4kv.diagnose.faults.subject import read_subjects
-    from dsv4kv.diagnose.faults.table import judge, load_faults
+    from dsv4kv.diagnose.faults import subject, table
     from dsv4kv.view.checks import brief_findings
     from dsv4kv.view.table import Finding, Page
 
     if kind == "profile":
-        return _Answer([name], kind, [_profile(Path(given))])
+        return _Answer(name, kind, [_profile(Path(given))])
     try:
         found, failed = list(_sizes(kind, name, given, options)), None
     except Dsv4kvError as error:
         found, failed = [], error
     known_by = _known_by(options, found[0] if kind == "log" and found else None)
     try:
-        subjects = read_subjects(given, known_by.get("engine"), known_by.get("gpu"))
+        subjects = subject.read_subjects(given, known_by.get("engine"), known_by.get("gpu"))
     except ConfigError:
         if kind != "command":
             raise
         subjects = []  # an engine of which no faults are known
-    known = load_faults()
-    faults = judge(subjects, known, date.today())
+    known = table.load_faults()
+    faults = table.judge(subjects, known, date.today())
     if failed:
         if not faults:
             raise failed
@@ -182,7 +172,7 @@ def _explain(kind: str, name: str, given: str, options: Mapping[str, str]) -> _A
         found = [Found(partial(dict, error=str(failed)), lambda: reason, fits)]
     linted = list(brief_findings(subjects, faults, len(known))) if subjects else []
     words = [word for each, text in known_by.items() for word in (f"--{each}", text)]
-    return _Answer([name], kind, found, linted, words, faults)
+    return _Answer(name, kind, found, linted, words, faults)
 
 
 def _known_by(options: Mapping[str, str], log: Found | None) -> dict[str, str]:

@@ -124,8 +124,7 @@ def _requests(
     rate: float | None,
     slos: "Sequence[Slo]",
 ) -> "list[Request]":
-    from dsv4kv.config.load import load_config
-    from dsv4kv.config.replay import ReplayConfig
+    from dsv4kv.config import load, replay
     from dsv4kv.replay.build import read_requests
     from dsv4kv.replay.plan.question import poisson
 
@@ -133,7 +132,7 @@ def _requests(
     if any(static) == (trace is not None) or (any(static) and not all(static)):
         raise ConfigError("give a trace, or --isl, --osl and --rate for requests of one length.")
     given = opt.as_settings({"trace": "workload.trace"}, {"trace": trace})
-    config = load_config(None, [*settings, *given], ReplayConfig).config
+    config = load.load_config(None, [*settings, *given], replay.ReplayConfig).config
     if isl is not None and osl is not None and rate is not None:
         return poisson(isl, osl, rate, config.measure.seed, slos)
     return read_requests(config)

@@ -39,7 +39,6 @@ _RULES = (
     "compress, indexer and attention."
 )
 _FULL = "Every kernel, its full name and how it was launched."
-_STEPS = "Decode steps to profile."
 _PRINT = "Print the profiler's command line only."
 _OUT = "Folder for the run record; of a profile that is opened none is written by default."
 
@@ -57,7 +56,7 @@ def profile(
     ncu: bool = opt.flag("--ncu", _WITH["ncu"]),
     torch: bool = opt.flag("--torch", _WITH["torch"], rare=True),
     set_: opt.Texts = opt.SET,
-    steps: int | None = opt.rare(_STEPS, shown="10, with ncu 1", min=1),
+    steps: int | None = opt.rare("Decode steps to profile.", shown="10, with ncu 1", min=1),
     kernel: opt.Text = opt.rare("Kernels that ncu profiles.", "REGEX", shown="all"),
     step: str = opt.rare(_RANGE, "NAME", default=_STEP),
     rules: Path | None = opt.rare(_RULES, "FILE"),
@@ -175,13 +174,11 @@ class _Output:
         return self.json == "-"
 
     def show(self, source: "Source", path: Path) -> None:
-        from dsv4kv.view.facts import layers_text
-        from dsv4kv.view.profile import profile_page
-        from dsv4kv.view.table import Command as Paste
+        from dsv4kv.view import facts, profile, table
 
-        layers = layers_text(source.record.cases) if source.record else ""
-        page = profile_page(source.profile, source.yardstick, layers=layers)
-        again = Paste.of("dsv4kv", "profile", path, "--verbose")
+        layers = facts.layers_text(source.record.cases) if source.record else ""
+        page = profile.profile_page(source.profile, source.yardstick, layers=layers)
+        again = table.Command.of("dsv4kv", "profile", path, "--verbose")
         opt.show_page(page, again, verbose=self.verbose, quiet=self.silent)
 
     def write(self, record: "RunRecord", saved: "Saved | None") -> None:
@@ -222,8 +219,7 @@ def kernels(
     from dsv4kv.ops.cuda import inspection
     from dsv4kv.ops.cuda.compile import nvrtc_version
     from dsv4kv.ops.launches.catalogue import ARCHITECTURES, catalogue
-    from dsv4kv.view.checks import registers_table, sum_up
-    from dsv4kv.view.render import show
+    from dsv4kv.view import checks, render
 
     if write_baseline and arch:
         raise ConfigError("a baseline holds every architecture: leave out --arch.")
@@ -237,7 +233,7 @@ def kernels(
     if as_json:
         opt.print_json({"nvrtc": nvrtc, "kernels": [_to_values(finding) for finding in findings]})
     elif not check:
-        show([registers_table(findings), "", sum_up(findings)])
+        render.show([checks.registers_table(findings), "", checks.sum_up(findings)])
     if write_baseline:
         say(f"baseline: {inspection.save_baseline(findings, nvrtc)}", err=True)
     if before is not None:
@@ -251,7 +247,7 @@ def kernels(
             where = ", ".join(architectures)
             found = "no local memory, each waits for the one before"
             path = inspection.baseline_path(nvrtc)
-            show([f"{len(names)} kernels on {where}: {found}; as in {path}."])
+            render.show([f"{len(names)} kernels on {where}: {found}; as in {path}."])
 
 
 def _to_values(finding: "Finding") -> dict[str, Any]:

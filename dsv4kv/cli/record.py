@@ -28,7 +28,6 @@ _UNHEARD = OSError, SystemExit
 _EVENTS: dict[str, Any] = {"panel": "KV events"}
 _REQUESTS: dict[str, Any] = {"panel": "Requests"}
 _METRICS: dict[str, Any] = {"panel": "Metrics"}
-_OUT = "Folder to record into; an existing recording is continued."
 _WHERE = "Where the server publishes KV events (its --kv-events-config): tcp://HOST:PORT."
 _AGAIN = "Where it sends again what was lost: its replay_endpoint."
 _RANKS = "Data-parallel ranks; each publishes a port above the last."
@@ -42,7 +41,6 @@ _LOGS = (
     "(JSON, level 3) or --export-metrics-to-file, vLLM's debug log, Dynamo's request trace, "
     "LMCache's lookup hashes."
 )
-_ONCE = "Read what the logs hold now, then end."
 _PAGE = "Page of the server's counters: http://HOST:PORT/metrics."
 _EVERY: dict[str, Any] = {"min": 0.1, "max": 86_400.0, "default": 5.0} | _METRICS
 _ID_TOKENS = (
@@ -60,13 +58,13 @@ _LIMIT: dict[str, Any] = {"min": 0.0, "shown": "until Ctrl-C"}
     "dsv4kv record server --requests sglang.log --metrics http://127.0.0.1:30000",
 )
 def record(
-    out: Path = opt.required(_OUT, "OUT"),
+    out: Path = opt.required("Folder to record into; an existing recording is continued.", "OUT"),
     events: opt.Text = opt.option(_WHERE, "URL", **_EVENTS),
     replay: opt.Text = opt.rare(_AGAIN, "URL", **_EVENTS),
     ranks: int = opt.rare(_RANKS, min=1, max=2**16, **_EVENTS, default=1),
     proxy: opt.Texts = opt.option(_PROXY, "[HOST:]PORT=URL", **_REQUESTS),
     requests: opt.Texts = opt.option(_LOGS, "FILE", **_REQUESTS),
-    once: bool = opt.rare(_ONCE, **_REQUESTS, default=False),
+    once: bool = opt.rare("Read what the logs hold now, then end.", **_REQUESTS, default=False),
     metrics: opt.Texts = opt.option(_PAGE, "URL", **_METRICS),
     every_s: float = opt.rare("Seconds between samples.", "SECONDS", "--every", **_EVERY),
     id_tokens: int = opt.rare(_ID_TOKENS, min=LEAST_TOKENS, default=GRAIN_TOKENS),
@@ -187,13 +185,12 @@ def watch(
     Reported and inferred figures are separate. In a pipe it prints a line every 10 seconds.
     """
     from dsv4kv.cli.progress import Redrawn
-    from dsv4kv.record.folder import is_recording
-    from dsv4kv.record.server import Follower, Watched
+    from dsv4kv.record import folder, server
     from dsv4kv.view.recorded import watch_line
 
-    if not is_recording(recording):
+    if not folder.is_recording(recording):
         raise ConfigError(f"{recording} is no recording: name a folder of dsv4kv record.")
-    follower, watched = Follower(recording), Watched(minutes * 60.0)
+    follower, watched = server.Follower(recording), server.Watched(minutes * 60.0)
     begun_s = monotonic()
     with suppress(KeyboardInterrupt), Redrawn(open_console()) as screen:  # the way to end it
         while True:
@@ -213,7 +210,6 @@ def watch(
 def _draw(glance: "Glance") -> "Group":
     from rich.console import Group
 
-    from dsv4kv.view.recorded import dashboard
-    from dsv4kv.view.render import Drawing
+    from dsv4kv.view import recorded, render
 
-    return Group(*map(Drawing, dashboard(glance)))
+    return Group(*map(render.Drawing, recorded.dashboard(glance)))

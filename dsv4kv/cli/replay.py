@@ -56,7 +56,6 @@ _AGAINST = (
     "server finds more or fewer tokens, and why."
 )
 _COMMAND = "The server's launch command, or a file with it: what its metrics do not report."
-_LOG = "The log of the server's start, for the same."
 _RAY = "Run the points of a sweep on a Ray cluster; auto finds one."
 _CHART = "Draw memory and requests: .svg or .html."
 
@@ -78,7 +77,7 @@ def replay(
     config: opt.Text = opt.rare(_CONFIG, "FILE"),
     against: bool = opt.flag("--against", _AGAINST, **_SERVER),
     command: opt.Text = opt.rare(_COMMAND, "COMMAND|FILE", **_SERVER),
-    log: Path | None = opt.rare(_LOG, "FILE", **_SERVER),
+    log: Path | None = opt.rare("The log of the server's start, for the same.", "FILE", **_SERVER),
     set_: opt.Texts = opt.SET,
     axis: opt.Texts = opt.AXIS,
     jobs: int = opt.rare("Parallel points of a sweep.", "N", "--jobs", "-j", min=1, default=1),
@@ -134,18 +133,16 @@ def replay(
 def _run(
     request: Request, jobs: int | None, ray: str | None, *, quiet: bool
 ) -> "tuple[RunRecord, Sweep]":
-    from dsv4kv.config.fleet import unused_setting
-    from dsv4kv.config.load import expand_axes, load_config
-    from dsv4kv.config.replay import ReplayConfig
+    from dsv4kv.config import fleet, load, replay
     from dsv4kv.replay.fleet.case import serve_point
     from dsv4kv.replay.run import run_replay
     from dsv4kv.runs.assemble import Invocation
     from dsv4kv.runs.points import Sweep
 
-    loaded = load_config(request.config, request.overrides, ReplayConfig)
-    points = expand_axes(loaded, request.overrides, request.axes)
+    loaded = load.load_config(request.config, request.overrides, replay.ReplayConfig)
+    points = load.expand_axes(loaded, request.overrides, request.axes)
     tiers = {name for point in points for name in point.config.tiers.levels}
-    if why := unused_setting([point.config.fleet for point in points], tiers):
+    if why := fleet.unused_setting([point.config.fleet for point in points], tiers):
         raise ConfigError(why)
     traces = [point.config.workload.trace for point in points]
     kept = keep_points(request, loaded, points, traces, timed=False)
@@ -174,8 +171,7 @@ def _compare(
     from dsv4kv.record.convert import read_recording
     from dsv4kv.record.folder import is_recording
     from dsv4kv.record.server import read_server
-    from dsv4kv.replay.against import MOST_PLAYS, Comparison, check_comparable
-    from dsv4kv.replay.settings import open_pool, settings_of
+    from dsv4kv.replay import against, settings
     from dsv4kv.view.html import write_page
     from dsv4kv.view.recorded import against_document, against_page
 
@@ -186,16 +182,16 @@ def _compare(
     if chart is not None and chart.suffix != ".html":
         raise ConfigError(f"--chart {chart}: with --against it is a page: name a file .html.")
     server, recorded = read_server(Path(source)), read_recording(Path(source))
-    check_comparable(recorded, server)
+    against.check_comparable(recorded, server)
     reading = read_command(command, whole=True) if command else None
     started = read_log(log) if log else None
     rule, model, memory = (given.get(name) for name in ("rule", "model", "memory"))
-    known = list(settings_of(server, reading, started, rule, model))
+    known = list(settings.settings_of(server, reading, started, rule, model))
     sets = [*overrides, *opt.as_settings(SHORTHANDS, {"memory": memory})]
-    pool, chosen = open_pool(recorded.requests, known, sets)
-    most = MOST_PLAYS * len(recorded.requests)
+    pool, chosen = settings.open_pool(recorded.requests, known, sets)
+    most = against.MOST_PLAYS * len(recorded.requests)
     with opt.watch("replays", "requests", most, quiet=silent, after_s=1.0) as watcher:
-        found = Comparison(recorded, server, chosen, pool, watcher.advance).explain()
+        found = against.Comparison(recorded, server, chosen, pool, watcher.advance).explain()
     page = against_page(source, found, known)
     if not silent:
         opt.show_page(page, verbose=verbose)
@@ -234,10 +230,8 @@ def calibrate(
 
     Prints which coefficients the runs determine, and the error on held-out runs.
     """
-    from dsv4kv.replay.clock.fit import dumps, fit_runs, open_scenes
-    from dsv4kv.replay.clock.measured import read_results
-    from dsv4kv.view.explain import report_fit
-    from dsv4kv.view.render import show
+    from dsv4kv.replay.clock import fit, measured
+    from dsv4kv.view import explain, render
 
     silent, target = quiet or json_ == "-", Path(name) if name is not None else None
     if name is not None and not name.endswith((".yaml", ".yml")):
@@ -246,13 +240,13 @@ def calibrate(
             raise ConfigError(f"--name {name}: give a plain name, or a file that ends in .yaml.")
         target = folder / f"{name}.yaml"
     settings = [*(set_ or []), *opt.as_settings(SHORTHANDS, given)]
-    scenes = open_scenes(config, settings, read_results(results))
+    scenes = fit.open_scenes(config, settings, measured.read_results(results))
     with opt.watch("calibrate", "replays", quiet=silent) as watcher:
-        found = fit_runs(scenes, watcher.reach)
+        found = fit.fit_runs(scenes, watcher.reach)
     if not silent:
-        show(report_fit(found))
+        render.show(explain.report_fit(found))
     if json_:
-        opt.write_json(dumps(found), json_)
+        opt.write_json(fit.dumps(found), json_)
     if target is None:
         return
     if found.doubts:

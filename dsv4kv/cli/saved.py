@@ -8,7 +8,6 @@ from dsv4kv.errors import ConfigError, RecordError
 from dsv4kv.view.console import one_line, print_document, say
 
 _RUNS = "Run records: a file, the beginning or end of a run's name, or last."
-_CSV = "Print rows as CSV: one per quantity and launch."
 _FOLDER = opt.rare("Folder of run records.", "FOLDER", default=opt.RESULTS)
 
 
@@ -21,7 +20,7 @@ _FOLDER = opt.rare("Folder of run records.", "FOLDER", default=opt.RESULTS)
 def report(
     runs: opt.Texts = opt.argument(_RUNS, "RUN…"),
     as_json: bool = opt.AS_JSON,
-    as_csv: bool = opt.flag("--csv", _CSV),
+    as_csv: bool = opt.flag("--csv", "Print rows as CSV: one per quantity and launch."),
     html: Path | None = opt.HTML,
     folder: Path = _FOLDER,
     verbose: bool = opt.VERBOSE,
@@ -31,9 +30,8 @@ def report(
     `dsv4kv report list` lists them.
     """
     from dsv4kv.runs.store import dumps, load_record
-    from dsv4kv.view.exports import to_csv
     from dsv4kv.view.render import show
-    from dsv4kv.view.runs import report_record, runs_page
+    from dsv4kv.view.runs import report_record, runs_page, to_csv
 
     forms = {"--json": as_json, "--csv": as_csv, "--html": html}
     chosen = [form for form, given in forms.items() if given]
@@ -74,18 +72,16 @@ def _find(run: str, folder: Path) -> Path:
 @command("report list", "dsv4kv report list")
 def list_runs(folder: Path = _FOLDER, as_json: bool = opt.AS_JSON) -> None:
     """List saved runs, oldest first, and unfinished sweeps."""
-    from dsv4kv.runs.points import list_unfinished
-    from dsv4kv.runs.store import list_entries
-    from dsv4kv.view.render import show
-    from dsv4kv.view.runs import runs_table, unfinished_table
+    from dsv4kv.runs import points, store
+    from dsv4kv.view import render, runs
 
-    entries = list_entries(folder)
+    entries = store.list_entries(folder)
     if as_json:
         opt.print_json([entry.model_dump(mode="json") for entry in entries])
         return
-    show([runs_table(entries)])
-    if sweeps := list_unfinished(folder):
-        show(["", unfinished_table(sweeps)])
+    render.show([runs.runs_table(entries)])
+    if sweeps := points.list_unfinished(folder):
+        render.show(["", runs.unfinished_table(sweeps)])
     for entry in entries:
         if entry.problem:
             say(one_line(f"warning: {entry.problem}"), err=True)
@@ -100,10 +96,9 @@ def show(
     overrides: opt.Texts = opt.SET,
 ) -> None:
     """Print the resolved configuration: every key with its value, as documented YAML."""
-    from dsv4kv.config.keys import render_yaml
-    from dsv4kv.config.load import load_config
+    from dsv4kv.config import keys, load
 
-    say(render_yaml(load_config(source, overrides or ()).config), end="")
+    say(keys.render_yaml(load.load_config(source, overrides or ()).config), end="")
 
 
 @command("config schema", "dsv4kv config schema --json")

@@ -169,10 +169,7 @@ def convert(
     from dsv4kv.record.convert import describe, in_blocks, read_recording
     from dsv4kv.record.folder import is_recording
     from dsv4kv.record.server import describe_breaks, read_server
-    from dsv4kv.traces import is_stores_only, read_trace
-    from dsv4kv.traces.collect import place_of
-    from dsv4kv.traces.formats import BLOCK_TOKENS
-    from dsv4kv.traces.summary import check_histories_of
+    from dsv4kv.traces import collect, formats, is_stores_only, read_trace, summary
 
     _check_out(out, to)
     if Path(source).is_dir() and Path(source).resolve() in out.resolve().parents:
@@ -184,7 +181,7 @@ def convert(
         recorded = read_recording(Path(source))
         part: Iterable[Request] = recorded.requests[skip:stop]
         if to.startswith("mooncake"):
-            part = in_blocks(part, BLOCK_TOKENS)
+            part = in_blocks(part, formats.BLOCK_TOKENS)
         _write(part, out, to, stores=recorded.stores_only)
         for sentence in [*describe(recorded), *describe_breaks(read_server(Path(source)))]:
             say(sentence)
@@ -193,8 +190,9 @@ def convert(
     options = _read_options(given, any_order=sort, stores=stores)
 
     def check(requests: "Iterator[Request]", first: int) -> "Iterator[Request]":
-        return check_histories_of(
-            requests, lambda number: place_of(first + number, source, trace_format, options)
+        return summary.check_histories_of(
+            requests,
+            lambda number: collect.place_of(first + number, source, trace_format, options),
         )
 
     with _watched_reading(f"converting {source}") as watch:
@@ -232,7 +230,6 @@ _CONVERSATIONS = (
 _TOKENIZER = "A model's folder, with its tokenizer.json; or such a file. Never downloaded."
 _TEMPLATE = "Jinja file; a file in .py is run: DeepSeek's encoding_dsv4.py."
 _TEMPLATE_OPTIONS = "Options of the template, such as '{\"enable_thinking\": false}'."
-_TEXT = "Every line is a prompt, whatever it looks like."
 _DEFECTS = "Skip and count records that cannot be read; else the first ends it."
 _UNANSWERED = "Output tokens of requests that the data has no answer to."
 _RATE = "Conversations that begin in a second (Poisson), if no time is given."
@@ -252,7 +249,7 @@ def tokenize(
     tokenizer: Path = opt.option(_TOKENIZER, "DIR", default=...),
     template: opt.Text = opt.option(_TEMPLATE, "FILE", "--chat-template", shown="the tokenizer's"),
     template_options: str = opt.rare(_TEMPLATE_OPTIONS, "JSON", default="{}"),
-    text: bool = opt.flag("--text", _TEXT, rare=True),
+    text: bool = opt.flag("--text", "Every line is a prompt, whatever it looks like.", rare=True),
     skip: bool = opt.flag("--skip-defects", _DEFECTS, rare=True),
     output_tokens: int = opt.rare(_UNANSWERED, min=0, default=0),
     rate: float = opt.rare(_RATE, min=1e-6, max=1e6, default=1.0),
@@ -271,9 +268,8 @@ def tokenize(
     template writes it, so turns share what a server could reuse. No text and no token is written.
     """
     from dsv4kv.processes import usable_cores
+    from dsv4kv.record import convert, datasets
     from dsv4kv.record import tokenize as made
-    from dsv4kv.record.convert import in_blocks
-    from dsv4kv.record.datasets import DataOptions, read_dialogues
     from dsv4kv.traces.formats import BLOCK_TOKENS
 
     _check_out(out, to)
@@ -283,9 +279,9 @@ def tokenize(
     large = data.is_file() and data.stat().st_size >= _PARALLEL_BYTES
     count = processes or (usable_cores() if large else 1)
     with _watched_reading(f"tokenizing {data}") as watch:
-        reading = DataOptions(text, time_field, time_unit, skip, watch)
+        reading = datasets.DataOptions(text, time_field, time_unit, skip, watch)
         requests = made.arrange(
-            made.tokenize(read_dialogues(data, reading), job, count),
+            made.tokenize(datasets.read_dialogues(data, reading), job, count),
             made.Arrivals(rate, gap, seed),
             counts,
             block_tokens=block_tokens,
@@ -293,7 +289,7 @@ def tokenize(
             skip=skip,
         )
         if to.startswith("mooncake"):
-            requests = in_blocks(requests, BLOCK_TOKENS)
+            requests = convert.in_blocks(requests, BLOCK_TOKENS)
         _write(requests, out, to, stores=False)
     for sentence in made.describe(counts, output_tokens):
         say(sentence)
@@ -365,19 +361,14 @@ def mrc(
     A hit ends at the first block that is not cached. Cached blocks are useful only if window and
     compressor state are there too: strategies say what is kept of them, rules what engines do.
     """
-    from dsv4kv.budget.gpus import load_gpu
-    from dsv4kv.budget.lookup import find_model
-    from dsv4kv.replay.mrc.curves import Question, measure_trace
-    from dsv4kv.replay.mrc.strategies import prefix_costs
-    from dsv4kv.replay.mrc.thin import measure_stream
-    from dsv4kv.traces import read_trace
-    from dsv4kv.traces.collect import load_paths
-    from dsv4kv.traces.request import batches_of
+    from dsv4kv.budget import gpus, lookup
+    from dsv4kv.replay.mrc import curves, strategies, thin
+    from dsv4kv.traces import collect, read_trace, request
     from dsv4kv.view import trace as view
     from dsv4kv.view.html import write_chart
 
-    drafts, config = tuple(opt.split(speculation)), find_model(model)
-    token_bytes = prefix_costs(config).token_bytes
+    drafts, config = tuple(opt.split(speculation)), lookup.find_model(model)
+    token_bytes = strategies.prefix_costs(config).token_bytes
     sizes = (
         int(parse_bytes(one) / token_bytes) if one.upper().endswith("B") else parse_count(one)
         for one in opt.split(capacity)
@@ -389,7 +380,7 @@ def mrc(
     )
     if memory and strategy == _STRATEGIES:
         strategy = "none"
-    question = Question(
+    question = curves.Question(
         model=config,
         block_tokens=parse_count(block_tokens) if block_tokens else None,
         capacities_tokens=tuple(sorted(sizes)),
@@ -398,7 +389,7 @@ def mrc(
         speculations=drafts,
         policies=tuple(opt.split(policy)),
         chunk_tokens=parse_count(chunk_tokens),
-        arch=load_gpu(gpu).arch,
+        arch=gpus.load_gpu(gpu).arch,
     )
     with _watched_reading(f"reading {source}") as watch:
         options = _read_options(given, watch=watch)
@@ -414,13 +405,13 @@ def mrc(
                     f"{name} needs whole prompts, and --memory {memory} keeps some of their "
                     "blocks: leave one of them out."
                 )
-            batches = batches_of(read_trace(source, trace_format, options))
-            answer = measure_stream(batches, question, parse_bytes(memory))
+            batches = request.batches_of(read_trace(source, trace_format, options))
+            answer = thin.measure_stream(batches, question, parse_bytes(memory))
         else:
-            table = load_paths(source, trace_format, options)
+            table = collect.load_paths(source, trace_format, options)
     if not memory:
         with opt.watch("measuring", "steps", after_s=_SHORT_S) as watcher:
-            answer = measure_trace(table, question, watcher.reach, jobs)
+            answer = curves.measure_trace(table, question, watcher.reach, jobs)
     page = view.mrc_page(source, config.name, answer)
     if chart:
         write_chart(chart, page.made_now())

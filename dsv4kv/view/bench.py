@@ -7,7 +7,6 @@ Times of a busy machine, and values whose interval is unknown or as large as the
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 from dsv4kv.runs import quantities as q
@@ -17,7 +16,6 @@ from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view import facts, plots
 from dsv4kv.view import outcomes as oc
 from dsv4kv.view import table as tb
-from dsv4kv.view import telemetry as tm
 
 MAX_ROWS: Final = 8
 """Rows of a table, and problems, of an answer without ``--verbose``."""
@@ -79,7 +77,7 @@ def judge_run(record: RunRecord) -> Iterator[tb.Finding]:
         launched = f"launch {case.launch}" if record.launches else ""
         name = ", ".join(filter(None, (launched, q.axis_text(case)))) if several else ""
         results = (*facts.judge_status(case), *facts.judge_results(case))
-        for found in (*results, *tm.judge_telemetry(case)):
+        for found in (*results, *facts.judge_telemetry(case)):
             if found.is_problem or not several:
                 yield replace(found, sentence=f"{name}: {found.sentence}".removeprefix(": "))
     checks = sum(case.verification.checks for case in record.cases)
@@ -96,9 +94,9 @@ def _answer(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[tb.Part]:
         yield tb.Finding(problems[3].level, f"and {rest}: --verbose")
     if not groups:
         return
-    busy = any(tm.is_busy(case) for case in record.cases)
+    busy = any(facts.is_busy(case) for case in record.cases)
     if busy:
-        cpus = max(tm.busy_cpus(case) for case in record.cases)
+        cpus = max(facts.busy_cpus(case) for case in record.cases)
         yield tb.warning(f"other processes used {cpus:.1f} CPUs: times are marked !")
     if len(groups) > 1:
         sentences = list(oc.best_sentences(groups)) or [oc.unchanged_sentence(groups)]
@@ -178,7 +176,7 @@ def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None =
     with matrix products have a roof: memory allows FLOP/B times the rate of copies, tensor cores
     the datasheet's dense rate of the ``gpu``.
     """
-    known, busy = q.yardsticks(case), tm.is_busy(case)
+    known, busy = q.yardsticks(case), facts.is_busy(case)
     best = known[0].rate if known else None
     timed = [e for e in case.operations if e.samples_ns and e.temperature in (None, "cold")]
     timed.sort(key=lambda each: -_time_of(case, each))
@@ -197,7 +195,7 @@ def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None =
         kept, all_ = len(each.samples_ns), len(each.samples_ns) + each.throttled
         return tb.Number(f"{kept:,} of {all_:,}" if each.throttled else f"{kept:,}")
 
-    columns: list[tuple[str, tb.Read]] = [
+    columns: list[tb.Column] = [
         ("operation", _name),
         ("layers", _layers),
         ("median µs", lambda each: checked(_median(each.samples_ns), 1e-3, busy=busy)),
@@ -280,7 +278,7 @@ def _latencies_table(case: Case) -> tb.Table:
         note = f"launched one by one, a step takes {ratio} times as long as a graph"
     columns: tb.Columns = [
         ("action", lambda row: row[0].name),
-        ("median µs", lambda row: checked(row[1].estimate, 1e-3, busy=tm.is_busy(case))),
+        ("median µs", lambda row: checked(row[1].estimate, 1e-3, busy=facts.is_busy(case))),
         ("p99 µs", lambda row: tb.us(row[1].percentiles.get(99.0))),
         ("max µs", lambda row: tb.us(row[1].maximum)),
         ("samples", lambda row: row[1].n),
@@ -308,14 +306,7 @@ def _launches_table(record: RunRecord) -> tb.Table:
 
 def _sweep_table(groups: Sequence[oc.Group]) -> tb.Table:
     cases = [case for group in groups for case in group]
-    busy = any(tm.is_busy(case) for case in cases)
-
-    def setting(path: str, name: str) -> tuple[str, tb.Read]:
-        def read(group: oc.Group) -> str | None:
-            axis = group[0].axis
-            return tb.format_setting(path, axis[path]) if path in axis else None
-
-        return name.replace("_", " "), read
+    busy = any(facts.is_busy(case) for case in cases)
 
     def number(outcome: oc.Outcome, scale: float = 1.0) -> tb.Read:
         return lambda group: checked(outcome.across(group), scale, busy=busy)
@@ -324,7 +315,7 @@ def _sweep_table(groups: Sequence[oc.Group]) -> tb.Table:
         found = oc.MEMORY.across(group)
         return tb.size(found.value if found else None)
 
-    columns = axes = [setting(path, name) for path, name in q.axis_names(cases).items()]
+    columns = axes = oc.axis_columns(cases, lambda group: group[0])
     if any(case.status != "complete" for case in cases):
         state = "state", lambda group: tb.mark(_MARKS.get(group[0].status, "bad"))
         columns = [*axes, state]
@@ -343,7 +334,8 @@ def _sweep_table(groups: Sequence[oc.Group]) -> tb.Table:
 
 def step_table(cases: Sequence[Case]) -> tb.Table | None:
     """Bytes and time of a decode step by kind of work; None where no case knows."""
-    axes, rows = q.axis_names(cases), list[tuple[Case, q.StepShare, float, float]]()
+    axes = oc.axis_columns(cases, lambda row: row[0])
+    rows = list[tuple[Case, q.StepShare, float, float]]()
     for case in cases:
         shares = q.step_shares(case)
         moved, spent = sum(s.bytes for s in shares) or 1, sum(s.ns for s in shares) or 1
@@ -351,11 +343,8 @@ def step_table(cases: Sequence[Case]) -> tb.Table | None:
     if not rows:
         return None
 
-    def setting(row: Any, path: str) -> str:
-        return tb.format_setting(path, row[0].axis.get(path, tb.ABSENT))
-
     columns: tb.Columns = [
-        *((name.replace("_", " "), partial(setting, path=path)) for path, name in axes.items()),
+        *axes,
         ("work", lambda row: row[1].kind),
         ("bytes a step", lambda row: tb.size(row[1].bytes or None)),
         ("% of bytes", lambda row: _percent(row[1].bytes, row[2])),
@@ -392,7 +381,7 @@ def _sections(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[tb.Sect
             totals = [facts.totals_facts(case.totals, case.cache)] if case.totals else []
             pools = [tb.Table("Cache", _POOLS, case.cache.pools, keys=2)] * bool(case.cache.pools)
             yield tb.Section("Memory", [facts.cache_facts(case.cache), *totals, *pools])
-        if telemetry := tm.telemetry_table(case):
+        if telemetry := facts.telemetry_table(case):
             yield tb.Section("Telemetry", [telemetry])
 
 
@@ -466,7 +455,7 @@ def op_page(
     rows = list(_rows(timed))
     if not rows:
         return tb.Page(name, [tb.warning(f"{name}: nothing was timed: raise --seconds.")])
-    busy = any(tm.is_busy(each.case) for each in rows)
+    busy = any(facts.is_busy(each.case) for each in rows)
     compared = sorted(
         (row for row in rows if row.speed), key=lambda row: row.speed.value if row.speed else 0.0
     )
@@ -484,7 +473,7 @@ def op_page(
         head for head, axis in axes.items() if len({row.case.axis[axis] for row in rows}) > 1
     ]
     shape = rows[0].case.axis
-    columns: list[tuple[str, tb.Read]] = [
+    columns: list[tb.Column] = [
         ("backend", lambda row: row.case.backend),
         ("layers", lambda row: row.operation.layer_type),
         *((head, lambda row, axis=axes[head]: row.case.axis[axis]) for head in varied),
@@ -518,9 +507,7 @@ def _verdict(
     ratios = [divide(Estimate(1.0, 0.0), each) if each.value < 1 else each for each in speeds]
     known = all(is_known(each) and oc.ends(each)[0] > 1 for each in ratios)
     exact = exact and known
-    texts = [
-        tb.format_quantity(each) if exact else tb.format_number(each.value) for each in ratios
-    ]
+    texts = [tb.format_quantity(each) if exact else tb.number(each.value) for each in ratios]
     words = ["slower" if each.value < 1 else "faster" for each in speeds]
     if texts[0] == texts[1] and words[0] == words[1]:
         said = f"{texts[0]} times {words[0]}"

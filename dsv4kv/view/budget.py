@@ -491,7 +491,7 @@ def _ratio_sentence(rows: Sequence[Row]) -> str:
         return f"{label}: {_figure(means[best])} at {best}; {_figure(means[worst])} at {worst}."
     if not means[worst]:
         return f"{label}: most at {best}, none somewhere at {worst}."
-    times = tb.format_number(means[best] / means[worst])
+    times = tb.number(means[best] / means[worst])
     return f"{label}: {best} has {times} × {worst}, geometric mean over {count} points."
 
 
@@ -532,7 +532,7 @@ def _sweep_table(rows: Sequence[Row], limit: int | None = None) -> tb.Table:
     def of(read: Callable[[an.Answer], Any]) -> tb.Read:
         return lambda row: read(row.found) if row.found else None
 
-    sizes: list[tuple[str, tb.Read]] = [
+    sizes: list[tb.Column] = [
         ("fixed per request", of(lambda a: format_bytes(sum(c.fixed_bytes for c in a.costs)))),
         ("weights per GPU", of(lambda a: format_bytes(a.use.weights))),
         ("free per GPU", of(lambda a: format_bytes(a.use.free))),

@@ -123,7 +123,7 @@ def _comparison_table(comparison: Comparison) -> tb.Table:
     def judged(read: Callable[[Judgement], Any]) -> tb.Read:
         return lambda row: read(row.judgement if isinstance(row, Row) else row)
 
-    columns: list[tuple[str, tb.Read]] = [
+    columns: list[tb.Column] = [
         ("at", lambda row: row.quantity.axis if isinstance(row, Row) else ""),
         ("quantity", lambda row: str(row.quantity) if isinstance(row, Row) else "geometric mean"),
         ("change", judged(_change)),
@@ -174,7 +174,7 @@ def _change(judgement: Judgement) -> str:
 def _changed(ratio: float) -> str:
     if 1 / _MANIFOLD < ratio < _MANIFOLD:
         return f"{_percent(ratio):+.1f}"
-    return f"×{tb.format_number(ratio)}" if ratio > 1 else f"÷{tb.format_number(1 / ratio)}"
+    return f"×{tb.number(ratio)}" if ratio > 1 else f"÷{tb.number(1 / ratio)}"
 
 
 def _interval(judgement: Judgement) -> str:
@@ -200,8 +200,8 @@ def _median(row: Row | Judgement, side: int, *, virtual: bool) -> tb.Number | st
     found, factor = summarize((row.before, row.after)[side].values), row.factors[side]
     if not virtual:
         return checked(found.estimate, 1e-3)
-    words = tb.format_factor(factor) if factor else ""
-    return tb.Number(tb.format_clocked(found.median / 1e3, factor), words)
+    words = tb.factor(factor) if factor else ""
+    return tb.Number(tb.clocked(found.median / 1e3, factor), words)
 
 
 def _chart(comparison: Comparison) -> tb.Chart:

@@ -177,7 +177,7 @@ def report_fit(fit: "Fit") -> Iterator[tb.Part]:
 
     def fitted(each: "Estimate") -> tb.Number | Interval:
         if not each.determined:
-            return tb.Number(tb.format_number(each.value), "± ?")
+            return tb.Number(tb.number(each.value), "± ?")
         return Interval(each.value, 1.96 * each.value * each.error)
 
     def name(each: "Compared") -> str:
@@ -185,7 +185,7 @@ def report_fit(fit: "Fit") -> Iterator[tb.Part]:
         return _QUANTITIES[each.quantity] + (" mean" if mean else "")
 
     def number(each: "Compared", value_s: float) -> str:
-        return tb.format_number(value_s * (1.0 if each.quantity == "throughput" else 1e3))
+        return tb.number(value_s * (1.0 if each.quantity == "throughput" else 1e3))
 
     def others(each: "Compared") -> tb.Number | None:
         left_out_s = each.left_out_s
@@ -197,7 +197,7 @@ def report_fit(fit: "Fit") -> Iterator[tb.Part]:
         ("of", lambda each: CONSTANTS.get(each.name, _CLIENT)[0]),
         ("fitted", fitted),
         ("unit", lambda each: CONSTANTS.get(each.name, _CLIENT)[1]),
-        ("before", lambda each: tb.format_number(each.before)),
+        ("before", lambda each: tb.number(each.before)),
         ("known", lambda each: tb.mark("good" if each.determined else "missing")),
     ]
     note = "± is the 95 % interval of these runs; – these runs do not determine it"

@@ -96,6 +96,19 @@ OUTCOMES: Final = (
 """The most important first."""
 
 
+def axis_columns(cases: Sequence[Case], case_of: Callable[[Any], Case]) -> list[tb.Column]:
+    """A column for every swept setting, of rows that have a case."""
+
+    def column(path: str, name: str) -> tb.Column:
+        def read(row: Any) -> str | None:
+            axis = case_of(row).axis
+            return tb.setting(path, axis[path]) if path in axis else None
+
+        return name.replace("_", " "), read
+
+    return [column(path, name) for path, name in q.axis_names(cases).items()]
+
+
 def group_launches(cases: Sequence[Case]) -> list[list[Case]]:
     """Cases of equal swept settings together, in the order of the record."""
     found: dict[str, list[Case]] = {}
@@ -131,7 +144,7 @@ def best_sentences(groups: Sequence[Group]) -> Iterator[str]:
     axes = q.axis_names([group[0] for group in groups if group])
 
     def setting(case: Case) -> str:
-        return ", ".join(f"{axes[p]}={tb.format_setting(p, v)}" for p, v in case.axis.items())
+        return ", ".join(f"{axes[p]}={tb.setting(p, v)}" for p, v in case.axis.items())
 
     for outcome in OUTCOMES:
         found = [
@@ -150,7 +163,7 @@ def best_sentences(groups: Sequence[Group]) -> Iterator[str]:
         if outcome.unit == "%":
             gain = f"{best.value - worst.value:.1f} points more than"
         elif not worst.value or not best.value:
-            gain = f"{tb.format_number(abs(best.value - worst.value))} {outcome.unit} from"
+            gain = f"{tb.number(abs(best.value - worst.value))} {outcome.unit} from"
         else:
             less = outcome.sign < 0
             ratio = tb.format_quantity(divide(worst, best) if less else divide(best, worst))
@@ -203,13 +216,13 @@ _Found = Sequence[tuple[dict[str, Any], Estimate]]
 
 def _others(axis: dict[str, Any], axes: dict[str, str], across: str) -> str:
     others = ((path, value) for path, value in axis.items() if path != across)
-    return ", ".join(f"{axes[path]} {tb.format_setting(path, value)}" for path, value in others)
+    return ", ".join(f"{axes[path]} {tb.setting(path, value)}" for path, value in others)
 
 
 def _bar_chart(outcome: Outcome, found: _Found, axes: dict[str, str], across: str) -> tb.Chart:
     rows = []
     for axis, estimate in found:
-        names = (tb.format_setting(across, axis[across]), _others(axis, axes, across))
+        names = (tb.setting(across, axis[across]), _others(axis, axes, across))
         rows.append(estimate_bar(", ".join(filter(None, names)), estimate, outcome.unit))
     return plots.bars(outcome.title, rows, unit=outcome.unit)
 
@@ -223,5 +236,5 @@ def _line_chart(outcome: Outcome, found: _Found, axes: dict[str, str], across: s
         xs, estimates = zip(*sorted(points, key=lambda point: float(point[0])), strict=True)
         lows, highs = zip(*map(ends, estimates), strict=True)
         lines.append(plots.Line(name, xs, [each.value for each in estimates], lows, highs))
-    names = {float(axis[across]): tb.format_setting(across, axis[across]) for axis, _ in found}
+    names = {float(axis[across]): tb.setting(across, axis[across]) for axis, _ in found}
     return plots.lines(outcome.title, lines, x=axes[across], unit=outcome.unit, x_names=names)

@@ -124,9 +124,9 @@ def _predicted(trial: Trial, question: Question) -> Iterator[str]:
     """``predicted ttft_p99 1.5 s of 2.00 s (90 % error ÷1.8 … ×1.8)``."""
     for slo in question.slos:
         unit, scale = _unit(slo)
-        value = tb.format_clocked(trial.values_s[slo.label] * scale, trial.error(slo))
+        value = tb.clocked(trial.values_s[slo.label] * scale, trial.error(slo))
         limit = f"{slo.limit_s * scale:,.6g} {unit}"
-        yield f"{slo.label} {value} of {limit} (90 % error {tb.format_factor(trial.error(slo))})"
+        yield f"{slo.label} {value} of {limit} (90 % error {tb.factor(trial.error(slo))})"
 
 
 def _unit(slo: Slo) -> tuple[str, float]:
@@ -226,7 +226,7 @@ def _rate(trial: Trial) -> str:
     """``3.40 requests/s``; all together is no rate."""
     if trial.rate >= _ALL_AT_ONCE:
         return "all concurrent requests"
-    return f"{tb.format_number(trial.rate)} requests/s"
+    return f"{tb.number(trial.rate)} requests/s"
 
 
 def _against(question: Question) -> tuple[str, Callable[[Trial], float]]:
@@ -269,7 +269,7 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
             at_s = trial.values_s[slo.label]
             missed = " ✗" if at_s > slo.limit_s else ""  # 2.0 of 2, rounded
             value = at_s * _unit(slo)[1]
-            return tb.Number(tb.format_clocked(value, trial.error(slo)) + missed)
+            return tb.Number(tb.clocked(value, trial.error(slo)) + missed)
 
         return read
 
@@ -278,11 +278,11 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
         kept = trial.values_s[tight.label] <= tight.limit_s
         return tight.label if kept else f"{tight.label} missed"
 
-    columns: list[tuple[str, tb.Read]] = [
+    columns: list[tb.Column] = [
         ("deployment", lambda trial: (tb.Text if trial.meets else tb.dim)(_describe(trial)))
     ]
     if question.exactly:
-        columns.append(("requests/s", lambda trial: tb.format_number(trial.rate)))
+        columns.append(("requests/s", lambda trial: tb.number(trial.rate)))
     else:
         columns.append(("GPUs", lambda trial: trial.gpus))
         prices = [("USD/h", lambda trial: f"{trial.cost:,.2f}")]

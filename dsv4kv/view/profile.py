@@ -211,7 +211,7 @@ def _kernels_table(
     """Kernels by their time, the longest ``most`` of them, all for None."""
     total = sum(row.total_ns for row in table.kernels) or 1
     rows = list(zip(_titles(table.kernels), table.kernels, strict=True))
-    columns: list[tuple[str, tb.Read]] = [
+    columns: list[tb.Column] = [
         ("kernel", lambda row: _cut(row[0]) if most else row[0]),
         ("class", lambda row: class_of(row[1])),
         ("% of busy", lambda row: tb.Number(f"{row[1].total_ns / total * 100:.1f}")),

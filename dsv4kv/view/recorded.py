@@ -141,7 +141,7 @@ def answer(found: "Against") -> str:
 
 
 def _minutes_table(minutes: "Sequence[Minute]") -> tb.Table:
-    def both(name: str, words: str) -> Iterator[tuple[str, tb.Read]]:
+    def both(name: str, words: str) -> Iterator[tb.Column]:
         yield f"server {words}", lambda minute: getattr(minute.server, name)
         yield f"replay {words}", lambda minute: getattr(minute.replay, name)
 

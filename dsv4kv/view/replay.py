@@ -6,7 +6,7 @@ from statistics import median
 
 from dsv4kv.engines.names import FAMILIES, IDEAL, RULES, chosen_rule
 from dsv4kv.model.presets import load_model, preset_named
-from dsv4kv.runs.quantities import axis_names, axis_text, clock_factor, swept
+from dsv4kv.runs.quantities import axis_text, clock_factor, swept
 from dsv4kv.runs.replay import FleetReplica, ReplayFleet, ReplayResult, ReplayTiers, Reuse
 from dsv4kv.runs.schema import Case, Latency, RunRecord, Totals
 from dsv4kv.runs.statistics import summarize
@@ -124,10 +124,8 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[tb.Part]:
     offered = {None: "", 0: "all requests offered at the start, "}.get(result.arrived_ns)
     if result.arrived_ns:
         rate = _asked(totals) / result.arrived_ns * 1e9
-        offered = f"{tb.format_number(rate)} requests/s offered, "
-    served = (
-        tb.format_number(totals.requests / totals.wall_ns * 1e9) if totals.wall_ns else tb.ABSENT
-    )
+        offered = f"{tb.number(rate)} requests/s offered, "
+    served = tb.number(totals.requests / totals.wall_ns * 1e9) if totals.wall_ns else tb.ABSENT
     yield (
         f"Load: {offered}{served} served; {result.mean_decoding:.1f} requests decode on average, "
         f"{counted(totals.peak_requests, 'slot')} at the peak."
@@ -234,8 +232,8 @@ def overload(case: Case) -> str:
     grown = median(ttfts[-quarter:]) >= _GROWTH * median(ttfts[:quarter])
     if not grown and median(waits) < median(ttfts) / 2:
         return ""
-    offered = tb.format_number(_asked(totals) / result.arrived_ns * 1e9)
-    served = tb.format_number(totals.requests / totals.wall_ns * 1e9)
+    offered = tb.number(_asked(totals) / result.arrived_ns * 1e9)
+    served = tb.number(totals.requests / totals.wall_ns * 1e9)
     return (
         f"overloaded: {offered} requests/s arrive, {served} are served, so queue wait and TTFT "
         "grow with the length of the trace"
@@ -254,19 +252,16 @@ def _reuse_table(case: Case, reuse: Reuse, limit: int | None = None) -> tb.Table
         rows.append(("lost: other reasons", rest, "--verbose lists them"))
     note = f"prompts share blocks of {reuse.shared_tokens:,} tokens"
     note += "; remedies are flags of the server" * bool(RULES.get(reuse.rule, IDEAL).engine)
-    return losses_table("Prompt tokens", rows, reuse.prompt_tokens, note)
+    return _losses_table("Prompt tokens", rows, reuse.prompt_tokens, note)
 
 
-def losses_table(
+def _losses_table(
     title: str, rows: Sequence[tuple[str, int, str]], prompt_tokens: int, note: str
 ) -> tb.Table:
     """Outcomes of prompt tokens, how many there are, and what would change them."""
-    return tb.Table(
-        title,
-        ["outcome", "tokens", "share", "remedy"],
-        [(what, f"{n:,}", tb.share(n, prompt_tokens, 2), remedy) for what, n, remedy in rows],
-        note=note,
-    )
+    heads = ["outcome", "tokens", "share", "remedy"]
+    cells = [(what, n, tb.share(n, prompt_tokens, 2), remedy) for what, n, remedy in rows]
+    return tb.Table(title, heads, cells, note=note)
 
 
 def remedy_of(case: Case, reason: str) -> str:
@@ -319,7 +314,7 @@ def _below_table(tiers: ReplayTiers, prompt_tokens: int) -> tb.Table:
     ]
     rows = [("restored", tiers.restored_tokens, ""), *sorted(losses, key=lambda row: -row[1])]
     note = f"{tiers.asked_tokens:,} prompt tokens seen before, without all they need on the GPUs"
-    return losses_table("Below the GPUs", rows, prompt_tokens, note)
+    return _losses_table("Below the GPUs", rows, prompt_tokens, note)
 
 
 def _tiers_table(tiers: ReplayTiers) -> tb.Table:
@@ -365,9 +360,9 @@ def _times_table(latencies: Sequence[Latency]) -> tb.Table:
         unit, scale = "s", 1e9
 
     def time(nanoseconds: float | None, factor: float | None) -> str | None:
-        return None if nanoseconds is None else tb.format_clocked(nanoseconds / scale, factor)
+        return None if nanoseconds is None else tb.clocked(nanoseconds / scale, factor)
 
-    def percentile(at: float) -> tuple[str, tb.Read]:
+    def percentile(at: float) -> tb.Column:
         return f"p{at:g}", lambda row: time(row[1].percentiles.get(at), row[0].factor)
 
     columns: tb.Columns = [
@@ -375,7 +370,7 @@ def _times_table(latencies: Sequence[Latency]) -> tb.Table:
         ("requests", lambda row: len(row[0].samples_ns)),
         *map(percentile, (50.0, 90.0, 99.0, 99.9)),
         ("max", lambda row: time(row[1].maximum, row[0].factor)),
-        *([("90 % error", lambda row: tb.format_factor(row[0].factor))] if clocked else []),
+        *([("90 % error", lambda row: tb.factor(row[0].factor))] if clocked else []),
     ]
     note = f"simulated, in {unit}; percentiles with < 10 samples above them are omitted"
     return tb.Table("Latency", columns, rows, note=note)
@@ -385,7 +380,7 @@ def _time(case: Case, name: str, percentile: float) -> str:
     for latency in case.latencies:
         if latency.name == name and latency.samples_ns:
             found = summarize(latency.samples_ns).percentiles.get(percentile)
-            return tb.ABSENT if found is None else tb.format_clocked(found / 1e6, latency.factor)
+            return tb.ABSENT if found is None else tb.clocked(found / 1e6, latency.factor)
     return tb.ABSENT
 
 
@@ -417,14 +412,11 @@ def _sweep(record: RunRecord) -> tuple[list[tb.Part], list[tb.Section]]:
 
 def _sweep_table(cases: Sequence[Case]) -> tb.Table:
     """A row for every case that was served: hit rate, load and latency."""
-    axes = axis_names(cases)
+    axes = oc.axis_columns(cases, lambda case: case)
     served = [case for case in cases if case.replay and case.totals]
 
-    def setting_of(path: str) -> tb.Read:
-        return lambda c: tb.format_setting(path, c.axis[path]) if path in c.axis else None
-
-    columns: list[tuple[str, tb.Read]] = [
-        *((name.replace("_", " "), setting_of(path)) for path, name in axes.items()),
+    columns: list[tb.Column] = [
+        *axes,
         (
             "hit rate",
             lambda c: tb.share(c.replay.reuse.saved_tokens, c.replay.reuse.prompt_tokens),
@@ -445,7 +437,7 @@ def _sweep_table(cases: Sequence[Case]) -> tb.Table:
     if any(map(overload, cases)):
         columns.append(("load", lambda c: tb.mark("warning", "overloaded") if overload(c) else ""))
     worst = max((clock_factor(case, "ttft") or 0 for case in cases), default=0)
-    error = f"; 90 % error of TTFT {tb.format_factor(worst)}" if worst else ""
+    error = f"; 90 % error of TTFT {tb.factor(worst)}" if worst else ""
     return tb.Table("Replays", columns, served, f"simulated times in ms{error}", keys=len(axes))
 
 
@@ -500,34 +492,22 @@ def judge_replay(case: Case) -> list[tb.Finding]:
 
 def _replay_facts(result: ReplayResult, totals: Totals) -> tb.Facts:
     reuse, work = result.reuse, result.work
-    partial, padding, unused = (
-        format_bytes(size)
-        for size in (result.rounding_bytes, result.padding_bytes, result.remainder_bytes)
-    )
+    sizes = (result.rounding_bytes, result.padding_bytes, result.remainder_bytes)
+    partial, padding, unused = map(format_bytes, sizes)
     rows = {
-        "blocks": (
-            f"{reuse.found_blocks:,} of {reuse.prompt_blocks:,} whole blocks of prompts found, "
-            f"{reuse.evicted_blocks:,} evicted"
-        ),
-        "windows": (
-            f"{format_bytes(reuse.kept_bytes)} in {reuse.written_checkpoints:,} checkpoints, "
-            f"{reuse.evicted_checkpoints:,} evicted, {reuse.restored_checkpoints:,} restored"
-        ),
-        "tokens": (
-            f"{reuse.computed_tokens:,} prompt tokens computed, {reuse.again_tokens:,} of them "
-            f"again after a preemption; {totals.output_tokens:,} generated"
-        ),
-        "scheduling": (
-            f"{result.pauses:,} pauses, {result.evictions:,} preemptions, "
-            f"{reuse.deferred_requests:,} requests waited for another request's prefix"
-        ),
-        "fragmentation": (
-            f"{partial} in partial blocks (peak), {padding} of padding per block, {unused} unused"
-        ),
-        "time": (
-            f"{format_duration(totals.wall_ns)} in {totals.steps:,} steps, idle for "
-            f"{format_duration(work.idle_ns)}"
-        ),
+        "blocks": f"{reuse.found_blocks:,} of {reuse.prompt_blocks:,} whole blocks of prompts "
+        f"found, {reuse.evicted_blocks:,} evicted",
+        "windows": f"{format_bytes(reuse.kept_bytes)} in {reuse.written_checkpoints:,} "
+        f"checkpoints, {reuse.evicted_checkpoints:,} evicted, {reuse.restored_checkpoints:,} "
+        "restored",
+        "tokens": f"{reuse.computed_tokens:,} prompt tokens computed, {reuse.again_tokens:,} of "
+        f"them again after a preemption; {totals.output_tokens:,} generated",
+        "scheduling": f"{result.pauses:,} pauses, {result.evictions:,} preemptions, "
+        f"{reuse.deferred_requests:,} requests waited for another request's prefix",
+        "fragmentation": f"{partial} in partial blocks (peak), {padding} of padding per block, "
+        f"{unused} unused",
+        "time": f"{format_duration(totals.wall_ns)} in {totals.steps:,} steps, idle for "
+        f"{format_duration(work.idle_ns)}",
     }
     if totals.drafted_tokens:
         kept = totals.drafted_tokens - totals.rolled_back_tokens
@@ -537,14 +517,14 @@ def _replay_facts(result: ReplayResult, totals: Totals) -> tb.Facts:
 
 def fleet_facts(fleet: ReplayFleet, totals: Totals, factor: float | None = None) -> tb.Facts:
     """Hit rate, balance, goodput and cost; ``factor`` is the error of the replay's time."""
-    error = "" if factor is None else f" (90 % error {tb.format_factor(factor)})"
+    error = "" if factor is None else f" (90 % error {tb.factor(factor)})"
     asked, hours, costs = _asked(totals), fleet.gpu_hours(totals.wall_ns), list[str]()
     for scale, unit in ((1.0, "GPU-hours"), (fleet.gpu_hour_price, "USD")):
         if scale:
-            costs.append(f"{tb.format_clocked(hours * scale, factor)} {unit}")
+            costs.append(f"{tb.clocked(hours * scale, factor)} {unit}")
         if scale and hours and totals.output_tokens:
             each = hours * scale / totals.output_tokens * 1e6
-            costs[-1] += f", {tb.format_clocked(each, factor)} for 10^6 output tokens"
+            costs[-1] += f", {tb.clocked(each, factor)} for 10^6 output tokens"
     hits = [
         tb.share(tokens, fleet.prompt_tokens)
         for tokens in (fleet.saved_tokens, fleet.pooled_saved_tokens, fleet.ideal_saved_tokens)
@@ -559,14 +539,12 @@ def fleet_facts(fleet: ReplayFleet, totals: Totals, factor: float | None = None)
     rows = {
         "fleet": f"{servers}; {counted(fleet.gpus, 'GPU')}",
         "hit rate": f"{hits[0]}; one pool of all blocks {hits[1]}, unlimited pool {hits[2]}",
-        "duplicates": (
-            f"{format_bytes(fleet.repeated_bytes)} of {format_bytes(fleet.held_bytes)} cached at "
-            "the end"
-        ),
+        "duplicates": f"{format_bytes(fleet.repeated_bytes)} of "
+        f"{format_bytes(fleet.held_bytes)} cached at the end",
         "costs": f"{'; '.join(costs)}{error}",
     }
     if totals.wall_ns:
-        rate = tb.format_clocked(fleet.good_requests / totals.wall_ns * 1e9, factor)
+        rate = tb.clocked(fleet.good_requests / totals.wall_ns * 1e9, factor)
         rows["goodput"] = f"{rate} requests/s{error}"
         if limits := _slo(fleet):
             part = f"{fleet.good_requests:,} of {asked:,} requests"
@@ -588,7 +566,7 @@ def _replicas_table(
 ) -> tb.Table:
     """What every replica did, at most ``limit``; ``factor`` is the error of queue waits."""
     digits = 2 if factor else 3
-    columns: list[tuple[str, tb.Read]] = [
+    columns: list[tb.Column] = [
         ("replica", lambda r: r.name),
         ("GPUs", lambda r: r.gpus),
         ("requests", lambda r: r.requests),
@@ -606,7 +584,7 @@ def _replicas_table(
         columns.append(("sent", lambda r: format_bytes(r.sent_bytes) if _computes(r) else None))
     if any(replica.settings for replica in fleet.replicas):
         columns.append(("settings", lambda r: r.settings))
-    error = "" if factor is None else f", 90 % error {tb.format_factor(factor)}"
+    error = "" if factor is None else f", 90 % error {tb.factor(factor)}"
     note, rows = f"mean queue wait{error}", fleet.replicas
     if limit:
         note, rows = f"busiest first; {note}", sorted(rows, key=lambda r: -r.busy_ns)

@@ -99,16 +99,16 @@ def quantity(value: "Estimate | float | None", scale: float = 1.0) -> Number:
     if isinstance(value, int) and scale == 1.0:
         return Number(f"{value:,}")
     if isinstance(value, int | float):
-        return Number(format_number(value * scale))
+        return Number(number(value * scale))
     return _estimate(value, scale)
 
 
 def _estimate(value: "Estimate", scale: float) -> Number:
     middle = value.value * scale
     if value.half_width is None:
-        return Number(format_number(middle), "± ?")
+        return Number(number(middle), "± ?")
     if value.half_width <= abs(value.value) * 1e-12:
-        return Number(format_number(middle))
+        return Number(number(middle))
     spread = value.half_width * scale
     digits = -_exponent(spread) + (spread < 2 * 10.0 ** _exponent(spread))
     decimals = max(0, min(digits, _MAX_DIGITS - 1 - _exponent(middle)))
@@ -149,17 +149,17 @@ def format_quantity(value: "Estimate | float | None", scale: float = 1.0) -> str
     return text_of(quantity(value, scale))
 
 
-def format_number(value: float) -> str:
+def number(value: float) -> str:
     """Three significant digits, or all digits before the point."""
     return f"{value:,.{max(0, 2 - _exponent(value))}f}"
 
 
-def format_clocked(value: float, factor: float | None) -> str:
+def clocked(value: float, factor: float | None) -> str:
     """A time of a model: two significant digits where it is right within a factor."""
-    return format_number(value) if factor is None else f"{value:,.{max(0, 1 - _exponent(value))}f}"
+    return number(value) if factor is None else f"{value:,.{max(0, 1 - _exponent(value))}f}"
 
 
-def format_factor(factor: float | None) -> str:
+def factor(factor: float | None) -> str:
     """``÷1.4 … ×1.4``: the 90 % error of a model's times."""
     return ABSENT if factor is None else f"÷{factor:g} … ×{factor:g}"
 
@@ -169,7 +169,7 @@ def share(part: int, whole: int, digits: int = 1) -> str:
     return f"{part / whole:.{digits}%}" if whole else ABSENT
 
 
-def format_setting(path: str, value: Any) -> str:
+def setting(path: str, value: Any) -> str:
     """A swept setting as people write it: sizes with their unit, contexts as ``128K``."""
     if path == "workload.context" and isinstance(value, int):
         return format_count(value)
@@ -207,8 +207,9 @@ class Head(NamedTuple):
 
 Read = Callable[[Any], Any]
 """Reads a column's cell from a row: a text, a number or an estimate; – for None."""
-Columns = Sequence[tuple[str, Read]]
-"""Header of every column, and how to read its cells."""
+Column = tuple[str, Read]
+"""Header of a column, and how to read its cells."""
+Columns = Sequence[Column]
 
 _NUMERIC = re.compile(r"[-+−~<>≤≥×]?\d[\d,.]*(?:[KMGT]|%| [^×]*)?")
 _MAX_ROWS, _MAX_COLUMNS = 14, 10  # of a table of a page's answer
@@ -225,7 +226,7 @@ class Table:
     """
 
     title: str
-    columns: Sequence[tuple[str, Read] | str]
+    columns: Sequence[Column | str]
     rows: Sequence[Any]
     note: str = ""  # next to the title
     footer: Sequence[Any] = ()  # more rows, below a line
@@ -252,12 +253,8 @@ class Table:
     @cached_property
     def heads(self) -> list[Head]:
         """Header and kind of every column."""
-        return [
-            Head(
-                column if isinstance(column, str) else column[0], _kind([r[n] for r in self.cells])
-            )
-            for n, column in enumerate(self.columns)
-        ]
+        names = [column if isinstance(column, str) else column[0] for column in self.columns]
+        return [Head(name, _kind([r[n] for r in self.cells])) for n, name in enumerate(names)]
 
     def first(self, rows: int | None) -> "Table":
         """The table with no more than its first rows, all for None; the others are counted."""

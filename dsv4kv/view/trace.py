@@ -225,7 +225,7 @@ def _curve_table(model: str, answer: Answer, limit: int | None = None) -> tb.Tab
 
     def gib(point: Point) -> str | None:
         held = (point.capacity_bytes or 0) / _GIB
-        return (f"{held:,.2f}" if held >= 0.1 else tb.format_number(held)) if held else None
+        return (f"{held:,.2f}" if held >= 0.1 else tb.number(held)) if held else None
 
     def hit(point: Point, number: int) -> str:
         return f"{point.strategies[number].hit_share:.2%}"
@@ -250,7 +250,7 @@ def _outcomes_table(
     answer: Answer, point: Point, outcomes: Sequence[Outcome], *, brief: bool = False
 ) -> tb.Table:
     """What strategies, rules or policies hit and lose; ``brief``: the best first, less of each."""
-    columns: list[tuple[str, tb.Read]] = [
+    columns: list[tb.Column] = [
         ("rule", lambda outcome: outcome.label),
         ("hit", lambda outcome: f"{outcome.hit_share:.2%}"),
     ]

@@ -49,17 +49,6 @@ def test_two_dumps_are_compared_by_position(tmp_path: Path) -> None:
     assert "64 of 256 rows are equal; first at entry 0: elsewhere" in other.output
 
 
-def test_an_option_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "pages.npy", SOUND)
-    for words, sentence in {
-        ("--format", "fp9"): "there is no such record: give bf16",
-        ("--table2", "t.npy"): "--table2 is of a second dump",
-    }.items():
-        done = inspect(tmp_path / "pages.npy", *words)
-        assert done.exit_code == 2
-        assert sentence in " ".join(done.output.split())
-
-
 @pytest.mark.parametrize("colour", [{}, {"FORCE_COLOR": "1", "TERM": "xterm"}])
 def test_a_terminal_is_told_that_pages_are_read(colour: dict[str, str], tmp_path: Path) -> None:
     np.save(tmp_path / "pages.npy", SOUND)

@@ -209,7 +209,6 @@ def _sizes(kind: str, name: str, given: str, options: Mapping[str, str]) -> Iter
 
 
 def _log(name: str, path: Path, options: Mapping[str, str]) -> Found:
-    """The sizes in a start-up log; options decide where it is silent."""
     from dsv4kv.budget.gpus import load_gpu
     from dsv4kv.engines.logs.explain import explain_startup
     from dsv4kv.engines.logs.read import read_log, with_given

@@ -54,7 +54,6 @@ def report(
 
 
 def _find(run: str, folder: Path) -> Path:
-    """The record of that file or name; refuses several."""
     from dsv4kv.runs.store import list_entries
 
     path = Path(run)

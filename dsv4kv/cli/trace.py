@@ -206,7 +206,6 @@ def convert(
 
 
 def _check_out(out: Path, to: str) -> None:
-    """Refuse a file before anything is read."""
     if out.is_dir():
         raise TraceError(f"{out} is a folder: name the file to write.")
     try:

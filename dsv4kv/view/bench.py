@@ -503,7 +503,6 @@ def op_page(
 def _verdict(
     what: str, own: str, speeds: Sequence[Estimate], *, exact: bool, busy: bool
 ) -> tb.Part:
-    """How much faster or slower than our own, from the slowest row to the fastest."""
     ratios = [divide(Estimate(1.0, 0.0), each) if each.value < 1 else each for each in speeds]
     known = all(is_known(each) and oc.ends(each)[0] > 1 for each in ratios)
     exact = exact and known

@@ -157,8 +157,6 @@ def _comparison_table(comparison: Comparison) -> tb.Table:
 
 
 def _by_change(comparison: Comparison) -> list[Row]:
-    """Slower and faster ones first, then those that changed most."""
-
     def weight(row: Row) -> tuple[bool, float]:
         return row.judgement.verdict in _CHANGES, abs(log(row.judgement.ratio))
 
@@ -225,7 +223,6 @@ def _chart(comparison: Comparison) -> tb.Chart:
 
 
 def _list_reuse(before: Side, after: Side) -> list[dict[str, str]]:
-    """What replays of both sides count, by case; without what is 0 on both."""
     first, second = (
         {
             axis_text(case): dict(_count(case.replay))

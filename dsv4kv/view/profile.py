@@ -125,7 +125,6 @@ def _answer(
 
 
 def _spent(rows: Sequence[rp.KernelRow]) -> Counter[str]:
-    """Time by what kernels do."""
     spent = Counter[str]()
     for row in rows:
         spent[class_of(row)] += row.total_ns
@@ -300,7 +299,6 @@ def is_amplified(row: rp.OperationRow) -> bool:
 
 
 def _titles(rows: Sequence[rp.KernelRow]) -> list[str]:
-    """Short names; equal ones of one class are numbered."""
     short = [(title_of(row), row.category) for row in rows]
     count, seen = Counter(short), Counter[tuple[str, str]]()
     found = []
@@ -322,7 +320,6 @@ def title_of(row: rp.KernelRow) -> str:
 
 
 def _engines(rows: Sequence[rp.KernelRow]) -> str:
-    """Whose kernels were known; empty where none was."""
     return ", ".join(dict.fromkeys(row.engine for row in rows if row.engine))
 
 

@@ -142,7 +142,6 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[tb.Part]:
 
 
 def _next(case: Case, reuse: Reuse, trace: str, model: str, *, late: bool) -> Iterator[tb.Part]:
-    """The command that answers the next question."""
     lost = reuse.lost_tokens
     if not late and max(lost, key=lambda reason: lost[reason], default="").startswith("evicted"):
         yield from ("", tb.Command.of("dsv4kv", "trace", "mrc", trace, "--model", model))
@@ -393,7 +392,6 @@ def _imbalance(case: Case) -> str:
 
 
 def _sweep(record: RunRecord) -> tuple[list[tb.Part], list[tb.Section]]:
-    """The answer and the sections of several cases."""
     cases = record.cases
     findings = [
         *compare_rules(cases),
@@ -411,7 +409,6 @@ def _sweep(record: RunRecord) -> tuple[list[tb.Part], list[tb.Section]]:
 
 
 def _sweep_table(cases: Sequence[Case]) -> tb.Table:
-    """A row for every case that was served: hit rate, load and latency."""
     axes = oc.axis_columns(cases, lambda case: case)
     served = [case for case in cases if case.replay and case.totals]
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import partial
@@ -123,24 +124,17 @@ def recognise(given: str) -> str:
         except ConfigError as error:
             why = f" ({str(error).rstrip('.')})"
     if path is not None and (kind == "log" or not launches):
-        _refuse_trace(path)
+        from dsv4kv.traces import FORMATS, detect_format
+
+        with suppress(TraceError):
+            if (name := detect_format(path)) in FORMATS:
+                raise ConfigError(
+                    f"{path} is a trace ({name}): dsv4kv trace info prints what it asks for, "
+                    f"replay what a server does with it. Give a {_GIVEN}"
+                )
     if not launches:
         raise ConfigError(f"{given[:200]} is not recognised{why}: give a {_GIVEN}")
     return kind
-
-
-def _refuse_trace(path: Path) -> None:
-    from dsv4kv.traces import FORMATS, detect_format
-
-    try:
-        name = detect_format(path)
-    except TraceError:
-        return
-    if name in FORMATS:
-        raise ConfigError(
-            f"{path} is a trace ({name}): dsv4kv trace info prints what it asks for, replay "
-            f"what a server does with it. Give a {_GIVEN}"
-        )
 
 
 def _explain(kind: str, name: str, given: str, options: Mapping[str, str]) -> _Answer:

@@ -189,8 +189,7 @@ def _case_sections(record: RunRecord, case: Case) -> Iterator[tb.Section]:
         own = "each replica's own past" if result.fleet else ""
         yield tb.Section("Prefix cache", [_reuse_table(case, result.reuse).noted(own)])
     if result.tiers:
-        below = _below_table(result.tiers, result.reuse.prompt_tokens)
-        yield tb.Section("Below the GPUs", [below, _tiers_table(result.tiers)])
+        yield _tiers_section(result.tiers, result.reuse.prompt_tokens)
     memory: list[tb.Part] = [_memory_table(result).noted(layers)]
     seconds = [at / 1e9 for at in result.series.at_ns]
     for title, names in _SERIES.items():
@@ -303,7 +302,7 @@ def _more_memory(case: Case, reason: str) -> str:
     return more if is_lru else f"{more}; try --policy lru"
 
 
-def _below_table(tiers: ReplayTiers, prompt_tokens: int) -> tb.Table:
+def _tiers_section(tiers: ReplayTiers, prompt_tokens: int) -> tb.Section:
     each = {f"lost on {tier.name}": tier.lost_tokens for tier in tiers.tiers}
     lost = each if any(each.values()) else {"lost": tiers.lost_tokens}
     losses = [
@@ -313,10 +312,7 @@ def _below_table(tiers: ReplayTiers, prompt_tokens: int) -> tb.Table:
     ]
     rows = [("restored", tiers.restored_tokens, ""), *sorted(losses, key=lambda row: -row[1])]
     note = f"{tiers.asked_tokens:,} prompt tokens seen before, without all they need on the GPUs"
-    return _losses_table("Below the GPUs", rows, prompt_tokens, note)
-
-
-def _tiers_table(tiers: ReplayTiers) -> tb.Table:
+    below = _losses_table("Below the GPUs", rows, prompt_tokens, note)
     tail = f", {tiers.tail_bytes:,} B of windows and states" if tiers.tail_bytes else ""
 
     def mean(waited_ns: int, transfers: int) -> str | None:
@@ -334,7 +330,8 @@ def _tiers_table(tiers: ReplayTiers) -> tb.Table:
         ("mean write wait", lambda t: mean(t.write_waited_ns, t.writes)),
     ]
     note = f"{tiers.context_bytes:,} B for {tiers.object_tokens:,} tokens of context{tail}"
-    return tb.Table("Tiers", columns, tiers.tiers, note=note)
+    own = tb.Table("Tiers", columns, tiers.tiers, note=note)
+    return tb.Section("Below the GPUs", [below, own])
 
 
 def _memory_table(result: ReplayResult) -> tb.Table:

@@ -3,14 +3,14 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dsv4kv.runs import quantities as q
 from dsv4kv.runs.points import Points
-from dsv4kv.runs.schema import Case, RunRecord
+from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.statistics import summarize
 from dsv4kv.runs.store import Entry, Summary
 from dsv4kv.view import table as tb
@@ -99,53 +99,42 @@ _KERNEL = ("calls", "total_ns", "median_ns", "min_ns", "useful_bytes", "counted_
 
 def to_rows(record: RunRecord) -> list[Row]:
     """One row per quantity and launch; of a profile, one per kernel."""
-    return [
-        row
-        for case in record.cases
-        for row in (*_operation_rows(record, case), *_kernel_rows(record, case))
-    ]
-
-
-def _operation_rows(record: RunRecord, case: Case) -> Iterator[Row]:
-    for each in q.measured_in(case):
-        summary, rate = summarize(each.samples_ns), each.rate_gbps
-        yield _of_case(record, case) | {
-            "name": each.quantity.name,
-            "layer_type": each.quantity.layer_type,
-            "temperature": each.quantity.temperature,
-            "samples": summary.n,
-            "median_ns": summary.median,
-            "median_low_ns": summary.ci_low,
-            "median_high_ns": summary.ci_high,
-            "iqr_ns": summary.iqr,
-            "min_ns": summary.minimum,
-            "max_ns": summary.maximum,
-            "p90_ns": summary.percentiles.get(90.0),
-            "p99_ns": summary.percentiles.get(99.0),
-            "bytes_per_call": each.bytes_per_call or None,
-            "gbps": rate.value if rate else None,
-            "gbps_half_width": rate.half_width if rate else None,
+    rows = []
+    for case in record.cases:
+        of_case = {
+            "run_id": record.run_id,
+            "config": record.config_source,
+            "status": case.status,
+            "device": case.device,
+            "backend": case.backend,
+            **{f"axis.{path}": value for path, value in case.axis.items()},
+            "launch": case.launch,
         }
-
-
-def _kernel_rows(record: RunRecord, case: Case) -> Iterator[Row]:
-    table = case.profile.table if case.profile else None
-    for kernel in table.kernels if table else []:
-        facts = {name.replace("calls", "samples"): getattr(kernel, name) for name in _KERNEL}
-        named = {"name": kernel.name, "category": kernel.category}
-        yield _of_case(record, case) | named | facts
-
-
-def _of_case(record: RunRecord, case: Case) -> Row:
-    return {
-        "run_id": record.run_id,
-        "config": record.config_source,
-        "status": case.status,
-        "device": case.device,
-        "backend": case.backend,
-        **{f"axis.{path}": value for path, value in case.axis.items()},
-        "launch": case.launch,
-    }
+        for each in q.measured_in(case):
+            summary, rate = summarize(each.samples_ns), each.rate_gbps
+            row = {
+                "name": each.quantity.name,
+                "layer_type": each.quantity.layer_type,
+                "temperature": each.quantity.temperature,
+                "samples": summary.n,
+                "median_ns": summary.median,
+                "median_low_ns": summary.ci_low,
+                "median_high_ns": summary.ci_high,
+                "iqr_ns": summary.iqr,
+                "min_ns": summary.minimum,
+                "max_ns": summary.maximum,
+                "p90_ns": summary.percentiles.get(90.0),
+                "p99_ns": summary.percentiles.get(99.0),
+                "bytes_per_call": each.bytes_per_call or None,
+                "gbps": rate.value if rate else None,
+                "gbps_half_width": rate.half_width if rate else None,
+            }
+            rows.append(of_case | row)
+        table = case.profile.table if case.profile else None
+        for kernel in table.kernels if table else []:
+            facts = {name.replace("calls", "samples"): getattr(kernel, name) for name in _KERNEL}
+            rows.append(of_case | {"name": kernel.name, "category": kernel.category} | facts)
+    return rows
 
 
 def to_csv(records: Sequence[RunRecord]) -> str:

@@ -49,29 +49,26 @@ def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
         kinds = {"strategy": point.strategies, "rule": point.rules, "policy": point.policies}
         for kind, outcomes in kinds.items():
             for outcome in outcomes:
-                drafts = {"speculation": outcome.speculation} if kind == "rule" else {}
-                yield at | {"kind": kind} | _outcome_row(outcome, answer) | drafts
-
-
-def _outcome_row(outcome: Outcome, answer: Answer) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "name": outcome.name,
-        "hit_share": outcome.hit_share,
-        "hit_tokens": outcome.hit_tokens,
-        "hit_requests": outcome.hit_requests,
-        "found_tokens": outcome.found_tokens,
-        "rejected_requests": outcome.rejected,
-    }
-    if outcome.found_blocks is not None:
-        row["block_hit_share"] = outcome.found_blocks / answer.references
-    if outcome.checkpoints is not None:
-        row |= {
-            "checkpoints": outcome.checkpoints,
-            "written_per_new_token": outcome.written_per_new_token,
-            "written_bytes": written_bytes(outcome, answer),
-            "read_bytes": outcome.checkpoint_reads * answer.costs.checkpoint_bytes,
-        }
-    return row | {f"lost_{name}_tokens": outcome.losses.get(name, 0) for name in REASONS}
+                row = at | {
+                    "kind": kind,
+                    "name": outcome.name,
+                    "hit_share": outcome.hit_share,
+                    "hit_tokens": outcome.hit_tokens,
+                    "hit_requests": outcome.hit_requests,
+                    "found_tokens": outcome.found_tokens,
+                    "rejected_requests": outcome.rejected,
+                }
+                if outcome.found_blocks is not None:
+                    row["block_hit_share"] = outcome.found_blocks / answer.references
+                if outcome.checkpoints is not None:
+                    row |= {
+                        "checkpoints": outcome.checkpoints,
+                        "written_per_new_token": outcome.written_per_new_token,
+                        "written_bytes": written_bytes(outcome, answer),
+                        "read_bytes": outcome.checkpoint_reads * answer.costs.checkpoint_bytes,
+                    }
+                row |= {f"lost_{name}_tokens": outcome.losses.get(name, 0) for name in REASONS}
+                yield row | ({"speculation": outcome.speculation} if kind == "rule" else {})
 
 
 def to_json(source: str, model: str, answer: Answer) -> str:

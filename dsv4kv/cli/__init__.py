@@ -65,9 +65,10 @@ _HIDDEN = {
 COMMANDS = {name: text for rows in _GROUPS.values() for name, text in rows.items()} | _HIDDEN
 """Every command by name, of one word or two: the first paragraph of its help."""
 _MODULES = {
-    "replay calibrate": "calibrate",
-    **dict.fromkeys(("bench systems", "bench tiers", "bench transfer"), "scenarios"),
-    **dict.fromkeys(("conform", "doctor", "lint", "probe"), "checks"),
+    **dict.fromkeys(("conform", "doctor", "inspect", "lint", "probe"), "checks"),
+    **dict.fromkeys(("config", "report", "report list"), "saved"),
+    "kernels": "profile",
+    "watch": "record",
 }
 ENDINGS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -88,15 +89,18 @@ def examples(*lines: str) -> str:
     return "[bold]Examples[/bold]\n\n" + "\n\n".join(shown)
 
 
+_HELP = {"help_option_names": ["-h", "--help"]}
+_PLAIN: dict[str, Any] = {
+    "add_completion": False,
+    "context_settings": _HELP,
+    "rich_markup_mode": "rich",
+}
 _EPILOG = examples(
     "dsv4kv budget --model v4-pro --gpus 8 --engine vllm   what fits on 8 × H200",
     "dsv4kv explain startup.log                            what an engine's numbers mean",
     "dsv4kv replay builtin:chat                            hit rate and latency of a trace",
     "dsv4kv bench                                          operations on this machine",
 )
-
-
-_HELP = {"help_option_names": ["-h", "--help"]}
 _METAVARS = {"str": "NAME", "Path": "FILE", "int": "N", "float": "N"}
 """What a help calls values, by their type, where an option does not say."""
 
@@ -122,16 +126,12 @@ class _Plain:
                 param.metavar = name or _METAVARS.get(param.bare_type())
             if param.param_type_name == "argument":
                 if not param.type_descriptor.is_choice:
-                    param.display_type_rich = _show_no_type
+                    param.display_type_rich = lambda ctx: None
             elif param.is_flag:
                 param.metavar = ""
                 if param.default is None:
                     param.default = False  # to convert None, typer imports pydantic
         return params
-
-
-def _show_no_type(ctx: Any) -> None:
-    pass
 
 
 class Group(_Plain, TyperGroup):
@@ -187,10 +187,6 @@ def _is_of_importing_torch(error: Exception) -> bool:
     )
 
 
-def _is_hidden(param: Any) -> bool:
-    return bool(getattr(param, "hidden", False) and param.help)
-
-
 class Command(_Plain, TyperCommand):
     """A command; paragraphs of its help are as wide as the terminal, not as their source."""
 
@@ -198,8 +194,8 @@ class Command(_Plain, TyperCommand):
         super().__init__(*args, **options)
         paragraphs = (self.help or "").split("\n\n")
         self.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
-        # those without help are for the program itself
-        self._hidden: list[Any] = [each for each in self.params if _is_hidden(each)]
+        params: list[Any] = [each for each in self.params if getattr(each, "hidden", False)]
+        self._hidden = [each for each in params if each.help]  # the others are for the program
         if self._hidden:
             count = sum(each.param_type_name == "option" for each in self._hidden)
             more = f"--help-all shows {count} more options."
@@ -238,34 +234,37 @@ class Command(_Plain, TyperCommand):
         return super().invoke(ctx)
 
 
-def group(text: str, example: str) -> typer.Typer:
-    """A command of commands."""
-    return typer.Typer(
-        cls=Group,
-        add_completion=False,
-        no_args_is_help=True,
-        help=text,
-        epilog=examples(example),
-        rich_markup_mode="rich",
-    )
+_LOADED: dict[str, typer.Typer] = {}
+"""Commands of the modules that were imported."""
+
+
+def group(name: str, example: str) -> typer.Typer:
+    """Make a command of commands."""
+    text, more = COMMANDS[name], _PLAIN | {"cls": Group, "no_args_is_help": True}
+    _LOADED[name] = typer.Typer(help=text, epilog=examples(example), **more)
+    return _LOADED[name]
+
+
+def command(
+    name: str, *lines: str, kind: type[Command] = Command, before: str = "", **more: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command, or one of a group, with examples; ``before`` is said before them."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        first, _, last = name.partition(" ")
+        is_own = name in COMMANDS
+        own = _LOADED.setdefault(name, typer.Typer(**_PLAIN)) if is_own else _LOADED[first]
+        more["epilog"], more["context_settings"] = before + examples(*lines), _HELP
+        return own.command(name if is_own else last, cls=kind, **more)(function)
+
+    return register
 
 
 @cache
 def load_command(name: str) -> Any:
-    """Import a command: ``app`` of its module, one of its commands, or the module's function."""
-    module = import_module(f"{__name__}.{_MODULES.get(name, name.partition(' ')[0])}")
-    own = getattr(module, "app", None)
-    if own is None:
-        own = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        kind = getattr(module, "COMMAND", None)
-        function = getattr(module, name.rpartition(" ")[2])
-        own.command(name, cls=kind, epilog=module.EPILOG)(function)
-    for each in own.registered_commands:
-        each.context_settings = {**(each.context_settings or {}), **_HELP}
-        if each.cls is None or not issubclass(each.cls, Command):
-            each.cls = Command
-    found = get_command(own)
-    return getattr(found, "commands", {}).get(name, found)
+    """Import the module of a command or of a group."""
+    import_module(f"{__name__}.{_MODULES.get(name, name.partition(' ')[0])}")
+    return get_command(_LOADED[name])
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,28 +1,32 @@
-"""``dsv4kv bench`` and ``bench op``: a cache under a workload, or one operation, verified."""
+"""``dsv4kv bench`` and its scenarios: a cache under a workload, operations, designs, verified."""
 
+import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dsv4kv import __version__
 from dsv4kv.choices import BACKENDS, PEERS, choose, listed
-from dsv4kv.cli import COMMANDS, examples, group
+from dsv4kv.cli import COMMANDS, command
 from dsv4kv.cli import options as opt
 from dsv4kv.cli.runs import Request, close_sweep, end_run, keep_points, keep_record
-from dsv4kv.errors import ConfigError
+from dsv4kv.errors import ConfigError, VerificationError
 from dsv4kv.files import shipped_names
 from dsv4kv.units import counted, parse_count
 from dsv4kv.view.console import open_console
 
 if TYPE_CHECKING:
     from dsv4kv.bench.launches import Outcome, Task
+    from dsv4kv.cli.progress import Watcher
     from dsv4kv.runs.points import Sweep
     from dsv4kv.runs.schema import RunRecord
-
-app = group(COMMANDS["bench"], "dsv4kv bench")
+    from dsv4kv.view.table import Page
 
 _BACKEND = f"Operations to run: {listed(BACKENDS | PEERS)}, or your own my_gather.py:gather_topk."
 _DATA = "real: run the kernels on real tensors; none: block accounting only."
@@ -36,25 +40,22 @@ SHORTHANDS = {
 }
 """Options that stand for settings."""
 
-_CONFIG = "A YAML file, or a scenario of --list."
 _LAUNCHES = "Fresh processes to run it in; tables then show medians over launches."
 
 
-@app.command(
+@command(
     "bench",
-    epilog=examples(
-        "dsv4kv bench                                      the shipped default",
-        "dsv4kv bench --list                               others: systems, tiers, transfer, …",
-        "dsv4kv bench smoke --set cache.block_tokens=256   one setting changed",
-        "dsv4kv bench --axis workload.concurrency=1,8      a sweep",
-        "dsv4kv bench --axis workload.context=8K,128K,1M   where a decode step goes",
-        "dsv4kv bench --launches 7                         medians over launches",
-    ),
+    "dsv4kv bench                                      the shipped default",
+    "dsv4kv bench --list                               others: systems, tiers, transfer, …",
+    "dsv4kv bench smoke --set cache.block_tokens=256   one setting changed",
+    "dsv4kv bench --axis workload.concurrency=1,8      a sweep",
+    "dsv4kv bench --axis workload.context=8K,128K,1M   where a decode step goes",
+    "dsv4kv bench --launches 7                         medians over launches",
 )
 @opt.takes(SHORTHANDS)
 def bench(
     given: dict[str, Any],
-    config: opt.Text = opt.argument(_CONFIG),
+    config: opt.Text = opt.argument("A YAML file, or a scenario of --list."),
     set_: opt.Texts = opt.SET,
     axis: opt.Texts = opt.AXIS,
     resume: opt.Text = opt.RESUME,
@@ -82,33 +83,31 @@ def bench(
     silent = quiet or json_ == "-"
     overrides, axes = [*(set_ or []), *opt.as_settings(SHORTHANDS, given)], axis or []
     request = Request("bench", config, overrides, axes, out, resume)
-    if launches == 1:
+    if launches > 1 and resume is not None:
+        raise ConfigError(f"--resume {resume}: launches are not resumed: leave --launches out.")
+    if launches > 1:
+        record, sweep = _run_launches(request, launches, quiet=silent), None
+    else:
         with opt.alone(wanted=json_ == "-"):
             record, sweep = _run_once(request.restated(), quiet=silent)
-        keep_record(record, out, json_, silent=silent, verbose=verbose)
+    keep_record(record, out, json_, silent=silent, verbose=verbose)
+    if sweep:
         close_sweep(sweep)
-    else:
-        if resume is not None:
-            raise ConfigError(
-                f"--resume {resume}: launches are not resumed: leave --launches out."
-            )
-        record = _run_launches(request, launches, quiet=silent)
-        keep_record(record, out, json_, silent=silent, verbose=verbose)
     end_run(record)
 
 
 def _run_once(request: Request, *, quiet: bool) -> "tuple[RunRecord, Sweep]":
     from dsv4kv.bench.run import check_variants, run_bench
     from dsv4kv.config.load import expand_axes, load_config
-    from dsv4kv.runs.points import Invocation, Sweep
+    from dsv4kv.runs import points
 
     loaded = load_config(request.config, request.overrides)
     cases = expand_axes(loaded, request.overrides, request.axes)
     check_variants(cases)
     traces = [case.config.workload.source for case in cases]
-    sweep = Sweep(keep_points(request, loaded, cases, traces, timed=True))
+    sweep = points.Sweep(keep_points(request, loaded, cases, traces, timed=True))
     argv = ["dsv4kv", *sys.argv[1:]]
-    invocation = Invocation(argv, loaded, cases, request.overrides, request.axes, sweep)
+    invocation = points.Invocation(argv, loaded, cases, request.overrides, request.axes, sweep)
     with opt.watch("bench", "tokens", quiet=quiet) as watcher:
         return run_bench(invocation, watcher), sweep
 
@@ -138,32 +137,28 @@ def _run_launches(asked: Request, launches: int, *, quiet: bool) -> "RunRecord":
     return merge(outcomes, launches, loaded, **known)
 
 
+# ---- one operation
+
 _OPERATION = "Operation of a decode step: gather_topk, attend, index_scores, step_write, …"
 _OTHER = f"{listed(BACKENDS | PEERS)}, or your own my_gather.py:gather_topk."
-_DEFAULT = "8"
 
 
-@app.command(
+@command(
     "bench op",
-    epilog=examples(
-        "dsv4kv bench op gather_topk  8 requests of 8K tokens: seconds on a CPU",
-        "dsv4kv bench op gather_topk --batch 64 --topk 1024 --context 128K    on a GPU",
-        "dsv4kv bench op gather_topk --backend my_gather.py:gather_topk  "
-        "and how much faster it is",
-        "dsv4kv bench op attend --batch 1,8,64 --context 8K,128K          a table",
-    ),
+    "dsv4kv bench op gather_topk  8 requests of 8K tokens: seconds on a CPU",
+    "dsv4kv bench op gather_topk --batch 64 --topk 1024 --context 128K    on a GPU",
+    "dsv4kv bench op gather_topk --backend my_gather.py:gather_topk  and how much faster it is",
+    "dsv4kv bench op attend --batch 1,8,64 --context 8K,128K          a table",
 )
 def op(
     name: str = opt.required(_OPERATION, "NAME"),
-    batch: str = opt.option("Requests.", "N,…", default=_DEFAULT),
-    topk: opt.Text = opt.option(
-        "Entries that a token selects.", "N,…", show_default="the model's"
-    ),
+    batch: str = opt.option("Requests.", "N,…", default="8"),
+    topk: opt.Text = opt.option("Entries that a token selects.", "N,…", shown="the model's"),
     context: str = opt.option("Tokens of every request.", "TOKENS,…", default="8K"),
-    backend: opt.Text = opt.option(_OTHER, "NAME|FILE:FUNCTION", show_default="our own"),
-    model: str = opt.option(opt.MODELS, "NAME|FILE", rare=True, default="v4-flash"),
-    device: opt.Text = opt.option("auto, cpu or cuda.", rare=True),
-    seconds: float = opt.option("Time per row.", rare=True, min=1.5, max=600, default=5.0),
+    backend: opt.Text = opt.option(_OTHER, "NAME|FILE:FUNCTION", shown="our own"),
+    model: str = opt.rare(opt.MODELS, "NAME|FILE", default="v4-flash"),
+    device: opt.Text = opt.rare("auto, cpu or cuda."),
+    seconds: float = opt.rare("Time per row.", min=1.5, max=600, default=5.0),
     set_: opt.Texts = opt.SET_RARE,
     as_json: bool = opt.AS_JSON,
 ) -> None:
@@ -181,7 +176,8 @@ def op(
 
     keys = {"backend": "backend", "device": "device", "model": "model.preset"}
     given = {"backend": backend, "device": device, "model": model}
-    axes = [_counts("--batch", batch), _counts("--topk", topk), _counts("--context", context)]
+    counts = {"--batch": batch, "--topk": topk, "--context": context}
+    axes = [[0] if each is None else _counts(name, each) for name, each in counts.items()]
     bench = OperationBench(name, [*opt.as_settings(keys, given), *(set_ or [])], seconds)
     console = open_console(stderr=True, quiet=as_json)
     with opt.alone(wanted=as_json), console.status("") as status:
@@ -206,11 +202,100 @@ def op(
     opt.tell(parts, op_values(name, cases, timed), as_json=as_json)
 
 
-def _counts(option: str, text: str | None) -> list[int]:
-    """Numbers with commas between; 0 where none is given."""
-    if text is None:
-        return [0]
+def _counts(option: str, text: str) -> list[int]:
     counts = [parse_count(each) for each in opt.split(text)]
     if not counts or min(counts) < 1:
         raise ConfigError(f"{option} {text}: give numbers above 0, commas between.")
     return counts
+
+
+# ---- scenarios with settings of their own, and no record
+
+_Ran = tuple["Page", dict[str, Any], Sequence[str]]
+"""For people, for JSON, and what is wrong."""
+_OnStep = Callable[[str, int, int], None]
+_Loaded = tuple[str, type[Any], Callable[[Any, _OnStep], _Ran], Callable[[Any], object]]
+"""What is counted, settings, run, and what refuses settings before anything is run."""
+
+
+def _systems() -> _Loaded:
+    from dsv4kv.bench.systems import run_systems
+    from dsv4kv.config.experiments import SystemsConfig
+    from dsv4kv.view.scenarios import systems_page
+
+    def run(config: SystemsConfig, on_system: _OnStep) -> _Ran:
+        outcomes = run_systems(config, on_system)
+        wrong = [failure for outcome in outcomes for failure in outcome.failures]
+        return systems_page(outcomes), {"systems": [*map(asdict, outcomes)]}, wrong
+
+    return "systems", SystemsConfig, run, id
+
+
+def _tiers() -> _Loaded:
+    from dsv4kv.bench.tiers import check_tiers, document_of, run_tiers
+    from dsv4kv.config.experiments import TiersConfig
+    from dsv4kv.view.scenarios import tiers_page
+
+    def run(config: TiersConfig, on_step: _OnStep) -> _Ran:
+        outcome = run_tiers(config, on_step)
+        return tiers_page(outcome), document_of(outcome), outcome.failures
+
+    return "prefixes", TiersConfig, run, check_tiers
+
+
+def _transfer() -> _Loaded:
+    from dsv4kv.bench.transfer import document_of, run_transfer
+    from dsv4kv.config.experiments import TransferConfig
+    from dsv4kv.view.scenarios import transfer_page
+
+    def run(config: TransferConfig, on_step: _OnStep) -> _Ran:
+        outcome = run_transfer(config, on_step)
+        return transfer_page(config, outcome), document_of(outcome), outcome.failures
+
+    return "steps", TransferConfig, run, id
+
+
+def _scenario(name: str, load: Callable[[], _Loaded], example: str) -> None:
+    def report(watcher: "Watcher", step: str, done: int, total: int) -> None:
+        watcher.name(f"bench {name}, {step}")
+        watcher.reach(done, total)
+
+    @command(f"bench {name}", f"dsv4kv bench {name} {example}", help=COMMANDS[f"bench {name}"])
+    def scenario(
+        set_: opt.Texts = opt.SET,
+        axis: opt.Texts = opt.rare("Sweep a setting; repeatable.", "KEY=A,B,…", "--axis"),
+        json_: opt.Text = opt.rare("Print one JSON document.", "", "--json", callback=opt.to_file),
+        verbose: bool = opt.flag("--verbose -v", "Print every row.", rare=True),
+        quiet: bool = opt.QUIET,
+    ) -> None:
+        # with axes the JSON is a list of documents, each with its values in ``axis``
+        from dsv4kv.config.load import expand_axes, load_config
+        from dsv4kv.view import render, table
+
+        what, root, run, check = load()
+        overrides = set_ or []
+        silent, documents, wrong = quiet or json_ == "-", list[dict[str, Any]](), list[str]()
+        points = expand_axes(load_config(None, overrides, root), overrides, axis or [])
+        for point in points:
+            check(point.config)
+        for point in points:
+            with opt.watch("bench", what, quiet=silent) as watcher:
+                page, found, failures = run(point.config, partial(report, watcher))
+            at = ", ".join(f"{key}={value}" for key, value in point.axis.items())
+            if not silent:
+                render.show([table.Text(at, "strong"), ""] if at else [])
+                opt.show_page(page, verbose=verbose)
+                render.show([""] if at else [])
+            config = point.config.model_dump(mode="json")
+            document = {"dsv4kv": __version__, "config": config, **found}
+            documents.append({"axis": point.axis, **document} if at else document)
+            wrong += [f"{at}: {each}" if at else each for each in failures]
+        if json_:
+            opt.write_json(json.dumps(documents if axis else documents[0], indent=2), json_)
+        if wrong:
+            raise VerificationError("\n".join(wrong))
+
+
+_scenario("systems", _systems, "--set run=blocks   one of the three")
+_scenario("tiers", _tiers, "--axis threads=1,4,16   one after the other")
+_scenario("transfer", _transfer, "--axis decode.block_tokens=256,1024   one after the other")

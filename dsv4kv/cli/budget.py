@@ -11,7 +11,7 @@ import typer
 
 from dsv4kv.budget.inputs import READERS, SIZED_STATES
 from dsv4kv.choices import explained, listed
-from dsv4kv.cli import Command, examples
+from dsv4kv.cli import Command, command
 from dsv4kv.cli import options as opt
 from dsv4kv.engines.names import FAMILIES, HOST_TIERS, family_of
 from dsv4kv.errors import ConfigError, DoesNotFit
@@ -31,7 +31,6 @@ _ask = partial(opt.Row, panel="Question")
 _gpu = partial(opt.Row, panel="GPUs and layout")
 _cache = partial(opt.Row, panel="Cache", rare=True)
 _host = partial(opt.Row, panel="Host memory", rare=True)
-_OUTPUT: dict[str, Any] = {"panel": "Output"}
 _ENGINES = f"Whose rules size the cache: {listed(FAMILIES)}, or a version: vllm:0.33."
 _COMMAND = (
     "A launch command of vLLM, SGLang or TensorRT-LLM, or a file with one (script, YAML, "
@@ -100,30 +99,29 @@ class BudgetCommand(Command):
         return super().parse_args(ctx, rest)
 
 
-COMMAND = BudgetCommand
 _TOO = "With --engine the engine's own flags are options, too: --max-num-seqs, --page-size, …\n\n"
-EPILOG = _TOO + examples(
+_AXIS = "Sweep an option: context=4K,32K,128K; repeatable."
+_VERBOSE = "Print every pool, layout and option."
+_CHART = "Draw a sweep: .svg, or .html."
+
+
+@command(
+    "budget",
     "dsv4kv budget --gpu h200 --gpus 8                           what fits on eight H200",
     "dsv4kv budget --model v4-pro --context 128K --concurrency 64    how many GPUs that takes",
     "dsv4kv budget --gpus 8 --engine vllm --context 1M           what vLLM will print",
     "dsv4kv budget --gpus 8 --axis context=4K,1M --axis gpu=h200,b200 --chart a.svg",
+    kind=BudgetCommand,
+    before=_TOO,
 )
-
-
 @opt.takes(INPUTS)
 def budget(
     arguments: typer.Context,
     given: dict[str, str],
-    axis: list[str] | None = opt.option(
-        "Sweep an option: context=4K,32K,128K; repeatable.", "NAME=A,B,…", **_OUTPUT
-    ),
-    verbose: bool = opt.flag(
-        "--verbose -v", "Print every pool, layout and option.", panel="Output"
-    ),
+    axis: opt.Texts = opt.option(_AXIS, "NAME=A,B,…", panel="Output"),
+    verbose: bool = opt.flag("--verbose -v", _VERBOSE, panel="Output"),
     json_: bool = opt.AS_JSON,
-    chart: Path | None = opt.option(
-        "Draw a sweep: .svg, or .html.", "FILE", callback=opt.to_chart, **_OUTPUT
-    ),
+    chart: Path | None = opt.option(_CHART, "FILE", callback=opt.to_chart, panel="Output"),
 ) -> None:
     """Estimate KV-cache capacity: requests that fit, GPUs needed, what frees memory.
 
@@ -312,11 +310,10 @@ def _without_faults(line: str, engine: str) -> str:
 
 def _sweep(texts: Mapping[str, str], axes: Sequence[str], chart: Path | None) -> Found:
     from dsv4kv.budget.sweep import parse_axis, run_sweep, to_values
-    from dsv4kv.view.budget import sweep_page
-    from dsv4kv.view.html import write_chart
+    from dsv4kv.view import budget, html
 
     rows = run_sweep(texts, [parse_axis(text, texts.get("engine", "")) for text in axes])
-    values, page = [to_values(row) for row in rows], partial(sweep_page, rows)
+    values, page = [to_values(row) for row in rows], partial(budget.sweep_page, rows)
     if chart:
-        write_chart(chart, page().made_now())
+        html.write_chart(chart, page().made_now())
     return Found(lambda: values, page, all(row.fits for row in rows))

@@ -1,15 +1,15 @@
-"""``dsv4kv doctor``, ``conform``, ``lint`` and ``probe``: checks that end with a verdict."""
+"""``dsv4kv doctor``, ``conform``, ``lint``, ``probe``, ``inspect``: checks with a verdict."""
 
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from secrets import randbits
 from time import monotonic
-from typing import Literal
+from typing import Any, Literal
 
 import typer
 
-from dsv4kv.cli import COMMANDS, examples, group
+from dsv4kv.cli import command
 from dsv4kv.cli import options as opt
 from dsv4kv.errors import (
     INTERRUPTED,
@@ -19,9 +19,8 @@ from dsv4kv.errors import (
     VerificationError,
 )
 from dsv4kv.units import parse_count, parse_seconds
-from dsv4kv.view.console import say
+from dsv4kv.view.console import open_console, say
 
-app = group(COMMANDS["doctor"], "dsv4kv doctor")
 _FAULT = 1
 """Exit code where a fault is found."""
 
@@ -31,12 +30,10 @@ _GPU = (
 )
 
 
-@app.command(
+@command(
     "doctor",
-    epilog=examples(
-        "dsv4kv doctor                 look at this machine",
-        "dsv4kv doctor --check-gpu     check and time the GPU: a minute",
-    ),
+    "dsv4kv doctor                 look at this machine",
+    "dsv4kv doctor --check-gpu     check and time the GPU: a minute",
 )
 def doctor(
     gpu: bool = opt.flag("--check-gpu", _GPU),
@@ -48,10 +45,15 @@ def doctor(
     Fails if the default bench could not run.
     """
     from dsv4kv.diagnose.doctor import examine
-    from dsv4kv.view.checks import report_checks
+    from dsv4kv.view.checks import report_checks, report_gpu
 
     if gpu:
-        _look_at_gpu(as_json=as_json)
+        from dsv4kv.diagnose.gpu import examine_gpu
+
+        report = examine_gpu()
+        opt.tell(report_gpu(report), {"ok": not report.wrong, **asdict(report)}, as_json=as_json)
+        if report.wrong:
+            raise typer.Exit(VerificationError.exit_code)
         return
     checks = list(examine())
     broken = any(check.status == "broken" for check in checks)
@@ -62,49 +64,33 @@ def doctor(
         raise typer.Exit(DeviceError.exit_code)
 
 
-def _look_at_gpu(*, as_json: bool) -> None:
-    from dsv4kv.diagnose.gpu import examine_gpu
-    from dsv4kv.view.checks import report_gpu
-
-    report = examine_gpu()
-    opt.tell(report_gpu(report), {"ok": not report.wrong, **asdict(report)}, as_json=as_json)
-    if report.wrong:
-        raise typer.Exit(VerificationError.exit_code)
-
-
 _PACKAGE = "Folder of the unpacked wheel, where the engine is not installed."
 
 
-@app.command(
+@command(
     "conform",
-    epilog=examples(
-        "dsv4kv conform vllm                                  the vLLM of this environment",
-        "dsv4kv conform sglang --python ~/sglang/bin/python   SGLang's, of another one",
-        "dsv4kv conform vllm --operations 200000 --json       a failure to attach to an issue",
-    ),
+    "dsv4kv conform vllm                                  the vLLM of this environment",
+    "dsv4kv conform sglang --python ~/sglang/bin/python   SGLang's, of another one",
+    "dsv4kv conform vllm --operations 200000 --json       a failure to attach to an issue",
 )
 def conform(
     engine: Literal["vllm", "sglang"] = opt.required("Engine."),
-    python: opt.Text = opt.option("Python of the engine's environment.", show_default="this one"),
-    package: Path | None = opt.option(_PACKAGE, rare=True),
-    operations: int = opt.option("Number of operations.", min=1, rare=True, default=20_000),
-    seed: int = opt.option("Seed of the operations.", rare=True, default=0),
+    python: opt.Text = opt.option("Python of the engine's environment.", shown="this one"),
+    package: Path | None = opt.rare(_PACKAGE),
+    operations: int = opt.rare("Number of operations.", min=1, default=20_000),
+    seed: int = opt.rare("Seed of the operations.", default=0),
     as_json: bool = opt.AS_JSON,
 ) -> None:
     """Check an engine's cache manager: lost blocks, false hits, stuck requests."""
-    from dsv4kv.diagnose.conform import INVARIANTS, drive
-    from dsv4kv.diagnose.conform import conform as check
+    from dsv4kv.diagnose import conform as check
     from dsv4kv.view.checks import report_conformity
 
     with (
-        drive(engine, python, package) as manager,
+        check.drive(engine, python, package) as manager,
         opt.watch("conform", "operations", operations, quiet=as_json) as watcher,
     ):
-        verdict = check(
-            manager,
-            operations,
-            seed,
-            lambda so_far: watcher.reach(so_far.operations, operations),
+        verdict = check.conform(
+            manager, operations, seed, lambda at: watcher.reach(at.operations, operations)
         )
     failures = list(verdict.failures.values())
     document = {
@@ -116,7 +102,7 @@ def conform(
         "broken": dict(verdict.broken),
         "failures": [asdict(failure) for failure in failures],
     }
-    parts = report_conformity(engine, manager.version, verdict, INVARIANTS)
+    parts = report_conformity(engine, manager.version, verdict, check.INVARIANTS)
     opt.tell(parts, document, as_json=as_json)
     if failures:
         raise typer.Exit(1)
@@ -129,19 +115,17 @@ _SUBJECT = (
 _ENGINE = "Engine and version: vllm:0.33."
 
 
-@app.command(
+@command(
     "lint",
-    epilog=examples(
-        "dsv4kv lint serve.sh --engine vllm:0.22                 every command of a script",
-        "dsv4kv lint startup.log  version and arguments from the log",
-        "dsv4kv lint runs.jsonl                                  traps of benchmarks",
-        "dsv4kv lint 'sglang serve --model DeepSeek-V4-Flash --hicache-size 100'",
-    ),
+    "dsv4kv lint serve.sh --engine vllm:0.22                 every command of a script",
+    "dsv4kv lint startup.log  version and arguments from the log",
+    "dsv4kv lint runs.jsonl                                  traps of benchmarks",
+    "dsv4kv lint 'sglang serve --model DeepSeek-V4-Flash --hicache-size 100'",
 )
 def lint(
     given: str = opt.required(_SUBJECT, "COMMAND|LOG|RESULT"),
-    engine: opt.Text = opt.option(_ENGINE, "NAME:VERSION", show_default="of the image or log"),
-    gpu: opt.Text = opt.option(opt.GPU, "NAME", rare=True, show_default="of the log"),
+    engine: opt.Text = opt.option(_ENGINE, "NAME:VERSION", shown="of the image or log"),
+    gpu: opt.Text = opt.rare(opt.GPU, "NAME", shown="of the log"),
     as_json: bool = opt.AS_JSON,
 ) -> None:
     """Find known faults of engines in commands and logs, and benchmark pitfalls.
@@ -150,12 +134,12 @@ def lint(
     run. What depends on something unknown, a version or a model, is possible. Ends with
     1 if a fault is found for sure.
     """
-    from dsv4kv.diagnose.faults import judge, load_faults
-    from dsv4kv.diagnose.subjects import read_subjects
+    from dsv4kv.diagnose import faults as known_faults
+    from dsv4kv.diagnose import subjects as subject
     from dsv4kv.view.checks import report_findings
 
-    subjects, faults = read_subjects(given, engine, gpu), load_faults()
-    found = judge(subjects, faults, date.today())
+    subjects, faults = subject.read_subjects(given, engine, gpu), known_faults.load_faults()
+    found = known_faults.judge(subjects, faults, date.today())
     names = ("title", "engine", "version")
     document = {
         "looked_at": [{name: getattr(each, name) for name in names} for each in subjects],
@@ -173,25 +157,24 @@ _URL = (
 )
 
 
-@app.command(
+_NAME = "Its name of the model."
+
+
+@command(
     "probe",
-    epilog=examples(
-        "dsv4kv probe http://localhost:8000                    what hits, from where, how much",
-        "dsv4kv probe localhost:30000 --metrics localhost:30000/metrics --budget 20m",
-        "dsv4kv probe http://localhost:8000 --html page.html",
-    ),
+    "dsv4kv probe http://localhost:8000                    what hits, from where, how much",
+    "dsv4kv probe localhost:30000 --metrics localhost:30000/metrics --budget 20m",
+    "dsv4kv probe http://localhost:8000 --html page.html",
 )
 def probe(
     url: str = opt.required(_URL, "URL"),
     model: opt.Text = opt.option(
-        "Its name of the model.", "NAME", "--served-model-name", show_default="the first it serves"
+        _NAME, "NAME", "--served-model-name", shown="the first it serves"
     ),
     metrics: opt.Text = opt.option("Its metrics page, for tiers and drafts.", "URL"),
     budget: str = opt.option("Max time: 90s, 5m, 1h.", "TIME", default="5m"),
-    tokens: str = opt.option(
-        "Max prompt tokens in total: 500K, 20M.", "COUNT", rare=True, default="4M"
-    ),
-    seed: int | None = opt.option("RNG seed.", show_default="random", rare=True),
+    tokens: str = opt.rare("Max prompt tokens in total: 500K, 20M.", "COUNT", default="4M"),
+    seed: int | None = opt.rare("RNG seed.", shown="random"),
     html: Path | None = opt.HTML,
     as_json: bool = opt.AS_JSON,
 ) -> None:
@@ -242,3 +225,67 @@ def probe(
         raise typer.Exit(StoreUnavailable.exit_code)
     if any(each.level == "bad" for each in found.conclusions):
         raise typer.Exit(_FAULT)
+
+
+_SECOND = "The same content again: after a hit, or of the decode side."
+_FORMAT = "The record format, where bytes do not show it."
+_RATIO = "Tokens of an entry: 4, 128; 0 for a window. Rows are in order then."
+
+
+@command(
+    "inspect",
+    "dsv4kv inspect pages.npy                                  which record, which faults",
+    "dsv4kv inspect cold.npy hit.npy --ratio 4                 where two dumps part, and how",
+    "dsv4kv inspect kv.safetensors --tensor layer2 --table table.npy --ratio 4",
+)
+def inspect(
+    dump: Path = opt.required(".npy, .safetensors, or a tier's file of bytes."),
+    dump2: Path | None = opt.argument(_SECOND, shown=True),
+    tensor: opt.Text = opt.rare("Tensor of a file with several.", "NAME"),
+    format_: opt.Text = opt.rare(_FORMAT, "NAME", "--format"),
+    entries: int | None = opt.rare("Entries of a page.", min=1),
+    table: Path | None = opt.option("The request's pages in logical order (.npy).", "FILE"),
+    table2: Path | None = opt.rare("Block table of the second dump.", "FILE"),
+    ratio: int | None = opt.option(_RATIO, min=0, max=1 << 20),
+    model: str = opt.rare(opt.MODELS, "NAME|FILE", default="v4-flash"),
+    as_json: bool = opt.AS_JSON,
+) -> None:
+    """Find the entry format of dumped cache pages, and corrupt entries.
+
+    With two dumps: the first difference by position, and its kind.
+    """
+    from dsv4kv.diagnose import dumps as faults
+    from dsv4kv.model.presets import load_model
+    from dsv4kv.view.checks import report_comparison, report_inspection
+
+    if table2 and not dump2:
+        raise ConfigError("--table2 is of a second dump: name that, too, or give --table.")
+    context = faults.Request(load_model(model), ratio)
+    asked: dict[str, Any] = {"tensor": tensor, "format_name": format_}
+    comparison = None
+    with open_console(stderr=True).status("reading pages"):
+        found = [faults.inspect(dump, context, **asked, entries=entries, table_file=table)]
+        if dump2 is not None:
+            found.append(faults.inspect(dump2, context, **asked, table_file=table2))
+            comparison = faults.compare(found[0], found[1], context)
+    dumps: list[dict[str, Any]] = [
+        {
+            "file": str(each.dump.path),
+            "tensor": each.dump.name or None,
+            "bytes": len(each.dump.data),
+            "record": each.record and each.record.name,
+            "arrangement": each.record and each.record.arrangement,
+            "entry_bytes": each.record and each.record.layout.format.entry_bytes,
+            "page_entries": each.record and each.record.layout.entries,
+            "faults": [asdict(fault) for fault in each.faults],
+        }
+        for each in found
+    ]
+    document = {"dumps": dumps, "comparison": comparison and asdict(comparison)}
+    parts = [part for each in found for part in report_inspection(each)]
+    parts += report_comparison(comparison) if comparison else []
+    opt.tell(parts, document, as_json=as_json)
+    unknown = any(each.record is None for each in found)
+    kinds = {each.kind for each in comparison.differences} if comparison else set()
+    if unknown or kinds - {"one step"} or any(each.faults for each in found):
+        raise typer.Exit(1)

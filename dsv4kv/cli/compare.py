@@ -3,14 +3,13 @@
 import math
 import secrets
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
 from dsv4kv.choices import choose
-from dsv4kv.cli import examples
+from dsv4kv.cli import command
 from dsv4kv.cli import options as opt
 from dsv4kv.errors import INTERRUPTED, ConfigError
 from dsv4kv.view.console import say
@@ -35,31 +34,25 @@ _ACTIONS = dict.fromkeys(
     ("admit", "decode_step", "resume", "release", "step")
 )  # next to operations
 
-EPILOG = examples(
+
+@command(
+    "compare",
     "dsv4kv compare results/A.json results/B.json             two runs of bench --launches 7",
     "dsv4kv compare --ab main HEAD --config smoke             two revisions, steps interleaved",
     "dsv4kv compare --ab backend:cpu backend:mine.py:gather_topk   two backends: gather_topk",
     "dsv4kv compare results/A.json results/B.json --html p.html   and a page to show",
     "[bold]Exit code[/bold]: 0 SAME or FASTER, 1 SLOWER, 3 UNCLEAR, 2 not comparable",
 )
-
-
 def compare(
     sides: opt.Texts = opt.argument(_SIDES, "BEFORE AFTER"),
     ab: tuple[str, str] | None = opt.option(_AB_HELP, "A B"),
-    config: opt.Text = opt.option("What both run.", show_default="default", **_AB),
+    config: opt.Text = opt.option("What both run.", shown="default", **_AB),
     set_: opt.Texts = opt.SET_RARE,
-    axis: opt.Texts = opt.option("Sweep a setting of both.", "KEY=A,B,…", rare=True, **_AB),
-    launches: int | None = opt.option(
-        "Fresh processes of each side.", min=1, show_default="7", **_AB
-    ),
-    turns: opt.Text = opt.option(
-        _TURNS, "step|launch", rare=True, show_default="step, on a GPU launch", **_AB
-    ),
-    only: opt.Text = opt.option(
-        _ONLY, "OP,…", show_default="all; of two backends what they bring"
-    ),
-    floor: str = opt.option("Smallest change that counts.", "SHARE", rare=True, default="1%"),
+    axis: opt.Texts = opt.rare("Sweep a setting of both.", "KEY=A,B,…", **_AB),
+    launches: int | None = opt.option("Fresh processes of each side.", min=1, shown="7", **_AB),
+    turns: opt.Text = opt.rare(_TURNS, "step|launch", shown="step, on a GPU launch", **_AB),
+    only: opt.Text = opt.option(_ONLY, "OP,…", shown="all; of two backends what they bring"),
+    floor: str = opt.rare("Smallest change that counts.", "SHARE", default="1%"),
     force: bool = opt.flag("--force", "Compare unlike machines or configurations.", rare=True),
     as_json: bool = opt.AS_JSON,
     verbose: bool = opt.VERBOSE,
@@ -71,6 +64,7 @@ def compare(
     A launch is the unit: each gives one median per quantity, and the verdict is made over them.
     SLOWER if any quantity is; UNCLEAR if the geometric mean is, or if data is missing.
     """
+    from dsv4kv.bench.compare.comparison import load_side
     from dsv4kv.view import compare as view
     from dsv4kv.view.table import Command
 
@@ -78,22 +72,28 @@ def compare(
     smallest, interrupted = _parse_floor(floor), False
     if ab:
         _refuse(sides, "--ab measures both sides now: leave records out.")
-        _check_measured(names or ())
+        from dsv4kv.ops.spec import OPERATIONS
+
+        short = {name.removeprefix("indexer_"): None for name in OPERATIONS}
+        for name in names or ():  # before minutes of measuring what no run measures
+            choose({"all": None, **OPERATIONS, **short, **_ACTIONS}, name, "what bench measures")
         asked = (ab, config, set_ or [], axis or [], launches or _LAUNCHES)
         before, after, interrupted = _measure(*asked, turns, out)
     else:
         given = config or set_ or axis or launches or turns
         _refuse(given, "--config, --set, --axis, --launches and --turns need --ab.")
-        before, after = _stored(sides or [])
+        if len(sides := sides or []) != 2:
+            few = f"two sides are needed, {len(sides)} given: two files, or --ab A B."
+            raise ConfigError(few)
+        before, after = map(load_side, sides)
     found = _judge(before, after, smallest, names, force=force, intended=bool(ab))
     verdict = found.conclude()
     page = view.comparison_page(found, verdict)
     if as_json:
         opt.print_json(view.to_document(found, verdict))
     else:
-        again = Command.of("dsv4kv", "compare", *(sides or []), *["--force"] * force, "--verbose")
-        more = ["", again] if sides and not verbose else []
-        opt.show_page(page, verbose=verbose, more=more)
+        words = ["dsv4kv", "compare", *(sides or []), *["--force"] * force, "--verbose"]
+        opt.show_page(page, Command.of(*words) if sides else "", verbose=verbose)
     if html:
         opt.write_page(page.made_now(), html)
     raise typer.Exit(INTERRUPTED if interrupted else _EXIT_CODES[verdict])
@@ -137,15 +137,6 @@ def _refuse(given: object, sentence: str) -> None:
         raise ConfigError(sentence)
 
 
-def _check_measured(names: Sequence[str]) -> None:
-    """Refuse before minutes of measuring what no run measures."""
-    from dsv4kv.ops.spec import OPERATIONS
-
-    short = {name.removeprefix("indexer_"): None for name in OPERATIONS}
-    for name in names:
-        choose({"all": None, **OPERATIONS, **short, **_ACTIONS}, name, "what bench measures")
-
-
 def _parse_floor(text: str) -> float:
     """``1%``, ``1 %`` or ``0.01``, as a fraction."""
     number = text.strip().removesuffix("%")
@@ -156,14 +147,6 @@ def _parse_floor(text: str) -> float:
     if not 0 <= value < 1:
         raise ConfigError(f"--floor {text}: give a share of the time, as 1% or 0.01.")
     return value
-
-
-def _stored(sides: list[str]) -> "tuple[Side, Side]":
-    from dsv4kv.bench.compare.comparison import load_side
-
-    if len(sides) != 2:
-        raise ConfigError(f"two sides are needed, {len(sides)} given: two files, or --ab A B.")
-    return load_side(sides[0]), load_side(sides[1])
 
 
 def _measure(

@@ -3,8 +3,8 @@
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dsv4kv.cli import examples
+from dsv4kv.cli import command
 from dsv4kv.cli import options as opt
 from dsv4kv.cli.budget import Found, size
 from dsv4kv.errors import ConfigError, DoesNotFit, Dsv4kvError, TraceError
@@ -25,25 +25,24 @@ if TYPE_CHECKING:
     from dsv4kv.engines.explain import Explanation
     from dsv4kv.view.table import Part
 
-EPILOG = examples(
-    "dsv4kv explain startup.log              what the number means, known faults",
-    "dsv4kv explain serve.sh --gpu b200      what the command allocates, known faults",
-    "dsv4kv explain server.sqlite            what the KV cache costs in a profile",
-    "dsv4kv explain -                        any of them from standard input",
-)
 _GIVEN = (
     "start-up log, launch command, script or compose file, profile of nsys, ncu or "
     "torch.profiler, benchmark result, or run record; - is standard input."
 )
 
 
+@command(
+    "explain",
+    "dsv4kv explain startup.log              what the number means, known faults",
+    "dsv4kv explain serve.sh --gpu b200      what the command allocates, known faults",
+    "dsv4kv explain server.sqlite            what the KV cache costs in a profile",
+    "dsv4kv explain -                        any of them from standard input",
+)
 def explain(
     given: list[str] = opt.required(f"A {_GIVEN}", "FILE…"),
-    model: opt.Text = opt.option(
-        opt.MODELS, "NAME|FILE", show_default="the file's, else v4-flash"
-    ),
-    gpu: opt.Text = opt.option(opt.GPU, "NAME", show_default="h200"),
-    engine: opt.Text = opt.option("Engine and version.", "NAME:VERSION", rare=True),
+    model: opt.Text = opt.option(opt.MODELS, "NAME|FILE", shown="the file's, else v4-flash"),
+    gpu: opt.Text = opt.option(opt.GPU, "NAME", shown="h200"),
+    engine: opt.Text = opt.rare("Engine and version.", "NAME:VERSION"),
     as_json: bool = opt.AS_JSON,
     verbose: bool = opt.VERBOSE,
 ) -> None:
@@ -52,54 +51,44 @@ def explain(
     A file is recognised by its content. Prints sizes or times, and known faults of the engine.
     Ends with 1 if something does not fit or a fault is certain.
     """
-    from dsv4kv.view.render import show
-    from dsv4kv.view.table import Text
+    from dsv4kv.view import render, table
 
     texts = {"model": model, "gpu": gpu, "engine": engine}
     options = {name: text for name, text in texts.items() if text is not None}
-    with temporary_folder("dsv4kv-explain-") as folder, _named_as_given(folder / "stdin"):
-        places = [_save_stdin(folder / "stdin") if each == "-" else each for each in given]
-        kinds = [recognise(each) for each in places]
-        asked = zip(kinds, given, places, strict=True)
-        answers = [_explain(*each, options) for each in asked]
-        if as_json:
-            documents = [each.document() for each in answers]
-            opt.print_json(documents if len(documents) > 1 else documents[0])
-        for number, answer in enumerate([] if as_json else answers):
-            show([""] * bool(number))
-            if len(answers) > 1:
-                show([Text(", ".join(answer.files), "strong")])
-            show(answer.parts(verbose=verbose))
-    if not all(answer.is_good for answer in answers):
+    with temporary_folder("dsv4kv-explain-") as folder:
+        stdin = folder / "stdin"
+        if "-" in given:
+            stdin.write_bytes(sys.stdin.buffer.read(DOCUMENT_BYTES + 1))  # which no reader takes
+        places = [str(stdin) if each == "-" else each for each in given]
+        try:
+            kinds = [recognise(each) for each in places]
+            asked = zip(kinds, given, places, strict=True)
+            answers = [_explain(*each, options) for each in asked]
+            if as_json:
+                documents = [each.document() for each in answers]
+                opt.print_json(documents if len(documents) > 1 else documents[0])
+            for number, answer in enumerate([] if as_json else answers):
+                render.show([""] * bool(number) + [table.strong(answer.file)] * (len(answers) > 1))
+                render.show(answer.parts(verbose=verbose))
+        except Dsv4kvError as error:
+            raise type(error)(str(error).replace(str(stdin), "-")) from None
+    fits = all(each.fits for answer in answers for each in answer.found)
+    if not fits or any(each.is_sure for answer in answers for each in answer.faults):
         raise typer.Exit(1)
-
-
-@contextmanager
-def _named_as_given(stdin: Path) -> Iterator[None]:
-    try:
-        yield
-    except Dsv4kvError as error:
-        raise type(error)(str(error).replace(str(stdin), "-")) from None
 
 
 @dataclass(frozen=True)
 class _Answer:
-    files: Sequence[str]
+    file: str
     kind: str
     found: Sequence[Found]  # of a script one for each command
     linted: "Sequence[Part]" = ()  # known faults, in brief
     options: Sequence[str] = ()  # of lint, with which it finds the same
-    faults: "Sequence[Fault]" = field(default_factory=list)
-
-    @property
-    def is_good(self) -> bool:
-        return all(each.fits for each in self.found) and not any(
-            each.is_sure for each in self.faults
-        )
+    faults: "Sequence[Fault]" = ()
 
     def document(self) -> dict[str, Any]:
         return {
-            "files": list(self.files),
+            "files": [self.file],
             "kind": self.kind,
             "answers": [each.document() for each in self.found],
             "faults": [each.as_values() for each in self.faults],
@@ -114,21 +103,20 @@ class _Answer:
             yield from found.page().parts(verbose=verbose)
         if self.linted:
             yield from ("", *self.linted)
-        if self.faults and "-" not in self.files:
-            yield Command.of("dsv4kv", "lint", *self.files, *self.options)
+        if self.faults and self.file != "-":
+            yield Command.of("dsv4kv", "lint", self.file, *self.options)
 
 
 def recognise(given: str) -> str:
     """What was given: ``log``, ``command``, ``profile`` or ``result``; raises ``ConfigError``."""
     from dsv4kv.budget.servers import find_launches
-    from dsv4kv.diagnose.subjects import as_path
-    from dsv4kv.diagnose.subjects import recognise as recognise_text
+    from dsv4kv.diagnose import subjects as subject
     from dsv4kv.profile.read import is_profile
 
-    path = as_path(given)
+    path = subject.as_path(given)
     if path is not None and is_profile(path):
         return "profile"
-    kind, text = recognise_text(path) if path else ("command", given)
+    kind, text = subject.recognise(path) if path else ("command", given)
     launches, why = kind != "command", ""
     if not launches:
         try:
@@ -136,53 +124,41 @@ def recognise(given: str) -> str:
         except ConfigError as error:
             why = f" ({str(error).rstrip('.')})"
     if path is not None and (kind == "log" or not launches):
-        _refuse_trace(path)
+        from dsv4kv.traces import FORMATS, detect_format
+
+        with suppress(TraceError):
+            if (name := detect_format(path)) in FORMATS:
+                raise ConfigError(
+                    f"{path} is a trace ({name}): dsv4kv trace info prints what it asks for, "
+                    f"replay what a server does with it. Give a {_GIVEN}"
+                )
     if not launches:
         raise ConfigError(f"{given[:200]} is not recognised{why}: give a {_GIVEN}")
     return kind
 
 
-def _refuse_trace(path: Path) -> None:
-    from dsv4kv.traces import FORMATS, detect_format
-
-    try:
-        name = detect_format(path)
-    except TraceError:
-        return
-    if name in FORMATS:
-        raise ConfigError(
-            f"{path} is a trace ({name}): dsv4kv trace info prints what it asks for, replay "
-            f"what a server does with it. Give a {_GIVEN}"
-        )
-
-
-def _save_stdin(path: Path) -> str:
-    path.write_bytes(sys.stdin.buffer.read(DOCUMENT_BYTES + 1))  # which no reader takes
-    return str(path)
-
-
 def _explain(kind: str, name: str, given: str, options: Mapping[str, str]) -> _Answer:
     """Sizes or times, and known faults; the reason where only faults are known."""
-    from dsv4kv.diagnose.faults import judge, load_faults
-    from dsv4kv.diagnose.subjects import read_subjects
+    from dsv4kv.diagnose import faults as known_faults
+    from dsv4kv.diagnose import subjects as subject
     from dsv4kv.view.checks import brief_findings
     from dsv4kv.view.table import Finding, Page
 
     if kind == "profile":
-        return _Answer([name], kind, [_profile(Path(given))])
+        return _Answer(name, kind, [_profile(Path(given))])
     try:
         found, failed = list(_sizes(kind, name, given, options)), None
     except Dsv4kvError as error:
         found, failed = [], error
     known_by = _known_by(options, found[0] if kind == "log" and found else None)
     try:
-        subjects = read_subjects(given, known_by.get("engine"), known_by.get("gpu"))
+        subjects = subject.read_subjects(given, known_by.get("engine"), known_by.get("gpu"))
     except ConfigError:
         if kind != "command":
             raise
         subjects = []  # an engine of which no faults are known
-    known = load_faults()
-    faults = judge(subjects, known, date.today())
+    known = known_faults.load_faults()
+    faults = known_faults.judge(subjects, known, date.today())
     if failed:
         if not faults:
             raise failed
@@ -191,7 +167,7 @@ def _explain(kind: str, name: str, given: str, options: Mapping[str, str]) -> _A
         found = [Found(partial(dict, error=str(failed)), lambda: reason, fits)]
     linted = list(brief_findings(subjects, faults, len(known))) if subjects else []
     words = [word for each, text in known_by.items() for word in (f"--{each}", text)]
-    return _Answer([name], kind, found, linted, words, faults)
+    return _Answer(name, kind, found, linted, words, faults)
 
 
 def _known_by(options: Mapping[str, str], log: Found | None) -> dict[str, str]:
@@ -219,11 +195,15 @@ def _sizes(kind: str, name: str, given: str, options: Mapping[str, str]) -> Iter
             only = typed if len(readings) == 1 else None
             yield size({**reading.texts, **options}, (reading, dict(options)), only)
     else:
-        yield _result(Path(given))
+        from dsv4kv.replay.clock.measured import read_results
+        from dsv4kv.view.explain import results_page, results_values
+
+        runs = read_results([Path(given)])
+        page = partial(results_page, runs, Path(given))
+        yield Found(partial(results_values, runs), page, fits=True)
 
 
 def _log(name: str, path: Path, options: Mapping[str, str]) -> Found:
-    """The sizes in a start-up log; options decide where it is silent."""
     from dsv4kv.budget.gpus import load_gpu
     from dsv4kv.engines.explain import explain_startup
     from dsv4kv.engines.logs import read_log, with_given
@@ -255,14 +235,6 @@ def _say_gpu(log: "Explanation", gpu: "Gpu") -> str:
             f"{format_bytes(gpu.memory_bytes)}: name the log's GPU, or leave --gpu out."
         )
     return f"--gpu {gpu.name}: sizes are the log's; formats it does not print are {gpu.arch}'s."
-
-
-def _result(path: Path) -> Found:
-    from dsv4kv.replay.clock.measured import read_results
-    from dsv4kv.view.explain import results_page, results_values
-
-    runs = read_results([path])
-    return Found(partial(results_values, runs), partial(results_page, runs, path), fits=True)
 
 
 def _profile(path: Path) -> Found:

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from itertools import combinations
 from pathlib import Path
@@ -30,8 +30,6 @@ from dsv4kv.files import (
 from dsv4kv.view.console import open_console, print_document, say
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dsv4kv.cli.progress import Watcher
     from dsv4kv.view.table import Page, Part
 
@@ -40,21 +38,33 @@ OUTPUTS = "dsv4kv.outputs"
 
 
 def option(
-    text: str, metavar: str | None = None, *names: str, default: Any = None, **more: Any
+    text: str,
+    metavar: str | None = None,
+    *names: str,
+    default: Any = None,
+    shown: str | bool = True,
+    panel: str | None = None,
+    **more: Any,
 ) -> Any:
-    """An option with its help; ``panel`` groups it, ``rare`` leaves it to ``--help-all``."""
-    more = {"hidden": more.pop("rare", False), "rich_help_panel": more.pop("panel", None)} | more
-    return typer.Option(default, *names, help=text, metavar=metavar, **more)
+    """An option with its help; ``panel`` groups it, ``shown`` is what its default means."""
+    more |= {"help": text, "metavar": metavar, "show_default": shown, "rich_help_panel": panel}
+    return typer.Option(default, *names, **more)
 
 
-def flag(name: str, text: str, **more: Any) -> Any:
+rare = partial(option, hidden=True)
+"""An option that ``--help-all`` shows."""
+
+
+def flag(name: str, text: str, *, rare: bool = False, **more: Any) -> Any:
     """An option without a value, and without an opposite; names have blanks between."""
-    return option(text, None, *name.split(), default=False, **more)
+    return option(text, None, *name.split(), default=False, hidden=rare, **more)
 
 
-def argument(text: str, metavar: str | None = None, *, default: Any = None, **more: Any) -> Any:
+def argument(
+    text: str, metavar: str | None = None, *, shown: str | bool = False, **more: Any
+) -> Any:
     """An argument with its help."""
-    return typer.Argument(default, help=text, metavar=metavar, **{"show_default": False} | more)
+    return typer.Argument(None, help=text, metavar=metavar, show_default=shown, **more)
 
 
 def required(text: str, metavar: str | None = None, **more: Any) -> Any:
@@ -100,10 +110,10 @@ def takes(table: Mapping[str, Row]) -> Callable[[Callable[..., None]], Callable[
 
 def _parameter(name: str, row: Row) -> Parameter:
     low, high = row.bounds
-    more = {"panel": row.panel, "rare": row.rare, "show_default": row.default or False}
-    value = option(row.text, row.metavar, min=low, max=high, **more)
-    kind = row.kind | None
-    return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=value, annotation=kind)
+    more: dict[str, Any] = {"shown": row.default or False, "panel": row.panel}
+    value = option(row.text, row.metavar, hidden=row.rare, min=low, max=high, **more)
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    return Parameter(name, kind, default=value, annotation=row.kind | None)
 
 
 def to_file(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
@@ -117,10 +127,8 @@ def to_file(context: typer.Context, param: typer.CallbackParam, value: Any) -> A
 
 def to_chart(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
     """Refuse as ``to_file``, and a file that is neither a picture nor a page."""
-    if to_file(context, param, value) is not None and value.suffix.lower() not in (
-        ".svg",
-        ".html",
-    ):
+    kinds = (".svg", ".html")
+    if to_file(context, param, value) is not None and value.suffix.lower() not in kinds:
         raise ConfigError(f"{param.opts[0]} {value}: name a file that ends in .svg or .html.")
     return value
 
@@ -199,10 +207,10 @@ RESULTS = Path("results")
 MODELS = f"{listed(shipped_names('models'))}, or a Hugging Face config.json."
 GPU = "GPU type: h200, b200, mi300x, …; budget --help lists all."
 SET = option("Change a setting; repeatable.", "KEY=VALUE", "--set")
-SET_RARE = option("Change a setting; repeatable.", "KEY=VALUE", "--set", rare=True)
+SET_RARE = rare("Change a setting; repeatable.", "KEY=VALUE", "--set")
 AXIS = option("Sweep a setting; repeatable.", "KEY=A,B,…", "--axis")
-RESUME = option("Resume an interrupted sweep, by its name or file.", "RUN", rare=True)
-OUT = option("Folder for the run record.", default=RESULTS, rare=True, callback=to_folder)
+RESUME = rare("Resume an interrupted sweep, by its name or file.", "RUN")
+OUT = rare("Folder for the run record.", default=RESULTS, callback=to_folder)
 HTML = option("Also write a page to show.", "PAGE.html", callback=to_file)
 AS_JSON = flag("--json", "Print one JSON document.")
 JSON = option("Print one JSON document.", "", "--json", callback=to_file)
@@ -236,17 +244,12 @@ def print_json(document: Any) -> None:
     print_document(json.dumps(document, ensure_ascii=False, indent=2))
 
 
-def show_page(
-    page: "Page",
-    *,
-    verbose: bool,
-    more: "Iterable[Part]" = (),
-    console: "Console | None" = None,
-) -> None:
-    """Print a page, and what follows it: with ``verbose`` all of it, else the answer."""
+def show_page(page: "Page", again: str = "", *, verbose: bool, quiet: bool = False) -> None:
+    """Print a page, with ``verbose`` all of it; else its answer and the command that shows all."""
     from dsv4kv.view.render import show
 
-    show([*page.parts(verbose=verbose), *more], console)
+    more = ["", again] if again and not verbose else []
+    show([*page.parts(verbose=verbose), *more], open_console(quiet=quiet))
 
 
 def write_page(page: "Page", target: Path) -> None:

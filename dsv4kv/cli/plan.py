@@ -7,20 +7,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from dsv4kv.choices import choose
-from dsv4kv.cli import examples
+from dsv4kv.cli import command
 from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError
 
 if TYPE_CHECKING:
     from dsv4kv.replay.plan.question import Slo
     from dsv4kv.traces.request import Request
-
-EPILOG = examples(
-    "dsv4kv plan builtin:chat --slo ttft_p99=2s --slo tpot_p50=50ms   the fewest GPUs",
-    "dsv4kv plan builtin:chat --slo ttft_p90=250ms --gpus 4           the highest rate of 4 GPUs",
-    "dsv4kv plan --isl 4132 --osl 510 --rate 20 --slo ttft_p99=2s     one length, without a trace",
-    "dsv4kv plan builtin:chat --slo ttft_p99=1s --args '--max-running-requests 64'",
-)
 
 _MOST = 4096
 """GPUs: a fleet has as many replicas."""
@@ -31,35 +24,37 @@ _SPLIT = "Prefill:decode replica ratios to try; none: no disaggregation."
 _ARGS = "Engine flags to try, host memory too; repeatable, '' for none."
 _GPUS = "Fix the number of GPUs and maximise the request rate."
 _PRICE = "USD per GPU-hour; minimises cost instead of the number of GPUs."
+_KINDS = "GPU types to try; budget --help lists all."
+_SPEED = "Replay the trace faster by this factor."
+_PAGE = "Also write a page with the Pareto front."
 
 
+@command(
+    "plan",
+    "dsv4kv plan builtin:chat --slo ttft_p99=2s --slo tpot_p50=50ms   the fewest GPUs",
+    "dsv4kv plan builtin:chat --slo ttft_p90=250ms --gpus 4           the highest rate of 4 GPUs",
+    "dsv4kv plan --isl 4132 --osl 510 --rate 20 --slo ttft_p99=2s     one length, without a trace",
+    "dsv4kv plan builtin:chat --slo ttft_p99=1s --args '--max-running-requests 64'",
+)
 def plan(
     context: typer.Context,
     trace: opt.Text = opt.argument(_TRACE, callback=opt.as_path),
     slo: opt.Texts = opt.option("ttft_p99=2s, tpot_p50=50ms, latency_p90=30s.", "TIME_pN=LIMIT"),
-    gpu: str = opt.option(
-        "GPU types to try; budget --help lists all.", "A,B,…", default="h200,b200"
-    ),
-    router: str = opt.option("Routers to try.", "A,B,…", rare=True, default="round_robin,dynamo"),
-    split: str = opt.option(_SPLIT, "A,B,…", rare=True, default="none,1:1,1:2,2:1"),
-    args: opt.Texts = opt.option(_ARGS, "FLAGS", rare=True),
+    gpu: str = opt.option(_KINDS, "A,B,…", default="h200,b200"),
+    router: str = opt.rare("Routers to try.", "A,B,…", default="round_robin,dynamo"),
+    split: str = opt.rare(_SPLIT, "A,B,…", default="none,1:1,1:2,2:1"),
+    args: opt.Texts = opt.rare(_ARGS, "FLAGS"),
     gpus: int | None = opt.option(_GPUS, min=1, max=_MOST),
-    most_gpus: int | None = opt.option(
-        "Max GPUs.", rare=True, min=1, max=_MOST, show_default="256"
-    ),
-    price: opt.Texts = opt.option(_PRICE, "GPU=USD", rare=True),
-    speed: float = opt.option(
-        "Replay the trace faster by this factor.", rare=True, min=1e-3, max=1e6, default=1.0
-    ),
+    most_gpus: int | None = opt.rare("Max GPUs.", min=1, max=_MOST, shown="256"),
+    price: opt.Texts = opt.rare(_PRICE, "GPU=USD"),
+    speed: float = opt.rare(_SPEED, min=1e-3, max=1e6, default=1.0),
     engine: str = opt.option("sglang or vllm, or a version of theirs.", default="sglang"),
     model: str = opt.option(opt.MODELS, "NAME|FILE", default="v4-flash"),
     isl: int | None = opt.option("Tokens of every prompt.", min=1),
     osl: int | None = opt.option("Tokens of every answer.", min=1),
     rate: float | None = opt.option("Requests a second (Poisson).", min=1e-3, max=1e3),
     set_: opt.Texts = opt.SET_RARE,
-    html: Path | None = opt.option(
-        "Also write a page with the Pareto front.", "PAGE.html", callback=opt.to_file
-    ),
+    html: Path | None = opt.option(_PAGE, "PAGE.html", callback=opt.to_file),
     json_: opt.Text = opt.JSON,
     verbose: bool = opt.VERBOSE,
     quiet: bool = opt.QUIET,
@@ -128,8 +123,7 @@ def _requests(
     rate: float | None,
     slos: "Sequence[Slo]",
 ) -> "list[Request]":
-    from dsv4kv.config.load import load_config
-    from dsv4kv.config.replay import ReplayConfig
+    from dsv4kv.config import load, replay
     from dsv4kv.replay.build import read_requests
     from dsv4kv.replay.plan.question import poisson
 
@@ -137,7 +131,7 @@ def _requests(
     if any(static) == (trace is not None) or (any(static) and not all(static)):
         raise ConfigError("give a trace, or --isl, --osl and --rate for requests of one length.")
     given = opt.as_settings({"trace": "workload.trace"}, {"trace": trace})
-    config = load_config(None, [*settings, *given], ReplayConfig).config
+    config = load.load_config(None, [*settings, *given], replay.ReplayConfig).config
     if isl is not None and osl is not None and rate is not None:
         return poisson(isl, osl, rate, config.measure.seed, slos)
     return read_requests(config)

@@ -1,33 +1,29 @@
-"""``dsv4kv profile``: which kernels take the time, by whichever profiler is there."""
+"""``dsv4kv profile`` and ``kernels``: which kernels take the time, and what they compile to."""
 
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from dsv4kv.choices import listed
-from dsv4kv.cli import examples
+from dsv4kv.cli import command
 from dsv4kv.cli import options as opt
 from dsv4kv.cli.runs import say_saved
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import shipped_names
-from dsv4kv.view.console import open_console, say
+from dsv4kv.view.console import say
 
 if TYPE_CHECKING:
+    from dsv4kv.ops.cuda.inspection import Finding
     from dsv4kv.profile.read import Source
     from dsv4kv.profile.run import Plan, Tool
     from dsv4kv.runs.schema import RunRecord
     from dsv4kv.runs.store import Saved
 
 _STEP = "step"
-
-EPILOG = examples(
-    "dsv4kv profile                                   nsys if it is there, else torch.profiler",
-    "dsv4kv profile server.nsys-rep                   what the KV cache costs your server",
-    "dsv4kv profile gpu --nsys --print-command        the command line, for another machine",
-    "dsv4kv profile gpu --ncu --kernel gather         bytes in DRAM next to those that must move",
-)
 _WITH = {
     "nsys": "Profile with Nsight Systems.",
     "ncu": "Profile with Nsight Compute: counts bytes in DRAM.",
@@ -43,35 +39,33 @@ _RULES = (
     "compress, indexer and attention."
 )
 _FULL = "Every kernel, its full name and how it was launched."
+_PRINT = "Print the profiler's command line only."
+_OUT = "Folder for the run record; of a profile that is opened none is written by default."
 
 
+@command(
+    "profile",
+    "dsv4kv profile                                   nsys if it is there, else torch.profiler",
+    "dsv4kv profile server.nsys-rep                   what the KV cache costs your server",
+    "dsv4kv profile gpu --nsys --print-command        the command line, for another machine",
+    "dsv4kv profile gpu --ncu --kernel gather         bytes in DRAM next to those that must move",
+)
 def profile(
     config: opt.Text = opt.argument(_CONFIG, "FILE|CONFIG"),
     nsys: bool = opt.flag("--nsys", _WITH["nsys"]),
     ncu: bool = opt.flag("--ncu", _WITH["ncu"]),
     torch: bool = opt.flag("--torch", _WITH["torch"], rare=True),
     set_: opt.Texts = opt.SET,
-    steps: int | None = opt.option(
-        "Decode steps to profile.", show_default="10, with ncu 1", rare=True, min=1
-    ),
-    kernel: opt.Text = opt.option(
-        "Kernels that ncu profiles.", "REGEX", show_default="all", rare=True
-    ),
-    step: str = opt.option(_RANGE, "NAME", rare=True, default=_STEP),
-    rules: Path | None = opt.option(_RULES, "FILE", rare=True),
-    print_command: bool = opt.flag(
-        "--print-command", "Print the profiler's command line only.", rare=True
-    ),
+    steps: int | None = opt.rare("Decode steps to profile.", shown="10, with ncu 1", min=1),
+    kernel: opt.Text = opt.rare("Kernels that ncu profiles.", "REGEX", shown="all"),
+    step: str = opt.rare(_RANGE, "NAME", default=_STEP),
+    rules: Path | None = opt.rare(_RULES, "FILE"),
+    print_command: bool = opt.flag("--print-command", _PRINT, rare=True),
     verbose: bool = opt.flag("--verbose -v", _FULL),
-    out: Path | None = opt.option(
-        "Folder for the run record; of a profile that is opened none is written by default.",
-        rare=True,
-        callback=opt.to_folder,
-        show_default="results",
-    ),
+    out: Path | None = opt.rare(_OUT, callback=opt.to_folder, shown="results"),
     json_: opt.Text = opt.JSON,
     html: Path | None = opt.HTML,
-    child: Path | None = opt.option("", "FILE", hidden=True),
+    child: Path | None = opt.rare("", "FILE"),
 ) -> None:
     """Profile decode steps, or open a profile of nsys, ncu or torch.profiler.
 
@@ -180,15 +174,12 @@ class _Output:
         return self.json == "-"
 
     def show(self, source: "Source", path: Path) -> None:
-        from dsv4kv.view.facts import layers_text
-        from dsv4kv.view.profile import profile_page
-        from dsv4kv.view.table import Command as Paste
+        from dsv4kv.view import facts, profile, table
 
-        layers = layers_text(source.record.cases) if source.record else ""
-        page = profile_page(source.profile, source.yardstick, layers=layers)
-        again = Paste.of("dsv4kv", "profile", path, "--verbose")
-        more, console = [] if self.verbose else ["", again], open_console(quiet=self.silent)
-        opt.show_page(page, verbose=self.verbose, more=more, console=console)
+        layers = facts.layers_text(source.record.cases) if source.record else ""
+        page = profile.profile_page(source.profile, source.yardstick, layers=layers)
+        again = table.Command.of("dsv4kv", "profile", path, "--verbose")
+        opt.show_page(page, again, verbose=self.verbose, quiet=self.silent)
 
     def write(self, record: "RunRecord", saved: "Saved | None") -> None:
         from dsv4kv.runs.store import dumps
@@ -200,3 +191,71 @@ class _Output:
             opt.write_json(dumps(record), self.json)
         if self.html:
             opt.write_page(run_page(record), self.html)
+
+
+# ---- kernels
+
+_CHECK = (
+    "Fail on register spills, on kernels that do not wait for the one before and on any change "
+    "against the baseline."
+)
+_ARCH = "Architecture, repeatable: sm_80, sm_90a, sm_100a, sm_103a, sm_120."
+_WRITE = "Save the current machine code as baseline."
+
+
+@command(
+    "kernels",
+    "dsv4kv kernels                 registers, instructions, local memory",
+    "dsv4kv kernels --arch sm_90a   of one architecture",
+    "dsv4kv kernels --check         fail on any change",
+)
+def kernels(
+    arch: opt.Texts = opt.option(_ARCH, "SM", shown="all"),
+    as_json: bool = opt.AS_JSON,
+    check: bool = opt.flag("--check", _CHECK),
+    write_baseline: bool = opt.flag("--write-baseline", _WRITE),
+) -> None:
+    """Compile every CUDA kernel: registers, spills, changes of machine code."""
+    from dsv4kv.ops.cuda import inspection
+    from dsv4kv.ops.cuda.compile import nvrtc_version
+    from dsv4kv.ops.launches.catalogue import ARCHITECTURES, catalogue
+    from dsv4kv.view import checks, render
+
+    if write_baseline and arch:
+        raise ConfigError("a baseline holds every architecture: leave out --arch.")
+    nvrtc = nvrtc_version()
+    before = inspection.load_baseline(nvrtc) if check else None
+    architectures = list(dict.fromkeys(arch or ARCHITECTURES))
+    shown = catalogue()
+    total = sum(len(inspection.modules_of(shown, each)) for each in architectures)
+    with opt.watch("compiling", "modules", total) as watcher:
+        findings = inspection.survey(shown, architectures, watcher.advance)
+    if as_json:
+        opt.print_json({"nvrtc": nvrtc, "kernels": [_to_values(finding) for finding in findings]})
+    elif not check:
+        render.show([checks.registers_table(findings), "", checks.sum_up(findings)])
+    if write_baseline:
+        say(f"baseline: {inspection.save_baseline(findings, nvrtc)}", err=True)
+    if before is not None:
+        problems = [*inspection.broken_promises(findings), *inspection.drift(findings, before)]
+        for problem in problems:
+            say(f"problem: {problem}", err=True)
+        if problems:
+            raise typer.Exit(1)
+        if not as_json:
+            names = {finding.name for finding in findings}
+            where = ", ".join(architectures)
+            found = "no local memory, each waits for the one before"
+            path = inspection.baseline_path(nvrtc)
+            render.show([f"{len(names)} kernels on {where}: {found}; as in {path}."])
+
+
+def _to_values(finding: "Finding") -> dict[str, Any]:
+    module = finding.example.launch.module
+    return {
+        "subject": finding.example.subject,
+        "architecture": finding.architecture,
+        "source": module.source,
+        "macros": dict(module.macros),
+        **asdict(finding.report),
+    }

@@ -30,14 +30,13 @@ def keep_record(
 ) -> None:
     """Save a record and print it, with ``silent`` only its problems, on standard error."""
     from dsv4kv.runs.store import dumps, save_record
-    from dsv4kv.view.render import show
-    from dsv4kv.view.runs import report_record
+    from dsv4kv.view import render, runs
 
     with endings_put_off():
         saved = save_record(record, folder)
     console = open_console(stderr=True, soft_wrap=True) if silent else open_console()
-    parts = report_record(record, saved.path, quiet=silent, verbose=verbose)
-    show(parts, console)
+    parts = runs.report_record(record, saved.path, quiet=silent, verbose=verbose)
+    render.show(parts, console)
     say_saved(saved, silent=silent)
     if json_:
         write_json(dumps(record), json_)

@@ -11,7 +11,7 @@ import typer
 
 from dsv4kv import files
 from dsv4kv.choices import STRATEGIES, TRACE_FORMATS, TRACE_LINES, explained, listed
-from dsv4kv.cli import examples, group
+from dsv4kv.cli import command, group
 from dsv4kv.cli import options as opt
 from dsv4kv.core.policies import OFFLINE_POLICIES, POLICIES
 from dsv4kv.engines.names import RULES
@@ -34,10 +34,7 @@ else:
     UnitName = Literal[*UNITS_PER_SECOND]
     WrittenName = Literal[*TRACE_LINES]
 
-app = group(
-    "Summarize, convert, synthesize and tokenize traces; hit rate by cache size.",
-    "dsv4kv trace info builtin:chat",
-)
+app = group("trace", "dsv4kv trace info builtin:chat")
 
 _YEAR_S = 365 * 86_400
 _SHORT_S = 1.0  # shorter work draws no bar
@@ -107,7 +104,7 @@ def _watched_reading(name: str) -> "Iterator[Watch]":
 # ---- info and convert
 
 
-@app.command(epilog=examples("dsv4kv trace info builtin:chat"))
+@command("trace info", "dsv4kv trace info builtin:chat")
 @opt.takes(READING)
 def info(
     given: dict[str, Any],
@@ -149,11 +146,10 @@ def info(
     opt.tell(parts, about, as_json=as_json)
 
 
-@app.command(
-    epilog=examples(
-        "dsv4kv trace convert trace.jsonl first.jsonl.gz --limit 1000",
-        "dsv4kv trace convert recording trace.jsonl.gz",
-    )
+@command(
+    "trace convert",
+    "dsv4kv trace convert trace.jsonl first.jsonl.gz --limit 1000",
+    "dsv4kv trace convert recording trace.jsonl.gz",
 )
 @opt.takes(READING)
 def convert(
@@ -161,8 +157,8 @@ def convert(
     source: str = SOURCE,
     out: Path = OUT_FILE,
     trace_format: FormatName = FORMAT,
-    skip: int = opt.option("Requests to skip at the start.", min=0, rare=True, default=0),
-    limit: int | None = opt.option("Max requests to write.", min=1, show_default="all"),
+    skip: int = opt.rare("Requests to skip at the start.", min=0, default=0),
+    limit: int | None = opt.option("Max requests to write.", min=1, shown="all"),
     sort: bool = opt.flag("--sort", "Sort by arrival; equal times keep their order.", rare=True),
     to: WrittenName = TO,
 ) -> None:
@@ -173,9 +169,7 @@ def convert(
     from dsv4kv.record.convert import describe, in_blocks, read_recording
     from dsv4kv.record.folder import is_recording
     from dsv4kv.record.server import describe_breaks, read_server
-    from dsv4kv.traces import is_stores_only, place_of, read_trace
-    from dsv4kv.traces.formats import BLOCK_TOKENS
-    from dsv4kv.traces.summary import check_histories_of
+    from dsv4kv.traces import formats, is_stores_only, place_of, read_trace, summary
 
     _check_out(out, to)
     if Path(source).is_dir() and Path(source).resolve() in out.resolve().parents:
@@ -187,7 +181,7 @@ def convert(
         recorded = read_recording(Path(source))
         part: Iterable[Request] = recorded.requests[skip:stop]
         if to.startswith("mooncake"):
-            part = in_blocks(part, BLOCK_TOKENS)
+            part = in_blocks(part, formats.BLOCK_TOKENS)
         _write(part, out, to, stores=recorded.stores_only)
         for sentence in [*describe(recorded), *describe_breaks(read_server(Path(source)))]:
             say(sentence)
@@ -196,8 +190,9 @@ def convert(
     options = _read_options(given, any_order=sort, stores=stores)
 
     def check(requests: "Iterator[Request]", first: int) -> "Iterator[Request]":
-        return check_histories_of(
-            requests, lambda number: place_of(first + number, source, trace_format, options)
+        return summary.check_histories_of(
+            requests,
+            lambda number: place_of(first + number, source, trace_format, options),
         )
 
     with _watched_reading(f"converting {source}") as watch:
@@ -211,7 +206,6 @@ def convert(
 
 
 def _check_out(out: Path, to: str) -> None:
-    """Refuse a file before anything is read."""
     if out.is_dir():
         raise TraceError(f"{out} is a folder: name the file to write.")
     try:
@@ -235,7 +229,6 @@ _CONVERSATIONS = (
 _TOKENIZER = "A model's folder, with its tokenizer.json; or such a file. Never downloaded."
 _TEMPLATE = "Jinja file; a file in .py is run: DeepSeek's encoding_dsv4.py."
 _TEMPLATE_OPTIONS = "Options of the template, such as '{\"enable_thinking\": false}'."
-_TEXT = "Every line is a prompt, whatever it looks like."
 _DEFECTS = "Skip and count records that cannot be read; else the first ends it."
 _UNANSWERED = "Output tokens of requests that the data has no answer to."
 _RATE = "Conversations that begin in a second (Poisson), if no time is given."
@@ -243,32 +236,30 @@ _GAP = "Mean time between turns (exponential), in seconds."
 _FIELD = "Field of records, or of messages, that says when they were sent: ISO 8601, or a number."
 _UNIT = f"Unit of numbers: {listed(UNITS_PER_SECOND)}."
 _SALT = "Salt for block ids (16–64 bytes); reuse it, or a recording's, to get identical ids."
-_PROCESSES: dict[str, Any] = {"min": 1, "max": 1024, "show_default": "one for every core"}
+_PROCESSES: dict[str, Any] = {"min": 1, "max": 1024, "shown": "one for every core"}
 
 
-@app.command(
-    epilog=examples("dsv4kv trace tokenize sharegpt.json t.jsonl.gz --tokenizer DeepSeek-V3")
+@command(
+    "trace tokenize", "dsv4kv trace tokenize sharegpt.json t.jsonl.gz --tokenizer DeepSeek-V3"
 )
 def tokenize(
     data: Path = opt.required(_CONVERSATIONS, "DATA"),
     out: Path = OUT_FILE,
     tokenizer: Path = opt.option(_TOKENIZER, "DIR", default=...),
-    template: opt.Text = opt.option(
-        _TEMPLATE, "FILE", "--chat-template", show_default="the tokenizer's"
-    ),
-    template_options: str = opt.option(_TEMPLATE_OPTIONS, "JSON", rare=True, default="{}"),
-    text: bool = opt.flag("--text", _TEXT, rare=True),
+    template: opt.Text = opt.option(_TEMPLATE, "FILE", "--chat-template", shown="the tokenizer's"),
+    template_options: str = opt.rare(_TEMPLATE_OPTIONS, "JSON", default="{}"),
+    text: bool = opt.flag("--text", "Every line is a prompt, whatever it looks like.", rare=True),
     skip: bool = opt.flag("--skip-defects", _DEFECTS, rare=True),
-    output_tokens: int = opt.option(_UNANSWERED, min=0, rare=True, default=0),
-    rate: float = opt.option(_RATE, rare=True, min=1e-6, max=1e6, default=1.0),
-    gap: float = opt.option(_GAP, rare=True, min=1e-6, max=1e6, default=20.0),
-    time_field: opt.Text = opt.option(_FIELD, "NAME", rare=True),
-    time_unit: UnitName = opt.option(_UNIT, "UNIT", rare=True, default="s"),
-    seed: int = opt.option("Seed of the times.", min=0, rare=True, default=0),
-    block_tokens: int = opt.option("Tokens per id.", min=1, rare=True, default=64),
-    salt: Path | None = opt.option(_SALT, "FILE", rare=True, show_default="random"),
+    output_tokens: int = opt.rare(_UNANSWERED, min=0, default=0),
+    rate: float = opt.rare(_RATE, min=1e-6, max=1e6, default=1.0),
+    gap: float = opt.rare(_GAP, min=1e-6, max=1e6, default=20.0),
+    time_field: opt.Text = opt.rare(_FIELD, "NAME"),
+    time_unit: UnitName = opt.rare(_UNIT, "UNIT", default="s"),
+    seed: int = opt.rare("Seed of the times.", min=0, default=0),
+    block_tokens: int = opt.rare("Tokens per id.", min=1, default=64),
+    salt: Path | None = opt.rare(_SALT, "FILE", shown="random"),
     to: WrittenName = TO,
-    processes: int | None = opt.option("Processes.", rare=True, **_PROCESSES),
+    processes: int | None = opt.rare("Processes.", **_PROCESSES),
 ) -> None:
     """Make a trace of conversations or prompts: lengths, sessions and ids of blocks of tokens.
 
@@ -276,8 +267,8 @@ def tokenize(
     template writes it, so turns share what a server could reuse. No text and no token is written.
     """
     from dsv4kv.processes import usable_cores
+    from dsv4kv.record import convert
     from dsv4kv.record import tokenize as made
-    from dsv4kv.record.convert import in_blocks
     from dsv4kv.traces.formats import BLOCK_TOKENS
 
     _check_out(out, to)
@@ -301,7 +292,7 @@ def tokenize(
             skip=skip,
         )
         if to.startswith("mooncake"):
-            requests = in_blocks(requests, BLOCK_TOKENS)
+            requests = convert.in_blocks(requests, BLOCK_TOKENS)
         _write(requests, out, to, stores=False)
     for sentence in made.describe(counts, output_tokens):
         say(sentence)
@@ -339,59 +330,49 @@ _MEMORY = (
     "its blocks, each with a 95 % interval. Only the curve: strategies, rules and policies need "
     "whole prompts."
 )
+_CURVES = "Draw the curves: .svg or .html."
 _CHUNK = "Tokens of a prompt computed in one step (max_num_batched_tokens)."
 
 
-@app.command(
-    epilog=examples(
-        "dsv4kv trace mrc builtin:chat                            hits by capacity",
-        "dsv4kv trace mrc builtin:chat --capacity 1M --rule all   by engines' rules",
-    )
+@command(
+    "trace mrc",
+    "dsv4kv trace mrc builtin:chat                            hits by capacity",
+    "dsv4kv trace mrc builtin:chat --capacity 1M --rule all   by engines' rules",
 )
 @opt.takes(READING)
 def mrc(
     given: dict[str, Any],
     source: str = opt.required(f"With block ids: {_SOURCE}", "SOURCE"),
     model: str = opt.option(opt.MODELS, "NAME|FILE", default="v4-flash"),
-    block_tokens: opt.Text = opt.option(
-        _BLOCK, "TOKENS", rare=True, show_default="the trace's; for rules 256"
-    ),
-    capacity: opt.Text = opt.option(_CAPACITY, "SIZES", show_default="ten that show the curve"),
+    block_tokens: opt.Text = opt.rare(_BLOCK, "TOKENS", shown="the trace's; for rules 256"),
+    capacity: opt.Text = opt.option(_CAPACITY, "SIZES", shown="ten that show the curve"),
     strategy: str = opt.option(_STRATEGY, "NAMES", default=_STRATEGIES),
     rule: opt.Text = opt.option(_RULE, "NAMES"),
-    speculation: str = opt.option(_SPECULATION, "NAMES", rare=True, default="none"),
-    policy: opt.Text = opt.option(_POLICY, "NAMES", rare=True),
-    memory: opt.Text = opt.option(_MEMORY, "BYTES", rare=True),
-    jobs: int = opt.option(
-        "Processes for the rules.", "N", "--jobs", "-j", min=1, rare=True, default=1
-    ),
-    chunk_tokens: str = opt.option(_CHUNK, "TOKENS", rare=True, default="8192"),
-    gpu: str = opt.option(opt.GPU, "NAME", rare=True, default="h200"),
-    trace_format: FormatName = opt.option(
-        _FORMAT, "FORMAT", "--format", rare=True, default="auto"
-    ),
+    speculation: str = opt.rare(_SPECULATION, "NAMES", default="none"),
+    policy: opt.Text = opt.rare(_POLICY, "NAMES"),
+    memory: opt.Text = opt.rare(_MEMORY, "BYTES"),
+    jobs: int = opt.rare("Processes for the rules.", "N", "--jobs", "-j", min=1, default=1),
+    chunk_tokens: str = opt.rare(_CHUNK, "TOKENS", default="8192"),
+    gpu: str = opt.rare(opt.GPU, "NAME", default="h200"),
+    trace_format: FormatName = opt.rare(_FORMAT, "FORMAT", "--format", default="auto"),
     as_json: bool = opt.AS_JSON,
     verbose: bool = opt.VERBOSE,
-    chart: Path | None = opt.option(
-        "Draw the curves: .svg or .html.", "FILE", callback=opt.to_chart
-    ),
+    chart: Path | None = opt.option(_CURVES, "FILE", callback=opt.to_chart),
 ) -> None:
     """Print the prefix hit rate of a trace by cache capacity, exactly, and why hits are lost.
 
     A hit ends at the first block that is not cached. Cached blocks are useful only if window and
     compressor state are there too: strategies say what is kept of them, rules what engines do.
     """
-    from dsv4kv.budget.gpus import load_gpu
-    from dsv4kv.budget.scenario import find_model
-    from dsv4kv.replay.mrc import Question, measure_trace, prefix_costs
-    from dsv4kv.replay.thin import measure_stream
-    from dsv4kv.traces import load_paths, read_trace
-    from dsv4kv.traces.paths import batches_of
+    from dsv4kv.budget import gpus, scenario
+    from dsv4kv.replay import mrc as curves
+    from dsv4kv.replay import thin
+    from dsv4kv.traces import load_paths, paths, read_trace
     from dsv4kv.view import trace as view
     from dsv4kv.view.html import write_chart
 
-    drafts, config = tuple(opt.split(speculation)), find_model(model)
-    token_bytes = prefix_costs(config).token_bytes
+    drafts, config = tuple(opt.split(speculation)), scenario.find_model(model)
+    token_bytes = curves.prefix_costs(config).token_bytes
     sizes = (
         int(parse_bytes(one) / token_bytes) if one.upper().endswith("B") else parse_count(one)
         for one in opt.split(capacity)
@@ -403,7 +384,7 @@ def mrc(
     )
     if memory and strategy == _STRATEGIES:
         strategy = "none"
-    question = Question(
+    question = curves.Question(
         model=config,
         block_tokens=parse_count(block_tokens) if block_tokens else None,
         capacities_tokens=tuple(sorted(sizes)),
@@ -412,7 +393,7 @@ def mrc(
         speculations=drafts,
         policies=tuple(opt.split(policy)),
         chunk_tokens=parse_count(chunk_tokens),
-        arch=load_gpu(gpu).arch,
+        arch=gpus.load_gpu(gpu).arch,
     )
     with _watched_reading(f"reading {source}") as watch:
         options = _read_options(given, watch=watch)
@@ -428,13 +409,13 @@ def mrc(
                     f"{name} needs whole prompts, and --memory {memory} keeps some of their "
                     "blocks: leave one of them out."
                 )
-            batches = batches_of(read_trace(source, trace_format, options))
-            answer = measure_stream(batches, question, parse_bytes(memory))
+            batches = paths.batches_of(read_trace(source, trace_format, options))
+            answer = thin.measure_stream(batches, question, parse_bytes(memory))
         else:
             table = load_paths(source, trace_format, options)
     if not memory:
         with opt.watch("measuring", "steps", after_s=_SHORT_S) as watcher:
-            answer = measure_trace(table, question, watcher.reach, jobs)
+            answer = curves.measure_trace(table, question, watcher.reach, jobs)
     page = view.mrc_page(source, config.name, answer)
     if chart:
         write_chart(chart, page.made_now())
@@ -450,23 +431,21 @@ _SHAPE = (
     "tree: independent prompts that begin with text from a tree of shared prefixes. chat: "
     "conversations over one system prompt, each turn extending the last."
 )
+_CHAT: dict[str, Any] = {"panel": "Shape chat", "min": 1}
 _SHAPED = "Change a setting of the tree (workload.synthetic); repeatable."
 
 
-@app.command(
-    epilog=examples(
-        "dsv4kv trace synth docs.jsonl.gz --set requests=1000 --set prefix_branches=8",
-        "dsv4kv trace synth chat.jsonl --shape chat",
-    )
+@command(
+    "trace synth",
+    "dsv4kv trace synth docs.jsonl.gz --set requests=1000 --set prefix_branches=8",
+    "dsv4kv trace synth chat.jsonl --shape chat",
 )
 def synth(
     out: Path = opt.required(_LINES, "OUT"),
     shape: Literal["tree", "chat"] = opt.option(_SHAPE, default="tree"),
     set_: opt.Texts = opt.option(_SHAPED, "KEY=VALUE", "--set"),
-    seed: int = opt.option("Seed: the same one, the same trace.", rare=True, min=0, default=0),
-    conversations: int | None = opt.option(
-        "Conversations.", min=1, max=1_000_000, show_default="12", panel="Shape chat", rare=True
-    ),
+    seed: int = opt.rare("Seed: the same one, the same trace.", min=0, default=0),
+    conversations: int | None = opt.rare("Conversations.", max=1_000_000, shown="12", **_CHAT),
 ) -> None:
     """Make a trace; the same options and seed make the same file."""
     from dsv4kv.config.load import load_config

@@ -7,7 +7,6 @@ Times of a busy machine, and values whose interval is unknown or as large as the
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 from dsv4kv.runs import quantities as q
@@ -17,15 +16,6 @@ from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view import facts, plots
 from dsv4kv.view import outcomes as oc
 from dsv4kv.view import table as tb
-from dsv4kv.view import telemetry as tm
-from dsv4kv.view.quantity import (
-    format_number,
-    format_quantity,
-    format_setting,
-    quantity,
-    size,
-    us,
-)
 
 MAX_ROWS: Final = 8
 """Rows of a table, and problems, of an answer without ``--verbose``."""
@@ -43,10 +33,10 @@ def bench_page(record: RunRecord) -> tb.Page:
     sections = []
     for section in _sections(record, groups):
         parts = [  # numbers of a part of a model say so
-            part.noted(layers)
-            if isinstance(part, tb.Table) and part.title != "Telemetry"
-            else part
-            for part in section.parts
+            each.noted(layers)
+            if isinstance(each, tb.Table) and each.title != "Telemetry"
+            else each
+            for each in section.parts
         ]
         sections.append(replace(section, parts=parts))
     sections.append(tb.Section("Verification", list(judge_run(record))))
@@ -86,18 +76,13 @@ def judge_run(record: RunRecord) -> Iterator[tb.Finding]:
     for case in record.cases:
         launched = f"launch {case.launch}" if record.launches else ""
         name = ", ".join(filter(None, (launched, q.axis_text(case)))) if several else ""
-        for found in (
-            *facts.judge_status(case),
-            *facts.judge_results(case),
-            *tm.judge_telemetry(case),
-        ):
+        results = (*facts.judge_status(case), *facts.judge_results(case))
+        for found in (*results, *facts.judge_telemetry(case)):
             if found.is_problem or not several:
-                yield replace(
-                    found, sentence=f"{name}: {found.sentence}" if name else found.sentence
-                )
+                yield replace(found, sentence=f"{name}: {found.sentence}".removeprefix(": "))
     checks = sum(case.verification.checks for case in record.cases)
     if several and checks and not any(case.verification.failures for case in record.cases):
-        yield tb.Finding("good", f"{checks:,} outputs equal the reference in all cases together")
+        yield tb.good(f"{checks:,} outputs equal the reference in all cases together")
 
 
 def _answer(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[tb.Part]:
@@ -109,14 +94,14 @@ def _answer(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[tb.Part]:
         yield tb.Finding(problems[3].level, f"and {rest}: --verbose")
     if not groups:
         return
-    busy = any(tm.is_busy(case) for case in record.cases)
+    busy = any(facts.is_busy(case) for case in record.cases)
     if busy:
-        cpus = max(tm.busy_cpus(case) for case in record.cases)
-        yield tb.Finding("warning", f"other processes used {cpus:.1f} CPUs: times are marked !")
+        cpus = max(facts.busy_cpus(case) for case in record.cases)
+        yield tb.warning(f"other processes used {cpus:.1f} CPUs: times are marked !")
     if len(groups) > 1:
         sentences = list(oc.best_sentences(groups)) or [oc.unchanged_sentence(groups)]
         for sentence in filter(None, sentences[:2]):
-            yield tb.Finding("warning", sentence) if busy else tb.Text(sentence, "strong")
+            yield tb.warning(sentence) if busy else tb.strong(sentence)
         yield from ("", _sweep_table(groups).first(MAX_ROWS + 4))
         return
     (launches,) = groups
@@ -163,7 +148,7 @@ def is_known(estimate: Estimate) -> bool:
 
 def checked(estimate: Estimate | None, scale: float = 1.0, *, busy: bool = False) -> tb.Number:
     """A cell that is marked where the value is not known well."""
-    cell = quantity(estimate, scale)
+    cell = tb.quantity(estimate, scale)
     if estimate is None or (is_known(estimate) and not busy):
         return cell
     return replace(cell, value=f"! {cell.value}", tone="warning")
@@ -179,12 +164,6 @@ def _backend_note(case: Case) -> str:
     return words + ("; calls while throttled are excluded" if throttled else "")
 
 
-def _timed(case: Case) -> list[Operation]:
-    """Operations with samples, those with the largest share of a step first; cold calls only."""
-    found = [e for e in case.operations if e.samples_ns and e.temperature in (None, "cold")]
-    return sorted(found, key=lambda each: -_time_of(case, each))
-
-
 def _time_of(case: Case, operation: Operation) -> float:
     known = any(q.per_step(case, each)[2] for each in case.operations)
     return q.per_step(case, operation)[2] if known else sum(operation.samples_ns)
@@ -197,25 +176,26 @@ def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None =
     with matrix products have a roof: memory allows FLOP/B times the rate of copies, tensor cores
     the datasheet's dense rate of the ``gpu``.
     """
-    known, busy = q.yardsticks(case), tm.is_busy(case)
+    known, busy = q.yardsticks(case), facts.is_busy(case)
     best = known[0].rate if known else None
-    rows = _timed(case) if most else case.operations
-    whole = sum(_time_of(case, each) for each in _timed(case)) or 1
+    timed = [e for e in case.operations if e.samples_ns and e.temperature in (None, "cold")]
+    timed.sort(key=lambda each: -_time_of(case, each))
+    rows = timed if most else case.operations
+    whole = sum(_time_of(case, each) for each in timed) or 1
 
     def share_of_best(each: Operation) -> tb.Number:
         rate = estimate_rate(each.bytes, each.samples_ns)
         share = divide(rate, best) if rate and best and best.value else None
         return checked(share, 100, busy=busy)
 
-    def share_of_time(each: Operation) -> tb.Number:
-        counts = each.temperature in (None, "cold")
-        return _percent(_time_of(case, each) if counts else 0, whole)
+    def share_of_time(each: Operation) -> tb.Number | None:
+        return _percent(_time_of(case, each), whole) if each.temperature != "hot" else None
 
     def calls(each: Operation) -> tb.Number:
         kept, all_ = len(each.samples_ns), len(each.samples_ns) + each.throttled
         return tb.Number(f"{kept:,} of {all_:,}" if each.throttled else f"{kept:,}")
 
-    columns: list[tuple[str, tb.Read]] = [
+    columns: list[tb.Column] = [
         ("operation", _name),
         ("layers", _layers),
         ("median µs", lambda each: checked(_median(each.samples_ns), 1e-3, busy=busy)),
@@ -223,33 +203,30 @@ def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None =
         (f"% of {known[0].name if known else 'copy'}", share_of_best),
         ("% of time", share_of_time),
     ]
-    if most is None:
-        columns += [
-            ("calls", calls),
-            ("useful bytes", lambda each: size(sum(each.bytes))),
-            ("FLOP/B", lambda each: quantity(_intensity(each))),
-            ("GFLOP/s", lambda each: quantity(_flop_rate(each))),
-            ("bound by", lambda each: roof(each, best, gpu)[0]),
-            ("% of the roof", lambda each: roof(each, best, gpu)[1]),
-        ]
-    peaks = "; ".join(
-        f"{each.name} {format_quantity(each.rate)} GB/s" for each in known[: 1 if most else None]
-    )
+    least = [columns[4][0]]
+    peaks = [f"{each.name} {tb.format_quantity(each.rate)} GB/s" for each in known]
+    if most:
+        note = "; ".join([*peaks[:1], _backend_note(case)])
+        return tb.Table("Operations", columns, rows, note, keys=2, least=least).first(most)
+    columns += [
+        ("calls", calls),
+        ("useful bytes", lambda each: tb.size(sum(each.bytes))),
+        ("FLOP/B", _intensity),
+        ("GFLOP/s", _flop_rate),
+        ("bound by", lambda each: roof(each, best, gpu)[0]),
+        ("% of the roof", lambda each: roof(each, best, gpu)[1]),
+    ]
     missing = [f"not measured: {_name(e)} {_layers(e)}, {e.why}" for e in case.not_measured]
     short = any(sum(e.samples_ns) < _SHORT_NS * len(e.samples_ns) for e in rows)
     if case.empty_kernel_ns and short:
-        empty = format_quantity(_median(case.empty_kernel_ns), 1e-3)
+        empty = tb.format_quantity(_median(case.empty_kernel_ns), 1e-3)
         missing.append(f"an empty kernel takes {empty} µs")
-    note = "; ".join(filter(None, (peaks, _backend_note(case))))
-    caption = "" if most else "\n".join(missing)
-    table = tb.Table(
-        "Operations", columns, rows, note, caption=caption, keys=2, least=[columns[4][0]]
-    )
-    return table.first(most)
+    note, caption = "; ".join([*peaks, _backend_note(case)]), "\n".join(missing)
+    return tb.Table("Operations", columns, rows, note, caption=caption, keys=2, least=least)
 
 
-def _percent(part: float, whole: float) -> tb.Number:
-    return tb.Number(f"{part / whole * 100:.1f}" if part else tb.ABSENT)
+def _percent(part: float, whole: float) -> tb.Number | None:
+    return tb.Number(f"{part / whole * 100:.1f}") if part else None
 
 
 def _median(samples_ns: Sequence[int]) -> Estimate | None:
@@ -277,19 +254,19 @@ def _flop_rate(operation: Operation) -> float | None:
 
 def roof(
     operation: Operation, copy: Estimate | None, gpu: GpuFacts | None
-) -> tuple[str, tb.Number]:
+) -> tuple[str | None, tb.Number | None]:
     """What bounds matrix products, and the share of that bound in percent."""
     intensity, rate = _intensity(operation), _flop_rate(operation)
     if intensity is None or rate is None or operation.temperature == "hot":
-        return tb.ABSENT, tb.Number(tb.ABSENT)
+        return None, None
     figure = "fp8_tflops" if operation.name == "index_scores" else "bf16_tflops"
     peak = q.on_datasheet(gpu, figure) if gpu else None
     allowed = {"memory": intensity * copy.value} if copy else {}
     allowed |= {"tensor cores": peak * 1e3} if peak else {}
     if not allowed:
-        return tb.ABSENT, tb.Number(tb.ABSENT)
+        return None, None
     bound = min(allowed, key=lambda name: allowed[name])
-    return bound if len(allowed) > 1 else tb.ABSENT, _percent(rate, allowed[bound])
+    return bound if len(allowed) > 1 else None, _percent(rate, allowed[bound])
 
 
 def _latencies_table(case: Case) -> tb.Table:
@@ -298,14 +275,14 @@ def _latencies_table(case: Case) -> tb.Table:
     graph, eager = steps.get("decode_graph_device"), steps.get("decode_eager_device")
     note = ""
     if graph and eager:
-        ratio = format_quantity(divide(eager, graph))
+        ratio = tb.format_quantity(divide(eager, graph))
         note = f"launched one by one, a step takes {ratio} times as long as a graph"
     columns: tb.Columns = [
         ("action", lambda row: row[0].name),
-        ("median µs", lambda row: checked(row[1].estimate, 1e-3, busy=tm.is_busy(case))),
-        ("p99 µs", lambda row: us(row[1].percentiles.get(99.0))),
-        ("max µs", lambda row: us(row[1].maximum)),
-        ("samples", lambda row: quantity(row[1].n)),
+        ("median µs", lambda row: checked(row[1].estimate, 1e-3, busy=facts.is_busy(case))),
+        ("p99 µs", lambda row: tb.us(row[1].percentiles.get(99.0))),
+        ("max µs", lambda row: tb.us(row[1].maximum)),
+        ("samples", lambda row: row[1].n),
     ]
     return tb.Table("Latencies", columns, found, note=note)
 
@@ -321,8 +298,8 @@ def _launches_table(record: RunRecord) -> tb.Table:
         ("layers", lambda row: row[0].layer_type),
         ("median µs", lambda row: checked(q.over_launches(row[1]), 1e-3)),
         ("GB/s", lambda row: checked(q.over_launches(row[2]))),
-        ("slowest / fastest", lambda row: quantity(max(row[1]) / (min(row[1]) or 1))),
-        ("launches", lambda row: quantity(len(row[1]))),
+        ("slowest / fastest", lambda row: max(row[1]) / (min(row[1]) or 1)),
+        ("launches", lambda row: len(row[1])),
     ]
     note = "95 % interval over launches"
     return tb.Table("Medians of launches", columns, rows, note=note, keys=2)
@@ -330,41 +307,36 @@ def _launches_table(record: RunRecord) -> tb.Table:
 
 def _sweep_table(groups: Sequence[oc.Group]) -> tb.Table:
     cases = [case for group in groups for case in group]
-    busy = any(tm.is_busy(case) for case in cases)
+    busy = any(facts.is_busy(case) for case in cases)
 
-    def setting(group: oc.Group, path: str) -> str:
-        return format_setting(path, group[0].axis[path]) if path in group[0].axis else tb.ABSENT
-
-    def number(group: oc.Group, outcome: oc.Outcome, scale: float) -> tb.Number:
-        return checked(outcome.across(group), scale, busy=busy)
+    def number(outcome: oc.Outcome, scale: float = 1.0) -> tb.Read:
+        return lambda group: checked(outcome.across(group), scale, busy=busy)
 
     def allocated(group: oc.Group) -> tb.Number:
         found = oc.MEMORY.across(group)
-        return size(found.value if found else None)
+        return tb.size(found.value if found else None)
 
-    axes: list[tuple[str, tb.Read]] = [
-        (name.replace("_", " "), partial(setting, path=path))
-        for path, name in q.axis_names(cases).items()
-    ]
-    columns: tb.Columns = [
-        *axes,
-        ("GPU decode µs", partial(number, outcome=oc.DECODE, scale=1e-3)),
-        ("step µs", partial(number, outcome=oc.STEP, scale=1e-3)),
-        ("gather GB/s", partial(number, outcome=oc.GATHER, scale=1.0)),
-        ("prepare µs", partial(number, outcome=oc.PREPARE, scale=1e-3)),
-        ("tokens/s", partial(number, outcome=oc.TOKENS, scale=1.0)),
-        ("allocated", allocated),
-    ]
+    columns = axes = oc.axis_columns(cases, lambda group: group[0])
     if any(case.status != "complete" for case in cases):
         state = "state", lambda group: tb.mark(_MARKS.get(group[0].status, "bad"))
-        columns = [*axes, state, *columns[len(axes) :]]
+        columns = [*axes, state]
+    columns = [
+        *columns,
+        ("GPU decode µs", number(oc.DECODE, 1e-3)),
+        ("step µs", number(oc.STEP, 1e-3)),
+        ("gather GB/s", number(oc.GATHER)),
+        ("prepare µs", number(oc.PREPARE, 1e-3)),
+        ("tokens/s", number(oc.TOKENS)),
+        ("allocated", allocated),
+    ]
     note = "; ".join(dict.fromkeys(_backend_note(case) for case in cases if case.totals))
     return tb.Table("Sweep", columns, groups, note=note, keys=len(axes))
 
 
 def step_table(cases: Sequence[Case]) -> tb.Table | None:
     """Bytes and time of a decode step by kind of work; None where no case knows."""
-    axes, rows = q.axis_names(cases), list[tuple[Case, q.StepShare, float, float]]()
+    axes = oc.axis_columns(cases, lambda row: row[0])
+    rows = list[tuple[Case, q.StepShare, float, float]]()
     for case in cases:
         shares = q.step_shares(case)
         moved, spent = sum(s.bytes for s in shares) or 1, sum(s.ns for s in shares) or 1
@@ -372,13 +344,10 @@ def step_table(cases: Sequence[Case]) -> tb.Table | None:
     if not rows:
         return None
 
-    def setting(row: Any, path: str) -> str:
-        return format_setting(path, row[0].axis.get(path, tb.ABSENT))
-
     columns: tb.Columns = [
-        *((name.replace("_", " "), partial(setting, path=path)) for path, name in axes.items()),
+        *axes,
         ("work", lambda row: row[1].kind),
-        ("bytes a step", lambda row: size(row[1].bytes or None)),
+        ("bytes a step", lambda row: tb.size(row[1].bytes or None)),
         ("% of bytes", lambda row: _percent(row[1].bytes, row[2])),
         ("time a step", lambda row: tb.Number(format_duration(row[1].ns))),
         ("% of time", lambda row: _percent(row[1].ns, row[3])),
@@ -411,26 +380,24 @@ def _sections(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[tb.Sect
             yield tb.Section("Latency", [_latencies_table(case)])
         if case.cache:
             totals = [facts.totals_facts(case.totals, case.cache)] if case.totals else []
-            yield tb.Section("Memory", [facts.cache_facts(case.cache), *totals, *_pools(case)])
-        yield from tm.sections(case)
+            pools = [tb.Table("Cache", _POOLS, case.cache.pools, keys=2)] * bool(case.cache.pools)
+            yield tb.Section("Memory", [facts.cache_facts(case.cache), *totals, *pools])
+        if telemetry := facts.telemetry_table(case):
+            yield tb.Section("Telemetry", [telemetry])
 
 
-def _pools(case: Case) -> Iterator[tb.Part]:
-    pools = case.cache.pools if case.cache else []
+def _pool_layers(pool: Pool) -> str:
+    return "all" if pool.layer_type == "all" else f"{pool.layer_type} × {pool.layers}"
 
-    def layers(pool: Pool) -> str:
-        return "all" if pool.layer_type == "all" else f"{pool.layer_type} × {pool.layers}"
 
-    if pools:
-        columns: tb.Columns = [
-            ("pool", lambda p: p.name),
-            ("layers", layers),
-            ("units", lambda p: quantity(p.units)),
-            ("bytes/unit", lambda p: quantity(p.unit_bytes)),
-            ("predicted", lambda p: size(p.predicted_bytes)),
-            ("allocated", lambda p: size(p.allocated_bytes)),
-        ]
-        yield tb.Table("Cache", columns, pools, keys=2)
+_POOLS: tb.Columns = [
+    ("pool", lambda pool: pool.name),
+    ("layers", _pool_layers),
+    ("units", lambda pool: pool.units),
+    ("bytes/unit", lambda pool: pool.unit_bytes),
+    ("predicted", lambda pool: tb.size(pool.predicted_bytes)),
+    ("allocated", lambda pool: tb.size(pool.allocated_bytes)),
+]
 
 
 def _rate_charts(case: Case, gpu: GpuFacts | None) -> Iterator[tb.Chart]:
@@ -455,42 +422,27 @@ def _rate_charts(case: Case, gpu: GpuFacts | None) -> Iterator[tb.Chart]:
 class _Row(NamedTuple):
     case: Case
     operation: Operation
-    ours: Operation | None  # our own operation at the same shape; None where this is it
-
-    @property
-    def time(self) -> Estimate:
-        return summarize(self.operation.samples_ns).estimate
-
-    @property
-    def rate(self) -> Estimate | None:
-        return estimate_rate(self.operation.bytes, self.operation.samples_ns)
-
-    @property
-    def speed(self) -> Estimate | None:
-        """How many times as fast as ours."""
-        ours = self.ours
-        return divide(summarize(ours.samples_ns).estimate, self.time) if ours else None
-
-    @property
-    def copy(self) -> Estimate | None:
-        known = q.yardsticks(self.case)
-        return known[0].rate if known else None
+    time: Estimate
+    rate: Estimate | None
+    speed: Estimate | None  # how many times as fast as our own; None where this is it
+    copy: Estimate | None
 
     @property
     def copy_share(self) -> Estimate | None:
         return divide(self.rate, self.copy) if self.rate and self.copy else None
 
 
-def _rows(timed: Sequence[Sequence[Case]]) -> list[_Row]:
-    rows = []
+def _rows(timed: Sequence[Sequence[Case]]) -> Iterator[_Row]:
     for cases in timed:
         own = cases[-1]
         for case in cases:
-            rows += [
-                _Row(case, each, ours if case is not own else None)
-                for each, ours in zip(case.operations, own.operations, strict=True)
-            ]
-    return rows
+            known = q.yardsticks(case)
+            copy = known[0].rate if known else None
+            for each, ours in zip(case.operations, own.operations, strict=True):
+                time, ours_time = (summarize(e.samples_ns).estimate for e in (each, ours))
+                speed = divide(ours_time, time) if case is not own else None
+                rate = estimate_rate(each.bytes, each.samples_ns)
+                yield _Row(case, each, time, rate, speed, copy)
 
 
 def op_page(
@@ -501,29 +453,31 @@ def op_page(
     gpu: GpuFacts | None = None,
 ) -> tb.Page:
     """Cases in sight, then the sentence of one row, then all rows."""
-    rows = _rows(timed)
+    rows = list(_rows(timed))
     if not rows:
-        return tb.Page(
-            name, [tb.Finding("warning", f"{name}: nothing was timed: raise --seconds.")]
-        )
-    busy = any(tm.is_busy(each.case) for each in rows)
-    compared = sorted((row for row in rows if row.speed), key=_speed)
-    answer: list[tb.Part] = (
-        [_verdict(name, backend, compared, timed[0][-1].backend, busy=busy)] if compared else []
+        return tb.Page(name, [tb.warning(f"{name}: nothing was timed: raise --seconds.")])
+    busy = any(facts.is_busy(each.case) for each in rows)
+    compared = sorted(
+        (row for row in rows if row.speed), key=lambda row: row.speed.value if row.speed else 0.0
     )
-    answer.append(facts.cases_equal(name, backend, cases))
+    answer: list[tb.Part] = [facts.cases_equal(name, backend, cases)]
+    if compared:
+        own = timed[0][-1].backend
+        speeds = [speed for row in (compared[0], compared[-1]) if (speed := row.speed)]
+        exact = len(compared) == 1 and not busy
+        answer.insert(0, _verdict(f"{name} of {backend}", own, speeds, exact=exact, busy=busy))
     if busy:
-        answer.append(tb.Finding("warning", "other processes were busy: times are marked !"))
+        answer.append(tb.warning("other processes were busy: times are marked !"))
     copy = q.yardsticks((compared or rows)[0].case)[0]
     axes = {"batch": "batch", "top-k": "topk", "context": "context"}
     varied = [
         head for head, axis in axes.items() if len({row.case.axis[axis] for row in rows}) > 1
     ]
     shape = rows[0].case.axis
-    columns: list[tuple[str, tb.Read]] = [
+    columns: list[tb.Column] = [
         ("backend", lambda row: row.case.backend),
         ("layers", lambda row: row.operation.layer_type),
-        *((head, lambda row, axis=axes[head]: quantity(row.case.axis[axis])) for head in varied),
+        *((head, lambda row, axis=axes[head]: row.case.axis[axis]) for head in varied),
         ("median µs", lambda row: checked(row.time, 1e-3, busy=busy)),
         *([("speedup", lambda row: checked(row.speed, busy=busy))] if compared else []),
         ("GB/s", lambda row: checked(row.rate, busy=busy)),
@@ -536,28 +490,24 @@ def op_page(
         ]
     if not compared:
         del columns[0]
-    same = [f"{head} {quantity(shape[axes[head]]).value}" for head in axes if head not in varied]
+    same = [
+        f"{head} {tb.quantity(shape[axes[head]]).value}" for head in axes if head not in varied
+    ]
     note = "; ".join(
-        [*([", ".join(same)] if same else []), f"{copy.name} {format_quantity(copy.rate)} GB/s"]
+        [*([", ".join(same)] if same else []), f"{copy.name} {tb.format_quantity(copy.rate)} GB/s"]
     )
     return tb.Page(
         name, [*answer, "", tb.Table(name, columns, rows, note=note, keys=2, rest="--json")]
     )
 
 
-def _speed(row: _Row) -> float:
-    return row.speed.value if row.speed else 0.0
-
-
 def _verdict(
-    name: str, backend: str, compared: Sequence[_Row], own: str, *, busy: bool
+    what: str, own: str, speeds: Sequence[Estimate], *, exact: bool, busy: bool
 ) -> tb.Part:
-    """How much faster or slower than our own, from the slowest row to the fastest."""
-    speeds = [speed for row in (compared[0], compared[-1]) if (speed := row.speed)]
     ratios = [divide(Estimate(1.0, 0.0), each) if each.value < 1 else each for each in speeds]
-    known = [is_known(each) and _low(each) > 1 for each in ratios]
-    exact = len(compared) == 1 and all(known) and not busy
-    texts = [format_quantity(each) if exact else format_number(each.value) for each in ratios]
+    known = all(is_known(each) and oc.ends(each)[0] > 1 for each in ratios)
+    exact = exact and known
+    texts = [tb.format_quantity(each) if exact else tb.number(each.value) for each in ratios]
     words = ["slower" if each.value < 1 else "faster" for each in speeds]
     if texts[0] == texts[1] and words[0] == words[1]:
         said = f"{texts[0]} times {words[0]}"
@@ -566,14 +516,10 @@ def _verdict(
         said = f"{low[1]} to {high[1]} times {words[0]}"
     else:
         said = f"{texts[0]} times {words[0]} to {texts[1]} times {words[1]}"
-    sentence = f"{name} of {backend} is {said} than {own}"
-    if busy or not all(known):
-        return tb.Finding("warning", sentence + ", its interval unknown" * (not all(known)))
-    return tb.Text(f"{sentence}.", "strong")
-
-
-def _low(ratio: Estimate) -> float:
-    return ratio.value - (ratio.arms[0] if ratio.arms else ratio.half_width or 0.0)
+    sentence = f"{what} is {said} than {own}"
+    if busy or not known:
+        return tb.warning(sentence + ", its interval unknown" * (not known))
+    return tb.strong(f"{sentence}.")
 
 
 def op_values(name: str, cases: int, timed: Sequence[Sequence[Case]]) -> dict[str, Any]:

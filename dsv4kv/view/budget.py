@@ -18,7 +18,6 @@ from dsv4kv.errors import mask_secrets
 from dsv4kv.units import counted, format_bytes, format_count
 from dsv4kv.view import table as tb
 from dsv4kv.view.plots import MAX_LINES, Bar, Line, bars, lines
-from dsv4kv.view.quantity import format_number, size
 
 if TYPE_CHECKING:
     from dsv4kv.budget.launch import FlagCost, Reading
@@ -27,6 +26,7 @@ _MAX_OPTIONS, _MAX_FLAGS, _MAX_POINTS = 3, 6, 12
 _FEW = 0.75  # of the requests that an option promises: fewer in a start with less memory are said
 _LONG_CHANGE = 45  # letters of an option: more make a narrow terminal's row three
 _MAX_LINE = 300  # characters of a log's line, three rows
+_SIGNS = {"whole": "", "taken": "− ", "part": "    of it ", "more": "    not in it ", "left": "= "}
 _MAX_VALUE = 34  # letters: deepseek-ai/DeepSeek-V4.1-Flash and a little
 
 
@@ -45,28 +45,31 @@ def budget_page(
     ``launch`` writes the command that starts an option, or the answer itself for None;
     ``command`` is what ``view_command`` gives, ``misspelt`` its flags that are nearly another.
     """
-    scenario, host = found.scenario, found.host
-    inputs, most = scenario.inputs, found.max_concurrency
+    scenario, inputs, use = found.scenario, found.scenario.inputs, found.use
+    engine, most = scenario.engine, found.max_concurrency
     useful = [o for o in options if (o.concurrency > most if found.fits else o.fits)]
-    if host and host.refusal:
+    if found.host and found.host.refusal:
         useful = []
     lacks = lacking_bytes(scenario, found.context)
-    answer: list[tb.Part] = [
-        _answer(found),
-        *(
-            tb.Finding("warning", f"{word} is not counted: did you mean {flag}?")
-            for word, flag in misspelt.items()
-        ),
-        *(_overfull(found) if "memory_fraction" not in scenario.settings.assumed else ()),
-    ]
+    answer: list[tb.Part] = [_answer(found)]
+    for word, flag in misspelt.items():
+        answer.append(tb.warning(f"{word} is not counted: did you mean {flag}?"))
+    wanted = an.overfull(found)
+    if wanted and "memory_fraction" not in scenario.settings.assumed:
+        sentence = (
+            f"{engine.family.title}'s own estimate of activations, graphs and buffers is "
+            f"{format_bytes(wanted)}, and {format_bytes(use.memory - use.budget)} are left free: "
+            "a step may run out of memory."
+        )
+        answer.append(tb.warning(sentence))
     if found.kv_copies > 1 and not lacks:
-        answer.append(_copies_sentence(found))
-    if "engine" in given:
-        answer += _engine_lines(found)
+        tp, copies = scenario.layout.tp, found.kv_copies
+        answer.append(f"TP{tp} replicates the KV cache on {copies} GPUs (single KV head).")
+    answer += _engine_lines(found) if "engine" in given else []
     facts = _facts(found, curve)
     answer += [] if command or lacks else ["", facts]
     if inputs.host_tier is None and (inputs.host_ratio or inputs.host_size):
-        answer.append(tb.Finding("warning", "--host-ratio and --host-size need a --host-tier"))
+        answer.append(tb.warning("--host-ratio and --host-size need a --host-tier"))
     answer += [] if lacks else command
     best = useful[0] if useful else None
     line = launch(best) if best or found.fits else ""
@@ -74,33 +77,55 @@ def budget_page(
         table = _options_table(useful, found, below=bool(line))
         answer += ["", table.first(_MAX_OPTIONS)]
     if line:
-        started, requests = (best.scenario, best.concurrency) if best else (scenario, most)
         unsaid = "" if line.startswith("dsv4kv") else _unsaid(scenario, given, bool(command))
-        low = _low(found, best) if best else None
-        less = format_bytes(found.spread_bytes)
-        words = counted(requests, "request")
-        words += "" if low is None else f" ({low:,} in a start with {less} less)"
-        words += f", {started.layout.label}{unsaid}:"
-        answer += ["", tb.Text(words, "dim"), tb.Command(line)]
+        answer += ["", tb.dim(f"{_started(found, best)}{unsaid}:"), tb.Command(line)]
     sections = [tb.Section("Sizes", [facts])] if command else []
     if len(useful) > _MAX_OPTIONS:
         others = replace(_options_table(useful[_MAX_OPTIONS:], found), title="More options")
         sections.append(tb.Section("More options", [others]))
+    title = f"{scenario.config.name} on {_gpus(scenario)}, sized as {engine.name}"
+    return tb.Page(title, answer, [*sections, *_sections(found, given)])
+
+
+def _started(found: an.Answer, best: Option | None) -> str:
+    """``12 requests (9 in a start with 1.2 GiB less), TP8``: what a command line starts."""
+    scenario = best.scenario if best else found.scenario
+    words = counted(best.concurrency if best else found.max_concurrency, "request")
+    if best and (low := _low(found, best)) is not None:
+        words += f" ({low:,} in a start with {format_bytes(found.spread_bytes)} less)"
+    return f"{words}, {scenario.layout.label}"
+
+
+def _sections(found: an.Answer, given: Mapping[str, str]) -> Iterator[tb.Section]:
+    scenario, capacity, engine = found.scenario, found.capacity, found.scenario.engine
     shown = {_first_sentence(line) for line in _binding_lines(found)}
-    cut = [line for line in found.log_lines if line not in shown]
-    sections.append(tb.Section("Start-up lines", cut))
-    capacity, engine = found.capacity, scenario.engine
-    units = (
-        f"{capacity.units:,} {engine.unit}s of {float(capacity.unit_bytes):,.10g} B; one "
-        f"request counts as {float(capacity.units_per_request):,.0f}."
-        if capacity and not engine.own
-        else ""
-    )
+    yield tb.Section("Start-up lines", [line for line in found.log_lines if line not in shown])
+    units = ""
+    if capacity and not engine.own:
+        units = (
+            f"{capacity.units:,} {engine.unit}s of {float(capacity.unit_bytes):,.10g} B; one "
+            f"request counts as {float(capacity.units_per_request):,.0f}."
+        )
     missing = f"Not counted: {', '.join(an.overhead_of(found).unknown)}."
-    memory: list[tb.Part] = [_peak_table(found), missing, _pools_table(found)]
-    sections.append(tb.Section("Memory", memory, units))
-    if host:
-        sections.append(tb.Section("Host memory", list(_host_parts(host))))
+    peak: tb.Columns = [
+        ("one GPU", lambda line: f"{_SIGNS[line.kind]}{line.what}"),
+        ("size", lambda line: tb.size(abs(line.size_bytes))),
+        ("source", lambda line: line.source.partition(";")[0]),
+    ]
+    note = "from its memory to what is left for KV"
+    of_gpu = tb.Table("Peak memory", peak, list(an.peak_lines(found)), note=note)
+    costs: tb.Columns = [
+        ("pool", lambda cost: cost.pool),
+        ("layers", lambda cost: f"{cost.layer_type} × {cost.layers}"),
+        ("fixed", lambda cost: tb.size(cost.fixed_bytes or None)),
+        ("in flight", lambda cost: tb.size(cost.in_flight_bytes or None)),
+        ("B per token", lambda cost: _decimals(cost.marginal_bytes)),
+        ("B lost per token", lambda cost: _decimals(cost.padding_bytes)),
+    ]
+    pools = tb.Table("Pools", costs, found.costs, note="one request on one GPU", keys=2)
+    yield tb.Section("Memory", [of_gpu, missing, pools], units)
+    if found.host:
+        yield tb.Section("Host memory", list(_host_parts(found.host)))
     defaults: tb.Columns = [
         ("option", lambda line: line.option),
         ("value", lambda line: tb.Number(line.shown)),
@@ -108,9 +133,11 @@ def budget_page(
     ]
     taken = [line for line in an.assumptions(scenario) if line.value is not None]
     assumed = tb.Table("Engine defaults", defaults, taken, note=engine.name)
-    sections.append(tb.Section("Assumptions", [assumed, *_assumed(scenario, given)]))
-    title = f"{scenario.config.name} on {_gpus(scenario)}, sized as {engine.name}"
-    return tb.Page(title, answer, sections)
+    yield tb.Section("Assumptions", [assumed, *_assumed(scenario, given)])
+
+
+def _decimals(bytes_: Any) -> str | None:
+    return f"{float(bytes_):,.2f}" if bytes_ else None
 
 
 def _unsaid(scenario: Scenario, given: Mapping[str, str], of_command: bool) -> str:
@@ -136,61 +163,42 @@ def _answer(found: an.Answer) -> tb.Finding:
     scenario, inputs = found.scenario, found.scenario.inputs
     requests = counted(found.concurrency, "request")
     load = f"{requests} of {found.context:,} tokens"
-    layout = scenario.layout
     on = _gpus(scenario)
     of = f"{scenario.config.name}, sized as {scenario.engine.name}"
     if not within_limit(scenario, found.concurrency):
-        return tb.Finding("bad", f"{load} do not run concurrently: {an.limit_sentence(scenario)}.")
+        return tb.bad(f"{load} do not run concurrently: {an.limit_sentence(scenario)}.")
     refusal = found.host.refusal if found.host else an.lack_sentence(scenario, found.context)
     if refusal:
-        return tb.Finding("bad", refusal)
+        return tb.bad(refusal)
     if found.refused and found.use.free >= 0:
-        return tb.Finding(
-            "bad", f"{scenario.engine.name} refuses to start, though {load} would fit."
-        )
+        return tb.bad(f"{scenario.engine.name} refuses to start, though {load} would fit.")
     if not found.fits:
         verb, missing = "does" if found.concurrency == 1 else "do", format_bytes(-found.use.free)
-        return tb.Finding(
-            "bad", f"{load} {verb} not fit on {on}: {missing} too much per GPU; {of}."
-        )
+        return tb.bad(f"{load} {verb} not fit on {on}: {missing} too much per GPU; {of}.")
     fewest = ""
     if inputs.gpus is None and not (inputs.tp and inputs.dp):
         asked = f"{counted(inputs.concurrency or 1, 'request')} of {found.context:,} tokens"
-        fewest = f" Min GPUs for {asked}: {layout.gpus:,}."
+        fewest = f" Min GPUs for {asked}: {scenario.layout.gpus:,}."
     if not within_limit(scenario, found.max_concurrency + 1):
         fewest += f" No more run concurrently: {an.limit_sentence(scenario)}."
     verb = "fits" if found.concurrency == 1 else "fit"
-    clause, holds = _tight_start(found)
+    wanted, many = 1, found.max_context
+    if (low := found.low_context) is None:
+        wanted, many, low = inputs.concurrency or 1, found.max_concurrency, found.low_concurrency
+    less = f"in a start with {format_bytes(found.spread_bytes)} less"
+    clause = f" ({f'{low:,}' if low else 'none'} {less})" if low < many else ""
     total = f"{found.max_tokens:,} tokens in total"
     if inputs.concurrency and (inputs.context or inputs.gpus is None):
         room, most = format_bytes(found.use.free), found.max_concurrency
         total, clause = f"{room} per GPU free; at most {most:,} fit{clause}", ""
     elif inputs.concurrency:
         load, total = f"{requests} of up to {found.max_context:,} tokens", "longest that fit"
-    return tb.Finding(
-        "good" if holds else "warning",
-        f"{load} {verb}{clause} on {on}: {of}; {total}.{fewest}",
-    )
-
-
-def _tight_start(found: an.Answer) -> tuple[str, bool]:
-    """What fits in a start with less memory, if that is less, and whether what was asked does."""
-    most, asked, less = found.max_context, 1, found.spread_bytes
-    if (low := found.low_context) is None:
-        most, asked = found.max_concurrency, found.scenario.inputs.concurrency or 1
-        low = found.low_concurrency
-    held = f"{low:,}" if low else "none"
-    clause = f" ({held} in a start with {format_bytes(less)} less)" if low < most else ""
-    return clause, low >= asked
+    level: tb.Level = "good" if low >= wanted else "warning"
+    return tb.Finding(level, f"{load} {verb}{clause} on {on}: {of}; {total}.{fewest}")
 
 
 def _gpus(scenario: Scenario) -> str:
     return f"{scenario.layout.gpus:,} × {scenario.gpu.name} ({scenario.layout.label})"
-
-
-def _copies_sentence(found: an.Answer) -> str:
-    tp = found.scenario.layout.tp
-    return f"TP{tp} replicates the KV cache on {found.kv_copies} GPUs (single KV head)."
 
 
 def _engine_lines(found: an.Answer) -> Iterator[tb.Part]:
@@ -199,14 +207,14 @@ def _engine_lines(found: an.Answer) -> Iterator[tb.Part]:
         yield f"{asked} is answered by the rules of {engine.name}."
     seen = "" if engine.seen_in_logs else " (derived from its source, not seen in a log)"
     if found.log_lines:
-        yield tb.Text(f"{engine.name} prints{seen}:", "dim")
+        yield tb.dim(f"{engine.name} prints{seen}:")
         yield from (f"  {_first_sentence(line)}" for line in _binding_lines(found))
     elif capacity:
-        yield tb.Text(f"{engine.name} logs no capacity{seen}.", "dim")
+        yield tb.dim(f"{engine.name} logs no capacity{seen}.")
     if capacity:
         yield from filter(None, [capacity.note])
         for sentence in _differences(found, capacity):  # cut after the tables
-            yield tb.Finding("note", sentence)
+            yield tb.note(sentence)
     if pool := found.decode_pool_tokens:
         each = -(-found.concurrency // found.scenario.layout.dp)
         yield (
@@ -307,35 +315,27 @@ def _options_table(
     """What to change, and what it gains; ``below`` it is a line with all flags of the first."""
 
     def change(option: Option) -> tb.Text:
-        words = _change(option, _LONG_CHANGE if below and option is options[0] else None)
+        """The change, with a layout's label as engines disagree on --tp; flags counted if long."""
+        given, label = option.inputs, option.scenario.layout.label
+        layout = f"--tp {given.get('tp')} --dp {given.get('dp')}"
+        words = option.change.replace(layout, label)
+        if below and option is options[0] and len(words) > _LONG_CHANGE:
+            settings = counted(len(given.keys() - {"gpus", "tp", "dp", "ep"}), "flag")
+            words = f"{label} and {settings} below" if "tp" in given else f"the {settings} below"
         return tb.Text(words, "strong" if found.fits else "good")
 
     def held(option: Option) -> tb.Number:
-        return tb.Number(f"{found.max_concurrency:,} → {_held(found, option)}")
+        low = _low(found, option)
+        lowest = "" if low is None else f"{low:,}–"
+        return tb.Number(f"{found.max_concurrency:,} → {lowest}{option.concurrency:,}")
 
     columns: tb.Columns = [
         ("option", change),
         ("requests", held),
-        ("frees per GPU", lambda option: size(max(0, option.freed_bytes) or None)),
+        ("frees per GPU", lambda option: tb.size(max(0, option.freed_bytes) or None)),
         ("why", lambda option: option.reason),
     ]
     return tb.Table("More requests" if found.fits else "To make it fit", columns, options)
-
-
-def _change(option: Option, most: int | None = None) -> str:
-    """The change, with a layout's label as engines disagree on --tp; flags counted if long."""
-    given, label = option.inputs, option.scenario.layout.label
-    layout = f"--tp {given.get('tp')} --dp {given.get('dp')}"
-    words = option.change.replace(layout, label)
-    if most is None or len(words) <= most:
-        return words
-    settings = counted(len(given.keys() - {"gpus", "tp", "dp", "ep"}), "flag")
-    return f"{label} and {settings} below" if "tp" in given else f"the {settings} below"
-
-
-def _held(found: an.Answer, option: Option) -> str:
-    low = _low(found, option)
-    return f"{'' if low is None else f'{low:,}–'}{option.concurrency:,}"
 
 
 def _low(found: an.Answer, option: Option) -> int | None:
@@ -359,7 +359,7 @@ def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[tb.Text]:
         f"{format_bytes(scenario.gpu.memory_bytes)} of {scenario.gpu.title}, "
         f"{scenario.gpu.memory_source}; binary, 1 GiB = 2^30 B, 1M = 1,048,576"
     )
-    yield from (tb.Text(f"{name}: {line}", "dim") for name, line in lines.items())
+    yield from (tb.dim(f"{name}: {line}") for name, line in lines.items())
 
 
 def view_command(
@@ -369,24 +369,25 @@ def view_command(
     known = [cost for cost in costs if cost.taken_bytes or cost.requests]
     costly = {cost.flag.spelling for cost in known}
     others = [flag.spelling for flag in reading.counted if flag.spelling not in costly]
-    free = (
-        f"flags that take no memory, or have no default to compare with: {', '.join(others)}"
-        if others
-        else ""
-    )
+    free = f"flags that take no memory, or have no default to compare with: {', '.join(others)}"
+    free = free if others else ""
 
-    def taken(cost: "FlagCost") -> tb.Number:
+    def value(cost: "FlagCost") -> str:
+        text = " ".join((cost.flag.value or "on").split())
+        return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…"
+
+    def taken(cost: "FlagCost") -> tb.Number | None:
         if -cost.taken_bytes > memory_bytes:
             return tb.Number("too much without")
         verb = "takes" if cost.taken_bytes > 0 else "frees"
         held = format_bytes(abs(cost.taken_bytes))
-        return tb.Number(f"{verb} {held}" if cost.taken_bytes else tb.ABSENT)
+        return tb.Number(f"{verb} {held}") if cost.taken_bytes else None
 
     table = tb.Table(
         "Command",
         [
             ("flag", lambda cost: cost.flag.spelling),
-            ("value", lambda cost: _cut_value(" ".join((cost.flag.value or "on").split()))),
+            ("value", value),
             ("per GPU", taken),
             ("requests", lambda cost: tb.Number(f"{cost.requests:+,}")),
         ],
@@ -395,64 +396,16 @@ def view_command(
         caption=free,
         keys=2,
     ).first(_MAX_FLAGS)
-    parts: list[tb.Part] = ["", table] if known else [tb.Text(free, "dim")] if free else []
-    parts += [tb.Finding("warning", f"not read: {words}") for words in reading.unread]
+    parts: list[tb.Part] = ["", table] if known else [tb.dim(free)] if free else []
+    parts += [tb.warning(f"not read: {words}") for words in reading.unread]
     for flag in reading.uncounted:
-        value = f" {mask_secrets(flag.value)}" if flag.value else ""
-        parts.append(tb.Finding("warning", f"not counted: {flag.spelling}{value}: {flag.effect}"))
+        given = f" {mask_secrets(flag.value)}" if flag.value else ""
+        parts.append(tb.warning(f"not counted: {flag.spelling}{given}: {flag.effect}"))
     unknown = [f.spelling for f in reading.unknown if f.spelling not in reading.misspelt]
     if unknown:
         listed = ", ".join(unknown)
-        parts.append(tb.Text(f"not known to change sizes, so not counted: {listed}", "dim"))
+        parts.append(tb.dim(f"not known to change sizes, so not counted: {listed}"))
     return parts
-
-
-def _cut_value(text: str) -> str:
-    return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…"
-
-
-def _overfull(found: an.Answer) -> Iterator[tb.Part]:
-    if wanted := an.overfull(found):
-        use, engine = found.use, found.scenario.engine
-        yield tb.Finding(
-            "warning",
-            f"{engine.family.title}'s own estimate of activations, graphs and buffers is "
-            f"{format_bytes(wanted)}, and {format_bytes(use.memory - use.budget)} are left free: "
-            "a step may run out of memory.",
-        )
-
-
-def _pools_table(found: an.Answer) -> tb.Table:
-
-    def per_token(bytes_: Any) -> tb.Number:
-        return tb.Number(f"{float(bytes_):,.2f}" if bytes_ else tb.ABSENT)
-
-    columns: tb.Columns = [
-        ("pool", lambda cost: cost.pool),
-        ("layers", lambda cost: f"{cost.layer_type} × {cost.layers}"),
-        ("fixed", lambda cost: size(cost.fixed_bytes or None)),
-        ("in flight", lambda cost: size(cost.in_flight_bytes or None)),
-        ("B per token", lambda cost: per_token(cost.marginal_bytes)),
-        ("B lost per token", lambda cost: per_token(cost.padding_bytes)),
-    ]
-    return tb.Table("Pools", columns, found.costs, note="one request on one GPU", keys=2)
-
-
-def _peak_table(found: an.Answer) -> tb.Table:
-    signs = {
-        "whole": "",
-        "taken": "− ",
-        "part": "    of it ",
-        "more": "    not in it ",
-        "left": "= ",
-    }
-    columns: tb.Columns = [
-        ("one GPU", lambda line: f"{signs[line.kind]}{line.what}"),
-        ("size", lambda line: size(abs(line.size_bytes))),
-        ("source", lambda line: line.source.partition(";")[0]),
-    ]
-    note = "from its memory to what is left for KV"
-    return tb.Table("Peak memory", columns, list(an.peak_lines(found)), note=note)
 
 
 def _host_parts(host: HostTier) -> Iterator[tb.Part]:
@@ -460,8 +413,8 @@ def _host_parts(host: HostTier) -> Iterator[tb.Part]:
         f"Host memory: {host.name}",
         [
             ("pool", lambda pool: pool.name),
-            ("pages", lambda pool: f"{pool.pages:,}"),
-            ("bytes of a page", lambda pool: f"{pool.page_bytes:,}"),
+            ("pages", lambda pool: pool.pages),
+            ("bytes of a page", lambda pool: pool.page_bytes),
             ("size", lambda pool: format_bytes(pool.total_bytes)),
         ],
         host.pools,
@@ -475,22 +428,19 @@ def _host_parts(host: HostTier) -> Iterator[tb.Part]:
 def sweep_page(rows: Sequence[Row]) -> tb.Page:
     """The best and the worst, the table, and a sentence for every point without an answer."""
     problems = {row.problem: _point(row) for row in reversed(rows) if row.problem}
-    warnings = [
-        tb.Finding("warning", f"{point}: {problem}") for problem, point in problems.items()
-    ]
-    first, label = rows[0], _choose_values(rows)[0]
-    who = [] if "model" in first.point else [str(first.inputs.model)]
-    who += [] if "gpu" in first.point else [first.inputs.gpu or "given memory"]
-    who += (
-        [counted(first.inputs.gpus, "GPU")]
-        if first.inputs.gpus and "gpus" not in first.point
-        else []
-    )
-    who += [] if "engine" in first.point else [f"sized as {first.inputs.engine}"]
-    title = f"{', '.join(who)}: {label} by {', '.join(first.point)}"
-    answer: list[tb.Part] = [tb.Text(_ratio_sentence(rows), "strong"), *warnings]
+    warnings = [tb.warning(f"{point}: {problem}") for problem, point in problems.items()]
+    inputs, swept, label = rows[0].inputs, rows[0].point, _choose_values(rows)[0]
+    who = {
+        "model": inputs.model,
+        "gpu": inputs.gpu or "given memory",
+        "gpus": inputs.gpus and counted(inputs.gpus, "GPU"),
+        "engine": f"sized as {inputs.engine}",
+    }
+    same = [str(text) for name, text in who.items() if text and name not in swept]
+    title = f"{', '.join(same)}: {label} by {', '.join(swept)}"
+    answer: list[tb.Part] = [tb.strong(_ratio_sentence(rows)), *warnings]
     answer += ["", _sweep_table(rows, _MAX_POINTS)]
-    given = dict.fromkeys(first.point, "")
+    given = dict.fromkeys(swept, "")
     assumed = (_assumed(row.found.scenario, given) for row in rows if row.found)
     sections = [
         tb.Section("Chart", [sweep_chart(rows)]),
@@ -539,7 +489,7 @@ def _ratio_sentence(rows: Sequence[Row]) -> str:
         return f"{label}: {_figure(means[best])} at {best}; {_figure(means[worst])} at {worst}."
     if not means[worst]:
         return f"{label}: most at {best}, none somewhere at {worst}."
-    times = format_number(means[best] / means[worst])
+    times = tb.number(means[best] / means[worst])
     return f"{label}: {best} has {times} × {worst}, geometric mean over {count} points."
 
 
@@ -577,10 +527,10 @@ def sweep_chart(rows: Sequence[Row]) -> tb.Chart:
 def _sweep_table(rows: Sequence[Row], limit: int | None = None) -> tb.Table:
     """A row for every combination; at most ``limit``, and then without sizes per GPU."""
 
-    def of(read: Callable[[an.Answer], str]) -> Callable[[Row], str]:
-        return lambda row: read(row.found) if row.found else tb.ABSENT
+    def of(read: Callable[[an.Answer], Any]) -> tb.Read:
+        return lambda row: read(row.found) if row.found else None
 
-    sizes: list[tuple[str, tb.Read]] = [
+    sizes: list[tb.Column] = [
         ("fixed per request", of(lambda a: format_bytes(sum(c.fixed_bytes for c in a.costs)))),
         ("weights per GPU", of(lambda a: format_bytes(a.use.weights))),
         ("free per GPU", of(lambda a: format_bytes(a.use.free))),
@@ -591,8 +541,8 @@ def _sweep_table(rows: Sequence[Row], limit: int | None = None) -> tb.Table:
         [
             *((name, lambda row, name=name: row.point[name]) for name in axes),
             ("GPUs", of(lambda a: f"{a.scenario.layout.gpus:,} ({a.scenario.layout.label})")),
-            ("requests", of(lambda a: f"{a.max_concurrency:,}")),
-            ("longest context", of(lambda a: f"{a.max_context:,}")),
+            ("requests", of(lambda a: a.max_concurrency)),
+            ("longest context", of(lambda a: a.max_context)),
             ("cache of a request", lambda row: format_bytes(row.cached_bytes)),
             ("B per token", lambda row: f"{row.token_bytes:,.2f}"),
             *([] if limit else sizes),

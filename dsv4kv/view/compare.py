@@ -1,7 +1,7 @@
 """A comparison: for a terminal, a page and a program."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from math import log
 from typing import Any, Final, Literal
@@ -16,7 +16,6 @@ from dsv4kv.view import plots
 from dsv4kv.view import table as tb
 from dsv4kv.view.bench import checked, name_run
 from dsv4kv.view.facts import layers_text
-from dsv4kv.view.quantity import format_clocked, format_factor, format_number
 
 INTERVAL = f"{CONFIDENCE * 100:.0f} % interval"
 LEVELS: Final[dict[Verdict, Literal["good", "warning", "bad"]]] = {
@@ -34,21 +33,21 @@ def comparison_page(comparison: Comparison, verdict: Verdict) -> tb.Page:
     """The verdict, the rows that carry it, and all rows."""
     sides = (comparison.before, comparison.after)
     warnings = list(_list_warnings(comparison))
-    answer: list[tb.Part] = [
-        tb.Finding(LEVELS[verdict], conclude(comparison, verdict)),
-        *warnings[:4],
-    ]
+    answer: list[tb.Part] = [tb.Finding(LEVELS[verdict], conclude(comparison, verdict))]
+    answer += warnings[:4]
     if len(warnings) > 4:
-        answer.append(tb.Finding("warning", f"and {len(warnings) - 4} more: --verbose"))
+        answer.append(tb.warning(f"and {len(warnings) - 4} more: --verbose"))
     parts: list[tb.Part] = [*map(_describe_side, sides)]
     if comparison.rows:
         answer += ["", _comparison_table(comparison)]
-        parts.append(tb.Text(explain(comparison), "dim"))
+        parts.append(tb.dim(explain(comparison)))
         if any(row.judgement.interval for row in comparison.rows):
             parts.append(_chart(comparison))
-    reuse = _list_reuse(*sides)
-    if reuse:
-        answer += ["", _reuse_table(reuse)]
+    if reuse := _list_reuse(*sides):
+        cells = [
+            (e["axis"], e["name"], tb.Number(e["before"]), tb.Number(e["after"])) for e in reuse
+        ]
+        answer += ["", tb.Table("Reuse", ["at", "reuse", "before", "after"], cells, keys=2)]
     whats = dict.fromkeys(name_run(record) for side in sides for record in side.records)
     title = f"{sides[1].name} against {sides[0].name}: {'; '.join(whats)}"
     return tb.Page(title, answer, [tb.Section("Comparison", [*parts, *warnings])])
@@ -56,14 +55,12 @@ def comparison_page(comparison: Comparison, verdict: Verdict) -> tb.Page:
 
 def _describe_side(side: Side) -> str:
     """Name, launches, revision: ``A (main): 7 launches, git 0123456789ab``."""
-    count = count_launches(side)
-    found = (record.environment for record in side.records)
-    revisions = [
-        f"git {each.git_sha[:12]}{' (dirty)' if each.git_dirty else ''}" if each.git_sha else ""
-        for each in found
-    ]
+    count, parts = count_launches(side), dict[str, None]()
+    for each in (record.environment for record in side.records):
+        dirty = " (dirty)" if each.git_dirty else ""
+        parts |= {f"git {each.git_sha[:12]}{dirty}": None} if each.git_sha else {}
     launches = f"{side.name}: {count} launch{'es' if count != 1 else ''}"
-    return ", ".join(filter(None, (launches, _layers(side), *dict.fromkeys(revisions))))
+    return ", ".join(filter(None, (launches, _layers(side), *parts)))
 
 
 def _layers(*sides: Side) -> str:
@@ -77,16 +74,15 @@ def conclude(comparison: Comparison, verdict: Verdict) -> str:
     mean = comparison.overall
     if mean is None:
         return f"{verdict}: nothing that both sides measured to its end can be compared"
-    interval = "simulated" if comparison.virtual else _interval(mean)
-    change = f"{_change(mean)} ({interval})"
+    change = f"{_change(mean)} ({'simulated' if comparison.virtual else _interval(mean)})"
     layers = _layers(comparison.before, comparison.after)
     names = f"{comparison.after.name} against {comparison.before.name}"
-    of_layers = f", {layers}" if layers else ""
     reason = f" ({mean.reason})" if mean.reason else ""
+    end = f"{reason}, {layers}, {names}" if layers else f"{reason}, {names}"
     if len(comparison.rows) == 1:
-        return f"{verdict}: {comparison.rows[0].quantity} {change}{reason}{of_layers}, {names}"
+        return f"{verdict}: {comparison.rows[0].quantity} {change}{end}"
     rows = f"of {len(comparison.rows)} rows {counts}"
-    return f"{verdict}: {change} on geometric mean{reason}{of_layers}, {names}; {rows}"
+    return f"{verdict}: {change} on geometric mean{end}; {rows}"
 
 
 def explain(comparison: Comparison) -> str:
@@ -103,8 +99,7 @@ def explain(comparison: Comparison) -> str:
     others = sum(row.other_work for row in comparison.rows)
     excluded = f"; the mean is without {OTHER_WORK} ({others} rows)" if others else ""
     small = f"; below 0.5 % of the time, without a row: {', '.join(comparison.small)}"
-    small = small if comparison.small else ""
-    rows = len(comparison.rows)
+    small, rows = small if comparison.small else "", len(comparison.rows)
     together = f", of the mean, and of all {rows} rows together" if rows > 1 else ""
     return f"{what}{together}; floor {comparison.floor * 100:.3g} %{excluded}{small}"
 
@@ -112,35 +107,37 @@ def explain(comparison: Comparison) -> str:
 def _list_warnings(comparison: Comparison) -> Iterator[tb.Finding]:
     if comparison.only:
         names = ", ".join(comparison.only)
-        yield tb.Finding("note", f"only {names} compared; everything else: --only all")
+        yield tb.note(f"only {names} compared; everything else: --only all")
     if comparison.forced:
-        yield tb.Finding("bad", "the sides are not alike and are compared anyway (--force):")
-    for difference in comparison.differences:
-        yield tb.Finding("note", str(difference))
+        yield tb.bad("the sides are not alike and are compared anyway (--force):")
+    yield from (tb.note(str(difference)) for difference in comparison.differences)
     sentences = [*comparison.losses, *comparison.missing]
-    yield from (tb.Finding("warning", sentence) for sentence in sentences[:_MAX_LOSSES])
+    yield from map(tb.warning, sentences[:_MAX_LOSSES])
     if len(sentences) > _MAX_LOSSES:
-        yield tb.Finding("warning", f"and {len(sentences) - _MAX_LOSSES} more")
+        yield tb.warning(f"and {len(sentences) - _MAX_LOSSES} more")
 
 
 def _comparison_table(comparison: Comparison) -> tb.Table:
-    rows, mean = _by_change(comparison), comparison.overall
-    columns: tb.Columns = [
+    rows, mean, virtual = _by_change(comparison), comparison.overall, comparison.virtual
+
+    def judged(read: Callable[[Judgement], Any]) -> tb.Read:
+        return lambda row: read(row.judgement if isinstance(row, Row) else row)
+
+    columns: list[tb.Column] = [
         ("at", lambda row: row.quantity.axis if isinstance(row, Row) else ""),
         ("quantity", lambda row: str(row.quantity) if isinstance(row, Row) else "geometric mean"),
-        ("change", lambda row: _change(_judgement_of(row))),
-        *(
-            [(f"{INTERVAL}, %", lambda row: tb.Number(_interval(_judgement_of(row))))]
-            if not comparison.virtual and any(row.judgement.interval for row in rows)
-            else []
-        ),
-        ("verdict", lambda row: _verdict(_judgement_of(row))),
-        ("before, µs", lambda row: _median(row, 0, virtual=comparison.virtual)),
-        ("after, µs", lambda row: _median(row, 1, virtual=comparison.virtual)),
+        ("change", judged(_change)),
+    ]
+    if not virtual and any(row.judgement.interval for row in rows):
+        columns.append((f"{INTERVAL}, %", judged(lambda found: tb.Number(_interval(found)))))
+    columns += [
+        ("verdict", judged(_verdict)),
+        ("before, µs", lambda row: _median(row, 0, virtual=virtual)),
+        ("after, µs", lambda row: _median(row, 1, virtual=virtual)),
     ]
     reasons = dict.fromkeys(row.judgement.reason for row in rows)
     if len(reasons) > 1:
-        columns = [*columns, ("why", lambda row: tb.Text(_judgement_of(row).reason, "dim"))]
+        columns.append(("why", judged(lambda found: tb.dim(found.reason))))
     notes = [
         _layers(comparison.before, comparison.after),
         f"{comparison.after.name} against {comparison.before.name}",
@@ -153,23 +150,17 @@ def _comparison_table(comparison: Comparison) -> tb.Table:
         rows,
         "; ".join(filter(None, notes)),
         footer=[mean] if mean and len(rows) > 1 else [],
-        caption="" if comparison.virtual else "change: median ratio of launches, not of medians",
+        caption="" if virtual else "change: median ratio of launches, not of medians",
         keys=2 if swept else 1,
         least=["before, µs", "after, µs"],
     )
 
 
 def _by_change(comparison: Comparison) -> list[Row]:
-    """Slower and faster ones first, then those that changed most."""
-
     def weight(row: Row) -> tuple[bool, float]:
         return row.judgement.verdict in _CHANGES, abs(log(row.judgement.ratio))
 
     return sorted(comparison.rows, key=weight, reverse=True)
-
-
-def _judgement_of(row: Row | Judgement) -> Judgement:
-    return row.judgement if isinstance(row, Row) else row
 
 
 def _change(judgement: Judgement) -> str:
@@ -181,7 +172,7 @@ def _change(judgement: Judgement) -> str:
 def _changed(ratio: float) -> str:
     if 1 / _MANIFOLD < ratio < _MANIFOLD:
         return f"{_percent(ratio):+.1f}"
-    return f"×{format_number(ratio)}" if ratio > 1 else f"÷{format_number(1 / ratio)}"
+    return f"×{tb.number(ratio)}" if ratio > 1 else f"÷{tb.number(1 / ratio)}"
 
 
 def _interval(judgement: Judgement) -> str:
@@ -201,14 +192,14 @@ def _verdict(judgement: Judgement) -> tb.Text:
     return tb.Text(f"{mark}{judgement.verdict}", LEVELS[judgement.verdict])
 
 
-def _median(row: Row | Judgement, side: int, *, virtual: bool) -> tb.Number:
+def _median(row: Row | Judgement, side: int, *, virtual: bool) -> tb.Number | str:
     if not isinstance(row, Row):
-        return tb.Number("")
+        return ""
     found, factor = summarize((row.before, row.after)[side].values), row.factors[side]
     if not virtual:
         return checked(found.estimate, 1e-3)
-    words = format_factor(factor) if factor else ""
-    return tb.Number(format_clocked(found.median / 1e3, factor), words)
+    words = tb.factor(factor) if factor else ""
+    return tb.Number(tb.clocked(found.median / 1e3, factor), words)
 
 
 def _chart(comparison: Comparison) -> tb.Chart:
@@ -232,7 +223,6 @@ def _chart(comparison: Comparison) -> tb.Chart:
 
 
 def _list_reuse(before: Side, after: Side) -> list[dict[str, str]]:
-    """What replays of both sides count, by case; without what is 0 on both."""
     first, second = (
         {
             axis_text(case): dict(_count(case.replay))
@@ -267,11 +257,6 @@ def _count(result: ReplayResult) -> Iterator[tuple[str, str]]:
         yield "cached more than once", format_bytes(fleet.repeated_bytes)
         if fleet.imbalance is not None:
             yield "busiest replica over the mean", f"{fleet.imbalance:.2f}"
-
-
-def _reuse_table(rows: Sequence[dict[str, str]]) -> tb.Table:
-    cells = [(e["axis"], e["name"], tb.Number(e["before"]), tb.Number(e["after"])) for e in rows]
-    return tb.Table("Reuse", ["at", "reuse", "before", "after"], cells, keys=2)
 
 
 def to_document(comparison: Comparison, verdict: Verdict) -> dict[str, Any]:

@@ -7,26 +7,26 @@ from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.keys import Key, Root, keys, on_one_line
 from dsv4kv.config.load import find_config
 from dsv4kv.files import shipped_names
-from dsv4kv.view.table import Columns, Table, Text
+from dsv4kv.view import table as tb
 
 
-def schema_table(root: Root = BenchConfig) -> Table:
+def schema_table(root: Root = BenchConfig) -> tb.Table:
     """Every key, indented under its section: what it takes, its default and its meaning."""
 
-    def name(key: Key) -> Text:
+    def name(key: Key) -> tb.Text:
         *parents, last = key.path.split(".")
-        return Text("  " * len(parents) + last, "strong" if key.is_section else "plain")
+        return tb.Text("  " * len(parents) + last, "strong" if key.is_section else "plain")
 
-    columns: Columns = [
+    columns: tb.Columns = [
         ("key", name),
         ("takes", lambda key: "" if key.is_section else key.expected),
         ("default", lambda key: "" if key.is_section else on_one_line(key.default)),
-        ("meaning", lambda key: Text(key.description, "strong" if key.is_section else "plain")),
+        ("meaning", lambda key: tb.Text(key.description, "strong" if key.is_section else "plain")),
     ]
-    return Table("", columns, list(keys(root).values()))
+    return tb.Table("", columns, list(keys(root).values()))
 
 
-def scenarios_table(commands: Mapping[str, str]) -> Table:
+def scenarios_table(commands: Mapping[str, str]) -> tb.Table:
     """What ``bench`` runs: shipped configurations, by the sentence at their top, and commands."""
     rows = {}
     for name in shipped_names("bench"):
@@ -34,4 +34,4 @@ def scenarios_table(commands: Mapping[str, str]) -> Table:
         lines = takewhile(lambda line: line.startswith("# "), text.splitlines())
         rows[name] = " ".join(line[2:] for line in lines).partition(". ")[0]
     cells = [(name, text.rstrip(".")) for name, text in {**rows, **commands}.items()]
-    return Table("", ["dsv4kv bench", "runs"], cells)
+    return tb.Table("", ["dsv4kv bench", "runs"], cells)

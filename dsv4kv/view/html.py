@@ -15,6 +15,7 @@ from dsv4kv.view.table import MARKS, Page
 if TYPE_CHECKING:
     from jinja2 import Template
 
+_KINDS: Final = {"number": "n", "prose": "p"}
 _CLASSES: Final = {"good": "good", "warning": "warning", "bad": "bad", "dim": "muted"}
 
 
@@ -62,11 +63,10 @@ def _template() -> "Template":
         "kind": lambda part: type(part).__name__,
         "shown": lambda table: table.informative(),
     }
-    environment.globals["look"] = _look
+
+    def look(kind: str, tone: str = "") -> str:
+        """Classes of a cell: ``n`` for numbers, ``p`` for sentences, and its tone."""
+        return " ".join(filter(None, (_KINDS.get(kind), _CLASSES.get(tone))))
+
+    environment.globals["look"] = look
     return environment.get_template("page.html")
-
-
-def _look(kind: str, tone: str = "") -> str:
-    """Classes of a cell: ``n`` for numbers, ``p`` for sentences, and its tone."""
-    kinds = {"number": "n", "prose": "p"}
-    return " ".join(filter(None, (kinds.get(kind, ""), _CLASSES.get(tone, ""))))

@@ -11,9 +11,8 @@ from dsv4kv.runs.schema import Case
 from dsv4kv.runs.statistics import Estimate, divide, summarize
 from dsv4kv.units import counted, format_bytes
 from dsv4kv.view import plots
+from dsv4kv.view import table as tb
 from dsv4kv.view.facts import tokens_per_second
-from dsv4kv.view.quantity import format_number, format_quantity, format_setting
-from dsv4kv.view.table import Chart
 
 Group = Sequence[Case]
 """Launches of one configuration."""
@@ -50,15 +49,15 @@ def format_with_unit(estimate: Estimate, unit: str) -> str:
         return format_bytes(estimate.value)
     if unit == "ns":
         unit, size = next((each for each in _UNITS if estimate.value >= each[1]), _UNITS[-1])
-        return f"{format_quantity(estimate, 1 / size)} {unit}"
-    return f"{format_quantity(estimate)} {unit}".rstrip()
+        return f"{tb.format_quantity(estimate, 1 / size)} {unit}"
+    return f"{tb.format_quantity(estimate)} {unit}".rstrip()
 
 
 def estimate_bar(name: str, estimate: Estimate, unit: str) -> plots.Bar:
     """A row of a chart."""
-    low, high = _ends(estimate)
-    ends = (max(low, estimate.value * 0.01), high) if estimate.half_width else None
-    return plots.Bar(name, estimate.value, format_with_unit(estimate, unit), ends)
+    low, high = ends(estimate)
+    arms = (max(low, estimate.value * 0.01), high) if estimate.half_width else None
+    return plots.Bar(name, estimate.value, format_with_unit(estimate, unit), arms)
 
 
 def _latency(case: Case, *names: str) -> Estimate | None:
@@ -97,6 +96,19 @@ OUTCOMES: Final = (
 """The most important first."""
 
 
+def axis_columns(cases: Sequence[Case], case_of: Callable[[Any], Case]) -> list[tb.Column]:
+    """A column for every swept setting, of rows that have a case."""
+
+    def column(path: str, name: str) -> tb.Column:
+        def read(row: Any) -> str | None:
+            axis = case_of(row).axis
+            return tb.setting(path, axis[path]) if path in axis else None
+
+        return name.replace("_", " "), read
+
+    return [column(path, name) for path, name in q.axis_names(cases).items()]
+
+
 def group_launches(cases: Sequence[Case]) -> list[list[Case]]:
     """Cases of equal swept settings together, in the order of the record."""
     found: dict[str, list[Case]] = {}
@@ -112,14 +124,15 @@ def middle_launch(launches: Group) -> Case:
     return launches[timed[(len(timed) - 1) // 2][1]] if timed else launches[0]
 
 
-def _ends(estimate: Estimate) -> tuple[float, float]:
+def ends(estimate: Estimate) -> tuple[float, float]:
+    """Both ends of its interval."""
     half = estimate.half_width or 0.0
     below, above = estimate.arms or (half, half)
     return estimate.value - below, estimate.value + above
 
 
 def _differ(estimates: Sequence[Estimate]) -> bool:
-    lows, highs = zip(*map(_ends, estimates), strict=True)
+    lows, highs = zip(*map(ends, estimates), strict=True)
     return bool(max(lows) > min(highs) * _LEAST_CHANGE)
 
 
@@ -131,7 +144,7 @@ def best_sentences(groups: Sequence[Group]) -> Iterator[str]:
     axes = q.axis_names([group[0] for group in groups if group])
 
     def setting(case: Case) -> str:
-        return ", ".join(f"{axes[p]}={format_setting(p, v)}" for p, v in case.axis.items())
+        return ", ".join(f"{axes[p]}={tb.setting(p, v)}" for p, v in case.axis.items())
 
     for outcome in OUTCOMES:
         found = [
@@ -150,10 +163,10 @@ def best_sentences(groups: Sequence[Group]) -> Iterator[str]:
         if outcome.unit == "%":
             gain = f"{best.value - worst.value:.1f} points more than"
         elif not worst.value or not best.value:
-            gain = f"{format_number(abs(best.value - worst.value))} {outcome.unit} from"
+            gain = f"{tb.number(abs(best.value - worst.value))} {outcome.unit} from"
         else:
             less = outcome.sign < 0
-            ratio = format_quantity(divide(worst, best) if less else divide(best, worst))
+            ratio = tb.format_quantity(divide(worst, best) if less else divide(best, worst))
             gain = f"{ratio} times as {'fast' if less else 'much'} as"
         yield f"{outcome.best}: {outcome.text(best)} at {at}{alike}, {gain} at {worst_at}."
 
@@ -165,13 +178,13 @@ def unchanged_sentence(groups: Sequence[Group]) -> str:
         found = [known for group in groups if (known := outcome.across(group)) is not None]
         bounded = all((each.half_width or 0) < abs(each.value) for each in found)
         if len(found) > 1 and bounded and not _differ(found):
-            ends = (f(found, key=lambda each: each.value) for f in (min, max))
-            texts = dict.fromkeys(map(outcome.text, ends))
+            outer = (f(found, key=lambda each: each.value) for f in (min, max))
+            texts = dict.fromkeys(map(outcome.text, outer))
             same.append(f"{outcome.title.partition(',')[0].lower()} ({' to '.join(texts)})")
     return f"The same at every setting, to 1 % or its interval: {'; '.join(same)}." if same else ""
 
 
-def sweep_charts(groups: Sequence[Group]) -> Iterator[Chart]:
+def sweep_charts(groups: Sequence[Group]) -> Iterator[tb.Chart]:
     """A chart of each judged outcome that the settings change, over the largest axis."""
     cases = [group[0] for group in groups]
     axes = q.axis_names(cases)
@@ -203,26 +216,25 @@ _Found = Sequence[tuple[dict[str, Any], Estimate]]
 
 def _others(axis: dict[str, Any], axes: dict[str, str], across: str) -> str:
     others = ((path, value) for path, value in axis.items() if path != across)
-    return ", ".join(f"{axes[path]} {format_setting(path, value)}" for path, value in others)
+    return ", ".join(f"{axes[path]} {tb.setting(path, value)}" for path, value in others)
 
 
-def _bar_chart(outcome: Outcome, found: _Found, axes: dict[str, str], across: str) -> Chart:
+def _bar_chart(outcome: Outcome, found: _Found, axes: dict[str, str], across: str) -> tb.Chart:
     rows = []
     for axis, estimate in found:
-        names = (format_setting(across, axis[across]), _others(axis, axes, across))
+        names = (tb.setting(across, axis[across]), _others(axis, axes, across))
         rows.append(estimate_bar(", ".join(filter(None, names)), estimate, outcome.unit))
     return plots.bars(outcome.title, rows, unit=outcome.unit)
 
 
-def _line_chart(outcome: Outcome, found: _Found, axes: dict[str, str], across: str) -> Chart:
+def _line_chart(outcome: Outcome, found: _Found, axes: dict[str, str], across: str) -> tb.Chart:
     series: dict[str, list[tuple[float, Estimate]]] = {}
     for axis, estimate in found:
         series.setdefault(_others(axis, axes, across), []).append((axis[across], estimate))
     lines = []
     for name, points in series.items():
-        points.sort(key=lambda point: float(point[0]))
-        lows, highs = zip(*(_ends(estimate) for _, estimate in points), strict=True)
-        xs, ys = [x for x, _ in points], [estimate.value for _, estimate in points]
-        lines.append(plots.Line(name, xs, ys, lows, highs))
-    names = {float(axis[across]): format_setting(across, axis[across]) for axis, _ in found}
+        xs, estimates = zip(*sorted(points, key=lambda point: float(point[0])), strict=True)
+        lows, highs = zip(*map(ends, estimates), strict=True)
+        lines.append(plots.Line(name, xs, [each.value for each in estimates], lows, highs))
+    names = {float(axis[across]): tb.setting(across, axis[across]) for axis, _ in found}
     return plots.lines(outcome.title, lines, x=axes[across], unit=outcome.unit, x_names=names)

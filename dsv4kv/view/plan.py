@@ -1,7 +1,7 @@
 """A plan: the deployment, predicted times, launch commands, the Pareto front, why not others."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dsv4kv.engines.names import sends_of
@@ -10,9 +10,8 @@ from dsv4kv.replay.plan.question import Question, Slo
 from dsv4kv.replay.plan.search import Answer, front
 from dsv4kv.replay.plan.trial import Trial
 from dsv4kv.units import counted, format_duration
+from dsv4kv.view import table as tb
 from dsv4kv.view.plots import Place, scatter
-from dsv4kv.view.quantity import format_clocked, format_factor, format_number, round_up
-from dsv4kv.view.table import Chart, Command, Finding, Number, Page, Part, Section, Table, Text
 from dsv4kv.view.trace import describe_bursts
 
 _ALL_AT_ONCE = 1e6
@@ -30,60 +29,71 @@ def plan_page(
     trace: str | None,
     settings: Sequence[str] = (),
     again: Sequence[str] = (),
-) -> Page:
+) -> tb.Page:
     """The deployment, its predicted times and launch commands; then everything tried.
 
     ``gpus`` were searched; ``trace`` was named, with ``settings`` of its replays; ``again`` are
     the words of the command line without its limits.
     """
     best, tally = answer.best, answer.tally
-    parts: list[Part] = [*(_found(best, answer, question) if best else _nothing(answer, question))]
+    parts: list[tb.Part] = [
+        *(_found(best, answer, question) if best else _nothing(answer, question))
+    ]
     near = best or answer.nearest
     shown = near is not None and bool(near.values_s)
     times = [each.arrival_s for each in question.requests]
     parts += describe_bursts(len(times), len(set(times)), max(times) - min(times))
     parts += ["", _front_table(answer, question, _MAX_ROWS)] if shown else []
     pruned = ", ".join(f"{count:,} by {why}" for why, count in tally.pruned.items() if count)
-    on = ""
-    if answer.window < len(question.requests):
-        on = (
-            f" on the busiest {answer.window:,} requests (cold cache), {len(answer.confirmed)} on "
-            "the full trace"
-        )
+    busiest = f" on the busiest {answer.window:,} requests (cold cache)"
+    on = f"{busiest}, {len(answer.confirmed)} on the full trace"
+    on = on if answer.window < len(question.requests) else ""
     left = tally.considered - sum(tally.pruned.values())
     rates = f" at {len(answer.trials):,} rates" if question.exactly and answer.trials else ""
     searched = (
         f"GPUs searched: {', '.join(gpus)}. {tally.considered:,} deployments considered; ruled "
         f"out {pruned or 'none'}; {left:,} simulated{rates}{on}."
     )
-    parts += ["", Text(searched, "dim")]
+    parts += ["", tb.dim(searched)]
     for whose, command in launches(best, question.exact_gpus) if best else ():
-        parts += [Text(f"{whose}{':' if command else '.'}", "dim")]
-        parts += [Command(command)] if command else []
+        parts += [tb.dim(f"{whose}{':' if command else '.'}")]
+        parts += [tb.Command(command)] if command else []
     if slos := list(_relax(answer, question)):
         kept = " and ".join(slos[1::2]).replace("=", " ≤ ")
         what = f"this keeps {kept}" if best else "limits that can be kept"
-        parts += [Text(f"{what} within the model's error{'.' if best else ':'}", "dim")]
-        parts += [] if best else [Command.of("dsv4kv", "plan", *again, *slos)]
+        parts += [tb.dim(f"{what} within the model's error{'.' if best else ':'}")]
+        parts += [] if best else [tb.Command.of("dsv4kv", "plan", *again, *slos)]
     if best and trace:
-        parts += [Text("the same as a replay:", "dim"), _replay(best, trace, settings)]
-    chart = _chart(answer, question)
-    front: list[Part] = [*([chart] if chart else []), _front_table(answer, question)]
-    sections = [Section("Deployments", front)] if near else []
-    sections.append(Section("Rejected", [_rejected_table(tally.reasons)]))
+        parts += [tb.dim("the same as a replay:"), _replay(best, trace, settings)]
+    front: list[tb.Part] = [*_chart(answer, question), _front_table(answer, question)]
+    sections = [tb.Section("Deployments", front)] if near else []
+    named: dict[str, list[str]] = {}
+    for name, why in tally.reasons.items():
+        named.setdefault(why, []).append(name)
+    columns: tb.Columns = [
+        ("reason", lambda row: row[0]),
+        ("count", lambda row: len(row[1])),
+        ("deployments", lambda row: _some(row[1])),
+    ]
+    sections.append(tb.Section("Rejected", [tb.Table("Rejected", columns, [*named.items()])]))
     config = near.kind.server.config if near else None
     words = [
         *([f"{config.model.preset}, {config.server.engine}"] if config else []),
         f"{trace or 'requests of one length'} on {' or '.join(gpus)}",
         _limits(question),
     ]
-    return Page(f"Plan: {', '.join(words)}", parts, sections)
+    return tb.Page(f"Plan: {', '.join(words)}", parts, sections)
 
 
-def _found(best: Trial, answer: Answer, question: Question) -> Iterator[Part]:
+def _some(names: Sequence[str]) -> str:
+    more = f", and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more
+
+
+def _found(best: Trial, answer: Answer, question: Question) -> Iterator[tb.Part]:
     near = best.near(question.slos)
     times = "; ".join(_predicted(best, question))
-    yield Finding(
+    yield tb.Finding(
         "warning" if near else "good",
         f"{_describe(best)} ({_cost(best, question)}) serves {_rate(best)}: {times}.",
     )
@@ -114,16 +124,16 @@ def _predicted(trial: Trial, question: Question) -> Iterator[str]:
     """``predicted ttft_p99 1.5 s of 2.00 s (90 % error ÷1.8 … ×1.8)``."""
     for slo in question.slos:
         unit, scale = _unit(slo)
-        value = format_clocked(trial.values_s[slo.label] * scale, trial.error(slo))
+        value = tb.clocked(trial.values_s[slo.label] * scale, trial.error(slo))
         limit = f"{slo.limit_s * scale:,.6g} {unit}"
-        yield f"{slo.label} {value} of {limit} (90 % error {format_factor(trial.error(slo))})"
+        yield f"{slo.label} {value} of {limit} (90 % error {tb.factor(trial.error(slo))})"
 
 
 def _unit(slo: Slo) -> tuple[str, float]:
     return ("s", 1.0) if slo.limit_s >= 1 else ("ms", 1e3)
 
 
-def _nothing(answer: Answer, question: Question) -> Iterator[Part]:
+def _nothing(answer: Answer, question: Question) -> Iterator[tb.Part]:
     within = f"{'' if question.exactly else 'up to '}{counted(question.most_gpus, 'GPU')}"
     more = "another --gpus, " if question.exactly else "more GPUs (--most-gpus), "
     alone = [slo for slo in question.slos if _least(answer, slo)[0] > slo.limit_s]
@@ -132,7 +142,7 @@ def _nothing(answer: Answer, question: Question) -> Iterator[Part]:
         help_ = (
             f"The full trace was tried with the best on its busiest {answer.window:,} requests."
         )
-    yield Finding("bad", f"No deployment of {within} keeps {_limits(question)}. {help_}")
+    yield tb.bad(f"No deployment of {within} keeps {_limits(question)}. {help_}")
     if near := answer.nearest:
         times = "; ".join(_predicted(near, question))
         slow = ""
@@ -161,7 +171,7 @@ def _relax(answer: Answer, question: Question) -> Iterator[str]:
     for slo in question.slos:
         least_s = _MARGIN * _least(answer, slo)[0]
         kept_s = known[slo.label] * near.error(slo) if known and near else least_s
-        kept_s = max(slo.limit_s, round_up(kept_s))
+        kept_s = max(slo.limit_s, tb.round_up(kept_s))
         yield from ("--slo", f"{slo.label}={kept_s:g}s")
 
 
@@ -169,7 +179,7 @@ def _limits(question: Question) -> str:
     return ", ".join(f"{slo.label} ≤ {_seconds(slo.limit_s)}" for slo in question.slos)
 
 
-def _replay(trial: Trial, trace: str, settings: Sequence[str]) -> Command:
+def _replay(trial: Trial, trace: str, settings: Sequence[str]) -> tb.Command:
     server = trial.kind.server
     engine = server.config.server.engine or ""
     fleet = [f"fleet.{role}.replicas={count}" for role, count in trial.roles.items() if role]
@@ -186,7 +196,7 @@ def _replay(trial: Trial, trace: str, settings: Sequence[str]) -> Command:
     ]
     gpus = ("--gpu", server.gpu, "--gpus", server.layout.gpus)
     given = (part for word in words for part in ("--set", word))
-    return Command.of("dsv4kv", "replay", trace, *gpus, *given)
+    return tb.Command.of("dsv4kv", "replay", trace, *gpus, *given)
 
 
 def _describe(trial: Trial) -> str:
@@ -216,7 +226,7 @@ def _rate(trial: Trial) -> str:
     """``3.40 requests/s``; all together is no rate."""
     if trial.rate >= _ALL_AT_ONCE:
         return "all concurrent requests"
-    return f"{format_number(trial.rate)} requests/s"
+    return f"{tb.number(trial.rate)} requests/s"
 
 
 def _against(question: Question) -> tuple[str, Callable[[Trial], float]]:
@@ -231,7 +241,7 @@ def _front(answer: Answer, question: Question) -> list[Trial]:
     return front(trials, question.slos[0].label, lambda trial: sign * of(trial))
 
 
-def _chart(answer: Answer, question: Question) -> Chart | None:
+def _chart(answer: Answer, question: Question) -> Iterator[tb.Chart]:
     first, (name, of) = question.slos[0], _against(question)
     leading = {id(each) for each in _front(answer, question)}
     places = []
@@ -239,14 +249,13 @@ def _chart(answer: Answer, question: Question) -> Chart | None:
         at, error = each.values_s[first.label], each.error(first)
         ends, named = (at / error, at * error), id(each) in leading
         places.append(Place(_servers(each), of(each), at, ends, each.meets, named))
-    if not places:
-        return None
-    title = f"{first.label} in s against {name}; filled: meets all SLOs; bars: 90 % error"
-    limits = {first.label: first.limit_s}
-    return scatter(title, places, x=name, y=f"{first.label}, s", limits=limits)
+    if places:
+        title = f"{first.label} in s against {name}; filled: meets all SLOs; bars: 90 % error"
+        limits = {first.label: first.limit_s}
+        yield scatter(title, places, x=name, y=f"{first.label}, s", limits=limits)
 
 
-def _front_table(answer: Answer, question: Question, limit: int | None = None) -> Table:
+def _front_table(answer: Answer, question: Question, limit: int | None = None) -> tb.Table:
     """What is named above, then the Pareto front; with a ``limit`` each deployment once."""
     slos, first = question.slos, question.slos[0]
     ends = [e for e in (answer.best, answer.second, answer.safer, answer.nearest) if e]
@@ -255,13 +264,12 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
         at = () if limit else (each.requests, each.speed)
         rows.setdefault((_describe(each), *at), each)
 
-    def time(label: str) -> Callable[[Trial], Number]:
-        slo = next(each for each in slos if each.label == label)
-
-        def read(trial: Trial) -> Number:
-            missed = " ✗" if trial.values_s[label] > slo.limit_s else ""  # 2.0 of 2, rounded
-            value = trial.values_s[label] * _unit(slo)[1]
-            return Number(format_clocked(value, trial.error(slo)) + missed)
+    def time(slo: Slo) -> tb.Read:
+        def read(trial: Trial) -> tb.Number:
+            at_s = trial.values_s[slo.label]
+            missed = " ✗" if at_s > slo.limit_s else ""  # 2.0 of 2, rounded
+            value = at_s * _unit(slo)[1]
+            return tb.Number(tb.clocked(value, trial.error(slo)) + missed)
 
         return read
 
@@ -270,50 +278,53 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
         kept = trial.values_s[tight.label] <= tight.limit_s
         return tight.label if kept else f"{tight.label} missed"
 
-    prices = [("USD/h", lambda trial: Number(f"{trial.cost:,.2f}"))] if question.prices else []
-    costs = [("GPUs", lambda trial: Number(f"{trial.gpus}")), *prices]
+    columns: list[tb.Column] = [
+        ("deployment", lambda trial: (tb.Text if trial.meets else tb.dim)(_describe(trial)))
+    ]
     if question.exactly:
-        costs = [("requests/s", lambda trial: Number(format_number(trial.rate)))]
-    table = Table(
-        f"Named above, then the Pareto front of {_against(question)[0]} and {first.label}",
-        [
-            (
-                "deployment",
-                lambda trial: Text(_describe(trial), "plain" if trial.meets else "dim"),
-            ),
-            *costs,
-            *((f"{slo.label} {_unit(slo)[0]}", time(slo.label)) for slo in slos),
-            ("within SLO", lambda trial: Number(f"{trial.good:.1%}")),
-            ("hit rate", lambda trial: Number(f"{trial.hit_share:.1%}")),
-            ("busy", lambda trial: Number(f"{trial.busy_share:.0%}")),
-            *([] if limit else [("requests", lambda trial: Number(f"{trial.requests:,}"))]),
-            *([] if limit else [("tightest limit", limited)]),
-        ],
-        list(rows.values()),
-        note="simulated",
-    )
-    return table.first(limit)
-
-
-def _rejected_table(reasons: Mapping[str, str]) -> Table:
-    """Deployments by the reason against them; ``--json`` lists all of them."""
-    named: dict[str, list[str]] = {}
-    for name, why in reasons.items():
-        named.setdefault(why, []).append(name)
-
-    def some(names: Sequence[str]) -> str:
-        more = f", and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
-        return ", ".join(names[:_MAX_NAMES]) + more
-
-    rows = [(why, Number(f"{len(names):,}"), some(names)) for why, names in named.items()]
-    return Table("Rejected", ["reason", "count", "deployments"], rows)
+        columns.append(("requests/s", lambda trial: tb.number(trial.rate)))
+    else:
+        columns.append(("GPUs", lambda trial: trial.gpus))
+        prices = [("USD/h", lambda trial: f"{trial.cost:,.2f}")]
+        columns += prices if question.prices else []
+    columns += [
+        *((f"{slo.label} {_unit(slo)[0]}", time(slo)) for slo in slos),
+        ("within SLO", lambda trial: f"{trial.good:.1%}"),
+        ("hit rate", lambda trial: f"{trial.hit_share:.1%}"),
+        ("busy", lambda trial: f"{trial.busy_share:.0%}"),
+    ]
+    if not limit:
+        columns += [("requests", lambda trial: trial.requests), ("tightest limit", limited)]
+    title = f"Named above, then the Pareto front of {_against(question)[0]} and {first.label}"
+    return tb.Table(title, columns, list(rows.values()), note="simulated").first(limit)
 
 
 def dumps(answer: Answer, question: Question) -> str:
     """Everything as JSON."""
 
     def document(trial: Trial | None) -> dict[str, Any] | None:
-        return _document(trial, question) if trial else None
+        if trial is None:
+            return None
+        server, roles, exact = trial.kind.server, trial.roles, question.exact_gpus
+        return {
+            "gpu": server.gpu,
+            "layout": server.layout.label,
+            "variant": server.variant,
+            "router": trial.kind.router,
+            "replicas": sum(roles.values()),
+            **{f"{role}_replicas": count for role, count in roles.items() if role},
+            "gpus": trial.gpus,
+            "cost": trial.cost,
+            "speed": trial.speed,
+            "requests_per_s": trial.rate,
+            "seconds": trial.values_s,
+            "good_share": trial.good,
+            "keeps_all": trial.meets,
+            "near": [s.label for s in trial.near(question.slos)] if trial.values_s else None,
+            "requests": trial.requests,
+            "command": server.command,
+            "commands": {whose: line for whose, line in launches(trial, exact) if line},
+        }
 
     found = {
         "best": document(answer.best),
@@ -329,26 +340,3 @@ def dumps(answer: Answer, question: Question) -> str:
         "window_requests": answer.window,
     }
     return json.dumps(found, indent=1)
-
-
-def _document(trial: Trial, question: Question) -> dict[str, Any]:
-    server, roles = trial.kind.server, trial.roles
-    return {
-        "gpu": server.gpu,
-        "layout": server.layout.label,
-        "variant": server.variant,
-        "router": trial.kind.router,
-        "replicas": sum(roles.values()),
-        **{f"{role}_replicas": count for role, count in roles.items() if role},
-        "gpus": trial.gpus,
-        "cost": trial.cost,
-        "speed": trial.speed,
-        "requests_per_s": trial.rate,
-        "seconds": trial.values_s,
-        "good_share": trial.good,
-        "keeps_all": trial.meets,
-        "near": [slo.label for slo in trial.near(question.slos)] if trial.values_s else None,
-        "requests": trial.requests,
-        "command": server.command,
-        "commands": {whose: each for whose, each in launches(trial, question.exact_gpus) if each},
-    }

@@ -116,16 +116,15 @@ def _drawn(chart: Chart, salt: str = "dsv4kv") -> Iterator["Figure"]:
         yield chart.draw()
 
 
-def _axes(height: float, names: int = 0, width: float = _WIDTH) -> tuple["Figure", "Axes"]:
+def _axes(height: float, names: int = 0) -> tuple["Figure", "Axes"]:
     from matplotlib.figure import Figure
 
-    size = width / 72, (height + 18 * -(-names // 2)) / 72
+    size = _WIDTH / 72, (height + 18 * -(-names // 2)) / 72
     figure = Figure(figsize=size, dpi=72, layout="constrained")
     return figure, figure.subplots()
 
 
-def _name(figure: "Figure", columns: int = 2) -> None:
-    figure.legend(loc="outside lower left", ncols=columns)
+_LEGEND: Final[dict[str, Any]] = {"loc": "outside lower left", "ncols": 2}
 
 
 class Bar(NamedTuple):
@@ -170,7 +169,7 @@ def bars(
             label, dashes = f"{name} {show(value, unit)}", ("-", "--", ":", "-.")[n % 4]
             axes.axvline(value, color=INK, linewidth=0.9, linestyle=dashes, label=label)
         if compared:
-            _name(figure)
+            figure.legend(**_LEGEND)
         if band:
             axes.axvspan(*band, color=RULE, lw=0, zorder=0)
         values = [row.value for row in rows] + list(compared.values())
@@ -236,7 +235,7 @@ def lines(
         axes.set_xlabel(x)
         axes.grid(axis="y")
         if named and any(line.name for line in series):
-            _name(figure)
+            figure.legend(**_LEGEND)
         return figure
 
     ends = f" between {show(min(known), unit)} and {show(max(known), unit)}" if known else ""

@@ -20,7 +20,6 @@ from dsv4kv.view import table as tb
 from dsv4kv.view.bench import bench_page, is_known, name_run
 from dsv4kv.view.facts import header, layers_text
 from dsv4kv.view.outcomes import format_with_unit
-from dsv4kv.view.quantity import quantity, size, us
 
 _MAX_LINES, _MIN_KERNELS = 9, 3  # of classes and kernels in an answer
 _IDLE = 0.05  # of a step: less is not worth a clause
@@ -92,25 +91,30 @@ def profile_page(
 def _answer(
     profile: rp.Profile, table: rp.KernelTable, yardstick: Yardstick | None, layers: str
 ) -> Iterator[tb.Part]:
-    yield from (tb.Finding("warning", warning) for warning in table.warnings[:3])
-    rows = _own_rows(profile, table)
-    found, idle = _shares(rows), _idle_share(table)
+    yield from map(tb.warning, table.warnings[:3])
+    # all but synthetic inputs, which are the toolkit's: a server's range may have that name
+    own = bool(profile.step_requests)
+    rows = [row for row in table.kernels if not (own and row.phase == INPUTS)]
+    spent = _spent(rows)
+    idle = 0.0  # share of the steps on the GPU, from first begin to last end
+    if table.steps and not _is_on_cpu(table) and (span := sum(table.steps.span_ns)):
+        idle = sum(table.steps.gap_ns) / span
     step, doubt = _step_clause(table, idle)
-    if found:
-        cache = sum(found.get(name, 0) for name in rp.CACHE_CATEGORIES)
+    if spent.total() and _engines(rows):
+        total = spent.total() / 100
+        cache = sum(spent[name] for name in rp.CACHE_CATEGORIES) / total
         words = f"Work on the KV cache: {cache:.1f} % of busy time"
-        if len(rows) < len(table.kernels):
-            words += ", synthetic inputs excluded"
+        words += ", synthetic inputs excluded" if len(rows) < len(table.kernels) else ""
         for name, word in (("attention",) * 2, (_GEMMS,) * 2, (rp.OTHER, "not classified")):
-            words += f", {word} {found[name]:.1f} %" if found.get(name) else ""
-        yield tb.Text("; ".join(filter(None, (words, step, layers))) + ".", "strong")
+            words += f", {word} {spent[name] / total:.1f} %" if spent[name] else ""
+        yield tb.strong("; ".join(filter(None, (words, step, layers))) + ".")
     else:
         sentence = "no kernel is classified, so the KV cache's cost is unknown"
-        yield tb.Finding("warning", f"{sentence}: add patterns with profile --rules FILE")
+        yield tb.warning(f"{sentence}: add patterns with profile --rules FILE")
         if step:
-            yield tb.Text(f"{step[0].upper()}{step[1:]}.", "strong")
+            yield tb.strong(f"{step[0].upper()}{step[1:]}.")
     if doubt:
-        yield tb.Finding("warning", doubt)
+        yield tb.warning(doubt)
     yield from _doubts(table)
     yield from _next(table, rows, idle)
     if table.kernels:
@@ -120,13 +124,20 @@ def _answer(
         yield from ("", _kernels_table(table, most, yardstick).noted(layers))
 
 
+def _spent(rows: Sequence[rp.KernelRow]) -> Counter[str]:
+    spent = Counter[str]()
+    for row in rows:
+        spent[class_of(row)] += row.total_ns
+    return spent
+
+
 def _step_clause(table: rp.KernelTable, idle: float) -> tuple[str, str]:
     """A step's time and idle share for the headline; the time as a doubt if it is not known."""
     step, doubt = "", ""
     if table.steps:
-        times = table.steps.host_ns if _is_on_cpu(table) else table.steps.span_ns
-        place = "on the host" if _is_on_cpu(table) else "on the GPU"
-        time = summarize(times).estimate
+        on_cpu = _is_on_cpu(table)
+        time = summarize(table.steps.host_ns if on_cpu else table.steps.span_ns).estimate
+        place = "on the host" if on_cpu else "on the GPU"
         step = f"a step takes {format_with_unit(time, 'ns')} {place}"
         if not is_known(time):
             step, doubt = "", f"{step}: {table.num_steps:,} steps, no interval"
@@ -134,13 +145,6 @@ def _step_clause(table: rp.KernelTable, idle: float) -> tuple[str, str]:
         share = _percent(idle, 1)
         step = f"{step}, {share} of it idle" if step else f"the GPU idles {share} of the step"
     return step, doubt
-
-
-def _idle_share(table: rp.KernelTable) -> float:
-    """Of the steps on the GPU, from first begin to last end; 0 where it is not known."""
-    if table.steps is None or _is_on_cpu(table) or not sum(table.steps.span_ns):
-        return 0.0
-    return sum(table.steps.gap_ns) / sum(table.steps.span_ns)
 
 
 def _next(table: rp.KernelTable, own: Sequence[rp.KernelRow], idle: float) -> Iterator[tb.Finding]:
@@ -154,14 +158,12 @@ def _next(table: rp.KernelTable, own: Sequence[rp.KernelRow], idle: float) -> It
     if table.kernels and table.steps and idle >= _IDLE and sum(table.steps.gap_ns) > time_ns:
         before = max(table.kernels, key=lambda row: (row.gap_ns or 0) * row.calls)
         kernel = f", longest before {_cut(title_of(before))}" if before.gap_ns else ""
-        yield tb.Finding(
-            "note", f"look next at idle time: {_percent(idle, 1)} of the step{kernel}"
-        )
+        yield tb.note(f"look next at idle time: {_percent(idle, 1)} of the step{kernel}")
     elif time_ns:
         longest = next(row for row in rows if row.category == name)  # rows are by time
         share = _percent(time_ns, sum(row.total_ns for row in table.kernels))
         kernel = f"{share} of busy, longest {_cut(title_of(longest))}"
-        yield tb.Finding("note", f"look next at {name}: {kernel}")
+        yield tb.note(f"look next at {name}: {kernel}")
 
 
 def _doubts(table: rp.KernelTable) -> Iterator[tb.Finding]:
@@ -173,35 +175,32 @@ def _doubts(table: rp.KernelTable) -> Iterator[tb.Finding]:
     if unknown:
         shown = ", ".join(dict.fromkeys(unknown[:3])) + (", …" if len(unknown) > 3 else "")
         advice = "; add patterns with profile --rules FILE" if _engines(table.kernels) else ""
-        sentence = f"not classified, but named like cache kernels: {shown}{advice}"
-        yield tb.Finding("warning", sentence)
+        yield tb.warning(f"not classified, but named like cache kernels: {shown}{advice}")
     audited = [row for row in table.operations if amplification(row) is not None]
     for row in filter(is_amplified, audited):
-        yield tb.Finding("bad", f"{row.name} moves {amplification(row):.2f} times what it must")
+        yield tb.bad(f"{row.name} moves {amplification(row):.2f} times what it must")
     if audited and not any(map(is_amplified, audited)):
-        yield tb.Finding("good", "no gather and no insert moves over 1.10 times what it must")
+        yield tb.good("no gather and no insert moves over 1.10 times what it must")
 
 
 def _where(profile: rp.Profile, table: rp.KernelTable, layers: str) -> Iterator[tb.Part]:
-    yield from (tb.Finding("warning", warning) for warning in table.warnings)
-    yield tb.Finding("note", _describe(profile, table))
-    yield from (tb.Finding("note", note) for note in table.notes)
+    yield from map(tb.warning, table.warnings)
+    yield from map(tb.note, [_describe(profile, table), *table.notes])
     if table.outside_calls:
         inside = sum(row.total_ns for row in table.kernels)
         share = _percent(table.outside_ns, inside + table.outside_ns or 1)
         pieces, time = counted(table.outside_calls, "piece"), format_duration(table.outside_ns)
         text = f"excluded: {pieces} of work outside every step, {time}, {share} of the capture's"
-        yield tb.Finding("note", text)
+        yield tb.note(text)
     elif table.num_steps and not _is_on_cpu(table):
-        yield tb.Finding("note", "all work of the capture is inside steps")
+        yield tb.note("all work of the capture is inside steps")
     if table.steps:
         yield _steps_table(table, table.steps).noted(layers)
         if _is_on_cpu(table):
             outside, whole = sum(table.steps.gap_ns), sum(table.steps.host_ns) or 1
-            yield tb.Finding(
-                "note",
+            yield tb.note(
                 f"operations add up to {_percent(whole - outside, whole)} of the steps, and "
-                f"{_percent(outside, whole)} is outside any of them",
+                f"{_percent(outside, whole)} is outside any of them"
             )
 
 
@@ -211,17 +210,17 @@ def _kernels_table(
     """Kernels by their time, the longest ``most`` of them, all for None."""
     total = sum(row.total_ns for row in table.kernels) or 1
     rows = list(zip(_titles(table.kernels), table.kernels, strict=True))
-    columns: list[tuple[str, tb.Read]] = [
+    columns: list[tb.Column] = [
         ("kernel", lambda row: _cut(row[0]) if most else row[0]),
         ("class", lambda row: class_of(row[1])),
         ("% of busy", lambda row: tb.Number(f"{row[1].total_ns / total * 100:.1f}")),
-        ("median µs", lambda row: us(row[1].median_ns)),
+        ("median µs", lambda row: tb.us(row[1].median_ns)),
         *_rate_columns(yardstick, lambda row: row[1]),
-        ("calls", lambda row: quantity(row[1].calls)),
-        ("total µs", lambda row: us(row[1].total_ns)),
-        ("min µs", lambda row: us(row[1].min_ns)),
-        ("idle before µs", lambda row: us(row[1].gap_ns)),
-        ("phase", lambda row: row[1].phase or tb.ABSENT),
+        ("calls", lambda row: row[1].calls),
+        ("total µs", lambda row: tb.us(row[1].total_ns)),
+        ("min µs", lambda row: tb.us(row[1].min_ns)),
+        ("idle before µs", lambda row: tb.us(row[1].gap_ns)),
+        ("phase", lambda row: row[1].phase or None),
     ]
     ops = any(row.kind == "op" for row in table.kernels)
     note = "time that nothing inside accounts for" if ops else ""
@@ -241,17 +240,16 @@ def _rate_columns(yardstick: Yardstick | None, row_of: Callable[[Any], Any]) -> 
         moved, time_ns = row_of(row).useful_bytes, row_of(row).total_ns
         return moved / time_ns if moved and time_ns else None
 
-    def share(row: Any) -> tb.Number:
+    def share(row: Any) -> tb.Number | None:
         found = rate(row)
-        return tb.Number(f"{found / best.value * 100:.1f}" if found and best else tb.ABSENT)
+        return tb.Number(f"{found / best.value * 100:.1f}") if found and best else None
 
-    return [("GB/s", lambda row: quantity(rate(row))), (f"% of {name}", share)]
+    return [("GB/s", rate), (f"% of {name}", share)]
 
 
 def _classes_table(table: rp.KernelTable) -> tb.Table:
-    spent, calls = Counter[str](), Counter[str]()
+    spent, calls = _spent(table.kernels), Counter[str]()
     for row in table.kernels:
-        spent[class_of(row)] += row.total_ns
         calls[class_of(row)] += row.calls
     steps, whole = table.num_steps, spent.total() or 1
     engines = {name: _engines([r for r in table.kernels if class_of(r) == name]) for name in spent}
@@ -259,8 +257,8 @@ def _classes_table(table: rp.KernelTable) -> tb.Table:
         ("class", lambda name: name),
         ("% of busy", lambda name: tb.Number(f"{spent[name] / whole * 100:.1f}")),
         ("of busy", lambda name: tb.bar(spent[name] / whole)),
-        ("µs a step", lambda name: us(spent[name] / steps if steps else None)),
-        ("calls", lambda name: quantity(calls[name])),
+        ("µs a step", lambda name: tb.us(spent[name] / steps if steps else None)),
+        ("calls", lambda name: calls[name]),
         ("known by", lambda name: engines[name]),
     ]
     rows = sorted((name for name in _CLASSES if calls[name]), key=lambda name: -spent[name])
@@ -270,23 +268,19 @@ def _classes_table(table: rp.KernelTable) -> tb.Table:
 def _operations_table(
     operations: Sequence[rp.OperationRow], yardstick: Yardstick | None
 ) -> tb.Table:
-
-    def moved(row: rp.OperationRow) -> tb.Number:
-        ratio, bad = amplification(row), is_amplified(row)
-        return (
-            tb.Number(f"{ratio:.2f}", tone="bad" if bad else "good")
-            if ratio
-            else tb.Number(tb.ABSENT)
-        )
+    def moved(row: rp.OperationRow) -> tb.Number | None:
+        ratio = amplification(row)
+        tone: tb.Tone = "bad" if is_amplified(row) else "good"
+        return tb.Number(f"{ratio:.2f}", tone=tone) if ratio else None
 
     columns: tb.Columns = [
         ("operation", lambda row: row.name),
         ("class", lambda row: row.category),
-        ("calls", lambda row: quantity(row.calls)),
-        ("total µs", lambda row: us(row.total_ns)),
-        ("useful", lambda row: size(row.useful_bytes)),
+        ("calls", lambda row: row.calls),
+        ("total µs", lambda row: tb.us(row.total_ns)),
+        ("useful", lambda row: tb.size(row.useful_bytes)),
         *_rate_columns(yardstick, lambda row: row),
-        ("in DRAM", lambda row: size(row.dram_bytes)),
+        ("in DRAM", lambda row: tb.size(row.dram_bytes)),
         ("moved / useful", moved),
     ]
     note = "useful bytes by the byte model, all calls"
@@ -305,7 +299,6 @@ def is_amplified(row: rp.OperationRow) -> bool:
 
 
 def _titles(rows: Sequence[rp.KernelRow]) -> list[str]:
-    """Short names; equal ones of one class are numbered."""
     short = [(title_of(row), row.category) for row in rows]
     count, seen = Counter(short), Counter[tuple[str, str]]()
     found = []
@@ -327,7 +320,6 @@ def title_of(row: rp.KernelRow) -> str:
 
 
 def _engines(rows: Sequence[rp.KernelRow]) -> str:
-    """Whose kernels were known; empty where none was."""
     return ", ".join(dict.fromkeys(row.engine for row in rows if row.engine))
 
 
@@ -338,16 +330,16 @@ def _steps_table(table: rp.KernelTable, steps: rp.StepTimes) -> tb.Table:
     """
     gpus = f" on {len(set(steps.device)):,} GPUs" if len(steps.host_ns) > table.num_steps else ""
 
-    def share(row: tuple[str, str]) -> tb.Number:
+    def share(row: tuple[str, str]) -> tb.Number | None:
         times = getattr(steps, row[1])
         whole = sum(steps.span_ns if row[1] in _OF_THE_SPAN else steps.host_ns)
-        return tb.Number(f"{sum(times) / whole * 100:.1f}" if whole else tb.ABSENT)
+        return tb.Number(f"{sum(times) / whole * 100:.1f}") if whole else None
 
     columns: tb.Columns = [
         ("part", lambda row: row[0]),
-        ("median µs", lambda row: us(summarize(getattr(steps, row[1])).estimate)),
-        ("min µs", lambda row: us(min(getattr(steps, row[1])))),
-        ("max µs", lambda row: us(max(getattr(steps, row[1])))),
+        ("median µs", lambda row: tb.us(summarize(getattr(steps, row[1])).estimate)),
+        ("min µs", lambda row: tb.us(min(getattr(steps, row[1])))),
+        ("max µs", lambda row: tb.us(max(getattr(steps, row[1])))),
         ("% of the step", share),
     ]
     whole = "" if _is_on_cpu(table) else "; host's parts are of the step on the host"
@@ -369,21 +361,6 @@ def _describe(profile: rp.Profile, table: rp.KernelTable) -> str:
 
 def _is_on_cpu(table: rp.KernelTable) -> bool:
     return any(row.kind in ("op", "range") for row in table.kernels)
-
-
-def _shares(rows: Sequence[rp.KernelRow]) -> dict[str, float]:
-    """Per cent of their time by what kernels do; empty if unknown."""
-    spent = Counter[str]()
-    for row in rows:
-        spent[class_of(row)] += row.total_ns
-    total = spent.total() if _engines(rows) else 0
-    return {name: spent[name] / total * 100 for name in _CLASSES if spent[name]} if total else {}
-
-
-def _own_rows(profile: rp.Profile, table: rp.KernelTable) -> list[rp.KernelRow]:
-    """All but synthetic inputs, which are the toolkit's: a server's range may have that name."""
-    own = bool(profile.step_requests)
-    return [row for row in table.kernels if not (own and row.phase == INPUTS)]
 
 
 def _percent(part: float, total: float) -> str:

@@ -7,7 +7,7 @@ from statistics import median
 from dsv4kv.engines.names import FAMILIES, IDEAL, RULES, chosen_rule
 from dsv4kv.model.presets import load_model, preset_named
 from dsv4kv.runs.parts import FleetReplica, ReplayFleet, ReplayResult, ReplayTiers, Reuse
-from dsv4kv.runs.quantities import axis_names, axis_text, clock_factor, swept
+from dsv4kv.runs.quantities import axis_text, clock_factor, swept
 from dsv4kv.runs.schema import Case, Latency, RunRecord, Totals
 from dsv4kv.runs.statistics import summarize
 from dsv4kv.units import counted, format_bytes, format_duration
@@ -15,15 +15,6 @@ from dsv4kv.view import outcomes as oc
 from dsv4kv.view import table as tb
 from dsv4kv.view.facts import cache_facts, header, judge_status, layers_text, setting
 from dsv4kv.view.plots import Line, lines
-from dsv4kv.view.quantity import (
-    format_clocked,
-    format_factor,
-    format_number,
-    format_setting,
-    quantity,
-    round_up,
-    share,
-)
 
 _LONG_NS = 1e11  # latencies are in s if one is longer
 MAX_LOSSES, MAX_CASES, MAX_FINDINGS, MAX_REPLICAS = 4, 12, 3, 6
@@ -62,6 +53,10 @@ BELOW = {
     "recomputed": ("faster recomputed", "a faster tier; tiers.compare"),
 }
 """Why tokens were not restored from a tier, and the remedy."""
+_SERIES = {
+    "Blocks": ("own_blocks", "shared_blocks", "cached_blocks"),
+    "Requests": ("running", "paused", "waiting"),
+}
 _NONE = "none by this rule"
 _LEAST_BLOCK = 128  # of the toolkit's own cache
 _MOST_SHARE = 0.8  # of memory for checkpoints
@@ -70,29 +65,27 @@ _IMBALANCED = 1.5  # from here on, a router is no balancer
 _LIMIT_S = 2.0
 """Limit of TTFT to plan for."""
 _DRAIN, _GROWTH = 1.1, 3.0
+_SYNTHETIC = "a synthetic trace"
 
 
 def replay_page(record: RunRecord) -> tb.Page:
     """Hit rate, load and latency of a replay, or the best of a sweep; then everything else."""
-    title = _title(record)
-    if len(record.cases) != 1:
-        return tb.Page(title, list(_sweep_answer(record)), list(_sweep_sections(record)))
-    (case,) = record.cases
-    return tb.Page(title, list(_case_answer(record, case)), list(_case_sections(record, case)))
-
-
-def _title(record: RunRecord) -> str:
-    """``v4-flash on 8 × h200, sglang: replay of day.jsonl, ttft ≤ 2.00 s``."""
 
     def all_of(names: Iterable[object]) -> str:
         return ", ".join(dict.fromkeys(str(name) for name in names if name))
 
-    models = all_of(case.cache.model for case in record.cases if case.cache)
-    engines = all_of(setting(case, "server.engine") for case in record.cases)
-    slos = all_of(_slo(case.replay.fleet) for case in record.cases if case.replay)
-    trace = record.trace_source or "a synthetic trace"
-    words = [f"{models or 'no model'} on {all_of(map(_gpus, record.cases)) or 'no GPU'}", engines]
-    return ", ".join(filter(None, [*words, f"replay of {trace}{swept(record.cases)}", slos]))
+    cases = record.cases
+    models = all_of(case.cache.model for case in cases if case.cache) or "no model"
+    engines = all_of(setting(case, "server.engine") for case in cases)
+    slos = all_of(_slo(case.replay.fleet) for case in cases if case.replay)
+    on = f"{models} on {all_of(map(_gpus, cases)) or 'no GPU'}"
+    what = f"replay of {record.trace_source or _SYNTHETIC}{swept(cases)}"
+    title = ", ".join(filter(None, [on, engines, what, slos]))
+    if len(cases) != 1:
+        return tb.Page(title, *_sweep(record))
+    return tb.Page(
+        title, list(_case_answer(record, cases[0])), list(_case_sections(record, cases[0]))
+    )
 
 
 def _gpus(case: Case) -> str:
@@ -109,18 +102,20 @@ def _slo(fleet: ReplayFleet | None) -> str:
 
 def _case_answer(record: RunRecord, case: Case) -> Iterator[tb.Part]:
     problems = [f for f in (*judge_status(case), *judge_replay(case)) if f.is_problem]
-    problems += [tb.Finding("warning", text)] if (text := _other_rule(case)) else []
+    problems += [tb.warning(text)] if (text := _other_rule(case)) else []
     yield from problems
     result, totals, cache = case.replay, case.totals, case.cache
     if result is None or totals is None or cache is None:
         return
     reuse, late = result.reuse, overload(case)
-    sentence = f"{share(reuse.saved_tokens, reuse.prompt_tokens)} of prompt tokens hit the cache"
+    sentence = (
+        f"{tb.share(reuse.saved_tokens, reuse.prompt_tokens)} of prompt tokens hit the cache"
+    )
     for name in () if late else ("ttft", "tpot"):
         if (time := _time(case, name, 50.0)) != tb.ABSENT:
             sentence += f"; median {_TIMES[name]} {time} ms"
-    yield tb.Text(f"{sentence}.", "strong") if problems else tb.Finding("good", f"{sentence}.")
-    trace = record.trace_source or "a synthetic trace"
+    yield tb.strong(f"{sentence}.") if problems else tb.good(f"{sentence}.")
+    trace = record.trace_source or _SYNTHETIC
     behind = f" behind {result.fleet.router}" if result.fleet else ""
     yield (
         f"{totals.requests:,} requests of {trace}; {cache.model} on {_gpus(case)}{behind}, prefix "
@@ -129,8 +124,8 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[tb.Part]:
     offered = {None: "", 0: "all requests offered at the start, "}.get(result.arrived_ns)
     if result.arrived_ns:
         rate = _asked(totals) / result.arrived_ns * 1e9
-        offered = f"{format_number(rate)} requests/s offered, "
-    served = format_number(totals.requests / totals.wall_ns * 1e9) if totals.wall_ns else tb.ABSENT
+        offered = f"{tb.number(rate)} requests/s offered, "
+    served = tb.number(totals.requests / totals.wall_ns * 1e9) if totals.wall_ns else tb.ABSENT
     yield (
         f"Load: {offered}{served} served; {result.mean_decoding:.1f} requests decode on average, "
         f"{counted(totals.peak_requests, 'slot')} at the peak."
@@ -141,24 +136,29 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[tb.Part]:
     else:
         yield from ("", _reuse_table(case, reuse, MAX_LOSSES))
     yield from ("", _times_table(case.latencies))
-    model, gpu = setting(case, "model.preset"), setting(case, "cost.gpu")
-    if record.trace_source and isinstance(model, str):  # what answers the next question
-        most = max(reuse.lost_tokens, key=lambda reason: reuse.lost_tokens[reason], default="")
-        kinds = ["--gpu", gpu] if gpu else []
-        slo = f"ttft_p99={_LIMIT_S if late else _kept_s(case):g}s"
-        after = ["plan", trace, "--model", model, *kinds, "--slo", slo]
-        if not late and most.startswith("evicted"):
-            after = ["trace", "mrc", trace, "--model", model]
-        ruled = f"ideal is no engine's rule; {_rule_of_plan(model)} is plan's:"
-        differs = after[0] == "plan" and reuse.rule == "ideal"
-        yield from (tb.Text(ruled, "dim") if differs else "", tb.Command.of("dsv4kv", *after))
+    model = setting(case, "model.preset")
+    if record.trace_source and isinstance(model, str):
+        yield from _next(case, reuse, trace, model, late=bool(late))
 
 
-def _rule_of_plan(model: str) -> str:
-    """The option for the rule of SGLang, ``plan``'s default; of a preset alone."""
-    if preset_named(model) is None:
-        return "--rule NAME"
-    return f"--rule {chosen_rule(FAMILIES['sglang'], load_model(model).kind, {})}"
+def _next(case: Case, reuse: Reuse, trace: str, model: str, *, late: bool) -> Iterator[tb.Part]:
+    lost = reuse.lost_tokens
+    if not late and max(lost, key=lambda reason: lost[reason], default="").startswith("evicted"):
+        yield from ("", tb.Command.of("dsv4kv", "trace", "mrc", trace, "--model", model))
+        return
+    ruled: tb.Part = ""
+    if reuse.rule == "ideal":  # the rule of SGLang, of a preset alone
+        rule = "NAME"
+        if preset_named(model) is not None:
+            rule = chosen_rule(FAMILIES["sglang"], load_model(model).kind, {})
+        ruled = tb.dim(f"ideal is no engine's rule; --rule {rule} is plan's:")
+    gpu, kept_s = setting(case, "cost.gpu"), _LIMIT_S
+    for each in case.latencies:  # a limit that this server keeps by the clock's error
+        if each.name == "ttft" and each.samples_ns and not late:
+            worst = summarize(each.samples_ns).percentiles.get(99.0, max(each.samples_ns))
+            kept_s = max(kept_s, tb.round_up(worst * (each.factor or 1.0) / 1e9))
+    words = ["--model", model, *(["--gpu", gpu] if gpu else []), "--slo", f"ttft_p99={kept_s:g}s"]
+    yield from (ruled, tb.Command.of("dsv4kv", "plan", trace, *words))
 
 
 def _other_rule(case: Case) -> str:
@@ -175,17 +175,6 @@ def _other_rule(case: Case) -> str:
     return f"{name} is {family.title}'s rule for models without windows; for {model}: --rule {own}"
 
 
-def _kept_s(case: Case) -> float:
-    """A limit of TTFT that this server keeps by the clock's error."""
-    known = [each for each in case.latencies if each.name == "ttft" and each.samples_ns]
-    worst = [
-        summarize(each.samples_ns).percentiles.get(99.0, max(each.samples_ns))
-        * (each.factor or 1.0)
-        for each in known
-    ]
-    return max([_LIMIT_S, *(round_up(ns / 1e9) for ns in worst)])
-
-
 def _case_sections(record: RunRecord, case: Case) -> Iterator[tb.Section]:
     result, totals, layers = case.replay, case.totals, layers_text([case])
     cache = [cache_facts(case.cache)] if case.cache else []
@@ -200,33 +189,24 @@ def _case_sections(record: RunRecord, case: Case) -> Iterator[tb.Section]:
         own = "each replica's own past" if result.fleet else ""
         yield tb.Section("Prefix cache", [_reuse_table(case, result.reuse).noted(own)])
     if result.tiers:
-        below = _below_table(result.tiers, result.reuse.prompt_tokens)
-        yield tb.Section("Below the GPUs", [below, _tiers_table(result.tiers)])
-    series = result.series
-    seconds = [at / 1e9 for at in series.at_ns]
-    charts: list[tb.Part] = []
-    for title, names in (
-        ("Blocks", ("own_blocks", "shared_blocks", "cached_blocks")),
-        ("Requests", ("running", "paused", "waiting")),
-    ):
-        drawn = [Line(name.split("_")[0], seconds, getattr(series, name)) for name in names]
+        yield _tiers_section(result.tiers, result.reuse.prompt_tokens)
+    memory: list[tb.Part] = [_memory_table(result).noted(layers)]
+    seconds = [at / 1e9 for at in result.series.at_ns]
+    for title, names in _SERIES.items():
+        drawn = [Line(name.split("_")[0], seconds, getattr(result.series, name)) for name in names]
         drawn = [line for line in drawn if any(line.ys)] or drawn
-        if seconds and (not charts or any(len(set(line.ys)) > 1 for line in drawn)):
+        if seconds and (title == "Blocks" or any(len(set(line.ys)) > 1 for line in drawn)):
             chart = lines(f"{title} over time", drawn, x="virtual time, s", stacked=True)
-            charts.append(chart)
-    yield tb.Section("Memory", [_memory_table(result).noted(layers), *charts])
+            memory.append(chart)
+    yield tb.Section("Memory", memory)
     yield tb.Section("Scheduling", [_replay_facts(result, totals)])
-    yield tb.Section("Model of a step", _constants(result), _CLOCKS.get(result.clock, ""))
-    yield tb.Section("Run", [header(record), *cache])
-
-
-def _constants(result: ReplayResult) -> list[str]:
-    """Constants of the clock, a sentence for each source."""
-    rows: dict[str, list[str]] = {}
+    sources: dict[str, list[str]] = {}
     for each in result.constants:
         value = f"{each.name} {each.value:,.6g} {each.unit}".strip()
-        rows.setdefault(each.source, []).append(value)
-    return [f"{'; '.join(values)} (source: {source})" for source, values in rows.items()]
+        sources.setdefault(each.source, []).append(value)
+    constants = [f"{'; '.join(values)} (source: {name})" for name, values in sources.items()]
+    yield tb.Section("Model of a step", constants, _CLOCKS.get(result.clock, ""))
+    yield tb.Section("Run", [header(record), *cache])
 
 
 def _asked(totals: Totals) -> int:
@@ -250,11 +230,11 @@ def overload(case: Case) -> str:
     grown = median(ttfts[-quarter:]) >= _GROWTH * median(ttfts[:quarter])
     if not grown and median(waits) < median(ttfts) / 2:
         return ""
-    offered = _asked(totals) / result.arrived_ns * 1e9
-    served = totals.requests / totals.wall_ns * 1e9
+    offered = tb.number(_asked(totals) / result.arrived_ns * 1e9)
+    served = tb.number(totals.requests / totals.wall_ns * 1e9)
     return (
-        f"overloaded: {format_number(offered)} requests/s arrive, {format_number(served)} are "
-        "served, so queue wait and TTFT grow with the length of the trace"
+        f"overloaded: {offered} requests/s arrive, {served} are served, so queue wait and TTFT "
+        "grow with the length of the trace"
     )
 
 
@@ -270,19 +250,16 @@ def _reuse_table(case: Case, reuse: Reuse, limit: int | None = None) -> tb.Table
         rows.append(("lost: other reasons", rest, "--verbose lists them"))
     note = f"prompts share blocks of {reuse.shared_tokens:,} tokens"
     note += "; remedies are flags of the server" * bool(RULES.get(reuse.rule, IDEAL).engine)
-    return losses_table("Prompt tokens", rows, reuse.prompt_tokens, note)
+    return _losses_table("Prompt tokens", rows, reuse.prompt_tokens, note)
 
 
-def losses_table(
+def _losses_table(
     title: str, rows: Sequence[tuple[str, int, str]], prompt_tokens: int, note: str
 ) -> tb.Table:
     """Outcomes of prompt tokens, how many there are, and what would change them."""
-    return tb.Table(
-        title,
-        ["outcome", "tokens", "share", "remedy"],
-        [(what, f"{n:,}", share(n, prompt_tokens, 2), remedy) for what, n, remedy in rows],
-        note=note,
-    )
+    heads = ["outcome", "tokens", "share", "remedy"]
+    cells = [(what, n, tb.share(n, prompt_tokens, 2), remedy) for what, n, remedy in rows]
+    return tb.Table(title, heads, cells, note=note)
 
 
 def remedy_of(case: Case, reason: str) -> str:
@@ -299,16 +276,13 @@ def remedy_of(case: Case, reason: str) -> str:
         return rule.remedies.get(reason) or plain.get(reason, _NONE)
     if reason in ("no_checkpoint", "replay"):
         return _STRATEGIES.get(setting(case, "prefix.strategy"), "try --strategy ends+junctions")
-    return _smaller_blocks(case) if reason == "alignment" else _more_memory(case, reason)
-
-
-def _smaller_blocks(case: Case) -> str:
+    if reason != "alignment":
+        return _more_memory(case, reason)
     shared = case.replay.reuse.shared_tokens if case.replay else _LEAST_BLOCK
     if shared <= _LEAST_BLOCK:
         return f"none: {_LEAST_BLOCK} is the least"
-    if shared == setting(case, "cache.block_tokens"):
-        return f"try --set cache.block_tokens={_LEAST_BLOCK}"
-    return "none: the trace's blocks"
+    own = shared == setting(case, "cache.block_tokens")
+    return f"try --set cache.block_tokens={_LEAST_BLOCK}" if own else "none: the trace's blocks"
 
 
 def _more_memory(case: Case, reason: str) -> str:
@@ -328,7 +302,7 @@ def _more_memory(case: Case, reason: str) -> str:
     return more if is_lru else f"{more}; try --policy lru"
 
 
-def _below_table(tiers: ReplayTiers, prompt_tokens: int) -> tb.Table:
+def _tiers_section(tiers: ReplayTiers, prompt_tokens: int) -> tb.Section:
     each = {f"lost on {tier.name}": tier.lost_tokens for tier in tiers.tiers}
     lost = each if any(each.values()) else {"lost": tiers.lost_tokens}
     losses = [
@@ -338,37 +312,35 @@ def _below_table(tiers: ReplayTiers, prompt_tokens: int) -> tb.Table:
     ]
     rows = [("restored", tiers.restored_tokens, ""), *sorted(losses, key=lambda row: -row[1])]
     note = f"{tiers.asked_tokens:,} prompt tokens seen before, without all they need on the GPUs"
-    return losses_table("Below the GPUs", rows, prompt_tokens, note)
-
-
-def _tiers_table(tiers: ReplayTiers) -> tb.Table:
+    below = _losses_table("Below the GPUs", rows, prompt_tokens, note)
     tail = f", {tiers.tail_bytes:,} B of windows and states" if tiers.tail_bytes else ""
 
-    def mean(waited_ns: int, transfers: int) -> str:
-        return format_duration(waited_ns / transfers) if transfers else tb.ABSENT
+    def mean(waited_ns: int, transfers: int) -> str | None:
+        return format_duration(waited_ns / transfers) if transfers else None
 
     columns: tb.Columns = [
         ("tier", lambda t: t.name),
         ("capacity", lambda t: format_bytes(t.capacity_bytes + (t.tail_capacity_bytes or 0))),
         ("peak", lambda t: format_bytes(t.peak_bytes)),
-        ("hit tokens", lambda t: f"{t.hit_tokens:,}"),
+        ("hit tokens", lambda t: t.hit_tokens),
         ("read", lambda t: format_bytes(t.read_bytes)),
         ("written", lambda t: format_bytes(t.written_bytes)),
-        ("moved/useful", lambda t: f"{t.amplification:.2f}" if t.amplification else tb.ABSENT),
+        ("moved/useful", lambda t: f"{t.amplification:.2f}" if t.amplification else None),
         ("mean read wait", lambda t: mean(t.read_waited_ns, t.reads)),
         ("mean write wait", lambda t: mean(t.write_waited_ns, t.writes)),
     ]
     note = f"{tiers.context_bytes:,} B for {tiers.object_tokens:,} tokens of context{tail}"
-    return tb.Table("Tiers", columns, tiers.tiers, note=note)
+    own = tb.Table("Tiers", columns, tiers.tiers, note=note)
+    return tb.Section("Below the GPUs", [below, own])
 
 
 def _memory_table(result: ReplayResult) -> tb.Table:
     columns: tb.Columns = [
         ("part", lambda pool: pool.name),
         ("units", lambda pool: "unlimited" if pool.units is None else f"{pool.units:,}"),
-        ("bytes/unit", lambda pool: f"{pool.unit_bytes:,}"),
-        ("bytes", lambda p: format_bytes(p.units * p.unit_bytes) if p.units else tb.ABSENT),
-        ("peak in use", lambda pool: f"{pool.peak_units:,}"),
+        ("bytes/unit", lambda pool: pool.unit_bytes),
+        ("bytes", lambda p: format_bytes(p.units * p.unit_bytes) if p.units else None),
+        ("peak in use", lambda pool: pool.peak_units),
     ]
     note = "blocks in use belong to running requests; the others are cached"
     return tb.Table("Memory", columns, result.pools, note=note)
@@ -383,19 +355,18 @@ def _times_table(latencies: Sequence[Latency]) -> tb.Table:
     if any(row[1].maximum >= _LONG_NS for row in rows):
         unit, scale = "s", 1e9
 
-    def time(nanoseconds: float | None, factor: float | None) -> str:
-        return tb.ABSENT if nanoseconds is None else format_clocked(nanoseconds / scale, factor)
+    def time(nanoseconds: float | None, factor: float | None) -> str | None:
+        return None if nanoseconds is None else tb.clocked(nanoseconds / scale, factor)
 
-    def percentile(name: str) -> tb.Read:
-        at = float(name.removeprefix("p"))
-        return lambda row: time(row[1].percentiles.get(at), row[0].factor)
+    def percentile(at: float) -> tb.Column:
+        return f"p{at:g}", lambda row: time(row[1].percentiles.get(at), row[0].factor)
 
     columns: tb.Columns = [
         ("time", lambda row: _TIMES.get(row[0].name, row[0].name)),
-        ("requests", lambda row: f"{len(row[0].samples_ns):,}"),
-        *((name, percentile(name)) for name in ("p50", "p90", "p99", "p99.9")),
+        ("requests", lambda row: len(row[0].samples_ns)),
+        *map(percentile, (50.0, 90.0, 99.0, 99.9)),
         ("max", lambda row: time(row[1].maximum, row[0].factor)),
-        *([("90 % error", lambda row: format_factor(row[0].factor))] if clocked else []),
+        *([("90 % error", lambda row: tb.factor(row[0].factor))] if clocked else []),
     ]
     note = f"simulated, in {unit}; percentiles with < 10 samples above them are omitted"
     return tb.Table("Latency", columns, rows, note=note)
@@ -405,19 +376,8 @@ def _time(case: Case, name: str, percentile: float) -> str:
     for latency in case.latencies:
         if latency.name == name and latency.samples_ns:
             found = summarize(latency.samples_ns).percentiles.get(percentile)
-            return tb.ABSENT if found is None else format_clocked(found / 1e6, latency.factor)
+            return tb.ABSENT if found is None else tb.clocked(found / 1e6, latency.factor)
     return tb.ABSENT
-
-
-def _sweep_answer(record: RunRecord) -> Iterator[tb.Part]:
-    cases, shown = record.cases, _sweep_findings(record)
-    fair = [case for case in cases if not overload(case) and not _imbalance(case)]
-    groups = oc.group_launches(fair)
-    sentences = list(oc.best_sentences(groups)) or [oc.unchanged_sentence(groups)]
-    yield from (tb.Text(each, "strong") for each in filter(None, sentences))
-    yield from shown[:MAX_FINDINGS]
-    table = _sweep_table(cases, axis_names(cases)).noted(layers_text(cases))
-    yield from ("", table.first(MAX_CASES))
 
 
 def _imbalance(case: Case) -> str:
@@ -428,50 +388,41 @@ def _imbalance(case: Case) -> str:
     return f"the busiest of {len(fleet.replicas)} replicas works {fleet.imbalance:.2f} × the mean"
 
 
-def _sweep_findings(record: RunRecord) -> list[tb.Finding]:
-    found = [each for each in list_replay_findings(record) if each.level != "note"]
-    uneven = [
-        f"{axis_text(case)}: {_imbalance(case)}" for case in record.cases if _imbalance(case)
-    ]
-    return [
-        *compare_rules(record.cases),
-        *found,
-        *(tb.Finding("warning", each) for each in uneven),
-    ]
-
-
-def _sweep_sections(record: RunRecord) -> Iterator[tb.Section]:
+def _sweep(record: RunRecord) -> tuple[list[tb.Part], list[tb.Section]]:
     cases = record.cases
-    parts: list[tb.Part] = [*_sweep_findings(record), *oc.sweep_charts(oc.group_launches(cases))]
-    if len(cases) > MAX_CASES:
-        parts.append(_sweep_table(cases, axis_names(cases)))
-    yield tb.Section("All cases", parts)
-    yield tb.Section("Run", [header(record)])
+    findings = [
+        *compare_rules(cases),
+        *(each for each in list_replay_findings(record) if each.level != "note"),
+        *(tb.warning(f"{axis_text(case)}: {why}") for case in cases if (why := _imbalance(case))),
+    ]
+    groups = oc.group_launches([c for c in cases if not overload(c) and not _imbalance(c)])
+    sentences = list(oc.best_sentences(groups)) or [oc.unchanged_sentence(groups)]
+    answer: list[tb.Part] = [tb.strong(each) for each in filter(None, sentences)]
+    table = _sweep_table(cases)
+    answer += [*findings[:MAX_FINDINGS], "", table.noted(layers_text(cases)).first(MAX_CASES)]
+    parts: list[tb.Part] = [*findings, *oc.sweep_charts(oc.group_launches(cases))]
+    parts += [table] if len(cases) > MAX_CASES else []
+    return answer, [tb.Section("All cases", parts), tb.Section("Run", [header(record)])]
 
 
-def _sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> tb.Table:
-    """A row for every case that was served: hit rate, load and latency.
-
-    ``axes`` are the swept settings by dotted path, as they are to be shown.
-    """
+def _sweep_table(cases: Sequence[Case]) -> tb.Table:
+    axes = oc.axis_columns(cases, lambda case: case)
     served = [case for case in cases if case.replay and case.totals]
 
-    def setting_of(path: str) -> tb.Read:
-        return lambda c: format_setting(path, c.axis[path]) if path in c.axis else tb.ABSENT
-
-    def kept_slo(case: Case) -> str:
-        fleet, totals = case.replay and case.replay.fleet, case.totals
-        return share(fleet.good_requests, _asked(totals)) if fleet and totals else tb.ABSENT
-
-    columns: list[tuple[str, tb.Read]] = [
-        *((name.replace("_", " "), setting_of(path)) for path, name in axes.items()),
-        ("hit rate", lambda c: share(c.replay.reuse.saved_tokens, c.replay.reuse.prompt_tokens)),
+    columns: list[tb.Column] = [
+        *axes,
+        (
+            "hit rate",
+            lambda c: tb.share(c.replay.reuse.saved_tokens, c.replay.reuse.prompt_tokens),
+        ),
     ]
     if all(case.replay and case.replay.fleet for case in served):
-        columns.append(("within SLO", kept_slo))
-        columns.append(("busiest / mean", lambda c: quantity(c.replay.fleet.imbalance)))
+        columns += [
+            ("within SLO", lambda c: tb.share(c.replay.fleet.good_requests, _asked(c.totals))),
+            ("busiest / mean", lambda c: c.replay.fleet.imbalance),
+        ]
     if all(case.replay and case.replay.tiers for case in served):
-        columns.append(("restored", lambda c: quantity(c.replay.tiers.restored_tokens)))
+        columns.append(("restored", lambda c: c.replay.tiers.restored_tokens))
     columns += [
         ("TTFT p50", lambda case: _time(case, "ttft", 50.0)),
         ("TTFT p99", lambda case: _time(case, "ttft", 99.0)),
@@ -480,7 +431,7 @@ def _sweep_table(cases: Sequence[Case], axes: dict[str, str]) -> tb.Table:
     if any(map(overload, cases)):
         columns.append(("load", lambda c: tb.mark("warning", "overloaded") if overload(c) else ""))
     worst = max((clock_factor(case, "ttft") or 0 for case in cases), default=0)
-    error = f"; 90 % error of TTFT {format_factor(worst)}" if worst else ""
+    error = f"; 90 % error of TTFT {tb.factor(worst)}" if worst else ""
     return tb.Table("Replays", columns, served, f"simulated times in ms{error}", keys=len(axes))
 
 
@@ -494,7 +445,7 @@ def compare_rules(cases: Sequence[Case]) -> list[tb.Finding]:
             saved.setdefault(family, []).append((hits, reuse.setting, reuse.rule))
     ends = [(min(settings), max(settings)) for settings in saved.values()]
     return [
-        tb.Finding("note", f"{best[1]} ({best[2]}) saves {best[0] - worst[0]:.1%} of all prompt "
+        tb.note(f"{best[1]} ({best[2]}) saves {best[0] - worst[0]:.1%} of all prompt "
                 f"tokens more than {worst[1]}")
         for worst, best in ends
         if best > worst
@@ -513,61 +464,44 @@ def judge_replay(case: Case) -> list[tb.Finding]:
     """Warnings and errors of a replay: overload, rejected requests, leaks, lost checkpoints."""
     if case.replay is None or case.totals is None:
         return []
-    late = overload(case)
-    found = [tb.Finding("warning", late)] if late else []
-    found += [
-        tb.Finding("warning", f"rejected requests: {rejected:,}, {reason}")
-        for reason, rejected in case.replay.rejected.items()
-    ]
+    found = [tb.warning(late)] if (late := overload(case)) else []
+    for reason, rejected in case.replay.rejected.items():
+        found.append(tb.warning(f"rejected requests: {rejected:,}, {reason}"))
     if outside := case.replay.extrapolated:
         beyond = "; ".join(outside)
-        found.append(tb.Finding("warning", f"times are extrapolated from the table: {beyond}"))
+        found.append(tb.warning(f"times are extrapolated from the table: {beyond}"))
     if left := case.totals.blocks_left:
-        found.append(tb.Finding("bad", f"blocks not freed: {left:,}; the cache leaks"))
+        found.append(tb.bad(f"blocks not freed: {left:,}; the cache leaks"))
     reuse = case.replay.reuse
     evicted = reuse.lost_tokens.get("evicted_checkpoint", 0)
     if reuse.seen_tokens and evicted > _TIGHT * reuse.seen_tokens:
-        remedy = remedy_of(case, "evicted_checkpoint")
-        found.append(
-            tb.Finding(
-                "warning",
-                f"{evicted / reuse.seen_tokens:.0%} of reusable tokens were lost because their "
-                f"checkpoints were evicted before their blocks; remedy: {remedy}",
-            )
+        sentence = (
+            f"{evicted / reuse.seen_tokens:.0%} of reusable tokens were lost because their "
+            "checkpoints were evicted before their blocks; remedy: "
+            f"{remedy_of(case, 'evicted_checkpoint')}"
         )
+        found.append(tb.warning(sentence))
     return found
 
 
 def _replay_facts(result: ReplayResult, totals: Totals) -> tb.Facts:
     reuse, work = result.reuse, result.work
-    partial, padding, unused = (
-        format_bytes(size)
-        for size in (result.rounding_bytes, result.padding_bytes, result.remainder_bytes)
-    )
+    sizes = (result.rounding_bytes, result.padding_bytes, result.remainder_bytes)
+    partial, padding, unused = map(format_bytes, sizes)
     rows = {
-        "blocks": (
-            f"{reuse.found_blocks:,} of {reuse.prompt_blocks:,} whole blocks of prompts found, "
-            f"{reuse.evicted_blocks:,} evicted"
-        ),
-        "windows": (
-            f"{format_bytes(reuse.kept_bytes)} in {reuse.written_checkpoints:,} checkpoints, "
-            f"{reuse.evicted_checkpoints:,} evicted, {reuse.restored_checkpoints:,} restored"
-        ),
-        "tokens": (
-            f"{reuse.computed_tokens:,} prompt tokens computed, {reuse.again_tokens:,} of them "
-            f"again after a preemption; {totals.output_tokens:,} generated"
-        ),
-        "scheduling": (
-            f"{result.pauses:,} pauses, {result.evictions:,} preemptions, "
-            f"{reuse.deferred_requests:,} requests waited for another request's prefix"
-        ),
-        "fragmentation": (
-            f"{partial} in partial blocks (peak), {padding} of padding per block, {unused} unused"
-        ),
-        "time": (
-            f"{format_duration(totals.wall_ns)} in {totals.steps:,} steps, idle for "
-            f"{format_duration(work.idle_ns)}"
-        ),
+        "blocks": f"{reuse.found_blocks:,} of {reuse.prompt_blocks:,} whole blocks of prompts "
+        f"found, {reuse.evicted_blocks:,} evicted",
+        "windows": f"{format_bytes(reuse.kept_bytes)} in {reuse.written_checkpoints:,} "
+        f"checkpoints, {reuse.evicted_checkpoints:,} evicted, {reuse.restored_checkpoints:,} "
+        "restored",
+        "tokens": f"{reuse.computed_tokens:,} prompt tokens computed, {reuse.again_tokens:,} of "
+        f"them again after a preemption; {totals.output_tokens:,} generated",
+        "scheduling": f"{result.pauses:,} pauses, {result.evictions:,} preemptions, "
+        f"{reuse.deferred_requests:,} requests waited for another request's prefix",
+        "fragmentation": f"{partial} in partial blocks (peak), {padding} of padding per block, "
+        f"{unused} unused",
+        "time": f"{format_duration(totals.wall_ns)} in {totals.steps:,} steps, idle for "
+        f"{format_duration(work.idle_ns)}",
     }
     if totals.drafted_tokens:
         kept = totals.drafted_tokens - totals.rolled_back_tokens
@@ -577,35 +511,39 @@ def _replay_facts(result: ReplayResult, totals: Totals) -> tb.Facts:
 
 def fleet_facts(fleet: ReplayFleet, totals: Totals, factor: float | None = None) -> tb.Facts:
     """Hit rate, balance, goodput and cost; ``factor`` is the error of the replay's time."""
-    error = "" if factor is None else f" (90 % error {format_factor(factor)})"
-    asked = totals.requests + totals.rejected
-    hours, each = fleet.gpu_hours(totals.wall_ns), hours_per_million(fleet, totals)
-    costs = [
-        f"{format_clocked(hours * scale, factor)} {unit}"
-        + (f", {format_clocked(each * scale, factor)} for 10^6 output tokens" if each else "")
-        for scale, unit in ((1.0, "GPU-hours"), (fleet.gpu_hour_price, "USD"))
-        if scale
-    ]
+    error = "" if factor is None else f" (90 % error {tb.factor(factor)})"
+    asked, hours, costs = _asked(totals), fleet.gpu_hours(totals.wall_ns), list[str]()
+    for scale, unit in ((1.0, "GPU-hours"), (fleet.gpu_hour_price, "USD")):
+        if scale:
+            costs.append(f"{tb.clocked(hours * scale, factor)} {unit}")
+        if scale and hours and totals.output_tokens:
+            each = hours * scale / totals.output_tokens * 1e6
+            costs[-1] += f", {tb.clocked(each, factor)} for 10^6 output tokens"
     hits = [
-        share(tokens, fleet.prompt_tokens)
+        tb.share(tokens, fleet.prompt_tokens)
         for tokens in (fleet.saved_tokens, fleet.pooled_saved_tokens, fleet.ideal_saved_tokens)
     ]
+    roles = [replica.role for replica in fleet.replicas]
+    servers = f"{counted(len(roles), 'replica')} behind {fleet.router}"
+    if fleet.decode_router is not None:
+        servers = (
+            f"{roles.count('prefill')} prefill behind {fleet.router}, "
+            f"{roles.count('decode')} decode behind {fleet.decode_router}"
+        )
     rows = {
-        "fleet": _name_servers(fleet),
+        "fleet": f"{servers}; {counted(fleet.gpus, 'GPU')}",
         "hit rate": f"{hits[0]}; one pool of all blocks {hits[1]}, unlimited pool {hits[2]}",
-        "duplicates": (
-            f"{format_bytes(fleet.repeated_bytes)} of {format_bytes(fleet.held_bytes)} cached at "
-            "the end"
-        ),
+        "duplicates": f"{format_bytes(fleet.repeated_bytes)} of "
+        f"{format_bytes(fleet.held_bytes)} cached at the end",
         "costs": f"{'; '.join(costs)}{error}",
     }
     if totals.wall_ns:
-        rate = format_clocked(fleet.good_requests / totals.wall_ns * 1e9, factor)
+        rate = tb.clocked(fleet.good_requests / totals.wall_ns * 1e9, factor)
         rows["goodput"] = f"{rate} requests/s{error}"
         if limits := _slo(fleet):
             part = f"{fleet.good_requests:,} of {asked:,} requests"
-            part += f" ({share(fleet.good_requests, asked)})"
-            rows["goodput"] += f"; {part} within {limits}"
+            kept = tb.share(fleet.good_requests, asked)
+            rows["goodput"] += f"; {part} ({kept}) within {limits}"
     if fleet.imbalance is not None:
         rows["imbalance"] = f"the busiest replica works {fleet.imbalance:.2f} × the mean"
     if sent := sum(replica.sent_bytes for replica in fleet.replicas):
@@ -617,56 +555,34 @@ def fleet_facts(fleet: ReplayFleet, totals: Totals, factor: float | None = None)
     return tb.Facts(rows)
 
 
-def _name_servers(fleet: ReplayFleet) -> str:
-    """``2 replicas behind dynamo; 16 GPUs``."""
-    roles = [replica.role for replica in fleet.replicas]
-    servers = f"{counted(len(roles), 'replica')} behind {fleet.router}"
-    if fleet.decode_router is not None:
-        servers = (
-            f"{roles.count('prefill')} prefill behind {fleet.router}, "
-            f"{roles.count('decode')} decode behind {fleet.decode_router}"
-        )
-    return f"{servers}; {counted(fleet.gpus, 'GPU')}"
-
-
-def hours_per_million(fleet: ReplayFleet, totals: Totals) -> float | None:
-    """GPU-hours for a million output tokens."""
-    hours = fleet.gpu_hours(totals.wall_ns)
-    return hours / totals.output_tokens * 1e6 if totals.output_tokens else None
-
-
 def _replicas_table(
     fleet: ReplayFleet, totals: Totals, factor: float | None = None, limit: int | None = None
 ) -> tb.Table:
     """What every replica did, at most ``limit``; ``factor`` is the error of queue waits."""
     digits = 2 if factor else 3
-    columns: list[tuple[str, tb.Read]] = [
+    columns: list[tb.Column] = [
         ("replica", lambda r: r.name),
-        ("GPUs", lambda r: str(r.gpus)),
-        ("requests", lambda r: f"{r.requests:,}"),
+        ("GPUs", lambda r: r.gpus),
+        ("requests", lambda r: r.requests),
         (
             "hit rate",
-            lambda r: share(r.saved_tokens, r.prompt_tokens) if _computes(r) else tb.ABSENT,
+            lambda r: tb.share(r.saved_tokens, r.prompt_tokens) if _computes(r) else None,
         ),
-        ("computed tokens", lambda r: f"{r.computed_tokens:,}"),
-        ("busy", lambda r: share(r.busy_ns, totals.wall_ns)),
+        ("computed tokens", lambda r: r.computed_tokens),
+        ("busy", lambda r: tb.share(r.busy_ns, totals.wall_ns)),
         ("queue wait", lambda r: format_duration(r.queued_ns / max(r.requests, 1), digits)),
-        ("peak requests", lambda r: f"{r.peak_requests:,}"),
+        ("peak requests", lambda r: r.peak_requests),
         ("cached", lambda r: format_bytes(r.held_bytes)),
     ]
     if fleet.decode_router is not None:
-        columns.append(
-            ("sent", lambda r: format_bytes(r.sent_bytes) if _computes(r) else tb.ABSENT)
-        )
+        columns.append(("sent", lambda r: format_bytes(r.sent_bytes) if _computes(r) else None))
     if any(replica.settings for replica in fleet.replicas):
         columns.append(("settings", lambda r: r.settings))
-    error = "" if factor is None else f", 90 % error {format_factor(factor)}"
-    rows = fleet.replicas
+    error = "" if factor is None else f", 90 % error {tb.factor(factor)}"
+    note, rows = f"mean queue wait{error}", fleet.replicas
     if limit:
-        rows = sorted(rows, key=lambda replica: -replica.busy_ns)
-    note = f"busiest first; mean queue wait{error}" if limit else f"mean queue wait{error}"
-    table = tb.Table("Replicas", columns, rows, note=note)
-    return table.first(limit)
+        note, rows = f"busiest first; {note}", sorted(rows, key=lambda r: -r.busy_ns)
+    return tb.Table("Replicas", columns, rows, note=note).first(limit)
 
 
 def _computes(replica: FleetReplica) -> bool:

@@ -5,19 +5,24 @@ A command's view is a ``Page``: its answer, a list of parts, and sections with t
 ``dsv4kv.view.html.write_page`` writes all of it.
 """
 
+import json
+import math
 import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+from dsv4kv.units import format_bytes, format_count
 from dsv4kv.view.console import one_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from dsv4kv.runs.statistics import Estimate
 
 ABSENT = "–"
 
@@ -74,6 +79,125 @@ def text_of(cell: Cell) -> str:
     return f"{cell.value} {cell.spread}" if cell.spread else cell.value
 
 
+# ---- quantities, with the digits that their uncertainty allows
+
+_MAX_DIGITS = 5
+
+
+def quantity(value: "Estimate | float | None", scale: float = 1.0) -> Number:
+    """A cell of ``value * scale``; ``–`` for None.
+
+    * an estimate: one or two digits of its 95 % interval, rounded
+      up: ``12.41 ± 0.05``; ``12.41 -0.01/+0.05`` where one arm is over twice the other;
+      ``12.4 ± ?`` where it is unknown (below six samples); ``<0.05`` where it reaches 0; no
+      interval where it is exact
+    * an integer without a scale: all digits
+    * another number: three significant digits, or all before the point
+    """
+    if value is None:
+        return Number(ABSENT)
+    if isinstance(value, int) and scale == 1.0:
+        return Number(f"{value:,}")
+    if isinstance(value, int | float):
+        return Number(number(value * scale))
+    return _estimate(value, scale)
+
+
+def _estimate(value: "Estimate", scale: float) -> Number:
+    middle = value.value * scale
+    if value.half_width is None:
+        return Number(number(middle), "± ?")
+    if value.half_width <= abs(value.value) * 1e-12:
+        return Number(number(middle))
+    spread = value.half_width * scale
+    digits = -_exponent(spread) + (spread < 2 * 10.0 ** _exponent(spread))
+    decimals = max(0, min(digits, _MAX_DIGITS - 1 - _exponent(middle)))
+    interval = f"± {_round_up(spread, decimals)}"
+    arms = value.arms if value.arms and value.is_lopsided else (value.half_width,) * 2
+    below, above = (_round_up(arm * scale, decimals) for arm in arms)
+    if middle > 0 and float(f"{middle:.{decimals}f}") <= float(below.replace(",", "")):
+        return Number(f"<{_round_up(middle + arms[1] * scale, decimals)}")
+    if value.arms and value.is_lopsided:
+        interval = f"-{below}/+{above}"
+    return Number(f"{middle:,.{decimals}f}", interval)
+
+
+def us(nanoseconds: "Estimate | float | None") -> Number:
+    """Nanoseconds as µs, without the unit."""
+    return quantity(nanoseconds, 1e-3)
+
+
+def ms(nanoseconds: "Estimate | float | None") -> Number:
+    """Nanoseconds as ms, without the unit."""
+    return quantity(nanoseconds, 1e-6)
+
+
+def percent(share: "Estimate | float | None") -> Number:
+    """A share of 1 as per cent to a tenth, without the sign; an estimate with its interval."""
+    if isinstance(share, int | float):
+        return Number(f"{share * 100:.1f}")
+    return quantity(share, 100.0)
+
+
+def size(count: float | None) -> Number:
+    """Bytes with their binary unit."""
+    return Number(ABSENT if count is None else format_bytes(count))
+
+
+def format_quantity(value: "Estimate | float | None", scale: float = 1.0) -> str:
+    """``12.41 ± 0.05``: the text of ``quantity``."""
+    return text_of(quantity(value, scale))
+
+
+def number(value: float) -> str:
+    """Three significant digits, or all digits before the point."""
+    return f"{value:,.{max(0, 2 - _exponent(value))}f}"
+
+
+def clocked(value: float, factor: float | None) -> str:
+    """A time of a model: two significant digits where it is right within a factor."""
+    return number(value) if factor is None else f"{value:,.{max(0, 1 - _exponent(value))}f}"
+
+
+def factor(factor: float | None) -> str:
+    """``÷1.4 … ×1.4``: the 90 % error of a model's times."""
+    return ABSENT if factor is None else f"÷{factor:g} … ×{factor:g}"
+
+
+def share(part: int, whole: int, digits: int = 1) -> str:
+    """``12.3%``: a part of a whole; ``–`` of nothing."""
+    return f"{part / whole:.{digits}%}" if whole else ABSENT
+
+
+def setting(path: str, value: Any) -> str:
+    """A swept setting as people write it: sizes with their unit, contexts as ``128K``."""
+    if path == "workload.context" and isinstance(value, int):
+        return format_count(value)
+    if path.endswith("_bytes") and isinstance(value, int):
+        return format_bytes(value)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _round_up(spread: float, decimals: int) -> str:
+    unit = 10.0**decimals
+    return f"{math.ceil(spread * unit - 1e-9) / unit:,.{decimals}f}"
+
+
+def _exponent(value: float) -> int:
+    return math.floor(math.log10(abs(value))) if value else 0
+
+
+def round_up(value: float) -> float:
+    """The next value of two digits; one that is nearly out of range, itself."""
+    if not 1e-300 < value < 1e300:
+        return value
+    digits = 1 - math.floor(math.log10(value))
+    return float(math.ceil(value * 10.0**digits) / 10.0**digits)
+
+
+# ---- tables
+
+
 class Head(NamedTuple):
     """Header of a column, with its unit, and the kind of its cells."""
 
@@ -81,10 +205,11 @@ class Head(NamedTuple):
     kind: Literal["name", "number", "prose"]
 
 
-Read = Callable[[Any], Cell | str]
-"""Reads a column's cell from a row."""
-Columns = Sequence[tuple[str, Read]]
-"""Header of every column, and how to read its cells."""
+Read = Callable[[Any], Any]
+"""Reads a column's cell from a row: a text, a number or an estimate; – for None."""
+Column = tuple[str, Read]
+"""Header of a column, and how to read its cells."""
+Columns = Sequence[Column]
 
 _NUMERIC = re.compile(r"[-+−~<>≤≥×]?\d[\d,.]*(?:[KMGT]|%| [^×]*)?")
 _MAX_ROWS, _MAX_COLUMNS = 14, 10  # of a table of a page's answer
@@ -101,7 +226,7 @@ class Table:
     """
 
     title: str
-    columns: Sequence[tuple[str, Read] | str]
+    columns: Sequence[Column | str]
     rows: Sequence[Any]
     note: str = ""  # next to the title
     footer: Sequence[Any] = ()  # more rows, below a line
@@ -121,23 +246,15 @@ class Table:
     def cells(self) -> list[list[Cell]]:
         """Cells of all rows; the footer's rows are last."""
         readers = [column[1] for column in self.columns if isinstance(column, tuple)]
-        return [
-            [Text(cell) if isinstance(cell, str) else cell for cell in row]
-            for row in (
-                [read(item) for read in readers] if readers else item
-                for item in (*self.rows, *self.footer)
-            )
-        ]
+        items = [*self.rows, *self.footer]
+        rows = [[read(item) for read in readers] for item in items] if readers else items
+        return [[_cell(value) for value in row] for row in rows]
 
     @cached_property
     def heads(self) -> list[Head]:
         """Header and kind of every column."""
-        return [
-            Head(
-                column if isinstance(column, str) else column[0], _kind([r[n] for r in self.cells])
-            )
-            for n, column in enumerate(self.columns)
-        ]
+        names = [column if isinstance(column, str) else column[0] for column in self.columns]
+        return [Head(name, _kind([r[n] for r in self.cells])) for n, name in enumerate(names)]
 
     def first(self, rows: int | None) -> "Table":
         """The table with no more than its first rows, all for None; the others are counted."""
@@ -171,6 +288,12 @@ class Table:
             footer=cells[body:],
             keys=sum(number < self.keys for number in kept),
         )
+
+
+def _cell(value: Any) -> Cell:
+    if isinstance(value, str) or value is None:
+        return Text(ABSENT if value is None else value)
+    return value if isinstance(value, Text | Number) else quantity(value)
 
 
 def _kind(cells: Sequence[Cell]) -> Literal["name", "number", "prose"]:
@@ -208,6 +331,11 @@ class Finding:
     def is_problem(self) -> bool:
         """Whether it is shown even when little else is."""
         return self.level in ("warning", "bad")
+
+
+good, note = partial(Finding, "good"), partial(Finding, "note")
+warning, bad = partial(Finding, "warning"), partial(Finding, "bad")
+strong, dim = partial(Text, tone="strong"), partial(Text, tone="dim")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from dsv4kv.traces import TraceSummary
 from dsv4kv.units import format_bytes
 from dsv4kv.view import table as tb
 from dsv4kv.view.plots import Line, lines
-from dsv4kv.view.quantity import format_number, format_quantity, size
 
 _GIB = 2**30
 _MAX_ROWS = 7
@@ -47,33 +46,29 @@ def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
         if answer.kept_share < 1:
             curve["hit_share_low"], curve["hit_share_high"] = point.interval
         yield curve
-        kinds = ("strategy", point.strategies), ("rule", point.rules), ("policy", point.policies)
-        for kind, outcomes in kinds:
+        kinds = {"strategy": point.strategies, "rule": point.rules, "policy": point.policies}
+        for kind, outcomes in kinds.items():
             for outcome in outcomes:
-                drafts = {"speculation": outcome.speculation} if kind == "rule" else {}
-                yield at | {"kind": kind} | _outcome_row(outcome, answer) | drafts
-
-
-def _outcome_row(outcome: Outcome, answer: Answer) -> dict[str, Any]:
-    lost = {f"lost_{name}_tokens": outcome.losses.get(name, 0) for name in REASONS}
-    row: dict[str, Any] = {
-        "name": outcome.name,
-        "hit_share": outcome.hit_share,
-        "hit_tokens": outcome.hit_tokens,
-        "hit_requests": outcome.hit_requests,
-        "found_tokens": outcome.found_tokens,
-        "rejected_requests": outcome.rejected,
-    }
-    if outcome.found_blocks is not None:
-        row["block_hit_share"] = outcome.found_blocks / answer.references
-    if outcome.checkpoints is not None:
-        row |= {
-            "checkpoints": outcome.checkpoints,
-            "written_per_new_token": outcome.written_per_new_token,
-            "written_bytes": written_bytes(outcome, answer),
-            "read_bytes": outcome.checkpoint_reads * answer.costs.checkpoint_bytes,
-        }
-    return row | lost
+                row = at | {
+                    "kind": kind,
+                    "name": outcome.name,
+                    "hit_share": outcome.hit_share,
+                    "hit_tokens": outcome.hit_tokens,
+                    "hit_requests": outcome.hit_requests,
+                    "found_tokens": outcome.found_tokens,
+                    "rejected_requests": outcome.rejected,
+                }
+                if outcome.found_blocks is not None:
+                    row["block_hit_share"] = outcome.found_blocks / answer.references
+                if outcome.checkpoints is not None:
+                    row |= {
+                        "checkpoints": outcome.checkpoints,
+                        "written_per_new_token": outcome.written_per_new_token,
+                        "written_bytes": written_bytes(outcome, answer),
+                        "read_bytes": outcome.checkpoint_reads * answer.costs.checkpoint_bytes,
+                    }
+                row |= {f"lost_{name}_tokens": outcome.losses.get(name, 0) for name in REASONS}
+                yield row | ({"speculation": outcome.speculation} if kind == "rule" else {})
 
 
 def to_json(source: str, model: str, answer: Answer) -> str:
@@ -108,11 +103,11 @@ def mrc_page(source: str, model: str, answer: Answer) -> tb.Page:
         f"{answer.references:,} blocks of {answer.block_tokens:,} tokens; {_certainty(answer)}."
     )
     if outcomes:
-        parts += [
-            "",
-            _outcomes_table(answer, point, outcomes, brief=True),
-            *_caution(model, point),
-        ]
+        parts += ["", _outcomes_table(answer, point, outcomes, brief=True)]
+        flat = dict.fromkeys(o.name for o in point.rules if "flat" in RULES[o.name].default_for)
+        if flat and load_model(model).kind != "flat":
+            rules = listed(flat)
+            parts.append(tb.note(f"{rules}: keeps no windows, so no rule for {model}"))
     else:
         parts += ["", _curve_table(model, answer, limit=_MAX_ROWS)]
     if point.rules:
@@ -133,42 +128,36 @@ def _ruled(model: str, point: Point) -> list[Outcome]:
     return [each for each in ruled if kind in RULES[each.name].default_for] or ruled
 
 
-def _gib(count: int) -> str:
-    held = count / _GIB
-    return f"{held:,.2f}" if held >= 0.1 else format_number(held)
-
-
 def _sum_up(model: str, answer: Answer, point: Point) -> Iterator[tb.Text]:
-    where = f"In a pool of {point.capacity_tokens:,} tokens," if point.capacity_tokens else ""
-    where = where or "With unlimited memory,"
+    unlimited = answer.points[-1].token_hits
+    if not unlimited:
+        yield tb.strong("No prompt begins as an earlier one: nothing hits at any capacity.")
+        return
+    where = "With unlimited memory,"
+    if point.capacity_tokens:
+        where = f"In a pool of {point.capacity_tokens:,} tokens,"
     ruled = _ruled(model, point)
     outcomes = ruled or [*point.strategies, *point.rules, *point.policies]
     sentence = f"{where} {_hits(point, 1)} of prompt tokens hit."
-    if not answer.points[-1].token_hits:
-        yield tb.Text(
-            "No prompt begins as an earlier one: nothing hits at any capacity.", "strong"
-        )
-        return
     if outcomes:
         best = max(outcomes, key=lambda outcome: outcome.hit_share)
         bound = f"upper bound {point.token_hits:.1%}"
         if point.rules or point.policies:
             # other blocks or evictions may hit more than the curve's in the same memory
-            bound = f"with unlimited memory at most {answer.points[-1].token_hits:.1%}"
+            bound = f"with unlimited memory at most {unlimited:.1%}"
         named = "the best is " if outcomes[1:] else ""
         if 0 < len(ruled) < len(point.rules):
             named = f"the best rule for {model} is "
-        sentence = (
-            f"{where} {named}{best.label}: {best.hit_share:.1%} of prompt tokens hit ({bound})."
-        )
-    yield tb.Text(sentence, "strong")
+        hits = f"{best.hit_share:.1%} of prompt tokens hit ({bound})"
+        sentence = f"{where} {named}{best.label}: {hits}."
+    yield tb.strong(sentence)
     if answer.enough_tokens is not None:
         held = format_bytes(int(answer.enough_tokens * answer.costs.token_bytes))
-        yield tb.Text(
+        sentence = (
             f"90 % of the hits of an unlimited cache need {answer.enough_tokens:,} tokens, {held} "
-            f"of {model}'s compressed cache.",
-            "strong",
+            f"of {model}'s compressed cache."
         )
+        yield tb.strong(sentence)
 
 
 def _certainty(answer: Answer) -> str:
@@ -220,7 +209,7 @@ def _hits(point: Point, digits: int) -> str:
     """``12.3%``; ``12.3 ± 0.4 %`` where it is estimated."""
     if not point.token_error:
         return f"{point.token_hits:.{digits}%}"
-    return format_quantity(Estimate(point.token_hits, point.token_error), 100) + " %"
+    return tb.format_quantity(Estimate(point.token_hits, point.token_error), 100) + " %"
 
 
 def _curve_table(model: str, answer: Answer, limit: int | None = None) -> tb.Table:
@@ -231,44 +220,45 @@ def _curve_table(model: str, answer: Answer, limit: int | None = None) -> tb.Tab
         step = (len(points) - 1) / (limit - 1)
         points = tuple(points[round(number * step)] for number in range(limit))
 
+    def gib(point: Point) -> str | None:
+        held = (point.capacity_bytes or 0) / _GIB
+        return (f"{held:,.2f}" if held >= 0.1 else tb.number(held)) if held else None
+
+    def hit(point: Point, number: int) -> str:
+        return f"{point.strategies[number].hit_share:.2%}"
+
+    kept = "next to the upper bound: hits if windows and states are kept by that strategy"
     return tb.Table(
         "Hit rate by capacity",
         [
-            ("tokens", lambda p: f"{p.capacity_tokens:,}" if p.capacity_tokens else tb.ABSENT),
-            ("GiB", lambda p: _gib(p.capacity_bytes) if p.capacity_bytes else tb.ABSENT),
-            ("all cached", lambda p: _hits(p, 2)),
-            *_strategies(names),
-            *([("rejected", lambda point: f"{point.rejected:,}")] if rejects else []),
+            ("tokens", lambda point: point.capacity_tokens or None),
+            ("GiB", gib),
+            ("all cached", lambda point: _hits(point, 2)),
+            *((each.name, partial(hit, number=n)) for n, each in enumerate(names)),
+            *([("rejected", lambda point: point.rejected)] if rejects else []),
         ],
         points,
         note=f"of prompt tokens; – is unlimited; GiB of {model}'s compressed cache",
-        caption="next to the upper bound: hits if windows and states are kept by that strategy"
-        if names
-        else "",
+        caption=kept if names else "",
     )
-
-
-def _strategies(outcomes: Sequence[Outcome]) -> list[tuple[str, tb.Read]]:
-    """A column for each strategy, of rows that have outcomes of all of them."""
-
-    def hit(row: Any, number: int) -> str:
-        return f"{row.strategies[number].hit_share:.2%}"
-
-    return [(each.name, partial(hit, number=n)) for n, each in enumerate(outcomes)]
 
 
 def _outcomes_table(
     answer: Answer, point: Point, outcomes: Sequence[Outcome], *, brief: bool = False
 ) -> tb.Table:
     """What strategies, rules or policies hit and lose; ``brief``: the best first, less of each."""
-    columns: list[tuple[str, tb.Read]] = [
+    columns: list[tb.Column] = [
         ("rule", lambda outcome: outcome.label),
         ("hit", lambda outcome: f"{outcome.hit_share:.2%}"),
     ]
     if any(outcome.rejected for outcome in outcomes):
-        columns.append(("rejected", lambda outcome: f"{outcome.rejected:,}"))
+        columns.append(("rejected", lambda outcome: outcome.rejected))
+
+    def lost(outcome: Outcome, name: str) -> str:
+        return f"{outcome.losses.get(name, 0) / outcome.input_tokens:.2%}"
+
     columns += [
-        (f"lost: {name.replace('_', ' ')}", partial(_lost, name=name))
+        (f"lost: {name.replace('_', ' ')}", partial(lost, name=name))
         for name in REASONS
         if any(outcome.losses.get(name) for outcome in outcomes)
     ]
@@ -277,24 +267,13 @@ def _outcomes_table(
     elif all(outcome.checkpoints is not None for outcome in outcomes):
         read_bytes = answer.costs.checkpoint_bytes
         columns += [
-            ("written", lambda outcome: size(written_bytes(outcome, answer))),
+            ("written", lambda outcome: tb.size(written_bytes(outcome, answer))),
             ("per new token", lambda outcome: f"{outcome.written_per_new_token:.4f}"),
-            ("read", lambda outcome: size(outcome.checkpoint_reads * read_bytes)),
+            ("read", lambda outcome: tb.size(outcome.checkpoint_reads * read_bytes)),
         ]
     else:
         columns.append(("setting", lambda o: RULES[o.name].setting if o.name in RULES else ""))
     return tb.Table("Rules", columns, outcomes, f"{_capacity(point)}; shares of all prompt tokens")
-
-
-def _lost(outcome: Outcome, name: str) -> str:
-    return f"{outcome.losses.get(name, 0) / outcome.input_tokens:.2%}"
-
-
-def _caution(model: str, point: Point) -> Iterator[tb.Finding]:
-    kind = load_model(model).kind
-    rules = dict.fromkeys(o.name for o in point.rules if "flat" in RULES[o.name].default_for)
-    if rules and kind != "flat":
-        yield tb.Finding("note", f"{listed(rules)}: keeps no windows, so no rule for {model}")
 
 
 def _capacity(point: Point) -> str:
@@ -313,7 +292,7 @@ def describe_trace(summary: TraceSummary, *, stores: bool = False) -> Iterator[t
         )
     elif summary.hit_share is not None:
         answer = f"{summary.hit_share:.2%} of block references hit with unlimited memory"
-    yield tb.Text(answer, "strong")
+    yield tb.strong(answer)
     yield f"{summary.requests:,} requests over {summary.duration_s:,.1f} s"
     yield from describe_bursts(summary.requests, summary.arrivals, summary.duration_s)
     if summary.hit_share is not None:
@@ -337,4 +316,4 @@ def describe_bursts(requests: int, arrivals: int, duration_s: float) -> Iterator
             f"{requests / arrivals:.1f} requests share a timestamp on average, {apart_s:.2g} s "
             "apart: a replay queues these bursts, which the recorded server may not have seen"
         )
-        yield tb.Finding("warning", sentence)
+        yield tb.warning(sentence)

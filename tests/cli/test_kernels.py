@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
@@ -41,10 +42,14 @@ def baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "nvrtc-13.0.json"
 
 
-def break_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+def change(monkeypatch: pytest.MonkeyPatch, names: Sequence[str], **values: Any) -> None:
+    """Some kernels compile to something else."""
+
     def survey(_: Sequence[Example], architectures: Sequence[str], *__: object) -> list[Finding]:
-        spilling = [finding(NAMES[0], name, local_bytes=8) for name in architectures]
-        return [*spilling, *(finding(NAMES[1], name) for name in architectures)]
+        changed: dict[str, dict[str, Any]] = {
+            name: values if name in names else {} for name in NAMES
+        }
+        return [finding(name, a, **more) for name, more in changed.items() for a in architectures]
 
     monkeypatch.setattr("dsv4kv.ops.cuda.inspection.survey", survey)
 
@@ -52,7 +57,7 @@ def break_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_architectures_stand_side_by_side(
     snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    break_a_promise(monkeypatch)
+    change(monkeypatch, NAMES[:1], local_bytes=8)
     assert text(run().stdout) == snapshot
 
 
@@ -73,7 +78,7 @@ def test_a_check_that_passes_says_what_was_checked(baseline: Path) -> None:
 
 @pytest.mark.usefixtures("baseline")
 def test_a_broken_promise_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    break_a_promise(monkeypatch)
+    change(monkeypatch, NAMES[:1], local_bytes=8)
     assert run("--write-baseline").exit_code == 0
     result = run("--check", "--arch", "sm_90a")
     assert (result.exit_code, result.stdout) == (1, "")
@@ -85,10 +90,7 @@ def test_a_broken_promise_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("baseline")
 def test_a_change_against_the_baseline_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    def survey(_: Sequence[Example], architectures: Sequence[str], *__: object) -> list[Finding]:
-        return [finding(name, a, registers=20) for name in NAMES for a in architectures]
-
-    monkeypatch.setattr("dsv4kv.ops.cuda.inspection.survey", survey)
+    change(monkeypatch, NAMES, registers=20)
     result = run("--check", "--arch", "sm_90a")
     assert result.exit_code == 1
     assert result.stderr.splitlines() == [

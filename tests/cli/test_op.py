@@ -113,57 +113,16 @@ def test_the_first_line_says_how_much_faster_or_slower(
 
 def test_a_wrong_backend_is_not_timed() -> None:
     done = run("gather_topk", "--backend", "wrong.py:gather_topk", *SMALL)
-    assert done.exit_code == 6
-    assert done.stdout == ""
+    assert (done.exit_code, done.stdout) == (6, "")
     assert "request 1, row 0, channel 5 is 1, and the reference has" in done.stderr
     assert "Nothing was timed." in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("wrong", "problem"),
-    [
-        ("out[:, 64:] = 0.0", "request 0, row 64, channel "),
-        ("table.zero_()", "it changed what it only reads."),
-        ("indices.clamp_(min=9)", "it changed what it only reads."),
-        ("store.pages[0].fill_(0)", "it changed what it only reads."),
-        ("out.fill_(torch.nan)", "it left its output as it was"),
-        (
-            "out.copy_(gather_topk.__dict__.setdefault(f'{indices.data_ptr()}', out.clone()))",
-            "request 0, row ",
-        ),
-    ],
+LARGE = "import torch\n{MINE}    if out.shape[1] > 100:\n        {wrong}\n".format
+INSERT = MINE.replace(
+    "gather_topk(store, table, slots, indices, lengths, out)",
+    "window_insert(ring, values, slots, positions)",
 )
-def test_a_backend_that_is_wrong_only_where_it_is_timed_is_not_ranked(
-    wrong: str, problem: str
-) -> None:
-    Path("large.py").write_text(
-        f"import torch\n{MINE}    if out.shape[1] > 100:\n        {wrong}\n"
-    )
-    done = run("gather_topk", "--backend", "large.py:gather_topk", *SMALL)
-    assert (done.exit_code, done.stdout) == (6, "")
-    assert f"gather_topk of large.py:gather_topk, batch 2, as timed: {problem}" in done.stderr
-    assert "Nothing is ranked." in done.stderr
-
-
-def test_what_writes_into_pages_is_compared_as_it_was_timed() -> None:
-    text = MINE.replace("gather_topk(store, table, slots, indices, lengths, out)", "{}")
-    call = "window_insert(ring, values, slots, positions)"
-    stray = "    if len(ring.pages) != 4:\n        ring.pages[-1, 0] ^= 1\n"
-    Path("stray.py").write_text(text.replace("{}", call) + stray)
-    done = run("window_insert", "--backend", "stray.py:window_insert", *SMALL)
-    assert done.exit_code == 6
-    assert "window_insert of stray.py:window_insert, batch 2, as timed: entry " in done.stderr
-
-
-@pytest.mark.parametrize("error", ["SystemExit", "RuntimeError"])
-def test_a_backend_that_ends_the_program_is_a_failure_of_its_own(error: str) -> None:
-    raises = f"    if out.shape[1] > 100: raise {error}(0)\n    cpu.gather"
-    Path("leaves.py").write_text(MINE.replace("    cpu.gather", raises))
-    done = run("gather_topk", "--backend", "leaves.py:gather_topk", *SMALL)
-    assert done.exit_code == 6
-    assert f"gather_topk raised {error} in leaves.py:5: 0\n" in done.stderr
-
-
 EXCHANGED = MINE.replace("    cpu.", "    out.data = torch.empty_like(out)\n    cpu.")
 LATER = """
 import time
@@ -177,20 +136,45 @@ def late(*arguments):
 def gather_topk(store, table, slots, indices, lengths, out):
     Thread(target=late, args=(store, table, slots, indices, lengths, out)).start()
 """
+RAISES = MINE.replace("    cpu.", "    if out.shape[1] > 100: raise {0}(0)\n    cpu.").format
+KEPT = "out.copy_(gather_topk.__dict__.setdefault(f'{indices.data_ptr()}', out.clone()))"
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("text", "operation", "problem"),
     [
-        (f"import torch\n{EXCHANGED}", "it exchanged the memory of an argument"),
-        (LATER, "it left its output as it was"),
+        *(
+            (LARGE(MINE=MINE, wrong=wrong), "gather_topk", f"{{at}}{problem}")
+            for wrong, problem in {
+                "out[:, 64:] = 0.0": "request 0, row 64, channel ",
+                "table.zero_()": "it changed what it only reads.",
+                "indices.clamp_(min=9)": "it changed what it only reads.",
+                "store.pages[0].fill_(0)": "it changed what it only reads.",
+                "out.fill_(torch.nan)": "it left its output as it was",
+                KEPT: "request 0, row ",
+            }.items()
+        ),
+        (
+            f"{INSERT}    if len(ring.pages) != 4:\n        ring.pages[-1, 0] ^= 1\n",
+            "window_insert",
+            "{at}entry ",
+        ),
+        (RAISES("SystemExit"), "gather_topk", "raised SystemExit in odd.py:5: 0"),
+        (RAISES("RuntimeError"), "gather_topk", "raised RuntimeError in odd.py:5: 0"),
+        (f"import torch\n{EXCHANGED}", "gather_topk", "it exchanged the memory of an argument"),
+        (LATER, "gather_topk", "it left its output as it was"),
     ],
 )
-def test_what_is_not_written_when_the_call_returns_is_wrong(text: str, problem: str) -> None:
-    Path("late.py").write_text(text)
-    done = run("gather_topk", "--backend", "late.py:gather_topk", *SMALL)
-    assert done.exit_code == 6
-    assert problem in " ".join(done.stderr.split())
+def test_a_backend_that_is_wrong_where_it_is_timed_is_not_ranked(
+    text: str, operation: str, problem: str
+) -> None:
+    Path("odd.py").write_text(text)
+    done = run(operation, "--backend", f"odd.py:{operation}", *SMALL)
+    assert (done.exit_code, done.stdout) == (6, "")
+    said = " ".join(done.stderr.split())
+    at = f"{operation} of odd.py:{operation}, batch 2, as timed: "
+    assert problem.format(at=at) in said
+    assert at not in said or "Nothing is ranked." in said
 
 
 def test_what_a_backend_prints_is_no_part_of_a_document(tmp_path: Path) -> None:

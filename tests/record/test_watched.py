@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from dsv4kv.cli import app
 from dsv4kv.record.folder import Record, Recording
 from dsv4kv.record.server import Follower, Glance, Live, Watched
+from dsv4kv.view.recorded import dashboard, watch_line
 from dsv4kv.view.render import show
-from dsv4kv.view.watch import dashboard, watch_line
 from tests.record.frames import frames, recorded, stored
 from tests.record.frames import removed as removed_blocks
 from tests.replay.test_against import BEGUN_S, BLOCKS, Scene, record

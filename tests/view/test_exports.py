@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dsv4kv.view.exports import to_csv, to_rows
+from dsv4kv.view.runs import to_csv, to_rows
 from tests.bench.compare.launched import make_launched_record
 from tests.runs.records import make_failed_case, make_record, make_sweep_cases
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.runs.quantities import within
 from dsv4kv.runs.statistics import Estimate, summarize
-from dsv4kv.view import quantity as qt
+from dsv4kv.view import table as qt
 
 SIZES = st.floats(min_value=1e-6, max_value=1e9)
 
@@ -44,9 +44,9 @@ def test_digits_of_a_quantity(value: Estimate | float | None, text: str) -> None
 def test_scales_and_units() -> None:
     assert qt.format_quantity(Estimate(12_407.1, 53.1), 1e-3) == "12.41 ± 0.06"
     assert (qt.percent(0.1234).value, qt.size(3 << 29).value) == ("12.3", "1.50 GiB")
-    assert qt.format_clocked(3.1267, 1.4) == "3.1"
-    assert qt.format_clocked(12_345.6, None) == qt.format_number(12_345.6) == "12,346"
-    assert (qt.format_factor(1.4), qt.format_factor(None)) == ("÷1.4 … ×1.4", "–")
+    assert qt.clocked(3.1267, 1.4) == "3.1"
+    assert qt.clocked(12_345.6, None) == qt.number(12_345.6) == "12,346"
+    assert (qt.factor(1.4), qt.factor(None)) == ("÷1.4 … ×1.4", "–")
 
 
 @given(SIZES, st.floats(min_value=1e-3, max_value=1e9))

@@ -209,7 +209,6 @@ def test_a_fleet_is_costed_by_hours_and_judged_by_what_kept_the_slo() -> None:
         update={"requests": 100, "rejected": 20, "wall_ns": 3.6e12, "output_tokens": 2_000_000}
     )
     two = fleet(replica(0), replica(1, busy_ns=900_000_000_000, saved_tokens=100))
-    assert replay.hours_per_million(two, totals) == 8.0  # 16 GPUs for an hour, 2 · 10^6 tokens
     rows = replay.fleet_facts(two, totals).rows
     assert rows["fleet"] == "2 replicas behind dynamo; 16 GPUs"
     assert rows["hit rate"] == "20.0%; one pool of all blocks 40.0%, unlimited pool 45.0%"

@@ -5,7 +5,7 @@ from typing import Any
 from syrupy.assertion import SnapshotAssertion
 
 from dsv4kv.runs.parts import GpuChecks, HostSamples, Telemetry
-from dsv4kv.view.telemetry import judge_telemetry, telemetry_table
+from dsv4kv.view.facts import judge_telemetry, telemetry_table
 from tests.runs.records import make_case
 from tests.runs.telemetries import make_gpu_samples, make_telemetry, make_window
 from tests.view.terminal import shown

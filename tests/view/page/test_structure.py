@@ -26,10 +26,6 @@ def test_nothing_is_loaded_and_nothing_runs(name: str) -> None:
         assert element.attributes.get("href", "#").startswith(("#", "data:,"))
     style = "".join(element.text for element in root.find("style"))
     assert not re.search(r"@import|@font-face|url\(", style)
-
-
-@every_page
-def test_no_address_stands_anywhere_but_as_the_name_of_svg(name: str) -> None:
     addresses = set(re.findall(r"https?://[^\s\"'<]+", html_of(name)))
     assert addresses <= {"http://www.w3.org/2000/svg"}
 
@@ -59,8 +55,16 @@ def test_every_chart_has_a_title_a_description_and_a_caption(name: str) -> None:
 
 
 @every_page
-def test_every_table_has_a_caption_scoped_headers_and_full_rows(name: str) -> None:
-    for table in root_of(name).find("table"):
+def test_every_table_scrolls_in_a_named_region_and_has_scoped_headers_and_full_rows(
+    name: str,
+) -> None:
+    root = root_of(name)
+    regions = [e for e in root if e.attributes.get("role") == "region"]
+    assert [region.find("table") for region in regions] == [[t] for t in root.find("table")]
+    for region in regions:
+        assert region.attributes["tabindex"] == "0"
+        assert region.attributes["aria-label"]
+    for table in root.find("table"):
         head, body = table.find("thead")[0], table.find("tbody")[0]
         columns = head.find("th")
         assert all(th.attributes["scope"] == "col" for th in columns)
@@ -73,21 +77,15 @@ def test_every_table_has_a_caption_scoped_headers_and_full_rows(name: str) -> No
 
 
 @every_page
-def test_tables_that_may_be_wide_scroll_in_a_named_region_for_keyboards_too(name: str) -> None:
+def test_headings_skip_no_level_and_links_lead_to_every_section(name: str) -> None:
     root = root_of(name)
-    regions = [e for e in root if e.attributes.get("role") == "region"]
-    assert [region.find("table") for region in regions] == [[t] for t in root.find("table")]
-    for region in regions:
-        assert region.attributes["tabindex"] == "0"
-        assert region.attributes["aria-label"]
-
-
-@every_page
-def test_headings_begin_with_one_of_the_first_level_and_skip_none(name: str) -> None:
-    levels = [int(h.tag[1]) for h in root_of(name).find("h1", "h2", "h3", "h4")]
+    levels = [int(h.tag[1]) for h in root.find("h1", "h2", "h3", "h4")]
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
+    links = {a.attributes["href"].removeprefix("#") for a in root.find("a")}
+    sections = {s.attributes["aria-labelledby"] for s in root.find("section")}
+    assert sections == links or len(sections) < 2
 
 
 @every_page
@@ -97,14 +95,6 @@ def test_a_page_names_its_language_its_title_and_fits_a_phone(name: str) -> None
     assert root.find("title")[0].text == root.find("h1")[0].text
     (viewport,) = [m for m in root.find("meta") if m.attributes.get("name") == "viewport"]
     assert viewport.attributes["content"] == "width=device-width, initial-scale=1"
-
-
-@every_page
-def test_links_lead_to_every_section(name: str) -> None:
-    root = root_of(name)
-    links = {a.attributes["href"].removeprefix("#") for a in root.find("a")}
-    sections = {s.attributes["aria-labelledby"] for s in root.find("section")}
-    assert sections == links or len(sections) < 2
 
 
 def test_texts_of_a_record_stay_texts() -> None:

@@ -1,29 +1,26 @@
-"""``dsv4kv report``: saved runs shown, exported and listed."""
+"""``dsv4kv report`` and ``config``: saved runs and configurations, shown, exported and listed."""
 
 from pathlib import Path
 
-from dsv4kv.cli import examples, group
+from dsv4kv.cli import command, group
 from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError, RecordError
 from dsv4kv.view.console import one_line, print_document, say
 
-_SHOWN = (
+_RUNS = "Run records: a file, the beginning or end of a run's name, or last."
+_FOLDER = opt.rare("Folder of run records.", "FOLDER", default=opt.RESULTS)
+
+
+@command(
+    "report",
     "dsv4kv report results/A.json                    its tables again",
     "dsv4kv report last --html page.html             the newest run, as a page for a browser",
     "dsv4kv report results/A.json --csv              rows for a spreadsheet",
 )
-_RUNS = "Run records: a file, the beginning or end of a run's name, or last."
-_CSV = "Print rows as CSV: one per quantity and launch."
-_FOLDER = opt.option("Folder of run records.", "FOLDER", default=opt.RESULTS, rare=True)
-
-app = group("Show and export saved runs, by file or by name.", _SHOWN[0])
-
-
-@app.command("report", epilog=examples(*_SHOWN))
 def report(
     runs: opt.Texts = opt.argument(_RUNS, "RUN…"),
     as_json: bool = opt.AS_JSON,
-    as_csv: bool = opt.flag("--csv", _CSV),
+    as_csv: bool = opt.flag("--csv", "Print rows as CSV: one per quantity and launch."),
     html: Path | None = opt.HTML,
     folder: Path = _FOLDER,
     verbose: bool = opt.VERBOSE,
@@ -33,9 +30,8 @@ def report(
     `dsv4kv report list` lists them.
     """
     from dsv4kv.runs.store import dumps, load_record
-    from dsv4kv.view.exports import to_csv
     from dsv4kv.view.render import show
-    from dsv4kv.view.runs import report_record, runs_page
+    from dsv4kv.view.runs import report_record, runs_page, to_csv
 
     forms = {"--json": as_json, "--csv": as_csv, "--html": html}
     chosen = [form for form, given in forms.items() if given]
@@ -60,7 +56,6 @@ def report(
 
 
 def _find(run: str, folder: Path) -> Path:
-    """The record of that file or name; refuses several."""
     from dsv4kv.runs.store import list_entries
 
     path = Path(run)
@@ -75,21 +70,42 @@ def _find(run: str, folder: Path) -> Path:
     return folder / f"{found[0]}.json"
 
 
-@app.command("report list", epilog=examples("dsv4kv report list"))
+@command("report list", "dsv4kv report list")
 def list_runs(folder: Path = _FOLDER, as_json: bool = opt.AS_JSON) -> None:
     """List saved runs, oldest first, and unfinished sweeps."""
-    from dsv4kv.runs.points import list_unfinished
-    from dsv4kv.runs.store import list_entries
-    from dsv4kv.view.render import show
-    from dsv4kv.view.runs import runs_table, unfinished_table
+    from dsv4kv.runs import points, store
+    from dsv4kv.view import render, runs
 
-    entries = list_entries(folder)
+    entries = store.list_entries(folder)
     if as_json:
         opt.print_json([entry.model_dump(mode="json") for entry in entries])
         return
-    show([runs_table(entries)])
-    if sweeps := list_unfinished(folder):
-        show(["", unfinished_table(sweeps)])
+    render.show([runs.runs_table(entries)])
+    if sweeps := points.list_unfinished(folder):
+        render.show(["", runs.unfinished_table(sweeps)])
     for entry in entries:
         if entry.problem:
             say(one_line(f"warning: {entry.problem}"), err=True)
+
+
+group("config", "dsv4kv config show smoke > mine.yaml")
+
+
+@command("config show", "dsv4kv config show smoke > mine.yaml")
+def show(
+    source: opt.Text = opt.argument("A YAML file or a shipped name.", "CONFIG", shown="default"),
+    overrides: opt.Texts = opt.SET,
+) -> None:
+    """Print the resolved configuration: every key with its value, as documented YAML."""
+    from dsv4kv.config import keys, load
+
+    say(keys.render_yaml(load.load_config(source, overrides or ()).config), end="")
+
+
+@command("config schema", "dsv4kv config schema --json")
+def schema(as_json: bool = opt.flag("--json", "Print the JSON schema.")) -> None:
+    """Explain every key: type, what is allowed, default, meaning."""
+    from dsv4kv.config.bench import BenchConfig
+    from dsv4kv.view.config import schema_table
+
+    opt.tell([schema_table()], BenchConfig.model_json_schema(), as_json=as_json)

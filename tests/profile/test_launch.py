@@ -103,7 +103,7 @@ def test_a_hang_is_ended_and_what_it_left_is_named(
     nsys.does("profile", hangs=how)
     wait = Child.wait
 
-    def wait_until_hanging(process: Child, timeout_s: float | None) -> int:
+    def wait_until_hanging(process: Child, timeout_s: float | None = None) -> int:
         while not nsys.is_hanging and process._process.poll() is None:
             time.sleep(0.01)
         return wait(process, timeout_s)

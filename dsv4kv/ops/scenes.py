@@ -201,15 +201,18 @@ def on_pages(operation: str, layout: PageLayout, hadamard: bool, maker: Maker) -
     sizes = {"B": len(lengths), "K": _INDICES, "M": int(lengths.max()) + _ROOM, "E": _SPARE}
     sizes["D"] = layout.format.dims
 
+    def somewhere(count: int) -> Tensor:
+        entries = maker.order(layout.entries * pages)[:count]
+        entries[[2, 5, 11]] = torch.tensor([-1, layout.entries * pages, -1])
+        return entries
+
     drawn: dict[str, Callable[..., Any]] = {
-        "entries": lambda _: _somewhere(maker, layout.entries * pages),
+        "entries": somewhere,
         "indices": lambda *_: _chosen(maker, lengths, last=True),
         "sources": lambda _: torch.tensor([4, 1]),
         "targets": lambda _: torch.tensor([0, 3]),
         "pages": lambda: maker.store(layout, pages, filled=True),
         "bfloat16": lambda count, _: maker.values(layout.format, count),
-        "float32": maker.normal,
-        "float": lambda: 0.5,
         "bool": lambda: hadamard,
     }
     for each in row.arguments:
@@ -219,12 +222,6 @@ def on_pages(operation: str, layout: PageLayout, hadamard: bool, maker: Maker) -
         elif each.name not in made:
             made[each.name] = (drawn.get(each.name) or drawn[each.dtype])(*shape)
     return made
-
-
-def _somewhere(maker: Maker, room: int) -> Tensor:
-    entries = maker.order(room)[:_SPARE]
-    entries[[2, 5, 11]] = torch.tensor([-1, room, -1])
-    return entries
 
 
 def gather_window(ring: PageLayout, window: int, maker: Maker) -> Arguments:
@@ -462,10 +459,26 @@ def scenes_of(plan: CachePlan, seed: int) -> list[Scene]:
     return list(scenes.values())
 
 
+def _scene(
+    make: Callable[..., Arguments],
+    subject: str,
+    pages: PageLayout | None,
+    *given: Any,
+    leeway: Leeway = Leeway.NONE,
+) -> Scene:
+    form = pages.format.name if pages else None
+    return Scene(make.__name__, subject, form, functools.partial(make, *given), leeway)
+
+
+def _subject(place: str, pages: PageLayout) -> str:
+    return f"{place} pages of {pages.entries} {pages.format.name} entries"
+
+
 def _page_scenes(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Scene]:
     if ring := schema.window:
-        yield _on("window", ring, window_insert, ring)
-        yield _on("window", ring, gather_window, ring, plan.config.window_tokens)
+        yield _scene(window_insert, _subject("window", ring), ring, ring)
+        window = plan.config.window_tokens
+        yield _scene(gather_window, _subject("window", ring), ring, ring, window)
     chooses = schema.layer.attn is AttentionType.CSA
     for name, row in OPERATIONS.items():
         for place in row.places:
@@ -479,31 +492,19 @@ def _page_scenes(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Scene]:
 def _read_scenes(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Scene]:
     config, keys, main = plan.config, schema.indexer, schema.main
     if keys and main:
-        ratio = schema.layer.ratio
-        query = functools.partial(indexer_query, config, ratio, plan.hadamard)
-        yield Scene("indexer_query", f"{config.index_heads} heads", None, query)
-        yield _on("indexer", keys, index_scores, config, keys, None)
-        topk = functools.partial(select_topk, main, None)
-        yield Scene("select_topk", "scores of all entries", None, topk)
+        asked = config, schema.layer.ratio, plan.hadamard
+        yield _scene(indexer_query, f"{config.index_heads} heads", None, *asked)
+        yield _scene(index_scores, _subject("indexer", keys), keys, config, keys, None)
+        yield _scene(select_topk, "scores of all entries", None, main, None)
     if config.candidates and keys and main:
         size = config.candidates.block_entries
-        yield _on(f"blocks of {size} of indexer", keys, index_scores, config, keys, size)
-        blocks = functools.partial(select_blocks, size)
-        yield Scene("select_blocks", f"blocks of {size}", None, blocks)
-        topk = functools.partial(select_topk, main, size)
-        yield Scene("select_topk", f"scores of blocks of {size}", None, topk)
+        subject = _subject(f"blocks of {size} of indexer", keys)
+        yield _scene(index_scores, subject, keys, config, keys, size)
+        yield _scene(select_blocks, f"blocks of {size}", None, size)
+        yield _scene(select_topk, f"scores of blocks of {size}", None, main, size)
     if ring := schema.window:
-        seen = schema.layer.attn
-        yield _on(f"{seen} layers' window", ring, attend, config, ring, main, seen)
-
-
-def _on(place: str, pages: PageLayout, make: Any, *given: Any) -> Scene:
-    made = functools.partial(make, *given)
-    return Scene(make.__name__, _subject(place, pages), pages.format.name, made)
-
-
-def _subject(place: str, pages: PageLayout) -> str:
-    return f"{place} pages of {pages.entries} {pages.format.name} entries"
+        subject = _subject(f"{schema.layer.attn} layers' window", ring)
+        yield _scene(attend, subject, ring, config, ring, main, schema.layer.attn)
 
 
 @functools.lru_cache(maxsize=2)
@@ -530,20 +531,16 @@ def _state_scenes(
             indexer=indexer,
             hadamard=indexer and plan.hadamard,
         )
-        states, form = f"{place} states of {schema.layer.attn} layers", pages.format.name
+        states, part = f"{place} states of {schema.layer.attn} layers", (compressor, shape, pages)
         leeway = Leeway.ROTATED_SUM if compressor.turns_rounded else Leeway.SUM
         if not shape:
-            make: Make = functools.partial(norm_rope_insert, compressor, pages)
-            yield Scene("norm_rope_insert", f"{place} latents", form, make, leeway)
+            latents = f"{place} latents"
+            yield _scene(norm_rope_insert, latents, pages, compressor, pages, leeway=leeway)
             continue
-        part = compressor, shape, pages
-        yield Scene("state_append", states, None, functools.partial(state_append, part))
-        yield Scene("flush", states, form, functools.partial(flush, part), leeway)
-        yield Scene(
-            "compress_chunk", states, form, functools.partial(compress_chunk, part), leeway
-        )
+        yield _scene(state_append, states, None, part)
+        yield _scene(flush, states, pages, part, leeway=leeway)
+        yield _scene(compress_chunk, states, pages, part, leeway=leeway)
         parts.append(part)
-    if parts and schema.window:
-        make = functools.partial(step_write, schema.window, parts)
-        subject, form = f"{schema.layer.attn} layers", schema.window.format.name
-        yield Scene("step_write", subject, form, make, Leeway.SUM)
+    if parts and (ring := schema.window):
+        subject = f"{schema.layer.attn} layers"
+        yield _scene(step_write, subject, ring, ring, parts, leeway=Leeway.SUM)

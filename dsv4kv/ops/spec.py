@@ -65,7 +65,10 @@ class Operation:
     @cached_property
     def arguments(self) -> tuple[Argument, ...]:
         """Its arguments in order."""
-        return tuple(map(_argument, self.signature.split()))
+        return tuple(
+            Argument(name, dtype, tuple(filter(None, shape.split(","))), bool(optional))
+            for name, dtype, shape, optional in _ARGUMENT.findall(self.signature)
+        )
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -74,13 +77,6 @@ class Operation:
 
 
 _ARGUMENT = re.compile(r"(\w+):(\w+)(?:\[([^]]*)\])?(\?)?")
-
-
-def _argument(text: str) -> Argument:
-    match = _ARGUMENT.fullmatch(text)
-    assert match is not None, text
-    name, dtype, shape, optional = match.groups()
-    return Argument(name, dtype, tuple(filter(None, (shape or "").split(","))), bool(optional))
 
 
 class Backend(Protocol):
@@ -320,14 +316,17 @@ Choice = Mapping[str, str]
 """Variant of every operation in ``VARIANTS``."""
 
 
+def available(operation: str, architecture: str | None) -> list[str]:
+    """The variants that an architecture has, the best first; for None those that every GPU has."""
+    ways = VARIANTS[operation].items()
+    if architecture is None:
+        return [name for name, one in ways if one.architectures is None]
+    return [name for name, one in ways if one.runs_on(architecture)]
+
+
 def portable(operation: str) -> str:
     """The first variant that every GPU has: the default of launch plans."""
-    return next(name for name, one in VARIANTS[operation].items() if not one.architectures)
-
-
-def best(operation: str, architecture: str) -> str:
-    """The first variant that an architecture has."""
-    return _available(operation, architecture)[0]
+    return available(operation, None)[0]
 
 
 def explain(operation: str) -> str:
@@ -340,30 +339,23 @@ def choose(asked: Mapping[str, str | None], architecture: str | None) -> Choice:
     """The variant of every operation: as asked, else the first that the architecture has.
 
     architecture: None on the CPU, where each operation has one way: none may be asked for.
-
-    Raises:
-        ConfigError: One that is asked for and that the architecture does not have.
+    Raises ``ConfigError`` for one that is asked for and that the architecture does not have.
     """
-    if architecture is None:
-        for operation, name in asked.items():
+    found = {}
+    for operation in VARIANTS:
+        name = asked.get(operation)
+        if architecture is None:
             if name:
                 raise ConfigError(
                     f"ops.variant.{operation} is {name}, and the cache is on the CPU, where each "
                     "operation has one variant: leave it null, or set device to cuda."
                 )
-        return {}
-    found = {}
-    for operation in VARIANTS:
-        available = _available(operation, architecture)
-        name = asked.get(operation) or available[0]
-        if name not in available:
+            continue
+        there = available(operation, architecture)
+        if name and name not in there:
             raise ConfigError(
                 f"ops.variant.{operation} is {name}, which {architecture} does not have: "
-                f"choose {', '.join(available)}, or null."
+                f"choose {', '.join(there)}, or null."
             )
-        found[operation] = name
+        found[operation] = name or there[0]
     return found
-
-
-def _available(operation: str, architecture: str) -> list[str]:
-    return [name for name, one in VARIANTS[operation].items() if one.runs_on(architecture)]

@@ -17,7 +17,7 @@ from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import run
 from dsv4kv.ops.launches import pages, reads, state
 from dsv4kv.ops.launches.launch import Launch
-from dsv4kv.ops.spec import OPERATIONS, VARIANTS, best, portable, write_in_turn
+from dsv4kv.ops.spec import OPERATIONS, VARIANTS, available, write_in_turn
 
 
 def __getattr__(name: str) -> Callable[..., None]:
@@ -58,6 +58,12 @@ def _step_write(*, variant: str, **step: Any) -> tuple[Launch, ...]:
     return (state.plan_step_write(**step, scratch=scratch, arrivals=arrivals),)
 
 
+@functools.cache
+def _arrivals(device: torch.device, tokens: int) -> Tensor:
+    """Zeros, one set of them for each size: every launch leaves them as it found them."""
+    return torch.zeros(tokens, dtype=torch.int32, device=device)
+
+
 def _compress_chunk(*, slot: int, start: int, **chunk: Any) -> tuple[Launch, ...]:
     kv = chunk["kv"]
     numbers = torch.tensor([slot, start, len(kv)], pin_memory=kv.is_cuda)  # or the copy waits
@@ -66,13 +72,7 @@ def _compress_chunk(*, slot: int, start: int, **chunk: Any) -> tuple[Launch, ...
 
 
 def _best(operation: str, device: torch.device) -> str:
-    """The default variant: the first that the GPU has; on the CPU one that every GPU has."""
-    if device.type != "cuda":
-        return portable(operation)
-    return best(operation, architecture_of(*torch.cuda.get_device_capability(device)))
-
-
-@functools.cache
-def _arrivals(device: torch.device, tokens: int) -> Tensor:
-    """Zeros, one set of them for each size: every launch leaves them as it found them."""
-    return torch.zeros(tokens, dtype=torch.int32, device=device)
+    """The first variant that the GPU has; on the CPU one that every GPU has."""
+    on_gpu = device.type == "cuda"
+    capability = torch.cuda.get_device_capability(device) if on_gpu else None
+    return available(operation, architecture_of(*capability) if capability else None)[0]

@@ -45,12 +45,9 @@ def sections(elf: bytes) -> dict[str, bytes]:
         bytes(size) if kind == _NO_CONTENT else elf[at : at + size]
         for _, kind, _, _, at, size, *_ in headers
     ]
-    names = [_text_at(contents[names_at], header[0]) for header in headers]
+    texts = contents[names_at]
+    names = [texts[header[0] : texts.index(b"\0", header[0])].decode() for header in headers]
     return dict(zip(names, contents, strict=True))
-
-
-def _text_at(texts: bytes, start: int) -> str:
-    return texts[start : texts.index(b"\0", start)].decode()
 
 
 def _facts(section: bytes) -> Iterator[tuple[int, bytes]]:
@@ -128,8 +125,8 @@ def _reports(found: dict[str, bytes], instructions: Iterator[list[str]]) -> Iter
     for kind, content in _facts(found[".nv.info"]):
         if kind in (_REGISTERS, _FRAME):
             symbol, number = struct.unpack("<II", content)
-            (name_at,) = struct.unpack_from("<I", symbols, symbol * _SYMBOL_BYTES)
-            usage[_text_at(texts, name_at), kind] = number
+            (at,) = struct.unpack_from("<I", symbols, symbol * _SYMBOL_BYTES)
+            usage[texts[at : texts.index(b"\0", at)].decode(), kind] = number
     for name in [each.removeprefix(_CODE) for each in found if each.startswith(_CODE)]:
         mnemonics = next(instructions)
         accesses = Counter(filter(None, map(_access, mnemonics)))
@@ -319,8 +316,13 @@ def drift(findings: Sequence[Finding], baseline: Baseline) -> Iterator[str]:
         before = baseline.get(finding.name, {}).get(finding.architecture)
         if before is None:
             yield f"{where} is not in the baseline."
-        elif changes := _changes(before, _numbers(finding)):
-            yield f"{where} changed: {changes}."
+        elif before != (after := _numbers(finding)):
+            changes = (
+                f"{key} {before.get(key, 0)} → {after.get(key, 0)}"
+                for key in before | after
+                if before.get(key, 0) != after.get(key, 0)
+            )
+            yield f"{where} changed: {', '.join(changes)}."
     names = {finding.name for finding in findings}
     architectures = {finding.architecture for finding in findings}
     for name, numbers in baseline.items():
@@ -333,11 +335,3 @@ def _numbers(finding: Finding) -> Numbers:
     names = ("registers", "instructions", "local_bytes", "shared_bytes")
     own = {name: getattr(report, name) for name in names}
     return own | report.accesses | report.products
-
-
-def _changes(before: Numbers, after: Numbers) -> str:
-    return ", ".join(
-        f"{key} {before.get(key, 0)} → {after.get(key, 0)}"
-        for key in before | after
-        if before.get(key, 0) != after.get(key, 0)
-    )

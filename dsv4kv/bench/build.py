@@ -24,7 +24,7 @@ from dsv4kv.core.policies import make_policy
 from dsv4kv.core.tree import PrefixTree
 from dsv4kv.errors import ConfigError, PeerUnavailable
 from dsv4kv.model.formats import MOVED_FORMATS
-from dsv4kv.model.plan import CHECKPOINT_TOKENS, CachePlan, checkpoint_bytes, plan_cache
+from dsv4kv.model.plan import CHECKPOINT_TOKENS, CachePlan, at_whole_block, plan_cache
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.model.schema import choose_formats
@@ -304,7 +304,7 @@ def build_reuse(
 
 def _checkpoint_bytes(config: BenchConfig, plan: CachePlan) -> int:
     prefix = config.cache.prefix
-    each = sum(map(checkpoint_bytes, plan.schemas))
+    each = sum(at_whole_block(schema).slot_bytes for schema in plan.schemas)
     return 0 if prefix.index == "none" else prefix.checkpoints * each
 
 

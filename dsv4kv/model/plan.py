@@ -13,8 +13,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
+from functools import partial
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model import schema as sc
@@ -26,36 +27,23 @@ from dsv4kv.model.schema import LayerCacheSchema
 TABLE_ENTRY_BYTES = 4
 
 
-def bytes_per_token(schemas: Sequence[sc.LayerCacheSchema]) -> Fraction:
+def bytes_per_token(schemas: Sequence[LayerCacheSchema]) -> Fraction:
     """Exact marginal bytes of one token of context over all layers, without page padding."""
     return sum((schema.bytes_per_token for schema in schemas), Fraction(0))
 
 
-@dataclass(frozen=True)
-class RequestBytes:
-    """Bytes of one request, without page padding."""
+def cached_bytes(schemas: Sequence[LayerCacheSchema], tokens: int) -> int:
+    """Entries of a request of ``tokens`` tokens over all layers, without page padding and states.
 
-    compressed: int
-    indexer: int
-    window: int
-    state: int
-
-    @property
-    def cached(self) -> int:
-        """Everything but the compressor state: the figure that papers quote."""
-        return self.compressed + self.indexer + self.window
-
-
-def bytes_per_request(schemas: Sequence[sc.LayerCacheSchema], tokens: int) -> RequestBytes:
-    """Bytes a request of ``tokens`` tokens holds over all layers."""
-    compressed = indexer = window = 0
+    It is the figure that papers quote.
+    """
+    total = 0
     for schema in schemas:
         entries = schema.entries_after(tokens)
-        compressed += entries * schema.main.format.entry_bytes if schema.main else 0
-        indexer += entries * schema.indexer.format.entry_bytes if schema.indexer else 0
+        total += sum(entries * page.format.entry_bytes for page in schema.pages)
         if schema.window:
-            window += min(tokens, schema.window.entries) * schema.window.format.entry_bytes
-    return RequestBytes(compressed, indexer, window, sum(s.state_bytes for s in schemas))
+            total += min(tokens, schema.window.entries) * schema.window.format.entry_bytes
+    return total
 
 
 @dataclass(frozen=True)
@@ -78,7 +66,7 @@ CHECKPOINT_TOKENS = 128
 """Groups of every compressor end at its multiples: a checkpoint is at one of them."""
 
 
-def at_whole_block(schema: sc.LayerCacheSchema) -> sc.LayerCacheSchema:
+def at_whole_block(schema: LayerCacheSchema) -> LayerCacheSchema:
     """A layer as a checkpoint holds it: its window, and the state that the next group pools.
 
     Only where groups overlap (CSA of V4) does the next one pool tokens before the block's end. Of
@@ -88,11 +76,6 @@ def at_whole_block(schema: sc.LayerCacheSchema) -> sc.LayerCacheSchema:
     if schema.layer.overlaps:
         return schema
     return replace(schema, state_shape=(), indexer_state_shape=())
-
-
-def checkpoint_bytes(schema: sc.LayerCacheSchema) -> int:
-    """Bytes of a layer in one checkpoint."""
-    return at_whole_block(schema).slot_bytes
 
 
 class HeldBytes(NamedTuple):
@@ -105,12 +88,12 @@ class HeldBytes(NamedTuple):
     window_entries: int  # of one token
 
 
-def held_bytes(schemas: Sequence[sc.LayerCacheSchema]) -> HeldBytes:
+def held_bytes(schemas: Sequence[LayerCacheSchema]) -> HeldBytes:
     """What layers hold of blocks, requests and checkpoints."""
     return HeldBytes(
         sum(schema.block_bytes for schema in schemas),
         sum(schema.slot_bytes for schema in schemas),
-        sum(checkpoint_bytes(schema) for schema in schemas),
+        sum(at_whole_block(schema).slot_bytes for schema in schemas),
         sum(schema.window_bytes for schema in schemas),
         sum(schema.window.format.entry_bytes for schema in schemas if schema.window),
     )
@@ -121,7 +104,7 @@ class CachePlan:
     """Geometry and sizes of a whole cache."""
 
     config: DSV4Config  # the model
-    schemas: tuple[sc.LayerCacheSchema, ...]  # storage of every layer held, in model order
+    schemas: tuple[LayerCacheSchema, ...]  # storage of every layer held, in model order
     groups: tuple[sc.TableGroup, ...]  # layers that share block tables
     num_blocks: dict[str, int]  # blocks of every pool, by table group
     num_slots: int  # requests that can run at once
@@ -137,12 +120,10 @@ class CachePlan:
         for schema in self.schemas:
             group = self.group_of(schema.layer.layer_idx)
             blocks = self.num_blocks[group.name] if group else 0
-            sizes = {
-                "main": (blocks, schema.main.page_bytes if schema.main else 0),
-                "indexer": (blocks, schema.indexer.page_bytes if schema.indexer else 0),
-                "window": (self.num_slots, schema.window_bytes),
-                "state": (self.num_slots, schema.state_bytes),
-            }
+            sizes = {"window": (self.num_slots, schema.window_bytes)}
+            sizes |= {"state": (self.num_slots, schema.state_bytes)}
+            for name, page in (("main", schema.main), ("indexer", schema.indexer)):
+                sizes[name] = blocks, page.page_bytes if page else 0
             for name, (units, unit_bytes) in sizes.items():
                 if unit_bytes:
                     layers[name, schema.layer.attn.value, units, unit_bytes] += 1
@@ -183,61 +164,31 @@ def plan_cache(
 ) -> CachePlan:
     """Plan a cache from its sizes and from what ``build_schedule`` and ``build_schema`` take.
 
-    ``num_blocks`` is the number of blocks of every pool; None takes enough for every slot at
-    full context.
-
-    Raises:
-        ConfigError: Sizes that are not positive, or anything the layers do not allow.
+    ``num_blocks``: of every pool; None takes enough for every slot at full context. Raises
+    ``ConfigError`` for sizes that are not positive, or anything the layers do not allow.
     """
     sizes = {"context": max_context_tokens, "slots": num_slots}
-    if num_blocks is not None:
-        sizes["blocks"] = num_blocks
-    for what, size in sizes.items():
-        if size <= 0:
+    for what, size in (sizes | {"blocks": num_blocks}).items():
+        if size is not None and size <= 0:
             raise ConfigError(f"{what} is {size}: a cache needs at least 1.")
     schedule = build_schedule(
         config, layers=layers, stage=stage, stages=stages, draft_layers=draft_layers
     )
-    schemas = tuple(
-        sc.build_schema(
-            config,
-            spec,
-            formats=formats,
-            block_tokens=block_tokens,
-            state=state,
-            draft_tokens=draft_tokens,
-        )
-        for spec in schedule
+    lay_out = partial(
+        sc.build_schema, config, formats=formats, block_tokens=block_tokens, state=state
     )
+    schemas = tuple(lay_out(spec, draft_tokens=draft_tokens) for spec in schedule)
     groups = sc.table_groups(schemas, sharing)
     blocks = {
         group.name: num_blocks or max(1, group.blocks_for(max_context_tokens)) * num_slots
         for group in groups
     }
-    return CachePlan(
-        config,
-        schemas,
-        groups,
-        blocks,
-        num_slots,
-        max_context_tokens,
-        draft_tokens,
-        hadamard,
-        rope,
-    )
+    lengths = max_context_tokens, draft_tokens
+    return CachePlan(config, schemas, groups, blocks, num_slots, *lengths, hadamard, rope)
 
 
 Part = Literal["main", "indexer", "window", "state", "indexer_state"]
 """The part of a layer that a family holds, as its schema names it."""
-
-_PARTS: dict[Part, str] = {
-    "main": "main",
-    "indexer": "indexer",
-    "window": "window",
-    "state": "state_shape",
-    "indexer_state": "indexer_state_shape",
-}
-"""The attribute of a layer's schema that says how large a part is."""
 
 _FLOAT_BYTES = 4
 
@@ -293,11 +244,6 @@ class Family:
         return len(self.layers) * entries * self.layout.format.entry_bytes
 
 
-def families_of(plan: CachePlan) -> tuple[Family, ...]:
-    """Families of a cache, as ``families_in`` has them."""
-    return families_in(plan.schemas)
-
-
 def families_in(layers: Sequence[LayerCacheSchema]) -> tuple[Family, ...]:
     """Families of layers: pages first, then the window, then states.
 
@@ -308,7 +254,8 @@ def families_in(layers: Sequence[LayerCacheSchema]) -> tuple[Family, ...]:
     owners = [schema for schema in layers if schema.main]
     ratios = {(schema.layer.attn, schema.layer.ratio) for schema in owners}
     families: list[Family] = []
-    for part, attribute in _PARTS.items():
+    for part in get_args(Part):
+        attribute = f"{part}_shape" if part.endswith("state") else part
         kinds: dict[str, list[LayerCacheSchema]] = {}
         for schema in layers if part == "window" else owners:
             spec = schema.layer

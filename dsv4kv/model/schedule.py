@@ -1,7 +1,7 @@
 """The layer schedule: which attention each layer runs and whose KV it reads."""
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
@@ -39,14 +39,16 @@ class LayerSpec:
     routes_by_id: bool = False
     # whether its indexer selects the top k; else it takes what a layer before selected
     selects: bool = True
-    kind: str = field(init=False, repr=False, compare=False)  # its attention's, or ``draft``
-    # whether it stores compressed KV of its own
-    owns_kv: bool = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        """Say once what every layout asks."""
-        object.__setattr__(self, "kind", DRAFT if self.is_draft else self.attn.value)
-        object.__setattr__(self, "owns_kv", self.ratio > 0 and self.kv_owner == self.layer_idx)
+    @cached_property
+    def kind(self) -> str:
+        """Its attention's, or ``draft``."""
+        return DRAFT if self.is_draft else self.attn.value
+
+    @cached_property
+    def owns_kv(self) -> bool:
+        """Whether it stores compressed KV of its own."""
+        return self.ratio > 0 and self.kv_owner == self.layer_idx
 
     @cached_property
     def is_latent(self) -> bool:
@@ -88,7 +90,14 @@ def build_schedule(
     earlier ones take the remainder; the draft layers belong to the last. Where the owner of a
     layer's KV is not held, the first held reader keeps the copy.
     """
-    held = _stage_layers(config, stage, stages)
+    if not 0 <= stage < stages <= config.num_layers:
+        raise ConfigError(
+            f"stage {stage} of {stages} cannot be: stages count from 0 and "
+            f"{config.name} has {config.num_layers} layers to split."
+        )
+    size, extra = divmod(config.num_layers, stages)
+    start = stage * size + min(stage, extra)
+    held = range(start, start + size + (stage < extra))
     if draft_layers and stage == stages - 1:
         held = range(held.start, len(config.compress_ratios))
     chosen = [index for index in held if layers is None or index in layers]
@@ -111,17 +120,6 @@ def keyed_layers(specs: Iterable[LayerSpec]) -> frozenset[int]:
     return frozenset(spec.kv_owner for spec in specs if spec.selects)
 
 
-def _stage_layers(config: DSV4Config, stage: int, stages: int) -> range:
-    if not 0 <= stage < stages <= config.num_layers:
-        raise ConfigError(
-            f"stage {stage} of {stages} cannot be: stages count from 0 and "
-            f"{config.name} has {config.num_layers} layers to split."
-        )
-    size, extra = divmod(config.num_layers, stages)
-    start = stage * size + min(stage, extra)
-    return range(start, start + size + (stage < extra))
-
-
 def _with_owners(config: DSV4Config, chosen: list[int]) -> tuple[LayerSpec, ...]:
     keeper: dict[int, int] = {}  # owner in the model -> layer that holds its KV here
     specs = []
@@ -131,7 +129,11 @@ def _with_owners(config: DSV4Config, chosen: list[int]) -> tuple[LayerSpec, ...]
         by_id = index < config.num_hash_layers
         is_draft = index >= config.num_layers
         selects = is_draft or config.index_sources is None or index in config.index_sources
-        attention = _attention(config, ratio)
+        attention = AttentionType.CSA
+        if config.architecture == "flat":
+            attention = AttentionType.DSA
+        elif ratio in (0, HCA_RATIO):
+            attention = AttentionType.HCA if ratio else AttentionType.SWA
         specs.append(LayerSpec(index, attention, ratio, owner, is_draft, by_id, selects))
     return tuple(specs)
 
@@ -144,11 +146,3 @@ def _owner(config: DSV4Config, index: int) -> int:
     if not before:
         raise ConfigError(f"layer {index} of {config.name} reads KV, but no layer before owns it.")
     return max(before)
-
-
-def _attention(config: DSV4Config, ratio: int) -> AttentionType:
-    if config.architecture == "flat":
-        return AttentionType.DSA
-    if ratio == 0:
-        return AttentionType.SWA
-    return AttentionType.HCA if ratio == HCA_RATIO else AttentionType.CSA

@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.formats import (
-    EntryFormat,
-    PageLayout,
-    entry_format,
-    flat_entry_format,
-    marginal_bytes,
-)
+from dsv4kv.model.formats import EntryFormat, PageLayout, entry_format
 from dsv4kv.model.schedule import AttentionType, LayerSpec
 
 if TYPE_CHECKING:
@@ -53,9 +47,8 @@ def choose_formats(
 ) -> CacheFormats:
     """Look up formats by name; None takes the model's own. Raises ``ConfigError``."""
     main, window = main or config.formats.main, window or config.formats.window
-    flat = config.architecture == "flat"
     return CacheFormats(
-        flat_entry_format(main) if flat else entry_format("main", main),
+        entry_format("main", main, flat=config.architecture == "flat"),
         entry_format("window", window),
         entry_format("indexer", indexer or config.formats.indexer),
     )
@@ -82,9 +75,14 @@ class LayerCacheSchema:
         return self.main.entries if self.main else 0
 
     @property
+    def pages(self) -> list[PageLayout]:
+        """Pages under one block id: of compressed KV, of indexer keys."""
+        return [page for page in (self.main, self.indexer) if page]
+
+    @property
     def block_bytes(self) -> int:
-        """Bytes of one block in this layer: main page and indexer page."""
-        return sum(page.page_bytes for page in (self.main, self.indexer) if page)
+        """Bytes of one block in this layer, page padding included."""
+        return sum(page.page_bytes for page in self.pages)
 
     @property
     def window_bytes(self) -> int:
@@ -105,10 +103,8 @@ class LayerCacheSchema:
     @property
     def bytes_per_token(self) -> Fraction:
         """Exact marginal bytes of one token of context, without page padding."""
-        pages = (self.main, self.indexer)
-        return sum(
-            (marginal_bytes(page.format, self.layer.ratio) for page in pages if page), Fraction(0)
-        )
+        entry = sum(page.format.entry_bytes for page in self.pages)
+        return Fraction(entry, self.layer.ratio or 1)
 
     def entries_after(self, tokens: int) -> int:
         """Complete entries of a request that has ``tokens`` tokens."""
@@ -144,18 +140,17 @@ def build_schema(
     indexed = entries > 0 and (
         spec.attn is AttentionType.CSA or (spec.attn is AttentionType.DSA and spec.selects)
     )
-    windowed = spec.attn is not AttentionType.DSA
+    window = PageLayout(formats.window, config.window_tokens + draft_tokens)
+    pooled_keys = indexed and not spec.is_latent
     return LayerCacheSchema(
         layer=spec,
         block_tokens=block_tokens,
         main=PageLayout(formats.main, entries) if entries else None,
         indexer=PageLayout(formats.indexer, entries) if indexed else None,
-        window=PageLayout(formats.window, config.window_tokens + draft_tokens)
-        if windowed
-        else None,
+        window=None if spec.attn is AttentionType.DSA else window,
         state_shape=_state_shape(spec, config.head_dim, state, draft_tokens),
         indexer_state_shape=_state_shape(spec, config.index_dim, state, draft_tokens)
-        if indexed and not spec.is_latent
+        if pooled_keys
         else (),
     )
 

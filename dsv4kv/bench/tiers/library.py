@@ -24,7 +24,7 @@ from dsv4kv.bench.tiers.store import Bytes, Store
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.errors import CacheError
-from dsv4kv.model.plan import CachePlan, Family, Kept, families_of
+from dsv4kv.model.plan import CachePlan, Family, Kept, families_in
 
 _DIGEST_BYTES = 16
 _CHUNK_BYTES = 32 << 20  # moved at a time: enough for many threads of a store, little of memory
@@ -51,7 +51,7 @@ def namespace_of(plan: CachePlan, revision: str) -> str:
     """
     layout = {
         "config": plan.config.model_dump(mode="json"),
-        "families": [asdict(family) for family in families_of(plan)],
+        "families": [asdict(family) for family in families_in(plan.schemas)],
         "hadamard": plan.hadamard,
         "rope": plan.rope,
     }

@@ -20,7 +20,7 @@ from dsv4kv.core.strategy import Strategy
 from dsv4kv.core.tree import PrefixTree
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.plan import at_whole_block, bytes_per_request, bytes_per_token
+from dsv4kv.model.plan import at_whole_block, bytes_per_token
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.model.schema import build_schema
 from dsv4kv.replay.rules import Outcome
@@ -73,7 +73,7 @@ def prefix_costs(model: DSV4Config) -> PrefixCosts:
     return PrefixCosts(
         token_bytes=bytes_per_token(schemas),
         window_token_bytes=window,
-        state_bytes=bytes_per_request([at_whole_block(schema) for schema in schemas], 1).state,
+        state_bytes=sum(at_whole_block(schema).state_bytes for schema in schemas),
         window_tokens=model.window_tokens if window else 0,
         layers=len(schemas),
     )

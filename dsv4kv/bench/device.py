@@ -15,8 +15,7 @@ from dsv4kv.bench.serve.graphs import Capture, Replay, cuda_capture
 from dsv4kv.errors import CudaUnavailable
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import prepare
-from dsv4kv.ops.launches import pages
-from dsv4kv.ops.launches.launch import most_blocks
+from dsv4kv.ops.launches import most_blocks, pages
 from dsv4kv.runs.part import Temperature
 from dsv4kv.runs.schema import GpuFacts, Memcpy, Peak, PeakName
 from dsv4kv.runs.telemetry import MeasuredWindow

@@ -17,7 +17,7 @@ from torch import Tensor
 from dsv4kv.errors import PeerUnavailable, VerificationError
 from dsv4kv.model.formats import EntryFormat
 from dsv4kv.model.plan import CachePlan
-from dsv4kv.ops import reference, reference_codec
+from dsv4kv.ops import reference
 from dsv4kv.ops.reference import QUERY
 from dsv4kv.ops.registry import ResolvedBackend, describe_raised
 from dsv4kv.ops.scenes import Arguments, Call, Scene, make_call, scenes_of
@@ -325,7 +325,7 @@ def _entry(
 
 
 def _decoded(entry: EntryFormat, rows: Rows) -> Tensor:
-    return torch.tensor(reference_codec.decode(entry, *rows), dtype=torch.float64)
+    return torch.tensor(reference.decode(entry, *rows), dtype=torch.float64)
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:

@@ -1,6 +1,6 @@
 """Entries to bytes and back, whole tensors at a time, with torch operations of any device.
 
-Exact: equal to ``reference_codec`` bit for bit. The tricks:
+Exact: equal to ``reference`` bit for bit. The tricks:
 
 * E4M3 to bf16: sign-extend the byte to 16 bits, shift left by 4, keep sign, exponent and mantissa
   (mask 0x87F0), read as bf16: the value times 2^-120, subnormals included.
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dsv4kv.model.formats import EntryFormat
-from dsv4kv.ops.reference_codec import AMAX_FLOOR, E2M1, SMALLEST_NORMAL, fl32
+from dsv4kv.ops.reference import AMAX_FLOOR, E2M1, SMALLEST_NORMAL, fl32
 
 _INVERSE_LARGEST = {"e4m3": fl32(1.0 / 448.0), "e2m1": fl32(1.0 / 6.0)}
 _E2M1_EDGES = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True))

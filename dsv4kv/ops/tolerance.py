@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from dsv4kv.model.formats import EntryFormat
-from dsv4kv.ops import reference_codec
+from dsv4kv.ops import reference
 
 Rows = tuple[bytes, bytes]
 """Data row and scale row of an entry."""
@@ -50,8 +50,8 @@ def is_close(entry: EntryFormat, found: Tensor, expected: Rows, *, rotated: bool
     ``rotated`` entries may also be off by a bf16 step of the largest value in every channel: as
     one is where a value that outweighs all others has flipped, and each channel is rounded again.
     """
-    right = torch.tensor(reference_codec.decode(entry, *expected), dtype=torch.float64)
-    scales = torch.tensor(reference_codec.decode_scales(entry, expected[1]), dtype=torch.float64)
+    right = torch.tensor(reference.decode(entry, *expected), dtype=torch.float64)
+    scales = torch.tensor(reference.decode_scales(entry, expected[1]), dtype=torch.float64)
     sizes, one = [entry.value_dims, entry.tail_dims], torch.ones(1, dtype=torch.float64)
     a, b = (
         torch.split_with_sizes(each.double().clamp(-_INFINITE, _INFINITE), sizes)
@@ -155,12 +155,12 @@ _BF16 = torch.arange(0x7F80, dtype=torch.int16).view(torch.bfloat16).double().to
 _BF16_SIZES = torch.tensor([*_BF16, math.nan], dtype=torch.float64)
 _VALUES = {
     "bf16": _signed([*_BF16, _INFINITE]),
-    "e4m3": _signed(list(reference_codec.E4M3)),
-    "e2m1": _signed(list(reference_codec.E2M1)),
+    "e4m3": _signed(list(reference.E4M3)),
+    "e2m1": _signed(list(reference.E2M1)),
 }
 _END = torch.full((1,), torch.inf, dtype=torch.float64)
 _BOUNDS = {
     name: torch.cat([-_END, (values[1:] + values[:-1]) / 2, _END])
     for name, values in _VALUES.items()
 }
-_E4M3_SCALES = torch.tensor([*reference_codec.E4M3, math.nan], dtype=torch.float64)
+_E4M3_SCALES = torch.tensor([*reference.E4M3, math.nan], dtype=torch.float64)

@@ -26,8 +26,7 @@ from dsv4kv.errors import ConfigError, ProfileError
 from dsv4kv.files import make_folder, replacing, temporary_folder
 from dsv4kv.processes import python
 from dsv4kv.profile import launch as la
-from dsv4kv.profile.ncu import reader
-from dsv4kv.profile.read import read_profile
+from dsv4kv.profile.read import read_profile, reader
 from dsv4kv.profile.table import build_table, shipped_rules
 from dsv4kv.profile.trace import STEP
 from dsv4kv.runs.assemble import begin_record, end_record, make_case

@@ -11,7 +11,7 @@ import torch
 from dsv4kv.bench.device import EMPTY_KERNEL, CallTimer, CudaDevice
 from dsv4kv.bench.protocol import Event, Rules
 from dsv4kv.ops.cuda import launch as launching
-from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches import Launch
 from dsv4kv.runs.telemetry import MeasuredWindow
 from tests.gpu_twin import FEW_REPLAYS, SAMPLES, TwinGpu, twin_device
 

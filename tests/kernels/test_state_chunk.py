@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dsv4kv.ops import cpu
-from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches import Launch
 from dsv4kv.ops.launches.state import plan_compress_chunk
 from dsv4kv.ops.reference import read_bytes
 from dsv4kv.ops.storage import Compressor

@@ -10,8 +10,8 @@ from dsv4kv.bench.run import run_case
 from dsv4kv.config.load import expand_axes, load_config
 from dsv4kv.errors import ConfigError
 from dsv4kv.ops import cuda, spec
+from dsv4kv.ops import launches as la
 from dsv4kv.ops.cuda.launch import foresee
-from dsv4kv.ops.launches import launch as la
 from dsv4kv.ops.scenes import make_call
 from dsv4kv.ops.spec import VARIANTS, Variant, choose
 from tests.bench.settings import ANY_STEP, TINY

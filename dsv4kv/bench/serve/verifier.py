@@ -16,7 +16,7 @@ from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.layers import Compressors, LayerCache
 from dsv4kv.model.formats import EntryFormat
 from dsv4kv.model.schedule import AttentionType
-from dsv4kv.ops import codec, reference, reference_codec
+from dsv4kv.ops import codec, reference
 from dsv4kv.ops.check import LSE_ERROR, OUTPUT_ERROR, SCORE_ERROR
 from dsv4kv.ops.storage import Compressor, PageStore
 from dsv4kv.ops.tolerance import Rows, is_close
@@ -266,11 +266,11 @@ class Verifier:
 
 
 def _read(entry: EntryFormat, rows: Rows) -> Tensor:
-    return torch.tensor(reference_codec.decode(entry, *rows), dtype=torch.float64).bfloat16()
+    return torch.tensor(reference.decode(entry, *rows), dtype=torch.float64).bfloat16()
 
 
 def _encoded(entry: EntryFormat, values: Tensor) -> Rows:
-    return reference_codec.encode(entry, values.float().tolist())
+    return reference.encode(entry, values.float().tolist())
 
 
 def _decoded(store: PageStore, entries: Ids) -> Tensor:

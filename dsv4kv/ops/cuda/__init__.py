@@ -15,8 +15,7 @@ from torch import Tensor
 
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import run
-from dsv4kv.ops.launches import pages, reads, state
-from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches import Launch, pages, reads, state
 from dsv4kv.ops.spec import OPERATIONS, VARIANTS, available, write_in_turn
 
 

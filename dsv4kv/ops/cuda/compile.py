@@ -25,7 +25,7 @@ from typing import Any
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.files import make_folder, replacing, shipped, user_cache
-from dsv4kv.ops.launches.launch import KernelModule
+from dsv4kv.ops.launches import KernelModule
 from dsv4kv.processes import usable_cores
 
 OPTIONS = (

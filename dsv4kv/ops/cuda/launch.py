@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.ops.cuda.compile import architecture_of, load_bindings, load_cubins
-from dsv4kv.ops.launches.launch import KernelModule, Launch
+from dsv4kv.ops.launches import KernelModule, Launch
 
 Packed = ctypes.Array[ctypes.c_int64]
 """n argument words, then the n addresses of these words."""

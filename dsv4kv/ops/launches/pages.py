@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dsv4kv.ops.launches import launch as la
-from dsv4kv.ops.launches.launch import KernelModule, Launch, blocks_for, most_blocks
+from dsv4kv.ops import launches as la
+from dsv4kv.ops.launches import KernelModule, Launch, blocks_for, most_blocks
 from dsv4kv.ops.spec import portable
 from dsv4kv.ops.storage import PageStore
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import FORMATS, PageLayout
-from dsv4kv.ops.launches import launch as la
+from dsv4kv.ops import launches as la
 from dsv4kv.ops.storage import Entries, PageStore
 
 _KEY_DIMS = 128

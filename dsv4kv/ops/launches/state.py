@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.ops.launches import launch as la
+from dsv4kv.ops import launches as la
 from dsv4kv.ops.spec import portable
 from dsv4kv.ops.storage import Compressor, PageStore, Parts, PartWrite
 

@@ -14,7 +14,7 @@ from dsv4kv.model.formats import EntryFormat, PageLayout, entry_format
 from dsv4kv.model.presets import load_model
 from dsv4kv.model.schedule import build_schedule
 from dsv4kv.ops.cuda.launch import prepare
-from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches import Launch
 from dsv4kv.ops.launches.pages import (
     Way,
     plan_entry_insert,

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from dsv4kv.ops import launches as la
-from dsv4kv.ops.launches import KernelModule, Launch, blocks_for, most_blocks
 from dsv4kv.ops.spec import portable
 from dsv4kv.ops.storage import PageStore
 
@@ -27,7 +26,7 @@ RESIDENT_BLOCKS = 4
 """Blocks that a multiprocessor holds, what its registers allow: the grid of ``ahead`` and of
 ``resident``, whose blocks stay to the end, so that there is no last round with few of them."""
 
-_THREADS = 256
+THREADS = 256  # of a block
 _MOST_PAIRED_DIMS = 512
 _ROUNDS = 4  # blocks for each place on the GPU, so that the last ones to run are few
 _CHANNELS_PER_LANE = 8
@@ -62,13 +61,10 @@ def _insert(
     resident = variant == "resident" and store.layout.format.dims <= _MOST_PAIRED_DIMS
     ring = int(kernel == "window_insert")
     macros = la.format_macros(store.layout) | {"DSV_PAIRED": int(resident), "DSV_RING": ring}
-    most = (
-        RESIDENT_BLOCKS * la.multiprocessors(store.pages)
-        if resident
-        else la.most_blocks(store.pages)
-    )
-    grid = la.blocks_for(count, _THREADS // la.WARP, most), 1
-    return la.Launch(la.KernelModule.of("insert.cuh", macros), kernel, grid, _THREADS, arguments)
+    held = RESIDENT_BLOCKS * la.multiprocessors(store.pages)
+    most = held if resident else la.most_blocks(store.pages)
+    grid = la.blocks_for(count, THREADS // la.WARP, most), 1
+    return la.Launch(la.KernelModule.of("insert.cuh", macros), kernel, grid, THREADS, arguments)
 
 
 def plan_indexer_insert(
@@ -77,9 +73,9 @@ def plan_indexer_insert(
     if not hadamard:
         return plan_entry_insert(store, keys, entries)
     module = la.KernelModule.of("indexer.cuh", la.format_macros(store.layout))
-    grid = la.blocks_for(len(entries), _THREADS // la.WARP, la.most_blocks(store.pages)), 1
+    grid = la.blocks_for(len(entries), THREADS // la.WARP, la.most_blocks(store.pages)), 1
     arguments = (store.pages, keys, entries, len(entries), store.num_entries)
-    return la.Launch(module, "indexer_insert", grid, _THREADS, arguments)
+    return la.Launch(module, "indexer_insert", grid, THREADS, arguments)
 
 
 def plan_gather_topk(
@@ -138,58 +134,57 @@ def _gather(
     }
     most = RESIDENT_BLOCKS * la.multiprocessors(store.pages)
     most = most if ahead else la.most_blocks(store.pages) * _ROUNDS
-    grid = la.blocks_for(out.numel() // dims, _THREADS // lanes, most), 1
-    return la.Launch(la.KernelModule.of("gather.cuh", macros), kernel, grid, _THREADS, arguments)
+    grid = la.blocks_for(out.numel() // dims, THREADS // lanes, most), 1
+    return la.Launch(la.KernelModule.of("gather.cuh", macros), kernel, grid, THREADS, arguments)
 
 
 def plan_page_copy(store: PageStore, sources: Tensor, targets: Tensor) -> la.Launch:
     page_bytes = store.layout.page_bytes
     module = la.KernelModule.of("page_copy.cuh", {"DSV_PAGE_BYTES": page_bytes})
     chunks = len(sources) * page_bytes // _COPIED_BYTES
-    grid = la.blocks_for(chunks, _THREADS, la.most_blocks(store.pages)), 1
+    grid = la.blocks_for(chunks, THREADS, la.most_blocks(store.pages)), 1
     arguments = (store.pages, sources, targets, len(sources), len(store.pages))
-    return la.Launch(module, "page_copy", grid, _THREADS, arguments)
+    return la.Launch(module, "page_copy", grid, THREADS, arguments)
 
 
-THREADS = 256
 CHUNK_BYTES = 16
 """Pieces and strides of objects are multiples of it."""
 Way = Literal["take", "put"]
 
-_PEAKS, _OBJECTS = KernelModule("bandwidth.cuh", ()), KernelModule("objects.cuh", ())
+_PEAKS, _OBJECTS = la.KernelModule("bandwidth.cuh", ()), la.KernelModule("objects.cuh", ())
 _CHUNKS_IN_FLIGHT = 8
 _CHUNKS_EACH = 4  # of a thread
 _MOST_BLOCKS_OF_A_PIECE = 8
 
 
-def plan_copy_peak(source: Tensor, target: Tensor) -> Launch:
+def plan_copy_peak(source: Tensor, target: Tensor) -> la.Launch:
     """Copy all of ``source`` to ``target``, which is as long and does not overlap it."""
     return _plan("copy_peak", (source, target), _CHUNKS_IN_FLIGHT)
 
 
-def plan_write_peak(target: Tensor) -> Launch:
+def plan_write_peak(target: Tensor) -> la.Launch:
     """Fill ``target``: every 32-bit word is the number of its chunk."""
     return _plan("write_peak", (target,), 1)
 
 
-def plan_read_peak(source: Tensor, sums: Tensor) -> Launch:
+def plan_read_peak(source: Tensor, sums: Tensor) -> la.Launch:
     """Read all of ``source``.
 
     sums: int32[n · THREADS] for n blocks, each thread's sum of the 32-bit words it has read.
     """
     grid = len(sums) // THREADS, 1
-    return Launch(_PEAKS, "read_peak", grid, THREADS, (source, sums, _chunks(source)))
+    return la.Launch(_PEAKS, "read_peak", grid, THREADS, (source, sums, _chunks(source)))
 
 
-def plan_nothing(place: Tensor) -> Launch:
+def plan_nothing(place: Tensor) -> la.Launch:
     """One block that does nothing, on the GPU that ``place`` is on."""
-    return Launch(_PEAKS, "do_nothing", (1, 1), THREADS, (place,))
+    return la.Launch(_PEAKS, "do_nothing", (1, 1), THREADS, (place,))
 
 
-def _plan(kernel: str, tensors: tuple[Tensor, ...], in_flight: int) -> Launch:
+def _plan(kernel: str, tensors: tuple[Tensor, ...], in_flight: int) -> la.Launch:
     chunks = _chunks(tensors[0])
-    grid = blocks_for(chunks, THREADS * in_flight, most_blocks(tensors[0])), 1
-    return Launch(_PEAKS, kernel, grid, THREADS, (*tensors, chunks))
+    grid = la.blocks_for(chunks, THREADS * in_flight, la.most_blocks(tensors[0])), 1
+    return la.Launch(_PEAKS, kernel, grid, THREADS, (*tensors, chunks))
 
 
 def _chunks(tensor: Tensor) -> int:
@@ -204,7 +199,7 @@ def pool_table(pools: Sequence[Tensor]) -> Tensor:
 
 def plan_objects(
     way: Way, table: Tensor, ids: Tensor, objects: Tensor, piece_bytes: int, stride: int
-) -> Launch:
+) -> la.Launch:
     """Gather objects from the pools of a ``pool_table`` (``take``), or put them back.
 
     ids: int64[layers, n], the page or slot of every object; one that does not exist is skipped.
@@ -213,10 +208,10 @@ def plan_objects(
     """
     layers, count = ids.shape
     chunks = piece_bytes // CHUNK_BYTES
-    across = blocks_for(chunks, THREADS * _CHUNKS_EACH, _MOST_BLOCKS_OF_A_PIECE)
-    grid = across, blocks_for(layers * count, 1, most_blocks(objects))
+    across = la.blocks_for(chunks, THREADS * _CHUNKS_EACH, _MOST_BLOCKS_OF_A_PIECE)
+    grid = across, la.blocks_for(layers * count, 1, la.most_blocks(objects))
     sizes = (count, layers, piece_bytes, stride)
-    return Launch(_OBJECTS, f"{way}_objects", grid, THREADS, (objects, table, ids, *sizes))
+    return la.Launch(_OBJECTS, f"{way}_objects", grid, THREADS, (objects, table, ids, *sizes))
 
 
 def plan_completed(
@@ -226,7 +221,7 @@ def plan_completed(
     slots: Tensor,
     positions: Tensor,
     entries: Tensor,
-) -> Launch:
+) -> la.Launch:
     """Physical entries that tokens complete in layers of ``ratio``, −1 where none.
 
     cells: int32[lanes, rows, width], block tables; slots, positions: int64[T], of every token, a
@@ -241,6 +236,6 @@ def plan_completed(
         "DSV_WIDTH": width,
     }
     module = la.KernelModule.of("completed.cuh", macros)
-    grid = blocks_for(len(slots), _THREADS, most_blocks(slots)), lanes
+    grid = la.blocks_for(len(slots), THREADS, la.most_blocks(slots)), lanes
     arguments = (cells, slots, positions, entries, len(slots), entries.shape[1])
-    return Launch(module, "completed_entries", grid, _THREADS, arguments)
+    return la.Launch(module, "completed_entries", grid, THREADS, arguments)

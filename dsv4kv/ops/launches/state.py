@@ -4,8 +4,6 @@ Entries have the same bits whatever ``split`` is, and whether their tokens came 
 chunk.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -69,10 +67,8 @@ def plan_flush(
     groups = slots, positions, entries
     limits = len(state), store.num_entries, compressor.groups
     pool = None if state.dim() == 3 else "flush"  # online: pooled already
-    how = variant, split, scratch
-    return _plan_entries(
-        pool, "flush_finish", compressor, state, groups, groups, store, limits, how
-    )
+    kernels, how = (pool, "flush_finish"), (variant, split, scratch)
+    return _plan_entries(*kernels, compressor, state, groups, groups, store, limits, how)
 
 
 def plan_compress_chunk(
@@ -101,16 +97,10 @@ def plan_compress_chunk(
     rows, groups = (kv, score, compressor.ape, chunk, entries), (chunk, entries)
     limits = len(kv), len(state), store.num_entries, compressor.groups
     how = variant, split, scratch
-    keep = _keep(compressor, state, kv, score, chunk)
-    if not len(entries):
-        return (keep,)
-    return *_plan_entries(*kernels, compressor, state, rows, groups, store, limits, how), keep
-
-
-def _keep(
-    compressor: Compressor, state: Tensor, kv: Tensor, score: Tensor, chunk: Tensor
-) -> la.Launch:
-    """What the chunk leaves in the state; last, for the entries need the state as it was."""
+    made: tuple[la.Launch, ...] = ()
+    if len(entries):
+        made = _plan_entries(*kernels, compressor, state, rows, groups, store, limits, how)
+    # what the chunk leaves in the state; last, for the entries need the state as it was
     if state.dim() == 3:
         threads = la.WARP * compressor.dim // _warp_channels(compressor)
     else:
@@ -118,7 +108,7 @@ def _keep(
     module = la.KernelModule.of("state.cuh", _state_macros(compressor, state))
     grid = la.blocks_for(threads, _THREADS, la.most_blocks(kv)), 1
     arguments = (state, kv, score, compressor.ape, chunk, len(kv), len(state))
-    return la.Launch(module, "state_keep", grid, _THREADS, arguments)
+    return *made, la.Launch(module, "state_keep", grid, _THREADS, arguments)
 
 
 def _plan_entries(
@@ -266,7 +256,10 @@ def plan_step_write(
     if split > 1 and (scratch is None or arrivals is None):
         raise ConfigError(f"{split} blocks share an entry: give them scratch and arrivals.")
     threads = la.WARP if main.state.dim() == 3 else pool_threads(main.compressor, split)
-    helpers = _helpers(main, split)
+    helpers = 0  # threads that append a block's channels while others pool
+    if main.state.dim() == 4:
+        fours = main.compressor.channels // split // _FLOATS_PER_THREAD
+        helpers = min(_MOST_HELPERS, -(-fours // la.WARP) * la.WARP)
     macros = {"DSV_HELPERS": helpers, "DSV_INDEXER": int(indexer)}
     macros |= la.prefixed("WINDOW", la.format_macros(ring.layout) | {"DSV_PAIRED": 0})
     for prefix, part in zip(_PREFIXES, parts, strict=False):
@@ -277,22 +270,10 @@ def plan_step_write(
     meeting = (0, 0) if scratch is None or arrivals is None else (scratch, arrivals)
     arguments = [ring.pages, values, slots, positions, len(slots), len(ring.pages), *meeting]
     for part in parts:
-        arguments += _arguments(part)
+        compressor, store = part.compressor, part.store
+        arguments += [part.state, part.kv, part.score, compressor.ape, part.entries]
+        arguments += [*finish_parameters(compressor), store.pages]
+        arguments += [store.num_entries, compressor.groups]
     module, grid = la.KernelModule.of("step_write.cuh", macros), max(1, len(slots) * len(parts))
     block = threads + helpers + la.WARP
     return la.Launch(module, "step_write", (grid, split), block, tuple(arguments))
-
-
-def _helpers(part: PartWrite, split: int) -> int:
-    """Threads that append a block's channels while others pool; an online state needs none."""
-    if part.state.dim() == 3:
-        return 0
-    fours = part.compressor.channels // split // _FLOATS_PER_THREAD
-    return min(_MOST_HELPERS, -(-fours // la.WARP) * la.WARP)
-
-
-def _arguments(part: PartWrite) -> Iterator[Tensor | int]:
-    compressor = part.compressor
-    yield from (part.state, part.kv, part.score, compressor.ape, part.entries)
-    yield from (*finish_parameters(compressor), part.store.pages)
-    yield from (part.store.num_entries, compressor.groups)

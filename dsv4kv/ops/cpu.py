@@ -57,14 +57,28 @@ def norm_rope_insert(
     _write(compressor, values[done].float(), firsts, store, entries[done])
 
 
+def chosen_entries(
+    store: PageStore, table: Tensor, slots: Tensor, indices: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Physical entries int64[B, K] of logical ones, and which of them there are."""
+    valid, size = (indices >= 0) & (indices < lengths[:, None]), store.layout.entries
+    logical = indices.long().masked_fill_(~valid, 0)
+    return table[slots[:, None], logical // size].long() * size + logical % size, valid
+
+
+def window_entries(
+    ring: PageStore, slots: Tensor, tokens: Tensor, window: int
+) -> tuple[Tensor, Tensor]:
+    """Physical entries int64[B, window] of the last tokens, and which of them there are."""
+    size, first = ring.layout.entries, (tokens - window).clamp_min_(0)
+    positions = first[:, None] + torch.arange(window, device=tokens.device)
+    return slots[:, None] * size + positions % size, positions < tokens[:, None]
+
+
 def gather_topk(
     store: PageStore, table: Tensor, slots: Tensor, indices: Tensor, lengths: Tensor, out: Tensor
 ) -> None:
-    valid = (indices >= 0) & (indices < lengths[:, None])
-    logical = indices.long().masked_fill_(~valid, 0)
-    blocks = table[slots[:, None], logical // store.layout.entries].long()
-    entries = blocks * store.layout.entries + logical % store.layout.entries
-    _gather(store, entries.view(-1), valid.view(-1), out.view(-1, out.shape[-1]))
+    _gather(store, *chosen_entries(store, table, slots, indices, lengths), out)
 
 
 def gather_all(
@@ -75,12 +89,7 @@ def gather_all(
 
 
 def gather_window(ring: PageStore, slots: Tensor, tokens: Tensor, out: Tensor) -> None:
-    window, size = out.shape[1], ring.layout.entries
-    first = (tokens - window).clamp_min_(0)
-    positions = first[:, None] + torch.arange(window, device=out.device)
-    entries = slots[:, None] * size + positions % size
-    valid = positions < tokens[:, None]
-    _gather(ring, entries.view(-1), valid.view(-1), out.view(-1, out.shape[-1]))
+    _gather(ring, *window_entries(ring, slots, tokens, out.shape[1]), out)
 
 
 def page_copy(store: PageStore, sources: Tensor, targets: Tensor) -> None:
@@ -88,15 +97,16 @@ def page_copy(store: PageStore, sources: Tensor, targets: Tensor) -> None:
 
 
 def _gather(store: PageStore, entries: Tensor, valid: Tensor, out: Tensor) -> None:
-    """Dequantise physical entries int64[n] into out bf16[n, D]; zeros where not valid."""
+    """Dequantise physical entries [B, K] into out bf16[B, K, D]; zeros where not valid."""
+    entries, rows = entries.flatten(), out.view(-1, out.shape[-1])
     if bool(valid.all()):
-        _decode_entries(store, entries, out)
+        _decode_entries(store, entries, rows)
         return
-    where = valid.nonzero().squeeze(1)
+    where = valid.flatten().nonzero().squeeze(1)
     found = out.new_empty(len(where), out.shape[-1])
     _decode_entries(store, entries.index_select(0, where), found)
-    out.zero_()
-    out.index_copy_(0, where, found)
+    rows.zero_()
+    rows.index_copy_(0, where, found)
 
 
 def _decode_entries(store: PageStore, entries: Tensor, out: Tensor) -> None:
@@ -224,19 +234,14 @@ def _fold_chunk(
     m, end, pooled = compressor.ratio, start + len(kv), []
     for first in range(start // m * m, end, m):
         rows = slice(max(first - start, 0), min(first + m, end) - start)
-        fold = _fold_rows(kv[rows], score[rows])
+        top = score[rows].amax(dim=0)
+        weight = torch.exp(score[rows] - top)
+        fold = top, weight.sum(dim=0), (weight * kv[rows]).sum(dim=0)
         before = (state[0], state[1], state[2])
         state.copy_(_merge(before, fold) if first < start else torch.stack(fold))
         if first + m <= end:
             pooled.append(state[2] / state[1])
     return torch.stack(pooled) if pooled else kv.new_empty(0, compressor.dim)
-
-
-def _fold_rows(kv: Tensor, score: Tensor) -> _Fold:
-    """(max, denominator, weighted sum) of rows [n, d]."""
-    top = score.amax(dim=0)
-    weight = torch.exp(score - top)
-    return top, weight.sum(dim=0), (weight * kv).sum(dim=0)
 
 
 def _merge(a: _Fold, b: _Fold) -> Tensor:
@@ -254,9 +259,13 @@ def _write(
     normed = pooled * scale * compressor.norm_weight
     if compressor.round_norm:
         normed = normed.bfloat16().float()
-    _turn(
-        normed[:, compressor.dim - 2 * compressor.rotated_pairs :], *_turns(compressor, positions)
-    )
+    pairs = compressor.rotated_pairs
+    if compressor.has_table:
+        cos, sin = compressor.rope[positions // compressor.ratio].chunk(2, dim=1)
+    else:
+        angles = positions.double()[:, None] * compressor.rope
+        cos, sin = angles.cos().float(), angles.sin().float()
+    _turn(normed[:, compressor.dim - 2 * pairs :], cos, sin)
     made = normed.bfloat16() if compressor.round_rope else normed
     indexer_insert(store, made, entries, compressor.hadamard)
 
@@ -266,15 +275,6 @@ def _turn(tail: Tensor, cos: Tensor, sin: Tensor) -> None:
     real, imaginary = tail[..., 0::2].clone(), tail[..., 1::2].clone()
     tail[..., 0::2] = real * cos - imaginary * sin
     tail[..., 1::2] = real * sin + imaginary * cos
-
-
-def _turns(compressor: Compressor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines at the first positions of groups, float32[E, pairs] each."""
-    if compressor.has_table:
-        rows = compressor.rope[positions // compressor.ratio]
-        return rows[:, : compressor.rotated_pairs], rows[:, compressor.rotated_pairs :]
-    angles = positions.double()[:, None] * compressor.rope
-    return angles.cos().float(), angles.sin().float()
 
 
 def step_write(
@@ -414,22 +414,17 @@ def attend(
         rows = torch.arange(max(0, count - window), count) % size
         parts = [_decode(ring, torch.tensor([slot]), rows)]  # a slot's only block is its page
         if entries:
-            parts.append(_decode(entries.store, entries.table[slot], _attended(entries, t)))
+            chosen = torch.arange(int(entries.lengths[t]))
+            if entries.indices is not None:
+                asked = entries.indices[t].long()
+                chosen = asked[(asked >= 0) & (asked < len(chosen))]
+            parts.append(_decode(entries.store, entries.table[slot], chosen))
         values = torch.cat(parts)
         if len(values):
             logits = (queries[t].float() @ values.T).mul_(scale)
             lse[t] = logits.logsumexp(dim=1)
             total = torch.logaddexp(lse[t], sinks)
             out[t] = (logits - total[:, None]).exp_() @ values
-
-
-def _attended(entries: Entries, t: int) -> Tensor:
-    """Logical entries that a token attends to, int64[n]."""
-    length = int(entries.lengths[t])
-    if entries.indices is None:
-        return torch.arange(length)
-    indices = entries.indices[t].long()
-    return indices[(indices >= 0) & (indices < length)]
 
 
 def _physical(row: Tensor, indices: Tensor, page_entries: int) -> Tensor:

@@ -112,26 +112,9 @@ def load_foreign(name: str) -> Foreign | None:
         else:
             target, version = _import(place, attribute), version_of(place.partition(".")[0])
         operations = _operations(target, attribute.rpartition(".")[2])
-        for each, function in operations.items():
-            _check_parameters(each, function)
         return Foreign(operations, version, _formats(target))
     except ConfigError as error:
         raise ConfigError(f"backend {name!r}: {error}") from error.__cause__
-
-
-def _check_parameters(operation: str, function: Function) -> None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # built-in functions need not say
-        return
-    expected = OPERATIONS[operation].names
-    try:
-        signature.bind(*expected)
-    except TypeError:
-        raise ConfigError(
-            f"{operation} is called with ({', '.join(expected)}), by position, and this function "
-            f"takes {signature}."
-        ) from None
 
 
 def _import(module: str, attribute: str) -> Any:
@@ -203,11 +186,29 @@ def _operations(target: Any, name: str) -> dict[str, Function]:
     """The function that is named as an operation, or those that the target has."""
     named = {each: getattr(target, each, None) for each in OPERATIONS}
     found = {name: target} if name in OPERATIONS else named
-    if operations := {each: function for each, function in found.items() if callable(function)}:
-        return operations
-    raise ConfigError(
-        f"{name or 'it'} has no operation's name: name it one of {', '.join(OPERATIONS)}."
-    )
+    operations = {each: function for each, function in found.items() if callable(function)}
+    if not operations:
+        raise ConfigError(
+            f"{name or 'it'} has no operation's name: name it one of {', '.join(OPERATIONS)}."
+        )
+    for each, function in operations.items():
+        _check_parameters(each, function)
+    return operations
+
+
+def _check_parameters(operation: str, function: Function) -> None:
+    expected = OPERATIONS[operation].names
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # built-in functions need not say
+        return
+    try:
+        signature.bind(*expected)
+    except TypeError:
+        raise ConfigError(
+            f"{operation} is called with ({', '.join(expected)}), by position, and this function "
+            f"takes {signature}."
+        ) from None
 
 
 def _formats(target: Any) -> tuple[str, ...] | None:
@@ -216,10 +217,8 @@ def _formats(target: Any) -> tuple[str, ...] | None:
     formats = getattr(target, "formats", None)
     if formats is None:
         return None
-    named = isinstance(formats, list | tuple | set | frozenset) and all(
-        isinstance(each, str) and each in known for each in formats
-    )
-    if not named or not formats:
+    is_list = isinstance(formats, list | tuple | set | frozenset) and formats
+    if not is_list or not all(isinstance(each, str) and each in known for each in formats):
         raise ConfigError(
             f"its formats are {formats!r}: a tuple of names out of {', '.join(sorted(known))} is "
             "needed."

@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from enum import Enum
 from typing import Any
 
 import torch
@@ -30,7 +31,6 @@ from dsv4kv.ops.storage import (
     random_compressor,
     rope_rows,
 )
-from dsv4kv.ops.tolerance import Leeway
 
 _GUARD = 0xA5
 _SPARE = 21  # entries after the first page
@@ -41,6 +41,14 @@ _TOKENS, _ROOM, _CHOSEN = 6, 2, 24  # of a read; columns after the longest reque
 _INDICES = 40  # of a request
 
 Arguments = dict[str, Any]
+
+
+class Leeway(Enum):
+    """What may come between an entry and the reference's."""
+
+    NONE = "nothing: the bits are equal"
+    SUM = "a sum, which each takes in its own way"
+    ROTATED_SUM = "a sum that is rotated after it has been rounded"
 
 
 @dataclass(frozen=True)

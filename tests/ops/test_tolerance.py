@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 from dsv4kv.model.formats import FORMATS, EntryFormat
-from dsv4kv.ops import reference, tolerance
-from dsv4kv.ops.tolerance import Grid
+from dsv4kv.ops import check as tolerance
+from dsv4kv.ops import reference
+from dsv4kv.ops.check import Grid
 from tests.ops.samples import ENTRIES
 
 EVERY_FORMAT = [

@@ -17,9 +17,8 @@ from dsv4kv.cache.layers import Compressors, LayerCache
 from dsv4kv.model.formats import EntryFormat
 from dsv4kv.model.schedule import AttentionType
 from dsv4kv.ops import codec, reference
-from dsv4kv.ops.check import LSE_ERROR, OUTPUT_ERROR, SCORE_ERROR
+from dsv4kv.ops.check import LSE_ERROR, OUTPUT_ERROR, SCORE_ERROR, Rows, is_close
 from dsv4kv.ops.storage import Compressor, PageStore
-from dsv4kv.ops.tolerance import Rows, is_close
 
 _SCORES = 64  # of a token that are compared
 

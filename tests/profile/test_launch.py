@@ -183,5 +183,5 @@ def test_options_that_the_installed_nsys_does_not_list_are_dropped_and_named(
     command = la.nsys_profile(str(nsys.path), Path("out/step"), PROGRAM)
     assert command.dropped == ["--cpuctxsw=none", "--discard-environment=true"]
     assert not set(command.dropped) & set(command.words)
-    export = la.nsys_export(str(nsys.path), Path("a.nsys-rep"), Path("a.sqlite"))
-    assert export.words[1:] == ["export", "--type=sqlite", "--output=a.sqlite", "a.nsys-rep"]
+    export = la.known_options([str(nsys.path), "export"], la._NSYS_EXPORT, ["a.nsys-rep"])
+    assert export.words[1:] == ["export", "--type=sqlite", "a.nsys-rep"]

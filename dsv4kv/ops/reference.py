@@ -73,14 +73,19 @@ def encode(entry: EntryFormat, values: Sequence[float]) -> tuple[bytes, bytes]:
     if entry.value == "bf16":
         return _bf16_bytes(values), b""
     step = entry.group or entry.value_dims
-    codes, scales = bytearray(), bytearray()
+    codes, scales, sign = bytearray(), bytearray(), 8 if entry.value == "e2m1" else 128
     for start in range(0, entry.value_dims, step):
         group = values[start : start + step]
         scale, stored = _scale(entry, group)
-        codes += bytes(_code(fl32(value / scale), entry.value) for value in group)
+        for value in group:
+            quotient = fl32(value / scale)
+            negative = math.copysign(1.0, quotient) < 0
+            codes.append(round_to_grid(quotient, _GRID[entry.value]) | (sign if negative else 0))
         scales += stored
     scales += bytes(entry.scale_padding)
-    data = _nibbles(codes) if entry.value == "e2m1" else bytes(codes)
+    data = bytes(codes)
+    if entry.value == "e2m1":  # two in a byte
+        data = bytes(low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True))
     return data + _bf16_bytes(values[entry.value_dims :]), bytes(scales)
 
 
@@ -129,16 +134,6 @@ def _stored_scale(entry: EntryFormat, scales: bytes, group: int) -> float:
         return float(struct.unpack_from("<f", scales, 4 * group)[0])
     code = scales[group]
     return E4M3[code] if entry.scale == "e4m3" else 2.0 ** (code - 127)
-
-
-def _code(value: float, kind: str) -> int:
-    sign = math.copysign(1.0, value) < 0
-    sign_bit = 8 if kind == "e2m1" else 128
-    return round_to_grid(value, _GRID[kind]) | (sign_bit if sign else 0)
-
-
-def _nibbles(codes: Sequence[int]) -> bytes:
-    return bytes(codes[i] | codes[i + 1] << 4 for i in range(0, len(codes), 2))
 
 
 def _bf16_bytes(values: Sequence[float]) -> bytes:

@@ -181,15 +181,13 @@ class PageStore:
         if form.inline_scales:
             end = cut + form.scale_bytes
             return torch.cat([data[:, :cut], data[:, end:]], dim=1), data[:, cut:end]
-        return data, self._read_scales(entries) if form.scale_row_bytes else None
-
-    def _read_scales(self, entries: Tensor) -> Tensor:
-        """Scale rows uint8[n, ·]; 8 or 4 bytes go as one integer, far faster than as bytes."""
-        index, rows = self.scale_index(entries), self.scale_rows()
-        word = {8: torch.int64, 4: torch.int32}.get(rows.shape[1])
-        if word is None:
-            return rows.index_select(0, index)
-        return rows.view(word).index_select(0, index).view(torch.uint8)
+        if not form.scale_row_bytes:
+            return data, None
+        # 8 or 4 bytes go as one integer, far faster than as bytes
+        rows = self.scale_rows()
+        word = {8: torch.int64, 4: torch.int32}.get(rows.shape[1], torch.uint8)
+        scales = rows.view(word).index_select(0, self.scale_index(entries))
+        return data, scales.view(torch.uint8)
 
     def data_rows(self) -> Tensor:
         """The pages as uint8[n, data_row_bytes]; every data row is one of these rows."""
@@ -201,18 +199,17 @@ class PageStore:
 
     def data_index(self, entries: Tensor) -> Tensor:
         """Row numbers in ``data_rows`` of physical entries, int64[n]."""
-        page, row = self._split(entries)
-        return page * (self.layout.page_bytes // self.layout.format.data_row_bytes) + row
+        return self._index(entries, self.layout.format.data_row_bytes)
 
     def scale_index(self, entries: Tensor) -> Tensor:
         """Row numbers in ``scale_rows`` of physical entries, int64[n]."""
-        page, row = self._split(entries)
         size = self.layout.format.scale_row_bytes
-        return page * (self.layout.page_bytes // size) + self.layout.scale_start // size + row
+        return self._index(entries, size) + self.layout.scale_start // size
 
-    def _split(self, entries: Tensor) -> tuple[Tensor, Tensor]:
+    def _index(self, entries: Tensor, row_bytes: int) -> Tensor:
         page = entries // self.layout.entries
-        return page, entries - page * self.layout.entries
+        row = entries - page * self.layout.entries
+        return page * (self.layout.page_bytes // row_bytes) + row
 
 
 @dataclass(frozen=True)

@@ -201,8 +201,7 @@ def preset_of(name: str) -> str:
 def load_model(name: str) -> DSV4Config:
     """Load a preset (``v4-flash``, ``deepseek-ai/DeepSeek-V4-Flash``) or a config.json, by path.
 
-    Raises:
-        ConfigError: No such preset or file, or a file that does not describe such a model.
+    Raises ``ConfigError`` where there is none, or a file does not describe such a model.
     """
     name = preset_of(name)
     if name in preset_names():

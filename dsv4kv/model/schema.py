@@ -124,10 +124,7 @@ def build_schema(
 
     block_tokens: a multiple of 128 (64 where no layer pools 128).
     draft_tokens: most speculative tokens that may be rolled back; window ring and state ring grow
-    by as many rows so that rolling back loses nothing.
-
-    Raises:
-        ConfigError: ``block_tokens`` is no such multiple, or drafts with online state.
+    by as many rows so that rolling back loses nothing. Raises ``ConfigError``.
     """
     step = lcm(_SMALLEST_PAGE_TOKENS, *filter(None, config.compress_ratios))
     if block_tokens <= 0 or block_tokens % step:

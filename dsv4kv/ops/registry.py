@@ -45,13 +45,9 @@ def find_function(
 ) -> tuple[Callable[..., Any], str]:
     """Import the first of several places that an installed package has; and its distribution.
 
-    Args:
-        peer: Name of the backend, for errors.
-        packages: Names as in ``import`` and ``pip install``; the first installed one counts.
-        places: ``module:function``, newest first.
-
-    Raises:
-        PeerUnavailable: No package is installed, it cannot be imported, or has none of them.
+    peer: name of the backend, for errors; packages: as in ``import`` and ``pip install``, the
+    first installed one counts; places: ``module:function``, newest first. ``PeerUnavailable``
+    where no package is installed, it cannot be imported, or has none of them.
     """
     package = next((name for name in packages if find_spec(name)), next(iter(packages)))
     distribution = packages[package]
@@ -98,11 +94,7 @@ def describe_raised(error: BaseException) -> str:
 
 
 def load_foreign(name: str) -> Foreign | None:
-    """Load the functions at a place; None if the name is not a place.
-
-    Raises:
-        ConfigError: It cannot be imported, or has no function of an operation.
-    """
+    """Load the functions at a place; None if the name is not a place, or ``ConfigError``."""
     place, colon, attribute = name.rpartition(":")
     if not colon:
         return None
@@ -255,11 +247,8 @@ def resolve_backend(name: str, base: str, variants: Choice | None = None) -> Res
     """Find a backend: our own, a known package, or a function by its place.
 
     ``base`` is our own backend for all operations that ``name`` does not bring, ``variants`` how
-    it does them; None where each has one way.
-
-    Raises:
-        ConfigError: No such backend, or it cannot be loaded.
-        PeerUnavailable: A known package that is not installed or has no such operation.
+    it does them; None where each has one way. Raises ``ConfigError``, or ``PeerUnavailable`` for a
+    known package that is not installed or has no such operation.
     """
     if name in BACKENDS and name != base:
         return ResolvedBackend(name, load_backend(name))

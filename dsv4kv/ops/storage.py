@@ -115,9 +115,8 @@ def random_compressor(
 def make_rope(config: DSV4Config, ratio: int, tokens: int, precision: Precision) -> Tensor:
     """What a compressor of a ratio needs to rotate the entries of ``tokens`` positions.
 
-    Returns:
-        ``float32``: float32[tokens // ratio, rope_dim], see ``rope_rows``.
-        ``float64``: float64[rope_dim / 2], radians per position; serves any position.
+    float32[tokens // ratio, rope_dim] as ``rope_rows`` has them, or float64[rope_dim / 2], radians
+    per position, which serve any.
     """
     if precision == "float32":
         return rope_rows(config, ratio, torch.arange(0, tokens // ratio * ratio, ratio))

@@ -292,8 +292,7 @@ def _read_launches(events: Events) -> tr.Launches:
 
 def _read_cpu(names: tr.Names, host: list[tr.Column], ranges: tr.Ranges, step: str) -> tr.Trace:
     _, kind, start, end, thread = host
-    is_step, fit = tr.choose_ranges(step, ranges, names.known, thread, start)
-    notes = tr.note_usual(step, fit)
+    is_step, notes = tr.choose_ranges(step, ranges, names.known, thread, start)
     if not np.any(is_step):
         notes = [tr.note_instead(step, tr.NO_STEPS, ranges, names.listed())]
     self_ns = self_times(thread, start, end)

@@ -199,12 +199,7 @@ def be_profiled(plan: Plan, target: Path) -> None:
 
 
 def run_profile(plan: Plan) -> RunRecord:
-    """Profile a workload, and read what the profiler found.
-
-    Raises:
-        ProfileError: The profiler is missing, fails, hangs, or its file cannot be read.
-        Dsv4kvError: The workload cannot run.
-    """
+    """Profile a workload, and read what the profiler found; ``ProfileError`` where it fails."""
     command = la.Command([], []) if plan.tool == "torch" else make_command(plan)
     make_folder(plan.folder)
     if plan.tool == "torch":

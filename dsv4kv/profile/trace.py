@@ -252,16 +252,15 @@ def trace_launches(
     ``more`` is of the ``Trace``: its warnings come first, its notes last.
     """
     called, made, call, work = launches.called, launches.made, launches.call, launches.work
-    is_step, fit = choose_ranges(
+    is_step, said = choose_ranges(
         step, ranges, names.known, called.thread[made], called.start_ns[made]
     )
     warnings: list[str] = []
     if np.any(is_step):
         in_step, phase = enclosing(ranges, is_step, called.thread, called.start_ns)
         times_ns = np.stack([ranges.start_ns, ranges.end_ns], axis=1)[is_step]
-        inside, said = pick(in_step, call) != NONE, note_usual(step, fit)
-        if len(call) and not np.any(inside):
-            note = f"no work was launched inside of ranges named {fit!r}, by their threads"
+        if len(call) and np.all(pick(in_step, call) == NONE):
+            note = f"no work was launched inside of ranges named {step!r}, by their threads"
             warnings.append(f"{note}: name others with --step.")
     else:
         cuts, reason = _repeating(launches)
@@ -286,11 +285,11 @@ def trace_launches(
 
 def choose_ranges(
     step: str, ranges: Ranges, names: Mapping[str, int], thread: Column, time_ns: Column
-) -> tuple[NDArray[np.bool_], str]:
+) -> tuple[NDArray[np.bool_], list[str]]:
     """Which ranges are the steps: those that fit ``step``, or else that engines call so.
 
-    ``thread`` and ``time_ns``: of the launches. Returns whether a range is a step, and
-    what all of them fit.
+    ``thread`` and ``time_ns``: of the launches. Returns whether a range is a step, and a note if
+    they are others than requested.
     """
 
     def fitting(pattern: str) -> NDArray[np.bool_]:
@@ -299,12 +298,12 @@ def choose_ranges(
 
     asked = fitting(step)
     if np.any(asked):
-        return asked, step
+        return asked, []
     for usual in USUAL:
         is_step = _outermost(ranges, fitting(usual))
         if np.any(is_step) and np.any(enclosing(ranges, is_step, thread, time_ns)[0] != NONE):
-            return is_step, usual
-    return asked, step
+            return is_step, [f"{_NO_RANGE} {step!r}: the steps are {usual!r}"]
+    return asked, []
 
 
 def note_instead(step: str, instead: str, ranges: Ranges, names: Sequence[str]) -> str:
@@ -320,11 +319,6 @@ def note_instead(step: str, instead: str, ranges: Ranges, names: Sequence[str]) 
     found = ", ".join(f"{name!r} ({calls[name]:,} times)" for name in often[:_SUGGESTED])
     more = f"; ranges that repeat, for --step: {found}" if found else ""
     return f"{_NO_RANGE} {step!r}: {instead}{more}"
-
-
-def note_usual(step: str, fit: str) -> list[str]:
-    """A note if the steps are other ranges than requested."""
-    return [] if fit == step else [f"{_NO_RANGE} {step!r}: the steps are {fit!r}"]
 
 
 def _outermost(ranges: Ranges, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -70,11 +70,8 @@ def check_architecture(architecture: str) -> None:
 def compile_module(module: KernelModule, architecture: str) -> bytes:
     """Compile a module to a cubin for an architecture such as ``sm_90a``.
 
-    Program and headers go by their paths, so that profilers find the source.
-
-    Raises:
-        CudaUnavailable: A package is missing; says which.
-        DeviceError: An architecture that cannot be, or source that does not compile, with the log.
+    Program and headers go by their paths, so that profilers find the source. Raises
+    ``CudaUnavailable``, and ``DeviceError`` with the log of source that does not compile.
     """
     check_architecture(architecture)
     nvrtc, source = _nvrtc(), shipped("kernels") / module.source
@@ -144,11 +141,7 @@ def load_cubins(
 ) -> list[bytes]:
     """Machine code of modules for an architecture; those not in the cache compile side by side.
 
-    ``on_done`` is called with how many more are there.
-
-    Raises:
-        CudaUnavailable: A package is missing; says which.
-        DeviceError: A module cannot be compiled for this architecture.
+    ``on_done`` is called with how many more are there. Raises as ``compile_module`` does.
     """
     named = {cache_name(module, architecture): module for module in modules}
     cubins = {name: cubin for name in named if (cubin := _find(name))}

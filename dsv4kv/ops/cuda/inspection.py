@@ -268,9 +268,7 @@ class KernelReport:
 def inspect_cubins(architecture: str, cubins: Sequence[bytes]) -> list[list[KernelReport]]:
     """Report the kernels of each cubin, all of one architecture.
 
-    Raises:
-        CudaUnavailable: A tool is missing; says which and how to install it.
-        DeviceError: A tool refuses a cubin.
+    Raises ``CudaUnavailable`` where a tool is missing, ``DeviceError`` where it refuses a cubin.
     """
     found = [sections(cubin) for cubin in cubins]
     codes = [content for each in found for name, content in each.items() if name.startswith(_CODE)]
@@ -395,9 +393,7 @@ def survey(
     Looks for the disassembler first, as compiling takes longest; ``on_done`` is called with how
     many more modules are compiled.
 
-    Raises:
-        CudaUnavailable: A package or tool is missing; says which.
-        DeviceError: An architecture that cannot be, or a kernel that does not compile.
+    Raises as ``load_cubins`` and ``inspect_cubins`` do.
     """
     find_disassembler()
     for architecture in architectures:

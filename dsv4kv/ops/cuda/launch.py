@@ -85,9 +85,7 @@ def dependent_launches(on: bool) -> Iterator[None]:
 def run(launch: Launch) -> None:
     """Launch on torch's current stream, compiling and loading what is not there yet.
 
-    Raises:
-        CudaUnavailable: No GPU, or a package is missing; says which.
-        DeviceError: Arguments that the kernel cannot take, or the driver refuses.
+    Raises ``CudaUnavailable``, and ``DeviceError`` for what kernel or driver refuse.
     """
     prepare(replace(launch, dependent=True) if _DEPENDENT.get() else launch)()
 

@@ -62,7 +62,7 @@ def chosen_entries(
 ) -> tuple[Tensor, Tensor]:
     """Physical entries int64[B, K] of logical ones, and which of them there are."""
     valid, size = (indices >= 0) & (indices < lengths[:, None]), store.layout.entries
-    logical = indices.long().masked_fill_(~valid, 0)
+    logical = indices.long().where(valid, 0)
     return table[slots[:, None], logical // size].long() * size + logical % size, valid
 
 

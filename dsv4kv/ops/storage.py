@@ -165,7 +165,7 @@ class PageStore:
         return self.pages.shape[0] * self.layout.entries
 
     def write(self, entries: Tensor, data: Tensor, scales: Tensor | None) -> None:
-        """Put bytes as ``codec.encode`` gives them into physical entries int64[n]."""
+        """Put bytes as ``cpu.encode`` gives them into physical entries int64[n]."""
         form, cut = self.layout.format, self.layout.scale_start
         if scales is not None and form.inline_scales:
             data, scales = torch.cat([data[:, :cut], scales, data[:, cut:]], dim=1), None
@@ -174,7 +174,7 @@ class PageStore:
             self.scale_rows().index_copy_(0, self.scale_index(entries), scales)
 
     def read(self, entries: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Bytes of physical entries int64[n] as ``codec.decode`` takes them."""
+        """Bytes of physical entries int64[n] as ``cpu.decode`` takes them."""
         form, cut = self.layout.format, self.layout.scale_start
         data = self.data_rows().index_select(0, self.data_index(entries))
         if form.inline_scales:

@@ -9,7 +9,7 @@ from torch import Tensor
 from dsv4kv.ops import cpu
 from dsv4kv.ops.check import is_close
 from dsv4kv.ops.launches import Launch
-from dsv4kv.ops.launches.state import plan_compress_chunk
+from dsv4kv.ops.launches.pages import plan_compress_chunk
 from dsv4kv.ops.reference import read_bytes
 from dsv4kv.ops.storage import Compressor
 from tests.examples import examples

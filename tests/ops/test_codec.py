@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dsv4kv.model.formats import EntryFormat, entry_format
-from dsv4kv.ops import codec, reference
+from dsv4kv.ops import cpu, reference
 from dsv4kv.ops.reference import E2M1, E4M3, fl32, power_of_two_exponent, round_to_grid
 from tests.examples import examples
 from tests.ops.samples import each_entry, generator, nan_output, random_values, same_bits
@@ -37,7 +37,7 @@ def test_encoding_equals_the_reference(
     entry: EntryFormat, groups: list[Pattern], seed: int
 ) -> None:
     values = _entries(entry, groups, seed)
-    data, scales = codec.encode(entry, values)
+    data, scales = cpu.encode(entry, values)
     expected = [reference.encode(entry, row.tolist()) for row in values.float()]
     assert [bytes(row.tolist()) for row in data] == [row for row, _ in expected]
     stored = [b""] * len(values) if scales is None else [bytes(row.tolist()) for row in scales]
@@ -55,17 +55,17 @@ def test_decoding_any_bytes_equals_the_reference(
 
 @each_entry
 def test_decoding_reaches_a_strided_output(entry: EntryFormat) -> None:
-    data, scales = codec.encode(entry, random_values(entry, 4, seed=5))
+    data, scales = cpu.encode(entry, random_values(entry, 4, seed=5))
     wide, dense = nan_output(4, 2 * entry.dims), nan_output(4, entry.dims)
-    codec.decode(entry, data, scales, wide[:, : entry.dims])
-    codec.decode(entry, data, scales, dense)
+    cpu.decode(entry, data, scales, wide[:, : entry.dims])
+    cpu.decode(entry, data, scales, dense)
     assert torch.equal(wide[:, : entry.dims], dense)
     assert bool(wide[:, entry.dims :].isnan().all())
 
 
 def _check_decoding(entry: EntryFormat, data: Tensor, scales: Tensor | None) -> None:
     out = nan_output(len(data), entry.dims)
-    codec.decode(entry, data, scales, out)
+    cpu.decode(entry, data, scales, out)
     rows = [b""] * len(data) if scales is None else [bytes(row.tolist()) for row in scales]
     expected = [
         reference.decode(entry, bytes(row.tolist()), scale)
@@ -146,7 +146,7 @@ def scales_of(entry: EntryFormat, maxima: Sequence[float]) -> bytes:
     for group, amax in enumerate(maxima):
         values[group * entry.group + 3] = -fl32(amax)
     scales = reference.encode(entry, values)[1]
-    _, fast = codec.encode(entry, torch.tensor([values]))
+    _, fast = cpu.encode(entry, torch.tensor([values]))
     assert fast is not None
     assert bytes(fast[0].tolist()) == scales
     return scales
@@ -242,7 +242,7 @@ def test_relative_rms_error_on_a_normal_distribution_is_the_published_one(
 ) -> None:
     values = torch.randn(2048, entry.dims, generator=torch.Generator().manual_seed(1)).bfloat16()
     decoded = torch.empty_like(values)
-    codec.decode(entry, *codec.encode(entry, values), decoded)
+    cpu.decode(entry, *cpu.encode(entry, values), decoded)
     exact, found = values[:, : entry.value_dims].float(), decoded[:, : entry.value_dims].float()
     relative = float((found - exact).square().mean().sqrt() / exact.square().mean().sqrt())
     assert relative == pytest.approx(error, abs=tolerance)

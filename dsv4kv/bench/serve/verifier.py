@@ -16,7 +16,7 @@ from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.layers import Compressors, LayerCache
 from dsv4kv.model.formats import EntryFormat
 from dsv4kv.model.schedule import AttentionType
-from dsv4kv.ops import codec, reference
+from dsv4kv.ops import cpu, reference
 from dsv4kv.ops.check import LSE_ERROR, OUTPUT_ERROR, SCORE_ERROR, Rows, is_close
 from dsv4kv.ops.storage import Compressor, PageStore
 
@@ -277,7 +277,7 @@ def _decoded(store: PageStore, entries: Ids) -> Tensor:
     rows = torch.from_numpy(entries).to(store.pages.device)
     shape = len(rows), store.layout.format.dims
     found = torch.empty(shape, dtype=torch.bfloat16, device=rows.device)
-    codec.decode(store.layout.format, *store.read(rows), found)
+    cpu.decode(store.layout.format, *store.read(rows), found)
     return found.cpu().double()
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import run
-from dsv4kv.ops.launches import Launch, pages, reads, state
+from dsv4kv.ops.launches import Launch, pages, reads
 from dsv4kv.ops.spec import OPERATIONS, VARIANTS, available, write_in_turn
 
 
@@ -29,8 +29,7 @@ def __getattr__(name: str) -> Callable[..., None]:
 @functools.cache
 def _launching(operation: str) -> Callable[..., None]:
     special: dict[str, Any] = {"step_write": _step_write, "compress_chunk": _compress_chunk}
-    modules = (pages, state, reads)
-    plans = (getattr(each, f"plan_{operation}", None) for each in modules)
+    plans = (getattr(each, f"plan_{operation}", None) for each in (pages, reads))
     plan = special.get(operation) or next(filter(None, plans))
 
     def launch(*, variant: str | None = None, **arguments: Any) -> None:
@@ -54,7 +53,7 @@ def _step_write(*, variant: str, **step: Any) -> tuple[Launch, ...]:
     slots = step["slots"]
     scratch = torch.empty(len(slots), step["parts"][0].compressor.dim, device=slots.device)
     arrivals = _arrivals(slots.device, 1 << (len(slots) - 1).bit_length())
-    return (state.plan_step_write(**step, scratch=scratch, arrivals=arrivals),)
+    return (pages.plan_step_write(**step, scratch=scratch, arrivals=arrivals),)
 
 
 @functools.cache
@@ -67,7 +66,7 @@ def _compress_chunk(*, slot: int, start: int, **chunk: Any) -> tuple[Launch, ...
     kv = chunk["kv"]
     numbers = torch.tensor([slot, start, len(kv)], pin_memory=kv.is_cuda)  # or the copy waits
     on_device = numbers.to(kv.device, non_blocking=True)
-    return state.plan_compress_chunk(**chunk, chunk=on_device)
+    return pages.plan_compress_chunk(**chunk, chunk=on_device)
 
 
 def _best(operation: str, device: torch.device) -> str:

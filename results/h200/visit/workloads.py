@@ -17,14 +17,16 @@ from dsv4kv.ops.cuda.launch import prepare
 from dsv4kv.ops.launches import Launch
 from dsv4kv.ops.launches.pages import (
     Way,
+    plan_compress_chunk,
     plan_entry_insert,
+    plan_flush,
     plan_gather_entries,
     plan_gather_topk,
     plan_objects,
     pool_table,
+    split_of,
 )
 from dsv4kv.ops.launches.reads import plan_attend, plan_index_scores, plan_select_topk
-from dsv4kv.ops.launches.state import plan_compress_chunk, plan_flush, split_of
 from dsv4kv.ops.storage import Compressor, Entries, PageStore, make_rope, random_compressor
 from visit.place import Place
 

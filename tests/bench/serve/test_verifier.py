@@ -5,7 +5,7 @@ import re
 import pytest
 
 from dsv4kv.model.schedule import AttentionType
-from dsv4kv.ops import codec
+from dsv4kv.ops import cpu
 from tests.bench.serve.defects import (
     Break,
     flip_page_byte,
@@ -153,9 +153,7 @@ WRONG = {
     "halves of the overlap swapped": case(op("_halves", swapped_halves), SHORT, ANY_ENTRY),
     "scores without position bias": case(unbiased_state, SHORT, ANY_ENTRY),
     "a mean instead of a softmax": case(op("_pool", plain_mean), SHORT, ANY_ENTRY),
-    "keys not rotated": case(
-        op("hadamard", lambda _right, keys: keys, codec), SHORT, "indexer keys"
-    ),
+    "keys not rotated": case(op("rotate", lambda _right, keys: keys, cpu), SHORT, "indexer keys"),
     "entries of rejected drafts kept": case(
         op("flush", once_per_position(3)), [(6, 60)], ANY_ENTRY, ALONE, *DRAFTS
     ),

@@ -232,20 +232,17 @@ def read_devices(
     Where the export says which GPU a process calls by which CUDA number, the numbers are those
     of the machine; else they are CUDA's.
     """
-    names = {
-        column: {
-            gpu: str(name)
-            for gpu, name in database.rows("TARGET_INFO_GPU", (column, "name"))
-            if isinstance(gpu, int)
-        }
-        for column in ("id", "cuDevice")
-    }
+
+    def names_by(column: str) -> dict[int, str]:
+        rows = database.rows("TARGET_INFO_GPU", (column, "name"))
+        return {number: str(name) for number, name in rows if isinstance(number, int)}
+
     process, cuda, gpu = database.read("TARGET_INFO_CUDA_DEVICE", ("pid", "cudaId", "gpuId"))
     wanted = (launch >> tr.CORRELATION_BITS) << _CUDA_BITS | work.device
     found = tr.find(process << _CUDA_BITS | cuda, wanted)
     if len(found) and np.all(found != tr.NONE) and np.all(gpu >= 0):
-        return gpu[found], names["id"]
-    return work.device, names["cuDevice"] or names["id"]
+        return gpu[found], names_by("id")
+    return work.device, names_by("cuDevice") or names_by("id")
 
 
 _WORTH_TELLING = 2  # severity of a diagnostic: 1 is information

@@ -107,16 +107,16 @@ def _words(plan: Plan, *more: str) -> list[str]:
 
 
 class Attached(Protocol):
-    """A profiler."""
+    """A profiler, which looks from ``start`` to ``stop``.
 
-    def start(self) -> None:
-        """Begin to look; all work launched before is done."""
+    Both wait for all work launched before; ``mark`` makes a range of what is launched inside.
+    """
 
-    def stop(self) -> None:
-        """Look no more, once all work launched so far is done."""
+    def start(self) -> None: ...
 
-    def mark(self, name: str) -> AbstractContextManager[object]:
-        """Mark what is launched inside as a range."""
+    def stop(self) -> None: ...
+
+    def mark(self, name: str) -> AbstractContextManager[object]: ...
 
 
 class CudaProfiler(Attached):

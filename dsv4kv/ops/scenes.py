@@ -181,7 +181,8 @@ class Maker:
         Sizes are those of the tensors that are made; others are given by their names, as ``M=7``.
         """
         row = OPERATIONS[operation]
-        sizes: dict[str, int] = {name: made.pop(name) for name in list(made) if name.isupper()}
+        sizes = {"D": pages.format.dims} if pages else {}
+        sizes |= {name: made.pop(name) for name in list(made) if name.isupper()}
         for each in row.arguments:
             if each.shape and isinstance(tensor := made.get(each.name), Tensor):
                 sizes |= zip(each.shape, tensor.shape, strict=True)
@@ -192,8 +193,7 @@ class Maker:
                 assert pages
                 made[each.name] = self.store(pages, 4, filled="out" in row.writes)
                 continue
-            shape = [sizes[size] if size in sizes or not pages else pages.format.dims
-                     for size in each.shape]  # fmt: skip
+            shape = [sizes[size] for size in each.shape]
             if each.name in row.writes:
                 made[each.name] = self.output(*shape, dtype=getattr(torch, each.dtype))
             elif pages and each.dtype == "bfloat16":

@@ -269,7 +269,6 @@ def plan_state_append(
     slots: Tensor,
     positions: Tensor,
 ) -> la.Launch:
-    """``state_append``."""
     module = la.KernelModule.of("state.cuh", _state_macros(compressor, state))
     grid = la.blocks_for(kv.numel() // _FLOATS_PER_THREAD, THREADS, la.most_blocks(kv)), 1
     arguments = (state, kv, score, compressor.ape, slots, positions, len(slots), len(state))
@@ -450,7 +449,6 @@ def finish_macros(compressor: Compressor) -> dict[str, int]:
 def plan_norm_rope_insert(
     compressor: Compressor, values: Tensor, positions: Tensor, store: PageStore, entries: Tensor
 ) -> la.Launch:
-    """``norm_rope_insert``."""
     macros = la.format_macros(store.layout) | finish_macros(compressor)
     module, count = la.KernelModule.of("norm_rope.cuh", macros), len(entries)
     grid = max(1, -(-count * la.WARP // _FINISH_THREADS)), 1

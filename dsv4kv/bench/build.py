@@ -23,11 +23,16 @@ from dsv4kv.config.bench import INDEXES, BenchConfig
 from dsv4kv.core.policies import make_policy
 from dsv4kv.core.tree import PrefixTree
 from dsv4kv.errors import ConfigError, PeerUnavailable
+from dsv4kv.model.config import AttentionType
 from dsv4kv.model.formats import MOVED_FORMATS
-from dsv4kv.model.plan import CHECKPOINT_TOKENS, CachePlan, at_whole_block, plan_cache
+from dsv4kv.model.plan import (
+    CHECKPOINT_TOKENS,
+    CachePlan,
+    at_whole_block,
+    choose_formats,
+    plan_cache,
+)
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import AttentionType
-from dsv4kv.model.schema import choose_formats
 from dsv4kv.ops import cpu
 from dsv4kv.ops.cuda.launch import compile_ahead
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend

@@ -29,10 +29,8 @@ from dsv4kv.engines.flags import flag_for
 from dsv4kv.engines.host import HostTier, HostWish
 from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError, DoesNotFit
-from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.plan import bytes_per_token, cached_bytes
-from dsv4kv.model.schedule import build_schedule
-from dsv4kv.model.schema import CacheFormats, build_schema
+from dsv4kv.model.config import DSV4Config, build_schedule
+from dsv4kv.model.plan import CacheFormats, build_schema, bytes_per_token, cached_bytes
 from dsv4kv.units import counted, format_bytes
 
 

@@ -15,7 +15,7 @@ from dsv4kv.errors import ConfigError, find_name
 from dsv4kv.files import shipped
 from dsv4kv.model import presets as ps
 from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.schema import CacheFormats, choose_formats
+from dsv4kv.model.plan import CacheFormats, choose_formats
 from dsv4kv.units import format_bytes
 
 

@@ -15,9 +15,8 @@ from dsv4kv.engines.contract import Default, Defaults, Deployment, Engine, Machi
 from dsv4kv.engines.formats import PLACES, Site, stored_formats
 from dsv4kv.engines.names import engine_family, find_engine
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.schedule import AttentionType, build_schedule
-from dsv4kv.model.schema import CacheFormats
+from dsv4kv.model.config import AttentionType, DSV4Config, build_schedule
+from dsv4kv.model.plan import CacheFormats
 
 MOST_GPUS = 1024
 """Where the search for enough GPUs ends."""

@@ -19,8 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from dsv4kv.budget.layout import Layout
 from dsv4kv.budget.quantised import BF16, KINDS, Storage, read_storage
 from dsv4kv.engines.contract import EVENLY, Loading
-from dsv4kv.model.config import DSV4Config, Positive
-from dsv4kv.model.schedule import AttentionType, LayerSpec, build_schedule
+from dsv4kv.model.config import AttentionType, DSV4Config, LayerSpec, Positive, build_schedule
 from dsv4kv.units import format_bytes
 
 

@@ -10,9 +10,8 @@ from torch import Tensor
 from dsv4kv.cache.manager import EntryGroup, KVCacheManager
 from dsv4kv.cache.tables import BlockTable
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.schedule import AttentionType, keyed_layers, scores_candidates
-from dsv4kv.model.schema import LayerCacheSchema
+from dsv4kv.model.config import AttentionType, DSV4Config, keyed_layers, scores_candidates
+from dsv4kv.model.plan import LayerCacheSchema
 from dsv4kv.ops.spec import Backend
 from dsv4kv.ops.storage import Compressor, PageStore
 

@@ -15,9 +15,8 @@ from torch import Tensor
 from dsv4kv.cache.blocks import BlockPool, Ids
 from dsv4kv.cache.tables import BlockTable, DeviceTables
 from dsv4kv.errors import CacheError, ContextOverflow, OutOfSlots
-from dsv4kv.model.plan import CachePlan
-from dsv4kv.model.schedule import AttentionType
-from dsv4kv.model.schema import LayerCacheSchema
+from dsv4kv.model.config import AttentionType
+from dsv4kv.model.plan import CachePlan, LayerCacheSchema
 from dsv4kv.ops.storage import PageStore
 
 EntryGroup = tuple[BlockTable, int, int, int]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dsv4kv.cache.blocks import BlockPool, Ids
 from dsv4kv.errors import CacheError, OutOfBlocks
-from dsv4kv.model.schema import TableGroup
+from dsv4kv.model.plan import TableGroup
 
 NO_BLOCK = -1
 Cells = tuple[Ids, Ids]

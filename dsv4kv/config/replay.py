@@ -26,7 +26,7 @@ from dsv4kv.config.bench import (
 from dsv4kv.config.fleet import FleetSection
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
-from dsv4kv.model.schema import StateFormat
+from dsv4kv.model.plan import StateFormat
 
 WRITE_POLICIES = {
     "write_through": Choice("immediately"),

@@ -15,11 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsv4kv.model.config import DSV4Config, Precision
+from dsv4kv.model.config import AttentionType, DSV4Config, Precision
 from dsv4kv.model.formats import EntryFormat, PageLayout
-from dsv4kv.model.plan import CachePlan
-from dsv4kv.model.schedule import AttentionType
-from dsv4kv.model.schema import LayerCacheSchema
+from dsv4kv.model.plan import CachePlan, LayerCacheSchema
 from dsv4kv.ops import cpu
 from dsv4kv.ops.spec import OPERATIONS
 from dsv4kv.ops.storage import (

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.config import DSV4Config, Precision, inverse_frequencies
+from dsv4kv.model.config import DSV4Config, LayerSpec, Precision, inverse_frequencies
 from dsv4kv.model.formats import PageLayout
-from dsv4kv.model.schedule import LayerSpec
 
 _ANY_NUMBER = 2**63 - 1
 

@@ -14,10 +14,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.model import schedule as sd
+from dsv4kv.model import config as sd
 from dsv4kv.model.config import DSV4Config
 from dsv4kv.model.formats import EntryFormat, PageLayout
-from dsv4kv.model.schema import LayerCacheSchema
+from dsv4kv.model.plan import LayerCacheSchema
 from dsv4kv.ops.spec import READS
 
 Ints = NDArray[np.int64]

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from dsv4kv.model.schema import Sharing
+from dsv4kv.model.plan import Sharing
 from dsv4kv.runs.part import Moment, Nanoseconds, Part, RunId, Temperature
 from dsv4kv.runs.profile import Profile
 from dsv4kv.runs.replay import ReplayResult

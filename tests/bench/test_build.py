@@ -4,9 +4,8 @@ import pytest
 
 from dsv4kv.bench.build import check_data_path, check_memory, plan_from
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.plan import plan_cache
+from dsv4kv.model.plan import choose_formats, plan_cache
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import choose_formats
 from tests.bench.settings import BOOKS, tiny_config
 
 

@@ -6,9 +6,8 @@ import torch
 from dsv4kv.cache.checkpoints import CheckpointPool
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import CacheError, NotOwner, OutOfBlocks
-from dsv4kv.model.plan import at_whole_block
-from dsv4kv.model.schedule import AttentionType
-from dsv4kv.model.schema import StateFormat
+from dsv4kv.model.config import AttentionType
+from dsv4kv.model.plan import StateFormat, at_whole_block
 from tests.cache.caches import small_plan
 
 

@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 from dsv4kv.bench.tiers.objects import CacheBytes, Objects
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.model.plan import CachePlan, Family, Kept, bytes_per_token, families_in, plan_cache
+from dsv4kv.model.plan import (
+    CachePlan,
+    Family,
+    Kept,
+    bytes_per_token,
+    choose_formats,
+    families_in,
+    plan_cache,
+)
 from dsv4kv.model.presets import load_model, preset_names
-from dsv4kv.model.schema import choose_formats
 from tests.bench.tiers.world import on_twin
 
 MODELS = ("v4-flash", "v4-pro")

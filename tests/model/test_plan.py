@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.plan import CachePlan, bytes_per_token, cached_bytes, plan_cache
+from dsv4kv.model.plan import CachePlan, bytes_per_token, cached_bytes, choose_formats, plan_cache
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import choose_formats
 from tests.examples import examples
 from tests.model.layouts import schemas_of
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import AttentionType, build_schedule
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import AttentionType, build_schedule
 
 MODELS = st.sampled_from(["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
 SWA = AttentionType.SWA

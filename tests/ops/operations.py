@@ -10,9 +10,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from dsv4kv.model.plan import CachePlan, plan_cache
+from dsv4kv.model.plan import CachePlan, choose_formats, plan_cache
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import choose_formats
 from dsv4kv.ops import check, cpu, cuda
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.ops.launches import Launch

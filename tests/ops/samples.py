@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsv4kv.model.config import Precision, inverse_frequencies
+from dsv4kv.model.config import AttentionType, LayerSpec, Precision, inverse_frequencies
 from dsv4kv.model.formats import FLAT_FORMATS, FORMATS, EntryFormat, PageLayout
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import AttentionType, LayerSpec
 from dsv4kv.ops import cpu, reference
 from dsv4kv.ops.storage import Compressor, PageStore, make_rope, random_compressor
 

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from dsv4kv.model.config import Candidates, DSV4Config
+from dsv4kv.model.config import Candidates, DSV4Config, build_schedule
+from dsv4kv.model.plan import LayerCacheSchema, build_schema, choose_formats
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import build_schedule
-from dsv4kv.model.schema import LayerCacheSchema, build_schema, choose_formats
 from dsv4kv.ops.work import CountedLayers, StepWork, Work
 
 K, M = 2**10, 2**20

@@ -18,7 +18,7 @@ from dsv4kv.bench.serve.inputs import StepInputs
 from dsv4kv.cache.layers import CompressedCache, LayerCache
 from dsv4kv.cache.step import Step
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.schedule import AttentionType, chooses_candidates
+from dsv4kv.model.config import AttentionType, chooses_candidates
 from dsv4kv.ops.spec import OPERATIONS, READS
 from dsv4kv.ops.storage import Entries, PartWrite
 

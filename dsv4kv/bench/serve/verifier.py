@@ -14,8 +14,8 @@ from dsv4kv.bench.serve.inputs import InputBank, PlacedContexts, Queries, StepIn
 from dsv4kv.bench.serve.operations import Call, Reads
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.layers import Compressors, LayerCache
+from dsv4kv.model.config import AttentionType
 from dsv4kv.model.formats import EntryFormat
-from dsv4kv.model.schedule import AttentionType
 from dsv4kv.ops import cpu, reference
 from dsv4kv.ops.check import LSE_ERROR, OUTPUT_ERROR, SCORE_ERROR, Rows, is_close
 from dsv4kv.ops.storage import Compressor, PageStore

@@ -13,7 +13,7 @@ from dsv4kv.engines.logs.recover import Recovery, likeliest, possible_deployment
 from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import entry_format
-from dsv4kv.model.schema import CacheFormats
+from dsv4kv.model.plan import CacheFormats
 from dsv4kv.units import counted
 
 How = Literal["read", "inferred", "assumed"]

@@ -12,8 +12,8 @@ from dsv4kv.engines.formats import Site, stored_formats
 from dsv4kv.engines.logs import read as rd
 from dsv4kv.engines.names import FAMILIES, engine_family, find_engine
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.plan import choose_formats
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import choose_formats
 
 _ENTRY = "fp8_ds_mla"
 _FORMAT = {"bf16": "bf16", "bfloat16": "bf16", "fp8_inc": "fp8"}

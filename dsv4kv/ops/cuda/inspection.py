@@ -26,10 +26,9 @@ import torch
 
 from dsv4kv.errors import ConfigError, CudaUnavailable, DeviceError
 from dsv4kv.files import replacing, shipped, temporary_folder
-from dsv4kv.model.plan import CachePlan, plan_cache
+from dsv4kv.model.config import build_schedule
+from dsv4kv.model.plan import CachePlan, choose_formats, plan_cache, table_groups
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import build_schedule
-from dsv4kv.model.schema import choose_formats, table_groups
 from dsv4kv.ops import cuda
 from dsv4kv.ops import launches as la
 from dsv4kv.ops.cuda.compile import check_architecture, load_cubins

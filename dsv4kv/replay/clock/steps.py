@@ -11,7 +11,7 @@ from dsv4kv.config.replay import CostSection, ReplayConfig
 from dsv4kv.core.clock import LinearTimes
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.schema import LayerCacheSchema
+from dsv4kv.model.plan import LayerCacheSchema
 from dsv4kv.replay.clock.coefficients import (
     BORROWED,
     CONSTANTS,

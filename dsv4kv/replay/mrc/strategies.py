@@ -19,10 +19,8 @@ from dsv4kv.core.policies import OFFLINE, make_policy
 from dsv4kv.core.strategy import Strategy
 from dsv4kv.core.tree import PrefixTree
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.plan import at_whole_block, bytes_per_token
-from dsv4kv.model.schedule import build_schedule
-from dsv4kv.model.schema import build_schema
+from dsv4kv.model.config import DSV4Config, build_schedule
+from dsv4kv.model.plan import at_whole_block, build_schema, bytes_per_token
 from dsv4kv.replay.rules import Outcome
 from dsv4kv.traces.paths import Ints, PathTable, Reuse
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from dsv4kv.bench.figures import COLD_L2S
 from dsv4kv.bench.predict import Card, predict_ns
+from dsv4kv.model.config import build_schedule
 from dsv4kv.model.formats import EntryFormat, PageLayout, entry_format
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import build_schedule
 from dsv4kv.ops.cuda.launch import prepare
 from dsv4kv.ops.launches import Launch
 from dsv4kv.ops.launches.pages import (

@@ -11,7 +11,7 @@ from dsv4kv.bench.build import build_drive, plan_from, why_gathered
 from dsv4kv.bench.serve.executor import Recorder
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.schedule import AttentionType
+from dsv4kv.model.config import AttentionType
 from dsv4kv.ops import cpu, reference
 from dsv4kv.ops.check import OUTPUT_ERROR, SCORE_ERROR
 from dsv4kv.ops.registry import resolve_backend

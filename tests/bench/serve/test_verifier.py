@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from dsv4kv.model.schedule import AttentionType
+from dsv4kv.model.config import AttentionType
 from dsv4kv.ops import cpu
 from tests.bench.serve.defects import (
     Break,

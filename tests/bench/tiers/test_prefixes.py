@@ -3,9 +3,8 @@
 import numpy as np
 
 from dsv4kv.bench.tiers.library import Prefix, namespace_of
-from dsv4kv.model.plan import CachePlan, plan_cache
+from dsv4kv.model.plan import CachePlan, choose_formats, plan_cache
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import choose_formats
 
 FLASH = load_model("v4-flash")
 

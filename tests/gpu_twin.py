@@ -14,7 +14,7 @@ import torch
 
 from dsv4kv.bench.device import CallTimer, CudaDevice, Event, Rules
 from dsv4kv.ops.cuda import launch as launching
-from dsv4kv.ops.launches.launch import KernelModule, Launch
+from dsv4kv.ops.launches import KernelModule, Launch
 from tests.examples import FULL
 from tests.kernels.shim import twin
 

@@ -26,7 +26,7 @@ if __name__ == "__main__":
     for words in json.loads(sys.argv[1]):
         sys.argv[1:] = words
         if words[0] == "kernels":  # a module takes half a second to compile
-            from dsv4kv.ops.launches import catalogue as found
+            from dsv4kv.ops.cuda import inspection as found
             few = found.catalogue()[:1]
             found.catalogue = lambda: few
         try:

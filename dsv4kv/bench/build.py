@@ -20,11 +20,16 @@ from dsv4kv.config.bench import INDEXES, BenchConfig
 from dsv4kv.core.policies import make_policy
 from dsv4kv.core.tree import PrefixTree
 from dsv4kv.errors import ConfigError, PeerUnavailable
+from dsv4kv.model.config import AttentionType
 from dsv4kv.model.formats import MOVED_FORMATS
-from dsv4kv.model.plan import CHECKPOINT_TOKENS, CachePlan, checkpoint_bytes, plan_cache
+from dsv4kv.model.plan import (
+    CHECKPOINT_TOKENS,
+    CachePlan,
+    at_whole_block,
+    choose_formats,
+    plan_cache,
+)
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import AttentionType
-from dsv4kv.model.schema import choose_formats
 from dsv4kv.ops import cpu
 from dsv4kv.ops.cuda.launch import compile_ahead
 from dsv4kv.ops.registry import ResolvedBackend, resolve_backend
@@ -125,7 +130,7 @@ def _data_bytes(config: BenchConfig, plan: CachePlan) -> int:
     if plan.rope != "float64":  # a row of float32 for each entry that a request can have
         rows = sum(plan.max_context_tokens // ratio for ratio in _ratios(plan))
         angles = 4 * plan.config.rope_dim * rows
-    each = sum(map(checkpoint_bytes, plan.schemas))
+    each = sum(at_whole_block(schema).slot_bytes for schema in plan.schemas)
     checkpoints = 0 if prefix.index == "none" else prefix.checkpoints * each
     return plan.total_bytes + checkpoints + 2 * config.measure.memcpy_bytes + angles
 

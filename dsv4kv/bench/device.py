@@ -19,8 +19,7 @@ import torch
 from dsv4kv.errors import CudaUnavailable
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import prepare
-from dsv4kv.ops.launches import pages
-from dsv4kv.ops.launches.launch import most_blocks
+from dsv4kv.ops.launches import most_blocks, pages
 from dsv4kv.runs.parts import MeasuredWindow, Temperature
 from dsv4kv.runs.schema import GpuFacts, Memcpy, Peak, PeakName
 from dsv4kv.runs.statistics import summarize

@@ -38,8 +38,8 @@ from dsv4kv.cache.step import Step
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import ConfigError, PeerUnavailable, VerificationError
+from dsv4kv.model.config import AttentionType
 from dsv4kv.model.plan import CachePlan
-from dsv4kv.model.schedule import AttentionType
 from dsv4kv.ops.check import check_again, check_scenes, foreign_scenes, read_by, turn_pages
 from dsv4kv.ops.scenes import scenes_of
 from dsv4kv.ops.spec import OPERATIONS, READS

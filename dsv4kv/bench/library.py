@@ -30,7 +30,7 @@ from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.errors import CacheError, StoreFull, StoreUnavailable
 from dsv4kv.files import make_folder, replacing
-from dsv4kv.model.plan import CachePlan, Family, Kept, families_of
+from dsv4kv.model.plan import CachePlan, Family, Kept, families_in
 
 Bytes = NDArray[np.uint8]  # uint8[n], contiguous: a view of the caller's memory, never kept
 
@@ -186,7 +186,7 @@ def namespace_of(plan: CachePlan, revision: str) -> str:
     """
     layout = {
         "config": plan.config.model_dump(mode="json"),
-        "families": [asdict(family) for family in families_of(plan)],
+        "families": [asdict(family) for family in families_in(plan.schemas)],
         "hadamard": plan.hadamard,
         "rope": plan.rope,
     }

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.model.plan import Family, Kept, families_of
+from dsv4kv.model.plan import Family, Kept, families_in
 from dsv4kv.ops.cuda.launch import run
 from dsv4kv.ops.launches.pages import Way, plan_objects, pool_table
 
@@ -152,7 +152,7 @@ class CacheBytes:
 
     def __init__(self, manager: KVCacheManager) -> None:
         self.manager = manager
-        self.families = {family.name: family for family in families_of(manager.plan)}
+        self.families = {family.name: family for family in families_in(manager.plan.schemas)}
         # uint8[blocks or slots, piece_bytes] of every layer: the cache's memory
         self.pools = {name: _pools(manager, each) for name, each in self.families.items()}
         self.by_launches = manager.device.type != "cpu"

@@ -21,7 +21,7 @@ from dsv4kv.bench.serve.executor import Recorder, decode_operations, name_of
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import CudaUnavailable
 from dsv4kv.ops.cuda.launch import foresee
-from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches import Launch
 from dsv4kv.ops.registry import resolve_backend
 from dsv4kv.ops.spec import OPERATIONS, Backend, choose
 from dsv4kv.ops.work import StepWork

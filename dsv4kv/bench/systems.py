@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from dsv4kv.bench.run import run_case
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.experiments import SYSTEMS, ChatSection, SystemsConfig
+from dsv4kv.model.config import LayerSpec, build_schedule
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import LayerSpec, build_schedule
 
 Tokens = NDArray[np.int32]
 Kv = NDArray[np.uint64]

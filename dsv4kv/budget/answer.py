@@ -12,10 +12,8 @@ from dsv4kv.budget.scenario import Scenario, Settings, find_formats, resolve
 from dsv4kv.engines import contract as ct
 from dsv4kv.engines.names import FAMILIES, flag_for
 from dsv4kv.errors import ConfigError, DoesNotFit
-from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.plan import bytes_per_request, bytes_per_token
-from dsv4kv.model.schedule import build_schedule
-from dsv4kv.model.schema import CacheFormats, build_schema
+from dsv4kv.model.config import DSV4Config, build_schedule
+from dsv4kv.model.plan import CacheFormats, build_schema, bytes_per_token, cached_bytes
 from dsv4kv.units import counted, format_bytes
 
 
@@ -198,7 +196,7 @@ def published_bytes(
     Entries, indexer keys and windows; no page padding, no compressor state, no draft layers.
     """
     schemas = [build_schema(config, layer, formats=formats) for layer in build_schedule(config)]
-    return bytes_per_request(schemas, context_tokens).cached, bytes_per_token(schemas)
+    return cached_bytes(schemas, context_tokens), bytes_per_token(schemas)
 
 
 def _choose(inputs: Inputs) -> Scenario:

@@ -15,9 +15,8 @@ from dsv4kv.engines.formats import PLACES, Site, stored_formats
 from dsv4kv.engines.names import engine_family, find_engine
 from dsv4kv.errors import ConfigError, find_name
 from dsv4kv.model import presets as ps
-from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.schedule import AttentionType, build_schedule
-from dsv4kv.model.schema import CacheFormats, choose_formats
+from dsv4kv.model.config import AttentionType, DSV4Config, build_schedule
+from dsv4kv.model.plan import CacheFormats, choose_formats
 from dsv4kv.units import format_bytes
 
 MOST_GPUS = 1024

@@ -27,8 +27,7 @@ from dsv4kv.engines.names import family_of
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import shipped
 from dsv4kv.model import presets as ps
-from dsv4kv.model.config import DSV4Config, Positive
-from dsv4kv.model.schedule import AttentionType, LayerSpec, build_schedule
+from dsv4kv.model.config import AttentionType, DSV4Config, LayerSpec, Positive, build_schedule
 from dsv4kv.units import format_bytes
 
 

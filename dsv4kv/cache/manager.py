@@ -17,10 +17,8 @@ from torch import Tensor
 
 from dsv4kv.cache.blocks import BlockPool, Ids
 from dsv4kv.errors import CacheError, ConfigError, ContextOverflow, OutOfBlocks, OutOfSlots
-from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.plan import CachePlan
-from dsv4kv.model.schedule import AttentionType, keyed_layers, scores_candidates
-from dsv4kv.model.schema import LayerCacheSchema, TableGroup
+from dsv4kv.model.config import AttentionType, DSV4Config, keyed_layers, scores_candidates
+from dsv4kv.model.plan import CachePlan, LayerCacheSchema, TableGroup
 from dsv4kv.ops.spec import Backend
 from dsv4kv.ops.storage import Compressor, PageStore
 

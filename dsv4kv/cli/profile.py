@@ -218,7 +218,7 @@ def kernels(
     """Compile every CUDA kernel: registers, spills, changes of machine code."""
     from dsv4kv.ops.cuda import inspection
     from dsv4kv.ops.cuda.compile import nvrtc_version
-    from dsv4kv.ops.launches.catalogue import ARCHITECTURES, catalogue
+    from dsv4kv.ops.cuda.inspection import ARCHITECTURES, catalogue
     from dsv4kv.view import checks, render
 
     if write_baseline and arch:

@@ -13,8 +13,8 @@ from dsv4kv.choices import BACKENDS, PEERS, TRACE_FORMATS, Choice, explained, li
 from dsv4kv.core.policies import POLICIES
 from dsv4kv.model.config import Precision
 from dsv4kv.model.formats import FORMATS
+from dsv4kv.model.plan import Sharing, StateFormat
 from dsv4kv.model.presets import preset_of
-from dsv4kv.model.schema import Sharing, StateFormat
 from dsv4kv.ops.spec import VARIANTS, explain
 
 INDEXES = {"radix": Choice("to 128 tokens"), "block_hash": Choice("in whole blocks")}

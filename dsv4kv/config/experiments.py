@@ -17,7 +17,7 @@ from dsv4kv.config.bench import (
     Section,
 )
 from dsv4kv.config.replay import CostSection
-from dsv4kv.model.schema import StateFormat
+from dsv4kv.model.plan import StateFormat
 
 SYSTEMS = {
     "pools": Choice("pools of blocks for every layer", "bench.systems:run_pools"),

@@ -26,7 +26,7 @@ from dsv4kv.config.bench import (
 )
 from dsv4kv.engines.names import RULES, TRANSFERS
 from dsv4kv.engines.rule import SPECULATIONS
-from dsv4kv.model.schema import StateFormat
+from dsv4kv.model.plan import StateFormat
 
 ROUTERS = {
     "round_robin": Choice("one after the other", "replay.fleet.routers:Router"),

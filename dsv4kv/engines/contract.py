@@ -9,9 +9,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from dsv4kv.engines.rule import EVERYWHERE, Family, Group, Layout, Policy, Rule
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.schedule import AttentionType, LayerSpec, build_schedule
-from dsv4kv.model.schema import CacheFormats
+from dsv4kv.model.config import AttentionType, DSV4Config, LayerSpec, build_schedule
+from dsv4kv.model.plan import CacheFormats
 
 MIB, GIB = 2**20, 2**30
 

@@ -16,8 +16,8 @@ from dsv4kv.engines.flags import DRAFT_LAYERS
 from dsv4kv.engines.formats import Site, stored_formats
 from dsv4kv.engines.names import FAMILIES, engine_family, find_engine
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.plan import choose_formats
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import choose_formats
 from dsv4kv.units import counted
 
 _ENTRY = "fp8_ds_mla"

@@ -8,7 +8,6 @@ identical, byte for byte, in FlashMLA, vLLM, SGLang and FlashInfer.
 """
 
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property
 from typing import Literal
 
@@ -217,22 +216,13 @@ def known_formats(place: Place) -> dict[str, EntryFormat]:
     return FORMATS[place] | SIZED_FORMATS[place]
 
 
-def entry_format(place: Place, name: str) -> EntryFormat:
-    """Look up a V4 format by place and name; raises ``ConfigError`` naming the choices."""
-    return _find(known_formats(place), name, f"a {place} format")
+def entry_format(place: Place, name: str, *, flat: bool = False) -> EntryFormat:
+    """Look up a format by place and name; ``flat``: V3.2's uncompressed entries of 576 channels.
 
-
-def flat_entry_format(name: str) -> EntryFormat:
-    """Look up a format of V3.2's uncompressed 576-channel entries."""
-    return _find(FLAT_FORMATS | SIZED_FLAT_FORMATS, name, "a V3.2 main format")
-
-
-def _find(table: dict[str, EntryFormat], name: str, what: str) -> EntryFormat:
+    Raises ``ConfigError``, naming the choices.
+    """
+    table = FLAT_FORMATS | SIZED_FLAT_FORMATS if flat else known_formats(place)
     if name not in table:
+        what = "a V3.2 main format" if flat else f"a {place} format"
         raise ConfigError(f"{name!r} is not {what}: choose {', '.join(table)}.")
     return table[name]
-
-
-def marginal_bytes(entry: EntryFormat | None, ratio: int) -> Fraction:
-    """Exact bytes that one token of context adds where one entry covers ``ratio`` tokens."""
-    return Fraction(entry.entry_bytes, ratio) if entry and ratio else Fraction(0)

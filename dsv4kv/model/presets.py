@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import Unparsable, read_json, shipped, shipped_names
-from dsv4kv.model.config import Candidates, DefaultFormats, DSV4Config, Positive, Yarn
+from dsv4kv.model.config import DefaultFormats, DSV4Config, Positive, Yarn
 
 _SLIDING = "sliding_attention"
 _FLAT_MODEL_TYPES = ("deepseek_v32",)
@@ -86,10 +86,8 @@ _READ = {*_OPTIONAL.values(), *_NEEDED.values(), *_PatternKeys.model_fields}
 def config_from_huggingface(document: dict[str, Any], name: str) -> DSV4Config:
     """Turn a parsed config.json into a ``DSV4Config``.
 
-    Raises:
-        ConfigError: A needed key is missing, the layer pattern cannot be derived, or a key that
-            looks like the structure of a cache is not known.
-        pydantic.ValidationError: A value of the wrong type or out of range.
+    Raises ``ConfigError`` where a key is missing, the layer pattern cannot be derived, or a key
+    is not known that looks like the structure of a cache; ``pydantic.ValidationError``.
     """
     text = document.get("text_config", document)
     if not isinstance(text, dict):
@@ -106,7 +104,10 @@ def config_from_huggingface(document: dict[str, Any], name: str) -> DSV4Config:
     if text.get("model_type") in _FLAT_MODEL_TYPES:
         fields |= _flat_fields(keys)
     else:
-        fields |= {"compress_ratios": _compress_ratios(keys), "candidates": _candidates(keys)}
+        fields["compress_ratios"] = _compress_ratios(keys)
+        if (source := keys.candidate_source_layer_id) is not None and source >= 0:
+            blocks, entries = keys.candidate_topk_blocks, keys.candidate_block_size
+            fields["candidates"] = {"source": source, "blocks": blocks, "block_entries": entries}
     if is_v41(text):
         fields["formats"] = V41_FORMATS
     known = _READ | _OF_NO_CACHE
@@ -116,7 +117,10 @@ def config_from_huggingface(document: dict[str, Any], name: str) -> DSV4Config:
             f"{', '.join(unread)}: not known here, and by the name it may change what the cache "
             "holds. Take it out of the file if it does not."
         )
-    return DSV4Config(**fields, yarn=_yarn(keys.rope_scaling or {}))
+    scaling = dict(keys.rope_scaling or {})
+    scaling["original_max_position"] = scaling.pop("original_max_position_embeddings", None)
+    yarn = {key: scaling[key] for key in Yarn.model_fields if scaling.get(key) is not None}
+    return DSV4Config(**fields, yarn=yarn)
 
 
 def is_v41(text: dict[str, Any]) -> bool:
@@ -156,17 +160,6 @@ def _selecting_layers(keys: _PatternKeys) -> tuple[int, ...] | None:
     return tuple(n for n in layers if max(n - first, 0) % every == 0)
 
 
-def _candidates(keys: _PatternKeys) -> Candidates | None:
-    source = keys.candidate_source_layer_id
-    if source is None or source < 0:
-        return None
-    return Candidates(
-        source=source,
-        blocks=keys.candidate_topk_blocks or 0,
-        block_entries=keys.candidate_block_size or 0,
-    )
-
-
 def _compress_ratios(keys: _PatternKeys) -> tuple[int, ...]:
     if keys.compress_ratios is not None:
         return keys.compress_ratios
@@ -184,12 +177,6 @@ def _compress_ratios(keys: _PatternKeys) -> tuple[int, ...]:
     drafts = keys.num_nextn_predict_layers or 0
     missing = max(0, keys.num_hidden_layers + drafts - len(keys.layer_types))
     return (*(rates[kind] for kind in keys.layer_types), *[0] * min(missing, drafts))
-
-
-def _yarn(scaling: dict[str, Any]) -> Yarn:
-    keys = {"original_max_position": "original_max_position_embeddings"}
-    names = [field for field in Yarn.model_fields if keys.get(field, field) in scaling]
-    return Yarn(**{field: scaling[keys.get(field, field)] for field in names})
 
 
 def preset_names() -> list[str]:
@@ -214,8 +201,7 @@ def preset_of(name: str) -> str:
 def load_model(name: str) -> DSV4Config:
     """Load a preset (``v4-flash``, ``deepseek-ai/DeepSeek-V4-Flash``) or a config.json, by path.
 
-    Raises:
-        ConfigError: No such preset or file, or a file that does not describe such a model.
+    Raises ``ConfigError`` where there is none, or a file does not describe such a model.
     """
     name = preset_of(name)
     if name in preset_names():

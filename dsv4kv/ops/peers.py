@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsv4kv.ops import cpu
 from dsv4kv.ops.registry import Foreign, Function, find_function
 from dsv4kv.ops.storage import Entries, PageStore
 from dsv4kv.processes import version_of
@@ -82,19 +83,9 @@ def sglang() -> Foreign:
         gather(store.pages, chosen, store.layout.entries, out=out.view(-1, 1, out.shape[-1]))
         out.masked_fill_(~valid[:, :, None], 0)
 
-    def gather_topk(
-        store: PageStore,
-        table: Tensor,
-        slots: Tensor,
-        indices: Tensor,
-        lengths: Tensor,
-        out: Tensor,
-    ) -> None:
-        size = store.layout.entries
-        valid = (indices >= 0) & (indices < lengths[:, None])
-        logical = indices.where(valid, 0)
-        blocks = table[slots[:, None], logical // size].long()
-        gather_entries(store, blocks * size + logical % size, valid, out)
+    def gather_topk(store: PageStore, *asked: Tensor) -> None:
+        *requests, out = asked
+        gather_entries(store, *cpu.chosen_entries(store, *requests), out)
 
     def gather_all(
         store: PageStore, table: Tensor, slots: Tensor, lengths: Tensor, out: Tensor
@@ -103,11 +94,7 @@ def sglang() -> Foreign:
         gather_topk(store, table, slots, indices, lengths, out)
 
     def gather_window(ring: PageStore, slots: Tensor, tokens: Tensor, out: Tensor) -> None:
-        size, window = ring.layout.entries, out.shape[1]
-        first = (tokens - window).clamp(min=0)
-        positions = first[:, None] + torch.arange(window, device=out.device)
-        entries = slots[:, None] * size + positions % size
-        gather_entries(ring, entries, positions < tokens[:, None], out)
+        gather_entries(ring, *cpu.window_entries(ring, slots, tokens, out.shape[1]), out)
 
     found: dict[str, Function] = {"gather_topk": gather_topk, "gather_all": gather_all}
     return Foreign(found | {"gather_window": gather_window}, version_of("sglang"), _MLA)
@@ -192,9 +179,7 @@ def flashmla() -> Foreign:
         out: Tensor,
         lse: Tensor,
     ) -> None:
-        size = ring.layout.entries
-        positions = tokens[:, None] - window + torch.arange(window, device=tokens.device)
-        valid = (positions >= 0) & (slots[:, None] >= 0)
+        recent, valid = cpu.window_entries(ring, slots, tokens, window)
         found, sums = kernel(
             queries[:, None],
             _pages(ring),
@@ -204,7 +189,7 @@ def flashmla() -> Foreign:
             plan()[0],
             softmax_scale=scale,
             is_fp8_kvcache=True,
-            indices=_rows((slots[:, None] * size + positions % size).where(valid, -1)),
+            indices=_rows(recent.where(valid & (slots[:, None] >= 0), -1)),
             attn_sink=sinks,
             extra_k_cache=_pages(entries.store) if entries else None,
             extra_indices_in_kvcache=_compressed(entries, slots) if entries else None,
@@ -223,14 +208,11 @@ def _pages(store: PageStore) -> Tensor:
 
 
 def _compressed(entries: Entries, slots: Tensor) -> Tensor:
-    size, table = entries.store.layout.entries, entries.table[slots]
-    indices = entries.indices
+    indices, seen = entries.indices, entries.lengths.where(slots >= 0, 0)
     if indices is None:
-        indices = torch.arange(table.shape[1] * size, device=table.device).expand(len(slots), -1)
-    seen = entries.lengths.where(slots >= 0, 0)[:, None]
-    valid = (indices >= 0) & (indices < seen)
-    logical = indices.long().where(valid, 0)
-    physical = table.gather(1, logical // size).long() * size + logical % size
+        most = entries.table.shape[1] * entries.store.layout.entries
+        indices = torch.arange(most, device=slots.device).expand(len(slots), -1)
+    physical, valid = cpu.chosen_entries(entries.store, entries.table, slots, indices, seen)
     return _rows(physical.where(valid, -1))
 
 

@@ -45,13 +45,9 @@ def find_function(
 ) -> tuple[Callable[..., Any], str]:
     """Import the first of several places that an installed package has; and its distribution.
 
-    Args:
-        peer: Name of the backend, for errors.
-        packages: Names as in ``import`` and ``pip install``; the first installed one counts.
-        places: ``module:function``, newest first.
-
-    Raises:
-        PeerUnavailable: No package is installed, it cannot be imported, or has none of them.
+    peer: name of the backend, for errors; packages: as in ``import`` and ``pip install``, the
+    first installed one counts; places: ``module:function``, newest first. ``PeerUnavailable``
+    where no package is installed, it cannot be imported, or has none of them.
     """
     package = next((name for name in packages if find_spec(name)), next(iter(packages)))
     distribution = packages[package]
@@ -98,11 +94,7 @@ def describe_raised(error: BaseException) -> str:
 
 
 def load_foreign(name: str) -> Foreign | None:
-    """Load the functions at a place; None if the name is not a place.
-
-    Raises:
-        ConfigError: It cannot be imported, or has no function of an operation.
-    """
+    """Load the functions at a place; None if the name is not a place, or ``ConfigError``."""
     place, colon, attribute = name.rpartition(":")
     if not colon:
         return None
@@ -112,26 +104,9 @@ def load_foreign(name: str) -> Foreign | None:
         else:
             target, version = _import(place, attribute), version_of(place.partition(".")[0])
         operations = _operations(target, attribute.rpartition(".")[2])
-        for each, function in operations.items():
-            _check_parameters(each, function)
         return Foreign(operations, version, _formats(target))
     except ConfigError as error:
         raise ConfigError(f"backend {name!r}: {error}") from error.__cause__
-
-
-def _check_parameters(operation: str, function: Function) -> None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # built-in functions need not say
-        return
-    expected = OPERATIONS[operation].names
-    try:
-        signature.bind(*expected)
-    except TypeError:
-        raise ConfigError(
-            f"{operation} is called with ({', '.join(expected)}), by position, and this function "
-            f"takes {signature}."
-        ) from None
 
 
 def _import(module: str, attribute: str) -> Any:
@@ -203,11 +178,29 @@ def _operations(target: Any, name: str) -> dict[str, Function]:
     """The function that is named as an operation, or those that the target has."""
     named = {each: getattr(target, each, None) for each in OPERATIONS}
     found = {name: target} if name in OPERATIONS else named
-    if operations := {each: function for each, function in found.items() if callable(function)}:
-        return operations
-    raise ConfigError(
-        f"{name or 'it'} has no operation's name: name it one of {', '.join(OPERATIONS)}."
-    )
+    operations = {each: function for each, function in found.items() if callable(function)}
+    if not operations:
+        raise ConfigError(
+            f"{name or 'it'} has no operation's name: name it one of {', '.join(OPERATIONS)}."
+        )
+    for each, function in operations.items():
+        _check_parameters(each, function)
+    return operations
+
+
+def _check_parameters(operation: str, function: Function) -> None:
+    expected = OPERATIONS[operation].names
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # built-in functions need not say
+        return
+    try:
+        signature.bind(*expected)
+    except TypeError:
+        raise ConfigError(
+            f"{operation} is called with ({', '.join(expected)}), by position, and this function "
+            f"takes {signature}."
+        ) from None
 
 
 def _formats(target: Any) -> tuple[str, ...] | None:
@@ -216,10 +209,8 @@ def _formats(target: Any) -> tuple[str, ...] | None:
     formats = getattr(target, "formats", None)
     if formats is None:
         return None
-    named = isinstance(formats, list | tuple | set | frozenset) and all(
-        isinstance(each, str) and each in known for each in formats
-    )
-    if not named or not formats:
+    is_list = isinstance(formats, list | tuple | set | frozenset) and formats
+    if not is_list or not all(isinstance(each, str) and each in known for each in formats):
         raise ConfigError(
             f"its formats are {formats!r}: a tuple of names out of {', '.join(sorted(known))} is "
             "needed."
@@ -256,11 +247,8 @@ def resolve_backend(name: str, base: str, variants: Choice | None = None) -> Res
     """Find a backend: our own, a known package, or a function by its place.
 
     ``base`` is our own backend for all operations that ``name`` does not bring, ``variants`` how
-    it does them; None where each has one way.
-
-    Raises:
-        ConfigError: No such backend, or it cannot be loaded.
-        PeerUnavailable: A known package that is not installed or has no such operation.
+    it does them; None where each has one way. Raises ``ConfigError``, or ``PeerUnavailable`` for a
+    known package that is not installed or has no such operation.
     """
     if name in BACKENDS and name != base:
         return ResolvedBackend(name, load_backend(name))

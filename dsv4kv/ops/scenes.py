@@ -9,16 +9,15 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dsv4kv.model.config import DSV4Config, Precision
+from dsv4kv.model.config import AttentionType, DSV4Config, Precision
 from dsv4kv.model.formats import EntryFormat, PageLayout
-from dsv4kv.model.plan import CachePlan
-from dsv4kv.model.schedule import AttentionType
-from dsv4kv.model.schema import LayerCacheSchema
+from dsv4kv.model.plan import CachePlan, LayerCacheSchema
 from dsv4kv.ops import cpu
 from dsv4kv.ops.spec import OPERATIONS
 from dsv4kv.ops.storage import (
@@ -30,7 +29,6 @@ from dsv4kv.ops.storage import (
     random_compressor,
     rope_rows,
 )
-from dsv4kv.ops.tolerance import Leeway
 
 _GUARD = 0xA5
 _SPARE = 21  # entries after the first page
@@ -41,6 +39,14 @@ _TOKENS, _ROOM, _CHOSEN = 6, 2, 24  # of a read; columns after the longest reque
 _INDICES = 40  # of a request
 
 Arguments = dict[str, Any]
+
+
+class Leeway(Enum):
+    """What may come between an entry and the reference's."""
+
+    NONE = "nothing: the bits are equal"
+    SUM = "a sum, which each takes in its own way"
+    ROTATED_SUM = "a sum that is rotated after it has been rounded"
 
 
 @dataclass(frozen=True)
@@ -167,6 +173,33 @@ class Maker:
             found[t, : len(chosen)] = torch.tensor(sorted(chosen))
         return found
 
+    def fill(self, operation: str, pages: PageLayout | None, **made: Any) -> Arguments:
+        """What is made already, and every other argument by its type; outputs are unwritten.
+
+        Sizes are those of the tensors that are made; others are given by their names, as ``M=7``.
+        """
+        row = OPERATIONS[operation]
+        sizes = {"D": pages.format.dims} if pages else {}
+        sizes |= {name: made.pop(name) for name in list(made) if name.isupper()}
+        for each in row.arguments:
+            if each.shape and isinstance(tensor := made.get(each.name), Tensor):
+                sizes |= zip(each.shape, tensor.shape, strict=True)
+        for each in row.arguments:
+            if each.name in made:
+                continue
+            if each.dtype == "pages":
+                assert pages
+                made[each.name] = self.store(pages, 4, filled="out" in row.writes)
+                continue
+            shape = [sizes[size] for size in each.shape]
+            if each.name in row.writes:
+                made[each.name] = self.output(*shape, dtype=getattr(torch, each.dtype))
+            elif pages and each.dtype == "bfloat16":
+                made[each.name] = self.values(pages.format, shape[0])
+            else:
+                made[each.name] = 3 * self.normal(*shape)
+        return made
+
 
 Make = Callable[[Maker], Arguments]
 
@@ -184,80 +217,62 @@ def window_insert(ring: PageLayout, maker: Maker) -> Arguments:
     runs = [(1, 70, size + 8), (3, 2 * size - 3, 6), (-1, 5, 1), (0, 3, 1), (-1, 9, 1)]
     slots = torch.cat([torch.full((count,), slot) for slot, _, count in runs])
     positions = torch.cat([torch.arange(start, start + n) for _, start, n in runs])
-    values = maker.values(ring.format, len(slots))
-    store = maker.store(ring, 4, filled=False)
-    return {"ring": store, "values": values, "slots": slots, "positions": positions}
+    return maker.fill("window_insert", ring, slots=slots, positions=positions)
 
 
 def on_pages(operation: str, layout: PageLayout, hadamard: bool, maker: Maker) -> Arguments:
-    """Draw each argument of the table by its name, or by its type.
+    """Entries anywhere, some nowhere; indices of which some are −1, too large or repeated.
 
-    Entries are anywhere, some of them nowhere; indices some of them −1, some beyond the length and
-    some repeated; after the longest request are two rows that may be left as they are.
+    After the longest request are two rows that may be left as they are.
     """
-    row, pages = OPERATIONS[operation], max(5, -(-_SPARE // layout.entries) + 1)
-    made = maker.requests(layout) if "table" in row.names else {}
-    lengths = made.get("lengths", torch.tensor([0]))
-    sizes = {"B": len(lengths), "K": _INDICES, "M": int(lengths.max()) + _ROOM, "E": _SPARE}
-    sizes["D"] = layout.format.dims
-
-    drawn: dict[str, Callable[..., Any]] = {
-        "entries": lambda _: _somewhere(maker, layout.entries * pages),
-        "indices": lambda *_: _chosen(maker, lengths, last=True),
-        "sources": lambda _: torch.tensor([4, 1]),
-        "targets": lambda _: torch.tensor([0, 3]),
-        "pages": lambda: maker.store(layout, pages, filled=True),
-        "bfloat16": lambda count, _: maker.values(layout.format, count),
-        "float32": maker.normal,
-        "float": lambda: 0.5,
-        "bool": lambda: hadamard,
+    names, pages = OPERATIONS[operation].names, max(5, -(-_SPARE // layout.entries) + 1)
+    if "table" in names:
+        made = maker.requests(layout)
+        made["M"] = int(made["lengths"].max()) + _ROOM
+        if "indices" in names:
+            made["indices"] = _chosen(maker, made["lengths"], last=True)
+        return maker.fill(operation, layout, **made)
+    entries = maker.order(layout.entries * pages)[:_SPARE]
+    entries[[2, 5, 11]] = torch.tensor([-1, layout.entries * pages, -1])
+    made = {
+        "store": maker.store(layout, pages, filled=True),
+        "entries": entries,
+        "hadamard": hadamard,
+        "sources": torch.tensor([4, 1]),
+        "targets": torch.tensor([0, 3]),
     }
-    for each in row.arguments:
-        shape = [sizes.get(size, 0) for size in each.shape]
-        if each.name in row.writes and each.dtype != "pages":
-            made[each.name] = maker.output(*shape, dtype=getattr(torch, each.dtype))
-        elif each.name not in made:
-            made[each.name] = (drawn.get(each.name) or drawn[each.dtype])(*shape)
-    return made
-
-
-def _somewhere(maker: Maker, room: int) -> Tensor:
-    entries = maker.order(room)[:_SPARE]
-    entries[[2, 5, 11]] = torch.tensor([-1, room, -1])
-    return entries
+    return maker.fill(operation, layout, **{name: made[name] for name in names if name in made})
 
 
 def gather_window(ring: PageLayout, window: int, maker: Maker) -> Arguments:
     """Rings that are nearly empty, full, wrapped around many times, or never written."""
-    return {
-        "ring": maker.store(ring, 5, filled=True),
-        "slots": torch.tensor([3, 0, 4, 1]),
-        "tokens": torch.tensor([7, 1_048_575, 0, ring.entries]),
-        "out": maker.output(4, window, ring.format.dims),
-    }
+    tokens = torch.tensor([7, 1_048_575, 0, ring.entries])
+    store, slots = maker.store(ring, 5, filled=True), torch.tensor([3, 0, 4, 1])
+    return maker.fill("gather_window", ring, ring=store, slots=slots, tokens=tokens, M=window)
+
+
+Part = tuple[Compressor, tuple[int, ...], PageLayout]
+"""A compressor, the shape of its state, and its pages."""
 
 
 def _last_group(compressor: Compressor) -> int:
     return min(compressor.groups, _LONGEST_TOKENS // compressor.ratio)
 
 
-def norm_rope_insert(compressor: Compressor, layout: PageLayout, maker: Maker) -> Arguments:
+def _of_part(operation: str, part: Part, maker: Maker, **made: Any) -> Arguments:
+    compressor, shape, layout = part
+    made |= {"compressor": compressor} | ({"state": maker.state(shape)} if shape else {})
+    return maker.fill(operation, layout, **made, C=compressor.channels)
+
+
+def norm_rope_insert(part: Part, maker: Maker) -> Arguments:
     """Tokens that complete an entry, the last that the table has among them, and one of none."""
+    compressor, _, layout = part
     last = _last_group(compressor)
-    groups = torch.tensor([last - 1, 1, 5, last // 8, 2])
-    entries = maker.targets(layout, len(groups))
+    positions = torch.tensor([last - 1, 1, 5, last // 8, 2]) * compressor.ratio - 1
+    entries = maker.targets(layout, len(positions))
     entries[2] = -1
-    return {
-        "compressor": compressor,
-        "values": maker.values(layout.format, len(groups)),
-        "positions": groups * compressor.ratio - 1,
-        "store": maker.store(layout, 4, filled=False),
-        "entries": entries,
-    }
-
-
-Part = tuple[Compressor, tuple[int, ...], PageLayout]
-"""A compressor, the shape of its state, and its pages."""
+    return _of_part("norm_rope_insert", part, maker, positions=positions, entries=entries)
 
 
 def state_append(part: Part, maker: Maker) -> Arguments:
@@ -265,15 +280,8 @@ def state_append(part: Part, maker: Maker) -> Arguments:
     compressor, shape, _ = part
     run = 1 if len(shape) == 2 else min(3, shape[1])
     slots = torch.tensor([1] * run + [3, -1, 0])
-    kv, score = (maker.normal(len(slots), compressor.channels) for _ in range(2))
-    return {
-        "compressor": compressor,
-        "state": maker.state(shape),
-        "kv": kv,
-        "score": 3 * score,
-        "slots": slots,
-        "positions": 2 * compressor.ratio + torch.tensor([*range(1, run + 1), 0, 2, 0]),
-    }
+    positions = 2 * compressor.ratio + torch.tensor([*range(1, run + 1), 0, 2, 0])
+    return _of_part("state_append", part, maker, slots=slots, positions=positions)
 
 
 def flush(part: Part, maker: Maker) -> Arguments:
@@ -281,19 +289,12 @@ def flush(part: Part, maker: Maker) -> Arguments:
 
     No first group of a request: what it pools of the group before is whatever a slot is reset to.
     """
-    compressor, shape, layout = part
-    last = _last_group(compressor)
+    compressor, _, layout = part
+    last, slots = _last_group(compressor), torch.tensor([3, 0, 2, 1])
+    positions = torch.tensor([last - 1, 2, 5, last // 8]) * compressor.ratio - 1
     entries = maker.targets(layout, 4)
     entries[2] = -1
-    store = maker.store(layout, 4, filled=False)
-    return {
-        "compressor": compressor,
-        "state": maker.state(shape),
-        "slots": torch.tensor([3, 0, 2, 1]),
-        "positions": torch.tensor([last - 1, 2, 5, last // 8]) * compressor.ratio - 1,
-        "store": store,
-        "entries": entries,
-    }
+    return _of_part("flush", part, maker, slots=slots, positions=positions, entries=entries)
 
 
 def step_write(ring: PageLayout, parts: Sequence[Part], maker: Maker) -> Arguments:
@@ -304,37 +305,22 @@ def step_write(ring: PageLayout, parts: Sequence[Part], maker: Maker) -> Argumen
     ends = compressor.ratio - 1 + torch.arange(run)
     positions = 2 * compressor.ratio + torch.tensor([*ends, -1, 2, 0])
     done = ((positions + 1) % compressor.ratio == 0) & (slots >= 0)
-    count = len(slots)
-    writes = []
+    count, writes = len(slots), []
     for each, held, layout in parts:
-        kv, score = (maker.normal(count, each.channels) for _ in range(2))
+        kv, score = (3 * maker.normal(count, each.channels) for _ in range(2))
         entries = torch.where(done, maker.targets(layout, count, count), -1)
         store = maker.store(layout, count, filled=False)  # some pages have one entry each
-        writes.append(PartWrite(each, maker.state(held), kv, 3 * score, store, entries))
-    return {
-        "ring": maker.store(ring, 4, filled=False),
-        "values": maker.values(ring.format, count),
-        "slots": slots,
-        "positions": positions,
-        "parts": tuple(writes),
-    }
+        writes.append(PartWrite(each, maker.state(held), kv, score, store, entries))
+    where = {"slots": slots, "positions": positions}
+    return maker.fill("step_write", ring, **where, parts=tuple(writes))
 
 
 def compress_chunk(part: Part, maker: Maker) -> Arguments:
     """A chunk far inside a prompt that ends a begun group, holds two more, and begins another."""
-    compressor, shape, layout = part
-    count = 3 * compressor.ratio
-    kv, score = (maker.normal(count, compressor.channels) for _ in range(2))
-    return {
-        "compressor": compressor,
-        "state": maker.state(shape),
-        "kv": kv,
-        "score": 3 * score,
-        "slot": 2,
-        "start": (_last_group(compressor) - 4) * compressor.ratio + 1,
-        "store": maker.store(layout, 4, filled=False),
-        "entries": maker.targets(layout, 3),
-    }
+    compressor, _, layout = part
+    start = (_last_group(compressor) - 4) * compressor.ratio + 1
+    place = {"slot": 2, "start": start, "entries": maker.targets(layout, 3)}
+    return _of_part("compress_chunk", part, maker, **place, T=3 * compressor.ratio)
 
 
 def indexer_query(config: DSV4Config, ratio: int, hadamard: bool, maker: Maker) -> Arguments:
@@ -342,14 +328,9 @@ def indexer_query(config: DSV4Config, ratio: int, hadamard: bool, maker: Maker) 
     positions = torch.tensor([0, 5, config.max_context_tokens - 1])
     shape = len(positions), config.index_heads
     powers = 2.0 ** maker.whole(-6, 6, *shape, 1)
-    return {
-        "queries": (maker.normal(*shape, config.index_dim) * powers).bfloat16(),
-        "weights": maker.normal(*shape),
-        "turns": rope_rows(config, ratio, positions),
-        "hadamard": hadamard,
-        "out": maker.output(*shape, config.index_dim, dtype=torch.uint8),
-        "out_weights": maker.output(*shape, dtype=torch.float32),
-    }
+    queries = (maker.normal(*shape, config.index_dim) * powers).bfloat16()
+    turns = rope_rows(config, ratio, positions)
+    return maker.fill("indexer_query", None, queries=queries, turns=turns, hadamard=hadamard)
 
 
 def index_scores(
@@ -357,26 +338,19 @@ def index_scores(
 ) -> Arguments:
     """All keys, with room after the longest request, or the keys of some blocks."""
     made = maker.tokens(keys)
-    lengths, shape = made["lengths"], (_TOKENS, config.index_heads)
-    values = maker.normal(*shape, config.index_dim) * 8
+    lengths = made["lengths"]
+    values = maker.normal(_TOKENS, config.index_heads, config.index_dim) * 8
+    made["queries"] = values.to(torch.float8_e4m3fn).view(torch.uint8)
+    made["blocks"] = maker.blocks(lengths, block_entries) if block_entries else None
     width = 4 * block_entries if block_entries else int(lengths.max()) + _ROOM
-    return {
-        **made,
-        "queries": values.to(torch.float8_e4m3fn).view(torch.uint8),
-        "weights": maker.normal(*shape),
-        "blocks": maker.blocks(lengths, block_entries) if block_entries else None,
-        "out": maker.output(_TOKENS, width, dtype=torch.float32),
-    }
+    return maker.fill("index_scores", keys, **made, M=width)
 
 
 def select_blocks(block_entries: int, maker: Maker) -> Arguments:
     """Scores, many of them equal; fewer blocks than top-k, and more."""
-    return {
-        "scores": maker.whole(-3, 4, 4, 70).float(),
-        "lengths": torch.tensor([9, 70, 1, 0]),
-        "block_entries": block_entries,
-        "out": maker.output(4, 5, dtype=torch.int32),
-    }
+    scores, lengths = maker.whole(-3, 4, 4, 70).float(), torch.tensor([9, 70, 1, 0])
+    made = {"scores": scores, "lengths": lengths, "block_entries": block_entries}
+    return maker.fill("select_blocks", None, **made, N=5)
 
 
 def select_topk(main: PageLayout, block_entries: int | None, maker: Maker) -> Arguments:
@@ -385,14 +359,9 @@ def select_topk(main: PageLayout, block_entries: int | None, maker: Maker) -> Ar
     del made["store"]
     lengths = made["lengths"]
     width = 4 * block_entries if block_entries else int(lengths.max())
-    return {
-        **made,
-        "blocks": maker.blocks(lengths, block_entries) if block_entries else None,
-        "scores": maker.whole(-20, 20, _TOKENS, width).float(),
-        "page_entries": main.entries,
-        "out": maker.output(_TOKENS, _CHOSEN, dtype=torch.int32),
-        "entries": maker.output(_TOKENS, _CHOSEN, dtype=torch.int32),
-    }
+    made["blocks"] = maker.blocks(lengths, block_entries) if block_entries else None
+    made |= {"scores": maker.whole(-20, 20, _TOKENS, width).float(), "page_entries": main.entries}
+    return maker.fill("select_topk", None, **made, K=_CHOSEN)
 
 
 def attend(
@@ -403,29 +372,25 @@ def attend(
     maker: Maker,
 ) -> Arguments:
     """Windows that are nearly empty, full and turned around; chosen entries or all, or none."""
-    store, entries = maker.store(ring, 4, filled=True), None
-    slots, tokens = torch.tensor([2, 0, 0, 0, 3, -1]), torch.tensor([7, 998, 999, 1000, 0, 9])
+    slots, entries = torch.tensor([2, 0, 0, 0, 3, -1]), None
     if main:
         made = maker.tokens(main)
         slots, lengths = made["slots"], made["lengths"]
         chosen = _chosen(maker, lengths) if kind is AttentionType.CSA else None
         entries = Entries(made["store"], made["table"], lengths, chosen)
-    shape = _TOKENS, config.num_heads, ring.format.dims
-    queries = (maker.normal(*shape) / 4).bfloat16()
     sinks = maker.normal(config.num_heads)
     sinks[1] = -math.inf
-    return {
-        "ring": store,
-        "slots": slots,
-        "tokens": tokens,
-        "window": config.window_tokens,
-        "entries": entries,
-        "queries": queries,
-        "sinks": sinks,
-        "scale": ring.format.dims**-0.5,
-        "out": maker.output(*shape),
-        "lse": maker.output(*shape[:2], dtype=torch.float32),
-    }
+    return maker.fill(
+        "attend",
+        ring,
+        slots=slots,
+        tokens=torch.tensor([7, 998, 999, 1000, 0, 9]),
+        window=config.window_tokens,
+        entries=entries,
+        queries=(maker.normal(_TOKENS, config.num_heads, ring.format.dims) / 4).bfloat16(),
+        sinks=sinks,
+        scale=ring.format.dims**-0.5,
+    )
 
 
 def _chosen(maker: Maker, lengths: Tensor, *, last: bool = False) -> Tensor:
@@ -462,10 +427,26 @@ def scenes_of(plan: CachePlan, seed: int) -> list[Scene]:
     return list(scenes.values())
 
 
+def _scene(
+    make: Callable[..., Arguments],
+    subject: str,
+    pages: PageLayout | None,
+    *given: Any,
+    leeway: Leeway = Leeway.NONE,
+) -> Scene:
+    form = pages.format.name if pages else None
+    return Scene(make.__name__, subject, form, functools.partial(make, *given), leeway)
+
+
+def _subject(place: str, pages: PageLayout) -> str:
+    return f"{place} pages of {pages.entries} {pages.format.name} entries"
+
+
 def _page_scenes(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Scene]:
     if ring := schema.window:
-        yield _on("window", ring, window_insert, ring)
-        yield _on("window", ring, gather_window, ring, plan.config.window_tokens)
+        yield _scene(window_insert, _subject("window", ring), ring, ring)
+        window = plan.config.window_tokens
+        yield _scene(gather_window, _subject("window", ring), ring, ring, window)
     chooses = schema.layer.attn is AttentionType.CSA
     for name, row in OPERATIONS.items():
         for place in row.places:
@@ -479,31 +460,19 @@ def _page_scenes(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Scene]:
 def _read_scenes(plan: CachePlan, schema: LayerCacheSchema) -> Iterator[Scene]:
     config, keys, main = plan.config, schema.indexer, schema.main
     if keys and main:
-        ratio = schema.layer.ratio
-        query = functools.partial(indexer_query, config, ratio, plan.hadamard)
-        yield Scene("indexer_query", f"{config.index_heads} heads", None, query)
-        yield _on("indexer", keys, index_scores, config, keys, None)
-        topk = functools.partial(select_topk, main, None)
-        yield Scene("select_topk", "scores of all entries", None, topk)
+        asked = config, schema.layer.ratio, plan.hadamard
+        yield _scene(indexer_query, f"{config.index_heads} heads", None, *asked)
+        yield _scene(index_scores, _subject("indexer", keys), keys, config, keys, None)
+        yield _scene(select_topk, "scores of all entries", None, main, None)
     if config.candidates and keys and main:
         size = config.candidates.block_entries
-        yield _on(f"blocks of {size} of indexer", keys, index_scores, config, keys, size)
-        blocks = functools.partial(select_blocks, size)
-        yield Scene("select_blocks", f"blocks of {size}", None, blocks)
-        topk = functools.partial(select_topk, main, size)
-        yield Scene("select_topk", f"scores of blocks of {size}", None, topk)
+        subject = _subject(f"blocks of {size} of indexer", keys)
+        yield _scene(index_scores, subject, keys, config, keys, size)
+        yield _scene(select_blocks, f"blocks of {size}", None, size)
+        yield _scene(select_topk, f"scores of blocks of {size}", None, main, size)
     if ring := schema.window:
-        seen = schema.layer.attn
-        yield _on(f"{seen} layers' window", ring, attend, config, ring, main, seen)
-
-
-def _on(place: str, pages: PageLayout, make: Any, *given: Any) -> Scene:
-    made = functools.partial(make, *given)
-    return Scene(make.__name__, _subject(place, pages), pages.format.name, made)
-
-
-def _subject(place: str, pages: PageLayout) -> str:
-    return f"{place} pages of {pages.entries} {pages.format.name} entries"
+        subject = _subject(f"{schema.layer.attn} layers' window", ring)
+        yield _scene(attend, subject, ring, config, ring, main, schema.layer.attn)
 
 
 @functools.lru_cache(maxsize=2)
@@ -530,20 +499,16 @@ def _state_scenes(
             indexer=indexer,
             hadamard=indexer and plan.hadamard,
         )
-        states, form = f"{place} states of {schema.layer.attn} layers", pages.format.name
+        states, part = f"{place} states of {schema.layer.attn} layers", (compressor, shape, pages)
         leeway = Leeway.ROTATED_SUM if compressor.turns_rounded else Leeway.SUM
         if not shape:
-            make: Make = functools.partial(norm_rope_insert, compressor, pages)
-            yield Scene("norm_rope_insert", f"{place} latents", form, make, leeway)
+            latents = f"{place} latents"
+            yield _scene(norm_rope_insert, latents, pages, part, leeway=leeway)
             continue
-        part = compressor, shape, pages
-        yield Scene("state_append", states, None, functools.partial(state_append, part))
-        yield Scene("flush", states, form, functools.partial(flush, part), leeway)
-        yield Scene(
-            "compress_chunk", states, form, functools.partial(compress_chunk, part), leeway
-        )
+        yield _scene(state_append, states, None, part)
+        yield _scene(flush, states, pages, part, leeway=leeway)
+        yield _scene(compress_chunk, states, pages, part, leeway=leeway)
         parts.append(part)
-    if parts and schema.window:
-        make = functools.partial(step_write, schema.window, parts)
-        subject, form = f"{schema.layer.attn} layers", schema.window.format.name
-        yield Scene("step_write", subject, form, make, Leeway.SUM)
+    if parts and (ring := schema.window):
+        subject = f"{schema.layer.attn} layers"
+        yield _scene(step_write, subject, ring, ring, parts, leeway=Leeway.SUM)

@@ -11,147 +11,15 @@ D channels of an entry, H heads, C channels of kv and score. A tensor with ``?``
 *Physical* entries count through all pages; −1, or any outside the pages, is none: it is neither
 read nor written, and gives zeros. A slot of −1 is no token. The tokens of a slot are adjacent, in
 order and without gaps, each with its own row of the output.
-
-Useful bytes are those that an operation must read and write, whatever the hardware: values,
-entries, states and indices, each once. Not counted: page padding, tables shared by a whole batch,
-parameters. Source of the terms: DeepSeek-V4 report, section 3.5. Floating-point operations
-count matrix products, a multiplication and an addition each.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.formats import EntryFormat
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-Count = TypeVar("Count", int, "NDArray[np.int64]")
-"""A count, or an array of counts: one for each length or token."""
-
-_INDEX_BYTES, _TABLE_BYTES, _FLOAT_BYTES = 8, 4, 4
-
-
-class Pools(Protocol):
-    """Sizes of a compressor; see ``ops.compressor.Compressor``, which needs torch."""
-
-    @property
-    def rows(self) -> int:
-        """Tokens that one entry pools."""
-
-    @property
-    def dim(self) -> int:
-        """Channels of an entry."""
-
-    @property
-    def channels(self) -> int:
-        """Channels of kv and score of one token."""
-
-
-def insert_bytes(entry: EntryFormat, count: int) -> int:
-    """Insert of ``count`` entries: bf16 value and index in, entry out, normalised or not."""
-    return count * (2 * entry.dims + _INDEX_BYTES + entry.entry_bytes)
-
-
-def gather_topk_bytes(entry: EntryFormat, found: int, asked: int) -> int:
-    """Top-k gather: ``asked`` int32 indices in, ``found`` entries in, as many bf16 values out."""
-    return asked * 4 + found * (entry.entry_bytes + 2 * entry.dims)
-
-
-def gather_all_bytes(entry: EntryFormat, found: Count, blocks: Count) -> Count:
-    """Dense gather: ``blocks`` table entries and ``found`` entries in, bf16 values out."""
-    return blocks * _TABLE_BYTES + found * (entry.entry_bytes + 2 * entry.dims)
-
-
-def gather_window_bytes(entry: EntryFormat, found: int, requests: int) -> int:
-    """Window gather: a length per request and ``found`` entries in, bf16 values out."""
-    return requests * _INDEX_BYTES + found * (entry.entry_bytes + 2 * entry.dims)
-
-
-def state_append_bytes(compressor: Pools, tokens: int, *, online: bool) -> int:
-    """State append: kv and score in; two rows out, or three read and written when online."""
-    return tokens * compressor.channels * (2 + (6 if online else 2)) * _FLOAT_BYTES
-
-
-def flush_bytes(compressor: Pools, entry: EntryFormat, entries: int, *, online: bool) -> int:
-    """Flush: the pooled rows of kv and score in (two sums when online), entry out."""
-    rows = 1 if online else compressor.rows
-    return entries * (rows * compressor.dim * 2 * _FLOAT_BYTES + entry.entry_bytes)
-
-
-def step_write_bytes(
-    compressor: Pools, entry: EntryFormat, tokens: int, entries: int, *, online: bool
-) -> int:
-    """A part of a step's write: appended and flushed, less what both would move.
-
-    The token that completes an entry is not read again, and an online state not either.
-    """
-    again = entries * compressor.dim * 2 * _FLOAT_BYTES
-    append = state_append_bytes(compressor, tokens, online=online)
-    return append + flush_bytes(compressor, entry, entries, online=online) - again
-
-
-def compress_chunk_bytes(
-    compressor: Pools, entry: EntryFormat, tokens: int, entries: int, state_rows: int
-) -> int:
-    """Chunk: kv and score in, entries out, and the rows that stay in the state out."""
-    row_bytes = compressor.channels * 2 * _FLOAT_BYTES
-    return (tokens + min(tokens, state_rows)) * row_bytes + entries * entry.entry_bytes
-
-
-def indexer_query_bytes(tokens: int, heads: int, dims: int, rotated: int) -> int:
-    """Indexer queries: bf16 vectors and weights in, turns of a token in, codes and weights out."""
-    return tokens * (heads * (3 * dims + 2 * _FLOAT_BYTES) + rotated * _FLOAT_BYTES)
-
-
-def index_scores_bytes(
-    keys: EntryFormat, read: Count, places: Count, scores: Count, queries: Count
-) -> Count:
-    """Scores: ``read`` keys and ``places`` of tables or block lists in, ``scores`` out.
-
-    ``queries``: heads of all tokens; each has its codes and a weight. Tokens of one
-    request share its keys, which are read once; the keys of candidate blocks are each token's own.
-    """
-    asked = queries * (keys.dims + _FLOAT_BYTES)
-    return read * keys.entry_bytes + places * _TABLE_BYTES + scores * _FLOAT_BYTES + asked
-
-
-def select_blocks_bytes(scores: Count, chosen: Count) -> Count:
-    """Candidate blocks: ``scores`` in, ``chosen`` numbers out."""
-    return scores * _FLOAT_BYTES + chosen * _TABLE_BYTES
-
-
-def select_topk_bytes(scores: Count, places: Count, chosen: Count) -> Count:
-    """Top k: ``scores`` and ``places`` of block lists in, logical and physical numbers out."""
-    return scores * _FLOAT_BYTES + (places + 2 * chosen) * _TABLE_BYTES
-
-
-def attended_bytes(entry: EntryFormat, found: Count, places: Count) -> Count:
-    """What attention reads of a cache: ``found`` entries, ``places`` of tables or index lists.
-
-    Every token counts what it reads, though neighbours share most of a window.
-    """
-    return found * entry.entry_bytes + places * _TABLE_BYTES
-
-
-def attend_query_bytes(tokens: int, heads: int, dims: int) -> int:
-    """Attention without its cache: a length, bf16 queries in, bf16 outputs and lse out."""
-    return tokens * (_INDEX_BYTES + heads * (4 * dims + _FLOAT_BYTES))
-
-
-def index_scores_flops(scores: Count, heads: int, dims: int) -> Count:
-    """Every head's query times the key of each score: 16,384 for 64 heads of 128 channels."""
-    return 2 * scores * heads * dims
-
-
-def attend_flops(attended: Count, heads: int, dims: int) -> Count:
-    """Every head's query times each entry, and its weight times it: 262,144 for 128 of 512."""
-    return 4 * attended * heads * dims
 
 
 @dataclass(frozen=True)
@@ -197,7 +65,10 @@ class Operation:
     @cached_property
     def arguments(self) -> tuple[Argument, ...]:
         """Its arguments in order."""
-        return tuple(map(_argument, self.signature.split()))
+        return tuple(
+            Argument(name, dtype, tuple(filter(None, shape.split(","))), bool(optional))
+            for name, dtype, shape, optional in _ARGUMENT.findall(self.signature)
+        )
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -206,13 +77,6 @@ class Operation:
 
 
 _ARGUMENT = re.compile(r"(\w+):(\w+)(?:\[([^]]*)\])?(\?)?")
-
-
-def _argument(text: str) -> Argument:
-    match = _ARGUMENT.fullmatch(text)
-    assert match is not None, text
-    name, dtype, shape, optional = match.groups()
-    return Argument(name, dtype, tuple(filter(None, (shape or "").split(","))), bool(optional))
 
 
 class Backend(Protocol):
@@ -452,14 +316,17 @@ Choice = Mapping[str, str]
 """Variant of every operation in ``VARIANTS``."""
 
 
+def available(operation: str, architecture: str | None) -> list[str]:
+    """The variants that an architecture has, the best first; for None those that every GPU has."""
+    ways = VARIANTS[operation].items()
+    if architecture is None:
+        return [name for name, one in ways if one.architectures is None]
+    return [name for name, one in ways if one.runs_on(architecture)]
+
+
 def portable(operation: str) -> str:
     """The first variant that every GPU has: the default of launch plans."""
-    return next(name for name, one in VARIANTS[operation].items() if not one.architectures)
-
-
-def best(operation: str, architecture: str) -> str:
-    """The first variant that an architecture has."""
-    return _available(operation, architecture)[0]
+    return available(operation, None)[0]
 
 
 def explain(operation: str) -> str:
@@ -472,30 +339,23 @@ def choose(asked: Mapping[str, str | None], architecture: str | None) -> Choice:
     """The variant of every operation: as asked, else the first that the architecture has.
 
     architecture: None on the CPU, where each operation has one way: none may be asked for.
-
-    Raises:
-        ConfigError: One that is asked for and that the architecture does not have.
+    Raises ``ConfigError`` for one that is asked for and that the architecture does not have.
     """
-    if architecture is None:
-        for operation, name in asked.items():
+    found = {}
+    for operation in VARIANTS:
+        name = asked.get(operation)
+        if architecture is None:
             if name:
                 raise ConfigError(
                     f"ops.variant.{operation} is {name}, and the cache is on the CPU, where each "
                     "operation has one variant: leave it null, or set device to cuda."
                 )
-        return {}
-    found = {}
-    for operation in VARIANTS:
-        available = _available(operation, architecture)
-        name = asked.get(operation) or available[0]
-        if name not in available:
+            continue
+        there = available(operation, architecture)
+        if name and name not in there:
             raise ConfigError(
                 f"ops.variant.{operation} is {name}, which {architecture} does not have: "
-                f"choose {', '.join(available)}, or null."
+                f"choose {', '.join(there)}, or null."
             )
-        found[operation] = name
+        found[operation] = name or there[0]
     return found
-
-
-def _available(operation: str, architecture: str) -> list[str]:
-    return [name for name, one in VARIANTS[operation].items() if one.runs_on(architecture)]

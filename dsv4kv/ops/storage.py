@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.config import DSV4Config, Precision, inverse_frequencies
+from dsv4kv.model.config import DSV4Config, LayerSpec, Precision, inverse_frequencies
 from dsv4kv.model.formats import PageLayout
-from dsv4kv.model.schedule import LayerSpec
 
 _ANY_NUMBER = 2**63 - 1
 
@@ -115,9 +114,8 @@ def random_compressor(
 def make_rope(config: DSV4Config, ratio: int, tokens: int, precision: Precision) -> Tensor:
     """What a compressor of a ratio needs to rotate the entries of ``tokens`` positions.
 
-    Returns:
-        ``float32``: float32[tokens // ratio, rope_dim], see ``rope_rows``.
-        ``float64``: float64[rope_dim / 2], radians per position; serves any position.
+    float32[tokens // ratio, rope_dim] as ``rope_rows`` has them, or float64[rope_dim / 2], radians
+    per position, which serve any.
     """
     if precision == "float32":
         return rope_rows(config, ratio, torch.arange(0, tokens // ratio * ratio, ratio))
@@ -166,7 +164,7 @@ class PageStore:
         return self.pages.shape[0] * self.layout.entries
 
     def write(self, entries: Tensor, data: Tensor, scales: Tensor | None) -> None:
-        """Put bytes as ``codec.encode`` gives them into physical entries int64[n]."""
+        """Put bytes as ``cpu.encode`` gives them into physical entries int64[n]."""
         form, cut = self.layout.format, self.layout.scale_start
         if scales is not None and form.inline_scales:
             data, scales = torch.cat([data[:, :cut], scales, data[:, cut:]], dim=1), None
@@ -175,21 +173,19 @@ class PageStore:
             self.scale_rows().index_copy_(0, self.scale_index(entries), scales)
 
     def read(self, entries: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Bytes of physical entries int64[n] as ``codec.decode`` takes them."""
+        """Bytes of physical entries int64[n] as ``cpu.decode`` takes them."""
         form, cut = self.layout.format, self.layout.scale_start
         data = self.data_rows().index_select(0, self.data_index(entries))
         if form.inline_scales:
             end = cut + form.scale_bytes
             return torch.cat([data[:, :cut], data[:, end:]], dim=1), data[:, cut:end]
-        return data, self._read_scales(entries) if form.scale_row_bytes else None
-
-    def _read_scales(self, entries: Tensor) -> Tensor:
-        """Scale rows uint8[n, ·]; 8 or 4 bytes go as one integer, far faster than as bytes."""
-        index, rows = self.scale_index(entries), self.scale_rows()
-        word = {8: torch.int64, 4: torch.int32}.get(rows.shape[1])
-        if word is None:
-            return rows.index_select(0, index)
-        return rows.view(word).index_select(0, index).view(torch.uint8)
+        if not form.scale_row_bytes:
+            return data, None
+        # 8 or 4 bytes go as one integer, far faster than as bytes
+        rows = self.scale_rows()
+        word = {8: torch.int64, 4: torch.int32}.get(rows.shape[1], torch.uint8)
+        scales = rows.view(word).index_select(0, self.scale_index(entries))
+        return data, scales.view(torch.uint8)
 
     def data_rows(self) -> Tensor:
         """The pages as uint8[n, data_row_bytes]; every data row is one of these rows."""
@@ -201,18 +197,17 @@ class PageStore:
 
     def data_index(self, entries: Tensor) -> Tensor:
         """Row numbers in ``data_rows`` of physical entries, int64[n]."""
-        page, row = self._split(entries)
-        return page * (self.layout.page_bytes // self.layout.format.data_row_bytes) + row
+        return self._index(entries, self.layout.format.data_row_bytes)
 
     def scale_index(self, entries: Tensor) -> Tensor:
         """Row numbers in ``scale_rows`` of physical entries, int64[n]."""
-        page, row = self._split(entries)
         size = self.layout.format.scale_row_bytes
-        return page * (self.layout.page_bytes // size) + self.layout.scale_start // size + row
+        return self._index(entries, size) + self.layout.scale_start // size
 
-    def _split(self, entries: Tensor) -> tuple[Tensor, Tensor]:
+    def _index(self, entries: Tensor, row_bytes: int) -> Tensor:
         page = entries // self.layout.entries
-        return page, entries - page * self.layout.entries
+        row = entries - page * self.layout.entries
+        return page * (self.layout.page_bytes // row_bytes) + row
 
 
 @dataclass(frozen=True)

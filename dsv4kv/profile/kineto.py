@@ -182,30 +182,28 @@ class Events:
         category = event.get("cat")
         if event.get("ph") != "X" or not isinstance(category, str):
             return
+        arguments = event.get("args")
+        get = (arguments if isinstance(arguments, dict) else {}).get
         try:
             if category in _ON_GPU:
-                self._take_gpu(event, _ON_GPU[category])
+                self.gpu.add(
+                    self.names.number(str(event.get("name", ""))),
+                    _ON_GPU[category],
+                    *self._times(event),
+                    get("device", 0),
+                    self._key(event, get("correlation", tr.NONE)),
+                    get("bytes", tr.NONE),  # kernels have none, and NONE is settled faster
+                )
             elif category in _ON_CPU:
                 name = self.names.number(str(event.get("name", "")))
                 times = self._times(event)
                 self.host.add(name, _ON_CPU[category], *times, self._thread(event))
             elif category in _CALLS:
-                correlation = self._key(event, _arguments(event).get("correlation"))
+                correlation = self._key(event, get("correlation"))
                 of_graph = _GRAPH_LAUNCH in str(event.get("name"))
                 self.calls.add(self._thread(event), *self._times(event), correlation, of_graph)
         except (KeyError, TypeError, ValueError, OverflowError):
             self.timeless += 1
-
-    def _take_gpu(self, event: Event, kind: int) -> None:
-        get = _arguments(event).get
-        self.gpu.add(
-            self.names.number(str(event.get("name", ""))),
-            kind,
-            *self._times(event),
-            get("device", 0),
-            self._key(event, get("correlation", tr.NONE)),
-            get("bytes", tr.NONE),  # kernels have none, and NONE is settled faster than None
-        )
 
     def _key(self, event: Event, correlation: object) -> object:
         # SGLang puts the traces of all ranks, each of which counts anew, into one file and their
@@ -231,11 +229,6 @@ class Events:
         process = self._processes.setdefault(pid, len(self._processes))
         thread = self._threads.setdefault((pid, tid), len(self._threads))
         return process << tr.THREAD_BITS | thread
-
-
-def _arguments(event: Event) -> dict[str, Any]:
-    found = event.get("args")
-    return found if isinstance(found, dict) else {}
 
 
 def self_times(thread: tr.Column, start_ns: tr.Column, end_ns: tr.Column) -> tr.Column:
@@ -276,7 +269,9 @@ def read_kineto(path: Path, step: str = tr.STEP) -> tr.Trace:
     marked = kind == tr.RANGE
     ranges = tr.Ranges(thread[marked], start[marked], end[marked], name[marked])
     if len(events.gpu):
-        trace = _read_gpu(events, ranges, step, _read_devices(file.around))
+        launches = _read_launches(events)
+        devices = _read_devices(file.around)
+        trace = tr.trace_launches("kineto", step, ranges, events.names, launches, devices=devices)
     else:
         trace = _read_cpu(events.names, host, ranges, step)
     left_out = {
@@ -287,19 +282,17 @@ def read_kineto(path: Path, step: str = tr.STEP) -> tr.Trace:
     return replace(trace, warnings=[*trace.warnings, *dropped])
 
 
-def _read_gpu(events: Events, ranges: tr.Ranges, step: str, devices: dict[int, str]) -> tr.Trace:
+def _read_launches(events: Events) -> tr.Launches:
     thread, begin, finish, key, of_graph = events.calls.done()
     name, kind, start, end, device, correlation, size = events.gpu.done()
     work = tr.make_work(name, kind, start, end, device=np.maximum(device, 0), bytes=size)
     called = tr.Ranges(thread, begin, finish, tr.constant(len(thread), tr.NONE))
-    launches = tr.Launches(called, of_graph > 0, tr.find(key, correlation), work)
-    return tr.trace_launches("kineto", step, ranges, events.names, launches, devices=devices)
+    return tr.Launches(called, of_graph > 0, tr.find(key, correlation), work)
 
 
 def _read_cpu(names: tr.Names, host: list[tr.Column], ranges: tr.Ranges, step: str) -> tr.Trace:
     _, kind, start, end, thread = host
-    is_step, fit = tr.choose_ranges(step, ranges, names.known, thread, start)
-    notes = tr.note_usual(step, fit)
+    is_step, notes = tr.choose_ranges(step, ranges, names.known, thread, start)
     if not np.any(is_step):
         notes = [tr.note_instead(step, tr.NO_STEPS, ranges, names.listed())]
     self_ns = self_times(thread, start, end)

@@ -58,7 +58,7 @@ _ALLOW_COUNTERS = (
 )
 
 
-def _environment() -> dict[str, str]:
+def _seen() -> dict[str, str]:
     return {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
 
 
@@ -66,8 +66,7 @@ def run_child(command: Sequence[str], log: Path, timeout_s: float) -> int:
     """Run a command, its output in ``log``; its exit code. Raises ``ProfileError``."""
     with log.open("ab") as output:
         try:
-            seen = with_package(_environment())
-            child = Child(command, stdout=output, stderr=output, env=seen)
+            child = Child(command, stdout=output, stderr=output, env=with_package(_seen()))
         except OSError as error:
             raise ProfileError(f"{command[0]} cannot be started: {error.strerror}.") from None
         try:
@@ -83,7 +82,7 @@ def run_child(command: Sequence[str], log: Path, timeout_s: float) -> int:
 def ask(command: Sequence[str], timeout_s: float = 60.0) -> str:
     """What a command prints, on both streams; empty where it cannot be run."""
     try:
-        return run_bounded(command, _environment(), timeout_s, stderr=subprocess.STDOUT)[1]
+        return run_bounded(command, _seen(), timeout_s, stderr=subprocess.STDOUT)[1]
     except (OSError, subprocess.TimeoutExpired):
         return ""
 
@@ -149,12 +148,7 @@ def version_of(tool: str) -> str | None:
 
 def nsys_profile(nsys: str, output: Path, program: Sequence[str]) -> Command:
     """``nsys profile`` of a program, into ``output`` with ``.nsys-rep`` after."""
-    return _command([nsys, "profile"], _NSYS_PROFILE, [f"--output={output}", *program])
-
-
-def nsys_export(nsys: str, report: Path, database: Path) -> Command:
-    """``nsys export`` of a report."""
-    return _command([nsys, "export"], _NSYS_EXPORT, [f"--output={database}", str(report)])
+    return known_options([nsys, "profile"], _NSYS_PROFILE, [f"--output={output}", *program])
 
 
 def ncu_profile(ncu: str, output: Path, program: Sequence[str], kernels: str | None) -> Command:
@@ -164,10 +158,10 @@ def ncu_profile(ncu: str, output: Path, program: Sequence[str], kernels: str | N
     """
     chosen = [f"--kernel-name=regex:{kernels}"] if kernels else []
     more = ["--nvtx", f"--nvtx-include={STEP}/", *chosen, f"--metrics={','.join(NCU_METRICS)}"]
-    return _command([ncu], _NCU, [*more, f"--export={output}", *program])
+    return known_options([ncu], _NCU, [*more, f"--export={output}", *program])
 
 
-def _command(tool: list[str], options: Sequence[str], rest: Sequence[str]) -> Command:
+def known_options(tool: list[str], options: Sequence[str], rest: Sequence[str]) -> Command:
     """With the options that the tool's help lists; all are known where there is no help."""
     listed = set(re.findall(r"--[a-z][a-z-]*", ask([*tool, "--help"])))
     known = [one for one in options if not listed or one.partition("=")[0] in listed]
@@ -211,7 +205,8 @@ def export_nsys(
     nsys: str, report: Path, database: Path, timeout_s: float, dropped: Sequence[str] = ()
 ) -> Profiled:
     """Export a report into a database; ``ProfileError`` where that fails or hangs."""
-    export, log = nsys_export(nsys, report, database), database.with_name(LOG)
+    words, log = [f"--output={database}", str(report)], database.with_name(LOG)
+    export = known_options([nsys, "export"], _NSYS_EXPORT, words)
     code = run_child(export.words, log, timeout_s)
     if code or not database.is_file():
         raise ProfileError(

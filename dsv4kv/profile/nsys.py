@@ -232,20 +232,17 @@ def read_devices(
     Where the export says which GPU a process calls by which CUDA number, the numbers are those
     of the machine; else they are CUDA's.
     """
-    names = {
-        column: {
-            gpu: str(name)
-            for gpu, name in database.rows("TARGET_INFO_GPU", (column, "name"))
-            if isinstance(gpu, int)
-        }
-        for column in ("id", "cuDevice")
-    }
+
+    def names_by(column: str) -> dict[int, str]:
+        rows = database.rows("TARGET_INFO_GPU", (column, "name"))
+        return {number: str(name) for number, name in rows if isinstance(number, int)}
+
     process, cuda, gpu = database.read("TARGET_INFO_CUDA_DEVICE", ("pid", "cudaId", "gpuId"))
     wanted = (launch >> tr.CORRELATION_BITS) << _CUDA_BITS | work.device
     found = tr.find(process << _CUDA_BITS | cuda, wanted)
     if len(found) and np.all(found != tr.NONE) and np.all(gpu >= 0):
-        return gpu[found], names["id"]
-    return work.device, names["cuDevice"] or names["id"]
+        return gpu[found], names_by("id")
+    return work.device, names_by("cuDevice") or names_by("id")
 
 
 _WORTH_TELLING = 2  # severity of a diagnostic: 1 is information
@@ -272,7 +269,7 @@ def read_nsys(path: Path, step: str = tr.STEP) -> tr.Trace:
         more = {
             "devices": devices,
             "version": f"export schema {schema}" if schema else None,
-            "warnings": [*_read_diagnostics(database), *_judge(work)],
+            "warnings": _read_warnings(database, work),
             "notes": [
                 f"omitted: {counted(n, what)} without a valid time" for what, n in cut.items() if n
             ],
@@ -295,8 +292,8 @@ def _read_calls(database: Database, launch: tr.Column) -> tuple[tr.Ranges, tr.Co
     return called.where(timed), keys[timed], int(np.count_nonzero(~timed))
 
 
-def _read_diagnostics(database: Database) -> list[str]:
-    """Complaints of nsys itself, worst first."""
+def _read_warnings(database: Database, work: tr.Work) -> list[str]:
+    """Complaints of nsys itself, worst first, then what the file lacks."""
     rows = database.rows("DIAGNOSTIC_EVENT", ("severity", "text"))
     notes = [
         (severity, " ".join(str(text).split()))
@@ -304,16 +301,12 @@ def _read_diagnostics(database: Database) -> list[str]:
         if isinstance(severity, int) and severity >= _WORTH_TELLING
     ]
     texts = list(dict.fromkeys(text for _, text in sorted(notes, key=lambda one: -one[0])))
-    left = len(texts) - _MOST_SHOWN
-    more = [f"nsys: and {left} more in DIAGNOSTIC_EVENT"] if left > 0 else []
-    return [*(f"nsys: {text}" for text in texts[:_MOST_SHOWN]), *more]
-
-
-def _judge(work: tr.Work) -> list[str]:
-    graphs = np.count_nonzero(work.kind == tr.GRAPH)
-    if graphs:
+    warnings = [f"nsys: {text}" for text in texts[:_MOST_SHOWN]]
+    if (left := len(texts) - _MOST_SHOWN) > 0:
+        warnings.append(f"nsys: and {left} more in DIAGNOSTIC_EVENT")
+    if graphs := np.count_nonzero(work.kind == tr.GRAPH):
         note = f"{graphs} launches of graphs were traced as a whole, their kernels are not in the"
-        return [f"{note} file: profile with --cuda-graph-trace=node."]
-    if not np.any(work.kind == tr.KERNEL):
-        return ["the file has no GPU kernels: was the profiler on while the steps ran?"]
-    return []
+        warnings.append(f"{note} file: profile with --cuda-graph-trace=node.")
+    elif not np.any(work.kind == tr.KERNEL):
+        warnings.append("the file has no GPU kernels: was the profiler on while the steps ran?")
+    return warnings

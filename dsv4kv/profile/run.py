@@ -25,8 +25,7 @@ from dsv4kv.errors import ConfigError, ProfileError
 from dsv4kv.files import make_folder, replacing, temporary_folder
 from dsv4kv.processes import python
 from dsv4kv.profile import launch as la
-from dsv4kv.profile.ncu import reader
-from dsv4kv.profile.read import read_profile
+from dsv4kv.profile.read import read_profile, reader
 from dsv4kv.profile.table import build_table, shipped_rules
 from dsv4kv.profile.trace import STEP
 from dsv4kv.runs.parts import Profile
@@ -107,16 +106,16 @@ def _words(plan: Plan, *more: str) -> list[str]:
 
 
 class Attached(Protocol):
-    """A profiler."""
+    """A profiler, which looks from ``start`` to ``stop``.
 
-    def start(self) -> None:
-        """Begin to look; all work launched before is done."""
+    Both wait for all work launched before; ``mark`` makes a range of what is launched inside.
+    """
 
-    def stop(self) -> None:
-        """Look no more, once all work launched so far is done."""
+    def start(self) -> None: ...
 
-    def mark(self, name: str) -> AbstractContextManager[object]:
-        """Mark what is launched inside as a range."""
+    def stop(self) -> None: ...
+
+    def mark(self, name: str) -> AbstractContextManager[object]: ...
 
 
 class CudaProfiler(Attached):
@@ -199,12 +198,7 @@ def be_profiled(plan: Plan, target: Path) -> None:
 
 
 def run_profile(plan: Plan) -> RunRecord:
-    """Profile a workload, and read what the profiler found.
-
-    Raises:
-        ProfileError: The profiler is missing, fails, hangs, or its file cannot be read.
-        Dsv4kvError: The workload cannot run.
-    """
+    """Profile a workload, and read what the profiler found; ``ProfileError`` where it fails."""
     command = la.Command([], []) if plan.tool == "torch" else make_command(plan)
     make_folder(plan.folder)
     if plan.tool == "torch":

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import load_yaml, read_document, shipped
 from dsv4kv.ops.spec import OPERATIONS
+from dsv4kv.profile import trace as tr
 from dsv4kv.profile.trace import (
-    INPUTS,
     KINDS,
     NONE,
     OP,
@@ -27,17 +27,15 @@ from dsv4kv.profile.trace import (
     Column,
     Trace,
     Work,
-    constant,
     split_rows,
 )
+from dsv4kv.runs import parts as rp
 from dsv4kv.runs.parts import (
     CATEGORIES,
     OTHER,
-    Category,
     KernelRow,
     KernelTable,
     OperationRow,
-    StepTimes,
 )
 from dsv4kv.units import counted, cut
 
@@ -62,28 +60,29 @@ def shorten(name: str) -> str:
     ``FlashAttnFwdSm90``. A name that is no C++ name (of a copy, of a marked range) stays as it is.
     """
     name = name[:_LONGEST_NAME]
-    if _MANGLED.match(name):
-        return _last_of_mangled(name)
+    if begin := _MANGLED.match(name):
+        return _last_of_mangled(name, begin.end())
     plain = _ANONYMOUS.sub("", name)
     if not _DECLARATION.search(plain):
         return plain if " " in plain else plain.rsplit("::", 1)[-1]
-    words = _outside_brackets(plain).split()
-    return _wrapped(plain, words[-1].rsplit("::", 1)[-1]) if words else name
-
-
-def _wrapped(name: str, short: str) -> str:
-    while _WRAPPER.fullmatch(short):
-        found = re.search(_FIRST_ARGUMENT.format(short), name)
+    depth, kept = 0, ""  # what is outside of brackets
+    for letter in plain:
+        depth += letter in _OPEN
+        kept += "" if depth else letter
+        depth -= letter in _CLOSE and depth > 0
+    words = kept.split()
+    short = words[-1].rsplit("::", 1)[-1] if words else name
+    while words and _WRAPPER.fullmatch(short):
+        found = re.search(_FIRST_ARGUMENT.format(short), plain)
         if found is None:
             break
-        name, short = name[found.start(1) :], found[1].rsplit("::", 1)[-1]
+        plain, short = plain[found.start(1) :], found[1].rsplit("::", 1)[-1]
     return short
 
 
-def _last_of_mangled(name: str) -> str:
+def _last_of_mangled(name: str, at: int) -> str:
     """``_ZN4vllm4copyIiEEvPT_`` is ``copy``: profilers fail to demangle the longest names."""
-    begin = _MANGLED.match(name)
-    at, last = begin.end() if begin else 0, name
+    last = name
     while True:
         while found := _LENGTH.match(name, at):
             at = found.end() + int(found[0])
@@ -94,25 +93,14 @@ def _last_of_mangled(name: str) -> str:
         at = inner.end()
 
 
-def _outside_brackets(name: str) -> str:
-    depth, kept = 0, []
-    for letter in name:
-        depth += letter in _OPEN
-        if not depth:
-            kept.append(letter)
-        depth -= letter in _CLOSE and depth > 0
-    return "".join(kept)
-
-
 @dataclass(frozen=True)
 class Rule:
     """Kernels of one kind."""
 
     engine: str  # whose they are
     pattern: re.Pattern[str]  # is searched in the short name
-    category: Category  # what they do
-    operation: str | None = None
-    """Operation of the toolkit that they belong to; None for kernels of others."""
+    category: rp.Category  # what they do
+    operation: str | None = None  # of the toolkit; None for kernels of others
 
 
 _MOST_RULES_BYTES = 2**18
@@ -191,32 +179,8 @@ def bounded_matching() -> Iterator[None]:
 MOST_KERNELS = 4_096
 """Rows of a table, those with the most time: engines launch hundreds of kernels."""
 _ITSELF = "itself"
-
-
-class _Classes:
-    """What kernels do, by rules; operations of torch take after the operation they run in."""
-
-    def __init__(self, names: list[str], rules: Sequence[Rule]) -> None:
-        self._names = names
-        self._rules = [find_rule(name, rules) for name in names]
-        kinds = [rule.category if rule else OTHER for rule in self._rules]
-        numbers = [CATEGORIES.index(kind) for kind in [*kinds, OTHER]]  # the last is for NONE
-        self._categories: Column = np.array(numbers, dtype=np.int64)
-
-    def rule_of(self, name: int, kind: int, phase: int) -> Rule | None:
-        number = phase if kind == OP else name
-        return None if number == NONE else self._rules[number]
-
-    def operation_of(self, name: int, kind: int, rule: Rule | None) -> str | None:
-        if rule is None or kind == OP:
-            return None
-        return self._names[name] if rule.operation == _ITSELF else rule.operation
-
-    def keys(self, work: Work) -> Column:
-        """A number for each kernel; one of torch's operations is several, by what they do."""
-        category = self._categories[np.where(work.kind == OP, work.phase, work.name)]
-        keys: Column = (work.name * len(KINDS) + work.kind) * len(CATEGORIES) + category
-        return keys
+_MOST_DEVICES = 1_024
+_MOST_SAID = 500  # characters of a diagnostic, of a GPU's name
 
 
 def build_table(
@@ -227,27 +191,37 @@ def build_table(
     ``useful_bytes``: of all steps, by operation. Where the profile has steps, work
     outside of them is only counted.
     """
-    work, gaps, classes = trace.work, _find_gaps(trace), _Classes(trace.names, rules)
+    work, gaps = trace.work, _find_gaps(trace)
+    known = [find_rule(name, rules) for name in trace.names]
     inside = work.step >= 0 if len(trace.steps_ns) else np.ones(len(work), dtype=np.bool_)
     chosen, outside = np.flatnonzero(inside), np.flatnonzero(~inside)
     steps = len(np.unique(work.step[work.step >= 0]))  # one that launched nothing is none
     idle = len(trace.steps_ns) - steps
     left_out = [f"omitted: {counted(idle, 'step')} without work"] if idle else []
     used = [] if _on_cpu(work) else np.unique(work.device)[:_MOST_DEVICES].tolist()
-    keys = classes.keys(work)
+    # a number for each kernel; one of torch's operations is several, by what is done around it
+    kinds = [CATEGORIES.index(rule.category if rule else OTHER) for rule in [*known, None]]
+    category = np.array(kinds, dtype=np.int64)[np.where(work.kind == OP, work.phase, work.name)]
+    keys = (work.name * len(KINDS) + work.kind) * len(CATEGORIES) + category
     by_kernel = split_rows(chosen[np.argsort(keys[chosen], kind="stable")], keys)
     by_kernel.sort(key=lambda rows: -work.self_ns[rows].sum())
     if left := by_kernel[MOST_KERNELS:]:
         share = work.self_ns[np.concatenate(left)].sum() / max(1, work.self_ns[chosen].sum())
         note = f"omitted: {len(left):,} kernels of the least time, {share * 100:.1f} % of all"
         left_out.append(note)
-    kernels = [_row(trace, rows, gaps, classes) for rows in by_kernel[:MOST_KERNELS]]
+    kernels = [_row(trace, rows, gaps, known) for rows in by_kernel[:MOST_KERNELS]]
     operations = _operations(trace, chosen, kernels, useful_bytes or {})
+    # kernels that are an operation on their own have its bytes
+    alone = Counter(row.operation for row in kernels if row.kind == "kernel")
+    sizes = {row.name: row.useful_bytes for row in operations if alone[row.name] == 1}
     return KernelTable(
         tool=trace.tool,
         tool_version=trace.version and _brief(trace.version),
         devices=[_brief(name) for number in used if (name := trace.devices.get(number))],
-        kernels=_with_bytes(kernels, operations),
+        kernels=[
+            row.model_copy(update={"useful_bytes": sizes.get(row.operation or "")})
+            for row in kernels
+        ],
         operations=operations,
         num_steps=steps,
         steps=_time_steps(trace, gaps),
@@ -256,10 +230,6 @@ def build_table(
         warnings=list(map(_brief, trace.warnings)),
         notes=[*map(_brief, trace.notes), *left_out],
     )
-
-
-_MOST_DEVICES = 1_024
-_MOST_SAID = 500  # characters of a diagnostic, of a GPU's name
 
 
 def _brief(text: str) -> str:
@@ -274,7 +244,7 @@ def _on_cpu(work: Work) -> bool:
 def _find_gaps(trace: Trace) -> Column:
     """Idle time on its GPU before each piece of work in its step; ``NONE`` for the first."""
     work = trace.work
-    gaps = constant(len(work), NONE)
+    gaps = tr.constant(len(work), NONE)
     if trace.tool != "ncu" and not _on_cpu(work):
         for rows in _groups(work, np.ones(len(work), dtype=np.bool_)):
             latest = np.maximum.accumulate(work.end_ns[rows])
@@ -289,12 +259,14 @@ def _groups(work: Work, chosen: NDArray[np.bool_]) -> list[Column]:
     return split_rows(order, work.step, work.device)
 
 
-def _row(trace: Trace, rows: Column, gaps: Column, classes: _Classes) -> KernelRow:
+def _row(trace: Trace, rows: Column, gaps: Column, rules: Sequence[Rule | None]) -> KernelRow:
     work = trace.work
     name, kind = int(work.name[rows[0]]), int(work.kind[rows[0]])
     phases, counts = np.unique(work.phase[rows], return_counts=True)
     phase = int(phases[counts.argmax()])
-    rule = classes.rule_of(name, kind, phase)
+    number = phase if kind == OP else name
+    rule = None if number == NONE else rules[number]
+    operation = rule.operation if rule and kind != OP else None
     times, gap, sizes = np.sort(work.self_ns[rows]), gaps[rows], work.bytes[rows]
     gap = gap[gap != NONE]
     return KernelRow(
@@ -302,7 +274,7 @@ def _row(trace: Trace, rows: Column, gaps: Column, classes: _Classes) -> KernelR
         kind=KINDS[kind],
         category=rule.category if rule else OTHER,
         engine=rule.engine if rule else None,
-        operation=classes.operation_of(name, kind, rule),
+        operation=trace.names[name] if operation == _ITSELF else operation,
         phase=trace.names[phase] if phase != NONE else None,
         calls=len(rows),
         total_ns=int(times.sum()),
@@ -344,24 +316,13 @@ def _operations(
     return sorted(rows, key=lambda row: -row.total_ns)
 
 
-def _with_bytes(
-    kernels: Sequence[KernelRow], operations: Sequence[OperationRow]
-) -> list[KernelRow]:
-    """Give kernels that are an operation on their own its bytes."""
-    alone = Counter(row.operation for row in kernels if row.kind == "kernel")
-    known: dict[str | None, int | None] = {
-        row.name: row.useful_bytes for row in operations if alone[row.name] == 1
-    }
-    return [row.model_copy(update={"useful_bytes": known.get(row.operation)}) for row in kernels]
-
-
-def _time_steps(trace: Trace, gaps: Column) -> StepTimes | None:
+def _time_steps(trace: Trace, gaps: Column) -> rp.StepTimes | None:
     """A row for each step on each GPU; None where the profile has no steps or no clock."""
     if not len(trace.steps_ns) or trace.tool == "ncu":
         return None
     rows = _cpu_steps(trace) if _on_cpu(trace.work) else _gpu_steps(trace, gaps)
-    columns = zip(StepTimes.model_fields, zip(*rows, strict=True), strict=True)
-    return StepTimes(**{name: list(column) for name, column in columns}) if rows else None
+    columns = zip(rp.StepTimes.model_fields, zip(*rows, strict=True), strict=True)
+    return rp.StepTimes(**{name: list(column) for name, column in columns}) if rows else None
 
 
 def _gpu_steps(trace: Trace, gaps: Column) -> list[tuple[int, ...]]:
@@ -382,7 +343,7 @@ def _gpu_steps(trace: Trace, gaps: Column) -> list[tuple[int, ...]]:
 def _cpu_steps(trace: Trace) -> list[tuple[int, ...]]:
     """Time in torch operations, around them in marked operations, and outside of both."""
     work, steps = trace.work, len(trace.steps_ns)
-    number = trace.names.index(INPUTS) if INPUTS in trace.names else NONE
+    number = trace.names.index(tr.INPUTS) if tr.INPUTS in trace.names else NONE
     is_input = (work.phase == number) & (work.phase != NONE)
     inside = (work.step >= 0) & ~is_input
 
@@ -393,6 +354,6 @@ def _cpu_steps(trace: Trace) -> list[tuple[int, ...]]:
     torch_ns, around_ns = total(inside & (work.kind == OP)), total(inside & (work.kind == RANGE))
     inputs_ns = total((work.step >= 0) & is_input)
     outside = host - torch_ns - around_ns - inputs_ns
-    columns = (constant(steps, 0), host, host, torch_ns, outside, around_ns, inputs_ns)
+    columns = (tr.constant(steps, 0), host, host, torch_ns, outside, around_ns, inputs_ns)
     some = np.unique(work.step[work.step >= 0])
     return list(zip(*(column[some].tolist() for column in columns), strict=True))

@@ -8,7 +8,7 @@ fit in.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -33,13 +33,14 @@ INPUTS: Final = "inputs"
 class Columns:
     """Columns of equal length."""
 
+    start_ns: Column
+
     def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
+        return len(self.start_ns)
 
     def where(self, chosen: NDArray[np.bool_]) -> Self:
         """Some of the rows."""
-        names = [one.name for one in fields(self)]  # type: ignore[arg-type]
-        return type(self)(**{name: getattr(self, name)[chosen] for name in names})
+        return type(self)(**{name: column[chosen] for name, column in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -107,10 +108,9 @@ class Names:
 
     def number(self, name: str) -> int:
         """The name's number; a new one for a new name."""
-        number = self.known.get(name[:_LONGEST])
-        if number is not None:
-            return number
-        return self.known.setdefault(whole_text(name[:_LONGEST]), len(self.known))
+        name = name[:_LONGEST]
+        known = self.known.get(name)
+        return self.known.setdefault(whole_text(name), len(self.known)) if known is None else known
 
     def listed(self) -> list[str]:
         """All names by number."""
@@ -172,22 +172,13 @@ class Ranges(Columns):
     name: Column  # numbers of their names
 
 
-def fitting(names: Mapping[str, int], pattern: str) -> Column:
-    """Numbers of the names that fit a pattern, in which ``*`` stands for anything."""
-    parts = map(re.escape, pattern.split("*"))
-    wanted = re.compile(".*".join(parts), re.DOTALL)
-    fits = [number for name, number in names.items() if wanted.fullmatch(name)]
-    return np.array(fits, dtype=np.int64)
-
-
 def enclosing(
     ranges: Ranges, is_step: NDArray[np.bool_], thread: Column, time_ns: Column
 ) -> tuple[Column, Column]:
     """The step and the phase that moments on threads are in.
 
-    Returns:
-        Step as a number among the ranges that are steps, in their order, and phase as the name's
-        number of the innermost range that is no step; ``NONE`` each where there is none.
+    The step is a number among the ranges that are steps, in their order, the phase the name's
+    number of the innermost range that is no step; ``NONE`` each where there is none.
     """
     step, phase = constant(len(thread), NONE), constant(len(thread), NONE)
     steps_before = np.cumsum(is_step) - 1
@@ -261,16 +252,15 @@ def trace_launches(
     ``more`` is of the ``Trace``: its warnings come first, its notes last.
     """
     called, made, call, work = launches.called, launches.made, launches.call, launches.work
-    is_step, fit = choose_ranges(
+    is_step, said = choose_ranges(
         step, ranges, names.known, called.thread[made], called.start_ns[made]
     )
     warnings: list[str] = []
     if np.any(is_step):
         in_step, phase = enclosing(ranges, is_step, called.thread, called.start_ns)
         times_ns = np.stack([ranges.start_ns, ranges.end_ns], axis=1)[is_step]
-        inside, said = pick(in_step, call) != NONE, note_usual(step, fit)
-        if len(call) and not np.any(inside):
-            note = f"no work was launched inside of ranges named {fit!r}, by their threads"
+        if len(call) and np.all(pick(in_step, call) == NONE):
+            note = f"no work was launched inside of ranges named {step!r}, by their threads"
             warnings.append(f"{note}: name others with --step.")
     else:
         cuts, reason = _repeating(launches)
@@ -295,28 +285,32 @@ def trace_launches(
 
 def choose_ranges(
     step: str, ranges: Ranges, names: Mapping[str, int], thread: Column, time_ns: Column
-) -> tuple[NDArray[np.bool_], str]:
+) -> tuple[NDArray[np.bool_], list[str]]:
     """Which ranges are the steps: those that fit ``step``, or else that engines call so.
 
-    ``thread`` and ``time_ns``: of the launches. Returns whether a range is a step, and
-    what all of them fit.
+    ``thread`` and ``time_ns``: of the launches. Returns whether a range is a step, and a note if
+    they are others than requested.
     """
-    asked = np.isin(ranges.name, fitting(names, step))
+
+    def fitting(pattern: str) -> NDArray[np.bool_]:
+        wanted = re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
+        return np.isin(ranges.name, [n for name, n in names.items() if wanted.fullmatch(name)])
+
+    asked = fitting(step)
     if np.any(asked):
-        return asked, step
+        return asked, []
     for usual in USUAL:
-        is_step = _outermost(ranges, np.isin(ranges.name, fitting(names, usual)))
+        is_step = _outermost(ranges, fitting(usual))
         if np.any(is_step) and np.any(enclosing(ranges, is_step, thread, time_ns)[0] != NONE):
-            return is_step, usual
-    return asked, step
+            return is_step, [f"{_NO_RANGE} {step!r}: the steps are {usual!r}"]
+    return asked, []
 
 
 def note_instead(step: str, instead: str, ranges: Ranges, names: Sequence[str]) -> str:
     """A note on what stands for unmarked steps, and which ranges might be them."""
     calls, spent = Counter[str](), Counter[str]()
-    lasted = ranges.end_ns - ranges.start_ns
     counts = np.bincount(ranges.name, minlength=len(names)).tolist()
-    totals = np.bincount(ranges.name, lasted, len(names)).tolist()
+    totals = np.bincount(ranges.name, ranges.end_ns - ranges.start_ns, len(names)).tolist()
     for number in np.unique(ranges.name).tolist():
         name = _NUMBER.sub("*", names[number])
         calls[name] += counts[number]
@@ -325,11 +319,6 @@ def note_instead(step: str, instead: str, ranges: Ranges, names: Sequence[str]) 
     found = ", ".join(f"{name!r} ({calls[name]:,} times)" for name in often[:_SUGGESTED])
     more = f"; ranges that repeat, for --step: {found}" if found else ""
     return f"{_NO_RANGE} {step!r}: {instead}{more}"
-
-
-def note_usual(step: str, fit: str) -> list[str]:
-    """A note if the steps are other ranges than requested."""
-    return [] if fit == step else [f"{_NO_RANGE} {step!r}: the steps are {fit!r}"]
 
 
 def _outermost(ranges: Ranges, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -377,13 +366,9 @@ def _between_pauses(begin_ns: Column, first: Column, rows: Column) -> list[Colum
         if ratios[count - 1] < _LONG:
             break
         at = np.sort(by_length[:count]) + 1
-        if _are_alike(np.split(first, at)):
+        parts = np.split(first, at)
+        alike = max(Counter(int(part[0]) for part in parts).values()) >= _ALIKE * len(parts)
+        # two have to be the same in all
+        if np.array_equal(parts[0], parts[1]) if len(parts) == 2 else alike:
             return np.split(rows, at)
     return []
-
-
-def _are_alike(parts: Sequence[Column]) -> bool:
-    """Whether most begin with the same work; two have to be the same in all."""
-    if len(parts) == 2:
-        return np.array_equal(parts[0], parts[1])
-    return max(Counter(int(part[0]) for part in parts).values()) >= _ALIKE * len(parts)

@@ -12,11 +12,10 @@ from dsv4kv.engines.contract import RESERVE, SHARE, Deployment
 from dsv4kv.engines.names import find_rule
 from dsv4kv.engines.rule import Speculation, Variant
 from dsv4kv.errors import ConfigError, DoesNotFit
-from dsv4kv.model import schema as sc
-from dsv4kv.model.config import DSV4Config
+from dsv4kv.model import plan as sc
+from dsv4kv.model.config import DSV4Config, build_schedule
 from dsv4kv.model.plan import HeldBytes, bytes_per_token, held_bytes
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import build_schedule
 from dsv4kv.replay.clock.steps import WeightModel
 from dsv4kv.replay.mrc import parse_strategy
 from dsv4kv.replay.rules import WINDOW_RATIO, check_model, find_drafts, layout_of

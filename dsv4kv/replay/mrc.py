@@ -23,10 +23,8 @@ from dsv4kv.core.prompts import Strategy
 from dsv4kv.core.tree import PrefixTree
 from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.plan import at_whole_block, bytes_per_request, bytes_per_token
-from dsv4kv.model.schedule import build_schedule
-from dsv4kv.model.schema import build_schema
+from dsv4kv.model.config import DSV4Config, build_schedule
+from dsv4kv.model.plan import at_whole_block, build_schema, bytes_per_token
 from dsv4kv.processes import map_parallel
 from dsv4kv.replay.rules import DEFAULT_CHUNK_TOKENS, Outcome, Pool, find_drafts, run_rule
 from dsv4kv.traces.paths import Ints, PathTable, Reuse, find_reuse, number_prompts
@@ -76,7 +74,7 @@ def prefix_costs(model: DSV4Config) -> PrefixCosts:
     return PrefixCosts(
         token_bytes=bytes_per_token(schemas),
         window_token_bytes=window,
-        state_bytes=bytes_per_request([at_whole_block(schema) for schema in schemas], 1).state,
+        state_bytes=sum(at_whole_block(schema).state_bytes for schema in schemas),
         window_tokens=model.window_tokens if window else 0,
         layers=len(schemas),
     )

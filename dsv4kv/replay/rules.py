@@ -25,7 +25,7 @@ from dsv4kv.engines.formats import Site, stored_formats
 from dsv4kv.engines.names import RULES, find_engine, find_rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.schema import choose_formats
+from dsv4kv.model.plan import choose_formats
 from dsv4kv.traces.paths import Ints, PathTable, find_reuse, number_prompts
 from dsv4kv.traces.request import IdRuns, list_runs
 

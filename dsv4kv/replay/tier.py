@@ -21,8 +21,7 @@ from dsv4kv.engines.formats import PLACES, Site, stored_formats
 from dsv4kv.engines.names import find_engine, find_rule
 from dsv4kv.engines.rule import NOWHERE, Retention
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.plan import Kept, bytes_per_token, families_in
-from dsv4kv.model.schema import build_schema, choose_formats
+from dsv4kv.model.plan import Kept, build_schema, bytes_per_token, choose_formats, families_in
 from dsv4kv.replay.memory import MemoryPlan, arch_of, describe_deployment
 from dsv4kv.units import format_bytes
 

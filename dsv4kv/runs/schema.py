@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dsv4kv.model.schema import Sharing
+from dsv4kv.model.plan import Sharing
 from dsv4kv.runs.parts import (
     Moment,
     Nanoseconds,

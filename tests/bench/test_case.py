@@ -15,9 +15,8 @@ from dsv4kv.cache.manager import KVCacheManager, PagedKVPool
 from dsv4kv.config.bench import BenchConfig, Synthetic, WorkloadSection
 from dsv4kv.config.load import Point, expand_axes, load_config
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.model.plan import plan_cache
+from dsv4kv.model.plan import choose_formats, plan_cache
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import choose_formats
 from dsv4kv.ops import cpu
 from dsv4kv.runs.points import Invocation
 from dsv4kv.runs.schema import Case, RunRecord

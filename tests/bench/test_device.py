@@ -20,7 +20,7 @@ from dsv4kv.bench.device import EMPTY_KERNEL, CallTimer, CudaDevice, Event, Rule
 from dsv4kv.bench.serve import executor as module
 from dsv4kv.bench.serve.executor import Recorder
 from dsv4kv.ops.cuda import launch as launching
-from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches import Launch
 from dsv4kv.runs.parts import MeasuredWindow
 from tests.gpu_twin import FEW_REPLAYS, SAMPLES, TwinGpu, twin_device
 

@@ -12,7 +12,7 @@ from dsv4kv.cache.manager import DeviceTables
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.errors import ConfigError, CudaUnavailable, VerificationError
 from dsv4kv.ops import cpu
-from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches import Launch
 from dsv4kv.runs.schema import Case
 from tests.bench.serve.gpu_serving import build
 from tests.bench.settings import ANY_STEP, tiny_config

@@ -12,7 +12,7 @@ from dsv4kv.bench.serve.executor import Recorder
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import load_config
 from dsv4kv.ops.cuda.compile import load_cubins
-from dsv4kv.ops.launches.launch import KernelModule
+from dsv4kv.ops.launches import KernelModule
 from dsv4kv.ops.registry import resolve_backend
 from tests.gpu_twin import TwinGpu, twin_device
 

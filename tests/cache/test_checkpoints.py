@@ -8,9 +8,8 @@ from dsv4kv.cache.blocks import BlockEvent, Ids
 from dsv4kv.cache.checkpoints import CheckpointPool, shared_table
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import CacheError, NotOwner, OutOfBlocks
-from dsv4kv.model.plan import checkpoint_bytes
-from dsv4kv.model.schedule import AttentionType
-from dsv4kv.model.schema import StateFormat
+from dsv4kv.model.config import AttentionType
+from dsv4kv.model.plan import StateFormat, at_whole_block
 from tests.cache.caches import admit, small_plan, state
 
 
@@ -94,7 +93,7 @@ def test_a_checkpoint_inside_a_group_is_refused(tokens: int) -> None:
 
 def test_memory_is_that_of_windows_and_overlapping_states() -> None:
     manager = build()
-    size = sum(checkpoint_bytes(schema) for schema in manager.plan.schemas)
+    size = sum(at_whole_block(schema).slot_bytes for schema in manager.plan.schemas)
     hca = [s for s in manager.plan.schemas if s.layer.attn is AttentionType.HCA]
     slot_bytes = sum(schema.slot_bytes for schema in manager.plan.schemas)
     assert size == slot_bytes - sum(schema.state_bytes for schema in hca)

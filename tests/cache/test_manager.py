@@ -18,9 +18,9 @@ from dsv4kv.cache import manager as staging
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
 from dsv4kv.errors import CacheError, ContextOverflow, NotOwner, OutOfSlots
+from dsv4kv.model.config import AttentionType
+from dsv4kv.model.plan import StateFormat
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import AttentionType
-from dsv4kv.model.schema import StateFormat
 from tests.cache.caches import admit, bookkeeping, small_plan, snapshot
 from tests.examples import examples
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from dsv4kv.ops.cuda.inspection import Finding
-from dsv4kv.ops.launches.catalogue import Example
+from dsv4kv.ops.cuda.inspection import Example, Finding
 from tests.cli import shell
 from tests.cli.shell import text
 from tests.cuda.findings import finding

@@ -13,8 +13,8 @@ from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.keys import keys, nearest_key, render_yaml
 from dsv4kv.config.load import LoadedConfig, Point, expand_axes, load_config, shipped_names
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import AttentionType, build_schedule
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import AttentionType, build_schedule
 from tests.examples import examples
 
 Write = Callable[[str | bytes], str]

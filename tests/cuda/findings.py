@@ -1,8 +1,7 @@
 """Findings made up, for what judges and shows them."""
 
-from dsv4kv.ops.cuda.inspection import Finding, KernelReport
-from dsv4kv.ops.launches.catalogue import Example
-from dsv4kv.ops.launches.launch import KernelModule, Launch
+from dsv4kv.ops.cuda.inspection import Example, Finding, KernelReport
+from dsv4kv.ops.launches import KernelModule, Launch
 
 GOOD = {"LDG.64": 2, "LDG.128": 1, "STG.128": 1}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dsv4kv.errors import DeviceError
 from dsv4kv.ops.cuda.launch import Launcher
-from dsv4kv.ops.launches.launch import KernelModule, Launch
+from dsv4kv.ops.launches import KernelModule, Launch
 
 _STREAM = 0x77
 

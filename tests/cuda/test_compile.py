@@ -11,7 +11,7 @@ from dsv4kv.files import shipped
 from dsv4kv.ops.cuda import compile as cc
 from dsv4kv.ops.cuda import compile as compiling
 from dsv4kv.ops.cuda.inspection import sections
-from dsv4kv.ops.launches.launch import KernelModule
+from dsv4kv.ops.launches import KernelModule
 from tests.cuda.toolchain import PAGE_COPY, needs_nvrtc
 
 

@@ -14,7 +14,7 @@ from dsv4kv.errors import DeviceError
 from dsv4kv.files import shipped
 from dsv4kv.ops.cuda import compile as cubin_cache
 from dsv4kv.ops.cuda.compile import cache_folder, cache_name, load_cubins
-from dsv4kv.ops.launches.launch import KernelModule
+from dsv4kv.ops.launches import KernelModule
 from tests.cuda.toolchain import PAGE_COPY, needs_nvrtc
 from tests.kernels.shim.apart import run_each_apart
 

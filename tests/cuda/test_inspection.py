@@ -14,7 +14,7 @@ from dsv4kv.files import shipped
 from dsv4kv.ops.cuda import compile as compiling
 from dsv4kv.ops.cuda.compile import compile_module
 from dsv4kv.ops.cuda.inspection import KernelReport, find_disassembler, inspect_cubins
-from dsv4kv.ops.launches.launch import KernelModule
+from dsv4kv.ops.launches import KernelModule
 from tests.cuda.toolchain import PAGE_COPY, needs_tools
 
 SM = "sm_90a"

@@ -17,10 +17,9 @@ from torch import Tensor
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.ops.cuda import launch as launching
 from dsv4kv.ops.cuda.compile import compile_module
-from dsv4kv.ops.cuda.inspection import sections
+from dsv4kv.ops.cuda.inspection import catalogue, sections
 from dsv4kv.ops.cuda.launch import Launcher, OneStream, device_of, pack
-from dsv4kv.ops.launches.catalogue import catalogue
-from dsv4kv.ops.launches.launch import KernelModule, Launch
+from dsv4kv.ops.launches import KernelModule, Launch
 from dsv4kv.ops.spec import VARIANTS
 from tests.cuda.launch_fill import OtherGpuTensor, on_gpu
 from tests.cuda.toolchain import needs_bindings, needs_nvrtc

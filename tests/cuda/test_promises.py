@@ -10,9 +10,14 @@ import pytest
 
 from dsv4kv.ops.cuda import compile as compiling
 from dsv4kv.ops.cuda import inspection
-from dsv4kv.ops.cuda.inspection import broken_promises, drift, load_baseline, save_baseline
-from dsv4kv.ops.launches.catalogue import catalogue
-from dsv4kv.ops.launches.launch import KernelModule
+from dsv4kv.ops.cuda.inspection import (
+    broken_promises,
+    catalogue,
+    drift,
+    load_baseline,
+    save_baseline,
+)
+from dsv4kv.ops.launches import KernelModule
 from tests.cuda.findings import GOOD, finding
 
 COPY = "page_copy fp8 × 32"

@@ -7,7 +7,7 @@ import pytest
 from dsv4kv.errors import CudaUnavailable
 from dsv4kv.ops.cuda.compile import nvrtc_version
 from dsv4kv.ops.cuda.inspection import find_disassembler
-from dsv4kv.ops.launches.launch import KernelModule
+from dsv4kv.ops.launches import KernelModule
 
 PAGE_COPY = KernelModule("page_copy.cuh", (("DSV_PAGE_BYTES", 1152),))
 """The smallest module."""

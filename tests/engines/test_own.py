@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.dsv4kv.sizes import OwnEngine
+from dsv4kv.model.plan import Sharing, choose_formats
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import Sharing, choose_formats
 from tests.examples import examples
 
 FLASH = load_model("v4-flash")

@@ -18,8 +18,7 @@ from torch import Tensor
 from dsv4kv.errors import ConfigError
 from dsv4kv.ops import cuda
 from dsv4kv.ops.cuda import launch as launching
-from dsv4kv.ops.launches import pages, reads
-from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches import Launch, pages, reads
 from dsv4kv.ops.launches.pages import plan_completed, plan_gather_entries
 from dsv4kv.ops.scenes import make_call
 from dsv4kv.ops.spec import VARIANTS

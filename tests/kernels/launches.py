@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dsv4kv.model.formats import EntryFormat, PageLayout
 from dsv4kv.ops import cpu
-from dsv4kv.ops.launches.launch import KernelModule, Launch
+from dsv4kv.ops.launches import KernelModule, Launch
 from dsv4kv.ops.storage import Compressor, PageStore
 from tests.examples import FULL
 from tests.kernels.shim.twin import run

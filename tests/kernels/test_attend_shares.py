@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from dsv4kv.model.config import build_schedule
+from dsv4kv.model.plan import build_schema
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import build_schedule
-from dsv4kv.model.schema import build_schema
 from dsv4kv.ops.check import check_scene
-from dsv4kv.ops.launches.launch import WARP, Launch
+from dsv4kv.ops.launches import WARP, Launch
 from dsv4kv.ops.launches.reads import GROUPS, NARROW, WIDE, Shape, plan_attend
 from dsv4kv.ops.scenes import Scene
 from dsv4kv.ops.storage import Entries, PageStore

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from dsv4kv.model.formats import FORMATS
-from dsv4kv.ops.launches.launch import Launch
-from dsv4kv.ops.launches.state import plan_compress_chunk, plan_flush, split_of
+from dsv4kv.ops.launches import Launch
+from dsv4kv.ops.launches.pages import plan_compress_chunk, plan_flush, split_of
 from tests.kernels.launches import dirty_scratch
 from tests.kernels.shim.twin import run
 from tests.ops import samples

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from dsv4kv.ops.cuda import inspection as su
-from dsv4kv.ops.launches.catalogue import ARCHITECTURES, Example, catalogue
+from dsv4kv.ops.cuda.inspection import ARCHITECTURES, Example, catalogue
 from dsv4kv.ops.launches.pages import RESIDENT_BLOCKS
 from tests.cuda.nvrtc import VERSIONS, run_with
 from tests.cuda.toolchain import needs_disassembler

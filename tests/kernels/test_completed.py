@@ -5,7 +5,7 @@ import torch
 
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.cache.step import Step
-from dsv4kv.model.schema import Sharing, TableGroup
+from dsv4kv.model.plan import Sharing, TableGroup
 from dsv4kv.ops.launches.pages import plan_completed
 from tests.cache.caches import admit, bookkeeping
 from tests.kernels.launches import each_order

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsv4kv.ops.launches.launch import KernelModule, Launch
+from dsv4kv.ops.launches import KernelModule, Launch
 from tests.kernels.launches import each_order
 from tests.kernels.shim.apart import assert_each_fails
 from tests.kernels.shim.twin import run

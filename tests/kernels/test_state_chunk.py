@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dsv4kv.ops import cpu
-from dsv4kv.ops.launches.launch import Launch
-from dsv4kv.ops.launches.state import plan_compress_chunk
+from dsv4kv.ops.check import is_close
+from dsv4kv.ops.launches import Launch
+from dsv4kv.ops.launches.pages import plan_compress_chunk
 from dsv4kv.ops.reference import read_bytes
 from dsv4kv.ops.storage import Compressor
-from dsv4kv.ops.tolerance import is_close
 from tests.examples import examples
 from tests.kernels.launches import dirty_scratch, each_order, run_all
 from tests.ops import samples

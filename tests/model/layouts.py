@@ -2,9 +2,9 @@
 
 from collections.abc import Collection
 
+from dsv4kv.model.config import build_schedule
+from dsv4kv.model.plan import LayerCacheSchema, build_schema, choose_formats
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import build_schedule
-from dsv4kv.model.schema import LayerCacheSchema, build_schema, choose_formats
 
 
 def schemas_of(

@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 from dsv4kv.bench.objects import CacheBytes, Objects
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager
-from dsv4kv.model.plan import CachePlan, Family, Kept, bytes_per_token, families_of, plan_cache
+from dsv4kv.model.plan import (
+    CachePlan,
+    Family,
+    Kept,
+    bytes_per_token,
+    choose_formats,
+    families_in,
+    plan_cache,
+)
 from dsv4kv.model.presets import load_model, preset_names
-from dsv4kv.model.schema import choose_formats
 from tests.bench.tiers.world import on_twin
 
 MODELS = ("v4-flash", "v4-pro")
@@ -32,7 +39,7 @@ def plan(model: str = "v4-flash", **changes: Any) -> CachePlan:
 
 
 def by_name(of: CachePlan) -> dict[str, Family]:
-    return {family.name: family for family in families_of(of)}
+    return {family.name: family for family in families_in(of.schemas)}
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -61,7 +68,7 @@ def test_the_families_of_the_models_are_those_of_their_layers() -> None:
 @pytest.mark.parametrize("state", ["ring", "online"])
 def test_every_byte_of_a_block_and_of_a_slot_is_in_one_family(model: str, state: str) -> None:
     cache = plan(model, state=state, draft_layers=True)
-    found = families_of(cache)
+    found = families_in(cache.schemas)
     pages = sum(f.object_bytes for f in found if f.kept is Kept.PAGES)
     rest = sum(f.object_bytes for f in found if f.kept is not Kept.PAGES)
     assert pages == sum(schema.block_bytes for schema in cache.schemas)
@@ -86,7 +93,7 @@ def test_what_a_resume_point_needs() -> None:
 @pytest.mark.parametrize("model", preset_names())
 def test_useful_bytes_of_a_block_are_the_models_bytes_per_token(model: str) -> None:
     cache = plan(model)
-    useful = sum(f.useful_bytes(512) for f in families_of(cache) if f.kept is Kept.PAGES)
+    useful = sum(f.useful_bytes(512) for f in families_in(cache.schemas) if f.kept is Kept.PAGES)
     assert useful == 512 * bytes_per_token(cache.schemas)
 
 
@@ -192,19 +199,3 @@ def piece_of(manager: KVCacheManager, family: Family, layer: int, unit: int) -> 
 
 
 FILLED = filled("v4-flash", {})
-
-
-@pytest.mark.parametrize("model", ["v4-flash", "v4.1-flash", "v3.2"])
-def test_what_a_gpu_puts_is_where_the_cpu_puts_it(model: str) -> None:
-    whole = filled(model, {})
-    source, caches = CacheBytes(whole), [CacheBytes(KVCacheManager(whole.plan)) for _ in range(2)]
-    plain, gathered = caches
-    for family in source.families.values():
-        ids = np.array([2, 0, 1])
-        data, rows = room(family, 3), by_layer(family, ids[::-1])
-        with on_twin(source):
-            source.take(family, by_layer(family, ids), data)
-        plain.put(family, rows, data)
-        with on_twin(gathered):
-            gathered.put(family, rows, data)
-    assert bits(plain.manager) == bits(gathered.manager)

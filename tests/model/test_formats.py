@@ -58,7 +58,7 @@ def test_an_entry_has_its_published_bytes(place: fm.Place, name: str) -> None:
     ("name", "entry_bytes"), [("fp8_ds_mla", 656), ("bf16", 1152), ("fp8", 576), ("nvfp4", 352)]
 )
 def test_a_v32_entry_is_one_row_of_its_published_bytes(name: str, entry_bytes: int) -> None:
-    entry = fm.flat_entry_format(name)
+    entry = fm.entry_format("main", name, flat=True)
     assert entry.entry_bytes == entry.data_row_bytes == entry_bytes
     assert (entry.scale_row_bytes, entry.dims) == (0, 576)
 
@@ -85,7 +85,7 @@ def test_v41_pages_have_their_published_bytes(name: str, pages: tuple[int, ...])
 
 
 def test_v32_rows_keep_their_parts_in_the_order_of_flashmla() -> None:
-    fp8, nvfp4 = fm.flat_entry_format("fp8_ds_mla"), fm.flat_entry_format("nvfp4")
+    fp8, nvfp4 = (fm.entry_format("main", name, flat=True) for name in ("fp8_ds_mla", "nvfp4"))
     assert (fm.PageLayout(fp8, 64).scale_offset(1), fp8.tail_start) == (656 + 512, 528)
     assert (fm.PageLayout(nvfp4, 64).scale_offset(1), nvfp4.tail_start) == (352 + 320, 256)
     assert (nvfp4.tail_bytes, nvfp4.groups, nvfp4.scale_columns) == (64, 32, 4)

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.config import Candidates, Yarn
+from dsv4kv.model.config import Candidates, Yarn, build_schedule
+from dsv4kv.model.plan import build_schema
 from dsv4kv.model.presets import config_from_huggingface, load_model
-from dsv4kv.model.schedule import build_schedule
-from dsv4kv.model.schema import build_schema
 
 PUBLISHED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "hf_config"
 TYPES = {0: "sliding_attention", 4: "compressed_sparse_attention"} | {

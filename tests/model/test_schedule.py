@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import AttentionType, build_schedule
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import AttentionType, build_schedule
 
 MODELS = st.sampled_from(["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
 SWA = AttentionType.SWA
@@ -72,13 +72,6 @@ def test_holding_no_layer_is_refused() -> None:
 def test_a_stage_that_cannot_be_is_refused(stage: int, stages: int) -> None:
     with pytest.raises(ConfigError, match=rf"stage {stage} of {stages} cannot be"):
         build_schedule(load_model("v4-flash"), stage=stage, stages=stages)
-
-
-def test_four_layers_of_v41_own_compressed_kv_and_the_others_read_it() -> None:
-    specs = build_schedule(load_model("v4.1-flash"))
-    assert [spec.layer_idx for spec in specs if spec.owns_kv] == [2, 8, 14, 20]
-    readers = {spec.layer_idx: spec.kv_owner for spec in specs if spec.ratio}
-    assert [readers[layer] for layer in (7, 8, 13, 19, 21, 39)] == [2, 8, 8, 14, 20, 20]
 
 
 def test_without_the_owner_the_first_reader_held_keeps_the_copy() -> None:

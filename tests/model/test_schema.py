@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import AttentionType, LayerSpec
-from dsv4kv.model.schema import (
+from dsv4kv.model.config import AttentionType, LayerSpec
+from dsv4kv.model.plan import (
     LayerCacheSchema,
     Sharing,
     StateFormat,
@@ -15,6 +14,7 @@ from dsv4kv.model.schema import (
     build_schema,
     table_groups,
 )
+from dsv4kv.model.presets import load_model
 from tests.model.layouts import schemas_of
 
 FLASH = load_model("v4-flash")

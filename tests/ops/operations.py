@@ -10,12 +10,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from dsv4kv.model.plan import CachePlan, plan_cache
+from dsv4kv.model.plan import CachePlan, choose_formats, plan_cache
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import choose_formats
 from dsv4kv.ops import check, cpu, cuda
 from dsv4kv.ops.cuda import launch as launching
-from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches import Launch
 from dsv4kv.ops.scenes import Call, Scene, make_call, scenes_of
 from dsv4kv.ops.spec import OPERATIONS
 from dsv4kv.ops.storage import Entries, PageStore, PartWrite

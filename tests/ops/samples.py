@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsv4kv.model.config import Precision, inverse_frequencies
+from dsv4kv.model.config import AttentionType, LayerSpec, Precision, inverse_frequencies
 from dsv4kv.model.formats import FLAT_FORMATS, FORMATS, EntryFormat, PageLayout
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import AttentionType, LayerSpec
-from dsv4kv.ops import cpu, reference, reference_codec
+from dsv4kv.ops import cpu, reference
 from dsv4kv.ops.storage import Compressor, PageStore, make_rope, random_compressor
 
 POISON = 0xA5
@@ -48,7 +47,7 @@ def poisoned_store(
 
 def read_entries(store: PageStore, entries: list[int]) -> Tensor:
     """Decode physical entries with the reference codec: bf16[n, D]."""
-    decode = functools.partial(reference_codec.decode, store.layout.format)
+    decode = functools.partial(reference.decode, store.layout.format)
     decoded = [decode(*reference.read_bytes(store, entry)) for entry in entries]
     return torch.tensor(decoded, dtype=torch.float64).bfloat16()
 

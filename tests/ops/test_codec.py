@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dsv4kv.model.formats import EntryFormat, entry_format
-from dsv4kv.ops import codec, reference_codec
-from dsv4kv.ops.reference_codec import E2M1, E4M3, fl32, power_of_two_exponent, round_to_grid
+from dsv4kv.ops import cpu, reference
+from dsv4kv.ops.reference import E2M1, E4M3, fl32, power_of_two_exponent, round_to_grid
 from tests.examples import examples
 from tests.ops.samples import each_entry, generator, nan_output, random_values, same_bits
 
@@ -37,8 +37,8 @@ def test_encoding_equals_the_reference(
     entry: EntryFormat, groups: list[Pattern], seed: int
 ) -> None:
     values = _entries(entry, groups, seed)
-    data, scales = codec.encode(entry, values)
-    expected = [reference_codec.encode(entry, row.tolist()) for row in values.float()]
+    data, scales = cpu.encode(entry, values)
+    expected = [reference.encode(entry, row.tolist()) for row in values.float()]
     assert [bytes(row.tolist()) for row in data] == [row for row, _ in expected]
     stored = [b""] * len(values) if scales is None else [bytes(row.tolist()) for row in scales]
     assert stored == [row for _, row in expected]
@@ -55,20 +55,20 @@ def test_decoding_any_bytes_equals_the_reference(
 
 @each_entry
 def test_decoding_reaches_a_strided_output(entry: EntryFormat) -> None:
-    data, scales = codec.encode(entry, random_values(entry, 4, seed=5))
+    data, scales = cpu.encode(entry, random_values(entry, 4, seed=5))
     wide, dense = nan_output(4, 2 * entry.dims), nan_output(4, entry.dims)
-    codec.decode(entry, data, scales, wide[:, : entry.dims])
-    codec.decode(entry, data, scales, dense)
+    cpu.decode(entry, data, scales, wide[:, : entry.dims])
+    cpu.decode(entry, data, scales, dense)
     assert torch.equal(wide[:, : entry.dims], dense)
     assert bool(wide[:, entry.dims :].isnan().all())
 
 
 def _check_decoding(entry: EntryFormat, data: Tensor, scales: Tensor | None) -> None:
     out = nan_output(len(data), entry.dims)
-    codec.decode(entry, data, scales, out)
+    cpu.decode(entry, data, scales, out)
     rows = [b""] * len(data) if scales is None else [bytes(row.tolist()) for row in scales]
     expected = [
-        reference_codec.decode(entry, bytes(row.tolist()), scale)
+        reference.decode(entry, bytes(row.tolist()), scale)
         for row, scale in zip(data, rows, strict=True)
     ]
     assert same_bits(out, torch.tensor(expected, dtype=torch.float64).bfloat16())
@@ -145,8 +145,8 @@ def scales_of(entry: EntryFormat, maxima: Sequence[float]) -> bytes:
     values = [0.0] * entry.dims
     for group, amax in enumerate(maxima):
         values[group * entry.group + 3] = -fl32(amax)
-    scales = reference_codec.encode(entry, values)[1]
-    _, fast = codec.encode(entry, torch.tensor([values]))
+    scales = reference.encode(entry, values)[1]
+    _, fast = cpu.encode(entry, torch.tensor([values]))
     assert fast is not None
     assert bytes(fast[0].tolist()) == scales
     return scales
@@ -193,7 +193,7 @@ def test_grids_are_those_of_torch_and_of_ocp_microscaling() -> None:
 
 def test_all_e4m3_codes_but_nan_decode_as_in_torch() -> None:
     codes = [code for code in range(256) if code not in (127, 255)]
-    decoded = reference_codec.decode(FP8, bytes(codes + codes + [0] * 4), b"")
+    decoded = reference.decode(FP8, bytes(codes + codes + [0] * 4), b"")
     expected = torch.tensor(codes, dtype=torch.uint8).view(torch.float8_e4m3fn).double().tolist()
     assert decoded[:508] == expected * 2
     assert math.copysign(1.0, decoded[127]) == -1.0  # code 128 is −0
@@ -204,7 +204,7 @@ def test_both_nibbles_of_every_byte_decode_to_their_ocp_value() -> None:
     for start in range(0, 256, 64):
         row = bytes(range(start, start + 64))
         expected = [signed[nibble] for byte in row for nibble in (byte & 15, byte >> 4)]
-        assert reference_codec.decode(MXFP4, row, bytes([127] * 4)) == expected
+        assert reference.decode(MXFP4, row, bytes([127] * 4)) == expected
 
 
 @quick
@@ -242,7 +242,7 @@ def test_relative_rms_error_on_a_normal_distribution_is_the_published_one(
 ) -> None:
     values = torch.randn(2048, entry.dims, generator=torch.Generator().manual_seed(1)).bfloat16()
     decoded = torch.empty_like(values)
-    codec.decode(entry, *codec.encode(entry, values), decoded)
+    cpu.decode(entry, *cpu.encode(entry, values), decoded)
     exact, found = values[:, : entry.value_dims].float(), decoded[:, : entry.value_dims].float()
     relative = float((found - exact).square().mean().sqrt() / exact.square().mean().sqrt())
     assert relative == pytest.approx(error, abs=tolerance)

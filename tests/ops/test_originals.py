@@ -95,6 +95,11 @@ def test_frequencies_have_the_bits_of_vllms() -> None:
     assert torch.equal(found, _floats(RECORDED["frequencies"]))
 
 
+def test_a_layer_without_compression_rotates_plainly_with_theta_10000() -> None:
+    expected = [10_000.0 ** (-i / 32) for i in range(32)]
+    assert inverse_frequencies(CONFIG, 0, "float64") == pytest.approx(expected, rel=1e-15)
+
+
 def test_rows_are_vllms_at_every_recorded_position_up_to_2_to_the_20() -> None:
     """To the bit where torch is built alike; its cosine may differ by a last place elsewhere."""
     assert len(ROWS) > 200

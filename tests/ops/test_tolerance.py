@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 from dsv4kv.model.formats import FORMATS, EntryFormat
-from dsv4kv.ops import reference_codec, tolerance
-from dsv4kv.ops.tolerance import Grid
+from dsv4kv.ops import check as tolerance
+from dsv4kv.ops import reference
+from dsv4kv.ops.check import Grid
 from tests.ops.samples import ENTRIES
 
 EVERY_FORMAT = [
@@ -18,14 +19,14 @@ EVERY_FORMAT = [
 
 def is_close(entry: EntryFormat, found: Tensor, right: Tensor, *, rotated: bool = False) -> bool:
     """Against an entry that is stored as it is: encoding it again changes nothing."""
-    rows = reference_codec.encode(entry, right.float().tolist())
+    rows = reference.encode(entry, right.float().tolist())
     return tolerance.is_close(entry, found, rows, rotated=rotated)
 
 
 def _stored(entry: EntryFormat, values: Tensor) -> Tensor:
     """What is read back once values [D] have been written."""
-    data, scales = reference_codec.encode(entry, values.float().tolist())
-    return torch.tensor(reference_codec.decode(entry, data, scales)).bfloat16()
+    data, scales = reference.encode(entry, values.float().tolist())
+    return torch.tensor(reference.decode(entry, data, scales)).bfloat16()
 
 
 def make_entry(entry: EntryFormat) -> Tensor:
@@ -70,7 +71,7 @@ def test_one_group_of_an_entry_may_be_on_the_grid_of_the_next_scale_and_no_more(
     for moved in (1, 2):
         flipped = pooled.clone()
         flipped[: moved * entry.group : entry.group] *= 1 + 2.0**-7
-        rows = reference_codec.encode(entry, flipped.tolist())
+        rows = reference.encode(entry, flipped.tolist())
         found = _stored(entry, pooled.bfloat16())
         assert tolerance.is_close(entry, found, rows) == (moved == 1)
 
@@ -131,7 +132,7 @@ _BF16 = torch.arange(0x7F80, dtype=torch.int16).view(torch.bfloat16).double()
 
 def _sizes(value: str) -> Tensor:
     """Magnitudes that a value can have without its scale, by code."""
-    grids = {"e2m1": reference_codec.E2M1, "e4m3": reference_codec.E4M3}
+    grids = {"e2m1": reference.E2M1, "e4m3": reference.E4M3}
     return torch.tensor(grids[value]).double() if value in grids else _BF16
 
 
@@ -145,7 +146,7 @@ def _scales(grid: Grid) -> list[float]:
     if grid.scale == "none":
         return [1.0]
     if grid.scale == "e4m3":
-        return list(reference_codec.E4M3[1:])
+        return list(reference.E4M3[1:])
     if grid.scale == "amax_fp32":
         amax = torch.cat([_BF16[start : start + 129] for start in FP32_STARTS])
         return sorted(set((amax.float() / 448).double().tolist()))
@@ -189,8 +190,8 @@ def test_codes_that_are_too_small_for_bf16_are_what_is_read_of_them() -> None:
 
 def _codes_of(values: Tensor, scale: float, value: str) -> Tensor:
     """The codes that values are rounded to, by the reference."""
-    grid = reference_codec.E2M1 if value == "e2m1" else reference_codec.E4M3
-    rounded = [reference_codec.round_to_grid(size / scale, grid) for size in values.tolist()]
+    grid = reference.E2M1 if value == "e2m1" else reference.E4M3
+    rounded = [reference.round_to_grid(size / scale, grid) for size in values.tolist()]
     return torch.tensor(rounded)
 
 

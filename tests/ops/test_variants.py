@@ -1,5 +1,8 @@
 """Ways to do an operation: chosen by key, by GPU, recorded, and equal in every byte."""
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 import torch
 
@@ -7,8 +10,8 @@ from dsv4kv.bench.run import run_case
 from dsv4kv.config.load import expand_axes, load_config
 from dsv4kv.errors import ConfigError
 from dsv4kv.ops import cuda, spec
+from dsv4kv.ops import launches as la
 from dsv4kv.ops.cuda.launch import foresee
-from dsv4kv.ops.launches import launch as la
 from dsv4kv.ops.scenes import make_call
 from dsv4kv.ops.spec import VARIANTS, Variant, choose
 from tests.bench.settings import ANY_STEP, TINY
@@ -86,3 +89,25 @@ def test_blocks_of_every_scene_fit_a_gpu(
                     getattr(cuda, scene.operation)(**arguments, **way)
     assert {launch.kernel for launch in launches} >= {"attend", "index_scores"}
     assert {each.kernel for each in launches if each.shared_bytes > kib << 10} == set()
+
+
+NARROW, SCORES = 87 << 10, 86 << 10  # shared memory of a block
+
+
+@pytest.mark.parametrize(
+    ("multiprocessors", "kib", "each"), [(108, 164, 1), (132, 228, 2), (148, 228, 2), (84, 100, 1)]
+)
+def test_a_multiprocessor_holds_as_many_blocks_as_its_shared_memory(
+    monkeypatch: pytest.MonkeyPatch, multiprocessors: int, kib: int, each: int
+) -> None:
+    """A100, H200, B200, RTX 3090 (CUDA C++ Programming Guide, table of compute capabilities)."""
+    facts = SimpleNamespace(
+        multi_processor_count=multiprocessors, shared_memory_per_multiprocessor=kib << 10
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: facts)
+    there: Any = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
+    tensor = cast(torch.Tensor, there)
+    assert la.resident_blocks(tensor, NARROW, 2) == each * multiprocessors
+    assert la.resident_blocks(tensor, SCORES, 2) == each * multiprocessors
+    assert la.resident_blocks(tensor, 179 << 10, 1) == multiprocessors
+    assert la.most_blocks(tensor) == 8 * multiprocessors

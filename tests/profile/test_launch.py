@@ -73,25 +73,38 @@ def test_exit_code_143_is_how_nsys_ends_a_program_with_its_capture(
 
 
 @pytest.mark.parametrize(
-    ("verb", "what", "sentence", "left"),
+    ("name", "verb", "what", "sentences", "left"),
     [
-        ("profile", {"writes": True, "code": 1, "says": "no such device"},
-         "nsys ended with exit code 1: it says: no such device.", "log.txt, step.nsys-rep"),
-        ("profile", {"says": "nothing was captured"},
-         "nsys wrote no report step.nsys-rep: it says: nothing was captured.", "log.txt"),
-        ("export", {"code": 0, "says": "a newer report"}, "step.nsys-rep (exit code 0)",
+        ("nsys", "profile", {"writes": True, "code": 1, "says": "no such device"},
+         ["nsys ended with exit code 1: it says: no such device."], "log.txt, step.nsys-rep"),
+        ("nsys", "profile", {"says": "nothing was captured"},
+         ["nsys wrote no report step.nsys-rep: it says: nothing was captured."], "log.txt"),
+        ("nsys", "export", {"code": 0, "says": "a newer report"}, ["step.nsys-rep (exit code 0)"],
          "log.txt, step.nsys-rep"),
-        ("export", {"code": 1, "says": "a newer report"}, "step.nsys-rep (exit code 1)",
+        ("nsys", "export", {"code": 1, "says": "a newer report"}, ["step.nsys-rep (exit code 1)"],
          "log.txt, step.nsys-rep"),
+        ("ncu", "profile", {"says": "==ERROR== ERR_NVGPUCTRPERM - no permission", "code": 1},
+         ["NVreg_RestrictProfilingToAdminUsers=0", "--cap-add=SYS_ADMIN"], "log.txt"),
+        ("ncu", "profile", {"says": "No kernels were profiled."},
+         ["no kernel was chosen: it says: No kernels were profiled."], "log.txt"),
+        ("ncu", "profile", {"code": 9}, ["ncu ended with exit code 9"], "log.txt"),
     ],
 )  # fmt: skip
 def test_what_fails_is_told_with_the_last_words_and_the_files(
-    verb: str, what: dict[str, Any], sentence: str, left: str, nsys: Tool, folder: Path
+    name: str,
+    verb: str,
+    what: dict[str, Any],
+    sentences: list[str],
+    left: str,
+    nsys: Tool,
+    ncu: Tool,
+    folder: Path,
 ) -> None:
-    nsys.does(verb, **what | ({"writes": folder.parent / "ready"} if "writes" in what else {}))
-    told = refused(nsys, folder)
-    assert sentence in told
-    files = ", ".join(f"{folder}/{name}" for name in left.split(", "))
+    tool = nsys if name == "nsys" else ncu
+    tool.does(verb, **what | ({"writes": folder.parent / "ready"} if "writes" in what else {}))
+    told = refused(tool, folder)
+    assert all(sentence in told for sentence in sentences)
+    files = ", ".join(f"{folder}/{file}" for file in left.split(", "))
     assert f"Files left: {files}." in told
 
 
@@ -150,24 +163,6 @@ def _processes_of(tool: Tool) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("what", "sentences"),
-    [
-        ({"says": "==ERROR== ERR_NVGPUCTRPERM - no permission", "code": 1},
-         ("NVreg_RestrictProfilingToAdminUsers=0", "--cap-add=SYS_ADMIN")),
-        ({"says": "No kernels were profiled."},
-         ("no kernel was chosen: it says: No kernels were profiled.",)),
-        ({"code": 9}, ("ncu ended with exit code 9",)),
-    ],
-)  # fmt: skip
-def test_ncu_that_fails_is_told_with_what_helps(
-    what: dict[str, Any], sentences: tuple[str, ...], ncu: Tool, folder: Path
-) -> None:
-    ncu.does("profile", **what)
-    told = refused(ncu, folder)
-    assert all(sentence in told for sentence in sentences)
-
-
 def test_a_tool_that_cannot_be_started_is_told(tmp_path: Path) -> None:
     (tmp_path / "nsys").write_text("no program")
     with pytest.raises(ProfileError, match="cannot be started"):
@@ -183,5 +178,5 @@ def test_options_that_the_installed_nsys_does_not_list_are_dropped_and_named(
     command = la.nsys_profile(str(nsys.path), Path("out/step"), PROGRAM)
     assert command.dropped == ["--cpuctxsw=none", "--discard-environment=true"]
     assert not set(command.dropped) & set(command.words)
-    export = la.nsys_export(str(nsys.path), Path("a.nsys-rep"), Path("a.sqlite"))
-    assert export.words[1:] == ["export", "--type=sqlite", "--output=a.sqlite", "a.nsys-rep"]
+    export = la.known_options([str(nsys.path), "export"], la._NSYS_EXPORT, ["a.nsys-rep"])
+    assert export.words[1:] == ["export", "--type=sqlite", "a.nsys-rep"]

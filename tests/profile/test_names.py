@@ -10,7 +10,7 @@ import yaml
 
 from dsv4kv.bench.serve.executor import LayerOperation
 from dsv4kv.errors import ConfigError
-from dsv4kv.ops.launches.catalogue import catalogue
+from dsv4kv.ops.cuda.inspection import catalogue
 from dsv4kv.profile.table import Rule, find_rule, read_rules, shipped_rules, shorten
 
 KERNELS = yaml.safe_load(Path(__file__).with_name("engine_kernels.yaml").read_text("utf-8"))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from dsv4kv.errors import ProfileError
-from dsv4kv.profile.ncu import read_ncu
+from dsv4kv.profile.read import read_ncu
 from dsv4kv.profile.trace import NONE
 
 Metrics = dict[str, tuple[float | str, str]]

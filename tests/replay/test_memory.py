@@ -12,8 +12,8 @@ from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.names import RULES, find_engine
 from dsv4kv.errors import ConfigError, DoesNotFit
+from dsv4kv.model.plan import choose_formats
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import choose_formats
 from dsv4kv.replay.build import begin_serving, build_replay, keys_on
 from dsv4kv.replay.memory import plan_memory
 from dsv4kv.traces.request import IdRuns, Request

@@ -5,8 +5,8 @@ from typing import Any
 from dsv4kv.bench.slot_system import PrefixCacheManager
 from dsv4kv.bench.systems import Model, Tokens
 from dsv4kv.config.experiments import SystemsConfig
+from dsv4kv.model.config import build_schedule
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import build_schedule
 
 MODEL = Model(build_schedule(load_model("v4-flash"), layers=(1, 2, 3, 4)))
 CHAT = {"users": 5, "begin": 3, "turns": 3, "system_tokens": 40, "question_tokens": 20}

@@ -5,7 +5,7 @@ import torch
 
 from dsv4kv.ops.cuda.compile import compile_module
 from dsv4kv.ops.cuda.inspection import sections
-from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches import Launch
 from dsv4kv.ops.launches.pages import plan_copy_peak
 from tests.cuda.toolchain import needs_nvrtc
 from tests.kernels.defects import defect

@@ -30,8 +30,8 @@ from dsv4kv.cache.manager import (
 )
 from dsv4kv.cache.step import Step
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.config import AttentionType, chooses_candidates
 from dsv4kv.model.plan import CHECKPOINT_TOKENS
-from dsv4kv.model.schedule import AttentionType, chooses_candidates
 from dsv4kv.ops.cuda.launch import dependent_launches
 from dsv4kv.ops.spec import OPERATIONS, READS
 from dsv4kv.ops.storage import Entries, PartWrite

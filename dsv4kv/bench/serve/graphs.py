@@ -13,7 +13,7 @@ from dsv4kv.cache.step import Step
 from dsv4kv.errors import CacheError
 from dsv4kv.ops.cuda.launch import OneStream, dependent_launches, foresee
 from dsv4kv.ops.cuda.launch import run as launch
-from dsv4kv.ops.launches.launch import KernelModule
+from dsv4kv.ops.launches import KernelModule
 from dsv4kv.ops.launches.pages import plan_completed
 
 

@@ -13,12 +13,11 @@ from dsv4kv.bench.serve.executor import Call, Reads, StepTokens
 from dsv4kv.bench.serve.inputs import InputBank, PlacedContexts, Queries, StepInputs
 from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import Compressors, LayerCache
+from dsv4kv.model.config import AttentionType
 from dsv4kv.model.formats import EntryFormat
-from dsv4kv.model.schedule import AttentionType
-from dsv4kv.ops import codec, reference, reference_codec
-from dsv4kv.ops.check import LSE_ERROR, OUTPUT_ERROR, SCORE_ERROR
+from dsv4kv.ops import cpu, reference
+from dsv4kv.ops.check import LSE_ERROR, OUTPUT_ERROR, SCORE_ERROR, Rows, is_close
 from dsv4kv.ops.storage import Compressor, PageStore
-from dsv4kv.ops.tolerance import Rows, is_close
 
 _SCORES = 64  # of a token that are compared
 
@@ -251,11 +250,11 @@ class Verifier:
 
 
 def _read(entry: EntryFormat, rows: Rows) -> Tensor:
-    return torch.tensor(reference_codec.decode(entry, *rows), dtype=torch.float64).bfloat16()
+    return torch.tensor(reference.decode(entry, *rows), dtype=torch.float64).bfloat16()
 
 
 def _encoded(entry: EntryFormat, values: Tensor) -> Rows:
-    return reference_codec.encode(entry, values.float().tolist())
+    return reference.encode(entry, values.float().tolist())
 
 
 def _decoded(store: PageStore, entries: Ids) -> Tensor:
@@ -263,7 +262,7 @@ def _decoded(store: PageStore, entries: Ids) -> Tensor:
     rows = torch.from_numpy(entries).to(store.pages.device)
     shape = len(rows), store.layout.format.dims
     found = torch.empty(shape, dtype=torch.bfloat16, device=rows.device)
-    codec.decode(store.layout.format, *store.read(rows), found)
+    cpu.decode(store.layout.format, *store.read(rows), found)
     return found.cpu().double()
 
 

@@ -30,8 +30,8 @@ from dsv4kv.engines.names import RULES, find_engine
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.errors import PeerUnavailable
 from dsv4kv.files import Unparsable, parse_json
+from dsv4kv.model.plan import choose_formats
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import choose_formats
 from dsv4kv.processes import Child, find_program
 from dsv4kv.replay.rules import Pool, run_rule
 from dsv4kv.traces.paths import collect_paths

@@ -12,8 +12,15 @@ from dsv4kv.engines.contract import Capacity, Deployment, Engine, PoolCost
 from dsv4kv.engines.dsv4kv import FAMILY
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import PageLayout
-from dsv4kv.model.plan import TABLE_ENTRY_BYTES, CachePlan, plan_cache
-from dsv4kv.model.schema import REPORT_BLOCK_TOKENS, LayerCacheSchema, Sharing, TableGroup
+from dsv4kv.model.plan import (
+    REPORT_BLOCK_TOKENS,
+    TABLE_ENTRY_BYTES,
+    CachePlan,
+    LayerCacheSchema,
+    Sharing,
+    TableGroup,
+    plan_cache,
+)
 
 
 class OwnEngine(Engine):

@@ -10,7 +10,7 @@ from fractions import Fraction
 from dsv4kv.engines.contract import Capacity, Deployment, Engine, PoolCost, held_layers, refuse
 from dsv4kv.engines.trtllm import FAMILY
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.schedule import DRAFT, LayerSpec
+from dsv4kv.model.config import DRAFT, LayerSpec
 
 _BLOCK_TOKENS = (128, 256)
 _MAIN = ("bf16", "fp8", "fp8_ds_mla")

@@ -19,7 +19,7 @@ from math import lcm
 from dsv4kv.engines.contract import Deployment, held_layers, layers_of, refuse
 from dsv4kv.engines.vllm import Grouping, Packing, Release
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.schedule import LayerSpec
+from dsv4kv.model.config import LayerSpec
 
 _STATE_BYTES = 4  # vLLM asserts float32
 _PACKED_ALIGN, _PLAIN_ALIGN = 576, 512  # fp8_ds_mla pages; V4.1's records and plain rows

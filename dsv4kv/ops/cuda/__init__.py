@@ -15,9 +15,8 @@ from torch import Tensor
 
 from dsv4kv.ops.cuda.compile import architecture_of
 from dsv4kv.ops.cuda.launch import run
-from dsv4kv.ops.launches import pages, reads, state
-from dsv4kv.ops.launches.launch import Launch
-from dsv4kv.ops.spec import OPERATIONS, VARIANTS, best, portable, write_in_turn
+from dsv4kv.ops.launches import Launch, pages, reads
+from dsv4kv.ops.spec import OPERATIONS, VARIANTS, available, write_in_turn
 
 
 def __getattr__(name: str) -> Callable[..., None]:
@@ -30,8 +29,7 @@ def __getattr__(name: str) -> Callable[..., None]:
 @functools.cache
 def _launching(operation: str) -> Callable[..., None]:
     special: dict[str, Any] = {"step_write": _step_write, "compress_chunk": _compress_chunk}
-    modules = (pages, state, reads)
-    plans = (getattr(each, f"plan_{operation}", None) for each in modules)
+    plans = (getattr(each, f"plan_{operation}", None) for each in (pages, reads))
     plan = special.get(operation) or next(filter(None, plans))
 
     def launch(*, variant: str | None = None, **arguments: Any) -> None:
@@ -55,24 +53,24 @@ def _step_write(*, variant: str, **step: Any) -> tuple[Launch, ...]:
     slots = step["slots"]
     scratch = torch.empty(len(slots), step["parts"][0].compressor.dim, device=slots.device)
     arrivals = _arrivals(slots.device, 1 << (len(slots) - 1).bit_length())
-    return (state.plan_step_write(**step, scratch=scratch, arrivals=arrivals),)
-
-
-def _compress_chunk(*, slot: int, start: int, **chunk: Any) -> tuple[Launch, ...]:
-    kv = chunk["kv"]
-    numbers = torch.tensor([slot, start, len(kv)], pin_memory=kv.is_cuda)  # or the copy waits
-    on_device = numbers.to(kv.device, non_blocking=True)
-    return state.plan_compress_chunk(**chunk, chunk=on_device)
-
-
-def _best(operation: str, device: torch.device) -> str:
-    """The default variant: the first that the GPU has; on the CPU one that every GPU has."""
-    if device.type != "cuda":
-        return portable(operation)
-    return best(operation, architecture_of(*torch.cuda.get_device_capability(device)))
+    return (pages.plan_step_write(**step, scratch=scratch, arrivals=arrivals),)
 
 
 @functools.cache
 def _arrivals(device: torch.device, tokens: int) -> Tensor:
     """Zeros, one set of them for each size: every launch leaves them as it found them."""
     return torch.zeros(tokens, dtype=torch.int32, device=device)
+
+
+def _compress_chunk(*, slot: int, start: int, **chunk: Any) -> tuple[Launch, ...]:
+    kv = chunk["kv"]
+    numbers = torch.tensor([slot, start, len(kv)], pin_memory=kv.is_cuda)  # or the copy waits
+    on_device = numbers.to(kv.device, non_blocking=True)
+    return pages.plan_compress_chunk(**chunk, chunk=on_device)
+
+
+def _best(operation: str, device: torch.device) -> str:
+    """The first variant that the GPU has; on the CPU one that every GPU has."""
+    on_gpu = device.type == "cuda"
+    capability = torch.cuda.get_device_capability(device) if on_gpu else None
+    return available(operation, architecture_of(*capability) if capability else None)[0]

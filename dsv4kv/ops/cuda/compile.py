@@ -25,7 +25,7 @@ from typing import Any
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.files import make_folder, replacing, shipped, user_cache
-from dsv4kv.ops.launches.launch import KernelModule
+from dsv4kv.ops.launches import KernelModule
 from dsv4kv.processes import usable_cores
 
 OPTIONS = (
@@ -70,25 +70,23 @@ def check_architecture(architecture: str) -> None:
 def compile_module(module: KernelModule, architecture: str) -> bytes:
     """Compile a module to a cubin for an architecture such as ``sm_90a``.
 
-    Program and headers go by their paths, so that profilers find the source.
-
-    Raises:
-        CudaUnavailable: A package is missing; says which.
-        DeviceError: An architecture that cannot be, or source that does not compile, with the log.
+    Program and headers go by their paths, so that profilers find the source. Raises
+    ``CudaUnavailable``, and ``DeviceError`` with the log of source that does not compile.
     """
     check_architecture(architecture)
-    nvrtc, source = _nvrtc(), source_path(module)
+    nvrtc, source = _nvrtc(), shipped("kernels") / module.source
     _, program = nvrtc.nvrtcCreateProgram(source.read_bytes(), str(source).encode(), 0, [], [])
     try:
         options = [option.encode() for option in compile_options(module, architecture)]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
+            nvrtc.nvrtcGetProgramLog(program, log)
             raise DeviceError(
                 f"{module.source} does not compile for {architecture} with NVRTC "
-                f"{nvrtc_version()}:\n{_log(program)}"
+                f"{nvrtc_version()}:\n{log.decode(errors='replace').strip(_BLANK)}"
             )
-        _, size = nvrtc.nvrtcGetCUBINSize(program)
-        cubin = bytearray(size)
+        cubin = bytearray(nvrtc.nvrtcGetCUBINSize(program)[1])
         nvrtc.nvrtcGetCUBIN(program, cubin)
         return bytes(cubin)
     finally:
@@ -98,13 +96,7 @@ def compile_module(module: KernelModule, architecture: str) -> bytes:
 def compile_options(module: KernelModule, architecture: str) -> list[str]:
     """Every option of a compilation."""
     defines = [f"-D{name}={value}" for name, value in module.macros]
-    folder = source_path(module).parent
-    return [f"--gpu-architecture={architecture}", *OPTIONS, f"-I{folder}", *defines]
-
-
-def source_path(module: KernelModule) -> Path:
-    """Where the module's source is."""
-    return shipped("kernels") / module.source
+    return [f"--gpu-architecture={architecture}", *OPTIONS, f"-I{shipped('kernels')}", *defines]
 
 
 @functools.cache
@@ -137,14 +129,7 @@ def _nvrtc() -> Any:
     return nvrtc
 
 
-def _log(program: Any) -> str:
-    nvrtc = _nvrtc()
-    _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    log = bytearray(size)
-    nvrtc.nvrtcGetProgramLog(program, log)
-    return log.decode(errors="replace").strip("\0\n ")
-
-
+_BLANK = "\0\n "
 _MAGIC = b"dsv4kv cubin 2 "
 _INCLUDE = re.compile(rb'^\s*#\s*include\s+"(.+?)"', re.MULTILINE)
 
@@ -156,11 +141,7 @@ def load_cubins(
 ) -> list[bytes]:
     """Machine code of modules for an architecture; those not in the cache compile side by side.
 
-    ``on_done`` is called with how many more are there.
-
-    Raises:
-        CudaUnavailable: A package is missing; says which.
-        DeviceError: A module cannot be compiled for this architecture.
+    ``on_done`` is called with how many more are there. Raises as ``compile_module`` does.
     """
     named = {cache_name(module, architecture): module for module in modules}
     cubins = {name: cubin for name in named if (cubin := _find(name))}
@@ -186,8 +167,8 @@ def load_cubins(
 
 def cache_name(module: KernelModule, architecture: str) -> str:
     """File name of a module's machine code: readable, then the digest of all that decides it."""
-    digest_of_sources = _sources_digest(source_path(module))
-    parts = (digest_of_sources, compile_options(module, architecture), nvrtc_version())
+    sources = _sources_digest(shipped("kernels") / module.source)
+    parts = (sources, compile_options(module, architecture), nvrtc_version())
     digest = hashlib.sha256(repr((module.source, parts)).encode()).hexdigest()
     return f"{Path(module.source).stem}-{architecture}-{digest[:32]}.cubin"
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.ops.cuda.compile import architecture_of, load_bindings, load_cubins
-from dsv4kv.ops.launches.launch import KernelModule, Launch
+from dsv4kv.ops.launches import KernelModule, Launch
 
 Packed = ctypes.Array[ctypes.c_int64]
 """n argument words, then the n addresses of these words."""
@@ -85,9 +85,7 @@ def dependent_launches(on: bool) -> Iterator[None]:
 def run(launch: Launch) -> None:
     """Launch on torch's current stream, compiling and loading what is not there yet.
 
-    Raises:
-        CudaUnavailable: No GPU, or a package is missing; says which.
-        DeviceError: Arguments that the kernel cannot take, or the driver refuses.
+    Raises ``CudaUnavailable``, and ``DeviceError`` for what kernel or driver refuse.
     """
     prepare(replace(launch, dependent=True) if _DEPENDENT.get() else launch)()
 
@@ -165,20 +163,41 @@ class Launcher:
         """See ``prepare``: a call that launches on the then current stream."""
         device, packed = device_of(launch), pack(launch)
         addresses = ctypes.addressof(packed) + ctypes.sizeof(packed) // 2
-        handle = self._function(launch, device)
-        start = self._start(launch)
+        handle, config = self._function(launch, device), self._config(launch)
+        start, guard = self._cuda.cuLaunchKernelEx, torch.cuda.device
         # What the inductor's generated code calls: the public way makes an object each time.
         stream_of = torch._C._cuda_getCurrentRawStream
-        guard = torch.cuda.device
 
         # The default keeps alive what the addresses and the arguments point to.
         def call(_alive: object = (packed, launch)) -> None:
             with guard(device):  # stream 0 is the default stream of the current device
-                status = start(handle, stream_of(device), addresses)
+                config.hStream = stream_of(device)
+                status = start(config, handle, addresses, 0)
             if status[0]:
                 self._checked(f"launching {launch.kernel}", status)
 
         return call
+
+    def _config(self, launch: Launch) -> Any:
+        """Of ``cuLaunchKernelEx``: it may begin earlier, or run by clusters."""
+        config, ids = self._cuda.CUlaunchConfig(), self._cuda.CUlaunchAttributeID
+        config.gridDimX, config.gridDimY, config.gridDimZ = *launch.grid, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
+        config.sharedMemBytes = launch.shared_bytes
+        attributes = []
+        if launch.dependent:  # in a captured graph an edge of it
+            early = self._cuda.CUlaunchAttribute()
+            early.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            early.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(early)
+        if launch.cluster > 1:
+            shape = self._cuda.CUlaunchAttribute()
+            shape.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            cluster = shape.value.clusterDim
+            cluster.x, cluster.y, cluster.z = 1, launch.cluster, 1
+            attributes.append(shape)
+        config.attrs, config.numAttrs = attributes, len(attributes)
+        return config
 
     def _function(self, launch: Launch, device: int) -> Any:
         """The driver's handle, with as much shared memory as the launch asks for."""
@@ -194,38 +213,6 @@ class Launcher:
                 result = self._cuda.cuFuncSetAttribute(self._functions[key], limit, size)
             self._checked(f"giving {launch.kernel} {size} B of shared memory", result)
         return self._functions[key]
-
-    def _start(self, launch: Launch) -> Callable[[Any, int, int], Any]:
-        """Launches a function on a stream with the addresses of its arguments: the status."""
-        config, cuda = self._cuda.CUlaunchConfig(), self._cuda
-        config.gridDimX, config.gridDimY, config.gridDimZ = *launch.grid, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
-        config.sharedMemBytes = launch.shared_bytes
-        attributes = list(self._attributes(launch))
-        config.attrs, config.numAttrs = attributes, len(attributes)
-
-        def call(handle: Any, stream: int, addresses: int) -> Any:
-            config.hStream = stream
-            return cuda.cuLaunchKernelEx(config, handle, addresses, 0)
-
-        return call
-
-    def _attributes(self, launch: Launch) -> Iterator[Any]:
-        """May begin earlier, or runs by clusters."""
-        ids = self._cuda.CUlaunchAttributeID
-        if launch.dependent:  # in a captured graph an edge of it
-            value = self._cuda.CUlaunchAttributeValue()
-            value.programmaticStreamSerializationAllowed = 1
-            yield self._attribute(ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value)
-        if launch.cluster > 1:
-            value = self._cuda.CUlaunchAttributeValue()
-            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = 1, launch.cluster, 1
-            yield self._attribute(ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value)
-
-    def _attribute(self, name: Any, value: Any) -> Any:
-        attribute = self._cuda.CUlaunchAttribute()
-        attribute.id, attribute.value = name, value
-        return attribute
 
     def _checked(self, call: str, result: tuple[Any, ...]) -> Any:
         status = result[0]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import FORMATS, PageLayout
-from dsv4kv.ops.launches import launch as la
+from dsv4kv.ops import launches as la
 from dsv4kv.ops.storage import Entries, PageStore
 
 _KEY_DIMS = 128
@@ -193,14 +193,6 @@ GROUPS = Shape(64, 64, 16, 1, "attend_groups.cuh")
 """Eight warps that decode for two warpgroups, see ``attend_groups.cuh``."""
 
 
-def shape_of(queries: Tensor, variant: str = "warps") -> Shape:
-    """What suits a GPU and a number of heads; an H200 for a tensor that is on none."""
-    if variant == "groups":
-        return GROUPS
-    large = la.most_shared(queries) == la.LARGE
-    return WIDE if large and queries.shape[1] > NARROW.heads else NARROW
-
-
 def plan_attend(
     ring: PageStore,
     slots: Tensor,
@@ -220,8 +212,8 @@ def plan_attend(
     """``attend``; to be launched in this order. Entries have 512 channels.
 
     variant: ``ops.spec.OPERATIONS`` lists them.
-    shape, blocks: of a block, and how many share all tokens' tiles out; None for ``shape_of`` and
-    all that the GPU holds. Which they are changes outputs by no more than rounding.
+    shape, blocks: of a block, and how many share all tokens' tiles out; None for what suits GPU
+    and heads, and all that it holds. Which they are changes outputs by no more than rounding.
     """
     heads, dims = queries.shape[1:]
     if dims != _DIMS:
@@ -231,9 +223,14 @@ def plan_attend(
         )
     if not len(slots):
         return ()
-    shape = shape or shape_of(queries, variant)
+    if shape is None:
+        wide = la.most_shared(queries) == la.LARGE and heads > NARROW.heads
+        shape = GROUPS if variant == "groups" else WIDE if wide else NARROW
     groups, most_tiles = -(-heads // shape.heads), _most_tiles(window, entries, shape)
-    tile_heads, pieces = _tile_heads(heads, shape), len(slots) * groups
+    # heads of a block, padding included: as few as its products can have
+    least = shape.heads if shape is GROUPS else min(heads, shape.heads)
+    tile_heads = next(size for size in _HEAD_TILES if size >= least)
+    pieces = len(slots) * groups
     module = _module(ring, entries, shape, tile_heads)
     shared = dict(module.macros)["DSV_SHARED_BYTES"]
     places = la.resident_blocks(queries, shared, shape.resident)
@@ -254,27 +251,18 @@ def plan_attend(
     return attend, la.Launch(_MERGE, "merge_parts", (pieces, rows), _DIMS // 4, merging)
 
 
-def _tile_heads(heads: int, shape: Shape) -> int:
-    """Heads of a block, padding included: as few as its products can have."""
-    least = shape.heads if shape is GROUPS else min(heads, shape.heads)
-    return next(size for size in _HEAD_TILES if size >= least)
-
-
 def _most_tiles(window: int, entries: Entries | None, shape: Shape) -> int:
-    return -(-window // shape.tile) + -(-_most_entries(entries) // shape.tile)
-
-
-def _most_entries(entries: Entries | None) -> int:
-    if entries is None:
-        return 0
-    if entries.indices is not None:
-        return entries.indices.shape[1]
-    return entries.table.shape[1] * entries.store.layout.entries
+    most = 0
+    if entries is not None:
+        held = entries.table.shape[1] * entries.store.layout.entries
+        most = held if entries.indices is None else entries.indices.shape[1]
+    return -(-window // shape.tile) + -(-most // shape.tile)
 
 
 def _module(ring: PageStore, entries: Entries | None, shape: Shape, heads: int) -> la.KernelModule:
     layouts = {"WINDOW": ring.layout} | ({"MAIN": entries.store.layout} if entries else {})
-    staged = max(_staged_bytes(layout) for layout in layouts.values())
+    # an entry as it is stored, in whole 16 bytes
+    staged = max(-(-layout.format.entry_bytes // 16) * 16 for layout in layouts.values())
     macros = {
         "DSV_HEADS": heads,
         "DSV_TILE": shape.tile,
@@ -285,11 +273,6 @@ def _module(ring: PageStore, entries: Entries | None, shape: Shape, heads: int) 
     for part, layout in layouts.items():
         macros |= la.prefixed(part, la.format_macros(layout))
     return la.KernelModule.of(shape.source, macros)
-
-
-def _staged_bytes(layout: PageLayout) -> int:
-    """An entry as it is stored, in whole 16 bytes."""
-    return -(-layout.format.entry_bytes // 16) * 16
 
 
 def _warp_macros(shape: Shape, heads: int, staged: int) -> dict[str, int]:

@@ -20,7 +20,7 @@ from dsv4kv.core.clock import LinearTimes
 from dsv4kv.errors import ConfigError, first_problem
 from dsv4kv.files import load_yaml, read_document, user_calibrations
 from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.schema import LayerCacheSchema
+from dsv4kv.model.plan import LayerCacheSchema
 
 _MOST_BYTES = 2**20
 BORROWED = 1.5

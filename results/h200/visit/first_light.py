@@ -10,7 +10,7 @@ from dsv4kv.errors import CudaUnavailable
 from dsv4kv.ops import cpu, cuda
 from dsv4kv.ops.cuda.compile import cache_folder, cache_name, load_cubins
 from dsv4kv.ops.cuda.launch import foresee, prepare
-from dsv4kv.ops.launches.launch import KernelModule
+from dsv4kv.ops.launches import KernelModule
 from dsv4kv.ops.launches.pages import plan_gather_topk
 from dsv4kv.ops.scenes import Arguments, make_call
 from dsv4kv.ops.spec import VARIANTS, Variant

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dsv4kv.ops import cuda
 from dsv4kv.ops.cuda.launch import run
-from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches import Launch
 from dsv4kv.ops.scenes import make_call
 from tests.kernels import hostile
 from tests.ops.operations import SCENES, SEED

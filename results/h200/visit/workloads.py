@@ -10,28 +10,30 @@ from torch import Tensor
 
 from dsv4kv.bench.figures import COLD_L2S
 from dsv4kv.bench.predict import Card, predict_ns
+from dsv4kv.model.config import build_schedule
 from dsv4kv.model.formats import EntryFormat, PageLayout, entry_format
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schedule import build_schedule
-from dsv4kv.ops import spec
 from dsv4kv.ops.cuda.launch import prepare
-from dsv4kv.ops.launches.launch import Launch
+from dsv4kv.ops.launches import Launch
 from dsv4kv.ops.launches.pages import (
     Way,
+    plan_compress_chunk,
     plan_entry_insert,
+    plan_flush,
     plan_gather_entries,
     plan_gather_topk,
     plan_objects,
     pool_table,
+    split_of,
 )
 from dsv4kv.ops.launches.reads import plan_attend, plan_index_scores, plan_select_topk
-from dsv4kv.ops.launches.state import plan_compress_chunk, plan_flush, split_of
 from dsv4kv.ops.storage import Compressor, Entries, PageStore, make_rope, random_compressor
 from visit.place import Place
 
 MAIN, KEYS = entry_format("main", "fp8_ds_mla"), entry_format("indexer", "fp8")
 _PAGE_ENTRIES = 32
 _FILLED_AT_ONCE = 8192
+_GATHERED_BYTES = 4 + MAIN.entry_bytes + 2 * MAIN.dims  # index and entry in, bf16 values out
 _ALIVE: list[list[Tensor]] = []
 _LAYERS = {"csa": 2, "hca": 3}  # of V4-Pro
 
@@ -59,7 +61,7 @@ class Work:
 
 def gather(place: Place, count: int, *, scattered: bool = True, **how: Any) -> Work:
     """Gathers of ``count`` physical entries."""
-    moved = spec.gather_topk_bytes(MAIN, count, count)
+    moved = count * _GATHERED_BYTES
     calls = _calls(place, moved)
     store = _filled(place, calls * count)
     entries = _order(place, calls * count, scattered=scattered).int().view(calls, count)
@@ -70,7 +72,7 @@ def gather(place: Place, count: int, *, scattered: bool = True, **how: Any) -> W
 
 def topk(place: Place, requests: int, chosen: int, **how: Any) -> Work:
     """Top-k gathers of requests of 8,192 tokens of CSA."""
-    moved = spec.gather_topk_bytes(MAIN, requests * chosen, requests * chosen)
+    moved = requests * chosen * _GATHERED_BYTES
     calls, held = _calls(place, moved), place.size(2048, max(64, chosen))
     width = held // _PAGE_ENTRIES
     store = _filled(place, calls * requests * held)
@@ -93,8 +95,8 @@ def attend(
     model, chosen = load_model("v4-pro"), read
     window, device = model.window_tokens, place.device.device
     read = requests * (window + chosen)
-    moved = spec.attended_bytes(MAIN, read, requests * chosen)
-    moved += spec.attend_query_bytes(requests, heads, MAIN.dims)
+    moved = read * MAIN.entry_bytes + requests * chosen * 4
+    moved += requests * (8 + heads * (4 * MAIN.dims + 4))
     calls = _calls(place, moved)
     held = -(-chosen // _PAGE_ENTRIES) * _PAGE_ENTRIES
     held = held if every else place.size(2048, max(64, chosen))
@@ -113,14 +115,14 @@ def attend(
         entries = Entries(store, tables[k], lengths, None if every else indices[k])
         asked = own, slots, tokens, window, entries, queries, sinks, MAIN.dims**-0.5
         plans.append(plan_attend(*asked, out[k], lse[k], **how))
-    return Work(plans, read, moved, spec.attend_flops(read, heads, MAIN.dims))
+    return Work(plans, read, moved, 4 * read * heads * MAIN.dims)
 
 
 def scores(place: Place, requests: int, keys: int) -> Work:
     """Scores of one query token of each request, against so many FP8 keys of its own."""
     model, device = load_model("v4-pro"), place.device.device
     heads, count, width = model.index_heads, requests * keys, -(-keys // _PAGE_ENTRIES)
-    moved = spec.index_scores_bytes(KEYS, count, requests * width, count, requests * heads)
+    moved = count * (KEYS.entry_bytes + 4) + requests * (width * 4 + heads * (KEYS.dims + 4))
     calls = _calls(place, moved)
     store = _filled(place, calls * requests * width * _PAGE_ENTRIES, entry=KEYS)
     tables = _order(place, len(store.pages)).int().view(calls, requests, width)
@@ -134,13 +136,13 @@ def scores(place: Place, requests: int, keys: int) -> Work:
         (plan_index_scores(store, tables[k], slots, lengths, codes, weights, None, out[k]),)
         for k in range(calls)
     ]
-    return Work(plans, count, moved, spec.index_scores_flops(count, heads, KEYS.dims))
+    return Work(plans, count, moved, 2 * count * heads * KEYS.dims)
 
 
 def select(place: Place, requests: int, columns: int) -> Work:
     """V4-Pro's top k of a row of scores of each request."""
     chosen, device = min(columns, load_model("v4-pro").index_topk), place.device.device
-    moved = spec.select_topk_bytes(requests * columns, 0, requests * chosen)
+    moved = requests * (columns + 2 * chosen) * 4
     calls, width = _calls(place, moved), -(-columns // _PAGE_ENTRIES)
     rows = torch.randn(calls, requests, columns, device=device)
     table = _order(place, requests * width).int().view(requests, width)
@@ -173,7 +175,7 @@ def objects(place: Place, way: Way, count: int) -> Work:
 
 def insert(place: Place, count: int, **how: Any) -> Work:
     """Inserts of ``count`` scattered entries."""
-    moved = spec.insert_bytes(MAIN, count)
+    moved = count * (2 * MAIN.dims + 8 + MAIN.entry_bytes)
     calls = _calls(place, moved)
     store = _filled(place, calls * count)
     entries = _order(place, calls * count).view(calls, count)
@@ -186,7 +188,7 @@ def flush(place: Place, kind: str, tokens: int, split: int | None = None, **how:
     """Flushes of all entries of ``tokens`` tokens, from random states."""
     compressor = _compressor(place, kind, tokens)
     count, rows = tokens // compressor.ratio, compressor.rows
-    moved = spec.flush_bytes(compressor, MAIN, count, online=False)
+    moved = count * (rows * compressor.dim * 2 * 4 + MAIN.entry_bytes)
     calls, device = _calls(place, moved), place.device.device
     store = _filled(place, calls * count)
     entries = _order(place, calls * count).view(calls, count)
@@ -206,7 +208,7 @@ def chunk(place: Place, kind: str, tokens: int, **how: Any) -> Work:
     """Chunks of ``tokens`` tokens of one request."""
     compressor = _compressor(place, kind, tokens)
     count, rows, device = tokens // compressor.ratio, compressor.rows, place.device.device
-    moved = spec.compress_chunk_bytes(compressor, MAIN, tokens, count, rows)
+    moved = (tokens + min(tokens, rows)) * compressor.channels * 2 * 4 + count * MAIN.entry_bytes
     calls = _calls(place, moved)
     store = _filled(place, calls * count)
     entries = _order(place, calls * count).view(calls, count)

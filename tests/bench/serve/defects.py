@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dsv4kv.cache.manager import KVCacheManager, StateCachePool
 from dsv4kv.cache.step import Step
-from dsv4kv.model.schedule import AttentionType
+from dsv4kv.model.config import AttentionType
 from dsv4kv.ops import cpu
 from dsv4kv.ops.spec import OPERATIONS
 from dsv4kv.ops.storage import Compressor, PageStore

@@ -15,9 +15,8 @@ from dsv4kv.bench.serve.loop import ServingLoop
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.model.config import DSV4Config
-from dsv4kv.model.plan import plan_cache
+from dsv4kv.model.plan import Sharing, plan_cache
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import Sharing
 from dsv4kv.runs.schema import Totals
 from tests.bench.serve.serving import make_requests, serving
 

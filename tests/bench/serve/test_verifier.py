@@ -12,8 +12,8 @@ from dsv4kv.bench.build import build_drive, plan_from, why_gathered
 from dsv4kv.bench.serve.executor import Recorder
 from dsv4kv.cache.manager import KVCacheManager
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.schedule import AttentionType
-from dsv4kv.ops import codec, cpu, reference
+from dsv4kv.model.config import AttentionType
+from dsv4kv.ops import cpu, reference
 from dsv4kv.ops.check import OUTPUT_ERROR, SCORE_ERROR
 from dsv4kv.ops.registry import resolve_backend
 from dsv4kv.ops.spec import OPERATIONS, READS
@@ -164,9 +164,7 @@ WRONG = {
     "halves of the overlap swapped": case(op("_halves", swapped_halves), SHORT, ANY_ENTRY),
     "scores without position bias": case(unbiased_state, SHORT, ANY_ENTRY),
     "a mean instead of a softmax": case(op("_pool", plain_mean), SHORT, ANY_ENTRY),
-    "keys not rotated": case(
-        op("hadamard", lambda _right, keys: keys, codec), SHORT, "indexer keys"
-    ),
+    "keys not rotated": case(op("rotate", lambda _right, keys: keys, cpu), SHORT, "indexer keys"),
     "entries of rejected drafts kept": case(
         op("flush", once_per_position(3)), [(6, 60)], ANY_ENTRY, ALONE, *DRAFTS
     ),

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from dsv4kv.bench.library import Bytes, MemoryStore, Prefix, Restored, namespace_of
 from dsv4kv.errors import CacheError, OutOfBlocks, StoreFull, StoreUnavailable
-from dsv4kv.model.plan import CachePlan, plan_cache
+from dsv4kv.model.plan import CachePlan, choose_formats, plan_cache
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import choose_formats
 from tests.bench.tiers.world import World, on_twin, tokens_of
 from tests.examples import examples
 

@@ -8,7 +8,7 @@ from dsv4kv.diagnose.records import Bytes, Record
 from dsv4kv.model.config import inverse_frequencies
 from dsv4kv.model.formats import EntryFormat, PageLayout
 from dsv4kv.model.presets import load_model
-from dsv4kv.ops import codec
+from dsv4kv.ops import cpu
 from dsv4kv.ops.storage import PageStore
 from tests.ops.samples import generator
 
@@ -36,7 +36,7 @@ def written(entry: EntryFormat, page_entries: int, rows: Tensor) -> Bytes:
     """Whole pages of rows: uint8[N, page bytes]."""
     pages = len(rows) // page_entries
     store = PageStore.allocate(PageLayout(entry, page_entries), pages, torch.device("cpu"))
-    store.write(torch.arange(pages * page_entries), *codec.encode(entry, rows))
+    store.write(torch.arange(pages * page_entries), *cpu.encode(entry, rows))
     return np.array(store.pages.numpy())
 
 

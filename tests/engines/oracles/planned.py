@@ -15,8 +15,8 @@ from dsv4kv.engines.names import find_engine
 from dsv4kv.engines.sglang.sizes import SglangEngine
 from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.plan import choose_formats
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import choose_formats
 from tests.engines.oracles.asking import HERE, ask, keep, read_kept
 
 

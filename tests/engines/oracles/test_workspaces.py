@@ -2,7 +2,7 @@
 
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.vllm.sizes import hca_index_bytes, workspace_bytes
-from dsv4kv.model.schema import choose_formats
+from dsv4kv.model.plan import choose_formats
 from tests.engines.oracles.asking import needs_engines
 from tests.engines.oracles.planned import model_of
 from tests.engines.oracles.workspaces import SETTINGS, ask_workspaces, read_workspaces

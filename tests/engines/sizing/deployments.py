@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.plan import choose_formats
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import choose_formats
 
 MILLION = 2**20
 GIB = 2**30

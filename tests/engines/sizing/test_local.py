@@ -21,8 +21,8 @@ from dsv4kv.engines.ds4.sizes import Ds4Engine
 from dsv4kv.engines.llamacpp.sizes import LlamaEngine, pad
 from dsv4kv.engines.sglang.sizes import KtEngine
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.plan import choose_formats
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import choose_formats
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared/data/starts/local_engines.jsonl"
 

@@ -11,7 +11,7 @@ from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.names import ENGINES, find_engine
 from dsv4kv.engines.trtllm.sizes import TrtllmEngine
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.schema import choose_formats
+from dsv4kv.model.plan import choose_formats
 from tests.engines.sizing.deployments import GIB, deploy, deployments
 
 OTHERS = [name for name in ENGINES if name != "dsv4kv"]

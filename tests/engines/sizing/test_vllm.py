@@ -11,8 +11,8 @@ from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.names import find_engine
 from dsv4kv.engines.vllm.sizes import VllmEngine
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.plan import choose_formats
 from dsv4kv.model.presets import load_model
-from dsv4kv.model.schema import choose_formats
 from tests.engines.sizing.deployments import GIB, MILLION, deploy, variant
 
 

@@ -14,7 +14,7 @@ import pytest
 from torch import Tensor
 
 from dsv4kv.files import shipped
-from dsv4kv.ops.launches.launch import MAX_ARGUMENTS, KernelModule, Launch
+from dsv4kv.ops.launches import MAX_ARGUMENTS, KernelModule, Launch
 
 _FLAGS = (
     "-std=c++17",

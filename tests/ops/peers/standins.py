@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dsv4kv.model.formats import FORMATS, PageLayout
-from dsv4kv.ops import codec, cpu
+from dsv4kv.ops import cpu
 from dsv4kv.ops.storage import PageStore
 
 caches_seen: list[Tensor] = []
@@ -143,7 +143,7 @@ def _entries(cache: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     store = PageStore(layout, cache.as_strided((pages, page_bytes), (page_bytes, 1)))
     values = torch.empty(indices.numel(), 512, dtype=torch.bfloat16)
     read = store.read(indices.long().clamp(min=0).flatten())
-    codec.decode(layout.format, *read, values)
+    cpu.decode(layout.format, *read, values)
     missing = indices[:, 0] < 0
     values = values.view(*missing.shape, 512).double()
     return values.masked_fill(missing[..., None], 0), missing

@@ -24,7 +24,8 @@ def check(name: str, plan: CachePlan = SHIPPED) -> list[Disagreement]:
     """Of a place, or of ``operation=defect``."""
     operation, equals, defect = name.partition("=")
     if equals:
-        resolved = combine(name, "cpu", Foreign({operation: getattr(wrong, defect)}, None), {})
+        function = wrong.CALLED_WRONG.get(defect) or getattr(wrong, defect)
+        resolved = combine(name, "cpu", Foreign({operation: function}, None), {})
     else:
         resolved = resolve_backend(name, "cpu")
     return check_backend(resolved, plan, CPU)
@@ -50,12 +51,12 @@ WRONG = {
     "gather_all=cleans_a_page": (CSA, "entry 32 (page 1, row 0) was written, and should not "),
     "gather_all=raises": (
         CSA,
-        "gather_all raised RuntimeError in wrong.py:77: invalid device function",
+        "gather_all raised RuntimeError in wrong.py:96: invalid device function",
     ),
-    "gather_all=ends_the_program": (CSA, "gather_all raised SystemExit in wrong.py:49: 0"),
+    "gather_all=ends_the_program": (CSA, "gather_all raised SystemExit in wrong.py:68: 0"),
     "gather_all=raises_what_cannot_be_read": (
         CSA,
-        "raised Unreadable in wrong.py:53: its message cannot be read",
+        "raised Unreadable in wrong.py:72: its message cannot be read",
     ),
     "gather_all=empties_its_output": (CSA, "it made 'out' [0] of bfloat16, and [3, "),
     "gather_window=newest_first": (RING, "request 0, row 0, channel 0 is 0, and the reference "),
@@ -140,6 +141,6 @@ def test_a_disagreement_is_a_sentence() -> None:
     found = check("gather_all=raises")
     assert [str(each) for each in found] == [
         f"gather_all of gather_all=raises on {pages}: gather_all raised "
-        "RuntimeError in wrong.py:77: invalid device function"
+        "RuntimeError in wrong.py:96: invalid device function"
         for pages in (CSA, KEYS, HCA)
     ]

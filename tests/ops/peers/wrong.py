@@ -3,6 +3,7 @@
 Called by position, as backends from elsewhere are.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +16,27 @@ from dsv4kv.ops.storage import Compressor, PageStore, make_rope
 
 cpu: Any = right  # called by position, some of them with whatever comes
 
-
-def forgets_the_indexer(*given: Any) -> None:
-    cpu.step_write(*given[:-1], given[-1][:1])
+CALLED_WRONG: dict[str, Callable[..., None]] = {
+    "forgets_the_indexer": lambda *given: cpu.step_write(*given[:-1], given[-1][:1]),
+    "copies_backwards": lambda store, sources, targets: cpu.page_copy(store, targets, sources),
+    "never_rotates": lambda *given: cpu.indexer_insert(*given[:-1], False),
+    "turns_as_the_group_before": lambda compressor, values, positions, *others: (
+        cpu.norm_rope_insert(compressor, values, positions - compressor.ratio, *others)
+    ),
+    "rotates_at_the_last_token": lambda compressor, state, slots, positions, *others: cpu.flush(
+        compressor, state, slots, positions + compressor.ratio, *others
+    ),
+    "forgets_the_state": lambda compressor, state, *others: cpu.compress_chunk(
+        compressor, state.clone(), *others
+    ),
+    "takes_the_last_of_equals": lambda scores, *others: cpu.select_topk(
+        scores + torch.arange(scores.shape[1]) * 1e-4, *others
+    ),
+    "attends_without_sinks": lambda *given: cpu.attend(
+        *given[:6], torch.full_like(given[6], -torch.inf), *given[7:]
+    ),
+}
+"""Right operations, called with other arguments."""
 
 
 def next_row(*given: Any) -> None:
@@ -102,39 +121,16 @@ def first_of_a_row_wins(ring: PageStore, *tokens: Any) -> None:
         cpu.window_insert(ring, *(each[t : t + 1] for each in tokens))
 
 
-def copies_backwards(store: PageStore, sources: Tensor, targets: Tensor) -> None:
-    cpu.page_copy(store, targets, sources)
-
-
-def never_rotates(*given: Any) -> None:
-    cpu.indexer_insert(*given[:-1], False)
-
-
-def turns_as_the_group_before(
-    compressor: Compressor, values: Tensor, positions: Tensor, *others: Any
-) -> None:
-    cpu.norm_rope_insert(compressor, values, positions - compressor.ratio, *others)
-
-
 def appends_without_bias(*given: Any) -> None:
     compressor, state, kv, score, slots, positions = given
     bias = compressor.ape[positions % compressor.ratio]
     cpu.state_append(compressor, state, kv, score - bias, slots, positions)
 
 
-def rotates_at_the_last_token(*given: Any) -> None:
-    compressor, state, slots, positions, *others = given
-    cpu.flush(compressor, state, slots, positions + compressor.ratio, *others)
-
-
 def forms_angles_in_float64(compressor: Compressor, *others: Any) -> None:
     """As right as can be in the first groups, and far from the engines' float32 in the last."""
     rope = make_rope(load_model("v4-flash"), compressor.ratio, 0, "float64")
     cpu.flush(replace(compressor, rope=rope), *others)
-
-
-def forgets_the_state(compressor: Compressor, state: Tensor, *others: Any) -> None:
-    cpu.compress_chunk(compressor, state.clone(), *others)
 
 
 def folds_no_constant(*given: Any) -> None:
@@ -152,17 +148,9 @@ def forgets_the_newest_block(*given: Any) -> None:
     cpu.select_blocks(scores, lengths - (lengths > block_entries).int() * 8, block_entries, out)
 
 
-def takes_the_last_of_equals(scores: Tensor, *others: Any) -> None:
-    cpu.select_topk(scores + torch.arange(scores.shape[1]) * 1e-4, *others)
-
-
 def gives_logical_entries(*given: Any) -> None:
     cpu.select_topk(*given)
     given[-1].copy_(given[-2])
-
-
-def attends_without_sinks(*given: Any) -> None:
-    cpu.attend(*given[:6], torch.full_like(given[6], -torch.inf), *given[7:])
 
 
 def counts_the_sink_in_lse(*given: Any) -> None:

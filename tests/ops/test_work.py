@@ -1,0 +1,221 @@
+"""Bytes and operations of a decode step, by context and model, against literal counts."""
+
+import numpy as np
+import pytest
+
+from dsv4kv.model.config import Candidates, DSV4Config, build_schedule
+from dsv4kv.model.plan import LayerCacheSchema, build_schema, choose_formats
+from dsv4kv.model.presets import load_model
+from dsv4kv.ops.work import CountedLayers, StepWork, Work
+
+K, M = 2**10, 2**20
+
+
+def schemas(config: DSV4Config, keys: str | None = None) -> list[LayerCacheSchema]:
+    formats = choose_formats(config, indexer=keys)
+    return [build_schema(config, spec, formats=formats) for spec in build_schedule(config)]
+
+
+class Step:
+    """One token of each of some requests, or some of one."""
+
+    def __init__(self, model: str | DSV4Config, *after: int, keys: str | None = None) -> None:
+        config = load_model(model) if isinstance(model, str) else model
+        self.schemas, tokens = schemas(config, keys), np.array(after)
+        counted = CountedLayers.of(config, self.schemas)
+        consecutive = len(after) > 1 and after[1] == after[0] + 1
+        self._work = StepWork(counted, tokens[-1:] if consecutive else tokens, tokens - 1)
+
+    def of(self, operation: str, layer: int, *, indexer: bool = False) -> Work:
+        return self._work.of(operation, self.schemas[layer], indexer=indexer)
+
+    def layers(self, *operations: str) -> dict[int, Work]:
+        """Of the layers that have such operations; what chooses only those that select have."""
+        chosen = [
+            n
+            for n, schema in enumerate(self.schemas)
+            if operations == ("attend",)
+            or (schema.layer.selects and self.schemas[schema.layer.kv_owner].indexer)
+        ]
+        found = {}
+        for n in chosen:
+            _, moved, flops = np.sum([self.of(each, n) for each in operations], axis=0).tolist()
+            found[n] = self.of(operations[0], n)[0], moved, flops
+        return found
+
+    def total(self, *operations: str) -> tuple[int, int]:
+        """Bytes and FLOPs of all layers."""
+        found = list(self.layers(*operations).values())
+        return sum(moved for _, moved, _ in found), sum(flops for *_, flops in found)
+
+
+# An fp8_ds_mla entry is 584 B and decodes to 512 bf16, 1024 B: 1608 B. An mxfp4 key is 68 B and
+# decodes to 128 bf16, 256 B. A CSA token has 1024 floats of kv and as many of score, HCA 512; its
+# indexer 256. Layers of V4-Flash: 0 SWA, 2 CSA, 3 HCA.
+AFTER = 4 * K - 2, 4 * K - 1, 4 * K  # two of four tokens of a group, and its last
+WRITTEN = {
+    ("window_insert", 0, False): (3, 3 * (1024 + 8 + 584)),
+    ("state_append", 2, False): (3, 3 * 4 * 1024 * 4),
+    ("state_append", 2, True): (3, 3 * 4 * 256 * 4),
+    ("state_append", 3, False): (3, 3 * 4 * 512 * 4),
+    ("flush", 2, False): (1, 8 * 512 * 2 * 4 + 584),
+    ("flush", 2, True): (1, 8 * 128 * 2 * 4 + 68),
+    ("flush", 3, False): (1, 128 * 512 * 2 * 4 + 584),
+    ("compress_chunk", 2, False): (3, 6 * 2 * 1024 * 4 + 584),
+    # the last of the pooled rows is still at hand
+    ("step_write", 3, False): (3, 3 * 1616 + 3 * 4 * 512 * 4 + 127 * 512 * 2 * 4 + 584),
+    ("step_write", 2, False): (
+        3,
+        3 * 1616 + 3 * 4 * (1024 + 256) * 4 + 7 * (512 + 128) * 2 * 4 + 584 + 68,
+    ),
+    ("gather_window", 0, False): (128, 128 * 1608 + 8),
+    ("gather_topk", 2, False): (512, 512 * 1608 + 512 * 4),
+    ("gather_all", 2, True): (K, K * (68 + 256) + 32 * 4),
+    ("gather_all", 3, False): (32, 32 * 1608 + 32 * 4),
+}
+
+
+@pytest.mark.parametrize(("operation", "layer", "indexer"), WRITTEN)
+def test_what_a_layer_writes_and_gathers_is_counted_by_hand(
+    operation: str, layer: int, indexer: bool
+) -> None:
+    found = Step("v4-flash", *AFTER).of(operation, layer, indexer=indexer)
+    assert found == (*WRITTEN[operation, layer, indexer], 0)
+
+
+def test_an_online_state_is_a_running_sum() -> None:
+    config = load_model("v4-flash")
+    layers = [build_schema(config, s, state="online") for s in build_schedule(config, layers=[3])]
+    work = StepWork(CountedLayers.of(config, layers), np.array([128]), np.array([127]))
+    expected = {"state_append": 8 * 512 * 4, "flush": 2 * 512 * 4 + 584}
+    for operation, moved in expected.items():
+        assert work.of(operation, layers[0], indexer=False) == (1, moved, 0)
+    fused = work.of("step_write", layers[0], indexer=False)[1]
+    assert fused == 1616 + sum(expected.values()) - 2 * 512 * 4
+
+
+def test_a_chunk_keeps_no_more_rows_than_the_state_has() -> None:
+    work = Step("v4-flash", *range(5, 25)).of("compress_chunk", 2)
+    assert work == (20, 28 * 2 * 1024 * 4 + 5 * 584, 0)
+
+
+def test_an_entry_of_one_value_is_inserted() -> None:
+    assert Step("v3.2", 7).of("entry_insert", 0) == (1, 2 * 576 + 8 + 656, 0)
+    assert Step("v3.2", 7).of("indexer_insert", 0, indexer=True) == (1, 2 * 128 + 8 + 132, 0)
+
+
+def test_a_step_of_v4_flash_at_128k_is_counted_by_hand() -> None:
+    found = Step("v4-flash", 128 * K, keys="mxfp4")
+    keys = 128 * K // 4  # of each of 21 layers; in blocks of 32
+    assert found.total("index_scores") == (
+        21 * (keys * 68 + keys // 32 * 4 + keys * 4 + 64 * (128 + 4)),
+        21 * keys * 64 * 128 * 2,
+    )
+    assert found.total("select_topk") == (21 * (keys * 4 + 512 * 8), 0)
+    # bf16 vectors in, e4m3 out; a weight in and out; 64 turns.
+    assert found.total("indexer_query") == (21 * (64 * (256 + 128 + 4 + 4) + 64 * 4), 0)
+    csa, hca, swa = 512 * (584 + 4), 1024 * (584 + 4), 0  # indices; a table of one entry a block
+    window = 128 * 584
+    assert found.total("attend") == (
+        21 * (csa + window) + 20 * (hca + window) + 2 * (swa + window)
+        + 43 * (8 + 64 * (2 * 1024 + 4)),
+        (21 * (512 + 128) + 20 * (1024 + 128) + 2 * 128) * 64 * 512 * 4,
+    )  # fmt: skip
+
+
+def test_a_short_request_has_few_entries_and_a_short_window() -> None:
+    found = Step("v4-flash", 100)
+    assert found.total("index_scores")[1] == 21 * 25 * 64 * 128 * 2
+    attended = 43 * 100 + 21 * 25  # no HCA entry is complete
+    assert found.total("attend")[1] == attended * 64 * 512 * 4
+    first = Step("v4-flash", 1)
+    assert first.total("index_scores") == (21 * 64 * (128 + 4), 0)
+    assert first.total("attend")[1] == 43 * 64 * 512 * 4
+
+
+def test_drafts_share_keys_and_see_what_is_before_them() -> None:
+    found = Step("v4-flash", *(4 * K - 1 + i for i in range(5)), keys="fp8")
+    scores = K - 1 + 4 * K
+    assert found.total("index_scores") == (
+        21 * (K * 132 + 32 * 4 + scores * 4 + 5 * 64 * 132),
+        21 * scores * 64 * 128 * 2,
+    )
+    assert found.total("select_topk") == (21 * (scores * 4 + 5 * 512 * 8), 0)
+
+
+def test_requests_share_no_keys() -> None:
+    both, *each = (Step("v4-flash", *after) for after in ((999, 5_000), (999,), (5_000,)))
+    assert both.total("index_scores")[0] == sum(one.total("index_scores")[0] for one in each)
+
+
+def test_v41_chooses_in_eight_layers_of_which_four_score_candidates_alone() -> None:
+    found = Step("v4.1-flash", 128 * K)
+    scores = found.layers("index_scores")
+    assert {layer: work[0] for layer, work in scores.items()} == {
+        **dict.fromkeys((2, 8, 14), 64 * K),
+        20: 128 * K,
+        **dict.fromkeys((24, 28, 32, 36), 2048 * 8),
+    }
+    assert found.of("select_blocks", 20) == (1, 128 * K * 4 + 2048 * 4, 0)
+    assert scores[24][1] == 2048 * 8 * (68 + 4) + 2048 * 4 + 32 * (128 + 4)
+    assert found.of("select_topk", 24)[1] == 2048 * 8 * 4 + (2048 + 2 * 512) * 4
+
+
+@pytest.mark.parametrize(
+    ("source", "length", "scored"),
+    [(20, 1, 1), (20, 17, 17), (20, 33, 17), (20, 40, 24), (20, 41, 17), (14, 1024, 1024)],
+)
+def test_the_newest_block_is_scored_as_far_as_it_goes(
+    source: int, length: int, scored: int
+) -> None:
+    """And layers after a source that read the keys of another layer score all of them."""
+    config = load_model("v4.1-flash").model_copy(
+        update={"candidates": Candidates(source=source, blocks=3, block_entries=8)}
+    )
+    assert Step(config, length).of("index_scores", 24)[2] == scored * 32 * 128 * 2
+
+
+def test_layers_for_which_another_one_chooses_only_attend() -> None:
+    """IndexCache on V4: a flag of the schedule."""
+    config = load_model("v4-flash")
+    sharing = config.model_copy(update={"index_sources": (2, 10, 18, 26, 34, 42)})
+    every, some = (Step(each, 128 * K) for each in (config, sharing))
+    assert some.total("index_scores")[0] * 21 == every.total("index_scores")[0] * 6
+    assert some.total("attend") == every.total("attend")
+
+
+# Of the bytes that a step moves in its cache: (share of what chooses, share of attention), in %.
+SHARES = {
+    ("v4-flash", "mxfp4", 8 * K): (23, 72),
+    ("v4-flash", "mxfp4", 128 * K): (70, 29),
+    ("v4-flash", "mxfp4", M): (79, 20),
+    ("v4-pro", "mxfp4", 128 * K): (64, 35),
+    ("v4-flash", "fp8", 8 * K): (36, None),
+    ("v4-flash", "fp8", 128 * K): (81, 19),
+    ("v4-flash", "fp8", M): (87, None),
+    ("v4-pro", "fp8", 128 * K): (76, None),
+}
+
+
+@pytest.mark.parametrize(("name", "keys", "tokens"), SHARES)
+def test_the_shares_of_a_step_by_key_format(name: str, keys: str, tokens: int) -> None:
+    """Less what is a token's own: its queries and outputs."""
+    found, config = Step(name, tokens, keys=keys), load_model(name)
+    asked = 132 * config.index_heads * len(found.layers("index_scores"))
+    own = config.num_layers * (8 + config.num_heads * (4 * 512 + 4))
+    choosing = found.total("index_scores", "select_topk")[0] - asked
+    attention = found.total("attend")[0] - own
+    moved = choosing + attention + sum(map(written, found.schemas))
+    for part, share in zip((choosing, attention), SHARES[name, keys, tokens], strict=True):
+        if share is not None:
+            assert 100 * part / moved == pytest.approx(share, abs=1)
+
+
+def written(schema: LayerCacheSchema) -> int:
+    """What a token writes to a layer, pooled entries left out: its window and its states."""
+    state = [
+        shape[-1] * 2 * 4 * 2
+        for shape in (schema.state_shape, schema.indexer_state_shape)
+        if shape
+    ]
+    return 1024 + 8 + 584 + sum(state)

@@ -38,7 +38,7 @@ _ASCEND = re.compile(
 _PINNED = re.compile(rf"\b({'|'.join(FAMILIES)})(?:\s*==\s*|(?:-\w+)?:v?)(\d+\.\d+(?:\.\d+)?)")
 _NIGHTLY = re.compile(rf"\b({'|'.join(FAMILIES)})(?:-\w+)?:nightly[\w.-]*?-(20\d{{6}})\b")
 _NAMING = ("model_id", "model_source", "modelURL", "model_name", "hf_model_id")
-_UNIT = re.compile(r"(?m)^\[Service\]")
+_UNIT = re.compile(r"(?m)^\[(?:Service|Container|program:.*)\]")
 _SETTINGS = {"--config", "--extra-engine-args", "--extra-llm-api-options"}
 """Flags that name a file of more flags, which a script or a ConfigMap next to it may hold."""
 _ROLES = {"prefill", "decode", "aggregated", "agg"}
@@ -234,7 +234,8 @@ def _in_script(text: str, around: _Around) -> Iterator[Launch]:
 
 
 def _as_shell(text: str) -> str:
-    """A unit of systemd as shell, of Markdown the code; lines kept."""
+    """A unit of systemd, Quadlet or supervisord as shell, of Markdown the code; lines kept."""
+    text = re.sub(r"(?m)(?<=\s)[`^][^\S\n]*$\n", "\\\\\n", text)  # continued as on Windows
     if len(re.findall(r"(?m)^[^\S\n]*```", text)) > 1:
         parts = re.split(r"(?m)^([^\S\n]*```.*)$", text)
         prose = {n for n in range(len(parts)) if n % 4 != 2}  # text, fence, code, fence
@@ -243,8 +244,10 @@ def _as_shell(text: str) -> str:
         )
     if not _UNIT.search(text):
         return text
-    text = re.sub(r"(?m)^Environment=", "export ", text)
-    return re.sub(r"(?m)^ExecStart=[-@:+!|]*", "", text)
+    image = re.search(r"(?m)^Image=(\S+)", text)
+    text = re.sub(r"(?mi)^environment=", "export ", text)
+    text = re.sub(r"(?m)^(?:ExecStart|command)=[-@:+!|]*", "", text)
+    return re.sub(r"(?m)^Exec=", f"podman run {image[1]} " if image else "", text)
 
 
 def _in_shell(

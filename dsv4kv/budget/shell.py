@@ -1,10 +1,11 @@
 """Shell scripts, read and never run: statements, quotes, variables, arrays and conditions."""
 
+import ast
 import operator
 import re
 from bisect import bisect_left
 from collections import ChainMap, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -32,6 +33,7 @@ _VARIABLE = re.compile(
     r"(?P<mark>[$\1])(?:(?P<plain>\w+)|\((?P<pod>\w+)\)"
     r"|\{(?P<name>\w+)(?P<all>\[[@*]\])?(?:(?P<how>:?[-=+?])(?P<other>[^}]{0,999}))?\})"
 )
+_ARITHMETIC = re.compile(r"[$\1]\(\((?P<sum>[\w\s${}+*/%<>=!?:()-]{1,200})\)\)")
 _KEYWORDS = {"exec", "sudo", "nohup", "time", "env", "do", "command", "$", "!", "{", "(", "eval"}
 _DECLARE = {"export", "declare", "local", "readonly", "typeset", "-a", "-x"}
 _HERE = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
@@ -123,7 +125,45 @@ def fill_in(word: str, variables: Mapping[str, str], *, split: bool = False) -> 
         _check_size(size, MOST_CHARACTERS)
         return text
 
-    return _VARIABLE.sub(value, word).replace(_HIDDEN, "$").replace(_QUOTED, "$")
+    def result(match: re.Match[str]) -> str:
+        found = _calculate(match["sum"], variables)
+        return "$" + match[0][1:] if found is None else str(found)
+
+    filled = _ARITHMETIC.sub(result, _VARIABLE.sub(value, word))
+    return filled.replace(_HIDDEN, "$").replace(_QUOTED, "$")
+
+
+_OPERATIONS: dict[type[ast.AST], Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,
+    ast.FloorDiv: operator.floordiv, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Eq: operator.eq, ast.NotEq: operator.ne,
+}  # fmt: skip
+
+
+def _calculate(text: str, variables: Mapping[str, str]) -> int | None:
+    """A sum of whole numbers and variables; None for another, or where one has no value."""
+    condition, asks, rest = text.partition("?")
+    if asks:
+        decided, (yes, _, no) = _calculate(condition, variables), rest.partition(":")
+        return None if decided is None else _calculate(yes if decided else no, variables)
+
+    def solve(node: ast.AST) -> int:
+        match node:
+            case ast.Constant(value=int(value)) if value < 10**15:
+                return value
+            case ast.Name(id=name) if len(variables[name]) < 16:
+                return int(variables[name])
+            case ast.BinOp(left=left, op=how, right=right):
+                return _OPERATIONS[type(how)](solve(left), solve(right))
+            case ast.Compare(left=left, ops=[how], comparators=[right]):
+                return _OPERATIONS[type(how)](solve(left), solve(right))
+        raise ValueError
+
+    plain = re.sub(r"\$\{?(\w+)\}?", r"\1", text.replace("/", "//")).strip()
+    try:
+        return int(solve(ast.parse(plain, mode="eval").body))
+    except (ArithmeticError, LookupError, RecursionError, SyntaxError, ValueError):
+        return None
 
 
 def expand(word: str, variables: Mapping[str, str]) -> list[str]:

@@ -165,7 +165,7 @@ def keep_inputs(context: Any) -> None:
             texts += [] if own else [str(each) for each in given if isinstance(each, str | Path)]
         texts += [each for text in texts for each in text.partition("=")[2].split(",")]
         named = param.opts[0] if param.opts[0].startswith("-") else param.metavar
-        keep_input(named, path, texts)
+        keep_input(named, path, filter(None, texts))
 
 
 def keep_input(named: str, output: Path, inputs: Iterable[str | Path]) -> None:
@@ -190,7 +190,7 @@ def _files_of(path: Path) -> Iterator[Path]:
         value = values.pop()
         values += value.values() if isinstance(value, dict) else []
         values += value if isinstance(value, list) else []
-        if isinstance(value, str):
+        if isinstance(value, str) and value:
             yield Path(value)
 
 

@@ -149,7 +149,8 @@ def read_points(path: Path) -> Points:
         reason = error.strerror if isinstance(error, OSError) else "it is no sweep of this dsv4kv"
         raise RecordError(f"{path} cannot be read ({reason}).") from None
     for text in lines:
-        with suppress(ValueError):  # cut short, or no run's: the point is done again
+        # cut short, or no run's: the point is done again
+        with suppress(ValueError, RecursionError):
             json.loads(text, parse_int=read_int)
             line = _Line.model_validate_json(text, strict=True)
             points.cases[line.point] = line.case

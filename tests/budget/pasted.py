@@ -89,6 +89,33 @@ Restart=always
 """,
         PRO_8 | {"engine": "sglang", "state": "bf16"},
     ),
+    Pasted(
+        "unit",
+        """[Unit]
+Description=DeepSeek
+[Container]
+Image=docker.io/vllm/vllm-openai:v0.30.0
+Environment=VLLM_SPARSE_INDEXER_MAX_LOGITS_MB=256
+Exec=--model deepseek-ai/DeepSeek-V4-Pro --tensor-parallel-size 8
+[Install]
+WantedBy=default.target
+""",
+        PRO_8 | {"engine": "vllm:0.30.0", "logits-limit": "256MiB"},
+    ),
+    Pasted(
+        "unit",
+        """[program:llm]
+environment=CUDA_VISIBLE_DEVICES="0,1"
+command=/srv/venv/bin/vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 2 --max-model-len 128K
+""",
+        VLLM_2,
+    ),
+    Pasted(
+        "wrapping",
+        "docker run --gpus all -p 8000:8000 `\n  vllm/vllm-openai:v0.30.0 `\n"
+        "  deepseek-ai/DeepSeek-V4-Pro `\n  --tensor-parallel-size 8\n",
+        PRO_8 | {"engine": "vllm:0.30.0"},
+    ),
     # ---- scripts
     Pasted(
         "script",

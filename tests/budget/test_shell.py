@@ -50,6 +50,22 @@ def test_a_default_of_a_variable_is_sought_nearby() -> None:
     assert shell.fill_in(longer, {}) == longer
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("$(( A * 2 + 1 ))", "17"),
+        ("$((${A}/3))", "2"),
+        ("$(( A > 16 ? A : B == 1 ? 4 : 5 ))", "5"),
+        ("$(( A % 0 ))", "$(( A % 0 ))"),
+        ("$(( A ** 99 ))", "$(( A ** 99 ))"),
+        ("$(( A + UNSET ))", "$(( A + UNSET ))"),
+        ("$(( " + "(" * 99 + "A" + ")" * 99 + " ))", "$(( " + "(" * 99 + "A" + ")" * 99 + " ))"),
+    ],
+)
+def test_sums_of_what_is_set_are_solved(written: str, read: str) -> None:
+    assert shell.fill_in(written, {"A": "8", "B": "2"}) == read
+
+
 def test_a_text_that_is_longer_than_any_command_is_not_read() -> None:
     with pytest.raises(ConfigError, match="no launch command is longer than 256 KiB"):
         list(find_launches("vllm serve a\n" * 2**15))

@@ -128,7 +128,7 @@ def test_points_are_of_the_files_that_their_settings_name(empty_folder: Path, na
 @pytest.mark.parametrize("cut", [2, 100, 2000])
 def test_a_point_whose_line_was_cut_short_is_done_again(cut: int, whole: list[Case]) -> None:
     path = points_of()
-    path.write_bytes(path.read_bytes()[:-cut])
+    path.write_bytes(path.read_bytes()[:-cut] + b"\n" + b"[" * 5_000)
     assert len(read_points(path).cases) == 1
     assert invoke("replay", "--quiet", "--resume", str(path)).exit_code == 6
     assert the_record().cases == whole

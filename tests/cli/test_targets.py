@@ -168,3 +168,21 @@ def test_what_a_command_reads_is_not_written_over(
         result = CliRunner().invoke(app, [*words, str(out)])
         assert (result.exit_code, file.read_bytes(), link.is_symlink()) == (2, before, True)
         assert "would overwrite what the command reads" in result.stderr
+
+
+def test_what_a_command_has_written_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("replay.yaml").write_text("workload: {trace: 'builtin:chat'}\nname: ''")
+    words = [
+        "replay",
+        "--config",
+        "replay.yaml",
+        "-q",
+        "--set",
+        "workload.limit=9",
+        "--json=a.json",
+    ]
+    for _ in range(2):
+        assert CliRunner().invoke(app, words).exit_code == 0

@@ -4,7 +4,7 @@ import functools
 import math
 import struct
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
@@ -195,16 +195,14 @@ class LayerSpec:
     routes_by_id: bool = False
     # whether its indexer selects the top k; else it takes what a layer before selected
     selects: bool = True
+    kind: str = field(init=False, repr=False, compare=False)  # its attention's, or ``draft``
+    # whether it stores compressed KV of its own
+    owns_kv: bool = field(init=False, repr=False, compare=False)
 
-    @functools.cached_property
-    def kind(self) -> str:
-        """Its attention's, or ``draft``."""
-        return DRAFT if self.is_draft else self.attn.value
-
-    @functools.cached_property
-    def owns_kv(self) -> bool:
-        """Whether it stores compressed KV of its own."""
-        return self.ratio > 0 and self.kv_owner == self.layer_idx
+    def __post_init__(self) -> None:
+        """Say once what every layout asks."""
+        object.__setattr__(self, "kind", DRAFT if self.is_draft else self.attn.value)
+        object.__setattr__(self, "owns_kv", self.ratio > 0 and self.kv_owner == self.layer_idx)
 
     @functools.cached_property
     def is_latent(self) -> bool:

@@ -82,6 +82,14 @@ def test_a_socket_gives_every_message_also_what_was_lost(
     assert [plain(record) for record in read_stream(folder, "events")] == filed
 
 
+def test_what_was_sent_before_anybody_listened_is_asked_for(tmp_path: Path) -> None:
+    with publishing() as server:
+        for number in range(3):
+            server.send(fr.frames(number, fr.CLEARED), lose=True)
+        with listening(tmp_path / "recording", server) as heard:
+            wait_until(lambda: numbers(heard) == [0, 1, 2])
+
+
 def test_a_socket_that_sends_the_same_without_end_keeps_nothing_new_away(tmp_path: Path) -> None:
     with publishing() as server:
         server.endless = True

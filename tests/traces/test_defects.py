@@ -150,12 +150,20 @@ def test_millions_of_lists_do_not_fill_the_memory(begin: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("piece", "line"),
-    [(b" " * 2**20, 1), (b" " * (2**20 - 1) + b"\n", 65), (b"\n" * 2**20, 2**20 + 1)],
+    ("begin", "piece", "line"),
+    [
+        (b"", b" " * 2**20, 1),
+        (b"[", b" " * 2**20, 1),
+        (b"", b" " * (2**20 - 1) + b"\n", 65),
+        (b"", b"\n" * 2**20, 2**20 + 1),
+    ],
 )
-def test_blanks_without_end_are_not_read_for_ever(piece: bytes, line: int, tmp_path: Path) -> None:
+def test_blanks_without_end_are_not_read_for_ever(
+    begin: bytes, piece: bytes, line: int, tmp_path: Path
+) -> None:
     path = tmp_path / "trace"
     with path.open("wb") as file:
+        file.write(begin)
         for _ in range(65):
             file.write(piece)
     with pytest.raises(TraceError, match=rf"trace:{line}: the line is longer than 64 MiB"):

@@ -199,3 +199,19 @@ def piece_of(manager: KVCacheManager, family: Family, layer: int, unit: int) -> 
 
 
 FILLED = filled("v4-flash", {})
+
+
+@pytest.mark.parametrize("model", ["v4-flash", "v4.1-flash", "v3.2"])
+def test_what_a_gpu_puts_is_where_the_cpu_puts_it(model: str) -> None:
+    whole = filled(model, {})
+    source, caches = CacheBytes(whole), [CacheBytes(KVCacheManager(whole.plan)) for _ in range(2)]
+    plain, gathered = caches
+    for family in source.families.values():
+        ids = np.array([2, 0, 1])
+        data, rows = room(family, 3), by_layer(family, ids[::-1])
+        with on_twin(source):
+            source.take(family, by_layer(family, ids), data)
+        plain.put(family, rows, data)
+        with on_twin(gathered):
+            gathered.put(family, rows, data)
+    assert bits(plain.manager) == bits(gathered.manager)

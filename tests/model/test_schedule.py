@@ -74,6 +74,13 @@ def test_a_stage_that_cannot_be_is_refused(stage: int, stages: int) -> None:
         build_schedule(load_model("v4-flash"), stage=stage, stages=stages)
 
 
+def test_four_layers_of_v41_own_compressed_kv_and_the_others_read_it() -> None:
+    specs = build_schedule(load_model("v4.1-flash"))
+    assert [spec.layer_idx for spec in specs if spec.owns_kv] == [2, 8, 14, 20]
+    readers = {spec.layer_idx: spec.kv_owner for spec in specs if spec.ratio}
+    assert [readers[layer] for layer in (7, 8, 13, 19, 21, 39)] == [2, 8, 8, 14, 20, 20]
+
+
 def test_without_the_owner_the_first_reader_held_keeps_the_copy() -> None:
     specs = build_schedule(load_model("v4.1-flash"), layers=[5, 6, 9, 30])
     assert [spec.kv_owner for spec in specs] == [5, 5, 9, 30]

@@ -1,4 +1,4 @@
-"""Times of steps: what they grow with, what divides them, and that grouping changes nothing."""
+"""Times of steps: their terms, what they grow with, what divides them, whatever the grouping."""
 
 from operator import add
 
@@ -48,6 +48,33 @@ def deploy(layout: Layout = TP4, drafts: int = 0, *, all_to_all: bool = False) -
 
 def model(layout: Layout = TP4, drafts: int = 0) -> ste.ModelTimes:
     return ste.ModelTimes(deploy(layout, drafts), COEFFICIENTS)
+
+
+def test_a_decode_step_is_the_literal_sum_of_its_terms() -> None:
+    rows, context, drafts = 10, 5000, 3
+    tokens = rows * (1 + drafts)
+    read = 10e9 / 4 + 140e9 / 4 * (1 - (250 / 256) ** tokens)
+    expected_s = (
+        43 * 150e-6
+        + drafts * 700e-6
+        + read / (0.5 * 4e12)
+        + tokens * context / 1000 * 900e-9
+        + 2 * tokens * (7e9 + 6e9) / 4 / 500e12
+    )
+    assert model(TP4, drafts).decode_s(rows, context, drafts) == pytest.approx(expected_s, 1e-9)
+
+
+def test_a_prompt_chunk_is_the_literal_sum_of_its_terms() -> None:
+    tokens, prefix = 4096, 20_000
+    flop = 2 * tokens * (7e9 + 6e9) / 4
+    read = 10e9 / 4 + 140e9 / 4 * (1 - (250 / 256) ** tokens)
+    expected_s = (
+        flop / 500e12
+        + read / 2e12
+        + tokens * prefix / 1000 * 90e-9
+        + 100 * 43 * tokens * 8192 / 4e12
+    )
+    assert model().prompt_s(tokens, prefix) == pytest.approx(expected_s, 1e-6)
 
 
 def test_a_chunk_takes_no_less_than_its_launches() -> None:

@@ -179,6 +179,12 @@ def test_a_launch_command_is_read_as_the_layout_it_was_written_for(
         assert texts["model"] == preset
 
 
+def test_the_path_of_a_model_is_one_word_of_a_launch_command() -> None:
+    path = "it's; $(x)"
+    command = launch_command("sglang", path, layouts_of("v4-flash")[0])
+    assert path in shlex.split(command)
+
+
 def test_every_deployment_considered_is_ruled_out_or_simulated() -> None:
     asked, tally = question(1, "ttft_p90=900ms", "tpot_p50=30ms"), Tally()
     answer = plan(open_search(asked, kinds_of(asked, tally=tally, gpus=["b200"]), tally))

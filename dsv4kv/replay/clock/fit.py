@@ -26,7 +26,13 @@ from dsv4kv.engines.names import FAMILIES
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import Parts, build_replay, find_parts
 from dsv4kv.replay.clock.measured import Floats, Measured
-from dsv4kv.replay.clock.steps import Coefficients, HeldOut, MeasuredOn, ModelTimes
+from dsv4kv.replay.clock.steps import (
+    MOST_FACTOR,
+    Coefficients,
+    HeldOut,
+    MeasuredOn,
+    ModelTimes,
+)
 
 
 @dataclass(frozen=True)
@@ -423,7 +429,7 @@ def _held_out(compared: Sequence[Compared], before: HeldOut) -> HeldOut:
     for name, known in before:
         logs = np.abs(np.log(_held_out_ratios(compared, name)))
         factor = float(np.exp(np.quantile(logs, 0.9))) if len(logs) else known
-        found[name] = max(1.05, np.ceil(factor * 20) / 20)
+        found[name] = min(max(1.05, np.ceil(factor * 20) / 20), MOST_FACTOR)
     return HeldOut(**found)
 
 

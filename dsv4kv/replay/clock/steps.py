@@ -28,7 +28,9 @@ BORROWED = 1.5
 
 _Time = Annotated[float, Field(ge=0, le=1e6)]  # times end within what a clock can show
 _Rate = Annotated[float, Field(ge=1e-3, le=1e9)]
-_Factor = Annotated[float, Field(ge=1, le=1e3)]
+MOST_FACTOR = 1e3
+"""An error beyond this one says nothing more."""
+_Factor = Annotated[float, Field(ge=1, le=MOST_FACTOR)]
 
 
 class _Frozen(BaseModel):
@@ -47,7 +49,7 @@ class HeldOut(_Frozen):
 
     def widened(self, factor: float) -> "HeldOut":
         """The same where less is known."""
-        return HeldOut(**{name: value * factor for name, value in self})
+        return HeldOut(**{name: min(value * factor, MOST_FACTOR) for name, value in self})
 
     def of(self, latency: str) -> float:
         """The factor of a latency of a replay."""

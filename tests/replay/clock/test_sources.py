@@ -12,7 +12,14 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
 from dsv4kv.replay.build import Replay, build_replay
-from dsv4kv.replay.clock.steps import BORROWED, MeasuredOn, find_coefficients
+from dsv4kv.replay.clock.fit import Compared, _held_out
+from dsv4kv.replay.clock.steps import (
+    BORROWED,
+    MOST_FACTOR,
+    HeldOut,
+    MeasuredOn,
+    find_coefficients,
+)
 from dsv4kv.traces.request import Request
 from tests.replay.clock.test_steps import COEFFICIENTS
 from tests.replay.scenes import request, small_config
@@ -71,6 +78,13 @@ def test_a_calibration_of_another_deployment_is_less_sure_and_says_so(
     assert (alike.source, alike.held_out) == ("made up", COEFFICIENTS.held_out)
     assert said in other.source
     assert other.held_out == COEFFICIENTS.held_out.widened(BORROWED)
+
+
+def test_no_error_is_beyond_what_a_file_may_have() -> None:
+    most = HeldOut(ttft=MOST_FACTOR, tpot=MOST_FACTOR / 1.2, throughput=2.0)
+    assert most.widened(BORROWED) == HeldOut(ttft=MOST_FACTOR, tpot=MOST_FACTOR, throughput=3.0)
+    far = Compared("a run in other units", "ttft", 50.0, 1e-3, 1.0, 10 * MOST_FACTOR)
+    assert _held_out([far], most).ttft == MOST_FACTOR
 
 
 @pytest.mark.parametrize(

@@ -29,16 +29,16 @@ COMMANDS = {
     "replay help": "replay --help-all",
     "info help": "trace info --help",
     "schema": "config schema --json",
-    "set": "config show --set cache.prefix.policy=mru",
+    "set": "config show --set cache.prefix.policy=random",
     "misspelt": "config show --set cache.prefix.policy=lri",
-    "replay": "replay builtin:chat --policy mru --quiet",
+    "replay": "replay builtin:chat --policy random --quiet",
     "info": "trace info builtin:chat --format mine --json",
 }
 NEW = """
 import json, sys
 from dsv4kv.choices import TRACE_FORMATS, Choice
 from dsv4kv.core.policies import POLICIES
-POLICIES["mru"] = Choice("the most recently used", "core.policies:FIFO")
+POLICIES["random"] = Choice("any", "core.policies:FIFO")
 TRACE_FORMATS["mine"] = Choice("my own", "traces.formats:NATIVE")
 from typer.testing import CliRunner
 from dsv4kv.cli import app
@@ -87,11 +87,11 @@ def test_a_name_that_is_not_there_gets_a_sentence_with_the_nearest_and_all() -> 
 @pytest.mark.parametrize(
     ("command", "code", "said"),
     [
-        ("mrc help", 0, "mru"),
-        ("replay help", 0, "mru"),
-        ("schema", 0, "mru (the most recently used)"),
-        ("set", 0, "    policy: mru\n"),
-        ("misspelt", ConfigError.exit_code, "give one of lru, fifo, lfu, mru"),
+        ("mrc help", 0, "random"),
+        ("replay help", 0, "random"),
+        ("schema", 0, "random (any)"),
+        ("set", 0, "    policy: random\n"),
+        ("misspelt", ConfigError.exit_code, "give one of lru, fifo, lfu, random"),
         ("replay", 0, ""),
         ("info help", 0, "mine"),
         ("info", 0, '"format": "mine"'),

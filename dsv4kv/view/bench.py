@@ -195,19 +195,19 @@ def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None =
         kept, all_ = len(each.samples_ns), len(each.samples_ns) + each.throttled
         return tb.Number(f"{kept:,} of {all_:,}" if each.throttled else f"{kept:,}")
 
+    of_copy = f"% of {known[0].name if known else 'copy'}"
     columns: list[tb.Column] = [
         ("operation", _name),
         ("layers", _layers),
         ("median µs", lambda each: checked(_median(each.samples_ns), 1e-3, busy=busy)),
         ("GB/s", lambda each: checked(estimate_rate(each.bytes, each.samples_ns), busy=busy)),
-        (f"% of {known[0].name if known else 'copy'}", share_of_best),
+        (of_copy, share_of_best),
         ("% of time", share_of_time),
     ]
-    least = [columns[4][0]]
     peaks = [f"{each.name} {tb.format_quantity(each.rate)} GB/s" for each in known]
     if most:
         note = "; ".join([*peaks[:1], _backend_note(case)])
-        return tb.Table("Operations", columns, rows, note, keys=2, least=least).first(most)
+        return tb.Table("Operations", columns, rows, note, keys=2, least=[of_copy]).first(most)
     columns += [
         ("calls", calls),
         ("useful bytes", lambda each: tb.size(sum(each.bytes))),
@@ -222,7 +222,7 @@ def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None =
         empty = tb.format_quantity(_median(case.empty_kernel_ns), 1e-3)
         missing.append(f"an empty kernel takes {empty} µs")
     note, caption = "; ".join([*peaks, _backend_note(case)]), "\n".join(missing)
-    return tb.Table("Operations", columns, rows, note, caption=caption, keys=2, least=least)
+    return tb.Table("Operations", columns, rows, note, caption=caption, keys=2, least=[of_copy])
 
 
 def _percent(part: float, whole: float) -> tb.Number | None:

@@ -27,3 +27,17 @@ def test_what_is_wrong_is_found(
     assert [
         each.startswith(fault) for each in faults(f"dsv4kv {command}", PLACE[place], code, printed)
     ] == [True] + [False] * (b"\xff" in printed)
+
+
+@pytest.mark.parametrize(
+    ("command", "place", "code", "printed"),
+    [
+        ("budget", "terminal", 0, b"\x1b[1;32m" + b"x" * 80 + b"\x1b[0m\r\n" + b"y" * 80),
+        ("budget", "no-color", 0, b"\x1b[1mbold\x1b[0m \x1b[2K"),
+        ("budget --json", "ascii", 0, "µ".encode()),
+        ("config show smoke", "terminal", 0, b"x" * 99),
+        ("compare results/A.json results/B.json", "pipe", 3, b"UNCLEAR"),
+    ],
+)
+def test_what_is_right_is_not(command: str, place: str, code: int, printed: bytes) -> None:
+    assert list(faults(f"dsv4kv {command}", PLACE[place], code, printed)) == []

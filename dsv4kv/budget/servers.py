@@ -180,8 +180,9 @@ class _Loader(YamlLoader):
     """Keeps the lines of texts."""
 
     def construct_placed(self, node: Any) -> _Placed:
-        found = _Placed(node.value)
-        found.line = node.start_mark.line + (node.style in ("|", ">"))  # a block begins below
+        found = _Placed(self.construct_scalar(node))  # which refuses !!str of a list
+        below = getattr(node, "style", None) in ("|", ">")  # a block begins below
+        found.line = node.start_mark.line + below
         return found
 
 

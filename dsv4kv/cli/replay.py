@@ -96,7 +96,6 @@ def replay(
     """
     from dsv4kv.config.replay import ReplayConfig
     from dsv4kv.record.folder import is_recording
-    from dsv4kv.view.config import schema_table
     from dsv4kv.view.html import write_chart
     from dsv4kv.view.render import show
     from dsv4kv.view.replay import replay_page

@@ -125,6 +125,15 @@ vllm serve deepseek-ai/DeepSeek-V4-Flash-DSpark \\
         texts={"model": "v4-flash", "draft-layers": "3", "draft-tokens": "7", "tp": "1"},
     ),
     Published(
+        "llm-infer-cal, README",
+        """vllm serve deepseek-ai/DeepSeek-V4-Flash \\
+    --tensor-parallel-size 4 --max-model-len 1048576 \\
+    --trust-remote-code --gpu-memory-utilization 0.9 \\
+    --attention-backend auto""",
+        gpu="h100",
+        texts={"tp": "4", "context": "1048576", "memory-fraction": "0.9"},
+    ),
+    Published(
         "jasl/vllm ds4-sm120, benchmark notes",
         f"""vllm serve deepseek-ai/DeepSeek-V4-Flash \\
   --trust-remote-code \\
@@ -183,6 +192,26 @@ vllm serve deepseek-ai/DeepSeek-V4-Flash \\
     --enable-prefix-caching --max-cudagraph-capture-size 8 -tp 2 -pp 1""",
         gpu="rtx-pro-6000",
         texts={"tp": "2", "pp": "1", "draft-layers": "1"},
+    ),
+    Published(
+        "a guide to V4 with SGLang",
+        """docker run --gpus all --ipc=host -p 30000:30000 \\
+  -v ~/.cache/huggingface:/root/.cache/huggingface \\
+  lmsysorg/sglang:dev \\
+  python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V4-Flash \\
+  --trust-remote-code --tp 4 \\
+  --tool-call-parser deepseekv4 --reasoning-parser deepseek-v4""",
+        texts={"engine": "sglang", "model": "v4-flash", "tp": "4"},
+    ),
+    Published(
+        "a harness for 8 x B200",
+        """python -m sglang.launch_server \\
+  --model-path deepseek-ai/DeepSeek-V4-Pro \\
+  --host 0.0.0.0 --port 30000 --tp 8 \\
+  --attention-backend fa3 --enable-deterministic-inference \\
+  --mem-fraction-static 0.90""",
+        gpu="b200",
+        texts={"model": "v4-pro", "tp": "8", "memory-fraction": "0.90"},
     ),
     Published(
         "AIME26 on 8 x B200 with SGLang",

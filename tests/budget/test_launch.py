@@ -103,6 +103,7 @@ ODD = (
     f"{SERVE} --speculative-config '[]'", f"{SERVE} --attention-config null",
     f"{SERVE} --kv-cache-dtype nvfp4_ds_mla", f"{SERVE} --speculative-config '{{\"method\":3}}'",
     "services: {a: {image: vllm/x, command: null}}", "services: {a: {command: [1, 2, [3]]}}",
+    "a: {command: !!str [b]}\nc: d", "a: {command: !!str {b: c}}\nd: e",
     "&" * 1000, "\\\n" * 5000, "A=${A:-$A}\nvllm serve $A", "vllm serve " + "--a " * 20_000,
     "sglang serve --tp 8 --dp 3 --enable-dp-attention --model v4-flash",
 )  # fmt: skip

@@ -1,7 +1,10 @@
 """The model checker, over a manager in plain Python: what is planted is found and made short."""
 
+import json
 import random
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,3 +150,17 @@ def test_an_engine_that_is_not_installed_is_a_sentence() -> None:
         drive("vllm", package=Path(__file__).parent),
     ):
         pass
+
+
+def test_questions_and_answers_are_lines(tmp_path: Path) -> None:
+    """As the driver's process has them."""
+    session = SimpleNamespace(apply=lambda _: None, end=lambda: None)
+    driver = SimpleNamespace(
+        NAME="toy", load=lambda _: "engine", traits=lambda _: {}, Session=lambda *_: session
+    )
+    question = asdict(se.Sequence({}, (("step", 0),)))
+    with (tmp_path / "told").open("w+") as told:
+        broken.serve(driver, None, [json.dumps(question)], told)
+        told.seek(0)
+        told_lines = [json.loads(line) for line in told]
+    assert told_lines == [{"version": "unknown", "traits": {}}, {"broken": {}, "done": 1}]

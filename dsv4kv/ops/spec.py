@@ -2,7 +2,7 @@
 
 A backend is anything with a function for each row, called by keyword. ``reference`` is the literal
 one; every other must equal it: bit for bit where the arithmetic is exact (gather, insert, copy),
-within the format's own grid where it sums (``tolerance``). A new operation is a row here, its
+within the format's own grid where it sums (``ops.check``). A new operation is a row here, its
 reference, its kernel and its launch.
 
 Arguments. *Pages* are a ``PageStore``; ``ring`` has a page for each slot. Tensors have a dtype and

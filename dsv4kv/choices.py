@@ -37,7 +37,7 @@ STRATEGIES = {
     "ends": Choice("of prompts"),
     "ends+junctions": Choice("and where an earlier resume fell short"),
 }
-"""Where window and compressor state are kept, as ``mrc.strategies`` reads it."""
+"""Where window and compressor state are kept, as ``replay.mrc`` reads it."""
 
 TRACE_FORMATS = {
     "bailian": Choice("Bailian's JSON lines, ids of 16 tokens", "traces.formats:BAILIAN"),

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.bench import systems as wl
+from dsv4kv.bench import systems
 from dsv4kv.bench.library import page_digests
 from dsv4kv.cache.blocks import NO_BLOCKS, NO_HASH, BlockEvent, BlockPool, Ids, Policy
 from dsv4kv.config.experiments import SystemsConfig
@@ -215,7 +215,7 @@ LEAST_COMPUTED = 2
 would be taken for a decode step."""
 
 
-def names_of(tokens: wl.Tokens, block_tokens: int) -> list[int]:
+def names_of(tokens: systems.Tokens, block_tokens: int) -> list[int]:
     """Names of the full blocks of ``tokens`` for allocators, each of all before it, too.
 
     The first 64 bits of SGLang's page hash as int64, never 0 or −1.
@@ -234,13 +234,13 @@ def resumable_blocks(matched: int, prompt_tokens: int, block_tokens: int) -> int
 class Request:
     """A turn in the batch."""
 
-    turn: wl.Turn
-    tokens: wl.Tokens  # prompt and answer so far
+    turn: systems.Turn
+    tokens: systems.Tokens  # prompt and answer so far
     blocks: Ids = field(default_factory=NO_BLOCKS.copy)  # in order
     written: int = 0  # tokens whose KV is in them
 
 
-_COUNTED: dict[str, wl.Unit] = {
+_COUNTED: dict[str, systems.Unit] = {
     "prompt tokens reused": "tokens",
     "prompt tokens": "tokens",  # with those computed again after a preemption
     "requests deferred": "requests",  # a step for a prefix that another one was computing
@@ -257,14 +257,14 @@ class Batch:
     """Serves conversations; a step admits what fits and decodes a token of every request."""
 
     def __init__(
-        self, config: SystemsConfig, model: wl.Model, policy: Policy, outcome: wl.Outcome
+        self, config: SystemsConfig, model: systems.Model, policy: Policy, outcome: systems.Outcome
     ) -> None:
         section, size = config.blocks, config.blocks.block_tokens
         total = section.total_blocks
         self._section, self._size, self._model = section, size, model
-        shape = size, len(model.layers), wl.TOP_K
+        shape = size, len(model.layers), systems.TOP_K
         self.blocks = KVBlockAllocator(total + 1, section.paused_blocks, shape, policy)
-        self.kv: wl.Kv = np.zeros((total + 1, size, wl.KV_WORDS), dtype=np.uint64)
+        self.kv: systems.Kv = np.zeros((total + 1, size, systems.KV_WORDS), dtype=np.uint64)
         self.counts, self.outcome = Counter[str](), outcome
         self.blocks.pool.observers.append(self._count)
         self.waiting: deque[Request] = deque()
@@ -354,9 +354,9 @@ class Batch:
         blocks, parents = request.blocks[first : len(names)], [NO_HASH, *names][first:-1]
         self.blocks.register_kv_block_hashes(blocks, names[first:], parents)
 
-    def _last(self, request: Request) -> wl.Kv:
+    def _last(self, request: Request) -> systems.Kv:
         block, place = divmod(request.written - 1, self._size)
-        last: wl.Kv = self.kv[request.blocks[block], place]
+        last: systems.Kv = self.kv[request.blocks[block], place]
         return last
 
     # ---- answers --------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ class Batch:
         self.running = ready = [request for request in self.running if self._has_room(request)]
         blocks = np.full(self._section.requests, self.blocks.dummy_block_idx)
         places = np.zeros(self._section.requests, dtype=np.int64)
-        rows = np.zeros((self._section.requests, wl.KV_WORDS), dtype=np.uint64)
+        rows = np.zeros((self._section.requests, systems.KV_WORDS), dtype=np.uint64)
         for number, request in enumerate(ready):
             last = self._last(request)
             token = model.next_token(last)
@@ -401,7 +401,7 @@ class Batch:
 
     def _finish(self, request: Request) -> None:
         turn, tokens, end = request.turn, request.tokens, request.written
-        found = self.kv[request.blocks].reshape(-1, wl.KV_WORDS)[:end]
+        found = self.kv[request.blocks].reshape(-1, systems.KV_WORDS)[:end]
         self.outcome.check_answer(self._model, turn, tokens, found)
         experts = self.blocks.reconstruct_routing_from_blocks(request.blocks, end)
         right = self._model.route(tokens, self._model.compute(tokens, None))
@@ -413,7 +413,7 @@ class Batch:
 
     def serve(self, config: SystemsConfig) -> None:
         """Answer all questions; half-way there is a reset, if any is asked for."""
-        chat, reset, answered = wl.Chat(config.chat, config.seed), config.blocks.reset, 0
+        chat, reset, answered = systems.Chat(config.chat, config.seed), config.blocks.reset, 0
         half, turns = config.chat.users * config.chat.turns // 2, chat.join(config.chat.begin)
         while turns or self.waiting or self.running or len(self.blocks.paused):
             self.waiting.extend(Request(turn, turn.prompt) for turn in turns)
@@ -430,8 +430,8 @@ class Batch:
         check("blocks", evictable and gone, f"not all {cached} cached ones can be evicted.")
 
 
-def run_blocks(config: SystemsConfig, model: wl.Model) -> wl.Outcome:
-    outcome, chosen = wl.Outcome("blocks"), config.blocks.policy
+def run_blocks(config: SystemsConfig, model: systems.Model) -> systems.Outcome:
+    outcome, chosen = systems.Outcome("blocks"), config.blocks.policy
     for policy in get_args(Policy) if chosen == "both" else (chosen,):
         batch = Batch(config, model, policy, outcome)
         batch.serve(config)

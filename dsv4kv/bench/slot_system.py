@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsv4kv.bench import systems as wl
+from dsv4kv.bench import systems
 from dsv4kv.config.experiments import SystemsConfig
 from dsv4kv.core.policies import LRU
 from dsv4kv.core.tree import Lease, PrefixTree, path_to
@@ -84,11 +84,11 @@ class PrefixCacheManager:
         self._capacity, self._version = max_capacity, version
         self.release = self.tree.release
 
-    def pin(self, tokens: Sequence[int] | wl.Tokens) -> Lease:
+    def pin(self, tokens: Sequence[int] | systems.Tokens) -> Lease:
         """Use the longest known prefix: it is kept until the lease is released."""
         return self.tree.pin(np.asarray(tokens).tolist())
 
-    def extend_row(self, lease: Lease, tokens: wl.Tokens, slot: int, version: int) -> int:
+    def extend_row(self, lease: Lease, tokens: systems.Tokens, slot: int, version: int) -> int:
         """Remember it of the tokens that a lease holds and of ``tokens``, which follow them.
 
         As many are stored as have room once all that may go has gone; how many are known now.
@@ -108,7 +108,7 @@ class PrefixCacheManager:
             run.rows = [(slot, version), *others]
         return lease.length
 
-    def find(self, tokens: wl.Tokens) -> Found:
+    def find(self, tokens: systems.Tokens) -> Found:
         """Look up the longest prefix that a row still holds, and the row; counts as a use."""
         lease = self.pin(tokens)
         path = reversed(path_to(lease.run) if lease.run else [])
@@ -144,7 +144,7 @@ class SlotScheduler:
         self._slots, self._cache, self._copy = slots, cache, copy
         self._written = [0] * slots.max_slots  # tokens in each slot
 
-    def begin(self, tokens: wl.Tokens, found: Found) -> Seat | None:
+    def begin(self, tokens: systems.Tokens, found: Found) -> Seat | None:
         """Seat a prompt for which ``found`` was found; None if no slot is free."""
         slots, length, slot, copied = self._slots, found.length, found.slot, 0
         valid = length > 0 and slots.version(slot) == found.version
@@ -162,12 +162,12 @@ class SlotScheduler:
                 length = copied = source.length
         return Seat(slot, length, copied, self._cache.pin(tokens))
 
-    def record(self, seat: Seat, tokens: wl.Tokens) -> None:
+    def record(self, seat: Seat, tokens: systems.Tokens) -> None:
         """The slot holds the KV of ``tokens`` now: others may begin with them."""
         slot, lease = seat.slot, seat.lease
         self._cache.extend_row(lease, tokens[lease.length :], slot, self._slots.version(slot))
 
-    def end(self, seat: Seat, tokens: wl.Tokens) -> None:
+    def end(self, seat: Seat, tokens: systems.Tokens) -> None:
         """Leave a slot that holds the KV of ``tokens``; it stays until the slot is taken anew."""
         self.record(seat, tokens)
         self._cache.release(seat.lease)
@@ -179,13 +179,13 @@ class KvRows:
     """One row of KV for each slot."""
 
     def __init__(self, slots: int, tokens: int) -> None:
-        self.kv = np.zeros((slots, tokens, wl.KV_WORDS), dtype=np.uint64)
+        self.kv = np.zeros((slots, tokens, systems.KV_WORDS), dtype=np.uint64)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         self.kv[target, :tokens] = self.kv[source, :tokens]
 
 
-_COUNTED: dict[str, wl.Unit] = {
+_COUNTED: dict[str, systems.Unit] = {
     "prompt tokens": "tokens",
     "prompt tokens reused": "tokens",
     "prompt tokens copied from another slot": "tokens",
@@ -194,21 +194,22 @@ _COUNTED: dict[str, wl.Unit] = {
 }
 
 
-def run_slots(config: SystemsConfig, model: wl.Model) -> wl.Outcome:
+def run_slots(config: SystemsConfig, model: systems.Model) -> systems.Outcome:
     """Serve the conversations over rows, a decode step of all that are seated at a time."""
-    outcome, counts = wl.Outcome("slots"), Counter[str]()
+    outcome, counts = systems.Outcome("slots"), Counter[str]()
     rows = KvRows(config.slots.slots, config.chat.longest_tokens)
     slots = SlotAllocator(config.slots.slots)
     cache = PrefixCacheManager(config.slots.cached_tokens, slots.version)
-    scheduler, chat = SlotScheduler(slots, cache, rows.copy), wl.Chat(config.chat, config.seed)
-    waiting, running = deque[tuple[wl.Turn, Found]](), list[tuple[wl.Turn, Seat]]()
-    texts = dict[int, wl.Tokens]()  # prompt and answer so far, by slot
+    scheduler = SlotScheduler(slots, cache, rows.copy)
+    chat = systems.Chat(config.chat, config.seed)
+    waiting, running = deque[tuple[systems.Turn, Found]](), list[tuple[systems.Turn, Seat]]()
+    texts = dict[int, systems.Tokens]()  # prompt and answer so far, by slot
 
-    def queue(turns: list[wl.Turn]) -> None:  # one token is computed in any case
+    def queue(turns: list[systems.Turn]) -> None:  # one token is computed in any case
         waiting.extend((turn, cache.find(turn.prompt[:-1])) for turn in turns)
 
-    def compute(slot: int, tokens: wl.Tokens, start: int) -> None:
-        row: wl.Kv = rows.kv[slot]
+    def compute(slot: int, tokens: systems.Tokens, start: int) -> None:
+        row: systems.Kv = rows.kv[slot]
         row[start : len(tokens)] = model.compute(tokens[start:], row[start - 1] if start else None)
         texts[slot] = tokens
 
@@ -224,7 +225,7 @@ def run_slots(config: SystemsConfig, model: wl.Model) -> wl.Outcome:
             running.append((turn, seat))
         for turn, seat in list(running):
             tokens = texts[seat.slot]
-            kv: wl.Kv = rows.kv[seat.slot, : len(tokens)]
+            kv: systems.Kv = rows.kv[seat.slot, : len(tokens)]
             if len(tokens) < len(turn.prompt) + turn.answer_tokens:
                 answered = np.concatenate([tokens, model.next_token(kv[-1])])
                 compute(seat.slot, answered, len(tokens))

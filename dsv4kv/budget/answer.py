@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, is_dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
-from dsv4kv.budget import fit as ft
+from dsv4kv.budget import fit
 from dsv4kv.budget.inputs import Inputs
 from dsv4kv.budget.layout import NODE_GPUS
 from dsv4kv.budget.scenario import Scenario, Settings, find_formats, resolve
@@ -27,7 +27,7 @@ class Answer:
     fits: bool
     max_concurrency: int
     max_context: int  # the longest of as many requests as asked, else of one
-    use: ft.RankUse  # memory of the tightest GPU
+    use: fit.RankUse  # memory of the tightest GPU
     costs: tuple[ct.PoolCost, ...]
     # one request's entries, keys and windows over all layers, without padding, state and copies:
     # the figure that papers quote
@@ -51,7 +51,7 @@ class Answer:
     def log_lines(self) -> tuple[str, ...]:
         """What the engine prints when it starts; with a pipeline, with the stage before it."""
         scenario, lines = self.scenario, list[str]()
-        if ft.lacking_bytes(scenario, self.context):
+        if fit.lacking_bytes(scenario, self.context):
             return ()
         share = scenario.settings.memory_fraction
         free = scenario.gpu.memory_bytes - int(scenario.settings.reserve / share)
@@ -88,7 +88,7 @@ class Answer:
         scenario, stage = self.scenario, self.stages.index(capacity)
         replica = scenario.of_replica(self.concurrency)
         deployment = scenario.deployment(stage, self.context, replica)
-        memory = ft.available_bytes(scenario, stage, self.context)
+        memory = fit.available_bytes(scenario, stage, self.context)
         low, high = (
             scenario.engine.capacity(deployment, max(0, memory + change)).printed_tokens or 0
             for change in (-spread, spread)
@@ -101,7 +101,7 @@ class Answer:
         between = self.tokens_between
         if between and between[0] < self.context:
             return 0
-        return ft.max_concurrency(self.scenario, self.context, self.spread_bytes)
+        return fit.max_concurrency(self.scenario, self.context, self.spread_bytes)
 
     @property
     def low_context(self) -> int | None:
@@ -109,7 +109,7 @@ class Answer:
         inputs = self.scenario.inputs
         if not inputs.concurrency or inputs.context or not inputs.gpus:
             return None
-        return ft.max_context(self.scenario, self.concurrency, self.spread_bytes)
+        return fit.max_context(self.scenario, self.concurrency, self.spread_bytes)
 
     @property
     def max_tokens(self) -> int:
@@ -123,11 +123,11 @@ def answer(inputs: Inputs) -> Answer:
     limit = scenario.config.max_context_tokens
     context = inputs.context or limit
     if inputs.context is None and inputs.concurrency is not None and inputs.gpus is not None:
-        context = ft.max_context(scenario, inputs.concurrency) or limit
-    most = ft.max_concurrency(scenario, context)
+        context = fit.max_context(scenario, inputs.concurrency) or limit
+    most = fit.max_concurrency(scenario, context)
     concurrency = inputs.concurrency or max(most, 1)
-    use, count = ft.use_of(scenario, context, concurrency), scenario.of_replica(concurrency)
-    starts = not ft.lacking_bytes(scenario, context)
+    use, count = fit.use_of(scenario, context, concurrency), scenario.of_replica(concurrency)
+    starts = not fit.lacking_bytes(scenario, context)
     stages = tuple(
         capacity_of(scenario, stage, context, concurrency) if starts else None
         for stage in range(scenario.layout.pp)
@@ -142,11 +142,11 @@ def answer(inputs: Inputs) -> Answer:
         scenario=scenario,
         context=context,
         concurrency=concurrency,
-        fits=ft.fits(scenario, context, concurrency) and not refused,
+        fits=fit.fits(scenario, context, concurrency) and not refused,
         max_concurrency=most,
-        max_context=ft.max_context(scenario, inputs.concurrency or 1),
+        max_context=fit.max_context(scenario, inputs.concurrency or 1),
         use=use,
-        costs=ft.costs_of(scenario, use.stage, context, concurrency),
+        costs=fit.costs_of(scenario, use.stage, context, concurrency),
         cached_bytes=cached,
         token_bytes=per_token,
         kv_copies=scenario.layout.tp,
@@ -206,19 +206,19 @@ def _choose(inputs: Inputs) -> Scenario:
     context, concurrency = scenarios[0].context_tokens, inputs.concurrency or 1
     is_free = inputs.tp is None and inputs.dp is None and inputs.ep is None
     if is_free:
-        found = ft.fewest_of_any(inputs, context, concurrency)
+        found = fit.fewest_of_any(inputs, context, concurrency)
     else:
-        found = ft.fewest_gpus(scenarios, context, concurrency)
+        found = fit.fewest_gpus(scenarios, context, concurrency)
     if found:
         return found
     last, asked = scenarios[-1], counted(concurrency, "request")
-    if not ft.within_limit(last, concurrency):
+    if not fit.within_limit(last, concurrency):
         raise DoesNotFit(f"{asked} do not run concurrently: {limit_sentence(last)}.")
     if lack := lack_sentence(last, context):
         raise DoesNotFit(lack)
-    if any(option.fits for option in ft.advise(last, context, concurrency)):
+    if any(option.fits for option in fit.advise(last, context, concurrency)):
         return last  # which is answered with these options, and a line to paste
-    missing = format_bytes(-ft.tightest_free_bytes(last, context, concurrency))
+    missing = format_bytes(-fit.tightest_free_bytes(last, context, concurrency))
     raise DoesNotFit(
         f"{asked} of {context:,} tokens cannot fit on {last.layout.gpus:,} GPUs "
         f"({last.layout.label}), where the search ends: every GPU lacks {missing}; ask for fewer "
@@ -237,7 +237,7 @@ def limit_sentence(scenario: Scenario) -> str:
 
 def lack_sentence(scenario: Scenario, context_tokens: int) -> str:
     """Why a server does not start with the memory for KV that is given; empty if it does."""
-    if not (lacking := ft.lacking_bytes(scenario, context_tokens)):
+    if not (lacking := fit.lacking_bytes(scenario, context_tokens)):
         return ""
     weights, gpu, layout = max(scenario.weight_bytes), scenario.gpu, scenario.layout
     reserve = scenario.reserve_bytes(scenario.weight_bytes.index(weights), context_tokens)
@@ -258,9 +258,9 @@ def capacity_of(
 
     Only an engine that profiles its logits sets them aside.
     """
-    memory = ft.available_bytes(scenario, stage, context_tokens)
+    memory = fit.available_bytes(scenario, stage, context_tokens)
     if scenario.engine.logits_room != "profiled" and not scenario.inputs.cache_given:
-        memory += ft.transient_bytes(scenario, context_tokens)
+        memory += fit.transient_bytes(scenario, context_tokens)
     if memory <= 0:
         return None
     replica = scenario.of_replica(concurrency)
@@ -383,7 +383,7 @@ _UNITS = {
 
 
 def to_document(
-    found: Answer, options: list[ft.Option], curve: list[tuple[int, int]]
+    found: Answer, options: list[fit.Option], curve: list[tuple[int, int]]
 ) -> dict[str, Any]:
     scenario, use = found.scenario, found.use
     inputs, layout, gpu = scenario.inputs, scenario.layout, scenario.gpu

@@ -19,9 +19,16 @@ from dsv4kv.budget.layout import Layout
 from dsv4kv.budget.scenario import Scenario, fix_layout, resolve
 from dsv4kv.budget.servers import MODEL_FLAGS, Launch, find_launches
 from dsv4kv.budget.shell import MOST_CHARACTERS
-from dsv4kv.engines import names as nm
 from dsv4kv.engines import rule as rl
 from dsv4kv.engines.flags import KEYS, NOTHING, OWN_DRAFTS, VALUES, Flag, Texts, read_object
+from dsv4kv.engines.names import (
+    FAMILIES,
+    family_of,
+    find_engine,
+    find_flag,
+    near_flag,
+    replayed_engines,
+)
 from dsv4kv.errors import ConfigError, mask_secrets
 from dsv4kv.files import open_regular
 from dsv4kv.model.presets import config_file, preset_named, preset_names
@@ -63,7 +70,7 @@ class Reading:
         """Of the first of these, those that are nearly a flag of sizes, with that flag."""
         family = self.launch.family
         spellings = (each.spelling for each in self.unknown[:_MOST_GUESSED])
-        return {each: near for each in spellings if (near := nm.near_flag(family, each))}
+        return {each: near for each in spellings if (near := near_flag(family, each))}
 
 
 def read_command(
@@ -183,7 +190,7 @@ def _interpret(
     if launch.role and launch.benched_tokens and not is_given:
         merged["context"] = str(launch.benched_tokens)
         unread.append(f"a longest request: its benchmark's {launch.benched_tokens:,} tokens")
-    ranks = () if nm.FAMILIES[launch.family].by_layers else _NEEDED[1:]
+    ranks = () if FAMILIES[launch.family].by_layers else _NEEDED[1:]
     texts = {name: "1" for name in ranks if name not in absent} | merged
     if named:
         texts["model"] = named
@@ -198,7 +205,7 @@ def _interpret(
         texts["gpu"] = launch.gpu
     name = f"{launch.family}:{launch.version}" if launch.version else launch.family
     try:
-        nm.find_engine(name)
+        find_engine(name)
     except ConfigError:  # an unknown version: the newest one's rules
         unread.append(f"version {launch.version}, of no known rules: the newest are taken")
         name = launch.family
@@ -238,7 +245,7 @@ def _read_flags(launch: Launch) -> tuple[list[GivenFlag], list[tuple[str, str]]]
     """Flags with what they mean; inputs and words of those whose value nothing sets."""
     flags, unset = list[GivenFlag](), list[tuple[str, str]]()
     for name, value in [*launch.variables.items(), *launch.flags]:
-        flag = nm.find_flag(launch.family, name)
+        flag = find_flag(launch.family, name)
         if not name.startswith("-") and not (flag and name in flag.spellings.split()):
             continue
         if flag and flag.means not in (None, NOTHING) and not flag.switch and not value:
@@ -255,7 +262,7 @@ def _uncounted_inside(family: str, value: str) -> Iterator[GivenFlag]:
     """Keys of a JSON object that are flags, too, and change sizes uncounted."""
     with suppress(ConfigError):
         for key, text in read_object(value).items() if value.startswith("{") else ():
-            flag = nm.find_flag(family, f"--{key}")
+            flag = find_flag(family, f"--{key}")
             if flag and not flag.means and text is not None:
                 yield read_flag(family, f"--{key}", str(text))
 
@@ -356,7 +363,7 @@ def launch_command(
     engine: str, preset: str, layout: Layout, drafts: int = 0, args: str = ""
 ) -> str:
     """The command that starts one server; ``ConfigError`` where its flags are not known."""
-    family = nm.family_of(engine)
+    family = family_of(engine)
     launch = family.launch if family else rl.Launch()
     parts = {
         launch.arguments: True,
@@ -365,7 +372,7 @@ def launch_command(
         launch.drafts: drafts > 0,
     }
     if not launch.arguments or any(needed and not words for words, needed in parts.items()):
-        known = " or ".join(nm.replayed_engines())
+        known = " or ".join(replayed_engines())
         raise ConfigError(f"--engine {engine}: choose {known}, or a version of theirs.")
     words = " ".join([launch.program, *(words for words, needed in parts.items() if needed)])
     line = words.format(
@@ -386,7 +393,7 @@ def launch_line(
     Flags that were ``typed`` are kept as they are where they still hold. Empty where the engine
     has no such flags.
     """
-    inputs, family = scenario.inputs, nm.family_of(scenario.engine.name)
+    inputs, family = scenario.inputs, family_of(scenario.engine.name)
     assert family is not None
     shown = [each for each in typed if each.flag and each.flag.written and not each.is_secret]
     kept = _still_true(family, inputs, shown)
@@ -457,7 +464,7 @@ def _flag(family: str, name: str, value: Any) -> str:
     text = f"{float(value):g}" if isinstance(value, Fraction) else str(value)
     text = ",".join(map(str, value)) if isinstance(value, tuple) else text
     text = str(value >> 20) if name == "logits-limit" else text
-    for flag in nm.FAMILIES[family].flags:
+    for flag in FAMILIES[family].flags:
         for word in ("1", text) if flag.is_variable else ("on" if flag.switch else text,):
             with suppress(ConfigError):
                 read = flag.means.of(word) if flag.means and flag.written else {}

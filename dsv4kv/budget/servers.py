@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dsv4kv.budget import shell as sh
+from dsv4kv.budget import shell
 from dsv4kv.engines.flags import Flag
 from dsv4kv.engines.names import FAMILIES, find_flag
 from dsv4kv.errors import ConfigError
@@ -95,7 +95,7 @@ class _Around:
     def settings_of(self, text: str) -> list[tuple[str, str]]:
         """The flags of a file of settings; each is read once, and no more than a text may have."""
         if text not in self.settings:
-            if len(text) + sum(map(len, self.settings)) > sh.MOST_CHARACTERS:
+            if len(text) + sum(map(len, self.settings)) > shell.MOST_CHARACTERS:
                 raise ConfigError("its files of settings are longer than 256 KiB together.")
             documents = load_yaml(text)
             if [*map(type, documents)] not in ([], [dict]):
@@ -136,7 +136,7 @@ def find_launches(
     Variables that the text does not set come from ``environment``, files of settings that it does
     not hold from its ``folder``.
     """
-    if len(text) > sh.MOST_CHARACTERS:
+    if len(text) > shell.MOST_CHARACTERS:
         raise ConfigError("no launch command is longer than 256 KiB.")
     outer = dict(environment or {})
     pinned, nightly = _PINNED.search(text), _NIGHTLY.search(text)
@@ -225,7 +225,7 @@ def _settings_in(folder: Path, text: str) -> Iterator[tuple[str, str]]:
 
 
 def _in_script(text: str, around: _Around) -> Iterator[Launch]:
-    bare, files = sh.take_documents(_as_shell(text))
+    bare, files = shell.take_documents(_as_shell(text))
     around = replace(around, files={**around.files, **files})
     found = list(_in_shell(bare, around)) or list(_in_shell(bare, around, decide=False))
     for name, body in files.items():
@@ -255,7 +255,7 @@ def _in_shell(
     text: str, around: _Around, *, decide: bool = True, depth: int = 0
 ) -> Iterator[Launch]:
     bare = re.sub(r"(?m)^[^\S\n]*(```.*|[$>%]\s+(?=\S))", "", text)  # no fences, no prompts
-    for each in sh.read_script(bare.replace("`", " "), around.variables, decide=decide):
+    for each in shell.read_script(bare.replace("`", " "), around.variables, decide=decide):
         words, own = each.words, replace(around, variables=each.variables)
         if launch := _launch(words, own, depth):
             unset = tuple(f"${name}, which is not set" for name in each.unset)
@@ -333,7 +333,7 @@ def _make(family: str, arguments: list[str], around: _Around) -> Launch:
             continue
         text = around.files.get(value) or files.get(Path(value).name)
         try:
-            read = around.settings_of(sh.fill_in(text, around.variables)) if text else None
+            read = around.settings_of(shell.fill_in(text, around.variables)) if text else None
         except Unparsable:
             read = None
         settings += read or ()
@@ -480,8 +480,8 @@ def _in_mapping(document: Mapping[Any, Any], around: _Around) -> Launch | None:
 
 def _in_container(words: list[str], image: str, around: _Around, depth: int = 0) -> Launch | None:
     """The server of a container's words, or of its image where these are flags alone."""
-    filled = sh.bounded(  # ${variable}, and {tensor_parallel} of a recipe
-        sh.fill_in(
+    filled = shell.bounded(  # ${variable}, and {tensor_parallel} of a recipe
+        shell.fill_in(
             re.sub(r"(?<!\$)\{(\w+)\}", lambda m: "$" * (m[1] in around.variables) + m[0], word),
             around.variables,
         )
@@ -523,7 +523,7 @@ def _environment(document: Mapping[Any, Any]) -> dict[str, str]:
 
 def _words(value: Any) -> list[str]:
     if isinstance(value, str):
-        statements = [words for _, words, _ in sh.split_statements(value)]
+        statements = [words for _, words, _ in shell.split_statements(value)]
         return statements[0] if len(statements) == 1 else [value]
     return [str(each) for each in value] if isinstance(value, list) else []
 

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dsv4kv.budget import quantised as qt
+from dsv4kv.budget import quantised
 from dsv4kv.budget.inputs import Inputs
 from dsv4kv.budget.layout import Layout
 from dsv4kv.engines.contract import EVENLY, Loading
@@ -60,19 +60,21 @@ class WeightFacts(BaseModel):
     engram_n_heads: Positive | None = None
     expert_dtype: str | None = None
     quantization_config: dict[str, Any] = {}
-    stored: qt.Storage | None = None
+    stored: quantised.Storage | None = None
     published_parameters: float | None = None
     source: str = "Hugging Face config.json"
 
     @property
-    def storage(self) -> qt.Storage:
+    def storage(self) -> quantised.Storage:
         """Types of the matrices: as given, else as the file says; raises ``ConfigError``."""
         if self.stored is not None:
             return self.stored
-        return qt.read_storage(self.quantization_config, self.expert_dtype, self.source)
+        return quantised.read_storage(self.quantization_config, self.expert_dtype, self.source)
 
     def with_experts(self, kind: str) -> "WeightFacts":
-        changed = replace(self.storage, experts=qt.KINDS[kind], drafts=qt.KINDS[kind], assumed="")
+        changed = replace(
+            self.storage, experts=quantised.KINDS[kind], drafts=quantised.KINDS[kind], assumed=""
+        )
         return self.model_copy(update={"stored": changed})
 
 
@@ -222,7 +224,8 @@ def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
     # two matrices of transitions; no rank has a part of them
     mtp = 2 * hidden**2 * dense
     dspark = (
-        _DSPARK_SOURCES * hidden**2 * dense + 2 * facts.vocab_size * _MARKOV_RANK * qt.BF16.each
+        _DSPARK_SOURCES * hidden**2 * dense
+        + 2 * facts.vocab_size * _MARKOV_RANK * quantised.BF16.each
     )
     embedding = facts.vocab_size * hidden
     channels, streams = facts.engram_head_dim or 0, (_STREAMS + 1) * hidden
@@ -235,7 +238,7 @@ def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
         draft=_weigh(config, few, draft, count_layer(config, few, draft)),
         drafting=(Part(mtp, copied_bytes=mtp), Part(mtp, copied_bytes=mtp),
                   Part(dspark, copied_bytes=dspark)),
-        embedding=Part(embedding * qt.BF16.each),
+        embedding=Part(embedding * quantised.BF16.each),
         first=Part(len(facts.engram_num_embeddings) * columns * streams * dense),
         experts=facts.n_routed_experts,
         expert_width=facts.moe_intermediate_size,
@@ -292,13 +295,13 @@ def _weigh(
     return Part(
         (dense - in_bf16 - output) * each
         + output * storage.output.each
-        + in_bf16 * qt.BF16.each
+        + in_bf16 * quantised.BF16.each
         + mixing,
         routed,
         (hidden * (facts.q_lora_rank + config.head_dim) + scores) * each
-        + in_bf16 * qt.BF16.each
+        + in_bf16 * quantised.BF16.each
         + mixing,
-        output * (qt.BF16.each - storage.output.each),
+        output * (quantised.BF16.each - storage.output.each),
     )
 
 
@@ -373,13 +376,13 @@ def _known_weights(name: str, checkpoint: str) -> Weights | None:
     facts, config = _known_facts(name), ps.load_model(name)
     if facts is None or not checkpoint:
         return None if facts is None else derive_weights(config, facts)
-    stored = qt.storage_of_name(checkpoint) or facts.storage
+    stored = quantised.storage_of_name(checkpoint) or facts.storage
 
     def count(experts: int) -> int:
         pruned = facts.model_copy(update={"n_routed_experts": experts})
         return derive_weights(config, pruned).parameters or 0
 
-    left = qt.experts_of_name(checkpoint, facts.n_routed_experts, count)
+    left = quantised.experts_of_name(checkpoint, facts.n_routed_experts, count)
     changes = {"n_routed_experts": left, "stored": stored}
     if changes != {"n_routed_experts": facts.n_routed_experts, "stored": facts.storage}:
         changes["source"] = f"the name {checkpoint[:100]}, {left} experts a layer"

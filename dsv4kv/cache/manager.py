@@ -204,13 +204,10 @@ class StateCachePool:
             for schema in schemas
             if schema.window
         ]
-        self.state, self.indexer_state = (
-            _allocate([shape for shape in shapes if shape], max_requests, device)
-            for shapes in (
-                [schema.state_shape for schema in schemas],
-                [schema.indexer_state_shape for schema in schemas],
-            )
-        )
+        shapes = [schema.state_shape for schema in schemas if schema.state_shape]
+        self.state = _allocate(shapes, max_requests, device)
+        shapes = [each.indexer_state_shape for each in schemas if each.indexer_state_shape]
+        self.indexer_state = _allocate(shapes, max_requests, device)
         for slot in range(max_requests):
             self.reset_slot(slot)
 

@@ -9,11 +9,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from dsv4kv.budget.inputs import READERS, SIZED_STATES
+from dsv4kv.budget.inputs import (
+    READERS,
+    SIZED_STATES,
+    merge,
+    read_flag,
+    read_inputs,
+    take_flags,
+    wrong_engine,
+)
 from dsv4kv.choices import explained, listed
 from dsv4kv.cli import Command, command
 from dsv4kv.cli import options as opt
-from dsv4kv.engines.names import FAMILIES, HOST_TIERS, family_of
+from dsv4kv.engines.names import FAMILIES, HOST_TIERS, family_of, find_flag
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.files import shipped_names
 from dsv4kv.model.formats import known_formats
@@ -92,8 +100,6 @@ class BudgetCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep the engines' flags apart, for ``budget`` to read."""
-        from dsv4kv.budget.inputs import take_flags
-
         ours = {spelling for option in self.params for spelling in option.opts}
         ctx.meta[_FLAGS], rest = take_flags(args, ours)
         return super().parse_args(ctx, rest)
@@ -182,9 +188,6 @@ def _read_flags(
     Raises:
         ConfigError: These, and a value that is not of its kind.
     """
-    from dsv4kv.budget.inputs import merge, read_flag, wrong_engine
-    from dsv4kv.engines.names import find_flag
-
     if not flags:
         return {}, []
     family = engine.partition(":")[0].lower()
@@ -219,7 +222,6 @@ def size(
     """Size a deployment; of a launch command, with what was given in addition to it."""
     from dsv4kv.budget.answer import answer, overhead_of, peak_lines, to_document
     from dsv4kv.budget.fit import advise, curve
-    from dsv4kv.budget.inputs import read_inputs
     from dsv4kv.budget.launch import OURS, command_document, flag_costs
     from dsv4kv.view.budget import budget_page, view_command
 
@@ -292,7 +294,6 @@ def _write_launch(
 def _without_faults(line: str, engine: str) -> str:
     """A launch line with the switches whose absence is a known fault of this version."""
     from dsv4kv.diagnose.faults import judge, load_faults
-    from dsv4kv.engines.names import find_flag
 
     family = engine.partition(":")[0]
     switches = {

@@ -5,7 +5,7 @@ from datetime import date
 from pathlib import Path
 from secrets import randbits
 from time import monotonic
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -20,6 +20,9 @@ from dsv4kv.errors import (
 )
 from dsv4kv.units import parse_count, parse_seconds
 from dsv4kv.view.console import open_console, say
+
+if TYPE_CHECKING:
+    from dsv4kv.diagnose.dumps import Inspection
 
 _FAULT = 1
 """Exit code where a fault is found."""
@@ -134,19 +137,19 @@ def lint(
     run. What depends on something unknown, a version or a model, is possible. Ends with
     1 if a fault is found for sure.
     """
-    from dsv4kv.diagnose import faults as known_faults
-    from dsv4kv.diagnose import subjects as subject
+    from dsv4kv.diagnose import faults
+    from dsv4kv.diagnose.subjects import read_subjects
     from dsv4kv.view.checks import report_findings
 
-    subjects, faults = subject.read_subjects(given, engine, gpu), known_faults.load_faults()
-    found = known_faults.judge(subjects, faults, date.today())
+    subjects, known = read_subjects(given, engine, gpu), faults.load_faults()
+    found = faults.judge(subjects, known, date.today())
     names = ("title", "engine", "version")
     document = {
         "looked_at": [{name: getattr(each, name) for name in names} for each in subjects],
-        "known_faults": len(faults),
+        "known_faults": len(known),
         "findings": [each.as_values() for each in found],
     }
-    opt.tell(report_findings(subjects, found, len(faults)), document, as_json=as_json)
+    opt.tell(report_findings(subjects, found, len(known)), document, as_json=as_json)
     if any(each.is_sure for each in found):
         raise typer.Exit(_FAULT)
 
@@ -254,34 +257,22 @@ def inspect(
 
     With two dumps: the first difference by position, and its kind.
     """
-    from dsv4kv.diagnose import dumps as faults
+    from dsv4kv.diagnose import dumps
     from dsv4kv.model.presets import load_model
     from dsv4kv.view.checks import report_comparison, report_inspection
 
     if table2 and not dump2:
         raise ConfigError("--table2 is of a second dump: name that, too, or give --table.")
-    context = faults.Request(load_model(model), ratio)
+    context = dumps.Request(load_model(model), ratio)
     asked: dict[str, Any] = {"tensor": tensor, "format_name": format_}
     comparison = None
     with open_console(stderr=True).status("reading pages"):
-        found = [faults.inspect(dump, context, **asked, entries=entries, table_file=table)]
+        found = [dumps.inspect(dump, context, **asked, entries=entries, table_file=table)]
         if dump2 is not None:
-            found.append(faults.inspect(dump2, context, **asked, table_file=table2))
-            comparison = faults.compare(found[0], found[1], context)
-    dumps: list[dict[str, Any]] = [
-        {
-            "file": str(each.dump.path),
-            "tensor": each.dump.name or None,
-            "bytes": len(each.dump.data),
-            "record": each.record and each.record.name,
-            "arrangement": each.record and each.record.arrangement,
-            "entry_bytes": each.record and each.record.layout.format.entry_bytes,
-            "page_entries": each.record and each.record.layout.entries,
-            "faults": [asdict(fault) for fault in each.faults],
-        }
-        for each in found
-    ]
-    document = {"dumps": dumps, "comparison": comparison and asdict(comparison)}
+            found.append(dumps.inspect(dump2, context, **asked, table_file=table2))
+            comparison = dumps.compare(found[0], found[1], context)
+    described = [_describe(each) for each in found]
+    document = {"dumps": described, "comparison": comparison and asdict(comparison)}
     parts = [part for each in found for part in report_inspection(each)]
     parts += report_comparison(comparison) if comparison else []
     opt.tell(parts, document, as_json=as_json)
@@ -289,3 +280,17 @@ def inspect(
     kinds = {each.kind for each in comparison.differences} if comparison else set()
     if unknown or kinds - {"one step"} or any(each.faults for each in found):
         raise typer.Exit(1)
+
+
+def _describe(found: "Inspection") -> dict[str, Any]:
+    record = found.record
+    return {
+        "file": str(found.dump.path),
+        "tensor": found.dump.name or None,
+        "bytes": len(found.dump.data),
+        "record": record and record.name,
+        "arrangement": record and record.arrangement,
+        "entry_bytes": record and record.layout.format.entry_bytes,
+        "page_entries": record and record.layout.entries,
+        "faults": [asdict(fault) for fault in found.faults],
+    }

@@ -110,13 +110,13 @@ class _Answer:
 def recognise(given: str) -> str:
     """What was given: ``log``, ``command``, ``profile`` or ``result``; raises ``ConfigError``."""
     from dsv4kv.budget.servers import find_launches
-    from dsv4kv.diagnose import subjects as subject
+    from dsv4kv.diagnose import subjects
     from dsv4kv.profile.read import is_profile
 
-    path = subject.as_path(given)
+    path = subjects.as_path(given)
     if path is not None and is_profile(path):
         return "profile"
-    kind, text = subject.recognise(path) if path else ("command", given)
+    kind, text = subjects.recognise(path) if path else ("command", given)
     launches, why = kind != "command", ""
     if not launches:
         try:
@@ -139,8 +139,8 @@ def recognise(given: str) -> str:
 
 def _explain(kind: str, name: str, given: str, options: Mapping[str, str]) -> _Answer:
     """Sizes or times, and known faults; the reason where only faults are known."""
-    from dsv4kv.diagnose import faults as known_faults
-    from dsv4kv.diagnose import subjects as subject
+    from dsv4kv.diagnose.faults import judge, load_faults
+    from dsv4kv.diagnose.subjects import read_subjects
     from dsv4kv.view.checks import brief_findings
     from dsv4kv.view.table import Finding, Page
 
@@ -152,13 +152,13 @@ def _explain(kind: str, name: str, given: str, options: Mapping[str, str]) -> _A
         found, failed = [], error
     known_by = _known_by(options, found[0] if kind == "log" and found else None)
     try:
-        subjects = subject.read_subjects(given, known_by.get("engine"), known_by.get("gpu"))
+        subjects = read_subjects(given, known_by.get("engine"), known_by.get("gpu"))
     except ConfigError:
         if kind != "command":
             raise
         subjects = []  # an engine of which no faults are known
-    known = known_faults.load_faults()
-    faults = known_faults.judge(subjects, known, date.today())
+    known = load_faults()
+    faults = judge(subjects, known, date.today())
     if failed:
         if not faults:
             raise failed

@@ -12,13 +12,12 @@ from dsv4kv import __version__
 from dsv4kv.cli import command
 from dsv4kv.cli import options as opt
 from dsv4kv.errors import ConfigError, Dsv4kvError
-from dsv4kv.record import GRAIN_TOKENS, LEAST_TOKENS
+from dsv4kv.record import GRAIN_TOKENS, LEAST_TOKENS, Veil
 from dsv4kv.view.console import open_console, say
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from dsv4kv.record import Veil
     from dsv4kv.record.folder import Recording
     from dsv4kv.record.run import Source
     from dsv4kv.record.server import Glance
@@ -79,7 +78,6 @@ def record(
     from rich.text import Text as Line
 
     from dsv4kv.cli.progress import Redrawn
-    from dsv4kv.record import Veil
     from dsv4kv.record.folder import Recording
     from dsv4kv.record.logs import RequestLog
     from dsv4kv.record.metrics import Metrics

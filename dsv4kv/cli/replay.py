@@ -170,8 +170,7 @@ def _compare(
     from dsv4kv.record.convert import read_recording
     from dsv4kv.record.folder import is_recording
     from dsv4kv.record.server import read_server
-    from dsv4kv.replay import against
-    from dsv4kv.replay import server as settings
+    from dsv4kv.replay import against, server
     from dsv4kv.view.html import write_page
     from dsv4kv.view.recorded import against_document, against_page
 
@@ -181,17 +180,17 @@ def _compare(
         )
     if chart is not None and chart.suffix != ".html":
         raise ConfigError(f"--chart {chart}: with --against it is a page: name a file .html.")
-    server, recorded = read_server(Path(source)), read_recording(Path(source))
-    against.check_comparable(recorded, server)
+    observed, recorded = read_server(Path(source)), read_recording(Path(source))
+    against.check_comparable(recorded, observed)
     reading = read_command(command, whole=True) if command else None
     started = read_log(log) if log else None
     rule, model, memory = (given.get(name) for name in ("rule", "model", "memory"))
-    known = list(settings.settings_of(server, reading, started, rule, model))
+    known = list(server.settings_of(observed, reading, started, rule, model))
     sets = [*overrides, *opt.as_settings(SHORTHANDS, {"memory": memory})]
-    pool, chosen = settings.open_pool(recorded.requests, known, sets)
+    pool, chosen = server.open_pool(recorded.requests, known, sets)
     most = against.MOST_PLAYS * len(recorded.requests)
     with opt.watch("replays", "requests", most, quiet=silent, after_s=1.0) as watcher:
-        found = against.Comparison(recorded, server, chosen, pool, watcher.advance).explain()
+        found = against.Comparison(recorded, observed, chosen, pool, watcher.advance).explain()
     page = against_page(source, found, known)
     if not silent:
         opt.show_page(page, verbose=verbose)

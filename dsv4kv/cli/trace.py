@@ -117,7 +117,6 @@ def info(
     from dsv4kv.record.convert import read_recording
     from dsv4kv.record.folder import is_recording
     from dsv4kv.record.server import describe_breaks, read_server
-    from dsv4kv.traces import place_of
     from dsv4kv.traces.paths import batches_of
     from dsv4kv.view.trace import describe_trace
 
@@ -137,7 +136,7 @@ def info(
         with _watched_reading(f"reading {source}") as watch:
             requests = traces.read_trace(path, name, replace(options, watch=watch))
             summary = traces.summarize_batches(
-                batches_of(requests), lambda number: place_of(number, path, name, options)
+                batches_of(requests), lambda number: traces.place_of(number, path, name, options)
             )
         about |= {"format": name, "sha256": traces.trace_sha256(path)}
     about |= asdict(summary)
@@ -365,14 +364,14 @@ def mrc(
     compressor state are there too: strategies say what is kept of them, rules what engines do.
     """
     from dsv4kv.budget import gpus, scenario
-    from dsv4kv.replay import mrc as curves
     from dsv4kv.replay import thin
+    from dsv4kv.replay.mrc import Question, measure_trace, prefix_costs
     from dsv4kv.traces import load_paths, paths, read_trace
     from dsv4kv.view import trace as view
     from dsv4kv.view.html import write_chart
 
     drafts, config = tuple(opt.split(speculation)), scenario.find_model(model)
-    token_bytes = curves.prefix_costs(config).token_bytes
+    token_bytes = prefix_costs(config).token_bytes
     sizes = (
         int(parse_bytes(one) / token_bytes) if one.upper().endswith("B") else parse_count(one)
         for one in opt.split(capacity)
@@ -384,7 +383,7 @@ def mrc(
     )
     if memory and strategy == _STRATEGIES:
         strategy = "none"
-    question = curves.Question(
+    question = Question(
         model=config,
         block_tokens=parse_count(block_tokens) if block_tokens else None,
         capacities_tokens=tuple(sorted(sizes)),
@@ -415,7 +414,7 @@ def mrc(
             table = load_paths(source, trace_format, options)
     if not memory:
         with opt.watch("measuring", "steps", after_s=_SHORT_S) as watcher:
-            answer = curves.measure_trace(table, question, watcher.reach, jobs)
+            answer = measure_trace(table, question, watcher.reach, jobs)
     page = view.mrc_page(source, config.name, answer)
     if chart:
         write_chart(chart, page.made_now())

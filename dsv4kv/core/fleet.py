@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dsv4kv.core.prompts import Journal
 from dsv4kv.core.scheduler import Scheduler
@@ -75,6 +76,16 @@ class InUse:
         return count_leading(served.trace_blocks, self._users) * served.id_tokens
 
 
+class Report(NamedTuple):
+    """What a replica announces after a turn: its load, and what it stored and evicted."""
+
+    time_s: float
+    waiting: int
+    usage: float
+    stored: list[int]
+    evicted: list[int]
+
+
 class Endpoint:
     """Where a router sends requests to: the ``Source`` of a scheduler, which it watches."""
 
@@ -98,8 +109,7 @@ class Endpoint:
         self._sent: dict[int, tuple[Served, int]] = {}  # not known to have ended; to compute
         self._unanswered: list[Served] = []
         self._ends: deque[tuple[float, int]] = deque()
-        # reports of turns: when, its load as in ``View``, what it stored and evicted
-        self._late: deque[tuple[float, int, float, list[int], list[int]]] = deque()
+        self._late: deque[Report] = deque()
         self._last = View()
         self._prefill_tokens = 0
         self._in_use = InUse()
@@ -145,8 +155,8 @@ class Endpoint:
             cache = scheduler.cache
             usage = (cache.total - cache.available) / cache.total
             stored, evicted = journal.take() if journal is not None else ([], [])
-            waiting = len(scheduler.waiting)
-            self._late.append((scheduler.clock.now_s, waiting, usage, stored, evicted))
+            report = Report(scheduler.clock.now_s, len(scheduler.waiting), usage, stored, evicted)
+            self._late.append(report)
         self._quiet_s = scheduler.quiet_s
         return scheduler.clock.now_s
 
@@ -196,10 +206,11 @@ class Endpoint:
             if self._blocks:
                 self._in_use.remove(served)
         view = self._last
-        while self._late and self._late[0][0] + self._delay_s <= now_s:
-            _, view.waiting, view.usage, stored, evicted = self._late.popleft()
-            self._cached.difference_update(evicted)
-            self._cached.update(stored)
+        while self._late and self._late[0].time_s + self._delay_s <= now_s:
+            report = self._late.popleft()
+            self._cached.difference_update(report.evicted)
+            self._cached.update(report.stored)
+            view.waiting, view.usage = report.waiting, report.usage
 
     def _found(self, served: Served, keys: Sequence[int]) -> int:
         """Tokens that are known to be cached and, where evictions are not reported, still are."""

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 from dsv4kv.core.served import Hit, Served
 
+if TYPE_CHECKING:
+    from dsv4kv.core.scheduler import Scheduler
+
 REASONS = (
     "evicted_block",
     "evicted_checkpoint",  # the block was there; a checkpoint of window and state was too, once
@@ -59,7 +62,7 @@ class SeenIds:
 
 
 class ReuseTally:
-    """Counts over first admissions, as ``runs.replay.Reuse`` explains them."""
+    """Counts over first admissions, as ``runs.parts.Reuse`` explains them."""
 
     def __init__(
         self,
@@ -133,10 +136,6 @@ def _list_runs(ids: Sequence[int]) -> tuple[list[int], list[int]]:
             counts.append(1)
         following = number + 1
     return starts, counts
-
-
-if TYPE_CHECKING:
-    from dsv4kv.core.scheduler import Scheduler
 
 
 Moment = tuple[float, tuple[int, ...]]

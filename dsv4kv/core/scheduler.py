@@ -207,11 +207,12 @@ class Scheduler:
     def _receive(self) -> None:
         in_flight = len(self.waiting) + self.in_slots
         while (served := self._arrivals.take(self.clock.now_s, in_flight)) is not None:
-            reason = self.cache.refuses(served.total_tokens)
-            if self._limits.blocks_for(served.total_tokens) > self.cache.total:
-                reason = "longer than all blocks together"
             if served.total_tokens > self._limits.max_context_tokens:
                 reason = "longer than the longest context"
+            elif self._limits.blocks_for(served.total_tokens) > self.cache.total:
+                reason = "longer than all blocks together"
+            else:
+                reason = self.cache.refuses(served.total_tokens)
             if reason:
                 self.outcome.rejected[reason] += 1
                 self._report(served)

@@ -1,4 +1,4 @@
-"""A request on its way through a replay."""
+"""A request on its way through a replay, and where requests come from."""
 
 from bisect import insort
 from collections import deque

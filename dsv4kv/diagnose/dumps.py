@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.diagnose import records as rc
+from dsv4kv.diagnose import records
 from dsv4kv.diagnose.records import Bytes, Mask, Parsed, Record
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config, inverse_frequencies
@@ -80,9 +80,9 @@ def _other_pages(record: Record, pages: Bytes, order: NDArray[np.int64]) -> list
     """Pages whose rows do not fit the record; single faults in many rows are left to the rows."""
     found = list[int]()
     for page in dict.fromkeys(order.tolist()):
-        parsed = rc.parse(record.layout, pages[page : page + 1])
-        counts = rc.oddities(record.layout.format, parsed).sum(axis=0)[parsed.live]
-        if len(counts) and (counts <= 1).mean() < rc.SURE:
+        parsed = records.parse(record.layout, pages[page : page + 1])
+        counts = records.oddities(record.layout.format, parsed).sum(axis=0)[parsed.live]
+        if len(counts) and (counts <= 1).mean() < records.SURE:
             found.append(page)
     return found
 
@@ -91,10 +91,10 @@ def _odd_rows(
     record: Record, chosen: Bytes, request: Request | None, positions: NDArray[np.int64] | None
 ) -> dict[str, Mask]:
     layout, entry = record.layout, record.layout.format
-    parsed = rc.parse(layout, chosen)
+    parsed = records.parse(layout, chosen)
     live, by_page = parsed.live, parsed.live.reshape(len(chosen), -1)
     first = np.arange(len(live)) % layout.entries == 0
-    nan, scales, peaks, tails = rc.oddities(entry, parsed) & live
+    nan, scales, peaks, tails = records.oddities(entry, parsed) & live
     copies = np.repeat(_copies(chosen) & by_page.any(axis=1), layout.entries)
     # a later row of the page, or of the request, is written
     after = np.asarray(np.cumsum(by_page[:, ::-1], axis=1)[:, ::-1] > 0).reshape(-1)
@@ -189,9 +189,9 @@ class Comparison:
 class Inspection:
     """One dump."""
 
-    dump: rc.Dump
+    dump: records.Dump
     record: Record | None  # what it holds; None where that is not recognised
-    tried: list[rc.Candidate]  # the best first
+    tried: list[records.Candidate]  # the best first
     unmarked: list[str]  # rows without a mark that it may be
     pages: Bytes  # uint8[N, page bytes]; all bytes as one page where the record is not known
     table: NDArray[np.int64]  # pages in the order that they are looked at
@@ -212,9 +212,9 @@ def inspect(
     ``request``: whose pages they are, as far as it is known; ``table_file`` has them in logical
     order. ``format_name`` and ``entries`` of a page: None to find out.
     """
-    dump = rc.read_dump(path, tensor)
-    tried = rc.candidates(dump, entries, format_name)
-    names = sorted({name for name, *_ in rc.known_records()})
+    dump = records.read_dump(path, tensor)
+    tried = records.candidates(dump, entries, format_name)
+    names = sorted({name for name, *_ in records.known_records()})
     if format_name and format_name not in names:
         raise ConfigError(
             f"--format {format_name}: there is no such record: give {', '.join(names)}."
@@ -224,13 +224,15 @@ def inspect(
             f"--format {format_name}: {dump.title} is {len(dump.data):,} B, which are no whole "
             "pages of it: say --entries, or leave --format out."
         )
-    best = tried[0] if format_name else rc.recognise(tried)
+    best = tried[0] if format_name else records.recognise(tried)
     if best is None:
         pages = dump.data[None]
-        return Inspection(dump, None, tried, rc.unmarked(dump), pages, np.zeros(0, np.int64), [])
+        return Inspection(
+            dump, None, tried, records.unmarked(dump), pages, np.zeros(0, np.int64), []
+        )
     record = best.record
     pages = dump.data.reshape(-1, record.layout.page_bytes)
-    table = rc.read_table(table_file, len(pages)) if table_file else np.arange(len(pages))
+    table = records.read_table(table_file, len(pages)) if table_file else np.arange(len(pages))
     known = request if table_file or request.ratio is not None else None
     found = find_faults(record, pages, table, known)
     return Inspection(dump, record, tried, [], pages, table, found)
@@ -238,15 +240,15 @@ def inspect(
 
 def compare(one: Inspection, other: Inspection, request: Request) -> Comparison:
     """Two dumps by logical position; ``ConfigError`` if they hold different or unknown records."""
-    records, rows = [], []
+    held, rows = [], []
     for each in (one, other):
         if each.record is None:
             raise ConfigError(
                 f"{each.dump.title} is not recognised: name its record with --format."
             )
-        records.append(each.record)
-        rows.append(rc.parse(each.record.layout, each.pages[each.table]))
-    kinds = [(record.name, record.layout.format.entry_bytes) for record in records]
+        held.append(each.record)
+        rows.append(records.parse(each.record.layout, each.pages[each.table]))
+    kinds = [(record.name, record.layout.format.entry_bytes) for record in held]
     if kinds[0] != kinds[1]:
         raise ConfigError(
             f"{one.dump.title} holds {kinds[0][0]} and {other.dump.title} {kinds[1][0]}: rows of "
@@ -257,7 +259,7 @@ def compare(one: Inspection, other: Inspection, request: Request) -> Comparison:
     ours, theirs = _whole(left)[:count], _whole(right)[:count]
     alike = (ours == theirs).all(axis=1)
     used = left.live[:count] | right.live[:count]
-    names = _name_differences(records[0].layout.format, left, right, count)
+    names = _name_differences(held[0].layout.format, left, right, count)
     known = {row.tobytes(): i for i, row in enumerate(ours) if left.live[i]}
     hits: dict[str, list[tuple[int, str]]] = {}
     for i in np.flatnonzero(~alike & used).tolist():
@@ -285,7 +287,7 @@ def _name_differences(entry: EntryFormat, one: Parsed, other: Parsed, count: int
     )  # fmt: skip
     numbers = []  # codes in the order of what they stand for
     for each in (one, other):
-        sizes, signs = rc.split_signs(entry, each.codes[:count])
+        sizes, signs = records.split_signs(entry, each.codes[:count])
         numbers.append(np.where(signs > 0, -sizes.astype(np.int32), sizes))
     steps = _MOST_STEPS.get(entry.value, 1)
     near = (np.abs(numbers[0] - numbers[1]) <= steps).all(axis=1)

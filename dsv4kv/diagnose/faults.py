@@ -7,7 +7,7 @@ of it; nothing of it is run. What is not known makes a condition neither true no
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
@@ -187,13 +187,20 @@ def judge(subjects: Sequence["Subject"], faults: Sequence[Fault], today: date) -
             each.model or each.gpu or (each.variable and each.given is False) for each in unknown
         )
         if False not in held and is_likely:
-            doubts = {
-                f"the version is not known: {fault.engine} {fault.versions} has it": covered
-                is None,
-                "the model is not known": any(each.model for each in unknown),
-                "a log does not show the environment": any(each.variable for each in unknown),
-                "the GPU is not known: add --gpu": any(each.gpu for each in unknown),
-                f"{fault.thread} was last checked in {fault.seen:%Y-%m}": today > fault.until,
-            }
-            found.append(Finding(fault, subject, tuple(text for text, so in doubts.items() if so)))
+            doubts = list(_doubts(unknown))
+            if covered is None:
+                version = f"{fault.engine} {fault.versions}"
+                doubts.insert(0, f"the version is not known: {version} has it")
+            if today > fault.until:
+                doubts.append(f"{fault.thread} was last checked in {fault.seen:%Y-%m}")
+            found.append(Finding(fault, subject, tuple(doubts)))
     return sorted(found, key=lambda each: not each.is_sure)
+
+
+def _doubts(unknown: Sequence[Condition]) -> Iterator[str]:
+    if any(each.model for each in unknown):
+        yield "the model is not known"
+    if any(each.variable for each in unknown):
+        yield "a log does not show the environment"
+    if any(each.gpu for each in unknown):
+        yield "the GPU is not known: add --gpu"

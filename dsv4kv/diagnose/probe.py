@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import NamedTuple
 
-from dsv4kv.diagnose import questioner as qn
+from dsv4kv.diagnose.questioner import Answer, Questioner, Refused, Spent, Unreachable
 from dsv4kv.errors import ConfigError
 from dsv4kv.units import counted
 
@@ -60,7 +60,7 @@ class Known:
         return max(0, tokens - self.lost) // self.step * self.step
 
 
-Experiment = Callable[[qn.Questioner, Known], Iterator[Conclusion]]
+Experiment = Callable[[Questioner, Known], Iterator[Conclusion]]
 
 
 def undecided(question: str, why: str) -> Conclusion:
@@ -68,7 +68,7 @@ def undecided(question: str, why: str) -> Conclusion:
     return Conclusion(question, why, level="undecided")
 
 
-def again(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
+def again(q: Questioner, known: Known) -> Iterator[Conclusion]:
     """The same prompt twice, and again: whether it hits, each time, and how that is known."""
     cold, warm = _first_hit(q, (FIRST_TOKENS, 16_384, LONGEST_TOKENS))
     if warm.cached_tokens is None:
@@ -80,7 +80,7 @@ def again(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         return
     prompt = q.draw(warm.prompt_tokens if warm.cached_tokens else SHORT_TOKENS)
     fresh, hits = cold.cached_tokens or 0, [warm.cached_tokens]
-    with suppress(qn.Spent):  # what is known already is worth saying
+    with suppress(Spent):  # what is known already is worth saying
         fresh = max(fresh, q.hit(prompt))
         for _ in range(_REPEATS):
             hits = [*hits, q.hit(prompt)]
@@ -119,12 +119,12 @@ def again(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
 _LITTLE = "not all that is computed is cached, or counted: try its manager with dsv4kv conform"
 
 
-def _is_little(warm: qn.Answer) -> bool:
+def _is_little(warm: Answer) -> bool:
     """Whether it hits less than half: with one whole block, of any size, it would hit more."""
     return warm.cached_tokens is not None and 2 * warm.cached_tokens < warm.prompt_tokens
 
 
-def _overcounted(answer: qn.Answer, most: int) -> Conclusion:
+def _overcounted(answer: Answer, most: int) -> Conclusion:
     cached, tokens = answer.cached_tokens, answer.prompt_tokens
     reports = f"of a prompt of {tokens:,} tokens the server reports {cached:,} as cached"
     advice = "its cached_tokens are wrong, and so are hit rates and bills that are made of them"
@@ -135,13 +135,13 @@ def _overcounted(answer: qn.Answer, most: int) -> Conclusion:
     return Conclusion("hits", said, cached, "bad", advice)
 
 
-def _first_hit(q: qn.Questioner, sizes: tuple[int, ...]) -> tuple[qn.Answer, qn.Answer]:
+def _first_hit(q: Questioner, sizes: tuple[int, ...]) -> tuple[Answer, Answer]:
     pair = None
     for tokens in sizes:
         prompt = q.draw(tokens)
         try:
             pair = q.ask(prompt), q.ask(prompt)
-        except qn.Refused:
+        except Refused:
             if pair:
                 break  # longer than the server takes
             if tokens == SHORT_TOKENS:
@@ -153,7 +153,7 @@ def _first_hit(q: qn.Questioner, sizes: tuple[int, ...]) -> tuple[qn.Answer, qn.
     return pair
 
 
-def steps(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
+def steps(q: Questioner, known: Known) -> Iterator[Conclusion]:
     """The shortest prompt that hits when it is sent again, and by how much hits grow."""
 
     def hit(tokens: int) -> int:
@@ -198,7 +198,7 @@ def steps(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     yield Conclusion("drafts", said, lost, "note" if lost else "good", advice)
 
 
-def edges(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
+def edges(q: Questioner, known: Known) -> Iterator[Conclusion]:
     """Prompts that part one token before, at and behind the end of a block."""
     offsets = dict.fromkeys((-1, 0, 1, known.lost % known.step + 1))
     found: dict[int, list[bool]] = {offset: [] for offset in offsets}
@@ -208,7 +208,7 @@ def edges(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
     for edge in wholes or [known.smallest - 1 + known.step]:
         for offset, hits in found.items():
             common = q.draw(edge + offset)
-            with suppress(qn.Refused):  # longer than the server takes: shorter ones decide, too
+            with suppress(Refused):  # longer than the server takes: shorter ones decide, too
                 q.ask(common + q.draw(rest - offset, 0))
                 hit = q.hit(common + q.draw(rest - offset, 1), len(common))
                 hits.append(hit >= edge - given_up)
@@ -227,13 +227,13 @@ def edges(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
 _RETAIN = "vLLM: --prefix-cache-retention-interval 4096; SGLang: keep windows dense"
 
 
-def branches(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
+def branches(q: Questioner, known: Known) -> Iterator[Conclusion]:
     """Prompts that part in the middle of one that is cached."""
     rest = max(_FOREIGN_STEPS * known.step // 4, 600)
     hits: dict[int, int] = {}
     for common in INSIDE_TOKENS:
         start = q.draw(common)
-        with suppress(qn.Refused):  # longer than the server takes
+        with suppress(Refused):  # longer than the server takes
             q.ask(start + q.draw(rest, 0))
             hits[common], parted = q.hit(start + q.draw(rest, 1), common), start
     if not hits:
@@ -269,7 +269,7 @@ def _inside(hits: Mapping[int, int], known: Known) -> Conclusion:
     return undecided("branches", f"hits of common tokens follow no interval: {found_of}")
 
 
-def growing(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
+def growing(q: Questioner, known: Known) -> Iterator[Conclusion]:
     """A conversation: each prompt is the last one and more."""
     prompt, short = q.draw(2 * known.smallest + known.step // 2), []
     q.ask(prompt)
@@ -283,7 +283,7 @@ def growing(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         yield Conclusion("growing", said, max(short))
 
 
-def equality(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
+def equality(q: Questioner, known: Known) -> Iterator[Conclusion]:
     """Whether an answer from the cache is a cold one, beyond what two cold ones differ by.
 
     Two cold answers to one prompt need a cache that does not know it, by a salt; else prompts that
@@ -302,7 +302,7 @@ def equality(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         if warm.cached_tokens:
             apart.append(distance(cold, warm))
         other = None
-        with suppress(qn.Refused):  # it knows no salt
+        with suppress(Refused):  # it knows no salt
             other = q.ask(prompt, outputs=_OUTPUTS, salt=f"probe {number} {prompt[:4]}")
         if other is None or other.cached_tokens:
             short = q.draw(known.smallest - 1)
@@ -328,7 +328,7 @@ def equality(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         yield Conclusion("equality", wrong, "differs", "bad", advice)
 
 
-def distance(one: qn.Answer, other: qn.Answer) -> float:
+def distance(one: Answer, other: Answer) -> float:
     """The most that log-probabilities of one's tokens differ, up to where the texts part; nats."""
     most = 0.0
     for word, mine, theirs in zip(one.words, one.likely, other.likely, strict=False):
@@ -343,7 +343,7 @@ def distance(one: qn.Answer, other: qn.Answer) -> float:
 class _Trials:
     """Send a prompt, other prompts, and the first again, to see whether it is lost."""
 
-    q: qn.Questioner
+    q: Questioner
     known: Known
     tokens: int  # what the prompt hits as long as it is whole
     low: int = 0  # the most steps of others that do not lose a prompt
@@ -391,7 +391,7 @@ class _Trials:
         return not any(self.lost(now) for _ in range(_NEAR))
 
 
-def capacity(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
+def capacity(q: Questioner, known: Known) -> Iterator[Conclusion]:
     """How many tokens of others come in between until a prompt no longer hits whole."""
     trials = _Trials(q, known, known.whole(known.smallest - 1 + known.lost + 3 * known.step))
     before, why = _moved(q, _STORES), ""
@@ -401,7 +401,7 @@ def capacity(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
             return
         if _moved(q, _STORES) > before and not _loaded(q):
             trials.lost(trials.high or 0, sent=3)  # some tiers store what is asked for again
-    except (qn.Spent, qn.Refused) as end:
+    except (Spent, Refused) as end:
         why = f"; {end}"
     held, most = (
         trials.tokens + (known.lost // known.step + steps) * known.step
@@ -430,11 +430,11 @@ def capacity(q: qn.Questioner, known: Known) -> Iterator[Conclusion]:
         yield Conclusion("tier", "no tier brings back what the GPU has lost", "none")
 
 
-def _moved(q: qn.Questioner, words: tuple[str, ...]) -> float:
+def _moved(q: Questioner, words: tuple[str, ...]) -> float:
     return sum(value for key, value in q.counted.grown.items() if any(w in key for w in words))
 
 
-def _loaded(q: qn.Questioner) -> float:
+def _loaded(q: Questioner) -> float:
     """What the server says came back from beyond the GPU; answers count tokens."""
     return q.restored or _moved(q, _LOADS)
 
@@ -482,7 +482,7 @@ FIXED_TOKENS = sum(planned.tokens for planned in PLANNED.values())
 """The most tokens asked before the capacity is looked for, with blocks of up to 1,024."""
 
 
-def examine(q: qn.Questioner, report: Callable[[str], None] = lambda _: None) -> Examination:
+def examine(q: Questioner, report: Callable[[str], None] = lambda _: None) -> Examination:
     """Run all experiments; whatever ends one, what was learned before is kept."""
     known, conclusions = Known(), list[Conclusion]()
     died, interrupted = "", ""
@@ -492,11 +492,11 @@ def examine(q: qn.Questioner, report: Callable[[str], None] = lambda _: None) ->
             report(name)
             try:
                 conclusions.extend(planned.run(q, known))
-            except (qn.Unreachable, ConfigError) as error:
+            except (Unreachable, ConfigError) as error:
                 died = why = str(error)
             except KeyboardInterrupt:
                 interrupted = why = "interrupted"
-            except (qn.Spent, qn.Refused) as error:
+            except (Spent, Refused) as error:
                 why = str(error)
                 known.why = "" if known.step else why
         if q.overcounted and known.why != (fault := _overcounted(*q.overcounted)).answer:

@@ -20,7 +20,7 @@ from pydantic_core import from_json
 
 from dsv4kv.errors import ConfigError, StoreUnavailable, mask_url
 from dsv4kv.record.metrics import MOST_BYTES, Counted, Values, parse
-from dsv4kv.record.run import HTTP, parse_url
+from dsv4kv.record.run import HTTP, ask, parse_url
 from dsv4kv.record.usage import counts_of
 
 if TYPE_CHECKING:
@@ -135,8 +135,6 @@ class OpenAiServer:
         """Its counters, and whether they speak of drafts; None where it has no page of them."""
         if self._metrics is None:
             return None
-        from dsv4kv.record.run import ask
-
         page = self._metrics._replace(path=self._metrics.path or "/metrics").geturl()
         limit_s = min(_ASKED_S, self._ends_s - self.now_s())
         with suppress(OSError):
@@ -161,8 +159,6 @@ class OpenAiServer:
         limit_s: float = _ASKED_S,
         take: Callable[[bytes], object] | None = None,
     ) -> "Response":
-        from dsv4kv.record.run import ask
-
         headers = {"Content-Type": "application/json"}
         headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
         url = self._at._replace(path=self._at.path + path).geturl()

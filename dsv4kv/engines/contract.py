@@ -446,13 +446,6 @@ class SlotEngine(Engine):
         )
 
 
-def refuse(refusals: Mapping[str, bool]) -> None:
-    """Raise ``ConfigError`` with the first sentence that holds."""
-    for sentence, holds in refusals.items():
-        if holds:
-            raise ConfigError(sentence)
-
-
 V4_ONLY = ("v4",)
 _RATIOS = {"v4": {0, 4, 128}, "v41": {0, 1, 2}, "flat": {1}}
 

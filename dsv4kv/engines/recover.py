@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from dsv4kv.engines import logs as lg
+from dsv4kv.engines import logs
 from dsv4kv.engines.contract import MIB, Capacity, Deployment, Engine, SlotEngine
 from dsv4kv.engines.flags import DRAFT_LAYERS
 from dsv4kv.engines.formats import Site, stored_formats
@@ -53,21 +53,20 @@ class Recovery:
     @property
     def title(self) -> str:
         one, unit = self.deployment, self.engine.unit
-        parts = {
-            self.engine.name: True,
-            one.model.name: True,
-            counted(one.draft_layers, "draft layer"): True,
-            f"indexer {one.formats.indexer.name}": unit != "slot",  # whose caches are of one type
-            f"{one.in_flight_tokens:,} tokens in flight": unit == "block",
-            "bf16 state": one.state_bytes == 2,
-        }
-        return ", ".join(part for part, shown in parts.items() if shown)
+        parts = [self.engine.name, one.model.name, counted(one.draft_layers, "draft layer")]
+        if unit != "slot":  # whose caches are of one type
+            parts.append(f"indexer {one.formats.indexer.name}")
+        if unit == "block":
+            parts.append(f"{one.in_flight_tokens:,} tokens in flight")
+        if one.state_bytes == 2:
+            parts.append("bf16 state")
+        return ", ".join(parts)
 
     def with_flight(self, tokens: int) -> "Recovery":
         return replace(self, deployment=replace(self.deployment, in_flight_tokens=tokens))
 
 
-def find_recoveries(log: lg.StartupLog) -> list[Recovery]:
+def find_recoveries(log: logs.StartupLog) -> list[Recovery]:
     """Configurations that print what the log says, the likeliest first; else the nearest."""
     rules = FAMILIES[log.family].load("log")
     first: dict[tuple[str, int], Recovery] = {}
@@ -76,7 +75,7 @@ def find_recoveries(log: lg.StartupLog) -> list[Recovery]:
     return sorted(first.values(), key=lambda recovery: recovery.score, reverse=True)
 
 
-def engines_of(log: lg.StartupLog) -> tuple[list[Any], bool]:
+def engines_of(log: logs.StartupLog) -> tuple[list[Any], bool]:
     """The version the log names, and that it does; else all versions, the newest first."""
     if log.version:
         try:
@@ -87,27 +86,27 @@ def engines_of(log: lg.StartupLog) -> tuple[list[Any], bool]:
     return [find_engine(name) for name in reversed(names)], False
 
 
-def possible_deployments(log: lg.StartupLog) -> Iterator[tuple[Deployment, int]]:
+def possible_deployments(log: logs.StartupLog) -> Iterator[tuple[Deployment, int]]:
     """Every model, number of draft layers and format that the log does not rule out.
 
     With the number of the log's statements that agree: model name, drafts, indexer format. V4.1 is
     stored as the newest engine does on each GPU and backend. Raises ``ConfigError``.
     """
-    named, rules = lg.named_model(log), FAMILIES[log.family].load("log")
-    own = named in (lg.V41, lg.V32)  # stored by GPU and backend
+    named, rules = logs.named_model(log), FAMILIES[log.family].load("log")
+    own = named in (logs.V41, logs.V32)  # stored by GPU and backend
     block, smallest = log.whole("block"), 64 if own else 128
     block = block if block and block % smallest == 0 else None  # that of another table
-    dtype = _cache_dtype(log, rules.V41_DTYPES if named == lg.V41 else _FORMAT)
+    dtype = _cache_dtype(log, rules.V41_DTYPES if named == logs.V41 else _FORMAT)
     ranks = (log.whole("tensor_parallel") or 1) // (log.whole("data_parallel") or 1)
     arch = log.text("arch")
-    sites = rules.V41_SITES if named == lg.V41 else ((arch, None),)
+    sites = rules.V41_SITES if named == logs.V41 else ((arch, None),)
     sites = [site for site in sites if site[0] == arch] or sites
-    method, fp4 = lg.draft_method(log) or "", log.text("fp4_indexer")
+    method, fp4 = logs.draft_method(log) or "", log.text("fp4_indexer")
     drafting = [(layers, True) for part, layers in DRAFT_LAYERS.items() if part in method][:1]
     indexers = [("mxfp4" if (fp4 or "").lower() == "true" else "fp8", True)]
     seen = set()
     for name, (arch, backend), (drafts, agree), (keys, read) in product(
-        [named] if named else lg.v4_presets(),
+        [named] if named else logs.v4_presets(),
         sites,
         drafting or [(0, False), (1, False), (3, False)],
         indexers if fp4 is not None else [("fp8", False), ("mxfp4", False)],
@@ -135,7 +134,7 @@ def possible_deployments(log: lg.StartupLog) -> Iterator[tuple[Deployment, int]]
             yield deployment, (named is not None) + agree + read
 
 
-def _cache_dtype(log: lg.StartupLog, known: Iterable[str]) -> str:
+def _cache_dtype(log: logs.StartupLog, known: Iterable[str]) -> str:
     dtype = (log.text("cache_dtype") or "auto").lower().removeprefix("torch.")
     if dtype not in known:
         raise ConfigError(
@@ -149,7 +148,7 @@ def _cache_dtype(log: lg.StartupLog, known: Iterable[str]) -> str:
 # ---- slots
 
 
-def recover(log: lg.StartupLog) -> Iterator[Recovery]:
+def recover(log: logs.StartupLog) -> Iterator[Recovery]:
     """The slots that a log names; where it prints buffers, those that have their bytes."""
     reading = log.smallest
     session, buffers = reading.number("session_mib"), reading.number("buffers_mib")
@@ -164,7 +163,7 @@ def recover(log: lg.StartupLog) -> Iterator[Recovery]:
             yield replace(found, exact=True)
 
 
-def nearest(log: lg.StartupLog) -> Iterator[Recovery]:
+def nearest(log: logs.StartupLog) -> Iterator[Recovery]:
     """The slots that a log names, whatever bytes it prints."""
     engine, reading = find_engine(log.family), log.smallest
     assert isinstance(engine, SlotEngine)
@@ -186,7 +185,7 @@ def nearest(log: lg.StartupLog) -> Iterator[Recovery]:
         yield Recovery(engine, one, memory, slots, (1, 1), score=score, exact=False)
 
 
-def meaning(log: lg.StartupLog, found: Recovery, capacity: Capacity) -> Iterator[str]:
+def meaning(log: logs.StartupLog, found: Recovery, capacity: Capacity) -> Iterator[str]:
     reading = log.smallest
     if buffers := reading.number("buffers_mib"):
         yield f"The printed buffers are {buffers:,.2f} MiB in all."

@@ -2,7 +2,7 @@
 
 A backend is anything with a function for each row, called by keyword. ``reference`` is the literal
 one; every other must equal it: bit for bit where the arithmetic is exact (gather, insert, copy),
-within the format's own grid where it sums (``tolerance``). A new operation is a row here, its
+within the format's own grid where it sums (``ops.check``). A new operation is a row here, its
 reference, its kernel and its launch.
 
 Arguments. *Pages* are a ``PageStore``; ``ring`` has a page for each slot. Tensors have a dtype and
@@ -236,7 +236,7 @@ OPERATIONS: dict[str, Operation] = {
         "out:uint8[T,H,D] out_weights:float32[T,H]",
         ("out", "out_weights"),
         """Make an indexer's queries: RoPE in float32 on the last R channels (pairs of neighbours)
-        by ``turns``, each token's cosines, then sines (``compressor.rope_rows``), rounded to bf16;
+        by ``turns``, each token's cosines, then sines (``storage.rope_rows``), rounded to bf16;
         rotated as keys are with ``hadamard``; each head's vector quantised to e4m3 with one power
         of two, as an ``fp8`` indexer key is. out_weights = weights · that scale · (H · D)^-0.5.
         So vLLM 0.33.0's ``fused_indexer_q_rope_quant`` (without Hadamard) and DeepSeek's inference

@@ -14,8 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.model import config as sd
-from dsv4kv.model.config import DSV4Config
+from dsv4kv.model.config import AttentionType, DSV4Config, keyed_layers, scores_candidates
 from dsv4kv.model.formats import EntryFormat, PageLayout
 from dsv4kv.model.plan import LayerCacheSchema
 from dsv4kv.ops.spec import READS
@@ -52,7 +51,7 @@ class CountedLayers:
     def of(cls, config: DSV4Config, schemas: Sequence[LayerCacheSchema]) -> "CountedLayers":
         """Of these layers; those that own no entries read their owner's."""
         held = {schema.layer.layer_idx: schema for schema in schemas}
-        keyed = sd.keyed_layers(schema.layer for schema in schemas)
+        keyed = keyed_layers(schema.layer for schema in schemas)
         kinds, by_index = dict[object, _Layer](), {}
         for index, schema in held.items():
             owner = held[schema.layer.kv_owner]
@@ -63,8 +62,8 @@ class CountedLayers:
                 owner.indexer,
                 schema.state_shape if schema.main else (),
                 schema.indexer_state_shape if schema.indexer and index in keyed else (),
-                schema.layer.attn is sd.AttentionType.HCA,
-                sd.scores_candidates(config, schema.layer),
+                schema.layer.attn is AttentionType.HCA,
+                scores_candidates(config, schema.layer),
             )
             by_index[index] = kinds.setdefault(facts, _Layer(*facts))
         return cls(config, by_index)

@@ -24,7 +24,7 @@ from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import ConfigError, ProfileError
 from dsv4kv.files import make_folder, replacing, temporary_folder
 from dsv4kv.processes import python
-from dsv4kv.profile import launch as la
+from dsv4kv.profile import launch
 from dsv4kv.profile.read import read_profile, reader
 from dsv4kv.profile.table import build_table, shipped_rules
 from dsv4kv.profile.trace import STEP
@@ -65,7 +65,7 @@ def choose_tool(wanted: Tool | None, device: str) -> tuple[Tool, str]:
     """The profiler to use, and why; ``device`` is ``auto``, ``cpu`` or ``cuda``."""
     if wanted is not None:
         return wanted, f"asked for with --{wanted}"
-    nsys = la.find_profiler("nsys")
+    nsys = launch.find_profiler("nsys")
     if find_device(device) is None:
         return "torch", "torch.profiler, since there is no GPU"
     if nsys is None:
@@ -78,7 +78,7 @@ def name_folder(loaded: LoadedConfig, out: Path) -> Path:
     return out / new_run_id(f"profile-{loaded.config.name}", datetime.now(UTC))
 
 
-def make_command(plan: Plan, *, here: bool = True) -> la.Command:
+def make_command(plan: Plan, *, here: bool = True) -> launch.Command:
     """The profiler's command line; ``ProfileError`` where it is not installed ``here``."""
     program = python("-m", *_words(plan), "--child", str(plan.folder / RUN))
     output = plan.folder / OUTPUT
@@ -86,12 +86,12 @@ def make_command(plan: Plan, *, here: bool = True) -> la.Command:
         raise ConfigError(
             "torch.profiler runs inside the process and has no command line: add --nsys or --ncu."
         )
-    path = la.require_tool(plan.tool) if here else la.find_profiler(plan.tool) or plan.tool
+    path = launch.require_tool(plan.tool) if here else launch.find_profiler(plan.tool) or plan.tool
     if plan.tool == "nsys":
-        return la.nsys_profile(path, output, program)
+        return launch.nsys_profile(path, output, program)
     if here:
         reader()  # or nobody could read the report
-    return la.ncu_profile(path, output, program, plan.kernels)
+    return launch.ncu_profile(path, output, program, plan.kernels)
 
 
 def reproduce(plan: Plan) -> str:
@@ -199,23 +199,23 @@ def be_profiled(plan: Plan, target: Path) -> None:
 
 def run_profile(plan: Plan) -> RunRecord:
     """Profile a workload, and read what the profiler found; ``ProfileError`` where it fails."""
-    command = la.Command([], []) if plan.tool == "torch" else make_command(plan)
+    command = launch.Command([], []) if plan.tool == "torch" else make_command(plan)
     make_folder(plan.folder)
     if plan.tool == "torch":
         kineto, kept = Kineto(), list[RunRecord]()
         _run_in_process(plan, kineto, kept.append)
         trace = plan.folder / _KINETO_TRACE
         kineto.save(trace)
-        record, profiled = kept[0], la.Profiled(trace, [trace], [])
+        record, profiled = kept[0], launch.Profiled(trace, [trace], [])
         torch = record.environment.versions.get("torch")  # whose profiler comes with it
         version = f"torch {torch}" if torch else None
     else:
         report = (plan.folder / OUTPUT).with_suffix(f".{plan.tool}-rep")
-        profiled = la.run_profiler(command, report, _PROFILED_S)
+        profiled = launch.run_profiler(command, report, _PROFILED_S)
         if not (record_file := plan.folder / RUN).is_file():
-            left = la.name_files(plan.folder)
+            left = launch.name_files(plan.folder)
             raise ProfileError(f"the profiled program ended before it wrote its record. {left}")
-        record, version = load_record(record_file), la.version_of(command.words[0])
+        record, version = load_record(record_file), launch.version_of(command.words[0])
     (case,) = record.cases
     assert case.profile is not None
     table = build_table(read_profile(profiled.file), shipped_rules(), case.profile.useful_bytes)

@@ -29,13 +29,14 @@ from dsv4kv.profile.trace import (
     Work,
     split_rows,
 )
-from dsv4kv.runs import parts as rp
 from dsv4kv.runs.parts import (
     CATEGORIES,
     OTHER,
+    Category,
     KernelRow,
     KernelTable,
     OperationRow,
+    StepTimes,
 )
 from dsv4kv.units import counted, cut
 
@@ -99,7 +100,7 @@ class Rule:
 
     engine: str  # whose they are
     pattern: re.Pattern[str]  # is searched in the short name
-    category: rp.Category  # what they do
+    category: Category  # what they do
     operation: str | None = None  # of the toolkit; None for kernels of others
 
 
@@ -316,13 +317,13 @@ def _operations(
     return sorted(rows, key=lambda row: -row.total_ns)
 
 
-def _time_steps(trace: Trace, gaps: Column) -> rp.StepTimes | None:
+def _time_steps(trace: Trace, gaps: Column) -> StepTimes | None:
     """A row for each step on each GPU; None where the profile has no steps or no clock."""
     if not len(trace.steps_ns) or trace.tool == "ncu":
         return None
     rows = _cpu_steps(trace) if _on_cpu(trace.work) else _gpu_steps(trace, gaps)
-    columns = zip(rp.StepTimes.model_fields, zip(*rows, strict=True), strict=True)
-    return rp.StepTimes(**{name: list(column) for name, column in columns}) if rows else None
+    columns = zip(StepTimes.model_fields, zip(*rows, strict=True), strict=True)
+    return StepTimes(**{name: list(column) for name, column in columns}) if rows else None
 
 
 def _gpu_steps(trace: Trace, gaps: Column) -> list[tuple[int, ...]]:

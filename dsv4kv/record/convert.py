@@ -386,34 +386,43 @@ def _add_own_ids(folder: Path, rows: list[Record]) -> int:
 
 def describe(recorded: Recorded) -> list[str]:
     """Sentences about the server's own figures."""
-    pairs = zip(recorded.requests, recorded.cached_tokens, strict=True)
-    known = [(request.input_tokens, cached) for request, cached in pairs if cached is not None]
-    asked, cached = (sum(column) for column in zip(*known, strict=True)) if known else (0, 0)
-    requests, by_text = counted(len(recorded.requests), "request"), recorded.ids_of.count("text")
-    own = {
-        "the server did not say how many tokens were cached": not known,
-        f"by the server {cached:,} of {asked:,} prompt tokens were cached "
-        f"({cached / max(asked, 1):.2%}), of {len(known):,} of {requests}": known,
-        f"ids of {counted(by_text, 'prompt')} are of text: what they share is estimated": by_text,
-        f"{counted(recorded.own_blocks, 'block')} of prompts known by length only are taken to "
-        "share nothing": recorded.own_blocks,
-    }
-    missing = {
-        f"{counted(recorded.unsized, 'request')} skipped: their length is not known: "
-        f"{_NO_USAGE}": recorded.unsized,
-        "the server reported more hits than tokens for "
-        f"{counted(recorded.overstated, 'prompt')}: their hits are not counted": (
-            recorded.overstated
-        ),
-    }
-    counters = [
+    sentences = [_STORES_ONLY] if recorded.stores_only else list(_describe_hits(recorded))
+    if recorded.unsized:
+        sentences.append(
+            f"{counted(recorded.unsized, 'request')} skipped: their length is not known: "
+            f"{_NO_USAGE}"
+        )
+    if recorded.overstated:
+        sentences.append(
+            "the server reported more hits than tokens for "
+            f"{counted(recorded.overstated, 'prompt')}: their hits are not counted"
+        )
+    if recorded.stores_only:
+        return sentences
+    return sentences + [
         f"by {engine}'s counters {found:,} of {asked:,} prompt tokens were cached "
         f"({found / asked:.2%}), from the first sample to the last"
         for engine, found, asked in recorded.counters
     ]
-    said = {_STORES_ONLY: True} | missing if recorded.stores_only else own | missing
-    sentences = [sentence for sentence, is_so in said.items() if is_so]
-    return sentences if recorded.stores_only else sentences + counters
+
+
+def _describe_hits(recorded: Recorded) -> Iterator[str]:
+    pairs = zip(recorded.requests, recorded.cached_tokens, strict=True)
+    known = [(request.input_tokens, cached) for request, cached in pairs if cached is not None]
+    if known:
+        asked, cached = (sum(column) for column in zip(*known, strict=True))
+        yield (
+            f"by the server {cached:,} of {asked:,} prompt tokens were cached "
+            f"({cached / max(asked, 1):.2%}), of {len(known):,} of "
+            f"{counted(len(recorded.requests), 'request')}"
+        )
+    else:
+        yield "the server did not say how many tokens were cached"
+    if by_text := recorded.ids_of.count("text"):
+        yield f"ids of {counted(by_text, 'prompt')} are of text: what they share is estimated"
+    if recorded.own_blocks:
+        blocks = counted(recorded.own_blocks, "block")
+        yield f"{blocks} of prompts known by length only are taken to share nothing"
 
 
 def in_blocks(requests: Iterable[Request], size: int) -> Iterator[Request]:

@@ -39,8 +39,7 @@ from yarl import URL
 
 from dsv4kv.errors import ConfigError, TraceError, mask_url
 from dsv4kv.processes import Confined
-from dsv4kv.record import Veil
-from dsv4kv.record import usage as us
+from dsv4kv.record import Veil, usage
 from dsv4kv.record.convert import PROXY, is_answered
 from dsv4kv.record.folder import Record, Recording
 from dsv4kv.record.run import HTTP, fail_with_connection, parse_url
@@ -190,7 +189,7 @@ class _Exchange:
     end: str = "server not reached"
     body: bytearray = field(default_factory=bytearray)
     is_kept: bool = True
-    ends: us.Ends = field(default_factory=us.Ends)
+    ends: usage.Ends = field(default_factory=usage.Ends)
     fault: _Fault | None = None
     answer: ClientResponse | None = None
 
@@ -318,7 +317,7 @@ class Proxy:
         self._session: ClientSession | None = None
         self._writer = ThreadPoolExecutor(1)
         own = recording.salt, veil.grain
-        self._prompts, self._long_prompts = us.Prompts(*own), Confined(us.Prompts, *own)
+        self._prompts, self._long_prompts = usage.Prompts(*own), Confined(usage.Prompts, *own)
         self._hurries = False  # the recording ends: prompts that still wait are not looked into
         self._kept_bytes = 0
         self.port = 0
@@ -491,7 +490,7 @@ class Proxy:
     async def _answer(self, exchange: _Exchange, answer: ClientResponse) -> web.StreamResponse:
         fail_with_connection(answer)
         exchange.status = answer.status
-        exchange.ends = us.Ends(answer.headers.get("Content-Encoding", ""))
+        exchange.ends = usage.Ends(answer.headers.get("Content-Encoding", ""))
         reason = answer.reason or ""
         passed = _Answer(status=answer.status, reason=None if _CONTROL.search(reason) else reason)
         fields = _passed_on(answer.raw_headers)

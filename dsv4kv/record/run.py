@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from threading import Event, Thread
-from threading import Event as Stop
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import SplitResult, urlsplit
@@ -34,7 +33,7 @@ MOST_BYTES = 2**24
 class Source(Protocol):
     """Runs in a thread of its own and writes what it receives."""
 
-    def run(self, stop: Stop) -> None:
+    def run(self, stop: Event) -> None:
         """Listen until ``stop`` is set or nothing more comes; raises ``Dsv4kvError``."""
 
 
@@ -152,7 +151,7 @@ def run(
     is then written. Where the recording cannot be, or another source fails for other reasons than
     how it was asked for, proxies go on: ``warn`` is given a sentence.
     """
-    stop, failures = Stop(), list[BaseException]()
+    stop, failures = Event(), list[BaseException]()
     # Python 3.11 takes a thread for ended once Ctrl-C has interrupted its join
     ended = [Event() for _ in sources]
     threads = [
@@ -204,7 +203,7 @@ def _why(recording: Recording, failures: Sequence[BaseException]) -> str:
     return "" if any(isinstance(each, ConfigError) for each in failures) else next(said, "")
 
 
-def _guarded(source: Source, stop: Stop, failures: list[BaseException], ended: Event) -> None:
+def _guarded(source: Source, stop: Event, failures: list[BaseException], ended: Event) -> None:
     try:
         source.run(stop)
     except BaseException as error:  # raised again where the others are ended

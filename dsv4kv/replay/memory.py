@@ -12,7 +12,7 @@ from dsv4kv.engines.contract import RESERVE, SHARE, Deployment
 from dsv4kv.engines.names import find_rule
 from dsv4kv.engines.rule import Speculation, Variant
 from dsv4kv.errors import ConfigError, DoesNotFit
-from dsv4kv.model import plan as sc
+from dsv4kv.model import plan
 from dsv4kv.model.config import DSV4Config, build_schedule
 from dsv4kv.model.plan import HeldBytes, bytes_per_token, held_bytes
 from dsv4kv.model.presets import load_model
@@ -28,7 +28,7 @@ def _engine_bytes(
     config: ReplayConfig,
     rule: Variant,
     model: DSV4Config,
-    schemas: Sequence[sc.LayerCacheSchema],
+    schemas: Sequence[plan.LayerCacheSchema],
     held: HeldBytes,
 ) -> tuple[int, int, int]:
     """Bytes of a running request in addition to blocks, of a block, and of a page of windows.
@@ -52,13 +52,13 @@ def arch_of(cost: CostSection) -> str | None:
 
 
 def describe_deployment(
-    config: ReplayConfig, model: DSV4Config, schemas: Sequence[sc.LayerCacheSchema]
+    config: ReplayConfig, model: DSV4Config, schemas: Sequence[plan.LayerCacheSchema]
 ) -> Deployment:
     """Formats that an engine sizes: its FP8 keys, where the configuration names none."""
     formats = config.model.formats
     return Deployment(
         model,
-        sc.choose_formats(model, formats.main, formats.window, formats.indexer or "fp8"),
+        plan.choose_formats(model, formats.main, formats.window, formats.indexer or "fp8"),
         max_context_tokens=config.cache.max_context_tokens or model.max_context_tokens,
         in_flight_tokens=config.scheduler.step_tokens,
         layers=tuple(s.layer.layer_idx for s in schemas if not s.layer.is_draft),
@@ -75,8 +75,8 @@ class MemoryPlan:
     rule: Variant  # by which prompts are found, ``drafts`` made of tokens
     drafts: Speculation
     model: DSV4Config
-    schemas: tuple[sc.LayerCacheSchema, ...]  # storage of every layer
-    group: sc.TableGroup  # decides how many blocks a length needs
+    schemas: tuple[plan.LayerCacheSchema, ...]  # storage of every layer
+    group: plan.TableGroup  # decides how many blocks a length needs
     block_tokens: int  # tokens of a block
     block_bytes: int  # bytes of a block, with what is kept with it
     beside_bytes: int  # window and state in them, which ``full`` keeps with every block
@@ -124,7 +124,7 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
     own_tokens = rule.block_tokens_on(arch_of(config.cost)) or _BLOCK_TOKENS
     block_tokens = config.cache.block_tokens or own_tokens
     schemas = _schemas(config, model, block_tokens)
-    groups = sc.table_groups(schemas, "model")
+    groups = plan.table_groups(schemas, "model")
     if not groups:
         raise ConfigError("none of the layers held has compressed KV: there is nothing to reuse.")
     window = model.window_tokens if any(schema.window for schema in schemas) else 0
@@ -169,7 +169,7 @@ def plan_memory(config: ReplayConfig) -> MemoryPlan:
 
 def _schemas(
     config: ReplayConfig, model: DSV4Config, block_tokens: int
-) -> tuple[sc.LayerCacheSchema, ...]:
+) -> tuple[plan.LayerCacheSchema, ...]:
     section = config.model
     formats = section.formats
     specs = build_schedule(
@@ -180,9 +180,9 @@ def _schemas(
         draft_layers=section.draft_layers,
     )
     build = partial(
-        sc.build_schema,
+        plan.build_schema,
         model,
-        formats=sc.choose_formats(model, formats.main, formats.window, formats.indexer),
+        formats=plan.choose_formats(model, formats.main, formats.window, formats.indexer),
         block_tokens=block_tokens,
         state=config.cache.state,
         draft_tokens=config.scheduler.speculative.draft_tokens,

@@ -18,7 +18,7 @@ from dsv4kv.replay.build import Replay, build_replay, read_requests
 from dsv4kv.replay.clock.steps import ModelTimes
 from dsv4kv.replay.tier import Tier
 from dsv4kv.replay.tiers import Tiers
-from dsv4kv.runs import parts as rr
+from dsv4kv.runs import parts
 from dsv4kv.runs.parts import Part
 from dsv4kv.runs.points import (
     Invocation,
@@ -36,19 +36,19 @@ _NS = 1e9
 PartT = TypeVar("PartT", bound=Part)
 
 
-def describe_replay(replay: Replay) -> rr.ReplayResult:
+def describe_replay(replay: Replay) -> parts.ReplayResult:
     memory, outcome, scheduler = replay.memory, replay.outcome, replay.scheduler
     tally, cache, clock = replay.prompts.tally, scheduler.cache, scheduler.clock
     lost = tally.lost | {"in_flight": tally.in_flight_tokens}
     moments = outcome.moments
-    names = [name for name in rr.ReplaySeries.model_fields if name != "at_ns"]
+    names = [name for name in parts.ReplaySeries.model_fields if name != "at_ns"]
     counted = ("requests", "prompt_blocks", "found_blocks", "prompt_tokens", "seen_tokens")
     pools = (
         ("slots", memory.num_slots, memory.slot_bytes, outcome.peak_requests),
         ("checkpoints", memory.num_checkpoints, memory.checkpoint_bytes, outcome.peak_checkpoints),
         ("blocks", memory.num_blocks, memory.block_bytes, outcome.peak_blocks),
     )
-    reuse = rr.Reuse(
+    reuse = parts.Reuse(
         rule=replay.config.prefix.rule,
         setting=find_rule(replay.config.prefix.rule).setting,
         shared_tokens=tally.shared_tokens,
@@ -64,10 +64,10 @@ def describe_replay(replay: Replay) -> rr.ReplayResult:
         kept_bytes=replay.prompts.kept_bytes,
         evicted_blocks=cache.evicted,
     )
-    return rr.ReplayResult(
+    return parts.ReplayResult(
         constants=list_constants(replay),
         pools=[
-            rr.ReplayPool(name=name, units=units, unit_bytes=size, peak_units=peak)
+            parts.ReplayPool(name=name, units=units, unit_bytes=size, peak_units=peak)
             for name, units, size, peak in pools
         ],
         remainder_bytes=memory.remainder_bytes,
@@ -77,7 +77,7 @@ def describe_replay(replay: Replay) -> rr.ReplayResult:
         rounding_bytes=round(outcome.peak_rounding_tokens * memory.token_bytes),
         reuse=reuse,
         clock="model",
-        work=rr.ReplayWork(
+        work=parts.ReplayWork(
             steps=clock.steps,
             copy_bytes=clock.copy_bytes,
             counts=dict(zip(COUNTS, clock.counts, strict=True)),
@@ -88,7 +88,7 @@ def describe_replay(replay: Replay) -> rr.ReplayResult:
         pauses=outcome.pauses,
         evictions=outcome.evictions,
         rejected=dict(sorted(outcome.rejected.items())),
-        series=rr.ReplaySeries(
+        series=parts.ReplaySeries(
             at_ns=[round(time_s * _NS) for time_s, _ in moments],
             **{name: [held[n] for _, held in moments] for n, name in enumerate(names)},
         ),
@@ -104,7 +104,7 @@ def arrival_span_ns(config: ReplayConfig, requests: Sequence[Request]) -> int | 
     return round(span_s / config.workload.speed * _NS)
 
 
-def list_constants(replay: Replay) -> list[rr.Constant]:
+def list_constants(replay: Replay) -> list[parts.Constant]:
     """Every number that the times depend on, with its source."""
     cost, weights, given = replay.config.cost, replay.parts.weights, "as configured"
     times = replay.times
@@ -127,7 +127,7 @@ def list_constants(replay: Replay) -> list[rr.Constant]:
         rows.append((f"reading from {name}", section.read_gbps, "GB/s", given))
         rows.append((f"writing to {name}", section.write_gbps, "GB/s", given))
         rows.append((f"an operation of {name}", section.latency_us, "µs", overlapping))
-    return [rr.Constant(name=n, value=float(v), unit=u, source=s) for n, v, u, s in rows]
+    return [parts.Constant(name=n, value=float(v), unit=u, source=s) for n, v, u, s in rows]
 
 
 _CHOSEN = "num_experts_per_tok; chosen uniformly and independently"
@@ -191,16 +191,16 @@ def list_latencies(
     return found
 
 
-def describe_tiers(found: Sequence[Tiers]) -> rr.ReplayTiers | None:
+def describe_tiers(found: Sequence[Tiers]) -> parts.ReplayTiers | None:
     if not found:
         return None
-    named: dict[str, dict[int, rr.ReplayTier]] = {}
+    named: dict[str, dict[int, parts.ReplayTier]] = {}
     for tiers in found:
         for tier in tiers.tiers:
             named.setdefault(tier.name, {})[id(tier)] = describe_tier(tier, tiers)
     objects = found[0].stored.objects
     whole = [add(list(alike.values())) for alike in named.values()]
-    return rr.ReplayTiers(
+    return parts.ReplayTiers(
         tiers=whole,
         object_tokens=found[0].object_tokens,
         context_bytes=objects.context_bytes,
@@ -211,11 +211,11 @@ def describe_tiers(found: Sequence[Tiers]) -> rr.ReplayTiers | None:
     )
 
 
-def add(parts: Sequence[PartT], same: Collection[str] = ()) -> PartT:
+def add(rows: Sequence[PartT], same: Collection[str] = ()) -> PartT:
     """The sum of all numbers, but of those that are the ``same`` for each, as words are."""
-    fields = type(parts[0]).model_fields
-    columns = {name: [getattr(part, name) for part in parts] for name in fields}
-    return type(parts[0])(**{n: add_values(n, values, same) for n, values in columns.items()})
+    fields = type(rows[0]).model_fields
+    columns = {name: [getattr(row, name) for row in rows] for name in fields}
+    return type(rows[0])(**{n: add_values(n, values, same) for n, values in columns.items()})
 
 
 def add_values(name: str, values: Sequence[Any], same: Collection[str] = ()) -> Any:
@@ -231,10 +231,10 @@ def add_values(name: str, values: Sequence[Any], same: Collection[str] = ()) -> 
     return sum(values)
 
 
-def describe_tier(tier: Tier, tiers: Tiers) -> rr.ReplayTier:
+def describe_tier(tier: Tier, tiers: Tiers) -> parts.ReplayTier:
     read, write = tier.read, tier.write
     useful = tier.moved_blocks * tiers.object_tokens * tiers.stored.useful_bytes
-    return rr.ReplayTier(
+    return parts.ReplayTier(
         name=tier.name,
         capacity_bytes=tier.sizes.context_bytes,
         tail_capacity_bytes=tier.sizes.tail_bytes,

@@ -1,4 +1,4 @@
-"""Sweeps: points one by one or in parallel, each finished one kept until the record is whole.
+"""Sweeps and their records: points one by one or in parallel, each finished one kept.
 
 ``RUN.points.jsonl`` next to the record holds what was asked and a line for every finished point.
 A process that is killed while it writes one leaves a line that is cut short: that point is done

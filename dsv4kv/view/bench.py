@@ -333,25 +333,35 @@ def _sweep_table(groups: Sequence[oc.Group]) -> tb.Table:
     return tb.Table("Sweep", columns, groups, note=note, keys=len(axes))
 
 
+class _Share(NamedTuple):
+    """A kind of work of a case's step, and the bytes and nanoseconds of the whole step."""
+
+    case: Case
+    work: q.StepShare
+    step_bytes: float
+    step_ns: float
+
+
 def step_table(cases: Sequence[Case]) -> tb.Table | None:
     """Bytes and time of a decode step by kind of work; None where no case knows."""
-    axes = oc.axis_columns(cases, lambda row: row[0])
-    rows = list[tuple[Case, q.StepShare, float, float]]()
+    axes = oc.axis_columns(cases, lambda row: row.case)
+    rows = list[_Share]()
     for case in cases:
         shares = q.step_shares(case)
-        moved, spent = sum(s.bytes for s in shares) or 1, sum(s.ns for s in shares) or 1
-        rows += [(case, each, moved, spent) for each in shares]
+        step_bytes = sum(each.bytes for each in shares) or 1
+        step_ns = sum(each.ns for each in shares) or 1
+        rows += [_Share(case, each, step_bytes, step_ns) for each in shares]
     if not rows:
         return None
 
     columns: tb.Columns = [
         *axes,
-        ("work", lambda row: row[1].kind),
-        ("bytes a step", lambda row: tb.size(row[1].bytes or None)),
-        ("% of bytes", lambda row: _percent(row[1].bytes, row[2])),
-        ("time a step", lambda row: tb.Number(format_duration(row[1].ns))),
-        ("% of time", lambda row: _percent(row[1].ns, row[3])),
-        ("of time", lambda row: tb.bar(row[1].ns / row[3])),
+        ("work", lambda row: row.work.kind),
+        ("bytes a step", lambda row: tb.size(row.work.bytes or None)),
+        ("% of bytes", lambda row: _percent(row.work.bytes, row.step_bytes)),
+        ("time a step", lambda row: tb.Number(format_duration(row.work.ns))),
+        ("% of time", lambda row: _percent(row.work.ns, row.step_ns)),
+        ("of time", lambda row: tb.bar(row.work.ns / row.step_ns)),
     ]
     note = "all requests and layers held; useful bytes by the byte model"
     return tb.Table("Decode step by kind of work", columns, rows, note, keys=len(axes) + 1)

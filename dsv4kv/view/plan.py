@@ -1,7 +1,7 @@
 """A plan: the deployment, predicted times, launch commands, the Pareto front, why not others."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dsv4kv.engines.names import sends_of
@@ -36,18 +36,17 @@ def plan_page(
     the words of the command line without its limits.
     """
     best, tally = answer.best, answer.tally
-    parts: list[tb.Part] = [
-        *(_found(best, answer, question) if best else _nothing(answer, question))
-    ]
+    parts = list(_found(best, answer, question) if best else _nothing(answer, question))
     near = best or answer.nearest
     shown = near is not None and bool(near.values_s)
     times = [each.arrival_s for each in question.requests]
     parts += describe_bursts(len(times), len(set(times)), max(times) - min(times))
     parts += ["", _front_table(answer, question, _MAX_ROWS)] if shown else []
     pruned = ", ".join(f"{count:,} by {why}" for why, count in tally.pruned.items() if count)
-    busiest = f" on the busiest {answer.window:,} requests (cold cache)"
-    on = f"{busiest}, {len(answer.confirmed)} on the full trace"
-    on = on if answer.window < len(question.requests) else ""
+    on = ""
+    if answer.window < len(question.requests):
+        on = f" on the busiest {answer.window:,} requests (cold cache)"
+        on += f", {len(answer.confirmed)} on the full trace"
     left = tally.considered - sum(tally.pruned.values())
     rates = f" at {len(answer.trials):,} rates" if question.exactly and answer.trials else ""
     searched = (
@@ -67,15 +66,7 @@ def plan_page(
         parts += [tb.dim("the same as a replay:"), _replay(best, trace, settings)]
     front: list[tb.Part] = [*_chart(answer, question), _front_table(answer, question)]
     sections = [tb.Section("Deployments", front)] if near else []
-    named: dict[str, list[str]] = {}
-    for name, why in tally.reasons.items():
-        named.setdefault(why, []).append(name)
-    columns: tb.Columns = [
-        ("reason", lambda row: row[0]),
-        ("count", lambda row: len(row[1])),
-        ("deployments", lambda row: _some(row[1])),
-    ]
-    sections.append(tb.Section("Rejected", [tb.Table("Rejected", columns, [*named.items()])]))
+    sections.append(tb.Section("Rejected", [_rejected_table(tally.reasons)]))
     config = near.kind.server.config if near else None
     words = [
         *([f"{config.model.preset}, {config.server.engine}"] if config else []),
@@ -83,6 +74,19 @@ def plan_page(
         _limits(question),
     ]
     return tb.Page(f"Plan: {', '.join(words)}", parts, sections)
+
+
+def _rejected_table(reasons: Mapping[str, str]) -> tb.Table:
+    """Deployments that were ruled out, by the reason."""
+    named: dict[str, list[str]] = {}
+    for name, why in reasons.items():
+        named.setdefault(why, []).append(name)
+    columns: tb.Columns = [
+        ("reason", lambda row: row[0]),
+        ("count", lambda row: len(row[1])),
+        ("deployments", lambda row: _some(row[1])),
+    ]
+    return tb.Table("Rejected", columns, [*named.items()])
 
 
 def _some(names: Sequence[str]) -> str:

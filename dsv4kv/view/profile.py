@@ -11,7 +11,7 @@ from typing import Any
 
 from dsv4kv.profile.table import shorten
 from dsv4kv.profile.trace import INPUTS
-from dsv4kv.runs import parts as rp
+from dsv4kv.runs import parts
 from dsv4kv.runs.quantities import Yardstick, yardsticks
 from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.statistics import summarize
@@ -24,7 +24,7 @@ from dsv4kv.view.outcomes import format_with_unit
 _MAX_LINES, _MIN_KERNELS = 9, 3  # of classes and kernels in an answer
 _IDLE = 0.05  # of a step: less is not worth a clause
 _GEMMS = "GEMMs"
-_CLASSES = (*(name for name in rp.CATEGORIES if name != rp.OTHER), _GEMMS, rp.OTHER)
+_CLASSES = (*(name for name in parts.CATEGORIES if name != parts.OTHER), _GEMMS, parts.OTHER)
 _PRODUCTS = re.compile(r"gemm|nvjet|cutlass|matmul|addmm|::(b?mm|linear)$", re.I)
 _MAX_AMPLIFICATION = 1.10
 """Bytes moved over useful bytes that a gather or an insert may have."""
@@ -66,7 +66,7 @@ def record_page(record: RunRecord) -> tb.Page:
 
 
 def profile_page(
-    profile: rp.Profile, yardstick: Yardstick | None, name: str = "Profile", layers: str = ""
+    profile: parts.Profile, yardstick: Yardstick | None, name: str = "Profile", layers: str = ""
 ) -> tb.Page:
     """A profile with a kernel table; rates are compared with the baseline's.
 
@@ -89,7 +89,7 @@ def profile_page(
 
 
 def _answer(
-    profile: rp.Profile, table: rp.KernelTable, yardstick: Yardstick | None, layers: str
+    profile: parts.Profile, table: parts.KernelTable, yardstick: Yardstick | None, layers: str
 ) -> Iterator[tb.Part]:
     yield from map(tb.warning, table.warnings[:3])
     # all but synthetic inputs, which are the toolkit's: a server's range may have that name
@@ -102,10 +102,10 @@ def _answer(
     step, doubt = _step_clause(table, idle)
     if spent.total() and _engines(rows):
         total = spent.total() / 100
-        cache = sum(spent[name] for name in rp.CACHE_CATEGORIES) / total
+        cache = sum(spent[name] for name in parts.CACHE_CATEGORIES) / total
         words = f"Work on the KV cache: {cache:.1f} % of busy time"
         words += ", synthetic inputs excluded" if len(rows) < len(table.kernels) else ""
-        for name, word in (("attention",) * 2, (_GEMMS,) * 2, (rp.OTHER, "not classified")):
+        for name, word in (("attention",) * 2, (_GEMMS,) * 2, (parts.OTHER, "not classified")):
             words += f", {word} {spent[name] / total:.1f} %" if spent[name] else ""
         yield tb.strong("; ".join(filter(None, (words, step, layers))) + ".")
     else:
@@ -124,14 +124,14 @@ def _answer(
         yield from ("", _kernels_table(table, most, yardstick).noted(layers))
 
 
-def _spent(rows: Sequence[rp.KernelRow]) -> Counter[str]:
+def _spent(rows: Sequence[parts.KernelRow]) -> Counter[str]:
     spent = Counter[str]()
     for row in rows:
         spent[class_of(row)] += row.total_ns
     return spent
 
 
-def _step_clause(table: rp.KernelTable, idle: float) -> tuple[str, str]:
+def _step_clause(table: parts.KernelTable, idle: float) -> tuple[str, str]:
     """A step's time and idle share for the headline; the time as a doubt if it is not known."""
     step, doubt = "", ""
     if table.steps:
@@ -147,9 +147,11 @@ def _step_clause(table: rp.KernelTable, idle: float) -> tuple[str, str]:
     return step, doubt
 
 
-def _next(table: rp.KernelTable, own: Sequence[rp.KernelRow], idle: float) -> Iterator[tb.Finding]:
+def _next(
+    table: parts.KernelTable, own: Sequence[parts.KernelRow], idle: float
+) -> Iterator[tb.Finding]:
     """Where to look next: the cache's largest class, else the largest but GEMMs, or idle time."""
-    rows = [row for row in own if row.category in rp.CACHE_CATEGORIES]
+    rows = [row for row in own if row.category in parts.CACHE_CATEGORIES]
     rows = rows or [row for row in own if class_of(row) not in ("attention", _GEMMS)]
     spent = Counter[str]()
     for row in rows:
@@ -166,11 +168,13 @@ def _next(table: rp.KernelTable, own: Sequence[rp.KernelRow], idle: float) -> It
         yield tb.note(f"look next at {name}: {kernel}")
 
 
-def _doubts(table: rp.KernelTable) -> Iterator[tb.Finding]:
+def _doubts(table: parts.KernelTable) -> Iterator[tb.Finding]:
     unknown = [
         title_of(row)
         for row in table.kernels
-        if row.kind == "kernel" and row.category == rp.OTHER and _CACHE_LIKE.search(title_of(row))
+        if row.kind == "kernel"
+        and row.category == parts.OTHER
+        and _CACHE_LIKE.search(title_of(row))
     ]
     if unknown:
         shown = ", ".join(dict.fromkeys(unknown[:3])) + (", …" if len(unknown) > 3 else "")
@@ -183,7 +187,7 @@ def _doubts(table: rp.KernelTable) -> Iterator[tb.Finding]:
         yield tb.good("no gather and no insert moves over 1.10 times what it must")
 
 
-def _where(profile: rp.Profile, table: rp.KernelTable, layers: str) -> Iterator[tb.Part]:
+def _where(profile: parts.Profile, table: parts.KernelTable, layers: str) -> Iterator[tb.Part]:
     yield from map(tb.warning, table.warnings)
     yield from map(tb.note, [_describe(profile, table), *table.notes])
     if table.outside_calls:
@@ -205,7 +209,7 @@ def _where(profile: rp.Profile, table: rp.KernelTable, layers: str) -> Iterator[
 
 
 def _kernels_table(
-    table: rp.KernelTable, most: int | None, yardstick: Yardstick | None
+    table: parts.KernelTable, most: int | None, yardstick: Yardstick | None
 ) -> tb.Table:
     """Kernels by their time, the longest ``most`` of them, all for None."""
     total = sum(row.total_ns for row in table.kernels) or 1
@@ -247,7 +251,7 @@ def _rate_columns(yardstick: Yardstick | None, row_of: Callable[[Any], Any]) -> 
     return [("GB/s", rate), (f"% of {name}", share)]
 
 
-def _classes_table(table: rp.KernelTable) -> tb.Table:
+def _classes_table(table: parts.KernelTable) -> tb.Table:
     spent, calls = _spent(table.kernels), Counter[str]()
     for row in table.kernels:
         calls[class_of(row)] += row.calls
@@ -266,9 +270,9 @@ def _classes_table(table: rp.KernelTable) -> tb.Table:
 
 
 def _operations_table(
-    operations: Sequence[rp.OperationRow], yardstick: Yardstick | None
+    operations: Sequence[parts.OperationRow], yardstick: Yardstick | None
 ) -> tb.Table:
-    def moved(row: rp.OperationRow) -> tb.Number | None:
+    def moved(row: parts.OperationRow) -> tb.Number | None:
         ratio = amplification(row)
         tone: tb.Tone = "bad" if is_amplified(row) else "good"
         return tb.Number(f"{ratio:.2f}", tone=tone) if ratio else None
@@ -287,18 +291,18 @@ def _operations_table(
     return tb.Table("Operations", columns, operations, note=note)
 
 
-def amplification(row: rp.OperationRow) -> float | None:
+def amplification(row: parts.OperationRow) -> float | None:
     """Bytes in DRAM over useful bytes; None where one of them is not known."""
     return row.dram_bytes / row.useful_bytes if row.dram_bytes and row.useful_bytes else None
 
 
-def is_amplified(row: rp.OperationRow) -> bool:
+def is_amplified(row: parts.OperationRow) -> bool:
     """Whether a gather or an insert moves clearly more than it must."""
     ratio = amplification(row)
     return row.category in ("gather", "insert") and (ratio or 0.0) > _MAX_AMPLIFICATION
 
 
-def _titles(rows: Sequence[rp.KernelRow]) -> list[str]:
+def _titles(rows: Sequence[parts.KernelRow]) -> list[str]:
     short = [(title_of(row), row.category) for row in rows]
     count, seen = Counter(short), Counter[tuple[str, str]]()
     found = []
@@ -308,22 +312,22 @@ def _titles(rows: Sequence[rp.KernelRow]) -> list[str]:
     return found
 
 
-def class_of(row: rp.KernelRow) -> str:
+def class_of(row: parts.KernelRow) -> str:
     """What a kernel does; GEMMs, which no rule classifies, by their names."""
-    is_gemm = row.category == rp.OTHER and _PRODUCTS.search(title_of(row))
+    is_gemm = row.category == parts.OTHER and _PRODUCTS.search(title_of(row))
     return _GEMMS if is_gemm else row.category
 
 
-def title_of(row: rp.KernelRow) -> str:
+def title_of(row: parts.KernelRow) -> str:
     """Short name of a kernel; operations and copies keep theirs."""
     return shorten(row.name) if row.kind == "kernel" else row.name
 
 
-def _engines(rows: Sequence[rp.KernelRow]) -> str:
+def _engines(rows: Sequence[parts.KernelRow]) -> str:
     return ", ".join(dict.fromkeys(row.engine for row in rows if row.engine))
 
 
-def _steps_table(table: rp.KernelTable, steps: rp.StepTimes) -> tb.Table:
+def _steps_table(table: parts.KernelTable, steps: parts.StepTimes) -> tb.Table:
     """Where the time of a step went: medians over steps, and over GPUs where there are more.
 
     Medians do not add up; shares do, which are of all steps together.
@@ -347,7 +351,7 @@ def _steps_table(table: rp.KernelTable, steps: rp.StepTimes) -> tb.Table:
     return tb.Table("Step", columns, rows, note=f"{counted(table.num_steps, 'step')}{gpus}{whole}")
 
 
-def _describe(profile: rp.Profile, table: rp.KernelTable) -> str:
+def _describe(profile: parts.Profile, table: parts.KernelTable) -> str:
     tool = f"{table.tool} ({table.tool_version})" if table.tool_version else table.tool
     devices = Counter(table.devices).items()
     gpus = "".join(f", {n} × {name}" if n > 1 else f", {name}" for name, n in devices)
@@ -359,7 +363,7 @@ def _describe(profile: rp.Profile, table: rp.KernelTable) -> str:
     return f"profiled with {tool}{gpus}: {profile.why}{steps}"
 
 
-def _is_on_cpu(table: rp.KernelTable) -> bool:
+def _is_on_cpu(table: parts.KernelTable) -> bool:
     return any(row.kind in ("op", "range") for row in table.kernels)
 
 

@@ -9,13 +9,13 @@ from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view import table as tb
 
 if TYPE_CHECKING:
-    from dsv4kv.bench import systems as workload
+    from dsv4kv.bench import systems
     from dsv4kv.bench.tiers import TiersOutcome
     from dsv4kv.bench.transfer import Moved, Outcome
 
 
-def systems_page(outcomes: "Sequence[workload.Outcome]") -> tb.Page:
-    """Whether all outputs are right, and a row per tb.quantity, with the policies side by side."""
+def systems_page(outcomes: "Sequence[systems.Outcome]") -> tb.Page:
+    """Whether all outputs are right, and a row per quantity, with the policies side by side."""
     compared = sum(sum(outcome.checks.values()) for outcome in outcomes)
     wrong = sum(len(outcome.failures) for outcome in outcomes)
     names = ", ".join(outcome.system for outcome in outcomes)

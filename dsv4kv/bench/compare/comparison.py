@@ -348,22 +348,27 @@ def _ratios(before: Sequence[Launched], after: Sequence[Launched]) -> dict[str, 
 def _row(
     quantity: Quantity, before: list[Launched], after: list[Launched], floor: float, verdicts: int
 ) -> Row:
-    sides = before, after
-    launches = [
-        vd.Launches([e.measured.median_ns for e in side], [e.began_s for e in side])
-        for side in sides
-    ]
-    ratios = list(_ratios(*sides).values())
-    judgement = _judge(launches, ratios, floor, verdicts, virtual=_is_virtual(sides))
-    sizes = [sum(e.measured.bytes_per_call for e in side) / len(side) for side in sides]
-    if abs(sizes[1] - sizes[0]) > floor * sizes[0]:
-        reason = f"{OTHER_WORK}: {' against '.join(map(format_bytes, sizes))} a call"
+    launches = _launches(before), _launches(after)
+    ratios = list(_ratios(before, after).values())
+    judgement = _judge(launches, ratios, floor, verdicts, virtual=_is_virtual((before, after)))
+    size, new_size = _bytes_per_call(before), _bytes_per_call(after)
+    if abs(new_size - size) > floor * size:
+        reason = f"{OTHER_WORK}: {format_bytes(size)} against {format_bytes(new_size)} a call"
         judgement = replace(judgement, verdict=vd.Verdict.UNCLEAR, reason=reason)
-    # the least sure of a side counts
-    factors = [
-        max((e.measured.factor for e in side if e.measured.factor), default=None) for side in sides
-    ]
-    return Row(quantity, launches[0], launches[1], judgement, (factors[0], factors[1]))
+    return Row(quantity, *launches, judgement, (_least_sure(before), _least_sure(after)))
+
+
+def _launches(side: Sequence[Launched]) -> vd.Launches:
+    return vd.Launches([each.measured.median_ns for each in side], [each.began_s for each in side])
+
+
+def _bytes_per_call(side: Sequence[Launched]) -> float:
+    return sum(each.measured.bytes_per_call for each in side) / len(side)
+
+
+def _least_sure(side: Sequence[Launched]) -> float | None:
+    """The largest factor of a side's model error, which counts for all of it."""
+    return max((each.measured.factor for each in side if each.measured.factor), default=None)
 
 
 def _judge(

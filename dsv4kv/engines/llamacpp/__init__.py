@@ -1,4 +1,4 @@
-"""llama.cpp: ``llama-server`` with a DeepSeek-V4 GGUF."""
+"""llama.cpp: ``llama-server`` with a DeepSeek-V4 GGUF, and its flags."""
 
 from dsv4kv.engines import flags as fl
 from dsv4kv.engines.rule import Family, Launch, Policy, Variant

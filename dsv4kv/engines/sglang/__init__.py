@@ -1,4 +1,4 @@
-"""SGLang: the versions that are sized, and the rules by which 0.5.23 reuses prefixes.
+"""SGLang: the versions that are sized, the rules by which 0.5.23 reuses prefixes, and its flags.
 
 V4.1 has two rules of its own. Decoder replay writes windows of late layers for the last rows of a
 prompt alone, so that no hit covers a prompt's last window (``swa_reprefill_tail_tokens``). Encoder

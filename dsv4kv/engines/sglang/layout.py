@@ -9,7 +9,7 @@ Source: SGLang 0.5.12 to 0.5.23, ``pool_configurator.py``. Floats are used where
 from collections.abc import Iterator
 from functools import lru_cache
 
-from dsv4kv.engines.contract import Deployment, held_layers, refuse
+from dsv4kv.engines.contract import Deployment, held_layers
 from dsv4kv.engines.rule import Group, Layout, Piece
 from dsv4kv.engines.sglang import Build
 from dsv4kv.errors import ConfigError
@@ -273,27 +273,35 @@ _V41_PAIRS = (
 
 def _check(build: Build, deployment: Deployment) -> None:
     formats, page, kind = deployment.formats, deployment.block_tokens, deployment.model.kind
-    pair, ratio = (formats.main.name, formats.window.name), deployment.window_ratio
-    own, v41 = deployment.window_slots == "own", kind == "v41"
-    known = (_V4_PAIR, *_V41_PAIRS) if v41 and build.v41_pages else (_V4_PAIR,)
-    pairs, key = "; ".join(" and ".join(each) for each in known), formats.indexer.name
-    refuse({
-        f"SGLang's rules are known for {pairs}, not {' and '.join(pair)}: choose these for main "
-        "and window.": pair not in known,
-        f"SGLang keeps V4.1's indexer keys in mxfp4, not {key}: choose it.":
-            v41 and key != "mxfp4",
-        "SGLang keeps indexer keys in fp8 or mxfp4, not bf16: choose one.": key == "bf16",
-        "SGLang keeps the compressor state in fp32 or bf16: choose one of them.":
-            deployment.state_bytes not in (2, 4),
-        f"block_tokens is {page}: SGLang's pages are multiples of 128 tokens.":
-            page is not None and (page <= 0 or page % 128 > 0),
-        "SGLang's online HCA state cannot be rolled back: leave drafts out.":
-            deployment.online_state and deployment.draft_layers > 0,
-        "SGLang's encoder replay (windows of every request's own) is for V4.1, with "
-        "--max-running-requests: leave it out, or give these.":
-            own and (not v41 or deployment.concurrency is None),
-        "SGLang's encoder replay with drafts is known of 0.5.23: leave the drafts out.":
-            own and deployment.draft_layers > 0 and not build.v41_pages,
-        f"the window ratio is {ratio}: SGLang takes more than 0, up to 1.":
-            ratio is not None and not 0 < ratio <= 1,
-    })  # fmt: skip
+    pair = formats.main.name, formats.window.name
+    known = (_V4_PAIR, *_V41_PAIRS) if kind == "v41" and build.v41_pages else (_V4_PAIR,)
+    if pair not in known:
+        raise ConfigError(
+            f"SGLang's rules are known for {'; '.join(' and '.join(each) for each in known)}, not "
+            f"{' and '.join(pair)}: choose these for main and window."
+        )
+    if kind == "v41" and formats.indexer.name != "mxfp4":
+        raise ConfigError(
+            f"SGLang keeps V4.1's indexer keys in mxfp4, not {formats.indexer.name}: choose it."
+        )
+    if formats.indexer.name == "bf16":
+        raise ConfigError("SGLang keeps indexer keys in fp8 or mxfp4, not bf16: choose one.")
+    if deployment.state_bytes not in (2, 4):
+        raise ConfigError("SGLang keeps the compressor state in fp32 or bf16: choose one of them.")
+    if page is not None and (page <= 0 or page % 128):
+        raise ConfigError(f"block_tokens is {page}: SGLang's pages are multiples of 128 tokens.")
+    if deployment.online_state and deployment.draft_layers:
+        raise ConfigError("SGLang's online HCA state cannot be rolled back: leave drafts out.")
+    if deployment.window_slots == "own" and (kind != "v41" or deployment.concurrency is None):
+        raise ConfigError(
+            "SGLang's encoder replay (windows of every request's own) is for V4.1, with "
+            "--max-running-requests: leave it out, or give these."
+        )
+    if deployment.window_slots == "own" and deployment.draft_layers and not build.v41_pages:
+        raise ConfigError(
+            "SGLang's encoder replay with drafts is known of 0.5.23: leave the drafts out."
+        )
+    if deployment.window_ratio is not None and not 0 < deployment.window_ratio <= 1:
+        raise ConfigError(
+            f"the window ratio is {deployment.window_ratio}: SGLang takes more than 0, up to 1."
+        )

@@ -1,4 +1,4 @@
-"""TensorRT-LLM: its one version that is sized."""
+"""TensorRT-LLM: its one version that is sized, and its flags."""
 
 from collections.abc import Callable
 

@@ -7,7 +7,7 @@ these rules could be compared with.
 from collections import Counter
 from fractions import Fraction
 
-from dsv4kv.engines.contract import Capacity, Deployment, Engine, PoolCost, held_layers, refuse
+from dsv4kv.engines.contract import Capacity, Deployment, Engine, PoolCost, held_layers
 from dsv4kv.engines.trtllm import FAMILY
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DRAFT, LayerSpec
@@ -78,15 +78,15 @@ class TrtllmEngine(Engine):
 
 def _held(deployment: Deployment) -> tuple[LayerSpec, ...]:
     formats = deployment.formats
-    one = formats.main.name in _MAIN and formats.window == formats.main
-    refuse({
-        f"TensorRT-LLM keeps windows and compressed KV in one format, not {formats.window.name} "
-        f"and {formats.main.name}: choose {', '.join(_MAIN)} for both.": not one,
-        "TensorRT-LLM keeps indexer keys in fp8 or mxfp4: choose one of them.":
-            formats.indexer.name == "bf16",
-        "TensorRT-LLM keeps the compressor state in float32: choose fp32.":
-            deployment.state_bytes != _STATE_BYTES or deployment.online_state,
-    })  # fmt: skip
+    if formats.main.name not in _MAIN or formats.window != formats.main:
+        raise ConfigError(
+            f"TensorRT-LLM keeps windows and compressed KV in one format, not "
+            f"{formats.window.name} and {formats.main.name}: choose {', '.join(_MAIN)} for both."
+        )
+    if formats.indexer.name == "bf16":
+        raise ConfigError("TensorRT-LLM keeps indexer keys in fp8 or mxfp4: choose one of them.")
+    if deployment.state_bytes != _STATE_BYTES or deployment.online_state:
+        raise ConfigError("TensorRT-LLM keeps the compressor state in float32: choose fp32.")
     return held_layers(deployment, "trtllm")
 
 

@@ -1,4 +1,4 @@
-"""vLLM: the versions that are sized, and the rules by which 0.33 reuses prefixes."""
+"""vLLM: the versions that are sized, the rules by which 0.33 reuses prefixes, and its flags."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

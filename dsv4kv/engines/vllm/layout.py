@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import lcm
 
-from dsv4kv.engines.contract import Deployment, held_layers, layers_of, refuse
+from dsv4kv.engines.contract import Deployment, held_layers, layers_of
 from dsv4kv.engines.vllm import Grouping, Packing, Release
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import LayerSpec
@@ -147,21 +147,26 @@ def build_buckets(deployment: Deployment, layers: Sequence[LayerSpec]) -> list[L
 def _check(deployment: Deployment, kind: str, block: int, smallest: int) -> None:
     formats = deployment.formats
     main, window = formats.main.name, formats.window.name
-    pairs = "; ".join(" and ".join(pair) for pair in sorted(_PAIRS))
-    of = {"v4": "", "v41": " for V4.1", "flat": " for V3.2"}[kind]
-    refusals = {
-        f"vLLM keeps window and compressed KV in one format, not {window} and {main}: choose "
-        "fp8_ds_mla, bf16 or fp8 for both.": kind == "v4" and formats.main != formats.window,
-        f"vLLM keeps V4.1 not in {main} with windows in {window}: choose {pairs}.":
-            kind == "v41" and (main, window) not in _PAIRS,
-        "vLLM keeps indexer keys in fp8 or mxfp4, not bf16: choose one of them.":
-            formats.indexer.name == "bf16",
-        "vLLM keeps the compressor state of every token of a window in float32: choose the state "
-        "fp32.": deployment.state_bytes != _STATE_BYTES or deployment.online_state,
-        f"block_tokens is {block}: vLLM needs a multiple of {smallest}{of}.":
-            block <= 0 or block % smallest > 0,
-    }  # fmt: skip
-    refuse(refusals)
+    if kind == "v4" and formats.main != formats.window:
+        raise ConfigError(
+            f"vLLM keeps window and compressed KV in one format, not {window} and {main}: choose "
+            "fp8_ds_mla, bf16 or fp8 for both."
+        )
+    if kind == "v41" and (main, window) not in _PAIRS:
+        pairs = "; ".join(" and ".join(pair) for pair in sorted(_PAIRS))
+        raise ConfigError(
+            f"vLLM keeps V4.1 not in {main} with windows in {window}: choose {pairs}."
+        )
+    if formats.indexer.name == "bf16":
+        raise ConfigError("vLLM keeps indexer keys in fp8 or mxfp4, not bf16: choose one of them.")
+    if deployment.state_bytes != _STATE_BYTES or deployment.online_state:
+        raise ConfigError(
+            "vLLM keeps the compressor state of every token of a window in float32: choose the "
+            "state fp32."
+        )
+    if block <= 0 or block % smallest:
+        of = {"v4": "", "v41": " for V4.1", "flat": " for V3.2"}[kind]
+        raise ConfigError(f"block_tokens is {block}: vLLM needs a multiple of {smallest}{of}.")
 
 
 # ---- groups and their blocks --------------------------------------------------------------------

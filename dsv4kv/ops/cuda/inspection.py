@@ -30,10 +30,9 @@ from dsv4kv.model.config import build_schedule
 from dsv4kv.model.plan import CachePlan, choose_formats, plan_cache, table_groups
 from dsv4kv.model.presets import load_model
 from dsv4kv.ops import cuda
-from dsv4kv.ops import launches as la
 from dsv4kv.ops.cuda.compile import check_architecture, load_cubins
 from dsv4kv.ops.cuda.launch import foresee
-from dsv4kv.ops.launches import KernelModule, Launch, pages, reads
+from dsv4kv.ops.launches import LARGE, SMALL, KernelModule, Launch, pages, reads
 from dsv4kv.ops.scenes import Arguments, Scene, make_call, scenes_of
 from dsv4kv.ops.spec import OPERATIONS, VARIANTS, Variant
 from dsv4kv.ops.storage import PageStore
@@ -44,7 +43,7 @@ ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120")
 
 _META = torch.device("meta")
 _WITH_227_KIB = ("sm_90a", "sm_100a", "sm_103a")  # of shared memory a block
-_SHARED = {"large": la.LARGE, "small": la.SMALL}
+_SHARED = {"large": LARGE, "small": SMALL}
 _SHAPES = {"wide": reads.WIDE, "narrow": reads.NARROW, "groups": reads.GROUPS}
 _BLOCK_TOKENS = 128  # larger pages change constants alone
 _CONTEXT_TOKENS = 1 << 14  # fewer than a model's, for small tables of cosines

@@ -66,7 +66,7 @@ class MeasuredOn(_Frozen):
 
 
 class Coefficients(_Frozen):
-    """What a step takes: physical, none below 0, linear in what ``steps.COUNTS`` counts."""
+    """What a step takes: physical, none below 0, linear in what ``core.clock.COUNTS`` counts."""
 
     decode_layer_us: _Time
     """Of every layer of a decode pass, whatever the batch: launches, norms, exchange, in µs."""

@@ -11,10 +11,10 @@ import numpy as np
 
 from dsv4kv.config.load import Point
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.replay import run as rn
+from dsv4kv.replay import run
 from dsv4kv.replay.build import Replay
 from dsv4kv.replay.fleet.run import Fleet, Replica
-from dsv4kv.runs import parts as rr
+from dsv4kv.runs import parts
 from dsv4kv.runs.schema import Case, Totals
 from dsv4kv.traces.paths import Ints, collect_paths, find_reuse, number_prompts
 from dsv4kv.traces.request import Request
@@ -114,7 +114,7 @@ def serve_point(
 ) -> Case:
     """Replay a point: by one server, or by a fleet where there is one; see ``Serve``."""
     if not point.config.fleet.exists:
-        return rn.serve_alone(point, requests, on_progress)
+        return run.serve_alone(point, requests, on_progress)
     fleet, problem = Fleet(point.config, requests), None
     with suppress(KeyboardInterrupt):
         for done in fleet.run():
@@ -129,44 +129,44 @@ def serve_point(
         cache = replica.replay.scheduler.cache
         if not problem and (held := abs(cache.private) + cache.shared):
             problem = f"{held} blocks of {replica.name} are still held although all have ended."
-    return rn.replayed_case(
+    return run.replayed_case(
         point,
         problem,
         interrupted=not fleet.ended,
-        cache=rn.describe_cache(fleet.replicas[0].replay),
+        cache=run.describe_cache(fleet.replicas[0].replay),
         totals=_totals(fleet, fates),
-        latencies=rn.list_latencies(fates.samples_ns, [r.replay.times for r in fleet.replicas]),
+        latencies=run.list_latencies(fates.samples_ns, [r.replay.times for r in fleet.replicas]),
         replay=describe_all(fleet, fates),
     )
 
 
-def describe_all(fleet: Fleet, fates: Fates) -> rr.ReplayResult:
+def describe_all(fleet: Fleet, fates: Fates) -> parts.ReplayResult:
     replays = [replica.replay for replica in fleet.replicas]
     found = [  # what a tier that several share gave adds up for all together alone
-        rn.describe_replay(Replay(each.parts, each.requests, each.scheduler)) for each in replays
+        run.describe_replay(Replay(each.parts, each.requests, each.scheduler)) for each in replays
     ]
     computing = found[: len(fleet.pools[0])]
     summed = ("remainder_bytes", "rounding_bytes", "pauses", "evictions", "rejected")
-    sums = {n: rn.add_values(n, [getattr(each, n) for each in found]) for n in summed}
+    sums = {n: run.add_values(n, [getattr(each, n) for each in found]) for n in summed}
     return found[0].model_copy(
         update=sums
         | {
             "pools": add_pools([each.pools for each in found]),
             "constants": list(_all_constants(fleet.replicas)),
-            "reuse": rn.add([r.reuse for r in computing], same=("shared_tokens",)),
-            "work": rn.add([each.work for each in found]),
-            "arrived_ns": rn.arrival_span_ns(fleet.config, fleet.requests),
+            "reuse": run.add([r.reuse for r in computing], same=("shared_tokens",)),
+            "work": run.add([each.work for each in found]),
+            "arrived_ns": run.arrival_span_ns(fleet.config, fleet.requests),
             "mean_decoding": mean(r.mean_decoding for r in found[-len(fleet.pools[-1]) :]),
             "series": add_series([each.series for each in found], fleet.config.measure.points),
-            "tiers": rn.describe_tiers([each.tiers for each in replays if each.tiers]),
+            "tiers": run.describe_tiers([each.tiers for each in replays if each.tiers]),
             "fleet": describe_fleet(fleet, fates),
         }
     )
 
 
-def add_pools(replicas: Sequence[Sequence[rr.ReplayPool]]) -> list[rr.ReplayPool]:
+def add_pools(replicas: Sequence[Sequence[parts.ReplayPool]]) -> list[parts.ReplayPool]:
     """The pools of all replicas by their names, a row for every size of a unit."""
-    alike: dict[str, dict[int, list[rr.ReplayPool]]] = {}
+    alike: dict[str, dict[int, list[parts.ReplayPool]]] = {}
     for pool in chain.from_iterable(replicas):
         alike.setdefault(pool.name, {}).setdefault(pool.unit_bytes, []).append(pool)
     found = []
@@ -174,16 +174,16 @@ def add_pools(replicas: Sequence[Sequence[rr.ReplayPool]]) -> list[rr.ReplayPool
         counts = [pool.units for pool in pools if pool.units is not None]
         bare = [pool.model_copy(update={"units": None}) for pool in pools]
         units = sum(counts) if len(counts) == len(pools) else None
-        found.append(rn.add(bare, same=("unit_bytes",)).model_copy(update={"units": units}))
+        found.append(run.add(bare, same=("unit_bytes",)).model_copy(update={"units": units}))
     return found
 
 
-def _all_constants(replicas: Sequence[Replica]) -> Iterator[rr.Constant]:
+def _all_constants(replicas: Sequence[Replica]) -> Iterator[parts.Constant]:
     """The first replica's constants, and others' that differ, named by the first of a kind."""
     known: set[tuple[str, float, str, str]] = set()
     kinds = {each.settings: each for each in reversed(replicas)}
     for replica in reversed(kinds.values()):
-        rows = rn.list_constants(replica.replay)
+        rows = run.list_constants(replica.replay)
         first = replica is replicas[0]
         for row in rows:
             if (key := (row.name, row.value, row.unit, row.source)) not in known:
@@ -193,26 +193,26 @@ def _all_constants(replicas: Sequence[Replica]) -> Iterator[rr.Constant]:
                 known.add(key)
 
 
-def add_series(series: Sequence[rr.ReplaySeries], points: int) -> rr.ReplaySeries:
+def add_series(series: Sequence[parts.ReplaySeries], points: int) -> parts.ReplaySeries:
     """What all held, at no more moments than ``points``: of each what it had held last."""
     # int64 would end after 292 years, and within 104 days these are exact
     times = np.unique(np.concatenate([np.array(each.at_ns, np.float64) for each in series]))
     if len(times) > points:
         times = times[np.linspace(0, len(times) - 1, points).astype(int)]
-    names = rr.ReplaySeries.model_fields.keys() - {"at_ns"}
+    names = parts.ReplaySeries.model_fields.keys() - {"at_ns"}
     sums = {name: np.zeros(len(times), np.int64) for name in names}
     for each in series:
         place = np.searchsorted(np.array(each.at_ns, np.float64), times, side="right")
         for name in names:
             sums[name] += np.array([0, *getattr(each, name)], np.int64)[place]
-    return rr.ReplaySeries(
+    return parts.ReplaySeries(
         at_ns=[int(t) for t in times], **{n: s.tolist() for n, s in sums.items()}
     )
 
 
 def _totals(fleet: Fleet, fates: Fates) -> Totals:
-    found = [rn.describe_totals(each.replay, ended=fleet.ended) for each in fleet.replicas]
-    total = rn.add(found)
+    found = [run.describe_totals(each.replay, ended=fleet.ended) for each in fleet.replicas]
+    total = run.add(found)
     return total.model_copy(
         update={
             "requests": len(fates.numbers),
@@ -223,7 +223,7 @@ def _totals(fleet: Fleet, fates: Fates) -> Totals:
     )
 
 
-def describe_fleet(fleet: Fleet, fates: Fates) -> rr.ReplayFleet:
+def describe_fleet(fleet: Fleet, fates: Fates) -> parts.ReplayFleet:
     section, computing = fleet.config.fleet, fleet.pools[0]
     replicas = [
         _describe_replica(fleet, replica, decodes=place >= len(computing))
@@ -233,7 +233,7 @@ def describe_fleet(fleet: Fleet, fates: Fates) -> rr.ReplayFleet:
     pooled_tokens = sum(memory.num_blocks * memory.block_tokens for memory in memories)
     tokens = min(replica.parts.shared_tokens for replica in computing)
     ideal = partial(ideal_saved_tokens, fleet.requests, tokens)
-    return rr.ReplayFleet(
+    return parts.ReplayFleet(
         router=section.router,
         decode_router=section.decode_router if section.is_split else None,
         replicas=replicas,
@@ -249,11 +249,11 @@ def describe_fleet(fleet: Fleet, fates: Fates) -> rr.ReplayFleet:
     )
 
 
-def _describe_replica(fleet: Fleet, replica: Replica, *, decodes: bool) -> rr.FleetReplica:
+def _describe_replica(fleet: Fleet, replica: Replica, *, decodes: bool) -> parts.FleetReplica:
     scheduler, link, split = replica.replay.scheduler, replica.link, replica.config.fleet.is_split
     answers = [each for each in replica.served if fleet.answers[each.number] is each]
     tally, clock = replica.replay.prompts.tally, scheduler.clock
-    return rr.FleetReplica(
+    return parts.FleetReplica(
         name=replica.name,
         role="decode" if decodes else "prefill" if split else "both",
         gpus=replica.config.cost.gpus,

@@ -20,7 +20,7 @@ from dsv4kv.core.served import Hit, Served
 
 
 class Entry:
-    """A cached block, or those of a window that a hit needs together; queued while not in use.
+    """A cached block, or the blocks of a window that a hit needs together; queued while idle.
 
     An entry whose blocks are freed at different times is split into pieces: the entry itself
     holds the last ones, ``pieces`` lists it and the others, last blocks first.

@@ -102,7 +102,7 @@ _MEMORY = [(what, re.compile(pattern.replace("GIB", f"(?P<gib>{_NUMBER})"))) for
     ("free before the weights", r"Load weight begin\b.{0,300}?avail mem=GIB GB"),
     ("free next to the cache", r"Memory pool end\b.{0,300}?avail mem=GIB GB"),
 )]  # fmt: skip
-"""What it says of memory outside the cache, by what that is; SGLang's GB are GiB."""
+"""Memory outside the cache by its use; SGLang's GB are GiB."""
 _SGLANG = re.compile(r"\bbytes_per_full_token=")
 _PAIR = re.compile(rf"\b(\w+_fixed|full_token|available_bytes|bytes_per_full_token)=({_NUMBER})")
 _VERSIONS = [re.compile(pattern) for pattern in (

@@ -1,7 +1,7 @@
 """What a log's numbers came from: engine version, model, formats, blocks and tokens in flight.
 
-``find_recoveries`` asks the module of an engine's folder; that of engines whose slots are
-allocated whole (llama.cpp, ds4) is this one: ``recover``, ``nearest`` and ``meaning``.
+``find_recoveries`` asks the module of an engine's folder; for engines whose slots are
+allocated whole (llama.cpp, ds4) it is this one: ``recover``, ``nearest`` and ``meaning``.
 """
 
 from collections.abc import Iterable, Iterator

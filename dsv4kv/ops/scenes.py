@@ -176,7 +176,7 @@ class Maker:
     def fill(self, operation: str, pages: PageLayout | None, **made: Any) -> Arguments:
         """What is made already, and every other argument by its type; outputs are unwritten.
 
-        Sizes are those of the tensors that are made; others are given by their names, as ``M=7``.
+        Sizes are of the tensors that are made; others are given by their names, as ``M=7``.
         """
         row = OPERATIONS[operation]
         sizes = {"D": pages.format.dims} if pages else {}
@@ -221,7 +221,7 @@ def window_insert(ring: PageLayout, maker: Maker) -> Arguments:
 
 
 def on_pages(operation: str, layout: PageLayout, hadamard: bool, maker: Maker) -> Arguments:
-    """Entries anywhere, some nowhere; indices of which some are −1, too large or repeated.
+    """Entries anywhere, some nowhere; indices, some of them −1, too large or repeated.
 
     After the longest request are two rows that may be left as they are.
     """

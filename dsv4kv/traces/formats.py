@@ -1,4 +1,4 @@
-"""Formats of traces, read and written: one request a line, but for ``weka``.
+"""Formats of traces, read and written: one request a line, except ``weka``.
 
 ``mooncake`` (kvcache-ai/Mooncake): JSON lines, times in milliseconds; each of the ``hash_ids``
 stands for 512 tokens and their history, the last may be partial.

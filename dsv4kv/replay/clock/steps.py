@@ -196,7 +196,7 @@ class WeightModel:
 
 
 def find_weights(config: ReplayConfig, model: DSV4Config) -> tuple[wt.WeightFacts, wt.Weights]:
-    """What weights are made of, and take; ``ConfigError`` where the matrices are not known."""
+    """Formats and bytes of the weights; ``ConfigError`` where the matrices are not known."""
     facts = find_weight_facts(config.model.preset, model)
     if facts is None:
         raise ConfigError(

@@ -157,15 +157,16 @@ def keep_inputs(context: Any) -> None:
             raise ConfigError(
                 f"{one.opts[0]} and {other.opts[0]} are both {path}: name two files."
             )
+    written, texts = {"folder", "out", *(param.name for param, _ in outputs)}, list[str]()
+    for name, value in context.params.items():
+        given = value if isinstance(value, list | tuple) else [value]
+        if name not in written:
+            texts += [str(each) for each in given if isinstance(each, str | Path)]
+    texts += [each for text in texts for each in text.partition("=")[2].split(",")]
+    inputs = [*filter(None, texts)]
     for param, path in outputs:
-        texts = list[str]()
-        for name, value in context.params.items():
-            given = value if isinstance(value, list | tuple) else [value]
-            own = name in (param.name, "folder", "out")
-            texts += [] if own else [str(each) for each in given if isinstance(each, str | Path)]
-        texts += [each for text in texts for each in text.partition("=")[2].split(",")]
         named = param.opts[0] if param.opts[0].startswith("-") else param.metavar
-        keep_input(named, path, filter(None, texts))
+        keep_input(named, path, inputs)
 
 
 def keep_input(named: str, output: Path, inputs: Iterable[str | Path]) -> None:

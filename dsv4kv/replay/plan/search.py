@@ -340,8 +340,7 @@ def plan(search: Search) -> Answer:
             below = found[0].cost if found else math.inf
             servers = {each.kind.servers for each in screened}
             if not question.exactly and (near := search.list_nearest(below, servers)):
-                labels = {each.kind.label for each in near}
-                last.kinds = [*last.kinds, *(k for k in search.kinds if k.label in labels)]
+                last.kinds = [*last.kinds, *(each.kind for each in near)]
                 found = last.find_best()
         best, second, *_ = *found, None, None
         if best and last is not search and not question.exactly:

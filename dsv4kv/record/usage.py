@@ -32,7 +32,7 @@ _SESSION_FIELDS = ("session_id", "prompt_cache_key")
 _APART = ("cache_read_input_tokens", "cache_creation_input_tokens")
 _PACKED = ("gzip", "x-gzip", "deflate")
 _ANY_WINDOW = 47  # of zlib: 32 KiB, gzip's head or zlib's
-_FILE = re.compile(r'(?<=base64,)[\w+/=-]{256,}|(?<="data": ")[\w+/=-]{256,}')
+_FILE = re.compile(r'(?:(?<=base64,)|(?<="data": "))[\w+/=-]{256,}', re.ASCII)
 """An image or another file in a message, whose bytes say nothing of its tokens."""
 _ID = re.compile(rb'(?<!\\)"id"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _USAGE = re.compile(rb'(?<!\\)"(?:usage|meta_info)"\s*:\s*(?=\{)')
@@ -189,7 +189,7 @@ def prompt_text(body: Mapping[str, Any]) -> bytes:
 
 
 def _name_file(found: re.Match[str]) -> str:
-    return blake2b(found[0].encode("utf-8", "replace"), digest_size=16).hexdigest()
+    return blake2b(found[0].encode(), digest_size=16).hexdigest()
 
 
 def text_ids(text: bytes, tokens: int, block_bytes: float, veil: Veil) -> list[int]:

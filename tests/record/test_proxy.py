@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
 from itertools import repeat
@@ -30,6 +30,7 @@ from dsv4kv.record.run import run
 from dsv4kv.record.usage import Ends
 from tests.ports import free_port
 from tests.record.serving import PIECES, Server, proxied, proxying, serving
+from tests.record.stress import until_open
 
 COMPLETIONS = "/v1/chat/completions"
 
@@ -195,15 +196,6 @@ async def test_a_request_without_an_answer_is_sent_once(here: Scene, method: str
     async with here.client.request(method, here.url + "/cut") as answer:
         assert answer.status == 502
     assert here.server.seen == 1
-
-
-async def until_open(port: int) -> None:
-    """Wait until somebody listens."""
-    while True:
-        with suppress(OSError):
-            (await asyncio.open_connection("127.0.0.1", port))[1].close()
-            return
-        await asyncio.sleep(0.05)
 
 
 def recording(folder: Path, descriptors: int, port: int, upstream: str) -> Popen[str]:

@@ -50,13 +50,13 @@ class Rules:
     rewarm_window_ns: int = 100_000_000  # the same, for a device that has worked until just now
     idle_ns: int = 1_000_000_000  # a device without work for longer is warmed up as an idle one
     flat: float = 0.005  # how far the medians of two windows may differ
-    most_warmup_ns: int = 10_000_000_000  # sampling begins after so long in any case
+    most_warmup_ns: int = 10_000_000_000  # sampling begins then in any case
     batch_ns: int = 100_000_000  # work handed over at once, before anybody looks at the samples
     fewest_samples: int = 30  # needed at least
     least_ns: int = 500_000_000  # sampled time needed at least: device counters see no less
     half_width: float = 0.005
     """Wanted half-width of the median's interval, as a fraction of the median."""
-    most_ns: int = 10_000_000_000  # sampling ends after so long, known or not
+    most_ns: int = 10_000_000_000  # sampling ends then, known or not
 
     @property
     def least_total_ns(self) -> int:
@@ -88,7 +88,7 @@ class Timing:
     started_ns: int  # when sampling began, of ``perf_counter_ns``
     ended_ns: int  # when it ended
     converged: bool  # whether the median is as well known as the rules want it
-    throttled: int = 0  # samples left out, as the device was throttled during them
+    throttled: int = 0  # samples during which the device was throttled, and which are dropped
 
 
 def measure(
@@ -103,7 +103,7 @@ def measure(
     """Warm up and sample units of ``calls`` calls each; throttled ones are dropped."""
     count = _batch(_warm_up(take, rules, was_idle, clock_ns), rules)
     started_ns, elapsed_ns, converged = clock_ns(), 0, False
-    batches: list[tuple[int, int, list[int]]] = []  # begin, end and samples of what was together
+    batches: list[tuple[int, int, list[int]]] = []  # begin, end and samples of each
     whole: list[int] = []
     while not converged and (not batches or elapsed_ns < rules.most_ns):
         began_ns, units_ns = clock_ns(), take(count)

@@ -47,7 +47,7 @@ class MemoryStore:
         self.objects: dict[str, Bytes] = {}
 
     def put(self, names: Sequence[str], data: Sequence[Bytes]) -> None:
-        """Keep copies under names, in place of what was there; whole when this returns.
+        """Keep copies under names and replace older ones; whole when this returns.
 
         Raises ``StoreUnavailable`` or its subclass ``StoreFull``: stored objects are whole.
         """

@@ -269,7 +269,7 @@ def serve(pipe: Connection, file: int) -> None:
 
 @dataclass(frozen=True)
 class Moved:
-    """What was read of one family, and how fast in the rounds that were timed."""
+    """Bytes read of one family, and their rate in the timed rounds."""
 
     pieces: int  # descriptors before neighbours were merged
     descriptors: int

@@ -249,7 +249,7 @@ class Option:
     reason: str
     freed_bytes: int  # on the tightest GPU
     concurrency: int  # requests of the context that fit with it concurrently
-    fits: bool  # whether what was asked fits with it
+    fits: bool  # whether the question fits with it
     scenario: Scenario  # the deployment with it
     inputs: Mapping[str, Any] = field(default_factory=dict)  # what it replaces of ``Inputs``
 

@@ -1,6 +1,6 @@
-"""How long a step of a deployment takes: by its weights and a few numbers of its GPU.
+"""How long a step of a deployment takes: by its weights and its GPU's coefficients.
 
-These coefficients come with their source and their error.
+Coefficients come with their source and their error.
 """
 
 from collections.abc import Sequence

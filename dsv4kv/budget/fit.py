@@ -416,10 +416,10 @@ def _changes(scenario: Scenario, asked: tuple[int, int]) -> Iterator[_Change]:
     if not scenario.is_sized:  # which is this layout's
         yield from _layout_changes(scenario, asked)
     state, block = inputs.state == "fp32", inputs.block_tokens is not None
-    drafts, place = bool(inputs.draft_layers or inputs.draft_tokens), "block_tokens"
+    drafts = bool(inputs.draft_layers or inputs.draft_tokens)
     for holds, new, change, why in (
         (state, {"state": "online"}, "--state online", "HCA keeps a running softmax"),
-        (block, {place: None}, "without --block-tokens", "the engine's own block size"),
+        (block, {"block_tokens": None}, "without --block-tokens", "the engine's own block size"),
         (drafts, {"draft_layers": 0, "draft_tokens": 0}, "without drafts", "no speculation"),
     ):
         if holds:

@@ -13,18 +13,17 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import SplitResult
 
 from pydantic_core import from_json
 
 from dsv4kv.errors import ConfigError, StoreUnavailable, mask_url
+from dsv4kv.record.http import Answer as Response
+from dsv4kv.record.http import ask
 from dsv4kv.record.metrics import MOST_BYTES, Counted, Values, parse
-from dsv4kv.record.run import HTTP, ask, parse_url
+from dsv4kv.record.run import HTTP, parse_url
 from dsv4kv.record.usage import counts_of
-
-if TYPE_CHECKING:
-    from dsv4kv.record.run import Answer as Response
 
 Prompt = tuple[int, ...]  # token ids
 KEYS = ("DSV4KV_API_KEY", "OPENAI_API_KEY")  # variables that may hold the key, in order
@@ -158,7 +157,7 @@ class OpenAiServer:
         body: str | None = None,
         limit_s: float = _ASKED_S,
         take: Callable[[bytes], object] | None = None,
-    ) -> "Response":
+    ) -> Response:
         headers = {"Content-Type": "application/json"}
         headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
         url = self._at._replace(path=self._at.path + path).geturl()
@@ -286,7 +285,7 @@ def _key() -> str:
     return key
 
 
-def _refusal(response: "Response") -> Exception:
+def _refusal(response: Response) -> Exception:
     said = _plain(response.content.decode("utf-8", "replace"))
     if response.status in {401, 403}:
         return ConfigError(f"the server wants another key: set {KEYS[0]} ({response.status}).")

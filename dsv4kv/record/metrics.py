@@ -11,7 +11,7 @@ from typing import Any
 
 from dsv4kv.errors import mask_url
 from dsv4kv.record.folder import MOST_VALUE, Recording
-from dsv4kv.record.run import HTTP, ask, parse_url
+from dsv4kv.record.run import HTTP, parse_url
 
 Values = dict[str, float]
 
@@ -40,7 +40,7 @@ _NAME = re.compile(r"[\w:]+")
 _TIMEOUT_S, _LAST_S = 5.0, 1.0  # of a sample, and of the one at the end
 MOST_BYTES = 2**23
 """Of a page; servers' have some hundred kilobytes for every rank."""
-_PARSED_BYTES, _LINE_BYTES = 2**21, 2**12  # of lines that are kept: the parser takes its time
+_PARSED_BYTES, _LINE_BYTES = 2**19, 2**12  # of lines that are kept: the parser takes its time
 _MOST_SERIES = 2**16  # whose growth is counted
 
 _HITS = {
@@ -176,6 +176,8 @@ class Metrics:
         self._sample(_LAST_S)
 
     def _sample(self, limit_s: float = _TIMEOUT_S) -> None:
+        from dsv4kv.record.http import ask
+
         try:
             page = ask(self._url, limit_s, most_bytes=MOST_BYTES)
             values, settings = parse(page.content.decode("utf-8", "replace"))

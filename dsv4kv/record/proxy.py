@@ -33,7 +33,6 @@ from aiohttp import (
     TCPConnector,
     web,
 )
-from aiohttp.connector import Connection
 from aiohttp.http import HttpVersion10, HttpVersion11, RawRequestMessage
 from yarl import URL
 
@@ -42,7 +41,8 @@ from dsv4kv.processes import Confined
 from dsv4kv.record import Veil, usage
 from dsv4kv.record.convert import PROXY, is_answered
 from dsv4kv.record.folder import Record, Recording
-from dsv4kv.record.run import HTTP, fail_with_connection, parse_url
+from dsv4kv.record.http import BoundedResponse, fail_with_connection, read_little
+from dsv4kv.record.run import HTTP, parse_url
 
 _LOOPBACK = "127.0.0.1"
 _RECORDED = ("/completions", "/responses", "/messages", "/generate")
@@ -64,8 +64,6 @@ _WAITING = 1_024
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # aiohttp sends none of these
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # what a field's name is made of
 _ELSEWHERE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
-_MOST_PROMISES = 100  # 1xx before an answer
-_FRAMING_BYTES = 2**18  # that come without any of the body: sizes of chunks, trailers
 _VERSIONS = (HttpVersion10, HttpVersion11)
 _NOT_PLAIN = "a request that is not plain HTTP/1.1"
 _OWN_DESCRIPTORS = 64  # the recording's and the other sources'
@@ -140,43 +138,6 @@ class _Request(web.BaseRequest):
             response.headers.pop(name, None)
 
 
-def _read_little(transport: asyncio.Transport | None) -> None:
-    """In a turn of the loop: asyncio's 256 KiB are 43,000 small chunks, 0.1 s for all others."""
-    if transport is not None:  # it may have been lost
-        transport.max_size = 2**13  # type: ignore[attr-defined]
-
-
-class _FromServer(ClientResponse):
-    """The server's answer, where aiohttp 3.14 reads any number of promises (1xx) and of zeros."""
-
-    async def start(self, connection: Connection) -> ClientResponse:
-        assert connection.protocol is not None
-        _read_little(connection.transport)
-        read, left = connection.protocol.read, _MOST_PROMISES
-        receive, framing, body = connection.protocol.data_received, 0, 0
-
-        def receive_bounded(data: bytes) -> None:
-            nonlocal framing, body
-            receive(data)
-            if self.content is not None:
-                framing = framing + len(data) if self.content.total_bytes == body else 0
-                body = self.content.total_bytes
-            if framing > _FRAMING_BYTES:
-                self.content.set_exception(ClientError("it sends chunks without content"))
-                self.close()
-
-        async def read_bounded() -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise ClientError("it promises, and does not answer")
-            return await read()
-
-        connection.protocol.read = read_bounded  # type: ignore[method-assign]
-        connection.protocol.data_received = receive_bounded  # type: ignore[method-assign]
-        return await super().start(connection)
-
-
 @dataclass(slots=True)
 class _Exchange:
     """A request on its way to the server and back."""
@@ -243,7 +204,7 @@ class _Connection(web.RequestHandler):
         super().connection_made(transport)
         assert isinstance(transport, asyncio.Transport)
         self.line = transport
-        _read_little(transport)
+        read_little(transport)
         self._open.idle[self] = monotonic()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -360,7 +321,7 @@ class Proxy:
             cookie_jar=DummyCookieJar(),
             timeout=ClientTimeout(total=None, sock_connect=_CONNECT_S),
             auto_decompress=False,
-            response_class=_FromServer,
+            response_class=BoundedResponse,
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
         )
         self._session._retry_connection = False  # else aiohttp 3.14 sends a GET twice

@@ -20,7 +20,7 @@ import pytest
 from dsv4kv.record import Veil
 from dsv4kv.record import proxy as proxies
 from dsv4kv.record.folder import Record, read_stream
-from dsv4kv.record.run import ask
+from dsv4kv.record.http import ask
 from dsv4kv.record.usage import KEPT_TAIL_BYTES, Ends, Prompts, prompt_text, text_ids
 from tests.record.serving import proxied
 

@@ -126,6 +126,8 @@ def record(
         # Ctrl-C is the way to end it
         with suppress(KeyboardInterrupt), Redrawn(console, transient=True) as screen:
             run(sources, recording, limit_s=limit_s, tick=draw, warn=_warn)
+    if events and not (live.batches or live.unread):
+        _warn("--events: no message came. Is the server idle, or this another port than its own?")
     show([f"{out}: {live.line(whole=True)}"])
 
 

@@ -1,4 +1,4 @@
-"""Requests to servers and their answers, bounded in time and bytes, also against hostile servers."""
+"""Requests to servers and their answers, bounded in time and bytes."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ def read_little(transport: asyncio.Transport | None) -> None:
 class BoundedResponse(ClientResponse):
     """The server's answer, where aiohttp 3.14 reads any number of promises (1xx) and of zeros."""
 
-    async def start(self, connection: Connection) -> ClientResponse:
+    async def start(self, connection: Connection) -> ClientResponse:  # noqa: D102 (aiohttp's)
         assert connection.protocol is not None
         read_little(connection.transport)
         read, left = connection.protocol.read, _MOST_PROMISES

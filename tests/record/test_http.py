@@ -11,6 +11,7 @@ import zlib
 from asyncio import StreamReader as Reader
 from asyncio import StreamWriter as Writer
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -443,14 +444,14 @@ def test_a_field_whose_name_is_none_is_not_passed_on(name: bytes, tmp_path: Path
         assert content(got) == b"hello"
 
 
-@pytest.mark.parametrize(
-    ("begin", "more", "pause_s"),
-    [
-        (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 10, 0.001),
-        (CHUNKED, b"0" * 10_000, 0.0),
-        (CHUNKED + b"1\r\na\r\n0\r\n", b"X: a\r\n" * 10_000, 0.0),
-    ],
-)
+FLOODS = [
+    (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 10, 0.001),
+    (CHUNKED, b"0" * 10_000, 0.0),
+    (CHUNKED + b"1\r\na\r\n0\r\n", b"X: a\r\n" * 10_000, 0.0),
+]
+
+
+@pytest.mark.parametrize(("begin", "more", "pause_s"), FLOODS)
 def test_a_server_that_promises_or_frames_nothing_without_end_is_left(
     begin: bytes, more: bytes, pause_s: float, tmp_path: Path
 ) -> None:
@@ -459,6 +460,28 @@ def test_a_server_that_promises_or_frames_nothing_without_end_is_left(
     ((_, end),) = went.ends
     assert end in ({"server left", "server not reached"} if begin else {"server not reached"})
     assert begin or went.got.startswith(b"HTTP/1.1 502 ")
+
+
+@pytest.mark.parametrize(("begin", "more", "pause_s"), FLOODS)
+def test_nor_is_one_waited_for_that_is_asked_itself(
+    begin: bytes, more: bytes, pause_s: float
+) -> None:
+    async def run() -> None:
+        left = asyncio.Event()
+
+        async def serve(reader: Reader, writer: Writer) -> None:
+            with suppress(ConnectionError):
+                await flooding(begin, more, pause_s)(reader, writer)
+            writer.close()
+            left.set()
+
+        async with await asyncio.start_server(serve, "127.0.0.1") as server:
+            host, port = server.sockets[0].getsockname()
+            with pytest.raises(ConnectionError):
+                await asyncio.to_thread(ask, f"http://{host}:{port}", 60.0)
+            await left.wait()
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("before", [b"", b"2\r\nab\r\n"])

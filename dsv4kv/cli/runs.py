@@ -15,7 +15,7 @@ import typer
 from dsv4kv.choices import BACKENDS, PEERS
 from dsv4kv.cli import ENDINGS
 from dsv4kv.cli.options import write_json
-from dsv4kv.errors import INTERRUPTED, ConfigError, RecordError, VerificationError
+from dsv4kv.errors import INTERRUPTED, ConfigError, Dsv4kvError, RecordError, VerificationError
 from dsv4kv.view.console import one_line, open_console, say
 
 if TYPE_CHECKING:
@@ -38,8 +38,13 @@ def keep_record(
     parts = runs.report_record(record, saved.path, quiet=silent, verbose=verbose)
     render.show(parts, console)
     say_saved(saved, silent=silent)
-    if json_:
-        write_json(dumps(record), json_)
+    try:
+        if json_:
+            write_json(dumps(record), json_)
+    except Dsv4kvError:
+        if silent:  # the record is what is left
+            say(one_line(f"record: {saved.path}"), err=True)
+        raise
 
 
 def say_saved(saved: "Saved", *, silent: bool) -> None:

@@ -5,6 +5,7 @@ A process that is killed while it writes one leaves a line that is cut short: th
 again.
 """
 
+import fcntl
 import json
 import os
 import shlex
@@ -157,20 +158,30 @@ def read_points(path: Path) -> Points:
     return points
 
 
+_HELD: dict[int, int] = {}  # descriptors of files, by inode, locked until this process ends
+
+
 def open_points(
     path: Path, asked: Asked, points: Sequence[tuple[dict[str, Any], dict[str, Any]]]
 ) -> Points:
     """Begin a sweep's file, or resume the one that is there; raises ``RecordError``."""
     asked = Asked.model_validate(files.whole_json(asked.model_dump()))
     try:
-        if path.exists():
-            if not path.read_bytes().endswith(b"\n"):
-                with path.open("ab") as file:
-                    file.write(b"\n")
-        else:
+        if not path.exists():
             files.make_folder(path.parent)
             with files.replacing(path) as file:
                 file.write(f"{asked.model_dump_json()}\n".encode())
+        if (inode := path.stat().st_ino) not in _HELD:
+            held = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _HELD[inode] = held
+        if not path.read_bytes().endswith(b"\n"):
+            with path.open("ab") as file:
+                file.write(b"\n")
+    except BlockingIOError:
+        raise RecordError(
+            f"{path} is written by another process: wait for its end, or begin a new sweep."
+        ) from None
     except OSError as error:
         raise RecordError(f"{path} cannot be written ({error.strerror}).") from None
     found = read_points(path)

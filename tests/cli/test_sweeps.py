@@ -125,6 +125,15 @@ def test_points_are_of_the_files_that_their_settings_name(empty_folder: Path, na
 
 
 @pytest.mark.usefixtures("interrupted")
+def test_a_sweep_that_another_process_continues_is_left_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dsv4kv.runs.points._HELD", {})  # as in another process
+    other = run("--resume", the_record().run_id)
+    assert (other.exit_code, "written by another process" in other.stderr) == (7, True)
+
+
+@pytest.mark.usefixtures("interrupted")
 @pytest.mark.parametrize("cut", [2, 100, 2000])
 def test_a_point_whose_line_was_cut_short_is_done_again(cut: int, whole: list[Case]) -> None:
     path = points_of()

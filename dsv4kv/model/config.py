@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dsv4kv.errors import ConfigError
 
-Positive = Annotated[int, Field(gt=0)]
+Positive = Annotated[int, Field(gt=0, lt=2**31)]
+Layers = Annotated[int, Field(gt=0, le=1024)]
 NonNegative = Annotated[int, Field(ge=0)]
 
 
@@ -56,7 +57,7 @@ class DSV4Config(_Frozen):
 
     name: str
     architecture: Literal["v4", "flat"] = "v4"
-    num_layers: Positive
+    num_layers: Layers
     hidden_size: Positive
     num_heads: Positive
     head_dim: Positive = 512

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import Unparsable, read_json, shipped, shipped_names
-from dsv4kv.model.config import DefaultFormats, DSV4Config, Positive, Yarn
+from dsv4kv.model.config import DefaultFormats, DSV4Config, Layers, Positive, Yarn
 
 _SLIDING = "sliding_attention"
 _FLAT_MODEL_TYPES = ("deepseek_v32",)
@@ -57,8 +57,8 @@ class _PatternKeys(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    num_hidden_layers: Positive
-    num_nextn_predict_layers: Annotated[int, Field(ge=0)] | None = None
+    num_hidden_layers: Layers
+    num_nextn_predict_layers: Annotated[int, Field(ge=0, le=1024)] | None = None
     compress_ratios: tuple[int, ...] | None = None
     layer_types: tuple[str, ...] | None = None
     compress_rates: dict[str, int] | None = None

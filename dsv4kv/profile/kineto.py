@@ -77,6 +77,8 @@ class ChromeFile:
             between = _BETWEEN.match(text, at)
             assert between is not None  # it fits nothing, too
             at = between.end()
+            if at > _CHUNK:  # a decoder that fails counts the lines before its place
+                text, at = text[at:], 0
             if text.startswith("]", at):
                 self.around += text[at:] + file.read(_CHUNK)
                 return

@@ -69,7 +69,7 @@ _PATTERNS = [re.compile(pattern) for pattern in (
     rf"\s*(?P<concurrency>{_NUMBER})x"),
     # To serve at least one request with the model's max seq len (30000), (6.66 GiB …
     (rf"(?i)max(?:imum)? (?:seq|model)\w* len\w*\W+(?P<refused_context>{_NUMBER})\W+"
-    rf"(?P<needed_gib>{_NUMBER}) GiB.{{0,200}}?needed"
+    rf"(?P<needed_gib>{_NUMBER}) GiB(?>.{{0,200}}?needed)"
     rf".{{0,200}}?\((?P<checked_gib>{_NUMBER}) GiB\)"),
     rf"(?i)estimated maximum model length is (?P<fitting>{_NUMBER})",
     r"(?i)(?P<no_memory>no available memory for the cache blocks)",
@@ -98,7 +98,7 @@ _MEMORY = [(what, re.compile(pattern.replace("GIB", f"(?P<gib>{_NUMBER})"))) for
     ("weights", r"Model loading took GIB GiB"),
     ("weights", r"Load weight end\b.{0,300}?\bmem usage=GIB GB"),
     ("CUDA graphs", r"Graph capturing finished in .{0,80}? took GIB GiB"),
-    ("CUDA graphs", r"Capture .{0,80}? end\b.{0,300}?\bmem usage=GIB GB"),
+    ("CUDA graphs", r"Capture (?>.{0,80}? end\b).{0,300}?\bmem usage=GIB GB"),
     ("free before the weights", r"Load weight begin\b.{0,300}?avail mem=GIB GB"),
     ("free next to the cache", r"Memory pool end\b.{0,300}?avail mem=GIB GB"),
 )]  # fmt: skip

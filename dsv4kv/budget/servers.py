@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -136,20 +137,21 @@ def find_launches(
     Variables that the text does not set come from ``environment``, files of settings that it does
     not hold from its ``folder``.
     """
+    text = text.removeprefix("\ufeff")
     if len(text) > shell.MOST_CHARACTERS:
         raise ConfigError("no launch command is longer than 256 KiB.")
     outer = dict(environment or {})
     pinned, nightly = _PINNED.search(text), _NIGHTLY.search(text)
     documents, files = _as_yaml(text), dict(_settings_in(folder, text)) if folder else {}
     if documents is None:
-        found = list(_in_script(text, _Around(outer, files)))
+        commands = _in_script(text, _Around(outer, files))
     else:
         around = _Around(outer, files | dict(_config_maps(documents)))
-        found = list(_in_yaml(documents, around))
+        commands = _in_yaml(documents, around)
+    found = list(islice(commands, _MOST_LAUNCHES + 1))
     if len(found) > _MOST_LAUNCHES:
         raise ConfigError(
-            f"it has {len(found):,} launch commands: give those that you mean, at most "
-            f"{_MOST_LAUNCHES}."
+            f"it has over {_MOST_LAUNCHES} launch commands: give those that you mean."
         )
     ascend = "ascend-910b" if _ASCEND.search(text) else ""
     for launch in found:

@@ -69,8 +69,20 @@ def test_sums_of_what_is_set_are_solved(written: str, read: str) -> None:
 def test_a_text_that_is_longer_than_any_command_is_not_read() -> None:
     with pytest.raises(ConfigError, match="no launch command is longer than 256 KiB"):
         list(find_launches("vllm serve a\n" * 2**15))
-    with pytest.raises(ConfigError, match="it has 257 launch commands: give those that you mean"):
+    with pytest.raises(ConfigError, match="it has over 256 launch commands: give"):
         list(find_launches("vllm serve a\n" * 257))
+
+
+def test_many_aliases_of_many_commands_are_not_read_to_their_end() -> None:
+    text = "a: &a\n" + "- vllm serve a --tp 2\n" * 1_000 + "b: [" + "*a," * 60 + "]\n"
+    found = iter(find_launches(text))
+    with pytest.raises(ConfigError, match="it has over 256 launch commands"):
+        next(found)
+
+
+def test_a_mark_of_the_bytes_order_hides_no_command() -> None:
+    (launch,) = find_launches("\ufeffvllm serve a")
+    assert launch.flags == (("--model", "a"),)
 
 
 DOUBLED = {

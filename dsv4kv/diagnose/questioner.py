@@ -178,8 +178,8 @@ class OpenAiServer:
             if response.status == 200 and _plain(name) == name:  # what is sent is shown, too
                 return name
         raise ConfigError(
-            f"{self._at.netloc} names no model at /v1/models: give --model NAME, and a key in "
-            f"{KEYS[0]} if it wants one."
+            f"{self._at.netloc} names no model at /v1/models: give --served-model-name NAME, and "
+            f"a key in {KEYS[0]} if it wants one."
         )
 
     def _try_ids(self) -> int:

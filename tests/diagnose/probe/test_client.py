@@ -353,7 +353,7 @@ def test_a_model_of_an_unprintable_or_endless_name_is_none(name: str) -> None:
     with serving(fake(), model=name) as (url, _):
         ended = CliRunner().invoke(app, ["probe", url])
     assert ended.exit_code == 2
-    assert "names no model at /v1/models" in ended.stderr
+    assert "names no model at /v1/models: give --served-model-name" in ended.stderr
 
 
 def test_ctrl_c_prints_what_was_learned() -> None:

@@ -45,7 +45,7 @@ from dsv4kv.record.http import BoundedResponse, fail_with_connection, read_littl
 from dsv4kv.record.run import HTTP, parse_url
 
 _LOOPBACK = "127.0.0.1"
-_RECORDED = ("/completions", "/responses", "/messages", "/generate")
+_RECORDED = ("/completions", "/completions/batch", "/responses", "/messages", "/generate")
 _KEPT_BODY_BYTES = 2**23  # of a request; a longer one gets no ids
 _KEPT_BYTES = 2**27  # of all running requests
 _LONG_BYTES = 2**14  # longer bodies are read in another process: threads share an interpreter

@@ -433,6 +433,13 @@ def test_any_path_is_passed_on_and_no_server_that_a_client_names_is_asked(
     assert b"elsewhere" not in asked[0]
 
 
+def test_a_batch_of_conversations_is_recorded_with_its_usage(tmp_path: Path) -> None:
+    ask = asking(SMALL.replace(PATH, PATH + b"/batch"))
+    answer = saying({"id": "a", "usage": {"prompt_tokens": 600, "completion_tokens": 3}})
+    (row,) = Through(tmp_path, answering(answer), ask).rows
+    assert (row["input_tokens"], row["output_tokens"], "ids" in row) == (600, 3, False)
+
+
 @pytest.mark.parametrize("name", [b"Content-Length", b"Transfer-Encoding", b"X Y", b"X"])
 def test_a_field_whose_name_is_none_is_not_passed_on(name: bytes, tmp_path: Path) -> None:
     answer = HEAD + name + b" : 5\r\nA: b\r\n\r\nhello"

@@ -99,6 +99,7 @@ class Counted:
     def __init__(self) -> None:
         self.grown: Values = {}
         self.restarts = 0
+        self._totals = dict.fromkeys(_COUNTERS, 0.0)  # growth of all series of a name
         self._last: Values = {}
 
     def add(self, values: Mapping[str, float]) -> None:
@@ -109,25 +110,27 @@ class Counted:
                 continue
             before = self._last.get(name, value if not self._last else 0.0)
             base = name.partition("{")[0]  # gauges may fall
+            total = base.removesuffix("_total")
             is_counter = base.endswith(("_total", "_count", "_sum")) or base in _COUNTERS
             if value < before and is_counter:
                 before, fell = 0.0, True
             self.grown[name] = self.grown.get(name, 0.0) + value - before
+            if total in _COUNTERS:
+                self._totals[total] += value - before
         self.restarts += fell
         counted = {name: value for name, value in values.items() if name in self.grown}
-        self._last = counted if fell else self._last | counted  # a page may leave series out
+        if fell:
+            self._last = counted
+        else:
+            self._last.update(counted)  # a page may leave series out
 
     def hits(self) -> tuple[str, int, int] | None:
         """Whose counters, tokens found, tokens asked for; None if nothing was asked for."""
         for engine, names in _HITS.items():
-            found, asked = (self._sum(name) for name in names)
+            found, asked = (self._totals[name] for name in names)
             if asked:
                 return engine, round(found), round(asked)
         return None
-
-    def _sum(self, name: str) -> float:
-        totals = (name, f"{name}_total")
-        return sum(value for key, value in self.grown.items() if key.partition("{")[0] in totals)
 
 
 def count(samples: Iterable[Mapping[str, Any]]) -> dict[str, Counted]:

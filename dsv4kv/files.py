@@ -12,12 +12,13 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from gzip import BadGzipFile, GzipFile
-from io import BufferedReader, BufferedWriter, FileIO, RawIOBase
+from io import BufferedReader, BufferedWriter, BytesIO, FileIO, RawIOBase
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -205,6 +206,11 @@ class _Packed(GzipFile):
         if self.tell() > _PACKED * self.fileobj.tell() + _SPARED_BYTES:  # type: ignore[union-attr]
             raise BadGzipFile(f"it unpacks to over {_PACKED} times its size")
         return content
+
+
+def standard_input() -> BufferedReader:
+    """Standard input's bytes; none where it is closed."""
+    return BufferedReader(getattr(sys.stdin, "buffer", BytesIO()))
 
 
 def unpack(file: BufferedReader) -> BufferedReader:

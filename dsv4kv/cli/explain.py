@@ -16,7 +16,7 @@ from dsv4kv.cli import command
 from dsv4kv.cli import options as opt
 from dsv4kv.cli.budget import Found, size
 from dsv4kv.errors import ConfigError, DoesNotFit, Dsv4kvError, TraceError
-from dsv4kv.files import DOCUMENT_BYTES, temporary_folder
+from dsv4kv.files import DOCUMENT_BYTES, standard_input, temporary_folder
 from dsv4kv.units import format_bytes
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def explain(
     with temporary_folder("dsv4kv-explain-") as folder:
         stdin = folder / "stdin"
         if "-" in given:
-            stdin.write_bytes(sys.stdin.buffer.read(DOCUMENT_BYTES + 1))  # which no reader takes
+            stdin.write_bytes(standard_input().read(DOCUMENT_BYTES + 1))  # which no reader takes
         places = [str(stdin) if each == "-" else each for each in given]
         try:
             kinds = [recognise(each) for each in places]

@@ -6,18 +6,16 @@ and ``--key=value``; dashes and underscores are the same.
 
 import io
 import re
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import cast
 
 from dsv4kv.engines.flags import scaled
 from dsv4kv.errors import ConfigError
-from dsv4kv.files import DOCUMENT_BYTES, open_regular, unpack
+from dsv4kv.files import DOCUMENT_BYTES, open_regular, standard_input, unpack
 from dsv4kv.model.presets import config_file, preset_named, preset_names
 
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -37,8 +35,8 @@ def read_lines(path: Path) -> Iterator[str]:
     """
     left, is_rest = DOCUMENT_BYTES, False
     try:
-        plain = sys.stdin.buffer if str(path) == "-" else open_regular(path, pipes=True)
-        with cast(io.BufferedReader, plain) as file:
+        plain = standard_input() if str(path) == "-" else open_regular(path, pipes=True)
+        with plain as file:
             unpacked = unpack(file)
             encoding = "utf-16" if unpacked.peek(2)[:2] in _UTF16_MARKS else "utf-8-sig"
             text = io.TextIOWrapper(unpacked, encoding, errors="replace", newline="")

@@ -234,3 +234,8 @@ def test_numbers_that_no_server_prints_are_none(number: str) -> None:
     (reading,) = parse_log((odd + good).splitlines(), "log").readings
     assert reading.whole("tokens") == 63_859
     assert reading.whole("context") == 33_792
+
+
+def test_a_closed_standard_input_holds_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert list(read_lines(Path("-"))) == []

@@ -197,7 +197,6 @@ THINNED = {
     "view/page/test_browser.py::"
     "test_a_page_opens_without_complaint_request_or_sideways_scrolling": 3,
     "view/test_odd_profiles.py::test_odd_values_anywhere_in_a_trace_are_left_out_or_refused": 5,
-    "visit/test_rehearsal.py::test_a_call_leaves_one_line_for_every_question": 1,
     "visit/test_rehearsal.py::"
     "test_a_sanitizer_is_not_believed_that_misses_a_planted_defect_or_whose_program_ends_early": 1,
     "visit/test_rehearsal.py::"

@@ -17,8 +17,9 @@ PYTHON=${PYTHON:-$([ -x "$tree/.venv/bin/python" ] && echo "$tree/.venv/bin/pyth
 if [ "${1-}" = wheels ]; then  # for the machine's Python, not for this one
   rm -f "$here"/.wheels/*.whl  # of two versions pip installs none
   exec "$PYTHON" -m pip download --quiet --no-deps --only-binary=:all: --dest "$here/.wheels" \
-    --implementation cp --python-version 3.12 --platform manylinux_2_17_x86_64 \
-    --platform manylinux2014_x86_64 --requirement "$here/visit/carried.txt"
+    --implementation cp --python-version 3.12 --platform manylinux_2_25_x86_64 \
+    --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+    --requirement "$here/visit/carried.txt" ncu-report==2026.3.1  # ncu there may lack its own
 fi
 # what a call compiles is there for the next one
 export DSV4KV_CACHE_DIR=${DSV4KV_CACHE_DIR:-$here/.cubins}

@@ -15,7 +15,6 @@ def run(desk: Desk) -> None:
     folder = desk.folder / desk.step.name
     config = ["smoke", "--set", "device=cpu"] if desk.small else ["gpu"]
     sys.argv = ["dsv4kv", "profile", *config, "--ncu", "--out", str(folder)]
-    sys.argv += ["--timeout", str(desk.step.limit_s - 20)]
     try:
         main()
     except SystemExit as end:

@@ -7,6 +7,7 @@ from math import lcm
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config
 
+_MOST_GPUS = 2**20
 NODE_GPUS = 8
 """GPUs of one server, the widest tensor parallelism that is chosen unasked."""
 
@@ -113,6 +114,8 @@ def _divide(config: DSV4Config, gpus: int, wish: LayoutWish, pp: int) -> tuple[i
 
 
 def _finish(config: DSV4Config, wish: LayoutWish, tp: int, dp: int, pp: int) -> Layout:
+    if tp * dp * pp > _MOST_GPUS:
+        raise ConfigError(f"a layout of over {_MOST_GPUS:,} GPUs: give --gpus, --tp or --dp less.")
     if config.num_heads % tp:
         raise ConfigError(
             f"TP{tp} cannot split {config.num_heads} attention heads of {config.name}: choose a "

@@ -263,19 +263,20 @@ class Recorded:
     # Engine, tokens found and tokens looked up, of every server sampled
     counters: list[tuple[str, int, int]]
     unsized: int  # answered requests without known lengths, which are not in ``requests``
+    lone: int  # requests of logs that do not say both when they came and how long they are
     # Requests of which the server reported more hits than tokens: in ``cached_tokens`` as unknown
     overstated: int
 
 
 def read_recording(folder: Path) -> Recorded:
     """Read the requests of a proxy or a log, else rebuilt from events; raises ``TraceError``."""
-    rows, unsized = _complete(read_stream(folder, "requests"))
+    rows, unsized, lone = _complete(read_stream(folder, "requests"))
     stores_only = not rows
     rows = rows or _stored(folder)
-    if not rows and unsized:
+    if not rows and (unsized or lone):
         raise TraceError(
-            f"{folder}: {counted(unsized, 'request')} recorded, and of none is the length known: "
-            f"{_NO_USAGE}."
+            f"{folder}: {counted(unsized + lone, 'request')} recorded, and of none is the length "
+            f"known: {_NO_USAGE}."
         )
     if not rows:
         raise TraceError(
@@ -300,6 +301,7 @@ def read_recording(folder: Path) -> Recorded:
         own_blocks,
         [hits for counted in counters if (hits := counted.hits())],
         unsized,
+        lone,
         sum("cached_tokens" in row and not says_hits(row) for row in rows),
     )
 
@@ -322,12 +324,10 @@ def _requests_of(rows: list[Record]) -> list[Request]:
     ]
 
 
-def _complete(records: Iterable[Record]) -> tuple[list[Record], int]:
-    """Requests of known length, and the number of answered ones without."""
+def _complete(records: Iterable[Record]) -> tuple[list[Record], int, int]:
+    """Requests of known length; how many others were answered, and how many only logs know."""
     requests, found = Requests(), list[One | None]()
     for number, record in enumerate(records):
-        if "what" in record:
-            continue
         row = {name: record[name] for name in _MERGED if record.get(name) is not None}
         if "grain" not in row:
             row.pop("ids", None)
@@ -338,8 +338,9 @@ def _complete(records: Iterable[Record]) -> tuple[list[Record], int]:
         found.append(requests.add(record, row, f"request {number}"))
     rows = [one.row for one in found if one]
     known = [row for row in rows if row.get("input_tokens") and "arrival_s" in row]
-    unsized = sum(row.get("answered", False) for row in rows)
-    return known, unsized - sum(row.get("answered", False) for row in known)
+    short = [row for row in rows if not (row.get("input_tokens") and "arrival_s" in row)]
+    answered = sum(row.get("answered", False) for row in short)
+    return known, answered, sum("answered" not in row for row in short)
 
 
 def _stored(folder: Path) -> list[Record]:
@@ -391,6 +392,11 @@ def describe(recorded: Recorded) -> list[str]:
         sentences.append(
             f"{counted(recorded.unsized, 'request')} skipped: their length is not known: "
             f"{_NO_USAGE}"
+        )
+    if recorded.lone:
+        sentences.append(
+            f"{counted(recorded.lone, 'request')} of logs skipped: no line says both when it came "
+            "and how long it is"
         )
     if recorded.overstated:
         sentences.append(

@@ -164,8 +164,9 @@ def describe_breaks(server: Server) -> list[str]:
 
 
 def used_share(values: Values) -> float | None:
-    """Share of the pool in use, 0 to 1; the maximum over ranks."""
-    named = ([value for key, value in values.items() if _base(key) == name] for name in _USED)
+    """Share of the pool in use, 0 to 1; the maximum over ranks that have one."""
+    shares = {key: value for key, value in values.items() if 0 <= value <= 1}
+    named = ([value for key, value in shares.items() if _base(key) == name] for name in _USED)
     return next((max(found) for found in named if found), None)
 
 

@@ -68,6 +68,7 @@ def test_a_server_of_attention_dp_over_all_ranks_or_none_has_no_other_layout(
          "TP4 · DP4 is a layout of 16 GPUs and --gpus is 8: TP · DP · PP must equal the GPUs"),
         ({"gpus": 6, "tp": 4}, "TP4 is a layout of 4 GPUs or a multiple and --gpus is 6"),
         ({"gpus": 16, "tp": 4, "dp": 2}, "TP4 · DP2 is a layout of 8 GPUs and --gpus is 16"),
+        ({"gpus": 2**64}, "a layout of over 1,048,576 GPUs"),
         ({"tp": 3}, "TP3 cannot split 64 attention heads of v4-flash"),
         ({"tp": 128}, "TP128 cannot split 64 attention heads"),
         ({"gpus": 8, "tp": 1, "ep": 3}, "EP3 does not divide the 8 GPUs of a stage"),

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 _BACKEND = f"Operations to run: {listed(BACKENDS | PEERS)}, or your own my_gather.py:gather_topk."
 _DATA = "real: run the kernels on real tensors; none: block accounting only."
 SHORTHANDS = {
-    "model": opt.Row(opt.MODELS, "NAME|FILE", "v4-flash", key="model.preset", rare=True),
+    "model": opt.Row(
+        opt.MODELS, "NAME|FILE", "v4-flash", key="model.preset", rare=True, values=opt.MODEL_NAMES
+    ),
     "trace": opt.Row("Trace to replay: a file or builtin:chat.", key="workload.trace"),
     "data": opt.Row(_DATA, key="workload.data", rare=True),
     "seed": opt.Row("Seed of inputs and samples.", kind=int, key="measure.seed", rare=True),
@@ -156,7 +158,7 @@ def op(
     topk: opt.Text = opt.option("Entries that a token selects.", "N,…", shown="the model's"),
     context: str = opt.option("Tokens of every request.", "TOKENS,…", default="8K"),
     backend: opt.Text = opt.option(_OTHER, "NAME|FILE:FUNCTION", shown="our own"),
-    model: str = opt.rare(opt.MODELS, "NAME|FILE", default="v4-flash"),
+    model: str = opt.MODEL_RARE,
     device: opt.Text = opt.rare("auto, cpu or cuda."),
     seconds: float = opt.rare("Time per row.", min=1.5, max=600, default=5.0),
     set_: opt.Texts = opt.SET_RARE,

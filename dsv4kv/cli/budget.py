@@ -49,13 +49,13 @@ _RETENTION = (
     "the window of every block."
 )
 INPUTS = {
-    "model": _ask(opt.MODELS, "NAME|FILE", "v4-flash"),
+    "model": _ask(opt.MODELS, "NAME|FILE", "v4-flash", values=opt.MODEL_NAMES),
     "context": _ask("Tokens of every request: 128K, 1M.", "TOKENS", "the longest that fits"),
     "concurrency": _ask("Concurrent requests.", "N", "the most that fit"),
-    "engine": _ask(_ENGINES, "NAME", "dsv4kv"),
+    "engine": _ask(_ENGINES, "NAME", "dsv4kv", values=FAMILIES),
     "command": _ask(_COMMAND, "TEXT|FILE", rare=True),
     "which": _ask("Number or a part of a command of a file with several.", "N|PART", rare=True),
-    "gpu": _gpu(f"{listed(shipped_names('gpus'))}.", "NAME", "h200"),
+    "gpu": _gpu(f"{listed(shipped_names('gpus'))}.", "NAME", "h200", values=shipped_names("gpus")),
     "hbm": _gpu("Memory of a GPU instead: 141GiB.", "SIZE", rare=True),
     "gpus": _gpu("Number of GPUs.", "N", "the fewest that are enough"),
     "tp": _gpu("Tensor parallel ranks; each holds the whole KV of its replica.", "N"),

@@ -250,7 +250,7 @@ def inspect(
     table: Path | None = opt.option("The request's pages in logical order (.npy).", "FILE"),
     table2: Path | None = opt.rare("Block table of the second dump.", "FILE"),
     ratio: int | None = opt.option(_RATIO, min=0, max=1 << 20),
-    model: str = opt.rare(opt.MODELS, "NAME|FILE", default="v4-flash"),
+    model: str = opt.MODEL_RARE,
     as_json: bool = opt.AS_JSON,
 ) -> None:
     """Find the entry format of dumped cache pages, and corrupt entries.

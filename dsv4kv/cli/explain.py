@@ -40,7 +40,9 @@ _GIVEN = (
 )
 def explain(
     given: list[str] = opt.required(f"A {_GIVEN}", "FILE…"),
-    model: opt.Text = opt.option(opt.MODELS, "NAME|FILE", shown="the file's, else v4-flash"),
+    model: opt.Text = opt.option(
+        opt.MODELS, "NAME|FILE", shown="the file's, else v4-flash", values=opt.MODEL_NAMES
+    ),
     gpu: opt.Text = opt.option(opt.GPU, "NAME", shown="h200"),
     engine: opt.Text = opt.rare("Engine and version.", "NAME:VERSION"),
     as_json: bool = opt.AS_JSON,

@@ -6,7 +6,7 @@ A file or folder that cannot be written, or that the command reads, is refused b
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
@@ -44,9 +44,19 @@ def option(
     default: Any = None,
     shown: str | bool = True,
     panel: str | None = None,
+    values: Iterable[str] = (),
     **more: Any,
 ) -> Any:
-    """An option with its help; ``panel`` groups it, ``shown`` is what its default means."""
+    """An option with its help; ``panel`` groups it, ``shown`` is what its default means.
+
+    ``values`` are what a shell completes, the last of several between commas.
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [before + comma + value for value in values if value.startswith(last)]
+
+    more["autocompletion"] = complete if values else None
     more |= {"help": text, "metavar": metavar, "show_default": shown, "rich_help_panel": panel}
     return typer.Option(default, *names, **more)
 
@@ -88,6 +98,7 @@ class Row(NamedTuple):
     panel: str | None = None
     rare: bool = False
     bounds: tuple[float | None, float | None] = (None, None)
+    values: Collection[str] = ()  # what a shell completes
 
 
 def takes(table: Mapping[str, Row]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -111,6 +122,7 @@ def takes(table: Mapping[str, Row]) -> Callable[[Callable[..., None]], Callable[
 def _parameter(name: str, row: Row) -> Parameter:
     low, high = row.bounds
     more: dict[str, Any] = {"shown": row.default or False, "panel": row.panel}
+    more["values"] = row.values
     value = option(row.text, row.metavar, hidden=row.rare, min=low, max=high, **more)
     kind = Parameter.POSITIONAL_OR_KEYWORD
     return Parameter(name, kind, default=value, annotation=row.kind | None)
@@ -205,7 +217,10 @@ def _is_same(one: Path, other: Path) -> bool:
 Text = str | None
 Texts = list[str] | None
 RESULTS = Path("results")
-MODELS = f"{listed(shipped_names('models'))}, or a Hugging Face config.json."
+MODEL_NAMES = shipped_names("models")
+MODELS = f"{listed(MODEL_NAMES)}, or a Hugging Face config.json."
+MODEL = option(MODELS, "NAME|FILE", default="v4-flash", values=MODEL_NAMES)
+MODEL_RARE = rare(MODELS, "NAME|FILE", default="v4-flash", values=MODEL_NAMES)
 GPU = "GPU type: h200, b200, mi300x, …; budget --help lists all."
 SET = option("Change a setting; repeatable.", "KEY=VALUE", "--set")
 SET_RARE = rare("Change a setting; repeatable.", "KEY=VALUE", "--set")

@@ -49,7 +49,7 @@ def plan(
     price: opt.Texts = opt.rare(_PRICE, "GPU=USD"),
     speed: float = opt.rare(_SPEED, min=1e-3, max=1e6, default=1.0),
     engine: str = opt.option("sglang or vllm, or a version of theirs.", default="sglang"),
-    model: str = opt.option(opt.MODELS, "NAME|FILE", default="v4-flash"),
+    model: str = opt.MODEL,
     isl: int | None = opt.option("Tokens of every prompt.", min=1),
     osl: int | None = opt.option("Tokens of every answer.", min=1),
     rate: float | None = opt.option("Requests a second (Poisson).", min=1e-3, max=1e3),

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 _step = partial(opt.Row, panel="Model of a step")
 SHORTHANDS = {
-    "model": opt.Row(opt.MODELS, "NAME|FILE", "v4-flash", key="model.preset"),
+    "model": opt.Row(
+        opt.MODELS, "NAME|FILE", "v4-flash", key="model.preset", values=opt.MODEL_NAMES
+    ),
     "memory": opt.Row("Memory of the cache: 40GiB.", "BYTES", key="cache.memory_bytes"),
     "policy": opt.Row(
         f"What is evicted first: {listed(POLICIES)}.", key="prefix.policy", rare=True
@@ -35,6 +37,7 @@ SHORTHANDS = {
         f"Engine whose prefix cache to model: {listed(RULES)}. Its version, with its pools: "
         "--set server.engine=vllm:0.22.",
         key="prefix.rule",
+        values=RULES,
     ),
     "strategy": opt.Row(
         f"Where windows and states are kept: {listed(STRATEGIES)}.",

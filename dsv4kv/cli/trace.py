@@ -342,11 +342,11 @@ _CHUNK = "Tokens of a prompt computed in one step (max_num_batched_tokens)."
 def mrc(
     given: dict[str, Any],
     source: str = opt.required(f"With block ids: {_SOURCE}", "SOURCE"),
-    model: str = opt.option(opt.MODELS, "NAME|FILE", default="v4-flash"),
+    model: str = opt.MODEL,
     block_tokens: opt.Text = opt.rare(_BLOCK, "TOKENS", shown="the trace's; for rules 256"),
     capacity: opt.Text = opt.option(_CAPACITY, "SIZES", shown="ten that show the curve"),
     strategy: str = opt.option(_STRATEGY, "NAMES", default=_STRATEGIES),
-    rule: opt.Text = opt.option(_RULE, "NAMES"),
+    rule: opt.Text = opt.option(_RULE, "NAMES", values=RULES),
     speculation: str = opt.rare(_SPECULATION, "NAMES", default="none"),
     policy: opt.Text = opt.rare(_POLICY, "NAMES"),
     memory: opt.Text = opt.rare(_MEMORY, "BYTES"),

@@ -58,3 +58,22 @@ def test_bench_lists_every_scenario() -> None:
     told = CliRunner().invoke(app, ["bench", "--list"]).stdout
     names = [line.split()[0] for line in told.splitlines()[2:-2] if line[:1].isalpha()]
     assert {*shipped_names("bench"), "op", "systems", "tiers", "transfer"} == {*names}
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("budget --engine sg", ["sglang"]),
+        ("replay --rule vllm-v4:de", ["vllm-v4:dense"]),
+        ("trace mrc --rule vllm,sglang-v4:t", ["vllm,sglang-v4:tail"]),
+        ("plan --model ", shipped_names("models")),
+        ("bench op --mod", ["--model"]),
+    ],
+)
+def test_a_shell_completes_names_of_engines_rules_and_models(
+    line: str, completed: list[str]
+) -> None:
+    words = f"dsv4kv {line}"
+    asked = {"_DSV4KV_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    shell = CliRunner(env=asked | {"COMP_CWORD": str(words.count(" "))})
+    assert shell.invoke(app, prog_name="dsv4kv").output.split() == completed

@@ -41,10 +41,11 @@ from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.experiments import SideSection, TransferConfig
-from dsv4kv.errors import Dsv4kvError, StoreFull, StoreUnavailable, VerificationError
+from dsv4kv.errors import ConfigError, Dsv4kvError, StoreFull, StoreUnavailable, VerificationError
 from dsv4kv.model.plan import Family
 from dsv4kv.ops.registry import resolve_backend
 from dsv4kv.processes import Child, python, with_package
+from dsv4kv.runs.environment import capture_environment
 from dsv4kv.runs.statistics import Estimate, divide, summarize
 from dsv4kv.units import format_bytes
 
@@ -192,6 +193,13 @@ class Side(Requests):
         torch.set_num_threads(1)
         plan = plan_from(config)
         check_data_path(plan)
+        there = capture_environment()["memory_bytes"] or plan.total_bytes
+        if plan.total_bytes > there:
+            raise ConfigError(
+                f"{plan.max_context_tokens:,} tokens need {format_bytes(plan.total_bytes)} and "
+                f"there are {format_bytes(there)} of memory: lower tokens or timed_tokens, or "
+                "hold fewer layers (model.layers)."
+            )
         self._seed, self._chunk_tokens = config.measure.seed, config.workload.step_tokens
         manager, self._crowded = build_manager(config, plan, None), file is not None
         shared = None if file is None else share(manager, file)

@@ -97,6 +97,11 @@ def test_too_little_shared_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch)
         moved()
 
 
+def test_a_prompt_beyond_the_memory_is_refused_before_any_of_it_is_taken() -> None:
+    with pytest.raises(ConfigError, match=r"100,000,000,001 tokens need .* of memory: lower tok"):
+        moved("tokens=99_999_999_999")
+
+
 def test_pages_that_have_moved_under_their_numbers_fail_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

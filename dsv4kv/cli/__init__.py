@@ -168,7 +168,7 @@ class Program(Group):
                     "https://download.pytorch.org/whl/cpu"
                 )
                 code = DeviceError.exit_code
-            elif isinstance(error, MemoryError):
+            elif isinstance(error, MemoryError) or str(error) == "can't start new thread":
                 sentences = "there is not enough memory for this."
             elif isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
                 sentences = _describe_refusal(error)

@@ -62,6 +62,17 @@ def test_an_error_is_told_on_stderr_line_by_line_with_its_exit_code(
     assert (told.out, told.err) == ("", "error: this is wrong.\nerror: and that [too].\n")
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_a_machine_that_is_full_is_a_sentence(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_with(error, monkeypatch)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "error: there is not enough memory for this.\n"
+
+
 def test_exit_code_1_is_left_to_verdicts() -> None:
     assert [kind for kind in ERRORS if kind.exit_code == 1] == [DoesNotFit]
 

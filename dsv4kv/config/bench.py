@@ -273,7 +273,7 @@ class MeasureSection(Section):
     figures_seconds: SecondsAboveZero = 60.0
     """Most seconds for figures of single operations on a GPU; what they do not suffice for is
     reported as not measured."""
-    threads: Positive = Field(1, description="Torch threads.")
+    threads: Positive = Field(1, le=1024, description="Torch threads.")
 
 
 class BenchConfig(Section):

@@ -136,7 +136,7 @@ class TiersConfig(Section):
     folder: str | None = None
     """Where ``file`` writes, removed at the end; null takes a folder of the user's cache."""
     threads: Positive = Field(8, description="Files that are written and read concurrently.")
-    rounds: Annotated[int, Field(ge=6)] = 7
+    rounds: Annotated[int, Field(ge=6, le=10_000)] = 7
     """Times that every prefix is stored, looked up and restored; fewer than 6 have no interval."""
     cost: CostSection = CostSection(gpus=1)
     """The GPUs on which computing a prompt again is modelled, as ``dsv4kv replay`` does."""
@@ -179,7 +179,7 @@ class TransferConfig(Section):
     decode: SideSection = Field(SideSection(), description="The cache that decodes it.")
     decode_steps: Positive = 4
     """Steps that both go on for; everything they read is compared."""
-    rounds: Annotated[int, Field(ge=6)] = 15
+    rounds: Annotated[int, Field(ge=6, le=10_000)] = 15
     """How often the request is read to be timed."""
     timeout_s: SecondsAboveZero = 60.0
     """Longest time until the prefill process answers, in seconds."""

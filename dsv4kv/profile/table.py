@@ -126,9 +126,9 @@ def read_rules(path: Path) -> list[Rule]:
             ]
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}): name a file.") from None
-    except (
-        ValueError, LookupError, AttributeError, TypeError, RecursionError, OverflowError, re.error
-    ):  # fmt: skip
+    except re.error as error:
+        raise ConfigError(f"{path}: {error.pattern!r} is no pattern ({error}).") from None
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError, OverflowError):
         raise ConfigError(
             f"{path}: no rules: write 'engine: NAME' and 'rules: {{gather: [PATTERN]}}' in YAML."
         ) from None
@@ -155,7 +155,7 @@ def find_rule(name: str, rules: Sequence[Rule]) -> Rule | None:
     return next((rule for rule in rules if rule.pattern.search(short)), None)
 
 
-_MATCHED_S = 30.0  # of the processor, for patterns of a file; all shipped ones take 1 s
+_MATCHED_S = 10.0  # of the processor, for patterns of a file; all shipped ones take 1 s
 
 
 @contextmanager

@@ -295,6 +295,11 @@ class Recording:
         """Position of a source, also of an earlier process; None if it is new."""
         return self._streams[stream].places.get(source)
 
+    def places(self, stream: str, prefix: str) -> list[Any]:
+        """Positions of all sources whose names begin with ``prefix``."""
+        places = self._streams[stream].places
+        return [place for source, place in places.items() if source.startswith(prefix)]
+
     def text_piece(self, found: float | None = None) -> float | None:
         """Bytes of text that stand for the tokens of an id: the first that any proxy found."""
         with self._settling:

@@ -270,6 +270,8 @@ class RequestLog:
         self._open: dict[Path, _Growing] = {}
         self._left: dict[Path, tuple[int, int]] = {}  # states of those that are closed
         self._places: dict[int, _Place] = {}  # by inode: a log may get another name
+        earlier = recording.places("requests", f"{self._name}:")
+        self._earlier = {each[0]: each for each in earlier if isinstance(each, list)}
         self._lines = self._rows = 0
         self._warn, self._end_s = warn, inf
 
@@ -318,6 +320,7 @@ class RequestLog:
             if not path.is_file() or self._left.get(path) == _state(path.stat()):
                 return False
             before = self._recording.place("requests", source)
+            before = self._earlier.get(path.stat().st_ino, before)
             self._open[path] = _Growing(path, self._veil, self._places, before)
         except FileNotFoundError:  # just deleted
             return False
@@ -367,16 +370,19 @@ class _Growing:
 
     def lines(self, *, last: bool) -> Iterator[bytes]:
         """New whole lines; with ``last`` also an unfinished one. Raises ``TraceError``."""
-        yield from self._whole(last=last)
+        head, is_plain = self._place.head, self._file is self._raw
+        emptied = is_plain and os.pread(self._raw.fileno(), len(head), 0) != head
+        if not emptied:
+            yield from self._whole(last=last)
         try:
             found = self._path.stat()
         except FileNotFoundError:
             return
         is_other = found.st_ino != self._inode
-        shrunk = self._path.suffix != ".gz" and found.st_size < self._place.at
-        emptied = not is_other and shrunk
+        emptied |= is_plain and not is_other and found.st_size < self._place.at
         if is_other or emptied:
-            yield from self._whole(last=True)
+            if not emptied:
+                yield from self._whole(last=True)
             try:
                 raw = open_regular(self._path)
             except OSError:  # it is a file no more, or not yet

@@ -112,6 +112,8 @@ class Counted:
             base = name.partition("{")[0]  # gauges may fall
             total = base.removesuffix("_total")
             is_counter = base.endswith(("_total", "_count", "_sum")) or base in _COUNTERS
+            if is_counter and value < 0:  # no count
+                continue
             if value < before and is_counter:
                 before, fell = 0.0, True
             self.grown[name] = self.grown.get(name, 0.0) + value - before
@@ -125,10 +127,10 @@ class Counted:
             self._last.update(counted)  # a page may leave series out
 
     def hits(self) -> tuple[str, int, int] | None:
-        """Whose counters, tokens found, tokens asked for; None if nothing was asked for."""
+        """Whose counters, tokens found, tokens asked for; None if no more was asked for."""
         for engine, names in _HITS.items():
             found, asked = (self._totals[name] for name in names)
-            if asked:
+            if asked >= max(found, 1):  # a server that found more counts something else
                 return engine, round(found), round(asked)
         return None
 

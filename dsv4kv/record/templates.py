@@ -152,6 +152,8 @@ def load_tokens(place: Path) -> Tokens:
         raise ConfigError(f"--tokenizer {path}: cannot be used ({_said(error)}).") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if getattr(tokenizer.model, "dropout", None):  # for training: other tokens every time
+        tokenizer.model.dropout = None
     return Tokens(tokenizer)
 
 

@@ -26,6 +26,9 @@ Moment = Annotated[str, AfterValidator(_check_moment)]
 RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """Unique name of a run, which is the name of its file without an ending."""
 
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+"""A number of things or bytes."""
+
 Nanoseconds = Annotated[int, Field(ge=0, lt=2**63)]
 """A duration."""
 

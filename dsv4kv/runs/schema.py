@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from dsv4kv.model.plan import Sharing
 from dsv4kv.runs.parts import (
+    Count,
     Moment,
     Nanoseconds,
     Part,
@@ -31,19 +32,21 @@ class Operation(Part):
     name: str = Field(description="Operation, as in ``dsv4kv.ops``: ``gather_topk``, …")
     layer_type: str = Field(description="Attention of its layers: ``swa``, ``csa`` or ``hca``.")
     samples_ns: list[Nanoseconds] = Field(description="Duration of every timed call.")
-    entries: list[int] = Field(description="Entries (rows, tokens) each timed call worked on.")
-    bytes: list[int] = Field(description="Useful bytes moved by each, by the byte model.")
-    flops: list[int] = Field(default_factory=list)
+    entries: list[Count] = Field(description="Entries (rows, tokens) each timed call worked on.")
+    bytes: list[Count] = Field(description="Useful bytes moved by each, by the byte model.")
+    flops: list[Count] = Field(default_factory=list)
     """Floating-point operations of each timed call's matrix products; empty without any."""
     temperature: Temperature | None = None
     """``cold``: the calls of a sample each had memory of their own, together more than four times
     the L2 cache; ``L2-resident``: the same, but together less; ``hot``: the same memory; null: as
     the workload had it."""
-    distinct_bytes: int | None = None
+    distinct_bytes: Count | None = None
     """Useful bytes between two uses of the same page, state or output; null where that is not
     known."""
-    throttled: int = Field(0, description="Samples dropped, as the GPU was throttled during them.")
-    calls_per_step: int | None = None
+    throttled: Count = Field(
+        0, description="Samples dropped, as the GPU was throttled during them."
+    )
+    calls_per_step: Count | None = None
     """Calls of it in one decode step, a layer each; null where steps were timed, not calls."""
 
     @model_validator(mode="after")
@@ -85,11 +88,11 @@ class Pool(Part):
 
     name: str = Field(description="``main``, ``indexer``, ``window``, ``state`` or ``tables``.")
     layer_type: str = Field(description="Attention type of its layers, or ``all``.")
-    layers: int = Field(description="Number of layers that have one.")
-    units: int = Field(description="Blocks (or request slots) per layer.")
-    unit_bytes: int = Field(description="Bytes of one block's page (or one slot) in one layer.")
-    predicted_bytes: int = Field(description="What the plan said all layers together need.")
-    allocated_bytes: int = Field(description="What was allocated.")
+    layers: Count = Field(description="Number of layers that have one.")
+    units: Count = Field(description="Blocks (or request slots) per layer.")
+    unit_bytes: Count = Field(description="Bytes of one block's page (or one slot) in one layer.")
+    predicted_bytes: Count = Field(description="What the plan said all layers together need.")
+    allocated_bytes: Count = Field(description="What was allocated.")
 
 
 class CacheSummary(Part):
@@ -97,38 +100,38 @@ class CacheSummary(Part):
 
     model: str = Field(description="Model name.")
     layers: dict[str, int] = Field(description="Number of layers held per attention type.")
-    total_layers: int = Field(description="Layers of the whole model, without drafts.")
-    block_tokens: int = Field(description="Tokens of context one block covers.")
+    total_layers: Count = Field(description="Layers of the whole model, without drafts.")
+    block_tokens: Count = Field(description="Tokens of context one block covers.")
     sharing: Sharing = Field(description="``model``, ``type`` or ``layer``.")
     formats: dict[str, str] = Field(description="Formats of ``main``, ``window``, ``indexer``.")
     state: str = Field(description="HCA state format.")
-    num_blocks: int = Field(description="Blocks of each pool.")
-    total_blocks: int = Field(description="Blocks of all tables, which ``peak_blocks`` counts.")
-    num_slots: int = Field(description="Request slots.")
-    max_context_tokens: int = Field(description="Longest request, in tokens.")
+    num_blocks: Count = Field(description="Blocks of each pool.")
+    total_blocks: Count = Field(description="Blocks of all tables, which ``peak_blocks`` counts.")
+    num_slots: Count = Field(description="Request slots.")
+    max_context_tokens: Count = Field(description="Longest request, in tokens.")
     bytes_per_token: float = Field(description="Bytes of one more token, all layers held.")
-    bytes_per_request: int = Field(description="Window and state of a slot, all layers held.")
+    bytes_per_request: Count = Field(description="Window and state of a slot, all layers held.")
     pools: list[Pool] = Field(description="Every pool; empty when the run moved no data.")
 
 
 class Totals(Part, frozen=False):
     """What went through the cache; the only part that is filled while it runs."""
 
-    requests: int = Field(description="Requests served to the end.")
-    rejected: int = Field(description="Requests longer than the cache can hold, not served.")
-    input_tokens: int = Field(description="Prompt tokens processed.")
-    output_tokens: int = Field(description="Tokens generated (accepted, with speculation).")
-    drafted_tokens: int = Field(description="Draft tokens proposed.")
-    rolled_back_tokens: int = Field(description="Draft tokens rolled back.")
-    resumed_tokens: int = Field(0, description="Prompt tokens that an earlier one computed.")
-    placed_tokens: int = Field(0, description="Prompt tokens that were placed, not processed.")
-    steps: int = Field(description="Steps run.")
-    steps_in_turns: int = Field(0, description="Interleaved with another process, by ``--ab``.")
-    wall_ns: int = Field(description="Time from first to last step, without checks.")
-    peak_blocks: int = Field(description="Max blocks allocated, all tables together.")
-    peak_rounding_bytes: int = Field(description="Held bytes beyond valid entries, at the peak.")
-    peak_requests: int = Field(description="Max requests in flight.")
-    blocks_left: int = Field(description="Blocks held at the end; all but 0 is an error.")
+    requests: Count = Field(description="Requests served to the end.")
+    rejected: Count = Field(description="Requests longer than the cache can hold, not served.")
+    input_tokens: Count = Field(description="Prompt tokens processed.")
+    output_tokens: Count = Field(description="Tokens generated (accepted, with speculation).")
+    drafted_tokens: Count = Field(description="Draft tokens proposed.")
+    rolled_back_tokens: Count = Field(description="Draft tokens rolled back.")
+    resumed_tokens: Count = Field(0, description="Prompt tokens that an earlier one computed.")
+    placed_tokens: Count = Field(0, description="Prompt tokens that were placed, not processed.")
+    steps: Count = Field(description="Steps run.")
+    steps_in_turns: Count = Field(0, description="Interleaved with another process, by ``--ab``.")
+    wall_ns: Count = Field(description="Time from first to last step, without checks.")
+    peak_blocks: Count = Field(description="Max blocks allocated, all tables together.")
+    peak_rounding_bytes: Count = Field(description="Held bytes beyond valid entries, at the peak.")
+    peak_requests: Count = Field(description="Max requests in flight.")
+    blocks_left: Count = Field(description="Blocks held at the end; all but 0 is an error.")
 
 
 class Verification(Part):

@@ -244,7 +244,8 @@ def _layers(operation: object) -> str:
 
 
 def _intensity(operation: Operation) -> float | None:
-    return sum(operation.flops) / sum(operation.bytes) if operation.flops else None
+    moved = sum(operation.bytes)
+    return sum(operation.flops) / moved if operation.flops and moved else None
 
 
 def _flop_rate(operation: Operation) -> float | None:

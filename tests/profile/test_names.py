@@ -144,5 +144,5 @@ def test_rules_that_are_none_are_refused(text: str | None, tmp_path: Path) -> No
         os.mkfifo(path)
     else:
         path.write_text(text)
-    with pytest.raises(ConfigError, match=r"no rules: write 'engine|cannot be read"):
+    with pytest.raises(ConfigError, match=r"no rules: write 'engine|cannot be read|no pattern"):
         read_rules(path)

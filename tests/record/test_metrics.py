@@ -88,6 +88,8 @@ HITS = {
         ("SGLang", 20, 200),
         0,
     ),
+    "more found than asked for": (sglang((0, 0, 0), (900, 0, 10)), None, 0),
+    "less than nothing": (sglang((0, 0, 0), (-5, 0, -10), (-10, 0, -20)), None, 0),
     "gauges may fall": ([{"vllm:kv_cache_usage_perc": value} for value in (0.9, 0.1)], None, 0),
 }
 

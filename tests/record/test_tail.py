@@ -153,6 +153,10 @@ GROWING: dict[str, list[Callable[[Path], object]]] = {
     ],
     "it is rotated, and read to its end first": [rotate],
     "it is emptied": [lambda log: add(log, line(2)), lambda log: log.write_text(line(3))],
+    "it is emptied, and is longer again at once": [
+        lambda log: add(log, line(2)),
+        lambda log: log.write_text(lines(3, 4, 5, 6)),
+    ],
     "it becomes a pipe, which is not waited for": [become_a_pipe, become_a_file],
 }
 
@@ -163,7 +167,19 @@ def test_every_line_is_read_once_while_a_log_grows(name: str, tmp_path: Path) ->
     log.write_text(line(1))
     steps: Steps = [lambda step=step: step(log) for step in GROWING[name]]  # type: ignore[misc]
     found = follow(tmp_path / "recording", log, steps)
-    assert found == ([1, 2, 3] if "rotated" in name or "emptied" in name else [1, 2])
+    whole = 6 if "longer again" in name else 3 if "rotated" in name or "emptied" in name else 2
+    assert found == [*range(1, whole + 1)]
+
+
+def test_a_log_that_was_renamed_in_a_folder_meanwhile_is_read_on(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "log"
+    log.parent.mkdir()
+    log.write_text(lines(1, 2))
+    read(tmp_path / "recording", log.parent)
+    add(log, line(3))
+    log.rename(log.with_suffix(".1"))
+    log.write_text(line(4))
+    assert sorted(read(tmp_path / "recording", log.parent)) == [1, 2, 3, 4]
 
 
 @pytest.fixture

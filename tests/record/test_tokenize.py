@@ -22,7 +22,7 @@ from dsv4kv.engines.names import RULES  # noqa: E402
 from dsv4kv.engines.rule import SPECULATIONS  # noqa: E402
 from dsv4kv.errors import ConfigError, TraceError  # noqa: E402
 from dsv4kv.record import Veil, templates  # noqa: E402
-from dsv4kv.record.templates import Tokens, load_template  # noqa: E402
+from dsv4kv.record.templates import Tokens, load_template, load_tokens  # noqa: E402
 from dsv4kv.record.tokenize import (  # noqa: E402
     Counts,
     Incremental,
@@ -219,6 +219,14 @@ def test_a_text_that_goes_on_has_the_tokens_of_the_whole(
         answer = data.draw(texts)
         incremental.answer(answer)
         before = text + answer
+
+
+def test_what_a_tokenizer_drops_in_training_it_does_not_drop_here(tmp_path: Path) -> None:
+    letters, joined = _merges()
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(letters, joined, dropout=0.9))
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokens = load_tokens(tmp_path)
+    assert len({tuple(each) for each in tokens.encode(["ab" * 50] * 8)}) == 1
 
 
 def _merges() -> tuple[dict[str, int], list[tuple[str, str]]]:

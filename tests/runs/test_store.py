@@ -190,6 +190,7 @@ CASE = json.loads(WHOLE)["cases"][0]
         ({"cases": [CASE | {"memcpy": {"bytes": 0, "samples_ns": []}}]}, "cases.0.memcpy.bytes: "),
         *(({"cases": [CASE | {"memcpy": {"bytes": 1, "samples_ns": [n]}}]}, "samples_ns.0: ")
           for n in (-1, 2**63)),
+        ({"cases": [CASE | {"totals": CASE["totals"] | {"requests": -7}}]}, "totals.requests: "),
         ({"cases": [CASE | {"cache": CASE["cache"] | {"sharing": "table"}}]},
          "cases.0.cache.sharing: "),
     ],

@@ -122,8 +122,8 @@ def takes(table: Mapping[str, Row]) -> Callable[[Callable[..., None]], Callable[
 def _parameter(name: str, row: Row) -> Parameter:
     low, high = row.bounds
     more: dict[str, Any] = {"shown": row.default or False, "panel": row.panel}
-    more["values"] = row.values
-    value = option(row.text, row.metavar, hidden=row.rare, min=low, max=high, **more)
+    more |= {"hidden": row.rare, "values": row.values, "min": low, "max": high}
+    value = option(row.text, row.metavar, **more)
     kind = Parameter.POSITIONAL_OR_KEYWORD
     return Parameter(name, kind, default=value, annotation=row.kind | None)
 

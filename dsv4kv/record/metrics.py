@@ -127,7 +127,7 @@ class Counted:
             self._last.update(counted)  # a page may leave series out
 
     def hits(self) -> tuple[str, int, int] | None:
-        """Whose counters, tokens found, tokens asked for; None if no more was asked for."""
+        """Whose counters, tokens found, tokens asked for; None where that is less, or 0."""
         for engine, names in _HITS.items():
             found, asked = (self._totals[name] for name in names)
             if asked >= max(found, 1):  # a server that found more counts something else

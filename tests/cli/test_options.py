@@ -67,7 +67,7 @@ def test_bench_lists_every_scenario() -> None:
         ("replay --rule vllm-v4:de", ["vllm-v4:dense"]),
         ("trace mrc --rule vllm,sglang-v4:t", ["vllm,sglang-v4:tail"]),
         ("plan --model ", shipped_names("models")),
-        ("bench op --mod", ["--model"]),
+        ("bench op --top", ["--topk"]),
     ],
 )
 def test_a_shell_completes_names_of_engines_rules_and_models(

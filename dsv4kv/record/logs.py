@@ -227,7 +227,10 @@ def _tokens(value: Any) -> int:
 
 
 def _optional(value: Any, kind: Callable[[Any], Any]) -> Any:
-    return None if value is None else kind(value)
+    """A field that a row may lack; None where it is no such number."""
+    with suppress(TypeError, ValueError):
+        return None if value is None else kind(value)
+    return None
 
 
 _POLL_S = 0.3

@@ -51,10 +51,14 @@ _HITS = {
 _COUNTERS = {name for names in _HITS.values() for name in names}
 
 
+class TooLong(ValueError):
+    """A page has more counters of a cache than a sample takes."""
+
+
 def parse(text: str) -> tuple[Values, dict[str, str]]:
     """The samples of a page that are kept, and the server's settings.
 
-    Samples that differ only in labels that are not kept are added up.
+    Samples that differ only in labels that are not kept are added up. Raises ``TooLong``.
     """
     values: Values = {}
     settings: dict[str, str] = {}
@@ -81,9 +85,11 @@ def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
         name = _NAME.match(line)
         kept = name and _KEPT.fullmatch(name[0]) and not name[0].endswith(("_bucket", "_created"))
         kept = kept or (name and name[0].endswith("cache_config_info"))
-        if not kept or len(line) > min(left, _LINE_BYTES):
+        if not kept or len(line) > _LINE_BYTES:
             continue
         left -= len(line)
+        if left < 0:
+            raise TooLong
         try:
             (family,) = text_string_to_metric_families(line)
             value = float(family.samples[0].value)
@@ -195,6 +201,8 @@ class Metrics:
                 why = "no counters of a cache"
         except OSError as error:
             why = type(error).__name__
+        except TooLong:
+            why = "page too long"
         if why:
             if not self._is_warned:
                 self._is_warned = True

@@ -54,6 +54,7 @@ _CONNECT_S = 30.0
 _IDLE_S = 30.0  # of a connection without a whole head
 _GRACE_S = 1.0  # an idle connection is closed for others then; less in a flood of such
 _LEAST_GRACE_S = 0.05
+_CROWDED_BYTES_S = 2**14  # of a body while others wait: a slower one has _GRACE_S, and is closed
 _KEPT_S = 2.5  # the same for one that has sent a request before
 _STALL_S = 120.0  # for a client that neither sends its body nor reads its answer
 _LEAST_BYTES_S = 64.0  # of a body: a byte now and then would keep a place from others for ever
@@ -162,11 +163,12 @@ class _Open:
         self.limit = limit
         self.busy = set[_Connection]()  # with a request that is being answered
         self.idle = dict[_Connection, float]()  # the others, and since when they are
+        self.awaited = dict[_Connection, float]()  # busy ones whose body is awaited, since when
         self.grace_s = _GRACE_S  # how long one without a request is kept while others wait
         self.changed = asyncio.Event()  # set when a connection became idle or was closed
 
     def make_room(self) -> float:
-        """Close an idle connection where there is no room; seconds to wait for some, or 0."""
+        """Close a connection that sends nothing where there is no room; seconds to wait, or 0."""
         if len(self.idle) + len(self.busy) < self.limit:
             self.grace_s = min(_GRACE_S, 1.05 * self.grace_s)
             return 0.0
@@ -176,13 +178,16 @@ class _Open:
             each: (_KEPT_S if each.has_asked else self.grace_s) - (now_s - since_s)
             for each, since_s in self.idle.items()
         }
+        left_s |= {each: _GRACE_S - (now_s - since_s) for each, since_s in self.awaited.items()}
         first = min(left_s, key=lambda each: left_s[each], default=None)
         if first is None:
-            return _IDLE_S
+            return _GRACE_S
         if left_s[first] <= 0:
-            del self.idle[first]
+            if self.idle.pop(first, None) is not None:
+                self.grace_s = max(_LEAST_GRACE_S, 0.8 * self.grace_s)
+            self.busy.discard(first)
+            self.awaited.pop(first, None)
             first.line.abort()
-            self.grace_s = max(_LEAST_GRACE_S, 0.8 * self.grace_s)
         return max(0.0, left_s[first])
 
 
@@ -193,11 +198,11 @@ class _Connection(web.RequestHandler):
     whose head came together with that.
     """
 
-    __slots__ = ("_body", "_open", "has_asked", "line")
+    __slots__ = ("_body", "has_asked", "line", "open")
 
     def __init__(self, server: web.Server, opened: _Open, **settings: Any) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **settings)
-        self._open, self.has_asked = opened, False
+        self.open, self.has_asked = opened, False
         self._body: StreamReader | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -205,27 +210,27 @@ class _Connection(web.RequestHandler):
         assert isinstance(transport, asyncio.Transport)
         self.line = transport
         read_little(transport)
-        self._open.idle[self] = monotonic()
+        self.open.idle[self] = monotonic()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
-        self._open.idle.pop(self, None)
-        self._open.changed.set()
+        self.open.idle.pop(self, None)
+        self.open.changed.set()
 
     def begin(self, body: StreamReader) -> None:
         """Start to answer a request."""
-        self._open.idle.pop(self, None)
-        self._open.busy.add(self)
+        self.open.idle.pop(self, None)
+        self.open.busy.add(self)
         self.has_asked, self._body = True, body
         self._tell()
 
     def end(self) -> None:
         """The request is answered; another may follow."""
-        self._open.busy.discard(self)
+        self.open.busy.discard(self)
         self._body = None
         if self.transport is not None:
-            self._open.idle[self] = monotonic()
-        self._open.changed.set()
+            self.open.idle[self] = monotonic()
+        self.open.changed.set()
 
     def handle_error(
         self,
@@ -423,16 +428,22 @@ class Proxy:
 
     async def _upload(self, exchange: _Exchange) -> AsyncIterator[bytes]:
         """Yield the body of a request as it comes; keep a copy until it is too long."""
-        left_s = _STALL_S
+        left_s, late_s, connection = _STALL_S, 0.0, exchange.request.protocol
+        assert isinstance(connection, _Connection)
         try:
             while True:
                 begun_s = monotonic()
-                async with asyncio.timeout(left_s):
-                    part = await exchange.request.content.readany()
+                connection.open.awaited[connection] = begun_s - late_s
+                try:
+                    async with asyncio.timeout(left_s):
+                        part = await exchange.request.content.readany()
+                finally:
+                    connection.open.awaited.pop(connection, None)
                 if not part:
                     return
-                left_s += len(part) / _LEAST_BYTES_S - (monotonic() - begun_s)
-                left_s = min(left_s, _STALL_S)
+                waited_s = monotonic() - begun_s
+                left_s = min(left_s + len(part) / _LEAST_BYTES_S - waited_s, _STALL_S)
+                late_s = max(0.0, late_s + waited_s - len(part) / _CROWDED_BYTES_S)
                 length = len(exchange.body) + len(part)
                 if length > _KEPT_BODY_BYTES or self._kept_bytes + len(part) > _KEPT_BYTES:
                     self._let_go(exchange)

@@ -7,6 +7,7 @@ follow its description.
 """
 
 import json
+import re
 import subprocess
 import sys
 from datetime import datetime, tzinfo
@@ -167,6 +168,17 @@ def test_a_line_with_a_number_that_is_none_tells_of_no_request(
     line = next(one for one in LINES[name].read_text("utf-8").splitlines() if before in one)
     assert read_line(line, VEIL) is not None
     assert read_line(line.replace(before, after), VEIL) is None
+
+
+@pytest.mark.parametrize("name", ["sglang", "dynamo"])
+@pytest.mark.parametrize("hits", ["-1", '"7"', "2.5"])
+def test_a_request_whose_hits_are_no_number_is_one_of_unknown_hits(name: str, hits: str) -> None:
+    lines = LINES[name].read_text("utf-8").splitlines()
+    line = next(one for one in lines if '"cached_tokens": ' in one)
+    right = read_line(line, VEIL)
+    assert right is not None
+    row = read_line(re.sub(r'"cached_tokens": \d+', f'"cached_tokens": {hits}', line), VEIL)
+    assert row == {name: value for name, value in right.items() if name != "cached_tokens"}
 
 
 @pytest.mark.parametrize("name", LINES)

@@ -233,6 +233,33 @@ def test_clients_wait_where_descriptors_run_out(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+def test_bodies_that_do_not_come_keep_no_place_from_others(tmp_path: Path) -> None:
+    port = free_port()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n".encode()
+
+    async def test() -> None:
+        async with serving() as (_, direct):
+            made = recording(tmp_path / "recording", 128, port, direct)
+            await until_open(port)
+            lines = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+            for line in lines:
+                line.sendall(head)
+            url = f"http://127.0.0.1:{port}{COMPLETIONS}"
+            async with (
+                asyncio.timeout(20),
+                ClientSession() as client,
+                client.post(url, json={}) as answer,
+            ):
+                assert answer.status == 200
+            for line in lines:
+                line.close()
+            made.send_signal(signal.SIGINT)
+            await asyncio.to_thread(made.communicate)
+            assert made.returncode == 0
+
+    asyncio.run(test())
+
+
 def test_a_proxy_needs_128_descriptors(tmp_path: Path) -> None:
     made = recording(tmp_path / "recording", 100, free_port(), "http://127.0.0.1:1")
     said, _ = made.communicate()

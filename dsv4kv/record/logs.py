@@ -274,7 +274,7 @@ class RequestLog:
         self._left: dict[Path, tuple[int, int]] = {}  # states of those that are closed
         self._places: dict[int, _Place] = {}  # by inode: a log may get another name
         earlier = recording.places("requests", f"{self._name}:")
-        self._earlier = {each[0]: each for each in earlier if isinstance(each, list)}
+        self._renamed = {each[0]: each for each in earlier if isinstance(each, list)}
         self._lines = self._rows = 0
         self._warn, self._end_s = warn, inf
 
@@ -323,7 +323,9 @@ class RequestLog:
             if not path.is_file() or self._left.get(path) == _state(path.stat()):
                 return False
             before = self._recording.place("requests", source)
-            before = self._earlier.get(path.stat().st_ino, before)
+            inode = path.stat().st_ino
+            if before is None or before[0] != inode:
+                before = self._renamed.get(inode, before)
             self._open[path] = _Growing(path, self._veil, self._places, before)
         except FileNotFoundError:  # just deleted
             return False

@@ -182,6 +182,21 @@ def test_a_log_that_was_renamed_in_a_folder_meanwhile_is_read_on(tmp_path: Path)
     assert sorted(read(tmp_path / "recording", log.parent)) == [1, 2, 3, 4]
 
 
+def test_a_log_whose_inode_had_another_name_before_is_read_on_by_its_own(tmp_path: Path) -> None:
+    log, folder = tmp_path / "logs" / "log", tmp_path / "recording"
+    old = log.with_suffix(".1")
+    log.parent.mkdir()
+    log.write_text(line(1))
+    read(folder, log.parent)
+    log.rename(old)
+    add(old, line(2))
+    read(folder, log.parent)
+    old.write_text(line(3))  # in place, as a file system gives an inode again
+    old.rename(log)
+    for _ in range(2):
+        assert sorted(read(folder, log.parent)) == [1, 2, 3]
+
+
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
     (tmp_path / "logs").mkdir()

@@ -39,6 +39,7 @@ _ask = partial(opt.Row, panel="Question")
 _gpu = partial(opt.Row, panel="GPUs and layout")
 _cache = partial(opt.Row, panel="Cache", rare=True)
 _host = partial(opt.Row, panel="Host memory", rare=True)
+_GPUS = shipped_names("gpus")
 _ENGINES = f"Whose rules size the cache: {listed(FAMILIES)}, or a version: vllm:0.33."
 _COMMAND = (
     "A launch command of vLLM, SGLang or TensorRT-LLM, or a file with one (script, YAML, "
@@ -55,7 +56,7 @@ INPUTS = {
     "engine": _ask(_ENGINES, "NAME", "dsv4kv", values=FAMILIES),
     "command": _ask(_COMMAND, "TEXT|FILE", rare=True),
     "which": _ask("Number or a part of a command of a file with several.", "N|PART", rare=True),
-    "gpu": _gpu(f"{listed(shipped_names('gpus'))}.", "NAME", "h200", values=shipped_names("gpus")),
+    "gpu": _gpu(f"{listed(_GPUS)}.", "NAME", "h200", values=_GPUS),
     "hbm": _gpu("Memory of a GPU instead: 141GiB.", "SIZE", rare=True),
     "gpus": _gpu("Number of GPUs.", "N", "the fewest that are enough"),
     "tp": _gpu("Tensor parallel ranks; each holds the whole KV of its replica.", "N"),

@@ -336,9 +336,9 @@ def _complete(records: Iterable[Record]) -> tuple[list[Record], int, int]:
         if is_exchange(record):
             row["answered"] = is_answered(record)
         found.append(requests.add(record, row, f"request {number}"))
-    rows = [one.row for one in found if one]
-    known = [row for row in rows if row.get("input_tokens") and "arrival_s" in row]
-    short = [row for row in rows if not (row.get("input_tokens") and "arrival_s" in row)]
+    known, short = list[Record](), list[Record]()
+    for row in (one.row for one in found if one):
+        (known if row.get("input_tokens") and "arrival_s" in row else short).append(row)
     answered = sum(row.get("answered", False) for row in short)
     return known, answered, sum("answered" not in row for row in short)
 

@@ -29,7 +29,7 @@ RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 """A number of things or bytes."""
 
-Nanoseconds = Annotated[int, Field(ge=0, lt=2**63)]
+Nanoseconds = Count
 """A duration."""
 
 Temperature = Literal["cold", "hot", "L2-resident"]

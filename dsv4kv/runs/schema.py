@@ -92,7 +92,7 @@ class Pool(Part):
     units: Count = Field(description="Blocks (or request slots) per layer.")
     unit_bytes: Count = Field(description="Bytes of one block's page (or one slot) in one layer.")
     predicted_bytes: Count = Field(description="What the plan said all layers together need.")
-    allocated_bytes: Count = Field(description="What was allocated.")
+    allocated_bytes: Count = Field(description="Allocated bytes.")
 
 
 class CacheSummary(Part):

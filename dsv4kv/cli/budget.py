@@ -21,7 +21,14 @@ from dsv4kv.budget.inputs import (
 from dsv4kv.choices import explained, listed
 from dsv4kv.cli import Command, command
 from dsv4kv.cli import options as opt
-from dsv4kv.engines.names import FAMILIES, HOST_TIERS, family_of, find_flag
+from dsv4kv.engines.names import (
+    ENGINES,
+    FAMILIES,
+    HOST_TIERS,
+    engine_family,
+    family_of,
+    find_flag,
+)
 from dsv4kv.errors import ConfigError, DoesNotFit
 from dsv4kv.files import shipped_names
 from dsv4kv.model.formats import known_formats
@@ -40,7 +47,9 @@ _gpu = partial(opt.Row, panel="GPUs and layout")
 _cache = partial(opt.Row, panel="Cache", rare=True)
 _host = partial(opt.Row, panel="Host memory", rare=True)
 _GPUS = shipped_names("gpus")
-_ENGINES = f"Whose rules size the cache: {listed(FAMILIES)}, or a version: vllm:0.33."
+_ENGINES = (
+    f"Whose rules size the cache: {listed(FAMILIES)}, or a version: {engine_family('vllm')[-1]}."
+)
 _COMMAND = (
     "A launch command of vLLM, SGLang or TensorRT-LLM, or a file with one (script, YAML, "
     "compose): what its flags cost. Other options come on top."
@@ -53,7 +62,7 @@ INPUTS = {
     "model": _ask(opt.MODELS, "NAME|FILE", "v4-flash", values=opt.MODEL_NAMES),
     "context": _ask("Tokens of every request: 128K, 1M.", "TOKENS", "the longest that fits"),
     "concurrency": _ask("Concurrent requests.", "N", "the most that fit"),
-    "engine": _ask(_ENGINES, "NAME", "dsv4kv", values=FAMILIES),
+    "engine": _ask(_ENGINES, "NAME", "dsv4kv", values={**FAMILIES, **ENGINES}),
     "command": _ask(_COMMAND, "TEXT|FILE", rare=True),
     "which": _ask("Number or a part of a command of a file with several.", "N|PART", rare=True),
     "gpu": _gpu(f"{listed(_GPUS)}.", "NAME", "h200", values=_GPUS),

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
+from dsv4kv.engines.names import engine_family
 from dsv4kv.files import shipped_names
 from tests.commands import leaves
 
@@ -63,7 +64,7 @@ def test_bench_lists_every_scenario() -> None:
 @pytest.mark.parametrize(
     ("line", "completed"),
     [
-        ("budget --engine sg", ["sglang"]),
+        ("budget --engine sg", ["sglang", *engine_family("sglang")]),
         ("replay --rule vllm-v4:de", ["vllm-v4:dense"]),
         ("trace mrc --rule vllm,sglang-v4:t", ["vllm,sglang-v4:tail"]),
         ("plan --model ", shipped_names("models")),

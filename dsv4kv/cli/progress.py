@@ -120,7 +120,7 @@ class Watcher:
         done, total = self._done, self._total
         of = "" if total is None else f" of {total:,}"
         line = f"{self._name}: {done:,}{of} {self._unit}, {taken_s:.0f} s"
-        if total is None or not 0 < done < total:
+        if total is None or not total / 100 <= done < total:  # of the first few, no estimate
             return line
         return f"{line}, about {taken_s * (total / done - 1):.0f} s left"
 

@@ -192,6 +192,7 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
         measured=log.memory,
         changes=_changes_of_all([(best, fits), *others], log) if best.exact else (),
         meaning=(
+            *_restarted(log),
             *(_others(fits, others) if best.exact else [doubt]),
             *engine.family.load("log").meaning(log, best, capacity),
         ),
@@ -247,6 +248,11 @@ def _fits(found: Recovery, log: StartupLog) -> Fits:
         count = _held(found, length) if found.exact else shared // length
         fits.append(Fit(length, min(count, most or count), count))
     return tuple(fits)
+
+
+def _restarted(log: StartupLog) -> Iterator[str]:
+    if log.restarts:
+        yield f"The last of {log.restarts + 1} starts of this log; those before are not counted."
 
 
 def _others(fits: Fits, others: Sequence[tuple[Recovery, Fits]]) -> Iterator[str]:

@@ -7,7 +7,7 @@ and ``--key=value``; dashes and underscores are the same.
 import io
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -262,6 +262,7 @@ class StartupLog:
     # GiB outside the cache by use: the largest of all ranks, of free memory the least
     memory: dict[str, float] = field(default_factory=dict)
     given_file: str = ""  # the config.json of its model, as given
+    restarts: int = 0  # starts before this one, which the log has too
 
     @property
     def smallest(self) -> Reading:
@@ -313,31 +314,84 @@ def parse_log(lines: Iterable[str], source: str) -> StartupLog:
 
 def scan_log(lines: Iterable[str], source: str) -> tuple[StartupLog, str]:
     """A log, and why it has no sizes: then it is of no family, but may have a version."""
-    arguments: dict[str, list[str]] = {}
-    memory: dict[str, float] = {}
-    said: list[Reading] = []
-    version, count = None, 0
+    starts, count, sizes = [_Start()], 0, 0
     for line in lines:
         count += 1
+        if starts[-1].ranks and any(mark in line for mark in _BEGINNINGS):
+            starts.append(_Start())
+        start = starts[-1]
         for name, value in find_arguments(line):
-            arguments.setdefault(name, []).append(value)
-        version = version or find_version(line)
+            start.arguments.setdefault(name, []).append(value)
+        start.version = start.version or find_version(line)
         if found := find_memory(line):
-            what, gib = found
-            tightest = min if what.startswith("free") else max
-            memory[what] = tightest(gib, memory.get(what, gib))
-        if len(said) <= _MOST_READINGS and (fields := find_fields(line)):
+            start.note_memory(*found)
+        if sizes <= _MOST_READINGS and (fields := find_fields(line)):
+            sizes += 1
             prefix = _RANK.search(line[:200])  # Worker_TP3, DP0 TP1, or nothing
             rank = (prefix["process"] or prefix["ranks"]).strip() if prefix else ""
-            said.append(Reading(rank, fields, "concurrency" in fields))
+            start.said.append(Reading(rank, fields, "concurrency" in fields))
+            if not _RANK_SIZES.isdisjoint(fields):
+                start.ranks.add(rank)
             if dtype := (fields.get("kv_dtype") or "").replace("float8", "fp8"):
-                arguments.setdefault("cache_dtype", [dtype])
+                start.arguments.setdefault("cache_dtype", [dtype])
             if "indexer" in fields:
-                arguments.setdefault("fp4_indexer", []).append(str("4" in fields["indexer"]))
-    family, readings, lacking = _sized(said, count)
-    if family == "sglang" and "experts" in arguments:
+                start.arguments.setdefault("fp4_indexer", []).append(str("4" in fields["indexer"]))
+    last, restarts = _last_start(starts)
+    family, readings, lacking = _sized(last.said, count)
+    if family == "sglang" and "experts" in last.arguments:
         family = "ktransformers"
-    return StartupLog(source, family, version, readings, arguments, memory), lacking
+    log = StartupLog(source, family, last.version, readings, last.arguments, last.memory)
+    return replace(log, restarts=restarts), lacking
+
+
+_BEGINNINGS = (
+    *("API server version", "█     █", "non-default args", "Initializing a V1 LLM engine"),
+    "ServerArgs(",
+    "load_model: loading model",
+)
+"""What vLLM, SGLang and llama.cpp print first."""
+_RANK_SIZES = {
+    *("tokens", "refused_context", "no_memory", "full_token", "full", "total"),
+    *("slots", "session_mib"),
+}
+
+
+@dataclass
+class _Start:
+    """What a log says from one beginning to the next."""
+
+    arguments: dict[str, list[str]] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
+    said: list[Reading] = field(default_factory=list)
+    ranks: set[str] = field(default_factory=set)  # that said a size
+    version: str | None = None
+
+    def note_memory(self, what: str, gib: float) -> None:
+        tightest = min if what.startswith("free") else max
+        self.memory[what] = tightest(gib, self.memory.get(what, gib))
+
+    def add(self, other: "_Start") -> None:
+        for name, values in other.arguments.items():
+            self.arguments.setdefault(name, []).extend(values)
+        for what, gib in other.memory.items():
+            self.note_memory(what, gib)
+        self.said += other.said
+        self.ranks |= other.ranks
+        self.version = self.version or other.version
+
+
+def _last_start(starts: Sequence[_Start]) -> tuple[_Start, int]:
+    """The last start with sizes, and the number of those before it.
+
+    Starts whose ranks are others are of one server: the log has its nodes one after the other.
+    """
+    sized = [each for each in starts if each.ranks] or starts
+    last = sized[-1]
+    before = [each for each in sized[:-1] if not each.ranks & last.ranks]
+    whole = _Start()
+    for each in [*before, last]:
+        whole.add(each)
+    return whole, len(sized) - 1 - len(before)
 
 
 def _sized(said: list[Reading], lines: int) -> tuple[str, tuple[Reading, ...], str]:

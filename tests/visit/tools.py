@@ -4,6 +4,8 @@ import stat
 import sys
 from pathlib import Path
 
+from dsv4kv.ops.cuda.inspection import find_disassembler
+
 _NCU = """#!{python}
 import pathlib, subprocess, sys
 HEAD = '"ID","Kernel Name","Block Size","Grid Size","{metrics}"'
@@ -63,7 +65,7 @@ _METRICS = (
 
 
 def make_tools(folder: Path, *, sees: str = "all", cut: str = "") -> Path:
-    """Put both into a folder; ``sees`` is the tool that finds planted defects.
+    """Put both into a folder, with nvdisasm; ``sees`` is the tool that finds planted defects.
 
     ``cut`` is one whose program ends early.
     """
@@ -76,6 +78,7 @@ def make_tools(folder: Path, *, sees: str = "all", cut: str = "") -> Path:
     whole = sees == "all" and not cut  # else what the program does is no matter
     sanitizer = _SANITIZER.format(python=sys.executable, sees=sees, cut=cut, whole=whole)
     _write(folder / "compute-sanitizer", sanitizer)
+    (folder / "nvdisasm").symlink_to(find_disassembler())
     return folder
 
 

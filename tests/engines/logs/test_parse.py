@@ -5,6 +5,7 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.engines.logs.startup import (
     SGLANG,
     VLLM_0_26,
     VLLM_0_33,
+    WINDOWS_KEPT,
     of_ranks,
     parsed,
     prefixed,
@@ -225,6 +227,34 @@ def test_memory_beside_the_cache_is_read_as_both_engines_print_it() -> None:
         "CUDA graphs": 1.52,
     }
     assert parsed(SGLANG).memory == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "last", "tokens"),
+    [
+        (VLLM_0_26, VLLM_0_33, 63_859),
+        (REFUSAL, VLLM_0_33, 63_859),
+        (VLLM_0_33, VLLM_0_26, 1_009_661),
+        (WINDOWS_KEPT, SGLANG, 6_859_008),
+    ],
+)
+def test_of_several_starts_the_last_is_read_with_its_own_arguments(
+    before: Sequence[str], last: Sequence[str], tokens: int
+) -> None:
+    """A container or pod that began anew; what follows without a size is no start."""
+    crashed = "non-default args: {'max_model_len': 7}"
+    log, alone = parsed([*before, *before, *last, crashed]), parsed(last)
+    repeats = 2 if before is not REFUSAL else 1  # a refusal begins with no line of its own
+    assert log.readings == alone.readings
+    assert log.readings[0].printed_tokens == tokens
+    assert (log.restarts, log.arguments, log.version) == (repeats, alone.arguments, alone.version)
+
+
+def test_nodes_one_after_the_other_are_ranks_of_one_server() -> None:
+    nodes = [(rank, line) for rank in ("EngineCore_DP0", "EngineCore_DP1") for line in VLLM_0_33]
+    log = of_ranks(nodes)
+    assert [each.rank for each in log.readings] == ["EngineCore_DP0", "EngineCore_DP1"]
+    assert log.restarts == 0
 
 
 @pytest.mark.parametrize("number", ["9" * 19, "9" * 60])

@@ -7,11 +7,12 @@ files of NVIDIA's, canada-quant's and AppMana's checkpoints.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
 from dsv4kv.errors import ConfigError
+from dsv4kv.units import counted
 
 Config = Mapping[str, Any]
 
@@ -54,6 +55,8 @@ class Storage:
     drafts: Stored
     assumed: str = ""
     own: bool = False
+    # layers whose experts are in bf16, and whether all else of them is, too
+    spared: Mapping[int, bool] = field(default_factory=dict)
 
     @property
     def output(self) -> Stored:
@@ -62,7 +65,8 @@ class Storage:
     @property
     def words(self) -> str:
         assumed = f" ({self.assumed})" if self.assumed else ""
-        return f"{self.experts.name} experts, {self.dense.name} elsewhere{assumed}"
+        spared = f" but in {counted(len(self.spared), 'layer')}" if self.spared else ""
+        return f"{self.experts.name} experts{spared}, {self.dense.name} elsewhere{assumed}"
 
 
 def read_storage(config: Config, expert_dtype: str | None, name: str) -> Storage:
@@ -77,8 +81,32 @@ def read_storage(config: Config, expert_dtype: str | None, name: str) -> Storage
     reader = _READERS.get(method.replace("-", "_").removesuffix("_marlin"))
     with suppress(ArithmeticError, AttributeError, TypeError, ValueError):  # not as written
         if reader:
-            return reader(given, name)
+            return _sparing(reader(given, name), config)
     raise ConfigError(_unknown(f"{name}: quant_method {method[:40]!r}"))
+
+
+_LAYER = re.compile(r"layers\.(?:(\d{1,4})|\[(\d)-(\d)\]|\(([\d|]{1,99})\))(?![\w-])")
+_ROUTED = re.compile(r"(?<!shared_)experts[.*]*$")
+
+
+def _sparing(found: Storage, config: Config) -> Storage:
+    """The same with routed experts in bf16, of all layers or of some, that the file spares."""
+    listed = (config.get(key) for key in ("modules_to_not_convert", "ignore", "exclude_modules"))
+    spared: dict[int, bool] = {}
+    for entry in next(filter(None, listed), ()):
+        text = re.sub(r"^re:|[\\^$]", "", str(entry))
+        layer = _LAYER.search(text)
+        whole = layer is not None and not text[layer.end() :].strip(".*")
+        if not (whole or _ROUTED.search(text)):
+            continue
+        if layer is None:
+            return replace(found, experts=BF16, drafts=BF16)
+        one, low, high, several = layer.groups()
+        numbers = [one, *(several or "").split("|")]
+        numbers += map(str, range(int(low or 0), int(high or -1) + 1))
+        for number in filter(None, numbers):
+            spared[int(number)] = whole or spared.get(int(number), False)
+    return replace(found, spared=spared)
 
 
 def _same(experts: Stored, dense: Stored, assumed: str = "") -> Storage:
@@ -139,15 +167,15 @@ def _integers(config: Config, name: str) -> Storage:
 def _compressed_tensors(config: Config, name: str) -> Storage:
     groups = [each for each in (config.get("config_groups") or {}).values() if each.get("weights")]
 
-    def find(words: str) -> Stored:
+    def find(words: str, *, spared: bool = False) -> Stored:
         chosen = [each for each in groups if re.search(words, " ".join(each.get("targets", ())))]
-        if not chosen and not _named(words, config.get("ignore")):
+        if not chosen and not spared:
             chosen = [each for each in groups if "Linear" in each.get("targets", ())]
         return _weights(chosen[0]["weights"], name) if chosen else BF16
 
     experts = find("expert")
     drafts = BF16 if _named("mtp", config.get("ignore")) else experts
-    return Storage(experts, find("attn|attention"), drafts)
+    return Storage(experts, find("attn", spared=_named("attn", config.get("ignore"))), drafts)
 
 
 def _weights(weights: Config, name: str) -> Stored:

@@ -36,8 +36,10 @@ _ASCEND = re.compile(
     r"(?i)vllm-ascend|\bASCEND_RT_|huawei\.com/Ascend|-backend[= ]ascend|--device[= ]npu|"
     r"--quantization[= ]ascend"
 )
-_PINNED = re.compile(rf"\b({'|'.join(FAMILIES)})(?:\s*==\s*|(?:-\w+)?:v?)(\d+\.\d+(?:\.\d+)?)")
-_NIGHTLY = re.compile(rf"\b({'|'.join(FAMILIES)})(?:-\w+)?:nightly[\w.-]*?-(20\d{{6}})\b")
+_TAGGED = re.compile(r"-runtime:|lmcache/|nvidia/")  # images whose tags are no engine's versions
+_ENGINE = rf"(?<!lmcache/)(?<!nvidia/)\b({'|'.join(FAMILIES)})(?!-runtime)"
+_PINNED = re.compile(_ENGINE + r"(?:\s*==\s*|(?:-\w+)?:v?)(\d+\.\d+(?:\.\d+)?)")
+_NIGHTLY = re.compile(_ENGINE + r"(?:-\w+)?:nightly[\w.-]*?-(20\d{6})\b")
 _NAMING = ("model_id", "model_source", "modelURL", "model_name", "hf_model_id")
 _UNIT = re.compile(r"(?m)^\[(?:Service|Container|program:.*)\]")
 _SETTINGS = {"--config", "--extra-engine-args", "--extra-llm-api-options"}
@@ -86,6 +88,7 @@ class _Around:
     family: str = ""
     role: str = ""
     gpu: str = ""
+    image: str = ""
     names: tuple[str, ...] = ()
     benched_tokens: int = 0
     shells: Iterator[int] = field(default_factory=lambda: iter(range(_MOST_SHELLS)))
@@ -123,6 +126,7 @@ class _Around:
             variables={**self.variables, **own} if own else self.variables,
             family=next(filter(None, map(_family_named, said)), self.family),
             gpu=gpu.lower().removeprefix("nvidia-"),
+            image=_image(document) or self.image,
             names=(*(each for each in naming if isinstance(each, str)), *self.names),
             benched_tokens=sum(lengths) if len(lengths) > 1 else self.benched_tokens,
             sides={**self.sides, **{key: document[key] for key in document if key in _SIDES}},
@@ -268,7 +272,7 @@ def _launch(words: list[str], around: _Around, depth: int = 0) -> Launch | None:
     """The server that the words start, wherever in them; None where there is none."""
     image, inside, own = _container(words)
     if image and depth < _DEEPEST:
-        return _in_container(inside, image, _with(around, own), depth + 1)
+        return _in_container(inside, replace(_with(around, own), image=image), depth + 1)
     names = [Path(word).name for word in words]
     for family, row in FAMILIES.items():
         for start in row.launch.words:
@@ -414,6 +418,7 @@ def _is_value(flag: Flag | None, following: list[str]) -> bool:
 
 # ---- YAML ---------------------------------------------------------------------------------------
 
+_EXTRA = re.compile(r"(?i)(extra|additional)_?args")
 _CONTAINER = ("entrypoint", "command", "args", "cmd")
 
 
@@ -458,7 +463,7 @@ def _in_mapping(document: Mapping[Any, Any], around: _Around) -> Launch | None:
         defaults = document.get("defaults")
         named = document if not isinstance(defaults, dict) else {**document, **defaults}
         own = replace(around, variables={**_texts(named), **around.variables})
-        if launch := _in_container(container, str(document.get("image") or ""), own):
+        if launch := _in_container(container, own):
             return _located(launch, parts[0])
     if isinstance(base := document.get("base_args"), list):  # a recipe of vLLM's
         model = document.get("model_id", "")
@@ -471,17 +476,34 @@ def _in_mapping(document: Mapping[Any, Any], around: _Around) -> Launch | None:
     is_said = any(find_flag(family, spelling) is role for spelling, _ in given)
     if around.role in ("prefill", "decode") and role and role.means and not is_said:
         given = [("--disaggregation-mode", around.role), *given]
-    listed = [key for key in document if re.fullmatch(r"(?i)(extra|additional)_?args", str(key))]
+    listed = [key for key in document if _EXTRA.fullmatch(str(key))]
     more = [word for key in listed for word in _words(document[key])]
-    launch = _make(family, more, around)
+    launch = _versioned(_make(family, more, around), around.image)
     launch = replace(launch, flags=(*given, *launch.flags))
     served = (value for name, value in given if name.replace("_", "-") == "--served-model-name")
     launch = replace(launch, names=(*served, *launch.names))
     return _located(launch, next(iter(document)))
 
 
-def _in_container(words: list[str], image: str, around: _Around, depth: int = 0) -> Launch | None:
+def _image(document: Mapping[Any, Any]) -> str:
+    """A container's image, of which Helm has the tag apart."""
+    image = document.get("image") or document
+    if not isinstance(image, dict):
+        return str(image)
+    repository, tag = (image.get(name) for name in ("repository", "tag"))
+    return f"{repository}:{tag}" if repository and tag else ""
+
+
+def _versioned(launch: Launch, image: str) -> Launch:
+    """The launch with the version that its image's tag names, unless it has one."""
+    tag = None if _TAGGED.search(image) else _VERSION.search(image.rpartition(":")[2])
+    engine = any(part in image.lower() for part in FAMILIES[launch.family].launch.images)
+    return replace(launch, version=tag[1]) if tag and engine and not launch.version else launch
+
+
+def _in_container(words: list[str], around: _Around, depth: int = 0) -> Launch | None:
     """The server of a container's words, or of its image where these are flags alone."""
+    image = around.image
     filled = shell.bounded(  # ${variable}, and {tensor_parallel} of a recipe
         shell.fill_in(
             re.sub(r"(?<!\$)\{(\w+)\}", lambda m: "$" * (m[1] in around.variables) + m[0], word),
@@ -498,10 +520,7 @@ def _in_container(words: list[str], image: str, around: _Around, depth: int = 0)
         given = [(word, "") for word in filled if word.startswith("--")]
         if family := family or _family_of_flags(given, around.family, 3):
             launch = _make(family, filled, around)
-    if launch and launch.version is None and family:
-        tag = _VERSION.search(image.rpartition(":")[2])
-        launch = replace(launch, version=tag[1] if tag else None)
-    return launch
+    return _versioned(launch, image) if launch else None
 
 
 def _texts(document: Mapping[Any, Any]) -> dict[str, str]:
@@ -531,16 +550,18 @@ def _words(value: Any) -> list[str]:
 
 
 def _given(document: Any) -> list[tuple[str, str]]:
-    """The keys of a mapping as flags, without those that are off or empty."""
-    return [
-        (
-            "--" + re.sub(r"(?<=[a-z])(?=[A-Z])", "-", str(key).lstrip("-")).lower(),
-            "" if value is True else
-            json.dumps(value, default=str) if isinstance(value, dict | list) else str(value),
-        )
-        for key, value in (document.items() if isinstance(document, dict) else ())
-        if value is not False and value is not None
-    ]  # fmt: skip
+    """The keys of a mapping as flags, without empty ones; what is off by its own flag, if any."""
+    found = []
+    for key, value in document.items() if isinstance(document, dict) else ():
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", str(key).lstrip("-")).lower()
+        if value is False:
+            off = "--no-" + name.replace("_", "-")
+            found += [(off, "")] if any(find_flag(family, off) for family in FAMILIES) else []
+        elif value is not None and not _EXTRA.fullmatch(str(key)):
+            whole = isinstance(value, dict | list)
+            text = json.dumps(value, default=str) if whole else str(value)
+            found.append((f"--{name}", "" if value is True else text))
+    return found
 
 
 def _family_of_flags(given: Iterable[tuple[str, str]], family: str, least: int) -> str:

@@ -72,10 +72,14 @@ class WeightFacts(BaseModel):
         return quantised.read_storage(self.quantization_config, self.expert_dtype, self.source)
 
     def with_experts(self, kind: str) -> "WeightFacts":
-        changed = replace(
-            self.storage, experts=quantised.KINDS[kind], drafts=quantised.KINDS[kind], assumed=""
-        )
-        return self.model_copy(update={"stored": changed})
+        experts = quantised.KINDS[kind]
+        stored = replace(self.storage, experts=experts, drafts=experts, assumed="", spared={})
+        return self.model_copy(update={"stored": stored})
+
+    def sparing(self, whole: bool) -> "WeightFacts":
+        """As a layer has it that is not quantised, ``whole`` or its experts alone."""
+        bf16 = dict.fromkeys(("experts", "dense")[: 1 + whole], quantised.BF16)
+        return self.model_copy(update={"stored": replace(self.storage, **bf16)})
 
 
 def count_layer(config: DSV4Config, facts: WeightFacts, spec: LayerSpec) -> tuple[int, int]:
@@ -220,6 +224,11 @@ def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
     fewer = {"n_routed_experts": facts.dspark_n_routed_experts or facts.n_routed_experts}
     few = facts.model_copy(update=fewer)
     hidden, dense = config.hidden_size, facts.storage.dense.each
+    spared = {
+        place: _weigh(config, facts.sparing(whole), alike[place], counts[alike[place]])
+        for place, whole in facts.storage.spared.items()
+        if place < len(alike)
+    }
     # MTP mixes the embedding with the hidden state, DSpark the states of three layers, and it has
     # two matrices of transitions; no rank has a part of them
     mtp = 2 * hidden**2 * dense
@@ -234,7 +243,7 @@ def derive_weights(config: DSV4Config, facts: WeightFacts) -> Weights:
     host = sum(facts.engram_num_embeddings) * (channels + channels // 32)
     tables = f"; {format_bytes(host)} of engram tables in host memory, on no GPU" if host else ""
     return Weights(
-        layers=tuple(parts[spec] for spec in alike),
+        layers=tuple(spared.get(place, parts[spec]) for place, spec in enumerate(alike)),
         draft=_weigh(config, few, draft, count_layer(config, few, draft)),
         drafting=(Part(mtp, copied_bytes=mtp), Part(mtp, copied_bytes=mtp),
                   Part(dspark, copied_bytes=dspark)),

@@ -77,6 +77,55 @@ deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 2 --max-model-len 131072" "
 python3 -m dynamo.vllm --model deepseek-ai/DeepSeek-V4-Pro --tensor-parallel-size 8""",
         PRO_8 | {"engine": "vllm"},
     ),
+    # ---- images and values of charts
+    Pasted(
+        "chart",
+        """servingEngineSpec:
+  modelSpec:
+  - repository: "vllm/vllm-openai"
+    tag: "v0.25.0"
+    modelURL: "deepseek-ai/DeepSeek-V4-Flash"
+    vllmConfig:
+      maxModelLen: 131072
+      tensorParallelSize: 2
+      extraArgs: ["--max-num-batched-tokens", "4096"]
+""",
+        VLLM_2 | {"engine": "vllm:0.25.0", "step-tokens": "4096"},
+        uncounted=(),
+    ),
+    Pasted(
+        "chart",
+        """image: {repository: lmsysorg/sglang, tag: v0.5.22-cu130}
+command: [python3, -m, sglang.launch_server, --model-path, deepseek-ai/DeepSeek-V4-Pro]
+args: ["--tp", "8"]
+""",
+        PRO_8 | {"engine": "sglang:0.5.22"},
+    ),
+    Pasted(
+        "chart",
+        """applications:
+- args:
+    llm_configs:
+    - model_loading_config: {model_id: dsv4, model_source: deepseek-ai/DeepSeek-V4-Flash}
+      engine_kwargs: {tensor_parallel_size: 2, max_model_len: 131072, async_scheduling: false,
+        enforce_eager: false}
+""",
+        VLLM_2 | {"overlap": "1"},
+        unread="a model: v4-flash, the only one that the text names, is taken",
+    ),
+    *(
+        Pasted(
+            "another's tag",
+            f"docker run --gpus all {image} python3 -m sglang.launch_server "
+            "--model-path deepseek-ai/DeepSeek-V4-Pro --tp 8",
+            PRO_8 | {"engine": "sglang"},
+        )
+        for image in (
+            "nvcr.io/nvidia/ai-dynamo/sglang-runtime:0.9.0",
+            "nvcr.io/nvidia/sglang:26.02-py3",
+            "lmcache/sglang:v0.3.9",
+        )
+    ),
     # ---- units
     Pasted(
         "unit",

@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.budget.quantised import experts_of_name, read_storage, storage_of_name
+from dsv4kv.budget.weights import derive_weights
 from dsv4kv.errors import ConfigError
+from dsv4kv.model.presets import load_model
+from tests.budget.test_weights import facts_of
 
 GROUPED = {"num_bits": 4, "group_size": 128, "type": "int", "symmetric": True}
 BLOCKS = {"num_bits": 8, "type": "float", "strategy": "block"}
@@ -66,6 +69,44 @@ def test_bits_are_read_from_the_file(name: str) -> None:
     found = read_storage(config, dtype, name)
     bits = [float(each.each * 8) for each in (found.experts, found.dense)]
     assert (found.experts.name, bits[0], found.dense.name, bits[1]) == told
+
+
+@pytest.mark.parametrize(
+    ("entries", "spared"),
+    [
+        (["mlp.experts", "lm_head"], None),
+        (["re:.*experts.*"], None),
+        (["mlp.shared_experts", "model.layers.0.mlp.experts.7.up_proj", "attn"], {}),
+        (["model.layers.0.", "layers.1", "model.layers.12.*"], {0: True, 1: True, 12: True}),
+        (["re:model\\.layers\\.[0-2]\\.mlp\\.experts.*"], {0: False, 1: False, 2: False}),
+        (["re:^model\\.layers\\.(0|41)\\..*$"], {0: True, 41: True}),
+    ],
+)
+@pytest.mark.parametrize("method", ["awq", "compressed-tensors", "modelopt"])
+def test_experts_that_the_file_spares_are_in_bf16(
+    entries: list[str], spared: dict[int, bool] | None, method: str
+) -> None:
+    """As a substring, a glob or a regular expression; shared experts and single ones are not."""
+    groups = {"a": {"targets": ["Linear"], "weights": GROUPED}}
+    key = "modules_to_not_convert" if method == "awq" else "ignore"
+    config = {"quant_method": method, "config_groups": groups, "quant_algo": "nvfp4", key: entries}
+    found = read_storage(config, None, "config.json")
+    assert (found.experts.name == "bf16") == (spared is None)
+    assert found.spared == (spared or {})
+
+
+def test_a_spared_layer_weighs_as_in_bf16() -> None:
+    config, facts = load_model("v4-flash"), facts_of("v4-flash")
+    awq = {"quant_method": "awq", "modules_to_not_convert": ["attn", "layers.1.", "lm_head"]}
+    plain, spared = (
+        derive_weights(
+            config,
+            facts.model_copy(update={"expert_dtype": None, "quantization_config": each}),
+        )
+        for each in ({}, awq)
+    )
+    assert spared.layers[1] == plain.layers[1]
+    assert spared.layers[0].expert_bytes < plain.layers[0].expert_bytes / 3
 
 
 @pytest.mark.parametrize("method", ["exl3", "aqlm", "fp2"])

@@ -78,8 +78,9 @@ class WeightFacts(BaseModel):
 
     def sparing(self, whole: bool) -> "WeightFacts":
         """As a layer has it that is not quantised, ``whole`` or its experts alone."""
-        bf16 = dict.fromkeys(("experts", "dense")[: 1 + whole], quantised.BF16)
-        return self.model_copy(update={"stored": replace(self.storage, **bf16)})
+        dense = quantised.BF16 if whole else self.storage.dense
+        stored = replace(self.storage, experts=quantised.BF16, dense=dense)
+        return self.model_copy(update={"stored": stored})
 
 
 def count_layer(config: DSV4Config, facts: WeightFacts, spec: LayerSpec) -> tuple[int, int]:

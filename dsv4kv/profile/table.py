@@ -192,7 +192,7 @@ def build_table(
     ``useful_bytes``: of all steps, by operation. Where the profile has steps, work
     outside of them is only counted.
     """
-    work, gaps = trace.work, _find_gaps(trace)
+    work, gaps, foreign = trace.work, _find_gaps(trace), useful_bytes is None
     known = [find_rule(name, rules) for name in trace.names]
     inside = work.step >= 0 if len(trace.steps_ns) else np.ones(len(work), dtype=np.bool_)
     chosen, outside = np.flatnonzero(inside), np.flatnonzero(~inside)
@@ -228,7 +228,7 @@ def build_table(
         steps=_time_steps(trace, gaps),
         outside_calls=len(outside),
         outside_ns=int(work.self_ns[outside].sum()),
-        warnings=list(map(_brief, trace.warnings)),
+        warnings=[*map(_brief, trace.warnings), *(_between_steps(trace, gaps) if foreign else ())],
         notes=[*map(_brief, trace.notes), *left_out],
     )
 
@@ -251,6 +251,29 @@ def _find_gaps(trace: Trace) -> Column:
             latest = np.maximum.accumulate(work.end_ns[rows])
             gaps[rows[1:]] = np.maximum(0, work.start_ns[rows[1:]] - latest[:-1])
     return gaps
+
+
+_NOTABLE = 0.05  # of the time
+
+
+def _between_steps(trace: Trace, gaps: Column) -> Iterator[str]:
+    """What its GPUs idle from a step's end to the next one's begin, where it is much."""
+    work, steps = trace.work, len(trace.steps_ns)
+    if steps < 2 or trace.tool == "ncu" or _on_cpu(work):
+        return
+    whole = idle = 0
+    for group in split_rows(np.lexsort((work.start_ns, work.device)), work.device):
+        stepped = np.flatnonzero(work.step[group] >= 0)
+        rows = group[stepped[0] : stepped[-1] + 1] if len(stepped) else stepped
+        latest = np.maximum.accumulate(work.end_ns[rows])
+        whole += int((latest[-1:] - work.start_ns[rows[:1]]).sum())
+        idle += int(np.maximum(0, work.start_ns[rows[1:]] - latest[:-1]).sum())
+        idle -= int(np.maximum(gaps[rows[work.step[rows] >= 0]], 0).sum())
+    if idle > _NOTABLE * whole:
+        yield (
+            f"between steps the GPU idles {idle / whole:.0%} of the time: look at the host and "
+            "the scheduler first"
+        )
 
 
 def _groups(work: Work, chosen: NDArray[np.bool_]) -> list[Column]:

@@ -43,6 +43,26 @@ def test_steps_of_piecewise_graphs_add_up_to_the_capture(writer: str, tmp_path: 
 
 
 @EVERY_WRITER
+@pytest.mark.parametrize(
+    ("between", "idles"), [((), "43%"), ((40,), "9%"), ((50,), None), ((20, 20), "9%")]
+)
+def test_the_gpus_idle_time_between_steps_is_said(
+    writer: str, between: tuple[int, ...], idles: str | None, tmp_path: Path
+) -> None:
+    """Four steps of 50 µs, 50 µs apart: 150 of 350 µs, less what runs there in no step."""
+    capture = captures.Capture()
+    for at in range(1_000, 1_400, 100):
+        capture.mark("step", at - 10, at + 20)
+        capture.launch(at, (captures.ATTENTION, 50))
+        for place, length in enumerate(between if at < 1_300 else ()):
+            capture.launch(at + 46 + 25 * place, (captures.INSERT, length))
+    said = table_of(capture, writer, tmp_path).warnings
+    assert [each.split(" of the time")[0].split()[-1] for each in said] == (
+        [idles] if idles else []
+    )
+
+
+@EVERY_WRITER
 @pytest.mark.parametrize("seed", range(6))
 def test_any_piecewise_capture_adds_up(writer: str, seed: int, tmp_path: Path) -> None:
     chance, capture, at = random.Random(seed), captures.Capture(), 100

@@ -131,7 +131,9 @@ def rounds_for(take: Take, rules: Rules, most: int) -> int:
     if not rules.unit_ns:
         return 1
     take(1)  # the first brings code and pages
-    shortest_ns = max(1, min(take(3)))
+    shortest_ns = max(1, *take(1))
+    if shortest_ns < rules.unit_ns:
+        shortest_ns = max(1, min(shortest_ns, *take(3)))
     return max(1, min(most, -(-rules.unit_ns // shortest_ns)))
 
 

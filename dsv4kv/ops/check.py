@@ -135,8 +135,14 @@ def _places(arguments: Arguments) -> list[int]:
 def read_by(operation: str, arguments: Arguments) -> list[Tensor]:
     """Copies of the tensors that a call only reads, and the sums of its pages: pools are large."""
     read = _read(operation, arguments)
-    sums = [each.pages.sum(dim=1) for each in read if isinstance(each, PageStore)]
+    sums = [_words(each.pages).sum(dim=1) for each in read if isinstance(each, PageStore)]
     return [*sums, *(each.clone() for each in read if isinstance(each, Tensor))]
+
+
+def _words(pages: Tensor) -> Tensor:
+    """Pages as int64, where their places allow: eight times as fast to add up."""
+    places = *pages.shape[1:], *pages.stride()[:-1], pages.storage_offset()
+    return pages if any(place % 8 for place in places) else pages.view(torch.int64)
 
 
 def turn_pages(operation: str, arguments: Arguments) -> None:

@@ -220,9 +220,10 @@ def _largest(holds: Callable[[int], bool], most: int | None = None) -> int:
 CURVE_TOKENS = (4096, 32_768, 131_072, 1_048_576)
 
 
-def curve(scenario: Scenario) -> list[tuple[int, int]]:
-    """Concurrent requests that fit, at some contexts up to the model's limit."""
-    limit = scenario.config.max_context_tokens
+def curve(scenario: Scenario, context_tokens: int) -> list[tuple[int, int]]:
+    """Concurrent requests that fit, at some contexts up to the model's limit, or the slots'."""
+    is_slot = scenario.engine.unit == "slot"
+    limit = context_tokens if is_slot and context_tokens else scenario.config.max_context_tokens
     contexts = sorted({min(tokens, limit) for tokens in CURVE_TOKENS})
     return [(tokens, max_concurrency(scenario, tokens)) for tokens in contexts]
 

@@ -44,7 +44,8 @@ _NAMING = ("model_id", "model_source", "modelURL", "model_name", "hf_model_id")
 _UNIT = re.compile(r"(?m)^\[(?:Service|Container|program:.*)\]")
 _SETTINGS = {"--config", "--extra-engine-args", "--extra-llm-api-options"}
 """Flags that name a file of more flags, which a script or a ConfigMap next to it may hold."""
-_ROLES = {"prefill", "decode", "aggregated", "agg"}
+_ROLES = {name: name for name in ("prefill", "decode", "aggregated", "agg")}
+_ROLES |= {"ctx": "prefill", "gen": "decode"}  # TensorRT-LLM's words
 _SIDES = {f"{role}_environment" for role in _ROLES}
 _PROGRAM = re.compile(r"(?:.*/)?(?:python[\d.]*|(?:ba|z|da)?sh|sleep|tail|nginx|uv|ray|tini|env)")
 
@@ -121,6 +122,7 @@ class _Around:
         given = [benched.get(key) for key in ("isl", "osl")] if isinstance(benched, dict) else []
         lengths = [each for each in given if isinstance(each, int)]
         own = _environment(document)
+        naming.append(own.get("model_path"))
         return replace(
             self,
             variables={**self.variables, **own} if own else self.variables,
@@ -445,7 +447,7 @@ def _in_yaml(document: Any, around: _Around, depth: int = 0) -> Iterator[Launch]
             inner = replace(
                 around if not isinstance(own, dict) else _with(around, _texts(own)),
                 family=family if family and family != name else around.family,
-                role=name if name in _ROLES else around.role,
+                role=_ROLES.get(name, around.role),
             )
             yield from _in_yaml(value, inner, depth + 1)
 

@@ -163,11 +163,14 @@ def budget(
     elif which is not None:
         raise ConfigError("--which chooses a command of a file: add --command FILE.")
     engine = texts.get("engine", "dsv4kv")
-    meant, words = _read_flags(engine, arguments.meta.get(_FLAGS, []), options)
-    texts |= meant
+    flags = _read_flags(engine, arguments.meta.get(_FLAGS, []), options)
+    family = engine.partition(":")[0].lower()
+    texts |= merge(family, flags) if flags else {}
     texts |= _with_dp_attention(texts)
-    typed += words
-    found = _sweep(texts, axis, chart) if axis else size(texts, reading, typed)
+    for each in flags:
+        words = [each.spelling, *filter(None, [each.value])]
+        typed.append((set(merge(family, [each])), words))
+    found = _sweep(texts, axis, chart) if axis else size(texts, reading, typed, flags)
     if json_:
         opt.print_json(found.document())
     else:
@@ -192,26 +195,24 @@ _Typed = Sequence[tuple[set[str], list[str]]]
 
 def _read_flags(
     engine: str, flags: Sequence[tuple[str, str]], options: Mapping[str, str]
-) -> tuple[dict[str, str], _Typed]:
-    """What the engine's flags mean, and their words; refuses another engine's flag or an option's.
+) -> "list[GivenFlag]":
+    """The engine's flags, read; refuses another engine's flag or an option's.
 
     Raises:
         ConfigError: These, and a value that is not of its kind.
     """
     if not flags:
-        return {}, []
+        return []
     family = engine.partition(":")[0].lower()
     for spelling, _ in flags:
         if find_flag(family, spelling) is None:
             raise wrong_engine(family, spelling)
     read = [read_flag(family, spelling, value) for spelling, value in flags]
-    found = merge(family, read)
-    if twice := sorted(set(found) & set(options)):
+    if twice := sorted(set(merge(family, read)) & set(options)):
         # of several flags together: the first
         spelling = next((e.spelling for e in read if twice[0] in e.texts), read[0].spelling)
         raise ConfigError(f"--{twice[0]} and {spelling} say the same: keep one.")
-    words = [(set(merge(family, [e])), [e.spelling, *filter(None, [e.value])]) for e in read]
-    return found, words
+    return read
 
 
 def _with_dp_attention(texts: Mapping[str, str]) -> dict[str, str]:
@@ -228,12 +229,16 @@ def size(
     texts: dict[str, str],
     command: "tuple[Reading, dict[str, str]] | None",
     typed: _Typed | None = None,
+    options: "Sequence[GivenFlag]" = (),
 ) -> Found:
-    """Size a deployment; of a launch command, with what was given in addition to it."""
+    """Size a deployment; of a launch command, with what was given in addition to it.
+
+    ``options`` are flags of the engine that were given as options.
+    """
     from dsv4kv.budget.answer import answer, overhead_of, peak_lines, to_document
     from dsv4kv.budget.fit import advise, curve
     from dsv4kv.budget.launch import OURS, command_document, flag_costs
-    from dsv4kv.view.budget import budget_page, view_command
+    from dsv4kv.view.budget import budget_page, view_command, view_uncounted
 
     try:
         found = answer(read_inputs(texts))
@@ -241,12 +246,12 @@ def size(
         if not (command and command[0].unread):
             raise
         raise DoesNotFit(f"{lack} Not read: {'; '.join(command[0].unread)}.") from None
-    options = advise(found.scenario, found.context, found.concurrency)
-    contexts = curve(found.scenario)
+    advice = advise(found.scenario, found.context, found.concurrency)
+    contexts = curve(found.scenario, found.context)
     costs = tuple(flag_costs(*command, found)) if command else ()
 
     def document() -> dict[str, Any]:
-        values = to_document(found, options, contexts)
+        values = to_document(found, advice, contexts)
         values["peak"] = {
             "lines": [asdict(line) for line in peak_lines(found)],
             "not_counted": overhead_of(found).unknown,
@@ -260,13 +265,15 @@ def size(
         flags = command[0].flags if command else ()
         launch = partial(_write_launch, found, typed, flags, as_read=as_read)
         lines = view_command(command[0], costs, found.use.memory) if command else ()
+        uncounted = [each for each in (*flags, *options) if each.flag and not each.flag.means]
         return budget_page(
             found,
-            options,
+            advice,
             contexts,
             given=texts,
             launch=launch,
             command=lines,
+            uncounted=view_uncounted(uncounted, found.scenario),
             misspelt=command[0].misspelt if command else {},
         )
 

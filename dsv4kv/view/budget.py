@@ -13,6 +13,7 @@ from dsv4kv.budget.launch import OURS
 from dsv4kv.budget.scenario import Scenario
 from dsv4kv.budget.sweep import Row
 from dsv4kv.engines.contract import Capacity, HostTier
+from dsv4kv.engines.flags import WEIGHTS
 from dsv4kv.engines.names import find_engine
 from dsv4kv.errors import mask_secrets
 from dsv4kv.units import counted, format_bytes, format_count
@@ -20,6 +21,7 @@ from dsv4kv.view import table as tb
 from dsv4kv.view.plots import MAX_LINES, Bar, Line, bars, lines
 
 if TYPE_CHECKING:
+    from dsv4kv.budget.inputs import GivenFlag
     from dsv4kv.budget.launch import FlagCost, Reading
 
 _MAX_OPTIONS, _MAX_FLAGS, _MAX_POINTS = 3, 6, 12
@@ -38,12 +40,14 @@ def budget_page(
     given: Mapping[str, str],
     launch: Callable[[Option | None], str],
     command: Sequence[tb.Part] = (),
+    uncounted: Sequence[tb.Part] = (),
     misspelt: Mapping[str, str],
 ) -> tb.Page:
     """What fits, what changes it and the command to start it.
 
     ``launch`` writes the command that starts an option, or the answer itself for None;
-    ``command`` is what ``view_command`` gives, ``misspelt`` its flags that are nearly another.
+    ``command`` and ``uncounted`` are what ``view_command`` and ``view_uncounted`` give,
+    ``misspelt`` flags of the command that are nearly another.
     """
     scenario, inputs, use = found.scenario, found.scenario.inputs, found.use
     engine, most = scenario.engine, found.max_concurrency
@@ -71,6 +75,7 @@ def budget_page(
     if inputs.host_tier is None and (inputs.host_ratio or inputs.host_size):
         answer.append(tb.warning("--host-ratio and --host-size need a --host-tier"))
     answer += [] if lacks else command
+    answer += uncounted
     best = useful[0] if useful else None
     line = launch(best) if best or found.fits else ""
     if useful:
@@ -141,7 +146,7 @@ def _decimals(bytes_: Any) -> str | None:
 
 
 def _unsaid(scenario: Scenario, given: Mapping[str, str], of_command: bool) -> str:
-    """``; for budget --command add --gpu b200``: options that no launch command says.
+    """``; budget --command also needs --gpu b200``: options that no launch command says.
 
     A line from a command leaves out the flags that change no size.
     """
@@ -155,8 +160,8 @@ def _unsaid(scenario: Scenario, given: Mapping[str, str], of_command: bool) -> s
         if name.replace("-", "_") in OURS - {"concurrency"} and text != defaults.get(name)
         for word in (f"--{name}", text)
     ]
-    others = "; flags that change no size are not shown" * of_command
-    return f"{others}; for budget --command add {tb.Command.of(*words)}" if words else others
+    others = "; flags that change no size omitted" * of_command
+    return f"{others}; budget --command also needs {tb.Command.of(*words)}" if words else others
 
 
 def _answer(found: an.Answer) -> tb.Finding:
@@ -226,7 +231,8 @@ def _engine_lines(found: an.Answer) -> Iterator[tb.Part]:
         tokens = found.tokens_between
         between = f": {tokens[0]:,} to {tokens[1]:,} tokens" if tokens else " of KV memory"
         printed = any("KV cache memory" in line for line in found.log_lines)
-        exact = "give budget its log's --kv-memory" if printed else "`dsv4kv explain` your log"
+        exact = "`dsv4kv explain` your log"
+        exact = "exact with --kv-memory of the start's log" if printed else exact
         of = "Assumed, not measured:" if found.spread_assumed else "9 in 10 starts"
         yield f"{of} ± {format_bytes(spread)}{between}; {exact}."
 
@@ -293,7 +299,7 @@ def _facts(found: an.Answer, curve: Sequence[tuple[int, int]]) -> tb.Facts:
     workspace = f"; prefill workspace {format_bytes(use.in_flight)}" if use.in_flight else ""
     rows = {
         "one GPU": f"{format_bytes(use.memory)}: {parts}",
-        f"one request{stage}": (" + ".join(costs) or "allocated at start") + workspace,
+        f"one request{stage}": (" + ".join(costs) or "slots are allocated at start") + workspace,
         "requests": "; ".join(f"{format_count(n)}: {requests:,}" for n, requests in curve),
     }
     if found.sent_bytes:
@@ -369,7 +375,7 @@ def view_command(
     known = [cost for cost in costs if cost.taken_bytes or cost.requests]
     costly = {cost.flag.spelling for cost in known}
     others = [flag.spelling for flag in reading.counted if flag.spelling not in costly]
-    free = f"flags that take no memory, or have no default to compare with: {', '.join(others)}"
+    free = f"flags without a cost of their own: {', '.join(others)}"
     free = free if others else ""
 
     def value(cost: "FlagCost") -> str:
@@ -398,13 +404,28 @@ def view_command(
     ).first(_MAX_FLAGS)
     parts: list[tb.Part] = ["", table] if known else [tb.dim(free)] if free else []
     parts += [tb.warning(f"not read: {words}") for words in reading.unread]
-    for flag in reading.uncounted:
-        given = f" {mask_secrets(flag.value)}" if flag.value else ""
-        parts.append(tb.warning(f"not counted: {flag.spelling}{given}: {flag.effect}"))
     unknown = [f.spelling for f in reading.unknown if f.spelling not in reading.misspelt]
     if unknown:
         listed = ", ".join(unknown)
         parts.append(tb.dim(f"not known to change sizes, so not counted: {listed}"))
+    return parts
+
+
+def view_uncounted(flags: "Iterable[GivenFlag]", scenario: Scenario) -> list[tb.Part]:
+    """Flags that change sizes and are not counted; given weights count all that changes them."""
+    inputs, family = scenario.inputs, scenario.engine.family
+    parts: list[tb.Part] = []
+    for flag in flags:
+        if flag.effect != WEIGHTS or inputs.weights is None:
+            given = f" {mask_secrets(flag.value)}" if flag.value else ""
+            parts.append(tb.warning(f"not counted: {flag.spelling}{given}: {flag.effect}"))
+    if family.slots and inputs.weights is None:
+        parts.append(
+            tb.warning(
+                f"weights are the published checkpoint's, all on GPUs: give what {family.title} "
+                "puts there of your file with --weights"
+            )
+        )
     return parts
 
 
@@ -488,7 +509,8 @@ def _ratio_sentence(rows: Sequence[Row]) -> str:
     if count == 1:
         return f"{label}: {_figure(means[best])} at {best}; {_figure(means[worst])} at {worst}."
     if not means[worst]:
-        return f"{label}: most at {best}, none somewhere at {worst}."
+        lacking = ", ".join(at for at, mean in means.items() if not mean)
+        return f"{label}: most at {best}, 0 in a row of {lacking}."
     times = tb.number(means[best] / means[worst])
     return f"{label}: {best} has {times} × {worst}, geometric mean over {count} points."
 

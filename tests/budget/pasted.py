@@ -77,6 +77,18 @@ deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 2 --max-model-len 131072" "
 python3 -m dynamo.vllm --model deepseek-ai/DeepSeek-V4-Pro --tensor-parallel-size 8""",
         PRO_8 | {"engine": "vllm"},
     ),
+    Pasted(
+        "roles",
+        """environment: {model_path: /lustre/DeepSeek-V4-Pro}
+worker_config:
+  gen: {tensor_parallel_size: 8, enable_attention_dp: true, max_batch_size: 128,
+        kv_cache_config: {free_gpu_memory_fraction: 0.75, tokens_per_block: 128}}
+  ctx: {tensor_parallel_size: 4, enable_attention_dp: true, max_batch_size: 4,
+        kv_cache_config: {free_gpu_memory_fraction: 0.4}}
+""",
+        {"engine": "trtllm", "model": "v4-pro", "dp": "8", "memory-fraction": "0.75"},
+        which="decode",
+    ),
     # ---- images and values of charts
     Pasted(
         "chart",

@@ -398,3 +398,21 @@ def test_a_token_in_an_option_that_is_not_counted_is_not_shown(tmp_path: Path) -
     said = run("--command", str(script), "--context", "64K").output
     assert "--hf-overrides" in said
     assert "SECRET7" not in said
+
+
+@pytest.mark.parametrize("weights", ["", "--weights 100GiB"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "--engine llama.cpp -c 131072 -np 4 --n-cpu-moe 10 --gpus 2",
+        "--command 'llama-server -m DeepSeek-V4-Flash-Q4_K_M.gguf -c 131072 -np 4 -ncmoe 10'",
+    ],
+)
+def test_what_a_slots_weights_and_lengths_rest_on_is_said(asked: str, weights: str) -> None:
+    """A slot holds a quarter of 128K; no longer request is promised."""
+    words = shlex.split(f"{asked} {weights}")
+    told = " ".join(run(*words).stdout.split())
+    assert ("not counted: " in told) == ("weights are the published checkpoint's" in told)
+    assert ("not counted: " in told) == (not weights)
+    by_context = document(*words)["concurrency_by_context"]
+    assert [each["context_tokens"] for each in by_context] == [4096, 32_768]

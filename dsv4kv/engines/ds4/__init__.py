@@ -20,7 +20,7 @@ FLAGS = (
     fl.flag("--ctx -c", "tokens of the one live session", "context"),
     fl.flag("DS4_METAL_PREFILL_CHUNK", "rows of the ring and scratch", "step-tokens"),
     fl.flag("--kv-disk-dir", "sessions on disk: 13,764 B a token and 22.9 MiB each"),
-    fl.flag("--kv-disk-space-mb", f"{fl.HOST}: disk for sessions, 4,096 MB"),
+    fl.flag("--kv-disk-space-mb", f"{fl.HOST}: disk for sessions, 4,096 MB unless given"),
 )
 
 FAMILY = Family(

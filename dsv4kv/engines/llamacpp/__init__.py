@@ -49,7 +49,7 @@ FLAGS = (
     fl.flag("--gpu-layers -ngl --n-gpu-layers", "layers on the GPUs: all are assumed"),
     fl.flag("--tensor-split -ts", "layers of each GPU: equal shares are assumed"),
     fl.switch("--no-kv-offload -nkvo", f"{fl.HOST}: all caches are there"),
-    fl.flag("--cache-ram -cram", f"{fl.HOST}: prompts that lost their slot, 8,192 MiB"),
+    fl.flag("--cache-ram -cram", f"{fl.HOST}: prompts without a slot, 8,192 MiB unless given"),
     fl.flag("--ctx-checkpoints", f"{fl.HOST}: 32 a slot of windows and states"),
     fl.flag("--n-cpu-moe -ncmoe", fl.WEIGHTS),
     fl.switch("--cpu-moe -cmoe", fl.WEIGHTS),

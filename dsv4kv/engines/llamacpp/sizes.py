@@ -91,9 +91,9 @@ class LlamaEngine(ct.SlotEngine):
         return (
             f"{slots} slot{'s' * (slots != 1)} of {pad(deployment.max_context_tokens):,} tokens, "
             f"allocated whole at start: {slots * one / ct.MIB:,.2f} MiB ({', '.join(sizes)})."
-            f"{fewer} Its log has these sizes at -lv 4 alone. A prompt is found again at "
-            "checkpoints only: 4 tokens before its end, a ubatch before that, and "
-            "where messages start."
+            f"{fewer} llama.cpp logs these sizes with -lv 4 only. A prompt reuses an earlier one "
+            "up to a checkpoint: 4 tokens before that one's end, a ubatch before these, or the "
+            "start of a message."
         )
 
     def defaults(self, machine: ct.Machine, given: ct.Given) -> ct.Defaults:

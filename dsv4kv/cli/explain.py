@@ -152,7 +152,10 @@ def _explain(kind: str, name: str, given: str, options: Mapping[str, str]) -> _A
         found, failed = list(_sizes(kind, name, given, options)), None
     except Dsv4kvError as error:
         found, failed = [], error
-    known_by = _known_by(options, found[0] if kind == "log" and found else None)
+    versions = _versions(found[0]) if kind == "log" and found else set()
+    known_by = {name: options[name] for name in ("engine", "gpu") if name in options}
+    if len(versions) == 1 and ":" not in known_by.get("engine", ""):
+        known_by["engine"] = min(versions)
     try:
         subjects = read_subjects(given, known_by.get("engine"), known_by.get("gpu"))
     except ConfigError:
@@ -161,6 +164,9 @@ def _explain(kind: str, name: str, given: str, options: Mapping[str, str]) -> _A
         subjects = []  # an engine of which no faults are known
     known = load_faults()
     faults = judge(subjects, known, date.today())
+    if len(versions) > 1:  # a fault of none of them is none
+        named = [each.partition(":")[2] for each in versions]
+        faults = [each for each in faults if not all(each.fault.covers(v) is False for v in named)]
     if failed:
         if not faults:
             raise failed
@@ -172,16 +178,13 @@ def _explain(kind: str, name: str, given: str, options: Mapping[str, str]) -> _A
     return _Answer(name, kind, found, linted, words, faults)
 
 
-def _known_by(options: Mapping[str, str], log: Found | None) -> dict[str, str]:
-    """Options of ``lint``: as given, else the version whose sizes a log has that names none."""
-    known_by = {name: options[name] for name in ("engine", "gpu") if name in options}
-    sizes: dict[str, Any] = log.document() if log else {"exact": False}
-    if sizes["exact"] and ":" not in known_by.get("engine", ""):
-        read = {each["what"] for each in sizes["statements"] if each["how"] == "read"}
-        others = {title.partition(",")[0] for title in sizes["candidates"]} - {sizes["engine"]}
-        if ":" in sizes["engine"] and "rules" not in read and not others:
-            known_by["engine"] = sizes["engine"]
-    return known_by
+def _versions(log: Found) -> set[str]:
+    """The versions whose sizes a log has that names none."""
+    sizes = log.document()
+    read = {each["what"] for each in sizes["statements"] if each["how"] == "read"}
+    if not sizes["exact"] or "rules" in read or ":" not in sizes["engine"]:
+        return set()
+    return {sizes["engine"], *(title.partition(",")[0] for title in sizes["candidates"])}
 
 
 def _sizes(kind: str, name: str, given: str, options: Mapping[str, str]) -> Iterator[Found]:
@@ -207,7 +210,7 @@ def _sizes(kind: str, name: str, given: str, options: Mapping[str, str]) -> Iter
 
 def _log(name: str, path: Path, options: Mapping[str, str]) -> Found:
     from dsv4kv.budget.gpus import load_gpu
-    from dsv4kv.engines.explain import explain_startup
+    from dsv4kv.engines.explain import Statement, explain_startup
     from dsv4kv.engines.logs import read_log, with_given
     from dsv4kv.view.explain import explanation_page
 
@@ -216,7 +219,8 @@ def _log(name: str, path: Path, options: Mapping[str, str]) -> Found:
     found, best = explain_startup(log)
     layouts = list[str]()
     if gpu:
-        found = replace(found, meaning=(*found.meaning, _say_gpu(found, gpu)))
+        given = Statement("GPU, of formats not printed", _check_gpu(found, gpu).name, "given")
+        found = replace(found, statements=(*found.statements, given))
         model = best.deployment.model.name
         layouts = ["dsv4kv", "budget", "--model", model, "--gpu", gpu.name, "--engine"]
         layouts += [found.engine, "--context", str(found.context_tokens)]
@@ -226,8 +230,8 @@ def _log(name: str, path: Path, options: Mapping[str, str]) -> Found:
     return Found(partial(asdict, found), page, not found.refused)
 
 
-def _say_gpu(log: "Explanation", gpu: "Gpu") -> str:
-    """What ``--gpu`` decides of a log; ``ConfigError`` if the log's start does not fit on it."""
+def _check_gpu(log: "Explanation", gpu: "Gpu") -> "Gpu":
+    """The GPU that is given; ``ConfigError`` if the log's start does not fit on it."""
     parts, cache = log.measured, log.cache_bytes / 2**30 if log.exact else 0.0
     used = cache + parts.get("weights", 0.0) + parts.get("CUDA graphs", 0.0)
     used = max(used, parts.get("free before the weights", 0.0))
@@ -236,7 +240,7 @@ def _say_gpu(log: "Explanation", gpu: "Gpu") -> str:
             f"--gpu {gpu.name}: {log.source} shows {used:,.1f} GiB on one GPU, and {gpu.name} has "
             f"{format_bytes(gpu.memory_bytes)}: name the log's GPU, or leave --gpu out."
         )
-    return f"--gpu {gpu.name}: sizes are the log's; formats it does not print are {gpu.arch}'s."
+    return gpu
 
 
 def _profile(path: Path) -> Found:

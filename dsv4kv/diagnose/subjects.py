@@ -147,6 +147,7 @@ def recognise(path: Path) -> tuple[Kind, str]:
         or _ECHO.search(text)
         or _RAISED.search(text)
         or any(map(find_fields, lines))
+        or any(each.log_mark and each.log_mark in text for each in FAMILIES.values())
     )
     return "log" if is_log else "command", text
 
@@ -257,8 +258,9 @@ def _of_log(text: str, source: str, family: str, stated: str) -> Subject:
     # the engine whose sizes or arguments it prints, whose name it has most often, the given one,
     # and the one with a known fault that has a line in it
     log, _ = scan_log(lines, source)
+    marked = [name for name, row in FAMILIES.items() if row.log_mark and row.log_mark in text]
     engine = log.family or max(
-        replayed_engines(),
+        dict.fromkeys([*replayed_engines(), *marked]),
         key=lambda name: (
             FAMILIES[name].log_mark in text,
             text.lower().count(name),

@@ -15,7 +15,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import entry_format
 from dsv4kv.units import counted
 
-How = Literal["read", "inferred", "assumed"]
+How = Literal["read", "inferred", "assumed", "given"]
 _CONTEXTS = (4096, 32_768, 131_072, 1_048_576)
 _SIZES = {
     *("buffers_mib", "session_mib", "available_gib", "needed_gib"),

@@ -406,8 +406,8 @@ def _sized(said: list[Reading], lines: int) -> tuple[str, tuple[Reading, ...], s
         f"no cache size in {lines:,} lines: looked for vLLM's 'KV cache size: … "
         "tokens' with 'concurrency for … tokens per request', vLLM's refusal to start, "
         "SGLang's 'bytes_per_full_token=…, full_token=…' or 'max_total_num_tokens=…', "
-        "llama.cpp's 'n_slots = …' or ds4's 'context buffers …'. Give the log of the engine's "
-        "start."
+        "llama.cpp's 'n_slots = …' or ds4's 'context buffers …'; TensorRT-LLM's are not read. "
+        "Give the log of the engine's start."
     )
     return "", (), lacking
 

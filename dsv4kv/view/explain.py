@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dsv4kv.replay.clock.fit import Compared, Estimate, Fit
     from dsv4kv.replay.clock.measured import Measured
 
-_MAX_CHANGES = 4
+_MAX_CHANGES = 3
 _MAX_CANDIDATES = 5
 
 
@@ -41,7 +41,8 @@ def explanation_page(log: "Explanation", layouts: Sequence[str] = ()) -> tb.Page
     if gains:
         answer += ["", _changes(log, gains).first(_MAX_CHANGES)]
     if layouts:
-        answer += ["", tb.dim("Other layouts, in assumed memory:"), tb.Command.of(*layouts)]
+        words = "To try other layouts, with budget's guess of the memory outside the cache:"
+        answer += ["", tb.dim(words), tb.Command.of(*layouts)]
     return tb.Page(f"{log.source}: {log.title}", answer, list(_explanation_sections(log, gains)))
 
 
@@ -71,7 +72,7 @@ def _explanation_sections(log: "Explanation", gains: "Sequence[Change]") -> Iter
     if log.measured:
         measured = log.measured | ({"KV cache": log.cache_bytes / 2**30} if log.exact else {})
         rows = [(what, format_bytes(int(gib * 2**30))) for what, gib in measured.items()]
-        note = "instead of budget's assumptions: --reserve is what is neither weights nor KV"
+        note = "replaces budget's assumptions: --reserve is all but weights and KV"
         title, heads = "Memory measured by the engine", ["one GPU", "size"]
         sizes.append(tb.Table(title, heads, rows, note=note))
     yield tb.Section("Bytes", sizes)

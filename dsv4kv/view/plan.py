@@ -111,7 +111,7 @@ def _found(best: Trial, answer: Answer, question: Question) -> Iterator[tb.Part]
             yield f"{slo.label} of {counted(best.requests, 'request')} is close to the maximum."
     if near:
         limits = [f"{slo.label} ≤ {_seconds(slo.limit_s / best.error(slo))}" for slo in near]
-        safe = f"Nothing that was tried is safe: {', '.join(limits)} would be."
+        safe = f"Nothing that was tried is safe, which takes a prediction of {', '.join(limits)}."
         if answer.safer:
             what = _rate(answer.safer) if question.exactly else _cost(answer.safer, question)
             safe = f"Safe: {_describe(answer.safer)}, {what}."
@@ -299,7 +299,7 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
     ]
     if not limit:
         columns += [("requests", lambda trial: trial.requests), ("tightest limit", limited)]
-    title = f"Named above, then the Pareto front of {_against(question)[0]} and {first.label}"
+    title = f"Answer, runner-up, Pareto front of {_against(question)[0]} and {first.label}"
     return tb.Table(title, columns, list(rows.values()), note="simulated").first(limit)
 
 

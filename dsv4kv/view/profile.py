@@ -140,7 +140,8 @@ def _step_clause(table: parts.KernelTable, idle: float) -> tuple[str, str]:
         place = "on the host" if on_cpu else "on the GPU"
         step = f"a step takes {format_with_unit(time, 'ns')} {place}"
         if not is_known(time):
-            step, doubt = "", f"{step}: {table.num_steps:,} steps, no interval"
+            count = counted(table.num_steps, "step")
+            step, doubt = "", f"{step}: {count}, too few for an interval"
     if idle >= _IDLE:
         share = _percent(idle, 1)
         step = f"{step}, {share} of it idle" if step else f"the GPU idles {share} of the step"

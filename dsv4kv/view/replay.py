@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
-from dsv4kv.engines.names import FAMILIES, IDEAL, RULES, chosen_rule
+from dsv4kv.engines.names import FAMILIES, IDEAL, RULES
 from dsv4kv.model.presets import load_model, preset_named
 from dsv4kv.runs.parts import FleetReplica, ReplayFleet, ReplayResult, ReplayTiers, Reuse
 from dsv4kv.runs.quantities import axis_text, clock_factor, swept
@@ -146,19 +146,18 @@ def _next(case: Case, reuse: Reuse, trace: str, model: str, *, late: bool) -> It
     if not late and max(lost, key=lambda reason: lost[reason], default="").startswith("evicted"):
         yield from ("", tb.Command.of("dsv4kv", "trace", "mrc", trace, "--model", model))
         return
-    ruled: tb.Part = ""
-    if reuse.rule == "ideal":  # the rule of SGLang, of a preset alone
-        rule = "NAME"
-        if preset_named(model) is not None:
-            rule = chosen_rule(FAMILIES["sglang"], load_model(model).kind, {})
-        ruled = tb.dim(f"ideal is no engine's rule; --rule {rule} is plan's:")
+    family, ruled = FAMILIES.get(RULES.get(reuse.rule, IDEAL).engine.partition(":")[0]), ""
+    if setting(case, "server.engine") is None and family is None:
+        ruled = "ideal is no engine's rule; --set server.engine=sglang takes SGLang's."
+    elif setting(case, "server.engine") is None and family and not family.slots:
+        ruled = f"--set server.engine={family.name} takes {family.title}'s sizes and chunks, too."
     gpu, kept_s = setting(case, "cost.gpu"), _LIMIT_S
     for each in case.latencies:  # a limit that this server keeps by the clock's error
         if each.name == "ttft" and each.samples_ns and not late:
             worst = summarize(each.samples_ns).percentiles.get(99.0, max(each.samples_ns))
             kept_s = max(kept_s, tb.round_up(worst * (each.factor or 1.0) / 1e9))
     words = ["--model", model, *(["--gpu", gpu] if gpu else []), "--slo", f"ttft_p99={kept_s:g}s"]
-    yield from (ruled, tb.Command.of("dsv4kv", "plan", trace, *words))
+    yield from (ruled and tb.dim(ruled), tb.Command.of("dsv4kv", "plan", trace, *words))
 
 
 def _other_rule(case: Case) -> str:
@@ -171,8 +170,8 @@ def _other_rule(case: Case) -> str:
     kind = load_model(model).kind
     if not any(kind in each.default_for for each in family.rules.values() if each != rule):
         return ""
-    own = chosen_rule(family, kind, {})
-    return f"{name} is {family.title}'s rule for models without windows; for {model}: --rule {own}"
+    own = f"--set server.engine={family.name}"
+    return f"{name} is {family.title}'s rule for models without windows; for {model}: {own}"
 
 
 def _case_sections(record: RunRecord, case: Case) -> Iterator[tb.Section]:

@@ -208,7 +208,7 @@ def test_verbose_adds_to_the_answer(name: str) -> None:
 def test_a_launch_line_holds_what_was_promised(asked: str) -> None:
     *promise, line = printed(f"budget {asked}").rpartition("\n\n")[2].splitlines()
     requests, label, options = re.fullmatch(  # type: ignore[union-attr]
-        r"([\d,]+) requests?(?: \(.*\))?, ([^;]*)(?:; for .* add (.*))?:",
+        r"([\d,]+) requests?(?: \(.*\))?, ([^;]*)(?:; .* also needs (.*))?:",
         " ".join(promise),
     ).groups("")
     again = f"budget --command {shlex.quote(line)} {options}"

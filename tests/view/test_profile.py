@@ -62,7 +62,7 @@ def test_the_headline_is_the_share_of_the_cache(tmp_path: Path) -> None:
     assert said(make_profile(from_nsys(tmp_path, export))).startswith(
         "Work on the KV cache: 60.0 % of busy time, synthetic inputs excluded, attention 10.0 %, "
         "GEMMs 28.0 %, not classified 2.0 %; the GPU idles 21.5 % of the step. ! a step takes "
-        "65.0 ± ? µs on the GPU: 2 steps, no interval "
+        "65.0 ± ? µs on the GPU: 2 steps, too few for an interval "
     )
 
 

@@ -114,7 +114,7 @@ RULES = {
         flags={"window_slots": "freed"}, retention=_TAIL,
         remedies={
             "evicted_checkpoint": _MORE,
-            "no_checkpoint": "try windows of whole prompts (sglang-v4:dense)",
+            "no_checkpoint": "a smaller --chunked-prefill-size: windows stay at ends of chunks",
         },
     ),
     "sglang-v41": _rule(

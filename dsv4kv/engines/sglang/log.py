@@ -147,21 +147,21 @@ def meaning(log: StartupLog, found: Recovery, capacity: Capacity) -> Iterator[st
         )
     price = reading.number("bytes_per_full_token")
     by = "" if price or reading.number("kv_gib") else f" (by the rules of {found.engine.name})"
+    of = " of a rank" * ((log.whole("data_parallel") or 1) > 1)
+    engine, one = found.engine, found.deployment
+    shared = engine.shared_bytes(one) if found.exact else 0
+    at_start = f"; {format_bytes(shared)} of states and windows are allocated at start-up"
     yield (
         f"{running:,} full tokens of {price or float(capacity.unit_bytes):,.2f} B{by} are shared "
-        f"by all requests{' of a rank' * ((log.whole('data_parallel') or 1) > 1)}: their contexts "
-        "together cannot be longer."
+        f"by the contexts of all requests{of}{at_start * bool(shared)}."
     )
-    if most := reading.whole("running"):
-        yield f"max_running_requests is {most:,} a replica: no more run, whatever fits."
-    engine, one = found.engine, found.deployment
     steady = engine.request_bytes(one, one.max_context_tokens, in_flight=1 + one.draft_tokens)
-    held = steady / float(capacity.unit_bytes)
-    if found.exact and held <= running:
-        shared = format_bytes(engine.shared_bytes(one))
+    held = round(steady / float(capacity.unit_bytes))
+    if found.exact and one.max_context_tokens != held:
+        more = " with its windows, which stay allocated: more than run" if held > running else ""
         yield (
-            f"In steady decode a request of {one.max_context_tokens:,} tokens takes "
-            f"{held:,.0f} full tokens; {shared} of states and windows are allocated at start-up."
+            f"In steady decode a request of {one.max_context_tokens:,} tokens takes {held:,} full "
+            f"tokens{more}."
         )
 
 
@@ -180,5 +180,5 @@ def changes(deployment: Deployment, log: StartupLog) -> Iterator[tuple[str, Depl
         yield what, replace(deployment, online_state=True)
     if deployment.concurrency and deployment.concurrency > 1:
         half = deployment.concurrency // 2
-        what = f"--max-running-requests {half * log.sharers}"
+        what = f"--max-running-requests {half * log.sharers} (no more run)"
         yield what, replace(deployment, concurrency=half)

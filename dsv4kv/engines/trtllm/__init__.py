@@ -102,4 +102,5 @@ FAMILY = Family(
     ),
     flags=FLAGS,
     block_tokens=128,
+    log_mark="[TRT-LLM]",
 )

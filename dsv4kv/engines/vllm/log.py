@@ -244,10 +244,11 @@ def meaning(log: StartupLog, found: Recovery, capacity: Capacity) -> Iterator[st
             engine.needed_bytes(deployment, context),
         )
         checked = int((reading.number("checked_gib") or 0) * GIB)
+        null = " without the null block" if engine.release.null_block else ""
         yield (
             f"The start was refused: one request of {context:,} tokens needs {needed // block:,} "
             f"blocks of {block:,} B ({needed / GIB:.2f} GiB), and {checked / GIB:.2f} GiB hold "
-            f"{checked // block:,}."
+            f"{checked // block:,}{null}."
         )
     yield (
         f"Of these {counted:,.0f} blocks {own:,.0f} are context, {counted - quiet:,.0f} "
@@ -268,7 +269,7 @@ def _printed(log: StartupLog) -> Iterator[str]:
     needed, checked = reading.number("needed_gib"), reading.number("checked_gib")
     if needed and checked:
         yield (
-            f"The start was refused: one request of {reading.fields['refused_context']} tokens "
+            f"The start was refused: one request of {reading.whole('refused_context'):,} tokens "
             f"needs {needed:.2f} GiB, and {checked:.2f} GiB are available."
         )
     if tokens and concurrency and context and f"{tokens / context:.2f}" == f"{concurrency:.2f}":
@@ -294,13 +295,18 @@ def _stage_sentence(log: StartupLog, found: Recovery) -> str:
     reading = log.smallest
     stages = range(log.whole("pipeline_parallel") or 1)
     sizes = [f"PP{stage} {gib:.2f} GiB" for stage, gib in sorted(reading.stages.items())]
-    printed = f"{', '.join(sizes)} is printed" if sizes else "none is printed"
+    least = reading.number("available_gib")
+    if sizes:
+        printed = f"{', '.join(sizes)} printed"
+    else:
+        printed = f"{least:.2f} GiB or more, of stages not named" if least else "not printed"
     silent = [f"PP{stage}" for stage in stages if stage not in reading.stages]
+    binds = "; another stage binds" if sizes and silent else ""
     missing = [f"'Available KV cache memory' of {', '.join(silent)}"] if silent else []
     if not log.text("partition"):
         missing.append("the layers of each stage (VLLM_PP_LAYER_PARTITION)")
     lacks = f" Missing to size it: {' and '.join(missing)}." * bool(missing)
-    return f"A pipeline: of the stages' memory {printed}; another stage binds.{lacks}"
+    return f"A pipeline, memory of its stages {printed}{binds}.{lacks}"
 
 
 def changes(deployment: Deployment, log: StartupLog) -> Iterator[tuple[str, Deployment]]:

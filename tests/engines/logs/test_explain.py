@@ -41,7 +41,7 @@ def test_levers_of_sglang_can_be_typed() -> None:
     changes = {change.what for change in explained(SGLANG).changes}
     assert {
         "--swa-full-tokens-ratio 0.05",
-        "--max-running-requests 32",
+        "--max-running-requests 32 (no more run)",
         "1 GiB more memory (--mem-fraction-static)",
         "SGLANG_OPT_USE_ONLINE_COMPRESS=1 (changes numerics)",
     } <= changes

@@ -96,13 +96,13 @@ ROWS = (
                         *pipeline(UNEVEN, (20, 20, 20, 9), (0, 1, 2, 3))),
            says=("Pipeline stage 3 binds",), never=("No known",)),
     Pasted("pipeline", tuple(pipeline(EVEN, (20, 20, 20, 8), (0,))),
-           says=("A pipeline: of the stages' memory PP0 20.00 GiB is printed; another stage",),
+           says=("memory of its stages PP0 20.00 GiB printed; another stage binds",),
            never=("blocks per request", "not a capacity")),
     # ---- pools that run are not the first that are printed
     Pasted("capped", CAPPED, says=("printed 65,536 tokens", "65,536 run: the pool is capped",
                                    "8 requests of 8,192", "without the cap of full tokens")),
     Pasted("capped", DECODE, says=("printed 163,840 tokens", "16 requests of 9,216",
-                                   "on each of 8 ranks", "9,216 full tokens")),
+                                   "on each of 8 ranks")),
     Pasted("capped", (*SGLANG, "max_total_num_tokens=6859008, max_running_requests=64"),
            says=("6,859,008 tokens",), never=("capped", "No known")),
     # ---- a ratio that only the pools show

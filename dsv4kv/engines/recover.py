@@ -69,10 +69,11 @@ class Recovery:
 def find_recoveries(log: logs.StartupLog) -> list[Recovery]:
     """Configurations that print what the log says, the likeliest first; else the nearest."""
     rules = FAMILIES[log.family].load("log")
-    first: dict[tuple[str, int], Recovery] = {}
-    for found in [*rules.recover(log)] or rules.nearest(log):
-        first.setdefault((found.title, found.units), found)
-    return sorted(first.values(), key=lambda recovery: recovery.score, reverse=True)
+    different: dict[tuple[str, int], Recovery] = {}
+    found = [*rules.recover(log)] or [*rules.nearest(log)]
+    for each in sorted(found, key=lambda recovery: recovery.score, reverse=True):
+        different.setdefault((each.title, each.units), each)
+    return list(different.values())
 
 
 def engines_of(log: logs.StartupLog) -> tuple[list[Any], bool]:

@@ -17,7 +17,7 @@ V41_SITES = (("sm_90", None), ("sm_100", "flashmla_mega"))
 _ROUNDING = 0.005
 _MOST_GUESSED_REQUESTS = 4096
 _ROUND = (64, 32, 16, 8, 4, 2, 1)
-_DEFAULT_CHUNK = 8192
+_CHUNKS = (8192, 16384, 4096, 2048)  # SGLang's defaults, by the GPU's memory
 _SMALL_RATIO = 0.05
 _PAGE = 256
 
@@ -74,10 +74,13 @@ def _deployments(log: StartupLog, base: Deployment) -> Iterator[Deployment]:
     role = log.text("role")
     stage, first, end = (reading.whole(name) for name in ("stage", "first", "end"))
     overlaps = stage is None and not log.is_on("overlap_off")
-    for state, ratio in product((4, 2), ratios):
+    # window slots of running requests are as many as chunks need, where they are printed apart
+    chunks = _CHUNKS if "swa_fixed" in reading.fields else _CHUNKS[:1]
+    chunks = (batched,) if (batched := log.whole("batched")) else chunks
+    for state, ratio, chunk in product((4, 2), ratios, chunks):
         deployment = replace(
             base,
-            in_flight_tokens=(1 + overlaps) * (log.whole("batched") or _DEFAULT_CHUNK),
+            in_flight_tokens=(1 + overlaps) * chunk,
             state_bytes=state,
             window_ratio=ratio,
             prefix_cache=not log.is_on("radix_off"),

@@ -118,12 +118,14 @@ def test_what_made_a_refusal_is_recovered_from_it(
     st.sampled_from([0, 1]),
     st.integers(1, 400),
     st.integers(40 * GIB, 180 * GIB),
+    st.sampled_from([8192, 16_384]),
 )
 def test_what_made_a_log_of_sglang_is_recovered_from_it(
-    name: str, model: str, drafts: int, requests: int, memory: int
+    name: str, model: str, drafts: int, requests: int, memory: int, chunk: int
 ) -> None:
+    """Its chunk is not printed."""
     deployment = deploy(
-        model, drafts=drafts, concurrency=requests, window_ratio=0.1, flight=16_384
+        model, drafts=drafts, concurrency=requests, window_ratio=0.1, flight=2 * chunk
     )
     capacity = find_engine(name).capacity(deployment, memory)
     assume(capacity.printed_tokens)

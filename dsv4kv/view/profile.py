@@ -23,9 +23,13 @@ from dsv4kv.view.outcomes import format_with_unit
 
 _MAX_LINES, _MIN_KERNELS = 9, 3  # of classes and kernels in an answer
 _IDLE = 0.05  # of a step: less is not worth a clause
-_GEMMS = "GEMMs"
-_CLASSES = (*(name for name in parts.CATEGORIES if name != parts.OTHER), _GEMMS, parts.OTHER)
-_PRODUCTS = re.compile(r"gemm|nvjet|cutlass|matmul|addmm|::(b?mm|linear)$", re.I)
+_GEMMS, _SENDS = "GEMMs", "communication"
+_NAMED = {
+    _GEMMS: re.compile(r"gemm|nvjet|cutlass|matmul|addmm|::(b?mm|linear)$", re.I),
+    _SENDS: re.compile(r"nccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|deep_ep", re.I),
+}
+"""Classes of kernels that no rule classifies, by their names."""
+_CLASSES = (*(name for name in parts.CATEGORIES if name != parts.OTHER), *_NAMED, parts.OTHER)
 _MAX_AMPLIFICATION = 1.10
 """Bytes moved over useful bytes that a gather or an insert may have."""
 ON_GPU = {
@@ -105,7 +109,8 @@ def _answer(
         cache = sum(spent[name] for name in parts.CACHE_CATEGORIES) / total
         words = f"Work on the KV cache: {cache:.1f} % of busy time"
         words += ", synthetic inputs excluded" if len(rows) < len(table.kernels) else ""
-        for name, word in (("attention",) * 2, (_GEMMS,) * 2, (parts.OTHER, "not classified")):
+        shown = {name: name for name in ("attention", *_NAMED)} | {parts.OTHER: "not classified"}
+        for name, word in shown.items():
             words += f", {word} {spent[name] / total:.1f} %" if spent[name] else ""
         yield tb.strong("; ".join(filter(None, (words, step, layers))) + ".")
     else:
@@ -314,9 +319,9 @@ def _titles(rows: Sequence[parts.KernelRow]) -> list[str]:
 
 
 def class_of(row: parts.KernelRow) -> str:
-    """What a kernel does; GEMMs, which no rule classifies, by their names."""
-    is_gemm = row.category == parts.OTHER and _PRODUCTS.search(title_of(row))
-    return _GEMMS if is_gemm else row.category
+    """What a kernel does."""
+    names = _NAMED if row.category == parts.OTHER else {}
+    return next((name for name in names if names[name].search(title_of(row))), row.category)
 
 
 def title_of(row: parts.KernelRow) -> str:

@@ -107,8 +107,7 @@ _WANTED = (
 def _read_run(name: str, given: Mapping[str, Any]) -> Measured:
     said = str(given.get("framework") or "").lower()
     fields = {each: set(FAMILIES[each].result_fields) for each in replayed_engines()}
-    likely = {each: (each in said, len(fields[each] & set(given))) for each in fields}
-    engine = max(likely, key=lambda each: likely[each])
+    engine = max(fields, key=lambda each: (each in said, len(fields[each] & set(given))))
     if not {"completed", "duration"} <= set(given):
         raise RecordError(f"{name} has no completed and no duration; {_WANTED}")
     _check(name, given)
@@ -116,8 +115,6 @@ def _read_run(name: str, given: Mapping[str, Any]) -> Measured:
     if given.get("input_lens") and not kept:
         raise RecordError(f"{name}: none of its requests succeeded; {_WANTED}")
     requests, assumed = _requests(name, given, kept)
-    if not any(likely[engine]):
-        assumed = ", ".join(filter(None, [assumed, f"a server of {FAMILIES[engine].title}"]))
     measured = _latencies(given, kept)
     if not measured:
         raise RecordError(

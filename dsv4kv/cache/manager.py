@@ -44,6 +44,15 @@ class BlockTable:
         self.returns = np.zeros(num_slots, dtype=np.int64)
         # written since they were last copied to the device; None without such a copy
         self.changes: list[Cells] | None = None
+        block_tokens = group.ratio * group.entries_per_block
+        # arrays, with which numpy is twice as fast as with Python's numbers
+        self._rounding = np.array(block_tokens - group.ratio)
+        self._block_tokens = np.array(block_tokens)
+
+    def blocks_for(self, tokens: Ids) -> Ids:
+        """Blocks that hold every complete entry of ``tokens``, as the group's."""
+        needed: Ids = (tokens + self._rounding) // self._block_tokens
+        return needed
 
     def missing(self, slots: Ids, needed: Ids) -> Ids:
         """Blocks each slot lacks, int64[B], negative where it holds too many. Changes nothing.
@@ -55,7 +64,7 @@ class BlockTable:
         lacking: Ids = needed - self.held[slots]
         if not np.count_nonzero(lacking):
             return lacking
-        short = int(np.maximum(lacking, 0).sum()) - self.allocator.num_free
+        short = int(np.add.reduce(np.maximum(lacking, 0))) - self.allocator.num_free
         if short > 0:
             rows, columns = self._surplus(slots, lacking)
             short -= self.allocator.num_freed(self.blocks[0, rows, columns])
@@ -71,16 +80,18 @@ class BlockTable:
         """Give back, then take what ``missing`` returned."""
         if not np.count_nonzero(lacking):
             return
-        held = self.held[slots]
-        if np.count_nonzero(lacking < 0):
+        held, growth, shrinks = self.held[slots], lacking, lacking < 0
+        if np.count_nonzero(shrinks):
             rows, columns = self._surplus(slots, lacking)
             self.allocator.release(self.blocks[0, rows, columns])
-            self.returns[slots[lacking < 0]] += 1
+            self.returns[slots[shrinks]] += 1
             self.blocks[:, rows, columns] = NO_BLOCK
             self._note(rows, columns)
-        rows, columns = _cells(slots, held, np.maximum(lacking, 0))
-        self.blocks[:, rows, columns] = self.allocator.acquire(len(rows))
-        self._note(rows, columns)
+            growth = np.maximum(lacking, 0)
+        if np.count_nonzero(growth):
+            rows, columns = _cells(slots, held, growth)
+            self.blocks[:, rows, columns] = self.allocator.acquire(len(rows))
+            self._note(rows, columns)
         self.held[slots] = held + lacking
 
     def adopt(self, slot: int, blocks: Ids) -> None:
@@ -112,10 +123,9 @@ class BlockTable:
 
 def _cells(slots: Ids, starts: Ids, counts: Ids) -> Cells:
     """Cells (row, column) of ``counts`` columns from ``starts`` on in every row."""
-    rows = np.repeat(slots, counts)
-    ends = np.cumsum(counts)
-    columns = np.arange(len(rows), dtype=np.int64) + np.repeat(starts - ends + counts, counts)
-    return rows, columns
+    rows = slots.repeat(counts)
+    firsts = starts - counts.cumsum() + counts
+    return rows, np.arange(rows.size) + firsts.repeat(counts)
 
 
 def stage(numbers: Tensor, device: torch.device) -> Tensor:
@@ -376,7 +386,7 @@ def prepare_forward(
         for values in (request_slots, positions_before, positions_after)
     )
     _check(manager, slots, before, after)
-    lacking = [table.missing(slots, table.group.blocks_for(after)) for table in manager.tables]
+    lacking = [table.missing(slots, table.blocks_for(after)) for table in manager.tables]
     for table, blocks in zip(manager.tables, lacking, strict=True):
         table.change(slots, blocks)
     manager.tokens[slots] = after

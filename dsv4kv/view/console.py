@@ -3,6 +3,9 @@
 import os
 import sys
 from collections.abc import Iterable
+from functools import partial
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import typer
@@ -48,6 +51,9 @@ def say(text: str, *, err: bool = False, end: str = "\n") -> None:
     whole = _printable(text)
     if err:
         whole = mask_secrets(whole)
+        if sys.stderr and sys.stderr.isatty():  # between words: a terminal breaks them anywhere
+            wrap = partial(fill, width=get_terminal_size().columns, break_long_words=False)
+            whole = "\n".join(wrap(line, break_on_hyphens=False) for line in whole.splitlines())
     try:
         typer.echo(whole + end, err=err, nl=False)
     except OSError as error:

@@ -23,6 +23,18 @@ def test_signs_in_names_are_no_markup(name: str, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.count(name) == 2
 
 
+def test_a_sentence_is_wrapped_between_words_on_a_terminal_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    sentence = "error: a/file-of-a-very-long-name cannot be read"
+    say(sentence, err=True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    say(sentence, err=True)
+    wrapped = ["error:", "a/file-of-a-very-long-name", "cannot be read"]
+    assert capsys.readouterr().err.splitlines() == [sentence, *wrapped]
+
+
 COMMANDS_OF_TERMINALS = [
     "\x1b[2J",  # clear the screen
     "\x1b]52;c;cm0gLXJmIC8=\x07",  # fill the clipboard

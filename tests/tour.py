@@ -38,6 +38,8 @@ EXITS = {
     # verdicts, of records made up or measured now
     r"compare (--ab \S+ \S+\.yaml|--ab backend:cpu|results/)": {0, 1, 3},
     r"compare results/LRU.json": {0, 1, 2, 3},
+    # the record of a page's answer
+    r"compare before.json slower.json": {7},
     r"budget .*--gpus 8 .*--concurrency 3000": {1},
     r"lint (serve.sh|.*log|runs)": {0, 1, 2},  # or files that are not there
     r"lint ": {0, 1},
@@ -67,6 +69,7 @@ EXITS = {
     r"trace convert (server|recording)": {4},
     # a GPU, its tools, packages for it and files that they write
     r"bench gpu": {6, 8},
+    r"doctor --check-gpu": {0, 8},
     r"profile gpu": {0, 8, 9},
     r"bench --backend vllm": {0, 6, 8},
     r"bench --axis ops.variant": {0, 2, 8},

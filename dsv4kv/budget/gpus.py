@@ -1,5 +1,6 @@
 """The catalogue of GPUs: how much memory each has, how fast it is, and who says so."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -62,6 +63,13 @@ class Gpu:
 
 def gpu_names() -> list[str]:
     return shipped_names("gpus")
+
+
+def gpu_labelled(label: str) -> str | None:
+    """The GPU whose name's words are in a label: ``h100`` of ``NVIDIA-H100-80GB-HBM3``."""
+    words = set(re.split(r"[^a-z0-9]+", label.lower()))
+    found = [name for name in gpu_names() if words.issuperset(name.split("-"))]
+    return max(found, key=lambda name: name.count("-"), default=None)
 
 
 @cache

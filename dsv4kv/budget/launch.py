@@ -3,18 +3,26 @@
 import os
 import re
 import shlex
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from dsv4kv.budget.answer import Answer
 from dsv4kv.budget.fit import max_concurrency, tightest_free_bytes
-from dsv4kv.budget.gpus import gpu_names
-from dsv4kv.budget.inputs import READERS, GivenFlag, Inputs, merge, read_flag, read_inputs
+from dsv4kv.budget.gpus import gpu_labelled
+from dsv4kv.budget.inputs import (
+    DEFAULT_GPU,
+    READERS,
+    GivenFlag,
+    Inputs,
+    merge,
+    read_flag,
+    read_inputs,
+)
 from dsv4kv.budget.layout import Layout
 from dsv4kv.budget.scenario import Scenario, fix_layout, resolve
 from dsv4kv.budget.servers import MODEL_FLAGS, Launch, find_launches
@@ -88,33 +96,43 @@ def read_command(
     given separately, whose flags may have no value; a ``whole`` one has its ranks. Raises
     ``ConfigError`` for no command, several without a choice, or a value that cannot be read.
     """
-    with _launches(given) as launches:
+    with _launches(given) as (_, launches):
         return _interpret(_choose(launches, which), model, options, whole=whole)
 
 
 def read_commands(
     given: str, model: str | None = None, options: Container[str] = ()
-) -> list[Reading]:
-    """Read every different launch command of a text or a file; raises ``ConfigError``."""
-    with _launches(given) as launches:
+) -> list[Callable[[], Reading]]:
+    """Every different launch command of a text or a file; raises ``ConfigError``.
+
+    Each is read by a call, which raises ``ConfigError`` for what is wrong with it alone.
+    """
+    with _launches(given) as (source, launches):
         _choose(launches, "1")  # refuses none
-        different = {each.started: each for each in launches}
-        return [_interpret(each, model, options) for each in different.values()]
+
+    def read(launch: Launch) -> Reading:
+        try:
+            return _interpret(launch, model, options)
+        except ConfigError as error:
+            which = f"{launch.title} (line {launch.line}): " if len(different) > 1 else ""
+            raise ConfigError(f"{source}: {which}{error}") from None
+
+    different = {each.started: each for each in launches}
+    return [partial(read, each) for each in different.values()]
 
 
 @contextmanager
-def _launches(given: str) -> Iterator[list[Launch]]:
+def _launches(given: str) -> Iterator[tuple[str, list[Launch]]]:
     """The commands of a text or a file, which is named where they are refused."""
     source, text = _text_of(given)
     try:
         folder = Path() if source == "--command" else Path(source).parent
-        named = re.split(r"[^a-z0-9]+", Path(source).name.lower())
-        gpu = next((word for word in named if word in gpu_names()), "")
+        gpu = gpu_labelled(Path(source).name) or ""
         plain = re.sub(r"[^a-z0-9.]+", "-", text.lower())
         models = [each for each in preset_names() if re.search(_MODEL.format(each), plain)]
         model = models[0] if len(models) == 1 else None
         found = find_launches(text, os.environ, folder)
-        yield [replace(each, gpu=each.gpu or gpu, mentioned=model) for each in found]
+        yield source, [replace(each, gpu=each.gpu or gpu, mentioned=model) for each in found]
     except ConfigError as error:
         if str(error).startswith("--which"):  # is about the option, not about the text
             raise
@@ -183,8 +201,9 @@ def _interpret(
     spread = [word for word in launch.unread if "," not in word]
     if spread and not any(name in {*merged, *absent} or name in options for name in sizes):
         raise ConfigError(
-            f"{', '.join(launch.unread)}: not read, and it may give the layout: add --tp (1 for "
-            "one GPU), set the variable in the environment, or put the file next to the script."
+            f"{', '.join(launch.unread)}: not read, and it may give the layout: give budget "
+            "--command with --tp (1 for one GPU), set the variable in the environment, or put the "
+            "file next to the script."
         )
     is_given = "context" in merged or "context" in options
     if launch.role and launch.benched_tokens and not is_given:
@@ -201,8 +220,11 @@ def _interpret(
         )
     elif "model" not in options:
         unread.append("a model: v4-flash is taken")
-    if launch.gpu in gpu_names() and "gpu" not in options and "hbm" not in options:
-        texts["gpu"] = launch.gpu
+    if launch.gpu and "gpu" not in options and "hbm" not in options:
+        if gpu := gpu_labelled(launch.gpu):
+            texts["gpu"] = gpu
+        else:
+            unread.append(f"GPU {launch.gpu[:60]}, which is not known: {DEFAULT_GPU} is taken")
     name = f"{launch.family}:{launch.version}" if launch.version else launch.family
     try:
         find_engine(name)
@@ -309,9 +331,13 @@ def flag_costs(reading: Reading, given: Texts, found: Answer) -> Iterator[FlagCo
         others = _merged(reading.launch, [each for each in reading.flags if each is not flag])
         texts = kept | others | given | sizes
         try:
-            (other,) = resolve(read_inputs(texts))
-            taken = tightest_free_bytes(other, *asked) - tightest_free_bytes(scenario, *asked)
-            more = found.max_concurrency - max_concurrency(other, found.context)
+            read = read_inputs(texts)
+            (other,) = resolve(read)
+            of_slots = read.context if scenario.engine.unit == "slot" else None
+            length = of_slots or found.context  # slots are as long as its flags make them
+            free = tightest_free_bytes(other, length, found.concurrency)
+            taken = free - tightest_free_bytes(scenario, *asked)
+            more = found.max_concurrency - max_concurrency(other, length)
         except ConfigError:
             continue
         yield FlagCost(flag, taken, more)
@@ -404,7 +430,8 @@ def launch_line(
         line = launch_command(
             family.name, inputs.checkpoint or inputs.model, scenario.layout, drafts
         )
-        flags = [word for word in given if word.startswith("-") and word not in line.split()]
+        said = line.replace("_", "-").split()
+        flags = [w for w in given if w.startswith("-") and w.replace("_", "-") not in said]
         variables = [word for word in given if not word.startswith("-")]
         line = " ".join([*variables, line, *flags])
         read = read_inputs(read_command(line).texts)

@@ -5,6 +5,7 @@ A frontend or a router starts no engine, whatever its image is called.
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -40,6 +41,21 @@ _TAGGED = re.compile(r"-runtime:|lmcache/|nvidia/")  # images whose tags are no 
 _ENGINE = rf"(?<!lmcache/)(?<!nvidia/)\b({'|'.join(FAMILIES)})(?!-runtime)"
 _PINNED = re.compile(_ENGINE + r"(?:\s*==\s*|(?:-\w+)?:v?)(\d+\.\d+(?:\.\d+)?)")
 _NIGHTLY = re.compile(_ENGINE + r"(?:-\w+)?:nightly[\w.-]*?-(20\d{6})\b")
+_GPU_KEYS = (
+    *("gpu_type", "nvidia.com/gpu.product", "cloud.google.com/gke-accelerator"),
+    *("accelerator_type", "accelerators"),
+)
+_GPU = re.compile(
+    r"--(?:gres=gpu|gpus(?:-per-node)?)[:=]([A-Za-z]\w{1,30}):\d"
+    r"|\bGPU 0: (?:NVIDIA|AMD) ([\w -]{3,60})"
+)
+"""What a batch script asks for, or a machine lists."""
+_RANKS = {
+    "tensor": "--tensor-parallel-size",
+    "data": "--data-parallel-size",
+    "pipeline": "--pipeline-parallel-size",
+}
+_ENVIRONMENTS = ("environment", "env", "envs")
 _NAMING = ("model_id", "model_source", "modelURL", "model_name", "hf_model_id")
 _UNIT = re.compile(r"(?m)^\[(?:Service|Container|program:.*)\]")
 _SETTINGS = {"--config", "--extra-engine-args", "--extra-llm-api-options"}
@@ -90,6 +106,7 @@ class _Around:
     role: str = ""
     gpu: str = ""
     image: str = ""
+    ranks: tuple[tuple[str, str], ...] = ()  # flags of a chart's ``parallelism``
     names: tuple[str, ...] = ()
     benched_tokens: int = 0
     shells: Iterator[int] = field(default_factory=lambda: iter(range(_MOST_SHELLS)))
@@ -116,19 +133,24 @@ class _Around:
         if isinstance(model, dict):
             naming[:1] = [model.get("name"), model.get("path")]
         inside = (document, document.get("resources"), document.get("nodeSelector"))
-        keys = ("gpu_type", "nvidia.com/gpu.product")
-        gpus = [each.get(key) for each in inside if isinstance(each, dict) for key in keys]
+        gpus = [each.get(key) for each in inside if isinstance(each, dict) for key in _GPU_KEYS]
+        gpus += [next(iter(each)) for each in gpus if isinstance(each, dict) and len(each) == 1]
         gpu = next((each for each in gpus if isinstance(each, str)), self.gpu)
         given = [benched.get(key) for key in ("isl", "osl")] if isinstance(benched, dict) else []
         lengths = [each for each in given if isinstance(each, int)]
-        own = _environment(document)
+        own, spread = _environment(document), document.get("parallelism")
+        artifacts = document.get("modelArtifacts")
         naming.append(own.get("model_path"))
+        naming.append(artifacts.get("name") if isinstance(artifacts, dict) else None)
+        ranks = spread.items() if isinstance(spread, dict) else ()
+        flags = ((_RANKS.get(name), str(count)) for name, count in ranks)
         return replace(
             self,
             variables={**self.variables, **own} if own else self.variables,
             family=next(filter(None, map(_family_named, said)), self.family),
-            gpu=gpu.lower().removeprefix("nvidia-"),
+            gpu=gpu,
             image=_image(document) or self.image,
+            ranks=tuple((flag, count) for flag, count in flags if flag) or self.ranks,
             names=(*(each for each in naming if isinstance(each, str)), *self.names),
             benched_tokens=sum(lengths) if len(lengths) > 1 else self.benched_tokens,
             sides={**self.sides, **{key: document[key] for key in document if key in _SIDES}},
@@ -159,11 +181,12 @@ def find_launches(
         raise ConfigError(
             f"it has over {_MOST_LAUNCHES} launch commands: give those that you mean."
         )
-    ascend = "ascend-910b" if _ASCEND.search(text) else ""
+    labelled = _GPU.search(text)
+    label = "ascend-910b" if _ASCEND.search(text) else (labelled and (labelled[1] or labelled[2]))
     for launch in found:
         version = pinned[2] if pinned and pinned[1] == launch.family else None
         own = {name: v for name, v in launch.variables.items() if outer.get(name) != v}
-        version, gpu = launch.version or version, launch.gpu or ascend
+        version, gpu = launch.version or version, launch.gpu or label or ""
         whole = replace(launch, variables=own, version=version, gpu=gpu)
         dated = nightly and nightly[1] == whole.family and version is None
         yield _dated(whole, nightly[2]) if nightly and dated else whole
@@ -245,18 +268,43 @@ def _in_script(text: str, around: _Around) -> Iterator[Launch]:
 def _as_shell(text: str) -> str:
     """A unit of systemd, Quadlet or supervisord as shell, of Markdown the code; lines kept."""
     text = re.sub(r"(?m)(?<=\s)[`^][^\S\n]*$\n", "\\\\\n", text)  # continued as on Windows
+    if re.search(r"(?m)^> ?```", text):
+        text = re.sub(r"(?m)^> ?", "", text)
     if len(re.findall(r"(?m)^[^\S\n]*```", text)) > 1:
         parts = re.split(r"(?m)^([^\S\n]*```.*)$", text)
         prose = {n for n in range(len(parts)) if n % 4 != 2}  # text, fence, code, fence
         text = "".join(
             "\n" * part.count("\n") if n in prose else part for n, part in enumerate(parts)
         )
+    if (image := re.search(r"(?m)^FROM\s+(\S+)", text)) and re.search(_STARTS, text):
+        return _of_dockerfile(text, image[1])
     if not _UNIT.search(text):
         return text
     image = re.search(r"(?m)^Image=(\S+)", text)
     text = re.sub(r"(?mi)^environment=", "export ", text)
     text = re.sub(r"(?m)^(?:ExecStart|command)=[-@:+!|]*", "", text)
     return re.sub(r"(?m)^Exec=", f"podman run {image[1]} " if image else "", text)
+
+
+_STARTS = r"(?m)^(ENTRYPOINT|CMD)\s+((?:.*\\\n)*.*)"
+
+
+def _of_dockerfile(text: str, image: str) -> str:
+    """What a Dockerfile sets and starts, as a shell would; lines kept as far as they go."""
+    given = dict(re.findall(_STARTS, text))
+    words: list[str] = []
+    for text_of in (given.get("ENTRYPOINT", ""), given.get("CMD", "")):
+        plain = text_of.replace("\\\n", " ").strip()
+        with suppress(ValueError):
+            plain = shlex.join(map(str, json.loads(plain))) if plain.startswith("[") else plain
+        words.append(plain)
+    run = " ".join(filter(None, ["docker run", image, *words]))
+    sets = re.sub(r"(?m)^ENV\s+(\w+)[^\S\n]+(?!=)", r"export \1=", text)
+    sets = re.sub(r"(?m)^(?:ENV|ARG)\s+(?=\w+=)", "export ", sets)
+    kept = re.sub(_STARTS, lambda match: "\n" * match[0].count("\n"), sets)
+    return (
+        re.sub(r"(?m)^(?:FROM|RUN|COPY|ADD|WORKDIR|EXPOSE|LABEL|USER)\b.*", "", kept) + f"\n{run}"
+    )
 
 
 def _in_shell(
@@ -440,7 +488,7 @@ def _in_yaml(document: Any, around: _Around, depth: int = 0) -> Iterator[Launch]
             yield whole
             return
         for key, value in document.items():
-            if key in ("environment", "env", "image"):
+            if key in (*_ENVIRONMENTS, "image"):
                 continue
             name, family = str(key), _family_named(re.sub("_?[cC]onfig$", "", str(key)))
             own = around.sides.get(f"{name}_environment")
@@ -461,12 +509,13 @@ def _located(launch: Launch, part: Any) -> Launch:
 def _in_mapping(document: Mapping[Any, Any], around: _Around) -> Launch | None:
     """The command that a mapping is as a whole."""
     parts = [document[key] for key in _CONTAINER if document.get(key)]
-    if container := [word for part in parts for word in _words(part)]:
+    serve = ["vllm", "serve"] if document.get("modelCommand") == "vllmServe" else []  # llm-d's
+    if container := [*serve, *(word for part in parts for word in _words(part))]:
         defaults = document.get("defaults")
         named = document if not isinstance(defaults, dict) else {**document, **defaults}
         own = replace(around, variables={**_texts(named), **around.variables})
         if launch := _in_container(container, own):
-            return _located(launch, parts[0])
+            return _located(launch, parts[0] if parts else document["modelCommand"])
     if isinstance(base := document.get("base_args"), list):  # a recipe of vLLM's
         model = document.get("model_id", "")
         return _located(_make("vllm", [str(model), *_words(base)], around), model or base)
@@ -522,7 +571,11 @@ def _in_container(words: list[str], around: _Around, depth: int = 0) -> Launch |
         given = [(word, "") for word in filled if word.startswith("--")]
         if family := family or _family_of_flags(given, around.family, 3):
             launch = _make(family, filled, around)
-    return _versioned(launch, image) if launch else None
+    if launch is None:
+        return None
+    said = {find_flag(launch.family, spelling) for spelling, _ in launch.flags} | {None}
+    ranks = (each for each in around.ranks if find_flag(launch.family, each[0]) not in said)
+    return _versioned(replace(launch, flags=(*launch.flags, *ranks)), image)
 
 
 def _texts(document: Mapping[Any, Any]) -> dict[str, str]:
@@ -531,7 +584,7 @@ def _texts(document: Mapping[Any, Any]) -> dict[str, str]:
 
 def _environment(document: Mapping[Any, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for key in ("environment", "env"):
+    for key in _ENVIRONMENTS:
         value = document.get(key)
         if isinstance(value, dict):
             found |= {str(name): str(text) for name, text in value.items()}

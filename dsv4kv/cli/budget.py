@@ -264,7 +264,8 @@ def size(
         as_read = bool(read) and changed <= OURS
         flags = command[0].flags if command else ()
         launch = partial(_write_launch, found, typed, flags, as_read=as_read)
-        lines = view_command(command[0], costs, found.use.memory) if command else ()
+        gpu = "" if {"gpu", "hbm"} & set(texts) else found.scenario.gpu.name
+        lines = view_command(command[0], costs, found.use.memory, gpu) if command else ()
         uncounted = [each for each in (*flags, *options) if each.flag and not each.flag.means]
         return budget_page(
             found,

@@ -144,7 +144,6 @@ def _explain(kind: str, name: str, given: str, options: Mapping[str, str]) -> _A
     from dsv4kv.diagnose.faults import judge, load_faults
     from dsv4kv.diagnose.subjects import read_subjects
     from dsv4kv.view.checks import brief_findings
-    from dsv4kv.view.table import Finding, Page
 
     if kind == "profile":
         return _Answer(name, kind, [_profile(Path(given))])
@@ -170,12 +169,19 @@ def _explain(kind: str, name: str, given: str, options: Mapping[str, str]) -> _A
     if failed:
         if not faults:
             raise failed
-        reason = Page("", [Finding("warning", str(failed))])
-        fits = not isinstance(failed, DoesNotFit)
-        found = [Found(partial(dict, error=str(failed)), lambda: reason, fits)]
+        found = [_refused(failed)]
     linted = list(brief_findings(subjects, faults, len(known))) if subjects else []
     words = [word for each, text in known_by.items() for word in (f"--{each}", text)]
     return _Answer(name, kind, found, linted, words, faults)
+
+
+def _refused(error: Dsv4kvError) -> Found:
+    """The reason in place of an answer."""
+    from dsv4kv.view.table import Finding, Page
+
+    reason = Page("", [Finding("warning", str(error))])
+    fits = not isinstance(error, DoesNotFit)
+    return Found(partial(dict, error=str(error)), lambda: reason, fits)
 
 
 def _versions(log: Found) -> set[str]:
@@ -196,9 +202,15 @@ def _sizes(kind: str, name: str, given: str, options: Mapping[str, str]) -> Iter
         readings = read_commands(given, options.get("model"), set(options))
         typed = [(set[str](), ["--command", name])]
         typed += [({each}, [f"--{each}", text]) for each, text in options.items()]
-        for reading in readings:
+        for read in readings:
             only = typed if len(readings) == 1 else None
-            yield size({**reading.texts, **options}, (reading, dict(options)), only)
+            try:
+                reading = read()
+                yield size({**reading.texts, **options}, (reading, dict(options)), only)
+            except Dsv4kvError as error:
+                if only:
+                    raise
+                yield _refused(error)
     else:
         from dsv4kv.replay.clock.measured import read_results
         from dsv4kv.view.explain import results_page, results_values

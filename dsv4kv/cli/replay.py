@@ -14,7 +14,7 @@ from dsv4kv.cli import command
 from dsv4kv.cli import options as opt
 from dsv4kv.cli.runs import Request, close_sweep, end_run, keep_points, keep_record
 from dsv4kv.core.policies import POLICIES
-from dsv4kv.engines.names import RULES
+from dsv4kv.engines.names import RULES, replayed_engines
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import make_folder, shipped_names, user_calibrations, write_named
 from dsv4kv.view.console import say
@@ -33,11 +33,12 @@ SHORTHANDS = {
         f"What is evicted first: {listed(POLICIES)}.", key="prefix.policy", rare=True
     ),
     "limit": opt.Row("Only the first requests of the trace.", "N", kind=int, key="workload.limit"),
-    "rule": opt.Row(
-        f"Engine whose prefix cache to model: {listed(RULES)}. Its version, with its pools: "
-        "--set server.engine=vllm:0.22.",
-        key="prefix.rule",
-        values=RULES,
+    "rule": opt.Row(f"Prefix cache to model: {listed(RULES)}.", key="prefix.rule", values=RULES),
+    "engine": opt.Row(
+        f"Server whose rule, pools and chunks to model: {listed(replayed_engines())}; vllm:0.22.",
+        "NAME",
+        key="server.engine",
+        values=replayed_engines(),
     ),
     "strategy": opt.Row(
         f"Where windows and states are kept: {listed(STRATEGIES)}.",

@@ -374,9 +374,10 @@ def _trials(found: Recovery, log: StartupLog) -> Iterator[tuple[str, Engine, Dep
     if deployment.formats.indexer.name == "fp8" and deployment.arch != "sm_90":
         formats = replace(deployment.formats, indexer=entry_format("indexer", "mxfp4"))
         flag = launch.written.get("indexer_format=mxfp4", "indexer keys in mxfp4")
-        what = f"{flag.format()} (changes numerics)"
+        where = "" if deployment.arch else "sm_100; "
+        what = f"{flag.format()} ({where}changes numerics)"
         yield what, engine, replace(deployment, formats=formats), memory
-    for what, changed in family.load("log").changes(deployment, log):
+    for what, changed in family.load("log").changes(found, log):
         yield what, engine, changed, memory
     newest = find_engine(family.name)
     if newest.name != engine.name:

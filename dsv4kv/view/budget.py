@@ -369,9 +369,12 @@ def _assumed(scenario: Scenario, given: Mapping[str, str]) -> Iterator[tb.Text]:
 
 
 def view_command(
-    reading: "Reading", costs: "Iterable[FlagCost]", memory_bytes: int
+    reading: "Reading", costs: "Iterable[FlagCost]", memory_bytes: int, gpu: str = ""
 ) -> list[tb.Part]:
-    """What the flags and variables of a launch command do to sizes: those that cost."""
+    """What the flags and variables of a launch command do to sizes: those that cost.
+
+    ``gpu`` is taken although nothing names one.
+    """
     known = [cost for cost in costs if cost.taken_bytes or cost.requests]
     costly = {cost.flag.spelling for cost in known}
     others = [flag.spelling for flag in reading.counted if flag.spelling not in costly]
@@ -404,6 +407,7 @@ def view_command(
     ).first(_MAX_FLAGS)
     parts: list[tb.Part] = ["", table] if known else [tb.dim(free)] if free else []
     parts += [tb.warning(f"not read: {words}") for words in reading.unread]
+    parts += [tb.warning(f"no GPU is named: {gpu} is taken, --gpu names another")] if gpu else []
     unknown = [f.spelling for f in reading.unknown if f.spelling not in reading.misspelt]
     if unknown:
         listed = ", ".join(unknown)

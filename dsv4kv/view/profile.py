@@ -25,7 +25,7 @@ _MAX_LINES, _MIN_KERNELS = 9, 3  # of classes and kernels in an answer
 _IDLE = 0.05  # of a step: less is not worth a clause
 _GEMMS, _SENDS = "GEMMs", "communication"
 _NAMED = {
-    _GEMMS: re.compile(r"gemm|nvjet|cutlass|matmul|addmm|::(b?mm|linear)$", re.I),
+    _GEMMS: re.compile(r"gemm|nvjet|cutlass|matmul|addmm|fused_moe|::(b?mm|linear)$", re.I),
     _SENDS: re.compile(r"nccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|deep_ep", re.I),
 }
 """Classes of kernels that no rule classifies, by their names."""
@@ -120,6 +120,8 @@ def _answer(
             yield tb.strong(f"{step[0].upper()}{step[1:]}.")
     if doubt:
         yield tb.warning(doubt)
+    if not table.steps and not own and table.tool != "ncu":
+        yield tb.warning("no step is found: shares are of the whole capture")
     yield from _doubts(table)
     yield from _next(table, rows, idle)
     if table.kernels:

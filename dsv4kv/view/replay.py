@@ -127,7 +127,7 @@ def _case_answer(record: RunRecord, case: Case) -> Iterator[tb.Part]:
         offered = f"{tb.number(rate)} requests/s offered, "
     served = tb.number(totals.requests / totals.wall_ns * 1e9) if totals.wall_ns else tb.ABSENT
     yield (
-        f"Load: {offered}{served} served; {result.mean_decoding:.1f} requests decode on average, "
+        f"Load: {offered}{served} served; {result.mean_decoding:.1f} decode on average, "
         f"{counted(totals.peak_requests, 'slot')} at the peak."
     )
     if result.fleet:
@@ -148,15 +148,17 @@ def _next(case: Case, reuse: Reuse, trace: str, model: str, *, late: bool) -> It
         return
     family, ruled = FAMILIES.get(RULES.get(reuse.rule, IDEAL).engine.partition(":")[0]), ""
     if setting(case, "server.engine") is None and family is None:
-        ruled = "ideal is no engine's rule; --set server.engine=sglang takes SGLang's."
+        ruled = "ideal is no engine's rule: --engine sglang takes SGLang's."
     elif setting(case, "server.engine") is None and family and not family.slots:
-        ruled = f"--set server.engine={family.name} takes {family.title}'s sizes and chunks, too."
+        ruled = f"--engine {family.name} takes {family.title}'s pools and chunks, too."
     gpu, kept_s = setting(case, "cost.gpu"), _LIMIT_S
     for each in case.latencies:  # a limit that this server keeps by the clock's error
         if each.name == "ttft" and each.samples_ns and not late:
             worst = summarize(each.samples_ns).percentiles.get(99.0, max(each.samples_ns))
             kept_s = max(kept_s, tb.round_up(worst * (each.factor or 1.0) / 1e9))
-    words = ["--model", model, *(["--gpu", gpu] if gpu else []), "--slo", f"ttft_p99={kept_s:g}s"]
+    engine = setting(case, "server.engine")
+    given = {"--model": model, "--gpu": gpu, "--engine": engine, "--slo": f"ttft_p99={kept_s:g}s"}
+    words = [word for option, text in given.items() if text for word in (option, text)]
     yield from (ruled and tb.dim(ruled), tb.Command.of("dsv4kv", "plan", trace, *words))
 
 
@@ -170,7 +172,7 @@ def _other_rule(case: Case) -> str:
     kind = load_model(model).kind
     if not any(kind in each.default_for for each in family.rules.values() if each != rule):
         return ""
-    own = f"--set server.engine={family.name}"
+    own = f"--engine {family.name}"
     return f"{name} is {family.title}'s rule for models without windows; for {model}: {own}"
 
 
@@ -232,8 +234,7 @@ def overload(case: Case) -> str:
     offered = tb.number(_asked(totals) / result.arrived_ns * 1e9)
     served = tb.number(totals.requests / totals.wall_ns * 1e9)
     return (
-        f"overloaded: {offered} requests/s arrive, {served} are served, so queue wait and TTFT "
-        "grow with the length of the trace"
+        f"overloaded: {offered} requests/s arrive, {served} are served: waits grow with the trace"
     )
 
 
@@ -247,8 +248,8 @@ def _reuse_table(case: Case, reuse: Reuse, limit: int | None = None) -> tb.Table
     ]
     if rest := sum(tokens for _, tokens in lost[len(rows) - 2 :]):
         rows.append(("lost: other reasons", rest, "--verbose lists them"))
-    note = f"prompts share blocks of {reuse.shared_tokens:,} tokens"
-    note += "; remedies are flags of the server" * bool(RULES.get(reuse.rule, IDEAL).engine)
+    note = f"shared in blocks of {reuse.shared_tokens:,} tokens"
+    note += "; remedies: server flags" * bool(RULES.get(reuse.rule, IDEAL).engine)
     return _losses_table("Prompt tokens", rows, reuse.prompt_tokens, note)
 
 

@@ -125,6 +125,83 @@ args: ["--tp", "8"]
         VLLM_2 | {"overlap": "1"},
         unread="a model: v4-flash, the only one that the text names, is taken",
     ),
+    Pasted(
+        "chart",
+        """decode:
+  parallelism: {tensor: 2, data: 1}
+  containers:
+  - image: ghcr.io/llm-d/llm-d-cuda:v0.5.0
+    modelCommand: vllmServe
+    args: ["--max-model-len=131072"]
+modelArtifacts: {name: deepseek-ai/DeepSeek-V4-Flash}
+""",
+        VLLM_2,
+    ),
+    Pasted(
+        "job",
+        """resources: {accelerators: "H100:8"}
+envs: {MODEL: deepseek-ai/DeepSeek-V4-Flash, LONGEST: 131072}
+run: |
+  vllm serve $MODEL --tensor-parallel-size 2 --max-model-len $LONGEST
+""",
+        VLLM_2 | {"gpu": "h100"},
+    ),
+    Pasted(
+        "job",
+        """#!/bin/bash
+#SBATCH --gres=gpu:h100:8
+srun vllm serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 2 --max-model-len 131072
+""",
+        VLLM_2 | {"gpu": "h100"},
+    ),
+    *(
+        Pasted(
+            "pod",
+            f"""spec:
+  nodeSelector: {{{key}: {label}}}
+  containers:
+  - image: vllm/vllm-openai:v0.33.0
+    args: [--model, deepseek-ai/DeepSeek-V4-Flash, -tp, "2", --max-model-len, "131072"]
+""",
+            VLLM_2 | {"engine": "vllm:0.33.0", "gpu": gpu},
+        )
+        for key, label, gpu in (
+            ("nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3", "h100"),
+            ("nvidia.com/gpu.product", "NVIDIA-A100-SXM4-80GB", "a100-80gb"),
+            ("cloud.google.com/gke-accelerator", "nvidia-h100-mega-80gb", "h100"),
+            ("nvidia.com/gpu.product", "NVIDIA-H20-3e", "h20-3e"),
+        )
+    ),
+    Pasted(
+        "pod",
+        """nodeSelector: {nvidia.com/gpu.product: NVIDIA-A30}
+containers:
+- image: vllm/vllm-openai:v0.33.0
+  args: [--model, deepseek-ai/DeepSeek-V4-Flash, -tp, "2", --max-model-len, "131072"]
+""",
+        VLLM_2 | {"engine": "vllm:0.33.0"},
+        unread="GPU NVIDIA-A30, which is not known: h200 is taken",
+    ),
+    *(
+        Pasted(
+            "Dockerfile",
+            "FROM vllm/vllm-openai:v0.33.0\nENV M=deepseek-ai/DeepSeek-V4-Flash \\\n"
+            f"    LONGEST=131072\nENV TP 2\nRUN vllm --version\n{start}\n",
+            VLLM_2 | {"engine": "vllm:0.33.0"},
+        )
+        for start in (
+            "CMD vllm serve $M --tensor-parallel-size $TP \\\n    --max-model-len $LONGEST",
+            """ENTRYPOINT ["vllm", "serve"]
+CMD ["deepseek-ai/DeepSeek-V4-Flash", "-tp", "2", \\
+  "--max-model-len", "131072"]""",
+        )
+    ),
+    Pasted(
+        "quoted",
+        "```text\nGPU 0: NVIDIA H20-3e\n```\nI start with\n\n> ```\n> vllm serve "
+        "/m/DeepSeek-V4-Flash -tp 2 --max-model-len 128K\n> ```\n",
+        VLLM_2 | {"gpu": "h20-3e"},
+    ),
     *(
         Pasted(
             "another's tag",

@@ -416,3 +416,15 @@ def test_what_a_slots_weights_and_lengths_rest_on_is_said(asked: str, weights: s
     assert ("not counted: " in told) == (not weights)
     by_context = document(*words)["concurrency_by_context"]
     assert [each["context_tokens"] for each in by_context] == [4096, 32_768]
+
+
+def test_a_slots_flag_is_weighed_with_the_context_that_is_left_without_it() -> None:
+    """Four unified slots of 256K hold 7,055.56 MiB, two of 128K 1,807.78."""
+    command = "llama-server -m DeepSeek-V4-Flash-Q4_K_M.gguf -c 262144 -np 2"
+    (slots,) = (
+        each
+        for each in document("--weights", "100GiB", "--command", command)["command"]["counted"]
+        if each["word"] == "-np"
+    )
+    assert slots["requests"] == -2
+    assert 5.0 * GIB < -slots["takes_bytes_per_gpu"] < 5.4 * GIB

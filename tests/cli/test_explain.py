@@ -265,3 +265,29 @@ def test_stages_that_are_not_sized_are_not_said_to_be_refused(partition: str) ->
     assert "stages that begin at layer 2, 8, 14, 20 (VLLM_PP_LAYER_PARTITION)" in done.stderr
     sized = run(f"VLLM_PP_LAYER_PARTITION=2,6,6,6,20 {line}", "--gpu", "b300")
     assert "1 " in sized.stdout
+
+
+def test_a_command_that_is_refused_leaves_the_others_their_answers() -> None:
+    line = "vllm serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 2 --max-model-len {}"
+    Path("two.sh").write_text(f"{line.format('128K')}\n{line.format('x')}\n", encoding="utf-8")
+    result = run("two.sh", "--gpu", "h200")
+    told = " ".join(result.stdout.split())
+    assert result.exit_code == 0
+    assert "requests of 131,072 tokens fit" in told
+    assert "two.sh: vllm deepseek-ai/DeepSeek-V4-Flash (line 2): --max-model-len" in told
+    assert "no GPU is named" not in told
+    assert "no GPU is named: h200 is taken" in " ".join(run("two.sh").stdout.split())
+
+
+def test_a_start_without_memory_for_the_cache_says_what_to_ask() -> None:
+    Path("full.log").write_text(
+        "vLLM API server version 0.33.0\nnon-default args: {'model': 'v4-pro', "
+        "'tensor_parallel_size': 4, 'max_model_len': 131072}\nValueError: No available memory for "
+        "the cache blocks.\n",
+        encoding="utf-8",
+    )
+    result = run("full.log")
+    assert result.exit_code == 1
+    assert "weights and activations leave no memory for the cache" in " ".join(
+        result.stdout.split()
+    )

@@ -98,7 +98,7 @@ def test_a_rule_without_windows_is_named_where_the_engine_has_another() -> None:
         (case,) = run(f"prefix.rule={rule}").cases
         case.config.setdefault("model", {})["preset"] = "v4-flash"
         said = replay._other_rule(case)
-        assert said.endswith(f"--set server.engine={own}" if own else said)
+        assert said.endswith(f"--engine {own}" if own else said)
         assert bool(said) == bool(own)
 
 

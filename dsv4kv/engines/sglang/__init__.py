@@ -74,10 +74,10 @@ BUILDS = (
 
 _POLICY = rl.Policy("radix", prompts_alone=True, host_by_ratio=True)
 _MORE_PAGES = {
-    "evicted_block": "more memory: --mem-fraction-static",
+    "evicted_block": "--mem-fraction-static",
     "alignment": "a smaller --page-size",
 }
-_MORE = "try another --swa-full-tokens-ratio; more memory"
+_MORE = "--swa-full-tokens-ratio; more memory"
 _ONE_POOL = rl.Variant(
     "radix tree of pages, one pool",
     "sglang:0.5.23",
@@ -297,7 +297,7 @@ FAMILY = rl.Family(
     {"window_slots": "freed"},
     rl.Launch(
         words=(("sglang", "serve"), ("dynamo.sglang",), ("sglang.launch_server",)),
-        images=("sglang",),
+        images=("sglang", "sgl-dev"),
         program="python -m sglang.launch_server",
         arguments="--model-path {model} --tp-size {ranks}",
         stages="--pp-size {pp}",

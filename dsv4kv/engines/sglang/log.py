@@ -168,7 +168,8 @@ def meaning(log: StartupLog, found: Recovery, capacity: Capacity) -> Iterator[st
         )
 
 
-def changes(deployment: Deployment, log: StartupLog) -> Iterator[tuple[str, Deployment]]:
+def changes(found: Recovery, log: StartupLog) -> Iterator[tuple[str, Deployment]]:
+    deployment = found.deployment
     if deployment.window_slots is None:  # frees nothing where the version frees them by default
         what = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS=1"
         yield what, replace(deployment, window_slots="freed")

@@ -71,11 +71,11 @@ RELEASES = (
 
 _POLICY = Policy("hashed", finds_scheduled=True, writes_evicted=False)
 _MORE_BLOCKS = {
-    "evicted_block": "more memory: --gpu-memory-utilization",
+    "evicted_block": "--gpu-memory-utilization",
     "alignment": "a smaller --block-size",
 }
-_FEWER = "--prefix-cache-retention-interval 0 (vllm-v4:semantic); more memory"
-_SPARSE = "--prefix-cache-retention-interval 4096 or 0 (vllm-v4:4096, :semantic)"
+_FEWER = "--prefix-cache-retention-interval 0; more memory"
+_SPARSE = "--prefix-cache-retention-interval 4096 or 0"
 _ONE_GROUP = Variant(
     "full blocks, one group",
     "vllm:0.33",
@@ -118,8 +118,8 @@ RULES = {
     ),
     "vllm-v4:semantic": _every(
         0, "… only at ends of prompts and junctions", Retention(ends=True),
-        evicted_checkpoint="more memory: --gpu-memory-utilization",
-        no_checkpoint="try --prefix-cache-retention-interval 4096 (vllm-v4:4096)",
+        evicted_checkpoint="--gpu-memory-utilization",
+        no_checkpoint="--prefix-cache-retention-interval 4096",
     ),
     "vllm-v41": replace(
         _V4,

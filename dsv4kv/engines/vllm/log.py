@@ -234,9 +234,8 @@ def meaning(log: StartupLog, found: Recovery, capacity: Capacity) -> Iterator[st
     quiet = engine.blocks_counted(found.with_flight(steady).deployment, context)
     if "tokens" in reading.fields:
         yield (
-            f"{reading.fields['tokens']} tokens is not a capacity: vLLM computes it as "
-            f"{capacity.units:,} blocks ÷ {counted:,.0f} blocks per request of {context:,} tokens "
-            f"× {context:,}."
+            f"vLLM prints {capacity.units:,} blocks ÷ {counted:,.0f} blocks per request × "
+            f"{context:,} tokens, which is not a capacity."
         )
     else:  # blocks as the check at start-up counts them, whose size may differ from the pool's
         block, needed = (
@@ -251,9 +250,8 @@ def meaning(log: StartupLog, found: Recovery, capacity: Capacity) -> Iterator[st
             f"{checked // block:,}{null}."
         )
     yield (
-        f"Of these {counted:,.0f} blocks {own:,.0f} are context, {counted - quiet:,.0f} "
-        f"({format_bytes((counted - quiet) * unit)}) prefill workspace for "
-        f"{deployment.in_flight_tokens:,} tokens in flight, {quiet - own:,.0f} windows and states."
+        f"{counted:,.0f} blocks: {own:,.0f} context, {counted - quiet:,.0f} prefill workspace "
+        f"({format_bytes((counted - quiet) * unit)}), {quiet - own:,.0f} windows and states."
     )
     yield (
         f"In steady decode such a request takes {held:,.0f} blocks "
@@ -267,6 +265,11 @@ def _printed(log: StartupLog) -> Iterator[str]:
     tokens, concurrency = reading.whole("tokens"), reading.number("concurrency")
     context, batched = reading.whole("context"), log.whole("batched")
     needed, checked = reading.number("needed_gib"), reading.number("checked_gib")
+    if "no_memory" in reading.fields:
+        yield (
+            "The start was refused: weights and activations leave no memory for the cache. Which "
+            "layout fits: dsv4kv budget, with the model, --gpu and --engine."
+        )
     if needed and checked:
         yield (
             f"The start was refused: one request of {reading.whole('refused_context'):,} tokens "
@@ -309,15 +312,19 @@ def _stage_sentence(log: StartupLog, found: Recovery) -> str:
     return f"A pipeline, memory of its stages {printed}{binds}.{lacks}"
 
 
-def changes(deployment: Deployment, log: StartupLog) -> Iterator[tuple[str, Deployment]]:
+def changes(found: Recovery, log: StartupLog) -> Iterator[tuple[str, Deployment]]:
     """Settings that alter the number."""
+    deployment, engine = found.deployment, found.engine
+    assert isinstance(engine, VllmEngine)
     flight = deployment.in_flight_tokens
     batches, rest = divmod(flight, log.whole("batched") or flight + 1)
-    chunk = _SMALL_CHUNK // batches if batches and not rest else None
+    if not batches or rest:  # a log that prints no chunk
+        alone = not engine.release.batches_counted or log.text("async") == "False"
+        batches = 1 if alone else 2
+    chunk = _SMALL_CHUNK // batches
     whole = (log.text("chunked") or "").lower() == "false"  # then a chunk is a longest prompt
-    if flight > _SMALL_CHUNK and not whole and (chunk or flight) >= (log.whole("requests") or 0):
-        tokens = "" if chunk is None else f" {chunk}"
-        what = f"--max-num-batched-tokens{tokens} ({_SMALL_CHUNK:,} tokens in flight)"
+    if flight > _SMALL_CHUNK and not whole and chunk >= (log.whole("requests") or 0):
+        what = f"--max-num-batched-tokens {chunk} ({_SMALL_CHUNK:,} tokens in flight)"
         yield what, replace(deployment, in_flight_tokens=_SMALL_CHUNK)
     if deployment.max_context_tokens > _SHORT_CONTEXT:
         what = f"--max-model-len {_SHORT_CONTEXT}"

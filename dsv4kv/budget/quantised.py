@@ -86,7 +86,7 @@ def read_storage(config: Config, expert_dtype: str | None, name: str) -> Storage
 
 
 _LAYER = re.compile(r"layers\.(?:(\d{1,4})|\[(\d)-(\d)\]|\(([\d|]{1,99})\))(?![\w-])")
-_ROUTED = re.compile(r"(?<!shared_)experts[.*]*$")
+_ROUTED = re.compile(r"(?<!shared_)experts(?:[.*]*$|\.\d+\.)")
 
 
 def _sparing(found: Storage, config: Config) -> Storage:
@@ -173,9 +173,9 @@ def _compressed_tensors(config: Config, name: str) -> Storage:
             chosen = [each for each in groups if "Linear" in each.get("targets", ())]
         return _weights(chosen[0]["weights"], name) if chosen else BF16
 
-    experts = find("expert")
+    experts, dense = find("expert"), "attn|attention"
     drafts = BF16 if _named("mtp", config.get("ignore")) else experts
-    return Storage(experts, find("attn", spared=_named("attn", config.get("ignore"))), drafts)
+    return Storage(experts, find(dense, spared=_named(dense, config.get("ignore"))), drafts)
 
 
 def _weights(weights: Config, name: str) -> Stored:

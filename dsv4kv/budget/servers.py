@@ -37,7 +37,9 @@ _ASCEND = re.compile(
     r"(?i)vllm-ascend|\bASCEND_RT_|huawei\.com/Ascend|-backend[= ]ascend|--device[= ]npu|"
     r"--quantization[= ]ascend"
 )
-_TAGGED = re.compile(r"-runtime:|lmcache/|nvidia/")  # images whose tags are no engine's versions
+_TAGGED = re.compile(
+    r"-runtime:|lmcache/|nvidia/(?!tensorrt-?llm)"
+)  # images whose tags are no engine's versions
 _ENGINE = rf"(?<!lmcache/)(?<!nvidia/)\b({'|'.join(FAMILIES)})(?!-runtime)"
 _PINNED = re.compile(_ENGINE + r"(?:\s*==\s*|(?:-\w+)?:v?)(\d+\.\d+(?:\.\d+)?)")
 _NIGHTLY = re.compile(_ENGINE + r"(?:-\w+)?:nightly[\w.-]*?-(20\d{6})\b")
@@ -114,7 +116,7 @@ class _Around:
     sides: Mapping[str, Any] = field(default_factory=dict)
     """Variables of prefill and decode, which a recipe has next to or above their flags."""
 
-    def settings_of(self, text: str) -> list[tuple[str, str]]:
+    def settings_of(self, text: str, family: str) -> list[tuple[str, str]]:
         """The flags of a file of settings; each is read once, and no more than a text may have."""
         if text not in self.settings:
             if len(text) + sum(map(len, self.settings)) > shell.MOST_CHARACTERS:
@@ -122,7 +124,7 @@ class _Around:
             documents = load_yaml(text)
             if [*map(type, documents)] not in ([], [dict]):
                 raise Unparsable("they are no mapping of flags")
-            self.settings[text] = _given(documents[0] if documents else {})
+            self.settings[text] = _given(documents[0] if documents else {}, family)
         return self.settings[text]
 
     def within(self, document: Mapping[Any, Any]) -> "_Around":
@@ -143,7 +145,7 @@ class _Around:
         naming.append(own.get("model_path"))
         naming.append(artifacts.get("name") if isinstance(artifacts, dict) else None)
         ranks = spread.items() if isinstance(spread, dict) else ()
-        flags = ((_RANKS.get(name), str(count)) for name, count in ranks)
+        flags = ((_RANKS.get(name), str(n)) for name, n in ranks if isinstance(n, int))
         return replace(
             self,
             variables={**self.variables, **own} if own else self.variables,
@@ -276,8 +278,8 @@ def _as_shell(text: str) -> str:
         text = "".join(
             "\n" * part.count("\n") if n in prose else part for n, part in enumerate(parts)
         )
-    if (image := re.search(r"(?m)^FROM\s+(\S+)", text)) and re.search(_STARTS, text):
-        return _of_dockerfile(text, image[1])
+    if re.match(r"(?:[^\S\n]*+(?:#.*)?\n)*+(?:FROM|ARG)\s", text) and re.search(_STARTS, text):
+        return _of_dockerfile(text)
     if not _UNIT.search(text):
         return text
     image = re.search(r"(?m)^Image=(\S+)", text)
@@ -289,22 +291,21 @@ def _as_shell(text: str) -> str:
 _STARTS = r"(?m)^(ENTRYPOINT|CMD)\s+((?:.*\\\n)*.*)"
 
 
-def _of_dockerfile(text: str, image: str) -> str:
+def _of_dockerfile(text: str) -> str:
     """What a Dockerfile sets and starts, as a shell would; lines kept as far as they go."""
+    image = re.findall(r"(?m)^FROM\s+(?:--\S+\s+)*(\S+)", text)[-1:]
     given = dict(re.findall(_STARTS, text))
     words: list[str] = []
     for text_of in (given.get("ENTRYPOINT", ""), given.get("CMD", "")):
         plain = text_of.replace("\\\n", " ").strip()
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             plain = shlex.join(map(str, json.loads(plain))) if plain.startswith("[") else plain
         words.append(plain)
-    run = " ".join(filter(None, ["docker run", image, *words]))
+    run = " ".join(filter(None, ["docker run", *image, *words]))
     sets = re.sub(r"(?m)^ENV\s+(\w+)[^\S\n]+(?!=)", r"export \1=", text)
     sets = re.sub(r"(?m)^(?:ENV|ARG)\s+(?=\w+=)", "export ", sets)
-    kept = re.sub(_STARTS, lambda match: "\n" * match[0].count("\n"), sets)
-    return (
-        re.sub(r"(?m)^(?:FROM|RUN|COPY|ADD|WORKDIR|EXPOSE|LABEL|USER)\b.*", "", kept) + f"\n{run}"
-    )
+    others = r"(?m)^(?:FROM|RUN|COPY|ADD|WORKDIR|EXPOSE|LABEL|USER|ENTRYPOINT|CMD)\b(?:.*\\\n)*.*"
+    return re.sub(others, lambda match: "\n" * match[0].count("\n"), sets) + f"\n{run}"
 
 
 def _in_shell(
@@ -389,7 +390,9 @@ def _make(family: str, arguments: list[str], around: _Around) -> Launch:
             continue
         text = around.files.get(value) or files.get(Path(value).name)
         try:
-            read = around.settings_of(shell.fill_in(text, around.variables)) if text else None
+            read = (
+                around.settings_of(shell.fill_in(text, around.variables), family) if text else None
+            )
         except Unparsable:
             read = None
         settings += read or ()
@@ -519,10 +522,11 @@ def _in_mapping(document: Mapping[Any, Any], around: _Around) -> Launch | None:
     if isinstance(base := document.get("base_args"), list):  # a recipe of vLLM's
         model = document.get("model_id", "")
         return _located(_make("vllm", [str(model), *_words(base)], around), model or base)
-    given = _given(document)
-    family = _family_of_flags(given, around.family, min(3, len(document)))
-    if not family:
+    keys = _given({key: True for key, value in document.items() if value is not None})
+    family = _family_of_flags(keys, around.family, min(3, len(document)))
+    if not family or not _given(document):  # what is off alone starts nothing
         return None
+    given = _given(document, family)
     role = find_flag(family, "--disaggregation-mode")
     is_said = any(find_flag(family, spelling) is role for spelling, _ in given)
     if around.role in ("prefill", "decode") and role and role.means and not is_said:
@@ -604,17 +608,17 @@ def _words(value: Any) -> list[str]:
     return [str(each) for each in value] if isinstance(value, list) else []
 
 
-def _given(document: Any) -> list[tuple[str, str]]:
-    """The keys of a mapping as flags, without empty ones; what is off by its own flag, if any."""
+def _given(document: Any, family: str = "") -> list[tuple[str, str]]:
+    """The keys of a mapping as flags, without empty ones; what a family has a flag to turn off."""
     found = []
     for key, value in document.items() if isinstance(document, dict) else ():
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", str(key).lstrip("-")).lower()
         if value is False:
             off = "--no-" + name.replace("_", "-")
-            found += [(off, "")] if any(find_flag(family, off) for family in FAMILIES) else []
+            found += [(off, "")] if family and find_flag(family, off) else []
         elif value is not None and not _EXTRA.fullmatch(str(key)):
             whole = isinstance(value, dict | list)
-            text = json.dumps(value, default=str) if whole else str(value)
+            text = json.dumps(value, default=str, skipkeys=True) if whole else str(value)
             found.append((f"--{name}", "" if value is True else text))
     return found
 

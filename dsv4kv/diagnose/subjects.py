@@ -36,7 +36,7 @@ _MOST_LINES, _MOST_TEXT = 20_000, 2**24  # of a log; a start has said everything
 _FIRST_BYTES = 4096
 _LOGGED = re.compile(
     r"(?m)^(?:\([\w ]+ pid=\d+\)\s|\[\d{4}-\d\d-\d\d |(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d "
-    r"|\d{4}-\d\d-\d\d[ T]\d\d:\d\d)"
+    r"|\d{4}-\d\d-\d\d[ T]\d\d:\d\d|\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] \[TRT-LLM\])"
 )
 _RAISED = re.compile(
     r"Traceback \(most recent call last\):|assert self\."
@@ -147,7 +147,6 @@ def recognise(path: Path) -> tuple[Kind, str]:
         or _ECHO.search(text)
         or _RAISED.search(text)
         or any(map(find_fields, lines))
-        or any(each.log_mark and each.log_mark in text for each in FAMILIES.values())
     )
     return "log" if is_log else "command", text
 

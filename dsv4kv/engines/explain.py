@@ -252,7 +252,7 @@ def _fits(found: Recovery, log: StartupLog) -> Fits:
 
 def _restarted(log: StartupLog) -> Iterator[str]:
     if log.restarts:
-        yield f"The last of {log.restarts + 1} starts of this log; those before are not counted."
+        yield "The last start of this log; those before it are not counted."
 
 
 def _others(fits: Fits, others: Sequence[tuple[Recovery, Fits]]) -> Iterator[str]:

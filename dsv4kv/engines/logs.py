@@ -314,10 +314,12 @@ def parse_log(lines: Iterable[str], source: str) -> StartupLog:
 
 def scan_log(lines: Iterable[str], source: str) -> tuple[StartupLog, str]:
     """A log, and why it has no sizes: then it is of no family, but may have a version."""
-    starts, count, sizes = [_Start()], 0, 0
+    starts, count, sizes, servers = [_Start()], 0, 0, False
     for line in lines:
         count += 1
-        if starts[-1].ranks and any(mark in line for mark in _BEGINNINGS):
+        begins = any(mark in line for mark in _BEGINNINGS)
+        servers = servers or begins
+        if starts[-1].ranks and (begins or (not servers and _ENGINE_BEGINS in line)):
             starts.append(_Start())
         start = starts[-1]
         for name, value in find_arguments(line):
@@ -337,7 +339,7 @@ def scan_log(lines: Iterable[str], source: str) -> tuple[StartupLog, str]:
             if "indexer" in fields:
                 start.arguments.setdefault("fp4_indexer", []).append(str("4" in fields["indexer"]))
     last, restarts = _last_start(starts)
-    family, readings, lacking = _sized(last.said, count)
+    family, readings, lacking = _sized(last.said, count, sizes)
     if family == "sglang" and "experts" in last.arguments:
         family = "ktransformers"
     log = StartupLog(source, family, last.version, readings, last.arguments, last.memory)
@@ -345,11 +347,12 @@ def scan_log(lines: Iterable[str], source: str) -> tuple[StartupLog, str]:
 
 
 _BEGINNINGS = (
-    *("API server version", "█     █", "non-default args", "Initializing a V1 LLM engine"),
-    "ServerArgs(",
-    "load_model: loading model",
+    *("API server version", "█     █", "non-default args"),
+    *("ServerArgs(", "load_model: loading model"),
 )
 """What vLLM, SGLang and llama.cpp print first."""
+_ENGINE_BEGINS = "Initializing a V1 LLM engine"
+"""Of each engine of vLLM, one a data-parallel rank: a start where no server printed anything."""
 _RANK_SIZES = {
     *("tokens", "refused_context", "no_memory", "full_token", "full", "total"),
     *("slots", "session_mib"),
@@ -386,17 +389,24 @@ def _last_start(starts: Sequence[_Start]) -> tuple[_Start, int]:
     Starts whose ranks are others are of one server: the log has its nodes one after the other.
     """
     sized = [each for each in starts if each.ranks] or starts
-    last = sized[-1]
-    before = [each for each in sized[:-1] if not each.ranks & last.ranks]
+    kept, ranks = list[_Start](), set[str]()
+    for each in reversed(sized):
+        if kept and each.ranks & ranks:
+            break
+        kept.insert(0, each)
+        ranks |= each.ranks
     whole = _Start()
-    for each in [*before, last]:
+    for each in kept:
         whole.add(each)
-    return whole, len(sized) - 1 - len(before)
+    return whole, len(sized) - len(kept)
 
 
-def _sized(said: list[Reading], lines: int) -> tuple[str, tuple[Reading, ...], str]:
-    """Whose sizes lines say, and the sizes, the smallest first; else why there are none."""
-    if len(said) > _MOST_READINGS:
+def _sized(said: list[Reading], lines: int, sizes: int) -> tuple[str, tuple[Reading, ...], str]:
+    """Whose sizes lines say, and the sizes, the smallest first; else why there are none.
+
+    ``sizes`` are the lines of all starts that say some.
+    """
+    if sizes > _MOST_READINGS:
         lacking = f"more than {_MOST_READINGS:,} lines say a cache's size: give the part of the "
         return "", (), lacking + "log with one start."
     for family, readings_of in _READINGS.items():

@@ -142,7 +142,8 @@ def read_by(operation: str, arguments: Arguments) -> list[Tensor]:
 def _words(pages: Tensor) -> Tensor:
     """Pages as int64, where their places allow: eight times as fast to add up."""
     places = *pages.shape[1:], *pages.stride()[:-1], pages.storage_offset()
-    return pages if any(place % 8 for place in places) else pages.view(torch.int64)
+    whole = pages.stride(-1) == 1 and not any(place % 8 for place in places)
+    return pages.view(torch.int64) if whole else pages
 
 
 def turn_pages(operation: str, arguments: Arguments) -> None:

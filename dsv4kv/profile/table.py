@@ -267,8 +267,8 @@ def _between_steps(trace: Trace, gaps: Column) -> Iterator[str]:
         rows = group[stepped[0] : stepped[-1] + 1] if len(stepped) else stepped
         latest = np.maximum.accumulate(work.end_ns[rows])
         whole += int((latest[-1:] - work.start_ns[rows[:1]]).sum())
-        idle += int(np.maximum(0, work.start_ns[rows[1:]] - latest[:-1]).sum())
-        idle -= int(np.maximum(gaps[rows[work.step[rows] >= 0]], 0).sum())
+        apart = int(np.maximum(0, work.start_ns[rows[1:]] - latest[:-1]).sum())
+        idle += max(0, apart - int(np.maximum(gaps[rows[work.step[rows] >= 0]], 0).sum()))
     if idle > _NOTABLE * whole:
         yield (
             f"between steps the GPU idles {idle / whole:.0%} of the time: look at the host and "

@@ -76,7 +76,8 @@ def test_bits_are_read_from_the_file(name: str) -> None:
     [
         (["mlp.experts", "lm_head"], None),
         (["re:.*experts.*"], None),
-        (["mlp.shared_experts", "model.layers.0.mlp.experts.7.up_proj", "attn"], {}),
+        (["mlp.shared_experts", "attn"], {}),
+        (["model.layers.3.mlp.experts.0.up_proj"], {3: False}),
         (["model.layers.0.", "layers.1", "model.layers.12.*"], {0: True, 1: True, 12: True}),
         (["re:model\\.layers\\.[0-2]\\.mlp\\.experts.*"], {0: False, 1: False, 2: False}),
         (["re:^model\\.layers\\.(0|41)\\..*$"], {0: True, 41: True}),
@@ -86,7 +87,7 @@ def test_bits_are_read_from_the_file(name: str) -> None:
 def test_experts_that_the_file_spares_are_in_bf16(
     entries: list[str], spared: dict[int, bool] | None, method: str
 ) -> None:
-    """As a substring, a glob or a regular expression; shared experts and single ones are not."""
+    """As a substring, a glob or a regular expression; shared experts are not."""
     groups = {"a": {"targets": ["Linear"], "weights": GROUPED}}
     key = "modules_to_not_convert" if method == "awq" else "ignore"
     config = {"quant_method": method, "config_groups": groups, "quant_algo": "nvfp4", key: entries}

@@ -51,7 +51,7 @@ def test_levers_of_vllm_can_be_typed() -> None:
     assert {
         "--max-num-batched-tokens 1024 (2,048 tokens in flight)",
         "1 GiB more memory (--gpu-memory-utilization)",
-        "--attention-config '{\"use_fp4_indexer_cache\": true}' (changes numerics)",
+        "--attention-config '{\"use_fp4_indexer_cache\": true}' (sm_100; changes numerics)",
     } <= {change.what for change in explained(VLLM_0_33).changes}
 
 

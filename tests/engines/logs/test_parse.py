@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dsv4kv.engines.logs import find_arguments, find_fields, parse_log, read_lines, read_log
 from dsv4kv.errors import ConfigError
 from tests.engines.logs.startup import (
+    BLOCKS_GIVEN,
     REFUSAL,
     SGLANG,
     VLLM_0_26,
@@ -232,7 +233,7 @@ def test_memory_beside_the_cache_is_read_as_both_engines_print_it() -> None:
 @pytest.mark.parametrize(
     ("before", "last", "tokens"),
     [
-        (VLLM_0_26, VLLM_0_33, 63_859),
+        (VLLM_0_26, BLOCKS_GIVEN, 24_058),
         (REFUSAL, VLLM_0_33, 63_859),
         (VLLM_0_33, VLLM_0_26, 1_009_661),
         (WINDOWS_KEPT, SGLANG, 6_859_008),
@@ -250,11 +251,21 @@ def test_of_several_starts_the_last_is_read_with_its_own_arguments(
     assert (log.restarts, log.arguments, log.version) == (repeats, alone.arguments, alone.version)
 
 
-def test_nodes_one_after_the_other_are_ranks_of_one_server() -> None:
-    nodes = [(rank, line) for rank in ("EngineCore_DP0", "EngineCore_DP1") for line in VLLM_0_33]
-    log = of_ranks(nodes)
-    assert [each.rank for each in log.readings] == ["EngineCore_DP0", "EngineCore_DP1"]
-    assert log.restarts == 0
+@pytest.mark.parametrize("before", [[], VLLM_0_26])
+def test_nodes_one_after_the_other_are_ranks_of_one_server(before: Sequence[str]) -> None:
+    """And none of a start before, which had the same ranks."""
+    ranks = ("EngineCore_DP0", "EngineCore_DP1")
+    log = of_ranks([(r, line) for part in (before, BLOCKS_GIVEN) for r in ranks for line in part])
+    assert [(each.rank, each.printed_tokens) for each in log.readings] == [
+        (rank, 24_058) for rank in ranks
+    ]
+    assert bool(log.restarts) == bool(before)
+
+
+def test_engines_of_one_server_have_its_arguments() -> None:
+    engine = [VLLM_0_33[0], VLLM_0_26[-2], VLLM_0_26[-1]]
+    log = parsed([*VLLM_0_26[:2], *engine, *engine])
+    assert (log.restarts, log.whole("batched"), log.whole("tensor_parallel")) == (0, 8192, 1)
 
 
 @pytest.mark.parametrize("number", ["9" * 19, "9" * 60])

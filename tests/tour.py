@@ -41,6 +41,7 @@ EXITS = {
     # the record of a page's answer
     r"compare before.json slower.json": {7},
     r"budget .*--gpus 8 .*--concurrency 3000": {1},
+    r"budget .*--kv-offloading-size 100": {1},
     r"lint (serve.sh|.*log|runs)": {0, 1, 2},  # or files that are not there
     r"lint ": {0, 1},
     # dumps, a server, an engine and its results that are not there
@@ -243,7 +244,8 @@ def faults(command: str, place: Place, code: int, printed: bytes) -> Iterator[st
         yield "colours, and NO_COLOR is set"
     if place.terminal and not is_document:
         lines = (_ESCAPE.sub("", line) for line in re.split(r"[\r\n]+", text))
-        kept = ("dsv4kv ", "vllm ", "python ", "$ ")  # whole, so that they can be pasted
+        # whole, so that they can be pasted
+        kept = ("dsv4kv ", "vllm ", "python ", "trtllm-serve ", "for i in ", "repeat ", "$ ")
         widest = max(
             (line for line in lines if not line.startswith(kept)), key=cell_len, default=""
         )

@@ -37,9 +37,8 @@ _ASCEND = re.compile(
     r"(?i)vllm-ascend|\bASCEND_RT_|huawei\.com/Ascend|-backend[= ]ascend|--device[= ]npu|"
     r"--quantization[= ]ascend"
 )
-_TAGGED = re.compile(
-    r"-runtime:|lmcache/|nvidia/(?!tensorrt-?llm)"
-)  # images whose tags are no engine's versions
+# images whose tags are not an engine's versions
+_TAGGED = re.compile(r"-runtime:|lmcache/|nvidia/(?!tensorrt-?llm)")
 _ENGINE = rf"(?<!lmcache/)(?<!nvidia/)\b({'|'.join(FAMILIES)})(?!-runtime)"
 _PINNED = re.compile(_ENGINE + r"(?:\s*==\s*|(?:-\w+)?:v?)(\d+\.\d+(?:\.\d+)?)")
 _NIGHTLY = re.compile(_ENGINE + r"(?:-\w+)?:nightly[\w.-]*?-(20\d{6})\b")
@@ -541,7 +540,7 @@ def _in_mapping(document: Mapping[Any, Any], around: _Around) -> Launch | None:
 
 
 def _image(document: Mapping[Any, Any]) -> str:
-    """A container's image, of which Helm has the tag apart."""
+    """A container's image; Helm charts write its tag under a key of its own."""
     image = document.get("image") or document
     if not isinstance(image, dict):
         return str(image)

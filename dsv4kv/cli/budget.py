@@ -163,8 +163,8 @@ def budget(
     elif which is not None:
         raise ConfigError("--which chooses a command of a file: add --command FILE.")
     engine = texts.get("engine", "dsv4kv")
-    flags = _read_flags(engine, arguments.meta.get(_FLAGS, []), options)
     family = engine.partition(":")[0].lower()
+    flags = _read_flags(family, arguments.meta.get(_FLAGS, []), options)
     texts |= merge(family, flags) if flags else {}
     texts |= _with_dp_attention(texts)
     for each in flags:
@@ -194,7 +194,7 @@ _Typed = Sequence[tuple[set[str], list[str]]]
 
 
 def _read_flags(
-    engine: str, flags: Sequence[tuple[str, str]], options: Mapping[str, str]
+    family: str, flags: Sequence[tuple[str, str]], options: Mapping[str, str]
 ) -> "list[GivenFlag]":
     """The engine's flags, read; refuses another engine's flag or an option's.
 
@@ -203,7 +203,6 @@ def _read_flags(
     """
     if not flags:
         return []
-    family = engine.partition(":")[0].lower()
     for spelling, _ in flags:
         if find_flag(family, spelling) is None:
             raise wrong_engine(family, spelling)

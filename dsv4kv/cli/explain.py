@@ -231,7 +231,8 @@ def _log(name: str, path: Path, options: Mapping[str, str]) -> Found:
     found, best = explain_startup(log)
     layouts = list[str]()
     if gpu:
-        given = Statement("GPU, of formats not printed", _check_gpu(found, gpu).name, "given")
+        _check_gpu(found, gpu)
+        given = Statement("GPU, of formats not printed", gpu.name, "given")
         found = replace(found, statements=(*found.statements, given))
         model = best.deployment.model.name
         layouts = ["dsv4kv", "budget", "--model", model, "--gpu", gpu.name, "--engine"]
@@ -242,8 +243,8 @@ def _log(name: str, path: Path, options: Mapping[str, str]) -> Found:
     return Found(partial(asdict, found), page, not found.refused)
 
 
-def _check_gpu(log: "Explanation", gpu: "Gpu") -> "Gpu":
-    """The GPU that is given; ``ConfigError`` if the log's start does not fit on it."""
+def _check_gpu(log: "Explanation", gpu: "Gpu") -> None:
+    """Refuse a GPU that the log's start does not fit on."""
     parts, cache = log.measured, log.cache_bytes / 2**30 if log.exact else 0.0
     used = cache + parts.get("weights", 0.0) + parts.get("CUDA graphs", 0.0)
     used = max(used, parts.get("free before the weights", 0.0))
@@ -252,7 +253,6 @@ def _check_gpu(log: "Explanation", gpu: "Gpu") -> "Gpu":
             f"--gpu {gpu.name}: {log.source} shows {used:,.1f} GiB on one GPU, and {gpu.name} has "
             f"{format_bytes(gpu.memory_bytes)}: name the log's GPU, or leave --gpu out."
         )
-    return gpu
 
 
 def _profile(path: Path) -> Found:

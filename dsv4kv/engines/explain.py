@@ -16,6 +16,7 @@ from dsv4kv.model.formats import entry_format
 from dsv4kv.units import counted
 
 How = Literal["read", "inferred", "assumed", "given"]
+_RESTARTED = "The last start of this log; those before it are not counted."
 _CONTEXTS = (4096, 32_768, 131_072, 1_048_576)
 _SIZES = {
     *("buffers_mib", "session_mib", "available_gib", "needed_gib"),
@@ -192,7 +193,7 @@ def explain_startup(log: StartupLog) -> tuple[Explanation, Recovery]:
         measured=log.memory,
         changes=_changes_of_all([(best, fits), *others], log) if best.exact else (),
         meaning=(
-            *_restarted(log),
+            *([_RESTARTED] if log.restarts else []),
             *(_others(fits, others) if best.exact else [doubt]),
             *engine.family.load("log").meaning(log, best, capacity),
         ),
@@ -248,11 +249,6 @@ def _fits(found: Recovery, log: StartupLog) -> Fits:
         count = _held(found, length) if found.exact else shared // length
         fits.append(Fit(length, min(count, most or count), count))
     return tuple(fits)
-
-
-def _restarted(log: StartupLog) -> Iterator[str]:
-    if log.restarts:
-        yield "The last start of this log; those before it are not counted."
 
 
 def _others(fits: Fits, others: Sequence[tuple[Recovery, Fits]]) -> Iterator[str]:

@@ -319,8 +319,8 @@ def changes(found: Recovery, log: StartupLog) -> Iterator[tuple[str, Deployment]
     flight = deployment.in_flight_tokens
     batches, rest = divmod(flight, log.whole("batched") or flight + 1)
     if not batches or rest:  # a log that prints no chunk
-        alone = not engine.release.batches_counted or log.text("async") == "False"
-        batches = 1 if alone else 2
+        is_off = log.text("async") and not log.is_on("async")
+        batches = 1 if is_off or not engine.release.batches_counted else 2
     chunk = _SMALL_CHUNK // batches
     whole = (log.text("chunked") or "").lower() == "false"  # then a chunk is a longest prompt
     if flight > _SMALL_CHUNK and not whole and chunk >= (log.whole("requests") or 0):

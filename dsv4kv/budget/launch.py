@@ -187,8 +187,9 @@ def _interpret(
     launch: Launch, model: str | None, options: Container[str], *, whole: bool = False
 ) -> Reading:
     flags, unset = _read_flags(launch)
+    merged, sizes = _merged(launch, flags), ("gpus", *_NEEDED[1:])
     named = _named([value for name, value in launch.flags if name in MODEL_FLAGS])
-    named = named or _named(launch.names) or model
+    named = named or _named(launch.names) or model or _named([merged.get("model", "")])
     absent = {about for about, _ in unset}
     unread = list(launch.unread)
     if not named and launch.mentioned and not any("model" in each.texts for each in flags):
@@ -196,7 +197,6 @@ def _interpret(
         unread.append(f"a model: {named}, the only one that the text names, is taken")
     unset = [(about, words) for about, words in unset if about not in options]
     unread += _without_value(unset, flags, {"model": bool(named), "tp": not whole})
-    merged, sizes = _merged(launch, flags), ("gpus", *_NEEDED[1:])
     _check_types(flags)
     spread = [word for word in launch.unread if "," not in word]
     if spread and not any(name in {*merged, *absent} or name in options for name in sizes):

@@ -1,4 +1,4 @@
-"""Where launch commands are: a line, a script, a unit, or YAML (a recipe, a compose file, a pod).
+"""Where launch commands are: a line, a script, a unit, Python, or YAML (a recipe, compose, a pod).
 
 A frontend or a router starts no engine, whatever its image is called.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv4kv.budget import shell
+from dsv4kv.budget.python_code import Server, read_code
 from dsv4kv.engines.flags import Flag
 from dsv4kv.engines.names import FAMILIES, find_flag
 from dsv4kv.errors import ConfigError
@@ -23,7 +24,7 @@ _DEEPEST = 20
 _MOST_SHELLS = 1_000  # words of a document that are read as scripts themselves
 _MOST_UNREAD = 32  # words without a meaning that are named
 _MOST_LAUNCHES = 256  # each of which is judged by the whole text
-MODEL_FLAGS = ("--model", "--model-path", "--model_path", "-m", "-hf")
+MODEL_FLAGS = ("--model", "--model-path", "--model_path", "-m", "-hf", "--model_id")
 _NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 _RUNNERS = {"docker", "podman", "nerdctl"}
 _ALONE = {
@@ -39,7 +40,8 @@ _ASCEND = re.compile(
 )
 # images whose tags are not an engine's versions
 _TAGGED = re.compile(r"-runtime:|lmcache/|nvidia/(?!tensorrt-?llm)")
-_ENGINE = rf"(?<!lmcache/)(?<!nvidia/)\b({'|'.join(FAMILIES)})(?!-runtime)"
+_IMAGES = {part: name for name, row in FAMILIES.items() for part in (name, *row.launch.images)}
+_ENGINE = rf"(?<!lmcache/)(?<!nvidia/)\b({'|'.join(map(re.escape, _IMAGES))})(?!-runtime)"
 _PINNED = re.compile(_ENGINE + r"(?:\s*==\s*|(?:-\w+)?:v?)(\d+\.\d+(?:\.\d+)?)")
 _NIGHTLY = re.compile(_ENGINE + r"(?:-\w+)?:nightly[\w.-]*?-(20\d{6})\b")
 _GPU_KEYS = (
@@ -49,15 +51,18 @@ _GPU_KEYS = (
 _GPU = re.compile(
     r"--(?:gres=gpu|gpus(?:-per-node)?)[:=]([A-Za-z]\w{1,30}):\d"
     r"|\bGPU 0: (?:NVIDIA|AMD) ([\w -]{3,60})"
+    r"|-rocm[\w.]*-(mi3[05]x)\b"
 )
-"""What a batch script asks for, or a machine lists."""
+"""What a batch script asks for, a machine lists, or an image of AMD's is made for."""
+_MADE_FOR = {"mi30x": "mi300x", "mi35x": "mi355x"}
 _RANKS = {
     "tensor": "--tensor-parallel-size",
     "data": "--data-parallel-size",
     "pipeline": "--pipeline-parallel-size",
+    "expert": "--enable-expert-parallel",
 }
 _ENVIRONMENTS = ("environment", "env", "envs")
-_NAMING = ("model_id", "model_source", "modelURL", "model_name", "hf_model_id")
+_NAMING = ("model_id", "model_source", "modelURL", "model_name", "hf_model_id", "storageUri")
 _UNIT = re.compile(r"(?m)^\[(?:Service|Container|program:.*)\]")
 _SETTINGS = {"--config", "--extra-engine-args", "--extra-llm-api-options"}
 """Flags that name a file of more flags, which a script or a ConfigMap next to it may hold."""
@@ -132,7 +137,7 @@ class _Around:
         model, benched = document.get("model"), document.get("benchmark")
         naming = [document.get(key) for key in ("model", *_NAMING)]
         if isinstance(model, dict):
-            naming[:1] = [model.get("name"), model.get("path")]
+            naming[:1] = [model.get(key) for key in ("name", "path", "uri")]
         inside = (document, document.get("resources"), document.get("nodeSelector"))
         gpus = [each.get(key) for each in inside if isinstance(each, dict) for key in _GPU_KEYS]
         gpus += [next(iter(each)) for each in gpus if isinstance(each, dict) and len(each) == 1]
@@ -144,14 +149,15 @@ class _Around:
         naming.append(own.get("model_path"))
         naming.append(artifacts.get("name") if isinstance(artifacts, dict) else None)
         ranks = spread.items() if isinstance(spread, dict) else ()
-        flags = ((_RANKS.get(name), str(n)) for name, n in ranks if isinstance(n, int))
+        counts = ((_RANKS.get(name), n) for name, n in ranks if isinstance(n, int) and n)
         return replace(
             self,
             variables={**self.variables, **own} if own else self.variables,
             family=next(filter(None, map(_family_named, said)), self.family),
             gpu=gpu,
             image=_image(document) or self.image,
-            ranks=tuple((flag, count) for flag, count in flags if flag) or self.ranks,
+            ranks=tuple((flag, "" if n is True else str(n)) for flag, n in counts if flag)
+            or self.ranks,
             names=(*(each for each in naming if isinstance(each, str)), *self.names),
             benched_tokens=sum(lengths) if len(lengths) > 1 else self.benched_tokens,
             sides={**self.sides, **{key: document[key] for key in document if key in _SIDES}},
@@ -172,24 +178,27 @@ def find_launches(
     outer = dict(environment or {})
     pinned, nightly = _PINNED.search(text), _NIGHTLY.search(text)
     documents, files = _as_yaml(text), dict(_settings_in(folder, text)) if folder else {}
-    if documents is None:
-        commands = _in_script(text, _Around(outer, files))
-    else:
+    if documents is not None:
         around = _Around(outer, files | dict(_config_maps(documents)))
-        commands = _in_yaml(documents, around)
+        commands = _in_yaml(list(_kserve(documents)), around)
+    elif code := read_code(text, outer):
+        commands = _in_code(code, _Around(outer, files))
+    else:
+        commands = _in_script(text, _Around(outer, files))
     found = list(islice(commands, _MOST_LAUNCHES + 1))
     if len(found) > _MOST_LAUNCHES:
         raise ConfigError(
             f"it has over {_MOST_LAUNCHES} launch commands: give those that you mean."
         )
-    labelled = _GPU.search(text)
-    label = "ascend-910b" if _ASCEND.search(text) else (labelled and (labelled[1] or labelled[2]))
+    labels = [label for match in _GPU.findall(text) for label in match if label]
+    first = "ascend-910b" if _ASCEND.search(text) else next(iter(labels), "")
+    label = _MADE_FOR.get(first, first)
     for launch in found:
-        version = pinned[2] if pinned and pinned[1] == launch.family else None
+        version = pinned[2] if pinned and _IMAGES[pinned[1]] == launch.family else None
         own = {name: v for name, v in launch.variables.items() if outer.get(name) != v}
-        version, gpu = launch.version or version, launch.gpu or label or ""
+        version, gpu = launch.version or version, launch.gpu or label
         whole = replace(launch, variables=own, version=version, gpu=gpu)
-        dated = nightly and nightly[1] == whole.family and version is None
+        dated = nightly and _IMAGES[nightly[1]] == whole.family and version is None
         yield _dated(whole, nightly[2]) if nightly and dated else whole
 
 
@@ -244,6 +253,43 @@ def _config_maps(documents: Iterable[Mapping[Any, Any]]) -> Iterator[tuple[str, 
                 yield str(name), text
 
 
+def _kserve(documents: Iterable[Mapping[Any, Any]]) -> Iterator[Mapping[Any, Any]]:
+    """The documents, KServe's as containers: of a service with its runtime, or with vLLM."""
+    runtimes = {
+        _at(each, "metadata", "name"): each
+        for each in documents
+        if str(each.get("kind")).endswith("ServingRuntime")
+    }
+    models = [model for each in documents if (model := _at(each, "spec", "predictor", "model"))]
+    used = {_at(model, "runtime") for model in models}
+    for document in documents:
+        model, kind = _at(document, "spec", "predictor", "model"), document.get("kind")
+        runtime = _at(runtimes.get(_at(model, "runtime")), "spec", "containers")
+        if isinstance(model, dict) and isinstance(runtime, list) and isinstance(runtime[0], dict):
+            args = [*_words(runtime[0].get("args")), *_words(model.get("args"))]
+            yield {**model, **runtime[0], "args": args}
+        elif kind == "LLMInferenceService" and isinstance(spec := document.get("spec"), dict):
+            for name in ("", "prefill"):
+                if isinstance(side := spec.get(name) if name else spec, dict):
+                    containers = _at(side, "template", "containers")
+                    main = containers[0] if isinstance(containers, list) and containers else {}
+                    more = _words(_environment(main).get("VLLM_ADDITIONAL_ARGS"))
+                    own = {key: value for key, value in side.items() if key != "prefill"}
+                    args = [*_words(main.get("args")), *more]
+                    whole = {**spec, **own, **main, "modelCommand": "vllmServe", "args": args}
+                    yield {name or ("decode" if "prefill" in spec else "spec"): whole}
+        elif isinstance(model, dict) and "huggingface" in str(model.get("modelFormat")):
+            yield {**model, "engine": "vllm"}
+        elif _at(document, "metadata", "name") not in used or document not in runtimes.values():
+            yield document
+
+
+def _at(document: Any, *keys: str) -> Any:
+    for key in keys:
+        document = document.get(key) if isinstance(document, dict) else None
+    return document
+
+
 # ---- shell --------------------------------------------------------------------------------------
 
 
@@ -254,6 +300,12 @@ def _settings_in(folder: Path, text: str) -> Iterator[tuple[str, str]]:
             with suppress(OSError, ValueError):
                 name = Path(value).name
                 yield name, read_document(folder / name, 2**18).decode()
+
+
+def _in_code(servers: Iterable[Server], around: _Around) -> Iterator[Launch]:
+    for line, document in servers:
+        for launch in _in_yaml(document, around):
+            yield replace(launch, line=line)
 
 
 def _in_script(text: str, around: _Around) -> Iterator[Launch]:
@@ -512,12 +564,13 @@ def _in_mapping(document: Mapping[Any, Any], around: _Around) -> Launch | None:
     """The command that a mapping is as a whole."""
     parts = [document[key] for key in _CONTAINER if document.get(key)]
     serve = ["vllm", "serve"] if document.get("modelCommand") == "vllmServe" else []  # llm-d's
-    if container := [*serve, *(word for part in parts for word in _words(part))]:
+    container = [*serve, *(word for part in parts for word in _words(part))]
+    if container or "image" in document:
         defaults = document.get("defaults")
         named = document if not isinstance(defaults, dict) else {**document, **defaults}
         own = replace(around, variables={**_texts(named), **around.variables})
         if launch := _in_container(container, own):
-            return _located(launch, parts[0] if parts else document["modelCommand"])
+            return _located(launch, parts[0] if parts else next(iter(document)))
     if isinstance(base := document.get("base_args"), list):  # a recipe of vLLM's
         model = document.get("model_id", "")
         return _located(_make("vllm", [str(model), *_words(base)], around), model or base)
@@ -557,7 +610,7 @@ def _versioned(launch: Launch, image: str) -> Launch:
 
 def _in_container(words: list[str], around: _Around, depth: int = 0) -> Launch | None:
     """The server of a container's words, or of its image where these are flags alone."""
-    image = around.image
+    image = around.image.lower()
     filled = shell.bounded(  # ${variable}, and {tensor_parallel} of a recipe
         shell.fill_in(
             re.sub(r"(?<!\$)\{(\w+)\}", lambda m: "$" * (m[1] in around.variables) + m[0], word),
@@ -566,19 +619,29 @@ def _in_container(words: list[str], around: _Around, depth: int = 0) -> Launch |
         for word in words
     )
     launch = _launch(filled, around, depth)
-    images = {part: name for name, row in FAMILIES.items() for part in row.launch.images}
-    family = next((name for part, name in images.items() if part in image.lower()), "")
+    images = (
+        name for name, row in FAMILIES.items() for part in row.launch.images if part in image
+    )
+    family = next(images, "")
     bare = filled[:1] and not (_PROGRAM.fullmatch(filled[0]) or filled[0] in ("-m", "-c"))
     bare = bare or any(word.endswith(".gguf") for word in filled)  # -m is llama.cpp's model
-    if launch is None and bare and (filled[0].startswith("-") or "/" in filled[0]):
-        given = [(word, "") for word in filled if word.startswith("--")]
+    if launch is None and not filled and family and _names_model(family, around.variables):
+        launch = _make(family, [], around)
+    elif launch is None and bare and (filled[0].startswith("-") or "/" in filled[0]):
+        given = [(word.partition("=")[0], "") for word in filled if word.startswith("--")]
         if family := family or _family_of_flags(given, around.family, 3):
             launch = _make(family, filled, around)
     if launch is None:
         return None
     said = {find_flag(launch.family, spelling) for spelling, _ in launch.flags} | {None}
     ranks = (each for each in around.ranks if find_flag(launch.family, each[0]) not in said)
-    return _versioned(replace(launch, flags=(*launch.flags, *ranks)), image)
+    return _versioned(replace(launch, flags=(*launch.flags, *ranks)), around.image)
+
+
+def _names_model(family: str, variables: Iterable[str]) -> bool:
+    """Whether variables name the model, as llama.cpp's may: its image needs no words then."""
+    known = (flag for name in variables if "_" in name and (flag := find_flag(family, name)))
+    return any(flag.means is not None and flag.means.input == "model" for flag in known)
 
 
 def _texts(document: Mapping[Any, Any]) -> dict[str, str]:

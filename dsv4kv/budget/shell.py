@@ -8,6 +8,7 @@ from collections import ChainMap, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import chain
 
 from dsv4kv.errors import ConfigError
 
@@ -23,15 +24,16 @@ _TOKEN = re.compile(
     | (?P<plain>(?:[^\\'"\s;&|$]|\$(?!\())+|\$) | (?P<open>['"])""",
     re.VERBOSE | re.DOTALL,
 )
-_MOST_BRANCHES = 100  # within each other
+_MOST_BRANCHES = 100  # within each other, as calls are
+_MOST_CALLS = 1_000  # of functions
 _LONGEST_COMPARED = 1_000  # characters: a pattern takes the product of both
 _HIDDEN, _QUOTED = "\0", "\1"  # a dollar sign within single and within double quotes
 _NEXT = "\x1f"  # between the elements of an array
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(
-    r"(?P<mark>[$\1])(?:(?P<plain>\w+)|\((?P<pod>\w+)\)"
-    r"|\{(?P<name>\w+)(?P<all>\[[@*]\])?(?:(?P<how>:?[-=+?])(?P<other>[^}]{0,999}))?\})"
+    r"(?P<mark>[$\1])(?:(?P<plain>\w+|[@*#])|\((?P<pod>\w+)\)"
+    r"|\{(?P<name>\w+|[@*#])(?P<all>\[[@*]\])?(?:(?P<how>:?[-=+?])(?P<other>[^}]{0,999}))?\})"
 )
 _ARITHMETIC = re.compile(r"[$\1]\(\((?P<sum>[\w\s${}+*/%<>=!?:()-]{1,200})\)\)")
 _KEYWORDS = {"exec", "sudo", "nohup", "time", "env", "do", "command", "$", "!", "{", "(", "eval"}
@@ -119,7 +121,8 @@ def fill_in(word: str, variables: Mapping[str, str], *, split: bool = False) -> 
         if found is None:
             text = "$" + match[0][1:]
         else:
-            text = found if match["all"] else found.partition(_NEXT)[0]
+            whole = match["all"] or (match["plain"] or match["name"] or "").strip("@*") == ""
+            text = found if whole else found.partition(_NEXT)[0]
             text = re.sub(r"\s+", _NEXT, text) if split and match["mark"] == "$" else text
         size += len(text)
         _check_size(size, MOST_CHARACTERS)
@@ -185,7 +188,7 @@ def take_assignments(words: list[str], variables: MutableMapping[str, str]) -> l
                     bounded(part for each in elements for part in expand(each, variables))
                 )
             else:
-                text = fill_in(text, variables)
+                text = fill_in(text, variables).replace(_NEXT, " ")
             before = variables.get(name, "") if more else ""
             text = before + (_NEXT if array and before else "") + text
             _check_size(size := size + len(text), MOST_CHARACTERS)
@@ -215,7 +218,8 @@ def read_script(
     """
     known, conditions, size = dict(variables), _Conditions(decide), 0
     given = False  # whether a statement has what is known
-    for line, words, end in split_statements(text):
+    source = _Source(text)
+    for line, words, end in source:
         rest = conditions.enter(words, end, known)
         if not rest or conditions.runs == _NO:
             conditions.leave(end)
@@ -225,18 +229,17 @@ def read_script(
             rest = take_assignments(rest, ChainMap(new, known))
             if rest:
                 own = known | new
-            if len(known) + len(new) > len(variables) + _MOST_VARIABLES:
-                raise ConfigError(
-                    f"line {line}: over {_MOST_VARIABLES:,} variables are set: give the command "
-                    "that they make, with its values."
-                )
             size += sum(len(text) for name, text in new.items() if known.get(name) is not text)
-        _check_size(size, _MOST_IN_ALL)
+        _check_sizes(line, len(known) + len(new) - len(variables), size)
         if rest:
             filled = bounded(part for word in rest for part in expand(word, own))
             size += sum(map(len, filled))
-            yield Statement(line, filled, own, tuple(conditions.unset))
-            given = given or own is known
+            arguments = source.call(filled, known.get("@"))
+            if arguments is None:
+                yield Statement(line, filled, own, tuple(conditions.unset))
+                given = given or own is known
+            else:
+                known, given = _with_arguments(own, arguments), False
         else:
             known, given = dict(known) if given and new else known, given and not new
             for name, value in new.items():
@@ -247,6 +250,82 @@ def read_script(
         conditions.leave(end)
 
 
+def _check_sizes(line: int, variables: int, characters: int) -> None:
+    if variables > _MOST_VARIABLES:
+        raise ConfigError(
+            f"line {line}: over {_MOST_VARIABLES:,} variables are set: give the command that they "
+            "make, with its values."
+        )
+    _check_size(characters, _MOST_IN_ALL)
+
+
+def _with_arguments(variables: Mapping[str, str], arguments: list[str]) -> dict[str, str]:
+    """The variables with ``$1``, ``$@`` and ``$#`` of a function, or of ``set --``."""
+    whole = _NEXT.join(arguments)
+    numbered = {str(place): word for place, word in enumerate(arguments[:99], 1)}
+    others = {name: text for name, text in variables.items() if not name.isdecimal()}
+    return others | numbered | {"@": whole, "*": whole, "#": str(len(arguments))}
+
+
+_Parts = tuple[int, list[str], str]  # a statement, as split_statements yields it
+
+
+class _Source:
+    """The statements of a script, a function's where it is called, or at the end."""
+
+    def __init__(self, text: str) -> None:
+        self.open: list[Iterator[_Parts]] = [split_statements(text)]
+        self.functions: dict[str, list[_Parts]] = {}
+        self.called: set[str] = set()
+        self.calls = 0
+
+    def __iter__(self) -> Iterator[_Parts]:
+        while self.open:
+            if (statement := next(self.open[-1], None)) is None:
+                self.open.pop()
+            elif not self._define(statement):
+                yield statement
+            if not self.open:  # whoever calls these is not seen
+                unseen = [each for each in self.functions if each not in self.called]
+                self.called.update(unseen)
+                self.open += [iter(self.functions[each]) for each in reversed(unseen)]
+
+    def _define(self, statement: _Parts) -> bool:
+        line, words, end = statement
+        name, *rest = words[words[0] == "function" and len(words) > 1 :]
+        rest = rest[1:] if (marked := rest[:1] == ["()"]) else rest
+        if not (marked or words[0] == "function" or re.fullmatch(r"[\w-]+\(\)", name)):
+            return False
+        body, depth = list[_Parts](), 0
+        for first, parts, closed in chain([(line, rest, end)], self.open[-1]):
+            if parts:
+                depth += ("{" in (parts[0], parts[-1])) - (parts[0] == "}")
+                inner = parts[parts[0] in ("{", "}") :]
+                body += [(first, inner, closed)] if inner else []
+                if depth < 1:
+                    break
+        self.functions[name.removesuffix("()")] = body
+        return True
+
+    def call(self, words: list[str], outer: str | None) -> list[str] | None:
+        """The arguments that the next statements have, of a function or of ``set``; else None."""
+        self.calls += 1
+        if self.calls > _MOST_CALLS or len(self.open) > _MOST_BRANCHES:
+            return None
+        if words[:2] == ["set", "--"]:
+            return words[2:]
+        if words[0] == "shift" and outer:
+            count = words[1] if words[1:] and words[1].isdecimal() else "1"
+            return outer.split(_NEXT)[int(count[:9]) :]
+        if (body := self.functions.get(words[0])) is None:
+            self.calls -= 1
+            return None
+        self.called.add(words[0])
+        before = [each.replace("$", _HIDDEN) for each in (outer or "").split(_NEXT) if each]
+        self.open.append(iter([*body, (body[-1][0], ["set", "--", *before], "")] if body else []))
+        return words[1:]
+
+
 class _Conditions:
     """Whether a statement runs: 1, 0, or a half where that cannot be decided.
 
@@ -255,7 +334,9 @@ class _Conditions:
 
     def __init__(self, decide: bool) -> None:
         self.decide = decide
-        self.branches: list[tuple[float, float]] = []  # this one; an earlier one
+        self.branches: list[tuple[float, float, str | None]] = []
+        """Whether this branch runs, an earlier one does; what ``case`` compares."""
+        self.patterns: list[str] = []  # of one branch of ``case``, but for its last
         self.guard = self.tested = _YES  # of ``test && statement``; of ``if test``
         self.testing = False
         self.joined = ""
@@ -263,14 +344,16 @@ class _Conditions:
 
     @property
     def runs(self) -> float:
-        return min([self.guard, *(this for this, _ in self.branches)])
+        return min([self.guard, *(this for this, _, _ in self.branches)])
 
     def enter(self, words: list[str], end: str, variables: Mapping[str, str]) -> list[str]:
         while words and (words[0] in _BRANCHES or (self.testing and words[0] == "then")):
-            self._branch(words[0])
-            words = [] if words[0] == "case" else words[1:]
-        if self.branches[-1:] == [_UNDECIDED] and words and words[0].endswith(")"):
-            words = words[1:]  # a pattern of case
+            is_case = words[0] == "case" and len(words) > 1
+            subject = fill_in(words[1], variables) if is_case and self.decide else "$"
+            self._branch(words[0], subject)
+            words = words[3:] if is_case else words[1:]
+        if words and self.branches and self.branches[-1][2] is not None:
+            words = self._match(words, end)
         if self.testing:
             found = self._test(words, variables) if words else self.tested
             if self.joined in ("&&", "||"):
@@ -283,10 +366,28 @@ class _Conditions:
             return []
         return words
 
-    def _branch(self, word: str) -> None:
-        this, earlier = self.branches[-1] if self.branches else (_YES, _NO)
+    def _match(self, words: list[str], end: str) -> list[str]:
+        """The words without a pattern of ``case``, by which its branch is decided."""
+        this, earlier, subject = self.branches[-1]
+        if end == "|" and len(words) == 1:
+            self.patterns.append(words[0])
+            return []
+        if not words[0].endswith(")") or "(" in words[0][1:]:
+            self.patterns.clear()
+            return words
+        if subject is not None and "$" not in subject:
+            found = max(
+                _compare([subject, "=", each.strip("()")]) for each in [*self.patterns, words[0]]
+            )
+            this = min(1 - earlier, found)
+            self.branches[-1] = this, max(this, earlier), subject
+        self.patterns.clear()
+        return words[1:]
+
+    def _branch(self, word: str, subject: str) -> None:
+        this, earlier, _ = self.branches[-1] if self.branches else (_YES, _NO, None)
         if word == "then":
-            self.branches[-1] = min(1 - earlier, self.tested), earlier
+            self.branches[-1] = min(1 - earlier, self.tested), earlier, None
             self.testing = False
         elif word in ("if", "case"):
             if len(self.branches) == _MOST_BRANCHES:
@@ -294,10 +395,13 @@ class _Conditions:
                     f"over {_MOST_BRANCHES} conditions are within each other: give the command "
                     "that they choose."
                 )
-            self.branches.append((_YES, _NO) if word == "if" else _UNDECIDED)
+            if word == "if":
+                self.branches.append((_YES, _NO, None))
+            else:  # none of its branches until a pattern matches
+                self.branches.append((_UNKNOWN if "$" in subject else _NO, _NO, subject))
         elif self.branches and word in ("elif", "else"):
             before = max(this, earlier)
-            self.branches[-1] = 1 - before, before
+            self.branches[-1] = 1 - before, before, None
         elif self.branches:
             self.branches.pop()
         if word in ("if", "elif"):
@@ -321,14 +425,14 @@ class _Conditions:
         read = []
         for text in bounded(fill_in(word, variables) for word in inside):
             for match in _VARIABLE.finditer(text):
-                self.unset[match["plain"] or match["name"] or match["pod"]] = None
+                name = match["plain"] or match["name"] or match["pod"]
+                self.unset |= {name: None} if name != "#" else {}
             read.append(_VARIABLE.sub("", text))
         return _compare(read)
 
 
 _TESTS = {"[", "[[", "]", "]]", "test"}
 _NO, _UNKNOWN, _YES = 0.0, 0.5, 1.0
-_UNDECIDED = (_UNKNOWN, _UNKNOWN)
 
 
 def _compare(words: list[str]) -> float:

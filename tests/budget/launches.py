@@ -435,6 +435,6 @@ sglang serve \\
     Published(
         "ROCm/vllm#895: Python",
         'llm = LLM(\n    model="/home/models/DeepSeek-V4-Flash",\n    tensor_parallel_size=4,\n)',
-        refused="no launch command",
+        texts={"engine": "vllm", "model": "v4-flash", "tp": "4"},
     ),
 )  # fmt: skip

@@ -624,4 +624,165 @@ docker run --gpus all -v /tmp/own.yaml:/etc/own.yaml vllm/vllm-openai:v0.29.0 \\
         {"engine": "llama.cpp", "model": "v4-flash", "context": "32768", "request-limit": "2"},
         options={"weights": "150GiB"},
     ),
+    # ---- functions, positional parameters, case
+    Pasted(
+        "function",
+        """serve() {
+  local model=$1 tp=${2:-4}
+  shift 2
+  vllm serve "$model" --tensor-parallel-size $tp "$@"
+}
+wait_for() { until curl -s localhost:$1; do sleep 1; done; }
+function main
+{
+  serve deepseek-ai/DeepSeek-V4-Flash 2 --max-model-len 131072 && wait_for 8000
+}
+main
+""",
+        VLLM_2 | {"model": "v4-flash"},
+    ),
+    Pasted(
+        "function",
+        """start() { case "$1" in
+  flash) M=deepseek-ai/DeepSeek-V4-Flash; TP=2;;
+  pro|big) M=deepseek-ai/DeepSeek-V4-Pro; TP=8;;
+esac
+sglang serve --model-path $M --tp $TP; }
+start big
+""",
+        PRO_8 | {"engine": "sglang"},
+    ),
+    Pasted(
+        "function",  # that nothing calls: read at the end
+        "serve() { vllm serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size $TP; }\nTP=2",
+        {"model": "v4-flash", "tp": "2"},
+    ),
+    Pasted(
+        "function",
+        """set -- vllm serve deepseek-ai/DeepSeek-V4-Flash
+set -- "$@" --tensor-parallel-size 2
+set -- "$@" --max-model-len 131072
+exec "$@"
+""",
+        VLLM_2 | {"model": "v4-flash"},
+    ),
+    # ---- Python
+    Pasted(
+        "python",
+        """from ray.serve.llm import LLMConfig, build_openai_app
+TP = 2
+config = LLMConfig(
+    model_loading_config=dict(model_id="ds", model_source="deepseek-ai/DeepSeek-V4-Flash"),
+    accelerator_type="B200",
+    engine_kwargs=dict(tensor_parallel_size=TP, max_model_len=128 * 1024),
+)
+app = build_openai_app({"llm_configs": [config]})
+""",
+        VLLM_2 | {"gpu": "b200"},
+        unread="a model: v4-flash, the only one that the text names, is taken",
+    ),
+    Pasted(
+        "python",
+        """import modal, subprocess
+MODEL, N = "deepseek-ai/DeepSeek-V4-Flash", 2
+image = modal.Image.debian_slim().pip_install("vllm==0.33.0")
+@app.function(image=image, gpu=f"B200:{N}")
+def serve(length: int = 131072):
+    cmd = ["vllm", "serve", MODEL, "--max-model-len", str(length)]
+    cmd += ["--tensor-parallel-size", str(N)]
+    subprocess.Popen(" ".join(cmd), shell=True)
+""",
+        VLLM_2 | {"model": "v4-flash", "engine": "vllm:0.33.0", "gpu": "b200"},
+    ),
+    Pasted(
+        "python",
+        """import os, sglang as sgl
+parser.add_argument("--tp-size", type=int, default=8)
+engine = sgl.Engine(model_path=os.environ.get("MODEL", "deepseek-ai/DeepSeek-V4-Pro"),
+                    tp_size=args.tp_size, context_length=131072)
+""",
+        PRO_8 | {"engine": "sglang", "context": "131072"},
+    ),
+    Pasted(
+        "python",
+        "llm = LLM('deepseek-ai/DeepSeek-V4-Flash', tensor_parallel_size=count())",
+        {"model": "v4-flash", "engine": "vllm"},
+        unread="--tensor_parallel_size $count, which nothing here sets: by --gpus",
+    ),
+    # ---- KServe
+    Pasted(
+        "kserve",
+        """kind: InferenceService
+spec:
+  predictor:
+    model:
+      modelFormat: {name: huggingface}
+      args: [--model_name=ds, --model_id=deepseek-ai/DeepSeek-V4-Flash,
+        --tensor-parallel-size=2, --max-model-len=131072]
+""",
+        VLLM_2 | {"model": "v4-flash"},
+    ),
+    Pasted(
+        "kserve",
+        """kind: ServingRuntime
+metadata: {name: own}
+spec:
+  containers:
+  - image: vllm/vllm-openai:v0.33.0
+    command: [python, -m, vllm.entrypoints.openai.api_server]
+    args: [--model=/mnt/models]
+---
+kind: InferenceService
+spec:
+  predictor:
+    model:
+      runtime: own
+      storageUri: hf://deepseek-ai/DeepSeek-V4-Flash
+      args: [--tensor-parallel-size=2, --max-model-len=131072]
+""",
+        VLLM_2 | {"model": "v4-flash", "engine": "vllm:0.33.0"},
+    ),
+    Pasted(
+        "kserve",
+        """kind: LLMInferenceService
+spec:
+  model: {uri: "hf://deepseek-ai/DeepSeek-V4-Pro"}
+  parallelism: {tensor: 4, data: 2, expert: true}
+  template:
+    containers:
+    - name: main
+      image: vllm/vllm-openai:v0.33.0
+      env:
+      - {name: VLLM_ADDITIONAL_ARGS, value: --max-model-len 131072 --enforce-eager}
+""",
+        {"model": "v4-pro", "tp": "4", "dp": "2", "context": "131072"},
+    ),
+    # ---- variables alone, GPUs of images
+    Pasted(
+        "variables",
+        """services:
+  llama:
+    image: ghcr.io/ggml-org/llama.cpp:server-cuda
+    environment: {LLAMA_ARG_HF_REPO: unsloth/DeepSeek-V4-Flash-GGUF, LLAMA_ARG_CTX_SIZE: 131072,
+      LLAMA_ARG_N_PARALLEL: 2}
+""",
+        {"engine": "llama.cpp", "model": "v4-flash", "context": "65536", "request-limit": "2"},
+        options={"weights": "150GiB"},
+    ),
+    Pasted(
+        "variables",
+        """export LLAMA_ARG_MODEL=/models/DeepSeek-V4-Flash-Q4_K_M.gguf LLAMA_ARG_CTX_SIZE=131072
+export LLAMA_ARG_N_PARALLEL=2
+llama-server
+""",
+        {"engine": "llama.cpp", "model": "v4-flash", "context": "65536", "request-limit": "2"},
+        options={"weights": "150GiB"},
+    ),
+    Pasted(
+        "variables",
+        """docker run -d rocm/sgl-dev:v0.5.23-rocm700-mi35x-20261015 sleep infinity
+docker exec sgl python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V4-Pro --tp 8
+""",
+        PRO_8 | {"gpu": "mi355x", "engine": "sglang:0.5.23"},
+    ),
 )  # fmt: skip

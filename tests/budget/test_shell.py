@@ -2,7 +2,7 @@
 
 import re
 import tracemalloc
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from time import process_time
 
 import pytest
@@ -92,6 +92,7 @@ DOUBLED = {
     "of itself": "M=xxxxxxxxxxxxxxxx\n" + 'M="$M $M"\n' * 28 + "vllm serve $M\n",
     "added to itself": "M=xxxxxxxxxxxxxxxx\n" + "M+=$M\n" * 28 + "vllm serve $M\n",
     "arrays": "M=(xxxxxxxxxxxxxxxx)\n" + "M+=(${M[@]} ${M[@]})\n" * 28 + "vllm serve ${M[@]}\n",
+    "arguments": "set -- xxxxxxxxxxxxxxxx\n" + 'set -- "$@" "$@"\n' * 28 + 'vllm serve "$@"\n',
     "words of a statement": f"M={'x' * 2**15}\nvllm serve {'$M ' * 2**12}\n",
     "assignments of a statement": f"M={'x' * 2**15}\n{'N=$M ' * 2**12} vllm serve $N\n",
     "a condition": f"M={'x' * 2**15}\nif [ {'$M ' * 2**12} ]; then vllm serve a; fi\n",
@@ -120,6 +121,14 @@ LINEAR = {
     "blank lines": ("\n" * 250_000, ""),
     "documents without an end": ("\n".join(f"<<X{n}" for n in range(30_000)), ""),
     "variables": ("\n".join(f"V{n}=" for n in range(32_000)), "over 1,000 variables"),
+    "calls": (
+        "".join(f"f{n}() {{\nf{n + 1}\nf{n + 1}\n}}\n" for n in range(90)) + "f90() { a; }\nf0\n",
+        "",
+    ),
+    "arguments": (
+        "\n".join(f"V{n}=" for n in range(990)) + "\nf() {\na\n}" + "\nf b\nset -- c" * 15_000,
+        "",
+    ),
     "statements": ("\n".join(f"V{n}=" for n in range(999)) + "\nx" * 120_000, ""),
     "assignments": ("\n".join(f"V{n % 999}={n}" for n in range(24_000)), ""),
     "patterns": (
@@ -155,3 +164,14 @@ def test_a_here_document_ends_at_the_next_line_that_names_it() -> None:
     bare, found = shell.take_documents(text)
     assert found == {"a": "1", "b": "2"}
     assert bare == "cat > a <<E\n\n\ncat > b <<E\n\n\nE\n"
+
+
+def test_python_is_read_in_time_that_grows_with_its_length() -> None:
+    doubled = "x = ['vllm serve a']\n" + "x = [x, x]\nx = x + x\n" * 60 + "run(x)\n"
+    mapping = "x = {'a': 1}\n" + "x = {'a': x, 'b': x}\n" * 60 + "LLM(model='a', **x)\n"
+    longer = "x = 'vllm serve a'\n" + "x = f'{x} {x}'\n" * 60 + "run(x)\n"
+    begin = process_time()
+    for text in (doubled, mapping, longer, "(" * 3_000 + ")" * 3_000, "x=" * 3_000 + "1"):
+        with suppress(ConfigError):
+            list(find_launches(text))
+    assert process_time() - begin < 20

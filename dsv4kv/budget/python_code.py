@@ -1,0 +1,185 @@
+"""Python that starts servers, read and never run: constructors of engines, commands in lists."""
+
+import ast
+import json
+import operator
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+_CONSTRUCTORS = {
+    "LLM": "vllm",
+    "EngineArgs": "vllm",
+    "AsyncEngineArgs": "vllm",
+    "LLMConfig": "vllm",  # Ray's
+    "Engine": "sglang",
+    "ServerArgs": "sglang",
+}
+_GPU_WORDS = ("gpu", "gpu_type", "gpu_type_id", "accelerator", "accelerator_type")
+_MOST_PARTS = 100_000  # of lists and mappings that names stand for, which may double each time
+_LONGEST = 10_000  # characters of a text that is made of others
+_OPERATIONS = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
+
+Server = tuple[int, dict[str, Any]]
+"""Its line, from 1, and what YAML would say of it."""
+
+
+def read_code(text: str, environment: Mapping[str, str]) -> list[Server]:
+    """The servers that Python code starts; none where the text is no Python.
+
+    A constructor's arguments are flags of an ``engine``; a list or a text that is given to a
+    function is a ``command``.
+    """
+    try:
+        reader = _Reader(environment, "tensorrt_llm" in text)
+        reader.visit(ast.parse(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    found = reader.servers or reader.commands
+    return [(line, {"gpu_type": reader.gpu} | server) for line, server in found]
+
+
+class _Reader(ast.NodeVisitor):
+    """Values of names in the order of the text; what has none is ``$name``, as in a shell."""
+
+    def __init__(self, environment: Mapping[str, str], is_trtllm: bool) -> None:
+        self.environment, self.is_trtllm = environment, is_trtllm
+        self.values: dict[str, Any] = {}
+        self.parts = 0
+        self.servers, self.commands = list[Server](), list[Server]()
+        self.gpu: str | None = None
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self.generic_visit(node)
+        for target in node.targets:
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
+            self.values |= {_name(each): self._value(value) for each, value in pairs}
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self.generic_visit(node)
+        if node.value:
+            self.values[_name(node.target)] = self._value(node.value)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self.generic_visit(node)
+        self.values[_name(node.target)] = self._sum(node.target, node.op, node.value)
+
+    def visit_arguments(self, node: ast.arguments) -> None:
+        self.generic_visit(node)
+        for argument, value in zip(node.args[::-1], node.defaults[::-1], strict=False):
+            self.values.setdefault(argument.arg, self._value(value))
+
+    def visit_Call(self, node: ast.Call) -> None:
+        self.generic_visit(node)
+        owner, name = _name(node.func).rpartition(".")[0], _last(node.func)
+        given = [self._value(each) for each in node.args]
+        words: dict[str, Any] = {}
+        for each in node.keywords:
+            value = self._value(each.value)
+            words |= {each.arg: value} if each.arg else value if isinstance(value, dict) else {}
+        for value in filter(None, map(words.get, _GPU_WORDS)):
+            first = value[0] if isinstance(value, list) else value
+            self.gpu = self.gpu or str(first).partition(":")[0]
+        if name in ("append", "extend"):
+            if isinstance(self.values.get(owner), list) and given:
+                added = given[0] if name == "extend" else [given[0]]
+                self.values[owner] += added if isinstance(added, list) else []
+        elif name == "add_argument" and given and "default" in words:
+            option = str(given[0]).lstrip("-").replace("-", "_")
+            self.values[f"args.{option}"] = words["default"]
+        elif name in _CONSTRUCTORS:
+            words = {"model": given[0]} | words if given and name == "LLM" else words
+            family = "trtllm" if self.is_trtllm and name == "LLM" else _CONSTRUCTORS[name]
+            if words:
+                self.servers.append((node.lineno, words | {"engine": family}))
+        elif given and isinstance(given[0], str | list):
+            listed = given[0] if isinstance(given[0], str) else [*map(_text, given[0])]
+            self.commands.append((node.lineno, {"command": listed}))
+
+    def _value(self, node: ast.expr) -> Any:
+        found: Any = None
+        match node:
+            case ast.Constant():
+                found = node.value
+            case ast.List(elts=parts) | ast.Tuple(elts=parts):
+                found = []
+                for part in parts:
+                    spread = isinstance(part, ast.Starred)
+                    value = self._value(part.value if isinstance(part, ast.Starred) else part)
+                    found += value if spread and isinstance(value, list) else [value]
+            case ast.Dict():
+                pairs = zip(node.keys, node.values, strict=True)
+                found = {_text(self._value(key)): self._value(each) for key, each in pairs if key}
+            case ast.JoinedStr():
+                inner = (getattr(part, "value", part) for part in node.values)
+                parts = [
+                    part if isinstance(part, ast.expr) else ast.Constant(part) for part in inner
+                ]
+                found = "".join(_text(self._value(part)) for part in parts)[:_LONGEST]
+            case ast.BinOp():
+                found = self._sum(node.left, node.op, node.right)
+            case ast.Subscript() if _name(node.value) == "os.environ":
+                found = self._from_environment(self._value(node.slice))
+            case ast.Call(func=func, args=args, keywords=keywords):
+                words = {each.arg: self._value(each.value) for each in keywords if each.arg}
+                found = self._called(func, [self._value(each) for each in args], words)
+            case ast.Name() | ast.Attribute() if _name(node) in self.values:
+                found = self._copied(self.values[_name(node)])
+        plain = isinstance(node, ast.Constant)
+        return f"${_last(node) or 'expression'}" if found is None and not plain else found
+
+    def _copied(self, value: Any) -> Any:
+        self.parts += 1
+        if self.parts > _MOST_PARTS:
+            return None
+        if isinstance(value, list):
+            return [self._copied(each) for each in value]
+        if isinstance(value, dict):
+            return {name: self._copied(each) for name, each in value.items()}
+        return value
+
+    def _sum(self, left: ast.expr, how: ast.operator, right: ast.expr) -> Any:
+        one, other = self._value(left), self._value(right)
+        kinds = {int} if not isinstance(how, ast.Add) else {int, str, list}
+        if type(one) is type(other) and type(one) in kinds and type(how) in _OPERATIONS:
+            with suppress(ArithmeticError):
+                made = _OPERATIONS[type(how)](one, other)
+                return made[:_LONGEST] if isinstance(made, str) else made
+        return "$expression"
+
+    def _called(self, func: ast.expr, given: list[Any], words: dict[str, Any]) -> Any:
+        match _name(func), given:
+            case "dict", _:
+                return words
+            case (("os.environ.get" | "os.getenv"), [name, *otherwise]):
+                return self._from_environment(name, *otherwise)
+            case (("str" | "int"), [value]):
+                return value
+            case "json.dumps", [value]:
+                return json.dumps(value, default=str)[:_LONGEST]
+        separator = self._value(func.value) if isinstance(func, ast.Attribute) else None
+        if isinstance(separator, str) and given and isinstance(given[0], list):  # of join
+            return separator.join(map(_text, given[0]))[:_LONGEST]
+        return f"${_last(func) or 'expression'}"
+
+    def _from_environment(self, name: Any, otherwise: Any = None) -> Any:
+        return self.environment.get(_text(name), otherwise or f"${_text(name)}")
+
+
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, str | int | float) else "$expression"
+
+
+def _name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{_name(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _last(node: ast.expr) -> str:
+    return _name(node).rpartition(".")[2]

@@ -59,6 +59,7 @@ class Fit:
     context_tokens: int
     requests: int  # that run
     held: int  # that memory holds
+    prefilling: int  # that memory holds while one of them is in prefill, as ``budget`` counts
 
     @property
     def tokens(self) -> int:
@@ -238,16 +239,17 @@ def _fits(found: Recovery, log: StartupLog) -> Fits:
     engine, deployment, reading = found.engine, found.deployment, log.smallest
     longest = deployment.max_context_tokens
     if engine.unit == "slot":
-        return (Fit(longest, found.units, found.units),)
+        return (Fit(longest, *3 * (found.units,)),)
     most = reading.whole("running") or (deployment.concurrency if log.whole("requests") else 0)
     shared = found.units if engine.unit != "block" else 0
     if not (found.exact or shared):
         printed = reading.number("concurrency")
-        return (Fit(longest, int(printed), int(printed)),) if printed else ()
+        return (Fit(longest, *3 * (int(printed),)),) if printed else ()
     fits = []
     for length in [*(length for length in _CONTEXTS if length < longest), longest]:
         count = _held(found, length) if found.exact else shared // length
-        fits.append(Fit(length, min(count, most or count), count))
+        one = 1 + _held(found, length, prompts=1) if found.exact else count
+        fits.append(Fit(length, min(count, most or count), count, min(count, one)))
     return tuple(fits)
 
 
@@ -271,7 +273,7 @@ def _held(found: Recovery, context_tokens: int, *, prompts: int = 0) -> int:
     steady, chunk = 1 + deployment.draft_tokens, deployment.in_flight_tokens
     free = found.capacity.cache_bytes - engine.shared_bytes(deployment)
     free -= prompts * engine.request_bytes(deployment, context_tokens, in_flight=chunk)
-    return max(0, free) // engine.request_bytes(deployment, context_tokens, in_flight=steady)
+    return max(-1, free // engine.request_bytes(deployment, context_tokens, in_flight=steady))
 
 
 def _changes_of_all(exact: Sequence[tuple[Recovery, Fits]], log: StartupLog) -> tuple[Change, ...]:

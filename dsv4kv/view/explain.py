@@ -29,7 +29,10 @@ def explanation_page(log: "Explanation", layouts: Sequence[str] = ()) -> tb.Page
         ("context", lambda fit: fit.context_tokens),
         ("requests", lambda fit: fit.requests),
         ("tokens", lambda fit: fit.tokens),
+        ("requests, one in prefill", lambda fit: min(fit.requests, fit.prefilling)),
     ]
+    differs = any(fit.prefilling < fit.requests for fit in log.fits)
+    fits = fits if differs else fits[:-1]
     note = "as far as memory goes" if log.exact else "as the log counts"
     if limits := [fit.requests for fit in log.fits if fit.held > fit.requests]:
         note = f"no more than {max(limits):,} run"
@@ -99,6 +102,9 @@ def _head(log: "Explanation") -> tb.Finding:
         fits = f"{held} of {most.context_tokens:,} tokens{doing}"
         if ranks > 1:
             fits += f" on each of {ranks} ranks, {most.requests * ranks:,} in total"
+        if most.prefilling < most.requests:
+            whose = "each has one" if ranks > 1 else "one is"
+            fits += f", {most.prefilling * ranks:,} while {whose} in prefill"
         if limited:
             fits = f"; {fits}: memory would hold {most.held:,}{' on each' * (ranks > 1)}"
         else:

@@ -80,7 +80,7 @@ def available_bytes(scenario: Scenario, stage: int, context_tokens: int) -> int:
         return inputs.kv_memory
     taken = scenario.weight_bytes[stage] + scenario.reserve_bytes(stage, context_tokens)
     left = scenario.budget_bytes - taken - transient_bytes(scenario, context_tokens)
-    if engine.shares_rest:
+    if engine.shares_rest and left > 0:
         left = int(left * scenario.settings.memory_fraction)
     if inputs.kv_blocks is None:
         return left

@@ -13,7 +13,7 @@ from typing import Any
 
 from dsv4kv.budget.answer import Answer
 from dsv4kv.budget.fit import max_concurrency, tightest_free_bytes
-from dsv4kv.budget.gpus import gpu_labelled
+from dsv4kv.budget.gpus import gpu_labelled, gpu_names
 from dsv4kv.budget.inputs import (
     DEFAULT_GPU,
     READERS,
@@ -24,6 +24,7 @@ from dsv4kv.budget.inputs import (
     read_inputs,
 )
 from dsv4kv.budget.layout import Layout
+from dsv4kv.budget.quantised import storage_of_name
 from dsv4kv.budget.scenario import Scenario, fix_layout, resolve
 from dsv4kv.budget.servers import MODEL_FLAGS, Launch, find_launches
 from dsv4kv.budget.shell import MOST_CHARACTERS
@@ -43,6 +44,7 @@ from dsv4kv.model.presets import config_file, preset_named, preset_names
 
 _UNSET = re.compile(r"\$\{?\w+|\$\(|\{\{?\s*\w+\s*\}?\}")
 _MODEL = r"\b(?:deepseek|ds)-?{}(?![a-z0-9])"
+_GPU = r"(?<![a-z0-9.]){}(?![a-z0-9])"
 _LAYOUT = {"model", "tp", "dp", "pp", "ep", "dp-attention", "context"}
 _NEEDED = ("model", "tp", "dp", "pp")
 """Inputs without which an answer would be another deployment's."""
@@ -131,8 +133,17 @@ def _launches(given: str) -> Iterator[tuple[str, list[Launch]]]:
         plain = re.sub(r"[^a-z0-9.]+", "-", text.lower())
         models = [each for each in preset_names() if re.search(_MODEL.format(each), plain)]
         model = models[0] if len(models) == 1 else None
+        gpus = [each for each in gpu_names() if re.search(_GPU.format(each), plain)]
+        gpus = [each for each in gpus if not any(each in other[:-1] for other in gpus)]
         found = find_launches(text, os.environ, folder)
-        yield source, [replace(each, gpu=each.gpu or gpu, mentioned=model) for each in found]
+        only = gpus[0] if len(gpus) == 1 else ""
+        yield (
+            source,
+            [
+                replace(each, gpu=each.gpu or gpu, mentioned=model, mentioned_gpu=only)
+                for each in found
+            ],
+        )
     except ConfigError as error:
         if str(error).startswith("--which"):  # is about the option, not about the text
             raise
@@ -213,6 +224,8 @@ def _interpret(
     texts = {name: "1" for name in ranks if name not in absent} | merged
     if named:
         texts["model"] = named
+        telling = [name for name in launch.names if _says_storage(name, named)]
+        texts |= {"checkpoint": telling[0]} if telling and "checkpoint" not in texts else {}
     elif "model" in texts:
         raise ConfigError(
             f"--model {texts['model'][:100]}: which model that is is not clear: add --model "
@@ -220,11 +233,10 @@ def _interpret(
         )
     elif "model" not in options:
         unread.append("a model: v4-flash is taken")
-    if launch.gpu and "gpu" not in options and "hbm" not in options:
-        if gpu := gpu_labelled(launch.gpu):
-            texts["gpu"] = gpu
-        else:
-            unread.append(f"GPU {launch.gpu[:60]}, which is not known: {DEFAULT_GPU} is taken")
+    if "gpu" not in options and "hbm" not in options:
+        gpu, said = _gpu_of(launch)
+        texts |= {"gpu": gpu} if gpu else {}
+        unread += said
     name = f"{launch.family}:{launch.version}" if launch.version else launch.family
     try:
         find_engine(name)
@@ -232,6 +244,22 @@ def _interpret(
         unread.append(f"version {launch.version}, of no known rules: the newest are taken")
         name = launch.family
     return Reading(launch, tuple(flags), texts | {"engine": name}, tuple(unread))
+
+
+def _gpu_of(launch: Launch) -> tuple[str | None, list[str]]:
+    if launch.gpu:
+        gpu = gpu_labelled(launch.gpu)
+        unknown = f"GPU {launch.gpu[:60]}, which is not known: {DEFAULT_GPU} is taken"
+        return gpu, [] if gpu else [unknown]
+    only = launch.mentioned_gpu
+    return only, [f"a GPU: {only}, the only one that the text names, is taken"] if only else []
+
+
+def _says_storage(name: str, model: str) -> bool:
+    """Whether one of a model's names says how its matrices are stored."""
+    with suppress(ConfigError):
+        return preset_named(name) == model and storage_of_name(name) is not None
+    return False
 
 
 def _check_types(flags: Iterable[GivenFlag]) -> None:

@@ -20,8 +20,10 @@ _MOST_PARTS = 100_000  # of lists and mappings that names stand for, which may d
 _LONGEST = 10_000  # characters of a text that is made of others
 _OPERATIONS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
+    ast.FloorDiv: operator.floordiv, ast.BitOr: operator.or_,
 }  # fmt: skip
+
+_SUMMED = {ast.Add: (int, str, list), ast.BitOr: (dict,)}
 
 Server = tuple[int, dict[str, Any]]
 """Its line, from 1, and what YAML would say of it."""
@@ -113,8 +115,7 @@ class _Reader(ast.NodeVisitor):
                     value = self._value(part.value if isinstance(part, ast.Starred) else part)
                     found += value if spread and isinstance(value, list) else [value]
             case ast.Dict():
-                pairs = zip(node.keys, node.values, strict=True)
-                found = {_text(self._value(key)): self._value(each) for key, each in pairs if key}
+                found = self._mapping(node)
             case ast.JoinedStr():
                 inner = (getattr(part, "value", part) for part in node.values)
                 parts = [
@@ -133,6 +134,14 @@ class _Reader(ast.NodeVisitor):
         plain = isinstance(node, ast.Constant)
         return f"${_last(node) or 'expression'}" if found is None and not plain else found
 
+    def _mapping(self, node: ast.Dict) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, each in zip(node.keys, node.values, strict=True):
+            value = self._value(each)
+            spread = value if isinstance(value, dict) else {}  # of **each
+            found |= {_text(self._value(key)): value} if key else spread
+        return found
+
     def _copied(self, value: Any) -> Any:
         self.parts += 1
         if self.parts > _MOST_PARTS:
@@ -145,7 +154,7 @@ class _Reader(ast.NodeVisitor):
 
     def _sum(self, left: ast.expr, how: ast.operator, right: ast.expr) -> Any:
         one, other = self._value(left), self._value(right)
-        kinds = {int} if not isinstance(how, ast.Add) else {int, str, list}
+        kinds = _SUMMED.get(type(how), (int,))
         if type(one) is type(other) and type(one) in kinds and type(how) in _OPERATIONS:
             with suppress(ArithmeticError):
                 made = _OPERATIONS[type(how)](one, other)
@@ -154,14 +163,15 @@ class _Reader(ast.NodeVisitor):
 
     def _called(self, func: ast.expr, given: list[Any], words: dict[str, Any]) -> Any:
         match _name(func), given:
-            case "dict", _:
-                return words
             case (("os.environ.get" | "os.getenv"), [name, *otherwise]):
                 return self._from_environment(name, *otherwise)
             case (("str" | "int"), [value]):
                 return value
             case "json.dumps", [value]:
                 return json.dumps(value, default=str)[:_LONGEST]
+            case name, [] if words:  # dict, or an object of settings
+                kind, is_drafts, _ = name.rpartition(".")[2].partition("DecodingConfig")
+                return words | ({"decoding_type": kind} if is_drafts else {})
         separator = self._value(func.value) if isinstance(func, ast.Attribute) else None
         if isinstance(separator, str) and given and isinstance(given[0], list):  # of join
             return separator.join(map(_text, given[0]))[:_LONGEST]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv4kv.budget import shell
-from dsv4kv.budget.python_code import Server, read_code
+from dsv4kv.budget.python_code import read_code
 from dsv4kv.engines.flags import Flag
 from dsv4kv.engines.names import FAMILIES, find_flag
 from dsv4kv.errors import ConfigError
@@ -26,6 +26,10 @@ _MOST_UNREAD = 32  # words without a meaning that are named
 _MOST_LAUNCHES = 256  # each of which is judged by the whole text
 MODEL_FLAGS = ("--model", "--model-path", "--model_path", "-m", "-hf", "--model_id")
 _NEGATIVE = re.compile(r"-\d+(\.\d+)?")
+_TEMPLATED = re.compile(
+    r"\$?\{\{-? *(?:env\.)?([A-Za-z_]\w*) *(?:\|[^{}]*)?\}\}"  # of Jinja, just and GitHub
+    r"|(?<!%)%\((?:ENV_)?(\w+)\)s"
+)
 _RUNNERS = {"docker", "podman", "nerdctl"}
 _ALONE = {
     *("-d", "-i", "-t", "-it", "-ti", "-dit", "-P", "-q", "--detach", "--interactive", "--tty"),
@@ -87,6 +91,7 @@ class Launch:
     benched_tokens: int = 0  # the longest request of the benchmark that is next to it
     unread: tuple[str, ...] = ()  # words that nothing explains, variables read as unset
     mentioned: str | None = None  # the only model that the whole text names, comments included
+    mentioned_gpu: str = ""  # likewise
 
     @property
     def started(self) -> tuple[Any, ...]:
@@ -117,6 +122,7 @@ class _Around:
     benched_tokens: int = 0
     shells: Iterator[int] = field(default_factory=lambda: iter(range(_MOST_SHELLS)))
     settings: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    maps: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict)  # ConfigMaps by name
     sides: Mapping[str, Any] = field(default_factory=dict)
     """Variables of prefill and decode, which a recipe has next to or above their flags."""
 
@@ -144,24 +150,44 @@ class _Around:
         gpu = next((each for each in gpus if isinstance(each, str)), self.gpu)
         given = [benched.get(key) for key in ("isl", "osl")] if isinstance(benched, dict) else []
         lengths = [each for each in given if isinstance(each, int)]
-        own, spread = _environment(document), document.get("parallelism")
+        own, spread = self._own(document), document.get("parallelism")
         artifacts = document.get("modelArtifacts")
         naming.append(own.get("model_path"))
-        naming.append(artifacts.get("name") if isinstance(artifacts, dict) else None)
+        naming.append(_at(artifacts, "name"))
+        naming += [_at(document, "model_loading_config", key) for key in _NAMING]
         ranks = spread.items() if isinstance(spread, dict) else ()
         counts = ((_RANKS.get(name), n) for name, n in ranks if isinstance(n, int) and n)
+        variables = {**self.variables, **own} if own else self.variables
         return replace(
             self,
-            variables={**self.variables, **own} if own else self.variables,
+            variables=variables,
             family=next(filter(None, map(_family_named, said)), self.family),
             gpu=gpu,
-            image=_image(document) or self.image,
+            image=shell.fill_in(_image(document), variables) or self.image,
             ranks=tuple((flag, "" if n is True else str(n)) for flag, n in counts if flag)
             or self.ranks,
             names=(*(each for each in naming if isinstance(each, str)), *self.names),
             benched_tokens=sum(lengths) if len(lengths) > 1 else self.benched_tokens,
             sides={**self.sides, **{key: document[key] for key in document if key in _SIDES}},
         )
+
+    def _own(self, document: Mapping[Any, Any]) -> dict[str, str]:
+        """Variables that a mapping sets, by those around it; counts that its launcher sets."""
+        own, kept = _environment(document), document.get("envFrom")
+        for each in kept if isinstance(kept, list) else ():
+            own |= _texts(self.maps.get(str(_at(each, "configMapRef", "name")), {}))
+        for given in (document.get("macros"), document.get("vars")):
+            for name, value in given.items() if isinstance(given, dict) else ():
+                own[str(name)] = " ".join(map(str, value if isinstance(value, list) else [value]))
+        nodes, gpus = document.get("num_nodes", 1), _at(document, "resources", "accelerators")
+        each = re.search(r":\s*(\d+)", str(gpus))
+        counts = {
+            "LWS_GROUP_SIZE": document.get("size") if "workerTemplate" in document else None,
+            "SKYPILOT_NUM_NODES": nodes if each else None,
+            "SKYPILOT_NUM_GPUS_PER_NODE": each and each[1],
+        }
+        own |= {name: str(count) for name, count in counts.items() if count}
+        return {name: shell.fill_in(text, self.variables) for name, text in own.items()}
 
 
 def find_launches(
@@ -172,19 +198,23 @@ def find_launches(
     Variables that the text does not set come from ``environment``, files of settings that it does
     not hold from its ``folder``.
     """
-    text = text.removeprefix("\ufeff")
+    text = _TEMPLATED.sub(lambda m: f"${{{m[1] or m[2]}}}", text.removeprefix("\ufeff"))
     if len(text) > shell.MOST_CHARACTERS:
         raise ConfigError("no launch command is longer than 256 KiB.")
-    outer = dict(environment or {})
+    outer = _of_slurm(text) | dict(environment or {})
     pinned, nightly = _PINNED.search(text), _NIGHTLY.search(text)
     documents, files = _as_yaml(text), dict(_settings_in(folder, text)) if folder else {}
-    if documents is not None:
-        around = _Around(outer, files | dict(_config_maps(documents)))
-        commands = _in_yaml(list(_kserve(documents)), around)
-    elif code := read_code(text, outer):
-        commands = _in_code(code, _Around(outer, files))
+    if documents and isinstance(cells := documents[0].get("cells"), list):
+        text, documents = "\n".join(map(_of_cell, cells)), None
+    if documents is None:
+        around = _Around(outer, files)
+        commands = iter([*_in_code(text, around)] or _in_script(text, around))
     else:
-        commands = _in_script(text, _Around(outer, files))
+        named = ((_at(each, "metadata", "name"), each.get("data")) for each in documents)
+        maps = {str(name): data for name, data in named if isinstance(data, dict)}
+        for data in maps.values():
+            files |= {str(name): body for name, body in data.items() if isinstance(body, str)}
+        commands = _in_yaml(list(_resolved(documents)), _Around(outer, files, maps=maps))
     found = list(islice(commands, _MOST_LAUNCHES + 1))
     if len(found) > _MOST_LAUNCHES:
         raise ConfigError(
@@ -245,16 +275,44 @@ def _as_yaml(text: str) -> list[dict[Any, Any]] | None:
     return documents if mappings else None
 
 
-def _config_maps(documents: Iterable[Mapping[Any, Any]]) -> Iterator[tuple[str, str]]:
+def _of_cell(cell: Any) -> str:
+    """The code of a notebook's cell; what it gives to a shell is a call."""
+    source = _at(cell, "source") if _at(cell, "cell_type") == "code" else ""
+    code = "".join(map(str, source)) if isinstance(source, list) else str(source)
+    if code.startswith("%%"):
+        return f"run({code.partition(chr(10))[2]!r})"
+    return re.sub(r"(?m)^[!%](.*(?:\\\n.*)*)", lambda match: f"run({match[1]!r})", code)
+
+
+def _of_slurm(text: str) -> dict[str, str]:
+    """The variables that Slurm sets by the options of a batch script."""
+    nodes = re.search(r"(?m)^#SBATCH\s+(?:--nodes[= ]|-N ?)(\d{1,6})", text)
+    names = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+    return dict.fromkeys(names, nodes[1]) if nodes else {}
+
+
+def _resolved(documents: Iterable[dict[Any, Any]]) -> Iterator[Mapping[Any, Any]]:
+    """The documents as mappings of servers.
+
+    A service of KServe's has what its runtime says, an override of a recipe what its base does;
+    a container that Docker shows has keys as compose writes them.
+    """
     for document in documents:
-        data = document.get("data") if document.get("kind") == "ConfigMap" else None
-        for name, text in data.items() if isinstance(data, dict) else ():
-            if isinstance(text, str):
-                yield str(name), text
+        if isinstance(base := document.get("base"), dict) and "backend" in base:
+            yield from (_merge(base, own) for name, own in document.items() if name != "zip")
+        elif isinstance(shown := document.get("Config"), dict) and "Image" in shown:
+            yield {str(key).lower(): value for key, value in shown.items()}
+    yield from _kserve([each for each in documents if not _at(each, "base", "backend")])
 
 
-def _kserve(documents: Iterable[Mapping[Any, Any]]) -> Iterator[Mapping[Any, Any]]:
-    """The documents, KServe's as containers: of a service with its runtime, or with vLLM."""
+def _merge(base: Any, own: Any) -> Any:
+    if not (isinstance(base, dict) and isinstance(own, dict)):
+        return own
+    return {**base, **{key: _merge(base.get(key), value) for key, value in own.items()}}
+
+
+def _kserve(documents: Iterable[dict[Any, Any]]) -> Iterator[Mapping[Any, Any]]:
+    """KServe's documents as containers: of a service with its runtime, or with vLLM."""
     runtimes = {
         _at(each, "metadata", "name"): each
         for each in documents
@@ -302,20 +360,39 @@ def _settings_in(folder: Path, text: str) -> Iterator[tuple[str, str]]:
                 yield name, read_document(folder / name, 2**18).decode()
 
 
-def _in_code(servers: Iterable[Server], around: _Around) -> Iterator[Launch]:
-    for line, document in servers:
-        for launch in _in_yaml(document, around):
-            yield replace(launch, line=line)
+def _in_code(text: str, around: _Around) -> Iterator[Launch]:
+    for line, document in read_code(text, around.variables):
+        with suppress(shell.OpenQuote):  # of a text that is no command
+            for launch in _in_yaml(document, around):
+                yield replace(launch, line=line)
 
 
 def _in_script(text: str, around: _Around) -> Iterator[Launch]:
-    bare, files = shell.take_documents(_as_shell(text))
-    around = replace(around, files={**around.files, **files})
-    found = list(_in_shell(bare, around)) or list(_in_shell(bare, around, decide=False))
+    text = _as_shell(text)
+    bare, files = shell.take_documents(text)
+    own = replace(around, files={**around.files, **files})
+    try:
+        found = list(_in_shell(bare, own)) or list(_in_shell(bare, own, decide=False))
+    except shell.OpenQuote:  # of prose, or of what a program printed
+        joined = bare.replace("\\\n", "\0").split("\n")
+        lines = [line if _is_closed(line.replace("\0", " ")) else "" for line in joined]
+        found = list(_in_shell("\n".join(lines).replace("\0", "\\\n"), own))
+        if not found:
+            raise
     for name, body in files.items():
-        if name and _as_yaml(body) is None:
-            found += _in_shell(body, around)
+        code = list(_in_code(body, own))
+        if not code and (name or not found) and _as_yaml(body) is None:
+            with suppress(shell.OpenQuote):
+                code = list(_in_shell(body, own))
+        found += code
     yield from found
+
+
+def _is_closed(line: str) -> bool:
+    try:
+        return all(map(bool, shell.split_statements(line)))
+    except shell.OpenQuote:
+        return False
 
 
 def _as_shell(text: str) -> str:
@@ -331,12 +408,21 @@ def _as_shell(text: str) -> str:
         )
     if re.match(r"(?:[^\S\n]*+(?:#.*)?\n)*+(?:FROM|ARG)\s", text) and re.search(_STARTS, text):
         return _of_dockerfile(text)
+    if re.search(r"(?m)^\w+ *(?::|\?)= ", text):
+        return _of_makefile(text)
     if not _UNIT.search(text):
         return text
     image = re.search(r"(?m)^Image=(\S+)", text)
     text = re.sub(r"(?mi)^environment=", "export ", text)
     text = re.sub(r"(?m)^(?:ExecStart|command)=[-@:+!|]*", "", text)
     return re.sub(r"(?m)^Exec=", f"podman run {image[1]} " if image else "", text)
+
+
+def _of_makefile(text: str) -> str:
+    """What make or just sets and starts, as a shell would; a target's own values from there on."""
+    value = r"""(?:env(?:_var_or_default)?\("\w+", *)?"?([^"\n#]*?)"?\)? *(?:#.*)?$"""
+    text = re.sub(r"(?m)^(?:[\w.-]+: *)?(\w+) *(?:::?|\?|\+)= *" + value, r'\1="\2"', text)
+    return re.sub(r"(?m)^(\t| {4})[@-]+", r"\1", text)
 
 
 _STARTS = r"(?m)^(ENTRYPOINT|CMD)\s+((?:.*\\\n)*.*)"
@@ -375,7 +461,7 @@ def _launch(words: list[str], around: _Around, depth: int = 0) -> Launch | None:
     image, inside, own = _container(words)
     if image and depth < _DEEPEST:
         return _in_container(inside, replace(_with(around, own), image=image), depth + 1)
-    names = [Path(word).name for word in words]
+    names = [Path(word).name.partition("==")[0] for word in words]
     for family, row in FAMILIES.items():
         for start in row.launch.words:
             for place in range(len(words) - len(start) + 1):
@@ -434,7 +520,10 @@ def _make(family: str, arguments: list[str], around: _Around) -> Launch:
     forks = (name for name, row in FAMILIES.items() if set(row.marks) & set(words))
     family = next(forks, family)
     settings, own = list[tuple[str, str]](), list[tuple[str, str]]()
-    files = {Path(name).name: text for name, text in around.files.items()}  # of any mount
+    files = {  # of any mount
+        Path(shell.fill_in(name, around.variables)).name: text
+        for name, text in around.files.items()
+    }
     for spelling, value in _pairs(family, words):
         if spelling.replace("_", "-") not in _SETTINGS:
             own.append((spelling, value))
@@ -542,7 +631,7 @@ def _in_yaml(document: Any, around: _Around, depth: int = 0) -> Iterator[Launch]
             yield whole
             return
         for key, value in document.items():
-            if key in (*_ENVIRONMENTS, "image"):
+            if key in (*_ENVIRONMENTS, "image", "macros"):
                 continue
             name, family = str(key), _family_named(re.sub("_?[cC]onfig$", "", str(key)))
             own = around.sides.get(f"{name}_environment")
@@ -611,12 +700,16 @@ def _versioned(launch: Launch, image: str) -> Launch:
 def _in_container(words: list[str], around: _Around, depth: int = 0) -> Launch | None:
     """The server of a container's words, or of its image where these are flags alone."""
     image = around.image.lower()
-    filled = shell.bounded(  # ${variable}, and {tensor_parallel} of a recipe
-        shell.fill_in(
-            re.sub(r"(?<!\$)\{(\w+)\}", lambda m: "$" * (m[1] in around.variables) + m[0], word),
-            around.variables,
-        )
+    variables = around.variables
+    filled = shell.bounded(
+        part
         for word in words
+        for text in [_with_marks(word, variables)]
+        for part in (
+            shell.expand(text, variables)  # of a variable alone, which may be several words
+            if re.fullmatch(r"\$\w+|\$\{\w+\}", text)
+            else [shell.fill_in(text, variables)]
+        )
     )
     launch = _launch(filled, around, depth)
     images = (
@@ -636,6 +729,12 @@ def _in_container(words: list[str], around: _Around, depth: int = 0) -> Launch |
     said = {find_flag(launch.family, spelling) for spelling, _ in launch.flags} | {None}
     ranks = (each for each in around.ranks if find_flag(launch.family, each[0]) not in said)
     return _versioned(replace(launch, flags=(*launch.flags, *ranks)), around.image)
+
+
+def _with_marks(word: str, variables: Mapping[str, str]) -> str:
+    """A word with ``{tensor_parallel}`` of a recipe and ``$$`` of compose as a shell's."""
+    recipe = re.compile(r"(?<!\$)\{(\w+)\}")
+    return recipe.sub(lambda m: "$" * (m[1] in variables) + m[0], word.replace("$$", "$"))
 
 
 def _names_model(family: str, variables: Iterable[str]) -> bool:
@@ -665,6 +764,7 @@ def _environment(document: Mapping[Any, Any]) -> dict[str, str]:
 
 def _words(value: Any) -> list[str]:
     if isinstance(value, str):
+        value = re.sub(r"\n[^\S\n]*(?=--?[A-Za-z])", " ", value)  # no command begins with a flag
         statements = [words for _, words, _ in shell.split_statements(value)]
         return statements[0] if len(statements) == 1 else [value]
     return [str(each) for each in value] if isinstance(value, list) else []

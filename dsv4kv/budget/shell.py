@@ -36,12 +36,30 @@ _VARIABLE = re.compile(
     r"|\{(?P<name>\w+|[@*#])(?P<all>\[[@*]\])?(?:(?P<how>:?[-=+?])(?P<other>[^}]{0,999}))?\})"
 )
 _ARITHMETIC = re.compile(r"[$\1]\(\((?P<sum>[\w\s${}+*/%<>=!?:()-]{1,200})\)\)")
-_KEYWORDS = {"exec", "sudo", "nohup", "time", "env", "do", "command", "$", "!", "{", "(", "eval"}
+_KEYWORDS = {
+    "exec",
+    "sudo",
+    "nohup",
+    "time",
+    "env",
+    "do",
+    "command",
+    "$",
+    "!",
+    "{",
+    "(",
+    "eval",
+    ":",
+}
 _DECLARE = {"export", "declare", "local", "readonly", "typeset", "-a", "-x"}
 _HERE = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
 _INTO = re.compile(r"(?:>{1,2}\s*|\btee\s+(?:-a\s+)?)(['\"]?)([^\s'\";&|<>]+)\1")
 _SHELL = re.compile(r"\b(?:(?:ba|z|da)?sh|ssh|srun)\b")
 _COMPARED = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "gt", "ge", "lt", "le")}
+
+
+class OpenQuote(ConfigError):
+    """A quote that nothing closes."""
 
 
 def split_statements(text: str) -> Iterator[tuple[int, list[str], str]]:
@@ -56,7 +74,7 @@ def split_statements(text: str) -> Iterator[tuple[int, list[str], str]]:
         kind, token = match.lastgroup or "", match[0]
         line, counted = line + text.count("\n", counted, match.start()), match.start()
         if kind == "open":
-            raise ConfigError(f"line {line}: a quote {token} is opened and never closed.")
+            raise OpenQuote(f"line {line}: a quote {token} is opened and never closed.")
         if depth and kind in ("blank", "end"):
             parts.append(_NEXT)
         elif kind in ("blank", "end"):
@@ -193,6 +211,8 @@ def take_assignments(words: list[str], variables: MutableMapping[str, str]) -> l
             text = before + (_NEXT if array and before else "") + text
             _check_size(size := size + len(text), MOST_CHARACTERS)
             variables[name] = text
+        elif (set_to := _VARIABLE.fullmatch(rest[0])) and (set_to["how"] or "").endswith("="):
+            variables[set_to["name"]] = fill_in(rest[0], variables)  # of : ${name:=value}
         elif rest[0] not in _DECLARE and rest[0] not in _KEYWORDS:
             break
         rest.pop(0)
@@ -347,6 +367,11 @@ class _Conditions:
         return min([self.guard, *(this for this, _, _ in self.branches)])
 
     def enter(self, words: list[str], end: str, variables: Mapping[str, str]) -> list[str]:
+        if words[:2] == ["while", "getopts"]:  # of no options
+            self.branches.append((_NO, _NO, _OPTIONS))
+            return []
+        if words[:1] == ["done"] and self.branches and self.branches[-1][2] is _OPTIONS:
+            self.branches.pop()
         while words and (words[0] in _BRANCHES or (self.testing and words[0] == "then")):
             is_case = words[0] == "case" and len(words) > 1
             subject = fill_in(words[1], variables) if is_case and self.decide else "$"
@@ -417,6 +442,9 @@ class _Conditions:
             self.guard = _YES
 
     def _test(self, words: list[str], variables: Mapping[str, str]) -> float:
+        if self.decide and words[0].startswith("(("):
+            found = _calculate(" ".join(words).strip("() "), variables)
+            return _UNKNOWN if found is None else float(found > 0)
         inside = [word for word in words if word not in _TESTS]
         if not self.decide or words[0] not in _TESTS:
             return _UNKNOWN
@@ -448,6 +476,7 @@ def _compare(words: list[str]) -> float:
     return _UNKNOWN
 
 
+_OPTIONS = "$getopts"
 _BRANCHES = {"if", "elif", "else", "fi", "case", "esac"}
 
 

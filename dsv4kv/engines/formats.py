@@ -140,12 +140,14 @@ _DTYPES: _Table[tuple[str, ...]] = (
 
 _SM100 = ("sm_100", "sm_103")
 _KEPT: tuple[tuple[str, Callable[[Any], bool], dict[str, tuple[str, ...]]], ...] = (
-    ("vllm", lambda v: bool(v.sm100_formats),
+    ("vllm", lambda s: s.model.kind == "flat", {"mxfp4": ()}),  # no insert writes it
+    ("vllm", lambda s: bool(s.version.sm100_formats),
      {"mxfp4": (*_SM100, "gfx950"), "fp8_group32": (), "fp4": ()}
      | dict.fromkeys(("fp8_ue8m0x4", _WHOLE, _HALF), _SM100)),
-    ("sglang", lambda v: "v41" in v.kinds,
+    ("vllm", lambda _: True, {"mxfp4": _SM100}),  # asserted by 0.22.1 and 0.23.0
+    ("sglang", lambda s: "v41" in s.version.kinds,
      {"mxfp4": (*_SM100, "sm_120", "sm_121", "gfx950"), "fp8_ue8m0x4": ()}),
-    ("sglang", lambda v: bool(v.v41_pages),
+    ("sglang", lambda s: bool(s.version.v41_pages),
      dict.fromkeys((_WHOLE, _HALF), _SM100)
      | dict.fromkeys(("fp8_group32", "fp4"), (*_SM100, "gfx950"))),
 )  # fmt: skip
@@ -172,13 +174,13 @@ def stored_formats(site: Site, asked: Mapping[Place, str | None]) -> dict[Place,
     chosen: dict[Place, tuple[str, str]] = {}
     for place in PLACES:
         name = asked.get(place)
+        if name is None:
+            chosen[place] = (getattr(found, place) or getattr(own, place), found.reason)
+            continue
+        _check(site, place, name)
+        chosen[place] = (name, "")
         if name == "mxfp4" and family == "vllm" and site.version.half_keys:
             chosen[place] = ("fp8", "MXFP4 keys fill the first half of FP8's bytes up to 0.28")
-        elif name is None:
-            chosen[place] = (getattr(found, place) or getattr(own, place), found.reason)
-        else:
-            _check(site, place, name)
-            chosen[place] = (name, "")
     return chosen
 
 
@@ -193,13 +195,13 @@ def _first(table: _Table[_T], site: Site) -> _T | None:
 
 def _check(site: Site, place: Place, name: str) -> None:
     found = (rows.get(name) for family, of, rows in _KEPT
-             if family == site.family and of(site.version))  # fmt: skip
+             if family == site.family and of(site))  # fmt: skip
     where = next((each for each in found if each is not None), None)
     forced = site.family == "sglang" and site.model.kind == "v41" and place == "indexer"
     if where is None or site.arch is None or site.arch in where or forced:
         return
     on = f"only on {', '.join(where)}, and this GPU is {site.arch}" if where else "on no GPU"
     raise ConfigError(
-        f"{site.engine} keeps {name} {on}: leave --{place}-format out for its own, or choose "
-        "another."
+        f"{site.engine} keeps {name} of {site.model.name} {on}: leave --{place}-format out for "
+        "its own, or choose another."
     )

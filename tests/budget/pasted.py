@@ -123,7 +123,6 @@ args: ["--tp", "8"]
         enforce_eager: false}
 """,
         VLLM_2 | {"overlap": "1"},
-        unread="a model: v4-flash, the only one that the text names, is taken",
     ),
     Pasted(
         "chart",
@@ -679,7 +678,6 @@ config = LLMConfig(
 app = build_openai_app({"llm_configs": [config]})
 """,
         VLLM_2 | {"gpu": "b200"},
-        unread="a model: v4-flash, the only one that the text names, is taken",
     ),
     Pasted(
         "python",
@@ -784,5 +782,195 @@ llama-server
 docker exec sgl python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V4-Pro --tp 8
 """,
         PRO_8 | {"gpu": "mi355x", "engine": "sglang:0.5.23"},
+    ),
+    # ---- variables that the same text sets
+    Pasted(
+        "set here",
+        """services:
+  vllm:
+    image: vllm/vllm-openai:v0.33.0
+    environment: {TP: "${TP:-2}", LEN: "131072"}
+    entrypoint: [bash, -c]
+    command: ["vllm serve deepseek-ai/DeepSeek-V4-Flash -tp $$TP --max-model-len $${LEN}"]
+""",
+        VLLM_2 | {"model": "v4-flash", "engine": "vllm:0.33.0"},
+    ),
+    Pasted(
+        "set here",
+        """: "${MODEL:=deepseek-ai/DeepSeek-V4-Flash}" "${TP:=2}"
+len=65536; args=(--port 8000)
+while getopts "t:l:" o; do
+  case $o in
+    t) TP=$OPTARG ;;
+    l) len=$OPTARG ;;
+  esac
+done
+if (( len < 131072 )); then args+=(--max-model-len $(( len * 2 ))); fi
+vllm serve $MODEL -tp $TP "${args[@]}"
+""",
+        VLLM_2 | {"model": "v4-flash"},
+    ),
+    Pasted(
+        "set here",
+        """FILE=/tmp/own.yaml
+cat > $FILE <<EOF
+max-model-len: 131072
+EOF
+vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 2 --config $FILE
+""",
+        VLLM_2 | {"model": "v4-flash"},
+    ),
+    Pasted(
+        "set here",
+        """kind: ConfigMap
+metadata: {name: own}
+data: {MODEL: deepseek-ai/DeepSeek-V4-Flash, ARGS: "-tp 2 --max-model-len 131072"}
+---
+kind: Pod
+spec:
+  nodeSelectorTerms: [{matchExpressions: [{key: product, values: [NVIDIA-B300]}]}]
+  containers:
+  - image: vllm/vllm-openai:v0.33.0
+    envFrom: [{configMapRef: {name: own}}]
+    command: [sh, -c]
+    args: [exec vllm serve $MODEL $ARGS]
+""",
+        VLLM_2 | {"model": "v4-flash", "engine": "vllm:0.33.0", "gpu": "b300"},
+        unread="a GPU: b300, the only one that the text names, is taken",
+    ),
+    Pasted(
+        "set here",
+        """leaderWorkerTemplate:
+  size: 2
+  workerTemplate:
+    containers:
+    - env: [{name: LOCAL, value: "8"}]
+      command: [bash, -c, "vllm serve DeepSeek-V4-Pro -tp 1 -dp $((LWS_GROUP_SIZE * LOCAL))"]
+""",
+        {"model": "v4-pro", "dp": "16", "tp": "1"},
+    ),
+    Pasted(
+        "set here",
+        """num_nodes: 2
+resources: {accelerators: "H200:8"}
+run: |
+  TP=$((SKYPILOT_NUM_NODES * SKYPILOT_NUM_GPUS_PER_NODE))
+  vllm serve deepseek-ai/DeepSeek-V4-Pro --tensor-parallel-size $TP
+""",
+        {"model": "v4-pro", "tp": "16", "gpu": "h200"},
+    ),
+    Pasted(
+        "set here",
+        """#SBATCH --nodes=4
+#SBATCH --partition=gb200
+srun vllm serve deepseek-ai/DeepSeek-V4-Pro -tp 1 -dp $(( SLURM_NNODES * 4 ))
+""",
+        {"model": "v4-pro", "dp": "16", "gpu": "gb200"},
+        unread="a GPU: gb200, the only one that the text names, is taken",
+    ),
+    Pasted(
+        "set here",
+        """IMAGE ?= vllm/vllm-openai:v0.29.0
+MODEL := deepseek-ai/DeepSeek-V4-Flash # small
+big: MODEL := deepseek-ai/DeepSeek-V4-Pro
+small:
+	docker run --gpus all $(IMAGE) --model $(MODEL) -tp 8
+""",
+        PRO_8 | {"engine": "vllm:0.29.0"},
+    ),
+    Pasted(
+        "set here",
+        """model := env_var_or_default("MODEL", "deepseek-ai/DeepSeek-V4-Pro")
+tp := "8"
+serve:
+    @python3 -m sglang.launch_server --model-path {{model}} --tp {{ tp }}
+""",
+        PRO_8 | {"engine": "sglang"},
+    ),
+    Pasted(
+        "set here",
+        """- hosts: gpus
+  vars: {version: v0.31.0, tp: 2, more: [--max-model-len=131072, --max-num-seqs=64]}
+  tasks:
+  - docker_container:
+      image: "vllm/vllm-openai:{{ version }}"
+      command: >-
+        --model deepseek-ai/DeepSeek-V4-Flash -tp {{ tp }} {{ more | join(' ') }}
+""",
+        VLLM_2 | {"model": "v4-flash", "engine": "vllm:0.31.0", "request-limit": "64"},
+    ),
+    Pasted(
+        "set here",
+        """macros: {srv: llama-server --port 8080}
+models:
+  flash:
+    cmd: |
+      ${srv}
+      -m /models/DeepSeek-V4-Flash-Q2_K.gguf
+      -c 131072 -np 2
+""",
+        {"engine": "llama.cpp", "model": "v4-flash", "context": "65536", "request-limit": "2"},
+        options={"weights": "150GiB"},
+    ),
+    # ---- other forms
+    Pasted(
+        "form",
+        """base:
+  model: {path: dsv4-pro-nvfp4}
+  backend:
+    sglang_config:
+      decode: {served-model-name: deepseek-ai/DeepSeek-V4-Pro, tp: 8, mem-fraction-static: 0.9}
+override_long:
+  backend: {sglang_config: {decode: {context-length: 131072}}}
+""",
+        PRO_8 | {"context": "131072", "checkpoint": "dsv4-pro-nvfp4"},
+        which="2",
+    ),
+    Pasted(
+        "form",
+        """[{"Config": {"Image": "vllm/vllm-openai:v0.33.0", "Env": ["A=b"],
+  "Entrypoint": ["vllm", "serve"],
+  "Cmd": ["deepseek-ai/DeepSeek-V4-Flash", "-tp", "2", "--max-model-len", "131072"]}}]""",
+        VLLM_2 | {"model": "v4-flash", "engine": "vllm:0.33.0"},
+    ),
+    Pasted(
+        "form",
+        """{"cells": [
+  {"cell_type": "markdown", "source": ["it's on 2x B200"]},
+  {"cell_type": "code", "source": ["%pip install vllm==0.30.0\\n", "N = 2\\n"]},
+  {"cell_type": "code", "source": ["args = {'max_model_len': 131072}\\n",
+    "llm = LLM('deepseek-ai/DeepSeek-V4-Flash', tensor_parallel_size=N, **(args | {'seed': 1}))"]}
+]}""",
+        VLLM_2 | {"model": "v4-flash", "engine": "vllm:0.30.0"},
+        unread="a GPU: b200, the only one that the text names, is taken",
+    ),
+    Pasted(
+        "form",
+        """python - <<'PY'
+from tensorrt_llm import LLM
+COMMON = {"max_seq_len": 131072}
+llm = LLM(model="deepseek-ai/DeepSeek-V4-Flash", tensor_parallel_size=2,
+          kv_cache_config=KvCacheConfig(free_gpu_memory_fraction=0.7),
+          speculative_config=MTPDecodingConfig(num_nextn_predict_layers=1),
+          **{**COMMON, "seed": 1})
+PY
+""",
+        {"engine": "trtllm", "tp": "2", "context": "131072", "memory-fraction": "0.7",
+         "draft-layers": "1"},
+    ),
+    Pasted(
+        "form",
+        """It doesn't start with
+
+vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 2 \\
+  --max-model-len 131072
+
+ValueError: the models's max seq len""",
+        VLLM_2 | {"model": "v4-flash"},
+    ),
+    Pasted(
+        "form",
+        "uvx vllm==0.33.0 serve deepseek-ai/DeepSeek-V4-Flash -tp 2 --max-model-len 131072",
+        VLLM_2 | {"model": "v4-flash", "engine": "vllm:0.33.0"},
     ),
 )  # fmt: skip

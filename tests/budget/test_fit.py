@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from dsv4kv.budget import fit as ft
 from dsv4kv.budget.answer import answer, peak_lines
-from dsv4kv.budget.scenario import Scenario
+from dsv4kv.budget.inputs import read_inputs
+from dsv4kv.budget.scenario import Scenario, resolve
 from tests.budget.questions import ENGINES, ask, scenario, scenarios
 from tests.examples import examples
 
@@ -150,3 +151,12 @@ def test_what_vllm_says_of_itself_stands_in_lines_of_its_own() -> None:
     older = sizes_of(engine="vllm:0.26")
     assert "reserve" in older
     assert "workspace of prompts" not in older
+
+
+@pytest.mark.parametrize("fraction", ["0.2", "0.4", "0.9"])
+def test_what_a_gpu_lacks_is_no_share_of_itself(fraction: str) -> None:
+    texts = {"model": "v4-pro", "engine": "trtllm", "gpu": "h200", "gpus": "4", "tp": "4"}
+    (found,) = resolve(read_inputs(texts | {"memory-fraction": fraction}))
+    taken = found.weight_bytes[0] + found.reserve_bytes(0, 8192)
+    lacking = found.budget_bytes - taken - ft.transient_bytes(found, 8192)
+    assert ft.available_bytes(found, 0, 8192) == lacking < 0

@@ -52,21 +52,24 @@ def test_formats_follow_engine_gpu_backend_and_layout(
 
 
 @pytest.mark.parametrize(
-    ("engine", "arch", "place", "name", "sentence"), [
-        (VLLM, "sm_90", "indexer", "mxfp4",
+    ("engine", "model", "arch", "place", "name", "sentence"), [
+        ("vllm:0.22", "v4-flash", "sm_90", "indexer", "mxfp4", "only on sm_100, sm_103, and"),
+        ("vllm:0.30", "v4-pro", "sm_120", "indexer", "mxfp4", "only on sm_100, sm_103, and"),
+        (VLLM, "v3.2", "sm_100", "indexer", "mxfp4", "keeps mxfp4 of v3.2 on no GPU"),
+        (VLLM, "v4.1-flash", "sm_90", "indexer", "mxfp4",
          "only on sm_100, sm_103, gfx950, and this GPU is sm_90"),
-        (VLLM, "sm_120", "indexer", "mxfp4", "this GPU is sm_120"),
-        (VLLM, "sm_90", "main", "fp4_interleaved", "this GPU is sm_90"),
-        (VLLM, "sm_100", "main", "fp4", "keeps fp4 on no GPU"),
-        (SGLANG, "sm_90", "window", "fp8_group32",
+        (VLLM, "v4.1-flash", "sm_120", "indexer", "mxfp4", "this GPU is sm_120"),
+        (VLLM, "v4.1-flash", "sm_90", "main", "fp4_interleaved", "this GPU is sm_90"),
+        (VLLM, "v4.1-flash", "sm_100", "main", "fp4", "keeps fp4 of v4.1-flash on no GPU"),
+        (SGLANG, "v4.1-flash", "sm_90", "window", "fp8_group32",
          "sm_100, sm_103, gfx950, and this GPU is sm_90"),
     ]
 )  # fmt: skip
 def test_a_format_that_the_engine_does_not_keep_there_is_a_sentence(
-    engine: str, arch: str, place: Place, name: str, sentence: str
+    engine: str, model: str, arch: str, place: Place, name: str, sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        stored_formats(Site(engine, load_model("v4.1-flash"), arch), {place: name})
+        stored_formats(Site(engine, load_model(model), arch), {place: name})
 
 
 @pytest.mark.parametrize(

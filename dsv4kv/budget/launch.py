@@ -69,7 +69,10 @@ class Reading:
 
     @property
     def uncounted(self) -> list[GivenFlag]:
-        return [each for each in self.flags if each.flag and not each.flag.means]
+        """Flags that change sizes and are not counted; a name says its quantisation, too."""
+        named = _says_storage(self.texts.get("checkpoint", ""), self.texts.get("model", ""))
+        flags = [each for each in self.flags if each.flag and not each.flag.means]
+        return [each for each in flags if not (named and "quantization" in each.spelling)]
 
     @property
     def unknown(self) -> list[GivenFlag]:

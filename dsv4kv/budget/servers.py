@@ -5,7 +5,6 @@ A frontend or a router starts no engine, whatever its image is called.
 
 import json
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from dsv4kv.budget import shell
+from dsv4kv.budget.platforms import (
+    ENVIRONMENTS,
+    UNIT,
+    as_shell,
+    environment_of,
+    fill_templates,
+    notebook_code,
+    resolve_documents,
+    scalar_texts,
+    slurm_variables,
+    value_at,
+    words_of,
+)
 from dsv4kv.budget.python_code import read_code
 from dsv4kv.engines.flags import Flag
 from dsv4kv.engines.names import FAMILIES, find_flag
@@ -26,10 +38,6 @@ _MOST_UNREAD = 32  # words without a meaning that are named
 _MOST_LAUNCHES = 256  # each of which is judged by the whole text
 MODEL_FLAGS = ("--model", "--model-path", "--model_path", "-m", "-hf", "--model_id")
 _NEGATIVE = re.compile(r"-\d+(\.\d+)?")
-_TEMPLATED = re.compile(
-    r"\$?\{\{-? *(?:env\.)?([A-Za-z_]\w*) *(?:\|[^{}]*)?\}\}"  # of Jinja, just and GitHub
-    r"|(?<!%)%\((?:ENV_)?(\w+)\)s"
-)
 _RUNNERS = {"docker", "podman", "nerdctl"}
 _ALONE = {
     *("-d", "-i", "-t", "-it", "-ti", "-dit", "-P", "-q", "--detach", "--interactive", "--tty"),
@@ -65,9 +73,7 @@ _RANKS = {
     "pipeline": "--pipeline-parallel-size",
     "expert": "--enable-expert-parallel",
 }
-_ENVIRONMENTS = ("environment", "env", "envs")
 _NAMING = ("model_id", "model_source", "modelURL", "model_name", "hf_model_id", "storageUri")
-_UNIT = re.compile(r"(?m)^\[(?:Service|Container|program:.*)\]")
 _SETTINGS = {"--config", "--extra-engine-args", "--extra-llm-api-options"}
 """Flags that name a file of more flags, which a script or a ConfigMap next to it may hold."""
 _ROLES = {name: name for name in ("prefill", "decode", "aggregated", "agg")}
@@ -104,7 +110,9 @@ class Launch:
         """The command in short: ``vllm serve deepseek-ai/DeepSeek-V4-Pro``."""
         named = [value for name, value in self.flags if name in MODEL_FLAGS]
         model = next(iter([*named, *self.names]), "(no model)")
-        return " ".join(filter(None, [self.family, self.role, model]))
+        sides = [value for name, value in self.flags if name == "--disaggregation-mode"]
+        role = self.role or next(iter(sides), "")
+        return " ".join(filter(None, [self.family, role, model]))
 
 
 @dataclass(frozen=True)
@@ -153,8 +161,8 @@ class _Around:
         own, spread = self._own(document), document.get("parallelism")
         artifacts = document.get("modelArtifacts")
         naming.append(own.get("model_path"))
-        naming.append(_at(artifacts, "name"))
-        naming += [_at(document, "model_loading_config", key) for key in _NAMING]
+        naming.append(value_at(artifacts, "name"))
+        naming += [value_at(document, "model_loading_config", key) for key in _NAMING]
         ranks = spread.items() if isinstance(spread, dict) else ()
         counts = ((_RANKS.get(name), n) for name, n in ranks if isinstance(n, int) and n)
         variables = {**self.variables, **own} if own else self.variables
@@ -173,13 +181,13 @@ class _Around:
 
     def _own(self, document: Mapping[Any, Any]) -> dict[str, str]:
         """Variables that a mapping sets, by those around it; counts that its launcher sets."""
-        own, kept = _environment(document), document.get("envFrom")
+        own, kept = environment_of(document), document.get("envFrom")
         for each in kept if isinstance(kept, list) else ():
-            own |= _texts(self.maps.get(str(_at(each, "configMapRef", "name")), {}))
+            own |= scalar_texts(self.maps.get(str(value_at(each, "configMapRef", "name")), {}))
         for given in (document.get("macros"), document.get("vars")):
             for name, value in given.items() if isinstance(given, dict) else ():
                 own[str(name)] = " ".join(map(str, value if isinstance(value, list) else [value]))
-        nodes, gpus = document.get("num_nodes", 1), _at(document, "resources", "accelerators")
+        nodes, gpus = document.get("num_nodes", 1), value_at(document, "resources", "accelerators")
         each = re.search(r":\s*(\d+)", str(gpus))
         counts = {
             "LWS_GROUP_SIZE": document.get("size") if "workerTemplate" in document else None,
@@ -198,23 +206,23 @@ def find_launches(
     Variables that the text does not set come from ``environment``, files of settings that it does
     not hold from its ``folder``.
     """
-    text = _TEMPLATED.sub(lambda m: f"${{{m[1] or m[2]}}}", text.removeprefix("\ufeff"))
+    text = fill_templates(text.removeprefix("\ufeff"))
     if len(text) > shell.MOST_CHARACTERS:
         raise ConfigError("no launch command is longer than 256 KiB.")
-    outer = _of_slurm(text) | dict(environment or {})
+    outer = slurm_variables(text) | dict(environment or {})
     pinned, nightly = _PINNED.search(text), _NIGHTLY.search(text)
     documents, files = _as_yaml(text), dict(_settings_in(folder, text)) if folder else {}
     if documents and isinstance(cells := documents[0].get("cells"), list):
-        text, documents = "\n".join(map(_of_cell, cells)), None
+        text, documents = "\n".join(map(notebook_code, cells)), None
     if documents is None:
         around = _Around(outer, files)
         commands = iter([*_in_code(text, around)] or _in_script(text, around))
     else:
-        named = ((_at(each, "metadata", "name"), each.get("data")) for each in documents)
+        named = ((value_at(each, "metadata", "name"), each.get("data")) for each in documents)
         maps = {str(name): data for name, data in named if isinstance(data, dict)}
         for data in maps.values():
             files |= {str(name): body for name, body in data.items() if isinstance(body, str)}
-        commands = _in_yaml(list(_resolved(documents)), _Around(outer, files, maps=maps))
+        commands = _in_yaml(list(resolve_documents(documents)), _Around(outer, files, maps=maps))
     found = list(islice(commands, _MOST_LAUNCHES + 1))
     if len(found) > _MOST_LAUNCHES:
         raise ConfigError(
@@ -263,7 +271,7 @@ _Loader.add_constructor("tag:yaml.org,2002:str", _Loader.construct_placed)
 def _as_yaml(text: str) -> list[dict[Any, Any]] | None:
     if "\n" not in text.strip() and not text.lstrip().startswith(("{", "[")):
         return None  # a line with JSON among its words, which is a mapping to YAML
-    if _UNIT.search(text):
+    if UNIT.search(text):
         return None
     try:
         documents = [each for each in load_yaml(text, _Loader) if each is not None]
@@ -273,79 +281,6 @@ def _as_yaml(text: str) -> list[dict[Any, Any]] | None:
         documents = documents[0]
     mappings = bool(documents) and all(isinstance(each, dict) for each in documents)
     return documents if mappings else None
-
-
-def _of_cell(cell: Any) -> str:
-    """The code of a notebook's cell; what it gives to a shell is a call."""
-    source = _at(cell, "source") if _at(cell, "cell_type") == "code" else ""
-    code = "".join(map(str, source)) if isinstance(source, list) else str(source)
-    if code.startswith("%%"):
-        return f"run({code.partition(chr(10))[2]!r})"
-    return re.sub(r"(?m)^[!%](.*(?:\\\n.*)*)", lambda match: f"run({match[1]!r})", code)
-
-
-def _of_slurm(text: str) -> dict[str, str]:
-    """The variables that Slurm sets by the options of a batch script."""
-    nodes = re.search(r"(?m)^#SBATCH\s+(?:--nodes[= ]|-N ?)(\d{1,6})", text)
-    names = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
-    return dict.fromkeys(names, nodes[1]) if nodes else {}
-
-
-def _resolved(documents: Iterable[dict[Any, Any]]) -> Iterator[Mapping[Any, Any]]:
-    """The documents as mappings of servers.
-
-    A service of KServe's has what its runtime says, an override of a recipe what its base does;
-    a container that Docker shows has keys as compose writes them.
-    """
-    for document in documents:
-        if isinstance(base := document.get("base"), dict) and "backend" in base:
-            yield from (_merge(base, own) for name, own in document.items() if name != "zip")
-        elif isinstance(shown := document.get("Config"), dict) and "Image" in shown:
-            yield {str(key).lower(): value for key, value in shown.items()}
-    yield from _kserve([each for each in documents if not _at(each, "base", "backend")])
-
-
-def _merge(base: Any, own: Any) -> Any:
-    if not (isinstance(base, dict) and isinstance(own, dict)):
-        return own
-    return {**base, **{key: _merge(base.get(key), value) for key, value in own.items()}}
-
-
-def _kserve(documents: Iterable[dict[Any, Any]]) -> Iterator[Mapping[Any, Any]]:
-    """KServe's documents as containers: of a service with its runtime, or with vLLM."""
-    runtimes = {
-        _at(each, "metadata", "name"): each
-        for each in documents
-        if str(each.get("kind")).endswith("ServingRuntime")
-    }
-    models = [model for each in documents if (model := _at(each, "spec", "predictor", "model"))]
-    used = {_at(model, "runtime") for model in models}
-    for document in documents:
-        model, kind = _at(document, "spec", "predictor", "model"), document.get("kind")
-        runtime = _at(runtimes.get(_at(model, "runtime")), "spec", "containers")
-        if isinstance(model, dict) and isinstance(runtime, list) and isinstance(runtime[0], dict):
-            args = [*_words(runtime[0].get("args")), *_words(model.get("args"))]
-            yield {**model, **runtime[0], "args": args}
-        elif kind == "LLMInferenceService" and isinstance(spec := document.get("spec"), dict):
-            for name in ("", "prefill"):
-                if isinstance(side := spec.get(name) if name else spec, dict):
-                    containers = _at(side, "template", "containers")
-                    main = containers[0] if isinstance(containers, list) and containers else {}
-                    more = _words(_environment(main).get("VLLM_ADDITIONAL_ARGS"))
-                    own = {key: value for key, value in side.items() if key != "prefill"}
-                    args = [*_words(main.get("args")), *more]
-                    whole = {**spec, **own, **main, "modelCommand": "vllmServe", "args": args}
-                    yield {name or ("decode" if "prefill" in spec else "spec"): whole}
-        elif isinstance(model, dict) and "huggingface" in str(model.get("modelFormat")):
-            yield {**model, "engine": "vllm"}
-        elif _at(document, "metadata", "name") not in used or document not in runtimes.values():
-            yield document
-
-
-def _at(document: Any, *keys: str) -> Any:
-    for key in keys:
-        document = document.get(key) if isinstance(document, dict) else None
-    return document
 
 
 # ---- shell --------------------------------------------------------------------------------------
@@ -368,7 +303,7 @@ def _in_code(text: str, around: _Around) -> Iterator[Launch]:
 
 
 def _in_script(text: str, around: _Around) -> Iterator[Launch]:
-    text = _as_shell(text)
+    text = as_shell(text)
     bare, files = shell.take_documents(text)
     own = replace(around, files={**around.files, **files})
     try:
@@ -393,56 +328,6 @@ def _is_closed(line: str) -> bool:
         return all(map(bool, shell.split_statements(line)))
     except shell.OpenQuote:
         return False
-
-
-def _as_shell(text: str) -> str:
-    """A unit of systemd, Quadlet or supervisord as shell, of Markdown the code; lines kept."""
-    text = re.sub(r"(?m)(?<=\s)[`^][^\S\n]*$\n", "\\\\\n", text)  # continued as on Windows
-    if re.search(r"(?m)^> ?```", text):
-        text = re.sub(r"(?m)^> ?", "", text)
-    if len(re.findall(r"(?m)^[^\S\n]*```", text)) > 1:
-        parts = re.split(r"(?m)^([^\S\n]*```.*)$", text)
-        prose = {n for n in range(len(parts)) if n % 4 != 2}  # text, fence, code, fence
-        text = "".join(
-            "\n" * part.count("\n") if n in prose else part for n, part in enumerate(parts)
-        )
-    if re.match(r"(?:[^\S\n]*+(?:#.*)?\n)*+(?:FROM|ARG)\s", text) and re.search(_STARTS, text):
-        return _of_dockerfile(text)
-    if re.search(r"(?m)^\w+ *(?::|\?)= ", text):
-        return _of_makefile(text)
-    if not _UNIT.search(text):
-        return text
-    image = re.search(r"(?m)^Image=(\S+)", text)
-    text = re.sub(r"(?mi)^environment=", "export ", text)
-    text = re.sub(r"(?m)^(?:ExecStart|command)=[-@:+!|]*", "", text)
-    return re.sub(r"(?m)^Exec=", f"podman run {image[1]} " if image else "", text)
-
-
-def _of_makefile(text: str) -> str:
-    """What make or just sets and starts, as a shell would; a target's own values from there on."""
-    value = r"""(?:env(?:_var_or_default)?\("\w+", *)?"?([^"\n#]*?)"?\)? *(?:#.*)?$"""
-    text = re.sub(r"(?m)^(?:[\w.-]+: *)?(\w+) *(?:::?|\?|\+)= *" + value, r'\1="\2"', text)
-    return re.sub(r"(?m)^(\t| {4})[@-]+", r"\1", text)
-
-
-_STARTS = r"(?m)^(ENTRYPOINT|CMD)\s+((?:.*\\\n)*.*)"
-
-
-def _of_dockerfile(text: str) -> str:
-    """What a Dockerfile sets and starts, as a shell would; lines kept as far as they go."""
-    image = re.findall(r"(?m)^FROM\s+(?:--\S+\s+)*(\S+)", text)[-1:]
-    given = dict(re.findall(_STARTS, text))
-    words: list[str] = []
-    for text_of in (given.get("ENTRYPOINT", ""), given.get("CMD", "")):
-        plain = text_of.replace("\\\n", " ").strip()
-        with suppress(ValueError, RecursionError):
-            plain = shlex.join(map(str, json.loads(plain))) if plain.startswith("[") else plain
-        words.append(plain)
-    run = " ".join(filter(None, ["docker run", *image, *words]))
-    sets = re.sub(r"(?m)^ENV\s+(\w+)[^\S\n]+(?!=)", r"export \1=", text)
-    sets = re.sub(r"(?m)^(?:ENV|ARG)\s+(?=\w+=)", "export ", sets)
-    others = r"(?m)^(?:FROM|RUN|COPY|ADD|WORKDIR|EXPOSE|LABEL|USER|ENTRYPOINT|CMD)\b(?:.*\\\n)*.*"
-    return re.sub(others, lambda match: "\n" * match[0].count("\n"), sets) + f"\n{run}"
 
 
 def _in_shell(
@@ -631,12 +516,12 @@ def _in_yaml(document: Any, around: _Around, depth: int = 0) -> Iterator[Launch]
             yield whole
             return
         for key, value in document.items():
-            if key in (*_ENVIRONMENTS, "image", "macros"):
+            if key in (*ENVIRONMENTS, "image", "macros"):
                 continue
             name, family = str(key), _family_named(re.sub("_?[cC]onfig$", "", str(key)))
             own = around.sides.get(f"{name}_environment")
             inner = replace(
-                around if not isinstance(own, dict) else _with(around, _texts(own)),
+                around if not isinstance(own, dict) else _with(around, scalar_texts(own)),
                 family=family if family and family != name else around.family,
                 role=_ROLES.get(name, around.role),
             )
@@ -653,16 +538,16 @@ def _in_mapping(document: Mapping[Any, Any], around: _Around) -> Launch | None:
     """The command that a mapping is as a whole."""
     parts = [document[key] for key in _CONTAINER if document.get(key)]
     serve = ["vllm", "serve"] if document.get("modelCommand") == "vllmServe" else []  # llm-d's
-    container = [*serve, *(word for part in parts for word in _words(part))]
+    container = [*serve, *(word for part in parts for word in words_of(part))]
     if container or "image" in document:
         defaults = document.get("defaults")
         named = document if not isinstance(defaults, dict) else {**document, **defaults}
-        own = replace(around, variables={**_texts(named), **around.variables})
+        own = replace(around, variables={**scalar_texts(named), **around.variables})
         if launch := _in_container(container, own):
             return _located(launch, parts[0] if parts else next(iter(document)))
     if isinstance(base := document.get("base_args"), list):  # a recipe of vLLM's
         model = document.get("model_id", "")
-        return _located(_make("vllm", [str(model), *_words(base)], around), model or base)
+        return _located(_make("vllm", [str(model), *words_of(base)], around), model or base)
     keys = _given({key: True for key, value in document.items() if value is not None})
     family = _family_of_flags(keys, around.family, min(3, len(document)))
     if not family or not _given(document):  # what is off alone starts nothing
@@ -673,7 +558,7 @@ def _in_mapping(document: Mapping[Any, Any], around: _Around) -> Launch | None:
     if around.role in ("prefill", "decode") and role and role.means and not is_said:
         given = [("--disaggregation-mode", around.role), *given]
     listed = [key for key in document if _EXTRA.fullmatch(str(key))]
-    more = [word for key in listed for word in _words(document[key])]
+    more = [word for key in listed for word in words_of(document[key])]
     launch = _versioned(_make(family, more, around), around.image)
     launch = replace(launch, flags=(*given, *launch.flags))
     served = (value for name, value in given if name.replace("_", "-") == "--served-model-name")
@@ -741,33 +626,6 @@ def _names_model(family: str, variables: Iterable[str]) -> bool:
     """Whether variables name the model, as llama.cpp's may: its image needs no words then."""
     known = (flag for name in variables if "_" in name and (flag := find_flag(family, name)))
     return any(flag.means is not None and flag.means.input == "model" for flag in known)
-
-
-def _texts(document: Mapping[Any, Any]) -> dict[str, str]:
-    return {str(k): str(v) for k, v in document.items() if isinstance(v, str | int | float)}
-
-
-def _environment(document: Mapping[Any, Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for key in _ENVIRONMENTS:
-        value = document.get(key)
-        if isinstance(value, dict):
-            found |= {str(name): str(text) for name, text in value.items()}
-        for each in value if isinstance(value, list) else ():
-            if isinstance(each, dict) and "name" in each:
-                found[str(each["name"])] = str(each.get("value", ""))
-            elif isinstance(each, str) and "=" in each:
-                name, _, text = each.partition("=")
-                found[name] = text
-    return found
-
-
-def _words(value: Any) -> list[str]:
-    if isinstance(value, str):
-        value = re.sub(r"\n[^\S\n]*(?=--?[A-Za-z])", " ", value)  # no command begins with a flag
-        statements = [words for _, words, _ in shell.split_statements(value)]
-        return statements[0] if len(statements) == 1 else [value]
-    return [str(each) for each in value] if isinstance(value, list) else []
 
 
 def _given(document: Any, family: str = "") -> list[tuple[str, str]]:

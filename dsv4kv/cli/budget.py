@@ -265,7 +265,8 @@ def size(
         launch = partial(_write_launch, found, typed, flags, as_read=as_read)
         gpu = "" if {"gpu", "hbm"} & set(texts) else found.scenario.gpu.name
         lines = view_command(command[0], costs, found.use.memory, gpu) if command else ()
-        uncounted = [each for each in (*flags, *options) if each.flag and not each.flag.means]
+        uncounted = [*(command[0].uncounted if command else ())]
+        uncounted += [each for each in options if each.flag and not each.flag.means]
         return budget_page(
             found,
             advice,

@@ -463,7 +463,7 @@ def layers_of(
         raise ConfigError(
             f"the rules of {engine} describe DeepSeek-V4 (layers of ratio 0, 4 and 128, each "
             f"with its own cache){others if len(kinds) > 1 else ''}, which {model.name} is not: "
-            "choose such a model, or the engine dsv4kv."
+            "choose such a model, another version, or the engine dsv4kv."
         )
     drafts = range(model.num_layers, model.num_layers + deployment.draft_layers)
     swa = AttentionType.SWA

@@ -320,7 +320,7 @@ def scan_log(lines: Iterable[str], source: str) -> tuple[StartupLog, str]:
         begins = any(mark in line for mark in _BEGINNINGS)
         servers = servers or begins
         if starts[-1].ranks and (begins or (not servers and _ENGINE_BEGINS in line)):
-            starts.append(_Start())
+            starts.append(_Start(begins))
         start = starts[-1]
         for name, value in find_arguments(line):
             start.arguments.setdefault(name, []).append(value)
@@ -353,8 +353,9 @@ _BEGINNINGS = (
 """What vLLM, SGLang and llama.cpp print first."""
 _ENGINE_BEGINS = "Initializing a V1 LLM engine"
 """Of each engine of vLLM, one a data-parallel rank: a start where no server printed anything."""
-_RANK_SIZES = {
-    *("tokens", "refused_context", "no_memory", "full_token", "full", "total"),
+_REFUSALS = {"refused_context", "no_memory"}
+_RANK_SIZES = _REFUSALS | {
+    *("tokens", "full_token", "full", "total"),
     *("slots", "session_mib"),
 }
 
@@ -363,11 +364,16 @@ _RANK_SIZES = {
 class _Start:
     """What a log says from one beginning to the next."""
 
+    of_server: bool = False  # not of one of its engines
     arguments: dict[str, list[str]] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
     said: list[Reading] = field(default_factory=list)
     ranks: set[str] = field(default_factory=set)  # that said a size
     version: str | None = None
+
+    @property
+    def refused(self) -> bool:
+        return any(not _REFUSALS.isdisjoint(each.fields) for each in self.said)
 
     def note_memory(self, what: str, gib: float) -> None:
         tightest = min if what.startswith("free") else max
@@ -386,12 +392,13 @@ class _Start:
 def _last_start(starts: Sequence[_Start]) -> tuple[_Start, int]:
     """The last start with sizes, and the number of those before it.
 
-    Starts whose ranks are others are of one server: the log has its nodes one after the other.
+    Starts whose ranks are others are of one server: the log has its nodes one after the other,
+    unless the one before was refused.
     """
     sized = [each for each in starts if each.ranks] or starts
     kept, ranks = list[_Start](), set[str]()
     for each in reversed(sized):
-        if kept and each.ranks & ranks:
+        if kept and (each.ranks & ranks or (kept[0].of_server and each.refused)):
             break
         kept.insert(0, each)
         ranks |= each.ranks

@@ -973,4 +973,11 @@ ValueError: the models's max seq len""",
         "uvx vllm==0.33.0 serve deepseek-ai/DeepSeek-V4-Flash -tp 2 --max-model-len 131072",
         VLLM_2 | {"model": "v4-flash", "engine": "vllm:0.33.0"},
     ),
+    Pasted(
+        "form",
+        "vllm bench latency --model nvidia/DeepSeek-V4-Pro-NVFP4 -tp 8 "
+        "--quantization modelopt_fp4",
+        PRO_8 | {"engine": "vllm", "checkpoint": "nvidia/DeepSeek-V4-Pro-NVFP4"},
+        uncounted=(),
+    ),
 )  # fmt: skip

@@ -319,6 +319,7 @@ FAMILY = Family(
     Launch(
         words=(
             ("vllm", "serve"),
+            *(("vllm", "bench", name) for name in ("throughput", "latency")),
             ("vllm.entrypoints.cli.main", "serve"),
             ("vllm.entrypoints.openai.api_server",),
             ("dynamo.vllm",),

@@ -262,6 +262,13 @@ def test_nodes_one_after_the_other_are_ranks_of_one_server(before: Sequence[str]
     assert bool(log.restarts) == bool(before)
 
 
+def test_a_start_after_a_refused_one_is_another_though_its_ranks_have_other_names() -> None:
+    good = [BLOCKS_GIVEN[0], *VLLM_0_26[-3:]]
+    said = [("EngineCore_DP0", line) for line in (VLLM_0_26[0], *REFUSAL)]
+    log = of_ranks([*said, *[("Worker_TP0", line) for line in good]])
+    assert (log.restarts, log.readings[0].printed_tokens) == (1, 1_009_661)
+
+
 def test_engines_of_one_server_have_its_arguments() -> None:
     engine = [VLLM_0_33[0], VLLM_0_26[-2], VLLM_0_26[-1]]
     log = parsed([*VLLM_0_26[:2], *engine, *engine])

@@ -16,21 +16,23 @@ import gzip
 import json
 import os
 import re
+import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from io import BufferedReader
 from math import inf
 from pathlib import Path
 from threading import Event as Stop
 from time import monotonic
-from typing import Any, BinaryIO
+from typing import Any
 
 from pydantic_core import from_json
 
 from dsv4kv.errors import ConfigError, TraceError
-from dsv4kv.files import check_parts, open_regular
+from dsv4kv.files import check_parts, open_regular, unpack
 from dsv4kv.record import Veil
 from dsv4kv.record.folder import Record, Recording, check_row
 from dsv4kv.record.run import LAST_S
@@ -237,11 +239,21 @@ _POLL_S = 0.3
 _MOST_OPEN = 64  # logs of a folder; others are opened again when they change
 _MOST_BYTES = 2**26  # of a line; a longer one is about no request, and left out
 _LONGEST_LINE = 2**30  # of what is a log at all
-_PACKED = 100  # bytes of one on disk at most: logs have about 10
-_SPARED_BYTES = 2**24  # that a small log may have in any case
 _HEAD_BYTES = 2**12  # by which a log is known again
 _BROKEN = (EOFError, zlib.error, gzip.BadGzipFile)
-_LINE_BYTES = 2**6  # that any line counts: a thousand empty ones take one byte
+
+
+@dataclass(slots=True)
+class _Log:
+    """What was read of a log."""
+
+    path: Path
+    at: int = 0  # bytes read, of what a packed one holds
+    name: int | None = None  # of the first of them; None where it is not known
+    head: bytes = b""  # these
+    state: tuple[int, int] = (-1, 0)  # bytes on disk and time of change, as it was read last
+    skipped: int = 0  # bytes of a line that is too long
+    broken: str = ""  # why a gzip was not read to its end
 
 
 class RequestLog:
@@ -270,9 +282,8 @@ class RequestLog:
             )
         self._name, self._path, self._follow = f"requests:{number}", path, follow
         self._recording, self._veil = recording, veil
-        self._open: dict[Path, _Growing] = {}
-        self._left: dict[Path, tuple[int, int]] = {}  # states of those that are closed
-        self._places: dict[int, _Place] = {}  # by inode: a log may get another name
+        self._logs: dict[int, _Log] = {}  # by inode: a log may get another name
+        self._open: dict[int, BufferedReader] = {}
         earlier = recording.places("requests", f"{self._name}:")
         self._renamed = {each[0]: each for each in earlier if isinstance(each, list)}
         self._lines = self._rows = 0
@@ -291,9 +302,9 @@ class RequestLog:
         finally:
             for file in self._open.values():
                 file.close()
-        broken = [path.name for path, file in self._open.items() if file.broken]
-        if broken and not self._follow:
-            self._warn(f"--requests {self._path}: {', '.join(broken)}: no whole gzip")
+        broken = {log.path.name: log.broken for log in self._logs.values() if log.broken}
+        for name, why in broken.items() if not self._follow else ():
+            self._warn(f"--requests {self._path}: {name}: no whole gzip ({why})")
         if not self._rows and (self._lines or (broken and not self._follow)):
             raise TraceError(
                 f"--requests {self._path}: {counted(self._lines, 'line')} read, and none is of a "
@@ -303,38 +314,39 @@ class RequestLog:
 
     def _read(self, stop: Stop) -> None:
         """Read what is new; ``TimeoutError`` where that takes too long after a stop."""
-        is_folder = self._path.is_dir()
-        listed = sorted(self._path.iterdir()) if is_folder else [self._path]
-        for path in listed:
-            source = f"{self._name}:{self._veil.name(path.name)}"
-            if path in self._open or self._opens(path, source):
-                self._read_file(path, source, stop)
+        there = dict[int, Path]()
+        for path in sorted(self._path.iterdir()) if self._path.is_dir() else [self._path]:
+            with suppress(OSError):  # just deleted
+                found = path.stat()
+                if stat.S_ISREG(found.st_mode):
+                    there[found.st_ino] = path
+        for inode in self._open.keys() - there.keys():  # rotated or deleted
+            self._read_log(inode, stop, last=True)
+            file = self._open.pop(inode)
+            if not os.fstat(file.fileno()).st_nlink:
+                del self._logs[inode]  # what has its inode next is another
+            file.close()
+        for inode, path in there.items():
+            log = self._logs.get(inode) or self._recall(inode, path)
+            self._logs[inode], log.path = log, path
+            self._read_log(inode, stop, last=not self._follow)
             if len(self._open) > _MOST_OPEN:
-                oldest = next(iter(self._open))
-                file = self._open.pop(oldest)
-                self._left[oldest] = file.state
-                file.close()
-        for path in self._open.keys() - {*listed} if is_folder else ():  # deleted
-            self._read_file(path, f"{self._name}:{self._veil.name(path.name)}", stop)
-            self._open.pop(path).close()
+                self._open.pop(next(iter(self._open))).close()
 
-    def _opens(self, path: Path, source: str) -> bool:
-        try:
-            if not path.is_file() or self._left.get(path) == _state(path.stat()):
-                return False
-            before = self._recording.place("requests", source)
-            inode = path.stat().st_ino
-            if before is None or before[0] != inode:
-                before = self._renamed.get(inode, before)
-            self._open[path] = _Growing(path, self._veil, self._places, before)
-        except FileNotFoundError:  # just deleted
-            return False
-        self._rows += before is not None  # rows of it were written before
-        return True
+    def _recall(self, inode: int, path: Path) -> _Log:
+        """A log that is new to this process, read as far as an earlier one did."""
+        place = self._recording.place("requests", self._source_of(path))
+        if not isinstance(place, list) or place[0] != inode:
+            place = self._renamed.get(inode)
+        if place is None:
+            return _Log(path)
+        self._rows += 1  # rows of it were written before
+        return _Log(path, place[1], *place[2:])
 
-    def _read_file(self, path: Path, source: str, stop: Stop) -> None:
-        file = self._open[path]
-        for line in file.lines(last=not self._follow):
+    def _read_log(self, inode: int, stop: Stop, *, last: bool) -> None:
+        log = self._logs[inode]
+        source = self._source_of(log.path)
+        for line in self._lines_of(inode, log, last=last):
             if stop.is_set():
                 self._end_s = min(self._end_s, monotonic() + LAST_S)
                 if monotonic() >= self._end_s:
@@ -343,119 +355,51 @@ class RequestLog:
             self._lines += 1
             if row is not None:
                 self._rows += 1
-                place = {"source": source, "place": file.place}
+                place = {"source": source, "place": [inode, log.at, log.name]}
                 self._recording.write("requests", row | place)
 
+    def _lines_of(self, inode: int, log: _Log, *, last: bool) -> Iterator[bytes]:
+        """New whole lines, if it has changed; with ``last`` also an unfinished one.
 
-def _state(found: os.stat_result) -> tuple[int, int]:
-    """What changes where a log grows, or is another."""
-    return found.st_ino, found.st_size
-
-
-@dataclass(slots=True)
-class _Place:
-    at: int = 0  # bytes read
-    head: bytes = b""  # the first of them, by which a log is known again
-
-
-class _Growing:
-    def __init__(
-        self, path: Path, veil: Veil, places: dict[int, _Place], place: Any = None
-    ) -> None:
-        """``places``: by inode, what was read; ``place``: what was by an earlier process."""
-        self._path, self._veil, self._places = path, veil, places
-        self._skipped = 0  # bytes of a line that is too long
-        self._unpacked = self._believed = 0  # bytes read, and how many a log of this size may have
-        self._begin(open_regular(path), place)
-
-    @property
-    def place(self) -> list[int]:
-        """Inode, bytes read, and a name of the first of them."""
-        return [self._inode, self._place.at, self._veil.name(self._place.head)]
-
-    def lines(self, *, last: bool) -> Iterator[bytes]:
-        """New whole lines; with ``last`` also an unfinished one. Raises ``TraceError``."""
-        head, is_plain = self._place.head, self._file is self._raw
-        emptied = is_plain and os.pread(self._raw.fileno(), len(head), 0) != head
-        if not emptied:
-            yield from self._whole(last=last)
+        Raises ``TraceError`` for a line that no log has.
+        """
         try:
-            found = self._path.stat()
-        except FileNotFoundError:
+            known = self._open.get(inode)
+            found = os.fstat(known.fileno()) if known else log.path.stat()
+            state = found.st_size, found.st_mtime_ns
+            if found.st_ino != inode or (state == log.state and not last):
+                return
+            file = self._open[inode] = known or open_regular(log.path)
+        except OSError:  # it is a file no more, or not yet
             return
-        is_other = found.st_ino != self._inode
-        emptied |= is_plain and not is_other and found.st_size < self._place.at
-        if is_other or emptied:
-            if not emptied:
-                yield from self._whole(last=True)
-            try:
-                raw = open_regular(self._path)
-            except OSError:  # it is a file no more, or not yet
-                return
-            self.close()
-            if emptied:
-                self._places.pop(self._inode, None)
-            self._begin(raw)
-            yield from self._whole(last=last)
+        log.state, log.broken = state, ""
+        try:
+            file.seek(0)
+            content = unpack(file)
+            log.head = content.read(min(log.at, _HEAD_BYTES))
+            is_same = log.name in (None, self._veil.name(log.head))
+            if not is_same or (content is file and state[0] < log.at):
+                log.at, log.head = 0, b""  # it was emptied, or another was given its inode
+            content.seek(log.at)
+            while line := content.readline(_MOST_BYTES):
+                ended, is_part = line.endswith(b"\n"), len(line) == _MOST_BYTES
+                if not (ended or is_part or last):
+                    return
+                log.at += len(line)
+                if len(log.head) < _HEAD_BYTES:
+                    log.head += line[: _HEAD_BYTES - len(log.head)]
+                    log.name = self._veil.name(log.head)
+                if log.skipped or (is_part and not ended):
+                    log.skipped = 0 if ended else log.skipped + len(line)
+                    line = b""
+                if log.skipped > _LONGEST_LINE:
+                    raise TraceError(
+                        f"--requests {self._path}: a line is longer than 1 GiB, so this is no "
+                        "log: name another."
+                    )
+                yield line
+        except _BROKEN as error:  # its end has not been written yet, or it is a bomb
+            log.broken = str(error)
 
-    def close(self) -> None:
-        """Close the file; where it was deleted, what has its inode next is another."""
-        if not os.fstat(self._raw.fileno()).st_nlink:
-            self._places.pop(self._inode, None)
-        self._raw.close()
-
-    def _begin(self, raw: BinaryIO, place: Any = None) -> None:
-        self._raw = raw
-        is_packed = self._path.suffix == ".gz"
-        self._file = gzip.GzipFile(fileobj=raw) if is_packed else raw
-        self._inode = inode = os.fstat(raw.fileno()).st_ino
-        is_known = isinstance(place, list) and place[0] == inode
-        known = self._places.get(inode, _Place(place[1]) if is_known else _Place())
-        self._unpacked, self.broken, self.state = 0, False, (inode, 0)  # as it is read
-        head = b""
-        with suppress(*_BROKEN):
-            head = self._file.read(min(known.at, _HEAD_BYTES))
-        if inode in self._places:
-            is_same = head == known.head
-        else:
-            is_same = not is_known or place[2:] in ([], [self._veil.name(head)])
-        if not is_same:  # another log, which was given the inode again
-            known, head = _Place(), b""
-        known.head = head
-        self._place = self._places[inode] = known
-
-    def _whole(self, *, last: bool) -> Iterator[bytes]:
-        state = _state(os.fstat(self._raw.fileno()))
-        if self.broken and state == self.state:  # unpacking it again finds no more
-            return
-        self.state = state
-        while True:
-            try:
-                self._file.seek(self._place.at)
-                line = self._file.readline(_MOST_BYTES)
-                self.broken = False
-            except _BROKEN:  # its end has not been written yet
-                self.broken = True
-                return
-            ended, is_part = line.endswith(b"\n"), len(line) == _MOST_BYTES
-            if not line or not (ended or is_part or last):
-                return
-            self._place.at += len(line)
-            self._place.head += line[: _HEAD_BYTES - len(self._place.head)]
-            self._unpacked += max(len(line), _LINE_BYTES)
-            if self._skipped or (is_part and not ended):
-                self._skipped = 0 if ended else self._skipped + len(line)
-                line = b""
-            self._check()
-            yield line
-
-    def _check(self) -> None:
-        if self._unpacked > self._believed:
-            self._believed = _PACKED * os.fstat(self._raw.fileno()).st_size + _SPARED_BYTES
-        why = ""
-        if self._unpacked > self._believed:
-            why = f"it unpacks to over {_PACKED} times its size, which no log does"
-        elif self._skipped > _LONGEST_LINE:
-            why = "a line is longer than 1 GiB, so this is no log"
-        if why:
-            raise TraceError(f"--requests {self._path}: {why}: name another.")
+    def _source_of(self, path: Path) -> str:
+        return f"{self._name}:{self._veil.name(path.name)}"

@@ -123,10 +123,10 @@ def test_a_sentence_about_an_address_tells_no_secret(
 def test_a_log_that_unpacks_to_what_none_holds_is_refused(line: str, tmp_path: Path) -> None:
     log = tmp_path / "log.gz"
     log.write_bytes(gzip.compress(line.encode() * 2**20))
-    with patch("dsv4kv.record.logs._SPARED_BYTES", 2**16):
+    with patch("dsv4kv.files._SPARED_BYTES", 2**16):
         done = run("record", tmp_path / "recording", "--requests", log, "--once")
     assert done.exit_code == 4, done.output
-    assert "unpacks to over 100 times its size" in " ".join(done.output.split())
+    assert "unpacks to over 200 times its size" in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize(

@@ -301,13 +301,15 @@ def test_a_compressed_log_is_read_as_far_as_it_is_written_and_half_of_it_once(
     log.write_bytes(whole[: len(whole) // 2])
     before = read(tmp_path / "other", log, said)
     assert before == numbers[: len(before)]
-    assert said == [f"--requests {log}: log.gz: no whole gzip"]
+    assert [each.partition(" (")[0] for each in said] == [
+        f"--requests {log}: log.gz: no whole gzip"
+    ]
 
     def grow() -> None:
         reading.stop()
         log.write_bytes(whole)
 
-    reading = patch("gzip.GzipFile.readline", side_effect=AssertionError)
+    reading = patch("gzip.GzipFile.read", side_effect=AssertionError)
     assert follow(tmp_path / "recording", log, [reading.start, grow]) == numbers
     assert read(tmp_path / "other", log) == numbers
 
@@ -335,8 +337,7 @@ def test_a_log_of_which_no_line_is_understood_is_an_error(tmp_path: Path) -> Non
     assert read(tmp_path / "other", log) == []
 
 
-@pytest.mark.parametrize("content", [b"x", b"plain text\n", b"\x1f\x8b\b\0\0\0\0\0"])
-def test_a_gzip_of_which_nothing_can_be_read_is_an_error(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "log.gz").write_bytes(content)
+def test_a_gzip_of_which_nothing_can_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "log.gz").write_bytes(b"\x1f\x8b\b\0\0\0\0\0")
     with pytest.raises(TraceError, match="0 lines read"):
         read(tmp_path / "recording", tmp_path / "log.gz")

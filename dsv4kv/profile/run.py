@@ -2,12 +2,11 @@
 # ruff: noqa: D102, methods of profilers are described by ``Attached``
 
 import gzip
-import os
 import re
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -23,7 +22,7 @@ from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.load import LoadedConfig
 from dsv4kv.errors import ConfigError, ProfileError
 from dsv4kv.files import make_folder, replacing, temporary_folder
-from dsv4kv.processes import python
+from dsv4kv.processes import python, without_stderr
 from dsv4kv.profile import launch
 from dsv4kv.profile.read import read_profile, reader
 from dsv4kv.profile.table import build_table, shipped_rules
@@ -145,13 +144,13 @@ class Kineto(Attached):
         self._profile = torch.profiler.profile(activities=activities)
 
     def start(self) -> None:
-        with _silent_stderr():
+        with without_stderr():
             self._profile.start()
 
     def stop(self) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        with _silent_stderr():
+        with without_stderr():
             self._profile.stop()
 
     def mark(self, name: str) -> AbstractContextManager[object]:
@@ -170,31 +169,14 @@ class Kineto(Attached):
                 shutil.copyfileobj(source, out)
 
 
-@contextmanager
-def _silent_stderr() -> Iterator[None]:
-    # Kineto writes to the process's stderr when it starts and stops, whatever its log level
-    kept = os.dup(2)
-    try:
-        with Path(os.devnull).open("wb") as nothing:
-            os.dup2(nothing.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
 _KINETO_TRACE = "step.trace.json.gz"
 
 
 def be_profiled(plan: Plan, target: Path) -> None:
     """Be the profiled program: run the workload and write what it did to ``target``."""
-
-    def write(record: RunRecord) -> None:
-        with replacing(target) as file:
-            file.write(dumps(record).encode())
-
     make_folder(target.parent)
-    _run_in_process(plan, CudaProfiler(), write)
+    with _run_in_process(plan, CudaProfiler()) as record, replacing(target) as file:
+        file.write(dumps(record).encode())
 
 
 def run_profile(plan: Plan) -> RunRecord:
@@ -202,11 +184,11 @@ def run_profile(plan: Plan) -> RunRecord:
     command = launch.Command([], []) if plan.tool == "torch" else make_command(plan)
     make_folder(plan.folder)
     if plan.tool == "torch":
-        kineto, kept = Kineto(), list[RunRecord]()
-        _run_in_process(plan, kineto, kept.append)
-        trace = plan.folder / _KINETO_TRACE
+        kineto, trace = Kineto(), plan.folder / _KINETO_TRACE
+        with _run_in_process(plan, kineto) as record:
+            pass
         kineto.save(trace)
-        record, profiled = kept[0], launch.Profiled(trace, [trace], [])
+        profiled = launch.Profiled(trace, [trace], [])
         torch = record.environment.versions.get("torch")  # whose profiler comes with it
         version = f"torch {torch}" if torch else None
     else:
@@ -234,7 +216,8 @@ def run_profile(plan: Plan) -> RunRecord:
     )
 
 
-def _run_in_process(plan: Plan, profiler: Attached, keep: Callable[[RunRecord], None]) -> None:
+@contextmanager
+def _run_in_process(plan: Plan, profiler: Attached) -> Iterator[RunRecord]:
     config = plan.loaded.config
     begun = begin_record(
         plan.loaded,
@@ -244,11 +227,8 @@ def _run_in_process(plan: Plan, profiler: Attached, keep: Callable[[RunRecord], 
         gpu=describe_gpu(config.device),
     )
     begun["run_id"], memory_bytes = plan.folder.resolve().name, begun["environment"].memory_bytes
-
-    def keep_case(case: Case) -> None:
-        keep(end_record(begun, [case]))
-
-    run_profiled(config, profiler, plan.num_steps, keep_case, memory_bytes)
+    with run_profiled(config, profiler, plan.num_steps, memory_bytes) as case:
+        yield end_record(begun, [case])
 
 
 class Enough(Exception):
@@ -309,17 +289,14 @@ class ProfiledExecutor(StepExecutor):
                 self.useful_bytes[operation if on_gpu else named] += moved
 
 
+@contextmanager
 def run_profiled(
-    config: BenchConfig,
-    profiler: Attached,
-    steps: int,
-    keep: Callable[[Case], None],
-    memory_bytes: int | None = None,
-) -> None:
+    config: BenchConfig, profiler: Attached, steps: int, memory_bytes: int | None = None
+) -> Iterator[Case]:
     """Profile ``steps`` decode steps of the maximum number of concurrent requests.
 
-    ``keep`` is given the case before the profiler stops, which may end this process: it has the
-    bytes that operations had to move, and no kernel table yet.
+    The profiler stops behind the block, which may end this process. The case has the bytes that
+    operations had to move, and no kernel table yet.
     Raises ``ConfigError`` or ``Dsv4kvError``.
     """
     # no checks, which would be profiled, too; and one way of launching, graphs if it may
@@ -364,5 +341,5 @@ def run_profiled(
         **baseline,
         **setup.facts(),
     )
-    keep(case)
+    yield case
     profiler.stop()

@@ -10,7 +10,6 @@ import pytest
 from dsv4kv.bench.serve.executor import StepExecutor, StepTokens
 from dsv4kv.errors import ConfigError
 from dsv4kv.profile.run import run_profiled
-from dsv4kv.runs.schema import Case
 from tests.bench.settings import tiny_config
 from tests.gpu_twin import twin_gpu
 
@@ -49,19 +48,19 @@ class Listener:
 
 def run(*settings: str) -> tuple[Listener, Any, Any]:
     """Profile three steps: what the profiler was told, the case and its profile."""
-    listener, kept, decode = Listener(), list[Case](), StepExecutor.decode
+    listener, decode = Listener(), StepExecutor.decode
 
     def counted(executor: StepExecutor, step: StepTokens) -> None:
         decode(executor, step)
         listener.done.append(step.batch.num_requests)
 
-    def keep(case: Case) -> None:
+    config = tiny_config(*settings, "workload.step=gather")
+    with (
+        patch.object(StepExecutor, "decode", counted),
+        run_profiled(config, listener, 3) as case,
+    ):
         listener.told.append(("keep", len(listener.done)))
-        kept.append(case)
-
-    with patch.object(StepExecutor, "decode", counted):
-        run_profiled(tiny_config(*settings, "workload.step=gather"), listener, 3, keep)
-    return listener, kept[0], kept[0].profile
+    return listener, case, case.profile
 
 
 def test_the_profiler_looks_from_before_the_first_step_until_the_case_is_kept() -> None:

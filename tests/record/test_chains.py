@@ -7,7 +7,6 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-import msgspec
 import pytest
 
 from dsv4kv.errors import TraceError
@@ -79,29 +78,6 @@ def test_a_prompt_shares_ids_with_another_as_far_as_it_shares_tokens(
         seen.update(ids)
 
 
-@made.needs_samples
-@pytest.mark.parametrize("name", made.SAMPLES[:1])
-def test_a_restarted_server_gives_the_same_chains_and_nothing_is_cached_any_more(
-    name: str, tmp_path: Path
-) -> None:
-    messages = [message for message in made.sample(name) if b"AllBlocksCleared" not in message[2]]
-    later = [[topic, number, _later(payload)] for topic, number, payload in messages]
-    found = stores(tmp_path / "recording", messages + later)
-    before, after = found[: len(found) // 2], found[len(found) // 2 :]
-    assert lengths(after) == lengths(before)
-    assert [store.ids for store in after] == [store.ids for store in before]
-
-
-def _later(payload: bytes) -> bytes:
-    """A batch of a server with another seed of its names, later."""
-    at_s, events, rank = msgspec.msgpack.decode(payload)
-    for event in events:
-        event["block_hashes"] = [one ^ 1 for one in event["block_hashes"]]
-        if event["parent_block_hash"] is not None:
-            event["parent_block_hash"] ^= 1
-    return msgspec.msgpack.encode([at_s + 1000.0, events, rank])
-
-
 def block(number: int, size: int = 16) -> list[int]:
     return list(range(number * size, number * size + size))
 
@@ -158,12 +134,6 @@ def test_a_chain_whose_beginning_was_not_seen_is_known_as_such(tmp_path: Path) -
     )
     assert found[1].ids[:2] == found[0].ids
     assert set(found[2].ids).isdisjoint(found[0].ids)  # equal tokens behind other ones
-
-
-def test_two_servers_with_equal_names_are_kept_apart() -> None:
-    event = {"stored": [1], "parent": None, "chain": True, "size": 16, "ids": [3], "grain": 16}
-    records = [{"source": f"events:{server}", "ts": 0.0, "events": [event]} for server in range(2)]
-    assert lengths(find_stores(records)) == [(16, 0, 0), (16, 0, 0)]
 
 
 def _behind(parents: Iterable[int | None], first: int) -> Record:

@@ -102,22 +102,6 @@ def test_an_id_that_a_client_repeats_is_of_a_request_each_time(tmp_path: Path) -
         assert counted(rows) == (20, 20)
 
 
-def test_ends_that_no_request_is_known_for_are_told(tmp_path: Path) -> None:
-    begun: list[Record] = [
-        {"source": "requests:0:1", "id": 7, "arrival_s": float(n), "input_tokens": 64}
-        for n in range(100)
-    ]
-    ended: list[Record] = [
-        {"source": "requests:0:1", "id": 7, "last_s": 100.0, "output_tokens": 8} for _ in begun
-    ]
-    read = read_recording(recorded(tmp_path / "both", [*begun, *ended]))
-    assert len(read.requests) == 100
-    assert sum(each.output_tokens == 0 for each in read.requests) == read.lone == 36
-    assert "36 requests of logs skipped" in "; ".join(describe(read))
-    with pytest.raises(TraceError, match="100 requests recorded, and of none"):
-        read_recording(recorded(tmp_path / "ends", ended))
-
-
 A: Record = {"source": "requests:0:a", "id": 7}
 B: Record = {"source": "requests:0:b", "id": 7}
 

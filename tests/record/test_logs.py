@@ -30,14 +30,6 @@ def rows(name: str, veil: Veil = VEIL) -> list[Record]:
     return [row for line in lines if (row := read_line(line, veil)) is not None]
 
 
-def facts(row: Record, *names: str) -> list[object]:
-    return [row.get(name) for name in names]
-
-
-def test_every_format_has_lines_here() -> None:
-    assert set(LINES) == set(LOGS)
-
-
 ALL, SESSION = VEIL.prompt(range(1, 200)), VEIL.name("sess")
 LEVEL_3 = {"input_tokens": 199, "output_tokens": 2, "cached_tokens": 128, "ids": ALL}
 AT = 1_795_391_347.25
@@ -115,16 +107,8 @@ def test_a_request_of_vllm_has_the_id_of_its_answer(asked: str, answered: str) -
         row = read_line(each, VEIL)
         assert row is not None
         assert row["id"] == VEIL.name(answered)
-
-
-def test_a_line_of_older_versions_of_vllm_is_read() -> None:
-    line = (
-        "INFO 11-22 10:00:00 [logger.py:43] Received request cmpl-1: prompt: 'a', params: "
-        "SamplingParams(n=1), prompt_token_ids: [5, 6, 7], prompt_embeds shape: None."
-    )
-    row = read_line(line, VEIL)
-    assert row is not None
-    assert row["input_tokens"] == 3
+    older = line.replace("Request", "Received request").replace(" details", "")
+    assert read_line(older, VEIL) == read_line(line, VEIL)
 
 
 @pytest.mark.parametrize(
@@ -181,19 +165,15 @@ def test_a_request_whose_hits_are_no_number_is_one_of_unknown_hits(name: str, hi
     assert row == {name: value for name, value in right.items() if name != "cached_tokens"}
 
 
-@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("name", LOGS)
 def test_what_was_said_and_who_said_it_is_in_no_row(name: str) -> None:
+    other = rows(name, Veil(b"1" * 32))
+    assert [row["id"] for row in rows(name)] != [row["id"] for row in other]
     text = json.dumps(rows(name))
     for word in ("secret", "sess", "req-", "cmpl", "agent", "r-1", "worker", "0x01"):
         assert f'{word}"' not in text.replace('"session"', "")
         assert f'"{word}' not in text.replace('"session"', "")
     assert "5, 6, 7, 8" not in text
-
-
-@pytest.mark.parametrize("name", LINES)
-def test_equal_lines_have_other_numbers_in_another_recording(name: str) -> None:
-    one, other = (rows(name, Veil(salt * 32)) for salt in (b"1", b"2"))
-    assert [row["id"] for row in one] != [row["id"] for row in other]
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -211,13 +191,6 @@ def test_a_line_that_only_speaks_of_a_format_has_no_request(name: str) -> None:
     said = {"message": f"a client asked: what is {LOGS[name][0]}v1?"}
     for text in (json.dumps(said), json.dumps([said]), json.dumps({"a": said}), said["message"]):
         assert read_line(text, VEIL) is None
-
-
-def test_a_token_of_more_than_63_bits_loses_no_row() -> None:
-    line = LINES["sglang"].read_text("utf-8").splitlines()[0]
-    row = read_line(line.replace("[1, 2, 3,", f"[{2**63}, 2, 3,"), VEIL)
-    assert row is not None
-    assert (row["input_tokens"], len(row["ids"])) == (199, 3)
 
 
 @pytest.mark.parametrize("begin", ["01-01 00:00:00 [", "01-01 00:00:00 [] Request a: prompt: "])
@@ -239,4 +212,4 @@ def test_what_a_client_names_loses_no_row(field: str, value: object) -> None:
     (line if field == "rid" else line["obj"])[field] = value
     row = read_line(json.dumps(line), VEIL)
     assert row is not None
-    assert facts(row, "input_tokens", "output_tokens", "cached_tokens") == [199, 2, 128]
+    assert [row[n] for n in ("input_tokens", "output_tokens", "cached_tokens")] == [199, 2, 128]

@@ -13,8 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from dsv4kv.record.folder import Recording, read_stream
-from dsv4kv.record.metrics import Counted, Metrics, TooLong, Values, count, parse
-from dsv4kv.record.server import Live
+from dsv4kv.record.metrics import Counted, Metrics, TooLong, Values, parse
 
 VLLM = """\
 # HELP vllm:prefix_cache_queries_total Prefix cache queries, in tokens.
@@ -192,28 +191,10 @@ def serving(pages: list[str]) -> Iterator[str]:
         server.server_close()
 
 
-def test_a_page_is_sampled_and_one_that_is_missed_is_a_gap(tmp_path: Path) -> None:
-    folder, stop, live = tmp_path / "recording", threading.Event(), Live()
-    pages = [SGLANG % (0, 0, 0), "", SGLANG % (30, 10, 100)]
-    with serving(pages) as url, Recording(folder, hear=live.hear) as recording:
-        source = Metrics(0, url, 0.01, recording)
-        thread = threading.Thread(target=source.run, args=(stop,))
-        thread.start()
-        while live.samples < 2:
-            thread.join(0.01)
-        stop.set()
-        thread.join()
-    samples = list(read_stream(folder, "metrics"))
-    assert samples[1]["why"] == "status 503"
-    assert count(samples)["metrics:0"].hits() == ("SGLang", 40, 100)
-    assert "hit rate by the server 40.0%" in live.line()
-
-
 @pytest.mark.parametrize(
     ("page", "path", "why"),
     [
         (VLLM, "", ""),
-        (VLLM, "/", ""),
         (VLLM, "/metrics", ""),
         (VLLM, "/other", "status 404"),
         ("# \n" * 3_000_000, "", "page too long"),

@@ -4,7 +4,6 @@ Every field that a source has is marked: texts with a word, tokens with numbers 
 """
 
 import asyncio
-import json
 import re
 import threading
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from dsv4kv.record import Veil
 from dsv4kv.record.folder import Recording, read_stream, segments
 from dsv4kv.record.logs import RequestLog
 from dsv4kv.record.metrics import Metrics
-from tests.record.frames import frames, recorded, stored, written
+from tests.record.frames import frames, recorded, stored
 from tests.record.serving import proxied, serving
 from tests.record.test_logs import LINES
 from tests.record.test_metrics import serving as serving_metrics
@@ -161,8 +160,3 @@ def test_of_a_proxy(tmp_path: Path) -> None:
     assert sum("ids" in row for row in rows) >= 4
     assert all("session" in row for row in rows)
     assert told(tmp_path / "recording") == []
-
-
-def test_marks_are_found_where_they_are(tmp_path: Path) -> None:
-    written(tmp_path / "recording", "requests", {"source": json.dumps(WORD), "ids": [TOKENS[5]]})
-    assert told(tmp_path / "recording") == [WORD, str(TOKENS[5])]

@@ -56,12 +56,6 @@ def test_what_did_not_come_is_sent_again(came: list[int]) -> None:
     assert taken(sequence, [server.sent[number] for number in came]) == list(range(came[-1] + 1))
 
 
-def test_a_publisher_that_sends_again_in_parts_is_asked_as_long_as_it_helps() -> None:
-    server = Server(12)
-    sequence = Sequence(lambda first: server.again(first)[:3])
-    assert taken(sequence, [server.sent[11]]) == list(range(12))
-
-
 @given(st.sets(st.integers(0, 11), max_size=6))
 def test_what_never_comes_is_a_gap_where_it_is_missing(lost: set[int]) -> None:
     came = [message for number, message in enumerate(Server(12).sent) if number not in lost]
@@ -90,20 +84,6 @@ def test_what_is_missing_is_waited_for_so_long() -> None:
     assert short(sequence.give_up()) == []
     now_s[0] += 0.1
     assert short(sequence.give_up()) == [(1, 1), 2]
-
-
-def test_no_more_than_so_many_wait() -> None:
-    sent = Server(600).sent
-    sequence = Sequence(clock=lambda: 0.0)
-    assert short(item for message in sent[1:] for item in sequence.take(message)) == [
-        (0, 0),
-        *range(1, 600),
-    ]
-
-
-def test_a_server_that_begins_anew_is_a_restart() -> None:
-    before, after = Server(3), Server(2, begun_s=100.0)
-    assert taken(Sequence(), before.sent + after.sent) == [0, 1, 2, "restart", 0, 1]
 
 
 @pytest.mark.parametrize("resumed", [False, True])

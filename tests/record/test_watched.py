@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from dsv4kv.cli import app
 from dsv4kv.record.folder import Record, Recording
 from dsv4kv.record.server import Follower, Glance, Live, Watched
-from dsv4kv.view.recorded import dashboard, watch_line
+from dsv4kv.view.recorded import dashboard
 from dsv4kv.view.render import show
 from tests.record.frames import frames, recorded, stored
 from tests.record.frames import removed as removed_blocks
@@ -141,22 +141,6 @@ def drawn(glance: Glance) -> str:
     file = StringIO()
     show(dashboard(glance), Console(width=110, file=file))
     return file.getvalue()
-
-
-def test_a_recording_that_nothing_is_added_to_is_said_to_be_silent(tmp_path: Path) -> None:
-    folder = record(tmp_path / "server", Scene())
-    done = run("watch", folder, "--seconds", "0")  # in a pipe a line
-    assert ["hit rate 65" in line for line in done.output.splitlines()] == [True]
-    end_s = watched(folder)._now_s
-    assert "nothing was" not in watch_line(watched(folder, now_s=end_s + 5.0).glance())
-    line = watch_line(watched(folder, now_s=end_s + 300.0).glance())
-    assert line.startswith("nothing was recorded for 300 s")
-
-
-def test_what_is_no_recording_cannot_be_watched(tmp_path: Path) -> None:
-    done = run("watch", tmp_path)
-    assert done.exit_code == 2
-    assert "is no recording" in done.output
 
 
 def test_a_long_recording_does_not_outlast_the_seconds(

@@ -44,26 +44,20 @@ ODD_IDS = "has 9223372036854775807, expected numbers of 64 bits, all unsigned or
 # text, line, what the sentence says
 DEFECTS = [
     ("", 1, "the file is empty"),
-    ("\n \n\n", 4, "the file is empty"),
     (AZURE, 2, "the trace has no requests"),
     ("[\n]\n", 1, "the trace has no requests"),
     ("hello, world\n", 1, "no known format, which are bailian, "),
     ('{"timestamp": 0, "inp', 1, "may be truncated"),
     (lines(GOOD) + "{oops}\n" + lines(GOOD), 2, "broken JSON (Expecting property"),
-    (lines(GOOD, GOOD)[:-12], 2, "the file ends inside this line"),
     (lines(GOOD) + "[1]\n", 2, "a JSON list where an object is expected"),
     (lines(GOOD) + "[" * 100_000, 2, "nested too deeply"),
     (lines(GOOD) + '{"arrival_s": ' + "9" * 5000 + "}\n", 2, "unreadable JSON"),
     (lines({"input_tokens": 8, "output_tokens": 1}), 1, "arrival_s is missing"),
     (own(output_tokens=True), 1, "output_tokens is True"),
-    (own(input_tokens=8.0), 1, "input_tokens is 8.0"),
     (own(input_tokens=0), 1, "from 1 to 2,147,483,647"),
-    (own(output_tokens=-1), 1, "tokens from 0 to"),
     (own(input_tokens=2**31), 1, "input_tokens is 2147483648"),
-    (own(arrival_s=float("nan")), 1, "arrival_s is nan"),
     (mooncake(timestamp=1e300), 2, "timestamp is 1e+300"),
     (blocks(8, prefix_hashes=[1, 2]), 1, "has 2 ids, expected 1: one per 8 of 8 tokens"),
-    (own(prefix_hashes=[1]), 1, "hash_block_tokens is missing"),
     (blocks(0), 1, "hash_block_tokens is 0, expected a whole number of tokens from 1"),
     (
         blocks(8, prefix_hashes=[1]) + blocks(16, prefix_hashes=[1]),
@@ -73,20 +67,16 @@ DEFECTS = [
     (blocks(8, prefix_hashes=["a"]), 1, "prefix_hashes is ['a'], expected a list of whole"),
     (mooncake(input_length=2000), 2, "has 1 ids, expected 4: one per 512 of 2,000 tokens"),
     (lines({"prompt_len": 3}), 1, "one of output_len, output_length, completion_tokens, output"),
-    (lines({"input_ids": [], "output_ids": [1]}), 1, "input_ids is 0, expected"),
     ('[\n{"prompt_len": 1,\n"output_len": 1},\n{"prom', 4, "broken JSON"),
     (f'[\n{ONE}\n{{"prompt_len": 1}}\n]', 2, "neither continues nor ends"),
-    (f"[{ONE},]", 1, "broken JSON"),
     (f"[{ONE}]\n{{}}", 1, "text follows"),
     ('[\n{"prompt_len": 1,\n"output_len": 1},\n\n{"prompt_len": 0}]', 5, "prompt_len is 0"),
     ("TIMESTAMP,ContextTokens\n", 1, "no column GeneratedTokens"),
-    (AZURE + "2023-11-16 18:17:03.97,48", 2, "2 fields, the header 3"),
     (AZURE + f"{BAD_TIME},48,1\n", 2, f"TIMESTAMP is '{BAD_TIME}'"),
     (AZURE + '2023-11-16 18:17:03,"1,1\n', 3, "broken CSV"),
     ("TIMESTAMP,ContextTokens\r2023-11-16,1\r", 1, "broken CSV"),
     (BURST + "5,0,0\n", 2, "take the BurstGPT_without_fails files"),
     (BURST + "1e300,1,1\n", 2, "Timestamp is '1e300'"),
-    (BURST + "5,,1\n", 2, "Request tokens is ''"),
     (mooncake(hash_ids=[2**64]), 2, "has 18446744073709551616"),
     (mooncake(hash_ids=[2**63 - 1]), 2, ODD_IDS),
     (mooncake(input_length=600, hash_ids=[-1, 2**64 - 1]), 2, "hash_ids has -1, expected"),
@@ -118,15 +108,6 @@ def test_a_defect_ends_with_the_shape_of_the_format(name: str, tmp_path: Path) -
     path.write_text("{}\n")
     with pytest.raises(TraceError, match=re.escape(f"A {name} trace is {FORMATS[name].shape}.")):
         list(read_trace(path, name))
-
-
-def test_the_requests_before_a_defect_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    path.write_text(lines(GOOD, GOOD) + "{oops}\n")
-    requests = read_trace(path)
-    assert [next(requests).input_tokens, next(requests).input_tokens] == [8, 8]
-    with pytest.raises(TraceError, match=":3: broken JSON"):
-        next(requests)
 
 
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])

@@ -58,14 +58,6 @@ def test_a_trace_in_arrays_has_every_id_of_every_request(
     assert table.references == sum(map(len, prompts))
 
 
-def test_runs_are_written_as_runs_and_read_back(tmp_path: Path) -> None:
-    request = Request(0.0, 640, 1, IdRuns.of([5, 6, 7, 8, 9, 2, 3, 4, 1, 0]), 64)
-    path = tmp_path / "own.jsonl"
-    write_trace([request], path)
-    assert json.loads(path.read_text())["prefix_runs"] == [5, 5, 2, 3, 1, 1, 0, 1]
-    assert list(read_trace(path)) == [request]
-
-
 @pytest.mark.parametrize("runs", [[1], [1, 0], [1, 3], [1, 1, 2], "ab"])
 def test_runs_that_are_not_those_of_the_prompt_are_refused(runs: object, tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"

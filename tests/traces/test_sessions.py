@@ -111,9 +111,3 @@ def test_a_timed_trace_has_the_names_unit_and_size_it_is_told(
     assert list(read_trace(write(tmp_path, TIMED), "timed", options)) == [
         Request(seconds, 100, 3, (7, 8), 50)
     ]
-
-
-def test_a_timed_trace_may_have_no_ids(tmp_path: Path) -> None:
-    line = {name: value for name, value in TIMED.items() if name != "blocks"}
-    (request,) = read_trace(write(tmp_path, line), "timed", ReadOptions(NAMES))
-    assert (request.prefix_hashes, request.hash_block_tokens) == ((), 0)

@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kv.errors import TraceError
-from dsv4kv.traces import read_trace, resolve_trace, trace_sha256
-
-
-def test_a_missing_file_names_the_shipped_traces(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"there is no such trace file; shipped: builtin:chat\.$"):
-        resolve_trace(tmp_path / "missing.jsonl")
+from dsv4kv.traces import resolve_trace, trace_sha256
 
 
 def test_the_digest_of_a_folder_follows_its_names_and_its_bytes(tmp_path: Path) -> None:
@@ -26,12 +21,6 @@ def test_the_digest_of_a_folder_follows_its_names_and_its_bytes(tmp_path: Path) 
     assert trace_sha256(tmp_path) == digests[2]
     (tmp_path / "b.json").rename(tmp_path / os.fsdecode(b"\xff.json"))
     assert trace_sha256(tmp_path) not in digests
-
-
-def test_a_dangling_link_in_a_folder_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "a.json").symlink_to("nowhere")
-    with pytest.raises(TraceError, match=r"a\.json: cannot be read \(No such file"):
-        list(read_trace(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["a" * 1000, "a\0b", "missing/folder/trace.jsonl"])
